@@ -1,8 +1,8 @@
 // attention, forward, of few queries a sequence by mma.sync, for SM80 and later: decode, and short chunks behind a cache. A
 // block has 16 rows, each a query with one of the heads that share a key head, and one canonical split of their keys; a
 // second kernel merges the splits. Four warps share a block of keys: each scores 32 of them, and sums a quarter of V's
-// columns, since a chain over keys cannot be dealt out. Two blocks of K and V are on their way by cp.async. Bound by HBM;
-// numbers: README.md.
+// columns, since a chain over keys cannot be dealt out. One block of K and one of V are on their way by cp.async, so that
+// three blocks of threads fit a multiprocessor and hide each other's waits. Bound by HBM; numbers: README.md.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -19,12 +19,12 @@ struct SplitTile {
                        kShare = kColumns / kWarps / 8;  // steps of a score; tiles of a warp's sums
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8;
   static constexpr int kOperandBytes = kKeys * kRowBytes;
-  // K and V, two of each; where keys lie (K's and V's of two blocks); probabilities; maxima, sums and factors.
-  static constexpr int kValuesAt = 2 * kOperandBytes, kOffsetsAt = 2 * kValuesAt,
+  // K and V; where keys lie (K's and V's of two blocks); probabilities; maxima, sums and factors.
+  static constexpr int kValuesAt = kOperandBytes, kOffsetsAt = 2 * kOperandBytes,
                        kWeightsAt = kOffsetsAt + 4 * kKeys * 8;
   static constexpr int kMaximaAt = kWeightsAt + kKeys / 16 * 512, kSumsAt = kMaximaAt + kWarps * 16 * 4;
   static constexpr int kFactorsAt = kSumsAt + kGroups * 16 * 8 * 4, kBytes = kFactorsAt + 16 * 4;
-  static_assert(kRows * kRowBytes <= kOperandBytes);  // queries pass through K's memory
+  static_assert(kRows * kRowBytes <= kOperandBytes);  // queries pass through V's memory
 };
 
 // Partial results: of row (token, head) and split s, m and l at [row][s][2], O at [row][s][head_dim].
@@ -46,7 +46,10 @@ class SplitRows {
  public:
   __device__ __forceinline__ SplitRows(const AttentionParams& p, const SplitCall& call, unsigned char* memory,
                                        bool vectors)
-      : p_(p), call_(call), memory_(memory), shared_(shared_address(memory)), vectors_(vectors) {}
+      : p_(p), call_(call), memory_(memory), shared_(shared_address(memory)), vectors_(vectors) {
+    const bool shifts = p.page_size > 0 && (p.page_size & (p.page_size - 1)) == 0 && p.page_size < INT32_MAX;
+    page_shift_ = shifts ? __ffs(static_cast<int>(p.page_size)) - 1 : -1;
+  }
 
   __device__ __forceinline__ void run() {
     const int group = static_cast<int>(p_.num_q_heads / p_.num_kv_heads);
@@ -81,18 +84,23 @@ class SplitRows {
       sees_[r][0] = static_cast<int>(sees.first);
       sees_[r][1] = static_cast<int>(sees.last);
     }
-    load_queries(span, first_row, last_row, group);
-    walk(span);
+    common_[0] = static_cast<int>(span.keys_of((last_row - 1) / group).first);
+    common_[1] = static_cast<int>(span.keys_of(first_row / group).last);
+    k_head_ = attention_head<T>(p_.k, kv_head_);
+    v_head_ = attention_head<T>(p_.v, kv_head_);
+    asm volatile("" : "+l"(k_head_), "+l"(v_head_));  // computed once
+    walk(span, first_row, last_row, group);
     store(span, first_row, last_row, group, split);
   }
 
  private:
+  static constexpr int kAhead = 2;  // steps that operands are read ahead of their products
+
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
-  __device__ __forceinline__ std::uint32_t keys_at(int parity) const { return shared_ + parity * Tile::kOperandBytes; }
-  __device__ __forceinline__ std::uint32_t values_at(int parity) const {
-    return shared_ + Tile::kValuesAt + parity * Tile::kOperandBytes;
-  }
+  __device__ __forceinline__ std::uint32_t keys_at() const { return shared_; }
+  __device__ __forceinline__ std::uint32_t values_at() const { return shared_ + Tile::kValuesAt; }
+  // Where the rows of K (0) or V (1) lie, of even or odd blocks.
   __device__ __forceinline__ std::int64_t* offsets(int which, int parity) const {
     return reinterpret_cast<std::int64_t*>(memory_ + Tile::kOffsetsAt) + (which * 2 + parity) * Tile::kKeys;
   }
@@ -100,23 +108,76 @@ class SplitRows {
   __device__ __forceinline__ float* group_sums() const { return reinterpret_cast<float*>(memory_ + Tile::kSumsAt); }
   __device__ __forceinline__ float* factors() const { return reinterpret_cast<float*>(memory_ + Tile::kFactorsAt); }
 
-  __device__ __forceinline__ void locate(const AttentionSpan& span, int block) const {
-    const int parity = block / Tile::kKeys % 2;
-    for (int i = threadIdx.x; i < Tile::kKeys; i += Tile::kThreads) {
-      const bool used = block < last_key_ && block + i < span.num_keys;
-      offsets(0, parity)[i] = used ? key_offset(p_, p_.k, span, block + i) : kZeroRow;
-      offsets(1, parity)[i] = used ? key_offset(p_, p_.v, span, block + i) : kZeroRow;
-    }
+  __device__ __forceinline__ bool has_key(const AttentionSpan& span, int key) const {
+    return key / Tile::kKeys * Tile::kKeys < last_key_ && key < span.num_keys;
   }
+  // The page of this thread's key of a block: fetched early, since it takes as long as a row of K.
+  __device__ __forceinline__ int fetch_page(const AttentionSpan& span, int block) const {
+    const int key = block + threadIdx.x;
+    if (p_.block_table == nullptr || threadIdx.x >= Tile::kKeys || !has_key(span, key)) return -1;
+    const std::int64_t page = page_shift_ >= 0 ? key >> page_shift_ : key / p_.page_size;
+    return p_.block_table[span.sequence * p_.table_stride + page];
+  }
+  __device__ __forceinline__ std::int64_t offset_of_key(const AttentionSpan& span, const AttentionHeads& a, int key,
+                                                        int page) const {
+    if (!has_key(span, key)) return kZeroRow;
+    if (p_.block_table == nullptr) return offset_of(a, p_.cu_seqlens_k != nullptr, span.sequence, span.k_first + key);
+    if (page < 0 || page >= p_.num_pages) return kNoPage;
+    const std::int64_t place = page_shift_ >= 0 ? key & ((1 << page_shift_) - 1) : key % p_.page_size;
+    return page * a.sequence_stride + place * a.token_stride;
+  }
+  // Whether the key is in memory.
+  __device__ __forceinline__ bool locate(const AttentionSpan& span, int block, int page) const {
+    if (threadIdx.x >= Tile::kKeys) return true;
+    const int parity = block / Tile::kKeys % 2, key = block + threadIdx.x;
+    const std::int64_t offset = offset_of_key(span, p_.k, key, page);
+    offsets(0, parity)[threadIdx.x] = offset;
+    offsets(1, parity)[threadIdx.x] = offset_of_key(span, p_.v, key, page);
+    return offset > kZeroRow;
+  }
+  // `whole`: all of the block's rows are in memory.
   template <bool kIsKey>
-  __device__ __forceinline__ void load(int block) const {
+  __device__ __forceinline__ void load(int block, bool whole) const {
     if (block < last_key_) {
-      const int parity = block / Tile::kKeys % 2;
-      const auto* head = attention_head<T>(kIsKey ? p_.k : p_.v, kv_head_);
-      load_operand_rows<T, Tile, kIsKey>(head, offsets(kIsKey ? 0 : 1, parity), static_cast<int>(p_.head_dim), vectors_,
-                                         kIsKey ? keys_at(parity) : values_at(parity));
+      const auto* head = kIsKey ? k_head_ : v_head_;
+      const std::int64_t* from = offsets(kIsKey ? 0 : 1, block / Tile::kKeys % 2);
+      const std::uint32_t to = kIsKey ? keys_at() : values_at();
+      if (vectors_ && whole) {
+        copy_rows(head, from, to);
+      } else {
+        load_operand_rows<T, Tile, kIsKey>(head, from, static_cast<int>(p_.head_dim), vectors_, to);
+      }
     }
     copy_async_commit();
+  }
+  // A thread copies the same 16 bytes of every few rows. It reads places first: behind a copy the compiler would wait for
+  // each. A store among copies would cost more instructions than they have.
+  __device__ __forceinline__ void copy_rows(const typename T::Storage* head, const std::int64_t* from,
+                                            std::uint32_t to) const {
+    constexpr int kRowsAtOnce = Tile::kThreads / Tile::kChunks;
+    constexpr int kRows = Tile::kKeys / kRowsAtOnce, kAtOnce = kRows < 8 ? kRows : 8;
+    const int first = threadIdx.x / Tile::kChunks, chunk = threadIdx.x % Tile::kChunks;
+    if (chunk * 8 >= p_.head_dim) return;
+    const auto* column = head + chunk * 8;
+#pragma unroll
+    for (int i = 0; i < kRows; i += kAtOnce) {
+      std::int64_t offset[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) offset[j] = from[first + (i + j) * kRowsAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        copy_async_16(chunk_of<Tile>(to, first + (i + j) * kRowsAtOnce, chunk), column + offset[j]);
+      }
+    }
+  }
+  // Columns past head_dim, which no copy reaches.
+  __device__ __forceinline__ void clear_columns() const {
+    const int begin = static_cast<int>(p_.head_dim) / 8;
+    for (int row = threadIdx.x; row < 2 * Tile::kKeys; row += Tile::kThreads) {
+      for (int chunk = begin; chunk < Tile::kChunks; ++chunk) {
+        store_shared_16(chunk_of<Tile>(shared_, row, chunk), make_uint4(0, 0, 0, 0));
+      }
+    }
   }
 
   __device__ __forceinline__ void load_queries(const AttentionSpan& span, std::int64_t first, std::int64_t last,
@@ -132,54 +193,55 @@ class SplitRows {
                  (kv_head_ * group + at % group) * p_.q.head_stride;
       }
       load_operand_chunk<T, false>(data, offset, chunk, static_cast<int>(p_.head_dim), vectors_,
-                                   chunk_of<Tile>(shared_, row, chunk));
+                                   chunk_of<Tile>(values_at(), row, chunk));
     }
     copy_async_commit();
-    copy_async_wait<0>();
-    __syncthreads();
-#pragma unroll
-    for (int step = 0; step < Tile::kSteps; ++step) {
-      load_matrices_4<false>(q_[step], chunk_of<Tile>(shared_, lane() % 16, 2 * step + lane() / 16));
-    }
-    __syncthreads();
   }
 
-  __device__ __forceinline__ void walk(const AttentionSpan& span) {
+  __device__ __forceinline__ void walk(const AttentionSpan& span, std::int64_t first_row, std::int64_t last_row,
+                                       int group) {
     reference_[0] = reference_[1] = {};
     chain_ = 0.0f;
 #pragma unroll
     for (auto& tile : sums_) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
     int block = first_key_ / Tile::kKeys * Tile::kKeys;
-    const int first = block;
-    locate(span, block);
-    locate(span, block + Tile::kKeys);
+    const int first_page = fetch_page(span, block);
+    int page = fetch_page(span, block + Tile::kKeys);  // of the next block
+    if (p_.head_dim < Tile::kColumns) {
+      clear_columns();
+      __syncthreads();
+    }
+    load_queries(span, first_row, last_row, group);
+    bool whole = __syncthreads_and(locate(span, block, first_page));
+    load<true>(block, whole);
+    copy_async_wait<1>();
     __syncthreads();
-    load<true>(block);
-    load<false>(block);
-    load<true>(block + Tile::kKeys);
-    load<false>(block + Tile::kKeys);
+#pragma unroll
+    for (int step = 0; step < Tile::kSteps; ++step) {
+      load_matrices_4<false>(q_[step], chunk_of<Tile>(values_at(), lane() % 16, 2 * step + lane() / 16));
+    }
 #pragma unroll 1
     for (; block < last_key_; block += Tile::kKeys) {
-      const int parity = block / Tile::kKeys % 2;
-      block == first ? copy_async_wait<3>() : copy_async_wait<2>();
-      __syncthreads();  // K is there; V of the block before was read, and where this one's rows lie
-      locate(span, block + 2 * Tile::kKeys);
-      if (block != first) load<false>(block + Tile::kKeys);
+      copy_async_wait<0>();
+      __syncthreads();  // K is there; V's memory and where the block before lay were read
+      load<false>(block, whole);
+      const bool in_memory = locate(span, block + Tile::kKeys, page);
+      page = fetch_page(span, block + 2 * Tile::kKeys);
       float s[4][4];
       if (scores_keys()) {
-        multiply(parity, s);
-        hide(block, s);
+        multiply(s);
+        if (block < common_[0] || block + Tile::kKeys > common_[1]) hide(block, s);
         largest(s);
       }
-      __syncthreads();  // K was read; every warp's maxima are there
-      load<true>(block + 2 * Tile::kKeys);
+      whole = __syncthreads_and(in_memory);  // K was read; every warp's maxima are there
+      load<true>(block + Tile::kKeys, whole);
       float factor[2];
       raise(factor);
       if (scores_keys()) {
         Machine::kHasHardwareExp&& p_.exp == Exp::kHardware ? probabilities<Exp::kHardware>(s)
                                                             : probabilities<Exp::kPortable>(s);
       }
-      copy_async_wait<3>();
+      copy_async_wait<1>();
       __syncthreads();  // V is there, and every warp's probabilities
       add_probabilities();
 #pragma unroll
@@ -189,25 +251,33 @@ class SplitRows {
         tile[2] = mul_rn(tile[2], factor[1]);
         tile[3] = mul_rn(tile[3], factor[1]);
       }
-      accumulate(parity);
+      accumulate();
     }
   }
 
   // A warp scores 32 keys, so that a group of keys is one warp's: of blocks of 64 keys two warps have none.
   __device__ __forceinline__ bool scores_keys() const { return warp() < Tile::kGroups; }
 
-  __device__ __forceinline__ void multiply(int parity, float (&s)[4][4]) const {
+  __device__ __forceinline__ void multiply(float (&s)[4][4]) const {
 #pragma unroll
     for (auto& tile : s) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
+    std::uint32_t b[kAhead + 1][2][4];
+    const auto fetch = [&](int step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = warp() * 32 + half * 16 + lane() / 16 * 8 + lane() % 8;
+        load_matrices_4<false>(b[step % (kAhead + 1)][half], chunk_of<Tile>(keys_at(), key, 2 * step + lane() / 8 % 2));
+      }
+    };
+#pragma unroll
+    for (int step = 0; step < kAhead; ++step) fetch(step);
 #pragma unroll
     for (int step = 0; step < Tile::kSteps; ++step) {
+      if (step + kAhead < Tile::kSteps) fetch(step + kAhead);
 #pragma unroll
-      for (int tile = 0; tile < 4; tile += 2) {
-        std::uint32_t b[4];
-        const int key = warp() * 32 + tile * 8 + lane() / 16 * 8 + lane() % 8;
-        load_matrices_4<false>(b, chunk_of<Tile>(keys_at(parity), key, 2 * step + lane() / 8 % 2));
-        mma_m16n8k16<T>(s[tile], q_[step], b[0], b[1]);
-        mma_m16n8k16<T>(s[tile + 1], q_[step], b[2], b[3]);
+      for (int tile = 0; tile < 4; ++tile) {
+        const std::uint32_t* of = b[step % (kAhead + 1)][tile / 2] + tile % 2 * 2;
+        mma_m16n8k16<T>(s[tile], q_[step], of[0], of[1]);
       }
     }
   }
@@ -276,18 +346,32 @@ class SplitRows {
     if constexpr (Tile::kGroups == 4) sum = add_rn(sum, add_rn(sums[256], sums[384]));
     chain_ = add_rn(mul_rn(chain_, factors()[threadIdx.x / 8]), sum);
   }
-  __device__ __forceinline__ void accumulate(int parity) {
-#pragma unroll
-    for (int step = 0; step < Tile::kKeys / 16; ++step) {
+  __device__ __forceinline__ void accumulate() {
+    constexpr int kSteps = Tile::kKeys / 16, kPairs = Tile::kShare / 2;
+    std::uint32_t a[kAhead + 1][4], b[kAhead + 1][kPairs][4];
+    const auto fetch = [&](int step) {
+      const int slot = step % (kAhead + 1), key = step * 16 + lane() % 16;
       const uint4 x = *reinterpret_cast<const uint4*>(memory_ + Tile::kWeightsAt + step * 512 + lane() * 16);
-      const std::uint32_t a[4] = {x.x, x.y, x.z, x.w};
+      a[slot][0] = x.x;
+      a[slot][1] = x.y;
+      a[slot][2] = x.z;
+      a[slot][3] = x.w;
 #pragma unroll
-      for (int tile = 0; tile < Tile::kShare; tile += 2) {
-        std::uint32_t b[4];
-        const int key = step * 16 + lane() % 16, chunk = warp() * Tile::kShare + tile + lane() / 16;
-        load_matrices_4<true>(b, chunk_of<Tile>(values_at(parity), key, chunk));
-        mma_m16n8k16<T>(sums_[tile], a, b[0], b[1]);
-        mma_m16n8k16<T>(sums_[tile + 1], a, b[2], b[3]);
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const int chunk = warp() * Tile::kShare + 2 * pair + lane() / 16;
+        load_matrices_4<true>(b[slot][pair], chunk_of<Tile>(values_at(), key, chunk));
+      }
+    };
+#pragma unroll
+    for (int step = 0; step < kAhead; ++step) fetch(step);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step + kAhead < kSteps) fetch(step + kAhead);
+      const int slot = step % (kAhead + 1);
+#pragma unroll
+      for (int tile = 0; tile < Tile::kShare; ++tile) {
+        const std::uint32_t* of = b[slot][tile / 2] + tile % 2 * 2;
+        mma_m16n8k16<T>(sums_[tile], a[slot], of[0], of[1]);
       }
     }
   }
@@ -327,8 +411,11 @@ class SplitRows {
   unsigned char* memory_;
   std::uint32_t shared_;
   bool vectors_;
+  int page_shift_;  // of a page's size that is a power of 2, else -1
   std::int64_t kv_head_ = 0;
+  const typename T::Storage *k_head_ = nullptr, *v_head_ = nullptr;
   int first_key_ = 0, last_key_ = 0;
+  int common_[2];  // keys that every row sees
   int sees_[2][2];
   AttentionReference reference_[2];
   float chain_;
