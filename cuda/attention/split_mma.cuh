@@ -48,6 +48,7 @@ class SplitRows {
                                        bool vectors)
       : p_(p), call_(call), memory_(memory), shared_(shared_address(memory)), vectors_(vectors) {
     const bool shifts = p.page_size > 0 && (p.page_size & (p.page_size - 1)) == 0 && p.page_size < INT32_MAX;
+    same_places_ = p.k.sequence_stride == p.v.sequence_stride && p.k.token_stride == p.v.token_stride;
     page_shift_ = shifts ? __ffs(static_cast<int>(p.page_size)) - 1 : -1;
   }
 
@@ -132,7 +133,7 @@ class SplitRows {
     const int parity = block / Tile::kKeys % 2, key = block + threadIdx.x;
     const std::int64_t offset = offset_of_key(span, p_.k, key, page);
     offsets(0, parity)[threadIdx.x] = offset;
-    offsets(1, parity)[threadIdx.x] = offset_of_key(span, p_.v, key, page);
+    offsets(1, parity)[threadIdx.x] = same_places_ ? offset : offset_of_key(span, p_.v, key, page);
     return offset > kZeroRow;
   }
   // `whole`: all of the block's rows are in memory.
@@ -236,10 +237,12 @@ class SplitRows {
       whole = __syncthreads_and(in_memory);  // K was read; every warp's maxima are there
       load<true>(block + Tile::kKeys, whole);
       float factor[2];
-      raise(factor);
-      if (scores_keys()) {
-        Machine::kHasHardwareExp&& p_.exp == Exp::kHardware ? probabilities<Exp::kHardware>(s)
-                                                            : probabilities<Exp::kPortable>(s);
+      if (Machine::kHasHardwareExp && p_.exp == Exp::kHardware) {
+        raise<false>(factor);
+        if (scores_keys()) probabilities<Exp::kHardware>(s);
+      } else {
+        raise<true>(factor);
+        if (scores_keys()) probabilities<Exp::kPortable>(s);
       }
       copy_async_wait<1>();
       __syncthreads();  // V is there, and every warp's probabilities
@@ -303,15 +306,20 @@ class SplitRows {
     }
   }
   // By every warp for all rows.
+  template <bool kClamps>
   __device__ __forceinline__ void raise(float (&factor)[2]) {
+    float most[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = lane() / 4 + 8 * r;
-      float most = maxima()[row];
+      const float* of_warps = maxima() + lane() / 4 + 8 * r;
+      most[r] = of_warps[0];
 #pragma unroll
-      for (int w = 1; w < Tile::kGroups; ++w) most = max_nan(most, maxima()[w * 16 + row]);
-      factor[r] = reference_[r].raise(attention_scale(p_.softmax_scale), most);
-      if (warp() == 0 && lane() % 4 == 0) factors()[row] = factor[r];
+      for (int w = 1; w < Tile::kGroups; ++w) most[r] = max_nan(most[r], of_warps[w * 16]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      factor[r] = reference_[r].template raise<kClamps>(attention_scale(p_.softmax_scale), most[r]);
+      if (warp() == 0 && lane() % 4 == 0) factors()[lane() / 4 + 8 * r] = factor[r];
     }
   }
   template <Exp kExp>
@@ -411,7 +419,8 @@ class SplitRows {
   unsigned char* memory_;
   std::uint32_t shared_;
   bool vectors_;
-  int page_shift_;  // of a page's size that is a power of 2, else -1
+  bool same_places_;  // of K and V
+  int page_shift_;    // of a page's size that is a power of 2, else -1
   std::int64_t kv_head_ = 0;
   const typename T::Storage *k_head_ = nullptr, *v_head_ = nullptr;
   int first_key_ = 0, last_key_ = 0;

@@ -22,7 +22,9 @@ struct AttentionReference {
 
   RLK_HD bool contributes() const { return m > -infinity(); }
 
-  // Takes in a block's largest score, NaN if any is. Gives the factor that the sums so far take.
+  // Takes in a block's largest score, NaN if any is. Gives the factor that the sums so far take. kClamps: q is wanted, which
+  // only the portable exponential takes.
+  template <bool kClamps = true>
   RLK_HD float raise(float c, float block_largest) {
     if (!(block_largest > largest) && !is_nan(block_largest)) return 1.0f;
     largest = block_largest;
@@ -35,7 +37,7 @@ struct AttentionReference {
     const float before = m;
     if (is_nan(before)) return 1.0f;
     m = r.m;
-    q = r.q;
+    if (kClamps) q = r.q;
     return before > -infinity() ? attention_factor(before, m) : 1.0f;
   }
 };
