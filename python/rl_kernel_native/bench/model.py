@@ -45,7 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Olmo2": ("OLMo 2 1B", _shape(2048, 8192, 16, (16, 16), 128, 100352), {}),
     "Glm4": ("GLM-4 9B", _shape(4096, 13696, 40, (32, 2), 128, 151552), {"pad_token_id": 0, **_PARTIAL}),
 }
-PASSES = ("prefill", "training step", "decode step")
+PASSES = ("prefill", "training step", "training step without head and loss", "decode step")
 LAYOUTS = ("batch", "chunks", "decode", "padding", "packing")
 
 
@@ -96,6 +96,20 @@ class Served:
             loss = self.model(input_ids=self.ids, labels=self.ids, use_cache=False).loss
             loss.backward()
             return loss.detach()
+
+        return step
+
+    def training_step_without_head_and_loss(self) -> Callable[[int], object]:
+        """The decoder alone: what its loss takes in memory is the same for both models, and much of the whole."""
+        gradient: list[torch.Tensor] = []
+
+        def step(_: int) -> object:
+            self.model.zero_grad(set_to_none=True)
+            hidden = self.model.base_model(input_ids=self.ids, use_cache=False)[0]
+            if not gradient:
+                gradient.append(torch.full_like(hidden, 1 / 64))
+            hidden.backward(gradient[0])
+            return hidden.detach()
 
         return step
 
