@@ -181,18 +181,40 @@ def test_a_cache_that_lost_keys_is_refused() -> None:
             model(input_ids=LONG_IDS[:, :1], past_key_values=cache, use_cache=True)
 
 
-def test_packed_sequences_named_by_their_lengths_need_no_host(model: Any) -> None:
-    """Whatever use_cache says, and in a whole graph."""
+@pytest.mark.parametrize("counted", [False, True], ids=["no positions", "positions"])
+def test_packed_sequences_named_by_their_lengths_need_no_host(model: Any, counted: bool) -> None:
+    """Whatever use_cache says, and in a whole graph. Positions that are not given begin anew with each sequence."""
     rk.patch_model(model)
     want = torch.cat([logits_of(model, ids) for ids in IDS[:1].split([7, 13], 1)], 1)
-    lengths = torch.tensor([0, 7, 20], dtype=torch.int32)
-    options = {"position_ids": torch.cat([torch.arange(7), torch.arange(13)])[None], "cu_seq_lens_q": lengths}
+    options = {"cu_seq_lens_q": torch.tensor([0, 7, 20], dtype=torch.int32)}
+    if counted:
+        options["position_ids"] = torch.cat([torch.arange(7), torch.arange(13)])[None]
     with torch.no_grad():
         for use_cache in (False, None):
             assert torch.equal(model(input_ids=IDS[:1], use_cache=use_cache, **options).logits, want)
         torch._dynamo.reset()  # whose limit of recompilations is over all models
         compiled = torch.compile(model, fullgraph=True)
         assert torch.equal(compiled(input_ids=IDS[:1], use_cache=False, **options).logits, want)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "positions"),
+    [
+        ([0, 3, 3, 5, 6, 10], [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]]),  # an empty sequence has no position
+        ([0, 2, 4], [[0, 1, 0, 1, 0], [1, 2, 3, 4, 5]]),  # tokens behind the last offset belong to no sequence
+        ([3, 1, 2], None),  # bad offsets of a device: whatever is computed, it is in range
+    ],
+)
+def test_positions_of_packed_sequences_begin_anew(offsets: list[int], positions: list[list[int]] | None) -> None:
+    given = torch.tensor(offsets)
+    found = locate_sequences(
+        2, 5, given.device, attention_mask=None, position_ids=None, past_key_values=None, cu_seq_lens_q=given
+    ).positions(2, 5)
+    assert found is not None
+    assert found.shape == (2, 5)
+    assert int(found.min()) >= 0
+    assert int(found.max()) < 10
+    assert positions is None or found.tolist() == positions
 
 
 def test_packed_sequences_are_found_by_positions_in_every_row() -> None:

@@ -408,8 +408,8 @@ def body(
             cu_seq_lens_q=kwargs.get("cu_seq_lens_q"),
             cu_seq_lens_k=kwargs.get("cu_seq_lens_k"),
         )
-        if position_ids is None:  # as generate counts them; the original would count padding, too
-            position_ids = located.positions(tokens.shape[1])
+        if position_ids is None:  # as generate counts them; the original would count padding and other sequences, too
+            position_ids = located.positions(tokens.shape[0], tokens.shape[1])
         if cache is not None:
             kwargs[cache_name(base)] = cache
         attention_mask = _NO_MASK

@@ -29,8 +29,17 @@ class Sequences:
     seqused_k: torch.Tensor | None = None
     num_keys: int | None = None
 
-    def positions(self, num_queries: int) -> torch.Tensor | None:
-        """[batch, num_queries], of the last columns, counted from each row's first key; None where none is padding."""
+    def positions(self, batch: int, num_queries: int) -> torch.Tensor | None:
+        """Positions of the last `num_queries` columns where the rotary embedding cannot count columns, else None.
+
+        Packed sequences begin at 0 each, [batch, num_queries]; padded rows count from their first key, a row each. The
+        host reads nothing: bad offsets give positions in range.
+        """
+        if self.cu_seqlens_q is not None:
+            offsets = self.cu_seqlens_q
+            tokens = torch.arange(batch * num_queries, device=offsets.device, dtype=offsets.dtype)
+            begins = offsets[(torch.searchsorted(offsets, tokens, right=True) - 1).clamp_min(0)]
+            return (tokens - begins).clamp(0, batch * num_queries - 1).view(batch, num_queries).long()
         if self.leftpad_k is None or self.num_keys is None:
             return None
         columns = torch.arange(self.num_keys - num_queries, self.num_keys, device=self.leftpad_k.device)
