@@ -65,6 +65,8 @@ def tiny(family: str = "qwen3", **changes: Any) -> Any:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):  # transformers begins with zeros, which a missing bias would equal
             torch.nn.init.normal_(parameter, std=0.1)
+        elif name.endswith(("q_norm.weight", "k_norm.weight")):  # ones at first, which would hide that two are swapped
+            torch.nn.init.uniform_(parameter, 0.5, 2.0)
     return model
 
 
@@ -95,6 +97,21 @@ def swapped_rope(model: Any) -> None:
 def missing_bias(model: Any) -> None:
     with torch.no_grad():
         model.model.layers[0].self_attn.k_proj.bias.zero_()
+
+
+def dropped_bias(model: Any) -> None:
+    model.model.layers[2].self_attn.q_proj.bias = None
+
+
+def norms_swapped(model: Any) -> None:
+    attention = model.model.layers[1].self_attn
+    attention.q_norm, attention.k_norm = attention.k_norm, attention.q_norm
+
+
+def untied_head(model: Any) -> None:
+    torch.manual_seed(7)
+    weight = model.lm_head.weight.detach()
+    model.lm_head.weight = torch.nn.Parameter(weight + 0.03 * weight.std() * torch.randn_like(weight))
 
 
 def softmax_scale(model: Any) -> None:
@@ -159,12 +176,22 @@ FAULTS = [
     Fault("norm of queries halved", "layers.1.self_attn.q_norm",
           scaled("model.layers.1.self_attn.q_norm.weight", 0.5)),
     Fault("residual left out", "layers.2.mlp_residual", residual_left_out),
+    Fault("dropped bias", "layers.2.self_attn.q_proj", dropped_bias, family="qwen2"),
+    Fault("norms of queries and keys swapped", "layers.1.self_attn.q_norm", norms_swapped),
+    Fault("tied head untied", "lm_head", untied_head, config={"tie_word_embeddings": True}),
+    Fault("theta of another Llama", "rotary_emb", family="llama",
+          config={"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+          trainer_config={"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    Fault("temperature 1 % off", "logprob", options={"training_temperature": 0.99}),
     Fault("garbled weight", "layers.2.self_attn.q_proj", stale_layer),
 ]  # fmt: skip
 
 
 # In bfloat16 one rounding is 0.4 %: the faults of about 1 % are the hard ones there.
-IN_BFLOAT16 = ("weight 1 % off", "norm's weight 1 % off", "head 1 % off", "wrong eps of the model", "garbled weight")
+IN_BFLOAT16 = (
+    "weight 1 % off", "norm's weight 1 % off", "head 1 % off", "wrong eps of the model", "garbled weight",
+    "tied head untied", "temperature 1 % off",
+)  # fmt: skip
 CASES = [(fault, "float32") for fault in FAULTS]
 CASES += [(fault, "bfloat16") for fault in FAULTS if fault.name in IN_BFLOAT16]
 
