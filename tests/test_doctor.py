@@ -50,6 +50,10 @@ def test_json_is_one_object_and_the_status_says_healthy():
     assert on_cpu == [(operator, True) for operator, count in checks.items() for _ in range(count)]
     for operator in checks:
         assert report["operators"][operator][0]["backend"].startswith("cpu")
+    bounded = [t for t in report["self_tests"] if "float64" in t["check"]]
+    assert bounded
+    for test in bounded:
+        assert test["detail"].startswith("all within the bound"), "a test that passes does not read like a failure"
 
 
 def test_text_names_every_section():

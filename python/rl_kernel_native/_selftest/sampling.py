@@ -12,7 +12,7 @@ from ..ops import logprob as logprob_op
 from ..ops import process_logits as process_op
 from ..ops import random_bits as random_bits_op
 from ..ops import sample as sample_op
-from .tools import Arrays, Check, timed, worst_share
+from .tools import Arrays, Check, timed, within_bound, worst_share
 
 
 def random_bits(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
@@ -49,7 +49,7 @@ def sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         want = sample_op.sample_reference(x, top_k=40).logprob[np.arange(16), arrays.get(result.ids).astype(np.int64)]
         allowed = row("sample", "logprob").allowed(expected=want, max_abs_z=np.abs(x).max(1))
         worst = worst_share(arrays.get(result.logprob), want, allowed)
-        return worst <= 1.0, f"worst error {worst:.2f} of its bound"
+        return within_bound(worst)
 
     yield timed("against float64", float64)
 
@@ -62,7 +62,7 @@ def sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         want = process_op.process_logits_reference(x, history=(ids, offsets), **given)
         allowed = row("process_logits", "logits").allowed(expected=want, max_abs_z=np.abs(x).max(1)[:, None] + 3)
         worst = worst_share(arrays.get(got), want, allowed)
-        return worst <= 1.0, f"worst error {worst:.2f} of its bound"
+        return within_bound(worst)
 
     yield timed("logprob of the kept set", replayed)
     yield timed("penalties against float64", penalised)
