@@ -120,7 +120,7 @@ def print_table(comparisons: Sequence[Comparison]) -> None:
 
     from .explain import explain
 
-    figures = ("tokens", "differ", "equal logits", "of these differ", "max |dlogp|", "mean |dlogp|", "KL k3", "clip")
+    figures = ("tokens", "differ", "equal logits", "two logprobs", "max |dlogp|", "mean |dlogp|", "KL k3", "clip")
     table = Table("ops", "batch", *figures, "first divergent")
     for comparison in comparisons:
         for run in comparison.runs:

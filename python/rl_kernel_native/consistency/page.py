@@ -16,7 +16,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; } h3 { fon
 table { border-collapse: collapse; font-size: .87rem; margin: .5rem 0; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #d8dee4; padding: .25rem .7rem .25rem 0; text-align: left; vertical-align: top; }
 td.n, th.n { text-align: right; }
-td.n { white-space: nowrap; } .verdict { font-size: 1.15rem; font-weight: 600; }
+td.n { white-space: nowrap; } th.n { min-width: 4.5em; } .verdict { font-size: 1.15rem; font-weight: 600; }
 .wide { overflow-x: auto; } svg { max-width: 100%; height: auto; }
 .chart { background: #fff; border-radius: 6px; padding: .4rem; margin: .8rem 0; }
 .ok { color: #15803d; font-weight: 600; } .bad { color: #b42318; font-weight: 600; }
@@ -65,7 +65,7 @@ def _metrics(comparison: Comparison) -> str:
         counts = (m.tokens, m.differing_tokens, m.logits_equal_tokens, m.logprob_differs_on_equal_logits)
         figures = (m.max_abs_ratio, m.max_abs_dlogp, m.mean_abs_dlogp, m.kl_k1, m.kl_k3, m.clip_fraction)
         rows.append([run.batch_size, *counts, *figures, worst, *forwards])
-    head = ["batch", "tokens", "differing", "tokens with equal logits", "of these, log-probs that differ"]
+    head = ["batch", "tokens", "differing", "tokens with equal logits", "equal logits, two log-probabilities"]
     head += ["max |ratio - 1|", "max |dlogp|", "mean |dlogp|", "KL k1", "KL k3", "clip fraction (0.2)"]
     return _table([*head, "worst token", "rollout forwards (prefill + decode)", "training forwards"], rows)
 
