@@ -270,6 +270,7 @@ def _head_loss(d: Draw) -> dict[str, Any]:
         **_head(d), "reduction": d.of("mean", "sum", "none"), "z_loss": d.of(0.0, 1e-3), "weight_grad": d.chance(0.7)
     }  # fmt: skip
     found["return_z_loss"] = found["z_loss"] > 0 and d.chance()
+    found["return_token_accuracy"] = d.chance(0.3)
     found["token_weight"] = d.perhaps(lambda: d.ones(*found["target"].values.shape))
     if found["reduction"] == "mean":
         found["denominator"] = d.of(None, 3.0, d.normal(1)._replace(values=np.float32([2.5])))

@@ -53,6 +53,7 @@ import test_value_loss as value_tests  # noqa: E402
 from rl_kernel_native._metrics import MetricVector  # noqa: E402
 from rl_kernel_native.consistency.certificate_cases import Arrays, cases  # noqa: E402
 from rl_kernel_native.consistency.certify import certify_case, digests  # noqa: E402
+from rl_kernel_native.ops.linear_logprob import LARGEST, head_rows  # noqa: E402
 from rms_norm_cases import Operands, results  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -247,6 +248,28 @@ def test_the_head_finds_its_kernels(rng: np.random.Generator, columns: int) -> N
         want = rk.linear_logprob(hidden, weight, target, return_lse=True, exp="portable")
     found = back(rk.linear_logprob(*(on_device(t) for t in (hidden, weight, target)), return_lse=True))
     assert not fuzz.differing(want, found)
+
+
+@pytest.mark.parametrize("logits_dtype", ["float32", "bfloat16"])
+def test_the_largest_logits_are_those_of_a_cpu(rng: np.random.Generator, logits_dtype: str) -> None:
+    """What token accuracy is made of. bf16 logits have ties, and the rows a NaN, an ignored target and a bad one."""
+    hidden, weight = (torch.from_numpy(rng.standard_normal((n, 32))).to(torch.bfloat16) for n in (12, 203))
+    largest = rk.linear(hidden, weight, out_dtype="float32").argmax(-1)
+    target, weight[7] = largest.clone(), weight[largest[6]]
+    hidden[3, 0], target[4], target[5] = torch.nan, -100, 203
+    how = {k: v for k, v in rk.linear_logprob.__kwdefaults__.items() if not k.startswith("return_")}
+    how["logits_dtype"] = logits_dtype
+    wanted = LARGEST | 3  # logprob and lse
+    with rk.arithmetic(os.environ.get("RLK_STANDIN_ARCH", "gfx942")):
+        want = head_rows(hidden, weight, target, wanted, **how | {"exp": "portable"})
+    assert want[1][3] == -1
+    assert int(want[1][6]) == min(7, int(largest[6]))
+    there = [on_device(t) for t in (hidden, weight, target)]
+    for size in (512 << 20, 64 << 10):
+        found = head_rows(*there, wanted, **how | {"workspace_bytes": size})
+        assert not fuzz.differing(want[0], back(found[0]))
+        is_scored = target != -100
+        assert torch.equal(back(found[1])[is_scored], want[1][is_scored])
 
 
 class RocmArrays(Arrays):

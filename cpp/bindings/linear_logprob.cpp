@@ -10,11 +10,13 @@
 #include "call.h"
 #include "linear_args.h"
 #include "logprob_outputs.h"
+#include "rlk/ops/sample.h"
 
 namespace rlk::bindings {
 namespace {
 
 constexpr std::int64_t kAlign = 256;
+constexpr int kReturnsLargest = 32;  // a bit of `returns`, after those of logprob's outputs
 
 // Two arrays or none, and a number.
 struct LoraArguments {
@@ -135,6 +137,13 @@ nb::object forward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
   static_cast<LogprobInput&>(p) = a.call.input();
   p.head = a.head;
   Outputs().add(&results, a.call.rows_shape(), returns, &p);
+  if (returns & kReturnsLargest) {
+    if (p.num_columns > kSampleVocab) {
+      value_error("weight: expected at most " + std::to_string(kSampleVocab) + " rows for the token accuracy, got " +
+                  std::to_string(p.num_columns));
+    }
+    results.add(&p.largest, a.call.rows_shape());
+  }
   const nb::object workspace = allocate_workspace(&p, linear_logprob_workspace(p, a.call.device()), bytes, results);
   return results.run(rlk::linear_logprob, p);
 }

@@ -10,6 +10,7 @@
 #include "cpp/ops/linear_logprob_parts.h"
 #include "cpp/ops/linear_logprob_rows.h"
 #include "rlk/build.h"
+#include "rlk/ops/sample.h"
 #if RLK_WITH_CUDA
 #include "cuda/linear_logprob/linear_logprob.h"
 #endif
@@ -35,9 +36,24 @@ void check_head(const LogprobInput& p, const Head& head) {
             "linear_logprob: lora_a and lora_b are given");
 }
 
+// The first ranks of rows of logits: greedy rows of sample.
+SampleParams first_ranks(const LinearLogprobParams& p, const void* logits, std::int64_t rows) {
+  SampleParams s;
+  s.logits = logits;
+  s.dtype = p.dtype;
+  s.logits_stride = s.vocab_size = p.num_columns;
+  s.valid_vocab = std::min(p.valid_vocab, p.num_columns);
+  s.num_rows = rows;
+  s.greedy = true;
+  s.exp = p.exp;
+  s.ids = p.largest;
+  return s;
+}
+
 // Workspace of a forward of `rows` rows at a time.
 struct ForwardPieces {
-  void *hidden, *logits, *of_logprob;
+  void *hidden, *logits, *of_logprob, *of_sample = nullptr;
+  std::int32_t* sample_status = nullptr;
   LoraRows lora;
   float* sums = nullptr;
   std::int64_t bytes;
@@ -51,6 +67,10 @@ struct ForwardPieces {
     q.num_rows = rows;
     q.logits_rows = dense(rows, p.num_columns);
     of_logprob = pieces.take(logprob_workspace_bytes(q, device));
+    if (p.largest != nullptr) {
+      of_sample = pieces.take(sample_workspace_bytes(first_ranks(p, nullptr, rows), device));
+      sample_status = pieces.take<std::int32_t>(rows * 4);
+    }
     bytes = pieces.used();
   }
 };
@@ -74,6 +94,7 @@ LinearLogprobParams rows_of(const LinearLogprobParams& p, std::int64_t row, std:
   q.sum_p_sq = from_row(p.sum_p_sq, row);
   q.status = from_row(p.status, row);
   q.stats = from_row(p.stats, row, kStatsFields);
+  q.largest = from_row(p.largest, row);
   return q;
 }
 
@@ -86,15 +107,25 @@ void forward_by_rows(const LinearLogprobParams& p, Device device, Stream stream)
     pieces.lora.compute(p.head, pieces.hidden, rows, device, stream);
     compute_logits(p.head, p.dtype, pieces.hidden, pieces.lora.u, rows, 0, p.num_columns, pieces.sums, pieces.logits,
                    device, stream);
-    LogprobParams q = rows_of(p, row, rows);
+    const LinearLogprobParams of_rows = rows_of(p, row, rows);
+    LogprobParams q = of_rows;
     q.logits = pieces.logits;
     q.logits_rows = dense(rows, p.num_columns);
     q.workspace = pieces.of_logprob;
     logprob(q, device, stream);
+    if (p.largest == nullptr) continue;
+    SampleParams s = first_ranks(of_rows, pieces.logits, rows);
+    s.status = pieces.sample_status;
+    s.workspace = pieces.of_sample;
+    sample(s, device, stream);
   }
 }
 
 #if RLK_WITH_CUDA
+bool is_fused(const LinearLogprobParams& p, int device) {
+  return p.largest == nullptr && cuda::fuses_linear_logprob(p, device);
+}
+
 // A fused forward reads rows of one stride that begin at 16 bytes. It copies others, such as hidden[:, :-1], so many rows at
 // a time.
 constexpr std::int64_t kMostCopies = 8192;
@@ -106,7 +137,7 @@ LinearLogprobParams of_copies(const LinearLogprobParams& p, std::int64_t row, st
   return q;
 }
 bool fuses_copies(const LinearLogprobParams& p, int device) {
-  return cuda::fuses_linear_logprob(of_copies(p, 0, std::min(p.num_rows, kMostCopies), nullptr), device);
+  return is_fused(of_copies(p, 0, std::min(p.num_rows, kMostCopies), nullptr), device);
 }
 std::int64_t copy_bytes(const LinearLogprobParams& p, std::int64_t rows) {
   return aligned(rows * p.head.in_features * size_of(p.head.dtype));
@@ -156,7 +187,7 @@ std::vector<unsigned char> own_workspace(Params* p, const WorkspaceRange& range)
 WorkspaceRange linear_logprob_workspace(const LinearLogprobParams& p, Device device) {
   if (p.num_rows == 0) return {};
 #if RLK_WITH_CUDA
-  if (device.type == DeviceType::kCuda && cuda::fuses_linear_logprob(p, device.index)) {
+  if (device.type == DeviceType::kCuda && is_fused(p, device.index)) {
     return cuda::fused_linear_logprob_workspace(p, device.index);
   }
   if (device.type == DeviceType::kCuda && fuses_copies(p, device.index)) {
@@ -170,6 +201,8 @@ WorkspaceRange linear_logprob_workspace(const LinearLogprobParams& p, Device dev
 void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream) {
   require_backend("linear_logprob", device);
   check_head(p, p.head);
+  RLK_CHECK(p.largest == nullptr || (p.stats == nullptr && p.kept_offsets == nullptr && p.num_columns <= kSampleVocab),
+            "linear_logprob: largest is of a whole vocabulary of at most 2^19 columns, without kept sets");
   if (p.num_rows == 0) return;
   LinearLogprobParams q = p;
   std::vector<unsigned char> own;
@@ -177,7 +210,7 @@ void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream) 
     own = own_workspace(&q, linear_logprob_workspace(p, device));
   require_workspace(q.workspace, q.workspace_bytes, linear_logprob_workspace(p, device).least);
 #if RLK_WITH_CUDA
-  if (device.type == DeviceType::kCuda && cuda::fuses_linear_logprob(q, device.index)) {
+  if (device.type == DeviceType::kCuda && is_fused(q, device.index)) {
     return cuda::fused_linear_logprob(q, device.index, stream);
   }
   if (device.type == DeviceType::kCuda && fuses_copies(q, device.index)) return forward_of_copies(q, device, stream);

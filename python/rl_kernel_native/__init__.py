@@ -55,7 +55,12 @@ from .ops.linear import (
     linear_weight_grad,
     tree_sum,
 )
-from .ops.linear_cross_entropy import CrossEntropy, linear_cross_entropy, linear_cross_entropy_reference
+from .ops.linear_cross_entropy import (
+    CrossEntropy,
+    CrossEntropyAccuracy,
+    linear_cross_entropy,
+    linear_cross_entropy_reference,
+)
 from .ops.linear_logprob import (
     LinearLogprobPair,
     linear_logprob,
@@ -153,6 +158,7 @@ _dispatch.follow_omp_num_threads()
 __all__ = [
     "AttentionResult",
     "CrossEntropy",
+    "CrossEntropyAccuracy",
     "DenominatorStatus",
     "GaeResult",
     "GroupAdvantageResult",

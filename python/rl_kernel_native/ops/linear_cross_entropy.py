@@ -13,10 +13,11 @@ from .._token_weight import checked
 from .._types import AnyArray, ArrayT, DType, Exp, Generic, NamedTuple, OnBadId
 from ..reference.linear_logprob import linear_cross_entropy_reference
 from .linear import tree_sum
-from .linear_logprob import _torch, linear_logprob, scored_target
+from .linear_logprob import LARGEST, _torch, head_rows, scored_target
+from .logprob import LOGPROB, LSE
 from .sequence_logprob import sequence_logprob
 
-__all__ = ["CrossEntropy", "linear_cross_entropy", "linear_cross_entropy_reference"]
+__all__ = ["CrossEntropy", "CrossEntropyAccuracy", "linear_cross_entropy", "linear_cross_entropy_reference"]
 
 
 class CrossEntropy(NamedTuple, Generic[ArrayT]):
@@ -24,6 +25,15 @@ class CrossEntropy(NamedTuple, Generic[ArrayT]):
 
     loss: ArrayT
     z_loss: ArrayT
+
+
+class CrossEntropyAccuracy(NamedTuple, Generic[ArrayT]):
+    """``loss``, the same reduction of whether each row's target is its first largest logit, and with ``return_z_loss``
+    that of the z-loss; the last two without a gradient."""
+
+    loss: ArrayT
+    token_accuracy: ArrayT
+    z_loss: ArrayT | Any = None
 
 
 @overload
@@ -36,7 +46,7 @@ def linear_cross_entropy(
     ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
     lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ..., workspace_bytes: int =
     ..., process_group: Any = ..., vocab_start: int = ..., vocab_size: int | None = ..., dh_segments: int = ...,
-    return_z_loss: Literal[False] = ...,
+    return_z_loss: Literal[False] = ..., return_token_accuracy: Literal[False] = ...,
 ) -> ArrayT: ...  # fmt: skip
 
 
@@ -50,8 +60,22 @@ def linear_cross_entropy(
     ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
     lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ..., workspace_bytes: int =
     ..., process_group: Any = ..., vocab_start: int = ..., vocab_size: int | None = ..., dh_segments: int = ...,
-    return_z_loss: Literal[True],
+    return_z_loss: Literal[True], return_token_accuracy: Literal[False] = ...,
 ) -> CrossEntropy[ArrayT]: ...  # fmt: skip
+
+
+@overload
+def linear_cross_entropy(
+    hidden: ArrayT, weight: AnyArray, target: AnyArray, *, reduction: Literal["mean", "sum", "none"] = ...,
+    z_loss: float = ..., denominator: float | AnyArray | None = ..., cu_seqlens: AnyArray | None = ..., bias:
+    AnyArray | None = ..., temperature: float | AnyArray = ..., softcap: float | None = ..., logit_scale: float
+    = ..., logits_dtype: DType = ..., ignore_index: int = ..., valid_vocab: int | None = ..., canonical_vocab:
+    int | None = ..., check: bool = ..., on_bad_id: OnBadId = ..., exp: Exp = ..., loss_mask: AnyArray | None =
+    ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
+    lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ..., workspace_bytes: int =
+    ..., process_group: Any = ..., vocab_start: int = ..., vocab_size: int | None = ..., dh_segments: int = ...,
+    return_z_loss: bool = ..., return_token_accuracy: Literal[True],
+) -> CrossEntropyAccuracy[ArrayT]: ...  # fmt: skip
 
 
 def linear_cross_entropy(
@@ -77,6 +101,7 @@ def linear_cross_entropy(
     loss_mask: AnyArray | None = None,
     token_weight: AnyArray | None = None,
     return_z_loss: bool = False,
+    return_token_accuracy: bool = False,
     lora_a: AnyArray | None = None,
     lora_b: AnyArray | None = None,
     lora_scale: float = 1.0,
@@ -113,6 +138,10 @@ def linear_cross_entropy(
             A mask of fractions goes here: ``loss_mask`` counts whatever is not 0. The default divisor follows the rules
             of a ``denominator`` on the device: weights whose sum is 0 give loss 0, a negative, infinite or NaN sum NaN.
         return_z_loss: a :class:`CrossEntropy`, for a log; needs a ``z_loss``.
+        return_token_accuracy: a :class:`CrossEntropyAccuracy`: 1 for a row whose target has the largest logit, of
+            several the lowest id, else 0, as for a row with a NaN or an infinity; with ``"mean"`` the share of the
+            scored rows, ``denominator`` and ``token_weight`` as for the loss. At most 2^19 rows of ``weight``, without
+            a ``process_group``. Forward then has some rows of the logits in the workspace and reads them twice.
     Returns: float32, in nats; a scalar, with ``"none"`` ``[...]``. Rows that are not scored are 0, and so is the loss
         of no rows. A bad row (:class:`LogprobStatus`) makes the loss NaN.
     Raises: as :func:`linear_logprob`.
@@ -133,16 +162,27 @@ def linear_cross_entropy(
         raise ValueError('cu_seqlens: expected None with reduction="none", which sums nothing')
     if _check.flag("return_z_loss", return_z_loss) and not z_loss:
         raise ValueError("return_z_loss: expected False with z_loss=0, which there is nothing of, got True")
+    wanted = LOGPROB | LSE
+    if _check.flag("return_token_accuracy", return_token_accuracy):
+        if process_group is not None:
+            raise ValueError(
+                "return_token_accuracy: expected False with a process_group, whose ranks exchange no ids, got True"
+            )
+        wanted |= LARGEST
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
     scored = None if token_weight is None else _scored(token_weight, target, ignore_index)
-    found: Any = linear_logprob(
-        hidden, weight, target, bias=bias, temperature=temperature, softcap=softcap, logit_scale=logit_scale,
-        logits_dtype=logits_dtype, ignore_index=ignore_index, valid_vocab=valid_vocab, canonical_vocab=canonical_vocab,
-        return_lse=True, check=check, on_bad_id=on_bad_id, exp=exp, lora_a=lora_a, lora_b=lora_b, lora_scale=lora_scale,
-        weight_grad=weight_grad, main_grad=main_grad, workspace_bytes=workspace_bytes, process_group=process_group,
-        vocab_start=vocab_start, vocab_size=vocab_size, dh_segments=dh_segments,
+    found: Any = head_rows(
+        hidden, weight, target, wanted, bias, temperature, softcap, logit_scale, logits_dtype, ignore_index,
+        valid_vocab, canonical_vocab, None, check, on_bad_id, exp, None, lora_a, lora_b, lora_scale, weight_grad,
+        main_grad, workspace_bytes, process_group, vocab_start, vocab_size, dh_segments,
     )  # fmt: skip
+    hits: Any = None
+    if wanted & LARGEST:
+        found, largest = found
+        # A bad row has id -1, and so may a bad target.
+        is_hit = (largest == target) & (largest >= 0) & (target != ignore_index)
+        hits = is_hit.to(found.lse.dtype) if _dispatch.is_tensor(is_hit) else is_hit.astype("float32")
     shape = tuple(found.logprob.shape)
     if cu_seqlens is not None and len(shape) != 1:
         raise ValueError(f"target: expected shape [num_tokens] beside cu_seqlens, got {list(shape)}")
@@ -159,14 +199,17 @@ def linear_cross_entropy(
     divisor = denominator
     if scored is not None:
         losses = losses * scored
-        squares = None if squares is None else squares * scored
+        squares, hits = (None if rows is None else rows * scored for rows in (squares, hits))
         if reduction == "mean" and denominator is None:
             divisor = _reduced("sum", shape, target != ignore_index, cu_seqlens, None, scored)
     loss = reduce(divisor, losses)
-    if not return_z_loss:
-        return loss
-    assert squares is not None  # z_loss is not 0
-    return CrossEntropy(loss, reduce(divisor, squares.detach() if _dispatch.is_tensor(squares) else squares))
+    z: Any = None
+    if return_z_loss:
+        assert squares is not None  # z_loss is not 0
+        z = reduce(divisor, squares.detach() if _dispatch.is_tensor(squares) else squares)
+    if hits is not None:
+        return CrossEntropyAccuracy(loss, reduce(divisor, hits), z)
+    return loss if z is None else CrossEntropy(loss, z)
 
 
 def _reduced(reduction: str, shape: Any, scored: Any, cu_seqlens: Any, denominator: Any, rows: Any) -> Any:

@@ -25,6 +25,8 @@ __all__ = [
     "linear_logprob_reference",
 ]
 
+LARGEST = 32  # a bit of what is wanted, after those of LogprobResult
+
 _torch_path: Any = None
 
 
@@ -160,6 +162,22 @@ def linear_logprob(
         >>> torch.equal(rk.linear_logprob(hidden, head, target), rk.logprob(rk.linear(hidden, head), target))
         True
     """
+    wanted = wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
+    return head_rows(
+        hidden, weight, target, wanted, bias, temperature, softcap, logit_scale, logits_dtype, ignore_index,
+        valid_vocab, canonical_vocab, kept, check, on_bad_id, exp, loss_mask, lora_a, lora_b, lora_scale, weight_grad,
+        main_grad, workspace_bytes, process_group, vocab_start, vocab_size, dh_segments,
+    )  # fmt: skip
+
+
+def head_rows(
+    hidden: Any, weight: Any, target: Any, wanted: int, bias: Any, temperature: Any, softcap: Any, logit_scale: Any,
+    logits_dtype: Any, ignore_index: Any, valid_vocab: Any, canonical_vocab: Any, kept: Any, check: Any, on_bad_id: Any,
+    exp: Any, loss_mask: Any, lora_a: Any, lora_b: Any, lora_scale: Any, weight_grad: Any, main_grad: Any,
+    workspace_bytes: Any, process_group: Any, vocab_start: Any, vocab_size: Any, dh_segments: Any,
+) -> Any:  # fmt: skip
+    """:func:`linear_logprob` of the outputs in ``wanted``; with ``LARGEST`` beside others the id of the first of each
+    row's largest logits, too, int64, after them."""
     if on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
     if _check.integer("dh_segments", dh_segments) not in (1, 8):
@@ -169,7 +187,6 @@ def linear_logprob(
     ignore_index, vocab_start = _check.integer("ignore_index", ignore_index), _check.integer("vocab_start", vocab_start)
     workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
     weight_grad = _check.flag("weight_grad", weight_grad)
-    wanted = wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
     verify = _check.flag("check", check) or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
@@ -207,6 +224,8 @@ def linear_logprob(
             frame.stream,
         )
         result = _native_results(frame, raw, None)
+    if wanted & LARGEST:
+        return _selected(result[:-1], wanted, verify, check, target), result[-1]
     return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
 
 

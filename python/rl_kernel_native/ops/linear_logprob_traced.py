@@ -27,12 +27,13 @@ from .logprob_traced import _OPTIONS, _arguments, _dtype, _options
 _HEAD = "Tensor hidden, Tensor weight, Tensor? bias, Tensor? lora_a, Tensor? lora_b, Tensor target"
 _HOW = f"{_OPTIONS}, int logits_dtype, int workspace_bytes, int unit, int dh_segments, float lora_scale"
 # What is not there is an empty tensor.
-define(f"linear_logprob({_HEAD}, {_HOW}, int returns) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+define(f"linear_logprob({_HEAD}, {_HOW}, int returns) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 _GIVEN = f"{_HEAD}, Tensor lse, Tensor? entropy, Tensor? dlogprob, Tensor? dlse, Tensor? dentropy, {_HOW}, int needs"
 define(f"linear_logprob_backward({_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 define(f"linear_logprob_backward_(Tensor(a!) main_grad, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)")
 _ops = torch.ops.rl_kernel_native
-_LSE, _ENTROPY = 2, 4  # bits of `returns`
+_LSE, _ENTROPY, _LARGEST = 2, 4, 32  # bits of `returns`
+_OUTPUTS = 6  # those of logprob, and the largest logit's id
 _OPERANDS = 5  # hidden, weight, bias, lora_a and lora_b, which have gradients
 _NUMBERS = 5  # of `how`, after logprob's options
 
@@ -57,7 +58,12 @@ def _forward(
         plain, memory(weight), memory(bias), target, *arguments, mode, logits, returns | _LSE, workspace_bytes, unit,
         memory(lora_a), memory(lora_b), lora_scale, None, 0,
     )  # fmt: skip
-    return tuple(plain.new_empty(0, dtype=_dtype(i)) if o is None else o for i, o in enumerate(outputs))
+    found = outputs if returns & _LARGEST else (*outputs, None)
+    return tuple(plain.new_empty(0, dtype=_dtype_of(i)) if o is None else o for i, o in enumerate(found))
+
+
+def _dtype_of(output: int) -> torch.dtype:
+    return torch.int64 if output == _OUTPUTS - 1 else _dtype(output)
 
 
 def _gradients(
@@ -101,8 +107,8 @@ def _backward_into(main_grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _differentiable(*arguments: Any) -> tuple[Tensor, ...]:
-    *outputs, status = apply("LinearLogprob", *arguments, None)
-    return *outputs, status.to(torch.int32)
+    *outputs, status, largest = apply("LinearLogprob", *arguments, None)
+    return *outputs, status.to(torch.int32), largest.to(torch.int64)
 
 
 implement("linear_logprob", _forward, _differentiable)
@@ -148,7 +154,9 @@ def _forward_fake(
     if logits >= 0 and DTYPES[logits] not in (torch.float32, hidden.dtype):
         raise TypeError(f"logits_dtype: expected float32 or {hidden.dtype} (that of hidden), got {DTYPES[logits]}")
     wanted = returns | _LSE
-    return tuple(hidden.new_empty(hidden.shape[:-1] if wanted >> i & 1 else 0, dtype=_dtype(i)) for i in range(5))
+    return tuple(
+        hidden.new_empty(hidden.shape[:-1] if wanted >> i & 1 else 0, dtype=_dtype_of(i)) for i in range(_OUTPUTS)
+    )
 
 
 def _check_shapes(hidden: Tensor, weight: Tensor, bias: Any, target: Tensor) -> None:
@@ -202,11 +210,12 @@ def linear_logprob(
     main_grad: Any,
 ) -> Any:  # fmt: skip
     how = (*_options(arguments, mode), logits, workspace_bytes, unit, dh_segments, lora_scale)
-    *outputs, status = apply_function(
+    *outputs, status, largest = apply_function(
         _ops.linear_logprob, "LinearLogprob", hidden, weight, bias, lora_a, lora_b, target, *how, returns,
         more=(main_grad,),
     )  # fmt: skip
-    return *outputs, status.to(torch.int32)
+    found = (*outputs, status.to(torch.int32))
+    return (*found, largest.to(torch.int64)) if returns & _LARGEST else found
 
 
 def backward(
@@ -239,7 +248,7 @@ class LinearLogprob(torch.autograd.Function):
         ctx.save_for_backward(
             hidden, weight, bias, lora_a, lora_b, target, output[1], output[2], temperature, kept_ids, kept_offsets
         )  # fmt: skip
-        ctx.mark_non_differentiable(output[3], output[4])
+        ctx.mark_non_differentiable(*output[3:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -262,12 +271,12 @@ class LinearLogprob(torch.autograd.Function):
 
     @staticmethod
     def forward(hidden: Tensor, weight: Tensor, *rest: Any) -> Any:
-        *outputs, status = _ops.linear_logprob(hidden, weight, *rest[:-1])  # without main_grad
-        return *outputs, status.float()
+        *outputs, status, largest = _ops.linear_logprob(hidden, weight, *rest[:-1])  # without main_grad
+        return *outputs, status.float(), largest.float()  # exact: ids are below 2^19
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(LinearLogprob.apply, info, in_dims, inputs), (0,) * 5
+        return looped(LinearLogprob.apply, info, in_dims, inputs), (0,) * _OUTPUTS
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:

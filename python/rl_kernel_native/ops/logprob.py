@@ -413,7 +413,7 @@ def _native_results(frame: _dispatch.Frame, result: Any, out: tuple[Any, ...] | 
         _dispatch.count_write(array)
     if not isinstance(result, tuple):
         return out[0] if out is not None and out[0] is not None else frame.result(result)
-    given = out or (None,) * 5
+    given = out or (None,) * len(result)
     return tuple(g if g is not None and r is not None else frame.result(r) for g, r in zip(given, result, strict=True))
 
 

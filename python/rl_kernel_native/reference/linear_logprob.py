@@ -33,14 +33,21 @@ def linear_logprob_reference(
     """
     if loss_mask is not None:
         target = np.where(np.asarray(loss_mask) != 0, target, ignore_index)
+    logits = _logits(hidden, weight, target, bias, ignore_index, lora_a, lora_b, lora_scale)
+    return logprob_reference(logits, target, ignore_index=ignore_index, **options)
+
+
+def _logits(
+    hidden: Any, weight: Any, target: Any, bias: Any, ignore_index: int, lora_a: Any, lora_b: Any, lora_scale: float
+) -> np.ndarray:
     rows = np.where((np.asarray(target) == ignore_index)[..., None], 0.0, np.asarray(hidden).astype(np.float64))
     if (lora_a is None) != (lora_b is None):
         raise ValueError("lora_a, lora_b: expected both or neither")
     if lora_a is not None:
         a, b = (np.asarray(factor).astype(np.float64) for factor in (lora_a, lora_b))
         weight = np.asarray(weight).astype(np.float64) + lora_scale * (b @ a)
-    logits = linear_reference(rows, weight, bias)["y"]
-    return logprob_reference(logits, target, ignore_index=ignore_index, **options)
+    logits: np.ndarray = linear_reference(rows, weight, bias)["y"]
+    return logits
 
 
 def linear_cross_entropy_reference(
@@ -54,29 +61,36 @@ def linear_cross_entropy_reference(
     ignore_index: int = -100,
     loss_mask: Any = None,
     token_weight: Any = None,
+    bias: Any = None,
+    lora_a: Any = None,
+    lora_b: Any = None,
+    lora_scale: float = 1.0,
     **options: Any,
 ) -> dict[str, np.ndarray]:
     """``z_loss * lse**2 - logprob``, times ``token_weight``, of the scored rows of :func:`linear_logprob_reference`,
     reduced.
 
     Args: as for :func:`linear_cross_entropy` and :func:`linear_logprob_reference`.
-    Returns: ``loss``, ``z_loss``, and what their bound takes: ``scale``, the sum over absolute values, reduced
-        likewise, ``lse`` and ``max_abs_z`` of rows, ``scored``, and ``divisor``.
+    Returns: ``loss``, ``z_loss``, ``token_accuracy``, and what their bound takes: ``scale``, the sum over absolute
+        values, reduced likewise, ``lse`` and ``max_abs_z`` of rows, ``scored``, and ``divisor``.
     """
     scored = np.asarray(target) != ignore_index
     if loss_mask is not None:
         scored = scored & (np.asarray(loss_mask) != 0)
-    of = linear_logprob_reference(
-        hidden, weight, target, ignore_index=ignore_index, loss_mask=loss_mask, **options
-    )  # fmt: skip
+    target = np.where(scored, target, ignore_index)
+    logits = _logits(hidden, weight, target, bias, ignore_index, lora_a, lora_b, lora_scale)
+    of = logprob_reference(logits, target, ignore_index=ignore_index, **options)
+    valid = logits[..., : options.get("valid_vocab")]
+    hits = (valid.argmax(-1) == target) & np.isfinite(valid.max(-1))
     given = 1.0 if token_weight is None else np.asarray(token_weight, np.float64)
     squares, each = z_loss * of["lse"] ** 2, np.where(scored, given, 0.0)
-    losses, squares = (np.where(scored, x * each, 0.0) for x in (squares - of["logprob"], squares))
+    losses, squares, hits = (np.where(scored, x * each, 0.0) for x in (squares - of["logprob"], squares, hits))
     divisor = 1.0
     if reduction == "mean":
         counted = max(scored.sum(), 1) if token_weight is None else each.sum() or 1.0
         divisor = float(counted if denominator is None else denominator)
-    loss, z = ((x if reduction == "none" else x.sum() / divisor) for x in (losses, squares))
+    loss, z, accuracy = ((x if reduction == "none" else x.sum() / divisor) for x in (losses, squares, hits))
     scale = abs(losses) if reduction == "none" else abs(losses).sum() / divisor
-    rows = {name: of[name] for name in ("lse", "max_abs_z")}
-    return {"loss": loss, "z_loss": z, "scale": scale, "scored": scored, "divisor": np.float64(divisor), **rows}
+    rows = {name: of[name] for name in ("lse", "max_abs_z")} | {"scored": scored}
+    found = {"loss": loss, "z_loss": z, "token_accuracy": accuracy, "scale": scale}
+    return {**found, "divisor": np.float64(divisor), **rows}

@@ -11,8 +11,11 @@
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) continued over r with u[i, r], lora_b[j, r]) + bias[j])
 // that is one accumulator: rule 1's steps over in_features, filled up with +0 to whole steps of 16, then steps of 16 that
 // begin anew over the rank. So a row has the bits of linear of [hidden, u] and of [weight, lora_b], padded alike.
+//   largest[i] = the lowest column id in [0, valid_vocab) of the largest x[i, j], +0 and -0 being equal. It is the id of a
+//                greedy row of ops/sample.h, -1 where that has a status (a NaN, +Inf, -Inf alone, |x| from about 1.4e6 on).
+//                logit_scale, softcap and temperature are not applied: they leave the order as it is
 // Rows with target == ignore_index take part in nothing: hidden[i] is not read, their outputs and dhidden[i] are 0, whatever
-// weight holds.
+// weight holds. Their largest means nothing.
 //
 // Backward: the logits are computed again, g[i, j] = dlogits of ops/logprob.h, rounded once to dtype (the operands').
 //   dhidden[i, k] = round(dot_j(g[i, j], weight[j, k]))   over the columns of the vocabulary, ascending (rule 1)
@@ -60,6 +63,9 @@ struct Head {
 // Outputs, target, temperature and kept sets as in ops/logprob.h; the target has one stride.
 struct LinearLogprobParams : LogprobParams {  // workspace: of workspace_bytes, from a multiple of 256 bytes on
   Head head;
+  // [num_rows], or null: not wanted. Of at most 2^19 columns, of a whole vocabulary, without kept sets. Logits then are
+  // in the workspace on every device, some rows at a time.
+  std::int64_t* largest = nullptr;
   std::int64_t workspace_bytes = 0;
 };
 
