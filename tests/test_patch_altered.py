@@ -367,6 +367,28 @@ def test_hooks_see_a_tensor_and_its_edit_is_kept() -> None:
     torch.testing.assert_close(after, before, rtol=0, atol=ROUNDING)
 
 
+@pytest.mark.parametrize("path", [LAYER, f"{LAYER}.self_attn"])
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ({"attention_mask": torch.zeros(1, 1, 12, 12)}, r"\[1, 1, 12, 12\]"),
+        ({"attention_mask": None}, "None"),
+        ({"is_causal": False}, "is_causal=False"),
+    ],
+)
+def test_a_hook_that_gives_a_layer_another_mask_is_refused(path: str, given: Any, got: str) -> None:
+    net = make()
+    net.get_submodule(path).register_forward_pre_hook(lambda m, a, k: (a, {**k, **given}), with_kwargs=True)
+    want = logits(net)
+    rk.patch_model(net)
+    with pytest.raises(ValueError, match=f"attention_mask: expected the one that the model's .*, got {got}"):
+        logits(net)
+    rk.unpatch_model(net)
+    counts = rk.patch_model(net, ["linear", "rms_norm", "rope", "silu_mul"])
+    assert counts["rope"] == 2
+    assert float((logits(net) - want).abs().max()) < ROUNDING
+
+
 def test_a_hook_changes_no_bit() -> None:
     """The residual is added in the norm's pass only where no hook looks."""
     net = make()

@@ -174,6 +174,38 @@ def test_a_softcap_that_is_set_later_is_heeded() -> None:
     assert "softcapping is 0.05" in rk.status(model).unproved["model"]
 
 
+def _swap(model: Any) -> None:
+    layers = model.model.layers
+    layers[0], layers[1] = layers[1], layers[0]
+
+
+WINDOWS = {
+    "a layer's": lambda model: setattr(model.model.layers[0].self_attn, "sliding_window", 3),
+    "the configuration's": lambda model: setattr(model.config, "sliding_window", 3),
+    "no kind slides": lambda model: setattr(model.config, "layer_types", ["full_attention"] * 2),
+    "kinds": lambda model: setattr(model.config, "layer_types", model.config.layer_types[::-1]),
+    "layers": _swap,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *((name, change) for name in ("Qwen2", "Gemma2", "Gemma3") for change in WINDOWS),
+        ("Mistral", "the configuration's"),
+    ],
+)
+def test_windows_that_are_set_later_are_those_of_the_masks(name: str, change: str) -> None:
+    """By the configuration and a layer's place. Where the module has another window, attention is torch's."""
+    model, other = (family(name, torch.float32, sliding_window=5) for _ in range(2))
+    rk.patch_model(model)
+    for net in (model, other):
+        WINDOWS[change](net)
+    torch.testing.assert_close(logits_of(model), logits_of(other), rtol=0, atol=1e-5)
+    unproved = rk.status(model).unproved
+    assert unproved == {} if name == "Mistral" else "sliding_window of layer" in unproved["model"]
+
+
 @pytest.mark.alone
 def test_the_proof_of_an_8b_model_takes_less_than_a_second() -> None:
     """Processor time. The model has its layers, heads and positions; its hidden size would not be the twins'."""

@@ -299,6 +299,25 @@ def test_masks_that_say_something_else_are_refused(model: Any, mask: Any, messag
         logits_of(model, IDS[:1, :4], attention_mask=mask)
 
 
+@pytest.mark.parametrize(
+    ("rows", "positions", "error", "message"),
+    [
+        (2, torch.arange(4.0)[None], TypeError, "position_ids: expected int64 or int32, got torch.float32"),
+        (2, torch.arange(4), ValueError, r"position_ids: expected \[2 or 1, 4\], got \[4\]"),
+        (2, torch.arange(5)[None], ValueError, r"position_ids: expected \[2 or 1, 4\], got \[1, 5\]"),
+        (1, torch.arange(4).repeat(3, 1), ValueError, r"position_ids: expected \[1, 4\], got \[3, 4\]"),
+        (0, None, ValueError, r"input_ids: expected at least one row and one token, got \[0, 4\]"),
+    ],
+)
+def test_positions_and_batches_of_another_shape_are_refused(
+    model: Any, rows: int, positions: Any, error: type[Exception], message: str
+) -> None:
+    rk.patch_model(model)
+    for mask in (None, torch.ones(rows, 4)):
+        with pytest.raises(error, match=message):
+            logits_of(model, IDS[:rows, :4], attention_mask=mask, position_ids=positions)
+
+
 def test_a_layer_alone_has_no_sequences(model: Any) -> None:
     rk.patch_model(model)
     x = torch.zeros(1, 4, 64, dtype=torch.bfloat16)

@@ -19,7 +19,7 @@ import transformers
 import rl_kernel_native as rk
 
 from . import unchanged
-from .families import CACHE_NAMES, servable
+from .families import CACHE_NAMES, known, servable
 from .sequences import Sequences, locate_sequences
 from .served import base_of, is_served, observed, other_than_served
 
@@ -231,10 +231,26 @@ def attention_block(
     if family.window is not None:
         window = getattr(module if family.window == "module" else module.config, "sliding_window", None)
     if "attention" in ops and not isinstance(sequences, str):
+        if sequences is not None:
+            _require_mask_of_body(attention_mask, kwargs)
         output, weights = attention(module, query, key, value, sequences, window), None
     else:
         output, weights = _own_attention(module, family, (query, key, value), attention_mask, window, kwargs)
     return module.o_proj(output.reshape(*shape, -1).contiguous()), weights
+
+
+def _require_mask_of_body(mask: Any, kwargs: dict[str, Any]) -> None:
+    """ValueError where a hook of a layer or an attention gives it another mask than its model's forward did."""
+    if mask is None or tuple(mask.shape[-2:]) != (0, 0):
+        got = "None" if mask is None else list(mask.shape)
+    elif kwargs.get("is_causal", True) is False:
+        got = "is_causal=False"
+    else:
+        return
+    raise ValueError(
+        f"attention_mask: expected the one that the model's forward hands to its layers, got {got}; rk.attention takes "
+        "masks of the model alone: for hooks that set others choose ops without 'attention'"
+    )
 
 
 def _promoted(family: Any, query: Any, key: Any, cos: Any, sin: Any) -> tuple[Any, ...]:
@@ -365,6 +381,23 @@ def why_own_attention(body: Any, kwargs: dict[str, Any]) -> str | None:
             return f"attn_logit_softcapping is {each.attn_logit_softcapping}"
         if each.training and each.attention_dropout:
             return f"attention_dropout is {each.attention_dropout} in training"
+    return why_other_windows(body)
+
+
+def why_other_windows(body: Any) -> str | None:
+    """Why a layer's window is not that of its mask, which goes by the configuration and the layer's place."""
+    attentions, config = body.__dict__.get(ATTENTIONS), body.config
+    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    for place, each in enumerate(body.layers):
+        attention = getattr(each, "self_attn", None)
+        if attention is None:  # hidden by what was put around the layer since
+            attention = attentions[place]
+        family = getattr(type(attention), "_rk_family", None) or known(attention)[0]  # type: ignore[index]
+        if family.window != "module":
+            return None
+        masks = window if kinds is None or kinds[place] == "sliding_attention" else None
+        if attention.sliding_window != masks:
+            return f"sliding_window of layer {place} is {attention.sliding_window}, and {masks} by its mask"
     return None
 
 

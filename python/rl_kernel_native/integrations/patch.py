@@ -418,7 +418,9 @@ def _why_no_attention(body: Any, family: Family) -> str | None:
             return f"head_dim is {each.head_dim}, expected a multiple of 8, at most {MOST_HEAD_DIM}"
         if each.config is not config:
             return "its configuration is not that of its decoder"
-    return unchanged.why_attention_changed(attentions[0], family) if attentions else "its decoder has no layers"
+    if not attentions:
+        return "its decoder has no layers"
+    return decoder.why_other_windows(body) or unchanged.why_attention_changed(attentions[0], family)
 
 
 def _why_weights(module: Any) -> str | None:

@@ -72,10 +72,15 @@ def locate_sequences(
         use_cache: whether the forward makes a cache where it is given none.
 
     Raises:
-        ValueError: a mask of another shape, narrower than the cache and the new tokens, or with padding inside of a
-            sequence; positions that begin another sequence beside a cache, given or made; `cu_seq_lens_q` beside one
-            that is given.
+        TypeError: positions that are not integers.
+        ValueError: no token; positions or a mask of another shape; a mask narrower than the cache and the new tokens,
+            or with padding inside of a sequence; positions that begin another sequence beside a cache, given or made;
+            `cu_seq_lens_q` beside one that is given.
     """
+    if batch == 0 or num_queries == 0:
+        raise ValueError(f"input_ids: expected at least one row and one token, got [{batch}, {num_queries}]")
+    if position_ids is not None:
+        _require_positions(batch, num_queries, position_ids)
     if cu_seq_lens_q is not None:
         if past_key_values is not None:
             raise ValueError("past_key_values: expected None beside cu_seq_lens_q; a cache has one sequence a row")
@@ -94,6 +99,14 @@ def locate_sequences(
     if position_ids is None or num_queries < 2:
         return Sequences()
     return _packed(batch, num_queries, device, position_ids)
+
+
+def _require_positions(batch: int, num_queries: int, position_ids: torch.Tensor) -> None:
+    if position_ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"position_ids: expected int64 or int32, got {position_ids.dtype}")
+    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != num_queries:
+        rows = "1" if batch == 1 else f"{batch} or 1"
+        raise ValueError(f"position_ids: expected [{rows}, {num_queries}], got {list(position_ids.shape)}")
 
 
 def _cached(cache: Any, num_queries: int) -> int | None:
