@@ -119,7 +119,7 @@ def test_a_layer_trains_as_torchs(device: str, rng: np.random.Generator) -> None
 
 def test_opcheck(o: Operands) -> None:
     """Schema, fake tensors, autograd registration and dynamic shapes of all operators."""
-    import rl_kernel_native.ops.embedding_traced  # noqa: F401 - registers them; a call that is traced does, too
+    rk._call.load()
 
     ops, check = torch.ops.rl_kernel_native, torch.library.opcheck
     for weight in (o.weight, o.weight.float().requires_grad_()):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import _composed, _in_graph, _torch
 from ._arithmetic import resolve_traced
-from ._main_grad import is_asked_for
+from ._main_grad import is_asked_for, require_addable
 from ._native import module as _C
 from ._operator import Composed, Diagonal, Kept, Like, Linear, Operator
 from ._register import define, fake, implement
@@ -306,8 +306,8 @@ def _kept_of(of: Linear, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return constants, [Like(x.shape, x.dtype) if i in of.of and x is not None else None for i, x in enumerate(arrays)]
 
 
-def _along(ctx: Any, applied: Any, given: Sequence[Any], wanted: Any) -> list[Any]:
-    """Tangents or gradients, as operands that kernels read."""
+def _along(ctx: Any, applied: Any, given: Sequence[Any], wanted: Any, node: Any = None) -> list[Any]:
+    """Tangents or gradients, as operands that kernels read. ``node``: where a gradient beside a main_grad goes."""
     op, of = ctx.op, ctx.op.gradient
     arrays = [c if like is None else like for c, like in zip(ctx.saved_tensors, ctx.likes, strict=True)]
     if wanted is None:
@@ -320,6 +320,11 @@ def _along(ctx: Any, applied: Any, given: Sequence[Any], wanted: Any) -> list[An
     ]
     if all(x is None for x in operands):
         return [None] * len(operands if wanted is None else wanted)
+    main_grad = ctx.how[-1] if of.accumulates and wanted is not None and len(ctx.how) > op.num_options else None
+    if main_grad is not None:
+        if not (wanted[0] and is_asked_for(node, main_grad)):
+            return [None]
+        require_addable(given[0], main_grad)
     return list(of.along(applied, operands, arrays, ctx.how, wanted))
 
 
@@ -355,12 +360,12 @@ class _Transposed(Eager):
 
 def _register_linear(op: Operator, of: Linear) -> None:
     count = len(op.arrays)
-    outputs = len(of.incoming)
+    total, outputs = count + op.num_options, len(of.incoming)
 
     class Forward(torch.autograd.Function):
         @staticmethod
         def forward(*arguments: Any) -> Any:
-            return getattr(_ops, op.name)(*arguments)
+            return getattr(_ops, op.name)(*arguments[:total])
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -384,7 +389,8 @@ def _register_linear(op: Operator, of: Linear) -> None:
                     refuse_constant(op, of, op.arrays[i].label(ctx.how))
             found: list[Any] = [None] * (count + len(ctx.how))
             given = [g if d is not None else None for g, d in zip(incoming[:outputs], ctx.dtypes, strict=True)]
-            gradients = _along(ctx, applied, given, [ctx.needs_input_grad[i] for i in of.of])
+            node = ctx.next_functions[of.of[0]][0] if of.accumulates else None
+            gradients = _along(ctx, applied, given, [ctx.needs_input_grad[i] for i in of.of], node)
             for i, g in zip(of.of, gradients, strict=True):
                 found[i] = g
             return tuple(found)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Native = Callable[..., Any]
-Dtype = str | Callable[[tuple[Any, ...]], int] | None
+Dtype = str | Callable[[tuple[Any, ...]], int | None] | None
 
 OPERATORS: list[Operator] = []  # all of them, in the order of their modules
 
@@ -75,7 +75,7 @@ class Kept:
         return True
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Like:
     """An array of which only this is kept."""
 
@@ -96,6 +96,8 @@ class Linear:
             the first outputs, or gradients of ``of``.
         constants: words that refuse a gradient of another array.
         dims: up to how many dimensions kernels read at any strides but the last.
+        accumulates: whether a ``main_grad``, the last of the options and none of a schema's, takes the gradient of the
+            one array ``of``. Eager autograd is by hand then.
         batch: of torch.func's info, dimensions, inputs and a call: outputs with the batch in front, and their
             dimensions. None: one call for each element.
     """
@@ -105,6 +107,7 @@ class Linear:
     along: Callable[..., Sequence[Any]]
     constants: str = ""
     dims: int = 3
+    accumulates: bool = False
     batch: Callable[..., Any] | None = None
 
     def allows(self, i: int, how: tuple[Any, ...]) -> bool:
@@ -163,7 +166,8 @@ class Operator:
         Args:
             options: as a schema has them.
             outputs: the shape of each output, None for one that is not asked for.
-            dtypes: those of the outputs; None: that of the first array; or the extension's number, from the options.
+            dtypes: those of the outputs; None: that of the first array; or the extension's number, or None,
+                from the options.
             native: of arrays, options, allocate and stream: the outputs, or None where it writes arrays instead. Left
                 out: those of :class:`Kept`.
             check: of arrays, options and the number of sequences: what kinds of arrays do not say, for fake kernels.

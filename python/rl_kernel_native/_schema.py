@@ -144,7 +144,10 @@ def apart(op: Operator, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], tupl
 
 
 def dtype_of(entry: Any, how: tuple[Any, ...]) -> Any:
-    return DTYPES[entry(how)] if callable(entry) else entry
+    if callable(entry):
+        code = entry(how)
+        return None if code is None else DTYPES[code]
+    return entry
 
 
 def operand(x: Any) -> Any:

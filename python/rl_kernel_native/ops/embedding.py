@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import _check, _dispatch
+from .. import _call, _check, _dispatch
 from .._native import module as _C
+from .._operator import Array, Linear, Operator
 from .._types import AnyArray, ArrayT, DType, OnBadId
 from ..reference.embedding import embedding_reference
 
@@ -15,19 +16,178 @@ __all__ = ["embedding", "embedding_backward", "embedding_reference"]
 
 SAME = -1  # a dtype's code: that of the weight, or of dy
 
+
+def _where(how: tuple[Any, ...]) -> tuple[Any, ...]:
+    """vocab_start, vocab_size and padding_idx as a schema takes them."""
+    start, size, padding = how[:3]
+    return (
+        _check.integer64("vocab_start", start),
+        None if size is None else _check.integer64("vocab_size", size),
+        None if padding is None else _check.integer64("padding_idx", padding),
+    )
+
+
+def _rows_and_where(how: tuple[Any, ...]) -> tuple[Any, ...]:
+    return _check.integer64("num_rows", how[0]), *_where(how[1:]), *map(_dtype, how[4:])
+
+
+def _dtype(code: Any) -> Any:
+    """torch's dtype for the extension's number, None for that of dy; a dtype of torch passes."""
+    if type(code) is not int:
+        return code
+    from .._torch import DTYPES
+
+    return None if code < 0 else DTYPES[code]
+
+
+def _check_vocabulary(num_rows: Any, vocab_start: Any, vocab_size: Any, padding_idx: Any) -> None:
+    if not all(n is None or type(n) is int for n in (num_rows, vocab_start, vocab_size, padding_idx)):
+        return
+    for name, value in (("vocab_start", vocab_start), ("vocab_size", vocab_size)):
+        if value is not None and value < 0:
+            raise ValueError(f"{name}: expected an integer >= 0, got {value}")
+    if vocab_start + num_rows >= 1 << 63:
+        raise ValueError(f"vocab_start: expected vocab_start + rows in 64 bits, got {vocab_start}")
+    size = vocab_start + num_rows if vocab_size is None else vocab_size
+    if vocab_start > size:
+        raise ValueError(f"vocab_start: expected an id in [0, {size}] (vocab_size), got {vocab_start}")
+    if padding_idx is not None and not 0 <= padding_idx < size:
+        raise ValueError(f"padding_idx: expected None or an id in [0, {size}) (vocab_size), got {padding_idx}")
+
+
+def _check_forward(arrays: Any, how: Any, _: Any) -> None:
+    from .. import _shapes
+
+    ids, weight = arrays
+    _shapes.check_rows(weight, "weight")
+    if weight.dim() != 2:
+        raise ValueError(f"weight: expected shape [rows, columns], got {list(weight.shape)}")
+    _shapes.check_columns_below(weight, "weight", 31)
+    _shapes.check_ids(ids, "ids")
+    _check_vocabulary(weight.shape[0], *how)
+
+
+def _check_backward(arrays: Any, how: Any, _: Any) -> None:
+    from .. import _shapes
+
+    dy, ids = arrays
+    _shapes.check_rows(dy, "dy")
+    _shapes.check_columns_below(dy, "dy", 31)
+    _shapes.check_ids(ids, "ids")
+    if tuple(ids.shape) != tuple(dy.shape[:-1]):
+        raise ValueError(
+            f"ids: expected shape {list(dy.shape[:-1])} (the leading dimensions of dy), got {list(ids.shape)}"
+        )
+    if type(how[0]) is int and how[0] < 0:
+        raise ValueError(f"num_rows: expected an integer >= 0, got {how[0]}")
+    _check_vocabulary(*how[:4])
+    if len(how) > 4 and how[4] is not None:
+        _shapes.check_narrowing("dweight_dtype", how[4], dy.dtype)
+
+
+def _check_into(arrays: Any, how: Any, _: Any) -> None:
+    from .. import _shapes
+
+    main_grad, dy = arrays[:2]
+    _check_backward(arrays[1:], how, None)
+    _shapes.check_dtype(main_grad, "main_grad", _shapes.FLOAT32)
+    wanted = (how[0], dy.shape[-1])
+    if _shapes.is_static(main_grad) and type(how[0]) is int and tuple(main_grad.shape) != wanted:
+        raise ValueError(
+            f"main_grad: expected shape {list(wanted)} (num_rows, columns of dy), got {list(main_grad.shape)}"
+        )
+
+
+def _code(dtype: Any) -> int:
+    return dtype if type(dtype) is int else SAME if dtype is None else _dispatch.dtype_code(dtype, "dweight_dtype")
+
+
+def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
+    """A batch is one more dimension of ids, unless each element has a table of its own."""
+    from .._transforms import batched
+
+    ids, *rest = inputs
+    return None if dims[1] is not None else (apply(*batched(info, dims[:1], (ids,)), *rest), 0)
+
+
+def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
+    """A tangent's rows, or the gradient of the table; that goes to main_grad where there is one."""
+    ids, weight = arrays
+    dtype, main_grad = how[3:] or (SAME, None)
+    if wanted is None:
+        return call(_FORWARD, (ids, given[0]), (*how[:3], dtype, None))
+    of = (weight.shape[0], *how[:3])
+    if main_grad is None:
+        return call(_BACKWARD, (given[0], ids), (*of, dtype))
+    call(_INTO, (main_grad, given[0], ids), of)
+    return (None,)
+
+
+def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
+    """A tangent's sums, or for each token the row that it is summed into; zeros for tokens of no row."""
+    dy, ids = arrays
+    if wanted is None:
+        return call(_BACKWARD, (given[0], ids), how)
+    num_rows, vocab_start, vocab_size, padding_idx, _ = how
+    # As ids of a table that begins at id 1: id 0 is another rank's.
+    of_rows = ids - vocab_start + 1
+    owned = (ids >= vocab_start) & (of_rows <= num_rows)
+    if vocab_size is not None:
+        owned = owned & (ids < vocab_size)
+    if padding_idx is not None:
+        owned = owned & (ids != padding_idx)
+    (found,) = call(_FORWARD, (of_rows.where(owned, 0), given[0]), (1, num_rows + 1, None))
+    return (found.to(dy.dtype),)
+
+
+_WHERE = "SymInt vocab_start, SymInt? vocab_size, SymInt? padding_idx"
+# Beside a schema's options: the dtype of the weight's gradient, and main_grad.
+_FORWARD = Operator(
+    "embedding",
+    (Array("ids", "by hand"), Array("weight", "by hand")),
+    _WHERE,
+    outputs=lambda arrays, how: ((*arrays[0].shape, arrays[1].shape[1]),),
+    dtypes=(None,),
+    native=lambda arrays, how, *tail: (_C.embedding(*arrays, *how[:3], *tail),),
+    check=_check_forward,
+    schema_options=_where,
+    gradient=Linear(of=(1,), incoming=("dy",), along=_along, accumulates=True, batch=_batch),
+    leads=1,
+)
+_BACKWARD = Operator(
+    "embedding_backward",
+    (Array("dy", "by hand"), Array("ids", "by hand")),
+    f"SymInt num_rows, {_WHERE}, ScalarType? dtype",
+    outputs=lambda arrays, how: ((how[0], arrays[0].shape[-1]),),
+    dtypes=(lambda how: None if how[4] is None else _code(how[4]),),
+    native=lambda arrays, how, *tail: (_C.embedding_backward(*arrays, *how[:4], None, _code(how[4]), *tail),),
+    check=_check_backward,
+    schema_options=_rows_and_where,
+    gradient=Linear(of=(0,), incoming=("dweight",), along=_along_backward),
+)
+_INTO = Operator(
+    "embedding_backward_",
+    (Array("main_grad", "by hand", written=True), Array("dy", "by hand"), Array("ids", "by hand")),
+    f"SymInt num_rows, {_WHERE}",
+    outputs=lambda arrays, how: (),
+    dtypes=(),
+    native=lambda arrays, how, *tail: (_C.embedding_backward(*arrays[1:], *how, arrays[0], SAME, *tail),)[1:],
+    check=_check_into,
+    schema_options=_rows_and_where,
+    leads=1,
+)
+_OPERATORS = (_FORWARD, _BACKWARD, _INTO)
 _torch_path: Any = None
-_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
 
 
 def _torch() -> Any:
     """ops/embedding_torch.py, imported with the first torch tensor."""
-    global _torch_path, _plain
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import embedding_torch
+    global _torch_path
+    _dispatch.require_torch()
+    _call.load()
+    from . import embedding_torch
 
-        _torch_path = embedding_torch
-        _plain = embedding_torch.PLAIN
+    _torch_path = embedding_torch
     return _torch_path
 
 
@@ -81,34 +241,32 @@ def embedding(
     if type(vocab_start) is not int:
         vocab_start = _check.integer("vocab_start", vocab_start)
     check = check is not False and _check.flag("check", check)
-    where = (vocab_start, vocab_size, padding_idx)
+    where, plain = (vocab_start, vocab_size, padding_idx), _call.plain
     y: Any = NotImplemented
     if (
-        type(weight) in _plain
-        and type(ids) in _plain
+        type(weight) in plain
+        and type(ids) in plain
         and main_grad is None
         and weight_grad_dtype is None
-        and not _torch_path.is_compiling()
+        and weight.is_cuda  # type: ignore[attr-defined]
+        and not _call.loaded.is_compiling()
     ):
         y = _C.embedding_eager(ids, weight, *where)
     if y is NotImplemented:
-        y = _call(ids, weight, where, main_grad, weight_grad_dtype)
+        y = _called(ids, weight, where, main_grad, weight_grad_dtype)
     if check or on_bad_id == "raise":
         _raise_for_bad_id(ids, vocab_start + weight.shape[0] if vocab_size is None else vocab_size)
     return y
 
 
-def _call(ids: Any, weight: Any, where: tuple[Any, Any, Any], main_grad: Any, weight_grad_dtype: Any) -> Any:
-    code = SAME if weight_grad_dtype is None else _dispatch.dtype_code(weight_grad_dtype, "weight_grad_dtype")
+def _called(ids: Any, weight: Any, where: tuple[Any, ...], main_grad: Any, dtype: Any) -> Any:
+    code = SAME if dtype is None else _dispatch.dtype_code(dtype, "weight_grad_dtype")
     if _dispatch.is_tensor(weight):
-        return _torch().embedding(ids, weight, *where, main_grad, code)
-    if main_grad is not None or code != SAME:
+        return (_torch_path or _torch()).embedding(_OPERATORS, ids, weight, where, main_grad, code)
+    if main_grad is not None or dtype is not None:
         name = "main_grad" if main_grad is not None else "weight_grad_dtype"
         raise ValueError(f"{name}: only torch has an autograd that could use it; call embedding_backward instead")
-    frame = _dispatch.Frame(weight, "weight")
-    _dispatch.match_torch_threads()
-    y = _C.embedding(frame.export(ids, "ids"), frame.export(weight, "weight"), *where, frame.allocate, frame.stream)
-    return frame.result(y)
+    return _call.call(_FORWARD, (ids, weight), where)[0]
 
 
 def _raise_for_bad_id(ids: Any, vocab_size: int) -> None:
@@ -158,24 +316,15 @@ def embedding_backward(
     if main_grad is not None and code > 0:
         raise TypeError(f"dweight_dtype: expected float32, that of main_grad, got {dweight_dtype!r}")
     _check.writable("main_grad", main_grad)
-    vocab_start = _check.integer("vocab_start", vocab_start)
-    where = (vocab_start, vocab_size, padding_idx)
+    how: tuple[Any, ...] = (num_rows, _check.integer("vocab_start", vocab_start), vocab_size, padding_idx)
+    if main_grad is not None:
+        _call.accumulate(_INTO, main_grad, (dy, ids), how)
+        given: Any = main_grad
+        return given
+    how = (*how, code)
+    dweight: ArrayT
     if _dispatch.is_tensor(dy):
-        return _torch().backward(dy, ids, num_rows, *where, main_grad, code)
-    frame = _dispatch.Frame(dy, "dy")
-    _dispatch.match_torch_threads()
-    dweight = _C.embedding_backward(
-        frame.export(dy, "dy"),
-        frame.export(ids, "ids"),
-        num_rows,
-        *where,
-        frame.export_output(main_grad, "main_grad"),
-        code,
-        frame.allocate,
-        frame.stream,
-    )
-    if main_grad is None:
-        return frame.result(dweight)
-    given: Any = main_grad
-    _dispatch.count_write(given)
-    return given
+        dweight = (_torch_path or _torch()).backward(_OPERATORS, dy, ids, how)
+    else:
+        (dweight,) = _call.call(_BACKWARD, (dy, ids), how)
+    return dweight

@@ -1,128 +1,72 @@
-"""embedding for torch tensors.
-
-An eager call goes straight to the extension; with a gradient wanted, through one autograd.Function. Whatever traces or
-transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through embedding_traced.py.
-"""
+"""Eager autograd of embedding by hand: a call is so short that the engine's general Function would cost it a third."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .. import _check, _main_grad, _torch
-from .._dispatch import count_write
+from .. import _engine, _main_grad, _torch
 from .._native import module as _C
-from .._torch import (
-    CODES,
-    DTYPES,
-    PLAIN,
-    Eager,
-    functorch_active,
-    gradient,
-    is_compiling,
-    is_direct,
-    is_direct_gradient,
-    is_grad_enabled,
-    prepare,
-    require_tensors,
-    wants_grad,
-)
-from . import embedding_traced as traced
+from .._operator import Operator
+from .._run import applied, straight
+from .._torch import Eager, gradient, is_direct, is_direct_gradient, is_grad_enabled, require_tensors, wants_grad
 
-__all__ = ["PLAIN", "backward", "embedding", "is_compiling"]
+Operators = tuple[Operator, Operator, Operator]  # forward, backward, backward into main_grad
 
 
-def embedding(
-    ids: Any, weight: Tensor, vocab_start: Any, vocab_size: Any, padding_idx: Any, main_grad: Any, code: int
-) -> Tensor:
-    if main_grad is not None:
-        _main_grad.check(main_grad, weight, ids=ids)
-    dtype = _main_grad.check_weight_grad(weight, code, main_grad)
-    direct = is_direct(weight, ids)
-    if direct and not wants_grad(weight):
+def embedding(operators: Operators, ids: Any, weight: Tensor, where: Any, main_grad: Any, code: int) -> Any:
+    dtype = code
+    if main_grad is not None or code >= 0:
+        if main_grad is not None:
+            _main_grad.check(main_grad, weight, ids=ids)
+        dtype = _main_grad.check_weight_grad(weight, code, main_grad)
+    if not is_direct(weight, ids):
+        return _engine.traced(operators[0], (ids, weight), (*where, dtype, main_grad))[0]
+    if not wants_grad(weight):
         _torch.device_type(weight, "weight")
-        prepare(weight)
-        return _C.embedding(ids, weight, vocab_start, vocab_size, padding_idx, None, 0)
-    if not direct:
-        require_tensors(weight=weight, ids=ids)
-        return traced.embedding(ids, weight, *_numbers(vocab_start, vocab_size, padding_idx), dtype, main_grad)
-    return _Embedding.run(ids, weight, vocab_start, vocab_size, padding_idx, dtype, main_grad)
+        _torch.prepare(weight)
+        return _C.embedding(ids, weight, *where, None, 0)
+    return _Embedding.run(operators, ids, weight, where, dtype, main_grad)
 
 
-def _numbers(vocab_start: Any, vocab_size: Any, padding_idx: Any) -> tuple[int, int | None, int | None]:
-    """As a schema takes them."""
-    return (
-        _check.integer64("vocab_start", vocab_start),
-        None if vocab_size is None else _check.integer64("vocab_size", vocab_size),
-        None if padding_idx is None else _check.integer64("padding_idx", padding_idx),
-    )
+def backward(operators: Operators, dy: Any, ids: Any, how: Any) -> Any:
+    if is_direct(dy, ids) and not wants_grad(dy):
+        _torch.prepare(dy)
+        return _C.embedding_backward(dy, ids, *how[:4], None, how[4], None, 0)
+    return _engine.call(operators[1], (dy, ids), how)[0]
 
 
 class _Embedding(Eager):
-    """Eager autograd. The old form of forward costs a third of what setup_context does."""
+    """The old form of forward costs a third of what setup_context does."""
 
     @staticmethod
     def forward(
-        ctx: Any, ids: Tensor, weight: Tensor, vocab_start: Any, vocab_size: Any, padding_idx: Any,
-        weight_dtype: torch.dtype, main_grad: Any,
-    ) -> Tensor:  # fmt: skip
-        prepare(weight)
-        y = _C.embedding(ids, weight, vocab_start, vocab_size, padding_idx, None, 0)
+        ctx: Any, operators: Operators, ids: Tensor, weight: Tensor, where: Any, dtype: Any, main_grad: Any
+    ) -> Tensor:
+        _torch.prepare(weight)
+        y: Tensor = _C.embedding(ids, weight, *where, None, 0)
         ctx.save_for_backward(ids)
-        ctx.where = (vocab_start, vocab_size, padding_idx)
-        ctx.num_rows, ctx.dtype, ctx.weight_dtype = weight.shape[0], weight.dtype, weight_dtype
+        ctx.num_rows, ctx.dtype = weight.shape[0], weight.dtype
+        ctx.operators, ctx.where, ctx.weight_dtype = operators, where, dtype
         ctx.main_grad = main_grad  # not saved: other backwards add to it in between, as they should
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
-        (ids,) = ctx.saved_tensors
+        (ids,), main_grad = ctx.saved_tensors, ctx.main_grad
         # create_graph, a backward that has a backward, goes through the dispatcher, too.
         direct = not is_grad_enabled() and is_direct_gradient(dy)
         if not direct:
             require_tensors(dy=dy)
-        dy = gradient(dy, ctx.dtype)
-        if not traced.wanted(ctx):
-            return (None,) * 7
-        if direct:
-            prepare(dy)
-            code = CODES[ctx.weight_dtype] if ctx.main_grad is None else -1
-            dweight = _C.embedding_backward(dy, ids, ctx.num_rows, *ctx.where, ctx.main_grad, code, None, 0)
-            if ctx.main_grad is not None:
-                count_write(ctx.main_grad)
-                dweight = None
-        else:
-            dweight = traced.gradients(dy, ids, ctx.num_rows, _numbers(*ctx.where), ctx.weight_dtype, ctx.main_grad)
-        return None, dweight, None, None, None, None, None
-
-
-def backward(
-    dy: Tensor, ids: Any, num_rows: Any, vocab_start: Any, vocab_size: Any, padding_idx: Any, main_grad: Any, code: int
-) -> Any:
-    direct = is_direct(dy, ids, main_grad)
-    differentiable = wants_grad(dy)
-    if main_grad is not None:
-        if differentiable or (isinstance(main_grad, Tensor) and main_grad.requires_grad):
-            raise ValueError("main_grad: cannot be given where a gradient is wanted; call under torch.no_grad()")
-        if not direct and functorch_active():
-            raise ValueError("main_grad: cannot be given under torch.func")
-        # Not while compiling: torch 2.11's Dynamo has no name for the bit, and the call itself asks again.
-        if not is_compiling() and isinstance(main_grad, Tensor) and main_grad.is_neg():
-            raise ValueError("main_grad: has torch's negative bit; call .resolve_neg()")
-    if direct and not differentiable:
-        prepare(dy)
-        memory = main_grad.detach() if isinstance(main_grad, Tensor) else main_grad
-        dweight = _C.embedding_backward(dy, ids, num_rows, vocab_start, vocab_size, padding_idx, memory, code, None, 0)
+        dy, how = gradient(dy, ctx.dtype), (ctx.num_rows, *ctx.where)
+        if not ctx.needs_input_grad[2]:
+            return (None,) * 6
         if main_grad is None:
-            return dweight
-        count_write(main_grad)
-        return main_grad
-    require_tensors(dy=dy, ids=ids, optional={"main_grad": main_grad})
-    numbers = _numbers(vocab_start, vocab_size, padding_idx)
-    if main_grad is not None:
-        torch.ops.rl_kernel_native.embedding_backward_(main_grad, dy, ids, num_rows, *numbers)
-        return main_grad
-    dtype = dy.dtype if code < 0 else DTYPES[code]
-    return traced.backward(dy, ids, _check.integer64("num_rows", num_rows), numbers, dtype)
+            call = straight if direct else applied
+            return None, None, call(ctx.operators[1], (dy, ids), (*how, ctx.weight_dtype))[0], None, None, None
+        if _main_grad.is_asked_for(ctx.next_functions[1][0], main_grad):
+            if not direct:
+                _main_grad.require_addable(dy, main_grad)
+            (straight if direct else applied)(ctx.operators[2], (main_grad, dy, ids), how)
+        return (None,) * 6
