@@ -28,7 +28,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def head(device: str = "cpu", rows: int = 40, vocab: int = 90, dtype: str = "bfloat16") -> Head:
-    """Of which every third row has its largest logit as target."""
+    """A head; the target of every third row is its largest logit."""
     h = linear_logprob_cases.head(np.random.default_rng(3), rows, 40, vocab, dtype, device)
     best = rk.linear(h.hidden, h.weight, bias=h.bias, out_dtype="float32")[:, :70].argmax(-1)
     is_third = torch.arange(rows, device=device) % 3 == 2

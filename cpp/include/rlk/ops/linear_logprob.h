@@ -63,8 +63,8 @@ struct Head {
 // Outputs, target, temperature and kept sets as in ops/logprob.h; the target has one stride.
 struct LinearLogprobParams : LogprobParams {  // workspace: of workspace_bytes, from a multiple of 256 bytes on
   Head head;
-  // [num_rows], or null: not wanted. Of at most 2^19 columns, of a whole vocabulary, without kept sets. Logits then are
-  // in the workspace on every device, some rows at a time.
+  // [num_rows], or null: not wanted. The vocabulary is whole, has at most 2^19 columns, and there are no kept sets. Logits
+  // then are in the workspace on every device, some rows at a time.
   std::int64_t* largest = nullptr;
   std::int64_t workspace_bytes = 0;
 };
