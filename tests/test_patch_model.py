@@ -270,12 +270,19 @@ def test_tables_are_never_as_long_as_the_longest_contexts(length: int) -> None:
 
 
 def test_bad_calls_are_typed_errors(model: Any) -> None:
+    from rl_kernel_native.integrations import vllm
+
     with pytest.raises(TypeError, match=r"ops: expected several names, such as \('rope',\), got a str"):
         rk.patch_model(model, "rope")
     with pytest.raises(TypeError, match="ops: expected an iterable of names, or None, got int"):
         rk.patch_model(model, 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"ops: expected names of embedding, .*, got 'softmax'"):
         rk.patch_model(model, ("softmax",))
+    for name, value in (("strict", "False"), ("probe", 3), ("strict", None)):
+        with pytest.raises(TypeError, match=f"{name}: expected a bool, got {type(value).__name__}"):
+            rk.patch_model(model, **{name: value})  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="check: expected a bool, got "):
+            vllm.enable(check=value)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"model: expected a torch.nn.Module, got int"):
         rk.patch_model(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"families Llama, Qwen2, Qwen3, Mistral, .*got"):

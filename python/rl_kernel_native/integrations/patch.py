@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import _check
 from .._shapes import dtype_name
 from .._torch import DTYPES
 from ..ops.attention_traced import MOST_HEAD_DIM
@@ -81,6 +82,8 @@ class _Plan:
 def patch(model: Any, ops: Iterable[str] | None, strict: bool, probe: bool) -> Patched:
     """What rl_kernel_native.patch_model does."""
     chosen = _chosen(ops)
+    _check.flag("strict", strict)
+    _check.flag("probe", probe)
     _check_version()
     bodies = _bodies(model)
     for name, module in model.named_modules():

@@ -13,6 +13,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from ... import _check
+
 __all__ = ["enable", "enabled", "plugin", "sync_weights"]
 
 VARIABLE = "RLK_VLLM"
@@ -38,9 +40,10 @@ def enable(*, check: bool = False) -> None:
         check: an engine does not start unless every module of its model is served; else what is not served is logged as
             a warning.
     Raises:
-        ImportError without vLLM; RuntimeError for a vLLM whose version or hooks are not known, which it names.
+        ImportError without vLLM; TypeError for a check that is no bool; RuntimeError for a vLLM whose version or hooks
+        are not known, which it names.
     """
-    mode = "check" if check else "1"
+    mode = "check" if _check.flag("check", check) else "1"
     os.environ[VARIABLE] = mode  # processes that vLLM starts inherit it
     _enable(mode)
 
