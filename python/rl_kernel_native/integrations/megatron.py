@@ -17,6 +17,7 @@ from torch import Tensor
 import rl_kernel_native as rk
 
 from .rotary import RotaryTables
+from .sequences import packed_positions
 
 __all__ = ["VERSIONS", "patch"]
 
@@ -219,10 +220,10 @@ def _replace_rotary() -> None:
 
 def _rotated(t: Tensor, tables: RotaryTables, config: Any, cu_seqlens: Tensor | None, mscale: float) -> Tensor:
     """`t` is [sequence, batch, heads, columns], or packed [tokens, heads, columns]."""
-    position = torch.arange(t.shape[0], device=t.device)
-    if cu_seqlens is not None:
-        starts = cu_seqlens.to(torch.int64)
-        position = position - starts[torch.searchsorted(starts, position, right=True) - 1]
+    if cu_seqlens is None:
+        position = torch.arange(t.shape[0], device=t.device)
+    else:
+        position = packed_positions(cu_seqlens, t.shape[0])
     cos, sin = tables(position, t.dtype, mscale)
     if t.dim() == 4:
         cos, sin = cos[:, None], sin[:, None]

@@ -12,6 +12,14 @@ from typing import Any
 import torch
 
 
+def packed_positions(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """[num_tokens], int64: each packed token's number in its sequence. Nothing is read by the host: bad offsets give
+    positions in range."""
+    tokens = torch.arange(num_tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    begins = cu_seqlens[(torch.searchsorted(cu_seqlens, tokens, right=True) - 1).clamp_min(0)]
+    return (tokens - begins).clamp(0, num_tokens - 1).long()
+
+
 @dataclass(frozen=True)
 class Sequences:
     """The sequences of one forward of the model.
@@ -36,10 +44,7 @@ class Sequences:
         host reads nothing: bad offsets give positions in range.
         """
         if self.cu_seqlens_q is not None:
-            offsets = self.cu_seqlens_q
-            tokens = torch.arange(batch * num_queries, device=offsets.device, dtype=offsets.dtype)
-            begins = offsets[(torch.searchsorted(offsets, tokens, right=True) - 1).clamp_min(0)]
-            return (tokens - begins).clamp(0, batch * num_queries - 1).view(batch, num_queries).long()
+            return packed_positions(self.cu_seqlens_q, batch * num_queries).view(batch, num_queries)
         if self.leftpad_k is None or self.num_keys is None:
             return None
         columns = torch.arange(self.num_keys - num_queries, self.num_keys, device=self.leftpad_k.device)
