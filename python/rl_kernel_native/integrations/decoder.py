@@ -19,7 +19,7 @@ import transformers
 import rl_kernel_native as rk
 
 from . import unchanged
-from .families import CACHE_NAMES, known, servable
+from .families import CACHE_NAMES, servable
 from .sequences import Sequences, locate_sequences
 from .served import base_of, is_served, observed, other_than_served
 
@@ -381,20 +381,19 @@ def why_own_attention(body: Any, kwargs: dict[str, Any]) -> str | None:
             return f"attn_logit_softcapping is {each.attn_logit_softcapping}"
         if each.training and each.attention_dropout:
             return f"attention_dropout is {each.attention_dropout} in training"
-    return why_other_windows(body)
+    return why_other_windows(body, kind._rk_family)
 
 
-def why_other_windows(body: Any) -> str | None:
+def why_other_windows(body: Any, family: Any) -> str | None:
     """Why a layer's window is not that of its mask, which goes by the configuration and the layer's place."""
+    if family.window != "module":
+        return None
     attentions, config = body.__dict__.get(ATTENTIONS), body.config
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     for place, each in enumerate(body.layers):
         attention = getattr(each, "self_attn", None)
         if attention is None:  # hidden by what was put around the layer since
             attention = attentions[place]
-        family = getattr(type(attention), "_rk_family", None) or known(attention)[0]  # type: ignore[index]
-        if family.window != "module":
-            return None
         masks = window if kinds is None or kinds[place] == "sliding_attention" else None
         if attention.sliding_window != masks:
             return f"sliding_window of layer {place} is {attention.sliding_window}, and {masks} by its mask"

@@ -423,7 +423,7 @@ def _why_no_attention(body: Any, family: Family) -> str | None:
             return "its configuration is not that of its decoder"
     if not attentions:
         return "its decoder has no layers"
-    return decoder.why_other_windows(body) or unchanged.why_attention_changed(attentions[0], family)
+    return decoder.why_other_windows(body, family) or unchanged.why_attention_changed(attentions[0], family)
 
 
 def _why_weights(module: Any) -> str | None:
