@@ -241,8 +241,7 @@ def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
 
 
 def test_opcheck(device: str) -> None:
-    import rl_kernel_native.ops.preference_loss_traced  # noqa: F401
-
+    rk._call.load()
     w = torch.randn(4, device=device)
     numbers = [0.1, 0.0, 0.0, 0.05, 1.0, 0.0, 5.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")

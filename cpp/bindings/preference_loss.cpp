@@ -12,58 +12,42 @@
 namespace rlk::bindings {
 namespace {
 
-// A vector of float32, or of int64, of `num` elements where that is not negative.
-class Column {
+// One side's arrays. Those that may be left out are as long as its policy, which is as long as the `other` of a pair.
+class Side {
  public:
-  Column(nb::handle object, const char* name, const Dtypes& dtype, std::optional<Device> device, std::int64_t num,
-         const char* whose) {
-    if (object.is_none()) return;  // of arrays that may be left out
-    const TensorView& v = array_.emplace(object, name, dtype).view();
-    if (device) require_device(*array_, *device);
-    if (v.ndim != 1 || (num >= 0 && v.shape[0] != num)) {
-      argument_error(name, num < 0 ? "expected shape [num_pairs], got " + shape_text(array_->shape())
-                                   : "expected shape [" + std::to_string(num) + "] (that of " + whose + "), got " +
-                                         shape_text(array_->shape()));
+  using Names = const char* const[5];
+  Side(const Names& names, nb::handle policy, nb::handle reference, nb::handle count, nb::handle aligned,
+       const PreferenceSide* other, std::optional<Device> device)
+      : policy_(policy, names[0], kFloat32) {
+    const TensorView& v = policy_.view();
+    if (device) require_device(policy_, *device);
+    if (v.ndim != 1 || (other && v.shape[0] != other->num)) {
+      const std::string wanted = other ? std::to_string(other->num) + "] (that of policy_chosen)" : "num_pairs]";
+      argument_error(policy_, "expected shape [" + wanted + ", got " + shape_text(policy_.shape()));
     }
+    const auto read = [&](int i, nb::handle object, const Dtypes& dtypes, std::int64_t* stride) {
+      const VectorArgument& a = others_[i - 1].emplace(object, names[i], dtypes, v.shape[0], names[4], v.device);
+      *stride = a.stride();
+      return a.data();
+    };
+    side.policy = static_cast<const float*>(v.data);
+    side.policy_stride = v.shape[0] > 1 ? v.stride(0) : 1;
+    side.num = v.shape[0];
+    side.reference = static_cast<const float*>(read(1, reference, kFloat32, &side.reference_stride));
+    side.aligned = static_cast<const float*>(read(2, aligned, kFloat32, &side.aligned_stride));
+    side.count = static_cast<const std::int64_t*>(read(3, count, kInt64, &side.count_stride));
   }
-  template <class T>
-  const T* data() const {
-    return array_ ? static_cast<const T*>(array_->view().data) : nullptr;
-  }
-  std::int64_t stride() const { return array_ && array_->view().shape[0] > 1 ? array_->view().stride(0) : 1; }
-  std::int64_t size() const { return array_->view().shape[0]; }
-  Device device() const { return array_->view().device; }
-
- private:
-  std::optional<Array> array_;
-};
-
-// A capsule is read once, so `policy` is read before its device is known to be the call's.
-struct Side {
-  Side(nb::handle policy, nb::handle reference, nb::handle count, nb::handle aligned, const char* const (&names)[4],
-       std::optional<Device> device, std::int64_t expected)
-      : policy_(policy, names[0], kFloat32, device, expected, "policy_chosen"),
-        reference_(reference, names[1], kFloat32, policy_.device(), policy_.size(), names[0]),
-        aligned_(aligned, names[2], kFloat32, policy_.device(), policy_.size(), names[0]),
-        count_(count, names[3], kInt64, policy_.device(), policy_.size(), names[0]) {
-    side.policy = policy_.data<float>();
-    side.reference = reference_.data<float>();
-    side.aligned = aligned_.data<float>();
-    side.count = count_.data<std::int64_t>();
-    side.policy_stride = policy_.stride();
-    side.reference_stride = reference_.stride();
-    side.aligned_stride = aligned_.stride();
-    side.count_stride = count_.stride();
-    side.num = policy_.size();
-  }
-  Device device() const { return policy_.device(); }
+  Device device() const { return policy_.view().device; }
   PreferenceSide side;
 
  private:
-  Column policy_, reference_, aligned_, count_;
+  const Array policy_;
+  std::optional<VectorArgument> others_[3];
 };
-constexpr const char* kChosenNames[4] = {"policy_chosen", "ref_chosen", "chosen_aligned", "chosen_count"};
-constexpr const char* kRejectedNames[4] = {"policy_rejected", "ref_rejected", "rejected_aligned", "rejected_count"};
+constexpr Side::Names kChosen = {"policy_chosen", "ref_chosen", "chosen_aligned", "chosen_count",
+                                 "that of policy_chosen"};
+constexpr Side::Names kRejected = {"policy_rejected", "ref_rejected", "rejected_aligned", "rejected_count",
+                                   "that of policy_rejected"};
 
 float number(nb::list numbers, std::size_t i) { return static_cast<float>(nb::cast<double>(numbers[i])); }
 
@@ -77,7 +61,7 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
     if (!array.is_none()) continue;
     throw nb::type_error((std::string(name) + ": expected an array that speaks DLPack, got NoneType").c_str());
   }
-  const Side chosen(policy_chosen, ref_chosen, chosen_count, chosen_aligned, kChosenNames, std::nullopt, -1);
+  const Side chosen(kChosen, policy_chosen, ref_chosen, chosen_count, chosen_aligned, nullptr, std::nullopt);
   const Device device = chosen.device();
   PreferenceLossParams p;
   p.kind = static_cast<Preference>(kind);
@@ -90,11 +74,11 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
   for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = number(numbers, i);
   const bool pairs = p.kind != Preference::kKto;
   p.chosen = chosen.side;
-  const Side rejected(policy_rejected, ref_rejected, rejected_count, rejected_aligned, kRejectedNames, device,
-                      pairs ? p.chosen.num : -1);
+  const Side rejected(kRejected, policy_rejected, ref_rejected, rejected_count, rejected_aligned,
+                      pairs ? &p.chosen : nullptr, device);
   p.rejected = rejected.side;
-  const Column of_kl(kl, "kl", kFloat32, device, 1, "one number");
-  p.kl = of_kl.data<float>();
+  const VectorArgument of_kl(kl, "kl", kFloat32, 1, "that of one number", device);
+  p.kl = of_kl.floats();
   const std::int64_t w = p.chosen.num, l = p.rejected.num;
   Results results("preference_loss", policy_chosen, device, allocate, stream);
   const bool sorts = p.sort != PreferenceSort::kNone;

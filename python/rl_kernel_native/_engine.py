@@ -17,7 +17,7 @@ from . import _composed, _in_graph, _torch
 from ._arithmetic import resolve_traced
 from ._main_grad import is_asked_for, require_addable
 from ._native import module as _C
-from ._operator import Composed, Diagonal, Kept, Like, Linear, Operator
+from ._operator import OPERATORS, Composed, Diagonal, Kept, Like, Linear, Operator, products
 from ._register import define, fake, implement
 from ._run import (
     applied,
@@ -70,7 +70,7 @@ def _register(op: Operator) -> None:
     dtypes: list[Any] = [getattr(torch, name) if isinstance(name, str) else name for name in op.dtypes]
     of = op.gradient if isinstance(op.gradient, Kept) else None
     if of is not None:  # gradients follow the outputs
-        dtypes += [torch.float32] * len(of.of)
+        dtypes += [torch.float32] * len(of.of) + [getattr(torch, name) for name in of.extra]
     results = "()" if not dtypes else "Tensor" if len(dtypes) == 1 else f"({', '.join(['Tensor'] * len(dtypes))})"
     define(f"{op.name}({schema(op)}) -> {results}")
 
@@ -101,7 +101,8 @@ def _register(op: Operator) -> None:
         if not dtypes:
             return None
         gradients = () if of is None else (None if arrays[i] is None else arrays[i].shape for i in of.of)
-        found = zip((*op.outputs(arrays, how), *gradients), dtypes, strict=True)
+        outputs = op.outputs(arrays, how)
+        found = zip((*outputs[: len(op.dtypes)], *gradients, *outputs[len(op.dtypes) :]), dtypes, strict=True)
         return given([arrays[op.leads].new_empty((0,) if s is None else s, dtype=dtype_of(d, how)) for s, d in found])
 
     differentiable = None if op.gradient is None else functools.partial(_in_graph.apply, title(op))
@@ -452,7 +453,7 @@ def _with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], w
 def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
     """Arrays whose number on the device, the last, is float32."""
     number = arrays[-1]
-    if not isinstance(number, Tensor) or number.dtype is torch.float32:
+    if not isinstance(number, Tensor) or number.dtype is torch.float32 or op.arrays[-1].kind != "number":
         return arrays
     if number.dtype.is_complex or number.dtype is torch.bool:
         raise TypeError(f"{op.arrays[-1].name}: expected a real number, got {number.dtype}")
@@ -465,16 +466,20 @@ class _Kept(Eager):
     that follows, over a retained graph, computes them again."""
 
     @staticmethod
-    def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *_: Any) -> Any:
-        ctx.wanted = (True, *ctx.needs_input_grad[4:])
-        found = _with_gradients(op, arrays, how, ctx.wanted)
+    def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *operands: Any) -> Any:
+        of: Any = op.gradient
+        if of.scale is products:
+            ctx.wanted = (True, *ctx.needs_input_grad[4:])
+            found = _with_gradients(op, arrays, how, ctx.wanted)
+            ctx.save_for_backward(*arrays)
+        else:
+            found = straight(op, arrays, how)
+            ctx.save_for_backward(*operands)
         count = len(op.dtypes)
-        ctx.gradients = found[count:]
-        ctx.save_for_backward(*arrays)
-        ctx.op, ctx.how = op, how
+        ctx.gradients, ctx.op, ctx.how = found[count:], op, how
         ctx.mark_non_differentiable(*found[1:count])
         ctx.set_materialize_grads(False)
-        return tuple(found[:count])
+        return found[:count]
 
     @staticmethod
     def backward(ctx: Any, d_loss: Any, *_: Any) -> Any:
@@ -482,64 +487,87 @@ class _Kept(Eager):
         if d_loss is None:
             return None, None, None, *(None for _ in needs)
         arrays, op = ctx.saved_tensors, ctx.op  # which refuses arrays that were changed in place
-        found, ctx.gradients = ctx.gradients, None
+        of, found = op.gradient, ctx.gradients
+        direct = not is_grad_enabled() and is_direct_gradient(d_loss)
+        if of.scale is not products:
+            if direct and d_loss.layout is torch.strided:
+                return None, None, None, *of.scale(straight, d_loss, found, ctx.how[: of.reads])
+            d_loss = gradient(d_loss, torch.float32, of.incoming)
+            return None, None, None, *scaled(op, d_loss, found, arrays, ctx.how)
+        ctx.gradients = None
         if found is None:
             detached = [None if x is None else x.detach() for x in arrays]
             found = _with_gradients(op, detached, ctx.how, ctx.wanted)[len(op.dtypes) :]
-        if not is_grad_enabled() and is_direct_gradient(d_loss):
+        if direct:
             _C.scale_gradients(found[0], found[1] if len(found) > 1 else None, d_loss, 0)
         else:
-            found = scaled(d_loss, found, [arrays[i] for i in op.gradient.of])
+            found = scaled(op, d_loss, found, [arrays[i] for i in of.of], ctx.how)
         return None, None, None, *(g if need else None for g, need in zip(found, needs, strict=True))
 
 
-def scaled(d_loss: Tensor, gradients: Sequence[Any], operands: Sequence[Any]) -> Any:
+def scaled(op: Operator, d_loss: Tensor, kept: Sequence[Any], operands: Sequence[Any], how: tuple[Any, ...]) -> Any:
     """Gradients times that of the loss. The operands say what a second derivative would be of."""
-    found = apply_function(None, "Scaled", d_loss, *gradients, *operands)
-    return tuple(None if g is None else o for o, g in zip(found, gradients, strict=True))
+    of: Any = op.gradient
+    found = apply_function(None, "Scaled", op.name, *how[: of.reads], d_loss, *kept, *operands)
+    return tuple(None if g is None else o for o, g in zip(found, kept, strict=False))
 
 
 @_in_graph.callable_in_graph
 class Scaled(torch.autograd.Function):
     """Linear in d_loss, without a derivative along the operands."""
 
-    second = "a second derivative of a loss is wanted, and there is none"
-
     @staticmethod
-    def forward(d_loss: Tensor, *rest: Any) -> Any:
-        return tuple(d_loss.new_empty(0) if g is None else g * d_loss for g in rest[: len(rest) // 2])
+    def forward(name: str, *arguments: Any) -> Any:
+        of, how, (d_loss, *rest) = _scale_of(name, arguments)
+        found = of.scale(_dispatched, d_loss, rest[: -len(of.of)], how)
+        return tuple(d_loss.new_empty(0) if g is None else g for g in found)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        gradients = inputs[1 : len(inputs) // 2 + 1]
-        ctx.mark_non_differentiable(*(o for o, g in zip(output, gradients, strict=True) if g is None))
-        ctx.save_for_backward(*gradients)
-        ctx.save_for_forward(*gradients)
+        ctx.name, ctx.count = inputs[0], len(inputs)
+        ctx.of, ctx.how, (_, *rest) = _scale_of(ctx.name, inputs[1:])
+        kept = rest[: -len(ctx.of.of)]
+        ctx.mark_non_differentiable(*(o for o, g in zip(output, kept, strict=False) if g is None))
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Any) -> Any:
-        gradients = ctx.saved_tensors
-        if any(ctx.needs_input_grad[1 + len(gradients) :]):
-            raise RuntimeError(Scaled.second)
-        total = None
-        for x, g in zip(incoming, gradients, strict=True):
-            if x is not None and g is not None:
-                total = (x * g).sum() if total is None else total + (x * g).sum()
-        return total, *(None,) * (2 * len(gradients))
+        _refuse_second(ctx, ctx.needs_input_grad)
+        found: list[Any] = [None] * ctx.count
+        if any(x is not None for x in incoming):
+            found[1 + ctx.of.reads] = ctx.of.along(incoming, ctx.saved_tensors, ctx.how)
+        return tuple(found)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(Scaled.apply, info, in_dims, inputs), (0,) * (len(inputs) // 2)
+        found = looped(Scaled.apply, info, in_dims, inputs)
+        return found, (0,) * len(found)
 
     @staticmethod
-    def jvp(ctx: Any, d_loss: Any, *others: Any) -> Any:
-        gradients = ctx.saved_tensors
-        if any(t is not None for t in others[len(gradients) :]):
-            raise RuntimeError(Scaled.second)
-        return tuple(
-            None if g is None else torch.zeros_like(g) if d_loss is None else g * d_loss for g in gradients
-        )  # fmt: skip
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        _refuse_second(ctx, [t is not None for t in tangents])
+        kept, d_loss = ctx.saved_tensors, tangents[1 + ctx.of.reads]
+        if d_loss is None:
+            return tuple(None if g is None else torch.zeros_like(g) for g in kept[: len(ctx.of.of)])
+        return tuple(ctx.of.scale(applied, d_loss, kept, ctx.how))
+
+
+def _scale_of(name: str, arguments: Sequence[Any]) -> tuple[Kept, tuple[Any, ...], Sequence[Any]]:
+    """The rule, the options that it reads, and the tensors, from arguments of :class:`Scaled`."""
+    of: Any = next(op.gradient for op in OPERATORS if op.name == name)
+    return of, tuple(arguments[: of.reads]), arguments[of.reads :]
+
+
+def _dispatched(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
+    """A call inside of a Function's forward, where batches of ``is_grads_batched`` may come."""
+    return getattr(_ops, op.name)(*arrays, *how)
+
+
+def _refuse_second(ctx: Any, along: Sequence[bool]) -> None:
+    if any(along[-len(ctx.of.of) :]):
+        raise RuntimeError(f"{ctx.name}: has no second derivative")
 
 
 def _register_kept(op: Operator, of: Kept) -> None:
@@ -553,38 +581,40 @@ def _register_kept(op: Operator, of: Kept) -> None:
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
             operands = [inputs[i] for i in places]
-            gradients = [None if x is None else g for x, g in zip(operands, output[constants:], strict=True)]
-            ctx.mark_non_differentiable(*output[1:])
-            ctx.save_for_backward(*gradients, *operands)
-            ctx.save_for_forward(*gradients, *operands)
-            ctx.set_materialize_grads(False)
             ctx.how, ctx.count = inputs[count:], len(inputs)
+            shown = [x is not None for x in operands]
+            shown += [shape is not None for shape in op.outputs(inputs[:count], ctx.how)[constants:]]
+            kept = [o if there else None for o, there in zip(output[constants:], shown, strict=True)]
+            ctx.mark_non_differentiable(*output[1:])
+            ctx.save_for_backward(*kept, *operands)
+            ctx.save_for_forward(*kept, *operands)
+            ctx.set_materialize_grads(False)
 
         @staticmethod
         def backward(ctx: Any, d_loss: Any, *_: Any) -> Any:
             found: list[Any] = [None] * ctx.count
             if d_loss is not None:
-                saved, half = ctx.saved_tensors, len(places)
-                for i, g in zip(places, scaled(d_loss, saved[:half], saved[half:]), strict=True):
+                saved = ctx.saved_tensors
+                if of.scale is not products:
+                    d_loss = gradient(d_loss, torch.float32, of.incoming)
+                gradients = scaled(op, d_loss, saved[: -len(places)], saved[-len(places) :], ctx.how)
+                for i, g in zip(places, gradients, strict=True):
                     found[i] = g
             return tuple(found)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
             dims = (*in_dims[:count], *(None for _ in in_dims[count:]))
-            return looped(Forward.apply, info, dims, inputs), (0,) * (constants + len(places))
+            found = looped(Forward.apply, info, dims, inputs)
+            return found, (0,) * len(found)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:
             others = [i for i in range(count) if i not in places]
             names = [op.arrays[i].label(ctx.how) for i in others]
             refuse_tangents(op.name, names, [tangents[i] for i in others])
-            gradients = ctx.saved_tensors[: len(places)]
-            total = torch.zeros((), dtype=torch.float32, device=gradients[0].device)
-            for i, g in zip(places, gradients, strict=True):
-                if tangents[i] is not None:
-                    total = total + (g * tangents[i]).sum()
-            return total, *(None,) * (constants + len(places) - 1)
+            along = of.along([tangents[i] for i in places], ctx.saved_tensors[: -len(places)], ctx.how[: of.reads])
+            return along, *(None,) * (constants + len(places) + len(of.extra) - 1)
 
     named(Forward, title(op))
 

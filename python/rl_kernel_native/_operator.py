@@ -57,19 +57,44 @@ class Diagonal:
     allows: Callable[[int, tuple[Any, ...]], bool] = lambda i, how: True
 
 
+def products(call: Any, d: Any, kept: Sequence[Any], how: tuple[Any, ...]) -> Sequence[Any]:
+    """Gradients of a loss that is one number, times its incoming gradient."""
+    return [None if g is None else g * d for g in kept]
+
+
+def sum_of_products(tangents: Sequence[Any], kept: Sequence[Any], how: tuple[Any, ...]) -> Any:
+    """The transpose of :func:`products`."""
+    found = kept[0].new_zeros(())
+    for g, t in zip(kept, tangents, strict=True):
+        if g is not None and t is not None:
+            found = found + (g * t).sum()
+    return found
+
+
 @dataclass(frozen=True)
 class Kept:
     """Derivatives of a loss that its forward gives with it: a backward multiplies them, and there is no second one.
 
     Attributes:
         of: positions of the arrays that may have a gradient, which has the shape of its array.
-        native: of the arrays, the options and one bool an array of ``of``: the outputs, then the gradients. The first
-            output is the loss, the others are constants.
+        native: of the arrays, the options and one bool an array of ``of``: the outputs, the gradients, and what else is
+            ``extra``. The first output is the loss, the others are constants.
+        incoming: name of the gradient that comes in.
+        constants: words that refuse a gradient of another array.
+        extra: dtypes of what a backward reads beside the gradients. Their shapes follow those of the outputs.
+        reads: how many of the options ``scale`` and ``along`` are given.
+        scale: of a way to call operators, the incoming gradient, what the forward kept and those options: gradients.
+        along: of tangents of ``of`` (None where there is none), what the forward kept and those options: the loss's.
     """
 
     of: tuple[int, ...]
     native: Native
     incoming: str = "d_loss"
+    constants: str = ""
+    extra: tuple[str, ...] = ()
+    reads: int = 0
+    scale: Callable[..., Sequence[Any]] = products
+    along: Callable[..., Any] = sum_of_products
 
     def allows(self, i: int, how: tuple[Any, ...]) -> bool:
         return True

@@ -54,7 +54,7 @@ def applied(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[
     outputs = found if isinstance(found, tuple) else (found,)
     there = [shape is not None for shape in op.outputs(arrays, how)]
     if isinstance(op.gradient, Kept):
-        there += [arrays[i] is not None for i in op.gradient.of]
+        there[len(op.dtypes) : len(op.dtypes)] = [arrays[i] is not None for i in op.gradient.of]
     return tuple(o if is_there else None for o, is_there in zip(outputs, there, strict=True))
 
 

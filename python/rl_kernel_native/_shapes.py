@@ -11,7 +11,7 @@ from torch import Tensor
 from ._check import mask_dtype
 from ._torch import CODES, autocast_hint
 
-FLOAT32, INDICES = (torch.float32,), (torch.int32, torch.int64)  # dtypes that are asked for
+FLOAT32, INT64, INDICES = (torch.float32,), (torch.int64,), (torch.int32, torch.int64)  # dtypes that are asked for
 FLOATS = tuple(CODES)
 COPY = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch"
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from .. import _check, _dispatch
+from .. import _call, _check
 from .._metrics import MetricVector
 from .._native import module as _C
+from .._operator import Array, Kept, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple, PreferenceKind
 from ..reference.preference_loss import preference_loss_reference
 from .preference_kinds import (
     ALPHA_DIVERGENCE,
     ALPHA_PO,
+    AOT_UNPAIRED,
     DIVERGENCES,
     KINDS,
     KNOWN_AS,
@@ -25,9 +27,10 @@ from .preference_kinds import (
 
 __all__ = ["METRICS", "PreferenceLoss", "PreferenceMetrics", "preference_loss", "preference_loss_reference"]
 
+OPTIONS = (
+    "label_smoothing", "f_divergence", "f_alpha", "tau", "gamma", "alpha", "kl", "chosen_weight", "rejected_weight",
+)  # fmt: skip
 METRICS = ("loss", "chosen_reward", "rejected_reward", "margin", "accuracy")
-
-_torch_path: Any = None
 
 
 class PreferenceMetrics(MetricVector):
@@ -46,14 +49,79 @@ class PreferenceLoss(NamedTuple, Generic[ArrayT]):
     metrics: PreferenceMetrics
 
 
-def _torch() -> Any:
-    """ops/preference_loss_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        from . import preference_loss_torch
+def _check_forward(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    """Each side's arrays are as long as its policy's; so is the other policy, of pairs."""
+    from .. import _shapes
 
-        _torch_path = preference_loss_torch
-    return _torch_path
+    for i, (a, x) in enumerate(zip(_FORWARD.arrays, arrays, strict=True)):
+        if x is None:
+            continue
+        _shapes.check_dtype(x, a.name, _shapes.INT64 if a.name.endswith("_count") else _shapes.FLOAT32)
+        side = 0 if i < 2 and how[0] != KTO else i % 2
+        if i == len(arrays) - 1:
+            count: Any = 1
+            words = "that of one number"
+        else:
+            count, words = arrays[side].shape[0] if arrays[side].dim() else "num_pairs", f"that of {NAMES[side]}"
+        free = i == side
+        if x.dim() != 1 or not (free or not _shapes.is_static(x) or type(count) is not int or x.shape[0] == count):
+            wanted = "[num_pairs]" if free else f"[{count}] ({words})"
+            raise ValueError(f"{a.name}: expected shape {wanted}, got {list(x.shape)}")
+
+
+def _shapes_of(arrays: Any, how: tuple[Any, ...]) -> tuple[Any, ...]:
+    w, l = (a.shape[0] for a in arrays[:2])  # noqa: E741
+    return (w + l if how[0] == KTO else w,), (w,), (l,), (len(METRICS),), (2, w) if how[1] != UNSORTED else None
+
+
+def _scale(call: Any, dlosses: Any, kept: Any, how: tuple[Any, ...]) -> Any:
+    return call(_BACKWARD, (dlosses, *kept), how[1:])
+
+
+def _along(tangents: Any, kept: Any, how: tuple[Any, ...]) -> Any:
+    """Tangents of losses: each side's products, added where its losses stand."""
+    (d_chosen, d_rejected, ranks), (kind, sort) = kept, how
+    unpaired = kind == KTO
+    w, l = d_chosen.shape[0], d_rejected.shape[0]  # noqa: E741
+    found = d_chosen.new_zeros(w + l if unpaired else w)
+    for i, (d, t) in enumerate(zip((d_chosen, d_rejected), tangents, strict=True)):
+        if t is None:
+            continue
+        if sort != UNSORTED:
+            found = found.scatter_add(0, ranks[i if sort == AOT_UNPAIRED else 0].long(), d * t)
+        else:
+            first = w * i if unpaired else 0
+            found = found.slice_scatter(found[first : first + len(t)] + d * t, 0, first, first + len(t))
+    return found
+
+
+_FORWARD = Operator(
+    "preference_loss",
+    (*(Array(name, "by hand") for name in NAMES[:2]), *(Array(name, "by hand", optional=True) for name in NAMES[2:])),
+    "int kind, int sort, int score, int average, float[] numbers",
+    outputs=_shapes_of,
+    dtypes=("float32",) * 4,
+    native=lambda arrays, how, *tail: _C.preference_loss(*arrays, *how, *tail),
+    check=_check_forward,
+    gradient=Kept(
+        of=(0, 1),
+        native=lambda arrays, how, wanted, *tail: _C.preference_loss(*arrays, *how, *tail),
+        incoming="dlosses",
+        constants="is a constant of the loss and gets no gradient",
+        extra=("int32",),
+        reads=2,
+        scale=_scale,
+        along=_along,
+    ),
+)
+_BACKWARD = Operator(
+    "preference_loss_backward",
+    (*(Array(name, "by hand") for name in ("dlosses", "d_chosen", "d_rejected")), Array("ranks", "by hand", True)),
+    "int sort",
+    outputs=lambda arrays, how: (arrays[1].shape, arrays[2].shape),
+    dtypes=("float32",) * 2,
+    native=lambda arrays, how, *tail: _C.preference_loss_backward(*arrays, *how, *tail),
+)
 
 
 def preference_loss(
@@ -135,21 +203,18 @@ def preference_loss(
     """
     _check.one_of("kind", kind, tuple(KINDS), KNOWN_AS)
     of_kind = KINDS[kind]
-    given = {
-        "label_smoothing": label_smoothing, "f_divergence": f_divergence, "f_alpha": f_alpha, "tau": tau,
-        "gamma": gamma, "alpha": alpha, "kl": kl, "chosen_weight": chosen_weight, "rejected_weight": rejected_weight,
-    }  # fmt: skip
-    for name, value in given.items():
-        if value is not None and name not in of_kind.options:
-            got = value if isinstance(value, (int, float, str)) else type(value).__name__
-            raise ValueError(f"{name}: expected None for kind {kind!r}, which has no such option, got {got!r}")
+    options = (label_smoothing, f_divergence, f_alpha, tau, gamma, alpha, kl, chosen_weight, rejected_weight)
+    if not all(value is None for value in options):
+        _refuse_others(kind, options)
     beta = _number("beta", beta, above=0)
-    smoothing = _smoothing(kind, 0.0 if label_smoothing is None else label_smoothing)
+    smoothing = 0.0
+    if label_smoothing is not None or kind == "exo_pair":  # which has to have one
+        smoothing = _smoothing(kind, 0.0 if label_smoothing is None else label_smoothing)
     score, of_alpha = _score(kind, f_divergence, f_alpha, alpha)
     margin = 0.0
     if "gamma" in of_kind.options:
         margin = _number("gamma / beta", (0.5 if gamma is None else _number("gamma", gamma)) / beta)
-    nll = _number("nll_weight", nll_weight)
+    nll = 0.0 if type(nll_weight) is float and nll_weight == 0 else _number("nll_weight", nll_weight)
     _both("ref_chosen", ref_chosen, "ref_rejected", ref_rejected)
     _both("chosen_count", chosen_count, "rejected_count", rejected_count)
     _both("chosen_aligned", chosen_aligned, "rejected_aligned", rejected_aligned)
@@ -186,18 +251,15 @@ def preference_loss(
         policy_chosen, policy_rejected, ref_chosen, ref_rejected, chosen_count, rejected_count, chosen_aligned,
         rejected_aligned, kl,
     )  # fmt: skip
-    if _dispatch.is_tensor(policy_chosen):
-        return _result(_torch().preference_loss(*arrays, *how))
-    frame = _dispatch.Frame(policy_chosen, "policy_chosen")
-    _dispatch.match_torch_threads()
-    exported = [frame.export(a, name) for a, name in zip(arrays, NAMES, strict=True)]
-    found = _C.preference_loss(*exported, *how, frame.allocate, frame.stream)
-    return _result([frame.result(a) for a in found[:4]])
-
-
-def _result(found: Any) -> PreferenceLoss:
-    losses, chosen, rejected, vector = found[:4]
+    losses, chosen, rejected, vector = _call.call(_FORWARD, arrays, how)[:4]
     return PreferenceLoss(losses, chosen, rejected, PreferenceMetrics(vector))
+
+
+def _refuse_others(kind: str, options: tuple[Any, ...]) -> None:
+    for name, value in zip(OPTIONS, options, strict=True):
+        if value is not None and name not in KINDS[kind].options:
+            got = value if isinstance(value, (int, float, str)) else type(value).__name__
+            raise ValueError(f"{name}: expected None for kind {kind!r}, which has no such option, got {got!r}")
 
 
 def _number(name: str, value: Any, above: float = -math.inf) -> float:
