@@ -470,6 +470,7 @@ def _sample(d: Draw) -> dict[str, Any]:
         "greedy": d.chance(0.2),
         "top_k": d.of(0, 3), "top_p": d.of(1.0, 0.9), "min_p": d.of(0.0, 0.1), "order": d.of("vllm", "sglang"),
         "return_logprob": d.of("processed", "raw", "both"), "return_kept": d.chance(0.3), "exp": "portable",
+        "n_logprobs": d.of(0, 0, 1, 5),
     }  # fmt: skip
 
 

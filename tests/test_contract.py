@@ -453,9 +453,11 @@ def of_random_bits() -> str:
 def of_sample() -> str:
     x = RNG.standard_normal((5, 40)).astype(np.float32)
     keys: dict[str, Any] = {"seed": 7, "sample_id": np.arange(5), "position": 3, "top_k": 4, "exp": "portable"}
-    got, again = rk.sample(x, return_logprob="both", **keys), rk.sample(x, **keys)
+    got, again = rk.sample(x, return_logprob="both", n_logprobs=4, **keys), rk.sample(x, **keys)
     of_row = (np.arange(5), got.ids)
-    cut, whole = rk.sample_reference(x, top_k=4).logprob[of_row], rk.sample_reference(x).logprob[of_row]
+    kept = rk.sample_reference(x, top_k=4)
+    cut, whole = kept.logprob[of_row], rk.sample_reference(x).logprob[of_row]
+    best = kept.best(4)
     largest = np.abs(x).max(1)
     seen = {"presence_penalty": 0.5, "repetition_penalty": 1.2, "history": (RNG.integers(0, 40, 50), np.arange(6) * 10)}
     found = (
@@ -466,6 +468,8 @@ def of_sample() -> str:
         beyond("sample", "ids", got.ids, again.ids),
         beyond("sample", "logprob", got.logprob, cut, max_abs_z=largest),
         beyond("sample", "raw_logprob", got.raw_logprob, whole, max_abs_z=largest),
+        beyond("sample", "top_ids", got.top_ids, best[0]),
+        beyond("sample", "top_logprobs", got.top_logprobs, best[1], max_abs_z=largest[:, None]),
     )  # fmt: skip
     return "; ".join(found)
 

@@ -36,12 +36,12 @@ struct Case {
   std::vector<std::int32_t> allowed;  // or empty
   std::vector<float> logits;
   SampleOrder order = SampleOrder::kVllm;
-  std::int64_t capacity = 1 << 22;
+  std::int64_t capacity = 1 << 22, best = 0;
 };
 
 struct Results {
-  std::vector<std::int64_t> ids, offsets;
-  std::vector<float> logprob, raw;
+  std::vector<std::int64_t> ids, offsets, top, raw_top;
+  std::vector<float> logprob, raw, top_logprobs, raw_top_logprobs;
   std::vector<std::int32_t> kept, status;
 };
 
@@ -128,6 +128,19 @@ Wide ceil_share(float share,
   return (product >> shift) + ((product & ((Wide{1} << shift) - 1)) != 0 ? 1 : 0);
 }
 
+// The n best of z, -Inf where a column counts for nothing: a stable sort has equal ones by id.
+void add_best(const Case& k, const std::vector<float>& z, const rlk::SoftmaxStats& root, float temperature, bool usable,
+              std::vector<std::int64_t>* ids, std::vector<float>* logprobs) {
+  std::vector<std::int64_t> order;
+  for (std::int64_t j = 0; j < k.valid; ++j) order.push_back(j);
+  usable = usable && rlk::logprob_outputs(root, 0.0f, temperature).status == 0;
+  if (usable) std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) { return z[a] > z[b]; });
+  for (std::int64_t n = 0; n < k.best; ++n) {
+    ids->push_back(usable ? order[n] : -1);
+    logprobs->push_back(usable ? rlk::logprob_outputs(root, z[order[n]], temperature).logprob : rlk::canonical_nan());
+  }
+}
+
 Results reference(const Case& k) {
   Results r;
   r.offsets = {0};
@@ -151,6 +164,8 @@ Results reference(const Case& k) {
     std::int64_t id = -1;
     float logprob = rlk::canonical_nan(), raw = rlk::canonical_nan();
     std::vector<std::int64_t> kept;
+    std::vector<float> of_kept(z.size(), -rlk::infinity());
+    rlk::SoftmaxStats root, raw_root;
     if (!greedy) {
       if (!(t >= 0x1p-126f) || std::isinf(t)) status |= rlk::kBadTemperature;
       if (!(k.top_p[i] > 0 && k.top_p[i] <= 1 && k.min_p[i] >= 0 && k.min_p[i] <= 1) || k.top_k[i] < 0) {
@@ -200,7 +215,6 @@ Results reference(const Case& k) {
         if (k.order != SampleOrder::kVllm) by_min_p();
       }
       std::sort(kept.begin(), kept.end());
-      std::vector<float> of_kept(z.size(), -rlk::infinity());
       for (const std::int64_t j : kept) of_kept[j] = z[j];
       Tree tree{k, of_kept.data(), c};
       id = order[0];
@@ -213,9 +227,12 @@ Results reference(const Case& k) {
         id = tree.draw(words);
         EXPECT_TRUE(std::binary_search(kept.begin(), kept.end(), id));
       }
-      logprob = rlk::logprob_outputs(tree.node(0, 0), z[id], t).logprob;
-      raw = rlk::logprob_outputs(Tree{k, all.data(), rlk::log2_scale(1.0f)}.node(0, 0), z[id], 1.0f).logprob;
+      root = tree.node(0, 0);
+      raw_root = Tree{k, all.data(), rlk::log2_scale(1.0f)}.node(0, 0);
+      logprob = rlk::logprob_outputs(root, z[id], t).logprob;
+      raw = rlk::logprob_outputs(raw_root, z[id], 1.0f).logprob;
     }
+    add_best(k, all, raw_root, 1.0f, status == 0, &r.raw_top, &r.raw_top_logprobs);
     std::int64_t count = static_cast<std::int64_t>(kept.size());
     if (count == k.valid) count = 0;
     if (count > 0 && (closed || r.offsets.back() + count > k.capacity)) {
@@ -224,6 +241,7 @@ Results reference(const Case& k) {
       status |= rlk::kKeptOverflow;
       logprob = rlk::canonical_nan();
     }
+    add_best(k, of_kept, root, t, status == 0, &r.top, &r.top_logprobs);
     if (count > 0) r.kept.insert(r.kept.end(), kept.begin(), kept.end());
     r.offsets.push_back(r.offsets.back() + count);
     r.ids.push_back(id);
@@ -277,6 +295,16 @@ Results run(const Case& k, rlk::DType dtype, bool keeps = true) {
   p.logprob = r.logprob.data();
   p.raw_logprob = r.raw.data();
   p.status = r.status.data();
+  const auto best = static_cast<std::size_t>(k.rows * k.best);
+  for (auto* of : {&r.top, &r.raw_top}) of->assign(best + 1, kCanary);
+  for (auto* of : {&r.top_logprobs, &r.raw_top_logprobs}) of->assign(best + 1, kCanary);
+  p.n_logprobs = k.best;
+  if (best > 0) {
+    p.top_ids = r.top.data();
+    p.top_logprobs = r.top_logprobs.data();
+    p.raw_top_ids = r.raw_top.data();
+    p.raw_top_logprobs = r.raw_top_logprobs.data();
+  }
   const auto capacity = static_cast<std::size_t>(std::min(k.capacity, k.rows * k.vocab));
   if (keeps) {
     r.offsets.assign(rows + 1, kCanary);
@@ -293,6 +321,14 @@ Results run(const Case& k, rlk::DType dtype, bool keeps = true) {
 #else
   rlk::cpu::sample(p);
 #endif
+  for (auto* of : {&r.top, &r.raw_top}) {
+    EXPECT_EQ(of->back(), kCanary) << "guard";
+    of->pop_back();
+  }
+  for (auto* of : {&r.top_logprobs, &r.raw_top_logprobs}) {
+    EXPECT_EQ(of->back(), kCanary) << "guard";
+    of->pop_back();
+  }
   if (keeps) {
     const auto used = static_cast<std::size_t>(r.offsets.back());
     for (std::size_t i = used; i < r.kept.size(); ++i) EXPECT_EQ(r.kept[i], kCanary) << "guard";
@@ -313,6 +349,10 @@ void expect_same(const Results& got, const Results& want, const std::string& wha
   EXPECT_EQ(got.kept, want.kept) << what;
   EXPECT_TRUE(same(got.logprob, want.logprob)) << what << " logprob";
   EXPECT_TRUE(same(got.raw, want.raw)) << what << " raw_logprob";
+  EXPECT_EQ(got.top, want.top) << what;
+  EXPECT_EQ(got.raw_top, want.raw_top) << what;
+  EXPECT_TRUE(same(got.top_logprobs, want.top_logprobs)) << what << " top_logprobs";
+  EXPECT_TRUE(same(got.raw_top_logprobs, want.raw_top_logprobs)) << what << " raw_top_logprobs";
 }
 
 float pick(std::mt19937& random, std::initializer_list<float> values) {
@@ -356,6 +396,8 @@ Case random_case(std::mt19937& random, std::int64_t rows, std::int64_t vocab) {
       k.allowed.push_back(static_cast<std::int32_t>(random() % 5 == 0 ? 0 : random() | (random() % 2 ? random() : 0)));
     }
   }
+  const std::int64_t bests[] = {0, 0, 1, 5, 20, rlk::kTopLogprobs};
+  k.best = std::min(bests[random() % 6], k.valid);
   if (random() % 3 == 0) k.capacity = static_cast<std::int64_t>(random() % static_cast<unsigned>(rows * vocab / 4 + 2));
   return k;
 }

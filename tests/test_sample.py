@@ -225,16 +225,17 @@ def test_compiled(backend: str, device: str, rng: np.random.Generator) -> None:
     torch.compiler.reset()
 
     def f(x: torch.Tensor, given: Any, position: int) -> Any:
-        first = draw(x, **given, kept_capacity=400)
-        second = draw(x, top_k=3, position=position, return_kept=False, return_logprob="processed")
-        return *first, second.ids, second.logprob
+        first = draw(x, **given, kept_capacity=400, n_logprobs=7)
+        second = draw(x, top_k=3, position=position, return_kept=False, return_logprob="processed", n_logprobs=2)
+        return *first, second.ids, second.logprob, second.top_ids, second.top_logprobs
 
     for position in (0, 5):
         got = torch.compile(f, backend=backend, fullgraph=True)(x, given, position)
         want = f(x, given, position)
-        used = int(want[4][-1])
-        assert torch.equal(got[3][:used], want[3][:used])
-        assert all(same(a, b) for i, (a, b) in enumerate(zip(got, want, strict=True)) if i != 3)
+        ids = rk.SampleResult._fields.index("kept_ids")
+        used = int(want[ids + 1][-1])
+        assert torch.equal(got[ids][:used], want[ids][:used])
+        assert all(same(a, b) for i, (a, b) in enumerate(zip(got, want, strict=True)) if i != ids)
 
 
 def test_opcheck(device: str) -> None:
@@ -261,7 +262,7 @@ def test_opcheck(device: str) -> None:
     )
     utils = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(
-        torch.ops.rl_kernel_native.sample, (x, *rows, None, None, None, 40, 0, 0, -1, 3), test_utils=utils
+        torch.ops.rl_kernel_native.sample, (x, *rows, None, None, None, 40, 0, 0, -1, 2, 3), test_utils=utils
     )
 
 
@@ -281,6 +282,12 @@ def test_bad_input() -> None:
         "top_k: expected an integer, got float": {"top_k": 1.5},
         r"top_p: expected a number in \(0, 1\], got 0": {"top_p": 0.0},
         r"top_p: expected a number in \(0, 1\], got 1.1": {"top_p": 1.1},
+        r"n_logprobs: expected an integer in \[0, 256\], got 257": {"n_logprobs": 257},
+        r"n_logprobs: expected an integer in \[0, 256\], got -1": {"n_logprobs": -1},
+        r"n_logprobs: expected an integer in \[0, 40\], got 41": {"n_logprobs": 41},
+        r"n_logprobs: expected an integer in \[0, 9\], got 10": {"n_logprobs": 10, "valid_vocab": 9},
+        "n_logprobs: expected an integer, got float": {"n_logprobs": 1.0},
+        'n_logprobs: expected 0 with return_logprob="none", got 1': {"n_logprobs": 1, "return_logprob": "none"},
         "top_p: expected a number or an array of them, got NoneType": {"top_p": None},
         r"min_p: expected a number in \[0, 1\], got -0.1": {"min_p": -0.1},
         "greedy: expected a bool, got int": {"greedy": 1},

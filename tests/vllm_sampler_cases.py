@@ -82,6 +82,14 @@ def first_runner() -> list[int]:
                 one = want[row].logprob if processed else rk.logprob(logits[row : row + 1], want[row].ids)
                 assert torch.equal(logprobs[row, :1], one), (mode, count, row)
                 seen = logits[row][kept.long()] if processed and kept.numel() else logits[row]
+                best = torch.full((COLUMNS,), -math.inf).index_copy(0, kept.long(), logits[row][kept.long()].float())
+                best = best if processed and kept.numel() else logits[row].float()
+                order = torch.sort(best, descending=True, stable=True).indices[:count]
+                assert tokens[row, 1:].tolist() == order.tolist(), (mode, count, row)  # bf16 has equal ones
+                for k, token in enumerate(order.tolist()):
+                    t = PARAMETERS[row][0] or 1.0 if processed else 1.0
+                    one = rk.logprob(best[None], torch.tensor([token]), temperature=t)
+                    assert torch.equal(logprobs[row, k + 1 : k + 2], one), (mode, count, row, k)
                 assert int(ranks[row]) == int((seen >= logits[row, ids[row]]).sum()), (mode, count, row)
     total = logprobs[0, 1:].exp().sum()  # the five tokens that top_k kept
     assert math.isclose(float(total), 1.0, abs_tol=1e-5), total

@@ -88,7 +88,7 @@ class Results {
 
  private:
   Caller caller_;
-  nb::object arrays_[8];
+  nb::object arrays_[10];
   int count_ = 0;
 };
 

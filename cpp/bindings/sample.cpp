@@ -18,7 +18,8 @@ constexpr int kWantsLogprob = 1, kWantsRaw = 2;
 nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::handle position, nb::handle temperature,
                   nb::handle top_k, nb::handle top_p, nb::handle min_p, nb::handle greedy, nb::handle allowed,
                   nb::handle raw_logits, nb::handle row_status, nb::handle valid_vocab, int exp, int order,
-                  std::int64_t kept_capacity, int wants, nb::handle allocate, std::uintptr_t stream) {
+                  std::int64_t kept_capacity, std::int64_t n_logprobs, int wants, nb::handle allocate,
+                  std::uintptr_t stream) {
   SampleParams p;
   const Array x = read_logits(logits, &p);
   const TensorView& v = x.view();
@@ -27,6 +28,12 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
     argument_error("valid_vocab", "expected an integer in [1, " + std::to_string(p.vocab_size) + "], got " +
                                       std::to_string(p.valid_vocab));
   }
+  const std::int64_t most = std::min(kTopLogprobs, p.valid_vocab);
+  if (n_logprobs < 0 || n_logprobs > most) {
+    argument_error("n_logprobs",
+                   "expected an integer in [0, " + std::to_string(most) + "], got " + std::to_string(n_logprobs));
+  }
+  p.n_logprobs = n_logprobs;
   const RowIntegersArgument seeds(seed, "seed", p.num_rows, &v.device);
   const RowIntegersArgument samples(sample_id, "sample_id", p.num_rows, &v.device);
   const RowIntegersArgument positions(position, "position", p.num_rows, &v.device);
@@ -81,6 +88,10 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
       .add(&p.ids, {p.num_rows})
       .add(&p.logprob, {p.num_rows}, wants & kWantsLogprob)
       .add(&p.raw_logprob, {p.num_rows}, wants & kWantsRaw)
+      .add(&p.top_ids, {p.num_rows, n_logprobs}, n_logprobs > 0 && wants & kWantsLogprob)
+      .add(&p.top_logprobs, {p.num_rows, n_logprobs}, n_logprobs > 0 && wants & kWantsLogprob)
+      .add(&p.raw_top_ids, {p.num_rows, n_logprobs}, n_logprobs > 0 && wants & kWantsRaw)
+      .add(&p.raw_top_logprobs, {p.num_rows, n_logprobs}, n_logprobs > 0 && wants & kWantsRaw)
       .add(&p.kept_ids, {kept_capacity}, kept_capacity >= 0)
       .add(&p.kept_offsets, {p.num_rows + 1}, kept_capacity >= 0)
       .add(&p.status, {p.num_rows})

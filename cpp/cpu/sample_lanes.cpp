@@ -5,7 +5,7 @@
 // After simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_kept.h"
-#include "rlk/kernels/sample_select.h"
+#include "rlk/kernels/sample_top.h"
 #include "rlk/kernels/sample_tree.h"
 #include "rlk/math/half.h"
 #include "rlk/math/mufu_model.h"
@@ -85,13 +85,21 @@ void row(const SampleParams& p, std::int64_t row, std::uint32_t* mask, float* no
     RowTree<Alone, T, mode()> tree(Alone(), p, row, &shared, mask, &state, nodes);
     tree.run_tree();
     tree.run_draw(count);
+    if (p.top_ids != nullptr) {
+      RowTop<Alone, T, false>(Alone(), p, row, &shared, mask, &state, firsts, nodes).run();
+    }
   });
 }
 void raw(const SampleParams& p, std::int64_t row, float* nodes) {
   SampleShared shared;
   by_type_and_mode(p, [&](auto type, auto mode) {
     SampleState state;
-    RowTree<Alone, decltype(type), mode()>(Alone(), p, row, &shared, nullptr, &state, nodes).run_raw();
+    using T = decltype(type);
+    RowTree<Alone, T, mode()>(Alone(), p, row, &shared, nullptr, &state, nodes).run_raw();
+    std::uint64_t firsts[1];
+    if (p.top_ids != nullptr) {
+      RowTop<Alone, T, true>(Alone(), p, row, &shared, nullptr, &state, firsts, nodes).run();
+    }
   });
 }
 void offsets(const SampleParams& p, std::int64_t first, std::int64_t rows, std::uint32_t* closed) {

@@ -10,7 +10,8 @@ struct SampleLanes {
   void (*process)(const ProcessLogitsParams& p, std::int64_t row);
   // Everything but its kept ids and raw_logprob. `mask`, `nodes`: the row's workspace; `count`: how many columns it kept, or null.
   void (*row)(const SampleParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count);
-  void (*raw)(const SampleParams& p, std::int64_t row, float* nodes);  // raw_logprob, of the raw pass' params
+  void (*raw)(const SampleParams& p, std::int64_t row,
+              float* nodes);  // raw_logprob and its n best, of the raw pass' params
   void (*offsets)(const SampleParams& p, std::int64_t first, std::int64_t rows, std::uint32_t* closed);
   void (*kept)(const SampleParams& p, std::int64_t row, const std::uint32_t* mask);
 };

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "rlk/kernels/sample_kept.h"
-#include "rlk/kernels/sample_select.h"
+#include "rlk/kernels/sample_top.h"
 #include "rlk/kernels/sample_tree.h"
 #include "team.cuh"
 
@@ -52,6 +52,18 @@ __global__ void __launch_bounds__(kTreeThreads<kPass>, kPass == TreePass::kDraw 
   }
 }
 
+template <class T, bool kRaw>
+__global__ void __launch_bounds__(kRowThreads, 3)
+    sample_top_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const std::int64_t i = blockIdx.x;
+  RowTop<BlockTeam<kRowThreads>, T, kRaw>(
+      BlockTeam<kRowThreads>(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
+      chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i, chunk.firsts + i * kMaxTeam,
+      chunk.nodes + i * sample_node_floats(p.vocab_size))
+      .run();
+}
+
 __global__ void __launch_bounds__(kRowThreads)
     sample_offsets_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -67,6 +79,12 @@ __global__ void __launch_bounds__(kKeptThreads)
                  reinterpret_cast<SampleShared*>(memory));
 }
 
+template <class T, bool kRaw>
+void run_top(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
+  if (p.top_ids == nullptr) return;
+  sample_top_kernel<T, kRaw><<<static_cast<unsigned>(chunk.rows), kRowThreads, kSharedBytes, stream>>>(p, chunk);
+  check(cudaGetLastError(), "launch of sample's n best");
+}
 template <class T, Exp kExp>
 void run_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(chunk.rows);
@@ -81,12 +99,14 @@ void run_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stre
   check(cudaGetLastError(), "launch of sample's tree");
   sample_tree_kernel<T, kExp, TreePass::kDraw><<<blocks, kTreeThreads<TreePass::kDraw>, 0, stream>>>(p, chunk);
   check(cudaGetLastError(), "launch of sample's draw");
+  run_top<T, false>(p, chunk, stream);
 }
 template <class T, Exp kExp>
 void run_raw(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(chunk.rows);
   sample_tree_kernel<T, kExp, TreePass::kRaw><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
   check(cudaGetLastError(), "launch of sample's raw_logprob");
+  run_top<T, true>(p, chunk, stream);
 }
 // fn<T, kExp>() for the params' type and exponential.
 template <class F>

@@ -7,7 +7,7 @@
 #include "hip/sample/launches.h"
 #include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_kept.h"
-#include "rlk/kernels/sample_select.h"
+#include "rlk/kernels/sample_top.h"
 #include "rlk/kernels/sample_tree.h"
 
 namespace rlk::hip {
@@ -85,6 +85,14 @@ RLK_DEVICE void sample_tree(const SampleParams& p, const SampleChunk& chunk, std
   } else {
     tree.run_raw();
   }
+}
+template <class T, bool kRaw>
+RLK_DEVICE void sample_top(const SampleParams& p, const SampleChunk& chunk, std::int64_t i) {
+  const SampleParams& q = params_in_lds(p);
+  RowTop<SampleTeam, T, kRaw>(SampleTeam(), q, chunk.first + i, sample_shared(),
+                              chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                              chunk.firsts + i * kMaxTeam, chunk.nodes + i * sample_node_floats(p.vocab_size))
+      .run();
 }
 RLK_DEVICE void sample_offsets(const SampleParams& p, const SampleChunk& chunk) {
   if (p.num_rows == 0) {

@@ -26,9 +26,15 @@ void sample(const SampleParams& p, int device, Stream stream) {
     launch_blocks(device, stream, block, "rlk_sample_truncate" + suffix, chunk.rows, p, chunk);
     launch_blocks(device, stream, block, "rlk_sample_tree" + suffix, chunk.rows, p, chunk);
     launch_blocks(device, stream, block, "rlk_sample_draw" + suffix, chunk.rows, p, chunk);
+    if (p.top_ids != nullptr) {
+      launch_blocks(device, stream, block, "rlk_sample_top" + suffix, chunk.rows, p, chunk);
+    }
+    const std::string of_raw_type = type_suffix(of_raw.dtype);
     if (p.raw_logprob != nullptr) {
-      launch_blocks(device, stream, block, std::string("rlk_sample_raw") + type_suffix(of_raw.dtype), chunk.rows,
-                    of_raw, chunk);
+      launch_blocks(device, stream, block, "rlk_sample_raw" + of_raw_type, chunk.rows, of_raw, chunk);
+    }
+    if (of_raw.top_ids != nullptr) {
+      launch_blocks(device, stream, block, "rlk_sample_raw_top" + of_raw_type, chunk.rows, of_raw, chunk);
     }
     if (p.kept_offsets == nullptr) continue;
     launch_blocks(device, stream, block, "rlk_sample_offsets", 1, p, chunk);

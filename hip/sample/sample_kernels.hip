@@ -15,7 +15,9 @@
   RLK_SAMPLE_PASS(rlk_sample_truncate_##type, (rlk::hip::sample_select<rlk::hip::T, true>))                \
   RLK_SAMPLE_PASS(rlk_sample_tree_##type, (rlk::hip::sample_tree<rlk::hip::T, rlk::hip::TreePass::kTree>)) \
   RLK_SAMPLE_PASS(rlk_sample_draw_##type, (rlk::hip::sample_tree<rlk::hip::T, rlk::hip::TreePass::kDraw>)) \
-  RLK_SAMPLE_PASS(rlk_sample_raw_##type, (rlk::hip::sample_tree<rlk::hip::T, rlk::hip::TreePass::kRaw>))
+  RLK_SAMPLE_PASS(rlk_sample_raw_##type, (rlk::hip::sample_tree<rlk::hip::T, rlk::hip::TreePass::kRaw>))   \
+  RLK_SAMPLE_PASS(rlk_sample_top_##type, (rlk::hip::sample_top<rlk::hip::T, false>))                       \
+  RLK_SAMPLE_PASS(rlk_sample_raw_top_##type, (rlk::hip::sample_top<rlk::hip::T, true>))
 
 RLK_SAMPLE_ROWS(bf16, Bf16)
 RLK_SAMPLE_ROWS(f16, Fp16)

@@ -521,6 +521,8 @@ def _rows() -> Iterable[Row]:
     yield Row("sample", "ids", "forward", bound=_BITWISE, rounded=False, **drawn)
     yield Row("sample", "logprob", "forward", bound=_LOGPROB, rounded=False, **drawn)
     yield Row("sample", "raw_logprob", "forward", bound=_LOGPROB, rounded=False, **drawn)
+    yield Row("sample", "top_ids", "forward", bound=_BITWISE, rounded=False, **drawn)
+    yield Row("sample", "top_logprobs", "forward", bound=_LOGPROB, rounded=False, **drawn)
 
     edited: dict[str, Any] = {"kind": "elementwise", "backends": EVERY_BACKEND, "stem": "sample", "keeps": NO_SHARDS}
     yield Row("process_logits", "logits", "forward", bound=_PENALISED, rounded=False, **edited)

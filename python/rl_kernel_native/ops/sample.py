@@ -21,6 +21,7 @@ __all__ = ["SampleResult", "SampleStatus", "sample", "sample_reference"]
 LOGPROBS = {"processed": 1, "raw": 2, "both": 3, "none": 0}  # bits: processed, raw
 LOGPROB, RAW = 1, 2
 MOST_COLUMNS = 1 << 19
+MOST_LOGPROBS = 256
 
 
 class SampleStatus(IntFlag):
@@ -60,6 +61,10 @@ class SampleResult(NamedTuple, Generic[ArrayT]):
         ids: int64 ``[num_rows]``, in ``[0, valid_vocab)``, or -1 in a bad row.
         logprob: float32 ``[num_rows]``: of the distribution that the token was drawn from.
         raw_logprob: float32 ``[num_rows]``: of the logits as they came, at temperature 1, nothing cut or forbidden.
+        top_ids, raw_top_ids: int64 ``[num_rows, n_logprobs]``: the most probable tokens of either distribution, largest
+            logit first, of equal ones the lowest id; -1 where the row's log-probability of that kind is NaN.
+        top_logprobs, raw_top_logprobs: float32 ``[num_rows, n_logprobs]``: theirs. Tokens that were cut come last, by
+            id, with -Inf.
         kept_ids: int32 ``[kept_capacity]``, ascending in each row; what ``kept_offsets`` does not name is not written.
         kept_offsets: int64 ``[num_rows + 1]``; a row of count 0 kept every column.
         status: int32 ``[num_rows]``, :class:`SampleStatus`.
@@ -68,6 +73,10 @@ class SampleResult(NamedTuple, Generic[ArrayT]):
     ids: ArrayT
     logprob: ArrayT | Any
     raw_logprob: ArrayT | Any
+    top_ids: ArrayT | Any
+    top_logprobs: ArrayT | Any
+    raw_top_ids: ArrayT | Any
+    raw_top_logprobs: ArrayT | Any
     kept_ids: ArrayT | Any
     kept_offsets: ArrayT | Any
     status: ArrayT
@@ -81,7 +90,7 @@ class SampleResult(NamedTuple, Generic[ArrayT]):
 def _check_columns(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
     from .. import _shapes
 
-    logits, allowed, valid_vocab = arrays[0], arrays[-3], how[0]
+    logits, allowed, valid_vocab, count = arrays[0], arrays[-3], how[0], how[-2]
     if not _shapes.is_static(logits):
         return
     rows, vocab = logits.shape
@@ -90,6 +99,8 @@ def _check_columns(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
     if type(valid_vocab) is int and not 1 <= valid_vocab <= vocab:
         raise ValueError(f"valid_vocab: expected an integer in [1, {vocab}], got {valid_vocab}")
     valid = vocab if valid_vocab is None else valid_vocab
+    if type(valid) is int and count > valid:
+        raise ValueError(f"n_logprobs: expected an integer in [0, {valid}], got {count}")
     if allowed is None or not _shapes.is_static(allowed) or type(valid) is not int:
         return
     _shapes.check_dtype(allowed, "allowed", _shapes.INDICES[:1])
@@ -100,10 +111,11 @@ def _check_columns(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
 
 
 def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
-    """Ids, log-probability, raw log-probability, kept ids, kept offsets, status."""
-    rows, capacity, wants = arrays[0].shape[0], *how[-2:]
+    """Ids, log-probability, raw log-probability, the n best of either, kept ids, kept offsets, status."""
+    rows, capacity, count, wants = arrays[0].shape[0], *how[-3:]
+    best = (((rows, count) if count and wants & kind else None) for kind in (LOGPROB, LOGPROB, RAW, RAW))
     kept = ((capacity,), (rows + 1,)) if capacity >= 0 else (None, None)
-    return (rows,), (rows,) if wants & LOGPROB else None, (rows,) if wants & RAW else None, *kept, (rows,)
+    return (rows,), (rows,) if wants & LOGPROB else None, (rows,) if wants & RAW else None, *best, *kept, (rows,)
 
 
 _SAMPLE = Operator(
@@ -119,9 +131,9 @@ _SAMPLE = Operator(
         Array("raw_logits", "by hand", optional=True, called=lambda how, _: "logits"),
         Array("row_status", "by hand", optional=True),
     ),
-    "SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int wants",
+    "SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int n_logprobs, int wants",
     outputs=_outputs,
-    dtypes=("int64", "float32", "float32", "int32", "int64", "int32"),
+    dtypes=("int64", "float32", "float32", *("int64", "float32") * 2, "int32", "int64", "int32"),
     native=lambda arrays, how, *tail: _C.sample(*arrays, *how, *tail),
     check=_check_columns,
     exp=1,
@@ -167,6 +179,7 @@ def sample(
     valid_vocab: int | None = None,
     order: Literal["vllm", "hf", "sglang"] = "vllm",
     return_logprob: Literal["processed", "raw", "both", "none"] = "processed",
+    n_logprobs: int = 0,
     return_kept: bool = False,
     kept_capacity: int | None = None,
     exp: Exp = None,
@@ -194,6 +207,9 @@ def sample(
         order: ``"vllm"``: min_p, top_k, top_p; ``"hf"``: top_k, top_p, min_p; ``"sglang"``: each on the whole row
             (docs/sampling.md).
         return_logprob: ``"processed"``, ``"raw"``, ``"both"`` or ``"none"``.
+        n_logprobs: how many of the most probable tokens are wanted with their log-probabilities, of the kinds that
+            ``return_logprob`` names: at most 256 and ``valid_vocab``. Those that are not -Inf
+            are what :func:`logprob` gives for their ids, bit for bit.
         return_kept: whether the kept sets are wanted.
         kept_capacity: entries of ``kept_ids`` in all; None: enough for any row, ``num_rows * top_k`` where that is a
             number > 0 and nothing else decides, else ``num_rows * vocab_size``. A row that does not fit has a status.
@@ -223,12 +239,28 @@ def sample(
     capacity = _capacity(logits, numbers[1], greedy, kept_capacity) if _check.flag("return_kept", return_kept) else -1
     if capacity < 0 and kept_capacity is not None:
         raise ValueError(f"kept_capacity: expected None without return_kept, got {kept_capacity!r}")
-    how = (valid_vocab, exp, ORDERS.index(order), capacity, LOGPROBS[return_logprob])
+    how = (
+        valid_vocab,
+        exp,
+        ORDERS.index(order),
+        capacity,
+        _count(n_logprobs, return_logprob),
+        LOGPROBS[return_logprob],
+    )
     penalties = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)
     if penalties is None:
         return SampleResult(*call(_SAMPLE, (logits, *keys, *numbers, greedy, allowed, None, None), how))
     z, row_status = processed(logits, penalties, order)
     return SampleResult(*call(_SAMPLE, (z, *keys, *numbers, greedy, allowed, logits, row_status), how))
+
+
+def _count(n_logprobs: Any, return_logprob: str) -> int:
+    count = _check.integer64("n_logprobs", n_logprobs)
+    if not 0 <= count <= MOST_LOGPROBS:
+        raise ValueError(f"n_logprobs: expected an integer in [0, {MOST_LOGPROBS}], got {count}")
+    if count > 0 and return_logprob == "none":
+        raise ValueError(f'n_logprobs: expected 0 with return_logprob="none", got {count}')
+    return count
 
 
 def _capacity(logits: Any, top_k: Any, greedy: Any, kept_capacity: Any) -> Any:

@@ -18,6 +18,11 @@ class SampleReference(NamedTuple):
     logprob: np.ndarray
     margin: np.ndarray
 
+    def best(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and log-probabilities ``[num_rows, count]`` of the most probable columns, ties by id."""
+        ids = np.argsort(-self.logprob, axis=1, kind="stable")[:, :count]
+        return ids, np.take_along_axis(self.logprob, ids, 1)
+
 
 def _row(
     z: np.ndarray, present: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, order: str

@@ -23,6 +23,9 @@ inline void check_process_logits(const ProcessLogitsParams& p) {
 
 // The params of raw_logprob's pass.
 inline SampleParams raw_pass(SampleParams p) {
+  p.allowed = nullptr;
+  p.top_ids = p.raw_top_ids;
+  p.top_logprobs = p.raw_top_logprobs;
   if (p.raw_logits == nullptr) return p;
   p.logits = p.raw_logits;
   p.logits_stride = p.raw_stride;

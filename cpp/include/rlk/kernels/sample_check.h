@@ -13,6 +13,12 @@ inline void check_sample(const SampleParams& p) {
             "sample: logits are float32, bfloat16 or float16");
   RLK_CHECK(p.kept_capacity >= 0 && (p.kept_ids != nullptr || p.kept_capacity == 0 || p.kept_offsets == nullptr),
             "sample: kept_ids are given");
+  RLK_CHECK(p.n_logprobs >= 0 && p.n_logprobs <= kTopLogprobs && p.n_logprobs <= p.valid_vocab,
+            "sample: n_logprobs is in [0, 256] and at most valid_vocab");
+  RLK_CHECK((p.top_ids == nullptr) == (p.top_logprobs == nullptr) &&
+                (p.raw_top_ids == nullptr) == (p.raw_top_logprobs == nullptr),
+            "sample: the n best have ids and log-probabilities");
+  RLK_CHECK(p.raw_top_ids == nullptr || p.raw_logprob != nullptr, "sample: raw_top_ids are wanted with raw_logprob");
   RLK_CHECK(p.num_rows == 0 || (p.logits != nullptr && p.ids != nullptr && p.status != nullptr),
             "sample: logits, ids and status are given");
 }

@@ -49,6 +49,10 @@ RLK_DEVICE void offsets_of_counts(const Team& team, const SampleParams& p, std::
       if (!fit && count > 0) {
         team.global(p.status)[first + i] |= kKeptOverflow;
         if (p.logprob != nullptr) team.global(p.logprob)[first + i] = canonical_nan();
+        for (std::int64_t k = (first + i) * p.n_logprobs; p.top_ids && k < (first + i + 1) * p.n_logprobs; ++k) {
+          team.global(p.top_ids)[k] = -1;
+          team.global(p.top_logprobs)[k] = canonical_nan();
+        }
         *closed = 1;
       }
     }

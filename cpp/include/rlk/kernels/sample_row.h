@@ -112,10 +112,11 @@ class SampleColumns {
     *columns = left < 0 ? 0 : left < kLeafColumns ? left : kLeafColumns;
     return first;
   }
-  RLK_DEVICE std::int64_t slot_of_column(std::int64_t j) const {
+  // Which bit of the mask column j has.
+  RLK_DEVICE std::int64_t mask_bit_of(std::int64_t j) const {
     int part = 0;
     while (part + 1 < kNumParts && j >= part_cut(p_.vocab_size, part + 1)) ++part;
-    return (std::int64_t{part} << height_) + (j - part_cut(p_.vocab_size, part)) / kLeafColumns;
+    return (std::int64_t{part} << height_) * kLeafColumns + (j - part_cut(p_.vocab_size, part));
   }
 
   const Team team_;

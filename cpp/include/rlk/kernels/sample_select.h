@@ -6,10 +6,11 @@
 namespace rlk {
 
 template <class Team, class T, Exp kExp>
-class RowSelection : SampleColumns<Team, T, kExp> {
+class RowSelection : protected SampleColumns<Team, T, kExp> {
+ protected:
   using Base = SampleColumns<Team, T, kExp>;
   using Base::c_, Base::m_, Base::q_, Base::last_, Base::least_;
-  using Base::is_allowed, Base::z_at, Base::mass_of, Base::survives, Base::reduce, Base::leaf_first;
+  using Base::is_allowed, Base::z_at, Base::mass_of, Base::survives, Base::reduce, Base::mask_bit_of;
   using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::height_;
 
  public:
@@ -46,7 +47,7 @@ class RowSelection : SampleColumns<Team, T, kExp> {
     }
   }
 
- private:
+ protected:
   // fn(rank, z) of this thread's share of the list.
   template <class F>
   RLK_DEVICE void each_listed(F fn) const {
@@ -77,16 +78,20 @@ class RowSelection : SampleColumns<Team, T, kExp> {
     listed_ ? each_listed(fn) : each_present(fn);
   }
 
-  // Id of the first rank of the present columns, and what is wrong with them.
-  RLK_DEVICE std::int64_t first_rank(std::int32_t* status) {
-    // A NaN comes before every rank.
+  // One more than the first rank of the present columns, 0 where there is a NaN; kLastRank of no column. Leaves the first
+  // rank of each thread's columns.
+  RLK_DEVICE std::uint64_t behind_first() const {
     std::uint64_t mine = kLastRank;
     each_present([&](std::uint64_t rank, float z) {
       const std::uint64_t at = is_nan(z) ? 0 : rank + 1;
       mine = at < mine ? at : mine;
     });
     firsts_[team_.thread()] = mine - 1;  // beyond all ranks where the thread has no column
-    const std::uint64_t first = reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a < b ? a : b; });
+    return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a < b ? a : b; });
+  }
+  // Id of the first rank of the present columns, and what is wrong with them.
+  RLK_DEVICE std::int64_t first_rank(std::int32_t* status) {
+    const std::uint64_t first = behind_first();
     SoftmaxStats stats;
     const float z = first == kLastRank ? -infinity() : first == 0 ? canonical_nan() : z_of_rank(first - 1);
     const LeafReference reference = leaf_reference(c_, z, &stats);
@@ -241,10 +246,8 @@ class RowSelection : SampleColumns<Team, T, kExp> {
     team_.barrier();
     each_listed([&](std::uint64_t rank, float z) {
       if (rank > last_ || !survives(z)) return;
-      const std::int64_t id = id_of_rank(rank), slot = Base::slot_of_column(id);
-      std::int64_t columns;
-      const auto column = static_cast<int>(id - leaf_first(slot, &columns));
-      team_.set_bits(mask_ + slot * kMaskWords + column / 32, 1u << (column % 32));
+      const std::int64_t bit = mask_bit_of(id_of_rank(rank));
+      team_.set_bits(mask_ + bit / 32, 1u << (bit % 32));
     });
     team_.barrier();
   }

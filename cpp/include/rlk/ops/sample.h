@@ -26,6 +26,12 @@
 //   7 + h     where both children have height h above the leaves (0: two leaves)
 //   3, 4, 5   in the leaf, at its reference: ((0+1)+(2+3))+((4+5)+(6+7)) from the last addition back
 //   6         along the chain: its first kept column whose prefix sum P, itself included, has r * P_last < 2^32 * P
+// The n best: columns of [0, valid_vocab) by z'_j descending, then id ascending, with logprob's formula on the same root.
+//   top_ids, top_logprobs         : z'_j = z_j where j is kept, else -Inf; logprob's root and T
+//   raw_top_ids, raw_top_logprobs : z'_j = z_j of the raw logits; raw_logprob's root, T = 1
+// A column that is not kept comes behind every kept one of finite z, by id, and has -Inf. Every other log-probability is
+// what logprob (ops/logprob.h) gives for the id and the kept set, or of the raw logits: the same bits. Ids are -1 and
+// log-probabilities NaN where the row's logprob or raw_logprob is NaN.
 // Greedy rows: the first rank; logprob at temperature 1 over the present columns; T, top_k, top_p, min_p and the keys are not
 // read.
 //
@@ -80,6 +86,7 @@ struct RowFloats {
 };
 
 constexpr std::int64_t kSampleVocab = std::int64_t{1} << 19;  // at most
+constexpr std::int64_t kTopLogprobs = 256;                    // of the n best; at most
 
 struct ProcessLogitsParams {
   const void* logits = nullptr;  // [num_rows, vocab_size], dtype; columns contiguous, any alignment. Not modified
@@ -109,10 +116,16 @@ struct SampleParams {
   std::int64_t logits_stride = 0, allowed_stride = 0, greedy_stride = 0, raw_stride = 0;  // of rows, elements
   std::int64_t num_rows = 0, vocab_size = 0, valid_vocab = 0;
   std::int64_t kept_capacity = 0;
+  std::int64_t n_logprobs = 0;  // n, at most valid_vocab
   std::int64_t* ids = nullptr;  // [num_rows] each, contiguous
   std::int32_t* status = nullptr;
   float* logprob = nullptr;  // null: not wanted
   float* raw_logprob = nullptr;
+  std::int64_t* top_ids =
+      nullptr;  // [num_rows, n_logprobs] each, contiguous; null with its log-probabilities: not wanted
+  float* top_logprobs = nullptr;
+  std::int64_t* raw_top_ids = nullptr;  // wanted with raw_logprob alone
+  float* raw_top_logprobs = nullptr;
   std::int32_t* kept_ids = nullptr;      // [kept_capacity]; null with kept_offsets: no kept set is wanted
   std::int64_t* kept_offsets = nullptr;  // [num_rows + 1]
   void* workspace = nullptr;             // sample_workspace_bytes(...), 16-byte aligned

@@ -1,8 +1,9 @@
 """Log-probabilities of sampled and prompt tokens by rk.logprob, in both of vLLM's model runners.
 
-The first runner computes the log-probabilities of a whole vocabulary and then takes a few. Here it keeps the logits, a
-copy since the sampler changes them in place, and rk.logprob is asked for those few: order and ranks are the logits'
-own. Logits of processed log-probabilities come from `sampler.draw`, with the temperature beside them.
+The first runner computes the log-probabilities of a whole vocabulary and then takes a few. Here it keeps a copy of the
+logits, which the sampler changes in place. rk.logprob is asked for the token, rk.sample for the most probable ones: by
+logit, and of equal ones by id. Logits of processed log-probabilities come from `sampler.draw`, with the temperature
+beside them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from vllm.v1.outputs import LogprobsTensors
 import rl_kernel_native as rk
 
 
+def temperature_of(logits: Tensor) -> Any:
+    """Processed ones have that of the draw."""
+    return getattr(logits, "rlk_temperature", 1.0)
+
+
 def of_tokens(logits: Tensor, token_ids: Tensor) -> Tensor:
     """``[rows, tokens]`` float32 of logits ``[rows, vocabulary]`` and ids ``[rows, tokens]``."""
     rows, tokens = token_ids.shape
     every = logits.unsqueeze(1).expand(rows, tokens, logits.shape[-1])
-    temperature: Any = getattr(logits, "rlk_temperature", 1.0)  # processed ones have that of the draw
+    temperature = temperature_of(logits)
     if isinstance(temperature, Tensor):
         temperature = temperature[:, None].expand(rows, tokens).contiguous()
     found: Tensor = rk.logprob(every, token_ids.to(torch.int64).contiguous(), temperature=temperature)
@@ -36,10 +42,15 @@ def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> L
     """The token's own first, then those of the most probable ones. ``logprobs``: of :func:`compute_logprobs`."""
     logits = logprobs
     ids = token_ids.to(torch.int64).unsqueeze(-1)
-    if num_logprobs > 0:
-        ids = torch.cat((ids, torch.topk(logits, num_logprobs, dim=-1).indices), 1)
-    rank = (logits >= logits.gather(-1, ids[:, :1])).sum(-1)
-    return LogprobsTensors(ids.to(torch.int32), of_tokens(logits, ids), rank)
+    rank = (logits >= logits.gather(-1, ids)).sum(-1)
+    found = of_tokens(logits, ids)
+    if num_logprobs > 0:  # the token that is drawn beside them is of no request
+        best = rk.sample(
+            logits, seed=0, sample_id=0, position=0, temperature=temperature_of(logits), n_logprobs=num_logprobs
+        )
+        ids = torch.cat((ids, best.top_ids.clamp_min(0)), 1)  # a bad row has none
+        found = torch.cat((found, best.top_logprobs), 1)
+    return LogprobsTensors(ids.to(torch.int32), found, rank)
 
 
 def gather_specific_token_logprobs(self: Any, logprobs: Tensor, logprob_token_ids: Any, sampled: Tensor) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from rl_kernel_native.ops.sample import MOST_LOGPROBS
+
 SAMPLE_ID = "sample_id"  # in SamplingParams.extra_args
 INT64 = range(-(1 << 63), 1 << 63)
 
@@ -24,7 +26,8 @@ def refusals(params: Any) -> list[str]:
         for name, value in unused.items()
         if getattr(params, name) != value and getattr(params, name)
     ]
-    return found + [f"{name} = -1" for name in ("logprobs", "prompt_logprobs") if getattr(params, name) == -1]
+    counts = {name: getattr(params, name) for name in ("logprobs", "prompt_logprobs")}
+    return found + [f"{name} = {n}" for name, n in counts.items() if n is not None and not 0 <= n <= MOST_LOGPROBS]
 
 
 def sample_id_of(params: Any) -> int:

@@ -1,0 +1,88 @@
+// The n best columns of a row of sample, behind the tree whose root they take: that of the kept columns, or the raw pass'
+// (sample_row.h says what a team is).
+#pragma once
+
+#include "rlk/kernels/sample_select.h"
+
+namespace rlk {
+
+// kRaw: of the raw pass' params. Ranks decide, and no mass is asked for: the mode of the exponential is any.
+template <class Team, class T, bool kRaw>
+class RowTop : RowSelection<Team, T, Exp::kPortable> {
+  using Base = RowSelection<Team, T, Exp::kPortable>;
+  using Base::is_allowed, Base::z_at, Base::mask_bit_of, Base::each_listed, Base::collect, Base::truncate;
+  using Base::listed_, Base::list_size_;
+  using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::last_;
+
+ public:
+  // mask, state, firsts, nodes: the row's, as the passes before left them.
+  RLK_DEVICE RowTop(const Team& team, const SampleParams& p, std::int64_t row, SampleShared* shared,
+                    std::uint32_t* mask, SampleState* state, std::uint64_t* firsts, const float* nodes)
+      : Base(team, p, row, shared, mask, state, firsts), count_(team.own(p.n_logprobs)) {
+    const std::int64_t root = 4 * sample_leaf_slots(p.vocab_size) - 4;
+    root_ = {nodes[root], nodes[root + 1], 0.0f, 0.0f};
+  }
+
+  RLK_DEVICE void run() {
+    if (team_.global(p_.ids)[row_] < 0 || status_of(root_) != kOk || root_.m == -infinity()) {
+      for (std::int64_t i = team_.thread(); i < count_; i += team_.threads()) write(i, -1, canonical_nan());
+      return;
+    }
+    const SampleRow want = sample_row_of<typename Team::Memory>(p_, row_);
+    temperature_ = kRaw ? 1.0f : want.temperature;
+    const bool has_firsts = !kRaw && (want.greedy || want.truncates());
+    const std::int64_t first = has_firsts ? state_->id : id_of_rank(Base::behind_first() - 1);
+    truncate({1.0f, 1.0f, 0.0f, count_, false, kOk}, first);
+    if (!listed_) collect(last_);  // every column is among the best
+    team_.barrier();  // the search has read found_count
+    if (team_.thread() == 0) s_.found_count = 0;
+    team_.barrier();
+    // Columns of mass are the first of all ranks.
+    each_listed([&](std::uint64_t rank, float) {
+      if (rank > last_ || !has_mass(id_of_rank(rank))) return;
+      std::int64_t place = 0;
+      RLK_UNROLL_NOT
+      for (std::int64_t i = 0; i < list_size_; ++i) place += s_.list[i] < rank ? 1 : 0;
+      write(place, id_of_rank(rank), z_at(id_of_rank(rank)));
+      team_.take(&s_.found_count);
+    });
+    team_.barrier();
+    if (s_.found_count < count_) fill(s_.found_count);
+  }
+
+ private:
+  // Whether the column is kept and not -Inf.
+  RLK_DEVICE bool has_mass(std::int64_t j) const {
+    if constexpr (!kRaw) {
+      const std::int64_t bit = mask_bit_of(j);
+      if ((mask_[bit / 32] >> (bit % 32) & 1) == 0) return false;
+    }
+    return z_at(j) != -infinity();
+  }
+
+  // Columns without mass behind `found` with it, by id: the first 2n have n of them, or are all.
+  RLK_DEVICE void fill(std::int64_t found) const {
+    const std::int64_t end = 2 * count_ < p_.valid_vocab ? 2 * count_ : p_.valid_vocab;
+    for (std::int64_t j = team_.thread(); j < end; j += team_.threads()) s_.counts[j] = has_mass(j) ? 0 : 1;
+    team_.barrier();
+    for (std::int64_t j = team_.thread(); j < end; j += team_.threads()) {
+      if (s_.counts[j] == 0) continue;
+      std::int64_t place = found;
+      RLK_UNROLL_NOT
+      for (std::int64_t i = 0; i < j; ++i) place += s_.counts[i];
+      if (place < count_) write(place, j, -infinity());
+    }
+  }
+
+  RLK_DEVICE void write(std::int64_t place, std::int64_t id, float z) const {
+    team_.global(p_.top_ids)[row_ * count_ + place] = id;
+    team_.global(p_.top_logprobs)[row_ * count_ + place] = logprob_outputs(root_, z, temperature_).logprob;
+  }
+
+  const std::int64_t count_;
+  SoftmaxStats root_;
+  float temperature_ = 1.0f;
+};
+static_assert(2 * kTopLogprobs <= kDigitBins && kTopLogprobs <= kListColumns);
+
+}  // namespace rlk
