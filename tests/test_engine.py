@@ -25,11 +25,10 @@ SCALARS = ("policy_loss", "value_loss")
 WITHOUT_TANGENTS = ("logprob", "linear_logprob", "preference_loss")
 # Refused by torch or in words of capsules, where the others name the argument and say what to pass.
 BY_TORCH = (RuntimeError, "got mixed torch.Tensor and DTensor")
-DTENSORS = dict.fromkeys(("logprob", "preference_loss", "policy_loss", "value_loss", "pack", "unpack"), BY_TORCH)
+DTENSORS = dict.fromkeys(("logprob", "preference_loss", "policy_loss", "value_loss"), BY_TORCH)
 SPARSE = {
     "logprob": (TypeError, "(dlogprob|dlse|dentropy): expected a dense array in memory"),
     **dict.fromkeys(("policy_loss", "value_loss"), (TypeError, "factor: expected a dense array in memory")),
-    **dict.fromkeys(("pack", "unpack"), (RuntimeError, "unsupported memory format")),
 }
 
 

@@ -231,18 +231,16 @@ def test_a_tensor_without_a_tangent_has_one_of_zeros(device: str, rng: np.random
 
 
 def test_opcheck(device: str, rng: np.random.Generator) -> None:
-    import rl_kernel_native.ops.pack_traced  # noqa: F401
-
+    rk._call.load()
     ops, check = torch.ops.rl_kernel_native, torch.library.opcheck
     lengths, mask = kept_tokens(rng, device)
     x = torch.randn(ROWS, COLUMNS, 2, device=device)
     layout = rk.pack(x, mask=mask)
-    check(ops.pack_layout, (lengths, None, COLUMNS, 200))
-    check(ops.pack_layout, (None, mask, COLUMNS, 200))
-    check(ops.pack, ([x, mask], layout.cu_seqlens, layout.positions, COLUMNS, 200, [0.0, 0.0], True))
-    check(ops.unpack, ([layout.tensors], layout.cu_seqlens, None, COLUMNS, [1.0]))
-    check(ops.pack_one, (x, layout.cu_seqlens, layout.positions, COLUMNS, 200, 0.0, True))
-    check(ops.unpack_one, (layout.tensors, layout.cu_seqlens, None, COLUMNS, 1.0))
+    check(ops.pack_layout, (lengths, COLUMNS, 200, False))
+    check(ops.pack_layout, (mask, COLUMNS, 200, True))
+    none = (None,) * 6
+    check(ops.pack, (layout.cu_seqlens, layout.positions, x, mask, *none, COLUMNS, [0.0, 0.0], 200, True))
+    check(ops.unpack, (layout.cu_seqlens, None, layout.tensors, None, *none, COLUMNS, [1.0]))
 
 
 def test_numpy(rng: np.random.Generator) -> None:

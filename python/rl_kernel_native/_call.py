@@ -35,7 +35,7 @@ def call_backward(
     if d is None:
         raise TypeError(f"{op.gradient.incoming}: expected an array, got NoneType")
     if _dispatch.is_tensor(arrays[0]):
-        found: Sequence[Any] = (loaded or _engine()).backward(op, d, arrays, how, wanted)
+        found: Sequence[Any] = engine().backward(op, d, arrays, how, wanted)
         return found
     frame, exported = _exported(op, arrays, how)
     d = frame.export_array(d, op.gradient.incoming)
@@ -45,7 +45,7 @@ def call_backward(
 def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
     """Outputs of an operator that adds a gradient to main_grad, its first array."""
     if _dispatch.is_tensor(arrays[op.leads - 1]):
-        return (loaded or _engine()).accumulate(op, main_grad, arrays, how)
+        return engine().accumulate(op, main_grad, arrays, how)
     return call(op, (main_grad, *arrays), how)
 
 
@@ -53,7 +53,7 @@ def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
     """Outputs and gradients of a loss, None for the gradient of an array that is not there."""
     assert isinstance(op.gradient, Kept)
     if _dispatch.is_tensor(arrays[0]):
-        outputs: tuple[Any, ...] = (loaded or _engine()).call_with_gradients(op, arrays, how)
+        outputs: tuple[Any, ...] = engine().call_with_gradients(op, arrays, how)
         return outputs
     frame, exported = _exported(op, arrays, how)
     wanted = tuple(arrays[i] is not None for i in op.gradient.of)
@@ -70,6 +70,11 @@ def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tupl
         export = frame.export_output if a.written else frame.export if a.number else frame.export_array
         found.append(export(x, a.label(how, arrays)))
     return frame, found
+
+
+def engine() -> Any:
+    """What calls of torch tensors go through."""
+    return loaded or _engine()
 
 
 def _engine() -> Any:

@@ -12,7 +12,7 @@ from ._operator import Composed, Operator
 from ._run import applied, named, straight
 from ._schema import title
 from ._torch import Eager, gradient, is_direct_gradient, is_grad_enabled, require_tensors, rows_of
-from ._transforms import looped, pulled, pushed
+from ._transforms import pulled, pushed
 
 _ops = torch.ops.rl_kernel_native
 
@@ -126,15 +126,6 @@ def register_composed(op: Operator, of: Composed) -> None:
             return tuple(found)
 
         @staticmethod
-        def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-            dims = (*in_dims[:count], *(None for _ in inputs[count:]))
-            found = None if of.batch is None else of.batch(info, dims, inputs, Forward.apply)
-            if found is not None:
-                return found
-            several = looped(Forward.apply, info, dims, inputs)
-            return several, (0,) * len(several) if isinstance(several, tuple) else 0
-
-        @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:
             found = iter(pushed(composed(ctx), ctx.saved_tensors, [tangents[i] for i in places]))
             along = [next(found) if t and i < outputs else None for i, t in enumerate(ctx.shown)]
@@ -144,7 +135,7 @@ def register_composed(op: Operator, of: Composed) -> None:
         how = ctx.how
         return lambda *operands: tuple(of.composed(operands, how))
 
-    named(Forward, title(op))
+    named(Forward, title(op), of.batch)
 
 
 EAGER = _Composed

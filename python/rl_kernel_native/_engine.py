@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _composed, _in_graph, _torch
+from . import _composed, _in_graph
 from ._arithmetic import resolve_traced
 from ._main_grad import is_asked_for, require_addable
 from ._native import module as _C
 from ._operator import OPERATORS, Composed, Diagonal, Kept, Like, Linear, Operator, products
-from ._register import define, fake, implement
+from ._register import LIBRARY, define, fake, implement
 from ._run import (
     applied,
     is_differentiated,
@@ -35,6 +35,7 @@ from ._shapes import check_tokens
 from ._torch import (
     Eager,
     apply_function,
+    device_type,
     functorch_active,
     gradient,
     is_compiling,  # noqa: F401 - for operators' own short ways
@@ -48,7 +49,7 @@ from ._torch import (
     rows_of,
     wants_grad,
 )
-from ._transforms import looped, refuse_tangents
+from ._transforms import in_batches, refuse_tangents
 
 _ops = torch.ops.rl_kernel_native
 
@@ -84,7 +85,7 @@ def _register(op: Operator) -> None:
         if not op.written:
             arrays = tuple(map(operand, arrays))
         if op.exp is not None:
-            how = op.resolved(how, resolve_traced, _torch.device_type(first, op.arrays[0].name))
+            how = op.resolved(how, resolve_traced, device_type(first, op.arrays[0].name))
         if op.written:
             found = write(op, arrays, how) or ()
         elif of is None:
@@ -92,7 +93,7 @@ def _register(op: Operator) -> None:
         else:
             found = of.native(arrays, how, tuple(arrays[i] is not None for i in of.of), None, 0)
         named = zip(found, dtypes, strict=True)
-        results = [first.new_empty(0, dtype=dtype_of(d, how)) if o is None else o for o, d in named]
+        results = [first.new_empty(0, dtype=dtype_of(d, how, arrays)) if o is None else o for o, d in named]
         return given(results) if results else None
 
     def shapes(*arguments: Any) -> Any:
@@ -103,11 +104,16 @@ def _register(op: Operator) -> None:
         gradients = () if of is None else (None if arrays[i] is None else arrays[i].shape for i in of.of)
         outputs = op.outputs(arrays, how)
         found = zip((*outputs[: len(op.dtypes)], *gradients, *outputs[len(op.dtypes) :]), dtypes, strict=True)
-        return given([arrays[op.leads].new_empty((0,) if s is None else s, dtype=dtype_of(d, how)) for s, d in found])
+        return given(
+            [arrays[op.leads].new_empty((0,) if s is None else s, dtype=dtype_of(d, how, arrays)) for s, d in found]
+        )
 
     differentiable = None if op.gradient is None else functools.partial(_in_graph.apply, title(op))
     implement(op.name, kernel, differentiable)
     fake(op.name)(shapes)
+    if op.gradient is None and not op.written:
+        rule = in_batches(getattr(_ops, op.name))
+        torch.library.register_vmap(f"rl_kernel_native::{op.name}", rule, lib=LIBRARY)
 
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
@@ -249,10 +255,6 @@ def _register_diagonal(op: Operator, of: Diagonal) -> None:
             return tuple(found)
 
         @staticmethod
-        def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-            return looped(Forward.apply, info, in_dims, inputs), 0
-
-        @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:
             constants = [i for i in range(count) if not (i in places and of.allows(i, ctx.how))]
             names = [op.arrays[i].label(ctx.how) for i in constants]
@@ -281,10 +283,6 @@ def _register_diagonal(op: Operator, of: Diagonal) -> None:
                 raise RuntimeError(second)
             asked = (c if want else None for c, want in zip(cotangents, ctx.wanted, strict=True))
             return total(ctx, asked), *(None,) * (ctx.count - 1)
-
-        @staticmethod
-        def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-            return looped(Backward.apply, info, in_dims, inputs), (0,) * len(places)
 
         @staticmethod
         def jvp(ctx: Any, along: Any, *others: Any) -> Any:
@@ -397,16 +395,6 @@ def _register_linear(op: Operator, of: Linear) -> None:
             return tuple(found)
 
         @staticmethod
-        def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-            dims = (*in_dims[:count], *(None for _ in in_dims[count:]))
-            if of.batch is not None:
-                found = of.batch(info, dims, inputs, Forward.apply)
-                if found is not None:
-                    return found
-            outputs = looped(Forward.apply, info, dims, inputs)
-            return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
-
-        @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:
             others = [i for i in range(count) if i not in of.of]
             for i in others:
@@ -420,7 +408,7 @@ def _register_linear(op: Operator, of: Linear) -> None:
             pushed = (*found, *(None,) * ctx.rest)
             return pushed if len(pushed) > 1 else pushed[0]
 
-    named(Forward, title(op))
+    named(Forward, title(op), of.batch)
 
 
 # ---- a loss whose forward gives its gradients -----------------------------------------------------------------------
@@ -445,7 +433,7 @@ def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
 
 def _with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], wanted: tuple[bool, ...]) -> Any:
     first = arrays[0]
-    _torch.device_type(first, op.arrays[0].label(how))
+    device_type(first, op.arrays[0].label(how))
     prepare(first)
     return op.gradient.native(arrays, how, wanted, None, 0)  # type: ignore[union-attr]
 
@@ -541,11 +529,6 @@ class Scaled(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        found = looped(Scaled.apply, info, in_dims, inputs)
-        return found, (0,) * len(found)
-
-    @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         _refuse_second(ctx, [t is not None for t in tangents])
         kept, d_loss = ctx.saved_tensors, tangents[1 + ctx.of.reads]
@@ -601,12 +584,6 @@ def _register_kept(op: Operator, of: Kept) -> None:
                 for i, g in zip(places, gradients, strict=True):
                     found[i] = g
             return tuple(found)
-
-        @staticmethod
-        def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-            dims = (*in_dims[:count], *(None for _ in in_dims[count:]))
-            found = looped(Forward.apply, info, dims, inputs)
-            return found, (0,) * len(found)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:

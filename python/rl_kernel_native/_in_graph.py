@@ -10,13 +10,18 @@ from typing import Any
 
 import torch
 
+from ._transforms import in_batches
+
 _functions: dict[str, Any] = {}
 
 in_graph: Any
 
 
-def callable_in_graph(function: Any) -> Any:
-    """Class decorator: an autograd Function that :data:`in_graph` calls by the name of its class."""
+def callable_in_graph(function: Any, batch: Any = None) -> Any:
+    """Class decorator: an autograd Function that :data:`in_graph` calls by the name of its class. One without a rule of
+    batches gets :func:`in_batches`."""
+    if function.vmap is torch.autograd.Function.vmap:
+        function.vmap = staticmethod(in_batches(function.apply, batch))
     if function.__name__ in _functions:
         raise ValueError(f"two autograd Functions are called {function.__name__}")
     _functions[function.__name__] = function

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Native = Callable[..., Any]
-Dtype = str | Callable[[tuple[Any, ...]], int | None] | None
+Dtype = str | int | Callable[[tuple[Any, ...]], int | None] | None
 
 OPERATORS: list[Operator] = []  # all of them, in the order of their modules
 
@@ -191,8 +191,8 @@ class Operator:
         Args:
             options: as a schema has them.
             outputs: the shape of each output, None for one that is not asked for.
-            dtypes: those of the outputs; None: that of the first array; or the extension's number, or None,
-                from the options.
+            dtypes: those of the outputs; None: that of the leading array; a position: that of an array; or the
+                extension's number, or None, from the options.
             native: of arrays, options, allocate and stream: the outputs, or None where it writes arrays instead. Left
                 out: those of :class:`Kept`.
             check: of arrays, options and the number of sequences: what kinds of arrays do not say, for fake kernels.

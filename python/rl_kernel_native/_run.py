@@ -132,6 +132,6 @@ def refuse_constant(op: Operator, of: Any, name: str) -> None:
     raise ValueError(f"{name}: {words}; pass {name}.detach()")
 
 
-def named(function: Any, name: str) -> None:
+def named(function: Any, name: str, batch: Any = None) -> None:
     function.__name__ = function.__qualname__ = name
-    _in_graph.callable_in_graph(function)
+    _in_graph.callable_in_graph(function, batch)

@@ -143,7 +143,9 @@ def apart(op: Operator, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], tupl
     return tuple(arrays), tuple(given)
 
 
-def dtype_of(entry: Any, how: tuple[Any, ...]) -> Any:
+def dtype_of(entry: Any, how: tuple[Any, ...], arrays: Sequence[Any]) -> Any:
+    if type(entry) is int:
+        return None if arrays[entry] is None else arrays[entry].dtype
     if callable(entry):
         code = entry(how)
         return None if code is None else DTYPES[code]

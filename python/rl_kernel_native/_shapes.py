@@ -11,7 +11,8 @@ from torch import Tensor
 from ._check import mask_dtype
 from ._torch import CODES, autocast_hint
 
-FLOAT32, INT64, INDICES = (torch.float32,), (torch.int64,), (torch.int32, torch.int64)  # dtypes that are asked for
+FLOAT32, INT32, INT64 = (torch.float32,), (torch.int32,), (torch.int64,)
+INDICES = INT32 + INT64
 FLOATS = tuple(CODES)
 COPY = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch"
 
@@ -31,6 +32,20 @@ def check_columns(tensor: Tensor, name: str) -> None:
         raise ValueError(
             f"{name}: expected a contiguous last dimension (stride 1), got stride {tensor.stride(-1)}{expanded}{COPY}"
         )
+
+
+def check_tail(tensor: Tensor, name: str, first: int) -> None:
+    """Dimensions from ``first`` on, those after tokens, follow one another."""
+    if not is_static(tensor) or tensor.numel() == 0:
+        return
+    elements = 1
+    for i in range(tensor.dim() - 1, first - 1, -1):
+        if tensor.shape[i] > 1 and tensor.stride(i) != elements:
+            raise ValueError(
+                f"{name}: expected contiguous dimensions after those of tokens, got stride {tensor.stride(i)} of "
+                f"dimension {i}{COPY}"
+            )
+        elements *= tensor.shape[i]
 
 
 def check_columns_below(tensor: Tensor, name: str, bits: int) -> None:

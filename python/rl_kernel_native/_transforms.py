@@ -24,6 +24,7 @@ def batched(info: Any, in_dims: Sequence[Any], tensors: Sequence[Any]) -> list[A
 
 def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs: Sequence[Any]) -> Any:
     """One call for each element of the batch; the outputs, a tensor or a tuple of them, stacked."""
+    in_dims = [d if type(d) is int else None for d in in_dims]  # a list of numbers has a list of dimensions: none
 
     def element(i: int) -> Any:
         return apply(*(x if d is None else x.select(d, i).contiguous() for x, d in zip(inputs, in_dims, strict=True)))
@@ -39,6 +40,19 @@ def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs:
     if isinstance(outputs[0], tuple):
         return tuple(torch.stack(o) for o in zip(*outputs, strict=True))
     return torch.stack(outputs)
+
+
+def in_batches(apply: Callable[..., Any], batch: Any = None) -> Callable[..., Any]:
+    """A Function's rule of batches: that of a description where it gives one, else one call for each element."""
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        found = None if batch is None else batch(info, in_dims, inputs, apply)
+        if found is not None:
+            return found
+        outputs = looped(apply, info, in_dims, inputs)
+        return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
+
+    return vmap
 
 
 def refuse_tangents(operator: str, names: Sequence[str], tangents: Sequence[Any]) -> None:

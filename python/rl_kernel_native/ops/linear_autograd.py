@@ -196,10 +196,6 @@ class WeightGrad(torch.autograd.Function):
         return ddy, dx, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(WeightGrad.apply, info, in_dims, inputs), 0
-
-    @staticmethod
     def jvp(ctx: Any, ddy: Any, dx: Any, *_: Any) -> Any:
         dy, x = ctx.saved_tensors
         how = (ctx.out_dtype, ctx.allow_vendor, _backwards(ctx.unit))
@@ -225,10 +221,6 @@ class BiasGrad(torch.autograd.Function):
         return ddbias.to(ctx.dtype).expand(ctx.shape), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(BiasGrad.apply, info, in_dims, inputs), 0
-
-    @staticmethod
     def jvp(ctx: Any, ddy: Any, *_: Any) -> Any:
         return None if ddy is None else bias_grad(rows_of(ddy), ctx.out_dtype)
 
@@ -248,10 +240,6 @@ class TreeSum(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         dbias = bias_gradient(rows_of(dy), ctx.bias_dtype) if ctx.needs_input_grad[0] else None
         return dbias, None, *(dy.float() if needed else None for needed in ctx.needs_input_grad[2:])
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(TreeSum.apply, info, in_dims, inputs), 0
 
     @staticmethod
     def jvp(ctx: Any, dbias: Any, _: Any, *dparts: Any) -> Any:

@@ -20,7 +20,6 @@ from .._main_grad import is_asked_for
 from .._native import module as _C
 from .._register import define, fake, implement
 from .._torch import DTYPES, apply_function, device_type, memory, prepare
-from .._transforms import looped
 from .linear_autograd import wanted
 from .logprob_traced import _OPTIONS, _arguments, _dtype, _options
 
@@ -275,10 +274,6 @@ class LinearLogprob(torch.autograd.Function):
         return *outputs, status.float(), largest.float()  # exact: ids are below 2^19
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(LinearLogprob.apply, info, in_dims, inputs), (0,) * _OUTPUTS
-
-    @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
         raise RuntimeError("linear_logprob: it has no forward-mode derivative; call logprob of linear for that")
 
@@ -296,7 +291,3 @@ class LinearLogprobBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError("linear_logprob: its backward has no backward; call logprob of linear for create_graph")
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(LinearLogprobBackward.apply, info, in_dims, inputs), (0,) * _OPERANDS

@@ -7,15 +7,14 @@ from typing import Any, overload
 
 import numpy as np
 
-from .. import _check, _dispatch
+from .. import _call, _check, _dispatch
 from .._native import module as _C
+from .._operator import Array, Linear, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.pack import pack_reference, unpack_reference
 from .pack_fill import fill_bits
 
 __all__ = ["Packed", "pack", "pack_reference", "unpack", "unpack_reference"]
-
-_torch_path: Any = None
 
 
 class Packed(NamedTuple, Generic[ArrayT]):
@@ -30,14 +29,145 @@ class Packed(NamedTuple, Generic[ArrayT]):
     status: ArrayT  # [1] int32: 1 where a length was out of range, 2 where there are more than max_tokens
 
 
-def _torch() -> Any:
-    """ops/pack_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        from . import pack_torch
+MOST = 8  # torch tensors of one call that autograd or a trace sees
 
-        _torch_path = pack_torch
-    return _torch_path
+
+def _name(i: int) -> Any:
+    """An array's name in errors. The numbers to fill with say how many there are."""
+    return lambda how, _: "tensors" if len(how[1]) == 1 else f"tensors[{i}]"
+
+
+def _native_layout(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
+    *counts, by_mask = how
+    return _C.pack_layout(*((None, *arrays) if by_mask else (*arrays, None)), *counts, *tail)
+
+
+def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> list[Any]:
+    (cu_seqlens, positions, *slots), (num_tokens, fills, *packs) = arrays, how
+    capacity, covered = packs or (0, True)
+    tensors = [t for t in slots if t is not None]
+    found = _moved(tensors, cu_seqlens, positions, not packs, covered, num_tokens, capacity, fills)
+    return [*found, *[None] * (MOST - len(found))]
+
+
+def _moved(
+    tensors: list[Any], cu_seqlens: Any, positions: Any, unpacks: bool, covered: bool, num_tokens: int, capacity: int,
+    fills: Sequence[int | float],
+) -> list[Any]:  # fmt: skip
+    """Plain tensors' outputs. A conjugated view's numbers are in memory only of its copy."""
+    tensors = [t.resolve_conj() if hasattr(t, "resolve_conj") else t for t in tensors]
+    bits = [0 if type(f) is int and f == 0 else _bits_of(t, f) for f, t in zip(fills, tensors, strict=True)]
+    found: list[Any] = _C.pack(tensors, cu_seqlens, positions, unpacks, covered, num_tokens, capacity, bits, None, 0)
+    return found
+
+
+def _bits_of(tensor: Any, fill: int | float) -> int:
+    return fill_bits(fill, str(tensor.dtype).removeprefix("torch."))
+
+
+def _check_layout(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    from .. import _shapes
+
+    (given,), (num_tokens, capacity, by_mask) = arrays, how
+    _check_counts(num_tokens, capacity, "tensors", " tokens a row")
+    if by_mask:
+        if given.dim() != 2:
+            raise ValueError(f"mask: expected shape [num_sequences, {num_tokens}], got {list(given.shape)}")
+        _shapes.check_mask(given, (given.shape[0], num_tokens), "tensors")
+        return
+    _shapes.check_dtype(given, "lengths", _shapes.INDICES)
+    if given.dim() != 1 or (_shapes.is_static(given) and not given.is_contiguous()):
+        raise ValueError(f"lengths: expected a contiguous array of shape [num_sequences], got {list(given.shape)}")
+
+
+def _check_counts(num_tokens: Any, capacity: Any, name: str, of_row: str) -> None:
+    if type(num_tokens) is int and num_tokens >= 1 << 31:
+        raise ValueError(f"{name}: expected fewer than 2^31{of_row}, got {num_tokens}")
+    if type(capacity) is int and capacity >= 1 << 31:
+        raise ValueError(f"max_tokens: expected fewer than 2^31 (cu_seqlens are int32), got {capacity}")
+
+
+def _check_arrays(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    from .. import _shapes
+
+    (cu_seqlens, positions, *slots), (num_tokens, fills, *packs) = arrays, how
+    _shapes.check_offsets(cu_seqlens)
+    _check_counts(num_tokens, 0, *(("tensors", " tokens a row") if packs else ("max_seqlen", "")))
+    shape = [cu_seqlens.shape[0] - 1, num_tokens]
+    known = _shapes.is_static(cu_seqlens) and type(num_tokens) is int
+    if positions is not None:
+        _shapes.check_dtype(positions, "positions", _shapes.INT32)
+        fits = not _shapes.is_static(positions) or (list(positions.shape) == shape and positions.is_contiguous())
+        if known and not fits:
+            raise ValueError(f"positions: expected a contiguous array of shape {shape}, got {list(positions.shape)}")
+    first: Any = slots[0]
+    for i, (t, fill) in enumerate(zip((t for t in slots if t is not None), fills, strict=True)):
+        name = _name(i)(how, ())
+        wanted = shape if packs else [first.shape[0] if i and first.dim() else "num_tokens"]
+        compared = _shapes.is_static(t) and (known if packs else i > 0 and _shapes.is_static(first))
+        if t.dim() < len(wanted) or (compared and list(t.shape[: len(wanted)]) != wanted):
+            raise ValueError(f"{name}: expected shape [{', '.join(map(str, wanted))}, ...], got {list(t.shape)}")
+        _shapes.check_tail(t, name, len(wanted))
+        if type(fill) in (int, float):  # which a trace knows
+            _bits_of(t, fill)
+
+
+def _outputs(arrays: Any, how: tuple[Any, ...]) -> list[Any]:
+    leads, first = ((how[2],), 2) if len(how) > 2 else ((arrays[0].shape[0] - 1, how[0]), 1)
+    return [None if t is None else (*leads, *t.shape[first:]) for t in arrays[2:]]
+
+
+def _along(call: Any, given: Any, arrays: Any, how: tuple[Any, ...], wanted: Any) -> list[Any]:
+    """Both are linear, each the other's transpose, with zeros where there is no token. torch takes None for a tangent
+    only of outputs that can have none, such as integers."""
+    (cu_seqlens, positions, *likes), (num_tokens, _, *packs) = arrays, how
+    present = [t for t in given if t is not None]
+    slots = (cu_seqlens, positions, *present, *[None] * (MOST - len(present)))
+    zeros = [0.0] * len(present)
+    if wanted is None:
+        moved = call(_PACK if packs else _UNPACK, slots, (num_tokens, zeros, *packs))
+    elif packs:
+        moved = call(_UNPACK, slots, (num_tokens, zeros))
+    else:
+        moved = call(_PACK, slots, (num_tokens, zeros, likes[0].shape[0], False))
+    left = iter(moved)
+    found = [None if t is None else next(left) for t in given]
+    for i, (like, shape) in enumerate(zip(likes, _outputs(arrays, how), strict=True)) if wanted is None else ():
+        if found[i] is None and like is not None and (like.dtype.is_floating_point or like.dtype.is_complex):
+            found[i] = cu_seqlens.new_zeros(shape, dtype=like.dtype)
+    return found
+
+
+_ARRAYS = (
+    Array("cu_seqlens", "by hand"),
+    Array("positions", "by hand", optional=True),
+    *(Array(f"tensors_{i}", "by hand", optional=i > 0, called=_name(i)) for i in range(MOST)),
+)
+_SLOTS = tuple(range(2, 2 + MOST))
+_LAYOUT = Operator(
+    "pack_layout",
+    (Array("kept", "by hand", called=lambda how, _: "mask" if how[2] else "lengths"),),
+    "SymInt num_tokens, SymInt capacity, bool by_mask",
+    outputs=lambda arrays, how: (
+        (arrays[0].shape[0] + 1,),
+        tuple(arrays[0].shape) if how[2] else None,
+        (1,),
+    ),
+    dtypes=("int32",) * 3,
+    native=_native_layout,
+    check=_check_layout,
+)
+_LINEAR = Linear(of=_SLOTS, incoming=("dy", *(f"dy[{i}]" for i in range(1, MOST))), along=_along, dims=2)
+_OPTIONS = "SymInt num_tokens, Scalar[] fill"
+_UNPACK = Operator(
+    "unpack", _ARRAYS, _OPTIONS, outputs=_outputs, dtypes=_SLOTS, native=_native, check=_check_arrays,
+    gradient=_LINEAR, leads=2,
+)  # fmt: skip
+# covered: whether offsets end within the capacity, as those of a layout do.
+_PACK = Operator(
+    "pack", _ARRAYS, f"{_OPTIONS}, SymInt capacity, bool covered", outputs=_outputs, dtypes=_SLOTS, native=_native,
+    check=_check_arrays, gradient=_LINEAR, leads=2,
+)  # fmt: skip
 
 
 @overload
@@ -108,8 +238,14 @@ def pack(
         if capacity < 0:
             raise ValueError(f"max_tokens: expected a number >= 0, got {capacity}")
     if frame is None:
-        found, *layout = _torch().pack(arrays, lengths, mask, num_tokens, capacity, fills)
-        return Packed(_as_given(tensors, found), *layout)
+        if _is_direct(arrays, lengths, mask):
+            cu_seqlens, positions, status = _C.pack_layout(lengths, mask, num_tokens, capacity, None, 0)
+            found = _moved(arrays, cu_seqlens, positions, False, True, num_tokens, capacity, fills)
+        else:
+            kept, by_mask = (lengths, False) if mask is None else (mask, True)
+            cu_seqlens, positions, status = _call.call(_LAYOUT, (kept,), (num_tokens, capacity, by_mask))
+            found = _traced(_PACK, arrays, cu_seqlens, positions, (num_tokens, fills, capacity, True))
+        return Packed(_as_given(tensors, found), cu_seqlens, positions, status)
     _dispatch.match_torch_threads()
     cu_seqlens, positions, status = _C.pack_layout(
         frame.export(lengths, "lengths"), frame.export(mask, "mask"), num_tokens, capacity, frame.allocate, frame.stream
@@ -160,12 +296,39 @@ def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = N
     if columns < 0:
         raise ValueError(f"max_seqlen: expected a number >= 0, got {columns}")
     if _dispatch.is_tensor(arrays[0]):
-        return _as_given(tensors, _torch().unpack(arrays, cu_seqlens, positions, columns, fills))
+        if _is_direct(arrays, cu_seqlens, positions):
+            return _as_given(tensors, _moved(arrays, cu_seqlens, positions, True, True, columns, 0, fills))
+        return _as_given(tensors, _traced(_UNPACK, arrays, cu_seqlens, positions, (columns, fills)))
     frame = _dispatch.Frame(arrays[0], "tensors")
     _dispatch.match_torch_threads()
     if cu_seqlens is None:
         raise TypeError("cu_seqlens: expected an array that speaks DLPack, got NoneType")
     return _as_given(tensors, _move(frame, arrays, cu_seqlens, positions, True, columns, 0, fills))
+
+
+def _is_direct(tensors: list[Any], *others: Any) -> bool:
+    """Whether a call of torch tensors goes straight to the extension, any number of them at once."""
+    engine = _call.loaded or _call.engine()
+    if engine.wants_grad(*tensors) or not engine.is_direct(*tensors, *others):
+        return False
+    engine.device_type(tensors[0], "tensors")
+    engine.prepare(tensors[0])
+    return True
+
+
+def _traced(op: Operator, tensors: list[Any], cu_seqlens: Any, positions: Any, how: tuple[Any, ...]) -> list[Any]:
+    """Calls of as many torch tensors as an operator takes, those that require a gradient apart: all results of one call
+    would require it."""
+    found: dict[int, Any] = {}
+    apart = (_call.loaded or _call.engine()).wants_grad(*tensors)
+    for wanted in (True, False):
+        group = [i for i, t in enumerate(tensors) if (apart and getattr(t, "requires_grad", False)) == wanted]
+        for first in range(0, len(group), MOST):
+            some = group[first : first + MOST]
+            arrays = (cu_seqlens, positions, *(tensors[i] for i in some), *[None] * (MOST - len(some)))
+            outputs = _call.call(op, arrays, (how[0], [how[1][i] for i in some], *how[2:]))
+            found |= zip(some, outputs, strict=False)
+    return [found[i] for i in range(len(tensors))]
 
 
 def _move(
