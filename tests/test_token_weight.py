@@ -185,3 +185,18 @@ def test_bad_weights_are_named(operator: str) -> None:
         ):
             with pytest.raises(ValueError, match=text):
                 call(m, spec)
+
+
+@pytest.mark.parametrize("xp", [torch.tensor, np.asarray])
+@pytest.mark.parametrize("wrong", ["cu_seqlens", "mask"])
+def test_a_bad_layout_is_named_as_without_weights(xp: Any, wrong: str) -> None:
+    """The sum of the weights is no operator of the caller's: its words name no argument of a loss."""
+    value = xp(np.zeros((2, 3), np.float32))
+    mask = xp(np.ones((2, 4 if wrong == "mask" else 3), bool))
+    offsets = xp(np.array([0, 3], np.int32)) if wrong == "cu_seqlens" else None
+    words = []
+    for weight in (None, value + 1):
+        with pytest.raises(ValueError, match=f"^({wrong}|value): ") as error:
+            rk.value_loss(value, None, value, mask, cu_seqlens=offsets, token_weight=weight)
+        words.append(str(error.value))
+    assert words[0] == words[1]

@@ -39,6 +39,9 @@ def weighed(
     weight = checked(token_weight, like, name)
     if not (counts_tokens or mean) or not _dispatch.is_array(like) or len(weight.shape) not in (1, 2):
         return weight, None
+    fits = mask is None or not _dispatch.is_array(mask) or tuple(mask.shape) == tuple(weight.shape)
+    if not fits or (cu_seqlens is not None and len(weight.shape) != 1):
+        return weight, None  # which the loss refuses, in words of its own arguments
     dense: Any = weight  # a layout that the operator refuses is refused by its name, there
     if _dispatch.is_tensor(weight):
         dense = weight.contiguous()
