@@ -470,7 +470,7 @@ def _sample(d: Draw) -> dict[str, Any]:
         "greedy": d.chance(0.2),
         "top_k": d.of(0, 3), "top_p": d.of(1.0, 0.9), "min_p": d.of(0.0, 0.1), "order": d.of("vllm", "sglang"),
         "return_logprob": d.of("processed", "raw", "both"), "return_kept": d.chance(0.3), "exp": "portable",
-        "n_logprobs": d.of(0, 0, 1, 5),
+        "n_logprobs": d.of(0, 0, 1),
     }  # fmt: skip
 
 
@@ -527,6 +527,17 @@ def _value_loss(d: Draw) -> dict[str, Any]:
     return {
         **found, "old_value": found["old_value"] if clip else None, "clip": clip,
         "aggregation": d.of("token-mean", "seq-mean-token-mean"), "denominator": d.of(None, 3.0),
+    }  # fmt: skip
+
+
+def _verify_draft(d: Draw) -> dict[str, Any]:
+    rows, steps, vocab = d.size(0, 1, 4), d.size(1, 3), d.size(1, 9, 130)
+    mode = d.of("same", "rejection")
+    return {
+        "target_logits": d.normal(rows, steps, vocab), "draft_ids": d.integers(-1, vocab, rows, steps - 1),
+        "draft_logits": d.normal(rows, steps - 1, vocab) if mode == "rejection" and d.chance() else None,
+        "mode": mode, "seed": 7, "sample_id": d.integers(0, 99, rows), "position": 3, "top_k": d.of(0, 3),
+        "temperature": d.of(1.0, 0.7), "greedy": d.chance(0.2), "exp": "portable",
     }  # fmt: skip
 
 
@@ -589,5 +600,6 @@ CALLS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "unpack": _unpack,
     "value_loss": _value_loss,
     "value_loss_and_grad": _value_loss,
+    "verify_draft": _verify_draft,
     "vtrace": lambda d: {**_gae(d, "logprob", "rollout_logprob"), "rollout_nan": d.of("nan", "neutral")},
 }

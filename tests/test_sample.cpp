@@ -36,7 +36,7 @@ struct Case {
   std::vector<std::int32_t> allowed;  // or empty
   std::vector<float> logits;
   SampleOrder order = SampleOrder::kVllm;
-  std::int64_t capacity = 1 << 22, best = 0;
+  std::int64_t capacity = 1 << 22, best = 0, stream = 0;
 };
 
 struct Results {
@@ -222,7 +222,8 @@ Results reference(const Case& k) {
         std::vector<std::uint32_t> words;
         for (int w = 0; w < 16; ++w) {
           words.push_back(rlk::philox_bits(99, static_cast<std::uint64_t>(k.sample_id[i]),
-                                           static_cast<std::uint32_t>(k.position[i]), w));
+                                           static_cast<std::uint32_t>(k.position[i]),
+                                           static_cast<std::uint32_t>(1024 * k.stream + w)));
         }
         id = tree.draw(words);
         EXPECT_TRUE(std::binary_search(kept.begin(), kept.end(), id));
@@ -299,6 +300,7 @@ Results run(const Case& k, rlk::DType dtype, bool keeps = true) {
   for (auto* of : {&r.top, &r.raw_top}) of->assign(best + 1, kCanary);
   for (auto* of : {&r.top_logprobs, &r.raw_top_logprobs}) of->assign(best + 1, kCanary);
   p.n_logprobs = k.best;
+  p.random_stream = static_cast<std::int32_t>(k.stream);
   if (best > 0) {
     p.top_ids = r.top.data();
     p.top_logprobs = r.top_logprobs.data();
@@ -398,6 +400,7 @@ Case random_case(std::mt19937& random, std::int64_t rows, std::int64_t vocab) {
   }
   const std::int64_t bests[] = {0, 0, 1, 5, 20, rlk::kTopLogprobs};
   k.best = std::min(bests[random() % 6], k.valid);
+  k.stream = static_cast<std::int64_t>(random() % 3);
   if (random() % 3 == 0) k.capacity = static_cast<std::int64_t>(random() % static_cast<unsigned>(rows * vocab / 4 + 2));
   return k;
 }

@@ -144,6 +144,7 @@ def test_members_of_a_group_differ_and_a_replay_does_not(device: str, rng: np.ra
     assert len(set(first.ids.tolist())) > 32
     assert not same(first.ids, draw(x, position=4).ids)
     assert not same(first.ids, draw(x, seed=12).ids)
+    assert not same(first.ids, draw(x, stream=1).ids)
 
 
 def test_equal_logits_are_kept_by_id(device: str) -> None:
@@ -262,7 +263,7 @@ def test_opcheck(device: str) -> None:
     )
     utils = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(
-        torch.ops.rl_kernel_native.sample, (x, *rows, None, None, None, 40, 0, 0, -1, 2, 3), test_utils=utils
+        torch.ops.rl_kernel_native.sample, (x, *rows, None, None, None, 40, 0, 0, -1, 2, 0, 3), test_utils=utils
     )
 
 
@@ -272,6 +273,7 @@ def test_bad_input() -> None:
     for message, given in {
         "logits: expected dtype float32, bfloat16 or float16, got int64": {"logits": torch.zeros(3, 4).long()},
         r"logits: expected shape \[num_rows, vocab_size\], got \[40\]": {"logits": x[0]},
+        r"stream: expected an integer in \[0, 2\^24\), got -1": {"stream": -1},
         "logits: expected a contiguous last dimension": {"logits": torch.randn(40, 3).t()},
         "logits: expected 1 to 524288 columns, got 524289": {"logits": torch.zeros(1, (1 << 19) + 1), "sample_id": 0},
         "temperature: expected a finite number > 0, got 0; for greedy rows pass greedy=True": {"temperature": 0},

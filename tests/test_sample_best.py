@@ -44,7 +44,7 @@ def test_they_are_logprobs_and_the_first_by_rank(
             want = torch.sort(z, dim=1, descending=True, stable=True).indices[:, :n]
             assert torch.equal(ids, want)
             bits = scored(x, ids, exp=exp, **of)
-            bits = bits.masked_fill(z.gather(1, ids) == -torch.inf, -torch.inf)  # logprob has NaN for what is cut
+            bits = bits.masked_fill(z.gather(1, ids) == -torch.inf, -torch.inf)  # logprob scores what is cut, too
             assert same(logprobs, bits)
 
 

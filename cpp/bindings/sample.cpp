@@ -18,8 +18,8 @@ constexpr int kWantsLogprob = 1, kWantsRaw = 2;
 nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::handle position, nb::handle temperature,
                   nb::handle top_k, nb::handle top_p, nb::handle min_p, nb::handle greedy, nb::handle allowed,
                   nb::handle raw_logits, nb::handle row_status, nb::handle valid_vocab, int exp, int order,
-                  std::int64_t kept_capacity, std::int64_t n_logprobs, int wants, nb::handle allocate,
-                  std::uintptr_t stream) {
+                  std::int64_t kept_capacity, std::int64_t n_logprobs, int random_stream, int wants,
+                  nb::handle allocate, std::uintptr_t stream) {
   SampleParams p;
   const Array x = read_logits(logits, &p);
   const TensorView& v = x.view();
@@ -34,6 +34,7 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
                    "expected an integer in [0, " + std::to_string(most) + "], got " + std::to_string(n_logprobs));
   }
   p.n_logprobs = n_logprobs;
+  p.random_stream = random_stream;
   const RowIntegersArgument seeds(seed, "seed", p.num_rows, &v.device);
   const RowIntegersArgument samples(sample_id, "sample_id", p.num_rows, &v.device);
   const RowIntegersArgument positions(position, "position", p.num_rows, &v.device);

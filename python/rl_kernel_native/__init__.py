@@ -132,6 +132,7 @@ from .ops.value_loss import (
     value_loss_and_grad,
     value_loss_reference,
 )
+from .ops.verify_draft import DraftVerification, verify_draft
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
@@ -160,6 +161,7 @@ __all__ = [
     "CrossEntropy",
     "CrossEntropyAccuracy",
     "DenominatorStatus",
+    "DraftVerification",
     "GaeResult",
     "GroupAdvantageResult",
     "GroupAdvantageStatus",
@@ -289,6 +291,7 @@ __all__ = [
     "value_loss_and_grad",
     "value_loss_reference",
     "variant",
+    "verify_draft",
     "vtrace",
     "vtrace_reference",
     "workspace_stats",

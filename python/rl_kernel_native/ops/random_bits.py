@@ -57,6 +57,13 @@ def position_of(position: Any) -> Any:
     return number
 
 
+def stream_of(stream: Any) -> int:
+    found = _check.integer64("stream", stream)
+    if not 0 <= found < STREAMS:
+        raise ValueError(f"stream: expected an integer in [0, 2^24), got {found}")
+    return found
+
+
 def random_bits(
     seed: int | AnyArray, sample_id: ArrayT, position: int | AnyArray, n: int, *, stream: int = 0
 ) -> ArrayT:
@@ -70,7 +77,8 @@ def random_bits(
         sample_id: ``[num_rows]`` int32 or int64: which rollout a row is of, never its slot in the batch.
         position: integer in ``[0, 2^32)``, or ``[num_rows]`` int32 or int64: index of the token in its sample's output.
         n: words of a row, 1 to 1024.
-        stream: in ``[0, 2^24)``: words of another stream are independent of these. :func:`sample` draws from 0.
+        stream: in ``[0, 2^24)``: words of another stream are independent of these. :func:`sample` draws
+            from 0 unless told otherwise.
     Returns:
         int64 ``[num_rows, n]``, values in ``[0, 2^32)``; -1 in a row whose position lies outside of its range.
     Raises:
@@ -86,7 +94,5 @@ def random_bits(
     count = _check.integer64("n", n)
     if not 1 <= count <= MOST_WORDS:
         raise ValueError(f"n: expected 1 to {MOST_WORDS} words, got {count}")
-    which = _check.integer64("stream", stream)
-    if not 0 <= which < STREAMS:
-        raise ValueError(f"stream: expected an integer in [0, 2^24), got {which}")
-    return call(_RANDOM_BITS, (sample_id, seed_of(seed), position_of(position)), (count, which))[0]
+    how = (count, stream_of(stream))
+    return call(_RANDOM_BITS, (sample_id, seed_of(seed), position_of(position)), how)[0]

@@ -14,7 +14,7 @@ from .._penalties import ORDERS, number_or_rows, penalties_of
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
 from ..reference.sample import sample_reference
 from .process_logits import processed
-from .random_bits import given, position_of, seed_of
+from .random_bits import given, position_of, seed_of, stream_of
 
 __all__ = ["SampleResult", "SampleStatus", "sample", "sample_reference"]
 
@@ -90,7 +90,7 @@ class SampleResult(NamedTuple, Generic[ArrayT]):
 def _check_columns(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
     from .. import _shapes
 
-    logits, allowed, valid_vocab, count = arrays[0], arrays[-3], how[0], how[-2]
+    logits, allowed, valid_vocab, count = arrays[0], arrays[-3], how[0], how[-3]
     if not _shapes.is_static(logits):
         return
     rows, vocab = logits.shape
@@ -112,7 +112,7 @@ def _check_columns(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
 
 def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
     """Ids, log-probability, raw log-probability, the n best of either, kept ids, kept offsets, status."""
-    rows, capacity, count, wants = arrays[0].shape[0], *how[-3:]
+    rows, (capacity, count, _, wants) = arrays[0].shape[0], how[-4:]
     best = (((rows, count) if count and wants & kind else None) for kind in (LOGPROB, LOGPROB, RAW, RAW))
     kept = ((capacity,), (rows + 1,)) if capacity >= 0 else (None, None)
     return (rows,), (rows,) if wants & LOGPROB else None, (rows,) if wants & RAW else None, *best, *kept, (rows,)
@@ -131,7 +131,7 @@ _SAMPLE = Operator(
         Array("raw_logits", "by hand", optional=True, called=lambda how, _: "logits"),
         Array("row_status", "by hand", optional=True),
     ),
-    "SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int n_logprobs, int wants",
+    "SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int n_logprobs, int stream, int wants",
     outputs=_outputs,
     dtypes=("int64", "float32", "float32", *("int64", "float32") * 2, "int32", "int64", "int32"),
     native=lambda arrays, how, *tail: _C.sample(*arrays, *how, *tail),
@@ -182,6 +182,7 @@ def sample(
     n_logprobs: int = 0,
     return_kept: bool = False,
     kept_capacity: int | None = None,
+    stream: int = 0,
     exp: Exp = None,
 ) -> SampleResult[ArrayT]:
     """One token of each row, its log-probability, and the set of tokens that truncation kept.
@@ -213,6 +214,7 @@ def sample(
         return_kept: whether the kept sets are wanted.
         kept_capacity: entries of ``kept_ids`` in all; None: enough for any row, ``num_rows * top_k`` where that is a
             number > 0 and nothing else decides, else ``num_rows * vocab_size``. A row that does not fit has a status.
+        stream: of the random words; see :func:`random_bits`.
         exp: ``"portable"`` or ``"hardware"``, as for :func:`logprob`.
     Returns:
         :class:`SampleResult`.
@@ -245,6 +247,7 @@ def sample(
         ORDERS.index(order),
         capacity,
         _count(n_logprobs, return_logprob),
+        stream_of(stream),
         LOGPROBS[return_logprob],
     )
     penalties = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)

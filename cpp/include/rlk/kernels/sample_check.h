@@ -15,6 +15,7 @@ inline void check_sample(const SampleParams& p) {
             "sample: kept_ids are given");
   RLK_CHECK(p.n_logprobs >= 0 && p.n_logprobs <= kTopLogprobs && p.n_logprobs <= p.valid_vocab,
             "sample: n_logprobs is in [0, 256] and at most valid_vocab");
+  RLK_CHECK(p.random_stream >= 0 && p.random_stream < kRandomStreams, "sample: the stream is in [0, 2^24)");
   RLK_CHECK((p.top_ids == nullptr) == (p.top_logprobs == nullptr) &&
                 (p.raw_top_ids == nullptr) == (p.raw_top_logprobs == nullptr),
             "sample: the n best have ids and log-probabilities");

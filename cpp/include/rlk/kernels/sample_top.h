@@ -34,7 +34,7 @@ class RowTop : RowSelection<Team, T, Exp::kPortable> {
     const std::int64_t first = has_firsts ? state_->id : id_of_rank(Base::behind_first() - 1);
     truncate({1.0f, 1.0f, 0.0f, count_, false, kOk}, first);
     if (!listed_) collect(last_);  // every column is among the best
-    team_.barrier();  // the search has read found_count
+    team_.barrier();               // the search has read found_count
     if (team_.thread() == 0) s_.found_count = 0;
     team_.barrier();
     // Columns of mass are the first of all ranks.

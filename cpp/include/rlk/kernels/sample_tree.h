@@ -217,7 +217,11 @@ class RowTree : SampleColumns<Team, T, kExp> {
     const auto seed = static_cast<std::uint64_t>(p_.seed.template at<Memory>(row_)),
                sample_id = static_cast<std::uint64_t>(p_.sample_id.template at<Memory>(row_));
     const auto position = static_cast<std::uint32_t>(p_.position.template at<Memory>(row_));
-    const auto word = [&](int i) { return philox_bits(seed, sample_id, position, static_cast<std::uint32_t>(i)); };
+    const auto blocks = static_cast<std::uint32_t>(p_.random_stream) * static_cast<std::uint32_t>(kStreamBlocks);
+    const auto word = [&](int i) {
+      const PhiloxBlock b = philox_block(seed, sample_id, position, blocks + static_cast<std::uint32_t>(i / 4));
+      return i & 2 ? (i & 1 ? b.w : b.z) : i & 1 ? b.y : b.x;
+    };
     std::int64_t at = 0, level = 2 * slots_ - 2, size = 1;  // node `at` of the level that begins at `level`
     for (int depth = 0; depth < height_ + 3; ++depth) {
       level -= 2 * size;

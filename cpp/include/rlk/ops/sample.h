@@ -19,7 +19,7 @@
 // Statistics of the kept columns by rules 4 and 5, so (m, S) of every node and the root are those of logprob(kept=...), and
 //   logprob     = logprob's formula on that root: the same bits as logprob with `kept` (ops/logprob.h)
 //   raw_logprob = logprob's formula over all columns [0, valid_vocab), forbidden ones with them, at T = 1
-// The draw descends that tree. r = word w of the token, stream 0 (ops/random_bits.h); it goes to the left child where
+// The draw descends that tree. r = word w of the token in random_stream (ops/random_bits.h); it goes to the left child where
 //   r * S_both < 2^32 * S_left                               exact; S_left at S_both's reference, as combine() scales it
 // Words, one a level:
 //   0, 1, 2   above the eight parts, from the root down
@@ -131,6 +131,7 @@ struct SampleParams {
   void* workspace = nullptr;             // sample_workspace_bytes(...), 16-byte aligned
   DType dtype = DType::kFloat32;         // kFloat32, kBFloat16, kFloat16
   DType raw_dtype = DType::kFloat32;
+  std::int32_t random_stream = 0;  // in [0, kRandomStreams)
   Exp exp = Exp::kPortable;
   SampleOrder order = SampleOrder::kVllm;
   bool greedy = false;

@@ -1,0 +1,182 @@
+"""Speculative decoding: which tokens of a draft stand, and the token behind them. It composes sample and logprob."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from .. import _check, _dispatch
+from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
+from ._rejection import STREAM, Arrays, Rejection
+from .random_bits import given, position_of, seed_of
+from .sample import MOST_COLUMNS, sample
+
+__all__ = ["DraftVerification", "verify_draft"]
+
+MODES = ("same", "rejection")
+
+
+class DraftVerification(NamedTuple, Generic[ArrayT]):
+    """What :func:`verify_draft` returns.
+
+    Attributes:
+        num_accepted: int64 ``[num_rows]``: how many draft tokens stand, from the first on.
+        next_id: int64 ``[num_rows]``: the token behind them; -1 where the logits of its position are bad.
+        logprobs: float32 ``[num_rows, num_draft + 1]``: of the accepted tokens and the next one; NaN behind it.
+        status: int32 ``[num_rows]``, :class:`SampleStatus`, of the next token's row of logits.
+    """
+
+    num_accepted: ArrayT
+    next_id: ArrayT
+    logprobs: ArrayT
+    status: ArrayT
+
+
+def verify_draft(
+    target_logits: ArrayT,
+    draft_ids: ArrayT,
+    draft_logits: ArrayT | None = None,
+    *,
+    seed: int | AnyArray,
+    sample_id: int | AnyArray,
+    position: int | AnyArray,
+    mode: Literal["same", "rejection"] = "same",
+    temperature: float | AnyArray = 1.0,
+    top_k: int | AnyArray = 0,
+    top_p: float | AnyArray = 1.0,
+    min_p: float | AnyArray = 0.0,
+    greedy: bool | AnyArray = False,
+    allowed: AnyArray | None = None,
+    valid_vocab: int | None = None,
+    order: Literal["vllm", "hf", "sglang"] = "vllm",
+    exp: Exp = None,
+) -> DraftVerification[ArrayT]:
+    """Accepts draft tokens from the first on, and draws the token behind them.
+
+    ``mode="same"`` accepts while :func:`sample` draws the draft's token at that position. So tokens and
+    log-probabilities are those of the rollout without speculation, byte for byte. The draft decides how many come in a
+    step, never which.
+
+    ``mode="rejection"`` keeps the distribution of the tokens and not their bytes. It accepts token x with probability
+    min(1, p(x) / q(x)). In place of the first that it refuses it draws from max(0, p - q), behind the last one from p.
+    p is what :func:`sample` draws from, q the draft's distribution. Its words are those of stream 1, so the draft may
+    be drawn by :func:`sample` under the same keys. It holds the kept sets of all steps: 5 bytes a logit.
+
+    Args:
+        target_logits: ``[num_rows, num_draft + 1, vocab_size]`` float32, float16 or bfloat16, contiguous. Logits [i, j]
+            follow the first j draft tokens. Under penalties or bias they are those of :func:`process_logits`.
+        draft_ids: ``[num_rows, num_draft]`` int32 or int64. One outside of the vocabulary, such as -1, is not accepted.
+        draft_logits: ``[num_rows, num_draft, vocab_size]``, contiguous, for ``mode="rejection"``: log-probabilities of
+            the draft's distribution, or its logits at temperature 1, -Inf where it cuts. None: the draft draws nothing,
+            q(x) is 1.
+        seed, sample_id, temperature, top_k, top_p, min_p, greedy: as for :func:`sample`; a number, or ``[num_rows]``.
+        position: of the row's first draft token in its sample's output: an integer, or ``[num_rows]``.
+        allowed: int32 ``[num_rows, num_draft + 1, ceil(vocab_size / 32)]``, or None.
+        valid_vocab, order, exp: as for :func:`sample`.
+    Returns: :class:`DraftVerification`.
+    Raises: as :func:`sample`; TypeError for arrays that are neither torch's nor NumPy's.
+    Source: the contract of sample; Leviathan et al. 2023, arXiv:2211.17192, algorithm 1, for ``mode="rejection"``.
+    Example:
+        >>> logits = torch.tensor([[[0.0, 9.0, 1.0], [9.0, 0.0, 0.0]]])
+        >>> rk.verify_draft(logits, torch.tensor([[1]]), seed=7, sample_id=0, position=0, greedy=True)[:2]
+        (tensor([1]), tensor([0]))
+    """
+    _check.one_of("mode", mode, MODES)
+    cuts: dict[str, Any] = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "greedy": greedy,
+    }  # fmt: skip
+    of_rows = {"seed": seed, "sample_id": sample_id, "position": position, **cuts}
+    _require_alike(target_logits, draft_ids, {"draft_logits": draft_logits, "allowed": allowed, **of_rows})
+    rows, steps = _check_shapes(target_logits, draft_ids, draft_logits, mode)
+    x = Arrays(target_logits)
+    target_logits, draft_ids = x.plain(target_logits), x.plain(draft_ids)
+    draft_logits = None if draft_logits is None else x.plain(draft_logits)
+    ahead = x.ascending(steps)
+
+    def of_steps(name: str, value: Any) -> Any:
+        """A row's value for each of its steps."""
+        if not _dispatch.is_array(value):
+            return value  # sample says what is wrong with it
+        value = x.plain(value)
+        if tuple(value.shape) != (rows,):
+            raise ValueError(f"{name}: expected shape [{rows}], got {list(value.shape)}")
+        return x.np.broadcast_to(value[:, None], (rows, steps)).reshape(-1)
+
+    first = of_steps("position", position_of(position))
+    if not _check.is_number(first) and not _dispatch.is_array(first):
+        raise TypeError(f"position: expected an integer or an array of them, got {type(position).__name__}")
+    keys = {
+        "seed": of_steps("seed", seed_of(seed)),
+        "sample_id": of_steps("sample_id", given("sample_id", sample_id)),
+        "position": first + x.np.broadcast_to(ahead, (rows, steps)).reshape(-1),
+    }
+    cuts = {name: of_steps(name, value) for name, value in cuts.items()}
+    masks: Any = allowed
+    if masks is not None:
+        if len(shape := _check.shape_of(allowed)) != 3 or tuple(shape[:2]) != (rows, steps):
+            raise ValueError(f"allowed: expected shape [{rows}, {steps}, num_words], got {list(shape)}")
+        masks = x.plain(masks).reshape(rows * steps, shape[2])
+    how: dict[str, Any] = {"valid_vocab": valid_vocab, "exp": exp}
+    logits: Any = target_logits
+    draw = partial(
+        sample, logits.reshape(rows * steps, logits.shape[2]), **keys, **cuts, **how, allowed=masks,
+        order=order,
+    )  # fmt: skip
+    if mode == "same":
+        drawn = draw()
+        ids = drawn.ids.reshape(rows, steps)
+        num_accepted = x.leading((ids[:, :-1] == draft_ids) & (ids[:, :-1] >= 0))
+        next_id, logprobs = x.pick(ids, num_accepted), drawn.logprob.reshape(rows, steps)
+    else:
+        drawn = draw(stream=STREAM, return_kept=True)
+        rejection = Rejection(x, target_logits, draft_ids, draft_logits, drawn, keys, cuts, how)
+        num_accepted, next_id, logprobs = rejection.run()
+    logprobs = x.np.where(ahead[None] <= num_accepted[:, None], logprobs, x.full(float("nan"), x.np.float32))
+    return DraftVerification(num_accepted, next_id, logprobs, x.pick(drawn.status.reshape(rows, steps), num_accepted))
+
+
+def _require_alike(target_logits: Any, draft_ids: Any, optional: dict[str, Any]) -> None:
+    """One framework's arrays, on one device."""
+    optional = {name: value for name, value in optional.items() if _dispatch.is_array(value)}
+    if _dispatch.is_tensor(target_logits):
+        from .._torch import require_tensors
+
+        return require_tensors(target_logits=target_logits, draft_ids=draft_ids, optional=optional)
+    if not isinstance(target_logits, np.ndarray):
+        raise TypeError(f"target_logits: expected a torch tensor or NumPy array, got {type(target_logits).__name__}")
+    for name, value in {"draft_ids": draft_ids, **optional}.items():
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"{name}: expected a NumPy array as target_logits is one, got {type(value).__name__}")
+    return None
+
+
+def _check_shapes(target_logits: Any, draft_ids: Any, draft_logits: Any, mode: str) -> tuple[int, int]:
+    shape = tuple(target_logits.shape)
+    if len(shape) != 3 or shape[1] < 1:
+        raise ValueError(f"target_logits: expected shape [num_rows, num_draft + 1, vocab_size], got {list(shape)}")
+    rows, steps, vocab = shape
+    if type(vocab) is int and not 1 <= vocab <= MOST_COLUMNS:
+        raise ValueError(f"target_logits: expected 1 to {MOST_COLUMNS} columns, got {vocab}")
+    for name, value, wanted in (
+        ("draft_ids", draft_ids, (rows, steps - 1)),
+        ("draft_logits", draft_logits, (rows, steps - 1, vocab)),
+    ):
+        if name == "draft_logits" and value is None:
+            continue
+        if not _dispatch.is_array(value):
+            raise TypeError(f"{name}: expected an array or None, got {type(value).__name__}")
+        if tuple(value.shape) != wanted:
+            raise ValueError(f"{name}: expected shape {list(wanted)}, got {list(value.shape)}")
+    floats = ("float32", "bfloat16", "float16")
+    for name, value, dtypes in (
+        ("target_logits", target_logits, floats),
+        ("draft_ids", draft_ids, ("int32", "int64")),
+        ("draft_logits", draft_logits, floats),
+    ):
+        if value is not None and (dtype := str(value.dtype).removeprefix("torch.")) not in dtypes:
+            raise TypeError(f"{name}: expected dtype {', '.join(dtypes[:-1])} or {dtypes[-1]}, got {dtype}")
+    if draft_logits is not None and mode == "same":
+        raise ValueError('draft_logits: expected None with mode="same", which does not read them')
+    return rows, steps
