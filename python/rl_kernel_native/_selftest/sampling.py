@@ -38,10 +38,14 @@ def sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         random = np.random.default_rng(4)
         x = arrays.put((random.standard_normal((16, 5000)) * 3).astype(np.float32))
         keys: dict[str, Any] = {"seed": 3, "sample_id": arrays.put(np.arange(16)), "position": 5, "exp": "portable"}
-        result = sample_op.sample(x, top_k=40, top_p=0.9, return_kept=True, **keys)
+        result = sample_op.sample(x, top_k=40, top_p=0.9, return_kept=True, n_logprobs=6, **keys)
         again = logprob_op.logprob(x, result.ids, kept=result.kept, exp="portable")
         differ = int((arrays.get(again) != arrays.get(result.logprob)).sum()) + int((result.status != 0).sum())
-        return differ == 0, f"{differ} rows differ from logprob with the kept set"
+        for k in range(6):
+            best = arrays.get(result.top_logprobs)[:, k]
+            scored = logprob_op.logprob(x, result.top_ids[:, k], kept=result.kept, exp="portable")
+            differ += int(((arrays.get(scored) != best) & (best > -np.inf)).sum())
+        return differ == 0, f"{differ} log-probabilities differ from logprob with the kept set"
 
     def float64() -> tuple[bool, str]:
         x = (np.random.default_rng(4).standard_normal((16, 500)) * 3).astype(np.float32)
