@@ -66,7 +66,7 @@ def run_pytest(
     """(counts, failures, reasons of skips) of `pytest -m selected`; that no test is found is a failure, unless told."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-m", selected, "-q", "--durations=10", f"--junit-xml={report}"]
+        command = [sys.executable, "-m", "pytest", "-m", selected, "-q", "--durations=30", f"--junit-xml={report}"]
         command += ["-p", "no:cacheprovider", *arguments]
         done = subprocess.run(command, cwd=ROOT, env=environment)
         if not report.is_file():
@@ -99,6 +99,11 @@ def sharing_cores(environment: dict[str, str], processes: int) -> dict[str, str]
     return {**environment, "OMP_NUM_THREADS": str(max(1, cores // processes))}
 
 
+def files_with(mark: str) -> list[str]:
+    """Test files that name a mark: pytest takes half a minute to collect all of them."""
+    return [str(path) for path in sorted(ROOT.glob("tests/test_*.py")) if mark in path.read_text()]
+
+
 def run_tests(
     workers: int, arguments: list[str], environment: dict[str, str]
 ) -> tuple[dict[str, int], list[str], list[str]]:
@@ -108,7 +113,7 @@ def run_tests(
     of_selection = bool(arguments)  # may have tests of one kind alone
     shared = sharing_cores(environment, workers)
     many = run_pytest("gpu and not alone", ["-n", str(workers), *arguments], shared, of_selection)
-    alone = run_pytest("gpu and alone", arguments, environment, of_selection)
+    alone = run_pytest("gpu and alone", arguments or files_with("pytest.mark.alone"), environment, of_selection)
     return {k: many[0][k] + alone[0][k] for k in many[0]}, many[1] + alone[1], sorted({*many[2], *alone[2]})
 
 
@@ -168,14 +173,16 @@ def main() -> int:
             environment["RLK_FUZZ_FULL"] = "1"
     trees = tree_hashes()  # before the run: what changes under it is not what ran
     start = time.time()
-    counts, failures, skips = run_tests(options.workers, rest, environment)
-    if not any(counts.values()):
-        counts["failed"] += 1
-        failures.append("no GPU test was collected")
-    if options.ctest_dir:
-        more, bad = run_binaries(options.ctest_dir.resolve(), options.workers)
-        counts = {k: counts[k] + more[k] for k in counts}
-        failures += bad
+    with ThreadPoolExecutor(1) as pool:  # the C++ programs run beside the tests, one at a time
+        programs = pool.submit(run_binaries, options.ctest_dir.resolve(), 1) if options.ctest_dir else None
+        counts, failures, skips = run_tests(options.workers, rest, environment)
+        if not any(counts.values()):
+            counts["failed"] += 1
+            failures.append("no GPU test was collected")
+        if programs:
+            more, bad = programs.result()
+            counts = {k: counts[k] + more[k] for k in counts}
+            failures += bad
     shown = ["tests/run_gpu.py", *(f"--fuzz {options.fuzz}" for _ in [0] if options.fuzz)]
     shown += [f"--workers {options.workers}"] if options.workers > 1 else []
     shown += ["--ctest-dir ..."] if options.ctest_dir else []

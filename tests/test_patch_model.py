@@ -162,6 +162,18 @@ def test_frequencies_that_are_not_the_configurations_stay(model: Any) -> None:
     assert counts.unproved == {"model.rotary_emb": "rope: inv_freq is not that of the configuration"}
 
 
+@pytest.mark.parametrize("theta", [1e4, 1e6, 1e8])
+@pytest.mark.parametrize("width", [96, 128])
+def test_frequencies_of_a_device_that_divides_by_a_reciprocal_are_the_configurations(theta: float, width: int) -> None:
+    """torch divides by a number on CUDA through its reciprocal, so the exponent of theta is an ulp off."""
+    model = tiny("Llama", head_dim=width, rope_parameters={"rope_type": "default", "rope_theta": theta})
+    exponents = torch.arange(0, width, 2).float() * torch.tensor(1 / width)
+    exponents = torch.nextafter(exponents, torch.ones(()))
+    with torch.no_grad():
+        model.model.rotary_emb.inv_freq.copy_(1 / theta**exponents)
+    assert not rk.patch_model(model).unproved
+
+
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
 def test_scaled_rotary_embeddings_are_those_of_transformers(kind: str) -> None:
     scaled = {

@@ -43,8 +43,10 @@ class RotaryTables:
         return self._seen[2]
 
     def _equals(self, inv_freq: torch.Tensor) -> bool:
+        """Within what a device's power function and a cast leave: an ulp of the exponent is ln(theta) of the power."""
         found = inv_freq.detach().cpu()
-        tolerance = 4 * torch.finfo(found.dtype).eps
+        cast = 0.0 if found.dtype == torch.float32 else torch.finfo(found.dtype).eps
+        tolerance = cast + 32 * torch.finfo(torch.float32).eps
         return found.shape == self.inv_freq.shape and torch.allclose(found.float(), self.inv_freq, tolerance, 0)
 
     def half_width(self) -> tuple[torch.Tensor, torch.Tensor]:
