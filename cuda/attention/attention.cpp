@@ -23,15 +23,29 @@ bool at_16_bytes(std::initializer_list<const void*> arrays) {
   return std::ranges::all_of(arrays, [](const void* a) { return reinterpret_cast<std::uintptr_t>(a) % 16 == 0; });
 }
 
-// Whether the copy engine can fetch an array's heads: it wants strides of 16 bytes that are not 0.
-bool can_fetch(const AttentionInput& p, const AttentionHeads& a, bool packed) {
+// Whether the copy engine can fetch an array's heads: it wants strides of 16 bytes that are not 0. `alone`: there is no
+// stride of sequences.
+bool can_fetch(const AttentionInput& p, const AttentionHeads& a, bool alone) {
   constexpr std::int64_t kMostStride = std::int64_t{1} << 39;
   if (!attention_at_16_bytes(a, p.dtype)) return false;
   for (const std::int64_t stride : {a.head_stride, a.token_stride, a.sequence_stride}) {
     if (stride < 0 || stride >= kMostStride) return false;
   }
   if (a.token_stride == 0 || (a.head_stride == 0 && p.num_q_heads > 1)) return false;
-  return packed || p.num_sequences <= 1 || a.sequence_stride != 0;
+  return alone || p.num_sequences <= 1 || a.sequence_stride != 0;
+}
+// K and V, also of pages: then pages are what stands for sequences.
+bool can_fetch_keys(const AttentionParams& p) {
+  if (p.dtype == DType::kFloat32 || p.head_dim > 128) return false;
+  if (p.num_sequences == 0 || p.k_tokens == 0 || p.k_tokens >= kMostTokens) return false;
+  const bool paged = p.block_table != nullptr;
+  if (paged && (p.num_pages == 0 || p.num_pages >= kMostTokens)) return false;
+  // A box is a page, or part of one: rows of shared memory repeat their pattern every eight.
+  if (paged && (p.page_size < 8 || p.page_size >= kMostTokens || (p.page_size & (p.page_size - 1)) != 0)) {
+    return false;
+  }
+  const bool alone = paged ? p.num_pages == 1 : p.cu_seqlens_k != nullptr;
+  return can_fetch(p, p.k, alone) && can_fetch(p, p.v, alone) && attention_at_16_bytes(p.q, p.dtype);
 }
 bool can_fetch(const AttentionInput& p) {
   if (p.dtype == DType::kFloat32 || (p.head_dim != 64 && p.head_dim != 128) || p.block_table != nullptr) return false;
@@ -64,27 +78,33 @@ std::int64_t sequences_of(const AttentionInput& p) {
 }  // namespace
 
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability) {
+  if (plan.kernel == AttentionKernel::kPairs) return capability == 90 && can_fetch_keys(p);
   return plan.kernel != AttentionKernel::kWgmma || (capability == 90 && fits_wgmma(p));
 }
 
-AttentionPlan choose_plan(const AttentionParams& p, int capability) {
+AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors) {
   constexpr std::int64_t kFewRows = 32;  // of a sequence: most of a larger tile would be empty
   const std::int64_t sequences = sequences_of(p);
-  if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences) return {AttentionKernel::kFewRows};
+  if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences) {
+    const AttentionPlan pairs = {AttentionKernel::kPairs};
+    const bool few = SplitGrid(p).blocks <= multiprocessors;  // more hide each other's waits by three a multiprocessor
+    return few && fits_plan(p, pairs, capability) ? pairs : AttentionPlan{AttentionKernel::kFewRows};
+  }
   const AttentionPlan wgmma = {AttentionKernel::kWgmma};
   return p.q_tokens >= kWgmmaQueries * sequences && fits_plan(p, wgmma, capability) ? wgmma : AttentionPlan{};
 }
 
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan) {
   if (plan.kernel == AttentionKernel::kWgmma) return 4;
-  if (plan.kernel != AttentionKernel::kFewRows || p.dtype == DType::kFloat32) return 0;
-  const std::int64_t results = attention_rows(p) * p.num_q_heads * attention_splits(p.k_tokens);
+  const bool splits = plan.kernel == AttentionKernel::kFewRows || plan.kernel == AttentionKernel::kPairs;
+  if (!splits || p.dtype == DType::kFloat32) return 0;
+  const std::int64_t results = attention_rows(p) * p.num_q_heads * SplitGrid(p).splits;
   return 4 * ((results * 2 + 3) / 4 * 4 + results * p.head_dim);
 }
 
 std::int64_t attention_workspace_bytes(const AttentionParams& p, int device) {
   if (attention_rows(p) * p.num_q_heads == 0) return 0;
-  return workspace_bytes_of(p, choose_plan(p, supported_capability(device)));
+  return workspace_bytes_of(p, choose_plan(p, supported_capability(device), multiprocessors(device)));
 }
 
 void attention(const AttentionParams& p, int device, Stream stream) {
@@ -92,7 +112,7 @@ void attention(const AttentionParams& p, int device, Stream stream) {
   if (attention_rows(p) * p.num_q_heads == 0) return;
   const DeviceGuard guard(device);
   const int capability = supported_capability(device);
-  const AttentionPlan plan = choose_plan(p, capability);
+  const AttentionPlan plan = choose_plan(p, capability, multiprocessors(device));
   RLK_CHECK(p.workspace != nullptr || workspace_bytes_of(p, plan) == 0, "attention: workspace");
   RLK_CUDA_IN_USE("attention", device, attention)(p, plan, to_stream(stream));
 }

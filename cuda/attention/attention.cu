@@ -2,16 +2,19 @@
 #include "forward.cuh"
 #if RLK_CUDA_SM90
 #include "forward_sm90.cuh"
+#include "split_pairs_sm90.cuh"
 #endif
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
 
 void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
 #if RLK_CUDA_SM90
-  if (plan.kernel == AttentionKernel::kWgmma) {
+  if (plan.kernel == AttentionKernel::kWgmma || plan.kernel == AttentionKernel::kPairs) {
     with_element_type(p.dtype, [&](auto t) {
       using T = decltype(t);
-      if constexpr (T::kPacked) run_attention_wgmma<T>(p, stream);
+      if constexpr (T::kPacked) {
+        plan.kernel == AttentionKernel::kWgmma ? run_attention_wgmma<T>(p, stream) : run_attention_pairs<T>(p, stream);
+      }
     });
     return check(cudaGetLastError(), "launch of attention");
   }

@@ -6,14 +6,15 @@
 
 namespace rlk::cuda {
 
-// Tokens of q (or of what has its shape), or of k or v, in boxes of `box_tokens` tokens of one head by 64 columns.
+// Tokens of q (or of what has its shape), or of k or v or their pages, in boxes of `box_tokens` tokens of one head by 64 columns.
 inline CUtensorMap attention_map(const AttentionInput& p, const AttentionHeads& a, bool is_query, int box_tokens) {
   const bool packed = (is_query ? p.cu_seqlens_q : p.cu_seqlens_k) != nullptr;
+  const bool paged = !is_query && p.block_table != nullptr;
   HeadsExtent e;
   e.columns = p.head_dim;
   e.heads = is_query ? p.num_q_heads : p.num_kv_heads;
-  e.tokens = is_query ? p.q_tokens : p.k_tokens;
-  e.sequences = packed ? 1 : p.num_sequences;
+  e.tokens = is_query ? p.q_tokens : paged ? p.page_size : p.k_tokens;
+  e.sequences = paged ? p.num_pages : packed ? 1 : p.num_sequences;
   e.head_stride = e.heads > 1 ? a.head_stride : p.head_dim;
   e.token_stride = e.tokens > 1 ? a.token_stride : p.head_dim;
   e.sequence_stride = e.sequences > 1 ? a.sequence_stride : p.head_dim;

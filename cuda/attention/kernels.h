@@ -10,18 +10,35 @@ namespace rlk::cuda {
 enum class AttentionKernel : std::int32_t {
   kTiles,    // blocks of 64 rows; float32: 64, or 32 of more than 128 columns
   kFewRows,  // blocks of 16 rows, where a sequence has few; bf16 and fp16: a block for each of their splits
-  kWgmma,    // sm_90: bf16 and fp16, heads of 64 and 128 columns that the copy engine can fetch
+  kPairs,  // sm_90: kFewRows of at most 128 columns that the copy engine can fetch, pages too, for few blocks of threads
+  kWgmma,  // sm_90: bf16 and fp16, heads of 64 and 128 columns that the copy engine can fetch
 };
 struct AttentionPlan {
   AttentionKernel kernel = AttentionKernel::kTiles;
 };
 constexpr AttentionPlan kAttentionPlans[] = {
-    {AttentionKernel::kTiles}, {AttentionKernel::kFewRows}, {AttentionKernel::kWgmma}};
-// Whether a plan can serve a call on `capability` (10 * major + minor), and the one that does.
+    {AttentionKernel::kTiles}, {AttentionKernel::kFewRows}, {AttentionKernel::kPairs}, {AttentionKernel::kWgmma}};
+// Whether a plan can serve a call on `capability` (10 * major + minor), and the one that does on so many multiprocessors.
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability);
-AttentionPlan choose_plan(const AttentionParams& p, int capability);
-// Bytes of workspace: a counter of tiles for kWgmma, splits' results for kFewRows.
+AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors);
+// Bytes of workspace: a counter of tiles for kWgmma, splits' results for kFewRows and kPairs.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
+
+// kFewRows and kPairs: a block of threads has 16 rows of a key head, a row being a query with a head, and a split.
+struct SplitGrid {
+  std::int64_t tiles;   // of rows: of a sequence, or, packed, slots of all
+  std::int64_t splits;  // that any sequence may have
+  std::int64_t blocks;
+
+  explicit SplitGrid(const AttentionParams& p) {
+    constexpr std::int64_t kRows = 16;
+    const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
+    const bool packed = p.cu_seqlens_q != nullptr;
+    tiles = packed ? rows / kRows + p.num_sequences : (rows + kRows - 1) / kRows;
+    splits = attention_splits(p.k_tokens);
+    blocks = splits * p.num_kv_heads * tiles * (packed ? 1 : p.num_sequences);
+  }
+};
 
 // Ways to serve a backward.
 enum class GradientKernel : std::int32_t {

@@ -78,6 +78,7 @@ void take_nan(const Memory& wanted, Memory* memory) {
 
 const char* name_of(const AttentionPlan& plan) {
   return plan.kernel == AttentionKernel::kFewRows ? ", few rows"
+         : plan.kernel == AttentionKernel::kPairs ? ", pairs"
          : plan.kernel == AttentionKernel::kWgmma ? ", wgmma"
                                                   : ", tiles";
 }

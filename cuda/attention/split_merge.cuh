@@ -1,0 +1,105 @@
+// attention, forward, of few queries a sequence: the frame of its two launches, splits and their merge.
+#pragma once
+
+#include "../common/dependent_launch.cuh"
+#include "split_rows.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+// A warp merges the splits of a row, and writes every row: also those of no sequence, and of queries not in use.
+template <class T>
+__global__ void __launch_bounds__(128)
+    attention_merge_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ SplitCall call,
+                           std::int64_t rows) {
+  const std::int64_t row = blockIdx.x * std::int64_t{4} + threadIdx.x / 32;
+  if (row >= rows) return;
+  const std::int64_t token = row / p.num_q_heads, head = row % p.num_q_heads;
+  std::int64_t sequence = 0, place = token;
+  bool exists = true;
+  if (p.cu_seqlens_q != nullptr) {
+    sequence = sequence_of(p.cu_seqlens_q, p.num_sequences, token);
+    exists = sequence < p.num_sequences && p.cu_seqlens_q[sequence] <= token;
+  } else {
+    sequence = token / p.q_tokens;
+    place = token % p.q_tokens;
+  }
+  AttentionRange sees = {0, 0};
+  if (exists) {
+    const AttentionSpan span(p, sequence);
+    const std::int64_t query = place - span.q_first;
+    if (query < span.num_queries) sees = span.keys_of(query);
+  }
+  const bool used = !sees.empty();
+  wait_for_previous_kernel();
+  // Results of eight splits are on their way at a time: one after the other each would take the way to L2 and back.
+  constexpr int kAtOnce = 8, kQuads = kMaxHeadDim / 128;
+  const int lane = threadIdx.x % 32;
+  float m = -infinity(), l = 0.0f, o[kQuads][4] = {};
+  const int last = used ? static_cast<int>(attention_splits(sees.last)) : 0;
+  const int first = used ? static_cast<int>(attention_splits(sees.first + 1)) - 1 : 0;
+  const std::int64_t at = row * call.splits;
+#pragma unroll 1
+  for (int begin = first; begin < last; begin += kAtOnce) {
+    float2 of_split[kAtOnce];
+    float4 sums[kAtOnce][kQuads];
+#pragma unroll
+    for (int s = 0; s < kAtOnce; ++s) {
+      if (begin + s >= last) break;
+      of_split[s] = __ldcg(reinterpret_cast<const float2*>(call.rows) + at + begin + s);
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        const int column = (lane + 32 * i) * 4;
+        if (column < p.head_dim) {
+          sums[s][i] = __ldcg(reinterpret_cast<const float4*>(call.sums + (at + begin + s) * p.head_dim + column));
+        }
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < kAtOnce; ++s) {
+      if (begin + s >= last) break;
+      const AttentionMerge merge(m, of_split[s].x);
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        o[i][0] = merge(o[i][0], sums[s][i].x);
+        o[i][1] = merge(o[i][1], sums[s][i].y);
+        o[i][2] = merge(o[i][2], sums[s][i].z);
+        o[i][3] = merge(o[i][3], sums[s][i].w);
+      }
+      l = merge(l, of_split[s].y);
+      m = merge.m;
+    }
+  }
+  const bool fails = attention_fails(m, used);
+  const float inverse = fails ? canonical_nan() : div_rn(1.0f, used ? l : 1.0f);
+  auto* to = static_cast<typename T::Storage*>(p.out) + row * p.head_dim;
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const int column = (lane + 32 * i) * 4;
+    if (column >= p.head_dim) continue;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) to[column + j] = T::store(used ? attention_output(o[i][j], inverse) : 0.0f);
+  }
+  if (lane == 0 && p.lse != nullptr) {
+    p.lse[lse_index(p, sequence, place, head)] = fails ? canonical_nan() : used ? attention_lse(m, l) : -infinity();
+  }
+}
+
+// launch(call, blocks): of the splits.
+template <class T, bool kOverlap, class Launch>
+void run_splits(const AttentionParams& p, cudaStream_t stream, Launch&& launch) {
+  const SplitGrid grid(p);
+  const std::int64_t rows = attention_rows(p) * p.num_q_heads;
+  auto* results = static_cast<float*>(p.workspace);
+  const SplitCall call = {static_cast<std::int32_t>(grid.tiles), static_cast<std::int32_t>(grid.splits), results,
+                          results + (rows * grid.splits * 2 + 3) / 4 * 4};
+  if (grid.blocks > 0) {
+    launch(call, checked_blocks(grid.blocks, "attention"));
+    check(cudaGetLastError(), "launch of attention's splits");
+  }
+  launch_dependent<kOverlap>(attention_merge_kernel<T>, static_cast<int>(checked_blocks((rows + 3) / 4, "attention")),
+                             128, 0, stream, p, call, rows);
+}
+
+}  // namespace
+}  // namespace rlk::cuda

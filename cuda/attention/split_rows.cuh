@@ -1,0 +1,318 @@
+// attention, forward, of few queries a sequence: what a block of threads computes of 16 rows, each a query with one of the
+// heads that share a key head, over one canonical split of their keys. Warps score 32 keys each; a warp sums its share of
+// V's columns over all of them, since a chain over keys cannot be dealt out. How K and V come: split_mma.cuh, for SM80 and
+// later, and split_pairs_sm90.cuh.
+#pragma once
+
+#include "forward_mma.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+// kWarps: of which four score one of kBlocks blocks of keys that are at work together. Blocks of 64 keys leave two without.
+template <int kColumns_, int kBlocks_>
+struct SplitShape {
+  static constexpr int kColumns = kColumns_, kRows = 16, kBlocks = kBlocks_, kWarps = 4 * kBlocks;
+  static constexpr int kKeys = attention_block(kColumns), kGroups = kKeys / 32;
+  static constexpr int kSteps = kColumns / 16, kShare = kColumns / kWarps / 8;  // of a score; tiles of a warp's sums
+  static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8, kOperandBytes = kKeys * kRowBytes;
+  // Bytes of probabilities, maxima, sums and factors.
+  static constexpr int kWeightBytes = kBlocks * kKeys / 16 * 512, kMaximaBytes = kWarps * 16 * 4;
+  static constexpr int kSumBytes = kBlocks * kGroups * 16 * 8 * 4, kFactorBytes = kBlocks * 16 * 4;
+};
+
+// Partial results: of row (token, head) and split s, m and l at [row][s][2], O at [row][s][head_dim].
+struct SplitCall {
+  std::int32_t tiles, splits;  // of a SplitGrid
+  float* rows;
+  float* sums;
+};
+
+// Packed queries: rows of sequence s begin at slot floor(first row / 16) + s, so that no sum over the others is needed.
+__device__ __forceinline__ std::int64_t first_row_slot(const AttentionParams& p, std::int64_t group,
+                                                       std::int64_t sequence) {
+  return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) * group / 16 + sequence;
+}
+
+// The rows at work. Tile: a SplitShape, where its results lie in shared memory (k...At), and chunk(operand, row, chunk).
+template <class T, class Tile>
+class SplitRows {
+ public:
+  __device__ __forceinline__ SplitRows(const AttentionParams& p, const SplitCall& call, unsigned char* memory,
+                                       bool vectors)
+      : p_(p), call_(call), memory_(memory), shared_(shared_address(memory)), vectors_(vectors) {
+    const bool shifts = p.page_size > 0 && (p.page_size & (p.page_size - 1)) == 0 && p.page_size < INT32_MAX;
+    page_shift_ = shifts ? __ffs(static_cast<int>(p.page_size)) - 1 : -1;
+  }
+
+ protected:
+  static constexpr int kAhead = 2;  // steps that operands are read ahead of their products
+
+  __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
+  __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+  __device__ __forceinline__ int group_of_keys() const { return warp() % 4; }
+  __device__ __forceinline__ bool scores_keys() const { return group_of_keys() < Tile::kGroups; }
+  __device__ __forceinline__ float* maxima() const { return reinterpret_cast<float*>(memory_ + Tile::kMaximaAt); }
+  __device__ __forceinline__ float* group_sums() const { return reinterpret_cast<float*>(memory_ + Tile::kSumsAt); }
+  __device__ __forceinline__ float* factors() const { return reinterpret_cast<float*>(memory_ + Tile::kFactorsAt); }
+
+  // Whether the block has rows, and keys that they see. Only then: what is in no sequence has no offsets.
+  __device__ __forceinline__ bool find() {
+    group_ = static_cast<int>(p_.num_q_heads / p_.num_kv_heads);
+    split_ = blockIdx.x % call_.splits;
+    std::int64_t at = blockIdx.x / call_.splits;
+    kv_head_ = at % p_.num_kv_heads;
+    at /= p_.num_kv_heads;
+    if (p_.num_sequences == 0) return false;
+    if (p_.cu_seqlens_q != nullptr) {
+      std::int64_t low = 0, high = p_.num_sequences;  // the last sequence that begins no later
+      while (high - low > 1) {
+        const std::int64_t middle = (low + high) / 2;
+        (first_row_slot(p_, group_, middle) <= at ? low : high) = middle;
+      }
+      sequence_ = low;
+      first_row_ = (at - first_row_slot(p_, group_, low)) * Tile::kRows;
+    } else {
+      sequence_ = at / call_.tiles;
+      first_row_ = at % call_.tiles * Tile::kRows;
+    }
+    const AttentionSpan span(p_, sequence_);
+    if (first_row_ < 0 || first_row_ >= span.num_queries * group_) return false;
+    last_row_ = min(first_row_ + Tile::kRows, span.num_queries * group_);
+    const AttentionRange keys = span.keys_of(AttentionRange{first_row_ / group_, (last_row_ - 1) / group_ + 1});
+    first_key_ = static_cast<int>(max(keys.first, attention_split_begin(split_)));
+    last_key_ = static_cast<int>(min(keys.last, attention_split_begin(split_ + 1)));
+    return first_key_ < last_key_;
+  }
+  __device__ __forceinline__ void begin(const AttentionSpan& span) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const std::int64_t row = first_row_ + lane() / 4 + 8 * r;
+      const AttentionRange sees = row < last_row_ ? span.keys_of(row / group_) : AttentionRange{0, 0};
+      sees_[r][0] = static_cast<int>(sees.first);
+      sees_[r][1] = static_cast<int>(sees.last);
+    }
+    common_[0] = static_cast<int>(span.keys_of((last_row_ - 1) / group_).first);
+    common_[1] = static_cast<int>(span.keys_of(first_row_ / group_).last);
+    reference_[0] = reference_[1] = {};
+    chain_ = 0.0f;
+#pragma unroll
+    for (auto& tile : sums_) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
+  }
+
+  __device__ __forceinline__ bool has_key(const AttentionSpan& span, int key) const {
+    return key / Tile::kKeys * Tile::kKeys < last_key_ && key < span.num_keys;
+  }
+  // Where a key is in the block table: it has one, and there is a table.
+  __device__ __forceinline__ int page_of_key(const AttentionSpan& span, int key) const {
+    const std::int64_t page = page_shift_ >= 0 ? key >> page_shift_ : key / p_.page_size;
+    return p_.block_table[span.sequence * p_.table_stride + page];
+  }
+  __device__ __forceinline__ bool is_page(int page) const { return page >= 0 && page < p_.num_pages; }
+
+  // Asks for the queries; rows lie in memory of kRows * kRowBytes at `to`.
+  template <int kThreads>
+  __device__ __forceinline__ void load_queries(const AttentionSpan& span, std::uint32_t to) const {
+    const bool packed = p_.cu_seqlens_q != nullptr;
+    const auto* data = in_memory(static_cast<const typename T::Storage*>(p_.q.data));
+    for (int i = threadIdx.x; i < Tile::kRows * Tile::kChunks; i += kThreads) {
+      const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
+      const std::int64_t at = first_row_ + row;
+      std::int64_t offset = kZeroRow;
+      if (at < last_row_) {
+        offset = offset_of(p_.q, packed, span.sequence, span.q_first + at / group_) +
+                 (kv_head_ * group_ + at % group_) * p_.q.head_stride;
+      }
+      load_operand_chunk<T, false>(data, offset, chunk, static_cast<int>(p_.head_dim), vectors_,
+                                   chunk_of<Tile>(to, row, chunk));
+    }
+    copy_async_commit();
+  }
+  __device__ __forceinline__ void read_queries(std::uint32_t from) {
+#pragma unroll
+    for (int step = 0; step < Tile::kSteps; ++step) {
+      load_matrices_4<false>(q_[step], chunk_of<Tile>(from, lane() % 16, 2 * step + lane() / 16));
+    }
+  }
+
+  // The scores of this warp's keys, of the block of K at `keys`.
+  __device__ __forceinline__ void multiply(std::uint32_t keys, float (&s)[4][4]) const {
+#pragma unroll
+    for (auto& tile : s) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
+    std::uint32_t b[kAhead + 1][2][4];
+    const auto fetch = [&](int step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = group_of_keys() * 32 + half * 16 + lane() / 16 * 8 + lane() % 8;
+        load_matrices_4<false>(b[step % (kAhead + 1)][half], Tile::chunk(keys, key, 2 * step + lane() / 8 % 2));
+      }
+    };
+#pragma unroll
+    for (int step = 0; step < kAhead; ++step) fetch(step);
+#pragma unroll
+    for (int step = 0; step < Tile::kSteps; ++step) {
+      if (step + kAhead < Tile::kSteps) fetch(step + kAhead);
+#pragma unroll
+      for (int tile = 0; tile < 4; ++tile) {
+        const std::uint32_t* of = b[step % (kAhead + 1)][tile / 2] + tile % 2 * 2;
+        mma_m16n8k16<T>(s[tile], q_[step], of[0], of[1]);
+      }
+    }
+  }
+  __device__ __forceinline__ void hide(int block, float (&s)[4][4]) const {
+    if (block >= common_[0] && block + Tile::kKeys <= common_[1]) return;
+#pragma unroll
+    for (int tile = 0; tile < 4; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = block + group_of_keys() * 32 + tile * 8 + lane() % 4 * 2 + i % 2;
+        if (key < sees_[i / 2][0] || key >= sees_[i / 2][1]) s[tile][i] = -infinity();
+      }
+    }
+  }
+  __device__ __forceinline__ void largest(const float (&s)[4][4]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float most = s[0][2 * r];
+#pragma unroll
+      for (const auto& tile : s) most = max_nan(max_nan(most, tile[2 * r]), tile[2 * r + 1]);
+      most = max_nan(most, Machine::shuffle_xor(most, 1));
+      most = max_nan(most, Machine::shuffle_xor(most, 2));
+      if (lane() % 4 == 0) maxima()[warp() * 16 + lane() / 4 + 8 * r] = most;
+    }
+  }
+  // Takes in block `which` of those at work; by every warp for all rows.
+  template <bool kClamps>
+  __device__ __forceinline__ void raise(int which, float (&factor)[2]) {
+    float most[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float* of_warps = maxima() + which * 64 + lane() / 4 + 8 * r;
+      most[r] = of_warps[0];
+#pragma unroll
+      for (int w = 1; w < Tile::kGroups; ++w) most[r] = max_nan(most[r], of_warps[w * 16]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      factor[r] = reference_[r].template raise<kClamps>(attention_scale(p_.softmax_scale), most[r]);
+      if (warp() == 0 && lane() % 4 == 0) factors()[which * 16 + lane() / 4 + 8 * r] = factor[r];
+    }
+  }
+  template <Exp kExp>
+  __device__ __forceinline__ void probabilities(const AttentionReference (&reference)[2], float (&s)[4][4]) const {
+    const int group = warp() / 4 * Tile::kGroups + group_of_keys();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const MmaProbability<kExp> probability(reference[r], attention_scale(p_.softmax_scale));
+      float sum[2];
+#pragma unroll
+      for (int tile = 0; tile < 4; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float w = s[tile][2 * r + i] = probability(s[tile][2 * r + i]);
+          sum[i] = tile == 0 ? w : add_rn(sum[i], w);
+        }
+      }
+      float* to = group_sums() + (group * 16 + lane() / 4 + 8 * r) * 8 + lane() % 4 * 2;
+      to[0] = sum[0];
+      to[1] = sum[1];
+    }
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {  // as the A operand of a step of 16 keys
+      const float(&a)[4] = s[2 * step], (&b)[4] = s[2 * step + 1];
+      *reinterpret_cast<uint4*>(memory_ + Tile::kWeightsAt + (group * 2 + step) * 512 + lane() * 16) =
+          make_uint4(T::pack(a[0], a[1]), T::pack(a[2], a[3]), T::pack(b[0], b[1]), T::pack(b[2], b[3]));
+    }
+  }
+  // A thread of the first four warps has chain threadIdx.x % 8 of row threadIdx.x / 8.
+  __device__ __forceinline__ void add_probabilities(int which) {
+    if (warp() >= 4) return;
+    const float* sums = group_sums() + which * Tile::kGroups * 128 + threadIdx.x;
+    float sum = add_rn(sums[0], sums[128]);
+    if constexpr (Tile::kGroups == 4) sum = add_rn(sum, add_rn(sums[256], sums[384]));
+    chain_ = add_rn(mul_rn(chain_, factors()[which * 16 + threadIdx.x / 8]), sum);
+  }
+  // Adds what block `which` weighs of the block of V at `values`.
+  __device__ __forceinline__ void accumulate(int which, const float (&factor)[2], std::uint32_t values) {
+#pragma unroll
+    for (int tile = 0; tile < Tile::kShare; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums_[tile][i] = mul_rn(sums_[tile][i], factor[i / 2]);
+    }
+    constexpr int kSteps = Tile::kKeys / 16, kPairs = (Tile::kShare + 1) / 2;
+    const unsigned char* weights = memory_ + Tile::kWeightsAt + which * kSteps * 512 + lane() * 16;
+    std::uint32_t a[kAhead + 1][4], b[kAhead + 1][kPairs][4];
+    const auto fetch = [&](int step) {
+      const int slot = step % (kAhead + 1), key = step * 16 + lane() % 16;
+      const uint4 x = *reinterpret_cast<const uint4*>(weights + step * 512);
+      a[slot][0] = x.x;
+      a[slot][1] = x.y;
+      a[slot][2] = x.z;
+      a[slot][3] = x.w;
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const int chunk = warp() * Tile::kShare + (Tile::kShare > 1 ? 2 * pair + lane() / 16 : 0);
+        load_matrices_4<true>(b[slot][pair], Tile::chunk(values, key, chunk));
+      }
+    };
+#pragma unroll
+    for (int step = 0; step < kAhead; ++step) fetch(step);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step + kAhead < kSteps) fetch(step + kAhead);
+      const int slot = step % (kAhead + 1);
+#pragma unroll
+      for (int tile = 0; tile < Tile::kShare; ++tile) {
+        const std::uint32_t* of = b[slot][tile / 2] + tile % 2 * 2;
+        mma_m16n8k16<T>(sums_[tile], a[slot], of[0], of[1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ std::int64_t index(const AttentionSpan& span, std::int64_t row) const {
+    const std::int64_t token = row_of(p_, span.sequence, span.q_first + row / group_);
+    return (token * p_.num_q_heads + kv_head_ * group_ + row % group_) * call_.splits + split_;
+  }
+  __device__ __forceinline__ void store(const AttentionSpan& span) const {
+    float l = chain_;
+    l = add_rn(l, Machine::shuffle_xor(l, 1));
+    l = add_rn(l, Machine::shuffle_xor(l, 2));
+    l = add_rn(l, Machine::shuffle_xor(l, 4));
+    if (warp() < 4 && threadIdx.x % 8 == 0 && first_row_ + threadIdx.x / 8 < last_row_) {
+      call_.rows[index(span, first_row_ + threadIdx.x / 8) * 2 + 1] = l;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const std::int64_t row = first_row_ + lane() / 4 + 8 * r;
+      if (row >= last_row_) continue;
+      const std::int64_t at = index(span, row);
+      if (warp() == 0 && lane() % 4 == 0) call_.rows[at * 2] = reference_[r].m;
+#pragma unroll
+      for (int tile = 0; tile < Tile::kShare; ++tile) {
+        const int column = (warp() * Tile::kShare + tile) * 8 + lane() % 4 * 2;
+        if (column >= p_.head_dim) continue;
+        *reinterpret_cast<float2*>(call_.sums + at * p_.head_dim + column) =
+            make_float2(sums_[tile][2 * r], sums_[tile][2 * r + 1]);
+      }
+    }
+  }
+
+  const AttentionParams& p_;
+  const SplitCall& call_;
+  unsigned char* memory_;
+  std::uint32_t shared_;
+  bool vectors_;
+  int page_shift_;  // of a page's size that is a power of 2, else -1
+  int group_ = 1, split_ = 0;
+  std::int64_t sequence_ = 0, kv_head_ = 0, first_row_ = 0, last_row_ = 0;
+  int first_key_ = 0, last_key_ = 0;  // of the split that any row sees
+  int common_[2];                     // keys that every row sees
+  int sees_[2][2];
+  AttentionReference reference_[2];
+  float chain_;
+  float sums_[Tile::kShare][4];
+  std::uint32_t q_[Tile::kSteps][4];
+};
+
+}  // namespace
+}  // namespace rlk::cuda
