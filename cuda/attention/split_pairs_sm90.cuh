@@ -1,6 +1,6 @@
-// attention, forward, of few queries a sequence, for SM90: two blocks of keys at a time in eight warps, and more warps that
-// fetch K and V by the copy engine, a page or a part of one a box. For calls of so few splits that each has a multiprocessor
-// to itself, which a chain of blocks keeps waiting: its bits are those of split_mma.cuh. Numbers: README.md.
+// attention, forward, of few queries a sequence, for SM90: eight warps walk two blocks of keys at a time. Four more fetch K
+// and V by the copy engine; a box is a page, or a block's part of one. It serves calls of so few splits that each has a
+// multiprocessor to itself, which a chain of blocks keeps waiting. Its bits are those of split_mma.cuh. Numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -76,7 +76,7 @@ class SplitByPairs : SplitRows<T, Tile> {
     return reinterpret_cast<volatile int*>(memory_ + Tile::kWholeAt)[slot];
   }
   __device__ __forceinline__ int first_block() const { return first_key_ / Tile::kKeys * Tile::kKeys; }
-  // Of the warps that multiply.
+  // The warps that multiply wait for each other.
   __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
   // A box of a pair, by a lane: its first key, and its page.
