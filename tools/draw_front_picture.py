@@ -10,6 +10,9 @@ import matplotlib
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
+PICTURE = ROOT / "docs" / "front.svg"
+# A reader whose pages are dark sees light on dark: lightness is turned round, hues stay.
+DARK = "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.93) hue-rotate(180deg) } }</style>"
 
 
 def main() -> None:
@@ -31,7 +34,9 @@ def main() -> None:
             "The same tokens, scored twice: generate with a cache, then a forward in micro-batches (bfloat16)"
         )
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False)
-        figure.savefig(ROOT / "docs" / "front.svg", metadata={"Date": None}, facecolor="white")
+        figure.savefig(PICTURE, metadata={"Date": None}, facecolor="white")
+    head, metadata, rest = PICTURE.read_text().partition(" <metadata>")
+    PICTURE.write_text(f"{head} {DARK}\n{metadata}{rest}")
 
 
 if __name__ == "__main__":
