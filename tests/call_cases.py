@@ -267,7 +267,8 @@ def _head(d: Draw, weight: str = "weight") -> dict[str, Any]:
 
 def _head_loss(d: Draw) -> dict[str, Any]:
     found = {
-        **_head(d), "reduction": d.of("mean", "sum", "none"), "z_loss": d.of(0.0, 1e-3), "weight_grad": d.chance(0.7)
+        **_head(d), "reduction": d.of("mean", "sum", "none"), "z_loss": d.of(0.0, 1e-3),
+        "label_smoothing": d.of(0.0, 0.1), "weight_grad": d.chance(0.7)
     }  # fmt: skip
     found["return_z_loss"] = found["z_loss"] > 0 and d.chance()
     found["return_token_accuracy"] = d.chance(0.3)

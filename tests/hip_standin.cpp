@@ -147,9 +147,8 @@ const Table kLinear = {
     RLK_OF_FLOATS(rlk_linear_tree_sum),
 };
 const Table kLogprob = {
-    RLK_OF_FLOATS(rlk_logprob_groups), RLK_OF_FLOATS(rlk_logprob_groups_moments),
-    RLK_OF_FLOATS(rlk_logprob_roots),  RLK_OF_FLOATS(rlk_logprob_backward),
-    RLK_OF(rlk_logprob_merge),
+    RLK_OF_FLOATS(rlk_logprob_groups),    RLK_OF_FLOATS(rlk_logprob_groups_moments), RLK_OF_FLOATS(rlk_logprob_roots),
+    RLK_OF_FLOATS(rlk_logprob_smoothing), RLK_OF_FLOATS(rlk_logprob_backward),       RLK_OF(rlk_logprob_merge),
 };
 const Table kMaskedWhiten = {
     RLK_OF(rlk_masked_whiten_sums),     RLK_OF(rlk_masked_whiten_mean),   RLK_OF(rlk_masked_whiten_squares),

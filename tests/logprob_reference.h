@@ -48,7 +48,7 @@ struct Problem {
   DType dtype = DType::kFloat32;
   Exp exp = Exp::kPortable;
   std::int64_t vocab_size = 1, valid_vocab = 1;
-  float logit_scale = 1.0f, softcap = 0.0f;
+  float logit_scale = 1.0f, softcap = 0.0f, label_smoothing = 0.0f;
   std::vector<unsigned char> memory;
   std::size_t shift = 0;
   std::vector<std::int64_t> target;
@@ -127,6 +127,7 @@ struct Problem {
     p.valid_vocab = valid_vocab;
     p.logit_scale = logit_scale;
     p.softcap = softcap;
+    p.label_smoothing = label_smoothing;
     return p;
   }
 };
@@ -272,6 +273,35 @@ inline std::vector<Node> parts_of(const Problem& p, std::int64_t row) {
   return parts;
 }
 
+// Label smoothing's sum of z: chains from +0, and the tree of the row's leaves.
+inline float sum_of_z(const Problem& p, std::int64_t row) {
+  std::vector<float> parts;
+  const auto tree = [](std::vector<float> terms) {
+    terms.resize(std::bit_ceil(std::max<std::size_t>(terms.size(), 1)), 0.0f);
+    for (; terms.size() > 1; terms.resize(terms.size() / 2)) {
+      for (std::size_t i = 0; i < terms.size() / 2; ++i) terms[i] = terms[2 * i] + terms[2 * i + 1];
+    }
+    return terms[0];
+  };
+  for (int i = 0; i < 8; ++i) {
+    std::vector<float> leaves;
+    for (std::int64_t first = cut(p.vocab_size, i); first < cut(p.vocab_size, i + 1); first += 128) {
+      float chains[8] = {};
+      const std::int64_t last = std::min({first + 128, cut(p.vocab_size, i + 1), p.valid_vocab});
+      for (std::int64_t j = first; j < last; ++j) chains[(j - first) % 8] += z_of(p, p.at(row, j));
+      leaves.push_back(chains_to_leaf(chains));
+    }
+    parts.push_back(tree(leaves));
+  }
+  return tree(parts);
+}
+inline float smoothed(const Problem& p, std::int64_t row, float logprob, float lse) {
+  const float e = p.label_smoothing, mean = sum_of_z(p, row) / static_cast<float>(p.valid_vocab) / p.temperature[row];
+  const float rest = mean - lse;
+  if (std::isnan(logprob) || std::isnan(rest)) return kNaN;
+  return std::fmaf(e, rest < 0.0f ? rest : 0.0f, (1.0f - e) * logprob);
+}
+
 inline RowOutputs reference(const Problem& p, std::int64_t row) {
   const std::int64_t y = p.target[row];
   if (y == kIgnore) return {0, 0, 0, 0, 0};
@@ -297,6 +327,7 @@ inline RowOutputs reference(const Problem& p, std::int64_t row) {
   const float logprob = rlk::kLn2 * (std::fmaf(z, rlk::kLog2e / T, -root.m) - log2_S);
   r.logprob = logprob < 0.0f ? logprob : 0.0f;
   if (z == -kInf) r.status = rlk::kLabelMasked;
+  if (p.label_smoothing != 0.0f) r.logprob = smoothed(p, row, r.logprob, r.lse);
   return r;
 }
 
@@ -309,6 +340,7 @@ inline std::vector<float> stats_reference(const Problem& p, std::int64_t row) {
   root.status = (temperature_is_good(p.temperature[row]) ? 0 : rlk::kBadTemperature) | (bad_kept ? rlk::kBadKept : 0);
   if (root.status == 0) root = tree(parts_of(p, row));
   if (root.status != 0) root = {kNaN, static_cast<float>(root.status), 0, 0, root.status};
+  if (root.status == 0 && p.label_smoothing != 0.0f) root.Q = sum_of_z(p, row);
   const bool here = p.target[row] >= 0 && p.target[row] < p.valid_vocab;
   const float z = here ? z_of(p, p.at(row, p.target[row])) : kNaN;
   return {root.m, root.S, root.E + 0.0f, root.Q, std::isnan(z) ? kNaN : z};  // -0 becomes +0

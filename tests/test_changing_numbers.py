@@ -49,6 +49,11 @@ CALLS: dict[str, tuple[Callable[[Any, Any], Any], Any, tuple[Any, ...]]] = {
         lambda x, n: rk.linear_logprob(x, W, TARGET, lora_a=LORA_A, lora_b=LORA_B, lora_scale=n), X, TENTHS
     ),
     "linear_cross_entropy, denominator": (lambda x, n: rk.linear_cross_entropy(x, W, TARGET, denominator=n), X, COUNTS),
+    "linear_cross_entropy, label_smoothing": (
+        lambda x, n: rk.linear_cross_entropy(x, W, TARGET, label_smoothing=n),
+        X,
+        TENTHS,
+    ),
     "linear_cross_entropy, z_loss": (lambda x, n: rk.linear_cross_entropy(x, W, TARGET, z_loss=n), X, TENTHS),
     "kl, clamp": (lambda x, n: rk.kl(x, B, estimator="k3", clamp=n), A, TENTHS),
     "kl, input_clamp": (lambda x, n: rk.kl(x, B, MASK, estimator="k3", input_clamp=n), A, TENTHS),

@@ -65,7 +65,10 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
         lambda b: rk.linear_logprob(X, W, TARGET, lora_a=X, lora_b=b, lora_scale=0.5),
         W[:, :3] * 1,
     ),
-    "linear_cross_entropy": (lambda x: rk.linear_cross_entropy(x, W, TARGET, z_loss=0.1, reduction="none"), X),
+    "linear_cross_entropy": (
+        lambda x: rk.linear_cross_entropy(x, W, TARGET, z_loss=0.1, label_smoothing=0.1, reduction="none"),
+        X,
+    ),
     "logprob": (lambda x: rk.logprob(x, TARGET), X),
     "rms_norm in x": (lambda x: rk.rms_norm(x, GAIN, EPS, weight_offset=1.0), X),
     "rms_norm in weight": (lambda w: rk.rms_norm(X, w, EPS), GAIN),

@@ -272,6 +272,24 @@ def test_the_largest_logits_are_those_of_a_cpu(rng: np.random.Generator, logits_
         assert torch.equal(back(found[1])[is_scored], want[1][is_scored])
 
 
+@pytest.mark.parametrize("logits_dtype", ["float32", "bfloat16"])
+def test_smoothed_log_probabilities_are_those_of_a_cpu(rng: np.random.Generator, logits_dtype: str) -> None:
+    hidden, weight = (torch.from_numpy(rng.standard_normal((n, 32))).to(torch.bfloat16) for n in (9, 1100))
+    target = torch.from_numpy(rng.integers(0, 1000, 9))
+    hidden[3, 0], target[4], target[5] = torch.nan, -100, 1100
+    how = {k: v for k, v in rk.linear_logprob.__kwdefaults__.items() if not k.startswith("return_")}
+    how |= {"logits_dtype": logits_dtype, "softcap": 20.0, "valid_vocab": 1001, "label_smoothing": 0.1}
+    wanted = 3  # logprob and lse
+    with rk.arithmetic(os.environ.get("RLK_STANDIN_ARCH", "gfx942")):
+        want = head_rows(hidden, weight, target, wanted, **how | {"exp": "portable"})
+        plain = head_rows(hidden, weight, target, wanted, **how | {"exp": "portable", "label_smoothing": 0.0})
+    assert (want.logprob != plain.logprob)[:3].all()
+    there = [on_device(t) for t in (hidden, weight, target)]
+    for size in (512 << 20, 64 << 10):
+        found = head_rows(*there, wanted, **how | {"workspace_bytes": size})
+        assert not fuzz.differing(want, back(found))
+
+
 class RocmArrays(Arrays):
     """What a certificate computes with, on the stand-in's device."""
 

@@ -22,6 +22,7 @@ struct Case {
   DType logits = DType::kFloat32;
   bool bias = false;
   float softcap = 0.0f, temperature = 1.0f;
+  float label_smoothing = 0.0f;
 };
 
 std::vector<std::uint16_t> bf16(std::size_t size, float scale, unsigned seed) {
@@ -114,13 +115,16 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
   p.valid_vocab = c.valid;
   p.softcap = c.softcap;
   p.temperature_value = c.temperature;
+  p.label_smoothing = c.label_smoothing;
+  const bool is_smoothed = c.label_smoothing != 0.0f;  // then there are no moments
   LogprobParams q = p;
   q.logits = logits.data();
   q.logits_rows = {c.rows, 0, c.columns};
   std::vector<float> want[4], got[4];
   for (auto& v : want) v.assign(rows, -7.0f);
   for (auto& v : got) v.assign(rows, -7.0f);
-  q.logprob = want[0].data(), q.lse = want[1].data(), q.entropy = want[2].data(), q.sum_p_sq = want[3].data();
+  q.logprob = want[0].data(), q.lse = want[1].data();
+  if (!is_smoothed) q.entropy = want[2].data(), q.sum_p_sq = want[3].data();
   cpu::logprob(q);
 
   for (std::size_t i = 0; i < rows; ++i) {  // not read where ignored
@@ -129,7 +133,8 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
   p.head = {hidden.data(),           weight.data(), c.bias ? bias.data() : nullptr,
             {c.rows, 0, c.features}, c.features,    c.features};
   p.head.arithmetic = kArithmetic;
-  p.logprob = got[0].data(), p.lse = got[1].data(), p.entropy = got[2].data(), p.sum_p_sq = got[3].data();
+  p.logprob = got[0].data(), p.lse = got[1].data();
+  if (!is_smoothed) p.entropy = got[2].data(), p.sum_p_sq = got[3].data();
   with_workspaces(linear_logprob_workspace(p, kDevice), &p, [&] {
     for (auto& v : got) std::fill(v.begin(), v.end(), -7.0f);
     linear_logprob(p, kDevice, 0);
@@ -149,8 +154,8 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
   b.lse = want[1].data();
   b.entropy = want[2].data();
   b.dlogprob = dlogprob.data();
-  b.dentropy = dentropy.data();
-  b.dlogprob_rows = b.dentropy_rows = {c.rows, 0, 1};
+  (is_smoothed ? b.dlse : b.dentropy) = dentropy.data();
+  b.dlogprob_rows = b.dlse_rows = b.dentropy_rows = {c.rows, 0, 1};
   LogprobBackwardParams of_logits = b;
   of_logits.dtype = DType::kFloat32;
   of_logits.logits = of_logits.dlogits = wide.data();
@@ -239,7 +244,9 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearLogprob,
                          testing::Values(Case{1, 16, 64, 64}, Case{7, 48, 300, 290},
                                          Case{20, 40, 200, 200, DType::kBFloat16, true},
-                                         Case{13, 32, 177, 170, DType::kFloat32, true, 30.0f, 0.7f}));
+                                         Case{13, 32, 177, 170, DType::kFloat32, true, 30.0f, 0.7f},
+                                         Case{13, 32, 177, 170, DType::kFloat32, true, 30.0f, 0.7f, 0.2f},
+                                         Case{20, 40, 200, 200, DType::kBFloat16, true, 0.0f, 1.0f, 0.1f}));
 #if !RLK_TEST_HIP  // the emulation takes minutes
 INSTANTIATE_TEST_SUITE_P(LargeShapes, LinearLogprob,
                          testing::Values(Case{33, 64, 2500, 2500}, Case{20, 40, 1000, 1000, DType::kBFloat16, true},

@@ -126,8 +126,15 @@ def on_a_rank(rank: int, ranks: int, port: int) -> None:
                 assert not differing(got[2:], (whole[2][own].contiguous(), whole[3][own].contiguous()))
                 share = rk.linear_input_grad(d[:, own].contiguous(), shard.weight)
                 assert not differing(got[1], whole[1] if dh_segments == 8 else share)
-            loss = rk.linear_cross_entropy(*shard[:2], h.target, bias=shard.bias, z_loss=0.1, **how)
-            assert not differing(loss, rk.linear_cross_entropy(*h[:2], h.target, bias=h.bias, z_loss=0.1, **OPTIONS))
+            for terms in ({"z_loss": 0.1}, {"z_loss": 0.1, "label_smoothing": 0.2}):
+                outcomes = []
+                for of, told in ((shard, how), (h, OPTIONS)):
+                    leaves = [t.clone().requires_grad_() for t in of[:2]]
+                    loss = rk.linear_cross_entropy(*leaves, h.target, bias=of.bias, dh_segments=8, **terms, **told)
+                    loss.backward()
+                    dweight = leaves[1].grad if of is shard else leaves[1].grad[own].contiguous()
+                    outcomes.append((loss.detach(), leaves[0].grad, dweight))
+                assert not differing(*outcomes)
             total = torch.ones(width, 48)
             leaf = shard.weight.clone().requires_grad_()
             rk.linear_logprob(h.hidden, leaf, h.target, bias=shard.bias, main_grad=total, **how).sum().backward()

@@ -392,6 +392,82 @@ TEST_F(Logprob, ShardsMergeToTheBitsOfTheWhole) {
   }
 }
 
+TEST_F(Logprob, LabelSmoothingHasTheTreeOfTheVocabulary) {
+  constexpr bool kSlow = kWholeElements;  // the emulation
+  for (const std::int64_t V : {1, 3, 8, 9, 65, 1024, 1100, 4099, 33000}) {
+    for (const DType dtype : kDtypes) {
+      for (const float softcap : {0.0f, 15.0f}) {
+        if (softcap != 0.0f && (kSlow ? V != 65 : V > 10000)) continue;
+        if (kSlow && (V > 10000 || (V > 1000 && dtype != DType::kBFloat16))) continue;
+        Problem p(V > 10000 ? 2 : 8, V, dtype, static_cast<unsigned>(V));
+        p.label_smoothing = V % 2 == 0 ? 0.1f : 0.75f;
+        p.softcap = softcap;
+        p.logit_scale = softcap == 0.0f ? 1.0f : 0.5f;
+        p.valid_vocab = V - V / 50;
+        for (auto& y : p.target) y %= p.valid_vocab;
+        if (p.rows > 2) {
+          p.target[0] = kIgnore;
+          p.target[1] = V;
+          p.temperature[2] = kNaN;
+          p.set(3, 0, kNaN);
+          p.set(4, p.valid_vocab / 2, kInf);
+          p.set(5, p.valid_vocab - 1, -kInf);
+          p.set(6, 0, -3e38f);
+        }
+        p.spread_out(V + 3, kWholeElements ? 4 : 3);
+        ASSERT_NO_FATAL_FAILURE(check(p, "smoothed, softcap " + std::to_string(softcap)));
+      }
+    }
+  }
+}
+
+TEST_F(Logprob, SmoothedShardsMergeToTheBitsOfTheWhole) {
+  for (const std::int64_t U : {9, 64, 1000, 4099}) {
+    Problem p(6, U, DType::kFloat32, static_cast<unsigned>(U));
+    p.label_smoothing = 0.3f;
+    p.valid_vocab = U - U / 50;
+    for (auto& y : p.target) y %= p.valid_vocab;
+    p.target[1] = U;
+    p.set(2, p.target[2], -kInf);
+    p.set(3, U / 2, kNaN);
+    p.target[5] = kIgnore;
+    p.temperature[5] = kNaN;
+    for (const int shards : {1, 2, 4, 8}) {
+      Guarded<float> stats(5 * p.rows * shards);
+      for (int s = 0; s < shards; ++s) {
+        const std::int64_t begin = cut(U, s * 8 / shards), end = cut(U, (s + 1) * 8 / shards);
+        auto params = p.params<rlk::LogprobParams>();
+        params.logits = p.address(0, begin);
+        params.vocab_start = begin;
+        params.num_columns = end - begin;
+        params.stats = stats.data() + 5 * p.rows * s;
+        set_way(s % ways());
+        run(params);
+      }
+      ASSERT_TRUE(stats.intact());
+      rlk::LogprobMergeParams merge;
+      Result got(p.rows);
+      got.point(&merge);
+      merge.stats = stats.data();
+      merge.temperature = p.temperature.data();
+      merge.num_rows = p.rows;
+      merge.num_shards = shards;
+      merge.label_smoothing = p.label_smoothing;
+      merge.valid_vocab = p.valid_vocab;
+      EXPECT_THROW(run_merge(merge), rlk::InvalidArgument);  // it has no moments
+      merge.entropy = merge.sum_p_sq = nullptr;
+      run_merge(merge);
+      ASSERT_TRUE(got.intact());
+      for (std::int64_t i = 0; i < p.rows; ++i) {
+        const RowOutputs want = reference(p, i);
+        ASSERT_EQ(bits(want.logprob), bits(got.logprob[i])) << "U " << U << ", shards " << shards << ", row " << i;
+        ASSERT_EQ(bits(want.lse), bits(got.lse[i])) << "U " << U << ", shards " << shards << ", row " << i;
+        ASSERT_EQ(want.status, got.status[i]) << "U " << U << ", shards " << shards << ", row " << i;
+      }
+    }
+  }
+}
+
 TEST_F(Logprob, WithinTheBoundsOfNumericsAgainstDouble) {
   for (const DType dtype : kDtypes) {
     for (const Exp exp : kExps) {

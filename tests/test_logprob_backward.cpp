@@ -30,7 +30,7 @@ struct Upstream {
 float backward_reference(const Problem& p, std::int64_t row, std::int64_t j, const Upstream& d, float lse,
                          float entropy) {
   const auto value = [&](const std::vector<float>& v) { return v.empty() ? 0.0f : v[row]; };
-  const float dlogprob = value(d.dlogprob), dlse = value(d.dlse), dentropy = value(d.dentropy);
+  float dlogprob = value(d.dlogprob), dlse = value(d.dlse), dentropy = value(d.dentropy), of_mean = 0.0f;
   const std::int64_t y = p.target[row];
   if (y == kIgnore || (dlogprob == 0 && dlse == 0 && dentropy == 0)) return 0.0f;
   bool bad = false;
@@ -38,6 +38,11 @@ float backward_reference(const Problem& p, std::int64_t row, std::int64_t j, con
   if (j >= p.valid_vocab || (kept && !(*kept)[j])) return 0.0f;
   const float T = p.temperature[row];
   const bool bad_target = y < 0 || y >= p.valid_vocab;
+  if (const float e = p.label_smoothing; e != 0.0f) {
+    of_mean = e * dlogprob * (p.logit_scale / T) / static_cast<float>(p.valid_vocab);
+    dlse = std::fmaf(-e, dlogprob, dlse);
+    dlogprob = (1.0f - e) * dlogprob;
+  }
   const float k = p.logit_scale / T, c = rlk::kLog2e / T, u = lse * rlk::kLog2e;
   float h = 0.0f;
   const float z = z_of(p, p.at(row, j), &h);
@@ -51,8 +56,10 @@ float backward_reference(const Problem& p, std::int64_t row, std::int64_t j, con
   const float b = (-dentropy * rlk::kLn2) * k;
   const float g = bad_target && dlogprob != 0 ? kNaN : dlogprob * k;
   const float low = t < -127.0f ? -127.0f : t;
-  float dz = j == y ? std::fmaf(p_j, std::fmaf(b, low, a), -g * rlk::expm1(rlk::kLn2 * t))
-                    : std::fmaf(p_j, std::fmaf(b, low, a - g), 0.0f);
+  float through_one = -g * rlk::expm1(rlk::kLn2 * t);
+  if (of_mean != 0.0f) through_one += of_mean;
+  float dz =
+      j == y ? std::fmaf(p_j, std::fmaf(b, low, a), through_one) : std::fmaf(p_j, std::fmaf(b, low, a - g), of_mean);
   if (p.softcap != 0.0f) dz = z == -kInf ? 0.0f : dz * std::fmaf(-h, h, 1.0f);
   return dz;
 }
@@ -70,6 +77,7 @@ std::uint32_t stored_bits(DType dtype, float x) {
 
 void check_backward(const Problem& p, const Upstream& d, const std::string& what) {
   auto forward = p.params<rlk::LogprobParams>();
+  forward.label_smoothing = 0.0f;  // which lse and entropy do not depend on
   Result saved(p.rows);
   saved.point(&forward);
   run(forward);
@@ -140,6 +148,31 @@ TEST_F(Logprob, BackwardHasTheBitsOfTheContract) {
         ASSERT_NO_FATAL_FAILURE(check_backward(p, {{}, d2, {}}, "dlse"));
         ASSERT_NO_FATAL_FAILURE(check_backward(p, {{}, {}, d3}, "dentropy"));
         ASSERT_NO_FATAL_FAILURE(check_backward(p, {{}, {}, {}}, "nothing"));
+      }
+    }
+  }
+}
+
+TEST_F(Logprob, BackwardOfSmoothedRows) {
+  for (const std::int64_t V : {1, 9, 17, 1000}) {
+    for (const DType dtype : kDtypes) {
+      for (const Exp exp : kExps) {
+        for (const float softcap : {0.0f, 15.0f}) {
+          Problem p(6, V, dtype, static_cast<unsigned>(V) + 1);
+          p.exp = exp;
+          p.label_smoothing = 0.2f;
+          p.softcap = softcap;
+          p.valid_vocab = V - V / 50;
+          p.target[0] = kIgnore;
+          p.target[1] = -3;
+          for (std::size_t i = 2; i < 6; ++i) p.target[i] %= p.valid_vocab;
+          auto d1 = some_gradients(p.rows, 1);
+          const auto d2 = some_gradients(p.rows, 2);
+          d1[4] = 0.0f;
+          p.set(5, V - 1, -kInf);
+          ASSERT_NO_FATAL_FAILURE(check_backward(p, {d1, {}, {}}, "smoothed, dlogprob"));
+          ASSERT_NO_FATAL_FAILURE(check_backward(p, {d1, d2, {}}, "smoothed, dlogprob and dlse"));
+        }
       }
     }
   }

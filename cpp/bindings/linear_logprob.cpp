@@ -127,10 +127,10 @@ nb::object forward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
                    nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
                    nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
                    int returns, nb::handle workspace_bytes, int arithmetic, nb::handle lora_a, nb::handle lora_b,
-                   double lora_scale, nb::handle allocate, std::uintptr_t stream) {
+                   double lora_scale, double label_smoothing, nb::handle allocate, std::uintptr_t stream) {
   const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
-                         canonical_vocab, kept_ids, kept_offsets, nb::none(), nb::none(), exp});
+                         canonical_vocab, kept_ids, kept_offsets, nb::none(), nb::none(), exp, label_smoothing});
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
   Results results("linear_logprob", hidden, a.call.device(), allocate, stream);
   LinearLogprobParams p;
@@ -153,11 +153,11 @@ nb::object partial(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
                    nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
                    nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
                    nb::handle vocab_start, nb::handle vocab_size, nb::handle workspace_bytes, int arithmetic,
-                   nb::handle lora_a, nb::handle lora_b, double lora_scale, nb::handle allocate,
+                   nb::handle lora_a, nb::handle lora_b, double lora_scale, double label_smoothing, nb::handle allocate,
                    std::uintptr_t stream) {
   const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
-                         canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp});
+                         canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp, label_smoothing});
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
   Results results("linear_logprob", hidden, a.call.device(), allocate, stream);
   LinearLogprobParams p;
@@ -176,10 +176,10 @@ nb::object require_workspace(nb::handle hidden, nb::handle weight, nb::handle bi
                              bool wants_weight, bool wants_bias, bool has_main_grad, int weight_dtype,
                              nb::handle vocab_start, nb::handle vocab_size, int dh_segments, bool wide,
                              nb::handle workspace_bytes, int arithmetic, nb::handle lora_a, nb::handle lora_b,
-                             double lora_scale, bool wants_lora_a, bool wants_lora_b) {
+                             double lora_scale, double label_smoothing, bool wants_lora_a, bool wants_lora_b) {
   const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
-                         canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp});
+                         canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp, label_smoothing});
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
   LinearLogprobBackwardParams p;
   static_cast<LogprobInput&>(p) = a.call.input();
@@ -211,10 +211,11 @@ nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::h
                     bool wants_hidden, bool wants_weight, bool wants_bias, nb::handle main_grad, int weight_dtype,
                     nb::handle vocab_start, nb::handle vocab_size, int dh_segments, bool wide,
                     nb::handle workspace_bytes, int arithmetic, nb::handle lora_a, nb::handle lora_b, double lora_scale,
-                    bool wants_lora_a, bool wants_lora_b, nb::handle allocate, std::uintptr_t stream) {
+                    double label_smoothing, bool wants_lora_a, bool wants_lora_b, nb::handle allocate,
+                    std::uintptr_t stream) {
   const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
-                         canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp});
+                         canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp, label_smoothing});
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
   const Device device = a.call.device();
   LinearLogprobBackwardParams p;

@@ -53,8 +53,9 @@ nb::object partial(nb::handle logits, nb::handle target, nb::handle temperature,
       .run(rlk::logprob, &p, logprob_workspace_bytes);
 }
 
-// stats: [num_shards, ..., 5].
-nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::handle allocate, std::uintptr_t stream) {
+// stats: [num_shards, ..., 5]; valid_vocab: of the whole vocabulary, read under label smoothing alone.
+nb::object merge(nb::handle stats, nb::handle temperature, int returns, double label_smoothing,
+                 std::int64_t valid_vocab, nb::handle allocate, std::uintptr_t stream) {
   const Array s(stats, "stats", kFloat32);
   const TensorView& v = s.view();
   const std::string got = shape_text(s.shape());
@@ -70,6 +71,8 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::hand
   p.stats = static_cast<const float*>(v.data);
   p.num_shards = static_cast<std::int32_t>(shards);
   p.num_rows = v.num_elements() / shards / kStatsFields;
+  p.label_smoothing = static_cast<float>(label_smoothing);
+  p.valid_vocab = valid_vocab;
   std::optional<Array> t;
   if (PyCapsule_CheckExact(temperature.ptr()) || exchange_api(temperature)) {
     t.emplace(temperature, "temperature", kFloat32);

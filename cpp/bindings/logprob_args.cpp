@@ -87,6 +87,7 @@ void LogprobCall::read(const LogprobArguments& a) {
   if (!a.softcap.is_none()) {
     input_.softcap = read_positive(a.softcap, "softcap", "expected None or");
   }
+  input_.label_smoothing = static_cast<float>(a.label_smoothing);
   input_.exp = a.exp == 1 ? Exp::kHardware : Exp::kPortable;
   read_vocabulary(a);
   read_kept(a);

@@ -17,6 +17,7 @@ struct LogprobArguments {
   nb::handle kept_ids, kept_offsets;
   nb::handle vocab_start, vocab_size;  // None: logits hold the whole row
   int exp;
+  double label_smoothing = 0.0;
 };
 
 // Keeps the arrays of a call alive beside the params that point into them.

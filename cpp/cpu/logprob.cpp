@@ -2,6 +2,7 @@
 #include "rlk/ops/logprob.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -177,6 +178,55 @@ void finish_row(const LogprobParams& p, std::int64_t row, const Row& r, const So
   finish_row(p, row, root, target_z, r.temperature);
 }
 
+// The row's z added up by rule 5's tree: label smoothing's mean.
+float sum_of_z(const LogprobParams& p, std::int64_t row, std::vector<float>* nodes) {
+  const auto leaves_of = [&](int part) { return (run_of_part(p, part).columns + kLeafColumns - 1) / kLeafColumns; };
+  std::size_t leaves = 1;  // of a part, made a power of two
+  for (int i = 0; i < kNumParts; ++i) leaves = std::max(leaves, std::bit_ceil(static_cast<std::size_t>(leaves_of(i))));
+  nodes->assign(kNumParts * leaves, 0.0f);
+  const unsigned char* const logits = logits_of(p, row);
+  const float inverse = inverse_softcap(p);
+  for (int i = 0; i < kNumParts; ++i) {
+    const Run part = run_of_part(p, i);
+    for (std::int64_t leaf = 0; leaf < leaves_of(i); ++leaf) {
+      const std::int64_t first = part.first + leaf * kLeafColumns;
+      const int columns = static_cast<int>(std::min<std::int64_t>(kLeafColumns, part.columns - leaf * kLeafColumns));
+      float chains[kNumChains] = {};
+      for (int j = 0; j < columns; ++j) {
+        const float z = scaled_logit(load_logit(logits, p.dtype, first + j), p.logit_scale, p.softcap, inverse);
+        chains[j % kNumChains] = add_rn(chains[j % kNumChains], z);
+      }
+      (*nodes)[static_cast<std::size_t>(i) * leaves + static_cast<std::size_t>(leaf)] = combine_chains(chains);
+    }
+  }
+  for (std::size_t count = nodes->size(); count > 1; count /= 2) {
+    for (std::size_t i = 0; i < count / 2; ++i) (*nodes)[i] = add_rn((*nodes)[2 * i], (*nodes)[2 * i + 1]);
+  }
+  return is_nan((*nodes)[0]) ? canonical_nan() : (*nodes)[0];
+}
+
+// Label smoothing of rows whose logprob and lse, or statistics, are there.
+void smooth_rows(const LogprobParams& p) {
+  const std::int64_t grain = std::max<std::int64_t>(kTaskColumns / (p.num_columns + 1), 1);
+  parallel_for(p.num_rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    std::vector<float> nodes;
+    for (std::int64_t row = begin; row < end; ++row) {
+      if (target_of(p, row) == p.ignore_index) continue;
+      const float temperature = p.temperature ? p.temperature[row] : p.temperature_value;
+      if (!is_temperature(temperature)) continue;  // which the row's results say
+      const float sum_z = sum_of_z(p, row, &nodes);
+      if (p.stats) {
+        float* const stats = p.stats + row * kStatsFields;
+        if (!is_nan(stats[0])) stats[3] = sum_z;
+      } else {
+        p.logprob[row] = smoothed_logprob(p.logprob[row], p.lse[row], sum_z, static_cast<float>(p.valid_vocab),
+                                          temperature, p.label_smoothing);
+      }
+    }
+  });
+}
+
 // Rows that are many enough to give every thread whole ones.
 void logprob_by_rows(const LogprobParams& p) {
   const std::int64_t fewest = std::max<std::int64_t>(kTaskColumns / (p.num_columns + 1), 1);
@@ -241,6 +291,7 @@ void logprob_by_runs(const LogprobParams& p, std::int64_t run_columns) {
 struct BackwardRow {
   LogprobBackwardRow lanes;
   float a, b, g;
+  float d;  // of label smoothing
 };
 
 float gradient_at(const float* gradient, const RowLayout& rows, std::int64_t row) {
@@ -259,7 +310,8 @@ float target_gradient(const BackwardRow& r, float x) {
   const float z = scaled_logit(x, l.logit_scale, l.softcap, l.inverse_softcap);
   const float t = fma_rn(z, l.c, -l.u);
   const float clamped = t < -127.0f ? -127.0f : t;
-  const float through_one = mul_rn(-r.g, expm1(mul_rn(kLn2, t)));
+  float through_one = mul_rn(-r.g, expm1(mul_rn(kLn2, t)));
+  if (r.d != 0.0f) through_one = add_rn(through_one, r.d);
   const float dz = fma_rn(probability(t, l.exp), fma_rn(r.b, clamped, r.a), through_one);
   if (l.softcap == 0.0f) return dz;
   if (z == -infinity()) return 0.0f;
@@ -296,10 +348,17 @@ void backward_run(const LogprobBackwardParams& p, std::int64_t row, Run run, std
   l.logit_scale = p.logit_scale;
   l.softcap = p.softcap;
   l.inverse_softcap = inverse_softcap(p);
-  r.a = mul_rn(fma_rn(-dentropy, p.dentropy ? p.entropy[row] : 0.0f, dlse), k);
+  float of_lse = dlse, of_logprob = dlogprob;
+  if (p.label_smoothing != 0.0f) {
+    of_lse = fma_rn(-p.label_smoothing, dlogprob, dlse);
+    of_logprob = mul_rn(sub_rn(1.0f, p.label_smoothing), dlogprob);
+    r.d = div_rn(mul_rn(mul_rn(p.label_smoothing, dlogprob), k), static_cast<float>(p.valid_vocab));
+  }
+  r.a = mul_rn(fma_rn(-dentropy, p.dentropy ? p.entropy[row] : 0.0f, of_lse), k);
   r.b = mul_rn(mul_rn(-dentropy, kLn2), k);
-  r.g = target_row.target_valid || dlogprob == 0.0f ? mul_rn(dlogprob, k) : canonical_nan();
+  r.g = target_row.target_valid || of_logprob == 0.0f ? mul_rn(of_logprob, k) : canonical_nan();
   l.b = r.b;
+  l.d = r.d;
   l.w = sub_rn(r.a, r.g);
 
   const std::int64_t target = target_row.target - p.vocab_start;
@@ -317,14 +376,17 @@ void logprob(const LogprobParams& p) {
             "logprob: the columns are a whole, aligned group of parts of the vocabulary");
   RLK_CHECK(p.stats || (p.vocab_start == 0 && p.num_columns >= p.valid_vocab),
             "logprob: a shard of the vocabulary gives stats");
+  check_logprob_smoothing(p);
   if (p.num_rows == 0) return;
   const std::int64_t wanted = kTasksPerThread * num_threads();
   if (num_threads() == 1 || p.num_rows >= wanted || p.num_rows * p.num_columns <= 2 * kTaskColumns) {
-    return logprob_by_rows(p);
+    logprob_by_rows(p);
+  } else {
+    std::int64_t run_columns = 2048;
+    while (run_columns < kTaskColumns && p.num_rows * p.num_columns / run_columns > wanted) run_columns *= 2;
+    logprob_by_runs(p, run_columns);
   }
-  std::int64_t run_columns = 2048;
-  while (run_columns < kTaskColumns && p.num_rows * p.num_columns / run_columns > wanted) run_columns *= 2;
-  logprob_by_runs(p, run_columns);
+  if (p.label_smoothing != 0.0f) smooth_rows(p);
 }
 
 void logprob_merge(const LogprobMergeParams& p) {
@@ -334,16 +396,23 @@ void logprob_merge(const LogprobMergeParams& p) {
     const FloatEnvironment environment;
     for (std::int64_t row = begin; row < end; ++row) {
       SoftmaxStats shards[kNumParts];
+      float sums[kNumParts] = {};
       float target_z = canonical_nan();
       for (std::int32_t i = 0; i < p.num_shards; ++i) {
         const float* s = p.stats + (i * p.num_rows + row) * kStatsFields;
         shards[i] = {s[0], s[1], s[2], s[3]};
+        sums[i] = s[3];
         if (!is_nan(s[4])) target_z = s[4];
       }
       const SoftmaxStats root = tree_of(shards, p.num_shards);
       const bool ignored = target_z == infinity() && root.m == -infinity();  // then its temperature stays unread
       const float temperature = p.temperature && !ignored ? p.temperature[row] : p.temperature_value;
-      outputs.write(row, logprob_outputs(root, target_z, temperature));
+      LogprobOutputs o = logprob_outputs(root, target_z, temperature);
+      if (p.label_smoothing != 0.0f && !ignored) {
+        o.logprob = smoothed_logprob(o.logprob, o.lse, combine_chains(sums), static_cast<float>(p.valid_vocab),
+                                     temperature, p.label_smoothing);
+      }
+      outputs.write(row, o);
     }
   });
 }

@@ -437,13 +437,14 @@ SoftmaxStats transformed_stats(const LogprobRow& row, std::int64_t first, std::i
 template <Exp kExp, bool kTransformed, bool kEntropy>
 struct Gradient {
   Transform transform;
-  Floats c, minus_u, b, w;
+  Floats c, minus_u, b, w, d;
   explicit RLK_HD Gradient(const LogprobBackwardRow& row)
       : transform(row),
         c(broadcast<Floats>(row.c)),
         minus_u(broadcast<Floats>(-row.u)),
         b(broadcast<Floats>(row.b)),
-        w(broadcast<Floats>(row.w)) {}
+        w(broadcast<Floats>(row.w)),
+        d(broadcast<Floats>(row.d)) {}
 
   RLK_HD Floats operator()(Floats x) const {
     const Floats zero = broadcast<Floats>(0.0f);
@@ -456,7 +457,7 @@ struct Gradient {
       const Floats least = broadcast<Floats>(-127.0f);
       slope = fma_rn(b, select(t < least, least, t), w);
     }
-    Floats dz = fma_rn(p, slope, zero);
+    Floats dz = fma_rn(p, slope, d);
     // The exponential does not carry a NaN.
     dz = select(is_nan(t), broadcast<Floats>(canonical_nan()), dz);
     if constexpr (kTransformed) {

@@ -123,7 +123,7 @@ void forward_by_rows(const LinearLogprobParams& p, Device device, Stream stream)
 
 #if RLK_WITH_CUDA
 bool is_fused(const LinearLogprobParams& p, int device) {
-  return p.largest == nullptr && cuda::fuses_linear_logprob(p, device);
+  return p.largest == nullptr && p.label_smoothing == 0.0f && cuda::fuses_linear_logprob(p, device);
 }
 
 // A fused forward reads rows of one stride that begin at 16 bytes. It copies others, such as hidden[:, :-1], so many rows at

@@ -16,38 +16,43 @@
 namespace rlk::cuda {
 
 using GradientTile = PingPongTile<192>;
-constexpr int kGradientStaging = kStoreBoxBytes;           // of a warpgroup; what is left of shared memory are stages
-constexpr int kGradientRowBytes = GradientTile::kBM * 32;  // of a warpgroup
-constexpr int kGradientFixedBytes = 1024 + GradientTile::kWarpgroups * (kGradientStaging + kGradientRowBytes) +
-                                    (2 * kMaxStages + GradientTile::kWarpgroups) * 8;
+constexpr int kGradientStaging = kStoreBoxBytes;  // of a warpgroup; what is left of shared memory are stages
 
-// What a row needs of its gradients.
+// What a row needs of its gradients. Row: BackwardRow, or under label smoothing SmoothedRow.
+template <class Row>
 struct alignas(16) GradientRow {
-  BackwardRow row;
+  Row row;
   int target;  // column of the product; -1 where it is not among them
   bool empty;
 };
 
 // The gradient's constants for row `at` of `groups`.
-__device__ __forceinline__ GradientRow gradient_row(const LogprobBackwardParams& p, const ScoredGroups& groups,
-                                                    int at) {
-  GradientRow out{{}, -1, true};
+template <class Row>
+__device__ __forceinline__ GradientRow<Row> gradient_row(const LogprobBackwardParams& p, const ScoredGroups& groups,
+                                                         int at) {
+  GradientRow<Row> out{{}, -1, true};
   const int group = groups.group[at / kScoredGroupRows];
   const std::int64_t row = group * kScoredGroupRows + at % kScoredGroupRows;
   if (group < 0 || row >= p.num_rows) return out;
   const RowGradient gradient = row_gradient(p, row);
   if (gradient.empty(p.ignore_index)) return out;
   out.empty = false;
-  out.row = backward_row(p, gradient, row);
+  set_row(p, gradient, row, &out.row);
   const std::int64_t target = gradient.target - p.vocab_start;
   if (target >= 0 && target < p.num_columns) out.target = static_cast<int>(target);
   return out;
 }
-static_assert(sizeof(GradientRow) * GradientTile::kBM == kGradientRowBytes);
+template <class Row>
+constexpr int kGradientRowBytes = GradientTile::kBM* static_cast<int>(sizeof(GradientRow<Row>));  // of a warpgroup
+template <class Row>
+constexpr int kGradientFixedBytes = 1024 + GradientTile::kWarpgroups*(kGradientStaging + kGradientRowBytes<Row>)+(
+                                               2 * kMaxStages + GradientTile::kWarpgroups) *
+                                               8;
+static_assert(kGradientRowBytes<BackwardRow> == GradientTile::kBM * 32);
 
 // Accumulators of columns from `column` on become the logits' gradients.
-template <class T, Exp kExp, bool kRounded, int kFragment>
-__device__ __forceinline__ void make_gradients(float (&d)[kFragment], const GradientRow (&rows)[2], int column,
+template <class T, Exp kExp, bool kRounded, class Row, int kFragment>
+__device__ __forceinline__ void make_gradients(float (&d)[kFragment], const GradientRow<Row> (&rows)[2], int column,
                                                int valid, int lane) {
   const int first = column + lane % 4 * 2;
   const auto logit = [](float x) { return kRounded ? T::load(T::store(x)) : x; };
@@ -89,7 +94,7 @@ __device__ __forceinline__ void make_gradients(float (&d)[kFragment], const Grad
   }
 }
 
-template <class T, Exp kExp, bool kRounded>
+template <class T, Exp kExp, bool kRounded, class Row>
 __global__ void __launch_bounds__(GradientTile::kThreads, 1)
     logit_gradients_sm90_kernel(const __grid_constant__ HeadMaps head, const __grid_constant__ HeadMaps lora,
                                 const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmLaunch g,
@@ -100,7 +105,7 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
   const std::uint32_t staging = base + g.stages * Tile::kStageBytes;
   const std::uint32_t all_rows = staging + Tile::kWarpgroups * kGradientStaging;
-  const std::uint32_t full = all_rows + Tile::kWarpgroups * kGradientRowBytes, empty = full + kMaxStages * 8;
+  const std::uint32_t full = all_rows + Tile::kWarpgroups * kGradientRowBytes<Row>, empty = full + kMaxStages * 8;
   const std::uint32_t turn_barriers = empty + kMaxStages * 8;
   const int warp = same_in_warp(threadIdx.x / 32), lane = threadIdx.x % 32, warpgroup = warp / 4;
   if (threadIdx.x < g.stages) {
@@ -145,14 +150,14 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
   const std::int64_t left = p.valid_vocab - p.vocab_start;  // columns past valid_vocab have no gradient
   const int valid = static_cast<int>(left < p.num_columns ? left : p.num_columns);
   auto* const tile_rows =
-      reinterpret_cast<GradientRow*>(shared + (all_rows - shared_address(shared))) + warpgroup * Tile::kBM;
+      reinterpret_cast<GradientRow<Row>*>(shared + (all_rows - shared_address(shared))) + warpgroup * Tile::kBM;
   const auto all_warps = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); };
   if (warpgroup == 1) skip_stages(&ring, g.k_steps);
   int parity = warpgroup == 0;  // the second's turn follows the first's, the first's that of the tile before
   for (int turn = blockIdx.x + warpgroup * step; turn < tiles; turn += 2 * step, parity ^= 1) {
     all_warps();  // nobody reads the rows of the tile before any more
     const int mine = static_cast<int>(threadIdx.x) % kWarpgroup;
-    tile_rows[mine] = gradient_row(p, *groups, tile_of(turn).a + mine);
+    tile_rows[mine] = gradient_row<Row>(p, *groups, tile_of(turn).a + mine);
     all_warps();
     float d[Tile::kHalves][Tile::kFragment];
     mbarrier_wait_block(turn_barriers + warpgroup * 8, parity);
@@ -163,8 +168,8 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
     const TilePosition at = tile_of(turn);
 #pragma unroll 1  // one copy of the instructions, which stays in their cache: the other warpgroup's products need it, too
     for (int half = 0; half < Tile::kHalves; ++half) {
-      const GradientRow* const first = tile_rows + half * 64 + warp % 4 * 16 + lane / 4;
-      make_gradients<T, kExp, kRounded>(d[0], {first[0], first[8]}, at.b, valid, lane);
+      const GradientRow<Row>* const first = tile_rows + half * 64 + warp % 4 * 16 + lane / 4;
+      make_gradients<T, kExp, kRounded, Row>(d[0], {first[0], first[8]}, at.b, valid, lane);
       store_boxes<Tile::kBN, 1, T>(g, map_d, d[0], staging + warpgroup * kGradientStaging, warpgroup, at.a + half * 64,
                                    at.b);
 #pragma unroll
@@ -174,7 +179,7 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
   wait_for_stored_boxes<0>();  // no block leaves while its boxes are being read
 }
 
-template <class T, Exp kExp, bool kRounded>
+template <class T, Exp kExp, bool kRounded, class Row>
 void run_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
                    cudaStream_t stream) {
   using Tile = GradientTile;
@@ -193,24 +198,31 @@ void run_gradients(const LogprobBackwardParams& p, const Head& head, const void*
                                          {nullptr, p.num_columns, 0, Tile::kBN, g.last_b});
   const CUtensorMap d =
       tensor_map(p.dlogits, head.dtype, p.num_rows, p.num_columns, p.dlogits_rows.inner_stride, kStoreBoxRows);
-  auto* kernel = logit_gradients_sm90_kernel<T, kExp, kRounded>;
-  const int memory = allow_shared_memory<logit_gradients_sm90_kernel<T, kExp, kRounded>>();
-  g.stages = std::min(kMaxStages, (memory - kGradientFixedBytes) / Tile::kStageBytes);
+  auto* kernel = logit_gradients_sm90_kernel<T, kExp, kRounded, Row>;
+  const int memory = allow_shared_memory<logit_gradients_sm90_kernel<T, kExp, kRounded, Row>>();
+  g.stages = std::min(kMaxStages, (memory - kGradientFixedBytes<Row>) / Tile::kStageBytes);
   launch_dependent<true>(kernel, std::min(multiprocessors(current_device()), g.tiles_a * g.tiles_b), Tile::kThreads,
-                         kGradientFixedBytes + g.stages * Tile::kStageBytes, stream, maps.head, maps.lora, d, g,
+                         kGradientFixedBytes<Row> + g.stages * Tile::kStageBytes, stream, maps.head, maps.lora, d, g,
                          lora_steps, groups, p);
+}
+
+template <class T, class Row>
+void run_gradients_of(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
+                      cudaStream_t stream) {
+  const bool rounded = p.dtype != DType::kFloat32;
+  if (p.exp == Exp::kHardware) {
+    return rounded ? run_gradients<T, Exp::kHardware, true, Row>(p, head, u, groups, stream)
+                   : run_gradients<T, Exp::kHardware, false, Row>(p, head, u, groups, stream);
+  }
+  rounded ? run_gradients<T, Exp::kPortable, true, Row>(p, head, u, groups, stream)
+          : run_gradients<T, Exp::kPortable, false, Row>(p, head, u, groups, stream);
 }
 
 template <class T>
 void run_gradients_for(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
                        cudaStream_t stream) {
-  const bool rounded = p.dtype != DType::kFloat32;
-  if (p.exp == Exp::kHardware) {
-    return rounded ? run_gradients<T, Exp::kHardware, true>(p, head, u, groups, stream)
-                   : run_gradients<T, Exp::kHardware, false>(p, head, u, groups, stream);
-  }
-  rounded ? run_gradients<T, Exp::kPortable, true>(p, head, u, groups, stream)
-          : run_gradients<T, Exp::kPortable, false>(p, head, u, groups, stream);
+  p.label_smoothing != 0.0f ? run_gradients_of<T, SmoothedRow>(p, head, u, groups, stream)
+                            : run_gradients_of<T, BackwardRow>(p, head, u, groups, stream);
 }
 
 }  // namespace rlk::cuda

@@ -7,6 +7,7 @@
 namespace rlk::cuda {
 
 RLK_CUDA_KERNELS(void logprob_forward(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void logprob_smoothing(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void logprob_merge(const LogprobMergeParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void logprob_backward(const LogprobBackwardParams& p, cudaStream_t stream);)
 

@@ -21,6 +21,7 @@ std::int64_t logprob_workspace_bytes(const LogprobParams& p, int device) {
 
 void logprob(const LogprobParams& p, int device, Stream stream) {
   check_logprob_input(p);
+  check_logprob_smoothing(p);
   if (p.num_rows == 0) return;
   RLK_CHECK(p.vocab_size > 0, "logprob: the vocabulary is not empty");
   const GroupGrid grid = group_grid(p);
@@ -28,6 +29,7 @@ void logprob(const LogprobParams& p, int device, Stream stream) {
   const DeviceGuard guard(device);
   RLK_CHECK(p.workspace || logprob_workspace_bytes(p, device) == 0, "logprob: a workspace is given");
   RLK_CUDA_IN_USE("logprob", device, logprob_forward)(p, grid, to_stream(stream));
+  if (p.label_smoothing != 0.0f) RLK_CUDA_IN_USE("logprob", device, logprob_smoothing)(p, grid, to_stream(stream));
 }
 
 void logprob_merge(const LogprobMergeParams& p, int device, Stream stream) {

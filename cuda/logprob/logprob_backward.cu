@@ -26,8 +26,8 @@ constexpr int kMaxGridRows = 32768;  // of a launch's second dimension
 
 // Gradients of columns other than the target, where z is the logit. Within the bounds of the exponential none is
 // clamped.
-template <class T, Exp kExp>
-__device__ __forceinline__ Vector<T> vector_gradient(const Vector<T>& x, const BackwardRow& r) {
+template <class T, Exp kExp, class Row>
+__device__ __forceinline__ Vector<T> vector_gradient(const Vector<T>& x, const Row& r) {
   constexpr int kColumns = Vector<T>::kColumns;
   RangeOf<T> range_of(x);
   range_of.add(x);
@@ -39,7 +39,7 @@ __device__ __forceinline__ Vector<T> vector_gradient(const Vector<T>& x, const B
     for (int j = 0; j < kColumns; ++j) {
       const float t = fma_rn(z[j], r.c, -r.u);
       const float p = kExp == Exp::kHardware ? ex2_approx(t) : exp2_normal(t);
-      z[j] = fma_rn(p, fma_rn(r.b, t, r.minus_a), 0.0f);
+      z[j] = fma_rn(p, fma_rn(r.b, t, r.minus_a), of_every_column(r));
     }
   } else {
 #pragma unroll
@@ -113,11 +113,11 @@ __device__ __forceinline__ bool mark_segment(const LogprobBackwardParams& p, std
 }
 
 // A column by itself: under any transform, of a restricted row, at a row's end, the target.
-template <class T, Exp kExp>
+template <class T, Exp kExp, class Row>
 struct ElementGradient {
   const LogprobInput& p;
   const Segment<T>& s;
-  const BackwardRow& r;
+  const Row& r;
   const std::uint32_t* keep;  // the segment's bits, null where nothing is restricted
   float inverse_softcap;
 
@@ -144,8 +144,8 @@ struct ElementGradient {
 };
 
 // Every vector of a thread, for calls whose z are the logits as they stand and whose rows are not restricted.
-template <class T, Exp kExp>
-__device__ __forceinline__ void plain_vectors(const Segment<T>& s, const ElementGradient<T, kExp>& element,
+template <class T, Exp kExp, class Row>
+__device__ __forceinline__ void plain_vectors(const Segment<T>& s, const ElementGradient<T, kExp, Row>& element,
                                               const Vector<T> (&x)[kBackwardVectors]) {
   // In place, the target's logit is gone once its vector is written.
   const int from_target = s.target - s.column(0);
@@ -161,7 +161,8 @@ __device__ __forceinline__ void plain_vectors(const Segment<T>& s, const Element
   if (has_target) s.dlogits[s.target] = element(s.target, at_target);
 }
 
-template <class T, Exp kExp, bool kPlain>
+// Row: BackwardRow, or under label smoothing SmoothedRow; what is not plain takes the latter.
+template <class T, Exp kExp, bool kPlain, class Row>
 __global__ void __launch_bounds__(kBackwardThreads, kPlain ? kBackwardBlocks<kExp> : 1)
     logprob_backward_kernel(const __grid_constant__ LogprobBackwardParams p) {
   constexpr int kColumns = Vector<T>::kColumns;
@@ -174,12 +175,12 @@ __global__ void __launch_bounds__(kBackwardThreads, kPlain ? kBackwardBlocks<kEx
   for (int i = 0; i < kBackwardVectors; ++i) {
     if (kPlain && s.holds(s.column(i))) x[i].v = load_16(s.logits + s.column(i));
   }
-  BackwardRow r{};
-  if (s.valid > 0) r = backward_row(p, gradient, row);
-  ElementGradient<T, kExp> element{p, s, r, nullptr, 0.0f};
+  Row r{};
+  if (s.valid > 0) set_row(p, gradient, row, &r);
+  ElementGradient<T, kExp, Row> element{p, s, r, nullptr, 0.0f};
   Vector<T>* slot = nullptr;
   if constexpr (kPlain) {
-    plain_vectors<T, kExp>(s, element, x);
+    plain_vectors<T, kExp, Row>(s, element, x);
     if (s.holds(s.column(0)) && s.holds(s.column(kBackwardVectors - 1))) return;
   } else {
     __shared__ std::uint32_t bitmap[kSegmentColumns<T> / 32];
@@ -232,7 +233,9 @@ void run_backward(const LogprobBackwardParams& p, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(segments), static_cast<unsigned>(rows),
                   static_cast<unsigned>((p.num_rows + kMaxGridRows - 1) / kMaxGridRows));
   const bool plain = p.logit_scale == 1.0f && p.softcap == 0.0f && !p.kept_offsets && rows_are_alike<T>(p);
-  auto* kernel = plain ? logprob_backward_kernel<T, kExp, true> : logprob_backward_kernel<T, kExp, false>;
+  auto* kernel = !plain                      ? logprob_backward_kernel<T, kExp, false, SmoothedRow>
+                 : p.label_smoothing != 0.0f ? logprob_backward_kernel<T, kExp, true, SmoothedRow>
+                                             : logprob_backward_kernel<T, kExp, true, BackwardRow>;
   kernel<<<grid, kBackwardThreads, 0, stream>>>(p);
   check(cudaGetLastError(), "launch of logprob_backward");
 }

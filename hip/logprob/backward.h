@@ -36,8 +36,8 @@ RLK_DEVICE void backward_kernel(const LogprobBackwardParams& p, std::int64_t fir
   const bool empty = gradient.empty(p.ignore_index);
   auto* bitmap = reinterpret_cast<std::uint32_t*>(lds());
   const bool restricted = !empty && p.kept_offsets && mark_segment(p, row, gradient.target, first, bitmap);
-  BackwardRow r{};
-  if (!empty) r = backward_row(p, gradient, row);
+  SmoothedRow r{};
+  if (!empty) r = smoothed_row(p, gradient, row);
   const std::int64_t valid = p.valid_vocab - p.vocab_start;
   const float inverse = inverse_softcap(p);
   const Storage* logits = row_of<T>(p, row);

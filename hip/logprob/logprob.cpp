@@ -9,6 +9,7 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/logprob_check.h"
 #include "rlk/kernels/logprob_groups.h"
+#include "rlk/kernels/logprob_smoothing.h"
 
 namespace rlk::hip {
 namespace {
@@ -40,6 +41,7 @@ std::int64_t logprob_workspace_bytes(const LogprobParams& p, int) {
 
 void logprob(const LogprobParams& p, int device, Stream stream) {
   check_logprob_input(p);
+  check_logprob_smoothing(p);
   require_portable(p.exp);
   if (p.num_rows == 0) return;
   RLK_CHECK(p.vocab_size > 0, "logprob: the vocabulary is not empty");
@@ -55,6 +57,14 @@ void logprob(const LogprobParams& p, int device, Stream stream) {
     runtime.launch(device, groups.c_str(), {grid.groups, rows, kGroupThreads, group_lds_bytes(p.dtype)}, stream, p,
                    grid, first, nodes);
     runtime.launch(device, roots.c_str(), {rows, 1, kGroupThreads, 0}, stream, p, grid, first, nodes);
+  }
+  if (p.label_smoothing == 0.0f) return;
+  const std::string smoothing = kernel_name("smoothing", p.dtype);
+  constexpr std::int64_t kMostRows = 65535;
+  for (std::int64_t first = 0; first < p.num_rows; first += kMostRows) {
+    const std::int64_t rows = std::min(p.num_rows - first, kMostRows);
+    runtime.launch(device, smoothing.c_str(), {rows, 1, kSmoothingThreads, kMostSmoothingNodes * 4}, stream, p, grid,
+                   first);
   }
 }
 

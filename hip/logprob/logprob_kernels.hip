@@ -14,6 +14,10 @@
   rlk_logprob_roots_##type(rlk::LogprobParams p, rlk::GroupGrid grid, std::int64_t first_row, float* nodes) {          \
     rlk::hip::roots_kernel<rlk::hip::T>(p, grid, first_row, nodes);                                                    \
   }                                                                                                                    \
+  RLK_KERNEL(rlk::kSmoothingThreads)                                                                                   \
+  rlk_logprob_smoothing_##type(rlk::LogprobParams p, rlk::GroupGrid grid, std::int64_t first_row) {                    \
+    rlk::hip::smoothing_kernel<rlk::hip::T>(p, grid, first_row);                                                       \
+  }                                                                                                                    \
   RLK_KERNEL(rlk::hip::kBackwardThreads)                                                                               \
   rlk_logprob_backward_##type(rlk::LogprobBackwardParams p, std::int64_t first_row) {                                  \
     rlk::hip::backward_kernel<rlk::hip::T>(p, first_row);                                                              \

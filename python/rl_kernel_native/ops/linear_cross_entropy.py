@@ -39,8 +39,9 @@ class CrossEntropyAccuracy(NamedTuple, Generic[ArrayT]):
 @overload
 def linear_cross_entropy(
     hidden: ArrayT, weight: AnyArray, target: AnyArray, *, reduction: Literal["mean", "sum", "none"] = ...,
-    z_loss: float = ..., denominator: float | AnyArray | None = ..., cu_seqlens: AnyArray | None = ..., bias:
-    AnyArray | None = ..., temperature: float | AnyArray = ..., softcap: float | None = ..., logit_scale: float
+    label_smoothing: float = ..., z_loss: float = ..., denominator: float | AnyArray | None = ...,
+    cu_seqlens: AnyArray | None = ..., bias: AnyArray | None = ...,
+    temperature: float | AnyArray = ..., softcap: float | None = ..., logit_scale: float
     = ..., logits_dtype: DType = ..., ignore_index: int = ..., valid_vocab: int | None = ..., canonical_vocab:
     int | None = ..., check: bool = ..., on_bad_id: OnBadId = ..., exp: Exp = ..., loss_mask: AnyArray | None =
     ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
@@ -53,8 +54,9 @@ def linear_cross_entropy(
 @overload
 def linear_cross_entropy(
     hidden: ArrayT, weight: AnyArray, target: AnyArray, *, reduction: Literal["mean", "sum", "none"] = ...,
-    z_loss: float = ..., denominator: float | AnyArray | None = ..., cu_seqlens: AnyArray | None = ..., bias:
-    AnyArray | None = ..., temperature: float | AnyArray = ..., softcap: float | None = ..., logit_scale: float
+    label_smoothing: float = ..., z_loss: float = ..., denominator: float | AnyArray | None = ...,
+    cu_seqlens: AnyArray | None = ..., bias: AnyArray | None = ...,
+    temperature: float | AnyArray = ..., softcap: float | None = ..., logit_scale: float
     = ..., logits_dtype: DType = ..., ignore_index: int = ..., valid_vocab: int | None = ..., canonical_vocab:
     int | None = ..., check: bool = ..., on_bad_id: OnBadId = ..., exp: Exp = ..., loss_mask: AnyArray | None =
     ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
@@ -67,8 +69,9 @@ def linear_cross_entropy(
 @overload
 def linear_cross_entropy(
     hidden: ArrayT, weight: AnyArray, target: AnyArray, *, reduction: Literal["mean", "sum", "none"] = ...,
-    z_loss: float = ..., denominator: float | AnyArray | None = ..., cu_seqlens: AnyArray | None = ..., bias:
-    AnyArray | None = ..., temperature: float | AnyArray = ..., softcap: float | None = ..., logit_scale: float
+    label_smoothing: float = ..., z_loss: float = ..., denominator: float | AnyArray | None = ...,
+    cu_seqlens: AnyArray | None = ..., bias: AnyArray | None = ...,
+    temperature: float | AnyArray = ..., softcap: float | None = ..., logit_scale: float
     = ..., logits_dtype: DType = ..., ignore_index: int = ..., valid_vocab: int | None = ..., canonical_vocab:
     int | None = ..., check: bool = ..., on_bad_id: OnBadId = ..., exp: Exp = ..., loss_mask: AnyArray | None =
     ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
@@ -84,6 +87,7 @@ def linear_cross_entropy(
     target: AnyArray,
     *,
     reduction: Literal["mean", "sum", "none"] = "mean",
+    label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     denominator: float | AnyArray | None = None,
     cu_seqlens: AnyArray | None = None,
@@ -121,12 +125,16 @@ def linear_cross_entropy(
     every micro-batch but the last is a multiple of 8192 rows.
 
     With a ``token_weight`` w a row's loss is w times that, and the mean divides by the sum of w over the scored rows.
+    Under ``label_smoothing`` e a row's loss is ``(1 - e) * (lse - z_target) + e * (lse - mean(z)) + z_loss * lse**2``,
+    z being the row's logits after scale, softcap and temperature, and the mean that of its ``valid_vocab`` columns.
 
     Args:
         hidden, weight, target and the other options: as for :func:`linear_logprob`. The last dimension of ``target`` is
             that of positions, those before it of sequences.
         reduction: ``"mean"`` over the scored rows, those whose target is not ``ignore_index`` and that ``loss_mask``
             does not leave out, or the sum over ``denominator``; ``"sum"``; ``"none"``: each row.
+        label_smoothing: a number in [0, 1), as of ``torch.nn.functional.cross_entropy``. A logit of -Inf makes the loss
+            of its row infinite. Forward then has some rows of the logits in the workspace and reads them twice.
         z_loss: a number >= 0.
         denominator: with ``"mean"`` what the sum is divided by: a number > 0, or one element on the device, float32,
             int32 or int64, such as the scored rows of the whole batch; an element of 0 gives loss 0 and gradients 0, a
@@ -153,6 +161,7 @@ def linear_cross_entropy(
         tensor(1.4076)
     """
     _check.one_of("reduction", reduction, ("mean", "sum", "none"))
+    label_smoothing = _check.single("label_smoothing", label_smoothing, lambda x: 0 <= x < 1, "a number in [0, 1)")
     z_loss = _check.single("z_loss", z_loss, lambda x: 0 <= x < math.inf, "a finite number >= 0")
     if denominator is not None and reduction != "mean":
         raise ValueError(
@@ -175,7 +184,7 @@ def linear_cross_entropy(
     found: Any = head_rows(
         hidden, weight, target, wanted, bias, temperature, softcap, logit_scale, logits_dtype, ignore_index,
         valid_vocab, canonical_vocab, None, check, on_bad_id, exp, None, lora_a, lora_b, lora_scale, weight_grad,
-        main_grad, workspace_bytes, process_group, vocab_start, vocab_size, dh_segments,
+        main_grad, workspace_bytes, process_group, vocab_start, vocab_size, dh_segments, label_smoothing,
     )  # fmt: skip
     hits: Any = None
     if wanted & LARGEST:

@@ -175,9 +175,11 @@ def head_rows(
     logits_dtype: Any, ignore_index: Any, valid_vocab: Any, canonical_vocab: Any, kept: Any, check: Any, on_bad_id: Any,
     exp: Any, loss_mask: Any, lora_a: Any, lora_b: Any, lora_scale: Any, weight_grad: Any, main_grad: Any,
     workspace_bytes: Any, process_group: Any, vocab_start: Any, vocab_size: Any, dh_segments: Any,
+    label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
     """:func:`linear_logprob` of the outputs in ``wanted``; with ``LARGEST`` beside others the id of the first of each
-    row's largest logits, too, int64, after them."""
+    row's largest logits, too, int64, after them. Under ``label_smoothing`` log-probabilities are smoothed; ``wanted``
+    then is ``LOGPROB`` and ``LSE``."""
     if on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
     if _check.integer("dh_segments", dh_segments) not in (1, 8):
@@ -194,7 +196,7 @@ def head_rows(
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
     if _dispatch.is_tensor(hidden):
-        head = (hidden, weight, bias, lora_a, lora_b, scale)
+        head = (hidden, weight, bias, lora_a, lora_b, scale, label_smoothing)
         where = (process_group, vocab_start, vocab_size)
         result = _torch().linear_logprob(
             head, target, arguments, exp, logits, returns, weight_grad, main_grad, workspace_bytes, dh_segments, where
@@ -220,6 +222,7 @@ def head_rows(
             frame.export(lora_a, "lora_a"),
             frame.export(lora_b, "lora_b"),
             scale,
+            label_smoothing,
             frame.allocate,
             frame.stream,
         )
@@ -374,6 +377,7 @@ def linear_logprob_partial(
         frame.export(lora_a, "lora_a"),
         frame.export(lora_b, "lora_b"),
         scale,
+        0.0,
         frame.allocate,
         frame.stream,
     )

@@ -51,9 +51,9 @@ def linear_logprob(
     head: tuple[Any, ...], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int, returns: int,
     weight_grad: bool, main_grad: Any, workspace_bytes: int, dh_segments: int, where: tuple[Any, Any, Any],
 ) -> Any:  # fmt: skip
-    """``head``: hidden, weight, bias, lora_a, lora_b and lora_scale; ``where``: process_group, vocab_start and
-    vocab_size."""
-    hidden, weight, bias, lora_a, lora_b, lora_scale = head
+    """``head``: hidden, weight, bias, lora_a, lora_b, lora_scale and label_smoothing; ``where``: process_group,
+    vocab_start and vocab_size."""
+    hidden, weight, bias, lora_a, lora_b, lora_scale, label_smoothing = head
     if is_autocasting():
         hidden, weight, bias, lora_a, lora_b = autocast(hidden, weight, bias, lora_a, lora_b)
     temperature, *_, kept_ids, kept_offsets = arguments
@@ -94,10 +94,10 @@ def linear_logprob(
     if not direct:
         outputs = traced.linear_logprob(
             hidden, weight, bias, lora_a, lora_b, target, arguments, mode, logits, workspace_bytes, unit, dh_segments,
-            lora_scale, returns, main_grad,
+            lora_scale, label_smoothing, returns, main_grad,
         )  # fmt: skip
         return _selected(outputs, returns)
-    how = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, shard)
+    how = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, label_smoothing, shard)
     if wants_grad(hidden, weight, bias, lora_a, lora_b):
         outputs = _LinearLogprob.run(hidden, weight, bias, lora_a, lora_b, target, arguments, how, returns, main_grad)
         return _selected(outputs, returns)
@@ -142,9 +142,9 @@ def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any
         raise ValueError(f"process_group: expected 1, 2, 4 or 8 ranks, this one among them, got {ranks}")
     if vocab_size is None and ranks > 1:
         raise ValueError("vocab_size: expected the columns of all ranks of process_group, got None")
-    _, _, _, _, valid, canonical, _, _ = arguments
+    canonical = arguments[5]
     canonical = size if canonical is None else _check.integer("canonical_vocab", canonical)
-    valid = min(size, canonical) if valid is None else _check.integer("valid_vocab", valid)
+    valid = _valid_vocab(size, arguments)
     cuts = [_part_cut(canonical, 8 // ranks * i) for i in range(ranks + 1)]
     if len({*cuts}) <= ranks:  # refused by all, since the others would wait for the one that has none
         raise ValueError(
@@ -159,6 +159,14 @@ def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any
             f"vocabulary of {canonical}, got [{start}, {end})"
         )
     return None if ranks == 1 and size == columns else Shard(group, start, size)
+
+
+def _valid_vocab(size: int, arguments: tuple[Any, ...]) -> int:
+    """The real tokens of a vocabulary of ``size`` columns."""
+    valid, canonical = arguments[4:6]
+    if valid is not None:
+        return _check.integer("valid_vocab", valid)
+    return size if canonical is None else min(size, _check.integer("canonical_vocab", canonical))
 
 
 def _part_cut(vocab: int, i: int) -> int:
@@ -190,16 +198,16 @@ def partial(
             "torch.no_grad(), or linear_logprob with process_group"
         )
     mode = resolve_exp(exp, _torch.device_type(hidden, "hidden"))
-    how = (mode, logits, workspace_bytes, product_unit(), 1, lora_scale, Shard(None, vocab_start, vocab_size))
+    how = (mode, logits, workspace_bytes, product_unit(), 1, lora_scale, 0.0, Shard(None, vocab_start, vocab_size))
     prepare(hidden)
     return _statistics((hidden, weight, bias, lora_a, lora_b, target), arguments, how)
 
 
 def _statistics(head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...]) -> Tensor:
     hidden, weight, bias, *lora, target = head
-    mode, logits, workspace_bytes, unit, _, lora_scale, shard = how
+    mode, logits, workspace_bytes, unit, _, *of_rows, shard = how
     stats: Tensor = _C.linear_logprob_partial(
-        hidden, weight, bias, target, *arguments, mode, logits, *shard[1:], workspace_bytes, unit, *lora, lora_scale,
+        hidden, weight, bias, target, *arguments, mode, logits, *shard[1:], workspace_bytes, unit, *lora, *of_rows,
         None, 0,
     )  # fmt: skip
     return stats
@@ -226,12 +234,13 @@ def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
 
 def _forward(head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], returns: int) -> Any:
     hidden, weight, bias, *lora, target = head
-    mode, logits, workspace_bytes, unit, _, lora_scale, shard = how
+    mode, logits, workspace_bytes, unit, _, *of_rows, shard = how
     if shard is not None:
         stats = _gathered(_statistics(head, arguments, how), shard.group)
-        return _C.logprob_merge(stats, arguments[0], returns, None, 0)
+        valid = _valid_vocab(shard.vocab_size, arguments)
+        return _C.logprob_merge(stats, arguments[0], returns, of_rows[-1], valid, None, 0)
     return _C.linear_logprob(
-        hidden, weight, bias, target, *arguments, mode, logits, returns, workspace_bytes, unit, *lora, lora_scale, None,
+        hidden, weight, bias, target, *arguments, mode, logits, returns, workspace_bytes, unit, *lora, *of_rows, None,
         0,
     )  # fmt: skip
 
@@ -298,11 +307,11 @@ def _require_workspace(
     head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], needs: list[bool], main_grad: Any
 ) -> None:
     hidden, weight, bias, *lora, target = head
-    mode, logits, workspace_bytes, unit, dh_segments, lora_scale, shard = how
+    mode, logits, workspace_bytes, unit, dh_segments, *of_rows, shard = how
     where = (None, None) if shard is None else shard[1:]
     _C.linear_logprob_require_workspace(
         hidden, weight, bias, target, *arguments, mode, logits, *needs[:3], main_grad is not None, _SAME, *where,
-        dh_segments, shard is not None and dh_segments > 1, workspace_bytes, unit, *lora, lora_scale, *needs[3:],
+        dh_segments, shard is not None and dh_segments > 1, workspace_bytes, unit, *lora, *of_rows, *needs[3:],
     )  # fmt: skip
 
 
@@ -312,13 +321,13 @@ def _backward(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Gradients of hidden, weight, bias, lora_a and lora_b."""
     hidden, weight, bias, *lora, target = head
-    mode, logits, workspace_bytes, unit, dh_segments, lora_scale, shard = how
+    mode, logits, workspace_bytes, unit, dh_segments, *of_rows, shard = how
     where = (None, None) if shard is None else shard[1:]
     wide = shard is not None and dh_segments > 1  # a share of the tree
     prepare(hidden)
     dhidden, dweight, *others = _C.linear_logprob_backward(
         hidden, weight, bias, target, *arguments, mode, logits, *rows, *needs[:3], main_grad, _SAME, *where,
-        dh_segments, wide, workspace_bytes, unit, *lora, lora_scale, *needs[3:], None, 0,
+        dh_segments, wide, workspace_bytes, unit, *lora, *of_rows, *needs[3:], None, 0,
     )  # fmt: skip
     if needs[0] and wide:
         shares = _gathered(dhidden, shard.group).unbind(0)

@@ -24,7 +24,10 @@ from .linear_autograd import wanted
 from .logprob_traced import _OPTIONS, _arguments, _dtype, _options
 
 _HEAD = "Tensor hidden, Tensor weight, Tensor? bias, Tensor? lora_a, Tensor? lora_b, Tensor target"
-_HOW = f"{_OPTIONS}, int logits_dtype, int workspace_bytes, int unit, int dh_segments, float lora_scale"
+_HOW = (
+    f"{_OPTIONS}, int logits_dtype, int workspace_bytes, int unit, int dh_segments, float lora_scale, "
+    "float label_smoothing"
+)
 # What is not there is an empty tensor.
 define(f"linear_logprob({_HEAD}, {_HOW}, int returns) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 _GIVEN = f"{_HEAD}, Tensor lse, Tensor? entropy, Tensor? dlogprob, Tensor? dlse, Tensor? dentropy, {_HOW}, int needs"
@@ -34,28 +37,29 @@ _ops = torch.ops.rl_kernel_native
 _LSE, _ENTROPY, _LARGEST = 2, 4, 32  # bits of `returns`
 _OUTPUTS = 6  # those of logprob, and the largest logit's id
 _OPERANDS = 5  # hidden, weight, bias, lora_a and lora_b, which have gradients
-_NUMBERS = 5  # of `how`, after logprob's options
+_NUMBERS = 6  # of `how`, after logprob's options
 
 
 def _resolved(hidden: Tensor, how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The extension's arguments, and mode, dtype of the logits, workspace, unit, dh_segments and lora_scale."""
-    options, (logits, workspace_bytes, unit, dh_segments, lora_scale) = how[:-_NUMBERS], how[-_NUMBERS:]
+    """The extension's arguments, and mode, dtype of the logits, workspace, unit, dh_segments, lora_scale and
+    label_smoothing."""
+    options, (logits, workspace_bytes, unit, dh_segments, *of_rows) = how[:-_NUMBERS], how[-_NUMBERS:]
     arguments, mode = _arguments(tuple(options))
     kind = device_type(hidden, "hidden")
     unit = resolve_traced_unit(unit, kind)
-    return arguments, resolve_traced(mode, kind), logits, workspace_bytes, unit, dh_segments, lora_scale
+    return arguments, resolve_traced(mode, kind), logits, workspace_bytes, unit, dh_segments, *of_rows
 
 
 def _forward(
     hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
     *how, returns = rest
-    arguments, mode, logits, workspace_bytes, unit, _, lora_scale = _resolved(hidden, tuple(how))
+    arguments, mode, logits, workspace_bytes, unit, _, *of_rows = _resolved(hidden, tuple(how))
     prepare(hidden)
     plain = memory(hidden)
     outputs = _C.linear_logprob(
         plain, memory(weight), memory(bias), target, *arguments, mode, logits, returns | _LSE, workspace_bytes, unit,
-        memory(lora_a), memory(lora_b), lora_scale, None, 0,
+        memory(lora_a), memory(lora_b), *of_rows, None, 0,
     )  # fmt: skip
     found = outputs if returns & _LARGEST else (*outputs, None)
     return tuple(plain.new_empty(0, dtype=_dtype_of(i)) if o is None else o for i, o in enumerate(found))
@@ -71,13 +75,13 @@ def _gradients(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     *how, bits = rest
     needs = _bools(bits)
-    arguments, mode, logits, workspace_bytes, unit, dh_segments, lora_scale = _resolved(hidden, tuple(how))
+    arguments, mode, logits, workspace_bytes, unit, dh_segments, *of_rows = _resolved(hidden, tuple(how))
     prepare(hidden)
     rows = (memory(g) if g is None else memory(g).contiguous() for g in (dlogprob, dlse, dentropy))
     outputs = _C.linear_logprob_backward(
         memory(hidden), memory(weight), memory(bias), target, *arguments, mode, logits, lse, entropy, *rows,
         *needs[:3], main_grad, -1, None, None, dh_segments, False, workspace_bytes, unit, memory(lora_a),
-        memory(lora_b), lora_scale, *needs[3:], None, 0,
+        memory(lora_b), *of_rows, *needs[3:], None, 0,
     )  # fmt: skip
     return tuple(hidden.new_empty(0) if o is None else o for o in outputs)
 
@@ -205,10 +209,10 @@ def _backward_into_fake(main_grad: Tensor, *arguments: Any) -> tuple[Tensor, ...
 
 def linear_logprob(
     hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor, arguments: tuple[Any, ...],
-    mode: int, logits: int, workspace_bytes: int, unit: int, dh_segments: int, lora_scale: float, returns: int,
-    main_grad: Any,
+    mode: int, logits: int, workspace_bytes: int, unit: int, dh_segments: int, lora_scale: float,
+    label_smoothing: float, returns: int, main_grad: Any,
 ) -> Any:  # fmt: skip
-    how = (*_options(arguments, mode), logits, workspace_bytes, unit, dh_segments, lora_scale)
+    how = (*_options(arguments, mode), logits, workspace_bytes, unit, dh_segments, lora_scale, label_smoothing)
     *outputs, status, largest = apply_function(
         _ops.linear_logprob, "LinearLogprob", hidden, weight, bias, lora_a, lora_b, target, *how, returns,
         more=(main_grad,),
@@ -222,7 +226,8 @@ def backward(
     needs: list[bool],
 ) -> Any:  # fmt: skip
     """The backward of an eager forward, through the dispatcher. ``rows``: lse, entropy and the incoming gradients;
-    ``how``: mode, dtype of the logits, workspace, unit, dh_segments and lora_scale."""
+    ``how``: mode, dtype of the logits, workspace, unit, dh_segments, lora_scale and
+    label_smoothing."""
     return _apply_backward(main_grad, (*head, *rows, *_options(arguments, how[0]), *how[1:]), needs)
 
 
@@ -256,7 +261,7 @@ class LinearLogprob(torch.autograd.Function):
         of_entropy = bool(ctx.returns & _ENTROPY)
         rows = (*gradients[:2], gradients[2] if of_entropy else None)
         if all(g is None for g in rows):
-            return (None,) * 23
+            return (None,) * 24
         needs = [bool(n) for n in ctx.needs_input_grad[:_OPERANDS]]
         if ctx.main_grad is not None:
             needs = needed(ctx, head[2] is not None)
@@ -266,7 +271,7 @@ class LinearLogprob(torch.autograd.Function):
         given = (
             *head, lse, entropy if of_entropy else None, *rows, temperature, kept_ids, kept_offsets, *ctx.numbers
         )  # fmt: skip
-        return *_apply_backward(ctx.main_grad, given, needs), *(None,) * 18
+        return *_apply_backward(ctx.main_grad, given, needs), *(None,) * 19
 
     @staticmethod
     def forward(hidden: Tensor, weight: Tensor, *rest: Any) -> Any:

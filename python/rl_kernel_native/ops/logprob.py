@@ -320,6 +320,8 @@ def logprob_merge(
             frame.export(stats, "stats"),
             frame.export(temperature, "temperature"),
             returns,
+            0.0,
+            0,
             frame.allocate,
             frame.stream,
         )

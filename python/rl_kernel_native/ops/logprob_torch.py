@@ -140,7 +140,7 @@ def partial(
 def merge(stats: Tensor, temperature: Any, returns: int) -> Any:
     _require_direct(stats, "stats")
     prepare(stats)
-    return _C.logprob_merge(stats.detach(), temperature, returns, None, 0)
+    return _C.logprob_merge(stats.detach(), temperature, returns, 0.0, 0, None, 0)
 
 
 def backward(

@@ -50,12 +50,23 @@ def _logits(
     return logits
 
 
+def _scaled(
+    logits: np.ndarray, logit_scale: float = 1.0, softcap: float | None = None, temperature: Any = 1.0, **_: Any
+) -> np.ndarray:
+    z = logits * logit_scale
+    if softcap is not None:
+        z = np.where(np.isinf(z), z, softcap * np.tanh(z / softcap))
+    scaled: np.ndarray = z / np.asarray(temperature, np.float64)[..., None]
+    return scaled
+
+
 def linear_cross_entropy_reference(
     hidden: Any,
     weight: Any,
     target: Any,
     *,
     reduction: str = "mean",
+    label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     denominator: Any = None,
     ignore_index: int = -100,
@@ -68,7 +79,7 @@ def linear_cross_entropy_reference(
     **options: Any,
 ) -> dict[str, np.ndarray]:
     """``z_loss * lse**2 - logprob``, times ``token_weight``, of the scored rows of :func:`linear_logprob_reference`,
-    reduced.
+    reduced. Under ``label_smoothing`` e, -logprob is ``(1 - e) * (lse - z_target) + e * (lse - mean(z))``.
 
     Args: as for :func:`linear_cross_entropy` and :func:`linear_logprob_reference`.
     Returns: ``loss``, ``z_loss``, ``token_accuracy``, and what their bound takes: ``scale``, the sum over absolute
@@ -81,10 +92,14 @@ def linear_cross_entropy_reference(
     logits = _logits(hidden, weight, target, bias, ignore_index, lora_a, lora_b, lora_scale)
     of = logprob_reference(logits, target, ignore_index=ignore_index, **options)
     valid = logits[..., : options.get("valid_vocab")]
+    logprob = of["logprob"]
+    if label_smoothing:
+        mean = _scaled(valid, **options).mean(-1)
+        logprob = (1 - label_smoothing) * logprob + label_smoothing * (mean - of["lse"])
     hits = (valid.argmax(-1) == target) & np.isfinite(valid.max(-1))
     given = 1.0 if token_weight is None else np.asarray(token_weight, np.float64)
     squares, each = z_loss * of["lse"] ** 2, np.where(scored, given, 0.0)
-    losses, squares, hits = (np.where(scored, x * each, 0.0) for x in (squares - of["logprob"], squares, hits))
+    losses, squares, hits = (np.where(scored, x * each, 0.0) for x in (squares - logprob, squares, hits))
     divisor = 1.0
     if reduction == "mean":
         counted = max(scored.sum(), 1) if token_weight is None else each.sum() or 1.0

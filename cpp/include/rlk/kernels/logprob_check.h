@@ -20,6 +20,14 @@ inline void check_logprob_input(const LogprobInput& p) {
   RLK_CHECK(p.vocab_start >= 0, "logprob: vocab_start is not negative");
   RLK_CHECK(p.kept_size >= 0 && (p.kept_ids || p.kept_size == 0) && (p.kept_offsets || !p.kept_ids),
             "logprob: kept_ids and kept_offsets come together");
+  RLK_CHECK(p.label_smoothing >= 0.0f && p.label_smoothing < 1.0f, "logprob: label_smoothing is in [0, 1)");
+  RLK_CHECK(p.label_smoothing == 0.0f || !p.kept_offsets, "logprob: label_smoothing takes no kept sets");
+}
+
+inline void check_logprob_smoothing(const LogprobParams& p) {
+  if (p.label_smoothing == 0.0f) return;
+  RLK_CHECK(p.stats || (p.logprob && p.lse), "logprob: label_smoothing is of logprob and lse");
+  RLK_CHECK(!p.entropy && !p.sum_p_sq, "logprob: label_smoothing gives no entropy and no sum_p_sq");
 }
 
 inline void check_logprob_merge(const LogprobMergeParams& p) {
@@ -27,6 +35,8 @@ inline void check_logprob_merge(const LogprobMergeParams& p) {
             "logprob_merge: 1, 2, 4 or 8 shards");
   RLK_CHECK(p.num_rows >= 0, "logprob_merge: sizes are not negative");
   RLK_CHECK(p.num_rows == 0 || p.stats != nullptr, "logprob_merge: stats are given");
+  RLK_CHECK(p.label_smoothing == 0.0f || p.num_rows == 0 || (p.logprob && p.lse && !p.entropy && !p.sum_p_sq),
+            "logprob_merge: label_smoothing is of logprob and lse alone");
 }
 
 inline void check_logprob_backward(const LogprobBackwardParams& p) {
@@ -34,6 +44,7 @@ inline void check_logprob_backward(const LogprobBackwardParams& p) {
   if (p.num_rows == 0 || p.num_columns == 0) return;
   RLK_CHECK(p.lse && p.dlogits, "logprob_backward: lse and dlogits are given");
   RLK_CHECK(!p.dentropy || p.entropy, "logprob_backward: dentropy needs entropy");
+  RLK_CHECK(!p.dentropy || p.label_smoothing == 0.0f, "logprob_backward: label_smoothing takes no dentropy");
   RLK_CHECK(p.dlogits_rows.inner > 0 && p.dlogprob_rows.inner > 0 && p.dlse_rows.inner > 0 && p.dentropy_rows.inner > 0,
             "logprob_backward: row layouts have inner >= 1");
 }

@@ -14,6 +14,11 @@ struct BackwardRow {
   float a, b, g;  // of lse and entropy, of entropy's log p, of the target
   float minus_a;  // fl(a - g): what a column other than the target gets
 };
+struct SmoothedRow : BackwardRow {
+  float d;  // of label smoothing: what every column gets; 0 without
+};
+RLK_DEVICE float of_every_column(const BackwardRow&) { return 0.0f; }
+RLK_DEVICE float of_every_column(const SmoothedRow& r) { return r.d; }
 
 RLK_DEVICE float gradient_at(const float* gradient, const RowLayout& rows, std::int64_t row) {
   return gradient ? gradient[rows.offset(row)] : 0.0f;
@@ -26,19 +31,22 @@ struct PortableProbability {
   }
 };
 
-template <class Probability>
-RLK_DEVICE float column_gradient(float z, const BackwardRow& r, bool is_target) {
+template <class Probability, class Row>
+RLK_DEVICE float column_gradient(float z, const Row& r, bool is_target) {
+  const float d = of_every_column(r);
   const float t = fma_rn(z, r.c, -r.u);
   const float clamped = t < -127.0f ? -127.0f : t;  // keeps a NaN
   const float p = Probability::of(clamped);
-  if (is_target) return fma_rn(p, fma_rn(r.b, clamped, r.a), mul_rn(-r.g, expm1(mul_rn(kLn2, t))));
-  return fma_rn(p, fma_rn(r.b, clamped, r.minus_a), 0.0f);
+  if (is_target) {
+    const float through_one = mul_rn(-r.g, expm1(mul_rn(kLn2, t)));
+    return fma_rn(p, fma_rn(r.b, clamped, r.a), d == 0.0f ? through_one : add_rn(through_one, d));
+  }
+  return fma_rn(p, fma_rn(r.b, clamped, r.minus_a), d);
 }
 
 // Under a scale or a softcap: the gradient of x through z.
-template <class Probability>
-RLK_DEVICE float transformed_gradient(float x, const LogprobInput& p, float inverse, const BackwardRow& r,
-                                      bool is_target) {
+template <class Probability, class Row>
+RLK_DEVICE float transformed_gradient(float x, const LogprobInput& p, float inverse, const Row& r, bool is_target) {
   float z = mul_rn(x, p.logit_scale);
   if (p.softcap == 0.0f) return column_gradient<Probability>(z, r, is_target);
   if (abs_of(z) == infinity()) return z < 0.0f ? 0.0f : canonical_nan();
@@ -73,6 +81,23 @@ RLK_DEVICE BackwardRow backward_row(const LogprobBackwardParams& p, const RowGra
   r.g = bad_target && g.dlogprob != 0.0f ? canonical_nan() : mul_rn(g.dlogprob, k);
   r.minus_a = sub_rn(r.a, r.g);
   return r;
+}
+
+// Under label smoothing, or without, where it is backward_row with a d of 0.
+RLK_DEVICE SmoothedRow smoothed_row(const LogprobBackwardParams& p, const RowGradient& g, std::int64_t row) {
+  if (p.label_smoothing == 0.0f) return {backward_row(p, g, row), 0.0f};
+  RowGradient of = g;
+  of.dlogprob = mul_rn(sub_rn(1.0f, p.label_smoothing), g.dlogprob);
+  of.dlse = fma_rn(-p.label_smoothing, g.dlogprob, g.dlse);
+  const float k = div_rn(p.logit_scale, temperature_of(p, row));
+  return {backward_row(p, of, row),
+          div_rn(mul_rn(mul_rn(p.label_smoothing, g.dlogprob), k), static_cast<float>(p.valid_vocab))};
+}
+RLK_DEVICE void set_row(const LogprobBackwardParams& p, const RowGradient& g, std::int64_t row, BackwardRow* to) {
+  *to = backward_row(p, g, row);
+}
+RLK_DEVICE void set_row(const LogprobBackwardParams& p, const RowGradient& g, std::int64_t row, SmoothedRow* to) {
+  *to = smoothed_row(p, g, row);
 }
 
 }  // namespace rlk

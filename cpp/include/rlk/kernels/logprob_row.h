@@ -77,6 +77,7 @@ RLK_DEVICE void write_ignored(const LogprobParams& p, std::int64_t row) {
 // Row `row` from the statistics of all shards; one thread.
 RLK_DEVICE void merge_row(const LogprobMergeParams& p, std::int64_t row) {
   SoftmaxStats node[kNumParts];
+  float sum_z[kNumParts] = {};
   float target_z = canonical_nan();
 #pragma unroll
   for (int i = 0; i < kNumParts; ++i) {
@@ -84,16 +85,26 @@ RLK_DEVICE void merge_row(const LogprobMergeParams& p, std::int64_t row) {
     if (i < p.num_shards) {
       const float* s = p.stats + (i * p.num_rows + row) * kStatsFields;
       node[i] = {s[0], s[1], s[2], s[3]};
+      sum_z[i] = s[3];
       if (!is_nan(s[4])) target_z = s[4];
     }
   }
 #pragma unroll
   for (int distance = 1; distance < kNumParts; distance *= 2) {
 #pragma unroll
-    for (int i = 0; i < kNumParts; i += 2 * distance) node[i] = combine(node[i], node[i + distance]);
+    for (int i = 0; i < kNumParts; i += 2 * distance) {
+      node[i] = combine(node[i], node[i + distance]);
+      sum_z[i] = add_rn(sum_z[i], sum_z[i + distance]);
+    }
   }
   const float temperature = p.temperature ? p.temperature[row] : p.temperature_value;
-  store_outputs(p, row, logprob_outputs(node[0], target_z, temperature));
+  LogprobOutputs o = logprob_outputs(node[0], target_z, temperature);
+  const bool is_ignored = target_z == infinity() && node[0].m == -infinity();
+  if (p.label_smoothing != 0.0f && !is_ignored) {
+    o.logprob =
+        smoothed_logprob(o.logprob, o.lse, sum_z[0], static_cast<float>(p.valid_vocab), temperature, p.label_smoothing);
+  }
+  store_outputs(p, row, o);
 }
 
 }  // namespace rlk

@@ -167,4 +167,12 @@ RLK_HD LogprobOutputs logprob_outputs(const SoftmaxStats& root, float target_z, 
   return {status == kBadTarget ? nan : logprob, lse, at_least_0, sum_p_sq, status};
 }
 
+// logprob under label smoothing, of a row's logprob and lse and the sum of the z of its `columns` columns.
+RLK_HD float smoothed_logprob(float logprob, float lse, float sum_z, float columns, float temperature,
+                              float label_smoothing) {
+  const float mean = sub_rn(div_rn(div_rn(sum_z, columns), temperature), lse);
+  if (is_nan(logprob) || is_nan(mean)) return canonical_nan();
+  return fma_rn(label_smoothing, negative_part(mean), mul_rn(sub_rn(1.0f, label_smoothing), logprob));
+}
+
 }  // namespace rlk

@@ -18,6 +18,15 @@
 //   dz_j = fma(p_j, w_j, 0)                                                      j != y
 //   dz_y = fma(p_y, fma(b, max(t_y, -127), a), fl(-g * expm1(fl(ln2 * t_y))))    keeps 1 - p_y of a confident token
 //   dlogits_j = dz_j, or fl(dz_j * fma(-h_j, h_j, 1)) under a softcap (0 where z_j = -Inf); rounded to dtype
+// Label smoothing by e = label_smoothing, of n = valid_vocab columns; 0 means none. It takes no kept sets, and gives
+// neither entropy nor sum_p_sq:
+//   Z = sum of the z_j of all valid columns, +-Inf among them: rule 5's chains, leaves, parts and tree from +0, where
+//       what is missing is +0. The stats form has Z in the place of Q
+//   logprob = fma(e, min(0, fl(fl(fl(Z / n) / T) - lse)), fl(fl(1 - e) * logprob)), NaN where one of them is
+//   a = fl(fma(-e, dlogprob, dlse) * k);  g = fl(fl(fl(1 - e) * dlogprob) * k);  d = fl(fl(fl(e * dlogprob) * k) / n)
+//   dz_j and dz_y have d as a further addend, where it is not 0: fma(p_j, w_j, d) and, of the target,
+//   fma(p_y, fma(b, max(t_y, -127), a), fl(fl(-g * expm1(fl(ln2 * t_y))) + d))
+// So -logprob is the cross-entropy with (1 - e) times the target and e times the mean of all columns as its target.
 // A row whose dlogprob, dlse and dentropy are all 0 gets +0 and is not read; a bad target makes g NaN where dlogprob is
 // not 0. Columns past valid_vocab or not kept get +0, in NaN rows too.
 // Row i has the same bits for any number of rows, any stride and any shard count, and with Exp::kPortable on every
@@ -100,6 +109,7 @@ struct LogprobInput {
   float temperature_value = 1.0f;  // finite, >= 2^-126
   float logit_scale = 1.0f;        // finite, > 0
   float softcap = 0.0f;            // finite, > 0; 0 means none
+  float label_smoothing = 0.0f;    // in [0, 1); logprob and lse are given, or stats, and dentropy is not
 };
 
 struct LogprobParams : LogprobInput {
@@ -129,8 +139,10 @@ struct LogprobMergeParams {
   float* sum_p_sq = nullptr;
   std::int32_t* status = nullptr;
   std::int64_t num_rows = 0;
+  std::int64_t valid_vocab = 0;  // for label_smoothing
   std::int32_t num_shards = 1;
   float temperature_value = 1.0f;
+  float label_smoothing = 0.0f;  // as the shards had it; logprob and lse are given
 };
 void logprob_merge(const LogprobMergeParams& p, Device device, Stream stream);
 
