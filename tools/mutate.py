@@ -53,7 +53,28 @@ SHARED = {
     "ndarray": ["test_bad_export", "test_bad_input", "test_words"],
     "tokens": ["test_token_model", "test_exact_bounds"],
 }
-ANY = ["test_exact_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input", "test_token_model"]
+# What C++ files test that no operator's name begins.
+OF_STEM = {
+    "cache_append": ["kv_cache_append"], "copy_run": ["pack"], "covariance": ["covariance_mask"],
+    "importance": ["importance_weights"], "mismatch": ["mismatch_metrics"], "mufu": ["logprob"],
+    "optimal": ["optimal_token_baseline"], "policy": ["policy_loss"], "preference": ["preference_loss"],
+    "process_logits": ["process_logits", "sample"], "reward": ["scatter_rewards"], "row_array": ["sample"],
+    "rejection": ["policy_loss", "importance_weights"], "sequence": ["sequence_logprob", "policy_loss"],
+    "scored": ["linear_logprob"], "softmax": ["logprob"], "span": ["scatter_rewards"], "value": ["value_loss"],
+    "team_sum": ["group_advantage", "masked_whiten"], "merge_order": ["group_advantage"],
+    "central": ["value_loss", "mismatch_metrics", "importance_weights"], "packed_fields": ["policy_loss"],
+    "moment": ["group_advantage", "masked_whiten"], "philox": ["random_bits", "sample"], "mma_model": ["linear"],
+    "token": ["kl", "value_loss", "sequence_logprob", "policy_loss"], "call": ["workspace", "torch", "frameworks"],
+    "plain_tokens": ["kl", "policy_loss"], "flag_words": ["pack", "scatter_rewards"], "lora": ["linear_logprob"],
+    "tree_sum": ["sequence_logprob", "linear"], "exp": ["kl", "policy_loss", "logprob"], "log": ["logprob", "kl"],
+    "sigmoid": ["preference_loss", "silu_mul"], "tanh": ["logprob", "silu_mul"], "erf": ["silu_mul"],
+    "half": ["linear", "rms_norm"], "torch_state": ["torch", "engine"], "row_integers": ["sample", "random_bits"],
+    "isa": ["logprob", "kl"], "rows": ["rms_norm", "silu_mul"], "simd": ["logprob", "kl", "rms_norm"],
+    "thread_pool": ["logprob", "gae"], "divisor": ["policy_loss"], "quad": ["policy_loss"], "ieee": ["kl", "logprob"],
+    "random_words": ["random_bits"], "row_split": ["silu_mul", "embedding"],
+}  # fmt: skip
+ANY = ["test_exact_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input", "test_token_model",
+       "test_other_device"]  # fmt: skip
 # Compiled calls run the same formulas: of a file that is no part of the way to torch they are left out.
 OF_TORCH = re.compile(r"python/rl_kernel_native/(_\w+|ops/\w+_(torch|traced|autograd))\.py")
 
@@ -143,8 +164,9 @@ CPP_KINDS: dict[str, list[tuple[str, dict[str, str]]]] = {
 
 def cpp_faults(source: str) -> Iterator[tuple[str, int, int, str]]:
     blank = re.sub(
-        r'//[^\n]*|"(?:[^"\\\n]|\\.)*"|^#[^\n]*|template <[^\n]*|\boperator\S+',
-        lambda m: " " * len(m[0]), source, flags=re.M,
+        r'//[^\n]*|"(?:[^"\\\n]|\\.)*"|^#if defined\(__CUDA_ARCH__\)[\s\S]*?^#(?=else|endif)|^#[^\n]*|template <[^\n]*'
+        r"|\boperator\S+",
+        lambda m: re.sub(r"[^\n]", " ", m[0]), source, flags=re.M,
     )  # fmt: skip
     for kind, patterns in CPP_KINDS.items():
         for pattern, table in patterns:
@@ -152,11 +174,27 @@ def cpp_faults(source: str) -> Iterator[tuple[str, int, int, str]]:
                 yield kind, found.start(1), found.end(1), table.get(found[1], "(void)0")
 
 
+def read_by_the_cpu() -> set[Path]:
+    """Files that the CPU's extension is compiled of. Headers of devices alone are for the tests of these."""
+    left = [p for folder in ("cpp/cpu", "cpp/ops", "cpp/bindings") for p in (ROOT / folder).glob("*.cpp")]
+    found = set(left)
+    while left:
+        path = left.pop()
+        for name in re.findall(r'^#include "([^"]+)"', path.read_text(), re.M):
+            for folder in (path.parent, ROOT, ROOT / "cpp" / "include"):
+                header = (folder / name).resolve()
+                if header.is_file() and header not in found:
+                    found.add(header)
+                    left.append(header)
+    return found
+
+
 def faults_of(layer: str) -> list[Fault]:
     found = []
     paths = sorted({p for pattern in LAYERS[layer] for p in ROOT.glob(pattern)})
+    compiled = read_by_the_cpu()
     for path in paths:
-        if path.name in LEFT_OUT:
+        if path.name in LEFT_OUT or (path.suffix == ".h" and path not in compiled):
             continue
         source, name = path.read_text(), str(path.relative_to(ROOT))
         of_file = python_faults(source) if path.suffix == ".py" else cpp_faults(source)
@@ -196,6 +234,11 @@ def tests_of(fault: Fault) -> list[str]:
     stem = {"policy_spec": "policy_loss", "preference_kinds": "preference_loss"}.get(stem, stem)
     own = sorted(p.stem for p in (ROOT / "tests").glob(f"test_{stem}*.py"))
     shared = SHARED.get(Path(fault.path).stem, [])
+    if not own and not fault.path.endswith(".py"):
+        operators = [p.stem for p in (ROOT / "cpp/include/rlk/ops").glob("*.h") if stem.startswith(p.stem)]
+        longest = [max(operators, key=len)] if operators else []
+        parts = longest or next((OF_STEM[k] for k in sorted(OF_STEM, key=len)[::-1] if stem.startswith(k)), [])
+        own = sorted(p.stem for part in parts for p in (ROOT / "tests").glob(f"test_{part}*.py"))
     return [f"tests/{name}.py" for name in dict.fromkeys([*own, *shared, *ANY]) if (ROOT / f"tests/{name}.py").exists()]
 
 
