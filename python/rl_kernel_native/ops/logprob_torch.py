@@ -76,9 +76,8 @@ class _Logprob(Eager):
         outputs = _C.logprob(logits, target, *arguments, mode, returns | 2, None, None, 0)
         temperature, *numbers, kept_ids, kept_offsets = arguments
         is_tensor = isinstance(temperature, Tensor)
-        ctx.save_for_backward(
-            logits, target, outputs[1], outputs[2], temperature if is_tensor else None, kept_ids, kept_offsets
-        )
+        given = temperature if is_tensor else None
+        ctx.save_for_backward(logits, target, outputs[1], outputs[2], given, kept_ids, kept_offsets)
         ctx.numbers = (None if is_tensor else temperature, *numbers)
         ctx.mode = mode
         ctx.mark_non_differentiable(*(o for o in outputs[3:] if o is not None))
@@ -92,34 +91,14 @@ class _Logprob(Eager):
         arguments = (value if temperature is None else temperature, *numbers, kept_ids, kept_offsets)
         dlogprob, dlse, dentropy = gradients[:3]
         if dlogprob is None and dlse is None and dentropy is None:
-            return None, None, None, None, None
+            return (None,) * 5
         dlogprob, dlse, dentropy = (g if g is None else g.resolve_neg() for g in (dlogprob, dlse, dentropy))
+        rows = (lse, entropy, dlogprob, dlse, dentropy)
         # create_graph, a backward that has a backward, and what only the dispatcher understands.
-        if is_grad_enabled() or not all(g is None or is_direct_gradient(g) for g in (dlogprob, dlse, dentropy)):
-            return (
-                traced_backward(logits, target, arguments, ctx.mode, lse, entropy, dlogprob, dlse, dentropy),
-                None,
-                None,
-                None,
-                None,
-            )
+        if is_grad_enabled() or not all(g is None or is_direct_gradient(g) for g in rows[2:]):
+            return traced_backward(logits, target, arguments, ctx.mode, *rows), None, None, None, None
         prepare(logits)
-        dlogits = _C.logprob_backward(
-            logits,
-            target,
-            *arguments,
-            ctx.mode,
-            0,
-            None,
-            lse,
-            entropy,
-            dlogprob,
-            dlse,
-            dentropy,
-            None,
-            None,
-            0,
-        )
+        dlogits = _C.logprob_backward(logits, target, *arguments, ctx.mode, 0, None, *rows, None, None, 0)
         return dlogits, None, None, None, None
 
 
@@ -144,14 +123,9 @@ def merge(stats: Tensor, temperature: Any, returns: int) -> Any:
 
 
 def backward(
-    logits: Tensor,
-    target: Tensor,
-    arguments: tuple[Any, ...],
-    exp: str | None,
-    shard: tuple[int, int | None],
-    rows: tuple[Any, ...],
-    out: Tensor | None,
-) -> Tensor:
+    logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str | None, shard: tuple[int, int | None],
+    rows: tuple[Any, ...], out: Tensor | None,
+) -> Tensor:  # fmt: skip
     _require_direct(logits, "logits")
     prepare(logits)
     mode = resolve_exp(exp, device_type(logits, "logits"))

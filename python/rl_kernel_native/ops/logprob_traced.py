@@ -51,17 +51,8 @@ def _options(arguments: tuple[Any, ...], mode: int) -> tuple[Any, ...]:
 
 
 def _arguments(options: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
-    temperature, kept_ids, kept_offsets, value, scale, softcap, ignore_index, valid_vocab, canonical, mode = options
-    return (
-        value if temperature is None else temperature,
-        scale,
-        softcap,
-        ignore_index,
-        valid_vocab,
-        canonical,
-        kept_ids,
-        kept_offsets,
-    ), mode
+    temperature, kept_ids, kept_offsets, value, *numbers, mode = options
+    return (value if temperature is None else temperature, *numbers, kept_ids, kept_offsets), mode
 
 
 def _forward_kernel(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -81,22 +72,8 @@ def _backward_kernel(
     if mode == AS_CALLED:
         mode = resolve_traced(mode, device_type(logits, "logits")) if logits.is_cuda else PORTABLE
     prepare(logits)
-    return _C.logprob_backward(
-        memory(logits),
-        target,
-        *arguments,
-        mode,
-        0,
-        None,
-        lse,
-        entropy,
-        memory(dlogprob),
-        memory(dlse),
-        memory(dentropy),
-        None,
-        None,
-        0,
-    )
+    rows = (lse, entropy, memory(dlogprob), memory(dlse), memory(dentropy))
+    return _C.logprob_backward(memory(logits), target, *arguments, mode, 0, None, *rows, None, None, 0)
 
 
 def _dtype(output: int) -> torch.dtype:
@@ -202,14 +179,8 @@ class Logprob(torch.autograd.Function):
             log_p = torch.log(torch.where(p > 0, p, torch.ones_like(p)))
             d_entropy = -(p * (log_p + entropy.double().unsqueeze(-1)) * tangent_z).sum(-1)
             d_entropy = torch.where(counts, d_entropy, zero).float()
-        d_logprob = torch.where(is_id, at_target - mean, float("nan"))
-        return (
-            torch.where(counts, d_logprob, zero).float(),
-            torch.where(counts, mean, zero).float(),
-            d_entropy,
-            None,
-            None,
-        )
+        d_logprob = torch.where(counts, torch.where(is_id, at_target - mean, float("nan")), zero).float()
+        return d_logprob, torch.where(counts, mean, zero).float(), d_entropy, None, None
 
 
 def _composed(logits: Tensor, target: Tensor, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
