@@ -77,6 +77,14 @@ def test_the_dispatch_table_has_a_line_of(op: str) -> None:
     assert [line for line in lines if line.startswith(f"RLK_RUNS({op}, ")]
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_hip_kernels_are_built_and_emulated(op: str) -> None:
+    """A kernel without a bundle is missing where it is launched, and one that no test includes runs nowhere."""
+    if list((ROOT / "hip" / op).glob("*_kernels.hip")):
+        assert re.search(rf"^rlk_bundle_hip\({op}\b", (ROOT / "cmake" / "Hip.cmake").read_text(), re.M)
+        assert f'#include "hip/{op}/{op}_kernels.hip"' in (ROOT / "tests" / "hip_standin.cpp").read_text()
+
+
 def test_one_place_chooses_the_backend() -> None:
     """Only the dispatch compares device types; linear_logprob, which CUDA fuses, asks for that device by name."""
     asking = [
