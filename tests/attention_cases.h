@@ -34,6 +34,7 @@ struct Case {
   bool causal = true;
   std::int64_t window = 0;
   float scale = 0.25f;
+  float softcap = 0.0f;
   Form q_form = Form::kPacked, k_form = Form::kPacked;
   Layout layout = Layout::kTokens;
   std::int64_t page_size = 16;
@@ -48,6 +49,7 @@ struct Case {
                     std::to_string(kv_heads) + " heads of " + std::to_string(head_dim) + ", lengths";
     for (const auto& [q, k] : lengths) t += std::string(" ") + std::to_string(q) + "/" + std::to_string(k);
     return t + (causal ? ", causal" : "") + (window ? ", window " + std::to_string(window) : "") +
+           (softcap > 0.0f ? ", softcap " + std::to_string(softcap) : "") +
            (exp == Exp::kHardware ? ", hardware" : "") + ", forms " + std::to_string(static_cast<int>(q_form)) + " " +
            std::to_string(static_cast<int>(k_form)) + ", layout " + std::to_string(static_cast<int>(layout)) + ", " +
            linear_test::name(data) + ", seed " + std::to_string(seed);
@@ -66,6 +68,7 @@ class Problem {
     input.causal = c.causal;
     input.window_size = c.window;
     input.softmax_scale = c.scale;
+    input.softcap = c.softcap;
     std::int64_t most_q = 0, most_k = 0;
     for (const auto& [q, k] : c.lengths) {
       most_q = std::max(most_q, q);

@@ -10,6 +10,7 @@
 
 #include "linear_reference.h"
 #include "logprob_reference.h"
+#include "rlk/math/tanh.h"
 #include "rlk/ops/attention.h"
 
 namespace attention_test {
@@ -114,7 +115,12 @@ inline float product(const AttentionInput& p, const Row& q, const Row& k) {
   return by_unit(p) ? rule_1(q, k, p.dtype, 0.0f) : chain(q, k);
 }
 inline float as_element(float x, DType t) { return value_of(rounded(x, t), t); }
-inline float scale_of(const AttentionInput& p) { return 0x1.715476p+0f * p.softmax_scale; }
+inline float scale_of(const AttentionInput& p) {
+  return p.softcap > 0.0f ? 0x1.715476p+0f : 0x1.715476p+0f * p.softmax_scale;
+}
+// tanh of a softcap, of a product of q and k; and the score.
+inline float tanh_of(const AttentionInput& p, float x) { return rlk::tanh(x * (p.softmax_scale / p.softcap)); }
+inline float score(const AttentionInput& p, float x) { return p.softcap > 0.0f ? p.softcap * tanh_of(p, x) : x; }
 
 // exp2 of fma(s, c, -m), and its lower clamp.
 inline float exponential(float s, float c, float m, Exp exp) {
@@ -250,7 +256,7 @@ inline ForwardPatterns reference(const AttentionParams& p, const Order& order = 
         std::vector<bool> sees;
         for (std::int64_t j = 0; j < sequence.keys; ++j) {
           sees.push_back(sequence.sees(i, j));
-          scores.push_back(sees.back() ? product(p, q, keys[static_cast<std::size_t>(j)]) : -kInf);
+          scores.push_back(sees.back() ? score(p, product(p, q, keys[static_cast<std::size_t>(j)])) : -kInf);
         }
         Sums all;
         for (std::size_t begin = 0; begin < scores.size();) {
@@ -296,7 +302,7 @@ inline Weights weights_of(const AttentionBackwardParams& p, const Sequence& sequ
   const float c = scale_of(p), u = p.lse[at] * 0x1.715476p+0f;
   for (std::size_t j = 0; j < keys.size(); ++j) {
     if (!sequence.sees(i, static_cast<std::int64_t>(j))) continue;
-    const float s = product(p, w.q, keys[j]);
+    const float x = product(p, w.q, keys[j]), s = score(p, x);
     if (s == -kInf) continue;
     const float t = std::fmaf(s, c, -u);
     float probability;
@@ -307,7 +313,9 @@ inline Weights weights_of(const AttentionBackwardParams& p, const Sequence& sequ
     }
     if (std::isnan(t)) probability = kNaN;
     w.seen[j] = true;
-    w.ds[j] = as_element(probability * (product(p, w.dout, values[j]) - delta), p.dtype);
+    float ds = probability * (product(p, w.dout, values[j]) - delta);
+    if (p.softcap > 0.0f) ds = ds * std::fma(-tanh_of(p, x), tanh_of(p, x), 1.0f);
+    w.ds[j] = as_element(ds, p.dtype);
     w.p[j] = as_element(probability, p.dtype);
   }
   return w;

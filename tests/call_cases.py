@@ -99,7 +99,10 @@ class Draw:
 
 def _attention(d: Draw) -> dict[str, Any]:
     batch, length, keys, group, width = d.size(1, 2), d.size(1, 3, 5), d.size(5, 9, 130), d.size(1, 2), d.of(8, 16)
-    how = {"causal": d.chance(), "softmax_scale": d.of(None, 0.3), "exp": d.of(None, "portable")}
+    how = {
+        "causal": d.chance(), "softmax_scale": d.of(None, 0.3), "softcap": d.of(None, None, 2.0),
+        "exp": d.of(None, "portable"),
+    }  # fmt: skip
     if d.chance(0.3):
         cuts = d.cuts(7, 2, "int32")
         q, kv = d.matrix(7, 2 * group, width), [d.matrix(7, 2, width) for _ in range(2)]
@@ -113,7 +116,8 @@ def _attention_backward(d: Draw) -> dict[str, Any]:
     q = (d.size(1, 2), d.size(1, 3, 5), 2, 8)
     names = ("dout", "q", "k", "v", "out")
     lse = d.normal(q[0], q[2], q[1])
-    return {**{name: d.matrix(*q) for name in names}, "lse": lse, "causal": d.chance(), "exp": "portable"}
+    how = {"causal": d.chance(), "softcap": d.of(None, 2.0), "exp": "portable"}
+    return {**{name: d.matrix(*q) for name in names}, "lse": lse, **how}
 
 
 def _tokens_of(*names: str) -> Callable[[Draw], dict[str, Any]]:

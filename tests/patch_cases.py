@@ -49,7 +49,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2": {"use_sliding_window": True, **_TWO_WINDOWS},
     "Qwen3": {},
     "Mistral": {"sliding_window": 50},
-    "Gemma2": {"attn_logit_softcapping": None, "query_pre_attn_scalar": 16, **_TWO_WINDOWS},
+    "Gemma2": {"attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 16, **_TWO_WINDOWS},
     "Gemma3": {"query_pre_attn_scalar": 16, **_TWO_WINDOWS},
     "Phi3": {"pad_token_id": 0, **_PARTIAL},
     "Olmo2": {},

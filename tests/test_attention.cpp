@@ -217,6 +217,27 @@ TEST_F(Attention, Windows) {
   }
 }
 
+// Caps that bind, that hardly do and that leave one power of two; a window, several blocks of either width and splits,
+// values that are not finite: a product of -Inf is a score of -softcap.
+TEST_F(Attention, Softcaps) {
+  unsigned seed = 110;
+  for (const float softcap : {0.5f, 20.0f, 50.0f}) {
+    for (const Data data : {Data::kNormal, Data::kSpecial}) {
+      Case c{{{3, 3}, {20, 150}, {2, softcap == 50.0f ? 1100 : 70}}};
+      c.softcap = softcap;
+      c.head_dim = softcap == 20.0f ? 192 : 24;
+      c.data = data;
+      c.spread = 6.0f;
+      c.window = seed % 3 == 0 ? 90 : 0;
+      c.dtype = kFloatTypes[seed % 3];
+      c.exp = kExps[seed / 2 % std::size(kExps)];
+      c.q_form = c.k_form = seed % 2 == 0 ? Form::kPadded : Form::kPacked;
+      c.seed = ++seed;
+      ASSERT_NO_FATAL_FAILURE(check(c));
+    }
+  }
+}
+
 TEST_F(Attention, GroupsOfHeads) {
   unsigned seed = 100;
   for (const auto& [q_heads, kv_heads] :
@@ -523,6 +544,9 @@ TEST_F(Attention, WhatWouldCorruptMemoryIsRefused) {
   refuses([](AttentionParams& p) { p.softmax_scale = std::nanf(""); });
   refuses([](AttentionParams& p) { p.softmax_scale = 5e-39f; });
   refuses([](AttentionParams& p) { p.softmax_scale = 3e38f; });
+  for (const float softcap : {-1.0f, std::nanf(""), INFINITY, 3e38f, 1e-40f}) {
+    refuses([&](AttentionParams& p) { p.softcap = softcap; });
+  }
   refuses([](AttentionParams& p) { p.window_size = -1; });
   refuses([](AttentionParams& p) { p.window_size = 4, p.causal = false; });
   refuses([](AttentionParams& p) { p.q_tokens = -1; });

@@ -104,6 +104,15 @@ CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "negative scale": ({"softmax_scale": -1.0}, ValueError, r"softmax_scale: expected None or a finite number > 0"),
     "NaN scale": ({"softmax_scale": float("nan")}, ValueError, r"softmax_scale: expected None or a finite number > 0"),
     "kind of scale": ({"softmax_scale": "1"}, TypeError, r"softmax_scale: expected (None or )?a number, got str"),
+    "softcap": ({"softcap": 0.0}, ValueError, r"softcap: expected None or a finite number > 0, got 0.0"),
+    "negative softcap": ({"softcap": -1.0}, ValueError, r"softcap: expected None or a finite number > 0, got -1.0"),
+    "NaN softcap": ({"softcap": float("nan")}, ValueError, r"softcap: expected None or a finite number > 0, got nan"),
+    "softcap far from scale": (
+        {"softcap": 1e38, "softmax_scale": 1e-3},
+        ValueError,
+        r"softcap: expected None or a number for which .* got 1e\+38",
+    ),
+    "kind of softcap": ({"softcap": "1"}, TypeError, r"softcap: expected (None or )?a number, got str"),
     "exp": ({"exp": "fast"}, ValueError, r"exp: expected None, \"hardware\" or \"portable\", got 'fast'"),
     "exp of the CPU": ({"exp": "hardware"}, ValueError, r"exp: \"hardware\" is not available on the CPU outside"),
     "pages without counts": (
@@ -178,7 +187,9 @@ def test_lists_are_read_on_the_cpu(case: str) -> None:
         call(changed)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c not in ("exp", "exp of the CPU", "no tensor", "NaN scale")])
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c not in ("exp", "exp of the CPU", "no tensor", "NaN scale", "softcap far from scale")]
+)
 def test_a_fake_tensor_gets_the_words_of_a_real_one(case: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -12,21 +12,24 @@ from cases import mode
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not hasattr(rk, "attention"), reason="this build has no attention")
 
-# tokens, query heads, key heads, head_dim, deviation of q and k: odd; grouped heads, blocks of 128 keys; scores that
-# leave one key; scores that leave all; several blocks.
-SHAPES = [(37, 3, 1, 24, 1.0), (300, 4, 2, 64, 1.0), (300, 2, 2, 64, 4.0), (64, 2, 1, 128, 0.01), (700, 1, 1, 64, 2.0)]
+# tokens, query heads, key heads, head_dim, deviation of q and k, softcap: odd; groups, blocks of 128 keys; scores
+# that leave one key, or all; several blocks; caps that bind, 2 being the least that the bounds cover.
+SHAPES = [
+    (37, 3, 1, 24, 1.0, None), (300, 4, 2, 64, 1.0, None), (300, 2, 2, 64, 4.0, None), (64, 2, 1, 128, 0.01, None),
+    (700, 1, 1, 64, 2.0, None), (300, 2, 1, 64, 4.0, 2.0), (150, 2, 2, 256, 4.0, 50.0),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients_lie_within_the_bounds_of_float64(
-    shape: tuple[int, int, int, int, float], dtype: str, device: str, exp: str, rng: np.random.Generator
+    shape: tuple[int, int, int, int, float, float | None], dtype: str, device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    tokens, heads, kv_heads, dim, deviation = shape
+    tokens, heads, kv_heads, dim, deviation, softcap = shape
     q, k, v, dout = (
         torch.from_numpy(rng.standard_normal((tokens, n, dim)) * d).to(getattr(torch, dtype)).to(device)
         for n, d in ((heads, deviation), (kv_heads, deviation), (kv_heads, 1.0), (heads, 1.0))
     )
     with mode(device, exp):
-        found = attention_failures(q, k, v, dout, exp=exp)
+        found = attention_failures(q, k, v, dout, exp=exp, softcap=softcap)
     assert not found, found

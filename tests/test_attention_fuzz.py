@@ -63,6 +63,8 @@ def make(number: int) -> Problem:
         options["causal"] = False
     if rng.random() < 0.3:
         options["softmax_scale"] = float(rng.uniform(0.02, 1.0))
+    if rng.random() < 0.3:
+        options["softcap"] = float(rng.choice([2.0, 30.0]))
     return Problem(number, s, form, options)
 
 

@@ -75,6 +75,7 @@ TEST_F(AttentionMma, ShapesOfModelsHaveTheBitsOfRule1) {
           c.q_heads = 4;
           c.kv_heads = 2;
           c.window = window;
+          c.softcap = form == Form::kPadded || form == Form::kPaged ? 2.0f : 0.0f;
           c.exp = seed % 2 == 0 ? Exp::kHardware : Exp::kPortable;
           c.seed = ++seed;
           ASSERT_NO_FATAL_FAILURE(check(c));
@@ -127,6 +128,7 @@ TEST_F(AttentionMma, GradientsHaveTheBitsOfRule1) {
       for (const std::int64_t window : {0, 50}) {
         for (const Form form : {Form::kPacked, Form::kPadded, Form::kLeftPadded}) {
           Case c{{{3, 3}, {1, 17}, {5, 135}, {40, 45}, {7, 3}}};
+          c.softcap = form == Form::kPadded ? 2.0f : 0.0f;
           c.q_form = form == Form::kLeftPadded ? Form::kPacked : form;
           c.k_form = form;
           c.head_dim = head_dim;

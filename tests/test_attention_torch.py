@@ -114,7 +114,7 @@ def test_opcheck(form: str, s: Sequences) -> None:
     finite = [torch.nan_to_num(t) for t in (q, k, v)]  # it compares values
     if form != "paged":
         finite = [t.requires_grad_() for t in finite]
-    check(torch.ops.rl_kernel_native.attention, (*finite, *given, True, 4, None, 0, 0))
+    check(torch.ops.rl_kernel_native.attention, (*finite, *given, True, 4, None, 3.0, 0, 0))
     if form == "paged":
         return
     out, lse = rk.attention(q, k, v, **lists, return_lse=True)
@@ -130,6 +130,7 @@ def test_opcheck(form: str, s: Sequences) -> None:
             True,
             None,
             0.5,
+            None,
             0,
             0,
             True,
@@ -149,7 +150,7 @@ def test_compiled_has_the_bytes_of_eager(form: str, backend: str, s: Sequences) 
     dout = torch.nan_to_num(arrays[3])
 
     def function(q: Any, k: Any, v: Any, lists: dict[str, Any]) -> Any:
-        out, lse = rk.attention(q, k, v, window_size=4, return_lse=True, **lists)
+        out, lse = rk.attention(q, k, v, window_size=4, softcap=2.0, return_lse=True, **lists)
         return out, torch.where(torch.isinf(lse), 0, lse)
 
     outcomes = []
@@ -237,6 +238,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window_size": 3, "softmax_scale": 0.7},
     "not causal": {"causal": False},
+    "softcap": {"softcap": 0.8, "softmax_scale": 0.7},
     "padded": {"seqused_q": torch.tensor([3, 5]).int(), "seqused_k": torch.tensor([6, 4]).int()},
     "left": {"leftpad_k": torch.tensor([0, 3]).int()},
 }
@@ -253,6 +255,8 @@ def in_float64(q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[Any, An
         x = q[b, :n].double().transpose(0, 1)
         y, z = (t[b, int(left[b]) : int(left[b]) + m].double().repeat_interleave(2, 1).transpose(0, 1) for t in (k, v))
         scores = x @ y.transpose(1, 2) * options.get("softmax_scale", q.shape[-1] ** -0.5)
+        if "softcap" in options:
+            scores = options["softcap"] * torch.tanh(scores / options["softcap"])
         behind = m - n + torch.arange(n)[:, None] - torch.arange(m)
         sees = (
             (behind >= 0) & (behind < options.get("window_size", 1000))

@@ -118,6 +118,7 @@ CALLS: dict[str, tuple[Callable[[Any, Any], Any], Any, tuple[Any, ...]]] = {
     "rms_norm, eps": (lambda x, n: rk.rms_norm(x, GAIN, n), X, TENTHS),
     "rms_norm, weight_offset": (lambda x, n: rk.rms_norm(x, GAIN, 0.5, weight_offset=n), X, TENTHS),
     "attention, softmax_scale": (lambda x, n: rk.attention(x, x, x, softmax_scale=n), HEADS, TENTHS),
+    "attention, softcap": (lambda x, n: rk.attention(x, x, x, softcap=n), HEADS, TENTHS),
     "attention, window_size": (lambda x, n: rk.attention(x, x, x, window_size=n), HEADS, (1, 2, 3, 4)),
     "pack, fill_value": (lambda x, n: rk.pack(x, torch.tensor([1, 2, 0, 4]), fill_value=n).tensors, A, TENTHS),
     "unpack, fill_value": (lambda x, n: rk.unpack(x, OFFSETS, 3, fill_value=n), X, TENTHS),

@@ -155,23 +155,37 @@ def test_every_parameter_gets_its_gradient(name: str) -> None:
         torch.testing.assert_close(grad, want[at], rtol=0, atol=1e-4 * float(want[at].abs().max()), msg=at)
 
 
-def test_a_softcap_stays_torchs() -> None:
-    model = family("Gemma2", torch.float32, attn_logit_softcapping=30.0)
-    want = logits_of(model)
-    counts = rk.patch_model(model)
-    assert (counts["attention"], counts["rope"]) == (0, 2)
-    assert "softcapping is 30.0" in counts.unproved["model.layers.0.self_attn"]
-    torch.testing.assert_close(logits_of(model), want, rtol=0, atol=1e-5)
-
-
-def test_a_softcap_that_is_set_later_is_heeded() -> None:
+def test_a_softcap_is_served_as_the_module_has_it() -> None:
+    """Whatever it was when the model was patched. Queries are scaled, so that scores are of the softcaps' size."""
     model, other = (family("Gemma2", torch.float32, attn_implementation="eager") for _ in range(2))
     rk.patch_model(model)
+    found = []
     for net in (model, other):
         for layer in net.model.layers:
-            layer.self_attn.attn_logit_softcapping = 0.05
-    torch.testing.assert_close(logits_of(model), logits_of(other), rtol=0, atol=1e-5)
-    assert "softcapping is 0.05" in rk.status(model).unproved["model"]
+            layer.self_attn.q_proj.weight.data *= 50
+    for softcap in (0.5, 0.05, None):
+        for net in (model, other):
+            for layer in net.model.layers:
+                layer.self_attn.attn_logit_softcapping = softcap
+        found.append(logits_of(model))
+        torch.testing.assert_close(found[-1], logits_of(other), rtol=0, atol=2e-5)
+    assert float((found[0] - found[1]).abs().max()) > 1e-3
+    assert float((found[0] - found[2]).abs().max()) > 1e-3
+    assert rk.status(model).unproved == {}
+
+
+def test_a_softcap_that_the_attention_function_leaves_out_stays_torchs() -> None:
+    """sdpa takes none: transformers up to 5.23 went on without it, others raise."""
+    model = family("Gemma2", torch.float32, attn_implementation="eager")
+    model.config._attn_implementation = "sdpa"
+    counts = rk.patch_model(model)
+    assert (counts["attention"], counts["rope"]) == (0, 2)
+    reason = "softcapping is 0.5, and its attention function 'sdpa' takes none"
+    assert reason in counts.unproved["model.layers.0.self_attn"]
+    later = family("Gemma2", torch.float32, attn_implementation="eager")
+    rk.patch_model(later)
+    later.config._attn_implementation = "sdpa"
+    assert "sdpa" in rk.status(later).unproved["model"]
 
 
 def _swap(model: Any) -> None:

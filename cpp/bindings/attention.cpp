@@ -23,7 +23,7 @@ std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
 struct Options {
   nb::handle cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table;
   bool causal;
-  nb::handle window_size, softmax_scale;
+  nb::handle window_size, softmax_scale, softcap;
   int exp;
 };
 
@@ -42,6 +42,7 @@ class Call {
     read_keys(o);
     read_window(o.window_size);
     read_scale(o.softmax_scale);
+    read_softcap(o.softcap);
     const std::int64_t b = input_.num_sequences;
     input_.seqused_q = list(&seqused_q_, o.seqused_q, "seqused_q", b, "the sequences");
     input_.seqused_k = list(&seqused_k_, o.seqused_k, "seqused_k", b, "the sequences");
@@ -232,6 +233,22 @@ class Call {
     }
   }
 
+  void read_softcap(nb::handle softcap) {
+    if (softcap.is_none()) return;
+    const double x = read_number(softcap, "softcap", "None or a number");
+    input_.softcap = static_cast<float>(x);
+    if (!(input_.softcap > 0.0f) || !std::isfinite(input_.softcap)) {
+      argument_error("softcap", "expected None or a finite number > 0, got " + number_text(x));
+    }
+    const float inner = AttentionSoftcap(input_).inner;
+    if (!(inner >= 0x1p-126f) || !std::isfinite(inner)) {
+      argument_error("softcap",
+                     "expected None or a number for which softmax_scale / softcap is finite and not subnormal in fp32, "
+                     "got " +
+                         number_text(x));
+    }
+  }
+
   Array q_, k_, v_;
   HeldOffsets cu_seqlens_q_, cu_seqlens_k_;
   std::optional<Array> seqused_q_, seqused_k_, leftpad_k_, table_;
@@ -250,11 +267,11 @@ nb::object run(nb::handle q, const Call& call, Arithmetic arithmetic, bool wants
 
 nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
                    nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, nb::handle block_table,
-                   bool causal, nb::handle window_size, nb::handle softmax_scale, int exp, int arithmetic,
-                   bool wants_lse, nb::handle allocate, std::uintptr_t stream) {
+                   bool causal, nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, int exp,
+                   int arithmetic, bool wants_lse, nb::handle allocate, std::uintptr_t stream) {
   const Call call(q, k, v,
                   {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
-                   softmax_scale, exp});
+                   softmax_scale, softcap, exp});
   return run(q, call, static_cast<Arithmetic>(arithmetic), wants_lse, allocate, stream);
 }
 
@@ -262,12 +279,12 @@ nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqle
 // other call the general way.
 nb::object eager(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
                  nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, nb::handle block_table, bool causal,
-                 nb::handle window_size, nb::handle softmax_scale, nb::handle exp, bool wants_lse) {
+                 nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, nb::handle exp, bool wants_lse) {
   const int mode = may_bypass_dispatcher({q, k, v}) ? read_exp(exp) : -1;
   if (mode < 0) return nb::borrow(Py_NotImplemented);
   const Call call(q, k, v,
                   {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
-                   softmax_scale, mode});
+                   softmax_scale, softcap, mode});
   if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
   return run(q, call, Arithmetic::kIeee, wants_lse, nb::none(), 0);
 }
@@ -282,11 +299,11 @@ const float* read_rows(const Array& a, const Call& call) {
 nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle q, nb::handle k, nb::handle v,
                     nb::handle out_given, nb::handle lse_given, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
                     nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, bool causal,
-                    nb::handle window_size, nb::handle softmax_scale, int exp, int arithmetic, bool wants_q,
-                    bool wants_kv, nb::handle allocate, std::uintptr_t stream) {
+                    nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, int exp, int arithmetic,
+                    bool wants_q, bool wants_kv, nb::handle allocate, std::uintptr_t stream) {
   const Call call(q, k, v,
                   {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, nb::none(), causal, window_size,
-                   softmax_scale, exp});
+                   softmax_scale, softcap, exp});
   AttentionBackwardParams p{call.input()};
   p.arithmetic = static_cast<Arithmetic>(arithmetic);
   const Array dout(dout_given, "dout", kFloats.names), out(out_given, "out", kFloats.names);

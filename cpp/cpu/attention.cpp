@@ -27,7 +27,7 @@ class Forward {
         read_(p),
         group_(p.num_q_heads / p.num_kv_heads),
         block_(attention_block(p.head_dim)),
-        c_(attention_scale(p.softmax_scale)) {
+        how_(scores_of(p)) {
     const auto rows = static_cast<std::size_t>(queries_of_tile(p) * group_),
                columns = static_cast<std::size_t>(read_.columns);
     q_.resize(rows * columns);
@@ -107,7 +107,8 @@ class Forward {
       }
       AttentionReference& reference = rows_[r].reference;
       float* scores = scores_.data() + r * kTileKeys;
-      const float factor = reference.raise(c_, lanes.largest(scores, sees));
+      if (how_.cap > 0.0f) lanes.cap(scores, sees, how_);
+      const float factor = reference.raise(how_.c, lanes.largest(scores, sees));
       if (!reference.contributes()) {
         sees = {0, 0};
         continue;
@@ -116,7 +117,7 @@ class Forward {
         lanes.scale(row(sums_, r), read_.columns, factor);
         lanes.scale(rows_[r].chains, kAttentionChains, factor);
       }
-      holes |= lanes.probabilities(scores, sees, c_, reference.m, reference.q, p_.exp, p_.dtype, rows_[r].chains);
+      holes |= lanes.probabilities(scores, sees, how_.c, reference.m, reference.q, p_.exp, p_.dtype, rows_[r].chains);
     }
     if (mma_) {
       mma_->accumulate(scores_.data(), sees_.data(), num_rows, block_, v_.data(), sums_.data());
@@ -172,7 +173,7 @@ class Forward {
   AttentionReader read_;
   std::int64_t group_;
   int block_;  // keys
-  float c_;
+  AttentionScores how_;
   std::vector<float> q_, k_, v_, transposed_, scores_;
   std::vector<float> sums_, total_;  // O of the split, and of those before
   std::vector<AttentionColumns> sees_;

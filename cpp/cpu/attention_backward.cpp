@@ -24,7 +24,7 @@ constexpr std::int64_t kTileRows = 64;  // of dq: queries times heads
 class Tiles {
  public:
   explicit Tiles(const AttentionBackwardParams& p)
-      : p(p), read(p), group(p.num_q_heads / p.num_kv_heads), c(attention_scale(p.softmax_scale)) {}
+      : p(p), read(p), group(p.num_q_heads / p.num_kv_heads), how(scores_of(p)) {}
 
   // Products of at most `rows` rows are the matrix unit's, where the call asks for them.
   void begin_products(std::int64_t rows) {
@@ -80,7 +80,7 @@ class Tiles {
   const AttentionBackwardParams& p;
   AttentionReader read;
   std::int64_t group;
-  float c;
+  AttentionScores how;
 
  private:
   std::vector<float> transposed_;
@@ -160,7 +160,7 @@ class QueryGradients : Tiles {
           continue;
         }
         const float u_of_row = u(span, query_of(r), head_of(r)), delta_of_row = delta(span, query_of(r), head_of(r));
-        holes |= lanes.gradients(scores_.data() + r * kTileKeys, dp_.data() + r * kTileKeys, sees_[r], c, &u_of_row,
+        holes |= lanes.gradients(scores_.data() + r * kTileKeys, dp_.data() + r * kTileKeys, sees_[r], how, &u_of_row,
                                  &delta_of_row, 0, p.exp, p.dtype);
       }
       std::fill(chains_.begin(), chains_.end(), 0.0f);
@@ -247,7 +247,7 @@ class KeyGradients : Tiles {
         sees_[r] = {0, 0};
         continue;
       }
-      holes |= lanes.gradients(scores_.data() + r * kTileKeys, dp_.data() + r * kTileKeys, sees_[r], c, u_, delta_, 1,
+      holes |= lanes.gradients(scores_.data() + r * kTileKeys, dp_.data() + r * kTileKeys, sees_[r], how, u_, delta_, 1,
                                p.exp, p.dtype);
     }
     accumulate(scores_, sees_, num_rows, width, holes, dout_, &dv_);

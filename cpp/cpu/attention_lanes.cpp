@@ -9,6 +9,7 @@
 #include "simd_softmax.h"
 // After simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/math/softmax_stats.h"
+#include "rlk/math/tanh.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {
@@ -77,6 +78,13 @@ void multiply(const float* a, int rows, std::int64_t columns, const float* b, st
   }
   for (; i < rows; ++i) {
     multiply_rows<1, kAlone>(a + i * columns, columns, b, head_dim, keys, products + i * kTileKeys);
+  }
+}
+
+void cap(float* products, AttentionColumns sees, AttentionScores how) {
+  const Floats most = broadcast<Floats>(how.cap), inner = broadcast<Floats>(how.inner);
+  for (int j = sees.first / kLanes * kLanes; j < sees.last; j += kLanes) {
+    store_bytes(products + j, mul_rn(most, tanh(mul_rn(load_floats(products + j), inner))));
   }
 }
 
@@ -179,33 +187,42 @@ RLK_HD Floats backward_probability(Floats t) {
   return select(t >= most, broadcast<Floats>(infinity()), load_bytes<Floats>(hardware));
 }
 
-template <class T, Exp kExp>
-RLK_HD bool gradients_of(float* scores, float* dp, AttentionColumns sees, float c_of_row, const float* u,
+template <class T, Exp kExp, bool kCaps>
+RLK_HD bool gradients_of(float* products, float* dp, AttentionColumns sees, AttentionScores how, const float* u,
                          const float* delta, int step) {
-  const Floats c = broadcast<Floats>(c_of_row), bottom = broadcast<Floats>(-infinity());
+  const Floats most = broadcast<Floats>(how.cap), inner = broadcast<Floats>(how.inner);
+  const Floats c = broadcast<Floats>(how.c), bottom = broadcast<Floats>(-infinity());
   bool holes = false;
   for (int j = sees.first / kLanes * kLanes; j < sees.last; j += kLanes) {
-    const Floats s = load_floats(scores + j);
+    Floats s = load_floats(products + j), slope = broadcast<Floats>(1.0f);
+    if (kCaps) {
+      const Floats h = tanh(mul_rn(s, inner));
+      s = mul_rn(most, h);
+      slope = fma_rn(-h, h, slope);
+    }
     const Mask in = inside(j, sees), contributes = in & ~(s == bottom);
     const Floats u_of = step != 0 ? load_floats(u + j) : broadcast<Floats>(*u);
     const Floats delta_of = step != 0 ? load_floats(delta + j) : broadcast<Floats>(*delta);
     const Floats t = fma_rn(s, c, -u_of);
     const Floats p = select(is_nan(t), broadcast<Floats>(canonical_nan()), backward_probability<kExp>(t));
-    const Floats ds = mul_rn(p, sub_rn(load_floats(dp + j), delta_of));
+    Floats ds = mul_rn(p, sub_rn(load_floats(dp + j), delta_of));
+    if (kCaps) ds = mul_rn(ds, slope);
     // + 0: a product that is -0 is not kNothing. That changes no sum but a zero's sign.
     holes |= store_weights<T>(dp + j, contributes, in, add_rn(rounded<T>(ds), broadcast<Floats>(0.0f)));
-    store_weights<T>(scores + j, contributes, in, p);
+    store_weights<T>(products + j, contributes, in, p);
   }
   return holes;
 }
-bool gradients(float* scores, float* dp, AttentionColumns sees, float c, const float* u, const float* delta, int step,
-               Exp exp, DType dtype) {
+bool gradients(float* products, float* dp, AttentionColumns sees, AttentionScores how, const float* u,
+               const float* delta, int step, Exp exp, DType dtype) {
   bool holes = false;
-  with_type(dtype, [&](auto t) {
+  const auto run = [&](auto t, auto caps) {
     using T = decltype(t);
-    holes = exp == Exp::kHardware ? gradients_of<T, Exp::kHardware>(scores, dp, sees, c, u, delta, step)
-                                  : gradients_of<T, Exp::kPortable>(scores, dp, sees, c, u, delta, step);
-  });
+    constexpr bool kCaps = decltype(caps)::value;
+    holes = exp == Exp::kHardware ? gradients_of<T, Exp::kHardware, kCaps>(products, dp, sees, how, u, delta, step)
+                                  : gradients_of<T, Exp::kPortable, kCaps>(products, dp, sees, how, u, delta, step);
+  };
+  with_type(dtype, [&](auto t) { how.cap > 0.0f ? run(t, std::true_type{}) : run(t, std::false_type{}); });
   return holes;
 }
 
@@ -291,7 +308,7 @@ void store(const float* row, std::int64_t head_dim, DType dtype, unsigned char* 
 
 }  // namespace
 
-const AttentionLanes attention_lanes = {load,       transpose, multiply, largest, probabilities, gradients,
-                                        accumulate, scale,     merge,    add,     dot,           store};
+const AttentionLanes attention_lanes = {load,       transpose, multiply, cap, largest, probabilities, gradients,
+                                        accumulate, scale,     merge,    add, dot,     store};
 
 }  // namespace rlk::cpu::RLK_CPU_ISA

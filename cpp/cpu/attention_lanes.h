@@ -19,6 +19,11 @@ struct AttentionColumns {
   int first, last;
 };
 
+// From products of q and k to exponents: c, and a softcap with fl(softmax_scale / softcap), or 0.
+struct AttentionScores {
+  float c, cap, inner;
+};
+
 struct AttentionLanes {
   // A head of a token, any alignment, as `columns` floats.
   void (*load)(const unsigned char* from, DType dtype, std::int64_t head_dim, std::int64_t columns, float* to);
@@ -27,16 +32,18 @@ struct AttentionLanes {
   // products[i][j] = a chain over d ascending of a[i][d] * b[d][j], for j below `keys`: kTileKeys or half of them.
   void (*multiply)(const float* a, int rows, std::int64_t columns, const float* b, std::int64_t head_dim, int keys,
                    float* products);
+  // Products of a row with what it sees become scores, under a softcap.
+  void (*cap)(float* products, AttentionColumns sees, AttentionScores how);
   // The largest of a row's scores that it sees; NaN if one is.
   float (*largest)(const float* scores, AttentionColumns sees);
   // Scores become probabilities as elements of dtype hold them; the block's sum of them, unrounded, goes into the chains.
   // What contributes nothing becomes kNothing. Whether any of what the row sees does.
   bool (*probabilities)(float* scores, AttentionColumns sees, float c, float m, float q, Exp exp, DType dtype,
                         float* chains);
-  // Backward: scores and dp become p and ds as elements of dtype hold them, kNothing as above. u and delta are those
-  // of column j at j * step.
-  bool (*gradients)(float* scores, float* dp, AttentionColumns sees, float c, const float* u, const float* delta,
-                    int step, Exp exp, DType dtype);
+  // Backward: products of q and k, and dp, become p and ds as elements of dtype hold them, kNothing as above. u and delta
+  // are those of column j at j * step.
+  bool (*gradients)(float* products, float* dp, AttentionColumns sees, AttentionScores how, const float* u,
+                    const float* delta, int step, Exp exp, DType dtype);
   // sums[i] = a chain over j ascending of weights[i][j] * x[j], from sums[i] on. `holes`: some weight may be kNothing.
   void (*accumulate)(const float* weights, const AttentionColumns* sees, int rows, bool holes, const float* x,
                      std::int64_t columns, float* sums);

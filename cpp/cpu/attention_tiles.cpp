@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "rlk/kernels/attention_row.h"
 #include "rlk/tokens.h"
 
 namespace rlk::cpu {
@@ -18,6 +19,11 @@ void check_count(const char* name, const std::int32_t* counts, std::int64_t b, s
 }
 
 }  // namespace
+
+AttentionScores scores_of(const AttentionInput& p) {
+  const AttentionSoftcap softcap(p);
+  return {attention_scale(p), softcap.cap, softcap.inner};
+}
 
 const AttentionLanes& attention_lanes() { return RLK_CPU_LANES_IN_USE(attention_lanes); }
 

@@ -52,6 +52,9 @@ class AttentionReader {
   const std::int64_t columns;  // of a row of floats
 };
 
+// From a call's products to exponents.
+AttentionScores scores_of(const AttentionInput& p);
+
 // The columns of a range, those of `count` from `begin` on.
 inline AttentionColumns within(AttentionRange range, std::int64_t begin, std::int64_t count) {
   return {static_cast<int>(clamp_to(range.first - begin, 0, count)),

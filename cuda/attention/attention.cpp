@@ -48,6 +48,7 @@ bool can_fetch_keys(const AttentionParams& p) {
   return can_fetch(p, p.k, alone) && can_fetch(p, p.v, alone) && attention_at_16_bytes(p.q, p.dtype);
 }
 bool can_fetch(const AttentionInput& p) {
+  if (p.softcap > 0.0f) return false;
   if (p.dtype == DType::kFloat32 || (p.head_dim != 64 && p.head_dim != 128) || p.block_table != nullptr) return false;
   if (p.k_tokens == 0 || p.q_tokens == 0 || p.q_tokens >= kMostTokens || p.k_tokens >= kMostTokens) return false;
   const bool packed_q = p.cu_seqlens_q != nullptr, packed_k = p.cu_seqlens_k != nullptr;
@@ -78,19 +79,21 @@ std::int64_t sequences_of(const AttentionInput& p) {
 }  // namespace
 
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability) {
-  if (plan.kernel == AttentionKernel::kPairs) return capability == 90 && can_fetch_keys(p);
+  const bool plain = p.softcap == 0.0f;
+  if (plan.kernel == AttentionKernel::kPairs) return capability == 90 && plain && can_fetch_keys(p);
+  if (plan.kernel == AttentionKernel::kFewRows) return plain || p.dtype == DType::kFloat32;
   return plan.kernel != AttentionKernel::kWgmma || (capability == 90 && fits_wgmma(p));
 }
 
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors) {
   constexpr std::int64_t kFewRows = 32;  // of a sequence: most of a larger tile would be empty
   const std::int64_t sequences = sequences_of(p);
-  if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences) {
-    const AttentionPlan pairs = {AttentionKernel::kPairs};
-    const bool few = SplitGrid(p).blocks <= multiprocessors;  // more hide each other's waits by three a multiprocessor
-    return few && fits_plan(p, pairs, capability) ? pairs : AttentionPlan{AttentionKernel::kFewRows};
-  }
+  const AttentionPlan few_rows = {AttentionKernel::kFewRows}, pairs = {AttentionKernel::kPairs};
   const AttentionPlan wgmma = {AttentionKernel::kWgmma};
+  if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences && fits_plan(p, few_rows, capability)) {
+    const bool few = SplitGrid(p).blocks <= multiprocessors;  // more hide each other's waits by three a multiprocessor
+    return few && fits_plan(p, pairs, capability) ? pairs : few_rows;
+  }
   return p.q_tokens >= kWgmmaQueries * sequences && fits_plan(p, wgmma, capability) ? wgmma : AttentionPlan{};
 }
 

@@ -257,7 +257,18 @@ class MmaBackward {
       }
     }
     std::uint32_t p[Tile::kScores][2], ds[Tile::kScores][2];
-    const float c = attention_scale(p_.softmax_scale);
+    p_.softcap > 0.0f ? weights<true>(x, stage, s, dp, p, ds) : weights<false>(x, stage, s, dp, p, ds);
+    if constexpr (Tile::kOfKeys) accumulate(p, others(1, stage), b_);
+    accumulate(ds, others(0, stage), a_);
+  }
+
+  // Products of q and k, and of dout and v, to p and ds as the A operand of steps of 16 others.
+  template <bool kCaps>
+  __device__ __forceinline__ void weights(int x, int stage, const float (&s)[Tile::kScores][4],
+                                          const float (&dp)[Tile::kScores][4], std::uint32_t (&p)[Tile::kScores][2],
+                                          std::uint32_t (&ds)[Tile::kScores][2]) const {
+    const float c = attention_scale(p_);
+    const AttentionSoftcap softcap(p_);
 #pragma unroll
     for (int tile = 0; tile < Tile::kScores; ++tile) {
 #pragma unroll
@@ -266,19 +277,21 @@ class MmaBackward {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int column = tile * 8 + quad_lane() * 2 + i;
-          const float z = s[tile][2 * r + i], u = Tile::kOfKeys ? scalars(0, stage)[column] : u_[r];
+          const float h = kCaps ? softcap.h(s[tile][2 * r + i]) : 0.0f;
+          const float z = kCaps ? softcap.score(h) : s[tile][2 * r + i];
+          const float u = Tile::kOfKeys ? scalars(0, stage)[column] : u_[r];
           const float delta = Tile::kOfKeys ? scalars(1, stage)[column] : delta_[r];
           const bool missing = x + column < sees_[r][0] || x + column >= sees_[r][1] || z == -infinity();
           const float of_pair = attention_probability<Machine>(fma_rn(z, c, -u), p_.exp);
           weight[i] = missing ? 0.0f : of_pair;
-          gradient[i] = missing ? 0.0f : mul_rn(of_pair, sub_rn(dp[tile][2 * r + i], delta));
+          float of_score = mul_rn(of_pair, sub_rn(dp[tile][2 * r + i], delta));
+          if (kCaps) of_score = mul_rn(of_score, AttentionSoftcap::slope(h));
+          gradient[i] = missing ? 0.0f : of_score;
         }
         p[tile][r] = T::pack(weight[0], weight[1]);
         ds[tile][r] = T::pack(gradient[0], gradient[1]);
       }
     }
-    if constexpr (Tile::kOfKeys) accumulate(p, others(1, stage), b_);
-    accumulate(ds, others(0, stage), a_);
   }
 
   __device__ __forceinline__ void accumulate(const std::uint32_t (&weights)[Tile::kScores][2], std::uint32_t operand,

@@ -130,7 +130,7 @@ class MmaForward {
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ int quad_lane() const { return threadIdx.x % 4; }
   __device__ __forceinline__ int row_of_thread(int r) const { return threadIdx.x / 32 * 16 + lane() / 4 + 8 * r; }
-  __device__ __forceinline__ float c() const { return attention_scale(p_.softmax_scale); }
+  __device__ __forceinline__ float c() const { return attention_scale(p_); }
   __device__ __forceinline__ std::uint32_t keys_at() const { return shared_; }
   __device__ __forceinline__ std::uint32_t values_at() const { return shared_ + Tile::kOperandBytes; }
   __device__ __forceinline__ float4* total() const {
@@ -219,6 +219,7 @@ class MmaForward {
       load_operand<false>(p_.v, offsets(1, parity), values_at());
       float s[Tile::kScores][4];
       multiply(s);
+      cap(s);
       hide(block, s);
       raise(s);
       __syncthreads();  // K was read
@@ -257,6 +258,16 @@ class MmaForward {
           mma_m16n8k16<T>(s[tile + 1], a, b[2], b[3]);
         }
       }
+    }
+  }
+
+  __device__ __forceinline__ void cap(float (&s)[Tile::kScores][4]) const {
+    const AttentionSoftcap softcap(p_);
+    if (!softcap) return;
+#pragma unroll
+    for (auto& tile : s) {
+#pragma unroll
+      for (float& x : tile) x = softcap.score(softcap.h(x));
     }
   }
 

@@ -222,6 +222,21 @@ void run_cases() {
       }
     }
   }
+  // Softcaps, by every plan that serves one.
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    Case c{{{1, 300}, {90, 150}, {3, 1100}}};
+    c.softcap = 2.0f;
+    c.q_heads = 4;
+    c.kv_heads = 2;
+    c.head_dim = head_dim;
+    run(c);
+    c.k_form = Form::kPaged;
+    c.window = 70;
+    run(c);
+    c.k_form = Form::kPacked;
+    c.data = Data::kSpecial;
+    run(c);
+  }
   for (const std::int64_t window : {1, 100, 128}) {
     Case c{{{150, 290}, {3, 2}}};
     c.window = window;

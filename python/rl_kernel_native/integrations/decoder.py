@@ -322,7 +322,8 @@ def attention(
     num_keys = sequences.num_keys
     if num_keys is not None and num_keys != k.shape[1]:
         k, v = (rows_of_cache(x, num_keys, q.shape[1], window) for x in (k, v))
-    options: dict[str, Any] = {"softmax_scale": module.scaling, "window_size": window}
+    softcap = module.attn_logit_softcapping if type(module)._rk_family.softcap else None
+    options: dict[str, Any] = {"softmax_scale": module.scaling, "window_size": window, "softcap": softcap}
     if sequences.cu_seqlens_q is not None:
         packed = rk.attention(
             *(x.flatten(0, 1) for x in (q, k, v)),
@@ -377,11 +378,20 @@ def why_own_attention(body: Any, kwargs: dict[str, Any]) -> str | None:
             return f"the class of an attention was set to {kind.__name__} since"
         if not each.is_causal:
             return "is_causal is False"
-        if kind._rk_family.softcap and each.attn_logit_softcapping is not None:
-            return f"attn_logit_softcapping is {each.attn_logit_softcapping}"
+        reason = why_no_softcap(each, kind._rk_family)
+        if reason is not None:
+            return reason
         if each.training and each.attention_dropout:
             return f"attention_dropout is {each.attention_dropout} in training"
     return why_other_windows(body, kind._rk_family)
+
+
+def why_no_softcap(attention: Any, family: Any) -> str | None:
+    """Why the attention function of the configuration does not apply the module's softcap."""
+    cap, name = attention.attn_logit_softcapping if family.softcap else None, attention.config._attn_implementation
+    if cap is None or name != "sdpa":
+        return None
+    return f"attn_logit_softcapping is {cap}, and its attention function {name!r} takes none"
 
 
 def why_other_windows(body: Any, family: Any) -> str | None:

@@ -415,12 +415,13 @@ def _why_no_attention(body: Any, family: Family) -> str | None:
     if getattr(config, "use_bidirectional_attention", False):
         return "use_bidirectional_attention is set"
     for each in attentions:
-        if family.softcap and each.attn_logit_softcapping is not None:
-            return f"attn_logit_softcapping is {each.attn_logit_softcapping}, which rk.attention does not compute"
         if each.head_dim % 8 != 0 or each.head_dim > MOST_HEAD_DIM:
             return f"head_dim is {each.head_dim}, expected a multiple of 8, at most {MOST_HEAD_DIM}"
         if each.config is not config:
             return "its configuration is not that of its decoder"
+        reason = decoder.why_no_softcap(each, family)
+        if reason is not None:
+            return reason
     if not attentions:
         return "its decoder has no layers"
     return decoder.why_other_windows(body, family) or unchanged.why_attention_changed(attentions[0], family)

@@ -57,18 +57,20 @@ def _narrow(offsets: Any) -> Any:
 @overload
 def attention(
     q: ArrayT, k: AnyArray, v: AnyArray, *, causal: bool = True, window_size: int | None = None,
-    softmax_scale: float | None = None, cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None,
-    seqused_q: AnyArray | None = None, seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None,
-    block_table: AnyArray | None = None, exp: Exp = None, return_lse: Literal[False] = False
+    softmax_scale: float | None = None, softcap: float | None = None, cu_seqlens_q: AnyArray | None = None,
+    cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None, seqused_k: AnyArray | None = None,
+    leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None, exp: Exp = None,
+    return_lse: Literal[False] = False
 ) -> ArrayT: ...  # fmt: skip
 
 
 @overload
 def attention(
     q: ArrayT, k: AnyArray, v: AnyArray, *, causal: bool = True, window_size: int | None = None,
-    softmax_scale: float | None = None, cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None,
-    seqused_q: AnyArray | None = None, seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None,
-    block_table: AnyArray | None = None, exp: Exp = None, return_lse: bool = False
+    softmax_scale: float | None = None, softcap: float | None = None, cu_seqlens_q: AnyArray | None = None,
+    cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None, seqused_k: AnyArray | None = None,
+    leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None, exp: Exp = None,
+    return_lse: bool = False
 ) -> AttentionResult[ArrayT]: ...  # fmt: skip
 def attention(
     q: Any,
@@ -78,6 +80,7 @@ def attention(
     causal: bool = True,
     window_size: int | None = None,
     softmax_scale: float | None = None,
+    softcap: float | None = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     seqused_q: Any = None,
@@ -114,6 +117,8 @@ def attention(
         window_size: a query sees so many keys, its own included: ``q_pos - k_pos < window_size``, as Hugging Face's
             ``sliding_window`` (FlashAttention's ``window_size=(window_size - 1, 0)``). Only causal.
         softmax_scale: > 0; default ``1 / sqrt(head_dim)``.
+        softcap: > 0: scores become ``softcap * tanh(score / softcap)``, after the scale (Gemma 2's
+            ``attn_logit_softcapping``). On CUDA such a call runs on mma.sync: no wgmma, and decode without splits.
         cu_seqlens_q, cu_seqlens_k: int32 or int64 ``[num_sequences + 1]``, offsets of the packed sequences
             (docs/tokens.md); they may end early.
         seqused_q, seqused_k: int32 ``[num_sequences]``: how many of a sequence's queries and keys are in use, the first
@@ -143,7 +148,7 @@ def attention(
                 [0.3671, 0.4296, 0.4921, 0.5546, 0.6171, 0.6796, 0.7421, 0.8046]])
     """
     lists = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k, block_table)
-    options = (_check.flag("causal", causal), window_size, softmax_scale)
+    options = (_check.flag("causal", causal), window_size, softmax_scale, softcap)
     if (
         type(q) in _plain
         and type(k) in _plain
@@ -188,6 +193,7 @@ def attention_backward(
     causal: bool = True,
     window_size: int | None = None,
     softmax_scale: float | None = None,
+    softcap: float | None = None,
     cu_seqlens_q: AnyArray | None = None,
     cu_seqlens_k: AnyArray | None = None,
     seqused_q: AnyArray | None = None,
@@ -207,7 +213,7 @@ def attention_backward(
     Source: docs/numerics.md, rule 6; arXiv:2307.08691.
     """
     lists: tuple[Any, ...] = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k)
-    options = (_check.flag("causal", causal), window_size, softmax_scale)
+    options = (_check.flag("causal", causal), window_size, softmax_scale, softcap)
     if _dispatch.is_tensor(q):
         found: tuple[Any, Any, Any] = _torch().backward(dout, dlse, q, k, v, out, lse, lists, options, exp)
         return found

@@ -75,7 +75,7 @@ class _Attention(Eager):
         q, k, v, out, lse, *lists = ctx.saved_tensors
         needs = ctx.needs_input_grad[:3]
         if dout is None and dlse is None:
-            return (None,) * 13
+            return (None,) * 14
         asked = tuple(n and is_asked_for(edge[0]) for n, edge in zip(needs, ctx.next_functions[:3], strict=True))
         wants_q, wants_kv = asked[0], asked[1] or asked[2]
         given = {name: g for name, g in (("dout", dout), ("dlse", dlse)) if g is not None}
@@ -91,7 +91,7 @@ class _Attention(Eager):
             )
         else:
             found = traced.backward(dout, dlse, q, k, v, out, lse, *lists, *ctx.options, wants_q, wants_kv)
-        return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * 10
+        return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * 11
 
 
 def backward(

@@ -23,7 +23,7 @@ from .._transforms import batched, looped, pulled, pushed
 
 LISTS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "block_table")
 MOST_HEAD_DIM = 256
-_HOW = "bool causal, SymInt? window_size, float? softmax_scale, int exp, int unit"
+_HOW = "bool causal, SymInt? window_size, float? softmax_scale, float? softcap, int exp, int unit"
 _PLACES = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k"
 define(f"attention(Tensor q, Tensor k, Tensor v, {_PLACES}, Tensor? block_table, {_HOW}) -> (Tensor, Tensor)")
 # What is not wanted is an empty tensor.
@@ -66,11 +66,12 @@ implement("attention_backward", _backward_kernel, functools.partial(apply, "Atte
 
 
 def checked(options: tuple[Any, ...]) -> tuple[Any, ...]:
-    causal, window_size, softmax_scale = options
+    causal, window_size, softmax_scale, softcap = options
     return (
         causal,
         None if window_size is None else _check.integer("window_size", window_size),
         None if softmax_scale is None else _check.number("softmax_scale", softmax_scale),
+        None if softcap is None else _check.number("softcap", softcap),
     )
 
 
@@ -96,7 +97,7 @@ def _check_offsets(tensor: Any, name: str, size: Any = None) -> None:
 
 
 def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
-    cu_q, cu_k, used_q, used_k, leftpad, table, causal, window_size, softmax_scale = rest
+    cu_q, cu_k, used_q, used_k, leftpad, table, causal, window_size, softmax_scale, softcap = rest
     if q.dtype not in CODES:
         raise TypeError(f"q: expected dtype float32, bfloat16 or float16, got {dtype_name(q.dtype)}")
     check_dtype_like(k, "k", q, "q")
@@ -127,6 +128,8 @@ def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
         raise ValueError(
             f"softmax_scale: expected None or a finite number > 0 (fp32, not subnormal), got {softmax_scale}"
         )
+    if softcap is not None and not 0 < softcap < float("inf"):
+        raise ValueError(f"softcap: expected None or a finite number > 0, got {softcap}")
 
 
 def _check_keys(q: Tensor, k: Tensor, v: Tensor, cu_k: Any, used_k: Any, leftpad: Any, table: Any, batch: Any) -> None:
@@ -183,8 +186,8 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, 
 def _backward_fake(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
-    *lists, causal, window_size, softmax_scale, _exp, _unit, wants_q, wants_kv = rest
-    _check_operands(q, k, v, *lists, None, causal, window_size, softmax_scale)
+    *call, _exp, _unit, wants_q, wants_kv = rest
+    _check_operands(q, k, v, *call[:5], None, *call[5:])
     for tensor, name in ((dout, "dout"), (out, "out")):
         check_dtype_like(tensor, name, q, "q")
         if tuple(tensor.shape) != tuple(q.shape):
@@ -254,19 +257,22 @@ def _where(used: Tensor, x: Tensor) -> Tensor:
     return torch.where(used[:, :, None, None], x, torch.zeros_like(x))
 
 
-def _probabilities(x: Tensor, y: Tensor, sees: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """[b, kv_heads, group, i, j], and lse without j."""
-    s = torch.einsum("bihgd,bjhd->bhgij", x, y) * scale
+def _probabilities(x: Tensor, y: Tensor, sees: Tensor, scale: float, softcap: float | None) -> Any:
+    """[b, kv_heads, group, i, j], lse without j, and the slope of the softcap."""
+    s, slope = torch.einsum("bihgd,bjhd->bhgij", x, y) * scale, 1.0
+    if softcap is not None:
+        h = torch.tanh(s / softcap)
+        s, slope = softcap * h, 1 - h * h
     any_key = sees.any(-1, keepdim=True)
     s = torch.where(sees, s, torch.where(any_key, float("-inf"), 0.0))
     lse = torch.logsumexp(s, -1, keepdim=True) if s.shape[-1] else s.sum(-1, keepdim=True)
     p = torch.where(sees, torch.exp(s - lse), torch.zeros_like(s))
-    return p, torch.where(any_key, lse, float("-inf")).squeeze(-1)
+    return p, torch.where(any_key, lse, float("-inf")).squeeze(-1), slope
 
 
 def _composed_forward(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
     x, y, z, sees, scale = _scene(q, k, v, lists, how)
-    p, lse = _probabilities(x, y, sees, scale)
+    p, lse, _ = _probabilities(x, y, sees, scale, how[3])
     out = torch.einsum("bhgij,bjhd->bihgd", p, z).to(q.dtype)
     lse = lse.flatten(1, 2)
     if lists[0] is None and lists[1] is not None:  # [1, heads, batch * tokens]
@@ -278,7 +284,7 @@ def _composed_backward(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
     x, y, z, sees, scale = _scene(q, k, v, (*lists, None), how)
-    p, _ = _probabilities(x, y, sees, scale)
+    p, _, slope = _probabilities(x, y, sees, scale, how[3])
     g = _where(sees.any(-1)[:, 0, 0], dout.double().reshape(x.flatten(2, 3).shape)).reshape(x.shape)
     dp = torch.einsum("bihgd,bjhd->bhgij", g, z)
     delta = (p * dp).sum(-1, keepdim=True)
@@ -288,7 +294,7 @@ def _composed_backward(
             wide = wide.transpose(0, 1).flatten(1)[None]
         rows = wide.reshape(p.shape[:-1])[..., None]
         delta = delta - torch.where(sees.any(-1, keepdim=True), rows, torch.zeros_like(rows))
-    ds = p * (dp - delta) * scale
+    ds = p * (dp - delta) * slope * scale
     dq = torch.einsum("bhgij,bjhd->bihgd", ds, y)
     dk = torch.einsum("bhgij,bihgd->bjhd", ds, x)
     dv = torch.einsum("bhgij,bihgd->bjhd", p, g)
@@ -299,7 +305,7 @@ def _composed_backward(
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """``rest``: the six lists, causal, window_size, softmax_scale, exp, unit."""
+    """``rest``: the six lists, causal, window_size, softmax_scale, softcap, exp, unit."""
     return apply_function(_ops.attention, "Attention", q, k, v, *rest)
 
 
@@ -324,7 +330,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.options = tuple(inputs[9:14])
+        ctx.options = tuple(inputs[9:15])
         ctx.save_for_backward(*inputs[:9], *output)
         ctx.save_for_forward(*inputs[:9])
         ctx.set_materialize_grads(False)
@@ -332,13 +338,13 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
         if dout is None and dlse is None:
-            return (None,) * 14
+            return (None,) * 15
         q, k, v, *lists, table, out, lse = ctx.saved_tensors
         needs_q, needs_k, needs_v = ctx.needs_input_grad[:3]
         require_no_pages(table, True)  # of the registered operator; attention has asked before
         dout, dlse = incoming(dout, dlse, out)
         dq, dk, dv = backward(dout, dlse, q, k, v, out, lse, *lists, *ctx.options, needs_q, needs_k or needs_v)
-        return dq if needs_q else None, dk if needs_k else None, dv if needs_v else None, *(None,) * 11
+        return dq if needs_q else None, dk if needs_k else None, dv if needs_v else None, *(None,) * 12
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
@@ -380,8 +386,8 @@ class AttentionBackward(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         dout, dlse, q, k, v, _out, _lse, *lists = inputs[:12]
-        ctx.how = tuple(inputs[12:15])
-        wants_q, wants_kv = inputs[17:]
+        ctx.how = tuple(inputs[12:16])
+        wants_q, wants_kv = inputs[18:]
         ctx.wanted = (wants_q, wants_kv, wants_kv)
         ctx.save_for_backward(dout, dlse, q, k, v, *lists)
         ctx.save_for_forward(dout, dlse, q, k, v, *lists)
@@ -391,7 +397,7 @@ class AttentionBackward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         cotangents = tuple(g for g, w in zip(gradients, ctx.wanted, strict=True) if w)
         found = pulled(_composed_call(ctx), ctx.saved_tensors[:5], cotangents)
-        return *found, *(None,) * 14
+        return *found, *(None,) * 15
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:

@@ -18,6 +18,7 @@ def attention_reference(
     causal: bool = True,
     window_size: int | None = None,
     softmax_scale: float | None = None,
+    softcap: float | None = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     seqused_q: Any = None,
@@ -51,7 +52,8 @@ def attention_reference(
         used = np.asarray(sees.any(1))
         for head in range(flat_q.shape[1]):
             x, y, z = flat_q[rows, head], flat_k[columns, head // group], flat_v[columns, head // group]
-            p, row_lse = _softmax(x @ y.T * scale, sees)
+            scores, slope = _capped(x @ y.T * scale, softcap)
+            p, row_lse = _softmax(scores, sees)
             values = p @ z
             out[rows, head], lse[rows, head] = values, row_lse
             if flat_dout is None:
@@ -60,7 +62,7 @@ def attention_reference(
             delta = (g * values).sum(1)
             if flat_dlse is not None:
                 delta = delta - np.where(used, flat_dlse[rows, head], 0)
-            ds = p * (g @ z.T - delta[:, None]) * scale
+            ds = p * (g @ z.T - delta[:, None]) * slope * scale
             grads["dq"][rows, head] = ds @ y
             np.add.at(grads["dk"], (columns, head // group), ds.T @ np.where(used[:, None], x, 0))
             np.add.at(grads["dv"], (columns, head // group), p.T @ g)
@@ -73,7 +75,7 @@ def attention_reference(
 
 def attention_facts(
     q: Any, k: Any, v: Any, dout: Any, dtype: str, *, causal: bool = True, window_size: int | None = None,
-    softmax_scale: float | None = None,
+    softmax_scale: float | None = None, softcap: float | None = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """What the error bounds of attention scale with: facts of its rows in contract.py.
 
@@ -81,7 +83,8 @@ def attention_facts(
     Returns: by output the facts, numbers or float64 arrays that broadcast to it.
     """
     wide = [_wide(a) for a in (q, k, v, dout)]
-    want = attention_reference(*wide[:3], causal=causal, window_size=window_size, softmax_scale=softmax_scale)
+    options: dict[str, Any] = {"causal": causal, "window_size": window_size}
+    want = attention_reference(*wide[:3], **options, softmax_scale=softmax_scale, softcap=softcap)
     batch, queries, heads, dim = wide[0].shape
     keys, kv_heads = wide[1].shape[1:3]
     group = heads // kv_heads
@@ -89,14 +92,14 @@ def attention_facts(
     sees = _sees(queries, keys, causal, window_size)
     k_of, v_of = (np.repeat(a, group, 2) for a in wide[1:3])
     x, y, z, g = (np.abs(a) for a in (wide[0], k_of, v_of, wide[3]))
-    scores = np.einsum("bqhd,bkhd->bhqk", wide[0], k_of) * scale
+    scores, slope = _capped(np.einsum("bqhd,bkhd->bhqk", wide[0], k_of) * scale, softcap)
     with np.errstate(invalid="ignore"):
         p = np.where(sees, np.exp(np.where(sees, scores, 0) - want["lse"][..., None]), 0)
     dp = np.einsum("bqhd,bkhd->bhqk", wide[3], v_of)
     delta = np.einsum("bqhd,bqhd->bhq", wide[3], want["out"])[..., None]
     both = np.where(sees, np.einsum("bqhd,bkhd->bhqk", g, z), 0).max(-1)
     both = both + np.einsum("bqhd,bqhd->bhq", g, np.abs(want["out"]))
-    ds = p * np.abs(dp - delta)
+    ds = p * np.abs(dp - delta) * slope
     largest = np.where(sees, np.abs(scores), 0).max(-1)
     sizes = np.where(sees, np.einsum("bqhd,bkhd->bhqk", x, y) * scale, 0).max(-1)
 
@@ -186,6 +189,14 @@ def _sees(queries: int, keys: int, causal: bool, window_size: int | None) -> np.
         return np.ones((queries, keys), bool)
     behind = keys - queries + np.arange(queries)[:, None] - np.arange(keys)
     return (behind >= 0) & (behind < (np.inf if window_size is None else window_size))
+
+
+def _capped(scores: np.ndarray, softcap: float | None) -> tuple[np.ndarray, Any]:
+    """Scores under a softcap, and their slope."""
+    if softcap is None:
+        return scores, 1.0
+    h = np.tanh(scores / softcap)
+    return softcap * h, 1 - h * h
 
 
 def _softmax(scores: np.ndarray, sees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -113,13 +113,23 @@ class AttentionBackward {
  protected:
   static RLK_DEVICE int tid() { return Machine::thread(); }
   RLK_DEVICE int head_dim() const { return static_cast<int>(p_.head_dim); }
-  RLK_DEVICE float c() const { return attention_scale(p_.softmax_scale); }
+  RLK_DEVICE float c() const { return attention_scale(p_); }
 
-  // Scores become p, unrounded, where the row misses the column nothing. Whether it does where the column is in memory.
+  // Products of q and k become p, those of dout and v ds, as elements of dtype hold them; where the row misses the column,
+  // nothing. Whether it does where the column is in memory.
   template <Exp kExp, bool kByColumn>
-  RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kScores], int block, int end) const {
+  RLK_DEVICE bool weights(float (&scores)[kOfThread][kScores], float (&dp)[kOfThread][kScores], int block,
+                          int end) const {
     bool holes = false;
     const int thread = tid(), line = thread % kAttentionLines;
+    const AttentionSoftcap softcap(p_);
+    if (softcap) {
+#pragma unroll
+      for (auto& row : scores) {
+#pragma unroll
+        for (float& s : row) s = softcap.h(s);
+      }
+    }
 #pragma unroll
     for (int r = 0; r < kOfThread; ++r) {
       const int row = thread / kAttentionLines * kOfThread + r;
@@ -127,26 +137,26 @@ class AttentionBackward {
       const int holes_first = s_.scene->first - block, holes_last = s_.last[row] != 0 ? end - block : -1;
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
-        const int column = Tile::score_column(line, i);
-        const float z = scores[r][i], u = s_.u[kByColumn ? column : row];
-        const float p = attention_probability<Machine>(fma_rn(z, c(), -u), kExp);
+        const int column = Tile::score_column(line, i), of = kByColumn ? column : row;
+        const float h = scores[r][i], z = softcap ? softcap.score(h) : h;
+        const float p = attention_probability<Machine>(fma_rn(z, c(), -s_.u[of]), kExp);
         const bool missing = column < sees_first || column >= sees_last || z == -infinity();
         holes |= missing && column >= holes_first && column < holes_last;
-        scores[r][i] = missing ? nothing() : p;
+        float ds = mul_rn(p, sub_rn(dp[r][i], s_.delta[of]));
+        if (softcap) ds = mul_rn(ds, AttentionSoftcap::slope(h));
+        // + 0: a product that is -0 is not nothing.
+        dp[r][i] = missing ? nothing() : add_rn(as_element<T>(ds), 0.0f);
+        scores[r][i] = missing ? nothing() : as_element<T>(p);
       }
     }
     return holes;
   }
   template <bool kByColumn>
-  RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kScores], int block, int end) const {
+  RLK_DEVICE bool weights(float (&scores)[kOfThread][kScores], float (&dp)[kOfThread][kScores], int block,
+                          int end) const {
     return Machine::kHasHardwareExp && p_.exp == Exp::kHardware
-               ? probabilities<Exp::kHardware, kByColumn>(scores, block, end)
-               : probabilities<Exp::kPortable, kByColumn>(scores, block, end);
-  }
-
-  // ds as elements of dtype hold it. + 0: a product that is -0 is not nothing.
-  static RLK_DEVICE float gradient(float p, float dp, float delta) {
-    return is_nothing(p) ? p : add_rn(as_element<T>(mul_rn(p, sub_rn(dp, delta))), 0.0f);
+               ? weights<Exp::kHardware, kByColumn>(scores, dp, block, end)
+               : weights<Exp::kPortable, kByColumn>(scores, dp, block, end);
   }
 
   RLK_DEVICE void sum(bool holes, const AttentionRows<Machine, T>& x, int count,
@@ -299,16 +309,9 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile> {
     const int last = s_.scene->last, end = last - block < kBlock ? last : block + kBlock;
     float scores[kOfThread][kScores], dp[kOfThread][kScores];
     multiply<Machine, Tile>(s_.a, rows_of(p_.k, s_.a_offsets), head_dim(), s_.stage, scores);
-    const bool mine = this->template probabilities<false>(scores, block, end);
     multiply<Machine, Tile>(s_.b, rows_of(p_.v, s_.b_offsets), head_dim(), s_.stage, dp);
-    const int thread = tid();
-#pragma unroll
-    for (int r = 0; r < kOfThread; ++r) {
-      const float delta = s_.delta[thread / kAttentionLines * kOfThread + r];
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) scores[r][i] = this->gradient(scores[r][i], dp[r][i], delta);
-    }
-    store_weights<Machine, Tile>(s_.weights, scores);
+    const bool mine = this->template weights<false>(scores, dp, block, end);
+    store_weights<Machine, Tile>(s_.weights, dp);
     const bool holes = Machine::any(mine, s_.flags);
     float of_block[kOfThread][Tile::kSums];
     this->clear(of_block);
@@ -442,18 +445,8 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile> {
     const AttentionRows<Machine, T> dout = {attention_head<T>(p_.dout, head), s_.b_offsets, g_.vectors};
     float scores[kOfThread][kScores], ds[kOfThread][kScores];
     multiply<Machine, Tile>(s_.a, q, head_dim(), s_.stage, scores);
-    const bool mine = this->template probabilities<true>(scores, block, end);
     multiply<Machine, Tile>(s_.b, dout, head_dim(), s_.stage, ds);
-    const int line = tid() % kAttentionLines;
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      const float delta = s_.delta[Tile::score_column(line, i)];
-#pragma unroll
-      for (int r = 0; r < kOfThread; ++r) {
-        ds[r][i] = this->gradient(scores[r][i], ds[r][i], delta);
-        scores[r][i] = as_element<T>(scores[r][i]);
-      }
-    }
+    const bool mine = this->template weights<true>(scores, ds, block, end);
     store_weights<Machine, Tile>(s_.weights, scores);
     const bool holes = Machine::any(mine, s_.flags);
     this->sum(holes, dout, end - block, dv_);

@@ -21,6 +21,9 @@ inline void check_attention_input(const AttentionInput& p) {
   RLK_CHECK(p.window_size >= 0 && (p.window_size == 0 || p.causal), "attention: a window is causal");
   const float c = attention_scale(p.softmax_scale);
   RLK_CHECK(c >= 0x1p-126f && c < infinity(), "attention: log2e * softmax_scale is finite, positive and not subnormal");
+  const float inner = p.softcap == 0.0f ? 1.0f : div_rn(p.softmax_scale, p.softcap);
+  RLK_CHECK(p.softcap >= 0.0f && p.softcap < infinity() && inner >= 0x1p-126f && inner < infinity(),
+            "attention: softcap is 0 or finite and positive, and softmax_scale / softcap is too, and not subnormal");
   RLK_CHECK(p.block_table == nullptr || (p.cu_seqlens_k == nullptr && p.leftpad_k == nullptr),
             "attention: pages have neither cu_seqlens_k nor leftpad_k");
   RLK_CHECK(p.cu_seqlens_k == nullptr || p.leftpad_k == nullptr, "attention: packed keys have no leftpad_k");

@@ -140,7 +140,7 @@ class AttentionForward {
     Machine::barrier();  // k_offsets are written again
   }
 
-  RLK_DEVICE float c() const { return attention_scale(p_.softmax_scale); }
+  RLK_DEVICE float c() const { return attention_scale(p_); }
   RLK_DEVICE int head_dim() const { return static_cast<int>(p_.head_dim); }
   // The end of a block's keys.
   RLK_DEVICE int end_of(int block) const {
@@ -164,6 +164,13 @@ class AttentionForward {
     Machine::barrier();
     float scores[kOfThread][kScores];
     multiply<Machine, Tile>(s_.q, rows_of(p_.k, s_.k_offsets), head_dim(), s_.stage, scores);
+    if (const AttentionSoftcap softcap(p_); softcap) {
+#pragma unroll
+      for (auto& row : scores) {
+#pragma unroll
+        for (float& s : row) s = softcap.score(softcap.h(s));
+      }
+    }
     raise_references(scores, block);
     const bool mine = Machine::kHasHardwareExp && p_.exp == Exp::kHardware
                           ? probabilities<Exp::kHardware>(scores, block)

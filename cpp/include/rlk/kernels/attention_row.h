@@ -2,11 +2,30 @@
 #pragma once
 
 #include "rlk/math/softmax_stats.h"
+#include "rlk/math/tanh.h"
 #include "rlk/ops/attention.h"
 
 namespace rlk {
 
 RLK_HD float attention_scale(float softmax_scale) { return mul_rn(kLog2e, softmax_scale); }
+// c of the contract.
+RLK_HD float attention_scale(const AttentionInput& p) {
+  return p.softcap > 0.0f ? kLog2e : attention_scale(p.softmax_scale);
+}
+
+// The softcap of a call's scores, where it has one.
+struct AttentionSoftcap {
+  float cap;    // 0: none
+  float inner;  // fl(softmax_scale / softcap)
+
+  RLK_HD explicit AttentionSoftcap(const AttentionInput& p)
+      : cap(p.softcap), inner(p.softcap > 0.0f ? div_rn(p.softmax_scale, p.softcap) : 0.0f) {}
+  RLK_HD explicit operator bool() const { return cap > 0.0f; }
+  // h of a product of q and k, the score, and the slope of ds.
+  RLK_HD float h(float product) const { return tanh(mul_rn(product, inner)); }
+  RLK_HD float score(float h) const { return mul_rn(cap, h); }
+  static RLK_HD float slope(float h) { return fma_rn(-h, h, 1.0f); }
+};
 
 // f of the contract at a - b, two references with a <= b: 2^(a - b), 0 below 2^-126.
 RLK_HD float attention_factor(float a, float b) {

@@ -18,6 +18,8 @@
 // Forward, of one query and head, over the keys that it sees, ascending:
 //   s_j = q . k_j : one chain of fma over d ascending from +0
 //   c   = fl(log2e * softmax_scale)
+//   Under a softcap, in their place: h_j = tanh(fl(s_j * fl(softmax_scale / softcap))) by math/tanh.h,
+//     s_j = fl(softcap * h_j), c = log2e. A product q . k_j of -Inf is a score of -softcap.
 //   In a split, after block b:
 //     m_b, q_b = rule 4's m and q for c and the largest s_j of the split's blocks up to b (math/softmax_stats.h's
 //       leaf_reference); a prefix that is its identity contributes nothing, one that fails makes the row NaN
@@ -47,7 +49,8 @@
 //   p_ij  = portable: 2^min(t, 127), 0 where t < -126; hardware: ex2(t), which is +Inf from t = 128 on;
 //           t = fma(s_ij, c, -fl(lse_i * log2e)), by the mode's exponential as logprob's p
 //   dp_ij = dout_i . v_j: one chain over d ascending from +0
-//   ds_ij = round(fl(p_ij * fl(dp_ij - delta_i)))
+//   ds_ij = round(fl(p_ij * fl(dp_ij - delta_i))), under a softcap
+//           round(fl(fl(p_ij * fl(dp_ij - delta_i)) * fma(-h_ij, h_ij, 1)))
 //   dq_i  = round(fl(softmax_scale * sum) + 0): in each block of keys one chain from +0 over its keys ascending of
 //           fma(ds_ij, k_j); the blocks' chains are added in fp32 (IEEE, nearest even, subnormals kept) from +0, in
 //           DESCENDING order of the block. A block of which the row sees no key adds +0, so it may be left out.
@@ -125,6 +128,7 @@ struct AttentionInput {
   std::int64_t head_dim = 0;                       // a multiple of 8 in [8, kMaxHeadDim]
   std::int64_t window_size = 0;                    // 0: none; only causal
   float softmax_scale = 1.0f;                      // > 0; fl(log2e * softmax_scale) is finite and not subnormal
+  float softcap = 0.0f;                            // finite, > 0; fl(softmax_scale / softcap) likewise; 0: none
   DType dtype = DType::kBFloat16;                  // kBFloat16, kFloat16, kFloat32
   Exp exp = Exp::kPortable;
   bool causal = true;
