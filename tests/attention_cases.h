@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <random>
 #include <string>
 #include <utility>
@@ -35,6 +37,7 @@ struct Case {
   std::int64_t window = 0;
   float scale = 0.25f;
   float softcap = 0.0f;
+  bool sinks = false;
   Form q_form = Form::kPacked, k_form = Form::kPacked;
   Layout layout = Layout::kTokens;
   std::int64_t page_size = 16;
@@ -49,7 +52,7 @@ struct Case {
                     std::to_string(kv_heads) + " heads of " + std::to_string(head_dim) + ", lengths";
     for (const auto& [q, k] : lengths) t += std::string(" ") + std::to_string(q) + "/" + std::to_string(k);
     return t + (causal ? ", causal" : "") + (window ? ", window " + std::to_string(window) : "") +
-           (softcap > 0.0f ? ", softcap " + std::to_string(softcap) : "") +
+           (softcap > 0.0f ? ", softcap " + std::to_string(softcap) : "") + (sinks ? ", sinks" : "") +
            (exp == Exp::kHardware ? ", hardware" : "") + ", forms " + std::to_string(static_cast<int>(q_form)) + " " +
            std::to_string(static_cast<int>(k_form)) + ", layout " + std::to_string(static_cast<int>(layout)) + ", " +
            linear_test::name(data) + ", seed " + std::to_string(seed);
@@ -76,6 +79,11 @@ class Problem {
     }
     lay_out_queries(most_q + (c.q_form == Form::kPadded ? 2 : 0));
     lay_out_keys(most_k + 3);
+    // Such as dominate a row, such as hardly count, none, and one that fails its rows.
+    constexpr float kSinks[] = {0.3f, -2.5f, 40.0f, -1e30f, 0.0f, 1e-30f, -INFINITY, -700.0f};
+    for (std::int64_t h = 0; h < c.q_heads; ++h) sinks_.push_back(kSinks[(h + c.seed) % std::size(kSinks)]);
+    if (c.data == Data::kSpecial && c.q_heads > 1) sinks_[1] = c.seed % 2 == 0 ? INFINITY : NAN;
+    if (c.sinks) input.sinks = sinks_.data();
   }
 
   // [places, heads, head_dim] of q's or k's, contiguous.
@@ -221,6 +229,7 @@ class Problem {
   std::mt19937 random_;
   std::int64_t q_size_ = 0;
   std::vector<std::int32_t> cu_q_, cu_k_, used_q_, used_k_, left_k_, table_;
+  std::vector<float> sinks_;
   std::vector<std::vector<unsigned char>> memories_;
 };
 

@@ -98,20 +98,21 @@ def results(
     call: tuple[tuple[Any, Any, Any, Any], dict[str, Any]], *, device: str = "cpu", exp: str = "portable",
     backward: bool = True, dlse: Any = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """out, lse and, unless pages have none, dq, dk, dv."""
+    """out, lse and, unless pages have none, dq, dk, dv, and dsinks of sinks."""
     (q, k, v, dout), lists = call
     with mode(device, exp):
         out, lse = rk.attention(q, k, v, **lists, **options, exp=exp, return_lse=True)
         found = {"out": out, "lse": lse}
         if backward and "block_table" not in lists:
             grads = rk.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **lists, **options, exp=exp)
-            found |= dict(zip(("dq", "dk", "dv"), grads, strict=True))
+            found |= dict(zip(("dq", "dk", "dv", "dsinks"), grads, strict=False))
     return found
 
 
 def each(sequences: Sequences, form: str, **options: Any) -> list[dict[str, Any]]:
-    """Results of every sequence, out of one call in a form."""
+    """Results of every sequence, out of one call in a form. dsinks is of all of them."""
     found = results(sequences.call(form), **options)
+    found.pop("dsinks", None)
     split = {n: sequences.split(form, r, int(n in ("dk", "dv")), n == "lse") for n, r in found.items()}
     return [{n: parts[b] for n, parts in split.items()} for b in range(len(sequences.lengths))]
 
@@ -121,6 +122,7 @@ def alone(sequences: Sequences, **options: Any) -> list[dict[str, Any]]:
     found = []
     for q, k, v, dout in zip(sequences.q, sequences.k, sequences.v, sequences.dout, strict=True):
         r = results(((q[None], k[None], v[None], dout[None]), {}), **options)
+        r.pop("dsinks", None)
         found.append({n: t[0].movedim(-1, -2) if n == "lse" else t[0] for n, t in r.items()})
     return found
 

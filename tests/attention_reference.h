@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "linear_reference.h"
@@ -231,6 +232,23 @@ inline Sums split_of(const AttentionParams& p, const std::vector<float>& scores,
   return s;
 }
 
+// The node of a head's sink.
+inline Sums sink_of(const AttentionInput& p, std::int64_t head) {
+  Sums s;
+  s.o.assign(static_cast<std::size_t>(p.head_dim), 0.0f);
+  const float u = 0x1.715476p+0f * p.sinks[head], m = std::ceil(u) + 0.0f;
+  if (!(m < 0x1p21f)) s.m = kNaN;
+  if (std::isnan(s.m) || m <= -0x1p21f) return s;
+  s.m = m;
+  if (p.exp == Exp::kHardware) {
+    s.l = rlk::mufu_ex2_sm90(u - m);
+  } else {
+    const float n = (u + (0x1.8p23f - m)) - (0x1.8p23f - m);
+    s.l = std::ldexp(rlk::exp2_stat(u - n), static_cast<int>(n - m));
+  }
+  return s;
+}
+
 struct ForwardPatterns {
   Patterns out, lse;
 };
@@ -265,6 +283,7 @@ inline ForwardPatterns reference(const AttentionParams& p, const Order& order = 
           all = begin == 0 ? split : merged(all, split, order);
           begin = end;
         }
+        if (p.sinks) all = merged(all, sink_of(p, h), order);
         const bool fails = !(all.m > -kInf);
         const std::int64_t at = (sequence.place(i) * p.num_q_heads + h) * p.head_dim;
         for (std::int64_t d = 0; d < p.head_dim; ++d) {
@@ -282,13 +301,20 @@ inline ForwardPatterns reference(const AttentionParams& p, const Order& order = 
 
 struct BackwardPatterns {
   Patterns dq, dk, dv;
+  Patterns dsinks;  // of sinks
 };
 
 // p and ds as elements hold them, of a query's keys; what it does not see is missing.
 struct Weights {
   Row q, dout, p, ds;
   std::vector<bool> seen;
+  float of_sink = 0.0f, delta = 0.0f;
 };
+inline float probability_of(const AttentionInput& p, float t) {
+  if (std::isnan(t)) return kNaN;
+  if (p.exp == Exp::kHardware) return rlk::mufu_ex2_sm90(t);
+  return t < -126.0f ? 0.0f : rlk::exp2(t > 127.0f ? 127.0f : t);
+}
 inline Weights weights_of(const AttentionBackwardParams& p, const Sequence& sequence, std::int64_t i, std::int64_t head,
                           const std::vector<Row>& keys, const std::vector<Row>& values) {
   Weights w{sequence.query(p.q, i, head), sequence.query(p.dout, i, head), Row(keys.size(), 0.0f),
@@ -300,18 +326,13 @@ inline Weights weights_of(const AttentionBackwardParams& p, const Sequence& sequ
   float delta = chains_to_leaf(chains);
   if (p.dlse) delta = delta - p.dlse[at];
   const float c = scale_of(p), u = p.lse[at] * 0x1.715476p+0f;
+  w.delta = delta;
+  if (p.sinks) w.of_sink = probability_of(p, std::fmaf(p.lse[at], -0x1.715476p+0f, 0x1.715476p+0f * p.sinks[head]));
   for (std::size_t j = 0; j < keys.size(); ++j) {
     if (!sequence.sees(i, static_cast<std::int64_t>(j))) continue;
     const float x = product(p, w.q, keys[j]), s = score(p, x);
     if (s == -kInf) continue;
-    const float t = std::fmaf(s, c, -u);
-    float probability;
-    if (p.exp == Exp::kHardware) {
-      probability = rlk::mufu_ex2_sm90(t);
-    } else {
-      probability = t < -126.0f ? 0.0f : rlk::exp2(t > 127.0f ? 127.0f : t);
-    }
-    if (std::isnan(t)) probability = kNaN;
+    const float probability = probability_of(p, std::fmaf(s, c, -u));
     w.seen[j] = true;
     float ds = probability * (product(p, w.dout, values[j]) - delta);
     if (p.softcap > 0.0f) ds = ds * std::fma(-tanh_of(p, x), tanh_of(p, x), 1.0f);
@@ -343,6 +364,26 @@ struct Step {
     *this = {};
   }
 };
+
+// dsinks of a head, from what each row adds, rows that add nothing left out: chains of 64 rows, trees of 128 chains.
+inline float sink_gradient(const std::vector<std::pair<std::int64_t, std::pair<float, float>>>& rows) {
+  float total = 0.0f;
+  const std::int64_t last = rows.empty() ? 0 : rows.back().first;
+  for (std::int64_t block = 0; block <= last / 8192; ++block) {
+    std::vector<float> sums(128, 0.0f);
+    for (const auto& [row, pair] : rows) {
+      if (row / 8192 != block) continue;
+      float& sum = sums[static_cast<std::size_t>(row % 8192 / 64)];
+      sum = std::fma(pair.first, pair.second, sum);
+    }
+    while (sums.size() > 1) {
+      for (std::size_t i = 0; i < sums.size() / 2; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+      sums.resize(sums.size() / 2);
+    }
+    total = block == 0 ? sums[0] : total + sums[0];
+  }
+  return 0.0f - total;
+}
 
 // The sum of dq: a chain for each block of keys, the blocks added from the last to the first.
 inline Row query_gradient(const AttentionBackwardParams& p, const Weights& w, const std::vector<Row>& keys,
@@ -405,6 +446,8 @@ inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order&
       (*to)[static_cast<std::size_t>(row) * size + d] = rounded(sums[d] * scale + 0.0f, p.dtype);
   };
   const std::int64_t group = p.num_q_heads / p.num_kv_heads;
+  std::vector<std::vector<std::pair<std::int64_t, std::pair<float, float>>>> of_sinks(
+      static_cast<std::size_t>(p.num_q_heads));
   for (std::int64_t b = 0; b < p.num_sequences; ++b) {
     const Sequence sequence(p, b);
     for (std::int64_t kv_head = 0; kv_head < p.num_kv_heads; ++kv_head) {
@@ -422,6 +465,7 @@ inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order&
           add_link(w.ds[j], w.q, &dk[j]);
           add_link(w.p[j], w.dout, &dv[j]);
         }
+        of_sinks[static_cast<std::size_t>(head)].push_back({sequence.place(i), {w.of_sink, w.delta}});
         const Row dq = query_gradient(p, w, keys, order);
         write(&r.dq, sequence.place(i) * p.num_q_heads + head, dq, p.softmax_scale);
       };
@@ -443,6 +487,9 @@ inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order&
         write(&r.dv, row, dv[j], 1.0f);
       }
     }
+  }
+  for (std::int64_t h = 0; p.sinks && h < p.num_q_heads; ++h) {
+    r.dsinks.push_back(rounded(sink_gradient(of_sinks[static_cast<std::size_t>(h)]), DType::kFloat32));
   }
   return r;
 }

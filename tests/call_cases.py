@@ -101,7 +101,7 @@ def _attention(d: Draw) -> dict[str, Any]:
     batch, length, keys, group, width = d.size(1, 2), d.size(1, 3, 5), d.size(5, 9, 130), d.size(1, 2), d.of(8, 16)
     how = {
         "causal": d.chance(), "softmax_scale": d.of(None, 0.3), "softcap": d.of(None, None, 2.0),
-        "exp": d.of(None, "portable"),
+        "exp": d.of(None, "portable"), "sinks": d.perhaps(lambda: d.normal(2 * group), 0.3),
     }  # fmt: skip
     if d.chance(0.3):
         cuts = d.cuts(7, 2, "int32")
@@ -117,6 +117,7 @@ def _attention_backward(d: Draw) -> dict[str, Any]:
     names = ("dout", "q", "k", "v", "out")
     lse = d.normal(q[0], q[2], q[1])
     how = {"causal": d.chance(), "softcap": d.of(None, 2.0), "exp": "portable"}
+    how["sinks"] = d.perhaps(lambda: d.normal(2), 0.3)
     return {**{name: d.matrix(*q) for name in names}, "lse": lse, **how}
 
 

@@ -97,6 +97,17 @@ def _attention(rng: np.random.Generator, device: str, dtype: str, form: str = "p
     return Case(arrays[:3], lambda q, k, v: rk.attention(q, k, v, **lists), {"dout": dout}, tangents="attention")
 
 
+def _attention_with_sinks(rng: np.random.Generator, device: str, dtype: str) -> Case:
+    sequences = attention_cases.Sequences(rng, [(5, 5), (2, 2), (9, 9)], (4, 2), 16, dtype, device)
+    arrays, lists = sequences.call("packed")
+    sinks = torch.from_numpy(rng.standard_normal(4, dtype=np.float32)).to(device)
+
+    def call(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        return rk.attention(q, k, v, sinks=sinks, **lists)
+
+    return Case((*arrays[:3], sinks), call, {"dout": arrays[3]}, tangents="attention")
+
+
 def _rope(rng: np.random.Generator, device: str, dtype: str) -> Case:
     o = rope_cases.operands(rng, (2, 3), (2, 1), 32, dtype, device)
     return Case(
@@ -201,6 +212,7 @@ CASES: dict[str, Callable[[np.random.Generator, str, str], Case]] = {
     "rms_norm": _rms_norm,
     "embedding": _embedding,
     "attention": _attention,
+    "attention with sinks": _attention_with_sinks,
     "attention of padded sequences": functools.partial(_attention, form="right"),
     "rope": _rope,
     "silu_mul": _silu_mul,

@@ -127,7 +127,10 @@ void check_backward(Problem& problem) {
     p.dq = dq.data();
     p.dk = dk.data();
     p.dv = dv.data();
+    Output dsinks(c.q_heads, DType::kFloat32);
+    if (c.sinks) p.dsinks = static_cast<float*>(dsinks.data());
     run(p);
+    ASSERT_NO_FATAL_FAILURE(dsinks.expect(want.dsinks, c.text() + ", dsinks, " + backend));
     ASSERT_NO_FATAL_FAILURE(dq.expect(want.dq, c.text() + ", dq, " + backend));
     ASSERT_NO_FATAL_FAILURE(dk.expect(want.dk, c.text() + ", dk, " + backend));
     ASSERT_NO_FATAL_FAILURE(dv.expect(want.dv, c.text() + ", dv, " + backend));
@@ -236,6 +239,51 @@ TEST_F(Attention, Softcaps) {
       ASSERT_NO_FATAL_FAILURE(check(c));
     }
   }
+}
+
+// Sinks of every size, none and such as fail their heads; rows of products that are -Inf alone, more rows than a group of
+// 64, splits.
+TEST_F(Attention, Sinks) {
+  unsigned seed = 130;
+  for (const Data data : {Data::kNormal, Data::kSpecial, Data::kWide}) {
+    for (const Exp exp : kExps) {
+      for (const Form form : {Form::kPadded, Form::kPacked}) {
+        Case c{{{3, 3}, {70, 80}, {2, form == Form::kPacked ? 1100 : 40}, {4, 2}}};
+        c.sinks = true;
+        c.softcap = form == Form::kPacked && data != Data::kWide ? 3.0f : 0.0f;
+        c.q_heads = 4;
+        c.kv_heads = 2;
+        c.data = data;
+        c.dtype = kFloatTypes[seed % 3];
+        c.exp = exp;
+        c.q_form = c.k_form = form;
+        c.seed = ++seed;
+        ASSERT_NO_FATAL_FAILURE(check(c));
+      }
+    }
+  }
+}
+
+// More than a block of 8192 rows, and no other gradient wanted.
+TEST_F(Attention, SinksOfManyRows) {
+  Case c{{{8200, 3}, {90, 2}}};
+  c.sinks = true;
+  c.causal = false;
+  c.q_heads = 1;
+  c.dtype = DType::kFloat32;
+  Problem problem(c);
+  AttentionBackwardParams p{problem.input};
+  p.dout = problem.like_queries();
+  p.out = problem.like_queries();
+  std::vector<float> lse(static_cast<std::size_t>(problem.q_places())), workspace(lse.size(), std::nanf(""));
+  for (std::size_t i = 0; i < lse.size(); ++i) lse[i] = static_cast<float>(i % 7) / 4;
+  p.lse = lse.data();
+  p.workspace = workspace.data();
+  const Patterns want = reference(p).dsinks;
+  Output dsinks(1, DType::kFloat32);
+  p.dsinks = static_cast<float*>(dsinks.data());
+  run(p);
+  ASSERT_NO_FATAL_FAILURE(dsinks.expect(want, c.text()));
 }
 
 TEST_F(Attention, GroupsOfHeads) {

@@ -104,6 +104,13 @@ CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "negative scale": ({"softmax_scale": -1.0}, ValueError, r"softmax_scale: expected None or a finite number > 0"),
     "NaN scale": ({"softmax_scale": float("nan")}, ValueError, r"softmax_scale: expected None or a finite number > 0"),
     "kind of scale": ({"softmax_scale": "1"}, TypeError, r"softmax_scale: expected (None or )?a number, got str"),
+    "dtype of sinks": ({"sinks": torch.zeros(4).half()}, TypeError, r"sinks: expected dtype float32, got float16"),
+    "shape of sinks": (
+        {"sinks": torch.zeros(2)},
+        ValueError,
+        r"sinks: expected shape \[4\] \(the heads of q\), got \[2\]",
+    ),
+    "expanded sinks": ({"sinks": torch.zeros(1).expand(4)}, ValueError, r"sinks: expected a contiguous last dimension"),
     "softcap": ({"softcap": 0.0}, ValueError, r"softcap: expected None or a finite number > 0, got 0.0"),
     "negative softcap": ({"softcap": -1.0}, ValueError, r"softcap: expected None or a finite number > 0, got -1.0"),
     "NaN softcap": ({"softcap": float("nan")}, ValueError, r"softcap: expected None or a finite number > 0, got nan"),

@@ -25,6 +25,7 @@ Q, DOUT = (_random.standard_normal((2, 9, 4, 24)).astype(np.float32) for _ in ra
 K, V = (_random.standard_normal((2, 11, 2, 24)).astype(np.float32) for _ in range(2))
 SLOPE = _random.standard_normal((2, 4, 9)).astype(np.float32)
 USED = np.array([11, 5], np.int32)
+SINKS = _random.standard_normal(4).astype(np.float32)
 
 
 def everything(make: Any, dtype: str = "float32") -> list[Any]:
@@ -37,6 +38,8 @@ def everything(make: Any, dtype: str = "float32") -> list[Any]:
         lse,
         *rk.attention_backward(dout, q, k, v, out, lse, dlse=make(SLOPE), seqused_k=used, exp="portable"),
         rk.attention(q, k, v, window_size=3, exp="portable"),
+        rk.attention(q, k, v, sinks=make(SINKS), exp="portable"),
+        *rk.attention_backward(dout, q, k, v, out, lse, sinks=make(SINKS), exp="portable"),
     ]
 
 

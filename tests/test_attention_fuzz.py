@@ -65,6 +65,8 @@ def make(number: int) -> Problem:
         options["softmax_scale"] = float(rng.uniform(0.02, 1.0))
     if rng.random() < 0.3:
         options["softcap"] = float(rng.choice([2.0, 30.0]))
+    if rng.random() < 0.3:
+        options["sinks"] = torch.from_numpy(3 * rng.standard_normal(heads[0], dtype=np.float32))
     return Problem(number, s, form, options)
 
 
@@ -85,7 +87,11 @@ def check_cpu(p: Problem) -> None:
 
 def moved(call: Any, put: Any) -> Any:
     arrays, lists = call
-    return tuple(put(t) for t in arrays), {n: put(t) for n, t in lists.items()}
+    return tuple(put(t) for t in arrays), moved_options(lists, put)
+
+
+def moved_options(options: dict[str, Any], put: Any) -> dict[str, Any]:
+    return {n: put(t) if isinstance(t, torch.Tensor) else t for n, t in options.items()}
 
 
 @pytest.mark.parametrize("first", range(0, CASES, CHUNK))
@@ -103,7 +109,9 @@ def test_cpu_and_gpu_have_the_same_bytes(first: int) -> None:
         for exp in ("portable", "hardware"):
             with rk.arithmetic("sm_90"):
                 want = results(call, exp=exp, **p.options)
-            got = results(moved(call, lambda t: t.cuda()), device="cuda", exp=exp, **p.options)
+            got = results(
+                moved(call, lambda t: t.cuda()), device="cuda", exp=exp, **moved_options(p.options, torch.Tensor.cuda)
+            )
             for name in want:
                 found = differing(want[name], got[name])
                 assert not found, f"{p.name}, {exp}, {name}: {found}"

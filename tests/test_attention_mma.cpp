@@ -76,6 +76,7 @@ TEST_F(AttentionMma, ShapesOfModelsHaveTheBitsOfRule1) {
           c.kv_heads = 2;
           c.window = window;
           c.softcap = form == Form::kPadded || form == Form::kPaged ? 2.0f : 0.0f;
+          c.sinks = form == Form::kPadded || form == Form::kLeftPadded;
           c.exp = seed % 2 == 0 ? Exp::kHardware : Exp::kPortable;
           c.seed = ++seed;
           ASSERT_NO_FATAL_FAILURE(check(c));

@@ -75,17 +75,21 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(s: Sequences, monkeypat
 
     arrays, lists = s.call("packed")
     leaves = [leaf * 1 for leaf in leaves_of(arrays)]  # about a leaf torch.autograd.grad has no answer
-    out = rk.attention(*leaves, **lists)
+    leaves.append(torch.zeros(4, device=leaves[0].device).requires_grad_() * 1)
+    out = rk.attention(*leaves[:3], sinks=leaves[3], **lists)
     asked: list[Any] = []
 
     class Recording:
         def attention_backward(self, *arguments: Any) -> Any:
-            asked.append(arguments[-4:-2])
+            asked.append(arguments[-5:-2])
             return native.attention_backward(*arguments)
 
     native = attention_torch._C
     monkeypatch.setattr(attention_torch, "_C", Recording())
-    for wanted, expected in ((leaves, (True, True)), (leaves[:1], (True, False)), (leaves[2:], (False, True))):
+    for wanted, expected in (
+        (leaves, (True, True, True)), (leaves[:1], (True, False, False)), (leaves[2:3], (False, True, False)),
+        (leaves[3:], (False, False, True)),
+    ):  # fmt: skip
         asked.clear()
         torch.autograd.grad(out, wanted, arrays[3], retain_graph=True)
         assert asked == [expected]
@@ -114,7 +118,8 @@ def test_opcheck(form: str, s: Sequences) -> None:
     finite = [torch.nan_to_num(t) for t in (q, k, v)]  # it compares values
     if form != "paged":
         finite = [t.requires_grad_() for t in finite]
-    check(torch.ops.rl_kernel_native.attention, (*finite, *given, True, 4, None, 3.0, 0, 0))
+    sinks = torch.linspace(-1, 2, 4, device=q.device).requires_grad_(form != "paged")
+    check(torch.ops.rl_kernel_native.attention, (*finite, sinks, *given, True, 4, None, 3.0, 0, 0))
     if form == "paged":
         return
     out, lse = rk.attention(q, k, v, **lists, return_lse=True)
@@ -126,6 +131,7 @@ def test_opcheck(form: str, s: Sequences) -> None:
             *(t.detach() for t in finite),
             out,
             lse,
+            sinks.detach(),
             *given[:5],
             True,
             None,
@@ -133,6 +139,7 @@ def test_opcheck(form: str, s: Sequences) -> None:
             None,
             0,
             0,
+            True,
             True,
             True,
         ),
@@ -149,13 +156,15 @@ def test_compiled_has_the_bytes_of_eager(form: str, backend: str, s: Sequences) 
     arrays, lists = s.call(form)
     dout = torch.nan_to_num(arrays[3])
 
-    def function(q: Any, k: Any, v: Any, lists: dict[str, Any]) -> Any:
-        out, lse = rk.attention(q, k, v, window_size=4, softcap=2.0, return_lse=True, **lists)
+    sinks = torch.linspace(-1, 2, 4, device=dout.device)
+
+    def function(q: Any, k: Any, v: Any, sinks: Any, lists: dict[str, Any]) -> Any:
+        out, lse = rk.attention(q, k, v, window_size=4, softcap=2.0, sinks=sinks, return_lse=True, **lists)
         return out, torch.where(torch.isinf(lse), 0, lse)
 
     outcomes = []
     for f in (function, torch.compile(function, fullgraph=True, backend=backend)):
-        leaves = leaves_of(arrays)
+        leaves = [*leaves_of(arrays), sinks.clone().requires_grad_()]
         out, lse = f(*leaves, lists)
         outcomes.append(
             (out.detach(), lse.detach(), *torch.autograd.grad((out, lse), leaves, (dout, torch.ones_like(lse))))
@@ -305,6 +314,61 @@ def test_gradients_tangents_and_second_derivatives_are_those_of_float64(case: st
 
     for g, w in zip(second(ours, inputs), second(in_float64, wide), strict=True):
         assert_close(g, w, 8)
+
+
+def test_sinks_are_one_more_score_without_a_value(dense: Any) -> None:
+    """Values, gradients, tangents and second derivatives, of sinks too, against a softmax over a column more."""
+    (*inputs, dout), used = dense, torch.tensor([3, 5]).int()
+    inputs.append(torch.tensor([0.5, -2.0, 3.0, 0.0]))
+
+    def ours(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        out, lse = rk.attention(q, k, v, sinks=sinks, softcap=1.5, seqused_q=used, return_lse=True)
+        return out, torch.where(torch.isinf(lse), torch.zeros_like(lse), lse)
+
+    def wider(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        x = q.transpose(1, 2)
+        y, z = (t.repeat_interleave(2, 1 + 1).transpose(1, 2) for t in (k, v))
+        scores = 1.5 * torch.tanh(x @ y.transpose(2, 3) * 8**-0.5 / 1.5)
+        n = torch.arange(5)[None, :, None] + 6 - used[:, None, None]
+        hidden = torch.arange(6) > n
+        scores = scores.masked_fill(hidden[:, None], -torch.inf)
+        scores = torch.cat([scores, sinks[None, :, None, None].expand(2, 4, 5, 1)], -1)
+        real = (torch.arange(5) < used[:, None])[:, None, :, None]
+        out = torch.where(real, torch.softmax(scores, -1)[..., :-1] @ z, 0.0).transpose(1, 2)
+        return out, torch.where(real[..., 0], torch.logsumexp(scores, -1), 0.0)
+
+    def loss(f: Any) -> Any:
+        def of(*tensors: Any) -> Any:
+            out, lse = f(*tensors)
+            return (out * dout).sum() + (out.square().sum() + lse.sin().sum()).to(out.dtype)
+
+        return of
+
+    wide = [t.double() for t in inputs]
+    for got, want in zip(ours(*inputs), wider(*wide), strict=True):
+        assert_close(got, want)
+    for argnums in range(4):
+        first = torch.func.grad(loss(ours), argnums)(*inputs)
+        assert_close(first, torch.func.grad(loss(wider), argnums)(*wide))
+    tangents = tuple(torch.randn_like(t) for t in inputs)
+    got = torch.func.jvp(ours, tuple(inputs), tangents)[1]
+    for g, w in zip(got, torch.func.jvp(wider, tuple(wide), tuple(t.double() for t in tangents))[1], strict=True):
+        assert_close(g, w)
+
+    def second(f: Any, tensors: Any) -> Any:
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        grads = torch.autograd.grad(loss(f)(*leaves), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), leaves)
+
+    for g, w in zip(second(ours, inputs), second(wider, wide), strict=True):
+        assert_close(g, w, 8)
+    stacked = torch.stack([inputs[3], inputs[3] + 1])
+    several = [torch.stack([inputs[0], 2 * inputs[0]]), *inputs[1:]]
+    for dims, given in (((None, None, None, 0), (*inputs[:3], stacked)), ((0, None, None, None), several)):
+        batched = torch.func.vmap(ours, in_dims=dims)(*given)
+        for i in range(2):
+            alone = ours(*(t if d is None else t[i] for t, d in zip(given, dims, strict=True)))
+            assert_same([b[i] for b in batched], alone)
 
 
 def test_second_derivatives_of_packed_sequences_are_those_of_each_alone(rng: np.random.Generator) -> None:

@@ -219,7 +219,7 @@ def of_silu_mul() -> str:
 
 def of_attention() -> str:
     values = RNG.standard_normal((4, 40, 2, 16))
-    return attention_failures(*(torch.from_numpy(a).bfloat16() for a in values))
+    return attention_failures(*(torch.from_numpy(a).bfloat16() for a in values), sinks=torch.tensor([0.5, -1.0]))
 
 
 def of_embedding() -> str:

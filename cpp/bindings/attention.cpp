@@ -21,7 +21,7 @@ std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
 
 // What says where the sequences are, and what a query sees.
 struct Options {
-  nb::handle cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table;
+  nb::handle sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table;
   bool causal;
   nb::handle window_size, softmax_scale, softcap;
   int exp;
@@ -46,6 +46,7 @@ class Call {
     const std::int64_t b = input_.num_sequences;
     input_.seqused_q = list(&seqused_q_, o.seqused_q, "seqused_q", b, "the sequences");
     input_.seqused_k = list(&seqused_k_, o.seqused_k, "seqused_k", b, "the sequences");
+    read_sinks(o.sinks);
     input_.leftpad_k = list(&leftpad_k_, o.leftpad_k, "leftpad_k", b, "the sequences");
   }
 
@@ -233,6 +234,19 @@ class Call {
     }
   }
 
+  void read_sinks(nb::handle given) {
+    if (given.is_none()) return;
+    const TensorView& v = sinks_.emplace(given, "sinks", kFloat32).view();
+    require_device(*sinks_, device());
+    if (v.ndim != 1 || v.shape[0] != input_.num_q_heads) {
+      argument_error("sinks", "expected shape [" + std::to_string(input_.num_q_heads) + "] (the heads of q), got " +
+                                  shape_text(sinks_->shape()));
+    }
+    require_columns(*sinks_);
+    static constexpr float kEmpty = 0.0f;  // of no head a pointer may be null, which would mean that there are none
+    input_.sinks = v.data != nullptr ? static_cast<const float*>(v.data) : &kEmpty;
+  }
+
   void read_softcap(nb::handle softcap) {
     if (softcap.is_none()) return;
     const double x = read_number(softcap, "softcap", "None or a number");
@@ -251,7 +265,7 @@ class Call {
 
   Array q_, k_, v_;
   HeldOffsets cu_seqlens_q_, cu_seqlens_k_;
-  std::optional<Array> seqused_q_, seqused_k_, leftpad_k_, table_;
+  std::optional<Array> seqused_q_, seqused_k_, leftpad_k_, table_, sinks_;
   AttentionInput input_;
 };
 
@@ -265,25 +279,27 @@ nb::object run(nb::handle q, const Call& call, Arithmetic arithmetic, bool wants
       .run(rlk::attention, &p, attention_workspace_bytes);
 }
 
-nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
-                   nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, nb::handle block_table,
-                   bool causal, nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, int exp,
-                   int arithmetic, bool wants_lse, nb::handle allocate, std::uintptr_t stream) {
+nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle sinks, nb::handle cu_seqlens_q,
+                   nb::handle cu_seqlens_k, nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k,
+                   nb::handle block_table, bool causal, nb::handle window_size, nb::handle softmax_scale,
+                   nb::handle softcap, int exp, int arithmetic, bool wants_lse, nb::handle allocate,
+                   std::uintptr_t stream) {
   const Call call(q, k, v,
-                  {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
+                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
                    softmax_scale, softcap, exp});
   return run(q, call, static_cast<Arithmetic>(arithmetic), wants_lse, allocate, stream);
 }
 
 // An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
 // other call the general way.
-nb::object eager(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
-                 nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, nb::handle block_table, bool causal,
-                 nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, nb::handle exp, bool wants_lse) {
-  const int mode = may_bypass_dispatcher({q, k, v}) ? read_exp(exp) : -1;
+nb::object eager(nb::handle q, nb::handle k, nb::handle v, nb::handle sinks, nb::handle cu_seqlens_q,
+                 nb::handle cu_seqlens_k, nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k,
+                 nb::handle block_table, bool causal, nb::handle window_size, nb::handle softmax_scale,
+                 nb::handle softcap, nb::handle exp, bool wants_lse) {
+  const int mode = may_bypass_dispatcher({q, k, v, sinks}) ? read_exp(exp) : -1;
   if (mode < 0) return nb::borrow(Py_NotImplemented);
   const Call call(q, k, v,
-                  {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
+                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
                    softmax_scale, softcap, mode});
   if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
   return run(q, call, Arithmetic::kIeee, wants_lse, nb::none(), 0);
@@ -297,15 +313,17 @@ const float* read_rows(const Array& a, const Call& call) {
 }
 
 nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle q, nb::handle k, nb::handle v,
-                    nb::handle out_given, nb::handle lse_given, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
-                    nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, bool causal,
-                    nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, int exp, int arithmetic,
-                    bool wants_q, bool wants_kv, nb::handle allocate, std::uintptr_t stream) {
+                    nb::handle out_given, nb::handle lse_given, nb::handle sinks, nb::handle cu_seqlens_q,
+                    nb::handle cu_seqlens_k, nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k,
+                    bool causal, nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, int exp,
+                    int arithmetic, bool wants_q, bool wants_kv, bool wants_sinks, nb::handle allocate,
+                    std::uintptr_t stream) {
   const Call call(q, k, v,
-                  {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, nb::none(), causal, window_size,
+                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, nb::none(), causal, window_size,
                    softmax_scale, softcap, exp});
   AttentionBackwardParams p{call.input()};
   p.arithmetic = static_cast<Arithmetic>(arithmetic);
+  if (wants_sinks && p.sinks == nullptr) throw nb::type_error("sinks: expected an array, got None");
   const Array dout(dout_given, "dout", kFloats.names), out(out_given, "out", kFloats.names);
   for (const Array* a : {&dout, &out}) {
     check_same(*a, call.q());
@@ -326,6 +344,7 @@ nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle q, 
       .add(&p.dq, call.q().shape(), p.dtype, wants_q)
       .add(&p.dk, call.k().shape(), p.dtype, wants_kv)
       .add(&p.dv, call.k().shape(), p.dtype, wants_kv)
+      .add(&p.dsinks, {call.input().num_q_heads}, wants_sinks)
       .run(rlk::attention_backward, &p, attention_backward_workspace_bytes);
 }
 

@@ -13,6 +13,7 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/attention_check.h"
 #include "rlk/kernels/attention_row.h"
+#include "rlk/kernels/attention_sinks.h"
 #include "thread_pool.h"
 
 namespace rlk::cpu {
@@ -156,13 +157,17 @@ class Forward {
 
   void finish(const AttentionTasks::Task& task, const AttentionSpan& span, std::int64_t i, std::int64_t r) {
     if (span.keys_of(i).empty()) return;
-    const Row& state = rows_[r];
+    Row& state = rows_[r];
+    float* sums = row(total_, r);
+    const std::int64_t token = span.q_first + i, head = head_of(task, r);
+    if (p_.sinks != nullptr) {
+      const AttentionMerge merge = attention_sink<Sm90Exp>(p_, head).into(&state.m, &state.l);
+      for (std::int64_t d = 0; d < p_.head_dim; ++d) sums[d] = merge(sums[d], 0.0f);
+    }
     const bool fails = attention_fails(state.m, true);
     const float inverse = div_rn(1.0f, state.l);
-    float* sums = row(total_, r);
     for (std::int64_t d = 0; d < p_.head_dim; ++d)
       sums[d] = fails ? canonical_nan() : attention_output(sums[d], inverse);
-    const std::int64_t token = span.q_first + i, head = head_of(task, r);
     const std::int64_t at = (row_of(p_, span.sequence, token) * p_.num_q_heads + head) * p_.head_dim;
     attention_lanes().store(sums, p_.head_dim, p_.dtype, static_cast<unsigned char*>(p_.out) + at * size_of(p_.dtype));
     if (p_.lse == nullptr) return;

@@ -11,6 +11,7 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/attention_check.h"
 #include "rlk/kernels/attention_row.h"
+#include "rlk/kernels/attention_sinks.h"
 #include "rlk/math/mma_model.h"
 #include "rlk/ops/attention.h"
 #include "thread_pool.h"
@@ -280,6 +281,7 @@ void attention_backward(const AttentionBackwardParams& p) {
   clear(p.dq, attention_rows(p) * p.num_q_heads);
   clear(p.dk, attention_keys(p) * p.num_kv_heads);
   clear(p.dv, attention_keys(p) * p.num_kv_heads);
+  if (p.dsinks != nullptr) std::fill_n(p.dsinks, p.num_q_heads, 0.0f);
   if (attention_rows(p) * p.num_q_heads == 0 || attention_keys(p) == 0) return;
   for (std::int64_t b = 0; b < p.num_sequences; ++b) {
     const AttentionSpan span(p, b);
@@ -296,6 +298,15 @@ void attention_backward(const AttentionBackwardParams& p) {
   }
   if (p.dk != nullptr) {
     run_tasks<KeyGradients>(p, AttentionTasks(p, kTileKeys, [](const AttentionSpan& s) { return s.num_keys; }));
+  }
+  if (p.dsinks != nullptr) {
+    parallel_for(p.num_q_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+      const FloatEnvironment environment;
+      float sums[kSinkGroups];
+      for (std::int64_t h = begin; h < end; ++h) {
+        attention_sink_gradient<Sm90Exp>(p, static_cast<const float*>(p.workspace), attention_rows(p), h, sums);
+      }
+    });
   }
 }
 

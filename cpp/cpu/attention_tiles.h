@@ -5,6 +5,7 @@
 
 #include "attention_lanes.h"
 #include "rlk/kernels/attention_span.h"
+#include "rlk/math/mufu_model.h"
 
 namespace rlk::cpu {
 
@@ -50,6 +51,15 @@ class AttentionReader {
 
  public:
   const std::int64_t columns;  // of a row of floats
+};
+
+// What kernels/attention_sinks.h asks of a backend: a lone thread, and sm_90's exponential.
+struct Sm90Exp {
+  static constexpr bool kHasHardwareExp = true;
+  static float ex2(float x) { return mufu_ex2_sm90(x); }
+  static int thread() { return 0; }
+  static int threads() { return 1; }
+  static void barrier() {}
 };
 
 // From a call's products to exponents.

@@ -65,6 +65,7 @@ bool fits_wgmma(const AttentionBackwardParams& p) {
   const bool packed = p.cu_seqlens_q != nullptr;
   if (!can_fetch(p) || !can_fetch(p, p.dout, packed) || !attention_at_16_bytes(p.out, p.dtype)) return false;
   if (!at_16_bytes({p.dq, p.dk, p.dv}) || p.num_sequences == 0) return false;
+  if (p.dq == nullptr && p.dk == nullptr) return false;  // dsinks alone
   const GradientLayout layout(p);
   constexpr std::int64_t kMostHeads = 65535;  // of a grid's second dimension
   return layout.slots * p.num_q_heads < kMostTokens / 64 && layout.jobs < kMostTokens && p.num_q_heads <= kMostHeads;
@@ -79,7 +80,8 @@ std::int64_t sequences_of(const AttentionInput& p) {
 }  // namespace
 
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability) {
-  const bool plain = p.softcap == 0.0f;
+  // Splits' merge knows no sinks, their scores no softcap.
+  const bool plain = p.softcap == 0.0f && p.sinks == nullptr;
   if (plan.kernel == AttentionKernel::kPairs) return capability == 90 && plain && can_fetch_keys(p);
   if (plan.kernel == AttentionKernel::kFewRows) return plain || p.dtype == DType::kFloat32;
   return plan.kernel != AttentionKernel::kWgmma || (capability == 90 && fits_wgmma(p));
@@ -130,7 +132,8 @@ GradientKernel choose_plan(const AttentionBackwardParams& p, int capability) {
 }
 
 std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel) {
-  return kernel == GradientKernel::kWgmma ? GradientLayout(p).end : 4 * attention_rows(p) * p.num_q_heads;
+  const std::int64_t delta = 4 * attention_rows(p) * p.num_q_heads;
+  return kernel == GradientKernel::kWgmma ? GradientLayout(p).end + (p.dsinks != nullptr ? delta : 0) : delta;
 }
 
 std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, int device) {
@@ -139,7 +142,7 @@ std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p
 
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream) {
   check_attention(p);
-  if (attention_rows(p) * p.num_q_heads == 0 && attention_keys(p) == 0) return;
+  if (attention_rows(p) * p.num_q_heads == 0 && attention_keys(p) == 0 && p.dsinks == nullptr) return;
   const DeviceGuard guard(device);
   const int capability = supported_capability(device);
   RLK_CUDA_IN_USE("attention", device, attention_backward)(p, choose_plan(p, capability), to_stream(stream));

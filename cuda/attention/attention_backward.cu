@@ -11,7 +11,14 @@ void attention_backward(const AttentionBackwardParams& p, [[maybe_unused]] Gradi
   if (kernel == GradientKernel::kWgmma) {
     return with_element_type(p.dtype, [&](auto t) {
       using T = decltype(t);
-      if constexpr (T::kPacked) run_attention_gradients<T>(p, stream);
+      if constexpr (T::kPacked) {
+        run_attention_gradients<T>(p, stream);
+        if (p.dsinks == nullptr) return;
+        AttentionBackwardParams of_delta = p;  // it lies behind what the gradients work in
+        of_delta.workspace = static_cast<unsigned char*>(p.workspace) + GradientLayout(p).end;
+        run_attention_delta<T>(of_delta, stream);
+        run_attention_sinks(p, static_cast<const float*>(of_delta.workspace), stream);
+      }
     });
   }
 #endif

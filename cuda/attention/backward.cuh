@@ -4,6 +4,7 @@
 #include "backward_mma.cuh"
 #include "machine.cuh"
 #include "rlk/kernels/attention_backward.h"
+#include "sinks.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -65,24 +66,30 @@ inline void run_attention_backward_tiles(const AttentionBackwardParams& p, bool 
   }
 }
 
+// Into p.workspace.
+template <class T>
+void run_attention_delta(const AttentionBackwardParams& p, cudaStream_t stream) {
+  const std::int64_t rows = attention_rows(p) * p.num_q_heads;
+  if (rows == 0) return;
+  constexpr std::int64_t kOfBlock = kAttentionThreads / kAttentionChains;
+  const std::int64_t blocks = std::min<std::int64_t>((rows + kOfBlock - 1) / kOfBlock, 1 << 20);
+  attention_delta_kernel<T><<<static_cast<unsigned>(blocks), kAttentionThreads, 0, stream>>>(p, rows);
+  check(cudaGetLastError(), "launch of attention's delta");
+}
+
 inline void run_attention_backward(const AttentionBackwardParams& p, cudaStream_t stream) {
   bool vectors = true;
   for (const AttentionHeads* a : {&p.q, &p.k, &p.v, &p.dout}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
-    const std::int64_t rows = attention_rows(p) * p.num_q_heads;
-    if (rows > 0) {
-      constexpr std::int64_t kOfBlock = kAttentionThreads / kAttentionChains;
-      const std::int64_t blocks = std::min<std::int64_t>((rows + kOfBlock - 1) / kOfBlock, 1 << 20);
-      attention_delta_kernel<T><<<static_cast<unsigned>(blocks), kAttentionThreads, 0, stream>>>(p, rows);
-      check(cudaGetLastError(), "launch of attention's delta");
-    }
+    run_attention_delta<T>(p, stream);
     if constexpr (T::kPacked) {
       run_attention_backward_mma<T>(p, vectors, stream);
     } else {
       run_attention_backward_tiles(p, vectors, stream);
     }
   });
+  if (p.dsinks != nullptr) run_attention_sinks(p, static_cast<const float*>(p.workspace), stream);
 }
 
 }  // namespace

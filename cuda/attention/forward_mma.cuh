@@ -9,6 +9,7 @@
 #include "../common/mma_sm80.cuh"
 #include "machine.cuh"
 #include "rlk/kernels/attention_row.h"
+#include "rlk/kernels/attention_sinks.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -126,6 +127,7 @@ class MmaForward {
     last_key_ = static_cast<int>(keys.last);
     load_queries(span, begin, end);
     walk(span);
+    if (p_.sinks != nullptr) merge_sinks(begin);
   }
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ int quad_lane() const { return threadIdx.x % 4; }
@@ -382,13 +384,27 @@ class MmaForward {
     has_total_ = true;
   }
 
+  // Sinks into rows that see something; the others are not looked at.
+  __device__ __forceinline__ void merge_sinks(std::int64_t begin) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const std::int64_t head = kv_head_ * g_.group + (begin + row_of_thread(r)) % g_.group;
+      const AttentionMerge merge = attention_sink<Machine>(p_, head).into(&m_[r], &l_[r]);
+#pragma unroll 4
+      for (int tile = 0; tile < Tile::kSums; ++tile) {
+        float2* sums = reinterpret_cast<float2*>(total() + tile * Tile::kThreads) + r;
+        *sums = make_float2(merge(sums->x, 0.0f), merge(sums->y, 0.0f));
+      }
+    }
+  }
+
   __device__ __forceinline__ void finish(std::int64_t sequence, std::int64_t begin, std::int64_t end) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::int64_t row = begin + row_of_thread(r);
       if (row >= end) continue;
-      const bool used = sees_[r][1] != 0, fails = attention_fails(m_[r], used);
       const std::int64_t token = row_of(p_, sequence, row / g_.group), head = kv_head_ * g_.group + row % g_.group;
+      const bool used = sees_[r][1] != 0, fails = attention_fails(m_[r], used);
       if (p_.lse != nullptr && quad_lane() == 0) {
         p_.lse[lse_index(p_, sequence, row / g_.group, head)] = fails  ? canonical_nan()
                                                                 : used ? attention_lse(m_[r], l_[r])

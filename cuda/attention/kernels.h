@@ -9,7 +9,7 @@ namespace rlk::cuda {
 
 enum class AttentionKernel : std::int32_t {
   kTiles,    // blocks of 64 rows; float32: 64, or 32 of more than 128 columns
-  kFewRows,  // blocks of 16 rows, where a sequence has few; bf16 and fp16: a block for each of their splits, no softcap
+  kFewRows,  // blocks of 16 rows, where a sequence has few; bf16 and fp16: a block for each split, no softcap, no sinks
   kPairs,  // sm_90: kFewRows of at most 128 columns that the copy engine can fetch, pages too, for few blocks of threads
   kWgmma,  // sm_90: bf16 and fp16, heads of 64 and 128 columns that the copy engine can fetch, no softcap
 };
@@ -48,7 +48,7 @@ enum class GradientKernel : std::int32_t {
 constexpr GradientKernel kGradientKernels[] = {GradientKernel::kPasses, GradientKernel::kWgmma};
 bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability);
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability);
-// Bytes of workspace: delta for kPasses; for kWgmma as GradientLayout says.
+// Bytes of workspace: delta for kPasses; for kWgmma as GradientLayout says, and delta behind it where dsinks are wanted.
 std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel);
 
 // kWgmma's tiles of 64 queries and blocks of 128 keys, and where its workspace has what. Tiles count from a position that

@@ -18,6 +18,7 @@ struct Machine {
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
   }
+  static __device__ __forceinline__ int threads() { return static_cast<int>(blockDim.x); }
   static __device__ __forceinline__ void barrier() { __syncthreads(); }
   // Whether it is so for any thread of the block; a barrier.
   static __device__ __forceinline__ bool any(bool value, std::uint32_t*) { return __syncthreads_or(value); }

@@ -5,6 +5,7 @@
 #include "machine.cuh"
 #include "quad_rows.cuh"
 #include "rlk/kernels/attention_row.h"
+#include "rlk/kernels/attention_sinks.h"
 #include "wgmma_work_sm90.cuh"
 
 namespace rlk::cuda {
@@ -339,16 +340,31 @@ class WgmmaRows {
     if (p_.lse == nullptr || thread_ % 4 != 0) return;
     p_.lse[lse_index(p_, work.sequence, work.token + row, work.head)] = lse;
   }
+  // The head's sink into m and l of the rows: the factors of their sums, of which none remains where it is all that they
+  // have. A product is fma(O, factor, +0) but for a zero's sign, which out does not have.
+  __device__ __forceinline__ void merge_sinks(const WgmmaWork& work, float (&factor)[2], std::uint32_t (&used)[2]) {
+    const AttentionSink sink = attention_sink<Machine>(p_, work.head);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const AttentionMerge merge = sink.into(&m_total_[r], &l_total_[r]);
+      factor[r] = merge.factor;
+      if (merge.only_split && sink.m > -infinity()) used[r] = 0u;
+    }
+  }
+  static __device__ __forceinline__ std::uint32_t packed(float a, float b, float factor, float inverse) {
+    return T::pack(attention_output(mul_rn(a, factor), inverse), attention_output(mul_rn(b, factor), inverse));
+  }
   __device__ __forceinline__ void store(const WgmmaWork& work) {
-    float inverse[2];
-    std::uint32_t used[2];  // bits to keep: all or none
-    bool exists[2];         // a row of this sequence
+    float inverse[2], factor[2] = {1.0f, 1.0f};          // 1 changes no sum
+    std::uint32_t used[2] = {0xffffffffu, 0xffffffffu};  // bits to keep: all or none
+    bool exists[2];                                      // a row of this sequence
+    if (p_.sinks != nullptr) merge_sinks(work, factor, used);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = first_row_ + 8 * r;
       const bool is_used = sees_last_[r] != 0;
       const bool fails = attention_fails(m_total_[r], is_used);
-      used[r] = is_used ? 0xffffffffu : 0u;
+      if (!is_used) used[r] = 0u;
       inverse[r] = fails ? canonical_nan() : div_rn(1.0f, is_used ? l_total_[r] : 1.0f);
       exists[r] = row < work.places;
       if (exists[r]) {
@@ -363,8 +379,8 @@ class WgmmaRows {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const float4 x = merged(tile + k);
-        pairs[0][k] = used[0] & T::pack(attention_output(x.x, inverse[0]), attention_output(x.y, inverse[0]));
-        pairs[1][k] = used[1] & T::pack(attention_output(x.z, inverse[1]), attention_output(x.w, inverse[1]));
+        pairs[0][k] = used[0] & packed(x.x, x.y, factor[0], inverse[0]);
+        pairs[1][k] = used[1] & packed(x.z, x.w, factor[1], inverse[1]);
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

@@ -63,6 +63,11 @@ void attention_backward(const AttentionBackwardParams& p, int device, Stream str
     launch_tiles("dkv", p, attention_key_grid(p, NarrowTile::kRows, vectors), kAttentionBackwardLds<NarrowTile>,
                  kAttentionBackwardLds<WideTile>, device, stream);
   }
+  if (p.dsinks != nullptr) {
+    constexpr std::size_t kLds = kSinkGroups * sizeof(float);
+    launch_blocks(device, stream, {kAttentionThreads, kLds}, "rlk_attention_sinks", p.num_q_heads, p,
+                  attention_rows(p));
+  }
 }
 
 }  // namespace rlk::hip

@@ -25,6 +25,13 @@
     rlk::attention_delta<rlk::hip::Machine, rlk::hip::T>(p, rows, first_block + rlk::hip::block_id_x(), blocks); \
   }
 
+RLK_KERNEL(rlk::kAttentionThreads)
+rlk_attention_sinks(rlk::AttentionBackwardParams p, std::int64_t first_block, std::int64_t rows) {
+  rlk::attention_sink_gradient<rlk::hip::Machine>(p, static_cast<const float*>(p.workspace), rows,
+                                                  first_block + rlk::hip::block_id_x(),
+                                                  reinterpret_cast<float*>(rlk::hip::lds()));
+}
+
 RLK_ATTENTION_TYPE(bf16, Bf16)
 RLK_ATTENTION_TYPE(f16, Fp16)
 RLK_ATTENTION_TYPE(f32, Fp32)

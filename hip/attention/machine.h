@@ -19,6 +19,7 @@ struct Machine {
   static constexpr bool kHasHardwareExp = false;
 
   static RLK_DEVICE int thread() { return thread_id(); }
+  static RLK_DEVICE int threads() { return kAttentionThreads; }
   static RLK_DEVICE void barrier() { block_barrier(); }
   // Whether it is so for any thread of the block; a barrier. `flags`: shared, a word a wave, not written again before
   // another barrier.

@@ -315,6 +315,17 @@ _ATTENTION_DS = Bound(
     "over keys or queries",
 )
 
+_ATTENTION_SINKS = Bound(
+    lambda rows, head_dim, max_abs_s, score_scale, scale, gradient_scale, inner=0.0, inner_least=0.0, other_scale=0.0: (
+        (_probability(0, head_dim, max_abs_s, score_scale) + (72 + rows / 8192) * U) * scale
+        + ((head_dim + 16) * U + inner) * gradient_scale
+        + inner_least * other_scale
+    ),
+    f"({_P.replace('keys', '0')} + (72 + rows / 8192) * u) * scale + ((head_dim + 16) * u + inner) * gradient_scale "
+    f"+ {_LEAST}",
+    "delta, of which out is rounded to the dtype, weighed by the sink's probability; summed as a token sum is",
+)
+
 # ---- sequences and advantages ---------------------------------------------------------------------------------------
 
 _BITWISE = Bound(lambda: 0.0, "0", "bitwise: bytes that are moved, or integers")
@@ -602,6 +613,8 @@ def _rows() -> Iterable[Row]:
     for output in ("dq", "dk"):
         yield Row("attention", output, "backward", bound=_ATTENTION_DS, **attended)
     yield Row("attention", "dv", "backward", bound=_ATTENTION_DV, **attended)
+    summed: dict[str, Any] = attended | {"kind": "token sum", "keeps": TOKEN_SUM, "rounded": False}
+    yield Row("attention", "dsinks", "backward", bound=_ATTENTION_SINKS, **summed)
 
     yield Row(
         "attention", "derivatives", "backward", stem="attention", bound=_derivatives(1e-4), backends=BY_EXPONENTIAL,

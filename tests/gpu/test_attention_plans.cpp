@@ -64,6 +64,7 @@ AttentionInput on_device(const Problem& problem, Mirror* mirror) {
   list(p.seqused_k, p.num_sequences);
   list(p.leftpad_k, p.num_sequences);
   list(p.block_table, p.num_sequences * p.table_stride);
+  p.sinks = (*mirror)(p.sinks, static_cast<std::size_t>(p.num_q_heads) * 4);
   return p;
 }
 
@@ -130,6 +131,9 @@ void run_case(const Case& c) {
   b.dq = dq.data();
   b.dk = dk.data();
   b.dv = dv.data();
+  Memory dsinks(static_cast<std::size_t>(c.q_heads) * 4 + 16, kCanary);
+  const Memory clean_sinks = dsinks;
+  if (c.sinks) b.dsinks = reinterpret_cast<float*>(dsinks.data());
   cpu::attention_backward(b);
   const auto compare = [&](GradientKernel kernel, int arch) {
     const OnDevice dq_got(clean_q), dk_got(clean_k), dv_got(clean_k);
@@ -143,6 +147,8 @@ void run_case(const Case& c) {
     got.dq = dq_got.data;
     got.dk = dk_got.data;
     got.dv = dv_got.data;
+    const OnDevice dsinks_got(clean_sinks);
+    if (c.sinks) got.dsinks = static_cast<float*>(dsinks_got.data);
     if (!fits_plan(got, kernel, arch)) return;
     const OnDevice workspace_got(Memory(static_cast<std::size_t>(workspace_bytes_of(got, kernel)) + 16, kCanary));
     got.workspace = workspace_got.data;
@@ -157,6 +163,7 @@ void run_case(const Case& c) {
       if (special) take_nan(wanted, &memory);
       expect(memory, wanted, what + gradient);
     };
+    expect(dsinks_got.host(), dsinks, what + ", dsinks");
     same(dq_got, dq, ", dq");
     same(dk_got, dk, ", dk");
     same(dv_got, dv, ", dv");
@@ -221,6 +228,25 @@ void run_cases() {
         run(c);
       }
     }
+  }
+  // Sinks, by every plan that serves them: splits, windows, rows that see nothing, special values.
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    Case c{{{1, 300}, {130, 150}, {3, 1100}, {80, 70}}};
+    c.sinks = true;
+    c.q_heads = 4;
+    c.kv_heads = 2;
+    c.head_dim = head_dim;
+    run(c);
+    c.q_form = c.k_form = Form::kPadded;
+    c.softcap = 2.0f;
+    c.window = 70;
+    run(c);
+    c.k_form = Form::kPaged;
+    run(c);
+    c.k_form = Form::kPadded;
+    c.softcap = 0.0f;
+    c.data = Data::kSpecial;
+    run(c);
   }
   // Softcaps, by every plan that serves one.
   for (const std::int64_t head_dim : {64, 128, 256}) {

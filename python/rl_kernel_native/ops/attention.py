@@ -20,7 +20,8 @@ class AttentionResult(NamedTuple, Generic[ArrayT]):
     Attributes:
         out: the shape and dtype of ``q``, contiguous.
         lse: float32, ``[batch, heads, tokens]`` or, of packed queries, ``[heads, tokens]``: the natural logarithm of
-            the sum of ``exp(softmax_scale * score)`` over what a query sees; -Inf where it sees nothing.
+            the sum of ``exp(softmax_scale * score)`` over what a query sees and its head's sink; -Inf where it sees
+            nothing.
     """
 
     out: ArrayT
@@ -57,20 +58,20 @@ def _narrow(offsets: Any) -> Any:
 @overload
 def attention(
     q: ArrayT, k: AnyArray, v: AnyArray, *, causal: bool = True, window_size: int | None = None,
-    softmax_scale: float | None = None, softcap: float | None = None, cu_seqlens_q: AnyArray | None = None,
-    cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None, seqused_k: AnyArray | None = None,
-    leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None, exp: Exp = None,
-    return_lse: Literal[False] = False
+    softmax_scale: float | None = None, softcap: float | None = None, sinks: AnyArray | None = None,
+    cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None,
+    seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None,
+    exp: Exp = None, return_lse: Literal[False] = False
 ) -> ArrayT: ...  # fmt: skip
 
 
 @overload
 def attention(
     q: ArrayT, k: AnyArray, v: AnyArray, *, causal: bool = True, window_size: int | None = None,
-    softmax_scale: float | None = None, softcap: float | None = None, cu_seqlens_q: AnyArray | None = None,
-    cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None, seqused_k: AnyArray | None = None,
-    leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None, exp: Exp = None,
-    return_lse: bool = False
+    softmax_scale: float | None = None, softcap: float | None = None, sinks: AnyArray | None = None,
+    cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None,
+    seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None,
+    exp: Exp = None, return_lse: bool = False
 ) -> AttentionResult[ArrayT]: ...  # fmt: skip
 def attention(
     q: Any,
@@ -81,6 +82,7 @@ def attention(
     window_size: int | None = None,
     softmax_scale: float | None = None,
     softcap: float | None = None,
+    sinks: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     seqused_q: Any = None,
@@ -93,8 +95,8 @@ def attention(
     """``softmax(softmax_scale * q k^T) v``, with grouped heads, causal and sliding-window masks, forward and backward.
 
     A query of a sequence has the same bits in any batch, packed, padded, paged or chunked, at any stride. So have the
-    gradients of a query and of a key. Differentiable (torch) in ``q``, ``k`` and ``v``, but of pages. Under
-    ``torch.autocast`` these are cast as those of torch's attention.
+    gradients of a query and of a key. Differentiable (torch) in ``q``, ``k``, ``v`` and ``sinks``, but of pages. Under
+    ``torch.autocast`` the first three are cast as those of torch's attention.
 
     The queries stand in ``q``, the keys in ``k`` and ``v``, each in its own form. The last query of a sequence stands
     at its last key (bottom right): with Q queries and L keys in use, query i is at key ``L - Q + i``. Names are
@@ -119,6 +121,9 @@ def attention(
         softmax_scale: > 0; default ``1 / sqrt(head_dim)``.
         softcap: > 0: scores become ``softcap * tanh(score / softcap)``, after the scale (Gemma 2's
             ``attn_logit_softcapping``). On CUDA such a call runs on mma.sync: no wgmma, and decode without splits.
+        sinks: float32 ``[q_heads]``: of each head one more score, in natural logarithms, after ``softmax_scale`` and
+            ``softcap``, that has no value (gpt-oss): ``exp(sink)`` joins a row's sum. On CUDA decode runs without
+            splits.
         cu_seqlens_q, cu_seqlens_k: int32 or int64 ``[num_sequences + 1]``, offsets of the packed sequences
             (docs/tokens.md); they may end early.
         seqused_q, seqused_k: int32 ``[num_sequences]``: how many of a sequence's queries and keys are in use, the first
@@ -153,15 +158,16 @@ def attention(
         type(q) in _plain
         and type(k) in _plain
         and type(v) in _plain
+        and type(sinks) in _plain_or_none
         and all(type(x) in _plain_or_none for x in lists)
         and not _torch_path.is_compiling()
         and not _torch_path.is_autocasting()
     ):
-        result = _C.attention_eager(q, k, v, *lists, *options, exp, _check.flag("return_lse", return_lse))
+        result = _C.attention_eager(q, k, v, sinks, *lists, *options, exp, _check.flag("return_lse", return_lse))
         if result is not NotImplemented:
             return AttentionResult(*result) if return_lse else result[0]
     if _dispatch.is_tensor(q):
-        out, lse = _torch().attention(q, k, v, lists, options, exp, _check.flag("return_lse", return_lse))
+        out, lse = _torch().attention(q, k, v, sinks, lists, options, exp, _check.flag("return_lse", return_lse))
     else:
         frame = _dispatch.Frame(q, "q")
         _dispatch.match_torch_threads()
@@ -169,6 +175,7 @@ def attention(
             frame.export(q, "q"),
             frame.export(k, "k"),
             frame.export(v, "v"),
+            frame.export(sinks, "sinks"),
             *(frame.export(x, name) for x, name in zip(lists, _LISTS, strict=True)),
             *options,
             resolve_exp(exp, frame.device),
@@ -194,13 +201,14 @@ def attention_backward(
     window_size: int | None = None,
     softmax_scale: float | None = None,
     softcap: float | None = None,
+    sinks: AnyArray | None = None,
     cu_seqlens_q: AnyArray | None = None,
     cu_seqlens_k: AnyArray | None = None,
     seqused_q: AnyArray | None = None,
     seqused_k: AnyArray | None = None,
     leftpad_k: AnyArray | None = None,
     exp: Exp = None,
-) -> tuple[ArrayT, ArrayT, ArrayT]:
+) -> tuple[ArrayT, ...]:
     """Gradients of :func:`attention`, for callers that run backward themselves; torch's autograd calls it.
 
     Args:
@@ -208,26 +216,28 @@ def attention_backward(
         q, k, v and the options: as given to :func:`attention`. There are no gradients of pages.
         out, lse: what attention returned, of the whole sequences.
         dlse: the gradient of ``lse``, float32, contiguous; None means 0.
-    Returns: ``(dq, dk, dv)``, contiguous, of the shapes and dtype of ``q``, ``k`` and ``v``. What is not in use has +0.
+    Returns: ``(dq, dk, dv)``, contiguous, of the shapes and dtype of ``q``, ``k`` and ``v``; with ``sinks`` also their
+        gradient, float32 ``[q_heads]``, the one that sums over all sequences. What is not in use has +0.
     Raises: as :func:`attention`.
     Source: docs/numerics.md, rule 6; arXiv:2307.08691.
     """
     lists: tuple[Any, ...] = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k)
     options = (_check.flag("causal", causal), window_size, softmax_scale, softcap)
     if _dispatch.is_tensor(q):
-        found: tuple[Any, Any, Any] = _torch().backward(dout, dlse, q, k, v, out, lse, lists, options, exp)
-        return found
+        found: tuple[Any, ...] = _torch().backward(dout, dlse, q, k, v, out, lse, sinks, lists, options, exp)
+        return found if sinks is not None else found[:3]
     frame = _dispatch.Frame(q, "q")
     _dispatch.match_torch_threads()
-    names = ("dout", "dlse", "q", "k", "v", "out", "lse", *_LISTS[:-1])
-    dq, dk, dv = _C.attention_backward(
-        *(frame.export(x, n) for x, n in zip((dout, dlse, q, k, v, out, lse, *lists), names, strict=True)),
+    names = ("dout", "dlse", "q", "k", "v", "out", "lse", "sinks", *_LISTS[:-1])
+    gradients = _C.attention_backward(
+        *(frame.export(x, n) for x, n in zip((dout, dlse, q, k, v, out, lse, sinks, *lists), names, strict=True)),
         *options,
         resolve_exp(exp, frame.device),
         product_unit(),
         True,
         True,
+        sinks is not None,
         frame.allocate,
         frame.stream,
     )
-    return frame.result(dq), frame.result(dk), frame.result(dv)
+    return tuple(frame.result(x) for x in (gradients if sinks is not None else gradients[:3]))

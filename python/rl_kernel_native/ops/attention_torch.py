@@ -38,46 +38,48 @@ def _mode(exp: str | None, q: Tensor, direct: bool) -> int:
 
 
 def attention(
-    q: Tensor, k: Any, v: Any, lists: tuple[Any, ...], options: tuple[Any, ...], exp: str | None, return_lse: bool
-) -> tuple[Any, Any]:
+    q: Tensor, k: Any, v: Any, sinks: Any, lists: tuple[Any, ...], options: tuple[Any, ...], exp: str | None,
+    return_lse: bool,
+) -> tuple[Any, Any]:  # fmt: skip
     if is_autocasting():
         q, k, v = autocast(q, k, v)
-    direct = is_direct(q, k, v, *lists)
+    direct = is_direct(q, k, v, sinks, *lists)
     mode = _mode(exp, q, direct)
     unit = product_unit() if direct or not is_compiling() else AS_CALLED
-    differentiable = wants_grad(q, k, v)
+    differentiable = wants_grad(q, k, v, sinks)
     traced.require_no_pages(lists[-1], differentiable)
     if direct and not differentiable:
         prepare(q)
-        result: tuple[Any, Any] = _C.attention(q, k, v, *lists, *options, mode, unit, return_lse, None, 0)
+        result: tuple[Any, Any] = _C.attention(q, k, v, sinks, *lists, *options, mode, unit, return_lse, None, 0)
         return result
     if not direct:
-        require_tensors(q=q, k=k, v=v, optional=dict(zip(traced.LISTS, lists, strict=True)))
-        return traced.attention(q, k, v, *lists, *traced.checked(options), mode, unit)
-    return _Attention.run(q, k, v, *lists[:-1], *options, mode, unit)
+        require_tensors(q=q, k=k, v=v, optional={"sinks": sinks, **dict(zip(traced.LISTS, lists, strict=True))})
+        return traced.attention(q, k, v, sinks, *lists, *traced.checked(options), mode, unit)
+    return _Attention.run(q, k, v, sinks, *lists[:-1], *options, mode, unit)
 
 
 class _Attention(Eager):
     """Eager autograd. The old form of forward costs a third of what setup_context does."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, *rest: Any) -> Any:
         options, lists = rest[5:], rest[:5]
         prepare(q)
-        out, lse = _C.attention(q, k, v, *lists, None, *options, True, None, 0)
-        ctx.save_for_backward(q, k, v, out, lse, *lists)
+        out, lse = _C.attention(q, k, v, sinks, *lists, None, *options, True, None, 0)
+        ctx.save_for_backward(q, k, v, out, lse, sinks, *lists)
         ctx.options = options
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
-        q, k, v, out, lse, *lists = ctx.saved_tensors
-        needs = ctx.needs_input_grad[:3]
+        q, k, v, out, lse, *rest = ctx.saved_tensors  # sinks and lists
+        needs = ctx.needs_input_grad[:4]
         if dout is None and dlse is None:
-            return (None,) * 14
-        asked = tuple(n and is_asked_for(edge[0]) for n, edge in zip(needs, ctx.next_functions[:3], strict=True))
-        wants_q, wants_kv = asked[0], asked[1] or asked[2]
+            return (None,) * 15
+        edges = ctx.next_functions[: 4 if needs[3] else 3]  # of tensors: where sinks are None there is none of theirs
+        asked = [n and is_asked_for(edge[0]) for n, edge in zip(needs, edges, strict=False)] + [False]
+        wants = asked[0], asked[1] or asked[2], asked[3]
         given = {name: g for name, g in (("dout", dout), ("dlse", dlse)) if g is not None}
         # create_graph, a backward that has a backward, goes through the dispatcher, too.
         direct = not is_grad_enabled() and all(map(is_direct_gradient, given.values()))
@@ -86,29 +88,28 @@ class _Attention(Eager):
         dout, dlse = traced.incoming(dout, dlse, out)
         if direct:
             prepare(q)
-            found = _C.attention_backward(
-                dout, dlse, q, k, v, out, lse, *lists, *ctx.options, wants_q, wants_kv, None, 0
-            )
+            found = _C.attention_backward(dout, dlse, q, k, v, out, lse, *rest, *ctx.options, *wants, None, 0)
         else:
-            found = traced.backward(dout, dlse, q, k, v, out, lse, *lists, *ctx.options, wants_q, wants_kv)
+            found = traced.backward(dout, dlse, q, k, v, out, lse, *rest, *ctx.options, *wants)
         return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * 11
 
 
 def backward(
-    dout: Any, dlse: Any, q: Tensor, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...],
+    dout: Any, dlse: Any, q: Tensor, k: Any, v: Any, out: Any, lse: Any, sinks: Any, lists: tuple[Any, ...],
     options: tuple[Any, ...], exp: str | None,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    inputs = (dout, dlse, q, k, v, out, lse, *lists)
+) -> tuple[Any, ...]:  # fmt: skip
+    inputs = (dout, dlse, q, k, v, out, lse, sinks, *lists)
+    wants = (True, True, sinks is not None)
     direct = is_direct(*inputs)
     mode = _mode(exp, q, direct)
     unit = product_unit() if direct or not is_compiling() else AS_CALLED
     if direct and not wants_grad(*inputs):
         prepare(q)
-        found: tuple[Any, Any, Any] = _C.attention_backward(*inputs, *options, mode, unit, True, True, None, 0)
+        found: tuple[Any, ...] = _C.attention_backward(*inputs, *options, mode, unit, *wants, None, 0)
         return found
-    optional = {"dlse": dlse, **dict(zip(traced.LISTS, lists, strict=False))}
+    optional = {"dlse": dlse, "sinks": sinks, **dict(zip(traced.LISTS, lists, strict=False))}
     require_tensors(q=q, k=k, v=v, dout=dout, out=out, lse=lse, optional=optional)
     return traced.backward(
-        gradient(dout, q.dtype, "dout", dims=4), dlse, q, k, v, out, lse, *lists, *traced.checked(options), mode, unit,
-        True, True,
+        gradient(dout, q.dtype, "dout", dims=4), dlse, q, k, v, out, lse, sinks, *lists, *traced.checked(options), mode,
+        unit, *wants,
     )  # fmt: skip

@@ -25,11 +25,13 @@ LISTS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", 
 MOST_HEAD_DIM = 256
 _HOW = "bool causal, SymInt? window_size, float? softmax_scale, float? softcap, int exp, int unit"
 _PLACES = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k"
-define(f"attention(Tensor q, Tensor k, Tensor v, {_PLACES}, Tensor? block_table, {_HOW}) -> (Tensor, Tensor)")
+_LISTED = f"{_PLACES}, Tensor? block_table"
+define(f"attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, {_LISTED}, {_HOW}) -> (Tensor, Tensor)")
 # What is not wanted is an empty tensor.
 define(
-    f"attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_PLACES}, "
-    f"{_HOW}, bool wants_q, bool wants_kv) -> (Tensor, Tensor, Tensor)"
+    "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"Tensor? sinks, {_PLACES}, {_HOW}, bool wants_q, bool wants_kv, bool wants_sinks) -> "
+    "(Tensor, Tensor, Tensor, Tensor)"
 )
 _ops = torch.ops.rl_kernel_native
 
@@ -47,15 +49,17 @@ def _forward_kernel(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor
 def _backward_kernel(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
-    *call, mode, unit, wants_q, wants_kv = rest
+    *call, mode, unit, wants_q, wants_kv, wants_sinks = rest
     kind = device_type(q, "q")
     if mode == AS_CALLED:
         mode = resolve_traced(mode, kind) if q.is_cuda else PORTABLE
     unit = IEEE if q.dtype == torch.float32 else resolve_traced_unit(unit, kind)
     prepare(q)
     tensors = (memory(t) for t in (dout, dlse, q, k, v, out, lse))
-    found = _C.attention_backward(*tensors, *call, mode, unit, wants_q, wants_kv, None, 0)
-    return tuple(q.new_empty(0) if g is None else g for g in found)
+    found = _C.attention_backward(*tensors, *call, mode, unit, wants_q, wants_kv, wants_sinks, None, 0)
+    *found, dsinks = found
+    nothing = q.new_empty(0, dtype=torch.float32)
+    return *(q.new_empty(0) if g is None else g for g in found), nothing if dsinks is None else dsinks
 
 
 implement("attention", _forward_kernel, functools.partial(apply, "Attention"))
@@ -90,6 +94,16 @@ def _check_list(tensor: Any, name: str, size: Any) -> None:
     check_columns(tensor, name)
 
 
+def _check_sinks(sinks: Any, q: Tensor) -> None:
+    if sinks is None:
+        return
+    if sinks.dtype != torch.float32:
+        raise TypeError(f"sinks: expected dtype float32, got {dtype_name(sinks.dtype)}")
+    if sinks.dim() != 1 or sinks.shape[0] != q.shape[-2]:
+        raise ValueError(f"sinks: expected shape [{q.shape[-2]}] (the heads of q), got {list(sinks.shape)}")
+    check_columns(sinks, "sinks")
+
+
 def _check_offsets(tensor: Any, name: str, size: Any = None) -> None:
     check_offsets(tensor, name)
     if tensor is not None and size is not None and tensor.shape[0] != size:
@@ -97,7 +111,7 @@ def _check_offsets(tensor: Any, name: str, size: Any = None) -> None:
 
 
 def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
-    cu_q, cu_k, used_q, used_k, leftpad, table, causal, window_size, softmax_scale, softcap = rest
+    sinks, cu_q, cu_k, used_q, used_k, leftpad, table, causal, window_size, softmax_scale, softcap = rest
     if q.dtype not in CODES:
         raise TypeError(f"q: expected dtype float32, bfloat16 or float16, got {dtype_name(q.dtype)}")
     check_dtype_like(k, "k", q, "q")
@@ -116,6 +130,7 @@ def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
     _check_keys(q, k, v, cu_k, used_k, leftpad, table, batch)
     _check_offsets(cu_k, "cu_seqlens_k", batch + 1)
+    _check_sinks(sinks, q)
     for tensor, name in ((used_q, "seqused_q"), (used_k, "seqused_k"), (leftpad, "leftpad_k")):
         _check_list(tensor, name, batch)
     if window_size is not None and window_size < 1:
@@ -186,8 +201,8 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, 
 def _backward_fake(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
-    *call, _exp, _unit, wants_q, wants_kv = rest
-    _check_operands(q, k, v, *call[:5], None, *call[5:])
+    *call, _exp, _unit, wants_q, wants_kv, wants_sinks = rest
+    _check_operands(q, k, v, *call[:6], None, *call[6:])
     for tensor, name in ((dout, "dout"), (out, "out")):
         check_dtype_like(tensor, name, q, "q")
         if tuple(tensor.shape) != tuple(q.shape):
@@ -201,7 +216,8 @@ def _backward_fake(
         if list(rows.shape) != _lse_shape(q):
             raise ValueError(f"{name}: expected shape {_lse_shape(q)} (that of lse), got {list(rows.shape)}")
     dk, dv = (q.new_empty(t.shape if wants_kv else 0) for t in (k, v))
-    return q.new_empty(q.shape if wants_q else 0), dk, dv
+    dsinks = q.new_empty(q.shape[-2] if wants_sinks else 0, dtype=torch.float32)
+    return q.new_empty(q.shape if wants_q else 0), dk, dv, dsinks
 
 
 # ---- the same by torch's operators in float64 -----------------------------------------------------------------------
@@ -257,22 +273,28 @@ def _where(used: Tensor, x: Tensor) -> Tensor:
     return torch.where(used[:, :, None, None], x, torch.zeros_like(x))
 
 
-def _probabilities(x: Tensor, y: Tensor, sees: Tensor, scale: float, softcap: float | None) -> Any:
-    """[b, kv_heads, group, i, j], lse without j, and the slope of the softcap."""
-    s, slope = torch.einsum("bihgd,bjhd->bhgij", x, y) * scale, 1.0
+def _probabilities(x: Tensor, y: Tensor, sinks: Any, sees: Tensor, scale: float, softcap: float | None) -> Any:
+    """[b, kv_heads, group, i, j]; of sinks [b, kv_heads, group, i, 1], or None; lse without j; the softcap's slope."""
+    s = torch.einsum("bihgd,bjhd->bhgij", x, y) * scale
+    slope: Any = 1.0
     if softcap is not None:
         h = torch.tanh(s / softcap)
         s, slope = softcap * h, 1 - h * h
     any_key = sees.any(-1, keepdim=True)
     s = torch.where(sees, s, torch.where(any_key, float("-inf"), 0.0))
     lse = torch.logsumexp(s, -1, keepdim=True) if s.shape[-1] else s.sum(-1, keepdim=True)
+    of_sinks = None
+    if sinks is not None:
+        u = sinks.double().view(1, *x.shape[2:4], 1, 1)
+        lse = torch.where(any_key, torch.logaddexp(lse, u), lse)
+        of_sinks = torch.where(any_key, torch.exp(u - lse), 0.0)
     p = torch.where(sees, torch.exp(s - lse), torch.zeros_like(s))
-    return p, torch.where(any_key, lse, float("-inf")).squeeze(-1), slope
+    return p, of_sinks, torch.where(any_key, lse, float("-inf")).squeeze(-1), slope
 
 
-def _composed_forward(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
+def _composed_forward(q: Tensor, k: Tensor, v: Tensor, sinks: Any, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
     x, y, z, sees, scale = _scene(q, k, v, lists, how)
-    p, lse, _ = _probabilities(x, y, sees, scale, how[3])
+    p, _, lse, _ = _probabilities(x, y, sinks, sees, scale, how[3])
     out = torch.einsum("bhgij,bjhd->bihgd", p, z).to(q.dtype)
     lse = lse.flatten(1, 2)
     if lists[0] is None and lists[1] is not None:  # [1, heads, batch * tokens]
@@ -281,10 +303,10 @@ def _composed_forward(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], h
 
 
 def _composed_backward(
-    dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]
-) -> tuple[Tensor, Tensor, Tensor]:
+    dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, lists: tuple[Any, ...], how: tuple[Any, ...]
+) -> tuple[Any, ...]:
     x, y, z, sees, scale = _scene(q, k, v, (*lists, None), how)
-    p, _, slope = _probabilities(x, y, sees, scale, how[3])
+    p, of_sinks, _, slope = _probabilities(x, y, sinks, sees, scale, how[3])
     g = _where(sees.any(-1)[:, 0, 0], dout.double().reshape(x.flatten(2, 3).shape)).reshape(x.shape)
     dp = torch.einsum("bihgd,bjhd->bhgij", g, z)
     delta = (p * dp).sum(-1, keepdim=True)
@@ -298,22 +320,29 @@ def _composed_backward(
     dq = torch.einsum("bhgij,bjhd->bihgd", ds, y)
     dk = torch.einsum("bhgij,bihgd->bjhd", ds, x)
     dv = torch.einsum("bhgij,bihgd->bjhd", p, g)
-    return dq.reshape(q.shape).to(q.dtype), dk.reshape(k.shape).to(q.dtype), dv.reshape(v.shape).to(q.dtype)
+    dsinks = None if of_sinks is None else -(of_sinks * delta).sum((0, 3, 4)).reshape(sinks.shape).float()
+    dq, dk, dv = (g.reshape(t.shape).to(q.dtype) for g, t in ((dq, q), (dk, k), (dv, v)))
+    return dq, dk, dv, dsinks
 
 
 # ---- derivatives ----------------------------------------------------------------------------------------------------
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """``rest``: the six lists, causal, window_size, softmax_scale, softcap, exp, unit."""
+    """``rest``: sinks, the six lists, causal, window_size, softmax_scale, softcap, exp, unit."""
     return apply_function(_ops.attention, "Attention", q, k, v, *rest)
 
 
-def backward(*arguments: Any) -> tuple[Any, Any, Any]:
-    """dq, dk, dv, None for what is not wanted."""
-    dq, dk, dv = apply_function(_ops.attention_backward, "AttentionBackward", *arguments)
-    wants_q, wants_kv = arguments[-2:]
-    return dq if wants_q else None, dk if wants_kv else None, dv if wants_kv else None
+def backward(*arguments: Any) -> tuple[Any, ...]:
+    """dq, dk, dv, dsinks, None for what is not wanted."""
+    found = apply_function(_ops.attention_backward, "AttentionBackward", *arguments)
+    return tuple(g if wanted else None for g, wanted in zip(found, _wanted(arguments), strict=True))
+
+
+def _wanted(arguments: tuple[Any, ...]) -> tuple[bool, ...]:
+    """What is wanted among dq, dk, dv and dsinks."""
+    wants_q, wants_kv, wants_sinks = arguments[-3:]
+    return wants_q, wants_kv, wants_kv, wants_sinks
 
 
 def incoming(dout: Any, dlse: Any, out: Tensor) -> tuple[Tensor, Any]:
@@ -330,39 +359,45 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.options = tuple(inputs[9:15])
-        ctx.save_for_backward(*inputs[:9], *output)
-        ctx.save_for_forward(*inputs[:9])
+        ctx.options = tuple(inputs[10:16])
+        ctx.save_for_backward(*inputs[:10], *output)
+        ctx.save_for_forward(*inputs[:10])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
         if dout is None and dlse is None:
-            return (None,) * 15
-        q, k, v, *lists, table, out, lse = ctx.saved_tensors
-        needs_q, needs_k, needs_v = ctx.needs_input_grad[:3]
+            return (None,) * 16
+        q, k, v, *given, table, out, lse = ctx.saved_tensors  # given: sinks and lists
+        needs = ctx.needs_input_grad[:4]
         require_no_pages(table, True)  # of the registered operator; attention has asked before
         dout, dlse = incoming(dout, dlse, out)
-        dq, dk, dv = backward(dout, dlse, q, k, v, out, lse, *lists, *ctx.options, needs_q, needs_k or needs_v)
-        return dq if needs_q else None, dk if needs_k else None, dv if needs_v else None, *(None,) * 12
+        wants = needs[0], needs[1] or needs[2], needs[3]
+        found = backward(dout, dlse, q, k, v, out, lse, *given, *ctx.options, *wants)
+        return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * 12
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        if any(inputs[i] is not None for i in (3, 4, 8)) or info.batch_size == 0:  # packed, or pages
+        # Packed, or pages; sinks of each call.
+        if any(inputs[i] is not None for i in (4, 5, 9)) or in_dims[3] is not None or info.batch_size == 0:
             return looped(Attention.apply, info, in_dims, inputs), (0, 0)
-        tensors, unfold = _folded(info, in_dims[:9], inputs[:9])
-        outputs = Attention.apply(*tensors, *inputs[9:])
+        tensors, unfold = _folded(info, _but(3, in_dims[:10]), _but(3, inputs[:10]))
+        outputs = Attention.apply(*tensors[:3], inputs[3], *tensors[3:], *inputs[10:])
         return tuple(map(unfold, outputs)), (0, 0)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        q, k, v, *lists = ctx.saved_tensors
+        q, k, v, sinks, *lists = ctx.saved_tensors
 
-        def composed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            found: tuple[Tensor, Tensor] = _composed_forward(q, k, v, tuple(lists), ctx.options)
+        def composed(q: Tensor, k: Tensor, v: Tensor, sinks: Any) -> tuple[Tensor, Tensor]:
+            found: tuple[Tensor, Tensor] = _composed_forward(q, k, v, sinks, tuple(lists), ctx.options)
             return found
 
-        return pushed(composed, (q, k, v), tangents[:3])
+        return pushed(composed, (q, k, v, sinks), tangents[:4])
+
+
+def _but(place: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*values[:place], *values[place + 1 :])
 
 
 def _folded(info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[list[Any], Any]:
@@ -385,43 +420,42 @@ class AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        dout, dlse, q, k, v, _out, _lse, *lists = inputs[:12]
-        ctx.how = tuple(inputs[12:16])
-        wants_q, wants_kv = inputs[18:]
-        ctx.wanted = (wants_q, wants_kv, wants_kv)
-        ctx.save_for_backward(dout, dlse, q, k, v, *lists)
-        ctx.save_for_forward(dout, dlse, q, k, v, *lists)
+        dout, dlse, q, k, v, _out, _lse, *given = inputs[:13]  # given: sinks and lists
+        ctx.how = tuple(inputs[13:17])
+        ctx.wanted = _wanted(inputs)
+        ctx.save_for_backward(dout, dlse, q, k, v, *given)
+        ctx.save_for_forward(dout, dlse, q, k, v, *given)
         ctx.mark_non_differentiable(*(o for o, w in zip(output, ctx.wanted, strict=True) if not w))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         cotangents = tuple(g for g, w in zip(gradients, ctx.wanted, strict=True) if w)
-        found = pulled(_composed_call(ctx), ctx.saved_tensors[:5], cotangents)
-        return *found, *(None,) * 15
+        *found, dsinks = pulled(_composed_call(ctx), ctx.saved_tensors[:6], cotangents)
+        return *found, None, None, dsinks, *(None,) * 14
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        wants_q, wants_kv = inputs[-2:]
-        dims = tuple(0 if w else None for w in (wants_q, wants_kv, wants_kv))
-        if inputs[7] is not None or inputs[8] is not None or info.batch_size == 0:  # packed
+        dims = tuple(0 if wanted else None for wanted in _wanted(inputs))
+        # Packed; sinks, whose gradient is each call's.
+        if any(inputs[i] is not None for i in (7, 8, 9)) or info.batch_size == 0:
             found = looped(AttentionBackward.apply, info, in_dims, inputs)
-            return found, (0, 0, 0)
-        tensors, unfold = _folded(info, in_dims[:12], inputs[:12])
-        outputs = AttentionBackward.apply(*tensors, *inputs[12:])
+            return found, (0, 0, 0, 0)
+        tensors, unfold = _folded(info, _but(7, in_dims[:13]), _but(7, inputs[:13]))
+        outputs = AttentionBackward.apply(*tensors[:7], None, *tensors[7:], *inputs[13:])
         return tuple(o if d is None else unfold(o) for o, d in zip(outputs, dims, strict=True)), dims
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        found = iter(pushed(_composed_call(ctx), ctx.saved_tensors[:5], tangents[:5]))
+        found = iter(pushed(_composed_call(ctx), ctx.saved_tensors[:6], (*tangents[:5], tangents[7])))
         return tuple(next(found) if w else None for w in ctx.wanted)
 
 
 def _composed_call(ctx: Any) -> Any:
-    """What is wanted of the composed backward, as a function of dout, dlse, q, k and v."""
-    lists, how, wanted = tuple(ctx.saved_tensors[5:]), ctx.how, ctx.wanted
+    """What is wanted of the composed backward, as a function of dout, dlse, q, k, v and sinks."""
+    lists, how, wanted = tuple(ctx.saved_tensors[6:]), ctx.how, ctx.wanted
 
-    def composed(dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        found = _composed_backward(dout, dlse, q, k, v, lists, how)
+    def composed(dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any) -> tuple[Tensor, ...]:
+        found = _composed_backward(dout, dlse, q, k, v, sinks, lists, how)
         return tuple(g for g, w in zip(found, wanted, strict=True) if w)
 
     return composed

@@ -19,6 +19,7 @@ def attention_reference(
     window_size: int | None = None,
     softmax_scale: float | None = None,
     softcap: float | None = None,
+    sinks: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     seqused_q: Any = None,
@@ -32,7 +33,8 @@ def attention_reference(
 
     Args: as :func:`rl_kernel_native.attention`, NumPy arrays (or what ``numpy.asarray`` takes) in any float dtype;
         ``dout`` and ``dlse``: of :func:`rl_kernel_native.attention_backward`, not with pages.
-    Returns: ``out`` and ``lse`` of the shapes that attention gives; with ``dout`` also ``dq``, ``dk`` and ``dv``.
+    Returns: ``out`` and ``lse`` of the shapes that attention gives; with ``dout`` also ``dq``, ``dk`` and
+        ``dv``, and with ``sinks`` ``dsinks``.
     """
     q, k, v = (_wide(a) for a in (q, k, v))
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
@@ -47,13 +49,15 @@ def attention_reference(
     flat_dout = None if dout is None else _wide(dout).reshape(flat_q.shape)
     flat_dlse = None if dlse is None else _heads_last(_wide(dlse), q).reshape(lse.shape)
     group = flat_q.shape[1] // flat_k.shape[1]
+    dsinks = np.zeros(flat_q.shape[1])
     for rows, columns in zip(tokens_q, tokens_k, strict=True):
         sees = _sees(len(rows), len(columns), causal, window_size)
         used = np.asarray(sees.any(1))
         for head in range(flat_q.shape[1]):
             x, y, z = flat_q[rows, head], flat_k[columns, head // group], flat_v[columns, head // group]
             scores, slope = _capped(x @ y.T * scale, softcap)
-            p, row_lse = _softmax(scores, sees)
+            sink = -np.inf if sinks is None else _wide(sinks)[head]
+            p, row_lse = _softmax(scores, sees, sink)
             values = p @ z
             out[rows, head], lse[rows, head] = values, row_lse
             if flat_dout is None:
@@ -62,6 +66,7 @@ def attention_reference(
             delta = (g * values).sum(1)
             if flat_dlse is not None:
                 delta = delta - np.where(used, flat_dlse[rows, head], 0)
+            dsinks[head] -= (np.exp(np.where(used, sink - np.where(used, row_lse, 0), -np.inf)) * delta).sum()
             ds = p * (g @ z.T - delta[:, None]) * slope * scale
             grads["dq"][rows, head] = ds @ y
             np.add.at(grads["dk"], (columns, head // group), ds.T @ np.where(used[:, None], x, 0))
@@ -70,12 +75,13 @@ def attention_reference(
     found = {"out": out.reshape(q.shape), "lse": shaped}
     if flat_dout is not None:
         found |= {name: a.reshape(like.shape) for (name, a), like in zip(grads.items(), (q, k, v), strict=True)}
+        found |= {} if sinks is None else {"dsinks": dsinks}
     return found
 
 
 def attention_facts(
     q: Any, k: Any, v: Any, dout: Any, dtype: str, *, causal: bool = True, window_size: int | None = None,
-    softmax_scale: float | None = None, softcap: float | None = None,
+    softmax_scale: float | None = None, softcap: float | None = None, sinks: Any = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """What the error bounds of attention scale with: facts of its rows in contract.py.
 
@@ -84,7 +90,7 @@ def attention_facts(
     """
     wide = [_wide(a) for a in (q, k, v, dout)]
     options: dict[str, Any] = {"causal": causal, "window_size": window_size}
-    want = attention_reference(*wide[:3], **options, softmax_scale=softmax_scale, softcap=softcap)
+    want = attention_reference(*wide[:3], **options, softmax_scale=softmax_scale, softcap=softcap, sinks=sinks)
     batch, queries, heads, dim = wide[0].shape
     keys, kv_heads = wide[1].shape[1:3]
     group = heads // kv_heads
@@ -101,6 +107,8 @@ def attention_facts(
     both = both + np.einsum("bqhd,bqhd->bhq", g, np.abs(want["out"]))
     ds = p * np.abs(dp - delta) * slope
     largest = np.where(sees, np.abs(scores), 0).max(-1)
+    if sinks is not None:
+        largest = np.maximum(largest, np.abs(_wide(sinks))[:, None])
     sizes = np.where(sees, np.einsum("bqhd,bkhd->bhqk", x, y) * scale, 0).max(-1)
 
     def of_keys(a: np.ndarray) -> np.ndarray:
@@ -129,7 +137,18 @@ def attention_facts(
         "score_scale": by_sequence(sizes),
     }  # fmt: skip
     seen = sees.astype(np.float64)
-    return {
+    of_sinks = {}
+    if sinks is not None:
+        used = sees.any(1)
+        gap = _wide(sinks)[:, None] - np.where(used, want["lse"], 0)
+        weights = np.where(used, np.exp(np.where(used, gap, 0)), 0)
+        own = np.einsum("bqhd,bqhd->bhq", g, np.abs(want["out"]))
+        of_sinks["dsinks"] = rounded | {
+            "rows": batch * queries, "max_abs_s": largest.max((0, 2)), "score_scale": sizes.max((0, 2)),
+            "scale": (weights * np.abs(delta[..., 0])).sum((0, 2)), "gradient_scale": (weights * own).sum((0, 2)),
+            "inner_least": least, "other_scale": (weights * g.sum(-1).swapaxes(1, 2)).sum((0, 2)),
+        }  # fmt: skip
+    return of_sinks | {
         "out": of_query
         | {
             "scale": np.einsum("bhqk,bkhd->bqhd", p, z),
@@ -199,12 +218,12 @@ def _capped(scores: np.ndarray, softcap: float | None) -> tuple[np.ndarray, Any]
     return softcap * h, 1 - h * h
 
 
-def _softmax(scores: np.ndarray, sees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _softmax(scores: np.ndarray, sees: np.ndarray, sink: Any = -np.inf) -> tuple[np.ndarray, np.ndarray]:
     masked = np.where(sees, scores, -np.inf)
-    top = masked.max(1, initial=-np.inf)
+    top = np.maximum(masked.max(1, initial=-np.inf), sink)
     top = np.where(np.isfinite(top), top, 0)
     e = np.exp(masked - top[:, None])
-    total = e.sum(1)
+    total = e.sum(1) + np.where(sees.any(1), np.exp(sink - top), 0)
     with np.errstate(divide="ignore"):
         lse = np.where(total > 0, top + np.log(total), -np.inf)
     return e / np.where(total > 0, total, 1)[:, None], lse

@@ -4,17 +4,9 @@
 #pragma once
 
 #include "rlk/kernels/attention_multiply.h"
-#include "rlk/kernels/logprob_gradient.h"
+#include "rlk/kernels/attention_sinks.h"
 
 namespace rlk {
-
-template <class Machine>
-RLK_DEVICE float attention_probability(float t, Exp exp) {
-  const float p = Machine::kHasHardwareExp && exp == Exp::kHardware
-                      ? Machine::ex2(t)
-                      : PortableProbability::of(t > 127.0f ? 127.0f : t);  // keeps a NaN
-  return is_nan(t) ? canonical_nan() : p;
-}
 
 // The sum over d of dout * out of every query and head that sees a key: a chain for each of eight lanes.
 template <class Machine, class T>
@@ -25,19 +17,10 @@ RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t r
   const std::int64_t step = blocks * (kAttentionThreads / kAttentionChains);
   for (std::int64_t begin = first; begin < rows; begin += step) {
     const std::int64_t row = begin + Machine::thread() / kAttentionChains;
-    bool used = row < rows;
-    const std::int64_t head = row % p.num_q_heads, place = row / p.num_q_heads;
-    const bool packed = p.cu_seqlens_q != nullptr;
-    std::int64_t sequence = packed ? 0 : place / p.q_tokens, token = packed ? place : place % p.q_tokens;
-    if (used && packed) {
-      sequence = sequence_of(p.cu_seqlens_q, p.num_sequences, token);
-      used = sequence < p.num_sequences && in_memory(p.cu_seqlens_q)[sequence] <= token;
-    }
-    if (used) {
-      const AttentionSpan span(p, sequence);
-      const std::int64_t i = token - span.q_first;
-      used = i < span.num_queries && !span.keys_of(i).empty();
-    }
+    const std::int64_t head = row % p.num_q_heads;
+    const AttentionQuery query(p, row < rows ? row / p.num_q_heads : 0);
+    const std::int64_t sequence = query.sequence, token = query.token;
+    const bool packed = p.cu_seqlens_q != nullptr, used = row < rows && query.used;
     float sum = 0.0f;
     if (used) {
       const auto* dout = attention_head<T>(p.dout, head) + offset_of(p.dout, packed, sequence, token);

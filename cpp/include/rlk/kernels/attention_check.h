@@ -45,6 +45,7 @@ inline void check_attention(const AttentionBackwardParams& p) {
   check_attention_input(p);
   RLK_CHECK(p.block_table == nullptr, "attention_backward: keys are not in pages");
   RLK_CHECK((p.dk == nullptr) == (p.dv == nullptr), "attention_backward: dk and dv are wanted together");
+  RLK_CHECK(p.dsinks == nullptr || p.sinks != nullptr, "attention_backward: dsinks are those of sinks");
 }
 
 }  // namespace rlk

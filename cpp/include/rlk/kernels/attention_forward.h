@@ -4,6 +4,7 @@
 #pragma once
 
 #include "rlk/kernels/attention_multiply.h"
+#include "rlk/kernels/attention_sinks.h"
 #include "rlk/math/softmax_stats.h"
 
 namespace rlk {
@@ -94,6 +95,7 @@ class AttentionForward {
       run_block(block);
     }
     merge_split();
+    if (p_.sinks != nullptr) merge_sinks();
     finish();
     const std::int64_t end = s_.scene->end;
     Machine::barrier();  // the next segment writes what this one reads
@@ -282,6 +284,33 @@ class AttentionForward {
     return add_rn(add_rn(groups[0], groups[1]), add_rn(groups[2], groups[3]));
   }
 
+  // The rows' merges, which are shared, into totals with a thread's sums.
+  RLK_DEVICE void merge_totals() {
+    const int thread = tid();
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+      const AttentionMerge merge = s_.merges[thread / kAttentionLines * kOfThread + r];
+#pragma unroll
+      for (int i = 0; i < Tile::kSums; ++i) {
+        float& total = s_.total[(r * Tile::kSums + i) * kAttentionThreads + thread];
+        total = merge(total, sums_[r][i]);
+        sums_[r][i] = 0.0f;
+      }
+    }
+  }
+
+  // Sinks are nodes without sums: those of a thread are +0 here.
+  RLK_DEVICE void merge_sinks() {
+    Machine::barrier();  // merges were read
+    if (tid() < kRows) {
+      State& state = s_.states[tid()];
+      const std::int64_t head = s_.scene->kv_head * g_.group + (s_.scene->begin + tid()) % g_.group;
+      s_.merges[tid()] = attention_sink<Machine>(p_, head).into(&state.m, &state.l);
+    }
+    Machine::barrier();
+    merge_totals();
+  }
+
   RLK_DEVICE void merge_split() {
     if (has_chains()) {
 #pragma unroll
@@ -298,17 +327,7 @@ class AttentionForward {
       state = {{}, merge.m, merge(state.l, combine_chains(s_.chains + tid() * kAttentionChains))};
     }
     Machine::barrier();
-    const int thread = tid();
-#pragma unroll
-    for (int r = 0; r < kOfThread; ++r) {
-      const AttentionMerge merge = s_.merges[thread / kAttentionLines * kOfThread + r];
-#pragma unroll
-      for (int i = 0; i < Tile::kSums; ++i) {
-        float& total = s_.total[(r * Tile::kSums + i) * kAttentionThreads + thread];
-        total = merge(total, sums_[r][i]);
-        sums_[r][i] = 0.0f;
-      }
-    }
+    merge_totals();
   }
 
   // A row of out or lse: its token is that of the sequence's place.

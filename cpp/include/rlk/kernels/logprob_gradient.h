@@ -24,13 +24,6 @@ RLK_DEVICE float gradient_at(const float* gradient, const RowLayout& rows, std::
   return gradient ? gradient[rows.offset(row)] : 0.0f;
 }
 
-struct PortableProbability {
-  static RLK_DEVICE float of(float t) {
-    const float p = exp2_normal(t > 127.0f ? 127.0f : t);
-    return t < -126.0f ? 0.0f : p;
-  }
-};
-
 template <class Probability, class Row>
 RLK_DEVICE float column_gradient(float z, const Row& r, bool is_target) {
   const float d = of_every_column(r);

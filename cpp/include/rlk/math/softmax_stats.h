@@ -84,6 +84,14 @@ RLK_HD F stat_exp_portable(F z, F c, F shift_minus_m) {
   return float_of(bits_of(e) + (bits_of(t) << 23));
 }
 
+// 2^t of backward, portable. A NaN gives anything.
+struct PortableProbability {
+  static RLK_HD float of(float t) {
+    const float p = exp2_normal(t > 127.0f ? 127.0f : t);
+    return t < -126.0f ? 0.0f : p;
+  }
+};
+
 // x * 2^(steps * d) for integer d <= 0, exact; below 2^-126 it is +0.
 RLK_HD float scale_down(float x, std::int32_t d) {
   const std::int32_t bits = bits_of(x);

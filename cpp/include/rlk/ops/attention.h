@@ -30,6 +30,9 @@
 //       (g0 + g1) + (g2 + g3), of 64 keys g0 + g1
 //     O_d = fma(round(p_j), v_jd, O_d), one chain from +0
 //   l of a split = ((0+1)+(2+3))+((4+5)+(6+7)) of its chains.
+//   Under sinks, u = fl(log2e * sinks[h]) of the row's head is one more split, the last, without a value: m = ceil(u), O = 0,
+//     l = portable: stat_exp_portable(u, 1, m); hardware: ex2(fl(u - m)). Where m <= -2^21 it contributes nothing; where
+//     m >= 2^21, or the sink is NaN, the rows of the head that see keys fail.
 //   Splits merge ascending, a the splits before, b the next one: m = max(m_a, m_b), O_d = fma(O_a, f(m_a - m),
 //     fl(O_b * f(m_b - m))), l like O_d. A split that contributed nothing, or the first, changes nothing.
 //   out_d = round(fl(O_d * fl(1 / l)) + 0)    lse = fl(ln2 * fl(m + log2 l))            natural log of sum_j exp(scale s_j)
@@ -57,6 +60,9 @@
 //   dk_j  = round(fl(softmax_scale * chain of fma(ds_ij, q_i)) + 0),  dv_j = round(chain of fma(round(p_ij), dout_i) + 0)
 //           from +0 over the query heads of the key's ascending, of each its queries ascending, in steps of 16 that
 //           floor(n / 16) counts, n the number of the key that stands where query i does; what a step lacks is zero
+//   dsinks_h = fl(0 - sum over rows of p_ih * delta_i), p_ih the exponential above of t = fma(lse_i, -log2e, u_h), in the order
+//           of rms_norm's dw: rows are places of q, [B, q_tokens] one after another, or packed; those that are not in use or
+//           see no key are no links
 //   Positions that are not in use, queries that see no key and keys that none sees get +0, and are not read.
 // A query of a sequence has the same bits for any batch, packing, padding, paging and chunking: its keys, their numbers
 // and n say all of them; so have the gradients of a key, which its queries say. With Exp::kPortable on every backend that
@@ -128,8 +134,9 @@ struct AttentionInput {
   std::int64_t head_dim = 0;                       // a multiple of 8 in [8, kMaxHeadDim]
   std::int64_t window_size = 0;                    // 0: none; only causal
   float softmax_scale = 1.0f;                      // > 0; fl(log2e * softmax_scale) is finite and not subnormal
-  float softcap = 0.0f;                            // finite, > 0; fl(softmax_scale / softcap) likewise; 0: none
-  DType dtype = DType::kBFloat16;                  // kBFloat16, kFloat16, kFloat32
+  const float* sinks = nullptr;    // [num_q_heads], in natural logarithms, after scale and softcap, or null
+  float softcap = 0.0f;            // finite, > 0; fl(softmax_scale / softcap) likewise; 0: none
+  DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16, kFloat32
   Exp exp = Exp::kPortable;
   bool causal = true;
   Arithmetic arithmetic = Arithmetic::kIeee;  // the CPU's; a GPU has its own
@@ -150,6 +157,7 @@ struct AttentionBackwardParams : AttentionInput {
   void* dq = nullptr;                  // of q's shape, contiguous; null: not wanted
   void* dk = nullptr;                  // of k's; dk and dv are wanted together
   void* dv = nullptr;
+  float* dsinks = nullptr;    // [num_q_heads], beside sinks; null: not wanted
   void* workspace = nullptr;  // attention_backward_workspace_bytes(...), 16-byte aligned
 };
 

@@ -1,0 +1,114 @@
+// A query head's sink: its node among a row's splits, and its gradient over the rows of q. For every backend: Machine has the
+// hardware's exponential and, where it runs a block of threads, their numbers and barriers.
+#pragma once
+
+#include "rlk/kernels/attention_row.h"
+#include "rlk/kernels/attention_tile.h"
+#include "rlk/math/softmax_stats.h"
+
+namespace rlk {
+
+// 2^t of backward, by the mode's exponential.
+template <class Machine>
+RLK_DEVICE float attention_probability(float t, Exp exp) {
+  const float p = Machine::kHasHardwareExp && exp == Exp::kHardware
+                      ? Machine::ex2(t)
+                      : PortableProbability::of(t > 127.0f ? 127.0f : t);  // keeps a NaN
+  return is_nan(t) ? canonical_nan() : p;
+}
+
+// A sink as a node, whose O is 0. m is -Inf where it contributes nothing, NaN where its rows fail.
+struct AttentionSink {
+  float m = -infinity(), l = 0.0f;
+
+  // Into a row's sums, after its last split: l and m change here, sums by what it gives, operator()(sum, 0).
+  RLK_HD AttentionMerge into(float* row_m, float* row_l) const {
+    const AttentionMerge merge(*row_m, m);
+    *row_l = merge(*row_l, l);
+    *row_m = merge.m;
+    return merge;
+  }
+};
+template <class Machine>
+RLK_DEVICE AttentionSink attention_sink(const AttentionInput& p, std::int64_t head) {
+  const float sink = in_memory(p.sinks)[head], u = mul_rn(kLog2e, sink);
+  AttentionSink node;
+  SoftmaxStats failed;
+  const LeafReference r = leaf_reference(kLog2e, sink, &failed);
+  if (r.usable) {
+    node.m = r.m;
+    node.l = Machine::kHasHardwareExp && p.exp == Exp::kHardware ? Machine::ex2(sub_rn(u, r.m))
+                                                                 : stat_exp_portable(u, 1.0f, sub_rn(kStatsShift, r.m));
+  } else if (is_nan(failed.m)) {
+    node.m = canonical_nan();
+  }
+  return node;
+}
+
+// The query at a place of q, counted over all sequences.
+struct AttentionQuery {
+  std::int64_t sequence, token;  // of its q
+  bool used;                     // it is in use and sees a key
+
+  RLK_HD AttentionQuery(const AttentionInput& p, std::int64_t place) : used(true) {
+    if (p.cu_seqlens_q != nullptr) {
+      sequence = sequence_of(p.cu_seqlens_q, p.num_sequences, place);
+      token = place;
+      used = sequence < p.num_sequences && in_memory(p.cu_seqlens_q)[sequence] <= token;
+    } else {
+      sequence = place / p.q_tokens;
+      token = place % p.q_tokens;
+    }
+    if (!used) return;
+    const AttentionSpan span(p, sequence);
+    const std::int64_t i = token - span.q_first;
+    used = i < span.num_queries && !span.keys_of(i).empty();
+  }
+};
+
+constexpr int kSinkGroupRows = 64, kSinkGroups = 128;  // of a block of 8192 rows
+
+// A group's chain of p * delta, of `rows` rows of q. `delta` lies as lse does.
+template <class Machine>
+RLK_DEVICE float attention_sink_group(const AttentionBackwardParams& p, const float* delta, std::int64_t rows,
+                                      std::int64_t head, std::int64_t group) {
+  const float u = mul_rn(kLog2e, in_memory(p.sinks)[head]);
+  const std::int64_t begin = group * kSinkGroupRows;
+  float sum = 0.0f;
+  for (std::int64_t row = begin; row < begin + kSinkGroupRows && row < rows; ++row) {
+    const AttentionQuery query(p, row);
+    if (!query.used) continue;
+    const std::int64_t at = lse_index(p, query.sequence, query.token, head);
+    const float t = fma_rn(in_memory(p.lse)[at], -kLog2e, u);
+    sum = fma_rn(attention_probability<Machine>(t, p.exp), in_memory(delta)[at], sum);
+  }
+  return sum;
+}
+
+// dsinks of a head, by a block of threads with kSinkGroups shared floats; a lone thread is one, too.
+template <class Machine>
+RLK_DEVICE void attention_sink_gradient(const AttentionBackwardParams& p, const float* delta, std::int64_t rows,
+                                        std::int64_t head, float* sums) {
+  const std::int64_t groups = (rows + kSinkGroupRows - 1) / kSinkGroupRows;
+  const int thread = Machine::thread(), threads = Machine::threads();
+  float total = 0.0f;
+  for (std::int64_t first = 0; first < groups; first += kSinkGroups) {
+    for (int i = thread; i < kSinkGroups; i += threads) {
+      sums[i] = first + i < groups ? attention_sink_group<Machine>(p, delta, rows, head, first + i) : 0.0f;
+    }
+    for (int distance = 1; distance < kSinkGroups; distance *= 2) {
+      Machine::barrier();
+      for (int i = thread * 2 * distance; i < kSinkGroups; i += threads * 2 * distance) {
+        sums[i] = add_rn(sums[i], sums[i + distance]);
+      }
+    }
+    Machine::barrier();
+    total = first == 0 ? sums[0] : add_rn(total, sums[0]);
+    Machine::barrier();  // they are written again
+  }
+  if (thread != 0) return;
+  const float gradient = sub_rn(0.0f, total);
+  in_memory(p.dsinks)[head] = is_nan(gradient) ? canonical_nan() : gradient;
+}
+
+}  // namespace rlk

@@ -1,0 +1,26 @@
+// attention's gradient of sinks, from lse and delta alone: a block for each query head, whose threads have a group of 64 rows
+// each. It waits for memory, row by row.
+#pragma once
+
+#include "machine.cuh"
+#include "rlk/kernels/attention_sinks.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+__global__ void __launch_bounds__(kSinkGroups)
+    attention_sinks_kernel(const __grid_constant__ AttentionBackwardParams p, const float* delta, std::int64_t rows) {
+  __shared__ float sums[kSinkGroups];
+  attention_sink_gradient<Machine>(p, delta, rows, blockIdx.x, sums);
+}
+
+// `delta`: of every row, as lse lies.
+inline void run_attention_sinks(const AttentionBackwardParams& p, const float* delta, cudaStream_t stream) {
+  const unsigned heads = checked_blocks(p.num_q_heads, "attention_backward");
+  if (heads == 0) return;
+  attention_sinks_kernel<<<heads, kSinkGroups, 0, stream>>>(p, delta, attention_rows(p));
+  check(cudaGetLastError(), "launch of attention's dsinks");
+}
+
+}  // namespace
+}  // namespace rlk::cuda
