@@ -80,8 +80,7 @@ std::int64_t sequences_of(const AttentionInput& p) {
 }  // namespace
 
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability) {
-  // Splits' merge knows no sinks, their scores no softcap.
-  const bool plain = p.softcap == 0.0f && p.sinks == nullptr;
+  const bool plain = p.softcap == 0.0f;  // the scores of splits know none
   if (plan.kernel == AttentionKernel::kPairs) return capability == 90 && plain && can_fetch_keys(p);
   if (plan.kernel == AttentionKernel::kFewRows) return plain || p.dtype == DType::kFloat32;
   return plan.kernel != AttentionKernel::kWgmma || (capability == 90 && fits_wgmma(p));

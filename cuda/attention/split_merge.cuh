@@ -70,6 +70,14 @@ __global__ void __launch_bounds__(128)
       m = merge.m;
     }
   }
+  if (used && p.sinks != nullptr) {
+    const AttentionMerge merge = attention_sink<Machine>(p, head).into(&m, &l);
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) o[i][j] = merge(o[i][j], 0.0f);
+    }
+  }
   const bool fails = attention_fails(m, used);
   const float inverse = fails ? canonical_nan() : div_rn(1.0f, used ? l : 1.0f);
   auto* to = static_cast<typename T::Storage*>(p.out) + row * p.head_dim;
