@@ -49,8 +49,8 @@ def test_command_for_models_writes_tables(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_what_stays_torchs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Gemma 2 has a softcap of attention."""
     patched = model.make("Gemma2", small=True, layers=1, dtype=torch.float32, device=torch.device("cpu"))
+    patched.model.layers[0].self_attn.is_causal = False
     run = {
         "model": "small", "family": "Gemma2", "layers": 1, "hidden_size": 64, "parameters": 10**6, "dtype": "float32",
         "device": "none", "versions": {"torch": "2", "transformers": "5"}, "unproved": rk.patch_model(patched).unproved,

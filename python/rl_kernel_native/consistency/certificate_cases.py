@@ -539,6 +539,23 @@ def attention(arrays: Arrays, quick: bool) -> Iterator[Case]:
         for dtype in _dtypes(quick, tokens > 128):
             for exp in arrays.exponentials:
                 yield from _attention((tokens, heads, kv_heads, dim), dtype, exp)
+    for dtype in DTYPES:
+        for exp in arrays.exponentials:
+            rows: dict[str, tuple[tuple[int, ...] | None, float]] = dict.fromkeys(("q", "k", "v"), ((2, 16), 1.0))
+            yield Case(
+                "attention", "backward", dtype, (TOKENS, 2, 16), ("dsinks",), rows | {"dout": ((2, 16), 1.0)},
+                functools.partial(_sinks, exp=exp), {"sinks": ((2,), 1.0, "float32")}, token_sum=TOKENS, exp=exp,
+            )  # fmt: skip
+
+
+def _sinks(arrays: Arrays, a: Mapping[str, Any], exp: Any) -> Mapping[str, Any]:
+    """Of packed sequences of 64 tokens."""
+    count = arrays.unwrap(a["q"]).shape[0]
+    offsets = torch.arange(0, count + 64, 64, dtype=torch.int32, device=arrays.device).clamp(max=count)
+    how: dict[str, Any] = {"cu_seqlens_q": arrays.wrap(offsets), "cu_seqlens_k": arrays.wrap(offsets)}
+    how |= {"sinks": a["sinks"], "exp": exp}
+    out, lse = rk.attention(a["q"], a["k"], a["v"], return_lse=True, **how)
+    return {"dsinks": rk.attention_backward(a["dout"], a["q"], a["k"], a["v"], out, lse, **how)[3]}
 
 
 def _attention(shape: tuple[int, int, int, int], dtype: str, exp: Any) -> Iterator[Case]:
