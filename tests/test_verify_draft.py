@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -160,6 +162,84 @@ def test_bad_input() -> None:
             rk.verify_draft(**(arguments | given))
 
 
+def test_bad_operands_are_samples_errors() -> None:
+    """What sample refuses is not made acceptable on the way to it."""
+    x, draft = torch.randn(1, 3, 9), torch.zeros(1, 2, dtype=torch.int64)
+    cases: dict[str, list[dict[str, Any]]] = {
+        "position: expected dtype int32 or int64, got": [
+            {"position": torch.ones(1, dtype=dtype)} for dtype in (torch.bool, torch.int8, torch.uint8, torch.float32)
+        ],
+        r"{name}: expected shape \[1\], got \[\]": [
+            {"position": torch.tensor(1)}, {"temperature": torch.tensor(0.5)}, {"greedy": torch.tensor(True)},
+        ],
+        "allowed: expected an array or None, got": [{"allowed": [[1]]}, {"allowed": 1}],
+    }  # fmt: skip
+    for mode, is_array in itertools.product(("same", "rejection"), (False, True)):
+        for message, refused in cases.items():
+            for given in refused:
+                call = {"target_logits": x, "draft_ids": draft, "seed": 1, "sample_id": 0, "position": 0} | given
+                if is_array:
+                    call = {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in call.items()}
+                with pytest.raises((TypeError, ValueError), match=message.replace("{name}", next(iter(given)))):
+                    rk.verify_draft(**call, mode=mode)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_value_has_one_meaning(device: str, rng: np.random.Generator) -> None:
+    """Two calls that say the same give the same bytes, of torch's tensors and of NumPy's arrays without a warning."""
+    x, q = logits_of(rng, 6, 9).reshape(2, 3, 9), logits_of(rng, 4, 9).reshape(2, 2, 9)
+    draft, yes = torch.stack([x[:, 0].argmax(1), q[:, 1].argmax(1)], 1), torch.tensor([True, True])
+    padded, broken, cold = q.clone(), q.clone(), torch.tensor([0.0, 0.7])
+    padded[..., 7:] = torch.tensor([torch.nan, 30.0])
+    broken[0, 0], broken[1, :, 3] = -torch.inf, torch.inf
+    cut = q.masked_fill(torch.arange(9) >= 7, -torch.inf)
+    unknown = torch.full_like(q, torch.nan)
+    pairs: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "a flag of NumPy": ({"greedy": np.True_}, {"greedy": True}),
+        "a flag of NumPy, false": ({"greedy": np.bool_(False)}, {}),
+        "temperature a greedy row does not read": (
+            {"greedy": yes, "temperature": torch.tensor([torch.inf, torch.nan])},
+            {"greedy": yes},
+        ),
+        "a number for each row": ({"temperature": 0.7}, {"temperature": torch.tensor([0.7, 0.7])}),
+        "positions that are none": ({"position": torch.tensor([-1, 0])}, {"position": torch.tensor([1 << 32, 0])}),
+        "the draft's padding": (
+            {"draft_logits": padded, "valid_vocab": 7},
+            {"draft_logits": cut, "valid_vocab": 7},
+        ),
+        "a draft without a distribution": (
+            {"draft_logits": broken, "temperature": cold},
+            {"draft_logits": torch.where(torch.tensor([[[True], [False]], [[True], [True]]]), unknown, broken),
+             "temperature": cold},
+        ),
+    }  # fmt: skip
+    how: dict[str, Any] = {"mode": "rejection", "seed": 3, "sample_id": 0, "exp": "portable"}
+    plain: dict[str, Any] = {"position": 0, "draft_logits": q}
+    for default, to in itertools.product((torch.float32, torch.bfloat16), (lambda v: v.to(device), torch.Tensor.numpy)):
+
+        def call(given: dict[str, Any], to: Any = to) -> Any:
+            placed = {n: to(v) if isinstance(v, torch.Tensor) else v for n, v in (plain | given).items()}
+            return rk.verify_draft(to(x), to(draft), **how, **placed)
+
+        for name, (one, other) in pairs.items():
+            torch.set_default_dtype(default)
+            try:
+                got = call(one)
+            finally:
+                torch.set_default_dtype(torch.float32)
+            for a, b in zip(got, call(other), strict=True):
+                np.testing.assert_array_equal(*(v.cpu() if isinstance(v, torch.Tensor) else v for v in (a, b)), name)
+
+
+def test_mapped(rng: np.random.Generator) -> None:
+    x, draft = logits_of(rng, 12, 30).reshape(2, 2, 3, 30), torch.from_numpy(rng.integers(0, 30, (2, 2, 2)))
+    f = partial(rk.verify_draft, seed=1, sample_id=0, position=5)
+    for got, want in zip(torch.func.vmap(f)(x, draft), zip(*map(f, x, draft), strict=True), strict=True):
+        assert same(got, torch.stack(want))
+    with pytest.raises(NotImplementedError, match="logprob: vmap with kept sets"):
+        torch.func.vmap(partial(f, mode="rejection"))(x, draft)
+
+
 @pytest.mark.parametrize("mode", ["same", "rejection"])
 def test_compiled(mode: Any, rng: np.random.Generator) -> None:
     x, draft = logits_of(rng, 6, 30).reshape(2, 3, 30), torch.tensor([[1, 2], [3, 4]])
@@ -170,3 +250,19 @@ def test_compiled(mode: Any, rng: np.random.Generator) -> None:
     torch.compiler.reset()
     got, want = torch.compile(f, backend="aot_eager", fullgraph=True)(x, draft), f(x, draft)
     assert all(same(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_compiled_once_for_all_positions(rng: np.random.Generator) -> None:
+    x, draft = logits_of(rng, 6, 30).reshape(2, 3, 30), torch.tensor([[1, 2], [3, 4]])
+
+    def f(x: torch.Tensor, draft: torch.Tensor, position: int, temperature: float) -> Any:
+        return rk.verify_draft(x, draft, seed=1, sample_id=0, position=position, temperature=temperature)
+
+    torch.compiler.reset()
+    for of in (x, draft):
+        torch._dynamo.mark_static(of)  # symbols of sizes take long
+    compiled = torch.compile(f, backend="eager", fullgraph=True, dynamic=True)
+    for position, stance in ((5, "default"), (6, "fail_on_recompile")):
+        with torch.compiler.set_stance(stance):
+            got = compiled(x, draft, position, 0.1 * position)
+        assert all(same(a, b) for a, b in zip(got, f(x, draft, position, 0.1 * position), strict=True))

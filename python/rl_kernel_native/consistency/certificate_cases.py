@@ -549,7 +549,7 @@ def attention(arrays: Arrays, quick: bool) -> Iterator[Case]:
 
 
 def _sinks(arrays: Arrays, a: Mapping[str, Any], exp: Any) -> Mapping[str, Any]:
-    """Of packed sequences of 64 tokens."""
+    """Tokens are packed sequences of 64."""
     count = arrays.unwrap(a["q"]).shape[0]
     offsets = torch.arange(0, count + 64, 64, dtype=torch.int32, device=arrays.device).clamp(max=count)
     how: dict[str, Any] = {"cu_seqlens_q": arrays.wrap(offsets), "cu_seqlens_k": arrays.wrap(offsets)}

@@ -45,7 +45,9 @@ class Arrays:
         return self.cast(self.np.cumsum(self.cast(~flags, "int64"), 1) == 0, "int64").sum(1)
 
     def softmax(self, z: Any) -> Any:
-        e = self.np.exp(z - (z.max(1)[:, None] if self.np is np else z.amax(1, keepdim=True)))
+        """NaN in a row whose largest is infinite."""
+        most = z.max(1)[:, None] if self.np is np else z.amax(1, keepdim=True)
+        e = self.np.exp(z - self.np.where(abs(most) < np.inf, most, np.nan))
         return e / e.sum(1)[:, None]
 
 
@@ -69,11 +71,14 @@ class Rejection:
         if isinstance(greedy, bool):
             greedy = x.full(greedy, x.np.bool_ if x.np is np else x.np.bool, (self.rows * self.steps,))
         temperature = cuts["temperature"]
-        self.temperature = x.cast(temperature * ~greedy + greedy, "float32")  # 1 where greedy
+        if _check.is_number(temperature):
+            temperature = x.full(temperature, x.np.float32, (self.rows * self.steps,))
+        self.temperature = x.cast(x.np.where(greedy, 1.0, temperature), "float32")
         self.greedy = greedy.reshape(self.rows, self.steps)
         self.valid = self.vocab if how["valid_vocab"] is None else how["valid_vocab"]
         self.in_vocab = (draft_ids >= 0) & (draft_ids < self.valid)
         self.draft_ids = x.cast(x.np.where(self.in_vocab, draft_ids, 0), "int64")
+        self.p = x.cast(self._scored(self._padded())[:, :-1], "float64")  # refuses vmap, in logprob's words
         self.kept = self._kept_columns()
         self.ids, self.status = (of.reshape(self.rows, self.steps) for of in (drawn.ids, drawn.status))
 
@@ -100,18 +105,18 @@ class Rejection:
 
     def _accepts(self) -> Any:
         """Whether a draft token stands, were it the first: u q(x) < p(x)."""
-        x, count = self.x, self.rows * (self.steps - 1)
-        p = x.cast(self._scored(self._padded())[:, :-1], "float64")
+        x, p, count = self.x, self.p, self.rows * (self.steps - 1)
         is_kept = x.pick(self.kept, self._padded().reshape(-1)).reshape(self.rows, self.steps)[:, :-1]
         q: Any = 0.0
         if self.draft_logits is not None:
             flat, ids = self.draft_logits.reshape(count, self.vocab), self.draft_ids.reshape(-1)
-            q = x.cast(logprob(flat, ids, exp=self.how["exp"]).reshape(p.shape), "float64")
+            q = x.cast(logprob(flat, ids, **self.how).reshape(p.shape), "float64")
         sample_id = self.keys["sample_id"]
         if _check.is_number(sample_id):
             sample_id = x.full(sample_id, x.np.int64, (self.rows * self.steps,))
         words = random_bits(self.keys["seed"], sample_id, self.keys["position"], ACCEPTANCE + 1, stream=STREAM)
         words = x.cast(words[:, ACCEPTANCE].reshape(self.rows, self.steps)[:, :-1], "float64")
+        words = x.np.where(words < 0, 0.0, words)  # of a bad position, where no token stands
         by_chance = x.np.log((words + 0.5) * 2.0**-32) + q < p
         is_drawn = self.ids[:, :-1] == self.draft_ids
         stands = x.np.where(self.greedy[:, :-1], is_drawn, by_chance)
@@ -130,7 +135,8 @@ class Rejection:
                 q = x.cast(x.ascending(self.vocab)[None] == x.pick(self.draft_ids, at)[:, None], "float64")
                 q = q * x.pick(self.in_vocab, at)[:, None]
             else:
-                q = x.softmax(x.cast(x.pick(self.draft_logits, at), "float64"))
+                z = x.cast(x.pick(self.draft_logits, at), "float64")
+                q = x.softmax(where((x.ascending(self.vocab) < self.valid)[None], z, -np.inf))
             left = where(last[:, None] | (p <= q), p * last[:, None], p - q)
             left = where(left.sum(1)[:, None] > 0, left, p)  # of rounding alone: p is q
         z = where(left > 0, x.np.log(where(left > 0, left, 1.0)), -np.inf)
@@ -159,4 +165,5 @@ class Rejection:
         x = self.x
         flat = x.ascending(self.rows) * self.steps + num_accepted
         z = x.cast(x.pick(self.target_logits, num_accepted), "float64")
-        return x.np.where(self.kept[flat], z / x.cast(self.temperature[flat], "float64")[:, None], -np.inf)
+        temperature = x.cast(x.np.where(self.status.reshape(-1)[flat] == 0, self.temperature[flat], 1.0), "float64")
+        return x.np.where(self.kept[flat], z / temperature[:, None], -np.inf)

@@ -16,6 +16,8 @@ from .sample import MOST_COLUMNS, sample
 __all__ = ["DraftVerification", "verify_draft"]
 
 MODES = ("same", "rejection")
+INTEGERS = ("int32", "int64")
+FLOATS = ("float32", "bfloat16", "float16")
 
 
 class DraftVerification(NamedTuple, Generic[ArrayT]):
@@ -69,14 +71,15 @@ def verify_draft(
             follow the first j draft tokens. Under penalties or bias they are those of :func:`process_logits`.
         draft_ids: ``[num_rows, num_draft]`` int32 or int64. One outside of the vocabulary, such as -1, is not accepted.
         draft_logits: ``[num_rows, num_draft, vocab_size]``, contiguous, for ``mode="rejection"``: log-probabilities of
-            the draft's distribution, or its logits at temperature 1, -Inf where it cuts. None: the draft draws nothing,
-            q(x) is 1.
+            the draft's distribution, or its logits at temperature 1, -Inf where it cuts. Columns from ``valid_vocab``
+            on are not read. None: the draft draws nothing, q(x) is 1.
         seed, sample_id, temperature, top_k, top_p, min_p, greedy: as for :func:`sample`; a number, or ``[num_rows]``.
         position: of the row's first draft token in its sample's output: an integer, or ``[num_rows]``.
         allowed: int32 ``[num_rows, num_draft + 1, ceil(vocab_size / 32)]``, or None.
         valid_vocab, order, exp: as for :func:`sample`.
     Returns: :class:`DraftVerification`.
-    Raises: as :func:`sample`; TypeError for arrays that are neither torch's nor NumPy's.
+    Raises: as :func:`sample`; TypeError for arrays that are neither torch's nor NumPy's; NotImplementedError for
+        torch.func.vmap with ``mode="rejection"``.
     Source: the contract of sample; Leviathan et al. 2023, arXiv:2211.17192, algorithm 1, for ``mode="rejection"``.
     Example:
         >>> logits = torch.tensor([[[0.0, 9.0, 1.0], [9.0, 0.0, 0.0]]])
@@ -84,12 +87,15 @@ def verify_draft(
         (tensor([1]), tensor([0]))
     """
     _check.one_of("mode", mode, MODES)
+    if not _is_array(greedy):
+        greedy = _check.flag("greedy", greedy)
     cuts: dict[str, Any] = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "greedy": greedy,
     }  # fmt: skip
     of_rows = {"seed": seed, "sample_id": sample_id, "position": position, **cuts}
     _require_alike(target_logits, draft_ids, {"draft_logits": draft_logits, "allowed": allowed, **of_rows})
     rows, steps = _check_shapes(target_logits, draft_ids, draft_logits, mode)
+    _check_dtype("position", position if _is_array(position) else None, INTEGERS)  # the steps' are int64
     x = Arrays(target_logits)
     target_logits, draft_ids = x.plain(target_logits), x.plain(draft_ids)
     draft_logits = None if draft_logits is None else x.plain(draft_logits)
@@ -97,15 +103,14 @@ def verify_draft(
 
     def of_steps(name: str, value: Any) -> Any:
         """A row's value for each of its steps."""
-        if not _dispatch.is_array(value):
+        if not _is_array(value):
             return value  # sample says what is wrong with it
-        value = x.plain(value)
         if tuple(value.shape) != (rows,):
             raise ValueError(f"{name}: expected shape [{rows}], got {list(value.shape)}")
-        return x.np.broadcast_to(value[:, None], (rows, steps)).reshape(-1)
+        return x.np.broadcast_to(x.plain(value)[:, None], (rows, steps)).reshape(-1)
 
     first = of_steps("position", position_of(position))
-    if not _check.is_number(first) and not _dispatch.is_array(first):
+    if not _check.is_number(first) and not _is_array(first):
         raise TypeError(f"position: expected an integer or an array of them, got {type(position).__name__}")
     keys = {
         "seed": of_steps("seed", seed_of(seed)),
@@ -115,6 +120,7 @@ def verify_draft(
     cuts = {name: of_steps(name, value) for name, value in cuts.items()}
     masks: Any = allowed
     if masks is not None:
+        _require_array("allowed", masks)
         if len(shape := _check.shape_of(allowed)) != 3 or tuple(shape[:2]) != (rows, steps):
             raise ValueError(f"allowed: expected shape [{rows}, {steps}, num_words], got {list(shape)}")
         masks = x.plain(masks).reshape(rows * steps, shape[2])
@@ -137,9 +143,24 @@ def verify_draft(
     return DraftVerification(num_accepted, next_id, logprobs, x.pick(drawn.status.reshape(rows, steps), num_accepted))
 
 
+def _is_array(value: Any) -> bool:
+    """Asks numbers first, which a trace may have as symbols."""
+    return not _check.is_number(value) and _dispatch.is_array(value)
+
+
+def _require_array(name: str, value: Any) -> None:
+    if not _is_array(value):
+        raise TypeError(f"{name}: expected an array or None, got {type(value).__name__}")
+
+
+def _check_dtype(name: str, value: Any, dtypes: tuple[str, ...]) -> None:
+    if value is not None and (dtype := str(value.dtype).removeprefix("torch.")) not in dtypes:
+        raise TypeError(f"{name}: expected dtype {', '.join(dtypes[:-1])} or {dtypes[-1]}, got {dtype}")
+
+
 def _require_alike(target_logits: Any, draft_ids: Any, optional: dict[str, Any]) -> None:
     """One framework's arrays, on one device."""
-    optional = {name: value for name, value in optional.items() if _dispatch.is_array(value)}
+    optional = {name: value for name, value in optional.items() if _is_array(value)}
     if _dispatch.is_tensor(target_logits):
         from .._torch import require_tensors
 
@@ -165,18 +186,12 @@ def _check_shapes(target_logits: Any, draft_ids: Any, draft_logits: Any, mode: s
     ):
         if name == "draft_logits" and value is None:
             continue
-        if not _dispatch.is_array(value):
-            raise TypeError(f"{name}: expected an array or None, got {type(value).__name__}")
+        _require_array(name, value)
         if tuple(value.shape) != wanted:
             raise ValueError(f"{name}: expected shape {list(wanted)}, got {list(value.shape)}")
-    floats = ("float32", "bfloat16", "float16")
-    for name, value, dtypes in (
-        ("target_logits", target_logits, floats),
-        ("draft_ids", draft_ids, ("int32", "int64")),
-        ("draft_logits", draft_logits, floats),
-    ):
-        if value is not None and (dtype := str(value.dtype).removeprefix("torch.")) not in dtypes:
-            raise TypeError(f"{name}: expected dtype {', '.join(dtypes[:-1])} or {dtypes[-1]}, got {dtype}")
+    _check_dtype("target_logits", target_logits, FLOATS)
+    _check_dtype("draft_ids", draft_ids, INTEGERS)
+    _check_dtype("draft_logits", draft_logits, FLOATS)
     if draft_logits is not None and mode == "same":
         raise ValueError('draft_logits: expected None with mode="same", which does not read them')
     return rows, steps
