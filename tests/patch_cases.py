@@ -49,7 +49,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2": {"use_sliding_window": True, **_TWO_WINDOWS},
     "Qwen3": {},
     "Mistral": {"sliding_window": 50},
-    "Gemma2": {"attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 16, **_TWO_WINDOWS},
+    "Gemma2": {  # sdpa, the default of some releases, leaves the softcap out
+        "attn_implementation": "eager", "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 16, **_TWO_WINDOWS,
+    },  # fmt: skip
     "Gemma3": {"query_pre_attn_scalar": 16, **_TWO_WINDOWS},
     "Phi3": {"pad_token_id": 0, **_PARTIAL},
     "Olmo2": {},

@@ -39,7 +39,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Qwen2": ("Qwen2.5 1.5B", _shape(1536, 8960, 28, (12, 2), 128, 151936), {"tie_word_embeddings": True}),
     "Llama": ("Llama 3.2 1B", _shape(2048, 8192, 16, (32, 8), 64, 128256), {"tie_word_embeddings": True}),
     "Mistral": ("Mistral 7B", _shape(4096, 14336, 32, (32, 8), 128, 32000), {"sliding_window": None}),
-    "Gemma2": ("Gemma 2 2B", _shape(2304, 9216, 26, (8, 4), 256, 256000), {}),
+    "Gemma2": ("Gemma 2 2B", _shape(2304, 9216, 26, (8, 4), 256, 256000), {"attn_implementation": "eager"}),
     "Gemma3": ("Gemma 3 1B", _shape(1152, 6912, 26, (4, 1), 256, 262144), {"sliding_window": 512}),
     "Phi3": ("Phi-3 mini", _shape(3072, 8192, 32, (32, 32), 96, 32064), {"pad_token_id": 0}),
     "Olmo2": ("OLMo 2 1B", _shape(2048, 8192, 16, (16, 16), 128, 100352), {}),
