@@ -50,7 +50,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3": {},
     "Mistral": {"sliding_window": 50},
     "Gemma2": {  # sdpa, the default of some releases, leaves the softcap out
-        "attn_implementation": "eager", "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 16, **_TWO_WINDOWS,
+        "attn_implementation": "eager",
+        "attn_logit_softcapping": 0.5,
+        "query_pre_attn_scalar": 16,
+        **_TWO_WINDOWS,
     },  # fmt: skip
     "Gemma3": {"query_pre_attn_scalar": 16, **_TWO_WINDOWS},
     "Phi3": {"pad_token_id": 0, **_PARTIAL},

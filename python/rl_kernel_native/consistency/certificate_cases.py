@@ -543,7 +543,7 @@ def attention(arrays: Arrays, quick: bool) -> Iterator[Case]:
         for exp in arrays.exponentials:
             rows: dict[str, tuple[tuple[int, ...] | None, float]] = dict.fromkeys(("q", "k", "v"), ((2, 16), 1.0))
             yield Case(
-                "attention", "backward", dtype, (TOKENS, 2, 16), ("dsinks",), rows | {"dout": ((2, 16), 1.0)},
+                "attention", "backward", dtype, (TOKENS, 2, 16), ("dsinks",), rows | {"dy": ((2, 16), 1.0)},
                 functools.partial(_sinks, exp=exp), {"sinks": ((2,), 1.0, "float32")}, token_sum=TOKENS, exp=exp,
             )  # fmt: skip
 
@@ -555,7 +555,7 @@ def _sinks(arrays: Arrays, a: Mapping[str, Any], exp: Any) -> Mapping[str, Any]:
     how: dict[str, Any] = {"cu_seqlens_q": arrays.wrap(offsets), "cu_seqlens_k": arrays.wrap(offsets)}
     how |= {"sinks": a["sinks"], "exp": exp}
     out, lse = rk.attention(a["q"], a["k"], a["v"], return_lse=True, **how)
-    return {"dsinks": rk.attention_backward(a["dout"], a["q"], a["k"], a["v"], out, lse, **how)[3]}
+    return {"dsinks": rk.attention_backward(a["dy"], a["q"], a["k"], a["v"], out, lse, **how)[3]}
 
 
 def _attention(shape: tuple[int, int, int, int], dtype: str, exp: Any) -> Iterator[Case]:
