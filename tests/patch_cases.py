@@ -54,7 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 0.5,
         "query_pre_attn_scalar": 16,
         **_TWO_WINDOWS,
-    },  # fmt: skip
+    },
     "Gemma3": {"query_pre_attn_scalar": 16, **_TWO_WINDOWS},
     "Phi3": {"pad_token_id": 0, **_PARTIAL},
     "Olmo2": {},

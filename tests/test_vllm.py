@@ -317,7 +317,8 @@ for x in (logits, logits.float()):
     found = Sampler.gather_logprobs(kept, 5, ids)
     assert torch.equal(found.logprobs[:, 0], want) and torch.equal(want, rk.logprob(logits, ids))
     assert found.logprob_token_ids[:, 0].tolist() == ids.tolist()
-    assert torch.equal(found.logprob_token_ids[:, 1:].long(), x.sort(dim=-1, descending=True, stable=True).indices[:, :5])
+    ranked = x.sort(dim=-1, descending=True, stable=True).indices
+    assert torch.equal(found.logprob_token_ids[:, 1:].long(), ranked[:, :5])
     for row in range(5):
         order = sorted(range(300), key=lambda j: -float(x[row, j]))
         tied = [j for j in order if float(x[row, j]) == float(x[row, ids[row]])]
