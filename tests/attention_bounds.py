@@ -16,8 +16,10 @@ def attention_failures(q: Any, k: Any, v: Any, dout: Any, **options: Any) -> str
     """
     result = rk.attention(q[None], k[None], v[None], return_lse=True, **options)
     gradients = rk.attention_backward(dout[None], q[None], k[None], v[None], result[0], result[1], **options)
-    got = dict(zip(("out", "lse", "dq", "dk", "dv", "dsinks"), (*result, *gradients), strict=False))
-    if options.get("sinks") is not None:
+    has_sinks = options.get("sinks") is not None
+    names = ("out", "lse", "dq", "dk", "dv", *["dsinks"] * has_sinks)
+    got = dict(zip(names, (*result, *gradients), strict=True))
+    if has_sinks:
         options["sinks"] = float64(options["sinks"])
     of_numpy = [float64(t)[None] for t in (q, k, v, dout)]
     options = {name: value for name, value in options.items() if name != "exp"}

@@ -105,7 +105,8 @@ def results(
         found = {"out": out, "lse": lse}
         if backward and "block_table" not in lists:
             grads = rk.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **lists, **options, exp=exp)
-            found |= dict(zip(("dq", "dk", "dv", "dsinks"), grads, strict=False))
+            names = ("dq", "dk", "dv", *["dsinks"] * ((lists | options).get("sinks") is not None))
+            found |= dict(zip(names, grads, strict=True))
     return found
 
 

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -105,19 +105,20 @@ def files_with(mark: str) -> list[str]:
 
 
 def run_tests(
-    workers: int, arguments: list[str], environment: dict[str, str]
+    workers: int, arguments: list[str], environment: dict[str, str], programs: Future[Any] | None
 ) -> tuple[dict[str, int], list[str], list[str]]:
-    """As :func:`run_pytest`, of all GPU tests."""
-    if workers <= 1:
-        return run_pytest("gpu", arguments, environment)
+    """As :func:`run_pytest`, of all GPU tests. Those that measure time wait for what runs beside the others."""
     of_selection = bool(arguments)  # may have tests of one kind alone
-    shared = sharing_cores(environment, workers)
-    many = run_pytest("gpu and not alone", ["-n", str(workers), *arguments], shared, of_selection)
+    processes = ["-n", str(workers)] if workers > 1 else []
+    shared = sharing_cores(environment, workers) if processes else environment
+    many = run_pytest("gpu and not alone", [*processes, *arguments], shared, of_selection)
+    if programs:
+        wait([programs])
     alone = run_pytest("gpu and alone", arguments or files_with("pytest.mark.alone"), environment, of_selection)
     return {k: many[0][k] + alone[0][k] for k in many[0]}, many[1] + alone[1], sorted({*many[2], *alone[2]})
 
 
-def run_binaries(folder: Path, processes: int) -> tuple[dict[str, int], list[str]]:
+def run_binaries(folder: Path) -> tuple[dict[str, int], list[str]]:
     """The C++ GPU tests of a build: through ctest where that knows them, else the gpu_* programs themselves."""
     counts, failures = {"passed": 0, "failed": 0, "skipped": 0}, []
     tests: dict[str, list[str]] = {}
@@ -141,8 +142,7 @@ def run_binaries(folder: Path, processes: int) -> tuple[dict[str, int], list[str
             return -1, "timeout", time.time() - start
         return done.returncode, done.stdout + done.stderr, time.time() - start
 
-    with ThreadPoolExecutor(processes) as pool:
-        results = list(pool.map(run, tests.values()))
+    results = [run(command) for command in tests.values()]
     for (name, command), (status, text, seconds) in zip(tests.items(), results, strict=True):
         skipped = status == SKIPPED_EXIT or (command[0] == "ctest" and "(Skipped)" in text)
         outcome = "skipped" if skipped else "passed" if status == 0 else "failed"
@@ -174,8 +174,8 @@ def main() -> int:
     trees = tree_hashes()  # before the run: what changes under it is not what ran
     start = time.time()
     with ThreadPoolExecutor(1) as pool:  # the C++ programs run beside the tests, one at a time
-        programs = pool.submit(run_binaries, options.ctest_dir.resolve(), 1) if options.ctest_dir else None
-        counts, failures, skips = run_tests(options.workers, rest, environment)
+        programs = pool.submit(run_binaries, options.ctest_dir.resolve()) if options.ctest_dir else None
+        counts, failures, skips = run_tests(options.workers, rest, environment, programs)
         if not any(counts.values()):
             counts["failed"] += 1
             failures.append("no GPU test was collected")

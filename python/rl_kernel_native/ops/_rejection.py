@@ -59,15 +59,10 @@ class Rejection:
         self, x: Arrays, target_logits: Any, draft_ids: Any, draft_logits: Any, drawn: Any, keys: dict[str, Any],
         cuts: dict[str, Any], how: dict[str, Any],
     ) -> None:  # fmt: skip
-        self.x, self.target_logits, self.draft_logits, self.drawn, self.keys = (
-            x,
-            target_logits,
-            draft_logits,
-            drawn,
-            keys,
-        )
+        self.x, self.keys, self.how = x, keys, how
+        self.target_logits, self.draft_logits, self.drawn = target_logits, draft_logits, drawn
         self.rows, self.steps, self.vocab = target_logits.shape
-        self.how, greedy = how, cuts["greedy"]
+        greedy = cuts["greedy"]
         if isinstance(greedy, bool):
             greedy = x.full(greedy, x.np.bool_ if x.np is np else x.np.bool, (self.rows * self.steps,))
         temperature = cuts["temperature"]

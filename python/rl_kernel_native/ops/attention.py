@@ -122,8 +122,7 @@ def attention(
         softcap: > 0: scores become ``softcap * tanh(score / softcap)``, after the scale (Gemma 2's
             ``attn_logit_softcapping``). On CUDA such a call runs on mma.sync: no wgmma, and decode without splits.
         sinks: float32 ``[q_heads]``: of each head one more score, in natural logarithms, after ``softmax_scale`` and
-            ``softcap``, that has no value (gpt-oss): ``exp(sink)`` joins a row's sum. On CUDA decode runs without
-            splits.
+            ``softcap``, that has no value (gpt-oss): ``exp(sink)`` joins a row's sum.
         cu_seqlens_q, cu_seqlens_k: int32 or int64 ``[num_sequences + 1]``, offsets of the packed sequences
             (docs/tokens.md); they may end early.
         seqused_q, seqused_k: int32 ``[num_sequences]``: how many of a sequence's queries and keys are in use, the first

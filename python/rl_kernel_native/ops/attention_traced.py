@@ -17,7 +17,7 @@ from .._arithmetic import AS_CALLED, IEEE, PORTABLE, resolve_traced, resolve_tra
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
 from .._register import define, fake, implement
-from .._shapes import check_columns, check_dtype_like, check_offsets, dtype_name
+from .._shapes import FLOAT32, check_columns, check_dtype_like, check_offsets, check_vector, dtype_name
 from .._torch import CODES, apply_function, device_type, gradient, memory, prepare
 from .._transforms import batched, looped, pulled, pushed
 
@@ -97,10 +97,7 @@ def _check_list(tensor: Any, name: str, size: Any) -> None:
 def _check_sinks(sinks: Any, q: Tensor) -> None:
     if sinks is None:
         return
-    if sinks.dtype != torch.float32:
-        raise TypeError(f"sinks: expected dtype float32, got {dtype_name(sinks.dtype)}")
-    if sinks.dim() != 1 or sinks.shape[0] != q.shape[-2]:
-        raise ValueError(f"sinks: expected shape [{q.shape[-2]}] (the heads of q), got {list(sinks.shape)}")
+    check_vector(sinks, "sinks", FLOAT32, q.shape[-2], "the heads of q")
     check_columns(sinks, "sinks")
 
 

@@ -12,7 +12,7 @@ from .._native import module as _C
 from .._operator import Array, Linear, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.pack import pack_reference, unpack_reference
-from .pack_fill import fill_bits
+from .pack_fill import fill_bits, is_zero
 
 __all__ = ["Packed", "pack", "pack_reference", "unpack", "unpack_reference"]
 
@@ -56,7 +56,7 @@ def _moved(
 ) -> list[Any]:  # fmt: skip
     """Plain tensors' outputs. A conjugated view's numbers are in memory only of its copy."""
     tensors = [t.resolve_conj() if hasattr(t, "resolve_conj") else t for t in tensors]
-    bits = [0 if type(f) is int and f == 0 else _bits_of(t, f) for f, t in zip(fills, tensors, strict=True)]
+    bits = [0 if is_zero(f) else _bits_of(t, f) for f, t in zip(fills, tensors, strict=True)]
     found: list[Any] = _C.pack(tensors, cu_seqlens, positions, unpacks, covered, num_tokens, capacity, bits, None, 0)
     return found
 
@@ -308,7 +308,7 @@ def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = N
 
 def _is_direct(tensors: list[Any], *others: Any) -> bool:
     """Whether a call of torch tensors goes straight to the extension, any number of them at once."""
-    engine = _call.loaded or _call.engine()
+    engine = _call.engine()
     if engine.wants_grad(*tensors) or not engine.is_direct(*tensors, *others):
         return False
     engine.device_type(tensors[0], "tensors")
@@ -320,7 +320,7 @@ def _traced(op: Operator, tensors: list[Any], cu_seqlens: Any, positions: Any, h
     """Calls of as many torch tensors as an operator takes, those that require a gradient apart: all results of one call
     would require it."""
     found: dict[int, Any] = {}
-    apart = (_call.loaded or _call.engine()).wants_grad(*tensors)
+    apart = _call.engine().wants_grad(*tensors)
     for wanted in (True, False):
         group = [i for i, t in enumerate(tensors) if (apart and getattr(t, "requires_grad", False)) == wanted]
         for first in range(0, len(group), MOST):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .linear import linear_reference
-from .logprob import logprob_reference
+from .logprob import logprob_reference, scaled_logits
 
 
 def linear_logprob_reference(
@@ -50,16 +50,6 @@ def _logits(
     return logits
 
 
-def _scaled(
-    logits: np.ndarray, logit_scale: float = 1.0, softcap: float | None = None, temperature: Any = 1.0, **_: Any
-) -> np.ndarray:
-    z = logits * logit_scale
-    if softcap is not None:
-        z = np.where(np.isinf(z), z, softcap * np.tanh(z / softcap))
-    scaled: np.ndarray = z / np.asarray(temperature, np.float64)[..., None]
-    return scaled
-
-
 def linear_cross_entropy_reference(
     hidden: Any,
     weight: Any,
@@ -94,7 +84,9 @@ def linear_cross_entropy_reference(
     valid = logits[..., : options.get("valid_vocab")]
     logprob = of["logprob"]
     if label_smoothing:
-        mean = _scaled(valid, **options).mean(-1)
+        temperature = np.asarray(options.get("temperature", 1.0), np.float64)[..., None]
+        scale, softcap = options.get("logit_scale", 1.0), options.get("softcap")
+        mean = scaled_logits(valid, scale, softcap, temperature).mean(-1)
         logprob = (1 - label_smoothing) * logprob + label_smoothing * (mean - of["lse"])
     hits = (valid.argmax(-1) == target) & np.isfinite(valid.max(-1))
     given = 1.0 if token_weight is None else np.asarray(token_weight, np.float64)

@@ -50,13 +50,19 @@ def _kept_ids(kept: tuple[Any, Any] | None, row: int) -> np.ndarray | None:
     return chosen if len(chosen) else None
 
 
-def _row(
-    x: np.ndarray, y: int, temperature: float, scale: float, softcap: float | None, kept: np.ndarray | None
-) -> tuple[float, float, float, float, float]:
+def scaled_logits(x: np.ndarray, scale: float, softcap: float | None, temperature: Any) -> np.ndarray:
+    """z: logits after scale, softcap and temperature, a number or one that broadcasts to ``x``."""
     z = x * scale
     if softcap is not None:
         z = np.where(np.isinf(z), z, softcap * np.tanh(z / softcap))
-    z = z / temperature
+    scaled: np.ndarray = z / temperature
+    return scaled
+
+
+def _row(
+    x: np.ndarray, y: int, temperature: float, scale: float, softcap: float | None, kept: np.ndarray | None
+) -> tuple[float, float, float, float, float]:
+    z = scaled_logits(x, scale, softcap, temperature)
     if kept is not None:
         mask = np.ones(z.shape, dtype=bool)
         mask[kept] = False
