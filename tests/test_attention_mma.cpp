@@ -184,6 +184,36 @@ TEST_F(AttentionMma, ValuesThatAreNotFiniteReachTheRowsOfTheirBlock) {
   EXPECT_EQ(reference(p).out, want.out);
 }
 
+// A gradient multiplies the steps of 16 that its token sees something of, and no others: a GPU's tiles multiply at least those,
+// so a number on the CPU may be NaN there, and never the other way round.
+TEST_F(AttentionMma, GradientsTakeTheStepsThatTheirTokenSees) {
+  constexpr std::int64_t kBad = 20;  // in use; a query's number is its key's
+  for (const bool bad_query : {false, true}) {
+    Case c{{{70, 70}}};
+    c.kv_heads = 2;
+    c.head_dim = 64;
+    Problem problem(c);
+    BackwardCall call(problem);
+    const BackwardPatterns clean = call.computed_gradients();
+    // An infinite dout makes ds NaN where its row sees, and dv's product 0 * Inf where it does not.
+    const AttentionHeads& bad = bad_query ? call.p.dout : call.p.k;
+    auto* row = const_cast<std::uint16_t*>(static_cast<const std::uint16_t*>(bad.data)) + kBad * bad.token_stride;
+    for (std::int64_t d = 0; d < c.q_heads * c.head_dim; ++d) row[d] = 0x7f80;
+    const BackwardPatterns got = call.computed_gradients();
+    const Patterns &x = bad_query ? got.dv : got.dq, &y = bad_query ? clean.dv : clean.dq;
+    for (std::int64_t token = 0; token < 70; ++token) {
+      const bool reached = bad_query ? token < 32 : token >= 16;  // of the step of the bad one: 16 to 31
+      for (std::int64_t i = token * 128; i < (token + 1) * 128; ++i) {
+        if (reached) {
+          EXPECT_EQ(x[i] & 0x7f80, 0x7f80u) << token;
+        } else {
+          EXPECT_EQ(x[i], y[i]) << token;
+        }
+      }
+    }
+  }
+}
+
 // Eight heads, and any cut of the queries against so many keys as a cache then holds.
 TEST_F(AttentionMma, EveryChunkHasTheBitsOfTheWhole) {
   Case c{{{300, 400}}};

@@ -47,7 +47,7 @@ class Tiles {
   void accumulate(const std::vector<float>& weights, const AttentionColumns* sees, int rows, int width, bool holes,
                   const std::vector<float>& x, std::vector<float>* sums) {
     if (mma_) {
-      mma_->accumulate(weights.data(), sees, rows, width, x.data(), sums->data());
+      mma_->accumulate_seen(weights.data(), sees, rows, width, x.data(), sums->data());
     } else {
       attention_lanes().accumulate(weights.data(), sees, rows, holes, x.data(), read.columns, sums->data());
     }

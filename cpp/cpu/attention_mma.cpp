@@ -1,6 +1,7 @@
 #include "attention_mma.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "linear_product.h"
 #include "rlk/math/ieee.h"
@@ -48,25 +49,39 @@ void AttentionMma::multiply(const float* q, int rows, const float* transposed, s
 
 void AttentionMma::accumulate(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
                               float* sums) {
-  const int width = lanes_.tile_columns;
+  accumulate_keys(weights, sees, rows, 0, keys, v, sums);
+}
+
+void AttentionMma::accumulate_seen(const float* weights, const AttentionColumns* sees, int rows, int keys,
+                                   const float* v, float* sums) {
+  const bool finite = std::all_of(v, v + keys * columns_, [](float x) { return std::isfinite(x); });
+  const int step = finite ? keys : kMmaStepK;
+  for (int begin = 0; begin < keys; begin += step) {
+    accumulate_keys(weights, sees, rows, begin, begin + step, v, sums);
+  }
+}
+
+void AttentionMma::accumulate_keys(const float* weights, const AttentionColumns* sees, int rows, int begin, int end,
+                                   const float* v, float* sums) {
+  const int width = lanes_.tile_columns, keys = end - begin;
   std::vector<int> seeing;
   for (int i = 0; i < rows; ++i) {
-    if (sees[i].first < sees[i].last) seeing.push_back(i);
+    if (std::max(sees[i].first, begin) < std::min(sees[i].last, end)) seeing.push_back(i);
   }
   const int count = static_cast<int>(seeing.size());
   for (int r = 0; r < count; ++r) {
     const float* from = weights + seeing[r] * kTileKeys;
     const auto [first, last] = sees[seeing[r]];
     float* to = a_.data() + r * kPanelStride;
-    for (int j = 0; j < keys; ++j) {
-      to[j] = j >= first && j < last && bits_of(from[j]) != kNothing ? from[j] : 0.0f;
+    for (int j = begin; j < end; ++j) {
+      to[j - begin] = j >= first && j < last && bits_of(from[j]) != kNothing ? from[j] : 0.0f;
     }
   }
   lanes_.prepare_a(unit_, a_.data(), a_exponents_.data(), count, keys);
   for (std::int64_t d = 0; d < columns_; d += width) {
     const std::int64_t some = std::min<std::int64_t>(width, columns_ - d);
     if (some < width) std::fill_n(b_.data(), keys * width, 0.0f);
-    for (int j = 0; j < keys; ++j) std::copy_n(v + j * columns_ + d, some, b_.data() + j * width);
+    for (int j = 0; j < keys; ++j) std::copy_n(v + (begin + j) * columns_ + d, some, b_.data() + j * width);
     for (int r = 0; r < count; ++r) std::copy_n(sums + seeing[r] * columns_ + d, some, sums_.data() + r * width);
     product(count, keys, sums_.data(), width);
     for (int r = 0; r < count; ++r) std::copy_n(sums_.data() + r * width, some, sums + seeing[r] * columns_ + d);

@@ -23,8 +23,15 @@ class AttentionMma {
   // sums[i] goes on over the block's keys with weights[i] and v: [keys, columns]. The weight of what a row does not see,
   // and kNothing, is +0. A row that sees nothing keeps its sums.
   void accumulate(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v, float* sums);
+  // The same with the fewest links that a GPU can have: where v holds Inf or NaN, a row has the steps of 16 that it sees
+  // something of. Tiles of a GPU's backward differ in what else they multiply by +0.
+  void accumulate_seen(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
+                       float* sums);
 
  private:
+  // accumulate over the keys [begin, end) of the block, which are whole steps of 16.
+  void accumulate_keys(const float* weights, const AttentionColumns* sees, int rows, int begin, int end, const float* v,
+                       float* sums);
   // sums += a . b over k, for one B panel's columns.
   void product(int rows, int k, float* sums, std::int64_t stride);
 
