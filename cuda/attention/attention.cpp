@@ -80,9 +80,7 @@ std::int64_t sequences_of(const AttentionInput& p) {
 }  // namespace
 
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability) {
-  const bool plain = p.softcap == 0.0f;  // the scores of splits know none
-  if (plan.kernel == AttentionKernel::kPairs) return capability == 90 && plain && can_fetch_keys(p);
-  if (plan.kernel == AttentionKernel::kFewRows) return plain || p.dtype == DType::kFloat32;
+  if (plan.kernel == AttentionKernel::kPairs) return capability == 90 && can_fetch_keys(p);
   return plan.kernel != AttentionKernel::kWgmma || (capability == 90 && fits_wgmma(p));
 }
 
@@ -102,8 +100,7 @@ std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& p
   if (plan.kernel == AttentionKernel::kWgmma) return 4;
   const bool splits = plan.kernel == AttentionKernel::kFewRows || plan.kernel == AttentionKernel::kPairs;
   if (!splits || p.dtype == DType::kFloat32) return 0;
-  const std::int64_t results = attention_rows(p) * p.num_q_heads * SplitGrid(p).splits;
-  return 4 * ((results * 2 + 3) / 4 * 4 + results * p.head_dim);
+  return 4 * SplitGrid(p).end;
 }
 
 std::int64_t attention_workspace_bytes(const AttentionParams& p, int device) {

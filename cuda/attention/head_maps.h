@@ -6,7 +6,8 @@
 
 namespace rlk::cuda {
 
-// Tokens of q (or of what has its shape), or of k or v or their pages, in boxes of `box_tokens` tokens of one head by 64 columns.
+// Tokens of q (or of what has its shape), or of k or v or their pages, in boxes of `box_tokens` tokens of one head by 64
+// columns.
 inline CUtensorMap attention_map(const AttentionInput& p, const AttentionHeads& a, bool is_query, int box_tokens) {
   const bool packed = (is_query ? p.cu_seqlens_q : p.cu_seqlens_k) != nullptr;
   const bool paged = !is_query && p.block_table != nullptr;

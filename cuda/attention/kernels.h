@@ -9,7 +9,7 @@ namespace rlk::cuda {
 
 enum class AttentionKernel : std::int32_t {
   kTiles,    // blocks of 64 rows; float32: 64, or 32 of more than 128 columns
-  kFewRows,  // blocks of 16 rows, where a sequence has few; bf16 and fp16: a block for each split, no softcap, no sinks
+  kFewRows,  // blocks of 16 rows, where a sequence has few; bf16 and fp16: a block for each split
   kPairs,  // sm_90: kFewRows of at most 128 columns that the copy engine can fetch, pages too, for few blocks of threads
   kWgmma,  // sm_90: bf16 and fp16, heads of 64 and 128 columns that the copy engine can fetch, no softcap
 };
@@ -24,19 +24,24 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
 // Bytes of workspace: a counter of tiles for kWgmma, splits' results for kFewRows and kPairs.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
-// kFewRows and kPairs: a block of threads has 16 rows of a key head, a row being a query with a head, and a split.
+// kFewRows and kPairs: a block of threads has kRows rows of a key head, a row being a query with a head, and a split. In the
+// workspace, of each row and split: m and l, then, at 16 bytes, O.
 struct SplitGrid {
+  static constexpr std::int64_t kRows = 16;
   std::int64_t tiles;   // of rows: of a sequence, or, packed, slots of all
   std::int64_t splits;  // that any sequence may have
   std::int64_t blocks;
+  std::int64_t sums_at, end;  // of O and behind it, in floats
 
   explicit SplitGrid(const AttentionParams& p) {
-    constexpr std::int64_t kRows = 16;
     const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
     const bool packed = p.cu_seqlens_q != nullptr;
     tiles = packed ? rows / kRows + p.num_sequences : (rows + kRows - 1) / kRows;
     splits = attention_splits(p.k_tokens);
     blocks = splits * p.num_kv_heads * tiles * (packed ? 1 : p.num_sequences);
+    const std::int64_t results = attention_rows(p) * p.num_q_heads * splits;
+    sums_at = (results * 2 + 3) / 4 * 4;
+    end = sums_at + results * p.head_dim;
   }
 };
 

@@ -14,30 +14,16 @@ __global__ void __launch_bounds__(128)
                            std::int64_t rows) {
   const std::int64_t row = blockIdx.x * std::int64_t{4} + threadIdx.x / 32;
   if (row >= rows) return;
-  const std::int64_t token = row / p.num_q_heads, head = row % p.num_q_heads;
-  std::int64_t sequence = 0, place = token;
-  bool exists = true;
-  if (p.cu_seqlens_q != nullptr) {
-    sequence = sequence_of(p.cu_seqlens_q, p.num_sequences, token);
-    exists = sequence < p.num_sequences && p.cu_seqlens_q[sequence] <= token;
-  } else {
-    sequence = token / p.q_tokens;
-    place = token % p.q_tokens;
-  }
-  AttentionRange sees = {0, 0};
-  if (exists) {
-    const AttentionSpan span(p, sequence);
-    const std::int64_t query = place - span.q_first;
-    if (query < span.num_queries) sees = span.keys_of(query);
-  }
-  const bool used = !sees.empty();
+  const std::int64_t head = row % p.num_q_heads;
+  const AttentionQuery query(p, row / p.num_q_heads);
+  const bool used = query.used();
   wait_for_previous_kernel();
   // Results of eight splits are on their way at a time: one after the other each would take the way to L2 and back.
   constexpr int kAtOnce = 8, kQuads = kMaxHeadDim / 128;
   const int lane = threadIdx.x % 32;
   float m = -infinity(), l = 0.0f, o[kQuads][4] = {};
-  const int last = used ? static_cast<int>(attention_splits(sees.last)) : 0;
-  const int first = used ? static_cast<int>(attention_splits(sees.first + 1)) - 1 : 0;
+  const int last = used ? static_cast<int>(attention_splits(query.sees.last)) : 0;
+  const int first = used ? static_cast<int>(attention_splits(query.sees.first + 1)) - 1 : 0;
   const std::int64_t at = row * call.splits;
 #pragma unroll 1
   for (int begin = first; begin < last; begin += kAtOnce) {
@@ -89,7 +75,9 @@ __global__ void __launch_bounds__(128)
     for (int j = 0; j < 4; ++j) to[column + j] = T::store(used ? attention_output(o[i][j], inverse) : 0.0f);
   }
   if (lane == 0 && p.lse != nullptr) {
-    p.lse[lse_index(p, sequence, place, head)] = fails ? canonical_nan() : used ? attention_lse(m, l) : -infinity();
+    p.lse[lse_index(p, query.sequence, query.token, head)] = fails  ? canonical_nan()
+                                                             : used ? attention_lse(m, l)
+                                                                    : -infinity();
   }
 }
 
@@ -100,7 +88,7 @@ void run_splits(const AttentionParams& p, cudaStream_t stream, Launch&& launch) 
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;
   auto* results = static_cast<float*>(p.workspace);
   const SplitCall call = {static_cast<std::int32_t>(grid.tiles), static_cast<std::int32_t>(grid.splits), results,
-                          results + (rows * grid.splits * 2 + 3) / 4 * 4};
+                          results + grid.sums_at};
   if (grid.blocks > 0) {
     launch(call, checked_blocks(grid.blocks, "attention"));
     check(cudaGetLastError(), "launch of attention's splits");

@@ -12,7 +12,7 @@ namespace {  // one copy per architecture
 // kWarps: of which four score one of kBlocks blocks of keys that are at work together. Blocks of 64 keys leave two without.
 template <int kColumns_, int kBlocks_>
 struct SplitShape {
-  static constexpr int kColumns = kColumns_, kRows = 16, kBlocks = kBlocks_, kWarps = 4 * kBlocks;
+  static constexpr int kColumns = kColumns_, kRows = SplitGrid::kRows, kBlocks = kBlocks_, kWarps = 4 * kBlocks;
   static constexpr int kKeys = attention_block(kColumns), kGroups = kKeys / 32;
   static constexpr int kSteps = kColumns / 16, kShare = kColumns / kWarps / 8;  // of a score; tiles of a warp's sums
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8, kOperandBytes = kKeys * kRowBytes;
@@ -28,10 +28,10 @@ struct SplitCall {
   float* sums;
 };
 
-// Packed queries: rows of sequence s begin at slot floor(first row / 16) + s, so that no sum over the others is needed.
+// Packed queries: rows of sequence s begin at slot floor(first row / kRows) + s, so that no sum over the others is needed.
 __device__ __forceinline__ std::int64_t first_row_slot(const AttentionParams& p, std::int64_t group,
                                                        std::int64_t sequence) {
-  return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) * group / 16 + sequence;
+  return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) * group / SplitGrid::kRows + sequence;
 }
 
 // The rows at work. Tile: a SplitShape, where its results lie in shared memory (k...At), and chunk(operand, row, chunk).
@@ -158,6 +158,13 @@ class SplitRows {
         mma_m16n8k16<T>(s[tile], q_[step], of[0], of[1]);
       }
     }
+    const AttentionSoftcap softcap(p_);
+    if (!softcap) return;
+#pragma unroll
+    for (auto& tile : s) {
+#pragma unroll
+      for (float& x : tile) x = softcap.score(softcap.h(x));
+    }
   }
   __device__ __forceinline__ void hide(int block, float (&s)[4][4]) const {
     if (block >= common_[0] && block + Tile::kKeys <= common_[1]) return;
@@ -194,7 +201,7 @@ class SplitRows {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      factor[r] = reference_[r].template raise<kClamps>(attention_scale(p_.softmax_scale), most[r]);
+      factor[r] = reference_[r].template raise<kClamps>(attention_scale(p_), most[r]);
       if (warp() == 0 && lane() % 4 == 0) factors()[which * 16 + lane() / 4 + 8 * r] = factor[r];
     }
   }
@@ -203,7 +210,7 @@ class SplitRows {
     const int group = warp() / 4 * Tile::kGroups + group_of_keys();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const MmaProbability<kExp> probability(reference[r], attention_scale(p_.softmax_scale));
+      const MmaProbability<kExp> probability(reference[r], attention_scale(p_));
       float sum[2];
 #pragma unroll
       for (int tile = 0; tile < 4; ++tile) {

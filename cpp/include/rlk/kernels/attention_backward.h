@@ -20,7 +20,7 @@ RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t r
     const std::int64_t head = row % p.num_q_heads;
     const AttentionQuery query(p, row < rows ? row / p.num_q_heads : 0);
     const std::int64_t sequence = query.sequence, token = query.token;
-    const bool packed = p.cu_seqlens_q != nullptr, used = row < rows && query.used;
+    const bool packed = p.cu_seqlens_q != nullptr, used = row < rows && query.used();
     float sum = 0.0f;
     if (used) {
       const auto* dout = attention_head<T>(p.dout, head) + offset_of(p.dout, packed, sequence, token);

@@ -48,22 +48,22 @@ RLK_DEVICE AttentionSink attention_sink(const AttentionInput& p, std::int64_t he
 // The query at a place of q, counted over all sequences.
 struct AttentionQuery {
   std::int64_t sequence, token;  // of its q
-  bool used;                     // it is in use and sees a key
+  AttentionRange sees = {0, 0};  // its keys; none where it is not in use
 
-  RLK_HD AttentionQuery(const AttentionInput& p, std::int64_t place) : used(true) {
+  RLK_HD AttentionQuery(const AttentionInput& p, std::int64_t place) {
     if (p.cu_seqlens_q != nullptr) {
       sequence = sequence_of(p.cu_seqlens_q, p.num_sequences, place);
       token = place;
-      used = sequence < p.num_sequences && in_memory(p.cu_seqlens_q)[sequence] <= token;
+      if (sequence >= p.num_sequences || in_memory(p.cu_seqlens_q)[sequence] > token) return;
     } else {
       sequence = place / p.q_tokens;
       token = place % p.q_tokens;
     }
-    if (!used) return;
     const AttentionSpan span(p, sequence);
     const std::int64_t i = token - span.q_first;
-    used = i < span.num_queries && !span.keys_of(i).empty();
+    if (i < span.num_queries) sees = span.keys_of(i);
   }
+  RLK_HD bool used() const { return !sees.empty(); }
 };
 
 constexpr int kSinkGroupRows = 64, kSinkGroups = 128;  // of a block of 8192 rows
@@ -77,7 +77,7 @@ RLK_DEVICE float attention_sink_group(const AttentionBackwardParams& p, const fl
   float sum = 0.0f;
   for (std::int64_t row = begin; row < begin + kSinkGroupRows && row < rows; ++row) {
     const AttentionQuery query(p, row);
-    if (!query.used) continue;
+    if (!query.used()) continue;
     const std::int64_t at = lse_index(p, query.sequence, query.token, head);
     const float t = fma_rn(in_memory(p.lse)[at], -kLog2e, u);
     sum = fma_rn(attention_probability<Machine>(t, p.exp), in_memory(delta)[at], sum);
