@@ -1,0 +1,152 @@
+"""rk.attention beside FlashAttention-3: paged decode and prefill, the tables of cuda/attention/README.md.
+
+    python bench/attention_peers.py [--fa3 _vllm_fa3_C.abi3.so] [--softcap C] [--only decode|prefill]
+
+FlashAttention-3 is the library inside vLLM's wheel. Decode is timed by CUDA graphs over rotated caches, prefill by
+events, each call after a rest; both in turn with the peer. R is torch's bf16 product of 8192 x 8192 x 8192.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import rl_kernel_native as rk
+
+Q_HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
+SCALE = HEAD_DIM**-0.5
+DECODE = [
+    (1, 1024), (1, 4096), (1, 8192), (1, 32768), (4, 8192), (8, 4096), (32, 1024), (16, 4096), (64, 4096), (256, 1024)
+]  # fmt: skip
+PREFILL = [(4, 4096), (1, 16384), (32, 1024)]
+ROUNDS = 7
+
+Call = Callable[[], object]
+
+
+def graph_of(calls: list[Call]) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                call()
+    return graph
+
+
+def in_turn_us(works: dict[str, Call], calls: int, rest: float = 0.0) -> dict[str, float]:
+    """Median microseconds of a call, of works that take turns."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(ROUNDS + 1):
+        for name, work in works.items():
+            time.sleep(rest)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+            torch.cuda.synchronize()
+            if turn > 0:  # the first one warms
+                times[name].append(begin.elapsed_time(end) * 1e3 / calls)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def fa3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, longest: int, **lists: object) -> object:
+    """Its forward, causal; lists are cu_k, or used, keys and table."""
+    no = None
+    tail = (no,) * 8 + (SCALE, True, -1, -1, 0.0, True, no, 0, no, 0, no, 1, 0, no)
+    cu_k, used, table = (lists.get(name) for name in ("cu_k", "used", "table"))
+    keys = lists.get("keys", longest)
+    return torch.ops._vllm_fa3_C.fwd(
+        q, k, v, no, no, no, no, cu_q, cu_k, no, no, used, longest, keys, table, *tail
+    )  # fmt: skip
+
+
+def decode(batch: int, keys: int, softcap: float | None, with_fa3: bool) -> str:
+    torch.manual_seed(1)
+    pages = keys // PAGE
+    copies = max(2, min(16, int(400e6 / (batch * keys * KV_HEADS * HEAD_DIM * 4))))
+    q = torch.randn(batch, Q_HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    cu_q = torch.arange(batch + 1, device="cuda", dtype=torch.int32)
+    used = torch.full((batch,), keys, device="cuda", dtype=torch.int32)
+    caches = []
+    for _ in range(copies):
+        k, v = (torch.randn(batch * pages, PAGE, KV_HEADS, HEAD_DIM, device="cuda", dtype=q.dtype) for _ in "kv")
+        caches.append((k, v, torch.randperm(batch * pages, device="cuda").to(torch.int32).view(batch, pages)))
+
+    def ours(i: int, cap: float | None) -> Call:
+        k, v, table = caches[i]
+        lists = {"cu_seqlens_q": cu_q, "seqused_k": used, "block_table": table}
+        return lambda: rk.attention(q, k, v, softmax_scale=SCALE, softcap=cap, **lists)
+
+    def peer(i: int) -> Call:
+        k, v, table = caches[i]
+        return lambda: fa3(q, k, v, cu_q, 1, used=used, table=table, keys=keys)
+
+    works = {"ours": graph_of([ours(i, None) for i in range(copies)])}
+    if softcap is not None:
+        works["ours, softcap"] = graph_of([ours(i, softcap) for i in range(copies)])
+    if with_fa3:
+        works["FlashAttention-3"] = graph_of([peer(i) for i in range(copies)])
+
+    def replays(graph: torch.cuda.CUDAGraph) -> Call:
+        return lambda: [graph.replay() for _ in range(5)]
+
+    return row_of(f"{batch} x {keys}", in_turn_us({n: replays(g) for n, g in works.items()}, 5 * copies))
+
+
+def prefill(batch: int, tokens: int, with_fa3: bool) -> str:
+    torch.manual_seed(1)
+    total = batch * tokens
+    q = torch.randn(total, Q_HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(total, KV_HEADS, HEAD_DIM, device="cuda", dtype=q.dtype) for _ in "kv")
+    cu = torch.arange(batch + 1, device="cuda", dtype=torch.int32) * tokens
+    sinks = torch.randn(Q_HEADS, device="cuda")
+    a = torch.randn(8192, 8192, device="cuda", dtype=q.dtype)
+    lists = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "return_lse": True}
+    works: dict[str, Call] = {
+        "R": lambda: a @ a,
+        "ours": lambda: rk.attention(q, k, v, softmax_scale=SCALE, **lists),
+        "ours, sinks": lambda: rk.attention(q, k, v, softmax_scale=SCALE, sinks=sinks, **lists),
+    }
+    if with_fa3:
+        works["FlashAttention-3"] = lambda: fa3(q, k, v, cu, tokens, cu_k=cu)
+    times = in_turn_us(works, 1, rest=0.04)
+    product = 2 * 8192**3 / times.pop("R")
+    flops = 2 * batch * tokens * tokens * Q_HEADS * HEAD_DIM
+    shares = ", ".join(f"{name} {flops / us / product:.3f} R" for name, us in times.items())
+    return f"{row_of(f'{batch} x {tokens}', times)}; {shares}"
+
+
+def row_of(name: str, times: dict[str, float]) -> str:
+    base = times.get("FlashAttention-3", times["ours"])
+    return f"{name:>12}: " + ", ".join(f"{n} {us:.1f} us ({us / base:.3f})" for n, us in times.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fa3", type=Path)
+    parser.add_argument("--softcap", type=float)
+    parser.add_argument("--only", choices=("decode", "prefill"))
+    options = parser.parse_args()
+    if options.fa3 is not None:
+        torch.ops.load_library(str(options.fa3))
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    if options.only != "prefill":
+        for batch, keys in DECODE:
+            print(decode(batch, keys, options.softcap, options.fa3 is not None), flush=True)
+    if options.only != "decode":
+        for batch, tokens in PREFILL:
+            print(prefill(batch, tokens, options.fa3 is not None), flush=True)
+
+
+if __name__ == "__main__":
+    main()
