@@ -24,6 +24,16 @@ CURES = {
         TypeError,
         r"spec: expected a PolicySpec, got NoneType; .*rk\.presets\.trl\(loss_type=\"grpo\"\)",
     ),
+    "no mask": (
+        lambda: rk.policy_loss(L, L, A, spec=rk.PolicySpec()),
+        TypeError,
+        r"^mask: expected an array of the shape of logprob, .*got None; of ones, .*every token counts",
+    ),
+    "no mask of the function without autograd": (
+        lambda: rk.policy_loss_and_grad(L, L, A, spec=rk.PolicySpec()),
+        TypeError,
+        r"^mask: expected an array of the shape of logprob, .*got None; of ones, .*every token counts",
+    ),
     "a spec by name": (
         lambda: rk.policy_loss(L, L, A, M, spec="grpo"),
         TypeError,

@@ -124,7 +124,20 @@ def is_array(x: Any) -> bool:
     return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
 
 
-def _require_array(array: Any, name: str) -> None:
+def namespace(array: Any, name: str) -> Any:
+    """The functions of the array's framework, which is not torch."""
+    if isinstance(array, np.ndarray):
+        return np
+    require_array(array, name)
+    if not hasattr(array, "__array_namespace__"):
+        raise TypeError(
+            f"{name}: expected an array of a framework with __array_namespace__, as NumPy, JAX and CuPy have, got "
+            f"{type(array).__name__}"
+        )
+    return array.__array_namespace__()
+
+
+def require_array(array: Any, name: str) -> None:
     """What may not go as a capsule: what is no array, and arrays that hold more than numbers in memory."""
     kind, module = type(array).__name__, type(array).__module__
     jax = sys.modules.get("jax.core")
@@ -170,7 +183,7 @@ def _refused(array: Any, name: str, error: Exception) -> Exception:
 
 def device_type(array: Any, name: str) -> str:
     """``"cpu"``, ``"cuda"`` or ``"rocm"`` of an array that speaks DLPack."""
-    _require_array(array, name)
+    require_array(array, name)
     kind, _ = _place(array, name)
     if kind not in _DLPACK_DEVICES:
         raise TypeError(f"{name}: expected an array on a CPU, CUDA or ROCm device, got DLPack device type {kind}")
@@ -203,7 +216,7 @@ class Frame:
         """A DLPack capsule of ``array``; numbers and None pass through."""
         if array is None or isinstance(array, (int, float, np.number)):
             return array
-        _require_array(array, name)
+        require_array(array, name)
         if isinstance(array, np.ndarray):
             try:
                 return _numpy_capsule(array)

@@ -17,6 +17,9 @@ def checked(token_weight: Any, like: Any, name: str) -> Any:
         raise TypeError(
             f"token_weight: expected an array of the framework of {name}, got {type(token_weight).__name__}"
         )
+    if not _dispatch.is_tensor(like):
+        _dispatch.namespace(like, name)
+        _dispatch.namespace(token_weight, "token_weight")
     if str(token_weight.dtype).removeprefix("torch.") != "float32":
         raise TypeError(f"token_weight: expected dtype float32, got {token_weight.dtype}")
     shape, wanted = _check.shape_of(token_weight), _check.shape_of(like)
@@ -39,7 +42,7 @@ def weighed(
     weight = checked(token_weight, like, name)
     if not (counts_tokens or mean) or not _dispatch.is_array(like) or len(weight.shape) not in (1, 2):
         return weight, None
-    fits = mask is None or not _dispatch.is_array(mask) or tuple(mask.shape) == tuple(weight.shape)
+    fits = mask is None or not _dispatch.is_array(mask) or _check.shape_of(mask) == tuple(weight.shape)
     if not fits or (cu_seqlens is not None and len(weight.shape) != 1):
         return weight, None  # which the loss refuses, in words of its own arguments
     dense: Any = weight  # a layout that the operator refuses is refused by its name, there
@@ -50,11 +53,7 @@ def weighed(
     sums, counts = sequence_logprob(dense, mask, cu_seqlens)
     if not mean:
         return weight, sequence_logprob(sums.reshape(1, -1)).sum
-    xp: Any = np
-    if _dispatch.is_tensor(weight):
-        xp = _dispatch.torch_module()
-    elif not isinstance(weight, np.ndarray):
-        xp = weight.__array_namespace__()
+    xp: Any = _dispatch.torch_module() if _dispatch.is_tensor(weight) else _dispatch.namespace(weight, "token_weight")
     sound = (sums > 0) & (sums < xp.inf)
     share = xp.where(sound, counts / xp.where(sound, sums, 1.0), xp.where(sums == 0, 0.0, xp.nan))
     share = xp.asarray(share, dtype=xp.float32)

@@ -178,8 +178,13 @@ def linear_cross_entropy(
                 "return_token_accuracy: expected False with a process_group, whose ranks exchange no ids, got True"
             )
         wanted |= LARGEST
+    if _dispatch.is_array(target) and not _dispatch.is_tensor(target):
+        _dispatch.namespace(target, "target")
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
+    rows_meet = token_weight is not None or wanted & LARGEST
+    if rows_meet and _dispatch.is_tensor(target) and _dispatch.is_array(hidden) and not _dispatch.is_tensor(hidden):
+        raise TypeError(f"target: expected an array of the framework of hidden, {type(hidden).__name__}, got Tensor")
     scored = None if token_weight is None else _scored(token_weight, target, ignore_index)
     found: Any = head_rows(
         hidden, weight, target, wanted, bias, temperature, softcap, logit_scale, logits_dtype, ignore_index,
@@ -234,8 +239,10 @@ def _reduced(reduction: str, shape: Any, scored: Any, cu_seqlens: Any, denominat
 def _scored(token_weight: Any, target: Any, ignore_index: int) -> Any:
     """Weights of rows, 0 where one is not scored: a masked slot may hold anything."""
     token_weight = checked(token_weight, target, "target")
+    if not _dispatch.is_array(target):
+        return None  # what is wrong with that comes first
     if not _dispatch.is_tensor(target):
-        xp = np if isinstance(target, np.ndarray) else target.__array_namespace__()
+        xp = _dispatch.namespace(target, "target")
         return xp.where(target != ignore_index, token_weight, xp.zeros_like(token_weight))
     _torch().require_tensors(target=target, token_weight=token_weight)
     return token_weight.masked_fill(target == ignore_index, 0.0)

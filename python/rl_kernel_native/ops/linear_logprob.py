@@ -7,8 +7,6 @@ import itertools
 import re
 from typing import Any, Literal, overload
 
-import numpy as np
-
 from .. import _check, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._native import module as _C
@@ -389,9 +387,8 @@ def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
     ignored = _check.integer("ignore_index", ignore_index)
     if _dispatch.is_tensor(target):
         return _torch().scored_target(target, loss_mask, ignored)
-    for name, array in (("target", target), ("loss_mask", loss_mask)):
-        if not _dispatch.is_array(array):
-            raise TypeError(f"{name}: expected an array that speaks DLPack, got {type(array).__name__}")
+    xp = _dispatch.namespace(target, "target")
+    _dispatch.namespace(loss_mask, "loss_mask")
     if type(loss_mask).__module__.partition(".")[0] != type(target).__module__.partition(".")[0]:
         kinds = (type(target).__name__, type(loss_mask).__name__)
         raise TypeError("loss_mask: expected an array of the framework of target, {}, got {}".format(*kinds))
@@ -402,5 +399,4 @@ def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
     if str(target.dtype) not in ("int32", "int64"):
         raise TypeError(f"target: expected dtype int32 or int64, got {target.dtype}")
     _check.held_by("target", ignored, "ignore_index", str(target.dtype))
-    namespace = np if isinstance(target, np.ndarray) else target.__array_namespace__()
-    return namespace.where(loss_mask != 0, target, namespace.full_like(target, ignored))
+    return xp.where(loss_mask != 0, target, xp.full_like(target, ignored))

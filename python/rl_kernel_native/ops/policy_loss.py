@@ -141,7 +141,7 @@ def policy_loss(
     logprob: ArrayT,
     old_logprob: AnyArray | None,
     advantage: AnyArray,
-    mask: AnyArray | None,
+    mask: AnyArray | None = None,
     *,
     spec: PolicySpec | None = None,
     cu_seqlens: AnyArray | None = None,
@@ -170,7 +170,8 @@ def policy_loss(
         advantage: as ``logprob``, or one a sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. Where there
             are as many packed tokens as sequences, ``[num_tokens]`` is one a token, and only ``[num_sequences, 1]`` one
             a sequence.
-        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts where it is not 0.
+        mask: of the shape of ``logprob``; any mask (docs/tokens.md), which has to be given: a token counts where it is
+            not 0.
         spec: the objective, which has to be given: :class:`PolicySpec`, or one of ``rl_kernel_native.presets``.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         ref_logprob: as ``logprob``; given exactly where ``spec.kl`` is.
@@ -224,7 +225,7 @@ def policy_loss_and_grad(
     logprob: ArrayT,
     old_logprob: AnyArray | None,
     advantage: AnyArray,
-    mask: AnyArray | None,
+    mask: AnyArray | None = None,
     *,
     spec: PolicySpec | None = None,
     cu_seqlens: AnyArray | None = None,
@@ -265,6 +266,11 @@ def _operands(
     ratio_metrics: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
     """Arrays and options of the operator."""
+    if mask is None:
+        raise TypeError(
+            "mask: expected an array of the shape of logprob, not 0 where a token counts, got None; of ones, such as "
+            "torch.ones_like(logprob), every token counts"
+        )
     if type(spec) is not PolicySpec:
         got = repr(spec) if isinstance(spec, str) else type(spec).__name__
         raise TypeError(

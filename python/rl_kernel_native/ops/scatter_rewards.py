@@ -108,7 +108,7 @@ _SCATTER_REWARDS = Operator(
 
 def scatter_rewards(
     rewards: ArrayT,
-    mask: AnyArray | None,
+    mask: AnyArray,
     *,
     cu_seqlens: AnyArray | None = None,
     token_rewards: AnyArray | None = None,

@@ -99,7 +99,7 @@ _TOOL_MASK = Operator(
 
 def shift_labels_packed(
     ids: ArrayT,
-    cu_seqlens: AnyArray | None,
+    cu_seqlens: AnyArray,
     *,
     mask: AnyArray | None = None,
     cp_rank: int = 0,

@@ -1,0 +1,103 @@
+"""Something else in the place of an operand, beside each other operand there is: one table over all operators. What is
+computed of one array before the operator checks the other refuses it by its name, too."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_kernel_native as rk
+from call_cases import CALLS, OPERATORS, Draw
+from fuzz_calls import Attempt, Given, Plan, Wrong, _given, _of_error
+
+torch = pytest.importorskip("torch")
+
+DRAWS = 40  # in which each pair of operands that a call can have comes up
+
+
+class OnlyDlpack:
+    """An array of a framework that has DLPack's two functions and nothing else."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self._array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+OTHERS: dict[str, Any] = {
+    "a module": lambda t: math,
+    "None": lambda t: None,
+    "a text": lambda t: "x",
+    "a number": lambda t: 3,
+    "a list": lambda t: [1.0, 2.0],
+    "a sparse tensor": lambda t: t.eye(3).to_sparse(),
+    "an array of DLPack alone": lambda t: OnlyDlpack(np.ones((2, 3), np.float32)),
+    "framework": None,  # the same numbers of another one
+}
+
+
+def plans(operator: str) -> Iterator[tuple[Plan, str]]:
+    """Right calls, and in each an operand that stands beside another one for the first time."""
+    seen: set[tuple[str, str, bool]] = set()
+    for number in range(DRAWS):
+        d = Draw(np.random.default_rng([31, number]))
+        plan = Plan(operator, numpy=number % 2 == 1)
+        plan.arguments = {name: _given(value) for name, value in CALLS[operator](d).items()}
+        if any(isinstance(v, Given) and not v.operand.values.size for v in plan.arguments.values()):
+            continue
+        names = [n for n, v in plan.arguments.items() if isinstance(v, Given) or n == "parts"]
+        for operand in names:
+            pairs = {(operand, beside, plan.numpy) for beside in (*names, "")} - seen
+            seen |= pairs
+            if pairs:
+                yield plan, operand
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_something_else_beside_each_operand_is_named(operator: str) -> None:
+    tried = 0
+    for right, operand in plans(operator):
+        for what, make in OTHERS.items():
+            plan = copy.deepcopy(right)
+            plan.mutated[operand] = what
+            given = plan.arguments[operand]
+            if isinstance(given, list):  # one of several arrays
+                given[-1].numpy = not plan.numpy
+                given[-1] = given[-1] if make is None else Wrong(make, what)
+            elif make is not None:
+                plan.arguments[operand] = Wrong(make, what)
+            error = Attempt(plan).error
+            fault = "" if error is None else _of_error(plan, error)
+            assert not fault, (operand, what, [n for n, v in plan.arguments.items() if v is not None], fault)
+            tried += error is not None
+    assert tried, operator  # the table has something that the operator refuses
+
+
+def required_and_perhaps_none() -> list[tuple[str, str]]:
+    return [
+        (operator, name)
+        for operator in OPERATORS
+        for name, option in inspect.signature(getattr(rk, operator)).parameters.items()
+        if "None" in str(option.annotation) and option.default is option.empty
+    ]
+
+
+@pytest.mark.parametrize(("operator", "name"), required_and_perhaps_none())
+def test_a_none_of_an_annotation_is_one_that_some_call_may_have(operator: str, name: str) -> None:
+    for number in range(DRAWS):
+        plan = Plan(operator)
+        plan.arguments = {n: _given(v) for n, v in CALLS[operator](Draw(np.random.default_rng([32, number]))).items()}
+        plan.arguments[name] = None
+        if Attempt(plan).error is None:
+            return
+    pytest.fail(f"{operator}: {name} is refused where it is None")
