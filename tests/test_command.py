@@ -41,6 +41,15 @@ def test_every_command_has_help(name: str) -> None:
     assert name in done.stdout
 
 
+@pytest.mark.parametrize("name", ["main", "cli"])
+def test_the_modules_run_as_the_command_does(name: str) -> None:
+    pytest.importorskip("typer")
+    command = [sys.executable, "-m", f"rl_kernel_native.consistency.{name}", "contract", "--operator", "kl"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "kl" in done.stdout
+
+
 @pytest.mark.parametrize("program", [PROGRAM, WITHOUT_EXTRAS])
 def test_the_version_names_the_variant(program: str) -> None:
     assert rlk("--version", program=program).stdout == f"rl_kernel_native {rk.__version__} ({rk.variant})\n"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -241,3 +243,26 @@ def test_trl_says_once_what_it_serves(caplog: pytest.LogCaptureFixture) -> None:
     lines = [record.getMessage() for record in caplog.records if record.name == "rl_kernel_native"]
     assert len(lines) == 1
     assert "GRPOTrainer's loss by policy_loss" in lines[0]
+
+
+def test_a_silent_hub_is_asked_once_and_not_waited_for(tmp_path: Path) -> None:
+    """A server that takes connections and never answers; 20 s are imports on a busy machine, and no retry's."""
+    code = (
+        "import time; from rl_kernel_native.consistency import model; import huggingface_hub; "
+        "model._HUB_SECONDS = 1.0; start = time.monotonic()\n"
+        "try: model.find_directory('nobody/none')\n"
+        "except model.BadInput as error: print(time.monotonic() - start, error)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        environment["HF_ENDPOINT"] = f"http://127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True)
+        server.setblocking(False)
+        server.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    seconds, _, said = done.stdout.partition(" ")
+    assert float(seconds) < 20
+    assert "the Hub does not answer (" in said
+    assert "run `hf download nobody/none --local-dir DIR`" in said

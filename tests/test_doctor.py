@@ -53,7 +53,7 @@ def test_json_is_one_object_and_the_status_says_healthy():
     bounded = [t for t in report["self_tests"] if "float64" in t["check"]]
     assert bounded
     for test in bounded:
-        assert test["detail"].startswith("all within the bound"), "a test that passes does not read like a failure"
+        assert test["detail"].startswith("every error is within its bound"), "what passes does not read like a failure"
 
 
 def test_text_names_every_section():
@@ -74,7 +74,8 @@ def test_a_backend_that_serves_some_operators_names_them():
 
 
 def test_an_error_at_its_bound_reads_as_passed():
-    assert within_bound(1.0, "y") == (True, "all within the bound, the largest error has 100% of it, in y")
+    assert within_bound(1.0, "y") == (True, "every error is within its bound")
+    assert within_bound(1.5, "y") == (False, "an error is 1.50 times its bound, in y")
     assert within_bound(float("nan"))[0] is False
 
 

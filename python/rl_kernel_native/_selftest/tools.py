@@ -53,11 +53,10 @@ def worst_share(got: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> f
 
 
 def within_bound(share: float, case: str = "") -> tuple[bool, str]:
-    """Outcome of a test by its largest error as a share of the bound in contract.py; where that was."""
-    where = f", in {case}" if case else ""
+    """Outcome of a test by its largest error as a share of the bound in contract.py; a failure names its case."""
     if share <= 1.0:
-        return True, f"all within the bound, the largest error has {share:.0%} of it{where}"
-    return False, f"beyond the bound, {share:.2f} times it{where}"
+        return True, "every error is within its bound"
+    return False, f"an error is {share:.2f} times its bound{f', in {case}' if case else ''}"
 
 
 def same_bytes(a: np.ndarray, b: np.ndarray) -> int:

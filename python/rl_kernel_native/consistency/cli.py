@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ EXIT_DRIFT = 1
 EXIT_BAD_INPUT = 2
 # Python's own status for a traceback is 1, which here means drift.
 EXIT_FAILURE = 3
+_STARTED = time.monotonic()  # before torch is imported, which takes seconds
 
 app = typer.Typer(
     name="rlk",
@@ -273,7 +275,9 @@ def demo(
         "rlk-demo"
     ),
     ops: Annotated[str, typer.Option(help="both, stock or rk.")] = "both",
-    minutes: Annotated[float, typer.Option(help="Time to stay within, 0.5 to 60.")] = 5.0,
+    minutes: Annotated[
+        float, typer.Option(help="Time for all of it, 0.5 to 60; little time shortens training and responses.")
+    ] = 5.0,
     device: DeviceOption = "auto",
     seed: SeedOption = 0,
 ) -> None:
@@ -286,7 +290,9 @@ def demo(
         from .explain import news
         from .progress import Progress
 
-        result = run_demo(report, ops=ops, minutes=minutes, device=device, seed=seed, progress=Progress())
+        result = run_demo(
+            report, ops=ops, minutes=minutes, device=device, seed=seed, progress=Progress(), started=_STARTED
+        )
         print(result.training)
         print_table(result.comparisons)
         for note in result.notes:

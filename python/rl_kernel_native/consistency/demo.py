@@ -26,10 +26,13 @@ from .settings import CompareSettings
 
 _PROMPTS = 16
 _MAX_NEW_TOKENS = 64
+_TRIAL_TOKENS = 4
 _BATCHES = (1, 8)
-# Training may take this share of the time allowed, and never more than this.
+# Training may take this share of the time that imports leave, and never more than this.
 _TRAINING_SHARE = 0.25
 _TRAINING_SECONDS = 45.0
+# The comparison's share of the time that the trial leaves; the rest is for charts, and for a machine that gets slower.
+_COMPARISON_SHARE = 0.7
 
 
 @dataclass(frozen=True)
@@ -57,19 +60,34 @@ def demo_prompts(source: bytes, count: int) -> list[str]:
 
 
 def run_demo(
-    directory: Path, *, ops: str, minutes: float, device: str, seed: int, progress: Progress | None = None
+    directory: Path,
+    *,
+    ops: str,
+    minutes: float,
+    device: str,
+    seed: int,
+    progress: Progress | None = None,
+    started: float | None = None,
 ) -> DemoResult:
     """Trains, saves, compares and reports.
 
     Args:
         directory: receives model/, prompts.jsonl and the report files.
         ops: "stock", "rk" or "both"; "both" goes on without rk when the native library is absent, and says so.
-        minutes: the training is cut short so that everything fits on two cores.
+        minutes: the time for everything: training ends early, and a trial of a few tokens decides how long responses
+            are. Imports, some training, the trial and the charts take half a minute on two free cores, the least.
+        started: time.monotonic() when the program began, imports included; None: now.
 
     Raises:
         BadInput: bad option, or --ops rk without the native library.
     """
+    started = time.monotonic() if started is None else started
     progress = progress or Progress(silent=True)
+
+    def left() -> float:
+        """Seconds that are left."""
+        return 60 * minutes - (time.monotonic() - started)
+
     if ops not in ("both", "stock", "rk"):
         raise BadInput(f"--ops {ops}: want both, stock or rk")
     if not 0.5 <= minutes <= 60:
@@ -81,7 +99,7 @@ def run_demo(
     prepare_directory(directory)
 
     quiet_transformers()
-    started = time.perf_counter()
+    training_started = time.perf_counter()
     training_files, held_out = demo_files()
     tokenizer = demo_tokenizer()
     model = new_model(seed).to(torch_device)
@@ -90,7 +108,7 @@ def run_demo(
             model,
             encode_bytes(training_files),
             seed=seed,
-            seconds=min(_TRAINING_SECONDS, 60 * minutes * _TRAINING_SHARE),
+            seconds=min(_TRAINING_SECONDS, max(1.0, left()) * _TRAINING_SHARE),
             advance=advance,
         )
     model_directory, prompt_file = directory / "model", directory / "prompts.jsonl"
@@ -99,22 +117,41 @@ def run_demo(
     write_prompts(prompt_file, demo_prompts(held_out, _PROMPTS), tokenizer.bos_token_id)
     training = (
         f"trained {sum(p.numel() for p in model.parameters()):,} parameters for {outcome.steps} steps, "
-        f"{time.perf_counter() - started:.0f} s, on {len(training_files)} files of the standard library; "
+        f"{time.perf_counter() - training_started:.0f} s, on {len(training_files)} files of the standard library; "
         f"loss {outcome.first_loss:.2f} -> {outcome.last_loss:.2f} nats a byte"
     )
     # From the files, as `rlk compare` would: what is compared is what was saved.
     loaded = load_model(model_directory, torch.bfloat16, torch_device)
     prompts = load_prompts(prompt_file, loaded, _MAX_NEW_TOKENS)
-    comparisons = []
-    for name in names:
-        chosen = dataclasses.replace(settings, rollout_ops=name, training_ops=name)
-        comparisons.append(run_compare(loaded, prompts, chosen, progress=progress))
+
+    def compare_all(new_tokens: int) -> list[Comparison]:
+        chosen = dataclasses.replace(settings, max_new_tokens=new_tokens)
+        each = [dataclasses.replace(chosen, rollout_ops=name, training_ops=name) for name in names]
+        return [run_compare(loaded, prompts, one, progress=progress) for one in each]
+
+    trial_started = time.monotonic()
+    comparisons = compare_all(_TRIAL_TOKENS)
+    new_tokens = _affordable(left(), time.monotonic() - trial_started)
+    if new_tokens > _TRIAL_TOKENS:
+        comparisons = compare_all(new_tokens)
     page = write_report(directory, comparisons)[0]
+    shorter = [] if new_tokens == _MAX_NEW_TOKENS else ["--max-new-tokens", str(new_tokens)]
+    if shorter:
+        notes.append(
+            f"responses of {new_tokens} tokens, not {_MAX_NEW_TOKENS}: as long as {minutes:g} minutes allow here; "
+            "--minutes gives more"
+        )
     command = [
         *(*_program(), "compare", "--model", str(model_directory), "--prompts", str(prompt_file)),
-        *("--seed", str(seed), "--ops", names[-1]),
+        *("--seed", str(seed), "--ops", names[-1], *shorter),
     ]
     return DemoResult(training, comparisons, notes, page, shlex.join(command))
+
+
+def _affordable(seconds_left: float, trial_seconds: float) -> int:
+    """Tokens of a response that the time allows, where the trial took `trial_seconds` and time grows with tokens."""
+    fitting = int(_TRIAL_TOKENS * _COMPARISON_SHARE * seconds_left / trial_seconds)
+    return min(max(fitting, _TRIAL_TOKENS), _MAX_NEW_TOKENS)
 
 
 def _program() -> list[str]:

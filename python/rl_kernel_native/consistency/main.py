@@ -30,3 +30,7 @@ def main() -> None:
     from .cli import app
 
     app()
+
+
+if __name__ == "__main__":
+    main()

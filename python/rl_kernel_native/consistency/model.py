@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ DTYPES = {
 }
 # "dynamic" and "longrope" change their frequencies with the longest sequence of the batch, by design.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# What a Hub id looks like, and what of its repository is read.
+# What a Hub id looks like, how long the Hub may think, and what of its repository is read.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_SECONDS = 10.0
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -93,16 +95,47 @@ def find_directory(name: str | Path) -> Path:
     if not _HUB_ID.fullmatch(str(name)):
         raise BadInput(f"model directory {path} does not exist; give a directory, or a Hub id such as Qwen/Qwen3-0.6B")
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
+    silence = _silence_of_hub(str(name))
     try:
-        return Path(snapshot_download(str(name), allow_patterns=_FILES))
+        return Path(snapshot_download(str(name), allow_patterns=_FILES, local_files_only=silence is not None))
     except Exception as error:  # of many types: offline, gated, unknown, no such revision
-        first_line = (str(error).strip().splitlines() or [""])[0]
+        if silence is not None and isinstance(error, LocalEntryNotFoundError):
+            why = f"the Hub does not answer ({silence}) and its cache here has no such model"
+        else:
+            first_line = (str(error).strip().splitlines() or [""])[0]
+            why = f"the Hub does not give it ({type(error).__name__}: {first_line})"
         raise BadInput(
-            f"--model {name}: no such directory here, and the Hub does not give it ({type(error).__name__}: "
-            f"{first_line}). Without a network, run `hf download {name} --local-dir DIR` where there is one and give "
-            "--model DIR; a gated model wants `hf auth login` first"
+            f"--model {name}: no such directory here, {why}. Without a network, run `hf download {name} --local-dir "
+            "DIR` where there is one and give --model DIR; a gated model wants `hf auth login` first"
         ) from error
+
+
+def _silence_of_hub(name: str) -> str | None:
+    """Why the Hub cannot be asked, by one request of at most _HUB_SECONDS; None where it answers, even by an error.
+
+    A download asks again and again, and a name server that is silent stops no clock of its own; hence the thread.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    silence: list[str | None] = [f"no answer in {_HUB_SECONDS:g} s"]
+
+    def ask() -> None:
+        try:
+            HfApi().model_info(name, timeout=_HUB_SECONDS)
+        except HfHubHTTPError:
+            silence[0] = None
+        except Exception as error:  # of several libraries by version: no route, no name, a refusal, a timeout
+            silence[0] = f"{type(error).__name__}: {error}"
+        else:
+            silence[0] = None
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_HUB_SECONDS)
+    return silence[0]
 
 
 def read_config(directory: Path) -> dict[str, Any]:

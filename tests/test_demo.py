@@ -1,0 +1,45 @@
+"""`rlk demo` keeps the time that it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from rl_kernel_native.consistency import demo, demo_model
+from rl_kernel_native.consistency.settings import CompareSettings
+
+
+@pytest.mark.parametrize("minutes", [0.5, 1.0, 5.0])
+@pytest.mark.parametrize("seconds_a_token", [0.0005, 0.005, 0.02])
+def test_the_demo_keeps_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, seconds_a_token: float
+) -> None:
+    """By a clock of its own, on machines of three speeds; two cores that do other things too need 0.01."""
+    now = [100.0]  # imports took them
+    done: list[int] = []
+
+    def run(loaded: Any, prompts: Any, settings: CompareSettings, **_: Any) -> str:
+        done.append(settings.max_new_tokens)
+        now[0] += 0.2 + seconds_a_token * len(prompts) * settings.max_new_tokens * 1.3  # batch 1, and batch 8
+        return settings.rollout_ops
+
+    def trained(model: Any, data: Any, *, seconds: float, **_: Any) -> demo_model.TrainOutcome:
+        now[0] += seconds
+        return demo_model.TrainOutcome(1, 5.0, 3.0)
+
+    monkeypatch.setattr(demo.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(demo, "run_compare", run)
+    monkeypatch.setattr(demo, "train", trained)
+    monkeypatch.setattr(demo, "write_report", lambda folder, comparisons: [folder / "report.html"])
+    monkeypatch.setattr(demo, "_available", lambda ops: (["stock", "rk"], []))
+    found = demo.run_demo(tmp_path, ops="both", minutes=minutes, device="cpu", seed=0, started=90.0)
+    assert now[0] - 90 <= 60 * minutes
+    assert found.comparisons == ["stock", "rk"]
+    fits = done[-1] == demo._MAX_NEW_TOKENS
+    assert fits == (not found.notes) == ("--max-new-tokens" not in found.command)
+    assert fits or now[0] - 90 > 30 * minutes, "the time is used"
