@@ -1,5 +1,5 @@
-"""Something else in the place of an operand, beside each other operand there is: one table over all operators. What is
-computed of one array before the operator checks the other refuses it by its name, too."""
+"""Something else in the place of an operand, beside each other operand and each choice there is: one table over all
+operators. What is computed of one array before the operator checks the other refuses it by its name, too."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class OnlyDlpack:
 
 OTHERS: dict[str, Any] = {
     "a module": lambda t: math,
+    "a class": lambda t: np.ndarray,
     "None": lambda t: None,
     "a text": lambda t: "x",
     "a number": lambda t: 3,
@@ -56,8 +57,9 @@ def plans(operator: str) -> Iterator[tuple[Plan, str]]:
         if any(isinstance(v, Given) and not v.operand.values.size for v in plan.arguments.values()):
             continue
         names = [n for n, v in plan.arguments.items() if isinstance(v, Given) or n == "parts"]
+        words = [f"{n}={v}" for n, v in plan.arguments.items() if isinstance(v, str)]
         for operand in names:
-            pairs = {(operand, beside, plan.numpy) for beside in (*names, "")} - seen
+            pairs = {(operand, beside, plan.numpy) for beside in (*names, *words, "")} - seen
             seen |= pairs
             if pairs:
                 yield plan, operand

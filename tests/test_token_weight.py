@@ -200,3 +200,16 @@ def test_a_bad_layout_is_named_as_without_weights(xp: Any, wrong: str) -> None:
             rk.value_loss(value, None, value, mask, cu_seqlens=offsets, token_weight=weight)
         words.append(str(error.value))
     assert words[0] == words[1]
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("xp", [np, torch])
+def test_cuts_of_another_framework_are_named(xp: Any, aggregation: str) -> None:
+    """Which sequence a token is of is computed in the framework of the weights."""
+    other: Any = torch if xp is np else np
+    x, cuts = xp.ones(6, dtype=xp.float32), other.asarray([0, 2, 6])
+    if xp is np and aggregation == "token-mean":  # nothing but the extension reads the cuts
+        assert rk.value_loss(x, None, x, cu_seqlens=cuts, clip=None, token_weight=x, aggregation=aggregation)
+        return
+    with pytest.raises(TypeError, match=r"^cu_seqlens: expected an array"):
+        rk.value_loss(x, None, x, cu_seqlens=cuts, clip=None, token_weight=x, aggregation=aggregation)

@@ -121,7 +121,7 @@ _NUMPY_1 = np.__version__.startswith("1.")  # whose capsules do not say what is 
 
 
 def is_array(x: Any) -> bool:
-    return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
+    return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") and not isinstance(x, type)
 
 
 def namespace(array: Any, name: str) -> Any:

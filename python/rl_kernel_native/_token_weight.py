@@ -61,6 +61,12 @@ def weighed(
         return weight * share[:, None], None
     if cu_seqlens is None:
         return weight * share, None
+    if _dispatch.is_tensor(cu_seqlens) != _dispatch.is_tensor(weight):
+        raise TypeError(
+            f"cu_seqlens: expected an array of the framework of token_weight, got {type(cu_seqlens).__name__}"
+        )
+    if not _dispatch.is_tensor(cu_seqlens):
+        _dispatch.namespace(cu_seqlens, "cu_seqlens")
     device = {"device": weight.device} if xp is _dispatch.torch_module() else {}
     places = xp.arange(weight.shape[0], dtype=cu_seqlens.dtype, **device)
     of = xp.searchsorted(cu_seqlens[1:], places, side="right")

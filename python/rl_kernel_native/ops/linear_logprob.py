@@ -387,11 +387,12 @@ def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
     ignored = _check.integer("ignore_index", ignore_index)
     if _dispatch.is_tensor(target):
         return _torch().scored_target(target, loss_mask, ignored)
-    xp = _dispatch.namespace(target, "target")
-    _dispatch.namespace(loss_mask, "loss_mask")
+    for name, array in (("target", target), ("loss_mask", loss_mask)):
+        _dispatch.require_array(array, name)
     if type(loss_mask).__module__.partition(".")[0] != type(target).__module__.partition(".")[0]:
         kinds = (type(target).__name__, type(loss_mask).__name__)
         raise TypeError("loss_mask: expected an array of the framework of target, {}, got {}".format(*kinds))
+    xp = _dispatch.namespace(target, "target")
     _check.mask_dtype("loss_mask", str(loss_mask.dtype))
     if tuple(loss_mask.shape) != tuple(target.shape):
         wanted = list(target.shape)
