@@ -41,7 +41,8 @@ struct Case {
   Form q_form = Form::kPacked, k_form = Form::kPacked;
   Layout layout = Layout::kTokens;
   std::int64_t page_size = 16;
-  std::size_t shift = 0;  // bytes off any alignment
+  std::vector<std::pair<std::int64_t, std::int64_t>> groups = {};  // of paged keys: sequences, and keys that they share
+  std::size_t shift = 0;                                           // bytes off any alignment
   Data data = Data::kNormal;
   float spread = 1.0f;  // of q, beside normal data
   bool dlse = true;
@@ -52,6 +53,7 @@ struct Case {
                     std::to_string(kv_heads) + " heads of " + std::to_string(head_dim) + ", lengths";
     for (const auto& [q, k] : lengths) t += std::string(" ") + std::to_string(q) + "/" + std::to_string(k);
     return t + (causal ? ", causal" : "") + (window ? ", window " + std::to_string(window) : "") +
+           (groups.empty() ? "" : ", " + std::to_string(groups.size()) + " groups") +
            (softcap > 0.0f ? ", softcap " + std::to_string(softcap) : "") + (sinks ? ", sinks" : "") +
            (exp == Exp::kHardware ? ", hardware" : "") + ", forms " + std::to_string(static_cast<int>(q_form)) + " " +
            std::to_string(static_cast<int>(k_form)) + ", layout " + std::to_string(static_cast<int>(layout)) + ", " +
@@ -142,23 +144,7 @@ class Problem {
     }
     std::int64_t size = 0;
     if (c.k_form == Form::kPaged) {
-      input.page_size = c.page_size;
-      input.max_pages = (padded + c.page_size - 1) / c.page_size;
-      input.num_pages = n * input.max_pages + 1;
-      input.k_tokens = input.page_size * input.max_pages;
-      input.table_stride = input.max_pages + 1;
-      std::vector<std::int32_t> pages;
-      for (std::int64_t i = 0; i < input.num_pages; ++i) pages.push_back(static_cast<std::int32_t>(i));
-      std::shuffle(pages.begin(), pages.end(), random_);
-      for (std::int64_t b = 0; b < n; ++b) {
-        for (std::int64_t i = 0; i < input.table_stride; ++i) {
-          const bool used = i * c.page_size < used_k_[b];
-          table_.push_back(used ? pages[b * input.max_pages + i] : -7);
-        }
-      }
-      if (table_.empty()) table_.push_back(0);
-      input.block_table = table_.data();
-      input.seqused_k = used_k_.data();
+      lay_out_pages(padded);
       size = step(c.layout, c.kv_heads, c.page_size, c.head_dim, &input.k) * input.num_pages;
     } else if (c.k_form == Form::kPacked) {
       input.k_tokens = cu_k_.back();
@@ -177,6 +163,50 @@ class Problem {
     input.v = input.k;
     input.k.data = fill(size, [&](auto&& element) { each_key(input.k, element); });
     input.v.data = fill(size, [&](auto&& element) { each_key(input.v, element); });
+  }
+
+  // Every table is one column wider than it says.
+  void lay_out_pages(std::int64_t padded) {
+    const Case& c = case_;
+    std::int64_t most_shared = 0;
+    for (const auto& [sequences, keys] : c.groups) {
+      for (std::int64_t i = 0; i < sequences; ++i) shared_k_.push_back(keys);
+      groups_.push_back(groups_.back() + static_cast<std::int32_t>(sequences));
+      lens_.push_back(static_cast<std::int32_t>(keys));
+      most_shared = std::max(most_shared, keys);
+    }
+    shared_k_.resize(c.lengths.size(), 0);
+    std::int64_t most_own = 0;
+    for (std::size_t b = 0; b < c.lengths.size(); ++b) most_own = std::max(most_own, padded - shared_k_[b]);
+    const auto pages_of = [&](std::int64_t keys) { return (keys + c.page_size - 1) / c.page_size; };
+    const auto num_groups = static_cast<std::int64_t>(c.groups.size());
+    input.page_size = c.page_size;
+    input.max_pages = pages_of(most_own);
+    input.max_prefix_pages = pages_of(most_shared);
+    input.num_pages = input.num_sequences * input.max_pages + num_groups * input.max_prefix_pages + 1;
+    input.k_tokens = input.page_size * (input.max_prefix_pages + input.max_pages);
+    input.table_stride = input.max_pages + 1;
+    input.prefix_stride = input.max_prefix_pages + 1;
+    std::vector<std::int32_t> pages;
+    for (std::int64_t i = 0; i < input.num_pages; ++i) pages.push_back(static_cast<std::int32_t>(i));
+    std::shuffle(pages.begin(), pages.end(), random_);
+    const auto list = [&](std::vector<std::int32_t>* table, std::int64_t keys, std::int64_t stride) {
+      for (std::int64_t i = 0; i < stride; ++i) {
+        const bool used = i * c.page_size < keys;
+        table->push_back(used ? pages.back() : -7);
+        if (used) pages.pop_back();
+      }
+    };
+    for (std::size_t b = 0; b < c.lengths.size(); ++b) list(&table_, used_k_[b] - shared_k_[b], input.table_stride);
+    for (const auto& [sequences, keys] : c.groups) list(&prefix_table_, keys, input.prefix_stride);
+    if (table_.empty()) table_.push_back(0);
+    input.block_table = table_.data();
+    input.seqused_k = used_k_.data();
+    if (c.groups.empty()) return;
+    input.num_groups = num_groups;
+    input.prefix_table = prefix_table_.data();
+    input.prefix_lens = lens_.data();
+    input.group_offsets = groups_.data();
   }
 
   // element(offset, columns) of each token and head in use.
@@ -198,8 +228,11 @@ class Problem {
         if (case_.k_form == Form::kPacked) at = (cu_k_[b] + j) * a.token_stride;
         if (case_.k_form == Form::kLeftPadded) at += left_k_[b] * a.token_stride;
         if (case_.k_form == Form::kPaged) {
-          at = table_[b * input.table_stride + j / input.page_size] * a.sequence_stride +
-               j % input.page_size * a.token_stride;
+          const std::int64_t shared = shared_k_[b], size = input.page_size, number = j < shared ? j : j - shared;
+          const auto group = std::upper_bound(groups_.begin(), groups_.end(), b) - groups_.begin() - 1;
+          const std::int32_t* row =
+              j < shared ? &prefix_table_[group * input.prefix_stride] : &table_[b * input.table_stride];
+          at = row[number / size] * a.sequence_stride + number % size * a.token_stride;
         }
         for (std::int64_t h = 0; h < case_.kv_heads; ++h) element(at + h * a.head_stride);
       }
@@ -228,7 +261,8 @@ class Problem {
   Case case_;
   std::mt19937 random_;
   std::int64_t q_size_ = 0;
-  std::vector<std::int32_t> cu_q_, cu_k_, used_q_, used_k_, left_k_, table_;
+  std::vector<std::int32_t> cu_q_, cu_k_, used_q_, used_k_, left_k_, table_, prefix_table_, lens_, groups_ = {0};
+  std::vector<std::int64_t> shared_k_;  // of each sequence
   std::vector<float> sinks_;
   std::vector<std::vector<unsigned char>> memories_;
 };

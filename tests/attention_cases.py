@@ -11,7 +11,7 @@ import rl_kernel_native as rk
 from cases import mode
 
 DTYPES = ("float32", "bfloat16", "float16")
-FORMS = ("left", "right", "packed", "cache", "paged")
+FORMS = ("left", "right", "packed", "cache", "paged", "shared")
 
 
 class Sequences:
@@ -50,7 +50,10 @@ class Sequences:
             lists = {"cu_seqlens_q": self._offsets(0), "cu_seqlens_k": self._offsets(1)}
             return tuple(torch.cat(p) for p in (self.q, self.k, self.v, self.dout)), lists  # type: ignore[return-value]
         if form == "paged":
-            return self._paged()
+            return self._paged(())
+        if form == "shared":  # every sequence a group of its own: of all of its keys, of none, of a part
+            n = [n for _, n in self.lengths]
+            return self._paged([(1, (keys, 0, keys // 2, keys // 3 + 1)[b % 4]) for b, keys in enumerate(n)])
         left = form == "left"
         q, k, v, dout = (self._padded(p, left) for p in (self.q, self.k, self.v, self.dout))
         if left:
@@ -60,18 +63,37 @@ class Sequences:
             return (q, k, v, dout), {"cu_seqlens_q": self._offsets(0), "seqused_k": self._counts(1)}
         return (q, k, v, dout), {"seqused_q": self._counts(0), "seqused_k": self._counts(1)}
 
-    def _paged(self, page_size: int = 7) -> Any:
+    def _paged(self, groups: Any, page_size: int = 7) -> Any:
+        """``groups``: of so many sequences each, and the keys that they share, which are those of the first one."""
+        first = np.cumsum([0, *(n for n, _ in groups)])
+        shared = [keys for n, keys in groups for _ in range(n)]
+        shared += [0] * (len(self.lengths) - len(shared))
         most = max(n for _, n in self.lengths) // page_size + 2
-        order = self.rng.permutation(most * len(self.lengths))
-        k, v = (p[0].new_full((len(order), page_size, *p[0].shape[1:]), float("nan")) for p in (self.k, self.v))
-        table = torch.full((len(self.lengths), most), -1, dtype=torch.int32)
-        for b, (key, value) in enumerate(zip(self.k, self.v, strict=True)):
-            for i in range(0, len(key), page_size):
-                page = int(order[b * most + i // page_size])
-                table[b, i // page_size] = page
-                for pages, part in ((k, key), (v, value)):
-                    pages[page, : len(part[i : i + page_size])] = part[i : i + page_size]
-        lists = {"cu_seqlens_q": self._offsets(0), "seqused_k": self._counts(1), "block_table": table.to(self.device)}
+        order = iter(self.rng.permutation(most * (len(self.lengths) + len(groups))).tolist())
+        k, v = (
+            p[0].new_full((most * (len(self.lengths) + len(groups)), page_size, *p[0].shape[1:]), float("nan"))
+            for p in (self.k, self.v)
+        )
+
+        def table(parts: list[Any]) -> Any:
+            """A row for each sequence: the pages of its keys from one to another."""
+            found = torch.full((len(parts), most), -1, dtype=torch.int32)
+            for row, (b, (begin, end)) in enumerate(parts):
+                for i in range(begin, end, page_size):
+                    page = next(order)
+                    found[row, (i - begin) // page_size] = page
+                    for pages, of in ((k, self.k), (v, self.v)):
+                        part = of[b][i : min(i + page_size, end)]
+                        pages[page, : len(part)] = part
+            return found.to(self.device)
+
+        own = table([(b, (p, n)) for b, (p, (_, n)) in enumerate(zip(shared, self.lengths, strict=True))])
+        lists = {"cu_seqlens_q": self._offsets(0), "seqused_k": self._counts(1), "block_table": own}
+        if groups:
+            prefixes = table([(int(b), (0, keys)) for b, (_, keys) in zip(first, groups, strict=False)])
+            lens, offsets = (torch.tensor(x, dtype=torch.int32, device=self.device) for x in
+                             ([keys for _, keys in groups], first.tolist()))  # fmt: skip
+            lists["shared_prefix"] = (prefixes, lens, offsets)
         return (torch.cat(self.q), k, v, torch.cat(self.dout)), lists
 
     def split(self, form: str, out: Any, which: int = 0, heads_first: bool = False) -> list[Any]:
@@ -92,6 +114,11 @@ class Sequences:
         assert (rest == (-torch.inf if heads_first else 0)).all(), "what is not in use"
         assert heads_first or not torch.signbit(rest).any(), "a zero that is not +0"
         return parts
+
+
+def moved(put: Any, given: Any) -> Any:
+    """A call's arrays, lists or options, each tensor where ``put`` puts it."""
+    return torch.utils._pytree.tree_map_only(torch.Tensor, put, given)
 
 
 def results(

@@ -43,6 +43,11 @@ class Sequence {
     if (p.leftpad_k) keys -= p.leftpad_k[b];
     if (p.seqused_q) queries = p.seqused_q[b];
     if (p.seqused_k) keys = p.seqused_k[b];
+    for (std::int64_t g = 0; g < p.num_groups; ++g) {
+      if (b < p.group_offsets[g] || b >= p.group_offsets[g + 1]) continue;
+      group_ = g;
+      shared_ = p.prefix_lens[g];
+    }
   }
   std::int64_t queries, keys;
 
@@ -66,7 +71,7 @@ class Sequence {
     std::int64_t at;
     if (p_.block_table) {
       if (!has_page(j)) return Row(static_cast<std::size_t>(p_.head_dim), kNaN);
-      at = page(j) * a.sequence_stride + j % p_.page_size * a.token_stride;
+      at = page(j) * a.sequence_stride + (j < shared_ ? j : j - shared_) % p_.page_size * a.token_stride;
     } else if (p_.cu_seqlens_k) {
       at = (p_.cu_seqlens_k[b_] + j) * a.token_stride;
     } else {
@@ -85,7 +90,10 @@ class Sequence {
   }
 
  private:
-  std::int64_t page(std::int64_t j) const { return p_.block_table[b_ * p_.table_stride + j / p_.page_size]; }
+  std::int64_t page(std::int64_t j) const {
+    if (j < shared_) return p_.prefix_table[group_ * p_.prefix_stride + j / p_.page_size];
+    return p_.block_table[b_ * p_.table_stride + (j - shared_) / p_.page_size];
+  }
   Row row(const AttentionHeads& a, std::int64_t at) const {
     Row r;
     for (std::int64_t d = 0; d < p_.head_dim; ++d)
@@ -93,7 +101,7 @@ class Sequence {
     return r;
   }
   const AttentionInput& p_;
-  std::int64_t b_;
+  std::int64_t b_, group_ = 0, shared_ = 0;  // keys in the group's pages
 };
 
 inline float chain(const Row& a, const Row& b) {

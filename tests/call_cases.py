@@ -97,6 +97,20 @@ class Draw:
         return (shape, self.cuts(shape[0], parts), parts) if self.chance() else (shape, None, 1)
 
 
+def _paged_attention(d: Draw, batch: int, length: int, group: int, width: int) -> dict[str, Any]:
+    """Pages of four keys, two of each sequence's own behind those of its group."""
+
+    def table(rows: int) -> Any:
+        return Operand(d.rng.integers(0, 5, (rows, 2)), "int32")
+
+    kv = [d.matrix(5, 4, 2, width) for _ in range(2)]
+    lens, offsets = Operand(d.rng.integers(0, 9, 1), "int32"), Operand(np.array([0, batch - d.chance()]), "int32")
+    shared = d.perhaps(lambda: (table(1), lens, offsets), 0.5)
+    used = Operand(d.rng.integers(0, 9, batch), "int32")
+    lists = {"seqused_k": used, "block_table": table(batch), "shared_prefix": shared}
+    return {"q": d.matrix(batch, length, 2 * group, width), "k": kv[0], "v": kv[1], **lists}
+
+
 def _attention(d: Draw) -> dict[str, Any]:
     batch, length, keys, group, width = d.size(1, 2), d.size(1, 3, 5), d.size(5, 9, 130), d.size(1, 2), d.of(8, 16)
     how = {
@@ -107,6 +121,8 @@ def _attention(d: Draw) -> dict[str, Any]:
         cuts = d.cuts(7, 2, "int32")
         q, kv = d.matrix(7, 2 * group, width), [d.matrix(7, 2, width) for _ in range(2)]
         return {"q": q, "k": kv[0], "v": kv[1], "cu_seqlens_q": cuts, "cu_seqlens_k": cuts, **how}
+    if d.chance(0.2):
+        return {**_paged_attention(d, batch, length, group, width), **how}
     used = d.perhaps(lambda: Operand(d.rng.integers(length, keys + 1, batch), "int32"), 0.4)
     kv = [d.matrix(batch, keys, 2, width) for _ in range(2)]
     return {"q": d.matrix(batch, length, 2 * group, width), "k": kv[0], "v": kv[1], "seqused_k": used, **how}

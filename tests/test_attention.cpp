@@ -209,6 +209,32 @@ TEST_F(Attention, EveryFormOfQueriesWithEveryFormOfKeysInEveryLayout) {
   }
 }
 
+// Prefixes that end inside a page, at its end, at once, and behind a sequence's last key; a sequence of no group; a window
+// that ends inside a prefix, splits.
+TEST_F(Attention, SharedPrefixes) {
+  unsigned seed = 80;
+  for (const std::int64_t page_size : {1, 3, 16, 200}) {
+    for (const Form form : {Form::kPadded, Form::kPacked}) {
+      Case c{{{2, 40}, {3, 29}, {1, 32}, {4, 33}, {2, 7}, {5, 12}}};
+      if (page_size == 200) c.lengths[0].second = 1100;
+      c.groups = {{2, page_size == 200 ? 1030 : 21}, {0, 3}, {2, 32}, {1, 0}};
+      if (page_size == 200) c.lengths[1].second = 1029;  // fewer than its group shares
+      c.k_form = Form::kPaged;
+      c.q_form = form;
+      c.page_size = page_size;
+      c.window = page_size == 3 ? 15 : 0;
+      c.causal = page_size != 16 || form == Form::kPacked;
+      c.layout = page_size == 1 ? Layout::kHeadsFirst : Layout::kTokens;
+      c.kv_heads = 2;
+      c.q_heads = 4;
+      c.dtype = kFloatTypes[seed % 3];
+      c.exp = kExps[seed % std::size(kExps)];
+      c.seed = ++seed;
+      ASSERT_NO_FATAL_FAILURE(check(c));
+    }
+  }
+}
+
 TEST_F(Attention, Windows) {
   unsigned seed = 90;
   for (const std::int64_t window : {1, 2, 31, 128, 200, 1000}) {
@@ -573,6 +599,43 @@ TEST_F(Attention, PagesThatAreNoneAreNanForTheirSequenceAlone) {
   }
 }
 
+// The same of lists of shared pages. Sequence 2 is of no group, and keeps its bits.
+TEST_F(Attention, SharedPrefixesThatContradictTheArrays) {
+  const auto with = [](const std::int32_t* from, std::int64_t count, std::int64_t at, std::int32_t x) {
+    std::vector<std::int32_t> list(from, from + count);
+    list[static_cast<std::size_t>(at)] = x;
+    return list;
+  };
+  for (const std::int32_t x : {-1, 1000, 2147483647, -2147483647}) {
+    for (const int which : {0, 1, 2, 3}) {
+      Case c{{{2, 30}, {3, 25}, {2, 20}}};
+      c.k_form = Form::kPaged;
+      c.page_size = 8;
+      c.groups = {{2, 21}};
+      Problem problem(c);
+      AttentionInput& input = problem.input;
+      const std::vector<std::int32_t> list = which == 0   ? with(input.prefix_table, input.prefix_stride, 1, x)
+                                             : which == 1 ? with(input.prefix_lens, 1, 0, x)
+                                             : which == 2 ? with(input.group_offsets, 2, 1, x)
+                                                          : with(input.group_offsets, 2, 0, x);
+      (which == 0 ? input.prefix_table : which == 1 ? input.prefix_lens : input.group_offsets) = list.data();
+      if (!kBadListsThrow && which == 0) {
+        ASSERT_NO_FATAL_FAILURE(check_forward(problem));
+        continue;
+      }
+      AttentionParams p{input};
+      Output out(problem.q_places() * c.head_dim, c.dtype);
+      p.out = out.data();
+      if (kBadListsThrow) {
+        EXPECT_THROW(run(p), rlk::InvalidArgument) << which << ": " << x;
+        continue;
+      }
+      run(p);
+      ASSERT_NO_FATAL_FAILURE(out.expect({}, "lists of a shared prefix"));
+    }
+  }
+}
+
 TEST_F(Attention, WhatWouldCorruptMemoryIsRefused) {
   const Problem right(Case{{{2, 2}}});
   Output out(right.q_places() * 8, DType::kBFloat16);
@@ -602,6 +665,8 @@ TEST_F(Attention, WhatWouldCorruptMemoryIsRefused) {
   refuses([](AttentionParams& p) { p.k.data = nullptr; });
   refuses([](AttentionParams& p) { p.block_table = p.cu_seqlens_k; });
   refuses([](AttentionParams& p) { p.leftpad_k = p.cu_seqlens_k; });
+  refuses([](AttentionParams& p) { p.prefix_table = p.prefix_lens = p.group_offsets = p.cu_seqlens_k; });
+  refuses([](AttentionParams& p) { p.max_prefix_pages = 1; });
 #if RLK_TEST_HIP
   refuses([](AttentionParams& p) { p.exp = Exp::kHardware; });
 #endif

@@ -13,7 +13,7 @@ from cases import beyond, differing, mode
 torch = pytest.importorskip("torch", reason="forms are made with torch; test_attention_frameworks.py has the others")
 
 from attention_bounds import attention_failures  # noqa: E402
-from attention_cases import DTYPES, FORMS, Sequences, alone, each, plain, results  # noqa: E402
+from attention_cases import DTYPES, FORMS, Sequences, alone, each, moved, plain, results  # noqa: E402
 
 # A lone token; decode; less than a block, a block and one beyond; a chunk; three blocks.
 LENGTHS = [(1, 1), (1, 40), (20, 20), (128, 128), (129, 129), (33, 300)]
@@ -127,6 +127,30 @@ def test_splits_of_keys_are_no_business_of_batch_or_page(device: str, exp: str, 
         for form in ("right", "packed", "paged"):
             for b, got in enumerate(each(s, form, device=device, exp=exp)):
                 assert_same(got, want[b], (form, head_dim, s.lengths[b]))
+
+
+def test_rollouts_that_share_the_pages_of_their_prompt_have_the_bytes_of_such_as_do_not(
+    device: str, exp: str, rng: np.random.Generator
+) -> None:
+    """Groups of three, of one and of none. A prompt ends inside a page, or beyond a split. One rollout is shorter than
+    its prompt, as a chunk of it is."""
+    for head_dim in (32, 136):
+        s = Sequences(rng, [(2, 60), (1, 45), (5, 40), (3, 1300), (1, 30)], (4, 2), head_dim, "bfloat16", device)
+        for b in (1, 2):
+            for part in (s.k, s.v):
+                part[b][:45] = part[0][: min(45, len(part[b]))]
+        groups = [(3, 45), (1, 1100)]
+        for options in OPTIONS:
+            want = alone(s, device=device, exp=exp, **options)
+            call = s._paged(groups)
+            pages = call[1]["shared_prefix"][0]
+            assert pages[0, 7:].eq(-1).all()  # the prompt is there once
+            out = results(call, device=device, exp=exp, **options)
+            parts = s.split("packed", out["out"])
+            lse = s.split("packed", out["lse"], heads_first=True)
+            for b in range(len(s.lengths)):
+                mine = {"out": parts[b], "lse": lse[b]}
+                assert_same(mine, {n: want[b][n] for n in mine}, (head_dim, options, s.lengths[b]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -250,9 +274,9 @@ def test_nothing_to_do(shape: tuple[int, int, int], device: str) -> None:
 def test_the_gpu_has_the_bytes_of_the_cpu(dtype: str, exp: str, rng: np.random.Generator) -> None:
     for head_dim in (8, 64, 80, 128, 192, 256):
         s = Sequences(rng, LENGTHS, (6, 2), head_dim, dtype)
-        for form in ("right", "packed", "cache", "paged"):
+        for form in FORMS[1:]:
             (arrays, lists) = s.call(form)
-            there = (tuple(t.cuda() for t in arrays), {n: t.cuda() for n, t in lists.items()})
+            there = moved(torch.Tensor.cuda, (arrays, lists))
             for options in OPTIONS:
                 with rk.arithmetic("sm_90"):
                     want = results((arrays, lists), device="cpu", exp=exp, **options)

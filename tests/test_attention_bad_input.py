@@ -12,6 +12,8 @@ import rl_kernel_native as rk
 
 torch = pytest.importorskip("torch", reason="most bad inputs are torch's")
 
+from attention_cases import moved  # noqa: E402
+
 _generator = torch.Generator().manual_seed(0)
 Q = torch.randn(2, 5, 4, 16, generator=_generator).bfloat16()
 K = torch.randn(2, 7, 2, 16, generator=_generator).bfloat16()
@@ -26,6 +28,9 @@ GIVEN = {"q": Q, "k": K, "v": K}
 def ints(*values: int) -> Any:
     return torch.tensor(values, dtype=torch.int32)
 
+
+PAGED = {"block_table": TABLE, "seqused_k": COUNTS}
+PREFIX = (ints(1)[:, None], ints(3), ints(0, 2))  # of both sequences
 
 # name: (what is changed, error, words)
 CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -152,6 +157,47 @@ CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         r"block_table: expected shape \[2, max_p",
     ),
+    "prefix without pages": (
+        {"shared_prefix": PREFIX},
+        ValueError,
+        r"shared_prefix: expected None without block_table",
+    ),
+    "kind of prefix": (
+        {**PAGED, "shared_prefix": TABLE},
+        TypeError,
+        r"shared_prefix: expected None or \(prefix_table, prefix_lens, group_offsets\), got \w*Tensor",
+    ),
+    "half a prefix": ({**PAGED, "shared_prefix": PREFIX[:2]}, ValueError, r"shared_prefix: expected .*, got 2 arrays"),
+    "no lengths": (
+        {**PAGED, "shared_prefix": (PREFIX[0], None, PREFIX[2])},
+        TypeError,
+        r"prefix_lens: expected an array in shared_prefix, got None",
+    ),
+    "prefix table": (
+        {**PAGED, "shared_prefix": (TABLE, *PREFIX[1:])},
+        ValueError,
+        r"prefix_table: expected shape \[1, max_prefix_pages\] \(the groups of group_offsets\), got \[2, 1\]",
+    ),
+    "dtype of a prefix table": (
+        {**PAGED, "shared_prefix": (PREFIX[0].float(), *PREFIX[1:])},
+        TypeError,
+        r"prefix_table: expected dtype int32, got float32",
+    ),
+    "prefix lengths": (
+        {**PAGED, "shared_prefix": (PREFIX[0], COUNTS, PREFIX[2])},
+        ValueError,
+        r"prefix_lens: expected shape \[1\] \(the groups\), got \[2\]",
+    ),
+    "dtype of prefix lengths": (
+        {**PAGED, "shared_prefix": (PREFIX[0], COUNTS[:1].long(), PREFIX[2])},
+        TypeError,
+        r"prefix_lens: expected dtype int32, got int64",
+    ),
+    "dtype of groups": (
+        {**PAGED, "shared_prefix": (*PREFIX[:2], PREFIX[2].float())},
+        TypeError,
+        r"group_offsets: expected dtype int32 or int64, got float32",
+    ),
     "no tensor": ({"k": None}, TypeError, r"k: expected "),
     "list of numbers": ({"seqused_k": [3, 4]}, TypeError, r"seqused_k: expected "),
 }
@@ -170,6 +216,22 @@ VALUES: dict[str, tuple[dict[str, Any], str]] = {
         {"block_table": ints(2, 0)[:, None], "seqused_k": COUNTS},
         r"block_table: expected pages in "
         r"\[0, 2\), got 2 at \[0, 0\]",
+    ),
+    "a page of a prefix that is none": (
+        {**PAGED, "shared_prefix": (ints(2)[:, None], *PREFIX[1:])},
+        r"prefix_table: expected pages in \[0, 2\), got 2 at \[0, 0\]",
+    ),
+    "a prefix longer than its pages": (
+        {**PAGED, "shared_prefix": (PREFIX[0], ints(8), PREFIX[2])},
+        r"prefix_lens: expected numbers in \[0, 7\], got 8 for group 0",
+    ),
+    "more keys than both tables": (
+        {**PAGED, "seqused_k": ints(3, 11), "shared_prefix": PREFIX},
+        r"seqused_k: expected numbers in \[0, 10\], got 11 for sequence 1",
+    ),
+    "groups of more sequences": (
+        {**PAGED, "shared_prefix": (*PREFIX[:2], ints(0, 3))},
+        r"group_offsets: expected at most 2 \(the number of sequences\), got 3 at index 1",
     ),
 }
 
@@ -202,7 +264,7 @@ def test_a_fake_tensor_gets_the_words_of_a_real_one(case: str) -> None:
 
     changed, error, words = CASES[case]
     mode = FakeTensorMode()
-    fake = {n: mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for n, t in {**GIVEN, **changed}.items()}
+    fake = moved(mode.from_tensor, {**GIVEN, **changed})
     with mode, pytest.raises(error, match=words):
         call(fake)
 

@@ -22,7 +22,7 @@ from fuzz_layouts import log_uniform
 torch = pytest.importorskip("torch", reason="the fuzz makes its forms with torch")
 
 from attention_bounds import attention_failures  # noqa: E402
-from attention_cases import DTYPES, FORMS, Sequences, alone, each, results  # noqa: E402
+from attention_cases import DTYPES, FORMS, Sequences, alone, each, moved, results  # noqa: E402
 
 SEED = 20_261
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "300"))
@@ -85,15 +85,6 @@ def check_cpu(p: Problem) -> None:
         assert not found, f"{p.name}, sequence {b}: {found}"
 
 
-def moved(call: Any, put: Any) -> Any:
-    arrays, lists = call
-    return tuple(put(t) for t in arrays), moved_options(lists, put)
-
-
-def moved_options(options: dict[str, Any], put: Any) -> dict[str, Any]:
-    return {n: put(t) if isinstance(t, torch.Tensor) else t for n, t in options.items()}
-
-
 @pytest.mark.parametrize("first", range(0, CASES, CHUNK))
 def test_every_form_has_the_bytes_of_each_sequence_alone(first: int) -> None:
     for number in range(first, min(first + CHUNK, CASES)):
@@ -109,9 +100,8 @@ def test_cpu_and_gpu_have_the_same_bytes(first: int) -> None:
         for exp in ("portable", "hardware"):
             with rk.arithmetic("sm_90"):
                 want = results(call, exp=exp, **p.options)
-            got = results(
-                moved(call, lambda t: t.cuda()), device="cuda", exp=exp, **moved_options(p.options, torch.Tensor.cuda)
-            )
+            there, options = moved(torch.Tensor.cuda, (call, p.options))
+            got = results(there, device="cuda", exp=exp, **options)
             for name in want:
                 found = differing(want[name], got[name])
                 assert not found, f"{p.name}, {exp}, {name}: {found}"

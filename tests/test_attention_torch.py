@@ -15,7 +15,7 @@ from rl_kernel_native.contract import row
 torch = pytest.importorskip("torch")
 forward_ad = torch.autograd.forward_ad
 
-from attention_cases import DTYPES, FORMS, Sequences, results  # noqa: E402
+from attention_cases import DTYPES, FORMS, Sequences, moved, results  # noqa: E402
 
 LENGTHS = [(5, 5), (2, 2), (9, 9)]
 
@@ -113,14 +113,15 @@ def test_opcheck(form: str, s: Sequences) -> None:
 
     (q, k, v, dout), lists = s.call(form)
     names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "block_table")
-    given = [lists.get(n) for n in names]
+    given = [*(lists.get(n) for n in names), *lists.get("shared_prefix", (None,) * 3)]
+    paged = "block_table" in lists
     check = torch.library.opcheck
     finite = [torch.nan_to_num(t) for t in (q, k, v)]  # it compares values
-    if form != "paged":
+    if not paged:
         finite = [t.requires_grad_() for t in finite]
-    sinks = torch.linspace(-1, 2, 4, device=q.device).requires_grad_(form != "paged")
+    sinks = torch.linspace(-1, 2, 4, device=q.device).requires_grad_(not paged)
     check(torch.ops.rl_kernel_native.attention, (*finite, sinks, *given, True, 4, None, 3.0, 0, 0))
-    if form == "paged":
+    if paged:
         return
     out, lse = rk.attention(q, k, v, **lists, return_lse=True)
     check(
@@ -172,6 +173,14 @@ def test_compiled_has_the_bytes_of_eager(form: str, backend: str, s: Sequences) 
     assert_same(outcomes[1], outcomes[0])
 
 
+@pytest.mark.parametrize("form", ["paged", "shared"])
+def test_compiled_pages_have_the_bytes_of_eager(form: str, s: Sequences) -> None:
+    torch.compiler.reset()
+    arrays, lists = s.call(form)
+    compiled = torch.compile(lambda q, k, v, lists: rk.attention(q, k, v, **lists), fullgraph=True, backend="aot_eager")
+    assert_same(compiled(*arrays[:3], lists), rk.attention(*arrays[:3], **lists))
+
+
 def test_a_compiled_graph_has_chains_and_says_so_where_a_context_asks_for_a_unit() -> None:
     """As linear's. In float32 attention has its chains in any case."""
     torch.compiler.reset()
@@ -220,7 +229,7 @@ def test_a_fake_tensor_says_the_shapes(s: Sequences) -> None:
         real = rk.attention(*arrays[:3], **lists, return_lse=True)
         with FakeTensorMode() as mode:
             q, k, v = map(mode.from_tensor, arrays[:3])
-            fake = rk.attention(q, k, v, **{n: mode.from_tensor(t) for n, t in lists.items()}, return_lse=True)
+            fake = rk.attention(q, k, v, **moved(mode.from_tensor, lists), return_lse=True)
         for f, r in zip(fake, real, strict=True):
             assert (f.shape, f.dtype, f.stride()) == (r.shape, r.dtype, r.stride())
 
@@ -388,8 +397,9 @@ def test_second_derivatives_of_packed_sequences_are_those_of_each_alone(rng: np.
         assert_close(g, torch.cat([a[i][0] for a in alone]))
 
 
-def test_a_tangent_of_lse_and_of_pages(rng: np.random.Generator) -> None:
-    arrays, lists = Sequences(rng, [(2, 9), (3, 20)], (2, 1), 8, "float32").call("paged")
+@pytest.mark.parametrize("form", ["paged", "shared"])
+def test_a_tangent_of_lse_and_of_pages(form: str, rng: np.random.Generator) -> None:
+    arrays, lists = Sequences(rng, [(2, 9), (3, 20), (1, 12), (2, 18)], (2, 1), 8, "float32").call(form)
     finite = [torch.nan_to_num(t) for t in arrays[:3]]
     with forward_ad.dual_level():
         q = forward_ad.make_dual(finite[0], torch.ones_like(finite[0]))
@@ -405,9 +415,10 @@ def test_a_tangent_of_lse_and_of_pages(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_replays_with_new_lists(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("form", ["paged", "shared"])
+def test_a_cuda_graph_replays_with_new_lists(form: str, rng: np.random.Generator) -> None:
     s = Sequences(rng, [(1, 300), (1, 40)], (8, 2), 64, "bfloat16", "cuda")
-    arrays, lists = s.call("paged")
+    arrays, lists = s.call(form)
     rk.attention(*arrays[:3], **lists)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

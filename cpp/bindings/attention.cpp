@@ -22,6 +22,7 @@ std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
 // What says where the sequences are, and what a query sees.
 struct Options {
   nb::handle sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table;
+  nb::handle prefix_table, prefix_lens, group_offsets;
   bool causal;
   nb::handle window_size, softmax_scale, softcap;
   int exp;
@@ -148,6 +149,9 @@ class Call {
       argument_error("leftpad_k", std::string("expected None beside ") + (packed ? "cu_seqlens_k" : "block_table") +
                                       ": it is for k of shape [batch, tokens, heads, head_dim], got a list");
     }
+    if (!paged && !o.prefix_table.is_none()) {
+      argument_error("shared_prefix", "expected None without block_table: what is shared are pages, got a tuple");
+    }
     if (paged && o.seqused_k.is_none())
       argument_error("seqused_k", "expected the keys in use of each sequence beside block_table, got None");
     if (v.ndim != (packed ? 3 : 4)) {
@@ -179,6 +183,7 @@ class Call {
       input_.cu_seqlens_k = offsets(&cu_seqlens_k_, o.cu_seqlens_k, "cu_seqlens_k", b + 1);
     } else if (paged) {
       read_table(o.block_table);
+      read_prefix(o);
     } else {
       input_.k_tokens = v.shape[1];
       if (v.shape[0] != b) {
@@ -188,23 +193,39 @@ class Call {
     }
   }
 
-  void read_table(nb::handle block_table) {
-    const TensorView& t = table_.emplace(block_table, "block_table", kInt32).view();
-    require_device(*table_, device());
-    if (t.ndim != 2 || t.shape[0] != input_.num_sequences) {
-      argument_error("block_table", "expected shape [" + std::to_string(input_.num_sequences) +
-                                        ", max_pages] (the sequences of q), got " + shape_text(table_->shape()));
+  // A table of pages, a row for each of `rows`.
+  const std::int32_t* table(std::optional<Array>* holder, nb::handle given, const char* name, std::int64_t rows,
+                            const std::string& shape, std::int64_t* pages, std::int64_t* stride) {
+    const TensorView& t = holder->emplace(given, name, kInt32).view();
+    require_device(**holder, device());
+    if (t.ndim != 2 || t.shape[0] != rows) {
+      argument_error(
+          name, "expected shape [" + std::to_string(rows) + ", " + shape + ", got " + shape_text((*holder)->shape()));
     }
-    require_columns(*table_);
+    require_columns(**holder);
+    *pages = t.shape[1];
+    *stride = t.stride(0);
+    static constexpr std::int32_t kEmpty = 0;
+    return t.data != nullptr ? static_cast<const std::int32_t*>(t.data) : &kEmpty;
+  }
+  void read_table(nb::handle block_table) {
+    input_.block_table = table(&table_, block_table, "block_table", input_.num_sequences,
+                               "max_pages] (the sequences of q)", &input_.max_pages, &input_.table_stride);
     input_.num_pages = k_.view().shape[0];
     input_.page_size = k_.view().shape[1];
     if (input_.page_size < 1)
       argument_error("k", "expected pages of at least one key, got shape " + shape_text(k_.shape()));
-    input_.max_pages = t.shape[1];
     input_.k_tokens = input_.page_size * input_.max_pages;
-    input_.table_stride = t.stride(0);
-    static constexpr std::int32_t kEmpty = 0;
-    input_.block_table = t.data != nullptr ? static_cast<const std::int32_t*>(t.data) : &kEmpty;
+  }
+  void read_prefix(const Options& o) {
+    if (o.prefix_table.is_none()) return;
+    input_.group_offsets = offsets(&group_offsets_, o.group_offsets, "group_offsets", -1);
+    input_.num_groups = group_offsets_.given->num_sequences;
+    input_.prefix_lens = list(&prefix_lens_, o.prefix_lens, "prefix_lens", input_.num_groups, "the groups");
+    input_.prefix_table =
+        table(&prefix_table_, o.prefix_table, "prefix_table", input_.num_groups,
+              "max_prefix_pages] (the groups of group_offsets)", &input_.max_prefix_pages, &input_.prefix_stride);
+    input_.k_tokens += input_.page_size * input_.max_prefix_pages;
   }
 
   void read_window(nb::handle window) {
@@ -264,8 +285,8 @@ class Call {
   }
 
   Array q_, k_, v_;
-  HeldOffsets cu_seqlens_q_, cu_seqlens_k_;
-  std::optional<Array> seqused_q_, seqused_k_, leftpad_k_, table_, sinks_;
+  HeldOffsets cu_seqlens_q_, cu_seqlens_k_, group_offsets_;
+  std::optional<Array> seqused_q_, seqused_k_, leftpad_k_, table_, prefix_table_, prefix_lens_, sinks_;
   AttentionInput input_;
 };
 
@@ -281,12 +302,12 @@ nb::object run(nb::handle q, const Call& call, Arithmetic arithmetic, bool wants
 
 nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle sinks, nb::handle cu_seqlens_q,
                    nb::handle cu_seqlens_k, nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k,
-                   nb::handle block_table, bool causal, nb::handle window_size, nb::handle softmax_scale,
-                   nb::handle softcap, int exp, int arithmetic, bool wants_lse, nb::handle allocate,
-                   std::uintptr_t stream) {
+                   nb::handle block_table, nb::handle prefix_table, nb::handle prefix_lens, nb::handle group_offsets,
+                   bool causal, nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, int exp,
+                   int arithmetic, bool wants_lse, nb::handle allocate, std::uintptr_t stream) {
   const Call call(q, k, v,
-                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
-                   softmax_scale, softcap, exp});
+                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, prefix_table,
+                   prefix_lens, group_offsets, causal, window_size, softmax_scale, softcap, exp});
   return run(q, call, static_cast<Arithmetic>(arithmetic), wants_lse, allocate, stream);
 }
 
@@ -294,13 +315,14 @@ nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle sinks, n
 // other call the general way.
 nb::object eager(nb::handle q, nb::handle k, nb::handle v, nb::handle sinks, nb::handle cu_seqlens_q,
                  nb::handle cu_seqlens_k, nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k,
-                 nb::handle block_table, bool causal, nb::handle window_size, nb::handle softmax_scale,
-                 nb::handle softcap, nb::handle exp, bool wants_lse) {
+                 nb::handle block_table, nb::handle prefix_table, nb::handle prefix_lens, nb::handle group_offsets,
+                 bool causal, nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, nb::handle exp,
+                 bool wants_lse) {
   const int mode = may_bypass_dispatcher({q, k, v, sinks}) ? read_exp(exp) : -1;
   if (mode < 0) return nb::borrow(Py_NotImplemented);
   const Call call(q, k, v,
-                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
-                   softmax_scale, softcap, mode});
+                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, prefix_table,
+                   prefix_lens, group_offsets, causal, window_size, softmax_scale, softcap, mode});
   if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
   return run(q, call, Arithmetic::kIeee, wants_lse, nb::none(), 0);
 }
@@ -319,8 +341,8 @@ nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle q, 
                     int arithmetic, bool wants_q, bool wants_kv, bool wants_sinks, nb::handle allocate,
                     std::uintptr_t stream) {
   const Call call(q, k, v,
-                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, nb::none(), causal, window_size,
-                   softmax_scale, softcap, exp});
+                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, nb::none(), nb::none(),
+                   nb::none(), nb::none(), causal, window_size, softmax_scale, softcap, exp});
   AttentionBackwardParams p{call.input()};
   p.arithmetic = static_cast<Arithmetic>(arithmetic);
   if (wants_sinks && p.sinks == nullptr) throw nb::type_error("sinks: expected an array, got None");

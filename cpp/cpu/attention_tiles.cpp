@@ -13,9 +13,23 @@ namespace {
   throw InvalidArgument(std::string(name) + ": expected " + expected + ", got " + std::to_string(got) + where);
 }
 
-void check_count(const char* name, const std::int32_t* counts, std::int64_t b, std::int64_t most) {
+void check_count(const char* name, const std::int32_t* counts, std::int64_t b, std::int64_t most,
+                 const char* what = "sequence") {
   if (counts == nullptr || (counts[b] >= 0 && counts[b] <= most)) return;
-  bad(name, "numbers in [0, " + std::to_string(most) + "]", counts[b], " for sequence " + std::to_string(b));
+  bad(name, "numbers in [0, " + std::to_string(most) + "]", counts[b],
+      std::string(" for ") + what + " " + std::to_string(b));
+}
+
+// `keys`: of a row of the table, by their numbers there.
+void check_pages(const AttentionInput& p, const char* name, const std::int32_t* table, std::int64_t stride,
+                 std::int64_t row, AttentionRange keys) {
+  if (keys.empty()) return;
+  for (std::int64_t i = keys.first / p.page_size; i <= (keys.last - 1) / p.page_size; ++i) {
+    const std::int64_t page = table[row * stride + i];
+    if (page >= 0 && page < p.num_pages) continue;
+    bad(name, "pages in [0, " + std::to_string(p.num_pages) + ")", page,
+        " at [" + std::to_string(row) + ", " + std::to_string(i) + "]");
+  }
 }
 
 }  // namespace
@@ -30,6 +44,11 @@ const AttentionLanes& attention_lanes() { return RLK_CPU_LANES_IN_USE(attention_
 void check_attention_lists(const AttentionInput& p) {
   check_offset_values({p.cu_seqlens_q, DType::kInt32}, p.num_sequences, p.q_tokens, "cu_seqlens_q");
   check_offset_values({p.cu_seqlens_k, DType::kInt32}, p.num_sequences, p.k_tokens, "cu_seqlens_k");
+  check_offset_values({p.group_offsets, DType::kInt32}, p.num_groups, p.num_sequences, "group_offsets",
+                      "the number of sequences");
+  for (std::int64_t g = 0; g < p.num_groups; ++g) {
+    check_count("prefix_lens", p.prefix_lens, g, p.page_size * p.max_prefix_pages, "group");
+  }
   AttentionInput places = p;  // before seqused cuts them
   places.seqused_q = places.seqused_k = nullptr;
   for (std::int64_t b = 0; b < p.num_sequences; ++b) {
@@ -41,13 +60,10 @@ void check_attention_lists(const AttentionInput& p) {
     const AttentionSpan span(p, b);
     if (span.num_queries == 0) continue;
     const AttentionRange keys = span.keys_of(AttentionRange{0, span.num_queries});
-    if (keys.empty()) continue;
-    for (std::int64_t i = keys.first / p.page_size; i <= (keys.last - 1) / p.page_size; ++i) {
-      const std::int64_t page = p.block_table[b * p.table_stride + i];
-      if (page >= 0 && page < p.num_pages) continue;
-      bad("block_table", "pages in [0, " + std::to_string(p.num_pages) + ")", page,
-          " at [" + std::to_string(b) + ", " + std::to_string(i) + "]");
-    }
+    check_pages(p, "prefix_table", p.prefix_table, p.prefix_stride, span.group,
+                {keys.first, std::min(keys.last, span.prefix)});
+    check_pages(p, "block_table", p.block_table, p.table_stride, b,
+                {std::max(keys.first, span.prefix) - span.prefix, keys.last - span.prefix});
   }
 }
 

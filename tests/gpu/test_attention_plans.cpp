@@ -64,6 +64,9 @@ AttentionInput on_device(const Problem& problem, Mirror* mirror) {
   list(p.seqused_k, p.num_sequences);
   list(p.leftpad_k, p.num_sequences);
   list(p.block_table, p.num_sequences * p.table_stride);
+  list(p.prefix_table, p.num_groups * p.prefix_stride);
+  list(p.prefix_lens, p.num_groups);
+  list(p.group_offsets, p.num_groups + 1);
   p.sinks = (*mirror)(p.sinks, static_cast<std::size_t>(p.num_q_heads) * 4);
   return p;
 }
@@ -247,6 +250,19 @@ void run_cases() {
     c.softcap = 0.0f;
     c.data = Data::kSpecial;
     run(c);
+  }
+  // Shared prefixes, by every plan that serves them: of a part of a page, of whole pages, longer than a sequence, none.
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    for (const std::int64_t page_size : {7, 16, 128}) {
+      Case c{{{1, 300}, {70, 290}, {3, 1100}, {2, 200}, {1, 90}}};
+      c.groups = {{2, 261}, {1, 1040}, {1, 256}};
+      c.q_heads = 4;
+      c.kv_heads = 2;
+      c.head_dim = head_dim;
+      c.k_form = Form::kPaged;
+      c.page_size = page_size;
+      run(c);
+    }
   }
   // Softcaps, by every plan that serves one.
   for (const std::int64_t head_dim : {64, 128, 256}) {

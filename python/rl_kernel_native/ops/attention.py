@@ -28,7 +28,9 @@ class AttentionResult(NamedTuple, Generic[ArrayT]):
     lse: ArrayT
 
 
-_LISTS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "block_table")
+_PLACES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k")
+_LISTS = (*_PLACES, "block_table", "prefix_table", "prefix_lens", "group_offsets")
+_NO_PREFIX = (None, None, None)
 
 _torch_path: Any = None
 _plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
@@ -55,13 +57,30 @@ def _narrow(offsets: Any) -> Any:
     return offsets.clamp(-1, (1 << 31) - 1).int()
 
 
+def _prefix(shared_prefix: Any) -> tuple[Any, ...]:
+    """Table, lengths and groups."""
+    if shared_prefix is None:
+        return _NO_PREFIX
+    wanted = "None or (prefix_table, prefix_lens, group_offsets)"
+    if not isinstance(shared_prefix, (tuple, list)):
+        raise TypeError(f"shared_prefix: expected {wanted}, got {type(shared_prefix).__name__}")
+    if len(shared_prefix) != 3:
+        raise ValueError(f"shared_prefix: expected {wanted}, got {len(shared_prefix)} arrays")
+    for name, given in zip(_LISTS[6:], shared_prefix, strict=True):
+        if given is None:
+            raise TypeError(f"{name}: expected an array in shared_prefix, got None")
+    table, lens, offsets = shared_prefix
+    return table, lens, _narrow(offsets)
+
+
 @overload
 def attention(
     q: ArrayT, k: AnyArray, v: AnyArray, *, causal: bool = True, window_size: int | None = None,
     softmax_scale: float | None = None, softcap: float | None = None, sinks: AnyArray | None = None,
     cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None,
     seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None,
-    exp: Exp = None, return_lse: Literal[False] = False
+    shared_prefix: tuple[AnyArray, AnyArray, AnyArray] | None = None, exp: Exp = None,
+    return_lse: Literal[False] = False
 ) -> ArrayT: ...  # fmt: skip
 
 
@@ -71,7 +90,7 @@ def attention(
     softmax_scale: float | None = None, softcap: float | None = None, sinks: AnyArray | None = None,
     cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None,
     seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None,
-    exp: Exp = None, return_lse: bool = False
+    shared_prefix: tuple[AnyArray, AnyArray, AnyArray] | None = None, exp: Exp = None, return_lse: bool = False
 ) -> AttentionResult[ArrayT]: ...  # fmt: skip
 def attention(
     q: Any,
@@ -89,6 +108,7 @@ def attention(
     seqused_k: Any = None,
     leftpad_k: Any = None,
     block_table: Any = None,
+    shared_prefix: Any = None,
     exp: str | None = None,
     return_lse: bool = False,
 ) -> Any:
@@ -129,6 +149,13 @@ def attention(
             ones; default all. ``seqused_k`` counts from ``leftpad_k``.
         leftpad_k: int32 ``[num_sequences]``: keys in front that are padding; of ``k`` with a batch dimension.
         block_table: int32 ``[num_sequences, max_pages]``: the pages of each sequence, in order.
+        shared_prefix: ``(prefix_table, prefix_lens, group_offsets)`` beside ``block_table``: pages that the sequences
+            of a group share, as the rollouts of a prompt do. ``group_offsets``, int32 or int64 ``[num_groups + 1]``:
+            group g is sequences ``group_offsets[g]`` to ``group_offsets[g + 1]``; those behind the last share none.
+            ``prefix_lens``, int32 ``[num_groups]``: the keys that a group shares, which may end inside a page.
+            ``prefix_table``, int32 ``[num_groups, max_prefix_pages]``: the pages that hold them. ``block_table`` lists
+            the sequence's other keys, from key ``prefix_lens[g]`` on, at the beginning of its first page.
+            ``seqused_k`` counts all keys. Bits are those of a call whose ``block_table`` lists all keys. Forward only.
         exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``. Portable has
             the same bits on every backend with the same products; hardware on every GPU of one architecture and, of
             sm_90, on the CPU. Products of bfloat16 and float16 are the matrix unit's under
@@ -151,7 +178,15 @@ def attention(
         tensor([[0.0000, 0.0625, 0.1250, 0.1875, 0.2500, 0.3125, 0.3750, 0.4375],
                 [0.3671, 0.4296, 0.4921, 0.5546, 0.6171, 0.6796, 0.7421, 0.8046]])
     """
-    lists = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k, block_table)
+    lists = (
+        _narrow(cu_seqlens_q),
+        _narrow(cu_seqlens_k),
+        seqused_q,
+        seqused_k,
+        leftpad_k,
+        block_table,
+        *_prefix(shared_prefix),
+    )
     options = (_check.flag("causal", causal), window_size, softmax_scale, softcap)
     if (
         type(q) in _plain
@@ -227,7 +262,7 @@ def attention_backward(
         return found if sinks is not None else found[:3]
     frame = _dispatch.Frame(q, "q")
     _dispatch.match_torch_threads()
-    names = ("dout", "dlse", "q", "k", "v", "out", "lse", "sinks", *_LISTS[:-1])
+    names = ("dout", "dlse", "q", "k", "v", "out", "lse", "sinks", *_PLACES)
     gradients = _C.attention_backward(
         *(frame.export(x, n) for x, n in zip((dout, dlse, q, k, v, out, lse, sinks, *lists), names, strict=True)),
         *options,

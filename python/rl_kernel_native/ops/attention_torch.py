@@ -47,15 +47,17 @@ def attention(
     mode = _mode(exp, q, direct)
     unit = product_unit() if direct or not is_compiling() else AS_CALLED
     differentiable = wants_grad(q, k, v, sinks)
-    traced.require_no_pages(lists[-1], differentiable)
+    traced.require_no_pages(lists[5], differentiable)
     if direct and not differentiable:
         prepare(q)
         result: tuple[Any, Any] = _C.attention(q, k, v, sinks, *lists, *options, mode, unit, return_lse, None, 0)
         return result
     if not direct:
-        require_tensors(q=q, k=k, v=v, optional={"sinks": sinks, **dict(zip(traced.LISTS, lists, strict=True))})
+        require_tensors(
+            q=q, k=k, v=v, optional={"sinks": sinks, **dict(zip(traced.LISTS + traced.PAGES, lists, strict=True))}
+        )
         return traced.attention(q, k, v, sinks, *lists, *traced.checked(options), mode, unit)
-    return _Attention.run(q, k, v, sinks, *lists[:-1], *options, mode, unit)
+    return _Attention.run(q, k, v, sinks, *lists[:5], *options, mode, unit)
 
 
 class _Attention(Eager):
@@ -65,7 +67,7 @@ class _Attention(Eager):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, *rest: Any) -> Any:
         options, lists = rest[5:], rest[:5]
         prepare(q)
-        out, lse = _C.attention(q, k, v, sinks, *lists, None, *options, True, None, 0)
+        out, lse = _C.attention(q, k, v, sinks, *lists, *traced.NO_PAGES, *options, True, None, 0)
         ctx.save_for_backward(q, k, v, out, lse, sinks, *lists)
         ctx.options = options
         ctx.set_materialize_grads(False)
@@ -107,7 +109,7 @@ def backward(
         prepare(q)
         found: tuple[Any, ...] = _C.attention_backward(*inputs, *options, mode, unit, *wants, None, 0)
         return found
-    optional = {"dlse": dlse, "sinks": sinks, **dict(zip(traced.LISTS, lists, strict=False))}
+    optional = {"dlse": dlse, "sinks": sinks, **dict(zip(traced.LISTS, lists, strict=True))}
     require_tensors(q=q, k=k, v=v, dout=dout, out=out, lse=lse, optional=optional)
     return traced.backward(
         gradient(dout, q.dtype, "dout", dims=4), dlse, q, k, v, out, lse, sinks, *lists, *traced.checked(options), mode,

@@ -21,11 +21,13 @@ from .._shapes import FLOAT32, check_columns, check_dtype_like, check_offsets, c
 from .._torch import CODES, apply_function, device_type, gradient, memory, prepare
 from .._transforms import batched, looped, pulled, pushed
 
-LISTS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "block_table")
+LISTS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k")  # of every call
+PAGES = ("block_table", "prefix_table", "prefix_lens", "group_offsets")  # of the forward alone
+NO_PAGES = (None,) * len(PAGES)
 MOST_HEAD_DIM = 256
 _HOW = "bool causal, SymInt? window_size, float? softmax_scale, float? softcap, int exp, int unit"
-_PLACES = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k"
-_LISTED = f"{_PLACES}, Tensor? block_table"
+_PLACES = ", ".join(f"Tensor? {name}" for name in LISTS)
+_LISTED = ", ".join(f"Tensor? {name}" for name in LISTS + PAGES)
 define(f"attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, {_LISTED}, {_HOW}) -> (Tensor, Tensor)")
 # What is not wanted is an empty tensor.
 define(
@@ -84,13 +86,13 @@ def require_no_pages(block_table: Any, differentiable: bool) -> None:
         raise ValueError("block_table: pages have no gradient; call under torch.no_grad(), or without block_table")
 
 
-def _check_list(tensor: Any, name: str, size: Any) -> None:
+def _check_list(tensor: Any, name: str, size: Any, what: str = "the sequences") -> None:
     if tensor is None:
         return
     if tensor.dtype != torch.int32:
         raise TypeError(f"{name}: expected dtype int32, got {dtype_name(tensor.dtype)}")
     if tensor.dim() != 1 or tensor.shape[0] != size:
-        raise ValueError(f"{name}: expected shape [{size}] (the sequences), got {list(tensor.shape)}")
+        raise ValueError(f"{name}: expected shape [{size}] ({what}), got {list(tensor.shape)}")
     check_columns(tensor, name)
 
 
@@ -108,7 +110,7 @@ def _check_offsets(tensor: Any, name: str, size: Any = None) -> None:
 
 
 def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
-    sinks, cu_q, cu_k, used_q, used_k, leftpad, table, causal, window_size, softmax_scale, softcap = rest
+    sinks, cu_q, cu_k, used_q, used_k, leftpad, *pages, causal, window_size, softmax_scale, softcap = rest
     if q.dtype not in CODES:
         raise TypeError(f"q: expected dtype float32, bfloat16 or float16, got {dtype_name(q.dtype)}")
     check_dtype_like(k, "k", q, "q")
@@ -125,7 +127,7 @@ def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
         )
     _check_offsets(cu_q, "cu_seqlens_q")
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
-    _check_keys(q, k, v, cu_k, used_k, leftpad, table, batch)
+    _check_keys(q, k, v, cu_k, used_k, leftpad, pages, batch)
     _check_offsets(cu_k, "cu_seqlens_k", batch + 1)
     _check_sinks(sinks, q)
     for tensor, name in ((used_q, "seqused_q"), (used_k, "seqused_k"), (leftpad, "leftpad_k")):
@@ -144,7 +146,25 @@ def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
         raise ValueError(f"softcap: expected None or a finite number > 0, got {softcap}")
 
 
-def _check_keys(q: Tensor, k: Tensor, v: Tensor, cu_k: Any, used_k: Any, leftpad: Any, table: Any, batch: Any) -> None:
+def _check_table(table: Any, name: str, rows: Any, columns: str) -> None:
+    if table.dtype != torch.int32:
+        raise TypeError(f"{name}: expected dtype int32, got {dtype_name(table.dtype)}")
+    if table.dim() != 2 or table.shape[0] != rows:
+        raise ValueError(f"{name}: expected shape [{rows}, {columns}, got {list(table.shape)}")
+    check_columns(table, name)
+
+
+def _check_prefix(table: Any, lens: Any, offsets: Any) -> None:
+    if table is None:
+        return
+    _check_offsets(offsets, "group_offsets")
+    groups = offsets.shape[0] - 1
+    _check_list(lens, "prefix_lens", groups, "the groups")
+    _check_table(table, "prefix_table", groups, "max_prefix_pages] (the groups of group_offsets)")
+
+
+def _check_keys(q: Tensor, k: Tensor, v: Tensor, cu_k: Any, used_k: Any, leftpad: Any, pages: Any, batch: Any) -> None:
+    table, *prefix = pages
     if table is not None and cu_k is not None:
         raise ValueError("cu_seqlens_k: expected None beside block_table, whose pages have no offsets, got a list")
     if leftpad is not None and (cu_k is not None or table is not None):
@@ -153,6 +173,8 @@ def _check_keys(q: Tensor, k: Tensor, v: Tensor, cu_k: Any, used_k: Any, leftpad
             f"leftpad_k: expected None beside {beside}: it is for k of shape [batch, tokens, heads, head_dim], got a "
             "list"
         )
+    if table is None and prefix[0] is not None:
+        raise ValueError("shared_prefix: expected None without block_table: what is shared are pages, got a tuple")
     if table is not None and used_k is None:
         raise ValueError("seqused_k: expected the keys in use of each sequence beside block_table, got None")
     if k.dim() != (4 if cu_k is None else 3):
@@ -171,14 +193,10 @@ def _check_keys(q: Tensor, k: Tensor, v: Tensor, cu_k: Any, used_k: Any, leftpad
         raise ValueError(f"v: expected shape {list(k.shape)} (that of k), got {list(v.shape)}")
     check_columns(v, "v")
     if table is not None:
-        if table.dtype != torch.int32:
-            raise TypeError(f"block_table: expected dtype int32, got {dtype_name(table.dtype)}")
-        if table.dim() != 2 or table.shape[0] != batch:
-            raise ValueError(
-                f"block_table: expected shape [{batch}, max_pages] (the sequences of q), got {list(table.shape)}"
-            )
+        _check_table(table, "block_table", batch, "max_pages] (the sequences of q)")
         if k.shape[1] < 1:
             raise ValueError(f"k: expected pages of at least one key, got shape {list(k.shape)}")
+        _check_prefix(*prefix)
     elif cu_k is None and k.shape[0] != batch:
         raise ValueError(f"k: expected a first dimension of {batch} (the sequences of q), got shape {list(k.shape)}")
 
@@ -199,7 +217,7 @@ def _backward_fake(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
     *call, _exp, _unit, wants_q, wants_kv, wants_sinks = rest
-    _check_operands(q, k, v, *call[:6], None, *call[6:])
+    _check_operands(q, k, v, *call[:6], *NO_PAGES, *call[6:])
     for tensor, name in ((dout, "dout"), (out, "out")):
         check_dtype_like(tensor, name, q, "q")
         if tuple(tensor.shape) != tuple(q.shape):
@@ -240,13 +258,33 @@ def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tenso
     return sequence, number, count
 
 
+def _paged(k: Tensor, table: Tensor, prefix_table: Any, prefix_lens: Any, group_offsets: Any) -> tuple[Tensor, Tensor]:
+    """Each sequence's keys, by their page and their place in it."""
+    size = k.shape[1]
+    own = torch.arange(size * table.shape[1], device=k.device).expand(table.shape[0], -1)
+    page = table.long().repeat_interleave(size, 1)
+    place = own % size
+    if prefix_table is not None and prefix_table.shape[0]:
+        b, of = torch.arange(table.shape[0], device=k.device), group_offsets.long()
+        group = torch.searchsorted(of[1:].contiguous(), b, right=True)
+        lens = torch.where(group < len(prefix_lens), prefix_lens.long()[group.clamp(max=len(prefix_lens) - 1)], 0)
+        j = torch.arange(size * (prefix_table.shape[1] + table.shape[1]), device=k.device)[None]
+        shares, number = j < lens[:, None], j - lens[:, None]
+        shared = prefix_table.long()[group.clamp(max=len(prefix_lens) - 1)].repeat_interleave(size, 1)
+        shared, page = (torch.nn.functional.pad(t, (0, j.shape[1] - t.shape[1])) for t in (shared, page))
+        own = number.clamp(0, max(own.shape[1] - 1, 0))
+        page = torch.where(shares, shared, page.gather(1, own))
+        place = torch.where(shares, j % size, own % size)
+    return page.clamp(0, max(k.shape[0] - 1, 0)), place
+
+
 def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
     """q [b, i, kv_heads, group, d], k and v [b, j, kv_heads, d] in float64, what sees what [b, 1, 1, i, j], scale."""
-    cu_q, cu_k, used_q, used_k, leftpad, table = lists
+    cu_q, cu_k, used_q, used_k, leftpad, *pages = lists
     causal, window_size, softmax_scale = how[:3]
-    if table is not None:
-        pages = table.long().clamp(0, max(k.shape[0] - 1, 0))
-        k, v = (t[pages].flatten(1, 2) for t in (k, v))
+    if pages[0] is not None:
+        page, place = _paged(k, *pages)
+        k, v = (t[page, place] for t in (k, v))
     of_q, of_k = _numbers(q, cu_q, used_q, None), _numbers(k, cu_k, used_k, leftpad)
     if cu_q is not None or cu_k is not None:  # all with all
         of_q, of_k = ((s.reshape(1, -1), n.reshape(1, -1), c) for s, n, c in (of_q, of_k))
@@ -302,7 +340,7 @@ def _composed_forward(q: Tensor, k: Tensor, v: Tensor, sinks: Any, lists: tuple[
 def _composed_backward(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, lists: tuple[Any, ...], how: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    x, y, z, sees, scale = _scene(q, k, v, (*lists, None), how)
+    x, y, z, sees, scale = _scene(q, k, v, (*lists, *NO_PAGES), how)
     p, of_sinks, _, slope = _probabilities(x, y, sinks, sees, scale, how[3])
     g = _where(sees.any(-1)[:, 0, 0], dout.double().reshape(x.flatten(2, 3).shape)).reshape(x.shape)
     dp = torch.einsum("bihgd,bjhd->bhgij", g, z)
@@ -326,7 +364,7 @@ def _composed_backward(
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """``rest``: sinks, the six lists, causal, window_size, softmax_scale, softcap, exp, unit."""
+    """``rest``: sinks, the nine lists, causal, window_size, softmax_scale, softcap, exp, unit."""
     return apply_function(_ops.attention, "Attention", q, k, v, *rest)
 
 
@@ -348,6 +386,9 @@ def incoming(dout: Any, dlse: Any, out: Tensor) -> tuple[Tensor, Any]:
     return dout, None if dlse is None else gradient(dlse, torch.float32, "dlse").contiguous()
 
 
+_TENSORS = 4 + len(LISTS + PAGES)  # q, k, v, sinks, lists
+
+
 @callable_in_graph
 class Attention(torch.autograd.Function):
     @staticmethod
@@ -356,30 +397,32 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.options = tuple(inputs[10:16])
-        ctx.save_for_backward(*inputs[:10], *output)
-        ctx.save_for_forward(*inputs[:10])
+        ctx.options = tuple(inputs[_TENSORS:])
+        ctx.save_for_backward(*inputs[:_TENSORS], *output)
+        ctx.save_for_forward(*inputs[:_TENSORS])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
         if dout is None and dlse is None:
-            return (None,) * 16
-        q, k, v, *given, table, out, lse = ctx.saved_tensors  # given: sinks and lists
+            return (None,) * (_TENSORS + len(ctx.options))
+        q, k, v, *given, table, _, _, _, out, lse = ctx.saved_tensors  # given: sinks and lists
         needs = ctx.needs_input_grad[:4]
         require_no_pages(table, True)  # of the registered operator; attention has asked before
         dout, dlse = incoming(dout, dlse, out)
         wants = needs[0], needs[1] or needs[2], needs[3]
         found = backward(dout, dlse, q, k, v, out, lse, *given, *ctx.options, *wants)
-        return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * 12
+        return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * (
+            _TENSORS - 4 + len(ctx.options)
+        )
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         # Packed, or pages; sinks of each call.
         if any(inputs[i] is not None for i in (4, 5, 9)) or in_dims[3] is not None or info.batch_size == 0:
             return looped(Attention.apply, info, in_dims, inputs), (0, 0)
-        tensors, unfold = _folded(info, _but(3, in_dims[:10]), _but(3, inputs[:10]))
-        outputs = Attention.apply(*tensors[:3], inputs[3], *tensors[3:], *inputs[10:])
+        tensors, unfold = _folded(info, _but(3, in_dims[:_TENSORS]), _but(3, inputs[:_TENSORS]))
+        outputs = Attention.apply(*tensors[:3], inputs[3], *tensors[3:], *inputs[_TENSORS:])
         return tuple(map(unfold, outputs)), (0, 0)
 
     @staticmethod

@@ -26,6 +26,7 @@ def attention_reference(
     seqused_k: Any = None,
     leftpad_k: Any = None,
     block_table: Any = None,
+    shared_prefix: Any = None,
     dout: Any = None,
     dlse: Any = None,
 ) -> dict[str, np.ndarray]:
@@ -39,7 +40,7 @@ def attention_reference(
     q, k, v = (_wide(a) for a in (q, k, v))
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     tokens_q = _places(q, cu_seqlens_q, None, seqused_q)
-    tokens_k = _paged(k, block_table, seqused_k) if block_table is not None else None
+    tokens_k = _paged(k, block_table, seqused_k, shared_prefix) if block_table is not None else None
     if tokens_k is None:
         tokens_k = _places(k, cu_seqlens_k, leftpad_k, seqused_k)
     flat_q = q.reshape(-1, *q.shape[-2:])
@@ -194,12 +195,20 @@ def _places(x: np.ndarray, cu_seqlens: Any, leftpad: Any, used: Any) -> list[np.
     return found
 
 
-def _paged(k: np.ndarray, block_table: Any, used: Any) -> list[np.ndarray]:
+def _paged(k: np.ndarray, block_table: Any, used: Any, shared_prefix: Any = None) -> list[np.ndarray]:
     page_size = k.shape[1]
+    prefixes = [(np.zeros(0, np.int64), 0)] * len(block_table)  # pages and keys, of each sequence
+    if shared_prefix is not None:
+        table, lens, offsets = map(np.asarray, shared_prefix)
+        for g, (begin, end) in enumerate(itertools.pairwise(offsets)):
+            prefixes[begin:end] = [(table[g], int(lens[g]))] * (end - begin)
     found = []
-    for pages, count in zip(np.asarray(block_table), np.asarray(used), strict=True):
-        j = np.arange(count)
-        found.append(pages[j // page_size].astype(np.int64) * page_size + j % page_size)
+    for pages, count, (shared, prefix) in zip(np.asarray(block_table), np.asarray(used), prefixes, strict=True):
+        parts = []
+        for of, keys in ((shared, min(count, prefix)), (pages, max(count - prefix, 0))):
+            j = np.arange(keys)
+            parts.append(of[j // page_size].astype(np.int64) * page_size + j % page_size)
+        found.append(np.concatenate(parts))
     return found
 
 

@@ -28,9 +28,14 @@ inline void check_attention_input(const AttentionInput& p) {
             "attention: pages have neither cu_seqlens_k nor leftpad_k");
   RLK_CHECK(p.cu_seqlens_k == nullptr || p.leftpad_k == nullptr, "attention: packed keys have no leftpad_k");
   if (p.block_table != nullptr) {
-    RLK_CHECK(p.page_size >= 1 && p.max_pages >= 0 && p.num_pages >= 0 && p.k_tokens == p.page_size * p.max_pages,
-              "attention: k_tokens is page_size * max_pages");
+    RLK_CHECK(p.page_size >= 1 && p.max_pages >= 0 && p.num_pages >= 0 && p.max_prefix_pages >= 0 &&
+                  p.k_tokens == p.page_size * (p.max_prefix_pages + p.max_pages),
+              "attention: k_tokens is page_size * (max_prefix_pages + max_pages)");
   }
+  const bool groups = p.group_offsets != nullptr;
+  RLK_CHECK(groups == (p.prefix_table != nullptr) && groups == (p.prefix_lens != nullptr) &&
+                (groups ? p.block_table != nullptr && p.num_groups >= 0 : p.max_prefix_pages == 0),
+            "attention: a shared prefix has its table, its lengths and its groups, beside block_table");
 }
 
 inline void check_attention(const AttentionParams& p) {

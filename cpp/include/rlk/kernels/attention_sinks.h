@@ -50,7 +50,8 @@ struct AttentionQuery {
   std::int64_t sequence, token;  // of its q
   AttentionRange sees = {0, 0};  // its keys; none where it is not in use
 
-  RLK_HD AttentionQuery(const AttentionInput& p, std::int64_t place) {
+  template <class Params>
+  RLK_HD AttentionQuery(const Params& p, std::int64_t place) {
     if (p.cu_seqlens_q != nullptr) {
       sequence = sequence_of(p.cu_seqlens_q, p.num_sequences, place);
       token = place;

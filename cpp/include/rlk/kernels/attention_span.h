@@ -2,6 +2,8 @@
 // arrays. For every backend.
 #pragma once
 
+#include <type_traits>
+
 #include "rlk/ops/attention.h"
 
 namespace rlk {
@@ -28,19 +30,46 @@ RLK_HD std::int64_t clamp_to(std::int64_t x, std::int64_t least, std::int64_t mo
   return x < least ? least : x > most ? most : x;
 }
 
+// The first sequence that ends behind a token, by offsets that ascend; num_sequences where none does.
+RLK_HD std::int64_t sequence_of(const std::int32_t* offsets, std::int64_t num_sequences, std::int64_t token) {
+  std::int64_t first = 0, last = num_sequences;
+  while (first < last) {
+    const std::int64_t middle = (first + last) / 2;
+    if (in_memory(offsets)[middle + 1] > token) {
+      last = middle;
+    } else {
+      first = middle + 1;
+    }
+  }
+  return first;
+}
+
+// A backward shares no pages, and has no registers to look for some.
+template <class Params>
+constexpr bool kMayShare = !std::is_same_v<Params, AttentionBackwardParams>;
+
 // Sequence b: queries at tokens q_first + i of its q, keys at tokens k_first + j of its k.
 struct AttentionSpan {
   std::int64_t sequence;
   std::int64_t q_first, num_queries;
   std::int64_t k_first, num_keys;
-  std::int64_t window;  // keys; more than there are of them where there is none
+  std::int64_t window;                 // keys; more than there are of them where there is none
+  std::int64_t group = 0, prefix = 0;  // keys in the pages of the group's prefix
   bool causal;
 
-  RLK_HD AttentionSpan(const AttentionInput& p, std::int64_t b) : sequence(b), causal(p.causal) {
+  template <class Params>
+  RLK_HD AttentionSpan(const Params& p, std::int64_t b) : sequence(b), causal(p.causal) {
     AttentionRange q = {0, p.q_tokens}, k = {0, p.k_tokens};
     if (p.cu_seqlens_q != nullptr) q = place(p.cu_seqlens_q, b, p.q_tokens);
     if (p.cu_seqlens_k != nullptr) k = place(p.cu_seqlens_k, b, p.k_tokens);
     if (p.leftpad_k != nullptr) k.first = clamp_to(in_memory(p.leftpad_k)[b], 0, k.last);
+    if (kMayShare<Params> && p.group_offsets != nullptr) {
+      const std::int64_t most = p.page_size * p.max_prefix_pages;
+      group = sequence_of(p.group_offsets, p.num_groups, b);
+      const bool shares = group < p.num_groups && in_memory(p.group_offsets)[group] <= b;
+      if (shares) prefix = clamp_to(in_memory(p.prefix_lens)[group], 0, most);
+      k.last += prefix - most;
+    }
     q_first = q.first;
     k_first = k.first;
     num_queries = q.last - q.first;
@@ -86,12 +115,15 @@ RLK_HD std::int64_t offset_of(const AttentionHeads& a, bool packed, std::int64_t
 
 // The offset of a sequence's key j in k or in v; kNoPage where its page does not exist.
 constexpr std::int64_t kNoPage = INT64_MIN;
-RLK_HD std::int64_t key_offset(const AttentionInput& p, const AttentionHeads& a, const AttentionSpan& span,
-                               std::int64_t j) {
+template <class Params>
+RLK_HD std::int64_t key_offset(const Params& p, const AttentionHeads& a, const AttentionSpan& span, std::int64_t j) {
   if (p.block_table == nullptr) return offset_of(a, p.cu_seqlens_k != nullptr, span.sequence, span.k_first + j);
-  const std::int64_t page = in_memory(p.block_table)[span.sequence * p.table_stride + j / p.page_size];
+  const bool shared = kMayShare<Params> && j < span.prefix;
+  const std::int64_t row = shared ? span.group * p.prefix_stride : span.sequence * p.table_stride;
+  const std::int64_t number = shared || !kMayShare<Params> ? j : j - span.prefix;  // of the table's keys
+  const std::int64_t page = in_memory(shared ? p.prefix_table : p.block_table)[row + number / p.page_size];
   if (page < 0 || page >= p.num_pages) return kNoPage;
-  return page * a.sequence_stride + j % p.page_size * a.token_stride;
+  return page * a.sequence_stride + number % p.page_size * a.token_stride;
 }
 
 // Rows of out and lse: a token of q, of all sequences.

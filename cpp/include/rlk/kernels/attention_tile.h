@@ -57,20 +57,6 @@ struct AttentionPlace {
   }
 };
 
-// The first sequence that ends behind a token, by offsets that ascend; num_sequences where none does.
-RLK_HD std::int64_t sequence_of(const std::int32_t* offsets, std::int64_t num_sequences, std::int64_t token) {
-  std::int64_t first = 0, last = num_sequences;
-  while (first < last) {
-    const std::int64_t middle = (first + last) / 2;
-    if (in_memory(offsets)[middle + 1] > token) {
-      last = middle;
-    } else {
-      first = middle + 1;
-    }
-  }
-  return first;
-}
-
 // The part of rows [first, last) that begins at `first` and lies in one sequence, or in none.
 struct AttentionSegment {
   std::int64_t sequence, last;

@@ -6,6 +6,9 @@
 //   q: batched [B, q_tokens, Hq, D], or packed [q_tokens, Hq, D] with cu_seqlens_q; seqused_q counts the first ones
 //   k: batched [B, k_tokens, Hkv, D], packed [k_tokens, Hkv, D] with cu_seqlens_k, or pages [num_pages, page_size, Hkv, D]
 //      of which block_table[b] lists those of b; leftpad_k keys are passed over, seqused_k counts the ones that follow
+// Pages may be shared, forward: sequences [group_offsets[g], group_offsets[g + 1]) are group g. Their keys below
+//   P = prefix_lens[g] lie in the pages of prefix_table[g], key P and those behind it in the pages of block_table[b], which
+//   begin with key P wherever P ends in a page. A sequence of no group has P = 0. seqused_k counts from key 0 in any case.
 // Keys are numbered from 0, the first in use. Query i stands at n = L - Q + i, and sees key j where
 //   j <= n under `causal`, and n - window_size < j under a window (which is causal).
 // Query head h reads key head h / (Hq / Hkv). A query that sees no key, or is not in use, has out +0 and lse -Inf, and is
@@ -127,9 +130,14 @@ struct AttentionInput {
   const std::int32_t* block_table = nullptr;   // [num_sequences, max_pages] of ids in [0, num_pages): k and v are pages
   std::int64_t table_stride = 0;               // elements between sequences
   std::int64_t num_pages = 0, page_size = 1, max_pages = 0;
+  const std::int32_t* prefix_table = nullptr;   // [num_groups, max_prefix_pages] of ids, beside block_table: all three
+  const std::int32_t* prefix_lens = nullptr;    // [num_groups] in [0, page_size * max_prefix_pages]
+  const std::int32_t* group_offsets = nullptr;  // [num_groups + 1] from 0 on, at most num_sequences; or null: no groups
+  std::int64_t prefix_stride = 0;               // elements between groups
+  std::int64_t num_groups = 0, max_prefix_pages = 0;
   std::int64_t num_sequences = 0;
   std::int64_t q_tokens = 0;                       // places of each sequence; packed: of all
-  std::int64_t k_tokens = 0;                       // the same; paged: page_size * max_pages
+  std::int64_t k_tokens = 0;                       // the same; paged: page_size * (max_prefix_pages + max_pages)
   std::int64_t num_q_heads = 0, num_kv_heads = 1;  // the one a multiple of the other
   std::int64_t head_dim = 0;                       // a multiple of 8 in [8, kMaxHeadDim]
   std::int64_t window_size = 0;                    // 0: none; only causal
