@@ -3,8 +3,8 @@
 #   lint      ruff, clang-format, mypy, types of public names (tools/check_types.py), sentences (tools/check_prose.py)
 #   cpp       C++ tests (preset cpu)
 #   python    pytest against the installed package, NumPy, torch and JAX on the CPU
-#   engines   vLLM on a CPU: 0 tokens differ between its rollout, its prefill and patched trainers; skipped where its
-#             wheel cannot be fetched
+#   engines   vLLM on a CPU: 0 tokens differ between its rollout, its prefill and patched trainers, TRL's with a
+#             colocated engine too; skipped where its wheel cannot be fetched
 #   cuda      the CUDA kernels compile without spills (preset cuda); skipped without nvcc
 #   hip       the HIP kernels compile without spills (preset hip) and serve Python under the emulation; skipped without
 #             clang 19
@@ -115,7 +115,10 @@ stage_engines() {
   else
     echo "SKIPPED: megatron-core cannot be fetched here, so it was no trainer"
   fi
-  PYTHONPATH=$path RLK_REQUIRE_ENGINES=1 timeout 360 python -m pytest -q --durations=5 tests/test_megatron.py tests/test_vllm.py
+  PYTHONPATH=$path RLK_REQUIRE_ENGINES=1 timeout 360 python -m pytest -q --durations=5 tests/test_megatron.py tests/test_vllm.py || status=1
+  # TRL imports what it finds, so megatron-core stays out of its way.
+  PYTHONPATH=$PWD/build/engines RLK_REQUIRE_ENGINES=1 timeout 240 python -m pytest -q tests/test_example_grpo_vllm.py || status=1
+  return $status
 }
 
 stage_cuda() {

@@ -17,7 +17,7 @@ from ._semantics import LogprobSemantics
 from ._trace import trace
 from ._workspace import WorkspaceStats, workspace_stats
 from .consistency.api import compare
-from .integrations import patch_model, status, unpatch_model
+from .integrations import enable, patch_model, status, unpatch_model
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
 from .ops.covariance_mask import covariance_mask, covariance_mask_reference
 from .ops.embedding import embedding, embedding_backward, embedding_reference
@@ -207,6 +207,7 @@ __all__ = [
     "embedding",
     "embedding_backward",
     "embedding_reference",
+    "enable",
     "entropy_mask",
     "entropy_mask_reference",
     "gae",

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _variants
 
 if TYPE_CHECKING:
     from .patch import Patched
+    from .switch import Enabled
 
-__all__ = ["patch_model", "status", "trl", "unpatch_model"]
+__all__ = ["enable", "patch_model", "status", "trl", "unpatch_model"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +23,38 @@ def __getattr__(name: str) -> Any:
     if name != "trl":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.trl")
+
+
+def enable(*, rollout: Literal["vllm"] | None = None, trainer: Literal["trl"] | None = None) -> Enabled:
+    """Turns on this library in an engine and in a trainer, so that the ratio of an on-policy token is exactly 1.
+
+    Call it before the engine and the trainer are made::
+
+        rk.enable(rollout="vllm", trainer="trl")
+        trainer = GRPOTrainer(..., args=GRPOConfig(use_vllm=True, vllm_mode="colocate", ...))
+        trainer.train()
+
+    Args:
+        rollout: ``"vllm"``: the plugin of docs/vllm.md, which refuses an engine of which a module is not served.
+        trainer: ``"trl"``: ``integrations.trl.enabled()``, and ``patch_model(model, strict=True)`` of the model of each
+            GRPOTrainer that is made from now on. With both, an update after which a colocated vLLM cannot reset its
+            prefix cache is an error.
+    Returns:
+        A context manager. Its end, or ``close()``, takes the trainer's part back. The plugin stays until the process
+        ends, and patched models stay patched.
+    Raises:
+        ValueError for other names, or none at all; else as ``integrations.vllm.enable``, ``integrations.trl.enabled``
+        and, when a trainer is made, :func:`patch_model`.
+    Source: docs/vllm.md; examples/grpo_vllm.py.
+
+    Example:
+        >>> rk.enable(trainer="verl")
+        Traceback (most recent call last):
+        ValueError: trainer: expected one of trl or None, got 'verl'
+    """
+    from .switch import enable as turn_on
+
+    return turn_on(rollout, trainer)
 
 
 def _patch(name: str) -> Any:

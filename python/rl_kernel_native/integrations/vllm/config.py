@@ -11,6 +11,7 @@ from ... import __version__, contract
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 OPERATORS = ("attention", "embedding", "kv_cache_append", "linear", "logprob", "rms_norm", "rope", "sample", "silu_mul")
 KEY = "rl_kernel_native"  # in VllmConfig.additional_config
+NO_RESET = "sync_weights: the prefix cache, which holds keys of the old weights, could not be reset"
 
 
 def identity() -> dict[str, Any]:

@@ -18,6 +18,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from .config import NO_RESET
+
 BACKEND = "rl_kernel_native"
 
 
@@ -66,7 +68,7 @@ def sync(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
     llm.update_weights({"update_info": {"weights": [(name, whole(w)) for name, w in weights]}})
     llm.finish_weight_update()
     if not llm.reset_prefix_cache():
-        raise RuntimeError("sync_weights: the prefix cache, which holds keys of the old weights, could not be reset")
+        raise RuntimeError(NO_RESET)
 
 
 def whole(weight: Tensor) -> Tensor:

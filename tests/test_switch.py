@@ -1,0 +1,108 @@
+"""rk.enable: the one switch for an engine and a trainer."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import framework_sources
+import rl_kernel_native as rk
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rollout": "sglang"}, "rollout: expected one of vllm or None, got 'sglang'"),
+        ({"trainer": "verl"}, "trainer: expected one of trl or None, got 'verl'"),
+        ({}, "expected a rollout, a trainer or both, got neither"),
+    ],
+)
+def test_other_names_are_errors(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        rk.enable(**options)
+
+
+@pytest.fixture
+def trainer_class() -> Any:
+    framework_sources.imported("trl", "trl")
+    from trl import GRPOTrainer
+
+    return GRPOTrainer
+
+
+def tiny() -> Any:
+    import transformers
+
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Qwen3Config(vocab_size=16, num_key_value_heads=1, head_dim=8, **size)
+    return transformers.Qwen3ForCausalLM(config)
+
+
+def made(trainer_class: Any, monkeypatch: pytest.MonkeyPatch, **parts: Any) -> Any:
+    """A trainer of which only what the switch looks at is made."""
+
+    def make(self: Any, model: Any) -> None:
+        self.model = model
+        vars(self).update(parts)
+
+    monkeypatch.setattr(trainer_class, "__init__", make)
+    return trainer_class
+
+
+def test_it_stays_on_though_its_result_is_dropped(trainer_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = made(trainer_class, monkeypatch).__init__, trainer_class._compute_loss
+    rk.enable(trainer="trl")
+    gc.collect()
+    try:
+        assert trainer_class._compute_loss is not stock[1]
+        trainer = trainer_class(tiny())
+        assert rk.status(trainer.model)["linear"] == 8
+        trainer_class(trainer.model)  # is patched already
+    finally:
+        from rl_kernel_native.integrations import switch
+
+        (enabled,) = switch._open
+        enabled.close()
+    enabled.close()
+    assert (trainer_class.__init__, trainer_class._compute_loss) == stock
+    assert not switch._open
+
+
+def test_a_context_ends_after_an_exception(trainer_class: Any) -> None:
+    stock = trainer_class.__init__, trainer_class._compute_loss
+    enabled = rk.enable(trainer="trl")
+    assert repr(enabled) == "Enabled(rollout=None, trainer='trl')"
+    with pytest.raises(ZeroDivisionError), enabled:
+        raise ZeroDivisionError
+    assert (trainer_class.__init__, trainer_class._compute_loss) == stock
+
+
+def test_a_model_that_is_not_served_is_an_error(trainer_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(trainer_class, monkeypatch)
+    model = tiny()
+    model.model.layers[0].mlp.act_fn = torch.nn.Softplus()
+    with rk.enable(trainer="trl"), pytest.raises(ValueError, match=r"act_fn|mlp"):
+        trainer_class(model)
+
+
+@pytest.mark.parametrize("is_reset", [True, False])
+def test_a_prefix_cache_that_keeps_old_keys_is_an_error(is_reset: bool) -> None:
+    """Against a stand-in of vLLM's LLM, whose answer TRL does not look at."""
+    from rl_kernel_native.integrations import switch
+
+    done: list[str] = []
+    generation = SimpleNamespace(
+        sync_weights=lambda: done.append("synced"), llm=SimpleNamespace(reset_prefix_cache=lambda: is_reset)
+    )
+    sync = switch._synced(generation)
+    if is_reset:
+        sync()
+    else:
+        with pytest.raises(RuntimeError, match="prefix cache"):
+            sync()
+    assert done == ["synced"]
