@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -97,6 +98,61 @@ def test_choice_of_a_backend(device, built, backend, why):
     choice = doctor.backend(device, built)
     assert choice["backend"] == backend
     assert why in choice["why"]
+
+
+BUILT = ["sm_80", "sm_90a"]
+
+
+@pytest.mark.parametrize(
+    ("device", "built", "compiles"),
+    [
+        (doctor.Device("cpu", "cuda", "RTX 5090", (12, 0)), BUILT, True),
+        (doctor.Device("cpu", "cuda", "H100", (9, 0)), BUILT, False),
+        (doctor.Device("cpu", "cuda", "L40", (8, 9)), BUILT, False),
+        (doctor.Device("cpu", "cuda", "V100", (7, 0)), BUILT, False),
+        (doctor.Device("cpu", "cuda", "B200", (10, 0)), [], False),
+        (doctor.Device("cpu", "rocm", "MI300X", None, "gfx942"), ["gfx942"], False),
+    ],
+)
+def test_later_gpus_have_their_kernels_compiled_ahead(monkeypatch, capsys, device, built, compiles):
+    """The processes that do it are run on this CPU."""
+    monkeypatch.setattr(
+        doctor, "_START", doctor._START + "\nimport os; assert os.environ['CUDA_MODULE_LOADING'] == 'EAGER'"
+    )
+    monkeypatch.setattr(doctor, "gpus", lambda torch: ([device], "one"))
+    monkeypatch.setattr(doctor._native, "architectures", lambda prefix="": [x for x in built if x.startswith(prefix)])
+    monkeypatch.setattr(doctor, "linear_engine", lambda device: "none")
+    monkeypatch.delenv("CUDA_CACHE_DISABLE", raising=False)
+    report = doctor.examine(self_test=False, warm=True)
+    (row,) = report["warm"]
+    assert row["error"] is None
+    assert report["healthy"]
+    assert [row[name] is not None and row[name] > 0 for name in ("first_s", "again_s")] == [compiles] * 2
+    assert ("--warm" in row["why"]) == compiles
+    doctor.print_report(report)
+    words = (
+        r"all kernels, in \d+\.\d s; a process that starts now takes \d+\.\d s" if compiles else "nothing to compile"
+    )
+    assert re.search(words, capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("start", ["fails", "without a cache"])
+def test_kernels_that_could_not_be_compiled_ahead_are_not_healthy(monkeypatch, capsys, start):
+    monkeypatch.setattr(doctor, "gpus", lambda torch: ([doctor.Device("cpu", "cuda", "B200", (10, 0))], "one"))
+    monkeypatch.setattr(doctor._native, "architectures", lambda prefix="": BUILT)
+    monkeypatch.setattr(doctor, "linear_engine", lambda device: "none")
+    monkeypatch.setattr(doctor, "_START", "raise RuntimeError('out of memory')")
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", "1" if start == "without a cache" else "0")
+    assert doctor.main(["--no-self-test", "--warm"]) == 1
+    text = capsys.readouterr().out
+    assert ("CUDA_CACHE_DISABLE is set" if start == "without a cache" else "RuntimeError: out of memory") in text
+    assert "NOT HEALTHY: kernels could not be compiled ahead" in text
+
+
+def test_nothing_is_compiled_ahead_unasked(monkeypatch):
+    monkeypatch.setattr(doctor, "gpus", lambda torch: ([doctor.Device("cpu", "cuda", "B200", (10, 0))], "one"))
+    monkeypatch.setattr(doctor, "linear_engine", lambda device: "none")
+    assert doctor.examine(self_test=False)["warm"] == []
 
 
 def test_cublas_is_batch_invariant_only_without_either_workspace():

@@ -24,7 +24,7 @@ TRAINED = {"attention", "kl", "linear", "linear_cross_entropy", "linear_logprob"
 
 
 def first_calls(device: str, **environment: str) -> list[dict[str, Any]]:
-    """Of a fresh process."""
+    """The rows of a fresh process."""
     script = Path(__file__).with_name("first_calls.py")
     done = subprocess.run(
         [sys.executable, str(script), "--device", device],

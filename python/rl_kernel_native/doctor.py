@@ -1,8 +1,8 @@
 """What this installation is, what it would run here and why, and whether its operators are right.
 
-    rlk doctor [--json], or python -m rl_kernel_native.doctor
+    rlk doctor [--json] [--warm], or python -m rl_kernel_native.doctor
 
-Exit status: 0 healthy, 1 a self-test failed or two variants are installed.
+Exit status: 0 healthy, 1 a self-test or --warm failed, or two variants are installed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -38,8 +39,8 @@ class Device(NamedTuple):
     memory_gib: float | None = None
 
 
-def examine(self_test: bool = True) -> dict[str, Any]:
-    """Everything the doctor knows, as one JSON object."""
+def examine(self_test: bool = True, warm: bool = False) -> dict[str, Any]:
+    """Everything the doctor knows, as one JSON object; ``warm``: :func:`compiled_ahead` of the GPUs."""
     torch = _import_torch()
     _dispatch.match_torch_threads()
     found, note = gpus(torch)
@@ -61,6 +62,7 @@ def examine(self_test: bool = True) -> dict[str, Any]:
         "cublas": cublas_workspace(os.environ) if found else {"batch_invariant": None, "why": "no GPU"},
         "linear_engine": {device.name: linear_engine(device) for device in found},
         "installed_variants": installed_variants(),
+        "warm": [compiled_ahead(device) for device in found] if warm else [],
         "self_tests": [],
     }
     if self_test:
@@ -69,7 +71,8 @@ def examine(self_test: bool = True) -> dict[str, Any]:
             test for name, run in _selftest.OPERATORS.items() for test in _tests(name, run, runnable, torch)
         ]
     passed = all(test["passed"] is not False for test in report["self_tests"])
-    report["healthy"] = passed and not report["installed_variants"]["conflict"]
+    warmed = all(row["error"] is None for row in report["warm"])
+    report["healthy"] = passed and warmed and not report["installed_variants"]["conflict"]
     return report
 
 
@@ -193,6 +196,9 @@ def backend(device: Device, architectures: list[str] | None = None) -> dict[str,
     return {"device": device.name, "backend": chosen, "why": why}
 
 
+_PTX = "runs its PTX, which the driver compiles on first use, or all at once for `rlk doctor --warm`"
+
+
 def _choose(device: Device, built: list[str]) -> tuple[str | None, str]:
     if device.kind == "cpu":
         isa = _native.module.cpu_isa()
@@ -210,9 +216,39 @@ def _choose(device: Device, built: list[str]) -> tuple[str | None, str]:
     if (major, minor) == (9, 0) and "sm_90a" in built:
         return "cuda (sm_90a)", "compute capability 9.0 has kernels of its own"
     if major >= 8 and (major, minor) != (9, 0) and "sm_80" in built:
-        how = "runs its machine code" if major == 8 else "runs its PTX, which the driver compiles on first use"
+        how = "runs its machine code" if major == 8 else _PTX
         return "cuda (sm_80)", f"no kernels for {major}.{minor} itself; it {how}"
     return None, f"compute capability {major}.{minor} is not served by this build ({', '.join(built)})"
+
+
+# What a process does that loads all kernels for a device; it prints how long that took.
+_START = """
+import sys, time, torch, rl_kernel_native as rk
+began = time.perf_counter()
+x = torch.zeros(1, 3, device=sys.argv[1])
+rk.kl(x, x, estimator="k1").sum().item()
+print(time.perf_counter() - began)
+"""
+
+
+def compiled_ahead(device: Device, architectures: list[str] | None = None) -> dict[str, Any]:
+    """Has the driver compile all kernels into its cache, where this build has PTX for a GPU and no machine code: a
+    process loads them all at its start. ``again_s`` is the next process's time for that."""
+    row: dict[str, Any] = {"device": device.name, "first_s": None, "again_s": None, "error": None}
+    chosen, row["why"] = _choose(device, _native.architectures() if architectures is None else architectures)
+    if chosen is None or _PTX not in row["why"]:
+        return row
+    if os.environ.get("CUDA_CACHE_DISABLE", "0") != "0":
+        return {**row, "error": "CUDA_CACHE_DISABLE is set, under which the driver keeps no compilation"}
+    for name in ("first_s", "again_s"):
+        command = [sys.executable, "-c", _START, device.name]
+        started = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "CUDA_MODULE_LOADING": "EAGER"}
+        )
+        if started.returncode:
+            return {**row, "error": (started.stderr.strip().split("\n") or [""])[-1]}
+        row[name] = float(started.stdout)
+    return row
 
 
 def cublas_workspace(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -292,12 +328,22 @@ def _sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, 
     verdict = {True: "yes: ", False: "no: ", None: ""}[cublas["batch_invariant"]]
     engines = [(f"linear on {name}", engine) for name, engine in report["linear_engine"].items()]
     yield "cuBLAS", [("batch invariant", verdict + cublas["why"]), *engines]
+    if report["warm"]:
+        yield "compiled ahead", [(row["device"], _of_warm(row)) for row in report["warm"]]
     words = {True: "ok", False: "FAILED", None: "not run"}
     tests = []
     for test in report["self_tests"]:
         text = f"{words[test['passed']]}: {test['check']}; {test['detail']} ({test['seconds']:.2f} s)"
         tests.append((f"{test['operator']} {test['device']}", text))
     yield "self-test", tests
+
+
+def _of_warm(row: Mapping[str, Any]) -> str:
+    if row["error"] is not None:
+        return f"FAILED: {row['error']}"
+    if row["first_s"] is None:
+        return f"nothing to compile: {row['why']}"
+    return f"all kernels, in {row['first_s']:.1f} s; a process that starts now takes {row['again_s']:.1f} s"
 
 
 def _backends(operators: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -317,8 +363,11 @@ def _backends(operators: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def print_report(report: Mapping[str, Any]) -> None:
     """Text on stdout: tables where rich is installed and stdout is a terminal, else plain lines."""
-    conflict = report["installed_variants"]["conflict"]
-    reason = "more than one variant is installed" if conflict else "a self-test failed"
+    reason = "a self-test failed"
+    if report["installed_variants"]["conflict"]:
+        reason = "more than one variant is installed"
+    elif any(row["error"] for row in report["warm"]):
+        reason = "kernels could not be compiled ahead"
     verdict = "healthy" if report["healthy"] else f"NOT HEALTHY: {reason}"
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich.console import Console
@@ -347,8 +396,11 @@ def main(arguments: list[str] | None = None, program: str = "python -m rl_kernel
     parser = argparse.ArgumentParser(prog=program, description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--no-self-test", action="store_true", help="describe only; takes no device memory")
+    parser.add_argument(
+        "--warm", action="store_true", help="compile ahead what GPUs later than this build would at use"
+    )
     options = parser.parse_args(arguments)
-    report = examine(self_test=not options.no_self_test)
+    report = examine(not options.no_self_test, options.warm)
     if options.json:
         print(json.dumps(report, indent=1))
     else:
