@@ -85,15 +85,39 @@ def test_sizes_and_hashes_are_written_and_checked(tool: Any, tmp_path: Path) -> 
     wheel.write_bytes(b"wheel")
     (tmp_path / "wheels.md").write_text(tool.table(tmp_path, "abc1234"))
     assert f"| {wheel.name} | 5 | {hashlib.sha256(b'wheel').hexdigest()} |" in (tmp_path / "wheels.md").read_text()
-    assert tool.check(tmp_path, "v0.1.0") == []
-    assert tool.check(tmp_path, "v0.2.0") == [f"{wheel.name}: expected the version of tag v0.2.0"]
+    assert tool.check(tmp_path, None) == []
     wheel.write_bytes(b"other")
     assert "sizes and hashes" in tool.check(tmp_path, None)[0]
     wheel.unlink()
-    (tmp_path / "wheels.md").write_text(tool.table(tmp_path, "abc1234, with changes"))
-    changed, empty = tool.check(tmp_path, "v0.1.0")
-    assert "with changes" in changed
-    assert "expected wheels" in empty
+    (tmp_path / "wheels.md").write_text(tool.table(tmp_path, "abc1234"))
+    assert tool.check(tmp_path, None) == [f"{tmp_path}: expected wheels, found none"]
+
+
+def test_a_release_is_whole_and_of_its_tag(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four distributions, each for 3.10, 3.11 and 3.12 on, of the commit that the tag is."""
+    monkeypatch.setattr(tool, "run", lambda command: "abc1234def\n")
+    for variant in ("cpu", "cu124", "cu130", "rocm6"):
+        for python in ("cp310-cp310", "cp311-cp311", "cp312-abi3"):
+            (tmp_path / f"rl_kernel_{variant}-0.1.0-{python}-manylinux_2_17_x86_64.whl").write_bytes(b"wheel")
+
+    def written(commit: str) -> None:
+        (tmp_path / "wheels.md").write_text(tool.table(tmp_path, commit))
+
+    written("abc1234")
+    assert tool.check(tmp_path, "v0.1.0") == []
+    others = tool.check(tmp_path, "v0.2.0")
+    assert len(others) == 12
+    assert all(said.endswith("expected the version of tag v0.2.0") for said in others)
+    written("abc1234, with changes")
+    assert ["with changes" in said for said in tool.check(tmp_path, "v0.1.0")] == [True]
+    written("fed4321")
+    (said,) = tool.check(tmp_path, "v0.1.0")
+    assert "expected wheels of commit abc1234def, got those of fed4321" in said
+    (tmp_path / "rl_kernel_cu124-0.1.0-cp311-cp311-manylinux_2_17_x86_64.whl").unlink()
+    written("abc1234")
+    (said,) = tool.check(tmp_path, "v0.1.0")
+    assert said.endswith(": expected a wheel of rl-kernel-cu124 for cp311-cp311, found none")
+    assert tool.check(tmp_path, None) == [], "a machine that cannot build all is none that releases"
 
 
 def test_a_python_that_is_not_there_is_said_so(tool: Any) -> None:

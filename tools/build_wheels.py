@@ -17,6 +17,7 @@ import argparse
 import base64
 import csv
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -29,7 +30,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = ("cpu", "cu124", "cu130", "rocm6")
-PYTHONS = ("3.10", "3.11", "3.12")
+PYTHONS = {"3.10": "cp310-cp310", "3.11": "cp311-cp311", "3.12": "cp312-abi3"}  # and the tags of their wheels
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rl_kernel_native"
 CUDA_124 = CACHE / "cuda-12.4"  # tools/fetch_cuda124.sh
 HOST_COMPILER = CACHE / "gcc-10" / "bin" / "c++"  # tools/fetch_gcc10.sh
@@ -223,17 +224,25 @@ def table(folder: Path, commit: str) -> str:
 
 
 def check(folder: Path, tag: str | None) -> list[str]:
-    """What is wrong with a folder of wheels: other sizes or hashes than in its wheels.md, not a release of `tag`."""
+    """What is wrong with a folder of wheels: not the sizes and hashes of its wheels.md, or no release of `tag`.
+
+    A release has every variant for every Python, built from the commit that is checked out.
+    """
     recorded = folder / "wheels.md"
     if not recorded.exists():
         return [f"{recorded}: expected a table that this tool wrote, found none"]
-    text = recorded.read_text()
+    text, wheels = recorded.read_text(), sorted(folder.glob("*.whl"))
     commit = text.partition("Built last from ")[2].partition(".\n")[0]
     wrong = [] if text == table(folder, commit) else [f"{recorded}: sizes and hashes are not those of the wheels"]
     if tag is not None and commit.endswith("with changes"):
         wrong.append(f"{recorded}: built from a tree with changes that no commit has")
-    wheels = sorted(folder.glob("*.whl"))
     if tag is not None:
+        head = run(["git", "-C", ROOT, "rev-parse", "HEAD"]).strip()
+        if not head.startswith(commit.partition(",")[0] or "none"):
+            wrong.append(f"{recorded}: expected wheels of commit {head}, got those of {commit or 'no commit'}")
+        for variant, python in itertools.product(VARIANTS, PYTHONS.values()):
+            if not list(folder.glob(f"rl_kernel_{variant}-*-{python}-*.whl")):
+                wrong.append(f"{folder}: expected a wheel of rl-kernel-{variant} for {python}, found none")
         others = [wheel.name for wheel in wheels if wheel.name.split("-")[1] != tag.removeprefix("v")]
         wrong += [f"{name}: expected the version of tag {tag}" for name in others]
     return wrong if wheels else [*wrong, f"{folder}: expected wheels, found none"]
@@ -242,7 +251,9 @@ def check(folder: Path, tag: str | None) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=VARIANTS)
-    parser.add_argument("--python", nargs="+", metavar="3.N", default=PYTHONS, help="one of 3.12 and later serves all")
+    parser.add_argument(
+        "--python", nargs="+", metavar="3.N", default=list(PYTHONS), help="one of 3.12 and later serves all"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--check", action="store_true", help="build nothing, compare --out with its wheels.md")
     parser.add_argument("--tag", metavar="vX.Y.Z", help="with --check: what the wheels are a release of")
