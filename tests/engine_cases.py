@@ -58,6 +58,21 @@ def _linear(rng: np.random.Generator, device: str, dtype: str) -> Case:
     return Case(o[:3], rk.linear, {"dy": o.dy}, 1, "linear_weight_grad_")
 
 
+def _input_grad(rng: np.random.Generator, device: str, dtype: str) -> Case:
+    o = linear_cases.operands(rng, (2, 3), 32, 10, dtype, device)
+    return Case((o.dy, o.weight), rk.linear_input_grad, {"ddx": o.x})
+
+
+def _weight_grad(rng: np.random.Generator, device: str, dtype: str) -> Case:
+    o = linear_cases.operands(rng, (2, 3), 32, 10, dtype, device)
+    return Case((o.dy, o.x), rk.linear_weight_grad, {"ddweight": o.weight})
+
+
+def _bias_grad(rng: np.random.Generator, device: str, dtype: str) -> Case:
+    o = linear_cases.operands(rng, (2, 3), 32, 10, dtype, device)
+    return Case((o.dy,), rk.linear_bias_grad, {"ddbias": o.bias})
+
+
 def _linear_logprob(rng: np.random.Generator, device: str, dtype: str) -> Case:
     h = linear_logprob_cases.head(rng, 6, 32, 90, dtype, device)
 
@@ -208,6 +223,9 @@ def _normal(rng: np.random.Generator, device: str, dtype: str, *shape: int) -> A
 
 CASES: dict[str, Callable[[np.random.Generator, str, str], Case]] = {
     "linear": _linear,
+    "linear_input_grad": _input_grad,
+    "linear_weight_grad": _weight_grad,
+    "linear_bias_grad": _bias_grad,
     "linear_logprob": _linear_logprob,
     "rms_norm": _rms_norm,
     "embedding": _embedding,

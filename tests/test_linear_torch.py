@@ -41,8 +41,7 @@ def step(x: Any, weight: Any, bias: Any, **options: Any) -> Any:
 
 def test_opcheck(o: Operands) -> None:
     """Schema, fake tensors, autograd registration and dynamic shapes of all operators."""
-    import rl_kernel_native.ops.linear_traced  # noqa: F401 - registers them; a call that is traced does, too
-
+    rk.ops.register_torch_operators()
     ops, check = torch.ops.rl_kernel_native, torch.library.opcheck
     for bias, segments, out in ((None, 1, torch.bfloat16), (o.bias, 2, torch.float32), (o.bias.float(), 1, torch.half)):
         check(ops.linear, (o.x, o.weight, bias, segments, out, *IEEE))

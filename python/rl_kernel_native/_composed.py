@@ -39,6 +39,10 @@ def _require_addable(of: Composed, d: Any, needs: Sequence[bool], main_grad: Any
         _main_grad.require_addable(d, main_grad)
 
 
+def _readable(x: Any) -> Any:
+    return None if x is None else rows_of(x)
+
+
 class _Composed(Eager):
     """Eager autograd. The old form of forward costs a third of what setup_context does."""
 
@@ -90,8 +94,8 @@ def register_composed(op: Operator, of: Composed) -> None:
             arrays, ctx.how, ctx.count = inputs[:count], inputs[count:], len(inputs)
             found = output if isinstance(output, tuple) else (output,)
             ctx.shown = [shape is not None for shape in op.outputs(arrays, ctx.how[: op.num_options])]
-            operands = [arrays[i] for i in places]
-            ctx.there = [x is not None for x in operands]
+            operands = [arrays[i] for i in (*places, *of.reads)]
+            ctx.there = [arrays[i] is not None for i in places]
             there = [o if t else None for o, t in zip(found, ctx.shown, strict=True)]
             ctx.save_for_backward(*(operands if of.backward is None else of.kept(arrays, there)))
             ctx.save_for_forward(*operands)
@@ -107,14 +111,16 @@ def register_composed(op: Operator, of: Composed) -> None:
             found: list[Any] = [None] * ctx.count
             if of.backward is None:
                 cotangents: Any = tuple(d for d, t in zip(given, ctx.shown, strict=False) if t)
-                results = pulled(composed(ctx), ctx.saved_tensors, cotangents)
+                results = pulled(*composed(ctx), cotangents)
+            elif all(d is None for d in given):
+                results = [None] * len(places)
             else:
                 main_grad = _main_grad_of(of, ctx.how[op.num_options :])
                 if given[0] is not None:
                     _main_grad.refuse_create_graph(main_grad)
                     if main_grad is not None:
                         needs = _asked(ctx, of, needs, main_grad)
-                kept: list[Any] = [None if x is None else rows_of(x) for x in ctx.saved_tensors]
+                kept = list(map(_readable, ctx.saved_tensors))
                 _require_addable(of, given[0], needs, main_grad)
                 rounded = [
                     None if d is None else gradient(d, kept[0].dtype, name)
@@ -127,13 +133,21 @@ def register_composed(op: Operator, of: Composed) -> None:
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:
-            found = iter(pushed(composed(ctx), ctx.saved_tensors, [tangents[i] for i in places]))
+            given = [tangents[i] for i in places]
+            if of.tangents is None:
+                found = iter(pushed(*composed(ctx), given))
+            else:
+                operands = ctx.saved_tensors
+                found = iter(of.tangents(applied, *(list(map(_readable, xs)) for xs in (given, operands)), ctx.how))
             along = [next(found) if t and i < outputs else None for i, t in enumerate(ctx.shown)]
             return tuple(along) if len(along) > 1 else along[0]
 
     def composed(ctx: Any) -> Any:
-        how = ctx.how
-        return lambda *operands: tuple(of.composed(operands, how))
+        """The composed function, and where it was called."""
+        assert of.composed is not None
+        function, how, (*saved,) = of.composed, ctx.how, ctx.saved_tensors
+        operands, constants = saved[: len(places)], saved[len(places) :]
+        return lambda *given: tuple(function((*given, *constants), how)), operands
 
     named(Forward, title(op), of.batch)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from . import _composed, _in_graph
 from ._arithmetic import resolve_traced
@@ -111,6 +112,8 @@ def _register(op: Operator) -> None:
     differentiable = None if op.gradient is None else functools.partial(_in_graph.apply, title(op))
     implement(op.name, kernel, differentiable)
     fake(op.name)(shapes)
+    if (flops := op.flops) is not None:
+        register_flop_formula(getattr(_ops, op.name))(lambda *given, **_: flops(*given))
     if op.gradient is None and not op.written:
         rule = in_batches(getattr(_ops, op.name))
         torch.library.register_vmap(f"rl_kernel_native::{op.name}", rule, lib=LIBRARY)

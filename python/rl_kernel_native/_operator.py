@@ -146,10 +146,14 @@ class Composed:
     Attributes:
         of: positions of the arrays that may have a gradient.
         composed: of the arrays ``of`` and the options: the first outputs, those that are there, by torch's operators.
+            None where ``backward`` and ``tangents`` are given.
+        reads: positions of constants that ``composed`` takes behind those arrays.
         incoming: names of the gradients that come in, those of the first outputs.
         kept: of arrays and outputs: what a backward reads.
         backward: of a way to call operators, the incoming gradients (None where there is none), what was kept, the
             options and what is wanted: gradients of ``of``. None: composed, too.
+        tangents: of a way to call operators, tangents and arrays of ``of``, and the options: tangents of the first
+            outputs. None: composed, too.
         asked: of arrays and options: whether more than the first output is; where it is not, autograd sees that one.
         accumulates: position of the array whose gradient a ``main_grad`` takes, the last of the options and none of a
             schema's.
@@ -157,10 +161,12 @@ class Composed:
     """
 
     of: tuple[int, ...]
-    composed: Callable[[Sequence[Any], tuple[Any, ...]], Sequence[Any]]
+    composed: Callable[[Sequence[Any], tuple[Any, ...]], Sequence[Any]] | None = None
+    reads: tuple[int, ...] = ()
     incoming: tuple[str, ...] = ()
     kept: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] = lambda arrays, outputs: arrays
     backward: Callable[..., Sequence[Any]] | None = None
+    tangents: Callable[..., Sequence[Any]] | None = None
     asked: Callable[[Sequence[Any], tuple[Any, ...]], bool] = lambda arrays, how: False
     accumulates: int | None = None
     batch: Callable[..., Any] | None = None
@@ -186,6 +192,8 @@ class Operator:
         schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda how: how,
         exp: int | None = None,
         leads: int = 0,
+        sharded: str = "",
+        flops: Callable[..., int] | None = None,
     ) -> None:
         """
         Args:
@@ -200,10 +208,13 @@ class Operator:
             schema_options: options as a schema has them, where ``native`` takes others as well.
             exp: position of the option ``exp``, which the engine resolves for the device of the call.
             leads: position of the array whose device and framework the others must have.
+            sharded: what a DTensor's owner may call instead, as words that end an error.
+            flops: of the shapes of the arrays: what torch's FlopCounterMode counts.
         """
         self.name, self.arrays, self.options = name, arrays, options
         self.outputs, self.dtypes, self.check, self.gradient = outputs, dtypes, check, gradient
         self.schema_options, self.exp, self.leads = schema_options, exp, leads
+        self.sharded, self.flops = sharded, flops
         self.num_options = options.count(",") + 1 if options else 0
         self.has_numbers = any(a.number for a in arrays)
         self.written = tuple(i for i, a in enumerate(arrays) if a.written)

@@ -112,6 +112,7 @@ def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: A
     required = {a.label(how, arrays) for a in op.arrays if not (a.optional or a.number)}
     require_tensors(
         **{name: x for name, x in named.items() if name in required},
+        sharded=op.sharded,
         optional={name: x for name, x in named.items() if name not in required} | more,
     )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .. import _check, _dispatch
+from .. import _call, _check, _dispatch
 from .._arithmetic import product_unit
 from .._native import module as _C
 from .._types import AnyArray, ArrayT, DType, Engine
 from ..reference.linear import linear_reference
+from . import linear_traced  # noqa: F401 - describes the operators
 
 __all__ = [
     "linear",
@@ -32,6 +33,7 @@ def _torch() -> Any:
     global _torch_path, _plain
     if _torch_path is None:
         _dispatch.require_torch()
+        _call.load()
         from . import linear_torch
 
         _torch_path = linear_torch

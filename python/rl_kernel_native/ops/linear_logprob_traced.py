@@ -20,7 +20,7 @@ from .._main_grad import is_asked_for
 from .._native import module as _C
 from .._register import define, fake, implement
 from .._torch import DTYPES, apply_function, device_type, memory, prepare
-from .linear_autograd import wanted
+from .linear_torch import wanted
 from .logprob_traced import _OPTIONS, _arguments, _dtype, _options
 
 _HEAD = "Tensor hidden, Tensor weight, Tensor? bias, Tensor? lora_a, Tensor? lora_b, Tensor target"

@@ -1,7 +1,7 @@
 """linear for torch tensors.
 
 An eager call goes straight to the extension; with a gradient wanted, through one autograd.Function. Whatever traces or
-transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through linear_autograd.py.
+transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through linear_traced.py.
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _check, _main_grad, _torch
+from .. import _check, _engine, _main_grad, _shapes, _torch
 from .._arithmetic import AS_CALLED, product_unit
-from .._dispatch import count_write
+from .._dispatch import count_write, dtype_code
+from .._in_graph import apply, callable_in_graph
+from .._main_grad import is_asked_for
 from .._native import module as _C
+from .._register import define, fake, implement
+from .._run import applied, traced
 from .._torch import (
     CODES,
     DTYPES,
     PLAIN,
     Eager,
+    apply_function,
     autocast,
     functorch_active,
     gradient,
@@ -29,17 +34,27 @@ from .._torch import (
     is_direct,
     is_direct_gradient,
     is_grad_enabled,
+    memory,
     prepare,
     require_tensors,
+    rows_of,
     wants_grad,
 )
-from . import linear_autograd as traced
+from .linear_traced import (
+    BIAS_GRAD,
+    INPUT_GRAD,
+    LINEAR,
+    SHARDED,
+    WEIGHT_GRAD,
+    WEIGHT_GRAD_INTO,
+    bias_gradient,
+    check_bias,
+    sum_of,
+)
 
 __all__ = ["PLAIN", "bias_grad", "input_grad", "is_autocasting", "is_compiling", "linear", "tree_sum", "weight_grad"]
 
-_require_tensors = functools.partial(
-    require_tensors, sharded=", or for a sharded in_features linear_partial and tree_sum"
-)
+_require_tensors = functools.partial(require_tensors, sharded=SHARDED)
 
 
 def _unit() -> int:
@@ -71,8 +86,8 @@ def linear(
     if not direct:
         _require_tensors(x=x, weight=weight, optional={"bias": bias})
         k_segments = _check.segment_count("k_segments", k_segments)
-        out_dtype = x.dtype if out < 0 else DTYPES[out]
-        return traced.linear(x, weight, bias, k_segments, out_dtype, allow_vendor, unit, weight_dtype, main_grad)
+        how = (k_segments, x.dtype if out < 0 else DTYPES[out], allow_vendor, unit, weight_dtype, main_grad)
+        return applied(LINEAR, (x, weight, bias), how)[0]
     return _Linear.run(x, weight, bias, k_segments, out, allow_vendor, unit, weight_dtype, main_grad)
 
 
@@ -102,7 +117,7 @@ class _Linear(Eager):
         x, weight = ctx.saved_tensors
         main_grad = ctx.main_grad
         _main_grad.refuse_create_graph(main_grad)
-        needs_x, needs_weight, needs_bias = traced.wanted(ctx)
+        needs_x, needs_weight, needs_bias = wanted(ctx)
         # create_graph, a backward that has a backward, goes through the dispatcher, too.
         direct = not is_grad_enabled() and is_direct_gradient(dy)
         if not direct:
@@ -123,14 +138,23 @@ class _Linear(Eager):
                 dbias = _C.linear_bias_grad(dy, CODES[ctx.bias_dtype], None, 0)
         else:
             if needs_x:
-                dx = traced.input_grad(dy, weight, *ctx.how)
+                (dx,) = applied(INPUT_GRAD, (dy, weight), ctx.how)
             if needs_weight and main_grad is not None:
-                traced.accumulate(main_grad, dy, x, *ctx.how)
+                _main_grad.require_addable(dy, main_grad)
+                applied(WEIGHT_GRAD_INTO, (main_grad, dy, x), ctx.how)
             elif needs_weight:
-                dweight = traced.weight_grad(dy, x, ctx.weight_dtype, *ctx.how)
+                (dweight,) = applied(WEIGHT_GRAD, (dy, x), (ctx.weight_dtype, *ctx.how))
             if needs_bias:
-                dbias = traced.bias_gradient(dy, ctx.bias_dtype)
+                dbias = bias_gradient(applied, dy)
         return dx, dweight, dbias, None, None, None, None, None, None
+
+
+def wanted(ctx: Any) -> tuple[bool, bool, bool]:
+    """Whether the running backward asks for the gradients of x, weight and bias. Who asks for that of weight gets the
+    cheap one of bias unasked."""
+    edges, (x, weight, bias) = ctx.next_functions, ctx.needs_input_grad[:3]
+    weight = weight and is_asked_for(edges[1][0], ctx.main_grad)
+    return x and is_asked_for(edges[0][0]), weight, bias and (weight or is_asked_for(edges[2][0]))
 
 
 def input_grad(dy: Tensor, weight: Any, allow_vendor: bool) -> Tensor:
@@ -138,8 +162,7 @@ def input_grad(dy: Tensor, weight: Any, allow_vendor: bool) -> Tensor:
     if is_direct(dy, weight) and not wants_grad(dy, weight):
         prepare(dy)
         return _C.linear_input_grad(dy, weight, allow_vendor, unit, None, 0)
-    _require_tensors(dy=dy, weight=weight)
-    return traced.input_grad(dy, weight, allow_vendor, unit)
+    return _engine.call(INPUT_GRAD, (dy, weight), (allow_vendor, unit))[0]
 
 
 def weight_grad(dy: Tensor, x: Any, main_grad: Any, out: Any, code: int, allow_vendor: bool) -> Tensor:
@@ -163,19 +186,17 @@ def weight_grad(dy: Tensor, x: Any, main_grad: Any, out: Any, code: int, allow_v
             return dweight
         count_write(given)
         return given
-    _require_tensors(dy=dy, x=x, optional={"main_grad": main_grad})
     if main_grad is not None:
-        torch.ops.rl_kernel_native.linear_weight_grad_(main_grad, dy, x, allow_vendor, unit)
+        traced(WEIGHT_GRAD_INTO, (main_grad, dy, x), (allow_vendor, unit))
         return main_grad
-    return traced.weight_grad(dy, x, dy.dtype if code < 0 else DTYPES[code], allow_vendor, unit)
+    return _engine.call(WEIGHT_GRAD, (dy, x), (dy.dtype if code < 0 else DTYPES[code], allow_vendor, unit))[0]
 
 
 def bias_grad(dy: Tensor, code: int) -> Tensor:
     if is_direct(dy) and not wants_grad(dy):
         prepare(dy)
         return _C.linear_bias_grad(dy, code, None, 0)
-    _require_tensors(dy=dy)
-    return traced.bias_grad(dy, dy.dtype if code < 0 else DTYPES[code])
+    return _engine.call(BIAS_GRAD, (dy,), (dy.dtype if code < 0 else DTYPES[code],))[0]
 
 
 def tree_sum(parts: list[Any], bias: Any, code: int) -> Tensor:
@@ -183,4 +204,66 @@ def tree_sum(parts: list[Any], bias: Any, code: int) -> Tensor:
         prepare(parts[0])
         return _C.tree_sum(parts, bias, code, None, 0)
     _require_tensors(**{f"parts[{i}]": part for i, part in enumerate(parts)}, optional={"bias": bias})
-    return traced.tree_sum(parts, bias, torch.float32 if code < 0 else DTYPES[code])
+    return apply_function(_tree_sum, "TreeSum", bias, torch.float32 if code < 0 else DTYPES[code], *parts)
+
+
+# ---- a tree of parts, a list of any length, as a torch operator -----------------------------------------------------
+
+
+define("tree_sum(Tensor[] parts, Tensor? bias, ScalarType out_dtype) -> Tensor")
+
+
+def _tree_sum(bias: Any, out_dtype: torch.dtype, *parts: Tensor) -> Tensor:
+    found: Tensor = torch.ops.rl_kernel_native.tree_sum(list(parts), bias, out_dtype)
+    return found
+
+
+def _tree_sum_kernel(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
+    prepare(parts[0])
+    return _C.tree_sum([memory(part) for part in parts], memory(bias), dtype_code(out_dtype, "out_dtype"), None, 0)
+
+
+implement("tree_sum", _tree_sum_kernel, lambda parts, bias, out_dtype: apply("TreeSum", bias, out_dtype, *parts))
+
+
+@fake("tree_sum")
+def _tree_sum_fake(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
+    for i, part in enumerate(parts):
+        _shapes.check_dtype(part, f"parts[{i}]", _shapes.FLOAT32)
+        if tuple(part.shape) != tuple(parts[0].shape):
+            raise ValueError(
+                f"parts[{i}]: expected shape {list(parts[0].shape)} (that of parts[0]), got {list(part.shape)}"
+            )
+        if not part.is_contiguous():
+            raise ValueError(
+                f"parts[{i}]: expected a contiguous array, got shape {list(part.shape)} with strides "
+                f"{list(part.stride())}{_shapes.COPY}"
+            )
+    if bias is not None:
+        if parts[0].dim() < 1:
+            raise ValueError("parts[0]: expected shape [..., features] with a bias, got []")
+        half = torch.float16 if bias.dtype == torch.float16 else torch.bfloat16
+        check_bias(bias, parts[0].shape[-1], half, " or float16")
+    dtype_code(out_dtype, "out_dtype")
+    return parts[0].new_empty(parts[0].shape, dtype=out_dtype)
+
+
+@callable_in_graph
+class TreeSum(torch.autograd.Function):
+    @staticmethod
+    def forward(bias: Any, out_dtype: Any, *parts: Tensor) -> Tensor:
+        return _tree_sum(bias, out_dtype, *parts)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.out_dtype = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        dbias = bias_gradient(applied, rows_of(dy)) if ctx.needs_input_grad[0] else None
+        return dbias, None, *(dy.float() if needed else None for needed in ctx.needs_input_grad[2:])
+
+    @staticmethod
+    def jvp(ctx: Any, dbias: Any, _: Any, *dparts: Any) -> Any:
+        total = sum_of((*dparts, None if dbias is None else dbias.float()))
+        return None if total is None else total.to(ctx.out_dtype)

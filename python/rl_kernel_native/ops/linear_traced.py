@@ -1,190 +1,105 @@
-"""linear's functions as torch operators: what torch.compile, export, FakeTensor and torch.func see.
-
-linear_autograd.py composes their derivatives from these same operators.
-"""
+"""linear's functions as descriptions. Each is linear in either operand, so they are each other's derivatives."""
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
-
-from .._arithmetic import resolve_traced_unit
-from .._dispatch import count_write
-from .._in_graph import apply
+from .._arithmetic import AS_CALLED, IEEE, resolve_traced_unit
+from .._dispatch import dtype_code
 from .._native import module as _C
-from .._register import define, fake, implement
-from .._shapes import (
-    COPY,
-    check_columns,
-    check_dtype_like,
-    check_float32_or,
-    check_narrowing,
-    check_rows,
-    dtype_name,
-)
-from .._torch import CODES, device_type, memory, prepare
+from .._operator import Array, Composed, Linear, Operator
 
-_ops = torch.ops.rl_kernel_native
-_ENGINE = "bool allow_vendor, int unit"
-define(f"linear(Tensor x, Tensor weight, Tensor? bias, int k_segments, ScalarType out_dtype, {_ENGINE}) -> Tensor")
-define(f"linear_input_grad(Tensor dy, Tensor weight, {_ENGINE}) -> Tensor")
-define(f"linear_weight_grad(Tensor dy, Tensor x, ScalarType out_dtype, {_ENGINE}) -> Tensor")
-define(f"linear_weight_grad_(Tensor(a!) main_grad, Tensor dy, Tensor x, {_ENGINE}) -> ()")
-define("linear_bias_grad(Tensor dy, ScalarType out_dtype) -> Tensor")
-define("tree_sum(Tensor[] parts, Tensor? bias, ScalarType out_dtype) -> Tensor")
-
-
-def _unit(unit: int, tensor: Tensor, name: str) -> int:
-    prepare(tensor)
-    return resolve_traced_unit(unit, device_type(tensor, name))
-
-
-def _linear(
-    x: Tensor, weight: Tensor, bias: Any, k_segments: int, out_dtype: torch.dtype, allow_vendor: bool, unit: int
-) -> Tensor:
-    unit = _unit(unit, x, "x")
-    code = _code(out_dtype)
-    return _C.linear(memory(x), memory(weight), memory(bias), k_segments, code, allow_vendor, unit, None, 0)
-
-
-def _input_grad(dy: Tensor, weight: Tensor, allow_vendor: bool, unit: int) -> Tensor:
-    unit = _unit(unit, dy, "dy")
-    return _C.linear_input_grad(memory(dy), memory(weight), allow_vendor, unit, None, 0)
-
-
-def _weight_grad(dy: Tensor, x: Tensor, out_dtype: torch.dtype, allow_vendor: bool, unit: int) -> Tensor:
-    unit = _unit(unit, dy, "dy")
-    code = _code(out_dtype)
-    return _C.linear_weight_grad(memory(dy), memory(x), None, None, code, allow_vendor, unit, None, 0)
-
-
-def _weight_grad_into(main_grad: Tensor, dy: Tensor, x: Tensor, allow_vendor: bool, unit: int) -> None:
-    unit = _unit(unit, dy, "dy")
-    _C.linear_weight_grad(memory(dy), memory(x), main_grad.detach(), None, -1, allow_vendor, unit, None, 0)
-    count_write(main_grad)
-
-
-def _bias_grad(dy: Tensor, out_dtype: torch.dtype) -> Tensor:
-    prepare(dy)
-    return _C.linear_bias_grad(memory(dy), _code(out_dtype), None, 0)
-
-
-def _tree_sum(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
-    prepare(parts[0])
-    return _C.tree_sum([memory(part) for part in parts], memory(bias), _code(out_dtype), None, 0)
-
-
-def _differentiable_linear(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    return apply("Linear", x, weight, *rest, weight.dtype, None)
-
-
-def _differentiable_tree_sum(parts: list[Any], bias: Any, out_dtype: torch.dtype) -> Tensor:
-    return apply("TreeSum", bias, out_dtype, *parts)
-
-
-implement("linear", _linear, _differentiable_linear)
-implement("linear_input_grad", _input_grad, functools.partial(apply, "InputGrad"))
-implement("linear_weight_grad", _weight_grad, functools.partial(apply, "WeightGrad"))
-implement("linear_weight_grad_", _weight_grad_into)
-implement("linear_bias_grad", _bias_grad, functools.partial(apply, "BiasGrad"))
-implement("tree_sum", _tree_sum, _differentiable_tree_sum)
-
-
-# For FlopCounterMode: two flops a product.
-register_flop_formula(_ops.linear)(lambda x, weight, *_, **__: 2 * math.prod(x) * weight[0])
-register_flop_formula(_ops.linear_input_grad)(lambda dy, weight, *_, **__: 2 * math.prod(dy) * weight[1])
-register_flop_formula(_ops.linear_weight_grad)(lambda dy, x, *_, **__: 2 * math.prod(dy) * x[-1])
-register_flop_formula(_ops.linear_weight_grad_)(lambda main_grad, dy, x, *_, **__: 2 * math.prod(dy) * x[-1])
+SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
 
 
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
 
 
-def _code(dtype: torch.dtype) -> int:
-    if dtype not in CODES:
-        raise TypeError(f"out_dtype: expected float32, bfloat16 or float16, got {dtype_name(dtype)}")
-    return CODES[dtype]
+def _code(dtype: Any) -> int:
+    return dtype_code(dtype, "out_dtype")
 
 
-def _check_operand(tensor: Tensor, name: str) -> None:
-    check_rows(tensor, name)
-    if tensor.dtype == torch.float32 and tensor.is_cuda:
+def _check_operand(tensor: Any, name: str) -> None:
+    from .. import _shapes
+
+    _shapes.check_rows(tensor, name)
+    if tensor.is_cuda and tensor.dtype == _shapes.FLOAT32[0]:
         raise TypeError(f"{name}: expected dtype bfloat16 or float16 on {tensor.device}, got float32")
 
 
-def _check_weight(weight: Tensor, like: Tensor, dimension: int, names: tuple[str, str]) -> None:
-    check_dtype_like(weight, names[0], like, names[1])
+def _check_weight(weight: Any, like: Any, dimension: int, like_name: str) -> None:
+    from .. import _shapes
+
+    _shapes.check_dtype_like(weight, "weight", like, like_name)
     if weight.dim() != 2 or weight.shape[dimension] != like.shape[-1]:
         columns = like.shape[-1]
         shape = f"[out_features, {columns}]" if dimension else f"[{columns}, in_features]"
         raise ValueError(
-            f"{names[0]}: expected shape {shape} ({columns} is the last dimension of {names[1]}), got "
-            f"{list(weight.shape)}"
+            f"weight: expected shape {shape} ({columns} is the last dimension of {like_name}), got {list(weight.shape)}"
         )
-    check_columns(weight, names[0])
+    _shapes.check_columns(weight, "weight")
 
 
-def _check_bias(bias: Any, columns: Any, dtype: torch.dtype, like: str) -> None:
+def check_bias(bias: Any, columns: Any, dtype: Any, like: str) -> None:
+    """None passes."""
+    from .. import _shapes
+
     if bias is None:
         return
-    check_float32_or(bias, "bias", dtype, like)
+    _shapes.check_float32_or(bias, "bias", dtype, like)
     if bias.dim() != 1 or bias.shape[0] != columns:
         raise ValueError(f"bias: expected shape [{columns}] (out_features), got {list(bias.shape)}")
-    check_columns(bias, "bias")
+    _shapes.check_columns(bias, "bias")
 
 
-@fake("linear")
-def _linear_fake(x: Tensor, weight: Tensor, bias: Any, k_segments: int, out_dtype: torch.dtype, *_: Any) -> Tensor:
+def _check_linear(arrays: Any, how: Any, _: Any) -> None:
+    (x, weight, bias), (k_segments, out_dtype) = arrays, how[:2]
     _check_operand(x, "x")
-    _check_weight(weight, x, 1, ("weight", "x"))
-    _check_bias(bias, weight.shape[0], x.dtype, " (that of x)")
-    _code(out_dtype)
-    if x.dtype == torch.float32 and out_dtype != torch.float32:
-        raise TypeError(f"out_dtype: expected float32 (that of x), got {dtype_name(out_dtype)}")
+    _check_weight(weight, x, 1, "x")
+    check_bias(bias, weight.shape[0], x.dtype, " (that of x)")
+    if _code(x.dtype) == 0 != _code(out_dtype):
+        raise TypeError(f"out_dtype: expected float32 (that of x), got {out_dtype}")
     if k_segments not in (1, 2, 4, 8):
         raise ValueError(f"k_segments: expected 1, 2, 4 or 8, got {k_segments}")
-    if k_segments > 1 and x.shape[-1] % (16 * k_segments):
-        step = 16 * k_segments
+    step = 16 * k_segments
+    if k_segments > 1 and x.shape[-1] % step:
         raise ValueError(
             f"k_segments: expected in_features to be a multiple of {step} (16 * k_segments), got {x.shape[-1]}; pad x "
             f"and weight with zero columns to {(x.shape[-1] + step - 1) // step * step}"
         )
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
 
 
-@fake("linear_input_grad")
-def _input_grad_fake(dy: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    _check_operand(dy, "dy")
-    _check_weight(weight, dy, 0, ("weight", "dy"))
-    return dy.new_empty((*dy.shape[:-1], weight.shape[1]))
+def _check_input_grad(arrays: Any, how: Any, _: Any) -> None:
+    _check_operand(arrays[0], "dy")
+    _check_weight(arrays[1], arrays[0], 0, "dy")
 
 
-def _check_operands(dy: Tensor, x: Tensor) -> None:
+def _check_operands(dy: Any, x: Any) -> None:
+    from .. import _shapes
+
     _check_operand(dy, "dy")
     _check_operand(x, "x")
-    check_dtype_like(x, "x", dy, "dy")
+    _shapes.check_dtype_like(x, "x", dy, "dy")
     if tuple(x.shape[:-1]) != tuple(dy.shape[:-1]):
         shape = ", ".join([*map(str, dy.shape[:-1]), "features"])
         raise ValueError(f"x: expected shape [{shape}] (the leading dimensions of dy), got {list(x.shape)}")
 
 
-@fake("linear_weight_grad")
-def _weight_grad_fake(dy: Tensor, x: Tensor, out_dtype: torch.dtype, *_: Any) -> Tensor:
-    _check_operands(dy, x)
-    check_narrowing("out_dtype", out_dtype, dy.dtype)
-    return dy.new_empty((dy.shape[-1], x.shape[-1]), dtype=out_dtype)
+def _check_weight_grad(arrays: Any, how: Any, _: Any) -> None:
+    from .. import _shapes
+
+    _check_operands(*arrays)
+    _shapes.check_narrowing("out_dtype", how[0], arrays[0].dtype)
 
 
-@fake("linear_weight_grad_")
-def _weight_grad_into_fake(main_grad: Tensor, dy: Tensor, x: Tensor, *_: Any) -> None:
+def _check_into(arrays: Any, how: Any, _: Any) -> None:
+    from .. import _shapes
+
+    main_grad, dy, x = arrays
     _check_operands(dy, x)
-    if main_grad.dtype != torch.float32:
-        raise TypeError(f"main_grad: expected dtype float32, got {dtype_name(main_grad.dtype)}")
+    _shapes.check_dtype(main_grad, "main_grad", _shapes.FLOAT32)
     if tuple(main_grad.shape) != (dy.shape[-1], x.shape[-1]):
         raise ValueError(
             f"main_grad: expected shape [{dy.shape[-1]}, {x.shape[-1]}] (out_features, in_features), got "
@@ -192,31 +107,187 @@ def _weight_grad_into_fake(main_grad: Tensor, dy: Tensor, x: Tensor, *_: Any) ->
         )
 
 
-@fake("linear_bias_grad")
-def _bias_grad_fake(dy: Tensor, out_dtype: torch.dtype) -> Tensor:
-    check_rows(dy, "dy")
-    check_narrowing("out_dtype", out_dtype, dy.dtype)
-    return dy.new_empty((dy.shape[-1],), dtype=out_dtype)
+def _check_bias_grad(arrays: Any, how: Any, _: Any) -> None:
+    from .. import _shapes
+
+    _shapes.check_rows(arrays[0], "dy")
+    _shapes.check_narrowing("out_dtype", how[0], arrays[0].dtype)
 
 
-@fake("tree_sum")
-def _tree_sum_fake(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
-    for i, part in enumerate(parts):
-        if part.dtype != torch.float32:
-            raise TypeError(f"parts[{i}]: expected dtype float32, got {dtype_name(part.dtype)}")
-        if tuple(part.shape) != tuple(parts[0].shape):
-            raise ValueError(
-                f"parts[{i}]: expected shape {list(parts[0].shape)} (that of parts[0]), got {list(part.shape)}"
-            )
-        if not part.is_contiguous():
-            raise ValueError(
-                f"parts[{i}]: expected a contiguous array, got shape {list(part.shape)} with strides "
-                f"{list(part.stride())}{COPY}"
-            )
-    if bias is not None:
-        if parts[0].dim() < 1:
-            raise ValueError("parts[0]: expected shape [..., features] with a bias, got []")
-        half = torch.float16 if bias.dtype == torch.float16 else torch.bfloat16
-        _check_bias(bias, parts[0].shape[-1], half, " or float16")
-    _code(out_dtype)
-    return parts[0].new_empty(parts[0].shape, dtype=out_dtype)
+# ---- derivatives ----------------------------------------------------------------------------------------------------
+
+
+def _backwards(engine: tuple[bool, int]) -> tuple[bool, int]:
+    """A backward's unit is the forward's, whatever context it runs in. A compiled one was ieee."""
+    allow_vendor, unit = engine
+    return allow_vendor, IEEE if unit == AS_CALLED else unit
+
+
+def sum_of(terms: Any) -> Any:
+    """The sum of the tangents that are there; None if none is."""
+    present = [t for t in terms if t is not None]
+    return sum(present[1:], present[0]) if present else None
+
+
+def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
+    """Gradients of x, weight and bias; that of the weight goes to main_grad where there is one."""
+    (dy,), (x, weight), engine = given, kept, _backwards(how[2:4])
+    weight_dtype, main_grad = how[4:] or (weight.dtype, None)
+    dx = call(INPUT_GRAD, (dy, weight), engine)[0] if wanted[0] else None
+    dweight = None
+    if wanted[1] and main_grad is not None:
+        call(WEIGHT_GRAD_INTO, (main_grad, dy, x), engine)
+    elif wanted[1]:
+        (dweight,) = call(WEIGHT_GRAD, (dy, x), (weight_dtype, *engine))
+    return dx, dweight, bias_gradient(call, dy) if wanted[2] else None
+
+
+def bias_gradient(call: Any, dy: Any) -> Any:
+    """dbias in float32, which autograd rounds to the dtype of the bias."""
+    from .. import _shapes
+
+    return call(BIAS_GRAD, (dy,), _shapes.FLOAT32)[0]
+
+
+def _tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
+    """Tangents of products are summed in float32 and rounded once."""
+    from .. import _shapes
+
+    (dx, dweight, dbias), (x, weight, _) = along, operands
+    rows = (how[0], *_shapes.FLOAT32, *_backwards(how[2:4]))
+    total = sum_of(
+        None if a is None or b is None else call(LINEAR, (a, b, None), rows)[0] for a, b in ((dx, weight), (x, dweight))
+    )
+    if dbias is not None:
+        total = sum_of((total, dbias.float().expand(*x.shape[:-1], weight.shape[0])))
+    return (None if total is None else total.to(how[1]),)
+
+
+def _input_grad_gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
+    (ddx,), (dy, weight), engine = given, kept, _backwards(how)
+    ddy = call(LINEAR, (ddx, weight, None), (1, dy.dtype, *engine))[0] if wanted[0] else None
+    return ddy, call(WEIGHT_GRAD, (dy, ddx), (weight.dtype, *engine))[0] if wanted[1] else None
+
+
+def _weight_grad_gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
+    (ddweight,), (dy, x), engine = given, kept, _backwards(how[1:])
+    ddy = call(LINEAR, (x, ddweight, None), (1, dy.dtype, *engine))[0] if wanted[0] else None
+    return ddy, call(INPUT_GRAD, (dy, ddweight), engine)[0] if wanted[1] else None
+
+
+def _of_product(op: Callable[[], Operator]) -> Any:
+    """The tangents of a function of two arrays that is linear in each."""
+
+    def tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
+        (da, db), (a, b), how = along, operands, (*how[:-2], *_backwards(how[-2:]))
+        pairs = ((da, b), (a, db))
+        return (sum_of(None if x is None or y is None else call(op(), (x, y), how)[0] for x, y in pairs),)
+
+    return tangents
+
+
+def _bias_grad_along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
+    (dy,) = arrays
+    return call(BIAS_GRAD, given, how) if wanted is None else (given[0].to(dy.dtype).expand(dy.shape),)
+
+
+def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
+    """A batch is one more dimension of rows, unless another operand has one."""
+    from .._transforms import batched
+
+    first, *rest = inputs
+    return None if any(d is not None for d in dims[1:]) else (apply(*batched(info, dims[:1], (first,)), *rest), 0)
+
+
+# ---- the operators --------------------------------------------------------------------------------------------------
+
+
+def _product(name: str, arrays: tuple[Array, ...], options: str, **description: Any) -> Operator:
+    """One whose last options are the engine and the unit; that of a traced call is resolved when it runs."""
+    native = description.pop("native")
+
+    def resolved(arrays: Any, how: Any, *tail: Any) -> Any:
+        if how[-1] == AS_CALLED:
+            how = (*how[:-1], resolve_traced_unit(AS_CALLED, "cuda" if arrays[0].is_cuda else "cpu"))
+        return native(arrays, how, *tail)
+
+    options = f"{options}bool allow_vendor, int unit"
+    return Operator(name, arrays, options, native=resolved, sharded=SHARDED, **description)
+
+
+_X, _DY, _WEIGHT = Array("x", "by hand"), Array("dy", "by hand"), Array("weight", "by hand")
+# Beside a schema's options: the dtype of the weight's gradient, and main_grad.
+LINEAR: Operator = _product(
+    "linear",
+    (_X, _WEIGHT, Array("bias", "by hand", optional=True)),
+    "int k_segments, ScalarType out_dtype, ",
+    outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[0]),),
+    dtypes=(lambda how: _code(how[1]),),
+    native=lambda arrays, how, *tail: (_C.linear(*arrays, how[0], _code(how[1]), *how[2:], *tail),),
+    check=_check_linear,
+    gradient=Composed(
+        of=(0, 1, 2),
+        incoming=("dy",),
+        kept=lambda arrays, outputs: arrays[:2],
+        backward=_gradients,
+        tangents=_tangents,
+        accumulates=1,
+        batch=_batch,
+    ),
+    flops=lambda x, weight, *_: 2 * math.prod(x) * weight[0],
+)
+INPUT_GRAD: Operator = _product(
+    "linear_input_grad",
+    (_DY, _WEIGHT),
+    "",
+    outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[1]),),
+    dtypes=(None,),
+    native=lambda arrays, how, *tail: (_C.linear_input_grad(*arrays, *how, *tail),),
+    check=_check_input_grad,
+    gradient=Composed(
+        of=(0, 1),
+        incoming=("ddx",),
+        backward=_input_grad_gradients,
+        tangents=_of_product(lambda: INPUT_GRAD),
+        batch=_batch,
+    ),
+    flops=lambda dy, weight, *_: 2 * math.prod(dy) * weight[1],
+)
+WEIGHT_GRAD: Operator = _product(
+    "linear_weight_grad",
+    (_DY, _X),
+    "ScalarType out_dtype, ",
+    outputs=lambda arrays, how: ((arrays[0].shape[-1], arrays[1].shape[-1]),),
+    dtypes=(lambda how: _code(how[0]),),
+    native=lambda arrays, how, *tail: (_C.linear_weight_grad(*arrays, None, None, _code(how[0]), *how[1:], *tail),),
+    check=_check_weight_grad,
+    gradient=Composed(
+        of=(0, 1),
+        incoming=("ddweight",),
+        backward=_weight_grad_gradients,
+        tangents=_of_product(lambda: WEIGHT_GRAD),
+    ),
+    flops=lambda dy, x, *_: 2 * math.prod(dy) * x[-1],
+)
+WEIGHT_GRAD_INTO = _product(
+    "linear_weight_grad_",
+    (Array("main_grad", "by hand", written=True), _DY, _X),
+    "",
+    outputs=lambda arrays, how: (),
+    dtypes=(),
+    native=lambda arrays, how, *tail: (_C.linear_weight_grad(*arrays[1:], arrays[0], None, -1, *how, *tail),)[1:],
+    check=_check_into,
+    leads=1,
+    flops=lambda main_grad, dy, x, *_: 2 * math.prod(dy) * x[-1],
+)
+BIAS_GRAD = Operator(
+    "linear_bias_grad",
+    (_DY,),
+    "ScalarType out_dtype",
+    outputs=lambda arrays, how: (arrays[0].shape[-1:],),
+    dtypes=(lambda how: _code(how[0]),),
+    native=lambda arrays, how, *tail: (_C.linear_bias_grad(*arrays, _code(how[0]), *tail),),
+    check=_check_bias_grad,
+    gradient=Linear(of=(0,), incoming=("ddbias",), along=_bias_grad_along),
+    sharded=SHARDED,
+)
