@@ -65,8 +65,7 @@ def plain(logits: Any, target: Any, *, temperature: Any = 1.0, logit_scale: floa
 @pytest.mark.parametrize("case", ["plain", "everything", "kept", "bfloat16"])
 def test_opcheck(case: str, problem: tuple[Any, Any]) -> None:
     """Schema, fake tensors, autograd registration and dynamic shapes of both operators."""
-    import rl_kernel_native.ops.logprob_traced  # noqa: F401 - registers them; a call that is traced does, too
-
+    rk.ops.register_torch_operators()
     logits, target = problem
     exp = 1 if logits.is_cuda else 0
     temperature = kept_ids = kept_offsets = None

@@ -111,7 +111,8 @@ def register_composed(op: Operator, of: Composed) -> None:
             found: list[Any] = [None] * ctx.count
             if of.backward is None:
                 cotangents: Any = tuple(d for d, t in zip(given, ctx.shown, strict=False) if t)
-                results = pulled(*composed(ctx), cotangents)
+                function, operands = composed(ctx)
+                results = pulled(function, operands, cotangents)
             elif all(d is None for d in given):
                 results = [None] * len(places)
             else:
@@ -135,7 +136,8 @@ def register_composed(op: Operator, of: Composed) -> None:
         def jvp(ctx: Any, *tangents: Any) -> Any:
             given = [tangents[i] for i in places]
             if of.tangents is None:
-                found = iter(pushed(*composed(ctx), given))
+                function, operands = composed(ctx)
+                found = iter(pushed(function, operands, given))
             else:
                 operands = ctx.saved_tensors
                 found = iter(of.tangents(applied, *(list(map(_readable, xs)) for xs in (given, operands)), ctx.how))

@@ -7,11 +7,12 @@ import itertools
 import re
 from typing import Any, Literal, overload
 
-from .. import _check, _dispatch
+from .. import _call, _check, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._native import module as _C
 from .._types import AnyArray, ArrayT, DType, Exp, Generic, NamedTuple, OnBadId
 from ..reference.linear_logprob import linear_logprob_reference
+from . import linear_logprob_traced  # noqa: F401 - describes the operators
 from .linear import _code
 from .logprob import LOGPROB, STATUS, LogprobResult, _exported, _native_results, _selected, wanted_bits
 
@@ -33,6 +34,7 @@ def _torch() -> Any:
     global _torch_path
     if _torch_path is None:
         _dispatch.require_torch()
+        _call.load()
         from . import linear_logprob_torch
 
         _torch_path = linear_logprob_torch

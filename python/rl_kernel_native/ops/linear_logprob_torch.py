@@ -14,8 +14,10 @@ from torch import Tensor, distributed
 from .. import _check, _main_grad, _shapes, _torch
 from .._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
 from .._dispatch import count_write
+from .._main_grad import is_asked_for
 from .._native import module as _C
 from .._ranks import require_group
+from .._run import applied
 from .._torch import (
     CODES,
     Eager,
@@ -31,8 +33,10 @@ from .._torch import (
     require_tensors,
     wants_grad,
 )
-from . import linear_logprob_traced as traced
+from .linear_logprob_traced import FORWARD, LARGEST, backward, no_second
+from .linear_torch import wanted
 from .logprob_torch import _selected
+from .logprob_traced import split
 
 __all__ = ["linear_logprob", "partial", "require_tensors", "scored_target"]
 
@@ -92,11 +96,11 @@ def linear_logprob(
         workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
     shard = _shard(weight, arguments, *where)
     if not direct:
-        outputs = traced.linear_logprob(
-            hidden, weight, bias, lora_a, lora_b, target, arguments, mode, logits, workspace_bytes, unit, dh_segments,
-            lora_scale, label_smoothing, returns, main_grad,
-        )  # fmt: skip
-        return _selected(outputs, returns)
+        rows, numbers = split(arguments, mode)
+        options = (*numbers, logits, workspace_bytes, unit, dh_segments, lora_scale, label_smoothing, returns)
+        arrays = (hidden, weight, bias, lora_a, lora_b, target, *rows)
+        outputs = applied(FORWARD, arrays, (*options, main_grad))
+        return _selected(outputs if returns & LARGEST else outputs[:-1], returns)
     how = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, label_smoothing, shard)
     if wants_grad(hidden, weight, bias, lora_a, lora_b):
         outputs = _LinearLogprob.run(hidden, weight, bias, lora_a, lora_b, target, arguments, how, returns, main_grad)
@@ -275,7 +279,7 @@ class _LinearLogprob(Eager):
         if all(g is None for g in gradients[:3]):
             return (None,) * 10
         *head, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
-        main_grad, needs = ctx.main_grad, traced.needed(ctx, head[2] is not None)
+        main_grad, needs = ctx.main_grad, _needed(ctx, head[2] is not None)
         given = dict(zip(("dlogprob", "dlse", "dentropy"), gradients, strict=False))
         direct = all(g is None or is_direct_gradient(g) for g in given.values())
         for name, g in given.items():
@@ -284,7 +288,7 @@ class _LinearLogprob(Eager):
                 if needs[1] and main_grad is not None:
                     _main_grad.require_addable(g, main_grad)
         if is_grad_enabled():
-            raise RuntimeError("linear_logprob: its backward has no backward; call logprob of linear for create_graph")
+            no_second()
         value, *numbers = ctx.numbers
         arguments = (value if temperature is None else temperature, *numbers, kept_ids, kept_offsets)
         *how, shard = ctx.how
@@ -294,13 +298,23 @@ class _LinearLogprob(Eager):
         elif shard is not None:
             raise TypeError("process_group: its backward takes plain gradients, outside of torch.func and of modes")
         else:
+            of_logits, numbers = split(arguments, how[0])
             of_entropy = None if rows[2] is None else entropy
-            found = traced.backward(main_grad, tuple(head), (lse, of_entropy, *rows), arguments, tuple(how), needs)
+            arrays = (*head, lse, of_entropy, *rows, *of_logits)
+            found = backward(applied, main_grad, arrays, (*numbers, *how[1:]), needs)
         return *found, *(None,) * 5
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
         raise RuntimeError("linear_logprob: it has no forward-mode derivative; call logprob of linear for that")
+
+
+def _needed(ctx: Any, has_bias: bool) -> list[bool]:
+    """Whether the running backward asks for the gradient of each operand."""
+    found, node = [bool(need) for need in wanted(ctx)], 2 + has_bias  # of lora_a: there is one for each tensor
+    for i in (0, 1):
+        found.append(ctx.needs_input_grad[3 + i] and is_asked_for(ctx.next_functions[node + i][0]))
+    return found
 
 
 def _require_workspace(

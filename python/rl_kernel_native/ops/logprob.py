@@ -5,11 +5,12 @@ from __future__ import annotations
 from enum import IntFlag
 from typing import Any, Literal, overload
 
-from .. import _check, _dispatch
+from .. import _call, _check, _dispatch
 from .._arithmetic import resolve_exp
 from .._native import module as _C
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple, OnBadId
 from ..reference.logprob import logprob_reference
+from . import logprob_traced  # noqa: F401 - describes the operators
 
 __all__ = [
     "LogprobResult",
@@ -84,6 +85,7 @@ def _torch() -> Any:
     global _torch_path, _plain_tensor
     if _torch_path is None:
         _dispatch.require_torch()
+        _call.load()
         from . import logprob_torch
 
         _torch_path = logprob_torch

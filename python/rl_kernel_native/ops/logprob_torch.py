@@ -13,6 +13,7 @@ from torch import Tensor
 from .._arithmetic import resolve_exp, unresolved_exp
 from .._dispatch import count_write
 from .._native import module as _C
+from .._run import applied, traced
 from .._torch import (
     Eager,
     device_type,
@@ -24,7 +25,7 @@ from .._torch import (
     prepare,
     refuse_jit_trace,
 )
-from .logprob_traced import traced_backward, traced_logprob
+from .logprob_traced import BACKWARD, FORWARD, split
 
 
 def _is_direct(logits: Tensor) -> bool:
@@ -40,7 +41,12 @@ def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str
     if out is not None:
         _check_out(out, direct, wants_grad)
     if not direct:
-        return _selected(traced_logprob(logits, target, arguments, mode, returns), returns)
+        if not isinstance(target, Tensor):
+            raise TypeError(
+                f"target: expected a torch.Tensor, got {type(target).__name__}; for one row, torch.tensor(3)"
+            )
+        rows, numbers = split(arguments, mode)
+        return _selected(traced(FORWARD, (logits, target, *rows), (*numbers, returns)), returns)
     if wants_grad:
         return _selected(_Logprob.run(logits, target, arguments, mode, returns), returns)
     prepare(logits)
@@ -96,7 +102,9 @@ class _Logprob(Eager):
         rows = (lse, entropy, dlogprob, dlse, dentropy)
         # create_graph, a backward that has a backward, and what only the dispatcher understands.
         if is_grad_enabled() or not all(g is None or is_direct_gradient(g) for g in rows[2:]):
-            return traced_backward(logits, target, arguments, ctx.mode, *rows), None, None, None, None
+            of_logits, numbers = split(arguments, ctx.mode)
+            found = applied(BACKWARD, (logits, target, *rows, *of_logits), numbers)
+            return found[0], None, None, None, None
         prepare(logits)
         dlogits = _C.logprob_backward(logits, target, *arguments, ctx.mode, 0, None, *rows, None, None, 0)
         return dlogits, None, None, None, None

@@ -1,45 +1,38 @@
-"""logprob as torch operators: what torch.compile, export, FakeTensor and torch.func see, with its derivatives.
+"""logprob as descriptions of its forward and its backward.
 
-The forward is native and so is the first derivative. Forward-mode and second derivatives are composed from torch's own
-operators in float64: they exist to be right, and need memory for [rows, vocab_size].
+Forward-mode and second derivatives are composed from torch's own operators in float64: they exist to be right, and need
+memory for [rows, vocab_size].
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from .. import _check
+from .. import _check, _dispatch
 from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
-from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._register import define, fake, implement
-from .._torch import apply_function, device_type, memory, prepare, require_tensors
-from .._transforms import batched, pulled, pushed
+from .._operator import Array, Composed, Operator
 
-_ops = torch.ops.rl_kernel_native
-_OPTIONS = (
-    "Tensor? temperature, Tensor? kept_ids, Tensor? kept_offsets, float temperature_value, float logit_scale, "
-    "float? softcap, SymInt ignore_index, SymInt? valid_vocab, SymInt? canonical_vocab, int exp"
+# What logprob and linear_logprob are told about the logits of rows.
+ROWS = (
+    Array("temperature", "by hand", optional=True),
+    Array("kept_ids", "by hand", optional=True, called=lambda *_: "kept ids"),
+    Array("kept_offsets", "by hand", optional=True, called=lambda *_: "kept offsets"),
 )
-define(f"logprob(Tensor logits, Tensor target, {_OPTIONS}, int returns) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-define(
-    "logprob_backward(Tensor logits, Tensor target, Tensor lse, Tensor? entropy, Tensor? dlogprob, Tensor? dlse, "
-    f"Tensor? dentropy, {_OPTIONS}) -> Tensor"
+NUMBERS = (
+    "float temperature_value, float logit_scale, float? softcap, SymInt ignore_index, SymInt? valid_vocab, "
+    "SymInt? canonical_vocab, int exp"
 )
+SAVED = (Array("lse", "by hand"), Array("entropy", "by hand", optional=True))
+INCOMING = ("dlogprob", "dlse", "dentropy")
+GRADIENTS = tuple(Array(name, "by hand", optional=True) for name in INCOMING)
 
 
-def _options(arguments: tuple[Any, ...], mode: int) -> tuple[Any, ...]:
-    """The Python op's arguments in the order of the operators' schema."""
+def split(arguments: tuple[Any, ...], mode: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The Python op's arguments as :data:`ROWS` and :data:`NUMBERS`."""
     temperature, scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets = arguments
-    is_tensor = isinstance(temperature, Tensor)
-    return (
-        temperature if is_tensor else None,
-        kept_ids,
-        kept_offsets,
+    is_tensor = _dispatch.is_tensor(temperature)
+    return (temperature if is_tensor else None, kept_ids, kept_offsets), (
         1.0 if is_tensor else _check.number("temperature", temperature),
         _check.number("logit_scale", scale),
         None if softcap is None else _check.number("softcap", softcap),
@@ -50,230 +43,148 @@ def _options(arguments: tuple[Any, ...], mode: int) -> tuple[Any, ...]:
     )
 
 
-def _arguments(options: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
-    temperature, kept_ids, kept_offsets, value, *numbers, mode = options
-    return (value if temperature is None else temperature, *numbers, kept_ids, kept_offsets), mode
+def joined(rows: Any, numbers: Any) -> tuple[Any, ...]:
+    """The same as the extension takes them, without exp."""
+    (temperature, kept_ids, kept_offsets), (value, *rest, _) = rows, numbers
+    return (value if temperature is None else temperature, *rest, kept_ids, kept_offsets)
 
 
-def _forward_kernel(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *options, returns = rest
-    arguments, mode = _arguments(tuple(options))
+def check_target(target: Any, rows: Any) -> None:
+    from .. import _shapes
+
+    _shapes.check_dtype(target, "target", _shapes.INDICES)
+    if tuple(target.shape) != tuple(rows):
+        raise ValueError(f"target: expected shape {list(rows)}, got {list(target.shape)}")
+
+
+def _check_forward(arrays: Any, how: Any, _: Any) -> None:
+    from .. import _shapes
+
+    _shapes.check_dtype(arrays[0], "logits", _shapes.FLOATS)
+    check_target(arrays[1], arrays[0].shape[:-1])
+
+
+def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
+    from .._torch import device_type
+
+    (logits, target, *rows), (*numbers, mode, returns) = arrays, how
     mode = resolve_traced(mode, device_type(logits, "logits"))
-    prepare(logits)
-    plain = memory(logits)
-    outputs = _C.logprob(plain, target, *arguments, mode, returns | 2, None, None, 0)
-    return tuple(plain.new_empty(0, dtype=_dtype(i)) if o is None else o for i, o in enumerate(outputs))
+    return _C.logprob(logits, target, *joined(rows, (*numbers, mode)), mode, returns | 2, None, *tail)
 
 
-def _backward_kernel(
-    logits: Tensor, target: Tensor, lse: Tensor, entropy: Any, dlogprob: Any, dlse: Any, dentropy: Any, *options: Any
-) -> Tensor:
-    arguments, mode = _arguments(options)
+def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
+    """In the forward's mode, whatever context it runs in. A compiled one was portable on a CPU."""
+    from .._torch import device_type
+
+    (logits, target, *given), rows, mode = arrays[:7], arrays[7:], how[-1]
     if mode == AS_CALLED:
         mode = resolve_traced(mode, device_type(logits, "logits")) if logits.is_cuda else PORTABLE
-    prepare(logits)
-    rows = (lse, entropy, memory(dlogprob), memory(dlse), memory(dentropy))
-    return _C.logprob_backward(memory(logits), target, *arguments, mode, 0, None, *rows, None, None, 0)
+    return (_C.logprob_backward(logits, target, *joined(rows, how), mode, 0, None, *given, None, *tail),)
 
 
-def _dtype(output: int) -> torch.dtype:
-    return torch.int32 if output == 4 else torch.float32
+def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
+    lse, logits, target, entropy, *rows = kept
+    return call(BACKWARD, (logits, target, lse, entropy, *given, *rows), how[:-1])
 
 
-def _differentiable_forward(*arguments: Any) -> tuple[Tensor, ...]:
-    *outputs, status = apply("Logprob", *arguments)
-    return *outputs, status.to(torch.int32)
+def outputs_of(returns: int, rows: Any, count: int) -> list[Any]:
+    """Shapes: bit i of ``returns`` asks for output i. A backward needs lse."""
+    return [rows if (returns | 2) >> i & 1 else None for i in range(count)]
 
 
-implement("logprob", _forward_kernel, _differentiable_forward)
-implement("logprob_backward", _backward_kernel, functools.partial(apply, "LogprobBackward"))
+# ---- by torch's own operators ---------------------------------------------------------------------------------------
 
 
-@fake("logprob")
-def _forward_fake(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    returns = rest[-1] | 2
-    if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise TypeError(f"logits: expected dtype float32, bfloat16 or float16, got {logits.dtype}")
-    if target.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"target: expected dtype int32 or int64, got {target.dtype}")
-    if tuple(target.shape) != tuple(logits.shape[:-1]):
-        raise ValueError(f"target: expected shape {list(logits.shape[:-1])}, got {list(target.shape)}")
-    return tuple(logits.new_empty(logits.shape[:-1] if returns >> i & 1 else 0, dtype=_dtype(i)) for i in range(5))
+def _composed(logits: Any, constants: Any, how: Any, of: str) -> tuple[Any, ...]:
+    """logprob, lse and entropy in float64, and whether the target is an id at all. No gather, so no bad address."""
+    import torch
 
-
-@fake("logprob_backward")
-def _backward_fake(logits: Tensor, *_: Any) -> Tensor:
-    return logits.new_empty(logits.shape)
-
-
-def traced_logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, returns: int) -> Any:
-    require_tensors(logits=logits, sharded=", or for a sharded vocabulary logprob_partial and logprob_merge")
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target: expected a torch.Tensor, got {type(target).__name__}; for one row, torch.tensor(3)")
-    temperature, *_, kept_ids, kept_offsets = arguments
-    given = {"target": target, "temperature": temperature if isinstance(temperature, Tensor) else None}
-    require_tensors(logits=logits, optional=given | {"kept ids": kept_ids, "kept offsets": kept_offsets})
-    options = _options(arguments, mode)
-    *outputs, status = apply_function(_ops.logprob, "Logprob", logits, target, *options, returns)
-    return (*outputs, status.to(torch.int32))
-
-
-def traced_backward(
-    logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, lse: Any, entropy: Any, *gradients: Any
-) -> Tensor:
-    return LogprobBackward.apply(logits, target, lse, entropy, *gradients, *_options(arguments, mode))
-
-
-@callable_in_graph
-class Logprob(torch.autograd.Function):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        logits, target, temperature, kept_ids, kept_offsets = inputs[:5]
-        ctx.numbers = tuple(inputs[5:-1])
-        ctx.returns = inputs[-1]
-        ctx.save_for_backward(logits, target, output[1], output[2], temperature, kept_ids, kept_offsets)
-        ctx.save_for_forward(logits, target, output[1], output[2], temperature, kept_ids, kept_offsets)
-        ctx.mark_non_differentiable(output[3], output[4])
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        logits, target, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
-        entropy_or_none = entropy if ctx.returns & 4 else None
-        dlogprob, dlse, dentropy = gradients[:3]
-        rows = (dlogprob, dlse, dentropy if ctx.returns & 4 else None)
-        if all(g is None for g in rows):
-            return (None,) * 13
-        options = (temperature, kept_ids, kept_offsets, *ctx.numbers)
-        dlogits = apply_function(
-            _ops.logprob_backward, "LogprobBackward", logits, target, lse, entropy_or_none, *rows, *options
-        )
-        return dlogits, *(None,) * 12
-
-    @staticmethod
-    def forward(logits: Tensor, target: Tensor, *rest: Any) -> Any:
-        *outputs, status = _ops.logprob(logits, target, *rest)
-        return *outputs, status.float()
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        outputs = Logprob.apply(*_batched(info, in_dims, inputs, tensors=3))
-        return outputs, tuple(0 if o.dim() and o.shape[0] == info.batch_size else None for o in outputs)
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Any, *_: Any) -> Any:
-        logits, target, lse, entropy, temperature, kept_ids, _kept_offsets = ctx.saved_tensors
-        if tangent is None:
-            return torch.zeros_like(lse), torch.zeros_like(lse), torch.zeros_like(entropy), None, None
-        if kept_ids is not None:
-            raise NotImplementedError("logprob: forward-mode differentiation with kept sets")
-        arguments, _mode = _arguments((temperature, None, None, *ctx.numbers))
-        z, slope, p, counts = _composed(logits.double(), target, arguments)
-        onehot, is_id = _at_target(z, target, arguments[4])
-        tangent_z = torch.where(p > 0, tangent.double() * slope, torch.zeros_like(z))
-        mean = (p * tangent_z).sum(-1)
-        at_target = torch.where(onehot, tangent.double() * slope, torch.zeros_like(z)).sum(-1)
-        zero = mean.new_zeros(())
-        d_entropy = torch.zeros_like(entropy)
-        if ctx.returns & 4:
-            log_p = torch.log(torch.where(p > 0, p, torch.ones_like(p)))
-            d_entropy = -(p * (log_p + entropy.double().unsqueeze(-1)) * tangent_z).sum(-1)
-            d_entropy = torch.where(counts, d_entropy, zero).float()
-        d_logprob = torch.where(counts, torch.where(is_id, at_target - mean, float("nan")), zero).float()
-        return d_logprob, torch.where(counts, mean, zero).float(), d_entropy, None, None
-
-
-def _composed(logits: Tensor, target: Tensor, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """z / T, d(z / T) / d logits, probabilities and the rows that count, from torch's own operators."""
-    temperature, scale, softcap, ignore_index, valid_vocab, _canonical, _ids, _offsets = arguments
+    (target, temperature, kept_ids), (value, scale, softcap, ignore_index, valid_vocab) = constants, how[:5]
+    if kept_ids is not None:
+        raise NotImplementedError(f"logprob: {of} with kept sets")
     counts = target != ignore_index
-    logits = torch.where(counts.unsqueeze(-1), logits, torch.zeros_like(logits))  # ignored rows may hold anything
-    z = logits * scale
-    slope = torch.full_like(z, scale)
+    z = logits.double().where(counts.unsqueeze(-1), 0.0) * scale  # ignored rows may hold anything
     if softcap is not None:
-        capped = torch.isfinite(z)  # an infinity marks a column, it is not a value
-        h = torch.tanh(torch.where(capped, z, torch.zeros_like(z)) / softcap)
-        z, slope = torch.where(capped, softcap * h, z), torch.where(capped, slope * (1 - h * h), torch.zeros_like(z))
-    t = temperature.to(z.dtype).unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-    z, slope = z / t, slope / t
-    if valid_vocab is not None:
-        z = z.masked_fill(torch.arange(z.shape[-1], device=z.device) >= valid_vocab, float("-inf"))
-    return z, slope, torch.softmax(z, -1), counts
-
-
-def _at_target(z: Tensor, target: Tensor, valid_vocab: int | None) -> tuple[Tensor, Tensor]:
-    """Where each row's target column is, and whether the target is an id at all: no gather, so no bad address."""
-    width = z.shape[-1] if valid_vocab is None else valid_vocab
+        capped = z.isfinite()  # an infinity marks a column, it is not a value
+        z = (softcap * (z.where(capped, 0.0) / softcap).tanh()).where(capped, z)
+    z = z / (value if temperature is None else temperature.double().unsqueeze(-1))
     columns = torch.arange(z.shape[-1], device=z.device)
-    return columns == target.unsqueeze(-1), (target >= 0) & (target < width)
+    width = z.shape[-1] if valid_vocab is None else valid_vocab
+    z = z.masked_fill(columns >= width, float("-inf"))
+    log_p = z.log_softmax(-1)
+    at_target = log_p.where(columns == target.unsqueeze(-1), 0.0).sum(-1)
+    entropy = -(log_p.exp() * log_p.where(log_p > float("-inf"), 0.0)).sum(-1)
+    found = (o.where(counts, 0.0) for o in (at_target, z.logsumexp(-1), entropy))
+    return *found, (target >= 0) & (target < width) | ~counts
 
 
-def _composed_backward(logits: Tensor, target: Tensor, rows: tuple[Any, ...], arguments: tuple[Any, ...]) -> Tensor:
-    """dlogits as a differentiable function of the logits and of rows (dlogprob, dlse, dentropy)."""
-    dlogprob, dlse, dentropy = rows
-    z, slope, p, counts = _composed(logits.double(), target, arguments)
-    present = p > 0
-    total = torch.zeros_like(z)
+def _composed_forward(operands: Any, how: Any) -> Any:
+    logits, *constants = operands
+    logprob, lse, entropy, is_id = _composed(logits, constants, how, "forward-mode differentiation")
+    found = (logprob * is_id.double().where(is_id, float("nan")), lse, entropy)
+    shapes = outputs_of(how[-1], logits.shape[:-1], 3)
+    return tuple(o.float() for o, shape in zip(found, shapes, strict=True) if shape is not None)
+
+
+def _composed_backward(operands: Any, how: Any) -> Any:
+    from .._transforms import pulled
+
+    logits, dlogprob, dlse, dentropy, *constants = operands
+
+    def outputs(x: Any) -> tuple[Any, ...]:
+        return _composed(x, constants, how, "second derivatives")[:3]
+
+    is_id = _composed(logits.detach(), constants, how, "second derivatives")[3]
     if dlogprob is not None:
-        onehot, is_id = _at_target(z, target, arguments[4])
-        g = torch.where(is_id | (dlogprob == 0), dlogprob.double(), float("nan"))
-        total = total + g.unsqueeze(-1) * (onehot.to(z.dtype) - p)
-    if dlse is not None:
-        total = total + dlse.double().unsqueeze(-1) * p
-    if dentropy is not None:
-        finite = torch.where(present, z, torch.zeros_like(z))
-        log_p = torch.where(present, finite - torch.logsumexp(z, -1, keepdim=True), torch.zeros_like(z))
-        entropy = -(p * log_p).sum(-1, keepdim=True)
-        total = total - dentropy.double().unsqueeze(-1) * p * (log_p + entropy)
-    return torch.where(counts.unsqueeze(-1), total * slope, torch.zeros_like(total)).to(logits.dtype)
+        dlogprob = dlogprob.where(is_id | (dlogprob == 0), float("nan"))
+    wide = [
+        logits.new_zeros(()).double().expand(is_id.shape) if d is None else d.double()
+        for d in (dlogprob, dlse, dentropy)
+    ]
+    return tuple(pulled(outputs, (logits,), tuple(wide)))
 
 
-@callable_in_graph
-class LogprobBackward(torch.autograd.Function):
-    """The native backward, itself differentiable through a composition of torch's operators (create_graph)."""
+def _batch(count: int) -> Any:
+    """A batch is one more dimension of rows: of the first ``count`` arrays."""
 
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        return torch.ops.rl_kernel_native.logprob_backward(*arguments)
+    def batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
+        from .._transforms import batched
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, target, _lse, _entropy, dlogprob, dlse, dentropy, temperature, kept_ids = inputs[:9]
-        ctx.numbers = tuple(inputs[10:])
-        ctx.has_kept = kept_ids is not None
-        ctx.save_for_backward(logits, target, dlogprob, dlse, dentropy, temperature)
-        ctx.save_for_forward(logits, target, dlogprob, dlse, dentropy, temperature)
+        if inputs[count] is not None:
+            raise NotImplementedError("logprob: vmap with kept sets")
+        found = apply(*batched(info, dims[:count], inputs[:count]), *inputs[count:])
+        several = found if isinstance(found, tuple) else (found,)
+        places = tuple(0 if o.dim() and o.shape[0] == info.batch_size else None for o in several)
+        return found, places if isinstance(found, tuple) else 0
 
-    @staticmethod
-    def backward(ctx: Any, ddlogits: Tensor) -> Any:
-        composed, tensors = _composed_call(ctx)
-        dx, *drows = pulled(composed, tensors, (ddlogits,))
-        return dx, None, None, None, *drows, *(None,) * 10
-
-    @staticmethod
-    def jvp(ctx: Any, logits_t: Any, _target: Any, _lse: Any, _entropy: Any, *tangents: Any) -> Any:
-        return pushed(*_composed_call(ctx), (logits_t, *tangents[:3]))[0]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return LogprobBackward.apply(*_batched(info, in_dims, inputs, tensors=8)), 0
+    return batch
 
 
-def _composed_call(ctx: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The composed backward as a function of the logits and of (dlogprob, dlse, dentropy), and where it was called."""
-    if ctx.has_kept:
-        raise NotImplementedError("logprob: second derivatives with kept sets")
-    logits, target, dlogprob, dlse, dentropy, temperature = ctx.saved_tensors
-    arguments, _mode = _arguments((temperature, None, None, *ctx.numbers))
-
-    def composed(x: Tensor, *rows: Any) -> tuple[Tensor]:
-        return (_composed_backward(x, target, rows, arguments),)
-
-    return composed, (logits, dlogprob, dlse, dentropy)
-
-
-def _batched(info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...], tensors: int) -> list[Any]:
-    """Inputs, the first of which are tensors, with the batch dimension first everywhere."""
-    if isinstance(inputs[tensors], Tensor):
-        raise NotImplementedError("logprob: vmap with kept sets")
-    return [*batched(info, in_dims[:tensors], inputs[:tensors]), *inputs[tensors:]]
+FORWARD = Operator(
+    "logprob",
+    (Array("logits", "by hand"), Array("target", "by hand"), *ROWS),
+    f"{NUMBERS}, int returns",
+    outputs=lambda arrays, how: outputs_of(how[-1], arrays[0].shape[:-1], 5),
+    dtypes=("float32",) * 4 + ("int32",),
+    native=_native_forward,
+    check=_check_forward,
+    gradient=Composed(
+        of=(0,),
+        composed=_composed_forward,
+        reads=(1, 2, 3),
+        incoming=INCOMING,
+        kept=lambda arrays, outputs: (outputs[1], *arrays[:2], outputs[2], *arrays[2:]),
+        backward=_gradients,
+        batch=_batch(3),
+    ),
+    sharded=", or for a sharded vocabulary logprob_partial and logprob_merge",
+)
+BACKWARD: Operator = Operator(
+    "logprob_backward",
+    (Array("logits", "by hand"), Array("target", "by hand"), *SAVED, *GRADIENTS, *ROWS),
+    NUMBERS,
+    outputs=lambda arrays, how: (arrays[0].shape,),
+    dtypes=(None,),
+    native=_native_backward,
+    gradient=Composed(of=(0, 4, 5, 6), composed=_composed_backward, reads=(1, 7, 8), batch=_batch(8)),
+)
