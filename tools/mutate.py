@@ -6,7 +6,9 @@
     python tools/mutate.py --only python/rl_kernel_native/ops/pack.py:41:bound
 
 Faults are drawn by rule: every file and every kind of fault in turn, at a place that the seed picks. The work is done
-in a copy of the tree, ``build/mutate``, where the extension is built incrementally; a fault in Python needs no build.
+in a copy of the tree, ``build/mutate``, where the extension and the C++ tests concerned are built incrementally; a
+fault in Python needs no build. One that does not compile is drawn anew, and so is one whose object code is that of the
+tree: the compiler shows it equivalent, or it is in code of devices alone. A test that does not end has noticed.
 A fault that changes nothing observable stands in EQUIVALENT with the reason, and counts neither way.
 """
 
@@ -14,6 +16,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import fnmatch
+import functools
+import hashlib
 import os
 import random
 import re
@@ -34,22 +39,40 @@ LAYERS = {
     "bindings": ["cpp/bindings/*.cpp", "cpp/bindings/*.h"],
     "kernels": ["cpp/cpu/*.cpp", "cpp/cpu/*.h", "cpp/include/rlk/kernels/*.h", "cpp/include/rlk/math/*.h"],
 }
-LEFT_OUT = {"_trace.py", "_machine.py", "_variants.py", "_blas.py", "__init__.py", "module.cpp"}
+LEFT_OUT = {"_trace.py", "_types.py", "_machine.py", "_variants.py", "_blas.py", "__init__.py", "module.cpp"}
 COUNT = {"python": 70, "bindings": 30, "kernels": 60}
 
 # What tests a file that belongs to no operator: those whose subject it is.
 SHARED = {
+    "_arithmetic": ["test_sum_order", "test_linear", "test_torch"],
     "_check": ["test_bad_input", "test_words", "test_token_model"],
     "_call": ["test_engine", "test_torch"],
+    "_composed": ["test_engine", "test_silu_mul_torch", "test_rms_norm_torch"],
     "_contract_terms": ["test_contract"],
-    "_dispatch": ["test_bad_export", "test_frameworks", "test_bad_input", "test_out_writes"],
+    "_dispatch": ["test_pairs", "test_bad_export", "test_frameworks", "test_bad_input", "test_out_writes"],
     "_in_graph": ["test_changing_numbers", "test_engine"],
     "_metrics": ["test_denominators", "test_policy_loss"],
     "_penalties": ["test_process_logits", "test_sample"],
     "_rewards": ["test_group_advantage"],
     "_main_grad": ["test_linear_bad_output", "test_rms_norm_engine", "test_overlaps"],
     "_engine": ["test_engine", "test_torch"],
+    "_native": ["test_interface", "test_doctor"],
     "_operator": ["test_engine", "test_torch"],
+    "_register": ["test_engine", "test_torch", "test_fake_tensors"],
+    "_rejection": ["test_verify_draft"],
+    "_rollout_presets": ["test_presets", "test_verl_advantages"],
+    "_run": ["test_engine", "test_torch"],
+    "_schema": ["test_engine", "test_fake_tensors"],
+    "_shapes": ["test_fake_tensors", "test_engine", "test_token_model"],
+    "_transforms": ["test_engine", "test_torch", "test_linear_func"],
+    "_workspace": ["test_linear_logprob", "test_torch"],
+    "linear_cross_entropy": [
+        "test_linear_logprob_loss",
+        "test_token_accuracy",
+        "test_label_smoothing",
+        "test_denominators",
+        "test_pairs",
+    ],
     "ndarray": ["test_bad_export", "test_bad_input", "test_words"],
     "tokens": ["test_token_model", "test_exact_bounds"],
 }
@@ -79,9 +102,16 @@ ANY = ["test_exact_bounds", "test_out_writes", "test_strides", "test_overlaps", 
 OF_TORCH = re.compile(r"python/rl_kernel_native/(_\w+|ops/\w+_(torch|traced|autograd))\.py")
 
 # PATH: TEXT OF THE LINE -> why no test can notice. A line that changes leaves the table and is judged anew.
-EQUIVALENT: dict[tuple[str, str], str] = {}
+EQUIVALENT: dict[tuple[str, str], str] = {
+    (
+        "cpp/cpu/group_advantage.cpp",
+        "const std::int64_t size = p.num_sequences / std::max<std::int64_t>(groups.count(), 1);",
+    ): "how many groups a thread takes at once; sequences without a group were refused above",
+}
 
-UNDECIDED = "no end within the limit"  # a fault that hangs, or a machine with other work: it counts neither way
+UNDECIDED = "undecided"  # a machine with other work, a test that fails without the fault: it counts neither way
+NO_BUILD, SAME_CODE = "does not compile", "same object code"
+TEST_LIMIT_S = 180  # of one test, which takes seconds
 
 
 class Fault(NamedTuple):
@@ -104,12 +134,13 @@ SUMS = {"+": "-", "-": "+", "*": "+", "//": "*", "<<": ">>", ">>": "<<"}
 
 def python_faults(source: str) -> Iterator[tuple[str, int, int, str]]:
     """Each possible fault: its kind, where the replaced text begins and ends, and what stands there instead."""
-    starts = [0]
-    for line in source.encode().split(b"\n"):
+    encoded, starts = source.encode(), [0]
+    for line in encoded.split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
 
     def at(line: int, column: int) -> int:
-        return len(source.encode()[: starts[line - 1] + column].decode())
+        place = starts[line - 1] + column
+        return place if source.isascii() else len(encoded[:place].decode())
 
     def between(left: ast.expr, right: ast.expr, table: dict[str, str]) -> tuple[int, int, str] | None:
         begin = at(left.end_lineno or 0, left.end_col_offset or 0)
@@ -189,6 +220,7 @@ def read_by_the_cpu() -> set[Path]:
     return found
 
 
+@functools.cache
 def faults_of(layer: str) -> list[Fault]:
     found = []
     paths = sorted({p for pattern in LAYERS[layer] for p in ROOT.glob(pattern)})
@@ -203,12 +235,13 @@ def faults_of(layer: str) -> list[Fault]:
     return found
 
 
-def drawn(layer: str, count: int, seed: int) -> list[Fault]:
+def drawn(layer: str, count: int, seed: int, of: str = "*") -> list[Fault]:
     """Files in turn, and of each file the kind that was drawn least so far."""
     rng = random.Random(f"{layer} {seed}")
     left: dict[str, list[Fault]] = {}
     for fault in faults_of(layer):
-        left.setdefault(fault.path, []).append(fault)
+        if fnmatch.fnmatch(fault.path, of):
+            left.setdefault(fault.path, []).append(fault)
     kinds: Counter[str] = Counter()
     chosen: list[Fault] = []
     while left and len(chosen) < count:
@@ -225,13 +258,20 @@ def drawn(layer: str, count: int, seed: int) -> list[Fault]:
     return sorted(chosen)
 
 
-def tests_of(fault: Fault) -> list[str]:
-    """The operator's own tests, else those of the shared file."""
-    stem = Path(fault.path).stem
+def redrawn(fault: Fault, used: set[str]) -> Fault | None:
+    """Another one of the file, of the same kind if there is one."""
+    left = [f for f in faults_of(fault.layer) if f.path == fault.path and f.name not in used]
+    left.sort(key=lambda f: (f.kind != fault.kind, abs(f.line - fault.line)))
+    return left[0] if left else None
+
+
+def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
+    """The operator's own tests, its C++ tests, and those of the shared file and of all operators."""
+    stem = Path(fault.path).stem.lstrip("_")
     for suffix in ("_torch", "_traced", "_autograd", "_backward", "_kernels", "_fill"):
         stem = stem.removesuffix(suffix)
-    stem = stem.lstrip("_")
     stem = {"policy_spec": "policy_loss", "preference_kinds": "preference_loss"}.get(stem, stem)
+    parts = [stem]
     own = sorted(p.stem for p in (ROOT / "tests").glob(f"test_{stem}*.py"))
     shared = SHARED.get(Path(fault.path).stem, [])
     if not own and not fault.path.endswith(".py"):
@@ -239,14 +279,21 @@ def tests_of(fault: Fault) -> list[str]:
         longest = [max(operators, key=len)] if operators else []
         parts = longest or next((OF_STEM[k] for k in sorted(OF_STEM, key=len)[::-1] if stem.startswith(k)), [])
         own = sorted(p.stem for part in parts for p in (ROOT / "tests").glob(f"test_{part}*.py"))
-    return [f"tests/{name}.py" for name in dict.fromkeys([*own, *shared, *ANY]) if (ROOT / f"tests/{name}.py").exists()]
+    compiled = sorted({p.stem for part in parts for p in (ROOT / "tests").glob(f"test_{part}*.cpp")})
+    others = [name for name in dict.fromkeys([*shared, *ANY]) if name not in own]
+    return (
+        *([f"tests/{n}.py" for n in names if (ROOT / f"tests/{n}.py").exists()] for names in (own, others)),
+        compiled,
+    )
 
 
 class Copy:
     """The tree in build/mutate, where faults are planted."""
 
-    def __init__(self) -> None:
-        self.root = ROOT / "build" / "mutate"
+    def __init__(self, jobs: int) -> None:
+        self.root, self.jobs = ROOT / "build" / "mutate", jobs
+        self.of_tree: dict[str, bytes] = {}
+        self.tree = ROOT / "build" / "mutate_tree"  # Python's part, without a fault
         self.root.mkdir(parents=True, exist_ok=True)
         for name in ("python", "cpp", "tests", "cmake", "bench", "tools", "examples", "docs"):
             self.copy(ROOT / name)
@@ -268,14 +315,12 @@ class Copy:
         to.unlink(missing_ok=True)
         shutil.copyfile(path, to)
 
-    def build(self) -> bool:
-        """Whether the extension compiles; it lies beside the copy's Python files."""
-        configured = self.root / "build" / "cpu" / "build.ninja"
-        options = ["-DRLK_BUILD_PYTHON=ON", "-DRLK_BUILD_TESTS=OFF", "-DRLK_BUILD_BENCH=OFF", "-Wno-dev"]
-        commands = [["cmake", "--build", "build/cpu", "--target", "_C"]]
-        if not configured.exists():
-            python = f"-DPython_EXECUTABLE={sys.executable}"
-            commands.insert(0, ["cmake", "--preset", "cpu", *options, python])
+    def build(self, *targets: str) -> bool:
+        """Whether the targets compile; the extension lies beside the copy's Python files."""
+        commands = [["cmake", "--build", "build/cpu", "--parallel", str(self.jobs), "--target", *targets]]
+        if not (self.root / "build" / "cpu" / "build.ninja").exists():
+            options = ["-DRLK_BUILD_PYTHON=ON", "-DRLK_BUILD_BENCH=OFF", "-Wno-dev"]
+            commands.insert(0, ["cmake", "--preset", "cpu", *options, f"-DPython_EXECUTABLE={sys.executable}"])
         for command in commands:
             if subprocess.run(command, cwd=self.root, capture_output=True).returncode:
                 return False
@@ -285,33 +330,72 @@ class Copy:
             shutil.copyfile(made, to)
         return True
 
-    def notices(self, fault: Fault, limit_s: float) -> str:
+    def code(self) -> dict[str, bytes]:
+        """What each object file of the extension is."""
+        built = self.root / "build" / "cpu" / "CMakeFiles"
+        objects = [p for of in built.glob("*.dir") if not of.name.startswith("test_") for p in of.rglob("*.o")]
+        return {str(p): hashlib.sha256(p.read_bytes()).digest() for p in objects}
+
+    def python_notices(self, fault: Fault, tests: list[str], limit_s: float) -> str:
         """The test that fails, or "" if none does."""
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-m",
-                   "not gpu and not slow and not alone", *tests_of(fault)]  # fmt: skip
-        if not OF_TORCH.fullmatch(fault.path):
-            command += ["-k", "not compile"]
-        environment = {**os.environ, "PYTHONPATH": str(self.root / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
+        if not tests:
+            return ""
+        options = [] if OF_TORCH.fullmatch(fault.path) else ["-k", "not compile"]
         try:
-            done = subprocess.run(
-                command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=limit_s
-            )
+            done = self.pytest(self.root / "python", [*tests, *options], limit_s)
         except subprocess.TimeoutExpired:
-            return UNDECIDED
-        if not done.returncode:
+            return f"{UNDECIDED}: no end in {limit_s:.0f} s"
+        if done.returncode in (0, 5):  # 5: none was chosen
             return ""
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
+        if not failed and "Timeout" in done.stdout + done.stderr:
+            return f"a test that takes more than {TEST_LIMIT_S} s"
+        if failed and self.pytest(self.tree, [failed[1].partition("[")[0]], limit_s).returncode:
+            return f"{UNDECIDED}: {failed[1]} fails without a fault"
         return failed[1] if failed else f"pytest ended with {done.returncode}"
+
+    def pytest(self, package: Path, options: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-m",
+                   "not gpu and not slow and not alone", f"--timeout={TEST_LIMIT_S}", "--timeout-method=thread",
+                   *options]  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=limit_s)
+
+    def compiled_notice(self, tests: list[str]) -> str:
+        """Likewise of C++ tests. One that does not compile has noticed: constants are asserted there."""
+        for name in tests:
+            if not self.build(name):
+                return f"the compiler, in {name}"
+            command = [f"build/cpu/{name}", "--gtest_brief=1", "--gtest_fail_fast"]
+            try:
+                done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=2 * TEST_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                return f"{name}, without an end in {2 * TEST_LIMIT_S} s"
+            if done.returncode:
+                failed = re.search(r"^\[  FAILED  \] (\S+)", done.stdout, re.M)
+                return f"{name}: {failed[1].rstrip(',') if failed else done.returncode}"
+        return ""
 
     def plant(self, fault: Fault, limit_s: float) -> str:
         path = self.root / fault.path
         whole = path.read_text()
-        is_python = fault.layer == "python"
+        own, others, compiled = tests_of(fault)
         path.write_text(whole[: fault.begin] + fault.text + whole[fault.end :])
         try:
-            if not is_python and not self.build():
-                return "the compiler"
-            return self.notices(fault, limit_s)
+            if fault.layer == "python":
+                return self.python_notices(fault, [*own, *others], limit_s)
+            if not self.build("rlk_core") or (fault.layer == "bindings" and not self.build("_C")):
+                return NO_BUILD
+            if self.code() == self.of_tree:
+                return SAME_CODE
+            first = path.suffix == ".cpp" and fault.layer == "kernels"  # C++ tests are then but linked
+            by = self.compiled_notice(compiled) if first else ""
+            if by:
+                return by
+            if not self.build("_C"):
+                return NO_BUILD
+            by = self.python_notices(fault, own, limit_s) or ("" if first else self.compiled_notice(compiled))
+            return by or self.python_notices(fault, others, limit_s)
         finally:
             path.write_text(whole)
 
@@ -327,12 +411,16 @@ def main() -> int:
     parser.add_argument("--layer", choices=LAYERS, action="append", help="one or more; all by default")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, help="faults of each layer")
+    parser.add_argument("--files", default="*", help="a pattern of the paths to draw from")
     parser.add_argument("--only", action="append", help="the name of a fault, as --list prints it; or part of one")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, help="of the compiler at once")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for the tests of one fault")
     arguments = parser.parse_args()
     layers = arguments.layer or list(LAYERS)
-    faults = [f for layer in layers for f in drawn(layer, arguments.count or COUNT[layer], arguments.seed)]
+    faults = [
+        f for layer in layers for f in drawn(layer, arguments.count or COUNT[layer], arguments.seed, arguments.files)
+    ]
     if arguments.only:
         everything = [f for layer in layers for f in faults_of(layer)]
         faults = [f for f in everything if any(part in f.name for part in arguments.only)]
@@ -343,21 +431,32 @@ def main() -> int:
             f"{len(faults)} faults: {dict(Counter(f.layer for f in faults))}, {dict(Counter(f.kind for f in faults))}"
         )
         return 0
-    copy = Copy()
-    if not copy.build():
+    copy = Copy(arguments.jobs)
+    if not copy.build("_C"):
         print("the tree itself does not build")
         return 2
+    copy.of_tree = copy.code()
+    shutil.copytree(copy.root / "python", copy.tree, dirs_exist_ok=True)
     noticed: Counter[str] = Counter()
-    survivors = []
-    for fault in faults:
+    survivors: list[Fault] = []
+    used = {fault.name for fault in faults}
+    left = faults[::-1]
+    while left:
+        fault = left.pop()
         line = (ROOT / fault.path).read_text().split("\n")[fault.line - 1].strip()
         if reason := EQUIVALENT.get((fault.path, line)):
             print(f"equivalent {fault.name}: {reason}", flush=True)
             continue
         began = time.monotonic()
         by = copy.plant(fault, arguments.limit)
-        if by == UNDECIDED:
-            print(f"undecided {fault.name}: {by} of {arguments.limit:.0f} s", flush=True)
+        if by in (NO_BUILD, SAME_CODE):
+            print(f"drawn anew {fault.name}: {by} ({time.monotonic() - began:.0f} s)", flush=True)
+            if another := redrawn(fault, used):
+                used.add(another.name)
+                left.append(another)
+            continue
+        if by.startswith(UNDECIDED):
+            print(f"{by}: {fault.name}", flush=True)
             continue
         noticed[fault.layer] += bool(by)
         if not by:
@@ -366,9 +465,10 @@ def main() -> int:
             f"{'noticed ' if by else 'SURVIVES'} {fault.name} by {by or 'nobody'} ({time.monotonic() - began:.0f} s)",
             flush=True,
         )
-    copy.build()
+    copy.build("_C")
     total = sum(noticed.values()) + len(survivors)
-    print(f"\n{sum(noticed.values())} of {total} noticed: {dict(noticed)}; survivors:")
+    of_layer = {x: f"{noticed[x]} of {noticed[x] + sum(f.layer == x for f in survivors)}" for x in layers}
+    print(f"\n{sum(noticed.values())} of {total} noticed: {of_layer}; survivors:")
     for fault in survivors:
         print(fault.name, "  ", shown(fault))
     return int(sum(noticed.values()) < 0.95 * total)
