@@ -39,7 +39,7 @@ bool can_fetch_keys(const AttentionParams& p) {
   if (p.dtype == DType::kFloat32 || p.head_dim > 128) return false;
   if (p.num_sequences == 0 || p.k_tokens == 0 || p.k_tokens >= kMostTokens) return false;
   const bool paged = p.block_table != nullptr;
-  if (p.group_offsets != nullptr) return false;
+  if (p.group_offsets != nullptr) return false;  // pages begin inside of blocks
   if (paged && (p.num_pages == 0 || p.num_pages >= kMostTokens)) return false;
   // A box is a page, or part of one: rows of shared memory repeat their pattern every eight.
   if (paged && (p.page_size < 8 || p.page_size >= kMostTokens || (p.page_size & (p.page_size - 1)) != 0)) {
@@ -82,9 +82,6 @@ std::int64_t sequences_of(const AttentionInput& p) {
 
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability) {
   if (plan.kernel == AttentionKernel::kPairs) return capability == 90 && can_fetch_keys(p);
-  // Those of bf16 and fp16 find a page by shifts of a key's number in one table.
-  const bool own_pages = p.group_offsets == nullptr;
-  if (plan.kernel == AttentionKernel::kFewRows) return own_pages || p.dtype == DType::kFloat32;
   return plan.kernel != AttentionKernel::kWgmma || (capability == 90 && fits_wgmma(p));
 }
 

@@ -9,7 +9,7 @@ namespace rlk::cuda {
 
 enum class AttentionKernel : std::int32_t {
   kTiles,    // blocks of 64 rows; float32: 64, or 32 of more than 128 columns
-  kFewRows,  // blocks of 16 rows, where a sequence has few; bf16 and fp16: a block for each split, no shared prefix
+  kFewRows,  // blocks of 16 rows, where a sequence has few; bf16 and fp16: a block for each split
   kPairs,  // sm_90: kFewRows of at most 128 columns that the copy engine can fetch, pages too, for few blocks of threads
   kWgmma,  // sm_90: bf16 and fp16, heads of 64 and 128 columns that the copy engine can fetch, no softcap
 };

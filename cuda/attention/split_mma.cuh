@@ -66,7 +66,8 @@ class SplitByCopies : SplitRows<T, Tile> {
     if (!has_key(span, key)) return kZeroRow;
     if (p_.block_table == nullptr) return offset_of(a, p_.cu_seqlens_k != nullptr, span.sequence, span.k_first + key);
     if (!this->is_page(page)) return kNoPage;
-    const std::int64_t place = page_shift_ >= 0 ? key & ((1 << page_shift_) - 1) : key % p_.page_size;
+    const int number = this->number_in_table(span, key);
+    const std::int64_t place = page_shift_ >= 0 ? number & ((1 << page_shift_) - 1) : number % p_.page_size;
     return page * a.sequence_stride + place * a.token_stride;
   }
   // Whether the key is in memory.

@@ -105,8 +105,15 @@ class SplitRows {
   }
   // Where a key is in the block table: it has one, and there is a table.
   __device__ __forceinline__ int page_of_key(const AttentionSpan& span, int key) const {
-    const std::int64_t page = page_shift_ >= 0 ? key >> page_shift_ : key / p_.page_size;
-    return p_.block_table[span.sequence * p_.table_stride + page];
+    const int number = number_in_table(span, key);
+    const std::int64_t page = page_shift_ >= 0 ? number >> page_shift_ : number / p_.page_size;
+    const std::int32_t* row = key < span.prefix ? p_.prefix_table + span.group * p_.prefix_stride
+                                                : p_.block_table + span.sequence * p_.table_stride;
+    return row[page];
+  }
+  // A key's number among those of its table.
+  __device__ __forceinline__ int number_in_table(const AttentionSpan& span, int key) const {
+    return key < span.prefix ? key : key - static_cast<int>(span.prefix);
   }
   __device__ __forceinline__ bool is_page(int page) const { return page >= 0 && page < p_.num_pages; }
 
