@@ -1,6 +1,7 @@
-"""rk.attention beside FlashAttention-3: paged decode and prefill, the tables of cuda/attention/README.md.
+"""rk.attention beside FlashAttention-3: paged decode, also behind shared prompts, and prefill, the tables of
+cuda/attention/README.md.
 
-    python bench/attention_peers.py [--fa3 _vllm_fa3_C.abi3.so] [--softcap C] [--only decode|prefill]
+    python bench/attention_peers.py [--fa3 _vllm_fa3_C.abi3.so] [--softcap C] [--only decode|shared|prefill]
 
 FlashAttention-3 is the library inside vLLM's wheel. Decode is timed by CUDA graphs over rotated caches, prefill by
 events, each call after a rest; both in turn with the peer. R is torch's bf16 product of 8192 x 8192 x 8192.
@@ -23,6 +24,7 @@ SCALE = HEAD_DIM**-0.5
 DECODE = [
     (1, 1024), (1, 4096), (1, 8192), (1, 32768), (4, 8192), (8, 4096), (32, 1024), (16, 4096), (64, 4096), (256, 1024)
 ]  # fmt: skip
+SHARED = [(16, 16, 8192, 512), (4, 16, 8192, 512), (32, 8, 2048, 1024)]  # groups, rollouts, keys of a prompt and own
 PREFILL = [(4, 4096), (1, 16384), (32, 1024)]
 ROUNDS = 7
 
@@ -103,6 +105,43 @@ def decode(batch: int, keys: int, softcap: float | None, with_fa3: bool) -> str:
     return row_of(f"{batch} x {keys}", in_turn_us({n: replays(g) for n, g in works.items()}, 5 * copies))
 
 
+def shared_tables(groups: int, rollouts: int, prompt: int, own: int, device: str) -> tuple[torch.Tensor, ...]:
+    """Pages of prompts [groups, pages], and those of rollouts [groups * rollouts, pages], in random order."""
+    of_prompt, of_own = prompt // PAGE, own // PAGE
+    pages = torch.randperm(groups * (of_prompt + rollouts * of_own), device=device).to(torch.int32)
+    prompts, owns = pages.split([groups * of_prompt, groups * rollouts * of_own])
+    return prompts.view(groups, of_prompt), owns.view(groups * rollouts, of_own)
+
+
+def shared(groups: int, rollouts: int, prompt: int, own: int, with_fa3: bool) -> str:
+    """A decode step: prompts' pages shared, the same pages in each rollout's own table, pages of each rollout's own."""
+    torch.manual_seed(1)
+    batch, keys = groups * rollouts, prompt + own
+    q = torch.randn(batch, Q_HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    cu_q = torch.arange(batch + 1, device="cuda", dtype=torch.int32)
+    used = torch.full((batch,), keys, device="cuda", dtype=torch.int32)
+    prompts, owns = shared_tables(groups, rollouts, prompt, own, "cuda")
+    whole = torch.cat((prompts.repeat_interleave(rollouts, 0), owns), 1)
+    alone = torch.randperm(batch * (keys // PAGE), device="cuda").to(torch.int32).view(batch, -1)
+    lens = torch.full((groups,), prompt, device="cuda", dtype=torch.int32)
+    prefix = (prompts, lens, torch.arange(groups + 1, device="cuda", dtype=torch.int32) * rollouts)
+    k, v = (torch.randn(alone.numel(), PAGE, KV_HEADS, HEAD_DIM, device="cuda", dtype=q.dtype) for _ in "kv")
+
+    def ours(table: torch.Tensor, **more: object) -> Call:
+        lists = {"cu_seqlens_q": cu_q, "seqused_k": used, "block_table": table, **more}
+        return lambda: rk.attention(q, k, v, softmax_scale=SCALE, **lists)
+
+    calls = {
+        "ours": ours(owns, shared_prefix=prefix), "ours, same pages": ours(whole), "ours, own pages": ours(alone)
+    }  # fmt: skip
+    if with_fa3:
+        calls["FlashAttention-3, same pages"] = lambda: fa3(q, k, v, cu_q, 1, used=used, table=whole, keys=keys)
+    graphs = {name: graph_of([call]) for name, call in calls.items()}
+    return row_of(
+        f"{groups} x {rollouts} x ({prompt} + {own})", in_turn_us({n: g.replay for n, g in graphs.items()}, 1)
+    )
+
+
 def prefill(batch: int, tokens: int, with_fa3: bool) -> str:
     torch.manual_seed(1)
     total = batch * tokens
@@ -135,15 +174,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fa3", type=Path)
     parser.add_argument("--softcap", type=float)
-    parser.add_argument("--only", choices=("decode", "prefill"))
+    parser.add_argument("--only", choices=("decode", "shared", "prefill"))
     options = parser.parse_args()
     if options.fa3 is not None:
         torch.ops.load_library(str(options.fa3))
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    if options.only != "prefill":
+    if options.only in (None, "decode"):
         for batch, keys in DECODE:
             print(decode(batch, keys, options.softcap, options.fa3 is not None), flush=True)
-    if options.only != "decode":
+    if options.only in (None, "shared"):
+        for case in SHARED:
+            print(shared(*case, options.fa3 is not None), flush=True)
+    if options.only in (None, "prefill"):
         for batch, tokens in PREFILL:
             print(prefill(batch, tokens, options.fa3 is not None), flush=True)
 
