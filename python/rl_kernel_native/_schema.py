@@ -72,8 +72,8 @@ KINDS: dict[str, Callable[[_Seen, Any, str], None]] = {
     "number": lambda seen, x, name: check_element(x, name),
     "first integers": lambda seen, x, name: check_row_integers(x, name, None),
     "integers": lambda seen, x, name: check_row_integers(x, name, seen.first),
-    "row numbers": lambda seen, x, name: check_row_vector(x, name, torch.float32, seen.first),
-    "row flags": lambda seen, x, name: check_row_vector(x, name, torch.bool, seen.first),
+    "row numbers": lambda seen, x, name: check_row_vector(x, name, "float32", seen.first),
+    "row flags": lambda seen, x, name: check_row_vector(x, name, "bool", seen.first),
     "logits": lambda seen, x, name: check_logits(x, name),
     "by hand": lambda seen, x, name: None,
 }

@@ -1,19 +1,21 @@
-"""What fake kernels ask of shapes and dtypes: the extension's questions in the extension's words."""
+"""What fake kernels ask of shapes and dtypes: the extension's questions in the extension's words.
+
+Descriptions import it without loading torch: dtypes are told by their names."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from ._check import mask_dtype
-from ._torch import CODES, autocast_hint
 
-FLOAT32, INT32, INT64 = (torch.float32,), (torch.int32,), (torch.int64,)
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+FLOAT32, INT32, INT64 = ("float32",), ("int32",), ("int64",)
 INDICES = INT32 + INT64
-FLOATS = tuple(CODES)
+FLOATS = ("float32", "bfloat16", "float16")
 COPY = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch"
 
 
@@ -64,16 +66,14 @@ def check_element(tensor: Any, name: str) -> None:
     """One number on the device; None passes."""
     if tensor is None:
         return
-    if tensor.dtype != torch.float32:
-        raise TypeError(f"{name}: expected dtype float32, got {dtype_name(tensor.dtype)}")
+    check_dtype(tensor, name, FLOAT32)
     if is_static(tensor) and tensor.numel() != 1:
         raise ValueError(f"{name}: expected one element, got shape {list(tensor.shape)}")
 
 
 def check_rows(tensor: Tensor, name: str) -> None:
     """[..., features], leading dimensions of at most two strides."""
-    if tensor.dtype not in CODES:
-        raise TypeError(f"{name}: expected dtype float32, bfloat16 or float16, got {dtype_name(tensor.dtype)}")
+    check_dtype(tensor, name, FLOATS)
     if tensor.dim() < 1:
         raise ValueError(f"{name}: expected shape [..., features], got []")
     if tensor.dim() > 8:
@@ -106,8 +106,7 @@ def _collapses(tensor: Tensor) -> bool:
 
 def check_ids(ids: Tensor, name: str) -> None:
     """[...], dimensions of at most two strides."""
-    if ids.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: expected dtype int32 or int64, got {dtype_name(ids.dtype)}")
+    check_dtype(ids, name, INDICES)
     if ids.dim() > 8:
         raise ValueError(f"{name}: expected at most 8 dimensions, got {ids.dim()}")
     if is_static(ids) and not _collapses(ids.unsqueeze(-1)):
@@ -118,6 +117,8 @@ def check_ids(ids: Tensor, name: str) -> None:
 
 def check_dtype_like(tensor: Tensor, name: str, like: Tensor, like_name: str) -> None:
     if tensor.dtype != like.dtype:
+        from ._torch import autocast_hint
+
         raise TypeError(
             f"{name}: expected dtype {dtype_name(like.dtype)} (that of {like_name}), got {dtype_name(tensor.dtype)}"
             f"{autocast_hint()}"
@@ -136,18 +137,18 @@ def check_like(tensor: Any, name: str, like: Tensor, like_name: str) -> None:
 
 def check_float32_or(tensor: Tensor, name: str, dtype: torch.dtype, whose: str) -> None:
     """A vector beside operands of ``dtype``; ``whose`` that is, as words that follow it."""
-    if tensor.dtype not in (torch.float32, dtype):
-        wanted = "float32" if dtype == torch.float32 else f"float32 or {dtype_name(dtype)}{whose}"
+    if tensor.dtype != dtype and dtype_name(tensor.dtype) != "float32":
+        wanted = "float32" if dtype_name(dtype) == "float32" else f"float32 or {dtype_name(dtype)}{whose}"
         raise TypeError(f"{name}: expected dtype {wanted}, got {dtype_name(tensor.dtype)}")
 
 
 def check_narrowing(name: str, dtype: torch.dtype, like: torch.dtype) -> None:
     """The dtype of a sum over rows ``dy``, whose dtype is ``like``."""
-    if dtype not in (like, torch.float32):
+    if dtype != like and dtype_name(dtype) != "float32":
         raise TypeError(f"{name}: expected float32 or {dtype_name(like)} (that of dy), got {dtype_name(dtype)}")
 
 
-def check_vector(tensor: Tensor, name: str, dtypes: tuple[torch.dtype, ...], count: Any, of: str) -> None:
+def check_vector(tensor: Tensor, name: str, dtypes: tuple[str, ...], count: Any, of: str) -> None:
     check_dtype(tensor, name, dtypes)
     if tensor.dim() != 1 or tensor.shape[0] != count:
         raise ValueError(f"{name}: expected shape [{count}] ({of}), got {list(tensor.shape)}")
@@ -161,7 +162,7 @@ def check_contiguous(tensor: Tensor, name: str) -> None:
 # ---- tokens of sequences (docs/tokens.md) ---------------------------------------------------------------------------
 
 
-def check_first(tokens: Tensor, name: str, cu_seqlens: Any, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Any:
+def check_first(tokens: Tensor, name: str, cu_seqlens: Any, dtypes: tuple[str, ...] = FLOAT32) -> Any:
     """The array that the others are like. Returns: the number of sequences."""
     check_dtype(tokens, name, dtypes)
     return _check_sequences(tokens, name, cu_seqlens)
@@ -183,10 +184,9 @@ def _check_sequences(tokens: Tensor, name: str, cu_seqlens: Any) -> Any:
     return cu_seqlens.shape[0] - 1 if packed else tokens.shape[0] if tokens.dim() == 2 else 1
 
 
-def check_dtype(tensor: Tensor, name: str, dtypes: tuple[torch.dtype, ...]) -> None:
-    if tensor.dtype not in dtypes:
-        names = [dtype_name(d) for d in dtypes]
-        expected = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+def check_dtype(tensor: Tensor, name: str, dtypes: tuple[str, ...]) -> None:
+    if dtype_name(tensor.dtype) not in dtypes:
+        expected = dtypes[0] if len(dtypes) == 1 else f"{', '.join(dtypes[:-1])} or {dtypes[-1]}"
         raise TypeError(f"{name}: expected dtype {expected}, got {dtype_name(tensor.dtype)}")
 
 
@@ -194,7 +194,7 @@ def check_offsets(offsets: Any, name: str = "cu_seqlens", count: str = "num_sequ
     """None passes."""
     if offsets is None:
         return
-    check_dtype(offsets, name, (torch.int32, torch.int64))
+    check_dtype(offsets, name, INDICES)
     if offsets.dim() != 1 or (is_static(offsets) and offsets.shape[0] < 1):
         raise ValueError(f"{name}: expected shape [{count} + 1], got {list(offsets.shape)}")
     check_columns(offsets, name)
@@ -215,7 +215,7 @@ def check_tokens(tensor: Any, name: str, like: Tensor, whose: str, sequences: An
     """``sequences``: their number, where the array may have one value each."""
     if tensor is None:
         return
-    check_dtype(tensor, name, (torch.float32,))
+    check_dtype(tensor, name, FLOAT32)
     shape = tuple(tensor.shape)
     if shape == tuple(like.shape):
         if sequences is None or tensor.dim() != 2 or tensor.stride(-1) != 0:
@@ -236,15 +236,14 @@ def check_row_integers(tensor: Any, name: str, rows: Any) -> None:
     """[num_rows] of ``rows``, or of any number where that is None; None passes."""
     if tensor is None:
         return
-    if tensor.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: expected dtype int32 or int64, got {dtype_name(tensor.dtype)}")
+    check_dtype(tensor, name, INDICES)
     known = rows is not None and is_static(rows) and is_static(tensor)
     if tensor.dim() != 1 or (known and tensor.shape[0] != rows.shape[0]):
         wanted = rows.shape[0] if rows is not None else "num_rows"
         raise ValueError(f"{name}: expected shape [{wanted}], got {list(tensor.shape)}")
 
 
-def check_row_vector(tensor: Tensor, name: str, dtype: torch.dtype, rows: Tensor) -> None:
+def check_row_vector(tensor: Tensor, name: str, dtype: str, rows: Tensor) -> None:
     """[num_rows] of ``rows``."""
     known = is_static(rows) and is_static(tensor)
     if tensor.dim() != 1 or (known and tensor.shape[0] != rows.shape[0]):

@@ -1,12 +1,14 @@
-"""Rules of torch.func that operators share: batches, and derivatives of what torch's own operators compose."""
+"""Rules of torch.func that operators share: batches, and derivatives of what torch's own operators compose.
+
+Descriptions import them without loading torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def batched(info: Any, in_dims: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
@@ -24,6 +26,8 @@ def batched(info: Any, in_dims: Sequence[Any], tensors: Sequence[Any]) -> list[A
 
 def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs: Sequence[Any]) -> Any:
     """One call for each element of the batch; the outputs, a tensor or a tuple of them, stacked."""
+    import torch
+
     in_dims = [d if type(d) is int else None for d in in_dims]  # a list of numbers has a list of dimensions: none
 
     def element(i: int) -> Any:
@@ -64,6 +68,8 @@ def refuse_tangents(operator: str, names: Sequence[str], tangents: Sequence[Any]
 
 def pulled(function: Callable[..., Any], tensors: Sequence[Any], cotangents: tuple[Tensor, ...]) -> list[Any]:
     """Gradients of a function that gives a tuple, in the tensors that are there; None where there is none."""
+    import torch
+
     call, primals = _where_present(function, tensors)
     pullback: Any = torch.func.vjp(call, *primals)[1]
     found = iter(pullback(cotangents))
@@ -75,6 +81,8 @@ def pushed(function: Callable[..., Any], tensors: Sequence[Any], tangents: Seque
 
     The derivative of a pullback in its cotangents is the pushforward. ``torch.func.jvp`` would nest forward mode in
     that of the caller, which torch refuses inside of a compiled function."""
+    import torch
+
     call, primals = _where_present(function, tensors)
     filled = [torch.zeros_like(x) if t is None else t for x, t in zip(tensors, tangents, strict=True) if x is not None]
     pulled_back: Any = torch.func.vjp(call, *primals)

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import _call, _check, _dispatch
+from .. import _call, _check, _dispatch, _shapes
 from .._native import module as _C
 from .._operator import Array, Linear, Operator
+from .._transforms import batched
 from .._types import AnyArray, ArrayT, DType, OnBadId
 from ..reference.embedding import embedding_reference
 
@@ -56,8 +57,6 @@ def _check_vocabulary(num_rows: Any, vocab_start: Any, vocab_size: Any, padding_
 
 
 def _check_forward(arrays: Any, how: Any, _: Any) -> None:
-    from .. import _shapes
-
     ids, weight = arrays
     _shapes.check_rows(weight, "weight")
     if weight.dim() != 2:
@@ -68,8 +67,6 @@ def _check_forward(arrays: Any, how: Any, _: Any) -> None:
 
 
 def _check_backward(arrays: Any, how: Any, _: Any) -> None:
-    from .. import _shapes
-
     dy, ids = arrays
     _shapes.check_rows(dy, "dy")
     _shapes.check_columns_below(dy, "dy", 31)
@@ -86,8 +83,6 @@ def _check_backward(arrays: Any, how: Any, _: Any) -> None:
 
 
 def _check_into(arrays: Any, how: Any, _: Any) -> None:
-    from .. import _shapes
-
     main_grad, dy = arrays[:2]
     _check_backward(arrays[1:], how, None)
     _shapes.check_dtype(main_grad, "main_grad", _shapes.FLOAT32)
@@ -104,8 +99,6 @@ def _code(dtype: Any) -> int:
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
     """A batch is one more dimension of ids, unless each element has a table of its own."""
-    from .._transforms import batched
-
     ids, *rest = inputs
     return None if dims[1] is not None else (apply(*batched(info, dims[:1], (ids,)), *rest), 0)
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
-from .. import _check, _rewards
+from .. import _check, _rewards, _shapes
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
@@ -71,8 +71,6 @@ _KINDS = {
 
 
 def _check_groups(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    from .. import _shapes
-
     rewards, offsets, ids, lengths, baseline = arrays
     size, eps, f_norm = how[0], *how[-4:-2]
     if rewards.dim() != 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _call, _dispatch
+from .. import _call, _dispatch, _shapes
 from .._native import module as _C
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT
@@ -15,8 +15,6 @@ __all__ = ["kv_cache_append", "kv_cache_append_reference"]
 
 
 def _check_arrays(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    from .. import _shapes
-
     is_static = _shapes.is_static
     k, v, k_cache, v_cache, slots = arrays
     for tokens, name in ((k, "k"), (v, "v")):

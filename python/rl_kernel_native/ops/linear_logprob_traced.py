@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from .. import _shapes
 from .._arithmetic import resolve_traced, resolve_traced_unit
 from .._native import module as _C
 from .._operator import Array, Composed, Operator
@@ -40,8 +41,6 @@ def _check_matrix(tensor: Any, name: str, hidden: Any, columns: Any, wanted: str
 
 
 def _check_forward(arrays: Any, how: Any, _: Any) -> None:
-    from .. import _shapes
-
     hidden, weight, bias, lora_a, lora_b, target = arrays[:6]
     _shapes.check_dtype(hidden, "hidden", _shapes.FLOATS)
     columns = hidden.shape[-1]
@@ -57,9 +56,9 @@ def _check_forward(arrays: Any, how: Any, _: Any) -> None:
         wanted = f"[{vocab_size}, {rank}] (the rows of weight, those of lora_a)"
         _check_matrix(lora_b, "lora_b", hidden, rank, wanted, vocab_size, vocab_size)
     logits_dtype = how[7]
-    if logits_dtype >= 0 and _shapes.FLOATS[logits_dtype] not in (*_shapes.FLOAT32, hidden.dtype):
-        given = _shapes.FLOATS[logits_dtype]
-        raise TypeError(f"logits_dtype: expected float32 or {hidden.dtype} (that of hidden), got {given}")
+    given = _shapes.FLOATS[max(logits_dtype, 0)]
+    if given not in ("float32", _shapes.dtype_name(hidden.dtype)):
+        raise TypeError(f"logits_dtype: expected float32 or {hidden.dtype} (that of hidden), got torch.{given}")
 
 
 # ---- calls of the extension -----------------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from .. import _shapes
 from .._arithmetic import AS_CALLED, IEEE, resolve_traced_unit
 from .._dispatch import dtype_code
 from .._native import module as _C
 from .._operator import Array, Composed, Linear, Operator
+from .._transforms import batched
 
 SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
 
@@ -22,16 +24,12 @@ def _code(dtype: Any) -> int:
 
 
 def _check_operand(tensor: Any, name: str) -> None:
-    from .. import _shapes
-
     _shapes.check_rows(tensor, name)
-    if tensor.is_cuda and tensor.dtype == _shapes.FLOAT32[0]:
+    if tensor.is_cuda and _code(tensor.dtype) == 0:
         raise TypeError(f"{name}: expected dtype bfloat16 or float16 on {tensor.device}, got float32")
 
 
 def _check_weight(weight: Any, like: Any, dimension: int, like_name: str) -> None:
-    from .. import _shapes
-
     _shapes.check_dtype_like(weight, "weight", like, like_name)
     if weight.dim() != 2 or weight.shape[dimension] != like.shape[-1]:
         columns = like.shape[-1]
@@ -44,8 +42,6 @@ def _check_weight(weight: Any, like: Any, dimension: int, like_name: str) -> Non
 
 def check_bias(bias: Any, columns: Any, dtype: Any, like: str) -> None:
     """None passes."""
-    from .. import _shapes
-
     if bias is None:
         return
     _shapes.check_float32_or(bias, "bias", dtype, like)
@@ -77,8 +73,6 @@ def _check_input_grad(arrays: Any, how: Any, _: Any) -> None:
 
 
 def _check_operands(dy: Any, x: Any) -> None:
-    from .. import _shapes
-
     _check_operand(dy, "dy")
     _check_operand(x, "x")
     _shapes.check_dtype_like(x, "x", dy, "dy")
@@ -88,15 +82,11 @@ def _check_operands(dy: Any, x: Any) -> None:
 
 
 def _check_weight_grad(arrays: Any, how: Any, _: Any) -> None:
-    from .. import _shapes
-
     _check_operands(*arrays)
     _shapes.check_narrowing("out_dtype", how[0], arrays[0].dtype)
 
 
 def _check_into(arrays: Any, how: Any, _: Any) -> None:
-    from .. import _shapes
-
     main_grad, dy, x = arrays
     _check_operands(dy, x)
     _shapes.check_dtype(main_grad, "main_grad", _shapes.FLOAT32)
@@ -108,8 +98,6 @@ def _check_into(arrays: Any, how: Any, _: Any) -> None:
 
 
 def _check_bias_grad(arrays: Any, how: Any, _: Any) -> None:
-    from .. import _shapes
-
     _shapes.check_rows(arrays[0], "dy")
     _shapes.check_narrowing("out_dtype", how[0], arrays[0].dtype)
 
@@ -129,6 +117,12 @@ def sum_of(terms: Any) -> Any:
     return sum(present[1:], present[0]) if present else None
 
 
+def _float32() -> Any:
+    import torch
+
+    return torch.float32
+
+
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
     """Gradients of x, weight and bias; that of the weight goes to main_grad where there is one."""
     (dy,), (x, weight), engine = given, kept, _backwards(how[2:4])
@@ -144,17 +138,13 @@ def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
 
 def bias_gradient(call: Any, dy: Any) -> Any:
     """dbias in float32, which autograd rounds to the dtype of the bias."""
-    from .. import _shapes
-
-    return call(BIAS_GRAD, (dy,), _shapes.FLOAT32)[0]
+    return call(BIAS_GRAD, (dy,), (_float32(),))[0]
 
 
 def _tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
     """Tangents of products are summed in float32 and rounded once."""
-    from .. import _shapes
-
     (dx, dweight, dbias), (x, weight, _) = along, operands
-    rows = (how[0], *_shapes.FLOAT32, *_backwards(how[2:4]))
+    rows = (how[0], _float32(), *_backwards(how[2:4]))
     total = sum_of(
         None if a is None or b is None else call(LINEAR, (a, b, None), rows)[0] for a, b in ((dx, weight), (x, dweight))
     )
@@ -193,8 +183,6 @@ def _bias_grad_along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) 
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
     """A batch is one more dimension of rows, unless another operand has one."""
-    from .._transforms import batched
-
     first, *rest = inputs
     return None if any(d is not None for d in dims[1:]) else (apply(*batched(info, dims[:1], (first,)), *rest), 0)
 

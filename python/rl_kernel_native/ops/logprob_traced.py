@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _check, _dispatch
+from .. import _check, _dispatch, _shapes
 from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
 from .._native import module as _C
 from .._operator import Array, Composed, Operator
+from .._transforms import batched
 
 # What logprob and linear_logprob are told about the logits of rows.
 ROWS = (
@@ -50,16 +51,12 @@ def joined(rows: Any, numbers: Any) -> tuple[Any, ...]:
 
 
 def check_target(target: Any, rows: Any) -> None:
-    from .. import _shapes
-
     _shapes.check_dtype(target, "target", _shapes.INDICES)
     if tuple(target.shape) != tuple(rows):
         raise ValueError(f"target: expected shape {list(rows)}, got {list(target.shape)}")
 
 
 def _check_forward(arrays: Any, how: Any, _: Any) -> None:
-    from .. import _shapes
-
     _shapes.check_dtype(arrays[0], "logits", _shapes.FLOATS)
     check_target(arrays[1], arrays[0].shape[:-1])
 
@@ -148,8 +145,6 @@ def _batch(count: int) -> Any:
     """A batch is one more dimension of rows: of the first ``count`` arrays."""
 
     def batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-        from .._transforms import batched
-
         if inputs[count] is not None:
             raise NotImplementedError("logprob: vmap with kept sets")
         found = apply(*batched(info, dims[:count], inputs[:count]), *inputs[count:])

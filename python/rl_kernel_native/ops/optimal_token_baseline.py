@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _check
+from .. import _check, _shapes
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
@@ -23,8 +23,6 @@ class OptimalTokenBaseline(NamedTuple, Generic[ArrayT]):
 
 
 def _check_groups(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
-    from .. import _shapes
-
     offsets, (size, _, eps) = arrays[6], how
     if offsets is not None:
         _shapes.check_offsets(offsets, "group_offsets", "num_groups")

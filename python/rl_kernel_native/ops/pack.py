@@ -7,7 +7,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from .. import _call, _check, _dispatch
+from .. import _call, _check, _dispatch, _shapes
 from .._native import module as _C
 from .._operator import Array, Linear, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
@@ -66,8 +66,6 @@ def _bits_of(tensor: Any, fill: int | float) -> int:
 
 
 def _check_layout(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    from .. import _shapes
-
     (given,), (num_tokens, capacity, by_mask) = arrays, how
     _check_counts(num_tokens, capacity, "tensors", " tokens a row")
     if by_mask:
@@ -88,8 +86,6 @@ def _check_counts(num_tokens: Any, capacity: Any, name: str, of_row: str) -> Non
 
 
 def _check_arrays(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    from .. import _shapes
-
     (cu_seqlens, positions, *slots), (num_tokens, fills, *packs) = arrays, how
     _shapes.check_offsets(cu_seqlens)
     _check_counts(num_tokens, 0, *(("tensors", " tokens a row") if packs else ("max_seqlen", "")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from .. import _call, _check
+from .. import _call, _check, _shapes
 from .._metrics import MetricVector
 from .._native import module as _C
 from .._operator import Array, Kept, Operator
@@ -51,8 +51,6 @@ class PreferenceLoss(NamedTuple, Generic[ArrayT]):
 
 def _check_forward(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
     """Each side's arrays are as long as its policy's; so is the other policy, of pairs."""
-    from .. import _shapes
-
     for i, (a, x) in enumerate(zip(_FORWARD.arrays, arrays, strict=True)):
         if x is None:
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from .. import _check, _dispatch
+from .. import _check, _dispatch, _shapes
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
@@ -18,17 +18,11 @@ MOST_COLUMNS = 1 << 19
 
 
 def _check_entries(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    import torch
-
-    from .. import _shapes
-
     logits, entries = arrays[0], arrays[4:]
     rows, vocab = logits.shape
     if _shapes.is_static(logits) and not 1 <= vocab <= MOST_COLUMNS:
         raise ValueError(f"logits: expected 1 to {MOST_COLUMNS} columns, got {vocab}")
     ids, biased = entries[0], entries[3]
-    integers, of_offsets = (torch.int32, torch.int64), (torch.int64,)
-    float32, flags = (torch.float32,), (torch.bool,)
     counts = (
         None,
         rows + 1,
@@ -37,7 +31,8 @@ def _check_entries(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
         None if biased is None else biased.shape[0],
         rows + 1,
     )
-    dtypes = (integers, of_offsets, flags, integers, float32, of_offsets)
+    integers, of_offsets = _shapes.INDICES, _shapes.INT64
+    dtypes = (integers, of_offsets, ("bool",), integers, _shapes.FLOAT32, of_offsets)
     for name, x, count, allowed in zip(NAMES[3:], entries, counts, dtypes, strict=True):
         if x is None:
             continue

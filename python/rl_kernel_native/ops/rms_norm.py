@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
-from .. import _call, _check, _dispatch
+from .. import _call, _check, _dispatch, _shapes
 from .._native import module as _C
 from .._operator import Array, Composed, Operator
+from .._transforms import batched
 from .._types import AnyArray, ArrayT, DType
 from ..reference.rms_norm import rms_norm_reference
 
@@ -16,8 +17,6 @@ SAME = -1  # a dtype's code: that of the weight
 
 
 def _check_vector(tensor: Any, name: str, like: Any, like_name: str) -> None:
-    from .. import _shapes
-
     if tensor.dim() != 1 or tensor.shape[0] != like.shape[-1]:
         raise ValueError(
             f"{name}: expected shape [{like.shape[-1]}] (the last dimension of {like_name}), got {list(tensor.shape)}"
@@ -27,8 +26,6 @@ def _check_vector(tensor: Any, name: str, like: Any, like_name: str) -> None:
 
 
 def _check_weight(weight: Any, offset: float, like: Any, like_name: str) -> None:
-    from .. import _shapes
-
     if not -float("inf") < offset < float("inf"):
         raise ValueError(f"weight_offset: expected a finite number, got {offset}")
     if weight is not None:
@@ -44,8 +41,6 @@ def _check_eps(eps: float) -> None:
 
 
 def _check_forward(arrays: Any, how: Any, _: Any) -> None:
-    from .. import _shapes
-
     x, weight, residual = arrays
     _shapes.check_rows(x, "x")
     _shapes.check_columns_below(x, "x", 31)
@@ -55,8 +50,6 @@ def _check_forward(arrays: Any, how: Any, _: Any) -> None:
 
 
 def _check_backward(arrays: Any, how: Any, _: Any) -> None:
-    from .. import _shapes
-
     dy, h, weight, rstd, d_new_residual = arrays
     _shapes.check_rows(dy, "dy")
     _shapes.check_columns_below(dy, "dy", 31)
@@ -77,8 +70,6 @@ def _check_backward(arrays: Any, how: Any, _: Any) -> None:
 
 
 def _check_into(arrays: Any, how: Any, _: Any) -> None:
-    from .. import _shapes
-
     _check_backward(arrays[1:], how, None)
     _shapes.check_dtype(arrays[0], "main_grad", _shapes.FLOAT32)
     _check_vector(arrays[0], "main_grad", arrays[1], "dy")
@@ -113,8 +104,6 @@ def _composed_backward(operands: Any, how: Any) -> list[Any]:
 
 def _batch_forward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
     """A batch is one more dimension of rows, unless each element has a weight of its own."""
-    from .._transforms import batched
-
     x, weight, residual, *rest = inputs
     if dims[1] is not None:
         return None
@@ -123,8 +112,6 @@ def _batch_forward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 
 
 def _batch_backward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    from .._transforms import batched
-
     dy, h, weight, rstd, third, *rest = inputs
     if dims[2] is not None or rest[-1] is not None:  # a weight, or its gradient, for each element
         return None

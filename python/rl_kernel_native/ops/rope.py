@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from .. import _call, _check
+from .. import _call, _check, _shapes
 from .._native import module as _C
 from .._operator import Array, Linear, Operator
+from .._transforms import batched
 from .._types import AnyArray, ArrayT
 from ..reference.rope import rope_reference
 
@@ -20,8 +21,6 @@ def _names(transposed: bool) -> tuple[str, str]:
 
 def _check_heads(tensor: Any, name: str, head_axis: int) -> int:
     """The axis of heads, counted from the front."""
-    from .. import _shapes
-
     dims = tensor.dim()
     _shapes.check_dtype(tensor, name, _shapes.FLOATS)
     if dims > 8:
@@ -38,8 +37,6 @@ def _check_heads(tensor: Any, name: str, head_axis: int) -> int:
 
 
 def _check_arrays(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    from .. import _shapes
-
     (q, k, cos, sin, position_ids), (_interleaved, partial_dim, _round, sections, head_axis, transposed) = arrays, how
     name, k_name = _names(transposed)
     axis = _check_heads(q, name, head_axis)
@@ -73,8 +70,6 @@ def _check_angles(
     cos: Any, sin: Any, position_ids: Any, q: Any, q_name: str, rotary_dim: int, tokens: list[int],
     has_sections: bool,
 ) -> None:  # fmt: skip
-    from .. import _shapes
-
     for angles, name in ((cos, "cos"), (sin, "sin")):
         _shapes.check_float32_or(angles, name, q.dtype, f" (that of {q_name})")
         if angles.dim() == 0:
@@ -140,8 +135,6 @@ def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
     """A batch is one more dimension of tokens, unless each element has a table of its own."""
-    from .._transforms import batched
-
     q, k, cos, sin, position_ids, *options = inputs
     if position_ids is not None and tuple(dims[2:4]) != (None, None):
         return None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Literal
 
-from .. import _check
+from .. import _check, _shapes
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
@@ -58,8 +58,6 @@ def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
 
 
 def _check_spans(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
-    from .. import _shapes
-
     _, rewards, _, spans, offsets, span_rewards, _, _, cost, _, _ = arrays
     for name, vector in (("rewards", rewards), ("cost", cost)):
         if vector is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
-from .. import _call, _check, _dispatch
+from .. import _call, _check, _dispatch, _shapes
 from .._native import module as _C
 from .._operator import Array, Linear, Operator
 from .._types import AnyArray, ArrayT, DType, Generic, NamedTuple
@@ -64,8 +64,6 @@ def _gradient_shape(arrays: Any, how: tuple[Any, ...]) -> Any:
 
 
 def _check_backward(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    from .. import _shapes
-
     _shapes.check_dtype(arrays[0], "dsum", _shapes.FLOAT32)
     if arrays[0].dim() != 1:
         raise ValueError(f"dsum: expected shape [num_sequences], got {list(arrays[0].shape)}")

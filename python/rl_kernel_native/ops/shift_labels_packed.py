@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from .. import _check, _dispatch
+from .. import _check, _dispatch, _shapes
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
@@ -30,8 +30,6 @@ MOST_MARKER_IDS = 16
 
 
 def _check_labels(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    from .. import _shapes
-
     ids, (cp_rank, cp_size, _zigzag, ignore_index) = arrays[0], how
     _shapes.check_dtype(ids, "ids", _shapes.INDICES)
     if ids.dim() != 1:
@@ -45,13 +43,11 @@ def _check_labels(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
         raise ValueError(
             f"ids: expected a number of tokens that is a multiple of {cp_size} (cp_size), got {ids.shape[0]}; pad them"
         )
-    if ids.dtype == _shapes.INDICES[0] and not -(1 << 31) <= ignore_index < 1 << 31:
+    if _shapes.dtype_name(ids.dtype) == "int32" and not -(1 << 31) <= ignore_index < 1 << 31:
         raise ValueError(f"ignore_index: expected a number that int32 holds, got {ignore_index}")
 
 
 def _check_spans(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    from .. import _shapes
-
     spans, span_offsets, cu_seqlens = arrays
     _shapes.check_dtype(spans, "spans", _shapes.INDICES)
     if spans.dim() != 2 or (_shapes.is_static(spans) and spans.shape[1] != 2):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, overload
 
-from .. import _call, _check
+from .. import _call, _check, _shapes
 from .._native import module as _C
 from .._operator import Array, Composed, Operator
+from .._transforms import batched
 from .._types import AnyArray, ArrayT
 from ..reference.silu_mul import gelu_mul_reference, silu_mul_reference
 
@@ -35,8 +36,6 @@ def _shape(gate: Any, up: Any) -> list[int]:
 
 
 def _check_gate(arrays: Any, *_: Any) -> None:
-    from .. import _shapes
-
     gate, up = arrays
     name, bits = ("gate_up", 31) if up is None else ("gate", 30)
     _shapes.check_rows(gate, name)
@@ -49,8 +48,6 @@ def _check_gate(arrays: Any, *_: Any) -> None:
 
 
 def _check_gradient(arrays: Any, *_: Any) -> None:
-    from .. import _shapes
-
     dy, gate, up = arrays
     _check_gate((gate, up))
     _shapes.check_rows(dy, "dy")
@@ -99,8 +96,6 @@ def _composed_backward(operands: Any, how: Any) -> list[Any]:
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
     """A batch is one more dimension of rows."""
-    from .._transforms import batched
-
     *options, returns_gate, returns_up = inputs[3:]
     found = apply(*batched(info, dims[:3], inputs[:3]), *options, returns_gate, returns_up)
     wanted = (True, False) if inputs[2] is None else (returns_gate, returns_up)
@@ -108,8 +103,6 @@ def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 
 
 def _batch_forward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    from .._transforms import batched
-
     return apply(*batched(info, dims[:2], inputs[:2]), *inputs[2:]), 0
 
 
