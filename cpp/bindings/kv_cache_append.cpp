@@ -42,8 +42,7 @@ Array read_cache(nb::handle object, const char* name, const Array& tokens) {
   if (v.shape[0] >= (std::int64_t{1} << 31) / page_size) {
     argument_error(a, "expected fewer than 2^31 slots, got shape " + shape_text(a.shape()));
   }
-  if (v.read_only) throw nb::buffer_error((std::string(name) + ": is read-only").c_str());
-  if (overlaps_itself(v)) argument_error(a, "expected strides that do not overlap");
+  require_writable(a);
   require_columns(a);
   return a;
 }

@@ -166,9 +166,16 @@ void check_leading(const RowsArgument& a, const RowsArgument& like) {
                               " (the leading dimensions of " + like.array.name() + ")" + got_shape(a.array));
 }
 
+void check_float32_or(const Array& a, const Array& like) {
+  const DType dtype = like.view().dtype;
+  if (a.view().dtype == DType::kFloat32 || a.view().dtype == dtype) return;
+  const std::string other = dtype == DType::kFloat32 ? "" : std::string(" or ") + name_of(dtype) + " (that of ";
+  dtype_error(a, "float32" + (other.empty() ? "" : other + like.name() + ")"));
+}
+
 void check_bias(const Array& bias, std::int64_t columns, Device device, DType dtype, const char* like) {
   const TensorView& v = bias.view();
-  if (v.dtype != DType::kFloat32 && (v.dtype != dtype || size_of(dtype) != 2)) {
+  if (v.dtype != DType::kFloat32 && v.dtype != dtype) {
     dtype_error(bias, dtype == DType::kFloat32 ? "float32" : std::string("float32 or ") + name_of(dtype) + like);
   }
   require_device(bias, device);
@@ -204,10 +211,14 @@ std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t colu
     argument_error(out, "expected shape [" + std::to_string(rows) + ", " + std::to_string(columns) + "] (" + what +
                             ")" + got_shape(out));
   }
-  if (v.read_only) throw nb::buffer_error((std::string(out.name()) + ": is read-only").c_str());
-  if (overlaps_itself(v)) argument_error(out, "expected strides that do not overlap");
+  require_writable(out);
   require_columns(out);
   return v.stride(0);
+}
+
+void require_writable(const Array& out) {
+  if (out.view().read_only) throw nb::buffer_error((std::string(out.name()) + ": is read-only").c_str());
+  if (overlaps_itself(out.view())) argument_error(out, "expected strides that do not overlap");
 }
 
 void check_apart(const Array& out, const Array& input) {

@@ -54,11 +54,13 @@ void check_shape(const Array& a, std::span<const std::int64_t> shape, const char
 void check_like(const RowsArgument& a, const RowsArgument& like);                         // dtype, device and shape
 void check_gradient_dtype(const char* name, DType dtype, DType rows);                     // float32, or that of dy
 void check_leading(const RowsArgument& a, const RowsArgument& like);  // shapes but for the last dimension
+void check_float32_or(const Array& a, const Array& like);             // or the dtype of `like`
 void check_bias(const Array& bias, std::int64_t columns, Device device, DType dtype, const char* like);
 void check_part(const Array& part, const Array& first);  // of a tree: one shape, contiguous
 // A matrix that a call writes, whose dimensions are called `what`; gives its row stride.
 std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device,
                           const char* what = "out_features, in_features");
+void require_writable(const Array& out);  // no element twice
 void check_apart(const Array& out, const Array& input);
 
 }  // namespace rlk::bindings

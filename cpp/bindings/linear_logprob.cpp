@@ -18,6 +18,10 @@ namespace {
 constexpr std::int64_t kAlign = 256;
 constexpr int kReturnsLargest = 32;  // a bit of `returns`, after those of logprob's outputs
 
+void require_one_stride(const RowLayout& rows, std::int64_t num_rows, const char* name) {
+  if (num_rows > 1 && rows.inner < num_rows) argument_error(name, std::string("expected one stride") + kCopyHint);
+}
+
 // Two arrays or none, and a number.
 struct LoraArguments {
   nb::handle a, b;
@@ -52,9 +56,7 @@ struct HeadArguments {
           ("logits_dtype: expected float32" + other + " (that of hidden), got " + name_of(logits)).c_str());
     }
     if (call.input().num_rows > 0 && weight.out_features < 1) value_error("weight: expected at least one row");
-    if (call.input().num_rows > 1 && call.input().target_rows.inner < call.input().num_rows) {
-      value_error("target: expected one stride" + std::string(kCopyHint));
-    }
+    require_one_stride(call.input().target_rows, call.input().num_rows, "target");
     head.hidden = hidden.view().data;
     head.weight = weight.view().data;
     head.hidden_rows = hidden.rows;
@@ -221,22 +223,10 @@ nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::h
   LinearLogprobBackwardParams p;
   static_cast<LogprobInput&>(p) = a.call.input();
   p.head = a.head;
-  std::vector<Array> rows;
-  rows.reserve(5);
-  const auto read = [&](nb::handle h, const char* name, RowLayout* layout) -> const float* {
-    if (h.is_none()) return nullptr;
-    rows.emplace_back(h, name, "float32");
-    a.call.check_rows(rows.back(), DType::kFloat32, layout);
-    if (layout != nullptr && p.num_rows > 1 && layout->inner < p.num_rows) {
-      value_error(std::string(name) + ": expected one stride" + kCopyHint);
-    }
-    return static_cast<const float*>(rows.back().view().data);
-  };
-  p.lse = read(lse, "lse", nullptr);
-  p.entropy = read(entropy, "entropy", nullptr);
-  p.dlogprob = read(dlogprob, "dlogprob", &p.dlogprob_rows);
-  p.dlse = read(dlse, "dlse", &p.dlse_rows);
-  p.dentropy = read(dentropy, "dentropy", &p.dentropy_rows);
+  const BackwardRows rows(a.call, lse, entropy, dlogprob, dlse, dentropy, &p);
+  if (p.dlogprob != nullptr) require_one_stride(p.dlogprob_rows, p.num_rows, "dlogprob");
+  if (p.dlse != nullptr) require_one_stride(p.dlse_rows, p.num_rows, "dlse");
+  if (p.dentropy != nullptr) require_one_stride(p.dentropy_rows, p.num_rows, "dentropy");
   Results results("linear_logprob", hidden, device, allocate, stream);
   p.dh_segments = dh_segments;
   p.wide_dhidden = wants_hidden && wide;

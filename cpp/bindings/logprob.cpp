@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "call.h"
+#include "linear_args.h"
 #include "logprob_outputs.h"
 
 namespace rlk::bindings {
@@ -105,8 +106,7 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
   if (!std::ranges::equal(out.shape(), logits.shape())) {
     refuse("expected shape " + shape_text(logits.shape()) + ", got " + shape_text(out.shape()));
   }
-  if (v.read_only) throw nb::buffer_error("out: is read-only");
-  if (overlaps_itself(v)) refuse("expected strides that do not overlap");
+  require_writable(out);
   if (v.num_elements() > 0 && v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1)
     refuse("expected a contiguous last dimension (stride 1)");
   bool same = v.data == x.data;
@@ -126,20 +126,8 @@ nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature
                           kept_ids, kept_offsets, vocab_start, vocab_size, exp});
   LogprobBackwardParams p;
   static_cast<LogprobInput&>(p) = call.input();
-  std::vector<Array> rows;
-  rows.reserve(5);
-  const auto read = [&](nb::handle h, const char* name, RowLayout* layout) -> const float* {
-    if (h.is_none()) return nullptr;
-    rows.emplace_back(h, name, "float32");
-    call.check_rows(rows.back(), DType::kFloat32, layout);
-    return static_cast<const float*>(rows.back().view().data);
-  };
-  p.lse = read(lse, "lse", nullptr);
   if (lse.is_none()) throw nb::type_error("lse: expected the lse that logprob returned, got None");
-  p.entropy = read(entropy, "entropy", nullptr);
-  p.dlogprob = read(dlogprob, "dlogprob", &p.dlogprob_rows);
-  p.dlse = read(dlse, "dlse", &p.dlse_rows);
-  p.dentropy = read(dentropy, "dentropy", &p.dentropy_rows);
+  const BackwardRows rows(call, lse, entropy, dlogprob, dlse, dentropy, &p);
   if (!dentropy.is_none() && entropy.is_none())
     throw nb::type_error("entropy: expected the entropy that logprob returned, got None");
 
@@ -153,11 +141,7 @@ nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature
     given.emplace(out, "out", name_of(x.dtype));
     p.dlogits_rows = gradient_layout(*given, call.logits());
     call.check_apart(*given, false);
-    for (const Array& row : rows) {
-      if (ranges_overlap(given->view(), row.view())) {
-        argument_error(*given, std::string("may share memory with ") + row.name());
-      }
-    }
+    for (const Array& row : rows.arrays()) check_apart(*given, row);
     p.dlogits = given->view().data;
     results.add(out);
   }

@@ -93,6 +93,13 @@ void LogprobCall::read(const LogprobArguments& a) {
   read_kept(a);
 }
 
+const float* BackwardRows::read(const LogprobCall& call, nb::handle given, const char* name, RowLayout* layout) {
+  if (given.is_none()) return nullptr;
+  const Array& array = arrays_.emplace_back(given, name, "float32");
+  call.check_rows(array, DType::kFloat32, layout);
+  return static_cast<const float*>(array.view().data);
+}
+
 void LogprobCall::check_device(const Array& array) const {
   if (!(array.view().device == device())) {
     argument_error(array, std::string("expected device ") + name_of(device()) + " (that of " + rows_of_->name() +
@@ -120,19 +127,15 @@ void LogprobCall::check_rows(const Array& array, DType dtype, RowLayout* layout)
 
 void LogprobCall::check_output(const Array& array, DType dtype) const {
   check_rows(array, dtype);
-  if (array.view().read_only) throw nb::buffer_error((std::string(array.name()) + ": is read-only").c_str());
+  require_writable(array);
   check_apart(array, true);
 }
 
 void LogprobCall::check_apart(const Array& output, bool from_logits) const {
   for (const auto* input : {&target_, &temperature_, &kept_ids_, &kept_offsets_}) {
-    if (*input && ranges_overlap(output.view(), (*input)->view())) {
-      argument_error(output, std::string("may share memory with ") + (*input)->name() + ": their addresses overlap");
-    }
+    if (*input) bindings::check_apart(output, **input);
   }
-  if (from_logits && logits_ && ranges_overlap(output.view(), logits_->view())) {
-    argument_error(output, "may share memory with logits: their addresses overlap");
-  }
+  if (from_logits && logits_) bindings::check_apart(output, *logits_);
 }
 
 void LogprobCall::read_temperature(nb::handle temperature) {

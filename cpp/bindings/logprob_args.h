@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "ndarray.h"
 #include "rlk/ops/logprob.h"
@@ -49,6 +50,27 @@ class LogprobCall {
   LogprobInput input_;
   const Array* rows_of_ = nullptr;  // whose leading dimensions are the rows: logits or hidden
   std::optional<Array> logits_, target_, temperature_, kept_ids_, kept_offsets_;
+};
+
+// What a backward reads beside its input, and keeps alive: lse, entropy and gradients of rows.
+class BackwardRows {
+ public:
+  template <class Params>
+  BackwardRows(const LogprobCall& call, nb::handle lse, nb::handle entropy, nb::handle dlogprob, nb::handle dlse,
+               nb::handle dentropy, Params* p) {
+    arrays_.reserve(5);
+    p->lse = read(call, lse, "lse", nullptr);
+    p->entropy = read(call, entropy, "entropy", nullptr);
+    p->dlogprob = read(call, dlogprob, "dlogprob", &p->dlogprob_rows);
+    p->dlse = read(call, dlse, "dlse", &p->dlse_rows);
+    p->dentropy = read(call, dentropy, "dentropy", &p->dentropy_rows);
+  }
+  const std::vector<Array>& arrays() const { return arrays_; }
+
+ private:
+  const float* read(const LogprobCall& call, nb::handle given, const char* name, RowLayout* layout);
+
+  std::vector<Array> arrays_;
 };
 
 float read_temperature_value(nb::handle temperature);

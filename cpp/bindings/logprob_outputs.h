@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "call.h"
+#include "linear_args.h"
 #include "logprob_args.h"
 
 namespace rlk::bindings {
@@ -33,11 +34,7 @@ class Outputs {
       }
       const Array& a = given_.emplace_back(given, kOutputs[i], name_of(dtype_of_output(i)));
       call->check_output(a, dtype_of_output(i));
-      for (std::size_t j = 0; j + 1 < given_.size(); ++j) {
-        if (ranges_overlap(given_[j].view(), a.view())) {
-          argument_error(a, std::string("may share memory with ") + given_[j].name());
-        }
-      }
+      for (std::size_t j = 0; j + 1 < given_.size(); ++j) check_apart(a, given_[j]);
       data[i] = a.view().data;
       results->add(given);
     }

@@ -50,12 +50,7 @@ struct Weight {
       return;
     }
     array.emplace(weight, "weight", "float32 or that of x");
-    const DType t = array->view().dtype, of_rows = like.view().dtype;
-    if (t != DType::kFloat32 && t != of_rows) {
-      dtype_error(*array, of_rows == DType::kFloat32
-                              ? "float32"
-                              : std::string("float32 or ") + name_of(of_rows) + " (that of " + like.array.name() + ")");
-    }
+    check_float32_or(*array, like.array);
     check_vector(*array, like);
   }
   const void* data() const { return array ? array->view().data : nullptr; }
@@ -151,7 +146,7 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
   results.add(&p.dx, g.array.shape(), p.dtype, return_dx);
   if (!main_grad.is_none()) {
     check_vector(given.emplace(main_grad, "main_grad", kFloat32), g);
-    if (given->view().read_only) throw nb::buffer_error("main_grad: is read-only");
+    require_writable(*given);
     check_apart(*given, g.array);
     check_apart(*given, a.array);
     if (w.array) check_apart(*given, *w.array);

@@ -165,12 +165,7 @@ Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, cons
 // cos or sin.
 Array read_angles(nb::handle object, const char* name, const HeadsArgument& q) {
   Array a(object, name, "float32 or that of q");
-  const DType t = a.view().dtype, of_q = q.array.view().dtype;
-  if (t != DType::kFloat32 && t != of_q) {
-    dtype_error(a, of_q == DType::kFloat32
-                       ? "float32"
-                       : std::string("float32 or ") + name_of(of_q) + " (that of " + q.array.name() + ")");
-  }
+  check_float32_or(a, q.array);
   require_device(a, q.array.view().device);
   if (a.view().ndim == 0) argument_error(name, "expected a last dimension of angles, got shape []");
   require_columns(a);
