@@ -81,26 +81,32 @@ std::int64_t sequences_of(const AttentionInput& p) {
 }  // namespace
 
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability) {
-  if (plan.kernel == AttentionKernel::kPairs) return capability == 90 && can_fetch_keys(p);
-  return plan.kernel != AttentionKernel::kWgmma || (capability == 90 && fits_wgmma(p));
+  if (plan.kernel == AttentionKernel::kTiles) return true;
+  if (plan.kernel == AttentionKernel::kWgmma) return capability == 90 && fits_wgmma(p);
+  if (p.dtype == DType::kFloat32) return plan.kernel == AttentionKernel::kFewRows;
+  const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
+  if (rows >= kMostTokens || p.num_q_heads >= kMostTokens || p.num_sequences >= kMostTokens) return false;
+  if (plan.kernel == AttentionKernel::kFewRows) return true;
+  return capability == 90 && can_fetch_keys(p) && (plan.kernel == AttentionKernel::kPairs || p.head_dim > 64);
 }
 
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors) {
   constexpr std::int64_t kFewRows = 32;  // of a sequence: most of a larger tile would be empty
   const std::int64_t sequences = sequences_of(p);
   const AttentionPlan few_rows = {AttentionKernel::kFewRows}, pairs = {AttentionKernel::kPairs};
-  const AttentionPlan wgmma = {AttentionKernel::kWgmma};
+  const AttentionPlan clusters = {AttentionKernel::kClusters}, wgmma = {AttentionKernel::kWgmma};
   if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences && fits_plan(p, few_rows, capability)) {
-    const bool few = SplitGrid(p).blocks <= multiprocessors;  // more hide each other's waits by three a multiprocessor
-    return few && fits_plan(p, pairs, capability) ? pairs : few_rows;
+    const std::int64_t blocks = SplitGrid(p).blocks;
+    if (blocks * SplitGrid::kCluster * 4 / 3 <= multiprocessors && fits_plan(p, clusters, capability)) return clusters;
+    // Not every multiprocessor finds three others for a cluster. More blocks than multiprocessors hide each other's waits, by three a multiprocessor.
+    return blocks <= multiprocessors && fits_plan(p, pairs, capability) ? pairs : few_rows;
   }
   return p.q_tokens >= kWgmmaQueries * sequences && fits_plan(p, wgmma, capability) ? wgmma : AttentionPlan{};
 }
 
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan) {
   if (plan.kernel == AttentionKernel::kWgmma) return 4;
-  const bool splits = plan.kernel == AttentionKernel::kFewRows || plan.kernel == AttentionKernel::kPairs;
-  if (!splits || p.dtype == DType::kFloat32) return 0;
+  if (plan.kernel == AttentionKernel::kTiles || p.dtype == DType::kFloat32) return 0;
   return 4 * SplitGrid(p).end;
 }
 

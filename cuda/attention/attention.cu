@@ -2,6 +2,7 @@
 #include "forward.cuh"
 #if RLK_CUDA_SM90
 #include "forward_sm90.cuh"
+#include "split_clusters_sm90.cuh"
 #include "split_pairs_sm90.cuh"
 #endif
 
@@ -9,11 +10,18 @@ namespace rlk::cuda::RLK_CUDA_ARCH {
 
 void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
 #if RLK_CUDA_SM90
-  if (plan.kernel == AttentionKernel::kWgmma || plan.kernel == AttentionKernel::kPairs) {
+  if (plan.kernel >= AttentionKernel::kPairs) {
     with_element_type(p.dtype, [&](auto t) {
       using T = decltype(t);
       if constexpr (T::kPacked) {
-        plan.kernel == AttentionKernel::kWgmma ? run_attention_wgmma<T>(p, stream) : run_attention_pairs<T>(p, stream);
+        switch (plan.kernel) {
+          case AttentionKernel::kPairs:
+            return run_attention_pairs<T>(p, stream);
+          case AttentionKernel::kClusters:
+            return run_attention_clusters<T>(p, stream);
+          default:
+            return run_attention_wgmma<T>(p, stream);
+        }
       }
     });
     return check(cudaGetLastError(), "launch of attention");

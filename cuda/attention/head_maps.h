@@ -7,8 +7,9 @@
 namespace rlk::cuda {
 
 // Tokens of q (or of what has its shape), or of k or v or their pages, in boxes of `box_tokens` tokens of one head by 64
-// columns.
-inline CUtensorMap attention_map(const AttentionInput& p, const AttentionHeads& a, bool is_query, int box_tokens) {
+// columns, or by 32.
+inline CUtensorMap attention_map(const AttentionInput& p, const AttentionHeads& a, bool is_query, int box_tokens,
+                                 int box_columns = 64) {
   const bool packed = (is_query ? p.cu_seqlens_q : p.cu_seqlens_k) != nullptr;
   const bool paged = !is_query && p.block_table != nullptr;
   HeadsExtent e;
@@ -19,7 +20,7 @@ inline CUtensorMap attention_map(const AttentionInput& p, const AttentionHeads& 
   e.head_stride = e.heads > 1 ? a.head_stride : p.head_dim;
   e.token_stride = e.tokens > 1 ? a.token_stride : p.head_dim;
   e.sequence_stride = e.sequences > 1 ? a.sequence_stride : p.head_dim;
-  return heads_tensor_map(a.data, p.dtype, e, box_tokens);
+  return heads_tensor_map(a.data, p.dtype, e, box_tokens, box_columns * 2);
 }
 
 }  // namespace rlk::cuda

@@ -11,22 +11,27 @@ enum class AttentionKernel : std::int32_t {
   kTiles,    // blocks of 64 rows; float32: 64, or 32 of more than 128 columns
   kFewRows,  // blocks of 16 rows, where a sequence has few; bf16 and fp16: a block for each split
   kPairs,  // sm_90: kFewRows of at most 128 columns that the copy engine can fetch, pages too, for few blocks of threads
-  kWgmma,  // sm_90: bf16 and fp16, heads of 64 and 128 columns that the copy engine can fetch, no softcap
+  kClusters,  // sm_90: kPairs of 65 to 128 columns, by four blocks of threads a split, for fewer yet
+  kWgmma,     // sm_90: bf16 and fp16, heads of 64 and 128 columns that the copy engine can fetch, no softcap
 };
 struct AttentionPlan {
   AttentionKernel kernel = AttentionKernel::kTiles;
 };
-constexpr AttentionPlan kAttentionPlans[] = {
-    {AttentionKernel::kTiles}, {AttentionKernel::kFewRows}, {AttentionKernel::kPairs}, {AttentionKernel::kWgmma}};
+constexpr AttentionPlan kAttentionPlans[] = {{AttentionKernel::kTiles},
+                                             {AttentionKernel::kFewRows},
+                                             {AttentionKernel::kPairs},
+                                             {AttentionKernel::kClusters},
+                                             {AttentionKernel::kWgmma}};
 // Whether a plan can serve a call on `capability` (10 * major + minor), and the one that does on so many multiprocessors.
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability);
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors);
-// Bytes of workspace: a counter of tiles for kWgmma, splits' results for kFewRows and kPairs.
+// Bytes of workspace: a counter of tiles for kWgmma, splits' results for kFewRows, kPairs and kClusters.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
-// kFewRows and kPairs: a block of threads has kRows rows of a key head, a row being a query with a head, and a split. In the
-// workspace, of each row and split: m and l, then, at 16 bytes, O.
+// kFewRows, kPairs and kClusters: a block of threads, or a cluster, has kRows rows of a key head, a row being a query with a
+// head, and a split. In the workspace, of each row and split: m and l, then, at 16 bytes, O.
 struct SplitGrid {
+  static constexpr int kCluster = 4;  // blocks of threads of kClusters
   static constexpr std::int64_t kRows = 16;
   std::int64_t tiles;   // of rows: of a sequence, or, packed, slots of all
   std::int64_t splits;  // that any sequence may have

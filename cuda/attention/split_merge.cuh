@@ -87,7 +87,11 @@ void run_splits(const AttentionParams& p, cudaStream_t stream, Launch&& launch) 
   const SplitGrid grid(p);
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;
   auto* results = static_cast<float*>(p.workspace);
-  const SplitCall call = {static_cast<std::int32_t>(grid.tiles), static_cast<std::int32_t>(grid.splits), results,
+  const SplitCall call = {static_cast<std::uint32_t>(grid.tiles),
+                          static_cast<std::uint32_t>(grid.splits),
+                          static_cast<std::uint32_t>(p.num_kv_heads),
+                          static_cast<std::uint32_t>(p.num_q_heads / p.num_kv_heads),
+                          results,
                           results + grid.sums_at};
   if (grid.blocks > 0) {
     launch(call, checked_blocks(grid.blocks, "attention"));

@@ -33,7 +33,7 @@ class SplitByCopies : SplitRows<T, Tile> {
     same_places_ = p.k.sequence_stride == p.v.sequence_stride && p.k.token_stride == p.v.token_stride;
   }
   __device__ __forceinline__ void run() {
-    if (!this->find()) return;
+    if (!this->find(blockIdx.x)) return;
     const AttentionSpan span(p_, this->sequence_);
     SplitRows<T, Tile>::begin(span);
     k_head_ = attention_head<T>(p_.k, kv_head_);
@@ -149,21 +149,21 @@ class SplitByCopies : SplitRows<T, Tile> {
       if (scores_keys()) {
         this->multiply(keys_at(), s);
         this->hide(block, s);
-        this->largest(s);
+        this->put_largest(s);
       }
       whole = __syncthreads_and(in_memory);  // K was read; every warp's maxima are there
       load<true>(block + Tile::kKeys, whole);
       float factor[2];
       if (Machine::kHasHardwareExp && p_.exp == Exp::kHardware) {
         this->template raise<false>(0, factor);
-        if (scores_keys()) this->template probabilities<Exp::kHardware>(this->reference_, s);
+        if (scores_keys()) this->template put_probabilities<Exp::kHardware>(this->reference_, s);
       } else {
         this->template raise<true>(0, factor);
-        if (scores_keys()) this->template probabilities<Exp::kPortable>(this->reference_, s);
+        if (scores_keys()) this->template put_probabilities<Exp::kPortable>(this->reference_, s);
       }
       copy_async_wait<1>();
       __syncthreads();  // V is there, and every warp's probabilities
-      this->add_probabilities(0);
+      this->add_probabilities(0, threadIdx.x);
       this->accumulate(0, factor, values_at());
     }
   }

@@ -45,17 +45,19 @@ class SplitByPairs : SplitRows<T, Tile> {
       : SplitRows<T, Tile>(p, call, memory, true), maps_(maps) {}
 
   __device__ __forceinline__ void run() {
-    if (!this->find()) return;
-    const AttentionSpan span(p_, this->sequence_);
-    if (threadIdx.x == 0) {
+    const bool loads = warp() >= Tile::kWarps;
+    if (threadIdx.x == 32 * Tile::kWarps) {
       for (int slot = 0; slot < Tile::kSlots; ++slot) {
         mbarrier_init(full(slot), Tile::kLoaders);
         mbarrier_init(empty(slot), Tile::kWarps);
       }
       mbarrier_init_fence();
     }
+    if (!this->find(blockIdx.x)) return;
+    const AttentionSpan span(p_, this->sequence_);
+    if (!loads) this->template load_queries<32 * Tile::kWarps>(span, shared_ + Tile::kWeightsAt);
     __syncthreads();
-    if (warp() >= Tile::kWarps) return fetch(span);
+    if (loads) return fetch(span);
     this->begin(span);
     walk(span);
     this->store(span);
@@ -132,8 +134,8 @@ class SplitByPairs : SplitRows<T, Tile> {
       if (elect_one()) {
 #pragma unroll
         for (int panel = 0; panel < Tile::kPanels; ++panel) {
-          load_head_box(to + panel * Tile::kPanelBytes, map, panel * 64, static_cast<int>(this->kv_head_), token,
-                        sequence, full(at.stage));
+          load_head_box(to + panel * Tile::kPanelBytes, map, panel * 64, this->kv_head_, token, sequence,
+                        full(at.stage));
         }
       }
     }
@@ -171,11 +173,10 @@ class SplitByPairs : SplitRows<T, Tile> {
     AttentionReference mine[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) mine[r] = warp() < 4 ? first[r] : this->reference_[r];
-    this->template probabilities<kExp>(mine, s);
+    this->template put_probabilities<kExp>(mine, s);
   }
 
   __device__ __forceinline__ void walk(const AttentionSpan& span) {
-    this->template load_queries<32 * Tile::kWarps>(span, shared_ + Tile::kWeightsAt);
     copy_async_wait<0>();
     meet();
     this->read_queries(shared_ + Tile::kWeightsAt);
@@ -192,7 +193,7 @@ class SplitByPairs : SplitRows<T, Tile> {
       if (scores) {
         this->multiply(operand(at.stage, which), s);
         this->hide(own, s);
-        this->largest(s);
+        this->put_largest(s);
       }
       free(at.stage);
       at.advance(Tile::kSlots);
@@ -206,8 +207,10 @@ class SplitByPairs : SplitRows<T, Tile> {
       mbarrier_wait_block(full(at.stage), at.phase);
       if (!whole(at.stage)) complete<false>(span, block, at.stage);
       meet();  // V is there, and every warp's probabilities
-      this->add_probabilities(0);
-      if (both) this->add_probabilities(1);
+      if (warp() < 4) {
+        this->add_probabilities(0, threadIdx.x);
+        if (both) this->add_probabilities(1, threadIdx.x);
+      }
       this->accumulate(0, factor[0], operand(at.stage, 0));
       if (both) this->accumulate(1, factor[1], operand(at.stage, 1));
       free(at.stage);

@@ -23,7 +23,8 @@ struct SplitShape {
 
 // Partial results: of row (token, head) and split s, m and l at [row][s][2], O at [row][s][head_dim].
 struct SplitCall {
-  std::int32_t tiles, splits;  // of a SplitGrid
+  std::uint32_t tiles, splits;    // of a SplitGrid
+  std::uint32_t kv_heads, group;  // of query heads; 32 bits, since a division of 64 takes a hundred instructions
   float* rows;
   float* sums;
 };
@@ -56,29 +57,57 @@ class SplitRows {
   __device__ __forceinline__ float* group_sums() const { return reinterpret_cast<float*>(memory_ + Tile::kSumsAt); }
   __device__ __forceinline__ float* factors() const { return reinterpret_cast<float*>(memory_ + Tile::kFactorsAt); }
 
+  // Asks L2 for what a block reads one after the other, lists, pages and queries, of the sequence that it has where each has
+  // one query. `at`: of a SplitGrid's tiles.
+  __device__ __forceinline__ void prefetch(unsigned at) const {
+    const bool packed = p_.cu_seqlens_q != nullptr;
+    const unsigned guess = packed ? at - at * group_ / (Tile::kRows + group_) : at / call_.tiles;
+    const std::int64_t sequence = min(std::int64_t{guess}, p_.num_sequences - 1);
+    const void* from = nullptr;
+    if (lane() < 8) {
+      const unsigned head = kv_head_ * group_ + lane() % group_;
+      const std::int64_t step = packed ? p_.q.token_stride : p_.q.sequence_stride;
+      if (!packed || sequence < p_.q_tokens) {
+        from = static_cast<const typename T::Storage*>(p_.q.data) + sequence * step + head * p_.q.head_stride;
+      }
+    } else if (lane() == 8) {
+      from = packed ? p_.cu_seqlens_q + sequence : p_.seqused_q != nullptr ? p_.seqused_q + sequence : nullptr;
+    } else if (lane() == 9) {
+      from = p_.seqused_k != nullptr ? p_.seqused_k + sequence : nullptr;
+    } else if (lane() == 10) {
+      from = p_.cu_seqlens_k != nullptr ? p_.cu_seqlens_k + sequence : nullptr;
+    } else if (p_.block_table != nullptr) {
+      const std::int64_t page = (attention_split_begin(split_) >> max(page_shift_, 0)) + (lane() - 11) * 32;
+      if (page_shift_ >= 0 && page < p_.max_pages) from = p_.block_table + sequence * p_.table_stride + page;
+    }
+    if (from != nullptr) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+  }
   // Whether the block has rows, and keys that they see. Only then: what is in no sequence has no offsets.
-  __device__ __forceinline__ bool find() {
-    group_ = static_cast<int>(p_.num_q_heads / p_.num_kv_heads);
-    split_ = blockIdx.x % call_.splits;
-    std::int64_t at = blockIdx.x / call_.splits;
-    kv_head_ = at % p_.num_kv_heads;
-    at /= p_.num_kv_heads;
+  __device__ __forceinline__ bool find(unsigned block) {
+    group_ = call_.group;
+    split_ = block % call_.splits;
+    const unsigned of_heads = block / call_.splits, at = of_heads / call_.kv_heads;
+    kv_head_ = static_cast<int>(of_heads % call_.kv_heads);
     if (p_.num_sequences == 0) return false;
+    if (warp() == 0) prefetch(at);
+    std::int64_t first_row;
     if (p_.cu_seqlens_q != nullptr) {
       std::int64_t low = 0, high = p_.num_sequences;  // the last sequence that begins no later
       while (high - low > 1) {
         const std::int64_t middle = (low + high) / 2;
         (first_row_slot(p_, group_, middle) <= at ? low : high) = middle;
       }
-      sequence_ = low;
-      first_row_ = (at - first_row_slot(p_, group_, low)) * Tile::kRows;
+      sequence_ = static_cast<int>(low);
+      first_row = (at - first_row_slot(p_, group_, low)) * Tile::kRows;
     } else {
-      sequence_ = at / call_.tiles;
-      first_row_ = at % call_.tiles * Tile::kRows;
+      sequence_ = static_cast<int>(at / call_.tiles);
+      first_row = at % call_.tiles * Tile::kRows;
     }
     const AttentionSpan span(p_, sequence_);
-    if (first_row_ < 0 || first_row_ >= span.num_queries * group_) return false;
-    last_row_ = min(first_row_ + Tile::kRows, span.num_queries * group_);
+    const std::int64_t rows = span.num_queries * group_;
+    if (first_row < 0 || first_row >= rows) return false;
+    first_row_ = static_cast<unsigned>(first_row);
+    last_row_ = static_cast<unsigned>(min(first_row + Tile::kRows, rows));
     const AttentionRange keys = span.keys_of(AttentionRange{first_row_ / group_, (last_row_ - 1) / group_ + 1});
     first_key_ = static_cast<int>(max(keys.first, attention_split_begin(split_)));
     last_key_ = static_cast<int>(min(keys.last, attention_split_begin(split_ + 1)));
@@ -87,7 +116,7 @@ class SplitRows {
   __device__ __forceinline__ void begin(const AttentionSpan& span) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const std::int64_t row = first_row_ + lane() / 4 + 8 * r;
+      const unsigned row = first_row_ + lane() / 4 + 8 * r;
       const AttentionRange sees = row < last_row_ ? span.keys_of(row / group_) : AttentionRange{0, 0};
       sees_[r][0] = static_cast<int>(sees.first);
       sees_[r][1] = static_cast<int>(sees.last);
@@ -100,6 +129,9 @@ class SplitRows {
     for (auto& tile : sums_) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
   }
 
+  // Whether a lane has a second row in use: in a call of eight query heads a key head or fewer, no lane has. What is computed
+  // of rows that are not in use is never stored.
+  __device__ __forceinline__ bool has_row(int r) const { return r == 0 || last_row_ - first_row_ > 8; }
   __device__ __forceinline__ bool has_key(const AttentionSpan& span, int key) const {
     return key / Tile::kKeys * Tile::kKeys < last_key_ && key < span.num_keys;
   }
@@ -124,7 +156,7 @@ class SplitRows {
     const auto* data = in_memory(static_cast<const typename T::Storage*>(p_.q.data));
     for (int i = threadIdx.x; i < Tile::kRows * Tile::kChunks; i += kThreads) {
       const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
-      const std::int64_t at = first_row_ + row;
+      const unsigned at = first_row_ + row;
       std::int64_t offset = kZeroRow;
       if (at < last_row_) {
         offset = offset_of(p_.q, packed, span.sequence, span.q_first + at / group_) +
@@ -184,39 +216,51 @@ class SplitRows {
       }
     }
   }
-  __device__ __forceinline__ void largest(const float (&s)[4][4]) const {
+  // Of this warp's keys, by the four lanes of a row; r: which of a lane's rows.
+  __device__ __forceinline__ float largest(const float (&s)[4][4], int r) const {
+    float most = s[0][2 * r];
+#pragma unroll
+    for (const auto& tile : s) most = max_nan(max_nan(most, tile[2 * r]), tile[2 * r + 1]);
+    most = max_nan(most, Machine::shuffle_xor(most, 1));
+    return max_nan(most, Machine::shuffle_xor(most, 2));
+  }
+  __device__ __forceinline__ void put_largest(const float (&s)[4][4]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float most = s[0][2 * r];
-#pragma unroll
-      for (const auto& tile : s) most = max_nan(max_nan(most, tile[2 * r]), tile[2 * r + 1]);
-      most = max_nan(most, Machine::shuffle_xor(most, 1));
-      most = max_nan(most, Machine::shuffle_xor(most, 2));
+      if (!has_row(r)) continue;
+      const float most = largest(s, r);
       if (lane() % 4 == 0) maxima()[warp() * 16 + lane() / 4 + 8 * r] = most;
     }
   }
   // Takes in block `which` of those at work; by every warp for all rows.
   template <bool kClamps>
   __device__ __forceinline__ void raise(int which, float (&factor)[2]) {
-    float most[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      factor[r] = 1.0f;
+      if (!has_row(r)) continue;
       const float* of_warps = maxima() + which * 64 + lane() / 4 + 8 * r;
-      most[r] = of_warps[0];
+      float most = of_warps[0];
 #pragma unroll
-      for (int w = 1; w < Tile::kGroups; ++w) most[r] = max_nan(most[r], of_warps[w * 16]);
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      factor[r] = reference_[r].template raise<kClamps>(attention_scale(p_), most[r]);
+      for (int w = 1; w < Tile::kGroups; ++w) most = max_nan(most, of_warps[w * 16]);
+      factor[r] = reference_[r].template raise<kClamps>(attention_scale(p_), most);
       if (warp() == 0 && lane() % 4 == 0) factors()[which * 16 + lane() / 4 + 8 * r] = factor[r];
     }
   }
-  template <Exp kExp>
-  __device__ __forceinline__ void probabilities(const AttentionReference (&reference)[2], float (&s)[4][4]) const {
-    const int group = warp() / 4 * Tile::kGroups + group_of_keys();
+  // Where a group of 32 keys has its sums of a lane's row r, and its probabilities of a step of 16 keys.
+  __device__ __forceinline__ int sums_of(int group, int r) const {
+    return Tile::kSumsAt + ((group * 16 + lane() / 4 + 8 * r) * 8 + lane() % 4 * 2) * 4;
+  }
+  __device__ __forceinline__ int weights_of(int group, int step) const {
+    return Tile::kWeightsAt + (group * 2 + step) * 512 + lane() * 16;
+  }
+  // put_sums(r, float2) of chains 2 * (lane % 4) and the next; put_weights(step, uint4).
+  template <Exp kExp, class PutSums, class PutWeights>
+  __device__ __forceinline__ void probabilities(const AttentionReference (&reference)[2], float (&s)[4][4],
+                                                PutSums&& put_sums, PutWeights&& put_weights) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      if (!has_row(r)) continue;
       const MmaProbability<kExp> probability(reference[r], attention_scale(p_));
       float sum[2];
 #pragma unroll
@@ -227,24 +271,35 @@ class SplitRows {
           sum[i] = tile == 0 ? w : add_rn(sum[i], w);
         }
       }
-      float* to = group_sums() + (group * 16 + lane() / 4 + 8 * r) * 8 + lane() % 4 * 2;
-      to[0] = sum[0];
-      to[1] = sum[1];
+      put_sums(r, make_float2(sum[0], sum[1]));
     }
 #pragma unroll
     for (int step = 0; step < 2; ++step) {  // as the A operand of a step of 16 keys
       const float(&a)[4] = s[2 * step], (&b)[4] = s[2 * step + 1];
-      *reinterpret_cast<uint4*>(memory_ + Tile::kWeightsAt + (group * 2 + step) * 512 + lane() * 16) =
-          make_uint4(T::pack(a[0], a[1]), T::pack(a[2], a[3]), T::pack(b[0], b[1]), T::pack(b[2], b[3]));
+      put_weights(step, make_uint4(T::pack(a[0], a[1]), T::pack(a[2], a[3]), T::pack(b[0], b[1]), T::pack(b[2], b[3])));
     }
   }
-  // A thread of the first four warps has chain threadIdx.x % 8 of row threadIdx.x / 8.
-  __device__ __forceinline__ void add_probabilities(int which) {
-    if (warp() >= 4) return;
-    const float* sums = group_sums() + which * Tile::kGroups * 128 + threadIdx.x;
+  // The same for this block of threads alone.
+  template <Exp kExp>
+  __device__ __forceinline__ void put_probabilities(const AttentionReference (&reference)[2], float (&s)[4][4]) const {
+    const int group = warp() / 4 * Tile::kGroups + group_of_keys();
+    probabilities<kExp>(
+        reference, s, [&](int r, float2 x) { *reinterpret_cast<float2*>(memory_ + sums_of(group, r)) = x; },
+        [&](int step, uint4 x) { *reinterpret_cast<uint4*>(memory_ + weights_of(group, step)) = x; });
+  }
+  // One of 128 threads has chain thread % 8 of row thread / 8.
+  __device__ __forceinline__ void add_probabilities(int which, int thread) {
+    const float* sums = group_sums() + which * Tile::kGroups * 128 + thread;
     float sum = add_rn(sums[0], sums[128]);
     if constexpr (Tile::kGroups == 4) sum = add_rn(sum, add_rn(sums[256], sums[384]));
-    chain_ = add_rn(mul_rn(chain_, factors()[which * 16 + threadIdx.x / 8]), sum);
+    chain_ = add_rn(mul_rn(chain_, factors()[which * 16 + thread / 8]), sum);
+  }
+  // l of a row, by its eight threads.
+  __device__ __forceinline__ float sum_of_chains() const {
+    float l = chain_;
+    l = add_rn(l, Machine::shuffle_xor(l, 1));
+    l = add_rn(l, Machine::shuffle_xor(l, 2));
+    return add_rn(l, Machine::shuffle_xor(l, 4));
   }
   // Adds what block `which` weighs of the block of V at `values`.
   __device__ __forceinline__ void accumulate(int which, const float (&factor)[2], std::uint32_t values) {
@@ -283,21 +338,18 @@ class SplitRows {
     }
   }
 
-  __device__ __forceinline__ std::int64_t index(const AttentionSpan& span, std::int64_t row) const {
+  __device__ __forceinline__ std::int64_t index(const AttentionSpan& span, unsigned row) const {
     const std::int64_t token = row_of(p_, span.sequence, span.q_first + row / group_);
     return (token * p_.num_q_heads + kv_head_ * group_ + row % group_) * call_.splits + split_;
   }
   __device__ __forceinline__ void store(const AttentionSpan& span) const {
-    float l = chain_;
-    l = add_rn(l, Machine::shuffle_xor(l, 1));
-    l = add_rn(l, Machine::shuffle_xor(l, 2));
-    l = add_rn(l, Machine::shuffle_xor(l, 4));
+    const float l = sum_of_chains();
     if (warp() < 4 && threadIdx.x % 8 == 0 && first_row_ + threadIdx.x / 8 < last_row_) {
       call_.rows[index(span, first_row_ + threadIdx.x / 8) * 2 + 1] = l;
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const std::int64_t row = first_row_ + lane() / 4 + 8 * r;
+      const unsigned row = first_row_ + lane() / 4 + 8 * r;
       if (row >= last_row_) continue;
       const std::int64_t at = index(span, row);
       if (warp() == 0 && lane() % 4 == 0) call_.rows[at * 2] = reference_[r].m;
@@ -317,8 +369,8 @@ class SplitRows {
   std::uint32_t shared_;
   bool vectors_;
   int page_shift_;  // of a page's size that is a power of 2, else -1
-  int group_ = 1, split_ = 0;
-  std::int64_t sequence_ = 0, kv_head_ = 0, first_row_ = 0, last_row_ = 0;
+  unsigned group_ = 1, split_ = 0, first_row_ = 0, last_row_ = 0;
+  int sequence_ = 0, kv_head_ = 0;
   int first_key_ = 0, last_key_ = 0;  // of the split that any row sees
   int common_[2];                     // keys that every row sees
   int sees_[2][2];

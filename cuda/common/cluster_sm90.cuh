@@ -23,6 +23,13 @@ __device__ __forceinline__ std::uint32_t map_to_rank(std::uint32_t shared, std::
 __device__ __forceinline__ void store_remote(std::uint32_t remote, std::uint32_t value) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(value) : "memory");
 }
+__device__ __forceinline__ void store_remote_8(std::uint32_t remote, float2 x) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(x.x), "f"(x.y) : "memory");
+}
+__device__ __forceinline__ void store_remote_16(std::uint32_t remote, uint4 x) {
+  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
 // Stores 16 bytes at `remote` and counts them at `remote_barrier`, both in the same block's shared memory.
 __device__ __forceinline__ void store_async_16(std::uint32_t remote, float x, float y, float z, float w,
                                                std::uint32_t remote_barrier) {

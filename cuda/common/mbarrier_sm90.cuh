@@ -23,6 +23,10 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
 __device__ __forceinline__ void mbarrier_arrive_remote(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// The same, and what the thread wrote before is there for who waits by mbarrier_wait.
+__device__ __forceinline__ void mbarrier_arrive_cluster(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity) {
   asm volatile(
       "{\n"

@@ -35,7 +35,8 @@ namespace {
 
 template <int kRank>
 CUtensorMap encode(const void* data, DType dtype, const cuuint64_t (&extents)[kRank],
-                   const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank], L2Reads reads) {
+                   const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank], L2Reads reads,
+                   CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   cuuint32_t steps[kRank];
   for (cuuint32_t& step : steps) step = 1;
   const auto type = dtype == DType::kBFloat16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -46,7 +47,7 @@ CUtensorMap encode(const void* data, DType dtype, const cuuint64_t (&extents)[kR
   CUtensorMap map;
   const CUresult status =
       encoder()(&map, type, kRank, const_cast<void*>(data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error("cuTensorMapEncodeTiled: error " + std::to_string(static_cast<int>(status)));
   }
@@ -63,13 +64,15 @@ CUtensorMap tensor_map(const void* data, DType dtype, std::int64_t rows, std::in
   return encode(data, dtype, extents, strides, box, reads);
 }
 
-CUtensorMap heads_tensor_map(const void* data, DType dtype, const HeadsExtent& e, int box_tokens) {
+CUtensorMap heads_tensor_map(const void* data, DType dtype, const HeadsExtent& e, int box_tokens, int box_bytes) {
   const auto bytes = [&](std::int64_t stride) { return static_cast<cuuint64_t>(stride * size_of(dtype)); };
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(e.columns), static_cast<cuuint64_t>(e.heads),
                                 static_cast<cuuint64_t>(e.tokens), static_cast<cuuint64_t>(e.sequences)};
   const cuuint64_t strides[] = {bytes(e.head_stride), bytes(e.token_stride), bytes(e.sequence_stride)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / size_of(dtype)), 1, static_cast<cuuint32_t>(box_tokens), 1};
-  return encode(data, dtype, extents, strides, box, L2Reads::k256Bytes);
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_bytes / size_of(dtype)), 1, static_cast<cuuint32_t>(box_tokens),
+                            1};
+  return encode(data, dtype, extents, strides, box, L2Reads::k256Bytes,
+                box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 }  // namespace rlk::cuda

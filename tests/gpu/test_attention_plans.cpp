@@ -81,10 +81,11 @@ void take_nan(const Memory& wanted, Memory* memory) {
 }
 
 const char* name_of(const AttentionPlan& plan) {
-  return plan.kernel == AttentionKernel::kFewRows ? ", few rows"
-         : plan.kernel == AttentionKernel::kPairs ? ", pairs"
-         : plan.kernel == AttentionKernel::kWgmma ? ", wgmma"
-                                                  : ", tiles";
+  return plan.kernel == AttentionKernel::kFewRows    ? ", few rows"
+         : plan.kernel == AttentionKernel::kPairs    ? ", pairs"
+         : plan.kernel == AttentionKernel::kClusters ? ", clusters"
+         : plan.kernel == AttentionKernel::kWgmma    ? ", wgmma"
+                                                     : ", tiles";
 }
 
 void run_case(const Case& c) {
@@ -291,7 +292,7 @@ void run_cases() {
   for (const float spread : {1.0f, 60.0f}) {
     Case c{{{3, second + 808}, {2, split + 1}, {5, split}}};
     c.spread = spread;
-    for (const std::int64_t head_dim : {64, 192}) {
+    for (const std::int64_t head_dim : {64, 128, 192}) {
       c.head_dim = head_dim;
       c.window = 0;
       run(c);
