@@ -1,6 +1,6 @@
 // attention, forward, of few queries a sequence, for SM90: a cluster of four blocks of threads has 16 rows and one split, and
-// walks eight blocks of keys at a time. Each block of threads scores two of them, sends their probabilities to all four, and
-// sums its quarter of V's columns over all keys, so that K and V come once. It serves calls of so few splits that four
+// walks eight blocks of keys at a time. A block of threads scores two of them and sends their probabilities to all four. Then
+// it sums its quarter of V's columns over all keys, so that K and V come once. It serves calls of so few splits that four
 // multiprocessors are there for each. Its bits are those of split_mma.cuh. Bound by the chain over keys; numbers: README.md.
 #pragma once
 

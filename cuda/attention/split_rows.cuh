@@ -216,7 +216,7 @@ class SplitRows {
       }
     }
   }
-  // Of this warp's keys, by the four lanes of a row; r: which of a lane's rows.
+  // The largest score of this warp's keys, by the four lanes of a row; r: which of a lane's rows.
   __device__ __forceinline__ float largest(const float (&s)[4][4], int r) const {
     float most = s[0][2 * r];
 #pragma unroll
