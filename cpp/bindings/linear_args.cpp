@@ -97,6 +97,16 @@ Arithmetic read_arithmetic(int code, const TensorView& operand) {
 
 DType read_dtype(int code, DType otherwise) { return code < 0 ? otherwise : static_cast<DType>(code); }
 
+DType read_logits_dtype(int code, DType operands) {
+  const DType logits = read_dtype(code, operands);
+  if (logits != DType::kFloat32 && logits != operands) {
+    const std::string other = operands == DType::kFloat32 ? "" : std::string(" or ") + name_of(operands);
+    throw nb::type_error(
+        ("logits_dtype: expected float32" + other + " (that of hidden), got " + name_of(logits)).c_str());
+  }
+  return logits;
+}
+
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected) {
   // An array has an __index__ that raises where it is not one integer, and waits for its device where it is.
   const bool is_array = !PyLong_Check(value.ptr()) && nb::hasattr(value, "__dlpack__");

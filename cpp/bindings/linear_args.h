@@ -42,6 +42,7 @@ void check_operand(const RowsArgument& a);
 Arithmetic read_arithmetic(int code, const TensorView& operand);
 // `code` is a DType's, or negative for `otherwise`.
 DType read_dtype(int code, DType otherwise);
+DType read_logits_dtype(int code, DType operands);  // float32, or that of the operands
 // A Python integer of 64 bits.
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected);
 int read_segments(nb::handle k_segments, std::int64_t in_features);

@@ -11,11 +11,11 @@
 #include "linear_args.h"
 #include "logprob_outputs.h"
 #include "rlk/ops/sample.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
 
-constexpr std::int64_t kAlign = 256;
 constexpr int kReturnsLargest = 32;  // a bit of `returns`, after those of logprob's outputs
 
 void require_one_stride(const RowLayout& rows, std::int64_t num_rows, const char* name) {
@@ -41,19 +41,12 @@ struct HeadArguments {
                 const LogprobArguments& a)
       : hidden(x, "hidden"),
         weight((check_operand(hidden), w), "weight", hidden, 1),
-        call(a, hidden.array, weight.out_features, read_dtype(logits_dtype, hidden.view().dtype)) {
+        call(a, hidden.array, weight.out_features, read_logits_dtype(logits_dtype, hidden.view().dtype)) {
     if (!b.is_none()) {
       bias.emplace(b, "bias", "float32 or that of hidden");
       check_bias(*bias, weight.out_features, hidden.view().device, hidden.view().dtype, " (that of hidden)");
       head.bias = bias->view().data;
       head.bias_dtype = bias->view().dtype;
-    }
-    const DType logits = call.input().dtype;
-    if (logits != DType::kFloat32 && logits != hidden.view().dtype) {
-      const DType own = hidden.view().dtype;
-      const std::string other = own == DType::kFloat32 ? "" : std::string(" or ") + name_of(own);
-      throw nb::type_error(
-          ("logits_dtype: expected float32" + other + " (that of hidden), got " + name_of(logits)).c_str());
     }
     if (call.input().num_rows > 0 && weight.out_features < 1) value_error("weight: expected at least one row");
     require_one_stride(call.input().target_rows, call.input().num_rows, "target");
@@ -103,26 +96,12 @@ struct HeadArguments {
   }
 };
 
-std::int64_t least_bytes(const WorkspaceRange& range) { return range.least == 0 ? 0 : range.least + kAlign; }
-
-void require_bytes(std::int64_t least, std::int64_t bytes, const char* of) {
-  if (bytes >= least) return;
-  value_error("workspace_bytes: expected at least " + std::to_string(least) + " for " + of + ", got " +
-              std::to_string(bytes));
-}
-
-// As much as is of use, up to `bytes`. The CPU backend has its own.
+// The CPU backend has its own where it is given none.
 template <class Params>
-nb::object allocate_workspace(Params* p, const WorkspaceRange& range, std::int64_t bytes, const Results& results) {
-  // It begins at a multiple of kAlign, wherever the allocator's memory begins.
+nb::object allocate_on_gpu(Params* p, const WorkspaceRange& range, std::int64_t bytes, const Results& results) {
   require_bytes(least_bytes(range), bytes, "this call");
-  if (results.caller().device.type == DeviceType::kCpu || range.most == 0) return nb::none();
-  p->workspace_bytes = std::min(range.most, bytes - kAlign);
-  void* memory = nullptr;
-  nb::object array = take_workspace(results.caller(), p->workspace_bytes + kAlign, &memory);
-  const auto first = reinterpret_cast<std::uintptr_t>(memory);
-  p->workspace = static_cast<unsigned char*>(memory) + (kAlign - first % kAlign) % kAlign;
-  return array;
+  if (results.caller().device.type == DeviceType::kCpu) return nb::none();
+  return allocate_workspace(p, range, bytes, results);
 }
 
 nb::object forward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target, nb::handle temperature,
@@ -146,7 +125,7 @@ nb::object forward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
     }
     results.add(&p.largest, a.call.rows_shape());
   }
-  const nb::object workspace = allocate_workspace(&p, linear_logprob_workspace(p, a.call.device()), bytes, results);
+  const nb::object workspace = allocate_on_gpu(&p, linear_logprob_workspace(p, a.call.device()), bytes, results);
   return results.run(rlk::linear_logprob, p);
 }
 
@@ -166,7 +145,7 @@ nb::object partial(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
   static_cast<LogprobInput&>(p) = a.call.input();
   p.head = a.head;
   results.add(&p.stats, a.hidden.shape_with(kStatsFields));
-  const nb::object workspace = allocate_workspace(&p, linear_logprob_workspace(p, a.call.device()), bytes, results);
+  const nb::object workspace = allocate_on_gpu(&p, linear_logprob_workspace(p, a.call.device()), bytes, results);
   return results.run(rlk::linear_logprob, p);
 }
 
@@ -250,7 +229,7 @@ nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::h
   results.add(&p.dbias, {p.num_columns}, p.dbias_dtype, wants_bias)
       .add(&p.dlora_a, {rank, a.head.in_features}, a.head.dtype, wants_lora_a && rank > 0)
       .add(&p.dlora_b, {p.num_columns, rank}, a.head.dtype, wants_lora_b && rank > 0);
-  const nb::object workspace = allocate_workspace(&p, linear_logprob_backward_workspace(p, device), bytes, results);
+  const nb::object workspace = allocate_on_gpu(&p, linear_logprob_backward_workspace(p, device), bytes, results);
   return results.run(rlk::linear_logprob_backward, p, true);
 }
 

@@ -6,9 +6,7 @@
 #include <string>
 
 #include "call.h"
-#include "linear_args.h"
-#include "row_array.h"
-#include "row_integers.h"
+#include "draw_args.h"
 
 namespace rlk::bindings {
 namespace {
@@ -23,11 +21,7 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
   SampleParams p;
   const Array x = read_logits(logits, &p);
   const TensorView& v = x.view();
-  p.valid_vocab = valid_vocab.is_none() ? p.vocab_size : read_integer(valid_vocab, "valid_vocab", "an integer");
-  if (p.valid_vocab < 1 || p.valid_vocab > p.vocab_size) {
-    argument_error("valid_vocab", "expected an integer in [1, " + std::to_string(p.vocab_size) + "], got " +
-                                      std::to_string(p.valid_vocab));
-  }
+  read_valid_vocab(valid_vocab, &p);
   const std::int64_t most = std::min(kTopLogprobs, p.valid_vocab);
   if (n_logprobs < 0 || n_logprobs > most) {
     argument_error("n_logprobs",
@@ -35,31 +29,9 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
   }
   p.n_logprobs = n_logprobs;
   p.random_stream = random_stream;
-  const RowIntegersArgument seeds(seed, "seed", p.num_rows, &v.device);
-  const RowIntegersArgument samples(sample_id, "sample_id", p.num_rows, &v.device);
-  const RowIntegersArgument positions(position, "position", p.num_rows, &v.device);
-  const RowIntegersArgument firsts(top_k, "top_k", p.num_rows, &v.device);
-  p.seed = seeds.rows();
-  p.sample_id = samples.rows();
-  p.position = positions.rows();
-  p.top_k = firsts.rows();
-  const auto rows = [&](nb::handle given, const char* name, const Dtypes& dtypes) {
-    return RowArray(given, name, dtypes, p.num_rows, v.device);
-  };
-  const RowArray temperatures = rows(temperature, "temperature", kFloat32), shares = rows(top_p, "top_p", kFloat32),
-                 least = rows(min_p, "min_p", kFloat32), flags = rows(greedy, "greedy", kBool);
-  p.temperature = floats_of(temperatures, temperature, "temperature");
+  const DrawArguments arguments(seed, sample_id, position, temperature, top_k, min_p, greedy, v.device, &p);
+  const RowArray shares(top_p, "top_p", kFloat32, p.num_rows, v.device);
   p.top_p = floats_of(shares, top_p, "top_p");
-  p.min_p = floats_of(least, min_p, "min_p");
-  if (flags) {
-    p.is_greedy = static_cast<const std::uint8_t*>(flags->view().data);
-    p.greedy_stride = flags.stride();
-  } else {
-    if (!PyBool_Check(greedy.ptr())) {
-      throw nb::type_error(("greedy: expected a bool or an array of them, got " + kind_of(greedy)).c_str());
-    }
-    p.greedy = greedy.ptr() == Py_True;
-  }
   std::optional<Array> mask;
   if (!allowed.is_none()) {
     const TensorView& m = mask.emplace(allowed, "allowed", kInt32).view();
@@ -80,7 +52,7 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
     p.raw_stride = raw->view().stride(0);
     p.raw_dtype = raw->view().dtype;
   }
-  const RowArray known = rows(row_status, "row_status", kInt32);
+  const RowArray known(row_status, "row_status", kInt32, p.num_rows, v.device);
   if (known) p.row_status = static_cast<const std::int32_t*>(known->view().data);
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);

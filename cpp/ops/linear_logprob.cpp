@@ -18,8 +18,6 @@
 namespace rlk {
 namespace {
 
-constexpr std::int64_t kFewestRows = 128;  // of a forward, at best: a tile of the products
-
 void check_head(const LogprobInput& p, const Head& head) {
   RLK_CHECK(p.num_rows >= 0 && head.in_features >= 0, "linear_logprob: sizes are not negative");
   RLK_CHECK(p.num_rows < std::int64_t{1} << 31, "linear_logprob: fewer than 2^31 rows");
@@ -75,15 +73,6 @@ struct ForwardPieces {
   }
 };
 
-std::int64_t most_rows(const LinearLogprobParams& p, Device device) {
-  std::int64_t low = 1, high = p.num_rows;  // the most of [low, high] that fit, by halves
-  while (low < high) {
-    const std::int64_t middle = (low + high + 1) / 2;
-    ForwardPieces(p, middle, device).bytes <= p.workspace_bytes ? low = middle : high = middle - 1;
-  }
-  return low > kFewestRows ? low / kFewestRows * kFewestRows : low;
-}
-
 // Rows [row, row + rows) of all but the hidden states.
 LinearLogprobParams rows_of(const LinearLogprobParams& p, std::int64_t row, std::int64_t rows) {
   LinearLogprobParams q = p;
@@ -99,7 +88,8 @@ LinearLogprobParams rows_of(const LinearLogprobParams& p, std::int64_t row, std:
 }
 
 void forward_by_rows(const LinearLogprobParams& p, Device device, Stream stream) {
-  const std::int64_t step = most_rows(p, device);
+  const auto bytes_of = [&](std::int64_t rows) { return ForwardPieces(p, rows, device).bytes; };
+  const std::int64_t step = most_rows(p.num_rows, p.workspace_bytes, bytes_of);
   const ForwardPieces pieces(p, step, device);
   for (std::int64_t row = 0; row < p.num_rows; row += step) {
     const std::int64_t rows = std::min(step, p.num_rows - row);
@@ -163,13 +153,6 @@ void forward_of_copies(const LinearLogprobParams& p, Device device, Stream strea
 }
 #endif
 
-void require_workspace(const void* workspace, std::int64_t bytes, std::int64_t least) {
-  RLK_CHECK(bytes >= least, "linear_logprob: workspace_bytes: expected at least " + std::to_string(least) + ", got " +
-                                std::to_string(bytes));
-  RLK_CHECK(workspace != nullptr && reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlign == 0,
-            "linear_logprob: the workspace begins at a multiple of 256 bytes");
-}
-
 // The CPU's own workspace, where a caller gave none.
 template <class Params>
 std::vector<unsigned char> own_workspace(Params* p, const WorkspaceRange& range) {
@@ -208,7 +191,7 @@ void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream) 
   std::vector<unsigned char> own;
   if (device.type == DeviceType::kCpu && p.workspace == nullptr)
     own = own_workspace(&q, linear_logprob_workspace(p, device));
-  require_workspace(q.workspace, q.workspace_bytes, linear_logprob_workspace(p, device).least);
+  require_workspace("linear_logprob", q.workspace, q.workspace_bytes, linear_logprob_workspace(p, device).least);
 #if RLK_WITH_CUDA
   if (device.type == DeviceType::kCuda && is_fused(q, device.index)) {
     return cuda::fused_linear_logprob(q, device.index, stream);
@@ -243,7 +226,7 @@ void linear_logprob_backward(const LinearLogprobBackwardParams& p, Device device
   std::vector<unsigned char> own;
   const WorkspaceRange range = linear_logprob_backward_workspace(p, device);
   if (device.type == DeviceType::kCpu && p.workspace == nullptr) own = own_workspace(&q, range);
-  require_workspace(q.workspace, q.workspace_bytes, range.least);
+  require_workspace("linear_logprob", q.workspace, q.workspace_bytes, range.least);
   compute_gradients(q, device, stream);
 }
 

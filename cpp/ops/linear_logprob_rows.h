@@ -1,48 +1,15 @@
-// What forward and backward of linear_logprob share: pieces of a workspace, rows that are scored, logits in memory.
+// What forward and backward of linear_logprob share: rows that are scored, logits in memory.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
+#include "cpp/ops/workspace.h"
 #include "rlk/kernels/scored_groups.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk {
 
-constexpr std::int64_t kWorkspaceAlign = 256;
 constexpr std::int64_t kRowsOfLogits = 1024;  // that are float32 at a time where gradients or logits are of 16 bits
-
-inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-inline std::int64_t aligned(std::int64_t bytes) { return ceil_div(bytes, kWorkspaceAlign) * kWorkspaceAlign; }
-
-inline unsigned char* at(void* base, std::int64_t bytes) { return static_cast<unsigned char*>(base) + bytes; }
-inline const unsigned char* at(const void* base, std::int64_t bytes) {
-  return static_cast<const unsigned char*>(base) + bytes;
-}
-template <class T>
-T* from_row(T* array, std::int64_t row, std::int64_t each = 1) {
-  return array == nullptr ? nullptr : array + row * each;
-}
-inline RowLayout dense(std::int64_t rows, std::int64_t columns) {
-  return {std::max<std::int64_t>(rows, 1), 0, columns};
-}
-
-// Pieces of a workspace, one after another; of none at all their sizes alone mean something.
-class Pieces {
- public:
-  explicit Pieces(void* base) : base_(reinterpret_cast<std::uintptr_t>(base)) {}
-  template <class T = unsigned char>
-  T* take(std::int64_t bytes) {
-    const std::uintptr_t piece = base_ + static_cast<std::uintptr_t>(used_);
-    used_ += aligned(bytes);
-    return reinterpret_cast<T*>(piece);
-  }
-  std::int64_t used() const { return used_; }
-
- private:
-  std::uintptr_t base_;
-  std::int64_t used_ = 0;
-};
 
 // Rows [row, row + rows) of the hidden states, side by side; zeros where they are not scored. With `groups` those of groups
 // with a scored row come first, and the rest is zeros.

@@ -23,13 +23,13 @@ def _code(dtype: Any) -> int:
     return dtype_code(dtype, "out_dtype")
 
 
-def _check_operand(tensor: Any, name: str) -> None:
+def check_operand(tensor: Any, name: str) -> None:
     _shapes.check_rows(tensor, name)
     if tensor.is_cuda and _code(tensor.dtype) == 0:
         raise TypeError(f"{name}: expected dtype bfloat16 or float16 on {tensor.device}, got float32")
 
 
-def _check_weight(weight: Any, like: Any, dimension: int, like_name: str) -> None:
+def check_weight(weight: Any, like: Any, dimension: int, like_name: str) -> None:
     _shapes.check_dtype_like(weight, "weight", like, like_name)
     if weight.dim() != 2 or weight.shape[dimension] != like.shape[-1]:
         columns = like.shape[-1]
@@ -52,8 +52,8 @@ def check_bias(bias: Any, columns: Any, dtype: Any, like: str) -> None:
 
 def _check_linear(arrays: Any, how: Any, _: Any) -> None:
     (x, weight, bias), (k_segments, out_dtype) = arrays, how[:2]
-    _check_operand(x, "x")
-    _check_weight(weight, x, 1, "x")
+    check_operand(x, "x")
+    check_weight(weight, x, 1, "x")
     check_bias(bias, weight.shape[0], x.dtype, " (that of x)")
     if _code(x.dtype) == 0 != _code(out_dtype):
         raise TypeError(f"out_dtype: expected float32 (that of x), got {out_dtype}")
@@ -68,13 +68,13 @@ def _check_linear(arrays: Any, how: Any, _: Any) -> None:
 
 
 def _check_input_grad(arrays: Any, how: Any, _: Any) -> None:
-    _check_operand(arrays[0], "dy")
-    _check_weight(arrays[1], arrays[0], 0, "dy")
+    check_operand(arrays[0], "dy")
+    check_weight(arrays[1], arrays[0], 0, "dy")
 
 
 def _check_operands(dy: Any, x: Any) -> None:
-    _check_operand(dy, "dy")
-    _check_operand(x, "x")
+    check_operand(dy, "dy")
+    check_operand(x, "x")
     _shapes.check_dtype_like(x, "x", dy, "dy")
     if tuple(x.shape[:-1]) != tuple(dy.shape[:-1]):
         shape = ", ".join([*map(str, dy.shape[:-1]), "features"])

@@ -155,8 +155,18 @@ def _top_k(value: Any) -> Any:
     return count
 
 
-def _sample_id(value: Any) -> Any:
+def sample_id_of(value: Any) -> Any:
     return _check.integer64("sample_id", value) if _check.is_number(value) else given("sample_id", value)
+
+
+def draw_numbers(temperature: Any, top_k: Any, min_p: Any, greedy: Any) -> tuple[Any, Any, Any, Any]:
+    """The four, each a checked number or an array."""
+    return (
+        _temperature(temperature),
+        _top_k(top_k),
+        number_or_rows("min_p", min_p, lambda x: 0 <= x <= 1, "a number in [0, 1]"),
+        greedy if _dispatch.is_array(greedy) else _check.flag("greedy", greedy),
+    )
 
 
 def sample(
@@ -229,16 +239,10 @@ def sample(
     """
     _check.one_of("order", order, ORDERS)
     _check.one_of("return_logprob", return_logprob, tuple(LOGPROBS))
-    keys: tuple[Any, ...] = (seed_of(seed), _sample_id(sample_id), position_of(position))
-    numbers: tuple[Any, ...] = (
-        _temperature(temperature),
-        _top_k(top_k),
-        number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]"),
-        number_or_rows("min_p", min_p, lambda x: 0 <= x <= 1, "a number in [0, 1]"),
-    )
-    if not _dispatch.is_array(greedy):
-        greedy = _check.flag("greedy", greedy)
-    capacity = _capacity(logits, numbers[1], greedy, kept_capacity) if _check.flag("return_kept", return_kept) else -1
+    keys: tuple[Any, ...] = (seed_of(seed), sample_id_of(sample_id), position_of(position))
+    t, k, m, greedy = draw_numbers(temperature, top_k, min_p, greedy)
+    p = number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
+    capacity = _capacity(logits, k, greedy, kept_capacity) if _check.flag("return_kept", return_kept) else -1
     if capacity < 0 and kept_capacity is not None:
         raise ValueError(f"kept_capacity: expected None without return_kept, got {kept_capacity!r}")
     how = (
@@ -252,9 +256,9 @@ def sample(
     )
     penalties = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)
     if penalties is None:
-        return SampleResult(*call(_SAMPLE, (logits, *keys, *numbers, greedy, allowed, None, None), how))
+        return SampleResult(*call(_SAMPLE, (logits, *keys, t, k, p, m, greedy, allowed, None, None), how))
     z, row_status = processed(logits, penalties, order)
-    return SampleResult(*call(_SAMPLE, (z, *keys, *numbers, greedy, allowed, logits, row_status), how))
+    return SampleResult(*call(_SAMPLE, (z, *keys, t, k, p, m, greedy, allowed, logits, row_status), how))
 
 
 def _count(n_logprobs: Any, return_logprob: str) -> int:

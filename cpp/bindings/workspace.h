@@ -1,0 +1,35 @@
+// Memory to work in that a caller bounds.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "call.h"
+#include "rlk/ops/linear_logprob.h"
+
+namespace rlk::bindings {
+
+constexpr std::int64_t kAlign = 256;
+
+inline std::int64_t least_bytes(const WorkspaceRange& range) { return range.least == 0 ? 0 : range.least + kAlign; }
+
+inline void require_bytes(std::int64_t least, std::int64_t bytes, const char* of) {
+  if (bytes >= least) return;
+  value_error("workspace_bytes: expected at least " + std::to_string(least) + " for " + of + ", got " +
+              std::to_string(bytes));
+}
+
+// As much as is of use, up to `bytes`. It begins at a multiple of kAlign, wherever the allocator's memory begins.
+template <class Params>
+nb::object allocate_workspace(Params* p, const WorkspaceRange& range, std::int64_t bytes, const Results& results) {
+  require_bytes(least_bytes(range), bytes, "this call");
+  if (range.most == 0) return nb::none();
+  p->workspace_bytes = std::min(range.most, bytes - kAlign);
+  void* memory = nullptr;
+  nb::object array = take_workspace(results.caller(), p->workspace_bytes + kAlign, &memory);
+  const auto first = reinterpret_cast<std::uintptr_t>(memory);
+  p->workspace = static_cast<unsigned char*>(memory) + (kAlign - first % kAlign) % kAlign;
+  return array;
+}
+
+}  // namespace rlk::bindings

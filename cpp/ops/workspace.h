@@ -1,0 +1,62 @@
+// Workspaces of operators that are made of others, some rows at a time: pieces, how many rows fit, what is refused.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "rlk/base.h"
+
+namespace rlk {
+
+constexpr std::int64_t kWorkspaceAlign = 256;
+constexpr std::int64_t kFewestRows = 128;  // at a time, at best: a tile of the products
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+inline std::int64_t aligned(std::int64_t bytes) { return ceil_div(bytes, kWorkspaceAlign) * kWorkspaceAlign; }
+
+inline unsigned char* at(void* base, std::int64_t bytes) { return static_cast<unsigned char*>(base) + bytes; }
+inline const unsigned char* at(const void* base, std::int64_t bytes) {
+  return static_cast<const unsigned char*>(base) + bytes;
+}
+template <class T>
+T* from_row(T* array, std::int64_t row, std::int64_t each = 1) {
+  return array == nullptr ? nullptr : array + row * each;
+}
+inline RowLayout dense(std::int64_t rows, std::int64_t columns) { return {rows > 1 ? rows : 1, 0, columns}; }
+
+// Pieces of a workspace, one after another; of none at all their sizes alone mean something.
+class Pieces {
+ public:
+  explicit Pieces(void* base) : base_(reinterpret_cast<std::uintptr_t>(base)) {}
+  template <class T = unsigned char>
+  T* take(std::int64_t bytes) {
+    const std::uintptr_t piece = base_ + static_cast<std::uintptr_t>(used_);
+    used_ += aligned(bytes);
+    return reinterpret_cast<T*>(piece);
+  }
+  std::int64_t used() const { return used_; }
+
+ private:
+  std::uintptr_t base_;
+  std::int64_t used_ = 0;
+};
+
+// The most of `num_rows` rows at a time whose pieces fit; bytes_of(rows) ascends.
+template <class Bytes>
+std::int64_t most_rows(std::int64_t num_rows, std::int64_t workspace_bytes, const Bytes& bytes_of) {
+  std::int64_t low = 1, high = num_rows;  // the most of [low, high] that fit, by halves
+  while (low < high) {
+    const std::int64_t middle = (low + high + 1) / 2;
+    bytes_of(middle) <= workspace_bytes ? low = middle : high = middle - 1;
+  }
+  return low > kFewestRows ? low / kFewestRows * kFewestRows : low;
+}
+
+inline void require_workspace(const std::string& op, const void* workspace, std::int64_t bytes, std::int64_t least) {
+  RLK_CHECK(bytes >= least,
+            op + ": workspace_bytes: expected at least " + std::to_string(least) + ", got " + std::to_string(bytes));
+  RLK_CHECK(workspace != nullptr && reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlign == 0,
+            op + ": the workspace begins at a multiple of 256 bytes");
+}
+
+}  // namespace rlk
