@@ -496,6 +496,18 @@ def _sample(d: Draw) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _linear_sample(d: Draw) -> dict[str, Any]:
+    rows, vocab = d.size(0, 1, 4), d.size(1, 9, 130)
+    return {
+        "hidden": d.matrix(rows, 16), "weight": d.matrix(vocab, 16), "seed": d.of(0, 7),
+        "sample_id": d.integers(0, 99, rows), "position": d.of(3, Operand(d.rng.integers(0, 9, rows), "int64")),
+        "bias": d.perhaps(lambda: d.matrix(vocab), 0.3), "temperature": d.of(1.0, 0.7, d.ones(rows)),
+        "top_k": d.of(0, 3), "min_p": d.of(0.0, 0.1), "greedy": d.chance(0.2),
+        "valid_vocab": d.of(None, max(vocab - 2, 1)), "return_logprob": d.of("processed", "raw", "both", "none"),
+        "logits_dtype": d.of(None, "float32"), "exp": "portable",
+    }  # fmt: skip
+
+
 def _scatter_rewards(d: Draw) -> dict[str, Any]:
     shape, cuts, sequences = d.sequences()
     found: dict[str, Any] = {"rewards": d.normal(sequences), "mask": d.mask(shape), "cu_seqlens": cuts}
@@ -589,6 +601,7 @@ CALLS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "linear_logprob_pair": _head_pair,
     "linear_logprob_partial": _head_partial,
     "linear_partial": _linear_partial,
+    "linear_sample": _linear_sample,
     "linear_weight_grad": _linear_weight_grad,
     "logprob": _logprob,
     "logprob_backward": _logprob_backward,

@@ -69,6 +69,7 @@ NOT_CERTIFIED = {
     "group_advantage": "a row is a group: its own tests compare bytes in other batches, orders and forms of groups",
     "importance_weights": _SEQUENCES,
     "kv_cache_append": "moves bytes and computes nothing",
+    "linear_sample": "linear's rows and sample's draw: its own tests compare bytes with theirs, in any workspace",
     "masked_whiten": _BATCH,
     "mismatch_metrics": _BATCH,
     "optimal_token_baseline": "a row is of a group: its own tests compare bytes padded, packed and in other batches",

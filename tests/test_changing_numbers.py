@@ -27,6 +27,7 @@ TARGET = torch.tensor([1, 5, -100, 3])
 LORA_A, LORA_B = torch.randn(2, 16, generator=_generator), torch.randn(9, 2, generator=_generator)
 HEADS = torch.randn(1, 4, 2, 8, generator=_generator)
 OFFSETS = torch.tensor([0, 2, 4])
+KEYS: dict[str, Any] = {"seed": 3, "sample_id": 0, "position": 5}
 TENTHS = tuple(0.1 + 0.05 * i for i in range(5))
 COUNTS = tuple(10 + i for i in range(5))
 
@@ -55,6 +56,11 @@ CALLS: dict[str, tuple[Callable[[Any, Any], Any], Any, tuple[Any, ...]]] = {
         TENTHS,
     ),
     "linear_cross_entropy, z_loss": (lambda x, n: rk.linear_cross_entropy(x, W, TARGET, z_loss=n), X, TENTHS),
+    "linear_sample, temperature": (lambda x, n: rk.linear_sample(x, W, temperature=n, **KEYS).logprob, X, TENTHS),
+    "linear_sample, min_p": (lambda x, n: rk.linear_sample(x, W, min_p=n, **KEYS).logprob, X, TENTHS),
+    "linear_sample, position": (
+        lambda x, n: rk.linear_sample(x, W, seed=3, sample_id=0, position=n).ids, X, COUNTS
+    ),
     "kl, clamp": (lambda x, n: rk.kl(x, B, estimator="k3", clamp=n), A, TENTHS),
     "kl, input_clamp": (lambda x, n: rk.kl(x, B, MASK, estimator="k3", input_clamp=n), A, TENTHS),
     "policy_loss, denominator": (lambda x, n: policy(x, spec=rk.PolicySpec(), denominator=n), A, TENTHS),

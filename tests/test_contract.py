@@ -48,6 +48,7 @@ WITHOUT_GRADIENT = (
     "group_advantage",
     "importance_weights",
     "kv_cache_append",
+    "linear_sample",
     "masked_whiten",
     "mismatch_metrics",
     "scatter_rewards",
@@ -474,6 +475,21 @@ def of_sample() -> str:
     return "; ".join(found)
 
 
+def of_linear_sample() -> str:
+    hidden, weight = (RNG.standard_normal(shape).astype(np.float32) for shape in ((5, 24), (40, 24)))
+    keys: dict[str, Any] = {"seed": 7, "sample_id": np.arange(5), "position": 3, "top_k": 4, "exp": "portable"}
+    got = rk.linear_sample(hidden, weight, return_logprob="both", **keys)
+    of_row, z = (np.arange(5), got.ids), rk.linear(hidden, weight)
+    largest = np.abs(z).max(1)
+    cut, whole = (rk.linear_sample_reference(hidden, weight, top_k=k).logprob[of_row] for k in (4, 0))
+    found = (
+        beyond("linear_sample", "ids", got.ids, rk.sample(z, **keys).ids),
+        beyond("linear_sample", "logprob", got.logprob, cut, max_abs_z=largest),
+        beyond("linear_sample", "raw_logprob", got.raw_logprob, whole, max_abs_z=largest),
+    )
+    return "; ".join(found)
+
+
 # How the tests of each operator compare with float64. A new operator's tests say theirs here.
 CHECKS: dict[str, Callable[[], str]] = {
     "attention": of_attention,
@@ -486,6 +502,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "kv_cache_append": of_kv_cache_append,
     "linear": of_linear,
     "linear_logprob": of_linear_logprob,
+    "linear_sample": of_linear_sample,
     "logprob": of_logprob,
     "masked_whiten": of_masked_whiten,
     "mismatch_metrics": of_mismatch_metrics,

@@ -14,6 +14,7 @@ import rl_kernel_native as rk
 
 S = rk.PolicySpec()
 INTS = torch.int64
+KEYS: dict[str, Any] = {"seed": 1, "sample_id": 0, "position": 0}
 
 
 def z(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -140,6 +141,15 @@ CASES: dict[str, Callable[[], Any]] = {
         z(5, 3), history=(ints(4), ints(5)), presence_penalty=1.0
     ),
     "process_logits: values of the bias": lambda: rk.process_logits(z(5, 3), logit_bias=(ints(4), z(3), ints(6))),
+    "linear_sample: dtype": lambda: rk.linear_sample(ints(5, 3), z(9, 3), **KEYS),
+    "linear_sample: dimensions": lambda: rk.linear_sample(z(2, 5, 3), z(9, 3), **KEYS),
+    "linear_sample: columns of the weight": lambda: rk.linear_sample(z(5, 3), z(9, 4), **KEYS),
+    "linear_sample: dtype of the weight": lambda: rk.linear_sample(z(5, 3), z(9, 3).half(), **KEYS),
+    "linear_sample: rows of the weight": lambda: rk.linear_sample(z(5, 3), z(0, 3), **KEYS),
+    "linear_sample: shape of the bias": lambda: rk.linear_sample(z(5, 3), z(9, 3), bias=z(8), **KEYS),
+    "linear_sample: logits_dtype": lambda: rk.linear_sample(z(5, 3), z(9, 3), logits_dtype="float16", **KEYS),
+    "linear_sample: valid_vocab": lambda: rk.linear_sample(z(5, 3), z(9, 3), valid_vocab=10, **KEYS),
+    "linear_sample: number of temperatures": lambda: rk.linear_sample(z(5, 3), z(9, 3), temperature=z(4), **KEYS),
     "sample: dtype": lambda: rk.sample(ints(5, 3), seed=1, sample_id=0, position=0),
     "sample: dimensions": lambda: rk.sample(z(5), seed=1, sample_id=0, position=0),
     "sample: number of temperatures": lambda: rk.sample(z(5, 3), seed=1, sample_id=0, position=0, temperature=z(4)),

@@ -54,13 +54,25 @@ def test_there_is_an_operator() -> None:
     assert len(FILES) > 60
 
 
-# Where a line of a table is the piece, and how it begins.
-TABLES = {"CUDA dispatch": ("cuda/common/token_operators.inc", "RLK_TOKEN_OPERATOR({op}, ")}
+# Where a line of a table is the piece, and how it begins. What is made of other operators has no kernel of its own.
+OPERATOR_TABLE = "cpp/include/rlk/operators.inc"
+COMPOSED = (OPERATOR_TABLE, "RLK_COMPOSED({op}, ")
+TABLES = {
+    "CUDA dispatch": [("cuda/common/token_operators.inc", "RLK_TOKEN_OPERATOR({op}, "), COMPOSED],
+    **{piece: [COMPOSED] for piece in ("CPU backend", "CUDA kernel", "CUDA figures")},
+    **{piece: [COMPOSED] for piece in ("HIP dispatch", "HIP kernel", "HIP notes")},
+}
 
 
 def in_table(op: str, piece: str) -> bool:
-    table, line = TABLES.get(piece, ("", ""))
-    return bool(table) and "\n" + line.format(op=op) in (ROOT / table).read_text()
+    return any("\n" + line.format(op=op) in (ROOT / table).read_text() for table, line in TABLES.get(piece, ()))
+
+
+def test_what_is_composed_has_its_one_body() -> None:
+    lines = re.findall(r"^RLK_COMPOSED\((\w+), ", (ROOT / OPERATOR_TABLE).read_text(), re.M)
+    assert lines
+    assert not [op for op in lines if not (ROOT / f"cpp/ops/{op}.cpp").is_file()]
+    assert not [op for op in lines if list(ROOT.glob(f"cuda/{op}/*.cu")) or list(ROOT.glob(f"hip/{op}/*.hip"))]
 
 
 @pytest.mark.parametrize("piece", PIECES)
@@ -73,8 +85,8 @@ def test_the_operator_has(op: str, piece: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_the_dispatch_table_has_a_line_of(op: str) -> None:
     """The table declares what every backend defines; a line that no backend serves fails at the link."""
-    lines = (ROOT / "cpp" / "include" / "rlk" / "operators.inc").read_text().splitlines()
-    assert [line for line in lines if line.startswith(f"RLK_RUNS({op}, ")]
+    lines = (ROOT / OPERATOR_TABLE).read_text().splitlines()
+    assert [line for line in lines if line.startswith((f"RLK_RUNS({op}, ", f"RLK_COMPOSED({op}, "))]
 
 
 @pytest.mark.parametrize("op", OPS)

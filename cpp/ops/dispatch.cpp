@@ -71,6 +71,7 @@ void require_backend(const char* op, Device device) {
     return dispatch_workspace<Params>(#operator, RLK_CUDA(function##_workspace_bytes), \
                                       RLK_HIP(function##_workspace_bytes), p, device); \
   }
+#define RLK_COMPOSED(operator, function, Params)
 #include "rlk/operators.inc"
 
 // Where backends are not alike.

@@ -68,6 +68,7 @@ from .ops.linear_logprob import (
     linear_logprob_partial,
     linear_logprob_reference,
 )
+from .ops.linear_sample import linear_sample, linear_sample_reference
 from .ops.logprob import (
     LogprobResult,
     LogprobStatus,
@@ -235,6 +236,8 @@ __all__ = [
     "linear_logprob_reference",
     "linear_partial",
     "linear_reference",
+    "linear_sample",
+    "linear_sample_reference",
     "linear_weight_grad",
     "logprob",
     "logprob_backward",

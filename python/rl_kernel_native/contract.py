@@ -565,6 +565,10 @@ def _rows() -> Iterable[Row]:
     in_one_call = tuple(name for name in TOKEN_SUM if name != "chunks")
     yield Row("linear_logprob", "dlora_b", "backward", "token sum", keeps=in_one_call, **by_units)
     yield Row("linear_logprob", "dlora_a", "backward", "token sum", keeps=("layout", "padding", "runs"), **by_units)
+    of_states = statistics | {"stem": "linear_sample", "keeps": NO_SHARDS}
+    yield Row("linear_sample", "ids", "forward", bound=_BITWISE, **of_states)
+    yield Row("linear_sample", "logprob", "forward", bound=_HEAD_LOGPROB, **of_states)
+    yield Row("linear_sample", "raw_logprob", "forward", bound=_HEAD_LOGPROB, **of_states)
     loss = statistics | {"kind": "composed", "keeps": ("layout", "shards", "runs")}  # over all rows
     yield Row("linear_cross_entropy", "loss", "forward", bound=_CROSS_ENTROPY, **loss)
     yield Row("linear_logprob", "dbias", "backward", "token sum", bound=_carried(_GROUPS), keeps=TOKEN_SUM, **head)

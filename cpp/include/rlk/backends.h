@@ -7,6 +7,9 @@
 #include "rlk/base.h"
 
 #define RLK_WORKSPACE(operator, function, Params)
+#define RLK_COMPOSED(operator, function, Params) \
+  struct Params;                                 \
+  void function(const Params& p, Device device, Stream stream);
 #define RLK_RUNS(operator, function, Params)                    \
   struct Params;                                                \
   void function(const Params& p, Device device, Stream stream); \
@@ -23,9 +26,11 @@ namespace rlk {
 #include "rlk/operators.inc"
 }  // namespace rlk
 #undef RLK_WORKSPACE
+#undef RLK_COMPOSED
 #undef RLK_RUNS
 
 #define RLK_RUNS(operator, function, Params)
+#define RLK_COMPOSED(operator, function, Params)
 #define RLK_WORKSPACE(operator, function, Params)                          \
   std::int64_t function##_workspace_bytes(const Params& p, Device device); \
   namespace cuda {                                                         \
@@ -38,6 +43,7 @@ namespace rlk {
 #include "rlk/operators.inc"
 }  // namespace rlk
 #undef RLK_WORKSPACE
+#undef RLK_COMPOSED
 #undef RLK_RUNS
 
 // What CUDA alone has.

@@ -29,6 +29,7 @@ OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check
     "logprob": logprob.checks,
     "linear": linear.checks,
     "linear_logprob": linear_logprob.checks,
+    "linear_sample": sampling.linear_sample,
     "rms_norm": rms_norm.checks,
     "attention": attention.checks,
     "embedding": embedding.checks,

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..contract import row
+from ..ops import linear as linear_op
+from ..ops import linear_sample as linear_sample_op
 from ..ops import logprob as logprob_op
 from ..ops import process_logits as process_op
 from ..ops import random_bits as random_bits_op
 from ..ops import sample as sample_op
-from .tools import Arrays, Check, timed, within_bound, worst_share
+from .tools import Arrays, Check, round_to, same_results, timed, within_bound, worst_share
 
 
 def random_bits(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
@@ -70,3 +72,33 @@ def sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
     yield timed("logprob of the kept set", replayed)
     yield timed("penalties against float64", penalised)
+
+
+def linear_sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Tokens of hidden states: those of sample of linear, to the bit."""
+    arrays = Arrays(torch, device)
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    random = np.random.default_rng(4)
+    shapes = ((16, 64), (1500, 64))
+    hidden, weight = (round_to(random.standard_normal(shape, np.float32) / 4, dtype) for shape in shapes)
+    operands = [arrays.put(a, dtype) for a in (hidden, weight)]
+    keys: dict[str, Any] = {"seed": 3, "sample_id": arrays.put(np.arange(16)), "position": 5, "exp": "portable"}
+
+    def composed() -> tuple[bool, str]:
+        given = {**keys, "top_k": 40, "temperature": 0.7, "return_logprob": "both"}
+        want = sample_op.sample(linear_op.linear(*operands), **given)
+        got = linear_sample_op.linear_sample(*operands, workspace_bytes=1 << 17, **given)
+        names = ("ids", "logprob", "raw_logprob", "status")
+        ours, theirs = ({name: arrays.get(getattr(r, name)) for name in names} for r in (got, want))
+        return same_results([(ours, theirs)])
+
+    def float64() -> tuple[bool, str]:
+        result = linear_sample_op.linear_sample(*operands, logits_dtype="float32", **keys)
+        ids = arrays.get(result.ids).astype(np.int64)
+        want = linear_sample_op.linear_sample_reference(hidden, weight).logprob[np.arange(16), ids]
+        largest = np.abs(hidden.astype(np.float64) @ weight.astype(np.float64).T).max(1)
+        allowed = row("linear_sample", "logprob").allowed(expected=want, max_abs_z=largest)
+        return within_bound(worst_share(arrays.get(result.logprob), want, allowed))
+
+    yield timed("against float64", float64)
+    yield timed("sample of linear", composed)

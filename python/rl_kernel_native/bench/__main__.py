@@ -136,6 +136,9 @@ def make_parser(program: str) -> argparse.ArgumentParser:
         sequences[-1].add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     sample = operators.add_parser("sample", help="tokens of rows of 128256 logits")
     sample.add_argument("--rows", type=_count, help="default 256 on a GPU, 8 on the CPU")
+    linear_sample = operators.add_parser("linear_sample", help="tokens of hidden states, vocabulary 128256")
+    linear_sample.add_argument("--rows", type=_count, help="default 64 on a GPU, 8 on the CPU")
+    linear_sample.add_argument("--in-features", type=_count, default=4096)
     random_bits = operators.add_parser("random_bits", help="random words of tokens")
     random_bits.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     model = operators.add_parser(
@@ -162,6 +165,7 @@ def make_parser(program: str) -> argparse.ArgumentParser:
         silu_mul,
         random_bits,
         sample,
+        linear_sample,
         model,
         *sequences,
         *advantages,
@@ -215,7 +219,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
         device = _device(torch, options.device)
     except ValueError as error:
         parser.error(str(error))
-    if options.operator in ("linear", "linear_logprob") and device != "cpu" and options.dtype == "float32":
+    products = ("linear", "linear_logprob", "linear_sample")
+    if options.operator in products and device != "cpu" and options.dtype == "float32":
         parser.error(f"--dtype float32: {options.operator} has float32 operands on the CPU alone")
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -269,10 +274,10 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
             seconds=options.seconds, use_compile=not options.no_compile,
         )  # fmt: skip
     elif options.operator in bench_sampling.OPERATORS:
-        few = options.rows or (8 if device == "cpu" else 256)
+        on_cpu, on_gpu = {"sample": (8, 256), "linear_sample": (8, 64), "random_bits": (64, 8192)}[options.operator]
         run = bench_sampling.run(
-            options.operator, few if options.operator == "sample" else rows, device, dtype_name=options.dtype,
-            seconds=options.seconds,
+            options.operator, options.rows or (on_cpu if device == "cpu" else on_gpu), device, dtype_name=options.dtype,
+            seconds=options.seconds, in_features=getattr(options, "in_features", 0),
         )  # fmt: skip
     elif options.operator == "rope":
         heads = (options.q_heads, options.kv_heads)

@@ -1,4 +1,5 @@
-"""What rollouts draw by: random words beside torch's generator, and tokens beside a sort and FlashInfer."""
+"""What rollouts draw by: random words beside torch's generator, tokens beside a sort and FlashInfer, and tokens of
+hidden states beside the product alone."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import rl_kernel_native as rk
 
 from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
 
-OPERATORS = ("random_bits", "sample")
+OPERATORS = ("linear_sample", "random_bits", "sample")
 WORDS = 4  # of a row
 
 
@@ -74,18 +75,52 @@ def _sample(rows: int, dtype: torch.dtype, comparison: Comparison) -> dict[str, 
     return comparison.report("sample", f"[{rows}, {VOCAB}]", str(dtype).removeprefix("torch."), count, rows=rows)
 
 
+def _composed(hidden: Tensor, weight: Tensor, how: dict[str, Any]) -> Any:
+    return rk.sample(rk.linear(hidden, weight), **how)
+
+
+def _once(call: Callable[[], Any], _: int) -> Any:
+    return call()
+
+
+def _linear_sample(rows: int, ins: int, dtype: torch.dtype, comparison: Comparison) -> dict[str, Any]:
+    device = comparison.device
+    hidden = torch.randn(rows, ins, device=device).to(dtype)
+    weight = (torch.randn(VOCAB, ins, device=device) * ins**-0.5).to(dtype)
+    keys: dict[str, Any] = {"seed": 7, "sample_id": torch.arange(rows, device=device), "position": 0}
+    moved = float((VOCAB + rows) * ins * dtype.itemsize)
+    cases: dict[str, dict[str, Any]] = {
+        "temperature": {"temperature": 0.8}, "top-k 50": {"top_k": 50}, "greedy": {"greedy": True},
+    }  # fmt: skip
+    for name, given in cases.items():
+        how = given | keys
+        peers: list[tuple[str, Any]] = [
+            ("rk", partial(rk.linear_sample, hidden, weight, **how)),
+            ("rk.sample of rk.linear", partial(_composed, hidden, weight, how)),
+            ("rk.linear alone", partial(rk.linear, hidden, weight)),
+            ("torch.nn.functional.linear alone", partial(torch.nn.functional.linear, hidden, weight)),
+        ]
+        candidates = [Candidate(peer, partial(_once, call)) for peer, call in peers]
+        comparison.add(name, candidates, moved, operations=2.0 * rows * ins * VOCAB)
+    shape = f"[{rows}, {ins}] x [{VOCAB}, {ins}]"
+    return comparison.report("linear_sample", shape, str(dtype).removeprefix("torch."), 1, rows=rows)
+
+
 def _call(function: Callable[[Tensor], Any], buffers: list[Tensor], call: int) -> Any:
     return function(buffers[call % len(buffers)])
 
 
 def run(
-    operator: str, rows: int, device_name: str, *, dtype_name: str = "float32", seconds: float = 2.0
-) -> dict[str, Any]:
+    operator: str, rows: int, device_name: str, *, dtype_name: str = "float32", seconds: float = 2.0,
+    in_features: int = 4096,
+) -> dict[str, Any]:  # fmt: skip
     """Times every peer; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
     device = torch.device(device_name)
     comparison = Comparison(device, seconds)
     if operator == "sample":
         return _sample(rows, getattr(torch, dtype_name), comparison)
+    if operator == "linear_sample":
+        return _linear_sample(rows, in_features, getattr(torch, dtype_name), comparison)
     ids = torch.arange(rows, device=device)
     generator = torch.Generator(device).manual_seed(7)
 

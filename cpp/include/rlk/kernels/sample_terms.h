@@ -124,7 +124,8 @@ RLK_HD SampleRow sample_row_of(const SampleParams& p, std::int64_t row) {
   r.top_k = p.top_k.template at<Memory>(row);
   const std::int64_t position = p.position.template at<Memory>(row);
   if (!is_temperature(r.temperature)) r.status |= kBadTemperature;
-  if (!(r.top_p > 0.0f && r.top_p <= 1.0f && r.min_p >= 0.0f && r.min_p <= 1.0f) || r.top_k < 0)
+  if (!(r.top_p > 0.0f && r.top_p <= 1.0f && r.min_p >= 0.0f && r.min_p <= 1.0f) || r.top_k < 0 ||
+      r.top_k > p.most_top_k)
     r.status |= kBadParameter;
   if (position < 0 || position >= kPositions) r.status |= kBadPosition;
   r.min_p = add_rn(r.min_p, 0.0f);  // -0 is 0

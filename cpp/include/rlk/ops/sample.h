@@ -65,7 +65,7 @@ enum class SampleOrder : std::uint8_t { kVllm, kHf, kSglang };
 // Bits of status[i] beside LogprobStatus's kNanLogit, kInfLogit, kEmptyRow (nothing present, or all -Inf) and
 // kBadTemperature, which speak of the present columns.
 enum SampleStatus : std::int32_t {
-  kBadParameter = 128,  // top_k < 0, top_p outside (0, 1], or min_p outside [0, 1]
+  kBadParameter = 128,  // top_k outside [0, most_top_k], top_p outside (0, 1], or min_p outside [0, 1]
   kBadPosition = 256,   // outside [0, 2^32)
   kKeptOverflow = 512,
   kBadPenalty = 1024,  // repetition not a finite normal number > 0; presence or frequency not finite
@@ -115,6 +115,7 @@ struct SampleParams {
   RowIntegers top_k, seed, sample_id, position;
   std::int64_t logits_stride = 0, allowed_stride = 0, greedy_stride = 0, raw_stride = 0;  // of rows, elements
   std::int64_t num_rows = 0, vocab_size = 0, valid_vocab = 0;
+  std::int64_t most_top_k = INT64_MAX;  // that a row may ask for
   std::int64_t kept_capacity = 0;
   std::int64_t n_logprobs = 0;  // n, at most valid_vocab
   std::int64_t* ids = nullptr;  // [num_rows] each, contiguous

@@ -1,0 +1,67 @@
+// Python's entry to linear_sample.
+#include "rlk/ops/linear_sample.h"
+
+#include <optional>
+#include <string>
+
+#include "draw_args.h"
+#include "workspace.h"
+
+namespace rlk::bindings {
+namespace {
+
+constexpr int kWantsLogprob = 1, kWantsRaw = 2;
+
+nb::object tokens(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle seed, nb::handle sample_id,
+                  nb::handle position, nb::handle temperature, nb::handle top_k, nb::handle min_p, nb::handle greedy,
+                  nb::handle valid_vocab, int exp, int arithmetic, int logits_dtype, int wants,
+                  nb::handle workspace_bytes, nb::handle allocate, std::uintptr_t stream) {
+  const RowsArgument x(hidden, "hidden");
+  check_operand(x);
+  if (x.view().ndim != 2) {
+    argument_error(x.array, "expected shape [num_rows, in_features], got " + shape_text(x.array.shape()));
+  }
+  const WeightArgument w(weight, "weight", x, 1);
+  if (w.out_features < 1 || w.out_features > kSampleVocab) {
+    argument_error(w.array,
+                   "expected 1 to " + std::to_string(kSampleVocab) + " rows, got " + std::to_string(w.out_features));
+  }
+  const Device device = x.view().device;
+  LinearSampleParams p;
+  p.product.x = x.view().data;
+  p.product.x_rows = x.rows;
+  p.product.weight = w.view().data;
+  p.product.weight_stride = w.stride;
+  p.product.num_rows = x.num_rows;
+  p.product.in_features = w.in_features;
+  p.product.out_features = w.out_features;
+  p.product.dtype = x.view().dtype;
+  std::optional<Array> b;
+  if (!bias.is_none()) {
+    b.emplace(bias, "bias", "float32 or that of hidden");
+    check_bias(*b, w.out_features, device, p.product.dtype, " (that of hidden)");
+    p.product.bias = b->view().data;
+    p.product.bias_dtype = b->view().dtype;
+  }
+  p.product.out_dtype = read_logits_dtype(logits_dtype, p.product.dtype);
+  p.product.arithmetic = read_arithmetic(arithmetic, x.view());
+  p.draw.num_rows = x.num_rows;
+  p.draw.vocab_size = w.out_features;
+  p.draw.top_p.value = 1.0f;
+  read_valid_vocab(valid_vocab, &p.draw);
+  const DrawArguments rows(seed, sample_id, position, temperature, top_k, min_p, greedy, device, &p.draw);
+  p.draw.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
+  const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
+  Results results("linear_sample", hidden, device, allocate, stream);
+  results.add(&p.draw.ids, {x.num_rows})
+      .add(&p.draw.logprob, {x.num_rows}, wants & kWantsLogprob)
+      .add(&p.draw.raw_logprob, {x.num_rows}, wants & kWantsRaw)
+      .add(&p.draw.status, {x.num_rows});
+  const nb::object workspace = allocate_workspace(&p, linear_sample_workspace(p, device), bytes, results);
+  return results.run(rlk::linear_sample, p);
+}
+
+const Functions kFunctions([](nb::module_& m) { define(m, "linear_sample", &tokens); });
+
+}  // namespace
+}  // namespace rlk::bindings

@@ -1,0 +1,143 @@
+"""Tokens from hidden states: arguments, dispatch, results. The contract is cpp/include/rlk/ops/linear_sample.h."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from .. import _check, _dispatch, _shapes
+from .._arithmetic import AS_CALLED, product_unit, resolve_traced_unit
+from .._call import call
+from .._native import module as _C
+from .._operator import Array, Operator
+from .._types import AnyArray, ArrayT, DType, Exp
+from ..reference.linear_sample import linear_sample_reference
+from .linear import _code
+from .linear_traced import check_bias, check_operand, check_weight
+from .random_bits import position_of, seed_of
+from .sample import LOGPROB, LOGPROBS, MOST_COLUMNS, RAW, SampleResult, draw_numbers, sample_id_of
+
+__all__ = ["linear_sample", "linear_sample_reference"]
+
+MOST_TOP_K = 64
+
+
+def _check_head(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    hidden, weight, bias = arrays[:3]
+    valid_vocab, logits = how[0], how[3]
+    check_operand(hidden, "hidden")
+    if hidden.dim() != 2:
+        raise ValueError(f"hidden: expected shape [num_rows, in_features], got {list(hidden.shape)}")
+    check_weight(weight, hidden, 1, "hidden")
+    vocab = weight.shape[0]
+    if type(vocab) is int and not 1 <= vocab <= MOST_COLUMNS:
+        raise ValueError(f"weight: expected 1 to {MOST_COLUMNS} rows, got {vocab}")
+    check_bias(bias, vocab, hidden.dtype, " (that of hidden)")
+    own, given = _shapes.dtype_name(hidden.dtype), _shapes.FLOATS[max(logits, 0)]
+    if given not in ("float32", own):
+        other = "" if own == "float32" else f" or {own}"
+        raise TypeError(f"logits_dtype: expected float32{other} (that of hidden), got {given}")
+    if type(valid_vocab) is int and type(vocab) is int and not 1 <= valid_vocab <= vocab:
+        raise ValueError(f"valid_vocab: expected an integer in [1, {vocab}], got {valid_vocab}")
+
+
+def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
+    rows, wants = (arrays[0].shape[0],), how[4]
+    return rows, rows if wants & LOGPROB else None, rows if wants & RAW else None, rows
+
+
+def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
+    """The unit of a traced call is resolved when it runs."""
+    unit = how[2]
+    if unit == AS_CALLED:
+        unit = resolve_traced_unit(AS_CALLED, "cuda" if arrays[0].is_cuda else "cpu")
+    return _C.linear_sample(*arrays, *how[:2], unit, *how[3:], *tail)
+
+
+_LINEAR_SAMPLE = Operator(
+    "linear_sample",
+    (
+        Array("hidden", "by hand"),
+        Array("weight", "by hand"),
+        Array("bias", "by hand", optional=True),
+        *(Array(name, "integers", number="SymInt") for name in ("seed", "sample_id", "position")),
+        Array("temperature", "row numbers", number="float"),
+        Array("top_k", "integers", number="SymInt"),
+        Array("min_p", "row numbers", number="float"),
+        Array("greedy", "row flags", number="bool"),
+    ),
+    "SymInt? valid_vocab, int exp, int unit, int logits_dtype, int wants, SymInt workspace_bytes",
+    outputs=_outputs,
+    dtypes=("int64", "float32", "float32", "int32"),
+    native=_native,
+    check=_check_head,
+    exp=1,
+    flops=lambda hidden, weight, *_: 2 * math.prod(hidden) * weight[0],
+)
+
+
+def linear_sample(
+    hidden: ArrayT,
+    weight: AnyArray,
+    *,
+    seed: int | AnyArray,
+    sample_id: int | AnyArray,
+    position: int | AnyArray,
+    bias: AnyArray | None = None,
+    temperature: float | AnyArray = 1.0,
+    top_k: int | AnyArray = 0,
+    min_p: float | AnyArray = 0.0,
+    greedy: bool | AnyArray = False,
+    valid_vocab: int | None = None,
+    return_logprob: Literal["processed", "raw", "both", "none"] = "processed",
+    logits_dtype: DType = None,
+    exp: Exp = None,
+    workspace_bytes: int = 512 << 20,
+) -> SampleResult[ArrayT]:
+    """:func:`sample` of a head's logits, of which some rows at a time are in memory.
+
+    Every result has the bytes of ``sample(linear(hidden, weight, bias, out_dtype=logits_dtype), ...)``, in any batch
+    and any workspace. Without ``top_k`` and ``min_p`` the log-probability is that of
+    ``linear_logprob(hidden, weight, ids, bias=bias, temperature=temperature, logits_dtype=...)``, whose logits are
+    float32 unless it is told otherwise. It has no derivative. Under ``torch.autocast`` operands are cast as those of
+    :func:`linear`.
+
+    Args:
+        hidden: ``[num_rows, in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
+        weight: ``[vocab_size, in_features]``, of the dtype of ``hidden``; rows contiguous, any stride between them; at
+            most 2^19 rows.
+        seed, sample_id, position: as for :func:`sample`; each a number, or ``[num_rows]``.
+        bias: ``[vocab_size]``, of the dtype of ``hidden`` or float32; contiguous.
+        temperature, min_p, greedy, valid_vocab, return_logprob, exp: as for :func:`sample`.
+        top_k: as for :func:`sample`, at most 64; a row that asks for more has ``SampleStatus.BAD_PARAMETER``.
+        logits_dtype: what the logits are rounded to: that of ``hidden`` (default) or float32.
+        workspace_bytes: most memory to work in. More rows go together in more; no bit depends on it.
+    Returns:
+        :class:`SampleResult` with ids, log-probabilities and status; the n best and kept sets are None.
+    Raises:
+        TypeError for a dtype, a type or an argument of :func:`sample` that it does not have; ValueError for a shape, a
+        device or a value; RuntimeError where no kernel of this build serves the device. Bad entries of per-row arrays
+        are a status of their row.
+    Source:
+        the contract; docs/numerics.md, rules 1, 4 and 5.
+    Example:
+        >>> hidden, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0], [3.0, 0.0], [0.0, 2.0]])
+        >>> rk.linear_sample(hidden, weight, seed=7, sample_id=0, position=0, greedy=True).ids
+        tensor([2])
+    """
+    _check.one_of("return_logprob", return_logprob, tuple(LOGPROBS))
+    keys: tuple[Any, ...] = (seed_of(seed), sample_id_of(sample_id), position_of(position))
+    t, k, p, flags = draw_numbers(temperature, top_k, min_p, greedy)
+    if _check.is_number(k) and k > MOST_TOP_K:
+        raise ValueError(f"top_k: expected an integer in [0, {MOST_TOP_K}] (0 cuts nothing), got {k}")
+    logits = _code(logits_dtype, "logits_dtype")
+    workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
+    traced = False
+    if _dispatch.is_tensor(hidden):
+        from .._torch import autocast, is_compiling
+
+        traced = is_compiling()  # which cannot read the context of rk.arithmetic
+        hidden, weight, bias = autocast(hidden, weight, bias)
+    how = (valid_vocab, exp, AS_CALLED if traced else product_unit(), logits, LOGPROBS[return_logprob], workspace_bytes)
+    ids, logprob, raw_logprob, status = call(_LINEAR_SAMPLE, (hidden, weight, bias, *keys, t, k, p, flags), how)
+    return SampleResult(ids, logprob, raw_logprob, None, None, None, None, None, None, status)
