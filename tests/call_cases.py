@@ -26,8 +26,8 @@ class Operand(NamedTuple):
 
 # Public functions that compute nothing from arrays.
 NOT_OPERATORS = {
-    "arithmetic", "canonical_blas", "checkpoint_contexts", "compare", "current_arithmetic", "patch_model", "status",
-    "trace", "unpatch_model", "workspace_stats",
+    "arithmetic", "canonical_blas", "checkpoint_contexts", "compare", "current_arithmetic", "enable", "patch_model",
+    "status", "trace", "unpatch_model", "workspace_stats",
 }  # fmt: skip
 OPERATORS = [
     name
