@@ -1,10 +1,24 @@
 // The instruction sets of the CPU backends: which there are, their names, and the choice of one.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <string>
+
 #include "cpu/isa.h"
 #include "rlk/base.h"
 
 namespace {
+
+// The first test of this file: others choose.
+TEST(Isa, TheWidestOfTheCpuIsTakenUnlessAnotherIsWanted) {
+  const char* wanted = std::getenv("RLK_CPU_ISA");
+  rlk::cpu::Isa expected = rlk::cpu::Isa::kBaseline;
+  for (const auto isa : rlk::cpu::kIsas) {
+    const bool taken = wanted == nullptr || *wanted == 0 || std::string(wanted) == rlk::cpu::isa_name(isa);
+    if (rlk::cpu::isa_supported(isa) && taken) expected = isa;
+  }
+  EXPECT_EQ(rlk::cpu::isa(), expected);
+}
 
 TEST(Isa, TheBaselineIsAlwaysThere) {
   EXPECT_TRUE(rlk::cpu::isa_supported(rlk::cpu::Isa::kBaseline));

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import rl_kernel_native as rk
-from call_cases import CALLS, OPERATORS, Draw
-from fuzz_calls import Attempt, Given, Plan, Wrong, _given, _of_error
+from call_cases import CALLS, FLOATS, OPERATORS, Draw
+from fuzz_calls import OBJECTS, Attempt, Given, Plan, Wrong, _given, _of_error
 
 torch = pytest.importorskip("torch")
 
@@ -83,6 +83,30 @@ def test_something_else_beside_each_operand_is_named(operator: str) -> None:
             assert not fault, (operand, what, [n for n, v in plan.arguments.items() if v is not None], fault)
             tried += error is not None
     assert tried, operator  # the table has something that the operator refuses
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_each_kind_of_object_in_the_place_of_an_operand_is_named(operator: str, with_gradients: bool) -> None:
+    """Also of what is written, and of what a backward adds to."""
+    seen: set[str] = set()
+    for right, operand in plans(operator):
+        if operand in seen or operand not in right.arrays() or (with_gradients and right.numpy):
+            continue
+        seen.add(operand)
+        for what, make in OBJECTS.items():
+            if what in ("None", "a parameter"):  # which an operand may be
+                continue
+            plan = copy.deepcopy(right)
+            plan.arguments[operand] = Wrong(make, what)
+            plan.mutated[operand] = what
+            plan.hostile.add(operand)
+            for name in plan.arrays() if with_gradients else ():
+                given = plan.arguments[name]
+                given.gradient = not given.operand.written and given.operand.dtype in FLOATS
+            error = Attempt(plan).error
+            fault = "" if error is None else _of_error(plan, error)
+            assert not fault, (operand, what, [n for n, v in plan.arguments.items() if v is not None], fault)
 
 
 def required_and_perhaps_none() -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_grad_enabled
+from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_grad_enabled, require_dense
 
 
 def check(main_grad: Any, weight: Any, **operands: Any) -> None:
@@ -27,6 +27,9 @@ def check(main_grad: Any, weight: Any, **operands: Any) -> None:
         raise ValueError("main_grad: weight requires no gradient, so nothing would be added")
     if type(main_grad).__name__ == "DTensor":
         raise TypeError("main_grad: expected a local tensor, got a DTensor; pass main_grad.to_local()")
+    for name, tensor in (("main_grad", main_grad), ("weight", weight), *operands.items()):
+        if isinstance(tensor, Tensor):
+            require_dense(tensor, name)
     if main_grad.dtype != torch.float32:
         raise TypeError(f"main_grad: expected dtype float32, got {main_grad.dtype}")
     if main_grad.shape != weight.shape:

@@ -286,6 +286,7 @@ def _divisor(denominator: Any, total: Any, counts: Any) -> Any:
 def _of_device(denominator: Any, like: Any) -> Any:
     if not _dispatch.is_tensor(denominator):
         raise TypeError(f"denominator: expected a number or a torch.Tensor, got {type(denominator).__name__}")
+    _torch().require_tensors(denominator=denominator)
     if denominator.requires_grad:
         raise ValueError("denominator: has no gradient here; pass denominator.detach()")
     if denominator.device != like.device:

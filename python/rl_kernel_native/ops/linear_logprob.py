@@ -303,7 +303,7 @@ def linear_logprob_pair(
         ref_found = linear_logprob(
             ref[0], ref[1], target, bias=ref[2], lora_a=ref[3], lora_b=ref[4], lora_scale=ref_lora_scale, **of_both
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, BufferError) as error:
         names = r"\b(hidden|weight|bias|lora_a|lora_b|lora_scale)\b"
         of_reference = re.sub(names, r"ref_\1", str(error))
         if of_reference == str(error):  # one that names no argument, of what they hold

@@ -389,6 +389,7 @@ def rms_norm_backward(
         return _call.accumulate(_INTO, main_grad, arrays, how)[0], main_grad
     dtype: Any = code if asked else None
     if asked and code < 0 and _dispatch.is_tensor(weight):
+        _dispatch.dtype_code(weight.dtype, "weight")  # type: ignore[union-attr]
         dtype = weight.dtype  # type: ignore[union-attr]
     elif asked and code >= 0 and _dispatch.is_tensor(dy):
         dtype = getattr(_dispatch.torch_module(), ("float32", "bfloat16", "float16")[code])
