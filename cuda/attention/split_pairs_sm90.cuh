@@ -37,6 +37,14 @@ struct PairMaps {
   std::int32_t box;  // tokens: of a page, at most a block
 };
 
+// Eight warps that multiply and four that load, one of which set the barriers up: those that load go on as soon as all four
+// know, and the others need not wait for what they ask for.
+__device__ __forceinline__ void begin_loading() {
+  asm volatile("bar.sync 2, 128;" ::: "memory");
+  asm volatile("bar.arrive 3, 384;" ::: "memory");
+}
+__device__ __forceinline__ void begin_multiplying() { asm volatile("bar.sync 3, 384;" ::: "memory"); }
+
 template <class T, class Tile>
 class SplitByPairs : SplitRows<T, Tile> {
  public:
@@ -55,9 +63,12 @@ class SplitByPairs : SplitRows<T, Tile> {
     }
     if (!this->find(blockIdx.x)) return;
     const AttentionSpan span(p_, this->sequence_);
-    if (!loads) this->template load_queries<32 * Tile::kWarps>(span, shared_ + Tile::kWeightsAt);
-    __syncthreads();
-    if (loads) return fetch(span);
+    if (loads) {
+      begin_loading();
+      return fetch(span);
+    }
+    this->template load_queries<32 * Tile::kWarps>(span, shared_ + Tile::kWeightsAt);
+    begin_multiplying();
     this->begin(span);
     walk(span);
     this->store(span);
