@@ -43,9 +43,21 @@ def test_every_drawn_fault_has_tests_and_changes_its_line(tool: Any) -> None:
         own, others, compiled = tool.tests_of(fault)
         assert others, fault.name
         of_file = own or compiled or Path(fault.path).stem in tool.SHARED
-        assert of_file, f"{fault.name} has no tests but those of all operators"
+        assert of_file, f"{fault.name} has no tests of its own: name them in SHARED or OF_STEM"
         source = (tool.ROOT / fault.path).read_text()
         assert source[fault.begin : fault.end] != fault.text, fault.name
+
+
+def test_refusals_are_tried_first_and_fuzzing_last(tool: Any) -> None:
+    own, _, _ = tool.tests_of(SimpleNamespace(path="python/rl_kernel_native/ops/rope.py"))
+    assert (own[0], own[-1]) == ("tests/test_rope_bad_input.py", "tests/test_rope_fuzz.py")
+    assert "tests/test_rope.py" in own
+
+
+def test_faults_that_are_called_equivalent_are_ones_that_may_be_drawn(tool: Any) -> None:
+    every = {(f.path, tool.planted_line(f)) for layer in tool.LAYERS for f in tool.faults_of(layer)}
+    assert set(tool.EQUIVALENT) <= every, "a line that changed is judged anew: take it out"
+    assert all(tool.EQUIVALENT.values())
 
 
 def test_files_are_drawn_by_pattern(tool: Any) -> None:

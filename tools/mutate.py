@@ -94,19 +94,24 @@ OF_STEM = {
     "half": ["linear", "rms_norm"], "torch_state": ["torch", "engine"], "row_integers": ["sample", "random_bits"],
     "isa": ["logprob", "kl"], "rows": ["rms_norm", "silu_mul"], "simd": ["logprob", "kl", "rms_norm"],
     "thread_pool": ["logprob", "gae"], "divisor": ["policy_loss"], "quad": ["policy_loss"], "ieee": ["kl", "logprob"],
-    "random_words": ["random_bits"], "row_split": ["silu_mul", "embedding"],
+    "draw_args": ["sample", "random_bits"], "workspace": ["linear_logprob"], "random_words": ["random_bits"],
+    "row_split": ["silu_mul", "embedding"],
 }  # fmt: skip
 ANY = ["test_exact_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input", "test_token_model",
        "test_other_device"]  # fmt: skip
 # Compiled calls run the same formulas: of a file that is no part of the way to torch they are left out.
 OF_TORCH = re.compile(r"python/rl_kernel_native/(_\w+|ops/\w+_(torch|traced|autograd))\.py")
 
-# PATH: TEXT OF THE LINE -> why no test can notice. A line that changes leaves the table and is judged anew.
+# PATH, THE LINE WITH THE FAULT -> why no test can notice. A line that changes leaves the table and is judged anew.
 EQUIVALENT: dict[tuple[str, str], str] = {
     (
         "cpp/cpu/group_advantage.cpp",
-        "const std::int64_t size = p.num_sequences / std::max<std::int64_t>(groups.count(), 1);",
+        "const std::int64_t size = p.num_sequences / std::min<std::int64_t>(groups.count(), 1);",
     ): "how many groups a thread takes at once; sequences without a group were refused above",
+    (
+        "cpp/cpu/pack.cpp",
+        "while (t < p_.num_tokens && (position < 0 ? at(t) < 0 : at(t) == position + t + first)) ++t;",
+    ): "runs of tokens that are copied at once end early; kept tokens have ascending positions, so none ends late",
 }
 
 UNDECIDED = "undecided"  # a machine with other work, a test that fails without the fault: it counts neither way
@@ -280,6 +285,7 @@ def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
         parts = longest or next((OF_STEM[k] for k in sorted(OF_STEM, key=len)[::-1] if stem.startswith(k)), [])
         own = sorted(p.stem for part in parts for p in (ROOT / "tests").glob(f"test_{part}*.py"))
     compiled = sorted({p.stem for part in parts for p in (ROOT / "tests").glob(f"test_{part}*.cpp")})
+    own.sort(key=lambda name: (name.endswith("_fuzz"), not name.endswith("_bad_input")))  # the quickest first
     others = [name for name in dict.fromkeys([*shared, *ANY]) if name not in own]
     return (
         *([f"tests/{n}.py" for n in names if (ROOT / f"tests/{n}.py").exists()] for names in (own, others)),
@@ -400,6 +406,12 @@ class Copy:
             path.write_text(whole)
 
 
+def planted_line(fault: Fault) -> str:
+    source = (ROOT / fault.path).read_text()
+    begin, end = source.rfind("\n", 0, fault.begin) + 1, source.find("\n", fault.end)
+    return (source[begin : fault.begin] + fault.text + source[fault.end : end]).strip()
+
+
 def shown(fault: Fault) -> str:
     source = (ROOT / fault.path).read_text()
     line = source.split("\n")[fault.line - 1].strip()
@@ -443,8 +455,7 @@ def main() -> int:
     left = faults[::-1]
     while left:
         fault = left.pop()
-        line = (ROOT / fault.path).read_text().split("\n")[fault.line - 1].strip()
-        if reason := EQUIVALENT.get((fault.path, line)):
+        if reason := EQUIVALENT.get((fault.path, planted_line(fault))):
             print(f"equivalent {fault.name}: {reason}", flush=True)
             continue
         began = time.monotonic()
