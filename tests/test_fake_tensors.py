@@ -172,3 +172,13 @@ def test_fake_tensors_meet_the_errors_of_tensors(case: str) -> None:
     want = refusal(call)
     with FakeTensorMode():
         assert refusal(call) == want
+
+
+@pytest.mark.parametrize("operator", ["group_advantage", "optimal_token_baseline"])
+def test_offsets_of_no_group_are_refused_without_memory_too(operator: str) -> None:
+    """The shape tells that they end with 0, which is not the number of sequences."""
+    with FakeTensorMode():
+        tokens, offsets = torch.zeros(2, 3), torch.zeros(1, dtype=torch.int64)
+        arrays = (tokens[:, 0],) if operator == "group_advantage" else (tokens, tokens, tokens)
+        with pytest.raises(ValueError, match=r"^group_offsets: expected 2 \(the number of sequences\) last"):
+            getattr(rk, operator)(*arrays, group_offsets=offsets)

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <string>
 
 #include "cpu/isa.h"
@@ -18,6 +19,21 @@ TEST(Isa, TheWidestOfTheCpuIsTakenUnlessAnotherIsWanted) {
     if (rlk::cpu::isa_supported(isa) && taken) expected = isa;
   }
   EXPECT_EQ(rlk::cpu::isa(), expected);
+}
+
+TEST(Isa, WhatTheKernelListsIsSupported) {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line) && line.rfind("flags", 0) != 0) {
+  }
+  if (line.rfind("flags", 0) != 0) GTEST_SKIP() << "no x86-64 Linux";
+  const auto has = [&](const char* flag) {
+    return (line + ' ').find(std::string(" ") + flag + ' ') != std::string::npos;
+  };
+  const bool avx2 = has("avx2") && has("fma") && has("f16c");
+  EXPECT_EQ(rlk::cpu::isa_supported(rlk::cpu::Isa::kAvx2), avx2);
+  const bool avx512 = avx2 && has("avx512f") && has("avx512bw") && has("avx512dq") && has("avx512vl");
+  EXPECT_EQ(rlk::cpu::isa_supported(rlk::cpu::Isa::kAvx512), avx512);
 }
 
 TEST(Isa, TheBaselineIsAlwaysThere) {

@@ -109,9 +109,21 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "const std::int64_t size = p.num_sequences / std::min<std::int64_t>(groups.count(), 1);",
     ): "how many groups a thread takes at once; sequences without a group were refused above",
     (
+        "cpp/cpu/importance_weights_lanes.cpp",
+        "for (std::int64_t k = 0; k <= count; k += kLanes) {",
+    ): "a load and a store of 0 elements touch nothing",
+    (
         "cpp/cpu/pack.cpp",
         "while (t < p_.num_tokens && (position < 0 ? at(t) < 0 : at(t) == position + t + first)) ++t;",
     ): "runs of tokens that are copied at once end early; kept tokens have ascending positions, so none ends late",
+    (
+        "cpp/cpu/rope_lanes.cpp",
+        "if (second >= 0) store_at<T>(row.y + at_b, second, b);",
+    ): "a store of 0 elements writes nothing",
+    (
+        f"{PACKAGE}/ops/gae.py",
+        'for name, share in zip(("gamma", "lam"), how[:2], strict=True):',
+    ): "each operator of the file has two options or more",
 }
 
 UNDECIDED = "undecided"  # a machine with other work, a test that fails without the fault: it counts neither way
