@@ -192,8 +192,8 @@ def test_cpu_and_hip_attention_has_the_same_bytes(first: int, monkeypatch: pytes
         problem = attention_fuzz.make(number)
         call = problem.sequences.call(problem.form)
         want = attention_cases.results(call, **problem.options)
-        options = attention_fuzz.moved_options(problem.options, on_device)
-        got = attention_cases.results(attention_fuzz.moved(call, on_device), **options)
+        there, options = attention_cases.moved(on_device, (call, problem.options))
+        got = attention_cases.results(there, **options)
         found = fuzz.differing(tuple(want.values()), back(tuple(got.values())))
         assert not found, f"{problem.name}: {found}"
 
