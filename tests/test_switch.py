@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +27,14 @@ torch = pytest.importorskip("torch")
 def test_other_names_are_errors(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         rk.enable(**options)
+
+
+def test_a_process_that_leaves_it_on_ends_without_a_word() -> None:
+    framework_sources.imported("trl", "trl")
+    command = "import rl_kernel_native as rk; rk.enable(trainer='trl')"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Exception ignored" not in done.stderr, done.stderr
 
 
 @pytest.fixture

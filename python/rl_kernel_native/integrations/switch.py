@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
@@ -65,6 +66,13 @@ def enable(rollout: str | None, trainer: str | None) -> Enabled:
         found._stack = stack.pop_all()
     _open.append(found)
     return found
+
+
+@atexit.register
+def _close_all() -> None:
+    """While the modules that contexts give back to are still there."""
+    for found in list(_open):
+        found.close()
 
 
 @contextlib.contextmanager
