@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +41,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
     def run(ops: str) -> tuple[int, str, list[dict[str, float]]]:
         command = [sys.executable, str(EXAMPLE), "--ops", ops, "--steps", str(STEPS), "--log", str(folder / ops)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        with socket.socket() as free:  # TRL looks for one, too, and both would find the same
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MASTER_PORT": port}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, cwd=folder)
         assert (folder / ops).exists(), done.stderr[-4000:]
         return done.returncode, done.stdout.splitlines()[-1], json.loads((folder / ops).read_text())
