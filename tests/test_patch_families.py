@@ -41,6 +41,33 @@ def test_all_dense_operators_are_proved_and_served(name: str, dtype: Any) -> Non
     assert torch.equal(logits_of(model), want)
 
 
+@pytest.mark.parametrize("name", DENSE)
+def test_activations_whose_elements_lie_apart_are_read(name: str) -> None:
+    """As a projector of images hands them to a norm, and hooks to anything."""
+    model = family(name, torch.float32)
+    layer = model.model.layers[0]
+    for module in (layer.self_attn, layer.self_attn.o_proj, layer.mlp, layer.mlp.down_proj, model.lm_head):
+        module.register_forward_pre_hook(
+            lambda m, args, kwargs: (
+                tuple(map(apart, args)),
+                {key: apart(x) if key == "hidden_states" else x for key, x in kwargs.items()},
+            ),
+            with_kwargs=True,
+        )
+    tokens = {"inputs_embeds": apart(model.get_input_embeddings()(torch.arange(24).view(2, 12)).detach())}
+    with torch.no_grad():
+        want = model(**tokens).logits
+        assert not rk.patch_model(model).unproved
+        torch.testing.assert_close(model(**tokens).logits, want, rtol=0, atol=1e-5)
+        rows = apart(torch.randn(2, 5, 64))
+        assert torch.equal(model.model.norm(rows), model.model.norm(rows.contiguous()))
+
+
+def apart(x: Any) -> Any:
+    """The same values, the last dimension in front in memory."""
+    return x.movedim(-1, 0).contiguous().movedim(0, -1)
+
+
 class Seen:
     """What a model gives for one sequence: logits, or what goes into the first experts."""
 

@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers", reason="patch_model patches m
 import rl_kernel_native as rk  # noqa: E402
 from patch_cases import IDS, logits_of, tiny  # noqa: E402
 from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
+from rl_kernel_native.integrations.decoder import cache_name  # noqa: E402
 
 # float32, of two layers and logits below 1.
 ROUNDING = {"rtol": 0, "atol": 1e-5}
@@ -92,6 +93,25 @@ def test_weights_of_torchao_stay_torchs(kind: str, first: str) -> None:
     assert all("its weight is a Int" in why for why in counts.unproved.values())
     assert counts["attention"] == counts["silu_mul"] == 2
     torch.testing.assert_close(logits_of(net), want, **ROUNDING)
+
+
+class Paged(transformers.DynamicCache):
+    """A cache that sets keywords of the attention function, as that of transformers' continuous batching does."""
+
+    def update(self, key: Any, value: Any, layer_idx: int, kwargs: dict[str, Any]) -> Any:
+        kwargs["block_table"] = None
+        return super().update(key, value, layer_idx)
+
+
+@pytest.mark.parametrize("how", ["ops", "is_causal"])
+def test_a_cache_of_continuous_batching_is_read_by_torchs_own_attention(how: str) -> None:
+    net = tiny("Llama", torch.float32)
+    rk.patch_model(net, ops=("linear", "rope") if how == "ops" else None)
+    switch = {} if how == "ops" else {"is_causal": False}
+    name = cache_name(type(net))
+    with torch.no_grad():
+        want = net(IDS, use_cache=True, **{name: transformers.DynamicCache()}, **switch).logits
+        assert torch.equal(net(IDS, use_cache=True, **{name: Paged()}, **switch).logits, want)
 
 
 def test_tools_are_strict() -> None:

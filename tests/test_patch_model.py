@@ -218,6 +218,21 @@ def test_a_copy_is_a_patched_model_of_its_own(model: Any) -> None:
     rk.unpatch_model(model)
 
 
+def test_a_module_that_a_served_class_makes_is_of_the_class_under_it(tmp_path: Path) -> None:
+    """Its configuration and weights are another's, and nothing of it was proved."""
+    body = tiny("Qwen3", torch.float32).model
+    rk.patch_model(body)
+    body.save_pretrained(tmp_path)
+    with torch.no_grad():
+        want = body(IDS, use_cache=False)[0]
+        made = type(body).from_pretrained(tmp_path)
+        torch.testing.assert_close(made(IDS, use_cache=False)[0], want, rtol=0, atol=1e-5)
+        for module in (made, type(body)(body.config), type(body.layers[0].mlp)(config=body.config)):
+            assert not any(hasattr(type(each), "_rk_base") for each in module.modules())
+        rk.patch_model(made)
+        assert torch.equal(made(IDS, use_cache=False)[0], want)
+
+
 def test_compiled_models_have_the_same_bits(model: Any) -> None:
     rk.patch_model(model)
     want = logits_of(model)
@@ -432,6 +447,26 @@ def test_what_an_operator_does_not_compute_stays_torchs(options: Any, op: str, m
     counts = rk.patch_model(model)
     assert counts[op] == 0
     assert any(re.search(message, reason) for reason in counts.unproved.values())
+    torch.testing.assert_close(logits_of(model), before, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "stride"),
+    [
+        ("model.layers.0.mlp.down_proj", "linear", 64),
+        ("model.norm", "rms_norm", 2),
+        ("model.embed_tokens", "embedding", 2),
+    ],
+)
+def test_weights_whose_elements_lie_apart_stay_torchs(model: Any, name: str, op: str, stride: int) -> None:
+    module = model.get_submodule(name)
+    weight = module.weight.detach()
+    apart = weight.t().contiguous().t() if op == "linear" else weight.repeat_interleave(2, -1)[..., ::2]
+    module.weight = torch.nn.Parameter(apart)
+    before = logits_of(model)
+    counts = rk.patch_model(model)
+    wanted = f"{op}: its weight has stride {stride} in its last dimension, expected 1"
+    assert counts.unproved == {name: wanted}
     torch.testing.assert_close(logits_of(model), before, rtol=0, atol=0.05)
 
 

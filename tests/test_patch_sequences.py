@@ -299,6 +299,26 @@ def test_masks_that_say_something_else_are_refused(model: Any, mask: Any, messag
         logits_of(model, IDS[:1, :4], attention_mask=mask)
 
 
+def test_a_mask_of_another_type_is_refused(model: Any) -> None:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    blocks = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 128, 128, device="cpu")
+    rk.patch_model(model)
+    with pytest.raises(TypeError, match=r"attention_mask: expected a torch.Tensor or None, got a BlockMask"):
+        logits_of(model, IDS[:1, :4], attention_mask=blocks)
+
+
+def test_a_mask_with_zeros_beside_lengths_of_packed_sequences_is_refused(model: Any) -> None:
+    """Lengths name all sequences: padding that a mask names would be attended to."""
+    rk.patch_model(model)
+    lengths = {"cu_seq_lens_q": torch.tensor([0, 5, 12]), "cu_seq_lens_k": torch.tensor([0, 5, 12])}
+    want, mask = logits_of(model, IDS[:1, :12], **lengths), torch.ones(1, 12)
+    assert torch.equal(logits_of(model, IDS[:1, :12], attention_mask=mask, **lengths), want)
+    mask[0, :2] = 0
+    with pytest.raises(ValueError, match="attention_mask: expected None or no zero beside cu_seq_lens_q"):
+        logits_of(model, IDS[:1, :12], attention_mask=mask, **lengths)
+
+
 @pytest.mark.parametrize(
     ("rows", "positions", "error", "message"),
     [

@@ -57,7 +57,12 @@ def linear(module: Any, input: torch.Tensor) -> torch.Tensor:
             f"model: expected the weights that patch_model found, got a {type(weight).__name__} since, which only "
             "its own kernels multiply: call unpatch_model, and patch_model last"
         )
-    return rk.linear(input, weight, module.bias)
+    return rk.linear(_rows(input), weight, module.bias)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x with neighbouring elements of its last dimension side by side, as operators read them."""
+    return x if x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
 
 
 def rms_norm(module: Any, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
@@ -65,7 +70,8 @@ def rms_norm(module: Any, hidden_states: torch.Tensor, residual: torch.Tensor | 
 
     Beside a weight of a wider dtype the normalised row is rounded to its own and the product to the weight's, as there.
     """
-    weight, eps = module.weight, module.variance_epsilon
+    weight, eps, hidden_states = module.weight, module.variance_epsilon, _rows(hidden_states)
+    residual = None if residual is None else _rows(residual)
     if residual is not None and residual.dtype != hidden_states.dtype:
         total = residual + hidden_states
         return rms_norm(module, total), total
@@ -79,13 +85,14 @@ def rms_norm(module: Any, hidden_states: torch.Tensor, residual: torch.Tensor | 
 
 def wide_rms_norm(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     """Olmo2RMSNorm, which rounds once, after the weight."""
-    return rk.rms_norm(hidden_states, _weight_beside(module, hidden_states), module.variance_epsilon)
+    return rk.rms_norm(_rows(hidden_states), _weight_beside(module, hidden_states), module.variance_epsilon)
 
 
 def offset_rms_norm(module: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
     """Gemma2RMSNorm and Gemma3RMSNorm, whose weights are stored less 1; queries and keys come transposed."""
     if x.dim() == 4 and x.shape[1] != 1 and x.stride(1) < x.stride(2):
         x = x.contiguous()
+    x, residual = _rows(x), None if residual is None else _rows(residual)
     if residual is not None and residual.dtype != x.dtype:
         total = residual + x
         return offset_rms_norm(module, total), total
@@ -199,6 +206,7 @@ def attention_block(
     family, ops = type(module)._rk_family, type(module)._rk_ops
     cache = take_cache(kwargs)
     sequences = kwargs.pop(SEQUENCES, None)
+    own = "attention" not in ops or isinstance(sequences, str)
     for name, given in kwargs.items():
         if callable(getattr(given, "update", None)) and hasattr(given, "get_seq_length"):
             raise TypeError(
@@ -226,17 +234,26 @@ def attention_block(
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         query, key = family.modeling.apply_rotary_pos_emb(query, key, cos, sin)
     if cache is not None:
-        key, value = cache.update(key, value, module.layer_idx)
+        kind: Any = type(cache)
+        more = {"kwargs": kwargs} if own and _sets_keywords(kind) else {}
+        key, value = cache.update(key, value, module.layer_idx, **more)
     window = None
     if family.window is not None:
         window = getattr(module if family.window == "module" else module.config, "sliding_window", None)
-    if "attention" in ops and not isinstance(sequences, str):
+    if not own:
         if sequences is not None:
             _require_mask_of_body(attention_mask, kwargs)
         output, weights = attention(module, query, key, value, sequences, window), None
     else:
         output, weights = _own_attention(module, family, (query, key, value), attention_mask, window, kwargs)
     return module.o_proj(output.reshape(*shape, -1).contiguous()), weights
+
+
+@functools.cache
+def _sets_keywords(cache: Any) -> bool:
+    """Whether a class of caches sets keywords of the attention function, as that of continuous batching does."""
+    given = inspect.signature(cache.update).parameters.get("kwargs")
+    return given is not None and given.kind is not inspect.Parameter.VAR_KEYWORD
 
 
 def _require_mask_of_body(mask: Any, kwargs: dict[str, Any]) -> None:

@@ -436,6 +436,8 @@ def _why_weights(module: Any) -> str | None:
             return f"its {name} is a {kind.__name__}"
         if tensor.dtype not in DTYPES:
             return f"its {name} has dtype {dtype_name(tensor.dtype)}, expected float32, bfloat16 or float16"
+        if not sharded and tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            return f"its {name} has stride {tensor.stride(-1)} in its last dimension, expected 1"
     return None
 
 

@@ -77,24 +77,28 @@ def locate_sequences(
         use_cache: whether the forward makes a cache where it is given none.
 
     Raises:
-        TypeError: positions that are not integers.
+        TypeError: positions that are not integers; a mask that is no tensor.
         ValueError: no token; positions or a mask of another shape; a mask narrower than the cache and the new tokens,
             or with padding inside of a sequence; positions that begin another sequence beside a cache, given or made;
-            `cu_seq_lens_q` beside one that is given.
+            `cu_seq_lens_q` beside one that is given, or beside a mask with zeros.
     """
     if batch == 0 or num_queries == 0:
         raise ValueError(f"input_ids: expected at least one row and one token, got [{batch}, {num_queries}]")
     if position_ids is not None:
         _require_positions(batch, num_queries, position_ids)
-    if cu_seq_lens_q is not None:
-        if past_key_values is not None:
-            raise ValueError("past_key_values: expected None beside cu_seq_lens_q; a cache has one sequence a row")
-        of_keys = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
-        return Sequences(cu_seqlens_q=cu_seq_lens_q.int(), cu_seqlens_k=of_keys.int())
     if isinstance(
         attention_mask, dict
     ):  # by kinds of layers, as generate makes one for static caches: all are the caller's
         attention_mask = next(iter(attention_mask.values()), None)
+    if attention_mask is not None and not isinstance(attention_mask, torch.Tensor):
+        raise TypeError(f"attention_mask: expected a torch.Tensor or None, got a {type(attention_mask).__name__}")
+    if cu_seq_lens_q is not None:
+        if past_key_values is not None:
+            raise ValueError("past_key_values: expected None beside cu_seq_lens_q; a cache has one sequence a row")
+        if attention_mask is not None and not bool((attention_mask != 0).all()):
+            raise ValueError("attention_mask: expected None or no zero beside cu_seq_lens_q, which names all sequences")
+        of_keys = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
+        return Sequences(cu_seqlens_q=cu_seq_lens_q.int(), cu_seqlens_k=of_keys.int())
     keys = None if past_key_values is None else _cached(past_key_values, num_queries)
     if attention_mask is not None:
         return _masked(batch, num_queries, attention_mask, past_key_values is not None, keys)

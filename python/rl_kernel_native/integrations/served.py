@@ -35,7 +35,12 @@ def _class(base: Any, forward: Any, facts: tuple[tuple[str, Any], ...]) -> Any:
         _, _, *state = super(made, self).__reduce_ex__(protocol)
         return (_rebuild, (base, forward, facts), *state)
 
+    def new(kind: Any, *arguments: Any, **options: Any) -> Any:
+        """A module that is made, as by `from_pretrained`, was never proved, and so is of the class under ours."""
+        return base(*arguments, **options) if kind is made and (arguments or options) else object.__new__(kind)
+
     names = {
+        "__new__": new,
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
