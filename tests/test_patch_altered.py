@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import io
 import logging
@@ -340,6 +341,47 @@ def test_classes_that_are_set_later_are_torchs_and_named() -> None:
     found = rk.status(net)
     assert (found["attention"], found["silu_mul"], found["linear"]) == (0, 1, 14)
     assert set(found.unproved) == {"model", "model.layers.1.self_attn", "model.layers.0.mlp", "lm_head"}
+
+
+def doubled(module: Any) -> Callable[..., Any]:
+    own = type(module).forward
+    return lambda *args, **kwargs: 2 * own(module, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "path", ["lm_head", "model.norm", "model.embed_tokens", "model.layers.0.mlp", "model.layers.1.self_attn.q_proj"]
+)
+def test_a_forward_that_is_set_later_runs_and_is_named(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Unless it leads to ours, as those of accelerate's hooks do."""
+    net = make()
+    stock = copy.deepcopy(net)
+    rk.patch_model(net)
+    for each in (net, stock):
+        module = each.get_submodule(path)
+        module.forward = doubled(module)
+    with caplog.at_level(logging.WARNING, logger="rl_kernel_native"):
+        assert (logits(net) - logits(stock)).abs().max() < 2 * ROUNDING
+        logits(net)
+    assert [r.message.count(f"{path} of this forward stays torch's") for r in caplog.records] == [1]
+    assert rk.status(net).unproved == {path: "all: a forward of its own was set since"}
+    strict = make()
+    rk.patch_model(strict, strict=True)
+    module = strict.get_submodule(path)
+    ours = module.forward
+    module.forward = functools.wraps(ours)(functools.partial(ours))
+    logits(strict)
+    assert not rk.status(strict).unproved
+    module.forward = doubled(module)
+    with pytest.raises(ValueError, match=rf"{path} of this forward stays torch's: a forward of its own.*strict=True"):
+        logits(strict)
+
+
+def test_a_class_that_is_set_later_raises_where_the_patch_was_strict() -> None:
+    net = make()
+    rk.patch_model(net, strict=True)
+    net.model.norm.__class__ = OnePlus
+    with pytest.raises(ValueError, match="norm of this forward stays torch's: its class was set to OnePlus since"):
+        logits(net)
 
 
 def test_attention_dropout_is_none_in_evaluation_and_torchs_in_training() -> None:

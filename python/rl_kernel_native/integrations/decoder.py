@@ -21,7 +21,7 @@ import rl_kernel_native as rk
 from . import unchanged
 from .families import CACHE_NAMES, servable
 from .sequences import Sequences, locate_sequences
-from .served import base_of, is_served, observed, other_than_served
+from .served import base_of, is_served, observed, other_than_served, taken_over
 
 SEQUENCES = "rk_sequences"  # keyword that carries the Sequences of a forward through the layers
 ATTENTIONS = "_rk_attentions"  # attribute of a body: its attentions
@@ -482,10 +482,10 @@ def body(
     )
 
 
-def _stay(module: Any, what: str, reason: str) -> None:
+def _stay(module: Any, what: str, reason: str, strict: bool | None = None) -> None:
     """Says once a model that a part of it is torch's now; an error where it was patched strictly."""
     words = f"model: {what} of this forward stays torch's: {reason}"
-    if type(module)._rk_strict:
+    if type(module)._rk_strict if strict is None else strict:
         raise ValueError(f"{words}; patch_model was called with strict=True")
     if not torch.compiler.is_compiling() and module.__dict__.get("_rk_said") != reason:
         module.__dict__["_rk_said"] = reason
@@ -495,11 +495,19 @@ def _stay(module: Any, what: str, reason: str) -> None:
 def require_no_others(module: Any, *_: Any) -> None:
     """ValueError where a module came since that computes by torch. A hook in front of each forward, cheap if none did.
 
-    What is taken away, or put around modules that are known, is none.
+    What is taken away, or put around modules that are known, is none. A served module that got another class or forward
+    since is torch's, which is said.
     """
     if torch.compiler.is_compiling():
         return
-    name, chosen, known, bases = module.__dict__[KNOWN]
+    name, chosen, strict, known, served, bases = module.__dict__[KNOWN]
+    for each in served:
+        if not is_served(each) or "forward" in each.__dict__:
+            reason = taken_over(each)
+            if reason is not None:
+                at = next((at for at, x in _below(module, name) if x is each), None)
+                if at is not None:
+                    _stay(module, at, reason, strict)
     for base in bases:
         other = other_than_served(base)
         if other is not None:
@@ -516,18 +524,19 @@ def require_no_others(module: Any, *_: Any) -> None:
                 f"model: expected the modules that patch_model found, got {at} since, which computes by torch; "
                 "resize_token_embeddings and adapters make new modules: call unpatch_model, and patch_model last"
             )
-    remember(module, name, chosen)
+    remember(module, name, chosen, strict)
 
 
-def remember(module: Any, name: str, chosen: frozenset[str]) -> Iterable[Any]:
+def remember(module: Any, name: str, chosen: frozenset[str], strict: bool) -> Iterable[Any]:
     """Which modules there are now below a module of that name, but below those of them that remember themselves.
 
     Gives the classes under those of ours.
     """
     parents = [module, *(each for _, each in _below(module, name) if KNOWN not in each.__dict__)]
     found = [(each._modules, tuple(each._modules.values())) for each in parents if each._modules]
+    served = tuple(each for each in parents[1:] if is_served(each))  # no module holds itself
     bases = dict.fromkeys(base_of(each) for each in parents if is_served(each))
-    module.__dict__[KNOWN] = (name, chosen, found, tuple(bases))
+    module.__dict__[KNOWN] = (name, chosen, strict, found, served, tuple(bases))
     return bases
 
 

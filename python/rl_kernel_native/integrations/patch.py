@@ -22,7 +22,7 @@ from . import decoder, unchanged
 from .families import FAMILIES, ROLE_OPS, Family, known, plain_type, resembles, servable
 from .probe import Proofs, serve_body, serve_layer
 from .rotary import make_tables
-from .served import is_served, note, observed, serve, why_kept, withdraw
+from .served import is_served, note, observed, serve, taken_over, why_kept, withdraw
 
 # The oldest transformers that all tests pass with: up to 5.3 chunks against static caches give other numbers, and up to
 # 5.13 models ask of a cache what that of rlk compare lacks.
@@ -97,7 +97,7 @@ def patch(model: Any, ops: Iterable[str] | None, strict: bool, probe: bool) -> P
         for step in plan.steps:
             step()
         for body_name, _ in bodies:
-            _watch(model, body_name, chosen)
+            _watch(model, body_name, chosen, strict)
     except BaseException:
         _take_back(model)
         raise
@@ -128,6 +128,10 @@ def status(model: Any) -> Patched:
 
     for name, module in model.named_modules():
         ops = getattr(type(module), "_rk_counts", ())
+        reason = taken_over(module) if is_served(module) else None
+        if reason:
+            stays(name, f"all: {reason}")
+            ops = ()
         if "silu_mul" in ops:
             act = getattr(module, "activation_fn", None) or module.act_fn
             if type(act) not in decoder.ACTIVATIONS or observed(act):
@@ -448,7 +452,7 @@ def _why_embedding(module: Any) -> str | None:
     return _why_weights(module)
 
 
-def _watch(model: Any, body_name: str, chosen: frozenset[str]) -> None:
+def _watch(model: Any, body_name: str, chosen: frozenset[str], strict: bool) -> None:
     """Has a decoder, and each module over it, ask in front of a forward for modules that came since."""
     parts = body_name.split(".") if body_name else []
     for depth in range(len(parts), -1, -1):  # the decoder first: what is over it leaves out what it asks for
@@ -456,7 +460,7 @@ def _watch(model: Any, body_name: str, chosen: frozenset[str]) -> None:
         module = model.get_submodule(name)
         if decoder.KNOWN in module.__dict__:
             continue
-        for base in decoder.remember(module, name, chosen):
+        for base in decoder.remember(module, name, chosen, strict):
             note(base)
         module.register_forward_pre_hook(decoder.require_no_others)
         served = depth < len(parts) or decoder.ATTENTIONS in module.__dict__

@@ -119,6 +119,19 @@ def why_kept(module: Any) -> str | None:
     return "the forward of {} was wrapped since; undo that first"
 
 
+def taken_over(module: Any) -> str | None:
+    """Why a module that was served is torch's now: what was set on it since does not lead to the forward of ours."""
+    kind: Any = type(module)
+    if not is_served(module):
+        return f"its class was set to {kind.__name__} since"
+    forward = module.__dict__.get("forward")
+    if forward is None or unchanged.tensor_parallel_cell(module) is not None:
+        return None
+    inner = inspect.unwrap(forward)  # accelerate's hooks call what they wrap, and say so
+    is_ours = getattr(inner, "__func__", inner) is inspect.unwrap(kind.forward)
+    return None if is_ours else "a forward of its own was set since"
+
+
 def observed(module: Any) -> bool:
     """Whether a hook looks at a module's calls, or its forward is another: then it has to be called."""
     return bool(
