@@ -355,7 +355,7 @@ def test_a_forward_that_is_set_later_runs_and_is_named(path: str, caplog: pytest
     """Unless it leads to ours, as those of accelerate's hooks do."""
     net = make()
     stock = copy.deepcopy(net)
-    rk.patch_model(net)
+    rk.patch_model(net, probe=False)
     for each in (net, stock):
         module = each.get_submodule(path)
         module.forward = doubled(module)
@@ -365,7 +365,7 @@ def test_a_forward_that_is_set_later_runs_and_is_named(path: str, caplog: pytest
     assert [r.message.count(f"{path} of this forward stays torch's") for r in caplog.records] == [1]
     assert rk.status(net).unproved == {path: "all: a forward of its own was set since"}
     strict = make()
-    rk.patch_model(strict, strict=True)
+    rk.patch_model(strict, strict=True, probe=False)
     module = strict.get_submodule(path)
     ours = module.forward
     module.forward = functools.wraps(ours)(functools.partial(ours))
@@ -378,7 +378,7 @@ def test_a_forward_that_is_set_later_runs_and_is_named(path: str, caplog: pytest
 
 def test_a_class_that_is_set_later_raises_where_the_patch_was_strict() -> None:
     net = make()
-    rk.patch_model(net, strict=True)
+    rk.patch_model(net, strict=True, probe=False)
     net.model.norm.__class__ = OnePlus
     with pytest.raises(ValueError, match="norm of this forward stays torch's: its class was set to OnePlus since"):
         logits(net)
