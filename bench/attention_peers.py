@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 import rl_kernel_native as rk
+from attention_splits import graph_of
 
 Q_HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
 SCALE = HEAD_DIM**-0.5
@@ -29,20 +30,6 @@ PREFILL = [(4, 4096), (1, 16384), (32, 1024)]
 ROUNDS = 7
 
 Call = Callable[[], object]
-
-
-def graph_of(calls: list[Call]) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for call in calls:
-            call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for call in calls:
-                call()
-    return graph
 
 
 def in_turn_us(works: dict[str, Call], calls: int, rest: float = 0.0) -> dict[str, float]:

@@ -31,8 +31,8 @@ def build() -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def graph_us(calls: list[Callable[[], object]]) -> float:
-    """Median microseconds of a call, replayed as one graph."""
+def graph_of(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """All calls, one after the other, as one graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -43,6 +43,12 @@ def graph_us(calls: list[Callable[[], object]]) -> float:
         with torch.cuda.graph(graph, stream=stream):
             for call in calls:
                 call()
+    return graph
+
+
+def graph_us(calls: list[Callable[[], object]]) -> float:
+    """Median microseconds of a call, replayed as one graph."""
+    graph = graph_of(calls)
     times = []
     for _ in range(7):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -86,9 +86,8 @@ def locate_sequences(
         raise ValueError(f"input_ids: expected at least one row and one token, got [{batch}, {num_queries}]")
     if position_ids is not None:
         _require_positions(batch, num_queries, position_ids)
-    if isinstance(
-        attention_mask, dict
-    ):  # by kinds of layers, as generate makes one for static caches: all are the caller's
+    # By kinds of layers, as generate makes one for static caches: all are the caller's.
+    if isinstance(attention_mask, dict):
         attention_mask = next(iter(attention_mask.values()), None)
     if attention_mask is not None and not isinstance(attention_mask, torch.Tensor):
         raise TypeError(f"attention_mask: expected a torch.Tensor or None, got a {type(attention_mask).__name__}")

@@ -108,10 +108,15 @@ def withdraw(module: Any) -> None:
         module.__dict__.pop("forward", None)  # a method of ours, as `why_kept` found
 
 
+def _forward_set(module: Any) -> Any:
+    """The forward that was set on a module itself, but by tensor parallelism."""
+    return None if unchanged.tensor_parallel_cell(module) is not None else module.__dict__.get("forward")
+
+
 def why_kept(module: Any) -> str | None:
     """Why a served module cannot be given its class back: its forward was wrapped since."""
-    forward = module.__dict__.get("forward")
-    if forward is None or unchanged.tensor_parallel_cell(module) is not None:
+    forward = _forward_set(module)
+    if forward is None:
         return None
     kind: Any = type(module)
     if getattr(forward, "__self__", None) is module and forward.__func__ is kind.forward:
@@ -124,8 +129,8 @@ def taken_over(module: Any) -> str | None:
     kind: Any = type(module)
     if not is_served(module):
         return f"its class was set to {kind.__name__} since"
-    forward = module.__dict__.get("forward")
-    if forward is None or unchanged.tensor_parallel_cell(module) is not None:
+    forward = _forward_set(module)
+    if forward is None:
         return None
     inner = inspect.unwrap(forward)  # accelerate's hooks call what they wrap, and say so
     is_ours = getattr(inner, "__func__", inner) is inspect.unwrap(kind.forward)
