@@ -197,15 +197,23 @@ stage_sanitize() {
     ctest --test-dir build/sanitize --output-on-failure --parallel "$(nproc)" --label-exclude gpu
 }
 
+# What a stage's log says of its failures: pytest's and ctest's names, compilers' errors; else its last lines.
+failures_in() {
+  grep -E '^(FAILED|ERROR) |\*\*\*(Failed|Timeout|Exception)|[ :]error: ' "$1" | cut -c1-400 | tail -20 | grep . ||
+    tail -15 "$1"
+}
+
 summary=()
+failures=()
 failed=0
 run_stage() {
-  local start=$SECONDS status
+  local start=$SECONDS status log=build/stage_$1.log
   printf '\n=== %s\n' "$1"
   set +e
-  (set -e; "stage_$1")
-  status=$?
+  (set -e; "stage_$1") 2>&1 | tee "$log"
+  status=${PIPESTATUS[0]}
   set -e
+  ((status == 0)) || failures+=("=== $1 failed" "$(failures_in "$log")")
   summary+=("$(printf '%-10s %-6s %4d s' "$1" "$( ((status)) && echo FAILED || echo ok)" $((SECONDS - start)))")
   ((status == 0)) || failed=1
   return 0
@@ -229,6 +237,6 @@ if ((!failed)); then
 fi
 
 printf '\n=== summary\n'
-printf '%s\n' "${summary[@]}"
+printf '%s\n' ${failures[@]+"${failures[@]}"} "${summary[@]}"
 python tests/check_gpu_log.py  # only says whether the GPU tests were run on these sources
 exit $failed
