@@ -249,11 +249,17 @@ def test_windows_that_are_set_later_are_those_of_the_masks(name: str, change: st
 
 @pytest.mark.alone
 def test_the_proof_of_an_8b_model_takes_less_than_a_second() -> None:
-    """Processor time. The model has its layers, heads and positions; its hidden size would not be the twins'."""
+    """Processor time of one thread, since torch's threads spin where they wait: 0.25 s became 0.6 to 4.4 beside other work.
+    The model has its layers, heads and positions; its hidden size would not be the twins'."""
     shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 36}
     model = family("Qwen3", **shape, max_position_embeddings=40960)
     rk.patch_model(model)  # reads sources, once a process
     rk.unpatch_model(model)
-    begin = time.process_time()
-    rk.patch_model(model)
-    assert time.process_time() - begin < 1
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        begin = time.process_time()
+        rk.patch_model(model)
+        assert time.process_time() - begin < 1
+    finally:
+        torch.set_num_threads(threads)
