@@ -59,7 +59,7 @@ class SplitByClusters : SplitRows<T, Tile> {
     if (loads) return fetch(span);
     this->begin(span);
     walk();
-    store(span);
+    store();
   }
 
  private:
@@ -317,14 +317,14 @@ class SplitByClusters : SplitRows<T, Tile> {
     }
   }
 
-  __device__ __forceinline__ void store(const AttentionSpan& span) const {
+  __device__ __forceinline__ void store() const {
     if (warp() >= 4) {
       const int thread = threadIdx.x - 128;
       const unsigned row = this->first_row_ + thread / 8;
       const float l = this->sum_of_chains();
       if (rank_ != 0 || thread % 8 != 0 || row >= this->last_row_) return;
       const float m = references()[(Tile::kRoundBlocks - 1) * 16 + thread / 8].x;
-      *reinterpret_cast<float2*>(this->call_.rows + this->index(span, row) * 2) = make_float2(m, l);
+      *reinterpret_cast<float2*>(this->call_.rows + this->index(row) * 2) = make_float2(m, l);
       return;
     }
     const int column = rank_ * Tile::kSlice + warp() * 8 + lane() % 4 * 2;
@@ -333,7 +333,7 @@ class SplitByClusters : SplitRows<T, Tile> {
     for (int r = 0; r < 2; ++r) {
       const unsigned row = this->first_row_ + lane() / 4 + 8 * r;
       if (row >= this->last_row_) continue;
-      *reinterpret_cast<float2*>(this->call_.sums + this->index(span, row) * p_.head_dim + column) =
+      *reinterpret_cast<float2*>(this->call_.sums + this->index(row) * p_.head_dim + column) =
           make_float2(this->sums_[0][2 * r], this->sums_[0][2 * r + 1]);
     }
   }

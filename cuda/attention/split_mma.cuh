@@ -12,6 +12,7 @@ namespace {  // one copy per architecture
 template <int kColumns_>
 struct SplitTile : SplitShape<kColumns_, 1> {
   using Shape = SplitShape<kColumns_, 1>;
+  static constexpr bool kShares = true;
   static constexpr int kThreads = 32 * Shape::kWarps;
   // K and V; where keys lie (K's and V's of two blocks); results.
   static constexpr int kValuesAt = Shape::kOperandBytes, kOffsetsAt = 2 * Shape::kOperandBytes;
@@ -40,7 +41,7 @@ class SplitByCopies : SplitRows<T, Tile> {
     v_head_ = attention_head<T>(p_.v, kv_head_);
     asm volatile("" : "+l"(k_head_), "+l"(v_head_));  // computed once
     walk(span);
-    this->store(span);
+    this->store();
   }
 
  private:

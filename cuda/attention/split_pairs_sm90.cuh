@@ -71,7 +71,7 @@ class SplitByPairs : SplitRows<T, Tile> {
     begin_multiplying();
     this->begin(span);
     walk(span);
-    this->store(span);
+    this->store();
   }
 
  private:

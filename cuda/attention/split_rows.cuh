@@ -16,6 +16,7 @@ struct SplitShape {
   static constexpr int kKeys = attention_block(kColumns), kGroups = kKeys / 32;
   static constexpr int kSteps = kColumns / 16, kShare = kColumns / kWarps / 8;  // of a score; tiles of a warp's sums
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8, kOperandBytes = kKeys * kRowBytes;
+  static constexpr bool kShares = false;  // rows of a group may read its shared pages together
   // Bytes of probabilities, maxima, sums and factors.
   static constexpr int kWeightBytes = kBlocks * kKeys / 16 * 512, kMaximaBytes = kWarps * 16 * 4;
   static constexpr int kSumBytes = kBlocks * kGroups * 16 * 8 * 4, kFactorBytes = kBlocks * 16 * 4;
@@ -104,6 +105,10 @@ class SplitRows {
       first_row = at % call_.tiles * Tile::kRows;
     }
     const AttentionSpan span(p_, sequence_);
+    if constexpr (Tile::kShares) {
+      if (p_.group_offsets != nullptr && group_has_split(span)) return find_in_group(at);
+    }
+    first_place_ = row_of(p_, sequence_, span.q_first);
     const std::int64_t rows = span.num_queries * group_;
     if (first_row < 0 || first_row >= rows) return false;
     first_row_ = static_cast<unsigned>(first_row);
@@ -113,7 +118,76 @@ class SplitRows {
     last_key_ = static_cast<int>(min(keys.last, attention_split_begin(split_ + 1)));
     return first_key_ < last_key_;
   }
+  // Whether the split's keys lie in the group's shared pages, and all of its sequences have them. Then 16 rows of the group
+  // read them together, whatever sequences they are of.
+  __device__ __forceinline__ bool group_has_split(const AttentionSpan& span) {
+    const std::int64_t end = attention_split_begin(split_ + 1);
+    if (span.prefix < end) return false;
+    of_group_.first = clamp_to(p_.group_offsets[span.group], 0, p_.num_sequences);
+    of_group_.last = clamp_to(p_.group_offsets[span.group + 1], of_group_.first, p_.num_sequences);
+    bool whole = true;
+    if (p_.seqused_k != nullptr) {
+      for (std::int64_t i = of_group_.first + lane(); i < of_group_.last; i += 32) whole &= p_.seqused_k[i] >= end;
+    }
+    return __all_sync(~0u, whole);
+  }
+  // The group's rows take the first slots of its sequences: these are as many, or more.
+  __device__ __forceinline__ bool find_in_group(unsigned at) {
+    const auto [first, last] = of_group_;
+    const bool packed = p_.cu_seqlens_q != nullptr;
+    first_place_ = packed ? clamp_to(p_.cu_seqlens_q[first], 0, p_.q_tokens) : first * p_.q_tokens;
+    const std::int64_t end = packed ? clamp_to(p_.cu_seqlens_q[last], first_place_, p_.q_tokens) : last * p_.q_tokens;
+    const std::int64_t slot = at - (packed ? first_row_slot(p_, group_, first) : first * call_.tiles);
+    const std::int64_t rows = (end - first_place_) * group_;
+    if (slot < 0 || slot * Tile::kRows >= rows) return false;
+    first_row_ = static_cast<unsigned>(slot * Tile::kRows);
+    last_row_ = static_cast<unsigned>(min(std::int64_t{first_row_} + Tile::kRows, rows));
+    sequence_ = static_cast<int>(first);
+    shares_ = true;
+    int least = INT32_MAX, most = 0;  // keys that any row sees
+    common_[0] = 0;
+    common_[1] = INT32_MAX;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const unsigned row = first_row_ + lane() / 4 + 8 * r;
+      AttentionRange sees = {0, 0};
+      if (row < last_row_) {
+        const Place of = place_of(row);
+        const AttentionSpan span(p_, of.sequence);
+        if (of.token - span.q_first < span.num_queries) sees = span.keys_of(of.token - span.q_first);
+      }
+      sees_[r][0] = static_cast<int>(sees.first);
+      sees_[r][1] = static_cast<int>(sees.last);
+      if (sees.empty()) continue;
+      least = min(least, sees_[r][0]);
+      most = max(most, sees_[r][1]);
+      common_[0] = max(common_[0], sees_[r][0]);
+      common_[1] = min(common_[1], sees_[r][1]);
+    }
+    first_key_ = max(__reduce_min_sync(~0u, least), static_cast<int>(attention_split_begin(split_)));
+    last_key_ = min(__reduce_max_sync(~0u, most), static_cast<int>(attention_split_begin(split_ + 1)));
+    common_[0] = __reduce_max_sync(~0u, common_[0]);
+    common_[1] = __reduce_min_sync(~0u, common_[1]);
+    return first_key_ < last_key_;
+  }
+  // Where a row of a group has its query: a token of a sequence's q, or, packed, of q.
+  struct Place {
+    std::int64_t sequence, token;
+  };
+  __device__ __forceinline__ Place place_of(unsigned row) const {
+    const std::int64_t place = first_place_ + row / group_;
+    if (p_.cu_seqlens_q == nullptr) return {place / p_.q_tokens, place % p_.q_tokens};
+    const auto [first, last] = of_group_;
+    return {min(first + sequence_of(p_.cu_seqlens_q + first, last - first, place), last - 1), place};
+  }
   __device__ __forceinline__ void begin(const AttentionSpan& span) {
+    if (!Tile::kShares || !shares_) see_keys(span);
+    reference_[0] = reference_[1] = {};
+    chain_ = 0.0f;
+#pragma unroll
+    for (auto& tile : sums_) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
+  }
+  __device__ __forceinline__ void see_keys(const AttentionSpan& span) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const unsigned row = first_row_ + lane() / 4 + 8 * r;
@@ -123,10 +197,6 @@ class SplitRows {
     }
     common_[0] = static_cast<int>(span.keys_of((last_row_ - 1) / group_).first);
     common_[1] = static_cast<int>(span.keys_of(first_row_ / group_).last);
-    reference_[0] = reference_[1] = {};
-    chain_ = 0.0f;
-#pragma unroll
-    for (auto& tile : sums_) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
   }
 
   // Whether a lane has a second row in use: in a call of eight query heads a key head or fewer, no lane has. What is computed
@@ -159,8 +229,11 @@ class SplitRows {
       const unsigned at = first_row_ + row;
       std::int64_t offset = kZeroRow;
       if (at < last_row_) {
-        offset = offset_of(p_.q, packed, span.sequence, span.q_first + at / group_) +
-                 (kv_head_ * group_ + at % group_) * p_.q.head_stride;
+        Place of = {span.sequence, span.q_first + at / group_};
+        if constexpr (Tile::kShares) {
+          if (shares_) of = place_of(at);
+        }
+        offset = offset_of(p_.q, packed, of.sequence, of.token) + (kv_head_ * group_ + at % group_) * p_.q.head_stride;
       }
       load_operand_chunk<T, false>(data, offset, chunk, static_cast<int>(p_.head_dim), vectors_,
                                    chunk_of<Tile>(to, row, chunk));
@@ -338,20 +411,20 @@ class SplitRows {
     }
   }
 
-  __device__ __forceinline__ std::int64_t index(const AttentionSpan& span, unsigned row) const {
-    const std::int64_t token = row_of(p_, span.sequence, span.q_first + row / group_);
+  __device__ __forceinline__ std::int64_t index(unsigned row) const {
+    const std::int64_t token = first_place_ + row / group_;
     return (token * p_.num_q_heads + kv_head_ * group_ + row % group_) * call_.splits + split_;
   }
-  __device__ __forceinline__ void store(const AttentionSpan& span) const {
+  __device__ __forceinline__ void store() const {
     const float l = sum_of_chains();
     if (warp() < 4 && threadIdx.x % 8 == 0 && first_row_ + threadIdx.x / 8 < last_row_) {
-      call_.rows[index(span, first_row_ + threadIdx.x / 8) * 2 + 1] = l;
+      call_.rows[index(first_row_ + threadIdx.x / 8) * 2 + 1] = l;
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const unsigned row = first_row_ + lane() / 4 + 8 * r;
       if (row >= last_row_) continue;
-      const std::int64_t at = index(span, row);
+      const std::int64_t at = index(row);
       if (warp() == 0 && lane() % 4 == 0) call_.rows[at * 2] = reference_[r].m;
 #pragma unroll
       for (int tile = 0; tile < Tile::kShare; ++tile) {
@@ -371,6 +444,9 @@ class SplitRows {
   int page_shift_;  // of a page's size that is a power of 2, else -1
   unsigned group_ = 1, split_ = 0, first_row_ = 0, last_row_ = 0;
   int sequence_ = 0, kv_head_ = 0;
+  std::int64_t first_place_ = 0;      // of row 0, a token of all sequences' q
+  bool shares_ = false;               // rows are of a group
+  AttentionRange of_group_ = {0, 0};  // sequences
   int first_key_ = 0, last_key_ = 0;  // of the split that any row sees
   int common_[2];                     // keys that every row sees
   int sees_[2][2];

@@ -265,6 +265,23 @@ void run_cases() {
       run(c);
     }
   }
+  // Splits of a prefix that rows of several sequences read together; a group of which one sequence has too few keys.
+  for (const Form q_form : {Form::kPacked, Form::kPadded}) {
+    for (const std::int64_t head_dim : {64, 128, 256}) {
+      for (const std::int64_t window : {0, 1500}) {
+        Case c{{{1, 2100}, {3, 2060}, {2, 2300}, {1, 1030}, {4, 1100}, {1, 900}, {1, 1500}, {20, 1500}, {2, 70}}};
+        c.groups = {{3, 2050}, {0, 5}, {3, 1024}, {2, 1300}};
+        c.q_heads = 8;
+        c.kv_heads = 2;
+        c.head_dim = head_dim;
+        c.q_form = q_form;
+        c.k_form = Form::kPaged;
+        c.window = window;
+        c.sinks = window > 0;
+        run(c);
+      }
+    }
+  }
   // Softcaps, by every plan that serves one.
   for (const std::int64_t head_dim : {64, 128, 256}) {
     Case c{{{1, 300}, {90, 150}, {3, 1100}}};
