@@ -112,7 +112,7 @@ def test_opcheck(form: str, s: Sequences) -> None:
     import rl_kernel_native.ops.attention_traced  # noqa: F401 - registers them
 
     (q, k, v, dout), lists = s.call(form)
-    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "block_table")
+    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "parents", "block_table")
     given = [*(lists.get(n) for n in names), *lists.get("shared_prefix", (None,) * 3)]
     paged = "block_table" in lists
     check = torch.library.opcheck
@@ -133,7 +133,7 @@ def test_opcheck(form: str, s: Sequences) -> None:
             out,
             lse,
             sinks.detach(),
-            *given[:5],
+            *given[:6],
             True,
             None,
             0.5,

@@ -149,6 +149,10 @@ def test_the_examples_of_sampling_give_what_its_page_shows() -> None:
         assert (page.parent / target).exists(), target
 
 
+def test_the_examples_of_shared_prompts_give_what_the_page_shows() -> None:
+    assert run_examples_of(ROOT / "docs" / "shared_prompts.md", {}) == ""
+
+
 # ---- layers of docs/linear.md ---------------------------------------------------------------------------------------
 
 

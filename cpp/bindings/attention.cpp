@@ -21,7 +21,7 @@ std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
 
 // What says where the sequences are, and what a query sees.
 struct Options {
-  nb::handle sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table;
+  nb::handle sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, parents, block_table;
   nb::handle prefix_table, prefix_lens, group_offsets;
   bool causal;
   nb::handle window_size, softmax_scale, softcap;
@@ -39,8 +39,9 @@ class Call {
     input_.dtype = of_q.dtype;
     input_.exp = o.exp == 1 ? Exp::kHardware : Exp::kPortable;
     input_.causal = o.causal;
+    is_tree_ = !o.parents.is_none();
     read_queries(o.cu_seqlens_q);
-    read_keys(o);
+    is_tree_ ? read_tree(o) : read_keys(o);
     read_window(o.window_size);
     read_scale(o.softmax_scale);
     read_softcap(o.softcap);
@@ -118,7 +119,8 @@ class Call {
     const bool packed = !cu_seqlens_q.is_none();
     if (v.ndim != (packed ? 3 : 4)) {
       argument_error(
-          "q", packed ? "expected shape [tokens, heads, head_dim] beside cu_seqlens_q, got " + shape_text(q_.shape())
+          "q", packed ? std::string("expected shape [tokens, heads, head_dim] beside ") + offsets_name() + ", got " +
+                            shape_text(q_.shape())
                       : "expected shape [batch, tokens, heads, head_dim], or packed [tokens, heads, head_dim] beside "
                         "cu_seqlens_q, got " +
                             shape_text(q_.shape()));
@@ -133,11 +135,26 @@ class Call {
     input_.q_tokens = v.shape[v.ndim - 3];
     input_.q = heads(q_);
     if (packed) {
-      input_.cu_seqlens_q = offsets(&cu_seqlens_q_, cu_seqlens_q, "cu_seqlens_q", -1);
+      input_.cu_seqlens_q = offsets(&cu_seqlens_q_, cu_seqlens_q, offsets_name(), -1);
       input_.num_sequences = cu_seqlens_q_.given->num_sequences;
     } else {
       input_.num_sequences = v.shape[0];
     }
+  }
+
+  const char* offsets_name() const { return is_tree_ ? "cu_segments" : "cu_seqlens_q"; }
+
+  // ops/attention.py has refused what does not go beside a tree.
+  void read_tree(const Options& o) {
+    if (o.cu_seqlens_q.is_none() || !o.causal) argument_error("tree", "expected causal and packed tokens, got others");
+    read_heads(true, false);
+    input_.k_tokens = k_.view().shape[0];
+    if (input_.k_tokens != input_.q_tokens) {
+      argument_error("k", "expected a first dimension of " + std::to_string(input_.q_tokens) +
+                              " (the tokens of q) beside cu_segments, got shape " + shape_text(k_.shape()));
+    }
+    input_.cu_seqlens_k = input_.cu_seqlens_q;
+    input_.parents = list(&parents_, o.parents, "parents", input_.num_sequences, "the segments");
   }
 
   void read_keys(const Options& o) {
@@ -154,13 +171,34 @@ class Call {
     }
     if (paged && o.seqused_k.is_none())
       argument_error("seqused_k", "expected the keys in use of each sequence beside block_table, got None");
+    read_heads(packed, paged);
+    const std::int64_t b = input_.num_sequences;
+    if (packed) {
+      input_.k_tokens = v.shape[0];
+      input_.cu_seqlens_k = offsets(&cu_seqlens_k_, o.cu_seqlens_k, "cu_seqlens_k", b + 1);
+    } else if (paged) {
+      read_table(o.block_table);
+      read_prefix(o);
+    } else {
+      input_.k_tokens = v.shape[1];
+      if (v.shape[0] != b) {
+        argument_error("k", "expected a first dimension of " + std::to_string(b) + " (the sequences of q), got shape " +
+                                shape_text(k_.shape()));
+      }
+    }
+  }
+
+  // Shapes and places of k and v.
+  void read_heads(bool packed, bool paged) {
+    const TensorView& v = k_.view();
     if (v.ndim != (packed ? 3 : 4)) {
       argument_error(
           "k",
           std::string("expected shape ") +
-              (packed  ? "[tokens, heads, head_dim] beside cu_seqlens_k"
-               : paged ? "[pages, page_size, heads, head_dim] beside block_table"
-                       : "[batch, tokens, heads, head_dim], or packed [tokens, heads, head_dim] beside cu_seqlens_k") +
+              (is_tree_ ? "[tokens, heads, head_dim] beside cu_segments"
+               : packed ? "[tokens, heads, head_dim] beside cu_seqlens_k"
+               : paged  ? "[pages, page_size, heads, head_dim] beside block_table"
+                        : "[batch, tokens, heads, head_dim], or packed [tokens, heads, head_dim] beside cu_seqlens_k") +
               ", got " + shape_text(k_.shape()));
     }
     require_columns(k_);
@@ -177,20 +215,6 @@ class Call {
     require_columns(v_);
     input_.k = heads(k_);
     input_.v = heads(v_);
-    const std::int64_t b = input_.num_sequences;
-    if (packed) {
-      input_.k_tokens = v.shape[0];
-      input_.cu_seqlens_k = offsets(&cu_seqlens_k_, o.cu_seqlens_k, "cu_seqlens_k", b + 1);
-    } else if (paged) {
-      read_table(o.block_table);
-      read_prefix(o);
-    } else {
-      input_.k_tokens = v.shape[1];
-      if (v.shape[0] != b) {
-        argument_error("k", "expected a first dimension of " + std::to_string(b) + " (the sequences of q), got shape " +
-                                shape_text(k_.shape()));
-      }
-    }
   }
 
   // A table of pages, a row for each of `rows`.
@@ -286,8 +310,9 @@ class Call {
 
   Array q_, k_, v_;
   HeldOffsets cu_seqlens_q_, cu_seqlens_k_, group_offsets_;
-  std::optional<Array> seqused_q_, seqused_k_, leftpad_k_, table_, prefix_table_, prefix_lens_, sinks_;
+  std::optional<Array> seqused_q_, seqused_k_, leftpad_k_, parents_, table_, prefix_table_, prefix_lens_, sinks_;
   AttentionInput input_;
+  bool is_tree_ = false;
 };
 
 nb::object run(nb::handle q, const Call& call, Arithmetic arithmetic, bool wants_lse, nb::handle allocate,
@@ -302,12 +327,13 @@ nb::object run(nb::handle q, const Call& call, Arithmetic arithmetic, bool wants
 
 nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle sinks, nb::handle cu_seqlens_q,
                    nb::handle cu_seqlens_k, nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k,
-                   nb::handle block_table, nb::handle prefix_table, nb::handle prefix_lens, nb::handle group_offsets,
-                   bool causal, nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, int exp,
-                   int arithmetic, bool wants_lse, nb::handle allocate, std::uintptr_t stream) {
+                   nb::handle parents, nb::handle block_table, nb::handle prefix_table, nb::handle prefix_lens,
+                   nb::handle group_offsets, bool causal, nb::handle window_size, nb::handle softmax_scale,
+                   nb::handle softcap, int exp, int arithmetic, bool wants_lse, nb::handle allocate,
+                   std::uintptr_t stream) {
   const Call call(q, k, v,
-                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, prefix_table,
-                   prefix_lens, group_offsets, causal, window_size, softmax_scale, softcap, exp});
+                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, parents, block_table,
+                   prefix_table, prefix_lens, group_offsets, causal, window_size, softmax_scale, softcap, exp});
   return run(q, call, static_cast<Arithmetic>(arithmetic), wants_lse, allocate, stream);
 }
 
@@ -315,14 +341,14 @@ nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle sinks, n
 // other call the general way.
 nb::object eager(nb::handle q, nb::handle k, nb::handle v, nb::handle sinks, nb::handle cu_seqlens_q,
                  nb::handle cu_seqlens_k, nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k,
-                 nb::handle block_table, nb::handle prefix_table, nb::handle prefix_lens, nb::handle group_offsets,
-                 bool causal, nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, nb::handle exp,
-                 bool wants_lse) {
+                 nb::handle parents, nb::handle block_table, nb::handle prefix_table, nb::handle prefix_lens,
+                 nb::handle group_offsets, bool causal, nb::handle window_size, nb::handle softmax_scale,
+                 nb::handle softcap, nb::handle exp, bool wants_lse) {
   const int mode = may_bypass_dispatcher({q, k, v, sinks}) ? read_exp(exp) : -1;
   if (mode < 0) return nb::borrow(Py_NotImplemented);
   const Call call(q, k, v,
-                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, prefix_table,
-                   prefix_lens, group_offsets, causal, window_size, softmax_scale, softcap, mode});
+                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, parents, block_table,
+                   prefix_table, prefix_lens, group_offsets, causal, window_size, softmax_scale, softcap, mode});
   if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
   return run(q, call, Arithmetic::kIeee, wants_lse, nb::none(), 0);
 }
@@ -337,11 +363,11 @@ const float* read_rows(const Array& a, const Call& call) {
 nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle q, nb::handle k, nb::handle v,
                     nb::handle out_given, nb::handle lse_given, nb::handle sinks, nb::handle cu_seqlens_q,
                     nb::handle cu_seqlens_k, nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k,
-                    bool causal, nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, int exp,
-                    int arithmetic, bool wants_q, bool wants_kv, bool wants_sinks, nb::handle allocate,
-                    std::uintptr_t stream) {
+                    nb::handle parents, bool causal, nb::handle window_size, nb::handle softmax_scale,
+                    nb::handle softcap, int exp, int arithmetic, bool wants_q, bool wants_kv, bool wants_sinks,
+                    nb::handle allocate, std::uintptr_t stream) {
   const Call call(q, k, v,
-                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, nb::none(), nb::none(),
+                  {sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, parents, nb::none(), nb::none(),
                    nb::none(), nb::none(), causal, window_size, softmax_scale, softcap, exp});
   AttentionBackwardParams p{call.input()};
   p.arithmetic = static_cast<Arithmetic>(arithmetic);

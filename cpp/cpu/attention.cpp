@@ -49,7 +49,7 @@ class Forward {
   }
 
   void run(const AttentionTasks::Task& task) {
-    const AttentionSpan span(p_, task.sequence);
+    const AttentionSpan span = span_of(p_, task.sequence);
     const AttentionRange queries = {task.first, std::min(task.first + queries_of_tile(p_), span.num_queries)};
     const AttentionRange keys = span.keys_of(queries);
     if (keys.empty()) return;
@@ -133,7 +133,7 @@ class Forward {
     std::fill(v_.begin(), v_.end(), 0.0f);
     const std::int64_t last = std::min(begin + block_, span.num_keys);
     for (std::int64_t j = begin; j < last; ++j) {
-      if (key_offset(p_, p_.v, span, j) != kNoPage) read_.key(p_.v, span, j, kv_head, row(v_, j - begin));
+      if (read_.exists(p_.v, span, j)) read_.key(p_.v, span, j, kv_head, row(v_, j - begin));
     }
   }
 

@@ -1,5 +1,6 @@
 // CPU backend of attention's backward: delta, then dq by pieces of queries, then dk and dv by blocks of keys. One task has
-// each chain, so no sum crosses threads; the price is that scores are computed twice.
+// each chain, so no sum crosses threads; the price is that scores are computed twice. Under trees a task of keys walks the
+// segments whose queries see them.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -127,7 +128,7 @@ class QueryGradients : Tiles {
   }
 
   void run(const AttentionTasks::Task& task) {
-    const AttentionSpan span(p, task.sequence);
+    const AttentionSpan span = span_of(p, task.sequence);
     const AttentionRange queries = {task.first, std::min(task.first + queries_of_tile(p), span.num_queries)};
     const AttentionRange keys = span.keys_of(queries);
     if (keys.empty()) return;
@@ -189,6 +190,8 @@ class KeyGradients : Tiles {
         v_(tile(kTileKeys)),
         dk_(tile(kTileKeys)),
         dv_(tile(kTileKeys)),
+        dk_chains_(tile(kTileKeys)),
+        dv_chains_(tile(kTileKeys)),
         q_(tile(kTileKeys)),
         dout_(tile(kTileKeys)),
         scores_(scores(kTileKeys)),
@@ -196,11 +199,19 @@ class KeyGradients : Tiles {
     begin_products(kTileKeys);
   }
 
+  // Keys of a sequence's own: those of a segment's ancestors are theirs.
+  static std::int64_t inherited(const AttentionInput& p, const AttentionSpan& span) {
+    return p.parents != nullptr ? span.position(0) : 0;
+  }
+  static std::int64_t own_keys(const AttentionInput& p, const AttentionSpan& span) {
+    return span.num_keys - inherited(p, span);
+  }
+
   void run(const AttentionTasks::Task& task) {
-    const AttentionSpan span(p, task.sequence);
-    const AttentionRange keys = {task.first, std::min(task.first + kTileKeys, span.num_keys)};
-    const AttentionRange queries = span.queries_of(keys);
-    if (queries.empty()) return;
+    const AttentionSpan span = span_of(p, task.sequence);
+    const std::int64_t first = inherited(p, span) + task.first;
+    const AttentionRange keys = {first, std::min(first + kTileKeys, span.num_keys)};
+    if (p.parents == nullptr && span.queries_of(keys).empty()) return;
     for (std::int64_t j = keys.first; j < keys.last; ++j) {
       if (span.queries_of(j).empty()) continue;
       read.key(p.k, span, j, task.kv_head, row(k_, j - keys.first));
@@ -208,12 +219,9 @@ class KeyGradients : Tiles {
     }
     std::fill(dk_.begin(), dk_.end(), 0.0f);
     std::fill(dv_.begin(), dv_.end(), 0.0f);
-    for (std::int64_t h = task.kv_head * group; h < (task.kv_head + 1) * group; ++h) {
-      // Steps of 16 count from key 0, so the first block may begin before query 0.
-      const std::int64_t n = span.position(queries.first), into = (n % kMmaStepK + kMmaStepK) % kMmaStepK;
-      for (std::int64_t begin = queries.first - into; begin < queries.last; begin += kTileKeys) {
-        block(span, keys, {begin, std::min(begin + kTileKeys, queries.last)}, h);
-      }
+    add_queries(span, keys, task.kv_head);
+    for (std::int64_t s = task.sequence + 1; p.parents != nullptr && s < p.num_sequences; ++s) {
+      if (AttentionPath(p, s).passes(p, task.sequence)) add_queries(span_of(p, s), keys, task.kv_head);
     }
     const bool packed = p.cu_seqlens_k != nullptr;
     for (std::int64_t j = keys.first; j < keys.last; ++j) {
@@ -224,6 +232,24 @@ class KeyGradients : Tiles {
   }
 
  private:
+  // The chains of a sequence's queries into the sums.
+  void add_queries(const AttentionSpan& span, AttentionRange keys, std::int64_t kv_head) {
+    const AttentionRange queries = span.queries_of(keys);
+    if (queries.empty()) return;
+    std::fill(dk_chains_.begin(), dk_chains_.end(), 0.0f);
+    std::fill(dv_chains_.begin(), dv_chains_.end(), 0.0f);
+    for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+      // Steps of 16 count from key 0, so the first block may begin before query 0.
+      const std::int64_t n = span.position(queries.first), into = (n % kMmaStepK + kMmaStepK) % kMmaStepK;
+      for (std::int64_t begin = queries.first - into; begin < queries.last; begin += kTileKeys) {
+        block(span, keys, {begin, std::min(begin + kTileKeys, queries.last)}, h);
+      }
+    }
+    const std::int64_t count = (keys.last - keys.first) * read.columns;
+    attention_lanes().add(dk_.data(), dk_chains_.data(), count);
+    attention_lanes().add(dv_.data(), dv_chains_.data(), count);
+  }
+
   void block(const AttentionSpan& span, AttentionRange keys, AttentionRange queries, std::int64_t head) {
     const AttentionLanes& lanes = attention_lanes();
     const auto num_rows = static_cast<int>(keys.last - keys.first);
@@ -251,11 +277,11 @@ class KeyGradients : Tiles {
       holes |= lanes.gradients(scores_.data() + r * kTileKeys, dp_.data() + r * kTileKeys, sees_[r], how, u_, delta_, 1,
                                p.exp, p.dtype);
     }
-    accumulate(scores_, sees_, num_rows, width, holes, dout_, &dv_);
-    accumulate(dp_, sees_, num_rows, width, holes, q_, &dk_);
+    accumulate(scores_, sees_, num_rows, width, holes, dout_, &dv_chains_);
+    accumulate(dp_, sees_, num_rows, width, holes, q_, &dk_chains_);
   }
 
-  std::vector<float> k_, v_, dk_, dv_, q_, dout_, scores_, dp_;
+  std::vector<float> k_, v_, dk_, dv_, dk_chains_, dv_chains_, q_, dout_, scores_, dp_;
   float u_[kTileKeys] = {}, delta_[kTileKeys] = {};
   AttentionColumns sees_[kTileKeys] = {};
 };
@@ -297,7 +323,8 @@ void attention_backward(const AttentionBackwardParams& p) {
         p, AttentionTasks(p, QueryGradients::queries_of_tile(p), [](const AttentionSpan& s) { return s.num_queries; }));
   }
   if (p.dk != nullptr) {
-    run_tasks<KeyGradients>(p, AttentionTasks(p, kTileKeys, [](const AttentionSpan& s) { return s.num_keys; }));
+    run_tasks<KeyGradients>(
+        p, AttentionTasks(p, kTileKeys, [&](const AttentionSpan& s) { return KeyGradients::own_keys(p, s); }));
   }
   if (p.dsinks != nullptr) {
     parallel_for(p.num_q_heads, 1, [&](std::int64_t begin, std::int64_t end) {

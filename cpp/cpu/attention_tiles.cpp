@@ -42,6 +42,16 @@ AttentionScores scores_of(const AttentionInput& p) {
 const AttentionLanes& attention_lanes() { return RLK_CPU_LANES_IN_USE(attention_lanes); }
 
 void check_attention_lists(const AttentionInput& p) {
+  if (p.parents != nullptr) {
+    check_offset_values({p.cu_seqlens_q, DType::kInt32}, p.num_sequences, p.q_tokens, "cu_segments",
+                        "the number of tokens", true);
+    for (std::int64_t s = 0; s < p.num_sequences; ++s) {
+      if (p.parents[s] < -1 || p.parents[s] >= s) {
+        bad("parents", "-1 or a segment before its child", p.parents[s], " at index " + std::to_string(s));
+      }
+    }
+    return;
+  }
   check_offset_values({p.cu_seqlens_q, DType::kInt32}, p.num_sequences, p.q_tokens, "cu_seqlens_q");
   check_offset_values({p.cu_seqlens_k, DType::kInt32}, p.num_sequences, p.k_tokens, "cu_seqlens_k");
   check_offset_values({p.group_offsets, DType::kInt32}, p.num_groups, p.num_sequences, "group_offsets",

@@ -37,12 +37,19 @@ class AttentionTasks {
   std::int64_t heads_, piece_;
 };
 
+// A sequence, or a segment of a tree.
+inline AttentionSpan span_of(const AttentionInput& p, std::int64_t sequence) { return {p, sequence}; }
+
 // Arrays of a tile and their reading.
 class AttentionReader {
  public:
   explicit AttentionReader(const AttentionInput& p)
       : p_(p), columns((p.head_dim + kColumns - 1) / kColumns * kColumns) {}
 
+  // Whether a key lies in memory.
+  bool exists(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j) const {
+    return key_offset(p_, a, span, j) != kNoPage;
+  }
   void query(const AttentionHeads& a, const AttentionSpan& span, std::int64_t i, std::int64_t head, float* to) const;
   void key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j, std::int64_t kv_head, float* to) const;
 

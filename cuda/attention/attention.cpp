@@ -17,6 +17,11 @@ int supported_capability(int device) {
   return capability;
 }
 
+void refuse_trees(const AttentionInput& p) {
+  if (p.parents != nullptr)
+    throw Unsupported("tree: expected None on the CUDA backend, which has no kernels for it, got a tuple");
+}
+
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 31;
 
 bool at_16_bytes(std::initializer_list<const void*> arrays) {
@@ -117,6 +122,7 @@ std::int64_t attention_workspace_bytes(const AttentionParams& p, int device) {
 
 void attention(const AttentionParams& p, int device, Stream stream) {
   check_attention(p);
+  refuse_trees(p);
   if (attention_rows(p) * p.num_q_heads == 0) return;
   const DeviceGuard guard(device);
   const int capability = supported_capability(device);
@@ -145,6 +151,7 @@ std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p
 
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream) {
   check_attention(p);
+  refuse_trees(p);
   if (attention_rows(p) * p.num_q_heads == 0 && attention_keys(p) == 0 && p.dsinks == nullptr) return;
   const DeviceGuard guard(device);
   const int capability = supported_capability(device);

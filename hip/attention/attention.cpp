@@ -15,6 +15,11 @@ void check_exp(const AttentionInput& p) {
   RLK_CHECK(p.exp == Exp::kPortable, "attention: the hardware's exponential is CUDA's alone");
 }
 
+void refuse_trees(const AttentionInput& p) {
+  if (p.parents != nullptr)
+    throw Unsupported("tree: expected None on the HIP backend, which has no kernels for it, got a tuple");
+}
+
 std::string kernel_name(const char* pass, const AttentionInput& p) {
   return std::string("rlk_attention_") + pass + (p.head_dim <= NarrowTile::kColumns ? "_narrow" : "_wide") +
          type_suffix(p.dtype);
@@ -37,6 +42,7 @@ void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int
 void attention(const AttentionParams& p, int device, Stream stream) {
   check_attention(p);
   check_exp(p);
+  refuse_trees(p);
   if (attention_rows(p) * p.num_q_heads == 0) return;
   bool vectors = true;
   for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
@@ -47,6 +53,7 @@ void attention(const AttentionParams& p, int device, Stream stream) {
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream) {
   check_attention(p);
   check_exp(p);
+  refuse_trees(p);
   bool vectors = true;
   for (const AttentionHeads* a : {&p.q, &p.k, &p.v, &p.dout}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;

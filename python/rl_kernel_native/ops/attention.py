@@ -10,6 +10,7 @@ from .._arithmetic import product_unit, resolve_exp
 from .._native import module as _C
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
 from ..reference.attention import attention_reference
+from .attention_lists import BESIDE_TREE, PAGES, PLACES, list_names
 
 __all__ = ["AttentionResult", "attention", "attention_backward", "attention_reference"]
 
@@ -28,8 +29,6 @@ class AttentionResult(NamedTuple, Generic[ArrayT]):
     lse: ArrayT
 
 
-_PLACES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k")
-_LISTS = (*_PLACES, "block_table", "prefix_table", "prefix_lens", "group_offsets")
 _NO_PREFIX = (None, None, None)
 
 _torch_path: Any = None
@@ -66,11 +65,30 @@ def _prefix(shared_prefix: Any) -> tuple[Any, ...]:
         raise TypeError(f"shared_prefix: expected {wanted}, got {type(shared_prefix).__name__}")
     if len(shared_prefix) != 3:
         raise ValueError(f"shared_prefix: expected {wanted}, got {len(shared_prefix)} arrays")
-    for name, given in zip(_LISTS[6:], shared_prefix, strict=True):
+    for name, given in zip(PAGES[1:], shared_prefix, strict=True):
         if given is None:
             raise TypeError(f"{name}: expected an array in shared_prefix, got None")
     table, lens, offsets = shared_prefix
     return table, lens, _narrow(offsets)
+
+
+def _tree(tree: Any, causal: bool, beside: dict[str, Any]) -> tuple[Any, ...]:
+    """The lists of a call whose sequences are segments, up to ``parents``. `beside`: what a tree does not go with."""
+    wanted = "None or (cu_segments, parents)"
+    if not isinstance(tree, (tuple, list)):
+        raise TypeError(f"tree: expected {wanted}, got {type(tree).__name__}")
+    if len(tree) != 2:
+        raise ValueError(f"tree: expected {wanted}, got {len(tree)} arrays")
+    for name, given in zip(("cu_segments", "parents"), tree, strict=True):
+        if given is None:
+            raise TypeError(f"{name}: expected an array in tree, got None")
+    for name, given in beside.items():
+        if given is not None:
+            raise ValueError(f"tree: expected None beside {name}: a tree says where its tokens are, got a tuple")
+    if not causal:
+        raise ValueError("tree: expected None beside causal=False: a token sees those before it, got a tuple")
+    offsets = _narrow(tree[0])
+    return offsets, offsets, None, None, None, tree[1]
 
 
 @overload
@@ -79,8 +97,8 @@ def attention(
     softmax_scale: float | None = None, softcap: float | None = None, sinks: AnyArray | None = None,
     cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None,
     seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None,
-    shared_prefix: tuple[AnyArray, AnyArray, AnyArray] | None = None, exp: Exp = None,
-    return_lse: Literal[False] = False
+    shared_prefix: tuple[AnyArray, AnyArray, AnyArray] | None = None, tree: tuple[AnyArray, AnyArray] | None = None,
+    exp: Exp = None, return_lse: Literal[False] = False
 ) -> ArrayT: ...  # fmt: skip
 
 
@@ -90,7 +108,8 @@ def attention(
     softmax_scale: float | None = None, softcap: float | None = None, sinks: AnyArray | None = None,
     cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None,
     seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None,
-    shared_prefix: tuple[AnyArray, AnyArray, AnyArray] | None = None, exp: Exp = None, return_lse: bool = False
+    shared_prefix: tuple[AnyArray, AnyArray, AnyArray] | None = None, tree: tuple[AnyArray, AnyArray] | None = None,
+    exp: Exp = None, return_lse: bool = False
 ) -> AttentionResult[ArrayT]: ...  # fmt: skip
 def attention(
     q: Any,
@@ -109,6 +128,7 @@ def attention(
     leftpad_k: Any = None,
     block_table: Any = None,
     shared_prefix: Any = None,
+    tree: Any = None,
     exp: str | None = None,
     return_lse: bool = False,
 ) -> Any:
@@ -126,7 +146,8 @@ def attention(
     - padded on the right: ``seqused_q`` and ``seqused_k``, both the lengths;
     - packed: ``cu_seqlens_q`` and ``cu_seqlens_k``, with ``[tokens, heads, head_dim]``;
     - a KV cache: ``seqused_k``, the keys that it holds, the new ones included;
-    - pages, as vLLM has them: ``block_table`` and ``seqused_k``, with ``q`` padded or packed.
+    - pages, as vLLM has them: ``block_table`` and ``seqused_k``, with ``q`` padded or packed;
+    - training on a prompt that a group shares, or on a tree of turns: ``tree``.
 
     Args:
         q: ``[batch, tokens, q_heads, head_dim]``, or with ``cu_seqlens_q`` packed ``[tokens, q_heads, head_dim]``;
@@ -156,6 +177,13 @@ def attention(
             ``prefix_table``, int32 ``[num_groups, max_prefix_pages]``: the pages that hold them. ``block_table`` lists
             the sequence's other keys, from key ``prefix_lens[g]`` on, at the beginning of its first page.
             ``seqused_k`` counts all keys. Bits are those of a call whose ``block_table`` lists all keys. Forward only.
+        tree: ``(cu_segments, parents)``: packed ``q``, ``k`` and ``v`` hold segments of trees, as a prompt and its
+            answers are. ``cu_segments``, int32 or int64 ``[num_segments + 1]``: offsets of the segments, from 0 to the
+            number of tokens. ``parents``, int32 ``[num_segments]``: the segment that each goes on from, in front of it,
+            or -1. A token sees its own segment up to itself and the segments of its ancestors. Its number, for windows
+            and RoPE, is its depth: the tokens before it on its path. Bits of a row, and of the gradients of queries
+            and of keys in segments without children, are those of the path as a sequence. Only causal, beside no list.
+            RuntimeError on a GPU, whose kernels do not serve it yet.
         exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``. Portable has
             the same bits on every backend with the same products; hardware on every GPU of one architecture and, of
             sm_90, on the CPU. Products of bfloat16 and float16 are the matrix unit's under
@@ -178,16 +206,13 @@ def attention(
         tensor([[0.0000, 0.0625, 0.1250, 0.1875, 0.2500, 0.3125, 0.3750, 0.4375],
                 [0.3671, 0.4296, 0.4921, 0.5546, 0.6171, 0.6796, 0.7421, 0.8046]])
     """
-    lists = (
-        _narrow(cu_seqlens_q),
-        _narrow(cu_seqlens_k),
-        seqused_q,
-        seqused_k,
-        leftpad_k,
-        block_table,
-        *_prefix(shared_prefix),
-    )
     options = (_check.flag("causal", causal), window_size, softmax_scale, softcap)
+    if tree is None:
+        places = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k, None)
+        lists = (*places, block_table, *_prefix(shared_prefix))
+    else:
+        given = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, shared_prefix)
+        lists = (*_tree(tree, causal, dict(zip(BESIDE_TREE, given, strict=True))), None, *_NO_PREFIX)
     if (
         type(q) in _plain
         and type(k) in _plain
@@ -210,7 +235,7 @@ def attention(
             frame.export(k, "k"),
             frame.export(v, "v"),
             frame.export(sinks, "sinks"),
-            *(frame.export(x, name) for x, name in zip(lists, _LISTS, strict=True)),
+            *(frame.export(x, name) for x, name in zip(lists, list_names(PLACES + PAGES, lists), strict=True)),
             *options,
             resolve_exp(exp, frame.device),
             product_unit(),
@@ -241,6 +266,7 @@ def attention_backward(
     seqused_q: AnyArray | None = None,
     seqused_k: AnyArray | None = None,
     leftpad_k: AnyArray | None = None,
+    tree: tuple[AnyArray, AnyArray] | None = None,
     exp: Exp = None,
 ) -> tuple[ArrayT, ...]:
     """Gradients of :func:`attention`, for callers that run backward themselves; torch's autograd calls it.
@@ -255,14 +281,18 @@ def attention_backward(
     Raises: as :func:`attention`.
     Source: docs/numerics.md, rule 6; arXiv:2307.08691.
     """
-    lists: tuple[Any, ...] = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k)
     options = (_check.flag("causal", causal), window_size, softmax_scale, softcap)
+    if tree is None:
+        lists: tuple[Any, ...] = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k, None)
+    else:
+        given = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
+        lists = _tree(tree, causal, dict(zip(BESIDE_TREE, given, strict=False)))
     if _dispatch.is_tensor(q):
         found: tuple[Any, ...] = _torch().backward(dout, dlse, q, k, v, out, lse, sinks, lists, options, exp)
         return found if sinks is not None else found[:3]
     frame = _dispatch.Frame(q, "q")
     _dispatch.match_torch_threads()
-    names = ("dout", "dlse", "q", "k", "v", "out", "lse", "sinks", *_PLACES)
+    names = ("dout", "dlse", "q", "k", "v", "out", "lse", "sinks", *list_names(PLACES, lists))
     gradients = _C.attention_backward(
         *(frame.export(x, n) for x, n in zip((dout, dlse, q, k, v, out, lse, sinks, *lists), names, strict=True)),
         *options,

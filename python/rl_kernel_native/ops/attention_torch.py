@@ -29,6 +29,7 @@ from .._torch import (
     wants_grad,
 )
 from . import attention_traced as traced
+from .attention_lists import PAGES, PLACES, list_names
 
 __all__ = ["PLAIN", "attention", "backward", "is_autocasting", "is_compiling"]
 
@@ -47,17 +48,16 @@ def attention(
     mode = _mode(exp, q, direct)
     unit = product_unit() if direct or not is_compiling() else AS_CALLED
     differentiable = wants_grad(q, k, v, sinks)
-    traced.require_no_pages(lists[5], differentiable)
+    traced.require_no_pages(lists[6], differentiable)
     if direct and not differentiable:
         prepare(q)
         result: tuple[Any, Any] = _C.attention(q, k, v, sinks, *lists, *options, mode, unit, return_lse, None, 0)
         return result
     if not direct:
-        require_tensors(
-            q=q, k=k, v=v, optional={"sinks": sinks, **dict(zip(traced.LISTS + traced.PAGES, lists, strict=True))}
-        )
+        names = list_names(PLACES + PAGES, lists)
+        require_tensors(q=q, k=k, v=v, optional={"sinks": sinks, **dict(zip(names, lists, strict=True))})
         return traced.attention(q, k, v, sinks, *lists, *traced.checked(options), mode, unit)
-    return _Attention.run(q, k, v, sinks, *lists[:5], *options, mode, unit)
+    return _Attention.run(q, k, v, sinks, *lists[:6], *options, mode, unit)
 
 
 class _Attention(Eager):
@@ -65,7 +65,7 @@ class _Attention(Eager):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, *rest: Any) -> Any:
-        options, lists = rest[5:], rest[:5]
+        options, lists = rest[6:], rest[:6]
         prepare(q)
         out, lse = _C.attention(q, k, v, sinks, *lists, *traced.NO_PAGES, *options, True, None, 0)
         ctx.save_for_backward(q, k, v, out, lse, sinks, *lists)
@@ -78,7 +78,7 @@ class _Attention(Eager):
         q, k, v, out, lse, *rest = ctx.saved_tensors  # sinks and lists
         needs = ctx.needs_input_grad[:4]
         if dout is None and dlse is None:
-            return (None,) * 15
+            return (None,) * 16
         edges = ctx.next_functions[: 4 if needs[3] else 3]  # of tensors: where sinks are None there is none of theirs
         asked = [n and is_asked_for(edge[0]) for n, edge in zip(needs, edges, strict=False)] + [False]
         wants = asked[0], asked[1] or asked[2], asked[3]
@@ -93,7 +93,7 @@ class _Attention(Eager):
             found = _C.attention_backward(dout, dlse, q, k, v, out, lse, *rest, *ctx.options, *wants, None, 0)
         else:
             found = traced.backward(dout, dlse, q, k, v, out, lse, *rest, *ctx.options, *wants)
-        return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * 11
+        return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * 12
 
 
 def backward(
@@ -109,7 +109,7 @@ def backward(
         prepare(q)
         found: tuple[Any, ...] = _C.attention_backward(*inputs, *options, mode, unit, *wants, None, 0)
         return found
-    optional = {"dlse": dlse, "sinks": sinks, **dict(zip(traced.LISTS, lists, strict=True))}
+    optional = {"dlse": dlse, "sinks": sinks, **dict(zip(list_names(PLACES, lists), lists, strict=True))}
     require_tensors(q=q, k=k, v=v, dout=dout, out=out, lse=lse, optional=optional)
     return traced.backward(
         gradient(dout, q.dtype, "dout", dims=4), dlse, q, k, v, out, lse, sinks, *lists, *traced.checked(options), mode,

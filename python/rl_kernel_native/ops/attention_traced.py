@@ -20,19 +20,18 @@ from .._register import define, fake, implement
 from .._shapes import FLOAT32, check_columns, check_dtype_like, check_offsets, check_vector, dtype_name
 from .._torch import CODES, apply_function, device_type, gradient, memory, prepare
 from .._transforms import batched, looped, pulled, pushed
+from .attention_lists import PAGES, PLACES, list_names
 
-LISTS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k")  # of every call
-PAGES = ("block_table", "prefix_table", "prefix_lens", "group_offsets")  # of the forward alone
 NO_PAGES = (None,) * len(PAGES)
 MOST_HEAD_DIM = 256
 _HOW = "bool causal, SymInt? window_size, float? softmax_scale, float? softcap, int exp, int unit"
-_PLACES = ", ".join(f"Tensor? {name}" for name in LISTS)
-_LISTED = ", ".join(f"Tensor? {name}" for name in LISTS + PAGES)
+_PLACED = ", ".join(f"Tensor? {name}" for name in PLACES)
+_LISTED = ", ".join(f"Tensor? {name}" for name in PLACES + PAGES)
 define(f"attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, {_LISTED}, {_HOW}) -> (Tensor, Tensor)")
 # What is not wanted is an empty tensor.
 define(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"Tensor? sinks, {_PLACES}, {_HOW}, bool wants_q, bool wants_kv, bool wants_sinks) -> "
+    f"Tensor? sinks, {_PLACED}, {_HOW}, bool wants_q, bool wants_kv, bool wants_sinks) -> "
     "(Tensor, Tensor, Tensor, Tensor)"
 )
 _ops = torch.ops.rl_kernel_native
@@ -110,14 +109,15 @@ def _check_offsets(tensor: Any, name: str, size: Any = None) -> None:
 
 
 def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
-    sinks, cu_q, cu_k, used_q, used_k, leftpad, *pages, causal, window_size, softmax_scale, softcap = rest
+    sinks, cu_q, cu_k, used_q, used_k, leftpad, parents, *pages, causal, window_size, softmax_scale, softcap = rest
+    of_q, of_k = list_names(PLACES, rest[1:])[:2]
     if q.dtype not in CODES:
         raise TypeError(f"q: expected dtype float32, bfloat16 or float16, got {dtype_name(q.dtype)}")
     check_dtype_like(k, "k", q, "q")
     check_dtype_like(v, "v", q, "q")
     if q.dim() != (4 if cu_q is None else 3):
         wanted = "[batch, tokens, heads, head_dim], or packed [tokens, heads, head_dim] beside cu_seqlens_q"
-        wanted = wanted if cu_q is None else "[tokens, heads, head_dim] beside cu_seqlens_q"
+        wanted = wanted if cu_q is None else f"[tokens, heads, head_dim] beside {of_q}"
         raise ValueError(f"q: expected shape {wanted}, got {list(q.shape)}")
     check_columns(q, "q")
     if q.shape[-1] % 8 or not 8 <= q.shape[-1] <= MOST_HEAD_DIM:
@@ -125,10 +125,16 @@ def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
             f"q: expected a last dimension (head_dim) that is a multiple of 8 in [8, {MOST_HEAD_DIM}], got shape "
             f"{list(q.shape)}"
         )
-    _check_offsets(cu_q, "cu_seqlens_q")
+    _check_offsets(cu_q, of_q)
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
-    _check_keys(q, k, v, cu_k, used_k, leftpad, pages, batch)
-    _check_offsets(cu_k, "cu_seqlens_k", batch + 1)
+    _check_keys(q, k, v, cu_k, of_k, used_k, leftpad, pages, batch)
+    _check_offsets(cu_k, of_k, batch + 1)
+    _check_list(parents, "parents", batch, "the segments")
+    if parents is not None and k.shape[0] != q.shape[0]:
+        raise ValueError(
+            f"k: expected a first dimension of {q.shape[0]} (the tokens of q) beside cu_segments, got shape "
+            f"{list(k.shape)}"
+        )
     _check_sinks(sinks, q)
     for tensor, name in ((used_q, "seqused_q"), (used_k, "seqused_k"), (leftpad, "leftpad_k")):
         _check_list(tensor, name, batch)
@@ -163,7 +169,9 @@ def _check_prefix(table: Any, lens: Any, offsets: Any) -> None:
     _check_table(table, "prefix_table", groups, "max_prefix_pages] (the groups of group_offsets)")
 
 
-def _check_keys(q: Tensor, k: Tensor, v: Tensor, cu_k: Any, used_k: Any, leftpad: Any, pages: Any, batch: Any) -> None:
+def _check_keys(
+    q: Tensor, k: Tensor, v: Tensor, cu_k: Any, of_k: str, used_k: Any, leftpad: Any, pages: Any, batch: Any
+) -> None:
     table, *prefix = pages
     if table is not None and cu_k is not None:
         raise ValueError("cu_seqlens_k: expected None beside block_table, whose pages have no offsets, got a list")
@@ -180,7 +188,7 @@ def _check_keys(q: Tensor, k: Tensor, v: Tensor, cu_k: Any, used_k: Any, leftpad
     if k.dim() != (4 if cu_k is None else 3):
         wanted = "[batch, tokens, heads, head_dim], or packed [tokens, heads, head_dim] beside cu_seqlens_k"
         if cu_k is not None:
-            wanted = "[tokens, heads, head_dim] beside cu_seqlens_k"
+            wanted = f"[tokens, heads, head_dim] beside {of_k}"
         elif table is not None:
             wanted = "[pages, page_size, heads, head_dim] beside block_table"
         raise ValueError(f"k: expected shape {wanted}, got {list(k.shape)}")
@@ -217,7 +225,7 @@ def _backward_fake(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
     *call, _exp, _unit, wants_q, wants_kv, wants_sinks = rest
-    _check_operands(q, k, v, *call[:6], *NO_PAGES, *call[6:])
+    _check_operands(q, k, v, *call[:7], *NO_PAGES, *call[7:])
     for tensor, name in ((dout, "dout"), (out, "out")):
         check_dtype_like(tensor, name, q, "q")
         if tuple(tensor.shape) != tuple(q.shape):
@@ -258,6 +266,15 @@ def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tenso
     return sequence, number, count
 
 
+def _paths(parents: Tensor) -> Tensor:
+    """Whether a segment, by row, has another on its path: itself and its ancestors."""
+    segments = torch.arange(len(parents), device=parents.device)
+    path = (segments == segments[:, None]) | (segments == parents[:, None])
+    for _ in range(len(parents).bit_length()):  # paths of 1, 2, 4, ... steps
+        path = (path.double() @ path.double()) > 0
+    return path
+
+
 def _paged(k: Tensor, table: Tensor, prefix_table: Any, prefix_lens: Any, group_offsets: Any) -> tuple[Tensor, Tensor]:
     """Each sequence's keys, by their page and their place in it."""
     size = k.shape[1]
@@ -280,7 +297,7 @@ def _paged(k: Tensor, table: Tensor, prefix_table: Any, prefix_lens: Any, group_
 
 def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
     """q [b, i, kv_heads, group, d], k and v [b, j, kv_heads, d] in float64, what sees what [b, 1, 1, i, j], scale."""
-    cu_q, cu_k, used_q, used_k, leftpad, *pages = lists
+    cu_q, cu_k, used_q, used_k, leftpad, parents, *pages = lists
     causal, window_size, softmax_scale = how[:3]
     if pages[0] is not None:
         page, place = _paged(k, *pages)
@@ -290,11 +307,18 @@ def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[A
         of_q, of_k = ((s.reshape(1, -1), n.reshape(1, -1), c) for s, n, c in (of_q, of_k))
         q, k, v = (t.reshape(1, -1, *t.shape[-2:]) for t in (q, k, v))
     (seq_q, i, queries), (seq_k, j, keys) = of_q, of_k
-    b = seq_q.clamp(max=max(len(queries) - 1, 0))
-    sees = (seq_q[:, :, None] == seq_k[:, None, :]) & ((i >= 0) & (i < queries[b]))[:, :, None]
-    sees = sees & ((j >= 0) & (j < keys[seq_k.clamp(max=max(len(keys) - 1, 0))]))[:, None, :]
+    b, of = seq_q.clamp(max=max(len(queries) - 1, 0)), seq_k.clamp(max=max(len(keys) - 1, 0))
+    alike = seq_q[:, :, None] == seq_k[:, None, :]
+    first: Any = 0
+    if parents is not None and len(queries):
+        path = _paths(parents)
+        alike = path[b[:, :, None], of[:, None, :]]
+        first = ((path.double() @ queries.double()).long() - queries)[b]
+    sees = alike & ((i >= 0) & (i < queries[b]))[:, :, None]
+    sees = sees & ((j >= 0) & (j < keys[of]))[:, None, :]
     if causal:
-        behind = (keys[b] - queries[b] + i)[:, :, None] - j[:, None, :]
+        j = j + first  # q's segments are k's
+        behind = (keys[b] - queries[b] + i + first)[:, :, None] - j[:, None, :]
         sees = sees & (behind >= 0)
         sees = sees if window_size is None else sees & (behind < window_size)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
@@ -364,7 +388,7 @@ def _composed_backward(
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """``rest``: sinks, the nine lists, causal, window_size, softmax_scale, softcap, exp, unit."""
+    """``rest``: sinks, the ten lists, causal, window_size, softmax_scale, softcap, exp, unit."""
     return apply_function(_ops.attention, "Attention", q, k, v, *rest)
 
 
@@ -386,7 +410,7 @@ def incoming(dout: Any, dlse: Any, out: Tensor) -> tuple[Tensor, Any]:
     return dout, None if dlse is None else gradient(dlse, torch.float32, "dlse").contiguous()
 
 
-_TENSORS = 4 + len(LISTS + PAGES)  # q, k, v, sinks, lists
+_TENSORS = 4 + len(PLACES + PAGES)  # q, k, v, sinks, lists
 
 
 @callable_in_graph
@@ -419,7 +443,7 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         # Packed, or pages; sinks of each call.
-        if any(inputs[i] is not None for i in (4, 5, 9)) or in_dims[3] is not None or info.batch_size == 0:
+        if any(inputs[i] is not None for i in (4, 5, 10)) or in_dims[3] is not None or info.batch_size == 0:
             return looped(Attention.apply, info, in_dims, inputs), (0, 0)
         tensors, unfold = _folded(info, _but(3, in_dims[:_TENSORS]), _but(3, inputs[:_TENSORS]))
         outputs = Attention.apply(*tensors[:3], inputs[3], *tensors[3:], *inputs[_TENSORS:])
@@ -460,8 +484,8 @@ class AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        dout, dlse, q, k, v, _out, _lse, *given = inputs[:13]  # given: sinks and lists
-        ctx.how = tuple(inputs[13:17])
+        dout, dlse, q, k, v, _out, _lse, *given = inputs[:14]  # given: sinks and lists
+        ctx.how = tuple(inputs[14:18])
         ctx.wanted = _wanted(inputs)
         ctx.save_for_backward(dout, dlse, q, k, v, *given)
         ctx.save_for_forward(dout, dlse, q, k, v, *given)
@@ -471,7 +495,7 @@ class AttentionBackward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         cotangents = tuple(g for g, w in zip(gradients, ctx.wanted, strict=True) if w)
         *found, dsinks = pulled(_composed_call(ctx), ctx.saved_tensors[:6], cotangents)
-        return *found, None, None, dsinks, *(None,) * 14
+        return *found, None, None, dsinks, *(None,) * 15
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
@@ -480,8 +504,8 @@ class AttentionBackward(torch.autograd.Function):
         if any(inputs[i] is not None for i in (7, 8, 9)) or info.batch_size == 0:
             found = looped(AttentionBackward.apply, info, in_dims, inputs)
             return found, (0, 0, 0, 0)
-        tensors, unfold = _folded(info, _but(7, in_dims[:13]), _but(7, inputs[:13]))
-        outputs = AttentionBackward.apply(*tensors[:7], None, *tensors[7:], *inputs[13:])
+        tensors, unfold = _folded(info, _but(7, in_dims[:14]), _but(7, inputs[:14]))
+        outputs = AttentionBackward.apply(*tensors[:7], None, *tensors[7:], *inputs[14:])
         return tuple(o if d is None else unfold(o) for o, d in zip(outputs, dims, strict=True)), dims
 
     @staticmethod

@@ -27,6 +27,7 @@ def attention_reference(
     leftpad_k: Any = None,
     block_table: Any = None,
     shared_prefix: Any = None,
+    tree: Any = None,
     dout: Any = None,
     dlse: Any = None,
 ) -> dict[str, np.ndarray]:
@@ -39,9 +40,12 @@ def attention_reference(
     """
     q, k, v = (_wide(a) for a in (q, k, v))
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    tokens_q = _places(q, cu_seqlens_q, None, seqused_q)
-    tokens_k = _paged(k, block_table, seqused_k, shared_prefix) if block_table is not None else None
-    if tokens_k is None:
+    tokens_q = _places(q, cu_seqlens_q if tree is None else tree[0], None, seqused_q)
+    if tree is not None:
+        tokens_k = _paths(tokens_q, tree[1])
+    elif block_table is not None:
+        tokens_k = _paged(k, block_table, seqused_k, shared_prefix)
+    else:
         tokens_k = _places(k, cu_seqlens_k, leftpad_k, seqused_k)
     flat_q = q.reshape(-1, *q.shape[-2:])
     flat_k, flat_v = (a.reshape(-1, *a.shape[-2:]) for a in (k, v))
@@ -192,6 +196,14 @@ def _places(x: np.ndarray, cu_seqlens: Any, leftpad: Any, used: Any) -> list[np.
         found = [place[pad:] for place, pad in zip(found, np.asarray(leftpad), strict=True)]
     if used is not None:
         found = [place[:count] for place, count in zip(found, np.asarray(used), strict=True)]
+    return found
+
+
+def _paths(segments: list[np.ndarray], parents: Any) -> list[np.ndarray]:
+    """Indices of the tokens from the root to the end of each segment."""
+    found: list[np.ndarray] = []
+    for own, parent in zip(segments, np.asarray(parents), strict=True):
+        found.append(own if parent < 0 else np.concatenate([found[parent], own]))
     return found
 
 

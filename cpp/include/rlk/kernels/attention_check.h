@@ -36,6 +36,11 @@ inline void check_attention_input(const AttentionInput& p) {
   RLK_CHECK(groups == (p.prefix_table != nullptr) && groups == (p.prefix_lens != nullptr) &&
                 (groups ? p.block_table != nullptr && p.num_groups >= 0 : p.max_prefix_pages == 0),
             "attention: a shared prefix has its table, its lengths and its groups, beside block_table");
+  const bool other_lists =
+      p.block_table != nullptr || p.seqused_q != nullptr || p.seqused_k != nullptr || p.leftpad_k != nullptr;
+  RLK_CHECK(p.parents == nullptr || (p.cu_seqlens_q != nullptr && p.cu_seqlens_k == p.cu_seqlens_q && p.causal &&
+                                     p.k_tokens == p.q_tokens && !other_lists),
+            "attention: a tree is causal and packed, queries and keys alike, and has no other list");
 }
 
 inline void check_attention(const AttentionParams& p) {

@@ -30,6 +30,61 @@ RLK_HD std::int64_t clamp_to(std::int64_t x, std::int64_t least, std::int64_t mo
   return x < least ? least : x > most ? most : x;
 }
 
+// Tokens of sequence b, by its offsets.
+RLK_HD AttentionRange attention_place(const std::int32_t* offsets, std::int64_t b, std::int64_t tokens) {
+  const std::int64_t first = clamp_to(in_memory(offsets)[b], 0, tokens);
+  return {first, clamp_to(in_memory(offsets)[b + 1], first, tokens)};
+}
+
+// A segment's path, walked from the segment to its root.
+struct AttentionPath {
+  std::int64_t segment;
+  AttentionRange tokens;  // of the segment
+
+  template <class Params>
+  RLK_HD AttentionPath(const Params& p, std::int64_t s)
+      : segment(s), tokens(attention_place(p.cu_seqlens_q, s, p.q_tokens)) {}
+
+  // On to the parent. False where the segment is a root; `bad` of a parent that is none.
+  template <class Params>
+  RLK_HD bool ascend(const Params& p, bool* bad) {
+    const std::int64_t parent = in_memory(p.parents)[segment];
+    *bad = parent < -1 || parent >= segment;
+    if (*bad || parent < 0) return false;
+    *this = AttentionPath(p, parent);
+    return true;
+  }
+  // Keys of the path, at most all tokens and the one that stands for a parent that is none.
+  template <class Params>
+  RLK_HD std::int64_t keys(const Params& p) const {
+    AttentionPath at = *this;
+    std::int64_t count = at.tokens.last - at.tokens.first;
+    bool bad;
+    while (at.ascend(p, &bad)) count += at.tokens.last - at.tokens.first;
+    return clamp_to(count + (bad ? 1 : 0), 0, p.q_tokens + 1);
+  }
+  // The token of key j of `keys`; -1 where it is none.
+  template <class Params>
+  RLK_HD std::int64_t token(const Params& p, std::int64_t keys, std::int64_t j) const {
+    AttentionPath at = *this;
+    bool bad;
+    do {
+      keys -= at.tokens.last - at.tokens.first;
+      if (j >= keys) return at.tokens.first + (j - keys);
+    } while (at.ascend(p, &bad));
+    return -1;
+  }
+  // Whether segment a is on the path.
+  template <class Params>
+  RLK_HD bool passes(const Params& p, std::int64_t a) const {
+    AttentionPath at = *this;
+    bool bad;
+    while (at.segment > a && at.ascend(p, &bad)) {
+    }
+    return at.segment == a;
+  }
+};
+
 // The first sequence that ends behind a token, by offsets that ascend; num_sequences where none does.
 RLK_HD std::int64_t sequence_of(const std::int32_t* offsets, std::int64_t num_sequences, std::int64_t token) {
   std::int64_t first = 0, last = num_sequences;
@@ -44,11 +99,20 @@ RLK_HD std::int64_t sequence_of(const std::int32_t* offsets, std::int64_t num_se
   return first;
 }
 
-// A backward shares no pages, and has no registers to look for some.
+// A call whose sequences are segments of trees, as kernels of their own see it: the others have no registers to look.
 template <class Params>
-constexpr bool kMayShare = !std::is_same_v<Params, AttentionBackwardParams>;
+struct AttentionTree : Params {};
 
-// Sequence b: queries at tokens q_first + i of its q, keys at tokens k_first + j of its k.
+// Whether what is computed from such params looks at `parents`. A host's AttentionInput does.
+template <class Params>
+constexpr bool kMayBranch =
+    std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionTree<AttentionParams>> ||
+    std::is_same_v<Params, AttentionTree<AttentionBackwardParams>>;
+// A backward shares no pages, and a tree has none.
+template <class Params>
+constexpr bool kMayShare = std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionParams>;
+
+// Sequence b: queries at tokens q_first + i of its q, keys at tokens k_first + j of its k; keys of ancestors elsewhere.
 struct AttentionSpan {
   std::int64_t sequence;
   std::int64_t q_first, num_queries;
@@ -60,8 +124,8 @@ struct AttentionSpan {
   template <class Params>
   RLK_HD AttentionSpan(const Params& p, std::int64_t b) : sequence(b), causal(p.causal) {
     AttentionRange q = {0, p.q_tokens}, k = {0, p.k_tokens};
-    if (p.cu_seqlens_q != nullptr) q = place(p.cu_seqlens_q, b, p.q_tokens);
-    if (p.cu_seqlens_k != nullptr) k = place(p.cu_seqlens_k, b, p.k_tokens);
+    if (p.cu_seqlens_q != nullptr) q = attention_place(p.cu_seqlens_q, b, p.q_tokens);
+    if (p.cu_seqlens_k != nullptr) k = attention_place(p.cu_seqlens_k, b, p.k_tokens);
     if (p.leftpad_k != nullptr) k.first = clamp_to(in_memory(p.leftpad_k)[b], 0, k.last);
     if (kMayShare<Params> && p.group_offsets != nullptr) {
       const std::int64_t most = p.page_size * p.max_prefix_pages;
@@ -74,6 +138,12 @@ struct AttentionSpan {
     k_first = k.first;
     num_queries = q.last - q.first;
     num_keys = k.last - k.first;
+    if constexpr (kMayBranch<Params>) {
+      if (p.parents != nullptr) {
+        num_keys = AttentionPath(p, b).keys(p);
+        k_first = q_first - position(0);
+      }
+    }
     if (p.seqused_q != nullptr) num_queries = clamp_to(in_memory(p.seqused_q)[b], 0, num_queries);
     if (p.seqused_k != nullptr) num_keys = clamp_to(in_memory(p.seqused_k)[b], 0, num_keys);
     window = p.window_size > 0 ? p.window_size : num_keys + num_queries + 1;
@@ -100,12 +170,6 @@ struct AttentionSpan {
     const AttentionRange a = queries_of(keys.first), b = queries_of(keys.last - 1);
     return {a.first, b.last};
   }
-
- private:
-  static RLK_HD AttentionRange place(const std::int32_t* offsets, std::int64_t b, std::int64_t tokens) {
-    const std::int64_t first = clamp_to(in_memory(offsets)[b], 0, tokens);
-    return {first, clamp_to(in_memory(offsets)[b + 1], first, tokens)};
-  }
 };
 
 // Element offset of a token of a sequence. Not of pages.
@@ -117,6 +181,12 @@ RLK_HD std::int64_t offset_of(const AttentionHeads& a, bool packed, std::int64_t
 constexpr std::int64_t kNoPage = INT64_MIN;
 template <class Params>
 RLK_HD std::int64_t key_offset(const Params& p, const AttentionHeads& a, const AttentionSpan& span, std::int64_t j) {
+  if constexpr (kMayBranch<Params>) {
+    if (p.parents != nullptr) {
+      const std::int64_t token = AttentionPath(p, span.sequence).token(p, span.num_keys, j);
+      return token < 0 ? kNoPage : token * a.token_stride;
+    }
+  }
   if (p.block_table == nullptr) return offset_of(a, p.cu_seqlens_k != nullptr, span.sequence, span.k_first + j);
   const bool shared = kMayShare<Params> && j < span.prefix;
   const std::int64_t row = shared ? span.group * p.prefix_stride : span.sequence * p.table_stride;

@@ -9,6 +9,9 @@
 // Pages may be shared, forward: sequences [group_offsets[g], group_offsets[g + 1]) are group g. Their keys below
 //   P = prefix_lens[g] lie in the pages of prefix_table[g], key P and those behind it in the pages of block_table[b], which
 //   begin with key P wherever P ends in a page. A sequence of no group has P = 0. seqused_k counts from key 0 in any case.
+// Under `parents` sequences are segments of trees, and q, k and v are packed by the same offsets. parents[s] < s is the
+//   segment that s goes on from, -1 of a root. The queries of segment s are its own tokens. Its keys are those of its path:
+//   of the root, of each segment below it, and its own ones, in this order, so that a token's number n is its depth.
 // Keys are numbered from 0, the first in use. Query i stands at n = L - Q + i, and sees key j where
 //   j <= n under `causal`, and n - window_size < j under a window (which is causal).
 // Query head h reads key head h / (Hq / Hkv). A query that sees no key, or is not in use, has out +0 and lse -Inf, and is
@@ -63,6 +66,8 @@
 //   dk_j  = round(fl(softmax_scale * chain of fma(ds_ij, q_i)) + 0),  dv_j = round(chain of fma(round(p_ij), dout_i) + 0)
 //           from +0 over the query heads of the key's ascending, of each its queries ascending, in steps of 16 that
 //           floor(n / 16) counts, n the number of the key that stands where query i does; what a step lacks is zero
+//   Under `parents` several segments may see a key. Each has such a chain of its own queries, and the chains are added in
+//           fp32 (IEEE, nearest even, subnormals kept) from +0, segments ascending. One that does not see the key adds +0.
 //   dsinks_h = fl(0 - sum over rows of p_ih * delta_i), p_ih the exponential above of t = fma(lse_i, -log2e, u_h), in the order
 //           of rms_norm's dw: rows are places of q, [B, q_tokens] one after another, or packed; those that are not in use or
 //           see no key are no links
@@ -73,7 +78,8 @@
 // NaN results are canonical.
 // Lists that contradict the arrays (an offset that descends or is out of range, a count below 0 or too large, a page that
 // is none): the CPU throws InvalidArgument before it writes anything. A GPU reads nothing out of range and writes
-// everything: offsets and counts are clamped, a token in no sequence is not in use, keys of a page that is none are NaN.
+// everything: offsets and counts are clamped, a token in no sequence is not in use, keys of a page that is none are NaN. A
+// parent outside [-1, s) is a root of one key, which is NaN. Under `parents` the last offset is q_tokens.
 // Both functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once
 
@@ -135,6 +141,8 @@ struct AttentionInput {
   const std::int32_t* group_offsets = nullptr;  // [num_groups + 1] from 0 on, at most num_sequences; or null: no groups
   std::int64_t prefix_stride = 0;               // elements between groups
   std::int64_t num_groups = 0, max_prefix_pages = 0;
+  const std::int32_t* parents = nullptr;  // [num_sequences] in [-1, its index), or null: no trees. Beside cu_seqlens_q,
+                                          // which cu_seqlens_k is too; causal, and no other list
   std::int64_t num_sequences = 0;
   std::int64_t q_tokens = 0;                       // places of each sequence; packed: of all
   std::int64_t k_tokens = 0;                       // the same; paged: page_size * (max_prefix_pages + max_pages)

@@ -1,0 +1,14 @@
+"""The lists of an attention call, in the order in which every layer passes them on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PLACES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "parents")  # of every call
+PAGES = ("block_table", "prefix_table", "prefix_lens", "group_offsets")  # of the forward alone
+BESIDE_TREE = (*PLACES[:5], "block_table", "shared_prefix")  # arguments that do not go with a tree
+
+
+def list_names(names: tuple[str, ...], lists: tuple[Any, ...]) -> tuple[str, ...]:
+    """A call's names of `names`: under ``parents`` both offsets are those of segments."""
+    return names if lists[5] is None else ("cu_segments", "cu_segments", *names[2:])
