@@ -23,7 +23,7 @@
 #include "rlk/math/log2.h"
 #include "rlk/math/sigmoid.h"
 #include "rlk/math/tanh.h"
-#include "tests/ulp.h"
+#include "tests/cpp/ulp.h"
 
 namespace {
 

@@ -1,7 +1,6 @@
 # Microbenchmarks: binaries of their own over the kernels that the extension links.
 add_executable(math_error bench/math_error.cpp)
 target_link_libraries(math_error PRIVATE rlk_core)
-target_include_directories(math_error PRIVATE "${PROJECT_SOURCE_DIR}/tests")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
   target_compile_options(math_error PRIVATE -mavx2 -mfma)
 endif()

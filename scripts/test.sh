@@ -85,8 +85,8 @@ stage_python() {
   # The oldest TRL that is served, too: cases of its loss take turns between both.
   local oldest_trl=build/oldest_trl
   if [[ -d $oldest_trl ]] || pip install -q --no-deps --target "$oldest_trl" 'trl==1.15.0'; then
-    PYTHONPATH=$PWD/$oldest_trl RLK_TRL_TURN=oldest pytest_in_parallel tests/test_integrations_trl*.py \
-      tests/test_presets.py -k 'integrations or trl' || status=1
+    PYTHONPATH=$PWD/$oldest_trl RLK_TRL_TURN=oldest pytest_in_parallel tests/frameworks/test_integrations_trl*.py \
+      tests/frameworks/test_presets.py -k 'integrations or trl' || status=1
     export RLK_TRL_TURN=newest
   fi
   pytest_in_parallel -m 'not gpu and not slow and not alone' || status=1
@@ -98,7 +98,7 @@ stage_engines() {
   local status=0
   # Beside the environment: where it is installed, transformers and PEFT load it, and it prints.
   if pip install -q --no-deps --no-compile --upgrade --target build/torchao torchao==0.18.0; then
-    PYTHONPATH=$PWD/build/torchao python -m pytest -q tests/test_patch_frameworks.py -k torchao || return 1
+    PYTHONPATH=$PWD/build/torchao python -m pytest -q tests/torch/test_patch_frameworks.py -k torchao || return 1
   else
     echo "SKIPPED: torchao cannot be fetched here, so no weight of its own was patched"
   fi
@@ -115,9 +115,11 @@ stage_engines() {
   else
     echo "SKIPPED: megatron-core cannot be fetched here, so it was no trainer"
   fi
-  PYTHONPATH=$path RLK_REQUIRE_ENGINES=1 timeout 360 python -m pytest -q --durations=5 tests/test_megatron.py tests/test_vllm.py || status=1
+  PYTHONPATH=$path RLK_REQUIRE_ENGINES=1 timeout 360 python -m pytest -q --durations=5 \
+    tests/frameworks/test_megatron.py tests/frameworks/test_vllm.py || status=1
   # TRL imports what it finds, so megatron-core stays out of its way.
-  PYTHONPATH=$PWD/build/engines RLK_REQUIRE_ENGINES=1 timeout 240 python -m pytest -q tests/test_example_grpo_vllm.py || status=1
+  PYTHONPATH=$PWD/build/engines RLK_REQUIRE_ENGINES=1 timeout 240 python -m pytest -q \
+    tests/frameworks/test_example_grpo_vllm.py || status=1
   return $status
 }
 
@@ -147,7 +149,7 @@ stage_hip() {
   fi
   build_hip hip_standin hip_tiles
   PYTHONPATH=$PWD/build/hip/package LD_LIBRARY_PATH=$PWD/build/hip/hip_standin RLK_STANDIN_ORDER=forward \
-    RLK_FUZZ_CASES=${RLK_HIP_FUZZ_CASES:-200} pytest_in_parallel tests/test_hip.py
+    RLK_FUZZ_CASES=${RLK_HIP_FUZZ_CASES:-200} pytest_in_parallel tests/hip/test_hip.py
 }
 
 # The operators whose C++ tests run on the machine code, too: those that test_hip.py calls little or not.
@@ -163,8 +165,8 @@ stage_hip-isa() {
   for arch in gfx90a gfx942; do
     RLK_STANDIN_ARCH=$arch
     # Two tests ask the stand-in about the runtime's version; certificates take hours.
-    PYTHONPATH=$PWD/build/hip/package:$PWD/tests RLK_STANDIN_ORDER=forward RLK_FUZZ_CASES=${RLK_ISA_CASES:-80} \
-      pytest_in_parallel -p hip_guarded_arrays tests/test_hip.py -k 'not certificate and not certified and not runtime' ||
+    PYTHONPATH=$PWD/build/hip/package:$PWD/tests/hip RLK_STANDIN_ORDER=forward RLK_FUZZ_CASES=${RLK_ISA_CASES:-80} \
+      pytest_in_parallel -p hip_guarded_arrays tests/hip/test_hip.py -k 'not certificate and not certified and not runtime' ||
       status=1
     for test in "${kIsaTests[@]}"; do
       [[ $arch/$test != gfx90a/linear_logprob ]] || continue  # compares with the CPU's gfx942 alone

@@ -295,18 +295,19 @@ def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
         stem = stem.removesuffix(suffix)
     stem = {"policy_spec": "policy_loss", "preference_kinds": "preference_loss"}.get(stem, stem)
     parts = [stem]
-    own = sorted(p.stem for p in (ROOT / "tests").glob(f"test_{stem}*.py"))
+    files = {p.stem: str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("test_*.py")}
+    own = sorted(name for name in files if name.startswith(f"test_{stem}"))
     shared = SHARED.get(Path(fault.path).stem, [])
     if not own and not fault.path.endswith(".py"):
         operators = [p.stem for p in (ROOT / "cpp/include/rlk/ops").glob("*.h") if stem.startswith(p.stem)]
         longest = [max(operators, key=len)] if operators else []
         parts = longest or next((OF_STEM[k] for k in sorted(OF_STEM, key=len)[::-1] if stem.startswith(k)), [])
-        own = sorted(p.stem for part in parts for p in (ROOT / "tests").glob(f"test_{part}*.py"))
-    compiled = sorted({p.stem for part in parts for p in (ROOT / "tests").glob(f"test_{part}*.cpp")})
+        own = sorted(name for part in parts for name in files if name.startswith(f"test_{part}"))
+    compiled = sorted({p.stem for part in parts for p in (ROOT / "tests/cpp").glob(f"test_{part}*.cpp")})
     own.sort(key=lambda name: (name.endswith("_fuzz"), not name.endswith("_bad_input")))  # the quickest first
     others = [name for name in dict.fromkeys([*shared, *ANY]) if name not in own]
     return (
-        *([f"tests/{n}.py" for n in names if (ROOT / f"tests/{n}.py").exists()] for names in (own, others)),
+        *([files[name] for name in names if name in files] for names in (own, others)),
         compiled,
     )
 

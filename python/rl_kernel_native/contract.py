@@ -433,7 +433,7 @@ def _twice_stock(output: str, measured: float) -> Bound:
 
 # How far stock torch (transformers, bfloat16, default attention) is off on the model and text of consistency/digest.
 # Against float64 from the same weights: torch 2.13.0 on an x86-64 CPU with AVX-512.
-# tests/test_contract_chain.py measures it again.
+# tests/tools/test_contract_chain.py measures it again.
 STOCK_MAX_DLOGP = 0.0731
 STOCK_MEAN_DLOGP = 0.00582
 STOCK_KL_K3 = 4.07e-5

@@ -8,7 +8,7 @@
 #include "cuda/optimal_token_baseline/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/ops/optimal_token_baseline.h"
-#include "tests/baseline_cases.h"
+#include "tests/cpp/baseline_cases.h"
 #include "tests/gpu/token_plans.h"
 
 namespace rlk::cuda {

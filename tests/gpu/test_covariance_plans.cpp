@@ -9,7 +9,7 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/covariance_terms.h"
 #include "rlk/ops/covariance_mask.h"
-#include "tests/covariance_cases.h"
+#include "tests/cpp/covariance_cases.h"
 #include "tests/gpu/token_plans.h"
 
 namespace rlk::cuda {

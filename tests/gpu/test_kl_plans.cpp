@@ -10,8 +10,8 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/kl_check.h"
 #include "rlk/ops/kl.h"
+#include "tests/cpp/kl_cases.h"
 #include "tests/gpu/token_plans.h"
-#include "tests/kl_cases.h"
 
 namespace rlk::cuda {
 namespace {

@@ -9,8 +9,8 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/policy_plain.h"
 #include "rlk/ops/policy_loss.h"
+#include "tests/cpp/policy_loss_cases.h"
 #include "tests/gpu/token_plans.h"
-#include "tests/policy_loss_cases.h"
 
 namespace rlk::cuda {
 namespace {

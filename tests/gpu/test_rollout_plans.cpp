@@ -12,8 +12,8 @@
 #include "rlk/kernels/rejection_terms.h"
 #include "rlk/ops/importance_weights.h"
 #include "rlk/ops/mismatch_metrics.h"
+#include "tests/cpp/rollout_cases.h"
 #include "tests/gpu/token_plans.h"
-#include "tests/rollout_cases.h"
 
 namespace rlk::cuda {
 namespace {

@@ -11,8 +11,8 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/reward_sequence.h"
 #include "rlk/ops/scatter_rewards.h"
+#include "tests/cpp/reward_cases.h"
 #include "tests/gpu/token_plans.h"
-#include "tests/reward_cases.h"
 
 namespace rlk::cuda {
 namespace {

@@ -9,8 +9,8 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/value_terms.h"
 #include "rlk/ops/value_loss.h"
+#include "tests/cpp/value_loss_cases.h"
 #include "tests/gpu/token_plans.h"
-#include "tests/value_loss_cases.h"
 
 namespace rlk::cuda {
 namespace {

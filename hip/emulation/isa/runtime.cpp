@@ -3,7 +3,7 @@
 //   RLK_STANDIN_ARCH      gfx942 (default) or gfx90a: which code object of a bundle runs
 //   RLK_STANDIN_ORDER     forward, backward or shuffled: blocks, and waves, which "shuffled" switches every 1 to 50
 //                         instructions by RLK_ISA_SEED
-//   RLK_STANDIN_DEVICES, RLK_STANDIN_VERSION as in tests/hip_standin.cpp; RLK_STANDIN_FAIL of hipModuleLaunchKernel alone
+//   RLK_STANDIN_DEVICES, RLK_STANDIN_VERSION as in tests/hip/hip_standin.cpp; RLK_STANDIN_FAIL of hipModuleLaunchKernel alone
 //   RLK_ISA_LOG           the file of reports (stderr);  RLK_ISA_STATS  of each kernel's instructions, and how many ran
 //   RLK_ISA_POISON        what registers and LDS hold at first (7fdeadbe, a NaN)
 //   RLK_ISA_ULPS          0: v_rcp_f32 and its kin are exact;  RLK_ISA_RACES  0: races are not sought, which is faster
@@ -180,7 +180,7 @@ RLK_API int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid
                                                                                              : kLaunchFailure);
 }
 
-// For tests/hip_guarded_arrays.py.
+// For tests/hip/hip_guarded_arrays.py.
 RLK_API void rlk_isa_register(u64 address, u64 bytes) { register_device_memory(address, bytes); }
 RLK_API void rlk_isa_forget(u64 address) { forget_device_memory(address); }
 RLK_API void rlk_isa_close(int close) { close_device_memory(close); }

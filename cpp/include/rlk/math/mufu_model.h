@@ -7,7 +7,7 @@
 //   (8192 * c0 + c1 * o + c2 * square(o) + 6114) >> 15        square(o) ~ o^2 / 2^19
 // c0 is in quarters of a unit, 6114 / 2^15 of a unit is the rounding constant, and the squarer drops every partial
 // product whose weight is below its last column. Coefficients, constant and squarer were recovered from the
-// instruction's results; tests/test_models.cpp compares all 2^23 significands with a recorded digest,
+// instruction's results; tests/cpp/test_models.cpp compares all 2^23 significands with a recorded digest,
 // tests/gpu/test_models.cu all 2^32 arguments with the instruction.
 #pragma once
 

@@ -1,0 +1,34 @@
+"""Charts: a legend stands outside of its axes, where it covers nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [
+    path for folder in ("python", "examples", "bench", "tools") for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+
+def test_every_legend_has_a_place_outside() -> None:
+    found = [(path.name, call) for path in SOURCES for call in re.findall(r"\.legend\((.*)\)", path.read_text())]
+    assert len(found) >= 5
+    assert not [each for each in found if not re.search(r"bbox_to_anchor|\*\*_BESIDE|\*\*beside", each[1])]
+
+
+def test_a_legend_of_a_report_is_beside_its_axes() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    from rl_kernel_native.consistency import charts
+
+    figure = Figure(figsize=(11, 5.6), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], label="batch 1")
+    legend = axes.legend(**charts._BESIDE)
+    figure.canvas.draw()
+    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1
+    assert legend.get_window_extent().x1 <= figure.bbox.x1

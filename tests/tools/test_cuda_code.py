@@ -1,0 +1,61 @@
+"""The check that every CUDA kernel has code for Hopper, on what cuobjdump prints: no GPU and no CUDA is needed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "cmake" / "CheckCudaCode.cmake"
+CMAKE = shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")
+
+pytestmark = [
+    pytest.mark.skipif(not SCRIPT.is_file(), reason="no source tree beside the tests"),
+    pytest.mark.skipif(CMAKE is None, reason="no cmake"),
+]
+
+
+def symbols(architecture: str, *kernels: str) -> str:
+    """What ``cuobjdump -symbols`` prints of an object."""
+    lines = [f"Fatbin elf code:\n================\narch = {architecture}\ncode version = [1,8]\n\nsymbols:"]
+    lines += [f"FUNC LOCAL DEFAULT ENTRY _ZN3rlk4cuda43_GLOBAL__N__66df6762_11_sums_cu_699841d1{k}" for k in kernels]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("sm_80", "sm_90a", "alone", "said"),
+    [
+        (
+            ["9kl_kernelNS_8KlParamsEli", "15tree_sum_kernelILi8EE"],
+            ["9kl_kernelNS_8", "15tree_sum_kernelILi1EE"],
+            "",
+            None,
+        ),
+        (["9kl_kernelNS_8KlParamsEli", "15tree_sum_kernelILi8EE"], ["9kl_kernelNS_8"], "", "tree_sum_kernel"),
+        (["9kl_kernelNS_8KlParamsEli", "15tree_sum_kernelILi8EE"], ["9kl_kernelNS_8"], "tree_sum_kernel", None),
+        ([], ["9kl_kernelNS_8"], "", "no kernel has sm_80 code"),
+    ],
+    ids=["all", "one is missing", "one is not reached", "nothing is read"],
+)
+def test_a_kernel_without_code_for_hopper_fails_the_build(
+    tmp_path: Path, sm_80: list[str], sm_90a: list[str], alone: str, said: str | None
+) -> None:
+    assert CMAKE is not None
+    for name, printed in (("sm80", symbols("sm_80", *sm_80)), ("sm90", symbols("sm_90a", *sm_90a))):
+        (tmp_path / f"{name}.o").write_text(printed)
+        (tmp_path / name).write_text(f"{tmp_path / name}.o\n")
+    dump = tmp_path / "cuobjdump"
+    dump.write_text('#!/bin/sh\ncat "$2"\n')
+    dump.chmod(0o755)
+    options = {"CUOBJDUMP": dump, "SM80": tmp_path / "sm80", "SM90": tmp_path / "sm90", "ALONE": alone}
+    ran = subprocess.run(
+        [CMAKE, *(f"-D{k}={v}" for k, v in options.items()), f"-DRESULT={tmp_path / 'result'}", "-P", str(SCRIPT)],
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode == 0) is (said is None) is (tmp_path / "result").exists()
+    if said is not None:
+        assert said in ran.stderr

@@ -1,0 +1,268 @@
+"""Every operator has all its pieces: one test a piece, named after it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTRACTS = sorted((ROOT / "cpp" / "include" / "rlk" / "ops").glob("*.h"))
+OPS = [path.stem for path in CONTRACTS]
+
+PIECES = {
+    "contract": "cpp/include/rlk/ops/{op}.h",
+    "binding": "cpp/bindings/{op}.cpp",
+    "CPU backend": "cpp/cpu/{op}.cpp",
+    "CUDA dispatch": "cuda/{op}/{op}.cpp",
+    "CUDA kernel": "cuda/{op}/{op}*.cu",
+    "CUDA figures": "cuda/{op}/README.md",
+    "Python function": "python/rl_kernel_native/ops/{op}.py",
+    "reference": "python/rl_kernel_native/reference/{op}.py",
+    "C++ test": "tests/cpp/test_{op}.cpp",
+    "Python test": "tests/ops/test_{op}.py",
+    "microbenchmark": "bench/bench_{op}.cpp",
+}
+if (ROOT / "hip").is_dir():
+    PIECES["HIP dispatch"] = "hip/{op}/{op}.cpp"
+    PIECES["HIP kernel"] = "hip/{op}/{op}*.hip"
+    PIECES["HIP notes"] = "hip/{op}/README.md"
+
+# What this project wrote; a file of more lines does more than one thing.
+MAX_LINES = 700
+SUFFIXES = {".cpp", ".cu", ".cuh", ".h", ".hip", ".py", ".cmake", ".md", ".in", ".toml"}
+FOLDERS = ("cpp", "cuda", "hip", "python", "tests", "bench", "cmake", "docs", "tools")
+FILES = sorted(
+    path
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in SUFFIXES and path.is_file() and "__pycache__" not in path.parts
+) + sorted(path for path in ROOT.glob("*.*") if path.suffix in SUFFIXES or path.name == "CMakeLists.txt")
+NAMES = [str(path.relative_to(ROOT)) for path in FILES]
+
+# A promise to do it later belongs to the tracker; spelled apart so that this file does not hold them.
+UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3, "HA" + "CK")) + r")\b")
+# Names that say when or how proudly a thing was made, and not what it is.
+OVERCLAIMING = re.compile(r"(^|_)(v2|v3|fast|opt|optimized|new|old|final)(_|\.|$)")
+
+
+def test_there_is_an_operator() -> None:
+    """An empty list would make every test below pass."""
+    assert "logprob" in OPS
+    assert len(FILES) > 60
+
+
+# Where a line of a table is the piece, and how it begins. What is made of other operators has no kernel of its own.
+OPERATOR_TABLE = "cpp/include/rlk/operators.inc"
+COMPOSED = (OPERATOR_TABLE, "RLK_COMPOSED({op}, ")
+TABLES = {
+    "CUDA dispatch": [("cuda/common/token_operators.inc", "RLK_TOKEN_OPERATOR({op}, "), COMPOSED],
+    **{piece: [COMPOSED] for piece in ("CPU backend", "CUDA kernel", "CUDA figures")},
+    **{piece: [COMPOSED] for piece in ("HIP dispatch", "HIP kernel", "HIP notes")},
+}
+
+
+def in_table(op: str, piece: str) -> bool:
+    return any("\n" + line.format(op=op) in (ROOT / table).read_text() for table, line in TABLES.get(piece, ()))
+
+
+def test_what_is_composed_has_its_one_body() -> None:
+    lines = re.findall(r"^RLK_COMPOSED\((\w+), ", (ROOT / OPERATOR_TABLE).read_text(), re.M)
+    assert lines
+    assert not [op for op in lines if not (ROOT / f"cpp/ops/{op}.cpp").is_file()]
+    assert not [op for op in lines if list(ROOT.glob(f"cuda/{op}/*.cu")) or list(ROOT.glob(f"hip/{op}/*.hip"))]
+
+
+@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("op", OPS)
+def test_the_operator_has(op: str, piece: str) -> None:
+    pattern = PIECES[piece].format(op=op)
+    assert list(ROOT.glob(pattern)) or in_table(op, piece), f"{op} lacks its {piece}: {pattern}"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_dispatch_table_has_a_line_of(op: str) -> None:
+    """The table declares what every backend defines; a line that no backend serves fails at the link."""
+    lines = (ROOT / OPERATOR_TABLE).read_text().splitlines()
+    assert [line for line in lines if line.startswith((f"RLK_RUNS({op}, ", f"RLK_COMPOSED({op}, "))]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_hip_kernels_are_built_and_emulated(op: str) -> None:
+    """A kernel without a bundle is missing where it is launched, and one that no test includes runs nowhere."""
+    if list((ROOT / "hip" / op).glob("*_kernels.hip")):
+        assert re.search(rf"^rlk_bundle_hip\({op}\b", (ROOT / "cmake" / "Hip.cmake").read_text(), re.M)
+        assert f'#include "hip/{op}/{op}_kernels.hip"' in (ROOT / "tests" / "hip" / "hip_standin.cpp").read_text()
+
+
+def test_one_place_chooses_the_backend() -> None:
+    """Only the dispatch compares device types; linear_logprob, which CUDA fuses, asks for that device by name."""
+    asking = [
+        n for n, p in zip(NAMES, FILES, strict=True) if n.startswith("cpp/ops/") and "DeviceType::k" in p.read_text()
+    ]
+    assert {Path(n).stem.split("_")[0] for n in asking} == {"dispatch", "linear"}
+
+
+def test_every_cuda_kernel_has_code_for_hopper() -> None:
+    """CMake compiles <name>.cu once per architecture and <name>_sm90.cu for sm_90a: no other suffix names one."""
+    kernels = list((ROOT / "cuda").rglob("*.cu"))
+    assert not [path.name for path in kernels if re.search(r"_sm(?!90\.cu$)\d+", path.name)]
+    once = {path for path in kernels if not path.name.endswith("_sm90.cu")}
+    assert not [
+        path.name for path in once if "namespace RLK_CUDA_ARCH" not in path.read_text().replace("rlk::cuda::", "")
+    ]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_docs_have_a_row_of(op: str) -> None:
+    lines = (ROOT / "docs" / "operators.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("|") and re.search(rf"\b{op}\b", line)]
+    assert rows, f"docs/operators.md has no table row that mentions {op}"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_benchmark_against_peers_knows(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from rl_kernel_native.bench.__main__ import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([op, "--help"])
+    assert ended.value.code == 0
+    assert f"bench {op}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_package_exports(op: str) -> None:
+    import rl_kernel_native
+
+    assert callable(getattr(rl_kernel_native, op))
+    assert op in rl_kernel_native.__all__
+    assert getattr(rl_kernel_native, op).__doc__
+    assert callable(getattr(rl_kernel_native, f"{op}_reference"))
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/numerics.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"])
+def test_the_repository_has(name: str) -> None:
+    assert (ROOT / name).is_file()
+
+
+def test_the_numerical_contract_holds_all_ten_rules() -> None:
+    text = (ROOT / "docs" / "numerics.md").read_text()
+    assert [n for n in range(1, 11) if not re.search(rf"(?m)^(#+ )?{n}\. ", text)] == []
+
+
+# A file's folder in tests/ by its name: the first pattern that fits decides. A test that no other has is one of all
+# operators, in ops/. Any other module is what tests share, in support/.
+PLACES = [
+    (".", "__init__.py conftest.py run_gpu.py gpu_log.py check_gpu_log.py"),
+    ("hip", "hip_* test_hip*"),
+    ("gpu", "*.cu *_plans.* plan_memory.h test_few_multiprocessors.cpp"),
+    ("cpp", "*.cpp *.h"),
+    ("ops", " ".join(f"test_{op}.py test_{op}_*.py" for op in OPS)),
+    (
+        "torch",
+        "test_autocast* test_blas* test_changing_numbers* test_compiled_transforms* test_engine* test_fake_tensors*",
+    ),
+    ("torch", "test_nn* test_patch_* test_torch*"),
+    ("frameworks", "*_frameworks.py test_example_* test_frameworks* test_integrations_* test_jax* test_megatron*"),
+    ("frameworks", "test_oldest_numpy* test_presets* test_switch* test_verl_* test_vllm*"),
+    (
+        "tools",
+        "test_bench* test_certify* test_charts* test_command* test_compare* test_contract* test_cuda_code* test_cures*",
+    ),
+    (
+        "tools",
+        "test_demo* test_digest* test_docs* test_docstrings* test_doctor* test_gpu_log* test_interface* test_layout*",
+    ),
+    ("tools", "test_mutate* test_pages* test_semantics* test_trace* test_variants* test_wheels* test_workflows*"),
+    ("ops", "test_*"),
+    ("support", "*"),
+]
+
+
+def test_tests_are_in_the_folder_of_their_kind() -> None:
+    found = {name: name.split("/") for name in NAMES if name.startswith("tests/") and not name.endswith(".md")}
+    assert {parts[1] for parts in found.values() if len(parts) > 2} == {folder for folder, _ in PLACES} - {"."}
+    wrong = {}
+    for name, parts in found.items():
+        (folder, *_) = (to for to, patterns in PLACES if any(fnmatchcase(parts[-1], p) for p in patterns.split()))
+        if parts[1:-1] != ([] if folder == "." else [folder]):
+            wrong[name] = f"belongs in tests/{folder}, or in PLACES of this test with its folder"
+    assert not wrong
+
+
+def test_files_are_short() -> None:
+    lengths = {name: len(path.read_text().splitlines()) for name, path in zip(NAMES, FILES, strict=True)}
+    long = {name: n for name, n in lengths.items() if n > MAX_LINES}
+    assert not long, f"over {MAX_LINES} lines: {long}"
+
+
+def test_nothing_is_left_for_later() -> None:
+    found = {}
+    for name, path in zip(NAMES, FILES, strict=True):
+        lines = [i for i, line in enumerate(path.read_text().splitlines(), 1) if UNFINISHED.search(line)]
+        if lines:
+            found[name] = lines
+    assert not found
+
+
+PACKAGE = ROOT / "python" / "rl_kernel_native"
+LIBRARY = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+LIBRARY = {name.removesuffix("__init__").removesuffix("."): path for name, path in LIBRARY.items()}
+
+
+def imports_of(module: str) -> set[str]:
+    """Modules of the library that one imports, at its top or inside of a function, but for annotations alone. The
+    package itself, "", is what users import: modules that work as a user's code does import it, too."""
+    parts = module.split(".") if module else []
+    folder = parts if LIBRARY[module].name == "__init__.py" else parts[:-1]
+    found = set()
+    left: list[ast.AST] = [ast.parse(LIBRARY[module].read_text())]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            left += node.orelse
+            continue
+        left += ast.iter_child_nodes(node)
+        if isinstance(node, ast.ImportFrom) and node.level:
+            of = [*folder[: len(folder) - node.level + 1], *(node.module or "").split(".")]
+            base = ".".join(part for part in of if part)
+            names = {f"{base}.{alias.name}".lstrip(".") for alias in node.names}
+            found |= names & set(LIBRARY)
+            if not names <= set(LIBRARY):
+                found.add(base)
+    return (found & set(LIBRARY)) - {module, ""}
+
+
+def test_imports_go_one_way() -> None:
+    """From commands to operators, to the engine and to what it stands on: no module imports one that imports it."""
+    left = {module: imports_of(module) for module in LIBRARY}
+    assert left["ops.kl"] >= {"_call", "_operator"}  # relative imports are understood
+    assert left["integrations.vllm"] >= {"integrations.vllm.hooks"}
+    while ready := [module for module, found in left.items() if not found & set(left)]:
+        for module in ready:
+            del left[module]
+    assert not left, f"in circles, or above one: {sorted(left)}"
+
+
+def test_names_say_what_a_file_is() -> None:
+    assert not [name for name in NAMES if OVERCLAIMING.search(Path(name).name)]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_only_ndarray_knows_dlpack(op: str) -> None:
+    """The binding moves fields; how an array is read is one file's business."""
+    binding = (ROOT / "cpp" / "bindings" / f"{op}.cpp").read_text()
+    assert "DLTensor" not in binding
+    assert "DLManagedTensor" not in binding
+
+
+def test_the_library_never_exits_the_process() -> None:
+    code = [
+        p
+        for p in FILES
+        if p.suffix in {".cpp", ".cu", ".cuh", ".h"} and p.relative_to(ROOT).parts[0] in ("cpp", "cuda")
+    ]
+    assert not [str(p) for p in code if re.search(r"(?<![\w.>])(std::)?(exit|abort|quick_exit)\s*\(", p.read_text())]

@@ -1,0 +1,201 @@
+"""Every code block of the documents runs, offline, and every command in them exists."""
+
+from __future__ import annotations
+
+import doctest
+import io
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HOW = "in a clone of the repository: pip install"
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMED = {str(page.relative_to(ROOT)): page for page in PAGES}
+# test_docs.py runs these, with what their texts say of them; of docs/objectives.md the examples of a session.
+ELSEWHERE = {"README.md", "docs/operators.md", "docs/linear.md", "docs/sampling.md"}
+SESSIONS_ELSEWHERE = {"docs/objectives.md", *(name for name in NAMED if name.startswith("docs/objectives/"))}
+PROGRAMS = {"docs/quickstart.md"}  # pages whose blocks are programs of their own; those of others share their names
+HERE = [
+    name
+    for name, page in NAMED.items()
+    if name not in ELSEWHERE
+    and ("```python" in page.read_text() or ("```pycon" in page.read_text() and name not in SESSIONS_ELSEWHERE))
+]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
+
+
+def test_languages_are_known() -> None:
+    """A block in a language that no test collects would run nowhere."""
+    found = {language for page in PAGES for language in re.findall(r"^```(\w*)\n(?!```)", page.read_text(), re.M)}
+    assert found <= {"", "python", "pycon", "sh", "json", "text", "math"}, found
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_the_code_of_a_page_runs(name: str) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    pytest.importorskip("jax")
+    pytest.importorskip("trl")
+    names: dict[str, Any] = {}
+    for block in blocks(NAMED[name], "python"):
+        names = {} if name in PROGRAMS else names
+        exec(compile(block, name, "exec"), names)
+    if name in SESSIONS_ELSEWHERE:
+        return
+    said = io.StringIO()
+    runner = doctest.DocTestRunner(verbose=False)
+    for i, block in enumerate(blocks(NAMED[name], "pycon")):
+        test = doctest.DocTestParser().get_doctest(block, names, f"{name}, example {i}", name, 0)
+        runner.run(test, out=said.write, clear_globs=False)
+        names = test.globs
+    assert not said.getvalue()
+
+
+def lines() -> list[tuple[str, str]]:
+    """(page, command) of each line of a shell's block."""
+    found = []
+    for name, page in {**NAMED, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}.items():
+        for block in blocks(page, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                bare = re.sub(r"(^|\s)#.*$", "", line).strip()
+                found += [(name, part.strip()) for part in bare.split("&&") if part.strip()]
+    return found
+
+
+def in_text() -> list[tuple[str, str]]:
+    """(page, command) of each `rlk ...` of a sentence."""
+    return [(name, line) for name, page in NAMED.items() for line in re.findall(r"`(rlk [^`\n]*)`", page.read_text())]
+
+
+def options_exist(words: list[str], file: Path) -> bool:
+    text = file.read_text()
+    return all(f'"{word}"' in text or word == "--help" for word in words if word.startswith("--"))
+
+
+def rlk(words: list[str]) -> None:
+    """Parses a command as `rlk` does: its name, its options and their values."""
+    import typer.main
+
+    from rl_kernel_native import doctor
+    from rl_kernel_native.consistency.cli import app
+
+    if not words or words[0] == "--version":
+        return
+    if words[0] == "bench":
+        bench(words[1:])
+        return
+    if words[0] == "doctor":
+        assert options_exist(words, Path(doctor.__file__))
+        return
+    group = typer.main.get_command(app)
+    command = group.commands[words[0]]  # type: ignore[attr-defined]
+    given = [word.replace("...", "1") for word in words[1:]]
+    if "--help" not in given:
+        # In a sentence a command may be named by a part of its options.
+        command.make_context(words[0], given, resilient_parsing=len(given) < 2)
+
+
+def bench(words: list[str]) -> None:
+    from rl_kernel_native.bench.__main__ import make_parser
+
+    if words:
+        make_parser("bench").parse_args(words)
+
+
+def setting(words: list[str]) -> None:
+    """A shell's own command, whose pattern has all of it."""
+    assert not words
+
+
+def pip(words: list[str]) -> None:
+    from rl_kernel_native import _variants  # the distributions' names
+
+    declared = (ROOT / "pyproject.toml").read_text()
+    for extra in re.findall(r"\[(\w+)\]", " ".join(words)):
+        assert f"\n{extra} = [" in declared, extra
+    for variant in re.findall(r"RLK_VARIANT=(\w+)", " ".join(words)):
+        assert f"rl-kernel-{variant}" in Path(_variants.__file__).read_text() or variant == "cpu", variant
+    for pinned in (word for word in words if "==" in word):
+        assert pinned in (ROOT / "scripts/test.sh").read_text() or pinned.startswith(("trl==1.16", "torch==")), pinned
+
+
+def script(words: list[str]) -> None:
+    file = ROOT / words[0]
+    assert file.is_file(), words
+    assert options_exist(words, file) or file.parent.name == "examples"
+    if words[0] == "scripts/test.sh":
+        (stages,) = re.findall(r"^readonly kStages=\((.*)\)", file.read_text(), re.M)
+        assert set(words[1:]) <= set(stages.split())
+
+
+def pytest_files(words: list[str]) -> None:
+    files = [word for word in words if word.startswith("tests/")]
+    assert files
+    assert all((ROOT / word.replace("<op>", "kl")).is_file() for word in files)
+
+
+def preset(words: list[str]) -> None:
+    assert f'"{words[0]}"' in (ROOT / "CMakePresets.json").read_text()
+
+
+# What a command begins with, and what checks it here. What runs it in CI: stage package (`pip install .`), python
+# (`rlk`, pytest, the examples), cpp and cuda (presets), lint, wheel; run_gpu.py is run where a GPU is.
+CHECKS: dict[str, Any] = {
+    r"(\.venv/bin/)?rlk ": rlk,
+    r"python -m rl_kernel_native\.bench": bench,
+    r"(\.venv/bin/)?pip (un)?install ": pip,
+    r"python3 -m venv \.venv$|\. \.venv/bin/activate$": setting,
+    r"wheel=\$\(ls dist/rl_kernel_(cpu|cu130)-\*-cp312-abi3-\*\.whl\)$": setting,
+    r"python -m pytest ": pytest_files,
+    r"(python3? )?(\./)?(?=(scripts|tools|tests|examples)/)": script,
+    r"cmake --preset |cmake --build build/|ctest --test-dir build/": preset,
+}
+
+
+@pytest.mark.parametrize(("page", "command"), dict.fromkeys([*lines(), *in_text()]))
+def test_a_command_of_a_page_exists_with_its_options(page: str, command: str) -> None:
+    pytest.importorskip("typer")
+    for pattern, check in CHECKS.items():
+        match = re.match(pattern, command)
+        if match:
+            check(shlex.split(command[match.end() :]))
+            return
+    pytest.fail(f"{page}: nothing checks `{command}`")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rlk compare --no-such-option 1", "rlk nothing --help", "rlk doctor --no-such",
+        "python -m rl_kernel_native.bench nothing", 'pip install ".[nothing]"', "scripts/test.sh nothing",
+        "python tests/run_gpu.py --no-such", "cmake --preset nothing", "python -m pytest tests/ops/test_nothing.py",
+        "python tools/nothing.py", "make install",
+    ],
+)  # fmt: skip
+def test_a_command_that_does_not_exist_is_noticed(command: str) -> None:
+    pytest.importorskip("typer")
+    with pytest.raises(BaseException, match=r"."):
+        test_a_command_of_a_page_exists_with_its_options("page", command)
+
+
+def test_the_errors_that_are_explained_exist() -> None:
+    """A message that changed leaves its row behind."""
+    sources = [*(ROOT / "python").rglob("*.py"), *(ROOT / "cpp").rglob("*.cpp"), *(ROOT / "cpp").rglob("*.h")]
+    code = re.sub(r'["\']\s*\n\s*f?["\']', "", "\n".join(path.read_text() for path in sources))
+    rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "errors.md").read_text(), re.M)
+    assert len(rows) > 8
+    assert not [row for row in rows if row not in code.replace("{_variants.how_to_install('compare')}", HOW)]
+
+
+def test_no_page_lets_an_index_answer_for_a_local_wheel() -> None:
+    """`--find-links` alone takes a name from the index, where anyone may have put it."""
+    found = [name for name, page in NAMED.items() for line in page.read_text().splitlines()
+             if "--find-links" in line and "--no-index" not in line]  # fmt: skip
+    assert not found

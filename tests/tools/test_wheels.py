@@ -1,0 +1,152 @@
+"""The parts of tools/build_wheels.py that need no compiler; the wheels themselves are tried by the tool."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("build_wheels", ROOT / "tools" / "build_wheels.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["build_wheels"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_renamed_wheel_is_a_whole_wheel_of_the_new_name(tool: Any, tmp_path: Path) -> None:
+    wheel = tmp_path / "rl_kernel_native-0.1.0-cp312-abi3-linux_x86_64.whl"
+    info = "rl_kernel_native-0.1.0.dist-info"
+    metadata = (
+        "Metadata-Version: 2.1\nName: rl-kernel-native\nVersion: 0.1.0\nRequires-Dist: rl-kernel-native[compare]; x\n"
+    )
+    with zipfile.ZipFile(wheel, "w") as z:
+        z.writestr("rl_kernel_native/__init__.py", "x = 1\n")
+        z.writestr(f"{info}/METADATA", metadata)
+        z.writestr(f"{info}/RECORD", "")
+    made = tool.renamed(wheel, "rl-kernel-cu130")
+    assert made.name == "rl_kernel_cu130-0.1.0-cp312-abi3-linux_x86_64.whl"
+    assert not wheel.exists()
+    with zipfile.ZipFile(made) as z:
+        new = "rl_kernel_cu130-0.1.0.dist-info"
+        assert set(z.namelist()) == {"rl_kernel_native/__init__.py", f"{new}/METADATA", f"{new}/RECORD"}
+        text = z.read(f"{new}/METADATA").decode()
+        assert "Name: rl-kernel-cu130\n" in text
+        assert "Requires-Dist: rl-kernel-cu130[compare]; x" in text
+        rows = {row[0]: row[1:] for row in csv.reader(z.read(f"{new}/RECORD").decode().splitlines())}
+        assert set(rows) == set(z.namelist())
+        for name, (digest, size) in rows.items():
+            if name.endswith("RECORD"):
+                continue
+            data = z.read(name)
+            assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            assert int(size) == len(data)
+
+
+METADATA = (
+    "Metadata-Version: 2.1\nName: x\nVersion: 0.1.0\n\n# x\n\n![Ratio](docs/front.svg)\n\n"
+    "[numerics](docs/numerics.md), [paper](https://arxiv.org/abs/1805.02867), [below](#speed)\n"
+)
+KEPT = "[paper](https://arxiv.org/abs/1805.02867), [below](#speed)\n"
+
+
+def test_links_of_the_description_come_from_one_setting(tool: Any) -> None:
+    """An address that nobody gave is not invented."""
+    bare = tool.with_links(METADATA, "")
+    assert "Project-URL" not in bare
+    assert bare.endswith(f"# x\n\n\n\nnumerics, {KEPT}")
+    url = "https://example.org/group/name"
+    linked = tool.with_links(METADATA, f"{url}/")
+    assert f"Version: 0.1.0\nProject-URL: Source, {url}\n\n" in linked
+    assert linked.endswith(
+        f"![Ratio]({url}/raw/HEAD/docs/front.svg)\n\n[numerics]({url}/blob/HEAD/docs/numerics.md), {KEPT}"
+    )
+
+
+def test_sizes_and_hashes_are_written_and_checked(tool: Any, tmp_path: Path) -> None:
+    assert tool.check(tmp_path, None) == [
+        f"{tmp_path / 'wheels.md'}: expected a table that this tool wrote, found none"
+    ]
+    wheel = tmp_path / "rl_kernel_cpu-0.1.0-cp312-abi3-manylinux_2_17_x86_64.whl"
+    wheel.write_bytes(b"wheel")
+    (tmp_path / "wheels.md").write_text(tool.table(tmp_path, "abc1234"))
+    assert f"| {wheel.name} | 5 | {hashlib.sha256(b'wheel').hexdigest()} |" in (tmp_path / "wheels.md").read_text()
+    assert tool.check(tmp_path, None) == []
+    wheel.write_bytes(b"other")
+    assert "sizes and hashes" in tool.check(tmp_path, None)[0]
+    wheel.unlink()
+    (tmp_path / "wheels.md").write_text(tool.table(tmp_path, "abc1234"))
+    assert tool.check(tmp_path, None) == [f"{tmp_path}: expected wheels, found none"]
+
+
+def test_a_release_is_whole_and_of_its_tag(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four distributions, each for 3.10, 3.11 and 3.12 on, of the commit that the tag is."""
+    monkeypatch.setattr(tool, "run", lambda command: "abc1234def\n")
+    for variant in ("cpu", "cu124", "cu130", "rocm6"):
+        for python in ("cp310-cp310", "cp311-cp311", "cp312-abi3"):
+            (tmp_path / f"rl_kernel_{variant}-0.1.0-{python}-manylinux_2_17_x86_64.whl").write_bytes(b"wheel")
+
+    def written(commit: str) -> None:
+        (tmp_path / "wheels.md").write_text(tool.table(tmp_path, commit))
+
+    written("abc1234")
+    assert tool.check(tmp_path, "v0.1.0") == []
+    others = tool.check(tmp_path, "v0.2.0")
+    assert len(others) == 12
+    assert all(said.endswith("expected the version of tag v0.2.0") for said in others)
+    written("abc1234, with changes")
+    assert ["with changes" in said for said in tool.check(tmp_path, "v0.1.0")] == [True]
+    written("fed4321")
+    (said,) = tool.check(tmp_path, "v0.1.0")
+    assert "expected wheels of commit abc1234def, got those of fed4321" in said
+    (tmp_path / "rl_kernel_cu124-0.1.0-cp311-cp311-manylinux_2_17_x86_64.whl").unlink()
+    written("abc1234")
+    (said,) = tool.check(tmp_path, "v0.1.0")
+    assert said.endswith(": expected a wheel of rl-kernel-cu124 for cp311-cp311, found none")
+    assert tool.check(tmp_path, None) == [], "a machine that cannot build all is none that releases"
+
+
+def test_a_python_that_is_not_there_is_said_so(tool: Any) -> None:
+    with pytest.raises(tool.Unavailable, match=r"no Python 3\.99"):
+        tool.find_python("3.99")
+    assert tool.find_python(f"{sys.version_info.major}.{sys.version_info.minor}") == Path(sys.executable)
+
+
+def test_a_missing_compiler_is_a_reason_and_not_an_error(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool.shutil, "which", lambda name: None)
+    monkeypatch.setattr(tool, "CUDA_124", Path("/nowhere"))
+    with pytest.raises(tool.Unavailable, match=r"fetch_cuda124\.sh"):
+        tool.options_of("cu124")
+    with pytest.raises(tool.Unavailable, match=r"clang\+\+-19"):
+        tool.options_of("rocm6")
+    assert "RLK_VARIANT=cpu" in tool.options_of("cpu")
+
+
+def test_only_files_that_git_knows_get_into_a_wheel(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = tmp_path / "tree"
+    (tree / "python").mkdir(parents=True)
+    (tree / "python" / "known.py").write_text("x = 1\n")
+    git = ["git", "-C", str(tree), "-c", "user.name=n", "-c", "user.email=e"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "c"]):
+        subprocess.run([*git, *command], check=True)
+    (tree / "python" / "private.txt").write_text("not for others\n")
+    monkeypatch.setattr(tool, "ROOT", tree)
+    assert "changes" not in tool.sources(tmp_path / "a")
+    assert [p.name for p in (tmp_path / "a").rglob("*") if p.is_file()] == ["known.py"]
+    (tree / "python" / "known.py").write_text("x = 2\n")
+    assert tool.sources(tmp_path / "b").endswith(", with changes")
+    assert (tmp_path / "b" / "python" / "known.py").read_text() == "x = 2\n"
