@@ -76,7 +76,7 @@ inline void check_linear_bias_grad(const LinearBiasGradParams& p) {
 inline void check_tree_sum(const TreeSumParams& p) {
   RLK_CHECK(std::has_single_bit(static_cast<unsigned>(p.count)) && p.count <= kMaxSegments,
             "tree_sum: 1, 2, 4 or 8 parts");
-  RLK_CHECK(p.size >= 0, "tree_sum: sizes are not negative");
+  RLK_CHECK(p.size >= 0 && p.columns >= 0, "tree_sum: sizes are not negative");
   RLK_CHECK(is_floating(p.out_dtype), "tree_sum: sum is float32, bfloat16 or float16");
   RLK_CHECK(p.bias == nullptr || is_floating(p.bias_dtype), "tree_sum: bias is float32, bfloat16 or float16");
   if (p.size == 0) return;
