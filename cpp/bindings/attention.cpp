@@ -353,6 +353,65 @@ nb::object eager(nb::handle q, nb::handle k, nb::handle v, nb::handle sinks, nb:
   return run(q, call, Arithmetic::kIeee, wants_lse, nb::none(), 0);
 }
 
+// Numbers of splits that a call of partials computes: ascending.
+std::vector<std::int64_t> read_splits(nb::handle given, const AttentionInput& p) {
+  std::vector<std::int64_t> splits;
+  if (given.is_none()) {
+    for (std::int64_t s = 0; s < attention_splits(p.k_tokens); ++s) splits.push_back(s);
+    return splits;
+  }
+  constexpr std::int64_t kMostSplits = attention_splits(INT32_MAX);
+  std::int64_t least = 0;
+  for (const nb::handle number : given) {
+    splits.push_back(nb::cast<std::int64_t>(number));
+    if (splits.back() < least || splits.back() >= kMostSplits) {
+      argument_error("splits", "expected ascending numbers in [0, " + std::to_string(kMostSplits) + "), got " +
+                                   std::to_string(splits.back()) + " at [" + std::to_string(splits.size() - 1) + "]");
+    }
+    least = splits.back() + 1;
+  }
+  if (p.seqused_k == nullptr)
+    argument_error("seqused_k", "expected the keys of each whole sequence beside splits, got None");
+  if (p.group_offsets != nullptr) {
+    argument_error("shared_prefix",
+                   "expected None beside splits, which cut a prefix: list all pages of a sequence in block_table");
+  }
+  return splits;
+}
+
+nb::object partials(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
+                    nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, nb::handle block_table,
+                    nb::handle prefix_table, nb::handle prefix_lens, nb::handle group_offsets, nb::handle splits_given,
+                    bool causal, nb::handle window_size, nb::handle softmax_scale, nb::handle softcap, int exp,
+                    int arithmetic, nb::handle allocate, std::uintptr_t stream) {
+  const Call call(q, k, v,
+                  {nb::none(), cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, nb::none(), block_table,
+                   prefix_table, prefix_lens, group_offsets, causal, window_size, softmax_scale, softcap, exp});
+  AttentionPartialsParams p{call.input()};
+  p.arithmetic = static_cast<Arithmetic>(arithmetic);
+  const std::vector<std::int64_t> splits = read_splits(splits_given, p);
+  std::vector<std::int64_t> shape(call.q().shape().begin(), call.q().shape().end());
+  shape.insert(shape.begin(), static_cast<std::int64_t>(splits.size()));
+  std::vector<std::int64_t> of_stats = shape;
+  of_stats.back() = 2;
+  Results results("attention", q, call.device(), allocate, stream);
+  results.add(&p.stats, of_stats).add(&p.sums, shape);
+  const std::int64_t rows = attention_rows(p) * p.num_q_heads;
+  std::int64_t held = 0;  // keys of the splits so far
+  for (std::size_t i = 0, count = 1; i < splits.size(); i += count, count = 1) {
+    while (i + count < splits.size() && splits[i + count] == splits[i] + static_cast<std::int64_t>(count)) ++count;
+    AttentionPartialsParams run = p;
+    run.first_split = splits[i];
+    run.num_splits = static_cast<std::int64_t>(count);
+    run.absent_keys = attention_split_begin(run.first_split) - held;
+    run.stats += 2 * rows * static_cast<std::int64_t>(i);
+    run.sums += p.head_dim * rows * static_cast<std::int64_t>(i);
+    results.call(rlk::attention_partials, run);
+    held = attention_split_begin(run.first_split + run.num_splits) - run.absent_keys;
+  }
+  return results.result();
+}
+
 const float* read_rows(const Array& a, const Call& call) {
   require_device(a, call.device());
   check_shape(a, call.lse_shape(), "lse");
@@ -400,6 +459,7 @@ const Functions kFunctions([](nb::module_& m) {
   define(m, "attention", &forward);
   define(m, "attention_eager", &eager);
   define(m, "attention_backward", &backward);
+  define(m, "attention_partials", &partials);
 });
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "float_environment.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/attention_check.h"
+#include "rlk/kernels/attention_partials.h"
 #include "rlk/kernels/attention_row.h"
 #include "rlk/kernels/attention_sinks.h"
 #include "thread_pool.h"
@@ -23,8 +24,49 @@ constexpr std::int64_t kTileRows = 64;  // queries times heads: sums of 64 KiB a
 
 class Forward {
  public:
-  explicit Forward(const AttentionParams& p)
+  explicit Forward(const AttentionParams& p) : Forward(p, &p, nullptr) {}
+  explicit Forward(const AttentionPartialsParams& p) : Forward(p, nullptr, &p) {}
+
+  static std::int64_t queries_of_tile(const AttentionInput& p) {
+    return std::max<std::int64_t>(kTileRows * p.num_kv_heads / std::max<std::int64_t>(p.num_q_heads, 1), 1);
+  }
+
+  void run(const AttentionTasks::Task& task) {
+    const AttentionSpan span = span_of(p_, task.sequence);
+    const AttentionRange queries = {task.first, std::min(task.first + queries_of_tile(p_), span.num_queries)};
+    const AttentionRange keys = span.here(span.keys_of(queries));
+    if (keys.empty()) return;
+    const std::int64_t num_rows = (queries.last - queries.first) * group_;
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      rows_[r] = {};
+      if (!span.keys_of(query_of(queries, r)).empty()) {
+        read_.query(p_.q, span, query_of(queries, r), head_of(task, r), row(q_, r));
+      }
+    }
+    std::fill(sums_.begin(), sums_.end(), 0.0f);
+    const std::int64_t first = keys.first / block_ * block_;
+    for (std::int64_t begin = first; begin < keys.last; begin += block_) {
+      if (begin != first && attention_split_begins(begin)) end_split(task, span, queries, begin);
+      block(task, span, queries, {std::max(begin, keys.first), std::min(begin + block_, keys.last)}, begin);
+    }
+    end_split(task, span, queries, keys.last);
+    if (partials_ != nullptr) return;
+    for (std::int64_t r = 0; r < num_rows; ++r) finish(task, span, query_of(queries, r), r);
+  }
+
+ private:
+  // Rows are queries by heads, the heads of a query together: they see the same keys.
+  struct Row {
+    AttentionReference reference;
+    float chains[kAttentionChains] = {};
+    float m = -infinity(), l = 0.0f;  // of the splits before
+  };
+
+  // One of both is given.
+  Forward(const AttentionInput& p, const AttentionParams* whole, const AttentionPartialsParams* partials)
       : p_(p),
+        whole_(whole),
+        partials_(partials),
         read_(p),
         group_(p.num_q_heads / p.num_kv_heads),
         block_(attention_block(p.head_dim)),
@@ -44,39 +86,6 @@ class Forward {
     if (unit.arithmetic != Arithmetic::kIeee) mma_.emplace(unit, rows, columns);
   }
 
-  static std::int64_t queries_of_tile(const AttentionInput& p) {
-    return std::max<std::int64_t>(kTileRows * p.num_kv_heads / std::max<std::int64_t>(p.num_q_heads, 1), 1);
-  }
-
-  void run(const AttentionTasks::Task& task) {
-    const AttentionSpan span = span_of(p_, task.sequence);
-    const AttentionRange queries = {task.first, std::min(task.first + queries_of_tile(p_), span.num_queries)};
-    const AttentionRange keys = span.keys_of(queries);
-    if (keys.empty()) return;
-    const std::int64_t num_rows = (queries.last - queries.first) * group_;
-    for (std::int64_t r = 0; r < num_rows; ++r) {
-      rows_[r] = {};
-      if (!span.keys_of(query_of(queries, r)).empty()) {
-        read_.query(p_.q, span, query_of(queries, r), head_of(task, r), row(q_, r));
-      }
-    }
-    std::fill(sums_.begin(), sums_.end(), 0.0f);
-    const std::int64_t first = keys.first / block_ * block_;
-    for (std::int64_t begin = first; begin < keys.last; begin += block_) {
-      if (begin != first && attention_split_begins(begin)) merge_split(num_rows);
-      block(task, span, queries, {std::max(begin, keys.first), std::min(begin + block_, keys.last)}, begin);
-    }
-    merge_split(num_rows);
-    for (std::int64_t r = 0; r < num_rows; ++r) finish(task, span, query_of(queries, r), r);
-  }
-
- private:
-  // Rows are queries by heads, the heads of a query together: they see the same keys.
-  struct Row {
-    AttentionReference reference;
-    float chains[kAttentionChains] = {};
-    float m = -infinity(), l = 0.0f;  // of the splits before
-  };
   std::int64_t query_of(AttentionRange queries, std::int64_t r) const { return queries.first + r / group_; }
   std::int64_t head_of(const AttentionTasks::Task& task, std::int64_t r) const {
     return task.kv_head * group_ + r % group_;
@@ -137,22 +146,43 @@ class Forward {
     }
   }
 
-  void merge_split(std::int64_t num_rows) {
+  // Ends the split that holds the last of so many keys.
+  void end_split(const AttentionTasks::Task& task, const AttentionSpan& span, AttentionRange queries,
+                 std::int64_t keys) {
+    const std::int64_t num_rows = (queries.last - queries.first) * group_;
     for (std::int64_t r = 0; r < num_rows; ++r) {
       Row& state = rows_[r];
-      const AttentionMerge merge(state.m, state.reference.m);
-      state.m = merge.m;
-      state.l = merge(state.l, combine_chains(state.chains));
-      float *sums = row(sums_, r), *total = row(total_, r);
-      if (merge.only_split) {
-        std::copy(sums, sums + read_.columns, total);
-      } else if (!merge.only_before) {
-        attention_lanes().merge(total, sums, read_.columns, merge.factor, merge.factor_of_split);
+      float* sums = row(sums_, r);
+      if (partials_ != nullptr) {
+        store_partial(task, span, query_of(queries, r), r, attention_splits(keys) - 1);
+      } else {
+        merge_split(&state, sums, row(total_, r));
       }
       std::fill(sums, sums + read_.columns, 0.0f);
       state.reference = {};
       std::fill(std::begin(state.chains), std::end(state.chains), 0.0f);
     }
+  }
+  void merge_split(Row* state, const float* sums, float* total) const {
+    const AttentionMerge merge(state->m, state->reference.m);
+    state->m = merge.m;
+    state->l = merge(state->l, combine_chains(state->chains));
+    if (merge.only_split) {
+      std::copy(sums, sums + read_.columns, total);
+    } else if (!merge.only_before) {
+      attention_lanes().merge(total, sums, read_.columns, merge.factor, merge.factor_of_split);
+    }
+  }
+  void store_partial(const AttentionTasks::Task& task, const AttentionSpan& span, std::int64_t i, std::int64_t r,
+                     std::int64_t split) {
+    if (attention_seen_of_split(span, span.keys_of(i), split).empty()) return;
+    const std::int64_t place = row_of(p_, span.sequence, span.q_first + i) * p_.num_q_heads + head_of(task, r);
+    const std::int64_t at = attention_partial_index(p_, attention_rows(p_) * p_.num_q_heads, split, place);
+    const AttentionPartial partial(rows_[r].reference.m, combine_chains(rows_[r].chains));
+    partials_->stats[2 * at] = partial.m;
+    partials_->stats[2 * at + 1] = partial.l;
+    const float* sums = row(sums_, r);
+    for (std::int64_t d = 0; d < p_.head_dim; ++d) partials_->sums[at * p_.head_dim + d] = partial.sum(sums[d]);
   }
 
   void finish(const AttentionTasks::Task& task, const AttentionSpan& span, std::int64_t i, std::int64_t r) {
@@ -169,12 +199,15 @@ class Forward {
     for (std::int64_t d = 0; d < p_.head_dim; ++d)
       sums[d] = fails ? canonical_nan() : attention_output(sums[d], inverse);
     const std::int64_t at = (row_of(p_, span.sequence, token) * p_.num_q_heads + head) * p_.head_dim;
-    attention_lanes().store(sums, p_.head_dim, p_.dtype, static_cast<unsigned char*>(p_.out) + at * size_of(p_.dtype));
-    if (p_.lse == nullptr) return;
-    p_.lse[lse_index(p_, span.sequence, token, head)] = fails ? canonical_nan() : attention_lse(state.m, state.l);
+    attention_lanes().store(sums, p_.head_dim, p_.dtype,
+                            static_cast<unsigned char*>(whole_->out) + at * size_of(p_.dtype));
+    if (whole_->lse == nullptr) return;
+    whole_->lse[lse_index(p_, span.sequence, token, head)] = fails ? canonical_nan() : attention_lse(state.m, state.l);
   }
 
-  const AttentionParams& p_;
+  const AttentionInput& p_;
+  const AttentionParams* whole_;
+  const AttentionPartialsParams* partials_;
   AttentionReader read_;
   std::int64_t group_;
   int block_;  // keys
@@ -186,6 +219,16 @@ class Forward {
   std::optional<AttentionMma> mma_;
 };
 
+template <class Params>
+void run_forward(const Params& p) {
+  const AttentionTasks tasks(p, Forward::queries_of_tile(p), [](const AttentionSpan& s) { return s.num_queries; });
+  parallel_for(tasks.size(), 1, [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    Forward forward(p);
+    for (std::int64_t i = begin; i < end; ++i) forward.run(tasks[i]);
+  });
+}
+
 }  // namespace
 
 void attention(const AttentionParams& p) {
@@ -196,12 +239,20 @@ void attention(const AttentionParams& p) {
   // What is not in use, and what sees nothing.
   std::memset(p.out, 0, static_cast<std::size_t>(rows * p.head_dim * size_of(p.dtype)));
   if (p.lse != nullptr) std::fill(p.lse, p.lse + rows, -infinity());
-  const AttentionTasks tasks(p, Forward::queries_of_tile(p), [](const AttentionSpan& s) { return s.num_queries; });
-  parallel_for(tasks.size(), 1, [&](std::int64_t begin, std::int64_t end) {
-    const FloatEnvironment environment;
-    Forward forward(p);
-    for (std::int64_t i = begin; i < end; ++i) forward.run(tasks[i]);
-  });
+  run_forward(p);
+}
+
+void attention_partials(const AttentionPartialsParams& p) {
+  check_attention(p);
+  check_attention_lists(p);
+  const std::int64_t cells = attention_rows(p) * p.num_q_heads * p.num_splits;
+  if (cells == 0) return;
+  for (std::int64_t i = 0; i < cells; ++i) {
+    p.stats[2 * i] = -infinity();
+    p.stats[2 * i + 1] = 0.0f;
+  }
+  std::fill(p.sums, p.sums + cells * p.head_dim, 0.0f);
+  run_forward(p);
 }
 
 }  // namespace rlk::cpu

@@ -32,6 +32,17 @@ void check_pages(const AttentionInput& p, const char* name, const std::int32_t* 
   }
 }
 
+// Places that k has for a sequence's keys in the splits of a call of partials. `place`: of all in the arrays.
+void check_keys_of_splits(const AttentionInput& p, const AttentionSpan& span, const AttentionSpan& place) {
+  check_count("seqused_k", p.seqused_k, span.sequence, INT32_MAX);
+  const std::int64_t last = std::min(span.num_keys, attention_split_begin(p.first_split + p.num_splits));
+  if (last <= attention_split_begin(p.first_split) || last - p.absent_keys <= place.num_keys) return;
+  bad("seqused_k",
+      "numbers whose keys of splits up to " + std::to_string(p.first_split + p.num_splits - 1) + " fit the " +
+          std::to_string(place.num_keys) + " places of k",
+      span.num_keys, " for sequence " + std::to_string(span.sequence));
+}
+
 }  // namespace
 
 AttentionScores scores_of(const AttentionInput& p) {
@@ -65,11 +76,15 @@ void check_attention_lists(const AttentionInput& p) {
     check_count("leftpad_k", p.leftpad_k, b, p.k_tokens);
     const AttentionSpan place(places, b);
     check_count("seqused_q", p.seqused_q, b, place.num_queries);
-    check_count("seqused_k", p.seqused_k, b, place.num_keys);
-    if (p.block_table == nullptr) continue;
     const AttentionSpan span(p, b);
-    if (span.num_queries == 0) continue;
-    const AttentionRange keys = span.keys_of(AttentionRange{0, span.num_queries});
+    if (p.num_splits > 0) {
+      check_keys_of_splits(p, span, place);
+    } else {
+      check_count("seqused_k", p.seqused_k, b, place.num_keys);
+    }
+    if (p.block_table == nullptr || span.num_queries == 0) continue;
+    AttentionRange keys = span.here(span.keys_of(AttentionRange{0, span.num_queries}));
+    keys = {keys.first - p.absent_keys, keys.last - p.absent_keys};
     check_pages(p, "prefix_table", p.prefix_table, p.prefix_stride, span.group,
                 {keys.first, std::min(keys.last, span.prefix)});
     check_pages(p, "block_table", p.block_table, p.table_stride, b,

@@ -131,6 +131,13 @@ void attention(const AttentionParams& p, int device, Stream stream) {
   RLK_CUDA_IN_USE("attention", device, attention)(p, plan, to_stream(stream));
 }
 
+void attention_partials(const AttentionPartialsParams&, int, Stream) {
+  throw Unsupported("attention: return_partials has no CUDA kernel in this version; call it on the CPU");
+}
+void attention_merge(const AttentionMergeParams&, int, Stream) {
+  throw Unsupported("attention_merge: has no CUDA kernel in this version; call it on the CPU");
+}
+
 bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability) {
   return kernel != GradientKernel::kWgmma || (capability == 90 && fits_wgmma(p));
 }

@@ -50,6 +50,13 @@ void attention(const AttentionParams& p, int device, Stream stream) {
                kAttentionForwardLds<WideTile>, device, stream);
 }
 
+void attention_partials(const AttentionPartialsParams&, int, Stream) {
+  throw Unsupported("attention: return_partials has no HIP kernel in this version; call it on the CPU");
+}
+void attention_merge(const AttentionMergeParams&, int, Stream) {
+  throw Unsupported("attention_merge: has no HIP kernel in this version; call it on the CPU");
+}
+
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream) {
   check_attention(p);
   check_exp(p);

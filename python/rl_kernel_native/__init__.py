@@ -19,6 +19,13 @@ from ._workspace import WorkspaceStats, workspace_stats
 from .consistency.api import compare
 from .integrations import enable, patch_model, status, unpatch_model
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
+from .ops.attention_merge import attention_merge, attention_merge_approximate
+from .ops.attention_partials import (
+    AttentionPartials,
+    attention_merge_reference,
+    attention_partials_reference,
+    attention_splits,
+)
 from .ops.covariance_mask import covariance_mask, covariance_mask_reference
 from .ops.embedding import embedding, embedding_backward, embedding_reference
 from .ops.entropy_mask import entropy_mask, entropy_mask_reference
@@ -158,6 +165,7 @@ _variants.warn_of_conflict(variant)
 _dispatch.follow_omp_num_threads()
 
 __all__ = [
+    "AttentionPartials",
     "AttentionResult",
     "CrossEntropy",
     "CrossEntropyAccuracy",
@@ -196,7 +204,12 @@ __all__ = [
     "arithmetic",
     "attention",
     "attention_backward",
+    "attention_merge",
+    "attention_merge_approximate",
+    "attention_merge_reference",
+    "attention_partials_reference",
     "attention_reference",
+    "attention_splits",
     "canonical_blas",
     "checkpoint_contexts",
     "compare",

@@ -26,8 +26,8 @@ class Operand(NamedTuple):
 
 # Public functions that compute nothing from arrays.
 NOT_OPERATORS = {
-    "arithmetic", "canonical_blas", "checkpoint_contexts", "compare", "current_arithmetic", "enable", "patch_model",
-    "status", "trace", "unpatch_model", "workspace_stats",
+    "arithmetic", "attention_splits", "canonical_blas", "checkpoint_contexts", "compare", "current_arithmetic",
+    "enable", "patch_model", "status", "trace", "unpatch_model", "workspace_stats",
 }  # fmt: skip
 OPERATORS = [
     name
@@ -117,6 +117,8 @@ def _attention(d: Draw) -> dict[str, Any]:
         "causal": d.chance(), "softmax_scale": d.of(None, 0.3), "softcap": d.of(None, None, 2.0),
         "exp": d.of(None, "portable"), "sinks": d.perhaps(lambda: d.normal(2 * group), 0.3),
     }  # fmt: skip
+    if d.chance(0.2):
+        how.update(sinks=None, return_partials=True)
     if d.chance(0.3):
         cuts = d.cuts(7, 2, "int32")
         q, kv = d.matrix(7, 2 * group, width), [d.matrix(7, 2, width) for _ in range(2)]
@@ -126,6 +128,24 @@ def _attention(d: Draw) -> dict[str, Any]:
     used = d.perhaps(lambda: Operand(d.rng.integers(length, keys + 1, batch), "int32"), 0.4)
     kv = [d.matrix(batch, keys, 2, width) for _ in range(2)]
     return {"q": d.matrix(batch, length, 2 * group, width), "k": kv[0], "v": kv[1], "seqused_k": used, **how}
+
+
+def _attention_merge(d: Draw) -> dict[str, Any]:
+    rows = (*([d.size(1, 2)] if d.chance() else []), d.size(0, 1, 5), d.size(1, 2))
+    splits, width = d.size(0, 1, 3), d.of(8, 16)
+    stats = np.stack([d.rng.integers(-3, 9, (splits, *rows)), d.rng.random((splits, *rows)) + 0.5], -1)
+    numbers = tuple(d.rng.permutation(9)[:splits].tolist())
+    return {
+        "partials": (Operand(stats.astype(np.float32), "float32"), d.normal(splits, *rows, width), numbers),
+        "out_dtype": d.of(*FLOATS), "sinks": d.perhaps(lambda: d.normal(rows[-1])), "return_lse": d.chance(),
+        "exp": "portable",
+    }  # fmt: skip
+
+
+def _attention_merge_approximate(d: Draw) -> dict[str, Any]:
+    parts, batch, tokens, heads = d.size(0, 1, 3), d.size(1, 2), d.size(0, 1, 5), d.size(1, 2)
+    outs, lses = d.matrix(parts, batch, tokens, heads, 8), d.normal(parts, batch, heads, tokens)
+    return {"outs": outs, "lses": lses, "return_lse": d.chance(), "exp": "portable"}
 
 
 def _attention_backward(d: Draw) -> dict[str, Any]:
@@ -578,6 +598,8 @@ def _verify_draft(d: Draw) -> dict[str, Any]:
 CALLS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "attention": _attention,
     "attention_backward": _attention_backward,
+    "attention_merge": _attention_merge,
+    "attention_merge_approximate": _attention_merge_approximate,
     "covariance_mask": _covariance_mask,
     "discounted_returns": _with(
         _tokens_of("rewards"), gamma=lambda d: d.of(1.0, 0.9), masked=lambda d: d.of("carry", "reset")

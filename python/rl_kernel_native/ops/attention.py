@@ -3,6 +3,7 @@ cpp/include/rlk/ops/attention.h."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 from .. import _check, _dispatch
@@ -11,6 +12,7 @@ from .._native import module as _C
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
 from ..reference.attention import attention_reference
 from .attention_lists import BESIDE_TREE, PAGES, PLACES, list_names
+from .attention_partials import AttentionPartials, partials
 
 __all__ = ["AttentionResult", "attention", "attention_backward", "attention_reference"]
 
@@ -98,8 +100,20 @@ def attention(
     cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None,
     seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None,
     shared_prefix: tuple[AnyArray, AnyArray, AnyArray] | None = None, tree: tuple[AnyArray, AnyArray] | None = None,
-    exp: Exp = None, return_lse: Literal[False] = False
+    exp: Exp = None, return_lse: Literal[False] = False, return_partials: Literal[False] = False,
+    splits: None = None
 ) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: ArrayT, k: AnyArray, v: AnyArray, *, causal: bool = True, window_size: int | None = None,
+    softmax_scale: float | None = None, softcap: float | None = None, sinks: None = None,
+    cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None,
+    seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None,
+    shared_prefix: tuple[AnyArray, AnyArray, AnyArray] | None = None, tree: None = None, exp: Exp = None,
+    return_lse: Literal[False] = False, return_partials: Literal[True], splits: Sequence[int] | None = None
+) -> AttentionPartials[ArrayT]: ...  # fmt: skip
 
 
 @overload
@@ -109,7 +123,7 @@ def attention(
     cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None, seqused_q: AnyArray | None = None,
     seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None, block_table: AnyArray | None = None,
     shared_prefix: tuple[AnyArray, AnyArray, AnyArray] | None = None, tree: tuple[AnyArray, AnyArray] | None = None,
-    exp: Exp = None, return_lse: bool = False
+    exp: Exp = None, return_lse: bool = False, return_partials: Literal[False] = False, splits: None = None
 ) -> AttentionResult[ArrayT]: ...  # fmt: skip
 def attention(
     q: Any,
@@ -131,6 +145,8 @@ def attention(
     tree: Any = None,
     exp: str | None = None,
     return_lse: bool = False,
+    return_partials: bool = False,
+    splits: Any = None,
 ) -> Any:
     """``softmax(softmax_scale * q k^T) v``, with grouped heads, causal and sliding-window masks, forward and backward.
 
@@ -189,9 +205,16 @@ def attention(
             sm_90, on the CPU. Products of bfloat16 and float16 are the matrix unit's under
             ``rk.arithmetic("sm_90")``, else chains of fused multiply-adds; values are to be finite then.
         return_lse: the logarithm of each row's sum as well.
+        return_partials: :class:`AttentionPartials` of the call's splits in place of ``out``, for
+            :func:`attention_merge`, which takes the sinks. Forward only.
+        splits: numbers of splits (:func:`attention_splits`), ascending: those that this call computes, of every row.
+            Default all. ``k`` and ``v`` hold the keys of these splits alone, one after another, in whichever form; so
+            ``cu_seqlens_k`` and ``block_table`` are those of what they hold. ``seqused_k``, which is needed, and masks
+            are those of the whole sequence; keys past it are not asked for. Not beside ``shared_prefix``.
     Returns:
-        ``out``, of the shape and dtype of ``q``, contiguous; or :class:`AttentionResult`. A query that is not in use,
-        or sees no key, has +0 and -Inf and is never read, whatever it holds. So is padding among the keys.
+        ``out``, of the shape and dtype of ``q``, contiguous; or :class:`AttentionResult` or :class:`AttentionPartials`.
+        A query that is not in use, or sees no key, has +0 and -Inf and is never read, whatever it holds. So is padding
+        among the keys.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value, for arguments that do
         not go together, and on the CPU for lists that contradict the arrays; RuntimeError where no kernel of this build
@@ -213,6 +236,18 @@ def attention(
     else:
         given = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, shared_prefix)
         lists = (*_tree(tree, causal, dict(zip(BESIDE_TREE, given, strict=True))), None, *_NO_PREFIX)
+    if return_partials is not False and _check.flag("return_partials", return_partials):
+        if _check.flag("return_lse", return_lse):
+            raise ValueError("return_lse: expected False beside return_partials; attention_merge gives it")
+        if sinks is not None:
+            raise ValueError("sinks: expected None beside return_partials; give them to attention_merge")
+        if tree is not None:
+            raise ValueError(
+                "tree: expected None beside return_partials, whose splits are of one sequence, got a tuple"
+            )
+        return partials(q, k, v, (*lists[:5], *lists[6:]), splits, options, exp)
+    if splits is not None:
+        raise ValueError("splits: expected None without return_partials, got a list")
     if (
         type(q) in _plain
         and type(k) in _plain

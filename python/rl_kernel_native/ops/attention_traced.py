@@ -108,7 +108,7 @@ def _check_offsets(tensor: Any, name: str, size: Any = None) -> None:
         raise ValueError(f"{name}: expected shape [{size}] (num_sequences + 1), got {list(tensor.shape)}")
 
 
-def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
+def check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
     sinks, cu_q, cu_k, used_q, used_k, leftpad, parents, *pages, causal, window_size, softmax_scale, softcap = rest
     of_q, of_k = list_names(PLACES, rest[1:])[:2]
     if q.dtype not in CODES:
@@ -216,7 +216,7 @@ def _lse_shape(q: Tensor) -> list[Any]:
 
 @fake("attention")
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    _check_operands(q, k, v, *rest[:-2])
+    check_operands(q, k, v, *rest[:-2])
     return q.new_empty(q.shape), q.new_empty(_lse_shape(q), dtype=torch.float32)
 
 
@@ -225,7 +225,7 @@ def _backward_fake(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
     *call, _exp, _unit, wants_q, wants_kv, wants_sinks = rest
-    _check_operands(q, k, v, *call[:7], *NO_PAGES, *call[7:])
+    check_operands(q, k, v, *call[:7], *NO_PAGES, *call[7:])
     for tensor, name in ((dout, "dout"), (out, "out")):
         check_dtype_like(tensor, name, q, "q")
         if tuple(tensor.shape) != tuple(q.shape):

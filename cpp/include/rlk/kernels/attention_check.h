@@ -2,6 +2,7 @@
 #pragma once
 
 #include "rlk/kernels/attention_row.h"
+#include "rlk/kernels/attention_span.h"
 #include "rlk/ops/attention.h"
 
 namespace rlk {
@@ -49,6 +50,38 @@ inline void check_attention(const AttentionParams& p) {
   RLK_CHECK(p.q.data && p.out, "attention: q and out are given");
   const bool no_keys = p.k_tokens == 0 || (p.block_table != nullptr && p.num_pages == 0);
   RLK_CHECK(no_keys || (p.k.data && p.v.data), "attention: k and v are given");
+}
+
+inline void check_attention(const AttentionPartialsParams& p) {
+  check_attention_input(p);
+  constexpr std::int64_t kMostSplits = attention_splits(INT32_MAX);
+  RLK_CHECK(p.first_split >= 0 && p.num_splits >= 0 && p.first_split <= kMostSplits - p.num_splits,
+            "attention_partials: splits have keys below 2^31");
+  RLK_CHECK(p.absent_keys >= 0 && p.absent_keys % 1024 == 0 && p.absent_keys <= attention_split_begin(p.first_split),
+            "attention_partials: absent_keys are those of whole splits in front of the first");
+  RLK_CHECK(p.absent_keys == 0 || (p.seqused_k != nullptr && p.group_offsets == nullptr),
+            "attention_partials: beside absent keys seqused_k is given, and pages are not shared");
+  RLK_CHECK(p.sinks == nullptr && p.parents == nullptr, "attention_partials: no tree, and sinks are the merge's");
+  if (attention_rows(p) * p.num_q_heads * p.num_splits == 0) return;
+  RLK_CHECK(p.q.data && p.stats && p.sums, "attention_partials: q and both outputs are given");
+  const bool no_keys = p.k_tokens == 0 || (p.block_table != nullptr && p.num_pages == 0);
+  RLK_CHECK(no_keys || (p.k.data && p.v.data), "attention_partials: k and v are given");
+}
+
+inline void check_attention(const AttentionMergeParams& p) {
+  RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
+            "attention_merge: out is float32, bfloat16 or float16");
+  RLK_CHECK(p.num_splits >= 0 && p.num_splits <= kMaxMergedSplits, "attention_merge: at most 1024 splits");
+  RLK_CHECK(p.head_dim >= 8 && p.head_dim <= kMaxHeadDim && p.head_dim % 8 == 0,
+            "attention_merge: head_dim is a multiple of 8 in [8, 256]");
+  RLK_CHECK(p.rows >= 0 && p.num_q_heads >= 0 && p.q_tokens >= 0 && (p.rows == 0 || p.rows % p.q_tokens == 0),
+            "attention_merge: rows are those of sequences");
+  const bool of_parts = p.outs != nullptr || p.lses != nullptr;
+  RLK_CHECK(!of_parts || (p.stats == nullptr && p.sums == nullptr && p.sinks == nullptr),
+            "attention_merge: partials, or parts without sinks");
+  if (p.rows * p.num_q_heads == 0) return;
+  RLK_CHECK(p.out, "attention_merge: out is given");
+  RLK_CHECK(p.num_splits == 0 || (p.stats && p.sums) || (p.outs && p.lses), "attention_merge: what is merged is given");
 }
 
 inline void check_attention(const AttentionBackwardParams& p) {

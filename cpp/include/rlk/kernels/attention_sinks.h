@@ -29,20 +29,25 @@ struct AttentionSink {
     return merge;
   }
 };
+// The node of a logarithm: a sink, or the lse of a part.
 template <class Machine>
-RLK_DEVICE AttentionSink attention_sink(const AttentionInput& p, std::int64_t head) {
-  const float sink = in_memory(p.sinks)[head], u = mul_rn(kLog2e, sink);
+RLK_DEVICE AttentionSink attention_node(float logarithm, Exp exp) {
+  const float u = mul_rn(kLog2e, logarithm);
   AttentionSink node;
   SoftmaxStats failed;
-  const LeafReference r = leaf_reference(kLog2e, sink, &failed);
+  const LeafReference r = leaf_reference(kLog2e, logarithm, &failed);
   if (r.usable) {
     node.m = r.m;
-    node.l = Machine::kHasHardwareExp && p.exp == Exp::kHardware ? Machine::ex2(sub_rn(u, r.m))
-                                                                 : stat_exp_portable(u, 1.0f, sub_rn(kStatsShift, r.m));
+    node.l = Machine::kHasHardwareExp && exp == Exp::kHardware ? Machine::ex2(sub_rn(u, r.m))
+                                                               : stat_exp_portable(u, 1.0f, sub_rn(kStatsShift, r.m));
   } else if (is_nan(failed.m)) {
     node.m = canonical_nan();
   }
   return node;
+}
+template <class Machine>
+RLK_DEVICE AttentionSink attention_sink(const AttentionInput& p, std::int64_t head) {
+  return attention_node<Machine>(in_memory(p.sinks)[head], p.exp);
 }
 
 // The query at a place of q, counted over all sequences.

@@ -110,15 +110,22 @@ constexpr bool kMayBranch =
     std::is_same_v<Params, AttentionTree<AttentionBackwardParams>>;
 // A backward shares no pages, and a tree has none.
 template <class Params>
-constexpr bool kMayShare = std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionParams>;
+constexpr bool kMayShare = std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionParams> ||
+                           std::is_same_v<Params, AttentionPartialsParams>;
+
+// Params that may be those of partials: a kernel of the others does not ask. An AttentionInput may be anything.
+template <class Params>
+constexpr bool kMayBePartial =
+    std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionPartialsParams>;
 
 // Sequence b: queries at tokens q_first + i of its q, keys at tokens k_first + j of its k; keys of ancestors elsewhere.
 struct AttentionSpan {
   std::int64_t sequence;
   std::int64_t q_first, num_queries;
   std::int64_t k_first, num_keys;
-  std::int64_t window;                 // keys; more than there are of them where there is none
-  std::int64_t group = 0, prefix = 0;  // keys in the pages of the group's prefix
+  std::int64_t window;                               // keys; more than there are of them where there is none
+  std::int64_t group = 0, prefix = 0;                // keys in the pages of the group's prefix
+  std::int64_t first_key = 0, last_key = INT64_MAX;  // of the splits of partials, as far as the arrays go
   bool causal;
 
   template <class Params>
@@ -145,7 +152,14 @@ struct AttentionSpan {
       }
     }
     if (p.seqused_q != nullptr) num_queries = clamp_to(in_memory(p.seqused_q)[b], 0, num_queries);
-    if (p.seqused_k != nullptr) num_keys = clamp_to(in_memory(p.seqused_k)[b], 0, num_keys);
+    const bool partial = kMayBePartial<Params> && p.num_splits > 0;
+    if (partial) {
+      first_key = attention_split_begin(p.first_split);
+      last_key = attention_split_begin(p.first_split + p.num_splits);
+      if (last_key > num_keys + p.absent_keys) last_key = num_keys + p.absent_keys;
+      if (p.block_table == nullptr) k_first -= p.absent_keys;
+    }
+    if (p.seqused_k != nullptr) num_keys = clamp_to(in_memory(p.seqused_k)[b], 0, partial ? INT32_MAX : num_keys);
     window = p.window_size > 0 ? p.window_size : num_keys + num_queries + 1;
   }
 
@@ -160,6 +174,10 @@ struct AttentionSpan {
     if (!causal) return {0, num_queries};
     const std::int64_t at = j - position(0);
     return {at > 0 ? at : 0, at + window < num_queries ? at + window : num_queries};
+  }
+  // The keys among these that a call of partials computes.
+  RLK_HD AttentionRange here(AttentionRange keys) const {
+    return {keys.first > first_key ? keys.first : first_key, keys.last < last_key ? keys.last : last_key};
   }
   // What any query, or key, of a range sees.
   RLK_HD AttentionRange keys_of(AttentionRange queries) const {
@@ -190,7 +208,8 @@ RLK_HD std::int64_t key_offset(const Params& p, const AttentionHeads& a, const A
   if (p.block_table == nullptr) return offset_of(a, p.cu_seqlens_k != nullptr, span.sequence, span.k_first + j);
   const bool shared = kMayShare<Params> && j < span.prefix;
   const std::int64_t row = shared ? span.group * p.prefix_stride : span.sequence * p.table_stride;
-  const std::int64_t number = shared || !kMayShare<Params> ? j : j - span.prefix;  // of the table's keys
+  std::int64_t number = shared || !kMayShare<Params> ? j : j - span.prefix;  // of the table's keys
+  if (kMayBePartial<Params>) number -= p.absent_keys;
   const std::int64_t page = in_memory(shared ? p.prefix_table : p.block_table)[row + number / p.page_size];
   if (page < 0 || page >= p.num_pages) return kNoPage;
   return page * a.sequence_stride + number % p.page_size * a.token_stride;

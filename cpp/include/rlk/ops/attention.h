@@ -44,6 +44,17 @@
 //   out_d = round(fl(O_d * fl(1 / l)) + 0)    lse = fl(ln2 * fl(m + log2 l))            natural log of sum_j exp(scale s_j)
 //   A row that sees keys and whose root is the identity is NaN, as are one with a NaN score and one with m >= 2^21.
 //
+// Partials are what splits hold ahead of their merge. A call of them computes splits [first_split, first_split + num_splits)
+//   of every row, and k and v may hold the keys of a caller's own splits alone, one after another: key j of these splits lies
+//   where key j - absent_keys of a whole sequence does, in its place, in its pages. absent_keys is a multiple of 1024. L, which
+//   seqused_k says, the numbers of keys and n stay those of the whole sequence. There are no sinks. A row leaves of a split:
+//     no key there is seen: m = -Inf, l = 0, O = +0. None that is contributes: m = -Inf, l = 1, O = +0
+//     it fails there: m = NaN, l = 0, O = +0. Else m, l and fl(O_d + 0) of the split
+//   attention_merge folds partials ascending by split: those with m = -Inf change nothing, but a row sees keys where any has
+//   l = 1 or another m. Sinks, out and lse follow as above, so the bytes are those of one call.
+//   Approximate, of normalised parts: a part is a split with u = fl(log2e * lse), m and l as of a sink's u, and O_d = fl(out_d *
+//   l). It sees no key where lse = -Inf, and contributes nothing where m <= -2^21.
+//
 // bf16 and fp16 products on sm_90 follow rule 1 of the matrix units, forward and backward. There
 //   s_j is one accumulator from +0 over steps of 16 columns d, the last one filled up with +0; dp_ij likewise
 //   O_d goes on, in each block with a key that the row sees and a prefix that contributes, over steps of 16 keys counted
@@ -80,7 +91,7 @@
 // is none): the CPU throws InvalidArgument before it writes anything. A GPU reads nothing out of range and writes
 // everything: offsets and counts are clamped, a token in no sequence is not in use, keys of a page that is none are NaN. A
 // parent outside [-1, s) is a root of one key, which is NaN. Under `parents` the last offset is q_tokens.
-// Both functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
+// All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>
@@ -155,7 +166,9 @@ struct AttentionInput {
   DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16, kFloat32
   Exp exp = Exp::kPortable;
   bool causal = true;
-  Arithmetic arithmetic = Arithmetic::kIeee;  // the CPU's; a GPU has its own
+  std::int64_t first_split = 0, num_splits = 0;  // of partials; 0: no partials
+  std::int64_t absent_keys = 0;                  // in front of first_split; a multiple of 1024
+  Arithmetic arithmetic = Arithmetic::kIeee;     // the CPU's; a GPU has its own
 };
 
 // Outputs are contiguous.
@@ -163,6 +176,33 @@ struct AttentionParams : AttentionInput {
   void* out = nullptr;        // [B, q_tokens, Hq, D] or [q_tokens, Hq, D], dtype
   float* lse = nullptr;       // [B, Hq, q_tokens] or [Hq, q_tokens]; null: not wanted
   void* workspace = nullptr;  // attention_workspace_bytes(...), 16-byte aligned
+};
+
+// seqused_k counts keys that k and v need not hold: a GPU does not clamp it, and keys behind the arrays are not seen. Beside
+// absent_keys pages are not shared. Outputs are contiguous; every element is written.
+struct AttentionPartialsParams : AttentionInput {
+  float* stats = nullptr;  // [num_splits, B, q_tokens, Hq, 2] or [num_splits, q_tokens, Hq, 2]: m, l
+  float* sums = nullptr;   // [num_splits, B, q_tokens, Hq, D] or [num_splits, q_tokens, Hq, D]: O
+};
+
+constexpr std::int64_t kMaxMergedSplits = 1024;
+
+// Arrays are contiguous. Partials, or parts.
+struct AttentionMergeParams {
+  const float* stats = nullptr;  // [num_splits, rows, Hq, 2]
+  const float* sums = nullptr;   // [num_splits, rows, Hq, D]
+  const void* outs = nullptr;    // [num_splits, rows, Hq, D], dtype
+  const float* lses = nullptr;   // [num_splits, B, Hq, q_tokens]
+  const float* sinks = nullptr;  // [Hq], beside partials; or null
+  void* out = nullptr;           // [rows, Hq, D], dtype
+  float* lse = nullptr;          // [B, Hq, q_tokens]; null: not wanted
+  std::int64_t num_splits = 0;   // in [0, kMaxMergedSplits]
+  std::int64_t rows = 0;         // B * q_tokens
+  std::int64_t q_tokens = 1;     // packed: all of them, and B is 1
+  std::int64_t num_q_heads = 0, head_dim = 8;
+  DType dtype = DType::kBFloat16;
+  Exp exp = Exp::kPortable;                   // of sinks and of parts
+  std::int16_t order[kMaxMergedSplits] = {};  // indices of splits, ascending by their numbers: each once
 };
 
 // Not of pages.
@@ -180,6 +220,9 @@ struct AttentionBackwardParams : AttentionInput {
 // Bytes of device workspace that a forward needs on `device`; 0 on the CPU.
 std::int64_t attention_workspace_bytes(const AttentionParams& p, Device device);
 void attention(const AttentionParams& p, Device device, Stream stream);
+
+void attention_partials(const AttentionPartialsParams& p, Device device, Stream stream);
+void attention_merge(const AttentionMergeParams& p, Device device, Stream stream);
 
 // Bytes of workspace that `p`, with its lists, needs on `device`, on the CPU too: at least 4 for each query and head.
 std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, Device device);

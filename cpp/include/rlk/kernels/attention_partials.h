@@ -1,0 +1,41 @@
+// Partials of attention: what a split leaves of a row, and where. For every backend.
+#pragma once
+
+#include "rlk/kernels/attention_row.h"
+#include "rlk/kernels/attention_span.h"
+
+namespace rlk {
+
+// m and l of a row in a split, some of whose keys it sees.
+struct AttentionPartial {
+  float m, l;
+
+  // m and l as the split's keys leave them.
+  RLK_HD AttentionPartial(float m_of_split, float l_of_split)
+      : m(is_nan(m_of_split) ? canonical_nan() : m_of_split),
+        l(m > -infinity() ? l_of_split
+          : is_nan(m)     ? 0.0f
+                          : 1.0f) {}
+  // O of a column.
+  RLK_HD float sum(float of_split) const {
+    if (!(m > -infinity())) return 0.0f;
+    return is_nan(of_split) ? canonical_nan() : add_rn(of_split, 0.0f);
+  }
+};
+// Whether a row that left these sees a key of the split.
+RLK_HD bool attention_partial_sees(float m, float l) { return m != -infinity() || l != 0.0f; }
+
+// What a row sees of split `number`.
+RLK_HD AttentionRange attention_seen_of_split(const AttentionSpan& span, AttentionRange sees, std::int64_t number) {
+  const std::int64_t first = attention_split_begin(number), last = attention_split_begin(number + 1);
+  sees = span.here(sees);
+  return {sees.first > first ? sees.first : first, sees.last < last ? sees.last : last};
+}
+
+// Index of split `number`, of a row (token, head) of `rows`, which are those of every head.
+RLK_HD std::int64_t attention_partial_index(const AttentionInput& p, std::int64_t rows, std::int64_t number,
+                                            std::int64_t row) {
+  return (number - p.first_split) * rows + row;
+}
+
+}  // namespace rlk

@@ -1,0 +1,214 @@
+"""Merges of what ranks computed of attention: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/attention.h."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+from .. import _check, _dispatch, _shapes
+from .._call import call
+from .._native import module as _C
+from .._operator import Array, Operator
+from .._types import AnyArray, ArrayT, DType, Exp
+from .attention import AttentionResult
+from .attention_partials import AttentionPartials, numbers_of
+
+__all__ = ["attention_merge", "attention_merge_approximate"]
+
+MOST_MERGED = 1024  # kMaxMergedSplits
+
+
+def _check_parts(parts: Any, name: str) -> None:
+    if parts.dim() not in (4, 5):
+        raise ValueError(
+            f"{name}: expected shape [splits, batch, tokens, heads, head_dim], or packed [splits, tokens, heads, "
+            f"head_dim], got {list(parts.shape)}"
+        )
+    if parts.shape[-1] % 8 or not 8 <= parts.shape[-1] <= 256:
+        raise ValueError(
+            f"{name}: expected a last dimension (head_dim) that is a multiple of 8 in [8, 256], got shape "
+            f"{list(parts.shape)}"
+        )
+    if parts.shape[0] > MOST_MERGED:
+        raise ValueError(f"{name}: expected at most {MOST_MERGED} splits, got shape {list(parts.shape)}")
+    _require_contiguous(parts, name)
+
+
+def _require_contiguous(x: Any, name: str) -> None:
+    if _shapes.is_static(x) and not x.is_contiguous():
+        raise ValueError(f"{name}: expected a contiguous array{_shapes.COPY}")
+
+
+def _check_like(x: Any, name: str, shape: Any, what: str) -> None:
+    if tuple(x.shape) != tuple(shape):
+        raise ValueError(f"{name}: expected shape {list(shape)} ({what}), got {list(x.shape)}")
+    _require_contiguous(x, name)
+
+
+def _rows(parts: Any) -> tuple[Any, ...]:
+    """A shape of lse: heads in front of tokens."""
+    return (*parts.shape[1:-3], parts.shape[-2], parts.shape[-3])
+
+
+def _check_partials(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    sums, stats, sinks = arrays
+    _shapes.check_dtype(sums, "sums", _shapes.FLOAT32)
+    _shapes.check_dtype(stats, "stats", _shapes.FLOAT32)
+    _check_parts(sums, "sums")
+    _check_like(stats, "stats", (*sums.shape[:-1], 2), "m and l of each row of sums")
+    count = len(how[0])
+    if count != sums.shape[0]:
+        raise ValueError(f"splits: expected {sums.shape[0]} numbers (the first dimension of sums), got {count}")
+    if sinks is not None:
+        _shapes.check_dtype(sinks, "sinks", _shapes.FLOAT32)
+        _check_like(sinks, "sinks", (sums.shape[-2],), "the heads of sums")
+
+
+def _check_outs(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    outs, lses = arrays
+    _shapes.check_dtype(outs, "outs", _shapes.FLOATS)
+    _shapes.check_dtype(lses, "lses", _shapes.FLOAT32)
+    _check_parts(outs, "outs")
+    of_rows = (outs.shape[0], *_rows(outs))
+    _check_like(lses, "lses", of_rows, "a number for each row of outs, heads in front of tokens")
+
+
+_MERGE = Operator(
+    "attention_merge",
+    (Array("sums", "by hand"), Array("stats", "by hand"), Array("sinks", "by hand", optional=True)),
+    "int[] splits, int out_dtype, int exp, bool return_lse",
+    outputs=lambda arrays, how: (arrays[0].shape[1:], _rows(arrays[0]) if how[3] else None),
+    dtypes=(lambda how: how[1], "float32"),
+    native=lambda arrays, how, *tail: _C.attention_merge(*arrays, *how, *tail),
+    check=_check_partials,
+    exp=2,
+)
+_APPROXIMATE = Operator(
+    "attention_merge_approximate",
+    (Array("outs", "by hand"), Array("lses", "by hand")),
+    "int exp, bool return_lse",
+    outputs=lambda arrays, how: (arrays[0].shape[1:], _rows(arrays[0]) if how[1] else None),
+    dtypes=(0, "float32"),
+    native=lambda arrays, how, *tail: _C.attention_merge_approximate(*arrays, *how, *tail),
+    check=_check_outs,
+    exp=0,
+)
+
+
+def _refuse_gradients(**arrays: Any) -> None:
+    for name, x in arrays.items():
+        if x is None or not _dispatch.is_tensor(x):
+            continue
+        from .._torch import wants_grad
+
+        if wants_grad(x):
+            raise ValueError(
+                f"{name}: requires a gradient, and a merge has none; call under torch.no_grad() or pass {name}.detach()"
+            )
+
+
+@overload
+def attention_merge(
+    partials: AttentionPartials[ArrayT], *, out_dtype: DType, sinks: AnyArray | None = None, exp: Exp = None,
+    return_lse: Literal[False] = False
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def attention_merge(
+    partials: AttentionPartials[ArrayT], *, out_dtype: DType, sinks: AnyArray | None = None, exp: Exp = None,
+    return_lse: bool = False
+) -> AttentionResult[ArrayT]: ...  # fmt: skip
+def attention_merge(
+    partials: Any, *, out_dtype: Any, sinks: Any = None, exp: str | None = None, return_lse: bool = False
+) -> Any:
+    """``out`` from the partials of all splits: the bytes of one :func:`attention` call over all keys.
+
+    Splits fold ascending by their numbers, in whatever order and from whatever ranks they come. That of a split that is
+    missing is not detected.
+
+    Args:
+        partials: what ``attention(..., return_partials=True)`` gave, or :class:`AttentionPartials` of several ranks
+            joined on the first dimension: ``stats`` float32 ``[splits, *q.shape[:-1], 2]``, ``sums`` float32
+            ``[splits, *q.shape]``, both contiguous, and ``splits``, the number of each, in any order, each once. At
+            most 1024. A number past a sequence's last split changes nothing, so ranks may fill up to one length.
+        out_dtype: that of ``q``: float32, bfloat16 or float16.
+        sinks: float32 ``[q_heads]``, as for :func:`attention`, which takes none beside ``return_partials``.
+        exp: as for :func:`attention`; only sinks ask for it.
+        return_lse: the logarithm of each row's sum as well.
+    Returns:
+        ``out``, of the shape of ``q``, contiguous; or :class:`AttentionResult`.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value, for partials of other
+        rows than their sums and for a gradient that would be lost; RuntimeError where no kernel of this build serves
+        the device.
+    Source: docs/numerics.md, rule 6.
+
+    Example:
+        >>> q, k, v = torch.ones(1, 1, 1, 8), torch.ones(1, 1500, 1, 8), torch.arange(12000.0).view(1, 1500, 1, 8)
+        >>> keys = torch.tensor([1500], dtype=torch.int32)
+        >>> own = [(0, slice(0, 1024)), (1, slice(1024, 1500))]  # of two ranks
+        >>> parts = [
+        ...     rk.attention(q, k[:, at], v[:, at], seqused_k=keys, splits=[s], return_partials=True) for s, at in own
+        ... ]
+        >>> joined = rk.AttentionPartials(*(torch.cat(x) for x in zip(*(p[:2] for p in parts))), splits=(0, 1))
+        >>> torch.equal(rk.attention_merge(joined, out_dtype=q.dtype), rk.attention(q, k, v))
+        True
+    """
+    if not isinstance(partials, tuple) or len(partials) != 3:
+        raise TypeError(f"partials: expected AttentionPartials, got {type(partials).__name__}")
+    stats, sums, splits = partials
+    if not (hasattr(splits, "__len__") and hasattr(splits, "__iter__")):
+        raise TypeError(f"splits: expected a sequence of integers, got {type(splits).__name__}")
+    numbers = numbers_of(splits)
+    seen: set[int] = set()
+    for number in numbers:
+        if number in seen:
+            raise ValueError(f"splits: expected each number once, got {number} twice")
+        seen.add(number)
+    _refuse_gradients(sums=sums, stats=stats, sinks=sinks)
+    how = (numbers, _dispatch.dtype_code(out_dtype, "out_dtype"), exp, _check.flag("return_lse", return_lse))
+    out, lse = call(_MERGE, (sums, stats, sinks), how)
+    return AttentionResult(out, lse) if return_lse else out
+
+
+@overload
+def attention_merge_approximate(
+    outs: ArrayT, lses: AnyArray, *, exp: Exp = None, return_lse: Literal[False] = False
+) -> ArrayT: ...
+
+
+@overload
+def attention_merge_approximate(
+    outs: ArrayT, lses: AnyArray, *, exp: Exp = None, return_lse: bool = False
+) -> AttentionResult[ArrayT]: ...
+def attention_merge_approximate(outs: Any, lses: Any, *, exp: str | None = None, return_lse: bool = False) -> Any:
+    """``out`` from normalised results of parts of the keys: approximately that of one call over all of them.
+
+    Each part was rounded to its dtype, so the bytes are not those of one call and depend on how the keys were cut:
+    :func:`attention_merge` has the exact form. They do not depend on the batch or, beside ``exp="portable"``, on the
+    backend. Parts fold in their order.
+
+    Args:
+        outs: ``[parts, batch, tokens, heads, head_dim]``, or packed ``[parts, tokens, heads, head_dim]``; float32,
+            bfloat16 or float16; contiguous, at most 1024 parts. ``head_dim`` is a multiple of 8, at most 256.
+        lses: float32 ``[parts, batch, heads, tokens]``, or packed ``[parts, heads, tokens]``: the natural logarithm of
+            each part's sum, as attention and FlashAttention give it; -Inf where a row sees nothing of a part.
+        exp: as for :func:`attention`.
+        return_lse: the logarithm of each row's sum as well.
+    Returns:
+        ``out``, of the dtype of ``outs``, without their first dimension; or :class:`AttentionResult`. A row that sees
+        nothing has +0 and -Inf.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a gradient that would be lost;
+        RuntimeError where no kernel of this build serves the device.
+    Source: the contract, cpp/include/rlk/ops/attention.h.
+
+    Example:
+        >>> outs, lses = torch.tensor([1.0, 3.0]).view(2, 1, 1, 1).expand(2, 1, 1, 8), torch.zeros(2, 1, 1)
+        >>> rk.attention_merge_approximate(outs.contiguous(), lses)
+        tensor([[[2., 2., 2., 2., 2., 2., 2., 2.]]])
+    """
+    _refuse_gradients(outs=outs, lses=lses)
+    out, lse = call(_APPROXIMATE, (outs, lses), (exp, _check.flag("return_lse", return_lse)))
+    return AttentionResult(out, lse) if return_lse else out

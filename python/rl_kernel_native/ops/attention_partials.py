@@ -1,0 +1,150 @@
+"""What splits of attention hold ahead of their merge: arguments, dispatch. The contract is
+cpp/include/rlk/ops/attention.h."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _check, _dispatch
+from .._arithmetic import AS_CALLED, product_unit, resolve_traced_unit
+from .._call import call
+from .._native import module as _C
+from .._operator import Array, Operator
+from .._types import ArrayT, Generic, NamedTuple
+from ..reference.attention_partials import (
+    attention_merge_reference,
+    attention_partials_reference,
+    split_begin,
+    split_count,
+)
+from .attention_lists import PAGES, PLACES
+
+__all__ = ["AttentionPartials", "attention_merge_reference", "attention_partials_reference", "attention_splits"]
+
+LISTS = (*PLACES[:5], *PAGES)  # those of no tree
+MOST_SPLITS = split_count((1 << 31) - 1)
+
+
+class AttentionPartials(NamedTuple, Generic[ArrayT]):
+    """What ``attention(..., return_partials=True)`` gives, and :func:`attention_merge` takes. Those of ranks are joined
+    on the first dimension, in any order.
+
+    Attributes:
+        stats: float32 ``[splits, *q.shape[:-1], 2]``: m and l of a row in a split, which stand for ``l * 2**m``. m is
+            -Inf where nothing contributed: l is 0 if the row sees no key of the split, else 1. A row that fails has NaN
+            and 0.
+        sums: float32 ``[splits, *q.shape]``: O, the sum of values by the weights that l sums.
+        splits: the number of each split.
+    """
+
+    stats: ArrayT
+    sums: ArrayT
+    splits: tuple[int, ...]
+
+
+def attention_splits(num_keys: int) -> list[range]:
+    """The canonical splits of a sequence: the keys of each, by their numbers. Ranks that share a sequence own whole
+    ones.
+
+    Args:
+        num_keys: keys of the sequence, below 2^31.
+    Returns: a range for each split that the keys touch. Splits have 1024 keys below key 8192, 2048 below 65536, then
+        4096; the last one ends with the keys.
+    Raises: TypeError for a type; ValueError for a number out of range.
+    Source: docs/numerics.md, rule 6.
+    Example:
+        >>> rk.attention_splits(2500)
+        [range(0, 1024), range(1024, 2048), range(2048, 2500)]
+    """
+    keys = _check.integer("num_keys", num_keys)
+    if not 0 <= keys < 1 << 31:
+        raise ValueError(f"num_keys: expected an integer in [0, 2^31), got {keys}")
+    return [range(split_begin(s), min(split_begin(s + 1), keys)) for s in range(split_count(keys))]
+
+
+def numbers_of(splits: Any) -> tuple[int, ...]:
+    """Integers of a sequence."""
+    if isinstance(splits, (str, bytes)) or hasattr(splits, "__dlpack__") or not hasattr(splits, "__iter__"):
+        raise TypeError(f"splits: expected a sequence of integers, got {type(splits).__name__}")
+    return tuple(_check.integer64("splits", s) for s in splits)
+
+
+def _own(splits: Any) -> tuple[int, ...] | None:
+    if splits is None:
+        return None
+    found = numbers_of(splits)
+    least = 0
+    for i, number in enumerate(found):
+        if not least <= number < MOST_SPLITS:
+            raise ValueError(f"splits: expected ascending numbers in [0, {MOST_SPLITS}), got {number} at [{i}]")
+        least = number + 1
+    return found
+
+
+def _keys(arrays: Any) -> Any:
+    """Places of keys, of a sequence that is not packed."""
+    k, cu_seqlens_k, block_table, prefix_table = arrays[1], arrays[4], arrays[8], arrays[9]
+    if block_table is None:
+        return k.shape[0 if cu_seqlens_k is not None else 1]
+    pages = block_table.shape[1] + (0 if prefix_table is None else prefix_table.shape[1])
+    return k.shape[1] * pages
+
+
+def _shapes(arrays: Any, how: tuple[Any, ...]) -> tuple[Any, Any]:
+    q, count = arrays[0], split_count(_keys(arrays)) if how[0] is None else len(how[0])
+    return (count, *q.shape[:-1], 2), (count, *q.shape)
+
+
+def _check_operands(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    from .attention_traced import check_operands
+
+    check_operands(*arrays[:3], None, *arrays[3:8], None, *arrays[8:], *how[1:5])
+    if how[0] is not None and arrays[6] is None:
+        raise ValueError("seqused_k: expected the keys of each whole sequence beside splits, got None")
+    if how[0] is not None and arrays[9] is not None:
+        raise ValueError(
+            "shared_prefix: expected None beside splits, which cut a prefix: list all pages of a sequence in "
+            "block_table"
+        )
+
+
+def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
+    """The unit of a traced call is resolved when it runs."""
+    *options, unit = how
+    if unit == AS_CALLED:
+        q = arrays[0]
+        unit = 0 if str(q.dtype) == "torch.float32" else resolve_traced_unit(AS_CALLED, "cuda" if q.is_cuda else "cpu")
+    return _C.attention_partials(*arrays, *options, unit, *tail)
+
+
+_PARTIALS = Operator(
+    "attention_partials",
+    (*(Array(name, "by hand") for name in "qkv"), *(Array(name, "by hand", optional=True) for name in LISTS)),
+    "int[]? splits, bool causal, SymInt? window_size, float? softmax_scale, float? softcap, int exp, int unit",
+    outputs=_shapes,
+    dtypes=("float32", "float32"),
+    native=_native,
+    check=_check_operands,
+    exp=5,
+)
+
+
+def partials(q: Any, k: Any, v: Any, lists: Any, splits: Any, options: Any, exp: Any) -> AttentionPartials[Any]:
+    """``options``: causal, window_size, softmax_scale, softcap."""
+    own, traced = _own(splits), False
+    if _dispatch.is_tensor(q):
+        from .._torch import autocast, is_compiling, wants_grad
+        from .attention_traced import checked
+
+        traced = is_compiling()  # which cannot read the context of rk.arithmetic
+        for x, name in ((q, "q"), (k, "k"), (v, "v")):
+            if wants_grad(x):
+                raise ValueError(
+                    f"{name}: requires a gradient, and partials have none; call under torch.no_grad(), or let a "
+                    "training pass merge attention(..., return_lse=True) of its parts, whose out and lse have gradients"
+                )
+        q, k, v = autocast(q, k, v)
+        options = checked(options)
+    how = (own, *options, exp, AS_CALLED if traced else product_unit())
+    stats, sums = call(_PARTIALS, (q, k, v, *lists), how)
+    return AttentionPartials(stats, sums, tuple(range(stats.shape[0])) if own is None else own)
