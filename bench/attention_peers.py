@@ -49,7 +49,7 @@ def in_turn_us(works: dict[str, Call], calls: int, rest: float = 0.0) -> dict[st
 
 
 def fa3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, longest: int, **lists: object) -> object:
-    """Its forward, causal; lists are cu_k, or used, keys and table."""
+    """Causal forward of FlashAttention-3; `lists` has cu_k, or used, keys and table."""
     no = None
     tail = (no,) * 8 + (SCALE, True, -1, -1, 0.0, True, no, 0, no, 0, no, 1, 0, no)
     cu_k, used, table = (lists.get(name) for name in ("cu_k", "used", "table"))

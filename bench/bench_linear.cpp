@@ -2,8 +2,8 @@
 // share of the copy ceiling measured in the same run. Usage:
 // bench_linear [--only PART_OF_A_NAME] [--rows M,M,...] [--plans] [--plan NAME]... [--sm80]
 // --only: of names such as "y 64 x 4096 x 14336"; --rows: y with these numbers of rows alone; --plans: every plan of every
-// product, not the chosen one alone. Under --plan it runs only plans of such a name. Under --sm80 it runs the kernel of compute
-// capability 8.0, whose PTX runs on later ones, with the tile that it chooses or, with --plans, every tile
+// product, not the chosen one alone. --plan runs only the plans of that name. Under --sm80 it runs the kernel of
+// compute capability 8.0, whose PTX runs on later ones, with the tile that it chooses or, with --plans, every tile
 #include <algorithm>
 #include <cstdio>
 #include <functional>

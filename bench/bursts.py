@@ -3,10 +3,10 @@ takes.
 
     python bench/bursts.py [--rows 8192] [--seconds 0.7]
 
-Microseconds are of graph replays over rotating buffers; the burst's are the median of eight replays after 0.4 seconds
-of rest. The L2 cache holds a part of fewer than 8192 rows. The share is of a copy of 1 GiB in the same run, where bytes
-count what must be read and written. Power and clock are those of the load that lasts (steady_power.py). Needs
-nvidia-ml-py.
+Times, in microseconds, come from graph replays over rotating buffers. A burst's time is the median of eight replays
+after 0.4 seconds of rest. With fewer than 8192 rows a part of the data stays in the L2 cache. The share compares the
+bytes that must be read and written a second with a copy of 1 GiB in the same run. Power and clock belong to the lasting
+load (steady_power.py). Needs nvidia-ml-py.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ struct Shape {
 // Decode batches, a training batch of long answers, one of short ones, one packed batch's worth of a single row.
 constexpr Shape kShapes[] = {{8, 8192}, {64, 8192}, {512, 8192}, {4096, 8192}, {16384, 512}, {1, 262144}};
 
-// Calls rotate among so many buffers that they find nothing in the L2.
+// Number of buffers that calls rotate among, so that none finds its data in the L2.
 inline int buffers_for(std::size_t bytes_of_call) {
   return static_cast<int>(std::clamp<std::size_t>((std::size_t{512} << 20) / bytes_of_call, 1, 64));
 }

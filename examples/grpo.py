@@ -178,7 +178,7 @@ class Judged:
 
     @property
     def share(self) -> float:
-        """The share of the allowed deviation that this library uses."""
+        """The largest deviation from the reference, as a share of the allowed one."""
         return max(self.loss_off / self.loss_allowed, self.gradient_off / self.gradient_allowed)
 
     @property

@@ -32,7 +32,7 @@ SIZE = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32,
     "num_key_value_heads": 1, "max_position_embeddings": 64,
 }  # fmt: skip
-# Logged at every step, of the weights that drew the answers. The first two are of the ratio of training to rollout.
+# Logged at every step, for the weights that drew the answers. The first two describe the ratio of training to rollout.
 METRICS = ("ratio_at_step0/differing", "ratio_at_step0/max_off", "mismatch/k3", "mismatch/chi2", "tokens_per_second")
 
 

@@ -56,7 +56,7 @@ def tree_hashes(root: Path = ROOT) -> dict[str, str]:
 
 
 def why_stale(log: Path = LOG, root: Path = ROOT) -> str:
-    """What the log does not cover, in words; empty if it is a good log of these sources."""
+    """Says why the log does not cover these sources; empty if it does."""
     if not log.is_file():
         return f"{log.relative_to(root)} is missing: run `python tests/run_gpu.py` on a machine with a GPU"
     try:

@@ -2,6 +2,7 @@
 """Refuses sentences that are hard to read, in comments, docstrings and pages.
 
     python tools/check_prose.py [FOLDER...]          those of FOLDERS, and the pages beside them, where none is named
+    python tools/check_prose.py --sample 300 --seed 1          prints 300 random sentences for a reader instead
 
 A sentence begins with its subject, never with "Of", "What of" or "By whoever", and has at most 30 words. Formulas,
 code, tables and lists of names are no sentences.
@@ -13,6 +14,7 @@ import argparse
 import ast
 import inspect
 import io
+import random
 import re
 import tokenize
 from collections.abc import Iterable, Iterator
@@ -99,32 +101,42 @@ def words(sentence: str) -> int:
     return len(re.findall(r"[A-Za-z][\w'-]*", sentence))
 
 
-def faults(path: Path) -> Iterator[str]:
-    text = path.read_text(encoding="utf-8")
+def located(path: Path) -> Iterator[tuple[str, str]]:
+    """Each sentence of a file after the place of its block."""
     prose = {".py": python_prose, ".md": page_prose}.get(path.suffix, cpp_prose)
-    for line, block in prose(text):
+    for line, block in prose(path.read_text(encoding="utf-8")):
         for sentence in sentences(block):
-            where = f"{path.relative_to(ROOT)}:{line}"
-            if OPENING.match(sentence):
-                yield f'{where}: begins with "{sentence.split()[0]}": {sentence[:70]}'
-            if words(sentence) > MOST_WORDS:
-                yield f"{where}: {words(sentence)} words: {sentence[:70]}"
+            yield f"{path.relative_to(ROOT)}:{line}", sentence
+
+
+def faults(path: Path) -> Iterator[str]:
+    for where, sentence in located(path):
+        if OPENING.match(sentence):
+            yield f'{where}: begins with "{sentence.split()[0]}": {sentence[:70]}'
+        if words(sentence) > MOST_WORDS:
+            yield f"{where}: {words(sentence)} words: {sentence[:70]}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", help="folders to check")
+    parser.add_argument("--sample", type=int, metavar="N", help="print N random sentences in place of faults")
+    parser.add_argument("--seed", type=int, default=1, help="seed of --sample")
     options = parser.parse_args()
-    found = []
+    is_sample = options.sample is not None
+    paths = []
     for folder in options.folders or FOLDERS:
-        suffixes = {".py", ".h", ".cpp", ".cu", ".cuh", ".hip", ".md"} - ({".md"} if folder in MEASURED else set())
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in suffixes:
-                found += faults(path)
+        suffixes = {".py", ".h", ".cpp", ".cu", ".cuh", ".hip", ".md"}
+        if folder in MEASURED and not is_sample:
+            suffixes.remove(".md")
+        paths += [path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in suffixes]
     if not options.folders:
-        for path in sorted(ROOT.glob("*.md")):
-            if path.name != "CHANGELOG.md":
-                found += faults(path)
+        paths += [path for path in sorted(ROOT.glob("*.md")) if path.name != "CHANGELOG.md"]
+    if is_sample:  # headings and lists of names have fewer than five words
+        drawn = sorted({f"{where}: {text}" for path in paths for where, text in located(path) if words(text) > 4})
+        print(*random.Random(options.seed).sample(drawn, options.sample), sep="\n")
+        return
+    found = [fault for path in paths for fault in faults(path)]
     for fault in found:
         print(fault)
     raise SystemExit(bool(found))

@@ -21,8 +21,8 @@ struct Shape : std::span<const std::int64_t> {
   Shape(std::initializer_list<std::int64_t> sizes) : span(sizes.begin(), sizes.size()) {}
 };
 
-// Held while main_grad is read, added to and written on a CPU: backwards of several threads may share it. Nothing for a
-// GPU, whose stream orders them.
+// Held while main_grad is read, added to and written on a CPU: backwards of several threads may share it. For a GPU the
+// lock is empty, since the stream orders backwards.
 std::unique_lock<std::mutex> lock_accumulation(Device device);
 
 // Takes at least `bytes` from the caller's allocator, which keeps them for the next call. *data is valid as long as the
@@ -71,7 +71,7 @@ class Results {
     if (accumulates) lock = lock_accumulation(caller_.device);
     kernel(p, caller_.device, caller_.stream);
   }
-  // The same, and gives the output, or a tuple of several.
+  // Calls the kernel likewise, and returns the output, or a tuple of several.
   template <class Params>
   nb::object run(void (*kernel)(const Params&, Device, Stream), const Params& p, bool accumulates = false) {
     call(kernel, p, accumulates);

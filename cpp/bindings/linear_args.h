@@ -25,7 +25,8 @@ struct RowsArgument {
 
 // [out_features, in_features], rows of any stride.
 struct WeightArgument {
-  // Raises where a dtype or device is not that of `like`, whose columns are the weight's dimension `dimension`.
+  // Raises where the dtype or device differs from that of `like`, or the weight's dimension `dimension` from its number
+  // of columns.
   WeightArgument(nb::handle object, const char* name, const RowsArgument& like, int dimension);
 
   const TensorView& view() const { return array.view(); }

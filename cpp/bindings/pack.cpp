@@ -68,7 +68,7 @@ std::string text_of(const std::string& leading, std::span<const std::int64_t> sh
   return "[" + leading + "], got " + shape_text(shape);
 }
 
-// (shape, name of the dtype): exporters need not have attributes of these names.
+// Returns (shape, name of the dtype) of any exporter, which may lack both attributes.
 nb::object shape_and_dtype(nb::handle array, const char* name) {
   const Array a = Array::of_any_dtype(array, name);
   nb::list shape;

@@ -25,7 +25,7 @@ PolicySpec read_spec(nb::handle packed) {
   return s;
 }
 
-// (loss, metrics with those of the ratio behind them, d_logprob or None, d_entropy or None).
+// Returns (loss, metrics, d_logprob or None, d_entropy or None); the ratio's metrics stand last.
 nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
                 nb::handle cu_seqlens, nb::handle ref_logprob, nb::handle importance, nb::handle entropy,
                 nb::handle selected, nb::handle token_weight, nb::handle spec, nb::handle denominator,

@@ -90,7 +90,7 @@ nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::han
   return results.run(rlk::rms_norm, p);
 }
 
-// Returns (dx or None, dweight or None). Without rstd it is computed from h and eps; eps is read only then.
+// Returns (dx or None, dweight or None). If rstd is None, it is computed from h and eps; otherwise eps is not read.
 // main_grad is accumulated in place and returned as dweight.
 nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle eps, nb::handle rstd,
                     nb::handle d_new_residual, nb::handle weight_offset, bool round_before_weight, nb::handle main_grad,

@@ -11,7 +11,7 @@
 
 namespace rlk::bindings {
 
-// Checked logits [num_rows, vocab_size]; `p` takes where they lie.
+// Checks logits [num_rows, vocab_size], and sets their address, sizes and strides in `p`.
 template <class Params>
 Array read_logits(nb::handle given, Params* p) {
   Array x(given, "logits", kFloats);

@@ -136,8 +136,8 @@ class Forward {
     }
   }
 
-  // A matrix unit multiplies values that a row does not see by +0. So this reads every value of the block that is in use,
-  // whichever queries the task has, and +0 for the rest.
+  // A matrix unit multiplies values that a row does not see by +0, so they must be loaded. This loads every value in
+  // use of the block, whichever queries the task has, and +0 elsewhere.
   void read_values_in_use(const AttentionSpan& span, std::int64_t begin, std::int64_t kv_head) {
     std::fill(v_.begin(), v_.end(), 0.0f);
     const std::int64_t last = std::min(begin + block_, span.num_keys);

@@ -1,5 +1,6 @@
 // The inner loops of attention, one copy per instruction set (attention_lanes.cpp). Tiles are fp32 in the caller's
-// memory, their rows `kTileKeys` columns wide, or `columns`: head_dim padded with +0 to a multiple of kColumns.
+// memory. Their rows have `kTileKeys` columns, or `columns`, which is head_dim padded with +0 to a multiple of
+// kColumns.
 #pragma once
 
 #include <cstdint>

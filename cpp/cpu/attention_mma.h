@@ -12,7 +12,7 @@ namespace rlk::cpu {
 // The unit of a call's products: kIeee, plain chains of fma, unless it has bf16 or fp16 operands on sm_90.
 Arithmetic attention_products(const AttentionInput& p);
 
-// multiply and accumulate of AttentionLanes in rule 1's steps of 16. Tiles are as there.
+// multiply and accumulate as in AttentionLanes, with the same tiles, in rule 1's steps of 16.
 class AttentionMma {
  public:
   // `columns` of a row of floats, at most `rows` rows.

@@ -1,4 +1,4 @@
-// IEEE arithmetic for as long as the object lives: nearest even, subnormals kept, no traps. An application, or a
+// Sets IEEE arithmetic for the lifetime of the object: nearest even, subnormals kept, no traps. An application, or a
 // library it loads, may have switched any thread to flush-to-zero.
 #pragma once
 

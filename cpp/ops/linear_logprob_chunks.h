@@ -12,8 +12,9 @@ constexpr std::int64_t kColumnsTogether = 256;    // chunks of the vocabulary ar
 constexpr std::int64_t kMostColumns = 24 * 1024;  // wider chunks gain nothing
 
 // How a call is cut. `chunk`: the most columns whose logits' gradients the workspace holds. `borrows`: a block's hidden
-// states lie where its dhidden will, which leaves the workspace to wider chunks; dhidden is then rounded in a pass of its own.
-// `lends`: gradients of logits lie in dweight, in the rows of later chunks, while these have room for more than the workspace.
+// states are copied into the memory of its dhidden, which leaves the workspace to wider chunks; a pass of its own then
+// rounds dhidden. `lends`: gradients of logits lie in dweight, in the rows of later chunks, while those rows have more
+// room than the workspace.
 struct Cut {
   std::int64_t chunk;
   bool borrows = false, lends = false;

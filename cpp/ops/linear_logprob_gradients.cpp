@@ -179,7 +179,8 @@ class Backward {
     return q;
   }
 
-  // The product of the step's gradients and `weight`, whose rows are the step's columns. `sums` go on from chunk to chunk.
+  // The product of the step's gradients and `weight`, whose rows are the step's columns. `sums` accumulate over the
+  // chunks.
   LinearInputGradParams sums_over_columns(const void* weight, std::int64_t stride, std::int64_t width,
                                           float* sums) const {
     LinearInputGradParams q;
@@ -266,7 +267,8 @@ class Backward {
                from_row(dlora_b_, chunks_outside_ ? 0 : first_, rank()), false);
   }
 
-  // Block b of a contiguous dweight, by way of `sums` where blocks are several and it is not float32 itself.
+  // Sums block b into a contiguous dweight. If dweight is not float32 and there are several blocks, `sums` holds the
+  // sums in between.
   void fold_block(LinearWeightGradParams* q, std::int64_t b, void* dweight, DType dtype, float* sums, bool adds) {
     const bool kept = sums != nullptr && b + 1 < blocks_;
     q->dweight = kept ? sums : dweight;

@@ -9,10 +9,10 @@
 
 namespace rlk {
 
-constexpr std::int64_t kRowsOfLogits = 1024;  // that are float32 at a time where gradients or logits are of 16 bits
+constexpr std::int64_t kRowsOfLogits = 1024;  // rows held in float32 at a time where gradients or logits have 16 bits
 
-// Rows [row, row + rows) of the hidden states, side by side; zeros where they are not scored. With `groups` those of groups
-// with a scored row come first, and the rest is zeros.
+// Copies rows [row, row + rows) of the hidden states to contiguous memory; a row that is not scored becomes zeros. With
+// `groups`, the groups that have a scored row come first and zeros fill the rest.
 void copy_scored(const LogprobInput& p, const Head& head, std::int64_t row, std::int64_t rows,
                  const ScoredGroups* groups, void* to, Device device, Stream stream);
 // The way back: scatters rows of gradients, side by side (with `groups` as above), to rows [row, row + rows) of `to`. `to`

@@ -41,7 +41,7 @@ class Pieces {
   std::int64_t used_ = 0;
 };
 
-// The most of `num_rows` rows at a time whose pieces fit; bytes_of(rows) ascends.
+// The largest number of rows, up to `num_rows`, whose pieces fit the workspace; bytes_of(rows) ascends.
 template <class Bytes>
 std::int64_t most_rows(std::int64_t num_rows, std::int64_t workspace_bytes, const Bytes& bytes_of) {
   std::int64_t low = 1, high = num_rows;  // the most of [low, high] that fit, by halves

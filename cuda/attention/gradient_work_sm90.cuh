@@ -34,8 +34,8 @@ struct GradientTile {
 struct GradientCall {
   CUtensorMap q, dout, k, v;
   std::int32_t section;             // key heads of a sequence whose blocks take turns
-  std::int32_t jobs, key_blocks;    // blocks of keys: of a sequence, or, packed, slots of all
-  std::int32_t slots, of_sequence;  // tiles of queries: of all sequences, and of each where q is not packed
+  std::int32_t jobs, key_blocks;    // blocks of keys: of one sequence; if packed, slots for all sequences
+  std::int32_t slots, of_sequence;  // tiles of queries: of all sequences, and of each if q is not packed
   std::int32_t slack;               // slots between packed sequences
   struct GradientWork* works;       // of each job
   std::uint32_t* counter;           // of jobs taken beyond the first of each block
@@ -98,8 +98,8 @@ __device__ __forceinline__ GradientWork gradient_work(const AttentionBackwardPar
                                                       std::int32_t job) {
   const auto heads = static_cast<std::int32_t>(p.num_kv_heads);
   GradientWork work = {};
-  // Sequence by sequence, and a few heads at a time, so that what blocks share stays in L2. Blocks descend, so that each
-  // begins behind those whose dq it waits for.
+  // Sequence by sequence, and a few heads at a time, so that what blocks share stays in L2. Blocks of keys descend, so
+  // that a block starts after those whose dq it waits for.
   const auto first = [&](std::int64_t s) -> std::int64_t {
     if (p.cu_seqlens_k == nullptr) return s * call.key_blocks;
     return s < p.num_sequences ? clamp_to(p.cu_seqlens_k[s], 0, p.k_tokens) / 128 + s : call.jobs / heads;

@@ -53,7 +53,7 @@ struct SplitGrid {
 // Ways to serve a backward.
 enum class GradientKernel : std::int32_t {
   kPasses,  // one pass for dq, one for dk and dv: every call
-  kWgmma,   // sm_90: all three at once, what kWgmma above serves
+  kWgmma,   // sm_90: all three at once, for what the forward's kWgmma serves
 };
 constexpr GradientKernel kGradientKernels[] = {GradientKernel::kPasses, GradientKernel::kWgmma};
 bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability);

@@ -239,8 +239,8 @@ class SplitByClusters : SplitRows<T, Tile> {
       if (begin + Tile::kRoundKeys < last_key_) send(kRead);
     }
   }
-  // A warp takes a block of keys in: its references and factors, a lane a row. Those of the blocks before come of their
-  // largest scores alone.
+  // A warp computes the references and factors of a block of keys, one lane a row. The references of earlier blocks
+  // follow from their largest scores alone.
   __device__ __forceinline__ void refer(int round) const {
     if (lane() >= 16) return;
     const float* maxima = this->maxima() + lane();

@@ -289,7 +289,7 @@ class SplitRows {
       }
     }
   }
-  // The largest score of this warp's keys, by the four lanes of a row; r: which of a lane's rows.
+  // The largest score over this warp's keys, found by the four lanes of a row; r selects one of a lane's rows.
   __device__ __forceinline__ float largest(const float (&s)[4][4], int r) const {
     float most = s[0][2 * r];
 #pragma unroll

@@ -43,7 +43,7 @@ class DeviceGuard {
   namespace sm90 {            \
   __VA_ARGS__                 \
   }
-// The entry point that serves a device: sm_90a code on compute capability 9.0, sm_80 code and its PTX on all others.
+// The entry point that serves a device: sm_90a code on compute capability 9.0; on all others sm_80 code or its PTX.
 #define RLK_CUDA_IN_USE(op, device, function) \
   ::rlk::cuda::of_architecture(op, ::rlk::cuda::compute_capability(device), sm80::function, sm90::function)
 

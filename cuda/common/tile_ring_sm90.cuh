@@ -18,17 +18,17 @@ constexpr int kTurnBarrier = 3;
 // A ring in shared memory. Tile gives the rows of A and of B (kBM, kBN) and whether their contiguous index is the extent
 // (kAMnMajor, kBMnMajor). kTakesTurns says whether its two warpgroups take turns at both ends of a product.
 //
-// Taking turns: what a warpgroup does with its sums goes on beside the products of the other. Towards the end the first
-// goes ahead by kLead stages, then the second multiplies what it left; at the beginning of the next product likewise. In
-// between they keep step, so that the ring reaches as far ahead as it can.
+// Taking turns: one warpgroup works on its sums while the other multiplies. Near the end of a product the first
+// warpgroup runs kLead stages ahead, and the second then catches up. The next product begins likewise. In between both
+// keep step, so that the ring prefetches as far ahead as it can.
 template <class Tile>
 struct TileRing {
   std::uint32_t base, full, empty;  // stages of [A, B], and their barriers
   int stages;
   RingPosition at;
 
-  // By a whole warp: what it computes is the same in all lanes then, and stays in the uniform registers that the copy
-  // engine takes. From a lane by itself each operand had to be moved there (README of linear).
+  // Called by a whole warp: all lanes then compute the same values, which stay in the uniform registers that the copy
+  // engine reads. If one lane called it, each operand would have to be moved there (README of linear).
   template <class PortionA, class PortionB>
   __device__ __forceinline__ void load(const PortionA& a, const PortionB& b, int first_a, int first_b, int k) {
     load_boxes(a.bytes + b.bytes, k, [&](std::uint32_t to, int first_k, std::uint32_t barrier) {

@@ -1,4 +1,4 @@
-// How the tiles that all blocks multiply at one time lie in a matrix.
+// The layout, in a matrix, of the tiles that all blocks multiply at one time (a wave).
 #pragma once
 
 #include <cmath>

@@ -50,7 +50,7 @@ struct EmbeddingWorkspace {
   std::uint8_t* present;  // [num_rows]: 1 where a row has a token
   float* sums;            // [num_tokens / kEmbeddingLongRun + 1, columns] of long runs
 };
-// Bytes of all parts; with a base, where they are.
+// Returns the bytes of all parts. Sets the pointers of `to` to the parts of the workspace, unless `to` is null.
 std::int64_t place(const EmbeddingBackwardParams& p, EmbeddingWorkspace* to);
 
 RLK_CUDA_KERNELS(void embedding(const EmbeddingParams& p, const EmbeddingPlan& plan, cudaStream_t stream);)

@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kItemThreads)
   }
 }
 
-// Sorts, and makes the items; gives the sorted keys.
+// Sorts the keys, writes the items, and returns the sorted keys.
 template <bool kOverlap>
 const EmbeddingKey* run_sort(const EmbeddingBackwardParams& p, const EmbeddingWorkspace& w, cudaStream_t stream) {
   const auto tiles_of = [&](int tile) { return static_cast<int>((p.num_tokens + tile - 1) / tile); };

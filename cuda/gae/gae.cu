@@ -24,7 +24,7 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 template <GaeKind kKind, bool kWideMask>
 constexpr int kChunksAhead = kKind == GaeKind::kDiscountedReturns && !kWideMask ? 2 : 1;
 
-// Where a lane's tokens of a sequence's first chunk are.
+// Addresses of a lane's tokens in the first chunk of a sequence.
 template <GaeKind kKind>
 struct LaneArrays {
   const float *reward, *value = nullptr, *logprob = nullptr, *rollout_logprob = nullptr;

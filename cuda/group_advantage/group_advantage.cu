@@ -11,7 +11,7 @@ namespace {  // one copy per architecture
 
 constexpr int kGroupThreads = 128;
 constexpr int kBatchThreads = 1024;
-constexpr std::int64_t kSmallBatch = 16384;  // half of these threads do
+constexpr std::int64_t kSmallBatch = 16384;  // slots; up to here half of kBatchThreads suffice
 
 struct GroupBlock : WarpBlock {
   MemberCounts* shared_counts;

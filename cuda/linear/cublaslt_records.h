@@ -1,4 +1,4 @@
-// Products for which an algorithm of cuBLASLt was recorded. On this GPU and by this version of the library it gave the bits
+// Products with a recorded algorithm of cuBLASLt. On the recorded GPU and cuBLASLt version the algorithm gave the bits
 // of our kernels in less time. bench/record_cublaslt.cpp writes the table; test_linear_engines.py runs it.
 #pragma once
 

@@ -36,10 +36,10 @@ struct GemmParams {
   DType d_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
 };
 
-// Any shape, stride and alignment; compute capability 8.0 and later. A product takes one of these tiles of D; its bits do
-// not depend on which.
+// Any shape, stride and alignment; compute capability 8.0 and later. A product uses one of these tiles of D; the choice
+// does not change its bits.
 enum class Sm80Tile { kFewestRows, kFewRows, kMedium, kSquare, kLarge, kBlocks };
-RLK_CUDA_KERNELS(std::vector<Sm80Tile> gemm_tiles(const GemmParams& p);  // those that can have it
+RLK_CUDA_KERNELS(std::vector<Sm80Tile> gemm_tiles(const GemmParams& p);  // tiles that can compute `p`
                  Sm80Tile choose_tile(const GemmParams& p);
                  void gemm_by_tile(const GemmParams& p, Sm80Tile tile, cudaStream_t stream);
                  void gemm(const GemmParams& p, cudaStream_t stream);)

@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(kThreads) tree_sum_kernel(const __grid_constan
     }
     return;
   }
-  // Neighbouring threads have neighbouring elements, unless vectors are the rule and this is the end.
+  // Where nothing is loaded by vectors, neighbouring threads take neighbouring elements. At the end of an array that is
+  // loaded by vectors, a thread goes on with its own.
   const std::int64_t begin = vector ? first : block + thread, step = vector ? 1 : kThreads;
 #pragma unroll
   for (int j = 0; j < kElements; ++j) {

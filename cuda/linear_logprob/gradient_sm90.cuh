@@ -16,9 +16,9 @@
 namespace rlk::cuda {
 
 using GradientTile = PingPongTile<192>;
-constexpr int kGradientStaging = kStoreBoxBytes;  // of a warpgroup; what is left of shared memory are stages
+constexpr int kGradientStaging = kStoreBoxBytes;  // bytes of a warpgroup; the rest of shared memory holds stages
 
-// What a row needs of its gradients. Row: BackwardRow, or under label smoothing SmoothedRow.
+// Values that the gradients of a row's logits need. Row is BackwardRow, or SmoothedRow under label smoothing.
 template <class Row>
 struct alignas(16) GradientRow {
   Row row;

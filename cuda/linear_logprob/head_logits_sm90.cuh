@@ -97,8 +97,9 @@ __device__ __forceinline__ float2 pair_at(const float (&d)[kFragment], int j, in
   }
 }
 
-// By a whole warp: rows of a tile, the first of which is `row` of those in place of groups; one box where they are
-// neighbours and all there. The box of the call's last tile has too few rows for one that begins elsewhere.
+// Called by a whole warp: the rows of a tile that begins at `row`, which counts rows of scored groups alone.
+// Neighbouring rows of a full tile are loaded as one box. The shorter box of the call's last tile serves no tile that
+// begins elsewhere.
 template <int kRows>
 __device__ __forceinline__ TileRows<kRows> tile_rows(const HeadLaunch& g, int row) {
   constexpr int kGroups = TileRows<kRows>::kGroups;

@@ -19,7 +19,7 @@ static_assert(kRunPairs * kPairLeaves == kRunNodes * kNodeLeaves && 1 << kNodeLe
 // Runs of a shard's longest part.
 struct PartRuns {
   int all;        // runs
-  int end_pairs;  // of the last of them; the others have kRunPairs
+  int end_pairs;  // pairs of the last run; the others have kRunPairs
 };
 RLK_HD PartRuns part_runs(const HeadColumns& columns) {
   const int longest = columns.longest > 1 ? columns.longest : 1;  // of a shard of padding alone, too

@@ -71,7 +71,7 @@ struct StreamWork {
   std::int64_t first_row;
   int rows;
   Divisor groups;  // of a row
-  Divisor steps;   // groups of a part, 1 where a group holds several
+  Divisor steps;   // groups in a part; 1 if a group holds several parts
   unsigned* claims;
   int counters;  // of `claims`
   StreamRow* of_row;

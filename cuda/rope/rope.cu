@@ -5,7 +5,7 @@
 // the halves of eight pairs or, interleaved, four pairs and four more: neighbouring threads read neighbouring vectors either
 // way. It loads all of these first, then the position and the angles, by which it rotates every head.
 // Threads of their own copy columns that are not rotated.
-// rope_elements_kernel: a thread has one pair of one head. Any width, any alignment.
+// rope_elements_kernel: one thread rotates one pair of one head. Any width, any alignment.
 // One body for every architecture; each gets its own machine code.
 #include <algorithm>
 
@@ -71,7 +71,7 @@ __device__ __forceinline__ void load_angles(const void* from, DType dtype, std::
 }
 
 // The angles of the pairs in a thread's two octets. kPerPair: one angle a pair; else one a column, in the order of columns.
-// Interleaved, the first half belongs to the first octet.
+// In the interleaved layout the first half of the angles belongs to the first octet.
 template <class T, bool kPerPair>
 struct OctetAngles {
   static constexpr int kCount = kPerPair ? kOctet : 2 * kOctet;

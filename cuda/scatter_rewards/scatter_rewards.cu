@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kTokenThreads, (kSpreads ? 3 : 4))
   reward_sequences<TokenGpu, kSpreads>(p, static_cast<const TilePartial<8>*>(p.workspace), tile, blockIdx.x);
 }
 
-// A kernel of its own, which packed calls alone run: with it the spread would spill.
+// A separate kernel for packed calls alone: inside of the spread kernel this code would make registers spill.
 __global__ void reward_rest_kernel(const __grid_constant__ ScatterRewardsParams p) {
   wait_for_previous_kernel();
   clear_spread_rest<TokenGpu>(p, blockIdx.x);

@@ -46,7 +46,7 @@ __device__ __forceinline__ void load_rows(const typename T::Storage* logprob, co
   }
 }
 
-// A chunk's node, of whose positions `left` exist; adds to the thread's count of those that count.
+// The sum of a chunk, of which only the first `left` positions exist. Adds the positions that count to `count`.
 template <class T, int kBytes>
 __device__ __forceinline__ float sum_of_chunk(const typename T::Storage* logprob, const TokenMask& m,
                                               std::int64_t mask_at, int left, int& count) {

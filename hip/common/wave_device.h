@@ -14,7 +14,7 @@ RLK_DEVICE int thread_id() { return static_cast<int>(__builtin_amdgcn_workitem_i
 RLK_DEVICE int block_id_x() { return static_cast<int>(__builtin_amdgcn_workgroup_id_x()); }
 RLK_DEVICE int block_id_y() { return static_cast<int>(__builtin_amdgcn_workgroup_id_y()); }
 
-// Value of the lane whose index differs in `mask`.
+// Value of the lane whose index is this lane's xor `mask`.
 RLK_DEVICE std::int32_t shuffle_xor(std::int32_t value, int mask) {
   const int lane = static_cast<int>(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0)));
   return __builtin_amdgcn_ds_bpermute((lane ^ mask) * 4, value);
@@ -40,7 +40,7 @@ template <class T>
 RLK_DEVICE auto typed_global(T* p) {
   return (__attribute__((address_space(1))) T*)p;
 }
-// The same value in vector registers: what is the same in all lanes would take scalar ones, of which there are few.
+// Keeps x in vector registers. The compiler puts a value that all lanes share into scalar registers, which are few.
 template <class T>
 RLK_DEVICE T in_vector(T x) {
   asm("" : "+v"(x));

@@ -5,8 +5,8 @@
 
 namespace rlk::hip {
 
-constexpr int kGaeThreads = 256;                     // of a block, which has a sequence
-constexpr int kGaeTeams = kGaeThreads / kScanLanes;  // of 32 lanes, each with a chunk at a time
+constexpr int kGaeThreads = 256;                     // threads of a block, which takes one sequence
+constexpr int kGaeTeams = kGaeThreads / kScanLanes;  // teams of 32 lanes; each takes a chunk at a time
 constexpr int kGaeLdsBytes =
     kGaeTeams * (2 * 8 + 4 + 4);  // totals of two tiles in turn, first values, whether there are any
 

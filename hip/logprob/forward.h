@@ -1,5 +1,5 @@
-// Forward of logprob on a GPU of 64-lane waves: statistics of a group of 32 leaves by a wave, two lanes a leaf, then a
-// row's root by a wave. Portable exponential, so the bits are the CPU's.
+// Forward of logprob on a GPU of 64-lane waves. One wave computes the statistics of 32 leaves, two lanes a leaf; then
+// one wave combines a row's leaves. The exponential is portable, so the bits are the CPU's.
 // Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row).
 #pragma once
 

@@ -5,8 +5,8 @@
 
 namespace rlk::hip {
 
-constexpr int kWhitenThreads = 256;                // of a block, which has a sequence, or the batch
-constexpr int kWhitenTeams = kWhitenThreads / 32;  // of 32 lanes, each with a chunk at a time
+constexpr int kWhitenThreads = 256;                // threads of a block, which takes one sequence or the whole batch
+constexpr int kWhitenTeams = kWhitenThreads / 32;  // teams of 32 lanes; each takes a chunk at a time
 constexpr int kWhitenLdsBytes =
     kWhitenThreads * 16;  // of each lane how many count, the least, the largest; sums of teams
 

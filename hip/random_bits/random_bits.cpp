@@ -1,4 +1,4 @@
-// Host side of the HIP backend of random_bits: what would corrupt memory, its launches.
+// Host side of the HIP backend of random_bits: checks against memory corruption, and launches.
 #include "rlk/ops/random_bits.h"
 
 #include "hip/common/launch.h"

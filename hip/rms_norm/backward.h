@@ -1,4 +1,4 @@
-// rms_norm backward in three kernels: dx by rows, dweight's chains by groups of 64 rows, and their tree and fold.
+// rms_norm backward in three kernels: dx by rows, dweight's chains by groups of 64 rows, and the sum of those chains.
 // Bound by HBM: dy and h are read twice, dx is written once.
 #pragma once
 

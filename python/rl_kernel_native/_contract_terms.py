@@ -177,7 +177,7 @@ class Row:
         """How far a result may be from float64.
 
         Args:
-            dtype: of the result: the rounding that is added where the row says ``rounded``.
+            dtype: dtype of the result; its rounding is added where the row says ``rounded``.
             expected: the float64 value, an array or a number.
             unit: "ieee", or the matrix unit that multiplied.
             facts: those of the bound, :data:`FACTS`.

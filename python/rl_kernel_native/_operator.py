@@ -115,7 +115,7 @@ class Linear:
 
     Attributes:
         of: positions of the arrays that may have a gradient.
-        incoming: names of the gradients that come in, those of the first outputs.
+        incoming: names of the incoming gradients, one for each of the first outputs.
         along: of a way to call operators, tangents or incoming gradients (None where there is none), the arrays (those
             of ``of`` as :class:`Like`), the options, and None for tangents, else what is wanted of ``of``: tangents of
             the first outputs, or gradients of ``of``.
@@ -145,16 +145,17 @@ class Composed:
 
     Attributes:
         of: positions of the arrays that may have a gradient.
-        composed: of the arrays ``of`` and the options: the first outputs, those that are there, by torch's operators.
-            None where ``backward`` and ``tangents`` are given.
-        reads: positions of constants that ``composed`` takes behind those arrays.
-        incoming: names of the gradients that come in, those of the first outputs.
-        kept: of arrays and outputs: what a backward reads.
-        backward: of a way to call operators, the incoming gradients (None where there is none), what was kept, the
-            options and what is wanted: gradients of ``of``. None: composed, too.
-        tangents: of a way to call operators, tangents and arrays of ``of``, and the options: tangents of the first
-            outputs. None: composed, too.
-        asked: of arrays and options: whether more than the first output is; where it is not, autograd sees that one.
+        composed: a function of the arrays ``of`` and the options: computes the first outputs, those present, by torch's
+            operators. None where ``backward`` and ``tangents`` are given.
+        reads: positions of the constants that ``composed`` takes after the arrays ``of``.
+        incoming: names of the incoming gradients, one for each of the first outputs.
+        kept: a function of arrays and outputs: returns what the backward reads.
+        backward: a function that returns the gradients of ``of``. It takes a way to call operators, the incoming
+            gradients or None, what was kept, the options and what is wanted. None: use ``composed``.
+        tangents: a function that returns the tangents of the first outputs. It takes a way to call operators, tangents
+            and arrays of ``of``, and the options. None: use ``composed``.
+        asked: a function of arrays and options: whether outputs after the first are asked for. If not, autograd sees
+            the first alone.
         accumulates: position of the array whose gradient a ``main_grad`` takes, the last of the options and none of a
             schema's.
         batch: as of :class:`Linear`.

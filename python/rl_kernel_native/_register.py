@@ -1,9 +1,9 @@
 """How an operator is registered with torch: schema, kernel, fake kernel, derivatives, and numbers that a trace leaves
 open.
 
-A schema's ``float`` makes torch.compile compile again for each value. Registered as ``Scalar``, it takes the number of
-a trace, which then travels as a float64 tensor of the trailing argument ``open_numbers``; NaN, which
-every operator refuses, holds its place.
+A schema's ``float`` makes torch.compile compile again for each value. A ``Scalar`` also takes a number that a trace
+leaves open. Such a number travels as a float64 tensor in the last argument ``open_numbers``; in its own argument stands
+NaN, which every operator refuses from a user.
 """
 
 from __future__ import annotations

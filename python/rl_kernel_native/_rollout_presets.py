@@ -60,7 +60,7 @@ def verl_rollout_correction(
 
     The weights go to ``policy_loss(importance_weight=...)`` with ``presets.verl(rollout_is="given")``, the mask to its
     ``mask``. With a ``rollout_is`` or ``rollout_is_threshold`` of None verl has no weights: take the mask alone, and a
-    spec without ``rollout_is``. In bypass mode ``logprob`` is the current policy's, and so is the ratio of the loss:
+    spec without ``rollout_is``. In bypass mode ``logprob`` and the ratio of the loss belong to the current policy:
     ``presets.verl(loss_mode="reinforce")``, or for its clipped loss ``old_logprob=rollout_logprob``. The batch's mean
     of ``rollout_is_batch_normalize`` is over this call, in verl over all ranks.
 

@@ -24,7 +24,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def is_static(tensor: Tensor) -> bool:
-    """Whether a trace leaves no size open: a question about one would narrow it."""
+    """Whether all sizes and strides are plain ints. Comparing a symbolic size would add a guard to the trace."""
     return all(type(n) is int for n in (*tensor.shape, *tensor.stride()))
 
 

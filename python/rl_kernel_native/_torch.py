@@ -111,7 +111,7 @@ def autocast(*operands: Any) -> tuple[Any, ...]:
 
 
 def autocast_hint() -> str:
-    """For an error about dtypes that differ, of what is no matrix product."""
+    """End of an error about dtypes that differ; for operators that are no matrix products."""
     if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
         return "; autocast is not followed: cast the operands yourself"
     return ""

@@ -34,7 +34,7 @@ using rlk::Exp;
 
 using Row = std::vector<float>;
 
-// Sequence b of a call: how many queries and keys it has, where they are, which see one another.
+// Sequence b of a call: how many queries and keys it has, where they lie, and which query sees which key.
 class Sequence {
  public:
   Sequence(const AttentionInput& p, std::int64_t b) : p_(p), b_(b) {

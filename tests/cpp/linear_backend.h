@@ -35,8 +35,8 @@ inline const char* name(Arithmetic a) {
 
 inline constexpr Arithmetic kArithmetics[] = {Arithmetic::kGfx90a, Arithmetic::kGfx942};
 inline constexpr DType kDtypes[] = {DType::kBFloat16, DType::kFloat16};
-constexpr bool kWholeElements = true;  // addresses are multiples of an element
-constexpr bool kCanonicalNan = false;  // else every NaN is as good as another
+constexpr bool kWholeElements = true;  // addresses are multiples of the element size
+constexpr bool kCanonicalNan = false;  // false: any NaN equals any other
 
 // The device is the stand-in's, of the architecture that the arithmetic names where it names one.
 inline void set_device(Arithmetic arithmetic) {

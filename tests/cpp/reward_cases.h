@@ -14,7 +14,7 @@
 namespace reward_test {
 
 struct Case : rollout_test::Batch {
-  std::vector<float> rewards, cost, span_rewards;  // of sequences with something that is not theirs between them
+  std::vector<float> rewards, cost, span_rewards;  // with foreign numbers between the sequences
   std::vector<std::int64_t> spans64, span_offsets64;
   std::vector<std::int32_t> spans32, span_offsets32;
   float lagrange = 0.0f;

@@ -157,8 +157,8 @@ TEST_F(AttentionMma, GradientsHaveTheBitsOfRule1) {
   EXPECT_TRUE(decides);
 }
 
-// A value in use that is Inf or NaN reaches every row that sees a key of its block, whichever rows a task has. One outside of
-// a row's blocks does not. Pages that no query sees may be invalid.
+// An Inf or NaN among the values in use reaches every row that sees a key of its block, however rows are split into
+// tasks. It reaches no row that sees no key of the block. Pages that no query sees may be invalid.
 TEST_F(AttentionMma, ValuesThatAreNotFiniteReachTheRowsOfTheirBlock) {
   for (const DType dtype : kHalves) {
     for (const std::int64_t window : {0, 3, 40}) {

@@ -16,8 +16,8 @@ struct Shape {
   int row_blocks, blocks;
   std::vector<int> parts;  // columns of each
 };
-// One block's rows; fewer and more items than blocks; groups of rows that end short. Parts of a column, of a leaf, of whole
-// runs, of none; Llama 3's and Qwen 2.5's vocabularies.
+// Row blocks: one; fewer and more items than blocks; a last group of rows that is not full. Parts: one column, one
+// leaf, whole runs, empty; and the vocabularies of Llama 3 and Qwen 2.5.
 const Shape kShapes[] = {{1, 132, {16032, 16032, 16032, 16032, 16032, 16032, 16032, 16032}},
                          {64, 132, {16032, 16032, 16032, 16032, 16032, 16032, 16032, 16032}},
                          {64, 114, {18992, 18992, 18992, 18992, 18992, 18992, 18992, 18992}},

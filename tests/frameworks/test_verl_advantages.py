@@ -24,7 +24,7 @@ def verl() -> Any:
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
-    """Rewards of the last tokens, several of them 0 or equal in a group; a mask with holes."""
+    """Each answer has its reward at the last token, some 0 or equal in a group; the mask has holes."""
     random = np.random.default_rng(4)
     scores = random.normal(0, 1, N).round(1).astype(np.float32)
     scores[:SIZE] = 0.3  # a group without variance

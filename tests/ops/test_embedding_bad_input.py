@@ -183,7 +183,7 @@ def test_the_error_names_what_is_wrong(name: str) -> None:
     assert rk.embedding(IDS, W).shape == (2, 3, 8), "the next call is right"
 
 
-# What a trace refuses, in the words of the extension.
+# Inputs that a trace refuses with the extension's own messages.
 TRACED = [
     "ids of float", "a vector of weights", "a weight of three dimensions", "ids of another shape", "columns apart",
     "ids of three strides", "vocab_start negative", "vocab_start huge", "vocab_start past the vocabulary",

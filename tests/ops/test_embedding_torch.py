@@ -133,7 +133,7 @@ def test_opcheck(o: Operands) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("case", OPTIONS)
 def test_compiled_has_the_bytes_of_eager(case: str, backend: str, o: Operands) -> None:
-    """fullgraph=True: no graph break. Inductor only where it has a compiler for the device, which it needs anyway."""
+    """fullgraph=True: no graph break. Inductor runs only where it finds a compiler."""
     if backend == "inductor" and (case != "shard" or shutil.which("g++") is None):
         pytest.skip("inductor takes seconds a graph and a C++ compiler; one case shows it")
     torch.compiler.reset()

@@ -28,7 +28,7 @@ def with_arrays(how: dict[str, Any], a: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(a: dict[str, Any], how: dict[str, Any]) -> list[Any]:
-    """The value and every gradient there is, for an incoming gradient of the advantages."""
+    """The value and every gradient, with the advantages as the incoming gradient."""
     more = with_arrays(how, a)
     operands = (a["logprob"], a["ref_logprob"], a["mask"])
     found = rk.kl_backward(a["advantage"], *operands, **more)

@@ -38,7 +38,7 @@ def products() -> list[Products]:
 
 
 def operands(p: Products, rows: int, spread: float) -> list[Any]:
-    """Normal values, with exponents that spread by so many binary orders."""
+    """Normal values whose exponents spread over `spread` powers of two."""
     sizes = {
         "forward": ((rows, p.in_features), (p.out_features, p.in_features)),
         "input_grad": ((rows, p.out_features), (p.out_features, p.in_features)),

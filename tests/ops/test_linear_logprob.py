@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=[torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "f16", "f32"])
 def head(request: pytest.FixtureRequest, device: str) -> tuple[Any, Any, Any, Any]:
-    """hidden [3, 7, HIDDEN], weight, bias, target, of which one is ignored."""
+    """hidden [3, 7, HIDDEN], weight, bias, and targets, one of them ignored."""
     if device != "cpu" and request.param is torch.float32:
         pytest.skip("GPU products have operands of 16 bits")
     generator = torch.Generator().manual_seed(0)

@@ -330,7 +330,7 @@ def test_a_gpu_says_nan_beside_bad_cuts() -> None:
     cuts = torch.tensor([0, 40, 100, 90, 160, 200], dtype=torch.int32, device="cuda")
     found = run(a, group_size=1, cu_seqlens=cuts)
     in_doubt = torch.zeros(200, dtype=torch.bool, device="cuda")
-    in_doubt[40:160] = True  # whatever begins or ends at 100 or 90
+    in_doubt[40:160] = True  # sequences that begin or end at 100 or 90
     assert bool(found.advantages[in_doubt].isnan().all())
     assert not bool(found.advantages[~in_doubt].isnan().any())
 

@@ -57,7 +57,7 @@ def test_a_retained_graph_gives_the_gradients_again() -> None:
     loss = loss_of(x, h, a).loss
     loss.backward(retain_graph=True)
     assert x.grad is not None
-    x.grad.mul_(7)  # what was handed out is the caller's
+    x.grad.mul_(7)  # a caller may change a gradient that it got
     x.grad = None
     (2 * loss).backward()
     assert equal(x.grad, gradients(a, 2.0)[0])

@@ -549,7 +549,8 @@ def test_the_losses_of_trl_kto(loss_type: str, shift: float, rng: np.random.Gene
 
 
 def test_the_length_desensitized_loss_of_trl(rng: np.random.Generator) -> None:
-    """``ld_alpha``: two sums of each sequence, of the tokens up to the shorter one's length and of those behind."""
+    """``ld_alpha``: each sequence has two sums: over the tokens up to the shorter answer's length, and over the
+    rest."""
     trainer = framework_sources.trl("trl.trainer.dpo_trainer").DPOTrainer
     logps, completion, ref = trl_sides(rng)
     leaf = logps.clone().requires_grad_()

@@ -228,7 +228,7 @@ def test_derivatives_of_every_function_against_float64(name: str, single: Operan
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradcheck_and_gradgradcheck(name: str, single: Operands) -> None:
-    """Steps of 2^-7 in float32: what is cut off is of the order of 2^-14, what is rounded 2^-23 / 2^-7."""
+    """Float32 steps of 2^-7: truncation errs by about 2^-14, rounding by about 2^-23 / 2^-7."""
     ours, _, arguments = FUNCTIONS[name]
     inputs = tuple(getattr(single, a).clone().requires_grad_() for a in arguments)
     options = {"eps": 2.0**-7, "atol": 2e-3, "rtol": 2e-3}

@@ -209,7 +209,7 @@ def test_any_layout_of_rows_gives_the_same_bytes(
 
 
 def test_leading_dimensions_are_rows(device: str, rng: np.random.Generator) -> None:
-    """None of them, or seven."""
+    """No leading dimension, or seven."""
     o = operands(rng, (24,), 48, "bfloat16", device)
     want = results(o)
     assert_same(results(Operands(*(t[3] for t in o))), tuple(r[3] for r in want), "one row")

@@ -515,7 +515,7 @@ def test_compiled_calls_have_the_same_bits(case: Case) -> None:
 
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
 
-ON_GPU = [c for c in CASES if c.name != "linear_cross_entropy"]  # whose products are not those of a CPU
+ON_GPU = [c for c in CASES if c.name != "linear_cross_entropy"]  # its products have other bits on a CPU
 
 
 @pytest.mark.gpu

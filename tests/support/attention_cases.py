@@ -138,7 +138,7 @@ def results(
 
 
 def each(sequences: Sequences, form: str, **options: Any) -> list[dict[str, Any]]:
-    """Results of every sequence, out of one call in a form. dsinks is of all of them."""
+    """Results of each sequence, from one call in the given form. dsinks is left out: it sums over all sequences."""
     found = results(sequences.call(form), **options)
     found.pop("dsinks", None)
     split = {n: sequences.split(form, r, int(n in ("dk", "dv")), n == "lse") for n, r in found.items()}

@@ -39,7 +39,7 @@ def trl(module: str) -> Any:
 
 
 def openrlhf() -> Any:
-    """openrlhf/models: loss.py and utils.py alone, since the package imports an engine and a trainer."""
+    """Loads loss.py and utils.py of openrlhf/models alone: the package would import an engine and a trainer."""
     found = importlib.util.find_spec("openrlhf")
     if found is None or not found.submodule_search_locations:
         absent("OpenRLHF")

@@ -147,7 +147,7 @@ def lora_truth(h: Head, of_lora: Lora, unit: str = "ieee") -> LoraTruth:
         "dlora_a": (v.T @ x, wide_v.T @ abs(x), off_v.T @ abs(x)),
         "dlora_b": (g.T @ u, wide_g.T @ wide_u, off_g.T @ abs(u) + wide_g.T @ off_u),
     }
-    terms = dict.fromkeys(sums, len(x)) | {"dhidden": len(w) + len(a) + 32}  # steps of 16 begin anew at the rank
+    terms = dict.fromkeys(sums, len(x)) | {"dhidden": len(w) + len(a) + 32}  # LoRA's terms begin a new step of 16
     gradients = {
         name: (want, {"terms": terms[name], "scale": scale, "carried": carried, "unit": unit})
         for name, (want, scale, carried) in sums.items()

@@ -138,7 +138,7 @@ def second_runner(ids: list[int]) -> None:
     sampler.rlk_sample_ids, sampler.req_states = held(c["keys"][1]), SimpleNamespace(prompt_len=held(prompt))
     sampler.logit_bias_state = SimpleNamespace(use_logit_bias=np.zeros(ROWS, dtype=bool))
     sampler.bad_words_state = SimpleNamespace(num_bad_words=SimpleNamespace(np=np.zeros(ROWS, dtype=np.int32)))
-    last = c["keys"][2] + prompt - 1  # position of the token before, in the sequence
+    last = c["keys"][2] + prompt - 1  # position, in the sequence, of the token before the drawn one
     found, processed = sampler.sample(logits, order, order.numpy(), last, None, None, return_logprobs=True)
     assert found.tolist() == ids
     one = logprob.compute_token_logprobs(processed, found[:, None])[:, 0]

@@ -548,7 +548,7 @@ def test_the_doctor_goes_by_the_table(operator: str, monkeypatch: pytest.MonkeyP
     """Where nothing may be off, the rounding to the dtype alone fails."""
     monkeypatch.setattr(Row, "allowed", lambda self, *a, expected=0.0, **facts: np.abs(expected) * 0 + 1e-300)
     checks = {check.check: check for check in _selftest.OPERATORS[operator](None, "cpu", None)}
-    if "against float64" not in checks:  # what may be off by nothing is compared with the definition
+    if "against float64" not in checks:  # an exact operator is compared with its definition instead
         assert {r.bound.text for r in ROWS if r.stem == operator} == {"0"}
         return
     assert checks["against float64"].passed is False

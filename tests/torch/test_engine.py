@@ -141,7 +141,7 @@ def every_gradient(case: Case, transform: Any, widen: bool) -> tuple[Any, ...]:
     return tuple(t for t in found if t is not None)
 
 
-# A scalar has no columns.
+# A result without dimensions has no expanded layouts.
 @pytest.mark.parametrize(
     ("name", "kind"), [(n, k) for n in CASES for k in KINDS if n not in SCALARS or not k.startswith("expanded")]
 )

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 
 def pair(ours: Any, theirs: Any) -> tuple[Any, Any]:
-    """Both with the weights of `theirs`, by a checkpoint."""
+    """Loads the weights of `theirs` into `ours` through a state dict, and returns both."""
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
 

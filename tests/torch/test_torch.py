@@ -429,7 +429,7 @@ assert digest() == want
 
 
 def test_many_threads_of_the_caller(device: str, rng: np.random.Generator) -> None:
-    """8 streams, 8 threads each on a GPU; threads alone on a CPU. Every result is the one of a quiet machine."""
+    """On a GPU 8 streams with 8 threads each, on a CPU threads alone. Each result equals that of a call by itself."""
     logits, target = torch_logits(rng, (37, 3001), "bfloat16").to(device), torch_targets(rng, (37,), 3001).to(device)
     want = rk.logprob(logits, target, **ALL)
     gradient = rk.logprob_backward(logits, target, want.lse, dlogprob=want.lse)

@@ -1,5 +1,5 @@
-// An AMD code object: loads its segments, reads its kernels from note, symbols and descriptors, and its instructions from
-// llvm-objdump's disassembly.
+// Loads an AMD code object: its segments, its kernels (from note, symbols and descriptors) and its instructions (from
+// llvm-objdump's disassembly).
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -56,8 +56,8 @@ def _value_loss_written_out(o: Operands, x: Tensor) -> Tensor:
 
 
 class Operator(NamedTuple):
-    """``ours`` and ``written_out``: from operands and the leaf to the result. ``arrays``: how many arrays of tokens a
-    pass must move."""
+    """``ours`` and ``written_out`` compute the result from the operands and the leaf. ``arrays`` is the number of token
+    arrays that one pass must move."""
 
     ours: Callable[[Operands, Tensor], Tensor]
     written_out: Callable[[Operands, Tensor], Tensor]

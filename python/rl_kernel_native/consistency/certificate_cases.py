@@ -111,9 +111,9 @@ class Case:
         rows: operands of each row: name to (shape of a row, deviation), or to (None, below) for ids in [0, below).
         fixed: operands that all rows share, by name: (shape, deviation, dtype).
         call: from the operands, as arrays of the device, to results with the rows as their first dimension.
-        token_sum: None, or how many rows the sum has; results then have no rows.
-        ways: other calls that must give the same results, by what is said of them.
-        exp: of softmax statistics, else "".
+        token_sum: None, or the number of rows that the operator sums over; results then have no rows.
+        ways: other calls that must give the same results, by description.
+        exp: exponential of softmax statistics; "" for operators without one.
         options: of the call, in words.
     """
 

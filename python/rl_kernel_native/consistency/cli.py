@@ -81,8 +81,8 @@ def run_bench(context: typer.Context) -> None:
 @contextmanager
 def _statuses() -> Iterator[None]:
     """Turns exceptions into messages and exit statuses."""
-    # Read once, when torch is imported. OpenMP threads that spin while they wait make small operators many times
-    # slower when something else uses the cores; how they wait changes no result.
+    # OpenMP reads the variable once, when torch is imported. Threads that spin while they wait make small operators
+    # many times slower when another process uses the cores. The way of waiting changes no result.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         yield

@@ -57,7 +57,7 @@ def arithmetic_of(device: torch.device) -> str:
 
 
 def computing_as(unit: str | None, device: torch.device) -> AbstractContextManager[None]:
-    """The context of an option --arithmetic; None: the device's as it is. Raises BadInput for one it has not."""
+    """Context that computes as --arithmetic says; None keeps the device's own. BadInput for an unknown unit."""
     if unit is None:
         return nullcontext()
     if unit not in UNITS:

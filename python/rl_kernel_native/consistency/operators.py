@@ -1,6 +1,6 @@
 """Which implementation serves each operator of a side: --ops, or --rollout-ops and --training-ops.
 
-Whatever is not ours runs as torch and transformers ship it, and the table says so.
+Other operators run as torch and transformers ship them, and the table says so.
 """
 
 from __future__ import annotations

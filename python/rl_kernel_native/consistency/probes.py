@@ -116,7 +116,7 @@ class Recorder:
         self._rows = self._columns = self._key_columns = self._keys
 
     def begin(self, tokens: Sequence[tuple[int, int, int, int, int]], device: torch.device) -> None:
-        """tokens: (row, column, column among the attention keys, prompt, position) of each token of the batch."""
+        """Starts a batch. Each token is (row, column, column among the attention keys, prompt, position)."""
         wanted = [item for item in tokens if self.plan.wants(item[3], item[4])]
         self._keys = torch.tensor([token_key(item[3], item[4]) for item in wanted], dtype=torch.long)
         index = torch.tensor([item[:3] for item in wanted], dtype=torch.long).reshape(-1, 3).to(device)

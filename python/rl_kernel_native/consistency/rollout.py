@@ -31,7 +31,7 @@ class Request:
     """One prompt on its way through the rollout.
 
     Attributes:
-        fed_ids, fed_positions: what went through the model, read back from the input tensors.
+        fed_ids, fed_positions: ids and positions that the model got, read back from its input tensors.
         response, logprobs: sampled ids and their float32 log-probabilities, one per step.
         logits_digests: 16-byte hash of the raw logits row each token was sampled from.
     """

@@ -18,7 +18,7 @@ class CompareSettings:
     Attributes:
         batch_sizes: most requests in flight; each one is run and compared.
         atol: sides are aligned when every |dlogp| <= atol; 0 means equal bytes.
-        padding_side: of the padded training batch.
+        padding_side: side on which the training batch is padded.
         micro_batch_tokens: tokens of one training forward, padding included.
         probe_mb: memory for recorded hidden states, both sides together.
         temperature: of sampling and of the rollout's log-probabilities; training_temperature: of the training side's,

@@ -92,7 +92,8 @@ def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = 
         ops: of ``"embedding"``, ``"linear"`` (the head too), ``"rms_norm"``, ``"rope"`` (with cos and sin from tables
             that are the same on every device), ``"attention"``, ``"silu_mul"`` (or the GELU that the model has); None:
             all.
-        strict: whatever is not proved is an error; switches that are set later, such as ``is_causal``, too.
+        strict: raise an error for each module that is not proved, and for a switch that is set later, such as
+            ``is_causal``.
         probe: False leaves the probes out: classes and functions alone are compared.
     Returns:
         How many modules each operator now serves: a dict, whose attribute ``unproved`` has what stays torch's.
@@ -117,10 +118,10 @@ def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = 
 
 
 def status(model: Any) -> Patched:
-    """What :func:`patch_model` serves in a model now, and what stays torch's, with the reasons.
+    """Says what :func:`patch_model` serves in a model now, and what stays torch's and why.
 
     Args:
-        model: what was given to :func:`patch_model`, or a copy of it, or what was loaded from a file of it.
+        model: the model that was given to :func:`patch_model`, a copy of it, or one loaded from its file.
     Returns: as :func:`patch_model`; switches and hooks that were set since are looked at again.
     Raises: ValueError where the model is not patched.
     """
@@ -131,7 +132,7 @@ def unpatch_model(model: Any) -> None:
     """Takes back what :func:`patch_model` did: the model then computes what it did before, bit for bit.
 
     Args:
-        model: what was given to :func:`patch_model`, or a copy of it, or what was loaded from a file of it.
+        model: the model that was given to :func:`patch_model`, a copy of it, or one loaded from its file.
     Raises: ValueError where the model is not patched, or a forward was wrapped by something else since.
     """
     _patch("unpatch_model").unpatch(model)

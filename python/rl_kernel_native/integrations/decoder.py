@@ -412,7 +412,7 @@ def why_no_softcap(attention: Any, family: Any) -> str | None:
 
 
 def why_other_windows(body: Any, family: Any) -> str | None:
-    """Why a layer's window is not that of its mask, which goes by the configuration and the layer's place."""
+    """Why a layer's window differs from its mask's, which follows from the configuration and the layer's index."""
     if family.window != "module":
         return None
     attentions, config = body.__dict__.get(ATTENTIONS), body.config

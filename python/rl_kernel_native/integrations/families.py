@@ -20,7 +20,7 @@ class Family:
     """One family's decoder.
 
     Attributes:
-        prefix: of its classes' names.
+        prefix: first part of its classes' names.
         module: transformers.models.<module>.modeling_<module>.
         body: what follows the prefix in the name of the decoder without a head.
         norm: which forward of `decoder` its RMSNorm has.

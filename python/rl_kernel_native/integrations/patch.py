@@ -61,7 +61,7 @@ class _Record:
 
 @dataclass
 class _Plan:
-    """What is to be put where, and what is not, before anything is."""
+    """The changes of a patch, collected before any is made, and what stays unpatched."""
 
     unproved: dict[str, str] = field(default_factory=dict)
     steps: list[Callable[[], None]] = field(default_factory=list)

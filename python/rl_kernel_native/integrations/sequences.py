@@ -40,8 +40,8 @@ class Sequences:
     def positions(self, batch: int, num_queries: int) -> torch.Tensor | None:
         """Positions of the last `num_queries` columns where the rotary embedding cannot count columns, else None.
 
-        Packed sequences begin at 0 each, [batch, num_queries]; padded rows count from their first key, a row each. The
-        host reads nothing: bad offsets give positions in range.
+        Shape [batch, num_queries]. Each packed sequence counts from 0; each padded row counts from its first key. The
+        host reads no offsets, so bad ones still give positions in range.
         """
         if self.cu_seqlens_q is not None:
             return packed_positions(self.cu_seqlens_q, batch * num_queries).view(batch, num_queries)

@@ -195,11 +195,11 @@ def attention(
             ``seqused_k`` counts all keys. Bits are those of a call whose ``block_table`` lists all keys. Forward only.
         tree: ``(cu_segments, parents)``: packed ``q``, ``k`` and ``v`` hold segments of trees, as a prompt and its
             answers are. ``cu_segments``, int32 or int64 ``[num_segments + 1]``: offsets of the segments, from 0 to the
-            number of tokens. ``parents``, int32 ``[num_segments]``: the segment that each goes on from, in front of it,
-            or -1. A token sees its own segment up to itself and the segments of its ancestors. Its number, for windows
-            and RoPE, is its depth: the tokens before it on its path. Bits of a row, and of the gradients of queries
-            and of keys in segments without children, are those of the path as a sequence. Only causal, beside no list.
-            RuntimeError on a GPU, whose kernels do not serve it yet.
+            number of tokens. ``parents``, int32 ``[num_segments]``: the segment's parent, which has a lower number, or
+            -1 for a root. A token sees its own segment up to itself and the segments of its ancestors. Its number, for
+            windows and RoPE, is its depth: the tokens before it on its path. Bits of a row, and of the gradients of
+            queries and of keys in segments without children, are those of the path as a sequence. Only causal, beside
+            no list. RuntimeError on a GPU, whose kernels do not serve it yet.
         exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``. Portable has
             the same bits on every backend with the same products; hardware on every GPU of one architecture and, of
             sm_90, on the CPU. Products of bfloat16 and float16 are the matrix unit's under
@@ -213,8 +213,8 @@ def attention(
             are those of the whole sequence; keys past it are not asked for. Not beside ``shared_prefix``.
     Returns:
         ``out``, of the shape and dtype of ``q``, contiguous; or :class:`AttentionResult` or :class:`AttentionPartials`.
-        A query that is not in use, or sees no key, has +0 and -Inf and is never read, whatever it holds. So is padding
-        among the keys.
+        A query that is not in use, or sees no key, gets an output of +0 and an lse of -Inf, and is never read. Padding
+        among the keys is never read either.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value, for arguments that do
         not go together, and on the CPU for lists that contradict the arrays; RuntimeError where no kernel of this build
@@ -312,7 +312,7 @@ def attention_backward(
         out, lse: what attention returned, of the whole sequences.
         dlse: the gradient of ``lse``, float32, contiguous; None means 0.
     Returns: ``(dq, dk, dv)``, contiguous, of the shapes and dtype of ``q``, ``k`` and ``v``; with ``sinks`` also their
-        gradient, float32 ``[q_heads]``, the one that sums over all sequences. What is not in use has +0.
+        gradient, float32 ``[q_heads]``, summed over all sequences. Tokens not in use get +0.
     Raises: as :func:`attention`.
     Source: docs/numerics.md, rule 6; arXiv:2307.08691.
     """

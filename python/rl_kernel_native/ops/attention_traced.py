@@ -465,7 +465,7 @@ def _but(place: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _folded(info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[list[Any], Any]:
-    """The batch of vmap as one of sequences; and back, for an output."""
+    """Folds vmap's dimension into the batch of sequences, and returns a function that unfolds an output."""
     tensors = [None if x is None else x.flatten(0, 1) for x in batched(info, in_dims, inputs)]
 
     def unfold(x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ _BOOTSTRAP = Array("bootstrap", "sequences", optional=True)
 
 def _check_numbers(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
     for name, share in zip(("gamma", "lam"), how[:2], strict=False):
-        if not isinstance(share, bool):  # discounted_returns has a flag there
+        if not isinstance(share, bool):  # discounted_returns has a bool in place of lam
             _check.share(name, share)
     for name, bound in zip(("rho_bar", "c_bar"), how[2:4], strict=False):
         _check.positive(name, bound)

@@ -239,7 +239,7 @@ def importance_weights(
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an option without
         effect; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
-        (docs/tokens.md); on a GPU the weights of the sequences beside, and all metrics, are NaN then.
+        (docs/tokens.md); on a GPU the weights of the neighbouring sequences and all metrics are then NaN.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper; slime's mis.py;
         fengyao.notion.site/off-policy-rl; IcePop, arXiv:2510.18855.
 

@@ -80,8 +80,8 @@ def kl(
             ``low_var_kl`` has 20 and 10; OpenRLHF a result's of 10; PolicySpec's are ``kl_input_clamp``, ``kl_clamp``.
         old_logprob: as ``logprob``; the estimator is multiplied by ``exp(logprob - old_logprob)`` with the gradient
             through both: with k3 the unbiased form of DeepSeek-V3.2, PolicySpec's ``kl_times_ratio`` of a token.
-        importance_weight: as ``logprob``; the estimator is multiplied by it before it is clamped. The gradient goes
-            where the weight comes from: to this array, if it requires one, and never to ``logprob`` by itself.
+        importance_weight: as ``logprob``; the estimator is multiplied by it before it is clamped. The weight's gradient
+            goes to this array if it requires one, and never to ``logprob``.
     Returns: float32, of the shape of ``logprob``, in nats; +0 where masked.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a combination without a

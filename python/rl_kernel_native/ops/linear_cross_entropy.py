@@ -136,10 +136,10 @@ def linear_cross_entropy(
         label_smoothing: a number in [0, 1), as of ``torch.nn.functional.cross_entropy``. A logit of -Inf makes the loss
             of its row infinite. Forward then has some rows of the logits in the workspace and reads them twice.
         z_loss: a number >= 0.
-        denominator: with ``"mean"`` what the sum is divided by: a number > 0, or one element on the device, float32,
-            int32 or int64, such as the scored rows of the whole batch; an element of 0 gives loss 0 and gradients 0, a
-            negative, infinite or NaN one NaN (:class:`DenominatorStatus`). None: the scored rows of this call, where
-            there are none 1.
+        denominator: with ``"mean"`` the divisor of the sum: a number > 0, or one element on the device, float32, int32
+            or int64, such as the number of scored rows of the whole batch. An element of 0 gives loss 0 and gradients
+            0; a negative, infinite or NaN element gives NaN (:class:`DenominatorStatus`). None: the number of scored
+            rows of this call, at least 1.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``, of sequences packed in a ``target`` of one dimension; tokens
             of none do not count.
         token_weight: float32, of the shape of ``target``; rows that are not scored may hold anything. No gradient.

@@ -106,8 +106,8 @@ def linear_logprob(
 
     A row has the same bits for any batch, position and workspace. Differentiable (torch) in ``hidden``, ``weight``,
     ``bias``, ``lora_a`` and ``lora_b`` through ``logprob``, ``lse`` and ``entropy``; backward computes the logits
-    again, and has neither a backward nor a forward mode of its own: those are of ``logprob`` of ``linear``. Under
-    ``torch.autocast`` operands are cast as those of :func:`linear`.
+    again. Second derivatives and forward mode need ``logprob`` of ``linear`` instead. Under ``torch.autocast`` operands
+    are cast as those of :func:`linear`.
 
     Args:
         hidden: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous. Rows

@@ -142,7 +142,7 @@ def _composed_backward(operands: Any, how: Any) -> Any:
 
 
 def _batch(count: int) -> Any:
-    """A batch is one more dimension of rows: of the first ``count`` arrays."""
+    """The vmap rule: in the first ``count`` arrays the batch becomes one more dimension of rows."""
 
     def batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
         if inputs[count] is not None:

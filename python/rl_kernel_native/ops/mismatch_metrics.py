@@ -110,8 +110,8 @@ def mismatch_metrics(
             anything. None: all count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         log_ratio_clamp: a limit of the ``|log ratio|`` of ``ratio_mean``, ``ess`` and both ``chi2``; None: none.
-        rollout_nan: ``"nan"``, or ``"neutral"``: where ``logprob_rollout`` is NaN the trainer's stands in its place.
-            ``nonfinite_fraction`` and ``differing_fraction`` count such tokens all the same.
+        rollout_nan: ``"nan"``, or ``"neutral"``, which replaces a NaN of ``logprob_rollout`` by the trainer's
+            log-probability. ``nonfinite_fraction`` and ``differing_fraction`` count such tokens all the same.
         semantics: None, or the :class:`LogprobSemantics` of ``logprob_train`` and of ``logprob_rollout``:
             two that differ are refused.
     Returns: :class:`MismatchMetrics`. Means are over tokens that count, or sequences with one; without any all are 0.

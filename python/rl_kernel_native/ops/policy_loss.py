@@ -165,8 +165,8 @@ def policy_loss(
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
-            contiguous, rows of any stride. What the trained policy gives.
-        old_logprob: as ``logprob``; of the policy that the ratio is to. None: ``logprob`` itself, a ratio of 1.
+            contiguous, rows of any stride. Log-probabilities of the trained policy.
+        old_logprob: as ``logprob``; of the policy in the ratio's denominator. None: ``logprob`` itself, a ratio of 1.
         advantage: as ``logprob``, or one a sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. Where there
             are as many packed tokens as sequences, ``[num_tokens]`` is one a token, and only ``[num_sequences, 1]`` one
             a sequence.

@@ -51,7 +51,7 @@ class PolicySpec:
             log-probability itself (REINFORCE, GPG); ``"sapo"``; ``"gmpo"``; ``"vespo"``; ``"dro"``; ``"clip_cov"``, PPO
             without the policy term of ``selected`` tokens; ``"kl_cov"``, no clip, and ``selected_kl_coef`` times
             ``|logprob - old_logprob|`` on selected tokens; ``"dppo"``, CISPO without the policy term of ``selected``
-            tokens, which left the trust region.
+            tokens, those that left the trust region.
         epsilon_low, epsilon_high: the ratio's range is ``[1 - epsilon_low, 1 + epsilon_high]``; None: no bound.
             ``"gmpo"`` bounds the log-ratio, ``[-epsilon_low, epsilon_high]``.
         epsilon_absolute: the range is ``[epsilon_low, epsilon_high]`` itself (TRL's CISPO).

@@ -43,7 +43,7 @@ class PreferenceMetrics(MetricVector):
 class PreferenceLoss(NamedTuple, Generic[ArrayT]):
     """What :func:`preference_loss` gives, float32."""
 
-    losses: ArrayT  # [num_pairs]; of the unpaired kinds the chosen ones', then the rejected ones'
+    losses: ArrayT  # [num_pairs]; unpaired kinds: of the chosen answers, then of the rejected
     chosen_rewards: ArrayT  # [num_pairs]
     rejected_rewards: ArrayT
     metrics: PreferenceMetrics
@@ -155,10 +155,10 @@ def preference_loss(
     two sides, and ``z = beta d``:
 
     - ``dpo``: ``-log sigmoid(z)``; with ``label_smoothing`` conservative DPO. ``robust``: the unbiased form of it.
-    - ``hinge``: ``relu(1 - z)``. ``ipo``: ``(d - 1 / (2 beta))^2``: with counts of averages, as TRL does; without of
-      sums, as OpenRLHF does. ``sigmoid_norm``: ``dpo`` of averages, which needs counts.
+    - ``hinge``: ``relu(1 - z)``. ``ipo``: ``(d - 1 / (2 beta))^2``: of averages where counts are given, as in TRL; else
+      of sums, as in OpenRLHF. ``sigmoid_norm``: ``dpo`` of averages, which needs counts.
     - ``exo_pair`` (needs ``label_smoothing``), ``nca_pair``, ``bco_pair``, ``sppo_hard``, ``apo_zero``, ``apo_down``,
-      ``discopop`` (``tau``, 0.05): as in TRL's DPO trainer, and the contract.
+      ``discopop`` (``tau``, 0.05): as TRL's DPO trainer and the contract define them.
     - ``aot``, ``aot_unpaired``: the loss of ``dpo`` between sorted log-ratios; losses are in the order of the sort.
     - ``kto``: no pairs: ``1 - sigmoid(beta (w - KL))`` and ``1 - sigmoid(beta (KL - l))`` times ``chosen_weight`` and
       ``rejected_weight`` (1, 1), with ``KL = max(kl, 0)``. ``apo_zero_unpaired``: the same with ``KL = 0``.

@@ -86,7 +86,7 @@ def _composed_forward(operands: Any, how: Any) -> tuple[Any, ...]:
 
 
 def _composed_backward(operands: Any, how: Any) -> list[Any]:
-    """What is wanted of dx and dweight, as differentiable functions of all of these."""
+    """dx and dweight, those that are wanted, as differentiable functions of the operands."""
     dy, h, weight, d_new_residual = operands
     eps, weight_offset, _, return_dx, dweight_dtype = how
     g, wide = dy.double(), h.double()
@@ -278,12 +278,11 @@ def rms_norm(
         residual: ``[..., K]``, as ``x``. ``x + residual`` is rounded to the dtype of ``x``, and that is what is
             normalised and given back: the residual stream of a transformer.
         weight_offset: added to ``weight`` in float32; 0 without one.
-        round_before_weight: round the normalised row to the dtype of ``x`` before it is multiplied by the weight. Its
-            gradient is that of no rounding, but the weight's gradient sees the rounded row.
+        round_before_weight: round the normalised row to the dtype of ``x`` before it is multiplied by the weight. The
+            gradient passes through the rounding unchanged; the weight's gradient is computed from the rounded row.
         return_rstd: also give ``1 / sqrt(mean(h^2) + eps)``, float32 ``[...]``, which :func:`rms_norm_backward` takes.
         main_grad: float32 ``[K]``, contiguous. Backward adds the gradient of ``weight`` to it in place, block by block
-            of 8192 rows, and gives ``weight`` itself none. When it does and when it may not be given: as for
-            :func:`linear`.
+            of 8192 rows, and gives ``weight`` itself none. The conditions are those of :func:`linear`.
     Returns:
         ``y``, shape and dtype of ``x``; ``(y, new_residual)`` with a residual; with ``return_rstd`` a tuple that ends
         with rstd.

@@ -137,8 +137,8 @@ def scatter_rewards(
     Args:
         rewards: float32 ``[num_sequences]``, any stride, or None: none.
         mask: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); any mask
-            (docs/tokens.md); tokens contiguous, rows of any stride. A token counts where it is not 0; of others other
-            arrays may hold anything.
+            (docs/tokens.md); tokens contiguous, rows of any stride. A token counts where the mask is not 0; elsewhere
+            the other arrays may hold anything.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         token_rewards: float32, of the shape of ``mask``, or None.
         spans: int32 or int64 ``[num_spans, 2]``, contiguous: first position and the one after the last, from the

@@ -120,8 +120,8 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
     Args:
         logprob: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; float32,
             bfloat16 or float16, last dimension contiguous.
-        mask: of that shape: any mask (docs/tokens.md); a token counts where it is not zero. What
-            does not count does not matter, NaN and Inf included. None: all tokens count.
+        mask: any mask (docs/tokens.md) of that shape; a token counts where it is not zero. Other tokens may hold
+            anything, NaN and Inf included. None: all tokens count.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64: sequence ``i`` is tokens ``[cu_seqlens[i],
             cu_seqlens[i + 1])``. The first is 0; tokens after the last belong to no sequence and are not read, so a
             packed array may be larger than what is in it (:func:`pack`). On a GPU offsets stay there: of a sequence

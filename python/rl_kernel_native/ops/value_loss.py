@@ -119,8 +119,8 @@ def value_loss(
     denominator: float | AnyArray | None = None,
 ) -> ValueLoss[ArrayT]:
     """The value loss of PPO over tokens, ``max(h(v - R), h(clip(v, v_old - c, v_old + c) - R))`` with
-    ``h(x) = x**2 / 2``, and its metrics. One pass also computes the gradient: ``backward()`` only multiplies it, and
-    not even that where the incoming gradient is 1.
+    ``h(x) = x**2 / 2``, and its metrics. The same pass computes the gradient: ``backward()`` only multiplies it by the
+    incoming gradient, if that is not 1.
 
     All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
     the same bits for any split of the batch into micro-batches and ranks. Masked slots may hold anything.

@@ -202,7 +202,7 @@ RLK_DEVICE float as_element(float x) {
   return T::load(T::store(x));
 }
 
-// Stores a thread's scores as weights. All of its columns permute their chunks alike.
+// Stores a thread's scores as weights. Its columns share one permutation of chunks, so one address serves them all.
 template <class Machine, class Tile>
 RLK_DEVICE void store_weights(float* weights, const float (&scores)[Tile::kOfThread][Tile::kScores]) {
   const int thread = Machine::thread();

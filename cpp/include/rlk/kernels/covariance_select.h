@@ -100,7 +100,7 @@ RLK_DEVICE void for_each_slot(std::int64_t count, std::int64_t block, std::int64
   for (std::int64_t i = block * kSelectThreads + Gpu::thread(); i < count; i += blocks * kSelectThreads) run(i);
 }
 
-// The sequence of a slot; offsets may be wrong.
+// The sequence that owns a slot. Bad offsets give some sequence in range.
 RLK_DEVICE std::int64_t sequence_at(const Sequences& q, std::int64_t slot) {
   if (!q.packed()) {
     return static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(q.num_tokens);

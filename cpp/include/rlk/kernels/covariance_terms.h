@@ -33,7 +33,7 @@ struct SelectState {
       remaining;  // of the tokens that have these digits so many are chosen; 0: nothing is left to narrow down
 };
 
-// What all tokens need, and what a GPU's passes leave one another.
+// Values that all tokens read, and that one pass of a GPU leaves to the next.
 struct CovarianceShared {
   float mean_advantage, mean_logprob;
   std::int32_t broken;  // cuts do not ascend

@@ -48,7 +48,7 @@ RLK_DEVICE float transformed_gradient(float x, const LogprobInput& p, float inve
   return mul_rn(column_gradient<Probability>(z, r, is_target), fma_rn(-h, h, 1.0f));
 }
 
-// What a row asks for. Its logits are not needed where all gradients are 0.
+// The target and incoming gradients of a row. If all gradients are 0, its logits are not read.
 struct RowGradient {
   std::int64_t target;
   float dlogprob, dlse, dentropy;

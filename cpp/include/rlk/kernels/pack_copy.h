@@ -38,7 +38,7 @@ struct PackGrid {
   std::uint32_t blocks = 0;
   bool all_flat = true;
   std::int32_t first_token = 0, num_tokens = 0;  // of each padded row, in this launch
-  std::int64_t tail = 0;  // packed tokens from here on may be filled; negative: from the last offset on
+  std::int64_t tail = 0;                         // first packed token that may be filled; negative: the last offset
 };
 
 // Log2 of the units of an array.

@@ -45,7 +45,7 @@ enum PolicyStatistic : int {
   kStatLogRatio,
   kStatMismatch,
   kStatDrop,
-  kStatPositive,  // advantages times a token's importance weight, by their sign
+  kStatPositive,  // sums of advantage times importance weight, by sign
   kStatNegative,
   kStatKl,
   kStatAdvantage,

@@ -105,7 +105,8 @@ class RewardSpread {
 
   // ---- spans ----------------------------------------------------------------------------------------------------------
 
-  // This thread's of those from the first on. Spans are the last threads': the first have the mask to wait for.
+  // Index of this thread's span, counted from the next one. The last threads take spans, since the first threads wait
+  // for the mask.
   RLK_DEVICE int own_span() const { return kTokenThreads - 1 - thread(); }
   RLK_DEVICE std::int64_t bound_of(int i, int which) const {
     return offset_at<GlobalMemory>(p().spans, 2 * (std::int64_t{first_span_} + i) + which);

@@ -128,7 +128,7 @@ class RowTree : SampleColumns<Team, T, kExp> {
     const float sum = lane_sum(leaf->chains);
     if (reference.usable) leaf->stats = {reference.m, sum, 0.0f, 0.0f};
   }
-  // +0, which changes no sum, for a column that is not there.
+  // A column's term of the sum: +0, which changes no sum, where the column is missing.
   RLK_DEVICE float term(float z, const LeafReference& reference) const {
     const float clamped = z > reference.q ? z : reference.q;
     const float e = team_.template exponential<kExp>(clamped, c_, reference.m);

@@ -288,7 +288,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
   const std::int64_t position = first + lane * kEach;
   const std::int64_t to = (q.packed() ? span.begin : s * q.num_tokens) + position;
   const std::int64_t mask_at = (q.packed() ? span.begin : s * mask.row_stride) + position;
-  bool aligned = true;  // all arrays of tokens, for this sequence
+  bool aligned = true;  // all arrays of tokens are aligned at this sequence
   LaneArrays<Gpu, Terms> at;
   RLK_UNROLL
   for (int i = 0; i < kInputs; ++i) {

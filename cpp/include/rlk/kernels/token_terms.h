@@ -145,7 +145,7 @@ using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
 //   factors_of(p, s, sums)                 Factors by a sequence's sums of it
 //   share(factors, shared, add)            add(counter, count) to what all sequences share
 //   shares(p)                              whether tokens, or results, need that
-// Without it Shared is of the caller's choice.
+// Without a pass before, the caller chooses Shared.
 template <class Batch, class = void>
 constexpr bool kHasStatistics = false;
 template <class Batch>

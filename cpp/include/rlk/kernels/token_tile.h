@@ -14,8 +14,9 @@ constexpr int kTokenTile = kTileThreads * kTileTokens;
 
 inline std::int64_t tiles_of(std::int64_t num_tokens) { return (num_tokens + kTokenTile - 1) / kTokenTile; }
 
-// That all tokens in [first, last] are of, where offsets ascend. `shared`: [2] that the block shares. Half of the threads look
-// for either end, at places that cut what is left in equal parts: of these one at least is right, whatever the offsets are.
+// The sequences that own the tokens in [first, last], where offsets ascend. `shared`: two numbers in shared memory.
+// Half of the threads search for each end; each step cuts the remaining range into equal parts. At least one part
+// matches, whatever the offsets are.
 template <class Memory, class Barrier>
 RLK_HD SequenceRange range_of_tile(const Offsets& o, std::int64_t num_sequences, std::int64_t first, std::int64_t last,
                                    int thread, std::int64_t* shared, const Barrier& barrier) {

@@ -37,8 +37,8 @@ RLK_HD float scaled_logit(float x, float logit_scale, float softcap, float inver
   return mul_rn(softcap, tanh(mul_rn(z, inverse_softcap)));
 }
 
-// What a leaf's columns are measured against. `usable` is false for a leaf that is the identity or has failed; then
-// `stats` is the leaf's whole result.
+// The number m that is subtracted from a leaf's scaled logits. If the leaf adds nothing or has failed, `usable` is
+// false and `stats` is the leaf's result.
 struct LeafReference {
   float m;
   float q;  // lower clamp of z

@@ -61,7 +61,7 @@
 //     from the block's first:
 //     p_j = +0 of a key that the row does not see or whose score is -Inf, v_jd = +0 of one that is not in use; a step
 //     of such p may be left out where every v_jd is finite, since zeros do not align
-//   The CPU takes in the keys of such a block that are in use and in a page, and of no other block.
+//   The CPU reads the keys of such a block that are in use and in a page, and no other block's.
 //   The chains of dq, dk and dv take steps of 16 keys, or queries, in place of links: ds and p of a pair that does not
 //     see one another, or whose score is -Inf, are +0. dq's steps count from the block's first key.
 // Backward, from dout and dlse (null means 0) and the saved out and lse:

@@ -57,7 +57,7 @@ struct ImportanceSpec {
   std::int32_t rollout_neutral = 0;
 };
 
-// What comes out where metrics are wanted, in this order; without a token all are 0 but the divisor.
+// The metrics, in the order of the output. Where no token counts, all are 0 except the divisor.
 enum ImportanceMetric : int {
   kImportanceNumTokens,
   kImportanceNumSequences,  // that have a token

@@ -73,7 +73,7 @@ enum SampleStatus : std::int32_t {
   kBadBias = 4096,     // the same, or ids of a row that do not ascend strictly
 };
 
-// A float of each row, or one of all.
+// One float for each row, or one for all rows.
 struct RowFloats {
   const float* data = nullptr;  // [num_rows], or null: `value` for every row
   float value = 0.0f;

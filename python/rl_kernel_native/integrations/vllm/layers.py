@@ -1,5 +1,6 @@
 """vLLM's layers on this library's operators. Roundings are those of transformers' layers, so that a patched trainer has
-the same bits. Parameters of vLLM are tensor subclasses: their data goes to operators, without a dispatcher's detour."""
+the same bits. vLLM's parameters are tensor subclasses. Operators get their plain data, which spares a pass through the
+dispatcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request's key of random words: what it may ask for is checked as it arrives, and its seed is given back.
+"""The seed of a request: its parameters are checked on arrival, and its completions carry the seed.
 
 A request without a seed gets one, drawn from the engine's. Every completion has the seed and the sample_id of its draw
 (``rlk_seed``, ``rlk_sample_id``), so that its tokens can be drawn again.

@@ -1,6 +1,6 @@
 """vLLM's rotary embeddings on rk.rope, with the trainer's tables. cos and sin are on the device before a capture.
 
-Types of :data:`integrations.rotary.ROPE_TYPES` come from the host's float64. A patched trainer leaves dynamic and
+The host computes cos and sin of :data:`integrations.rotary.ROPE_TYPES` in float64. A patched trainer leaves dynamic and
 longrope to transformers, so torch computes these as transformers does, up to the original length. Past it their
 frequencies follow from the batch, which no cache of keys can do.
 """
