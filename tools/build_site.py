@@ -48,7 +48,7 @@ def operator_modules() -> dict[str, ModuleType]:
 
 
 def relinked(text: str, source: Path, place: Path, pages: dict[Path, Path]) -> str:
-    """Links of a page for its place in the site; to files that are no pages, their names alone."""
+    """Rewrites a page's links for its place in the site. A link to a file that is no page becomes its name."""
 
     def link(match: re.Match[str]) -> str:
         mark, words, target = match.groups()

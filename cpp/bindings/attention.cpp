@@ -217,7 +217,7 @@ class Call {
     input_.v = heads(v_);
   }
 
-  // A table of pages, a row for each of `rows`.
+  // Reads a table of pages with `rows` rows.
   const std::int32_t* table(std::optional<Array>* holder, nb::handle given, const char* name, std::int64_t rows,
                             const std::string& shape, std::int64_t* pages, std::int64_t* stride) {
     const TensorView& t = holder->emplace(given, name, kInt32).view();

@@ -29,7 +29,7 @@ std::unique_lock<std::mutex> lock_accumulation(Device device);
 // result lives; 0 bytes leave *data as it is. Bytes are counted by device.
 nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data);
 
-// The outputs of a call in the order in which they are added, then the call itself.
+// Collects the outputs of a call in order, then makes the call.
 class Results {
  public:
   // `first` is the array that decides who allocates. Refuses a device for which this build has no kernels of `op`.
@@ -38,7 +38,8 @@ class Results {
 
   const Caller& caller() const { return caller_; }
 
-  // An output of a dtype, to which a field of the params shall point. None, and the field as it is, where not wanted.
+  // Allocates an output and points a field of the params at it. If it is not wanted, the output is None and the field
+  // stays.
   Results& add(void** field, Shape shape, DType dtype, bool wanted = true) {
     if (wanted) {
       Caller::Fresh fresh = caller_.empty(shape, dtype);

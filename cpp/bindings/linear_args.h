@@ -9,7 +9,7 @@
 
 namespace rlk::bindings {
 
-// [..., columns], columns contiguous: operands whose leading dimensions are rows.
+// An operand [..., columns] with contiguous columns; its leading dimensions are rows.
 struct RowsArgument {
   RowsArgument(nb::handle object, const char* name);
 
@@ -39,7 +39,7 @@ RowLayout contiguous_rows(std::int64_t num_rows, std::int64_t columns);
 
 // A GPU's matrix units have no float32, and a build may lack the device's backend.
 void check_operand(const RowsArgument& a);
-// `code` is _arithmetic.py's; GPUs compute with their own whatever it says.
+// `code` is a number of _arithmetic.py. GPUs ignore it and compute with their own units.
 Arithmetic read_arithmetic(int code, const TensorView& operand);
 // `code` is a DType's, or negative for `otherwise`.
 DType read_dtype(int code, DType otherwise);

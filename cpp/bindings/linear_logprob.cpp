@@ -183,8 +183,8 @@ nb::object require_workspace(nb::handle hidden, nb::handle weight, nb::handle bi
   return nb::none();
 }
 
-// (dhidden, dweight, dbias, dlora_a, dlora_b), None where not asked for. dweight is main_grad itself where that is given.
-// dhidden is float32 where `wide`: a shard's share.
+// Returns (dhidden, dweight, dbias, dlora_a, dlora_b), None for each that is not asked for. If main_grad is given,
+// dweight is main_grad itself. With `wide`, dhidden is float32: a shard's share.
 nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target, nb::handle temperature,
                     nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
                     nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,

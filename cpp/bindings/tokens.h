@@ -12,12 +12,12 @@
 
 namespace rlk::bindings {
 
-// A mask of any dtype whose zeros one rule tells.
+// Raises for a mask of a dtype that no rule of zeros covers.
 void require_flags(const Array& mask);
 // The flags of a checked mask.
 TokenMask flags_of(const Array& mask);
 
-// A mask of a shape, that of the array `whose`.
+// A mask that must have the shape of the array `whose`.
 struct MaskArgument {
   // None: every token counts.
   MaskArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device);
@@ -74,7 +74,8 @@ class TokenArguments {
   PolicyTokens required(nb::handle object, const char* name, bool per_sequence = false);
   TokenMask mask(nb::handle object);
   TokenMask optional_mask(nb::handle object);  // None: every token counts
-  // A number as it is; of one float32 element on the device its address in `element`, and 0; of None 0.
+  // Returns a number as it is, and 0 for None. For one float32 element on the device, sets `element` to its address and
+  // returns 0.
   float denominator(nb::handle object, const float** element) { return number(object, "denominator", element); }
   float number(nb::handle object, const char* name, const float** element);
 

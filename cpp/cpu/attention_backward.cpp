@@ -44,7 +44,8 @@ class Tiles {
       lanes.multiply(a.data(), rows, read.columns, transposed_.data(), p.head_dim, width, to);
     }
   }
-  // sums[r] goes on over the `width` rows of x; those that r does not see, or whose weight is kNothing, are no links.
+  // Adds the `width` rows of x, times their weights, to sums[r]. The chain skips rows that r does not see, or whose
+  // weight is kNothing.
   void accumulate(const std::vector<float>& weights, const AttentionColumns* sees, int rows, int width, bool holes,
                   const std::vector<float>& x, std::vector<float>* sums) {
     if (mma_) {

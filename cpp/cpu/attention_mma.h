@@ -15,16 +15,16 @@ Arithmetic attention_products(const AttentionInput& p);
 // multiply and accumulate as in AttentionLanes, with the same tiles, in rule 1's steps of 16.
 class AttentionMma {
  public:
-  // `columns` of a row of floats, at most `rows` rows.
+  // For rows of `columns` floats, at most `rows` of them.
   AttentionMma(LinearUnit unit, std::int64_t rows, std::int64_t columns);
 
   // scores[i][j] = q[i] . k[j] from +0, for j below `keys`; they lie transposed: [head_dim, kTileKeys].
   void multiply(const float* q, int rows, const float* transposed, std::int64_t head_dim, int keys, float* scores);
-  // sums[i] goes on over the block's keys with weights[i] and v: [keys, columns]. The weight of what a row does not see,
-  // and kNothing, is +0. A row that sees nothing keeps its sums.
+  // Adds weights[i] . v to sums[i] over the block's keys; v is [keys, columns]. A key that a row does not see, or whose
+  // weight is kNothing, has the weight +0. A row that sees no key keeps its sums.
   void accumulate(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v, float* sums);
-  // The same with the fewest links that a GPU can have: where v holds Inf or NaN, a row has the steps of 16 that it sees
-  // something of. Tiles of a GPU's backward differ in what else they multiply by +0.
+  // The same with the fewest steps that a GPU can take: where v holds Inf or NaN, a row takes only the steps of 16 in
+  // which it sees a key. Tiles of a GPU's backward differ in which other steps they multiply by +0.
   void accumulate_seen(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
                        float* sums);
 

@@ -37,10 +37,10 @@ class AttentionTasks {
   std::int64_t heads_, piece_;
 };
 
-// A sequence, or a segment of a tree.
+// The span of a sequence, or of a segment of a tree.
 inline AttentionSpan span_of(const AttentionInput& p, std::int64_t sequence) { return {p, sequence}; }
 
-// Arrays of a tile and their reading.
+// Reads the arrays of a tile.
 class AttentionReader {
  public:
   explicit AttentionReader(const AttentionInput& p)

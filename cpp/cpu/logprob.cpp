@@ -1,4 +1,4 @@
-// CPU backend of logprob: what would corrupt memory, what a row means, how rows and parts are spread over threads.
+// CPU backend of logprob: checks of memory safety, what a row means, how rows and parts are spread over threads.
 #include "rlk/ops/logprob.h"
 
 #include <algorithm>

@@ -76,7 +76,7 @@ class Angles {
   }
 
  private:
-  // The columns of the pairs' first or second elements, in the order of pairs.
+  // The first or second elements of the pairs, in the order of pairs.
   const float* half(const float* columns, int which, float* to) const {
     if (!p_.interleaved) return columns + which * pairs_;
     for (std::int64_t i = 0; i < pairs_; ++i) to[i] = columns[2 * i + which];

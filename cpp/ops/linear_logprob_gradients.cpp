@@ -27,10 +27,10 @@ bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[ma
 }
 
 // A block of tokens (rule 9) and a chunk of the vocabulary at a time. The outer loop is over blocks, with float32 sums of
-// dhidden for one block. In it dweight accumulates in place if it is float32 or there is one block, else in float32 sums. Where
-// these would outgrow sums of dhidden for all rows, the outer loop is over chunks, with sums of dweight for one chunk. Sums
-// of LoRA's gradients follow. Fused gradients of logits skip groups of rows without a scored one: a block holds the hidden
-// states, gradients and sums of dhidden of the others, and then zeros.
+// dhidden for one block. Inside, dweight accumulates in place if it is float32 or there is one block, else in float32
+// sums. If those sums would be larger than sums of dhidden for all rows, the outer loop is over chunks, with sums of
+// dweight for one chunk. Sums of LoRA's gradients follow. Fused gradients of logits skip groups of rows without a
+// scored row: a block holds the hidden states, gradients and sums of dhidden of the other groups, then zeros.
 class Backward {
  public:
   Backward(const LinearLogprobBackwardParams& p, const Cut& cut, Device device, void* workspace)

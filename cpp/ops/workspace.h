@@ -44,7 +44,7 @@ class Pieces {
 // The largest number of rows, up to `num_rows`, whose pieces fit the workspace; bytes_of(rows) ascends.
 template <class Bytes>
 std::int64_t most_rows(std::int64_t num_rows, std::int64_t workspace_bytes, const Bytes& bytes_of) {
-  std::int64_t low = 1, high = num_rows;  // the most of [low, high] that fit, by halves
+  std::int64_t low = 1, high = num_rows;  // bisects for the most rows of [low, high] that fit
   while (low < high) {
     const std::int64_t middle = (low + high + 1) / 2;
     bytes_of(middle) <= workspace_bytes ? low = middle : high = middle - 1;

@@ -1,4 +1,4 @@
-// CUDA backend of attention: what would corrupt memory, which kernel serves a call, which architecture's runs.
+// CUDA backend of attention: checks of memory safety, which kernel serves a call, which architecture's runs.
 #include "rlk/ops/attention.h"
 
 #include <algorithm>

@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
        job += threads) {
     call.works[job] = gradient_work(p, call, job);
   }
-  // A warp has 32 rows of a head, four at a time: eight lanes for a row, a chain each. The rows come in whole chunks, and
-  // are read by columns from shared memory.
+  // A warp takes 32 rows of a head, four at a time. Eight lanes share a row, one chain each. Rows are loaded in whole
+  // chunks and read from shared memory by columns.
   constexpr int kRowBytes = Tile::kColumns * 2, kStride = kRowBytes + 16, kChunks = kRowBytes / 16;
   constexpr int kLoads = 4 * kChunks / 32;
   __shared__ __align__(16) unsigned char staged[kPreparedHeads * 2][2][4 * kStride];

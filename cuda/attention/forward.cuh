@@ -1,5 +1,5 @@
-// attention's forward kernels of float32 and their launch, and the choice of the others'. What they do is
-// rlk/kernels/attention_forward.h.
+// attention's forward kernels of float32 with their launch, and the choice of kernels for other dtypes.
+// rlk/kernels/attention_forward.h has the body of the float32 kernels.
 #pragma once
 
 #include "forward_mma.cuh"

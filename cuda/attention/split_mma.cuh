@@ -163,7 +163,7 @@ class SplitByCopies : SplitRows<T, Tile> {
         if (scores_keys()) this->template put_probabilities<Exp::kPortable>(this->reference_, s);
       }
       copy_async_wait<1>();
-      __syncthreads();  // V is there, and every warp's probabilities
+      __syncthreads();  // V has arrived, and so have all warps' probabilities
       this->add_probabilities(0, threadIdx.x);
       this->accumulate(0, factor, values_at());
     }

@@ -80,8 +80,8 @@ __device__ __forceinline__ void load_box_multicast(std::uint32_t shared, const C
       : "memory");
 }
 
-// The box in `shared` to column x, row y. What was written there by this thread and, after a barrier, by others has to be
-// fenced first; it may be written again after the thread that stored has waited.
+// store_box copies the box in `shared` to column x, row y. Before it, the thread fences its own writes there and, after
+// a barrier, those of others. The box may be overwritten once the thread has waited.
 __device__ __forceinline__ void fence_for_copy_engine() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t shared, std::int32_t x,
                                           std::int32_t y) {

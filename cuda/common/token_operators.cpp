@@ -1,4 +1,4 @@
-// CUDA backend of the operators of token_operators.inc: what would corrupt memory, how work is cut, which architecture's
+// CUDA backend of the operators of token_operators.inc: checks of memory safety, how work is cut, which architecture's
 // kernels run.
 #include "token_operators.h"
 

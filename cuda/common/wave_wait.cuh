@@ -10,10 +10,10 @@ namespace rlk::cuda {
 namespace {  // one count a translation unit
 
 __device__ unsigned arrived_loaders;
-constexpr unsigned kLoaderRound = 1024;  // what all blocks of a launch, of which there are fewer, add together
+constexpr unsigned kLoaderRound = 1024;  // all blocks of a launch, which are fewer, add this much together
 
-// What a ring of stages lasts, so that products go on meanwhile; and a block that is not there, since another kernel has its
-// multiprocessor, is waited for no longer.
+// As long as a full ring of stages lasts, so that products go on meanwhile. A block may be absent, since another kernel
+// has its multiprocessor; nobody waits for it any longer.
 constexpr unsigned kMostWaitCycles = 4000;
 
 __device__ __forceinline__ unsigned cycle() {

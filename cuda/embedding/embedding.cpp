@@ -1,4 +1,4 @@
-// CUDA backend of embedding: what would corrupt memory, which kernel serves a call, which architecture's runs.
+// CUDA backend of embedding: checks of memory safety, which kernel serves a call, which architecture's runs.
 #include "rlk/ops/embedding.h"
 
 #include "../common/alignment.h"

@@ -1,4 +1,4 @@
-// CUDA backend of gae: what would corrupt memory, how many warps share a sequence, which architecture's kernel runs.
+// CUDA backend of gae: checks of memory safety, how many warps share a sequence, which architecture's kernel runs.
 #include "rlk/ops/gae.h"
 
 #include "../common/sequence_warps.h"

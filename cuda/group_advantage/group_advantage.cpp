@@ -1,4 +1,4 @@
-// CUDA backend of group_advantage: what would corrupt memory, which architecture's kernels run.
+// CUDA backend of group_advantage: checks of memory safety, which architecture's kernels run.
 #include "rlk/ops/group_advantage.h"
 
 #include "kernels.h"

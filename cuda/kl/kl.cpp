@@ -1,4 +1,4 @@
-// CUDA backend of kl: what would corrupt memory, how work is cut, which architecture's kernel runs.
+// CUDA backend of kl: checks of memory safety, how work is cut, which architecture's kernel runs.
 #include "rlk/ops/kl.h"
 
 #include "kernels.h"

@@ -34,7 +34,8 @@ __device__ __forceinline__ int clamp(Integer x, int most) {
 template <class Tile, bool kContraction, int kThreads>
 class OperandLoad {
  public:
-  // `first`: of the tile in the operand's extent. `vector`: all of its rows begin at 16 bytes, and rows_ reaches them.
+  // `first`: the tile's first index in the operand's extent. `vector`: all rows of the operand begin at multiples of 16
+  // bytes, and rows_ reaches them.
   __device__ __forceinline__ OperandLoad(const GemmOperand& x, std::int64_t extent, std::int64_t first, bool vector)
       : x_(x), first_(first), to_(Tile::offset(row(0), chunk())), vector_(vector) {
     if constexpr (kContraction) {

@@ -14,12 +14,12 @@ namespace {  // one copy per architecture
 template <int kRowTiles, int kColumnTiles>
 using Accumulators = float[kRowTiles][kColumnTiles][4];
 
-// Where a lane's elements lie in D.
+// Position of a lane's elements in D.
 struct LanePosition {
   std::int64_t row, column;  // of element 0 of tile (0, 0)
 };
 
-// f(accumulator, element of the addend) of those of a lane that exist.
+// Calls f(accumulator, element of the addend) for each element of a lane that exists.
 template <int kRowTiles, int kColumnTiles, class F>
 __device__ __forceinline__ void for_each_addend(const GemmParams& p, const LanePosition& at,
                                                 Accumulators<kRowTiles, kColumnTiles>& d, const F& f) {

@@ -1,4 +1,4 @@
-// CUDA backend of linear: what would corrupt memory, the three products as the kernels see them, which kernel runs.
+// CUDA backend of linear: checks of memory safety, the three products as the kernels see them, which kernel runs.
 #include "rlk/ops/linear.h"
 
 #include "../common/launch.h"

@@ -28,7 +28,7 @@ struct FewRowsTile {
 // Where the node of a row's tiles goes, and how far up: a tile's goes up while it is the second of a pair, or while there
 // is no second.
 struct NodeTarget {
-  float4* to;  // of the first of a thread's rows, where `ends`; the second is 8 further
+  float4* to;  // node of a thread's first row, if `ends`; the second row's is 8 further
   int tile;    // of the strip
   bool ends;   // the strip, or all of it that the work has
 };

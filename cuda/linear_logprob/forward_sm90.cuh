@@ -1,9 +1,10 @@
 // Fused head of more than 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma, and of its accumulators the
 // leaf statistics of logprob; no logits in memory. Bound by the tensor cores, and by the power that they draw.
 //
-// Two warpgroups have tiles of 128 rows by 192 columns in turn, neighbours of the same rows: what follows a tile's products
-// goes on beside the other's. A pair of tiles is three leaves. The first warpgroup takes the first leaf's statistics. It
-// hands its 64 columns of the second leaf, as z, to the thread of the second warpgroup with the same rows and chains.
+// Two warpgroups alternate over tiles of 128 rows by 192 columns, neighbours in the same rows: one works on the logits
+// of its tile while the other multiplies. A pair of tiles is three leaves. The first warpgroup takes the first leaf's
+// statistics. It hands its 64 columns of the second leaf, as z, to the thread of the second warpgroup with the same
+// rows and chains.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"

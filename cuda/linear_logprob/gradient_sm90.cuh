@@ -1,5 +1,5 @@
-// Gradients of the logits of some rows and columns on compute capability 9.0: hidden @ weight^T as linear computes it, and
-// of each accumulator its gradient, rounded to the operands' type. The logits themselves never reach memory.
+// Gradients of the logits of some rows and columns on compute capability 9.0: hidden @ weight^T as linear computes it,
+// then the gradient of each accumulator, rounded to the operands' type. The logits themselves never reach memory.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"

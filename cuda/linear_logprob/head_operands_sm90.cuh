@@ -62,7 +62,7 @@ __device__ __forceinline__ void load_stages(Ring* ring, const HeadMaps& maps, in
 // Stages of a contraction of `count`.
 inline int head_steps(std::int64_t count) { return static_cast<int>((count + kBoxK - 1) / kBoxK); }
 
-// What the last of some tiles has, in whole groups of 8 rows; 0 where all are full.
+// Rows of the last tile, rounded up to a multiple of 8; 0 if all tiles are full.
 inline int last_tile(int rows, int tile) { return (rows % tile + 7) / 8 * 8; }
 
 struct HeadOperand {

@@ -1,5 +1,5 @@
-// How a vocabulary's columns are cut into tiles of a leaf and a half, pairs of tiles, and runs of pairs. Rows and runs make
-// the work of blocks.
+// How a vocabulary's columns are cut into tiles of a leaf and a half, pairs of tiles, and runs of pairs. An item of
+// work is a block of rows and a run.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// CUDA backend of logprob: what would corrupt memory, which architecture's kernel runs, how a row is cut.
+// CUDA backend of logprob: checks of memory safety, which architecture's kernel runs, how a row is cut.
 #include "rlk/ops/logprob.h"
 
 #include "kernels.h"

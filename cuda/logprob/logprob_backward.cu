@@ -17,7 +17,7 @@ namespace {  // one copy per architecture
 
 constexpr int kBackwardThreads = 128;
 constexpr int kBackwardVectors = 8;  // of a thread
-// Blocks per multiprocessor, as measured: the longer arithmetic wants one more.
+// Blocks per multiprocessor, as measured: the portable exponential, which computes longer, is fastest with one more.
 template <Exp kExp>
 constexpr int kBackwardBlocks = kExp == Exp::kHardware ? 6 : 7;
 template <class T>
@@ -210,7 +210,7 @@ bool rows_are_aligned(const void* base, const RowLayout& rows) {
   return reinterpret_cast<std::uintptr_t>(base) % 16 == 0 &&
          (rows.outer_stride | rows.inner_stride) % Vector<T>::kColumns == 0;
 }
-// Whether each row's logits and dlogits lie alike within 16 bytes.
+// Whether each row's logits and dlogits have the same address modulo 16.
 template <class T>
 bool rows_are_alike(const LogprobBackwardParams& p) {
   const RowLayout &a = p.logits_rows, &b = p.dlogits_rows;

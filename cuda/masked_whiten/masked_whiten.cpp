@@ -1,4 +1,5 @@
-// CUDA backend of masked_whiten: what would corrupt memory, how many warps share a sequence, which architecture's kernels run.
+// CUDA backend of masked_whiten: checks of memory safety, the number of warps that share a sequence, and the choice of
+// the architecture's kernels.
 #include "rlk/ops/masked_whiten.h"
 
 #include "../common/sequence_warps.h"

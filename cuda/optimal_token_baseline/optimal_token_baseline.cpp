@@ -1,4 +1,4 @@
-// CUDA backend of optimal_token_baseline: what would corrupt memory, which architecture's kernels run.
+// CUDA backend of optimal_token_baseline: checks of memory safety, which architecture's kernels run.
 #include "rlk/ops/optimal_token_baseline.h"
 
 #include "kernels.h"

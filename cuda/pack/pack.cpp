@@ -1,4 +1,4 @@
-// CUDA backend of pack: what would corrupt memory, the launches, which architecture's kernels run.
+// CUDA backend of pack: checks of memory safety, the launches, which architecture's kernels run.
 #include "rlk/ops/pack.h"
 
 #include "kernels.h"

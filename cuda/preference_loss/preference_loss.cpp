@@ -1,4 +1,4 @@
-// CUDA backend of preference_loss: what would corrupt memory, which architecture's kernels run.
+// CUDA backend of preference_loss: checks of memory safety, which architecture's kernels run.
 #include "rlk/ops/preference_loss.h"
 
 #include "kernels.h"

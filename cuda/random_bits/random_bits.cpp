@@ -1,4 +1,4 @@
-// CUDA backend of random_bits: what would corrupt memory, which architecture's kernel runs.
+// CUDA backend of random_bits: checks of memory safety, which architecture's kernel runs.
 #include "rlk/ops/random_bits.h"
 
 #include "kernels.h"

@@ -1,4 +1,4 @@
-// CUDA backend of rms_norm: what would corrupt memory, which kernel serves a call, which architecture's runs.
+// CUDA backend of rms_norm: checks of memory safety, which kernel serves a call, which architecture's runs.
 #include "rlk/ops/rms_norm.h"
 
 #include "../common/alignment.h"

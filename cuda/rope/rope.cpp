@@ -1,4 +1,4 @@
-// CUDA backend of rope: what would corrupt memory, which kernel serves a call, which architecture's runs.
+// CUDA backend of rope: checks of memory safety, which kernel serves a call, which architecture's runs.
 #include "rlk/ops/rope.h"
 
 #include "kernels.h"

@@ -1,4 +1,4 @@
-// CUDA backend of sample: what would corrupt memory, which architecture's kernels run.
+// CUDA backend of sample: checks of memory safety, which architecture's kernels run.
 #include "rlk/ops/sample.h"
 
 #include "kernels.h"

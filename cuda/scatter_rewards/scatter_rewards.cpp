@@ -1,4 +1,4 @@
-// CUDA backend of scatter_rewards: what would corrupt memory, how work is cut, which architecture's kernels run.
+// CUDA backend of scatter_rewards: checks of memory safety, how work is cut, which architecture's kernels run.
 #include "rlk/ops/scatter_rewards.h"
 
 #include "kernels.h"

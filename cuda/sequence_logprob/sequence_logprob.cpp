@@ -1,4 +1,4 @@
-// CUDA backend of sequence_logprob: what would corrupt memory, which kernel serves a call, which architecture's runs.
+// CUDA backend of sequence_logprob: checks of memory safety, which kernel serves a call, which architecture's runs.
 #include "rlk/ops/sequence_logprob.h"
 
 #include <algorithm>

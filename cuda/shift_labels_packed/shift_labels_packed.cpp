@@ -1,4 +1,4 @@
-// CUDA backend of labels and masks: what would corrupt memory, which architecture's kernels run.
+// CUDA backend of labels and masks: checks of memory safety, which architecture's kernels run.
 #include "rlk/ops/shift_labels_packed.h"
 
 #include "kernels.h"

@@ -1,4 +1,4 @@
-// CUDA backend of silu_mul: what would corrupt memory, which kernel serves a call, which architecture's runs.
+// CUDA backend of silu_mul: checks of memory safety, which kernel serves a call, which architecture's runs.
 #include "rlk/ops/silu_mul.h"
 
 #include "../common/alignment.h"

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of attention: what would corrupt memory, which kernel serves a call, its launches.
+// Host side of the HIP backend of attention: checks of memory safety, which kernel serves a call, its launches.
 #include "rlk/ops/attention.h"
 
 #include <string>

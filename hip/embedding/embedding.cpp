@@ -1,4 +1,4 @@
-// Host side of the HIP backend of embedding: what would corrupt memory, which kernel serves a call, its launches.
+// Host side of the HIP backend of embedding: checks of memory safety, which kernel serves a call, its launches.
 #include "rlk/ops/embedding.h"
 
 #include <string>

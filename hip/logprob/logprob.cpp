@@ -1,4 +1,4 @@
-// Host side of the HIP backend of logprob: what would corrupt memory, how a call is cut into launches.
+// Host side of the HIP backend of logprob: checks of memory safety, how a call is cut into launches.
 #include "rlk/ops/logprob.h"
 
 #include <algorithm>

@@ -19,7 +19,7 @@ struct WhitenTeam {
   }
 };
 
-// Counts of a lane, then of a block.
+// Count, minimum and maximum of a lane's tokens, then of a block's.
 struct WhitenCounts {
   std::int64_t n = 0;
   float least = infinity(), largest = -infinity();

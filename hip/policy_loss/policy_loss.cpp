@@ -1,4 +1,4 @@
-// Host side of the HIP backend of policy_loss: what would corrupt memory, which kernels run.
+// Host side of the HIP backend of policy_loss: checks of memory safety, which kernels run.
 #include "rlk/ops/policy_loss.h"
 
 #include "hip/common/token_passes.h"

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of rms_norm: what would corrupt memory, which kernel serves a call, its launches.
+// Host side of the HIP backend of rms_norm: checks of memory safety, which kernel serves a call, its launches.
 #include "rlk/ops/rms_norm.h"
 
 #include <string>

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of scatter_rewards: what would corrupt memory, how work is cut, which kernels run.
+// Host side of the HIP backend of scatter_rewards: checks of memory safety, how work is cut, which kernels run.
 #include "rlk/ops/scatter_rewards.h"
 
 #include "hip/common/token_passes.h"

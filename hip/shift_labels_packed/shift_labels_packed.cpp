@@ -1,4 +1,4 @@
-// Host side of the HIP backend of labels and masks: what would corrupt memory, its launches.
+// Host side of the HIP backend of labels and masks: checks of memory safety, its launches.
 #include "rlk/ops/shift_labels_packed.h"
 
 #include "hip/common/launch.h"

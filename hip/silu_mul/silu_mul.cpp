@@ -1,4 +1,4 @@
-// Host side of the HIP backend of silu_mul: what would corrupt memory, which kernel serves a call, its launches.
+// Host side of the HIP backend of silu_mul: checks of memory safety, which kernel serves a call, its launches.
 #include "rlk/ops/silu_mul.h"
 
 #include <string>

@@ -11,8 +11,8 @@ from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_grad_
 
 
 def check(main_grad: Any, weight: Any, **operands: Any) -> None:
-    """Refuses what a forward cannot take. ``operands``: what else it is given, which backward may read after it has
-    written. A weight that is no tensor is for the extension to refuse."""
+    """Refuses a main_grad that a forward cannot take. ``operands``: its other arguments, which backward may read after
+    it has written main_grad. The extension refuses a weight that is no tensor."""
     if not isinstance(main_grad, Tensor):
         raise TypeError(f"main_grad: expected a torch.Tensor, got {type(main_grad).__name__}")
     if is_compiling() or functorch_active():

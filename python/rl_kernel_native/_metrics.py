@@ -53,7 +53,7 @@ class MetricVector:
         return dict(zip(self.names, (float(x) for x in self.vector.tolist()), strict=True))
 
     def _shown(self) -> dict[str, str]:
-        """What printing shows, by name."""
+        """The metrics as text for printing, by name."""
         return {name: f"{value:.6g}" for name, value in self.asdict().items()}
 
     def __repr__(self) -> str:

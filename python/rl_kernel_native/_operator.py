@@ -204,13 +204,14 @@ class Operator:
                 extension's number, or None, from the options.
             native: of arrays, options, allocate and stream: the outputs, or None where it writes arrays instead. Left
                 out: those of :class:`Kept`.
-            check: of arrays, options and the number of sequences: what kinds of arrays do not say, for fake kernels.
-            gradient: None for an operator without: inputs that require one are taken as detached.
+            check: a function of arrays, options and the number of sequences: checks of fake kernels beyond the arrays'
+                kinds.
+            gradient: None for an operator without gradients, which takes its inputs as detached.
             schema_options: options as a schema has them, where ``native`` takes others as well.
             exp: position of the option ``exp``, which the engine resolves for the device of the call.
             leads: position of the array whose device and framework the others must have.
-            sharded: what a DTensor's owner may call instead, as words that end an error.
-            flops: of the shapes of the arrays: what torch's FlopCounterMode counts.
+            sharded: end of the error for a DTensor: what to call instead.
+            flops: a function of the arrays' shapes: the count for torch's FlopCounterMode.
         """
         self.name, self.arrays, self.options = name, arrays, options
         self.outputs, self.dtypes, self.check, self.gradient = outputs, dtypes, check, gradient

@@ -130,7 +130,7 @@ def as_schema(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
 
 
 def apart(op: Operator, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Arrays and options of a schema's arguments."""
+    """Splits a schema's arguments into arrays and options."""
     if not op.has_numbers:
         count = len(op.arrays)
         return tuple(arguments[:count]), tuple(arguments[count:])

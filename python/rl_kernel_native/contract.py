@@ -61,7 +61,8 @@ _SUM_P_SQ = Bound(
 
 def _off_dlogits(of_log_p: Any, of_entropy: Any, of_cap: Any, p: Any, log_p: Any, spread: Any, given: Any,
                  given_entropy: Any, given_target: Any, uncapped: Any, cap_slope: Any, slope: Any) -> Any:  # fmt: skip
-    """What a logit's gradient is off by, where ln p, the entropy and the softcap's slope are off by the first three."""
+    """Error of a logit's gradient, from the errors of ln p, the entropy and the softcap's slope (first three
+    arguments)."""
     off = p * (given * of_log_p + given_entropy * (spread * of_log_p + of_log_p + of_entropy))
     off = off + p * (given + given_entropy * (log_p + spread)) * 5e-7 + given_target * 3e-7
     return slope * (cap_slope * off + uncapped * of_cap + (given + given_entropy) * 1e-35)

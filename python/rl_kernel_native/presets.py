@@ -356,9 +356,9 @@ def slime(
 ) -> PolicySpec:
     """slime's policy loss (slime 2026-08: slime/utils/ppo_utils.py, backends/megatron_utils/loss.py).
 
-    A loss over samples is divided by ``policy_loss(denominator=global_batch_size)``, one over tokens by the number of
-    tokens. ``advantage_estimator="gspo"`` makes the ratio a sequence's, ``"cispo"`` the loss CISPO's; with any other it
-    is PPO's of tokens. vime, a fork of slime for other engines, has the same loss.
+    A loss over samples needs ``policy_loss(denominator=global_batch_size)``; a loss over tokens is divided by their
+    number. ``advantage_estimator="gspo"`` takes the ratio of a whole sequence, ``"cispo"`` takes CISPO's loss. Any
+    other takes PPO's loss with ratios of tokens. vime, a fork of slime for other engines, has the same loss.
 
     Args: as slime's command line names them; ``use_icepop``: slime's ``icepop_function`` in place of TIS.
     Returns: a :class:`PolicySpec`.

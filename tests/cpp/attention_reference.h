@@ -127,7 +127,7 @@ inline float as_element(float x, DType t) { return value_of(rounded(x, t), t); }
 inline float scale_of(const AttentionInput& p) {
   return p.softcap > 0.0f ? 0x1.715476p+0f : 0x1.715476p+0f * p.softmax_scale;
 }
-// tanh of a softcap, of a product of q and k; and the score.
+// The softcap's tanh of a product x of q and k, and the score.
 inline float tanh_of(const AttentionInput& p, float x) { return rlk::tanh(x * (p.softmax_scale / p.softcap)); }
 inline float score(const AttentionInput& p, float x) { return p.softcap > 0.0f ? p.softcap * tanh_of(p, x) : x; }
 

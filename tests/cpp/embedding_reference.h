@@ -52,7 +52,7 @@ inline Written reference(const EmbeddingParams& p) {
   return written;
 }
 
-// All 128 groups of a block, absent tokens or not, and the whole tree.
+// The sum of a block, over all its 128 groups and the whole tree, even where tokens are absent.
 inline float sum_of_block(const EmbeddingBackwardParams& p, std::int64_t block, const std::vector<std::int64_t>& tokens,
                           std::int64_t column) {
   std::vector<float> nodes(128, 0.0f);

@@ -310,7 +310,8 @@ TEST(Math, RestrictedFormsHaveTheBitsOfTheFullOnes) {
   EXPECT_EQ(hex(exp_nonpositive(kNan)), 0u);
 }
 
-// For every reciprocal that a GPU may start from. tests/gpu/test_models.cu: what a GPU gives for every significand.
+// Tries every reciprocal that a GPU may start from. tests/gpu/test_models.cu holds what a GPU gives for every
+// significand.
 TEST(Math, DivisionFromAnApproximateReciprocalIsCorrectlyRounded) {
   for (std::uint32_t i = 0; i < 1u << 23; ++i) {
     const float d = of(0x3f800000u + i), right = 1.0f / d;

@@ -216,7 +216,7 @@ def values() -> tuple[torch.Tensor, ...]:
 
 
 def assert_value_loss(theirs: Any, **how: Any) -> None:
-    """Loss and gradient, theirs in float64."""
+    """Compares loss and gradient with the framework's, computed in float64."""
     value, old, returns, mask = values()
     leaf = value.double().requires_grad_()
     want = theirs(leaf, old.double(), returns.double(), mask.double())

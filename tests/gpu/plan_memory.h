@@ -39,7 +39,7 @@ struct OnDevice {
   std::size_t size;
 };
 
-// Normal values, a few of which are far from the others, zeros, infinities or NaN; what lies between rows is a canary.
+// Normal values; a few are far from the others, zeros, infinities or NaN. The gaps between rows hold a canary.
 inline std::vector<unsigned char> matrix(std::int64_t rows, std::int64_t columns, std::int64_t stride, DType dtype,
                                          std::mt19937* random, bool special) {
   const int bytes = size_of(dtype);

@@ -215,7 +215,7 @@ void run_cases() {
       run(c);
     }
   }
-  // Every form and layout; 3 bytes off a vector's alignment where elements are.
+  // Every form and layout; slices begin off a vector's alignment.
   for (const Form q_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked}) {
     for (const Form k_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked, Form::kPaged}) {
       for (const Layout layout : {Layout::kTokens, Layout::kHeadsFirst, Layout::kSlice}) {

@@ -26,7 +26,7 @@ def assert_same(a: Any, b: Any, what: Any = "") -> None:
 
 
 def assert_close(got: Any, want: Any, terms: int = 1) -> None:
-    """To float64, or to the same composition of other calls."""
+    """Compares with float64, or with the same composition of other calls."""
     allowed = row("attention", "derivatives").allowed(largest=float(want.abs().max()), terms=terms)
     off = float((got.double() - want).detach().abs().max())
     assert off <= allowed, f"off by {off:.3g}, allowed {allowed:.3g}"

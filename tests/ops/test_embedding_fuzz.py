@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 SEED = 20_244
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
 CHUNK = 100  # cases a test: a failing chunk still names its case, and a run shows progress
-MAX_LOG2 = 16  # elements of dy: it takes every path of widths and frequencies, its NumPy contract milliseconds
+MAX_LOG2 = 16  # elements of dy: reaches every path, and the NumPy contract takes milliseconds
 
 
 @dataclass

@@ -200,7 +200,7 @@ def test_offsets_size_and_ids_of_any_order_give_the_same_bits(device: str, rng: 
         of_mixed = {"lengths": lengths[mixed]} if kind == "opo" else {}
         got = everything(s[mixed], group_ids=ids[mixed], kind=kind, **of_mixed)
         assert_same(got, tuple(w[mixed] for w in want), kind)
-        # Another place in the batch, and another batch.
+        # The same groups at another place of another batch.
         part = {"lengths": lengths[48:96]} if kind == "opo" else {}
         assert_same(everything(s[48:96], group_size=24, kind=kind, **part), tuple(w[48:96] for w in want))
     shuffled = everything(s[order], group_ids=ids[order])

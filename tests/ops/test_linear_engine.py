@@ -58,7 +58,7 @@ def test_main_grad_gets_the_gradient_once_where_backward_is_split(inner: bool, t
 
 
 class _Product(torch.autograd.Function):
-    """As plain as a Function of Python can be."""
+    """The plainest possible autograd Function in Python."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any) -> Any:

@@ -38,7 +38,7 @@ def mapped(value: Any, make: Callable[[Operand], Any]) -> Any:
 
 
 def calls(operator: str, make: Callable[[Operand], Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each array that the operator reads, once, and the arguments of a right call that has it."""
+    """Each array argument of the operator once, with the arguments of a valid call that has it."""
     seen: set[str] = set()
     for seed in range(DRAWS):
         d = Draw(np.random.default_rng(seed))

@@ -49,7 +49,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "aggregation": ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"),
     "count_empty": (False, True),
 }
-# Without which there is none.
+# Options that a kind of ratio term needs.
 NEEDS: dict[str, dict[str, Any]] = {
     "gmpo": {"level": "geometric", "straight_through": False, "aggregation": "seq-mean-token-mean"},
     "vespo": {"level": "sequence", "straight_through": False},

@@ -100,7 +100,7 @@ def test_trl(trl: Any, name: str, mode: str | None, empty: bool) -> None:
     if empty:
         a["mask"][3] = False
     if "off_policy_mask_threshold" in fields:
-        a["advantage"][0] = -1.5  # of the sequence that drifted farthest, from the old and the rollout policy
+        a["advantage"][0] = -1.5  # this sequence drifted farthest from the old and the rollout policy
         drift = (a["rollout_logprob" if mode else "old_logprob"] - a["logprob"]) * a["mask"]
         assert drift[0].sum() / a["mask"][0].sum() > fields["off_policy_mask_threshold"]
     if fields.get("importance_sampling_level") == "sequence" and "epsilon" in fields:

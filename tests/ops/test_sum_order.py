@@ -63,7 +63,7 @@ def test_every_operator_has_the_same_sum(length: int, device: str, rng: np.rando
     assert not differing((of_preference_loss(x, mask),), (pairs,))
 
 
-# Sequences of more than a block's rows; more of them than a block adds up at a time.
+# Sequences too long for one block; more sequences than a block adds up at a time.
 @pytest.mark.parametrize(("sequences", "length"), [(512, 300), (1 << 15, 4)])
 def test_sums_of_sequences_add_up_by_their_index(
     sequences: int, length: int, device: str, rng: np.random.Generator

@@ -45,7 +45,7 @@ class Sequences:
         return out
 
     def call(self, form: str) -> tuple[tuple[Any, Any, Any, Any], dict[str, Any]]:
-        """``(q, k, v, dout)`` and the lists of a form. ``left`` wants as many queries as keys in every sequence."""
+        """``(q, k, v, dout)`` and the lists of a form. ``left`` needs as many queries as keys in every sequence."""
         if form == "packed":
             lists = {"cu_seqlens_q": self._offsets(0), "cu_seqlens_k": self._offsets(1)}
             return tuple(torch.cat(p) for p in (self.q, self.k, self.v, self.dout)), lists  # type: ignore[return-value]

@@ -156,7 +156,7 @@ def lora_truth(h: Head, of_lora: Lora, unit: str = "ieee") -> LoraTruth:
 
 
 def lora_failures(h: Head, of_lora: Lora, unit: str = "ieee") -> str:
-    """As :func:`failures`, of log-probabilities with LoRA and the gradients of their sum."""
+    """Like :func:`failures`, for log-probabilities with LoRA and the gradients of their sum."""
     dtype = str(h.hidden.dtype).removeprefix("torch.")
     leaves = [t.clone().requires_grad_() for t in (*h[:3], of_lora.a, of_lora.b)]
     options = {"lora_a": leaves[3], "lora_b": leaves[4], "lora_scale": of_lora.scale}

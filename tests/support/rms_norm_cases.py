@@ -72,8 +72,8 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def lane_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Over the last axis of [rows, K]: 256 lanes of octets, then the tree over neighbours. A narrow row has only the
-    lanes with an octet, to a power of two: the others are +0, and so is what they add."""
+    """Sums over the last axis of [rows, K]: 256 lanes of octets, then the tree over neighbours. A narrow row has as
+    many lanes as octets, rounded up to a power of two; the missing lanes would add +0."""
     rows, columns = a.shape
     octets = max(-(-columns // 8), 1)
     width = min(256, 1 << (octets - 1).bit_length())

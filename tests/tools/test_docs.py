@@ -69,7 +69,7 @@ LINK = re.compile(r"\[([^]]+)\]\(([^)#:]+)\)")
 
 
 def run_examples_of(page: Path, names: dict[str, Any]) -> str:
-    """What differs from the output that the page shows. The examples are of one session."""
+    """Runs the page's examples in one session, and returns how their output differs from the page."""
     said = io.StringIO()
     runner = doctest.DocTestRunner(verbose=False)
     for i, block in enumerate(re.findall(r"```pycon\n(.*?)```", page.read_text(), re.S)):

@@ -228,10 +228,10 @@ RLK_HD std::int64_t sequence_of(const Offsets& o, const SequenceRange& range, st
   return token >= span.begin && token < span.begin + span.length ? low : -1;
 }
 
-// What the sum over tokens, or over sequences, is divided by where a caller gives no number.
+// The divisor of the sum over tokens or sequences, if a caller gives no number.
 enum class DenominatorKind : std::int32_t { kOne, kTokens, kSequences, kSequencesWithTokens };
 
-// For backends: what would corrupt memory.
+// Backends call it: checks of memory safety.
 inline void check_mask(const TokenMask& m) {
   RLK_CHECK(m.data == nullptr ? m.bytes == 0 : m.bytes == 1 || m.bytes == 2 || m.bytes == 4 || m.bytes == 8,
             "mask: elements of 1, 2, 4 or 8 bytes");

@@ -131,7 +131,7 @@ void write_statistics() {
   std::fclose(file);
 }
 
-// Arguments before a page that faults, and the packet of the launch.
+// The kernel's arguments, placed in front of a page that faults, and the launch packet.
 struct Inputs {
   u8* memory = nullptr;
   u64 bytes = 0;

@@ -33,8 +33,8 @@ def compare(
     """Rolls out by one model, scores the same ids by another, and names the operator where they part.
 
     The rollout decodes token by token against a cache in a batch that changes; the training side computes one forward
-    of the whole sequences. Then each operator of the training side computes alone on the input of the rollout's. So a
-    wrong weight, bias, epsilon or temperature is told from rounding, and its operator is named.
+    of the whole sequences. Then each operator of the training side computes once more, on the input that the rollout's
+    operator had. So a wrong weight, bias, epsilon or temperature is told from rounding, and its operator is named.
 
     Args:
         model_a: the rollout's: a model of transformers (Qwen2, Qwen3, Llama, Mistral), a directory or a Hub id.

@@ -75,13 +75,13 @@ def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = 
     A module is served only if its class is a known one and its functions are those of their file. Classes are torch's
     own and those of Llama, Qwen2, Qwen3, Mistral, Gemma 2 and 3, Phi-3, OLMo 2, GLM-4, and the dense parts of Qwen3-MoE
     and Mixtral. A probe on a small twin must show that the replacement computes the same: its error against float64 is
-    at most twice the module's own, plus one unit in the last place. What is not proved stays torch's own; it is logged
-    once as a warning and named, with its reason, in what is returned.
+    at most twice the module's own, plus one unit in the last place. A module that is not proved keeps its own forward.
+    One warning logs it, and the result names it with the reason.
 
     Parameters, buffers and the modules themselves stay as they are: only what their forwards call is replaced, and
     hooks, adapters, checkpointing and sharding go on working. Nothing that another model could share is written.
-    :func:`unpatch_model` takes it back. Patch last: what comes into the model afterwards and computes by torch is a
-    ValueError in its next forward.
+    :func:`unpatch_model` takes it back. Patch last: a module that is added afterwards and computes by torch raises a
+    ValueError in the next forward.
 
     With all operators, and nothing left to torch, a token's logits have the same bits in any batch and at any place in
     it. Padding on either side, packing, prefill in chunks and decoding against a cache change none. Beside a mask,

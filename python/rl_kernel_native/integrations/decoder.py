@@ -428,7 +428,7 @@ def why_other_windows(body: Any, family: Any) -> str | None:
 
 
 def _why_another_function(body: Any, name: str) -> str | None:
-    """Why an attention function that was set since is not one that `rk.attention` computes; the next call asks anew."""
+    """Why `rk.attention` does not compute an attention function that was set after the patch; checked at each call."""
     reason = f"its attention function was set to {name!r} since"
     if not torch.compiler.is_compiling():
         attention = body.__dict__[ATTENTIONS][0]

@@ -23,11 +23,11 @@ class Family:
         prefix: first part of its classes' names.
         module: transformers.models.<module>.modeling_<module>.
         body: what follows the prefix in the name of the decoder without a head.
-        norm: which forward of `decoder` its RMSNorm has.
+        norm: name of the forward in `decoder` that serves its RMSNorm.
         fused_mlp: gate and up are one projection, `gate_up_proj`.
         fused_qkv: queries, keys and values are one projection, `qkv_proj`.
-        qk_norm: the norm of queries and keys is over a head, over a head once heads are in front of tokens, over all
-            heads, or there is none.
+        qk_norm: whether the norm of queries and keys is over a head, over a head after heads are moved in front of
+            tokens, over all heads, or absent.
         interleaved: rotated pairs are neighbours.
         rope_rounding: rk.rope's `intermediate`.
         window: where attention finds its sliding window.

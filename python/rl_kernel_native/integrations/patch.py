@@ -24,8 +24,8 @@ from .probe import Proofs, serve_body, serve_layer
 from .rotary import make_tables
 from .served import is_served, note, observed, serve, taken_over, why_kept, withdraw
 
-# The oldest transformers that all tests pass with: up to 5.3 chunks against static caches give other numbers, and up to
-# 5.13 models ask of a cache what that of rlk compare lacks.
+# The oldest transformers that all tests pass with. Up to 5.3, chunks against static caches give other numbers. Up to
+# 5.13, models use a method of caches that the cache of rlk compare lacks.
 MIN_TRANSFORMERS = (5, 14)
 
 OPS = ("embedding", "linear", "rms_norm", "rope", "attention", "silu_mul")
@@ -455,7 +455,7 @@ def _why_embedding(module: Any) -> str | None:
 def _watch(model: Any, body_name: str, chosen: frozenset[str], strict: bool) -> None:
     """Has a decoder, and each module over it, ask in front of a forward for modules that came since."""
     parts = body_name.split(".") if body_name else []
-    for depth in range(len(parts), -1, -1):  # the decoder first: what is over it leaves out what it asks for
+    for depth in range(len(parts), -1, -1):  # the decoder first: modules over it skip what it checks
         name = ".".join(parts[:depth])
         module = model.get_submodule(name)
         if decoder.KNOWN in module.__dict__:

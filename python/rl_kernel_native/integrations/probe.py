@@ -138,7 +138,7 @@ class Proofs:
         return twin
 
     def rope(self, module: Any, family: Family, body: Any) -> str | None:
-        """Attention's forward with queries and keys turned by `rk.rope`; the attention function is torch's."""
+        """Probes attention's forward with queries and keys rotated by `rk.rope` and torch's attention function."""
 
         def question() -> str | None:
             config = self.twins.config(body, list(body.layers)[:1])

@@ -69,10 +69,10 @@ def locate_sequences(
     transformers' flattening collator gives it, needs none.
 
     Args:
-        attention_mask: None, or [batch, keys], nonzero for real tokens, which have no padding between them. Beside a
-            cache it may be wider than the keys, as static caches have it: what is past them is not read.
-        position_ids: None, or [batch or 1, num_queries]; without mask and cache, positions that do not go on by one
-            begin another sequence, as in transformers' own attention.
+        attention_mask: None, or [batch, keys], nonzero for real tokens, which have no padding between them. With a
+            static cache it may be wider than the keys; columns past the keys are not read.
+        position_ids: None, or [batch or 1, num_queries]; without mask and cache, a position that is not one above the
+            last begins another sequence, as in transformers' own attention.
         past_key_values: None or a cache.
         use_cache: whether the forward makes a cache where it is given none.
 

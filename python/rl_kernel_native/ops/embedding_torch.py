@@ -55,7 +55,7 @@ class _Embedding(Eager):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         (ids,), main_grad = ctx.saved_tensors, ctx.main_grad
-        # create_graph, a backward that has a backward, goes through the dispatcher, too.
+        # With create_graph, where backward itself is differentiated, the call goes through the dispatcher, too.
         direct = not is_grad_enabled() and is_direct_gradient(dy)
         if not direct:
             require_tensors(dy=dy)

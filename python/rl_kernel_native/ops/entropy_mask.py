@@ -36,7 +36,7 @@ def entropy_mask(
             share of 0 chooses the largest. A NaN is larger than any number.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
     Returns: float32 of the shape of ``entropy``: 1 where a token counts and is chosen, else 0. With
-        ``PolicySpec(drop_selected=True)`` the others go in as ``selected``: ``1 - entropy_mask(...)``.
+        ``PolicySpec(drop_selected=True)`` give ``selected=1 - entropy_mask(...)``, the tokens that are not chosen.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
         kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens

@@ -180,7 +180,7 @@ def vtrace(
             that sampled.
         gamma, lam: in ``[0, 1]``.
         rho_bar, c_bar: finite, > 0.
-        rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` is seen; ``"neutral"``: the ratio there is 1.
+        rollout_nan: ``"nan"`` passes on a NaN of ``rollout_logprob``; ``"neutral"`` takes the ratio 1 there.
             :func:`mismatch_metrics` counts such tokens in ``nonfinite_fraction``.
     Returns:
         ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns`` are the targets ``v``. At a token

@@ -119,12 +119,13 @@ def linear_logprob(
         logits_dtype: float32, or the dtype of ``hidden``: each logit, with its bias, is rounded to it once.
         temperature, softcap, logit_scale, ignore_index, valid_vocab, canonical_vocab, kept, check, on_bad_id, exp: as
             for :func:`logprob`, and so are the flags that begin with ``return``.
-        loss_mask: ``[...]``, of the framework of ``target`` and any dtype of a mask (docs/tokens.md): where it is zero,
-            every output and every gradient is 0, as where the target is ``ignore_index``.
+        loss_mask: ``[...]``, any mask (docs/tokens.md) in the framework of ``target``. Where it is zero, every output
+            and every gradient is 0, as where the target is ``ignore_index``.
         lora_a, lora_b: both or neither: ``[rank, in_features]`` and ``[vocab_size, rank]``, of the dtype of ``hidden``;
-            rows contiguous, any stride between them. Each logit's sum goes on from ``hidden @ weight.T`` over the rank,
-            with ``u = lora_scale * hidden @ lora_a.T`` rounded to the dtype of ``hidden``, before bias and rounding.
-            On an sm_90 a rank that 8 divides is fastest, with rows of ``lora_b`` at multiples of 16 bytes.
+            rows contiguous, any stride between them. The sum of ``hidden @ weight.T`` continues over the products of
+            ``u`` and ``lora_b``, before bias and rounding, where ``u = lora_scale * hidden @ lora_a.T`` is rounded to
+            the dtype of ``hidden``. On sm_90 a rank that is a multiple of 8 is fastest, with rows of ``lora_b`` at
+            multiples of 16 bytes.
         lora_scale: a finite number, no tensor: usually alpha / rank.
         weight_grad: False: ``weight`` gets no gradient though it may require one, and backward one product less: the
             way to train ``lora_a`` and ``lora_b`` alone.

@@ -109,7 +109,7 @@ def bools(needs: int) -> list[bool]:
 
 
 def backward(call: Any, main_grad: Any, arrays: Any, numbers: Any, needs: Any) -> Any:
-    """Gradients of the operands; that of the weight goes to a main_grad."""
+    """Gradients of the operands. With a main_grad, the weight's gradient is added to it."""
     if main_grad is None or not needs[1]:
         return call(BACKWARD, arrays, (*numbers, bits(needs)))
     dhidden, *others = call(BACKWARD_INTO, (main_grad, *arrays), (*numbers, bits(needs)))

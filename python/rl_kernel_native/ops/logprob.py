@@ -40,7 +40,7 @@ class LogprobStatus(IntFlag):
         BAD_TARGET: the target is neither in ``[0, valid_vocab)`` nor ``ignore_index``.
         NAN_LOGIT: a valid column holds a NaN.
         INF_LOGIT: the row's largest logit / temperature * log2(e), after ``logit_scale`` and ``softcap`` and rounded up
-            to an integer, reached 2^21. A tiny temperature causes that as well as an infinity.
+            to an integer, reached 2^21. An infinite logit causes it, and so does a tiny temperature.
         EMPTY_ROW: no valid column has a logit / temperature * log2(e) above -2^21: every one is masked (-Inf), or a
             tiny temperature meets negative logits alone.
         BAD_TEMPERATURE: the row's temperature is not a finite number > 0, or is subnormal.
@@ -145,7 +145,8 @@ def logprob(
         softcap: ``z = softcap * tanh(z / softcap)`` if given; > 0.
         ignore_index: rows with this target are never read and give 0 everywhere.
         valid_vocab: columns from here on are padding. Default: all are valid.
-        canonical_vocab: width that decides the order of summation, where engines pad differently. Default: the width.
+        canonical_vocab: vocabulary width that decides the order of summation; give it where engines pad differently.
+            Default: the width.
         kept: ``(ids int32 [num_ids], offsets int64 [rows + 1])`` restricts row i to ``ids[offsets[i]:offsets[i + 1]]``
             and its target; an empty list restricts nothing.
         check: raise a ValueError that names the first bad row. Synchronises, and breaks the graph of torch.compile.

@@ -83,19 +83,18 @@ class PolicySpec:
         importance_low, importance_high: None: no bound.
         importance_clamp: a limit of the weight's ``|log|``, or None.
         importance_of: ``"old"`` or ``"current"``: whose ratio to the rollout policy it is.
-        gate: ``(low, high)`` of the geometric mean of that ratio, outside of which a sequence has no policy term; or
-            None.
-        drop_above: sequences whose mean of ``log pi_x - logprob`` is more lose the policy terms of tokens with a
-            negative advantage (OPSM); x by ``drop_of``, ``"old"`` or ``"rollout"``. None: off.
+        gate: ``(low, high)``, or None: a sequence whose geometric mean of that ratio lies outside has no policy term.
+        drop_above: limit of a sequence's mean of ``log pi_x - logprob``. Above it, tokens with a negative advantage
+            lose their policy terms (OPSM). ``drop_of`` chooses x: ``"old"`` or ``"rollout"``. None: off.
         aggregation: ``"token-mean"``, ``"token-sum"``, ``"seq-mean-token-sum"``, ``"seq-mean-token-mean"``,
-            ``"seq-mean-token-sum-norm"`` (divided by ``horizon`` besides), ``"constant"`` (the sum over the call's
+            ``"seq-mean-token-sum-norm"`` (also divided by ``horizon``), ``"constant"`` (the sum over the call's
             ``denominator``).
         count_empty: means over sequences count those without a token, too.
         horizon: of ``"seq-mean-token-sum-norm"``; > 0.
         scale, dp_size: the loss is multiplied by both (ranks whose gradients are averaged need ``dp_size``).
-        lenient: of a call with this spec an array without use is ignored, and without ``rollout_logprob`` (or
-            ``importance_weight``) nothing is corrected, and ``drop_of`` is ``"old"``, as in the frameworks
-            whose presets set it. False: either is an error.
+        lenient: a call with this spec ignores an array without a use. Without ``rollout_logprob`` (or
+            ``importance_weight``) it corrects nothing and takes ``drop_of="old"``, as the frameworks do whose presets
+            set it. False: either is an error.
         rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN; ``"neutral"``: its difference to any
             other log-probability is 0, so the token's ratio to the rollout policy is 1.
     Raises: ValueError for a value or a combination without a meaning, saying why; TypeError for a type.

@@ -275,8 +275,8 @@ def rms_norm(
             a fused projection is fine: leading dimensions may have two strides.
         weight: ``[K]``, of the dtype of ``x`` or float32, contiguous; or None.
         eps: added to the mean of squares; finite and > 0 as float32.
-        residual: ``[..., K]``, as ``x``. ``x + residual`` is rounded to the dtype of ``x``, and that is what is
-            normalised and given back: the residual stream of a transformer.
+        residual: ``[..., K]``, as ``x``. ``x + residual``, rounded to the dtype of ``x``, is normalised and also
+            returned: the residual stream of a transformer.
         weight_offset: added to ``weight`` in float32; 0 without one.
         round_before_weight: round the normalised row to the dtype of ``x`` before it is multiplied by the weight. The
             gradient passes through the rounding unchanged; the weight's gradient is computed from the rounded row.
@@ -356,7 +356,8 @@ def rms_norm_backward(
 
     Args:
         dy: ``[..., K]``, float32, bfloat16 or float16; last dimension contiguous.
-        h: ``[..., K]``, of the dtype of ``dy``: what was normalised, ``x`` or with a residual ``new_residual``.
+        h: ``[..., K]``, of the dtype of ``dy``: the row that was normalised, ``x``, or ``new_residual`` if a residual
+            was given.
         weight, eps, weight_offset, round_before_weight: as given to :func:`rms_norm`.
         rstd: float32 ``[...]``, contiguous, as :func:`rms_norm` gave it; None computes it again, with the same bits.
         d_new_residual: ``[..., K]``, of the dtype of ``dy``: the gradient of ``new_residual``, added before ``dx`` is

@@ -60,11 +60,11 @@ class SampleResult(NamedTuple, Generic[ArrayT]):
     Attributes:
         ids: int64 ``[num_rows]``, in ``[0, valid_vocab)``, or -1 in a bad row.
         logprob: float32 ``[num_rows]``: of the distribution that the token was drawn from.
-        raw_logprob: float32 ``[num_rows]``: of the logits as they came, at temperature 1, nothing cut or forbidden.
-        top_ids, raw_top_ids: int64 ``[num_rows, n_logprobs]``: the most probable tokens of either distribution, largest
-            logit first, of equal ones the lowest id; -1 where the row's log-probability of that kind is NaN.
-        top_logprobs, raw_top_logprobs: float32 ``[num_rows, n_logprobs]``: theirs. Tokens that were cut come last, by
-            id, with -Inf.
+        raw_logprob: float32 ``[num_rows]``: of the unprocessed logits, at temperature 1, with nothing cut or forbidden.
+        top_ids, raw_top_ids: int64 ``[num_rows, n_logprobs]``: the most probable tokens of either distribution, by
+            descending logit, ties by ascending id; -1 where the row's log-probability of that kind is NaN.
+        top_logprobs, raw_top_logprobs: float32 ``[num_rows, n_logprobs]``: their log-probabilities. Tokens that were
+            cut come last, by id, with -Inf.
         kept_ids: int32 ``[kept_capacity]``, ascending in each row; what ``kept_offsets`` does not name is not written.
         kept_offsets: int64 ``[num_rows + 1]``; a row of count 0 kept every column.
         status: int32 ``[num_rows]``, :class:`SampleStatus`.

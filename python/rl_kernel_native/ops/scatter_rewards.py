@@ -128,10 +128,10 @@ def scatter_rewards(
 ) -> ScatteredRewards[ArrayT]:
     """One reward a token from rewards of sequences, spans and tokens, for :func:`gae` and :func:`discounted_returns`.
 
-    A token's reward is ``token_rewards - kl_coef * kl``, plus what its spans give, ascending by their index, plus, at
-    the last token of its sequence that counts, the sequence's reward less its penalties. A sequence or a span without
-    a token that counts has no place for its reward, which is then nowhere. A NaN is passed on to its own place, and by
-    :func:`gae` to the tokens before it; to leave a sequence out, take it out of the mask. Nothing here is
+    A token's reward is ``token_rewards - kl_coef * kl``, plus the rewards of its spans in ascending order of their
+    index. The last token that counts in a sequence also gets the sequence's reward less its penalties. A sequence or a
+    span without a token that counts loses its reward. A NaN stays at its own place, and :func:`gae` passes it on to the
+    tokens before; to leave a sequence out, take it out of the mask. Nothing here is
     differentiated: inputs that require a gradient are taken as detached. Nothing waits for a device.
 
     Args:

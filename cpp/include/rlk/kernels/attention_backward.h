@@ -37,7 +37,7 @@ RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t r
   }
 }
 
-// The segment of a tile that is at work. In shared memory, since registers are for sums.
+// The segment of the tile that is being computed. It lies in shared memory, since sums take the registers.
 struct AttentionBackwardScene {
   std::int64_t kv_head, sequence, begin, end;  // rows
   std::int32_t first, last;                    // keys of the queries, or queries of the keys

@@ -1,5 +1,5 @@
-// kv_cache_append on GPUs: how tokens are spread over threads and what a thread moves, shared by CUDA and HIP; and what of
-// a call would corrupt memory, for every backend.
+// kv_cache_append on GPUs: how tokens are spread over threads and what a thread moves, shared by CUDA and HIP. Also
+// checks of memory safety, for every backend.
 #pragma once
 
 #include "rlk/kernels/divisor.h"

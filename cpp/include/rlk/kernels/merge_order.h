@@ -19,7 +19,7 @@ struct OrderShared {
 
 inline std::int64_t order_runs(std::int64_t num) { return (num + kOrderRun - 1) / kOrderRun; }
 
-// Whether runs are sorted into the first of two arrays, so that the order is in the second one at the end.
+// Whether runs are first sorted into the first of two arrays, so that the last merge writes into the second.
 inline bool order_begins_first(std::int64_t num) {
   bool first = false;
   for (std::int64_t run = kOrderRun; run < num; run *= kMergeWays) first = !first;

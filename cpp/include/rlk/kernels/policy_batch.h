@@ -7,7 +7,7 @@
 
 namespace rlk {
 
-// A sequence's sums as they go into the sum over sequences: beside them what the loss weights.
+// The totals of a sequence: its sums, and three more that the loss weights.
 constexpr int kPolicyTotalSums = kPolicySums + 3;
 enum : int { kWeightedPolicy = kPolicySums, kWeightedKl, kWeightedEntropy };
 using PolicyTotalSums = TotalSums<kPolicyTotalSums, kLossCounts, kPolicyMaxima>;

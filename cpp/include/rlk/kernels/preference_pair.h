@@ -278,11 +278,11 @@ RLK_HD std::int64_t preference_order_key(const PreferenceLossParams& p, int whic
   const auto bits = static_cast<std::int32_t>(bits_of(key) & 0x7fffffffu);
   return key < 0.0f ? -std::int64_t{bits} : bits;
 }
-// Two arrays of [2, num] indices, of which the second one gets the order. The first one then gets the ranks.
+// One of two arrays [2, num] of indices. The second array gets the order, then the first one the ranks.
 RLK_HD std::int32_t* preference_indices(const PreferenceLossParams& p, int which, bool first) {
   return (first ? p.ranks : p.order) + which * p.chosen.num;
 }
-// Which sides' keys, and which run or block of them, a block of a launch over both has.
+// The side, and the run or block of its keys, that a block of a launch over both sides takes.
 struct PreferenceHalf {
   int which;
   std::int32_t block;

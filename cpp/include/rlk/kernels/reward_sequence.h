@@ -89,7 +89,7 @@ class RewardSequence {
     });
     return found;
   }
-  // This lane's bit of the last, or first, token that any lane found in the chunk; 0 where another lane has it.
+  // The last (or first) token that any lane found in the chunk, as a bit of this lane; 0 if another lane has it.
   RLK_DEVICE std::uint32_t nearest(std::uint32_t found, bool last, bool* any) const {
     std::uint32_t most = 0;  // one more than how far from the other end of the chunk it is
     RLK_UNROLL

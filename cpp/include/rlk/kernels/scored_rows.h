@@ -37,7 +37,7 @@ RLK_HD std::int64_t scored_source(const ScoredRowsParams& p, std::int64_t i) {
   const std::int64_t row = p.first_row + (p.back ? i : source);
   return load_index(p.target, p.target_dtype, row * p.target_stride) == p.ignore_index ? -1 : source;
 }
-// Where rows begin, in bytes.
+// Offset of a row, in bytes.
 RLK_HD std::int64_t scored_from_offset(const ScoredRowsParams& p, std::int64_t source) {
   return p.from_rows.offset((p.back ? 0 : p.first_row) + source) * p.element_bytes;
 }
@@ -48,7 +48,7 @@ RLK_HD std::int64_t scored_to_offset(const ScoredRowsParams& p, std::int64_t i) 
 // On a GPU: blocks of 2^kScoredLog2Threads threads, each with a few units of a row, whose loads are under way together.
 constexpr int kScoredLog2Threads = 7, kScoredUnits = 4;
 
-// Whether rows are whole units of 16 bytes, at multiples of 16.
+// Whether rows have a multiple of 16 bytes and begin at multiples of 16.
 inline bool scored_rows_have_vectors(const ScoredRowsParams& p) {
   const auto bits = reinterpret_cast<std::uintptr_t>(p.from) | reinterpret_cast<std::uintptr_t>(p.to) |
                     static_cast<std::uintptr_t>(p.row_bytes) |

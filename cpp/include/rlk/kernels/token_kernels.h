@@ -512,8 +512,9 @@ RLK_DEVICE std::int64_t shuffle_xor(std::int64_t x, int distance) {
   return half(x >> 32) << 32 | half(x);
 }
 
-// Sums of the sequences from block * (64 >> lanes) on, by their place in the block; 2^lanes tiles of each at a time, a tile
-// by eight threads. Nodes of a wave go up the tree by shuffles; where a sequence has several waves, by way of `of`.
+// Sums of the sequences from block * (64 >> lanes) on, by their place in the block. A block reads 2^lanes tiles of each
+// at a time, and eight threads read a tile. Nodes of a wave go up the tree by shuffles; if a sequence has several
+// waves, through `of`.
 template <class Gpu>
 RLK_DEVICE void sums_of_sequences(const Sequences& q, int tile, int lanes, std::int64_t block,
                                   const TilePartial<8>* all_partials, GatheredSums* of) {

@@ -63,7 +63,7 @@ RLK_HD void write_label(const ShiftLabelsParams& p, std::int64_t local) {
   }
 }
 
-// What a block of a GPU does: a tile of local tokens. `shared`: [2] that the block shares.
+// The work of one GPU block: a tile of local tokens. `shared`: two numbers in shared memory.
 template <class Memory, class Barrier>
 RLK_HD void shift_labels_block(const ShiftLabelsParams& p, std::int64_t block, int thread, std::int64_t* shared,
                                const Barrier& barrier) {

@@ -20,7 +20,7 @@
 
 namespace rlk {
 
-// New tokens and their cache. Strides in elements; columns are contiguous, any alignment.
+// The new tokens and the cache of k, or of v. Strides in elements; columns are contiguous, any alignment.
 struct CacheAppendSide {
   const void* tokens = nullptr;  // [num_slots or more, num_heads, columns], dtype
   std::int64_t token_stride = 0, head_stride = 0;
