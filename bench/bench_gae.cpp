@@ -1,7 +1,8 @@
 // The gae kernels of an H100 or H200: bytes a second beside the copy ceiling. Counted are every input read once and every
 // output written once; masks are bool, or int64.
 #include "bench/sequences.h"
-#include "cuda/gae/kernels.h"
+#include "cuda/common/kernels.h"
+#include "rlk/ops/gae.h"
 
 namespace rlk::bench {
 namespace {

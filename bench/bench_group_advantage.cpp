@@ -4,7 +4,7 @@
 
 #include "bench/buffers.h"
 #include "bench/gpu_timer.h"
-#include "cuda/group_advantage/kernels.h"
+#include "cuda/common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/ops/group_advantage.h"
 

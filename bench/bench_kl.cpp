@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "bench/token_bench.h"
-#include "cuda/kl/kernels.h"
+#include "cuda/common/kernels.h"
 #include "rlk/kernels/kl_check.h"
 #include "rlk/math/ieee.h"
 

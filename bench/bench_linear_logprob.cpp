@@ -12,8 +12,8 @@
 #include "bench/buffers.h"
 #include "bench/command_line.h"
 #include "bench/gpu_timer.h"
+#include "cuda/common/kernels.h"
 #include "cuda/linear/gemm.h"
-#include "cuda/logprob/kernels.h"
 #include "cuda/logprob/workspace.h"
 #include "rlk/ops/linear_logprob.h"
 

@@ -11,7 +11,7 @@
 #include "bench/gpu_timer.h"
 #include "bench/normal_data.h"
 #include "bench/verify_logprob.h"
-#include "cuda/logprob/kernels.h"
+#include "cuda/common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/logprob_groups.h"
 #include "rlk/ops/logprob.h"

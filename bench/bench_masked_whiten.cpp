@@ -1,7 +1,7 @@
 // The masked_whiten kernels of an H100 or H200: bytes a second beside the copy ceiling. Counted are x and its bool mask read
 // three times and y written once.
 #include "bench/sequences.h"
-#include "cuda/masked_whiten/kernels.h"
+#include "cuda/common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/ops/masked_whiten.h"
 

@@ -4,7 +4,9 @@
 #include <vector>
 
 #include "bench/token_bench.h"
-#include "cuda/optimal_token_baseline/kernels.h"
+#include "cuda/common/kernels.h"
+#include "rlk/kernels/optimal_baseline_scan.h"
+#include "rlk/ops/optimal_token_baseline.h"
 
 namespace rlk::bench {
 namespace {

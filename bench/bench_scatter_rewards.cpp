@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/token_bench.h"
-#include "cuda/scatter_rewards/kernels.h"
+#include "cuda/common/kernels.h"
 #include "rlk/kernels/reward_sequence.h"
 
 namespace rlk::bench {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/logprob/kernels.h"
+#include "cuda/common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/logprob_groups.h"
 #include "rlk/math/half.h"

@@ -1,8 +1,8 @@
 // CUDA backend of gae: checks of memory safety, how many warps share a sequence, which architecture's kernel runs.
 #include "rlk/ops/gae.h"
 
+#include "../common/kernels.h"
 #include "../common/sequence_warps.h"
-#include "kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/gae_check.h"
 

@@ -9,10 +9,10 @@
 // One body for every architecture; each gets its own machine code.
 #include <limits>
 
-#include "../common/launch.h"
+#include "../common/kernels.h"
 #include "../common/tokens.cuh"
-#include "kernels.h"
 #include "rlk/kernels/gae_scan.h"
+#include "rlk/ops/gae.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -1,7 +1,7 @@
 // CUDA backend of group_advantage: checks of memory safety, which architecture's kernels run.
 #include "rlk/ops/group_advantage.h"
 
-#include "kernels.h"
+#include "../common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/group_advantage_team.h"
 

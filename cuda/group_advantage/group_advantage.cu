@@ -1,10 +1,10 @@
 // group_advantage: a warp has a group; one block has the batch where its statistics are read; of ids sequences are
 // put in their order first (rlk/kernels/merge_order.h). Bound by launches and latency: a batch has some thousand rewards.
 // One body for every architecture; each gets its own machine code.
-#include "../common/launch.h"
+#include "../common/kernels.h"
 #include "../common/team.cuh"
-#include "kernels.h"
 #include "rlk/kernels/group_advantage_team.h"
+#include "rlk/ops/group_advantage.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -1,7 +1,7 @@
 // CUDA backend of kl: checks of memory safety, how work is cut, which architecture's kernel runs.
 #include "rlk/ops/kl.h"
 
-#include "kernels.h"
+#include "../common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/kl_check.h"
 

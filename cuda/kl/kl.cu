@@ -1,8 +1,9 @@
 // kl: a pass over tokens without sums. One body for every architecture; each gets its own machine code.
 // Bound by HBM: each array is read or written once.
+#include "../common/kernels.h"
 #include "../common/token_gpu.cuh"
-#include "kernels.h"
 #include "rlk/kernels/kl_terms.h"
+#include "rlk/ops/kl.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -1,8 +1,9 @@
 // CUDA backend of kv_cache_append: checks of memory safety, which kernel serves a call.
 #include "rlk/ops/kv_cache_append.h"
 
-#include "kernels.h"
+#include "../common/kernels.h"
 #include "rlk/backends.h"
+#include "rlk/kernels/cache_append.h"
 
 namespace rlk::cuda {
 

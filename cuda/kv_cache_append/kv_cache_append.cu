@@ -1,7 +1,8 @@
 // kv_cache_append: lanes of a block move a token, vectors of 16 bytes or elements. Bound by HBM: k and v are read and
 // written once. What a thread does stands in rlk/kernels/cache_append.h, shared with HIP.
 // One body for every architecture; each gets its own machine code.
-#include "kernels.h"
+#include "../common/kernels.h"
+#include "rlk/kernels/cache_append.h"
 #include "rlk/kernels/copy_run.h"  // Vector16
 #include "rlk/tokens.h"            // PlainMemory
 

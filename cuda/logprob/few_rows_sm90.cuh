@@ -6,8 +6,9 @@
 #include "../common/cluster_sm90.cuh"
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
+#include "../common/kernels.h"
 #include "../common/mbarrier_sm90.cuh"
-#include "kernels.h"
+#include "rlk/kernels/logprob_groups.h"
 #include "stream.cuh"
 
 namespace rlk::cuda {

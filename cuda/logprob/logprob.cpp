@@ -1,9 +1,10 @@
 // CUDA backend of logprob: checks of memory safety, which architecture's kernel runs, how a row is cut.
 #include "rlk/ops/logprob.h"
 
-#include "kernels.h"
+#include "../common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/logprob_check.h"
+#include "rlk/kernels/logprob_groups.h"
 #include "workspace.h"
 
 namespace rlk::cuda {

@@ -9,8 +9,9 @@
 #include <algorithm>
 
 #include "../common/element.cuh"
-#include "kernels.h"
+#include "../common/kernels.h"
 #include "probability.cuh"
+#include "rlk/kernels/logprob_groups.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -2,8 +2,9 @@
 // Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row).
 // One body for every architecture; each gets its own machine code.
 #include "../common/element.cuh"
+#include "../common/kernels.h"
 #include "../common/team.cuh"
-#include "kernels.h"
+#include "rlk/kernels/logprob_groups.h"
 #include "rlk/kernels/logprob_smoothing.h"
 
 namespace rlk::cuda {

@@ -2,8 +2,8 @@
 // the architecture's kernels.
 #include "rlk/ops/masked_whiten.h"
 
+#include "../common/kernels.h"
 #include "../common/sequence_warps.h"
-#include "kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/masked_whiten_token.h"
 

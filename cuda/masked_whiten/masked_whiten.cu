@@ -3,13 +3,13 @@
 //
 // A block has a sequence, each of its warps a chunk of 128 tokens at a time, four a lane; its first warp adds up the chunks.
 // One body for every architecture; each gets its own machine code.
-#include "../common/launch.h"
+#include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "../common/tokens.cuh"
-#include "kernels.h"
 #include "rlk/kernels/masked_whiten_token.h"
 #include "rlk/kernels/team_sum.h"
 #include "rlk/kernels/token_slots.h"
+#include "rlk/ops/masked_whiten.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

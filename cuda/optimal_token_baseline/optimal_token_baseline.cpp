@@ -1,8 +1,9 @@
 // CUDA backend of optimal_token_baseline: checks of memory safety, which architecture's kernels run.
 #include "rlk/ops/optimal_token_baseline.h"
 
-#include "kernels.h"
+#include "../common/kernels.h"
 #include "rlk/backends.h"
+#include "rlk/kernels/optimal_baseline_scan.h"
 
 namespace rlk::cuda {
 

@@ -3,8 +3,9 @@
 // Bound by HBM where a group's part of the workspace and of the returns leaves L2 between its two readings; by barriers of the
 // scans where sequences are few.
 #include "../common/dependent_launch.cuh"
+#include "../common/kernels.h"
 #include "../common/token_gpu.cuh"
-#include "kernels.h"
+#include "rlk/kernels/optimal_baseline_scan.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

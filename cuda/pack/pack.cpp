@@ -1,9 +1,11 @@
 // CUDA backend of pack: checks of memory safety, the launches, which architecture's kernels run.
 #include "rlk/ops/pack.h"
 
-#include "kernels.h"
+#include "../common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/pack_check.h"
+#include "rlk/kernels/pack_copy.h"
+#include "rlk/kernels/pack_scan.h"
 
 namespace rlk::cuda {
 void pack_layout(const PackLayoutParams& p, int device, Stream stream) {

@@ -6,7 +6,9 @@
 // cu_seqlens. pack_scan_kernel: one block.
 // One body for every architecture; each gets its own machine code.
 #include "../common/dependent_launch.cuh"
-#include "kernels.h"
+#include "../common/kernels.h"
+#include "rlk/kernels/pack_copy.h"
+#include "rlk/kernels/pack_scan.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

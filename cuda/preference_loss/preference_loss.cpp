@@ -1,9 +1,10 @@
 // CUDA backend of preference_loss: checks of memory safety, which architecture's kernels run.
 #include "rlk/ops/preference_loss.h"
 
-#include "kernels.h"
+#include "../common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/preference_loss_check.h"
+#include "rlk/kernels/preference_pair.h"
 
 namespace rlk::cuda {
 void preference_loss(const PreferenceLossParams& p, int device, Stream stream) {

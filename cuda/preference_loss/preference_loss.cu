@@ -4,8 +4,9 @@
 // preference_pairs_kernel: a thread a pair; where losses are sorted, their keys are put in order before it
 // (rlk/kernels/merge_order.h). preference_metrics_kernel: a block a metric, after it.
 // One body for every architecture; each gets its own machine code.
+#include "../common/kernels.h"
 #include "../common/team.cuh"
-#include "kernels.h"
+#include "rlk/kernels/preference_pair.h"
 #include "rlk/kernels/team_sum.h"
 
 namespace rlk::cuda {

@@ -1,8 +1,9 @@
 // CUDA backend of random_bits: checks of memory safety, which architecture's kernel runs.
 #include "rlk/ops/random_bits.h"
 
-#include "kernels.h"
+#include "../common/kernels.h"
 #include "rlk/backends.h"
+#include "rlk/kernels/random_words.h"
 
 namespace rlk::cuda {
 

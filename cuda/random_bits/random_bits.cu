@@ -1,6 +1,7 @@
 // Random words on CUDA: a thread has a block of four words of one row, and neighbours have neighbouring blocks.
 // Bound by the stores: 8 bytes a word. One body for every architecture; each gets its own machine code.
-#include "kernels.h"
+#include "../common/kernels.h"
+#include "rlk/kernels/random_words.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -1,9 +1,10 @@
 // CUDA backend of scatter_rewards: checks of memory safety, how work is cut, which architecture's kernels run.
 #include "rlk/ops/scatter_rewards.h"
 
-#include "kernels.h"
+#include "../common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/reward_sequence.h"
+#include "rlk/kernels/reward_terms.h"
 
 namespace rlk::cuda {
 

@@ -2,11 +2,12 @@
 // to those where a reward lies. One body for every architecture; each gets its own machine code.
 // Bound by HBM: each array is read or written once; the second pass reads 64 bytes a tile and touches the tokens of rewards.
 #include "../common/dependent_launch.cuh"
+#include "../common/kernels.h"
 #include "../common/octet.cuh"
 #include "../common/token_gpu.cuh"
-#include "kernels.h"
 #include "rlk/kernels/reward_blanks.h"
 #include "rlk/kernels/reward_spread.h"
+#include "rlk/kernels/reward_terms.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

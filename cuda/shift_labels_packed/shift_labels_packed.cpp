@@ -1,8 +1,9 @@
 // CUDA backend of labels and masks: checks of memory safety, which architecture's kernels run.
 #include "rlk/ops/shift_labels_packed.h"
 
-#include "kernels.h"
+#include "../common/kernels.h"
 #include "rlk/backends.h"
+#include "rlk/kernels/token_labels.h"
 
 namespace rlk::cuda {
 void shift_labels_packed(const ShiftLabelsParams& p, int device, Stream stream) {

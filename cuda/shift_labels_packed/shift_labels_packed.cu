@@ -1,7 +1,8 @@
 // Labels and masks of tokens: a block has a tile of tokens; of turns, where a token depends on those before it, a warp or a
 // block has a sequence. What is computed stands in rlk/kernels/token_labels.h, shared with the CPU and HIP.
 // One body for every architecture; each gets its own machine code.
-#include "kernels.h"
+#include "../common/kernels.h"
+#include "rlk/kernels/token_labels.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/optimal_token_baseline/kernels.h"
+#include "cuda/common/kernels.h"
 #include "rlk/backends.h"
+#include "rlk/kernels/optimal_baseline_scan.h"
 #include "rlk/ops/optimal_token_baseline.h"
 #include "tests/cpp/baseline_cases.h"
 #include "tests/gpu/token_plans.h"

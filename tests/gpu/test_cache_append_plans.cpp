@@ -9,9 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "cuda/kv_cache_append/kernels.h"
+#include "cuda/common/kernels.h"
 #include "plan_memory.h"
 #include "rlk/backends.h"
+#include "rlk/kernels/cache_append.h"
 #include "rlk/ops/kv_cache_append.h"
 
 namespace rlk::cuda {

@@ -10,9 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/common/kernels.h"
 #include "cuda/common/sequence_warps.h"
-#include "cuda/gae/kernels.h"
-#include "cuda/masked_whiten/kernels.h"
 #include "plan_memory.h"
 #include "rlk/backends.h"
 #include "rlk/ops/gae.h"

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <vector>
 
-#include "cuda/kl/kernels.h"
+#include "cuda/common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/kl_check.h"
 #include "rlk/ops/kl.h"

@@ -7,9 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "cuda/scatter_rewards/kernels.h"
+#include "cuda/common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/reward_sequence.h"
+#include "rlk/kernels/reward_terms.h"
 #include "rlk/ops/scatter_rewards.h"
 #include "tests/cpp/reward_cases.h"
 #include "tests/gpu/token_plans.h"

@@ -9,12 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "cuda/pack/kernels.h"
-#include "cuda/preference_loss/kernels.h"
+#include "cuda/common/kernels.h"
 #include "cuda/sequence_logprob/kernels.h"
-#include "cuda/shift_labels_packed/kernels.h"
 #include "plan_memory.h"
 #include "rlk/backends.h"
+#include "rlk/kernels/pack_copy.h"
+#include "rlk/kernels/pack_scan.h"
+#include "rlk/kernels/preference_pair.h"
+#include "rlk/kernels/token_labels.h"
 #include "rlk/ops/pack.h"
 #include "rlk/ops/preference_loss.h"
 #include "rlk/ops/sequence_logprob.h"

@@ -1,0 +1,22 @@
+// Host entry points of the kernels of kernels.inc and token_operators.inc, one per architecture. The .cpp of each operator
+// checks their arguments.
+#pragma once
+
+#include "launch.h"
+#include "token_plan.h"
+
+namespace rlk {
+struct GroupGrid;
+struct PackGrid;
+}  // namespace rlk
+
+#define RLK_KERNEL(function, Params, ...)                                                           \
+  namespace rlk {                                                                                   \
+  struct Params;                                                                                    \
+  }                                                                                                 \
+  namespace rlk::cuda {                                                                             \
+  RLK_CUDA_KERNELS(void function(const Params& p __VA_OPT__(, ) __VA_ARGS__, cudaStream_t stream);) \
+  }
+#include "kernels.inc"
+#undef RLK_KERNEL
+#include "token_operators.h"
