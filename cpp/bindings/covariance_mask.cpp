@@ -14,9 +14,7 @@ nb::object call(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   TokenArguments tokens(logprob, entropy ? "entropy" : "logprob", cu_seqlens);
   CovarianceMaskParams p;
   p.sequences = tokens.sequences();
-  if (p.sequences.num_slots() >= std::int64_t{1} << 32) {
-    argument_error(tokens.array(), "expected fewer than 2^32 elements");
-  }
+  require(p.sequences.num_slots() < std::int64_t{1} << 32, tokens.array(), "fewer than 2^32 elements");
   p.logprob = tokens.first();
   p.old_logprob = tokens.optional(old_logprob, "old_logprob");
   if (!entropy) p.advantage = tokens.required(advantage, "advantage", true);

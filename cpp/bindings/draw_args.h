@@ -9,10 +9,8 @@ namespace rlk::bindings {
 
 inline void read_valid_vocab(nb::handle given, SampleParams* p) {
   p->valid_vocab = given.is_none() ? p->vocab_size : read_integer(given, "valid_vocab", "an integer");
-  if (p->valid_vocab < 1 || p->valid_vocab > p->vocab_size) {
-    argument_error("valid_vocab", "expected an integer in [1, " + std::to_string(p->vocab_size) + "], got " +
-                                      std::to_string(p->valid_vocab));
-  }
+  require(p->valid_vocab > 0 && p->valid_vocab <= p->vocab_size, "valid_vocab", "an integer in [1, ", p->vocab_size,
+          "], got ", p->valid_vocab);
 }
 
 // Arrays of rows, which it keeps alive, or numbers for all; `p` takes them.

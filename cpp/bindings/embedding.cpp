@@ -15,7 +15,7 @@ namespace {
 
 std::int64_t read_size(nb::handle value, const char* name) {
   const std::int64_t size = read_integer(value, name, "an integer");
-  if (size < 0) argument_error(name, "expected an integer >= 0, got " + std::to_string(size));
+  require(size >= 0, name, "an integer >= 0, got ", size);
   return size;
 }
 
@@ -24,42 +24,26 @@ Array read_ids(nb::handle object, Device device, EmbeddingTokens* to) {
   Array ids(object, "ids", kIndices);
   const TensorView& v = ids.view();
   require_device(ids, device);
-  const auto rows = row_layout(v, v.ndim);
-  if (!rows) {
-    argument_error("ids", "expected dimensions that collapse to at most two strides, got shape " +
-                              shape_text(ids.shape()) + kCopyHint);
-  }
+  to->id_rows = read_layout(ids, v.ndim, "dimensions");
   to->ids = v.data;
-  to->id_rows = *rows;
   to->id_dtype = v.dtype;
   to->num_tokens = v.num_elements();
-  if (to->num_tokens >= std::int64_t{1} << 32) {
-    argument_error("ids", "expected fewer than 2^32 ids, got " + std::to_string(to->num_tokens));
-  }
+  require(to->num_tokens < std::int64_t{1} << 32, ids, "fewer than 2^32 ids, got ", to->num_tokens);
   return ids;
 }
 
 // Reads the vocabulary of a table of num_rows rows. Returns padding_idx, -1 for None.
 std::int64_t read_vocabulary(nb::handle vocab_start, nb::handle vocab_size, nb::handle padding_idx, const char* table,
                              EmbeddingTokens* to) {
-  if (to->num_rows >= std::numeric_limits<std::int32_t>::max()) {
-    argument_error(table, "expected fewer than 2^31 - 1 rows, got " + std::to_string(to->num_rows));
-  }
-  to->vocab_start = read_size(vocab_start, "vocab_start");
-  if (to->vocab_start > std::numeric_limits<std::int64_t>::max() - to->num_rows) {
-    argument_error("vocab_start", "expected vocab_start + rows in 64 bits, got " + std::to_string(to->vocab_start));
-  }
-  to->vocab_size = vocab_size.is_none() ? to->vocab_start + to->num_rows : read_size(vocab_size, "vocab_size");
-  if (to->vocab_start > to->vocab_size) {
-    argument_error("vocab_start", "expected an id in [0, " + std::to_string(to->vocab_size) + "] (vocab_size), got " +
-                                      std::to_string(to->vocab_start));
-  }
+  require(to->num_rows < INT32_MAX, table, "fewer than 2^31 - 1 rows, got ", to->num_rows);
+  const std::int64_t start = to->vocab_start = read_size(vocab_start, "vocab_start");
+  require(start <= INT64_MAX - to->num_rows, "vocab_start", "vocab_start + rows in 64 bits, got ", start);
+  const std::int64_t size = vocab_size.is_none() ? start + to->num_rows : read_size(vocab_size, "vocab_size");
+  require(start <= size, "vocab_start", "an id in [0, ", size, "] (vocab_size), got ", start);
+  to->vocab_size = size;
   if (padding_idx.is_none()) return -1;
   const std::int64_t id = read_integer(padding_idx, "padding_idx", "an integer or None");
-  if (id < 0 || id >= to->vocab_size) {
-    argument_error("padding_idx", "expected None or an id in [0, " + std::to_string(to->vocab_size) +
-                                      ") (vocab_size), got " + std::to_string(id));
-  }
+  require(id >= 0 && id < size, "padding_idx", "None or an id in [0, ", size, ") (vocab_size), got ", id);
   return id;
 }
 
@@ -67,7 +51,7 @@ nb::object forward(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb
                    nb::handle padding_idx, nb::handle allocate, std::uintptr_t stream) {
   const RowsArgument table(weight, "weight");
   const TensorView& w = table.view();
-  if (w.ndim != 2) argument_error("weight", "expected shape [rows, columns], got " + shape_text(table.array.shape()));
+  require_shape(w.ndim == 2, table.array, "shape [rows, columns]");
   require_columns_below(table, 31);
   EmbeddingParams p;
   const Array tokens = read_ids(ids, w.device, &p);
@@ -77,10 +61,10 @@ nb::object forward(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb
   p.weight = w.data;
   p.weight_stride = w.stride(0);
   p.dtype = w.dtype;
-  std::vector<std::int64_t> shape(tokens.shape().begin(), tokens.shape().end());
-  shape.push_back(p.columns);
   p.y_stride = p.columns;
-  return Results("embedding", weight, w.device, allocate, stream).add(&p.y, shape, p.dtype).run(rlk::embedding, p);
+  return Results("embedding", weight, w.device, allocate, stream)
+      .add(&p.y, shape_with(tokens.shape(), p.columns), p.dtype)
+      .run(rlk::embedding, p);
 }
 
 // dweight, or main_grad, which is accumulated in place.
@@ -92,15 +76,12 @@ nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::hand
   const Device device = g.view().device;
   EmbeddingBackwardParams p;
   const Array tokens = read_ids(ids, device, &p);
-  if (!std::ranges::equal(tokens.shape(), g.leading())) {
-    argument_error("ids", "expected shape " + shape_text(g.leading()) + " (the leading dimensions of dy), got " +
-                              shape_text(tokens.shape()));
-  }
+  require_shape(std::ranges::equal(tokens.shape(), g.leading()), tokens, "shape ", g.leading(),
+                " (the leading dimensions of dy)");
   p.num_rows = read_size(num_rows, "num_rows");
   p.columns = g.columns;
   p.padding_idx = read_vocabulary(vocab_start, vocab_size, padding_idx, "num_rows", &p);
-  p.dy = g.view().data;
-  p.dy_rows = g.rows;
+  g.put(&p.dy, &p.dy_rows);
   p.dtype = g.view().dtype;
   p.dweight_dtype = main_grad.is_none() ? read_dtype(dweight_dtype, p.dtype) : DType::kFloat32;
   check_gradient_dtype("dweight_dtype", p.dweight_dtype, p.dtype);

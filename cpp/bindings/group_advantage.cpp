@@ -17,13 +17,11 @@ nb::object call(nb::handle rewards, nb::handle group_offsets, nb::handle group_i
                 bool return_status, nb::handle allocate, std::uintptr_t stream) {
   const Array s(rewards, "rewards", kFloat32);
   const TensorView& v = s.view();
-  if (v.ndim != 1) argument_error("rewards", "expected shape [num_sequences], got " + shape_text(s.shape()));
+  require_shape(v.ndim == 1, s, "shape [num_sequences]");
   GroupAdvantageParams p;
   p.num_sequences = v.shape[0];
-  if (p.num_sequences >= std::int64_t{1} << 30) {
-    argument_error("rewards", "expected fewer than 2^30 sequences, got " + std::to_string(p.num_sequences));
-  }
-  p.rewards = static_cast<const float*>(v.data);
+  require(p.num_sequences < std::int64_t{1} << 30, s, "fewer than 2^30 sequences, got ", p.num_sequences);
+  p.rewards = s.data<float>();
   p.reward_stride = v.shape[0] > 1 ? v.stride(0) : 1;
   const auto one_a_sequence = [&](nb::handle given, const char* name, const Dtypes& dtypes) {
     return VectorArgument(given, name, dtypes, p.num_sequences, "num_sequences", v.device);

@@ -17,9 +17,7 @@ namespace {
 // k or v: [num_tokens, num_heads, columns].
 Array read_tokens(nb::handle object, const char* name) {
   Array a(object, name, kFloats);
-  if (a.view().ndim != 3) {
-    argument_error(a, "expected shape [num_tokens, num_heads, columns], got " + shape_text(a.shape()));
-  }
+  require_shape(a.view().ndim == 3, a, "shape [num_tokens, num_heads, columns]");
   require_columns(a);
   return a;
 }
@@ -30,18 +28,13 @@ Array read_cache(nb::handle object, const char* name, const Array& tokens) {
   check_same(a, tokens);
   const TensorView &v = a.view(), &t = tokens.view();
   const int ndim = v.ndim;
-  if ((ndim != 3 && ndim != 4) || v.shape[ndim - 2] != t.shape[1] || v.shape[ndim - 1] != t.shape[2]) {
-    const std::string each = std::to_string(t.shape[1]) + ", " + std::to_string(t.shape[2]) + "]";
-    argument_error(a, "expected shape [num_pages, page_size, " + each + " or [num_slots, " + each +
-                          " (heads and columns of " + tokens.name() + "), got " + shape_text(a.shape()));
-  }
-  if (ndim == 4 && v.shape[1] < 1) {
-    argument_error(a, "expected pages of at least one slot, got shape " + shape_text(a.shape()));
-  }
+  const std::int64_t heads = t.shape[1], columns = t.shape[2];
+  require_shape((ndim == 3 || ndim == 4) && v.shape[ndim - 2] == heads && v.shape[ndim - 1] == columns, a,
+                "shape [num_pages, page_size, ", heads, ", ", columns, "] or [num_slots, ", heads, ", ", columns,
+                "] (heads and columns of ", tokens, ")");
   const std::int64_t page_size = ndim == 4 ? v.shape[1] : 1;
-  if (v.shape[0] >= (std::int64_t{1} << 31) / page_size) {
-    argument_error(a, "expected fewer than 2^31 slots, got shape " + shape_text(a.shape()));
-  }
+  require(page_size > 0, a, "pages of at least one slot, got shape ", a.shape());
+  require(v.shape[0] < (std::int64_t{1} << 31) / page_size, a, "fewer than 2^31 slots, got shape ", a.shape());
   require_writable(a);
   require_columns(a);
   return a;
@@ -99,18 +92,14 @@ nb::object call(nb::handle k_given, nb::handle v_given, nb::handle k_cache_given
   const Array k = read_tokens(k_given, "k"), v = read_tokens(v_given, "v");
   const Device device = k.view().device;
   check_same(v, k);
-  if (v.view().shape[0] != k.view().shape[0] || v.view().shape[1] != k.view().shape[1]) {
-    argument_error(v, "expected shape [" + std::to_string(k.view().shape[0]) + ", " +
-                          std::to_string(k.view().shape[1]) + ", columns] (tokens and heads of k), got " +
-                          shape_text(v.shape()));
-  }
+  const std::int64_t num_tokens = k.view().shape[0], num_heads = k.view().shape[1];
+  require_shape(v.view().shape[0] == num_tokens && v.view().shape[1] == num_heads, v, "shape [", num_tokens, ", ",
+                num_heads, ", columns] (tokens and heads of k)");
   const Array k_cache = read_cache(k_cache_given, "k_cache", k), v_cache = read_cache(v_cache_given, "v_cache", v);
   const TensorView &kc = k_cache.view(), &vc = v_cache.view();
-  if (vc.ndim != kc.ndim || vc.shape[0] != kc.shape[0] || (kc.ndim == 4 && vc.shape[1] != kc.shape[1])) {
-    argument_error(v_cache, "expected as many slots, in the same pages, as k_cache of shape " +
-                                shape_text(k_cache.shape()) + ", got " + shape_text(v_cache.shape()));
-  }
-  if (share_memory(kc, vc, k_cache.element_bytes())) argument_error(v_cache, "expected memory other than k_cache's");
+  require_shape(vc.ndim == kc.ndim && vc.shape[0] == kc.shape[0] && (kc.ndim == 3 || vc.shape[1] == kc.shape[1]),
+                v_cache, "as many slots, in the same pages, as k_cache of shape ", k_cache.shape());
+  require(!share_memory(kc, vc, k_cache.element_bytes()), v_cache, "memory other than k_cache's");
   for (const Array* cache : {&k_cache, &v_cache}) {
     check_apart(*cache, k);
     check_apart(*cache, v);
@@ -118,10 +107,8 @@ nb::object call(nb::handle k_given, nb::handle v_given, nb::handle k_cache_given
   const Array slots(slot_mapping, "slot_mapping", kIndices);
   const TensorView& s = slots.view();
   require_device(slots, device);
-  if (s.ndim != 1 || s.shape[0] > k.view().shape[0] || !s.is_contiguous()) {
-    argument_error(slots, "expected a contiguous array of at most " + std::to_string(k.view().shape[0]) +
-                              " slots (the tokens of k), got shape " + shape_text(slots.shape()));
-  }
+  require(s.ndim == 1 && s.shape[0] <= num_tokens && s.is_contiguous(), slots, "a contiguous array of at most ",
+          num_tokens, " slots (the tokens of k), got shape ", slots.shape());
   for (const Array* cache : {&k_cache, &v_cache}) check_apart(*cache, slots);
   CacheAppendParams p;
   p.k = side_of(k, k_cache);
@@ -129,7 +116,7 @@ nb::object call(nb::handle k_given, nb::handle v_given, nb::handle k_cache_given
   p.slots = s.data;
   p.slot_dtype = s.dtype;
   p.num_slots = s.shape[0];
-  p.num_heads = k.view().shape[1];
+  p.num_heads = num_heads;
   p.num_pages = kc.shape[0];
   p.page_size = kc.ndim == 4 ? kc.shape[1] : 1;
   p.dtype = k.view().dtype;

@@ -16,31 +16,20 @@ nb::object product(nb::handle x, nb::handle weight, nb::handle bias, nb::handle 
   const WeightArgument w(weight, "weight", a, 1);
   const Device device = a.view().device;
   LinearParams p;
-  p.x = a.view().data;
-  p.weight = w.view().data;
-  p.x_rows = a.rows;
-  p.weight_stride = w.stride;
-  p.num_rows = a.num_rows;
-  p.in_features = w.in_features;
-  p.out_features = w.out_features;
-  p.dtype = a.view().dtype;
-  std::optional<Array> b;
-  if (!bias.is_none()) {
-    b.emplace(bias, "bias", "float32 or that of x");
-    check_bias(*b, p.out_features, device, p.dtype, " (that of x)");
-    p.bias = b->view().data;
-    p.bias_dtype = b->view().dtype;
-  }
+  a.lead(&p.x, &p.x_rows, &p);
+  w.put(&p);
+  const BiasArgument b(bias, "float32 or that of x", p.out_features, device, p.dtype, " (that of x)");
+  b.put(&p);
   p.out_dtype = read_dtype(out_dtype, p.dtype);
   if (p.dtype == DType::kFloat32 && p.out_dtype != DType::kFloat32) {
-    throw nb::type_error((std::string("out_dtype: expected float32 (that of x), got ") + name_of(p.out_dtype)).c_str());
+    type_error("out_dtype", "float32 (that of x), got ", p.out_dtype);
   }
   p.k_segments = read_segments(k_segments, p.in_features);
   p.arithmetic = read_arithmetic(arithmetic, a.view());
   p.allow_vendor = allow_vendor;
   p.y_rows = contiguous_rows(p.num_rows, p.out_features);
   return Results("linear", x, device, allocate, stream)
-      .add(&p.y, a.shape_with(p.out_features), p.out_dtype)
+      .add(&p.y, shape_with(a.leading(), p.out_features), p.out_dtype)
       .run(rlk::linear, p);
 }
 
@@ -58,19 +47,14 @@ nb::object input_grad(nb::handle dy, nb::handle weight, bool allow_vendor, int a
   check_operand(g);
   const WeightArgument w(weight, "weight", g, 0);
   LinearInputGradParams p;
-  p.dy = g.view().data;
-  p.weight = w.view().data;
-  p.dy_rows = g.rows;
-  p.weight_stride = w.stride;
-  p.num_rows = g.num_rows;
-  p.in_features = w.in_features;
-  p.out_features = w.out_features;
-  p.dtype = p.dx_dtype = g.view().dtype;
+  g.lead(&p.dy, &p.dy_rows, &p);
+  w.put(&p);
+  p.dx_dtype = p.dtype;
   p.arithmetic = read_arithmetic(arithmetic, g.view());
   p.allow_vendor = allow_vendor;
   p.dx_rows = contiguous_rows(p.num_rows, p.in_features);
   return Results("linear", dy, g.view().device, allocate, stream)
-      .add(&p.dx, g.shape_with(p.in_features), p.dtype)
+      .add(&p.dx, shape_with(g.leading(), p.in_features), p.dtype)
       .run(rlk::linear_input_grad, p);
 }
 
@@ -83,14 +67,10 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
   check_leading(a, g);
   const Device device = g.view().device;
   LinearWeightGradParams p;
-  p.dy = g.view().data;
-  p.x = a.view().data;
-  p.dy_rows = g.rows;
-  p.x_rows = a.rows;
-  p.num_rows = g.num_rows;
+  g.lead(&p.dy, &p.dy_rows, &p);
+  a.put(&p.x, &p.x_rows);
   p.in_features = a.columns;
   p.out_features = g.columns;
-  p.dtype = g.view().dtype;
   p.arithmetic = read_arithmetic(arithmetic, g.view());
   p.allow_vendor = allow_vendor;
   Results results("linear", dy, device, allocate, stream);
@@ -111,9 +91,8 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
     p.dweight_dtype = read_dtype(out_dtype, p.dtype);
   }
   if (p.dweight_dtype != p.dtype && p.dweight_dtype != DType::kFloat32) {
-    const std::string wanted = std::string("float32 or ") + name_of(p.dtype) + " (that of dy)";
-    if (given) dtype_error(*given, wanted);
-    throw nb::type_error(("out_dtype: expected " + wanted + ", got " + name_of(p.dweight_dtype)).c_str());
+    if (given) dtype_error(*given, "float32 or ", p.dtype, " (that of dy)");
+    check_gradient_dtype("out_dtype", p.dweight_dtype, p.dtype);
   }
   if (!given) {
     p.dweight_stride = p.in_features;
@@ -125,11 +104,8 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
 nb::object bias_grad(nb::handle dy, int out_dtype, nb::handle allocate, std::uintptr_t stream) {
   const RowsArgument g(dy, "dy");
   LinearBiasGradParams p;
-  p.dy = g.view().data;
-  p.dy_rows = g.rows;
-  p.num_rows = g.num_rows;
+  g.lead(&p.dy, &p.dy_rows, &p);
   p.out_features = g.columns;
-  p.dtype = g.view().dtype;
   p.dbias_dtype = read_dtype(out_dtype, p.dtype);
   check_gradient_dtype("out_dtype", p.dbias_dtype, p.dtype);
   return Results("linear", dy, g.view().device, allocate, stream)
@@ -139,35 +115,34 @@ nb::object bias_grad(nb::handle dy, int out_dtype, nb::handle allocate, std::uin
 
 // parts: a sequence of 1, 2, 4 or 8 arrays in rank order.
 nb::object sum_of_parts(nb::handle parts, nb::handle bias, int out_dtype, nb::handle allocate, std::uintptr_t stream) {
-  const std::size_t count = nb::len(parts);
-  if (count != 1 && count != 2 && count != 4 && count != 8) {
-    throw nb::value_error(("parts: expected 1, 2, 4 or 8 arrays, got " + std::to_string(count)).c_str());
-  }
+  const auto count = static_cast<int>(nb::len(parts));
+  require(is_tree(count), "parts", "1, 2, 4 or 8 arrays, got ", count);
   constexpr const char* kNames[kMaxSegments] = {"parts[0]", "parts[1]", "parts[2]", "parts[3]",
                                                 "parts[4]", "parts[5]", "parts[6]", "parts[7]"};
   TreeSumParams p;
-  p.count = static_cast<int>(count);
+  p.count = count;
   std::vector<Array> arrays;
   arrays.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
+  for (int i = 0; i < count; ++i) {
     const Array& part = arrays.emplace_back(parts[i], kNames[i], kFloat32);
     check_same(part, arrays[0]);
-    check_part(part, arrays[0]);
-    p.parts[i] = static_cast<const float*>(part.view().data);
+    check_shape(part, arrays[0].shape(), kNames[0]);
+    const TensorView& v = part.view();
+    Sizes strides;
+    for (int dim = 0; dim < v.ndim && !v.is_contiguous(); ++dim) strides.push_back(v.stride(dim));
+    require(strides.empty(), part, "a contiguous array, got shape ", part.shape(), " with strides ", strides,
+            kCopyHint);
+    p.parts[i] = part.data<float>();
   }
   const TensorView& first = arrays[0].view();
   p.size = first.num_elements();
   p.out_dtype = read_dtype(out_dtype, DType::kFloat32);
-  std::optional<Array> b;
   if (!bias.is_none()) {
-    b.emplace(bias, "bias", "float32, bfloat16 or float16");
-    if (first.ndim < 1) throw nb::value_error("parts[0]: expected shape [..., features] with a bias, got []");
+    require(first.ndim > 0, kNames[0], "shape [..., features] with a bias, got []");
     p.columns = first.shape[first.ndim - 1];
-    const DType half = b->view().dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
-    check_bias(*b, p.columns, first.device, half, " or float16");
-    p.bias = b->view().data;
-    p.bias_dtype = b->view().dtype;
   }
+  const BiasArgument b(bias, kFloats.names, p.columns, first.device, DType::kBFloat16, " or float16", DType::kFloat16);
+  b.put(&p);
   return Results("linear", parts[0], first.device, allocate, stream)
       .add(&p.sum, arrays[0].shape(), p.out_dtype)
       .run(rlk::tree_sum, p);

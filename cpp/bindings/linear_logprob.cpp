@@ -17,82 +17,90 @@ namespace rlk::bindings {
 namespace {
 
 constexpr int kReturnsLargest = 32;  // a bit of `returns`, after those of logprob's outputs
+enum Operand {
+  kHidden,
+  kWeight,
+  kBias,
+  kLoraA,
+  kLoraB,
+  kTarget
+};  // entries of a head; all but the last have gradients
 
 void require_one_stride(const RowLayout& rows, std::int64_t num_rows, const char* name) {
-  if (num_rows > 1 && rows.inner < num_rows) argument_error(name, std::string("expected one stride") + kCopyHint);
+  if (num_rows > 1 && rows.inner < num_rows) argument_error(name, "expected one stride", kCopyHint);
 }
-
-// Two arrays or none, and a number.
-struct LoraArguments {
-  nb::handle a, b;
-  double scale;
-};
 
 // Hidden states, the weight and what logprob is told about their logits.
 struct HeadArguments {
   RowsArgument hidden;
   WeightArgument weight;
-  std::optional<Array> bias, lora_a, lora_b;
-  Head head;
+  int dh_segments;
   LogprobCall call;
+  BiasArgument bias;
+  std::int64_t workspace_bytes;
+  std::optional<Array> lora_a, lora_b;
+  Head head;
 
-  // A shard of the vocabulary where a.vocab_size is given.
-  HeadArguments(nb::handle x, nb::handle w, nb::handle b, const LoraArguments& lora, int logits_dtype, int arithmetic,
-                const LogprobArguments& a)
-      : hidden(x, "hidden"),
-        weight((check_operand(hidden), w), "weight", hidden, 1),
-        call(a, hidden.array, weight.out_features, read_logits_dtype(logits_dtype, hidden.view().dtype)) {
-    if (!b.is_none()) {
-      bias.emplace(b, "bias", "float32 or that of hidden");
-      check_bias(*bias, weight.out_features, hidden.view().device, hidden.view().dtype, " (that of hidden)");
-      head.bias = bias->view().data;
-      head.bias_dtype = bias->view().dtype;
-    }
-    if (call.input().num_rows > 0 && weight.out_features < 1) value_error("weight: expected at least one row");
+  // `of`: see Operand. `numbers`: those of LogprobArguments. `how`: (exp, dtype of the logits or -1, workspace_bytes, unit,
+  // dh_segments, lora_scale, label_smoothing). `shard`: (vocab_start, vocab_size) of the weight's rows, or None.
+  HeadArguments(const nb::tuple& of, const nb::tuple& numbers, const nb::tuple& how, nb::handle shard = Py_None)
+      : hidden(entry(of, kHidden), "hidden"),
+        weight((check_operand(hidden), entry(of, kWeight)), "weight", hidden, 1),
+        dh_segments(nb::cast<int>(entry(how, 4))),
+        call({Py_None, entry(of, kTarget), numbers, nb::cast<int>(entry(how, 0)), of_shard(shard, 0),
+              of_shard(shard, 1), nb::cast<double>(entry(how, 6))},
+             hidden.array, weight.out_features, read_logits_dtype(nb::cast<int>(entry(how, 1)), hidden.view().dtype)),
+        bias(entry(of, kBias), "float32 or that of hidden", weight.out_features, hidden.view().device,
+             hidden.view().dtype, " (that of hidden)"),
+        workspace_bytes(0) {
+    require(call.input().num_rows == 0 || weight.out_features > 0, "weight", "at least one row");
     require_one_stride(call.input().target_rows, call.input().num_rows, "target");
-    head.hidden = hidden.view().data;
-    head.weight = weight.view().data;
-    head.hidden_rows = hidden.rows;
-    head.weight_stride = weight.stride;
-    head.in_features = weight.in_features;
-    head.dtype = hidden.view().dtype;
-    head.arithmetic = read_arithmetic(arithmetic, hidden.view());
-    read_lora(lora);
+    bias.put(&head);
+    hidden.lead(&head.hidden, &head.hidden_rows, &head);
+    weight.put(&head);
+    head.arithmetic = read_arithmetic(nb::cast<int>(entry(how, 3)), hidden.view());
+    read_lora(entry(of, kLoraA), entry(of, kLoraB), nb::cast<double>(entry(how, 5)));
+    workspace_bytes = read_integer(entry(how, 2), "workspace_bytes", "a number of bytes");
+  }
+
+  template <class Params>
+  Params params() const {
+    Params p;
+    static_cast<LogprobInput&>(p) = call.input();
+    p.head = head;
+    return p;
   }
 
  private:
-  void read_lora(const LoraArguments& lora) {
-    head.lora_scale = static_cast<float>(lora.scale);
+  static nb::handle of_shard(nb::handle shard, int i) {
+    return shard.is_none() ? shard : entry(nb::borrow<nb::tuple>(shard), i);
+  }
+
+  void read_lora(nb::handle a, nb::handle b, double scale) {
+    head.lora_scale = static_cast<float>(scale);
     if (!std::isfinite(head.lora_scale)) {
-      value_error(std::string("lora_scale: expected a finite number of float32, got ") +
-                  nb::repr(nb::float_(lora.scale)).c_str());
+      argument_error("lora_scale", "expected a finite number of float32, got ", nb::float_(scale));
     }
-    if (lora.a.is_none() && lora.b.is_none()) return;
-    if (lora.a.is_none() || lora.b.is_none()) {
-      value_error(std::string(lora.a.is_none() ? "lora_a" : "lora_b") + ": expected an array beside " +
-                  (lora.a.is_none() ? "lora_b" : "lora_a") + ", got None");
-    }
-    lora_a.emplace(lora.a, "lora_a", name_of(head.dtype));
-    lora_b.emplace(lora.b, "lora_b", name_of(head.dtype));
-    const auto stride_of = [&](const Array& m, std::int64_t rows, std::int64_t columns, const std::string& wanted) {
-      check_same(m, hidden.array);
-      const TensorView& v = m.view();
-      if (v.ndim != 2 || v.shape[1] != columns || (rows < 0 ? v.shape[0] < 1 : v.shape[0] != rows)) {
-        argument_error(m, "expected shape " + wanted + ", got " + shape_text(m.shape()));
-      }
-      require_columns(m);
-      return v.stride(0);
-    };
-    const std::string ins = std::to_string(head.in_features), outs = std::to_string(weight.out_features);
-    constexpr std::int64_t kAnyRank = -1;
-    head.lora_a_stride = stride_of(*lora_a, kAnyRank, head.in_features,
-                                   "[rank, " + ins + "], at least one row of the last dimension of hidden");
-    head.lora_rank = lora_a->view().shape[0];
-    head.lora_b_stride = stride_of(
-        *lora_b, weight.out_features, head.lora_rank,
-        std::string("[") + outs + ", " + std::to_string(head.lora_rank) + "] (the rows of weight, those of lora_a)");
-    head.lora_a = lora_a->view().data;
-    head.lora_b = lora_b->view().data;
+    if (a.is_none() && b.is_none()) return;
+    require(!a.is_none(), "lora_a", "an array beside lora_b, got None");
+    require(!b.is_none(), "lora_b", "an array beside lora_a, got None");
+    lora_a.emplace(a, "lora_a", name_of(head.dtype));
+    lora_b.emplace(b, "lora_b", name_of(head.dtype));
+    const TensorView &va = lora_a->view(), &vb = lora_b->view();
+    const std::int64_t ins = head.in_features, outs = weight.out_features;
+    check_same(*lora_a, hidden.array);
+    require_shape(va.ndim == 2 && va.shape[1] == ins && va.shape[0] > 0, *lora_a, "shape [rank, ", ins,
+                  "], at least one row of the last dimension of hidden");
+    require_columns(*lora_a);
+    head.lora_rank = va.shape[0];
+    check_same(*lora_b, hidden.array);
+    require_shape(vb.ndim == 2 && vb.shape[1] == head.lora_rank && vb.shape[0] == outs, *lora_b, "shape [", outs, ", ",
+                  head.lora_rank, "] (the rows of weight, those of lora_a)");
+    require_columns(*lora_b);
+    head.lora_a = va.data;
+    head.lora_b = vb.data;
+    head.lora_a_stride = va.stride(0);
+    head.lora_b_stride = vb.stride(0);
   }
 };
 
@@ -104,132 +112,99 @@ nb::object allocate_on_gpu(Params* p, const WorkspaceRange& range, std::int64_t 
   return allocate_workspace(p, range, bytes, results);
 }
 
-nb::object forward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target, nb::handle temperature,
-                   nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
-                   nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
-                   int returns, nb::handle workspace_bytes, int arithmetic, nb::handle lora_a, nb::handle lora_b,
-                   double lora_scale, double label_smoothing, nb::handle allocate, std::uintptr_t stream) {
-  const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
-                        {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
-                         canonical_vocab, kept_ids, kept_offsets, nb::none(), nb::none(), exp, label_smoothing});
-  const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
-  Results results("linear_logprob", hidden, a.call.device(), allocate, stream);
-  LinearLogprobParams p;
-  static_cast<LogprobInput&>(p) = a.call.input();
-  p.head = a.head;
+nb::object forward(nb::tuple head, nb::tuple numbers, nb::tuple how, int returns, nb::handle allocate,
+                   std::uintptr_t stream) {
+  const HeadArguments a(head, numbers, how);
+  Results results("linear_logprob", entry(head, kHidden), a.call.device(), allocate, stream);
+  auto p = a.params<LinearLogprobParams>();
   Outputs().add(&results, a.call.rows_shape(), returns, &p);
   if (returns & kReturnsLargest) {
-    if (p.num_columns > kSampleVocab) {
-      value_error("weight: expected at most " + std::to_string(kSampleVocab) + " rows for the token accuracy, got " +
-                  std::to_string(p.num_columns));
-    }
+    require(p.num_columns <= kSampleVocab, "weight", "at most ", kSampleVocab, " rows for the token accuracy, got ",
+            p.num_columns);
     results.add(&p.largest, a.call.rows_shape());
   }
-  const nb::object workspace = allocate_on_gpu(&p, linear_logprob_workspace(p, a.call.device()), bytes, results);
+  const WorkspaceRange range = linear_logprob_workspace(p, a.call.device());
+  const nb::object workspace = allocate_on_gpu(&p, range, a.workspace_bytes, results);
   return results.run(rlk::linear_logprob, p);
 }
 
 // Statistics of a shard, [..., 5].
-nb::object partial(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target, nb::handle temperature,
-                   nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
-                   nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
-                   nb::handle vocab_start, nb::handle vocab_size, nb::handle workspace_bytes, int arithmetic,
-                   nb::handle lora_a, nb::handle lora_b, double lora_scale, double label_smoothing, nb::handle allocate,
+nb::object partial(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple shard, nb::handle allocate,
                    std::uintptr_t stream) {
-  const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
-                        {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
-                         canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp, label_smoothing});
-  const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
-  Results results("linear_logprob", hidden, a.call.device(), allocate, stream);
-  LinearLogprobParams p;
-  static_cast<LogprobInput&>(p) = a.call.input();
-  p.head = a.head;
-  results.add(&p.stats, a.hidden.shape_with(kStatsFields));
-  const nb::object workspace = allocate_on_gpu(&p, linear_logprob_workspace(p, a.call.device()), bytes, results);
+  const HeadArguments a(head, numbers, how, shard);
+  Results results("linear_logprob", entry(head, kHidden), a.call.device(), allocate, stream);
+  auto p = a.params<LinearLogprobParams>();
+  results.add(&p.stats, shape_with(a.hidden.leading(), kStatsFields));
+  const WorkspaceRange range = linear_logprob_workspace(p, a.call.device());
+  const nb::object workspace = allocate_on_gpu(&p, range, a.workspace_bytes, results);
   return results.run(rlk::linear_logprob, p);
 }
 
-// Refuses, before a forward, a workspace that would be too small for its backward.
-nb::object require_workspace(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target,
-                             nb::handle temperature, nb::handle logit_scale, nb::handle softcap,
-                             nb::handle ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab,
-                             nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype, bool wants_hidden,
-                             bool wants_weight, bool wants_bias, bool has_main_grad, int weight_dtype,
-                             nb::handle vocab_start, nb::handle vocab_size, int dh_segments, bool wide,
-                             nb::handle workspace_bytes, int arithmetic, nb::handle lora_a, nb::handle lora_b,
-                             double lora_scale, double label_smoothing, bool wants_lora_a, bool wants_lora_b) {
-  const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
-                        {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
-                         canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp, label_smoothing});
-  const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
-  LinearLogprobBackwardParams p;
-  static_cast<LogprobInput&>(p) = a.call.input();
-  p.head = a.head;
-  // Memory that is not there yet stands as an address that a workspace's size does not depend on.
-  const auto some = [](bool wanted) { return wanted ? reinterpret_cast<void*>(kAlign) : nullptr; };
-  p.dh_segments = dh_segments;
-  p.dhidden = some(wants_hidden);
-  p.wide_dhidden = wants_hidden && wide;
+// Gradients of the operands whose bits `needs` has, in memory that is not there yet; that of a weight with a main_grad is
+// float32. That of hidden, a shard's share of a tree, is float32 too.
+LinearLogprobBackwardParams backward_params(const HeadArguments& a, int needs, bool accumulates, nb::handle shard) {
+  auto p = a.params<LinearLogprobBackwardParams>();
+  p.dh_segments = a.dh_segments;
+  p.wide_dhidden = needs & 1 << kHidden && !shard.is_none() && a.dh_segments > 1;
   p.dhidden_rows = contiguous_rows(p.num_rows, a.head.in_features);
-  p.dweight = some(wants_weight);
-  p.dweight_dtype = has_main_grad ? DType::kFloat32 : read_dtype(weight_dtype, a.head.dtype);
-  p.main_grad = static_cast<const float*>(some(wants_weight && has_main_grad));
+  p.dweight_dtype = accumulates ? DType::kFloat32 : a.head.dtype;
   p.dweight_stride = p.main_grad_stride = a.head.in_features;
-  p.dbias = some(wants_bias);
   p.dbias_dtype = a.head.bias_dtype;
-  p.dlora_a = some(wants_lora_a && a.head.lora_rank > 0);
-  p.dlora_b = some(wants_lora_b && a.head.lora_rank > 0);
-  require_bytes(least_bytes(linear_logprob_backward_workspace(p, a.call.device())), bytes, "the backward of this call");
+  return p;
+}
+
+// Refuses, before a forward, a workspace that would be too small for its backward.
+nb::object require_workspace(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard, int needs,
+                             bool has_main_grad) {
+  const HeadArguments a(head, numbers, how, shard);
+  auto p = backward_params(a, needs, has_main_grad, shard);
+  // Memory that is not there yet stands as an address that a workspace's size does not depend on.
+  const auto some = [&](Operand operand, bool there = true) {
+    return needs >> operand & 1 && there ? reinterpret_cast<void*>(kAlign) : nullptr;
+  };
+  p.dhidden = some(kHidden);
+  p.dweight = some(kWeight);
+  p.main_grad = static_cast<const float*>(some(kWeight, has_main_grad));
+  p.dbias = some(kBias);
+  p.dlora_a = some(kLoraA, a.head.lora_rank > 0);
+  p.dlora_b = some(kLoraB, a.head.lora_rank > 0);
+  const WorkspaceRange range = linear_logprob_backward_workspace(p, a.call.device());
+  require_bytes(least_bytes(range), a.workspace_bytes, "the backward of this call");
   return nb::none();
 }
 
 // Returns (dhidden, dweight, dbias, dlora_a, dlora_b), None for each that is not asked for. If main_grad is given,
-// dweight is main_grad itself. With `wide`, dhidden is float32: a shard's share.
-nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target, nb::handle temperature,
-                    nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
-                    nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
-                    nb::handle lse, nb::handle entropy, nb::handle dlogprob, nb::handle dlse, nb::handle dentropy,
-                    bool wants_hidden, bool wants_weight, bool wants_bias, nb::handle main_grad, int weight_dtype,
-                    nb::handle vocab_start, nb::handle vocab_size, int dh_segments, bool wide,
-                    nb::handle workspace_bytes, int arithmetic, nb::handle lora_a, nb::handle lora_b, double lora_scale,
-                    double label_smoothing, bool wants_lora_a, bool wants_lora_b, nb::handle allocate,
-                    std::uintptr_t stream) {
-  const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
-                        {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
-                         canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp, label_smoothing});
-  const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
+// dweight is main_grad itself.
+// `rows`: those of BackwardRows.
+nb::object backward(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard, nb::tuple rows, int needs,
+                    nb::handle main_grad, nb::handle allocate, std::uintptr_t stream) {
+  const HeadArguments a(head, numbers, how, shard);
   const Device device = a.call.device();
-  LinearLogprobBackwardParams p;
-  static_cast<LogprobInput&>(p) = a.call.input();
-  p.head = a.head;
-  const BackwardRows rows(a.call, lse, entropy, dlogprob, dlse, dentropy, &p);
+  const auto wants = [&](Operand operand) { return (needs >> operand & 1) != 0; };
+  const bool accumulates = wants(kWeight) && !main_grad.is_none();
+  auto p = backward_params(a, needs, accumulates, shard);
+  const BackwardRows of_rows(a.call, rows, &p);
   if (p.dlogprob != nullptr) require_one_stride(p.dlogprob_rows, p.num_rows, "dlogprob");
   if (p.dlse != nullptr) require_one_stride(p.dlse_rows, p.num_rows, "dlse");
   if (p.dentropy != nullptr) require_one_stride(p.dentropy_rows, p.num_rows, "dentropy");
-  Results results("linear_logprob", hidden, device, allocate, stream);
-  p.dh_segments = dh_segments;
-  p.wide_dhidden = wants_hidden && wide;
-  if (wants_hidden) p.dhidden_rows = contiguous_rows(p.num_rows, a.head.in_features);
-  results.add(&p.dhidden, a.hidden.array.shape(), wide ? DType::kFloat32 : a.head.dtype, wants_hidden);
+  Results results("linear_logprob", entry(head, kHidden), device, allocate, stream);
+  results.add(&p.dhidden, a.hidden.array.shape(), p.wide_dhidden ? DType::kFloat32 : a.head.dtype, wants(kHidden));
   std::optional<Array> total;
-  if (wants_weight && !main_grad.is_none()) {
+  if (accumulates) {
     total.emplace(main_grad, "main_grad", kFloat32);
     p.main_grad_stride = p.dweight_stride = check_output(*total, p.num_columns, a.head.in_features, device);
     p.dweight = total->view().data;
-    p.main_grad = static_cast<const float*>(total->view().data);
-    p.dweight_dtype = DType::kFloat32;
+    p.main_grad = total->data<float>();
     results.add(main_grad);
   } else {
-    if (wants_weight) p.dweight_dtype = read_dtype(weight_dtype, a.head.dtype);
-    if (wants_weight) p.dweight_stride = a.head.in_features;
-    results.add(&p.dweight, {p.num_columns, a.head.in_features}, p.dweight_dtype, wants_weight);
+    results.add(&p.dweight, {p.num_columns, a.head.in_features}, p.dweight_dtype, wants(kWeight));
   }
-  if (wants_bias) p.dbias_dtype = a.head.bias_dtype;
   const std::int64_t rank = a.head.lora_rank;
-  results.add(&p.dbias, {p.num_columns}, p.dbias_dtype, wants_bias)
-      .add(&p.dlora_a, {rank, a.head.in_features}, a.head.dtype, wants_lora_a && rank > 0)
-      .add(&p.dlora_b, {p.num_columns, rank}, a.head.dtype, wants_lora_b && rank > 0);
-  const nb::object workspace = allocate_on_gpu(&p, linear_logprob_backward_workspace(p, device), bytes, results);
+  results.add(&p.dbias, {p.num_columns}, p.dbias_dtype, wants(kBias))
+      .add(&p.dlora_a, {rank, a.head.in_features}, a.head.dtype, wants(kLoraA) && rank > 0)
+      .add(&p.dlora_b, {p.num_columns, rank}, a.head.dtype, wants(kLoraB) && rank > 0);
+  const WorkspaceRange range = linear_logprob_backward_workspace(p, device);
+  const nb::object workspace = allocate_on_gpu(&p, range, a.workspace_bytes, results);
   return results.run(rlk::linear_logprob_backward, p, true);
 }
 

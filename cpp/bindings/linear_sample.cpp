@@ -18,31 +18,16 @@ nb::object tokens(nb::handle hidden, nb::handle weight, nb::handle bias, nb::han
                   nb::handle workspace_bytes, nb::handle allocate, std::uintptr_t stream) {
   const RowsArgument x(hidden, "hidden");
   check_operand(x);
-  if (x.view().ndim != 2) {
-    argument_error(x.array, "expected shape [num_rows, in_features], got " + shape_text(x.array.shape()));
-  }
+  require_shape(x.view().ndim == 2, x.array, "shape [num_rows, in_features]");
   const WeightArgument w(weight, "weight", x, 1);
-  if (w.out_features < 1 || w.out_features > kSampleVocab) {
-    argument_error(w.array,
-                   "expected 1 to " + std::to_string(kSampleVocab) + " rows, got " + std::to_string(w.out_features));
-  }
+  require(w.out_features > 0 && w.out_features <= kSampleVocab, w.array, "1 to ", kSampleVocab, " rows, got ",
+          w.out_features);
   const Device device = x.view().device;
   LinearSampleParams p;
-  p.product.x = x.view().data;
-  p.product.x_rows = x.rows;
-  p.product.weight = w.view().data;
-  p.product.weight_stride = w.stride;
-  p.product.num_rows = x.num_rows;
-  p.product.in_features = w.in_features;
-  p.product.out_features = w.out_features;
-  p.product.dtype = x.view().dtype;
-  std::optional<Array> b;
-  if (!bias.is_none()) {
-    b.emplace(bias, "bias", "float32 or that of hidden");
-    check_bias(*b, w.out_features, device, p.product.dtype, " (that of hidden)");
-    p.product.bias = b->view().data;
-    p.product.bias_dtype = b->view().dtype;
-  }
+  x.lead(&p.product.x, &p.product.x_rows, &p.product);
+  w.put(&p.product);
+  const BiasArgument b(bias, "float32 or that of hidden", w.out_features, device, p.product.dtype, " (that of hidden)");
+  b.put(&p.product);
   p.product.out_dtype = read_logits_dtype(logits_dtype, p.product.dtype);
   p.product.arithmetic = read_arithmetic(arithmetic, x.view());
   p.draw.num_rows = x.num_rows;

@@ -12,14 +12,18 @@ namespace rlk::bindings {
 
 // What the Python op passes, None where the user gave nothing.
 struct LogprobArguments {
-  nb::handle logits, target, temperature;
-  nb::handle logit_scale, softcap, ignore_index;
-  nb::handle valid_vocab, canonical_vocab;
-  nb::handle kept_ids, kept_offsets;
-  nb::handle vocab_start, vocab_size;  // None: logits hold the whole row
+  nb::handle logits, target;
+  // (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept ids, kept offsets)
+  const nb::tuple& numbers;
   int exp;
+  nb::handle vocab_start = Py_None, vocab_size = Py_None;  // None: logits hold the whole row
   double label_smoothing = 0.0;
 };
+// An element of a tuple as long as the tuple.
+inline nb::handle entry(const nb::tuple& of, int i) {
+  if (PyObject* const found = PyTuple_GetItem(of.ptr(), i)) return found;
+  throw nb::python_error();
+}
 
 // Keeps the arrays of a call alive beside the params that point into them.
 class LogprobCall {
@@ -40,11 +44,12 @@ class LogprobCall {
   void check_apart(const Array& output, bool from_logits) const;
 
  private:
+  void count_rows();
   void read(const LogprobArguments& a);
   void read_temperature(nb::handle temperature);
   void read_vocabulary(const LogprobArguments& a);
   void require_whole_parts() const;
-  void read_kept(const LogprobArguments& a);
+  void read_kept(nb::handle ids, nb::handle offsets);
   void check_device(const Array& array) const;
 
   LogprobInput input_;
@@ -55,15 +60,15 @@ class LogprobCall {
 // What a backward reads beside its input, and keeps alive: lse, entropy and gradients of rows.
 class BackwardRows {
  public:
+  // `rows`: (lse, entropy, dlogprob, dlse, dentropy).
   template <class Params>
-  BackwardRows(const LogprobCall& call, nb::handle lse, nb::handle entropy, nb::handle dlogprob, nb::handle dlse,
-               nb::handle dentropy, Params* p) {
+  BackwardRows(const LogprobCall& call, const nb::tuple& rows, Params* p) {
     arrays_.reserve(5);
-    p->lse = read(call, lse, "lse", nullptr);
-    p->entropy = read(call, entropy, "entropy", nullptr);
-    p->dlogprob = read(call, dlogprob, "dlogprob", &p->dlogprob_rows);
-    p->dlse = read(call, dlse, "dlse", &p->dlse_rows);
-    p->dentropy = read(call, dentropy, "dentropy", &p->dentropy_rows);
+    p->lse = read(call, entry(rows, 0), "lse", nullptr);
+    p->entropy = read(call, entry(rows, 1), "entropy", nullptr);
+    p->dlogprob = read(call, entry(rows, 2), "dlogprob", &p->dlogprob_rows);
+    p->dlse = read(call, entry(rows, 3), "dlse", &p->dlse_rows);
+    p->dentropy = read(call, entry(rows, 4), "dentropy", &p->dentropy_rows);
   }
   const std::vector<Array>& arrays() const { return arrays_; }
 

@@ -1,6 +1,7 @@
 #include "ndarray.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -69,11 +70,6 @@ constexpr Format kFormats[] = {
     {DType::kUInt8, kDLUInt, 8, "uint8"},
 };
 
-[[noreturn]] void raise(PyObject* type, const std::string& message) {
-  PyErr_SetString(type, message.c_str());
-  throw nb::python_error();
-}
-
 const Format* format_of(DLDataType t) {
   for (const Format& f : kFormats) {
     if (t.code == f.code && t.bits == f.bits && t.lanes == 1) return &f;
@@ -102,9 +98,7 @@ Device device_of(DLDevice d, const char* name) {
     case kDLROCM:
       return {DeviceType::kRocm, d.id};
     default:
-      raise(PyExc_TypeError, std::string(name) +
-                                 ": expected an array on a CPU, CUDA or ROCm device, got DLPack device type " +
-                                 std::to_string(d.type));
+      type_error(name, "an array on a CPU, CUDA or ROCm device, got DLPack device type ", d.type);
   }
 }
 
@@ -115,18 +109,14 @@ void refuse_lazy_negation(nb::handle object, const char* name) {
   if (!result) return PyErr_Clear();  // no such thing in this framework
   const bool negated = result == Py_True;
   Py_DECREF(result);
-  if (negated) raise(PyExc_ValueError, std::string(name) + ": has torch's negative bit; call .resolve_neg()");
+  if (negated) argument_error(name, "has torch's negative bit; call .resolve_neg()");
 }
 
 [[noreturn]] void refuse_object(nb::handle object, const char* name) {
   const bool foreign = PyObject_HasAttrString(object.ptr(), "__dlpack__");
-  raise(PyExc_TypeError,
-        std::string(name) +
-            (foreign ? ": expected an array of the framework of the first argument, got "
-                     : ": expected an array that speaks DLPack, got ") +
-            kind_of(object) +
-            (!foreign && PyNumber_Check(object.ptr()) ? "; put a number in an array: torch.tensor(3) or np.array(3)"
-                                                      : ""));
+  const bool number = !foreign && PyNumber_Check(object.ptr());
+  type_error(name, foreign ? "an array of the framework of the first argument" : "an array that speaks DLPack",
+             ", got ", kind_of(object), number ? "; put a number in an array: torch.tensor(3) or np.array(3)" : "");
 }
 
 // Whether the farthest element of a view lies within 63 bits of bytes.
@@ -146,13 +136,15 @@ bool is_addressable(const DLTensor& t) {
   return !__builtin_mul_overflow(reach, bytes, &reach);
 }
 
-void release_versioned(void* p) {
-  auto* t = static_cast<DLManagedTensorVersioned*>(p);
+template <class Managed>
+void release(void* p) {
+  auto* t = static_cast<Managed*>(p);
   if (t->deleter) t->deleter(t);
 }
-void release_legacy(void* p) {
-  auto* t = static_cast<DLManagedTensor*>(p);
-  if (t->deleter) t->deleter(t);
+
+template <class... Words>
+[[noreturn]] void buffer_error(const char* name, const Words&... expected) {
+  throw nb::buffer_error(words(name, ": expected ", expected...).c_str());
 }
 
 }  // namespace
@@ -160,16 +152,11 @@ void release_legacy(void* p) {
 // A torch DTensor has no memory of its own, and what it is cannot be told by its DLPack view.
 static void refuse_distributed(nb::handle object, const char* name) {
   if (kind_of(object) != "DTensor") return;
-  raise(PyExc_TypeError, std::string(name) + ": expected a local tensor, got a DTensor; pass tensor.to_local()");
+  type_error(name, "a local tensor, got a DTensor; pass tensor.to_local()");
 }
 
-void argument_error(const std::string& name, const std::string& message) {
-  throw nb::value_error((name + ": " + message).c_str());
-}
-
-void dtype_error(const Array& a, const std::string& expected) {
-  raise(PyExc_TypeError, std::string(a.name()) + ": expected dtype " + expected + ", got " + name_of(a.view().dtype));
-}
+void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
+void raise_type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
 const char* name_of(DType dtype) {
   for (const Format& f : kFormats) {
@@ -231,31 +218,27 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
       auto* managed = static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
       if (managed->version.major != 1) {
-        raise(PyExc_BufferError, std::string(name) + ": expected DLPack version 1.x, got " +
-                                     std::to_string(managed->version.major) + "." +
-                                     std::to_string(managed->version.minor));
+        buffer_error(name, "DLPack version 1.x, got ", managed->version.major, ".", managed->version.minor);
       }
       PyCapsule_SetName(capsule, "used_dltensor_versioned");
       owner_ = managed;
-      release_ = release_versioned;
+      release_ = release<DLManagedTensorVersioned>;
       view_.read_only = managed->flags & kReadOnlyFlag;
       t = managed->tensor;
     } else if (PyCapsule_IsValid(capsule, "dltensor")) {
       auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
       PyCapsule_SetName(capsule, "used_dltensor");
       owner_ = managed;
-      release_ = release_legacy;
+      release_ = release<DLManagedTensor>;
       t = managed->tensor;
     } else {
       const char* got = PyCapsule_GetName(capsule);
-      raise(PyExc_BufferError,
-            std::string(name) + ": expected an unconsumed DLPack capsule, got one named '" + (got ? got : "") + "'");
+      buffer_error(name, "an unconsumed DLPack capsule, got one named '", got ? got : "", "'");
     }
   } else if (const ExchangeApi* api = exchange_api(object)) {
     if (api->view_from_object(object.ptr(), &t) != 0) {
       PyErr_Clear();  // the exporter's own words are a stack trace
-      raise(PyExc_TypeError, std::string(name) + ": expected a dense array in memory, got a " + kind_of(object) +
-                                 " that has none (sparse, meta or fake)");
+      type_error(name, "a dense array in memory, got a ", kind_of(object), " that has none (sparse, meta or fake)");
     }
     refuse_lazy_negation(object, name);
   } else {
@@ -263,31 +246,25 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
   }
   try {
     const Format* format = format_of(t.dtype);
-    const bool moves =
-        any_dtype && t.dtype.lanes == 1 &&
-        (t.dtype.bits == 8 || t.dtype.bits == 16 || t.dtype.bits == 32 || t.dtype.bits == 64 || t.dtype.bits == 128);
-    if (!format && !moves)
-      raise(PyExc_TypeError, std::string(name) + ": expected dtype " + dtypes + ", got " + dtype_text(t.dtype));
+    const bool moves = any_dtype && t.dtype.lanes == 1 && t.dtype.bits >= 8 && t.dtype.bits <= 128 &&
+                       std::has_single_bit(t.dtype.bits);
+    if (!format && !moves) type_error(name, "dtype ", dtypes, ", got ", dtype_text(t.dtype));
     if (format) view_.dtype = format->dtype;
     code_ = t.dtype.code;
     bits_ = t.dtype.bits;
     view_.device = device_of(t.device, name);
-    if (t.ndim < 0 || t.ndim > 8) {
-      raise(PyExc_ValueError, std::string(name) + ": expected at most 8 dimensions, got " + std::to_string(t.ndim));
-    }
+    require(t.ndim >= 0 && t.ndim <= 8, name, "at most 8 dimensions, got ", t.ndim);
+    const std::span<const std::int64_t> shape(t.shape, static_cast<std::size_t>(t.ndim));
     std::int64_t elements = 1;
     for (int i = 0; i < t.ndim; ++i) {
       if (t.shape[i] < 0 || __builtin_mul_overflow(elements, t.shape[i], &elements)) {
-        raise(PyExc_ValueError, std::string(name) + ": shape " +
-                                    shape_text({t.shape, static_cast<std::size_t>(t.ndim)}) +
-                                    " is negative or its product overflows");
+        argument_error(name, "shape ", shape, " is negative or its product overflows");
       }
       inline_shape_[i] = t.shape[i];
       inline_strides_[i] = t.strides ? t.strides[i] : 0;
     }
     if (!is_addressable(t)) {
-      raise(PyExc_ValueError, std::string(name) + ": shape " + shape_text({t.shape, static_cast<std::size_t>(t.ndim)}) +
-                                  " with its strides reaches beyond 64-bit addresses");
+      argument_error(name, "shape ", shape, " with its strides reaches beyond 64-bit addresses");
     }
     view_.ndim = t.ndim;
     view_.shape = inline_shape_;
@@ -295,13 +272,11 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
     view_.data = static_cast<char*>(t.data) + t.byte_offset;
     if (elements > 0 && !t.data) {
       refuse_distributed(object, name);
-      raise(PyExc_ValueError, std::string(name) + ": has no memory (a fake, meta or freed tensor)");
+      argument_error(name, "has no memory (a fake, meta or freed tensor)");
     }
-    if (elements > 0 &&
-        reinterpret_cast<std::uintptr_t>(view_.data) % static_cast<unsigned>(std::min(element_bytes(), 8)) != 0) {
-      raise(PyExc_ValueError, std::string(name) + ": expected an address that is a multiple of its " +
-                                  std::to_string(std::min(element_bytes(), 8)) + "-byte elements");
-    }
+    const auto alignment = static_cast<unsigned>(std::min(element_bytes(), 8));
+    require(elements == 0 || reinterpret_cast<std::uintptr_t>(view_.data) % alignment == 0, name,
+            "an address that is a multiple of its ", alignment, "-byte elements");
   } catch (...) {
     if (release_) release_(owner_);
     throw;
@@ -345,7 +320,7 @@ static nb::object relabelled(nb::object capsule, int bits, int code) {
     tensor = &static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
   }
   if (!tensor || tensor->dtype.bits != bits) {
-    raise(PyExc_TypeError, "expected an unconsumed DLPack capsule of " + std::to_string(bits) + "-bit elements");
+    raise_type_error(words("expected an unconsumed DLPack capsule of ", bits, "-bit elements"));
   }
   tensor->dtype.code = static_cast<std::uint8_t>(code);
   return capsule;
@@ -376,7 +351,7 @@ double read_number(nb::handle value, const char* name, const char* expected) {
   const double x = refused ? -1.0 : PyFloat_AsDouble(object);
   if (refused || PyErr_Occurred()) {
     PyErr_Clear();
-    raise(PyExc_TypeError, std::string(name) + ": expected " + expected + ", got " + kind_of(value));
+    type_error(name, expected, ", got ", kind_of(value));
   }
   return x;
 }
@@ -385,7 +360,7 @@ Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, DType dtype) co
   for (const Format& f : kFormats) {
     if (f.dtype == dtype) return empty(shape, f.code, f.bits, f.name);
   }
-  raise(PyExc_TypeError, "out: expected a dtype of arrays");
+  type_error("out", "a dtype of arrays");
 }
 
 Caller::Fresh Caller::empty_like(std::span<const std::int64_t> shape, const Array& like) const {
@@ -399,10 +374,8 @@ Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, std::uint8_t co
     for (std::int64_t s : shape) sizes.append(s);
     nb::tuple made = nb::cast<nb::tuple>(allocate(nb::tuple(sizes), name.c_str()));
     const Array array = Array::of_any_dtype(made[1], "out");
-    if (!(array.view().device == device)) {
-      raise(PyExc_ValueError, "out: expected memory on " + name_of(device) + ", the allocator gave some on " +
-                                  name_of(array.view().device));
-    }
+    require(array.view().device == device, "out", "memory on ", device, ", the allocator gave some on ",
+            array.view().device);
     return {nb::object(made[0]), array.view().data};  // the array in made[0] keeps the memory
   }
   DLTensor prototype{};
@@ -420,7 +393,8 @@ Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, std::uint8_t co
   };
   if (api->allocate(&prototype, &managed, &error, set_error) != 0) {
     if (PyErr_Occurred()) throw nb::python_error();
-    raise(PyExc_MemoryError, "out: " + error.substr(0, error.find('\n')));  // what follows is a stack trace
+    PyErr_SetString(PyExc_MemoryError, ("out: " + error.substr(0, error.find('\n'))).c_str());  // no stack trace
+    throw nb::python_error();
   }
   void* data = static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset;
   void* object = nullptr;

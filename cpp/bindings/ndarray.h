@@ -58,6 +58,10 @@ class Array {
   Array& operator=(const Array&) = delete;
 
   const TensorView& view() const { return view_; }
+  template <class T = void>
+  const T* data() const {
+    return static_cast<const T*>(view_.data);
+  }
   const char* name() const { return name_; }
   std::span<const std::int64_t> shape() const { return {view_.shape, static_cast<std::size_t>(view_.ndim)}; }
   int element_bytes() const { return bits_ / 8; }
@@ -100,22 +104,57 @@ Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::ui
 nb::object bfloat16_capsule(nb::object capsule);
 nb::object bool_capsule(nb::object capsule);  // of bytes
 
-[[noreturn]] inline void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
-// One that names the argument.
-[[noreturn]] void argument_error(const std::string& name, const std::string& message);
-[[noreturn]] inline void argument_error(const Array& a, const std::string& message) {
-  argument_error(a.name(), message);
+const char* name_of(DType dtype);
+std::string name_of(Device device);
+std::string kind_of(nb::handle object);
+std::string shape_text(std::span<const std::int64_t> shape);
+
+// Words of an error: text, numbers, shapes, dtypes and devices.
+inline std::string word(std::string text) { return text; }
+inline std::string word(std::int64_t number) { return std::to_string(number); }
+inline std::string word(std::span<const std::int64_t> shape) { return shape_text(shape); }
+inline std::string word(DType dtype) { return name_of(dtype); }
+inline std::string word(Device device) { return name_of(device); }
+inline std::string word(const Array& a) { return a.name(); }
+inline std::string word(nb::handle value) { return nb::str(value).c_str(); }
+template <class... Words>
+std::string words(const Words&... all) {
+  return (std::string() + ... + word(all));
 }
-[[noreturn]] void dtype_error(const Array& a, const std::string& expected);
+
+// ValueError and TypeError. `name` is that of an argument, or its array.
+[[noreturn]] void value_error(const std::string& message);
+[[noreturn]] void raise_type_error(const std::string& message);
+template <class Name, class... Words>
+[[noreturn, gnu::cold, gnu::noinline]] void argument_error(const Name& name, const Words&... message) {
+  value_error(words(name, ": ", message...));
+}
+template <class... Words>
+[[noreturn, gnu::cold, gnu::noinline]] void type_error(const char* name, const Words&... expected) {
+  raise_type_error(words(name, ": expected ", expected...));
+}
+template <class... Words>
+[[noreturn, gnu::cold, gnu::noinline]] void dtype_error(const Array& a, const Words&... expected) {
+  type_error(a.name(), "dtype ", expected..., ", got ", a.view().dtype);
+}
+// ValueError where an argument is not what the words say; they are put together only then.
+template <class Name, class... Words>
+void require(bool right, const Name& name, const Words&... expected) {
+  if (!right) [[unlikely]]
+    argument_error(name, "expected ", expected...);
+}
+// The same, with the array's shape behind the words.
+template <class... Words>
+void require_shape(bool right, const Array& a, const Words&... expected) {
+  if (!right) [[unlikely]]
+    argument_error(a, "expected ", expected..., ", got ", a.shape());
+}
+// What None is not.
+constexpr const char* kNothing = "an array that speaks DLPack, got NoneType";
 // Where a copy mends the layout of an argument.
 constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
 
 // A Python number, which a bool is not, nor a tensor: its device would be waited for, and its gradient lost.
 double read_number(nb::handle value, const char* name, const char* expected = "a number");
-
-const char* name_of(DType dtype);
-std::string name_of(Device device);
-std::string kind_of(nb::handle object);
-std::string shape_text(std::span<const std::int64_t> shape);
 
 }  // namespace rlk::bindings

@@ -12,19 +12,12 @@
 namespace rlk::bindings {
 namespace {
 
-using Sizes = std::vector<std::int64_t>;
-
 constexpr std::int64_t kMost = std::int64_t{1} << 31;
 
 void check_counts(std::int64_t num_tokens, std::int64_t capacity, bool unpacks) {
-  if (num_tokens >= kMost) {
-    const char* const columns =
-        unpacks ? "expected fewer than 2^31, got " : "expected fewer than 2^31 tokens a row, got ";
-    argument_error(unpacks ? "max_seqlen" : "tensors", columns + std::to_string(num_tokens));
-  }
-  if (capacity >= kMost) {
-    argument_error("max_tokens", "expected fewer than 2^31 (cu_seqlens are int32), got " + std::to_string(capacity));
-  }
+  require(num_tokens < kMost, unpacks ? "max_seqlen" : "tensors", "fewer than 2^31", unpacks ? "" : " tokens a row",
+          ", got ", num_tokens);
+  require(capacity < kMost, "max_tokens", "fewer than 2^31 (cu_seqlens are int32), got ", capacity);
 }
 
 // (cu_seqlens, positions or None, status) of lengths [rows] or a mask [rows, tokens].
@@ -38,34 +31,23 @@ nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, 
   check_counts(num_tokens, capacity, false);
   PackLayoutParams p;
   if (by_lengths) {
-    if (v.ndim != 1 || !v.is_contiguous()) {
-      argument_error(name, "expected a contiguous array of shape [num_sequences], got " + shape_text(in.shape()));
-    }
+    require_shape(v.ndim == 1 && v.is_contiguous(), in, "a contiguous array of shape [num_sequences]");
     p.lengths = v.shape[0] == 0 ? nullptr : v.data;
     p.lengths_dtype = v.dtype;
   } else {
-    if (v.ndim != 2 || v.shape[1] != num_tokens) {
-      argument_error(
-          name, "expected shape [num_sequences, " + std::to_string(num_tokens) + "], got " + shape_text(in.shape()));
-    }
-  }
-  p.num_sequences = v.shape[0];
-  p.num_tokens = num_tokens;
-  p.capacity = capacity;
-  if (!by_lengths) {
+    require_shape(v.ndim == 2 && v.shape[1] == num_tokens, in, "shape [num_sequences, ", num_tokens, "]");
     require_flags(in);
     require_columns(in);
     p.mask = flags_of(in);
   }
+  p.num_sequences = v.shape[0];
+  p.num_tokens = num_tokens;
+  p.capacity = capacity;
   return Results("pack", by_lengths ? lengths : mask, device, allocate, stream)
       .add(&p.cu_seqlens, {p.num_sequences + 1})
       .add(&p.positions, {p.num_sequences, num_tokens}, !by_lengths)
       .add(&p.status, {1})
       .run(rlk::pack_layout, p);
-}
-
-std::string text_of(const std::string& leading, std::span<const std::int64_t> shape) {
-  return "[" + leading + "], got " + shape_text(shape);
 }
 
 // Returns (shape, name of the dtype) of any exporter, which may lack both attributes.
@@ -81,10 +63,8 @@ std::int64_t token_bytes(const Array& a, int first) {
   const TensorView& v = a.view();
   std::int64_t elements = 1;
   for (int i = v.ndim; i-- > first;) {
-    if (v.shape[i] > 1 && v.stride(i) != elements && v.num_elements() > 0) {
-      argument_error(a.name(), "expected contiguous dimensions after those of tokens, got stride " +
-                                   std::to_string(v.stride(i)) + " of dimension " + std::to_string(i) + kCopyHint);
-    }
+    require(v.shape[i] <= 1 || v.stride(i) == elements || v.num_elements() == 0, a,
+            "contiguous dimensions after those of tokens, got stride ", v.stride(i), " of dimension ", i, kCopyHint);
     elements *= v.shape[i];
   }
   return elements * a.element_bytes();
@@ -96,7 +76,7 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
                 std::int64_t num_tokens, std::int64_t capacity, nb::list fills, nb::handle allocate,
                 std::uintptr_t stream) {
   const std::size_t count = nb::len(arrays);
-  if (count == 0) argument_error("tensors", "expected at least one array, got none");
+  require(count > 0, "tensors", "at least one array, got none");
   std::vector<std::string> names;
   for (std::size_t i = 0; i < count; ++i)
     names.push_back(count == 1 ? "tensors" : "tensors[" + std::to_string(i) + "]");
@@ -119,11 +99,9 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
     where.emplace(positions, "positions", kInt32);
     const std::int64_t shape[] = {p.num_sequences, num_tokens};
     require_device(*where, device);
-    if (!std::ranges::equal(where->shape(), shape) || !where->view().is_contiguous()) {
-      argument_error("positions", "expected a contiguous array of shape " + shape_text(shape) + ", got " +
-                                      shape_text(where->shape()));
-    }
-    p.positions = where->view().num_elements() == 0 ? nullptr : static_cast<const std::int32_t*>(where->view().data);
+    require_shape(std::ranges::equal(where->shape(), shape) && where->view().is_contiguous(), *where,
+                  "a contiguous array of shape ", Shape(shape));
+    p.positions = where->view().num_elements() == 0 ? nullptr : where->data<std::int32_t>();
   }
   const Results results("pack", arrays[0], device, allocate, stream);
   nb::list out;
@@ -137,9 +115,7 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
     const auto bytes = [&](std::int64_t elements) { return elements * a.element_bytes(); };
     if (unpacks) {
       if (v.ndim < 1 || v.shape[0] != p.capacity) {
-        argument_error(
-            a.name(),
-            "expected shape " + text_of((i == 0 ? "num_tokens" : std::to_string(p.capacity)) + ", ...", a.shape()));
+        require_shape(false, a, "shape [", i == 0 ? "num_tokens" : word(p.capacity), ", ...]");
       }
       part.token_bytes = token_bytes(a, 1);
       part.packed = v.data;
@@ -149,11 +125,8 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
       part.token_stride = part.token_bytes;
       part.sequence_stride = num_tokens * part.token_bytes;
     } else {
-      if (v.ndim < 2 || v.shape[0] != p.num_sequences || v.shape[1] != num_tokens) {
-        argument_error(a.name(), "expected shape " + text_of(std::to_string(p.num_sequences) + ", " +
-                                                                 std::to_string(num_tokens) + ", ...",
-                                                             a.shape()));
-      }
+      require_shape(v.ndim >= 2 && v.shape[0] == p.num_sequences && v.shape[1] == num_tokens, a, "shape [",
+                    p.num_sequences, ", ", num_tokens, ", ...]");
       part.token_bytes = token_bytes(a, 2);
       part.padded = v.data;
       part.sequence_stride = bytes(v.stride(0));
@@ -163,7 +136,7 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
       part.packed_stride = part.token_bytes;
     }
     part.fill = nb::cast<std::uint64_t>(fills[i]);
-    if (shape.size() > 8) argument_error(a.name(), "expected at most 7 dimensions, got 8");
+    require(shape.size() <= 8, a, "at most 7 dimensions, got 8");
     Caller::Fresh fresh = results.caller().empty_like(shape, a);
     (unpacks ? part.padded : part.packed) = fresh.data;
     parts.push_back(part);

@@ -18,15 +18,13 @@ class PackedFields {
   void read(Fields*... fields) {
     ((*fields = next<Fields>()), ...);
   }
-  void require_end() const {
-    if (left_ != 0) value_error(std::string("spec: expected ") + expected_);
-  }
+  void require_end() const { require(left_ == 0, "spec", expected_); }
 
  private:
   template <class Field>
   Field next() {
     double value;
-    if (left_ < static_cast<Py_ssize_t>(sizeof value)) value_error(std::string("spec: expected ") + expected_);
+    require(left_ >= static_cast<Py_ssize_t>(sizeof value), "spec", expected_);
     std::memcpy(&value, bytes_, sizeof value);
     bytes_ += sizeof value;
     left_ -= sizeof value;

@@ -22,15 +22,14 @@ class Side {
     const TensorView& v = policy_.view();
     if (device) require_device(policy_, *device);
     if (v.ndim != 1 || (other && v.shape[0] != other->num)) {
-      const std::string wanted = other ? std::to_string(other->num) + "] (that of policy_chosen)" : "num_pairs]";
-      argument_error(policy_, "expected shape [" + wanted + ", got " + shape_text(policy_.shape()));
+      require_shape(false, policy_, "shape [", other ? words(other->num, "] (that of policy_chosen)") : "num_pairs]");
     }
     const auto read = [&](int i, nb::handle object, const Dtypes& dtypes, std::int64_t* stride) {
       const VectorArgument& a = others_[i - 1].emplace(object, names[i], dtypes, v.shape[0], names[4], v.device);
       *stride = a.stride();
       return a.data();
     };
-    side.policy = static_cast<const float*>(v.data);
+    side.policy = policy_.data<float>();
     side.policy_stride = v.shape[0] > 1 ? v.stride(0) : 1;
     side.num = v.shape[0];
     side.reference = static_cast<const float*>(read(1, reference, kFloat32, &side.reference_stride));
@@ -58,8 +57,7 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
                    nb::handle rejected_aligned, nb::handle kl, int kind, int sort, int score, int average,
                    nb::list numbers, nb::handle allocate, std::uintptr_t stream) {
   for (const auto& [array, name] : {std::pair{policy_chosen, "policy_chosen"}, {policy_rejected, "policy_rejected"}}) {
-    if (!array.is_none()) continue;
-    throw nb::type_error((std::string(name) + ": expected an array that speaks DLPack, got NoneType").c_str());
+    if (array.is_none()) type_error(name, kNothing);
   }
   const Side chosen(kChosen, policy_chosen, ref_chosen, chosen_count, chosen_aligned, nullptr, std::nullopt);
   const Device device = chosen.device();
@@ -100,38 +98,32 @@ nb::object backward(nb::handle dlosses, nb::handle d_chosen, nb::handle d_reject
                     nb::handle allocate, std::uintptr_t stream) {
   const Array in(dlosses, "dlosses", kFloat32);
   const TensorView& v = in.view();
-  if (v.ndim != 1) argument_error("dlosses", "expected shape [num_losses], got " + shape_text(in.shape()));
+  require_shape(v.ndim == 1, in, "shape [num_losses]");
   const Array w(d_chosen, "d_chosen", kFloat32), l(d_rejected, "d_rejected", kFloat32);
   for (const Array* a : {&w, &l}) {
     require_device(*a, v.device);
-    if (a->view().ndim != 1 || !a->view().is_contiguous()) {
-      argument_error(a->name(), "expected a contiguous array of shape [num], got " + shape_text(a->shape()));
-    }
+    require_shape(a->view().ndim == 1 && a->view().is_contiguous(), *a, "a contiguous array of shape [num]");
   }
   PreferenceLossBackwardParams p;
-  p.dlosses = static_cast<const float*>(v.data);
+  p.dlosses = in.data<float>();
   p.dlosses_stride = v.shape[0] > 1 ? v.stride(0) : 1;
   p.num_losses = v.shape[0];
   p.chosen.num = w.view().shape[0];
   p.rejected.num = l.view().shape[0];
-  p.chosen.d_policy = static_cast<const float*>(w.view().data);
-  p.rejected.d_policy = static_cast<const float*>(l.view().data);
+  p.chosen.d_policy = w.data<float>();
+  p.rejected.d_policy = l.data<float>();
   const bool pairs = p.num_losses == p.chosen.num && p.chosen.num == p.rejected.num;
-  if (!pairs && p.num_losses != p.chosen.num + p.rejected.num) {
-    argument_error("dlosses", "expected shape [" + std::to_string(p.chosen.num) + "], got " + shape_text(in.shape()));
-  }
+  require_shape(pairs || p.num_losses == p.chosen.num + p.rejected.num, in, "shape [", p.chosen.num, "]");
   p.rejected.first = pairs ? 0 : p.chosen.num;
   std::optional<Array> of_ranks;
   if (!ranks.is_none()) {
     of_ranks.emplace(ranks, "ranks", "int32");
     const TensorView& r = of_ranks->view();
     require_device(*of_ranks, v.device);
-    if (r.dtype != DType::kInt32 || r.ndim != 2 || r.shape[0] != 2 || r.shape[1] != p.chosen.num ||
-        !r.is_contiguous()) {
-      argument_error("ranks", "expected a contiguous int32 array of shape [2, " + std::to_string(p.chosen.num) +
-                                  "], got " + shape_text(of_ranks->shape()));
-    }
-    p.chosen.rank = static_cast<const std::int32_t*>(r.data);
+    require_shape(
+        r.dtype == DType::kInt32 && r.ndim == 2 && r.shape[0] == 2 && r.shape[1] == p.chosen.num && r.is_contiguous(),
+        *of_ranks, "a contiguous int32 array of shape [2, ", p.chosen.num, "]");
+    p.chosen.rank = of_ranks->data<std::int32_t>();
     p.rejected.rank =
         p.chosen.rank + (static_cast<PreferenceSort>(sort) == PreferenceSort::kAotUnpaired ? p.chosen.num : 0);
   }

@@ -14,8 +14,7 @@ class Entries {
     require_device(*array_, device);
     const TensorView& v = array_->view();
     if (v.ndim != 1 || (size >= 0 && v.shape[0] != size)) {
-      argument_error(name, "expected shape [" + (size < 0 ? "num_entries" : std::to_string(size)) + "], got " +
-                               shape_text(array_->shape()));
+      require_shape(false, *array_, "shape [", size < 0 ? "num_entries" : word(size), "]");
     }
     require_columns(*array_);
   }

@@ -16,9 +16,7 @@ namespace {
 
 float read_eps(nb::handle value) {
   const auto eps = static_cast<float>(read_number(value, "eps"));
-  if (!(eps > 0.0f) || !std::isfinite(eps)) {
-    argument_error("eps", std::string("expected a finite number > 0 in float32, got ") + nb::str(value).c_str());
-  }
+  require(eps > 0.0f && std::isfinite(eps), "eps", "a finite number > 0 in float32, got ", value);
   return eps;
 }
 
@@ -26,13 +24,9 @@ float read_eps(nb::handle value) {
 void check_vector(const Array& a, const RowsArgument& like) {
   const TensorView& v = a.view();
   require_device(a, like.view().device);
-  if (v.ndim != 1 || v.shape[0] != like.columns) {
-    argument_error(a.name(), "expected shape [" + std::to_string(like.columns) + "] (the last dimension of " +
-                                 like.array.name() + "), got " + shape_text(a.shape()));
-  }
-  if (v.shape[0] > 1 && v.stride(0) != 1) {
-    argument_error(a.name(), "expected contiguous elements (stride 1), got stride " + std::to_string(v.stride(0)));
-  }
+  require_shape(v.ndim == 1 && v.shape[0] == like.columns, a, "shape [", like.columns, "] (the last dimension of ",
+                like.array, ")");
+  require(v.shape[0] <= 1 || v.stride(0) == 1, a, "contiguous elements (stride 1), got stride ", v.stride(0));
 }
 
 // Arguments that a norm's forward and backward share.
@@ -42,20 +36,30 @@ struct Weight {
 
   Weight(nb::handle weight, nb::handle weight_offset, const RowsArgument& like)
       : offset(static_cast<float>(read_number(weight_offset, "weight_offset"))) {
-    if (!std::isfinite(offset)) {
-      argument_error("weight_offset", std::string("expected a finite number, got ") + nb::str(weight_offset).c_str());
-    }
-    if (weight.is_none()) {
-      if (offset != 0.0f) argument_error("weight_offset", "expected 0 where weight is None");
-      return;
-    }
+    require(std::isfinite(offset), "weight_offset", "a finite number, got ", weight_offset);
+    require(!weight.is_none() || offset == 0.0f, "weight_offset", "0 where weight is None");
+    if (weight.is_none()) return;
     array.emplace(weight, "weight", "float32 or that of x");
     check_float32_or(*array, like.array);
     check_vector(*array, like);
   }
-  const void* data() const { return array ? array->view().data : nullptr; }
-  DType dtype(DType otherwise) const { return array ? array->view().dtype : otherwise; }
+  template <class Params>
+  void put(Params* p) const {
+    p->weight = array ? array->data() : nullptr;
+    p->weight_dtype = array ? array->view().dtype : p->dtype;
+    p->weight_offset = offset;
+  }
 };
+
+// Rows like others, or None.
+std::optional<RowsArgument> read_more(nb::handle object, const char* name, const RowsArgument& like, const void** data,
+                                      RowLayout* rows) {
+  std::optional<RowsArgument> more;
+  if (object.is_none()) return more;
+  check_like(more.emplace(object, name), like);
+  more->put(data, rows);
+  return more;
+}
 
 // y, or (y, new_residual or None, rstd or None) where one of them is asked for.
 nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps, nb::handle weight_offset,
@@ -64,23 +68,12 @@ nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::han
   require_columns_below(a, 31);
   const Weight w(weight, weight_offset, a);
   RmsNormParams p;
-  p.x = a.view().data;
-  p.x_rows = a.rows;
-  p.num_rows = a.num_rows;
+  a.lead(&p.x, &p.x_rows, &p);
   p.columns = a.columns;
-  p.dtype = a.view().dtype;
-  p.weight = w.data();
-  p.weight_dtype = w.dtype(p.dtype);
-  p.weight_offset = w.offset;
+  w.put(&p);
   p.eps = read_eps(eps);
   p.round_before_weight = round_before_weight;
-  std::optional<RowsArgument> more;
-  if (!residual.is_none()) {
-    more.emplace(residual, "residual");
-    check_like(*more, a);
-    p.residual = more->view().data;
-    p.residual_rows = more->rows;
-  }
+  const auto more = read_more(residual, "residual", a, &p.residual, &p.residual_rows);
   p.y_rows = p.new_residual_rows = contiguous_rows(p.num_rows, p.columns);
   Results results("rms_norm", x, a.view().device, allocate, stream);
   results.add(&p.y, a.array.shape(), p.dtype);
@@ -101,46 +94,29 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
   check_like(a, g);
   const Weight w(weight, weight_offset, g);
   RmsNormBackwardParams p;
-  p.dy = g.view().data;
-  p.h = a.view().data;
-  p.dy_rows = g.rows;
-  p.h_rows = a.rows;
-  p.num_rows = g.num_rows;
+  g.lead(&p.dy, &p.dy_rows, &p);
+  a.put(&p.h, &p.h_rows);
   p.columns = g.columns;
-  p.dtype = g.view().dtype;
-  p.weight = w.data();
-  p.weight_dtype = w.dtype(p.dtype);
-  p.weight_offset = w.offset;
+  w.put(&p);
   p.round_before_weight = round_before_weight;
-  std::optional<RowsArgument> third;
-  if (!d_new_residual.is_none()) {
-    third.emplace(d_new_residual, "d_new_residual");
-    check_like(*third, g);
-    p.d_new_residual = third->view().data;
-    p.d_new_residual_rows = third->rows;
-  }
+  const auto third = read_more(d_new_residual, "d_new_residual", g, &p.d_new_residual, &p.d_new_residual_rows);
   Results results("rms_norm", dy, g.view().device, allocate, stream);
   std::optional<Array> given_rstd, given;
   RmsNormParams statistics;
   nb::object memory;
   if (rstd.is_none()) {
     statistics.eps = read_eps(eps);
-    statistics.x = p.h;
-    statistics.x_rows = p.h_rows;
-    statistics.num_rows = p.num_rows;
+    a.lead(&statistics.x, &statistics.x_rows, &statistics);
     statistics.columns = p.columns;
-    statistics.dtype = p.dtype;
     Caller::Fresh fresh = results.caller().empty(g.leading(), DType::kFloat32);
     p.rstd = statistics.rstd = static_cast<float*>(fresh.data);
     memory = std::move(fresh.array);
   } else {
     const TensorView& v = given_rstd.emplace(rstd, "rstd", kFloat32).view();
     require_device(*given_rstd, g.view().device);
-    if (!std::ranges::equal(given_rstd->shape(), g.leading()) || !v.is_contiguous()) {
-      argument_error("rstd", "expected a contiguous array of shape " + shape_text(g.leading()) +
-                                 " (the leading dimensions of dy), got " + shape_text(given_rstd->shape()));
-    }
-    p.rstd = static_cast<const float*>(v.data);
+    require_shape(std::ranges::equal(given_rstd->shape(), g.leading()) && v.is_contiguous(), *given_rstd,
+                  "a contiguous array of shape ", g.leading(), " (the leading dimensions of dy)");
+    p.rstd = given_rstd->data<float>();
   }
   p.dx_rows = contiguous_rows(p.num_rows, p.columns);
   results.add(&p.dx, g.array.shape(), p.dtype, return_dx);

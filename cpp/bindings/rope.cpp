@@ -12,19 +12,15 @@
 namespace rlk::bindings {
 namespace {
 
-using Sizes = std::vector<std::int64_t>;
-
 // [..., num_heads, ..., head_dim] by the axis of the heads; what is left are tokens.
 struct HeadsArgument {
   HeadsArgument(nb::handle object, const char* name, nb::handle head_axis) : array(object, name, kFloats) {
     const TensorView& v = array.view();
-    if (v.ndim < 2) argument_error(name, "expected shape [..., num_heads, head_dim], got " + shape_text(array.shape()));
+    require_shape(v.ndim >= 2, array, "shape [..., num_heads, head_dim]");
     const std::int64_t given = read_integer(head_axis, "head_axis", "an integer");
     axis = static_cast<int>(given < 0 ? given + v.ndim : given);
-    if (given < -v.ndim || given >= v.ndim || axis == v.ndim - 1) {
-      argument_error("head_axis", "expected an axis of " + std::string(name) + " before its last, in [0, " +
-                                      std::to_string(v.ndim - 1) + ") or negative, got " + std::to_string(given));
-    }
+    require(given >= -v.ndim && given < v.ndim && axis != v.ndim - 1, "head_axis", "an axis of ", name,
+            " before its last, in [0, ", v.ndim - 1, ") or negative, got ", given);
     require_columns(array);
     TensorView out;  // contiguous
     out.ndim = v.ndim;
@@ -96,52 +92,41 @@ class Tokens {
 
 std::int64_t read_rotary_dim(nb::handle partial_dim, const HeadsArgument& q) {
   if (partial_dim.is_none()) {
-    if (q.head_dim % 2 == 0) return q.head_dim;
-    argument_error(q.array.name(),
-                   "expected an even last dimension, or a partial_dim, got shape " + shape_text(q.array.shape()));
+    require(q.head_dim % 2 == 0, q.array, "an even last dimension, or a partial_dim, got shape ", q.array.shape());
+    return q.head_dim;
   }
   const std::int64_t dim = read_integer(partial_dim, "partial_dim", "an integer or None");
-  if (dim < 2 || dim % 2 != 0 || dim > q.head_dim) {
-    argument_error("partial_dim", "expected an even number in [2, " + std::to_string(q.head_dim) +
-                                      "] (the last dimension of " + q.array.name() + "), got " + std::to_string(dim));
-  }
+  require(dim >= 2 && dim % 2 == 0 && dim <= q.head_dim, "partial_dim", "an even number in [2, ", q.head_dim,
+          "] (the last dimension of ", q.array, "), got ", dim);
   return dim;
 }
 
 void read_sections(nb::handle sections, RopeParams* p) {
   if (sections.is_none()) return;
-  const std::string expected = "expected None or three sizes of sections, integers >= 0 that sum to " +
-                               std::to_string(p->rotary_dim / 2) + " (half the rotated columns)";
+  const std::string expected = words("None or three sizes of sections, integers >= 0 that sum to ", p->rotary_dim / 2,
+                                     " (half the rotated columns)");
   if (!PyTuple_Check(sections.ptr()) && !PyList_Check(sections.ptr())) {
-    throw nb::type_error(("mrope_sections: " + expected + ", got " + kind_of(sections)).c_str());
+    type_error("mrope_sections", expected, ", got ", kind_of(sections));
   }
   const nb::sequence given = nb::borrow<nb::sequence>(sections);
   std::int64_t sum = 0;
-  const std::size_t count = nb::len(given);
-  bool right = count == 3;
-  for (std::size_t i = 0; right && i < count; ++i) {
+  bool right = nb::len(given) == 3;
+  for (int i = 0; right && i < 3; ++i) {
     const std::int64_t size = read_integer(given[i], "mrope_sections", "integers");
     right = size >= 0 && size <= p->rotary_dim / 2;
     p->section_pairs[i] = static_cast<std::int32_t>(right ? size : 0);
     sum += size;
   }
-  if (!right || sum != p->rotary_dim / 2) {
-    argument_error("mrope_sections", expected + ", got " + nb::repr(sections).c_str());
-  }
+  require(right && sum == p->rotary_dim / 2, "mrope_sections", expected, ", got ", sections);
   p->num_sections = 3;
 }
 
-std::string text_of(Sizes sizes, const std::string& last) {
-  std::string text = "[";
-  for (std::int64_t s : sizes) text += std::to_string(s) + ", ";
-  return text + last + "]";
-}
-
 // Strides of the dimensions of tokens, 0 where one serves all, and of sections; an error where the shape is another.
-Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, const std::string& last,
+// `width`: the last dimension, or negative where there is none beside tokens.
+Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, std::int64_t width,
                   std::int64_t* section_stride) {
   const TensorView& v = a.view();
-  const int first = num_sections > 1 ? 1 : 0, after = last.empty() ? 0 : 1;
+  const int first = num_sections > 1 ? 1 : 0, after = width < 0 ? 0 : 1;
   bool right =
       v.ndim == first + after + static_cast<int>(q.tokens.size()) && (first == 0 || v.shape[0] == num_sections);
   Sizes strides;
@@ -153,10 +138,10 @@ Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, cons
   if (!right) {
     Sizes expected = q.tokens;
     if (first) expected.insert(expected.begin(), num_sections);
-    std::string text = last.empty() ? shape_text(expected) : text_of(expected, last);
-    argument_error(a.name(), "expected shape " + text + " (the dimensions of " + q.array.name() +
-                                 " but for head_axis and the last, each of which may be 1" +
-                                 (first ? ", after one of the sections" : "") + "), got " + shape_text(a.shape()));
+    if (after) expected.push_back(width);
+    require_shape(false, a, "shape ", expected, " (the dimensions of ", q.array,
+                  " but for head_axis and the last, each of which may be 1", first ? ", after one of the sections" : "",
+                  ")");
   }
   *section_stride = first ? v.stride(0) : 0;
   return strides;
@@ -167,7 +152,7 @@ Array read_angles(nb::handle object, const char* name, const HeadsArgument& q) {
   Array a(object, name, "float32 or that of q");
   check_float32_or(a, q.array);
   require_device(a, q.array.view().device);
-  if (a.view().ndim == 0) argument_error(name, "expected a last dimension of angles, got shape []");
+  require(a.view().ndim > 0, a, "a last dimension of angles, got shape []");
   require_columns(a);
   return a;
 }
@@ -189,13 +174,10 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
     k.emplace(k_given, transposed ? "dk_out" : "k", head_axis);
     check_same(k->array, q.array);
     if (k->axis != q.axis || k->tokens != q.tokens || k->head_dim != q.head_dim) {
-      Sizes expected(q.array.shape().begin(), q.array.shape().end());
-      std::string text = "[";
-      for (int i = 0; i < static_cast<int>(expected.size()); ++i) {
-        text += (i ? ", " : "") + (i == q.axis ? std::string("num_kv_heads") : std::to_string(expected[i]));
-      }
-      argument_error(k->array.name(), "expected shape " + text + "] (that of " + q.array.name() +
-                                          " but for the heads), got " + shape_text(k->array.shape()));
+      const std::string before = shape_text(q.array.shape().first(q.axis)),
+                        after = shape_text(q.array.shape().subspan(q.axis + 1));
+      require_shape(false, k->array, "shape ", before.substr(0, before.size() - 1), q.axis > 0 ? ", " : "",
+                    "num_kv_heads, ", after.substr(1), " (that of ", q.array, " but for the heads)");
     }
   }
   p.rotary_dim = read_rotary_dim(partial_dim, q);
@@ -205,11 +187,9 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
   check_same(sin, cos);
   p.angle_dtype = cos.view().dtype;
   p.width = cos.view().shape[cos.view().ndim - 1];
-  const std::string widths = std::to_string(p.rotary_dim) + " or " + std::to_string(p.rotary_dim / 2);
-  if (p.width != p.rotary_dim && p.width != p.rotary_dim / 2) {
-    argument_error("cos", "expected a last dimension of " + widths +
-                              " (the rotated columns or their pairs), got shape " + shape_text(cos.shape()));
-  }
+  const std::int64_t pairs = p.rotary_dim / 2;
+  require(p.width == p.rotary_dim || p.width == pairs, cos, "a last dimension of ", p.rotary_dim, " or ", pairs,
+          " (the rotated columns or their pairs), got shape ", cos.shape());
   check_shape(sin, cos.shape(), "cos");
   p.cos.data = cos.view().data;
   p.sin.data = sin.view().data;
@@ -219,20 +199,17 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
   if (!ids_given.is_none()) {
     ids.emplace(ids_given, "position_ids", kIndices);
     require_device(*ids, device);
-    if (cos.view().ndim != 2) {
-      argument_error("cos", "expected a table [max_position, " + widths + "] beside position_ids, got shape " +
-                                shape_text(cos.shape()));
-    }
-    tokens.add(read_tokens(*ids, q, p.num_sections, "", &p.id_section_stride), &p.id_tokens);
+    require(cos.view().ndim == 2, cos, "a table [max_position, ", p.rotary_dim, " or ", pairs,
+            "] beside position_ids, got shape ", cos.shape());
+    tokens.add(read_tokens(*ids, q, p.num_sections, -1, &p.id_section_stride), &p.id_tokens);
     p.position_ids = ids->view().data;
     p.id_dtype = ids->view().dtype;
     p.max_position = cos.view().shape[0];
     p.cos.tokens.inner = cos.view().stride(0);
     p.sin.tokens.inner = sin.view().stride(0);
   } else {
-    const std::string width = std::to_string(p.width);
-    tokens.add(read_tokens(cos, q, p.num_sections, width, &p.cos.section_stride), &p.cos.tokens);
-    tokens.add(read_tokens(sin, q, p.num_sections, width, &p.sin.section_stride), &p.sin.tokens);
+    tokens.add(read_tokens(cos, q, p.num_sections, p.width, &p.cos.section_stride), &p.cos.tokens);
+    tokens.add(read_tokens(sin, q, p.num_sections, p.width, &p.sin.section_stride), &p.sin.tokens);
   }
 
   Results results("rope", q_given, device, allocate, stream);
@@ -248,12 +225,8 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
   } else {
     results.add(nb::none());
   }
-  if (!tokens.merge(&p)) {
-    argument_error(q.array.name(), "expected dimensions of tokens that merge, in it, in " +
-                                       std::string(transposed ? "dk_out" : "k") +
-                                       ", cos, sin and position_ids alike, to at most two strides, got shape " +
-                                       shape_text(q.array.shape()) + kCopyHint);
-  }
+  require(tokens.merge(&p), q.array, "dimensions of tokens that merge, in it, in ", transposed ? "dk_out" : "k",
+          ", cos, sin and position_ids alike, to at most two strides, got shape ", q.array.shape(), kCopyHint);
   return results.run(rlk::rope, p);
 }
 

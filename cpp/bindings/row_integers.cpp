@@ -15,8 +15,7 @@ RowIntegersArgument::RowIntegersArgument(nb::handle given, const char* name, std
   const TensorView& v = array_.emplace(given, name, kIndices).view();
   if (device != nullptr) require_device(*array_, *device);
   if (v.ndim != 1 || (num_rows >= 0 && v.shape[0] != num_rows)) {
-    argument_error(name, "expected shape [" + (num_rows >= 0 ? std::to_string(num_rows) : "num_rows") + "], got " +
-                             shape_text(array_->shape()));
+    require_shape(false, *array_, "shape [", num_rows >= 0 ? word(num_rows) : "num_rows", "]");
   }
   rows_.data = v.data;
   rows_.stride = v.stride(0);

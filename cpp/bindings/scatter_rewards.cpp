@@ -29,10 +29,8 @@ class SpanArguments {
     require_device(spans_, of.device());
     offsets_.require_given();
     rewards_.require_contiguous();
-    if (const std::int64_t n = of.sequences().num_sequences; offsets_.num_sequences != n) {
-      argument_error("span_offsets", "expected shape [" + std::to_string(n + 1) + "] (num_sequences + 1), got " + "[" +
-                                         std::to_string(offsets_.num_sequences + 1) + "]");
-    }
+    const std::int64_t n = of.sequences().num_sequences, given = offsets_.num_sequences;
+    require(given == n, "span_offsets", "shape [", n + 1, "] (num_sequences + 1), got [", given + 1, "]");
   }
   void put(ScatterRewardsParams* p) const {
     p->spans = {spans_.view().data, spans_.view().dtype};

@@ -37,20 +37,16 @@ nb::object backward(nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std
   const OffsetsArgument offsets(cu_seqlens, v.device);
   const bool packed = !cu_seqlens.is_none();
   if (v.ndim != 1 || (packed && v.shape[0] != offsets.num_sequences)) {
-    argument_error("dsum", "expected shape [" +
-                               (packed ? std::to_string(offsets.num_sequences) : std::string("num_sequences")) +
-                               "], got " + shape_text(in.shape()));
+    require_shape(false, in, "shape [", packed ? word(offsets.num_sequences) : "num_sequences", "]");
   }
   SequenceLogprobBackwardParams p;
-  p.dsum = static_cast<const float*>(v.data);
+  p.dsum = in.data<float>();
   p.dsum_stride = v.shape[0] > 1 ? v.stride(0) : 1;
   p.cu_seqlens = offsets.offsets;
   p.num_sequences = v.shape[0];
   p.num_tokens = num_tokens;
   p.dtype = static_cast<DType>(code);
-  if (is_flat && !packed && p.num_sequences != 1) {
-    argument_error("dsum", "expected shape [1] (one sequence), got " + shape_text(in.shape()));
-  }
+  require_shape(!is_flat || packed || p.num_sequences == 1, in, "shape [1] (one sequence)");
   std::vector<std::int64_t> shape{num_tokens};
   if (!packed && !is_flat) shape.insert(shape.begin(), p.num_sequences);
   const MaskArgument flags(mask, shape, "logprob", v.device);

@@ -15,18 +15,13 @@ nb::object labels(nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::i
                   bool zigzag, std::int64_t ignore_index, nb::handle allocate, std::uintptr_t stream) {
   const Array in = Array(ids, "ids", kIndices);
   const TensorView& v = in.view();
-  if (v.ndim != 1) argument_error("ids", "expected shape [num_tokens], got " + shape_text(in.shape()));
+  require_shape(v.ndim == 1, in, "shape [num_tokens]");
   require_columns(in);
   const OffsetsArgument offsets(cu_seqlens, v.device);
   offsets.require_given();
   const MaskArgument flags(mask, in.shape(), "ids", v.device);
-  if (cp_size < 1 || cp_size >= 1 << 20) {
-    argument_error("cp_size", "expected a number in [1, 2^20), got " + std::to_string(cp_size));
-  }
-  if (cp_rank < 0 || cp_rank >= cp_size) {
-    argument_error("cp_rank",
-                   "expected a number in [0, " + std::to_string(cp_size) + "), got " + std::to_string(cp_rank));
-  }
+  require(cp_size > 0 && cp_size < 1 << 20, "cp_size", "a number in [1, 2^20), got ", cp_size);
+  require(cp_rank >= 0 && cp_rank < cp_size, "cp_rank", "a number in [0, ", cp_size, "), got ", cp_rank);
   ShiftLabelsParams p;
   p.ids = v.data;
   p.mask = flags.mask;
@@ -38,13 +33,10 @@ nb::object labels(nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::i
   p.zigzag = zigzag;
   p.ignore_index = ignore_index;
   p.dtype = v.dtype;
-  if (p.num_tokens % cp_size != 0) {
-    argument_error("ids", "expected a number of tokens that is a multiple of " + std::to_string(cp_size) +
-                              " (cp_size), got " + std::to_string(p.num_tokens) + "; pad them");
-  }
-  if (p.dtype == DType::kInt32 && static_cast<std::int32_t>(ignore_index) != ignore_index) {
-    argument_error("ignore_index", "expected a number that int32 holds, got " + std::to_string(ignore_index));
-  }
+  require(p.num_tokens % cp_size == 0, in, "a number of tokens that is a multiple of ", cp_size, " (cp_size), got ",
+          p.num_tokens, "; pad them");
+  require(p.dtype == DType::kInt64 || static_cast<std::int32_t>(ignore_index) == ignore_index, "ignore_index",
+          "a number that int32 holds, got ", ignore_index);
   return Results("shift_labels_packed", ids, v.device, allocate, stream)
       .add(&p.labels, {p.num_tokens / cp_size}, p.dtype)
       .run(rlk::shift_labels_packed, p);
@@ -60,9 +52,8 @@ nb::object spans(nb::handle given, nb::handle span_offsets, nb::handle cu_seqlen
   const OffsetsArgument offsets(cu_seqlens, v.device);
   const bool packed = !cu_seqlens.is_none();
   if (o.ndim != 1 || o.shape[0] < 1 || !o.is_contiguous() || (packed && o.shape[0] != offsets.num_sequences + 1)) {
-    argument_error("span_offsets", "expected a contiguous array of shape [" +
-                                       (packed ? std::to_string(offsets.num_sequences + 1) : "num_sequences + 1") +
-                                       "], got " + shape_text(of_sequences.shape()));
+    require_shape(false, of_sequences, "a contiguous array of shape [",
+                  packed ? word(offsets.num_sequences + 1) : "num_sequences + 1", "]");
   }
   SpanMaskParams p;
   p.spans = v.data;

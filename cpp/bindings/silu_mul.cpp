@@ -22,12 +22,12 @@ struct GateAndUp {
     if (!up.is_none()) {
       second.emplace(up, "up");
       check_like(*second, first);
-    } else if (first.columns % 2 != 0) {
-      argument_error(first.array, "expected an even last dimension, whose halves are gate and up, got shape " +
-                                      shape_text(first.array.shape()));
+    } else {
+      require(first.columns % 2 == 0, first.array, "an even last dimension, whose halves are gate and up, got shape ",
+              first.array.shape());
     }
   }
-  std::vector<std::int64_t> shape() const { return first.shape_with(columns); }
+  Sizes shape() const { return shape_with(first.leading(), columns); }
   // Where up is in an array that looks like `first`.
   template <class Byte>
   Byte* half_way(Byte* packed) const {
@@ -36,13 +36,10 @@ struct GateAndUp {
 
   template <class Params>
   void fill(Params* p, int activation, bool round_before_mul) const {
-    p->gate = first.view().data;
-    p->gate_rows = first.rows;
+    first.lead(&p->gate, &p->gate_rows, p);
     p->up = second ? second->view().data : half_way(static_cast<const unsigned char*>(p->gate));
     p->up_rows = second ? second->rows : first.rows;
-    p->num_rows = first.num_rows;
     p->columns = columns;
-    p->dtype = first.view().dtype;
     p->activation = static_cast<Activation>(activation);
     p->round_before_mul = round_before_mul;
   }
@@ -65,12 +62,11 @@ nb::object backward(nb::handle dy, nb::handle gate, nb::handle up, int activatio
   const GateAndUp in(gate, up);
   const RowsArgument g(dy, "dy");
   check_same(g.array, in.first.array);
-  const std::vector<std::int64_t> shape = in.shape();
+  const Sizes shape = in.shape();
   check_shape(g.array, shape, "the result");
   GatedMulBackwardParams p;
   in.fill(&p, activation, round_before_mul);
-  p.dy = g.view().data;
-  p.dy_rows = g.rows;
+  g.put(&p.dy, &p.dy_rows);
   p.d_gate_rows = p.d_up_rows = contiguous_rows(p.num_rows, in.first.columns);
   Results results("silu_mul", gate, in.first.view().device, allocate, stream);
   if (in.second) {

@@ -31,9 +31,7 @@ void require_flags(const Array& mask) {
   const std::string dtype = mask.dtype_name();
   const bool is_float8 = mask.element_bytes() == 1 && dtype.starts_with("float");  // kinds without a -0, or a 0, too
   if (mask.element_bytes() > 8 || is_float8 || dtype.starts_with("complex")) {
-    throw nb::type_error(
-        (std::string(mask.name()) + ": expected dtype bool, of integers or of floats of 16 bits and more, got " + dtype)
-            .c_str());
+    type_error(mask.name(), "dtype bool, of integers or of floats of 16 bits and more, got ", dtype);
   }
 }
 
@@ -53,9 +51,7 @@ OffsetsArgument::OffsetsArgument(nb::handle object, Device device, const char* n
   if (object.is_none()) return;
   const TensorView& v = array_.emplace(object, name, kIndices).view();
   require_device(*array_, device);
-  if (v.ndim != 1 || v.shape[0] < 1) {
-    argument_error(name, std::string("expected shape [") + count + " + 1], got " + shape_text(array_->shape()));
-  }
+  require_shape(v.ndim == 1 && v.shape[0] > 0, *array_, "shape [", count, " + 1]");
   require_columns(*array_);
   offsets.data = v.data;
   offsets.dtype = v.dtype;
@@ -63,8 +59,7 @@ OffsetsArgument::OffsetsArgument(nb::handle object, Device device, const char* n
 }
 
 void OffsetsArgument::require_given() const {
-  if (array_) return;
-  throw nb::type_error((std::string(name_) + ": expected an array that speaks DLPack, got NoneType").c_str());
+  if (!array_) type_error(name_, kNothing);
 }
 
 GroupsArgument::GroupsArgument(nb::handle group_offsets, std::int64_t group_size, std::int64_t num_sequences, int bits,
@@ -72,35 +67,26 @@ GroupsArgument::GroupsArgument(nb::handle group_offsets, std::int64_t group_size
     : given_(group_offsets, device, "group_offsets", "num_groups") {
   const bool by_offsets = !group_offsets.is_none();
   const char* const name = by_offsets ? "group_offsets" : "group_size";
-  const auto count = [&] { return std::to_string(num_sequences) + " (the number of sequences)"; };
   if (by_offsets) {
     offsets = given_.offsets;
     num_groups = given_.num_sequences;
-  } else if (group_size < 1 || num_sequences % group_size != 0) {
-    argument_error(name, "expected a divisor of " + count() + ", got " + std::to_string(group_size));
   } else {
+    require(group_size > 0 && num_sequences % group_size == 0, name, "a divisor of ", num_sequences,
+            " (the number of sequences), got ", group_size);
     size = group_size;
     num_groups = num_sequences / size;
   }
-  if (num_groups >= std::int64_t{1} << bits) {
-    argument_error(name,
-                   "expected fewer than 2^" + std::to_string(bits) + " groups, got " + std::to_string(num_groups));
-  }
-  if (by_offsets && num_groups == 0 && num_sequences > 0) {
-    argument_error(name, "expected " + count() + " last, got shape [1]");
-  }
+  require(num_groups < std::int64_t{1} << bits, name, "fewer than 2^", bits, " groups, got ", num_groups);
+  require(!by_offsets || num_groups > 0 || num_sequences == 0, name, num_sequences,
+          " (the number of sequences) last, got shape [1]");
 }
 
 TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle cu_seqlens, TokenKind kind)
     : first_(read_first(tokens, name, kind)) {
   const TensorView& v = first_.view();
   const bool packed = !cu_seqlens.is_none();
-  if (v.ndim != 1 && (packed || v.ndim != 2)) {
-    argument_error(first_,
-                   std::string("expected shape ") +
-                       (packed ? "[num_tokens] beside cu_seqlens" : "[num_sequences, num_tokens] or [num_tokens]") +
-                       ", got " + shape_text(first_.shape()));
-  }
+  require_shape(v.ndim == 1 || (!packed && v.ndim == 2), first_, "shape ",
+                packed ? "[num_tokens] beside cu_seqlens" : "[num_sequences, num_tokens] or [num_tokens]");
   sequences_.num_tokens = v.shape[v.ndim - 1];
   sequences_.num_sequences = v.ndim == 2 ? v.shape[0] : 1;
   if (packed) {
@@ -109,16 +95,15 @@ TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle c
     sequences_.cu_dtype = offsets_->offsets.dtype;
     sequences_.num_sequences = offsets_->num_sequences;
   }
-  if (sequences_.num_sequences >= std::int64_t{1} << 31) {
-    argument_error(first_, "expected fewer than 2^31 sequences, got " + std::to_string(sequences_.num_sequences));
-  }
+  require(sequences_.num_sequences < std::int64_t{1} << 31, first_, "fewer than 2^31 sequences, got ",
+          sequences_.num_sequences);
   require_columns(first_);
 }
 
 PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
   const TensorView& v = a.view();
   require_device(a, device());
-  const auto* const data = static_cast<const float*>(v.data);
+  const auto* const data = a.data<float>();
   if (std::ranges::equal(a.shape(), shape())) {
     const std::int64_t tokens = v.shape[v.ndim - 1];
     const bool is_expanded = tokens > 1 && v.num_elements() > 0 && v.stride(v.ndim - 1) == 0;
@@ -133,10 +118,9 @@ PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
     return {data, v.stride(0), 0};
   }
   const bool has_one_shape = shape().size() == 1 && n == sequences_.num_tokens;
-  const std::string one = std::to_string(n) + (has_one_shape ? ", 1]" : "]");
-  argument_error(a, "expected shape " + shape_text(shape()) + (per_sequence ? " or [" + one : "") + " (that of " +
-                        first_.name() + (per_sequence ? ", or one a sequence" : "") + "), got " +
-                        shape_text(a.shape()));
+  const std::string one = per_sequence ? words(" or [", n, has_one_shape ? ", 1]" : "]") : "";
+  argument_error(a, "expected shape ", shape(), one, " (that of ", first_, per_sequence ? ", or one a sequence" : "",
+                 "), got ", a.shape());
 }
 
 PolicyTokens TokenArguments::optional(nb::handle object, const char* name, bool per_sequence) {
@@ -160,35 +144,21 @@ float TokenArguments::number(nb::handle object, const char* name, const float** 
   if (object.is_none()) return 0.0f;
   const Array& a = kept_.emplace_back(object, name, kFloat32);
   require_device(a, device());
-  if (a.view().num_elements() != 1) argument_error(a, "expected one element, got shape " + shape_text(a.shape()));
-  *element = static_cast<const float*>(a.view().data);
+  require(a.view().num_elements() == 1, a, "one element, got shape ", a.shape());
+  *element = a.data<float>();
   return 0.0f;
-}
-
-std::int64_t read_count(nb::handle value, const char* name) {
-  if (PyBool_Check(value.ptr()) || !PyIndex_Check(value.ptr())) {
-    throw nb::type_error((std::string(name) + ": expected an integer, got " + kind_of(value)).c_str());
-  }
-  const Py_ssize_t count = PyNumber_AsSsize_t(value.ptr(), nullptr);
-  if (PyErr_Occurred()) throw nb::python_error();
-  if (count < 0) argument_error(name, "expected a number >= 0, got " + std::to_string(count));
-  return count;
 }
 
 float read_number_in(nb::handle value, const char* name, float low, float high, const char* expected) {
   const float narrow = static_cast<float>(read_number(value, name));
-  if (!(narrow >= low && narrow <= high)) {
-    argument_error(name, std::string("expected ") + expected + ", got " + nb::str(value).c_str());
-  }
+  require(narrow >= low && narrow <= high, name, expected, ", got ", value);
   return narrow;
 }
 
 Array read_spans(nb::handle object) {
   Array a(object, "spans", kIndices);
   const TensorView& v = a.view();
-  if (v.ndim != 2 || v.shape[1] != 2 || !v.is_contiguous()) {
-    argument_error(a, "expected a contiguous array of shape [num_spans, 2], got " + shape_text(a.shape()));
-  }
+  require_shape(v.ndim == 2 && v.shape[1] == 2 && v.is_contiguous(), a, "a contiguous array of shape [num_spans, 2]");
   return a;
 }
 
@@ -197,17 +167,11 @@ VectorArgument::VectorArgument(nb::handle object, const char* name, const Dtypes
   if (object.is_none()) return;
   const TensorView& v = array_.emplace(object, name, dtypes).view();
   require_device(*array_, device);
-  if (v.ndim != 1 || v.shape[0] != count) {
-    argument_error(name,
-                   "expected shape [" + std::to_string(count) + "] (" + of + "), got " + shape_text(array_->shape()));
-  }
+  require_shape(v.ndim == 1 && v.shape[0] == count, *array_, "shape [", count, "] (", of, ")");
 }
 
 void VectorArgument::require_contiguous() const {
-  if (array_ && stride() != 1) {
-    argument_error(array_->name(),
-                   "expected contiguous elements (stride 1), got stride " + std::to_string(stride()) + kCopyHint);
-  }
+  if (array_) require(stride() == 1, *array_, "contiguous elements (stride 1), got stride ", stride(), kCopyHint);
 }
 
 }  // namespace rlk::bindings

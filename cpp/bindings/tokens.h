@@ -92,8 +92,6 @@ class TokenArguments {
 // One a token, as rows of a padded array or a packed one.
 inline TokenArray<const float> rows_of(const PolicyTokens& a) { return {a.data, a.sequence_stride}; }
 
-std::int64_t read_count(nb::handle value, const char* name);  // an integer that is not negative
-
 constexpr Dtypes kCounts{set_of({DType::kInt32, DType::kInt64, DType::kFloat32}), "int32, int64 or float32"};
 
 // [count] of any stride, or None. `of` is what the count is.

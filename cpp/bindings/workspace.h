@@ -14,9 +14,7 @@ constexpr std::int64_t kAlign = 256;
 inline std::int64_t least_bytes(const WorkspaceRange& range) { return range.least == 0 ? 0 : range.least + kAlign; }
 
 inline void require_bytes(std::int64_t least, std::int64_t bytes, const char* of) {
-  if (bytes >= least) return;
-  value_error("workspace_bytes: expected at least " + std::to_string(least) + " for " + of + ", got " +
-              std::to_string(bytes));
+  require(bytes >= least, "workspace_bytes", "at least ", least, " for ", of, ", got ", bytes);
 }
 
 // As much as is of use, up to `bytes`. It begins at a multiple of kAlign, wherever the allocator's memory begins.

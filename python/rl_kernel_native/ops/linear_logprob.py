@@ -209,24 +209,9 @@ def head_rows(
             raise ValueError("main_grad: only torch has an autograd that could use it")
         frame = _dispatch.Frame(hidden, "hidden")
         _dispatch.match_torch_threads()
-        raw = _C.linear_logprob(
-            frame.export(hidden, "hidden"),
-            frame.export(weight, "weight"),
-            frame.export(bias, "bias"),
-            frame.export(target, "target"),
-            *_exported(frame, arguments),
-            resolve_exp(exp, frame.device),
-            logits,
-            returns,
-            workspace_bytes,
-            product_unit(),
-            frame.export(lora_a, "lora_a"),
-            frame.export(lora_b, "lora_b"),
-            scale,
-            label_smoothing,
-            frame.allocate,
-            frame.stream,
-        )
+        exported = _exported_head(frame, hidden, weight, bias, lora_a, lora_b, target), _exported(frame, arguments)
+        how = (resolve_exp(exp, frame.device), logits, workspace_bytes, product_unit(), 1, scale, label_smoothing)
+        raw = _C.linear_logprob(*exported, how, returns, frame.allocate, frame.stream)
         result = _native_results(frame, raw, None)
     if wanted & LARGEST:
         return _selected(result[:-1], wanted, verify, check, target), result[-1]
@@ -363,26 +348,15 @@ def linear_logprob_partial(
         return _torch().partial(head, target, arguments, exp, logits, workspace_bytes, vocab_start, vocab_size)
     frame = _dispatch.Frame(hidden, "hidden")
     _dispatch.match_torch_threads()
-    stats = _C.linear_logprob_partial(
-        frame.export(hidden, "hidden"),
-        frame.export(weight_shard, "weight"),
-        frame.export(bias, "bias"),
-        frame.export(target, "target"),
-        *_exported(frame, arguments),
-        resolve_exp(exp, frame.device),
-        logits,
-        vocab_start,
-        vocab_size,
-        workspace_bytes,
-        product_unit(),
-        frame.export(lora_a, "lora_a"),
-        frame.export(lora_b, "lora_b"),
-        scale,
-        0.0,
-        frame.allocate,
-        frame.stream,
-    )
+    exported = _exported_head(frame, hidden, weight_shard, bias, lora_a, lora_b, target), _exported(frame, arguments)
+    how = (resolve_exp(exp, frame.device), logits, workspace_bytes, product_unit(), 1, scale, 0.0)
+    stats = _C.linear_logprob_partial(*exported, how, (vocab_start, vocab_size), frame.allocate, frame.stream)
     return frame.result(stats)
+
+
+def _exported_head(frame: _dispatch.Frame, *head: Any) -> tuple[Any, ...]:
+    names = ("hidden", "weight", "bias", "lora_a", "lora_b", "target")
+    return tuple(map(frame.export, head, names))
 
 
 def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:

@@ -33,7 +33,7 @@ from .._torch import (
     require_tensors,
     wants_grad,
 )
-from .linear_logprob_traced import FORWARD, LARGEST, backward, no_second
+from .linear_logprob_traced import FORWARD, LARGEST, backward, bits, no_second
 from .linear_torch import wanted
 from .logprob_torch import _selected
 from .logprob_traced import split
@@ -101,12 +101,12 @@ def linear_logprob(
         arrays = (hidden, weight, bias, lora_a, lora_b, target, *rows)
         outputs = applied(FORWARD, arrays, (*options, main_grad))
         return _selected(outputs if returns & LARGEST else outputs[:-1], returns)
-    how = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, label_smoothing, shard)
-    if wants_grad(hidden, weight, bias, lora_a, lora_b):
-        outputs = _LinearLogprob.run(hidden, weight, bias, lora_a, lora_b, target, arguments, how, returns, main_grad)
-        return _selected(outputs, returns)
+    how = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, label_smoothing)
+    given = (hidden, weight, bias, lora_a, lora_b, target)
+    if wants_grad(*given[:5]):
+        return _selected(_LinearLogprob.run(*given, arguments, how, shard, returns, main_grad), returns)
     prepare(hidden)
-    return _forward((hidden, weight, bias, lora_a, lora_b, target), arguments, how, returns)
+    return _forward(given, arguments, how, shard, returns)
 
 
 def _require_both(lora_a: Any, lora_b: Any) -> None:
@@ -202,18 +202,10 @@ def partial(
             "torch.no_grad(), or linear_logprob with process_group"
         )
     mode = resolve_exp(exp, _torch.device_type(hidden, "hidden"))
-    how = (mode, logits, workspace_bytes, product_unit(), 1, lora_scale, 0.0, Shard(None, vocab_start, vocab_size))
+    how = (mode, logits, workspace_bytes, product_unit(), 1, lora_scale, 0.0)
+    given = (hidden, weight, bias, lora_a, lora_b, target)
     prepare(hidden)
-    return _statistics((hidden, weight, bias, lora_a, lora_b, target), arguments, how)
-
-
-def _statistics(head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...]) -> Tensor:
-    hidden, weight, bias, *lora, target = head
-    mode, logits, workspace_bytes, unit, _, *of_rows, shard = how
-    stats: Tensor = _C.linear_logprob_partial(
-        hidden, weight, bias, target, *arguments, mode, logits, *shard[1:], workspace_bytes, unit, *lora, *of_rows,
-        None, 0,
-    )  # fmt: skip
+    stats: Tensor = _C.linear_logprob_partial(given, arguments, how, (vocab_start, vocab_size), None, 0)
     return stats
 
 
@@ -236,17 +228,14 @@ def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
     return torch.where(loss_mask != 0, target, ignored)
 
 
-def _forward(head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], returns: int) -> Any:
-    hidden, weight, bias, *lora, target = head
-    mode, logits, workspace_bytes, unit, _, *of_rows, shard = how
-    if shard is not None:
-        stats = _gathered(_statistics(head, arguments, how), shard.group)
-        valid = _valid_vocab(shard.vocab_size, arguments)
-        return _C.logprob_merge(stats, arguments[0], returns, of_rows[-1], valid, None, 0)
-    return _C.linear_logprob(
-        hidden, weight, bias, target, *arguments, mode, logits, returns, workspace_bytes, unit, *lora, *of_rows, None,
-        0,
-    )  # fmt: skip
+def _forward(
+    head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], shard: Shard | None, returns: int
+) -> Any:
+    if shard is None:
+        return _C.linear_logprob(head, arguments, how, returns, None, 0)
+    stats = _gathered(_C.linear_logprob_partial(head, arguments, how, shard[1:], None, 0), shard.group)
+    valid = _valid_vocab(shard.vocab_size, arguments)
+    return _C.logprob_merge(stats, arguments[0], returns, how[-1], valid, None, 0)
 
 
 class _LinearLogprob(Eager):
@@ -255,20 +244,21 @@ class _LinearLogprob(Eager):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor,
-        arguments: tuple[Any, ...], how: tuple[Any, ...], returns: int, main_grad: Any,
+        arguments: tuple[Any, ...], how: tuple[Any, ...], shard: Shard | None, returns: int, main_grad: Any,
     ) -> Any:  # fmt: skip
         prepare(hidden)
-        head = (hidden, weight, bias, lora_a, lora_b, target)
+        head, needs = (hidden, weight, bias, lora_a, lora_b, target), bits(ctx.needs_input_grad[:5])
         # What backward could not compute is refused before its forward.
-        _require_workspace(head, arguments, how, list(ctx.needs_input_grad[:5]), main_grad)
-        outputs = _forward(head, arguments, how, returns | 2)
+        place = None if shard is None else shard[1:]
+        _C.linear_logprob_require_workspace(head, arguments, how, place, needs, main_grad is not None)
+        outputs = _forward(head, arguments, how, shard, returns | 2)
         temperature, *numbers, kept_ids, kept_offsets = arguments
         is_tensor = isinstance(temperature, Tensor)
         ctx.save_for_backward(
             *head, outputs[1], outputs[2], temperature if is_tensor else None, kept_ids, kept_offsets
         )  # fmt: skip
         ctx.numbers = (None if is_tensor else temperature, *numbers)
-        ctx.how = how
+        ctx.how, ctx.shard = how, shard
         ctx.main_grad = main_grad  # not saved: other backwards add to it in between, as they should
         ctx.mark_non_differentiable(*(o for o in outputs[3:] if o is not None))
         ctx.set_materialize_grads(False)
@@ -277,7 +267,7 @@ class _LinearLogprob(Eager):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         if all(g is None for g in gradients[:3]):
-            return (None,) * 10
+            return (None,) * 11
         *head, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
         main_grad, needs = ctx.main_grad, _needed(ctx, head[2] is not None)
         given = dict(zip(("dlogprob", "dlse", "dentropy"), gradients, strict=False))
@@ -291,10 +281,10 @@ class _LinearLogprob(Eager):
             no_second()
         value, *numbers = ctx.numbers
         arguments = (value if temperature is None else temperature, *numbers, kept_ids, kept_offsets)
-        *how, shard = ctx.how
+        how, shard = ctx.how, ctx.shard
         rows = [None if g is None else gradient(g, torch.float32, name).contiguous() for name, g in given.items()]
         if direct:
-            found = _backward(tuple(head), arguments, ctx.how, (lse, entropy, *rows), needs, main_grad)
+            found = _backward(tuple(head), arguments, how, shard, (lse, entropy, *rows), needs, main_grad)
         elif shard is not None:
             raise TypeError("process_group: its backward takes plain gradients, outside of torch.func and of modes")
         else:
@@ -302,7 +292,7 @@ class _LinearLogprob(Eager):
             of_entropy = None if rows[2] is None else entropy
             arrays = (*head, lse, of_entropy, *rows, *of_logits)
             found = backward(applied, main_grad, arrays, (*numbers, *how[1:]), needs)
-        return *found, *(None,) * 5
+        return *found, *(None,) * 6
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
@@ -317,35 +307,19 @@ def _needed(ctx: Any, has_bias: bool) -> list[bool]:
     return found
 
 
-def _require_workspace(
-    head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], needs: list[bool], main_grad: Any
-) -> None:
-    hidden, weight, bias, *lora, target = head
-    mode, logits, workspace_bytes, unit, dh_segments, *of_rows, shard = how
-    where = (None, None) if shard is None else shard[1:]
-    _C.linear_logprob_require_workspace(
-        hidden, weight, bias, target, *arguments, mode, logits, *needs[:3], main_grad is not None, _SAME, *where,
-        dh_segments, shard is not None and dh_segments > 1, workspace_bytes, unit, *lora, *of_rows, *needs[3:],
-    )  # fmt: skip
-
-
 def _backward(
-    head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], rows: tuple[Any, ...], needs: list[bool],
-    main_grad: Any,
+    head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], shard: Shard | None,
+    rows: tuple[Any, ...], needs: list[bool], main_grad: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Gradients of hidden, weight, bias, lora_a and lora_b."""
-    hidden, weight, bias, *lora, target = head
-    mode, logits, workspace_bytes, unit, dh_segments, *of_rows, shard = how
-    where = (None, None) if shard is None else shard[1:]
-    wide = shard is not None and dh_segments > 1  # a share of the tree
-    prepare(hidden)
+    prepare(head[0])
+    place = None if shard is None else shard[1:]
     dhidden, dweight, *others = _C.linear_logprob_backward(
-        hidden, weight, bias, target, *arguments, mode, logits, *rows, *needs[:3], main_grad, _SAME, *where,
-        dh_segments, wide, workspace_bytes, unit, *lora, *of_rows, *needs[3:], None, 0,
-    )  # fmt: skip
-    if needs[0] and wide:
+        head, arguments, how, place, rows, bits(needs), main_grad, None, 0
+    )
+    if needs[0] and shard is not None and how[4] > 1:  # a share of the tree
         shares = _gathered(dhidden, shard.group).unbind(0)
-        dhidden = _C.tree_sum(list(shares), None, CODES[hidden.dtype], None, 0)
+        dhidden = _C.tree_sum(list(shares), None, CODES[head[0].dtype], None, 0)
     if needs[1] and main_grad is not None:
         count_write(main_grad)
         dweight = None

@@ -64,31 +64,25 @@ def _check_forward(arrays: Any, how: Any, _: Any) -> None:
 # ---- calls of the extension -----------------------------------------------------------------------------------------
 
 
-def _resolved(hidden: Any, rows: Any, how: Any) -> tuple[Any, ...]:
-    """Options of logprob and dtype of the logits; workspace and unit; dh_segments; numbers of lora and labels."""
+def _resolved(head: Any, rows: Any, how: Any) -> tuple[Any, ...]:
+    """A head, options of logprob and of the head as the extension takes them."""
     from .._torch import device_type
 
-    mode, logits_dtype, workspace_bytes, unit, dh_segments, *of_rows = how[6:13]
-    kind = device_type(hidden, "hidden")
-    options = (*joined(rows, how[:7]), resolve_traced(mode, kind), logits_dtype)
-    return options, (workspace_bytes, resolve_traced_unit(unit, kind)), dh_segments, of_rows
+    mode, logits_dtype, workspace_bytes, unit, *others = how[6:13]
+    kind = device_type(head[0], "hidden")
+    mode, unit = resolve_traced(mode, kind), resolve_traced_unit(unit, kind)
+    return tuple(head), joined(rows, how[:7]), (mode, logits_dtype, workspace_bytes, unit, *others)
 
 
 def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
-    (hidden, weight, bias, *lora, target), rows, returns = arrays[:6], arrays[6:], how[-1]
-    options, where, _, of_rows = _resolved(hidden, rows, how)
-    found = _C.linear_logprob(hidden, weight, bias, target, *options, returns | 2, *where, *lora, *of_rows, *tail)
-    return found if returns & LARGEST else (*found, None)
+    found = _C.linear_logprob(*_resolved(arrays[:6], arrays[6:], how), how[-1] | 2, *tail)
+    return found if how[-1] & LARGEST else (*found, None)
 
 
 def _native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None) -> Any:
-    (hidden, weight, bias, *lora, target), given, rows, needs = arrays[:6], arrays[6:11], arrays[11:], bools(how[-1])
-    options, where, dh_segments, of_rows = _resolved(hidden, rows, how)
-    given = [None if x is None else x.contiguous() for x in given]
-    return _C.linear_logprob_backward(
-        hidden, weight, bias, target, *options, *given, *needs[:3], main_grad, -1, None, None, dh_segments, False,
-        *where, *lora, *of_rows, *needs[3:], *tail,
-    )  # fmt: skip
+    given = tuple(None if x is None else x.contiguous() for x in arrays[6:11])
+    resolved = _resolved(arrays[:6], arrays[11:], how)
+    return _C.linear_logprob_backward(*resolved, None, given, how[-1], main_grad, *tail)
 
 
 def _native_into(arrays: Any, how: Any, *tail: Any) -> Any:

@@ -178,9 +178,8 @@ def logprob(
     verify = (check is not False and _check.flag("check", check)) or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
     if type(logits) is _plain_tensor and kept is None and out is None and not _torch_path.is_compiling():
-        result = _C.logprob_eager(
-            logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, exp, returns
-        )
+        numbers = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, None, None)
+        result = _C.logprob_eager(logits, target, numbers, exp, returns)
         if result is not NotImplemented:
             return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
     if out is not None:
@@ -204,7 +203,7 @@ def logprob(
         result = _C.logprob(
             frame.export(logits, "logits"),
             frame.export(target, "target"),
-            *_exported(frame, arguments),
+            _exported(frame, arguments),
             resolve_exp(exp, frame.device),
             returns,
             outputs,
@@ -267,7 +266,7 @@ def logprob_partial(
     stats = _C.logprob_partial(
         frame.export(logits_shard, "logits"),
         frame.export(target, "target"),
-        *_exported(frame, arguments),
+        _exported(frame, arguments),
         resolve_exp(exp, frame.device),
         vocab_start,
         vocab_size,
@@ -372,24 +371,19 @@ def logprob_backward(
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     ignore_index, vocab_start = _check.integer("ignore_index", ignore_index), _check.integer("vocab_start", vocab_start)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
+    rows = (lse, entropy, dlogprob, dlse, dentropy)
     if _dispatch.is_tensor(logits):
-        return _torch().backward(
-            logits, target, arguments, exp, (vocab_start, vocab_size), (lse, entropy, dlogprob, dlse, dentropy), out
-        )
+        return _torch().backward(logits, target, arguments, exp, (vocab_start, vocab_size), rows, out)
     frame = _dispatch.Frame(logits, "logits")
     _dispatch.match_torch_threads()
     result = _C.logprob_backward(
         frame.export(logits, "logits"),
         frame.export(target, "target"),
-        *_exported(frame, arguments),
+        _exported(frame, arguments),
         resolve_exp(exp, frame.device),
         vocab_start,
         vocab_size,
-        frame.export(lse, "lse"),
-        frame.export(entropy, "entropy"),
-        frame.export(dlogprob, "dlogprob"),
-        frame.export(dlse, "dlse"),
-        frame.export(dentropy, "dentropy"),
+        tuple(map(frame.export, rows, ("lse", "entropy", "dlogprob", "dlse", "dentropy"))),
         None if out is None else frame.export_output(out, "out"),
         frame.allocate,
         frame.stream,

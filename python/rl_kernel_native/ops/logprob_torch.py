@@ -50,7 +50,7 @@ def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str
     if wants_grad:
         return _selected(_Logprob.run(logits, target, arguments, mode, returns), returns)
     prepare(logits)
-    result = _C.logprob(logits, target, *arguments, mode, returns, out, None, 0)
+    result = _C.logprob(logits, target, arguments, mode, returns, out, None, 0)
     if out is not None:
         for array in out:
             count_write(array)
@@ -79,7 +79,7 @@ class _Logprob(Eager):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, returns: int) -> Any:
         prepare(logits)
-        outputs = _C.logprob(logits, target, *arguments, mode, returns | 2, None, None, 0)
+        outputs = _C.logprob(logits, target, arguments, mode, returns | 2, None, None, 0)
         temperature, *numbers, kept_ids, kept_offsets = arguments
         is_tensor = isinstance(temperature, Tensor)
         given = temperature if is_tensor else None
@@ -106,7 +106,7 @@ class _Logprob(Eager):
             found = applied(BACKWARD, (logits, target, *rows, *of_logits), numbers)
             return found[0], None, None, None, None
         prepare(logits)
-        dlogits = _C.logprob_backward(logits, target, *arguments, ctx.mode, 0, None, *rows, None, None, 0)
+        dlogits = _C.logprob_backward(logits, target, arguments, ctx.mode, 0, None, rows, None, None, 0)
         return dlogits, None, None, None, None
 
 
@@ -121,7 +121,7 @@ def partial(
     _require_direct(logits, "logits")
     prepare(logits)
     mode = resolve_exp(exp, device_type(logits, "logits"))
-    return _C.logprob_partial(logits.detach(), target, *arguments, mode, vocab_start, vocab_size, None, 0)
+    return _C.logprob_partial(logits.detach(), target, arguments, mode, vocab_start, vocab_size, None, 0)
 
 
 def merge(stats: Tensor, temperature: Any, returns: int) -> Any:
@@ -141,7 +141,7 @@ def backward(
     if out is not None and not isinstance(out, Tensor):
         raise TypeError(f"out: expected a torch.Tensor, got {type(out).__name__}")
     given = None if out is None else out.detach()
-    result = _C.logprob_backward(logits.detach(), target, *arguments, mode, *shard, *rows, given, None, 0)
+    result = _C.logprob_backward(logits.detach(), target, arguments, mode, *shard, rows, given, None, 0)
     if out is None:
         return result
     count_write(out)

@@ -66,7 +66,7 @@ def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
 
     (logits, target, *rows), (*numbers, mode, returns) = arrays, how
     mode = resolve_traced(mode, device_type(logits, "logits"))
-    return _C.logprob(logits, target, *joined(rows, (*numbers, mode)), mode, returns | 2, None, *tail)
+    return _C.logprob(logits, target, joined(rows, (*numbers, mode)), mode, returns | 2, None, *tail)
 
 
 def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
@@ -76,7 +76,7 @@ def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
     (logits, target, *given), rows, mode = arrays[:7], arrays[7:], how[-1]
     if mode == AS_CALLED:
         mode = resolve_traced(mode, device_type(logits, "logits")) if logits.is_cuda else PORTABLE
-    return (_C.logprob_backward(logits, target, *joined(rows, how), mode, 0, None, *given, None, *tail),)
+    return (_C.logprob_backward(logits, target, joined(rows, how), mode, 0, None, tuple(given), None, *tail),)
 
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
