@@ -118,7 +118,7 @@ void run(const Case& c, double ceiling, bool every_plan) {
   params.accumulate = c.accumulate;
   const Memory workspace((cuda::embedding_backward_workspace_bytes(params, 0) + 3) / 4, DType::kFloat32, false);
   params.workspace = workspace.at(0);
-  // dy is read once; dweight written once, or, of main_grad, the rows that have tokens read and written.
+  // dy is read once and dweight is written once. With main_grad, the rows that have tokens are read and written.
   const double written =
       static_cast<double>((c.accumulate ? 2 * present : c.rows) * c.columns * size_of(c.dweight_dtype));
   const double moved = written + static_cast<double>(c.tokens * (c.columns * size_of(c.dtype) + 8));

@@ -83,7 +83,7 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, bool packed
 int main(int argc, char** argv) {
   using namespace rlk::bench;
   return bench_tokens(argc, argv, [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
-    const std::int64_t rows = sequences == 1024 ? 4096 : sequences;  // the batch of gae's aim
+    const std::int64_t rows = sequences == 1024 ? 4096 : sequences;  // the batch that gae's target speed is set for
     for (const bool packed : {false, true}) {
       for (const Case& c : kCases) run(c, rows, tokens, packed, of);
     }

@@ -275,7 +275,7 @@ class Exact:
 
 
 def _in_float64(trainer: GRPOTrainer, model: Any, inputs: dict[str, Any]) -> Exact:
-    """By a head in float64, from the hidden states and weights in the dtype that the other heads read."""
+    """Loss and gradient by a head in float64, from the hidden states and weights that the other heads read."""
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
     attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
     with trainer.accelerator.autocast():

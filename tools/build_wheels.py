@@ -224,7 +224,7 @@ def table(folder: Path, commit: str) -> str:
 
 
 def check(folder: Path, tag: str | None) -> list[str]:
-    """What is wrong with a folder of wheels: not the sizes and hashes of its wheels.md, or no release of `tag`.
+    """Faults of a folder of wheels: sizes or hashes other than in its wheels.md, or no complete release of `tag`.
 
     A release has every variant for every Python, built from the commit that is checked out.
     """

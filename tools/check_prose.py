@@ -58,7 +58,7 @@ def cpp_prose(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _joined(comments: Iterable[tuple[int, bool, str]]) -> Iterator[tuple[int, str]]:
-    """Comments on lines of their own that follow one another; one behind code stands alone."""
+    """Joins comments on consecutive lines into blocks; a comment behind code is a block of its own."""
     block: list[str] = []
     begins, last = 0, -1
     for i, is_alone, text in comments:
@@ -73,7 +73,7 @@ def _joined(comments: Iterable[tuple[int, bool, str]]) -> Iterator[tuple[int, st
 
 
 def sentences(block: str) -> Iterator[str]:
-    """Those of paragraphs; a line that is indented, listed or in a table begins anew."""
+    """The sentences of a block; an indented or listed line, or a row of a table, begins a new one."""
     for paragraph in re.split(r"\n\s*\n", block):
         text = ""
         for line in paragraph.split("\n"):

@@ -7,8 +7,8 @@
 
 Faults are drawn by rule: every file and every kind of fault in turn, at a place that the seed picks. The work is done
 in a copy of the tree, ``build/mutate``, where the extension and the C++ tests concerned are built incrementally; a
-fault in Python needs no build. One that does not compile is drawn anew, and so is one whose object code is that of the
-tree: the compiler shows it equivalent, or it is in code of devices alone. A test that does not end has noticed.
+fault in Python needs no build. A fault that does not compile is drawn anew. So is one that leaves the object code as it
+is: either the compiler shows it equivalent, or it lies in device code. A test that does not end has noticed the fault.
 A fault that changes nothing observable stands in EQUIVALENT with the reason, and counts neither way.
 """
 

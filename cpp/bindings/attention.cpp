@@ -188,7 +188,7 @@ class Call {
     }
   }
 
-  // Shapes and places of k and v.
+  // Reads the shapes and addresses of k and v.
   void read_heads(bool packed, bool paged) {
     const TensorView& v = k_.view();
     if (v.ndim != (packed ? 3 : 4)) {
@@ -337,8 +337,8 @@ nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle sinks, n
   return run(q, call, static_cast<Arithmetic>(arithmetic), wants_lse, allocate, stream);
 }
 
-// An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
-// other call the general way.
+// The fast way for an eager call on plain CUDA tensors without gradient, such as a decode step. Every other call gets
+// NotImplemented and takes the general way.
 nb::object eager(nb::handle q, nb::handle k, nb::handle v, nb::handle sinks, nb::handle cu_seqlens_q,
                  nb::handle cu_seqlens_k, nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k,
                  nb::handle parents, nb::handle block_table, nb::handle prefix_table, nb::handle prefix_lens,

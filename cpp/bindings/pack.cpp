@@ -70,8 +70,8 @@ std::int64_t token_bytes(const Array& a, int first) {
   return elements * a.element_bytes();
 }
 
-// Both directions. `arrays`: a list. `fills`: eight bytes for each. `num_tokens`: of a padded row. `capacity`: of packed
-// arrays that are made.
+// Packs or unpacks a list of arrays. `fills`: eight bytes for each array. `num_tokens`: length of a padded row.
+// `capacity`: length of the packed arrays that are made.
 nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bool unpacks, bool covered,
                 std::int64_t num_tokens, std::int64_t capacity, nb::list fills, nb::handle allocate,
                 std::uintptr_t stream) {

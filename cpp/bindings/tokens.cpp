@@ -111,8 +111,8 @@ PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
     require_columns(a);
     return {data, stride_of(a), 1};
   }
-  // With as many packed tokens as sequences, [n] is one a token, whatever their lengths, which a GPU's caller cannot read;
-  // [n, 1] says that it is one a sequence.
+  // If there are as many packed tokens as sequences, [n] means one value a token: the caller of a GPU cannot read the
+  // lengths. [n, 1] means one value a sequence.
   const std::int64_t n = sequences_.num_sequences;
   if (per_sequence && (v.ndim == 1 || (v.ndim == 2 && v.shape[1] == 1)) && v.shape[0] == n) {
     return {data, v.stride(0), 0};

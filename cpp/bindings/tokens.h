@@ -51,7 +51,7 @@ struct GroupsArgument {
   OffsetsArgument given_;
 };
 
-// The dtypes of the array that says the shape of the others.
+// Dtypes of the first array, which gives the others their shape.
 enum class TokenKind { kFloat32, kFloats, kIntegers, kMask };
 
 // Arrays over the tokens of padded or packed sequences: [num_sequences, num_tokens], [num_tokens] with cu_seqlens, or

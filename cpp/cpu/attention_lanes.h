@@ -37,11 +37,11 @@ struct AttentionLanes {
   void (*cap)(float* products, AttentionColumns sees, AttentionScores how);
   // The largest of a row's scores that it sees; NaN if one is.
   float (*largest)(const float* scores, AttentionColumns sees);
-  // Scores become probabilities as elements of dtype hold them; the block's sum of them, unrounded, goes into the chains.
-  // What contributes nothing becomes kNothing. Whether any of what the row sees does.
+  // Turns scores into probabilities rounded to dtype, and adds the unrounded ones to the chains. A score that
+  // contributes nothing becomes kNothing. Returns whether any score of the row contributes.
   bool (*probabilities)(float* scores, AttentionColumns sees, float c, float m, float q, Exp exp, DType dtype,
                         float* chains);
-  // Backward: products of q and k, and dp, become p and ds as elements of dtype hold them, kNothing as above. u and delta
+  // Backward: turns products of q and k, and dp, into p and ds rounded to dtype, with kNothing as above. u and delta
   // are those of column j at j * step.
   bool (*gradients)(float* products, float* dp, AttentionColumns sees, AttentionScores how, const float* u,
                     const float* delta, int step, Exp exp, DType dtype);
@@ -57,8 +57,8 @@ struct AttentionLanes {
   void (*store)(const float* row, std::int64_t head_dim, DType dtype, unsigned char* to);
 };
 
-// The bits of -0, which no probability has: a link that is missing from a chain. As a number it changes no sum but a
-// zero's sign.
+// The bits of -0, which no probability has: marks an addend that a chain leaves out. Added as a number, it would change
+// no sum but a zero's sign.
 constexpr std::int32_t kNothing = static_cast<std::int32_t>(0x80000000u);
 
 RLK_CPU_LANES(AttentionLanes, attention_lanes)

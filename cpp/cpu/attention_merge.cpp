@@ -23,7 +23,7 @@ class Merge {
   void run(std::int64_t place) {
     const std::int64_t head = place % p_.num_q_heads, row = place / p_.num_q_heads;
     const std::int64_t lse_at =
-        (row / p_.q_tokens * p_.num_q_heads + head) * p_.q_tokens + row % p_.q_tokens;  // of the layout of lse
+        (row / p_.q_tokens * p_.num_q_heads + head) * p_.q_tokens + row % p_.q_tokens;  // index in lse's layout
     float m = -infinity(), l = 0.0f;
     bool sees = false;
     for (std::int64_t s = 0; s < p_.num_splits; ++s) {

@@ -20,7 +20,7 @@ void check_count(const char* name, const std::int32_t* counts, std::int64_t b, s
       std::string(" for ") + what + " " + std::to_string(b));
 }
 
-// `keys`: of a row of the table, by their numbers there.
+// `keys`: the range of keys, by their number in a row of the table, whose pages are checked.
 void check_pages(const AttentionInput& p, const char* name, const std::int32_t* table, std::int64_t stride,
                  std::int64_t row, AttentionRange keys) {
   if (keys.empty()) return;

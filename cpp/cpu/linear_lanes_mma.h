@@ -1,10 +1,10 @@
 // Steps of the matrix units of math/mma_model.h over a panel, lanes being outputs.
 //
-// NVIDIA's units and CDNA3 align the products of a group to its largest exponent. Significands and exponents are taken
-// apart once a panel. One fp32 multiplication is the product of two operands. A second one, by a power of two, puts the last
-// kept bit at 1, and the conversion to an integer cuts the rest. That is exact while the exponent of the group lies in
-// [kLeastExponent, kLargestExponent]: a product that fp32 would round is then below the last kept bit. A lane outside of
-// it, or with an Inf or NaN, goes to the model itself, one group at a time.
+// NVIDIA's units and CDNA3 align the products of a group to its largest exponent. Significands and exponents are
+// separated once a panel. One fp32 multiplication gives the product of two operands. Another, by a power of two, moves
+// the last kept bit to the units place, and the conversion to an integer cuts the rest. That is exact while the
+// exponent of the group lies in [kLeastExponent, kLargestExponent]: a product that fp32 would round is then below the
+// last kept bit. A lane outside of it, or with an Inf or NaN, goes to the model itself, one group at a time.
 // CDNA2 adds in fp32, with results flushed.
 #pragma once
 
@@ -46,7 +46,7 @@ RLK_HD std::uint16_t half_of(float x, DType dtype) {
                                    : f16_rn(x);
 }
 
-// Rounded toward zero. Not for numbers above 2^31 - 128, which `too_large` finds.
+// Rounds toward zero. Wrong for numbers above 2^31 - 128, which `too_large` finds.
 RLK_HD Floats truncated_to_floats(Ints a) {
 #if defined(__AVX512F__)
   return {(Vector<float>)_mm512_cvt_roundepi32_ps((__m512i)a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};

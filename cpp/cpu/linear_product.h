@@ -11,7 +11,8 @@ namespace rlk::cpu {
 
 const LinearLanes& linear_lanes();  // of the instruction set in use
 
-// Element (i, k) lies at rows.offset(i) + k, or, where rows run along the contraction index, at rows.offset(k) + i.
+// Element (i, k) lies at rows.offset(i) + k, or at rows.offset(k) + i if `rows_contracted`: rows then run along the
+// contraction index.
 struct LinearOperand {
   const unsigned char* data;
   RowLayout rows;

@@ -81,7 +81,7 @@ RLK_HD void load_octets(const float* p, Floats columns[kOctet]) {
     columns[j + 4].v = odd_quarters(w[j], w[j + 4]);
   }
 }
-// The lane of a block that lane l of a vector has.
+// The lane within a block that lane l of a vector holds.
 constexpr int lane_in_block(int l) { return kLanes == 8 ? l : l < 8 ? 2 * l : 2 * (l - 8) + 1; }
 
 // The contract's sum of fma(a, b, s).

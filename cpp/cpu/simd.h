@@ -43,7 +43,7 @@ struct VectorOf {
 template <class T, int kBytes = 4 * kLanes>
 using Vector = typename VectorOf<T, kBytes>::Type;
 
-// Lanes all ones or all zeros.
+// Each lane is all ones or all zeros.
 struct Mask {
   Vector<std::int32_t> v;
 };

@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
   }
 }
 
-// dq of a tile from its sum.
+// Scales and rounds the summed dq of a tile.
 template <class T, class Tile>
 __global__ void __launch_bounds__(256) attention_round_dq_kernel(const __grid_constant__ AttentionBackwardParams p,
                                                                  const __grid_constant__ GradientCall call) {
@@ -193,7 +193,8 @@ __global__ void __launch_bounds__(256) attention_round_dq_kernel(const __grid_co
   }
 }
 
-// +0 to the tokens of q, or of k, that are not in use, and to queries that see no key. A warp for a token.
+// Writes +0 to the gradients of tokens of q, or of k, that are not in use, and of queries that see no key. One warp
+// takes a token.
 template <bool kIsQuery>
 __global__ void __launch_bounds__(256)
     attention_clear_kernel(const __grid_constant__ AttentionBackwardParams p, std::int64_t tokens) {

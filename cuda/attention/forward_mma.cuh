@@ -196,7 +196,7 @@ class MmaForward {
       for (int step = 0; step < Tile::kSteps; ++step) queries_of(step, q_[step]);
     }
   }
-  // A step of 16 columns of the warp's rows.
+  // Loads a step of 16 columns of the warp's query rows.
   __device__ __forceinline__ void queries_of(int step, std::uint32_t (&a)[4]) const {
     const int row = threadIdx.x / 32 * 16 + lane() % 16;
     load_matrices_4<false>(a, chunk_of<Tile>(shared_ + Tile::kQueries, row, 2 * step + lane() / 16));

@@ -1,5 +1,5 @@
-// Rows of attention's wgmma backward. A warpgroup scores 64 keys of a block against tiles of 64 queries. It keeps their dk
-// and dv in registers, and computes half of the columns of each tile's dq.
+// Rows of attention's wgmma backward. A warpgroup scores 64 keys of a block against tiles of 64 queries. It keeps the
+// keys' dk and dv in registers, and computes half of the columns of each tile's dq.
 #pragma once
 
 #include "../common/wgmma_sm90.cuh"

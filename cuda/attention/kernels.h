@@ -28,15 +28,15 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
 // Bytes of workspace: a counter of tiles for kWgmma, splits' results for kFewRows, kPairs and kClusters.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
-// kFewRows, kPairs and kClusters: a block of threads, or a cluster, has kRows rows of a key head, a row being a query with a
-// head, and a split. In the workspace, of each row and split: m and l, then, at 16 bytes, O.
+// kFewRows, kPairs and kClusters: a block of threads, or a cluster, takes one split of kRows rows of a key head; a row
+// is one head of a query. The workspace has m and l of each row and split, then O, aligned to 16 bytes.
 struct SplitGrid {
   static constexpr int kCluster = 4;  // blocks of threads of kClusters
   static constexpr std::int64_t kRows = 16;
   std::int64_t tiles;   // of rows: of a sequence, or, packed, slots of all
   std::int64_t splits;  // that any sequence may have
   std::int64_t blocks;
-  std::int64_t sums_at, end;  // of O and behind it, in floats
+  std::int64_t sums_at, end;  // offsets of O and of the end, in floats
 
   explicit SplitGrid(const AttentionParams& p) {
     const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);

@@ -12,7 +12,7 @@ namespace {  // one copy per architecture
 struct Machine {
   static constexpr bool kHasHardwareExp = true;
 
-  // Read again wherever it is asked for: what is computed from it does not stay in registers, which are for sums.
+  // Read anew at each use, so that the compiler keeps nothing derived from it in registers, which the sums need.
   static __device__ __forceinline__ int thread() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));

@@ -95,8 +95,8 @@ class SplitByCopies : SplitRows<T, Tile> {
     }
     copy_async_commit();
   }
-  // A thread copies the same 16 bytes of every few rows. It reads places first: behind a copy the compiler would wait for
-  // each. A store among copies would cost more instructions than they have.
+  // A thread copies the same 16 bytes of every few rows. It reads the places first: after a copy the compiler would
+  // wait for each place. A store between copies would cost more instructions than the copies.
   __device__ __forceinline__ void copy_rows(const typename T::Storage* head, const std::int64_t* from,
                                             std::uint32_t to) const {
     constexpr int kRowsAtOnce = Tile::kThreads / Tile::kChunks;

@@ -208,7 +208,7 @@ class SplitByPairs : SplitRows<T, Tile> {
       }
       free(at.stage);
       at.advance(Tile::kSlots);
-      meet();  // every warp's maxima are there; the probabilities and sums of the pair before were read
+      meet();  // all warps wrote their maxima, and read the last pair's probabilities and sums
       float factor[2][2];
       if (p_.exp == Exp::kHardware) {
         weigh<Exp::kHardware>(both, scores, factor, s);

@@ -25,7 +25,7 @@ struct SplitShape {
 // Partial results: of row (token, head) and split s, m and l at [row][s][2], O at [row][s][head_dim].
 struct SplitCall {
   std::uint32_t tiles, splits;    // of a SplitGrid
-  std::uint32_t kv_heads, group;  // of query heads; 32 bits, since a division of 64 takes a hundred instructions
+  std::uint32_t kv_heads, group;  // of query heads; 32 bits: a 64-bit division takes a hundred instructions
   float* rows;
   float* sums;
 };

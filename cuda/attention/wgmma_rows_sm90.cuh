@@ -93,7 +93,7 @@ class WgmmaRows {
     add_probabilities();
     RingPosition before = at_;
     at_.advance(Tile::kStages);
-    int keeps = 0;  // whether P V goes on from what o_ holds
+    int keeps = 0;  // whether P V adds to o_
 #pragma unroll 1
     for (block += Tile::kKeys; block < work.last_key; block += Tile::kKeys) {
       const bool begins = block >= split_end;

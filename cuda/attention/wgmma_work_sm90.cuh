@@ -27,11 +27,11 @@ struct WgmmaCall {
   std::int32_t blocks;               // of queries: of a sequence, or, packed, slots of all
   std::int32_t heads;                // and sequences where not packed
   std::int32_t section, in_section;  // heads whose keys and values stay in L2; their tiles
-  std::uint32_t* counter;            // of tiles that were taken beyond the first of each block; null: there are no more
+  std::uint32_t* counter;            // counts tiles taken after each block's first; null: each block has one
 };
 
-// A tile: 128 places of q of one sequence and head, and the keys that any of its queries sees. The loading warp finds it
-// out for all.
+// A tile: 128 places of q of one sequence and head, and the keys that any of its queries sees. The loading warp
+// computes it for all warps.
 struct WgmmaWork {
   std::int32_t sequence, head;
   std::int32_t token, places, queries;  // the first place's token of q; places and queries from there on

@@ -23,7 +23,8 @@ struct SharedTile {
 };
 
 // A stage of one operand of a matrix product: kExtent of its rows (columns of D for the second operand) by kStageK of
-// the contraction. Memory's contiguous index, which is a tile's row here too, is the contraction or the extent.
+// the contraction. The index that is contiguous in memory is the contraction or the extent. It is contiguous in the
+// tile's rows, too.
 template <int kExtent, int kStageK, bool kContraction>
 struct OperandTile : SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent> {
   using Base = SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent>;

@@ -33,7 +33,7 @@ __device__ __forceinline__ unsigned counted_in(const uint4& v, int bytes, std::u
   }
   return count;
 }
-// This thread's share, of `threads`, of the tokens among `length` whose mask begins at `from`.
+// One of `threads` shares of a count: the tokens that count among `length`, whose mask begins at `from`.
 __device__ __forceinline__ unsigned count_tokens(const TokenMask& mask, const unsigned char* from, int length,
                                                  int thread, int threads) {
   constexpr int kAtOnce = 8;

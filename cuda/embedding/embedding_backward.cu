@@ -1,12 +1,13 @@
 // embedding backward. Bound by HBM: dy is read once, dweight written once, rows without a token among it; beside that long
 // runs take 4 bytes a column, written and read.
 //
-// After sort.cuh tokens lie by rows. The sums that a row needs are spread so that no id, however frequent, is one block's:
+// After sort.cuh, tokens are ordered by row. A row's sum is spread so that even a frequent id is not left to one block:
 // embedding_runs_kernel: a block sums a long run, eight columns a thread, as 8 groups and the tree over them. A run is long
 //   where a row has 16 tokens or more among 512 that follow one another.
-// embedding_rows_kernel: a block has the rows that begin among 16 items, and goes on to the end of the last row. An item is
-//   a token or the sum of a long run. All items load together, whatever row they belong to. Subtrees that wait for a later
-//   group lie in shared memory, each thread's columns apart from the others'. Further blocks write rows without a token.
+// embedding_rows_kernel: a block sums the rows that begin among its 16 items, each to its end. An item is
+//   a token or the sum of a long run. All items load together, whatever row they belong to. Partial sums that wait for
+//   a later group lie in shared memory, separately for each thread's columns. Further blocks write rows without a
+//   token.
 // One body for every architecture; each gets its own machine code.
 #include "../common/element_dtype.cuh"
 #include "../common/octet.cuh"
@@ -25,7 +26,7 @@ static_assert(kEmbeddingGroupTokens << kRunLevels == kRunTokens);
 template <class T, bool kVector>
 constexpr int kBatch = T::kPacked&& kVector ? 8 : 4;  // rows of a thread under way
 
-// Sums of subtrees that wait for what comes after them, of each thread's columns.
+// Partial sums of each thread's columns that wait in the tree for later ones.
 template <int kLevels>
 struct Waiting {
   float4 sums[kLevels][2][kSumThreads];

@@ -93,12 +93,12 @@ __device__ __forceinline__ ScanStep scan_lanes(ScanStep block, int lane) {
   return block;
 }
 
-// The coefficients of blocks where all tokens of a chunk count and each has the same one: of whole chunks they are the same
-// ones throughout a call.
+// The scan's coefficients for a chunk whose tokens all count and share one coefficient. All such chunks of a call have
+// the same ones.
 struct WholeChunk {
   static constexpr int kStages = 5;
   float step = 0.0f;              // 0: chunks are scanned as others are
-  float before[kStages] = {};     // of a block before each stage that another is behind
+  float before[kStages] = {};     // coefficient of a block before each stage, if another block follows it
   float total = 0.0f;             // of the chunk
   float behind[kScanLanes] = {};  // of the lanes behind each one; of the last there are none
 

@@ -20,7 +20,7 @@ struct CublasLtRecord {
 // version is none of the table's. Asks for the library only once a product is in the table.
 const CublasLtRecord* recorded(const GemmParams& p, int device);
 
-// What the records that apply to a device serve.
+// The products that records serve on a device.
 std::vector<LinearProducts> recorded_products(int device);
 
 }  // namespace rlk::cuda

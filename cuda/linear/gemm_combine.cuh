@@ -49,7 +49,8 @@ struct KeptInRegisters {
   __device__ __forceinline__ void add_to_it(float (&d)[kN]) const { add_to(d, kept); }
 };
 
-// d becomes the tree over `segments` sums, each written by sum_segment(d). `half` keeps the first four of eight.
+// Sets d to the tree over `segments` sums, each written by sum_segment(d). `half` stores the sum of the first four of
+// eight segments.
 template <int kN, class Kept, class SumSegment>
 __device__ __forceinline__ void combine_segments(float (&d)[kN], int segments, Kept half, SumSegment sum_segment) {
   float pair[kN];

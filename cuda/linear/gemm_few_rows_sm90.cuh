@@ -35,8 +35,8 @@ constexpr int few_rows_fixed_bytes(int slice_rows) {
   return 1024 + slice_rows / 16 * kStagingBytes + 2 * kFewRowsMaxStages * 8;
 }
 
-// 64 k of a stage: `weights` and `x` are the lane's addresses, of row lane % 16 (weights) and of the rows that its
-// ldmatrix takes (x) before the swizzle.
+// Multiplies 64 k of a stage. `weights` and `x` are the lane's addresses before the swizzle: of row lane % 16 of the
+// weights, and of the rows of x that its ldmatrix reads.
 template <class T, int kTiles>
 __device__ __forceinline__ void multiply_box(float (&d)[4 * kTiles], std::uint32_t weights, std::uint32_t x, int lane) {
   std::uint32_t a[4][4];

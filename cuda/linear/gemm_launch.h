@@ -1,4 +1,4 @@
-// What the sm_90 kernels of linear are told beside their tensor maps.
+// Arguments of linear's sm_90 kernels, besides their tensor maps.
 #pragma once
 
 #include <cstdint>

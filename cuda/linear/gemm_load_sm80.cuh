@@ -110,7 +110,7 @@ class OperandLoad {
     return kRowStep % Tile::kKeyRows == 0 ? to_ + i * kRowStep * Tile::kRowBytes : Tile::offset(row(i), chunk());
   }
 
-  // Whether one stride serves all rows of the stage at k.
+  // Whether all rows of the stage at k follow one another by one stride.
   __device__ __forceinline__ bool in_one_run(std::int64_t k) const {
     const std::int64_t n = x_.rows.inner;
     return (k < n ? k : static_cast<std::uint32_t>(k) % static_cast<std::uint32_t>(n)) + kStageK <= n;

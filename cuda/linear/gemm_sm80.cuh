@@ -85,8 +85,8 @@ struct StageProduct {
       }
     }
   }
-  // All of a stage, with s[0] loaded. copy(step) runs beside the products of each step but the last, next() follows the loads
-  // of the last one: what it loads is on its way beside the products.
+  // Multiplies a whole stage; s[0] is loaded already. copy(step) runs beside the products of each step but the last.
+  // next() follows the loads of the last step, so that its own loads are under way during the products.
   template <class T, class Copy, class Next>
   __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, Sums& d, const Copy& copy,
                                            const Next& next) const {
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     }
     k = end;
     if (part == 0 && p.addend != nullptr && !p.continues) {
-      // An empty contraction has no block to add: main_grad is taken as it is.
+      // An empty contraction adds nothing: main_grad keeps its bits.
       for_each_addend<Tile::kRowTiles, Tile::kColumnTiles>(
           p, at, d, [&](float& x, float addend) { x = p.contraction == 0 ? addend : __fadd_rn(addend, x); });
     }

@@ -38,7 +38,7 @@ RLK_HD HeadItems head_items(const HeadColumns& columns, int blocks) {
   return {all / blocks * blocks, all};
 }
 
-// One stretch of tiles of a strip.
+// A block's work: consecutive tiles of a strip.
 struct HeadWork {
   int part, strip;        // strip: of the part
   int first_tile, tiles;  // of the strip; tiles is 0 where the part does not reach so far

@@ -38,7 +38,7 @@ __device__ __forceinline__ void round_pair(float* low, float* high) {
   *low = __uint_as_float(a), *high = __uint_as_float(b);
 }
 
-// The first of a lane's two columns of eight. Read where it is asked for, for want of registers.
+// The first of a lane's two columns among eight. Read anew at each use, since registers are short.
 __device__ __forceinline__ int quad_column() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -84,8 +84,8 @@ __device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFra
   }
 }
 
-// What a thread has of the eight columns j of its row h, of accumulators of columns from 8 kFirst on; j is the same in all
-// lanes. By halves: accumulators have no addresses.
+// The two values that a thread holds of the j-th eight columns, counted from column 8 kFirst, in its row h; j is the
+// same in all lanes. Found by bisection, since registers have no addresses.
 template <int kFirst, int kCount, int kFragment>
 __device__ __forceinline__ float2 pair_at(const float (&d)[kFragment], int j, int h) {
   if constexpr (kCount == 1) {

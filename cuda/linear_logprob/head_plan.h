@@ -27,7 +27,7 @@ inline HeadColumns head_columns(const LogprobInput& p) {
   return columns;
 }
 
-// Workspace of few rows: target_z, nodes of strips, nodes of tiles, each from a multiple of 16 bytes on.
+// Workspace of few rows: target_z, nodes of strips, nodes of tiles, each at a multiple of 16 bytes.
 struct HeadWorkspace {
   std::int64_t nodes, tile_nodes, bytes;
 };
@@ -37,9 +37,9 @@ inline HeadWorkspace head_workspace(const HeadColumns& columns, int blocks) {
   return {nodes, tile_nodes, tile_nodes + (items.all - items.whole) * kStripTiles * of_strip};
 }
 
-// Workspace of more rows: their groups, target_z, nodes of whole runs, leaves of single pairs, each from a multiple of 16 bytes
-// on. For any number of rows up to `row_blocks` blocks, since how many of them are scored is not known here. node_bytes: of a
-// node.
+// Workspace of a call with more rows: their groups, target_z, nodes of whole runs, leaves of single pairs, each at a
+// multiple of 16 bytes. It serves any number of rows up to `row_blocks` blocks, since the number of scored rows is not
+// known here. node_bytes: bytes of a node.
 struct PairWorkspace {
   std::int64_t target_z, nodes, pair_nodes, bytes;
 };

@@ -18,8 +18,8 @@ RLK_CUDA_KERNELS(void scored_rows(const ScoredRowsParams& p, cudaStream_t stream
 void linear_logprob_bf16_sm90(const LinearLogprobParams& p, const void* u, cudaStream_t stream);
 void linear_logprob_f16_sm90(const LinearLogprobParams& p, const void* u, cudaStream_t stream);
 
-// dlogits, in the operands' type, of rows of hidden states and rows of weights that the copy engine can read; groups as in
-// linear_logprob.h.
+// Computes dlogits in the operands' type. The copy engine must be able to read the rows of hidden states and of
+// weights; `groups` is as in linear_logprob.h.
 void logit_gradients_bf16_sm90(const LogprobBackwardParams& p, const Head& head, const void* u,
                                const ScoredGroups* groups, cudaStream_t stream);
 void logit_gradients_f16_sm90(const LogprobBackwardParams& p, const Head& head, const void* u,

@@ -30,14 +30,14 @@ struct LoraBytes {
   }
 };
 
-// Whether the copy engine can read lora_b and u, whose rows are side by side.
+// Whether the copy engine can read lora_b, and u, which is contiguous.
 bool reads_lora(const Head& head, std::int64_t columns) {
   const RowLayout rows{std::max<std::int64_t>(columns, 1), 0, head.lora_b_stride};
   return head.lora_rank == 0 || (head.lora_rank % 8 == 0 && head.lora_rank < std::int64_t{1} << 30 &&
                                  rows_begin_at_16_bytes(head.lora_b, rows, columns, 2));
 }
 
-// Workspace of all rows, `step` at a time.
+// Workspace bytes of a call that takes `step` rows at a time.
 std::int64_t fused_bytes(const LinearLogprobParams& p, std::int64_t step, int device) {
   const HeadColumns columns = head_columns(p);
   const int blocks = multiprocessors(device), row_blocks = static_cast<int>((step + kPairRows - 1) / kPairRows);

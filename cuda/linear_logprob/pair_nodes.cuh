@@ -28,8 +28,8 @@ template <bool kMoments>
 struct PairNodes {
   HeadColumns columns;
   const ScoredGroups* groups;          // as of the launch before
-  const NodeOf<kMoments>* nodes;       // [parts][nodes_per_part][padded rows], of whole runs
-  const NodeOf<kMoments>* pair_nodes;  // [single pairs][kPairLeaves][kPairRows], of leaves
+  const NodeOf<kMoments>* nodes;       // [parts][nodes_per_part][padded rows], nodes of whole runs
+  const NodeOf<kMoments>* pair_nodes;  // [single pairs][kPairLeaves][kPairRows], nodes of leaves
   const float* target_z;               // [rows]
   int row_blocks, blocks, padded_rows;
 };

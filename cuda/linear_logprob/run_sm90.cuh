@@ -108,7 +108,7 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
                          kRootWarps * kWarp, 0, stream, row_params, nodes);
 }
 
-// The forms that are built.
+// Chooses among the kernels that are built.
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
 void run_rows(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
   constexpr bool kFewRowsToo = !kMoments || (kLogits != HeadLogits::kRounded &&

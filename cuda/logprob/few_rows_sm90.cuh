@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
   }
   const float temperature = temperature_of(p, row);
   const auto* logits = row_of<T>(p, row) - p.vocab_start;
-  // [image of each warp][nodes and their barrier, used in block 0][bitmap of each warp]
+  // Shared memory: [image of each warp][nodes and their barrier, used in block 0][bitmap of each warp]
   const std::uint32_t image = shared_address(shared) + warp * kGroupBytes<T>;
   auto* nodes = reinterpret_cast<float4*>(shared + kClusterWarps * kGroupBytes<T>);
   const std::uint32_t nodes_address = shared_address(nodes);

@@ -199,8 +199,8 @@ __device__ __forceinline__ SoftmaxStats general_leaf(const Leaf<T>& leaf, int n,
   return chains.total(reference.m);
 }
 
-// One lane's leaf of n columns. The common one, logits that are z as they stand, none -Inf and none below the clamp,
-// takes the short loop.
+// A lane computes its leaf of n columns. The common case takes the short loop: no transform of logits, none -Inf and
+// none below the clamp.
 template <class T, Exp kExp, bool kMoments>
 __device__ __forceinline__ SoftmaxStats leaf_stats(const Leaf<T>& leaf, int n, float c, float logit_scale,
                                                    float softcap) {

@@ -187,8 +187,8 @@ __device__ __forceinline__ std::int32_t restrict_group(const LogprobInput& p, co
   return status;
 }
 
-// Makes the image of a group what a lane may read: its leaf aligned, its row restricted. Status bits of the row.
-// `bitmap`: kKeptWords where the call restricts rows.
+// Prepares the image of a group for a lane: aligns its leaf and restricts its row. Returns the row's status bits.
+// `bitmap`: kKeptWords words, if the call restricts rows.
 template <class T>
 __device__ __forceinline__ std::int32_t prepare_leaf(const LogprobInput& p, const GroupGrid& grid, std::int64_t row,
                                                      Group group, const Leaf<T>& leaf, int columns, int shift,

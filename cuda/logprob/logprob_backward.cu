@@ -144,7 +144,7 @@ struct ElementGradient {
   }
 };
 
-// Every vector of a thread, for calls whose z are the logits as they stand and whose rows are not restricted.
+// Computes every vector of a thread, for calls that neither transform logits nor restrict rows.
 template <class T, Exp kExp, class Row>
 __device__ __forceinline__ void plain_vectors(const Segment<T>& s, const ElementGradient<T, kExp, Row>& element,
                                               const Vector<T> (&x)[kBackwardVectors]) {

@@ -1,7 +1,7 @@
 // optimal_token_baseline in two launches: scans of sequences, a block each; positions of groups, a thread each. One body for
 // every architecture.
-// Bound by HBM where a group's part of the workspace and of the returns leaves L2 between its two readings; by barriers of the
-// scans where sequences are few.
+// Bound by HBM if a group's workspace and returns leave L2 between the two reads of them. With few sequences it is
+// bound by the scans' barriers.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
 #include "../common/token_gpu.cuh"

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kPackThreads, (kAllFlat ? kPackBlocks : 7))
 }
 
 __global__ void __launch_bounds__(kPositionThreads) pack_positions_kernel(const __grid_constant__ PackLayoutParams p) {
-  __shared__ std::int32_t of_warps[2][kPositionWarps];  // two, so that a tile need not wait for the one before
+  __shared__ std::int32_t of_warps[2][kPositionWarps];  // two, so that no tile waits for the last one's reads
   const std::int64_t row = blockIdx.x;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned below = (1u << lane) - 1;

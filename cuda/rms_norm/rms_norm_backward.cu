@@ -7,7 +7,7 @@
 // rms_norm_halves_kernel: two blocks a group. A block computes dx for every second row, and dweight's chains of half of the
 // columns for all rows. It reads half of the other block's rows a second time, from L2.
 // rms_norm_rows_kernel: for too few groups to fill all multiprocessors, and for any width and alignment. A group has 64
-// blocks that take a row each, for dx; its others take columns of all rows, for dweight's chains.
+// blocks that take one row each, for dx; its further blocks take columns of all rows, for dweight's chains.
 // rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns a block.
 // One body for every architecture; each gets its own machine code.
 #include <type_traits>
@@ -51,8 +51,8 @@ class GroupRows {
   std::int64_t first_row_;
 };
 
-// A thread's columns of the rows of a step, of dy and h and, where there is one, the gradient of the new residual. A step
-// has one barrier: two rows share its wait where their values fit the registers.
+// A thread's columns of the rows of a step: of dy, of h and, if given, of the gradient of the new residual. A step has
+// one barrier; if the values of two rows fit the registers, a step takes two.
 template <class T, int kThreads, int kOctets>
 struct GroupShape {
   static constexpr int kArrays = 3;
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
   int stage = 0, free_stage = kStages - 1, step = 0;
 #pragma unroll 1
   for (int row = 0; row < last; row += kRows, ++step) {
-    // Rows that a thread keeps in registers leave their stage to the next ones within the step; others when it is over.
+    // Rows that a thread keeps in registers free their stage within the step; other rows free it after the step.
     Octet<T> dy[kRows][kOctets]{}, h[kRows][kOctets]{}, more[kRows][kOctets]{};
     if constexpr (Shape::kKept) {
       copy_async_wait<kStages - 1>();
@@ -231,8 +231,8 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
   }
 }
 
-// A stage, a step of two rows: dy, h and, with kThird, the gradient of the new residual of a block's own row; dy and h of the
-// other's kOwn octets, whose chains the thread has.
+// A stage holds a step of two rows. The block's own row has dy, h and, with kThird, the gradient of the new residual.
+// The other block's row has dy and h of the kOwn octets whose chains the thread has.
 template <class T, int kOctets, bool kThird>
 struct HalfShape {
   static constexpr int kThreads = kRmsNormLanes, kVectors = Octet<T>::kVectors, kOwn = kOctets / 2;
@@ -514,8 +514,8 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   allow_next_kernel();
 }
 
-constexpr int kFoldColumns = 8;  // of a block: 32 bytes of a group, the least that memory reads
-constexpr int kFoldGroups = 16;  // of a thread at a time
+constexpr int kFoldColumns = 8;  // columns of a block: 32 bytes of a group, the least that memory reads
+constexpr int kFoldGroups = 16;  // groups of a thread at a time
 constexpr int kFoldUnits = kBlockGroups / kFoldGroups;
 constexpr int kFoldMostBlocks = 16;  // of 8192 rows, at a time
 

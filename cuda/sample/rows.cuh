@@ -1,6 +1,6 @@
-// Rows of sample: a block is a row, eight threads have a leaf; then the offsets of the kept sets by one block, and their ids
-// by a block a row. What is computed stands in rlk/kernels/sample_select.h and
-// sample_tree.h, shared with the CPU and HIP.
+// Rows of sample: a block takes a row, and eight threads take a leaf. Then one block computes the offsets of the kept
+// sets, and a block a row writes their ids. The formulas stand in rlk/kernels/sample_select.h and sample_tree.h, shared
+// with the CPU and HIP.
 // Bound by reads of the logits: one without truncation, two where top-k leaves few columns, up to six of a large top-p set.
 // One body for every architecture; each gets its own machine code.
 #pragma once

@@ -23,7 +23,8 @@ constexpr int kSumRegisters = 64;
 constexpr int kSumRegisters = 56;
 #endif
 
-// What a thread has of kRows rows, one position of each: +0 where none counts. Those below `left` exist, or all.
+// Loads a thread's positions, one in each of kRows rows; +0 where a position does not count. Positions below `left`
+// exist; with kAll, all do.
 template <class T, int kRows, bool kAll, class Flags>
 __device__ __forceinline__ void load_rows(const typename T::Storage* logprob, const Flags& flags, int left,
                                           float (&v)[kRows], int& count) {

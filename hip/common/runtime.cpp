@@ -82,7 +82,7 @@ const RlkHipBundle& bundle_of(const std::string& kernel) {
 }  // namespace
 
 const Runtime& Runtime::get() {
-  static const Runtime runtime;  // tried again where it threw
+  static const Runtime runtime;  // a constructor that threw runs again at the next call
   return runtime;
 }
 

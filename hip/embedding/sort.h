@@ -1,6 +1,6 @@
 // The tokens of embedding's gradient by rows and, of one row, by index: a stable radix sort, the least digit first. A pass
-// is three kernels. A wave counts the digits of its tile; one block adds up all counts to where each tile's tokens of a
-// digit go. A wave then takes its tile's tokens there in order, 64 at a time. Equal digits find one another by ballots.
+// is three kernels. A wave counts the digits of its tile. One block turns all counts into positions for each tile and
+// digit. A wave then moves its tile's tokens to their positions in order, 64 at a time. Ballots find equal digits.
 #pragma once
 
 #include "hip/embedding/forward.h"

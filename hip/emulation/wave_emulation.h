@@ -67,7 +67,7 @@ struct Launch {
   std::size_t lds_bytes = 0;
   Order order = Order::kForward;
   MmaUnit unit = MmaUnit::kGfx942;  // whose matrix instructions
-  int host_threads = 1;             // blocks run in parallel on so many
+  int host_threads = 1;             // threads that blocks run on in parallel
 };
 
 // Runs `kernel` once per lane of every block. Aborts with the source lines of two lanes that part at a wave operation

@@ -58,7 +58,8 @@ struct GemmParams {
   DType out_dtype, bias_dtype;
 };
 
-// dbias: a block has kBiasColumns columns, each with kBiasSlices threads of kBiasGroups / kBiasSlices groups of rows.
+// dbias: a block takes kBiasColumns columns. Each column has kBiasSlices threads, which take kBiasGroups / kBiasSlices
+// groups of rows each.
 constexpr int kBiasThreads = 256, kBiasColumns = 32, kBiasSlices = kBiasThreads / kBiasColumns;
 constexpr int kBiasGroups = kTokenBlock / kBiasGroupRows;
 constexpr std::size_t kBiasLds = kBiasThreads * sizeof(float);

@@ -141,7 +141,7 @@ RLK_DEVICE SoftmaxStats leaf_stats(const LogprobInput& p, const typename T::Stor
   return reference.usable ? sums : stats;
 }
 
-// Perfect binary tree over every `first`-th lane from `first` on; every lane gets the root.
+// Combines lanes by a perfect binary tree whose first distance is `first`; every lane gets the root.
 template <bool kMoments>
 RLK_DEVICE SoftmaxStats tree_over_lanes(SoftmaxStats s, int first) {
   for (int distance = first; distance < kWave; distance *= 2) {

@@ -9,8 +9,8 @@
 
 namespace rlk::hip {
 
-// f(load, store) for what the thread has of its row: up to eight columns a call. load(array) gives them as
-// fp32, store(array, values) takes them.
+// Calls f(load, store) for a thread's columns of its row, up to eight a call. load(array) returns them as fp32,
+// store(array, values) writes them.
 template <class T, bool kVector, class Params, class F>
 RLK_DEVICE void for_each_octet(const Params& p, std::int64_t first_block, const RowSplit& split, const F& f) {
   constexpr int kCount = kVector ? kGatedOctets : kGatedElements;

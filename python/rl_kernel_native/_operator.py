@@ -83,8 +83,10 @@ class Kept:
         constants: words that refuse a gradient of another array.
         extra: dtypes of what a backward reads beside the gradients. Their shapes follow those of the outputs.
         reads: how many of the options ``scale`` and ``along`` are given.
-        scale: of a way to call operators, the incoming gradient, what the forward kept and those options: gradients.
-        along: of tangents of ``of`` (None where there is none), what the forward kept and those options: the loss's.
+        scale: a function that returns gradients from a way to call operators, the incoming gradient, what the forward
+            kept and those options.
+        along: a function that returns the loss's tangent from tangents of ``of`` or None, what the forward kept and
+            those options.
     """
 
     of: tuple[int, ...]
@@ -123,8 +125,8 @@ class Linear:
         dims: up to how many dimensions kernels read at any strides but the last.
         accumulates: whether a ``main_grad``, the last of the options and none of a schema's, takes the gradient of the
             one array ``of``. Eager autograd is by hand then.
-        batch: of torch.func's info, dimensions, inputs and a call: outputs with the batch in front, and their
-            dimensions. None: one call for each element.
+        batch: a function of torch.func's info, dimensions, inputs and a call: returns outputs with the batch in front,
+            and their dimensions. None: one call for each element.
     """
 
     of: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What fake kernels ask of shapes and dtypes: the extension's questions in the extension's words.
+"""Checks of shapes and dtypes for fake kernels, with the extension's error messages.
 
 Descriptions import it without loading torch: dtypes are told by their names."""
 

@@ -8,7 +8,7 @@ from ._native import module as _C
 
 
 class WorkspaceStats(NamedTuple):
-    """One device's, since the process began or the last reset."""
+    """Workspace use of one device since the start of the process or the last reset."""
 
     calls: int
     last_bytes: int

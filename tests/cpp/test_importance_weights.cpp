@@ -122,7 +122,7 @@ struct Range {
     }
   }
 };
-// What the metrics are made of, a sequence at a time.
+// Sums, minima and maxima behind the metrics, added one sequence at a time.
 struct Statistics {
   explicit Statistics(const ImportanceSpec& spec) : s(spec), low(s.low > -kInf ? s.low : 1.0f / s.high) {}
 

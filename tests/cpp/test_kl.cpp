@@ -61,7 +61,7 @@ Results run(rlk::KlParams p) {
   return r;
 }
 
-// The contract a second time, a token at a time.
+// A second implementation of the contract, one token at a time.
 Results reference(const rlk::KlParams& p) {
   const rlk::KlSpec& s = p.spec;
   const auto slots = static_cast<std::size_t>(p.sequences.num_slots());

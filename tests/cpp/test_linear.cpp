@@ -488,7 +488,7 @@ TEST_F(Linear, TreeSumAddsTheBiasAfterTheTree) {
   for (const int count : {1, 4}) {
     for (const DType out : kDtypes) {
       for (const DType bias_dtype : kDtypes) {
-        // A number; rows within a vector; more columns than a run, rows across the edges of tasks.
+        // One number; rows shorter than a vector; more columns than a run, with rows across the edges of tasks.
         for (const Shape shape : {Shape{1, 1}, Shape{3, 5}, Shape{29, 3077}}) {
           const std::int64_t size = shape.rows * shape.columns;
           Matrix bias(1, shape.columns, bias_dtype);

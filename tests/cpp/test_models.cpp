@@ -567,7 +567,7 @@ TEST(MmaModel, GfxZerosArePlusZero) {
 }
 
 TEST(MmaModel, DotAscendsInSteps) {
-  // The unit of 2^26 is 8. Met in the first step it swallows the later ones; in the last step it meets their sum.
+  // The unit of 2^26 is 8. In the first step it absorbs the later addends; in the last step it meets their sum.
   std::vector<std::uint16_t> a(40, 0), b(40, bf16_rn(1.0f));
   a[0] = bf16_rn(0x1p26f);
   a[16] = a[24] = bf16_rn(1.0f);

@@ -34,7 +34,7 @@ void run(const SequenceLogprobParams& p) { rlk::cpu::sequence_logprob(p); }
 void run(const SequenceLogprobBackwardParams& p) { rlk::cpu::sequence_logprob_backward(p); }
 #endif
 
-// The contract's sum of the values at positions 0, 1, ..., +0 where nothing counts.
+// The contract's sum of the values at positions 0, 1, ...; a position that does not count has +0.
 float contract_sum(const std::vector<float>& x) {
   const float sum = sum_test::tree(x) + 0.0f;
   return std::isnan(sum) ? std::bit_cast<float>(0x7fc00000) : sum;

@@ -379,7 +379,7 @@ def compare(trainer: Any, options: dict[str, Any]) -> None:
     allowed = row("policy_loss", "loss").allowed(scale=slope + abs(exact.loss.item()))
     allowed += slope * exact_trainer.logprob_error
     assert abs(ours.loss.item() - exact.loss.item()) <= allowed
-    assert abs(theirs.loss.item() - exact.loss.item()) <= allowed  # else the comparison says nothing of ours
+    assert abs(theirs.loss.item() - exact.loss.item()) <= allowed  # else the comparison would prove nothing about ours
     allowed = allowed_gradient(trainer, exact_trainer)
     for step in (ours, theirs):
         assert float((step.gradient - exact.gradient).norm()) <= allowed

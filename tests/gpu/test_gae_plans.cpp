@@ -30,8 +30,8 @@ struct Case {
   bool stretches = false;  // of tokens that count, so that whole chunks do, or else four of five tokens
 };
 
-// One token; about a chunk; more chunks than a block's warps; empty ones; many short ones; off any alignment; off 16 bytes.
-// Whole chunks beside others, also with coefficients that become subnormal, vanish or are zero.
+// Sequences of one token; of about a chunk; of more chunks than a block's warps; empty; many short ones; without any
+// alignment; off 16 bytes. Full chunks beside others, also with coefficients that become subnormal, vanish or are zero.
 const std::vector<Case> kCases = {
     {{1}},
     {{127, 128, 129}, false, DType::kInt32},

@@ -164,7 +164,7 @@ void test_ex2_bounded() {
 
 enum Distribution {
   kGaussian,       // logits and activations
-  kWide,           // exponents spread over 80 binades (bf16), all of them (fp16)
+  kWide,           // exponents spread over 80 powers of two (bf16) or all (fp16)
   kFullRange,      // every finite exponent: partial sums and results beyond fp32
   kCancelling,     // products in pairs of opposite sign, some exactly
   kSubnormal,      // subnormal operands, products and accumulators
@@ -335,7 +335,7 @@ __device__ int core_offset(int row, int k) { return (row / 8) * 128 + (k / 8) * 
 __device__ std::uint64_t matrix_descriptor(const std::uint16_t* tile) {
   const auto address = static_cast<std::uint64_t>(__cvta_generic_to_shared(tile));
   constexpr std::uint64_t kLeadingBytes = 128;  // to the next core matrix along K
-  constexpr std::uint64_t kStrideBytes = 256;   // to the next eight rows
+  constexpr std::uint64_t kStrideBytes = 256;   // from eight rows to the next eight
   return (address & 0x3ffff) >> 4 | kLeadingBytes >> 4 << 16 | kStrideBytes >> 4 << 32;
 }
 

@@ -44,8 +44,8 @@ struct There {
   }
 };
 
-// What the CPU makes of `c` is what `on_gpu` is to be. The outputs lie `shift` elements off a multiple of 16 bytes, each `more`
-// than the one before it.
+// Compares the GPU's result of `on_gpu` with the CPU's of `c`. The first output lies `shift` elements off a multiple of
+// 16 bytes, each further one `more` elements more.
 void run_case(const reward_test::Case& c, const reward_test::Case& on_gpu, int shift, int more, PlanCheck* check_of) {
   const std::int64_t slots = c.sequences.num_slots();
   // Lengths are compared as the halves of their bytes.

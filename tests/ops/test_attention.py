@@ -40,8 +40,8 @@ def test_errors_are_at_most_twice_those_of_torch(
     options: dict[str, Any], dtype: str, device: str, exp: str, rng: np.random.Generator
 ) -> None:
     """Against float64 from the same inputs, as root mean squares: worst elements of random draws differ by chance. In
-    float32 portable's exponential, off by 2^-18.4, is what counts. Operands are of size 1, and so is an ulp. The weight
-    of a lone key is 1, and so torch makes no error there to compare with: the contract's bounds hold."""
+    float32 the portable exponential dominates, with an error of 2^-18.4. Operands are about 1, so an ulp is that of 1.
+    A lone key has the weight 1, where torch makes no error to compare with: the contract's bounds hold."""
     s = Sequences(rng, LENGTHS, (4, 2), 64, dtype, device)
     for b, got in enumerate(alone(s, device=device, exp=exp, **options)):
         if LENGTHS[b] == (1, 1):

@@ -165,7 +165,7 @@ def pair(w: float, ell: float, **how: Any) -> tuple[float, float, float]:
 
 
 def orpo(w: float, ell: float) -> tuple[float, float, float]:
-    """By 50 digits: -log sigmoid(log odds of w less those of ell), and its slopes."""
+    """By 50 digits: -log sigmoid(log odds of w minus log odds of ell), and its slopes."""
     decimal = pytest.importorskip("decimal")
     with decimal.localcontext() as context:
         context.prec, context.Emin, context.Emax = 60, -999999, 999999

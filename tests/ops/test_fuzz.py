@@ -39,7 +39,7 @@ class Problem:
     number: int
     dtype: str
     layout: str
-    memory: Any  # torch, 1-D, garbage wherever no logit lies
+    memory: Any  # 1-D torch tensor, with garbage between the logits
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
@@ -279,7 +279,7 @@ def check_on_cpu(problem: Problem) -> Truth:
     dlogits = backward(problem, "cpu", problem.exp, result)
     found = want.gradient_failures(dlogits, problem.dtype, **{k: numpy_of(v) for k, v in problem.gradients.items()})
     report(problem, found)
-    if problem.layout != "expanded":  # in place, with the memory between the rows left alone
+    if problem.layout != "expanded":  # in place; the memory between the rows must stay as it is
         copy = problem.memory.clone()
         backward(problem, "cpu", problem.exp, result, copy.as_strided(problem.shape, problem.strides, problem.offset))
         expected = problem.memory.clone()

@@ -261,7 +261,7 @@ def test_without_a_token_all_are_zero(shape: tuple[int, int], name: str) -> None
 
 
 def test_metrics_of_weights_that_are_all_alike() -> None:
-    """A constant has no deviation, whatever rounding makes of its sums."""
+    """The deviation of equal weights is 0, even where their sums are rounded."""
     rollout = np.zeros((7, 1001), np.float32)
     for options in ({}, {"level": "sequence"}, {"mode": "mask"}):
         for d in (0.3, 1.0, -0.7):

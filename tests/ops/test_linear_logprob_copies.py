@@ -1,4 +1,4 @@
-"""linear_logprob of hidden states that are no rows of one stride at 16 bytes, which a fused forward reads in copies."""
+"""linear_logprob of hidden states that a fused forward copies first: two strides, or rows off 16 bytes."""
 
 from __future__ import annotations
 

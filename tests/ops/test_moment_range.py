@@ -16,7 +16,7 @@ from rl_kernel_native.contract import row
 torch = pytest.importorskip("torch")
 
 LARGEST = float(np.finfo(np.float32).max)
-# Subnormal values; subnormal squares; ordinary ones; squares, sums, and differences out of range.
+# Magnitudes: subnormal; with subnormal squares; ordinary; with squares, sums or differences out of range.
 SIZES = (2.0**-140, 1e-38, 1e-30, 1e-20, 1.0, 1e18, 2e19, 1e30, 1e38, LARGEST)
 # A group's values: both signs; close to one another; one far off.
 PATTERNS = {

@@ -134,7 +134,7 @@ def verl_loss(verl: Any, a: dict[str, Any], fields: dict[str, Any], x: torch.Ten
 
 @pytest.mark.parametrize("name", ["vanilla", "gspo", "sapo", "cispo", "k1+", "k3", "k3+", "k2", "abs"])
 def test_verl_beyond_its_clamps(verl: Any, name: str) -> None:
-    """Log-ratios of +-30, and KL of as much: limits of 20 and 10 hold for some tokens."""
+    """Log-ratios and KL of up to +-30, so that the limits of 20 and 10 bind for some tokens."""
     a = batch(seed=5)
     generator = torch.Generator().manual_seed(0)
     kl = name in ("k1+", "k3", "k3+", "k2", "abs")

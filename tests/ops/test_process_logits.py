@@ -45,7 +45,7 @@ def plain(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def taken(given: dict[str, Any], rows: Any) -> dict[str, Any]:
-    """The arguments of some rows."""
+    """Selects the arguments of the given rows."""
 
     def of(csr: tuple[Any, ...], offsets: Any) -> tuple[Any, ...]:
         at = torch.cat([torch.arange(offsets[i], offsets[i + 1]) for i in rows]).to(offsets.device)

@@ -60,7 +60,7 @@ def tokens_of_shares(shares: tuple[int, ...], rank: int, mine: slice, group: Any
     x[~mask] = torch.nan
     own = lengths[mine].tolist()
     pieces, marks = ([a[mine][i, :n] for i, n in enumerate(own)] for a in (x, mask))
-    packed = torch.cat([*pieces, torch.full((3 * rank,), torch.nan)])  # tokens of no sequence behind them
+    packed = torch.cat([*pieces, torch.full((3 * rank,), torch.nan)])  # followed by tokens that no sequence has
     counted = torch.cat([*marks, torch.ones(3 * rank, dtype=torch.bool)]).float()
     cu = torch.from_numpy(np.concatenate(([0], np.cumsum(own)))).to(torch.int32 if rank % 2 else torch.int64)
     for how in WHITEN:

@@ -370,7 +370,7 @@ def test_work_goes_to_the_current_stream_behind_its_producer(rng: np.random.Gene
 
 @pytest.mark.gpu
 def test_a_workspace_outlives_its_call(rng: np.random.Generator) -> None:
-    """The allocator may hand the workspace out again as soon as the call returns; only work behind it may get it."""
+    """The allocator may hand out the workspace as soon as the call returns, but only to work queued behind it."""
     o = operands(rng, (20_000,), 1024, "bfloat16", "cuda")
     want = rk.rms_norm_backward(o.dy, o.x, o.weight, EPS)
     for _ in range(20):

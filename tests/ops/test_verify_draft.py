@@ -61,7 +61,7 @@ def test_the_tokens_are_the_rollouts(num_draft: int, device: str, rng: np.random
 
 
 def chi(counts: np.ndarray, p: np.ndarray) -> float:
-    """Deviations from the expected chi-square."""
+    """Distance of chi-square from its expectation, in standard deviations."""
     n, some = counts.sum(), p > 0
     assert (counts[~some] == 0).all()
     degrees = int(some.sum()) - 1

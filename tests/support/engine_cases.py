@@ -25,7 +25,7 @@ class Case(NamedTuple):
 
     Attributes:
         accumulated: the leaf whose gradient ``call(*leaves, main_grad=...)`` adds to main_grad; None: there is none.
-        adds: the registered operator that does so.
+        adds: the registered operator that adds to it.
         tangents: the operator whose bound in contract.py holds for tangents of gradients, which torch composes; "":
             they have the bytes of gradients.
     """

@@ -28,7 +28,7 @@ import rl_kernel_native as rk
 from call_cases import CALLS, Draw, Operand
 
 CANARY = 0xA5
-SILENCE_S = 120  # of one call, which takes milliseconds
+SILENCE_S = 120  # longest silence of a call, which takes milliseconds
 TYPED = (TypeError, ValueError, BufferError)
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0, 3e38, -3e38, 1e-42, 1e30, 88.8, -1.0)
 WRONG_IDS = (-1, -101, 2**31 - 1, -(2**31), 7, 10**6)

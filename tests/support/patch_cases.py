@@ -65,7 +65,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def family(name: str, dtype: Any = torch.bfloat16, **options: Any) -> Any:
-    """A model of two layers, whose norms and biases are not what they start as."""
+    """A model of two layers, whose norms and biases differ from their initial values."""
     prefix = f"{name}Text" if name == "Gemma3" else name
     shape = {**TINY, "max_position_embeddings": 512, **FAMILIES[name], **options}
     config = getattr(transformers, f"{prefix}Config")(**shape)

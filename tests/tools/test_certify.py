@@ -233,7 +233,7 @@ def off_alignment(result: Any, first: Any) -> Any:
 
 
 def by_neighbours(result: Any, first: Any) -> Any:
-    """What lies in the next row shows, as where one row's scratch memory is another's."""
+    """A fault in which a row depends on the next one, as if both shared scratch memory."""
     if result.shape[0] != 7 or first.dim() != 2:
         return result
     return nudged(result, 3) if float(first[4, 0]) > 0 else result

@@ -554,7 +554,7 @@ def test_the_doctor_goes_by_the_table(operator: str, monkeypatch: pytest.MonkeyP
     assert checks["against float64"].passed is False
 
 
-# Comparisons of an operator with float64 that a test may bound by a number of its own, and why.
+# How many comparisons with float64 a test file may bound by its own numbers, and why.
 OWN_NUMBERS = {
     "test_attention.py": 6,  # torch's own float32 results, which are no float64
     "test_attention_torch.py": 2,  # finite differences: steps and curvature

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_code_of(page: str) -> dict[str, Any]:
-    """The names that its Python defines."""
+    """Runs a page's Python and returns the names it defines."""
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S):
         exec(compile(block, page, "exec"), names)

@@ -235,7 +235,7 @@ def test_a_compiled_function_under_a_transform_is_torchs_to_refuse_or_right() ->
 
 
 def test_a_trace_of_torch_jit_or_fx_is_refused() -> None:
-    """torch.jit.trace would keep the result as a constant; torch.fx.symbolic_trace has no numbers at all."""
+    """torch.jit.trace would record the result as a constant; torch.fx.symbolic_trace passes no values at all."""
     for call in (
         lambda x: rk.linear(x, W),
         lambda x: rk.tree_sum([x]),

@@ -123,7 +123,8 @@ def test_sliding_windows_are_kept() -> None:
     torch.testing.assert_close(logits_of(windowed), want, rtol=1e-4, atol=1e-4)
 
 
-# Keys that a cache of this window drops are no whole number of attention's blocks of 128; the text has three blocks.
+# A cache of this window drops keys in numbers that are no multiple of attention's block of 128; the text has three
+# blocks.
 WINDOWED = {
     "use_sliding_window": True, "sliding_window": 50, "max_window_layers": 1, "max_position_embeddings": 512,
 }  # fmt: skip

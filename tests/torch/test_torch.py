@@ -629,7 +629,7 @@ def test_an_allocation_that_fails_is_a_typed_error_and_the_next_call_works(rng: 
         for _ in range(3):
             hold = []
             with pytest.raises((torch.OutOfMemoryError, MemoryError)):  # noqa: PT012 - one of them must fail
-                for _ in range(64):  # what is cached already may serve the first
+                for _ in range(64):  # cached memory may serve the first calls
                     hold.append(rk.logprob(logits, target, return_lse=True))
             del hold
             gc.collect()

@@ -1,7 +1,7 @@
-// How often a loop's body is there, in code that runs on a GPU and is compiled for hosts, too.
+// Loop unrolling on GPUs, in code that is compiled for hosts, too.
 #pragma once
 
-// Before a loop whose indices must be constants; before one whose body is to be there once.
+// RLK_UNROLL goes before a loop whose indices must be constants, RLK_UNROLL_NOT before a loop that must stay rolled.
 #if defined(__CUDACC__) || defined(__HIP__)
 #define RLK_UNROLL _Pragma("unroll")
 #define RLK_UNROLL_NOT _Pragma("unroll 1")

@@ -77,7 +77,7 @@ void say(const std::string& what, const Kernel& kernel, u64 detail) {
   write_report(Severity::kFault, nullptr, nullptr, what + " | " + kernel.name, detail);
 }
 
-// After the arguments stand a mark and their sizes.
+// The caller puts a mark and the arguments' sizes after the arguments; this checks the sizes.
 void check_sizes(const Kernel& kernel, void** arguments) {
   std::size_t count = 0;
   for (const Kernel::Argument& a : kernel.arguments) count += !starts(a.kind, "hidden_");

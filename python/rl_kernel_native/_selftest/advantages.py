@@ -45,7 +45,7 @@ class _Answers(NamedTuple):
         return {key: arrays.get(value) for key, value in found.items()}
 
     def expected(self, name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """float64 values, and what they may be off by."""
+        """float64 values, and the error that each allows."""
         if name == "group_advantage":
             found = {}
             for kind in ("grpo", "rloo", "passk"):

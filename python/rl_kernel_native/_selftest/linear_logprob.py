@@ -86,7 +86,7 @@ class _Head(NamedTuple):
 
 
 def _side_by_side(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """[a, zeros up to a step of 16, b]."""
+    """Concatenates a, zeros up to a multiple of 16 columns, and b."""
     return np.concatenate([a, np.zeros((len(a), -a.shape[1] % 16), np.float32), b], 1)
 
 

@@ -31,7 +31,7 @@ _VALUES: tuple[dict[str, Any], ...] = (
 def _policies(arrays: Arrays) -> Iterator[tuple[str, dict[str, np.ndarray], dict[str, float]]]:
     """(case, results, results of float64)."""
     random = np.random.default_rng(6)
-    # One token; odd; several tiles of a sequence.
+    # One token; odd sizes; sequences of several tiles.
     for (name, spec), shape in itertools.product(_POLICIES.items(), ((1, 1), (5, 37), (3, 5000))):
         logprob = -np.abs(random.normal(0, 1, shape)).astype(np.float32)
         old, ref = (logprob + random.normal(0, 0.2, shape).astype(np.float32) for _ in range(2))
@@ -110,7 +110,7 @@ _EXACT = np.array(1e-30)
 def _rollouts() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """logprob, rollout_logprob, mask."""
     random = np.random.default_rng(8)
-    # One token; odd; several tiles of a sequence.
+    # One token; odd sizes; sequences of several tiles.
     for shape in ((1, 1), (5, 37), (3, 5000)):
         train = -np.abs(random.normal(0, 1, shape)).astype(np.float32)
         rollout = train + (random.normal(0, 0.2, shape) * (random.random(shape) < 0.9)).astype(np.float32)

@@ -116,7 +116,7 @@ def run(
     candidates, absent = peers(device, use_compile)
     comparison.absent += absent
     for which in PASSES:
-        # Rows of the table that tokens share are read once, at least; the gradient is written whole.
+        # A row of the table that tokens share is counted as read once; the gradient is written whole.
         present = sum(int(o.ids.unique().numel()) for o in buffers) / len(buffers)
         elements = (tokens + present) * columns
         if "backward" in which:

@@ -109,7 +109,7 @@ def run(
     rows: int, in_features: int, vocab: int, dtype_name: str, device_name: str, *, seconds: float = 2.0,
     use_compile: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Times every peer on one head, and the bare product of it, which is the measure."""
+    """Times every peer on one head, and as a yardstick the head's bare matrix product."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     generator = torch.Generator(device).manual_seed(0)
 

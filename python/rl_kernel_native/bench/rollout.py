@@ -1,5 +1,5 @@
-"""importance_weights, mismatch_metrics, covariance_mask, entropy_mask: the peers, formulas of frameworks in torch, what
-is timed."""
+"""importance_weights, mismatch_metrics, covariance_mask, entropy_mask: peers, the frameworks' formulas in torch, and
+what is timed."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def renamed(state: dict[str, Any], heads: int, groups: int) -> dict[str, Any]:
 
 
 def alone(model: Any, sequence: list[int], device: str) -> Any:
-    """Logits of a sequence in a batch of one: stock attention of the local spec takes no packed ones."""
+    """Logits of a sequence in a batch of one: megatron's local attention takes no packed sequences."""
     import torch
 
     n = len(sequence)

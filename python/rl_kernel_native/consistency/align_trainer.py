@@ -1,8 +1,9 @@
 """The trainer of `rlk align`, a process of its own: `python -m rl_kernel_native.consistency.align_trainer FILE`.
 
-FILE holds the rollout's answer (align_rollout.py) and gets the log-probabilities that a model gives the same tokens.
+FILE holds the rollout's answer (align_rollout.py). The trainer writes its own log-probabilities of the same tokens to
+it.
 
-- hf: a model of transformers, which takes a sequence after the other.
+- hf: a model of transformers, which takes one sequence after another.
 - fsdp2: the same with its parameters sharded over the processes that torch.distributed.run starts.
 - megatron: a model of megatron-core, packed where this library serves it.
 """

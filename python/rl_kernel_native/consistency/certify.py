@@ -297,7 +297,7 @@ class _Computed:
         return found
 
     def _padded(self, v: Variation) -> dict[str, torch.Tensor]:
-        """The rows of a token sum, and behind them rows whose gradient dy is zero."""
+        """The rows of a token sum, followed by padding rows whose gradient dy is zero."""
         more = v.batch - (self.case.token_sum or 0)
         if not more:
             return dict(self.content)

@@ -44,8 +44,9 @@ class DigestModel:
         """Logits [tokens, vocab_size] of int64 ids [tokens].
 
         Args:
-            start: position of the first token where this is one sequence, whose earlier keys and values `cache` holds.
-            cache: (keys, values) of each layer, grown in place; empty: begins there.
+            start: position of the first token, if the tokens are one sequence whose earlier keys and values are in
+                `cache`.
+            cache: (keys, values) of each layer, extended in place; empty at the first call.
             cu_seqlens: int32 [num_sequences + 1] of packed sequences, each from position 0 without a cache, or None.
         """
         shape, weights = self.shape, self.weights

@@ -80,7 +80,7 @@ class Trace:
     def __init__(self) -> None:
         self.kinds: dict[str, str] = {}
         self._chunks: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        self._sorted: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # of those that were asked for
+        self._sorted: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # the operators that were asked for, sorted
 
     def add(self, name: str, kind: str, keys: torch.Tensor, values: torch.Tensor) -> None:
         """values [n, ...] of operator `name` for the tokens keys int64 [n]."""

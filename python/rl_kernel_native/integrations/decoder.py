@@ -419,7 +419,7 @@ def why_other_windows(body: Any, family: Any) -> str | None:
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     for place, each in enumerate(body.layers):
         attention = getattr(each, "self_attn", None)
-        if attention is None:  # hidden by what was put around the layer since
+        if attention is None:  # hidden by a wrapper that was put around the layer later
             attention = attentions[place]
         masks = window if kinds is None or kinds[place] == "sliding_attention" else None
         if attention.sliding_window != masks:
@@ -550,7 +550,7 @@ def _below(module: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def why_own_angles(module: Any) -> str | None:
-    """Why cos and sin of a rotary embedding are not those of its tables: its frequencies were set since."""
+    """Why the tables of a rotary embedding no longer hold: its frequencies were changed."""
     for layer, tables in module.__dict__[TABLES].items():
         if not tables.agrees(getattr(module, "inv_freq" if layer is None else f"{layer}_inv_freq")):
             return "inv_freq is not that of the configuration"

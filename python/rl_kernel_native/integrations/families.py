@@ -30,11 +30,11 @@ class Family:
             tokens, over all heads, or absent.
         interleaved: rotated pairs are neighbours.
         rope_rounding: rk.rope's `intermediate`.
-        window: where attention finds its sliding window.
+        window: the object that holds attention's sliding window.
         softcap: attention has `attn_logit_softcapping`.
-        norms: a layer's norms: of its input, of what attention gives, of the MLP's input, of what the MLP gives; None:
-            the layer stays transformers'.
-        dropouts: a layer's dropouts of what attention and the MLP give.
+        norms: a layer's norms: of its input, of attention's output, of the MLP's input, of the MLP's output; None: the
+            layer keeps transformers' forward.
+        dropouts: a layer's dropouts of the outputs of attention and the MLP.
         scaled_embedding: the embedding is multiplied by a scale.
     """
 

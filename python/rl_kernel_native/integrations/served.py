@@ -74,7 +74,7 @@ def is_served(module: Any) -> bool:
 
 
 def other_than_served(base: Any) -> str | None:
-    """What is no longer what it was when a class was served: its forward, or a function of its file that this calls."""
+    """Names what changed since a class was served: its forward, or a function of its file that the forward calls."""
     found = _stands_for.get(base)
     if found is None:
         return None
@@ -138,7 +138,7 @@ def taken_over(module: Any) -> str | None:
 
 
 def observed(module: Any) -> bool:
-    """Whether a hook looks at a module's calls, or its forward is another: then it has to be called."""
+    """Whether a module itself has to be called, since it has a hook or a replaced forward."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks

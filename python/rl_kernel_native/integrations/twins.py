@@ -90,7 +90,7 @@ class Twins:
         return weight.dtype if served else self.dtype  # type: ignore[union-attr]
 
     def bare(self, module: Any, **changes: Any) -> Any:
-        """Class, attributes and buffers of a module, without parameters, children and hooks."""
+        """A module with another's class, attributes and buffers, without parameters, children and hooks."""
         kind = plain_type(module)
         twin = kind.__new__(kind)
         torch.nn.Module.__init__(twin)

@@ -218,7 +218,7 @@ def why_attention_changed(module: Any, family: Family) -> str | None:
     own = sys.modules[__name__.partition(".")[0]].__path__[0]
     file = getattr(inspect.unwrap(function), "__code__", None)
     if file is not None and file.co_filename.startswith(own):
-        return None  # what rlk compare looks at torch's attention with
+        return None  # the wrapper by which rlk compare records torch's attention
     reason = why_changed(function, inspect.unwrap(function).__qualname__)
     if reason is None and name in ALL_MASK_ATTENTION_FUNCTIONS:
         mask = ALL_MASK_ATTENTION_FUNCTIONS[name]

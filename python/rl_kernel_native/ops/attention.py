@@ -52,7 +52,7 @@ def _torch() -> Any:
 
 
 def _narrow(offsets: Any) -> Any:
-    """int64 offsets of torch as int32, which kernels read: one that no int32 holds as one that is out of range."""
+    """Turns torch's int64 offsets into int32, which kernels read. An offset beyond int32 becomes one out of range."""
     if offsets is None or not _dispatch.is_tensor(offsets) or str(offsets.dtype) != "torch.int64":
         return offsets
     return offsets.clamp(-1, (1 << 31) - 1).int()

@@ -30,10 +30,10 @@ def entropy_mask(
             contiguous, rows of any stride; as :func:`logprob` gives.
         mask: of that shape; any mask (docs/tokens.md). A token counts where it is not 0; others may hold
             anything. None: all count.
-        top_quantile: which share is chosen, in [0, 1], TRL's ``top_entropy_quantile``: entropies above the
-            quantile ``1 - top_quantile``, or on it: of two between which ``torch.quantile`` interpolates the upper one
-            is (torch rounds, so that of two that differ in the last bits both may be). Equal ones are all chosen; a
-            share of 0 chooses the largest. A NaN is larger than any number.
+        top_quantile: the share that is chosen, in [0, 1], TRL's ``top_entropy_quantile``: entropies at or above the
+            quantile ``1 - top_quantile``. Where ``torch.quantile`` interpolates between two entropies, the upper one is
+            chosen (torch rounds, so two that differ in the last bits may both be). Equal entropies are chosen together;
+            a share of 0 chooses the largest. A NaN is larger than any number.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
     Returns: float32 of the shape of ``entropy``: 1 where a token counts and is chosen, else 0. With
         ``PolicySpec(drop_selected=True)`` give ``selected=1 - entropy_mask(...)``, the tokens that are not chosen.

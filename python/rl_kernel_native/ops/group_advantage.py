@@ -193,10 +193,10 @@ def group_advantage(
             sequences ``[group_offsets[g], group_offsets[g + 1])``. Others are a ValueError on the CPU; on a GPU groups
             are cut short and no memory outside is touched.
         group_ids: ``[num_sequences]``, int32 or int64: sequences of equal ids are a group, in any order.
-        group_size: a number: groups follow one another. Exactly one of these three is given, but none for remax and
-            reinforce_pp, which know no groups, and areal with another ``scale`` than ``"group"``.
+        group_size: a number: groups follow one another. Give exactly one of these three. Give none for remax and
+            reinforce_pp, which have no groups, and for areal with another ``scale`` than ``"group"``.
         kind: of the table.
-        eps: added to the standard deviation, >= 0, where one divides; None: the kind's.
+        eps: added to a standard deviation that divides, >= 0; None: the kind's.
         scale: ``"group"``, ``"batch"`` or ``"none"``: whose standard deviation divides; default of the kind. TRL's
             ``scale_rewards``.
         lengths: ``[num_sequences]``, int32, int64 or float32; of opo.

@@ -211,7 +211,8 @@ def importance_weights(
         mask: of that shape; any mask (docs/tokens.md). A token counts where it is not 0; others may hold
             anything. None: all count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
-        level: whose ratio: ``"token"``; ``"sequence"``, the product over its tokens; ``"geometric"``, the mean of that.
+        level: level of the ratio: ``"token"``; ``"sequence"``, the product over its tokens; ``"geometric"``, their
+            geometric mean.
         mode: ``"truncate"`` the weight to at most ``upper``; ``"clip"`` it to ``[lower, upper]``; ``"mask"``: 0 outside
             of that (such a token still counts; to have it rejected use ``rejection``).
         upper: > 0; inf: no bound.

@@ -85,9 +85,9 @@ def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray
             ``k``, columns contiguous, other strides any. Written in place.
         v_cache: the same for ``v``, with as many slots in the same pages.
         slot_mapping: ``[num_slots]``, int32 or int64, of at most ``num_tokens``: token ``t`` goes to slot
-            ``slot_mapping[t]``, which is ``page * page_size + place in the page``; -1 passes it over, and so do tokens
-            behind the last slot. Another slot that is none is a ValueError on the CPU, before anything is written; a
-            GPU passes it over. Where tokens share a slot, any of them may be there.
+            ``slot_mapping[t]``, which is ``page * page_size + place in the page``; -1 skips the token, and tokens
+            behind the last entry are skipped. A slot out of range is a ValueError on the CPU, before anything is
+            written; a GPU skips it. If tokens share a slot, any of them may end up there.
     Returns: None.
     Raises:
         TypeError for a dtype; ValueError for a shape, a layout, a device, memory that is shared or a gradient that

@@ -194,7 +194,7 @@ def linear_cross_entropy(
     hits: Any = None
     if wanted & LARGEST:
         found, largest = found
-        # A bad row has id -1, and so may a bad target.
+        # A bad row has the id -1, and a bad target may be -1 too.
         is_hit = (largest == target) & (largest >= 0) & (target != ignore_index)
         hits = is_hit.to(found.lse.dtype) if _dispatch.is_tensor(is_hit) else is_hit.astype("float32")
     shape = tuple(found.logprob.shape)

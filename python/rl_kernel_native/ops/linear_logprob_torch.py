@@ -301,7 +301,7 @@ class _LinearLogprob(Eager):
 
 def _needed(ctx: Any, has_bias: bool) -> list[bool]:
     """Whether the running backward asks for the gradient of each operand."""
-    found, node = [bool(need) for need in wanted(ctx)], 2 + has_bias  # of lora_a: there is one for each tensor
+    found, node = [bool(need) for need in wanted(ctx)], 2 + has_bias  # node of lora_a; each tensor has one
     for i in (0, 1):
         found.append(ctx.needs_input_grad[3 + i] and is_asked_for(ctx.next_functions[node + i][0]))
     return found

@@ -110,8 +110,8 @@ def linear_sample(
         bias: ``[vocab_size]``, of the dtype of ``hidden`` or float32; contiguous.
         temperature, min_p, greedy, valid_vocab, return_logprob, exp: as for :func:`sample`.
         top_k: as for :func:`sample`, at most 64; a row that asks for more has ``SampleStatus.BAD_PARAMETER``.
-        logits_dtype: what the logits are rounded to: that of ``hidden`` (default) or float32.
-        workspace_bytes: most memory to work in. More rows go together in more; no bit depends on it.
+        logits_dtype: dtype that the logits are rounded to: that of ``hidden`` (default) or float32.
+        workspace_bytes: limit of the memory to work in. More memory takes more rows at a time; no bit depends on it.
     Returns:
         :class:`SampleResult` with ids, log-probabilities and status; the n best and kept sets are None.
     Raises:

@@ -124,7 +124,7 @@ def _float32() -> Any:
 
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
-    """Gradients of x, weight and bias; that of the weight goes to main_grad where there is one."""
+    """Gradients of x, weight and bias. With a main_grad, the weight's gradient is added to it."""
     (dy,), (x, weight), engine = given, kept, _backwards(how[2:4])
     weight_dtype, main_grad = how[4:] or (weight.dtype, None)
     dx = call(INPUT_GRAD, (dy, weight), engine)[0] if wanted[0] else None

@@ -126,7 +126,7 @@ def _over_ranks(group: Any, arrays: tuple[Any, ...], how: tuple[Any, ...]) -> tu
         whole = tuple(_ranks.gathered(group, a, sequences, width) for a in (share, counted))
         y, *stats = call(_MASKED_WHITEN, (*whole, None), how)
         return (y[rows, : share.shape[1]].contiguous(), *stats)
-    # An offset that is not the first sequence's begin is as bad behind those of other ranks.
+    # A first offset that is not 0 must stay bad once it stands behind the offsets of other ranks.
     ends = torch.where(offsets[0] == 0, offsets[1:], -1 - tokens * len(lengths))
     slots = _ranks.place(group, lengths)
     ends = _ranks.gathered(group, ends + slots.start, sequences)

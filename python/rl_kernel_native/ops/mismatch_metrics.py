@@ -113,7 +113,7 @@ def mismatch_metrics(
         rollout_nan: ``"nan"``, or ``"neutral"``, which replaces a NaN of ``logprob_rollout`` by the trainer's
             log-probability. ``nonfinite_fraction`` and ``differing_fraction`` count such tokens all the same.
         semantics: None, or the :class:`LogprobSemantics` of ``logprob_train`` and of ``logprob_rollout``:
-            two that differ are refused.
+            a ValueError where the two differ.
     Returns: :class:`MismatchMetrics`. Means are over tokens that count, or sequences with one; without any all are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no

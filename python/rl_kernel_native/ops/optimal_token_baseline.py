@@ -97,8 +97,9 @@ def optimal_token_baseline(
             sequences ``[group_offsets[g], group_offsets[g + 1])``. Others are a ValueError on the CPU; on a GPU groups
             are cut short and no memory outside is touched.
         group_size: a number: groups follow one another. Exactly one of these two is given.
-        importance_weight: as ``rewards``; its square multiplies a token's share of W. None: 1.
-        zero_tail: no baseline beyond the second longest sequence of a group; lengths are numbers of tokens that count.
+        importance_weight: as ``rewards``; its square multiplies a token's term of W. None: 1.
+        zero_tail: no baseline for tokens past the length of a group's second longest sequence, where a length is a
+            number of tokens that count.
         eps: added to the sum of W; > 0.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
     Returns: :class:`OptimalTokenBaseline`: ``advantages`` and ``returns`` (G). A sequence alone in its group has no

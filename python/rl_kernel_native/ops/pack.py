@@ -197,8 +197,8 @@ def pack(
         lengths: ``[num_sequences]`` int32 or int64, in ``[0, num_tokens]``: a row's first tokens are kept.
         mask: ``[num_sequences, num_tokens]`` bool, integers or floats of 16 bits and more: tokens where it is not zero
             are kept, in order, wherever they stand (left padding, prompts cut out). Either this or ``lengths``.
-        max_tokens: rows of the results, below 2^31. More tokens than that are a ValueError on the CPU; on a GPU the
-            last ones are left out and the status is 2.
+        max_tokens: rows of the results, below 2^31. If there are more tokens, the CPU raises a ValueError; a GPU leaves
+            out the last ones and sets the status to 2.
         fill_value: a number, or one for each array: an integer that the dtype holds exactly, or a float that is finite
             in it where it is finite, rounded to nearest. Elements of 16 bytes and floats of 8 bits take only 0.
     Returns:
@@ -363,7 +363,7 @@ def _fill(value: Any) -> int | float:
 
 
 def _check_rows(frame: Any, name: str, array: Any, shape: Any) -> None:
-    """One length, or one row of the mask, for each sequence; what is no array is for others to refuse."""
+    """Checks for one length, or one row of the mask, for each sequence. Others refuse what is no array."""
     if frame is None and not _dispatch.is_tensor(array):
         return
     found = _check.shape_of(array) if frame is None else _C.shape_and_dtype(frame.export(array, name), name)[0]

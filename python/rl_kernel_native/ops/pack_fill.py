@@ -1,4 +1,4 @@
-"""What pack and unpack write where there is no token: a number as bytes of a dtype."""
+"""The fill value of pack and unpack for slots without a token: a number as bytes of a dtype."""
 
 from __future__ import annotations
 

@@ -64,16 +64,16 @@ class PolicySpec:
         kl: ``"k1"``, ``"k2"``, ``"k3"``, ``"abs"``, or None.
         kl_coef: what the KL term is multiplied by in the loss; any finite number.
         kl_straight_through: the estimator's value with the gradient of k2.
-        kl_gradient_ratio_max: with ``kl_straight_through``, of a token's ratio: that gradient times the ratio, a
-            constant, of at most this (OpenRLHF's unbiased gradient); > 0, or None: without it.
+        kl_gradient_ratio_max: with ``kl_straight_through``, multiplies that gradient by the token's ratio, a constant,
+            limited to this number (OpenRLHF's unbiased gradient). > 0, or None: no factor.
         kl_input_clamp, kl_clamp: limits of ``|ref_logprob - logprob|`` and of ``|kl|``; > 0, or None.
         kl_times_ratio: the estimator is multiplied by the ratio, with gradient through both (DeepSeek-V3.2).
-        kl_ratio_of_token: with ``kl_times_ratio`` and a ratio of sequences: that ratio is the token's own,
+        kl_ratio_of_token: with ``kl_times_ratio`` and a ratio of sequences: the factor is the token's own ratio,
             ``exp(logprob - old_logprob)`` without a limit, as :func:`kl` has it with ``old_logprob``.
         selected_kl_coef: of ``"kl_cov"``; >= 0.
-        drop_selected: ``selected`` tokens have no policy term, whatever else ``clip`` does; they count where lengths do
-            (TRL's quantile of entropies).
-        entropy_coef: the entropy's mean times this is taken off the loss.
+        drop_selected: drops the policy term of ``selected`` tokens for any ``clip``; they still count in lengths (TRL's
+            quantile of entropies).
+        entropy_coef: factor of the entropy's mean, which is subtracted from the loss.
         entropy_aggregation: ``"loss"``, as the loss; ``"token-mean"``, over this call's tokens, by ``entropy_scale``:
             whatever the ``denominator``, so that this term and its gradient depend on the split into micro-batches.
         importance: level of the rollout correction: ``"token"``, ``"sequence"``, ``"geometric"``, None, or ``"given"``:

@@ -169,12 +169,12 @@ def preference_loss(
         policy_chosen, policy_rejected: ``[num_pairs]`` float32, any strides: sums of log-probabilities
             (:func:`sequence_logprob`). Their lengths may differ for unpaired kinds.
         ref_chosen, ref_rejected: the reference model's; both or neither. ``aot`` and ``aot_unpaired`` need them, kinds
-            without a reference refuse them, the others take 0 for them.
+            without a reference refuse them, and the others use 0 if they are absent.
         kind: one of the above.
         beta: a number > 0.
         chosen_count, rejected_count: ``[num_pairs]`` int64, tokens that count; both or neither. ``ipo``,
             ``sigmoid_norm``, ``orpo``, ``simpo`` and ``alphapo`` then divide by them (by 1 where they are 0), and so do
-            ``nll_weight`` and the aligned sums; without counts what is given is taken as it is.
+            ``nll_weight`` and the aligned sums; without counts sums are used as given.
         label_smoothing: in [0, 1), of ``robust`` below 0.5, of ``exo_pair`` above 0.
         f_divergence: of ``dpo`` and its kin: ``"reverse_kl"``, ``"forward_kl"``, ``"js_divergence"`` or
             ``"alpha_divergence"`` with ``f_alpha``, as in TRL.

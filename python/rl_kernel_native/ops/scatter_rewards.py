@@ -43,7 +43,7 @@ def _overlong(overlong: Any) -> tuple[float, int, int]:
 
 
 def _together(arrays: dict[str, Any]) -> None:
-    """All of them, or none."""
+    """Raises unless all arrays are given, or none."""
     missing = [name for name, array in arrays.items() if array is None]
     if missing and len(missing) < len(arrays):
         given = next(name for name in arrays if name not in missing)
@@ -152,10 +152,12 @@ def scatter_rewards(
         kl_coef: >= 0; the KL in the reward of every token is subtracted times this.
         kl_estimator, kl_input_clamp, kl_clamp: as ``estimator``, ``input_clamp``, ``clamp`` of :func:`kl`; another KL
             goes in through ``token_rewards``.
-        length_penalty: >= 0; the sequence's reward is less this times its length, the number of its tokens that count.
+        length_penalty: >= 0, times a sequence's length is subtracted from its reward; the length is the number of its
+            tokens that count.
         overlong: ``(max_length, buffer, penalty)`` or None: DAPO's soft penalty, ``min(-(length - (max_length -
-            buffer)) / buffer * penalty, 0)`` in the sequence's reward; beyond ``max_length`` it goes on to grow.
-        cost: float32 ``[num_sequences]`` or None: of a constraint; at the last token that counts, apart from rewards.
+            buffer)) / buffer * penalty, 0)`` in the sequence's reward; beyond ``max_length`` it grows further.
+        cost: float32 ``[num_sequences]`` or None: cost of a constraint, placed at the last token that counts,
+            separately from rewards.
         lagrange: weight of the cost: a finite number >= 0, or one float32 element on the device, whose negative,
             infinite or NaN value makes ``combined`` NaN; ``combined`` is ``rewards - lagrange * costs``. None: no
             ``combined``.
@@ -164,8 +166,8 @@ def scatter_rewards(
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a combination without a
         meaning; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for spans that are
-        not in their sequence, and for bad span_offsets or cu_seqlens (docs/tokens.md); on a GPU the
-        sequence of such a span has NaN at its last token that counts, the sequences beside such cuts at all tokens.
+        not in their sequence, and for bad span_offsets or cu_seqlens (docs/tokens.md); on a GPU the sequence of such a
+        span has NaN at its last token that counts, and the sequences beside bad offsets have NaN at all tokens.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; DAPO, arXiv:2503.14476; Safe RLHF, arXiv:2310.12773.
 
     Example:

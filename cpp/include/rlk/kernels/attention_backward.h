@@ -43,8 +43,7 @@ struct AttentionBackwardScene {
   std::int32_t first, last;                    // keys of the queries, or queries of the keys
 };
 
-// What the threads of a tile tell one another. A row's two operands are q and dout, or k and v; those of columns k and v,
-// or q and dout.
+// Shared memory of a tile's threads. Rows are q and dout and columns k and v, or the other way round.
 template <class Tile>
 struct AttentionBackwardShared {
   float *a, *b, *stage, *weights;
@@ -159,7 +158,7 @@ class AttentionBackward {
     }
   }
 
-  // A row of a gradient, contiguous. The sums of one that is not used may be anything.
+  // Stores a contiguous row of a gradient. If the row is not used, its sums may be anything.
   RLK_DEVICE void store(bool used, const float (&sums)[Tile::kSums], float scale, void* to,
                         std::int64_t token_and_head) const {
     auto* out =

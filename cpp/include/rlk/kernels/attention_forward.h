@@ -14,7 +14,7 @@ struct AttentionForwardState {  // of a row
   float m = -infinity(), l = 0.0f;  // of the splits before
 };
 
-// The segment of a tile that is at work. In shared memory, since registers are for sums.
+// The segment of the tile that is being computed. It lies in shared memory, since sums take the registers.
 struct AttentionForwardScene {
   std::int64_t kv_head, sequence, begin, end;  // rows
   std::int32_t first_key, last_key;

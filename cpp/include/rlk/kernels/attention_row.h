@@ -13,7 +13,7 @@ RLK_HD float attention_scale(const AttentionInput& p) {
   return p.softcap > 0.0f ? kLog2e : attention_scale(p.softmax_scale);
 }
 
-// The softcap of a call's scores, where it has one.
+// The softcap of a call's scores, if any.
 struct AttentionSoftcap {
   float cap;    // 0: none
   float inner;  // fl(softmax_scale / softcap)

@@ -21,7 +21,8 @@ RLK_DEVICE float attention_probability(float t, Exp exp) {
 struct AttentionSink {
   float m = -infinity(), l = 0.0f;
 
-  // Into a row's sums, after its last split: l and m change here, sums by what it gives, operator()(sum, 0).
+  // Merges the sink into a row after its last split. Changes l and m here; the caller applies the returned merge to
+  // each sum, operator()(sum, 0).
   RLK_HD AttentionMerge into(float* row_m, float* row_l) const {
     const AttentionMerge merge(*row_m, m);
     *row_l = merge(*row_l, l);
@@ -50,7 +51,7 @@ RLK_DEVICE AttentionSink attention_sink(const AttentionInput& p, std::int64_t he
   return attention_node<Machine>(in_memory(p.sinks)[head], p.exp);
 }
 
-// The query at a place of q, counted over all sequences.
+// The query at a place in q, where places count over all sequences.
 struct AttentionQuery {
   std::int64_t sequence, token;  // of its q
   AttentionRange sees = {0, 0};  // its keys; none where it is not in use

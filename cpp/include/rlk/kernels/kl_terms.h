@@ -1,4 +1,4 @@
-// The formulas of ops/kl.h that every backend shares, and policy_loss has for its KL term.
+// The formulas of ops/kl.h, which every backend and the KL term of policy_loss share.
 #pragma once
 
 #include "rlk/kernels/token_terms.h"

@@ -74,7 +74,7 @@ RLK_DEVICE void write_ignored(const LogprobParams& p, std::int64_t row) {
   write_outputs(p, row, identity_stats(), infinity());
 }
 
-// Row `row` from the statistics of all shards; one thread.
+// One thread computes row `row` from the statistics of all shards.
 RLK_DEVICE void merge_row(const LogprobMergeParams& p, std::int64_t row) {
   SoftmaxStats node[kNumParts];
   float sum_z[kNumParts] = {};

@@ -36,8 +36,8 @@ RLK_DEVICE std::uint32_t bits_of_flags(const Quad& flags) {
 
 struct MaskShared {
   std::uint32_t bits[kStretchWords];    // a position's is set where it counts
-  std::uint32_t before[kStretchWords];  // how many are set in words before
-  std::uint32_t set[kMostTokenWaves];   // of a wave: how many bits its words have
+  std::uint32_t before[kStretchWords];  // number of set bits in earlier words
+  std::uint32_t set[kMostTokenWaves];   // number of set bits in a wave's words
   std::int32_t last;                    // bit that is set
 };
 

@@ -118,7 +118,7 @@ struct MismatchTerms : EverySum {
   }
 };
 
-// Over sequences: the tokens' sums, then those of sequences themselves.
+// Sums over sequences: first the tokens' sums, then terms of whole sequences.
 enum : int {
   kTotalLogRatio,
   kTotalDistance,

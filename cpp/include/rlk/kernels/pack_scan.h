@@ -9,7 +9,7 @@
 namespace rlk {
 
 constexpr int kPackScanThreads = 512;
-constexpr int kPackScanLengths = 16;  // of a thread in a tile
+constexpr int kPackScanLengths = 16;  // lengths that a thread takes of a tile
 constexpr int kPackScanTile = kPackScanThreads * kPackScanLengths;
 
 struct PackScanShared {

@@ -1,5 +1,6 @@
-// A row of process_logits by a team (sample_row.h), the same body on every backend, and what a call must not get wrong.
-// The row's output first holds a word of each column: how often the history has it, and two flags. So no workspace is needed.
+// A row of process_logits by a team (sample_row.h), the same body on every backend, and the checks of a call.
+// The row's output first holds one word a column: the column's count in the history, and two flags. So no workspace is
+// needed.
 #pragma once
 
 #include "rlk/math/ieee.h"

@@ -2,7 +2,7 @@
 // is one lane on the CPU. Spans that may have a token in common come one after another, and a token is then always the same
 // lane's, so that what they add comes in their order.
 //
-// Gpu: as of token_kernels.h, and wave_barrier(), before which a lane's writes are, for the others of its wave after it.
+// Gpu: as in token_kernels.h, and wave_barrier(), after which the other lanes of a wave see a lane's earlier writes.
 #pragma once
 
 #include "rlk/kernels/reward_terms.h"

@@ -92,7 +92,7 @@ struct RopePlace {
   }
 };
 
-// Where a section's rows of cos and sin begin. `id` is the token's, where there are ids.
+// Offsets of a section's rows of cos and sin. `id` is the token's position id, if the call has ids.
 struct RopeRows {
   bool exist;  // the id is one of the tables'
   std::int64_t cos, sin;

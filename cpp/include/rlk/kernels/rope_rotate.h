@@ -6,7 +6,7 @@
 
 namespace rlk {
 
-// The section that a pair takes its angle from.
+// The section whose positions give a pair its angle.
 RLK_HD int rope_section(const RopeParams& p, std::int64_t pair) {
   if (p.num_sections == 1) return 0;
   return pair < p.section_pairs[0] ? 0 : pair < p.section_pairs[0] + p.section_pairs[1] ? 1 : 2;

@@ -6,7 +6,7 @@
 
 namespace rlk {
 
-// kRaw: of the raw pass' params. Ranks decide, and no mass is asked for: the mode of the exponential is any.
+// kRaw: reads the parameters of the raw pass. Ranks alone decide, without probabilities, so any exponential would do.
 template <class Team, class T, bool kRaw>
 class RowTop : RowSelection<Team, T, Exp::kPortable> {
   using Base = RowSelection<Team, T, Exp::kPortable>;

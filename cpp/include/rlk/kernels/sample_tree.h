@@ -76,7 +76,7 @@ class RowTree : SampleColumns<Team, T, kExp> {
     marked_ = state_->marked != 0;
   }
 
-  // What a thread has of a leaf: z of its chains, -Inf for columns that are missing, and their sums.
+  // A thread's part of a leaf: z of its chains, with -Inf for missing columns, and the chains' sums.
   struct Leaf {
     float z[kSteps][kOwnChains];
     SoftmaxStats stats;

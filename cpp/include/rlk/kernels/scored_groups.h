@@ -6,7 +6,7 @@
 
 namespace rlk {
 
-constexpr int kScoredGroupRows = 16, kMostScoredGroups = 512;  // of a block of 8192 rows
+constexpr int kScoredGroupRows = 16, kMostScoredGroups = 512;  // groups in a block of 8192 rows
 constexpr int kScoredTileRows = 128;
 
 // The scored groups of a block of rows, in the device's memory. A group's rows stand there whether scored or not.

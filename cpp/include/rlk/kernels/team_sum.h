@@ -43,8 +43,8 @@ RLK_DEVICE float sum_of_team(const Team& team, Int num, const F& f) {
   return finished_sum(num > kTeamChunk ? tree.finish() : sum);
 }
 
-// kBlockRows rows of 32 of a team at a time, so that neighbouring lanes read neighbouring elements; every lane of the block
-// gets the sum.
+// A team takes kBlockRows rows of 32 elements at a time, so that neighbouring lanes read neighbouring elements. Every
+// lane of the block gets the sum.
 constexpr int kBlockRows = 16;
 template <class Block, class Int, class F>
 RLK_DEVICE float sum_of_block(const Block& block, Int num, const F& f) {

@@ -247,8 +247,8 @@ RLK_DEVICE T* at_address(std::uintptr_t address) {
   return in_global(reinterpret_cast<T*>(address));
 #endif
 }
-// kWhole: all of a wave's tokens are there, and their arrays are aligned. Loads alone, so that all are under way before the
-// first is waited for.
+// kWhole: all of a wave's tokens are there, and their arrays are aligned. This function only loads, so that all loads
+// are under way before the first is waited for.
 template <class Gpu, class Terms, bool kWhole>
 RLK_DEVICE MaskOf<typename Gpu::Tokens> load_inputs(const typename Terms::Params& p, const LaneArrays<Gpu, Terms>& at,
                                                     int offset, int count, typename Gpu::Tokens (&in)[Terms::kInputs]) {

@@ -70,7 +70,8 @@ RLK_HD float quotient_of(float n, float d, float reciprocal) {
   const float q = mul_rn(n, r);
   return fma_rn(fma_rn(-d, q, n), r, q);
 }
-// The same division on every backend. On CUDA without __fdiv_rn's tests for the ends of the range and its slow path.
+// The same division on every backend. On CUDA it leaves out __fdiv_rn's tests for the ends of the range and its slow
+// path.
 RLK_HD float div_in_range(float n, float d) {
 #if defined(__CUDA_ARCH__)
   float reciprocal;

@@ -140,9 +140,8 @@ struct LogprobOutputs {
   std::int32_t status;
 };
 
-// Outputs of a row from its root. target_z: +Inf an ignored row, NaN no such column, else the target's z.
-// x where it is below, or above, 0, else +0. Integers decide, since clang turns a comparison with 0 into a minimum or
-// maximum, which leaves the sign of a zero open, and drops the + 0 behind it.
+// negative_part and positive_part: x where it is below, or above, 0, else +0. They compare integers: clang turns a
+// float comparison with 0 into a minimum or maximum, whose zero may have either sign, and drops a later + 0.
 RLK_HD float negative_part(float x) {
   const auto bits = static_cast<std::uint32_t>(bits_of(x));
   return bits > 0x80000000u && bits <= 0xff800000u ? x : 0.0f;
@@ -152,6 +151,7 @@ RLK_HD float positive_part(float x) {
   return bits > 0 && bits <= 0x7f800000 ? x : 0.0f;
 }
 
+// Outputs of a row from its root. target_z: +Inf for an ignored row, NaN for a missing column, else the target's z.
 RLK_HD LogprobOutputs logprob_outputs(const SoftmaxStats& root, float target_z, float temperature) {
   if (target_z == infinity() && root.m == -infinity()) return {0.0f, 0.0f, 0.0f, 0.0f, kOk};
   std::int32_t status = status_of(root);

@@ -79,7 +79,7 @@ class SumTree {
   float kept_[kLevels] = {};
 };
 constexpr int kTileLevels = 24;      // a sequence has fewer than 2^24 tiles
-constexpr int kSequenceLevels = 31;  // of sequences there are fewer than 2^31
+constexpr int kSequenceLevels = 31;  // a batch has fewer than 2^31 sequences
 
 // A Team is 32 or 64 lanes that run together: lane(), and shuffle_xor(value, mask), the value of lane() ^ mask.
 

@@ -107,8 +107,8 @@ struct ProcessLogitsParams {
 
 struct SampleParams {
   const void* logits = nullptr;      // [num_rows, vocab_size], dtype; columns contiguous, any alignment. Not modified
-  const void* raw_logits = nullptr;  // what raw_logprob is of, raw_dtype, its rows raw_stride apart; null: the logits
-  const std::int32_t* row_status = nullptr;  // [num_rows], or null: what is wrong with a row already
+  const void* raw_logits = nullptr;  // for raw_logprob: raw_dtype, rows raw_stride apart; null: the logits
+  const std::int32_t* row_status = nullptr;  // [num_rows], or null: faults found in a row before
   const std::int32_t* allowed = nullptr;     // [num_rows, allowed_words], or null; bit j % 32 of word j / 32
   const std::uint8_t* is_greedy = nullptr;   // [num_rows], 0 or not, or null: `greedy`
   RowFloats temperature, top_p, min_p;

@@ -126,7 +126,7 @@ def sample(
         greedy = temperature < GREEDY_BELOW
         temperature = temperature.masked_fill(greedy, 1.0)
     min_p: Any = 0.0
-    for processor in m.logitsprocs.argmax_invariant:  # one kind, as `keyed` has seen
+    for processor in m.logitsprocs.argmax_invariant:  # all of one kind, which `keyed` checked
         if processor.min_p_count:
             min_p = processor.min_p.flatten()
     mode = logprobs_mode_override or self.logprobs_mode
