@@ -101,7 +101,7 @@ def shared_tables(groups: int, rollouts: int, prompt: int, own: int, device: str
 
 
 def shared(groups: int, rollouts: int, prompt: int, own: int, with_fa3: bool) -> str:
-    """A decode step: prompts' pages shared, the same pages in each rollout's own table, pages of each rollout's own."""
+    """A decode step in three forms: shared_prefix; one prompt's pages in every rollout's table; separate pages."""
     torch.manual_seed(1)
     batch, keys = groups * rollouts, prompt + own
     q = torch.randn(batch, Q_HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)

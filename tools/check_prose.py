@@ -102,7 +102,7 @@ def words(sentence: str) -> int:
 
 
 def located(path: Path) -> Iterator[tuple[str, str]]:
-    """Each sentence of a file after the place of its block."""
+    """Yields (file:line of the block, sentence) for each sentence of a file."""
     prose = {".py": python_prose, ".md": page_prose}.get(path.suffix, cpp_prose)
     for line, block in prose(path.read_text(encoding="utf-8")):
         for sentence in sentences(block):

@@ -18,7 +18,7 @@ ImportanceSpec read_spec(nb::handle packed) {
   return s;
 }
 
-// (weights, kept, metrics or None).
+// Returns (weights, kept, metrics or None).
 nb::object call(nb::handle logprob, nb::handle rollout_logprob, nb::handle mask, nb::handle cu_seqlens, nb::handle spec,
                 bool return_metrics, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens);

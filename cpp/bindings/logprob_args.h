@@ -16,7 +16,7 @@ struct LogprobArguments {
   // (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept ids, kept offsets)
   const nb::tuple& numbers;
   int exp;
-  nb::handle vocab_start = Py_None, vocab_size = Py_None;  // None: logits hold the whole row
+  nb::handle vocab_start = Py_None, vocab_size = Py_None;  // None if logits hold the whole row
   double label_smoothing = 0.0;
 };
 // An element of a tuple as long as the tuple.

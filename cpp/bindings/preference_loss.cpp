@@ -12,7 +12,8 @@
 namespace rlk::bindings {
 namespace {
 
-// One side's arrays. Those that may be left out are as long as its policy, which is as long as the `other` of a pair.
+// The arrays of one side. Optional arrays have the length of its policy; the policies of both sides of a pair have
+// equal lengths.
 class Side {
  public:
   using Names = const char* const[5];

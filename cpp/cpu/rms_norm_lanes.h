@@ -42,11 +42,11 @@ struct RmsNormBackwardRow {
 struct RmsNormLanes {
   // to[k] = weight[k] with the offset.
   void (*load_weight)(const unsigned char* weight, DType dtype, float offset, std::int64_t columns, float* to);
-  // Fills h and new_residual; gives the sum of squares.
+  // Fills h and new_residual; returns the sum of squares.
   float (*load_row)(const RmsNormRow& row);
   void (*store_row)(const RmsNormRow& row, float rstd);
   void (*backward_row)(const RmsNormBackwardRow& row);
-  // Continues dweight's chains alone, for columns [first, first + count). sums points to the first one's.
+  // Continues only dweight's chains, for columns [first, first + count). `sums` points to the chain of column `first`.
   void (*add_to_sums)(const RmsNormBackwardRow& row, std::int64_t first, std::int64_t count);
   void (*store)(const float* sums, std::int64_t count, unsigned char* to, DType dtype);
 };

@@ -34,7 +34,8 @@ RLK_HD V odd_lanes(V a, V b) {
   return shuffle<1, 3, 9, 11, 5, 7, 13, 15>(a, b);
 #endif
 }
-// 128-bit quarters 0 and 2, then 1 and 3, of a and b: of each pair of leaves k, k + 8 its lower and its upper chains.
+// The 128-bit quarters 0 and 2 of a and of b; odd_quarters has 1 and 3. For leaves k and k + 8 they are the lower and
+// the upper chains.
 template <class V>
 RLK_HD V even_quarters(V a, V b) {
 #if defined(__AVX512F__)

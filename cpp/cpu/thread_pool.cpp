@@ -63,7 +63,7 @@ void pause_cpu() {
 class Pool {
  public:
   explicit Pool(int workers) {
-    // Signals are the application's: a worker that took one would run its handler at an unexpected place.
+    // Workers block all signals, which belong to the application: a handler would run in an unexpected thread.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

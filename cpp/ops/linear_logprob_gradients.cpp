@@ -241,7 +241,7 @@ class Backward {
     linear_input_grad(sums_over_columns(head_.lora_b, head_.lora_b_stride, rank(), sums), device_, stream_);
     if (!is_last()) return;
     tree_sum(lora_rounding(head_, rows_, sums, v_), device_, stream_);
-    zero_left_out(v_, rank());  // past the limit there are no sums
+    zero_left_out(v_, rank());  // rows past row_limit have no sums
   }
 
   void lora_a_gradient(std::int64_t b) {
@@ -339,7 +339,7 @@ class Backward {
   const Head& head_;
   const Cut cut_;
   const Device device_;
-  const bool fused_;  // gradients of logits without logits in memory
+  const bool fused_;  // one kernel computes gradients of logits, without logits in memory
   std::int64_t block_rows_, logit_rows_, blocks_, bytes_ = 0;
   bool sums_dweight_, chunks_outside_;
   ScoredGroups *all_groups_ = nullptr, *groups_ = nullptr;  // where they are, and of the step

@@ -46,7 +46,7 @@ bool can_fetch_keys(const AttentionParams& p) {
   const bool paged = p.block_table != nullptr;
   if (p.group_offsets != nullptr) return false;  // pages begin inside of blocks
   if (paged && (p.num_pages == 0 || p.num_pages >= kMostTokens)) return false;
-  // A box is a page, or part of one: rows of shared memory repeat their pattern every eight.
+  // A box is a page, or part of one. Its rows must be a multiple of eight, since the swizzle repeats every eight rows.
   if (paged && (p.page_size < 8 || p.page_size >= kMostTokens || (p.page_size & (p.page_size - 1)) != 0)) {
     return false;
   }

@@ -1,7 +1,7 @@
-// attention, forward, of few queries a sequence: what a block of threads computes of 16 rows, each a query with one of the
-// heads that share a key head, over one canonical split of their keys. Warps score 32 keys each; a warp sums its share of
-// V's columns over all of them, since a chain over keys cannot be dealt out. How K and V come: split_mma.cuh, for SM80 and
-// later, and split_pairs_sm90.cuh.
+// attention, forward, for few queries a sequence. A block of threads takes 16 rows and one canonical split of their
+// keys. A row is a query with one of the heads that share a key head. Warps score 32 keys each; a warp sums its share
+// of V's columns over all keys, since a chain over keys cannot be divided. split_mma.cuh (SM80 and later) and
+// split_pairs_sm90.cuh load K and V.
 #pragma once
 
 #include "forward_mma.cuh"
@@ -9,7 +9,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kWarps: of which four score one of kBlocks blocks of keys that are at work together. Blocks of 64 keys leave two without.
+// kWarps: kBlocks blocks of keys are computed together, and four warps score each. With blocks of 64 keys two of the
+// four are idle.
 template <int kColumns_, int kBlocks_>
 struct SplitShape {
   static constexpr int kColumns = kColumns_, kRows = SplitGrid::kRows, kBlocks = kBlocks_, kWarps = 4 * kBlocks;
@@ -83,7 +84,8 @@ class SplitRows {
     }
     if (from != nullptr) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
   }
-  // Whether the block has rows, and keys that they see. Only then: what is in no sequence has no offsets.
+  // Whether the block has rows, and keys that they see. Offsets are set only then, since rows outside of every sequence
+  // have none.
   __device__ __forceinline__ bool find(unsigned block) {
     group_ = call_.group;
     split_ = block % call_.splits;

@@ -158,7 +158,7 @@ class WgmmaRows {
       at_.advance(Tile::kStages);
     }
     mbarrier_wait_block(shared_.values_full(before.stage), before.phase);
-    // Only the last block of a sequence has rows that are no tokens of it.
+    // Only the last block of a sequence has rows behind the sequence's end.
     if (block > work.num_keys) clear_values(before.stage, work.num_keys - (block - Tile::kKeys));
     accumulate(before.stage, keeps);
     wgmma_wait<0>();

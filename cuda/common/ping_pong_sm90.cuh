@@ -1,5 +1,5 @@
-// The main loop where two warpgroups have a tile each, in turns: while one multiplies, the other does with its sums what is
-// left to do, which hides as long as it takes less than a tile's products. The stages of both pass through one ring.
+// The main loop of two warpgroups that alternate, each with a tile of its own: while one multiplies, the other works on
+// its sums. That work is hidden while it is shorter than a tile's products. Both load through one ring of stages.
 #pragma once
 
 #include "tile_ring_sm90.cuh"

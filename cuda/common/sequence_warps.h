@@ -6,10 +6,10 @@
 namespace rlk::cuda {
 
 constexpr int kSequenceWarps[] = {1, 2, 4, 8, 16};
-constexpr std::int64_t kSequenceWarpsWanted = 24;  // of a multiprocessor; fewer, and more warps share a sequence
+constexpr std::int64_t kSequenceWarpsWanted = 24;  // warps of a multiprocessor; below it more warps share a sequence
 
 inline int choose_sequence_warps(const Sequences& q, int multiprocessors) {
-  // The host does not know the lengths of packed sequences: their mean stands for them.
+  // The host does not know the lengths of packed sequences, and takes their mean.
   const std::int64_t length = !q.packed() || q.num_sequences == 0 ? q.num_tokens : q.num_tokens / q.num_sequences + 1;
   for (const int warps : kSequenceWarps) {
     if (q.num_sequences * warps >= kSequenceWarpsWanted * multiprocessors || warps * 128 >= length) return warps;

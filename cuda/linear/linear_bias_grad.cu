@@ -1,6 +1,6 @@
-// dbias, compiled once per architecture: a block has a few columns of all rows. It takes 8192 rows at a time, and a thread
-// adds 64 consecutive ones of eight columns. The threads of a warp, then the warps, are the tree over these groups.
-// Bound by HBM: dy is read once.
+// dbias, compiled once per architecture: a block takes a few columns of all rows, 8192 rows at a time. A thread adds 64
+// consecutive rows of eight columns. The threads of a warp, then the warps, form the tree over these groups. Bound by
+// HBM: dy is read once.
 #include "../common/alignment.h"
 #include "../common/element_dtype.cuh"
 #include "../common/launch.h"

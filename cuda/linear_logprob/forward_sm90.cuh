@@ -239,7 +239,8 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
       const auto handed = [&](int half, int h, int j, int thread) -> float2* {
         return &fixed.handed[(half * kTileRows + h) * kHandedFragments + j][thread];
       };
-      // Statistics of a leaf of a half's rows, whose logits are d[0] from fragment `first` on, to the nodes of the pair.
+      // Writes the statistics of one leaf, for a half's rows, to the pair's nodes. The leaf's logits are d[0] from
+      // fragment `first` on.
       const auto take_leaf = [&](int half, int leaf, int first) {
         const int thread = thread_index();
         float c[kTileRows];

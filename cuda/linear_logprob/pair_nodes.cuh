@@ -1,4 +1,4 @@
-// Nodes of the tree over leaves between the fused head's kernel and the one that makes outputs of them.
+// Nodes of the tree over leaves, which the fused head's kernel writes and the kernel of the outputs reads.
 #pragma once
 
 #include "head_grid.h"

@@ -66,7 +66,8 @@ __device__ __forceinline__ StreamRow stream_row(const LogprobInput& p, std::int6
           target_of(p, row) == p.ignore_index ? kIgnoredRow : status};
 }
 
-// A launch's share of the call: groups in the order of memory, which DRAM serves best, and where their nodes go.
+// A launch's share of the call: groups in the order of memory, which is fastest for DRAM, and the addresses of their
+// nodes.
 struct StreamWork {
   std::int64_t first_row;
   int rows;
@@ -79,9 +80,9 @@ struct StreamWork {
   float4* nodes;    // grid.nodes per row
 };
 
-// Groups beyond the first of each warp are claimed, each from one of many counters: a single one would serve no more than
-// 430 claims a microsecond. A prime number of them, so that none has the short groups of all parts; no more than warps,
-// as each must be drawn from.
+// A warp claims each group after its first from one of many counters: a single counter would serve at most 430 claims a
+// microsecond. The number of counters is prime, so that no counter gets the short groups of all parts. It is at most
+// the number of warps, since every counter needs a warp that draws from it.
 constexpr int kMaxClaimCounters = 61, kClaimPitch = 32;  // words from one to the next: a line each
 
 template <class T>

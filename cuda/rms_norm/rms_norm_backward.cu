@@ -25,7 +25,7 @@ namespace {  // one copy per architecture
 constexpr int kGroupRows = kRmsNormGroupRows;
 constexpr int kBlockGroups = static_cast<int>(kRmsNormBlock) / kGroupRows;  // of 8192 rows
 
-// A thread's first column of the rows of a group in an array. kPlain: of is_plain.
+// Pointer to a thread's first column in the rows of a group. kPlain: the result of is_plain.
 template <class Element, bool kPlain>
 class GroupRows {
  public:

@@ -1,9 +1,10 @@
 // sequence_logprob and its gradient, bound by HBM: log-probabilities and flags are read once.
 //
-// sequence_logprob_kernel: a warp has a chunk of 2,048 positions; a sequence is a warp's, or all warps' of a block, which take
-// chunks in turn. Neighbouring threads read neighbouring positions, at any alignment, 16 rows of 32 positions at a time.
-// sequence_logprob_backward_kernel: a block has a tile of tokens; rlk/kernels/sequence_gradient.h, shared with HIP.
-// One body for every architecture; each gets its own machine code.
+// sequence_logprob_kernel: a warp takes a chunk of 2,048 positions. A sequence goes to one warp, or to all warps of a
+// block, which take chunks in turn. Neighbouring threads read neighbouring positions, at any alignment, 16 rows of 32
+// positions at a time.
+// sequence_logprob_backward_kernel: a block takes a tile of tokens; its body is rlk/kernels/sequence_gradient.h, shared
+// with HIP. One body for every architecture; each gets its own machine code.
 #include "../common/octet.cuh"
 #include "../common/team.cuh"
 #include "kernels.h"

@@ -43,7 +43,7 @@ template <class Tile>
 struct WavePlace {
   std::int64_t row, column;    // of the tile
   int wave_row, wave_column;   // of the wave, in the tile
-  std::int64_t rows, columns;  // that exist from the wave's first on; none where they are not positive
+  std::int64_t rows, columns;  // left from the wave's first on; not positive: none
   RLK_DEVICE WavePlace(const GemmParams& p, std::int64_t tile)
       : row(tile % p.tiles_down * kTileRows<Tile>), column(tile / p.tiles_down * kTileColumns<Tile>) {
     const int wave = thread_id() / kWave;

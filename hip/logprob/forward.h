@@ -70,7 +70,7 @@ RLK_DEVICE std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& g
   std::uint32_t* bitmap = tile.bitmap();
   for (int i = lane; i < kKeptWords; i += kWave) bitmap[i] = 0;
   wave_barrier();
-  // Bits are by leaf and column in it, as the leaves of several parts are no single stretch.
+  // Bits are indexed by leaf and by column within it, since leaves of several parts are not contiguous.
   const std::int64_t target = target_of(p, row);
   const bool bad = scan_kept(p, kept, target, lane, kWave, [&](std::int64_t id) {
     const int leaf = leaf_of_column(grid, group, id);

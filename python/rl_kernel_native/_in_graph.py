@@ -18,8 +18,8 @@ in_graph: Any
 
 
 def callable_in_graph(function: Any, batch: Any = None) -> Any:
-    """Class decorator: an autograd Function that :data:`in_graph` calls by the name of its class. One without a rule of
-    batches gets :func:`in_batches`."""
+    """Class decorator: an autograd Function that :data:`in_graph` calls by the name of its class. A Function without a
+    vmap rule gets :func:`in_batches`."""
     if function.vmap is torch.autograd.Function.vmap:
         function.vmap = staticmethod(in_batches(function.apply, batch))
     if function.__name__ in _functions:

@@ -76,12 +76,12 @@ class Kept:
     """Derivatives of a loss that its forward gives with it: a backward multiplies them, and there is no second one.
 
     Attributes:
-        of: positions of the arrays that may have a gradient, which has the shape of its array.
-        native: of the arrays, the options and one bool an array of ``of``: the outputs, the gradients, and what else is
-            ``extra``. The first output is the loss, the others are constants.
+        of: positions of the arrays that may have a gradient, of the array's shape.
+        native: a function of the arrays, the options and one bool an array of ``of``: returns the outputs, the
+            gradients and the ``extra`` arrays. The first output is the loss; the others are constants.
         incoming: name of the gradient that comes in.
         constants: words that refuse a gradient of another array.
-        extra: dtypes of what a backward reads beside the gradients. Their shapes follow those of the outputs.
+        extra: dtypes of further arrays that a backward reads. Their shapes follow those of the outputs.
         reads: how many of the options ``scale`` and ``along`` are given.
         scale: a function that returns gradients from a way to call operators, the incoming gradient, what the forward
             kept and those options.

@@ -1,4 +1,4 @@
-// group_advantage a second time, written slowly and apart from the backends from the contract, ops/group_advantage.h.
+// A second implementation of group_advantage, simple and slow, written from the contract, ops/group_advantage.h.
 #pragma once
 
 #include <algorithm>

@@ -63,7 +63,7 @@ struct Batch : policy_test::Case {
   float rollout_of(std::int64_t s, std::int64_t t) const { return arrays[4][static_cast<std::size_t>(begin(s) + t)]; }
 };
 
-// The batch's sequences, one row each, with room behind them that holds NaN and does not count.
+// The batch's sequences, one row each, followed by masked slots that hold NaN.
 struct Padded {
   std::vector<float> train, rollout;
   std::vector<unsigned char> mask;

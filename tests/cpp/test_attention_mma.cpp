@@ -184,8 +184,8 @@ TEST_F(AttentionMma, ValuesThatAreNotFiniteReachTheRowsOfTheirBlock) {
   EXPECT_EQ(reference(p).out, want.out);
 }
 
-// A gradient multiplies the steps of 16 that its token sees something of, and no others: a GPU's tiles multiply at least those,
-// so a number on the CPU may be NaN there, and never the other way round.
+// On the CPU a gradient multiplies only the steps of 16 in which its token sees something. A GPU's tiles multiply at
+// least those steps: a number on the CPU may be NaN on a GPU, never the other way round.
 TEST_F(AttentionMma, GradientsTakeTheStepsThatTheirTokenSees) {
   constexpr std::int64_t kBad = 20;  // in use; a query's number is its key's
   for (const bool bad_query : {false, true}) {

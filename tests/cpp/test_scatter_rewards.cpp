@@ -182,7 +182,7 @@ TEST(ScatterRewards, SpreadOverSpansOfEveryKindHaveTheBytesOfTheContract) {
   });
 }
 
-// The last token that counts is in the stretch before the last, a span in both.
+// The last token that counts lies in the last stretch but one, and a span crosses into the last.
 TEST(ScatterRewards, SpreadRewardsOfALongSequenceWhoseLastTokensAreMasked) {
   constexpr std::int64_t kTokens = 40001, kCounted = 30001;
   std::vector<unsigned char> mask(kTokens);

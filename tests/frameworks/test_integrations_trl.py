@@ -319,9 +319,9 @@ def norms_of_tokens(trainer: Any) -> tuple[Any, Any]:
 
 
 def allowed_gradient(trainer: Any, exact: Any) -> float:
-    """How far the parameters' gradient may be off, as a norm. It is a sum of tokens' terms. The loss's gradient of a
-    log-probability errs by its own bound and by what errors of log-probabilities move it. A log-probability's gradient
-    of the logits errs by its bound."""
+    """The allowed error of the parameters' gradient, as a norm: a sum of tokens' terms. The loss's gradient in a
+    log-probability errs by its own bound, and by the effect of errors of log-probabilities. A log-probability's
+    gradient in the logits errs by its bound."""
     given = exact.of_float64.grad.abs()
     of_entropy = 0.0 if exact.entropy_of_float64.grad is None else exact.entropy_of_float64.grad.abs()
     facts = {"max_abs_z": exact.max_abs_z, "p": 1.0, "log_p": exact.max_log_p, "spread": exact.max_log_p}
@@ -393,7 +393,7 @@ def compare(trainer: Any, options: dict[str, Any]) -> None:
 
 
 def trl_weights(options: dict[str, Any], old: Any, sampled: Any, mask: Any) -> Any:
-    """As GRPOTrainer._generate_and_score_completions computes them."""
+    """The weights as GRPOTrainer._generate_and_score_completions computes them."""
     difference = ((old - sampled) * mask).nan_to_num(nan=0.0)
     mode = options["vllm_importance_sampling_mode"]
     weights = (difference.sum(-1, keepdim=True) if mode.startswith("sequence") else difference).exp()

@@ -1,4 +1,4 @@
-// What the tests of plans of operators over tokens share: arrays on the device, guard bands, comparison with the CPU.
+// Shared by the tests of token operators' plans: arrays on the device, guard bands, comparison with the CPU.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// The tiles for a GPU: compiled to see that the matrix instructions come out, run under the emulation alone.
+// The tiles for a GPU: compiled to check that the matrix instructions appear, and run under the emulation alone.
 #include "hip_tiles.h"
 
 #define RLK_TILE(name, Operand, size)                                     \

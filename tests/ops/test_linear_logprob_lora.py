@@ -276,7 +276,7 @@ def test_blocks_of_tokens_are_folded() -> None:
 def test_a_gpu_has_the_bytes_of_the_cpu_as_an_sm_90(
     rows: int, ins: int, vocab: int, logits_dtype: str, rank: int, dtype: str
 ) -> None:
-    """Fused and not: ranks and features that are rows of 16 bytes, and others."""
+    """Fused and unfused: ranks and features whose rows are multiples of 16 bytes, and others."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("products of another architecture")
     h, of_lora = operands(rank, ins, dtype, vocab=vocab, rows=rows, scale=0.5)

@@ -176,7 +176,7 @@ def test_ranks_of_a_process_group_have_the_bits_of_one_rank() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # One process imports torch, and the ranks are its forks.
+    # One process imports torch; the ranks are forked from it.
     multiprocessing.set_forkserver_preload(["torch.distributed", "rl_kernel_native", "linear_logprob_cases", __name__])
     torch.multiprocessing.start_processes(on_a_rank, (8, port), nprocs=8, start_method="forkserver")
 

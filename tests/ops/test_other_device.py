@@ -65,7 +65,7 @@ def test_an_array_of_another_device_is_refused_by_the_extension(operator: str) -
         with pytest.raises((ValueError, TypeError, RuntimeError)) as refused:
             getattr(rk, operator)(**arguments | {name: There(arguments[name])})
         words = str(refused.value)
-        # The first array decides the device; this build has no kernels for that of the others.
+        # The first array decides the device, and this build has no kernels for it.
         expected = {
             ValueError: "expected device", RuntimeError: "kernels|CuPy",
             TypeError: "of the framework of|of a framework with|NumPy array",

@@ -259,7 +259,7 @@ def test_verl_dppo(verl: Any, mode: str) -> None:
         selected = torch.where(raised, p - q > high, p - q < -low)
     else:
         kl = q * (o - ell) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
-        selected = torch.where(raised, ~(kl <= high) & (p > q), ~(kl <= low) & (p < q))  # of q > 1 it is NaN
+        selected = torch.where(raised, ~(kl <= high) & (p > q), ~(kl <= low) & (p < q))  # kl is NaN where q > 1
     assert all(int((selected & side).sum()) > 1 for side in (raised, ~raised))
     fields: dict[str, Any] = {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": 1.3}
     config = verl_config(clip_ratio=0.2, **fields)

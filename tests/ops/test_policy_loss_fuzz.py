@@ -1,6 +1,6 @@
-"""policy_loss: random specs against the derivatives of float64 formulas. What a spec refuses is drawn again.
+"""policy_loss: random specs against the derivatives of float64 formulas. A draw that PolicySpec refuses is repeated.
 
-RLK_FUZZ_CASES (300) sets how many of all clips, about."""
+RLK_FUZZ_CASES (300) sets roughly how many, over all clips."""
 
 from __future__ import annotations
 

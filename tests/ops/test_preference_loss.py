@@ -193,7 +193,7 @@ def test_compiled_has_the_bytes_of_eager(kind: str, backend: str, device: str, r
 
 @pytest.mark.parametrize("kind", ["cpo", "kto", "aot", "aot_unpaired"])
 def test_transforms(kind: str, rng: np.random.Generator) -> None:
-    """Tangents are the transposed gradients; a batch is a loop; a second derivative is an error."""
+    """Tangents agree with gradients, vmap with a loop; a second derivative raises an error."""
     arrays, options = problem(kind, rng)
     tensors, options = [torch_of(a) for a in arrays], {k: torch_of(v) for k, v in options.items()}
 

@@ -1,4 +1,5 @@
-"""Checked by mypy, never run: what a type checker makes of calls. Each line is a promise of the public signatures."""
+"""Checked by mypy, never run: the types that a checker infers for calls. Each line is a promise of the public
+signatures."""
 
 from typing import Any, assert_type
 

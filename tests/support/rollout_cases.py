@@ -8,8 +8,8 @@ LENGTHS = [300, 0, 17, 256, 131]
 
 
 def rollouts(rows: int, columns: int, seed: int = 0, masked: float = 0.3) -> dict[str, np.ndarray]:
-    """``train`` and ``rollout``, float32, of which one token in ten is the same; the second sequence has no token where
-    there are three."""
+    """``train`` and ``rollout``, float32, equal at one token in ten. With three sequences or more, the second has no
+    token that counts."""
     random = np.random.default_rng(seed)
     train = -np.abs(random.normal(0, 1.5, (rows, columns))).astype(np.float32)
     off = random.normal(0, 0.2, train.shape) * (random.random(train.shape) < 0.9)

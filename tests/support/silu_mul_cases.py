@@ -1,4 +1,4 @@
-"""Shared by the tests of silu_mul and gelu_mul: operands, the contract in NumPy, how far float64 may be off."""
+"""Shared by the tests of silu_mul and gelu_mul: operands, the contract in NumPy, bounds against float64."""
 
 from __future__ import annotations
 

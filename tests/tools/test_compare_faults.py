@@ -310,7 +310,7 @@ def test_a_model_that_is_not_there_names_its_cure(tmp_path: Path, monkeypatch: p
 
 
 def recorded_file(tmp_path: Path, model: Any, temperature: float, dialect: str) -> Path:
-    """What an engine would dump of two responses, by another order of computing than the trainer's packed forward."""
+    """A dump of two responses as an engine writes it, computed in another order than the trainer's packed forward."""
     lines = []
     for ids in ([96, 3, 4, 5, 6, 7, 8, 9], [96, 9, 11, 12, 13]):
         prompt, response = ids[:2], ids[2:]

@@ -1,4 +1,4 @@
-"""tools/mutate.py: what it draws has tests, and how it judges."""
+"""tools/mutate.py: the files that it draws have tests, and its verdicts are right."""
 
 from __future__ import annotations
 

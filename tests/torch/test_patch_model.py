@@ -402,7 +402,7 @@ def test_modules_that_came_after_the_patch_are_refused(model: Any) -> None:
     assert rk.patch_model(model)["linear"] == 7 * 2 + 1 + 2
     adapted = logits_of(model)
     assert torch.equal(adapted[:1, :3], logits_of(model, IDS[:1, :3]))
-    attention.q_proj = attention.q_proj.base_layer  # taken off again: all that is left was patched
+    attention.q_proj = attention.q_proj.base_layer  # the adapter is removed; every remaining module was patched
     assert not torch.equal(logits_of(model), adapted)
     model.resize_token_embeddings(110, mean_resizing=False)
     with pytest.raises(ValueError, match=r"model: expected the modules that patch_model found, got lm_head since"):

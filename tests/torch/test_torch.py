@@ -357,7 +357,7 @@ def test_no_grad_inference_mode_and_grad_have_the_same_bytes(problem: tuple[Any,
 
 
 def test_autocast_changes_nothing(problem: tuple[Any, Any]) -> None:
-    """The dtype of the logits is the caller's choice; autocast must not round them behind it."""
+    """The caller chooses the dtype of the logits; autocast must not round them silently."""
     logits, target = problem
     results = []
     for enabled in (False, True):

@@ -11,7 +11,7 @@ struct Grid {
   u32 x, y, threads, lds_bytes;
 };
 
-// Runs all blocks; false where a wave touched memory that is not there or never came to an end, which is reported.
+// Runs all blocks. If a wave touched invalid memory or never ended, reports it and returns false.
 bool run_launch(Code& code, const Kernel& kernel, const Grid& grid, void** arguments);
 
 // Pages that stand for a device's memory: the host may touch them only while they are open, kernels always.

@@ -26,7 +26,7 @@ class _Ragged(NamedTuple):
 
 def _ragged() -> Iterator[_Ragged]:
     random = np.random.default_rng(6)
-    # One token; less than a lane's; a chunk of 2,048 and more; many rows.
+    # One token; fewer tokens than a lane's; more than a chunk of 2,048; many rows.
     for rows, columns in ((1, 1), (5, 37), (4, 5000), (300, 64)):
         logprob = -random.exponential(1, (rows, columns)).astype(np.float32)
         ids = random.integers(0, 4, (rows, columns))

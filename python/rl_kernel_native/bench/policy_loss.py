@@ -41,7 +41,7 @@ def written_out(o: Operands, logprob: Tensor) -> Tensor:
     kl = (d.exp() - d - 1).clamp(-10.0, 10.0)
     size = o.mask.sum()
     total = (loss * o.mask).sum() / size + 0.001 * (kl * o.mask).sum() / size
-    with torch.no_grad():  # what frameworks log of it
+    with torch.no_grad():  # metrics that frameworks log
         for metric in (clipped > unclipped, -log_ratio, kl, ratio):
             (metric.float() * o.mask).sum() / size
     return total

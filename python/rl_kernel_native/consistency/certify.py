@@ -140,8 +140,8 @@ def certify(
         device: "auto" (a CUDA device where there is one), "cpu", "cuda" or "cuda:N".
         operators: names of CASES; none: all.
         quick: two shapes of each operator, what continuous integration runs.
-        arithmetic: of the CPU, as for `rk.arithmetic`; None: as it is. A GPU has its own.
-        arrays: others than torch's on `device`.
+        arithmetic: the CPU's, as for `rk.arithmetic`; None: the current one. A GPU always has its own.
+        arrays: arrays of another framework than torch on `device`.
         progress: shows how many entries are computed.
     Raises: BadInput for a device or an operator that is not there.
     """

@@ -38,8 +38,8 @@ def enable(*, rollout: Literal["vllm"] | None = None, trainer: Literal["trl"] | 
         rollout: ``"vllm"``: the plugin of docs/vllm.md, which refuses an engine if it does not serve one of its
             modules.
         trainer: ``"trl"``: ``integrations.trl.enabled()``, and ``patch_model(model, strict=True)`` for the model of
-            each GRPOTrainer that is made from now on. With both, an update after which a colocated vLLM cannot reset
-            its prefix cache is an error.
+            each GRPOTrainer that is made from now on. With both, an update raises an error if a colocated vLLM cannot
+            reset its prefix cache afterwards.
     Returns:
         A context manager. Its end, or ``close()``, takes the trainer's part back. The plugin stays until the process
         ends, and patched models stay patched.

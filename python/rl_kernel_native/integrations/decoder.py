@@ -172,7 +172,7 @@ def layer(module: Any, hidden_states: torch.Tensor, attention_mask: Any = None, 
 
 
 def take_cache(kwargs: dict[str, Any]) -> Any:
-    """The cache among a forward's keywords, which no longer have it then; None without one."""
+    """Removes the cache from a forward's keywords and returns it; None if there is none."""
     given = [cache for cache in (kwargs.pop(name, None) for name in CACHE_NAMES) if cache is not None]
     if len(given) > 1:
         raise ValueError(f"{CACHE_NAMES[0]}: expected one cache, got another as {CACHE_NAMES[1]}")

@@ -34,7 +34,7 @@ def patch(model: Any, *, inv_freq: Tensor | None = None) -> dict[str, int]:
             embedding needs its own.
     Returns: how many modules each operator serves.
     Raises: ImportError without megatron-core; RuntimeError for another version; TypeError for another model; ValueError
-        that names what of its configuration is not served, or a module that computes and is not known.
+        that names the setting of its configuration that is not served, or an unknown module that computes.
     Source: docs/numerics.md; the seams are megatron-core's own: forwards of its modules, and
         ``megatron.core.transformer.attention.apply_rotary_pos_emb``, which asks each model's configuration.
     """

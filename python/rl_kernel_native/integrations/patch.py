@@ -72,7 +72,7 @@ class _Plan:
         self.unproved[name] = f"{op}: {reason}" if said is None else f"{said}; {op}: {reason}"
 
     def serve(self, name: str, op: str, reason: str | None, module: Any, forward: Any, **facts: Any) -> None:
-        """A module is served, where nothing speaks against it."""
+        """Serves a module, unless there is a reason against it."""
         if reason is not None:
             self.stays(name, op, reason)
         else:

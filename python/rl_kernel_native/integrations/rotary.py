@@ -1,4 +1,4 @@
-"""cos and sin of positions, the same on every device: taken by the host in float64, and rounded.
+"""cos and sin of positions, the same on every device: the host computes them in float64 and rounds them.
 
 Angles are transformers' own: float32 products of a position and a frequency, as the configuration gives it.
 """

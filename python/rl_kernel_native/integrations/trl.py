@@ -1,6 +1,7 @@
 """TRL's GRPOTrainer on this library's operators: the chunked log-probabilities of its LM head, and its loss.
 
-:func:`enabled` puts both in place and takes them back. The trainer, its configuration and its logs stay TRL's own.
+:func:`enabled` installs both and removes them at its end. The trainer, its configuration and its logs stay as TRL has
+them.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _prefix(shared_prefix: Any) -> tuple[Any, ...]:
 
 
 def _tree(tree: Any, causal: bool, beside: dict[str, Any]) -> tuple[Any, ...]:
-    """The lists of a call whose sequences are segments, up to ``parents``. `beside`: what a tree does not go with."""
+    """The lists of a call whose sequences are segments, up to ``parents``. `beside`: arguments that a tree excludes."""
     wanted = "None or (cu_segments, parents)"
     if not isinstance(tree, (tuple, list)):
         raise TypeError(f"tree: expected {wanted}, got {type(tree).__name__}")

@@ -134,9 +134,9 @@ def linear_logprob(
         workspace_bytes: the most memory that a call takes beside its inputs, outputs and gradients. More is faster, up
             to a point; results do not change by a bit. A gradient of ``weight`` in its own dtype over more than 8192
             rows needs float32 sums, 4 ``in_features`` bytes times the lesser of the rows and the vocabulary; in
-            ``main_grad`` it needs none. What backward needs is asked for before forward. On an sm_90 hidden states in
+            ``main_grad`` it needs none. Forward already raises if backward would need more. On sm_90, hidden states in
             two strides, such as ``hidden[:, :-1]``, or off 16 bytes are copied, 8192 rows at a time. The CPU backend
-            takes its own, 64 MiB where it can.
+            takes its own memory, 64 MiB where it can.
         process_group: of torch.distributed, over whose 1, 2, 4 or 8 ranks the vocabulary lies in rank order; every rank
             gives the same ``hidden``, ``target`` and ``lora_a``, and its own rows of ``weight``, ``bias`` and
             ``lora_b``. Ranks exchange five numbers a row; all get the result, with the bits of one rank that has the

@@ -44,7 +44,7 @@ KINDS = {
     "alphapo": Kind(SIGMOID, average=OF_LOGPROB, options=("gamma", "alpha", *_SMOOTH), reference=False),
     "orpo": Kind(ORPO, average=OF_LOGPROB, reference=False),
 }
-# What TRL and OpenRLHF call a kind that has another name here.
+# Names by which TRL and OpenRLHF know a kind, where this library has another name.
 KNOWN_AS = {
     "sigmoid": "dpo",
     "kto_pair": "kto",

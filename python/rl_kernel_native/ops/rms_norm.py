@@ -120,7 +120,7 @@ def _batch_backward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 
 
 def _number(name: str, value: Any) -> Any:
-    """As a schema has it. A symbol of a trace, which a backward meets, stays one."""
+    """A number in the type of the schema. A trace's symbolic number, which a backward may get, stays as it is."""
     is_symbol = not isinstance(value, (int, float)) and hasattr(value, "node")
     return value if is_symbol else _check.number(name, value)
 

@@ -134,7 +134,7 @@ def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
 
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    """A batch is one more dimension of tokens, unless each element has a table of its own."""
+    """The vmap rule: a batch is one more dimension of tokens, unless each element has its own table."""
     q, k, cos, sin, position_ids, *options = inputs
     if position_ids is not None and tuple(dims[2:4]) != (None, None):
         return None

@@ -1,1 +1,1 @@
-"""Plain float64 references: what an operator computes, not how. Run only when asked for."""
+"""Plain float64 references: what an operator computes, not how. They run only on request."""

@@ -10,7 +10,7 @@ namespace rlk {
 struct AttentionPartial {
   float m, l;
 
-  // m and l as the split's keys leave them.
+  // From m and l after the split's keys.
   RLK_HD AttentionPartial(float m_of_split, float l_of_split)
       : m(is_nan(m_of_split) ? canonical_nan() : m_of_split),
         l(m > -infinity() ? l_of_split

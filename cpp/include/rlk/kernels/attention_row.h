@@ -41,8 +41,8 @@ struct AttentionReference {
 
   RLK_HD bool contributes() const { return m > -infinity(); }
 
-  // Takes in a block's largest score, NaN if any is. Gives the factor that the sums so far take. kClamps: q is wanted, which
-  // only the portable exponential takes.
+  // Takes a block's largest score, NaN if any score is. Returns the factor by which the sums so far are multiplied.
+  // kClamps: also computes q, which only the portable exponential needs.
   template <bool kClamps = true>
   RLK_HD float raise(float c, float block_largest) {
     if (!(block_largest > largest) && !is_nan(block_largest)) return 1.0f;

@@ -39,7 +39,8 @@ RLK_DEVICE void covariance_clear(const CovarianceWorkspace& w, std::int64_t bloc
   (&in_global(w.shared)->counts[0][0])[block * kSelectThreads + Gpu::thread()] = 0;
 }
 
-// What the counts of `pass` say of the last one chosen; all threads of the block come here.
+// The state of the select after the counts of `pass`: the digits of the last chosen key so far. All threads of the
+// block must call it.
 template <class Gpu>
 RLK_DEVICE SelectState narrowed(const CovarianceShared* of, int pass, SelectShared* shared) {
   constexpr int kEach = kSelectBins / kSelectThreads;

@@ -19,7 +19,7 @@ constexpr int kNodeBytes = 16;  // m, S, E, Q
 struct GroupGrid {
   int num_parts;                                    // of this shard: 1, 2, 4 or 8
   int leaves;                                       // per part, padded
-  int groups_per_part;                              // that hold columns; 0 where a group spans parts
+  int groups_per_part;                              // groups with columns; 0 where a group spans parts
   int parts_per_group;                              // 0 where a part spans groups
   int groups;                                       // of a row, each a task
   int nodes;                                        // of a row: groups and the padding between them, a power of two

@@ -180,7 +180,7 @@ RLK_HD PreferenceValue preference_value(const PreferenceLossParams& p, const Pre
   }
 }
 
-// Pair i, or loss i of sorted ones.
+// Computes pair i, or loss i in sorted order.
 template <class Memory>
 RLK_HD void preference_pair(const PreferenceLossParams& p, std::int64_t i) {
   const PreferenceElement w = preference_element<Memory>(p, p.chosen, i);

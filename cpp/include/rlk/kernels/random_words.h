@@ -6,7 +6,7 @@
 
 namespace rlk {
 
-// Blocks of four words that a row takes.
+// Number of blocks of four words in a row.
 RLK_HD std::int64_t random_blocks(const RandomBitsParams& p) { return (p.num_words + 3) / 4; }
 
 // Block `block` of row `row`.

@@ -106,7 +106,7 @@ RLK_DEVICE void blank_tokens(const ScatterRewardsParams& p, TilePartial<8>* all_
     const int rest = left <= 0 ? 0 : left < 1 << tile ? static_cast<int>(left) : 1 << tile;
     return clear_tokens<Gpu, RewardTokenTerms>(p, span.begin + first, rest, Gpu::thread(), kTokenThreads);
   }
-  if (left <= 0) {  // a slot that no tile has
+  if (left <= 0) {  // a workspace slot without a tile
     if (Gpu::thread() == 0) partial = TilePartial<8>{};
     return;
   }

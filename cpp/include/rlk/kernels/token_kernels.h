@@ -442,7 +442,7 @@ RLK_DEVICE void store_tile(const WaveTokens& of, bool of_wave, TilePartial<8>* p
   }
 }
 
-// What is written for packed tokens of no sequence, by `threads` threads.
+// Clears the outputs of packed tokens that no sequence has, with `threads` threads.
 template <class Gpu, class Terms>
 RLK_DEVICE void clear_tokens(const typename Terms::Params& p, std::int64_t first, int count, int thread, int threads) {
   RLK_UNROLL

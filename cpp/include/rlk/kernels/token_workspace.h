@@ -23,7 +23,7 @@ inline std::int64_t gather_blocks(const Sequences& q, int lanes) {
   return q.num_sequences == 0 ? 1 : (q.num_sequences + each - 1) / each;
 }
 
-// Few sequences of few tiles are one block's, a sequence a thread: what it would say to others it need not wait for.
+// Few sequences of few tiles go to one block, one sequence a thread, which needs no exchange with other blocks.
 constexpr int kFewTiles = 2;
 constexpr int kFewSequences = 256;
 inline bool are_few(const Sequences& q, int tile, std::int64_t most = kFewSequences) {

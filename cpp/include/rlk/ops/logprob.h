@@ -142,7 +142,7 @@ struct LogprobMergeParams {
   std::int64_t valid_vocab = 0;  // for label_smoothing
   std::int32_t num_shards = 1;
   float temperature_value = 1.0f;
-  float label_smoothing = 0.0f;  // as the shards had it; logprob and lse are given
+  float label_smoothing = 0.0f;  // the shards' value; logprob and lse must be given
 };
 void logprob_merge(const LogprobMergeParams& p, Device device, Stream stream);
 

@@ -81,7 +81,7 @@ def _rotary(model: Any) -> tuple[str, Any, bool]:
 
 
 def original_length(config: Any) -> int:
-    """Tokens up to which a rotary embedding of transformers is not stretched."""
+    """Sequence length up to which transformers does not scale a rotary embedding."""
     length: int = config.rope_parameters.get("original_max_position_embeddings") or config.max_position_embeddings
     return length
 

@@ -34,12 +34,13 @@ def of_tokens(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def compute_logprobs(logits: Tensor) -> Tensor:
-    """What :func:`gather_logprobs` needs of the logits."""
+    """The logits as :func:`gather_logprobs` takes them."""
     return logits.clone()
 
 
 def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
-    """The token's own first, then those of the most probable ones. ``logprobs``: of :func:`compute_logprobs`."""
+    """The token's own log-probability first, then those of the most probable tokens. ``logprobs``: from
+    :func:`compute_logprobs`."""
     logits = logprobs
     ids = token_ids.to(torch.int64).unsqueeze(-1)
     rank = (logits >= logits.gather(-1, ids)).sum(-1)

@@ -72,7 +72,7 @@ class RlkDynamicNTK(Scaled, DynamicNTKScalingRotaryEmbedding):
 
 
 class RlkLongRope(Scaled, RlkRotaryEmbedding):
-    """In the place of Phi3LongRoPEScaledRotaryEmbedding, which vLLM makes by name."""
+    """Replaces Phi3LongRoPEScaledRotaryEmbedding, which vLLM constructs by name."""
 
     def __init__(
         self,

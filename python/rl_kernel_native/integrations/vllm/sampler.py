@@ -35,7 +35,7 @@ def draw(
 
     Args:
         keys: int64 [3, rows]: seed, sample_id, position.
-        temperature, top_k, top_p, min_p, greedy: as rk.sample has them.
+        temperature, top_k, top_p, min_p, greedy: as for rk.sample.
     """
     if isinstance(top_k, Tensor):
         top_k = top_k.masked_fill(top_k >= logits.shape[-1], 0)
