@@ -53,7 +53,8 @@ __device__ __forceinline__ void cp16(uint32_t s, const void* g) {
 __device__ __forceinline__ void zero16(uint32_t s) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(s), "r"(0) : "memory");
 }
-// Two kernels: scores of 256 keys a block; then a block has a split's keys and 128 / C of V's columns.
+// Two kernels. In the first a block scores 256 keys. In the second a block takes a split's keys and 128 / C of V's
+// columns.
 __global__ void __launch_bounds__(256) scores(const P p, float* sc) {
   extern __shared__ __align__(128) unsigned char mem[];
   const uint32_t sk = (uint32_t)__cvta_generic_to_shared(mem);

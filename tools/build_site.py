@@ -24,7 +24,7 @@ from rl_kernel_native import contract, ops
 from rl_kernel_native.consistency.contract_table import bound, kept
 
 ROOT = Path(__file__).resolve().parent.parent
-# Pages in the order of the menu, by its headings; those of docs/ that stand nowhere here come last.
+# Pages in menu order, by heading; other pages of docs/ come last.
 MENU = {
     "Begin": ["quickstart", "which_operator", "build", "wheels", "hf_kernels", "examples"],
     "Use": ["models", "vllm", "objectives", "linear", "sampling", "tokens", "errors", "faq", "glossary"],
@@ -32,7 +32,7 @@ MENU = {
     "Reference": ["operators", "api/index", "api/tools"],
     "Project": ["architecture", "contributing", "changelog"],
 }
-# Files of the repository that are pages: where they stand, and their place in the site.
+# Pages outside of docs/: their path in the repository, and in the site.
 PAGES = {"examples/README.md": "examples.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 TOOLS = (
     "compare", "patch_model", "unpatch_model", "status", "arithmetic", "current_arithmetic", "checkpoint_contexts",
@@ -42,7 +42,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def operator_modules() -> dict[str, ModuleType]:
-    """Modules of ops/ that describe operators, by their stem, which is the name of an operator."""
+    """Modules of ops/ that describe operators, by file stem, which is an operator's name."""
     stems = [info.name for info in pkgutil.iter_modules(ops.__path__) if callable(getattr(rk, info.name, None))]
     return {stem: importlib.import_module(f"{ops.__name__}.{stem}") for stem in stems}
 

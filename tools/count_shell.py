@@ -78,7 +78,7 @@ def _makes_operator(statement: ast.AST) -> bool:
 
 
 def count(names: list[str], read: Callable[[str], str]) -> dict[str, dict[str, int]]:
-    """Lines by part, then by file."""
+    """Counts lines by part, then by file."""
     operators = {Path(n).stem for n in names if re.fullmatch(r"cpp/include/rlk/ops/\w+\.h", n)}
     parts: dict[str, dict[str, int]] = {"torch layer": {}, "dispatch": {}, "architecture stubs": {}, "bindings": {}}
     for name in names:

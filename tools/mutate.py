@@ -134,7 +134,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
 
 UNDECIDED = "undecided"  # a machine with other work, a test that fails without the fault: it counts neither way
 NO_BUILD, SAME_CODE = "does not compile", "same object code"
-TEST_LIMIT_S = 180  # of one test, which takes seconds
+TEST_LIMIT_S = 180  # limit of a test, which takes seconds
 
 
 class Fault(NamedTuple):
@@ -282,7 +282,7 @@ def drawn(layer: str, count: int, seed: int, of: str = "*") -> list[Fault]:
 
 
 def redrawn(fault: Fault, used: set[str]) -> Fault | None:
-    """Another one of the file, of the same kind if there is one."""
+    """Another fault of the same file, of the same kind if there is one."""
     left = [f for f in faults_of(fault.layer) if f.path == fault.path and f.name not in used]
     left.sort(key=lambda f: (f.kind != fault.kind, abs(f.line - fault.line)))
     return left[0] if left else None
@@ -387,7 +387,8 @@ class Copy:
         return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=limit_s)
 
     def compiled_notice(self, tests: list[str]) -> str:
-        """Likewise of C++ tests. One that does not compile has noticed: constants are asserted there."""
+        """The same for C++ tests. A test that does not compile has noticed the fault: static_asserts check
+        constants."""
         for name in tests:
             if not self.build(name):
                 return f"the compiler, in {name}"

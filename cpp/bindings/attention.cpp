@@ -62,7 +62,7 @@ class Call {
     return {input_.num_sequences, input_.num_q_heads, input_.q_tokens};
   }
 
-  // [..., tokens, heads, head_dim] by strides.
+  // The address and strides of an array [..., tokens, heads, head_dim].
   static AttentionHeads heads(const Array& a) {
     const TensorView& v = a.view();
     AttentionHeads h;

@@ -50,7 +50,7 @@ class Tokens {
  public:
   explicit Tokens(const Sizes& sizes) : sizes_(sizes) {}
 
-  // Strides of an array, one for each dimension; `to` gets the two. The array may have 1 for any size.
+  // Adds an array by its strides, one a dimension; `to` gets the two merged strides. Any size of the array may be 1.
   void add(const Sizes& strides, TokenStrides* to) { arrays_.push_back({strides, to}); }
 
   // False where dimensions do not merge to two.

@@ -47,7 +47,7 @@ RLK_HD Floats rounded(Floats x) {
   return T::load(memory);
 }
 
-// f(k, columns) for vectors of columns, the last one short.
+// Calls f(k, columns) for each vector of columns; the last may be short.
 template <class F>
 RLK_HD void for_each_vector(std::int64_t columns, const F& f) {
   std::int64_t k = 0;

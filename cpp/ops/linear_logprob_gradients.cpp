@@ -108,7 +108,7 @@ class Backward {
       if (is_first() || !cut_.borrows) copy_scored(p_, head_, row_, rows_, groups_, hidden_, device_, stream_);
       lora_.compute(head_, hidden_, rows_, device_, stream_);
     }
-    // They are there from the chunk before, unless rows are others or gradients lie otherwise.
+    // The last chunk's zeros still stand, unless the rows or the layout of gradients changed.
     if (new_rows || gradients_ != gradients_before || columns_ != columns_before) zero_left_out(gradients_, columns_);
     logit_gradients();
     if (v_ != nullptr) compute_v();

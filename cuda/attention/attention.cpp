@@ -28,8 +28,8 @@ bool at_16_bytes(std::initializer_list<const void*> arrays) {
   return std::ranges::all_of(arrays, [](const void* a) { return reinterpret_cast<std::uintptr_t>(a) % 16 == 0; });
 }
 
-// Whether the copy engine can fetch an array's heads: it wants strides of 16 bytes that are not 0. `alone`: there is no
-// stride of sequences.
+// Whether the copy engine can fetch an array's heads: it needs strides that are multiples of 16 bytes and not 0.
+// `alone`: the stride of sequences is not used.
 bool can_fetch(const AttentionInput& p, const AttentionHeads& a, bool alone) {
   constexpr std::int64_t kMostStride = std::int64_t{1} << 39;
   if (!attention_at_16_bytes(a, p.dtype)) return false;

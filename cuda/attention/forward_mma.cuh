@@ -40,8 +40,8 @@ __device__ __forceinline__ std::uint32_t chunk_of(std::uint32_t operand, int row
   return operand + row * Tile::kRowBytes + (chunk ^ (row & 7)) * 16;
 }
 
-// A chunk of a row in memory, +0 past head_dim and of rows that are none. Keys of a page that is none are NaN, which
-// reaches the rows that see them; their values are +0, so that no other row is touched.
+// Loads a chunk of a row; past head_dim, and in rows that do not exist, it is +0. Keys of an invalid page are NaN,
+// which reaches the rows that see them. Their values are +0, so that no other row changes.
 template <class T, bool kIsKey>
 __device__ __forceinline__ void load_operand_chunk(const typename T::Storage* head, std::int64_t offset, int chunk,
                                                    int head_dim, bool vectors, std::uint32_t to) {

@@ -65,9 +65,9 @@ std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel
 // is a multiple of 64, so a sequence may touch one more than its queries fill.
 struct GradientLayout {
   static constexpr std::int64_t kTurnsAt = 16;
-  std::int64_t slack;                               // slots between packed sequences
-  std::int64_t of_sequence, slots;                  // tiles of queries, of a sequence that is not packed, of all
-  std::int64_t key_blocks, jobs;                    // of a sequence, or, packed, of all; and of all key heads
+  std::int64_t slack;               // slots between packed sequences
+  std::int64_t of_sequence, slots;  // tiles of queries: of one unpacked sequence; of all
+  std::int64_t key_blocks, jobs;    // key_blocks: of a sequence, or of all if packed; jobs: times all key heads
   std::int64_t works_at, scalars_at, sums_at, end;  // bytes
   static constexpr std::int64_t kWorkBytes = 48;
 

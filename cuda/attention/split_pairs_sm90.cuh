@@ -34,11 +34,11 @@ struct PairTile : SplitShape<kColumns_, 2> {
 
 struct PairMaps {
   CUtensorMap k, v;
-  std::int32_t box;  // tokens: of a page, at most a block
+  std::int32_t box;  // tokens of a box: a page's, at most a block's
 };
 
-// Eight warps that multiply and four that load, one of which set the barriers up: those that load go on as soon as all four
-// know, and the others need not wait for what they ask for.
+// Eight warps multiply and four load. One loading warp sets up the barriers, and the loading warps start as soon as the
+// four of them have met. So the multiplying warps need not delay the first loads.
 __device__ __forceinline__ void begin_loading() {
   asm volatile("bar.sync 2, 128;" ::: "memory");
   asm volatile("bar.arrive 3, 384;" ::: "memory");

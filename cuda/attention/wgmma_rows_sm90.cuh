@@ -395,7 +395,7 @@ class WgmmaRows {
   const int warpgroup_;
   const float c_;
   int thread_, first_row_;
-  std::uint32_t total_;  // this thread's, in shared memory
+  std::uint32_t total_;  // address of this thread's sums in shared memory
   RingPosition at_;
   int queries_phase_ = 0;
   int sees_first_[2], sees_last_[2];

@@ -18,8 +18,9 @@ enum class L2Reads { k128Bytes, k256Bytes };
 CUtensorMap tensor_map(const void* data, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
                        int box_rows, L2Reads reads = L2Reads::k256Bytes);
 
-// Tokens of heads [sequences, tokens, heads, columns] in boxes of `box_tokens` tokens of one head by 128 bytes, likewise, or by
-// 64 with the 64-byte swizzle. Strides, in elements, are multiples of 16 bytes and not 0; columns are contiguous.
+// Tokens of heads [sequences, tokens, heads, columns]. A box has `box_tokens` tokens of one head by 128 bytes with the
+// 128-byte swizzle, or by 64 bytes with the 64-byte swizzle. Strides, in elements, are multiples of 16 bytes and not 0;
+// columns are contiguous.
 struct HeadsExtent {
   std::int64_t columns, heads, tokens, sequences;
   std::int64_t head_stride, token_stride, sequence_stride;

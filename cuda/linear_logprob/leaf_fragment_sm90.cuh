@@ -160,7 +160,7 @@ __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kT
         const float2 x = z(leaf, j, h);
         add(0, x.x), add(1, x.y);
       }
-      // One lane has the whole of a leaf without sums; the others add nothing.
+      // A leaf whose statistics need no sums is held by one lane; the others add nothing.
       if (!reference.usable && threadIdx.x % 4 != 0) whole.S = whole.E = whole.Q = 0.0f;
       shares[leaf][h] = reference.usable ? chains.sums(reference.m) : whole;
     }

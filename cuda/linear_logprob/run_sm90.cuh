@@ -13,7 +13,7 @@
 
 namespace rlk::cuda {
 
-// What both kernels are told: of tiles of `tile_rows` by `tile_columns`.
+// Arguments of both kernels, for tiles of `tile_rows` by `tile_columns`.
 inline HeadLaunch head_launch(const LinearLogprobParams& p, int tile_rows, int tile_columns, int blocks) {
   HeadLaunch g{};
   g.columns = head_columns(p);

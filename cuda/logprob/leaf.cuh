@@ -15,7 +15,7 @@ struct Leaf {
   static constexpr int kBytes = kLeafColumns * static_cast<int>(sizeof(typename T::Storage));
   std::uint32_t address;  // in shared memory, of the leaf's first chunk before the permutation
 
-  // Where the chunk that would be at `address` lies: its place in the line changes with every leaf.
+  // Swizzled address of the chunk at `address`: its place in the line changes with every leaf.
   static __device__ __forceinline__ std::uint32_t place(std::uint32_t address) {
     return address ^ (address / (kBytes / 16) & 7 * 16);
   }

@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kBackwardThreads, kPlain ? kBackwardBlocks<kEx
   }
 }
 
-// Whether rows begin at multiples of 16 bytes, all of them.
+// Whether all rows begin at multiples of 16 bytes.
 template <class T>
 bool rows_are_aligned(const void* base, const RowLayout& rows) {
   return reinterpret_cast<std::uintptr_t>(base) % 16 == 0 &&

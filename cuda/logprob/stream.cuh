@@ -1,7 +1,7 @@
-// Forward of many rows: persistent warps, each with a buffer of its own in shared memory, so that some load while others
-// compute, and no barrier between them. They take groups in the order of memory and leave their nodes in global memory. A
-// kernel before them works out what each row means, one after them takes the roots. One body for every architecture; each
-// gets its own machine code.
+// Forward of many rows. Persistent warps have a buffer each in shared memory, so that some load while others compute,
+// without barriers between them. They take groups in the order of memory and write nodes to global memory. A kernel
+// before them prepares each row; one after them computes the roots. One body for every architecture; each gets its own
+// machine code.
 #pragma once
 
 #include <algorithm>

@@ -12,8 +12,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kForwardBlock = 128;     // threads of a block, at least
-constexpr int kForwardThreads = 1024;  // of a multiprocessor, at least: 64 registers each
+constexpr int kForwardBlock = 128;     // least threads of a block
+constexpr int kForwardThreads = 1024;  // least threads of a multiprocessor: 64 registers each
 constexpr int kAnyThreads = kRmsNormLanes;
 
 template <int kThreads>

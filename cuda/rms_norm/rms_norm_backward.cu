@@ -517,7 +517,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 constexpr int kFoldColumns = 8;  // columns of a block: 32 bytes of a group, the least that memory reads
 constexpr int kFoldGroups = 16;  // groups of a thread at a time
 constexpr int kFoldUnits = kBlockGroups / kFoldGroups;
-constexpr int kFoldMostBlocks = 16;  // of 8192 rows, at a time
+constexpr int kFoldMostBlocks = 16;  // blocks of 8192 rows at a time
 
 __global__ void __launch_bounds__(kFoldColumns* kFoldUnits* kFoldMostBlocks)
     rms_norm_fold_kernel(const __grid_constant__ RmsNormBackwardParams p) {

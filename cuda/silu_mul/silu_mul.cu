@@ -11,7 +11,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Blocks of a multiprocessor, at least: what registers allow beside the octets of gate and up.
+// Least number of blocks of a multiprocessor: as many as registers allow beside the octets of gate and up.
 template <class T, int kOctets>
 constexpr int kForwardBlocks = Octet<T>::kVectors* kOctets == 1   ? 10
                                : Octet<T>::kVectors* kOctets == 2 ? 8

@@ -64,8 +64,8 @@ struct Loaded {
 };
 std::array<Loaded, kMaxDevices> loaded;
 
-// The operator's whose name is the longest that the kernel's begins with: linear_logprob's begin with linear, too. A lone kernel
-// may have no more to its name than its operator has.
+// The bundle of a kernel's operator: the longest operator name that the kernel's name begins with, since linear_logprob
+// begins with linear, too. An operator's only kernel may have the operator's name.
 const RlkHipBundle& bundle_of(const std::string& kernel) {
   const RlkHipBundle* found = nullptr;
   std::size_t longest = 0;

@@ -239,7 +239,7 @@ class Frame:
         return capsule
 
     def export_array(self, array: Any, name: str) -> Any:
-        """As :meth:`export`, where a number is no array."""
+        """As :meth:`export`, but refuses a number."""
         if isinstance(array, (int, float, np.number)):
             raise TypeError(f"{name}: expected an array that speaks DLPack, got {type(array).__name__}")
         return self.export(array, name)

@@ -477,7 +477,7 @@ class _Kept(Eager):
         needs = ctx.needs_input_grad[3:]
         if d_loss is None:
             return None, None, None, *(None for _ in needs)
-        arrays, op = ctx.saved_tensors, ctx.op  # which refuses arrays that were changed in place
+        arrays, op = ctx.saved_tensors, ctx.op  # saved_tensors raises if arrays were changed in place
         of, found = op.gradient, ctx.gradients
         direct = not is_grad_enabled() and is_direct_gradient(d_loss)
         if of.scale is not products:

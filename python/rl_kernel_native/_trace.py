@@ -74,8 +74,9 @@ def trace() -> Iterator[Trace]:
     """Records which operators of a model run within the context, on which backend and how often.
 
     Recorded are the forwards of ``attention``, ``embedding``, ``kv_cache_append``, ``linear``, ``linear_logprob``,
-    ``logprob``, ``rms_norm``, ``rope``, ``sample`` and ``silu_mul``, eager or inside of a compiled function. What a
-    CUDA graph captures within the context counts with each of its replays. It watches the whole process; one at a time.
+    ``logprob``, ``rms_norm``, ``rope``, ``sample`` and ``silu_mul``, eager or inside of a compiled function. Calls that
+    a CUDA graph captures within the context count at each replay. A trace watches the whole process; only one can be
+    open.
 
     Yields: a :class:`Trace`, whose ``calls`` grow.
     Raises: RuntimeError inside of another trace.

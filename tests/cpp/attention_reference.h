@@ -272,7 +272,8 @@ inline ForwardPatterns reference(const AttentionParams& p, const Order& order = 
       std::vector<Row> keys, values;
       for (std::int64_t j = 0; j < sequence.keys; ++j) {
         keys.push_back(sequence.key(p.k, j, kv_head));
-        // A row that sees a key of no page fails; a unit multiplies its value for the others.
+        // A row that sees a key without a page fails. For other rows a unit multiplies the key's value too, so it is
+        // +0.
         values.push_back(sequence.has_page(j) ? sequence.key(p.v, j, kv_head) : Row(keys[0].size(), 0.0f));
       }
       for (std::int64_t i = 0; i < sequence.queries; ++i) {
@@ -312,7 +313,7 @@ struct BackwardPatterns {
   Patterns dsinks;  // of sinks
 };
 
-// p and ds as elements hold them, of a query's keys; what it does not see is missing.
+// p and ds of a query's keys, rounded to dtype; keys that it does not see are left out.
 struct Weights {
   Row q, dout, p, ds;
   std::vector<bool> seen;

@@ -1,5 +1,5 @@
 // Random batches of log-probabilities of a trainer and of an engine, for the tests of importance_weights and
-// mismatch_metrics on every backend, and slow ways to walk over them.
+// mismatch_metrics on every backend, and simple loops over their tokens.
 #pragma once
 
 #include <cmath>

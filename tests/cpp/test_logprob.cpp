@@ -26,8 +26,7 @@
 namespace logprob_test {
 namespace {
 
-// One column; none of a part's edges where it could be; octets and leaves one short, whole and one long; a power of
-// two; primes; Llama 3.
+// One column; too few columns for all parts; octets and leaves, one less and one more; a power of two; primes; Llama 3.
 constexpr std::int64_t kVocab[] = {1, 2, 7, 8, 9, 63, 64, 127, 128, 129, 1000, 1024, 4099, 32003, 128256};
 
 TEST_F(Logprob, EveryVocabularyHasTheBitsOfTheContract) {
@@ -210,7 +209,7 @@ TEST_F(Logprob, NonFiniteLogits) {
     p.target[11] = 57;
     p.set(11, 57, kInf);
     p.target[2] = 3;
-    p.target[12] = 5000;  // bad, in a row with a NaN and in a row with +Inf
+    p.target[12] = 5000;  // bad targets: one in a row with a NaN, one in a row with +Inf
     p.set(12, 1, kNaN);
     p.target[13] = -1;
     p.set(13, 1, kInf);

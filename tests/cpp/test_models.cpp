@@ -367,7 +367,7 @@ TEST(MmaModel, Gfx942CutsDownwardAndRoundsToNearest) {
   EXPECT_EQ(step(MmaUnit::kGfx942, of(0x3f800001), {0x1p-24f}), of(0x3f800002));
   EXPECT_EQ(step(MmaUnit::kGfx942, 0.0f, {1.0f, -0x1p-26f}), 1.0f);  // among products the cut is toward zero
   EXPECT_EQ(step(MmaUnit::kGfx942, DType::kBFloat16, -0x1p127f, {0x1p64f}, {0x1p64f}),
-            std::numeric_limits<float>::infinity());  // a product beyond fp32 is Inf on its own
+            std::numeric_limits<float>::infinity());  // a product beyond fp32 is Inf by itself
 }
 
 TEST(MmaModel, Gfx90aAddsInPairsAndFlushes) {
@@ -410,7 +410,7 @@ TEST(MmaModel, OverflowAndZeros) {
     EXPECT_EQ(hex(step(unit, 3.0f, {-3.0f})), 0u);
     EXPECT_EQ(hex(step(unit, -0.0f, {})), 0u);
   }
-  // Partial sums beyond fp32 cancel exactly on NVIDIA: there is one sum, not a chain.
+  // Partial sums beyond fp32 cancel exactly on NVIDIA: all addends form one sum, not a chain.
   EXPECT_EQ(step(MmaUnit::kSm90, 1.0f, {0x1p127f, 0x1p127f, -0x1p127f, -0x1p127f}), 0.0f);
   EXPECT_EQ(step(MmaUnit::kSm90, 0x1p103f, {0x1p127f, 0x1p127f, -0x1p127f, -0x1p127f}), 0x1p103f);
 }

@@ -1,4 +1,4 @@
-// How rows are spread over the threads of a GPU, and the division that this takes.
+// Tests how rows are spread over the threads of a GPU, and the division by multiplication that this takes.
 #include <gtest/gtest.h>
 
 #include <cstdint>

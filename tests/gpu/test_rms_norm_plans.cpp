@@ -27,7 +27,7 @@ struct Case {
 
 // Rows: one; a group of 64 and a rest; more groups than fill a block of narrow rows; two blocks of 8192 and a rest. With a
 // residual more than 1024 rows have other kernels.
-// Columns: a head; every plan's most, one octet less and more; widths of models; odd ones that take no vector.
+// Columns: a head; every plan's maximum, and one octet less and more; widths of models; odd widths without vectors.
 const std::vector<Case> kCases = {
     {1, 8},
     {3, 64, DType::kFloat32, true},

@@ -362,7 +362,7 @@ def test_results_lie_where_the_logits_do(rng: np.random.Generator, monkeypatch: 
 
 
 def run_in_a_process(code: str, **settings: str) -> str:
-    """What a process prints that never met a HIP runtime before."""
+    """The output of a new process, which has not loaded a HIP runtime before."""
     environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join([*sys.path])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -439,7 +439,7 @@ def test_lists_are_read_on_the_cpu(case: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_gpu_clamps_lists_and_marks_parents_that_are_none(dtype: str, rng: np.random.Generator) -> None:
-    """Rows below a parent that is none are NaN, and every other one is as it was; a token in no segment is +0."""
+    """Rows below an invalid parent are NaN, and no other row changes; a token in no segment is +0."""
     tree = Tree(rng, [40, 30, 20, 10], [-1, 0, 1, 0], dtype=dtype, device="cuda")
     want = results((tree.arrays, tree.lists), device="cuda")
     got = results(

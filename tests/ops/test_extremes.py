@@ -207,7 +207,7 @@ def test_orpo_of_pairs_without_tokens_is_finite_and_has_no_slope(w: float, ell: 
     ("w", "ell", "want"), [(-0.5, -20.0, 0.0), (-20.0, -25.0, 0.0), (-25.0, -20.0, math.inf), (-20.0, -20.0, None)]
 )
 def test_alphapo_of_scores_that_overflow(w: float, ell: float, want: float | None) -> None:
-    """Rewards of -e^100 / 5: their order is that of the answers, and what is right already has no slope."""
+    """Rewards of -e^100 / 5: they keep the order of the answers, and a pair in the right order has no slope."""
     loss, of_w, of_l = pair(w, ell, kind="alphapo", alpha=5.0, beta=2.0, gamma=0.0)
     assert loss == (math.log(2) if want is None else want) or loss == pytest.approx(math.log(2))
     assert not math.isnan(of_w)

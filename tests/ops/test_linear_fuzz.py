@@ -48,7 +48,7 @@ class Problem:
 
 
 def laid_out(rng: np.random.Generator, values: Any, layout: str) -> Any:
-    """``values`` [rows..., columns] as a view into memory of NaN."""
+    """``values`` [rows..., columns] as a view into memory that is NaN elsewhere."""
     *leading, columns = values.shape
     step = columns + (int(rng.integers(1, 40)) if layout != "contiguous" else 0)
     offset = int(rng.integers(0, 16)) if rng.random() < 0.5 else 0

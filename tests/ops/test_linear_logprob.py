@@ -129,7 +129,8 @@ def test_a_workspace_of_any_size_changes_no_bit(rows: int, device: str) -> None:
 @pytest.mark.parametrize("in_features", [64, 13])  # rows of dweight that begin at 16 bytes, and others
 @pytest.mark.parametrize("logits_dtype", ["bfloat16", "float32"])
 def test_gradients_of_logits_may_lie_in_dweight(in_features: int, logits_dtype: str, device: str) -> None:
-    """A workspace with room for few columns: most are gone through in the memory of a dweight that is yet to come."""
+    """A workspace with room for few columns: most gradients of logits lie in dweight's memory before dweight is
+    written."""
     generator = torch.Generator().manual_seed(in_features)
     hidden = torch.randn(300, in_features, generator=generator).to(device, torch.bfloat16)
     weight = torch.randn(20_000, in_features, generator=generator).to(device, torch.bfloat16)

@@ -366,7 +366,7 @@ def test_a_repeated_call_gives_the_same_bytes(device: str, exp: str, rng: np.ran
 
 
 def test_asking_for_less_gives_the_same_bytes(device: str, exp: str, rng: np.random.Generator) -> None:
-    """Without entropy and sum of squares a kernel accumulates less; the log-probability must not notice."""
+    """Without entropy and sum of squares a kernel accumulates less, which must not change the log-probability."""
     logits, target = problem(rng, (16, 3001), device)
     everything = call(logits, target, exp)
     names = list(ALL)

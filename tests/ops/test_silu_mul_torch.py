@@ -256,7 +256,7 @@ def test_second_derivatives_in_half_precision(form: str, o: Operands) -> None:
 def test_a_gradient_that_nobody_asks_for_is_not_computed(o: Operands, monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["rl_kernel_native.ops.silu_mul"]
 
-    # About a leaf torch.autograd.grad has no answer.
+    # Not leaves: torch does not tell a backward whether autograd.grad asks for the gradient of a leaf.
     leaves = [leaf.clone().requires_grad_() * 1 for leaf in (o.gate, o.up)]
     y = rk.silu_mul(*leaves)
     given: list[Any] = []

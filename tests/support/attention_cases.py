@@ -117,7 +117,7 @@ class Sequences:
 
 
 def moved(put: Any, given: Any) -> Any:
-    """A call's arrays, lists or options, each tensor where ``put`` puts it."""
+    """Applies ``put`` to each tensor of a call's arrays, lists or options."""
     return torch.utils._pytree.tree_map_only(torch.Tensor, put, given)
 
 

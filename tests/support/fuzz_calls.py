@@ -232,7 +232,7 @@ class Memory:
 
 
 def _stored(operand: Operand) -> np.ndarray:
-    """The numbers in the operand's dtype; of bfloat16 the bits."""
+    """The operand's numbers in its dtype; bfloat16 as bits."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if operand.dtype != "bfloat16":

@@ -1,4 +1,4 @@
-"""The bench of whole models: what it counts and writes. Times are not judged here."""
+"""The bench of whole models: its counts and its output. Times are not judged here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/demo.sh: a step says how far it is and what failed; sources that have not changed are not compiled again."""
+"""scripts/demo.sh: a step prints its progress and its failure; unchanged sources are not compiled again."""
 
 from __future__ import annotations
 

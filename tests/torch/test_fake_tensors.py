@@ -1,5 +1,5 @@
-"""Fake tensors, of which torch.compile and torch.export make graphs, meet the errors that tensors meet, in the same
-words: a shape, a dtype, a layout or a number that no call takes must not wait for the run."""
+"""Fake tensors, from which torch.compile and torch.export build graphs, raise the same errors as tensors. A bad shape,
+dtype, layout or number must raise before the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each family that rk.patch_model serves: what is proved of it, and the same bytes however a sequence is laid out."""
+"""Each family that rk.patch_model serves: the proofs, and the same bytes in every layout of a sequence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chain_cases import neighbours, padded, places_in, sequence  # noqa: E402
 from patch_cases import FAMILIES, family, logits_of  # noqa: E402
 from rl_kernel_native.integrations.decoder import cache_name  # noqa: E402
 
-MOE = ("Qwen3Moe", "Mixtral")  # whose experts stay torch's: what is in front of them is compared
+MOE = ("Qwen3Moe", "Mixtral")  # experts stay torch's, so the layers before them are compared
 DENSE = [name for name in FAMILIES if name not in MOE]
 LENGTH = 150  # over a block of 128 keys, and three windows
 

@@ -193,7 +193,7 @@ def test_packed_sequences_named_by_their_lengths_need_no_host(model: Any, counte
     with torch.no_grad():
         for use_cache in (False, None):
             assert torch.equal(model(input_ids=IDS[:1], use_cache=use_cache, **options).logits, want)
-        torch._dynamo.reset()  # whose limit of recompilations is over all models
+        torch._dynamo.reset()  # its limit of recompilations counts all models
         compiled = torch.compile(model, fullgraph=True)
         assert torch.equal(compiled(input_ids=IDS[:1], use_cache=False, **options).logits, want)
 
@@ -228,7 +228,7 @@ def test_packed_sequences_are_found_by_positions_in_every_row() -> None:
 
 @pytest.mark.parametrize("cache", ["default", "asked for", "given"])
 def test_positions_that_restart_beside_a_cache_are_refused(model: Any, cache: str) -> None:
-    """What transformers' sdpa takes for one sequence and its flash attention for two."""
+    """transformers' sdpa takes these positions for one sequence, its flash attention for two."""
     rk.patch_model(model)
     positions = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]])
     options: dict[str, Any] = {"default": {}, "asked for": {"use_cache": True}, "given": {"use_cache": True}}[cache]

@@ -169,7 +169,7 @@ RLK_HD TokenSpan span_of(const Sequences& q, std::int64_t s) {
   const OffsetRange r = range_of(q.offsets(), s, q.num_tokens);
   return {r.begin, r.end - r.begin};
 }
-// The tokens of no sequence, those behind the last offset.
+// The tokens behind the last offset, which belong to no sequence.
 RLK_HD TokenSpan rest_of(const Sequences& q) {
   if (!q.packed()) return {0, 0};
   const std::int64_t begin = begin_of(q, q.num_sequences);

@@ -55,7 +55,7 @@ def _ours(o: Operands, logprob: Tensor) -> Tensor:
 
 
 class Peer(NamedTuple):
-    """``loss(operands, logprob)``, and for ours the call that has no autograd."""
+    """A peer's ``loss(operands, logprob)``; ours also has ``direct``, a call without autograd."""
 
     name: str
     loss: Callable[[Operands, Tensor], Tensor]

@@ -68,8 +68,8 @@ def make(directory: str, dtype: Any, device: str) -> Any:
 
 
 def renamed(state: dict[str, Any], heads: int, groups: int) -> dict[str, Any]:
-    """Parameters of transformers by megatron-core's names: of each query group its queries, key and value; gate over
-    up."""
+    """Parameters of transformers under megatron-core's names. Each query group has its queries, key and value together,
+    and gate stands above up."""
     import torch
 
     found: dict[str, Any] = {

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PACKED_TOKENS = 4096  # of a forward, unless one sequence is longer
+PACKED_TOKENS = 4096  # most tokens of a forward, unless one sequence is longer
 
 
 def of_transformers(request: dict[str, Any], device: str, dtype: Any, served: bool) -> Callable[..., Iterator[Any]]:

@@ -25,7 +25,7 @@ class OperatorDrift:
         max_relative, mean_relative: of a token's ||training - rollout|| / ||rollout||.
         first_prompt, first_position: first differing token; -1 when none differs.
         first_phase: "prefill" or "decode": how the rollout computed that token; "" when none differs.
-        first_here: tokens none of whose earlier operators differ. For attention the cause may still be an earlier
+        first_here: tokens whose first differing operator is this one. For attention the cause may still be an earlier
             token, whose keys and values it reads.
     """
 

@@ -61,7 +61,7 @@ def linear(module: Any, input: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x with neighbouring elements of its last dimension side by side, as operators read them."""
+    """x with a contiguous last dimension, as operators need it."""
     return x if x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
 
 
@@ -180,7 +180,7 @@ def take_cache(kwargs: dict[str, Any]) -> Any:
 
 
 def cache_name(model: Any) -> str:
-    """What the forward of a model's class calls its cache."""
+    """The name of the cache argument in the forward of a model's class."""
     return _cache_name(model)
 
 
@@ -251,7 +251,7 @@ def attention_block(
 
 @functools.cache
 def _sets_keywords(cache: Any) -> bool:
-    """Whether a class of caches sets keywords of the attention function, as that of continuous batching does."""
+    """Whether a cache class sets keywords of the attention function, as the one of continuous batching does."""
     given = inspect.signature(cache.update).parameters.get("kwargs")
     return given is not None and given.kind is not inspect.Parameter.VAR_KEYWORD
 

@@ -115,8 +115,8 @@ _logger = logging.getLogger("rl_kernel_native")
 _lock = threading.Lock()
 _depth = 0  # contexts that are open, in all threads
 _originals: list[tuple[Any, str, Any]] = []
-_references: list[Any] = []  # models that were patched for as long as a context is open
-_no_reference: set[int] = set()  # trainers whose reference model could not be patched, which was said
+_references: list[Any] = []  # models that are patched while a context is open
+_no_reference: set[int] = set()  # trainers already warned about an unpatched reference model
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ ACCEPTANCE = 16  # word of a token that accepts it; the deepest draw of sample t
 
 
 class Arrays:
-    """torch or NumPy, as an array has it, and what they call by different names."""
+    """The module of an array, torch or NumPy, and functions that have different names in the two."""
 
     def __init__(self, like: Any) -> None:
         is_tensor = _dispatch.is_tensor(like)

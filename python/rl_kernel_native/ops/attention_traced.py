@@ -276,7 +276,7 @@ def _paths(parents: Tensor) -> Tensor:
 
 
 def _paged(k: Tensor, table: Tensor, prefix_table: Any, prefix_lens: Any, group_offsets: Any) -> tuple[Tensor, Tensor]:
-    """Each sequence's keys, by their page and their place in it."""
+    """The page of each key of a sequence, and the key's place in the page."""
     size = k.shape[1]
     own = torch.arange(size * table.shape[1], device=k.device).expand(table.shape[0], -1)
     page = table.long().repeat_interleave(size, 1)

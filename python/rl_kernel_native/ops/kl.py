@@ -28,7 +28,7 @@ def _weight_name(how: tuple[Any, ...], _: Any) -> str:
     return "old_logprob" if how[2] == _OLD_LOGPROB else "importance_weight"
 
 
-# Limits are infinite for none. A weight has a gradient where it is an importance weight.
+# A limit of infinity means no limit. A weight has a gradient only if it is an importance weight.
 _KL = Operator(
     "kl",
     (

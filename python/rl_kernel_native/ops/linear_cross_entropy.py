@@ -28,8 +28,8 @@ class CrossEntropy(NamedTuple, Generic[ArrayT]):
 
 
 class CrossEntropyAccuracy(NamedTuple, Generic[ArrayT]):
-    """``loss``, the same reduction of whether each row's target is its first largest logit, and with ``return_z_loss``
-    that of the z-loss; the last two without a gradient."""
+    """``loss``; ``token_accuracy``, the same reduction of 1 where the target is the row's first largest logit; with
+    ``return_z_loss`` the z-loss. The last two have no gradient."""
 
     loss: ArrayT
     token_accuracy: ArrayT

@@ -248,7 +248,7 @@ class _LinearLogprob(Eager):
     ) -> Any:  # fmt: skip
         prepare(hidden)
         head, needs = (hidden, weight, bias, lora_a, lora_b, target), bits(ctx.needs_input_grad[:5])
-        # What backward could not compute is refused before its forward.
+        # Raises before forward if the workspace is too small for backward.
         place = None if shard is None else shard[1:]
         _C.linear_logprob_require_workspace(head, arguments, how, place, needs, main_grad is not None)
         outputs = _forward(head, arguments, how, shard, returns | 2)

@@ -30,7 +30,7 @@ GRADIENTS = tuple(Array(name, "by hand", optional=True) for name in INCOMING)
 
 
 def split(arguments: tuple[Any, ...], mode: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The Python op's arguments as :data:`ROWS` and :data:`NUMBERS`."""
+    """Splits the Python op's arguments into :data:`ROWS` and :data:`NUMBERS`."""
     temperature, scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets = arguments
     is_tensor = _dispatch.is_tensor(temperature)
     return (temperature if is_tensor else None, kept_ids, kept_offsets), (

@@ -181,10 +181,10 @@ def policy_loss(
         entropy: as ``logprob``; needed where ``spec.entropy_coef`` is not 0.
         selected: as ``logprob``, not 0 where a token is; given exactly for ``"clip_cov"`` and ``"kl_cov"``, as
             :func:`covariance_mask` chooses, for ``"dppo"``, of tokens outside of the trust region, and with
-            ``spec.drop_selected``, of which :func:`entropy_mask` says the others. NaN is no choice: such a token is not
-            selected, and nothing says so.
-        token_weight: as ``logprob``: what a token's terms are multiplied by. A mask of fractions goes here: ``mask``
-            counts whatever is not 0. The default divisor of ``"token-mean"`` is the sum of these weights, and a
+            ``spec.drop_selected``, where :func:`entropy_mask` gives the tokens to keep. A NaN selects nothing, without
+            an error.
+        token_weight: as ``logprob``: factor of a token's terms. A mask of fractions goes here, since ``mask`` counts
+            every token that is not 0. The default divisor of ``"token-mean"`` is the sum of these weights, and a
             sequence's mean divides by the sum of its own; a sum of 0 gives loss 0, a negative, infinite or NaN one NaN.
             Ratios of sequences and the metrics' means are of tokens all the same.
         denominator: what the sum over tokens, or over sequences, is divided by: a finite number > 0, or one float32

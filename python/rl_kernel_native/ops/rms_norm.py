@@ -130,7 +130,7 @@ def _numbers(how: Any) -> tuple[Any, ...]:
 
 
 def _code(dtype: Any) -> int:
-    """The number of a dtype, or the number itself, which is negative for the dtype of the weight."""
+    """The code of a dtype; a code is returned as it is, and None gives the code of the weight's own dtype."""
     return SAME if dtype is None else dtype if type(dtype) is int else _dispatch.dtype_code(dtype, "dweight_dtype")
 
 

@@ -216,7 +216,7 @@ def rope(
         interleaved: pairs are columns ``(2i, 2i + 1)`` (GPT-J, GLM-4, Llama 4), not ``(i, i + rotary_dim / 2)``
             (GPT-NeoX, Llama, Qwen). DeepSeek's variant, which also moves the pairs to halves, gives these values in
             another order.
-        partial_dim: only the first so many columns are rotated, an even number; the others are copied bit for bit.
+        partial_dim: number of leading columns that are rotated, even; the others are copied bit for bit.
         intermediate: ``"float32"``: products and sums are float32, fused, and rounded once to the dtype of ``q``.
             ``"input"``: angles, each product and the sum are rounded to that dtype, which is what
             ``q * cos + rotate_half(q) * sin`` gives in it: Hugging Face's bytes in bfloat16.

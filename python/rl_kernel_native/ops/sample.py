@@ -218,8 +218,8 @@ def sample(
         order: ``"vllm"``: min_p, top_k, top_p; ``"hf"``: top_k, top_p, min_p; ``"sglang"``: each on the whole row
             (docs/sampling.md).
         return_logprob: ``"processed"``, ``"raw"``, ``"both"`` or ``"none"``.
-        n_logprobs: how many of the most probable tokens are wanted with their log-probabilities, of the kinds that
-            ``return_logprob`` names: at most 256 and ``valid_vocab``. Those that are not -Inf
+        n_logprobs: how many of the most probable tokens to return with their log-probabilities, for each kind that
+            ``return_logprob`` names; at most 256 and ``valid_vocab``. Those that are not -Inf
             are what :func:`logprob` gives for their ids, bit for bit.
         return_kept: whether the kept sets are wanted.
         kept_capacity: entries of ``kept_ids`` in all; None: enough for any row, ``num_rows * top_k`` where that is a

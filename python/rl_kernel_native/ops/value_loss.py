@@ -185,7 +185,7 @@ def value_loss_and_grad(
 ) -> ValueGradients[ArrayT]:
     """:func:`value_loss` and its gradient without an autograd, for callers that run backward themselves.
 
-    Args: as :func:`value_loss`; torch tensors must not require a gradient, or gradients be off.
+    Args: as :func:`value_loss`; torch tensors must not require a gradient, unless gradients are disabled.
     Returns: :class:`ValueGradients`: the gradient has the shape of ``value``, float32; masked slots are 0.
     Raises: as :func:`value_loss`.
     Source: docs/numerics.md, rules 3 and 10.

@@ -69,10 +69,11 @@ def verify_draft(
     Args:
         target_logits: ``[num_rows, num_draft + 1, vocab_size]`` float32, float16 or bfloat16, contiguous. Logits [i, j]
             follow the first j draft tokens. Under penalties or bias they are those of :func:`process_logits`.
-        draft_ids: ``[num_rows, num_draft]`` int32 or int64. One outside of the vocabulary, such as -1, is not accepted.
+        draft_ids: ``[num_rows, num_draft]`` int32 or int64. An id outside of the vocabulary, such as -1, is not
+            accepted.
         draft_logits: ``[num_rows, num_draft, vocab_size]``, contiguous, for ``mode="rejection"``: log-probabilities of
             the draft's distribution, or its logits at temperature 1, -Inf where it cuts. Columns from ``valid_vocab``
-            on are not read. None: the draft draws nothing, q(x) is 1.
+            on are not read. None: the draft is deterministic, so q(x) is 1.
         seed, sample_id, temperature, top_k, top_p, min_p, greedy: as for :func:`sample`; a number, or ``[num_rows]``.
         position: of the row's first draft token in its sample's output: an integer, or ``[num_rows]``.
         allowed: int32 ``[num_rows, num_draft + 1, ceil(vocab_size / 32)]``, or None.

@@ -231,7 +231,7 @@ class AttentionForward {
     }
   }
 
-  // Scores to unrounded weights in shared memory. Whether a row misses a key that lies in memory.
+  // Turns scores into unrounded weights in shared memory. Returns whether a row does not see a key that lies in memory.
   template <Exp kExp>
   RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kScores], int block) {
     bool holes = false;

@@ -1,5 +1,5 @@
-// Where the queries and keys of a sequence are, and which of them see one another: of a call's lists, clamped to its
-// arrays. For every backend.
+// The places of a sequence's queries and keys, and which query sees which key. They follow from a call's lists, clamped
+// to its arrays. For every backend.
 #pragma once
 
 #include <type_traits>

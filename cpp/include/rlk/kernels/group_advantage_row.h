@@ -34,11 +34,12 @@ RLK_HD float length_of(const GroupAdvantageParams& p, std::int64_t i) {
   return length < 0.0f ? canonical_nan() : length;
 }
 
-// What `alone` says of a batch of one: members are compared with its mean, which is its reward.
+// The rule `alone` for a batch of one. With the batch's mean as the baseline, which is the only reward, the advantage
+// is 0.
 RLK_HD GroupAlone alone_in_batch(const GroupAdvantageParams& p) {
   return p.baseline_kind == GroupBaseline::kBatchMean ? GroupAlone::kZero : p.alone;
 }
-// Whether a group's deviation is that from the batch's mean.
+// Whether a group's deviation is taken from the batch's mean.
 RLK_HD bool deviates_from_batch(const GroupAdvantageParams& p) {
   return p.baseline_kind == GroupBaseline::kBatchMean && p.scale == GroupScale::kGroup;
 }

@@ -1,4 +1,4 @@
-// What one row of a logprob call means to a kernel: its target, temperature, kept set, and where its results go.
+// One row of a logprob call, as a kernel reads it: its target, temperature, kept set, and the addresses of its results.
 // T: the element type of the logits, a tag with Storage and load.
 #pragma once
 

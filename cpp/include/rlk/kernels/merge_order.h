@@ -60,7 +60,7 @@ RLK_HD void order_run(const Key& key, std::int32_t num, std::int32_t run, int th
         shared.indices[a] = j;
         shared.indices[b] = i;
       }
-      // One warp has all pairs among 2 * 32 neighbours or fewer.
+      // A warp handles all pairs among 64 neighbours or fewer by itself.
       stride > 32 || (stride == 1 && size >= 64) ? barrier() : warp_barrier();
     }
   }

@@ -21,8 +21,9 @@ namespace rlk {
 constexpr int kPackLog2Threads = 7;  // of a block
 constexpr int kPackThreads = 1 << kPackLog2Threads;
 constexpr int kPackUnits = 8;     // of a thread
-constexpr int kPackTogether = 4;  // of these, whose loads are under way together
-// Bytes of a block that fills a run: many, since where the bound is the number of tokens all of these blocks are for nothing.
+constexpr int kPackTogether = 4;  // units whose loads are under way together
+// Bytes of a block that fills a run. They are many, since all these blocks are idle if the bound equals the number of
+// tokens.
 constexpr std::int64_t kPackTailBytes = 16 * kPackThreads * 32;
 
 struct PackShare {

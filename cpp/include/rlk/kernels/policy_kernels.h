@@ -6,7 +6,7 @@
 
 namespace rlk {
 
-// Values of `block`, of `blocks`. Nothing is read where the factor is 1.
+// Scales the values of block `block` among `blocks`. If the factor is 1, nothing is read.
 template <class Gpu>
 RLK_DEVICE void scale_values(const ScaleGradientsParams& p, std::int64_t block, std::int64_t blocks) {
   const float factor = *in_global(p.factor);

@@ -572,7 +572,7 @@ struct PolicyTokenTerms : EverySum {
     sum[kSumRatio] = where(mask, sum[kSumRatio]);
     sum[kSumImportance] = where(mask, sum[kSumImportance]);
     sum[kSumImportanceSquared] = where(mask, sum[kSumImportanceSquared]);
-    if (kOfSequence) sum[kSumPolicy] = where(mask, sum[kSumPolicy]);  // a sequence's own, of all of its tokens
+    if (kOfSequence) sum[kSumPolicy] = where(mask, sum[kSumPolicy]);  // one a sequence, at all of its tokens
     sums->maximum[0] = sum[kSumRatio];
     sums->maximum[1] = mismatch;
     if (!kClipped) sums->maximum[2] = max_of(add_rn(sum[kSumImportance], zero), zero);  // given ones may be negative

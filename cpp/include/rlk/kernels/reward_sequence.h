@@ -11,7 +11,7 @@
 
 namespace rlk {
 
-// kSpreads: of calls that spread rewards over spans.
+// kSpreads: the call spreads rewards over spans.
 template <class Gpu, bool kSpreads>
 class RewardSequence {
  public:
@@ -62,7 +62,7 @@ class RewardSequence {
       last = last > other ? last : other;
     }
     last_ = last;
-    // Where offsets do not ascend nobody may own a tile of this sequence, and its results may be anything.
+    // If offsets do not ascend, tiles of this sequence may have no block, and its results may be anything.
     const bool sound = last_ >= 0 && last_ < span_.length && length_ > 0 && length_ <= span_.length;
     if (!sound) length_ = 0;
   }

@@ -344,7 +344,8 @@ class RewardSpread {
   int num_tokens_ = 0, last_ = kNowhere;  // of the sequence those that count, and where the last is
 };
 
-// Packed tokens of no sequence, by the blocks behind those of sequences: `rest` is how many are before this one.
+// Blocks behind those of the sequences clear packed tokens that no sequence has. `rest` is this block's index among
+// them.
 template <class Gpu>
 RLK_DEVICE void clear_spread_rest(const ScatterRewardsParams& p, std::int64_t rest) {
   // One by one: through a loop HIP's compiler would lose that they are not in a block's own memory.

@@ -12,7 +12,7 @@ namespace rlk {
 
 constexpr int kRopeOctet = 8;  // columns that a thread has side by side
 
-// Whether every head, and every row of angles, begins at a multiple of 16 bytes, and octets are whole.
+// Whether every head and every row of angles begins at a multiple of 16 bytes and consists of whole octets.
 inline bool rope_has_octets(const RopeParams& p) {
   const auto at_16_bytes = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
   const auto aligned = [](std::int64_t stride, DType t) { return stride * size_of(t) % 16 == 0; };

@@ -32,7 +32,7 @@ struct SampleShared {
   std::uint32_t found_rank_before, found_count, listed;
 };
 
-// What selection found of a row, for the tree.
+// The result of a row's selection, which the tree reads.
 struct SampleState {
   std::uint64_t last, least;
   std::int64_t id;  // of a greedy row

@@ -47,7 +47,7 @@ RLK_HD Activated<F> activated(F g) {
   return r;
 }
 
-// f(ActivationConstant<...>{}) for the one that a call names.
+// Calls f(ActivationConstant<...>{}) with the activation of a call.
 template <Activation kActivation>
 struct ActivationConstant {
   static constexpr Activation value = kActivation;

@@ -159,7 +159,7 @@ RLK_HD LogprobOutputs logprob_outputs(const SoftmaxStats& root, float target_z, 
   if (root.m == -infinity()) status |= kEmptyRow;
   const float nan = canonical_nan();
   if (status != kOk) {
-    // A NaN target z may be a NaN logit, seen or, where the statistics were not taken, unseen; then it says nothing.
+    // A NaN target z means a bad target, unless the row may hold a NaN logit or has no statistics.
     const bool bad_target = is_nan(target_z) && (status & (kNanLogit | kBadTemperature | kBadKept)) == 0;
     return {nan, nan, nan, nan, status | (bad_target ? kBadTarget : 0)};
   }

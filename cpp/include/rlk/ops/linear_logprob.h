@@ -61,7 +61,7 @@ struct Head {
 };
 
 // Outputs, target, temperature and kept sets as in ops/logprob.h; the target has one stride.
-struct LinearLogprobParams : LogprobParams {  // workspace: of workspace_bytes, from a multiple of 256 bytes on
+struct LinearLogprobParams : LogprobParams {  // workspace: workspace_bytes, at a multiple of 256 bytes
   Head head;
   // [num_rows], or null: not wanted. The vocabulary is whole, has at most 2^19 columns, and there are no kept sets. Logits
   // then are in the workspace on every device, some rows at a time.
