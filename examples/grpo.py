@@ -366,8 +366,8 @@ def train(
         tokenizer = make_tokenizer()
         recorder = Recorder(clock, (lambda model: ratios(ops, model, tokenizer)) if measure else None)
         save_model(tokenizer, Path(folder), seed)
-        # adam_epsilon: where a gradient is 0 but for rounding, Adam with 1e-8 takes a whole step in a direction of
-        # noise, and two runs part.
+        # adam_epsilon: if a gradient is 0 up to rounding, Adam with 1e-8 takes a full step in a random direction, and
+        # two runs diverge.
         trainer = (Judge if judge else Watched)(
             model=Qwen3ForCausalLM.from_pretrained(folder),
             reward_funcs=reward,

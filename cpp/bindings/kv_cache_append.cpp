@@ -40,7 +40,7 @@ Array read_cache(nb::handle object, const char* name, const Array& tokens) {
   return a;
 }
 
-// A dimension of pages, slots or heads: its stride in bytes, and how far two indices of it may differ.
+// A dimension of pages, slots or heads: its stride in bytes, and the largest difference of two of its indices.
 struct Step {
   std::int64_t stride, most;
 };

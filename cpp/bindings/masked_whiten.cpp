@@ -7,7 +7,7 @@
 namespace rlk::bindings {
 namespace {
 
-// (y, mean or None, var or None).
+// Returns (y, mean or None, var or None).
 nb::object call(nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle eps, bool shift_mean, bool unbiased,
                 bool return_stats, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments tokens(x, "x", cu_seqlens);

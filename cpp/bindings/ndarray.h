@@ -65,7 +65,7 @@ class Array {
   const char* name() const { return name_; }
   std::span<const std::int64_t> shape() const { return {view_.shape, static_cast<std::size_t>(view_.ndim)}; }
   int element_bytes() const { return bits_ / 8; }
-  bool is_float() const;  // of the IEEE kind: all bits but the first are zero in a zero
+  bool is_float() const;  // of the IEEE kind: a zero has only zero bits, except for the sign
   std::string dtype_name() const;
 
  private:

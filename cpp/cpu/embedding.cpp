@@ -45,7 +45,7 @@ std::vector<Key> sorted_tokens(const EmbeddingBackwardParams& p) {
   return keys;
 }
 
-// Columns of a row of the gradient from its tokens.
+// Computes a slice of columns of a gradient's row from the row's tokens.
 class Slice {
  public:
   Slice(const EmbeddingBackwardParams& p, std::int64_t row, std::int64_t column)

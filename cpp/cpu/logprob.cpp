@@ -227,7 +227,7 @@ void smooth_rows(const LogprobParams& p) {
   });
 }
 
-// Rows that are many enough to give every thread whole ones.
+// Serves calls with enough rows for every thread to take whole rows.
 void logprob_by_rows(const LogprobParams& p) {
   const std::int64_t fewest = std::max<std::int64_t>(kTaskColumns / (p.num_columns + 1), 1);
   const std::int64_t grain = std::clamp(p.num_rows / (kTasksPerThread * num_threads()), fewest, 8 * fewest);

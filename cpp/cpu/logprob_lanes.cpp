@@ -344,7 +344,7 @@ class Tree {
   std::uint64_t count_ = 0;
 };
 
-// The first `columns` of a leaf, then -Inf.
+// Copies the first `columns` of a leaf and fills the rest with -Inf.
 template <class T>
 RLK_HD void copy_short_leaf(unsigned char* leaf, const unsigned char* from, std::int64_t columns) {
   std::memcpy(leaf, kMissingLeaf<T>.bytes(), kLeafColumns * kBytes<T>);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kChunk = 128;
 
-// f(x, which of them count, their place) of every vector of a chunk that has a token.
+// Calls f(x, mask of tokens that count, place) for every vector of a chunk that has a token.
 template <class F>
 RLK_HD void for_each_vector(const WhitenTokens& t, std::int64_t first, const F& f) {
   alignas(64) std::int32_t mask[kChunk];

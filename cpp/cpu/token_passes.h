@@ -47,7 +47,7 @@ void for_each_tile(const Sequences& q, const F& run) {
     }
   });
 }
-// For those of a sequence.
+// run(tile, slot) for every tile of sequence s.
 template <class F>
 void for_each_tile_of(const Sequences& q, std::int64_t s, const F& run) {
   const TokenSpan span = span_of(q, s);

@@ -30,7 +30,7 @@ RLK_HD void store_tokens(float* to, int count, Floats x) {
   std::memcpy(to, padded, static_cast<std::size_t>(count) * sizeof(float));
 }
 
-// Sums of neighbours: of a, then of b.
+// Sums of neighbouring lanes, those of a before those of b.
 RLK_HD Floats pair_sums(Floats a, Floats b) {
 #if defined(__AVX512F__)
   const auto even = __builtin_shufflevector(a.v, b.v, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);

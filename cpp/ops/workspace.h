@@ -24,7 +24,7 @@ T* from_row(T* array, std::int64_t row, std::int64_t each = 1) {
 }
 inline RowLayout dense(std::int64_t rows, std::int64_t columns) { return {rows > 1 ? rows : 1, 0, columns}; }
 
-// Pieces of a workspace, one after another; of none at all their sizes alone mean something.
+// Pieces of a workspace, one after another. Without a workspace only their sizes are valid.
 class Pieces {
  public:
   explicit Pieces(void* base) : base_(reinterpret_cast<std::uintptr_t>(base)) {}

@@ -293,7 +293,7 @@ __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, 
         const auto turn =
             static_cast<std::uint32_t>(first_contributor(p.causal, work.num_keys, tile) - work.key / Tile::kKeys);
         float* sums = call.sums + at * (Tile::kQueries * Tile::kColumns);
-        // The turn comes before the sums as a rule.
+        // Usually the turn comes before the sums are ready.
         if (wanted && ordered && turn > 0) wait_for_turn(call.turns + at, turn);
         mbarrier_wait_block(shared.dq_full(parity), phase);
         if (!wanted) {

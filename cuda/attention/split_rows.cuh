@@ -376,7 +376,7 @@ class SplitRows {
     l = add_rn(l, Machine::shuffle_xor(l, 2));
     return add_rn(l, Machine::shuffle_xor(l, 4));
   }
-  // Adds what block `which` weighs of the block of V at `values`.
+  // Adds the block of V at `values`, weighted by the probabilities of block `which`.
   __device__ __forceinline__ void accumulate(int which, const float (&factor)[2], std::uint32_t values) {
 #pragma unroll
     for (int tile = 0; tile < Tile::kShare; ++tile) {

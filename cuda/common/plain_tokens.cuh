@@ -67,7 +67,7 @@ __device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
   float x[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) x[i] = from[4 * i];
-  __syncwarp();  // what is kept next comes here
+  __syncwarp();  // the next kept value goes here
 #pragma unroll
   for (int distance = 1; distance < 16; distance *= 2) {
 #pragma unroll
@@ -187,7 +187,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
 #pragma unroll
     for (int i = 0; i < kInputs; ++i) in[i] = copies.is_copied(i) ? copies.input(stage, i) : broadcast<Quad>(value);
     QuadMask taken = copies.mask(stage, Terms::mask(p).is_float);
-    copies.begin(at + kPlainStages * kStep, stage);  // what this lane has read it may overwrite
+    copies.begin(at + kPlainStages * kStep, stage);  // a lane may overwrite what it has read itself
     const bool exists = static_cast<int>(at) < of_lane;
     if (static_cast<int>(at) + kStep > left) {
 #pragma unroll

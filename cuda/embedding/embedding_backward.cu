@@ -240,7 +240,8 @@ __device__ __forceinline__ void sum_rows(const EmbeddingBackwardParams& p, const
       items[threadIdx.x] = at < num_items ? w.items[at] : EmbeddingItem{kNone, 0, 0, 0};
     }
     __syncthreads();
-    // Items of this block: of the first window all but the end of a row that began before, then of the last row alone.
+    // Items of this block: in the first window all except the end of an earlier row; after it, only items of the last
+    // row.
     const auto is_mine = [&](const EmbeddingItem& item) {
       return item.row != kNone && item.row != before && (from == first || item.row == current);
     };

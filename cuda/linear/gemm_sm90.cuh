@@ -103,7 +103,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       prefetch_tensor_map(&map_b);
     }
     if constexpr (!Tile::kAMnMajor && !Tile::kBMnMajor) {
-      // The first weights, while the kernel before this one still runs: to the L2 alone, since that one may write them.
+      // Prefetches the first weights while the kernel before this one still runs. They go to the L2 alone, since that
+      // kernel may write them.
       const TilePosition at = block_tile<Tile>(g, g.tiles_a, blockIdx.x / g.cluster, rank);
       if constexpr (Tile::kTransposed) {
         prefetch_stages<Tile>(portion_a(g.columns - at.a), at.a, g);

@@ -64,7 +64,8 @@ bool serves(const RmsNormBackwardPlan& plan, const RmsNormBackwardParams& p) {
 }
 
 RmsNormPlan choose_plan(const RmsNormParams& p) {
-  // Where two inputs keep memory busy, more threads with fewer octets do better, as long as few have none.
+  // With a residual, two inputs keep memory busy; more threads with fewer octets are then faster, if few threads are
+  // idle.
   const bool is_wide = p.residual != nullptr && p.num_rows > kMostFewRows && p.columns > 384 * kOctet;
   for (const RmsNormPlan& plan : kRmsNormPlans) {
     if (is_wide && plan.threads > 0 && plan.threads < 256) continue;

@@ -1,5 +1,5 @@
-// scatter_rewards: a pass over tokens, which writes all of them and counts, and one over sequences, a warp each, which adds
-// to those where a reward lies. One body for every architecture; each gets its own machine code.
+// scatter_rewards: a pass over tokens writes all of them and counts. A pass over sequences, a warp each, then adds to
+// the tokens that have a reward. One body for every architecture; each gets its own machine code.
 // Bound by HBM: each array is read or written once; the second pass reads 64 bytes a tile and touches the tokens of rewards.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"

@@ -1,4 +1,4 @@
-// Teams of 32 lanes, two in a wave: for orders of summation over 32 virtual lanes.
+// Teams of 32 lanes, two in a wave, for sums whose order has 32 virtual lanes.
 #pragma once
 
 #include "hip/common/wave.h"

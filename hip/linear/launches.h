@@ -17,7 +17,7 @@ constexpr int kGemmBlocks = 2;     // of a compute unit, at least: one multiplie
 struct LargeTile {
   static constexpr int kMfma = 32, kWavesDown = 2, kWavesAcross = 2, kMfmasDown = 2, kMfmasAcross = 2, kStageK = 32;
 };
-struct SegmentsTile {  // of a wave that keeps up to three earlier sums of each output
+struct SegmentsTile {  // for segments: a wave keeps up to three earlier sums of each output
   static constexpr int kMfma = 32, kWavesDown = 2, kWavesAcross = 2, kMfmasDown = 2, kMfmasAcross = 1, kStageK = 32;
 };
 struct SmallTile {
@@ -32,7 +32,7 @@ constexpr int kStageElements = (kTileRows<Tile> + kTileColumns<Tile>)*Tile::kSta
 template <class Tile>
 constexpr std::size_t kGemmLds = 2 * kStageElements<Tile> * sizeof(std::uint16_t);
 
-constexpr std::int64_t kMostSmallRows = 32;  // of outputs that take small tiles; unmeasured
+constexpr std::int64_t kMostSmallRows = 32;  // most rows of outputs that use small tiles; unmeasured
 
 // Element (i, k) lies at rows.offset(i) + k, or, where rows run along the contraction index, at rows.offset(k) + i.
 struct GemmOperand {

@@ -122,7 +122,7 @@ class Linear:
             of ``of`` as :class:`Like`), the options, and None for tangents, else what is wanted of ``of``: tangents of
             the first outputs, or gradients of ``of``.
         constants: words that refuse a gradient of another array.
-        dims: up to how many dimensions kernels read at any strides but the last.
+        dims: most dimensions that kernels read at any stride; the last must be contiguous.
         accumulates: whether a ``main_grad``, the last of the options and none of a schema's, takes the gradient of the
             one array ``of``. Eager autograd is by hand then.
         batch: a function of torch.func's info, dimensions, inputs and a call: returns outputs with the batch in front,

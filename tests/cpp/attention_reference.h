@@ -79,7 +79,7 @@ class Sequence {
     }
     return row(a, at + head * a.head_stride);
   }
-  // Row of out, dq and lse; and of dk and dv.
+  // place: row index in out, dq and lse; key_place: in dk and dv.
   std::int64_t place(std::int64_t i) const { return p_.cu_seqlens_q ? p_.cu_seqlens_q[b_] + i : b_ * p_.q_tokens + i; }
   std::int64_t key_place(std::int64_t j) const {
     if (p_.cu_seqlens_k) return p_.cu_seqlens_k[b_] + j;

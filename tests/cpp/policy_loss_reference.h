@@ -1,5 +1,5 @@
-// policy_loss a second time, written slowly and apart from the backends from the contract, ops/policy_loss.h. Shared with
-// the backends are the elementary functions alone, which tests/cpp/test_math.cpp holds.
+// A second implementation of policy_loss, simple and slow, written from the contract, ops/policy_loss.h. It shares only
+// the elementary functions with the backends, which tests/cpp/test_math.cpp tests.
 #pragma once
 
 #include <cmath>

@@ -138,7 +138,7 @@ TEST_F(Linear, AnInputGradientContinuesWhereAnotherEnded) {
 }
 
 TEST_F(Linear, BlocksOfAnInputGradientMeet) {
-  constexpr std::int64_t kRows = 389, kIn = 515, kOut = 18;  // one block of the CPU has 384 rows and 512 columns
+  constexpr std::int64_t kRows = 389, kIn = 515, kOut = 18;  // a block of the CPU backend has 384 rows and 512 columns
   for (const Arithmetic arithmetic : {kArithmetics[0], kArithmetics[1]}) {
     Matrix dy(kRows, kOut, DType::kFloat16), weight(kOut, kIn, DType::kFloat16);
     dy.fill(14, Data::kNormal);

@@ -293,7 +293,7 @@ TEST_F(Logprob, GradientOfAConfidentTokenKeepsItsDigits) {
       p.target = {41};
       for (std::int64_t j = 0; j < 100; ++j) p.set(0, j, j == 41 ? 0.0f : -gap);
       const double others = 99 * std::exp(-static_cast<double>(gap));
-      // The lse that a forward in double would have saved.
+      // The lse that a forward in double precision would save.
       const float lse = static_cast<float>(std::log1p(others)), d = 1.0f;
       Problem out = p;
       auto b = p.params<rlk::LogprobBackwardParams>();

@@ -95,7 +95,7 @@ struct OnDevice {
   std::size_t size;
 };
 
-// Wide exponents, so that what alignment cuts off depends on the order.
+// Wide exponents, so that the bits cut off by alignment depend on the order.
 std::vector<std::uint16_t> operand(std::int64_t size, DType dtype, std::mt19937* random) {
   std::normal_distribution<float> normal;
   std::vector<std::uint16_t> v(static_cast<std::size_t>(size));

@@ -292,7 +292,7 @@ def test_smoothed_log_probabilities_are_those_of_a_cpu(rng: np.random.Generator,
 
 
 class RocmArrays(Arrays):
-    """What a certificate computes with, on the stand-in's device."""
+    """The arrays of a certificate, on the stand-in's device."""
 
     has_autograd = False
 

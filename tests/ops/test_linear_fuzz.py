@@ -208,7 +208,7 @@ def test_random_products_have_the_bytes_of_the_cpu_as_an_sm_90(chunk: int) -> No
 
 
 def test_the_set_has_every_feature() -> None:
-    """Else a generator that lost one would go unnoticed."""
+    """Otherwise a generator that lost a feature would go unnoticed."""
     seen: set[str] = set()
     segments: set[int] = set()
     for number in range(min(CASES, 400)):

@@ -80,7 +80,7 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(h: Head, monkeypatch: p
     monkeypatch.setattr(linear_logprob_torch, "_C", Recording())
     x, w, b = leaves_of(h)
     y = rk.linear_logprob(x, w, h.target, bias=b).sum()
-    # Who asks for that of weight gets the cheap one of bias unasked.
+    # A call that asks for the weight's gradient also computes the cheap gradient of bias.
     for leaf, expected in ((x, (True, False, False)), (w, (False, True, True)), (b, (False, False, True))):
         asked.clear()
         torch.autograd.grad(y, leaf, retain_graph=True)

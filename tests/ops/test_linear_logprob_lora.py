@@ -19,7 +19,7 @@ from rl_kernel_native.contract import row
 
 torch = pytest.importorskip("torch")
 
-RANKS = [1, 7, 16, 64]  # one; off the steps of 16 and of 16 bytes; a step; a stage of the fused kernels
+RANKS = [1, 7, 16, 64]  # one; no multiple of 16 or of 16 bytes; one step; one stage of the fused kernels
 SCALES = {1: 1.0, 7: -0.5, 16: 2.0, 64: 0.25}
 UNITS = ["ieee", "sm_90"]
 VOCAB = 320  # eight parts of 40

@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def make(rows: int, columns: int, seed: int = 0, prefix: bool = True) -> dict[str, np.ndarray]:
-    """Answers of different lengths whose mask has holes, or with ``prefix`` none."""
+    """Answers of different lengths; the mask has holes, unless ``prefix``."""
     random = np.random.default_rng(seed)
     shape = (rows, columns)
     logits = random.normal(0, 2, (*shape, 7))

@@ -48,7 +48,7 @@ OTHERS: dict[str, Any] = {
 
 
 def plans(operator: str) -> Iterator[tuple[Plan, str]]:
-    """Right calls, and in each an operand that stands beside another one for the first time."""
+    """Valid calls; each has an operand in a combination with another that no earlier call had."""
     seen: set[tuple[str, str, bool]] = set()
     for number in range(DRAWS):
         d = Draw(np.random.default_rng([31, number]))

@@ -239,7 +239,7 @@ def test_metrics_have_names() -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_metrics_of_the_ratio_are_those_of_mismatch(name: str) -> None:
-    """Behind the metrics, which they do not change, in every framework's arrays, padded and packed."""
+    """The ratio's metrics follow the others and change none, for arrays of every framework, padded and packed."""
     spec, a = SPECS[name], arrays(5, 300, seed=13)
     alone, got = run(a, spec), run(a, spec, ratio_metrics=True)
     want = rk.mismatch_metrics(a["logprob"], a["old_logprob"], a["mask"])

@@ -54,7 +54,7 @@ def back(**changed: Any) -> Any:
 
 WAYS = (("eager", rope), ("autograd", graded), ("traced", traced), ("backward", back))
 
-# name: (call, error, what its words must hold).
+# name: (call, error, pattern of its message).
 CASES: dict[str, tuple[Any, Any, str]] = {
     # Not arrays.
     "q a list": (rope(q=[[1.0]]), TypeError, "q: expected an array that speaks DLPack, got list"),

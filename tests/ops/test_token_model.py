@@ -15,7 +15,7 @@ import rl_kernel_native as rk
 
 torch = pytest.importorskip("torch")
 
-OFFSETS = (0, 5, 5, 18, 37)  # a short sequence, an empty one, others of no whole vector
+OFFSETS = (0, 5, 5, 18, 37)  # a short sequence, an empty one, others whose length is no multiple of a vector
 TOKENS, SEQUENCES, BEHIND = OFFSETS[-1], len(OFFSETS) - 1, 6
 ANY_DTYPE = "bool, of integers or of floats of 16 bits and more"
 MASKS = (

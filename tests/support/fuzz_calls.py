@@ -80,7 +80,7 @@ RELATIONS = re.compile(
     "gradient|autograd|expected (shape|device|a torch.Tensor|an array of the framework|sequences of at most)"
     r"|at most \d+ \(the number of|a divisor of \d+ \(the number of"
 )
-# What errors call an argument besides its own name.
+# Other names by which errors may call an argument.
 ALSO = {
     "logits_shard": ("logits",), "weight_shard": ("weight",), "x_shard": ("x",), "overlong": ("max_length", "buffer"),
     "history": ("history ids", "history offsets", "history is_prompt"),

@@ -53,7 +53,7 @@ def results(o: Operands, activation: str = "silu", **options: Any) -> Results:
 
 
 def packed_results(gate_up: Any, dy: Any, activation: str = "silu", **options: Any) -> Results:
-    """Results of the form with one array; its gradient comes as the two halves."""
+    """Results of the call with one packed array; its gradient is returned as two halves."""
     forward, backward, more = functions(activation)
     d_gate_up = backward(dy, gate_up, **more, **options)
     columns = gate_up.shape[-1] // 2

@@ -332,7 +332,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def in_process(*arguments: str) -> Any:
-    """As `run`, without the seconds that torch takes to import."""
+    """Like `run`, but in this process, which saves the seconds of importing torch."""
     from typer.testing import CliRunner
 
     from rl_kernel_native.consistency.cli import app

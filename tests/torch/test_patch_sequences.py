@@ -184,7 +184,7 @@ def test_a_cache_that_lost_keys_is_refused() -> None:
 
 @pytest.mark.parametrize("counted", [False, True], ids=["no positions", "positions"])
 def test_packed_sequences_named_by_their_lengths_need_no_host(model: Any, counted: bool) -> None:
-    """Whatever use_cache says, and in a whole graph. Positions that are not given begin anew with each sequence."""
+    """For any use_cache, and in a full graph. Without position ids, positions restart at each sequence."""
     rk.patch_model(model)
     want = torch.cat([logits_of(model, ids) for ids in IDS[:1].split([7, 13], 1)], 1)
     options = {"cu_seq_lens_q": torch.tensor([0, 7, 20], dtype=torch.int32)}

@@ -59,7 +59,7 @@ def _products(dtypes: tuple[str, ...]) -> Iterator[_Product]:
 
 
 def _products_against_float64(arrays: Arrays, dtypes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of its bound in contract.py)."""
+    """Yields (case, error as a share of its bound in contract.py)."""
     unit = current_arithmetic() if arrays.device == "cpu" else "the device's"
     for case in _products(dtypes):
         expected = linear_op.linear_reference(case.x, case.weight, case.bias, dy=case.dy)

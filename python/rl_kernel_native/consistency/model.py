@@ -192,7 +192,7 @@ def load_model(name: str | Path, dtype: torch.dtype | None, device: torch.device
         first_line = (str(error).strip().splitlines() or [""])[0]
         raise BadInput(f"cannot load the model in {directory}: {type(error).__name__}: {first_line}") from error
     if info["missing_keys"]:
-        # transformers initialises missing weights at random and goes on.
+        # transformers initialises missing weights at random without an error.
         raise BadInput(f"{directory}: weights lack {sorted(info['missing_keys'])[0]} (and maybe more)")
     model.eval().requires_grad_(False).to(device)
     return wrap_model(model, str(name), directory)

@@ -100,7 +100,7 @@ def offset_rms_norm(module: Any, x: torch.Tensor, residual: torch.Tensor | None 
 
 
 def _weight_beside(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """A norm's weight for a product in float32, whatever its dtype."""
+    """A norm's weight in a dtype that rms_norm takes beside x."""
     weight: torch.Tensor = module.weight
     return weight if weight.dtype in (x.dtype, torch.float32) else weight.float()
 

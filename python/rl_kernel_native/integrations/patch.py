@@ -67,7 +67,7 @@ class _Plan:
     steps: list[Callable[[], None]] = field(default_factory=list)
 
     def stays(self, name: str, op: str, reason: str) -> None:
-        """A module stays torch's as far as an operator goes."""
+        """Records that an operator of a module stays torch's."""
         said = self.unproved.get(name)
         self.unproved[name] = f"{op}: {reason}" if said is None else f"{said}; {op}: {reason}"
 

@@ -1,4 +1,4 @@
-"""Where the sequences of a batch lie: from what transformers hands to a model to the arguments of attention.
+"""Finds the sequences of a batch: turns the inputs that transformers gives a model into arguments of attention.
 
 The canonical order of attention counts keys from a sequence's first real token, so padding has to be named as padding
 and packed sequences as sequences of their own. Found once a forward, before the layers.

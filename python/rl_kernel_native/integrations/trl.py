@@ -26,8 +26,8 @@ __all__ = ["NEWEST", "OLDEST", "enabled"]
 OLDEST, NEWEST = "1.15", "1.16"
 _INSTALL = f"pip install 'trl~={NEWEST}.0'"
 
-# Logits of as many tokens exist at a time. Blocks of 8192 are those of the weight's gradient (rule 9 of
-# docs/numerics.md), so that its bits are those of one call.
+# Tokens whose logits exist at a time. 8192 is the block of the weight's gradient (rule 9 of docs/numerics.md), so that
+# its bits are those of one call.
 _TOKENS = 8192
 
 # What this module replaces, calls and reads of TRL, by name: private names, which any release may change.
@@ -507,7 +507,7 @@ def _log_ratios(
     ratio = log_ratio.exp()
 
     def counts(clipped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Clipped and all, of each sequence."""
+        """Numbers of clipped and of all tokens, for each sequence."""
         counted = mask if clipped.size(1) > 1 else torch.ones_like(mask[:, :1])
         return (clipped * counted).sum(-1), counted.sum(-1)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 PLACES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "parents")  # of every call
-PAGES = ("block_table", "prefix_table", "prefix_lens", "group_offsets")  # of the forward alone
-BESIDE_TREE = (*PLACES[:5], "block_table", "shared_prefix")  # arguments that do not go with a tree
+PAGES = ("block_table", "prefix_table", "prefix_lens", "group_offsets")  # forward only
+BESIDE_TREE = (*PLACES[:5], "block_table", "shared_prefix")  # arguments that a tree excludes
 
 
 def list_names(names: tuple[str, ...], lists: tuple[Any, ...]) -> tuple[str, ...]:

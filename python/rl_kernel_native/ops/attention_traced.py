@@ -322,7 +322,7 @@ def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[A
         sees = sees & (behind >= 0)
         sees = sees if window_size is None else sees & (behind < window_size)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    # What is not read may be anything.
+    # Elements that attention does not read may be anything, so they become 0.
     x = _where(sees.any(2), q.double()).unflatten(2, (k.shape[2], q.shape[2] // k.shape[2]))
     seen = sees.any(1)
     return x, _where(seen, k.double()), _where(seen, v.double()), sees[:, None, None], scale

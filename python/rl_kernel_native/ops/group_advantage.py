@@ -197,7 +197,7 @@ def group_advantage(
             reinforce_pp, which have no groups, and for areal with another ``scale`` than ``"group"``.
         kind: of the table.
         eps: added to a standard deviation that divides, >= 0; None: the kind's.
-        scale: ``"group"``, ``"batch"`` or ``"none"``: whose standard deviation divides; default of the kind. TRL's
+        scale: ``"group"``, ``"batch"`` or ``"none"``: the standard deviation to divide by; None: the kind's. TRL's
             ``scale_rewards``.
         lengths: ``[num_sequences]``, int32, int64 or float32; of opo.
         baseline: ``[num_sequences]``, as ``rewards``; of remax.

@@ -254,7 +254,8 @@ def _scalar(one: Any) -> Any:
 
 
 def _mean(total: Any, denominator: Any, counts: Any) -> Any:
-    """The sum over its divisor: 0 over an array's 0, NaN over its negative, infinite or NaN element, without a wait."""
+    """The sum over its divisor: 0 where the divisor is 0, NaN where it is negative, infinite or NaN. Nothing waits for
+    a device."""
     divisor = _divisor(denominator, total, counts)
     if denominator is None or _check.is_number(denominator):
         return total / divisor

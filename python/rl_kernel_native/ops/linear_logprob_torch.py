@@ -150,7 +150,7 @@ def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any
     canonical = size if canonical is None else _check.integer("canonical_vocab", canonical)
     valid = _valid_vocab(size, arguments)
     cuts = [_part_cut(canonical, 8 // ranks * i) for i in range(ranks + 1)]
-    if len({*cuts}) <= ranks:  # refused by all, since the others would wait for the one that has none
+    if len({*cuts}) <= ranks:  # every rank raises, since the others would wait for the rank without columns
         raise ValueError(
             f"process_group: expected columns for each of {ranks} ranks, got a vocabulary of {canonical}, whose cuts "
             f"are {cuts}"

@@ -183,8 +183,8 @@ def pack(
 ) -> Packed:
     """The tokens that are kept of padded arrays, one sequence after another, and where each begins.
 
-    Any number of arrays of one layout go in one launch. Bytes are copied as they are. No host synchronisation: how many
-    tokens there are stays on the device, ``cu_seqlens[-1]``, and results have room for ``max_tokens``. A caller who
+    Any number of arrays of one layout go in one launch. Bytes are copied as they are. No host synchronisation: the
+    number of tokens stays on the device, ``cu_seqlens[-1]``, and results have room for ``max_tokens``. A caller who
     knows their sum, such as that of lengths on the host, gives it. Without it there is room for all ``num_sequences *
     num_tokens``; unused room holds ``fill_value``. :func:`unpack`, :func:`sequence_logprob` and
     :func:`shift_labels_packed` read no further than ``cu_seqlens[-1]``. The operators of losses, advantages and rewards

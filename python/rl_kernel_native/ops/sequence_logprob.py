@@ -36,7 +36,7 @@ class SequenceLogprobAndStatus(NamedTuple, Generic[ArrayT]):
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """A tangent's sums, or the gradient, which is that of each sum at its tokens."""
+    """The sums of a tangent; or the gradient, where each token gets the gradient of its sequence's sum."""
     tokens, mask, cu_seqlens = arrays
     if wanted is None:
         return call(_SEQUENCE_LOGPROB, (given[0], mask, cu_seqlens), (False,))[:1]

@@ -246,7 +246,8 @@ def silu_mul_backward(
         gate, up, round_before_mul: as given to :func:`silu_mul`.
         return_d_gate, return_d_up: what is computed, where ``up`` is an array of its own.
     Returns:
-        ``d_gate_up``, ``[..., 2 * I]``, without ``up``; else ``(d_gate, d_up)``, None for what was not asked for.
+        ``d_gate_up``, ``[..., 2 * I]``, without ``up``; else ``(d_gate, d_up)``, None for a gradient that was not asked
+        for.
     Raises: as :func:`silu_mul`.
     Source: docs/numerics.md, rules 3 and 8.
     """

@@ -48,7 +48,7 @@ template <class Tile>
 struct AttentionBackwardShared {
   float *a, *b, *stage, *weights;
   float* total;      // dq of the blocks so far, a thread's own: [row of the thread][sum][thread]
-  float *u, *delta;  // of a row, or of a column
+  float *u, *delta;  // one a row, or one a column
   std::int32_t *first, *last;
   std::int64_t *a_offsets, *b_offsets;
   std::uint32_t* flags;

@@ -1,5 +1,5 @@
-// How a GPU's blocks share the rows of an attention call: in tiles of a key head's queries, or of keys. A tile is cut where
-// its sequences end. For the hosts and the kernels of CUDA and HIP.
+// How a GPU's blocks share the rows of an attention call: in tiles of a key head's queries, or of keys. A tile is cut
+// at the end of a sequence. For the hosts and the kernels of CUDA and HIP.
 #pragma once
 
 #include "rlk/kernels/attention_span.h"

@@ -62,7 +62,7 @@ struct alignas(8) Half16 {
 // How the source of a vector is read.
 enum class RunRead : std::uint8_t { kVector, kHalves, kHalfBetweenWords, kShifted };
 
-// What a vector is made of, at `from`, and for kShifted the word behind it.
+// Loads the words of a vector at `from`, and for kShifted the word behind them.
 template <RunRead kRead, class Memory>
 RLK_HD void load_vector(const unsigned char* from, std::uint32_t (&x)[5]) {
   const auto* words = Memory::global(reinterpret_cast<const std::uint32_t*>(from));

@@ -1,4 +1,4 @@
-// What importance_weights has on a GPU, for every vendor, beside the passes of token_passes.h.
+// Kernels of importance_weights on GPUs of every vendor, besides the passes of token_passes.h.
 #pragma once
 
 #include "rlk/kernels/rejection_terms.h"

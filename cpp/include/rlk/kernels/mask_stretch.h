@@ -9,7 +9,7 @@ namespace rlk {
 
 constexpr int kStretch = 1 << 15;  // positions that a block has at a time
 constexpr int kStretchWords =
-    kStretch / 32 + 2;  // the first may begin with bits of nobody; behind the last is one of zeros
+    kStretch / 32 + 2;  // the first may begin with unused bits; a word of zeros follows the last
 
 RLK_DEVICE std::uint32_t bits_set(std::uint32_t bits) {
 #if defined(__CUDA_ARCH__)

@@ -270,7 +270,7 @@ RLK_HD bool preference_before(float a, std::int64_t i, float b, std::int64_t j) 
   if (is_nan(a) || is_nan(b)) return is_nan(a) && is_nan(b) ? i < j : is_nan(b);
   return a < b || (a == b && i < j);
 }
-// On a GPU keys are put in order by kernels/merge_order.h, as integers: equal where floats are, NaN last.
+// A key as an integer, by which kernels/merge_order.h sorts on a GPU. Equal floats have equal keys; NaN comes last.
 template <class Memory>
 RLK_HD std::int64_t preference_order_key(const PreferenceLossParams& p, int which, std::int64_t i) {
   const float key = preference_key<Memory>(p, which, i);

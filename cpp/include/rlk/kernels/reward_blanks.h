@@ -42,7 +42,8 @@ struct CountedTokens {
   }
 };
 
-// How `count` elements of `bytes` from an address on are whole vectors of 16 bytes, and some before and behind them.
+// Splits `count` elements of `bytes` each, from an address on, into whole vectors of 16 bytes and the elements before
+// and behind them.
 struct VectorRun {
   int head, vectors;
   RLK_DEVICE VectorRun(const void* from, int count, int bytes) {

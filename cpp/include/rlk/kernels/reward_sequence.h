@@ -1,6 +1,6 @@
-// What scatter_rewards adds to the tokens of a sequence, after the pass over tokens: a wave for each sequence on a GPU, which
-// is one lane on the CPU. Spans that may have a token in common come one after another, and a token is then always the same
-// lane's, so that what they add comes in their order.
+// scatter_rewards adds rewards to the tokens of a sequence after the pass over tokens. A wave takes a sequence on a
+// GPU; on the CPU a wave is one lane. Spans that may share a token are added one after another, and one lane owns a
+// token throughout, so that additions come in the order of spans.
 //
 // Gpu: as in token_kernels.h, and wave_barrier(), after which the other lanes of a wave see a lane's earlier writes.
 #pragma once

@@ -19,7 +19,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp> {
                           std::uint32_t* mask, SampleState* state, std::uint64_t* firsts)
       : Base(team, p, row, shared, mask, state), firsts_(firsts) {}
 
-  // What is wrong with the row, its first rank and reference, and the first rank of each thread's columns.
+  // Finds the row's faults, its first rank and reference, and the first rank of each thread's columns.
   RLK_DEVICE void run_first() {
     const SampleRow want = sample_row_of<typename Team::Memory>(p_, row_);
     std::int32_t status = want.status;

@@ -51,7 +51,7 @@ class RowTop : RowSelection<Team, T, Exp::kPortable> {
   }
 
  private:
-  // Whether the column is kept and not -Inf.
+  // Whether column j is kept and not -Inf.
   RLK_DEVICE bool has_mass(std::int64_t j) const {
     if constexpr (!kRaw) {
       const std::int64_t bit = mask_bit_of(j);

@@ -211,7 +211,7 @@ class RowTree : SampleColumns<Team, T, kExp> {
   }
   RLK_DEVICE SoftmaxStats node(std::int64_t i) const { return {nodes_[2 * i], nodes_[2 * i + 1], 0.0f, 0.0f}; }
 
-  // The drawn id, by the tree in nodes_.
+  // Draws an id by the tree in nodes_.
   RLK_DEVICE std::int64_t draw() const {
     using Memory = typename Team::Memory;
     const auto seed = static_cast<std::uint64_t>(p_.seed.template at<Memory>(row_)),

@@ -215,7 +215,7 @@ RLK_DEVICE void few_sums(const typename Batch::Params& p, const TokenWorkspace<B
   few_totals<Gpu>(p, w, tile, 0, kFewSequences, shared);
   store_results<Gpu>(p, w, shared->totals);
 }
-// The sequences of `block`; where there are more blocks, to blocks[block].
+// Sums the sequences of `block`; if there are more blocks, into blocks[block].
 template <class Gpu, class Batch>
 RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile, int lanes,
                            std::int64_t num_blocks, std::int64_t block, BatchSumsShared<Batch>* shared) {

@@ -39,7 +39,7 @@ RLK_HD PhiloxBlock philox4x32(PhiloxBlock counter, std::uint32_t key_lo, std::ui
 //   number   = word lane % 4 of the block
 // `sample_id` names a rollout, never a batch slot. `position` is the index of the token to be drawn in its sequence. `lane`
 // numbers the draws of one token: 0 for inverse-CDF sampling, the vocabulary column for Gumbel-max.
-// covariance_mask draws among the tokens of one call, whose sequences it numbers by their place.
+// covariance_mask draws among the tokens of one call, and numbers its sequences by their place.
 RLK_HD PhiloxBlock philox_block(std::uint64_t seed, std::uint64_t sample_id, std::uint32_t position,
                                 std::uint32_t block) {
   const auto low = [](std::uint64_t v) { return static_cast<std::uint32_t>(v); };

@@ -16,8 +16,8 @@
 //      W_i = fl(W behind the chunk before + x_i), from +0
 //   G: the same from the last to the first: x_i becomes fl(x_i + x_{i+h}); G_i = fl(G of the first of the chunk after + x_i)
 // So a row's trailing padding changes no bit, and packed is padded; a group has the same bits wherever it stands, at any
-// stride, and on every backend. What tokens that do not count hold is never looked at. NaN outputs are canonical; a NaN is seen
-// in its group alone. Groups are given by offsets or by one size.
+// stride, and on every backend. Values at tokens that do not count are never read. NaN outputs are canonical; a NaN is
+// seen in its group alone. Groups are given by offsets or by one size.
 // Enqueues on `stream`; neither allocates nor synchronises.
 #pragma once
 
