@@ -19,7 +19,7 @@ namespace {
 
 std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
 
-// What says where the sequences are, and what a query sees.
+// Arguments that say where sequences are, and which keys a query sees.
 struct Options {
   nb::handle sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, parents, block_table;
   nb::handle prefix_table, prefix_lens, group_offsets;

@@ -51,7 +51,7 @@ struct Weight {
   }
 };
 
-// Rows like others, or None.
+// Reads optional rows with the shape, dtype and device of `like`; None where none are given.
 std::optional<RowsArgument> read_more(nb::handle object, const char* name, const RowsArgument& like, const void** data,
                                       RowLayout* rows) {
   std::optional<RowsArgument> more;

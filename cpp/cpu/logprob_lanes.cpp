@@ -93,7 +93,7 @@ RLK_HD Floats value_of_key(Ints key) {
   }
 }
 
-// Columns of steps `step` and `step + 1` of leaf a, and of leaf b in the upper lanes where there are sixteen.
+// Loads the columns of steps `step` and `step + 1` of leaf a; with sixteen lanes, those of leaf b into the upper lanes.
 template <class T>
 RLK_HD void load_steps(const unsigned char* a, [[maybe_unused]] const unsigned char* b, int step, Floats z[2]) {
 #if defined(__AVX512F__)

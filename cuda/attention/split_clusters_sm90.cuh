@@ -69,7 +69,7 @@ class SplitByClusters : SplitRows<T, Tile> {
 
   __device__ __forceinline__ std::uint32_t full(bool is_key) const { return shared_ + Tile::kBarriersAt + is_key * 8; }
   __device__ __forceinline__ std::uint32_t empty(bool is_key) const { return full(is_key) + 16; }
-  // What every warp of the cluster sends to all four: largest scores, probabilities, and that it has read both.
+  // Messages of every warp of the cluster to all four blocks: largest scores, probabilities, and that it read both.
   static constexpr int kMaxima = 0, kWeights = 1, kRead = 2;
   __device__ __forceinline__ std::uint32_t sent(int what) const { return full(false) + 32 + what * 8; }
   __device__ __forceinline__ void begin_barriers() const {

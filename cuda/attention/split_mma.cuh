@@ -142,7 +142,7 @@ class SplitByCopies : SplitRows<T, Tile> {
 #pragma unroll 1
     for (; block < last_key_; block += Tile::kKeys) {
       copy_async_wait<0>();
-      __syncthreads();  // K is there; V's memory and where the block before lay were read
+      __syncthreads();  // K has arrived; the last block's V and places were read
       load<false>(block, whole);
       const bool in_memory = locate(span, block + Tile::kKeys, page);
       page = fetch_page(span, block + 2 * Tile::kKeys);

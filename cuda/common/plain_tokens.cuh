@@ -109,7 +109,7 @@ class PlainCopies {
     }
     if (mask_bytes_ >= 4) prefetch_to_l2(masks_, tokens * mask_bytes_);
   }
-  // Begins those of the step `at` tokens on, to `stage`.
+  // Begins the copies of the step that lies `at` tokens ahead, into `stage`.
   __device__ __forceinline__ void begin(unsigned at, int stage) const {
     const bool exists = static_cast<int>(at) < of_lane_;
 #pragma unroll

@@ -278,7 +278,7 @@ template <bool kOverlap>
 const EmbeddingKey* run_sort(const EmbeddingBackwardParams& p, const EmbeddingWorkspace& w, cudaStream_t stream) {
   const auto tiles_of = [&](int tile) { return static_cast<int>((p.num_tokens + tile - 1) / tile); };
   const int tiles = tiles_of(kEmbeddingSortTile);
-  int bits = 1;  // of rows, and of num_rows, which stands for none
+  int bits = 1;  // bits of a row, and of num_rows, which means no row
   while (p.num_rows >> bits != 0) ++bits;
   const int passes = (bits + kEmbeddingDigitBits - 1) / kEmbeddingDigitBits, width = (bits + passes - 1) / passes;
   const EmbeddingKey* from = nullptr;

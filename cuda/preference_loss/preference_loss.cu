@@ -1,8 +1,8 @@
 // preference_loss and its gradient, bound by their launches: a few numbers a pair. The formulas stand in
 // rlk/kernels/preference_pair.h, shared with the CPU and HIP.
 //
-// preference_pairs_kernel: a thread a pair; where losses are sorted, their keys are put in order before it
-// (rlk/kernels/merge_order.h). preference_metrics_kernel: a block a metric, after it.
+// preference_pairs_kernel: a thread a pair. If losses are sorted, rlk/kernels/merge_order.h sorts their keys before.
+// preference_metrics_kernel runs after it, a block a metric.
 // One body for every architecture; each gets its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"

@@ -174,7 +174,7 @@ __device__ __forceinline__ void rotate_octets(const RopeParams& p, const OctetAn
   *b = octet_of<T>(second);
 }
 
-// Registers of data in flight decide how many blocks share a multiprocessor.
+// The number of blocks on a multiprocessor, as limited by the registers that hold loads under way.
 template <class T, int kHeads, bool kPerPair>
 constexpr int kRopeBlocks = kHeads* Octet<T>::kVectors >= 4   ? 4
                             : kHeads* Octet<T>::kVectors == 2 ? (kPerPair ? 6 : 5)
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kRopeThreads)
 #pragma unroll 1
   for (int unit = at.first_unit; unit < g.units; unit += static_cast<int>(g.threads.value)) {
     if (unit >= g.rotated) {
-      const int column = unit + g.rotated;  // a unit before it was two columns
+      const int column = unit + g.rotated;  // each unit before it has two columns
       y[column] = x[column];
       continue;
     }

@@ -10,8 +10,8 @@ from typing import Any
 from ._arithmetic import UNITS
 from ._check import one_of
 
-U = 2.0**-24  # what rounding to float32 is off by, relative to the value
-CLIP_RANGE = 0.2  # of PPO and GRPO: beyond it a ratio is clipped
+U = 2.0**-24  # relative error of rounding to float32
+CLIP_RANGE = 0.2  # clip range of PPO and GRPO
 
 
 @dataclass(frozen=True)

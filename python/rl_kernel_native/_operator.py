@@ -112,8 +112,8 @@ class Like:
 
 @dataclass(frozen=True)
 class Linear:
-    """Derivatives of an operator that is linear in some arrays: it maps tangents itself, and its transpose, an operator
-    that is as linear, maps gradients.
+    """Derivatives of an operator that is linear in some arrays: the operator itself maps tangents; its transpose, which
+    is linear in the same way, maps gradients.
 
     Attributes:
         of: positions of the arrays that may have a gradient.

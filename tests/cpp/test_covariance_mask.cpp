@@ -137,7 +137,7 @@ TEST(CovarianceMask, HasTheBytesOfTheContract) {
   });
 }
 
-// More equal priorities than a digit of slots tells apart, and the last one chosen among them.
+// More equal priorities than one digit of a slot can distinguish; the last chosen token is among them.
 TEST(CovarianceMask, EqualOnesAreChosenInTheirOrder) {
 #if RLK_TEST_HIP
   constexpr std::int64_t kTokens = 3 << 11;  // a slot has two digits

@@ -50,7 +50,7 @@ Outputs run(rlk::OptimalTokenBaselineParams p) {
   return out;
 }
 
-// x up to each, by chunks of 256.
+// Sums of x up to each position, by chunks of 256.
 std::vector<float> scan(const std::vector<float>& x) {
   std::vector<float> sums;
   float before = 0.0f;

@@ -36,7 +36,7 @@ def example() -> Any:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Status, words and log of the program by --ops: one process each, both at once."""
+    """Exit status, output and log of the program for each --ops: one process each, both at once."""
     folder = tmp_path_factory.mktemp("runs")
 
     def run(ops: str) -> tuple[int, str, list[dict[str, float]]]:

@@ -91,7 +91,7 @@ TEST(HipHost, BothArchitecturesAreInTheBundle) {
   }
 }
 
-// A launch of no block is refused once the kernel is found; the stand-in looks for it in the module's code object alone.
+// A launch of no block is refused after the kernel is found. The stand-in searches only the module's code object.
 TEST(HipHost, KernelsAreFoundInTheirOwnOperatorsCodeObject) {
   const rlk::hip::Runtime& runtime = rlk::hip::Runtime::get();
   for (const std::string kernel : {"rlk_linear_logprob_rows_vectors", "rlk_linear_tree_sum_bf16", "rlk_logprob_merge",

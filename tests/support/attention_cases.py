@@ -64,7 +64,8 @@ class Sequences:
         return (q, k, v, dout), {"seqused_q": self._counts(0), "seqused_k": self._counts(1)}
 
     def _paged(self, groups: Any, page_size: int = 7) -> Any:
-        """``groups``: of so many sequences each, and the keys that they share, which are those of the first one."""
+        """``groups``: (number of sequences, number of keys that they share) of each group. The shared keys are the
+        first sequence's."""
         first = np.cumsum([0, *(n for n, _ in groups)])
         shared = [keys for n, keys in groups for _ in range(n)]
         shared += [0] * (len(self.lengths) - len(shared))

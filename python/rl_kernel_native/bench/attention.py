@@ -44,7 +44,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def peers(device: torch.device) -> tuple[list[Peer], list[str]]:
-    """Ours first, then every peer that can run here; and a sentence for each that cannot."""
+    """Ours first, then every peer that can run here; and for each other peer a sentence that says why not."""
     found = [Peer("rk", rk.attention), Peer("torch SDPA", _sdpa)]
     if device.type == "cuda":
         found.insert(1, Peer("rk, portable", lambda q, k, v: rk.attention(q, k, v, exp="portable")))

@@ -37,7 +37,7 @@ class Peer(NamedTuple):
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """Ours first, then every peer that can run here; and a sentence for each that cannot."""
+    """Ours first, then every peer that can run here; and for each other peer a sentence that says why not."""
     found = [Peer("rk", rk.embedding), Peer("torch", torch.nn.functional.embedding)]
     if use_compile:
         compiled: Any = torch.compile(torch.nn.functional.embedding, dynamic=False)

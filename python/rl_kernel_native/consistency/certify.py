@@ -69,7 +69,7 @@ class Entry:
         backends: whose digests must be equal, of contract.BACKENDS; the hardware exponential is one architecture's.
         batches, positions, layouts, ways, runs, padding: what was varied.
         variations: how many computations were compared.
-        sha256: of the outputs' bytes, of the row alone.
+        sha256: hash of the outputs' bytes, for the row alone.
         differs: the first variation that gave other bytes, in words; empty if none did.
     """
 

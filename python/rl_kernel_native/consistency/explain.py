@@ -103,7 +103,7 @@ def explain(comparison: Comparison) -> list[str]:
 
 
 def news(comparisons: Sequence[Comparison]) -> str:
-    """The last line of the console: tokens that differ, one clause a comparison, and the fault where there is one."""
+    """The last line of the console: one clause a comparison with the number of differing tokens, and any fault."""
     clauses: list[str] = []
     for comparison in comparisons:
         tokens, differing, _ = _totals(comparison)

@@ -115,7 +115,7 @@ def find_directory(name: str | Path) -> Path:
 def _silence_of_hub(name: str) -> str | None:
     """Why the Hub cannot be asked, by one request of at most _HUB_SECONDS; None where it answers, even by an error.
 
-    A download asks again and again, and a name server that is silent stops no clock of its own; hence the thread.
+    A thread limits the time: a download retries many times, and a silent name server has no timeout.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError

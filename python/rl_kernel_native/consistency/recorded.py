@@ -1,6 +1,6 @@
 """Log-probabilities that an engine recorded, against a trainer's forward of the same ids.
 
-JSON lines. Each has the ids of the prompt, those of the response and the response's log-probabilities, by the names of
+JSON lines. Each line has the ids of the prompt, the ids of the response and its log-probabilities, under the names of
 one of the dialects below. `logprob_semantics`, an object of rk.LogprobSemantics' fields, says what they are of; other
 fields are ignored.
 """

@@ -226,7 +226,7 @@ def _chosen(ops: Iterable[str] | None) -> frozenset[str]:
 
 
 def _check_version() -> None:
-    """ImportError for a transformers that is older than what is known, some of which give numbers without meaning."""
+    """ImportError for a transformers older than MIN_TRANSFORMERS; some older versions give wrong numbers."""
     import transformers
 
     wanted = ".".join(map(str, MIN_TRANSFORMERS))

@@ -83,7 +83,7 @@ class _Attention(Eager):
         asked = [n and is_asked_for(edge[0]) for n, edge in zip(needs, edges, strict=False)] + [False]
         wants = asked[0], asked[1] or asked[2], asked[3]
         given = {name: g for name, g in (("dout", dout), ("dlse", dlse)) if g is not None}
-        # create_graph, a backward that has a backward, goes through the dispatcher, too.
+        # With create_graph, where backward itself is differentiated, the call goes through the dispatcher, too.
         direct = not is_grad_enabled() and all(map(is_direct_gradient, given.values()))
         if not direct:
             require_tensors(**given)

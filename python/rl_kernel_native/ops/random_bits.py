@@ -73,7 +73,7 @@ def random_bits(
     or on the step of an engine. So a rollout can be drawn again, and the members of a group differ by their id.
 
     Args:
-        seed: integer of 64 bits, or ``[num_rows]`` int32 or int64. A negative one counts by its bits.
+        seed: integer of 64 bits, or ``[num_rows]`` int32 or int64. A negative seed is taken as its 64 bits.
         sample_id: ``[num_rows]`` int32 or int64: which rollout a row is of, never its slot in the batch.
         position: integer in ``[0, 2^32)``, or ``[num_rows]`` int32 or int64: index of the token in its sample's output.
         n: words of a row, 1 to 1024.

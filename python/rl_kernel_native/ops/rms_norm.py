@@ -153,7 +153,7 @@ def _native_into(arrays: Any, how: Any, *tail: Any) -> Any:
 
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
-    """Gradients of x, weight and residual; that of the weight goes to main_grad where there is one."""
+    """Gradients of x, weight and residual. With a main_grad, the weight's gradient is added to it."""
     dy, third = given
     if dy is None:  # y was not used: nothing reaches the norm
         return third, None, third

@@ -17,7 +17,7 @@ def process_logits_reference(
     logit_bias: Any = None,
     order: str = "vllm",
 ) -> np.ndarray:
-    """Args: as :func:`rl_kernel_native.process_logits`, of rows that are not bad; in float64."""
+    """Args: as :func:`rl_kernel_native.process_logits`, for valid rows alone. Computes in float64."""
     z = np.array(logits, np.float64)
     rows, vocab = z.shape
     repetition, presence, frequency = (

@@ -69,7 +69,7 @@ class AttentionForward {
   RLK_DEVICE AttentionForward(const AttentionParams& p, const AttentionGrid& g, void* memory)
       : p_(p), g_(g), s_(memory) {}
 
-  // The part of a tile's rows from `begin` on that lies in one sequence; where the next one begins.
+  // Computes the rows of a tile from `begin` on that lie in one sequence. Returns where the next part begins.
   RLK_DEVICE std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, p_.cu_seqlens_q, place, begin);
     if (!segment.exists) {

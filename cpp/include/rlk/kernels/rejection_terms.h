@@ -82,7 +82,7 @@ struct ImportanceStatisticsTerms : LowerSums {
                            TokenSums<F, kSums>* sums) {
     const F zero = broadcast<F>(0.0f), d = rollout_log_ratio(p.spec.rollout_neutral != 0, in[0], in[1], in[1]);
     const F c = clamped(d, -p.spec.limit, p.spec.limit);
-    const Divergence<F> k = divergence_of(c);  // of a masked token, whose d is 0, nothing
+    const Divergence<F> k = divergence_of(c);  // zero for a masked token, since its d is 0
     out[0] = zero;
     clear(sums);
     sums->sum[kStatOfRatio] = d;

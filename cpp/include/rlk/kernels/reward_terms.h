@@ -106,7 +106,7 @@ struct RewardTokenTerms : NoSums {
   }
 
  private:
-  // One more than where each token is, from the window's begin on.
+  // Position of each token, counted from 1 at the window's begin.
   template <class F>
   static RLK_HD F places(std::int64_t position) {
     constexpr int kCount = sizeof(F) / sizeof(float);

@@ -274,7 +274,7 @@ RLK_DEVICE MaskOf<typename Gpu::Tokens> load_inputs(const typename Terms::Params
   return load_mask<MaskOf<Tokens>, kWhole>(mask, from + offset * at.mask_bytes, count);
 }
 
-// A wave's `steps` times kLanes * kPerLane positions of sequence s from `first` on.
+// The tokens of a wave: `steps` times kLanes * kPerLane positions of sequence s, from `first` on.
 template <class Gpu, class Terms>
 RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typename Terms::Factors& factors,
                                   std::int64_t s, const TokenSpan& span, std::int64_t first, int steps) {

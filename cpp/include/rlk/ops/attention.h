@@ -102,8 +102,8 @@
 
 namespace rlk {
 
-constexpr int kAttentionChains = 8;  // of l, by key, and of delta, by column
-constexpr int kAttentionGroup = 32;  // keys: four of each chain of l
+constexpr int kAttentionChains = 8;  // chains of l, over keys, and of delta, over columns
+constexpr int kAttentionGroup = 32;  // keys of a group: four for each chain of l
 constexpr int kMaxHeadDim = 256;
 
 // Keys of a block; head_dim is that of q and k.
