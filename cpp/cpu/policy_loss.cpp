@@ -24,7 +24,8 @@ void policy_loss_alone(const PolicyLossParams& p) {
 }
 
 void scale_gradients(const ScaleGradientsParams& p) {
-  if (*p.factor == 1.0f) return;
+  check_scale_gradients(p);
+  if (p.count == 0 || *p.factor == 1.0f) return;
   parallel_for(p.count, 16384, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
     for (float* values : {p.first, p.second}) {

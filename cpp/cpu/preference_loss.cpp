@@ -73,6 +73,7 @@ void preference_loss(const PreferenceLossParams& p) {
 }
 
 void preference_loss_backward(const PreferenceLossBackwardParams& p) {
+  check_preference_loss_backward(p);
   const FloatEnvironment environment;
   for (std::int64_t i = 0; i < p.chosen.num + p.rejected.num; ++i) preference_gradient<PlainMemory>(p, i);
 }

@@ -34,6 +34,7 @@ void policy_loss_alone(const PolicyLossParams& p, int device, Stream stream) {
 }
 
 void scale_gradients(const ScaleGradientsParams& p, int device, Stream stream) {
+  check_scale_gradients(p);
   if (p.count == 0) return;
   const std::int64_t blocks = map_blocks(p.count);
   launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_policy_loss_scale", blocks, p, blocks);

@@ -27,6 +27,7 @@ void preference_loss(const PreferenceLossParams& p, int device, Stream stream) {
 }
 
 void preference_loss_backward(const PreferenceLossBackwardParams& p, int device, Stream stream) {
+  check_preference_loss_backward(p);
   launch_blocks(device, stream, {kPairThreads, 0}, "rlk_preference_loss_backward",
                 ceil_div(p.chosen.num + p.rejected.num, kPairThreads), p);
 }

@@ -86,7 +86,7 @@ int with_negative_sizes(const F& call) {
     const int members = with_negative_sizes<rlk::Params>([](const rlk::Params& p, const char* member) { \
       EXPECT_THROW(RLK_CALL(function, p), rlk::InvalidArgument) << member;                              \
     });                                                                                                 \
-    EXPECT_GT(members, 0);                                                                              \
+    EXPECT_GT(members, 0) << "include its contract above, or add its size to the members";              \
   }
 #include "rlk/operators.inc"
 

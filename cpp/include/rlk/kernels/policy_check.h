@@ -33,4 +33,9 @@ inline void check_policy_loss(const PolicyLossParams& p) {
             "policy_loss: lower bounds are not above upper ones");
 }
 
+inline void check_scale_gradients(const ScaleGradientsParams& p) {
+  RLK_CHECK(p.count >= 0, "scale_gradients: count is not negative");
+  RLK_CHECK(p.count == 0 || p.factor, "scale_gradients: factor is given");
+}
+
 }  // namespace rlk

@@ -19,4 +19,9 @@ inline void check_preference_loss(const PreferenceLossParams& p) {
   RLK_CHECK(p.metrics != nullptr, "preference_loss: metrics is given");
 }
 
+inline void check_preference_loss_backward(const PreferenceLossBackwardParams& p) {
+  RLK_CHECK(p.chosen.num >= 0 && p.rejected.num >= 0 && p.num_losses >= 0,
+            "preference_loss_backward: sizes are not negative");
+}
+
 }  // namespace rlk
