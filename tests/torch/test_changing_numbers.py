@@ -3,6 +3,7 @@ as for torch's own arithmetic, and every result has the bytes of an eager call."
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import differing
+from rl_kernel_native._operator import OPERATORS
 
 torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402 - needs torch
@@ -125,6 +127,9 @@ CALLS: dict[str, tuple[Callable[[Any, Any], Any], Any, tuple[Any, ...]]] = {
     "rms_norm, weight_offset": (lambda x, n: rk.rms_norm(x, GAIN, 0.5, weight_offset=n), X, TENTHS),
     "attention, softmax_scale": (lambda x, n: rk.attention(x, x, x, softmax_scale=n), HEADS, TENTHS),
     "attention, softcap": (lambda x, n: rk.attention(x, x, x, softcap=n), HEADS, TENTHS),
+    "attention_partials, softmax_scale": (
+        lambda x, n: rk.attention(x, x, x, softmax_scale=n, return_partials=True)[0], HEADS, TENTHS
+    ),
     "attention, window_size": (lambda x, n: rk.attention(x, x, x, window_size=n), HEADS, (1, 2, 3, 4)),
     "pack, fill_value": (lambda x, n: rk.pack(x, torch.tensor([1, 2, 0, 4]), fill_value=n).tensors, A, TENTHS),
     "unpack, fill_value": (lambda x, n: rk.unpack(x, OFFSETS, 3, fill_value=n), X, TENTHS),
@@ -135,6 +140,15 @@ CALLS: dict[str, tuple[Callable[[Any, Any], Any], Any, tuple[Any, ...]]] = {
     "logprob, valid_vocab": (lambda x, n: rk.logprob(x, TARGET, valid_vocab=n), X, COUNTS),
     "embedding, padding_idx": (lambda x, n: rk.embedding(TARGET.clamp(0), x, padding_idx=n), W, (1, 2, 3, 4)),
 }  # fmt: skip
+
+
+def test_every_operator_with_a_number_is_here() -> None:
+    """A check of a number that Dynamo cannot trace, such as math.isfinite, fails here alone. A backward has the numbers
+    of its forward."""
+    forwards = [o for o in OPERATORS if not re.search("_backward_?$", o.name)]
+    with_numbers = {o.name for o in forwards if re.search(r"\bfloat\b", o.options)}
+    assert {"kl", "masked_whiten"} <= with_numbers
+    assert with_numbers <= {name.split(",")[0] for name in CALLS}
 
 
 def compilations(function: Callable[[Any, Any], Any], tensor: Any, numbers: tuple[Any, ...], backend: str) -> int:
