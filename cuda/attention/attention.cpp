@@ -131,11 +131,20 @@ void attention(const AttentionParams& p, int device, Stream stream) {
   RLK_CUDA_IN_USE("attention", device, attention)(p, plan, to_stream(stream));
 }
 
-void attention_partials(const AttentionPartialsParams&, int, Stream) {
-  throw Unsupported("attention: return_partials has no CUDA kernel in this version; call it on the CPU");
+void attention_partials(const AttentionPartialsParams& p, int device, Stream stream) {
+  check_attention(p);
+  if (attention_rows(p) * p.num_q_heads * p.num_splits == 0) return;
+  RLK_CHECK(p.q_tokens * (p.num_q_heads / p.num_kv_heads) < kMostTokens && p.num_sequences < kMostTokens,
+            "attention_partials: fewer than 2^31 rows");
+  const DeviceGuard guard(device);
+  RLK_CUDA_IN_USE("attention", device, attention_partials)(p, to_stream(stream));
 }
-void attention_merge(const AttentionMergeParams&, int, Stream) {
-  throw Unsupported("attention_merge: has no CUDA kernel in this version; call it on the CPU");
+
+void attention_merge(const AttentionMergeParams& p, int device, Stream stream) {
+  check_attention(p);
+  if (p.rows * p.num_q_heads == 0) return;
+  const DeviceGuard guard(device);
+  RLK_CUDA_IN_USE("attention", device, attention_merge)(p, to_stream(stream));
 }
 
 bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability) {

@@ -38,11 +38,11 @@ struct SplitGrid {
   std::int64_t blocks;
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats
 
-  explicit SplitGrid(const AttentionParams& p) {
+  explicit SplitGrid(const AttentionParams& p) : SplitGrid(p, attention_splits(p.k_tokens)) {}
+  SplitGrid(const AttentionInput& p, std::int64_t of_call) : splits(of_call) {
     const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
     const bool packed = p.cu_seqlens_q != nullptr;
     tiles = packed ? rows / kRows + p.num_sequences : (rows + kRows - 1) / kRows;
-    splits = attention_splits(p.k_tokens);
     blocks = splits * p.num_kv_heads * tiles * (packed ? 1 : p.num_sequences);
     const std::int64_t results = attention_rows(p) * p.num_q_heads * splits;
     sums_at = (results * 2 + 3) / 4 * 4;
@@ -89,6 +89,8 @@ struct GradientLayout {
 };
 
 RLK_CUDA_KERNELS(void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void attention_partials(const AttentionPartialsParams& p, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void attention_merge(const AttentionMergeParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_backward(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

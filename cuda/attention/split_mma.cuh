@@ -28,7 +28,7 @@ struct SplitTile : SplitShape<kColumns_, 1> {
 template <class T, class Tile>
 class SplitByCopies : SplitRows<T, Tile> {
  public:
-  __device__ __forceinline__ SplitByCopies(const AttentionParams& p, const SplitCall& call, unsigned char* memory,
+  __device__ __forceinline__ SplitByCopies(const typename Tile::Params& p, const SplitCall& call, unsigned char* memory,
                                            bool vectors)
       : SplitRows<T, Tile>(p, call, memory, vectors) {
     same_places_ = p.k.sequence_stride == p.v.sequence_stride && p.k.token_stride == p.v.token_stride;

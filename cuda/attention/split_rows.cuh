@@ -5,6 +5,7 @@
 #pragma once
 
 #include "forward_mma.cuh"
+#include "rlk/kernels/attention_partials.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -17,7 +18,9 @@ struct SplitShape {
   static constexpr int kKeys = attention_block(kColumns), kGroups = kKeys / 32;
   static constexpr int kSteps = kColumns / 16, kShare = kColumns / kWarps / 8;  // of a score; tiles of a warp's sums
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8, kOperandBytes = kKeys * kRowBytes;
-  static constexpr bool kShares = false;  // rows of a group may read its shared pages together
+  using Params = AttentionParams;
+  static constexpr bool kPartial = false;  // results leave as partials, in their layout
+  static constexpr bool kShares = false;   // rows of a group may read its shared pages together
   // Bytes of probabilities, maxima, sums and factors.
   static constexpr int kWeightBytes = kBlocks * kKeys / 16 * 512, kMaximaBytes = kWarps * 16 * 4;
   static constexpr int kSumBytes = kBlocks * kGroups * 16 * 8 * 4, kFactorBytes = kBlocks * 16 * 4;
@@ -32,7 +35,7 @@ struct SplitCall {
 };
 
 // Packed queries: rows of sequence s begin at slot floor(first row / kRows) + s, so that no sum over the others is needed.
-__device__ __forceinline__ std::int64_t first_row_slot(const AttentionParams& p, std::int64_t group,
+__device__ __forceinline__ std::int64_t first_row_slot(const AttentionInput& p, std::int64_t group,
                                                        std::int64_t sequence) {
   return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) * group / SplitGrid::kRows + sequence;
 }
@@ -41,8 +44,8 @@ __device__ __forceinline__ std::int64_t first_row_slot(const AttentionParams& p,
 template <class T, class Tile>
 class SplitRows {
  public:
-  __device__ __forceinline__ SplitRows(const AttentionParams& p, const SplitCall& call, unsigned char* memory,
-                                       bool vectors)
+  using Params = typename Tile::Params;
+  __device__ __forceinline__ SplitRows(const Params& p, const SplitCall& call, unsigned char* memory, bool vectors)
       : p_(p), call_(call), memory_(memory), shared_(shared_address(memory)), vectors_(vectors) {
     const bool shifts = p.page_size > 0 && (p.page_size & (p.page_size - 1)) == 0 && p.page_size < INT32_MAX;
     page_shift_ = shifts ? __ffs(static_cast<int>(p.page_size)) - 1 : -1;
@@ -79,7 +82,9 @@ class SplitRows {
     } else if (lane() == 10) {
       from = p_.cu_seqlens_k != nullptr ? p_.cu_seqlens_k + sequence : nullptr;
     } else if (p_.block_table != nullptr) {
-      const std::int64_t page = (attention_split_begin(split_) >> max(page_shift_, 0)) + (lane() - 11) * 32;
+      std::int64_t begin = attention_split_begin(split_);
+      if constexpr (Tile::kPartial) begin -= p_.absent_keys;
+      const std::int64_t page = (begin >> max(page_shift_, 0)) + (lane() - 11) * 32;
       if (page_shift_ >= 0 && page < p_.max_pages) from = p_.block_table + sequence * p_.table_stride + page;
     }
     if (from != nullptr) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
@@ -89,6 +94,7 @@ class SplitRows {
   __device__ __forceinline__ bool find(unsigned block) {
     group_ = call_.group;
     split_ = block % call_.splits;
+    if constexpr (Tile::kPartial) split_ += static_cast<unsigned>(p_.first_split);
     const unsigned of_heads = block / call_.splits, at = of_heads / call_.kv_heads;
     kv_head_ = static_cast<int>(of_heads % call_.kv_heads);
     if (p_.num_sequences == 0) return false;
@@ -115,7 +121,8 @@ class SplitRows {
     if (first_row < 0 || first_row >= rows) return false;
     first_row_ = static_cast<unsigned>(first_row);
     last_row_ = static_cast<unsigned>(min(first_row + Tile::kRows, rows));
-    const AttentionRange keys = span.keys_of(AttentionRange{first_row_ / group_, (last_row_ - 1) / group_ + 1});
+    AttentionRange keys = span.keys_of(AttentionRange{first_row_ / group_, (last_row_ - 1) / group_ + 1});
+    if constexpr (Tile::kPartial) keys = span.here(keys);
     first_key_ = static_cast<int>(max(keys.first, attention_split_begin(split_)));
     last_key_ = static_cast<int>(min(keys.last, attention_split_begin(split_ + 1)));
     return first_key_ < last_key_;
@@ -205,6 +212,7 @@ class SplitRows {
   // of rows that are not in use is never stored.
   __device__ __forceinline__ bool has_row(int r) const { return r == 0 || last_row_ - first_row_ > 8; }
   __device__ __forceinline__ bool has_key(const AttentionSpan& span, int key) const {
+    if (Tile::kPartial && key >= span.last_key) return false;
     return key / Tile::kKeys * Tile::kKeys < last_key_ && key < span.num_keys;
   }
   // Where a key is in the block table: it has one, and there is a table.
@@ -217,7 +225,9 @@ class SplitRows {
   }
   // A key's number among those of its table.
   __device__ __forceinline__ int number_in_table(const AttentionSpan& span, int key) const {
-    return key < span.prefix ? key : key - static_cast<int>(span.prefix);
+    if (key < span.prefix) return key;
+    const int absent = Tile::kPartial ? static_cast<int>(p_.absent_keys) : 0;
+    return key - static_cast<int>(span.prefix) - absent;
   }
   __device__ __forceinline__ bool is_page(int page) const { return page >= 0 && page < p_.num_pages; }
 
@@ -417,7 +427,44 @@ class SplitRows {
     const std::int64_t token = first_place_ + row / group_;
     return (token * p_.num_q_heads + kv_head_ * group_ + row % group_) * call_.splits + split_;
   }
+  // Where a row's results are, in units of rows: among those of its split.
+  __device__ __forceinline__ std::int64_t partial_index(unsigned row) const {
+    const std::int64_t cells = (split_ - p_.first_split) * attention_rows(p_) * p_.num_q_heads;
+    return cells + (first_place_ + row / group_) * p_.num_q_heads + kv_head_ * group_ + row % group_;
+  }
+  // Stores rows that see a key of the split: the others' partials are blank.
+  __device__ __forceinline__ void store_partials() const {
+    const float l = sum_of_chains();
+    const int of_stats = threadIdx.x / 8 % Tile::kRows, lane_of_row = of_stats % 8 * 4;
+    const bool upper = of_stats >= 8;
+    bool sees[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sees[r] = sees_[r][0] < last_key_ && sees_[r][1] > first_key_;
+    const float m = __shfl_sync(~0u, upper ? reference_[1].m : reference_[0].m, lane_of_row);
+    const bool seen = __shfl_sync(~0u, upper ? sees[1] : sees[0], lane_of_row);
+    if (warp() < 4 && threadIdx.x % 8 == 0 && first_row_ + of_stats < last_row_ && seen) {
+      const AttentionPartial partial(m, l);
+      const std::int64_t at = partial_index(first_row_ + of_stats);
+      call_.rows[at * 2] = partial.m;
+      call_.rows[at * 2 + 1] = partial.l;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const unsigned row = first_row_ + lane() / 4 + 8 * r;
+      if (row >= last_row_ || !sees[r]) continue;
+      const AttentionPartial partial(reference_[r].m, 0.0f);
+      float* to = call_.sums + partial_index(row) * p_.head_dim;
+#pragma unroll
+      for (int tile = 0; tile < Tile::kShare; ++tile) {
+        const int column = (warp() * Tile::kShare + tile) * 8 + lane() % 4 * 2;
+        if (column >= p_.head_dim) continue;
+        to[column] = partial.sum(sums_[tile][2 * r]);
+        to[column + 1] = partial.sum(sums_[tile][2 * r + 1]);
+      }
+    }
+  }
   __device__ __forceinline__ void store() const {
+    if constexpr (Tile::kPartial) return store_partials();
     const float l = sum_of_chains();
     if (warp() < 4 && threadIdx.x % 8 == 0 && first_row_ + threadIdx.x / 8 < last_row_) {
       call_.rows[index(first_row_ + threadIdx.x / 8) * 2 + 1] = l;
@@ -438,7 +485,7 @@ class SplitRows {
     }
   }
 
-  const AttentionParams& p_;
+  const Params& p_;
   const SplitCall& call_;
   unsigned char* memory_;
   std::uint32_t shared_;

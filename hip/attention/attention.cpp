@@ -50,11 +50,26 @@ void attention(const AttentionParams& p, int device, Stream stream) {
                kAttentionForwardLds<WideTile>, device, stream);
 }
 
-void attention_partials(const AttentionPartialsParams&, int, Stream) {
-  throw Unsupported("attention: return_partials has no HIP kernel in this version; call it on the CPU");
+void attention_partials(const AttentionPartialsParams& p, int device, Stream stream) {
+  check_attention(p);
+  check_exp(p);
+  const std::int64_t blank = attention_blank_threads(p);
+  if (blank == 0) return;
+  launch_blocks(device, stream, {kAttentionThreads, 0}, "rlk_attention_blank", ceil_div(blank, kAttentionThreads), p,
+                blank);
+  bool vectors = true;
+  for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
+  launch_tiles("partials", p, attention_query_grid(p, NarrowTile::kRows, vectors), kAttentionForwardLds<NarrowTile>,
+               kAttentionForwardLds<WideTile>, device, stream);
 }
-void attention_merge(const AttentionMergeParams&, int, Stream) {
-  throw Unsupported("attention_merge: has no HIP kernel in this version; call it on the CPU");
+
+void attention_merge(const AttentionMergeParams& p, int device, Stream stream) {
+  check_attention(p);
+  RLK_CHECK(p.exp == Exp::kPortable, "attention_merge: the hardware's exponential is CUDA's alone");
+  const std::int64_t threads = attention_merge_threads(p);
+  if (threads == 0) return;
+  launch_blocks(device, stream, {kAttentionThreads, 0}, std::string("rlk_attention_merge") + type_suffix(p.dtype),
+                ceil_div(threads, kAttentionThreads), p, threads);
 }
 
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream) {

@@ -1,10 +1,10 @@
 // The kernels of attention by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
 #include "hip/attention/machine.h"
 
-#define RLK_ATTENTION_FORWARD(width, type, T, Tile)                                                                \
-  RLK_KERNEL(rlk::kAttentionThreads)                                                                               \
-  rlk_attention_forward_##width##_##type(rlk::AttentionParams p, rlk::AttentionGrid g, std::int64_t first_block) { \
-    rlk::hip::attention_forward_kernel<rlk::hip::T, rlk::hip::Tile>(p, g, first_block);                            \
+#define RLK_ATTENTION_FORWARD(pass, Params, width, type, T, Tile)                                          \
+  RLK_KERNEL(rlk::kAttentionThreads)                                                                       \
+  rlk_attention_##pass##_##width##_##type(rlk::Params p, rlk::AttentionGrid g, std::int64_t first_block) { \
+    rlk::hip::attention_forward_kernel<rlk::hip::T, rlk::hip::Tile>(p, g, first_block);                    \
   }
 #define RLK_ATTENTION_GRADIENT(pass, Pass, width, type, T, Tile)                                                       \
   RLK_KERNEL(rlk::kAttentionThreads)                                                                                   \
@@ -12,18 +12,31 @@
                                           std::int64_t first_block) {                                                  \
     rlk::hip::attention_gradient_kernel<rlk::Pass<rlk::hip::Machine, rlk::hip::T, rlk::hip::Tile>>(p, g, first_block); \
   }
-#define RLK_ATTENTION_WIDTH(width, type, T, Tile)                          \
-  RLK_ATTENTION_FORWARD(width, type, T, Tile)                              \
-  RLK_ATTENTION_GRADIENT(dq, AttentionQueryGradient, width, type, T, Tile) \
+#define RLK_ATTENTION_WIDTH(width, type, T, Tile)                                \
+  RLK_ATTENTION_FORWARD(forward, AttentionParams, width, type, T, Tile)          \
+  RLK_ATTENTION_FORWARD(partials, AttentionPartialsParams, width, type, T, Tile) \
+  RLK_ATTENTION_GRADIENT(dq, AttentionQueryGradient, width, type, T, Tile)       \
   RLK_ATTENTION_GRADIENT(dkv, AttentionKeyGradient, width, type, T, Tile)
 #define RLK_ATTENTION_TYPE(type, T)                                                                              \
   RLK_ATTENTION_WIDTH(narrow, type, T, NarrowTile)                                                               \
   RLK_ATTENTION_WIDTH(wide, type, T, WideTile)                                                                   \
   RLK_KERNEL(rlk::kAttentionThreads)                                                                             \
+  rlk_attention_merge_##type(rlk::AttentionMergeParams p, std::int64_t first_block, std::int64_t threads) {      \
+    const std::int64_t index =                                                                                   \
+        (first_block + rlk::hip::block_id_x()) * rlk::kAttentionThreads + rlk::hip::thread_id();                 \
+    if (index < threads) rlk::AttentionMergeRow<rlk::hip::Machine, rlk::hip::T>(p, index).run();                 \
+  }                                                                                                              \
+  RLK_KERNEL(rlk::kAttentionThreads)                                                                             \
   rlk_attention_delta_##type(rlk::AttentionBackwardParams p, std::int64_t first_block, std::int64_t rows,        \
                              std::int64_t blocks) {                                                              \
     rlk::attention_delta<rlk::hip::Machine, rlk::hip::T>(p, rows, first_block + rlk::hip::block_id_x(), blocks); \
   }
+
+RLK_KERNEL(rlk::kAttentionThreads)
+rlk_attention_blank(rlk::AttentionPartialsParams p, std::int64_t first_block, std::int64_t threads) {
+  const std::int64_t index = (first_block + rlk::hip::block_id_x()) * rlk::kAttentionThreads + rlk::hip::thread_id();
+  if (index < threads) rlk::attention_partial_blank(p, index);
+}
 
 RLK_KERNEL(rlk::kAttentionThreads)
 rlk_attention_sinks(rlk::AttentionBackwardParams p, std::int64_t first_block, std::int64_t rows) {

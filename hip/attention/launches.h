@@ -3,6 +3,7 @@
 
 #include "rlk/kernels/attention_backward.h"
 #include "rlk/kernels/attention_forward.h"
+#include "rlk/kernels/attention_merge.h"
 
 namespace rlk::hip {
 

@@ -92,10 +92,10 @@ struct AttentionCall {
   static_assert(sizeof(Params) + sizeof(AttentionGrid) <= kAttentionCallLds);
 };
 
-template <class T, class Tile>
-RLK_DEVICE void attention_forward_kernel(const AttentionParams& p, const AttentionGrid& g, std::int64_t first_block) {
-  auto* call = AttentionCall<AttentionParams>::copy(p, g);
-  AttentionForward<Machine, T, Tile> forward(call->p, call->g, call->tile());
+template <class T, class Tile, class Params>
+RLK_DEVICE void attention_forward_kernel(const Params& p, const AttentionGrid& g, std::int64_t first_block) {
+  auto* call = AttentionCall<Params>::copy(p, g);
+  AttentionForward<Machine, T, Tile, Params> forward(call->p, call->g, call->tile());
   const AttentionPlace place(call->p, call->g, first_block + block_id_x(), Tile::kRows);
 #pragma unroll 1
   for (std::int64_t begin = place.first; begin < place.last;) begin = forward.run(place, begin);

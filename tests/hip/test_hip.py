@@ -38,6 +38,7 @@ import rollout_cases  # noqa: E402
 import rope_cases  # noqa: E402
 import silu_mul_cases  # noqa: E402
 import test_attention_fuzz as attention_fuzz  # noqa: E402
+import test_attention_partials as partials_tests  # noqa: E402
 import test_covariance_mask as covariance_tests  # noqa: E402
 import test_embedding_fuzz as embedding_fuzz  # noqa: E402
 import test_fuzz as fuzz  # noqa: E402
@@ -75,7 +76,7 @@ class RocmArray(Exporter):
             super().__init__(tensor.view(torch.uint16).numpy(), **fields)
         else:
             super().__init__(tensor.numpy(), **fields)
-        self.tensor = tensor
+        self.tensor, self.shape = tensor, tuple(tensor.shape)
 
 
 def on_device(x: Any) -> Any:
@@ -196,6 +197,38 @@ def test_cpu_and_hip_attention_has_the_same_bytes(first: int, monkeypatch: pytes
         got = attention_cases.results(there, **options)
         found = fuzz.differing(tuple(want.values()), back(tuple(got.values())))
         assert not found, f"{problem.name}: {found}"
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_cpu_and_hip_partials_have_the_same_bytes(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits with a gap, rows that see none of their keys, scores that fail, both widths of tiles, every form."""
+    monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
+    form = ("cache", "paged", "right", "packed", "shared")[number % 5]
+    options = list(partials_tests.OPTIONS.values())[(number + number // 5) % 5]
+    dtype = attention_cases.DTYPES[number % 3]
+    rng = np.random.default_rng(number)
+    s = attention_cases.Sequences(rng, [(1, 2500), (7, 1100), (2, 1), (0, 5)], (4, 2), (24, 192)[number % 2], dtype)
+    s.k[1][1050], s.k[0][:1024] = torch.nan, -torch.inf
+    for own in (None,) if form == "shared" else ([0, 2], [1]):
+        (q, k, v, _), lists = (s if own is None else partials_tests.held(s, own)).call(form)
+        if own is not None:
+            lists["seqused_k"] = torch.tensor([len(x) for x in s.k], dtype=torch.int32)
+        how = {**options, "splits": own, "return_partials": True}
+        want = rk.attention(q, k, v, **lists, **how)
+        arrays, moved = attention_cases.moved(on_device, ((q, k, v), lists))
+        got = back(rk.attention(*arrays, **moved, **how))
+        found = fuzz.differing(tuple(want[:2]), tuple(got[:2]))
+        assert not found, (form, dtype, options, own, found)
+        merge = {"out_dtype": dtype, "return_lse": True}
+        there = rk.AttentionPartials(*(on_device(x) for x in want[:2]), want.splits)
+        for sinks in (None, partials_tests.SINKS):
+            of_cpu = rk.attention_merge(want, sinks=sinks, **merge)
+            of_hip = back(rk.attention_merge(there, sinks=on_device(sinks), **merge))
+            assert not fuzz.differing(tuple(of_cpu), tuple(of_hip)), (form, own)
+        outs, lses = torch.stack([of_cpu.out, q.nan_to_num()]), torch.stack([of_cpu.lse, of_cpu.lse * 0.5])
+        of_parts = rk.attention_merge_approximate(outs, lses, return_lse=True)
+        of_hip = back(rk.attention_merge_approximate(on_device(outs), on_device(lses), return_lse=True))
+        assert not fuzz.differing(tuple(of_parts), tuple(of_hip)), (form, own)
 
 
 @pytest.mark.parametrize("first", range(0, CASES, CHUNK))

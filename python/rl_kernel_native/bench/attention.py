@@ -35,6 +35,12 @@ class Peer(NamedTuple):
 
     name: str
     attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    differentiable: bool = True
+
+
+def _partials(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What ranks compute of all splits, on one."""
+    return rk.attention_merge(rk.attention(q, k, v, return_partials=True), out_dtype=q.dtype)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -45,11 +51,16 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def peers(device: torch.device) -> tuple[list[Peer], list[str]]:
     """Ours first, then every peer that can run here; and for each other peer a sentence that says why not."""
-    found = [Peer("rk", rk.attention), Peer("torch SDPA", _sdpa)]
+    found = [Peer("rk", rk.attention), Peer("torch SDPA", _sdpa), Peer("rk, partials merged", _partials, False)]
     if device.type == "cuda":
         found.insert(1, Peer("rk, portable", lambda q, k, v: rk.attention(q, k, v, exp="portable")))
     others, absent = cuda_peers(device, {"flash_attn": _flash_attention})
     return found + others, absent
+
+
+def of_pass(candidates: list[Peer], which: str) -> list[Peer]:
+    """Those that have the pass."""
+    return [peer for peer in candidates if peer.differentiable or which == "forward"]
 
 
 def _flash_attention() -> Peer:
@@ -112,7 +123,7 @@ def run(
     candidates, absent = peers(device)
     comparison.absent += absent
     for which in PASSES:
-        calls = [(peer.name, _call(peer, which, buffers)) for peer in candidates]
+        calls = [(peer.name, _call(peer, which, buffers)) for peer in of_pass(candidates, which)]
         comparison.add(
             which,
             [Candidate(name, call, partial(_error, call, which, buffers[0])) for name, call in calls],

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "rlk/kernels/attention_multiply.h"
+#include "rlk/kernels/attention_partials.h"
 #include "rlk/kernels/attention_sinks.h"
 #include "rlk/math/softmax_stats.h"
 
@@ -63,11 +64,11 @@ struct AttentionForwardShared {
   }
 };
 
-template <class Machine, class T, class Tile>
+// Params are AttentionParams, or AttentionPartialsParams: then each split's state is stored in place of their merge.
+template <class Machine, class T, class Tile, class Params = AttentionParams>
 class AttentionForward {
  public:
-  RLK_DEVICE AttentionForward(const AttentionParams& p, const AttentionGrid& g, void* memory)
-      : p_(p), g_(g), s_(memory) {}
+  RLK_DEVICE AttentionForward(const Params& p, const AttentionGrid& g, void* memory) : p_(p), g_(g), s_(memory) {}
 
   // Computes the rows of a tile from `begin` on that lie in one sequence. Returns where the next part begins.
   RLK_DEVICE std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
@@ -79,7 +80,8 @@ class AttentionForward {
     const AttentionSpan span(p_, segment.sequence);
     const std::int64_t first = begin / g_.group - span.q_first, last = (segment.last - 1) / g_.group - span.q_first + 1;
     const AttentionRange queries = {first, last < span.num_queries ? last : span.num_queries};
-    const AttentionRange keys = queries.empty() ? AttentionRange{0, 0} : span.keys_of(queries);
+    AttentionRange keys = queries.empty() ? AttentionRange{0, 0} : span.keys_of(queries);
+    if constexpr (kPartial) keys = span.here(keys);
     if (keys.empty()) {
       write_nothing(place, begin, segment.last);
       return segment.last;
@@ -91,12 +93,14 @@ class AttentionForward {
     begin_rows(span, place.kv_head, begin, segment.last);
 #pragma unroll 1
     for (int block = first_key / kBlock * kBlock; block < s_.scene->last_key; block += kBlock) {
-      if (block > s_.scene->first_key && attention_split_begins(block)) merge_split();
+      if (block > s_.scene->first_key && attention_split_begins(block)) end_split(block);
       run_block(block);
     }
-    merge_split();
-    if (p_.sinks != nullptr) merge_sinks();
-    finish();
+    end_split(s_.scene->last_key);
+    if constexpr (!kPartial) {
+      if (p_.sinks != nullptr) merge_sinks();
+      finish();
+    }
     const std::int64_t end = s_.scene->end;
     Machine::barrier();  // the next segment writes what this one reads
     return end;
@@ -104,6 +108,7 @@ class AttentionForward {
 
  private:
   using State = AttentionForwardState;
+  static constexpr bool kPartial = std::is_same_v<Params, AttentionPartialsParams>;
   static constexpr int kOfThread = Tile::kOfThread, kRows = Tile::kRows;
   static constexpr int kBlock = Tile::kBlock, kScores = Tile::kScores;
   static_assert(kRows <= kBlock);  // offsets of rows lie where those of keys do
@@ -311,7 +316,8 @@ class AttentionForward {
     merge_totals();
   }
 
-  RLK_DEVICE void merge_split() {
+  // Ends the split that holds the last of so many keys.
+  RLK_DEVICE void end_split(int keys) {
     if (has_chains()) {
 #pragma unroll
       for (int c = 0; c < kChainsOfThread; ++c) {
@@ -320,6 +326,13 @@ class AttentionForward {
       }
     }
     Machine::barrier();
+    if constexpr (kPartial) {
+      store_split(attention_splits(keys) - 1);
+    } else {
+      merge_split();
+    }
+  }
+  RLK_DEVICE void merge_split() {
     if (tid() < kRows) {
       State& state = s_.states[tid()];
       const AttentionMerge merge(state.m, state.reference.m);
@@ -328,6 +341,44 @@ class AttentionForward {
     }
     Machine::barrier();
     merge_totals();
+  }
+
+  RLK_DEVICE void store_split(std::int64_t number) {
+    const AttentionForwardScene scene = *s_.scene;
+    const std::int64_t cells = (number - p_.first_split) * attention_rows(p_) * p_.num_q_heads;
+    const auto cell = [&](int row) {
+      return cells + out_offset(scene.sequence, scene.kv_head, scene.begin + row) / p_.head_dim;
+    };
+    if (tid() < kRows) {
+      const int row = tid();
+      const std::int64_t begin = attention_split_begin(number), end = attention_split_begin(number + 1);
+      const bool seen = s_.first[row] < end && s_.last[row] > begin && s_.first[row] < scene.last_key;
+      const AttentionPartial partial(s_.states[row].reference.m, combine_chains(s_.chains + row * kAttentionChains));
+      s_.m[row] = partial.m;
+      s_.factors[row] = seen ? 1.0f : 0.0f;
+      if (seen) {
+        in_memory(p_.stats)[2 * cell(row)] = partial.m;
+        in_memory(p_.stats)[2 * cell(row) + 1] = partial.l;
+      }
+      s_.states[row] = {};
+    }
+    Machine::barrier();
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+      const int row = tid() / kAttentionLines * kOfThread + r;
+      if (s_.factors[row] != 0.0f) {
+        const AttentionPartial partial(s_.m[row], 0.0f);
+        auto* to = in_memory(p_.sums) + cell(row) * p_.head_dim;
+#pragma unroll
+        for (int i = 0; i < Tile::kSums; ++i) {
+          const int column = i / 4 * 64 + tid() % kAttentionLines * 4 + i % 4;
+          if (column < head_dim()) to[column] = partial.sum(sums_[r][i]);
+        }
+      }
+#pragma unroll
+      for (float& sum : sums_[r]) sum = 0.0f;
+    }
+    Machine::barrier();  // m and factors are written again
   }
 
   // A row of out or lse: its token is that of the sequence's place.
@@ -368,7 +419,11 @@ class AttentionForward {
     }
   }
 
+  // Partials that nobody sees are written by attention_partial_blank.
   RLK_DEVICE void write_nothing(const AttentionPlace& place, std::int64_t begin, std::int64_t end) const {
+    if constexpr (!kPartial) write_zeros(place, begin, end);
+  }
+  RLK_DEVICE void write_zeros(const AttentionPlace& place, std::int64_t begin, std::int64_t end) const {
     for (std::int64_t row = begin + tid() / kAttentionLines; row < end; row += kAttentionLines) {
       auto* to = in_memory(static_cast<typename T::Storage*>(p_.out)) + out_offset(place.sequence, place.kv_head, row);
       for (int column = tid() % kAttentionLines; column < head_dim(); column += kAttentionLines)
@@ -377,7 +432,7 @@ class AttentionForward {
     }
   }
 
-  const AttentionParams& p_;
+  const Params& p_;
   const AttentionGrid& g_;
   AttentionForwardShared<Tile> s_;
   float chains_[kChainsOfThread];

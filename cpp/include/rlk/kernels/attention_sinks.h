@@ -68,7 +68,7 @@ struct AttentionQuery {
     }
     const AttentionSpan span(p, sequence);
     const std::int64_t i = token - span.q_first;
-    if (i < span.num_queries) sees = span.keys_of(i);
+    if (i < span.num_queries) sees = kMayBePartial<Params> ? span.here(span.keys_of(i)) : span.keys_of(i);
   }
   RLK_HD bool used() const { return !sees.empty(); }
 };

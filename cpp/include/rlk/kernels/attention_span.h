@@ -222,7 +222,7 @@ RLK_HD std::int64_t row_of(const AttentionInput& p, std::int64_t sequence, std::
 RLK_HD std::int64_t lse_index(const AttentionInput& p, std::int64_t sequence, std::int64_t token, std::int64_t head) {
   return p.cu_seqlens_q != nullptr ? head * p.q_tokens + token : (sequence * p.num_q_heads + head) * p.q_tokens + token;
 }
-inline std::int64_t attention_rows(const AttentionInput& p) {
+RLK_HD std::int64_t attention_rows(const AttentionInput& p) {
   return p.cu_seqlens_q != nullptr ? p.q_tokens : p.num_sequences * p.q_tokens;
 }
 inline std::int64_t attention_keys(const AttentionInput& p) {
