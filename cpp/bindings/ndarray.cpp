@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -88,18 +87,10 @@ std::string dtype_text(DLDataType t) {
 }
 
 Device device_of(DLDevice d, const char* name) {
-  switch (d.type) {
-    case kDLCPU:
-    case kDLCUDAHost:
-    case kDLROCMHost:
-      return {DeviceType::kCpu, 0};
-    case kDLCUDA:
-      return {DeviceType::kCuda, d.id};
-    case kDLROCM:
-      return {DeviceType::kRocm, d.id};
-    default:
-      type_error(name, "an array on a CPU, CUDA or ROCm device, got DLPack device type ", d.type);
-  }
+  if (d.type == kDLCPU || d.type == kDLCUDAHost || d.type == kDLROCMHost) return {DeviceType::kCpu, 0};
+  if (d.type == kDLCUDA) return {DeviceType::kCuda, d.id};
+  if (d.type == kDLROCM) return {DeviceType::kRocm, d.id};
+  type_error(name, "an array on a CPU, CUDA or ROCm device, got DLPack device type ", d.type);
 }
 
 // torch may hold the negated numbers in memory behind a bit that a view does not show.
@@ -295,15 +286,8 @@ std::string Array::dtype_name() const {
   return format ? format->name : dtype_text(t);
 }
 
-Array::Array(Array&& other) noexcept
-    : view_(other.view_),
-      name_(other.name_),
-      code_(other.code_),
-      bits_(other.bits_),
-      release_(std::exchange(other.release_, nullptr)),
-      owner_(other.owner_) {
-  std::memcpy(inline_shape_, other.inline_shape_, sizeof(inline_shape_));
-  std::memcpy(inline_strides_, other.inline_strides_, sizeof(inline_strides_));
+Array::Array(Array&& other) noexcept : Array(std::as_const(other)) {
+  other.release_ = nullptr;
   view_.shape = inline_shape_;
   if (view_.strides) view_.strides = inline_strides_;
 }

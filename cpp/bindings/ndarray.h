@@ -54,7 +54,6 @@ class Array {
   }
   ~Array();
   Array(Array&& other) noexcept;
-  Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
 
   const TensorView& view() const { return view_; }
@@ -70,6 +69,7 @@ class Array {
 
  private:
   Array(nb::handle object, const char* name, const char* dtypes, bool any_dtype);
+  Array(const Array&) = default;  // of what a move takes
   friend struct Caller;
   TensorView view_;
   const char* name_;

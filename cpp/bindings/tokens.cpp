@@ -167,7 +167,9 @@ VectorArgument::VectorArgument(nb::handle object, const char* name, const Dtypes
   if (object.is_none()) return;
   const TensorView& v = array_.emplace(object, name, dtypes).view();
   require_device(*array_, device);
-  require_shape(v.ndim == 1 && v.shape[0] == count, *array_, "shape [", count, "] (", of, ")");
+  if (v.ndim == 1 && (count < 0 || v.shape[0] == count)) return;
+  const bool has_words = count >= 0 && *of != 0;
+  require_shape(false, *array_, "shape [", count < 0 ? of : word(count), "]", has_words ? words(" (", of, ")") : "");
 }
 
 void VectorArgument::require_contiguous() const {

@@ -94,13 +94,18 @@ inline TokenArray<const float> rows_of(const PolicyTokens& a) { return {a.data, 
 
 constexpr Dtypes kCounts{set_of({DType::kInt32, DType::kInt64, DType::kFloat32}), "int32, int64 or float32"};
 
-// [count] of any stride, or None. `of` is what the count is.
+// [count] of any stride, or None. `of` says in errors what the count is, and names it where it is negative: any.
 class VectorArgument {
  public:
   VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count, const char* of,
                  Device device);
-  const void* data() const { return array_ ? array_->view().data : nullptr; }
-  const float* floats() const { return static_cast<const float*>(data()); }
+  template <class T = void>
+  const T* data() const {
+    return array_ ? array_->data<T>() : nullptr;
+  }
+  const float* floats() const { return data<float>(); }
+  std::int64_t size() const { return array_ ? array_->view().shape[0] : 0; }
+  const Array* array() const { return array_ ? &*array_ : nullptr; }
   DType dtype(DType otherwise) const { return array_ ? array_->view().dtype : otherwise; }
   std::int64_t stride() const { return array_ && array_->view().shape[0] > 1 ? array_->view().stride(0) : 1; }
   void require_contiguous() const;

@@ -16,7 +16,6 @@ from ._shapes import (
     check_contiguous,
     check_element,
     check_first,
-    check_first_mask,
     check_logits,
     check_mask,
     check_offsets,
@@ -36,20 +35,11 @@ class _Seen:
         self.offsets = next((x for a, x in zip(op.arrays, arrays, strict=True) if a.kind == "cu_seqlens"), None)
 
 
-def _first(seen: _Seen, x: Any, name: str) -> None:
-    seen.sequences = check_first(x, name, seen.offsets)
+def _first(*dtypes: str) -> Callable[[_Seen, Any, str], None]:
+    def check(seen: _Seen, x: Any, name: str) -> None:
+        seen.sequences = check_first(x, name, seen.offsets, dtypes)
 
-
-def _first_mask(seen: _Seen, x: Any, name: str) -> None:
-    seen.sequences = check_first_mask(x, seen.offsets)
-
-
-def _first_ids(seen: _Seen, x: Any, name: str) -> None:
-    seen.sequences = check_first(x, name, seen.offsets, INDICES)
-
-
-def _first_floats(seen: _Seen, x: Any, name: str) -> None:
-    seen.sequences = check_first(x, name, seen.offsets, FLOATS)
+    return check
 
 
 def _one_a_sequence(seen: _Seen, x: Any, name: str) -> None:
@@ -59,10 +49,10 @@ def _one_a_sequence(seen: _Seen, x: Any, name: str) -> None:
 
 # What a fake kernel asks of an array that is there.
 KINDS: dict[str, Callable[[_Seen, Any, str], None]] = {
-    "first tokens": _first,
-    "first mask": _first_mask,
-    "first ids": _first_ids,
-    "first floats": _first_floats,
+    "first tokens": _first(*FLOAT32),
+    "first mask": _first(),
+    "first ids": _first(*INDICES),
+    "first floats": _first(*FLOATS),
     "tokens": lambda seen, x, name: check_tokens(x, name, seen.first, seen.name),
     "tokens or sequences": lambda seen, x, name: check_tokens(x, name, seen.first, seen.name, seen.sequences),
     "mask": lambda seen, x, name: check_mask(x, seen.first.shape, seen.name),

@@ -23,6 +23,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def shape_error(tensor: Tensor, name: str, wanted: Any) -> ValueError:
+    return ValueError(f"{name}: expected shape {wanted}, got {list(tensor.shape)}")
+
+
 def is_static(tensor: Tensor) -> bool:
     """Whether all sizes and strides are plain ints. Comparing a symbolic size would add a guard to the trace."""
     return all(type(n) is int for n in (*tensor.shape, *tensor.stride()))
@@ -75,7 +79,7 @@ def check_rows(tensor: Tensor, name: str) -> None:
     """[..., features], leading dimensions of at most two strides."""
     check_dtype(tensor, name, FLOATS)
     if tensor.dim() < 1:
-        raise ValueError(f"{name}: expected shape [..., features], got []")
+        raise shape_error(tensor, name, "[..., features]")
     if tensor.dim() > 8:
         raise ValueError(f"{name}: expected at most 8 dimensions, got {tensor.dim()}")
     if not is_static(tensor):
@@ -132,7 +136,7 @@ def check_like(tensor: Any, name: str, like: Tensor, like_name: str) -> None:
     check_rows(tensor, name)
     check_dtype_like(tensor, name, like, like_name)
     if tuple(tensor.shape) != tuple(like.shape):
-        raise ValueError(f"{name}: expected shape {list(like.shape)} (that of {like_name}), got {list(tensor.shape)}")
+        raise shape_error(tensor, name, f"{list(like.shape)} (that of {like_name})")
 
 
 def check_float32_or(tensor: Tensor, name: str, dtype: torch.dtype, whose: str) -> None:
@@ -151,7 +155,7 @@ def check_narrowing(name: str, dtype: torch.dtype, like: torch.dtype) -> None:
 def check_vector(tensor: Tensor, name: str, dtypes: tuple[str, ...], count: Any, of: str) -> None:
     check_dtype(tensor, name, dtypes)
     if tensor.dim() != 1 or tensor.shape[0] != count:
-        raise ValueError(f"{name}: expected shape [{count}] ({of}), got {list(tensor.shape)}")
+        raise shape_error(tensor, name, f"[{count}] ({of})")
 
 
 def check_contiguous(tensor: Tensor, name: str) -> None:
@@ -162,23 +166,16 @@ def check_contiguous(tensor: Tensor, name: str) -> None:
 # ---- tokens of sequences (docs/tokens.md) ---------------------------------------------------------------------------
 
 
-def check_first(tokens: Tensor, name: str, cu_seqlens: Any, dtypes: tuple[str, ...] = FLOAT32) -> Any:
-    """The array that the others are like. Returns: the number of sequences."""
-    check_dtype(tokens, name, dtypes)
-    return _check_sequences(tokens, name, cu_seqlens)
-
-
-def check_first_mask(mask: Tensor, cu_seqlens: Any) -> Any:
-    """The same where it is the mask."""
-    mask_dtype("mask", dtype_name(mask.dtype))
-    return _check_sequences(mask, "mask", cu_seqlens)
-
-
-def _check_sequences(tokens: Tensor, name: str, cu_seqlens: Any) -> Any:
+def check_first(tokens: Tensor, name: str, cu_seqlens: Any, dtypes: tuple[str, ...]) -> Any:
+    """The array that the others are like; a mask has no ``dtypes``. Returns: the number of sequences."""
+    if dtypes:
+        check_dtype(tokens, name, dtypes)
+    else:
+        mask_dtype(name, dtype_name(tokens.dtype))
     packed = cu_seqlens is not None
     if tokens.dim() != 1 and (packed or tokens.dim() != 2):
         wanted = "[num_tokens] beside cu_seqlens" if packed else "[num_sequences, num_tokens] or [num_tokens]"
-        raise ValueError(f"{name}: expected shape {wanted}, got {list(tokens.shape)}")
+        raise shape_error(tokens, name, wanted)
     check_offsets(cu_seqlens)
     check_columns(tokens, name)
     return cu_seqlens.shape[0] - 1 if packed else tokens.shape[0] if tokens.dim() == 2 else 1
@@ -196,7 +193,7 @@ def check_offsets(offsets: Any, name: str = "cu_seqlens", count: str = "num_sequ
         return
     check_dtype(offsets, name, INDICES)
     if offsets.dim() != 1 or (is_static(offsets) and offsets.shape[0] < 1):
-        raise ValueError(f"{name}: expected shape [{count} + 1], got {list(offsets.shape)}")
+        raise shape_error(offsets, name, f"[{count} + 1]")
     check_columns(offsets, name)
 
 
@@ -206,7 +203,7 @@ def check_mask(mask: Any, shape: Any, whose: str) -> None:
         return
     mask_dtype("mask", dtype_name(mask.dtype))
     if mask.dim() != len(shape) or (is_static(mask) and tuple(mask.shape) != tuple(shape)):
-        raise ValueError(f"mask: expected shape {list(shape)} (that of {whose}), got {list(mask.shape)}")
+        raise shape_error(mask, "mask", f"{list(shape)} (that of {whose})")
     if mask.dim():
         check_columns(mask, "mask")
 
@@ -227,9 +224,7 @@ def check_tokens(tensor: Any, name: str, like: Tensor, whose: str, sequences: An
     one = f"{sequences}, 1" if is_static(like) and tokens == (sequences,) else f"{sequences}"
     more = "" if sequences is None else f" or [{one}]"
     also = "" if sequences is None else ", or one a sequence"
-    raise ValueError(
-        f"{name}: expected shape {list(like.shape)}{more} (that of {whose}{also}), got {list(tensor.shape)}"
-    )
+    raise shape_error(tensor, name, f"{list(like.shape)}{more} (that of {whose}{also})")
 
 
 def check_row_integers(tensor: Any, name: str, rows: Any) -> None:
@@ -239,15 +234,14 @@ def check_row_integers(tensor: Any, name: str, rows: Any) -> None:
     check_dtype(tensor, name, INDICES)
     known = rows is not None and is_static(rows) and is_static(tensor)
     if tensor.dim() != 1 or (known and tensor.shape[0] != rows.shape[0]):
-        wanted = rows.shape[0] if rows is not None else "num_rows"
-        raise ValueError(f"{name}: expected shape [{wanted}], got {list(tensor.shape)}")
+        raise shape_error(tensor, name, f"[{'num_rows' if rows is None else rows.shape[0]}]")
 
 
 def check_row_vector(tensor: Tensor, name: str, dtype: str, rows: Tensor) -> None:
     """[num_rows] of ``rows``."""
     known = is_static(rows) and is_static(tensor)
     if tensor.dim() != 1 or (known and tensor.shape[0] != rows.shape[0]):
-        raise ValueError(f"{name}: expected shape [{rows.shape[0]}], got {list(tensor.shape)}")
+        raise shape_error(tensor, name, f"[{rows.shape[0]}]")
     check_dtype(tensor, name, (dtype,))
 
 
@@ -255,5 +249,5 @@ def check_logits(tensor: Tensor, name: str) -> None:
     """[num_rows, vocab_size]."""
     check_dtype(tensor, name, FLOATS)
     if tensor.dim() != 2:
-        raise ValueError(f"{name}: expected shape [num_rows, vocab_size], got {list(tensor.shape)}")
+        raise shape_error(tensor, name, "[num_rows, vocab_size]")
     check_columns(tensor, name)

@@ -72,9 +72,7 @@ def _check_backward(arrays: Any, how: Any, _: Any) -> None:
     _shapes.check_columns_below(dy, "dy", 31)
     _shapes.check_ids(ids, "ids")
     if tuple(ids.shape) != tuple(dy.shape[:-1]):
-        raise ValueError(
-            f"ids: expected shape {list(dy.shape[:-1])} (the leading dimensions of dy), got {list(ids.shape)}"
-        )
+        raise _shapes.shape_error(ids, "ids", f"{list(dy.shape[:-1])} (the leading dimensions of dy)")
     if type(how[0]) is int and how[0] < 0:
         raise ValueError(f"num_rows: expected an integer >= 0, got {how[0]}")
     _check_vocabulary(*how[:4])
@@ -88,9 +86,7 @@ def _check_into(arrays: Any, how: Any, _: Any) -> None:
     _shapes.check_dtype(main_grad, "main_grad", _shapes.FLOAT32)
     wanted = (how[0], dy.shape[-1])
     if _shapes.is_static(main_grad) and type(how[0]) is int and tuple(main_grad.shape) != wanted:
-        raise ValueError(
-            f"main_grad: expected shape {list(wanted)} (num_rows, columns of dy), got {list(main_grad.shape)}"
-        )
+        raise _shapes.shape_error(main_grad, "main_grad", f"{list(wanted)} (num_rows, columns of dy)")
 
 
 def _code(dtype: Any) -> int:

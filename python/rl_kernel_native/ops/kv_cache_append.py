@@ -24,9 +24,7 @@ def _check_arrays(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
         _shapes.check_columns(tokens, name)
     _shapes.check_dtype_like(v, "v", k, "k")
     if is_static(k) and is_static(v) and tuple(v.shape[:2]) != tuple(k.shape[:2]):
-        raise ValueError(
-            f"v: expected shape [{k.shape[0]}, {k.shape[1]}, columns] (tokens and heads of k), got {list(v.shape)}"
-        )
+        raise _shapes.shape_error(v, "v", f"[{k.shape[0]}, {k.shape[1]}, columns] (tokens and heads of k)")
     for cache, tokens, of in ((k_cache, k, "k"), (v_cache, v, "v")):
         name = f"{of}_cache"
         _shapes.check_dtype_like(cache, name, tokens, of)

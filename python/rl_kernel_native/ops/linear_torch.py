@@ -231,9 +231,7 @@ def _tree_sum_fake(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Te
     for i, part in enumerate(parts):
         _shapes.check_dtype(part, f"parts[{i}]", _shapes.FLOAT32)
         if tuple(part.shape) != tuple(parts[0].shape):
-            raise ValueError(
-                f"parts[{i}]: expected shape {list(parts[0].shape)} (that of parts[0]), got {list(part.shape)}"
-            )
+            raise _shapes.shape_error(part, f"parts[{i}]", f"{list(parts[0].shape)} (that of parts[0])")
         if not part.is_contiguous():
             raise ValueError(
                 f"parts[{i}]: expected a contiguous array, got shape {list(part.shape)} with strides "

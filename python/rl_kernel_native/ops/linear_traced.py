@@ -34,9 +34,7 @@ def check_weight(weight: Any, like: Any, dimension: int, like_name: str) -> None
     if weight.dim() != 2 or weight.shape[dimension] != like.shape[-1]:
         columns = like.shape[-1]
         shape = f"[out_features, {columns}]" if dimension else f"[{columns}, in_features]"
-        raise ValueError(
-            f"weight: expected shape {shape} ({columns} is the last dimension of {like_name}), got {list(weight.shape)}"
-        )
+        raise _shapes.shape_error(weight, "weight", f"{shape} ({columns} is the last dimension of {like_name})")
     _shapes.check_columns(weight, "weight")
 
 
@@ -90,11 +88,9 @@ def _check_into(arrays: Any, how: Any, _: Any) -> None:
     main_grad, dy, x = arrays
     _check_operands(dy, x)
     _shapes.check_dtype(main_grad, "main_grad", _shapes.FLOAT32)
-    if tuple(main_grad.shape) != (dy.shape[-1], x.shape[-1]):
-        raise ValueError(
-            f"main_grad: expected shape [{dy.shape[-1]}, {x.shape[-1]}] (out_features, in_features), got "
-            f"{list(main_grad.shape)}"
-        )
+    wanted = (dy.shape[-1], x.shape[-1])
+    if tuple(main_grad.shape) != wanted:
+        raise _shapes.shape_error(main_grad, "main_grad", f"{list(wanted)} (out_features, in_features)")
 
 
 def _check_bias_grad(arrays: Any, how: Any, _: Any) -> None:

@@ -18,9 +18,7 @@ SAME = -1  # a dtype's code: that of the weight
 
 def _check_vector(tensor: Any, name: str, like: Any, like_name: str) -> None:
     if tensor.dim() != 1 or tensor.shape[0] != like.shape[-1]:
-        raise ValueError(
-            f"{name}: expected shape [{like.shape[-1]}] (the last dimension of {like_name}), got {list(tensor.shape)}"
-        )
+        raise _shapes.shape_error(tensor, name, f"[{like.shape[-1]}] (the last dimension of {like_name})")
     if _shapes.is_static(tensor) and tensor.shape[0] > 1 and tensor.stride(0) != 1:
         raise ValueError(f"{name}: expected contiguous elements (stride 1), got stride {tensor.stride(0)}")
 

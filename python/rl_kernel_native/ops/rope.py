@@ -47,9 +47,7 @@ def _check_arrays(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
         others = [s for i, s in enumerate(k.shape[:-1]) if i != k_axis]
         if k_axis != axis or others != tokens or k.shape[-1] != q.shape[-1]:
             sizes = ", ".join("num_kv_heads" if i == axis else str(s) for i, s in enumerate(q.shape))
-            raise ValueError(
-                f"{k_name}: expected shape [{sizes}] (that of {name} but for the heads), got {list(k.shape)}"
-            )
+            raise _shapes.shape_error(k, k_name, f"[{sizes}] (that of {name} but for the heads)")
     rotary_dim = q.shape[-1] if partial_dim is None else partial_dim
     if partial_dim is None and rotary_dim % 2:
         raise ValueError(f"{name}: expected an even last dimension, or a partial_dim, got shape {list(q.shape)}")
