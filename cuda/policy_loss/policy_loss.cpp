@@ -3,10 +3,12 @@
 
 #include "kernels.h"
 #include "rlk/backends.h"
+#include "rlk/kernels/policy_check.h"
 
 namespace rlk::cuda {
 
 void scale_gradients(const ScaleGradientsParams& p, int device, Stream stream) {
+  check_scale_gradients(p);
   if (p.count == 0) return;
   const DeviceGuard guard(device);
   RLK_CUDA_IN_USE("policy_loss", device, scale_gradients)(p, to_stream(stream));

@@ -14,6 +14,7 @@ void preference_loss(const PreferenceLossParams& p, int device, Stream stream) {
 }
 
 void preference_loss_backward(const PreferenceLossBackwardParams& p, int device, Stream stream) {
+  check_preference_loss_backward(p);
   if (p.chosen.num + p.rejected.num == 0) return;
   const DeviceGuard guard(device);
   RLK_CUDA_IN_USE("preference_loss", device, preference_loss_backward)(p, to_stream(stream));
