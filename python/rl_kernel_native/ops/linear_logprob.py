@@ -354,9 +354,18 @@ def linear_logprob_partial(
     return frame.result(stats)
 
 
-def _exported_head(frame: _dispatch.Frame, *head: Any) -> tuple[Any, ...]:
-    names = ("hidden", "weight", "bias", "lora_a", "lora_b", "target")
-    return tuple(map(frame.export, head, names))
+def _exported_head(
+    frame: _dispatch.Frame, hidden: Any, weight: Any, bias: Any, lora_a: Any, lora_b: Any, target: Any
+) -> tuple[Any, ...]:
+    export = frame.export
+    return (
+        export(hidden, "hidden"),
+        export(weight, "weight"),
+        None if bias is None else export(bias, "bias"),
+        None if lora_a is None else export(lora_a, "lora_a"),
+        None if lora_b is None else export(lora_b, "lora_b"),
+        export(target, "target"),
+    )
 
 
 def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
