@@ -17,11 +17,6 @@ int supported_capability(int device) {
   return capability;
 }
 
-void refuse_trees(const AttentionInput& p) {
-  if (p.parents != nullptr)
-    throw Unsupported("tree: expected None on the CUDA backend, which has no kernels for it, got a tuple");
-}
-
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 31;
 
 bool at_16_bytes(std::initializer_list<const void*> arrays) {
@@ -87,6 +82,7 @@ std::int64_t sequences_of(const AttentionInput& p) {
 
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability) {
   if (plan.kernel == AttentionKernel::kTiles) return true;
+  if (p.parents != nullptr) return false;
   if (plan.kernel == AttentionKernel::kWgmma) return capability == 90 && fits_wgmma(p);
   if (p.dtype == DType::kFloat32) return plan.kernel == AttentionKernel::kFewRows;
   const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
@@ -122,12 +118,12 @@ std::int64_t attention_workspace_bytes(const AttentionParams& p, int device) {
 
 void attention(const AttentionParams& p, int device, Stream stream) {
   check_attention(p);
-  refuse_trees(p);
   if (attention_rows(p) * p.num_q_heads == 0) return;
   const DeviceGuard guard(device);
   const int capability = supported_capability(device);
   const AttentionPlan plan = choose_plan(p, capability, multiprocessors(device));
   RLK_CHECK(p.workspace != nullptr || workspace_bytes_of(p, plan) == 0, "attention: workspace");
+  if (p.parents != nullptr) return RLK_CUDA_IN_USE("attention", device, attention_tree)(p, to_stream(stream));
   RLK_CUDA_IN_USE("attention", device, attention)(p, plan, to_stream(stream));
 }
 
@@ -148,7 +144,7 @@ void attention_merge(const AttentionMergeParams& p, int device, Stream stream) {
 }
 
 bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability) {
-  return kernel != GradientKernel::kWgmma || (capability == 90 && fits_wgmma(p));
+  return kernel != GradientKernel::kWgmma || (p.parents == nullptr && capability == 90 && fits_wgmma(p));
 }
 
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability) {
@@ -167,10 +163,10 @@ std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p
 
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream) {
   check_attention(p);
-  refuse_trees(p);
   if (attention_rows(p) * p.num_q_heads == 0 && attention_keys(p) == 0 && p.dsinks == nullptr) return;
   const DeviceGuard guard(device);
   const int capability = supported_capability(device);
+  if (p.parents != nullptr) return RLK_CUDA_IN_USE("attention", device, attention_tree_backward)(p, to_stream(stream));
   RLK_CUDA_IN_USE("attention", device, attention_backward)(p, choose_plan(p, capability), to_stream(stream));
 }
 

@@ -15,11 +15,15 @@ __global__ void __launch_bounds__(kAttentionThreads)
   attention_delta<Machine, T>(p, rows, blockIdx.x, gridDim.x);
 }
 
-template <class T, class Tile>
-__global__ void __launch_bounds__(kAttentionThreads)
-    attention_dq_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ AttentionGrid g) {
+// A multiprocessor's blocks of threads: for trees ptxas would choose two and spill. 0: its choice.
+template <class Params>
+constexpr int kBlocksOfGradients = kMayBranch<Params> ? 1 : 0;
+
+template <class T, class Tile, class Params>
+__global__ void __launch_bounds__(kAttentionThreads, kBlocksOfGradients<Params>)
+    attention_dq_kernel(const __grid_constant__ Params p, const __grid_constant__ AttentionGrid g) {
   extern __shared__ __align__(128) unsigned char memory[];
-  AttentionQueryGradient<Machine, T, Tile> pass(p, g, memory);
+  AttentionQueryGradient<Machine, T, Tile, Params> pass(p, g, memory);
 #pragma unroll 1
   for (std::int64_t begin = AttentionPlace(p, g, blockIdx.x, Tile::kRows).first;
        begin < AttentionPlace(p, g, blockIdx.x, Tile::kRows).last;) {
@@ -27,11 +31,11 @@ __global__ void __launch_bounds__(kAttentionThreads)
   }
 }
 
-template <class T, class Tile>
-__global__ void __launch_bounds__(kAttentionThreads)
-    attention_dkv_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ AttentionGrid g) {
+template <class T, class Tile, class Params>
+__global__ void __launch_bounds__(kAttentionThreads, kBlocksOfGradients<Params>)
+    attention_dkv_kernel(const __grid_constant__ Params p, const __grid_constant__ AttentionGrid g) {
   extern __shared__ __align__(128) unsigned char memory[];
-  AttentionKeyGradient<Machine, T, Tile> pass(p, g, memory);
+  AttentionKeyGradient<Machine, T, Tile, Params> pass(p, g, memory);
 #pragma unroll 1
   for (std::int64_t begin = AttentionPlace(p, g, blockIdx.x, Tile::kRows).first;
        begin < AttentionPlace(p, g, blockIdx.x, Tile::kRows).last;) {
@@ -39,27 +43,30 @@ __global__ void __launch_bounds__(kAttentionThreads)
   }
 }
 
-// float32.
-inline void run_attention_backward_tiles(const AttentionBackwardParams& p, bool vectors, cudaStream_t stream) {
+// float32. Tiles of a tree have 16 rows: registers hold its sums twice.
+template <class Params>
+void run_attention_backward_tiles(const Params& p, bool vectors, cudaStream_t stream) {
   const auto launch = [&](auto tile) {
     using Tile = decltype(tile);
     constexpr int kBytes = AttentionBackwardShared<Tile>::kBytes;
     if (p.dq != nullptr && attention_rows(p) * p.num_q_heads > 0) {
       const AttentionGrid g = attention_query_grid(p, Tile::kRows, vectors);
-      allow_shared_memory<attention_dq_kernel<Fp32, Tile>>();
+      allow_shared_memory<attention_dq_kernel<Fp32, Tile, Params>>();
       const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention_backward");
-      attention_dq_kernel<Fp32, Tile><<<blocks, kAttentionThreads, kBytes, stream>>>(p, g);
+      attention_dq_kernel<Fp32, Tile, Params><<<blocks, kAttentionThreads, kBytes, stream>>>(p, g);
       check(cudaGetLastError(), "launch of attention's dq");
     }
     if (p.dk != nullptr && attention_keys(p) > 0) {
       const AttentionGrid g = attention_key_grid(p, Tile::kRows, vectors);
-      allow_shared_memory<attention_dkv_kernel<Fp32, Tile>>();
+      allow_shared_memory<attention_dkv_kernel<Fp32, Tile, Params>>();
       const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention_backward");
-      attention_dkv_kernel<Fp32, Tile><<<blocks, kAttentionThreads, kBytes, stream>>>(p, g);
+      attention_dkv_kernel<Fp32, Tile, Params><<<blocks, kAttentionThreads, kBytes, stream>>>(p, g);
       check(cudaGetLastError(), "launch of attention's dk and dv");
     }
   };
-  if (p.head_dim <= 64) {
+  if constexpr (kMayBranch<Params>) {
+    p.head_dim <= 128 ? launch(AttentionTile<1, 128, 16>{}) : launch(AttentionTile<1, 256, 16>{});
+  } else if (p.head_dim <= 64) {
     launch(AttentionTile<4, 64, 32>{});
   } else {
     p.head_dim <= 128 ? launch(AttentionTile<4, 128, 32>{}) : launch(AttentionTile<2, 256, 32>{});
@@ -77,7 +84,8 @@ void run_attention_delta(const AttentionBackwardParams& p, cudaStream_t stream) 
   check(cudaGetLastError(), "launch of attention's delta");
 }
 
-inline void run_attention_backward(const AttentionBackwardParams& p, cudaStream_t stream) {
+template <class Params>
+void run_attention_backward(const Params& p, cudaStream_t stream) {
   bool vectors = true;
   for (const AttentionHeads* a : {&p.q, &p.k, &p.v, &p.dout}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
   with_element_type(p.dtype, [&](auto t) {

@@ -11,12 +11,12 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 // A block's shape. kColumns: head_dim, filled up with +0. A block writes kOut columns of its gradients.
-template <int kColumns_, bool kOfKeys_>
+template <int kColumns_, bool kOfKeys_, int kMostOut = 128>
 struct BackwardMmaTile {
   static constexpr int kColumns = kColumns_;
   static constexpr bool kOfKeys = kOfKeys_;  // dk and dv, else dq
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kRows = 16 * kWarps, kOthers = 32;
-  static constexpr int kOut = kColumns < 128 ? kColumns : 128, kParts = kColumns / kOut;
+  static constexpr int kOut = kColumns < kMostOut ? kColumns : kMostOut, kParts = kColumns / kOut;
   static constexpr int kScores = kOthers / 8, kSums = kOut / 8;  // tiles of 8 columns
   static constexpr int kSteps = kColumns / 16;
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8;  // a chunk is 16 bytes
@@ -27,11 +27,10 @@ struct BackwardMmaTile {
   static constexpr int kBytes = kScalarsAt + 4 * kOthers * 4;
 };
 
-template <class T, class Tile>
+template <class T, class Tile, class Params = AttentionBackwardParams>
 class MmaBackward {
  public:
-  __device__ __forceinline__ MmaBackward(const AttentionBackwardParams& p, const AttentionGrid& g, int part,
-                                         unsigned char* memory)
+  __device__ __forceinline__ MmaBackward(const Params& p, const AttentionGrid& g, int part, unsigned char* memory)
       : p_(p), g_(g), part_(part), memory_(memory), shared_(shared_address(memory)) {}
 
   // The part of a tile's rows from `begin` on that lies in one sequence; where the next one begins.
@@ -46,13 +45,21 @@ class MmaBackward {
     clear(a_);
     clear(b_);
     // Only then: what is in no sequence has no offsets.
-    if (segment.exists) visit(AttentionSpan(p_, segment.sequence), begin, segment.last);
+    if (segment.exists) {
+      if constexpr (kSharesKeys) {
+        visit_segment(segment.sequence, begin, segment.last);
+      } else {
+        visit(AttentionSpan(p_, segment.sequence), begin, segment.last);
+      }
+    }
     finish(segment.sequence, begin, segment.last);
     __syncthreads();  // the next segment writes what this one reads
     return segment.last;
   }
 
  private:
+  // Whether the rows are keys of a segment that others of its tree see, too.
+  static constexpr bool kSharesKeys = kMayBranch<Params> && Tile::kOfKeys;
   using Sums = float[Tile::kSums][4];
   static __device__ __forceinline__ void clear(Sums& sums) {
 #pragma unroll
@@ -73,7 +80,7 @@ class MmaBackward {
   // Keys of a row, or queries, by the number of the key that stands where the query does.
   __device__ __forceinline__ AttentionRange seen_by(const AttentionSpan& span, std::int64_t row) const {
     if constexpr (Tile::kOfKeys) {
-      const std::int64_t j = row - span.k_first;
+      const std::int64_t j = row - first_key_token(span);
       if (j < 0 || j >= span.num_keys) return {0, 0};
       const AttentionRange i = span.queries_of(j);
       if (i.empty()) return {0, 0};
@@ -86,7 +93,7 @@ class MmaBackward {
   __device__ __forceinline__ AttentionRange seen_by_any(const AttentionSpan& span, std::int64_t begin,
                                                         std::int64_t end) const {
     if constexpr (Tile::kOfKeys) {
-      const std::int64_t first = begin - span.k_first, last = end - span.k_first;
+      const std::int64_t first = begin - first_key_token(span), last = end - first_key_token(span);
       const AttentionRange keys = {first > 0 ? first : 0, last < span.num_keys ? last : span.num_keys};
       if (keys.empty()) return {0, 0};
       const AttentionRange i = span.queries_of(keys);
@@ -99,15 +106,60 @@ class MmaBackward {
     }
   }
 
+  // The rows' numbers count from it.
+  __device__ __forceinline__ std::int64_t first_key_token(const AttentionSpan& span) const {
+    return kSharesKeys ? own_first_ : span.k_first;
+  }
+  // Where the head of a key begins; kNoPage of one that is none.
+  __device__ __forceinline__ std::int64_t key_at(const AttentionHeads& a, const AttentionSpan& span,
+                                                 std::int64_t j) const {
+    const std::int64_t offset = key_offset(p_, a, span, j);
+    return kMayBranch<Params> && offset == kNoPage ? kNoPage : offset + kv_head_ * a.head_stride;
+  }
   __device__ __forceinline__ std::int64_t query_offset(const AttentionHeads& a, const AttentionSpan& span,
                                                        std::int64_t i, std::int64_t head) const {
     return offset_of(a, p_.cu_seqlens_q != nullptr, span.sequence, span.q_first + i) + head * a.head_stride;
   }
-  // A chunk of row `row` of an operand; +0 where `offset` is kZeroRow.
+  // A chunk of row `row` of an operand; +0 where `offset` is kZeroRow or kNoPage.
   __device__ __forceinline__ void load(const AttentionHeads& a, std::int64_t offset, std::uint32_t operand, int row,
                                        int chunk) const {
     load_operand_chunk<T, false>(in_memory(static_cast<const typename T::Storage*>(a.data)), offset, chunk,
                                  static_cast<int>(p_.head_dim), g_.vectors, chunk_of<Tile>(operand, row, chunk));
+  }
+
+  // Keys of a segment: the chains of each segment of queries that sees some, ascending. Every key is seen: its own token does.
+  __device__ __forceinline__ void visit_segment(std::int64_t segment, std::int64_t begin, std::int64_t end) {
+    own_first_ = AttentionSpan(p_, segment).k_first;
+    Sums dk, dv;
+    clear(dk);
+    clear(dv);
+#pragma unroll 1
+    for (std::int64_t s = segment; s < p_.num_sequences; ++s) {
+      if (!AttentionPath(p_, s).passes(p_, segment)) continue;
+      clear(a_);
+      clear(b_);
+#pragma unroll
+      for (auto& sees : sees_) sees[0] = sees[1] = 0;
+      visit(AttentionSpan(p_, s), begin, end);
+#pragma unroll
+      for (int tile = 0; tile < Tile::kSums; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          dk[tile][i] = add_rn(dk[tile][i], a_[tile][i]);
+          dv[tile][i] = add_rn(dv[tile][i], b_[tile][i]);
+        }
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < Tile::kSums; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a_[tile][i] = dk[tile][i];
+        b_[tile][i] = dv[tile][i];
+      }
+    }
+#pragma unroll
+    for (auto& sees : sees_) sees[1] = sees[0] + 1;
   }
 
   __device__ __forceinline__ void visit(const AttentionSpan& span, std::int64_t begin, std::int64_t end) {
@@ -138,9 +190,9 @@ class MmaBackward {
       const std::int64_t at = begin + row;
       const bool used = at < end && !seen_by(span, at).empty();
       if constexpr (Tile::kOfKeys) {
-        const std::int64_t j = at - span.k_first;
-        load(p_.k, used ? key_offset(p_, p_.k, span, j) + kv_head_ * p_.k.head_stride : kZeroRow, own(0), row, chunk);
-        load(p_.v, used ? key_offset(p_, p_.v, span, j) + kv_head_ * p_.v.head_stride : kZeroRow, own(1), row, chunk);
+        const std::int64_t j = at - first_key_token(span);
+        load(p_.k, used ? key_at(p_.k, span, j) : kZeroRow, own(0), row, chunk);
+        load(p_.v, used ? key_at(p_.v, span, j) : kZeroRow, own(1), row, chunk);
       } else {
         const std::int64_t query = at / g_.group - span.q_first, head = kv_head_ * g_.group + at % g_.group;
         load(p_.q, used ? query_offset(p_.q, span, query, head) : kZeroRow, own(0), row, chunk);
@@ -194,9 +246,8 @@ class MmaBackward {
         load(p_.q, used ? query_offset(p_.q, span, x - past, head) : kZeroRow, others(0, stage), row, chunk);
         load(p_.dout, used ? query_offset(p_.dout, span, x - past, head) : kZeroRow, others(1, stage), row, chunk);
       } else {
-        const std::int64_t k = kv_head_ * p_.k.head_stride, v = kv_head_ * p_.v.head_stride;
-        load(p_.k, used ? key_offset(p_, p_.k, span, x) + k : kZeroRow, others(0, stage), row, chunk);
-        load(p_.v, used ? key_offset(p_, p_.v, span, x) + v : kZeroRow, others(1, stage), row, chunk);
+        load(p_.k, used ? key_at(p_.k, span, x) : kZeroRow, others(0, stage), row, chunk);
+        load(p_.v, used ? key_at(p_.v, span, x) : kZeroRow, others(1, stage), row, chunk);
       }
     }
     if constexpr (Tile::kOfKeys) {
@@ -357,50 +408,58 @@ class MmaBackward {
     }
   }
 
-  const AttentionBackwardParams& p_;
+  const Params& p_;
   const AttentionGrid& g_;
   const int part_;
   unsigned char* memory_;
   std::uint32_t shared_;
   std::int64_t kv_head_ = 0;
+  std::int64_t own_first_ = 0;  // of kSharesKeys: the token of key 0 of the rows' own path, were it in one piece
   int group_ = 1, first_ = 0, last_ = 0;  // query heads of a key head; tokens that any row sees
   int sees_[2][2];                        // of a thread's rows
   float u_[2], delta_[2];                 // of them, where they are queries
   Sums a_, b_;                            // dk and dv; or dq of a block of keys and of the blocks behind it
 };
 
-template <class T, class Tile>
+template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(Tile::kThreads)
-    attention_backward_mma_kernel(const __grid_constant__ AttentionBackwardParams p,
-                                  const __grid_constant__ AttentionGrid g) {
+    attention_backward_mma_kernel(const __grid_constant__ Params p, const __grid_constant__ AttentionGrid g) {
   extern __shared__ __align__(128) unsigned char memory[];
   // The longest rows first: under a causal mask the last queries and the first keys.
   const unsigned at = blockIdx.x / Tile::kParts, tiles = gridDim.x / Tile::kParts;
   const AttentionPlace place(p, g, Tile::kOfKeys ? tiles - 1 - at : at, Tile::kRows);
-  MmaBackward<T, Tile> backward(p, g, static_cast<int>(blockIdx.x % Tile::kParts), memory);
+  MmaBackward<T, Tile, Params> backward(p, g, static_cast<int>(blockIdx.x % Tile::kParts), memory);
 #pragma unroll 1
   for (std::int64_t begin = place.first; begin < place.last;) begin = backward.run(place, begin);
 }
 
-template <class T, class Tile>
-void launch_attention_backward_mma(const AttentionBackwardParams& p, bool vectors, cudaStream_t stream) {
+template <class T, class Tile, class Params>
+void launch_attention_backward_mma(const Params& p, bool vectors, cudaStream_t stream) {
   const AttentionGrid g =
       Tile::kOfKeys ? attention_key_grid(p, Tile::kRows, vectors) : attention_query_grid(p, Tile::kRows, vectors);
-  allow_shared_memory<attention_backward_mma_kernel<T, Tile>>();
+  allow_shared_memory<attention_backward_mma_kernel<T, Tile, Params>>();
   const unsigned blocks = checked_blocks(attention_blocks(p, g) * Tile::kParts, "attention_backward");
-  attention_backward_mma_kernel<T, Tile><<<blocks, Tile::kThreads, Tile::kBytes, stream>>>(p, g);
+  attention_backward_mma_kernel<T, Tile, Params><<<blocks, Tile::kThreads, Tile::kBytes, stream>>>(p, g);
   check(cudaGetLastError(), "launch of attention's gradients");
 }
 
-template <class T>
-void run_attention_backward_mma(const AttentionBackwardParams& p, bool vectors, cudaStream_t stream) {
+// Columns of dk and dv that a block writes: those of a tree need twice the sums.
+template <class Params>
+constexpr int columns_of_keys(int columns) {
+  if (!kMayBranch<Params>) return 128;
+  return columns > 128 ? 32 : 64;
+}
+
+template <class T, class Params>
+void run_attention_backward_mma(const Params& p, bool vectors, cudaStream_t stream) {
   const auto launch = [&](auto columns) {
     constexpr int kColumns = decltype(columns)::value;
     if (p.dq != nullptr && attention_rows(p) * p.num_q_heads > 0) {
       launch_attention_backward_mma<T, BackwardMmaTile<kColumns, false>>(p, vectors, stream);
     }
     if (p.dk != nullptr && attention_keys(p) > 0) {
-      launch_attention_backward_mma<T, BackwardMmaTile<kColumns, true>>(p, vectors, stream);
+      launch_attention_backward_mma<T, BackwardMmaTile<kColumns, true, columns_of_keys<Params>(kColumns)>>(p, vectors,
+                                                                                                           stream);
     }
   };
   if (p.head_dim <= 64) {

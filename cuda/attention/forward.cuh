@@ -10,16 +10,24 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-template <class T, class Tile>
+template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(kAttentionThreads, T::kPacked ? 2 : 1)
-    attention_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ AttentionGrid g) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  AttentionForward<Machine, T, Tile> forward(p, g, memory);
+    attention_kernel(const __grid_constant__ Params p, const __grid_constant__ AttentionGrid g) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  AttentionForward<Machine, T, Tile, Params> forward(p, g, memory);
 #pragma unroll 1
   for (std::int64_t begin = AttentionPlace(p, g, blockIdx.x, Tile::kRows).first;
        begin < AttentionPlace(p, g, blockIdx.x, Tile::kRows).last;) {
     begin = forward.run(AttentionPlace(p, g, blockIdx.x, Tile::kRows), begin);
   }
+}
+
+template <class T, class Tile, class Params>
+void launch_attention(const Params& p, bool vectors, cudaStream_t stream) {
+  const AttentionGrid g = attention_query_grid(p, Tile::kRows, vectors);
+  allow_shared_memory<attention_kernel<T, Tile, Params>>();
+  const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention");
+  attention_kernel<T, Tile, Params><<<blocks, kAttentionThreads, AttentionForwardShared<Tile>::kBytes, stream>>>(p, g);
 }
 
 // kOverlap: built for compute capability 9.0.
@@ -33,13 +41,7 @@ void run_attention(const AttentionParams& p, const AttentionPlan& plan, cudaStre
       plan.kernel == AttentionKernel::kFewRows ? run_attention_splits<T, kOverlap>(p, vectors, stream)
                                                : run_attention_mma<T>(p, vectors, stream);
     } else {
-      const auto launch = [&](auto tile) {
-        using Tile = decltype(tile);
-        const AttentionGrid g = attention_query_grid(p, Tile::kRows, vectors);
-        allow_shared_memory<attention_kernel<T, Tile>>();
-        const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention");
-        attention_kernel<T, Tile><<<blocks, kAttentionThreads, AttentionForwardShared<Tile>::kBytes, stream>>>(p, g);
-      };
+      const auto launch = [&](auto tile) { launch_attention<T, decltype(tile)>(p, vectors, stream); };
       // Stages so deep that two blocks fit a multiprocessor's shared memory.
       if (plan.kernel == AttentionKernel::kFewRows) {
         p.head_dim <= 128 ? launch(AttentionTile<1, 128, 16>{}) : launch(AttentionTile<1, 256, 16>{});

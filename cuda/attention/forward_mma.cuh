@@ -85,10 +85,10 @@ struct MmaProbability {
   }
 };
 
-template <class T, class Tile>
+template <class T, class Tile, class Params = AttentionParams>
 class MmaForward {
  public:
-  __device__ __forceinline__ MmaForward(const AttentionParams& p, const AttentionGrid& g, unsigned char* memory)
+  __device__ __forceinline__ MmaForward(const Params& p, const AttentionGrid& g, unsigned char* memory)
       : p_(p), g_(g), memory_(memory), shared_(shared_address(memory)) {}
 
   // The part of a tile's rows from `begin` on that lies in one sequence; where the next one begins.
@@ -433,7 +433,7 @@ class MmaForward {
     }
   }
 
-  const AttentionParams& p_;
+  const Params& p_;
   const AttentionGrid& g_;
   unsigned char* memory_;
   std::uint32_t shared_;
@@ -448,26 +448,26 @@ class MmaForward {
   std::uint32_t q_[Tile::kHoldsQueries ? Tile::kSteps : 1][4];
 };
 
-template <class T, class Tile>
+template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(Tile::kThreads)
-    attention_mma_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ AttentionGrid g) {
+    attention_mma_kernel(const __grid_constant__ Params p, const __grid_constant__ AttentionGrid g) {
   extern __shared__ __align__(128) unsigned char memory[];
   const AttentionPlace place(p, g, blockIdx.x, Tile::kRows);
-  MmaForward<T, Tile> forward(p, g, memory);
+  MmaForward<T, Tile, Params> forward(p, g, memory);
 #pragma unroll 1
   for (std::int64_t begin = place.first; begin < place.last;) begin = forward.run(place, begin);
 }
 
-template <class T, class Tile>
-void launch_attention_mma(const AttentionParams& p, bool vectors, cudaStream_t stream) {
+template <class T, class Tile, class Params>
+void launch_attention_mma(const Params& p, bool vectors, cudaStream_t stream) {
   const AttentionGrid g = attention_query_grid(p, Tile::kRows, vectors);
-  allow_shared_memory<attention_mma_kernel<T, Tile>>();
+  allow_shared_memory<attention_mma_kernel<T, Tile, Params>>();
   const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention");
-  attention_mma_kernel<T, Tile><<<blocks, Tile::kThreads, Tile::kBytes, stream>>>(p, g);
+  attention_mma_kernel<T, Tile, Params><<<blocks, Tile::kThreads, Tile::kBytes, stream>>>(p, g);
 }
 
-template <class T>
-void run_attention_mma(const AttentionParams& p, bool vectors, cudaStream_t stream) {
+template <class T, class Params>
+void run_attention_mma(const Params& p, bool vectors, cudaStream_t stream) {
   if (p.head_dim <= 64) {
     launch_attention_mma<T, MmaTile<64>>(p, vectors, stream);
   } else if (p.head_dim <= 128) {

@@ -92,5 +92,8 @@ RLK_CUDA_KERNELS(void attention(const AttentionParams& p, const AttentionPlan& p
 RLK_CUDA_KERNELS(void attention_partials(const AttentionPartialsParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_merge(const AttentionMergeParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_backward(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);)
+// Calls of trees, whose plans are kTiles and kPasses.
+RLK_CUDA_KERNELS(void attention_tree(const AttentionParams& p, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void attention_tree_backward(const AttentionBackwardParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

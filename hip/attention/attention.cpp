@@ -15,17 +15,12 @@ void check_exp(const AttentionInput& p) {
   RLK_CHECK(p.exp == Exp::kPortable, "attention: the hardware's exponential is CUDA's alone");
 }
 
-void refuse_trees(const AttentionInput& p) {
-  if (p.parents != nullptr)
-    throw Unsupported("tree: expected None on the HIP backend, which has no kernels for it, got a tuple");
-}
-
 std::string kernel_name(const char* pass, const AttentionInput& p) {
-  return std::string("rlk_attention_") + pass + (p.head_dim <= NarrowTile::kColumns ? "_narrow" : "_wide") +
-         type_suffix(p.dtype);
+  return std::string("rlk_attention_") + (p.parents != nullptr ? "tree_" : "") + pass +
+         (p.head_dim <= NarrowTile::kColumns ? "_narrow" : "_wide") + type_suffix(p.dtype);
 }
 
-// The params, the grid and the first block of each launch.
+// The params, which of a tree are a type of their own with the same bytes, the grid and the first block of each launch.
 template <class Params>
 void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int narrow_lds, int wide_lds, int device,
                   Stream stream) {
@@ -42,7 +37,6 @@ void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int
 void attention(const AttentionParams& p, int device, Stream stream) {
   check_attention(p);
   check_exp(p);
-  refuse_trees(p);
   if (attention_rows(p) * p.num_q_heads == 0) return;
   bool vectors = true;
   for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
@@ -75,7 +69,6 @@ void attention_merge(const AttentionMergeParams& p, int device, Stream stream) {
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream) {
   check_attention(p);
   check_exp(p);
-  refuse_trees(p);
   bool vectors = true;
   for (const AttentionHeads* a : {&p.q, &p.k, &p.v, &p.dout}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;

@@ -1,22 +1,27 @@
 // The kernels of attention by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
 #include "hip/attention/machine.h"
 
-#define RLK_ATTENTION_FORWARD(pass, Params, width, type, T, Tile)                                          \
-  RLK_KERNEL(rlk::kAttentionThreads)                                                                       \
-  rlk_attention_##pass##_##width##_##type(rlk::Params p, rlk::AttentionGrid g, std::int64_t first_block) { \
-    rlk::hip::attention_forward_kernel<rlk::hip::T, rlk::hip::Tile>(p, g, first_block);                    \
+#define RLK_ATTENTION_FORWARD(pass, Params, width, type, T, Tile)                                     \
+  RLK_KERNEL(rlk::kAttentionThreads)                                                                  \
+  rlk_attention_##pass##_##width##_##type(Params p, rlk::AttentionGrid g, std::int64_t first_block) { \
+    rlk::hip::attention_forward_kernel<rlk::hip::T, rlk::hip::Tile>(p, g, first_block);               \
   }
-#define RLK_ATTENTION_GRADIENT(pass, Pass, width, type, T, Tile)                                                       \
-  RLK_KERNEL(rlk::kAttentionThreads)                                                                                   \
-  rlk_attention_##pass##_##width##_##type(rlk::AttentionBackwardParams p, rlk::AttentionGrid g,                        \
-                                          std::int64_t first_block) {                                                  \
-    rlk::hip::attention_gradient_kernel<rlk::Pass<rlk::hip::Machine, rlk::hip::T, rlk::hip::Tile>>(p, g, first_block); \
+#define RLK_ATTENTION_GRADIENT(pass, Pass, Params, width, type, T, Tile)                              \
+  RLK_KERNEL(rlk::kAttentionThreads)                                                                  \
+  rlk_attention_##pass##_##width##_##type(Params p, rlk::AttentionGrid g, std::int64_t first_block) { \
+    using OfTile = rlk::Pass<rlk::hip::Machine, rlk::hip::T, rlk::hip::Tile, Params>;                 \
+    rlk::hip::attention_gradient_kernel<OfTile>(p, g, first_block);                                   \
   }
-#define RLK_ATTENTION_WIDTH(width, type, T, Tile)                                \
-  RLK_ATTENTION_FORWARD(forward, AttentionParams, width, type, T, Tile)          \
-  RLK_ATTENTION_FORWARD(partials, AttentionPartialsParams, width, type, T, Tile) \
-  RLK_ATTENTION_GRADIENT(dq, AttentionQueryGradient, width, type, T, Tile)       \
-  RLK_ATTENTION_GRADIENT(dkv, AttentionKeyGradient, width, type, T, Tile)
+#define RLK_ATTENTION_WIDTH(width, type, T, Tile)                                                                  \
+  RLK_ATTENTION_FORWARD(forward, rlk::AttentionParams, width, type, T, Tile)                                       \
+  RLK_ATTENTION_FORWARD(tree_forward, rlk::AttentionTree<rlk::AttentionParams>, width, type, T, Tile)              \
+  RLK_ATTENTION_FORWARD(partials, rlk::AttentionPartialsParams, width, type, T, Tile)                              \
+  RLK_ATTENTION_GRADIENT(dq, AttentionQueryGradient, rlk::AttentionBackwardParams, width, type, T, Tile)           \
+  RLK_ATTENTION_GRADIENT(tree_dq, AttentionQueryGradient, rlk::AttentionTree<rlk::AttentionBackwardParams>, width, \
+                         type, T, Tile)                                                                            \
+  RLK_ATTENTION_GRADIENT(dkv, AttentionKeyGradient, rlk::AttentionBackwardParams, width, type, T, Tile)            \
+  RLK_ATTENTION_GRADIENT(tree_dkv, AttentionKeyGradient, rlk::AttentionTree<rlk::AttentionBackwardParams>, width,  \
+                         type, T, Tile)
 #define RLK_ATTENTION_TYPE(type, T)                                                                              \
   RLK_ATTENTION_WIDTH(narrow, type, T, NarrowTile)                                                               \
   RLK_ATTENTION_WIDTH(wide, type, T, WideTile)                                                                   \

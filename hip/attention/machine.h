@@ -90,6 +90,7 @@ struct AttentionCall {
   }
   RLK_DEVICE void* tile() { return lds() + kAttentionCallLds; }
   static_assert(sizeof(Params) + sizeof(AttentionGrid) <= kAttentionCallLds);
+  static_assert(sizeof(Params) == sizeof(AttentionTree<Params>));  // the host passes the one for the other
 };
 
 template <class T, class Tile, class Params>
@@ -101,10 +102,9 @@ RLK_DEVICE void attention_forward_kernel(const Params& p, const AttentionGrid& g
   for (std::int64_t begin = place.first; begin < place.last;) begin = forward.run(place, begin);
 }
 
-template <class Pass>
-RLK_DEVICE void attention_gradient_kernel(const AttentionBackwardParams& p, const AttentionGrid& g,
-                                          std::int64_t first_block) {
-  auto* call = AttentionCall<AttentionBackwardParams>::copy(p, g);
+template <class Pass, class Params>
+RLK_DEVICE void attention_gradient_kernel(const Params& p, const AttentionGrid& g, std::int64_t first_block) {
+  auto* call = AttentionCall<Params>::copy(p, g);
   Pass pass(call->p, call->g, call->tile());
   const AttentionPlace place(call->p, call->g, first_block + block_id_x(), NarrowTile::kRows);
 #pragma unroll 1

@@ -42,7 +42,8 @@ struct Case {
   Layout layout = Layout::kTokens;
   std::int64_t page_size = 16;
   std::vector<std::pair<std::int64_t, std::int64_t>> groups = {};  // of paged keys: sequences, and keys that they share
-  std::size_t shift = 0;                                           // bytes off any alignment
+  std::vector<std::int32_t> parents = {};  // of packed sequences, as many queries as keys each, that are segments
+  std::size_t shift = 0;                   // bytes off any alignment
   Data data = Data::kNormal;
   float spread = 1.0f;  // of q, beside normal data
   bool dlse = true;
@@ -54,10 +55,10 @@ struct Case {
     for (const auto& [q, k] : lengths) t += std::string(" ") + std::to_string(q) + "/" + std::to_string(k);
     return t + (causal ? ", causal" : "") + (window ? ", window " + std::to_string(window) : "") +
            (groups.empty() ? "" : ", " + std::to_string(groups.size()) + " groups") +
-           (softcap > 0.0f ? ", softcap " + std::to_string(softcap) : "") + (sinks ? ", sinks" : "") +
-           (exp == Exp::kHardware ? ", hardware" : "") + ", forms " + std::to_string(static_cast<int>(q_form)) + " " +
-           std::to_string(static_cast<int>(k_form)) + ", layout " + std::to_string(static_cast<int>(layout)) + ", " +
-           linear_test::name(data) + ", seed " + std::to_string(seed);
+           (parents.empty() ? "" : ", tree") + (softcap > 0.0f ? ", softcap " + std::to_string(softcap) : "") +
+           (sinks ? ", sinks" : "") + (exp == Exp::kHardware ? ", hardware" : "") + ", forms " +
+           std::to_string(static_cast<int>(q_form)) + " " + std::to_string(static_cast<int>(k_form)) + ", layout " +
+           std::to_string(static_cast<int>(layout)) + ", " + linear_test::name(data) + ", seed " + std::to_string(seed);
   }
 };
 
@@ -81,6 +82,10 @@ class Problem {
     }
     lay_out_queries(most_q + (c.q_form == Form::kPadded ? 2 : 0));
     lay_out_keys(most_k + 3);
+    if (!c.parents.empty()) {
+      input.parents = case_.parents.data();
+      input.cu_seqlens_k = input.cu_seqlens_q;
+    }
     // Such as dominate a row, such as hardly count, none, and one that fails its rows.
     constexpr float kSinks[] = {0.3f, -2.5f, 40.0f, -1e30f, 0.0f, 1e-30f, -INFINITY, -700.0f};
     for (std::int64_t h = 0; h < c.q_heads; ++h) sinks_.push_back(kSinks[(h + c.seed) % std::size(kSinks)]);

@@ -40,6 +40,10 @@ class Sequence {
   Sequence(const AttentionInput& p, std::int64_t b) : p_(p), b_(b) {
     queries = p.cu_seqlens_q ? p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b] : p.q_tokens;
     keys = p.cu_seqlens_k ? p.cu_seqlens_k[b + 1] - p.cu_seqlens_k[b] : p.k_tokens;
+    if (p.parents) {
+      keys = 0;
+      go_down(b);
+    }
     if (p.leftpad_k) keys -= p.leftpad_k[b];
     if (p.seqused_q) queries = p.seqused_q[b];
     if (p.seqused_k) keys = p.seqused_k[b];
@@ -66,11 +70,16 @@ class Sequence {
         p_.cu_seqlens_q ? (p_.cu_seqlens_q[b_] + i) * a.token_stride : b_ * a.sequence_stride + i * a.token_stride;
     return row(a, at + head * a.head_stride);
   }
-  bool has_page(std::int64_t j) const { return !p_.block_table || (page(j) >= 0 && page(j) < p_.num_pages); }
+  bool has_page(std::int64_t j) const {
+    if (p_.parents) return path_[static_cast<std::size_t>(j)] >= 0;
+    return !p_.block_table || (page(j) >= 0 && page(j) < p_.num_pages);
+  }
   Row key(const AttentionHeads& a, std::int64_t j, std::int64_t head) const {
     std::int64_t at;
-    if (p_.block_table) {
-      if (!has_page(j)) return Row(static_cast<std::size_t>(p_.head_dim), kNaN);
+    if (!has_page(j)) return Row(static_cast<std::size_t>(p_.head_dim), kNaN);
+    if (p_.parents) {
+      at = path_[static_cast<std::size_t>(j)] * a.token_stride;
+    } else if (p_.block_table) {
       at = page(j) * a.sequence_stride + (j < shared_ ? j : j - shared_) % p_.page_size * a.token_stride;
     } else if (p_.cu_seqlens_k) {
       at = (p_.cu_seqlens_k[b_] + j) * a.token_stride;
@@ -82,6 +91,7 @@ class Sequence {
   // place: row index in out, dq and lse; key_place: in dk and dv.
   std::int64_t place(std::int64_t i) const { return p_.cu_seqlens_q ? p_.cu_seqlens_q[b_] + i : b_ * p_.q_tokens + i; }
   std::int64_t key_place(std::int64_t j) const {
+    if (p_.parents) return path_[static_cast<std::size_t>(j)];
     if (p_.cu_seqlens_k) return p_.cu_seqlens_k[b_] + j;
     return b_ * p_.k_tokens + (p_.leftpad_k ? p_.leftpad_k[b_] : 0) + j;
   }
@@ -90,6 +100,17 @@ class Sequence {
   }
 
  private:
+  // The tokens of the path of segment s; -1 of a parent that is none.
+  void go_down(std::int64_t s) {
+    const std::int32_t parent = p_.parents[s];
+    if (parent >= 0 && parent < s) {
+      go_down(parent);
+    } else if (parent != -1) {
+      path_.push_back(-1);
+    }
+    for (std::int64_t t = p_.cu_seqlens_q[s]; t < p_.cu_seqlens_q[s + 1]; ++t) path_.push_back(t);
+    keys = static_cast<std::int64_t>(path_.size());
+  }
   std::int64_t page(std::int64_t j) const {
     if (j < shared_) return p_.prefix_table[group_ * p_.prefix_stride + j / p_.page_size];
     return p_.block_table[b_ * p_.table_stride + (j - shared_) / p_.page_size];
@@ -102,6 +123,7 @@ class Sequence {
   }
   const AttentionInput& p_;
   std::int64_t b_, group_ = 0, shared_ = 0;  // keys in the group's pages
+  std::vector<std::int64_t> path_;           // of a segment's keys
 };
 
 inline float chain(const Row& a, const Row& b) {
@@ -450,6 +472,8 @@ inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order&
   r.dq.assign(static_cast<std::size_t>(places * p.num_q_heads) * size, 0);
   r.dk.assign(static_cast<std::size_t>(key_places * p.num_kv_heads) * size, 0);
   r.dv = r.dk;
+  // Sums of the chains: of a key that segments of a tree share there are several.
+  std::vector<Row> all_dk(static_cast<std::size_t>(key_places * p.num_kv_heads), Row(size, 0.0f)), all_dv = all_dk;
   const auto write = [&](Patterns* to, std::int64_t row, const Row& sums, float scale) {
     for (std::size_t d = 0; d < size; ++d)
       (*to)[static_cast<std::size_t>(row) * size + d] = rounded(sums[d] * scale + 0.0f, p.dtype);
@@ -491,11 +515,19 @@ inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order&
         take_steps(p, sequence, h, keys, values, &dk, &dv);
       }
       for (std::size_t j = 0; j < keys.size(); ++j) {
-        const std::int64_t row = sequence.key_place(static_cast<std::int64_t>(j)) * p.num_kv_heads + kv_head;
-        write(&r.dk, row, dk[j], p.softmax_scale);
-        write(&r.dv, row, dv[j], 1.0f);
+        if (p.parents && sequence.key_place(static_cast<std::int64_t>(j)) < 0) continue;
+        const auto row =
+            static_cast<std::size_t>(sequence.key_place(static_cast<std::int64_t>(j)) * p.num_kv_heads + kv_head);
+        for (std::size_t d = 0; d < size; ++d) {
+          all_dk[row][d] = all_dk[row][d] + dk[j][d];
+          all_dv[row][d] = all_dv[row][d] + dv[j][d];
+        }
       }
     }
+  }
+  for (std::size_t row = 0; row < all_dk.size(); ++row) {
+    write(&r.dk, static_cast<std::int64_t>(row), all_dk[row], p.softmax_scale);
+    write(&r.dv, static_cast<std::int64_t>(row), all_dv[row], 1.0f);
   }
   for (std::int64_t h = 0; p.sinks && h < p.num_q_heads; ++h) {
     r.dsinks.push_back(rounded(sink_gradient(of_sinks[static_cast<std::size_t>(h)]), DType::kFloat32));

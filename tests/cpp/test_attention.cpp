@@ -10,139 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "attention_cases.h"
-#include "attention_reference.h"
-#include "rlk/backends.h"
+#include "attention_checks.h"
 #include "rlk/kernels/attention_span.h"
 #include "rlk/ops/attention.h"
 
 namespace attention_test {
 namespace {
-
-using linear_test::for_each_backend;
-using linear_test::kCanonicalNan;
-using linear_test::kWholeElements;
-using rlk::Arithmetic;
-
-constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
-#if RLK_TEST_HIP
-constexpr bool kBadListsThrow = false;
-constexpr Exp kExps[] = {Exp::kPortable};
-constexpr bool kInTurn = true;                      // two options that do not meet take turns: the emulation is slow
-constexpr std::int64_t kOrderWidths[] = {64, 192};  // one a tile: the emulation is slow
-constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee};
-void run(const AttentionParams& p) { rlk::hip::attention(p, 0, 0); }
-void run(const AttentionBackwardParams& p) { rlk::hip::attention_backward(p, 0, 0); }
-#else
-constexpr bool kBadListsThrow = true;
-constexpr Exp kExps[] = {Exp::kPortable, Exp::kHardware};
-constexpr bool kInTurn = false;
-constexpr std::int64_t kOrderWidths[] = {64, 128, 192, 256};
-constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee, Arithmetic::kSm90};
-void run(const AttentionParams& p) { rlk::cpu::attention(p); }
-void run(const AttentionBackwardParams& p) { rlk::cpu::attention_backward(p); }
-#endif
-
-// Contiguous elements between canaries.
-class Output {
- public:
-  Output(std::int64_t elements, DType dtype, std::size_t shift = 0)
-      : dtype_(dtype), begin_(kGuard + shift), size_(static_cast<std::size_t>(elements * rlk::size_of(dtype))) {
-    memory_.assign(begin_ + size_ + kGuard, kCanary);
-  }
-  void* data() { return memory_.data() + begin_; }
-
-  void expect(const Patterns& want, const std::string& where) const {
-    for (std::size_t i = 0; i < want.size(); ++i) {
-      const std::uint32_t got = load_pattern(memory_.data() + begin_, dtype_, static_cast<std::int64_t>(i));
-      const bool nans = !kCanonicalNan && std::isnan(value_of(got, dtype_)) && std::isnan(value_of(want[i], dtype_));
-      ASSERT_TRUE(got == want[i] || nans) << where << ", element " << i << " of " << want.size() << std::hex
-                                          << ": wanted " << want[i] << ", got " << got;
-    }
-    for (std::size_t i = 0; i < kGuard; ++i) {
-      ASSERT_EQ(memory_[begin_ - 1 - i], kCanary) << where << ": written in front of the output";
-      ASSERT_EQ(memory_[begin_ + size_ + i], kCanary) << where << ": written behind the output";
-    }
-  }
-
- private:
-  static constexpr std::size_t kGuard = 64;
-  static constexpr unsigned char kCanary = 0x5a;
-  DType dtype_;
-  std::size_t begin_, size_;
-  std::vector<unsigned char> memory_;
-};
-
-void check_forward(const Problem& problem, Arithmetic arithmetic) {
-  const Case& c = problem.what();
-  AttentionParams p{problem.input};
-  p.arithmetic = arithmetic;
-  const ForwardPatterns want = reference(p);
-  for_each_backend([&](const std::string& way) {
-    const std::string backend = way + ", " + linear_test::name(arithmetic);
-    Output out(problem.q_places() * c.head_dim, c.dtype, c.shift), lse(problem.q_places(), DType::kFloat32);
-    p.out = out.data();
-    p.lse = static_cast<float*>(lse.data());
-    run(p);
-    ASSERT_NO_FATAL_FAILURE(out.expect(want.out, c.text() + ", out, " + backend));
-    ASSERT_NO_FATAL_FAILURE(lse.expect(want.lse, c.text() + ", lse, " + backend));
-    Output alone(problem.q_places() * c.head_dim, c.dtype);
-    p.out = alone.data();
-    p.lse = nullptr;
-    run(p);
-    ASSERT_NO_FATAL_FAILURE(alone.expect(want.out, c.text() + ", out without lse, " + backend));
-  });
-}
-void check_forward(const Problem& problem) {
-  for (const Arithmetic arithmetic : kForwardArithmetics) {
-    if (arithmetic != Arithmetic::kIeee && problem.what().dtype == DType::kFloat32) continue;
-    ASSERT_NO_FATAL_FAILURE(check_forward(problem, arithmetic));
-  }
-}
-
-void check_backward(Problem& problem) {
-  const Case& c = problem.what();
-  AttentionBackwardParams p{problem.input};
-  p.dout = problem.like_queries();
-  // Any out and lse do: a backward trusts them. lse is near what forward gives, so that probabilities are.
-  AttentionParams forward{problem.input};
-  ForwardPatterns saved = reference(forward);
-  std::vector<unsigned char> out(saved.out.size() * static_cast<std::size_t>(rlk::size_of(c.dtype)) + 1);
-  for (std::size_t i = 0; i < saved.out.size(); ++i) {
-    const auto bytes = static_cast<std::size_t>(rlk::size_of(c.dtype));
-    std::memcpy(&out[i * bytes], &saved.out[i], bytes);
-  }
-  std::vector<float> lse(saved.lse.size() + 1), dlse(saved.lse.size() + 1);
-  for (std::size_t i = 0; i < saved.lse.size(); ++i) lse[i] = value_of(saved.lse[i], DType::kFloat32);
-  for (std::size_t i = 0; i < dlse.size(); ++i) dlse[i] = static_cast<float>(static_cast<int>(i * 37 % 11) - 5) / 8;
-  p.out = {out.data(), problem.input.q_tokens * c.q_heads * c.head_dim, c.q_heads * c.head_dim, c.head_dim};
-  p.lse = lse.data();
-  if (c.dlse) p.dlse = dlse.data();
-  const BackwardPatterns want = reference(p);
-  for_each_backend([&](const std::string& backend) {
-    Output dq(problem.q_places() * c.head_dim, c.dtype, c.shift);
-    Output dk(problem.k_places() * c.head_dim, c.dtype, c.shift), dv(problem.k_places() * c.head_dim, c.dtype);
-    std::vector<float> workspace(static_cast<std::size_t>(problem.q_places()) + 1, std::nanf(""));
-    p.workspace = workspace.data();
-    p.dq = dq.data();
-    p.dk = dk.data();
-    p.dv = dv.data();
-    Output dsinks(c.q_heads, DType::kFloat32);
-    if (c.sinks) p.dsinks = static_cast<float*>(dsinks.data());
-    run(p);
-    ASSERT_NO_FATAL_FAILURE(dsinks.expect(want.dsinks, c.text() + ", dsinks, " + backend));
-    ASSERT_NO_FATAL_FAILURE(dq.expect(want.dq, c.text() + ", dq, " + backend));
-    ASSERT_NO_FATAL_FAILURE(dk.expect(want.dk, c.text() + ", dk, " + backend));
-    ASSERT_NO_FATAL_FAILURE(dv.expect(want.dv, c.text() + ", dv, " + backend));
-  });
-}
-
-void check(const Case& c) {
-  Problem problem(c);
-  ASSERT_NO_FATAL_FAILURE(check_forward(problem));
-  if (c.k_form == Form::kPaged) return;
-  ASSERT_NO_FATAL_FAILURE(check_backward(problem));
-}
 
 class Attention : public linear_test::Linear {};
 
@@ -231,6 +104,56 @@ TEST_F(Attention, SharedPrefixes) {
       c.exp = kExps[seed % std::size(kExps)];
       c.seed = ++seed;
       ASSERT_NO_FATAL_FAILURE(check(c));
+    }
+  }
+}
+
+// Trees of several roots and of every kind of segment: empty, of one token, of more than a block, with branch points inside
+// of blocks; a path of more than a split.
+TEST_F(Attention, Trees) {
+  unsigned seed = 70;
+  for (const std::int64_t head_dim : {24, 72, 192}) {
+    for (const bool deep : {false, true}) {
+      Case c{{{70, 70}, {1, 1}, {0, 0}, {61, 61}, {9, 9}, {3, 3}, {20, 20}, {17, 17}}};
+      c.parents = {-1, 0, 0, 0, 2, -1, 3, 5};
+      if (deep) {
+        c.lengths = {{1000, 1000}, {3, 3}, {40, 40}, {2, 2}};
+        c.parents = {-1, 0, 0, 2};
+      }
+      c.head_dim = head_dim;
+      c.q_heads = deep ? 1 : 4;
+      c.kv_heads = deep ? 1 : 2;
+      c.layout = head_dim == 72 ? Layout::kHeadsFirst : Layout::kTokens;
+      c.window = seed % 3 == 0 ? (deep ? 1020 : 50) : 0;
+      c.softcap = seed % 3 == 1 ? 3.0f : 0.0f;
+      c.sinks = seed % 2 == 0;
+      c.dtype = kFloatTypes[seed % 3];
+      c.exp = kExps[seed % std::size(kExps)];
+      c.shift = kWholeElements ? 0 : seed % 2;
+      c.seed = ++seed;
+      if (deep && head_dim != 24) continue;  // the reference is slow
+      ASSERT_NO_FATAL_FAILURE(check(c));
+    }
+  }
+}
+
+// On a GPU a parent that is none is one key that is NaN: rows below it fail, and the others keep their bits.
+TEST_F(Attention, ParentsThatAreNone) {
+  for (const std::int32_t parent : {2, 1, 1000, -2, 2147483647, -2147483647}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+      Case c{{{20, 20}, {9, 9}, {130, 130}, {4, 4}}};
+      c.parents = {-1, parent, 1, 0};
+      c.dtype = dtype;
+      Problem problem(c);
+      if (!kBadListsThrow) {
+        ASSERT_NO_FATAL_FAILURE(check_forward(problem));
+        ASSERT_NO_FATAL_FAILURE(check_backward(problem));
+        continue;
+      }
+      AttentionParams p{problem.input};
+      Output out(problem.q_places() * c.head_dim, c.dtype);
+      p.out = out.data();
+      EXPECT_THROW(run(p), rlk::InvalidArgument);
     }
   }
 }
@@ -564,6 +487,15 @@ TEST_F(Attention, ListsThatContradictTheArrays) {
       ASSERT_NO_FATAL_FAILURE(try_forward(*problem, "offsets"));
       ASSERT_NO_FATAL_FAILURE(backward(*problem, "offsets"));
     }
+  }
+  for (const std::vector<std::int32_t>& offsets : std::vector<std::vector<std::int32_t>>{
+           {1, 4, 6}, {0, 4, 5}, {0, 4, 9}, {0, 7, 6}, {0, 4, 3}, {0, -2000000000, 6}, {0, 2000000000, 6}, {6, 6, 6}}) {
+    Case c{{{4, 4}, {2, 2}}};
+    c.parents = {-1, 0};
+    Problem problem(c);
+    problem.input.cu_seqlens_q = problem.input.cu_seqlens_k = offsets.data();
+    ASSERT_NO_FATAL_FAILURE(try_forward(problem, "segments"));
+    ASSERT_NO_FATAL_FAILURE(backward(problem, "segments"));
   }
   for (const std::int32_t count : {-1, 100, 2147483647, -2147483647}) {
     const std::vector<std::int32_t> counts = {count, 2};

@@ -67,6 +67,8 @@ AttentionInput on_device(const Problem& problem, Mirror* mirror) {
   list(p.prefix_table, p.num_groups * p.prefix_stride);
   list(p.prefix_lens, p.num_groups);
   list(p.group_offsets, p.num_groups + 1);
+  list(p.parents, p.num_sequences);
+  if (p.parents != nullptr) p.cu_seqlens_k = p.cu_seqlens_q;
   p.sinks = (*mirror)(p.sinks, static_cast<std::size_t>(p.num_q_heads) * 4);
   return p;
 }
@@ -114,7 +116,11 @@ void run_case(const Case& c) {
       if (!fits_plan(got, plan, arch)) continue;
       const OnDevice workspace(Memory(static_cast<std::size_t>(workspace_bytes_of(got, plan)) + 16, kCanary));
       got.workspace = workspace.data;
-      arch == 90 ? sm90::attention(got, plan, nullptr) : sm80::attention(got, plan, nullptr);
+      if (got.parents != nullptr) {
+        arch == 90 ? sm90::attention_tree(got, nullptr) : sm80::attention_tree(got, nullptr);
+      } else {
+        arch == 90 ? sm90::attention(got, plan, nullptr) : sm80::attention(got, plan, nullptr);
+      }
       check(cudaDeviceSynchronize(), "attention");
       const std::string what = c.text() + name_of(plan) + ", sm_" + std::to_string(arch);
       expect(out_got.host(), out, what + ", out");
@@ -156,7 +162,11 @@ void run_case(const Case& c) {
     if (!fits_plan(got, kernel, arch)) return;
     const OnDevice workspace_got(Memory(static_cast<std::size_t>(workspace_bytes_of(got, kernel)) + 16, kCanary));
     got.workspace = workspace_got.data;
-    arch == 90 ? sm90::attention_backward(got, kernel, nullptr) : sm80::attention_backward(got, kernel, nullptr);
+    if (got.parents != nullptr) {
+      arch == 90 ? sm90::attention_tree_backward(got, nullptr) : sm80::attention_tree_backward(got, nullptr);
+    } else {
+      arch == 90 ? sm90::attention_backward(got, kernel, nullptr) : sm80::attention_backward(got, kernel, nullptr);
+    }
     check(cudaDeviceSynchronize(), "attention_backward");
     const std::string what =
         c.text() + (kernel == GradientKernel::kWgmma ? ", wgmma" : ", passes") + ", sm_" + std::to_string(arch);
@@ -281,6 +291,24 @@ void run_cases() {
         run(c);
       }
     }
+  }
+  // Trees: several roots, empty segments and ones of a token, branch points inside of blocks and of tiles, splits.
+  for (const std::int64_t head_dim : {40, 64, 128, 256}) {
+    Case c{{{170, 170}, {1, 1}, {0, 0}, {61, 61}, {9, 9}, {130, 130}, {20, 20}, {17, 17}}};
+    c.parents = {-1, 0, 0, 0, 2, -1, 3, 5};
+    c.q_heads = 6;
+    c.kv_heads = 2;
+    c.head_dim = head_dim;
+    c.layout = head_dim == 40 ? Layout::kHeadsFirst : Layout::kTokens;
+    run(c);
+    c.window = 70;
+    c.sinks = true;
+    run(c);
+    c.window = 0;
+    c.softcap = 2.0f;
+    c.lengths = {{1000, 1000}, {30, 30}, {100, 100}, {1, 1}};
+    c.parents = {-1, 0, 1, 0};
+    run(c);
   }
   // Softcaps, by every plan that serves one.
   for (const std::int64_t head_dim : {64, 128, 256}) {

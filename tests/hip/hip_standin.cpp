@@ -110,12 +110,24 @@ const Table kGroupAdvantage = {
     RLK_OF(rlk_group_advantage_ranges),    RLK_OF(rlk_group_advantage_ids),
 };
 const Table kAttention = {
-    RLK_OF_FLOATS(rlk_attention_forward_narrow),  RLK_OF_FLOATS(rlk_attention_forward_wide),
-    RLK_OF_FLOATS(rlk_attention_delta),           RLK_OF_FLOATS(rlk_attention_dq_narrow),
-    RLK_OF_FLOATS(rlk_attention_dq_wide),         RLK_OF_FLOATS(rlk_attention_dkv_narrow),
-    RLK_OF_FLOATS(rlk_attention_dkv_wide),        RLK_OF(rlk_attention_sinks),
-    RLK_OF_FLOATS(rlk_attention_partials_narrow), RLK_OF_FLOATS(rlk_attention_partials_wide),
-    RLK_OF_FLOATS(rlk_attention_merge),           RLK_OF(rlk_attention_blank),
+    RLK_OF_FLOATS(rlk_attention_forward_narrow),
+    RLK_OF_FLOATS(rlk_attention_forward_wide),
+    RLK_OF_FLOATS(rlk_attention_delta),
+    RLK_OF_FLOATS(rlk_attention_dq_narrow),
+    RLK_OF_FLOATS(rlk_attention_dq_wide),
+    RLK_OF_FLOATS(rlk_attention_dkv_narrow),
+    RLK_OF_FLOATS(rlk_attention_dkv_wide),
+    RLK_OF(rlk_attention_sinks),
+    RLK_OF_FLOATS(rlk_attention_partials_narrow),
+    RLK_OF_FLOATS(rlk_attention_partials_wide),
+    RLK_OF_FLOATS(rlk_attention_merge),
+    RLK_OF(rlk_attention_blank),
+    RLK_OF_FLOATS(rlk_attention_tree_forward_narrow),
+    RLK_OF_FLOATS(rlk_attention_tree_forward_wide),
+    RLK_OF_FLOATS(rlk_attention_tree_dq_narrow),
+    RLK_OF_FLOATS(rlk_attention_tree_dq_wide),
+    RLK_OF_FLOATS(rlk_attention_tree_dkv_narrow),
+    RLK_OF_FLOATS(rlk_attention_tree_dkv_wide),
 };
 const Table kLinearLogprob = {RLK_OF(rlk_linear_logprob_rows_vectors), RLK_OF(rlk_linear_logprob_rows_halves)};
 const Table kCovarianceMask = {

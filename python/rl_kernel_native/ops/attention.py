@@ -199,7 +199,7 @@ def attention(
             -1 for a root. A token sees its own segment up to itself and the segments of its ancestors. Its number, for
             windows and RoPE, is its depth: the tokens before it on its path. Bits of a row, and of the gradients of
             queries and of keys in segments without children, are those of the path as a sequence. Only causal, beside
-            no list. RuntimeError on a GPU, whose kernels do not serve it yet.
+            no list. A GPU takes a parent out of range for a root of one key, which is NaN.
         exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``. Portable has
             the same bits on every backend with the same products; hardware on every GPU of one architecture and, of
             sm_90, on the CPU. Products of bfloat16 and float16 are the matrix unit's under

@@ -83,14 +83,13 @@ struct AttentionBackwardShared {
 };
 
 // What both passes do with a tile.
-template <class Machine, class T, class Tile>
+template <class Machine, class T, class Tile, class Params>
 class AttentionBackward {
  public:
   static constexpr int kOfThread = Tile::kOfThread, kRows = Tile::kRows;
   static constexpr int kBlock = Tile::kBlock, kScores = Tile::kScores;
 
-  RLK_DEVICE AttentionBackward(const AttentionBackwardParams& p, const AttentionGrid& g, void* memory)
-      : p_(p), g_(g), s_(memory) {}
+  RLK_DEVICE AttentionBackward(const Params& p, const AttentionGrid& g, void* memory) : p_(p), g_(g), s_(memory) {}
 
  protected:
   static RLK_DEVICE int tid() { return Machine::thread(); }
@@ -176,15 +175,15 @@ class AttentionBackward {
       out[column] = T::store(0.0f);
   }
 
-  const AttentionBackwardParams& p_;
+  const Params& p_;
   const AttentionGrid& g_;
   AttentionBackwardShared<Tile> s_;
 };
 
 // dq of a tile of queries, each with one of the heads that share a key head.
-template <class Machine, class T, class Tile>
-class AttentionQueryGradient : AttentionBackward<Machine, T, Tile> {
-  using Base = AttentionBackward<Machine, T, Tile>;
+template <class Machine, class T, class Tile, class Params = AttentionBackwardParams>
+class AttentionQueryGradient : AttentionBackward<Machine, T, Tile, Params> {
+  using Base = AttentionBackward<Machine, T, Tile, Params>;
   using Base::g_;
   using Base::head_dim;
   using Base::kBlock;
@@ -320,9 +319,9 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile> {
 };
 
 // dk and dv of a tile of keys.
-template <class Machine, class T, class Tile>
-class AttentionKeyGradient : AttentionBackward<Machine, T, Tile> {
-  using Base = AttentionBackward<Machine, T, Tile>;
+template <class Machine, class T, class Tile, class Params = AttentionBackwardParams>
+class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
+  using Base = AttentionBackward<Machine, T, Tile, Params>;
   using Base::g_;
   using Base::head_dim;
   using Base::kBlock;
@@ -338,13 +337,19 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile> {
 
   RLK_DEVICE std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, p_.cu_seqlens_k, place, begin);
+    if constexpr (kMayBranch<Params>) {
+      if (segment.exists) {
+        run_segment(segment.sequence, place.kv_head, begin, segment.last);
+        return segment.last;
+      }
+    }
     AttentionRange queries = {0, 0};
     if (segment.exists) {
       const AttentionSpan span(p_, segment.sequence);
       const std::int64_t first = begin - span.k_first, last = segment.last - span.k_first;
       const AttentionRange keys = {first > 0 ? first : 0, last < span.num_keys ? last : span.num_keys};
       if (!keys.empty()) queries = span.queries_of(keys);
-      if (!queries.empty()) begin_rows(span, place.kv_head, begin, segment.last, queries);
+      if (!queries.empty()) begin_rows(span, span.k_first, place.kv_head, begin, segment.last, queries);
     }
     if (queries.empty()) {
       for (std::int64_t row = begin + tid() / kAttentionLines; row < segment.last; row += kAttentionLines) {
@@ -353,15 +358,7 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile> {
       }
       return segment.last;
     }
-    this->clear(dk_);
-    this->clear(dv_);
-    Machine::barrier();
-    const int group = static_cast<int>(p_.num_q_heads / p_.num_kv_heads);
-#pragma unroll 1
-    for (int head = 0; head < group; ++head) {
-#pragma unroll 1
-      for (int block = s_.scene->first; block < s_.scene->last; block += kBlock) run_block(head, block);
-    }
+    walk();
     const AttentionBackwardScene scene = *s_.scene;
 #pragma unroll
     for (int r = 0; r < kOfThread; ++r) {
@@ -380,13 +377,75 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile> {
     return ((g_.packed ? 0 : sequence * p_.k_tokens) + row) * p_.num_kv_heads + kv_head;
   }
 
-  RLK_DEVICE void begin_rows(const AttentionSpan& span, std::int64_t kv_head, std::int64_t begin, std::int64_t end,
-                             AttentionRange queries) {
+  // A tile of a segment's keys. Every key is seen: its own token does. What the loop goes by lies in shared memory, since
+  // scalar registers are for chains.
+  RLK_DEVICE void run_segment(std::int64_t segment, std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
+    if (tid() == 0) *s_.scene = {kv_head, segment, begin, end, 0, 0};
+    Machine::barrier();
+    float dk[kOfThread][Tile::kSums], dv[kOfThread][Tile::kSums];
+    this->clear(dk);
+    this->clear(dv);
+#pragma unroll 1
+    for (std::int64_t s = segment; s < p_.num_sequences; ++s) {
+      if (!AttentionPath(p_, s).passes(p_, own_segment()) || !begin_keys(s)) continue;
+      walk();
+#pragma unroll
+      for (int r = 0; r < kOfThread; ++r) {
+#pragma unroll
+        for (int i = 0; i < Tile::kSums; ++i) {
+          dk[r][i] = add_rn(dk[r][i], dk_[r][i]);
+          dv[r][i] = add_rn(dv[r][i], dv_[r][i]);
+        }
+      }
+      Machine::barrier();  // the next segment writes what this one reads
+    }
+    const AttentionBackwardScene scene = *s_.scene;
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+      const std::int64_t row = scene.begin + tid() / kAttentionLines * kOfThread + r;
+      if (row >= scene.end) continue;
+      this->store(true, dk[r], p_.softmax_scale, p_.dk, out_row(scene.sequence, scene.kv_head, row));
+      this->store(true, dv[r], 1.0f, p_.dv, out_row(scene.sequence, scene.kv_head, row));
+    }
+    Machine::barrier();  // the next tile writes what this one reads
+  }
+  // Found again, by its keys.
+  RLK_DEVICE std::int64_t own_segment() const {
+    return sequence_of(p_.cu_seqlens_k, p_.num_sequences, s_.scene->begin);
+  }
+  // The tile's keys for the queries of segment s. Whether one sees any.
+  RLK_DEVICE bool begin_keys(std::int64_t s) {
+    const AttentionBackwardScene scene = *s_.scene;
+    const AttentionSpan span(p_, s);
+    const std::int64_t k_first = AttentionSpan(p_, own_segment()).k_first;
+    const AttentionRange queries = span.queries_of(AttentionRange{scene.begin - k_first, scene.end - k_first});
+    if (queries.empty()) return false;
+    Machine::barrier();  // the scene was read
+    begin_rows(span, k_first, scene.kv_head, scene.begin, scene.end, queries);
+    return true;
+  }
+
+  // The chains of the queries that begin_rows found.
+  RLK_DEVICE void walk() {
+    this->clear(dk_);
+    this->clear(dv_);
+    Machine::barrier();
+    const int group = static_cast<int>(p_.num_q_heads / p_.num_kv_heads);
+#pragma unroll 1
+    for (int head = 0; head < group; ++head) {
+#pragma unroll 1
+      for (int block = s_.scene->first; block < s_.scene->last; block += kBlock) run_block(head, block);
+    }
+  }
+
+  // `k_first`: the token from which the keys' numbers count.
+  RLK_DEVICE void begin_rows(const AttentionSpan& span, std::int64_t k_first, std::int64_t kv_head, std::int64_t begin,
+                             std::int64_t end, AttentionRange queries) {
     if (tid() == 0) {
       *s_.scene = {kv_head, span.sequence, begin, end, static_cast<int>(queries.first), static_cast<int>(queries.last)};
     }
     if (tid() < kRows) {
-      const std::int64_t row = begin + tid(), j = row - span.k_first;
+      const std::int64_t row = begin + tid(), j = row - k_first;
       AttentionRange sees = {0, 0};
       if (row < end && j >= 0 && j < span.num_keys) sees = span.queries_of(j);
       const bool used = !sees.empty();

@@ -1,0 +1,147 @@
+// A case of attention against the contract's reference, on the CPU's backend or, with RLK_TEST_HIP, on HIP's.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "attention_cases.h"
+#include "attention_reference.h"
+#include "rlk/backends.h"
+#include "rlk/ops/attention.h"
+
+namespace attention_test {
+namespace {
+
+using linear_test::for_each_backend;
+using linear_test::kCanonicalNan;
+using linear_test::kWholeElements;
+using rlk::Arithmetic;
+
+constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+#if RLK_TEST_HIP
+constexpr bool kBadListsThrow = false;
+constexpr Exp kExps[] = {Exp::kPortable};
+constexpr bool kInTurn = true;                      // two options that do not meet take turns: the emulation is slow
+constexpr std::int64_t kOrderWidths[] = {64, 192};  // one a tile: the emulation is slow
+constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee};
+void run(const AttentionParams& p) { rlk::hip::attention(p, 0, 0); }
+void run(const AttentionBackwardParams& p) { rlk::hip::attention_backward(p, 0, 0); }
+#else
+constexpr bool kBadListsThrow = true;
+constexpr Exp kExps[] = {Exp::kPortable, Exp::kHardware};
+constexpr bool kInTurn = false;
+constexpr std::int64_t kOrderWidths[] = {64, 128, 192, 256};
+constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee, Arithmetic::kSm90};
+void run(const AttentionParams& p) { rlk::cpu::attention(p); }
+void run(const AttentionBackwardParams& p) { rlk::cpu::attention_backward(p); }
+#endif
+
+// Contiguous elements between canaries.
+class Output {
+ public:
+  Output(std::int64_t elements, DType dtype, std::size_t shift = 0)
+      : dtype_(dtype), begin_(kGuard + shift), size_(static_cast<std::size_t>(elements * rlk::size_of(dtype))) {
+    memory_.assign(begin_ + size_ + kGuard, kCanary);
+  }
+  void* data() { return memory_.data() + begin_; }
+
+  void expect(const Patterns& want, const std::string& where) const {
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      const std::uint32_t got = load_pattern(memory_.data() + begin_, dtype_, static_cast<std::int64_t>(i));
+      const bool nans = !kCanonicalNan && std::isnan(value_of(got, dtype_)) && std::isnan(value_of(want[i], dtype_));
+      ASSERT_TRUE(got == want[i] || nans) << where << ", element " << i << " of " << want.size() << std::hex
+                                          << ": wanted " << want[i] << ", got " << got;
+    }
+    for (std::size_t i = 0; i < kGuard; ++i) {
+      ASSERT_EQ(memory_[begin_ - 1 - i], kCanary) << where << ": written in front of the output";
+      ASSERT_EQ(memory_[begin_ + size_ + i], kCanary) << where << ": written behind the output";
+    }
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 64;
+  static constexpr unsigned char kCanary = 0x5a;
+  DType dtype_;
+  std::size_t begin_, size_;
+  std::vector<unsigned char> memory_;
+};
+
+void check_forward(const Problem& problem, Arithmetic arithmetic) {
+  const Case& c = problem.what();
+  AttentionParams p{problem.input};
+  p.arithmetic = arithmetic;
+  const ForwardPatterns want = reference(p);
+  for_each_backend([&](const std::string& way) {
+    const std::string backend = way + ", " + linear_test::name(arithmetic);
+    Output out(problem.q_places() * c.head_dim, c.dtype, c.shift), lse(problem.q_places(), DType::kFloat32);
+    p.out = out.data();
+    p.lse = static_cast<float*>(lse.data());
+    run(p);
+    ASSERT_NO_FATAL_FAILURE(out.expect(want.out, c.text() + ", out, " + backend));
+    ASSERT_NO_FATAL_FAILURE(lse.expect(want.lse, c.text() + ", lse, " + backend));
+    Output alone(problem.q_places() * c.head_dim, c.dtype);
+    p.out = alone.data();
+    p.lse = nullptr;
+    run(p);
+    ASSERT_NO_FATAL_FAILURE(alone.expect(want.out, c.text() + ", out without lse, " + backend));
+  });
+}
+void check_forward(const Problem& problem) {
+  for (const Arithmetic arithmetic : kForwardArithmetics) {
+    if (arithmetic != Arithmetic::kIeee && problem.what().dtype == DType::kFloat32) continue;
+    ASSERT_NO_FATAL_FAILURE(check_forward(problem, arithmetic));
+  }
+}
+
+void check_backward(Problem& problem) {
+  const Case& c = problem.what();
+  AttentionBackwardParams p{problem.input};
+  p.dout = problem.like_queries();
+  // Any out and lse do: a backward trusts them. lse is near what forward gives, so that probabilities are.
+  AttentionParams forward{problem.input};
+  ForwardPatterns saved = reference(forward);
+  std::vector<unsigned char> out(saved.out.size() * static_cast<std::size_t>(rlk::size_of(c.dtype)) + 1);
+  for (std::size_t i = 0; i < saved.out.size(); ++i) {
+    const auto bytes = static_cast<std::size_t>(rlk::size_of(c.dtype));
+    std::memcpy(&out[i * bytes], &saved.out[i], bytes);
+  }
+  std::vector<float> lse(saved.lse.size() + 1), dlse(saved.lse.size() + 1);
+  for (std::size_t i = 0; i < saved.lse.size(); ++i) lse[i] = value_of(saved.lse[i], DType::kFloat32);
+  for (std::size_t i = 0; i < dlse.size(); ++i) dlse[i] = static_cast<float>(static_cast<int>(i * 37 % 11) - 5) / 8;
+  p.out = {out.data(), problem.input.q_tokens * c.q_heads * c.head_dim, c.q_heads * c.head_dim, c.head_dim};
+  p.lse = lse.data();
+  if (c.dlse) p.dlse = dlse.data();
+  const BackwardPatterns want = reference(p);
+  for_each_backend([&](const std::string& backend) {
+    Output dq(problem.q_places() * c.head_dim, c.dtype, c.shift);
+    Output dk(problem.k_places() * c.head_dim, c.dtype, c.shift), dv(problem.k_places() * c.head_dim, c.dtype);
+    std::vector<float> workspace(static_cast<std::size_t>(problem.q_places()) + 1, std::nanf(""));
+    p.workspace = workspace.data();
+    p.dq = dq.data();
+    p.dk = dk.data();
+    p.dv = dv.data();
+    Output dsinks(c.q_heads, DType::kFloat32);
+    if (c.sinks) p.dsinks = static_cast<float*>(dsinks.data());
+    run(p);
+    ASSERT_NO_FATAL_FAILURE(dsinks.expect(want.dsinks, c.text() + ", dsinks, " + backend));
+    ASSERT_NO_FATAL_FAILURE(dq.expect(want.dq, c.text() + ", dq, " + backend));
+    ASSERT_NO_FATAL_FAILURE(dk.expect(want.dk, c.text() + ", dk, " + backend));
+    ASSERT_NO_FATAL_FAILURE(dv.expect(want.dv, c.text() + ", dv, " + backend));
+  });
+}
+
+void check(const Case& c) {
+  Problem problem(c);
+  ASSERT_NO_FATAL_FAILURE(check_forward(problem));
+  if (c.k_form == Form::kPaged) return;
+  ASSERT_NO_FATAL_FAILURE(check_backward(problem));
+}
+
+}  // namespace
+}  // namespace attention_test
