@@ -1,6 +1,7 @@
 // What sample and linear_sample are told of their rows.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "row_array.h"
@@ -12,6 +13,27 @@ inline void read_valid_vocab(nb::handle given, SampleParams* p) {
   require(p->valid_vocab > 0 && p->valid_vocab <= p->vocab_size, "valid_vocab", "an integer in [1, ", p->vocab_size,
           "], got ", p->valid_vocab);
 }
+
+// Bits of the columns that each row allows, or nothing; `p` takes them.
+class AllowedArgument {
+ public:
+  AllowedArgument(nb::handle given, Device device, SampleParams* p) {
+    if (given.is_none()) return;
+    const TensorView& m = mask_.emplace(given, "allowed", kInt32).view();
+    require_device(*mask_, device);
+    const std::int64_t words = (p->valid_vocab + 31) / 32;
+    if (m.ndim != 2 || m.shape[0] != p->num_rows || m.shape[1] < words) {
+      argument_error("allowed", "expected shape [" + std::to_string(p->num_rows) + ", " + std::to_string(words) +
+                                    "] or wider, got " + shape_text(mask_->shape()));
+    }
+    require_columns(*mask_);
+    p->allowed = static_cast<const std::int32_t*>(m.data);
+    p->allowed_stride = m.stride(0);
+  }
+
+ private:
+  std::optional<Array> mask_;
+};
 
 // Arrays of rows, which it keeps alive, or numbers for all; `p` takes them.
 class DrawArguments {

@@ -40,6 +40,15 @@ int read_exp(nb::handle exp) {
   return PyUnicode_Check(exp.ptr()) && PyUnicode_CompareWithASCIIString(exp.ptr(), "portable") == 0 ? 0 : -1;
 }
 
+void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t columns, const char* names) {
+  const std::int64_t padded = (vocab_size + 63) / 64 * 64;
+  const std::string pad = words("; pad the vocabulary to a multiple of 64 columns (", names, padded,
+                                "), so that equal shards are whole parts");
+  argument_error("vocab_start", "expected a shard of whole parts of a vocabulary of ", vocab_size,
+                 " columns (it has eight parts, so 1, 2, 4 or 8 equal shards), got [", start, ", ", start + columns,
+                 ")", padded == vocab_size ? "" : pad);
+}
+
 LogprobCall::LogprobCall(const LogprobArguments& a) {
   logits_.emplace(a.logits, "logits", kFloats);
   rows_of_ = &*logits_;
@@ -161,14 +170,8 @@ void LogprobCall::read_vocabulary(const LogprobArguments& a) {
 }
 
 void LogprobCall::require_whole_parts() const {
-  const std::int64_t whole = input_.vocab_size, end = input_.vocab_start + input_.num_columns;
-  if (parts_of_columns(whole, input_.valid_vocab, input_.vocab_start, input_.num_columns).count > 0) return;
-  const std::int64_t padded = (whole + 63) / 64 * 64;
-  const std::string pad = words("; pad the vocabulary to a multiple of 64 columns (canonical_vocab=", padded,
-                                "), so that equal shards are whole parts");
-  argument_error("vocab_start", "expected a shard of whole parts of a vocabulary of ", whole,
-                 " columns (it has eight parts, so 1, 2, 4 or 8 equal shards), got [", input_.vocab_start, ", ", end,
-                 ")", padded == whole ? "" : pad);
+  if (parts_of_columns(input_.vocab_size, input_.valid_vocab, input_.vocab_start, input_.num_columns).count > 0) return;
+  refuse_parts(input_.vocab_size, input_.vocab_start, input_.num_columns, "canonical_vocab=");
 }
 
 void LogprobCall::read_kept(nb::handle ids, nb::handle offsets) {

@@ -81,5 +81,7 @@ class BackwardRows {
 float read_temperature_value(nb::handle temperature);
 // The number of a call's exp on a GPU; -1 where Python has to look at it.
 int read_exp(nb::handle exp);
+// A shard that is not whole parts of rule 5. names: the argument that takes the padded width, and "=", or nothing.
+[[noreturn]] void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t columns, const char* names);
 
 }  // namespace rlk::bindings

@@ -12,10 +12,12 @@ RowIntegers integers_of(const VectorArgument& a) {
 
 nb::object processed(nb::handle logits, nb::handle repetition, nb::handle presence, nb::handle frequency,
                      nb::handle history_ids, nb::handle history_offsets, nb::handle is_prompt, nb::handle bias_ids,
-                     nb::handle bias_values, nb::handle bias_offsets, int order, nb::handle allocate,
-                     std::uintptr_t stream) {
+                     nb::handle bias_values, nb::handle bias_offsets, int order, nb::handle vocab_start,
+                     nb::handle vocab_size, nb::handle allocate, std::uintptr_t stream) {
   ProcessLogitsParams p;
-  const Array x = read_logits(logits, &p);
+  const Array x = read_logits(logits, &p, vocab_size);
+  p.num_columns = x.view().shape[1];
+  p.vocab_start = read_vocab_start(vocab_start, p.vocab_size, p.num_columns);
   const TensorView& v = x.view();
   p.order = static_cast<SampleOrder>(order);
   const auto rows = [&](nb::handle given, const char* name) {
@@ -47,7 +49,7 @@ nb::object processed(nb::handle logits, nb::handle repetition, nb::handle presen
   p.bias_offsets = bounds.data<std::int64_t>();
   p.bias_size = biased.size();
   return Results("process_logits", logits, v.device, allocate, stream)
-      .add(&p.out, {p.num_rows, p.vocab_size})
+      .add(&p.out, {p.num_rows, p.num_columns})
       .add(&p.status, {p.num_rows})
       .run(rlk::process_logits, p);
 }

@@ -11,22 +11,44 @@
 
 namespace rlk::bindings {
 
-// Checks logits [num_rows, vocab_size], and sets their address, sizes and strides in `p`.
+inline std::int64_t read_vocab_size(nb::handle given) {
+  const std::int64_t size = read_integer(given, "vocab_size", "an integer");
+  if (size < 1 || size > kSampleVocab) {
+    argument_error("vocab_size",
+                   "expected an integer in [1, " + std::to_string(kSampleVocab) + "], got " + std::to_string(size));
+  }
+  return size;
+}
+
+// Checks logits [num_rows, vocab_size], and sets their address, sizes and strides in `p`. vocab_size: None, or that of which
+// they are columns.
 template <class Params>
-Array read_logits(nb::handle given, Params* p) {
-  Array x(given, "logits", kFloats);
+Array read_logits(nb::handle given, Params* p, nb::handle vocab_size = nb::none(), const char* name = "logits") {
+  Array x(given, name, kFloats);
   const TensorView& v = x.view();
+  const bool whole = vocab_size.is_none();
   if (v.ndim != 2) argument_error(x, "expected shape [num_rows, vocab_size], got " + shape_text(x.shape()));
-  if (v.shape[1] < 1 || v.shape[1] > kSampleVocab) {
+  if (v.shape[1] < (whole ? 1 : 0) || v.shape[1] > kSampleVocab) {
     argument_error(x, "expected 1 to " + std::to_string(kSampleVocab) + " columns, got " + std::to_string(v.shape[1]));
   }
   require_columns(x);
   p->logits = v.data;
   p->dtype = v.dtype;
   p->num_rows = v.shape[0];
-  p->vocab_size = v.shape[1];
+  p->vocab_size = whole ? v.shape[1] : read_vocab_size(vocab_size);
   p->logits_stride = v.stride(0);
   return x;
+}
+
+// The first column of a shard.
+inline std::int64_t read_vocab_start(nb::handle given, std::int64_t vocab_size, std::int64_t columns) {
+  const std::int64_t start = given.is_none() ? 0 : read_integer(given, "vocab_start", "an integer");
+  if (start < 0 || start > vocab_size || columns > vocab_size - start) {
+    argument_error("vocab_start", "expected 0 <= vocab_start and vocab_start + " + std::to_string(columns) +
+                                      " (columns of the shard) <= vocab_size, got vocab_start " +
+                                      std::to_string(start) + ", vocab_size " + std::to_string(vocab_size));
+  }
+  return start;
 }
 
 // An array with one element for each row, or nothing where Python gave a number, which it checked.

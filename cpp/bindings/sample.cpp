@@ -7,11 +7,44 @@
 
 #include "call.h"
 #include "draw_args.h"
+#include "logprob_args.h"
 
 namespace rlk::bindings {
 namespace {
 
 constexpr int kWantsLogprob = 1, kWantsRaw = 2;
+
+template <class Params>
+std::int64_t workspace_bytes(const Params& p, Device device) {
+  return sample_workspace_bytes(p, device);
+}
+
+// The parts of rule 5 that columns [start, start + columns) are; none where none of them is valid.
+PartRange read_parts(std::int64_t vocab_size, std::int64_t valid_vocab, std::int64_t start, std::int64_t columns) {
+  if (columns == 0 || start >= valid_vocab) return {};
+  const PartRange parts = parts_of_columns(vocab_size, valid_vocab, start, columns);
+  if (parts.count == 0) refuse_parts(vocab_size, start, columns, "");
+  return parts;
+}
+
+// What bias and penalties were applied to, and what they found wrong; or nothing.
+class Unprocessed {
+ public:
+  Unprocessed(nb::handle logits, nb::handle row_status, Device device, SampleParams* p)
+      : known_(row_status, "row_status", kInt32, p->num_rows, device) {
+    if (!logits.is_none()) {
+      const TensorView& v = logits_.emplace(logits, "logits", kFloats).view();
+      p->raw_logits = v.data;
+      p->raw_stride = v.stride(0);
+      p->raw_dtype = v.dtype;
+    }
+    if (known_) p->row_status = static_cast<const std::int32_t*>(known_->view().data);
+  }
+
+ private:
+  std::optional<Array> logits_;
+  const RowArray known_;
+};
 
 nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::handle position, nb::handle temperature,
                   nb::handle top_k, nb::handle top_p, nb::handle min_p, nb::handle greedy, nb::handle allowed,
@@ -32,28 +65,8 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
   const DrawArguments arguments(seed, sample_id, position, temperature, top_k, min_p, greedy, v.device, &p);
   const RowArray shares(top_p, "top_p", kFloat32, p.num_rows, v.device);
   p.top_p = floats_of(shares, top_p, "top_p");
-  std::optional<Array> mask;
-  if (!allowed.is_none()) {
-    const TensorView& m = mask.emplace(allowed, "allowed", kInt32).view();
-    require_device(*mask, v.device);
-    const std::int64_t words = (p.valid_vocab + 31) / 32;
-    if (m.ndim != 2 || m.shape[0] != p.num_rows || m.shape[1] < words) {
-      argument_error("allowed", "expected shape [" + std::to_string(p.num_rows) + ", " + std::to_string(words) +
-                                    "] or wider, got " + shape_text(mask->shape()));
-    }
-    require_columns(*mask);
-    p.allowed = static_cast<const std::int32_t*>(m.data);
-    p.allowed_stride = m.stride(0);
-  }
-  std::optional<Array> raw;
-  if (!raw_logits.is_none()) {
-    raw.emplace(raw_logits, "logits", "float32, bfloat16 or float16");
-    p.raw_logits = raw->view().data;
-    p.raw_stride = raw->view().stride(0);
-    p.raw_dtype = raw->view().dtype;
-  }
-  const RowArray known(row_status, "row_status", kInt32, p.num_rows, v.device);
-  if (known) p.row_status = static_cast<const std::int32_t*>(known->view().data);
+  const AllowedArgument mask(allowed, v.device, &p);
+  const Unprocessed raw(raw_logits, row_status, v.device, &p);
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
@@ -71,7 +84,76 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
       .run(rlk::sample, &p, sample_workspace_bytes);
 }
 
-const Functions kFunctions([](nb::module_& m) { define(m, "sample", &tokens); });
+nb::object partial(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::handle position,
+                   nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p, nb::handle greedy,
+                   nb::handle allowed, nb::handle raw_logits, nb::handle row_status, nb::handle vocab_start,
+                   nb::handle vocab_size, nb::handle valid_vocab, int exp, int order, std::int64_t max_top_k,
+                   int random_stream, bool takes_raw, nb::handle allocate, std::uintptr_t stream) {
+  SamplePartialParams p;
+  const Array x = read_logits(logits, &p, vocab_size, "logits_shard");
+  const TensorView& v = x.view();
+  read_valid_vocab(valid_vocab, &p);
+  const std::int64_t start = read_vocab_start(vocab_start, p.vocab_size, v.shape[1]);
+  p.parts = read_parts(p.vocab_size, p.valid_vocab, start, v.shape[1]);
+  p.most_top_k = max_top_k;
+  p.random_stream = random_stream;
+  p.takes_raw = takes_raw;
+  const DrawArguments arguments(seed, sample_id, position, temperature, top_k, min_p, greedy, v.device, &p);
+  const RowArray shares(top_p, "top_p", kFloat32, p.num_rows, v.device);
+  p.top_p = floats_of(shares, top_p, "top_p");
+  const AllowedArgument mask(allowed, v.device, &p);
+  const Unprocessed raw(raw_logits, row_status, v.device, &p);
+  p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
+  p.order = static_cast<SampleOrder>(order);
+  return Results("sample", logits, v.device, allocate, stream)
+      .add(&p.payload, {p.num_rows, payload_words(max_top_k)})
+      .run(rlk::sample_partial, &p, workspace_bytes<SamplePartialParams>);
+}
+
+nb::object merge(nb::handle payloads, nb::handle seed, nb::handle sample_id, nb::handle position,
+                 nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p, nb::handle greedy,
+                 nb::handle allowed, nb::handle vocab_size, nb::handle valid_vocab, int exp, int order,
+                 std::int64_t kept_capacity, int random_stream, int wants, nb::handle allocate, std::uintptr_t stream) {
+  SampleMergeParams p;
+  const Array x(payloads, "payloads", kInt32);
+  const TensorView& v = x.view();
+  const std::int64_t candidates = v.ndim == 3 ? (v.shape[2] - kPayloadHead) / kCandidateWords : -1;
+  if (candidates < 0 || candidates > kMostCandidates || v.shape[2] != payload_words(candidates) || v.shape[0] < 1 ||
+      v.shape[0] > kNumParts || !v.is_contiguous()) {
+    argument_error(x,
+                   "expected a contiguous array of shape [shards, num_rows, 16 + 3 * max_top_k], with 1 to 8 shards "
+                   "and max_top_k up to 256, got shape " +
+                       shape_text(x.shape()));
+  }
+  p.payload = static_cast<const std::int32_t*>(v.data);
+  p.num_shards = static_cast<std::int32_t>(v.shape[0]);
+  p.num_rows = v.shape[1];
+  p.most_top_k = candidates;
+  p.vocab_size = read_vocab_size(vocab_size);
+  read_valid_vocab(valid_vocab, &p);
+  p.random_stream = random_stream;
+  const DrawArguments arguments(seed, sample_id, position, temperature, top_k, min_p, greedy, v.device, &p);
+  const RowArray shares(top_p, "top_p", kFloat32, p.num_rows, v.device);
+  p.top_p = floats_of(shares, top_p, "top_p");
+  const AllowedArgument mask(allowed, v.device, &p);
+  p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
+  p.order = static_cast<SampleOrder>(order);
+  p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
+  return Results("sample", payloads, v.device, allocate, stream)
+      .add(&p.ids, {p.num_rows})
+      .add(&p.logprob, {p.num_rows}, wants & kWantsLogprob)
+      .add(&p.raw_logprob, {p.num_rows}, wants & kWantsRaw)
+      .add(&p.kept_ids, {kept_capacity}, kept_capacity >= 0)
+      .add(&p.kept_offsets, {p.num_rows + 1}, kept_capacity >= 0)
+      .add(&p.status, {p.num_rows})
+      .run(rlk::sample_merge, &p, workspace_bytes<SampleMergeParams>);
+}
+
+const Functions kFunctions([](nb::module_& m) {
+  define(m, "sample", &tokens);
+  define(m, "sample_partial", &partial);
+  define(m, "sample_merge", &merge);
+});
 
 }  // namespace
 }  // namespace rlk::bindings

@@ -22,10 +22,11 @@ void process_logits(const ProcessLogitsParams& p) {
   });
 }
 
-void sample(const SampleParams& p) {
-  check_sample(p);
-  const SampleParams of_raw = raw_pass(p);
-  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_lanes);
+namespace {
+
+// Rows with their kept sets, by chunks: fn(row, mask, nodes, count) gives all of a row's results but its kept ids.
+template <class F>
+void by_rows(const SampleParams& p, const SampleLanes& lanes, F fn) {
   const bool keeps = p.kept_offsets != nullptr;
   const std::int64_t words = sample_mask_words(p.vocab_size);
   std::vector<std::uint32_t> masks(static_cast<std::size_t>(keeps ? words * std::min(p.num_rows, kSampleChunk) : 0));
@@ -38,9 +39,8 @@ void sample(const SampleParams& p) {
       std::vector<float> nodes(static_cast<std::size_t>(sample_node_floats(p.vocab_size)));
       std::vector<std::uint32_t> mask(static_cast<std::size_t>(keeps ? 0 : words));
       for (std::int64_t i = begin; i < end; ++i) {
-        lanes.row(p, first + i, keeps ? masks.data() + i * words : mask.data(), nodes.data(),
-                  keeps ? p.kept_offsets + first + i + 1 : nullptr);
-        if (p.raw_logprob != nullptr) lanes.raw(of_raw, first + i, nodes.data());
+        fn(first + i, keeps ? masks.data() + i * words : mask.data(), nodes.data(),
+           keeps ? p.kept_offsets + first + i + 1 : nullptr);
       }
     });
     if (!keeps) continue;
@@ -49,6 +49,36 @@ void sample(const SampleParams& p) {
       for (std::int64_t i = begin; i < end; ++i) lanes.kept(p, first + i, masks.data() + i * words);
     });
   }
+}
+
+}  // namespace
+
+void sample(const SampleParams& p) {
+  check_sample(p);
+  const SampleParams of_raw = raw_pass(p);
+  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_lanes);
+  by_rows(p, lanes, [&](std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count) {
+    lanes.row(p, row, mask, nodes, count);
+    if (p.raw_logprob != nullptr) lanes.raw(of_raw, row, nodes);
+  });
+}
+
+void sample_partial(const SamplePartialParams& p) {
+  check_sample_partial(p);
+  const SamplePartialParams of_raw = raw_pass(p);
+  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_lanes);
+  by_rows(p, lanes, [&](std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t*) {
+    lanes.partial(p, row, mask, nodes);
+    if (p.takes_raw) lanes.partial_raw(of_raw, row, nodes);
+  });
+}
+
+void sample_merge(const SampleMergeParams& p) {
+  check_sample_merge(p);
+  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_lanes);
+  by_rows(p, lanes, [&](std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count) {
+    lanes.merge(p, row, mask, nodes, count);
+  });
 }
 
 }  // namespace rlk::cpu

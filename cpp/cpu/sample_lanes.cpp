@@ -5,6 +5,8 @@
 // After simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_kept.h"
+#include "rlk/kernels/sample_merge.h"
+#include "rlk/kernels/sample_shard.h"
 #include "rlk/kernels/sample_top.h"
 #include "rlk/kernels/sample_tree.h"
 #include "rlk/math/half.h"
@@ -102,6 +104,34 @@ void raw(const SampleParams& p, std::int64_t row, float* nodes) {
     }
   });
 }
+void partial(const SamplePartialParams& p, std::int64_t row, std::uint32_t* mask, float* nodes) {
+  SampleShared shared;
+  by_type_and_mode(p, [&](auto type, auto mode) {
+    using T = decltype(type);
+    SampleState state;
+    std::uint64_t firsts[1];
+    RowOfShard<Alone, T>(Alone(), p, row, &shared, mask, &state, firsts).run();
+    TreeOfShard<Alone, T, mode()> tree(Alone(), p, row, &shared, mask, &state, nodes);
+    tree.run_tree();
+    tree.run_draw();
+  });
+}
+void partial_raw(const SamplePartialParams& p, std::int64_t row, float* nodes) {
+  SampleShared shared;
+  by_type_and_mode(p, [&](auto type, auto mode) {
+    SampleState state;
+    TreeOfShard<Alone, decltype(type), mode()>(Alone(), p, row, &shared, nullptr, &state, nodes).run_raw();
+  });
+}
+void merge(const SampleMergeParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count) {
+  SampleShared shared;
+  by_type_and_mode(p, [&](auto, auto mode) {
+    SampleState state;
+    std::uint64_t firsts[kMostCandidates];
+    RowOfMerge<Alone, mode()>(Alone(), p, row, &shared, mask, &state, firsts).run(count);
+    TreeOfMerge<Alone, mode()>(Alone(), p, row, &shared, mask, &state, firsts, nodes).run(count);
+  });
+}
 void offsets(const SampleParams& p, std::int64_t first, std::int64_t rows, std::uint32_t* closed) {
   SampleShared shared;
   offsets_of_counts(Alone(), p, first, rows, closed, &shared);
@@ -113,6 +143,6 @@ void kept(const SampleParams& p, std::int64_t row, const std::uint32_t* mask) {
 
 }  // namespace
 
-const SampleLanes sample_lanes = {process, row, raw, offsets, kept};
+const SampleLanes sample_lanes = {process, row, raw, offsets, partial, partial_raw, merge, kept};
 
 }  // namespace rlk::cpu::RLK_CPU_ISA

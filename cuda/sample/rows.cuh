@@ -118,6 +118,15 @@ void by_type_and_mode(const SampleParams& p, F fn) {
   p.dtype == DType::kFloat32 ? by_mode(Fp32()) : p.dtype == DType::kBFloat16 ? by_mode(Bf16()) : by_mode(Fp16());
 }
 
+// The kept sets of rows that the launches before have marked and counted.
+inline void run_kept(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
+  if (p.kept_offsets == nullptr) return;
+  sample_offsets_kernel<<<1, kRowThreads, kSharedBytes, stream>>>(p, chunk);
+  check(cudaGetLastError(), "launch of sample's offsets");
+  sample_kept_kernel<<<static_cast<unsigned>(chunk.rows), kKeptThreads, kSharedBytes, stream>>>(p, chunk);
+  check(cudaGetLastError(), "launch of sample's kept ids");
+}
+
 inline void run(const SampleParams& p, cudaStream_t stream) {
   const SampleParams of_raw = raw_pass(p);
   for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
@@ -126,11 +135,7 @@ inline void run(const SampleParams& p, cudaStream_t stream) {
     if (p.raw_logprob != nullptr) {
       by_type_and_mode(of_raw, [&]<class T, Exp kExp>() { run_raw<T, kExp>(of_raw, chunk, stream); });
     }
-    if (p.kept_offsets == nullptr) continue;
-    sample_offsets_kernel<<<1, kRowThreads, kSharedBytes, stream>>>(p, chunk);
-    check(cudaGetLastError(), "launch of sample's offsets");
-    sample_kept_kernel<<<static_cast<unsigned>(chunk.rows), kKeptThreads, kSharedBytes, stream>>>(p, chunk);
-    check(cudaGetLastError(), "launch of sample's kept ids");
+    run_kept(p, chunk, stream);
   }
 }
 

@@ -6,16 +6,35 @@
 
 namespace rlk::cuda {
 
+namespace {
+
+// Whether there are rows; without, the offsets of their kept sets are written.
+bool has_rows(const SampleParams& p, Stream stream) {
+  if (p.num_rows == 0 && p.kept_offsets != nullptr) {
+    check(cudaMemsetAsync(p.kept_offsets, 0, sizeof *p.kept_offsets, to_stream(stream)), "clearing of sample");
+  }
+  RLK_CHECK(p.num_rows == 0 || p.workspace != nullptr, "sample: a workspace is given");
+  return p.num_rows > 0;
+}
+
+}  // namespace
+
 void sample(const SampleParams& p, int device, Stream stream) {
   check_sample(p);
-  if (p.num_rows == 0 && p.kept_offsets == nullptr) return;
   const DeviceGuard guard(device);
-  if (p.num_rows == 0) {
-    check(cudaMemsetAsync(p.kept_offsets, 0, sizeof *p.kept_offsets, to_stream(stream)), "clearing of sample");
-    return;
-  }
-  RLK_CHECK(p.workspace != nullptr, "sample: a workspace is given");
-  RLK_CUDA_IN_USE("sample", device, sample)(p, to_stream(stream));
+  if (has_rows(p, stream)) RLK_CUDA_IN_USE("sample", device, sample)(p, to_stream(stream));
+}
+
+void sample_partial(const SamplePartialParams& p, int device, Stream stream) {
+  check_sample_partial(p);
+  const DeviceGuard guard(device);
+  if (has_rows(p, stream)) RLK_CUDA_IN_USE("sample", device, sample_partial)(p, to_stream(stream));
+}
+
+void sample_merge(const SampleMergeParams& p, int device, Stream stream) {
+  check_sample_merge(p);
+  const DeviceGuard guard(device);
+  if (has_rows(p, stream)) RLK_CUDA_IN_USE("sample", device, sample_merge)(p, to_stream(stream));
 }
 
 void process_logits(const ProcessLogitsParams& p, int device, Stream stream) {

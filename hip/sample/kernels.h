@@ -7,6 +7,8 @@
 #include "hip/sample/launches.h"
 #include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_kept.h"
+#include "rlk/kernels/sample_merge.h"
+#include "rlk/kernels/sample_shard.h"
 #include "rlk/kernels/sample_top.h"
 #include "rlk/kernels/sample_tree.h"
 
@@ -70,6 +72,10 @@ RLK_DEVICE void sample_select(const SampleParams& p, const SampleChunk& chunk, s
                                                         chunk.states + i, chunk.firsts + i * kMaxTeam);
   kTruncate ? selection.run_truncate() : selection.run_first();
 }
+// Where a row's number of kept columns goes.
+RLK_DEVICE std::int64_t* count_of(const SampleParams& p, const SampleChunk& chunk, std::int64_t i) {
+  return p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1;
+}
 enum class TreePass { kTree, kDraw, kRaw };
 
 template <class T, TreePass kPass>
@@ -81,7 +87,7 @@ RLK_DEVICE void sample_tree(const SampleParams& p, const SampleChunk& chunk, std
   if constexpr (kPass == TreePass::kTree) {
     tree.run_tree();
   } else if constexpr (kPass == TreePass::kDraw) {
-    tree.run_draw(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
+    tree.run_draw(count_of(p, chunk, i));
   } else {
     tree.run_raw();
   }
@@ -93,6 +99,42 @@ RLK_DEVICE void sample_top(const SampleParams& p, const SampleChunk& chunk, std:
                               chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
                               chunk.firsts + i * kMaxTeam, chunk.nodes + i * sample_node_floats(p.vocab_size))
       .run();
+}
+template <class T>
+RLK_DEVICE void sample_shard(const SamplePartialParams& p, const SampleChunk& chunk, std::int64_t i) {
+  const SamplePartialParams& q = params_in_lds(p);
+  RowOfShard<SampleTeam, T>(SampleTeam(), q, chunk.first + i, sample_shared(),
+                            chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                            chunk.firsts + i * kMaxTeam)
+      .run();
+}
+template <class T, TreePass kPass>
+RLK_DEVICE void sample_shard_tree(const SamplePartialParams& p, const SampleChunk& chunk, std::int64_t i) {
+  const SamplePartialParams& q = params_in_lds(p);
+  TreeOfShard<SampleTeam, T, Exp::kPortable> tree(SampleTeam(), q, chunk.first + i, sample_shared(),
+                                                  chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                                                  chunk.nodes + i * sample_node_floats(p.vocab_size));
+  if constexpr (kPass == TreePass::kTree) {
+    tree.run_tree();
+  } else if constexpr (kPass == TreePass::kDraw) {
+    tree.run_draw();
+  } else {
+    tree.run_raw();
+  }
+}
+RLK_DEVICE void sample_merge_row(const SampleMergeParams& p, const SampleChunk& chunk, std::int64_t i) {
+  const SampleMergeParams& q = params_in_lds(p);
+  RowOfMerge<SampleTeam, Exp::kPortable>(SampleTeam(), q, chunk.first + i, sample_shared(),
+                                         chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                                         chunk.firsts + i * kMaxTeam)
+      .run(count_of(p, chunk, i));
+}
+RLK_DEVICE void sample_merge_tree(const SampleMergeParams& p, const SampleChunk& chunk, std::int64_t i) {
+  const SampleMergeParams& q = params_in_lds(p);
+  TreeOfMerge<SampleTeam, Exp::kPortable>(
+      SampleTeam(), q, chunk.first + i, sample_shared(), chunk.masks + i * sample_mask_words(p.vocab_size),
+      chunk.states + i, chunk.firsts + i * kMaxTeam, chunk.nodes + i * sample_node_floats(p.vocab_size))
+      .run(count_of(p, chunk, i));
 }
 RLK_DEVICE void sample_offsets(const SampleParams& p, const SampleChunk& chunk) {
   if (p.num_rows == 0) {

@@ -9,6 +9,8 @@
 namespace rlk::hip {
 
 constexpr int kSampleThreads = kMaxTeam;
-constexpr std::size_t kSampleLds = sizeof(SampleShared) + std::max(sizeof(SampleParams), sizeof(ProcessLogitsParams));
+constexpr std::size_t kSampleLds =
+    sizeof(SampleShared) +
+    std::max({sizeof(SamplePartialParams), sizeof(SampleMergeParams), sizeof(ProcessLogitsParams)});
 
 }  // namespace rlk::hip

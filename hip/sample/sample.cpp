@@ -9,15 +9,28 @@
 
 namespace rlk::hip {
 
+namespace {
+
+const Block kBlock{kSampleThreads, kSampleLds};
+
+void check_launch(const SampleParams& p) {
+  if (p.exp != Exp::kPortable) throw Unsupported("sample: HIP kernels have the portable exponential only");
+  RLK_CHECK(p.num_rows == 0 || p.workspace != nullptr, "sample: a workspace is given");
+}
+
+void launch_kept(const SampleParams& p, const SampleChunk& chunk, int device, Stream stream) {
+  if (p.kept_offsets == nullptr) return;
+  launch_blocks(device, stream, kBlock, "rlk_sample_offsets", 1, p, chunk);
+  if (chunk.rows > 0) launch_blocks(device, stream, kBlock, "rlk_sample_kept", chunk.rows, p, chunk);
+}
+
+}  // namespace
+
 void sample(const SampleParams& p, int device, Stream stream) {
   check_sample(p);
-  if (p.exp != Exp::kPortable) throw Unsupported("sample: HIP kernels have the portable exponential only");
-  const Block block{kSampleThreads, kSampleLds};
-  if (p.num_rows == 0) {
-    if (p.kept_offsets != nullptr) launch_blocks(device, stream, block, "rlk_sample_offsets", 1, p, SampleChunk{});
-    return;
-  }
-  RLK_CHECK(p.workspace != nullptr, "sample: a workspace is given");
+  check_launch(p);
+  const Block& block = kBlock;
+  if (p.num_rows == 0) return launch_kept(p, SampleChunk{}, device, stream);
   const std::string suffix = type_suffix(p.dtype);
   const SampleParams of_raw = raw_pass(p);
   for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
@@ -36,9 +49,35 @@ void sample(const SampleParams& p, int device, Stream stream) {
     if (of_raw.top_ids != nullptr) {
       launch_blocks(device, stream, block, "rlk_sample_raw_top" + of_raw_type, chunk.rows, of_raw, chunk);
     }
-    if (p.kept_offsets == nullptr) continue;
-    launch_blocks(device, stream, block, "rlk_sample_offsets", 1, p, chunk);
-    launch_blocks(device, stream, block, "rlk_sample_kept", chunk.rows, p, chunk);
+    launch_kept(p, chunk, device, stream);
+  }
+}
+
+void sample_partial(const SamplePartialParams& p, int device, Stream stream) {
+  check_sample_partial(p);
+  check_launch(p);
+  const std::string suffix = type_suffix(p.dtype);
+  const SamplePartialParams of_raw = raw_pass(p);
+  for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
+    const SampleChunk chunk = sample_chunk(p, first, p.workspace);
+    launch_blocks(device, stream, kBlock, "rlk_sample_shard" + suffix, chunk.rows, p, chunk);
+    launch_blocks(device, stream, kBlock, "rlk_sample_shard_tree" + suffix, chunk.rows, p, chunk);
+    launch_blocks(device, stream, kBlock, "rlk_sample_shard_draw" + suffix, chunk.rows, p, chunk);
+    if (!p.takes_raw) continue;
+    launch_blocks(device, stream, kBlock, std::string("rlk_sample_shard_raw") + type_suffix(of_raw.dtype), chunk.rows,
+                  of_raw, chunk);
+  }
+}
+
+void sample_merge(const SampleMergeParams& p, int device, Stream stream) {
+  check_sample_merge(p);
+  check_launch(p);
+  if (p.num_rows == 0) return launch_kept(p, SampleChunk{}, device, stream);
+  for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
+    const SampleChunk chunk = sample_chunk(p, first, p.workspace);
+    launch_blocks(device, stream, kBlock, "rlk_sample_merge", chunk.rows, p, chunk);
+    launch_blocks(device, stream, kBlock, "rlk_sample_merge_tree", chunk.rows, p, chunk);
+    launch_kept(p, chunk, device, stream);
   }
 }
 

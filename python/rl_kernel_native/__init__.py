@@ -108,6 +108,7 @@ from .ops.random_bits import random_bits, random_bits_reference
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
 from .ops.sample import SampleResult, SampleStatus, sample, sample_reference
+from .ops.sample_shards import sample_merge, sample_partial
 from .ops.scatter_rewards import ScatteredRewards, scatter_rewards, scatter_rewards_reference
 from .ops.sequence_logprob import (
     SequenceLogprob,
@@ -285,6 +286,8 @@ __all__ = [
     "rope_backward",
     "rope_reference",
     "sample",
+    "sample_merge",
+    "sample_partial",
     "sample_reference",
     "scatter_rewards",
     "scatter_rewards_reference",

@@ -255,21 +255,10 @@ Results reference(const Case& k) {
 
 // ---- the backend ----
 
-Results run(const Case& k, rlk::DType dtype, bool keeps = true) {
-  const std::int64_t stride = k.vocab + 3;
-  std::vector<float> wide(static_cast<std::size_t>(k.rows * stride), 1e30f);
-  std::vector<std::uint16_t> narrow(static_cast<std::size_t>(k.rows * stride), 0x7f00);
-  for (std::int64_t i = 0; i < k.rows; ++i) {
-    for (std::int64_t j = 0; j < k.vocab; ++j) {
-      const float x = k.logits[i * k.vocab + j];
-      wide[i * stride + j] = x;
-      narrow[i * stride + j] = dtype == rlk::DType::kBFloat16 ? rlk::bf16_rn(x) : rlk::f16_rn(x);
-    }
-  }
+// All but logits and results.
+rlk::SampleParams params_of(const Case& k, rlk::DType dtype) {
   rlk::SampleParams p;
-  p.logits = dtype == rlk::DType::kFloat32 ? static_cast<const void*>(wide.data()) : narrow.data();
-  p.dtype = dtype;
-  p.logits_stride = stride;
+  p.dtype = p.raw_dtype = dtype;
   p.num_rows = k.rows;
   p.vocab_size = k.vocab;
   p.valid_vocab = k.valid;
@@ -285,6 +274,24 @@ Results run(const Case& k, rlk::DType dtype, bool keeps = true) {
   p.allowed = k.allowed.empty() ? nullptr : k.allowed.data();
   p.allowed_stride = (k.vocab + 31) / 32;
   p.order = k.order;
+  p.random_stream = static_cast<std::int32_t>(k.stream);
+  return p;
+}
+
+Results run(const Case& k, rlk::DType dtype, bool keeps = true) {
+  const std::int64_t stride = k.vocab + 3;
+  std::vector<float> wide(static_cast<std::size_t>(k.rows * stride), 1e30f);
+  std::vector<std::uint16_t> narrow(static_cast<std::size_t>(k.rows * stride), 0x7f00);
+  for (std::int64_t i = 0; i < k.rows; ++i) {
+    for (std::int64_t j = 0; j < k.vocab; ++j) {
+      const float x = k.logits[i * k.vocab + j];
+      wide[i * stride + j] = x;
+      narrow[i * stride + j] = dtype == rlk::DType::kBFloat16 ? rlk::bf16_rn(x) : rlk::f16_rn(x);
+    }
+  }
+  rlk::SampleParams p = params_of(k, dtype);
+  p.logits = dtype == rlk::DType::kFloat32 ? static_cast<const void*>(wide.data()) : narrow.data();
+  p.logits_stride = stride;
   constexpr std::int32_t kCanary = -77;
   Results r;
   const auto rows = static_cast<std::size_t>(k.rows);
@@ -300,7 +307,6 @@ Results run(const Case& k, rlk::DType dtype, bool keeps = true) {
   for (auto* of : {&r.top, &r.raw_top}) of->assign(best + 1, kCanary);
   for (auto* of : {&r.top_logprobs, &r.raw_top_logprobs}) of->assign(best + 1, kCanary);
   p.n_logprobs = k.best;
-  p.random_stream = static_cast<std::int32_t>(k.stream);
   if (best > 0) {
     p.top_ids = r.top.data();
     p.top_logprobs = r.top_logprobs.data();
@@ -336,6 +342,74 @@ Results run(const Case& k, rlk::DType dtype, bool keeps = true) {
     for (std::size_t i = used; i < r.kept.size(); ++i) EXPECT_EQ(r.kept[i], kCanary) << "guard";
     r.kept.resize(used);
   }
+  return r;
+}
+
+// The same by shards of so many parts each, whose payloads come in descending order.
+Results run_shards(const Case& k, rlk::DType dtype, const std::vector<int>& split) {
+  constexpr std::int32_t kCanary = -77;
+  const std::int64_t words = rlk::payload_words(rlk::kMostCandidates);
+  const auto num_shards = static_cast<std::int32_t>(split.size());
+  std::vector<std::int32_t> payloads(static_cast<std::size_t>(num_shards * k.rows * words) + 1, kCanary);
+  int part = 0;
+  for (std::int32_t s = 0; s < num_shards; part += split[s++]) {
+    const std::int64_t begin = rlk::part_cut(k.vocab, part), end = rlk::part_cut(k.vocab, part + split[s]);
+    std::vector<float> wide;
+    std::vector<std::uint16_t> narrow;
+    for (std::int64_t i = 0; i < k.rows; ++i) {
+      for (std::int64_t j = begin; j < end; ++j) {
+        wide.push_back(k.logits[i * k.vocab + j]);
+        narrow.push_back(rlk::bf16_rn(wide.back()));
+      }
+    }
+    rlk::SamplePartialParams p;
+    static_cast<rlk::SampleParams&>(p) = params_of(k, dtype);
+    p.logits = dtype == rlk::DType::kFloat32 ? static_cast<const void*>(wide.data()) : narrow.data();
+    p.logits_stride = end - begin;
+    p.most_top_k = rlk::kMostCandidates;
+    p.parts = begin < std::min(end, k.valid) ? rlk::PartRange{part, split[s]} : rlk::PartRange{};
+    p.takes_raw = true;
+    p.payload = payloads.data() + (num_shards - 1 - s) * k.rows * words;
+#if RLK_TEST_HIP
+    std::vector<std::uint64_t> workspace(static_cast<std::size_t>(rlk::sample_workspace(p).bytes / 8 + 2), 3);
+    p.workspace = workspace.data();
+    rlk::hip::sample_partial(p, 0, 0);
+#else
+    rlk::cpu::sample_partial(p);
+#endif
+  }
+  EXPECT_EQ(payloads.back(), kCanary) << "guard";
+  const auto rows = static_cast<std::size_t>(k.rows);
+  Results r;
+  r.ids.resize(rows);
+  r.logprob.resize(rows);
+  r.raw.resize(rows);
+  r.status.resize(rows);
+  r.offsets.assign(rows + 1, kCanary);
+  const auto capacity = static_cast<std::size_t>(std::min(k.capacity, k.rows * k.vocab));
+  r.kept.assign(capacity + 8, kCanary);
+  rlk::SampleMergeParams p;
+  static_cast<rlk::SampleParams&>(p) = params_of(k, dtype);
+  p.payload = payloads.data();
+  p.num_shards = num_shards;
+  p.most_top_k = rlk::kMostCandidates;
+  p.ids = r.ids.data();
+  p.logprob = r.logprob.data();
+  p.raw_logprob = r.raw.data();
+  p.status = r.status.data();
+  p.kept_capacity = static_cast<std::int64_t>(capacity);
+  p.kept_ids = r.kept.data();
+  p.kept_offsets = r.offsets.data();
+#if RLK_TEST_HIP
+  std::vector<std::uint64_t> workspace(static_cast<std::size_t>(rlk::sample_workspace(p).bytes / 8 + 2), 3);
+  p.workspace = workspace.data();
+  rlk::hip::sample_merge(p, 0, 0);
+#else
+  rlk::cpu::sample_merge(p);
+#endif
+  const auto used = static_cast<std::size_t>(r.offsets.back());
+  for (std::size_t i = used; i < r.kept.size(); ++i) EXPECT_EQ(r.kept[i], kCanary) << "guard";
+  r.kept.resize(used);
   return r;
 }
 
@@ -438,6 +512,44 @@ TEST(Sample, HasTheBytesOfTheContract) {
   }
 }
 
+TEST(Sample, ShardsHaveTheBytesOfTheContract) {
+  std::mt19937 random(11);
+  const std::vector<int> splits[] = {{8}, {4, 4}, {4, 2, 2}, {1, 1, 1, 1, 1, 1, 1, 1}, {1, 1, 2, 4}};
+#if RLK_TEST_HIP
+  const std::int64_t vocabularies[] = {9, 130, 1025, 4100};
+  constexpr int kCases = 1;
+  const char* const orders[] = {"forward", "backward", "shuffled"};
+#else
+  const std::int64_t vocabularies[] = {1, 9, 127, 130, 1000, 1025, 6000};
+  constexpr int kCases = 40;
+#endif
+  int number = 0;
+  for (const std::int64_t vocab : vocabularies) {
+    for (int n = 0; n < kCases; ++n, ++number) {
+      Case k = random_case(random, 1 + static_cast<std::int64_t>(random() % 9), vocab);
+      k.best = 0;
+      for (std::int64_t i = 0; i < k.rows; ++i) {  // what one exchange serves
+        if (k.top_k[i] > rlk::kMostCandidates) k.top_k[i] = rlk::kMostCandidates - static_cast<int>(random() % 3);
+        const bool is_cut = k.top_k[i] > 0;
+        if (!is_cut || k.order == SampleOrder::kSglang) k.top_p[i] = std::max(k.top_p[i], 1.0f);
+        if (!is_cut) k.min_p[i] = 0.0f;
+      }
+      const Results want = reference(k);
+#if RLK_TEST_HIP
+      setenv("RLK_STANDIN_ORDER", orders[number % 3], 1);
+#else
+      rlk::cpu::set_num_threads(1 + number % 3);
+      const rlk::cpu::Isa isa = rlk::cpu::kIsas[number % 3];
+      if (rlk::cpu::isa_supported(isa)) rlk::cpu::set_isa(isa);
+#endif
+      const rlk::DType dtype = number % 2 == 0 ? rlk::DType::kFloat32 : rlk::DType::kBFloat16;
+      expect_same(run_shards(k, dtype, splits[number % 5]), want,
+                  "vocabulary " + std::to_string(vocab) + ", case " + std::to_string(n));
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST(ProcessLogits, HasTheBytesOfTheContract) {
   std::mt19937 random(5);
 #if RLK_TEST_HIP
@@ -513,7 +625,7 @@ TEST(ProcessLogits, HasTheBytesOfTheContract) {
     rlk::ProcessLogitsParams p;
     p.logits = number % 2 == 0 ? static_cast<const void*>(k.logits.data()) : narrow.data();
     p.dtype = number % 2 == 0 ? rlk::DType::kFloat32 : rlk::DType::kBFloat16;
-    p.logits_stride = p.vocab_size = vocab;
+    p.logits_stride = p.vocab_size = p.num_columns = vocab;
     p.num_rows = rows;
     p.repetition = {repetition.data(), 0, 1};
     p.presence = {presence.data(), 0, 1};

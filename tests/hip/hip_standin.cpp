@@ -207,11 +207,13 @@ const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_order),   RLK_OF(rlk_p
                                RLK_OF(rlk_preference_loss_pairs),   RLK_OF(rlk_preference_loss_unpaired),
                                RLK_OF(rlk_preference_loss_metrics), RLK_OF(rlk_preference_loss_backward)};
 const Table kRandomBits = {RLK_OF(rlk_random_bits_words)};
-const Table kSample = {RLK_OF_FLOATS(rlk_sample_first),   RLK_OF_FLOATS(rlk_sample_truncate),
-                       RLK_OF_FLOATS(rlk_sample_tree),    RLK_OF_FLOATS(rlk_sample_draw),
-                       RLK_OF_FLOATS(rlk_sample_raw),     RLK_OF_FLOATS(rlk_sample_top),
-                       RLK_OF_FLOATS(rlk_sample_raw_top), RLK_OF(rlk_sample_offsets),
-                       RLK_OF(rlk_sample_kept),           RLK_OF_FLOATS(rlk_sample_process)};
+const Table kSample = {
+    RLK_OF_FLOATS(rlk_sample_first),      RLK_OF_FLOATS(rlk_sample_truncate),  RLK_OF_FLOATS(rlk_sample_tree),
+    RLK_OF_FLOATS(rlk_sample_draw),       RLK_OF_FLOATS(rlk_sample_raw),       RLK_OF_FLOATS(rlk_sample_top),
+    RLK_OF_FLOATS(rlk_sample_raw_top),    RLK_OF(rlk_sample_offsets),          RLK_OF(rlk_sample_kept),
+    RLK_OF_FLOATS(rlk_sample_process),    RLK_OF_FLOATS(rlk_sample_shard),     RLK_OF_FLOATS(rlk_sample_shard_tree),
+    RLK_OF_FLOATS(rlk_sample_shard_draw), RLK_OF_FLOATS(rlk_sample_shard_raw), RLK_OF(rlk_sample_merge),
+    RLK_OF(rlk_sample_merge_tree)};
 const Table kScatterRewards = {RLK_OF(rlk_scatter_rewards_tokens),        RLK_OF(rlk_scatter_rewards_blanks),
                                RLK_OF(rlk_scatter_rewards_sequences),     RLK_OF(rlk_scatter_rewards_spread),
                                RLK_OF(rlk_scatter_rewards_spread_blocks), RLK_OF(rlk_scatter_rewards_rest)};

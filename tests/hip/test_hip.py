@@ -49,6 +49,7 @@ import test_optimal_token_baseline as baseline_tests  # noqa: E402
 import test_policy_loss as policy_tests  # noqa: E402
 import test_rms_norm_fuzz as rms_norm_fuzz  # noqa: E402
 import test_rope_fuzz as rope_fuzz  # noqa: E402
+import test_sample_shards as shard_tests  # noqa: E402
 import test_silu_mul_fuzz as silu_mul_fuzz  # noqa: E402
 import test_value_loss as value_tests  # noqa: E402
 from rl_kernel_native._metrics import MetricVector  # noqa: E402
@@ -322,6 +323,63 @@ def test_smoothed_log_probabilities_are_those_of_a_cpu(rng: np.random.Generator,
     for size in (512 << 20, 64 << 10):
         found = head_rows(*there, wanted, **how | {"workspace_bytes": size})
         assert not fuzz.differing(want, back(found))
+
+
+SAMPLED = ("ids", "logprob", "raw_logprob", "kept_offsets", "status")
+
+
+def assert_sampled(found: Any, want: Any) -> None:
+    """Results of a sampler, None left out; kept ids as far as rows have them."""
+    for name in SAMPLED:
+        a, b = getattr(found, name), getattr(want, name)
+        if b is not None:
+            assert back(a).numpy().tobytes() == b.numpy().tobytes(), name
+    if want.kept_offsets is not None:
+        used = int(want.kept_offsets[-1])
+        assert torch.equal(back(found.kept_ids)[:used], want.kept_ids[:used])
+
+
+@pytest.mark.parametrize("logits_dtype", ["float32", "bfloat16"])
+def test_tokens_of_hidden_states_are_those_of_a_cpu(rng: np.random.Generator, logits_dtype: str) -> None:
+    """In one piece and, by a small workspace, some rows at a time. One row is greedy, one asks for too much."""
+    hidden, weight = (torch.from_numpy(rng.standard_normal((n, 32))).to(torch.bfloat16) for n in (9, 1100))
+    hidden[3, 0] = torch.nan
+    rows = {
+        "sample_id": torch.arange(9), "top_k": torch.tensor([0, 1, 5, 5, 64, 65, 0, 0, 9]),
+        "min_p": torch.tensor([0.0, 0.0, 0.1, 0.0, 0.0, 0.0, 0.05, 0.0, 0.0]), "greedy": torch.arange(9) == 7,
+    }  # fmt: skip
+    how: dict[str, Any] = {"seed": 7, "position": 3, "valid_vocab": 1001, "return_logprob": "both"}
+    how["logits_dtype"] = logits_dtype
+    with rk.arithmetic(os.environ.get("RLK_STANDIN_ARCH", "gfx942")):
+        want = rk.linear_sample(hidden, weight, **rows, **how, exp="portable")
+    assert (want.status != 0).tolist() == [i in (3, 5) for i in range(9)]
+    there = {name: on_device(x) for name, x in rows.items()}
+    for size in (512 << 20, 128 << 10):
+        found = rk.linear_sample(on_device(hidden), on_device(weight), **there, **how, workspace_bytes=size)
+        assert_sampled(found, want)
+
+
+@pytest.mark.parametrize("split", ["1", "3", "8"])
+def test_tokens_of_shards_are_those_of_a_cpu(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of every kind under masks, padding, penalties and bias: the payloads, and what is merged from them."""
+    rng = np.random.default_rng(36)
+    for number, vocab in enumerate((20, 130, 1100)):
+        monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number])
+        x = shard_tests.logits_of(rng, 6, vocab).to((torch.float32, torch.bfloat16, torch.float16)[number])
+        x[5, vocab // 2] = (0.0, torch.nan, torch.inf)[number]
+        edges = shard_tests.edges_of(shard_tests.SPLITS[split], vocab)
+        for more in shard_tests.more_of(rng, 6, vocab, "cpu"):
+            how = shard_tests.asked(x, **shard_tests.mixed(rng, 6, "cpu"), **more, kept_capacity=6 * vocab)
+            there = {name: on_device(value) for name, value in how.items()}
+            own = {name: value for name, value in there.items() if name not in shard_tests.OF_MERGE}
+            payloads = torch.stack([
+                back(rk.sample_partial(on_device(x[:, a:b]), vocab_start=a, vocab_size=vocab, **own))
+                for a, b in itertools.pairwise(edges)
+            ])  # fmt: skip
+            assert torch.equal(payloads, shard_tests.payloads_of(x, shard_tests.SPLITS[split], **how))
+            merge = {name: value for name, value in there.items() if name not in shard_tests.OF_PARTIAL}
+            found = rk.sample_merge(on_device(payloads), vocab_size=vocab, **merge)
+            assert_sampled(found, rk.sample(x, **how))
 
 
 class RocmArrays(Arrays):

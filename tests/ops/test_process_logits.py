@@ -193,3 +193,33 @@ def test_a_gpu_has_the_bytes_of_the_cpu(rng: np.random.Generator) -> None:
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 want = rk.process_logits(x.to(dtype), **given, order=order)
                 assert same(rk.process_logits(x.to(dtype).cuda(), **there, order=order), want)
+
+
+def test_shards_are_columns_of_the_whole(device: str, rng: np.random.Generator) -> None:
+    """Ids of other shards count for checks alone."""
+    x = torch.from_numpy(rng.standard_normal((4, 700)).astype(np.float32)).to(device)
+    put = lambda a: torch.from_numpy(a).to(device)  # noqa: E731
+    ids = rng.integers(0, 700, 400)
+    ids[150] = 700  # a bad one of row 1, in no shard
+    given: dict[str, Any] = {
+        "history": (put(ids), put(np.arange(5) * 100), put(rng.random(400) < 0.3)),
+        "logit_bias": (
+            put(np.tile([3, 320, 699], 4)), put(rng.standard_normal(12).astype(np.float32)), put(np.arange(5) * 3)
+        ),
+        "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.25,
+    }  # fmt: skip
+    for order in ("vllm", "sglang"):
+        whole = rk.process_logits(x, **given, order=order)
+        assert whole[1].isnan().all()
+        for edges in ((0, 333, 700), (0, 0, 1, 699, 700)):
+            cut = [
+                rk.process_logits(x[:, a:b], **given, order=order, vocab_start=a, vocab_size=700)
+                for a, b in itertools.pairwise(edges)
+            ]
+            assert torch.equal(torch.cat(cut, 1).view(torch.int32), whole.view(torch.int32))
+    with pytest.raises(
+        ValueError, match=r"vocab_start: expected 0 <= vocab_start and vocab_start \+ 700 .* got vocab_start 1"
+    ):
+        rk.process_logits(x, **given, vocab_start=1)
+    with pytest.raises(ValueError, match=r"vocab_size: expected an integer in \[1, 524288\], got 0"):
+        rk.process_logits(x[:, :0], **given, vocab_size=0)

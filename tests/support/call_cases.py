@@ -516,6 +516,30 @@ def _sample(d: Draw) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _of_shards(d: Draw, rows: int) -> dict[str, Any]:
+    k = d.of(0, 3)
+    return {
+        "seed": d.of(0, 7), "sample_id": d.integers(0, 99, rows), "position": 3, "temperature": d.of(1.0, 0.7),
+        "top_k": k, "top_p": d.of(1.0, 0.9) if k else 1.0, "greedy": d.chance(0.2), "order": d.of("vllm", "hf"),
+        "return_logprob": d.of("processed", "raw", "both"), "exp": "portable",
+    }  # fmt: skip
+
+
+def _sample_partial(d: Draw) -> dict[str, Any]:
+    rows, vocab = d.size(0, 1, 4), d.size(1, 9, 130)
+    return {"logits_shard": d.matrix(rows, vocab), "vocab_start": 0, "vocab_size": vocab, **_of_shards(d, rows)}
+
+
+def _sample_merge(d: Draw) -> dict[str, Any]:
+    """Words that no partial gives: every row has a status."""
+    rows = d.size(0, 1, 4)
+    return {
+        "payloads": Operand(d.rng.integers(0, 99, (d.of(1, 2, 8), rows, 16 + 3 * d.of(3, 20))), "int32"),
+        "vocab_size": 130,
+        **_of_shards(d, rows), "return_kept": d.chance(0.3),
+    }  # fmt: skip
+
+
 def _linear_sample(d: Draw) -> dict[str, Any]:
     rows, vocab = d.size(0, 1, 4), d.size(1, 9, 130)
     return {
@@ -646,6 +670,8 @@ CALLS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "rope": _rope("q", "k"),
     "rope_backward": _rope("dq_out", "dk_out"),
     "sample": _sample,
+    "sample_merge": _sample_merge,
+    "sample_partial": _sample_partial,
     "scatter_rewards": _scatter_rewards,
     "sequence_logprob": _sequence_logprob,
     "sequence_logprob_backward": _sequence_logprob_backward,

@@ -39,13 +39,13 @@ def test_json_is_one_object_and_the_status_says_healthy():
     assert {"versions", "gpus", "built_architectures", "operators", "cublas", "self_tests"} <= set(report)
     on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
     # Exact ones have one check. linear has one of the models of other hardware, too, linear_logprob one of LoRA, sample
-    # one of process_logits.
+    # one of process_logits and one of shards.
     one = (
         "covariance_mask", "importance_weights", "kl", "kv_cache_append", "mismatch_metrics", "pack", "policy_loss",
         "preference_loss", "random_bits", "scatter_rewards", "shift_labels_packed", "value_loss",
     )  # fmt: skip
     checks = {
-        operator: {"linear": 3, "linear_logprob": 3, "sample": 3}.get(operator, 2 - (operator in one))
+        operator: {"linear": 3, "linear_logprob": 3, "sample": 4}.get(operator, 2 - (operator in one))
         for operator in _selftest.OPERATORS
     }
     assert on_cpu == [(operator, True) for operator, count in checks.items() for _ in range(count)]

@@ -30,12 +30,19 @@ LORA_A, LORA_B = torch.randn(2, 16, generator=_generator), torch.randn(9, 2, gen
 HEADS = torch.randn(1, 4, 2, 8, generator=_generator)
 OFFSETS = torch.tensor([0, 2, 4])
 KEYS: dict[str, Any] = {"seed": 3, "sample_id": 0, "position": 5}
+WHOLE: dict[str, Any] = {"vocab_size": 16, **KEYS}
+SHARD: dict[str, Any] = {"vocab_start": 0, **WHOLE}
 TENTHS = tuple(0.1 + 0.05 * i for i in range(5))
 COUNTS = tuple(10 + i for i in range(5))
 
 
 def policy(logprob: Any, **options: Any) -> Any:
     return rk.policy_loss(logprob, B, REWARDS, MASK, **options).loss
+
+
+def drawn(logits: Any, temperature: Any) -> Any:
+    part = rk.sample_partial(logits, temperature=temperature, **SHARD)
+    return rk.sample_merge(part[None], temperature=temperature, **WHOLE)
 
 
 def in_range(low: float, logprob: Any) -> Any:
@@ -63,6 +70,8 @@ CALLS: dict[str, tuple[Callable[[Any, Any], Any], Any, tuple[Any, ...]]] = {
     "linear_sample, position": (
         lambda x, n: rk.linear_sample(x, W, seed=3, sample_id=0, position=n).ids, X, COUNTS
     ),
+    "sample_partial, temperature": (lambda x, n: rk.sample_partial(x, temperature=n, **SHARD), X, TENTHS),
+    "sample_merge, temperature": (lambda x, n: drawn(x, n).logprob, X, TENTHS),
     "kl, clamp": (lambda x, n: rk.kl(x, B, estimator="k3", clamp=n), A, TENTHS),
     "kl, input_clamp": (lambda x, n: rk.kl(x, B, MASK, estimator="k3", input_clamp=n), A, TENTHS),
     "policy_loss, denominator": (lambda x, n: policy(x, spec=rk.PolicySpec(), denominator=n), A, TENTHS),

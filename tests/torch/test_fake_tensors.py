@@ -150,6 +150,20 @@ CASES: dict[str, Callable[[], Any]] = {
     "linear_sample: logits_dtype": lambda: rk.linear_sample(z(5, 3), z(9, 3), logits_dtype="float16", **KEYS),
     "linear_sample: valid_vocab": lambda: rk.linear_sample(z(5, 3), z(9, 3), valid_vocab=10, **KEYS),
     "linear_sample: number of temperatures": lambda: rk.linear_sample(z(5, 3), z(9, 3), temperature=z(4), **KEYS),
+    "sample_partial: dtype": lambda: rk.sample_partial(ints(5, 3), vocab_start=0, vocab_size=3, **KEYS),
+    "sample_partial: vocab_start": lambda: rk.sample_partial(z(5, 3), vocab_start=1, vocab_size=3, **KEYS),
+    "sample_partial: valid_vocab": lambda: rk.sample_partial(
+        z(5, 3), vocab_start=0, vocab_size=3, valid_vocab=4, **KEYS
+    ),
+    "sample_partial: words of allowed": lambda: rk.sample_partial(
+        z(5, 40), vocab_start=0, vocab_size=40, allowed=ints(5, 1).int(), **KEYS
+    ),
+    "sample_merge: dtype": lambda: rk.sample_merge(z(2, 5, 16), vocab_size=9, **KEYS),
+    "sample_merge: words": lambda: rk.sample_merge(ints(2, 5, 17).int(), vocab_size=9, **KEYS),
+    "sample_merge: shards": lambda: rk.sample_merge(ints(9, 5, 16).int(), vocab_size=9, **KEYS),
+    "sample_merge: number of temperatures": lambda: rk.sample_merge(
+        ints(2, 5, 16).int(), vocab_size=9, temperature=z(4), **KEYS
+    ),
     "sample: dtype": lambda: rk.sample(ints(5, 3), seed=1, sample_id=0, position=0),
     "sample: dimensions": lambda: rk.sample(z(5), seed=1, sample_id=0, position=0),
     "sample: number of temperatures": lambda: rk.sample(z(5, 3), seed=1, sample_id=0, position=0, temperature=z(4)),

@@ -14,6 +14,7 @@ from ..ops import logprob as logprob_op
 from ..ops import process_logits as process_op
 from ..ops import random_bits as random_bits_op
 from ..ops import sample as sample_op
+from ..ops import sample_shards as shards_op
 from .tools import Arrays, Check, round_to, same_results, timed, within_bound, worst_share
 
 
@@ -70,7 +71,24 @@ def sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         worst = worst_share(arrays.get(got), want, allowed)
         return within_bound(worst)
 
+    def sharded() -> tuple[bool, str]:
+        x = (np.random.default_rng(5).standard_normal((16, 512)) * 3).astype(np.float32)
+        keys: dict[str, Any] = {"seed": 3, "sample_id": arrays.put(np.arange(16)), "position": 5, "exp": "portable"}
+        stack = np.stack if torch is None else torch.stack
+        cuts: tuple[dict[str, Any], ...] = ({}, {"top_k": 40, "top_p": 0.9})
+        differ = 0
+        for given in cuts:
+            want = sample_op.sample(arrays.put(x), **given, **keys)
+            how = {"vocab_size": 512, **given, **keys}
+            halves = {i: arrays.put(x[:, i : i + 256].copy()) for i in (0, 256)}
+            parts = [shards_op.sample_partial(half, vocab_start=i, **how) for i, half in halves.items()]
+            got = shards_op.sample_merge(stack(parts), **how)
+            differ += int((arrays.get(got.ids) != arrays.get(want.ids)).sum())
+            differ += int((arrays.get(got.logprob) != arrays.get(want.logprob)).sum())
+        return differ == 0, f"{differ} tokens and log-probabilities differ from those of whole rows"
+
     yield timed("logprob of the kept set", replayed)
+    yield timed("a vocabulary in shards", sharded)
     yield timed("penalties against float64", penalised)
 
 

@@ -70,9 +70,18 @@ def _sample(rows: int, dtype: torch.dtype, comparison: Comparison) -> dict[str, 
                 ("torch sort", partial(_sorted, **given)),
                 *found,
             ]
+            if "top_k" in given or "top_p" not in given:
+                peers.append(("rk, 8 shards on one device", partial(_shards, given | keys)))
             candidates = [Candidate(peer, partial(_call, function, buffers)) for peer, function in peers]
             comparison.add(f"{name}, {scale:g} randn", candidates, float(size))
     return comparison.report("sample", f"[{rows}, {VOCAB}]", str(dtype).removeprefix("torch."), count, rows=rows)
+
+
+def _shards(how: dict[str, Any], logits: Tensor) -> Any:
+    """What the ranks of a vocabulary in eight compute, one after another."""
+    starts = range(0, VOCAB, VOCAB // 8)
+    parts = [rk.sample_partial(logits[:, i : i + VOCAB // 8], vocab_start=i, vocab_size=VOCAB, **how) for i in starts]
+    return rk.sample_merge(torch.stack(parts), vocab_size=VOCAB, **how)
 
 
 def _composed(hidden: Tensor, weight: Tensor, how: dict[str, Any]) -> Any:

@@ -17,11 +17,23 @@ __all__ = ["process_logits", "process_logits_reference"]
 MOST_COLUMNS = 1 << 19
 
 
+def check_shard(logits: Any, start: Any, vocab_size: Any) -> None:
+    columns = logits.shape[1]
+    if any(type(n) is not int for n in (columns, start, vocab_size)):
+        return
+    if not 0 <= start <= vocab_size - columns:
+        raise ValueError(
+            f"vocab_start: expected 0 <= vocab_start and vocab_start + {columns} (columns of the shard) <= vocab_size, "
+            f"got vocab_start {start}, vocab_size {vocab_size}"
+        )
+
+
 def _check_entries(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
     logits, entries = arrays[0], arrays[4:]
     rows, vocab = logits.shape
-    if _shapes.is_static(logits) and not 1 <= vocab <= MOST_COLUMNS:
+    if _shapes.is_static(logits) and how[2] is None and not 1 <= vocab <= MOST_COLUMNS:
         raise ValueError(f"logits: expected 1 to {MOST_COLUMNS} columns, got {vocab}")
+    check_shard(logits, how[1], vocab if how[2] is None else how[2])
     ids, biased = entries[0], entries[3]
     counts = (
         None,
@@ -55,7 +67,7 @@ _PROCESS_LOGITS = Operator(
         *(Array(name, "row numbers", number="float") for name in NAMES[:3]),
         *(Array(name.replace(" ", "_"), "by hand", optional=True, called=_called(name)) for name in NAMES[3:]),
     ),
-    "int order",
+    "int order, SymInt vocab_start, SymInt? vocab_size",
     outputs=lambda arrays, how: (arrays[0].shape, arrays[0].shape[:1]),
     dtypes=("float32", "int32"),
     native=lambda arrays, how, *tail: _C.process_logits(*arrays, *how, *tail),
@@ -63,9 +75,11 @@ _PROCESS_LOGITS = Operator(
 )
 
 
-def processed(logits: Any, penalties: tuple[Any, ...], order: str) -> tuple[Any, Any]:
+def processed(
+    logits: Any, penalties: tuple[Any, ...], order: str, vocab_start: Any = 0, vocab_size: Any = None
+) -> tuple[Any, Any]:
     """The logits, and what is wrong with each row."""
-    z, row_status = call(_PROCESS_LOGITS, (logits, *penalties), (ORDERS.index(order),))
+    z, row_status = call(_PROCESS_LOGITS, (logits, *penalties), (ORDERS.index(order), vocab_start, vocab_size))
     return z, row_status
 
 
@@ -78,6 +92,8 @@ def process_logits(
     history: tuple[Any, ...] | None = None,
     logit_bias: tuple[Any, Any, Any] | None = None,
     order: Literal["vllm", "hf", "sglang"] = "vllm",
+    vocab_start: int = 0,
+    vocab_size: int | None = None,
 ) -> ArrayT:
     """Logits after bias and penalties and before temperature, in float32: what :func:`sample` draws from.
 
@@ -98,8 +114,10 @@ def process_logits(
             float32 ``[num_entries]``, int64 ``[num_rows + 1]``. -inf forbids a token.
         order: ``"vllm"`` and ``"hf"``: bias, repetition, frequency, presence. ``"sglang"``: frequency and presence,
             then repetition, of the output alone, then bias (docs/sampling.md).
+        vocab_start, vocab_size: of a shard, whose logits are columns ``vocab_start`` to ``vocab_start + columns`` of a
+            vocabulary of ``vocab_size``; ids are the vocabulary's. Default: the logits are whole rows.
     Returns:
-        float32 ``[num_rows, vocab_size]``. A row with a bad entry is NaN throughout; :func:`sample` gives it a status.
+        float32, of the shape of the logits. A row with a bad entry is NaN throughout; :func:`sample` gives it a status.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a device, a value or logits that require a gradient;
         RuntimeError where no kernel of this build serves the device.
@@ -115,5 +133,7 @@ def process_logits(
     given: Any = logits
     if _dispatch.is_tensor(given) and given.requires_grad:
         raise ValueError("logits: expected a tensor without gradient, which process_logits has not; call .detach()")
-    z: ArrayT = processed(logits, penalties, order)[0]
+    start = _check.integer64("vocab_start", vocab_start)
+    size = None if vocab_size is None else _check.integer64("vocab_size", vocab_size)
+    z: ArrayT = processed(logits, penalties, order, start, size)[0]
     return z

@@ -38,6 +38,8 @@ class SampleStatus(IntFlag):
         BAD_PENALTY: the row's repetition penalty is not a finite normal number > 0, or another penalty is not finite.
         BAD_HISTORY: the row's history has an id outside ``[0, vocab_size)`` or bad offsets.
         BAD_BIAS: the same of its bias, or the ids do not ascend.
+        BAD_SHARDS: the payloads that :func:`sample_merge` was given of the row are not of every shard once, or are of
+            another call.
         KEPT_OVERFLOW: the row's kept set did not fit ``kept_capacity``: it has count 0 and a log-probability of NaN.
     """
 
@@ -52,6 +54,7 @@ class SampleStatus(IntFlag):
     BAD_PENALTY = 1024
     BAD_HISTORY = 2048
     BAD_BIAS = 4096
+    BAD_SHARDS = 8192
 
 
 class SampleResult(NamedTuple, Generic[ArrayT]):
@@ -242,14 +245,13 @@ def sample(
     keys: tuple[Any, ...] = (seed_of(seed), sample_id_of(sample_id), position_of(position))
     t, k, m, greedy = draw_numbers(temperature, top_k, min_p, greedy)
     p = number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
-    capacity = _capacity(logits, k, greedy, kept_capacity) if _check.flag("return_kept", return_kept) else -1
-    if capacity < 0 and kept_capacity is not None:
-        raise ValueError(f"kept_capacity: expected None without return_kept, got {kept_capacity!r}")
+    shape = _check.shape_of(logits)
+    sizes = shape if len(shape) == 2 else (0, 0)  # refused where logits are read
     how = (
         valid_vocab,
         exp,
         ORDERS.index(order),
-        capacity,
+        kept_capacity_of(return_kept, kept_capacity, *sizes, k, greedy),
         _count(n_logprobs, return_logprob),
         stream_of(stream),
         LOGPROBS[return_logprob],
@@ -270,16 +272,17 @@ def _count(n_logprobs: Any, return_logprob: str) -> int:
     return count
 
 
-def _capacity(logits: Any, top_k: Any, greedy: Any, kept_capacity: Any) -> Any:
+def kept_capacity_of(return_kept: Any, kept_capacity: Any, rows: Any, columns: Any, top_k: Any, greedy: Any) -> Any:
+    """Entries of kept ids, -1 where they are not wanted."""
+    if not _check.flag("return_kept", return_kept):
+        if kept_capacity is not None:
+            raise ValueError(f"kept_capacity: expected None without return_kept, got {kept_capacity!r}")
+        return -1
     if kept_capacity is not None:
         given = _check.integer64("kept_capacity", kept_capacity)
         if given < 0:
             raise ValueError(f"kept_capacity: expected an integer >= 0, got {given}")
         return given
-    shape = _check.shape_of(logits)
-    if len(shape) != 2:
-        return 0  # refused where logits are read
-    each = shape[1]
     if _check.is_number(top_k) and top_k > 0 and greedy is False:
-        each = min(each, top_k)
-    return shape[0] * each
+        columns = min(columns, top_k)
+    return rows * columns

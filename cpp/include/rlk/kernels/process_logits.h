@@ -16,14 +16,18 @@ inline void check_process_logits(const ProcessLogitsParams& p) {
   RLK_CHECK(p.vocab_size >= 1 && p.vocab_size <= kSampleVocab, "process_logits: 1 to 2^19 columns");
   RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
             "process_logits: logits are float32, bfloat16 or float16");
+  RLK_CHECK(p.vocab_start >= 0 && p.num_columns >= 0 && p.num_columns <= p.vocab_size - p.vocab_start,
+            "process_logits: the columns are the vocabulary's");
   RLK_CHECK(p.history_size >= 0 && p.history_size < std::int64_t{kCountOfOutput} && p.bias_size >= 0,
             "process_logits: fewer than 2^30 - 1 entries of history");
-  RLK_CHECK(p.num_rows == 0 || (p.logits != nullptr && p.out != nullptr && p.status != nullptr),
-            "process_logits: logits, out and status are given");
+  RLK_CHECK(p.num_rows == 0 || p.num_columns == 0 || (p.logits != nullptr && p.out != nullptr),
+            "process_logits: logits and out are given");
+  RLK_CHECK(p.num_rows == 0 || p.status != nullptr, "process_logits: status is given");
 }
 
 // The params of raw_logprob's pass.
-inline SampleParams raw_pass(SampleParams p) {
+template <class Params>
+inline Params raw_pass(Params p) {
   p.allowed = nullptr;
   p.top_ids = p.raw_top_ids;
   p.top_logprobs = p.raw_top_logprobs;
@@ -71,7 +75,7 @@ RLK_DEVICE void process_row(const Team& team, const ProcessLogitsParams& p, std:
   using Memory = typename Team::Memory;
   using Storage = typename T::Storage;
   const auto logits = team.global(static_cast<const Storage*>(p.logits) + row * p.logits_stride);
-  auto* const words = reinterpret_cast<std::uint32_t*>(p.out + row * p.vocab_size);
+  auto* const words = reinterpret_cast<std::uint32_t*>(p.out + row * p.num_columns);
   auto* const status = reinterpret_cast<std::uint32_t*>(p.status + row);
   const Penalties penalties = {p.repetition.template at<Memory>(row), p.presence.template at<Memory>(row),
                                p.frequency.template at<Memory>(row)};
@@ -79,7 +83,7 @@ RLK_DEVICE void process_row(const Team& team, const ProcessLogitsParams& p, std:
       p.history_offsets == nullptr ? RowSpan{0, 0, true} : row_span(team, p.history_offsets, p.history_size, row);
   const RowSpan bias =
       p.bias_offsets == nullptr ? RowSpan{0, 0, true} : row_span(team, p.bias_offsets, p.bias_size, row);
-  for (std::int64_t j = team.thread(); j < p.vocab_size; j += team.threads()) team.global(words)[j] = 0;
+  for (std::int64_t j = team.thread(); j < p.num_columns; j += team.threads()) team.global(words)[j] = 0;
   if (team.thread() == 0) {
     const auto is_finite = [](float x) { return sub_rn(x, x) == 0.0f; };
     const bool good =
@@ -92,28 +96,30 @@ RLK_DEVICE void process_row(const Team& team, const ProcessLogitsParams& p, std:
   }
   team.barrier();
   for (std::int64_t i = history.begin + team.thread(); i < history.end; i += team.threads()) {
-    const std::int64_t id = p.history_ids.template at<Memory>(i);
+    const std::int64_t id = p.history_ids.template at<Memory>(i), j = id - p.vocab_start;
     if (id < 0 || id >= p.vocab_size) {
       team.set_bits(status, kBadHistory);
+    } else if (j < 0 || j >= p.num_columns) {
+      continue;  // another shard's
     } else if (p.is_prompt != nullptr && team.global(p.is_prompt)[i] != 0) {
-      team.set_bits(words + id, kInPrompt);
+      team.set_bits(words + j, kInPrompt);
     } else {
-      team.count(words + id);
+      team.count(words + j);
     }
   }
   std::int64_t before = -1;
   for (std::int64_t i = bias.begin + team.thread(); i < bias.end; i += team.threads()) {
-    const std::int64_t id = p.bias_ids.template at<Memory>(i);
+    const std::int64_t id = p.bias_ids.template at<Memory>(i), j = id - p.vocab_start;
     if (i > bias.begin) before = p.bias_ids.template at<Memory>(i - 1);
     if (id <= before || id >= p.vocab_size) {
       team.set_bits(status, kBadBias);
-    } else {
-      team.set_bits(words + id, kHasBias);
+    } else if (j >= 0 && j < p.num_columns) {
+      team.set_bits(words + j, kHasBias);
     }
   }
   team.barrier();
   const bool bad = team.global(status)[0] != 0;
-  for (std::int64_t j = team.thread(); j < p.vocab_size; j += team.threads()) {
+  for (std::int64_t j = team.thread(); j < p.num_columns; j += team.threads()) {
     const std::uint32_t word = team.global(words)[j];
     if (!bad && (word & kHasBias) != 0) continue;
     const float z = bad ? canonical_nan() : penalties.of(T::load(logits[j]), word, 0.0f, p.order);
@@ -122,7 +128,8 @@ RLK_DEVICE void process_row(const Team& team, const ProcessLogitsParams& p, std:
   if (bad) return;
   team.barrier();
   for (std::int64_t i = bias.begin + team.thread(); i < bias.end; i += team.threads()) {
-    const std::int64_t j = p.bias_ids.template at<Memory>(i);
+    const std::int64_t j = p.bias_ids.template at<Memory>(i) - p.vocab_start;
+    if (j < 0 || j >= p.num_columns) continue;
     const float z = penalties.of(T::load(logits[j]), team.global(words)[j], team.global(p.bias_values)[i], p.order);
     team.global(words)[j] = static_cast<std::uint32_t>(bits_of(z));
   }

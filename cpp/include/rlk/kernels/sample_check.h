@@ -5,24 +5,52 @@
 
 namespace rlk {
 
-inline void check_sample(const SampleParams& p) {
+// What holds of a whole row and of shards.
+inline void check_rows_of_sample(const SampleParams& p) {
   RLK_CHECK(p.num_rows >= 0 && p.num_rows < std::int64_t{1} << 31, "sample: fewer than 2^31 rows");
   RLK_CHECK(p.vocab_size >= 1 && p.vocab_size <= kSampleVocab, "sample: 1 to 2^19 columns");
   RLK_CHECK(p.valid_vocab >= 1 && p.valid_vocab <= p.vocab_size, "sample: valid_vocab is in [1, vocab_size]");
   RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
             "sample: logits are float32, bfloat16 or float16");
+  RLK_CHECK(p.random_stream >= 0 && p.random_stream < kRandomStreams, "sample: the stream is in [0, 2^24)");
+}
+inline void check_results_of_sample(const SampleParams& p) {
   RLK_CHECK(p.kept_capacity >= 0 && (p.kept_ids != nullptr || p.kept_capacity == 0 || p.kept_offsets == nullptr),
             "sample: kept_ids are given");
+  RLK_CHECK(p.num_rows == 0 || (p.ids != nullptr && p.status != nullptr), "sample: ids and status are given");
+}
+inline void check_sample(const SampleParams& p) {
+  check_rows_of_sample(p);
+  check_results_of_sample(p);
   RLK_CHECK(p.n_logprobs >= 0 && p.n_logprobs <= kTopLogprobs && p.n_logprobs <= p.valid_vocab,
             "sample: n_logprobs is in [0, 256] and at most valid_vocab");
-  RLK_CHECK(p.random_stream >= 0 && p.random_stream < kRandomStreams, "sample: the stream is in [0, 2^24)");
   RLK_CHECK((p.top_ids == nullptr) == (p.top_logprobs == nullptr) &&
                 (p.raw_top_ids == nullptr) == (p.raw_top_logprobs == nullptr),
             "sample: the n best have ids and log-probabilities");
   RLK_CHECK(p.raw_top_ids == nullptr || p.raw_logprob != nullptr, "sample: raw_top_ids are wanted with raw_logprob");
-  RLK_CHECK(p.num_rows == 0 || (p.logits != nullptr && p.ids != nullptr && p.status != nullptr),
-            "sample: logits, ids and status are given");
+  RLK_CHECK(p.num_rows == 0 || p.logits != nullptr, "sample: logits are given");
 }
+inline void check_sample_partial(const SamplePartialParams& p) {
+  check_rows_of_sample(p);
+  RLK_CHECK(p.most_top_k >= 0 && p.most_top_k <= kMostCandidates, "sample_partial: the capacity is in [0, 256]");
+  const PartRange& own = p.parts;
+  RLK_CHECK(own.count == 0 || own.count == 1 || own.count == 2 || own.count == 4 || own.count == 8,
+            "sample_partial: a shard has 0, 1, 2, 4 or 8 parts");
+  RLK_CHECK(own.first >= 0 && own.first + own.count <= kNumParts && (own.count == 0 || own.first % own.count == 0),
+            "sample_partial: the parts make up a subtree");
+  RLK_CHECK(p.num_rows == 0 || (p.payload != nullptr && (own.count == 0 || p.logits != nullptr)),
+            "sample_partial: logits and payload are given");
+}
+inline void check_sample_merge(const SampleMergeParams& p) {
+  check_rows_of_sample(p);
+  check_results_of_sample(p);
+  RLK_CHECK(p.most_top_k >= 0 && p.most_top_k <= kMostCandidates, "sample_merge: the capacity is in [0, 256]");
+  RLK_CHECK(p.num_shards >= 1 && p.num_shards <= kNumParts, "sample_merge: 1 to 8 shards");
+  RLK_CHECK(p.row_status == nullptr && p.top_ids == nullptr && p.raw_top_ids == nullptr,
+            "sample_merge: no status of rows and no n best");
+  RLK_CHECK(p.num_rows == 0 || p.payload != nullptr, "sample_merge: payloads are given");
+}
+static_assert(kNumParts * kMostCandidates <= kListColumns && kMostCandidates <= kMaxTeam);
 
 // Rows that go together: [flag][states][firsts][masks][nodes].
 constexpr std::int64_t kSampleChunk = 1024, kSampleFlagBytes = 16;

@@ -1,4 +1,5 @@
-// One row of sample by a team of threads: what it shares between selection (sample_select.h) and tree (sample_tree.h), the same body on every backend. A team has
+// One row of sample by a team of threads: what it shares between selection (sample_select.h) and
+// tree (sample_tree.h), the same body on every backend. A team has
 //   Memory              how it reaches the row's arrays (rlk/tokens.h)
 //   kLanes              threads that share a leaf: 8 neighbours, of which thread r has chain r, or 1, which has all
 //   kAhead              columns that a thread loads before it looks at them
@@ -40,6 +41,7 @@ struct SampleState {
   std::int64_t kept;  // columns, by the tree
   std::int32_t status;
   std::int32_t marked;  // whether the mask says what is kept; else `last` and `least` do
+  std::int32_t listed;  // columns of a row of the merge, whose z a list has
 };
 
 // A row's workspace: per leaf slot four words of the kept columns, then the tree's nodes (m, S), root last.
@@ -50,15 +52,28 @@ constexpr int kMaskWords = kLeafColumns / 32;
 RLK_HD std::int64_t sample_mask_words(std::int64_t vocab_size) { return kMaskWords * sample_leaf_slots(vocab_size); }
 RLK_HD std::int64_t sample_node_floats(std::int64_t vocab_size) { return 4 * sample_leaf_slots(vocab_size); }
 
+// Where z of a column is: in the row's logits, in those of a shard of it, or among those columns that a row of the merge
+// keeps, which are few.
+enum class Columns { kRow, kShard, kListed };
+struct ColumnsAt {
+  PartRange parts = {0, kNumParts};  // of kShard
+  const std::uint64_t* listed =
+      nullptr;  // of kListed: entries of id and z, ids ascending; SampleState has their number
+};
+RLK_HD std::uint64_t listed_column(std::int64_t id, float z) {
+  return static_cast<std::uint64_t>(id) << 32 | static_cast<std::uint32_t>(bits_of(z));
+}
+
 // What the two halves of a row share: its columns, and which of them count.
-template <class Team, class T, Exp kExp>
+template <class Team, class T, Exp kExp, Columns kColumns>
 class SampleColumns {
  public:
   using Storage = typename T::Storage;
 
   RLK_DEVICE SampleColumns(const Team& team, const SampleParams& p, std::int64_t row, SampleShared* shared,
-                           std::uint32_t* mask, SampleState* state)
-      : team_(team),
+                           std::uint32_t* mask, SampleState* state, const ColumnsAt& at)
+      : at_(at),
+        team_(team),
         p_(p),
         row_(team.own(row)),
         s_(*shared),
@@ -72,7 +87,32 @@ class SampleColumns {
   RLK_DEVICE bool is_allowed(std::int64_t j) const {
     return allowed_ == nullptr || (static_cast<std::uint32_t>(team_.global(allowed_)[j / 32]) >> (j % 32) & 1) != 0;
   }
-  RLK_DEVICE float z_at(std::int64_t j) const { return T::load(team_.global(logits_)[j]); }
+  // The columns [first_column(), end_column()) are here.
+  RLK_DEVICE std::int64_t first_column() const {
+    return kColumns == Columns::kShard ? part_cut(p_.vocab_size, at_.parts.first) : 0;
+  }
+  RLK_DEVICE std::int64_t end_column() const {
+    if constexpr (kColumns != Columns::kShard) return p_.valid_vocab;
+    const std::int64_t end = part_cut(p_.vocab_size, at_.parts.first + at_.parts.count);
+    return end < p_.valid_vocab ? end : p_.valid_vocab;
+  }
+  RLK_DEVICE float z_at(std::int64_t j) const {
+    if constexpr (kColumns == Columns::kListed) {
+      std::int64_t from = 0, to = state_->listed;  // the entry, if there is one, is in [from, to)
+      RLK_UNROLL_NOT
+      while (to - from > 1) {
+        const std::int64_t middle = (from + to) / 2;
+        const bool before = static_cast<std::int64_t>(team_.global(at_.listed)[middle] >> 32) <= j;
+        from = before ? middle : from;
+        to = before ? to : middle;
+      }
+      const std::uint64_t entry = team_.global(at_.listed)[from];
+      const float z = float_of(static_cast<std::int32_t>(static_cast<std::uint32_t>(entry)));
+      return static_cast<std::int64_t>(entry >> 32) == j ? z : -infinity();
+    } else {
+      return T::load(team_.global(logits_)[j - first_column()]);
+    }
+  }
 
   // w_j of the contract.
   RLK_DEVICE std::uint64_t mass_of(float z) const {
@@ -101,9 +141,9 @@ class SampleColumns {
     return all;
   }
 
-  // First column of a leaf slot, and how many of its columns are valid.
+  // First column of a leaf slot, and how many of its columns are valid. Slots count from the first that is here.
   RLK_DEVICE std::int64_t leaf_first(std::int64_t slot, std::int64_t* columns) const {
-    const int part = static_cast<int>(slot >> height_);
+    const int part = static_cast<int>(slot >> height_) + (kColumns == Columns::kShard ? at_.parts.first : 0);
     const std::int64_t end =
         part_cut(p_.vocab_size, part + 1) < p_.valid_vocab ? part_cut(p_.vocab_size, part + 1) : p_.valid_vocab;
     const std::int64_t first =
@@ -119,6 +159,7 @@ class SampleColumns {
     return (std::int64_t{part} << height_) * kLeafColumns + (j - part_cut(p_.vocab_size, part));
   }
 
+  const ColumnsAt at_;
   const Team team_;
   const SampleParams& p_;
   const std::int64_t row_;

@@ -5,19 +5,20 @@
 
 namespace rlk {
 
-template <class Team, class T, Exp kExp>
-class RowSelection : protected SampleColumns<Team, T, kExp> {
+template <class Team, class T, Exp kExp, Columns kColumns = Columns::kRow>
+class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
  protected:
-  using Base = SampleColumns<Team, T, kExp>;
+  using Base = SampleColumns<Team, T, kExp, kColumns>;
   using Base::c_, Base::m_, Base::q_, Base::last_, Base::least_;
+  using Base::first_column, Base::end_column;
   using Base::is_allowed, Base::z_at, Base::mass_of, Base::survives, Base::reduce, Base::mask_bit_of;
   using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::height_;
 
  public:
   // firsts: of this row, kMaxTeam ranks.
   RLK_DEVICE RowSelection(const Team& team, const SampleParams& p, std::int64_t row, SampleShared* shared,
-                          std::uint32_t* mask, SampleState* state, std::uint64_t* firsts)
-      : Base(team, p, row, shared, mask, state), firsts_(firsts) {}
+                          std::uint32_t* mask, SampleState* state, std::uint64_t* firsts, const ColumnsAt& at = {})
+      : Base(team, p, row, shared, mask, state, at), firsts_(firsts) {}
 
   // Finds the row's faults, its first rank and reference, and the first rank of each thread's columns.
   RLK_DEVICE void run_first() {
@@ -28,7 +29,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp> {
       c_ = team_.own(log2_scale(want.temperature));
       id = first_rank(&status);
     }
-    if (team_.thread() == 0) *state_ = {kLastRank, 0, id, m_, q_, 0, status, 0};
+    if (team_.thread() == 0) *state_ = {kLastRank, 0, id, m_, q_, 0, status, 0, 0};
   }
 
   // What the row keeps, where it cuts anything.
@@ -38,7 +39,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp> {
     c_ = team_.own(log2_scale(want.temperature));
     m_ = team_.own(state_->m);
     q_ = team_.own(state_->q);
-    truncate(want, state_->id);
+    truncate(want, z_at(state_->id));
     if (listed_) mark_listed();
     if (team_.thread() == 0) {
       state_->last = last_;
@@ -58,18 +59,19 @@ class RowSelection : protected SampleColumns<Team, T, kExp> {
   template <class F>
   RLK_DEVICE void each_present(F fn) const {
     constexpr int kAhead = Team::kAhead;
+    const std::int64_t end = end_column();
     RLK_UNROLL_NOT
-    for (std::int64_t base = team_.thread(); base < p_.valid_vocab; base += kAhead * team_.threads()) {
+    for (std::int64_t base = first_column() + team_.thread(); base < end; base += kAhead * team_.threads()) {
       float z[kAhead];
       RLK_UNROLL
       for (int i = 0; i < kAhead; ++i) {
         const std::int64_t j = base + i * team_.threads();
-        z[i] = z_at(j < p_.valid_vocab ? j : base);
+        z[i] = z_at(j < end ? j : base);
       }
       RLK_UNROLL
       for (int i = 0; i < kAhead; ++i) {
         const std::int64_t j = base + i * team_.threads();
-        if (j < p_.valid_vocab && is_allowed(j)) fn(rank_of(z[i], j), z[i]);
+        if (j < end && is_allowed(j)) fn(rank_of(z[i], j), z[i]);
       }
     }
   }
@@ -102,8 +104,9 @@ class RowSelection : protected SampleColumns<Team, T, kExp> {
   }
 
   // One search at a time, so that its code is there once: a bound of the first k, the first k themselves, then the mass.
-  RLK_DEVICE void truncate(const SampleRow& want, std::int64_t first) {
-    const std::uint64_t min_mass = team_.own(share_of_mass(want.min_p, mass_of(z_at(first))));
+  // z: of the first rank. A list that is there already holds the first k.
+  RLK_DEVICE void truncate(const SampleRow& want, float z) {
+    const std::uint64_t min_mass = team_.own(share_of_mass(want.min_p, mass_of(z)));
     if (p_.order == SampleOrder::kVllm) least_ = min_mass;  // else it cuts last
     const bool by_mass = want.top_p<1.0f, by_count = want.top_k> 0 && want.top_k < p_.valid_vocab;
     const auto count = team_.own(static_cast<std::uint64_t>(want.top_k));
@@ -111,6 +114,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp> {
     RLK_UNROLL_NOT
     for (int step = 0; step < 3; ++step) {
       if (by_mass && step == (p_.order == SampleOrder::kSglang ? 0 : 2)) total = team_.own(total_mass());
+      if (kColumns == Columns::kListed && step == 0) continue;
       if (step == 0 && (!by_count || count > static_cast<std::uint64_t>(team_.threads()) || least_ > 0)) continue;
       if (step == 1 && !by_count) continue;
       if (step == 2 && !by_mass) continue;

@@ -32,7 +32,7 @@ class RowTop : RowSelection<Team, T, Exp::kPortable> {
     temperature_ = kRaw ? 1.0f : want.temperature;
     const bool has_firsts = !kRaw && (want.greedy || want.truncates());
     const std::int64_t first = has_firsts ? state_->id : id_of_rank(Base::behind_first() - 1);
-    truncate({1.0f, 1.0f, 0.0f, count_, false, kOk}, first);
+    truncate({1.0f, 1.0f, 0.0f, count_, false, kOk}, z_at(first));
     if (!listed_) collect(last_);  // every column is among the best
     team_.barrier();               // the search has read found_count
     if (team_.thread() == 0) s_.found_count = 0;

@@ -6,9 +6,38 @@
 
 namespace rlk {
 
-template <class Team, class T, Exp kExp>
-class RowTree : SampleColumns<Team, T, kExp> {
-  using Base = SampleColumns<Team, T, kExp>;
+// The words of a row's token.
+template <class Memory>
+class DrawWords {
+ public:
+  RLK_DEVICE DrawWords(const SampleParams& p, std::int64_t row)
+      : seed_(static_cast<std::uint64_t>(p.seed.template at<Memory>(row))),
+        sample_id_(static_cast<std::uint64_t>(p.sample_id.template at<Memory>(row))),
+        position_(static_cast<std::uint32_t>(p.position.template at<Memory>(row))),
+        blocks_(static_cast<std::uint32_t>(p.random_stream) * static_cast<std::uint32_t>(kStreamBlocks)) {}
+  RLK_DEVICE std::uint32_t operator()(int i) const {
+    const PhiloxBlock b = philox_block(seed_, sample_id_, position_, blocks_ + static_cast<std::uint32_t>(i / 4));
+    return i & 2 ? (i & 1 ? b.w : b.z) : i & 1 ? b.y : b.x;
+  }
+
+ private:
+  const std::uint64_t seed_, sample_id_;
+  const std::uint32_t position_, blocks_;
+};
+
+// Whether a draw at two nodes' parent goes to the left one.
+RLK_HD bool draws_left_node(std::uint32_t word, const SoftmaxStats& left, const SoftmaxStats& right) {
+  const SoftmaxStats both = combine(left, right), scaled = combine(left, {both.m, 0.0f, 0.0f, 0.0f});
+  return draws_left(word, left.m == -infinity() ? 0.0f : scaled.S, both.S);
+}
+// Depth of the root of a subtree of so many parts.
+RLK_HD int depth_of_parts(int count) { return count == 8 ? 0 : count == 4 ? 1 : count == 2 ? 2 : 3; }
+
+template <class Team, class T, Exp kExp, Columns kColumns = Columns::kRow>
+class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
+ protected:
+  using Base = SampleColumns<Team, T, kExp, kColumns>;
+  using Base::at_, Base::first_column, Base::end_column;
   using Base::c_, Base::m_, Base::q_, Base::last_, Base::least_;
   using Base::is_allowed, Base::z_at, Base::mass_of, Base::survives, Base::reduce, Base::leaf_first;
   using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::height_;
@@ -19,8 +48,11 @@ class RowTree : SampleColumns<Team, T, kExp> {
   static constexpr int kSteps = kLeafColumns / kNumChains;
 
   RLK_DEVICE RowTree(const Team& team, const SampleParams& p, std::int64_t row, SampleShared* shared,
-                     std::uint32_t* mask, SampleState* state, float* nodes)
-      : Base(team, p, row, shared, mask, state), nodes_(nodes), slots_(team.own(sample_leaf_slots(p.vocab_size))) {}
+                     std::uint32_t* mask, SampleState* state, float* nodes, const ColumnsAt& at = {})
+      : Base(team, p, row, shared, mask, state, at),
+        nodes_(nodes),
+        slots_(team.own(kColumns == Columns::kShard ? std::int64_t{at.parts.count} << Base::height_
+                                                    : sample_leaf_slots(p.vocab_size))) {}
 
   // The tree over the kept columns.
   RLK_DEVICE void run_tree() {
@@ -66,14 +98,20 @@ class RowTree : SampleColumns<Team, T, kExp> {
     if (team_.thread() == 0) team_.global(p_.raw_logprob)[row_] = raw;
   }
 
- private:
+ protected:
   RLK_DEVICE void load_state() {
     c_ = team_.own(log2_scale(sample_row_of<typename Team::Memory>(p_, row_).temperature));
+    if constexpr (kColumns == Columns::kShard) return;
     m_ = team_.own(state_->m);
     q_ = team_.own(state_->q);
     last_ = team_.own(state_->last);
     least_ = team_.own(state_->least);
     marked_ = state_->marked != 0;
+  }
+
+  // Whether truncation keeps a present column. A shard's tree is there where nothing is cut.
+  RLK_DEVICE bool is_kept(float z, std::int64_t id) const {
+    return kColumns == Columns::kShard || (rank_of(z, id) <= last_ && survives(z));
   }
 
   // A thread's part of a leaf: z of its chains, with -Inf for missing columns, and the chains' sums.
@@ -167,15 +205,14 @@ class RowTree : SampleColumns<Team, T, kExp> {
             if (marked_) {
               keeps = (words[i * kNumChains / 32] >> (column % 32) & 1) != 0;
             } else {
-              keeps = any && column < columns && is_allowed(first + column) &&
-                      rank_of(leaf.z[i][k], first + column) <= last_ && survives(leaf.z[i][k]);
+              keeps = any && column < columns && is_allowed(first + column) && is_kept(leaf.z[i][k], first + column);
               if (keeps) own[i * kNumChains / 32] |= 1u << (column % 32);
             }
             mine += keeps ? 1 : 0;
             if (!keeps) leaf.z[i][k] = -infinity();
           }
         }
-        if (!marked_) {
+        if (kColumns != Columns::kShard && !marked_) {
           RLK_UNROLL
           for (int k = 0; k < kMaskWords; ++k) {
             auto word = static_cast<std::int32_t>(own[k]);
@@ -213,22 +250,14 @@ class RowTree : SampleColumns<Team, T, kExp> {
 
   // Draws an id by the tree in nodes_.
   RLK_DEVICE std::int64_t draw() const {
-    using Memory = typename Team::Memory;
-    const auto seed = static_cast<std::uint64_t>(p_.seed.template at<Memory>(row_)),
-               sample_id = static_cast<std::uint64_t>(p_.sample_id.template at<Memory>(row_));
-    const auto position = static_cast<std::uint32_t>(p_.position.template at<Memory>(row_));
-    const auto blocks = static_cast<std::uint32_t>(p_.random_stream) * static_cast<std::uint32_t>(kStreamBlocks);
-    const auto word = [&](int i) {
-      const PhiloxBlock b = philox_block(seed, sample_id, position, blocks + static_cast<std::uint32_t>(i / 4));
-      return i & 2 ? (i & 1 ? b.w : b.z) : i & 1 ? b.y : b.x;
-    };
+    const DrawWords<typename Team::Memory> word(p_, row_);
     std::int64_t at = 0, level = 2 * slots_ - 2, size = 1;  // node `at` of the level that begins at `level`
-    for (int depth = 0; depth < height_ + 3; ++depth) {
+    const int above = kColumns == Columns::kShard ? depth_of_parts(at_.parts.count) : 0;
+    for (int depth = above; depth < height_ + 3; ++depth) {
       level -= 2 * size;
-      const SoftmaxStats left = node(level + 2 * at), right = node(level + 2 * at + 1);
-      const SoftmaxStats both = combine(left, right), scaled = combine(left, {both.m, 0.0f, 0.0f, 0.0f});
-      const float share = left.m == -infinity() ? 0.0f : scaled.S;
-      at = 2 * at + (draws_left(word(word_of_depth(depth, height_)), share, both.S) ? 0 : 1);
+      const bool left =
+          draws_left_node(word(word_of_depth(depth, height_)), node(level + 2 * at), node(level + 2 * at + 1));
+      at = 2 * at + (left ? 0 : 1);
       size *= 2;
     }
     return draw_of_leaf(at, word);
@@ -251,7 +280,7 @@ class RowTree : SampleColumns<Team, T, kExp> {
         if (keeps && marked_) {
           keeps = (mask_[slot * kMaskWords + column / 32] >> (column % 32) & 1) != 0;
         } else if (keeps) {
-          keeps = rank_of(leaf.z[i][k], first + column) <= last_ && survives(leaf.z[i][k]);
+          keeps = is_kept(leaf.z[i][k], first + column);
         }
         if (!keeps) leaf.z[i][k] = -infinity();
         largest = larger(largest, leaf.z[i][k]);

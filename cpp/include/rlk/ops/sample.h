@@ -50,6 +50,28 @@
 //   kSglang:     z - (F * n + P), then repeat(z) where n > 0;  z + b where there is one
 // A NaN is canonical. A row with any status has NaN in every column. sample takes bias and penalties by
 // logits = process_logits(...), row_status and raw_logits = the logits as they came.
+// A shard's logits are columns [vocab_start, vocab_start + num_columns) of the vocabulary; ids are the vocabulary's, and
+// those of other columns count for its checks alone.
+//
+// Vocabulary-parallel form, one exchange: sample_partial makes a payload of each shard, sample_merge the results of sample
+// on the whole row from the payloads of all, by every rank for itself. A shard is 1, 2, 4 or 8 parts of rule 5 that make up
+// a subtree; the shards are every part once, in any order. A row is drawn by one of
+//   greedy        : the first rank of all shards' first ranks
+//   nothing cut   : words 0 to 2 and 7 + h above the shards' roots, by the merge; below, by each shard in advance
+//   top_k         : the row's first k are among the shards' first k, and so is all that min_p and top_p leave of them
+// So min_p > 0 and top_p < 1 need top_k > 0, top_k is at most the payload's capacity, and kSglang, whose top_p is a share of
+// the whole row, takes no top_p < 1. Any other row has kBadParameter. There are no n best.
+// Merges give every row the bits of sample: id, logprob, raw_logprob, kept set and status, but for those two of
+//   kBadParameter : also the rows above
+//   kBadShards    : the row's payloads are not those of every part once, or of another call: other rows' parameters,
+//                   vocabulary or kind of raw_logprob, or ids and ranks that no partial gives
+// Payload of a row, words of 32 bits (floats by their bits, every NaN canonical). What is not known is 0, of ids -1, of z and m -Inf:
+//   0: first part + 16 * parts + 256 * (whether raw words are there)     1, 2: vocab_size, valid_vocab
+//   3: row_status and sample's statuses of parameters     4: top_k of a row that is cut, 0 of one that is not, -1 greedy
+//   5, 6: root (m, S) of the shard's present columns, where the row is not cut     7, 8: that of raw_logprob
+//   9 to 11: first rank of a greedy or cut row: id (-1: none is present), z, raw z; z is NaN where one is
+//   12 to 14: the same of the column drawn below the root     15: how many of the following there are
+//   16 + 3 i: id, z, raw z of the i-th rank of present columns of a cut row, i below min(top_k, columns present)
 #pragma once
 
 #include <cstdint>
@@ -71,6 +93,7 @@ enum SampleStatus : std::int32_t {
   kBadPenalty = 1024,  // repetition not a finite normal number > 0; presence or frequency not finite
   kBadHistory = 2048,  // an id outside [0, vocab_size), or offsets that descend or leave the entries
   kBadBias = 4096,     // the same, or ids of a row that do not ascend strictly
+  kBadShards = 8192,   // of sample_merge alone
 };
 
 // One float for each row, or one for all rows.
@@ -89,7 +112,7 @@ constexpr std::int64_t kSampleVocab = std::int64_t{1} << 19;  // at most
 constexpr std::int64_t kTopLogprobs = 256;                    // of the n best; at most
 
 struct ProcessLogitsParams {
-  const void* logits = nullptr;  // [num_rows, vocab_size], dtype; columns contiguous, any alignment. Not modified
+  const void* logits = nullptr;  // [num_rows, num_columns], dtype; columns contiguous, any alignment. Not modified
   RowFloats repetition{nullptr, 1.0f, 0}, presence, frequency;
   RowIntegers history_ids;                        // [history_size], row after row
   const std::int64_t* history_offsets = nullptr;  // [num_rows + 1], contiguous, or null: no history
@@ -99,9 +122,10 @@ struct ProcessLogitsParams {
   const std::int64_t* bias_offsets = nullptr;     // [num_rows + 1], contiguous, or null: no bias
   std::int64_t history_size = 0, bias_size = 0;
   std::int64_t logits_stride = 0, num_rows = 0, vocab_size = 0;
-  float* out = nullptr;            // [num_rows, vocab_size], contiguous; no part of the logits
-  std::int32_t* status = nullptr;  // [num_rows]
-  DType dtype = DType::kFloat32;   // kFloat32, kBFloat16, kFloat16
+  std::int64_t vocab_start = 0, num_columns = 0;  // the columns of `logits`; all of them: 0, vocab_size
+  float* out = nullptr;                           // [num_rows, num_columns], contiguous; no part of the logits
+  std::int32_t* status = nullptr;                 // [num_rows]
+  DType dtype = DType::kFloat32;                  // kFloat32, kBFloat16, kFloat16
   SampleOrder order = SampleOrder::kVllm;
 };
 
@@ -138,7 +162,26 @@ struct SampleParams {
   bool greedy = false;
 };
 
-std::int64_t sample_workspace_bytes(const SampleParams& p, Device device);
+constexpr std::int64_t kPayloadHead = 16, kCandidateWords = 3;
+constexpr std::int64_t kMostCandidates = 256;  // of a shard
+RLK_HD std::int64_t payload_words(std::int64_t capacity) { return kPayloadHead + kCandidateWords * capacity; }
+
+// sample's params of whole rows, without results. Logits and raw_logits alone are the shard's: its columns from the first
+// on, at least the valid ones. most_top_k is the payload's capacity.
+struct SamplePartialParams : SampleParams {
+  PartRange parts;
+  bool takes_raw = false;           // whether the merge gives raw_logprob
+  std::int32_t* payload = nullptr;  // [num_rows, payload_words(most_top_k)], contiguous
+};
+// The same but for what is a shard's: neither logits, raw_logits nor row_status.
+struct SampleMergeParams : SampleParams {
+  const std::int32_t* payload = nullptr;  // [num_shards, num_rows, payload_words(most_top_k)], contiguous
+  std::int32_t num_shards = 1;            // 1 to 8
+};
+
+std::int64_t sample_workspace_bytes(const SampleParams& p, Device device);  // also of the two
+void sample_partial(const SamplePartialParams& p, Device device, Stream stream);
+void sample_merge(const SampleMergeParams& p, Device device, Stream stream);
 void sample(const SampleParams& p, Device device, Stream stream);
 void process_logits(const ProcessLogitsParams& p, Device device, Stream stream);
 

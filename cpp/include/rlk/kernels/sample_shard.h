@@ -1,0 +1,180 @@
+// A row of sample_partial: a shard's first ranks, its tree and what is drawn below its root, its raw words; by a team
+// (sample_row.h). The payload of ops/sample.h is what it writes.
+#pragma once
+
+#include "rlk/kernels/sample_select.h"
+#include "rlk/kernels/sample_tree.h"
+
+namespace rlk {
+
+// Words of a payload.
+enum PayloadWord : int {
+  kOfParts,
+  kOfVocab,
+  kOfValid,
+  kOfStatus,
+  kOfKind,
+  kOfM,
+  kOfSum,
+  kOfRawM,
+  kOfRawSum,
+  kOfFirst,
+  kOfDrawn = kOfFirst + kCandidateWords,
+  kOfCount = kOfDrawn + kCandidateWords
+};
+static_assert(kOfCount + 1 == kPayloadHead);
+
+RLK_HD std::int32_t payload_float(float x) { return bits_of(is_nan(x) ? canonical_nan() : x); }
+RLK_HD std::int32_t payload_parts(const PartRange& parts, bool takes_raw) {
+  return parts.first + 16 * parts.count + (takes_raw ? 256 : 0);
+}
+
+// What a row of shards asks for, with a status where shards do not serve it.
+template <class Memory>
+RLK_HD SampleRow sharded_row_of(const SampleParams& p, std::int64_t row) {
+  SampleRow r = sample_row_of<Memory>(p, row);
+  const bool by_mass = r.top_p < 1.0f || r.min_p > 0.0f;
+  if ((by_mass && r.top_k == 0) || (r.top_p < 1.0f && p.order == SampleOrder::kSglang)) r.status |= kBadParameter;
+  return r;
+}
+RLK_HD std::int32_t payload_kind(const SampleRow& r) {
+  return r.greedy ? -1 : r.truncates() ? static_cast<std::int32_t>(r.top_k) : 0;
+}
+
+// Everything but the tree and raw words; then the row's state says whether there is a tree.
+template <class Team, class T>
+class RowOfShard : RowSelection<Team, T, Exp::kPortable, Columns::kShard> {
+  using Base = RowSelection<Team, T, Exp::kPortable, Columns::kShard>;
+  using Base::collect, Base::truncate, Base::each_listed, Base::behind_first;
+  using Base::listed_, Base::list_size_;
+  using Base::team_, Base::row_, Base::s_, Base::state_, Base::last_;
+
+ public:
+  RLK_DEVICE RowOfShard(const Team& team, const SamplePartialParams& p, std::int64_t row, SampleShared* shared,
+                        std::uint32_t* mask, SampleState* state, std::uint64_t* firsts)
+      : Base(team, p, row, shared, mask, state, firsts, {p.parts, nullptr}),
+        p_(p),
+        words_(p.payload + row * payload_words(p.most_top_k)) {}
+
+  RLK_DEVICE void run() {
+    const SampleRow want = sharded_row_of<typename Team::Memory>(p_, row_);
+    const std::int64_t words = payload_words(p_.most_top_k);
+    for (std::int64_t i = team_.thread(); i < words; i += team_.threads()) team_.global(words_)[i] = 0;
+    team_.barrier();
+    const bool is_read = want.status == kOk && p_.parts.count > 0, ranks = want.greedy || want.truncates();
+    std::uint64_t first = kLastRank;
+    if (is_read && ranks) first = behind_first();
+    if (team_.thread() == 0) {
+      const auto word = team_.global(words_);
+      word[kOfParts] = payload_parts(p_.parts, p_.takes_raw);
+      word[kOfVocab] = static_cast<std::int32_t>(p_.vocab_size);
+      word[kOfValid] = static_cast<std::int32_t>(p_.valid_vocab);
+      word[kOfStatus] = want.status;
+      word[kOfKind] = want.status == kOk ? payload_kind(want) : 0;
+      word[kOfM] = word[kOfRawM] = bits_of(-infinity());
+      const bool is_nan_row = first == 0, is_there = !is_nan_row && first != kLastRank;
+      word[kOfFirst] = is_there ? static_cast<std::int32_t>(id_of_rank(first - 1)) : -1;
+      word[kOfFirst + 1] = payload_float(is_there ? z_of_rank(first - 1) : is_nan_row ? canonical_nan() : -infinity());
+      word[kOfDrawn] = -1;
+      *state_ = {kLastRank, 0, -1, 0.0f, 0.0f, 0, want.status, 0, 0};
+    }
+    if (is_read && !want.greedy && want.truncates() && first != 0 && first != kLastRank) {
+      candidates(want.top_k, z_of_rank(first - 1));
+    }
+  }
+
+ private:
+  // The first `count` of the present columns, or all.
+  RLK_DEVICE void candidates(std::int64_t count, float z) {
+    truncate({1.0f, 1.0f, 0.0f, count, false, kOk}, z);
+    if (!listed_) collect(last_);
+    team_.barrier();
+    if (team_.thread() == 0) s_.listed = 0;
+    team_.barrier();
+    each_listed([&](std::uint64_t rank, float of_rank) {
+      if (rank > last_) return;
+      std::int64_t place = 0;
+      RLK_UNROLL_NOT
+      for (std::int64_t i = 0; i < list_size_; ++i) place += s_.list[i] < rank ? 1 : 0;
+      const auto word = team_.global(words_) + kPayloadHead + place * kCandidateWords;
+      word[0] = static_cast<std::int32_t>(id_of_rank(rank));
+      word[1] = payload_float(of_rank);
+      team_.take(&s_.listed);
+    });
+    team_.barrier();
+    if (team_.thread() == 0) team_.global(words_)[kOfCount] = static_cast<std::int32_t>(s_.listed);
+  }
+
+  const SamplePartialParams& p_;
+  std::int32_t* const words_;
+};
+
+// The tree, the column drawn in advance, and the raw words, which another launch finds.
+template <class Team, class T, Exp kExp>
+class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
+  using Base = RowTree<Team, T, kExp, Columns::kShard>;
+  using Base::c_, Base::z_at, Base::load_state, Base::draw, Base::first_column, Base::end_column;
+  using Base::team_, Base::row_, Base::state_;
+
+ public:
+  RLK_DEVICE TreeOfShard(const Team& team, const SamplePartialParams& p, std::int64_t row, SampleShared* shared,
+                         std::uint32_t* mask, SampleState* state, float* nodes)
+      : Base(team, p, row, shared, mask, state, nodes, {p.parts, nullptr}),
+        p_(p),
+        words_(p.payload + row * payload_words(p.most_top_k)) {}
+
+  RLK_DEVICE void run_tree() {
+    if (!has_tree()) return;
+    load_state();
+    std::int64_t present;
+    const SoftmaxStats root = this->template leaves<false>(&present);
+    if (team_.thread() == 0) {
+      team_.global(words_)[kOfM] = payload_float(root.m);
+      team_.global(words_)[kOfSum] = payload_float(root.S);
+    }
+  }
+  // Behind run_tree.
+  RLK_DEVICE void run_draw() {
+    const float m = float_of(team_.global(words_)[kOfM]);
+    if (!has_tree() || team_.global(words_)[kOfKind] < 0 || is_nan(m) || m == -infinity()) return;
+    load_state();
+    const std::int64_t id = draw();
+    if (team_.thread() == 0) {
+      team_.global(words_)[kOfDrawn] = static_cast<std::int32_t>(id);
+      team_.global(words_)[kOfDrawn + 1] = payload_float(z_at(id));
+    }
+  }
+
+  // Takes raw_pass's params.
+  RLK_DEVICE void run_raw() {
+    const auto word = team_.global(words_);
+    if (word[kOfStatus] != kOk || p_.parts.count == 0) return;
+    c_ = log2_scale(1.0f);
+    std::int64_t all;
+    const SoftmaxStats root = this->template leaves<true>(&all);
+    if (team_.thread() == 0) {
+      word[kOfRawM] = payload_float(root.m);
+      word[kOfRawSum] = payload_float(root.S);
+      copy_raw(kOfFirst);
+      copy_raw(kOfDrawn);
+    }
+    const std::int64_t count = word[kOfCount];
+    for (std::int64_t i = team_.thread(); i < count; i += team_.threads()) copy_raw(kPayloadHead + i * kCandidateWords);
+  }
+
+ private:
+  // Whether the row is read and not cut.
+  RLK_DEVICE bool has_tree() const {
+    return p_.parts.count > 0 && team_.global(words_)[kOfStatus] == kOk && team_.global(words_)[kOfKind] <= 0;
+  }
+  // Behind the words of an id and its z.
+  RLK_DEVICE void copy_raw(std::int64_t at) const {
+    const std::int64_t id = team_.global(words_)[at];
+    if (id >= 0) team_.global(words_)[at + 2] = payload_float(z_at(id));
+  }
+
+  const SamplePartialParams& p_;
+  std::int32_t* const words_;
+};
+
+}  // namespace rlk

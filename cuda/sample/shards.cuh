@@ -1,0 +1,109 @@
+// Rows of sample_partial and sample_merge: a block is a row. What is computed stands in rlk/kernels/sample_shard.h and
+// sample_merge.h, shared with the CPU and HIP.
+// Bound by reads of the shard: one where nothing is cut, two where top-k leaves few columns; the merge reads payloads alone.
+// One body for every architecture; each gets its own machine code.
+#pragma once
+
+#include "rlk/kernels/sample_merge.h"
+#include "rlk/kernels/sample_shard.h"
+#include "rows.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+using RowTeam = BlockTeam<kRowThreads>;
+
+template <class T>
+__global__ void __launch_bounds__(kRowThreads, 3)
+    sample_shard_kernel(const __grid_constant__ SamplePartialParams p, const __grid_constant__ SampleChunk chunk) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const std::int64_t i = blockIdx.x;
+  RowOfShard<RowTeam, T>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
+                         chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                         chunk.firsts + i * kMaxTeam)
+      .run();
+}
+
+template <class T, Exp kExp, TreePass kPass>
+__global__ void __launch_bounds__(kTreeThreads<kPass>, kPass == TreePass::kDraw ? 16 : 2)
+    sample_shard_tree_kernel(const __grid_constant__ SamplePartialParams p, const __grid_constant__ SampleChunk chunk) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const std::int64_t i = blockIdx.x;
+  using Team = BlockTeam<kTreeThreads<kPass>>;
+  TreeOfShard<Team, T, kExp> tree(Team(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
+                                  chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                                  chunk.nodes + i * sample_node_floats(p.vocab_size));
+  if constexpr (kPass == TreePass::kTree) {
+    tree.run_tree();
+  } else if constexpr (kPass == TreePass::kDraw) {
+    tree.run_draw();
+  } else {
+    tree.run_raw();
+  }
+}
+
+template <Exp kExp>
+__global__ void __launch_bounds__(kRowThreads, 3)
+    sample_merge_kernel(const __grid_constant__ SampleMergeParams p, const __grid_constant__ SampleChunk chunk) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const std::int64_t i = blockIdx.x;
+  RowOfMerge<RowTeam, kExp>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
+                            chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                            chunk.firsts + i * kMaxTeam)
+      .run(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
+}
+
+template <Exp kExp>
+__global__ void __launch_bounds__(kRowThreads, 2)
+    sample_merge_tree_kernel(const __grid_constant__ SampleMergeParams p, const __grid_constant__ SampleChunk chunk) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const std::int64_t i = blockIdx.x;
+  TreeOfMerge<RowTeam, kExp>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
+                             chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                             chunk.firsts + i * kMaxTeam, chunk.nodes + i * sample_node_floats(p.vocab_size))
+      .run(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
+}
+
+template <class T, Exp kExp, TreePass kPass>
+void run_shard_tree(const SamplePartialParams& p, const SampleChunk& chunk, cudaStream_t stream) {
+  constexpr int kBytes = kPass == TreePass::kDraw ? 0 : kSharedBytes;
+  sample_shard_tree_kernel<T, kExp, kPass>
+      <<<static_cast<unsigned>(chunk.rows), kTreeThreads<kPass>, kBytes, stream>>>(p, chunk);
+  check(cudaGetLastError(), "launch of sample_partial's tree");
+}
+
+inline void run(const SamplePartialParams& p, cudaStream_t stream) {
+  const SamplePartialParams of_raw = raw_pass(p);
+  for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
+    const SampleChunk chunk = sample_chunk(p, first, p.workspace);
+    by_type_and_mode(p, [&]<class T, Exp kExp>() {
+      sample_shard_kernel<T><<<static_cast<unsigned>(chunk.rows), kRowThreads, kSharedBytes, stream>>>(p, chunk);
+      check(cudaGetLastError(), "launch of sample_partial's first ranks");
+      run_shard_tree<T, kExp, TreePass::kTree>(p, chunk, stream);
+      run_shard_tree<T, kExp, TreePass::kDraw>(p, chunk, stream);
+    });
+    if (!p.takes_raw) continue;
+    by_type_and_mode(of_raw,
+                     [&]<class T, Exp kExp>() { run_shard_tree<T, kExp, TreePass::kRaw>(of_raw, chunk, stream); });
+  }
+}
+
+template <Exp kExp>
+void run_merge(const SampleMergeParams& p, const SampleChunk& chunk, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(chunk.rows);
+  sample_merge_kernel<kExp><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
+  check(cudaGetLastError(), "launch of sample_merge's rows");
+  sample_merge_tree_kernel<kExp><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
+  check(cudaGetLastError(), "launch of sample_merge's tree");
+}
+
+inline void run(const SampleMergeParams& p, cudaStream_t stream) {
+  for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
+    const SampleChunk chunk = sample_chunk(p, first, p.workspace);
+    p.exp == Exp::kHardware ? run_merge<Exp::kHardware>(p, chunk, stream) : run_merge<Exp::kPortable>(p, chunk, stream);
+    run_kept(p, chunk, stream);
+  }
+}
+
+}  // namespace
+}  // namespace rlk::cuda

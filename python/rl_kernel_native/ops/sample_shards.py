@@ -1,0 +1,293 @@
+"""Sampling from a vocabulary that is split over ranks: one payload a shard, one merge. The contract is a part of
+cpp/include/rlk/ops/sample.h."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .. import _check, _shapes
+from .._call import call
+from .._native import module as _C
+from .._operator import Array, Operator
+from .._penalties import ORDERS, number_or_rows, penalties_of
+from .._types import AnyArray, ArrayT, Exp
+from .process_logits import check_shard, processed
+from .random_bits import position_of, seed_of, stream_of
+from .sample import LOGPROB, LOGPROBS, MOST_COLUMNS, RAW, SampleResult, draw_numbers, kept_capacity_of, sample_id_of
+
+__all__ = ["sample_merge", "sample_partial"]
+
+MOST_TOP_K, USUAL_TOP_K = 256, 64
+HEAD_WORDS, CANDIDATE_WORDS = 16, 3
+MOST_SHARDS = 8
+
+
+def _rows(kinds: tuple[str, str, str]) -> tuple[Array, ...]:
+    """What is told of each row, by kinds of integers, numbers and flags."""
+    integers, numbers, flags = kinds
+    return (
+        *(Array(name, integers, number="SymInt") for name in ("seed", "sample_id", "position")),
+        Array("temperature", numbers, number="float"),
+        Array("top_k", integers, number="SymInt"),
+        *(Array(name, numbers, number="float") for name in ("top_p", "min_p")),
+        Array("greedy", flags, number="bool"),
+        Array("allowed", "by hand", optional=True),
+    )
+
+
+def _check_allowed(allowed: Any, rows: Any, valid: Any) -> None:
+    if allowed is None:
+        return
+    _shapes.check_dtype(allowed, "allowed", _shapes.INDICES[:1])
+    if not _shapes.is_static(allowed) or type(valid) is not int or type(rows) is not int:
+        return
+    words = -(-valid // 32)
+    if allowed.dim() != 2 or allowed.shape[0] != rows or allowed.shape[1] < words:
+        raise ValueError(f"allowed: expected shape [{rows}, {words}] or wider, got {list(allowed.shape)}")
+    _shapes.check_columns(allowed, "allowed")
+
+
+def _check_vocabulary(vocab_size: Any, valid_vocab: Any) -> None:
+    if type(vocab_size) is not int:
+        return
+    if not 1 <= vocab_size <= MOST_COLUMNS:
+        raise ValueError(f"vocab_size: expected an integer in [1, {MOST_COLUMNS}], got {vocab_size}")
+    if type(valid_vocab) is int and not 1 <= valid_vocab <= vocab_size:
+        raise ValueError(f"valid_vocab: expected an integer in [1, {vocab_size}], got {valid_vocab}")
+
+
+def _check_partial(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    start, vocab_size, valid_vocab = how[:3]
+    check_shard(arrays[0], start, vocab_size)
+    _check_vocabulary(vocab_size, valid_vocab)
+    _check_allowed(arrays[9], arrays[0].shape[0], vocab_size if valid_vocab is None else valid_vocab)
+
+
+def _check_merge(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    payloads, vocab_size, valid_vocab = arrays[0], *how[:2]
+    _shapes.check_dtype(payloads, "payloads", _shapes.INDICES[:1])
+    shape = payloads.shape
+    words = shape[2] if len(shape) == 3 else 0
+    fits = len(shape) == 3 and words >= HEAD_WORDS and (words - HEAD_WORDS) % CANDIDATE_WORDS == 0
+    fits = fits and (not _shapes.is_static(payloads) or payloads.is_contiguous())
+    if not fits or not 1 <= shape[0] <= MOST_SHARDS or words > HEAD_WORDS + CANDIDATE_WORDS * MOST_TOP_K:
+        raise ValueError(
+            "payloads: expected a contiguous array of shape [shards, num_rows, 16 + 3 * max_top_k], with 1 to 8 shards "
+            f"and max_top_k up to 256, got shape {list(shape)}"
+        )
+    _check_vocabulary(vocab_size, valid_vocab)
+    rows = payloads[0]
+    for described, x in zip(_MERGE.arrays[1:9], arrays[1:9], strict=True):
+        if not hasattr(x, "dim"):
+            continue
+        if described.number == "SymInt":
+            _shapes.check_row_integers(x, described.name, rows)
+        else:
+            _shapes.check_row_vector(x, described.name, "bool" if described.number == "bool" else "float32", rows)
+    _check_allowed(arrays[9], shape[1], vocab_size if valid_vocab is None else valid_vocab)
+
+
+def _results(arrays: Any, how: tuple[Any, ...]) -> Any:
+    """Ids, log-probability, raw log-probability, kept ids, kept offsets, status."""
+    rows, capacity, wants = arrays[0].shape[1], how[4], how[6]
+    kept = ((capacity,), (rows + 1,)) if capacity >= 0 else (None, None)
+    return (rows,), (rows,) if wants & LOGPROB else None, (rows,) if wants & RAW else None, *kept, (rows,)
+
+
+_PARTIAL = Operator(
+    "sample_partial",
+    (
+        Array("logits", "logits", called=lambda how, _: "logits_shard"),
+        *_rows(("integers", "row numbers", "row flags")),
+        Array("raw_logits", "by hand", optional=True, called=lambda how, _: "logits_shard"),
+        Array("row_status", "by hand", optional=True),
+    ),
+    "SymInt vocab_start, SymInt vocab_size, SymInt? valid_vocab, int exp, int order, SymInt max_top_k, int stream, "
+    "bool takes_raw",
+    outputs=lambda arrays, how: ((arrays[0].shape[0], HEAD_WORDS + CANDIDATE_WORDS * how[5]),),
+    dtypes=("int32",),
+    native=lambda arrays, how, *tail: (_C.sample_partial(*arrays, *how, *tail),),
+    check=_check_partial,
+    exp=3,
+)
+_MERGE = Operator(
+    "sample_merge",
+    (Array("payloads", "by hand"), *_rows(("by hand",) * 3)),
+    "SymInt vocab_size, SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int stream, int wants",
+    outputs=_results,
+    dtypes=("int64", "float32", "float32", "int32", "int64", "int32"),
+    native=lambda arrays, how, *tail: _C.sample_merge(*arrays, *how, *tail),
+    check=_check_merge,
+    exp=2,
+)
+
+
+def _served(temperature: Any, top_k: Any, top_p: Any, min_p: Any, greedy: Any, order: Any) -> tuple[Any, ...]:
+    """Checked parameters of rows, which one exchange serves; those of arrays are looked at row by row."""
+    _check.one_of("order", order, ORDERS)
+    t, k, m, flags = draw_numbers(temperature, top_k, min_p, greedy)
+    p = number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
+    if _check.is_number(k) and k > MOST_TOP_K:
+        raise ValueError(f"top_k: expected an integer in [0, {MOST_TOP_K}] with shards (0 cuts nothing), got {k}")
+    if flags is True:
+        return t, k, p, m, flags
+    for name, x, nothing in (("top_p", p, 1), ("min_p", m, 0)):
+        if _check.is_number(x) and x != nothing and _check.is_number(k) and k == 0:
+            raise ValueError(
+                f"{name}: expected {nothing} without top_k, got {x}: shards exchange their first top_k tokens alone; "
+                f"pass top_k, at most {MOST_TOP_K}"
+            )
+    if order == "sglang" and _check.is_number(p) and p != 1:
+        raise ValueError(
+            f'top_p: expected 1 with order="sglang", whose share is of the whole row, got {p}; pass "vllm" or "hf"'
+        )
+    return t, k, p, m, flags
+
+
+def sample_partial(
+    logits_shard: ArrayT,
+    *,
+    vocab_start: int,
+    vocab_size: int,
+    seed: int | AnyArray,
+    sample_id: int | AnyArray,
+    position: int | AnyArray,
+    temperature: float | AnyArray = 1.0,
+    top_k: int | AnyArray = 0,
+    top_p: float | AnyArray = 1.0,
+    min_p: float | AnyArray = 0.0,
+    repetition_penalty: float | AnyArray = 1.0,
+    presence_penalty: float | AnyArray = 0.0,
+    frequency_penalty: float | AnyArray = 0.0,
+    history: tuple[Any, ...] | None = None,
+    logit_bias: tuple[Any, Any, Any] | None = None,
+    greedy: bool | AnyArray = False,
+    allowed: AnyArray | None = None,
+    valid_vocab: int | None = None,
+    order: Literal["vllm", "hf", "sglang"] = "vllm",
+    return_logprob: Literal["processed", "raw", "both", "none"] = "processed",
+    max_top_k: int | None = None,
+    stream: int = 0,
+    exp: Exp = None,
+) -> ArrayT:
+    """A shard's part of :func:`sample`, for a vocabulary that is split over ranks. Ranks exchange their parts once, and
+    :func:`sample_merge` makes the tokens.
+
+    Args:
+        logits_shard: ``[num_rows, shard]`` float32, float16 or bfloat16: columns ``vocab_start`` to
+            ``vocab_start + shard`` of the rows; columns contiguous. Not modified.
+        vocab_start, vocab_size: as for :func:`logprob_partial`: a shard is whole parts of docs/numerics.md, rule 5.
+            Shards need not be equal, and one without valid columns may be anywhere.
+        top_k: as for :func:`sample`, at most 256. A row that has ``top_p`` or ``min_p`` has ``top_k``, too.
+        top_p: as for :func:`sample`; with ``order="sglang"`` only 1.
+        max_top_k: the most that a row's ``top_k`` may be, in [0, 256]: the payload has 64 + 12 * max_top_k bytes a row.
+            None: ``top_k`` where that is a number, else 64.
+        history, logit_bias, allowed: of the whole vocabulary's ids and columns.
+    The other arguments are :func:`sample`'s, the same on every rank.
+    Returns: int32 ``[num_rows, 16 + 3 * max_top_k]``, whose words the contract names.
+    Raises: as :func:`sample`; ValueError for a shard that is not whole parts, or rows that one exchange does not serve.
+        Per-row arrays give such rows ``SampleStatus.BAD_PARAMETER``.
+    Source: the contract; docs/sampling.md.
+
+    Example:
+        >>> logits, how = torch.arange(128.0).view(1, 128) / 16, {"seed": 7, "sample_id": 0, "position": 0, "top_k": 5}
+        >>> cut = {"vocab_size": 128, **how}
+        >>> parts = [rk.sample_partial(logits[:, i : i + 64], vocab_start=i, **cut) for i in (0, 64)]
+        >>> bool(rk.sample_merge(torch.stack(parts), **cut).ids == rk.sample(logits, **how).ids)
+        True
+    """
+    _check.one_of("return_logprob", return_logprob, tuple(LOGPROBS))
+    keys: tuple[Any, ...] = (seed_of(seed), sample_id_of(sample_id), position_of(position))
+    t, k, p, m, flags = _served(temperature, top_k, top_p, min_p, greedy, order)
+    start, size = (_check.integer64(*x) for x in (("vocab_start", vocab_start), ("vocab_size", vocab_size)))
+    how = (
+        start,
+        size,
+        valid_vocab,
+        exp,
+        ORDERS.index(order),
+        _most_top_k(max_top_k, k),
+        stream_of(stream),
+        LOGPROBS[return_logprob] & RAW != 0,
+    )
+    penalties = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)
+    raw, status, z = None, None, logits_shard
+    if penalties is not None:
+        raw = logits_shard
+        z, status = processed(logits_shard, penalties, order, start, size)
+    payload: ArrayT = call(_PARTIAL, (z, *keys, t, k, p, m, flags, allowed, raw, status), how)[0]
+    return payload
+
+
+def _most_top_k(given: Any, top_k: Any) -> Any:
+    if given is None:
+        return top_k if _check.is_number(top_k) else USUAL_TOP_K
+    most = _check.integer64("max_top_k", given)
+    if not 0 <= most <= MOST_TOP_K:
+        raise ValueError(f"max_top_k: expected an integer in [0, {MOST_TOP_K}], got {most}")
+    if _check.is_number(top_k) and top_k > most:
+        raise ValueError(f"max_top_k: expected at least top_k, which is {top_k}, got {most}")
+    return most
+
+
+def sample_merge(
+    payloads: ArrayT,
+    *,
+    vocab_size: int,
+    seed: int | AnyArray,
+    sample_id: int | AnyArray,
+    position: int | AnyArray,
+    temperature: float | AnyArray = 1.0,
+    top_k: int | AnyArray = 0,
+    top_p: float | AnyArray = 1.0,
+    min_p: float | AnyArray = 0.0,
+    greedy: bool | AnyArray = False,
+    allowed: AnyArray | None = None,
+    valid_vocab: int | None = None,
+    order: Literal["vllm", "hf", "sglang"] = "vllm",
+    return_logprob: Literal["processed", "raw", "both", "none"] = "processed",
+    return_kept: bool = False,
+    kept_capacity: int | None = None,
+    stream: int = 0,
+    exp: Exp = None,
+) -> SampleResult[ArrayT]:
+    """Tokens from the payloads of all shards of a vocabulary: the bytes of :func:`sample` on the whole rows. Every rank
+    that has all payloads has every result, kept sets included.
+
+    Args:
+        payloads: int32 ``[shards, num_rows, 16 + 3 * max_top_k]`` of :func:`sample_partial`, of each shard once, in any
+            order; 1 to 8 shards. A row whose payloads are of other shards or another call has
+            ``SampleStatus.BAD_SHARDS``.
+        allowed: as for :func:`sample`; read where ``return_kept`` asks for the sets of rows that nothing else cuts.
+        return_logprob: as the partials had it, to which ``"raw"`` and ``"both"`` are alike, and so are the others.
+        return_kept, kept_capacity: as for :func:`sample`.
+    The other arguments are those of the partials.
+    Returns:
+        :class:`SampleResult`; the n best are None.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError where no kernel of
+        this build serves the device.
+    Source: the contract; docs/sampling.md.
+
+    Example:
+        >>> logits, how = torch.tensor([[0.0, 9.0, 1.0]]), {"seed": 7, "sample_id": 0, "position": 0, "vocab_size": 3}
+        >>> rk.sample_merge(rk.sample_partial(logits, vocab_start=0, **how)[None], **how).ids
+        tensor([1])
+    """
+    _check.one_of("return_logprob", return_logprob, tuple(LOGPROBS))
+    keys: tuple[Any, ...] = (seed_of(seed), sample_id_of(sample_id), position_of(position))
+    t, k, p, m, flags = _served(temperature, top_k, top_p, min_p, greedy, order)
+    size = _check.integer64("vocab_size", vocab_size)
+    shape = _check.shape_of(payloads)
+    rows = shape[1] if len(shape) == 3 else 0  # refused where payloads are read
+    how = (
+        size,
+        valid_vocab,
+        exp,
+        ORDERS.index(order),
+        kept_capacity_of(return_kept, kept_capacity, rows, size, k, flags),
+        stream_of(stream),
+        LOGPROBS[return_logprob],
+    )
+    ids, logprob, raw, kept_ids, offsets, status = call(_MERGE, (payloads, *keys, t, k, p, m, flags, allowed), how)
+    return SampleResult(ids, logprob, raw, None, None, None, None, kept_ids, offsets, status)
