@@ -34,10 +34,10 @@ void print(const char* pass, const Case& c, const std::string& plan, double us, 
 }
 
 std::string name_of(const cuda::RmsNormPlan& plan) {
-  return plan.threads == 0 ? "rows" : std::to_string(plan.threads) + " x " + std::to_string(plan.octets);
+  return plan.threads == 0 ? "rows" : std::to_string(plan.threads) + " x " + std::to_string(plan.vec8s);
 }
 std::string name_of(const cuda::RmsNormBackwardPlan& plan) {
-  return name_of(cuda::RmsNormPlan{plan.threads, plan.octets}) + (plan.halves ? " halves" : "");
+  return name_of(cuda::RmsNormPlan{plan.threads, plan.vec8s}) + (plan.halves ? " halves" : "");
 }
 
 void run(const Case& c, double ceiling, bool every_plan, const std::string& only) {

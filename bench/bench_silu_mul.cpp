@@ -83,7 +83,7 @@ void run(const Case& c, double ceiling, bool every_plan, const std::string& only
     for (const cuda::GatedMulPlan& plan : cuda::kGatedMulPlans) {
       if (!cuda::serves(plan, p) || (!every_plan && plan != chosen)) continue;
       const double us = median_us([&](cudaStream_t s, int call) { launch(params_of(call), plan, s); }, calls, 15);
-      std::string what = plan.octets == 0 ? "any layout" : std::to_string(plan.octets) + " octets";
+      std::string what = plan.vec8s == 0 ? "any layout" : std::to_string(plan.vec8s) + " vec8s";
       if (plan.chunks > 1) what += " x " + std::to_string(plan.chunks);
       print(pass, c, what + (plan == chosen ? " chosen" : ""), us, moved, ceiling);
     }

@@ -80,7 +80,7 @@ SHARED = {
 }
 # What C++ files test that no operator's name begins.
 OF_STEM = {
-    "cache_append": ["kv_cache_append"], "copy_run": ["pack"], "covariance": ["covariance_mask"],
+    "cache_append": ["kv_cache_append"], "byte_copy": ["pack"], "covariance": ["covariance_mask"],
     "importance": ["importance_weights"], "mismatch": ["mismatch_metrics"], "mufu": ["logprob"],
     "optimal": ["optimal_token_baseline"], "policy": ["policy_loss"], "preference": ["preference_loss"],
     "process_logits": ["process_logits", "sample"], "reward": ["scatter_rewards"], "row_array": ["sample"],
@@ -95,7 +95,7 @@ OF_STEM = {
     "sigmoid": ["preference_loss", "silu_mul"], "tanh": ["logprob", "silu_mul"], "erf": ["silu_mul"],
     "half": ["linear", "rms_norm"], "torch_state": ["torch", "engine"], "row_integers": ["sample", "random_bits"],
     "isa": ["logprob", "kl"], "rows": ["rms_norm", "silu_mul"], "simd": ["logprob", "kl", "rms_norm"],
-    "thread_pool": ["logprob", "gae"], "divisor": ["policy_loss"], "quad": ["policy_loss"], "ieee": ["kl", "logprob"],
+    "thread_pool": ["logprob", "gae"], "divisor": ["policy_loss"], "vec4": ["policy_loss"], "ieee": ["kl", "logprob"],
     "draw_args": ["sample", "random_bits"], "workspace": ["linear_logprob"], "random_words": ["random_bits"],
     "row_split": ["silu_mul", "embedding"],
 }  # fmt: skip
@@ -111,7 +111,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "const std::int64_t size = p.num_sequences / std::min<std::int64_t>(groups.count(), 1);",
     ): "how many groups a thread takes at once; sequences without a group were refused above",
     (
-        "cpp/cpu/importance_weights_lanes.cpp",
+        "cpp/cpu/importance_weights_simd.cpp",
         "for (std::int64_t k = 0; k <= count; k += kLanes) {",
     ): "a load and a store of 0 elements touch nothing",
     (
@@ -123,7 +123,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "while (t < p_.num_tokens && (position < 0 ? at(t) < 0 : at(t) == position + t + first)) ++t;",
     ): "runs of tokens that are copied at once end early; kept tokens have ascending positions, so none ends late",
     (
-        "cpp/cpu/rope_lanes.cpp",
+        "cpp/cpu/rope_simd.cpp",
         "if (second >= 0) store_at<T>(row.y + at_b, second, b);",
     ): "a store of 0 elements writes nothing",
     (

@@ -94,7 +94,7 @@ class Forward {
 
   void block(const AttentionTasks::Task& task, const AttentionSpan& span, AttentionRange queries, AttentionRange keys,
              std::int64_t begin) {
-    const AttentionLanes& lanes = attention_lanes();
+    const AttentionLanes& lanes = attention_simd();
     const auto num_rows = static_cast<int>((queries.last - queries.first) * group_);
     std::fill(k_.begin(), k_.end(), 0.0f);
     for (std::int64_t j = keys.first; j < keys.last; ++j) {
@@ -170,7 +170,7 @@ class Forward {
     if (merge.only_split) {
       std::copy(sums, sums + read_.columns, total);
     } else if (!merge.only_before) {
-      attention_lanes().merge(total, sums, read_.columns, merge.factor, merge.factor_of_split);
+      attention_simd().merge(total, sums, read_.columns, merge.factor, merge.factor_of_split);
     }
   }
   void store_partial(const AttentionTasks::Task& task, const AttentionSpan& span, std::int64_t i, std::int64_t r,
@@ -199,8 +199,8 @@ class Forward {
     for (std::int64_t d = 0; d < p_.head_dim; ++d)
       sums[d] = fails ? canonical_nan() : attention_output(sums[d], inverse);
     const std::int64_t at = (row_of(p_, span.sequence, token) * p_.num_q_heads + head) * p_.head_dim;
-    attention_lanes().store(sums, p_.head_dim, p_.dtype,
-                            static_cast<unsigned char*>(whole_->out) + at * size_of(p_.dtype));
+    attention_simd().store(sums, p_.head_dim, p_.dtype,
+                           static_cast<unsigned char*>(whole_->out) + at * size_of(p_.dtype));
     if (whole_->lse == nullptr) return;
     whole_->lse[lse_index(p_, span.sequence, token, head)] = fails ? canonical_nan() : attention_lse(state.m, state.l);
   }

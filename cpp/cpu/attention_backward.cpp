@@ -35,7 +35,7 @@ class Tiles {
   }
   // to[r][j] = a[r] . b[j] for the tile's `count` rows b, +0 up to `width`.
   void multiply(const std::vector<float>& a, int rows, const std::vector<float>& b, int count, int width, float* to) {
-    const AttentionLanes& lanes = attention_lanes();
+    const AttentionLanes& lanes = attention_simd();
     transposed_.resize(static_cast<std::size_t>(kTileKeys * read.columns));
     lanes.transpose(b.data(), count, p.head_dim, read.columns, transposed_.data());
     if (mma_) {
@@ -51,7 +51,7 @@ class Tiles {
     if (mma_) {
       mma_->accumulate_seen(weights.data(), sees, rows, width, x.data(), sums->data());
     } else {
-      attention_lanes().accumulate(weights.data(), sees, rows, holes, x.data(), read.columns, sums->data());
+      attention_simd().accumulate(weights.data(), sees, rows, holes, x.data(), read.columns, sums->data());
     }
   }
 
@@ -76,8 +76,8 @@ class Tiles {
   // A row of dq, dk or dv, contiguous [tokens, heads, head_dim].
   void store(float* sums, float scale, void* to, std::int64_t token_and_head) const {
     for (std::int64_t d = 0; d < p.head_dim; ++d) sums[d] = add_rn(mul_rn(sums[d], scale), 0.0f);
-    attention_lanes().store(sums, p.head_dim, p.dtype,
-                            static_cast<unsigned char*>(to) + token_and_head * p.head_dim * size_of(p.dtype));
+    attention_simd().store(sums, p.head_dim, p.dtype,
+                           static_cast<unsigned char*>(to) + token_and_head * p.head_dim * size_of(p.dtype));
   }
 
   const AttentionBackwardParams& p;
@@ -100,7 +100,7 @@ class Deltas : Tiles {
       read.query(p.out, span, i, h, out_.data());
       read.query(p.dout, span, i, h, dout_.data());
       const std::int64_t at = index(span, i, h);
-      const float delta = attention_lanes().dot(dout_.data(), out_.data(), p.head_dim);
+      const float delta = attention_simd().dot(dout_.data(), out_.data(), p.head_dim);
       static_cast<float*>(p.workspace)[at] = p.dlse == nullptr ? delta : sub_rn(delta, p.dlse[at]);
     }
   }
@@ -142,7 +142,7 @@ class QueryGradients : Tiles {
       read.query(p.dout, span, query_of(r), head_of(r), row(dout_, r));
     }
     std::fill(dq_.begin(), dq_.end(), 0.0f);
-    const AttentionLanes& lanes = attention_lanes();
+    const AttentionLanes& lanes = attention_simd();
     const int width = attention_block(p.head_dim);
     const std::int64_t first = keys.first / width * width;
     for (std::int64_t begin = (keys.last - 1) / width * width; begin >= first; begin -= width) {
@@ -247,12 +247,12 @@ class KeyGradients : Tiles {
       }
     }
     const std::int64_t count = (keys.last - keys.first) * read.columns;
-    attention_lanes().add(dk_.data(), dk_chains_.data(), count);
-    attention_lanes().add(dv_.data(), dv_chains_.data(), count);
+    attention_simd().add(dk_.data(), dk_chains_.data(), count);
+    attention_simd().add(dv_.data(), dv_chains_.data(), count);
   }
 
   void block(const AttentionSpan& span, AttentionRange keys, AttentionRange queries, std::int64_t head) {
-    const AttentionLanes& lanes = attention_lanes();
+    const AttentionLanes& lanes = attention_simd();
     const auto num_rows = static_cast<int>(keys.last - keys.first);
     const auto count = static_cast<int>(queries.last - queries.first);
     const int width = count > kTileKeys / 2 ? kTileKeys : kTileKeys / 2;

@@ -49,7 +49,7 @@ class Merge {
     return attention_node<Sm90Exp>(p_.lses[at], p_.exp);
   }
   void add(const AttentionMerge& merge, std::int64_t at, float l) {
-    const AttentionLanes& lanes = attention_lanes();
+    const AttentionLanes& lanes = attention_simd();
     if (p_.outs != nullptr) {
       const auto* from = static_cast<const unsigned char*>(p_.outs) + at * p_.head_dim * size_of(p_.dtype);
       lanes.load(from, p_.dtype, p_.head_dim, columns_, of_split_.data());
@@ -72,8 +72,8 @@ class Merge {
     const bool fails = attention_fails(m, sees);
     const float inverse = div_rn(1.0f, l);
     for (float& sum : total_) sum = fails ? canonical_nan() : sees ? attention_output(sum, inverse) : 0.0f;
-    attention_lanes().store(total_.data(), p_.head_dim, p_.dtype,
-                            static_cast<unsigned char*>(p_.out) + place * p_.head_dim * size_of(p_.dtype));
+    attention_simd().store(total_.data(), p_.head_dim, p_.dtype,
+                           static_cast<unsigned char*>(p_.out) + place * p_.head_dim * size_of(p_.dtype));
     if (p_.lse != nullptr) p_.lse[lse_at] = fails ? canonical_nan() : sees ? attention_lse(m, l) : -infinity();
   }
 

@@ -18,7 +18,7 @@ Arithmetic attention_products(const AttentionInput& p) {
 }
 
 AttentionMma::AttentionMma(LinearUnit unit, std::int64_t rows, std::int64_t columns)
-    : lanes_(linear_lanes()), unit_(unit), columns_(columns) {
+    : lanes_(linear_simd()), unit_(unit), columns_(columns) {
   const auto panel = static_cast<std::size_t>(rows * kPanelStride);
   const auto width = static_cast<std::size_t>(lanes_.tile_columns);
   a_.resize(panel);

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention_lanes.h"
-#include "linear_lanes.h"
+#include "attention_simd.h"
+#include "linear_simd.h"
 
 namespace rlk::cpu {
 

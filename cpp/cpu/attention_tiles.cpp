@@ -50,7 +50,7 @@ AttentionScores scores_of(const AttentionInput& p) {
   return {attention_scale(p), softcap.cap, softcap.inner};
 }
 
-const AttentionLanes& attention_lanes() { return RLK_CPU_LANES_IN_USE(attention_lanes); }
+const AttentionLanes& attention_simd() { return RLK_CPU_LANES_IN_USE(attention_simd); }
 
 void check_attention_lists(const AttentionInput& p) {
   if (p.parents != nullptr) {
@@ -101,14 +101,14 @@ AttentionTasks::Task AttentionTasks::operator[](std::int64_t i) const {
 void AttentionReader::query(const AttentionHeads& a, const AttentionSpan& span, std::int64_t i, std::int64_t head,
                             float* to) const {
   const std::int64_t at = offset_of(a, p_.cu_seqlens_q != nullptr, span.sequence, span.q_first + i);
-  attention_lanes().load(static_cast<const unsigned char*>(a.data) + (at + head * a.head_stride) * size_of(p_.dtype),
-                         p_.dtype, p_.head_dim, columns, to);
+  attention_simd().load(static_cast<const unsigned char*>(a.data) + (at + head * a.head_stride) * size_of(p_.dtype),
+                        p_.dtype, p_.head_dim, columns, to);
 }
 void AttentionReader::key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j, std::int64_t kv_head,
                           float* to) const {
   const std::int64_t at = key_offset(p_, a, span, j);
-  attention_lanes().load(static_cast<const unsigned char*>(a.data) + (at + kv_head * a.head_stride) * size_of(p_.dtype),
-                         p_.dtype, p_.head_dim, columns, to);
+  attention_simd().load(static_cast<const unsigned char*>(a.data) + (at + kv_head * a.head_stride) * size_of(p_.dtype),
+                        p_.dtype, p_.head_dim, columns, to);
 }
 
 }  // namespace rlk::cpu

@@ -3,13 +3,13 @@
 
 #include <vector>
 
-#include "attention_lanes.h"
+#include "attention_simd.h"
 #include "rlk/kernels/attention_span.h"
 #include "rlk/math/mufu_model.h"
 
 namespace rlk::cpu {
 
-const AttentionLanes& attention_lanes();
+const AttentionLanes& attention_simd();
 
 // Throws InvalidArgument where a list contradicts the arrays.
 void check_attention_lists(const AttentionInput& p);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "covariance_mask_lanes.h"
+#include "covariance_mask_simd.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/covariance_terms.h"
 #include "token_passes.h"
@@ -13,7 +13,7 @@
 namespace rlk::cpu {
 namespace {
 
-const CovarianceMaskLanes& lanes() { return RLK_CPU_LANES_IN_USE(covariance_mask_lanes); }
+const CovarianceMaskLanes& lanes() { return RLK_CPU_LANES_IN_USE(covariance_mask_simd); }
 
 std::int64_t slot_of(const Sequences& q, const TokenTile& tile) {
   return (q.packed() ? tile.begin : tile.sequence * q.num_tokens) + tile.first;

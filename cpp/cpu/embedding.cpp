@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "embedding_lanes.h"
+#include "embedding_simd.h"
 #include "float_environment.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/embedding_check.h"
@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t kSliceColumns = 512;
 
-const EmbeddingLanes& lanes() { return RLK_CPU_LANES_IN_USE(embedding_lanes); }
+const EmbeddingLanes& lanes() { return RLK_CPU_LANES_IN_USE(embedding_simd); }
 
 void fill_nan(unsigned char* row, std::int64_t columns, DType dtype) {
   const float wide = canonical_nan();

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "float_environment.h"
-#include "gae_lanes.h"
+#include "gae_simd.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/gae_check.h"
 #include "rows.h"
@@ -14,7 +14,7 @@
 namespace rlk::cpu {
 namespace {
 
-const GaeLanes& lanes() { return RLK_CPU_LANES_IN_USE(gae_lanes); }
+const GaeLanes& lanes() { return RLK_CPU_LANES_IN_USE(gae_simd); }
 
 }  // namespace
 

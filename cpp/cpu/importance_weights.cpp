@@ -1,7 +1,7 @@
 // CPU backend of importance_weights.
 #include "rlk/ops/importance_weights.h"
 
-#include "importance_weights_lanes.h"
+#include "importance_weights_simd.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/rejection_terms.h"
 #include "token_passes.h"
@@ -9,7 +9,7 @@
 namespace rlk::cpu {
 namespace {
 
-const ImportanceWeightsLanes& lanes() { return RLK_CPU_LANES_IN_USE(importance_weights_lanes); }
+const ImportanceWeightsLanes& lanes() { return RLK_CPU_LANES_IN_USE(importance_weights_simd); }
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 // CPU backend of kl: tiles of rows are spread over threads.
 #include "rlk/ops/kl.h"
 
-#include "kl_lanes.h"
+#include "kl_simd.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/kl_check.h"
 #include "token_passes.h"
@@ -9,7 +9,7 @@
 namespace rlk::cpu {
 namespace {
 
-const KlLanes& lanes() { return RLK_CPU_LANES_IN_USE(kl_lanes); }
+const KlLanes& lanes() { return RLK_CPU_LANES_IN_USE(kl_simd); }
 
 }  // namespace
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "linear_lanes.h"
 #include "linear_product.h"
+#include "linear_simd.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/linear_check.h"
 #include "rlk/math/ieee.h"
@@ -52,7 +52,7 @@ void bias_columns(const LinearBiasGradParams& p, std::int64_t first, std::int64_
       for (std::int64_t r = 0; r < num; ++r) {
         rows[r] = bytes_of(p.dy) + (p.dy_rows.offset(begin + r) + first) * size_of(p.dtype);
       }
-      linear_lanes().add_rows({rows, num, count, p.dtype}, &groups[static_cast<std::size_t>(g * count)]);
+      linear_simd().add_rows({rows, num, count, p.dtype}, &groups[static_cast<std::size_t>(g * count)]);
     }
     for (int n = kBiasGroups; n > 1; n /= 2) {
       for (int g = 0; g < n / 2; ++g) {
@@ -66,8 +66,8 @@ void bias_columns(const LinearBiasGradParams& p, std::int64_t first, std::int64_
       sums[static_cast<std::size_t>(j)] = block == 0 ? sum : add_rn(sums[static_cast<std::size_t>(j)], sum);
     }
   }
-  linear_lanes().store(sums.data(), count, nullptr, DType::kFloat32, bytes_of(p.dbias) + first * size_of(p.dbias_dtype),
-                       p.dbias_dtype);
+  linear_simd().store(sums.data(), count, nullptr, DType::kFloat32, bytes_of(p.dbias) + first * size_of(p.dbias_dtype),
+                      p.dbias_dtype);
 }
 
 }  // namespace
@@ -88,7 +88,7 @@ void linear(const LinearParams& p) {
   product.store = [&](std::int64_t row, std::int64_t first, std::int64_t count, const float* sums) {
     const void* bias = p.bias == nullptr ? nullptr : bytes_of(p.bias) + first * size_of(p.bias_dtype);
     unsigned char* y = bytes_of(p.y) + (p.y_rows.offset(row) + first) * size_of(p.out_dtype);
-    linear_lanes().store(sums, count, bias, p.bias_dtype, y, p.out_dtype);
+    linear_simd().store(sums, count, bias, p.bias_dtype, y, p.out_dtype);
   };
   linear_product(product);
 }
@@ -108,7 +108,7 @@ void linear_input_grad(const LinearInputGradParams& p) {
   continue_from(p.start, p.start_stride, &product);
   product.store = [&](std::int64_t row, std::int64_t first, std::int64_t count, const float* sums) {
     unsigned char* dx = bytes_of(p.dx) + (p.dx_rows.offset(row) + first) * size_of(p.dx_dtype);
-    linear_lanes().store(sums, count, nullptr, p.dtype, dx, p.dx_dtype);
+    linear_simd().store(sums, count, nullptr, p.dtype, dx, p.dx_dtype);
   };
   linear_product(product);
 }
@@ -133,7 +133,7 @@ void linear_weight_grad(const LinearWeightGradParams& p) {
   }
   product.store = [&](std::int64_t row, std::int64_t first, std::int64_t count, const float* sums) {
     unsigned char* dweight = bytes_of(p.dweight) + (row * p.dweight_stride + first) * size_of(p.dweight_dtype);
-    linear_lanes().store(sums, count, nullptr, p.dtype, dweight, p.dweight_dtype);
+    linear_simd().store(sums, count, nullptr, p.dtype, dweight, p.dweight_dtype);
   };
   linear_product(product);
 }
@@ -162,16 +162,16 @@ void tree_sum(const TreeSumParams& p) {
     };
     unsigned char* sum = bytes_of(p.sum);
     if (p.bias == nullptr) {
-      return linear_lanes().add_parts(parts_from(begin), p.count, p.scale, end - begin,
-                                      sum + begin * size_of(p.out_dtype), p.out_dtype);
+      return linear_simd().add_parts(parts_from(begin), p.count, p.scale, end - begin,
+                                     sum + begin * size_of(p.out_dtype), p.out_dtype);
     }
     float tree[kTreeColumns];
     for (std::int64_t i = begin, count = 0; i < end; i += count) {  // a run lies within one row
       const std::int64_t column = i % p.columns;
       count = std::min({end - i, p.columns - column, kTreeColumns});
-      linear_lanes().add_parts(parts_from(i), p.count, p.scale, count, tree, DType::kFloat32);
-      linear_lanes().store(tree, count, bytes_of(p.bias) + column * size_of(p.bias_dtype), p.bias_dtype,
-                           sum + i * size_of(p.out_dtype), p.out_dtype);
+      linear_simd().add_parts(parts_from(i), p.count, p.scale, count, tree, DType::kFloat32);
+      linear_simd().store(tree, count, bytes_of(p.bias) + column * size_of(p.bias_dtype), p.bias_dtype,
+                          sum + i * size_of(p.out_dtype), p.out_dtype);
     }
   });
 }

@@ -218,11 +218,11 @@ class Worker {
 
 }  // namespace
 
-const LinearLanes& linear_lanes() { return RLK_CPU_LANES_IN_USE(linear_lanes); }
+const LinearLanes& linear_simd() { return RLK_CPU_LANES_IN_USE(linear_simd); }
 
 void linear_product(const LinearProduct& p) {
   if (p.a_size == 0 || p.b_size == 0) return;
-  const LinearLanes& lanes = linear_lanes();
+  const LinearLanes& lanes = linear_simd();
   const Blocks blocks = blocks_of(p, lanes);
   const std::int64_t tasks = blocks.down * blocks.across;
   const double products =

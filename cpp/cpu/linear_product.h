@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <functional>
 
-#include "linear_lanes.h"
+#include "linear_simd.h"
 #include "rlk/base.h"
 
 namespace rlk::cpu {
 
-const LinearLanes& linear_lanes();  // of the instruction set in use
+const LinearLanes& linear_simd();  // of the instruction set in use
 
 // Element (i, k) lies at rows.offset(i) + k, or at rows.offset(k) + i if `rows_contracted`: rows then run along the
 // contraction index.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "logprob_lanes.h"
+#include "logprob_simd.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/logprob_check.h"
 #include "rlk/load_index.h"
@@ -26,7 +26,7 @@ namespace {
 constexpr std::int64_t kTaskColumns = 16384;
 constexpr std::int64_t kTasksPerThread = 4;  // so that one slow task does not keep all others waiting
 
-const LogprobLanes& lanes() { return RLK_CPU_LANES_IN_USE(logprob_lanes); }
+const LogprobLanes& lanes() { return RLK_CPU_LANES_IN_USE(logprob_simd); }
 
 float load_logit(const unsigned char* logits, DType dtype, std::int64_t column) {
   if (dtype == DType::kFloat32) {

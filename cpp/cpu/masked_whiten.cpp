@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "masked_whiten_lanes.h"
+#include "masked_whiten_simd.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/masked_whiten_token.h"
 #include "rows.h"
@@ -15,7 +15,7 @@
 namespace rlk::cpu {
 namespace {
 
-const MaskedWhitenLanes& lanes() { return RLK_CPU_LANES_IN_USE(masked_whiten_lanes); }
+const MaskedWhitenLanes& lanes() { return RLK_CPU_LANES_IN_USE(masked_whiten_simd); }
 
 class Whitening {
  public:

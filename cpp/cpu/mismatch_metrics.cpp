@@ -1,7 +1,7 @@
 // CPU backend of mismatch_metrics.
 #include "rlk/ops/mismatch_metrics.h"
 
-#include "mismatch_metrics_lanes.h"
+#include "mismatch_metrics_simd.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/mismatch_terms.h"
 #include "token_passes.h"
@@ -9,7 +9,7 @@
 namespace rlk::cpu {
 namespace {
 
-const MismatchMetricsLanes& lanes() { return RLK_CPU_LANES_IN_USE(mismatch_metrics_lanes); }
+const MismatchMetricsLanes& lanes() { return RLK_CPU_LANES_IN_USE(mismatch_metrics_simd); }
 
 }  // namespace
 

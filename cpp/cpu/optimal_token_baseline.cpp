@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "optimal_token_baseline_lanes.h"
+#include "optimal_token_baseline_simd.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/optimal_baseline_token.h"
 #include "thread_pool.h"
@@ -14,7 +14,7 @@
 namespace rlk::cpu {
 namespace {
 
-const OptimalTokenBaselineLanes& lanes() { return RLK_CPU_LANES_IN_USE(optimal_token_baseline_lanes); }
+const OptimalTokenBaselineLanes& lanes() { return RLK_CPU_LANES_IN_USE(optimal_token_baseline_simd); }
 
 constexpr std::int64_t kChunk = kBaselineChunk;
 

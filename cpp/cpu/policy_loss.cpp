@@ -1,7 +1,7 @@
 // CPU backend of policy_loss.
 #include "rlk/ops/policy_loss.h"
 
-#include "policy_loss_lanes.h"
+#include "policy_loss_simd.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/policy_batch.h"
 #include "rlk/kernels/policy_check.h"
@@ -10,7 +10,7 @@
 namespace rlk::cpu {
 namespace {
 
-const PolicyLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(policy_loss_lanes); }
+const PolicyLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(policy_loss_simd); }
 
 }  // namespace
 

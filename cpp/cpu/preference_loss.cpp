@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "float_environment.h"
-#include "preference_loss_lanes.h"
+#include "preference_loss_simd.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/preference_loss_check.h"
 #include "rlk/kernels/preference_pair.h"
@@ -15,7 +15,7 @@
 namespace rlk::cpu {
 namespace {
 
-const PreferenceLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(preference_loss_lanes); }
+const PreferenceLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(preference_loss_simd); }
 
 constexpr std::int64_t kTaskPairs = 512;  // below these a thread's wake-up costs more than its help
 

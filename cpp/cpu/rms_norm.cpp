@@ -9,7 +9,7 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/rms_norm_check.h"
 #include "rlk/kernels/rms_norm_row.h"
-#include "rms_norm_lanes.h"
+#include "rms_norm_simd.h"
 #include "rows.h"
 #include "thread_pool.h"
 
@@ -19,7 +19,7 @@ namespace {
 constexpr std::int64_t kFoldColumns = 256;
 constexpr std::int64_t kGroups = kRmsNormBlock / kRmsNormGroupRows;
 
-const RmsNormLanes& lanes() { return RLK_CPU_LANES_IN_USE(rms_norm_lanes); }
+const RmsNormLanes& lanes() { return RLK_CPU_LANES_IN_USE(rms_norm_simd); }
 
 // The weight as it is multiplied; empty where there is none.
 template <class Params>

@@ -10,7 +10,7 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/rope_check.h"
 #include "rlk/kernels/rope_rotate.h"
-#include "rope_lanes.h"
+#include "rope_simd.h"
 #include "thread_pool.h"
 
 namespace rlk::cpu {
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kTaskElements = 16384;  // below these a thread's wake-up costs more than its help
 
-const RopeLanes& lanes() { return RLK_CPU_LANES_IN_USE(rope_lanes); }
+const RopeLanes& lanes() { return RLK_CPU_LANES_IN_USE(rope_simd); }
 
 struct Token {
   std::int64_t outer, inner;

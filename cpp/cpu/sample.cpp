@@ -8,14 +8,14 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_check.h"
-#include "sample_lanes.h"
+#include "sample_simd.h"
 #include "thread_pool.h"
 
 namespace rlk::cpu {
 
 void process_logits(const ProcessLogitsParams& p) {
   check_process_logits(p);
-  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_lanes);
+  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_simd);
   parallel_for(p.num_rows, 1, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
     for (std::int64_t i = begin; i < end; ++i) lanes.process(p, i);
@@ -56,7 +56,7 @@ void by_rows(const SampleParams& p, const SampleLanes& lanes, F fn) {
 void sample(const SampleParams& p) {
   check_sample(p);
   const SampleParams of_raw = raw_pass(p);
-  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_lanes);
+  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_simd);
   by_rows(p, lanes, [&](std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count) {
     lanes.row(p, row, mask, nodes, count);
     if (p.raw_logprob != nullptr) lanes.raw(of_raw, row, nodes);
@@ -66,7 +66,7 @@ void sample(const SampleParams& p) {
 void sample_partial(const SamplePartialParams& p) {
   check_sample_partial(p);
   const SamplePartialParams of_raw = raw_pass(p);
-  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_lanes);
+  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_simd);
   by_rows(p, lanes, [&](std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t*) {
     lanes.partial(p, row, mask, nodes);
     if (p.takes_raw) lanes.partial_raw(of_raw, row, nodes);
@@ -75,7 +75,7 @@ void sample_partial(const SamplePartialParams& p) {
 
 void sample_merge(const SampleMergeParams& p) {
   check_sample_merge(p);
-  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_lanes);
+  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_simd);
   by_rows(p, lanes, [&](std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count) {
     lanes.merge(p, row, mask, nodes, count);
   });

@@ -3,14 +3,14 @@
 
 #include "rlk/backends.h"
 #include "rlk/kernels/reward_sequence.h"
-#include "scatter_rewards_lanes.h"
+#include "scatter_rewards_simd.h"
 #include "span_check.h"
 #include "token_passes.h"
 
 namespace rlk::cpu {
 namespace {
 
-const ScatterRewardsLanes& lanes() { return RLK_CPU_LANES_IN_USE(scatter_rewards_lanes); }
+const ScatterRewardsLanes& lanes() { return RLK_CPU_LANES_IN_USE(scatter_rewards_simd); }
 
 // A wave of one lane.
 struct Alone {

@@ -7,13 +7,13 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/silu_mul_check.h"
 #include "rows.h"
-#include "silu_mul_lanes.h"
+#include "silu_mul_simd.h"
 #include "thread_pool.h"
 
 namespace rlk::cpu {
 namespace {
 
-const SiluMulLanes& lanes() { return RLK_CPU_LANES_IN_USE(silu_mul_lanes); }
+const SiluMulLanes& lanes() { return RLK_CPU_LANES_IN_USE(silu_mul_simd); }
 
 // f(&piece, at) for pieces of at most kTaskElements columns; at(array, its rows) is where the piece begins in an array.
 template <class Params, class F>

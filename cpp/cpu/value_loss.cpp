@@ -5,12 +5,12 @@
 #include "rlk/kernels/value_check.h"
 #include "rlk/kernels/value_terms.h"
 #include "token_passes.h"
-#include "value_loss_lanes.h"
+#include "value_loss_simd.h"
 
 namespace rlk::cpu {
 namespace {
 
-const ValueLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(value_loss_lanes); }
+const ValueLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(value_loss_simd); }
 
 }  // namespace
 

@@ -220,7 +220,7 @@ void linear_logprob_backward(const LinearLogprobBackwardParams& p, Device device
   RLK_CHECK(has_lora(p.head) || (p.dlora_a == nullptr && p.dlora_b == nullptr),
             "linear_logprob_backward: dlora_a and dlora_b are of LoRA alone");
   RLK_CHECK(!p.adds_dlora_a || p.wide_dlora_a, "linear_logprob_backward: what dlora_a is added to is float32");
-  if (p.num_rows == 0 || p.num_columns == 0) return gradients_of_nothing(p, device, stream);
+  if (p.num_rows == 0 || p.num_columns == 0) return gradients_of_empty(p, device, stream);
   if (is_by_parts(p)) return backward_by_parts(p, device, stream);
   LinearLogprobBackwardParams q = p;
   std::vector<unsigned char> own;

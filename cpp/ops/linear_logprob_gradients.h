@@ -12,6 +12,6 @@ void compute_gradients(const LinearLogprobBackwardParams& p, Device device, Stre
 void dhidden_of_no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 
 // For no rows, or a head without columns: main_grad as it is, and zeros.
-void gradients_of_nothing(const LinearLogprobBackwardParams& p, Device device, Stream stream);
+void gradients_of_empty(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 
 }  // namespace rlk

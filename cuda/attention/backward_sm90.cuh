@@ -9,7 +9,7 @@
 
 #include "../common/async_copy_sm80.cuh"
 #include "../common/kernel_memory.h"
-#include "../common/octet.cuh"
+#include "../common/vec8.cuh"
 #include "gradient_rows_sm90.cuh"
 #include "head_maps.h"
 

@@ -49,8 +49,8 @@ __device__ __forceinline__ void load_operand_chunk(const typename T::Storage* he
   if (exists && vectors) {
     copy_async_16(to, head + offset + chunk * 8);
   } else {
-    const auto x = exists ? Machine::load_octet<T>(head + offset + chunk * 8, false)
-                          : Machine::fill_octet<T>(kIsKey && offset == kNoPage && chunk * 8 < head_dim);
+    const auto x = exists ? Machine::load_vec8<T>(head + offset + chunk * 8, false)
+                          : Machine::fill_vec8<T>(kIsKey && offset == kNoPage && chunk * 8 < head_dim);
     store_shared_16(to, x.v[0].v);
   }
 }

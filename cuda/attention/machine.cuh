@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/kernel_memory.h"
-#include "../common/octet.cuh"
+#include "../common/vec8.cuh"
 #include "kernels.h"
 #include "rlk/kernels/attention_multiply.h"
 
@@ -50,19 +50,19 @@ struct Machine {
   }
 
   template <class T>
-  using Octet = cuda::Octet<T>;
+  using Vec8 = cuda::Vec8<T>;
   template <class T>
-  static __device__ __forceinline__ Octet<T> fill_octet(bool nan) {
+  static __device__ __forceinline__ Vec8<T> fill_vec8(bool nan) {
     const std::uint32_t fill = nan ? 0xffffffffu : 0u;  // NaN in every format
-    Octet<T> x;
+    Vec8<T> x;
 #pragma unroll
     for (auto& v : x.v) v.v = make_uint4(fill, fill, fill, fill);
     return x;
   }
   template <class T>
-  static __device__ __forceinline__ Octet<T> load_octet(const typename T::Storage* from, bool vectors) {
-    if (vectors) return cuda::load_octet<T>(from);
-    Octet<T> x;
+  static __device__ __forceinline__ Vec8<T> load_vec8(const typename T::Storage* from, bool vectors) {
+    if (vectors) return cuda::load_vec8<T>(from);
+    Vec8<T> x;
     if constexpr (T::kPacked) {
       std::uint32_t w[4];
 #pragma unroll

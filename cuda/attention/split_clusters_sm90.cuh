@@ -169,7 +169,7 @@ class SplitByClusters : SplitRows<T, Tile> {
       if (!lost && (kIsKey || exists)) continue;
       if constexpr (kIsKey) {
         for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-          const auto x = Machine::fill_octet<T>(chunk * 8 < p_.head_dim);
+          const auto x = Machine::fill_vec8<T>(chunk * 8 < p_.head_dim);
           const std::uint32_t block = shared_ + row / Tile::kKeys * Tile::kOperandBytes;
           store_shared_16(Tile::chunk(block, row % Tile::kKeys, chunk), x.v[0].v);
         }

@@ -19,22 +19,22 @@ __global__ void __launch_bounds__(128)
   const bool used = query.used();
   wait_for_previous_kernel();
   // Results of eight splits are on their way at a time: one after the other each would take the way to L2 and back.
-  constexpr int kAtOnce = 8, kQuads = kMaxHeadDim / 128;
+  constexpr int kAtOnce = 8, kVec4s = kMaxHeadDim / 128;
   const int lane = threadIdx.x % 32;
-  float m = -infinity(), l = 0.0f, o[kQuads][4] = {};
+  float m = -infinity(), l = 0.0f, o[kVec4s][4] = {};
   const int last = used ? static_cast<int>(attention_splits(query.sees.last)) : 0;
   const int first = used ? static_cast<int>(attention_splits(query.sees.first + 1)) - 1 : 0;
   const std::int64_t at = row * call.splits;
 #pragma unroll 1
   for (int begin = first; begin < last; begin += kAtOnce) {
     float2 of_split[kAtOnce];
-    float4 sums[kAtOnce][kQuads];
+    float4 sums[kAtOnce][kVec4s];
 #pragma unroll
     for (int s = 0; s < kAtOnce; ++s) {
       if (begin + s >= last) break;
       of_split[s] = __ldcg(reinterpret_cast<const float2*>(call.rows) + at + begin + s);
 #pragma unroll
-      for (int i = 0; i < kQuads; ++i) {
+      for (int i = 0; i < kVec4s; ++i) {
         const int column = (lane + 32 * i) * 4;
         if (column < p.head_dim) {
           sums[s][i] = __ldcg(reinterpret_cast<const float4*>(call.sums + (at + begin + s) * p.head_dim + column));
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(128)
       if (begin + s >= last) break;
       const AttentionMerge merge(m, of_split[s].x);
 #pragma unroll
-      for (int i = 0; i < kQuads; ++i) {
+      for (int i = 0; i < kVec4s; ++i) {
         o[i][0] = merge(o[i][0], sums[s][i].x);
         o[i][1] = merge(o[i][1], sums[s][i].y);
         o[i][2] = merge(o[i][2], sums[s][i].z);
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(128)
   if (used && p.sinks != nullptr) {
     const AttentionMerge merge = attention_sink<Machine>(p, head).into(&m, &l);
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
+    for (int i = 0; i < kVec4s; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) o[i][j] = merge(o[i][j], 0.0f);
     }
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(128)
   const float inverse = fails ? canonical_nan() : div_rn(1.0f, used ? l : 1.0f);
   auto* to = static_cast<typename T::Storage*>(p.out) + row * p.head_dim;
 #pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
+  for (int i = 0; i < kVec4s; ++i) {
     const int column = (lane + 32 * i) * 4;
     if (column >= p.head_dim) continue;
 #pragma unroll

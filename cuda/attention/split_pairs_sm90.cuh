@@ -161,7 +161,7 @@ class SplitByPairs : SplitRows<T, Tile> {
       const bool lost = exists && p_.block_table != nullptr && !this->is_page(this->page_of_key(span, key));
       if (lost || (!kIsKey && !exists)) {
         for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-          const auto x = Machine::fill_octet<T>(kIsKey && chunk * 8 < p_.head_dim);
+          const auto x = Machine::fill_vec8<T>(kIsKey && chunk * 8 < p_.head_dim);
           store_shared_16(Tile::chunk(operand(slot, row / Tile::kKeys), row % Tile::kKeys, chunk), x.v[0].v);
         }
         fence_for_copy_engine();  // which writes there later

@@ -133,14 +133,14 @@ struct Vector {
   }
 };
 
-constexpr int kOctet = 8;  // columns handled together: 16 bytes of a 2-byte type, 32 of fp32
+constexpr int kVec8 = 8;  // columns handled together: 16 bytes of a 2-byte type, 32 of fp32
 
 template <class T>
-struct Octet {
-  static constexpr int kVectors = kOctet / Vector<T>::kColumns;
+struct Vec8 {
+  static constexpr int kVectors = kVec8 / Vector<T>::kColumns;
   Vector<T> v[kVectors];
 
-  __device__ __forceinline__ void to_float(float (&z)[kOctet]) const {
+  __device__ __forceinline__ void to_float(float (&z)[kVec8]) const {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) v[i].to_float(z + i * Vector<T>::kColumns);
   }

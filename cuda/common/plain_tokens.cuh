@@ -5,9 +5,9 @@
 #include "async_copy_groups_sm80.cuh"
 #include "async_copy_sm80.cuh"
 #include "kernel_memory.h"
-#include "octet.cuh"
 #include "rlk/kernels/plain_tokens.h"
 #include "token_passes.cuh"
+#include "vec8.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -38,7 +38,7 @@ __device__ __forceinline__ void copy_async_4_if(bool condition, std::uint32_t sh
       : "memory");
 }
 // Without a branch, into which what is stored would move.
-__device__ __forceinline__ void store_quad_if(bool condition, float* to, const Quad& x) {
+__device__ __forceinline__ void store_vec4_if(bool condition, float* to, const Vec4& x) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %0, 0;\n\t@p st.global.cs.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(
           static_cast<int>(condition)),
@@ -124,17 +124,17 @@ class PlainCopies {
     copy_async_4_if(exists && mask_bytes_ == 1, shared_address(slot(stage, kInputs)), from);
     copy_async_commit();
   }
-  __device__ __forceinline__ Quad input(int stage, int i) const {
+  __device__ __forceinline__ Vec4 input(int stage, int i) const {
     const uint4 bits = *slot(stage, i);
     return {{__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)}};
   }
-  __device__ __forceinline__ QuadMask mask(int stage, bool is_float) const {
-    QuadMask taken = {{-1, -1, -1, -1}};
+  __device__ __forceinline__ Vec4Mask mask(int stage, bool is_float) const {
+    Vec4Mask taken = {{-1, -1, -1, -1}};
     if (mask_bytes_ == 0) return taken;
     if (is_float) {
-      const Quad x = input(stage, kInputs);
+      const Vec4 x = input(stage, kInputs);
 #pragma unroll
-      for (int j = 0; j < kQuad; ++j) taken.v[j] = ones_unless_zero(x.v[j]);
+      for (int j = 0; j < kVec4; ++j) taken.v[j] = ones_unless_zero(x.v[j]);
       return taken;
     }
     uint4 bits = *slot(stage, kInputs);
@@ -144,9 +144,9 @@ class PlainCopies {
     } else if (mask_bytes_ == 1) {
       bits = {bits.x & 0xff, bits.x & 0xff00, bits.x & 0xff0000, bits.x & 0xff000000};
     }
-    const std::uint32_t of[kQuad] = {bits.x, bits.y, bits.z, bits.w};
+    const std::uint32_t of[kVec4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j) taken.v[j] = ones_unless_zero(static_cast<std::int32_t>(of[j]));
+    for (int j = 0; j < kVec4; ++j) taken.v[j] = ones_unless_zero(static_cast<std::int32_t>(of[j]));
     return taken;
   }
 
@@ -174,36 +174,36 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
                                                    const PlainCopies<Terms, kShared>& copies, float value,
                                                    float* output, float* of_warp) {
   constexpr int kInputs = Terms::kInputs, kCounts = Terms::kCounts, kLanes = TokenGpu::kLanes;
-  constexpr int kStep = kLanes * kQuad;
+  constexpr int kStep = kLanes * kVec4;
   constexpr unsigned kOther = 64;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, of_lane = left - lane * kQuad;
-  static_assert(kCounts < kTokenCounts && kCounts % 2 == 0 && (kQuad << kMostSteps) < kOther);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, of_lane = left - lane * kVec4;
+  static_assert(kCounts < kTokenCounts && kCounts % 2 == 0 && (kVec4 << kMostSteps) < kOther);
   float counts[kCounts / 2] = {};  // of two conditions: of the one, and kOther times that of the other
   int tokens = 0;
   std::uint32_t most = 0;  // a pattern: WaveSums
   const auto take_step = [&](unsigned at, int stage, float* to) {
     copy_async_wait<kPlainStages - 1>();
-    Quad in[kInputs];
+    Vec4 in[kInputs];
 #pragma unroll
-    for (int i = 0; i < kInputs; ++i) in[i] = copies.is_copied(i) ? copies.input(stage, i) : broadcast<Quad>(value);
-    QuadMask taken = copies.mask(stage, Terms::mask(p).is_float);
+    for (int i = 0; i < kInputs; ++i) in[i] = copies.is_copied(i) ? copies.input(stage, i) : broadcast<Vec4>(value);
+    Vec4Mask taken = copies.mask(stage, Terms::mask(p).is_float);
     copies.begin(at + kPlainStages * kStep, stage);  // a lane may overwrite what it has read itself
     const bool exists = static_cast<int>(at) < of_lane;
     if (static_cast<int>(at) + kStep > left) {
 #pragma unroll
-      for (int j = 0; j < kQuad; ++j) taken.v[j] = exists ? taken.v[j] : 0;
+      for (int j = 0; j < kVec4; ++j) taken.v[j] = exists ? taken.v[j] : 0;
     }
-    Quad out;
-    PlainSums<Quad> sums;
-    Terms::token(p, factors, in, taken, &out, &sums, [&](int i, const QuadMask& condition) {
+    Vec4 out;
+    PlainSums<Vec4> sums;
+    Terms::token(p, factors, in, taken, &out, &sums, [&](int i, const Vec4Mask& condition) {
 #pragma unroll
-      for (int j = 0; j < kQuad; ++j) {
+      for (int j = 0; j < kVec4; ++j) {
         counts[(i - 1) / 2] = add_if(condition.v[j], counts[(i - 1) / 2], i % 2 == 1 ? 1.0f : float{kOther});
       }
     });
-    store_quad_if(exists, output + at, out);
+    store_vec4_if(exists, output + at, out);
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
+    for (int j = 0; j < kVec4; ++j) {
       tokens -= taken.v[j];
       most = max(most, __float_as_uint(sums.maximum.v[j]));
     }
@@ -268,18 +268,18 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   const int lane = static_cast<int>(threadIdx.x) % TokenGpu::kLanes;
   const int of_warp = of_wave ? 1 << tile : (1 << tile) / kTokenWaves<TokenGpu>;  // tokens
   const int first = static_cast<int>((slot - s * tiles) << tile) + (of_wave ? 0 : static_cast<int>(wave) * of_warp);
-  const int left = min(num_tokens - first, of_warp), mine = first + lane * kQuad;
-  const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kQuad, shared);
+  const int left = min(num_tokens - first, of_warp), mine = first + lane * kVec4;
+  const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kVec4, shared);
   // Blocks that are there while the kernel before still runs: what it does not write is on its way to L2 meanwhile.
   constexpr unsigned kFirstBlocks = 132 * kLeastBlocks;  // of an H100 or H200
   if (lane == 0 && blockIdx.x < kFirstBlocks && slot < slots && left > 0) {
-    copies.prefetch(min(left, kPlainStages * TokenGpu::kLanes * kQuad));
+    copies.prefetch(min(left, kPlainStages * TokenGpu::kLanes * kVec4));
   }
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *w.finished = 0;
   if (slot >= slots) return;
 #pragma unroll
-  for (int i = 0; i < kPlainStages; ++i) copies.begin(i * TokenGpu::kLanes * kQuad, i);
+  for (int i = 0; i < kPlainStages; ++i) copies.begin(i * TokenGpu::kLanes * kVec4, i);
   const typename Batch::Factors factors =
       Batch::template factors<Terms>(p, w.context(), Batch::needs_pass_before(p), s);
   float* const output = Terms::output(p) + std::int64_t{s} * num_tokens + mine;

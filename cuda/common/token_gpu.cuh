@@ -10,7 +10,7 @@ namespace {  // one copy per architecture
 struct TokenGpu {
   static constexpr int kLanes = 32;
   static constexpr bool kReadsAgain = false;
-  using Tokens = Quad;  // one uniform branch serves four, whose instructions overlap
+  using Tokens = Vec4;  // one uniform branch serves four, whose instructions overlap
   template <class Params>
   static __device__ __forceinline__ const Params& first_argument(const Params& p) {
     return p;
@@ -28,19 +28,19 @@ struct TokenGpu {
     return __reduce_max_sync(0xffffffff, x);
   }
   // Past the L1 cache: what is read here is read once; and what is written is the first to leave L2.
-  static __device__ __forceinline__ Quad load_quad(const float* from) {
-    Quad x;
+  static __device__ __forceinline__ Vec4 load_vec4(const float* from) {
+    Vec4 x;
     asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(x.v[0]), "=f"(x.v[1]), "=f"(x.v[2]), "=f"(x.v[3])
                  : "l"(from));
     return x;
   }
-  static __device__ __forceinline__ void store_quad(float* to, const Quad& x) {
+  static __device__ __forceinline__ void store_vec4(float* to, const Vec4& x) {
     __stcs(reinterpret_cast<float4*>(to), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
   }
   static __device__ __forceinline__ std::uintptr_t of_lane(std::uintptr_t address) { return address; }
-  static __device__ __forceinline__ Quad load(const float* from) { return load_quad(from); }
-  static __device__ __forceinline__ void store(float* to, const Quad& x) { store_quad(to, x); }
+  static __device__ __forceinline__ Vec4 load(const float* from) { return load_vec4(from); }
+  static __device__ __forceinline__ void store(float* to, const Vec4& x) { store_vec4(to, x); }
   static __device__ __forceinline__ void count_on(std::int64_t* to, std::int64_t count) {
     atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(count));
   }

@@ -2,9 +2,9 @@
 // the one before it runs, and waits for its results. One body for every architecture; each gets its own machine code.
 #pragma once
 
-#include "claim.cuh"
 #include "cluster_sm90.cuh"
 #include "dependent_launch.cuh"
+#include "fetch_increment.cuh"
 #include "rlk/kernels/token_passes.h"
 #include "token_counts.cuh"
 #include "token_gpu.cuh"

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "../common/dependent_launch.cuh"
-#include "../common/octet.cuh"
+#include "../common/vec8.cuh"
 #include "kernels.h"
 #include "rlk/kernels/embedding_copy.h"
 

@@ -10,13 +10,13 @@
 //   token.
 // One body for every architecture; each gets its own machine code.
 #include "../common/element_dtype.cuh"
-#include "../common/octet.cuh"
+#include "../common/vec8.cuh"
 #include "sort.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kSumThreads = 128, kSliceColumns = kSumThreads * kOctet;
+constexpr int kSumThreads = 128, kSliceColumns = kSumThreads * kVec8;
 constexpr int kWindow = 16;    // items whose rows a block has
 constexpr int kZeroRows = 32;  // of a block
 constexpr int kRunTokens = 1 << kEmbeddingRunBits;
@@ -31,13 +31,13 @@ template <int kLevels>
 struct Waiting {
   float4 sums[kLevels][2][kSumThreads];
 
-  __device__ __forceinline__ void put(int level, const float (&x)[kOctet]) {
+  __device__ __forceinline__ void put(int level, const float (&x)[kVec8]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       sums[level][i][threadIdx.x] = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
     }
   }
-  __device__ __forceinline__ void add_to(int level, float (&x)[kOctet]) const {
+  __device__ __forceinline__ void add_to(int level, float (&x)[kVec8]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float4 y = sums[level][i][threadIdx.x];
@@ -49,47 +49,47 @@ struct Waiting {
   }
 };
 
-__device__ __forceinline__ void clear(float (&x)[kOctet]) {
+__device__ __forceinline__ void clear(float (&x)[kVec8]) {
 #pragma unroll
   for (float& value : x) value = 0.0f;
 }
-__device__ __forceinline__ void add(float (&sum)[kOctet], const float (&x)[kOctet]) {
+__device__ __forceinline__ void add(float (&sum)[kVec8], const float (&x)[kVec8]) {
 #pragma unroll
-  for (int j = 0; j < kOctet; ++j) sum[j] = __fadd_rn(sum[j], x[j]);
+  for (int j = 0; j < kVec8; ++j) sum[j] = __fadd_rn(sum[j], x[j]);
 }
 
 // Eight columns of dy as they lie in memory.
 template <class T, bool kVector>
 struct Row {
-  Octet<T> x;
-  __device__ __forceinline__ void load(const typename T::Storage* from, int) { x = load_octet_once<T>(from); }
-  __device__ __forceinline__ void to_float(float (&z)[kOctet]) const { x.to_float(z); }
+  Vec8<T> x;
+  __device__ __forceinline__ void load(const typename T::Storage* from, int) { x = load_vec8_once<T>(from); }
+  __device__ __forceinline__ void to_float(float (&z)[kVec8]) const { x.to_float(z); }
 };
 template <class T>
 struct Row<T, false> {
-  float x[kOctet];
+  float x[kVec8];
   __device__ __forceinline__ void load(const typename T::Storage* from, int count) {
     load_columns<T, false>(from, count, x);
   }
-  __device__ __forceinline__ void to_float(float (&z)[kOctet]) const {
+  __device__ __forceinline__ void to_float(float (&z)[kVec8]) const {
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) z[j] = x[j];
+    for (int j = 0; j < kVec8; ++j) z[j] = x[j];
   }
 };
 
-// Sums of long runs have whole octets at multiples of 16 bytes where kVector says so, else single columns.
+// Sums of long runs have whole vec8s at multiples of 16 bytes where kVector says so, else single columns.
 template <bool kVector>
-__device__ __forceinline__ void load_sums(const float* from, int count, float (&z)[kOctet]) {
+__device__ __forceinline__ void load_sums(const float* from, int count, float (&z)[kVec8]) {
   load_columns<Fp32, kVector>(from, count, z);
 }
 template <bool kVector>
-__device__ __forceinline__ void store_sums(float* to, int count, const float (&z)[kOctet]) {
+__device__ __forceinline__ void store_sums(float* to, int count, const float (&z)[kVec8]) {
   if constexpr (kVector) {
     reinterpret_cast<float4*>(to)[0] = make_float4(z[0], z[1], z[2], z[3]);
     reinterpret_cast<float4*>(to)[1] = make_float4(z[4], z[5], z[6], z[7]);
   } else {
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) {
+    for (int j = 0; j < kVec8; ++j) {
       if (j < count) to[j] = z[j];
     }
   }
@@ -124,11 +124,11 @@ __global__ void __launch_bounds__(kSumThreads, 6)
     count += __syncthreads_count(key >> kEmbeddingRunBits == run);
   }
   if (count < kEmbeddingLongRun) return;
-  const std::int64_t column = std::int64_t{slice} * kSliceColumns + static_cast<int>(threadIdx.x) * kOctet;
+  const std::int64_t column = std::int64_t{slice} * kSliceColumns + static_cast<int>(threadIdx.x) * kVec8;
   if (column >= p.columns) return;  // no barrier follows
-  const int columns = static_cast<int>(min(p.columns - column, std::int64_t{kOctet}));
+  const int columns = static_cast<int>(min(p.columns - column, std::int64_t{kVec8}));
   const typename T::Storage* const dy = static_cast<const typename T::Storage*>(p.dy) + column;
-  float chain[kOctet]{}, z[kOctet];
+  float chain[kVec8]{}, z[kVec8];
   EmbeddingTree tree;
   const auto group_of = [&](int i) { return tokens[i] / kEmbeddingGroupTokens % (1u << kRunLevels); };
 #pragma unroll 1
@@ -176,7 +176,7 @@ class RowSum {
     tree_.pending = 0;
     group_ = item.token / kEmbeddingGroupTokens;
   }
-  __device__ __forceinline__ void add_value(const float (&z)[kOctet]) { add(chain_, z); }
+  __device__ __forceinline__ void add_value(const float (&z)[kVec8]) { add(chain_, z); }
   // The row goes on with an item of a later group, or the same.
   __device__ __forceinline__ void go_on(const EmbeddingItem& item) {
     const std::uint32_t next = item.token / kEmbeddingGroupTokens;
@@ -213,7 +213,7 @@ class RowSum {
   std::int64_t at_ = 0;
   std::uint32_t group_ = 0;
   EmbeddingTree tree_;
-  float chain_[kOctet], total_[kOctet];
+  float chain_[kVec8], total_[kVec8];
 };
 
 template <class T, bool kVector>
@@ -227,9 +227,9 @@ __device__ __forceinline__ void sum_rows(const EmbeddingBackwardParams& p, const
   constexpr std::uint32_t kNone = 0xffffffffu;  // a row has 31 bits
   const std::uint32_t before = first == 0 ? kNone : w.items[first - 1].row;
   std::uint32_t current = kNone;
-  const std::int64_t column = std::int64_t{slice} * kSliceColumns + static_cast<int>(threadIdx.x) * kOctet;
+  const std::int64_t column = std::int64_t{slice} * kSliceColumns + static_cast<int>(threadIdx.x) * kVec8;
   const bool exists = column < p.columns;
-  const int columns = exists ? static_cast<int>(min(p.columns - column, std::int64_t{kOctet})) : 0;
+  const int columns = exists ? static_cast<int>(min(p.columns - column, std::int64_t{kVec8})) : 0;
   const typename T::Storage* const dy = static_cast<const typename T::Storage*>(p.dy) + column;
   RowSum<T, kVector> sum(p, waiting, column, columns);
 #pragma unroll 1
@@ -258,7 +258,7 @@ __device__ __forceinline__ void sum_rows(const EmbeddingBackwardParams& p, const
         for (int i = 0; i < kRows; ++i) {
           const EmbeddingItem item = items[begin + i];
           if (!is_mine(item)) continue;
-          float z[kOctet];
+          float z[kVec8];
           if (item.slot == kEmbeddingNoSlot) {
             rows[i].to_float(z);
           } else {

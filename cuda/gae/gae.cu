@@ -132,7 +132,7 @@ struct WholeChunk {
 
 // kWideMask: of 64 bits a token, whose words under way cost registers.
 // By itself: its registers would be added to those of the scan.
-__device__ __noinline__ bool is_nothing_to_scan(const GaeParams& p) {
+__device__ __noinline__ bool has_no_scan(const GaeParams& p) {
   return clears_or_spoils(p, blockIdx.x, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
 }
 
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const std::int64_t sequence = blockIdx.x;
-  if (p.sequences.packed() && is_nothing_to_scan(p)) return;
+  if (p.sequences.packed() && has_no_scan(p)) return;
   const TokenSpan span = span_of(p.sequences, sequence);
   const LaneArrays<kKind> arrays(p, span, lane);
   const GaeConstants constants(p);

@@ -2,9 +2,9 @@
 // written once. What a thread does stands in rlk/kernels/cache_append.h, shared with HIP.
 // One body for every architecture; each gets its own machine code.
 #include "../common/kernels.h"
+#include "rlk/kernels/byte_copy.h"  // Vector16
 #include "rlk/kernels/cache_append.h"
-#include "rlk/kernels/copy_run.h"  // Vector16
-#include "rlk/tokens.h"            // PlainMemory
+#include "rlk/tokens.h"  // PlainMemory
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -15,11 +15,11 @@ namespace {
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
 constexpr std::int64_t kMaxRowChunks = std::numeric_limits<int>::max();  // of OperandLoad
 constexpr int kLeastStages = 3;
-constexpr Sm80Tile kTiles[] = {Sm80Tile::kFewestRows, Sm80Tile::kFewRows, Sm80Tile::kMedium,
-                               Sm80Tile::kSquare,     Sm80Tile::kLarge,   Sm80Tile::kBlocks};
+constexpr Sm80Tile kTiles[] = {Sm80Tile::kFewestRows, Sm80Tile::kSmallM, Sm80Tile::kMedium,
+                               Sm80Tile::kSquare,     Sm80Tile::kLarge,  Sm80Tile::kBlocks};
 template <class... Tiles>
 constexpr bool kFitEverywhere = ((kLeastStages * Tiles::kStageBytes <= 99 << 10) && ...);
-static_assert(kFitEverywhere<FewestRowsTile, FewRowsTile, MediumTile, SquareTile, BlocksTile>);
+static_assert(kFitEverywhere<FewestRowsTile, SmallMTile, MediumTile, SquareTile, BlocksTile>);
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -87,7 +87,7 @@ bool can_have(const GemmParams& p, Sm80Tile tile) {
   if (!a && b) return tile == Sm80Tile::kMedium;  // no operator asks for it
   switch (tile) {
     case Sm80Tile::kFewestRows:
-    case Sm80Tile::kFewRows:
+    case Sm80Tile::kSmallM:
       return a;
     case Sm80Tile::kMedium:
       return true;
@@ -113,8 +113,8 @@ double cost(const GemmParams& p, Sm80Tile tile) {
   switch (tile) {
     case Sm80Tile::kFewestRows:
       return p.m <= FewestRowsTile::kM ? 0.0 : HUGE_VAL;
-    case Sm80Tile::kFewRows:
-      return p.m <= FewRowsTile::kM ? 0.0 : cost<FewRowsTile>(p, 0.23);
+    case Sm80Tile::kSmallM:
+      return p.m <= SmallMTile::kM ? 0.0 : cost<SmallMTile>(p, 0.23);
     case Sm80Tile::kMedium:
       return cost<MediumTile>(p, 0.41);
     case Sm80Tile::kSquare:
@@ -155,8 +155,8 @@ void gemm_by_tile(const GemmParams& p, Sm80Tile tile, cudaStream_t stream) {
   switch (tile) {
     case Sm80Tile::kFewestRows:
       return run_contiguous_a<FewestRowsTile, kSegmentLevels>(p, stream);
-    case Sm80Tile::kFewRows:
-      return run_contiguous_a<FewRowsTile, kSegmentLevels>(p, stream);
+    case Sm80Tile::kSmallM:
+      return run_contiguous_a<SmallMTile, kSegmentLevels>(p, stream);
     case Sm80Tile::kMedium:
       if (!p.a.contraction_contiguous && p.b.contraction_contiguous) {
         return run<MediumTile, false, true, kSegmentLevels>(p, stream);

@@ -38,7 +38,7 @@ struct GemmParams {
 
 // Any shape, stride and alignment; compute capability 8.0 and later. A product uses one of these tiles of D; the choice
 // does not change its bits.
-enum class Sm80Tile { kFewestRows, kFewRows, kMedium, kSquare, kLarge, kBlocks };
+enum class Sm80Tile { kFewestRows, kSmallM, kMedium, kSquare, kLarge, kBlocks };
 RLK_CUDA_KERNELS(std::vector<Sm80Tile> gemm_tiles(const GemmParams& p);  // tiles that can compute `p`
                  Sm80Tile choose_tile(const GemmParams& p);
                  void gemm_by_tile(const GemmParams& p, Sm80Tile tile, cudaStream_t stream);

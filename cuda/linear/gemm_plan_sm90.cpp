@@ -14,8 +14,8 @@ bool run_plan_f16(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream
 
 namespace {
 
-constexpr int kBoxK = 64;            // of the contraction, of the tiled kernel
-constexpr int kFewRowsStageK = 128;  // of the kernel for few rows
+constexpr int kBoxK = 64;           // of the contraction, of the tiled kernel
+constexpr int kSmallMStageK = 128;  // of the kernel for few rows
 constexpr int kWidestSlice = 128;
 constexpr std::int64_t kMostTransposedRows = 1024;  // more rows fill the tiles of any height
 
@@ -78,7 +78,7 @@ double cost(const GemmParams& p, const GemmPlan& plan, int multiprocessors) {
 
 std::string GemmPlan::name() const {
   const std::string shape = std::to_string(tile_m) + "x" + std::to_string(tile_n);
-  if (few_rows) return "few rows " + shape;
+  if (small_m) return "few rows " + shape;
   return shape + (transposed ? " transposed" : "") + (cluster > 1 ? " cluster " + std::to_string(cluster) : "");
 }
 
@@ -99,7 +99,7 @@ std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p) {
   };
   const auto add_transposed = [&](int tile_m, int tile_n) { plans.push_back({false, tile_m, tile_n, 1, true}); };
   const bool forward = p.a.contraction_contiguous && p.b.contraction_contiguous;
-  const bool whole_stages = p.segments == 1 || p.contraction % (kFewRowsStageK * p.segments) == 0;
+  const bool whole_stages = p.segments == 1 || p.contraction % (kSmallMStageK * p.segments) == 0;
   if (forward && p.m <= 32 && p.block == 0 && p.addend == nullptr && whole_stages) {
     for (int rows : {16, 32, 48, 64, 96, 112, kWidestSlice}) {
       plans.push_back({true, rows, p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32});
@@ -131,7 +131,7 @@ std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p) {
 
 GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors) {
   const std::vector<GemmPlan> plans = gemm_plans_sm90(p);
-  if (plans.front().few_rows) {
+  if (plans.front().small_m) {
     GemmPlan plan = plans.front();
     plan.tile_m = slice_rows(p, multiprocessors);
     return plan;

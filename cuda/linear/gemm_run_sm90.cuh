@@ -7,9 +7,9 @@
 #include "../common/kernel_memory.h"
 #include "../common/tensor_map.h"
 #include "../common/wave.h"
-#include "gemm_few_rows_sm90.cuh"
 #include "gemm_sm90.cuh"
 #include "gemm_sm90.h"
+#include "gemm_small_m_sm90.cuh"
 
 namespace rlk::cuda {
 
@@ -55,7 +55,7 @@ inline Combine combination_of(const GemmParams& p) {
 template <class Tile>
 bool fits(const GemmParams& p, const GemmPlan& plan) {
   constexpr int kRows = Tile::kTransposed ? Tile::kBN : Tile::kBM, kColumns = Tile::kTransposed ? Tile::kBM : Tile::kBN;
-  return !plan.few_rows && plan.transposed == Tile::kTransposed && plan.tile_m == kRows && plan.tile_n == kColumns &&
+  return !plan.small_m && plan.transposed == Tile::kTransposed && plan.tile_m == kRows && plan.tile_n == kColumns &&
          p.a.contraction_contiguous == !Tile::kAMnMajor && p.b.contraction_contiguous == !Tile::kBMnMajor &&
          combination_of(p) == Tile::kCombine;
 }
@@ -139,15 +139,15 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
 }
 
 template <class T, int kTiles>
-void run_few_rows(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
+void run_small_m(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   const CUtensorMap weight = map_of(p.b, p.dtype, p.n, p.contraction, plan.tile_m, L2Reads::k128Bytes);
   const CUtensorMap x = map_of(p.a, p.dtype, p.m, p.contraction, 8 * kTiles, L2Reads::k128Bytes);
-  FewRowsLaunch launch{launch_of(p, kFewRowsStageK, plan.tile_m), plan.tile_m,
-                       static_cast<int>((p.n + plan.tile_m - 1) / plan.tile_m)};
-  auto* kernel = gemm_few_rows_sm90_kernel<T, kTiles>;
-  const int memory = allow_shared_memory<gemm_few_rows_sm90_kernel<T, kTiles>>();
-  const int stage = few_rows_stage_bytes(plan.tile_m, 8 * kTiles), fixed = few_rows_fixed_bytes(plan.tile_m);
-  launch.gemm.stages = std::min({kFewRowsMaxStages, (memory - fixed) / stage, (plan.tile_m / 16 + 1) * 32});
+  SmallMLaunch launch{launch_of(p, kSmallMStageK, plan.tile_m), plan.tile_m,
+                      static_cast<int>((p.n + plan.tile_m - 1) / plan.tile_m)};
+  auto* kernel = gemm_small_m_sm90_kernel<T, kTiles>;
+  const int memory = allow_shared_memory<gemm_small_m_sm90_kernel<T, kTiles>>();
+  const int stage = small_m_stage_bytes(plan.tile_m, 8 * kTiles), fixed = small_m_fixed_bytes(plan.tile_m);
+  launch.gemm.stages = std::min({kSmallMMaxStages, (memory - fixed) / stage, (plan.tile_m / 16 + 1) * 32});
   launch_dependent<true>(kernel, std::min(launch.slices, multiprocessors(current_device())),
                          (plan.tile_m / 16 + 1) * 32, fixed + launch.gemm.stages * stage, stream, weight, x, launch);
 }
@@ -155,10 +155,10 @@ void run_few_rows(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream
 // False where no kernel of the plan is built.
 template <class T, class... Tiles>
 bool run_plan(TileList<Tiles...>, const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
-  if (plan.few_rows) {
-    if (plan.tile_n == 8) run_few_rows<T, 1>(p, plan, stream);
-    if (plan.tile_n == 16) run_few_rows<T, 2>(p, plan, stream);
-    if (plan.tile_n == 32) run_few_rows<T, 4>(p, plan, stream);
+  if (plan.small_m) {
+    if (plan.tile_n == 8) run_small_m<T, 1>(p, plan, stream);
+    if (plan.tile_n == 16) run_small_m<T, 2>(p, plan, stream);
+    if (plan.tile_n == 32) run_small_m<T, 4>(p, plan, stream);
     return plan.tile_n == 8 || plan.tile_n == 16 || plan.tile_n == 32;
   }
   return ((fits<Tiles>(p, plan) && (run_tiles<T, Tiles>(p, plan, stream), true)) || ...);

@@ -12,7 +12,7 @@ namespace rlk::cuda {
 
 // One way to run a product. Every way has the same bits.
 struct GemmPlan {
-  bool few_rows = false;           // gemm_few_rows_sm90: slices of tile_m weight rows, 8, 16 or 32 rows of x (tile_n)
+  bool small_m = false;            // gemm_small_m_sm90: slices of tile_m weight rows, 8, 16 or 32 rows of x (tile_n)
   int tile_m = 128, tile_n = 256;  // rows and columns of d
   int cluster = 1;                 // 1 or 2 blocks that share loads: neighbours along m, or along n if transposed
   bool transposed = false;         // the weights are the first operand

@@ -44,12 +44,12 @@ class RowWalk {
 // sum that began with +0.
 template <class T, bool kVector>
 __device__ __forceinline__ void add_group(const typename T::Storage* columns, RowWalk walk, int num, int count,
-                                          float (&sum)[kOctet]) {
-  constexpr int kVectors = Octet<T>::kVectors, kBatch = kVector ? kBatchRows / kVectors : 1;
+                                          float (&sum)[kVec8]) {
+  constexpr int kVectors = Vec8<T>::kVectors, kBatch = kVector ? kBatchRows / kVectors : 1;
 #pragma unroll 1
   for (int first = 0; first < num; first += kBatch) {
-    Octet<T> x[kBatch]{};
-    float z[kOctet]{};
+    Vec8<T> x[kBatch]{};
+    float z[kVec8]{};
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const typename T::Storage* from = columns + walk.offset();
@@ -60,7 +60,7 @@ __device__ __forceinline__ void add_group(const typename T::Storage* columns, Ro
         }
       } else {
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) {
+        for (int j = 0; j < kVec8; ++j) {
           if (j < count) z[j] = T::load(from[j]);
         }
       }
@@ -70,10 +70,10 @@ __device__ __forceinline__ void add_group(const typename T::Storage* columns, Ro
     for (int i = 0; i < kBatch; ++i) {
       if constexpr (kVector) {
 #pragma unroll
-        for (int j = 0; j < kVectors; ++j) x[i].v[j].to_float(z + j * kOctet / kVectors);
+        for (int j = 0; j < kVectors; ++j) x[i].v[j].to_float(z + j * kVec8 / kVectors);
       }
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) sum[j] = __fadd_rn(sum[j], z[j]);
+      for (int j = 0; j < kVec8; ++j) sum[j] = __fadd_rn(sum[j], z[j]);
     }
   }
 }
@@ -82,22 +82,22 @@ __device__ __forceinline__ void add_group(const typename T::Storage* columns, Ro
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kGroups* kLanes, 2)
     linear_bias_grad_kernel(const __grid_constant__ LinearBiasGradParams p, bool vector) {
-  constexpr int kColumns = kLanes * kOctet, kWarps = kGroups * kLanes / 32;
+  constexpr int kColumns = kLanes * kVec8, kWarps = kGroups * kLanes / 32;
   __shared__ float of_warp[2][kWarps][kColumns];  // of every other 8192 rows: those of the last are read meanwhile
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int group = thread / kLanes;
-  const std::int64_t first = std::int64_t{blockIdx.x} * kColumns, column = first + thread % kLanes * kOctet;
+  const std::int64_t first = std::int64_t{blockIdx.x} * kColumns, column = first + thread % kLanes * kVec8;
   const std::int64_t left = p.out_features - column;
-  const int count = left <= 0 ? 0 : left >= kOctet ? kOctet : static_cast<int>(left);
+  const int count = left <= 0 ? 0 : left >= kVec8 ? kVec8 : static_cast<int>(left);
   const typename T::Storage* columns = static_cast<const typename T::Storage*>(p.dy) + column;
   float total = 0.0f;  // of column `first` + thread
   int buffer = 0;
   for (std::int64_t block = 0; block < p.num_rows; block += kTokenBlock, buffer ^= 1) {
     const std::int64_t row = block + group * kBiasGroupRows, rows_left = p.num_rows - row;
-    float sum[kOctet] = {};
+    float sum[kVec8] = {};
     if (rows_left > 0 && count > 0) {
       const int num = rows_left < kBiasGroupRows ? static_cast<int>(rows_left) : kBiasGroupRows;
-      if (vector && count == kOctet) {
+      if (vector && count == kVec8) {
         add_group<T, true>(columns, RowWalk(p.dy_rows, row), num, count, sum);
       } else {
         add_group<T, false>(columns, RowWalk(p.dy_rows, row), num, count, sum);
@@ -106,13 +106,13 @@ __global__ void __launch_bounds__(kGroups* kLanes, 2)
 #pragma unroll
     for (int distance = kLanes; distance < 32; distance *= 2) {
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
+      for (int j = 0; j < kVec8; ++j) {
         sum[j] = __fadd_rn(sum[j], __shfl_xor_sync(0xffffffff, sum[j], distance));
       }
     }
     if (lane < kLanes) {
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) of_warp[buffer][warp][lane * kOctet + j] = sum[j];
+      for (int j = 0; j < kVec8; ++j) of_warp[buffer][warp][lane * kVec8 + j] = sum[j];
     }
     __syncthreads();
     if (thread < kColumns) {
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kGroups* kLanes, 2)
 
 template <class T, int kLanes>
 void run(const LinearBiasGradParams& p, bool vector, cudaStream_t stream) {
-  constexpr int kColumns = kLanes * kOctet;
+  constexpr int kColumns = kLanes * kVec8;
   const std::int64_t blocks = (p.out_features + kColumns - 1) / kColumns;
   RLK_CHECK(blocks < std::int64_t{1} << 31, "linear_bias_grad: too many columns for one launch");
   linear_bias_grad_kernel<T, kLanes><<<static_cast<unsigned>(blocks), kGroups * kLanes, 0, stream>>>(p, vector);
@@ -148,7 +148,7 @@ void linear_bias_grad(const LinearBiasGradParams& p, cudaStream_t stream) {
   if (p.out_features == 0) return;
   const bool vector = rows_begin_at_16_bytes(p.dy, p.dy_rows, p.num_rows, size_of(p.dtype));
   // Rows of 64 bytes where that gives every multiprocessor columns of its own, else of 32, the least that memory reads.
-  const bool wide = p.out_features > std::int64_t{multiprocessors(current_device()) - 1} * 4 * kOctet;
+  const bool wide = p.out_features > std::int64_t{multiprocessors(current_device()) - 1} * 4 * kVec8;
   if (p.dtype == DType::kBFloat16) {
     wide ? run<Bf16, 4>(p, vector, stream) : run<Bf16, 2>(p, vector, stream);
   } else if (p.dtype == DType::kFloat16) {

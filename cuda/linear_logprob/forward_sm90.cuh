@@ -13,8 +13,8 @@
 #include "../common/wave_wait.cuh"
 #include "head_logits_sm90.cuh"
 #include "pair_grid.h"
-#include "pair_nodes.cuh"
 #include "rlk/load_index.h"
+#include "tree_nodes.cuh"
 
 namespace rlk::cuda {
 

@@ -9,7 +9,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kFewRows = 64;           // what one warpgroup has, as a kernel of its own
+constexpr int kSmallM = 64;            // what one warpgroup has, as a kernel of its own
 constexpr int kHeadTileColumns = 256;  // of its tiles: two leaves
 constexpr int kStripTiles = 8;         // a strip is an aligned run of 16 leaves of a part: one node of its tree
 constexpr int kStripColumns = kStripTiles * kHeadTileColumns;
@@ -29,7 +29,7 @@ RLK_HD int scored_row_blocks(const ScoredGroups* groups, int row_blocks, int blo
   return scored > 0 ? scored : 1;
 }
 
-// For at most kFewRows rows: strips. As many are whole as keep all blocks equally busy; the rest goes by tiles.
+// For at most kSmallM rows: strips. As many are whole as keep all blocks equally busy; the rest goes by tiles.
 struct HeadItems {
   int whole, all;  // items from `whole` on are cut into tiles, a node each
 };

@@ -33,7 +33,7 @@ struct HeadWorkspace {
 };
 inline HeadWorkspace head_workspace(const HeadColumns& columns, int blocks) {
   const HeadItems items = head_items(columns, blocks);
-  const std::int64_t of_strip = kFewRows * 16, nodes = kFewRows * 4, tile_nodes = nodes + items.whole * of_strip;
+  const std::int64_t of_strip = kSmallM * 16, nodes = kSmallM * 4, tile_nodes = nodes + items.whole * of_strip;
   return {nodes, tile_nodes, tile_nodes + (items.all - items.whole) * kStripTiles * of_strip};
 }
 
@@ -66,10 +66,10 @@ inline bool has_moments(const LinearLogprobParams& p) {
 inline int node_bytes(const LinearLogprobParams& p) { return has_moments(p) ? 16 : 8; }
 
 // Whether the kernel of few rows serves a call: those that it has no registers for are the other's.
-inline bool is_few_rows(const LinearLogprobParams& p, std::int64_t rows) {
+inline bool is_small_m(const LinearLogprobParams& p, std::int64_t rows) {
   const bool plain = has_bare_logits(p) && p.dtype == DType::kFloat32;
   const bool rounded = has_bare_logits(p) && p.dtype == DType::kBFloat16;
-  return rows <= kFewRows && !(has_moments(p) && (rounded || (p.exp == Exp::kPortable && !plain)));
+  return rows <= kSmallM && !(has_moments(p) && (rounded || (p.exp == Exp::kPortable && !plain)));
 }
 
 // Whether a warp has room for the nodes of all parts, which a million columns and more do not find.

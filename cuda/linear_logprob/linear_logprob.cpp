@@ -41,7 +41,7 @@ bool reads_lora(const Head& head, std::int64_t columns) {
 std::int64_t fused_bytes(const LinearLogprobParams& p, std::int64_t step, int device) {
   const HeadColumns columns = head_columns(p);
   const int blocks = multiprocessors(device), row_blocks = static_cast<int>((step + kPairRows - 1) / kPairRows);
-  return LoraBytes(p.head, step).all + (is_few_rows(p, step)
+  return LoraBytes(p.head, step).all + (is_small_m(p, step)
                                             ? head_workspace(columns, blocks).bytes
                                             : pair_workspace(columns, row_blocks, blocks, node_bytes(p)).bytes);
 }

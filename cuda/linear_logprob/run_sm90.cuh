@@ -5,11 +5,11 @@
 
 #include "../common/alignment.h"
 #include "../common/kernel_memory.h"
-#include "few_rows_sm90.cuh"
 #include "forward_sm90.cuh"
 #include "head_plan.h"
 #include "kernels.h"
-#include "roots.cuh"
+#include "row_outputs.cuh"
+#include "small_m_sm90.cuh"
 
 namespace rlk::cuda {
 
@@ -44,20 +44,20 @@ inline HeadLaunch head_launch(const LinearLogprobParams& p, int tile_rows, int t
 }
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
-void run_few_rows(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
-  using Tile = FewRowsTile;
+void run_small_m(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
+  using Tile = SmallMTile;
   const int blocks = multiprocessors(current_device());
-  HeadLaunch g = head_launch(p, kFewRows, kHeadTileColumns, blocks);
+  HeadLaunch g = head_launch(p, kSmallM, kHeadTileColumns, blocks);
   const HeadWorkspace workspace = head_workspace(g.columns, blocks);
   RLK_CHECK(workspace.bytes <= p.workspace_bytes, "linear_logprob: a workspace that serves every launch");
   auto* const memory = static_cast<unsigned char*>(p.workspace);
   g.target_z = reinterpret_cast<float*>(memory);
   g.nodes = memory + workspace.nodes;
   g.tile_nodes = memory + workspace.tile_nodes;
-  const AllHeadMaps maps = all_head_maps(p.head, u, {nullptr, p.num_rows, 0, kFewRows, g.last_rows},
+  const AllHeadMaps maps = all_head_maps(p.head, u, {nullptr, p.num_rows, 0, kSmallM, g.last_rows},
                                          {nullptr, p.num_columns, 0, kHeadTileColumns, g.last_columns});
-  auto* kernel = linear_logprob_few_rows_sm90_kernel<T, kExp, kMoments, kLogits>;
-  const int shared = allow_shared_memory<linear_logprob_few_rows_sm90_kernel<T, kExp, kMoments, kLogits>>();
+  auto* kernel = linear_logprob_small_m_sm90_kernel<T, kExp, kMoments, kLogits>;
+  const int shared = allow_shared_memory<linear_logprob_small_m_sm90_kernel<T, kExp, kMoments, kLogits>>();
   g.stages = std::min(kMaxStages, (shared - Tile::kFixedBytes) / Tile::kStageBytes);
   const HeadItems items = head_items(g.columns, blocks);
   launch_dependent<true>(kernel, std::min(blocks, head_work_items(items)), Tile::kThreads,
@@ -66,7 +66,7 @@ void run_few_rows(const LinearLogprobParams& p, const void* u, cudaStream_t stre
       g.columns,    static_cast<const float4*>(g.nodes), static_cast<const float4*>(g.tile_nodes), g.target_z, items,
       g.padded_rows};
   const LogprobParams& row_params = p;
-  launch_dependent<true>(linear_logprob_few_roots_kernel<kMoments>, g.rows, kWarpsOfFewRows * kWarp, 0, stream,
+  launch_dependent<true>(linear_logprob_few_roots_kernel<kMoments>, g.rows, kWarpsOfSmallM * kWarp, 0, stream,
                          row_params, nodes);
 }
 
@@ -111,10 +111,10 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
 // Chooses among the kernels that are built.
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
 void run_rows(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
-  constexpr bool kFewRowsToo = !kMoments || (kLogits != HeadLogits::kRounded &&
-                                             (kExp == Exp::kHardware || kLogits == HeadLogits::kPlain));  // is_few_rows
-  if constexpr (kFewRowsToo) {
-    if (is_few_rows(p, p.num_rows)) return run_few_rows<T, kExp, kMoments, kLogits>(p, u, stream);
+  constexpr bool kSmallMToo = !kMoments || (kLogits != HeadLogits::kRounded &&
+                                            (kExp == Exp::kHardware || kLogits == HeadLogits::kPlain));  // is_small_m
+  if constexpr (kSmallMToo) {
+    if (is_small_m(p, p.num_rows)) return run_small_m<T, kExp, kMoments, kLogits>(p, u, stream);
   }
   run_head<T, kExp, kMoments, kLogits>(p, u, stream);
 }

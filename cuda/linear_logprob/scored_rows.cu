@@ -1,6 +1,6 @@
 // Copies rows of hidden states side by side, zero where they are not scored. Bound by HBM.
 #include "../common/launch.h"
-#include "../common/octet.cuh"
+#include "../common/vec8.cuh"
 #include "kernels.h"
 
 namespace rlk::cuda {

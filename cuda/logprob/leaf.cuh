@@ -26,10 +26,10 @@ struct Leaf {
     constexpr int kColumns = Vector<T>::kColumns;
     return reinterpret_cast<typename T::Storage*>(&chunk(column / kColumns)) + column % kColumns;
   }
-  __device__ __forceinline__ Octet<T> octet(int octet) const {
-    Octet<T> o;
+  __device__ __forceinline__ Vec8<T> vec8(int vec8) const {
+    Vec8<T> o;
 #pragma unroll
-    for (int i = 0; i < Octet<T>::kVectors; ++i) o.v[i].v = chunk(octet * Octet<T>::kVectors + i);
+    for (int i = 0; i < Vec8<T>::kVectors; ++i) o.v[i].v = chunk(vec8 * Vec8<T>::kVectors + i);
     return o;
   }
 };
@@ -89,12 +89,12 @@ struct Chains {
       Q[r] = fma_rn(e, e, Q[r]);
     }
   }
-  __device__ __forceinline__ void add_octet(const float (&z)[kOctet], float c, float addend) {
+  __device__ __forceinline__ void add_vec8(const float (&z)[kVec8], float c, float addend) {
 #pragma unroll
     for (int r = 0; r < kNumChains; ++r) add(r, z[r], exponential(z[r], c, addend));
   }
-  // The first n columns of an octet. The others add +0, which changes no sum.
-  __device__ __forceinline__ void add_columns(const float (&z)[kOctet], int n, float c, float addend) {
+  // The first n columns of a vec8. The others add +0, which changes no sum.
+  __device__ __forceinline__ void add_columns(const float (&z)[kVec8], int n, float c, float addend) {
 #pragma unroll
     for (int r = 0; r < kNumChains; ++r) {
       const float present = r < n ? z[r] : 0.0f;
@@ -107,32 +107,32 @@ struct Chains {
   }
 };
 
-// Leaves are taken in blocks of so many octets; what is left over goes an octet at a time, column by column.
-constexpr int kBlockOctets = 4;
-constexpr int kBlockColumns = kBlockOctets * kOctet;
+// Leaves are taken in blocks of so many vec8s; what is left over goes a vec8 at a time, column by column.
+constexpr int kBlockVec8s = 4;
+constexpr int kBlockColumns = kBlockVec8s * kVec8;
 
 // Range of the first n >= kBlockColumns columns of a leaf.
 template <class T>
 __device__ __forceinline__ Range leaf_range(const Leaf<T>& leaf, int n) {
-  RangeOf<T> range_of(leaf.octet(0).v[0]);
-  const int whole = n / kBlockColumns * kBlockOctets;
+  RangeOf<T> range_of(leaf.vec8(0).v[0]);
+  const int whole = n / kBlockColumns * kBlockVec8s;
 #pragma unroll 1
-  for (int octet = 0; octet < whole; octet += kBlockOctets) {
+  for (int vec8 = 0; vec8 < whole; vec8 += kBlockVec8s) {
 #pragma unroll
-    for (int o = 0; o < kBlockOctets; ++o) {
-      const Octet<T> x = leaf.octet(octet + o);
+    for (int o = 0; o < kBlockVec8s; ++o) {
+      const Vec8<T> x = leaf.vec8(vec8 + o);
 #pragma unroll
-      for (int i = 0; i < Octet<T>::kVectors; ++i) range_of.add(x.v[i]);
+      for (int i = 0; i < Vec8<T>::kVectors; ++i) range_of.add(x.v[i]);
     }
   }
   Range range = range_of.range();
 #pragma unroll 1
-  for (int octet = whole; octet * kOctet < n; ++octet) {
-    const int rest = n - octet * kOctet;
-    float z[kOctet];
-    leaf.octet(octet).to_float(z);
+  for (int vec8 = whole; vec8 * kVec8 < n; ++vec8) {
+    const int rest = n - vec8 * kVec8;
+    float z[kVec8];
+    leaf.vec8(vec8).to_float(z);
 #pragma unroll
-    for (int r = 0; r < kOctet; ++r) {
+    for (int r = 0; r < kVec8; ++r) {
       if (r >= rest) continue;
       range.largest = max_nan(range.largest, z[r]);
       range.smallest = fminf(range.smallest, z[r]);
@@ -146,20 +146,20 @@ template <class T, Exp kExp, bool kMoments>
 __device__ __forceinline__ SoftmaxStats leaf_sums(const Leaf<T>& leaf, int n, float c, float m) {
   Chains<kExp, kMoments> chains;
   const float addend = chains.addend(m);
-  const int whole = n / kBlockColumns * kBlockOctets;
-  float z[kOctet];
+  const int whole = n / kBlockColumns * kBlockVec8s;
+  float z[kVec8];
 #pragma unroll 1
-  for (int octet = 0; octet < whole; octet += kBlockOctets) {
+  for (int vec8 = 0; vec8 < whole; vec8 += kBlockVec8s) {
 #pragma unroll
-    for (int o = 0; o < kBlockOctets; ++o) {
-      leaf.octet(octet + o).to_float(z);
-      chains.add_octet(z, c, addend);
+    for (int o = 0; o < kBlockVec8s; ++o) {
+      leaf.vec8(vec8 + o).to_float(z);
+      chains.add_vec8(z, c, addend);
     }
   }
 #pragma unroll 1
-  for (int octet = whole; octet * kOctet < n; ++octet) {
-    leaf.octet(octet).to_float(z);
-    chains.add_columns(z, n - octet * kOctet, c, addend);
+  for (int vec8 = whole; vec8 * kVec8 < n; ++vec8) {
+    leaf.vec8(vec8).to_float(z);
+    chains.add_columns(z, n - vec8 * kVec8, c, addend);
   }
   return chains.total(m);
 }
@@ -171,12 +171,12 @@ __device__ __forceinline__ SoftmaxStats general_leaf(const Leaf<T>& leaf, int n,
   const float inverse = softcap > 0.0f ? div_rn(1.0f, softcap) : 0.0f;
   float largest = -infinity();
 #pragma unroll 1
-  for (int o = 0; o * kOctet < n; ++o) {
-    float z[kOctet];
-    leaf.octet(o).to_float(z);
+  for (int o = 0; o * kVec8 < n; ++o) {
+    float z[kVec8];
+    leaf.vec8(o).to_float(z);
 #pragma unroll
-    for (int r = 0; r < kOctet; ++r) {
-      if (o * kOctet + r < n) largest = max_nan(largest, scaled_logit(z[r], logit_scale, softcap, inverse));
+    for (int r = 0; r < kVec8; ++r) {
+      if (o * kVec8 + r < n) largest = max_nan(largest, scaled_logit(z[r], logit_scale, softcap, inverse));
     }
   }
   SoftmaxStats stats;
@@ -185,13 +185,13 @@ __device__ __forceinline__ SoftmaxStats general_leaf(const Leaf<T>& leaf, int n,
   Chains<kExp, kMoments> chains;
   const float addend = chains.addend(reference.m);
 #pragma unroll 1
-  for (int o = 0; o * kOctet < n; ++o) {
-    float z[kOctet];
-    leaf.octet(o).to_float(z);
+  for (int o = 0; o * kVec8 < n; ++o) {
+    float z[kVec8];
+    leaf.vec8(o).to_float(z);
 #pragma unroll
-    for (int r = 0; r < kOctet; ++r) {
+    for (int r = 0; r < kVec8; ++r) {
       const float s = scaled_logit(z[r], logit_scale, softcap, inverse);
-      if (o * kOctet + r >= n || s == -infinity()) continue;
+      if (o * kVec8 + r >= n || s == -infinity()) continue;
       const float clamped = s > reference.q ? s : reference.q;
       chains.add(r, clamped, chains.exponential(clamped, c, addend));
     }

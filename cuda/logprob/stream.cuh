@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <bit>
 
-#include "../common/claim.cuh"
 #include "../common/dependent_launch.cuh"
+#include "../common/fetch_increment.cuh"
 #include "../common/kernel_memory.h"
 #include "leaf_group.cuh"
 #include "workspace.h"

@@ -7,10 +7,10 @@
 
 namespace rlk::cuda {
 
-// A row is `threads` threads with up to `octets` times eight columns each in registers; 0 threads: a block goes over the
+// A row is `threads` threads with up to `vec8s` times eight columns each in registers; 0 threads: a block goes over the
 // row twice, which serves any width and alignment.
 struct RmsNormPlan {
-  int threads = 0, octets = 0;
+  int threads = 0, vec8s = 0;
 };
 constexpr RmsNormPlan kRmsNormPlans[] = {{8, 4}, {32, 4}, {128, 4}, {256, 4}, {256, 8}, {0, 0}};
 constexpr std::int64_t kMostFewRows = 1024;  // of a launch that keeps no memory busy for long
@@ -21,7 +21,7 @@ RmsNormPlan choose_plan(const RmsNormParams& p);
 // together, of 16 bits and rows a stride apart; half of a row is read twice. Rows: a block a row for dx, and beside them threads with two columns of 64 rows for
 // dweight: rows are read twice, any width and alignment.
 struct RmsNormBackwardPlan {
-  int threads = 0, octets = 0;  // 0 threads: rows
+  int threads = 0, vec8s = 0;  // 0 threads: rows
   bool halves = false;
 };
 constexpr RmsNormBackwardPlan kRmsNormBackwardPlans[] = {{16, 1},        {32, 1},  {128, 1}, {256, 1}, {256, 2, true},

@@ -9,14 +9,14 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr int kOctet = kRmsNormLaneColumns;
+constexpr int kVec8 = kRmsNormLaneColumns;
 
-// A row of `columns` in registers or shared memory, as threads and octets of a plan.
+// A row of `columns` in registers or shared memory, as threads and vec8s of a plan.
 template <class Plan, class Params>
 bool holds_row(const Plan& plan, const Params& p) {
   if (plan.threads == 0) return true;
-  const bool few_octets = plan.octets < 8 || p.dtype != DType::kFloat32;
-  return has_vectors(p) && few_octets && p.columns <= std::int64_t{plan.threads} * plan.octets * kOctet;
+  const bool few_vec8s = plan.vec8s < 8 || p.dtype != DType::kFloat32;
+  return has_vectors(p) && few_vec8s && p.columns <= std::int64_t{plan.threads} * plan.vec8s * kVec8;
 }
 
 bool has_one_stride(const void* base, const RowLayout& rows, std::int64_t num_rows) {
@@ -29,7 +29,7 @@ bool has_vectors(const RmsNormParams& p) {
   const auto whole = [&](const void* base, const RowLayout& rows) {
     return base == nullptr || rows_begin_at_16_bytes(base, rows, p.num_rows, size_of(p.dtype));
   };
-  return p.columns % kOctet == 0 && at_16_bytes(p.weight) && whole(p.x, p.x_rows) && whole(p.y, p.y_rows) &&
+  return p.columns % kVec8 == 0 && at_16_bytes(p.weight) && whole(p.x, p.x_rows) && whole(p.y, p.y_rows) &&
          whole(p.residual, p.residual_rows) && whole(p.new_residual, p.new_residual_rows);
 }
 
@@ -37,7 +37,7 @@ bool has_vectors(const RmsNormBackwardParams& p) {
   const auto whole = [&](const void* base, const RowLayout& rows) {
     return base == nullptr || rows_begin_at_16_bytes(base, rows, p.num_rows, size_of(p.dtype));
   };
-  return p.columns % kOctet == 0 && at_16_bytes(p.weight) && at_16_bytes(p.workspace) && whole(p.dy, p.dy_rows) &&
+  return p.columns % kVec8 == 0 && at_16_bytes(p.weight) && at_16_bytes(p.workspace) && whole(p.dy, p.dy_rows) &&
          whole(p.h, p.h_rows) && whole(p.dx, p.dx_rows) && whole(p.d_new_residual, p.d_new_residual_rows);
 }
 
@@ -60,13 +60,13 @@ bool serves(const RmsNormBackwardPlan& plan, const RmsNormBackwardParams& p) {
   if (!holds_row(plan, p)) return false;
   if (!plan.halves) return true;
   return p.dx != nullptr && p.dweight != nullptr && is_plain(p) && p.dtype != DType::kFloat32 &&
-         p.columns > std::int64_t{plan.threads} * plan.octets / 2 * kOctet;
+         p.columns > std::int64_t{plan.threads} * plan.vec8s / 2 * kVec8;
 }
 
 RmsNormPlan choose_plan(const RmsNormParams& p) {
-  // With a residual, two inputs keep memory busy; more threads with fewer octets are then faster, if few threads are
+  // With a residual, two inputs keep memory busy; more threads with fewer vec8s are then faster, if few threads are
   // idle.
-  const bool is_wide = p.residual != nullptr && p.num_rows > kMostFewRows && p.columns > 384 * kOctet;
+  const bool is_wide = p.residual != nullptr && p.num_rows > kMostFewRows && p.columns > 384 * kVec8;
   for (const RmsNormPlan& plan : kRmsNormPlans) {
     if (is_wide && plan.threads > 0 && plan.threads < 256) continue;
     if (serves(plan, p)) return plan;
@@ -108,7 +108,7 @@ void rms_norm_backward(const RmsNormBackwardParams& p, int device, Stream stream
   }
   // Other devices have less shared memory than the widest rings take.
   RmsNormBackwardPlan plan = choose_plan(p, multiprocessors(device));
-  if (plan.threads * plan.octets > 256) plan = {};
+  if (plan.threads * plan.vec8s > 256) plan = {};
   sm80::rms_norm_backward(p, plan, to_stream(stream));
 }
 

@@ -1,6 +1,6 @@
 // rms_norm forward. Bound by HBM: x, and the residual, are read once, y and the new residual written once.
 //
-// rms_norm_row_kernel: kThreads threads hold a row in registers between its sum and its output. Thread t has octets t,
+// rms_norm_row_kernel: kThreads threads hold a row in registers between its sum and its output. Thread t has vec8s t,
 // t + kThreads, ..., which are whole lanes of the contract's sum. Blocks are short and many, so that the hardware's
 // scheduler keeps every multiprocessor's memory requests coming. The weight stays in L1.
 // rms_norm_any_kernel: a block goes over a row twice. Any width, any alignment.
@@ -18,14 +18,14 @@ constexpr int kAnyThreads = kRmsNormLanes;
 
 template <int kThreads>
 constexpr int kRowBlock = kThreads < kForwardBlock ? kForwardBlock : kThreads;
-template <class T, int kThreads, int kOctets>
-constexpr int kRowBlocks = kForwardThreads / kRowBlock<kThreads> / (Octet<T>::kVectors * kOctets > 4 ? 2 : 1);
+template <class T, int kThreads, int kVec8s>
+constexpr int kRowBlocks = kForwardThreads / kRowBlock<kThreads> / (Vec8<T>::kVectors * kVec8s > 4 ? 2 : 1);
 
-// To L2, for rows of up to kOctets octets: this block's row where no block before did so, and one that another will load.
-template <class T, int kOctets, bool kResidual>
+// To L2, for rows of up to kVec8s vec8s: this block's row where no block before did so, and one that another will load.
+template <class T, int kVec8s, bool kResidual>
 __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64_t row) {
   using Storage = typename T::Storage;
-  constexpr int kRowBytes = kOctets * kOctet * static_cast<int>(sizeof(Storage));
+  constexpr int kRowBytes = kVec8s * kVec8 * static_cast<int>(sizeof(Storage));
   constexpr std::int64_t kAhead = kPrefetchBytes / kRowBytes;
   const auto bytes = static_cast<std::uint32_t>(p.columns) * static_cast<std::uint32_t>(sizeof(Storage));
   const Storage* x = static_cast<const Storage*>(p.x);
@@ -43,100 +43,100 @@ __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64
 // kPlain serves is_plain calls, which most are, so that the kernel tests none of their properties; with a residual it serves
 // `many` rows. It prefetches no row for a later block, and no weight while it sums a row: other rows use those registers
 // better.
-template <class T, int kThreads, int kOctets, bool kResidual, bool kPlain>
-__global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kOctets>))
+template <class T, int kThreads, int kVec8s, bool kResidual, bool kPlain>
+__global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kVec8s>))
     rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many) {
   using Storage = typename T::Storage;
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
-  constexpr int kLanes = kOctets < kRmsNormLanes / kThreads ? kOctets : kRmsNormLanes / kThreads;  // of a thread
+  constexpr int kLanes = kVec8s < kRmsNormLanes / kThreads ? kVec8s : kRmsNormLanes / kThreads;  // of a thread
   __shared__ float of_warps[kRows][kSumNodes<kThreads, kLanes>];
   const bool sum_first = kResidual && (kPlain || many);  // before anything else is asked for
   const int of_block = kRows == 1 ? 0 : static_cast<int>(threadIdx.x / kThreads);
   const int thread = static_cast<int>(threadIdx.x) - of_block * kThreads;
   const std::int64_t row = std::int64_t{blockIdx.x} * kRows + of_block;
-  const int octets = row < p.num_rows ? static_cast<int>(static_cast<std::uint32_t>(p.columns) / kOctet) : 0;
+  const int vec8s = row < p.num_rows ? static_cast<int>(static_cast<std::uint32_t>(p.columns) / kVec8) : 0;
   const auto offset = [&](const RowLayout& rows) {
     if constexpr (kPlain) return row * rows.inner_stride;
     return rows.offset(row);
   };
-  Octet<T> h[kOctets]{}, w[kOctets];
+  Vec8<T> h[kVec8s]{}, w[kVec8s];
   const Storage* x = static_cast<const Storage*>(p.x) + offset(p.x_rows);
   const std::uint64_t policy = evict_first_policy();
   allow_next_kernel();
-  if constexpr (kThreads >= 32) {  // rows of few octets are not worth a copy each
-    if (!sum_first && thread == 0 && octets > 0) prefetch_rows<T, kThreads * kOctets, kResidual>(p, row);
+  if constexpr (kThreads >= 32) {  // rows of few vec8s are not worth a copy each
+    if (!sum_first && thread == 0 && vec8s > 0) prefetch_rows<T, kThreads * kVec8s, kResidual>(p, row);
   }
   wait_for_previous_kernel();
 #pragma unroll
-  for (int i = 0; i < kOctets; ++i) {
-    const int octet = thread + i * kThreads;
-    if (octet < octets) h[i] = load_octet_once<T>(x + octet * kOctet, policy);
+  for (int i = 0; i < kVec8s; ++i) {
+    const int vec8 = thread + i * kThreads;
+    if (vec8 < vec8s) h[i] = load_vec8_once<T>(x + vec8 * kVec8, policy);
   }
   const bool early_weight =
       !sum_first && (kPlain || (p.weight != nullptr && p.weight_dtype == p.dtype && p.y != nullptr));
   if constexpr (kResidual) {
     const Storage* residual = static_cast<const Storage*>(p.residual) + offset(p.residual_rows);
     Storage* new_residual = static_cast<Storage*>(p.new_residual) + offset(p.new_residual_rows);
-    Octet<T> more[kOctets];
+    Vec8<T> more[kVec8s];
 #pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      const int octet = thread + i * kThreads;
-      if (octet < octets) more[i] = load_octet_once<T>(residual + octet * kOctet, policy);
+    for (int i = 0; i < kVec8s; ++i) {
+      const int vec8 = thread + i * kThreads;
+      if (vec8 < vec8s) more[i] = load_vec8_once<T>(residual + vec8 * kVec8, policy);
     }
 #pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      const int octet = thread + i * kThreads;
-      if (octet >= octets) continue;
-      float a[kOctet], b[kOctet];
+    for (int i = 0; i < kVec8s; ++i) {
+      const int vec8 = thread + i * kThreads;
+      if (vec8 >= vec8s) continue;
+      float a[kVec8], b[kVec8];
       h[i].to_float(a);
       more[i].to_float(b);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) a[j] = __fadd_rn(a[j], b[j]);
-      h[i] = octet_of<T>(a);
-      store_octet<T>(new_residual + octet * kOctet, h[i]);
+      for (int j = 0; j < kVec8; ++j) a[j] = __fadd_rn(a[j], b[j]);
+      h[i] = vec8_of<T>(a);
+      store_vec8<T>(new_residual + vec8 * kVec8, h[i]);
     }
   }
 #pragma unroll
-  for (int i = 0; i < kOctets; ++i) {
-    const int octet = thread + i * kThreads;
-    if (early_weight && octet < octets) w[i] = load_octet<T>(static_cast<const Storage*>(p.weight) + octet * kOctet);
+  for (int i = 0; i < kVec8s; ++i) {
+    const int vec8 = thread + i * kThreads;
+    if (early_weight && vec8 < vec8s) w[i] = load_vec8<T>(static_cast<const Storage*>(p.weight) + vec8 * kVec8);
   }
   float lanes[kLanes] = {};
 #pragma unroll
-  for (int i = 0; i < kOctets; ++i) {  // missing octets are +0, and change no sum of squares
-    float z[kOctet];
+  for (int i = 0; i < kVec8s; ++i) {  // missing vec8s are +0, and change no sum of squares
+    float z[kVec8];
     h[i].to_float(z);
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) lanes[i % kLanes] = __fmaf_rn(z[j], z[j], lanes[i % kLanes]);
+    for (int j = 0; j < kVec8; ++j) lanes[i % kLanes] = __fmaf_rn(z[j], z[j], lanes[i % kLanes]);
   }
   const float rstd = rms_norm_rstd(row_sum<kThreads>(lanes, of_warps[of_block]), p.columns, p.eps);
   if (p.rstd != nullptr && thread == 0 && row < p.num_rows) p.rstd[row] = Fp32::store(rstd);
   if (!kPlain && p.y == nullptr) return;
   Storage* y = static_cast<Storage*>(p.y) + offset(p.y_rows);
 #pragma unroll
-  for (int i = 0; i < kOctets; ++i) {
-    const int octet = thread + i * kThreads;
-    if (octet >= octets) continue;
-    float z[kOctet], weight[kOctet];
+  for (int i = 0; i < kVec8s; ++i) {
+    const int vec8 = thread + i * kThreads;
+    if (vec8 >= vec8s) continue;
+    float z[kVec8], weight[kVec8];
     h[i].to_float(z);
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) z[j] = __fmul_rn(z[j], rstd);
+    for (int j = 0; j < kVec8; ++j) z[j] = __fmul_rn(z[j], rstd);
     if (kPlain || p.weight != nullptr) {
       if constexpr (kPlain) {
-        if (!early_weight) w[i] = load_octet<T>(static_cast<const Storage*>(p.weight) + octet * kOctet);
+        if (!early_weight) w[i] = load_vec8<T>(static_cast<const Storage*>(p.weight) + vec8 * kVec8);
       }
       if (kPlain || early_weight) {
         w[i].to_float(weight);
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) weight[j] = rms_norm_weight(weight[j], p.weight_offset);
+        for (int j = 0; j < kVec8; ++j) weight[j] = rms_norm_weight(weight[j], p.weight_offset);
       } else {
-        load_weights<T, true>(p, octet * kOctet, kOctet, weight);
+        load_weights<T, true>(p, vec8 * kVec8, kVec8, weight);
       }
-      if (p.round_before_weight) round_octet<T>(z);
+      if (p.round_before_weight) round_vec8<T>(z);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) z[j] = __fmul_rn(z[j], weight[j]);
+      for (int j = 0; j < kVec8; ++j) z[j] = __fmul_rn(z[j], weight[j]);
     }
-    store_octet(y + octet * kOctet, octet_of<T>(z));
+    store_vec8(y + vec8 * kVec8, vec8_of<T>(z));
   }
 }
 
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(kAnyThreads) rms_norm_any_kernel(const __grid_
   using Storage = typename T::Storage;
   __shared__ float of_warps[kSumNodes<kAnyThreads, 1>];
   const std::int64_t row = blockIdx.x;
-  const int columns = static_cast<int>(p.columns), first = static_cast<int>(threadIdx.x) * kOctet;
-  constexpr int kStep = kAnyThreads * kOctet;
+  const int columns = static_cast<int>(p.columns), first = static_cast<int>(threadIdx.x) * kVec8;
+  constexpr int kStep = kAnyThreads * kVec8;
   const Storage* x = static_cast<const Storage*>(p.x) + p.x_rows.offset(row);
   const Storage* residual = static_cast<const Storage*>(p.residual);
   Storage* new_residual = static_cast<Storage*>(p.new_residual);
@@ -160,18 +160,18 @@ __global__ void __launch_bounds__(kAnyThreads) rms_norm_any_kernel(const __grid_
 #pragma unroll 1
   for (std::int64_t k = first; k < columns; k += kStep) {
     const int count = static_cast<int>(columns - k);
-    float z[kOctet];
+    float z[kVec8];
     load_columns<T, kVector>(x + k, count, z);
     if (residual != nullptr) {
-      float more[kOctet];
+      float more[kVec8];
       load_columns<T, kVector>(residual + k, count, more);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) z[j] = __fadd_rn(z[j], more[j]);
-      round_octet<T>(z);
+      for (int j = 0; j < kVec8; ++j) z[j] = __fadd_rn(z[j], more[j]);
+      round_vec8<T>(z);
       store_columns<T, kVector>(new_residual + k, count, z);
     }
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) lanes[0] = __fmaf_rn(z[j], z[j], lanes[0]);
+    for (int j = 0; j < kVec8; ++j) lanes[0] = __fmaf_rn(z[j], z[j], lanes[0]);
   }
   const float rstd = rms_norm_rstd(row_sum<kAnyThreads>(lanes, of_warps), p.columns, p.eps);
   if (p.rstd != nullptr && threadIdx.x == 0) p.rstd[row] = Fp32::store(rstd);
@@ -181,21 +181,21 @@ __global__ void __launch_bounds__(kAnyThreads) rms_norm_any_kernel(const __grid_
 #pragma unroll 1
   for (std::int64_t k = first; k < columns; k += kStep) {
     const int count = static_cast<int>(columns - k);
-    float z[kOctet], weight[kOctet];
+    float z[kVec8], weight[kVec8];
     load_columns<T, kVector>(h + k, count, z);
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) z[j] = __fmul_rn(z[j], rstd);
+    for (int j = 0; j < kVec8; ++j) z[j] = __fmul_rn(z[j], rstd);
     if (p.weight != nullptr) {
       load_weights<T, kVector>(p, static_cast<int>(k), count, weight);
-      if (p.round_before_weight) round_octet<T>(z);
+      if (p.round_before_weight) round_vec8<T>(z);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) z[j] = __fmul_rn(z[j], weight[j]);
+      for (int j = 0; j < kVec8; ++j) z[j] = __fmul_rn(z[j], weight[j]);
     }
     store_columns<T, kVector>(y + k, count, z);
   }
 }
 
-template <bool kOverlap, class T, int kThreads, int kOctets>
+template <bool kOverlap, class T, int kThreads, int kVec8s>
 void run_rows(const RmsNormParams& p, cudaStream_t stream) {
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
   const unsigned blocks = checked_blocks((p.num_rows + kRows - 1) / kRows, "rms_norm");
@@ -204,11 +204,11 @@ void run_rows(const RmsNormParams& p, cudaStream_t stream) {
     launch_dependent<kOverlap>(kernel, static_cast<int>(blocks), kRowBlock<kThreads>, 0, stream, p, many);
   };
   if (p.residual == nullptr) {
-    launch(is_plain(p) ? rms_norm_row_kernel<T, kThreads, kOctets, false, true>
-                       : rms_norm_row_kernel<T, kThreads, kOctets, false, false>);
+    launch(is_plain(p) ? rms_norm_row_kernel<T, kThreads, kVec8s, false, true>
+                       : rms_norm_row_kernel<T, kThreads, kVec8s, false, false>);
   } else {
-    launch(is_plain(p) && many ? rms_norm_row_kernel<T, kThreads, kOctets, true, true>
-                               : rms_norm_row_kernel<T, kThreads, kOctets, true, false>);
+    launch(is_plain(p) && many ? rms_norm_row_kernel<T, kThreads, kVec8s, true, true>
+                               : rms_norm_row_kernel<T, kThreads, kVec8s, true, false>);
   }
 }
 
@@ -230,9 +230,9 @@ void rms_norm(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stre
       run_rows<kOverlap, T, 32, 4>(p, stream);
     } else if (plan.threads == 128) {
       run_rows<kOverlap, T, 128, 4>(p, stream);
-    } else if (plan.octets == 4) {
+    } else if (plan.vec8s == 4) {
       run_rows<kOverlap, T, 256, 4>(p, stream);
-    } else if constexpr (T::kPacked) {  // eight octets of fp32 would not fit the registers
+    } else if constexpr (T::kPacked) {  // eight vec8s of fp32 would not fit the registers
       run_rows<kOverlap, T, 256, 8>(p, stream);
     }
   });

@@ -1,7 +1,7 @@
 // rms_norm backward. Bound by HBM: it reads dy, h and the gradient of the new residual once, and writes dx once. dweight
 // also writes and reads 4 bytes for each column of each group of 64 rows.
 //
-// rms_norm_groups_kernel: kThreads threads take a group of 64 rows, one after another. A thread owns octets t,
+// rms_norm_groups_kernel: kThreads threads take a group of 64 rows, one after another. A thread owns vec8s t,
 // t + kThreads, ... of a row: it reads back only what it copied itself into its ring of stages in shared memory. It keeps
 // dweight's chains of its columns in registers. The next rows load meanwhile.
 // rms_norm_halves_kernel: two blocks a group. A block computes dx for every second row, and dweight's chains of half of the
@@ -53,14 +53,14 @@ class GroupRows {
 
 // A thread's columns of the rows of a step: of dy, of h and, if given, of the gradient of the new residual. A step has
 // one barrier; if the values of two rows fit the registers, a step takes two.
-template <class T, int kThreads, int kOctets>
+template <class T, int kThreads, int kVec8s>
 struct GroupShape {
   static constexpr int kArrays = 3;
-  static constexpr bool kKept = Octet<T>::kVectors * kOctets <= 2;
+  static constexpr bool kKept = Vec8<T>::kVectors * kVec8s <= 2;
   static constexpr int kRows = kKept ? 2 : 1;
   static constexpr int kBlock = kThreads < 128 ? 128 : kThreads, kGroups = kBlock / kThreads;
-  static constexpr int kVectors = Octet<T>::kVectors;
-  static constexpr int kArrayBytes = kBlock * kOctets * kVectors * 16, kStageBytes = kRows * kArrays * kArrayBytes;
+  static constexpr int kVectors = Vec8<T>::kVectors;
+  static constexpr int kArrayBytes = kBlock * kVec8s * kVectors * 16, kStageBytes = kRows * kArrays * kArrayBytes;
   // Out of the 227 KB of a multiprocessor on compute capability 9.0: more than three stages for several blocks, or for one.
   static constexpr int kShared = kBlock < 256 ? 48 << 10 : 96 << 10;
   static constexpr bool kSeveral = kShared / kStageBytes >= (kKept ? 2 : 3);
@@ -70,14 +70,13 @@ struct GroupShape {
   static_assert(kStages >= 2);
 };
 
-template <class T, int kThreads, int kOctets, bool kPlain>
-__global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
-                                  (GroupShape<T, kThreads, kOctets>::kBlocks))
+template <class T, int kThreads, int kVec8s, bool kPlain>
+__global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (GroupShape<T, kThreads, kVec8s>::kBlocks))
     rms_norm_groups_kernel(const __grid_constant__ RmsNormBackwardParams p) {
   using Storage = typename T::Storage;
-  using Shape = GroupShape<T, kThreads, kOctets>;
+  using Shape = GroupShape<T, kThreads, kVec8s>;
   constexpr int kVectors = Shape::kVectors, kRows = Shape::kRows, kStages = Shape::kStages;
-  static_assert(kOctets == 1 || kThreads == kRmsNormLanes);  // a thread's octets are one lane of the sum
+  static_assert(kVec8s == 1 || kThreads == kRmsNormLanes);  // a thread's vec8s are one lane of the sum
   extern __shared__ uint4 ring[];
   __shared__ float rstd_of_row[Shape::kGroups][kGroupRows];
   __shared__ float of_warps[2][Shape::kGroups][kRows * kSumNodes<kThreads, 1>];  // of every other step
@@ -89,29 +88,29 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
   };
   const int rows = rows_from(first_row);
   const int last = rows_from(std::int64_t{blockIdx.x} * Shape::kGroups * kGroupRows);  // of the block's fullest group
-  const int octets = static_cast<int>(p.columns) / kOctet;
+  const int vec8s = static_cast<int>(p.columns) / kVec8;
   const bool third = p.d_new_residual != nullptr;
   using Rows = GroupRows<const Storage, kPlain>;
-  const Rows dy_rows(p.dy, p.dy_rows, first_row, thread * kOctet), h_rows(p.h, p.h_rows, first_row, thread * kOctet);
-  const Rows third_rows(p.d_new_residual, p.d_new_residual_rows, first_row, thread * kOctet);
-  const GroupRows<Storage, kPlain> dx_rows(p.dx, p.dx_rows, first_row, thread * kOctet);
+  const Rows dy_rows(p.dy, p.dy_rows, first_row, thread * kVec8), h_rows(p.h, p.h_rows, first_row, thread * kVec8);
+  const Rows third_rows(p.d_new_residual, p.d_new_residual_rows, first_row, thread * kVec8);
+  const GroupRows<Storage, kPlain> dx_rows(p.dx, p.dx_rows, first_row, thread * kVec8);
   wait_for_previous_kernel();
 
   for (int i = thread; i < rows; i += kThreads) rstd_of_row[of_block][i] = p.rstd[first_row + i];
-  float w[kOctets][kOctet], sums[kOctets][kOctet]{};
+  float w[kVec8s][kVec8], sums[kVec8s][kVec8]{};
 #pragma unroll
-  for (int i = 0; i < kOctets; ++i) {
-    const int octet = thread + i * kThreads;
-    if (octet < octets) load_weights<T, true>(p, octet * kOctet, kOctet, w[i]);
+  for (int i = 0; i < kVec8s; ++i) {
+    const int vec8 = thread + i * kThreads;
+    if (vec8 < vec8s) load_weights<T, true>(p, vec8 * kVec8, kVec8, w[i]);
   }
 
-  // Vector v of octet i of an array of row r in a stage, for this thread.
+  // Vector v of vec8 i of an array of row r in a stage, for this thread.
   uint4* const mine = ring + threadIdx.x;
   const auto slot = [&](int stage, int r, int array, int i, int v) {
-    return mine + ((((stage * kRows + r) * Shape::kArrays + array) * kOctets + i) * kVectors + v) * Shape::kBlock;
+    return mine + ((((stage * kRows + r) * Shape::kArrays + array) * kVec8s + i) * kVectors + v) * Shape::kBlock;
   };
   const auto read = [&](int stage, int r, int array, int i) {
-    Octet<T> x;
+    Vec8<T> x;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) x.v[v].v = *slot(stage, r, array, i, v);
     return x;
@@ -125,13 +124,13 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
       for (int array = 0; array < Shape::kArrays; ++array) {
         if (array == 2 && !third) continue;
 #pragma unroll
-        for (int i = 0; i < kOctets; ++i) {
-          const int octet = thread + i * kThreads;
-          if (octet >= octets) continue;
+        for (int i = 0; i < kVec8s; ++i) {
+          const int vec8 = thread + i * kThreads;
+          if (vec8 >= vec8s) continue;
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
             copy_async_16(shared_address(slot(stage, r, array, i, v)),
-                          from[array] + i * kThreads * kOctet + v * Vector<T>::kColumns);
+                          from[array] + i * kThreads * kVec8 + v * Vector<T>::kColumns);
           }
         }
       }
@@ -146,13 +145,13 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
 #pragma unroll 1
   for (int row = 0; row < last; row += kRows, ++step) {
     // Rows that a thread keeps in registers free their stage within the step; other rows free it after the step.
-    Octet<T> dy[kRows][kOctets]{}, h[kRows][kOctets]{}, more[kRows][kOctets]{};
+    Vec8<T> dy[kRows][kVec8s]{}, h[kRows][kVec8s]{}, more[kRows][kVec8s]{};
     if constexpr (Shape::kKept) {
       copy_async_wait<kStages - 1>();
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-        for (int i = 0; i < kOctets; ++i) {
+        for (int i = 0; i < kVec8s; ++i) {
           if (third) more[r][i] = read(stage, r, 2, i);
           dy[r][i] = read(stage, r, 0, i);
           h[r][i] = read(stage, r, 1, i);
@@ -165,22 +164,22 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
     float rstd[kRows], lanes[kRows] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) rstd[r] = row + r < rows ? rstd_of_row[of_block][row + r] : 0.0f;
-    // dy and xhat of octet i of row r.
-    const auto values = [&](int r, int i, float(&g)[kOctet], float(&xhat)[kOctet]) {
+    // dy and xhat of vec8 i of row r.
+    const auto values = [&](int r, int i, float(&g)[kVec8], float(&xhat)[kVec8]) {
       (Shape::kKept ? dy[r][i] : read(stage, r, 0, i)).to_float(g);
       (Shape::kKept ? h[r][i] : read(stage, r, 1, i)).to_float(xhat);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) xhat[j] = __fmul_rn(xhat[j], rstd[r]);
+      for (int j = 0; j < kVec8; ++j) xhat[j] = __fmul_rn(xhat[j], rstd[r]);
     };
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (int i = 0; i < kOctets; ++i) {
-        if (row + r >= rows || thread + i * kThreads >= octets) continue;
-        float g[kOctet], xhat[kOctet];
+      for (int i = 0; i < kVec8s; ++i) {
+        if (row + r >= rows || thread + i * kThreads >= vec8s) continue;
+        float g[kVec8], xhat[kVec8];
         values(r, i, g, xhat);
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) lanes[r] = __fmaf_rn(__fmul_rn(g[j], w[i][j]), xhat[j], lanes[r]);
+        for (int j = 0; j < kVec8; ++j) lanes[r] = __fmaf_rn(__fmul_rn(g[j], w[i][j]), xhat[j], lanes[r]);
       }
     }
     float c[kRows] = {};
@@ -196,21 +195,21 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
       const bool exists = row + r < rows;
       Storage* const dx = dx_rows[exists ? row + r : 0];
 #pragma unroll
-      for (int i = 0; i < kOctets; ++i) {
-        const int octet = thread + i * kThreads;
-        if (!exists || octet >= octets) continue;
-        float g[kOctet], z[kOctet];
+      for (int i = 0; i < kVec8s; ++i) {
+        const int vec8 = thread + i * kThreads;
+        if (!exists || vec8 >= vec8s) continue;
+        float g[kVec8], z[kVec8];
         values(r, i, g, z);
         if (p.dx != nullptr) {
-          float d[kOctet] = {};
+          float d[kVec8] = {};
           if (third) (Shape::kKept ? more[r][i] : read(stage, r, 2, i)).to_float(d);
 #pragma unroll
-          for (int j = 0; j < kOctet; ++j) d[j] = rms_norm_dx(__fmul_rn(g[j], w[i][j]), z[j], c[r], rstd[r], d[j]);
-          store_octet(dx + i * kThreads * kOctet, octet_of<T>(d));
+          for (int j = 0; j < kVec8; ++j) d[j] = rms_norm_dx(__fmul_rn(g[j], w[i][j]), z[j], c[r], rstd[r], d[j]);
+          store_vec8(dx + i * kThreads * kVec8, vec8_of<T>(d));
         }
-        if (p.round_before_weight) round_octet<T>(z);
+        if (p.round_before_weight) round_vec8<T>(z);
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) sums[i][j] = __fmaf_rn(g[j], z[j], sums[i][j]);
+        for (int j = 0; j < kVec8; ++j) sums[i][j] = __fmaf_rn(g[j], z[j], sums[i][j]);
       }
     }
     free_stage = stage;
@@ -220,34 +219,34 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
   if (p.dweight == nullptr || rows == 0) return;
   float* const to = static_cast<float*>(p.workspace) + group * p.columns;
 #pragma unroll
-  for (int i = 0; i < kOctets; ++i) {
-    const int octet = thread + i * kThreads;
-    if (octet >= octets) continue;
+  for (int i = 0; i < kVec8s; ++i) {
+    const int vec8 = thread + i * kThreads;
+    if (vec8 >= vec8s) continue;
 #pragma unroll
-    for (int j = 0; j < kOctet; j += 4) {
-      *reinterpret_cast<float4*>(to + octet * kOctet + j) =
+    for (int j = 0; j < kVec8; j += 4) {
+      *reinterpret_cast<float4*>(to + vec8 * kVec8 + j) =
           make_float4(sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
     }
   }
 }
 
 // A stage holds a step of two rows. The block's own row has dy, h and, with kThird, the gradient of the new residual.
-// The other block's row has dy and h of the kOwn octets whose chains the thread has.
-template <class T, int kOctets, bool kThird>
+// The other block's row has dy and h of the kOwn vec8s whose chains the thread has.
+template <class T, int kVec8s, bool kThird>
 struct HalfShape {
-  static constexpr int kThreads = kRmsNormLanes, kVectors = Octet<T>::kVectors, kOwn = kOctets / 2;
-  static constexpr int kArrays = kThird ? 3 : 2, kOfRow = kArrays * kOctets * kVectors;  // vectors of a thread
+  static constexpr int kThreads = kRmsNormLanes, kVectors = Vec8<T>::kVectors, kOwn = kVec8s / 2;
+  static constexpr int kArrays = kThird ? 3 : 2, kOfRow = kArrays * kVec8s * kVectors;  // vectors of a thread
   static constexpr int kStageBytes = (kOfRow + 2 * kOwn * kVectors) * kThreads * 16;
   static constexpr int kBlocks = kStageBytes <= 32 << 10 ? 2 : 1;  // of a multiprocessor, which has 227 KB
   static constexpr int kStages = (192 << 10) / kBlocks / kStageBytes;
   static_assert(kStages >= 2);
 };
 
-template <class T, int kOctets, bool kThird>
-__global__ void __launch_bounds__((HalfShape<T, kOctets, kThird>::kThreads), (HalfShape<T, kOctets, kThird>::kBlocks))
+template <class T, int kVec8s, bool kThird>
+__global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (HalfShape<T, kVec8s, kThird>::kBlocks))
     rms_norm_halves_kernel(const __grid_constant__ RmsNormBackwardParams p) {
   using Storage = typename T::Storage;
-  using Shape = HalfShape<T, kOctets, kThird>;
+  using Shape = HalfShape<T, kVec8s, kThird>;
   constexpr int kThreads = Shape::kThreads, kVectors = Shape::kVectors, kOwn = Shape::kOwn, kStages = Shape::kStages;
   extern __shared__ uint4 ring[];
   __shared__ float rstd_of_row[kGroupRows];
@@ -255,32 +254,32 @@ __global__ void __launch_bounds__((HalfShape<T, kOctets, kThird>::kThreads), (Ha
   const int thread = static_cast<int>(threadIdx.x), half = static_cast<int>(blockIdx.x % 2);
   const std::int64_t group = blockIdx.x / 2, first_row = group * kGroupRows, left = p.num_rows - first_row;
   const int rows = left < kGroupRows ? static_cast<int>(left) : kGroupRows;
-  const int octets = static_cast<int>(p.columns) / kOctet;
-  const auto octet_at = [&](int i) { return thread + i * kThreads; };
+  const int vec8s = static_cast<int>(p.columns) / kVec8;
+  const auto vec8_at = [&](int i) { return thread + i * kThreads; };
   using Rows = GroupRows<const Storage, true>;
-  const Rows dy_rows(p.dy, p.dy_rows, first_row, thread * kOctet), h_rows(p.h, p.h_rows, first_row, thread * kOctet);
-  const Rows third_rows(p.d_new_residual, p.d_new_residual_rows, first_row, thread * kOctet);
-  const GroupRows<Storage, true> dx_rows(p.dx, p.dx_rows, first_row, thread * kOctet);
+  const Rows dy_rows(p.dy, p.dy_rows, first_row, thread * kVec8), h_rows(p.h, p.h_rows, first_row, thread * kVec8);
+  const Rows third_rows(p.d_new_residual, p.d_new_residual_rows, first_row, thread * kVec8);
+  const GroupRows<Storage, true> dx_rows(p.dx, p.dx_rows, first_row, thread * kVec8);
   wait_for_previous_kernel();
 
   if (thread < rows) rstd_of_row[thread] = p.rstd[first_row + thread];
-  float w[kOctets][kOctet], sums[kOwn][kOctet]{};
+  float w[kVec8s][kVec8], sums[kOwn][kVec8]{};
 #pragma unroll
-  for (int i = 0; i < kOctets; ++i) {
-    if (octet_at(i) < octets) load_weights<T, true>(p, octet_at(i) * kOctet, kOctet, w[i]);
+  for (int i = 0; i < kVec8s; ++i) {
+    if (vec8_at(i) < vec8s) load_weights<T, true>(p, vec8_at(i) * kVec8, kVec8, w[i]);
   }
 
   constexpr int kOfStage = Shape::kStageBytes / 16 / kThreads;
   const auto slot = [&](int stage, int vector) { return ring + (stage * kOfStage + vector) * kThreads + thread; };
   const auto copy = [&](const Storage* row, int i, int stage, int vector) {
-    if (octet_at(i) >= octets) return;
+    if (vec8_at(i) >= vec8s) return;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      copy_async_16(shared_address(slot(stage, vector + v)), row + i * kThreads * kOctet + v * Vector<T>::kColumns);
+      copy_async_16(shared_address(slot(stage, vector + v)), row + i * kThreads * kVec8 + v * Vector<T>::kColumns);
     }
   };
   const auto read = [&](int stage, int vector) {
-    Octet<T> x;
+    Vec8<T> x;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) x.v[v].v = *slot(stage, vector + v);
     return x;
@@ -292,7 +291,7 @@ __global__ void __launch_bounds__((HalfShape<T, kOctets, kThird>::kThreads), (Ha
 #pragma unroll
       for (int array = 0; array < Shape::kArrays; ++array) {
 #pragma unroll
-        for (int i = 0; i < kOctets; ++i) copy(from[array], i, stage, (array * kOctets + i) * kVectors);
+        for (int i = 0; i < kVec8s; ++i) copy(from[array], i, stage, (array * kVec8s + i) * kVectors);
       }
     }
     if (other < rows) {
@@ -310,27 +309,27 @@ __global__ void __launch_bounds__((HalfShape<T, kOctets, kThird>::kThreads), (Ha
 #pragma unroll 1
   for (int step = 0; step < kStages; ++step) copy_step(step, step);
   __syncthreads();  // rstd_of_row
-  const auto to_xhat = [](const Octet<T>& h, float rstd, float(&xhat)[kOctet]) {
+  const auto to_xhat = [](const Vec8<T>& h, float rstd, float(&xhat)[kVec8]) {
     h.to_float(xhat);
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) xhat[j] = __fmul_rn(xhat[j], rstd);
+    for (int j = 0; j < kVec8; ++j) xhat[j] = __fmul_rn(xhat[j], rstd);
   };
-  const auto add_to = [&](float(&sum)[kOctet], const float(&g)[kOctet], float(&xhat)[kOctet]) {
-    if (p.round_before_weight) round_octet<T>(xhat);
+  const auto add_to = [&](float(&sum)[kVec8], const float(&g)[kVec8], float(&xhat)[kVec8]) {
+    if (p.round_before_weight) round_vec8<T>(xhat);
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) sum[j] = __fmaf_rn(g[j], xhat[j], sum[j]);
+    for (int j = 0; j < kVec8; ++j) sum[j] = __fmaf_rn(g[j], xhat[j], sum[j]);
   };
   int stage = 0;
 #pragma unroll 1
   for (int step = 0; 2 * step < rows; ++step) {
     const int mine = 2 * step + half, other = mine ^ 1;
     copy_async_wait<kStages - 1>();
-    Octet<T> dy[kOctets], h[kOctets], more[kOctets]{}, other_dy[kOwn], other_h[kOwn];
+    Vec8<T> dy[kVec8s], h[kVec8s], more[kVec8s]{}, other_dy[kOwn], other_h[kOwn];
 #pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
+    for (int i = 0; i < kVec8s; ++i) {
       dy[i] = read(stage, i * kVectors);
-      h[i] = read(stage, (kOctets + i) * kVectors);
-      if constexpr (kThird) more[i] = read(stage, (2 * kOctets + i) * kVectors);
+      h[i] = read(stage, (kVec8s + i) * kVectors);
+      if constexpr (kThird) more[i] = read(stage, (2 * kVec8s + i) * kVectors);
     }
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
@@ -341,13 +340,13 @@ __global__ void __launch_bounds__((HalfShape<T, kOctets, kThird>::kThreads), (Ha
     const float rstd = is_mine ? rstd_of_row[mine] : 0.0f;
     float lanes[1] = {};
 #pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      if (!is_mine || octet_at(i) >= octets) continue;
-      float g[kOctet], xhat[kOctet];
+    for (int i = 0; i < kVec8s; ++i) {
+      if (!is_mine || vec8_at(i) >= vec8s) continue;
+      float g[kVec8], xhat[kVec8];
       dy[i].to_float(g);
       to_xhat(h[i], rstd, xhat);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) lanes[0] = __fmaf_rn(__fmul_rn(g[j], w[i][j]), xhat[j], lanes[0]);
+      for (int j = 0; j < kVec8; ++j) lanes[0] = __fmaf_rn(__fmul_rn(g[j], w[i][j]), xhat[j], lanes[0]);
     }
     copy_step(step + kStages, stage);
     stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -356,8 +355,8 @@ __global__ void __launch_bounds__((HalfShape<T, kOctets, kThird>::kThreads), (Ha
       const float rstd_of_other = rstd_of_row[other];
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) {
-        if (octet_at(half * kOwn + j) >= octets) continue;
-        float g[kOctet], xhat[kOctet];
+        if (vec8_at(half * kOwn + j) >= vec8s) continue;
+        float g[kVec8], xhat[kVec8];
         other_dy[j].to_float(g);
         to_xhat(other_h[j], rstd_of_other, xhat);
         add_to(sums[j], g, xhat);
@@ -367,15 +366,15 @@ __global__ void __launch_bounds__((HalfShape<T, kOctets, kThird>::kThreads), (Ha
     const float c = __fdiv_rn(row_sum<kThreads>(lanes, of_warps[step % 2]), static_cast<float>(p.columns));
     Storage* const dx = dx_rows[is_mine ? mine : 0];
 #pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      if (!is_mine || octet_at(i) >= octets) continue;
-      float g[kOctet], xhat[kOctet], d[kOctet] = {};
+    for (int i = 0; i < kVec8s; ++i) {
+      if (!is_mine || vec8_at(i) >= vec8s) continue;
+      float g[kVec8], xhat[kVec8], d[kVec8] = {};
       dy[i].to_float(g);
       to_xhat(h[i], rstd, xhat);
       if constexpr (kThird) more[i].to_float(d);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) d[j] = rms_norm_dx(__fmul_rn(g[j], w[i][j]), xhat[j], c, rstd, d[j]);
-      store_octet(dx + i * kThreads * kOctet, octet_of<T>(d));
+      for (int j = 0; j < kVec8; ++j) d[j] = rms_norm_dx(__fmul_rn(g[j], w[i][j]), xhat[j], c, rstd, d[j]);
+      store_vec8(dx + i * kThreads * kVec8, vec8_of<T>(d));
       if (i / kOwn == half) add_to(sums[i % kOwn], g, xhat);
     }
     if (half == 0) add_other();  // the row behind
@@ -384,11 +383,11 @@ __global__ void __launch_bounds__((HalfShape<T, kOctets, kThird>::kThreads), (Ha
   float* const to = static_cast<float*>(p.workspace) + group * p.columns;
 #pragma unroll
   for (int j = 0; j < kOwn; ++j) {
-    const int octet = octet_at(half * kOwn + j);
-    if (octet >= octets) continue;
+    const int vec8 = vec8_at(half * kOwn + j);
+    if (vec8 >= vec8s) continue;
 #pragma unroll
-    for (int k = 0; k < kOctet; k += 4) {
-      *reinterpret_cast<float4*>(to + octet * kOctet + k) =
+    for (int k = 0; k < kVec8; k += 4) {
+      *reinterpret_cast<float4*>(to + vec8 * kVec8 + k) =
           make_float4(sums[j][k], sums[j][k + 1], sums[j][k + 2], sums[j][k + 3]);
     }
   }
@@ -418,8 +417,8 @@ __device__ __forceinline__ void load_pair(const typename T::Storage* from, int c
 template <class T, bool kVector>
 __device__ __forceinline__ void dx_of_row(const RmsNormBackwardParams& p, std::int64_t row, float* of_warps) {
   using Storage = typename T::Storage;
-  constexpr int kStep = kRowThreads * kOctet;
-  const int columns = static_cast<int>(p.columns), first = static_cast<int>(threadIdx.x) * kOctet;
+  constexpr int kStep = kRowThreads * kVec8;
+  const int columns = static_cast<int>(p.columns), first = static_cast<int>(threadIdx.x) * kVec8;
   const Storage* dy = static_cast<const Storage*>(p.dy) + p.dy_rows.offset(row);
   const Storage* h = static_cast<const Storage*>(p.h) + p.h_rows.offset(row);
   const float rstd = p.rstd[row];
@@ -427,12 +426,12 @@ __device__ __forceinline__ void dx_of_row(const RmsNormBackwardParams& p, std::i
 #pragma unroll 1
   for (std::int64_t k = first; k < columns; k += kStep) {
     const int count = static_cast<int>(columns - k);
-    float g[kOctet], x[kOctet], w[kOctet];
+    float g[kVec8], x[kVec8], w[kVec8];
     load_columns<T, kVector>(dy + k, count, g);
     load_columns<T, kVector>(h + k, count, x);
     load_weights<T, kVector>(p, static_cast<int>(k), count, w);
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) {
+    for (int j = 0; j < kVec8; ++j) {
       if (kVector || j < count) lanes[0] = __fmaf_rn(__fmul_rn(g[j], w[j]), __fmul_rn(x[j], rstd), lanes[0]);
     }
   }
@@ -445,13 +444,13 @@ __device__ __forceinline__ void dx_of_row(const RmsNormBackwardParams& p, std::i
 #pragma unroll 1
   for (std::int64_t k = first; k < columns; k += kStep) {
     const int count = static_cast<int>(columns - k);
-    float g[kOctet], x[kOctet], w[kOctet], z[kOctet] = {};
+    float g[kVec8], x[kVec8], w[kVec8], z[kVec8] = {};
     load_columns<T, kVector>(dy + k, count, g);
     load_columns<T, kVector>(h + k, count, x);
     load_weights<T, kVector>(p, static_cast<int>(k), count, w);
     if (third != nullptr) load_columns<T, kVector>(third + k, count, z);
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) {
+    for (int j = 0; j < kVec8; ++j) {
       z[j] = rms_norm_dx(__fmul_rn(g[j], w[j]), __fmul_rn(x[j], rstd), c, rstd, z[j]);
     }
     store_columns<T, kVector>(dx + k, count, z);
@@ -584,27 +583,27 @@ void run_ring(const RmsNormBackwardParams& p, std::int64_t blocks, int threads, 
   launch_dependent<kOverlap>(kKernel, count, threads, alone ? std::max(kBytes, most * 5 / 8) : kBytes, stream, p);
 }
 
-template <bool kOverlap, class T, int kThreads, int kOctets>
+template <bool kOverlap, class T, int kThreads, int kVec8s>
 void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
-  using Shape = GroupShape<T, kThreads, kOctets>;
+  using Shape = GroupShape<T, kThreads, kVec8s>;
   const std::int64_t blocks = (rms_norm_groups(p.num_rows) + Shape::kGroups - 1) / Shape::kGroups;
   if (is_plain(p)) {
-    run_ring<kOverlap, Shape, &rms_norm_groups_kernel<T, kThreads, kOctets, true>>(p, blocks, Shape::kBlock, stream);
+    run_ring<kOverlap, Shape, &rms_norm_groups_kernel<T, kThreads, kVec8s, true>>(p, blocks, Shape::kBlock, stream);
   } else {
-    run_ring<kOverlap, Shape, &rms_norm_groups_kernel<T, kThreads, kOctets, false>>(p, blocks, Shape::kBlock, stream);
+    run_ring<kOverlap, Shape, &rms_norm_groups_kernel<T, kThreads, kVec8s, false>>(p, blocks, Shape::kBlock, stream);
   }
 }
 
-template <bool kOverlap, class T, int kOctets, bool kThird>
+template <bool kOverlap, class T, int kVec8s, bool kThird>
 void run_halves(const RmsNormBackwardParams& p, cudaStream_t stream) {
-  using Shape = HalfShape<T, kOctets, kThird>;
-  run_ring<kOverlap, Shape, &rms_norm_halves_kernel<T, kOctets, kThird>>(p, 2 * rms_norm_groups(p.num_rows),
-                                                                         Shape::kThreads, stream);
+  using Shape = HalfShape<T, kVec8s, kThird>;
+  run_ring<kOverlap, Shape, &rms_norm_halves_kernel<T, kVec8s, kThird>>(p, 2 * rms_norm_groups(p.num_rows),
+                                                                        Shape::kThreads, stream);
 }
-template <bool kOverlap, class T, int kOctets>
+template <bool kOverlap, class T, int kVec8s>
 void run_halves(const RmsNormBackwardParams& p, cudaStream_t stream) {
-  p.d_new_residual != nullptr ? run_halves<kOverlap, T, kOctets, true>(p, stream)
-                              : run_halves<kOverlap, T, kOctets, false>(p, stream);
+  p.d_new_residual != nullptr ? run_halves<kOverlap, T, kVec8s, true>(p, stream)
+                              : run_halves<kOverlap, T, kVec8s, false>(p, stream);
 }
 
 }  // namespace
@@ -627,7 +626,7 @@ void rms_norm_backward(const RmsNormBackwardParams& p, const RmsNormBackwardPlan
                                    static_cast<int>(blocks), kRowThreads, 0, stream, p, row_blocks, column_blocks);
       } else if (plan.halves) {
         if constexpr (T::kPacked) {
-          plan.octets == 2 ? run_halves<kOverlap, T, 2>(p, stream) : run_halves<kOverlap, T, 4>(p, stream);
+          plan.vec8s == 2 ? run_halves<kOverlap, T, 2>(p, stream) : run_halves<kOverlap, T, 4>(p, stream);
         }
       } else if (plan.threads == 16) {
         run_groups<kOverlap, T, 16, 1>(p, stream);
@@ -635,13 +634,13 @@ void rms_norm_backward(const RmsNormBackwardParams& p, const RmsNormBackwardPlan
         run_groups<kOverlap, T, 32, 1>(p, stream);
       } else if (plan.threads == 128) {
         run_groups<kOverlap, T, 128, 1>(p, stream);
-      } else if (plan.octets == 1) {
+      } else if (plan.vec8s == 1) {
         run_groups<kOverlap, T, 256, 1>(p, stream);
-      } else if (plan.octets == 2) {
+      } else if (plan.vec8s == 2) {
         run_groups<kOverlap, T, 256, 2>(p, stream);
-      } else if (plan.octets == 4) {
+      } else if (plan.vec8s == 4) {
         run_groups<kOverlap, T, 256, 4>(p, stream);
-      } else if constexpr (T::kPacked) {  // eight octets of fp32 would not fit shared memory
+      } else if constexpr (T::kPacked) {  // eight vec8s of fp32 would not fit shared memory
         run_groups<kOverlap, T, 256, 8>(p, stream);
       }
     });

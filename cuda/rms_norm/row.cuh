@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "../common/element_dtype.cuh"
-#include "../common/octet.cuh"
+#include "../common/vec8.cuh"
 #include "rlk/kernels/rms_norm_row.h"
 
 namespace rlk::cuda {
@@ -12,9 +12,9 @@ namespace {  // one copy per architecture
 
 // Weights of eight columns with the offset: of the rows' type or float32, 1 where there are none.
 template <class T, bool kVector, class Params>
-__device__ __forceinline__ void load_weights(const Params& p, int column, int count, float (&w)[kOctet]) {
+__device__ __forceinline__ void load_weights(const Params& p, int column, int count, float (&w)[kVec8]) {
 #pragma unroll
-  for (int j = 0; j < kOctet; ++j) w[j] = 1.0f;
+  for (int j = 0; j < kVec8; ++j) w[j] = 1.0f;
   if (p.weight == nullptr) return;
   if (p.weight_dtype == DType::kFloat32) {
     load_columns<Fp32, kVector>(static_cast<const float*>(p.weight) + column, count, w);
@@ -22,7 +22,7 @@ __device__ __forceinline__ void load_weights(const Params& p, int column, int co
     load_columns<T, kVector>(static_cast<const typename T::Storage*>(p.weight) + column, count, w);
   }
 #pragma unroll
-  for (int j = 0; j < kOctet; ++j) w[j] = rms_norm_weight(w[j], p.weight_offset);
+  for (int j = 0; j < kVec8; ++j) w[j] = rms_norm_weight(w[j], p.weight_offset);
 }
 
 // The sums over kRows rows that kThreads neighbouring threads hold. lanes[r * kCount + j] is lane (thread of the row) +

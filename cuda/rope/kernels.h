@@ -3,8 +3,8 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "rlk/kernels/rope_octets.h"
 #include "rlk/kernels/rope_rotate.h"
+#include "rlk/kernels/rope_vec8s.h"
 
 namespace rlk::cuda {
 

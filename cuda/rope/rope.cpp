@@ -14,7 +14,7 @@ constexpr std::int64_t kThreadsWanted = 2048;  // of a multiprocessor; fewer, an
 
 bool serves(const RopePlan& plan, const RopeParams& p) {
   if (plan.heads == 0) return true;
-  return rope_has_octets(p) && (plan.heads < 4 || p.dtype != DType::kFloat32);
+  return rope_has_vec8s(p) && (plan.heads < 4 || p.dtype != DType::kFloat32);
 }
 
 RopePlan choose_plan(const RopeParams& p, int multiprocessors) {

@@ -1,7 +1,7 @@
 // rope, queries and keys in one launch. Bound by HBM: heads are read once and written once. All heads of a token share its
 // angles, so every read of these but the first hits a cache.
 //
-// rope_octets_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. They are
+// rope_vec8s_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. They are
 // the halves of eight pairs or, interleaved, four pairs and four more: neighbouring threads read neighbouring vectors either
 // way. It loads all of these first, then the position and the angles, by which it rotates every head.
 // Threads of their own copy columns that are not rotated.
@@ -11,7 +11,7 @@
 
 #include "../common/dependent_launch.cuh"
 #include "../common/element_dtype.cuh"
-#include "../common/octet.cuh"
+#include "../common/vec8.cuh"
 #include "kernels.h"
 
 namespace rlk::cuda {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void load_angles(const void* from, DType dtype, std::
     }
   } else if constexpr (T::kPacked) {
     const typename T::Storage* p = static_cast<const typename T::Storage*>(from) + at;
-    if constexpr (kCount == kOctet) {
+    if constexpr (kCount == kVec8) {
       Vector<T>{*reinterpret_cast<const uint4*>(p)}.to_float(to);
     } else {
       const uint2 v = *reinterpret_cast<const uint2*>(p);
@@ -70,11 +70,11 @@ __device__ __forceinline__ void load_angles(const void* from, DType dtype, std::
   }
 }
 
-// The angles of the pairs in a thread's two octets. kPerPair: one angle a pair; else one a column, in the order of columns.
-// In the interleaved layout the first half of the angles belongs to the first octet.
+// The angles of the pairs in a thread's two vec8s. kPerPair: one angle a pair; else one a column, in the order of columns.
+// In the interleaved layout the first half of the angles belongs to the first vec8.
 template <class T, bool kPerPair>
-struct OctetAngles {
-  static constexpr int kCount = kPerPair ? kOctet : 2 * kOctet;
+struct Vec8Angles {
+  static constexpr int kCount = kPerPair ? kVec8 : 2 * kVec8;
   float cos[kCount], sin[kCount];
 
   __device__ __forceinline__ void load(const RopeParams& p, const RopePlace& at, int column_a, int column_b) {
@@ -83,8 +83,8 @@ struct OctetAngles {
       load_rows<kHalf>(p, at, column_a / 2, kPerPair ? column_a / 2 : column_a, cos, sin);
       load_rows<kHalf>(p, at, column_b / 2, kPerPair ? column_b / 2 : column_b, cos + kHalf, sin + kHalf);
     } else {
-      load_rows<kOctet>(p, at, column_a, column_a, cos, sin);
-      if constexpr (!kPerPair) load_rows<kOctet>(p, at, column_a, column_b, cos + kOctet, sin + kOctet);
+      load_rows<kVec8>(p, at, column_a, column_a, cos, sin);
+      if constexpr (!kPerPair) load_rows<kVec8>(p, at, column_a, column_b, cos + kVec8, sin + kVec8);
     }
     if (p.transposed) transpose(p.interleaved);
   }
@@ -117,72 +117,72 @@ struct OctetAngles {
     } else {
       float other[kCount];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) other[i] = -(interleaved ? sin[i ^ 1] : sin[i ^ kOctet]);
+      for (int i = 0; i < kCount; ++i) other[i] = -(interleaved ? sin[i ^ 1] : sin[i ^ kVec8]);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sin[i] = other[i];
     }
   }
 };
 
-// An octet of first elements (kSign -1) or of second ones (+1) of pairs, or of pairs side by side (0): x cos -+ other sin.
+// A vec8 of first elements (kSign -1) or of second ones (+1) of pairs, or of pairs side by side (0): x cos -+ other sin.
 template <class T, int kSign, class Cos, class Sin>
-__device__ __forceinline__ void rotate_octet(const float (&x)[kOctet], const float (&other)[kOctet], const Cos& cos,
-                                             const Sin& sin, bool round_products, float (&y)[kOctet]) {
-  float product[kOctet];
+__device__ __forceinline__ void rotate_vec8(const float (&x)[kVec8], const float (&other)[kVec8], const Cos& cos,
+                                            const Sin& sin, bool round_products, float (&y)[kVec8]) {
+  float product[kVec8];
 #pragma unroll
-  for (int j = 0; j < kOctet; ++j) {
+  for (int j = 0; j < kVec8; ++j) {
     product[j] = __fmul_rn(other[j], sin(j));
     if (kSign < 0 || (kSign == 0 && j % 2 == 0)) product[j] = -product[j];  // rounds as its negative does
   }
   if (round_products) {
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) y[j] = __fmul_rn(x[j], cos(j));
-    round_octet<T>(y);
-    round_octet<T>(product);
+    for (int j = 0; j < kVec8; ++j) y[j] = __fmul_rn(x[j], cos(j));
+    round_vec8<T>(y);
+    round_vec8<T>(product);
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) y[j] = __fadd_rn(y[j], product[j]);
+    for (int j = 0; j < kVec8; ++j) y[j] = __fadd_rn(y[j], product[j]);
   } else {
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) y[j] = __fmaf_rn(x[j], cos(j), product[j]);
+    for (int j = 0; j < kVec8; ++j) y[j] = __fmaf_rn(x[j], cos(j), product[j]);
   }
 }
 
 template <class T, bool kPerPair>
-__device__ __forceinline__ void rotate_octets(const RopeParams& p, const OctetAngles<T, kPerPair>& angles, Octet<T>* a,
-                                              Octet<T>* b) {
-  float x[kOctet], y[kOctet], first[kOctet], second[kOctet];
+__device__ __forceinline__ void rotate_vec8s(const RopeParams& p, const Vec8Angles<T, kPerPair>& angles, Vec8<T>* a,
+                                             Vec8<T>* b) {
+  float x[kVec8], y[kVec8], first[kVec8], second[kVec8];
   a->to_float(x);
   b->to_float(y);
   if (p.interleaved) {
-    float x_other[kOctet], y_other[kOctet];
+    float x_other[kVec8], y_other[kVec8];
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) {
+    for (int j = 0; j < kVec8; ++j) {
       x_other[j] = x[j ^ 1];
       y_other[j] = y[j ^ 1];
     }
-    constexpr int kHalf = OctetAngles<T, kPerPair>::kCount / 2;
+    constexpr int kHalf = Vec8Angles<T, kPerPair>::kCount / 2;
     const auto of = [](const float* values) { return [values](int j) { return values[kPerPair ? j / 2 : j]; }; };
-    rotate_octet<T, 0>(x, x_other, of(angles.cos), of(angles.sin), p.round_products, first);
-    rotate_octet<T, 0>(y, y_other, of(angles.cos + kHalf), of(angles.sin + kHalf), p.round_products, second);
+    rotate_vec8<T, 0>(x, x_other, of(angles.cos), of(angles.sin), p.round_products, first);
+    rotate_vec8<T, 0>(y, y_other, of(angles.cos + kHalf), of(angles.sin + kHalf), p.round_products, second);
   } else {
-    constexpr int kSecond = kPerPair ? 0 : kOctet;
+    constexpr int kSecond = kPerPair ? 0 : kVec8;
     const auto of = [](const float* values) { return [values](int j) { return values[j]; }; };
-    rotate_octet<T, -1>(x, y, of(angles.cos), of(angles.sin), p.round_products, first);
-    rotate_octet<T, 1>(y, x, of(angles.cos + kSecond), of(angles.sin + kSecond), p.round_products, second);
+    rotate_vec8<T, -1>(x, y, of(angles.cos), of(angles.sin), p.round_products, first);
+    rotate_vec8<T, 1>(y, x, of(angles.cos + kSecond), of(angles.sin + kSecond), p.round_products, second);
   }
-  *a = octet_of<T>(first);
-  *b = octet_of<T>(second);
+  *a = vec8_of<T>(first);
+  *b = vec8_of<T>(second);
 }
 
 // The number of blocks on a multiprocessor, as limited by the registers that hold loads under way.
 template <class T, int kHeads, bool kPerPair>
-constexpr int kRopeBlocks = kHeads* Octet<T>::kVectors >= 4   ? 4
-                            : kHeads* Octet<T>::kVectors == 2 ? (kPerPair ? 6 : 5)
-                                                              : (kPerPair ? 8 : 6);
+constexpr int kRopeBlocks = kHeads* Vec8<T>::kVectors >= 4   ? 4
+                            : kHeads* Vec8<T>::kVectors == 2 ? (kPerPair ? 6 : 5)
+                                                             : (kPerPair ? 8 : 6);
 
 template <class T, int kHeads, bool kPerPair>
 __global__ void __launch_bounds__(kRopeThreads, (kRopeBlocks<T, kHeads, kPerPair>))
-    rope_octets_kernel(const __grid_constant__ RopeParams p, const __grid_constant__ RopeGrid g) {
+    rope_vec8s_kernel(const __grid_constant__ RopeParams p, const __grid_constant__ RopeGrid g) {
   allow_next_kernel();
   const RopePlace at(p, g, blockIdx.x, threadIdx.x);
   const int heads = static_cast<int>(p.q.num_heads + p.k.num_heads), lanes = static_cast<int>(g.lanes.value);
@@ -197,28 +197,28 @@ __global__ void __launch_bounds__(kRopeThreads, (kRopeBlocks<T, kHeads, kPerPair
   for (int unit = at.first_unit; unit < g.units; unit += static_cast<int>(g.threads.value)) {
     const bool rotates = unit < g.rotated;
     const int rotary_dim = static_cast<int>(p.rotary_dim), head_dim = static_cast<int>(p.head_dim);
-    const int column_a = rotates ? unit * kOctet : rotary_dim + (unit - g.rotated) * kOctet;
-    const int column_b = column_a + (rotates ? rotary_dim / 2 : (g.units - g.rotated) * kOctet);
-    const bool has_b = column_b < head_dim;  // of the copied octets the last may be alone
-    Octet<T> a[kHeads], b[kHeads];
+    const int column_a = rotates ? unit * kVec8 : rotary_dim + (unit - g.rotated) * kVec8;
+    const int column_b = column_a + (rotates ? rotary_dim / 2 : (g.units - g.rotated) * kVec8);
+    const bool has_b = column_b < head_dim;  // of the copied vec8s the last may be alone
+    Vec8<T> a[kHeads], b[kHeads];
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
       const int head = at.lane + j * lanes;
       if (head >= heads) continue;
       const typename T::Storage* x = head_in<T>(p, at, head);
-      a[j] = load_octet_once<T>(x + column_a);
-      if (has_b) b[j] = load_octet_once<T>(x + column_b);
+      a[j] = load_vec8_once<T>(x + column_a);
+      if (has_b) b[j] = load_vec8_once<T>(x + column_b);
     }
-    OctetAngles<T, kPerPair> angles;
+    Vec8Angles<T, kPerPair> angles;
     if (rotates) angles.load(p, at, column_a, column_b);
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
       const int head = at.lane + j * lanes;
       if (head >= heads) continue;
-      if (rotates) rotate_octets<T, kPerPair>(p, angles, &a[j], &b[j]);
+      if (rotates) rotate_vec8s<T, kPerPair>(p, angles, &a[j], &b[j]);
       typename T::Storage* y = head_out<T>(p, at, head);
-      store_octet<T>(y + column_a, a[j]);
-      if (has_b) store_octet<T>(y + column_b, b[j]);
+      store_vec8<T>(y + column_a, a[j]);
+      if (has_b) store_vec8<T>(y + column_b, b[j]);
     }
   }
 }
@@ -282,11 +282,11 @@ void rope(const RopeParams& p, const RopePlan& plan, cudaStream_t stream) {
       if (plan.heads == 0) {
         launch(rope_elements_kernel<T>);
       } else if (plan.heads == 1) {
-        per_pair ? launch(rope_octets_kernel<T, 1, true>) : launch(rope_octets_kernel<T, 1, false>);
+        per_pair ? launch(rope_vec8s_kernel<T, 1, true>) : launch(rope_vec8s_kernel<T, 1, false>);
       } else if (plan.heads == 2) {
-        per_pair ? launch(rope_octets_kernel<T, 2, true>) : launch(rope_octets_kernel<T, 2, false>);
+        per_pair ? launch(rope_vec8s_kernel<T, 2, true>) : launch(rope_vec8s_kernel<T, 2, false>);
       } else if constexpr (T::kPacked) {  // four heads of fp32 would not fit the registers
-        per_pair ? launch(rope_octets_kernel<T, 4, true>) : launch(rope_octets_kernel<T, 4, false>);
+        per_pair ? launch(rope_vec8s_kernel<T, 4, true>) : launch(rope_vec8s_kernel<T, 4, false>);
       }
     });
   }

@@ -3,11 +3,11 @@
 // Bound by HBM: each array is read or written once; the second pass reads 64 bytes a tile and touches the tokens of rewards.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
-#include "../common/octet.cuh"
 #include "../common/token_gpu.cuh"
-#include "rlk/kernels/reward_blanks.h"
+#include "../common/vec8.cuh"
 #include "rlk/kernels/reward_spread.h"
 #include "rlk/kernels/reward_terms.h"
+#include "rlk/kernels/reward_zeros.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -5,8 +5,8 @@
 // positions at a time.
 // sequence_logprob_backward_kernel: a block takes a tile of tokens; its body is rlk/kernels/sequence_gradient.h, shared
 // with HIP. One body for every architecture; each gets its own machine code.
-#include "../common/octet.cuh"
 #include "../common/team.cuh"
+#include "../common/vec8.cuh"
 #include "kernels.h"
 #include "rlk/kernels/sequence_gradient.h"
 #include "rlk/math/tree_sum.h"

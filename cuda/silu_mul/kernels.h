@@ -7,10 +7,10 @@
 
 namespace rlk::cuda {
 
-// A thread has `octets` times eight columns of a row; 0: eight single columns, which serves any width and alignment. A
+// A thread has `vec8s` times eight columns of a row; 0: eight single columns, which serves any width and alignment. A
 // block has `chunks` chunks of as many columns as its threads have, and loads the next while it computes one.
 struct GatedMulPlan {
-  int octets = 0, chunks = 1;
+  int vec8s = 0, chunks = 1;
   friend bool operator==(const GatedMulPlan&, const GatedMulPlan&) = default;
 };
 constexpr int kMoreChunks = 4;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/dependent_launch.cuh"
-#include "../common/octet.cuh"
+#include "../common/vec8.cuh"
 #include "kernels.h"
 #include "rlk/kernels/row_split.h"
 #include "rlk/kernels/silu_mul_activation.h"

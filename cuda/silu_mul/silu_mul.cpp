@@ -9,7 +9,7 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr int kOctet = 8;
+constexpr int kVec8 = 8;
 constexpr std::int64_t kFewThreads =
     1024;  // of a multiprocessor: with fewer, loads of more threads beat more loads of each
 
@@ -19,29 +19,29 @@ bool whole(const Params& p, const void* base, const RowLayout& rows) {
   return base == nullptr || rows_begin_at_16_bytes(base, rows, p.num_rows, size_of(p.dtype));
 }
 bool has_vectors(const GatedMulParams& p) {
-  return p.columns % kOctet == 0 && whole(p, p.gate, p.gate_rows) && whole(p, p.up, p.up_rows) &&
+  return p.columns % kVec8 == 0 && whole(p, p.gate, p.gate_rows) && whole(p, p.up, p.up_rows) &&
          whole(p, p.y, p.y_rows);
 }
 bool has_vectors(const GatedMulBackwardParams& p) {
-  return p.columns % kOctet == 0 && whole(p, p.dy, p.dy_rows) && whole(p, p.gate, p.gate_rows) &&
+  return p.columns % kVec8 == 0 && whole(p, p.dy, p.dy_rows) && whole(p, p.gate, p.gate_rows) &&
          whole(p, p.up, p.up_rows) && whole(p, p.d_gate, p.d_gate_rows) && whole(p, p.d_up, p.d_up_rows);
 }
 
 template <class Params>
 GatedMulPlan choose(const Params& p, int multiprocessors) {
   if (!has_vectors(p)) return {0};
-  const std::int64_t octets = p.num_rows * (p.columns / kOctet);
-  return {octets >= 2 * kFewThreads * multiprocessors ? 2 : 1};
+  const std::int64_t vec8s = p.num_rows * (p.columns / kVec8);
+  return {vec8s >= 2 * kFewThreads * multiprocessors ? 2 : 1};
 }
 
 }  // namespace
 
 bool serves(const GatedMulPlan& plan, const GatedMulParams& p) {
-  // Twice two octets of float32 would not fit the registers.
-  return plan.octets == 0 || (has_vectors(p) && (plan.octets * plan.chunks < 8 || p.dtype != DType::kFloat32));
+  // Twice two vec8s of float32 would not fit the registers.
+  return plan.vec8s == 0 || (has_vectors(p) && (plan.vec8s * plan.chunks < 8 || p.dtype != DType::kFloat32));
 }
 bool serves(const GatedMulPlan& plan, const GatedMulBackwardParams& p) {
-  return plan.octets == 0 || (has_vectors(p) && plan.chunks == 1);
+  return plan.vec8s == 0 || (has_vectors(p) && plan.chunks == 1);
 }
 GatedMulPlan choose_plan(const GatedMulParams& p, int multiprocessors) { return choose(p, multiprocessors); }
 GatedMulPlan choose_plan(const GatedMulBackwardParams& p, int multiprocessors) { return choose(p, multiprocessors); }

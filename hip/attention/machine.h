@@ -2,16 +2,16 @@
 #pragma once
 
 #include "hip/attention/launches.h"
-#include "hip/common/octet.h"
+#include "hip/common/vec8.h"
 
 namespace rlk::hip {
 
 template <class T>
-struct AttentionOctet {
-  typename T::Storage v[kOctet];
-  RLK_DEVICE void to_float(float (&z)[kOctet]) const {
+struct AttentionVec8 {
+  typename T::Storage v[kVec8];
+  RLK_DEVICE void to_float(float (&z)[kVec8]) const {
 #pragma unroll
-    for (int i = 0; i < kOctet; ++i) z[i] = T::load(v[i]);
+    for (int i = 0; i < kVec8; ++i) z[i] = T::load(v[i]);
   }
 };
 
@@ -47,17 +47,17 @@ struct Machine {
   }
 
   template <class T>
-  using Octet = AttentionOctet<T>;
+  using Vec8 = AttentionVec8<T>;
   template <class T>
-  static RLK_DEVICE Octet<T> fill_octet(bool nan) {
-    Octet<T> x;
+  static RLK_DEVICE Vec8<T> fill_vec8(bool nan) {
+    Vec8<T> x;
 #pragma unroll
     for (auto& element : x.v) element = T::store(nan ? canonical_nan() : 0.0f);
     return x;
   }
   template <class T>
-  static RLK_DEVICE Octet<T> load_octet(const typename T::Storage* from, bool vectors) {
-    Octet<T> x;
+  static RLK_DEVICE Vec8<T> load_vec8(const typename T::Storage* from, bool vectors) {
+    Vec8<T> x;
     if (vectors) {
 #if defined(__HIP_DEVICE_COMPILE__)
       __builtin_memcpy(x.v, __builtin_assume_aligned(from, 16), sizeof x.v);
@@ -66,7 +66,7 @@ struct Machine {
 #endif
     } else {
 #pragma unroll
-      for (int i = 0; i < kOctet; ++i) x.v[i] = from[i];
+      for (int i = 0; i < kVec8; ++i) x.v[i] = from[i];
     }
     return x;
   }

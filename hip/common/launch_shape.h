@@ -5,7 +5,7 @@
 
 namespace rlk::hip {
 
-constexpr int kOctet = 8;  // columns that a thread takes together
+constexpr int kVec8 = 8;  // columns that a thread takes together
 
 // Calls launch(first, count) for stretches of `blocks`: a launch has fewer than 2^32 threads.
 constexpr std::int64_t kMostBlocks = std::int64_t{1} << 23;

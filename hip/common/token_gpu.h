@@ -47,12 +47,12 @@ struct TokenGpu {
     }
     return x;
   }
-  static RLK_DEVICE rlk::Quad load_quad(const float* from) {
-    rlk::Quad x;
+  static RLK_DEVICE rlk::Vec4 load_vec4(const float* from) {
+    rlk::Vec4 x;
     __builtin_memcpy(&x, __builtin_assume_aligned(from, 16), sizeof x);
     return x;
   }
-  static RLK_DEVICE void store_quad(float* to, const rlk::Quad& x) {
+  static RLK_DEVICE void store_vec4(float* to, const rlk::Vec4& x) {
     __builtin_memcpy(__builtin_assume_aligned(to, 16), &x, sizeof x);
   }
   static RLK_DEVICE std::uintptr_t of_lane(std::uintptr_t address) {

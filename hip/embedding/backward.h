@@ -4,7 +4,7 @@
 // of the last of them. Sums that wait for a later group lie in LDS, each thread's columns apart from the others'.
 #pragma once
 
-#include "hip/common/octet.h"
+#include "hip/common/vec8.h"
 #include "hip/embedding/sort.h"
 
 namespace rlk::hip {
@@ -16,7 +16,7 @@ RLK_DEVICE void sum_row(const EmbeddingBackwardParams& p, const EmbeddingKey* ke
   const std::int64_t row = row_of(keys[i]), count = p.columns - column;
   const std::int64_t at = row * p.dweight_stride + column;
   float* waiting = reinterpret_cast<float*>(lds()) + thread_id();
-  const auto slot = [&](int level, int j) -> float& { return waiting[(level * kOctet + j) * kEmbeddingThreads]; };
+  const auto slot = [&](int level, int j) -> float& { return waiting[(level * kVec8 + j) * kEmbeddingThreads]; };
   Columns total = {};
   if (p.accumulate) {
     total = load_columns<Fp32, kVector>(global_pointer(static_cast<const float*>(p.dweight)) + at, count);
@@ -30,7 +30,7 @@ RLK_DEVICE void sum_row(const EmbeddingBackwardParams& p, const EmbeddingKey* ke
     while (next == group) {
       const Columns x = load_columns<T, kVector>(row_at<T>(p.dy, p.dy_rows, token_of(keys[i])) + column, count);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) chain.v[j] = add_rn(chain.v[j], x.v[j]);
+      for (int j = 0; j < kVec8; ++j) chain.v[j] = add_rn(chain.v[j], x.v[j]);
       ++i;
       goes_on = i < p.num_tokens && row_of(keys[i]) == row;
       next = goes_on ? token_of(keys[i]) / kEmbeddingGroupTokens : (block + 1) * kGroups;
@@ -39,14 +39,14 @@ RLK_DEVICE void sum_row(const EmbeddingBackwardParams& p, const EmbeddingKey* ke
     const int level =
         tree.advance(static_cast<unsigned>(group % kGroups), static_cast<unsigned>(in_block), [&](int below) {
 #pragma unroll
-          for (int j = 0; j < kOctet; ++j) chain.v[j] = add_rn(slot(below, j), chain.v[j]);
+          for (int j = 0; j < kVec8; ++j) chain.v[j] = add_rn(slot(below, j), chain.v[j]);
         });
     if (level < kEmbeddingLevels) {
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) slot(level, j) = chain.v[j];
+      for (int j = 0; j < kVec8; ++j) slot(level, j) = chain.v[j];
     } else {
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) total.v[j] = add_rn(total.v[j], chain.v[j]);
+      for (int j = 0; j < kVec8; ++j) total.v[j] = add_rn(total.v[j], chain.v[j]);
     }
   }
   if (p.dweight_dtype == DType::kFloat32) {
@@ -60,7 +60,7 @@ template <class T, bool kVector>
 RLK_DEVICE void embedding_rows_kernel(const EmbeddingBackwardParams& p, std::int64_t first_block,
                                       const EmbeddingKey* sorted, std::int64_t slices) {
   const std::int64_t block = first_block + block_id_x(), first = block / slices * kWindow;
-  const std::int64_t column = (block % slices * kEmbeddingThreads + thread_id()) * kOctet;
+  const std::int64_t column = (block % slices * kEmbeddingThreads + thread_id()) * kVec8;
   if (column >= p.columns) return;
   const auto* keys = global_pointer(sorted);
   std::int64_t before = first == 0 ? -1 : row_of(keys[first - 1]);

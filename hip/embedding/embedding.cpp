@@ -81,7 +81,7 @@ void embedding_backward(const EmbeddingBackwardParams& p, int device, Stream str
   if (p.num_tokens > 0) {
     place(p, &w);
     const EmbeddingKey* keys = sort(p, w, device, stream);
-    const bool vectors = whole && p.columns % kOctet == 0 && has_vectors(p.dy, p.dy_rows, p.dtype);
+    const bool vectors = whole && p.columns % kVec8 == 0 && has_vectors(p.dy, p.dy_rows, p.dtype);
     const std::int64_t slices = ceil_div(p.columns, kSliceColumns);
     launch_blocks(device, stream, {kEmbeddingThreads, kEmbeddingLds},
                   std::string("rlk_embedding_rows_") + (vectors ? "vectors" : "elements") + type_suffix(p.dtype),

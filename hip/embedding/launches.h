@@ -24,7 +24,7 @@ constexpr std::size_t kBeginLds = kBeginThreads * sizeof(std::uint32_t);
 
 // Sums: a block has the rows that begin among so many sorted tokens, eight columns a thread.
 constexpr int kEmbeddingThreads = 64;
-constexpr int kSliceColumns = kEmbeddingThreads * kOctet;
+constexpr int kSliceColumns = kEmbeddingThreads * kVec8;
 constexpr int kWindow = 16;
 constexpr std::size_t kEmbeddingLds = kEmbeddingLevels * kSliceColumns * sizeof(float);
 constexpr int kClearRows = 16;  // of a block

@@ -60,18 +60,18 @@ template <class Operand, class Tile>
 RLK_DEVICE void multiply_step(const std::uint16_t* stage, const WavePlace<Tile>& place, int step,
                               WaveSums<Tile>& sums) {
   constexpr int kSize = Tile::kMfma, kStageK = Tile::kStageK;
-  constexpr int kQuads = kWave / kSize, kParts = 4 / kQuads;  // of a row that an instruction takes, of how many
+  constexpr int kVec4s = kWave / kSize, kParts = 4 / kVec4s;  // of a row that an instruction takes, of how many
   const std::uint16_t* const stage_b = stage + kTileRows<Tile> * kStageK;
   const int lane = thread_id() % kWave, row = place.wave_row + lane % kSize, column = place.wave_column + lane % kSize;
   Operand a[kParts][Tile::kMfmasDown], b[kParts][Tile::kMfmasAcross];
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    const int quad = step * 4 + part * kQuads + lane / kSize;
+    const int quad = step * 4 + part * kVec4s + lane / kSize;
 #pragma unroll
-    for (int j = 0; j < Tile::kMfmasDown; ++j) a[part][j] = load_quad<Operand, kStageK>(stage, row + j * kSize, quad);
+    for (int j = 0; j < Tile::kMfmasDown; ++j) a[part][j] = load_vec4<Operand, kStageK>(stage, row + j * kSize, quad);
 #pragma unroll
     for (int j = 0; j < Tile::kMfmasAcross; ++j) {
-      b[part][j] = load_quad<Operand, kStageK>(stage_b, column + j * kSize, quad);
+      b[part][j] = load_vec4<Operand, kStageK>(stage_b, column + j * kSize, quad);
     }
   }
 #pragma unroll

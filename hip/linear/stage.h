@@ -1,7 +1,7 @@
 // A stage of an operand of linear: global memory to registers, registers to LDS, LDS to a matrix instruction.
 //
 // LDS holds a tile's rows (outputs of one operand) with contraction indices consecutive, in quads of four, which is what
-// a lane gives to a matrix instruction. Quads of a row are permuted by the row, so that the 16 lanes that LDS serves at
+// a lane gives to a matrix instruction. Vec4s of a row are permuted by the row, so that the 16 lanes that LDS serves at
 // once, each at the same quad of its own row, hit all 32 banks. Past the operand's edges everything is +0.
 #pragma once
 
@@ -10,25 +10,25 @@
 
 namespace rlk::hip {
 
-using Quad = std::uint64_t;  // four elements, the first in the low bits
-struct Octet {
-  Quad low, high;
+using Vec4 = std::uint64_t;  // four elements, the first in the low bits
+struct Vec8 {
+  Vec4 low, high;
 };
 
 // Where a quad of a tile's row lies.
 template <int kStageK>
-RLK_DEVICE int quad_at(int row, int quad) {
-  constexpr int kQuads = kStageK / 4, kBankQuads = 16;  // 16 quads cover the 32 banks
-  return (row * kQuads + (quad ^ (row * kQuads / kBankQuads) % kQuads)) * 4;
+RLK_DEVICE int vec4_at(int row, int quad) {
+  constexpr int kVec4s = kStageK / 4, kBankVec4s = 16;  // 16 quads cover the 32 banks
+  return (row * kVec4s + (quad ^ (row * kVec4s / kBankVec4s) % kVec4s)) * 4;
 }
 template <int kStageK>
-RLK_DEVICE void store_quad(std::uint16_t* tile, int row, int quad, Quad x) {
-  __builtin_memcpy(__builtin_assume_aligned(tile + quad_at<kStageK>(row, quad), 8), &x, sizeof x);
+RLK_DEVICE void store_vec4(std::uint16_t* tile, int row, int quad, Vec4 x) {
+  __builtin_memcpy(__builtin_assume_aligned(tile + vec4_at<kStageK>(row, quad), 8), &x, sizeof x);
 }
 template <class Operand, int kStageK>
-RLK_DEVICE Operand load_quad(const std::uint16_t* tile, int row, int quad) {
+RLK_DEVICE Operand load_vec4(const std::uint16_t* tile, int row, int quad) {
   Operand x;
-  __builtin_memcpy(&x, __builtin_assume_aligned(tile + quad_at<kStageK>(row, quad), 8), sizeof x);
+  __builtin_memcpy(&x, __builtin_assume_aligned(tile + vec4_at<kStageK>(row, quad), 8), sizeof x);
   return x;
 }
 
@@ -41,28 +41,28 @@ RLK_DEVICE Vector load_vector(const std::uint16_t* from) {
 }
 // Elements [first, first + 4) of a row, the last one in place of those from `end` > 0 on. No load depends on a branch, so
 // that none waits.
-RLK_DEVICE Quad load_clamped(const std::uint16_t* row, std::int64_t first, std::int64_t end) {
-  Quad x = 0;
+RLK_DEVICE Vec4 load_clamped(const std::uint16_t* row, std::int64_t first, std::int64_t end) {
+  Vec4 x = 0;
 #pragma unroll
-  for (int j = 0; j < 4; ++j) x |= Quad{row[first + j < end ? first + j : end - 1]} << (16 * j);
+  for (int j = 0; j < 4; ++j) x |= Vec4{row[first + j < end ? first + j : end - 1]} << (16 * j);
   return x;
 }
 // The first `count` elements of a quad, +0 after them.
-RLK_DEVICE Quad first_of(Quad x, std::int64_t count) {
+RLK_DEVICE Vec4 first_of(Vec4 x, std::int64_t count) {
   if (count >= 4) return x;
-  return count <= 0 ? 0 : x & ((Quad{1} << (16 * static_cast<int>(count))) - 1);
+  return count <= 0 ? 0 : x & ((Vec4{1} << (16 * static_cast<int>(count))) - 1);
 }
 
-// kRows rows of a tile of an operand whose rows run along the contraction: a thread takes octets of a row.
+// kRows rows of a tile of an operand whose rows run along the contraction: a thread takes vec8s of a row.
 template <int kRows, int kStageK>
 class AlongRows {
-  static constexpr int kOctets = kStageK / kAlongRow, kUnits = kRows * kOctets;
-  static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads, kApart = kGemmThreads / kOctets;
+  static constexpr int kVec8s = kStageK / kAlongRow, kUnits = kRows * kVec8s;
+  static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads, kApart = kGemmThreads / kVec8s;
 
  public:
   // Rows from `first` on; in place of those from `size` on comes the last, as nobody looks at their outputs.
   RLK_DEVICE AlongRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
-      : vectors_(x.vectors), row_(thread_id() / kOctets), column_(thread_id() % kOctets * kAlongRow) {
+      : vectors_(x.vectors), row_(thread_id() / kVec8s), column_(thread_id() % kVec8s * kAlongRow) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const std::int64_t row = first + row_ + i * kApart;
@@ -73,7 +73,7 @@ class AlongRows {
   RLK_DEVICE void load(std::int64_t k, std::int64_t end) {
     if (vectors_ && end - k >= kStageK) {
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) values_[i] = load_vector<Octet>(from_[i] + k + column_);
+      for (int i = 0; i < kEach; ++i) values_[i] = load_vector<Vec8>(from_[i] + k + column_);
     } else {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
@@ -88,9 +88,9 @@ class AlongRows {
     for (int i = 0; i < kEach; ++i) {
       const int row = row_ + i * kApart;
       if (kUnits % kGemmThreads != 0 && row >= kRows) continue;
-      const Octet& x = values_[i];
-      store_quad<kStageK>(tile, row, column_ / 4, x.low);
-      store_quad<kStageK>(tile, row, column_ / 4 + 1, x.high);
+      const Vec8& x = values_[i];
+      store_vec4<kStageK>(tile, row, column_ / 4, x.low);
+      store_vec4<kStageK>(tile, row, column_ / 4 + 1, x.high);
     }
   }
 
@@ -98,15 +98,15 @@ class AlongRows {
   const bool vectors_;
   const int row_, column_;
   const std::uint16_t* from_[kEach];
-  Octet values_[kEach];
+  Vec8 values_[kEach];
 };
 
 // The same where rows run across the contraction: a thread takes squares of four by four and transposes them.
 template <int kRows, int kStageK>
 class AcrossRows {
-  static constexpr int kQuads = kStageK / 4, kRowQuads = (kRows / 4 + 7) / 8 * 8, kUnits = kQuads * kRowQuads;
+  static constexpr int kVec4s = kStageK / 4, kRowVec4s = (kRows / 4 + 7) / 8 * 8, kUnits = kVec4s * kRowVec4s;
   static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads;
-  static constexpr bool kAllWork = kRowQuads == kRows / 4 && kUnits % kGemmThreads == 0;
+  static constexpr bool kAllWork = kRowVec4s == kRows / 4 && kUnits % kGemmThreads == 0;
 
  public:
   // Columns from `first` on; some other one in place of those from `size` on.
@@ -119,7 +119,7 @@ class AcrossRows {
       for (int i = 0; i < kEach; ++i) {
         const int at = column(i) < size_ ? column(i) : 0;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) values_[i][j] = load_vector<Quad>(from_ + x_.rows.offset(row(i, j)) + at);
+        for (int j = 0; j < 4; ++j) values_[i][j] = load_vector<Vec4>(from_ + x_.rows.offset(row(i, j)) + at);
       }
     } else {
 #pragma unroll
@@ -127,7 +127,7 @@ class AcrossRows {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const bool exists = row(i, j) < end;
-          const Quad x = load_clamped(from_ + x_.rows.offset(exists ? row(i, j) : end - 1), column(i), size_);
+          const Vec4 x = load_clamped(from_ + x_.rows.offset(exists ? row(i, j) : end - 1), column(i), size_);
           values_[i][j] = exists ? x : 0;
         }
       }
@@ -139,26 +139,26 @@ class AcrossRows {
       if (!kAllWork && column(i) >= kRows) continue;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        Quad x = 0;
+        Vec4 x = 0;
 #pragma unroll
         for (int row = 0; row < 4; ++row) x |= (values_[i][row] >> (16 * j) & 0xffff) << (16 * row);
-        store_quad<kStageK>(tile, column(i) + j, quad(i), x);
+        store_vec4<kStageK>(tile, column(i) + j, quad(i), x);
       }
     }
   }
 
  private:
   // Eight neighbours read 64 bytes of a row; what they write to LDS meets in few banks.
-  static RLK_DEVICE int quad(int i) { return (thread_id() + i * kGemmThreads) / 8 % kQuads; }
+  static RLK_DEVICE int quad(int i) { return (thread_id() + i * kGemmThreads) / 8 % kVec4s; }
   static RLK_DEVICE int column(int i) {
     const int unit = thread_id() + i * kGemmThreads;
-    return (unit / (8 * kQuads) * 8 + unit % 8) * 4;
+    return (unit / (8 * kVec4s) * 8 + unit % 8) * 4;
   }
 
   const GemmOperand& x_;
   const std::uint16_t* const from_;
   const std::int64_t size_;
-  Quad values_[kEach][4];
+  Vec4 values_[kEach][4];
 };
 
 }  // namespace rlk::hip

@@ -39,22 +39,22 @@ RLK_DEVICE LeafHalf leaf_half(const GroupGrid& grid, Group group, int lane) {
   return {leaf_span(grid, group, lane / 2), lane / 2, lane % 2};
 }
 
-// Copies a group's leaves to LDS, an octet a lane and round. `row` is where global column 0 would be.
+// Copies a group's leaves to LDS, a vec8 a lane and round. `row` is where global column 0 would be.
 template <class T>
 RLK_DEVICE void load_group(const typename T::Storage* row, const GroupGrid& grid, Group group, const Tile<T>& tile,
                            int lane) {
-  constexpr int kOctets = kLeafColumns / kOctet;
-  for (int i = lane; i < kGroupLeaves * kOctets; i += kWave) {
-    const int leaf = i / kOctets, octet = i % kOctets;
+  constexpr int kVec8s = kLeafColumns / kVec8;
+  for (int i = lane; i < kGroupLeaves * kVec8s; i += kWave) {
+    const int leaf = i / kVec8s, vec8 = i % kVec8s;
     const LeafSpan span = leaf_span(grid, group, leaf);
-    const int left = span.columns - octet * kOctet;
+    const int left = span.columns - vec8 * kVec8;
     if (left <= 0) continue;
-    const typename T::Storage* from = row + span.first + octet * kOctet;
-    typename T::Storage* to = tile.leaf(leaf) + octet * kOctet;
-    if (left >= kOctet && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
-      __builtin_memcpy(__builtin_assume_aligned(to, 16), __builtin_assume_aligned(from, 16), kOctet * sizeof *to);
+    const typename T::Storage* from = row + span.first + vec8 * kVec8;
+    typename T::Storage* to = tile.leaf(leaf) + vec8 * kVec8;
+    if (left >= kVec8 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
+      __builtin_memcpy(__builtin_assume_aligned(to, 16), __builtin_assume_aligned(from, 16), kVec8 * sizeof *to);
     } else {
-      for (int j = 0; j < kOctet && j < left; ++j) to[j] = from[j];
+      for (int j = 0; j < kVec8 && j < left; ++j) to[j] = from[j];
     }
   }
   wave_barrier();
@@ -89,7 +89,7 @@ RLK_DEVICE std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& g
   return status;
 }
 
-// A lane's four columns of an octet, as z; those past the leaf's last are -Inf, which contributes nothing.
+// A lane's four columns of a vec8, as z; those past the leaf's last are -Inf, which contributes nothing.
 template <class T>
 RLK_DEVICE void load_half(const LogprobInput& p, const typename T::Storage* leaf, int first, int columns, float inverse,
                           float (&z)[kHalf]) {
@@ -107,7 +107,7 @@ RLK_DEVICE SoftmaxStats leaf_stats(const LogprobInput& p, const typename T::Stor
                                    float c) {
   const float inverse = inverse_softcap(p);
   float z[kHalf], largest = -infinity();
-  for (int first = half * kHalf; first < columns; first += kOctet) {
+  for (int first = half * kHalf; first < columns; first += kVec8) {
     load_half<T>(p, leaf, first, columns, inverse, z);
 #pragma unroll
     for (int r = 0; r < kHalf; ++r) largest = max_nan(largest, z[r]);
@@ -118,7 +118,7 @@ RLK_DEVICE SoftmaxStats leaf_stats(const LogprobInput& p, const typename T::Stor
   float S[kHalf] = {}, E[kHalf] = {}, Q[kHalf] = {};
   if (reference.usable) {
     const float addend = sub_rn(kStatsShift, reference.m);
-    for (int first = half * kHalf; first < columns; first += kOctet) {
+    for (int first = half * kHalf; first < columns; first += kVec8) {
       load_half<T>(p, leaf, first, columns, inverse, z);
 #pragma unroll
       for (int r = 0; r < kHalf; ++r) {

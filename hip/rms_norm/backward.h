@@ -24,7 +24,7 @@ RLK_DEVICE void rms_norm_dx_kernel(const RmsNormBackwardParams& p, std::int64_t 
     const Columns g = load_columns<T, kVector>(dy + k, count), x = load_columns<T, kVector>(h + k, count);
     const Columns w = load_weights<T, kVector>(p, k, count);
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) {
+    for (int j = 0; j < kVec8; ++j) {
       if (kVector || j < count) lane = fma_rn(mul_rn(g.v[j], w.v[j]), mul_rn(x.v[j], rstd), lane);
     }
   }
@@ -36,19 +36,19 @@ RLK_DEVICE void rms_norm_dx_kernel(const RmsNormBackwardParams& p, std::int64_t 
     Columns d = {};
     if (adds) d = load_columns<T, kVector>(third + k, count);
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) {
+    for (int j = 0; j < kVec8; ++j) {
       d.v[j] = rms_norm_dx(mul_rn(g.v[j], w.v[j]), mul_rn(x.v[j], rstd), c, rstd, d.v[j]);
     }
     store_columns<T, kVector>(dx + k, count, d);
   }
 }
 
-// A block has kNormThreads octets of columns of one group; `column_blocks` blocks a group.
+// A block has kNormThreads vec8s of columns of one group; `column_blocks` blocks a group.
 template <class T, bool kVector>
 RLK_DEVICE void rms_norm_chains_kernel(const RmsNormBackwardParams& p, std::int64_t first_block,
                                        std::int64_t column_blocks) {
   const std::int64_t block = first_block + block_id_x(), group = block / column_blocks;
-  const std::int64_t column = (block % column_blocks * kNormThreads + thread_id()) * kOctet;
+  const std::int64_t column = (block % column_blocks * kNormThreads + thread_id()) * kVec8;
   if (column >= p.columns) return;
   const std::int64_t first = group * kRmsNormGroupRows, left = p.num_rows - first, count = p.columns - column;
   const int rows = left < kRmsNormGroupRows ? static_cast<int>(left) : kRmsNormGroupRows;
@@ -59,7 +59,7 @@ RLK_DEVICE void rms_norm_chains_kernel(const RmsNormBackwardParams& p, std::int6
     const Columns h = load_columns<T, kVector>(row_at<T>(p.h, p.h_rows, row) + column, count);
     const float rstd = global_pointer(p.rstd)[row];
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) {
+    for (int j = 0; j < kVec8; ++j) {
       float z = mul_rn(h.v[j], rstd);
       if (p.round_before_weight) z = rounded<T>(z);
       sums.v[j] = fma_rn(dy.v[j], z, sums.v[j]);
@@ -67,7 +67,7 @@ RLK_DEVICE void rms_norm_chains_kernel(const RmsNormBackwardParams& p, std::int6
   }
   auto* to = global_pointer(static_cast<float*>(p.workspace)) + group * p.columns + column;
 #pragma unroll
-  for (int j = 0; j < kOctet; ++j) {
+  for (int j = 0; j < kVec8; ++j) {
     if (j < count) to[j] = sums.v[j];
   }
 }

@@ -21,11 +21,11 @@ RLK_DEVICE void rms_norm_kernel(const RmsNormParams& p, std::int64_t first_block
     if (adds) {
       const Columns more = load_columns<T, kVector>(residual + k, columns - k);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) h.v[j] = rounded<T>(add_rn(h.v[j], more.v[j]));
+      for (int j = 0; j < kVec8; ++j) h.v[j] = rounded<T>(add_rn(h.v[j], more.v[j]));
       store_columns<T, kVector>(row_at<T>(p.new_residual, p.new_residual_rows, row) + k, columns - k, h);
     }
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) lane = fma_rn(h.v[j], h.v[j], lane);
+    for (int j = 0; j < kVec8; ++j) lane = fma_rn(h.v[j], h.v[j], lane);
   }
   const float rstd = rms_norm_rstd(row_sum<kThreads>(lane), p.columns, p.eps);
   if (exists && p.rstd != nullptr && at.first == 0) global_pointer(p.rstd)[row] = Fp32::store(rstd);
@@ -35,11 +35,11 @@ RLK_DEVICE void rms_norm_kernel(const RmsNormParams& p, std::int64_t first_block
   for (std::int64_t k = at.first; k < columns; k += at.kStep) {
     Columns z = load_columns<T, kVector>(h + k, columns - k);
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) z.v[j] = mul_rn(z.v[j], rstd);
+    for (int j = 0; j < kVec8; ++j) z.v[j] = mul_rn(z.v[j], rstd);
     if (p.weight != nullptr) {
       const Columns w = load_weights<T, kVector>(p, k, columns - k);
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
+      for (int j = 0; j < kVec8; ++j) {
         if (p.round_before_weight) z.v[j] = rounded<T>(z.v[j]);
         z.v[j] = mul_rn(z.v[j], w.v[j]);
       }

@@ -10,9 +10,9 @@
 namespace rlk::hip {
 
 constexpr int kNormThreads = kRmsNormLanes;  // of a block: four waves
-static_assert(kOctet == kRmsNormLaneColumns);
+static_assert(kVec8 == kRmsNormLaneColumns);
 // Rows of at most so many columns are a wave each, wider ones a block.
-constexpr std::int64_t kMostWaveColumns = 64 * kOctet;
+constexpr std::int64_t kMostWaveColumns = 64 * kVec8;
 constexpr std::size_t kNormLds = kNormThreads / 64 * sizeof(float);
 
 // dweight: a thread has eight columns of a group of 64 rows; then one column of all groups.

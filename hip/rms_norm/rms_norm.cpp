@@ -30,7 +30,7 @@ std::int64_t row_blocks(std::int64_t rows, std::int64_t columns) {
 void rms_norm(const RmsNormParams& p, int device, Stream stream) {
   check_rms_norm(p);
   if (p.num_rows == 0) return;
-  const bool vectors = p.columns % kOctet == 0 && at_16_bytes(p.weight) && has_vectors(p.x, p.x_rows, p.dtype) &&
+  const bool vectors = p.columns % kVec8 == 0 && at_16_bytes(p.weight) && has_vectors(p.x, p.x_rows, p.dtype) &&
                        has_vectors(p.residual, p.residual_rows, p.dtype) && has_vectors(p.y, p.y_rows, p.dtype) &&
                        has_vectors(p.new_residual, p.new_residual_rows, p.dtype);
   launch_blocks(device, stream, {kNormThreads, kNormLds},
@@ -45,7 +45,7 @@ void rms_norm_backward(const RmsNormBackwardParams& p, int device, Stream stream
   check_rms_norm_backward(p);
   if (p.columns == 0) return;
   RLK_CHECK(p.workspace || rms_norm_backward_workspace_bytes(p, 0) == 0, "rms_norm_backward: a workspace is given");
-  const bool vectors = p.columns % kOctet == 0 && at_16_bytes(p.weight) && has_vectors(p.dy, p.dy_rows, p.dtype) &&
+  const bool vectors = p.columns % kVec8 == 0 && at_16_bytes(p.weight) && has_vectors(p.dy, p.dy_rows, p.dtype) &&
                        has_vectors(p.h, p.h_rows, p.dtype) && has_vectors(p.dx, p.dx_rows, p.dtype) &&
                        has_vectors(p.d_new_residual, p.d_new_residual_rows, p.dtype);
   if (p.dx != nullptr && p.num_rows > 0) {
@@ -53,7 +53,7 @@ void rms_norm_backward(const RmsNormBackwardParams& p, int device, Stream stream
                   row_blocks(p.num_rows, p.columns), p);
   }
   if (p.dweight == nullptr) return;
-  const std::int64_t column_blocks = ceil_div(p.columns, std::int64_t{kNormThreads} * kOctet);
+  const std::int64_t column_blocks = ceil_div(p.columns, std::int64_t{kNormThreads} * kVec8);
   launch_blocks(device, stream, {kNormThreads, kNormLds},
                 kernel_name("chains", vectors ? "_vectors" : "_elements", p.dtype),
                 rms_norm_groups(p.num_rows) * column_blocks, p, column_blocks);

@@ -1,7 +1,7 @@
 // What forward and backward of rms_norm share: the weight, the place of a thread, the contract's sum over a row.
 #pragma once
 
-#include "hip/common/octet.h"
+#include "hip/common/vec8.h"
 #include "hip/rms_norm/launches.h"
 #include "rlk/kernels/rms_norm_row.h"
 
@@ -21,7 +21,7 @@ RLK_DEVICE Columns load_weights(const Params& p, std::int64_t column, std::int64
     w = load_columns<T, kVector>(global_pointer(static_cast<const typename T::Storage*>(p.weight)) + column, count);
   }
 #pragma unroll
-  for (int j = 0; j < kOctet; ++j) w.v[j] = rms_norm_weight(w.v[j], p.weight_offset);
+  for (int j = 0; j < kVec8; ++j) w.v[j] = rms_norm_weight(w.v[j], p.weight_offset);
   return w;
 }
 
@@ -29,13 +29,13 @@ RLK_DEVICE Columns load_weights(const Params& p, std::int64_t column, std::int64
 template <int kThreads>
 struct Place {
   std::int64_t row;
-  int first;  // column of its first octet
-  static constexpr int kStep = kThreads * kOctet;
+  int first;  // column of its first vec8
+  static constexpr int kStep = kThreads * kVec8;
 };
 template <int kThreads>
 RLK_DEVICE Place<kThreads> place(std::int64_t first_block) {
   constexpr int kRows = kNormThreads / kThreads;
-  return {(first_block + block_id_x()) * kRows + thread_id() / kThreads, thread_id() % kThreads * kOctet};
+  return {(first_block + block_id_x()) * kRows + thread_id() / kThreads, thread_id() % kThreads * kVec8};
 }
 
 // The sum of a row whose lane of the contract's tree (thread of the row) is `lane`; every thread gets it. A wave's row has

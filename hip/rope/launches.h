@@ -1,7 +1,7 @@
 // What the host and the kernels of rope agree on.
 #pragma once
 
-#include "rlk/kernels/rope_octets.h"
+#include "rlk/kernels/rope_vec8s.h"
 
 namespace rlk::hip {
 

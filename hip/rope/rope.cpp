@@ -14,9 +14,9 @@ namespace rlk::hip {
 void rope(const RopeParams& p, int device, Stream stream) {
   check_rope(p);
   if (p.num_tokens == 0 || p.head_dim == 0 || p.q.num_heads + p.k.num_heads == 0) return;
-  const bool octets = rope_has_octets(p);
+  const bool vec8s = rope_has_vec8s(p);
   const std::string name = std::string("rlk_rope_") +
-                           (!octets         ? "elements"
+                           (!vec8s          ? "elements"
                             : p.interleaved ? "neighbours"
                                             : "halves") +
                            (p.dtype == DType::kBFloat16  ? "_bf16"
@@ -24,7 +24,7 @@ void rope(const RopeParams& p, int device, Stream stream) {
                                                          : "_f32");
   for (std::int64_t first = 0; first < p.num_tokens;) {
     RopeGrid g;
-    first += rope_grid(p, octets, octets ? kRopeHeadsOfThread : 1, kRopeThreads, first, &g);
+    first += rope_grid(p, vec8s, vec8s ? kRopeHeadsOfThread : 1, kRopeThreads, first, &g);
     // A launch has fewer than 2^32 threads.
     constexpr std::int64_t kMostBlocks = std::int64_t{1} << 23;
     for (std::int64_t block = 0; block < rope_blocks(g); block += kMostBlocks) {

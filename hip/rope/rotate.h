@@ -1,12 +1,12 @@
 // rope, queries and keys in one launch. Bound by HBM: heads are read once and written once; the angles of a token, which all
 // of its heads share, come from a cache.
 //
-// Octets: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token: the halves of eight
+// Vec8s: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token: the halves of eight
 // pairs, or, of neighbours, four pairs and four more. Columns that are not rotated are copied by threads of their own.
 // Elements: a thread has one pair of one head. Any width, any alignment.
 #pragma once
 
-#include "hip/common/octet.h"
+#include "hip/common/vec8.h"
 #include "hip/rope/launches.h"
 #include "rlk/kernels/rope_rotate.h"
 
@@ -89,49 +89,49 @@ RLK_DEVICE void load_angles(const RopeParams& p, const void* from, std::int64_t 
 template <class T>
 RLK_DEVICE void load_halves(const RopeParams& p, const RopeRows& rows, int column_a, int column_b,
                             RopeAngle<float>* angles) {
-  float cos[2 * kRopeOctet], sin[2 * kRopeOctet];
+  float cos[2 * kRopeVec8], sin[2 * kRopeVec8];
 #pragma unroll
   for (float& x : cos) x = canonical_nan();
 #pragma unroll
   for (float& x : sin) x = canonical_nan();
   const int second = p.width < p.rotary_dim ? column_a : column_b;
   if (rows.exist) {
-    load_angles<T, kRopeOctet>(p, p.cos.data, rows.cos + column_a, cos);
-    load_angles<T, kRopeOctet>(p, p.sin.data, rows.sin + column_a, sin);
-    load_angles<T, kRopeOctet>(p, p.cos.data, rows.cos + second, cos + kRopeOctet);
-    load_angles<T, kRopeOctet>(p, p.sin.data, rows.sin + second, sin + kRopeOctet);
+    load_angles<T, kRopeVec8>(p, p.cos.data, rows.cos + column_a, cos);
+    load_angles<T, kRopeVec8>(p, p.sin.data, rows.sin + column_a, sin);
+    load_angles<T, kRopeVec8>(p, p.cos.data, rows.cos + second, cos + kRopeVec8);
+    load_angles<T, kRopeVec8>(p, p.sin.data, rows.sin + second, sin + kRopeVec8);
   }
 #pragma unroll
-  for (int j = 0; j < kRopeOctet; ++j) {
-    const float sin_a = sin[j], sin_b = sin[kRopeOctet + j];
-    angles[j] = {cos[j], p.transposed ? -sin_b : sin_a, cos[kRopeOctet + j], p.transposed ? -sin_a : sin_b};
+  for (int j = 0; j < kRopeVec8; ++j) {
+    const float sin_a = sin[j], sin_b = sin[kRopeVec8 + j];
+    angles[j] = {cos[j], p.transposed ? -sin_b : sin_a, cos[kRopeVec8 + j], p.transposed ? -sin_a : sin_b};
   }
 }
 
 // The angles of four pairs side by side.
 template <class T>
 RLK_DEVICE void load_neighbours(const RopeParams& p, const RopeRows& rows, int column, RopeAngle<float>* angles) {
-  float cos[kRopeOctet], sin[kRopeOctet];
+  float cos[kRopeVec8], sin[kRopeVec8];
 #pragma unroll
   for (float& x : cos) x = canonical_nan();
 #pragma unroll
   for (float& x : sin) x = canonical_nan();
   const bool per_pair = p.width < p.rotary_dim;
   if (rows.exist && per_pair) {
-    float of_pairs[kRopeOctet];
-    load_angles<T, kRopeOctet / 2>(p, p.cos.data, rows.cos + column / 2, of_pairs);
-    load_angles<T, kRopeOctet / 2>(p, p.sin.data, rows.sin + column / 2, of_pairs + kRopeOctet / 2);
+    float of_pairs[kRopeVec8];
+    load_angles<T, kRopeVec8 / 2>(p, p.cos.data, rows.cos + column / 2, of_pairs);
+    load_angles<T, kRopeVec8 / 2>(p, p.sin.data, rows.sin + column / 2, of_pairs + kRopeVec8 / 2);
 #pragma unroll
-    for (int i = 0; i < kRopeOctet; ++i) {
+    for (int i = 0; i < kRopeVec8; ++i) {
       cos[i] = of_pairs[i / 2];
-      sin[i] = of_pairs[kRopeOctet / 2 + i / 2];
+      sin[i] = of_pairs[kRopeVec8 / 2 + i / 2];
     }
   } else if (rows.exist) {
-    load_angles<T, kRopeOctet>(p, p.cos.data, rows.cos + column, cos);
-    load_angles<T, kRopeOctet>(p, p.sin.data, rows.sin + column, sin);
+    load_angles<T, kRopeVec8>(p, p.cos.data, rows.cos + column, cos);
+    load_angles<T, kRopeVec8>(p, p.sin.data, rows.sin + column, sin);
   }
 #pragma unroll
-  for (int j = 0; j < kRopeOctet / 2; ++j) {
+  for (int j = 0; j < kRopeVec8 / 2; ++j) {
     const float sin_a = sin[2 * j], sin_b = sin[2 * j + 1];
     angles[j] = {cos[2 * j], p.transposed ? -sin_b : sin_a, cos[2 * j + 1], p.transposed ? -sin_a : sin_b};
   }
@@ -148,7 +148,7 @@ RLK_DEVICE void rotate_pair(const RopeParams& p, const RopeAngle<float>& angle, 
 }
 
 template <class T, bool kInterleaved>
-RLK_DEVICE void rope_octets_kernel(const RopeParams& p, const RopeGrid& g, std::int64_t first_block) {
+RLK_DEVICE void rope_vec8s_kernel(const RopeParams& p, const RopeGrid& g, std::int64_t first_block) {
   const RopePlace at(p, g, static_cast<std::uint32_t>(first_block + block_id_x()),
                      static_cast<std::uint32_t>(thread_id()));
   if (!at.exists) return;
@@ -157,25 +157,25 @@ RLK_DEVICE void rope_octets_kernel(const RopeParams& p, const RopeGrid& g, std::
 #pragma unroll 1
   for (int unit = at.first_unit; unit < g.units; unit += static_cast<int>(g.threads.value)) {
     const bool rotates = unit < g.rotated;
-    const int column_a = rotates ? unit * kRopeOctet : rotary_dim + (unit - g.rotated) * kRopeOctet;
-    const int column_b = column_a + (rotates ? rotary_dim / 2 : (g.units - g.rotated) * kRopeOctet);
+    const int column_a = rotates ? unit * kRopeVec8 : rotary_dim + (unit - g.rotated) * kRopeVec8;
+    const int column_b = column_a + (rotates ? rotary_dim / 2 : (g.units - g.rotated) * kRopeVec8);
     if (!rotates) {
       struct Memory {
-        typename T::Storage v[kRopeOctet];
+        typename T::Storage v[kRopeVec8];
       } memory;
 #pragma unroll 1
       for (int head = at.lane; head < heads; head += static_cast<int>(g.lanes.value)) {
         for (const int column : {column_a, column_b}) {
-          if (column >= head_dim) continue;  // of the copied octets the last may be alone
+          if (column >= head_dim) continue;  // of the copied vec8s the last may be alone
           __builtin_memcpy(&memory, __builtin_assume_aligned(head_in<T>(p, at, head) + column, 16), sizeof memory);
           __builtin_memcpy(__builtin_assume_aligned(head_out<T>(p, at, head) + column, 16), &memory, sizeof memory);
         }
       }
       continue;
     }
-    // Pair j of the thread: of halves columns a + j and b + j; of neighbours 2j and 2j + 1 of the two octets.
-    constexpr int kHalf = kRopeOctet / 2;
-    RopeAngle<float> angles[kRopeOctet];
+    // Pair j of the thread: of halves columns a + j and b + j; of neighbours 2j and 2j + 1 of the two vec8s.
+    constexpr int kHalf = kRopeVec8 / 2;
+    RopeAngle<float> angles[kRopeVec8];
     if constexpr (kInterleaved) {
       load_neighbours<T>(p, rows_of_pair(p, at, column_a / 2), column_a, angles);
       load_neighbours<T>(p, rows_of_pair(p, at, column_b / 2), column_b, angles + kHalf);
@@ -186,16 +186,16 @@ RLK_DEVICE void rope_octets_kernel(const RopeParams& p, const RopeGrid& g, std::
     for (int head = at.lane; head < heads; head += static_cast<int>(g.lanes.value)) {
       const auto* x = head_in<T>(p, at, head);
       auto* y = head_out<T>(p, at, head);
-      Columns a = load_columns<T, true>(x + column_a, kRopeOctet), b = load_columns<T, true>(x + column_b, kRopeOctet);
+      Columns a = load_columns<T, true>(x + column_a, kRopeVec8), b = load_columns<T, true>(x + column_b, kRopeVec8);
 #pragma unroll
-      for (int j = 0; j < kRopeOctet; ++j) {
+      for (int j = 0; j < kRopeVec8; ++j) {
         Columns& of = j < kHalf ? a : b;
         float *first = kInterleaved ? &of.v[2 * (j % kHalf)] : &a.v[j],
               *second = kInterleaved ? &of.v[2 * (j % kHalf) + 1] : &b.v[j];
         rotate_pair<T>(p, angles[j], first, second);
       }
-      store_columns<T, true>(y + column_a, kRopeOctet, a);
-      store_columns<T, true>(y + column_b, kRopeOctet, b);
+      store_columns<T, true>(y + column_a, kRopeVec8, a);
+      store_columns<T, true>(y + column_b, kRopeVec8, b);
     }
   }
 }

@@ -3,8 +3,8 @@
 
 #include "hip/common/token_passes.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/reward_blanks.h"
 #include "rlk/kernels/reward_spread.h"
+#include "rlk/kernels/reward_zeros.h"
 
 namespace rlk::hip {
 

@@ -8,7 +8,7 @@
 namespace rlk::hip {
 
 constexpr int kLog2Gated = 8, kGatedThreads = 1 << kLog2Gated;  // of a block: four waves
-constexpr int kGatedOctets = 1;                                 // of a thread; two would spill scalar registers in gelu
+constexpr int kGatedVec8s = 1;                                  // of a thread; two would spill scalar registers in gelu
 constexpr int kGatedElements = 8;                               // of a thread where rows are no vectors
 
 }  // namespace rlk::hip

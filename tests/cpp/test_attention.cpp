@@ -19,7 +19,7 @@ namespace {
 
 class Attention : public linear_test::Linear {};
 
-// Every width that a vector of lanes, an octet or a tile of columns may end in.
+// Every width that a vector of lanes, a vec8 or a tile of columns may end in.
 TEST_F(Attention, EveryWidthHasTheBitsOfTheContract) {
   unsigned seed = 0;
   for (const std::int64_t head_dim : {8, 16, 24, 40, 64, 72, 96, 120, 128, 136, 192, 248, 256}) {

@@ -26,7 +26,7 @@
 namespace logprob_test {
 namespace {
 
-// One column; too few columns for all parts; octets and leaves, one less and one more; a power of two; primes; Llama 3.
+// One column; too few columns for all parts; vec8s and leaves, one less and one more; a power of two; primes; Llama 3.
 constexpr std::int64_t kVocab[] = {1, 2, 7, 8, 9, 63, 64, 127, 128, 129, 1000, 1024, 4099, 32003, 128256};
 
 TEST_F(Logprob, EveryVocabularyHasTheBitsOfTheContract) {
@@ -42,10 +42,10 @@ TEST_F(Logprob, EveryVocabularyHasTheBitsOfTheContract) {
 }
 
 TEST_F(Logprob, EveryLengthOfALeafAndOfABlockOfLeaves) {
-  // Part 0 of U = 8 n + 7 columns has 8 floor((n + 1) / 8) of them: lengths from one octet to past sixteen leaves.
-  for (std::int64_t octets = 1; octets <= 280; octets += octets < 40 ? 1 : 23) {
+  // Part 0 of U = 8 n + 7 columns has 8 floor((n + 1) / 8) of them: lengths from one vec8 to past sixteen leaves.
+  for (std::int64_t vec8s = 1; vec8s <= 280; vec8s += vec8s < 40 ? 1 : 23) {
     for (const DType dtype : kDtypes) {
-      Problem p(1, 64 * octets + 13, dtype, static_cast<unsigned>(octets));
+      Problem p(1, 64 * vec8s + 13, dtype, static_cast<unsigned>(vec8s));
       ASSERT_NO_FATAL_FAILURE(check(p, "length"));
     }
   }

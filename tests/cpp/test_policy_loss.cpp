@@ -169,15 +169,15 @@ TEST(PolicyLoss, PlainTokensHaveTheBitsOfOthers) {
     std::normal_distribution<float> normal;
     rlk::PolicyFactors f;
     f.weight = seed % 7 == 0 ? std::numeric_limits<float>::infinity() : normal(random);
-    rlk::Quad in[Plain::kInputs], d_logprob;
-    rlk::QuadMask mask;
+    rlk::Vec4 in[Plain::kInputs], d_logprob;
+    rlk::Vec4Mask mask;
     for (int j = 0; j < 4; ++j) mask.v[j] = random() % 4 != 0 ? -1 : 0;
     for (int k = 0; k < Plain::kInputs; ++k) {
       for (int j = 0; j < 4; ++j) in[k].v[j] = c.arrays[static_cast<std::size_t>(k)][static_cast<std::size_t>(j)];
     }
-    rlk::PlainSums<rlk::Quad> sums;
-    rlk::QuadMask counted[rlk::kTokenCounts] = {mask};
-    Plain::token(c.p, f, in, mask, &d_logprob, &sums, [&](int i, const rlk::QuadMask& x) { counted[i] = x; });
+    rlk::PlainSums<rlk::Vec4> sums;
+    rlk::Vec4Mask counted[rlk::kTokenCounts] = {mask};
+    Plain::token(c.p, f, in, mask, &d_logprob, &sums, [&](int i, const rlk::Vec4Mask& x) { counted[i] = x; });
     for (int j = 0; j < 4; ++j) {
       const bool counts = mask.v[j] != 0;
       float one[Any::kInputs] = {}, of_one[Any::kOutputs];

@@ -149,7 +149,7 @@ void check(const Case& c) {
 
 class RmsNorm : public linear_test::Linear {};
 
-// Nothing; one; an octet one short, whole and one long; a vector of lanes of either width likewise; heads of 128 and 256.
+// Nothing; one; a vec8 one short, whole and one long; a vector of lanes of either width likewise; heads of 128 and 256.
 // Primes; a chunk of all lanes one short, whole and one long; two of them and a rest; hidden sizes of models.
 constexpr std::int64_t kColumns[] = {0,   1,   7,   8,   9,    63,   64,   65,   127,  128,
                                      129, 131, 256, 521, 2047, 2048, 2049, 4096, 4100, 5120};

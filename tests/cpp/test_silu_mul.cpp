@@ -133,7 +133,7 @@ void check(const Case& c) {
 
 class SiluMul : public linear_test::Linear {};
 
-// Nothing; one; an octet one short, whole and one long; a vector of lanes of either width likewise; primes. What a block of a
+// Nothing; one; a vec8 one short, whole and one long; a vector of lanes of either width likewise; primes. What a block of a
 // GPU takes at a time, one short, whole and one long; an intermediate size; more than a thread's task.
 constexpr std::int64_t kColumns[] = {0,   1,   7,    8,    9,    15,   16,   17,    31,   64,
                                      131, 521, 1000, 1023, 1024, 1025, 2048, 11008, 17000};

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "rlk/kernels/quad.h"
 #include "rlk/kernels/token_terms.h"
+#include "rlk/kernels/vec4.h"
 #include "token_reference.h"
 
 namespace policy_test {
@@ -16,13 +16,13 @@ namespace policy_test {
 template <class Terms>
 void expect_four_alike(const typename Terms::Params& p, const typename Terms::Factors& factors,
                        const std::vector<const float*>& arrays, const bool (&counts)[4], const std::string& text) {
-  rlk::Quad in[Terms::kInputs], out[Terms::kOutputs];
-  rlk::QuadMask mask;
+  rlk::Vec4 in[Terms::kInputs], out[Terms::kOutputs];
+  rlk::Vec4Mask mask;
   for (int j = 0; j < 4; ++j) {
     mask.v[j] = counts[j] ? -1 : 0;
     for (int k = 0; k < Terms::kInputs; ++k) in[k].v[j] = counts[j] ? arrays[static_cast<std::size_t>(k)][j] : 0.0f;
   }
-  rlk::TokenSums<rlk::Quad, Terms::kSums> four;
+  rlk::TokenSums<rlk::Vec4, Terms::kSums> four;
   rlk::token_at<Terms>(p, factors, in, mask, out, &four, 0);
   for (int j = 0; j < 4; ++j) {
     float one[Terms::kInputs], of_one[Terms::kOutputs];

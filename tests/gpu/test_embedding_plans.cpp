@@ -38,7 +38,7 @@ struct Case {
 
 // Tokens: one; around tiles of the sort and of items, groups, runs and blocks; several blocks. Rows: sorts of one pass, two
 // and three. Ids: of which one owns a tenth of the tokens and more, all, or each a few; runs of 15, 16 and 17 tokens. Columns:
-// less than an octet, several slices, no whole octet.
+// less than a vec8, several slices, no whole vec8.
 const std::vector<Case> kCases = {
     {1, 5, 64},
     {1, 128256, 8},

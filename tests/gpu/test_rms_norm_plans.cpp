@@ -27,7 +27,7 @@ struct Case {
 
 // Rows: one; a group of 64 and a rest; more groups than fill a block of narrow rows; two blocks of 8192 and a rest. With a
 // residual more than 1024 rows have other kernels.
-// Columns: a head; every plan's maximum, and one octet less and more; widths of models; odd widths without vectors.
+// Columns: a head; every plan's maximum, and one vec8 less and more; widths of models; odd widths without vectors.
 const std::vector<Case> kCases = {
     {1, 8},
     {3, 64, DType::kFloat32, true},
@@ -103,7 +103,7 @@ void run_forward_case(const Case& c, std::int64_t inner, std::mt19937* random) {
       arch == 90 ? sm90::rms_norm(p, plan, nullptr) : sm80::rms_norm(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "rms_norm");
       const std::string what = text(c, inner) + ", plan " + std::to_string(plan.threads) + " x " +
-                               std::to_string(plan.octets) + ", sm_" + std::to_string(arch);
+                               std::to_string(plan.vec8s) + ", sm_" + std::to_string(arch);
       expect(out.host(), y, what + ", y");
       expect(sum.host(), c.residual ? new_residual : clean, what + ", new_residual");
       expect(of_rows.host(), rstd, what + ", rstd");
@@ -160,7 +160,7 @@ void run_backward_case(const Case& c, std::int64_t inner, std::mt19937* random) 
         arch == 90 ? sm90::rms_norm_backward(p, plan, nullptr) : sm80::rms_norm_backward(p, plan, nullptr);
         check(cudaDeviceSynchronize(), "rms_norm_backward");
         const std::string what = text(c, inner) + ", backward plan " + std::to_string(plan.threads) + " x " +
-                                 std::to_string(plan.octets) + (plan.halves ? " halves" : "") + ", sm_" +
+                                 std::to_string(plan.vec8s) + (plan.halves ? " halves" : "") + ", sm_" +
                                  std::to_string(arch) + ", wanted " + std::to_string(wanted);
         expect(out.host(), wanted & 1 ? dx : clean, what + ", dx");
         expect(sums.host(), wanted & 2 ? dweight : clean_weight, what + ", dweight");

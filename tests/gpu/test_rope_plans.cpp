@@ -30,7 +30,7 @@ struct Case {
   std::int64_t pad = 0;  // elements between heads of the output
 };
 
-// Tokens: one; a few; many. Heads of Llama, of MLA, of one. Widths that are whole octets; halves and quarters that are
+// Tokens: one; a few; many. Heads of Llama, of MLA, of one. Widths that are whole vec8s; halves and quarters that are
 // rotated; odd ones that take no vector; one wider than a block.
 const std::vector<Case> kCases = {
     {1, 32, 8, 128, 128},

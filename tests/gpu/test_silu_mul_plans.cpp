@@ -29,7 +29,7 @@ struct Case {
   Gates gates = Gates::kNormal;
 };
 
-// Columns: an octet; what a block takes in each plan, one octet less and more; fewer threads a row than a block has. Widths
+// Columns: a vec8; what a block takes in each plan, one vec8 less and more; fewer threads a row than a block has. Widths
 // of models; odd ones that take no vector, and whole ones off a multiple of 16 bytes.
 const std::vector<Case> kCases = {
     {1, 8},
@@ -125,7 +125,7 @@ void run_case(const Case& c, Activation activation, std::mt19937* random) {
       const OnDevice d_up_gpu(std::vector<unsigned char>(up.size(), kCanary));
       point(data(gate_gpu), data(up_gpu), data(dy_gpu));
       point_out(data(y_gpu), data(d_gate_gpu), data(d_up_gpu));
-      const std::string what = text(c, activation) + ", plan " + std::to_string(plan.octets) + " x " +
+      const std::string what = text(c, activation) + ", plan " + std::to_string(plan.vec8s) + " x " +
                                std::to_string(plan.chunks) + ", sm_" + std::to_string(arch);
       if (serves(plan, p)) {
         arch == 90 ? sm90::gated_mul(p, plan, nullptr) : sm80::gated_mul(p, plan, nullptr);

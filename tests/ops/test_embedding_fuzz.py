@@ -85,10 +85,10 @@ def make(number: int) -> Problem:
     rng = np.random.default_rng([SEED, number])
     dtype = str(rng.choice(DTYPES))
     features = {dtype}
-    octets = rng.random() < 0.6  # widths and layouts that have vectors
-    columns = 8 * log_uniform(rng, 1, 160) if octets else log_uniform(rng, 1, 1100)
+    vec8s = rng.random() < 0.6  # widths and layouts that have vectors
+    columns = 8 * log_uniform(rng, 1, 160) if vec8s else log_uniform(rng, 1, 1100)
     if rng.random() < 0.3:
-        columns = 8 if octets else log_uniform(rng, 1, 7)
+        columns = 8 if vec8s else log_uniform(rng, 1, 7)
     count = max(log_uniform(rng, 1, 2**MAX_LOG2) // columns, 1)
     outer = int(rng.integers(1, 4))
     tokens: tuple[int, ...] = (outer, max(count // outer, 1)) if rng.random() < 0.5 else (count,)
@@ -135,8 +135,8 @@ def make(number: int) -> Problem:
         return made
 
     def placed(t: Any) -> Any:
-        pad = int(rng.integers(1, 6)) * (8 if octets else 1) if rng.random() < 0.3 else 0
-        offset = int(rng.integers(0, 3)) * (8 if octets else 5) if rng.random() < 0.5 else 0
+        pad = int(rng.integers(1, 6)) * (8 if vec8s else 1) if rng.random() < 0.3 else 0
+        offset = int(rng.integers(0, 3)) * (8 if vec8s else 5) if rng.random() < 0.5 else 0
         transposed = rng.random() < 0.3
         features.update({"padded"} if pad else set(), {"transposed"} if transposed and t.dim() > 2 else set())
         return laid_out(rng, t, pad, offset, transposed)

@@ -213,7 +213,7 @@ def shard_counts(problem: Problem) -> list[int]:
     """How many ranks may share the problem's vocabulary, if no part is empty; the last may lack padding."""
     vocab = problem.shape[-1]
     whole = problem.options.get("canonical_vocab", vocab)
-    if whole <= 56:  # fewer than eight octets: some cuts coincide
+    if whole <= 56:  # fewer than eight vec8s: some cuts coincide
         return [1]
     edges = {n: [part_cut(whole, 8 * i // n) for i in range(n + 1)] for n in (1, 2, 4, 8)}
     return [n for n, e in edges.items() if all(b > a for a, b in itertools.pairwise(e)) and e[-2] < vocab]

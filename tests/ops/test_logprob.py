@@ -15,7 +15,7 @@ from rl_kernel_native.contract import row
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_frameworks.py has the others")
 
-# One column; an octet less one, whole and one more; a leaf likewise. A prime with eight uneven parts; GPT-2, whose last
+# One column; a vec8 less one, whole and one more; a leaf likewise. A prime with eight uneven parts; GPT-2, whose last
 # leaf is short and whose parts start off any 16-byte vector.
 VOCAB = [1, 7, 8, 9, 127, 128, 129, 4099, 50257]
 FULL_VOCAB = [128256, 151936]  # Llama 3, Qwen3: one row here fills the GPU

@@ -18,7 +18,7 @@ from rope_cases import DTYPES, INTERMEDIATES, Operands, contract, failures, oper
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_rope_frameworks.py has the others")
 
 # head_dim, partial_dim: a pair; odd widths, which no vector serves; heads of models, wholly rotated, half (GLM-4) and a
-# quarter (Qwen3-Next); a rest that is one octet.
+# quarter (Qwen3-Next); a rest that is one vec8.
 DIMS = [(2, None), (7, 6), (18, None), (64, None), (80, None), (96, 32), (128, None), (128, 64), (136, 128), (256, 64)]
 
 

@@ -64,9 +64,9 @@ def make(number: int) -> Problem:
     rng = np.random.default_rng([SEED, number])
     dtype, layout = str(rng.choice(DTYPES)), str(rng.choice(LAYOUTS))
     features = {dtype, layout}
-    octets = rng.random() < 0.6  # widths and layouts that have vectors
-    rotary_dim = 16 * log_uniform(rng, 1, 16) if octets else 2 * log_uniform(rng, 1, 100)
-    rest = 0 if rng.random() < 0.5 else int(rng.integers(1, 12)) * (8 if octets else 1)
+    vec8s = rng.random() < 0.6  # widths and layouts that have vectors
+    rotary_dim = 16 * log_uniform(rng, 1, 16) if vec8s else 2 * log_uniform(rng, 1, 100)
+    rest = 0 if rng.random() < 0.5 else int(rng.integers(1, 12)) * (8 if vec8s else 1)
     head_dim = rotary_dim + rest
     work = max(log_uniform(rng, 1, 2**MAX_LOG2) // head_dim, 1)
     heads = (log_uniform(rng, 1, min(work, 70)), log_uniform(rng, 1, min(work, 9)) if rng.random() < 0.8 else 0)
@@ -92,8 +92,8 @@ def make(number: int) -> Problem:
 
     n = len(leading)
     head_axis = -2
-    pad = int(rng.integers(1, 6)) * (8 if octets else 1) if layout == "padded" else 0
-    offset = int(rng.integers(0, 3)) * (8 if octets else 5)
+    pad = int(rng.integers(1, 6)) * (8 if vec8s else 1) if layout == "padded" else 0
+    offset = int(rng.integers(0, 3)) * (8 if vec8s else 5)
 
     def heads_of(count: int) -> Any:
         x = values(*leading, count, head_dim)
@@ -109,7 +109,7 @@ def make(number: int) -> Problem:
     q, k = heads_of(heads[0]), heads_of(heads[1]) if heads[1] else None
     sections: Any = None
     if rng.random() < 0.3:
-        step = 8 if octets and rng.random() < 0.7 else 1
+        step = 8 if vec8s and rng.random() < 0.7 else 1
         cuts = np.sort(rng.integers(0, rotary_dim // 2 // step + 1, 2)) * step
         sections = (int(cuts[0]), int(cuts[1] - cuts[0]), int(rotary_dim // 2 - cuts[1]))
         features.add("sections")
@@ -137,7 +137,7 @@ def make(number: int) -> Problem:
     if rng.random() < 0.1 and angles.size:
         angles.reshape(-1)[int(rng.integers(angles.size))] = np.nan
         features.add("NaN angle")
-    between = int(rng.integers(1, 4)) * (8 if octets else 1) if rng.random() < 0.3 else 0
+    between = int(rng.integers(1, 4)) * (8 if vec8s else 1) if rng.random() < 0.3 else 0
     cos, sin = (
         laid_out(rng, torch.from_numpy(f(angles)).to(getattr(torch, angle_dtype)), tuple(range(len(shape))), between, 0)
         for f in (np.cos, np.sin)

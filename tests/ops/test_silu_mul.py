@@ -26,7 +26,7 @@ from silu_mul_cases import (
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_silu_mul_frameworks.py has the others")
 
-# rows, columns: one of everything; an octet; odd; a block of a GPU, one octet less and more; widths of models.
+# rows, columns: one of everything; a vec8; odd; a block of a GPU, one vec8 less and more; widths of models.
 SHAPES = [(1, 1), (300, 8), (17, 37), (5, 1003), (3, 1016), (4, 1024), (3, 2056), (2, 12288), (1, 14336)]
 
 

@@ -22,9 +22,9 @@ def laid_out(rng: np.random.Generator, values: Any, layout: str) -> Any:
     import torch
 
     *leading, columns = values.shape
-    octets = rng.random() < 0.6
-    step = columns + (int(rng.integers(1, 6)) * (8 if octets else 1) if layout != "contiguous" else 0)
-    offset = int(rng.integers(0, 3)) * (8 if octets else 5)
+    vec8s = rng.random() < 0.6
+    step = columns + (int(rng.integers(1, 6)) * (8 if vec8s else 1) if layout != "contiguous" else 0)
+    offset = int(rng.integers(0, 3)) * (8 if vec8s else 5)
     if len(leading) == 2:
         strides = {"transposed": (step, step * leading[0], 1), "sliced": (step * (leading[1] + 1), step, 1)}.get(
             layout, (step * leading[1], step, 1)

@@ -72,12 +72,12 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def lane_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Sums over the last axis of [rows, K]: 256 lanes of octets, then the tree over neighbours. A narrow row has as
-    many lanes as octets, rounded up to a power of two; the missing lanes would add +0."""
+    """Sums over the last axis of [rows, K]: 256 lanes of vec8s, then the tree over neighbours. A narrow row has as
+    many lanes as vec8s, rounded up to a power of two; the missing lanes would add +0."""
     rows, columns = a.shape
-    octets = max(-(-columns // 8), 1)
-    width = min(256, 1 << (octets - 1).bit_length())
-    chunks = -(-octets // width)
+    vec8s = max(-(-columns // 8), 1)
+    width = min(256, 1 << (vec8s - 1).bit_length())
+    chunks = -(-vec8s // width)
     padded = [np.zeros((rows, chunks * width * 8), np.float32) for _ in range(2)]
     padded[0][:, :columns], padded[1][:, :columns] = a, b
     x, y = (p.reshape(rows, chunks, width, 8) for p in padded)

@@ -49,7 +49,7 @@ class _Gates(NamedTuple):
 
 def _gates(dtypes: tuple[str, ...]) -> Iterator[_Gates]:
     random = np.random.default_rng(5)
-    # One column; odd; a block's share of a row and an octet; an intermediate size.
+    # One column; odd; a block's share of a row and a vec8; an intermediate size.
     for rows, columns in ((3, 1), (5, 37), (7, 1032), (3, 12288)):
         for dtype, activation in itertools.product(dtypes, ("silu", "tanh", "none")):
             values = (round_to(random.normal(0, d, (rows, columns)).astype(np.float32), dtype) for d in (3, 1, 1))

@@ -169,7 +169,7 @@ class AttentionBackward {
       if (column < columns) out[column] = T::store(used ? add_rn(mul_rn(sums[i], scale), 0.0f) : 0.0f);
     }
   }
-  RLK_DEVICE void store_nothing(void* to, std::int64_t token_and_head) const {
+  RLK_DEVICE void store_zeros(void* to, std::int64_t token_and_head) const {
     auto* out = in_memory(static_cast<typename T::Storage*>(to)) + token_and_head * p_.head_dim;
     for (int column = tid() % kAttentionLines; column < head_dim(); column += kAttentionLines)
       out[column] = T::store(0.0f);
@@ -210,7 +210,7 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile, Params> {
     }
     if (keys.empty()) {
       for (std::int64_t row = begin + tid() / kAttentionLines; row < segment.last; row += kAttentionLines) {
-        this->store_nothing(p_.dq, out_row(place.sequence, place.kv_head, row));
+        this->store_zeros(p_.dq, out_row(place.sequence, place.kv_head, row));
       }
       return segment.last;
     }
@@ -353,8 +353,8 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
     }
     if (queries.empty()) {
       for (std::int64_t row = begin + tid() / kAttentionLines; row < segment.last; row += kAttentionLines) {
-        this->store_nothing(p_.dk, out_row(place.sequence, place.kv_head, row));
-        this->store_nothing(p_.dv, out_row(place.sequence, place.kv_head, row));
+        this->store_zeros(p_.dk, out_row(place.sequence, place.kv_head, row));
+        this->store_zeros(p_.dv, out_row(place.sequence, place.kv_head, row));
       }
       return segment.last;
     }

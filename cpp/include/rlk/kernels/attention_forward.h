@@ -74,7 +74,7 @@ class AttentionForward {
   RLK_DEVICE std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, p_.cu_seqlens_q, place, begin);
     if (!segment.exists) {
-      write_nothing(place, begin, segment.last);
+      write_unseen(place, begin, segment.last);
       return segment.last;
     }
     const AttentionSpan span(p_, segment.sequence);
@@ -83,7 +83,7 @@ class AttentionForward {
     AttentionRange keys = queries.empty() ? AttentionRange{0, 0} : span.keys_of(queries);
     if constexpr (kPartial) keys = span.here(keys);
     if (keys.empty()) {
-      write_nothing(place, begin, segment.last);
+      write_unseen(place, begin, segment.last);
       return segment.last;
     }
     // Numbers of keys are below 2^31.
@@ -420,7 +420,7 @@ class AttentionForward {
   }
 
   // Partials that nobody sees are written by attention_partial_blank.
-  RLK_DEVICE void write_nothing(const AttentionPlace& place, std::int64_t begin, std::int64_t end) const {
+  RLK_DEVICE void write_unseen(const AttentionPlace& place, std::int64_t begin, std::int64_t end) const {
     if constexpr (!kPartial) write_zeros(place, begin, end);
   }
   RLK_DEVICE void write_zeros(const AttentionPlace& place, std::int64_t begin, std::int64_t end) const {

@@ -15,9 +15,9 @@ class AttentionMergeRow {
 
   // Thread `index` of rows * heads * (head_dim / 8).
   RLK_DEVICE AttentionMergeRow(const AttentionMergeParams& p, std::int64_t index) : p_(p) {
-    const std::int64_t octets = p.head_dim / kColumns;
-    place_ = index / octets;
-    column_ = static_cast<int>(index % octets) * kColumns;
+    const std::int64_t vec8s = p.head_dim / kColumns;
+    place_ = index / vec8s;
+    column_ = static_cast<int>(index % vec8s) * kColumns;
     head_ = place_ % p.num_q_heads;
     const std::int64_t row = place_ / p.num_q_heads;
     lse_at_ = (row / p.q_tokens * p.num_q_heads + head_) * p.q_tokens + row % p.q_tokens;

@@ -13,7 +13,7 @@ namespace rlk {
 
 constexpr int kAttentionThreads = 256;
 constexpr int kAttentionLines = 16;  // threads that share a row
-constexpr int kAttentionOctet = 8;   // columns that come from memory together
+constexpr int kAttentionVec8 = 8;    // columns that come from memory together
 
 // An offset of a row that is not in memory and counts as zeros; one of kNoPage counts as NaN.
 constexpr std::int64_t kZeroRow = kNoPage + 1;
@@ -21,7 +21,7 @@ constexpr std::int64_t kZeroRow = kNoPage + 1;
 // The bits of -0, which no probability has: a link that is missing from a chain. As a number it changes no sum but a
 // zero's sign.
 RLK_HD float nothing() { return float_of(static_cast<std::int32_t>(0x80000000u)); }
-RLK_HD bool is_nothing(float weight) { return bits_of(weight) == static_cast<std::int32_t>(0x80000000u); }
+RLK_HD bool is_absent(float weight) { return bits_of(weight) == static_cast<std::int32_t>(0x80000000u); }
 
 // A tile's shape, for heads of kColumns or fewer columns, with kBlock keys a block. kOfThread rows a thread, one after
 // another.
@@ -58,22 +58,22 @@ struct AttentionRows {
   const std::int64_t* offsets;      // shared; elements, kZeroRow or kNoPage
   bool vectors;
 
-  RLK_DEVICE typename Machine::template Octet<T> octet(int row, int column) const {
+  RLK_DEVICE typename Machine::template Vec8<T> vec8(int row, int column) const {
     const std::int64_t offset = offsets[row];
-    if (offset <= kZeroRow) return Machine::template fill_octet<T>(offset == kNoPage);
-    return Machine::template load_octet<T>(data + offset + column, vectors);
+    if (offset <= kZeroRow) return Machine::template fill_vec8<T>(offset == kNoPage);
+    return Machine::template load_vec8<T>(data + offset + column, vectors);
   }
 };
 
 // to[column][row] of kRows rows, whose offsets are shared.
 template <class Machine, class T, int kRows>
 RLK_DEVICE void load_transposed(const AttentionRows<Machine, T>& rows, int head_dim, float* to) {
-  for (int i = Machine::thread(); i < kRows * head_dim / kAttentionOctet; i += kAttentionThreads) {
-    const int row = i % kRows, column = i / kRows * kAttentionOctet;
-    float z[kAttentionOctet];
-    rows.octet(row, column).to_float(z);
+  for (int i = Machine::thread(); i < kRows * head_dim / kAttentionVec8; i += kAttentionThreads) {
+    const int row = i % kRows, column = i / kRows * kAttentionVec8;
+    float z[kAttentionVec8];
+    rows.vec8(row, column).to_float(z);
 #pragma unroll
-    for (int j = 0; j < kAttentionOctet; ++j) to[(column + j) * kRows + row] = z[j];
+    for (int j = 0; j < kAttentionVec8; ++j) to[(column + j) * kRows + row] = z[j];
   }
 }
 
@@ -89,18 +89,18 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int
   }
   constexpr int kBlock = Tile::kBlock, kDepth = Tile::kDepth;
   // Columns that the threads load at once; more than a stage has leave some of them idle.
-  constexpr int kAtOnce = kAttentionThreads / kBlock * kAttentionOctet, kOctets = (kDepth + kAtOnce - 1) / kAtOnce;
-  static_assert(kDepth % kAtOnce == 0 || kOctets == 1);
+  constexpr int kAtOnce = kAttentionThreads / kBlock * kAttentionVec8, kVec8s = (kDepth + kAtOnce - 1) / kAtOnce;
+  static_assert(kDepth % kAtOnce == 0 || kVec8s == 1);
   const int thread = Machine::thread(), row = thread % kBlock;
-  const int first = thread / kBlock * kAttentionOctet;  // column; others are kAtOnce behind
+  const int first = thread / kBlock * kAttentionVec8;  // column; others are kAtOnce behind
   const bool loads = kDepth >= kAtOnce || first < kDepth;
   a += thread / kAttentionLines * Tile::kOfThread;
   const float* mine = stage + thread % kAttentionLines * 4;
-  typename Machine::template Octet<T> next[kOctets];
+  typename Machine::template Vec8<T> next[kVec8s];
   const auto load = [&](int begin) {
 #pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      if (loads && begin + first + kAtOnce * i < head_dim) next[i] = b.octet(row, begin + first + kAtOnce * i);
+    for (int i = 0; i < kVec8s; ++i) {
+      if (loads && begin + first + kAtOnce * i < head_dim) next[i] = b.vec8(row, begin + first + kAtOnce * i);
     }
   };
   load(0);
@@ -108,20 +108,20 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int
   for (int begin = 0; begin < head_dim; begin += kDepth) {
     Machine::barrier();
 #pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
+    for (int i = 0; i < kVec8s; ++i) {
       if (!loads || begin + first + kAtOnce * i >= head_dim) continue;
-      float z[kAttentionOctet];
+      float z[kAttentionVec8];
       next[i].to_float(z);
 #pragma unroll
-      for (int j = 0; j < kAttentionOctet; ++j) stage[(first + kAtOnce * i + j) * kBlock + row] = z[j];
+      for (int j = 0; j < kAttentionVec8; ++j) stage[(first + kAtOnce * i + j) * kBlock + row] = z[j];
     }
     Machine::barrier();
     load(begin + kDepth);
     const int depth = head_dim - begin < kDepth ? head_dim - begin : kDepth;
 #pragma unroll 1
-    for (int d = 0; d < depth; d += kAttentionOctet) {
+    for (int d = 0; d < depth; d += kAttentionVec8) {
 #pragma unroll
-      for (int j = 0; j < kAttentionOctet; ++j) {
+      for (int j = 0; j < kAttentionVec8; ++j) {
         float x[Tile::kOfThread], y[Tile::kScores / 4][4];
         Machine::load_group(a + (begin + d + j) * Tile::kRows, x);
 #pragma unroll
@@ -145,19 +145,19 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int
 template <class Machine, class Tile, bool kHoles, class T>
 RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Machine, T>& x, int count, int head_dim,
                            float* stage, float (&sums)[Tile::kOfThread][Tile::kSums]) {
-  constexpr int kRowOctets = Tile::kColumns / kAttentionOctet;
-  constexpr int kDepth = Tile::kDepth, kOctets = kDepth * kRowOctets / kAttentionThreads;
-  static_assert(kOctets >= 1);
-  constexpr int kRowsAtOnce = kAttentionThreads / kRowOctets;
-  const int thread = Machine::thread(), row = thread / kRowOctets;
-  const int column = thread % kRowOctets * kAttentionOctet, my_row = thread / kAttentionLines * Tile::kOfThread;
+  constexpr int kRowVec8s = Tile::kColumns / kAttentionVec8;
+  constexpr int kDepth = Tile::kDepth, kVec8s = kDepth * kRowVec8s / kAttentionThreads;
+  static_assert(kVec8s >= 1);
+  constexpr int kRowsAtOnce = kAttentionThreads / kRowVec8s;
+  const int thread = Machine::thread(), row = thread / kRowVec8s;
+  const int column = thread % kRowVec8s * kAttentionVec8, my_row = thread / kAttentionLines * Tile::kOfThread;
   const float* mine = stage + thread % kAttentionLines * 4;
-  typename Machine::template Octet<T> next[kOctets];
+  typename Machine::template Vec8<T> next[kVec8s];
   const auto load = [&](int begin) {
     if (column >= head_dim) return;
 #pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      if (begin + row + kRowsAtOnce * i < count) next[i] = x.octet(begin + row + kRowsAtOnce * i, column);
+    for (int i = 0; i < kVec8s; ++i) {
+      if (begin + row + kRowsAtOnce * i < count) next[i] = x.vec8(begin + row + kRowsAtOnce * i, column);
     }
   };
   load(0);
@@ -165,9 +165,9 @@ RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Machine, T>
   for (int begin = 0; begin < count; begin += kDepth) {
     Machine::barrier();
 #pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
+    for (int i = 0; i < kVec8s; ++i) {
       if (column >= head_dim || begin + row + kRowsAtOnce * i >= count) continue;
-      float z[kAttentionOctet];
+      float z[kAttentionVec8];
       next[i].to_float(z);
       float* to = stage + (row + kRowsAtOnce * i) * Tile::kColumns + column;
       Machine::store_four(to, z[0], z[1], z[2], z[3]);
@@ -186,7 +186,7 @@ RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Machine, T>
         Machine::load_group(mine + n * Tile::kColumns + 64 * j, y);
 #pragma unroll
         for (int r = 0; r < Tile::kOfThread; ++r) {
-          if (kHoles && is_nothing(w[r])) continue;
+          if (kHoles && is_absent(w[r])) continue;
 #pragma unroll
           for (int i = 0; i < 4; ++i) sums[r][4 * j + i] = fma_rn(w[r], y[i], sums[r][4 * j + i]);
         }

@@ -4,14 +4,14 @@
 // row's place among the packed ones by two offsets, and needs no search. A row past its sequence's end is not copied. More
 // blocks go over the packed array and fill what lies past the last sequence.
 //
-// Where tokens follow one another on both sides a row is a run of bytes (kernels/copy_run.h). Elsewhere a token's bytes are
+// Where tokens follow one another on both sides a row is a run of bytes (kernels/byte_copy.h). Elsewhere a token's bytes are
 // units: the largest of 1, 2, 4, 8, 16 bytes that every address is a multiple of.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
-#include "rlk/kernels/copy_run.h"
+#include "rlk/kernels/byte_copy.h"
 #include "rlk/kernels/row_split.h"
 #include "rlk/ops/pack.h"
 #include "rlk/tokens.h"
@@ -154,7 +154,7 @@ RLK_HD void copy_flat_row(const PackParams& p, const PackGrid& g, const PackArra
     run.end = row;
   }
   const std::uint32_t chunk = block - s.split.chunks.quotient(block) * s.split.chunks.value;
-  copy_run<Memory>(run, at.first, at.step, chunk == 0, chunk + 1 == s.split.chunks.value);
+  copy_byte_run<Memory>(run, at.first, at.step, chunk == 0, chunk + 1 == s.split.chunks.value);
 }
 
 template <class Unit, class Memory>
@@ -215,7 +215,7 @@ RLK_HD void fill_flat_tail(const PackParams& p, const PackGrid& g, const PackArr
   if (begin >= end) return;
   auto* to = static_cast<unsigned char*>(a.packed) + begin;
   const ByteRun run = {to, to, 0, 0, 0, static_cast<std::int32_t>(end - begin), a.fill};
-  copy_run<Memory>(run, thread, kPackThreads, true, true);
+  copy_byte_run<Memory>(run, thread, kPackThreads, true, true);
 }
 
 template <class Unit, class Memory>

@@ -8,8 +8,8 @@
 //                                                             count(i, condition) for counts 1 to kCounts
 #pragma once
 
-#include "rlk/kernels/quad.h"
 #include "rlk/kernels/token_terms.h"
+#include "rlk/kernels/vec4.h"
 
 namespace rlk {
 
@@ -31,10 +31,10 @@ template <class Terms>
 inline bool has_plain_arrays(const typename Terms::Params& p) {
   const Sequences& q = Terms::sequences(p);
   const auto whole = [&](const void* data, std::int64_t stride, int bytes) {  // bytes: of an element
-    const int quad = bytes * kQuad < 16 ? bytes * kQuad : 16;
+    const int quad = bytes * kVec4 < 16 ? bytes * kVec4 : 16;
     return data != nullptr && is_aligned(data, static_cast<unsigned>(quad)) && stride * bytes % quad == 0;
   };
-  if (q.packed() || q.num_slots() == 0 || q.num_tokens % kQuad != 0 || q.num_tokens >= std::int64_t{1} << 30) {
+  if (q.packed() || q.num_slots() == 0 || q.num_tokens % kVec4 != 0 || q.num_tokens >= std::int64_t{1} << 30) {
     return false;
   }
   for (int i = 0; i < Terms::kInputs; ++i) {

@@ -7,7 +7,7 @@
 
 #include <limits>
 
-#include "rlk/kernels/mask_stretch.h"
+#include "rlk/kernels/mask_counts.h"
 
 namespace rlk {
 
@@ -83,7 +83,7 @@ class RewardSpread {
   // Whether tokens have what is their own, by the pass before or by this one.
   enum class Written : int { kNot, kBefore, kHere };
   static constexpr int kRewardThread = kTokenThreads / 2;  // has what is the sequence's
-  static constexpr int kNowhere = -kQuad, kBehind = std::numeric_limits<std::int32_t>::max();
+  static constexpr int kNowhere = -kVec4, kBehind = std::numeric_limits<std::int32_t>::max();
 
   RLK_DEVICE const ScatterRewardsParams& p() const { return Gpu::first_argument(p_); }
   // In vector registers: wave-uniform values and conditions that hold over a loop exceed the SGPR budget.
@@ -217,24 +217,24 @@ class RewardSpread {
   RLK_DEVICE void write(bool is_last) const {
     const ScatterRewardsParams& p = this->p();
     float* const to = in_global(p.to_tokens) + to_ + mask_.begin;
-    const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) / sizeof(float) % kQuad);
-    const int quads = (mask_.tokens + shift + kQuad - 1) / kQuad, waves = parts_ * kTokenWaves<Gpu>;
+    const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) / sizeof(float) % kVec4);
+    const int quads = (mask_.tokens + shift + kVec4 - 1) / kVec4, waves = parts_ * kTokenWaves<Gpu>;
     const int each = ((quads + waves - 1) / waves + Gpu::kLanes - 1) / Gpu::kLanes * Gpu::kLanes;
     const int first = (part_ * kTokenWaves<Gpu> + thread() / Gpu::kLanes) * each, lane = thread() % Gpu::kLanes;
     const int after = first + each < quads ? first + each : quads;
     const auto as_one = [&](const float* other) {
-      return other == nullptr || is_aligned(other + to_ + mask_.begin - shift, sizeof(Quad));
+      return other == nullptr || is_aligned(other + to_ + mask_.begin - shift, sizeof(Vec4));
     };
     const bool plain = written_ == Written::kNot && are_turns_ && as_one(p.costs) && as_one(p.combined);
-    Run run = {first + lane < after && are_turns_ ? turn_of(mask_.begin + kQuad * (first + lane) - shift) : 0, 0, 0.0f,
+    Run run = {first + lane < after && are_turns_ ? turn_of(mask_.begin + kVec4 * (first + lane) - shift) : 0, 0, 0.0f,
                0.0f};
     RLK_UNROLL_NOT
     for (int i = first + lane; i < after; i += Gpu::kLanes) {
-      const int at = kQuad * i - shift, position = mask_.begin + at;
-      if (!plain || position + kQuad > run.end) {
+      const int at = kVec4 * i - shift, position = mask_.begin + at;
+      if (!plain || position + kVec4 > run.end) {
         if (are_turns_) find_run(position, is_last, &run);
-        if (!plain || at < 0 || position + kQuad > run.end) {
-          write_quad(at, is_last, run.span);
+        if (!plain || at < 0 || position + kVec4 > run.end) {
+          write_vec4(at, is_last, run.span);
           continue;
         }
       }
@@ -261,46 +261,46 @@ class RewardSpread {
     const ScatterRewardsParams& p = this->p();
     const std::uint32_t counted = mask_.bits_from(at);
     const auto of_counted = [&](float x) {
-      return quad_of<Quad>([&](int k) { return (counted >> k & 1u) != 0 ? x : 0.0f; });
+      return vec4_of<Vec4>([&](int k) { return (counted >> k & 1u) != 0 ? x : 0.0f; });
     };
     const std::int64_t to = to_ + mask_.begin + at;
-    Gpu::store_quad(in_global(p.to_tokens) + to, of_counted(run.reward));
-    if (p.costs != nullptr) Gpu::store_quad(in_global(p.costs) + to, Quad{});
-    if (p.combined != nullptr) Gpu::store_quad(in_global(p.combined) + to, of_counted(run.combined));
+    Gpu::store_vec4(in_global(p.to_tokens) + to, of_counted(run.reward));
+    if (p.costs != nullptr) Gpu::store_vec4(in_global(p.costs) + to, Vec4{});
+    if (p.combined != nullptr) Gpu::store_vec4(in_global(p.combined) + to, of_counted(run.combined));
   }
   // A position of any kind. i: the first turn that ends behind it, or the first span.
-  RLK_DEVICE void write_quad(int at, bool is_last, int i) const {
+  RLK_DEVICE void write_vec4(int at, bool is_last, int i) const {
     const ScatterRewardsParams& p = this->p();
     const std::uint32_t counted = mask_.counted_of(at);
     const int position = mask_.begin + at;
-    const bool has_last = is_last && last_ >= position && last_ < position + kQuad;
-    const bool has_span = counted != 0 && (!are_turns_ || shared_->spans[i].begin < position + kQuad);
+    const bool has_last = is_last && last_ >= position && last_ < position + kVec4;
+    const bool has_span = counted != 0 && (!are_turns_ || shared_->spans[i].begin < position + kVec4);
     if (written_ != Written::kNot && !has_last && !has_span) return;
     const std::int64_t to = to_ + mask_.begin + at;
-    Quad x = broadcast<Quad>(shared_->blank), cost = {};
+    Vec4 x = broadcast<Vec4>(shared_->blank), cost = {};
     if (written_ != Written::kNot) x = load_tokens(in_global(p.to_tokens) + to, at);
     RLK_UNROLL_NOT
     for (; i < count_; ++i) {
       const SpreadSpan span = shared_->spans[i];
       const float share = shared_->shares[i];
-      if (are_turns_ && span.begin >= position + kQuad) break;
+      if (are_turns_ && span.begin >= position + kVec4) break;
       RLK_UNROLL
-      for (int k = 0; k < kQuad; ++k) {
+      for (int k = 0; k < kVec4; ++k) {
         const float sum = finished_reward(add_rn(x.v[k], share));
         if (span.begin <= position + k && position + k < span.end) x.v[k] = sum;
       }
-      if (are_turns_ && span.end >= position + kQuad) break;
+      if (are_turns_ && span.end >= position + kVec4) break;
     }
     if (has_last) {
       const float reward = sequence_reward(p.spec, shared_->reward, num_tokens_);
       RLK_UNROLL
-      for (int k = 0; k < kQuad; ++k) {
+      for (int k = 0; k < kVec4; ++k) {
         if (position + k != last_) continue;
         x.v[k] = finished_reward(add_rn(x.v[k], reward));
         cost.v[k] = finished_reward(shared_->cost);
       }
     }
-    const auto mask = quad_of<QuadMask>([&](int k) { return -static_cast<std::int32_t>(counted >> k & 1u); });
+    const auto mask = vec4_of<Vec4Mask>([&](int k) { return -static_cast<std::int32_t>(counted >> k & 1u); });
     x = where(mask, x);
     store_tokens(in_global(p.to_tokens) + to, at, x);
     if (p.costs != nullptr) store_tokens(in_global(p.costs) + to, at, cost);
@@ -310,21 +310,21 @@ class RewardSpread {
   }
   // Takes four positions of the stretch, the first at -3 or later.
   RLK_DEVICE bool are_whole(const float* tokens, int at) const {
-    return at >= 0 && at + kQuad <= mask_.tokens && is_aligned(tokens, sizeof(Quad));
+    return at >= 0 && at + kVec4 <= mask_.tokens && is_aligned(tokens, sizeof(Vec4));
   }
-  RLK_DEVICE Quad load_tokens(const float* from, int at) const {
-    if (are_whole(from, at)) return Gpu::load_quad(from);
-    Quad x = {};
+  RLK_DEVICE Vec4 load_tokens(const float* from, int at) const {
+    if (are_whole(from, at)) return Gpu::load_vec4(from);
+    Vec4 x = {};
     RLK_UNROLL
-    for (int k = 0; k < kQuad; ++k) {
+    for (int k = 0; k < kVec4; ++k) {
       if (at + k >= 0 && at + k < mask_.tokens) x.v[k] = from[k];
     }
     return x;
   }
-  RLK_DEVICE void store_tokens(float* to, int at, const Quad& x) const {
-    if (are_whole(to, at)) return Gpu::store_quad(to, x);
+  RLK_DEVICE void store_tokens(float* to, int at, const Vec4& x) const {
+    if (are_whole(to, at)) return Gpu::store_vec4(to, x);
     RLK_UNROLL
-    for (int k = 0; k < kQuad; ++k) {
+    for (int k = 0; k < kVec4; ++k) {
       if (at + k >= 0 && at + k < mask_.tokens) to[k] = x.v[k];
     }
   }

@@ -7,18 +7,18 @@
 //
 // Gpu has
 //   kLanes                          lanes of a wave
-//   Tokens                          what a lane holds: Quad or float
+//   Tokens                          what a lane holds: Vec4 or float
 //   again(params), kReadsAgain      re-reads a kernel's first argument; kReadsAgain says whether that does anything
 //   thread(), barrier(), shuffle_xor, sum_over_wave, max_over_wave
-//   load, store                     Tokens, or a Quad, at multiples of their size
+//   load, store                     Tokens, or a Vec4, at multiples of their size
 //   of_lane(address)                keeps an address out of scalar registers
 //   count_on                        an atomic addition
 #pragma once
 
 #include <type_traits>
 
-#include "rlk/kernels/quad.h"
 #include "rlk/kernels/token_terms.h"
+#include "rlk/kernels/vec4.h"
 
 namespace rlk {
 
@@ -31,9 +31,9 @@ struct CountType<float> {
   static RLK_HD int of(bool mask) { return mask ? 1 : 0; }
 };
 template <>
-struct CountType<Quad> {
+struct CountType<Vec4> {
   using Type = int;
-  static RLK_HD int of(const QuadMask& mask) { return -(mask.v[0] + mask.v[1] + mask.v[2] + mask.v[3]); }
+  static RLK_HD int of(const Vec4Mask& mask) { return -(mask.v[0] + mask.v[1] + mask.v[2] + mask.v[3]); }
 };
 
 constexpr int kMostSteps = 3;  // of a block's tile: 2^3
@@ -51,12 +51,12 @@ constexpr int kTokenWaves = kTokenThreads / Gpu::kLanes;
 constexpr int kMostTokenWaves = 8;
 
 RLK_DEVICE float& token_of(float& x, int) { return x; }
-RLK_DEVICE float& token_of(Quad& x, int i) { return x.v[i]; }
+RLK_DEVICE float& token_of(Vec4& x, int i) { return x.v[i]; }
 RLK_DEVICE bool& token_of(bool& x, int) { return x; }
-RLK_DEVICE std::int32_t& token_of(QuadMask& x, int i) { return x.v[i]; }
+RLK_DEVICE std::int32_t& token_of(Vec4Mask& x, int i) { return x.v[i]; }
 
 template <class Mask>
-constexpr int kMaskCount = sizeof(Mask) == sizeof(bool) ? 1 : kQuad;
+constexpr int kMaskCount = sizeof(Mask) == sizeof(bool) ? 1 : kVec4;
 // All ones where a token counts. The compiler does not see through it: from a comparison of which it knew it would keep
 // predicates, of which there are seven.
 template <class T>

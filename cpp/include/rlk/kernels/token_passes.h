@@ -255,12 +255,12 @@ template <class Gpu, class F>
 RLK_DEVICE void map_values(float* all_values, std::int64_t count, std::int64_t block, std::int64_t blocks, const F& f) {
   if (all_values == nullptr) return;
   float* const values = in_global(all_values);
-  const std::int64_t step = blocks * kTokenThreads * kQuad;
-  for (std::int64_t i = (block * kTokenThreads + Gpu::thread()) * kQuad; i < count; i += step) {
-    if (i + kQuad <= count && is_aligned(values, 16)) {
-      Gpu::store_quad(values + i, f(Gpu::load_quad(values + i)));
+  const std::int64_t step = blocks * kTokenThreads * kVec4;
+  for (std::int64_t i = (block * kTokenThreads + Gpu::thread()) * kVec4; i < count; i += step) {
+    if (i + kVec4 <= count && is_aligned(values, 16)) {
+      Gpu::store_vec4(values + i, f(Gpu::load_vec4(values + i)));
     } else {
-      for (std::int64_t j = i; j < count && j < i + kQuad; ++j) values[j] = f(values[j]);
+      for (std::int64_t j = i; j < count && j < i + kVec4; ++j) values[j] = f(values[j]);
     }
   }
 }

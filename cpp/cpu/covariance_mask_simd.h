@@ -1,0 +1,19 @@
+// The inner loops of covariance_mask, one copy per instruction set (covariance_mask_simd.cpp). Memory has any alignment.
+#pragma once
+
+#include <cstdint>
+
+#include "lanes.h"
+#include "rlk/ops/covariance_mask.h"
+#include "token_tile.h"
+
+namespace rlk::cpu {
+
+struct CovarianceMaskLanes {
+  void (*sums)(const CovarianceMaskParams& p, const TokenTile& tile, void* partial);
+  void (*covariances)(const CovarianceMaskParams& p, float mean_advantage, float mean_logprob, const TokenTile& tile);
+};
+
+RLK_CPU_LANES(CovarianceMaskLanes, covariance_mask_simd)
+
+}  // namespace rlk::cpu

@@ -1,0 +1,27 @@
+// The inner loops of importance_weights, one copy per instruction set (importance_weights_simd.cpp). Memory has any alignment.
+#pragma once
+
+#include <cstdint>
+
+#include "lanes.h"
+#include "rlk/ops/importance_weights.h"
+#include "token_tile.h"
+
+namespace rlk {
+struct CentralPair;
+struct ImportanceFactors;
+}  // namespace rlk
+
+namespace rlk::cpu {
+
+struct ImportanceWeightsLanes {
+  void (*statistics)(const ImportanceWeightsParams& p, const TokenTile& tile, void* partial);
+  void (*terms)(const ImportanceWeightsParams& p, const ImportanceFactors& factors, const TokenTile& tile,
+                void* partial);
+  void (*moments)(const ImportanceWeightsParams& p, const CentralPair& pair, const TokenTile& tile, void* partial);
+  void (*divide)(float* values, std::int64_t count, float divisor);
+};
+
+RLK_CPU_LANES(ImportanceWeightsLanes, importance_weights_simd)
+
+}  // namespace rlk::cpu

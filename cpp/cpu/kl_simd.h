@@ -1,0 +1,16 @@
+// The inner loops of kl, one copy per instruction set (kl_simd.cpp). Memory has any alignment.
+#pragma once
+
+#include "lanes.h"
+#include "rlk/ops/kl.h"
+#include "token_tile.h"
+
+namespace rlk::cpu {
+
+struct KlLanes {
+  void (*terms)(const KlParams& p, const TokenTile& tile);
+};
+
+RLK_CPU_LANES(KlLanes, kl_simd)
+
+}  // namespace rlk::cpu

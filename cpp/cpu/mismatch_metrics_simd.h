@@ -1,0 +1,23 @@
+// The inner loops of mismatch_metrics, one copy per instruction set (mismatch_metrics_simd.cpp). Memory has any alignment.
+#pragma once
+
+#include <cstdint>
+
+#include "lanes.h"
+#include "rlk/ops/mismatch_metrics.h"
+#include "token_tile.h"
+
+namespace rlk {
+struct MismatchPair;
+}
+
+namespace rlk::cpu {
+
+struct MismatchMetricsLanes {
+  void (*terms)(const MismatchMetricsParams& p, const TokenTile& tile, void* differences, void* probabilities);
+  void (*moments)(const MismatchMetricsParams& p, const MismatchPair& pair, const TokenTile& tile, void* partial);
+};
+
+RLK_CPU_LANES(MismatchMetricsLanes, mismatch_metrics_simd)
+
+}  // namespace rlk::cpu

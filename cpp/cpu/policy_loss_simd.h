@@ -1,0 +1,24 @@
+// The inner loops of policy_loss, one copy per instruction set (policy_loss_simd.cpp). Memory has any alignment.
+#pragma once
+
+#include <cstdint>
+
+#include "lanes.h"
+#include "rlk/ops/policy_loss.h"
+#include "token_tile.h"
+
+namespace rlk {
+struct PolicyFactors;
+}
+
+namespace rlk::cpu {
+
+struct PolicyLossLanes {
+  void (*statistics)(const PolicyLossParams& p, const TokenTile& tile, void* partial);
+  void (*terms)(const PolicyLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial);
+  void (*scale)(float* values, std::int64_t count, float factor);
+};
+
+RLK_CPU_LANES(PolicyLossLanes, policy_loss_simd)
+
+}  // namespace rlk::cpu

@@ -1,0 +1,29 @@
+// The inner loops of rope, one copy per instruction set (rope_simd.cpp). Memory has any alignment.
+#pragma once
+
+#include <cstdint>
+
+#include "lanes.h"
+#include "rlk/ops/rope.h"
+
+namespace rlk::cpu {
+
+// The rotated columns of a head.
+struct RopeRow {
+  const unsigned char* x;
+  unsigned char* y;                            // x itself, or apart
+  const float *cos_a, *sin_a, *cos_b, *sin_b;  // [pairs], as they are multiplied
+  std::int64_t pairs;
+  DType dtype;
+  bool interleaved, round_products;
+};
+
+struct RopeLanes {
+  // to[i] = from[i] of `dtype`, as an element of `rounded_to` holds it.
+  void (*load_angles)(const unsigned char* from, DType dtype, DType rounded_to, std::int64_t count, float* to);
+  void (*rotate)(const RopeRow& row);
+};
+
+RLK_CPU_LANES(RopeLanes, rope_simd)
+
+}  // namespace rlk::cpu

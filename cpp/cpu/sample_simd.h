@@ -1,0 +1,25 @@
+// Rows of sample, one copy of the code per instruction set (sample_simd.cpp).
+#pragma once
+
+#include "lanes.h"
+#include "rlk/ops/sample.h"
+
+namespace rlk::cpu {
+
+struct SampleLanes {
+  void (*process)(const ProcessLogitsParams& p, std::int64_t row);
+  // Everything but its kept ids and raw_logprob. `mask`, `nodes`: the row's workspace; `count`: how many columns it kept, or null.
+  void (*row)(const SampleParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count);
+  void (*raw)(const SampleParams& p, std::int64_t row,
+              float* nodes);  // raw_logprob and its n best, of the raw pass' params
+  void (*offsets)(const SampleParams& p, std::int64_t first, std::int64_t rows, std::uint32_t* closed);
+  // A shard's payload but for raw words, and these, from the raw pass' params; then what `row` and `raw` give, of payloads.
+  void (*partial)(const SamplePartialParams& p, std::int64_t row, std::uint32_t* mask, float* nodes);
+  void (*partial_raw)(const SamplePartialParams& p, std::int64_t row, float* nodes);
+  void (*merge)(const SampleMergeParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count);
+  void (*kept)(const SampleParams& p, std::int64_t row, const std::uint32_t* mask);
+};
+
+RLK_CPU_LANES(SampleLanes, sample_simd)
+
+}  // namespace rlk::cpu

@@ -1,0 +1,16 @@
+// The inner loop of scatter_rewards, one copy per instruction set (scatter_rewards_simd.cpp). Memory has any alignment.
+#pragma once
+
+#include "lanes.h"
+#include "rlk/ops/scatter_rewards.h"
+#include "token_tile.h"
+
+namespace rlk::cpu {
+
+struct ScatterRewardsLanes {
+  void (*terms)(const ScatterRewardsParams& p, const TokenTile& tile, void* partial);
+};
+
+RLK_CPU_LANES(ScatterRewardsLanes, scatter_rewards_simd)
+
+}  // namespace rlk::cpu

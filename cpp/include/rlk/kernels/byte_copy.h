@@ -1,0 +1,178 @@
+// Copies of runs of bytes between any addresses, for CUDA and HIP. A thread writes vectors of 16 bytes of the destination and
+// reads them as the source is aligned to these: whole, as halves, as a half between two words, or as words that are shifted
+// together. Bytes around whole vectors go singly.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+#include "rlk/tokens.h"
+
+namespace rlk {
+
+constexpr int kRunChunk = 8;    // vectors of a thread
+constexpr int kRunVectors = 4;  // of these, whose loads are under way together
+
+struct alignas(16) Vector16 {
+  std::uint32_t words[4];
+};
+
+// Bytes [0, copied) of `to` are those of `from`; bytes [copied, end) are `fill`, eight bytes over and over.
+constexpr std::int32_t kMostRunBytes = 1 << 30;
+struct ByteRun {
+  const unsigned char* from = nullptr;
+  unsigned char* to = nullptr;
+  std::int32_t before = 0, after = 0;  // bytes [-before, after) of `from` may be read
+  std::int32_t copied = 0, end = 0;    // at most kMostRunBytes
+  std::uint64_t fill = 0;
+};
+
+RLK_HD Vector16 filled_vector(std::uint64_t fill) {
+  const auto low = static_cast<std::uint32_t>(fill), high = static_cast<std::uint32_t>(fill >> 32);
+  return {{low, high, low, high}};
+}
+
+// What a run is cut into.
+struct RunParts {
+  std::int32_t lead;     // bytes before the first vector
+  std::int32_t shift;    // bytes of the source from a word to where the first vector's are
+  std::int32_t vectors;  // of them [copied_from, copied_to) are copied, [filled_from, vectors) filled
+  std::int32_t copied_from, copied_to, filled_from;
+  std::int32_t from_vector;  // bytes of the source from a multiple of 16 to where the first vector's are
+
+  RLK_HD explicit RunParts(const ByteRun& r) {
+    lead = static_cast<std::int32_t>(-reinterpret_cast<std::uintptr_t>(r.to) & 15);
+    const std::uintptr_t source = reinterpret_cast<std::uintptr_t>(r.from) + static_cast<std::uintptr_t>(lead);
+    shift = static_cast<std::int32_t>(source & 3);
+    from_vector = static_cast<std::int32_t>(source & 15);
+    const auto within = [](std::int32_t x, std::int32_t least, std::int32_t most) {
+      return x < least ? least : x > most ? most : x;
+    };
+    vectors = within((r.end - lead) >> 4, 0, kMostRunBytes);
+    copied_from = lead + r.before < shift && vectors > 0 ? 1 : 0;
+    const std::int32_t readable = shift == 0 ? r.after : r.after + shift - 4;  // words around are read, too
+    copied_to = within(((readable < r.copied ? readable : r.copied) - lead) >> 4, copied_from, vectors);
+    filled_from = within((r.copied - lead + 15) >> 4, copied_to, vectors);
+  }
+};
+
+struct alignas(8) Half16 {
+  std::uint32_t words[2];
+};
+// How the source of a vector is read.
+enum class RunRead : std::uint8_t { kVector, kHalves, kHalfBetweenWords, kShifted };
+
+// Loads the words of a vector at `from`, and for kShifted the word behind them.
+template <RunRead kRead, class Memory>
+RLK_HD void load_vector(const unsigned char* from, std::uint32_t (&x)[5]) {
+  const auto* words = Memory::global(reinterpret_cast<const std::uint32_t*>(from));
+  const auto half = [&](int j) {
+    const Half16 both = *Memory::global(reinterpret_cast<const Half16*>(from + 4 * j));
+    x[j] = both.words[0];
+    x[j + 1] = both.words[1];
+  };
+  if constexpr (kRead == RunRead::kVector) {
+    const Vector16 vector = *Memory::global(reinterpret_cast<const Vector16*>(from));
+    RLK_UNROLL
+    for (int j = 0; j < 4; ++j) x[j] = vector.words[j];
+  } else if constexpr (kRead == RunRead::kHalves) {
+    half(0);
+    half(2);
+  } else if constexpr (kRead == RunRead::kHalfBetweenWords) {
+    x[0] = words[0];
+    half(1);
+    x[3] = words[3];
+  } else {
+    RLK_UNROLL
+    for (int j = 0; j < 5; ++j) x[j] = words[j];
+  }
+}
+
+template <RunRead kRead, class Memory>
+RLK_HD void copy_vectors(const ByteRun& r, const RunParts& parts, std::int32_t first, std::int32_t step,
+                         std::int32_t limit) {
+  const unsigned char* from = r.from + parts.lead - (kRead == RunRead::kShifted ? parts.shift : 0);
+  auto* to = Memory::global(reinterpret_cast<Vector16*>(r.to + parts.lead));
+  RLK_UNROLL_NOT
+  for (std::int32_t v = first; v < limit; v += kRunVectors * step) {
+    std::uint32_t x[kRunVectors][5];
+    RLK_UNROLL
+    for (int k = 0; k < kRunVectors; ++k) {
+      const std::int32_t i = v + k * step;
+      if (i >= parts.copied_from && i < parts.copied_to) load_vector<kRead, Memory>(from + 16 * i, x[k]);
+    }
+    RLK_UNROLL
+    for (int k = 0; k < kRunVectors; ++k) {
+      const std::int32_t i = v + k * step;
+      if (i < parts.copied_from || i >= parts.copied_to) continue;
+      Vector16 vector;
+      RLK_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        vector.words[j] = x[k][j];
+        if constexpr (kRead == RunRead::kShifted) {
+          const std::uint64_t both = std::uint64_t{x[k][j + 1]} << 32 | x[k][j];
+          vector.words[j] = static_cast<std::uint32_t>(both >> (8 * parts.shift));
+        }
+      }
+      to[i] = vector;
+    }
+  }
+}
+
+// Copies vectors first, first + step, ... of a run: kRunChunk of them, or all that are left under `last`. Under `edges` it
+// also copies the bytes around whole vectors. Threads `first` = 0 ... step - 1 share these, by words where both sides allow.
+constexpr std::int32_t kMostRunEdges = 31 + 31 + 15;  // bytes at the head, in the middle, at the tail
+template <class Memory>
+RLK_HD void copy_byte_run(const ByteRun& r, std::int32_t first, std::int32_t step, bool edges, bool last) {
+  if (r.end == 0 || (first > r.end >> 4 && (!edges || first >= kMostRunEdges))) return;
+  const RunParts parts(r);
+  const auto* from = Memory::global(r.from);
+  auto* to = Memory::global(r.to);
+  // Bytes around: before copied_from, from copied_to to filled_from, behind the last vector.
+  const auto around = [&](std::int32_t vector) {
+    return parts.lead + 16 * vector < r.end ? parts.lead + 16 * vector : r.end;
+  };
+  const std::int32_t head = around(parts.copied_from), to_middle = around(parts.copied_to) - head;
+  const std::int32_t of_middle = around(parts.filled_from) - to_middle, to_tail = around(parts.vectors) - of_middle;
+  const std::int32_t singles = edges ? r.end - to_tail : 0;
+  const auto place = [&](std::int32_t i) { return i < head ? i : i < of_middle ? i + to_middle : i + to_tail; };
+  const bool words = ((parts.lead | parts.shift | r.copied | r.end) & 3) == 0;
+  const auto load = [&](std::int32_t at) {
+    if (at >= r.copied) return static_cast<std::uint32_t>(r.fill >> (8 * (at & 7)));
+    return words ? *Memory::global(reinterpret_cast<const std::uint32_t*>(r.from + at)) : std::uint32_t{from[at]};
+  };
+  const auto store = [&](std::int32_t at, std::uint32_t x) {
+    if (words) {
+      *Memory::global(reinterpret_cast<std::uint32_t*>(r.to + at)) = x;
+    } else {
+      to[at] = static_cast<unsigned char>(x);
+    }
+  };
+  const int unit = words ? 4 : 1;
+  std::uint32_t single = 0;
+  if (first * unit < singles) single = load(place(first * unit));  // under way together with the vectors
+  const std::int32_t chunk = first + kRunChunk * step, limit = last || parts.vectors < chunk ? parts.vectors : chunk;
+  if (parts.from_vector == 0) {
+    copy_vectors<RunRead::kVector, Memory>(r, parts, first, step, limit);
+  } else if (parts.from_vector % 8 == 0) {
+    copy_vectors<RunRead::kHalves, Memory>(r, parts, first, step, limit);
+  } else if (parts.from_vector % 4 == 0) {
+    copy_vectors<RunRead::kHalfBetweenWords, Memory>(r, parts, first, step, limit);
+  } else {
+    copy_vectors<RunRead::kShifted, Memory>(r, parts, first, step, limit);
+  }
+  if (parts.filled_from < limit) {
+    const int turned = 8 * (parts.lead & 7);
+    const Vector16 fill = filled_vector(turned == 0 ? r.fill : r.fill >> turned | r.fill << (64 - turned));
+    auto* vectors = Memory::global(reinterpret_cast<Vector16*>(r.to + parts.lead));
+    std::int32_t v = first;
+    RLK_UNROLL_NOT
+    for (; v < limit; v += step) {
+      if (v >= parts.filled_from) vectors[v] = fill;
+    }
+  }
+  if (first * unit < singles) store(place(first * unit), single);
+  for (std::int32_t i = (first + step) * unit; i < singles; i += step * unit) store(place(i), load(place(i)));
+}
+
+}  // namespace rlk

@@ -1,0 +1,142 @@
+// Kernels whose threads take eight neighbouring columns at a time: these to and from memory, the element type and the
+// blocks of a launch.
+#pragma once
+
+#include <string>
+
+#include "element.cuh"
+#include "rlk/base.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+// Past the L1 cache: what is read here is read once.
+__device__ __forceinline__ uint4 load_once(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+
+// L2's policy for what nobody reads again: it is the first to leave.
+__device__ __forceinline__ std::uint64_t evict_first_policy() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint4 load_once(const void* from, std::uint64_t policy) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from), "l"(policy));
+  return v;
+}
+
+// How far before its loads data is prefetched, in bytes that all blocks read: more leaves L2 again, less comes too late.
+constexpr std::int64_t kPrefetchBytes = std::int64_t{4} << 20;
+
+// Brings bytes, a multiple of 16 from a multiple of 16 on, into L2 for a block that will load them: no register waits, so
+// more can be under way than registers hold. It reads no value, so it may come before wait_for_previous_kernel: what that
+// kernel still writes reaches the same L2. Nothing where the hardware has no copy engine.
+__device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* from,
+                                               [[maybe_unused]] std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+// Policy: none, or evict_first_policy().
+template <class T, class... Policy>
+__device__ __forceinline__ Vec8<T> load_vec8_once(const typename T::Storage* from, Policy... policy) {
+  Vec8<T> x;
+#pragma unroll
+  for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].v = load_once(from + i * Vector<T>::kColumns, policy...);
+  return x;
+}
+template <class T>
+__device__ __forceinline__ Vec8<T> load_vec8(const typename T::Storage* from) {
+  Vec8<T> x;
+#pragma unroll
+  for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].v = reinterpret_cast<const uint4*>(from)[i];
+  return x;
+}
+// First to leave L2: beside what is read once, what is written once gains 5 % of the time.
+template <class T>
+__device__ __forceinline__ void store_vec8(typename T::Storage* to, const Vec8<T>& x) {
+#pragma unroll
+  for (int i = 0; i < Vec8<T>::kVectors; ++i) __stcs(reinterpret_cast<uint4*>(to) + i, x.v[i].v);
+}
+// Rounded to nearest even; a NaN becomes the type's canonical one.
+template <class T>
+__device__ __forceinline__ Vec8<T> vec8_of(const float (&z)[kVec8]) {
+  Vec8<T> x;
+#pragma unroll
+  for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].from_float(z + i * Vector<T>::kColumns);
+  return x;
+}
+// The values as elements of type T hold them.
+template <class T>
+__device__ __forceinline__ void round_vec8(float (&z)[kVec8]) {
+  if constexpr (T::kPacked) vec8_of<T>(z).to_float(z);
+}
+// x times z as elements of type T hold it: round(fl(round(z) * x)). 16-bit types take two products an instruction.
+template <class T>
+__device__ __forceinline__ Vec8<T> rounded_product(const float (&z)[kVec8], const Vec8<T>& x) {
+  if constexpr (T::kPacked) {
+    Vec8<T> y = vec8_of<T>(z);
+    uint4& v = y.v[0].v;
+    const uint4& w = x.v[0].v;
+    v = make_uint4(T::mul2(v.x, w.x), T::mul2(v.y, w.y), T::mul2(v.z, w.z), T::mul2(v.w, w.w));
+    return y;
+  } else {
+    float y[kVec8];
+    x.to_float(y);
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) y[j] = __fmul_rn(z[j], y[j]);
+    return vec8_of<T>(y);
+  }
+}
+
+// The first `count` of eight columns, the others +0; and back. kVector: all eight, at multiples of 16 bytes.
+template <class T, bool kVector>
+__device__ __forceinline__ void load_columns(const typename T::Storage* from, int count, float (&z)[kVec8]) {
+  if constexpr (kVector) {
+    load_vec8<T>(from).to_float(z);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) z[j] = j < count ? T::load(from[j]) : 0.0f;
+  }
+}
+template <class T, bool kVector>
+__device__ __forceinline__ void store_columns(typename T::Storage* to, int count, const float (&z)[kVec8]) {
+  if constexpr (kVector) {
+    store_vec8(to, vec8_of<T>(z));
+  } else {
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) {
+      if (j < count) to[j] = T::store(z[j]);
+    }
+  }
+}
+
+// f(T{}) for the element type that `dtype` names.
+template <class F>
+void with_element_type(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return f(Fp32{});
+    case DType::kBFloat16:
+      return f(Bf16{});
+    default:
+      return f(Fp16{});
+  }
+}
+
+inline unsigned checked_blocks(std::int64_t blocks, const char* op) {
+  RLK_CHECK(blocks < std::int64_t{1} << 31, std::string(op) + ": too many rows for one launch");
+  return static_cast<unsigned>(blocks);
+}
+
+}  // namespace
+}  // namespace rlk::cuda
