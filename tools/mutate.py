@@ -66,6 +66,7 @@ SHARED = {
     "_shapes": ["test_fake_tensors", "test_engine", "test_token_model"],
     "_transforms": ["test_engine", "test_torch", "test_linear_func"],
     "_workspace": ["test_linear_logprob", "test_torch"],
+    "attention_merge": ["test_attention_partials", "test_attention_partials_bad_input"],
     "linear_cross_entropy": [
         "test_linear_logprob_loss",
         "test_token_accuracy",
@@ -291,7 +292,7 @@ def redrawn(fault: Fault, used: set[str]) -> Fault | None:
 def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
     """The operator's own tests, its C++ tests, and those of the shared file and of all operators."""
     stem = Path(fault.path).stem.lstrip("_")
-    for suffix in ("_torch", "_traced", "_autograd", "_backward", "_kernels", "_fill"):
+    for suffix in ("_torch", "_traced", "_autograd", "_backward", "_kernels", "_fill", "_lists"):
         stem = stem.removesuffix(suffix)
     stem = {"policy_spec": "policy_loss", "preference_kinds": "preference_loss"}.get(stem, stem)
     parts = [stem]
