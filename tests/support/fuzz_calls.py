@@ -394,6 +394,8 @@ def _parts(found: Any) -> Iterator[Any]:
 
 
 def _raw(x: Any) -> Any:
+    if isinstance(x, int):  # the number of a split
+        return x
     if not isinstance(x, np.ndarray):
         import torch
 
