@@ -288,7 +288,7 @@ class Call {
                                   shape_text(sinks_->shape()));
     }
     require_columns(*sinks_);
-    static constexpr float kEmpty = 0.0f;  // of no head a pointer may be null, which would mean that there are none
+    static constexpr float kEmpty = 0.0f;  // no heads: the array may be null, which would mean no sinks
     input_.sinks = v.data != nullptr ? static_cast<const float*>(v.data) : &kEmpty;
   }
 

@@ -43,7 +43,7 @@ nb::object Results::result() {
   if (count_ == 0) return nb::none();
   if (count_ == 1) return nb::steal(output(0));
   const nb::object tuple = nb::steal(PyTuple_New(count_));
-  for (int i = 0; i < count_; ++i) PyTuple_SetItem(tuple.ptr(), i, output(i));  // of the stable ABI
+  for (int i = 0; i < count_; ++i) PyTuple_SetItem(tuple.ptr(), i, output(i));  // in the stable ABI
   return tuple;
 }
 

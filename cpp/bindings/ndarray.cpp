@@ -80,8 +80,9 @@ std::string dtype_text(DLDataType t) {
   constexpr const char* kKinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
   constexpr const char* kFloat8[] = {"_e3m4",     "_e4m3", "_e4m3b11fnuz", "_e4m3fn",
                                      "_e4m3fnuz", "_e5m2", "_e5m2fnuz",    "_e8m0fnu"};
-  const char* kind = t.code < std::size(kKinds) ? kKinds[t.code] : "float";  // of 8 bits and less
-  const std::size_t form = t.code - std::size(kKinds);                       // of those that are not among the kinds
+  const char* kind =
+      t.code < std::size(kKinds) ? kKinds[t.code] : "float";  // codes past the kinds: floats of 8 bits and less
+  const std::size_t form = t.code - std::size(kKinds);        // index among those floats
   const char* of_float8 = t.code >= std::size(kKinds) && form < std::size(kFloat8) ? kFloat8[form] : "";
   return kind + std::to_string(t.bits) + of_float8 + (t.lanes == 1 ? "" : "x" + std::to_string(t.lanes));
 }

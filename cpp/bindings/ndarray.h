@@ -64,12 +64,12 @@ class Array {
   const char* name() const { return name_; }
   std::span<const std::int64_t> shape() const { return {view_.shape, static_cast<std::size_t>(view_.ndim)}; }
   int element_bytes() const { return bits_ / 8; }
-  bool is_float() const;  // of the IEEE kind: a zero has only zero bits, except for the sign
+  bool is_float() const;  // IEEE kind: a zero has only zero bits, except for the sign
   std::string dtype_name() const;
 
  private:
   Array(nb::handle object, const char* name, const char* dtypes, bool any_dtype);
-  Array(const Array&) = default;  // of what a move takes
+  Array(const Array&) = default;  // what a move takes
   friend struct Caller;
   TensorView view_;
   const char* name_;
@@ -93,7 +93,7 @@ struct Caller {
     void* data;
   };
   Fresh empty(std::span<const std::int64_t> shape, DType dtype) const;
-  Fresh empty_like(std::span<const std::int64_t> shape, const Array& like) const;  // of its dtype
+  Fresh empty_like(std::span<const std::int64_t> shape, const Array& like) const;  // dtype as `like`
 
  private:
   Fresh empty(std::span<const std::int64_t> shape, std::uint8_t code, std::uint8_t bits, const std::string& name) const;
@@ -102,7 +102,7 @@ Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::ui
 
 // Marks an unconsumed capsule of uint16 as bfloat16, which NumPy cannot say; returns it.
 nb::object bfloat16_capsule(nb::object capsule);
-nb::object bool_capsule(nb::object capsule);  // of bytes
+nb::object bool_capsule(nb::object capsule);  // the same for bytes, as bool
 
 const char* name_of(DType dtype);
 std::string name_of(Device device);

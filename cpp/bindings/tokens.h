@@ -64,7 +64,7 @@ class TokenArguments {
   Device device() const { return first_.view().device; }
   std::span<const std::int64_t> shape() const { return first_.shape(); }
   const Array& array() const { return first_; }
-  std::int64_t row_stride() const { return stride_of(first_); }  // of the first
+  std::int64_t row_stride() const { return stride_of(first_); }  // stride of the first array
   TokenArray<float> output() const { return {nullptr, shape().size() == 2 ? sequences_.num_tokens : 0}; }
   PolicyTokens first() const { return {static_cast<const float*>(first_.view().data), row_stride(), 1}; }
   TokenMask first_mask() const { return flags_of(first_); }

@@ -59,7 +59,7 @@ class Forward {
   struct Row {
     AttentionReference reference;
     float chains[kAttentionChains] = {};
-    float m = -infinity(), l = 0.0f;  // of the splits before
+    float m = -infinity(), l = 0.0f;  // maximum and sum over the splits before
   };
 
   // One of both is given.

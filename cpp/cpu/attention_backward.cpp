@@ -20,7 +20,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTileRows = 64;  // of dq: queries times heads
+constexpr std::int64_t kTileRows = 64;  // rows of a tile of dq: queries times heads
 
 // Tiles of one thread, and what both passes do with them.
 class Tiles {
@@ -179,7 +179,7 @@ class QueryGradients : Tiles {
 
  private:
   std::vector<float> q_, dout_, k_, v_, scores_, dp_;
-  std::vector<float> dq_, chains_;  // of the blocks so far, of one
+  std::vector<float> dq_, chains_;  // sums over the blocks so far; one block's chains
   std::vector<AttentionColumns> sees_;
 };
 

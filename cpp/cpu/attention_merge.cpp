@@ -78,7 +78,7 @@ class Merge {
   }
 
   const AttentionMergeParams& p_;
-  std::int64_t columns_;  // of a row of floats
+  std::int64_t columns_;  // columns per row, in floats
   std::vector<float> total_, of_split_;
 };
 

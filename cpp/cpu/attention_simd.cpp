@@ -14,8 +14,8 @@
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {
 
-constexpr int kRows = 4;     // of a tile in registers
-constexpr int kVectors = 2;  // of a row of it
+constexpr int kRows = 4;     // rows of a register tile
+constexpr int kVectors = 2;  // vectors per row of the tile
 static_assert(kAttentionGroup % (kVectors * kLanes) == 0 && kColumns % kLanes == 0);
 
 RLK_HD Floats load_floats(const float* p) { return load_bytes<Floats>(p); }

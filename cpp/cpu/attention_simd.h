@@ -11,7 +11,7 @@
 namespace rlk::cpu {
 
 constexpr int kColumns = 16;
-constexpr int kTileKeys = 128;  // of a tile: the largest block
+constexpr int kTileKeys = 128;  // keys per tile: the largest block
 static_assert(attention_block(1) == kTileKeys && attention_block(kMaxHeadDim) == kTileKeys / 2);
 constexpr std::int64_t kMaxColumns = kMaxHeadDim;
 

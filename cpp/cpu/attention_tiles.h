@@ -33,7 +33,7 @@ class AttentionTasks {
   Task operator[](std::int64_t i) const;
 
  private:
-  std::vector<std::int64_t> ends_;  // of each sequence's tasks
+  std::vector<std::int64_t> ends_;  // end of each sequence's tasks
   std::int64_t heads_, piece_;
 };
 
@@ -57,7 +57,7 @@ class AttentionReader {
   const AttentionInput& p_;
 
  public:
-  const std::int64_t columns;  // of a row of floats
+  const std::int64_t columns;  // columns per row, in floats
 };
 
 // What kernels/attention_sinks.h asks of a backend: a lone thread, and sm_90's exponential.

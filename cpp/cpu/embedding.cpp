@@ -115,7 +115,7 @@ void embedding_backward(const EmbeddingBackwardParams& p) {
   check_embedding_backward(p);
   if (p.num_rows == 0 || p.columns == 0) return;
   const std::vector<Key> keys = sorted_tokens(p);
-  std::vector<std::int64_t> starts;  // of the rows that have tokens, and the end
+  std::vector<std::int64_t> starts;  // first key of each row that has tokens, and the end
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (i == 0 || row_of(keys[i]) != row_of(keys[i - 1])) starts.push_back(static_cast<std::int64_t>(i));
   }

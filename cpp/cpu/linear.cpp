@@ -17,7 +17,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kBiasColumns = 128;     // of a task: four cache lines of a row
+constexpr std::int64_t kBiasColumns = 128;     // columns per task: four cache lines of a row
 constexpr std::int64_t kBiasElements = 65536;  // below these a thread's wake-up costs more than its help
 constexpr std::int64_t kTreeElements = 32768;
 constexpr std::int64_t kTreeColumns = 1024;  // between the tree and its bias: in L1

@@ -23,7 +23,7 @@ constexpr std::int64_t kBlockColumns = 512;  // times kBlockRows: 768 KiB of sum
 constexpr std::int64_t kTasksPerThread = 4;  // so that one slow task does not keep all others waiting
 // Below this many products a thread's wake-up costs more than its help.
 constexpr std::int64_t kTaskProducts = 200000;
-constexpr int kLevels = 3;  // of rule 2's tree
+constexpr int kLevels = 3;  // levels of rule 2's tree
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }

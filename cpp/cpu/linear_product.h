@@ -9,7 +9,7 @@
 
 namespace rlk::cpu {
 
-const LinearLanes& linear_simd();  // of the instruction set in use
+const LinearLanes& linear_simd();  // the lanes of the instruction set in use
 
 // Element (i, k) lies at rows.offset(i) + k, or at rows.offset(k) + i if `rows_contracted`: rows then run along the
 // contraction index.

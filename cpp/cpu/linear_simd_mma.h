@@ -30,7 +30,7 @@ RLK_HD Ints smaller(Ints a, Ints b) { return {a.v < b.v ? a.v : b.v}; }
 RLK_HD Ints shifted_right(Ints a, Ints n) { return {a.v >> n.v}; }
 RLK_HD Ints shifted_left(Ints a, Ints n) { return ints_of(unsigned_of(a) << unsigned_of(n)); }
 RLK_HD Ints exponent_field(Floats a) { return (bits_of(a) >> 23) & 0xff; }
-RLK_HD Floats power_of_two(Ints exponent) { return float_of((exponent + 127) << 23); }  // of a normal number
+RLK_HD Floats power_of_two(Ints exponent) { return float_of((exponent + 127) << 23); }  // normal numbers only
 
 // The model's exponent of an operand that was widened to fp32, where a binary16 subnormal has a smaller one.
 RLK_HD Ints operand_exponent(Floats x, DType dtype) {

@@ -181,7 +181,7 @@ void finish_row(const LogprobParams& p, std::int64_t row, const Row& r, const So
 // The row's z added up by rule 5's tree: label smoothing's mean.
 float sum_of_z(const LogprobParams& p, std::int64_t row, std::vector<float>* nodes) {
   const auto leaves_of = [&](int part) { return (run_of_part(p, part).columns + kLeafColumns - 1) / kLeafColumns; };
-  std::size_t leaves = 1;  // of a part, made a power of two
+  std::size_t leaves = 1;  // leaves per part, made a power of two
   for (int i = 0; i < kNumParts; ++i) leaves = std::max(leaves, std::bit_ceil(static_cast<std::size_t>(leaves_of(i))));
   nodes->assign(kNumParts * leaves, 0.0f);
   const unsigned char* const logits = logits_of(p, row);
@@ -249,11 +249,11 @@ void logprob_by_rows(const LogprobParams& p) {
 
 // Few rows: the tasks are runs of 2^k leaves of a part, so that one row keeps every thread busy.
 void logprob_by_runs(const LogprobParams& p, std::int64_t run_columns) {
-  std::int64_t runs = 1;  // of a part, made a power of two
+  std::int64_t runs = 1;  // runs per part, made a power of two
   for (int i = 0; i < kNumParts; ++i) {
     while (runs * run_columns < run_of_part(p, i).columns) runs *= 2;
   }
-  const std::int64_t tasks = kNumParts * runs;  // of a row
+  const std::int64_t tasks = kNumParts * runs;  // tasks per row
   std::vector<Row> rows(p.num_rows);
   std::vector<SoftmaxStats> nodes(p.num_rows * tasks, identity_stats());
   const auto ignored = [&](std::int64_t row) { return target_of(p, row) == p.ignore_index; };
@@ -291,7 +291,7 @@ void logprob_by_runs(const LogprobParams& p, std::int64_t run_columns) {
 struct BackwardRow {
   LogprobBackwardRow lanes;
   float a, b, g;
-  float d;  // of label smoothing
+  float d;  // label smoothing's term
 };
 
 float gradient_at(const float* gradient, const RowLayout& rows, std::int64_t row) {

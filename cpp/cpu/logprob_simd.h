@@ -25,7 +25,7 @@ struct LogprobBackwardRow : LogprobRow {
   float u;                 // log2 p = fma(z, c, -u)
   float b;                 // dentropy's factor of log2 p
   float w;                 // fl(a - g)
-  float d;                 // of label smoothing: what every column gets
+  float d;                 // label smoothing's term: what every column gets
 };
 
 // `kept` has one bit for each of the run's columns, padded with zeros to whole leaves; null keeps all.

@@ -12,7 +12,7 @@ namespace rlk::cpu::RLK_CPU_ISA {
 namespace {
 
 constexpr int kVec8 = kRmsNormLaneColumns;
-constexpr int kBlockColumns = kVec8 * kLanes;  // of one vector of lanes
+constexpr int kBlockColumns = kVec8 * kLanes;  // columns of one vector of lanes
 constexpr int kChunkColumns = kVec8 * kRmsNormLanes;
 static_assert(kRmsNormPadding % kBlockColumns == 0);
 

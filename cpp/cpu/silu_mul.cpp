@@ -19,7 +19,7 @@ const SiluMulLanes& lanes() { return RLK_CPU_LANES_IN_USE(silu_mul_simd); }
 template <class Params, class F>
 void for_each_piece(const Params& p, const F& f) {
   if (p.num_rows == 0 || p.columns == 0) return;
-  const std::int64_t pieces = (p.columns + kTaskElements - 1) / kTaskElements;  // of a row
+  const std::int64_t pieces = (p.columns + kTaskElements - 1) / kTaskElements;  // pieces per row
   parallel_for(p.num_rows * pieces, pieces > 1 ? 1 : rows_of_a_task(p.columns),
                [&](std::int64_t begin, std::int64_t end) {
                  const FloatEnvironment environment;

@@ -10,9 +10,9 @@ constexpr int kTilePositions = 1 << kTile;
 
 struct TokenTile {
   std::int64_t sequence;
-  std::int64_t begin;  // of the sequence in packed arrays
+  std::int64_t begin;  // where the sequence begins in packed arrays
   std::int64_t first;  // position
-  int count;           // of positions, at most kTilePositions
+  int count;           // positions, at most kTilePositions
 };
 
 }  // namespace rlk::cpu

@@ -344,13 +344,13 @@ class Backward {
   bool sums_dweight_, chunks_outside_;
   ScoredGroups *all_groups_ = nullptr, *groups_ = nullptr;  // where they are, and of the step
   void *hidden_ = nullptr, *own_gradients_;
-  void* gradients_ = nullptr;  // of the step's logits: own, or in dweight
+  void* gradients_ = nullptr;  // gradients of the step's logits: own, or in dweight
   float *logits_ = nullptr, *dhidden_ = nullptr, *dweight_ = nullptr, *dbias_ = nullptr, *block_dbias_ = nullptr;
   LoraRows lora_;
   void* v_ = nullptr;
   float *logit_sums_ = nullptr, *v_sums_ = nullptr, *dlora_a_ = nullptr, *dlora_b_ = nullptr;
   Stream stream_{};
-  std::int64_t row_ = 0, rows_ = 0, first_ = 0, columns_ = 0;  // of the step
+  std::int64_t row_ = 0, rows_ = 0, first_ = 0, columns_ = 0;  // rows and columns of the step
 };
 
 // Whether a block's hidden states may lie in dhidden, and the gradients of so many columns' logits have room for it.

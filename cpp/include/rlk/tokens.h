@@ -51,7 +51,7 @@ struct GlobalMemory {
 struct TokenMask {
   const void* data = nullptr;   // null: every token counts
   std::int64_t row_stride = 0;  // elements; columns are contiguous
-  std::int32_t bytes = 0;       // of an element: 1, 2, 4 or 8; 0 without data
+  std::int32_t bytes = 0;       // bytes per element: 1, 2, 4 or 8; 0 without data
   bool is_float = false;
 
   // The bits of an element, as wide as T, that make it count: all but the sign of a float.
@@ -124,7 +124,7 @@ struct Sequences {
   const void* cu_seqlens = nullptr;  // [num_sequences + 1], cu_dtype; null: padded
   DType cu_dtype = DType::kInt32;    // kInt32, kInt64
   std::int64_t num_sequences = 0;
-  std::int64_t num_tokens = 0;  // of a row, or of the packed array
+  std::int64_t num_tokens = 0;  // tokens per row, or in the packed array
   RLK_HD bool packed() const { return cu_seqlens != nullptr; }
   RLK_HD Offsets offsets() const { return {cu_seqlens, cu_dtype}; }
   std::int64_t num_slots() const { return packed() ? num_tokens : num_sequences * num_tokens; }

@@ -10,9 +10,9 @@
 
 namespace rlk {
 
-struct AttentionForwardState {  // of a row
+struct AttentionForwardState {  // state of one row
   AttentionReference reference;
-  float m = -infinity(), l = 0.0f;  // of the splits before
+  float m = -infinity(), l = 0.0f;  // maximum and sum over the splits before
 };
 
 // The segment of the tile that is being computed. It lies in shared memory, since sums take the registers.

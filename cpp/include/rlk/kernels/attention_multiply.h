@@ -29,9 +29,9 @@ template <int kOfThread_, int kColumns_, int kDepth_>
 struct AttentionTile {
   static constexpr int kOfThread = kOfThread_, kColumns = kColumns_, kDepth = kDepth_;
   static constexpr int kRows = kAttentionLines * kOfThread;
-  static constexpr int kSums = kColumns / kAttentionLines;  // of a row and thread: columns 64j + 4 line ... + 3
+  static constexpr int kSums = kColumns / kAttentionLines;  // per row and thread: columns 64j + 4 line ... + 3
   static constexpr int kBlock = attention_block(kColumns);
-  static constexpr int kScores = kBlock / kAttentionLines;  // of a row and thread
+  static constexpr int kScores = kBlock / kAttentionLines;  // per row and thread
   static_assert(kColumns % 64 == 0 && kBlock % 64 == 0);
 
   // Weights are [kBlock columns][kRows], so that a thread reads its rows together. Chunks of four rows (16 bytes) are
@@ -54,7 +54,7 @@ struct AttentionTile {
 // Rows of an operand in memory.
 template <class Machine, class T>
 struct AttentionRows {
-  const typename T::Storage* data;  // of the head
+  const typename T::Storage* data;  // the head's rows
   const std::int64_t* offsets;      // shared; elements, kZeroRow or kNoPage
   bool vectors;
 

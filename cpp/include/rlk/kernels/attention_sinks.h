@@ -53,7 +53,7 @@ RLK_DEVICE AttentionSink attention_sink(const AttentionInput& p, std::int64_t he
 
 // The query at a place in q, where places count over all sequences.
 struct AttentionQuery {
-  std::int64_t sequence, token;  // of its q
+  std::int64_t sequence, token;  // token: its place in packed q, or among the sequence's
   AttentionRange sees = {0, 0};  // its keys; none where it is not in use
 
   template <class Params>
@@ -73,7 +73,7 @@ struct AttentionQuery {
   RLK_HD bool used() const { return !sees.empty(); }
 };
 
-constexpr int kSinkGroupRows = 64, kSinkGroups = 128;  // of a block of 8192 rows
+constexpr int kSinkGroupRows = 64, kSinkGroups = 128;  // rows per group; groups per block of 8192 rows
 
 // A group's chain of p * delta, of `rows` rows of q. `delta` lies as lse does.
 template <class Machine>

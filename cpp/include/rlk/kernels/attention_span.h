@@ -39,7 +39,7 @@ RLK_HD AttentionRange attention_place(const std::int32_t* offsets, std::int64_t 
 // A segment's path, walked from the segment to its root.
 struct AttentionPath {
   std::int64_t segment;
-  AttentionRange tokens;  // of the segment
+  AttentionRange tokens;  // the segment's own tokens
 
   template <class Params>
   RLK_HD AttentionPath(const Params& p, std::int64_t s)
@@ -125,7 +125,7 @@ struct AttentionSpan {
   std::int64_t k_first, num_keys;
   std::int64_t window;                               // keys; more than there are of them where there is none
   std::int64_t group = 0, prefix = 0;                // keys in the pages of the group's prefix
-  std::int64_t first_key = 0, last_key = INT64_MAX;  // of the splits of partials, as far as the arrays go
+  std::int64_t first_key = 0, last_key = INT64_MAX;  // keys of a partial call's splits, as far as the arrays go
   bool causal;
 
   template <class Params>
@@ -208,7 +208,7 @@ RLK_HD std::int64_t key_offset(const Params& p, const AttentionHeads& a, const A
   if (p.block_table == nullptr) return offset_of(a, p.cu_seqlens_k != nullptr, span.sequence, span.k_first + j);
   const bool shared = kMayShare<Params> && j < span.prefix;
   const std::int64_t row = shared ? span.group * p.prefix_stride : span.sequence * p.table_stride;
-  std::int64_t number = shared || !kMayShare<Params> ? j : j - span.prefix;  // of the table's keys
+  std::int64_t number = shared || !kMayShare<Params> ? j : j - span.prefix;  // index among the table's keys
   if (kMayBePartial<Params>) number -= p.absent_keys;
   const std::int64_t page = in_memory(shared ? p.prefix_table : p.block_table)[row + number / p.page_size];
   if (page < 0 || page >= p.num_pages) return kNoPage;

@@ -14,8 +14,8 @@ inline bool attention_at_16_bytes(const AttentionHeads& a, DType t) {
 
 // A launch. A row is a query with one of the heads that share a key head, the heads of a query together; or a key.
 struct AttentionGrid {
-  std::int64_t rows;   // of a sequence; packed: of all
-  std::int64_t tiles;  // of them
+  std::int64_t rows;   // rows per sequence; packed: in all
+  std::int64_t tiles;  // tiles that cover the rows
   std::int32_t group;  // rows of a token
   bool packed;
   bool vectors;  // heads begin at multiples of 16 bytes

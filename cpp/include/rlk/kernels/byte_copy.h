@@ -11,7 +11,7 @@
 namespace rlk {
 
 constexpr int kRunChunk = 8;    // vectors of a thread
-constexpr int kRunVectors = 4;  // of these, whose loads are under way together
+constexpr int kRunVectors = 4;  // vectors of a thread whose loads are under way together
 
 struct alignas(16) Vector16 {
   std::uint32_t words[4];
@@ -36,7 +36,7 @@ RLK_HD Vector16 filled_vector(std::uint64_t fill) {
 struct RunParts {
   std::int32_t lead;     // bytes before the first vector
   std::int32_t shift;    // bytes of the source from a word to where the first vector's are
-  std::int32_t vectors;  // of them [copied_from, copied_to) are copied, [filled_from, vectors) filled
+  std::int32_t vectors;  // [copied_from, copied_to) are copied, [filled_from, vectors) filled
   std::int32_t copied_from, copied_to, filled_from;
   std::int32_t from_vector;  // bytes of the source from a multiple of 16 to where the first vector's are
 

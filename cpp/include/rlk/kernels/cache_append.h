@@ -27,15 +27,15 @@ inline void check_cache_append(const CacheAppendParams& p) {
 }
 
 constexpr int kCacheAppendThreads = 128;
-constexpr int kCacheAppendUnits = 2;  // of k and of v, whose loads are under way together
+constexpr int kCacheAppendUnits = 2;  // units of k and of v whose loads are under way together
 
 // `lanes` threads move a token, a unit of k and one of v at a time; a block has several tokens where they are small.
 // A unit is 16 bytes, or an element where an array is not aligned to such vectors.
 struct CacheAppendGrid {
-  Divisor k_units, v_units;            // of a head
-  std::uint32_t all_k = 0, all_v = 0;  // of all heads
+  Divisor k_units, v_units;            // units per head
+  std::uint32_t all_k = 0, all_v = 0;  // units of all heads
   Divisor page_size;
-  std::uint32_t num_slots = 0;  // of the cache
+  std::uint32_t num_slots = 0;  // slots in the cache
   int lanes_log2 = 0;
   std::int64_t blocks = 0;
 };

@@ -28,9 +28,8 @@ RLK_HD int select_shift(int pass) {
   return pass == 0 ? 53 : pass == 1 ? 42 : pass == 2 ? 32 : pass == 3 ? 22 : pass == 4 ? 11 : 0;
 }
 struct SelectState {
-  std::uint64_t prefix;  // the digits of the last one chosen that are known; all of them where `remaining` is 0
-  std::uint32_t
-      remaining;  // of the tokens that have these digits so many are chosen; 0: nothing is left to narrow down
+  std::uint64_t prefix;     // the digits of the last one chosen that are known; all of them where `remaining` is 0
+  std::uint32_t remaining;  // how many tokens with these digits are chosen; 0: nothing is left to narrow down
 };
 
 // Values that all tokens read, and that one pass of a GPU leaves to the next.

@@ -9,20 +9,20 @@ namespace rlk {
 
 // Statistics of a group, or of the batch.
 struct GroupStatistics {
-  float scale = 1.0f;  // of the rewards that the next three are of
+  float scale = 1.0f;  // the next three are taken over rewards times it
   float mean = 0.0f, std = 0.0f;
   float baseline = 0.0f;                // b of kMean and kLengthMean
-  float largest = 0.0f, second = 0.0f;  // of the rewards that count
+  float largest = 0.0f, second = 0.0f;  // largest and second largest reward that counts
   std::int32_t best = -1;               // member that is the first largest
   float up = 1.0f;                      // u of kBatchMean
   std::int32_t n = 0;                   // that count
   bool constant = false, any_nan = false;
 };
 struct BatchStatistics {
-  float std = 0.0f;  // of the scaled rewards
+  float std = 0.0f;  // deviation of the scaled rewards
   float scale = 1.0f;
   float alpha = 1.0f;  // n_b / max(number of rewards that are not 0, 1)
-  float mean = 0.0f;   // of the scaled rewards
+  float mean = 0.0f;   // mean of the scaled rewards
 };
 
 // Integers beyond 2^24 round to nearest even, as a conversion does everywhere. A negative one is no length.

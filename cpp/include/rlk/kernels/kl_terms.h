@@ -50,7 +50,7 @@ RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float 
 template <class F>
 struct KlRatio {
   F log, ratio;
-  F share;             // of the ratio's slope, a token's own; 0: it has none
+  F share;             // a token's own share of the ratio's slope; 0: it has none
   MaskOf<F> of_token;  // its log is logprob less old_logprob, without a limit
 };
 // K times a ratio, and its slope along the token's logprob, with what the ratio gives the token itself. `k`: of kKlMost.

@@ -11,11 +11,11 @@ namespace rlk {
 // Row constants of the contract.
 struct BackwardRow {
   float c, u;     // log2 p = fma(z, c, -u)
-  float a, b, g;  // of lse and entropy, of entropy's log p, of the target
+  float a, b, g;  // factors: of lse and entropy, of entropy's log p, of the target
   float minus_a;  // fl(a - g): what a column other than the target gets
 };
 struct SmoothedRow : BackwardRow {
-  float d;  // of label smoothing: what every column gets; 0 without
+  float d;  // label smoothing's term: what every column gets; 0 without
 };
 RLK_DEVICE float of_every_column(const BackwardRow&) { return 0.0f; }
 RLK_DEVICE float of_every_column(const SmoothedRow& r) { return r.d; }

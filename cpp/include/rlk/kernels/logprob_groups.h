@@ -17,12 +17,12 @@ constexpr int kNodeBytes = 16;  // m, S, E, Q
 // Leaves of a part are padded to a power of two, so that index order is tree order across parts too. A group is 32
 // neighbours in that order: a stretch of one part where parts are long, several whole parts where they are short.
 struct GroupGrid {
-  int num_parts;                                    // of this shard: 1, 2, 4 or 8
-  int leaves;                                       // per part, padded
-  int groups_per_part;                              // groups with columns; 0 where a group spans parts
-  int parts_per_group;                              // 0 where a part spans groups
-  int groups;                                       // of a row, each a task
-  int nodes;                                        // of a row: groups and the padding between them, a power of two
+  int num_parts;        // parts of this shard: 1, 2, 4 or 8
+  int leaves;           // per part, padded
+  int groups_per_part;  // groups with columns; 0 where a group spans parts
+  int parts_per_group;  // 0 where a part spans groups
+  int groups;           // groups per row, each a task
+  int nodes;            // nodes per row: groups and the padding between them, a power of two
   int part_first[kNumParts], part_last[kNumParts];  // columns of each part that are valid, [first, last), global
 };
 
@@ -36,7 +36,7 @@ inline GroupGrid group_grid(const LogprobInput& p) {
   for (int i = 0; i < grid.num_parts; ++i) {
     const std::int64_t first = part_cut(p.vocab_size, parts.first + i);
     const std::int64_t last = std::min(part_cut(p.vocab_size, parts.first + i + 1), p.valid_vocab);
-    grid.part_first[i] = static_cast<int>(std::min(first, last));  // of a part without columns: near the others
+    grid.part_first[i] = static_cast<int>(std::min(first, last));  // a part without columns lies near the others
     grid.part_last[i] = static_cast<int>(last);
     longest = std::max(longest, last - first);
   }

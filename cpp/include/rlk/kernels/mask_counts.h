@@ -44,7 +44,7 @@ struct MaskShared {
 template <class Gpu>
 class MaskStretch {
  public:
-  int begin = 0, tokens = 0;  // of the sequence: the first position that is there, and how many are
+  int begin = 0, tokens = 0;  // the sequence's first position that is there, and how many are
 
   // mask_at: of the sequence's first position among the flags.
   RLK_DEVICE MaskStretch(std::int64_t mask_at, int length, MaskShared* shared)

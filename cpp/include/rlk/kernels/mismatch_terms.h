@@ -39,7 +39,7 @@ RLK_HD MaskOf<F> differ(F x, F y) {
 }
 
 enum : int { kMismatchDifferences, kMismatchProbabilities, kMismatchGroups };
-enum : int {  // of kMismatchDifferences
+enum : int {  // sums of kMismatchDifferences
   kSumLogRatio,
   kSumDistance,
   kSumK3,

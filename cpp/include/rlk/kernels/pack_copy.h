@@ -18,9 +18,9 @@
 
 namespace rlk {
 
-constexpr int kPackLog2Threads = 7;  // of a block
+constexpr int kPackLog2Threads = 7;  // log2 of the threads per block
 constexpr int kPackThreads = 1 << kPackLog2Threads;
-constexpr int kPackUnits = 8;     // of a thread
+constexpr int kPackUnits = 8;     // units per thread
 constexpr int kPackTogether = 4;  // units whose loads are under way together
 // Bytes of a block that fills a run. They are many, since all these blocks are idle if the bound equals the number of
 // tokens.
@@ -28,9 +28,9 @@ constexpr std::int64_t kPackTailBytes = 16 * kPackThreads * 32;
 
 struct PackShare {
   RowSplit split;
-  std::uint32_t units = 0;        // of a token
-  std::uint32_t row_blocks = 0;   // of rows; then those of the packed array
-  std::uint32_t first_block = 0;  // of the launch
+  std::uint32_t units = 0;        // units per token
+  std::uint32_t row_blocks = 0;   // blocks of rows; then those of the packed array
+  std::uint32_t first_block = 0;  // first block in the launch
   std::int32_t log2_unit = 0;
   bool flat = false;  // tokens follow one another on both sides
 };
@@ -38,7 +38,7 @@ struct PackGrid {
   PackShare shares[kPackArrays];
   std::uint32_t blocks = 0;
   bool all_flat = true;
-  std::int32_t first_token = 0, num_tokens = 0;  // of each padded row, in this launch
+  std::int32_t first_token = 0, num_tokens = 0;  // range of each padded row's tokens, in this launch
   std::int64_t tail = 0;                         // first packed token that may be filled; negative: the last offset
 };
 
@@ -134,7 +134,7 @@ RLK_HD void copy_flat_row(const PackParams& p, const PackGrid& g, const PackArra
   if (at.row >= p.num_sequences) return;
   const Span span = span_of<Memory>(p.cu_seqlens, p.capacity, at.row);
   const std::int64_t size = a.token_bytes, left = span.length - g.first_token;
-  const std::int64_t before = (span.begin + g.first_token) * size;  // of the packed array
+  const std::int64_t before = (span.begin + g.first_token) * size;  // bytes of the packed array in front of the run
   const auto within = [](std::int64_t x) {
     return static_cast<std::int32_t>(x < 0 ? 0 : x > kMostRunBytes ? kMostRunBytes : x);
   };
@@ -179,7 +179,7 @@ RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a,
       const std::uint32_t item = first + static_cast<std::uint32_t>(begin + k) * step;
       to[k] = -1;
       if (item >= items) continue;
-      const std::uint32_t token = s.units == 1 ? item : item / s.units;  // of the launch
+      const std::uint32_t token = s.units == 1 ? item : item / s.units;  // index in the launch
       const std::int64_t in_token = (item - token * s.units) * static_cast<std::int64_t>(sizeof(Unit));
       const std::int64_t position = p.positions == nullptr ? std::int64_t{g.first_token} + token
                                                            : Memory::global(p.positions)[first_position + token];

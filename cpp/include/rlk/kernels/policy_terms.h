@@ -120,12 +120,12 @@ RLK_HD ImportanceBounds importance_bounds(const PolicySpec& s) {
 
 struct PolicyFactors {
   std::int64_t tokens = 0;
-  float weight = 0.0f, entropy_weight = 0.0f;  // of tokens, of H
+  float weight = 0.0f, entropy_weight = 0.0f;  // weight of the tokens; weight of H
   float log_ratio = 0.0f;                      // x of a sequence
   float ratio = 1.0f, slope = 0.0f;            // r and r' of a sequence
   float kl_sum = 0.0f, kl_share = 1.0f;        // sum(K), and a token's share of what it gives the ratio
   float gradient = 0.0f;                       // shared P_x
-  float importance = 1.0f;                     // of a sequence
+  float importance = 1.0f;                     // importance weight of a sequence
   std::int32_t importance_clipped = 0, gated = 0, dropped = 0;
   float advantage = 0.0f;                              // kGeometricClip: mean
   float weighted_ratio = 1.0f;                         // kGeometricClip: with importance
@@ -427,7 +427,7 @@ struct PolicyTokenTerms : EverySum {
   static constexpr bool kOfSequence = kForm == PolicyForm::kSequences, kClipped = kForm == PolicyForm::kClipped;
   static constexpr int kInputs = kPolicyInputs, kOutputs = 2, kSums = kPolicySums;
   static constexpr int kMaxima =
-      kClipped ? 2 : kPolicyMaxima;  // of the ratio, of the mismatch, of the importance weight
+      kClipped ? 2 : kPolicyMaxima;  // maxima of the ratio, of the mismatch, of the importance weight
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
@@ -509,7 +509,7 @@ struct PolicyTokenTerms : EverySum {
     sums->count[kCountLow] =
         counted<F>(MaskOf<F>((x.ratio < broadcast<F>(s.clip_low)) & (a < zero)));  // a masked advantage is 0
     sums->count[kCountHigh] = counted<F>(MaskOf<F>((x.ratio > broadcast<F>(s.clip_high)) & (a > zero)));
-    if constexpr (kClipped) {  // of a ratio of 1 and an advantage of 0 neither holds
+    if constexpr (kClipped) {  // neither holds for a ratio of 1 and an advantage of 0
       sums->count[kCountClipped] = counted<F>(t.clipped);
       sums->count[kCountDual] = counted<F>(t.dual);
       sums->count[kCountImportance] = counted<F>(never);

@@ -198,7 +198,7 @@ struct ImportanceBatch {
   using Factors = ImportanceFactors;
   struct Shared {
     float divisor;
-    CentralPair pair;  // of weights, and of sequences' mean weights by the same scale
+    CentralPair pair;  // sums of weights, and of sequences' mean weights by the same scale
   };
   using Context = TokenContext<ImportanceBatch>;
   using Statistics = ImportanceStatisticsTerms;

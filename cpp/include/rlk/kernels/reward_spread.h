@@ -29,16 +29,16 @@ inline int spread_parts(const Sequences& q, int tile) {
 
 struct alignas(16) SpreadSpan {
   std::int32_t begin, end;
-  float reward, combined;  // of each of its tokens, where they have nothing else
+  float reward, combined;  // values of each of its tokens, where they have nothing else
 };
 struct SpreadShared {
   MaskShared mask;
   SpreadSpan spans[kTokenThreads];
-  float shares[kTokenThreads];  // of a span, what each of its tokens gets; its reward until they are counted
+  float shares[kTokenThreads];  // a span's share, what each of its tokens gets; its reward until they are counted
   std::uint32_t counts[kTokenThreads];
   // One value a wave: how many spans are left from the first invalid one on; whether spans overlap.
   std::uint32_t left[kMostTokenWaves], are_apart[kMostTokenWaves];
-  float reward, cost, lagrange;  // of the sequence, as given
+  float reward, cost, lagrange;  // the sequence's values, as given
   float blank, blank_combined;   // what its tokens begin with: NaN where its cuts are not good
 };
 
@@ -341,7 +341,7 @@ class RewardSpread {
   // The sequence's spans before the first that is none; how many of them are there.
   int first_span_ = 0, num_spans_ = 0, count_ = 0;
   bool are_turns_ = true;
-  int num_tokens_ = 0, last_ = kNowhere;  // of the sequence those that count, and where the last is
+  int num_tokens_ = 0, last_ = kNowhere;  // the sequence's tokens that count, and where the last one is
 };
 
 // Blocks behind those of the sequences clear packed tokens that no sequence has. `rest` is this block's index among

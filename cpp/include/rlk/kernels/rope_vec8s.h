@@ -71,7 +71,7 @@ inline std::int64_t rope_blocks(const RopeGrid& g) {
 struct RopePlace {
   bool exists;
   std::int32_t lane, first_unit;
-  std::uint32_t outer, inner;  // of the token
+  std::uint32_t outer, inner;  // indices of the token
 
   RLK_HD RopePlace(const RopeParams& p, const RopeGrid& g, std::uint32_t block, std::uint32_t thread) {
     const std::uint32_t slot_of_block = g.threads.quotient(thread);

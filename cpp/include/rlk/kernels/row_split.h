@@ -11,9 +11,9 @@
 namespace rlk {
 
 struct RowSplit {
-  Divisor chunks;        // of a row
-  int log2_threads = 0;  // of a row in a block
-  int log2_rows = 0;     // of a block
+  Divisor chunks;        // chunks per row
+  int log2_threads = 0;  // log2 of the threads per row in a block
+  int log2_rows = 0;     // log2 of the rows per block
 };
 
 // Splits rows of `items` among threads that take `count` each, in blocks of 2^log2_block threads.

@@ -70,7 +70,7 @@ class RowPayloads {
 // thread works on it.
 class ShardTree {
  public:
-  RLK_DEVICE explicit ShardTree(std::uint32_t* memory) : words_(memory) {}  // of kWords
+  RLK_DEVICE explicit ShardTree(std::uint32_t* memory) : words_(memory) {}  // memory: kWords words
 
   template <class Payloads>
   RLK_DEVICE void build(const Payloads& of, int num_shards, int word_of_m) const {

@@ -20,7 +20,7 @@
 namespace rlk {
 
 constexpr int kListColumns = 2048;  // candidates that shared memory holds
-constexpr int kScanChunks = 64;     // of a histogram
+constexpr int kScanChunks = 64;     // chunks per histogram
 constexpr int kMaxTeam = 256;
 
 struct SampleShared {
@@ -36,7 +36,7 @@ struct SampleShared {
 // The result of a row's selection, which the tree reads.
 struct SampleState {
   std::uint64_t last, least;
-  std::int64_t id;  // of a greedy row
+  std::int64_t id;  // a greedy row's token
   float m, q;
   std::int64_t kept;  // columns, by the tree
   std::int32_t status;
@@ -56,9 +56,8 @@ RLK_HD std::int64_t sample_node_floats(std::int64_t vocab_size) { return 4 * sam
 // keeps, which are few.
 enum class Columns { kRow, kShard, kListed };
 struct ColumnsAt {
-  PartRange parts = {0, kNumParts};  // of kShard
-  const std::uint64_t* listed =
-      nullptr;  // of kListed: entries of id and z, ids ascending; SampleState has their number
+  PartRange parts = {0, kNumParts};       // kShard: its parts
+  const std::uint64_t* listed = nullptr;  // kListed: entries of id and z, ids ascending; SampleState has their number
 };
 RLK_HD std::uint64_t listed_column(std::int64_t id, float z) {
   return static_cast<std::uint64_t>(id) << 32 | static_cast<std::uint32_t>(bits_of(z));

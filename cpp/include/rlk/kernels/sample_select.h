@@ -118,7 +118,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       if (step == 0 && (!by_count || count > static_cast<std::uint64_t>(team_.threads()) || least_ > 0)) continue;
       if (step == 1 && !by_count) continue;
       if (step == 2 && !by_mass) continue;
-      if (step == 0) {  // of the threads' first ranks: behind the count-th there are few columns before it
+      if (step == 0) {  // lists the threads' first ranks: the count-th of them bounds the first k
         team_.barrier();
         s_.list[team_.thread()] = firsts_[team_.thread()];
         team_.barrier();

@@ -20,7 +20,7 @@ struct ScoredRowsParams {
       nullptr;          // the group of `from` for each group of `to`, or -1 (zeros); null: the same
   bool back = false;    // `to` has the rows of the targets, and not `from`
   RowLayout from_rows;  // in elements of element_bytes
-  std::int64_t first_row = 0, num_rows = 0;  // of the targets, and of `from` where not back
+  std::int64_t first_row = 0, num_rows = 0;  // rows of the targets, and of `from` where not back
   std::int64_t row_bytes = 0, to_stride = 0, target_stride = 1, ignore_index = -100;  // to_stride in elements
   int element_bytes = 2;
   DType target_dtype = DType::kInt64;

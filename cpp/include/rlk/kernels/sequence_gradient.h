@@ -13,7 +13,7 @@ constexpr int kGradientThreads = 1 << kGradientLog2Threads;
 static_assert(kGradientThreads == kTileThreads);
 
 struct GradientGrid {
-  RowSplit split;  // of padded rows
+  RowSplit split;  // split of padded rows
   std::int64_t blocks;
 };
 inline GradientGrid gradient_grid(const SequenceLogprobBackwardParams& p) {

@@ -36,7 +36,7 @@ struct CountType<Vec4> {
   static RLK_HD int of(const Vec4Mask& mask) { return -(mask.v[0] + mask.v[1] + mask.v[2] + mask.v[3]); }
 };
 
-constexpr int kMostSteps = 3;  // of a block's tile: 2^3
+constexpr int kMostSteps = 3;  // log2 of the most steps in a block's tile
 constexpr int log2_of(int x) { return x <= 1 ? 0 : 1 + log2_of(x / 2); }
 template <class Gpu>
 constexpr int kPerLane = sizeof(typename Gpu::Tokens) / sizeof(float);
@@ -168,7 +168,7 @@ RLK_DEVICE float sum_of_step(typename Gpu::Tokens* sum) {
 
 // What a wave has of its stretch: this lane's sum, and all counts and maxima.
 struct WaveTokens {
-  float sum[2];  // of the lower four, of the upper four
+  float sum[2];  // sum of the lower four, of the upper four
   std::uint32_t count[kTokenCounts];
   float maximum[kTokenMaxima];
 };
@@ -225,7 +225,7 @@ template <class Gpu, class Terms>
 struct LaneArrays {
   using Params = typename Terms::Params;
   std::uintptr_t input[Terms::kInputs], mask, output[Terms::kOutputs];
-  int mask_bytes;                              // of an element
+  int mask_bytes;                              // bytes per mask element
   unsigned given = 0, shared = 0, wanted = 0;  // a bit an input that is there, that has one value; an output that is
 
   // Either is kept over a wave's steps, or read again where scalar registers are fewer than conditions.
@@ -523,7 +523,7 @@ RLK_DEVICE void sums_of_sequences(const Sequences& q, int tile, int lanes, std::
   const int leaf = Gpu::thread() / 8, i = Gpu::thread() % 8, wave = Gpu::thread() / Gpu::kLanes;
   const int lane = leaf & ((1 << lanes) - 1), group = leaf >> lanes, groups = kGatherLeaves >> lanes;
   const int in_wave = 1 << lanes < kWaveLeaves ? 1 << lanes : kWaveLeaves, waves = (1 << lanes) / in_wave;
-  const int first_wave = wave & ~(waves - 1);  // of the sequence
+  const int first_wave = wave & ~(waves - 1);  // first wave of the sequence
   const std::int64_t s = block * groups + group;
   std::int64_t first = 0, tiles = 0;
   if (s < q.num_sequences) {

@@ -87,7 +87,7 @@ RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
     const float most = scattered<Gpu>(x, [](float a, float b) { return maximum_of(a, b); });
     if (lane < kLowerSums && first + mine < Batch::kMaxima) to->maximum[first + mine] = most;
   }
-  constexpr int kLowBits = 25;  // of which a wave's are fewer than 2^32
+  constexpr int kLowBits = 25;  // low bits of a count: a wave's add up to less than 2^32
   RLK_UNROLL
   for (int i = 0; i < Batch::kCounts; ++i) {
     const auto low = static_cast<std::uint32_t>(t.count[i]) & ((1u << kLowBits) - 1);
@@ -180,7 +180,7 @@ RLK_DEVICE SequenceSums<8> sums_of_few_tiles(const TilePartial<8>* partials, int
 template <class Batch>
 struct FewShared {
   TotalsShared<Batch> totals;
-  TilePartial<8> partials[kFewSequences * kFewTiles];  // of one group of sums at a time
+  TilePartial<8> partials[kFewSequences * kFewTiles];  // partials of one group of sums at a time
 };
 // The total of at most `most` sequences of few tiles from `first` on, by a block of kTokenThreads, a sequence a thread; their
 // partial results the block reads together.

@@ -32,7 +32,7 @@ template <class F>
 using MaskOf = typename MaskType<F>::Type;
 
 constexpr int kTokenCounts = 6;
-constexpr int kTokenMaxima = 4;  // of values that are not negative
+constexpr int kTokenMaxima = 4;  // maxima of values that are not negative
 
 // What a token's share of a count is kept as: of several tokens of a lane their number, so that no mask is.
 template <class F>

@@ -9,7 +9,7 @@
 namespace rlk {
 
 constexpr int kTileThreads = 256;
-constexpr int kTileTokens = 8;  // of a thread, kTileThreads apart
+constexpr int kTileTokens = 8;  // tokens per thread, kTileThreads apart
 constexpr int kTokenTile = kTileThreads * kTileTokens;
 
 inline std::int64_t tiles_of(std::int64_t num_tokens) { return (num_tokens + kTokenTile - 1) / kTokenTile; }

@@ -32,7 +32,7 @@ template <class F>
 RLK_HD F exp_nonpositive(F x) {
   const auto large_enough = x >= broadcast<F>(kExpSmallest);
 #if defined(__CUDA_ARCH__)
-  const F y = exp_normal(x);  // of what is too small anything, which is dropped
+  const F y = exp_normal(x);  // anything where x is too small; it is dropped
 #else                         // where a sum of integers may not wrap around
   const F y = exp_normal(select(large_enough, x, broadcast<F>(0.0f)));
 #endif

@@ -27,7 +27,7 @@ class SumTree {
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
   // Indices of kept_ are constants once loops are unrolled, so that it lives in registers.
   RLK_HD void take(float value) {
-    if constexpr (kLevels <= 4) {  // of many levels each branch would move all of them
+    if constexpr (kLevels <= 4) {  // with many levels each branch would move all of them
       place<0>(value);
     } else {
       bool carries = true;

@@ -131,7 +131,7 @@ RLK_HD constexpr bool attention_split_begins(std::int64_t key) {
 // Tokens of heads; columns are contiguous, any alignment. Strides in elements.
 struct AttentionHeads {
   const void* data = nullptr;
-  std::int64_t sequence_stride = 0;  // of a page, where there are pages; not of packed tokens
+  std::int64_t sequence_stride = 0;  // per sequence, or per page where keys lie in pages; packed: unused
   std::int64_t token_stride = 0;
   std::int64_t head_stride = 0;
 };
@@ -166,7 +166,7 @@ struct AttentionInput {
   DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16, kFloat32
   Exp exp = Exp::kPortable;
   bool causal = true;
-  std::int64_t first_split = 0, num_splits = 0;  // of partials; 0: no partials
+  std::int64_t first_split = 0, num_splits = 0;  // splits that partials cover; 0: no partials
   std::int64_t absent_keys = 0;                  // in front of first_split; a multiple of 1024
   Arithmetic arithmetic = Arithmetic::kIeee;     // the CPU's; a GPU has its own
 };
@@ -201,17 +201,17 @@ struct AttentionMergeParams {
   std::int64_t q_tokens = 1;     // packed: all of them, and B is 1
   std::int64_t num_q_heads = 0, head_dim = 8;
   DType dtype = DType::kBFloat16;
-  Exp exp = Exp::kPortable;                   // of sinks and of parts
+  Exp exp = Exp::kPortable;                   // for sinks and for parts
   std::int16_t order[kMaxMergedSplits] = {};  // indices of splits, ascending by their numbers: each once
 };
 
 // Not of pages.
 struct AttentionBackwardParams : AttentionInput {
-  AttentionHeads out = {}, dout = {};  // of q's shape
+  AttentionHeads out = {}, dout = {};  // shaped as q
   const float* lse = nullptr;          // as forward wrote it
   const float* dlse = nullptr;         // like lse, or null
-  void* dq = nullptr;                  // of q's shape, contiguous; null: not wanted
-  void* dk = nullptr;                  // of k's; dk and dv are wanted together
+  void* dq = nullptr;                  // shaped as q, contiguous; null: not wanted
+  void* dk = nullptr;                  // shaped as k; dk and dv are wanted together
   void* dv = nullptr;
   float* dsinks = nullptr;    // [num_q_heads], beside sinks; null: not wanted
   void* workspace = nullptr;  // attention_backward_workspace_bytes(...), 16-byte aligned

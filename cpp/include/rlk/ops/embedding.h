@@ -30,7 +30,7 @@ namespace rlk {
 
 constexpr std::int64_t kEmbeddingBlock = 8192;  // tokens of rule 9
 constexpr int kEmbeddingGroupTokens = 64;
-constexpr int kEmbeddingLevels = 7;  // of the tree over a block's groups
+constexpr int kEmbeddingLevels = 7;  // levels of the tree over a block's groups
 static_assert(kEmbeddingGroupTokens << kEmbeddingLevels == kEmbeddingBlock);
 
 // Which ids there are, and which of them this table has.

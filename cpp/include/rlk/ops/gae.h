@@ -51,16 +51,16 @@ struct GaeParams {
   Sequences sequences;
   TokenArray<const float> rewards;
   TokenArray<const float> values;           // but for kDiscountedReturns
-  TokenArray<const float> logprob;          // of kVtrace
-  TokenArray<const float> rollout_logprob;  // of kVtrace
+  TokenArray<const float> logprob;          // kVtrace alone
+  TokenArray<const float> rollout_logprob;  // kVtrace alone
   TokenMask mask;
   const float* bootstrap = nullptr;  // [num_sequences], or null; not of kDiscountedReturns
   TokenArray<float> advantages;      // but for kDiscountedReturns; memory apart from all inputs
   TokenArray<float> returns;
   float gamma = 1.0f, lam = 1.0f;      // in [0, 1]
   float rho_bar = 1.0f, c_bar = 1.0f;  // > 0, of kVtrace
-  bool reset = false;                  // of kDiscountedReturns
-  bool rollout_neutral = false;        // of kVtrace
+  bool reset = false;                  // kDiscountedReturns alone
+  bool rollout_neutral = false;        // kVtrace alone
 };
 void gae(const GaeParams& p, Device device, Stream stream);
 

@@ -53,7 +53,7 @@ struct ImportanceSpec {
   float limit = 0.0f;             // > 0; Inf: none
   RejectionBounds token, sum, mean;
   RejectionBounds most;                                        // k2 and k3
-  float veto_below = -std::numeric_limits<float>::infinity();  // of a log-ratio
+  float veto_below = -std::numeric_limits<float>::infinity();  // bound on a log-ratio
   std::int32_t rollout_neutral = 0;
 };
 

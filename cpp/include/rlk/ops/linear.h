@@ -113,9 +113,9 @@ struct TreeSumParams {
   const float* parts[kMaxSegments] = {};  // [size] each, contiguous
   const void* bias = nullptr;             // [columns], bias_dtype, or null; added after the tree
   void* sum = nullptr;                    // [size], out_dtype: kFloat32, kBFloat16 or kFloat16
-  float scale = 1.0f;                     // of the sum, before bias and rounding
+  float scale = 1.0f;                     // factor of the sum, before bias and rounding
   std::int64_t size = 0;
-  std::int64_t columns = 0;  // of a row of parts, with a bias: size is a multiple of it; 0 without
+  std::int64_t columns = 0;  // columns per row of parts, with a bias: size is a multiple of it; 0 without
   int count = 1;
   DType bias_dtype = DType::kBFloat16;
   DType out_dtype = DType::kFloat32;
@@ -126,7 +126,7 @@ enum class LinearPass : std::uint8_t { kForward, kInputGrad, kWeightGrad };
 // Products of every number of rows from first_rows to last_rows.
 struct LinearProducts {
   LinearPass pass;
-  DType dtype, out_dtype;  // of the operands, of y, dx or dweight
+  DType dtype, out_dtype;  // operands' dtype; dtype of y, dx or dweight
   std::int64_t in_features, out_features, last_rows, first_rows;
   auto operator<=>(const LinearProducts&) const = default;
 };

@@ -82,7 +82,7 @@ struct LinearLogprobBackwardParams : LogprobBackwardParams {  // dlogits is null
   void* dweight = nullptr;           // [num_columns, in_features], dweight_dtype; null: not wanted
   void* dbias = nullptr;             // [num_columns], dbias_dtype; null: not wanted
   const float* main_grad = nullptr;  // [num_columns, in_features], or null; may be dweight itself
-  RowLayout dhidden_rows;            // of one stride
+  RowLayout dhidden_rows;            // one stride throughout
   std::int64_t dweight_stride = 0, main_grad_stride = 0;
   DType dweight_dtype = DType::kFloat32, dbias_dtype = DType::kFloat32;  // kFloat32 or dtype
   bool wide_dhidden = false;  // dhidden is float32 and not rounded: a shard's share of a sum over ranks

@@ -29,7 +29,7 @@ struct LinearSampleParams {
   // How they are drawn from: temperature, min_p, top_k, greedy, the keys, random_stream, exp, valid_vocab; ids, status,
   // logprob and raw_logprob. Logits, their sizes and dtype and the workspace follow from `product`. All else is not there.
   SampleParams draw;
-  void* workspace = nullptr;  // of workspace_bytes, from a multiple of 256 bytes on
+  void* workspace = nullptr;  // workspace_bytes bytes, from a multiple of 256 on
   std::int64_t workspace_bytes = 0;
 };
 

@@ -56,9 +56,9 @@ enum LogprobStatus : std::int32_t {
   kLabelMasked = 64,     // the target's own logit is -Inf: logprob is -Inf, not an error
 };
 
-constexpr int kNumParts = 8;  // of a vocabulary (rule 5)
+constexpr int kNumParts = 8;  // parts of a vocabulary (rule 5)
 constexpr int kLeafColumns = 128;
-constexpr int kNumChains = 8;    // of a leaf
+constexpr int kNumChains = 8;    // chains per leaf
 constexpr int kStatsFields = 5;  // m, S, E, Q, target z
 
 // Rule 5's cut i of a vocabulary of `vocab_size` columns: part i holds [cut(i), cut(i + 1)).

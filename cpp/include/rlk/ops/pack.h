@@ -50,7 +50,7 @@ struct PackArray {
   std::uint64_t fill = 0;  // eight bytes, repeated from a token's first on; 0 where an element has sixteen
 };
 
-constexpr int kPackArrays = 8;  // of a call
+constexpr int kPackArrays = 8;  // arrays per call, at most
 struct PackParams {
   PackArray arrays[kPackArrays];
   std::int32_t num_arrays = 0;
@@ -61,7 +61,7 @@ struct PackParams {
   Offsets cu_seqlens;                       // [num_sequences + 1]
   const std::int32_t* positions = nullptr;  // [num_sequences, num_tokens] or null
   std::int64_t num_sequences = 0;
-  std::int64_t num_tokens = 0;  // of a padded row, < 2^31
+  std::int64_t num_tokens = 0;  // tokens per padded row, < 2^31
   std::int64_t capacity = 0;    // tokens of a packed array
 };
 

@@ -84,7 +84,7 @@ struct PolicySpec {
   Surrogate surrogate = Surrogate::kRatio;
   std::int32_t straight_through = 0;
   float log_ratio_min = 0.0f, log_ratio_max = 0.0f;  // -Inf, Inf: none
-  float clip_low = 0.0f, clip_high = 0.0f;           // of r; of kGeometricClip of x
+  float clip_low = 0.0f, clip_high = 0.0f;           // bounds on r; under kGeometricClip on x
   float ratio_cap = 0.0f, dual_clip = 0.0f;          // Inf: none
   float tau_positive = 0.0f, tau_negative = 0.0f;
   float k_positive = 0.0f, lambda_positive = 0.0f, k_negative = 0.0f, lambda_negative = 0.0f;
@@ -105,7 +105,7 @@ struct PolicySpec {
   DenominatorKind denominator = DenominatorKind::kTokens;
   std::int32_t sequence_mean = 0;
   float horizon = 0.0f, scale = 1.0f;
-  float kl_gradient_ratio = 0.0f;  // of kl_straight_through and kToken; 0: none
+  float kl_gradient_ratio = 0.0f;  // under kl_straight_through and kToken; 0: none
   std::int32_t rollout_neutral = 0;
 };
 
@@ -131,7 +131,7 @@ enum PolicyMetric : int {
   kPolicyMetricRatioMean,
   kPolicyMetricRatioMax,
   kPolicyMetricImportanceMean,
-  kPolicyMetricImportanceMax,           // of negative weights 0
+  kPolicyMetricImportanceMax,           // at least 0: negative weights give 0
   kPolicyMetricImportanceClipFraction,  // w != e
   kPolicyMetricImportanceEss,           // sum(w)^2 / sum(w^2) / number of tokens
   kPolicyMetricMismatchMean,            // |fl(o - m)|

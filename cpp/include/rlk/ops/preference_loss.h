@@ -102,7 +102,7 @@ struct PreferenceLossParams {
   float log_keep = 0.0f;                               // log(1 - label_smoothing)
   float log_flip = 0.0f;                               // log(label_smoothing)
   float unflipped = 1.0f;                              // 1 - 2 label_smoothing
-  float chosen_weight = 1.0f, rejected_weight = 1.0f;  // of kKto
+  float chosen_weight = 1.0f, rejected_weight = 1.0f;  // kKto alone
   Preference kind = Preference::kSigmoid;
   PreferenceSort sort = PreferenceSort::kNone;
   PreferenceScore score = PreferenceScore::kLogRatio;

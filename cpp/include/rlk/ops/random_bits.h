@@ -34,10 +34,10 @@ struct RowIntegers {
   }
 };
 
-constexpr std::int32_t kStreamBlocks = 256;                 // of four words each
-constexpr std::int32_t kStreamWords = 4 * kStreamBlocks;    // of a token in one stream
-constexpr std::int32_t kRandomStreams = 1 << 24;            // of a token
-constexpr std::int64_t kPositions = std::int64_t{1} << 32;  // of a sample
+constexpr std::int32_t kStreamBlocks = 256;                 // blocks per stream, four words each
+constexpr std::int32_t kStreamWords = 4 * kStreamBlocks;    // words per token in one stream
+constexpr std::int32_t kRandomStreams = 1 << 24;            // streams per token
+constexpr std::int64_t kPositions = std::int64_t{1} << 32;  // positions per sample
 
 struct RandomBitsParams {
   RowIntegers seed;       // all 64 bits count, the sign with them

@@ -61,7 +61,7 @@ struct RopeParams {
   std::int64_t num_tokens = 0;
   std::int64_t inner_tokens = 1;              // token t is (t / inner_tokens, t % inner_tokens); >= 1
   std::int64_t head_dim = 0, rotary_dim = 0;  // rotary_dim is even, at most head_dim
-  std::int64_t width = 0;                     // of rows of cos and sin: rotary_dim or rotary_dim / 2
+  std::int64_t width = 0;                     // columns per row of cos and sin: rotary_dim or rotary_dim / 2
   std::int32_t section_pairs[3] = {};         // sum to rotary_dim / 2 where there are three sections
   std::int32_t num_sections = 1;              // 1 or 3
   DType dtype = DType::kBFloat16;             // kBFloat16, kFloat16, kFloat32

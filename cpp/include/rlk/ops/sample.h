@@ -93,7 +93,7 @@ enum SampleStatus : std::int32_t {
   kBadPenalty = 1024,  // repetition not a finite normal number > 0; presence or frequency not finite
   kBadHistory = 2048,  // an id outside [0, vocab_size), or offsets that descend or leave the entries
   kBadBias = 4096,     // the same, or ids of a row that do not ascend strictly
-  kBadShards = 8192,   // of sample_merge alone
+  kBadShards = 8192,   // sample_merge alone
 };
 
 // One float for each row, or one for all rows.
@@ -109,7 +109,7 @@ struct RowFloats {
 };
 
 constexpr std::int64_t kSampleVocab = std::int64_t{1} << 19;  // at most
-constexpr std::int64_t kTopLogprobs = 256;                    // of the n best; at most
+constexpr std::int64_t kTopLogprobs = 256;                    // entries of the n best, at most
 
 struct ProcessLogitsParams {
   const void* logits = nullptr;  // [num_rows, num_columns], dtype; columns contiguous, any alignment. Not modified
@@ -137,7 +137,7 @@ struct SampleParams {
   const std::uint8_t* is_greedy = nullptr;   // [num_rows], 0 or not, or null: `greedy`
   RowFloats temperature, top_p, min_p;
   RowIntegers top_k, seed, sample_id, position;
-  std::int64_t logits_stride = 0, allowed_stride = 0, greedy_stride = 0, raw_stride = 0;  // of rows, elements
+  std::int64_t logits_stride = 0, allowed_stride = 0, greedy_stride = 0, raw_stride = 0;  // between rows, in elements
   std::int64_t num_rows = 0, vocab_size = 0, valid_vocab = 0;
   std::int64_t most_top_k = INT64_MAX;  // that a row may ask for
   std::int64_t kept_capacity = 0;
@@ -163,7 +163,7 @@ struct SampleParams {
 };
 
 constexpr std::int64_t kPayloadHead = 16, kCandidateWords = 3;
-constexpr std::int64_t kMostCandidates = 256;  // of a shard
+constexpr std::int64_t kMostCandidates = 256;  // candidates per shard, at most
 RLK_HD std::int64_t payload_words(std::int64_t capacity) { return kPayloadHead + kCandidateWords * capacity; }
 
 // sample's params of whole rows, without results. Logits and raw_logits alone are the shard's: its columns from the first

@@ -27,14 +27,14 @@ namespace rlk {
 
 struct SequenceLogprobParams {
   const void* logprob = nullptr;    // [num_sequences, num_tokens] or packed [num_tokens], dtype; columns contiguous
-  std::int64_t logprob_stride = 0;  // of rows, elements; packed: unused
-  TokenMask mask;                   // of the same shape
+  std::int64_t logprob_stride = 0;  // between rows, in elements; packed: unused
+  TokenMask mask;                   // shaped as logprob
   Offsets cu_seqlens;
   float* sum = nullptr;            // [num_sequences]
   std::int64_t* count = nullptr;   // [num_sequences]
   std::int32_t* status = nullptr;  // [num_sequences] or null: 0, or 1 where offsets are none
   std::int64_t num_sequences = 0;
-  std::int64_t num_tokens = 0;    // of a row, or of all packed ones
+  std::int64_t num_tokens = 0;    // tokens per row, or of all packed ones
   DType dtype = DType::kFloat32;  // kFloat32, kBFloat16, kFloat16
 };
 

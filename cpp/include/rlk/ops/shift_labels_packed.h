@@ -58,9 +58,9 @@ struct Marker {
 };
 struct ToolMaskParams {
   const void* ids = nullptr;    // [num_sequences, num_tokens] or [num_tokens], dtype; columns contiguous
-  std::int64_t ids_stride = 0;  // of rows, elements; packed: unused
+  std::int64_t ids_stride = 0;  // between rows, in elements; packed: unused
   Offsets cu_seqlens;
-  std::uint8_t* mask = nullptr;  // of the same shape; contiguous
+  std::uint8_t* mask = nullptr;  // shaped as ids; contiguous
   std::int64_t num_sequences = 0, num_tokens = 0;
   Marker begin, end;
   DType dtype = DType::kInt64;  // kInt32, kInt64

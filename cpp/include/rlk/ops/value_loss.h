@@ -42,9 +42,9 @@ enum ValueMetric : int {
   kValueMetricLossSum,       // over tokens, without their sequences' weights: these six; e = fl(R - v)
   kValueMetricValueSum,
   kValueMetricReturnSum,
-  kValueMetricErrorSum,          // of e
-  kValueMetricErrorSquaredSum,   // of fl(e e)
-  kValueMetricReturnSquaredSum,  // of fl(R R)
+  kValueMetricErrorSum,          // sum of e
+  kValueMetricErrorSquaredSum,   // sum of fl(e e)
+  kValueMetricReturnSquaredSum,  // sum of fl(R R)
   kValueMetricClipFraction,      // h(y) > h(x): verl's and TRL's
   kValueMetricOutsideFraction,   // w is not v: slime's
   kValueMetricValueMean,
