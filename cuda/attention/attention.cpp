@@ -68,11 +68,11 @@ bool fits_wgmma(const AttentionBackwardParams& p) {
   if (!at_16_bytes({p.dq, p.dk, p.dv}) || p.num_sequences == 0) return false;
   if (p.dq == nullptr && p.dk == nullptr) return false;  // dsinks alone
   const GradientLayout layout(p);
-  constexpr std::int64_t kMostHeads = 65535;  // of a grid's second dimension
+  constexpr std::int64_t kMostHeads = 65535;  // bound of a grid's second dimension
   return layout.slots * p.num_q_heads < kMostTokens / 64 && layout.jobs < kMostTokens && p.num_q_heads <= kMostHeads;
 }
 
-constexpr std::int64_t kWgmmaQueries = 64;  // of a sequence: half of a tile of the forward, a tile of the backward
+constexpr std::int64_t kWgmmaQueries = 64;  // per sequence: half of a forward tile, a backward tile
 
 std::int64_t sequences_of(const AttentionInput& p) {
   return p.cu_seqlens_q != nullptr && p.num_sequences > 0 ? p.num_sequences : 1;
@@ -92,7 +92,7 @@ bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capabili
 }
 
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors) {
-  constexpr std::int64_t kFewRows = 32;  // of a sequence: most of a larger tile would be empty
+  constexpr std::int64_t kFewRows = 32;  // rows per sequence: most of a larger tile would be empty
   const std::int64_t sequences = sequences_of(p);
   const AttentionPlan few_rows = {AttentionKernel::kFewRows}, pairs = {AttentionKernel::kPairs};
   const AttentionPlan clusters = {AttentionKernel::kClusters}, wgmma = {AttentionKernel::kWgmma};

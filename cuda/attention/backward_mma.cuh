@@ -414,10 +414,10 @@ class MmaBackward {
   unsigned char* memory_;
   std::uint32_t shared_;
   std::int64_t kv_head_ = 0;
-  std::int64_t own_first_ = 0;  // of kSharesKeys: the token of key 0 of the rows' own path, were it in one piece
+  std::int64_t own_first_ = 0;            // kSharesKeys: the token of key 0 of the rows' own path, were it in one piece
   int group_ = 1, first_ = 0, last_ = 0;  // query heads of a key head; tokens that any row sees
-  int sees_[2][2];                        // of a thread's rows
-  float u_[2], delta_[2];                 // of them, where they are queries
+  int sees_[2][2];                        // keys that each of a thread's rows sees
+  float u_[2], delta_[2];                 // u and delta of these rows, where they are queries
   Sums a_, b_;                            // dk and dv; or dq of a block of keys and of the blocks behind it
 };
 

@@ -21,7 +21,7 @@ struct MmaTile {
   static constexpr int kThreads = 32 * kWarps, kRows = 16 * kWarps;
   static constexpr int kKeys = attention_block(kColumns);
   static constexpr int kScores = kKeys / 8, kSums = kColumns / 8;         // tiles of 8 columns
-  static constexpr int kSteps = kColumns / 16;                            // of a score
+  static constexpr int kSteps = kColumns / 16;                            // steps of a score
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8;  // a chunk is 16 bytes
   static constexpr int kOperandBytes = kKeys * kRowBytes;
   static constexpr bool kHoldsQueries = kColumns <= 128;  // in registers; else they are read from shared memory again
@@ -440,10 +440,10 @@ class MmaForward {
   std::int64_t kv_head_ = 0;
   int first_key_ = 0, last_key_ = 0;
   int sees_[2][2];                   // keys, of a thread's rows
-  AttentionReference reference_[2];  // of the split
-  float m_[2], l_[2];                // of the splits before
+  AttentionReference reference_[2];  // reference of the split
+  float m_[2], l_[2];                // maximum and sum over the splits before
   bool has_total_ = false;
-  float chains_[2][2];          // of l: of a row, keys 2 t and 2 t + 1 of eight
+  float chains_[2][2];          // chains of l: per row, keys 2 t and 2 t + 1 of eight
   float sums_[Tile::kSums][4];  // O of the split
   std::uint32_t q_[Tile::kHoldsQueries ? Tile::kSteps : 1][4];
 };

@@ -18,10 +18,10 @@ struct GradientTile {
   static constexpr int kBoxes = kColumns / 64;
   static constexpr int kQueryBox = kQueries * 128, kKeyBox = kKeys * 128;
   static constexpr int kQueryBytes = kBoxes * kQueryBox, kKeyBytes = kBoxes * kKeyBox;
-  static constexpr int kSums = kColumns / 2;                  // of a thread, of dk or dv
-  static constexpr int kQueryColumns = kColumns / 2;          // of dq, of a warpgroup
-  static constexpr int kTileBytes = kQueries * kColumns * 4;  // of dq in fp32
-  static constexpr int kScalarBytes = kQueries * 4;           // of u, or of delta
+  static constexpr int kSums = kColumns / 2;                  // sums per thread, of dk or dv
+  static constexpr int kQueryColumns = kColumns / 2;          // columns of dq per warpgroup
+  static constexpr int kTileBytes = kQueries * kColumns * 4;  // a tile of dq in fp32
+  static constexpr int kScalarBytes = kQueries * 4;           // a tile of u, or of delta
   static constexpr int kValuesAt = kKeyBytes, kQueriesAt = 2 * kKeyBytes, kDoutAt = kQueriesAt + kStages * kQueryBytes;
   static constexpr int kScoresAt = kDoutAt + kStages * kQueryBytes;  // ds, of two tiles in turn
   static constexpr int kDqAt = kScoresAt + 2 * kKeyBox, kScalarsAt = kDqAt + kStages * kTileBytes;
@@ -37,8 +37,8 @@ struct GradientCall {
   std::int32_t jobs, key_blocks;    // blocks of keys: of one sequence; if packed, slots for all sequences
   std::int32_t slots, of_sequence;  // tiles of queries: of all sequences, and of each if q is not packed
   std::int32_t slack;               // slots between packed sequences
-  struct GradientWork* works;       // of each job
-  std::uint32_t* counter;           // of jobs taken beyond the first of each block
+  struct GradientWork* works;       // each job's work
+  std::uint32_t* counter;           // number of jobs taken beyond the first of each block
   std::uint32_t* unordered;         // not 0 where offsets contradict the arrays: then no turn may be waited for
   std::uint32_t* turns;             // [heads, slots]: blocks of keys whose dq is in a tile's sum
   float* scalars;                   // [heads, slots, 2, 64]: u and delta; u is +Inf of a row that is no query in use
@@ -49,8 +49,8 @@ struct GradientCall {
 struct GradientQueries {
   std::int32_t first, last;  // positions: numbers of the keys that stand where the queries do
   std::int32_t base;         // that of tile 0
-  std::int32_t slot;         // of tile 0
-  std::int32_t past;         // of query 0
+  std::int32_t slot;         // slot of tile 0
+  std::int32_t past;         // position of query 0
   __device__ __forceinline__ std::int32_t tiles() const { return first < last ? (last - base + 63) / 64 : 0; }
 };
 __device__ __forceinline__ GradientQueries gradient_queries(const AttentionBackwardParams& p, const GradientCall& call,
@@ -85,11 +85,11 @@ __device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequen
 struct alignas(16) GradientWork {
   std::int32_t sequence, kv_head;  // sequence < 0: there are no more
   std::int32_t key, num_keys;      // the first one's number; those of the sequence
-  std::int32_t k_token;            // of the first key
-  std::int32_t q_token;            // of position 0
+  std::int32_t k_token;            // token of the first key
+  std::int32_t q_token;            // token of position 0
   std::int32_t first, last;        // positions of queries in use that see keys
   std::int32_t tile, last_tile;    // positions of tiles
-  std::int32_t slot;               // of the tile at `tile`
+  std::int32_t slot;               // slot of the tile at `tile`
   std::int32_t unused;
 };
 static_assert(sizeof(GradientWork) == GradientLayout::kWorkBytes);

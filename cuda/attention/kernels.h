@@ -33,7 +33,7 @@ std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& p
 struct SplitGrid {
   static constexpr int kCluster = 4;  // blocks of threads of kClusters
   static constexpr std::int64_t kRows = 16;
-  std::int64_t tiles;   // of rows: of a sequence, or, packed, slots of all
+  std::int64_t tiles;   // tiles of rows: per sequence, or, packed, slots of all
   std::int64_t splits;  // that any sequence may have
   std::int64_t blocks;
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats

@@ -20,11 +20,12 @@ struct ClusterTile : SplitShape<kColumns_, 2> {
                        kRoundKeys = kRoundBlocks * Shape::kKeys;
   static constexpr int kOwnKeys = 2 * Shape::kKeys;  // that a block of threads scores
   static constexpr int kPanels = kColumns_ / 64, kPanelBytes = Shape::kKeys * 128;
-  static constexpr int kSlice = kColumns_ / kRanks, kSliceBytes = kSlice * 2;  // of V's columns: of four warps, 8 each
+  static constexpr int kSlice = kColumns_ / kRanks,
+                       kSliceBytes = kSlice * 2;  // V's columns per rank, 8 per warp
   static constexpr int kShare = 1;
   static_assert(kSlice == 32 && Shape::kGroups == 4);
   static constexpr int kValuesAt = 2 * Shape::kOperandBytes, kWeightsAt = kValuesAt + kRoundKeys * kSliceBytes;
-  static constexpr int kSumsAt = kWeightsAt + kRoundKeys / 16 * 512;  // of the first rank
+  static constexpr int kSumsAt = kWeightsAt + kRoundKeys / 16 * 512;  // sums of the first rank
   static constexpr int kMaximaAt = kSumsAt + kRoundBlocks * Shape::kGroups * 128 * 4;
   static constexpr int kFactorsAt = kMaximaAt + kRoundBlocks * Shape::kGroups * 16 * 4;
   static constexpr int kReferencesAt = kFactorsAt + kRoundBlocks * 16 * 4;  // m and q of each block and row
@@ -289,7 +290,7 @@ class SplitByClusters : SplitRows<T, Tile> {
 
   // Adds what a block of keys weighs to eight of this rank's columns.
   __device__ __forceinline__ void accumulate(int block) {
-    constexpr int kSteps = Tile::kKeys / 32;  // of two steps of 16 keys
+    constexpr int kSteps = Tile::kKeys / 32;  // double steps of 16 keys each
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) factor[r] = this->factors()[block * 16 + lane() / 4 + 8 * r];

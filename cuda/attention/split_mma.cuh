@@ -128,7 +128,7 @@ class SplitByCopies : SplitRows<T, Tile> {
   __device__ __forceinline__ void walk(const AttentionSpan& span) {
     int block = first_key_ / Tile::kKeys * Tile::kKeys;
     const int first_page = fetch_page(span, block);
-    int page = fetch_page(span, block + Tile::kKeys);  // of the next block
+    int page = fetch_page(span, block + Tile::kKeys);  // page of the next block
     if (p_.head_dim < Tile::kColumns) {
       clear_columns();
       __syncthreads();
@@ -169,7 +169,7 @@ class SplitByCopies : SplitRows<T, Tile> {
     }
   }
 
-  bool same_places_;  // of K and V
+  bool same_places_;  // K and V have the same places
   const typename T::Storage *k_head_ = nullptr, *v_head_ = nullptr;
 };
 

@@ -18,7 +18,7 @@ struct PairTile : SplitShape<kColumns_, 2> {
   using Shape = SplitShape<kColumns_, 2>;
   static constexpr int kLoaders = 4, kSlots = 3;  // warps that fetch; pairs of blocks of K or V on their way or at work
   static constexpr int kThreads = 32 * (Shape::kWarps + kLoaders);
-  static constexpr int kPanels = kColumns_ / 64, kPanelBytes = Shape::kKeys * 128;  // of 64 columns
+  static constexpr int kPanels = kColumns_ / 64, kPanelBytes = Shape::kKeys * 128;  // panels of 64 columns
   static constexpr int kSlotBytes = 2 * Shape::kOperandBytes;
   static constexpr int kQueryBytes = Shape::kRows * Shape::kRowBytes;  // pass through the probabilities' memory
   static constexpr int kWeightsAt = kSlots * kSlotBytes;

@@ -16,7 +16,8 @@ template <int kColumns_, int kBlocks_>
 struct SplitShape {
   static constexpr int kColumns = kColumns_, kRows = SplitGrid::kRows, kBlocks = kBlocks_, kWarps = 4 * kBlocks;
   static constexpr int kKeys = attention_block(kColumns), kGroups = kKeys / 32;
-  static constexpr int kSteps = kColumns / 16, kShare = kColumns / kWarps / 8;  // of a score; tiles of a warp's sums
+  static constexpr int kSteps = kColumns / 16,
+                       kShare = kColumns / kWarps / 8;  // a score's steps; tiles of a warp's sums
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8, kOperandBytes = kKeys * kRowBytes;
   using Params = AttentionParams;
   static constexpr bool kPartial = false;  // results leave as partials, in their layout
@@ -28,8 +29,8 @@ struct SplitShape {
 
 // Partial results: of row (token, head) and split s, m and l at [row][s][2], O at [row][s][head_dim].
 struct SplitCall {
-  std::uint32_t tiles, splits;    // of a SplitGrid
-  std::uint32_t kv_heads, group;  // of query heads; 32 bits: a 64-bit division takes a hundred instructions
+  std::uint32_t tiles, splits;    // tiles and splits of a SplitGrid
+  std::uint32_t kv_heads, group;  // query heads per key head; 32 bits: a 64-bit division takes a hundred instructions
   float* rows;
   float* sums;
 };
@@ -490,13 +491,13 @@ class SplitRows {
   unsigned char* memory_;
   std::uint32_t shared_;
   bool vectors_;
-  int page_shift_;  // of a page's size that is a power of 2, else -1
+  int page_shift_;  // log2 of the page size where that is a power of 2, else -1
   unsigned group_ = 1, split_ = 0, first_row_ = 0, last_row_ = 0;
   int sequence_ = 0, kv_head_ = 0;
-  std::int64_t first_place_ = 0;      // of row 0, a token of all sequences' q
+  std::int64_t first_place_ = 0;      // place of row 0, a token of all sequences' q
   bool shares_ = false;               // rows are of a group
   AttentionRange of_group_ = {0, 0};  // sequences
-  int first_key_ = 0, last_key_ = 0;  // of the split that any row sees
+  int first_key_ = 0, last_key_ = 0;  // range of the split's keys that any row sees
   int common_[2];                     // keys that every row sees
   int sees_[2][2];
   AttentionReference reference_[2];

@@ -14,7 +14,7 @@ struct WgmmaTile {
   static constexpr int kThreads = 3 * 128;
   static constexpr int kBoxes = kColumns / 64, kBoxBytes = 128 * 128;  // 128 tokens by 64 columns
   static constexpr int kTileBytes = kBoxes * kBoxBytes;
-  static constexpr int kSums = kColumns / 2;  // of a thread
+  static constexpr int kSums = kColumns / 2;  // sums per thread
   static constexpr int kTotalBytes = kQueries * kColumns * 4;
   static constexpr int kKeysAt = kTileBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
   static constexpr int kTotalAt = kValuesAt + kStages * kTileBytes, kBarriersAt = kTotalAt + kTotalBytes;
@@ -24,7 +24,7 @@ struct WgmmaTile {
 struct WgmmaCall {
   CUtensorMap q, k, v;
   std::int32_t tiles;
-  std::int32_t blocks;               // of queries: of a sequence, or, packed, slots of all
+  std::int32_t blocks;               // blocks of queries: per sequence, or, packed, slots of all
   std::int32_t heads;                // and sequences where not packed
   std::int32_t section, in_section;  // heads whose keys and values stay in L2; their tiles
   std::uint32_t* counter;            // counts tiles taken after each block's first; null: each block has one
@@ -36,7 +36,7 @@ struct WgmmaWork {
   std::int32_t sequence, head;
   std::int32_t token, places, queries;  // the first place's token of q; places and queries from there on
   std::int32_t position;                // the number of the key that stands where the first query does
-  std::int32_t k_token, num_keys;       // of the sequence
+  std::int32_t k_token, num_keys;       // the sequence's first token of k, and its keys
   std::int32_t first_key, last_key;     // that any query of the tile sees
   std::int32_t all_first, all_last;     // that every query sees
 };
@@ -110,7 +110,7 @@ struct WgmmaShared {
   __device__ __forceinline__ std::uint32_t values_empty(int stage) const { return barrier(8 + stage); }
   __device__ __forceinline__ std::uint32_t tile_full(int slot) const { return barrier(10 + slot); }
   __device__ __forceinline__ std::uint32_t tile_empty(int slot) const { return barrier(12 + slot); }
-  static constexpr int kWorkAt = Tile::kBarriersAt + 14 * 8;  // of two tiles, one after the other
+  static constexpr int kWorkAt = Tile::kBarriersAt + 14 * 8;  // work of two tiles, one after the other
 
   __device__ __forceinline__ void init() const {
     mbarrier_init(queries_full(), 1);

@@ -70,7 +70,7 @@ struct Fp16 {
   }
   static __device__ __forceinline__ std::uint32_t mul2(std::uint32_t a, std::uint32_t b) {
     std::uint32_t r;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));  // of fp32 the product would be exact
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));  // fp32 would make the product exact
     return r;
   }
   static __device__ __forceinline__ std::uint32_t max2(std::uint32_t a, std::uint32_t b) {

@@ -10,7 +10,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kMaxDevices = 64;  // of a process, for what is cached per device
+constexpr int kMaxDevices = 64;  // devices per process, for what is cached per device
 
 inline void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));

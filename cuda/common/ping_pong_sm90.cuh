@@ -26,7 +26,7 @@ struct PingPongTile {
 template <class T, class Tile, class Release, class Issued>
 __device__ __forceinline__ void multiply_in_turn(TileRing<Tile>* ring, float (&sum)[Tile::kHalves][Tile::kFragment],
                                                  int steps, const Release& release, const Issued& issued) {
-  float low[Tile::kFragment], high[Tile::kFragment];  // of their own: none may be touched while a wgmma is in flight
+  float low[Tile::kFragment], high[Tile::kFragment];  // separate arrays: none may be touched while a wgmma is in flight
 #pragma unroll
   for (int i = 0; i < Tile::kFragment; ++i) low[i] = high[i] = 0.0f;  // frees the registers since the tile before
   int previous = 0;

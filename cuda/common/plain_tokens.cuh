@@ -12,8 +12,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kPlainStages = 2;  // of the ring
-constexpr int kMaskVectors = 2;  // of a quad's mask of the widest type
+constexpr int kPlainStages = 2;  // stages of the ring
+constexpr int kMaskVectors = 2;  // vectors of a quad's mask of the widest type
 // What a warp keeps of its steps until there are kKeptSteps, to add up together: of a step, four sums of a lane, with gaps
 // by which the threads that add them read different banks.
 constexpr int kKeptSteps = 4, kKeptHalf = 4 * 16 + 16, kKeptStep = 2 * kKeptHalf - 16 + 4,
@@ -178,7 +178,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   constexpr unsigned kOther = 64;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, of_lane = left - lane * kVec4;
   static_assert(kCounts < kTokenCounts && kCounts % 2 == 0 && (kVec4 << kMostSteps) < kOther);
-  float counts[kCounts / 2] = {};  // of two conditions: of the one, and kOther times that of the other
+  float counts[kCounts / 2] = {};  // two conditions each: the one's count, and kOther times the other's
   int tokens = 0;
   std::uint32_t most = 0;  // a pattern: WaveSums
   const auto take_step = [&](unsigned at, int stage, float* to) {
@@ -258,12 +258,12 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
                         std::int64_t slots, int tile) {
   extern __shared__ uint4 plain_memory[];
   auto* const shared = reinterpret_cast<PlainShared<Terms>*>(plain_memory);
-  allow_next_kernel();  // of which every one waits for all of the one before it
+  allow_next_kernel();  // each kernel waits for all of the one before it
   const auto num_tokens = static_cast<int>(Terms::sequences(p).num_tokens);
   const auto tiles = static_cast<unsigned>(tiles_of(num_tokens, tile));
   const unsigned wave = threadIdx.x / TokenGpu::kLanes;
   const bool of_wave = tile == kWaveTile<TokenGpu>;
-  const unsigned slot = slot_of_warp(of_wave);  // of fewer than 2^31
+  const unsigned slot = slot_of_warp(of_wave);  // slots are fewer than 2^31
   const unsigned s = slot / tiles;
   const int lane = static_cast<int>(threadIdx.x) % TokenGpu::kLanes;
   const int of_warp = of_wave ? 1 << tile : (1 << tile) / kTokenWaves<TokenGpu>;  // tokens
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   const int left = min(num_tokens - first, of_warp), mine = first + lane * kVec4;
   const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kVec4, shared);
   // Blocks that are there while the kernel before still runs: what it does not write is on its way to L2 meanwhile.
-  constexpr unsigned kFirstBlocks = 132 * kLeastBlocks;  // of an H100 or H200
+  constexpr unsigned kFirstBlocks = 132 * kLeastBlocks;  // blocks resident on an H100 or H200
   if (lane == 0 && blockIdx.x < kFirstBlocks && slot < slots && left > 0) {
     copies.prefetch(min(left, kPlainStages * TokenGpu::kLanes * kVec4));
   }

@@ -65,7 +65,7 @@ struct TileRing {
   __device__ __forceinline__ void multiply(float (&sum)[Tile::kBN / 2], int steps, int warpgroup,
                                            const Release& release, const After& after) {
     constexpr bool kAMnMajor = Tile::kAMnMajor, kBMnMajor = Tile::kBMnMajor;
-    float d[Tile::kBN / 2];  // of its own: wgmma's accumulators must not be touched while any of them is in flight
+    float d[Tile::kBN / 2];  // separate array: wgmma's accumulators must not be touched while any of them is in flight
     if constexpr (kClears) {
 #pragma unroll
       for (int i = 0; i < Tile::kBN / 2; ++i) d[i] = 0.0f;

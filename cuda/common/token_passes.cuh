@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
     token_terms_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
                        std::int64_t slots, int tile) {
   __shared__ WaveResults shared;
-  allow_next_kernel();  // of which every one waits for all of the one before it
+  allow_next_kernel();  // each kernel waits for all of the one before it
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *w.finished = 0;
   token_terms<TokenGpu, Batch, Terms...>(p, w, slots, tile, blockIdx.x, &shared);

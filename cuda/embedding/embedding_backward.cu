@@ -18,7 +18,7 @@ namespace {  // one copy per architecture
 
 constexpr int kSumThreads = 128, kSliceColumns = kSumThreads * kVec8;
 constexpr int kWindow = 16;    // items whose rows a block has
-constexpr int kZeroRows = 32;  // of a block
+constexpr int kZeroRows = 32;  // rows per block
 constexpr int kRunTokens = 1 << kEmbeddingRunBits;
 constexpr int kRunLevels = 3;
 static_assert(kEmbeddingGroupTokens << kRunLevels == kRunTokens);
@@ -194,7 +194,7 @@ class RowSum {
   }
 
  private:
-  static constexpr std::uint32_t kGroups = 1u << kEmbeddingLevels;  // of a block
+  static constexpr std::uint32_t kGroups = 1u << kEmbeddingLevels;  // groups per block
 
   __device__ __forceinline__ void end_group(std::uint32_t next) {
     const int level = tree_.advance(group_ % kGroups, next, [&](int below) { waiting_.add_to(below, chain_); });

@@ -27,7 +27,7 @@ using EmbeddingKey = std::uint64_t;
 
 constexpr int kEmbeddingRunBits = 9;    // a run: the tokens of one row among 512 that follow one another, 8 groups
 constexpr int kEmbeddingLongRun = 16;   // tokens from which on a run is summed by blocks of its own
-constexpr int kEmbeddingDigitBits = 9;  // of a row, at most, that one pass sorts by
+constexpr int kEmbeddingDigitBits = 9;  // bits of the row index that one pass sorts by, at most
 constexpr int kEmbeddingDigits = 1 << kEmbeddingDigitBits;
 constexpr int kEmbeddingSortTile = 2048;  // tokens of a block
 constexpr int kEmbeddingItemTile = 1024;
@@ -35,8 +35,8 @@ constexpr std::uint32_t kEmbeddingNoSlot = 0xffffffffu;
 
 // What a row is the sum of, in order: a token, or the sum of a long run.
 struct alignas(16) EmbeddingItem {
-  std::uint32_t row, token;  // of a long run the first of its 512 indices, that of a token or not
-  std::uint32_t slot;        // of a long run: where its sum is; else kEmbeddingNoSlot
+  std::uint32_t row, token;  // token: for a long run the first of its 512 indices, whether a token's or not
+  std::uint32_t slot;        // for a long run where its sum is; else kEmbeddingNoSlot
   std::uint32_t unused;
 };
 

@@ -99,8 +99,8 @@ struct WholeChunk {
   static constexpr int kStages = 5;
   float step = 0.0f;              // 0: chunks are scanned as others are
   float before[kStages] = {};     // coefficient of a block before each stage, if another block follows it
-  float total = 0.0f;             // of the chunk
-  float behind[kScanLanes] = {};  // of the lanes behind each one; of the last there are none
+  float total = 0.0f;             // coefficient of the chunk
+  float behind[kScanLanes] = {};  // coefficient of the lanes behind each one; the last has none
 
   // What a step may cut, or might but for the host's rounding of subnormals, is left to the scan.
   explicit WholeChunk(const GaeParams& p) {
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
   constexpr bool kHasValues = kKind != GaeKind::kDiscountedReturns, kHasWhole = kKind != GaeKind::kVtrace;
   constexpr int kAhead = kChunksAhead<kKind, kWideMask>;
   // Each warp's chunk: x's step through all of it, and the value of its first scored token.
-  __shared__ ScanStep totals[2][kMostScanWarps];  // of two tiles in turn: one barrier a tile is enough
+  __shared__ ScanStep totals[2][kMostScanWarps];  // two tiles in turn: one barrier a tile is enough
   __shared__ float first_values[kMostScanWarps];
   __shared__ int any_counts[kMostScanWarps];
   __shared__ float behind_whole[kScanLanes];
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
     next_tokens.load(arrays, span.length, chunk - kAhead * warps, lane);
     const bool is_whole = kHasWhole && whole.step != 0.0f && __all_sync(kAllLanes, counted == (1u << kLaneTokens) - 1);
 
-    float next = next_behind;  // of the lane's last token
+    float next = next_behind;  // value behind the lane's last token
     if constexpr (kHasValues) {
       if (is_whole && warps == 1) {
         const float after = __shfl_down_sync(kAllLanes, tokens.value.v[0], 1);
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
       block = scan_lanes(block, lane);
     }
 
-    ScanStep total, behind;  // of the chunk; of the lanes behind this one
+    ScanStep total, behind;  // the chunk's; that of the lanes behind this one
     total.d = __shfl_sync(kAllLanes, block.d, 0);
     behind.d = __shfl_down_sync(kAllLanes, block.d, 1);
     if (is_whole) {

@@ -22,7 +22,7 @@ constexpr CublasLtRecord kH200Version130100[] = {
 struct Table {
   const char* gpu;
   int multiprocessors;
-  std::size_t version;  // of the library
+  std::size_t version;  // the library's version
   std::span<const CublasLtRecord> records;
 };
 static_assert(std::ranges::is_sorted(kH200Version130100, {}, &CublasLtRecord::products));

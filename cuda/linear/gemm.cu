@@ -13,7 +13,7 @@ namespace rlk::cuda {
 namespace {
 
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
-constexpr std::int64_t kMaxRowChunks = std::numeric_limits<int>::max();  // of OperandLoad
+constexpr std::int64_t kMaxRowChunks = std::numeric_limits<int>::max();  // limit of OperandLoad
 constexpr int kLeastStages = 3;
 constexpr Sm80Tile kTiles[] = {Sm80Tile::kFewestRows, Sm80Tile::kSmallM, Sm80Tile::kMedium,
                                Sm80Tile::kSquare,     Sm80Tile::kLarge,  Sm80Tile::kBlocks};
@@ -44,7 +44,7 @@ void run(const GemmParams& p, cudaStream_t stream) {
   if (p.block > 0) part = p.block;
   const int most = allow_shared_memory<gemm_sm80_kernel<Tile, kContractionA, kContractionB, kLevels>>();
   // As many stages as let all blocks of the launch be resident, or as many of them as registers allow.
-  constexpr int kReserved = 1024;  // of a block, for the system
+  constexpr int kReserved = 1024;  // bytes per block, for the system
   const int resident = static_cast<int>(
       std::clamp<std::int64_t>(ceil_div(blocks, multiprocessors(current_device())), 1, Tile::kMinBlocks));
   const int stages = std::clamp(((most + kReserved) / resident - kReserved) / Tile::kStageBytes, kLeastStages,

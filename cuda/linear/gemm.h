@@ -29,10 +29,10 @@ struct GemmParams {
   bool continues = false;         // the accumulators begin with the addend instead: one block, one segment
   RowLayout addend_rows;
   std::int64_t m = 0, n = 0, contraction = 0;
-  int segments = 1;        // of the contraction: 1, 2, 4 or 8 of equal length (rule 2)
+  int segments = 1;        // segments of the contraction: 1, 2, 4 or 8 of equal length (rule 2)
   std::int64_t block = 0;  // contraction of one token block (rule 9); 0: one block. Not together with segments
   const std::int32_t* row_limit = nullptr;  // ops/linear.h, of a gradient; a kernel may take all rows
-  DType dtype = DType::kBFloat16;           // of a and b: kBFloat16, kFloat16
+  DType dtype = DType::kBFloat16;           // dtype of a and b: kBFloat16, kFloat16
   DType d_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
 };
 

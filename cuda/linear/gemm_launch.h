@@ -13,13 +13,13 @@ struct GemmLaunch {
   const float* addend;            // [rows, columns], or null; of Combine::kContinue what the sums begin with
   const std::int32_t* row_limit;  // rows of d, of an input gradient, or of the contraction, of a weight's, or null: all
   std::int64_t d_stride, addend_stride;
-  int rows, columns;  // of d
+  int rows, columns;  // shape of d
   int k_steps;        // stages of the contraction
   int chunk_steps;    // stages of a segment (rule 2) or a token block (rule 9); k_steps where there is but one
   int chunks;
   int cluster;           // blocks that are neighbours along A's rows and load their tile of B together
   int last_a, last_b;    // rows that a block loads where fewer than a tile's are left, a multiple of 8
-  int tiles_a, tiles_b;  // of clusters, along the rows of A and of B
+  int tiles_a, tiles_b;  // tiles of clusters, along the rows of A and of B
   int group_a;           // clusters along A's rows that are neighbours in time, for L2
   int stages;
   int prefetched_steps;  // stages of weights that a block asks for while the kernel before this one still runs

@@ -14,8 +14,8 @@ bool run_plan_f16(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream
 
 namespace {
 
-constexpr int kBoxK = 64;           // of the contraction, of the tiled kernel
-constexpr int kSmallMStageK = 128;  // of the kernel for few rows
+constexpr int kBoxK = 64;           // contraction indices per box of the tiled kernel
+constexpr int kSmallMStageK = 128;  // contraction indices per stage of the kernel for few rows
 constexpr int kWidestSlice = 128;
 constexpr std::int64_t kMostTransposedRows = 1024;  // more rows fill the tiles of any height
 

@@ -11,9 +11,9 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kStepK = 16;         // of one mma
+constexpr int kStepK = 16;         // contraction indices per mma
 constexpr int kGroupTiles = 8;     // tiles of a column that are neighbours in time, for L2
-constexpr int kSegmentLevels = 3;  // of rule 2's tree
+constexpr int kSegmentLevels = 3;  // levels of rule 2's tree
 
 // The launch's arguments.
 struct GemmLaunchSm80 {
@@ -122,7 +122,7 @@ class PendingSums {
     bool complete = true;
 #pragma unroll
     for (int level = 0; level < kLevels; ++level) {
-      const bool second = part >> level & 1;  // of a pair
+      const bool second = part >> level & 1;  // second of a pair
       if (complete && second) add_to(level, d);
       if (complete && !second) keep(level, d);
       complete = complete && second;

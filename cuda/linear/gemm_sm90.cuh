@@ -22,7 +22,7 @@ struct GemmTile {
   static constexpr int kBM = kM, kBN = kN;
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
   static constexpr Combine kCombine = kCombination;
-  static constexpr bool kAdds = kAMnMajor && kBMnMajor;  // of weight gradients: main_grad, and blocks of tokens
+  static constexpr bool kAdds = kAMnMajor && kBMnMajor;  // weight gradients: main_grad, and blocks of tokens
   // Wide tiles find the next tile's place beside their products; in the short steps of narrow ones that would show.
   static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192;
   static constexpr int kBoxes = kCombine == Combine::kTree ? 1 : stage_boxes(kM, kN), kStageK = kBoxK * kBoxes;
@@ -33,13 +33,13 @@ struct GemmTile {
   static constexpr bool kTwoLoaders = kBoxes > 1 && kBN <= 64 && !kTransposed;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static constexpr int kRegisters =
-      (504 - 40) / kWarpgroups / 8 * 8;  // of a thread that multiplies; 40 of one that loads
+      (504 - 40) / kWarpgroups / 8 * 8;  // per multiplying thread; a loading thread has 40
   static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
   static constexpr int kStageBytes = kBoxes * kBoxBytes;
   static constexpr int kKeptBytes = kCombine == Combine::kTree ? kBM * kBN * 4 : 0;
   static constexpr bool kBoxStores = !kTransposed && kBN % 64 == 0;
   static constexpr int kStoreBuffers = kBN == 256 ? 2 : 1;  // what leaves the number of stages as it is
-  static constexpr int kStaging =                           // of a warpgroup; boxes begin at 1024 bytes
+  static constexpr int kStaging =                           // bytes per warpgroup; boxes begin at 1024 bytes
       kBoxStores ? std::max(kStoreBuffers * kStoreBoxBytes, (4 * kStagingBytes + 1023) / 1024 * 1024)
                  : 4 * kStagingBytes;
   static constexpr int kFixedBytes = 1024 + kKeptBytes + kWarpgroups * kStaging + 2 * kMaxStages * 8;

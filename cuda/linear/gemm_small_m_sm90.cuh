@@ -14,7 +14,7 @@ constexpr int kSmallMMaxStages = 32;
 struct SmallMLaunch {
   GemmLaunch gemm;  // k_steps: stages of 128
   int slice_rows;   // weight rows of a block, a multiple of 16
-  int slices;       // of all weight rows
+  int slices;       // slices of all weight rows
 };
 
 // Slices of a block. Many of them lie in a row, since blocks then read places of memory that are far apart: 4.5 TB/s

@@ -16,7 +16,7 @@ using Accumulators = float[kRowTiles][kColumnTiles][4];
 
 // Position of a lane's elements in D.
 struct LanePosition {
-  std::int64_t row, column;  // of element 0 of tile (0, 0)
+  std::int64_t row, column;  // place of element 0 of tile (0, 0)
 };
 
 // Calls f(accumulator, element of the addend) for each element of a lane that exists.

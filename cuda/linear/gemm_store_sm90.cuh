@@ -15,8 +15,8 @@
 namespace rlk::cuda {
 
 constexpr int kStagingPitch = 144;  // bytes of a row of 128 and 16 that keep rows out of each other's banks
-constexpr int kStagingBytes = 16 * kStagingPitch;                        // of a warp
-constexpr int kStoreBoxRows = 64, kStoreBoxBytes = kStoreBoxRows * 128;  // of a warpgroup
+constexpr int kStagingBytes = 16 * kStagingPitch;                        // bytes per warp
+constexpr int kStoreBoxRows = 64, kStoreBoxBytes = kStoreBoxRows * 128;  // box of a warpgroup
 
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
@@ -260,7 +260,7 @@ __device__ __forceinline__ void store_columns(const GemmLaunch& g, float (&d)[kB
 #pragma unroll
   for (int j = 0; j < kBN / 8; ++j) {  // eight rows of d
     if (wide) {
-      constexpr int kPitch = 80;  // of 16 columns
+      constexpr int kPitch = 80;  // bytes between rows of 16 columns
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const std::uint32_t to = staging + (lane % 4 * 2 + i % 2) * kPitch + (lane / 4 + i / 2 * 8) * 4;

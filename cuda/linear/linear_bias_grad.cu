@@ -9,7 +9,7 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr int kGroups = static_cast<int>(kTokenBlock) / kBiasGroupRows;  // of 8192 rows
+constexpr int kGroups = static_cast<int>(kTokenBlock) / kBiasGroupRows;  // groups per 8192 rows
 constexpr int kBatchRows = 8;                                            // loads of a thread under way
 
 // Rows from `row` on, one after another.
@@ -83,14 +83,14 @@ template <class T, int kLanes>
 __global__ void __launch_bounds__(kGroups* kLanes, 2)
     linear_bias_grad_kernel(const __grid_constant__ LinearBiasGradParams p, bool vector) {
   constexpr int kColumns = kLanes * kVec8, kWarps = kGroups * kLanes / 32;
-  __shared__ float of_warp[2][kWarps][kColumns];  // of every other 8192 rows: those of the last are read meanwhile
+  __shared__ float of_warp[2][kWarps][kColumns];  // for 8192 rows each, in turn: the last are read meanwhile
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int group = thread / kLanes;
   const std::int64_t first = std::int64_t{blockIdx.x} * kColumns, column = first + thread % kLanes * kVec8;
   const std::int64_t left = p.out_features - column;
   const int count = left <= 0 ? 0 : left >= kVec8 ? kVec8 : static_cast<int>(left);
   const typename T::Storage* columns = static_cast<const typename T::Storage*>(p.dy) + column;
-  float total = 0.0f;  // of column `first` + thread
+  float total = 0.0f;  // total of column `first` + thread
   int buffer = 0;
   for (std::int64_t block = 0; block < p.num_rows; block += kTokenBlock, buffer ^= 1) {
     const std::int64_t row = block + group * kBiasGroupRows, rows_left = p.num_rows - row;

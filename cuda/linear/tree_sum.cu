@@ -7,7 +7,7 @@ namespace rlk::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 4;  // of a thread: 16 bytes of a part
+constexpr int kElements = 4;  // elements per thread: 16 bytes of a part
 
 // The column that element i belongs to. A 64-bit remainder would cost more than the element's bytes.
 __device__ __forceinline__ std::int64_t column_of(std::int64_t i, std::int64_t columns) {

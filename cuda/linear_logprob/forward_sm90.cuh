@@ -20,8 +20,8 @@ namespace rlk::cuda {
 
 using PairTile = PingPongTile<kPairTileColumns>;
 
-constexpr int kMostColumns = 1 << 30;  // of a call (fuses_linear_logprob)
-constexpr int kHandedFragments = 8;    // of each row: half a leaf
+constexpr int kMostColumns = 1 << 30;  // columns per call (fuses_linear_logprob)
+constexpr int kHandedFragments = 8;    // fragments per row: half a leaf
 struct alignas(16) PairShared {
   float2 handed[PairTile::kHalves * kTileRows * kHandedFragments]
                [kWarpgroup];                      // [row of a thread, eight columns][thread]
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& 
   const int first = work.part * nodes_per_part(g.columns) + work.run * kRunNodes;
   Node* const to =
       reinterpret_cast<Node*>(g.nodes) + std::int64_t{first} * g.padded_rows + work.row_block * kPairRows + row;
-  int leaf = pair * kPairLeaves;  // of the run
+  int leaf = pair * kPairLeaves;  // index in the run
 #pragma unroll 1
   for (int i = 0; i < kPairLeaves; ++i, ++leaf) {
     SoftmaxStats node = nodes.leaves[i][row].stats();

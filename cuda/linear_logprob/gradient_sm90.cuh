@@ -43,7 +43,7 @@ __device__ __forceinline__ GradientRow<Row> gradient_row(const LogprobBackwardPa
   return out;
 }
 template <class Row>
-constexpr int kGradientRowBytes = GradientTile::kBM* static_cast<int>(sizeof(GradientRow<Row>));  // of a warpgroup
+constexpr int kGradientRowBytes = GradientTile::kBM* static_cast<int>(sizeof(GradientRow<Row>));  // bytes per warpgroup
 template <class Row>
 constexpr int kGradientFixedBytes = 1024 + GradientTile::kWarpgroups*(kGradientStaging + kGradientRowBytes<Row>)+(
                                                2 * kMaxStages + GradientTile::kWarpgroups) *

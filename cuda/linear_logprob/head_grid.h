@@ -10,14 +10,14 @@
 namespace rlk::cuda {
 
 constexpr int kSmallM = 64;            // what one warpgroup has, as a kernel of its own
-constexpr int kHeadTileColumns = 256;  // of its tiles: two leaves
+constexpr int kHeadTileColumns = 256;  // columns per tile: two leaves
 constexpr int kStripTiles = 8;         // a strip is an aligned run of 16 leaves of a part: one node of its tree
 constexpr int kStripColumns = kStripTiles * kHeadTileColumns;
 
 struct HeadColumns {
-  int num_parts;                                    // of this shard
+  int num_parts;                                    // parts of this shard
   int longest;                                      // columns of the longest part
-  int strips_per_part;                              // of that
+  int strips_per_part;                              // strips of the longest part
   int part_first[kNumParts], part_last[kNumParts];  // valid columns of each part, [first, last), local to the shard
 };
 RLK_HD int strips_of(const HeadColumns& columns) { return columns.num_parts * columns.strips_per_part; }
@@ -41,9 +41,9 @@ RLK_HD HeadItems head_items(const HeadColumns& columns, int blocks) {
 // A block's work: consecutive tiles of a strip.
 struct HeadWork {
   int part, strip;        // strip: of the part
-  int first_tile, tiles;  // of the strip; tiles is 0 where the part does not reach so far
+  int first_tile, tiles;  // place in the strip; tiles is 0 where the part does not reach so far
   bool whole;             // the node is the strip's
-  int slot;               // of a node that is not, among those
+  int slot;               // index among the nodes that are not a strip's
 };
 
 RLK_HD int strip_tiles(const HeadColumns& columns, int part, int strip) {

@@ -16,8 +16,8 @@ struct HeadLaunch {
   const void* bias;            // [columns], or null
   const void* target;
   const float* temperature;  // [rows], or null: temperature_value
-  void* nodes;               // of runs of tiles, [node][padded rows]
-  void* tile_nodes;          // of tiles or pairs that are work by themselves
+  void* nodes;               // nodes of runs of tiles, [node][padded rows]
+  void* tile_nodes;          // nodes of tiles or pairs that are work by themselves
   float* target_z;           // [rows]
   std::int64_t target_stride, vocab_start;
   float temperature_value, logit_scale, softcap, inverse_softcap;

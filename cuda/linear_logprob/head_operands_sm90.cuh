@@ -22,7 +22,7 @@ template <int kRows>
 struct TileRows {
   static constexpr int kGroups = kRows / kScoredGroupRows;
   int first, left, count = 0;
-  std::uint32_t pairs[kGroups / 2] = {};  // of groups, 16 bits each: a loader has 40 registers
+  std::uint32_t pairs[kGroups / 2] = {};  // pairs of groups, 16 bits each: a loader has 40 registers
 };
 
 // The box of each group, in place of a Portion.

@@ -21,7 +21,7 @@ __device__ __forceinline__ float leaf_addend(float m) {
 }
 
 constexpr int kLeafFragments = kLeafColumns / 8;  // groups of eight columns
-constexpr int kTileLeaves = 2, kTileRows = 2;     // of a thread
+constexpr int kTileLeaves = 2, kTileRows = 2;     // leaves and rows of a tile per thread
 
 // Sums over a lane's two chains of a leaf of one row. The quad's four together are the leaf's (rule 5's tree).
 template <bool kMoments>

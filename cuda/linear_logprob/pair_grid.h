@@ -9,10 +9,10 @@
 
 namespace rlk::cuda {
 
-constexpr int kPairTileColumns = 192;  // of a warpgroup
+constexpr int kPairTileColumns = 192;  // columns per warpgroup
 constexpr int kPairColumns = 2 * kPairTileColumns, kPairLeaves = 3;
-constexpr int kPairRows = 128;  // of a block
-constexpr int kRunPairs = 8;    // of a run: 24 leaves, three nodes of the part's tree
+constexpr int kPairRows = 128;  // rows per block
+constexpr int kRunPairs = 8;    // pairs per run: 24 leaves, three nodes of the part's tree
 constexpr int kRunColumns = kRunPairs * kPairColumns, kRunNodes = 3, kNodeLevels = 3, kNodeLeaves = 8;
 static_assert(kRunPairs * kPairLeaves == kRunNodes * kNodeLeaves && 1 << kNodeLevels == kNodeLeaves);
 
@@ -22,16 +22,16 @@ struct PartRuns {
   int end_pairs;  // pairs of the last run; the others have kRunPairs
 };
 RLK_HD PartRuns part_runs(const HeadColumns& columns) {
-  const int longest = columns.longest > 1 ? columns.longest : 1;  // of a shard of padding alone, too
+  const int longest = columns.longest > 1 ? columns.longest : 1;  // at least 1, also in a shard of padding alone
   const int pairs = (longest + kPairColumns - 1) / kPairColumns, all = (pairs + kRunPairs - 1) / kRunPairs;
   return {all, pairs - (all - 1) * kRunPairs};
 }
 
 // Runs of one length over all rows: `whole` of them are a block's work each, as many as keep all blocks equally busy.
 struct RunItems {
-  int runs;        // of a row block
+  int runs;        // runs per row block
   int all, whole;  // items
-  int pairs;       // of a run
+  int pairs;       // pairs per run
 };
 struct PairItems {
   int row_blocks, group_rows;  // blocks of rows; how many of them are neighbours in time, for L2
@@ -63,7 +63,7 @@ RLK_HD int pair_work_items(const PairItems& items) {
 // A stretch of pairs of a run, and the rows it is for.
 struct PairWork {
   int row_block, part, run;  // run: of the part
-  int first_pair, pairs;     // of the run; pairs is 0 where the part does not reach so far
+  int first_pair, pairs;     // range of the run's pairs; pairs is 0 where the part does not reach so far
   int slot;                  // among single pairs; -1: a whole run
 };
 

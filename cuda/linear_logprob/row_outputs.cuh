@@ -10,7 +10,7 @@
 namespace rlk::cuda {
 
 constexpr int kRootWarps = 8;       // with a row each
-constexpr int kWarpsOfSmallM = 16;  // of a row
+constexpr int kWarpsOfSmallM = 16;  // warps per row
 
 struct HeadNodes {
   HeadColumns columns;

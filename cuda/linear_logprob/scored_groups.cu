@@ -63,7 +63,7 @@ void find_scored_groups(const LogprobInput& p, ScoredGroups* groups, cudaStream_
 
 void zero_rows_past(const ScoredGroups* groups, void* rows, std::int64_t num_rows, std::int64_t row_bytes,
                     cudaStream_t stream) {
-  constexpr int kBlocks = 8;  // of a multiprocessor
+  constexpr int kBlocks = 8;  // blocks per multiprocessor
   const std::int64_t units = row_bytes / static_cast<int>(sizeof(uint4));
   zero_rows_kernel<<<kBlocks * multiprocessors(current_device()), kZeroThreads, 0, stream>>>(
       groups, static_cast<uint4*>(rows), units, units * num_rows);

@@ -20,7 +20,7 @@ struct SmallMTile {
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
   static constexpr int kStageBytes = kBoxBytes;
-  static constexpr int kNodeLevels = 3;  // of pairs of tiles in a strip
+  static constexpr int kNodeLevels = 3;  // levels of pairs of tiles in a strip
   static constexpr int kNodeBytes = kNodeLevels * kBM * 16;
   static constexpr int kFixedBytes = 1024 + kNodeBytes + 2 * kMaxStages * 8;
 };
@@ -29,7 +29,7 @@ struct SmallMTile {
 // is no second.
 struct NodeTarget {
   float4* to;  // node of a thread's first row, if `ends`; the second row's is 8 further
-  int tile;    // of the strip
+  int tile;    // index in the strip
   bool ends;   // the strip, or all of it that the work has
 };
 constexpr int kNothingLeft = -2, kWholeTile = -1;  // instead of a level of pairs

@@ -38,7 +38,7 @@ struct PairNodes {
 template <bool kMoments>
 __device__ __forceinline__ SoftmaxStats node_of_part(const PairNodes<kMoments>& n, const PairItems& items, int row,
                                                      int part, int node) {
-  const int run = node / kRunNodes, first_leaf = node % kRunNodes * kNodeLeaves;  // of the run
+  const int run = node / kRunNodes, first_leaf = node % kRunNodes * kNodeLeaves;  // index in the run
   const int leaves = (columns_from(n.columns, part, run) + kLeafColumns - 1) / kLeafColumns;
   if (first_leaf >= leaves) return identity_stats();
   const int slot = first_slot(n.columns, items, row / kPairRows, part, run);

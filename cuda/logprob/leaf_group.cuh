@@ -85,7 +85,7 @@ __device__ __forceinline__ SoftmaxStats tree_over_nodes(int count, int lane, Loa
 template <class T>
 struct GroupCopy {
   const char* from;  // the chunk of round 0, in the line of the group's first column
-  int begin, end;    // of the columns in the image, bytes
+  int begin, end;    // byte range of the columns in the image
   Leaf<T> leaf;
   int leaf_columns;
 

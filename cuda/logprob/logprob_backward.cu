@@ -17,13 +17,13 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kBackwardThreads = 128;
-constexpr int kBackwardVectors = 8;  // of a thread
+constexpr int kBackwardVectors = 8;  // vectors per thread
 // Blocks per multiprocessor, as measured: the portable exponential, which computes longer, is fastest with one more.
 template <Exp kExp>
 constexpr int kBackwardBlocks = kExp == Exp::kHardware ? 6 : 7;
 template <class T>
 constexpr int kSegmentColumns = kBackwardThreads* kBackwardVectors* Vector<T>::kColumns;
-constexpr int kMaxGridRows = 32768;  // of a launch's second dimension
+constexpr int kMaxGridRows = 32768;  // rows in a launch's second dimension, at most
 
 // Gradients of columns other than the target, where z is the logit. Within the bounds of the exponential none is
 // clamped.
@@ -54,7 +54,7 @@ __device__ __forceinline__ Vector<T> vector_gradient(const Vector<T>& x, const R
 // The part of a row that is a block's. Vector v holds columns [first + v * kColumns, ...), so it is aligned in dlogits.
 template <class T>
 struct Segment {
-  const typename T::Storage* logits;  // of the row
+  const typename T::Storage* logits;  // the row's logits
   typename T::Storage* dlogits;
   int first;   // column of vector 0; a row's first vector may begin before it
   int valid;   // columns of the row with a gradient: 0 where it is ignored or has none

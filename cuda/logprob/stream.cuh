@@ -71,10 +71,10 @@ __device__ __forceinline__ StreamRow stream_row(const LogprobInput& p, std::int6
 struct StreamWork {
   std::int64_t first_row;
   int rows;
-  Divisor groups;  // of a row
+  Divisor groups;  // groups per row
   Divisor steps;   // groups in a part; 1 if a group holds several parts
   unsigned* claims;
-  int counters;  // of `claims`
+  int counters;  // counters in `claims`
   StreamRow* of_row;
   float* target_z;  // per row
   float4* nodes;    // grid.nodes per row

@@ -47,7 +47,7 @@ __device__ __forceinline__ bool has_vectors(const MaskedWhitenParams& p, const T
 // Sums of a sequence: of its tokens, with the least and the largest, or of the squares of their deviations.
 template <bool kSquares>
 __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_constant__ MaskedWhitenParams p) {
-  __shared__ float sums[2][kMostWhitenWarps];  // of two tiles in turn: one barrier a tile is enough
+  __shared__ float sums[2][kMostWhitenWarps];  // two tiles in turn: one barrier a tile is enough
   __shared__ float least_of[kMostWhitenWarps], largest_of[kMostWhitenWarps];
   __shared__ int counts_of[kMostWhitenWarps];
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;

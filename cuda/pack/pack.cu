@@ -15,10 +15,10 @@ namespace {  // one copy per architecture
 
 constexpr int kPositionThreads = 256;
 constexpr int kPositionWarps = kPositionThreads / 32;
-constexpr int kPositionTokens = 4;  // of a thread, a warp's width apart
+constexpr int kPositionTokens = 4;  // tokens per thread, a warp's width apart
 constexpr int kPositionTile = kPositionThreads * kPositionTokens;
 
-constexpr int kPackBlocks = 8;  // of a multiprocessor
+constexpr int kPackBlocks = 8;  // blocks per multiprocessor
 
 // To L2, where the rows of a block of `s` begin: blocks of short rows wait for their two offsets as long as for the rows. It
 // reads no value, so it may come before wait_for_previous_kernel.

@@ -13,7 +13,7 @@ struct RmsNormPlan {
   int threads = 0, vec8s = 0;
 };
 constexpr RmsNormPlan kRmsNormPlans[] = {{8, 4}, {32, 4}, {128, 4}, {256, 4}, {256, 8}, {0, 0}};
-constexpr std::int64_t kMostFewRows = 1024;  // of a launch that keeps no memory busy for long
+constexpr std::int64_t kMostFewRows = 1024;  // rows of a launch that keeps no memory busy for long, at most
 bool serves(const RmsNormPlan& plan, const RmsNormParams& p);
 RmsNormPlan choose_plan(const RmsNormParams& p);
 

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
     rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many) {
   using Storage = typename T::Storage;
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
-  constexpr int kLanes = kVec8s < kRmsNormLanes / kThreads ? kVec8s : kRmsNormLanes / kThreads;  // of a thread
+  constexpr int kLanes = kVec8s < kRmsNormLanes / kThreads ? kVec8s : kRmsNormLanes / kThreads;  // lanes per thread
   __shared__ float of_warps[kRows][kSumNodes<kThreads, kLanes>];
   const bool sum_first = kResidual && (kPlain || many);  // before anything else is asked for
   const int of_block = kRows == 1 ? 0 : static_cast<int>(threadIdx.x / kThreads);

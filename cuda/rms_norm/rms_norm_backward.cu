@@ -23,7 +23,7 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kGroupRows = kRmsNormGroupRows;
-constexpr int kBlockGroups = static_cast<int>(kRmsNormBlock) / kGroupRows;  // of 8192 rows
+constexpr int kBlockGroups = static_cast<int>(kRmsNormBlock) / kGroupRows;  // groups per 8192 rows
 
 // Pointer to a thread's first column in the rows of a group. kPlain: the result of is_plain.
 template <class Element, bool kPlain>
@@ -66,7 +66,7 @@ struct GroupShape {
   static constexpr bool kSeveral = kShared / kStageBytes >= (kKept ? 2 : 3);
   static constexpr int kMost = (kSeveral ? kShared : 192 << 10) / kStageBytes;
   static constexpr int kStages = kMost < 8 / kRows ? kMost : 8 / kRows;
-  static constexpr int kBlocks = kBlock < 256 ? 4 : kSeveral ? 2 : 1;  // of a multiprocessor
+  static constexpr int kBlocks = kBlock < 256 ? 4 : kSeveral ? 2 : 1;  // blocks per multiprocessor
   static_assert(kStages >= 2);
 };
 
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
   static_assert(kVec8s == 1 || kThreads == kRmsNormLanes);  // a thread's vec8s are one lane of the sum
   extern __shared__ uint4 ring[];
   __shared__ float rstd_of_row[Shape::kGroups][kGroupRows];
-  __shared__ float of_warps[2][Shape::kGroups][kRows * kSumNodes<kThreads, 1>];  // of every other step
+  __shared__ float of_warps[2][Shape::kGroups][kRows * kSumNodes<kThreads, 1>];  // two steps in turn
   const int of_block = static_cast<int>(threadIdx.x) / kThreads, thread = static_cast<int>(threadIdx.x) % kThreads;
   const std::int64_t group = std::int64_t{blockIdx.x} * Shape::kGroups + of_block, first_row = group * kGroupRows;
   const auto rows_from = [&](std::int64_t row) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
     return left < 0 ? 0 : left < kGroupRows ? static_cast<int>(left) : kGroupRows;
   };
   const int rows = rows_from(first_row);
-  const int last = rows_from(std::int64_t{blockIdx.x} * Shape::kGroups * kGroupRows);  // of the block's fullest group
+  const int last = rows_from(std::int64_t{blockIdx.x} * Shape::kGroups * kGroupRows);  // the block's fullest group
   const int vec8s = static_cast<int>(p.columns) / kVec8;
   const bool third = p.d_new_residual != nullptr;
   using Rows = GroupRows<const Storage, kPlain>;
@@ -237,7 +237,7 @@ struct HalfShape {
   static constexpr int kThreads = kRmsNormLanes, kVectors = Vec8<T>::kVectors, kOwn = kVec8s / 2;
   static constexpr int kArrays = kThird ? 3 : 2, kOfRow = kArrays * kVec8s * kVectors;  // vectors of a thread
   static constexpr int kStageBytes = (kOfRow + 2 * kOwn * kVectors) * kThreads * 16;
-  static constexpr int kBlocks = kStageBytes <= 32 << 10 ? 2 : 1;  // of a multiprocessor, which has 227 KB
+  static constexpr int kBlocks = kStageBytes <= 32 << 10 ? 2 : 1;  // blocks per multiprocessor, which has 227 KB
   static constexpr int kStages = (192 << 10) / kBlocks / kStageBytes;
   static_assert(kStages >= 2);
 };
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (Hal
   constexpr int kThreads = Shape::kThreads, kVectors = Shape::kVectors, kOwn = Shape::kOwn, kStages = Shape::kStages;
   extern __shared__ uint4 ring[];
   __shared__ float rstd_of_row[kGroupRows];
-  __shared__ float of_warps[2][kSumNodes<kThreads, 1>];  // of every other step
+  __shared__ float of_warps[2][kSumNodes<kThreads, 1>];  // two steps in turn
   const int thread = static_cast<int>(threadIdx.x), half = static_cast<int>(blockIdx.x % 2);
   const std::int64_t group = blockIdx.x / 2, first_row = group * kGroupRows, left = p.num_rows - first_row;
   const int rows = left < kGroupRows ? static_cast<int>(left) : kGroupRows;
@@ -394,8 +394,8 @@ __global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (Hal
 }
 
 constexpr int kRowThreads = kRmsNormLanes;
-constexpr int kChainRows = 16;    // of a thread under way: a group has few threads, and each waits for its loads
-constexpr int kChainColumns = 2;  // of a thread
+constexpr int kChainRows = 16;    // rows of a thread under way: a group has few threads, and each waits for its loads
+constexpr int kChainColumns = 2;  // columns per thread
 
 // Two neighbouring columns, of which `count` exist. kVector: both, aligned to their size.
 template <class T, bool kVector>

@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_weights(const Params& p, int column, int co
 template <int kThreads, int kRows, int kCount>
 __device__ __forceinline__ void row_sums(float (&lanes)[kCount], float* of_warps) {
   constexpr int kInWarp = kThreads < 32 ? kThreads : 32, kWarps = kThreads / kInWarp;
-  constexpr int kLanes = kCount / kRows, kNodes = kLanes * kWarps;  // of a row
+  constexpr int kLanes = kCount / kRows, kNodes = kLanes * kWarps;  // lanes and nodes per row
 #pragma unroll
   for (int distance = 1; distance < kInWarp; distance *= 2) {
 #pragma unroll

@@ -8,7 +8,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kRopeThreads = 128;  // of a block
+constexpr int kRopeThreads = 128;  // threads per block
 
 // A thread has two times eight columns, at vectors of 16 bytes, of `heads` heads of a token, whose angles it loads once;
 // 0 heads: a pair of one head, at any alignment.

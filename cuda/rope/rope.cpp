@@ -8,7 +8,7 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr std::int64_t kThreadsWanted = 2048;  // of a multiprocessor; fewer, and heads are spread over more threads
+constexpr std::int64_t kThreadsWanted = 2048;  // per multiprocessor; fewer, and heads are spread over more threads
 
 }  // namespace
 

@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kRopeThreads, (kRopeBlocks<T, kHeads, kPerPair
     const int rotary_dim = static_cast<int>(p.rotary_dim), head_dim = static_cast<int>(p.head_dim);
     const int column_a = rotates ? unit * kVec8 : rotary_dim + (unit - g.rotated) * kVec8;
     const int column_b = column_a + (rotates ? rotary_dim / 2 : (g.units - g.rotated) * kVec8);
-    const bool has_b = column_b < head_dim;  // of the copied vec8s the last may be alone
+    const bool has_b = column_b < head_dim;  // the last copied vec8 may be alone
     Vec8<T> a[kHeads], b[kHeads];
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {

@@ -7,7 +7,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kSequenceMostThreads = 512;  // of a block
+constexpr int kSequenceMostThreads = 512;  // threads per block, at most
 constexpr int kSequencesOfBlock = 4;       // where a sequence is a warp's
 constexpr int kSequenceChunk = 2048;       // positions that a warp adds up at a time
 

@@ -16,7 +16,7 @@ namespace {  // one copy per architecture
 
 constexpr int kBatchRows = 16, kTailRows = 8;  // rows of 32 positions whose loads are under way together
 constexpr int kBatch = 32 * kBatchRows, kTail = 32 * kTailRows;
-constexpr int kRoundChunks = 16;  // of a warp, between two barriers
+constexpr int kRoundChunks = 16;  // chunks per warp, between two barriers
 // Nine blocks of kSequencesOfBlock warps on a multiprocessor of an sm_90. For sm_80 ptxas needs more.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kSumRegisters = 64;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void load_rows(const typename T::Storage* logprob, co
 template <class T, int kBytes>
 __device__ __forceinline__ float sum_of_chunk(const typename T::Storage* logprob, const TokenMask& m,
                                               std::int64_t mask_at, int left, int& count) {
-  constexpr bool kHasBatches = kBytes < 4;  // of wider flags these are too many registers
+  constexpr bool kHasBatches = kBytes < 4;  // wider flags would take too many registers
   static_assert(kBatch == 2 * kTail && kSequenceChunk == 4 * kBatch);
   const Warp warp;
   FlagsFrom<kBytes> flags(m, mask_at + warp.lane());
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kGradientThreads)
 namespace rlk::cuda::RLK_CUDA_ARCH {
 
 void sequence_logprob(const SequenceLogprobParams& p, const SequencePlan& plan, cudaStream_t stream) {
-  const int sequences = plan.warps == 1 ? kSequencesOfBlock : 1;  // of a block
+  const int sequences = plan.warps == 1 ? kSequencesOfBlock : 1;  // sequences per block
   const auto blocks = static_cast<unsigned>((p.num_sequences + sequences - 1) / sequences);
   with_element_type(p.dtype, [&](auto t) {
     sequence_logprob_kernel<decltype(t)>

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kTileThreads) span_mask_kernel(const __grid_co
 }
 // A warp's groups of 32 positions, whose ids are read together.
 constexpr int kTurnGroups = 8;
-constexpr int kTurnWarps = 8;  // of a block
+constexpr int kTurnWarps = 8;  // warps per block
 
 struct TurnGroup {
   unsigned opens, closes;  // bit i: position i of the group opens, or closes, a turn

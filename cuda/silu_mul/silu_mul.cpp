@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kVec8 = 8;
 constexpr std::int64_t kFewThreads =
-    1024;  // of a multiprocessor: with fewer, loads of more threads beat more loads of each
+    1024;  // threads per multiprocessor: with fewer, loads of more threads beat more loads of each
 
 // Whether rows are whole vectors of eight columns at multiples of 16 bytes.
 template <class Params>
