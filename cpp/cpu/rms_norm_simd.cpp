@@ -29,7 +29,7 @@ RLK_HD void clear_padding(float* scratch, std::int64_t columns) {
 }
 
 template <class V>
-RLK_HD V low_pairs(V a, V b) {  // of 32 bits each, inside 128
+RLK_HD V low_pairs(V a, V b) {  // pairs of 32 bits each, inside 128
 #if defined(__AVX512F__)
   return shuffle<0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29>(a, b);
 #else
@@ -45,7 +45,7 @@ RLK_HD V high_pairs(V a, V b) {
 #endif
 }
 template <class V>
-RLK_HD V low_halves(V a, V b) {  // of 64 bits each, inside 128
+RLK_HD V low_halves(V a, V b) {  // halves of 64 bits each, inside 128
 #if defined(__AVX512F__)
   return shuffle<0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29>(a, b);
 #else

@@ -32,7 +32,7 @@ std::int64_t place(const EmbeddingBackwardParams& p, EmbeddingWorkspace* w) {
 // Gives the sorted keys.
 const EmbeddingKey* sort(const EmbeddingBackwardParams& p, const EmbeddingWorkspace& w, int device, Stream stream) {
   const std::int64_t tiles = ceil_div(p.num_tokens, kSortTile);
-  int bits = 1;  // of rows, and of num_rows, which stands for none
+  int bits = 1;  // bits of a row index, and of num_rows, which stands for none
   while (p.num_rows >> bits != 0) ++bits;
   const int passes = static_cast<int>(ceil_div(bits, kDigitBits)), width = static_cast<int>(ceil_div(bits, passes));
   const EmbeddingKey* from = nullptr;

@@ -11,12 +11,12 @@
 namespace rlk::hip {
 
 constexpr int kCopyThreads = 256;
-constexpr int kCopyUnits = 4;  // of a thread
+constexpr int kCopyUnits = 4;  // units per thread
 
 // Sort: a block is one wave, which goes over its tile in order.
 constexpr int kSortThreads = 64;
 constexpr int kSortTile = 1024;  // tokens
-constexpr int kDigitBits = 9;    // of a row, at most, that one pass sorts by
+constexpr int kDigitBits = 9;    // bits of the row index that one pass sorts by, at most
 constexpr int kDigits = 1 << kDigitBits;
 constexpr std::size_t kSortLds = kDigits * sizeof(std::uint32_t);
 constexpr int kBeginThreads = 256;
@@ -27,7 +27,7 @@ constexpr int kEmbeddingThreads = 64;
 constexpr int kSliceColumns = kEmbeddingThreads * kVec8;
 constexpr int kWindow = 16;
 constexpr std::size_t kEmbeddingLds = kEmbeddingLevels * kSliceColumns * sizeof(float);
-constexpr int kClearRows = 16;  // of a block
+constexpr int kClearRows = 16;  // rows per block
 
 // A token as it is sorted: its row above, num_rows where it has none, its index below.
 using EmbeddingKey = std::uint64_t;

@@ -41,7 +41,7 @@ constexpr std::size_t kStackBytes = 64 << 10;
 struct Lane {
   ucontext_t context;
   std::unique_ptr<unsigned char[]> stack{new unsigned char[kStackBytes]};
-  int thread = 0;  // of its block
+  int thread = 0;  // number in its block
   // What it waits for.
   Meeting meeting = Meeting::kEnd;
   std::source_location here;

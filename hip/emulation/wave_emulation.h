@@ -60,7 +60,7 @@ Accumulator<4> mfma_16x16x16(Bf16x4 a, Bf16x4 b, Accumulator<4> c,
 // For launches.
 namespace emulation {
 
-enum class Order { kForward, kBackward, kShuffled };  // of a block's waves, and of a wave's lanes
+enum class Order { kForward, kBackward, kShuffled };  // order of a block's waves, and of a wave's lanes
 
 struct Launch {
   int blocks_x = 1, blocks_y = 1, threads = kWave;

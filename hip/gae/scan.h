@@ -71,7 +71,7 @@ RLK_DEVICE void gae_kernel(const GaeParams& p, std::int64_t first_block) {
       counted = load_mask(p.mask, span.offset(p.mask.row_stride) + first_token, count);
     }
 
-    float next = next_behind;  // of the lane's last token
+    float next = next_behind;  // value behind the lane's last token
     if constexpr (kHasValues) {
       const std::uint32_t lanes = ballot_team(counted != 0);
       float first = 0.0f;

@@ -12,7 +12,7 @@
 
 namespace rlk::hip {
 
-enum class Fold { kNone, kTree, kAscending };  // of segments: there is one; rule 2; rule 9
+enum class Fold { kNone, kTree, kAscending };  // how segments add up: there is one; rule 2; rule 9
 
 // A wave's outputs: those of its matrix instructions, as they leave them.
 template <class Tile>
@@ -41,8 +41,8 @@ RLK_DEVICE void add_earlier(WaveSums<Tile>& sum, const WaveSums<Tile>& earlier) 
 // A block's place among the outputs and its waves' places in the block.
 template <class Tile>
 struct WavePlace {
-  std::int64_t row, column;    // of the tile
-  int wave_row, wave_column;   // of the wave, in the tile
+  std::int64_t row, column;    // first row and column of the tile
+  int wave_row, wave_column;   // the wave's first ones, in the tile
   std::int64_t rows, columns;  // left from the wave's first on; not positive: none
   RLK_DEVICE WavePlace(const GemmParams& p, std::int64_t tile)
       : row(tile % p.tiles_down * kTileRows<Tile>), column(tile / p.tiles_down * kTileColumns<Tile>) {
@@ -60,7 +60,7 @@ template <class Operand, class Tile>
 RLK_DEVICE void multiply_step(const std::uint16_t* stage, const WavePlace<Tile>& place, int step,
                               WaveSums<Tile>& sums) {
   constexpr int kSize = Tile::kMfma, kStageK = Tile::kStageK;
-  constexpr int kVec4s = kWave / kSize, kParts = 4 / kVec4s;  // of a row that an instruction takes, of how many
+  constexpr int kVec4s = kWave / kSize, kParts = 4 / kVec4s;  // a row's vectors per instruction; instructions per step
   const std::uint16_t* const stage_b = stage + kTileRows<Tile> * kStageK;
   const int lane = thread_id() % kWave, row = place.wave_row + lane % kSize, column = place.wave_column + lane % kSize;
   Operand a[kParts][Tile::kMfmasDown], b[kParts][Tile::kMfmasAcross];
@@ -209,7 +209,7 @@ RLK_DEVICE void gemm_kernel(const GemmParams& p, std::int64_t first_tile) {
     }
     dot<Operand>(place, a, b, 0, p.contraction, sums);
   } else if constexpr (kFold == Fold::kTree) {
-    TreeSum<WaveSums<Tile>, 3> tree;  // of up to kMaxSegments
+    TreeSum<WaveSums<Tile>, 3> tree;  // up to kMaxSegments segments
     int segment = 0;
     for (std::int64_t k = 0; k < p.contraction; k += p.segment, ++segment) {
       sums = {};

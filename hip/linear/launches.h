@@ -10,7 +10,7 @@
 namespace rlk::hip {
 
 constexpr int kGemmThreads = 256;  // four waves, one for each SIMD unit
-constexpr int kGemmBlocks = 2;     // of a compute unit, at least: one multiplies while the other loads
+constexpr int kGemmBlocks = 2;     // blocks per compute unit, at least: one multiplies while the other loads
 
 // A block's outputs as waves, and a wave's as matrix instructions of kMfma x kMfma; kStageK contraction indices of both
 // operands are in LDS at a time, twice. Unmeasured: chosen so that two large or three small blocks fit a compute unit.
@@ -64,6 +64,6 @@ constexpr int kBiasThreads = 256, kBiasColumns = 32, kBiasSlices = kBiasThreads 
 constexpr int kBiasGroups = kTokenBlock / kBiasGroupRows;
 constexpr std::size_t kBiasLds = kBiasThreads * sizeof(float);
 
-constexpr int kTreeThreads = 256, kTreeElements = 4;  // of a thread, kTreeThreads apart
+constexpr int kTreeThreads = 256, kTreeElements = 4;  // elements per thread, kTreeThreads apart
 
 }  // namespace rlk::hip

@@ -5,9 +5,8 @@
 
 namespace rlk::hip {
 
-constexpr int kWhitenThreads = 256;                // threads of a block, which takes one sequence or the whole batch
-constexpr int kWhitenTeams = kWhitenThreads / 32;  // teams of 32 lanes; each takes a chunk at a time
-constexpr int kWhitenLdsBytes =
-    kWhitenThreads * 16;  // of each lane how many count, the least, the largest; sums of teams
+constexpr int kWhitenThreads = 256;                   // threads of a block, which takes one sequence or the whole batch
+constexpr int kWhitenTeams = kWhitenThreads / 32;     // teams of 32 lanes; each takes a chunk at a time
+constexpr int kWhitenLdsBytes = kWhitenThreads * 16;  // per lane how many count, the least, the largest; sums of teams
 
 }  // namespace rlk::hip

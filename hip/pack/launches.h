@@ -8,7 +8,7 @@
 
 namespace rlk::hip {
 
-constexpr int kPositionThreads = 256;  // of a row of the mask: four waves
+constexpr int kPositionThreads = 256;  // threads per row of the mask: four waves
 constexpr std::size_t kPositionLds = 2 * (kPositionThreads / 64) * sizeof(std::int32_t);
 constexpr std::size_t kScanLds = sizeof(PackScanShared);
 

@@ -9,13 +9,13 @@
 
 namespace rlk::hip {
 
-constexpr int kNormThreads = kRmsNormLanes;  // of a block: four waves
+constexpr int kNormThreads = kRmsNormLanes;  // threads per block: four waves
 static_assert(kVec8 == kRmsNormLaneColumns);
 // Rows of at most so many columns are a wave each, wider ones a block.
 constexpr std::int64_t kMostWaveColumns = 64 * kVec8;
 constexpr std::size_t kNormLds = kNormThreads / 64 * sizeof(float);
 
 // dweight: a thread has eight columns of a group of 64 rows; then one column of all groups.
-constexpr int kNormGroups = static_cast<int>(kRmsNormBlock) / kRmsNormGroupRows;  // of 8192 rows
+constexpr int kNormGroups = static_cast<int>(kRmsNormBlock) / kRmsNormGroupRows;  // groups per 8192 rows
 
 }  // namespace rlk::hip

@@ -5,7 +5,7 @@
 
 namespace rlk::hip {
 
-constexpr int kRopeThreads = 256;      // of a block: four waves
+constexpr int kRopeThreads = 256;      // threads per block: four waves
 constexpr int kRopeHeadsOfThread = 4;  // one after another, with the angles of their token
 
 }  // namespace rlk::hip

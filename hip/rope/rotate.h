@@ -166,7 +166,7 @@ RLK_DEVICE void rope_vec8s_kernel(const RopeParams& p, const RopeGrid& g, std::i
 #pragma unroll 1
       for (int head = at.lane; head < heads; head += static_cast<int>(g.lanes.value)) {
         for (const int column : {column_a, column_b}) {
-          if (column >= head_dim) continue;  // of the copied vec8s the last may be alone
+          if (column >= head_dim) continue;  // the last copied vec8 may be alone
           __builtin_memcpy(&memory, __builtin_assume_aligned(head_in<T>(p, at, head) + column, 16), sizeof memory);
           __builtin_memcpy(__builtin_assume_aligned(head_out<T>(p, at, head) + column, 16), &memory, sizeof memory);
         }

@@ -7,8 +7,8 @@
 
 namespace rlk::hip {
 
-constexpr int kLog2Gated = 8, kGatedThreads = 1 << kLog2Gated;  // of a block: four waves
-constexpr int kGatedVec8s = 1;                                  // of a thread; two would spill scalar registers in gelu
-constexpr int kGatedElements = 8;                               // of a thread where rows are no vectors
+constexpr int kLog2Gated = 8, kGatedThreads = 1 << kLog2Gated;  // threads per block: four waves
+constexpr int kGatedVec8s = 1;     // vectors per thread; two would spill scalar registers in gelu
+constexpr int kGatedElements = 8;  // elements per thread where rows are no vectors
 
 }  // namespace rlk::hip

@@ -37,8 +37,8 @@ enum Part : u8 { kByte0 = 0, kWord0 = 4, kDword = 6 };
 struct Operand {
   enum Kind : u8 { kNone, kVector, kScalar, kConstant, kOff };
   Kind kind = kNone;
-  int index = 0;          // of the first register
-  int num_registers = 1;  // of a scalar or vector range
+  int index = 0;          // number of the first register
+  int num_registers = 1;  // registers in a scalar or vector range
   u64 bits = 0;           // an integer constant's
   double value = 0;       // a floating constant's
   bool is_float = false, is_literal = false;
@@ -56,7 +56,7 @@ struct Instruction {
   u64 address = 0;
   int size_bytes = 4;
   std::vector<Operand> operands;
-  int target = -1;  // of a branch: an index into Code::instructions
+  int target = -1;  // target of a branch: an index into Code::instructions
   i64 offset = 0;
   int offset0 = 0, offset1 = 0;
   bool clamp = false, returns = false;
@@ -64,12 +64,12 @@ struct Instruction {
   enum Unused : u8 { kPad, kSignExtend, kPreserve } unused = kPad;
   float output_factor = 1;
   u8 op_sel[3] = {0, 0, 0}, op_sel_hi[3] = {1, 1, 1}, neg_lo[3] = {0, 0, 0}, neg_hi[3] = {0, 0, 0};
-  int bytes = 0;       // of a memory access
-  int pair_scale = 0;  // of ds_read2 and ds_write2: elements that one step of their offsets spans; else 0
+  int bytes = 0;       // size of a memory access
+  int pair_scale = 0;  // ds_read2 and ds_write2: elements that one step of their offsets spans; else 0
   enum Extension : u8 { kZero, kSigned8, kSigned16, kLowHalf, kHighHalf } extension = kZero;
-  int outcomes = 0;  // of a comparison: the set that is true, see compare.cpp
+  int outcomes = 0;  // comparison: the set of outcomes for which it is true, see compare.cpp
   bool sets_exec = false;
-  int tile = 0, depth = 0;  // of a matrix instruction
+  int tile = 0, depth = 0;  // shape of a matrix instruction
   bool is_half = false;
 };
 
@@ -105,7 +105,7 @@ struct Block {
   const Kernel* kernel;
   u32 number;
   std::vector<u8> lds, written;             // bytes, and whether anybody wrote them
-  std::vector<u64> lds_writer, lds_reader;  // of each byte, as races.h packs them
+  std::vector<u64> lds_writer, lds_reader;  // threads that wrote and read each byte, as races.h packs them
 };
 
 struct Wave {

@@ -6,7 +6,7 @@
 namespace rlk::hip::isa {
 namespace {
 
-constexpr int kElements = 4;  // of A and of B that one lane holds
+constexpr int kElements = 4;  // elements of A and of B that one lane holds
 
 void multiply(Wave& w, const Instruction& i) {
   if (w.exec() != ~0ull) fault(w, i, "MFMA with lanes off, which it ignores", w.exec());

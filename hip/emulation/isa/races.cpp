@@ -8,7 +8,7 @@ namespace rlk::hip::isa {
 namespace {
 
 constexpr int kPage = 4096;
-struct Shadow {  // of each byte of a page: the last writer and the last two readers
+struct Shadow {  // for each byte of a page: the last writer and the last two readers
   u64 writer[kPage], reader[kPage], reader_before[kPage];
 };
 auto& shadows = *new std::unordered_map<u64, std::unique_ptr<Shadow>>;

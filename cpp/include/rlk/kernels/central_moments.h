@@ -48,7 +48,7 @@ enum : int {
   kCentralLeastA,
   kCentralLeastB,
   kCentralMaxima
-};  // of |d|; the last two opposite
+};  // extremes of |d|; the last two opposite
 static_assert(kCentralMaxima <= kTokenMaxima && kCentralSquaresB < kLowerSums);
 
 // The operator Of has Params, Pair, kInputs, kProducts; input; values(pair, inputs, values) gives a token's two.

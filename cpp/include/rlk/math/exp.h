@@ -54,7 +54,7 @@ RLK_HD F exp(F x) {
 template <class F>
 RLK_HD F exp_in_range(F x) {
 #if defined(__CUDA_ARCH__)
-  return fma_rn(x, broadcast<F>(0.0f), exp_normal(x));  // of NaN exp_normal is anything; the sum with 0 x is not
+  return fma_rn(x, broadcast<F>(0.0f), exp_normal(x));  // for NaN exp_normal is anything; the sum with 0 x is NaN
 #else
   return exp(x);
 #endif
