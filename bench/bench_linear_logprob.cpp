@@ -64,7 +64,7 @@ void forward_sm80(const LinearLogprobParams& p, cudaStream_t stream) {
 
 struct Timed {
   const char* name;
-  int products;  // of rows x features x columns
+  int products;  // products of rows x features x columns
   std::int64_t workspace_bytes;
   std::unique_ptr<Replay> replay;
 };

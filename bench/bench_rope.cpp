@@ -43,7 +43,7 @@ class Buffers {
   int count_;
 };
 
-constexpr std::int64_t kPositions = 40960;  // of Qwen3
+constexpr std::int64_t kPositions = 40960;  // positions of Qwen3
 
 void run(const Case& c, double ceiling, bool every_plan) {
   const std::int64_t heads = c.q_heads + c.k_heads, width = c.per_pair ? c.rotary_dim / 2 : c.rotary_dim;

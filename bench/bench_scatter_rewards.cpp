@@ -12,7 +12,7 @@
 namespace rlk::bench {
 namespace {
 
-constexpr int kSpans = 8;  // of a sequence, where there are any
+constexpr int kSpans = 8;  // spans per sequence, where there are any
 
 struct Case {
   const char* name;

@@ -28,7 +28,7 @@ from steady_power import steady
 
 REST_S = 0.4
 REPLAYS = 8
-REPLAY_BYTES = 8e9  # of a graph, about
+REPLAY_BYTES = 8e9  # bytes per replay of a graph, about
 COPY_BYTES = 1 << 30
 
 Call = Callable[[int], Any]  # takes the number of the call: it rotates buffers with it

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-TRL_CHUNK = 32768  # of the vocabulary, as TRL 1.16 gives it
+TRL_CHUNK = 32768  # columns of the vocabulary, as TRL 1.16 gives it
 CLIP = 0.2
 
 

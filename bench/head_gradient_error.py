@@ -17,7 +17,7 @@ from torch import Tensor
 import rl_kernel_native as rk
 from rl_kernel_native.bench.linear_logprob import Head, peers
 
-COLUMNS = 4096  # of float64 logits at a time
+COLUMNS = 4096  # columns of float64 logits at a time
 
 
 def squares(x: Tensor) -> float:

@@ -4,7 +4,7 @@
 namespace rlk::bench {
 namespace {
 
-constexpr int kThreads = 256, kVectors = 8;  // of 16 bytes, a thread
+constexpr int kThreads = 256, kVectors = 8;  // vectors of 16 bytes per thread
 
 __global__ void __launch_bounds__(kThreads) read_kernel(const uint4* from, unsigned* never) {
   const uint4* mine = from + std::int64_t{blockIdx.x} * (kThreads * kVectors) + threadIdx.x;

@@ -24,14 +24,14 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-FEWEST_CHANGES = 3  # of the energy counter, for a measurement
+FEWEST_CHANGES = 3  # changes of the energy counter, for a measurement
 POLL_SECONDS = 0.002
 
 
 class Steady(NamedTuple):
-    ms: float  # of one call
+    ms: float  # time of one call
     watts: float
-    mhz: float  # of the multiprocessors
+    mhz: float  # clock of the multiprocessors
 
     @property
     def joules(self) -> float:

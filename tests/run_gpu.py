@@ -26,8 +26,8 @@ from typing import Any
 
 from gpu_log import LOG, ROOT, tree_hashes
 
-SKIPPED_EXIT = 77  # of a C++ test that has nothing to run on
-NONE_COLLECTED = 5  # of pytest
+SKIPPED_EXIT = 77  # exit of a C++ test that has nothing to run on
+NONE_COLLECTED = 5  # pytest's exit where it finds no test
 
 
 def gpu() -> dict[str, str]:

@@ -143,7 +143,7 @@ def log2_erfc(d):
 
 LOG_LOW, LOG_HIGH = float(mp.sqrt(0.5) - 1), float(mp.sqrt(2) - 1)  # significand - 1
 HALF_LN2 = 0.34658  # half of ln 2, and what the rounding of x * log2(e) adds
-SQUARE_LOW = 1e-4  # of tables in x^2: below it the series is a constant to fp32, and quotients by x^2 lose digits
+SQUARE_LOW = 1e-4  # start of tables in x^2: below it the series is a constant to fp32, and quotients by x^2 lose digits
 TANH_SPLIT = 0.7
 
 # The weight of a table turns an error of its polynomial into the relative error of the function's result.

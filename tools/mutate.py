@@ -143,7 +143,7 @@ class Fault(NamedTuple):
     path: str
     line: int
     kind: str
-    begin: int  # of the replaced text in the file
+    begin: int  # place of the replaced text in the file
     end: int
     text: str
 

@@ -41,11 +41,11 @@ struct Case {
   Form q_form = Form::kPacked, k_form = Form::kPacked;
   Layout layout = Layout::kTokens;
   std::int64_t page_size = 16;
-  std::vector<std::pair<std::int64_t, std::int64_t>> groups = {};  // of paged keys: sequences, and keys that they share
-  std::vector<std::int32_t> parents = {};  // of packed sequences, as many queries as keys each, that are segments
+  std::vector<std::pair<std::int64_t, std::int64_t>> groups = {};  // if paged: sequences, and keys that they share
+  std::vector<std::int32_t> parents = {};  // packed sequences, as many queries as keys each, that are segments
   std::size_t shift = 0;                   // bytes off any alignment
   Data data = Data::kNormal;
-  float spread = 1.0f;  // of q, beside normal data
+  float spread = 1.0f;  // factor of q, beside normal data
   bool dlse = true;
   unsigned seed = 1;
 
@@ -267,7 +267,7 @@ class Problem {
   std::mt19937 random_;
   std::int64_t q_size_ = 0;
   std::vector<std::int32_t> cu_q_, cu_k_, used_q_, used_k_, left_k_, table_, prefix_table_, lens_, groups_ = {0};
-  std::vector<std::int64_t> shared_k_;  // of each sequence
+  std::vector<std::int64_t> shared_k_;  // shared keys per sequence
   std::vector<float> sinks_;
   std::vector<std::vector<unsigned char>> memories_;
 };

@@ -123,7 +123,7 @@ class Sequence {
   }
   const AttentionInput& p_;
   std::int64_t b_, group_ = 0, shared_ = 0;  // keys in the group's pages
-  std::vector<std::int64_t> path_;           // of a segment's keys
+  std::vector<std::int64_t> path_;           // tokens of a segment's keys
 };
 
 inline float chain(const Row& a, const Row& b) {
@@ -332,7 +332,7 @@ inline ForwardPatterns reference(const AttentionParams& p, const Order& order = 
 
 struct BackwardPatterns {
   Patterns dq, dk, dv;
-  Patterns dsinks;  // of sinks
+  Patterns dsinks;  // gradient of sinks
 };
 
 // p and ds of a query's keys, rounded to dtype; keys that it does not see are left out.

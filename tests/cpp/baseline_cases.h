@@ -20,7 +20,7 @@ struct Batch : rollout_test::Batch {
       : rollout_test::Batch(seed, count, longest, packed) {
     std::mt19937 random(seed);
     groups.push_back(0);
-    for (float& x : arrays[5]) x = std::isfinite(x) ? std::fmin(std::fabs(x) / 4, 1.0f) : x;  // of probabilities
+    for (float& x : arrays[5]) x = std::isfinite(x) ? std::fmin(std::fabs(x) / 4, 1.0f) : x;  // sums of p * p
     params.sequences = sequences;
     params.logprob = train;
     params.rewards = p.advantage;

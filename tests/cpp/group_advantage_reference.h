@@ -34,7 +34,7 @@ struct Statistics {
   std::vector<bool> counts;
   std::int64_t n = 0, nonzero = 0;
   float scale = 1.0f;
-  float mean = 0.0f, std = 0.0f;  // of the scaled rewards
+  float mean = 0.0f, std = 0.0f;  // mean and deviation of the scaled rewards
   bool constant = false;
 };
 

@@ -19,7 +19,7 @@ using rlk::Arithmetic;
 using rlk::DType;
 using rlk::RowLayout;
 
-using Patterns = std::vector<std::uint32_t>;  // of elements, in the low bits
+using Patterns = std::vector<std::uint32_t>;  // patterns of elements, in the low bits
 
 inline std::uint32_t load_pattern(const void* array, DType t, std::int64_t i) {
   std::uint32_t pattern = 0;  // the hosts of this library are little-endian

@@ -202,7 +202,7 @@ TEST_F(AttentionMma, GradientsTakeTheStepsThatTheirTokenSees) {
     const BackwardPatterns got = call.computed_gradients();
     const Patterns &x = bad_query ? got.dv : got.dq, &y = bad_query ? clean.dv : clean.dq;
     for (std::int64_t token = 0; token < 70; ++token) {
-      const bool reached = bad_query ? token < 32 : token >= 16;  // of the step of the bad one: 16 to 31
+      const bool reached = bad_query ? token < 32 : token >= 16;  // within the bad one's step: 16 to 31
       for (std::int64_t i = token * 128; i < (token + 1) * 128; ++i) {
         if (reached) {
           EXPECT_EQ(x[i] & 0x7f80, 0x7f80u) << token;

@@ -38,7 +38,7 @@ struct Case {
   std::int64_t pad = 0;    // elements between rows
   DType mask_dtype = DType::kBool;
   bool has_mask = true, reset = false, bootstrap = false, special = false;
-  double share = 0.8;  // of tokens that count
+  double share = 0.8;  // share of the tokens that count
   float gamma = 0.99f, lam = 0.95f;
   unsigned seed = 1;
 

@@ -41,14 +41,14 @@ constexpr int kVariantStep = 1;
 enum class By { kOffsets, kSize, kIds };
 
 struct Case {
-  std::vector<std::int64_t> sizes;  // of groups
+  std::vector<std::int64_t> sizes;  // sizes of the groups
   By by = By::kOffsets;
   GroupBaseline baseline = GroupBaseline::kMean;
   GroupScale scale = GroupScale::kGroup;
   GroupAlone alone = GroupAlone::kScore;
   bool leave_one_out = false, best_only = false, by_nonzero = false, exclude_nan = false;
   bool special = false, binary = false;
-  float size = 1.0f;  // of rewards
+  float size = 1.0f;  // scale of the rewards
   DType index_dtype = DType::kInt64, length_dtype = DType::kInt64;
   unsigned seed = 1;
 };

@@ -129,7 +129,7 @@ struct Statistics {
   const ImportanceSpec& s;
   float low;
   std::vector<float> sums, means;
-  std::vector<std::vector<float>> weights;  // of positions
+  std::vector<std::vector<float>> weights;  // weights of the positions
   std::vector<std::int64_t> counts_of;
   Range ratio, weight, of_sequences, off;
   std::int64_t tokens = 0, sequences = 0, below = 0, above = 0, sequences_below = 0, sequences_above = 0;

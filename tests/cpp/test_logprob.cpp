@@ -359,7 +359,7 @@ TEST_F(Logprob, ShardsMergeToTheBitsOfTheWhole) {
         p.set(4, U / 2, kInf);
         p.set(5, p.target[5], -kInf);
         p.keep(6, {0, static_cast<std::int32_t>(p.valid_vocab / 2)});
-        p.temperature[7] = kNaN;  // of the ignored row
+        p.temperature[7] = kNaN;  // the ignored row's temperature
       }
       for (const int shards : {1, 2, 4, 8}) {
         Guarded<float> stats(5 * p.rows * shards);

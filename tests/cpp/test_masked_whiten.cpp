@@ -112,7 +112,7 @@ struct Case {
   std::int64_t shift = 0, pad = 0;
   double share = 0.8;
   float constant = 0.0f;  // what all that count are, or 0: normal values
-  float size = 1.0f;      // of the values
+  float size = 1.0f;      // scale of the values
   bool nan = false;
   unsigned seed = 1;
 };

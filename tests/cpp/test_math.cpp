@@ -52,7 +52,7 @@ struct Function {
   double worst_ulp;  // docs/math.md, over all inputs, rounded up
   Small small;
   float low, high;     // where it may be called; -Inf and +Inf: everywhere, NaN too
-  std::uint64_t hash;  // of the outputs for hash_input(0 ... kHashInputs - 1)
+  std::uint64_t hash;  // hash of the outputs for hash_input(0 ... kHashInputs - 1)
   friend void PrintTo(const Function& f, std::ostream* stream) { *stream << f.name; }
 };
 
@@ -337,7 +337,7 @@ TEST(Math, AProductOfBfloat16RoundedTwiceIsRoundedOnce) {
   const auto once = [](double product) {
     int exponent = 0;
     std::frexp(product, &exponent);
-    const int last = exponent - 8 < -133 ? -133 : exponent - 8;  // of the significand, or of the subnormals
+    const int last = exponent - 8 < -133 ? -133 : exponent - 8;  // last place of the significand, or of the subnormals
     return bf16_rn(static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(product, -last)), last)));
   };
   for (std::uint32_t a = 1; a < 0x7f80; ++a) {

@@ -53,7 +53,7 @@ struct Case {
   bool main_grad = false;
   DType dweight_dtype = DType::kFloat32;
   unsigned seed = 1;
-  int wanted = 3;  // of many rows, for which all combinations would take long
+  int wanted = 3;  // used where rows are many: all combinations would take long
 
   std::string text() const {
     return std::string(name(dtype)) + " [" + std::to_string(rows) + ", " + std::to_string(columns) + "] weight " +

@@ -28,7 +28,7 @@ using Wide = unsigned __int128;
 
 struct Case {
   std::int64_t rows, vocab, valid;
-  float scale;        // of the logits
+  float scale;        // scale of the logits
   double levels = 0;  // not 0: logits are multiples of it, so many are equal
   std::vector<float> temperature, top_p, min_p;
   std::vector<std::int64_t> top_k, sample_id, position;
@@ -58,7 +58,7 @@ struct Tree {
   float c;
   int height = rlk::leaf_height(k.vocab);
 
-  std::pair<std::int64_t, std::int64_t> columns(int depth, std::int64_t at) const {  // of a leaf
+  std::pair<std::int64_t, std::int64_t> columns(int depth, std::int64_t at) const {  // columns of a leaf
     (void)depth;
     const int part = static_cast<int>(at >> height);
     const std::int64_t first = rlk::part_cut(k.vocab, part) + (at & ((1 << height) - 1)) * 128;

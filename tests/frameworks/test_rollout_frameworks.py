@@ -79,7 +79,7 @@ def test_metrics_of_weights_are_verls_own(helper: Any, level: str, threshold: st
     )
     names = IS_METRICS | EXTREMES[level]
     metrics = got.metrics.asdict()
-    outside = want.pop("rollout_is_oob_ratio", None)  # of tokens, where the weight is a sequence's, too
+    outside = want.pop("rollout_is_oob_ratio", None)  # share of tokens, where the weight is a sequence's, too
     if low and level == "token":
         assert metrics["fraction_low"] + metrics["fraction_high"] == pytest.approx(outside)
     assert set(want) == set(names)

@@ -53,8 +53,8 @@ const std::vector<Case> kCases = {
     {8193, 1, 128, DType::kFloat32},
     {16384, 2, 72, DType::kFloat32, Ids::kUniform},
     {20000, 32, 64, DType::kFloat32, Ids::kEach},        // runs of 16
-    {20000, 34, 64, DType::kFloat32, Ids::kEach},        // of 15 and 16
-    {20000, 30, 64, DType::kFloat32, Ids::kEach, true},  // of 17 and 18, some of them not whole
+    {20000, 34, 64, DType::kFloat32, Ids::kEach},        // runs of 15 and 16
+    {20000, 30, 64, DType::kFloat32, Ids::kEach, true},  // runs of 17 and 18, some of them not whole
     {20000, 33, 61, DType::kBFloat16, Ids::kUniform, true},
     {32768, 128256, 16, DType::kBFloat16, Ids::kZipf, true},
     {32768, 50000, 8, DType::kFloat32, Ids::kOne},

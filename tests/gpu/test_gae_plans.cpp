@@ -27,7 +27,7 @@ struct Case {
   std::int64_t shift = 0, pad = 0;  // elements
   bool special = false;
   float gamma = 0.99f;
-  bool stretches = false;  // of tokens that count, so that whole chunks do, or else four of five tokens
+  bool stretches = false;  // whole stretches of tokens count, so that whole chunks do, or else four of five tokens
 };
 
 // Sequences of one token; of about a chunk; of more chunks than a block's warps; empty; many short ones; without any

@@ -355,7 +355,7 @@ RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned g
   const auto& f = *static_cast<const Function*>(function);
   if (fails("hipModuleLaunchKernel")) return returned(kLaunchFailure);
   if (f.device != current) return returned(kInvalidHandle);
-  constexpr std::uint64_t kMostThreads = 0xffffffff;  // of a dimension
+  constexpr std::uint64_t kMostThreads = 0xffffffff;  // threads in a dimension, at most
   if (grid_x == 0 || grid_y == 0 || grid_y > kMostGridY || grid_z != 1 || block_y != 1 || block_z != 1 ||
       block_x % rlk::hip::kWave != 0 || std::uint64_t{grid_x} * block_x > kMostThreads || lds_bytes > kMostLds) {
     return returned(kInvalidValue);

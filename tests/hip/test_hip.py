@@ -601,7 +601,7 @@ def test_cpu_and_hip_tokens_have_the_same_bytes(operator: str, monkeypatch: pyte
     for number, (way, packed) in enumerate(itertools.product(ways, (False, True))):
         if packed and operator == "kl":  # has no sequences
             continue
-        if len(ways) > 20 and packed != (number // 2 % 2 == 1):  # of many ways half run padded, half packed
+        if len(ways) > 20 and packed != (number // 2 % 2 == 1):  # half of many ways run padded, half packed
             continue
         monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
         rows, columns = ((5, 37), (70, 3), (2, 300), (1, 1), (1, 2500), (4, 0), (300, 2))[number % 7]

@@ -30,7 +30,7 @@ def ints(*values: int) -> Any:
 
 
 PAGED = {"block_table": TABLE, "seqused_k": COUNTS}
-PREFIX = (ints(1)[:, None], ints(3), ints(0, 2))  # of both sequences
+PREFIX = (ints(1)[:, None], ints(3), ints(0, 2))  # shared by both sequences
 
 # name: (what is changed, error, words)
 CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

@@ -18,7 +18,7 @@ SHAPES = [
     (37, 3, 1, 24, 1.0, None), (300, 4, 2, 64, 1.0, None), (300, 2, 2, 64, 4.0, None), (64, 2, 1, 128, 0.01, None),
     (700, 1, 1, 64, 2.0, None), (300, 2, 1, 64, 4.0, 2.0), (150, 2, 2, 256, 4.0, 50.0),
 ]  # fmt: skip
-SINKS = [0.5, 7.0, -3.0, 20.0]  # of the first heads, where there are any: every other shape
+SINKS = [0.5, 7.0, -3.0, 20.0]  # sinks of the first heads, where there are any: every other shape
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -195,7 +195,7 @@ def test_states_of_a_split(dtype: Any, device: str, exp: str) -> None:
             assert part.splits == tuple(range(len(splits))), length
             got = rk.attention_merge(part, out_dtype=dtype, return_lse=True)
             assert not differing(tuple(got), tuple(want)), splits
-        for sink in (0.5, 1e9, float("nan"), -1e9):  # of which some fail, some are all that a row has
+        for sink in (0.5, 1e9, float("nan"), -1e9):  # some fail, some are all that a row has
             sinks = torch.tensor([sink], device=device)
             want = rk.attention(q, k[:, :2048], v[:, :2048], sinks=sinks, exp=exp, return_lse=True)
             for at in (slice(0, 2048), slice(1024, 2048)):

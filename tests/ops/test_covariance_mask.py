@@ -181,7 +181,7 @@ def test_without_a_token_none_is_chosen(shape: tuple[int, int], name: str) -> No
 def test_a_nan_is_no_candidate_of_a_draw_and_the_first_of_the_largest() -> None:
     a = make(2, 40, seed=9)
     a["mask"][:] = True
-    a["advantage"][1, 3] = np.nan  # of the mean, too
+    a["advantage"][1, 3] = np.nan  # makes the mean NaN, too
     assert not run(a, "clip, all").any()
     assert run(a, "kl, one")[0, 0] == 1.0
     b = make(2, 40, seed=9)

@@ -91,7 +91,7 @@ def test_grpo_trl_is_trls(scale: str, device: str, rng: np.random.Generator) -> 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_areal_is_areals(scale: str, device: str, rng: np.random.Generator) -> None:
     for size, binary in ((8, False), (8, True), (1, False), (48, False)):
-        s = rng.integers(0, 2, 48) if binary else rng.standard_normal(48)  # of binary ones some groups are constant
+        s = rng.integers(0, 2, 48) if binary else rng.standard_normal(48)  # some groups of binary ones are constant
         s = s.astype(np.float32).astype(np.float64)
         s[:8] = 1.0
         got = rk.group_advantage(torch.from_numpy(s).float().to(device), group_size=size, kind="areal", scale=scale)

@@ -192,7 +192,7 @@ def test_any_row_layout_gives_the_same_bytes(layout: str, device: str, rng: np.r
         if layout == "padded weight":
             weight = torch.full((37, 100), float("nan"), dtype=weight.dtype, device=device)[:, 7:90]
             weight.copy_(o.weight)
-        if layout == "interleaved weight":  # of one of three projections in one parameter
+        if layout == "interleaved weight":  # one of three projections in one parameter
             memory = torch.zeros((37, 3, 83), dtype=weight.dtype, device=device)
             weight = memory[:, 1]
             weight.copy_(o.weight)

@@ -34,7 +34,7 @@ def test_values_lie_near_float64(shape: tuple[int, int], clamp: float | None, de
         a["rollout"] = a["train"] + (a["rollout"] - a["train"]) / np.float32(shape[1] ** 0.5)  # chi2_seq stays small
         got = run(tensors(a, device), log_ratio_clamp=clamp)
         want = rk.mismatch_metrics_reference(a["train"], a["rollout"], a["mask"], log_ratio_clamp=clamp)
-        if want["num_tokens"] < 4:  # of one or two tokens the correlation is what rounding makes it
+        if want["num_tokens"] < 4:  # rounding makes the correlation of one or two tokens
             want["correlation"] = float(got.correlation)
         assert not near(got, want), seed
 

@@ -58,7 +58,7 @@ def whiten(x: np.ndarray, device: str, **options: Any) -> dict[str, tuple[Any, n
 
 
 LENGTHS = np.array([3, 1, 7, 2, 5, 1, 1, 4], np.int64)
-BASELINE = np.array([5.0, -3.0, 0.0, 1e-38, 2.5, 1.0, 7.0, -1.0], np.float32)  # of its own size
+BASELINE = np.array([5.0, -3.0, 0.0, 1e-38, 2.5, 1.0, 7.0, -1.0], np.float32)  # not of the rewards' size
 OPERATORS: dict[str, Callable[[np.ndarray, str], dict[str, tuple[Any, np.ndarray, Any]]]] = {
     "group_advantage": group,
     "group_advantage, batch": lambda x, d: group(x, d, scale="batch"),

@@ -72,7 +72,7 @@ def test_loss_and_gradient_are_those_of_float64(clip: str) -> None:
     chance = random.Random(clip)
     for seed in range(CASES):
         spec, a = draw(chance, clip), tensors(arrays(5, 19, seed=seed))
-        if spec.level == "sequence":  # of a ratio far from 1 the sum's rounding is a large part
+        if spec.level == "sequence":  # the sum's rounding is a large part of a ratio far from 1
             a["old_logprob"] = a["logprob"] + 0.1 * (a["old_logprob"] - a["logprob"])
         if chance.random() < 0.3:
             a["advantage"] = a["advantage"][:, 0].contiguous()

@@ -33,7 +33,7 @@ def advantages_of_shares(shares: tuple[int, ...], mine: slice, group: Any, rng: 
     num = sum(shares)
     rewards = torch.from_numpy(rng.standard_normal(num).astype(np.float32))
     rewards[rng.random(num) < 0.2] = torch.nan
-    ids = torch.from_numpy(rng.integers(0, 3, num))  # of groups that lie over ranks
+    ids = torch.from_numpy(rng.integers(0, 3, num))  # groups lie over ranks
     lengths, baseline = torch.from_numpy(rng.integers(1, 9, num)), torch.from_numpy(rng.random(num).astype(np.float32))
     for name, how in KINDS.items():
         more: dict[str, Any] = {"kind": name, **how, "return_stats": True, "return_status": True, "exclude_nan": True}

@@ -26,7 +26,7 @@ SEED = 20_242
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
 CHUNK = 100  # cases a test: a failing chunk still names its case, and a run shows progress
 MAX_LOG2 = 17  # elements of a problem: it takes every path of widths and rows, its NumPy contract milliseconds
-MOST_CONTRACTS = 300  # of the cases are compared with NumPy, all with themselves in another batch
+MOST_CONTRACTS = 300  # cases that are compared with NumPy; all are with themselves in another batch
 CANARY = 7.0
 
 

@@ -14,7 +14,7 @@ import rl_kernel_native as rk
 
 torch = pytest.importorskip("torch")
 
-MODES = {"down": 0x400, "up": 0x800, "toward zero": 0xC00}  # of x86
+MODES = {"down": 0x400, "up": 0x800, "toward zero": 0xC00}  # x86's bits
 Z = torch.linspace(-3.0, 3.0, 27).reshape(3, 9)
 Y = torch.tensor([1, 0, 8])
 P = -torch.linspace(0.1, 1.0, 6).reshape(2, 3)

@@ -25,7 +25,7 @@ SEED = 20_243
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
 CHUNK = 100  # cases a test: a failing chunk still names its case, and a run shows progress
 MAX_LOG2 = 16  # elements of a problem: it takes every path of widths and rows, its NumPy contract milliseconds
-MOST_CONTRACTS = 500  # of the cases are compared with NumPy, all with themselves in another batch
+MOST_CONTRACTS = 500  # cases that are compared with NumPy; all are with themselves in another batch
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Problem:
 
     number: int
     dtype: str
-    operands: Operands  # of the packed form gate and up are views of gate_up
+    operands: Operands  # packed: gate and up are views of gate_up
     gate_up: Any
     activation: str
     rounds: bool

@@ -43,7 +43,7 @@ class Draw:
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
-        self.dtype = self.of(*FLOATS)  # of operands that may have any
+        self.dtype = self.of(*FLOATS)  # dtype of operands that may have any
 
     def of(self, *choices: Any) -> Any:
         return choices[int(self.rng.integers(len(choices)))]

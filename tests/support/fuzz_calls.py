@@ -99,7 +99,7 @@ class Given:
     numpy: bool = False
     gradient: bool = False
     alias_of: str = ""  # the argument whose memory it has
-    shift: int = 0  # of an alias, in elements
+    shift: int = 0  # shift of an alias, in elements
 
 
 @dataclass
@@ -430,7 +430,7 @@ def judge(plan: Plan) -> str:
     whole = not any(isinstance(v, Wrong) for v in plan.arguments.values())
     one_kind = not any("framework" in how for how in plan.mutated.values())
     with_gradient = any(isinstance(v, Given) and v.gradient for v in plan.arguments.values())
-    converted = "denominator" in plan.mutated  # of torch any dtype is, as a tensor of one number often is no float32
+    converted = "denominator" in plan.mutated  # torch takes any dtype, as a tensor of one number often is no float32
     if (
         whole
         and one_kind

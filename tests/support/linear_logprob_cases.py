@@ -11,7 +11,7 @@ import rl_kernel_native as rk
 from cases import ALL, Truth, beyond, float64, truth
 from rl_kernel_native.contract import row
 
-DLOGPROB, DLSE, DENTROPY = 1.0, 0.25, -0.5  # of every scored row
+DLOGPROB, DLSE, DENTROPY = 1.0, 0.25, -0.5  # gradients of every scored row
 
 
 class Head(NamedTuple):
@@ -57,7 +57,7 @@ def gradient_truth(
     sums = {"rows": len(x), "scale": (abs(g) + off).sum(0), "carried": off.sum(0)}
     found = {"dlogits of one row": (g, facts), "dbias": (g.sum(0), sums)}
     off = off + np.where(abs(g) - off < linear_cases.flushed_below(h.hidden, unit), abs(g), 0.0)
-    wide = abs(g) + off  # of the gradients that are multiplied
+    wide = abs(g) + off  # bound on the gradients that are multiplied
     return found | {
         "dhidden": (g @ w, {"terms": len(w), "scale": wide @ abs(w), "carried": off @ abs(w), "unit": unit}),
         "dweight": (g.T @ x, {"terms": len(x), "scale": wide.T @ abs(x), "carried": off.T @ abs(x), "unit": unit}),
@@ -110,8 +110,8 @@ def lora(rng: np.random.Generator, h: Head, rank: int, scale: float) -> Lora:
 
 class LoraTruth(NamedTuple):
     logprob: np.ndarray
-    off: np.ndarray  # of a log-probability, at most
-    gradients: dict[str, tuple[np.ndarray, dict[str, Any]]]  # of sum(logprob), and the facts of their bounds
+    off: np.ndarray  # error of a log-probability, at most
+    gradients: dict[str, tuple[np.ndarray, dict[str, Any]]]  # gradients of sum(logprob), and the facts of their bounds
 
 
 def lora_truth(h: Head, of_lora: Lora, unit: str = "ieee") -> LoraTruth:

@@ -42,7 +42,7 @@ def test_command_writes_json_and_a_plot(tmp_path, capsys):
     rows = {(r["pass"], r["peer"]): r for r in run["results"]}
     assert {p for p, _ in rows} == set(logprob.PASSES)
     assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in logprob.PASSES)
-    assert rows["forward", "rk"]["max_error"] < row("logprob", "logprob").allowed(max_abs_z=20)  # of deviation 3
+    assert rows["forward", "rk"]["max_error"] < row("logprob", "logprob").allowed(max_abs_z=20)  # logits of deviation 3
     assert all(r["median_ms"] > 0 and r["samples"] >= measure.ROUNDS for r in rows.values())
     assert "--rows 4" in run["command"]
     assert files["png"].read_bytes().startswith(b"\x89PNG")
@@ -58,7 +58,7 @@ def test_command_for_linear_writes_json_and_a_plot(tmp_path, capsys):
     rows = {(r["pass"], r["peer"]): r for r in run["results"]}
     assert {p for p, _ in rows} == set(linear.PASSES)
     assert all(rows[p, "rk"]["times_rk"] == 1.0 and rows[p, "rk"]["tflops"] > 0 for p in linear.PASSES)
-    assert rows["forward", "rk"]["max_error"] < ROUNDING["bfloat16"].relative  # of the largest
+    assert rows["forward", "rk"]["max_error"] < ROUNDING["bfloat16"].relative  # relative to the largest
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert "linear [4, 65] x [33, 65] bfloat16" in capsys.readouterr().out
 
@@ -71,7 +71,7 @@ def test_command_for_rms_norm_writes_json_and_a_plot(tmp_path, capsys):
     rows = {(r["pass"], r["peer"]): r for r in run["results"]}
     assert {p for p, _ in rows} == set(rms_norm.PASSES)
     assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in rms_norm.PASSES)
-    assert rows["forward", "rk"]["max_error"] < ROUNDING["bfloat16"].relative  # of the largest
+    assert rows["forward", "rk"]["max_error"] < ROUNDING["bfloat16"].relative  # relative to the largest
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert "rms_norm [4, 65] bfloat16" in capsys.readouterr().out
 
@@ -86,7 +86,7 @@ def test_command_for_silu_mul_writes_json_and_a_plot(tmp_path, capsys):
     assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in silu_mul.PASSES)
     assert all(
         rows[p, "rk"]["max_error"] < ROUNDING["bfloat16"].relative for p in silu_mul.PASSES[:3]
-    )  # of the largest
+    )  # relative to the largest
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert "silu_mul [4, 65] bfloat16" in capsys.readouterr().out
 
@@ -227,7 +227,7 @@ def test_command_for_rope_writes_json_and_a_plot(tmp_path, capsys):
     rows = {(r["pass"], r["peer"]): r for r in run["results"]}
     assert {p for p, _ in rows} == set(rope.PASSES)
     assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in rope.PASSES)
-    assert rows["forward", "rk"]["max_error"] < ROUNDING["bfloat16"].relative  # of the largest
+    assert rows["forward", "rk"]["max_error"] < ROUNDING["bfloat16"].relative  # relative to the largest
     assert rows["forward", "rk, input"]["max_error"] == rows["forward", "torch written out"]["max_error"]
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert "rope [4, 32 + 8, 64] bfloat16" in capsys.readouterr().out
