@@ -45,7 +45,7 @@ MEASURED = 10  # times that --compare looks at the ratio in a run
 PARTS = ("rollout", "ratio/KL", "logprob", "loss", "backward", "update")
 
 console = Console()
-JUDGED_WIDTH = 118  # of the table of judged steps
+JUDGED_WIDTH = 118  # characters per row of the table of judged steps
 
 
 # ---- model, tokenizer, reward ---------------------------------------------------------------------------------------
@@ -525,7 +525,7 @@ def main(
 ) -> None:
     """Trains a tiny Qwen3 to repeat a letter, by GRPO."""
     torch.set_num_threads(threads)
-    transformers.utils.logging.disable_progress_bar()  # of files that are written and read in no time
+    transformers.utils.logging.disable_progress_bar()  # files are written and read in no time
     options: dict[str, Any] = {"loss_type": loss_type.value, "steps": steps, "device": device.value, "seed": seed}
     judged = train("stock", judge=True, **options).judged if compare else []  # apart: judging takes the caches
     runs = [train(each, measure=compare, **options) for each in (OPERATORS if compare else [ops.value])]

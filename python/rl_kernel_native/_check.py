@@ -59,7 +59,7 @@ def parts(arrays: Any) -> list[Any]:
     """The shares of ranks that a tree adds."""
     try:
         found = list(arrays)
-    except (TypeError, RuntimeError):  # of an array without a dimension, of a nested tensor
+    except (TypeError, RuntimeError):  # raised by an array without a dimension, by a nested tensor
         raise TypeError(f"parts: expected a sequence of arrays, got {type(arrays).__name__}") from None
     if len(found) not in (1, 2, 4, 8):
         raise ValueError(f"parts: expected 1, 2, 4 or 8 arrays, got {len(found)}")
@@ -84,7 +84,7 @@ def integer64(name: str, value: Any) -> int:
     """One that the extension is given as it is."""
     found = integer(name, value)
     if not -(1 << 63) <= found < 1 << 63:
-        bits = found.bit_length()  # of a number of thousands of digits Python makes no text
+        bits = found.bit_length()  # Python makes no text from a number of thousands of digits
         raise ValueError(
             f"{name}: expected an integer of 64 bits, got {found if bits <= 64 else f'one of {bits} bits'}"
         )

@@ -64,7 +64,7 @@ VARIATIONS: Mapping[str, str] = {
     "shards": "the vocabulary, or out_features, over ranks",
     "runs": "one run and the next",
 }
-ROW = tuple(VARIATIONS)  # of what belongs to one row or sequence: all of them
+ROW = tuple(VARIATIONS)  # for what belongs to one row or sequence: all of them
 NO_SHARDS = tuple(name for name in VARIATIONS if name != "shards")
 TOKEN_SUM = ("layout", "padding", "chunks", "shards", "runs")
 

@@ -46,7 +46,7 @@ def dtype_code(dtype: Any, name: str) -> int:
     return _DTYPE_CODES[dtype]
 
 
-_MOST_THREADS = 1024  # of cpp/cpu/thread_pool.cpp
+_MOST_THREADS = 1024  # equals that of cpp/cpu/thread_pool.cpp
 
 
 _torch_at_import = sys.modules.get("torch")

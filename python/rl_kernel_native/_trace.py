@@ -34,7 +34,7 @@ class Trace:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: Calls = Counter()
-        self._graphs: dict[int, Calls] = {}  # of each CUDA graph, by its id
+        self._graphs: dict[int, Calls] = {}  # calls of each CUDA graph, by its id
         self._captured: int | None = None  # the graph that is being captured
 
     def count(self, operator: str, backend: str) -> None:

@@ -126,7 +126,7 @@ _GROUPS = Bound(
     "chains of 64 tokens, a tree of seven levels, one addition a block of 8192",
 )
 
-_LEAST = "inner_least * other_scale"  # of an intermediate that is rounded to a subnormal
+_LEAST = "inner_least * other_scale"  # error of an intermediate that is rounded to a subnormal
 
 # ---- a head: products, and softmax statistics of them ---------------------------------------------------------------
 

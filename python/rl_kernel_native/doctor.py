@@ -34,8 +34,8 @@ class Device(NamedTuple):
     name: str  # "cpu", "cuda:0"
     kind: str  # "cpu", "cuda", "rocm"
     model: str = ""
-    capability: tuple[int, int] | None = None  # of CUDA devices
-    architecture: str | None = None  # of ROCm devices: "gfx942"
+    capability: tuple[int, int] | None = None  # CUDA devices alone
+    architecture: str | None = None  # ROCm devices alone: "gfx942"
     memory_gib: float | None = None
 
 

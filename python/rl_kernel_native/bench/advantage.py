@@ -109,7 +109,7 @@ _WRITTEN_OUT: dict[str, Function] = {
 def peers(operator: str, use_compile: bool) -> list[tuple[str, Function]]:
     """Ours first."""
     found = [("rk", _OURS[operator]), ("torch written out", _WRITTEN_OUT[operator])]
-    if use_compile and operator != "gae":  # of a loop over thousands of steps compiling would take hours
+    if use_compile and operator != "gae":  # compiling a loop over thousands of steps would take hours
         found.append(("torch.compile", torch.compile(_WRITTEN_OUT[operator], dynamic=False)))
     return found
 

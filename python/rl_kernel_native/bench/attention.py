@@ -18,7 +18,7 @@ from .measure import Call
 MOST_BUFFERS = 64
 CHECKED_TOKENS = 8  # compared with float64
 PASSES = ("forward", "forward + backward")
-PRODUCTS = dict(zip(PASSES, (2, 7), strict=True))  # of [tokens, tokens, head_dim], half of them masked
+PRODUCTS = dict(zip(PASSES, (2, 7), strict=True))  # products of [tokens, tokens, head_dim], half of them masked
 
 
 class Operands(NamedTuple):

@@ -18,7 +18,7 @@ from .measure import Call
 MOST_BUFFERS = 512
 CHECKED_ROWS = 8  # compared with float64
 PASSES = ("forward", "forward + entropy", "forward + backward")
-READS_AND_WRITES = {"forward": 1, "forward + entropy": 1, "forward + backward": 3}  # of all logits, at least
+READS_AND_WRITES = {"forward": 1, "forward + entropy": 1, "forward + backward": 3}  # passes over all logits, at least
 
 
 class Batch(NamedTuple):

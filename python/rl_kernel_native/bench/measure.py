@@ -14,7 +14,7 @@ from .._machine import cpu_model
 
 WARM_UP_S = 0.15  # past the point where a GPU has raised its clocks
 ROUNDS = 10  # visits to each candidate; its samples are spread over the whole measurement
-REPLAY_MS = 4.0  # of a graph, about
+REPLAY_MS = 4.0  # time of a graph's replay, about
 SHORTEST_SAMPLE_S = 200e-6  # shorter calls are repeated inside a sample, so that events and clocks resolve them
 
 Call = Callable[[int], object]  # takes the number of the call: it rotates buffers with it

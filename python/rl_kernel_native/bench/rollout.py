@@ -21,7 +21,7 @@ BYTES = {
     "mismatch_metrics": 8 + 4,
     "covariance_mask": 12 + 4 + 4,
     "entropy_mask": 4 + 4 + 4,
-}  # of a token; a sequence's weight reads it twice
+}  # bytes per token; a sequence's weight reads it twice
 
 
 class Operands(NamedTuple):

@@ -16,7 +16,7 @@ import rl_kernel_native as rk
 from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
 
 OPERATORS = ("linear_sample", "random_bits", "sample")
-WORDS = 4  # of a row
+WORDS = 4  # words per row
 
 
 VOCAB = 128256

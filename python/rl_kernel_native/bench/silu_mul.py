@@ -17,7 +17,7 @@ from .measure import Call
 MOST_BUFFERS = 512
 CHECKED_ROWS = 8  # compared with float64
 PASSES = ("silu, packed", "silu, apart", "gelu tanh, packed", "silu, packed, forward + backward")
-READS_AND_WRITES = dict(zip(PASSES, (3, 3, 3, 8), strict=True))  # of [rows, columns], at least
+READS_AND_WRITES = dict(zip(PASSES, (3, 3, 3, 8), strict=True))  # passes over [rows, columns], at least
 
 
 class Operands(NamedTuple):

@@ -43,7 +43,7 @@ class Request:
     seed: int = 0
     dtype: str = "bfloat16"
     gpu_memory: float = 0.5
-    logprobs: int = 0  # of the most probable tokens, beside a token's own
+    logprobs: int = 0  # the most probable tokens per position, beside a token's own
 
 
 @dataclass(frozen=True)

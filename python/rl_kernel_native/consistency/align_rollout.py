@@ -96,7 +96,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 "tokens": tokens,
                 "rollout": [x.logprob for x in given],
                 "ranks": [x.rank for x in given],
-                "seed": getattr(completion, "rlk_seed", None),  # of the plugin
+                "seed": getattr(completion, "rlk_seed", None),  # set by the plugin
             }
         )
     whole = [s["prompt"] + s["tokens"] for s in sequences]

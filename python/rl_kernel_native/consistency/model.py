@@ -100,7 +100,7 @@ def find_directory(name: str | Path) -> Path:
     silence = _silence_of_hub(str(name))
     try:
         return Path(snapshot_download(str(name), allow_patterns=_FILES, local_files_only=silence is not None))
-    except Exception as error:  # of many types: offline, gated, unknown, no such revision
+    except Exception as error:  # many types: offline, gated, unknown, no such revision
         if silence is not None and isinstance(error, LocalEntryNotFoundError):
             why = f"the Hub does not answer ({silence}) and its cache here has no such model"
         else:
@@ -127,7 +127,7 @@ def _silence_of_hub(name: str) -> str | None:
             HfApi().model_info(name, timeout=_HUB_SECONDS)
         except HfHubHTTPError:
             silence[0] = None
-        except Exception as error:  # of several libraries by version: no route, no name, a refusal, a timeout
+        except Exception as error:  # several libraries by version: no route, no name, a refusal, a timeout
             silence[0] = f"{type(error).__name__}: {error}"
         else:
             silence[0] = None

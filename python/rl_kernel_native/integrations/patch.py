@@ -263,7 +263,7 @@ def _planned(model: Any, bodies: list[tuple[str, Any]], chosen: frozenset[str], 
     plan = _Plan()
     weight = next((p for p in bodies[0][1].parameters() if p.is_floating_point()), torch.zeros(1))
     proofs = Proofs(weight.dtype, weight.device, probe)
-    attentions: dict[int, set[str]] = {}  # of an attention: the operators that are proven for it
+    attentions: dict[int, set[str]] = {}  # by an attention's id: the operators that are proven for it
     for name, body in bodies:
         _plan_body(plan, name, body, chosen, proofs, attentions, strict)
     for name, module in model.named_modules():

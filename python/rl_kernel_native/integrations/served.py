@@ -17,7 +17,7 @@ from torch.nn.modules import module as torch_module
 
 from . import unchanged
 
-_OURS = "_rk_base"  # of a class of ours: the class under it
+_OURS = "_rk_base"  # attribute of a class of ours: the class under it
 # By class under one of ours: the forward that ours stands for, and what that calls: (globals, name, function).
 _stands_for: dict[Any, tuple[Any, list[tuple[dict[str, Any], str, Any]]]] = {}
 

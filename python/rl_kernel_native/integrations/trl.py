@@ -319,7 +319,7 @@ def _score(
         cap = options["softcap"]
         z = z if cap is None else cap * torch.tanh(z / cap)
         mean = (z / options["temperature"]).mean(-1)
-    if "is_top1" in outputs:  # of equal logits the first is the prediction
+    if "is_top1" in outputs:  # the first of equal logits is the prediction
         of_target = logits.gather(-1, target[:, None])
         before = torch.arange(logits.shape[-1], device=logits.device) < target[:, None]
         top = ((logits < of_target) | ((logits == of_target) & ~before)).all(-1)

@@ -110,7 +110,7 @@ def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: 
             origin = inspect.unwrap(value)
             strange = not origin.__code__.co_filename.startswith(_roots())
             if strange and name not in codes and name not in _imports(function.__code__.co_filename):
-                continue  # of another package, as flash attention's are
+                continue  # another package's, as flash attention's are
             # One of the same file is compared with it; one that was imported has the name that it has elsewhere.
             if name in codes and origin.__code__.co_filename != function.__code__.co_filename:
                 return f"{name} was replaced by {value.__module__}.{value.__qualname__}"
@@ -213,7 +213,7 @@ def why_attention_changed(module: Any, family: Family) -> str | None:
         function = ALL_ATTENTION_FUNCTIONS[name]
     else:
         return f"its attention function {name!r} is not one of transformers'"
-    while isinstance(function, functools.partial):  # of one from the hub of kernels
+    while isinstance(function, functools.partial):  # one from the hub of kernels
         function = function.func
     own = sys.modules[__name__.partition(".")[0]].__path__[0]
     file = getattr(inspect.unwrap(function), "__code__", None)

@@ -11,7 +11,7 @@ from .logprob import logprob
 from .random_bits import random_bits
 from .sample import sample
 
-STREAM = 1  # of the random words: the draft may have been drawn from stream 0
+STREAM = 1  # stream of the random words: the draft may have been drawn from stream 0
 ACCEPTANCE = 16  # word of a token that accepts it; the deepest draw of sample takes word 15
 
 
@@ -111,7 +111,7 @@ class Rejection:
             sample_id = x.full(sample_id, x.np.int64, (self.rows * self.steps,))
         words = random_bits(self.keys["seed"], sample_id, self.keys["position"], ACCEPTANCE + 1, stream=STREAM)
         words = x.cast(words[:, ACCEPTANCE].reshape(self.rows, self.steps)[:, :-1], "float64")
-        words = x.np.where(words < 0, 0.0, words)  # of a bad position, where no token stands
+        words = x.np.where(words < 0, 0.0, words)  # a bad position, where no token stands
         by_chance = x.np.log((words + 0.5) * 2.0**-32) + q < p
         is_drawn = self.ids[:, :-1] == self.draft_ids
         stands = x.np.where(self.greedy[:, :-1], is_drawn, by_chance)
@@ -133,7 +133,7 @@ class Rejection:
                 z = x.cast(x.pick(self.draft_logits, at), "float64")
                 q = x.softmax(where((x.ascending(self.vocab) < self.valid)[None], z, -np.inf))
             left = where(last[:, None] | (p <= q), p * last[:, None], p - q)
-            left = where(left.sum(1)[:, None] > 0, left, p)  # of rounding alone: p is q
+            left = where(left.sum(1)[:, None] > 0, left, p)  # rounding alone leaves nothing: p is q
         z = where(left > 0, x.np.log(where(left > 0, left, 1.0)), -np.inf)
         keys = {
             name: value if _check.is_number(value) else x.pick(value.reshape(self.rows, self.steps), num_accepted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-PLACES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "parents")  # of every call
+PLACES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "parents")  # arguments of every call
 PAGES = ("block_table", "prefix_table", "prefix_lens", "group_offsets")  # forward only
 BESIDE_TREE = (*PLACES[:5], "block_table", "shared_prefix")  # arguments that a tree excludes
 

@@ -147,7 +147,7 @@ def attention_merge(
     Example:
         >>> q, k, v = torch.ones(1, 1, 1, 8), torch.ones(1, 1500, 1, 8), torch.arange(12000.0).view(1, 1500, 1, 8)
         >>> keys = torch.tensor([1500], dtype=torch.int32)
-        >>> own = [(0, slice(0, 1024)), (1, slice(1024, 1500))]  # of two ranks
+        >>> own = [(0, slice(0, 1024)), (1, slice(1024, 1500))]  # two ranks' splits and keys
         >>> parts = [
         ...     rk.attention(q, k[:, at], v[:, at], seqused_k=keys, splits=[s], return_partials=True) for s, at in own
         ... ]

@@ -79,7 +79,7 @@ class _Attention(Eager):
         needs = ctx.needs_input_grad[:4]
         if dout is None and dlse is None:
             return (None,) * 16
-        edges = ctx.next_functions[: 4 if needs[3] else 3]  # of tensors: where sinks are None there is none of theirs
+        edges = ctx.next_functions[: 4 if needs[3] else 3]  # tensors alone: None sinks have no edge
         asked = [n and is_asked_for(edge[0]) for n, edge in zip(needs, edges, strict=False)] + [False]
         wants = asked[0], asked[1] or asked[2], asked[3]
         given = {name: g for name, g in (("dout", dout), ("dlse", dlse)) if g is not None}

@@ -432,7 +432,7 @@ class Attention(torch.autograd.Function):
             return (None,) * (_TENSORS + len(ctx.options))
         q, k, v, *given, table, _, _, _, out, lse = ctx.saved_tensors  # given: sinks and lists
         needs = ctx.needs_input_grad[:4]
-        require_no_pages(table, True)  # of the registered operator; attention has asked before
+        require_no_pages(table, True)  # for the registered operator; attention has asked before
         dout, dlse = incoming(dout, dlse, out)
         wants = needs[0], needs[1] or needs[2], needs[3]
         found = backward(dout, dlse, q, k, v, out, lse, *given, *ctx.options, *wants)

@@ -31,7 +31,7 @@ _MODES = ("truncate", "clip", "mask")
 _STATISTICS = ("token", "seq_sum", "seq_mean", "seq_max")
 CRITERIA = tuple(f"{s}_{k}" for s in _STATISTICS for k in ("k1", "k2", "k3") if (s, k) != ("seq_max", "k1"))
 RATIOS = tuple(f"{s}_ratio" for s in _STATISTICS[:3])  # bounds of exp(-k1) itself
-_LARGEST = 3.4028234663852886e38  # of float32
+_LARGEST = 3.4028234663852886e38  # float32's
 
 
 class ImportanceWeights(NamedTuple, Generic[ArrayT]):

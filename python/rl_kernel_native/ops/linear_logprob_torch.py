@@ -48,7 +48,7 @@ class Shard(NamedTuple):
 
     group: Any  # torch.distributed's
     vocab_start: int
-    vocab_size: int  # of all ranks
+    vocab_size: int  # columns of all ranks
 
 
 def linear_logprob(

@@ -29,7 +29,7 @@ def _element(value: int | float, dtype: str) -> bytes | None:
         kind = np.dtype(dtype)
         with np.errstate(over="ignore"):
             element = np.array(int(value) if kind.kind in "iu" else value, kind)
-    except (TypeError, ValueError, OverflowError):  # of a name that NumPy does not know, and of NaN and inf as integers
+    except (TypeError, ValueError, OverflowError):  # a name that NumPy does not know; NaN and inf as integers
         return None
     if kind.kind not in "biufc" or (kind.kind in "biu" and int(element) != value):
         return None

@@ -94,7 +94,7 @@ class PolicyGradients(NamedTuple, Generic[ArrayT]):
     d_entropy: ArrayT | Any
 
 
-_IMPORTANCE_FIELD, _GIVEN = 27, 4.0  # of the numbers of a spec; the importance whose weights are the caller's
+_IMPORTANCE_FIELD, _GIVEN = 27, 4.0  # index among a spec's numbers; the importance whose weights are the caller's
 
 
 def _gives_weights(how: tuple[Any, ...]) -> bool:

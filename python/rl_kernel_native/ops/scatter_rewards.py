@@ -171,7 +171,7 @@ def scatter_rewards(
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; DAPO, arXiv:2503.14476; Safe RLHF, arXiv:2310.12773.
 
     Example:
-        >>> mask = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0]])  # of the answers
+        >>> mask = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0]])  # answers
         >>> rk.scatter_rewards(torch.tensor([1.0, -1.0]), mask)
         ScatteredRewards(rewards=tensor([[ 0.,  0.,  0.,  1.],
                 [ 0.,  0., -1.,  0.]]), costs=None, combined=None, lengths=tensor([3, 2]))
