@@ -5,7 +5,7 @@
     python tools/check_prose.py --sample 300 --seed 1          prints 300 random sentences for a reader instead
 
 A sentence begins with its subject, never with "Of", "What of" or "By whoever", and has at most 30 words. Formulas,
-code, tables and lists of names are no sentences.
+code, tables and lists of names are no sentences. A comment names its value first: "columns per row", never "of a row".
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ FOLDERS = ("docs", "python", "cpp", "cuda", "hip", "bench", "tests", "tools", "e
 MEASURED = ("cuda", "hip")  # their pages are tables and lists of measurements
 MOST_WORDS = 30
 OPENING = re.compile(r"(Of|What of|By whoever)\b(?! course)")
+FRAGMENT = re.compile(r"\s*of\b")
 COMMENT = re.compile(r"//+ ?(.*)$")
+LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def python_prose(text: str) -> Iterator[tuple[int, str]]:
@@ -45,15 +47,15 @@ def python_prose(text: str) -> Iterator[tuple[int, str]]:
 def page_prose(text: str) -> Iterator[tuple[int, str]]:
     """A page without its code, headings apart, and links as the words that they show."""
     text = re.sub(r"(?ms)^ *```.*?^ *```\s*?$", lambda code: "\n" * code[0].count("\n"), text)
-    text = re.sub(r"(?m)^(#.*)$", r"\n", text)
+    text = re.sub(r"(?m)^#.*$", "", text)
     line = 1
     for paragraph in re.split(r"(\n\s*\n)", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)):
-        yield line, paragraph
+        yield line + len(paragraph) - len(paragraph.lstrip("\n")), paragraph
         line += paragraph.count("\n")
 
 
 def cpp_prose(text: str) -> Iterator[tuple[int, str]]:
-    found = ((i, COMMENT.search(line)) for i, line in enumerate(text.split("\n"), 1) if '"' not in line)
+    found = ((i, COMMENT.search(LITERAL.sub('""', line))) for i, line in enumerate(text.split("\n"), 1))
     yield from _joined((i, not m.string[: m.start()].strip(), m[1]) for i, m in found if m)
 
 
@@ -101,15 +103,25 @@ def words(sentence: str) -> int:
     return len(re.findall(r"[A-Za-z][\w'-]*", sentence))
 
 
+def blocks(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields (file:line, text) for each block of a file."""
+    prose = {".py": python_prose, ".md": page_prose}.get(path.suffix, cpp_prose)
+    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    for line, block in prose(path.read_text(encoding="utf-8")):
+        yield f"{shown}:{line}", block
+
+
 def located(path: Path) -> Iterator[tuple[str, str]]:
     """Yields (file:line of the block, sentence) for each sentence of a file."""
-    prose = {".py": python_prose, ".md": page_prose}.get(path.suffix, cpp_prose)
-    for line, block in prose(path.read_text(encoding="utf-8")):
+    for where, block in blocks(path):
         for sentence in sentences(block):
-            yield f"{path.relative_to(ROOT)}:{line}", sentence
+            yield where, sentence
 
 
 def faults(path: Path) -> Iterator[str]:
+    for where, block in blocks(path):
+        if FRAGMENT.match(block):
+            yield f'{where}: begins with "of": {block.strip()[:70]}'
     for where, sentence in located(path):
         if OPENING.match(sentence):
             yield f'{where}: begins with "{sentence.split()[0]}": {sentence[:70]}'

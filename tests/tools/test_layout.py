@@ -170,13 +170,17 @@ PLACES = [
     ("frameworks", "test_oldest_numpy* test_presets* test_switch* test_verl_* test_vllm*"),
     (
         "tools",
-        "test_bench* test_certify* test_charts* test_command* test_compare* test_contract* test_cuda_code* test_cures*",
+        "test_bench* test_certify* test_charts* test_check_prose* test_command* test_compare* test_contract*",
     ),
     (
         "tools",
-        "test_demo* test_digest* test_docs* test_docstrings* test_doctor* test_gpu_log* test_interface* test_layout*",
+        "test_cuda_code* test_cures* test_demo* test_digest* test_docs* test_docstrings* test_doctor* test_gpu_log*",
     ),
-    ("tools", "test_mutate* test_pages* test_semantics* test_trace* test_variants* test_wheels* test_workflows*"),
+    (
+        "tools",
+        "test_interface* test_layout* test_mutate* test_pages* test_semantics* test_trace* test_variants* test_wheels*",
+    ),
+    ("tools", "test_workflows*"),
     ("ops", "test_*"),
     ("support", "*"),
 ]

@@ -1,8 +1,8 @@
 // ex2.approx.ftz.f32 of sm_90 in integer arithmetic, bit for bit, so that the host reproduces what an H200 computes.
 //
 // The unit is a quadratic interpolator of the kind described by Oberman & Siu, "A high-performance area-efficient
-// multifunction interpolator", ARITH 2005. The argument becomes fixed point with 23 fractional bits; its fraction
-// splits into a segment (6 bits) and an offset o (17 bits), and the significand of the result, in units in the last
+// multifunction interpolator", ARITH 2005. The argument becomes fixed point with 23 fractional bits. Its fraction
+// splits into a segment (6 bits) and an offset o (17 bits). The significand of the result, in units in the last
 // place, is
 //   (8192 * c0 + c1 * o + c2 * square(o) + 6114) >> 15        square(o) ~ o^2 / 2^19
 // c0 is in quarters of a unit, 6114 / 2^15 of a unit is the rounding constant, and the squarer drops every partial
