@@ -193,7 +193,8 @@ def attention_merge_approximate(outs: Any, lses: Any, *, exp: str | None = None,
         outs: ``[parts, batch, tokens, heads, head_dim]``, or packed ``[parts, tokens, heads, head_dim]``; float32,
             bfloat16 or float16; contiguous, at most 1024 parts. ``head_dim`` is a multiple of 8, at most 256.
         lses: float32 ``[parts, batch, heads, tokens]``, or packed ``[parts, heads, tokens]``: the natural logarithm of
-            each part's sum, as attention and FlashAttention give it; -Inf where a row sees nothing of a part.
+            each part's sum, as attention and FlashAttention give it; -Inf where a row sees nothing of a part. Replace
+            +Inf, which FlashAttention 2 gives there: such a row is NaN.
         exp: as for :func:`attention`.
         return_lse: the logarithm of each row's sum as well.
     Returns:

@@ -33,13 +33,14 @@ class SampleStatus(IntFlag):
             temperature.
         EMPTY_ROW: nothing is allowed, or every allowed logit / temperature * log2(e) is -2^21 or less.
         BAD_TEMPERATURE: the row's temperature is not a finite normal number > 0.
-        BAD_PARAMETER: the row's top_k is negative, its top_p outside (0, 1] or its min_p outside [0, 1].
+        BAD_PARAMETER: the row's top_k is negative, its top_p outside (0, 1] or its min_p outside [0, 1]; of a
+            vocabulary over ranks, also a row that :func:`sample_partial` does not serve.
         BAD_POSITION: the row's position lies outside [0, 2^32).
         BAD_PENALTY: the row's repetition penalty is not a finite normal number > 0, or another penalty is not finite.
         BAD_HISTORY: the row's history has an id outside ``[0, vocab_size)`` or bad offsets.
         BAD_BIAS: the same of its bias, or the ids do not ascend.
-        BAD_SHARDS: the payloads that :func:`sample_merge` was given of the row are not of every shard once, or are of
-            another call.
+        BAD_SHARDS: the payloads that :func:`sample_merge` was given of the row are not of every shard once, or were
+            made for another vocabulary, ``top_k``, ``greedy`` or ``return_logprob``.
         KEPT_OVERFLOW: the row's kept set did not fit ``kept_capacity``: it has count 0 and a log-probability of NaN.
     """
 

@@ -256,8 +256,8 @@ def sample_merge(
 
     Args:
         payloads: int32 ``[shards, num_rows, 16 + 3 * max_top_k]`` of :func:`sample_partial`, of each shard once, in any
-            order; 1 to 8 shards. A row whose payloads are of other shards or another call has
-            ``SampleStatus.BAD_SHARDS``.
+            order; 1 to 8 shards. A row whose payloads are of other shards, another vocabulary, ``top_k``, ``greedy`` or
+            ``return_logprob`` has ``SampleStatus.BAD_SHARDS``; those of another seed, step or temperature go unnoticed.
         allowed: as for :func:`sample`; read where ``return_kept`` asks for the sets of rows that nothing else cuts.
         return_logprob: as the partials had it, to which ``"raw"`` and ``"both"`` are alike, and so are the others.
         return_kept, kept_capacity: as for :func:`sample`.

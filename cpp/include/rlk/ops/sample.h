@@ -63,8 +63,9 @@
 // the whole row, takes no top_p < 1. Any other row has kBadParameter. There are no n best.
 // Merges give every row the bits of sample: id, logprob, raw_logprob, kept set and status, but for those two of
 //   kBadParameter : also the rows above
-//   kBadShards    : the row's payloads are not those of every part once, or of another call: other rows' parameters,
-//                   vocabulary or kind of raw_logprob, or ids and ranks that no partial gives
+//   kBadShards    : the row's payloads are not those of every part once, or another vocabulary's, top_k's or kind's
+//                   of row or raw_logprob, or have ids and ranks that no partial gives. Nothing tells other seeds,
+//                   sample_ids, positions, streams, temperatures, top_p, min_p, orders or logits
 // Payload of a row, words of 32 bits (floats by their bits, every NaN canonical). What is not known is 0, of ids -1, of z and m -Inf:
 //   0: first part + 16 * parts + 256 * (whether raw words are there)     1, 2: vocab_size, valid_vocab
 //   3: row_status and sample's statuses of parameters     4: top_k of a row that is cut, 0 of one that is not, -1 greedy
