@@ -71,6 +71,13 @@ def wants_grad(*tensors: Any) -> bool:
     return False
 
 
+def has_tangent(tensor: Any) -> bool:
+    """Whether a call outside of a trace would lose the tangent of forward mode."""
+    if is_compiling() or forward_ad._current_level < 0 or not isinstance(tensor, Tensor):
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
 class Eager(torch.autograd.Function):
     """A Function for calls that :func:`is_direct` allows. Its ``run`` is ``apply`` without the questions about
     torch.func, which have been asked: they are a third of what an empty Function costs."""

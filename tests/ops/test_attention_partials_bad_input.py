@@ -31,6 +31,13 @@ CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a text": ({"splits": "01"}, TypeError, "splits: expected a sequence of integers, got str"),
     "a number": ({"splits": 1}, TypeError, "splits: expected a sequence of integers, got int"),
     "a tensor": ({"splits": TABLE[0]}, TypeError, "splits: expected a sequence of integers, got (Fake)?Tensor"),
+    "a set": ({**HALF, "splits": {0}}, TypeError, "splits: expected a sequence of integers, got set"),
+    "keys of a dict": ({**HALF, "splits": {0: 1}}, TypeError, "splits: expected a sequence of integers, got dict"),
+    "a generator": (
+        {**HALF, "splits": (i for i in (0,))},
+        TypeError,
+        "splits: expected a sequence of integers, got generator",
+    ),
     "descending": (
         {**HALF, "splits": [1, 0]},
         ValueError,
@@ -87,7 +94,12 @@ CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "tree: expected None beside return_partials",
     ),
     "lse": ({"return_lse": True}, ValueError, "return_lse: expected False beside return_partials"),
-    "no partials": ({"return_partials": False, "splits": [0]}, ValueError, "splits: expected None without return_part"),
+    "no partials": (
+        {"return_partials": False, "splits": [0]},
+        ValueError,
+        "splits: expected None without return_partials, got list",
+    ),
+    "a number, no partials": ({"return_partials": False, "splits": 0}, ValueError, "without return_partials, got int"),
     "a flag": ({"return_partials": 1}, TypeError, "return_partials: expected a bool, got int"),
     "a gradient": (
         {"q": Q.clone().requires_grad_()},
@@ -170,6 +182,21 @@ MERGES: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "splits: expected each number once, got 3 twice",
     ),
+    "a set": (
+        lambda to: merge(to(STATS), to(SUMS), {1, 0}),
+        TypeError,
+        "splits: expected a sequence of integers, got set",
+    ),
+    "below 0": (
+        lambda to: merge(to(STATS), to(SUMS), (-1, 0)),
+        ValueError,
+        r"splits: expected numbers in \[0, 524308\), got -1 at \[0\]",
+    ),
+    "out of range": (
+        lambda to: merge(to(STATS), to(SUMS), (0, 524308)),
+        ValueError,
+        r"splits: expected numbers in \[0, 524308\), got 524308 at \[1\]",
+    ),
     "a text": (
         lambda to: merge(to(STATS), to(SUMS), "01"),
         TypeError,
@@ -242,3 +269,23 @@ def test_bad_input_of_merges(name: str, traced: bool) -> None:
         put = fake.from_tensor if traced else torch.clone
         with pytest.raises(error, match=words):
             call(put)
+
+
+TANGENTS: dict[str, tuple[Any, Any, str]] = {
+    "q": (lambda x: rk.attention(x, K, K, return_partials=True)[1], Q, "q: has a tangent, and partials have none"),
+    "k": (lambda x: rk.attention(Q, x, K, return_partials=True)[1], K, "k: has a tangent, and partials have none"),
+    "sums": (lambda x: merge(sums=x), SUMS, r"sums: has a tangent, and a merge has none; .* pass sums.detach\(\)"),
+    "sinks": (lambda x: merge(sinks=x), SINKS, "sinks: has a tangent, and a merge has none"),
+    "outs": (lambda x: approximate(x, torch.zeros(2, 4, 3)), SUMS, "outs: has a tangent, and a merge has none"),
+}
+
+
+@pytest.mark.parametrize("name", TANGENTS)
+def test_tangents_are_refused_as_gradients_are(name: str) -> None:
+    function, x, words = TANGENTS[name]
+    with pytest.raises(ValueError, match=words):
+        torch.func.jvp(function, (x,), (x,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        with pytest.raises(ValueError, match=words):
+            function(dual)

@@ -247,7 +247,7 @@ def attention(
             )
         return partials(q, k, v, (*lists[:5], *lists[6:]), splits, options, exp)
     if splits is not None:
-        raise ValueError("splits: expected None without return_partials, got a list")
+        raise ValueError(f"splits: expected None without return_partials, got {type(splits).__name__}")
     if (
         type(q) in _plain
         and type(k) in _plain

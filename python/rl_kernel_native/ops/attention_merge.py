@@ -11,7 +11,7 @@ from .._native import module as _C
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, DType, Exp
 from .attention import AttentionResult
-from .attention_partials import AttentionPartials, numbers_of
+from .attention_partials import MOST_SPLITS, AttentionPartials, numbers_of
 
 __all__ = ["attention_merge", "attention_merge_approximate"]
 
@@ -99,11 +99,12 @@ def _refuse_gradients(**arrays: Any) -> None:
     for name, x in arrays.items():
         if x is None or not _dispatch.is_tensor(x):
             continue
-        from .._torch import wants_grad
+        from .._torch import has_tangent, wants_grad
 
-        if wants_grad(x):
+        if wants_grad(x) or has_tangent(x):
+            what = "requires a gradient" if x.requires_grad else "has a tangent"
             raise ValueError(
-                f"{name}: requires a gradient, and a merge has none; call under torch.no_grad() or pass {name}.detach()"
+                f"{name}: {what}, and a merge has none; call under torch.no_grad() or pass {name}.detach()"
             )
 
 
@@ -158,11 +159,11 @@ def attention_merge(
     if not isinstance(partials, tuple) or len(partials) != 3:
         raise TypeError(f"partials: expected AttentionPartials, got {type(partials).__name__}")
     stats, sums, splits = partials
-    if not (hasattr(splits, "__len__") and hasattr(splits, "__iter__")):
-        raise TypeError(f"splits: expected a sequence of integers, got {type(splits).__name__}")
     numbers = numbers_of(splits)
     seen: set[int] = set()
-    for number in numbers:
+    for i, number in enumerate(numbers):
+        if not 0 <= number < MOST_SPLITS:
+            raise ValueError(f"splits: expected numbers in [0, {MOST_SPLITS}), got {number} at [{i}]")
         if number in seen:
             raise ValueError(f"splits: expected each number once, got {number} twice")
         seen.add(number)

@@ -3,6 +3,7 @@ cpp/include/rlk/ops/attention.h."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .. import _check, _dispatch
@@ -63,8 +64,8 @@ def attention_splits(num_keys: int) -> list[range]:
 
 
 def numbers_of(splits: Any) -> tuple[int, ...]:
-    """Integers of a sequence."""
-    if isinstance(splits, (str, bytes)) or hasattr(splits, "__dlpack__") or not hasattr(splits, "__iter__"):
+    """Integers of a sequence, whose order says which split a number is of: a set has none."""
+    if isinstance(splits, (str, bytes)) or not isinstance(splits, Sequence):
         raise TypeError(f"splits: expected a sequence of integers, got {type(splits).__name__}")
     return tuple(_check.integer64("splits", s) for s in splits)
 
@@ -133,14 +134,15 @@ def partials(q: Any, k: Any, v: Any, lists: Any, splits: Any, options: Any, exp:
     """``options``: causal, window_size, softmax_scale, softcap."""
     own, traced = _own(splits), False
     if _dispatch.is_tensor(q):
-        from .._torch import autocast, is_compiling, wants_grad
+        from .._torch import autocast, has_tangent, is_compiling, wants_grad
         from .attention_traced import checked
 
         traced = is_compiling()  # which cannot read the context of rk.arithmetic
         for x, name in ((q, "q"), (k, "k"), (v, "v")):
-            if wants_grad(x):
+            if wants_grad(x) or has_tangent(x):
+                what = "requires a gradient" if x.requires_grad else "has a tangent"
                 raise ValueError(
-                    f"{name}: requires a gradient, and partials have none; call under torch.no_grad(), or let a "
+                    f"{name}: {what}, and partials have none; call under torch.no_grad(), or let a "
                     "training pass merge attention(..., return_lse=True) of its parts, whose out and lse have gradients"
                 )
         q, k, v = autocast(q, k, v)
