@@ -224,7 +224,6 @@ def test_values_are_those_of_float64(device: str, exp: str, rng: np.random.Gener
         want = rk.attention_partials_reference(*wide, **numbers, **options)
         with mode(device, exp):
             got = rk.attention(q, k, v, **lists, **options, exp=exp, return_partials=True)
-            merged = rk.attention_merge(got, out_dtype="float32", exp=exp, return_lse=True)
         stats = got.stats.cpu().numpy()
         assert (stats[..., 0] == want["stats"][..., 0]).all()
         np.testing.assert_allclose(stats[..., 1], want["stats"][..., 1], rtol=2e-5)
@@ -233,7 +232,6 @@ def test_values_are_those_of_float64(device: str, exp: str, rng: np.random.Gener
         of_reference = rk.attention_merge_reference((want["stats"], want["sums"], got.splits))
         for name in ("out", "lse"):
             np.testing.assert_allclose(of_reference[name], whole[name], rtol=1e-12, atol=1e-12)
-            np.testing.assert_allclose(getattr(merged, name).cpu().numpy(), whole[name], rtol=2e-5, atol=2e-5)
 
 
 def test_sinks_of_the_reference_are_those_of_attention(rng: np.random.Generator) -> None:

@@ -112,13 +112,18 @@ def _paged_attention(d: Draw, batch: int, length: int, group: int, width: int) -
 
 
 def _attention(d: Draw) -> dict[str, Any]:
+    given = _whole_attention(d)
+    if d.chance(0.2):
+        given.update(sinks=None, return_partials=True)
+    return given
+
+
+def _whole_attention(d: Draw) -> dict[str, Any]:
     batch, length, keys, group, width = d.size(1, 2), d.size(1, 3, 5), d.size(5, 9, 130), d.size(1, 2), d.of(8, 16)
     how = {
         "causal": d.chance(), "softmax_scale": d.of(None, 0.3), "softcap": d.of(None, None, 2.0),
         "exp": d.of(None, "portable"), "sinks": d.perhaps(lambda: d.normal(2 * group), 0.3),
     }  # fmt: skip
-    if d.chance(0.2):
-        how.update(sinks=None, return_partials=True)
     if d.chance(0.3):
         cuts = d.cuts(7, 2, "int32")
         q, kv = d.matrix(7, 2 * group, width), [d.matrix(7, 2, width) for _ in range(2)]

@@ -597,6 +597,7 @@ def test_functions_of_other_packages_are_no_change(monkeypatch: pytest.MonkeyPat
     from transformers.integrations.flash_attention import flash_attention_forward
 
     monkeypatch.setattr(flash, "_flash_fn", lambda *args: None)
+    monkeypatch.setattr(flash, "_unpad_fn", flash._unpad_input)
     assert unchanged.why_changed(flash_attention_forward, "flash_attention_forward") is None
     monkeypatch.setattr(flash, "_is_packed_sequence", lambda *args: False)
     assert "was replaced by" in str(unchanged.why_changed(flash_attention_forward, "flash_attention_forward"))

@@ -109,13 +109,14 @@ def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: 
         if isinstance(value, types.FunctionType):
             origin = inspect.unwrap(value)
             strange = not origin.__code__.co_filename.startswith(_roots())
-            if strange and name not in codes and name not in _imports(function.__code__.co_filename):
+            variable = name not in codes and name not in _imports(function.__code__.co_filename)
+            if strange and variable:
                 continue  # another package's, as flash attention's are
             # One of the same file is compared with it; one that was imported has the name that it has elsewhere.
             if name in codes and origin.__code__.co_filename != function.__code__.co_filename:
                 return f"{name} was replaced by {value.__module__}.{value.__qualname__}"
             reason = why_changed(value, origin.__qualname__ if name not in codes else name, seen)
-            if reason is None and origin.__name__ != name:
+            if reason is None and origin.__name__ != name and not variable:  # transformers sets _unpad_fn when it loads
                 reason = f"{name} was replaced by {value.__module__}.{value.__qualname__}"
             if reason is not None:
                 return reason
