@@ -4,7 +4,10 @@
 
 namespace rlk::bindings {
 
-bool is_array(nb::handle given) { return PyCapsule_CheckExact(given.ptr()) || exchange_api(given) != nullptr; }
+bool is_array(nb::handle given) {
+  if (PyLong_CheckExact(given.ptr()) || PyFloat_CheckExact(given.ptr())) return false;
+  return PyCapsule_CheckExact(given.ptr()) || exchange_api(given) != nullptr || nb::hasattr(given, "__dlpack__");
+}
 
 RowIntegersArgument::RowIntegersArgument(nb::handle given, const char* name, std::int64_t num_rows,
                                          const Device* device) {

@@ -365,3 +365,23 @@ def test_bad_input() -> None:
     }.items():
         with pytest.raises((TypeError, ValueError), match=message):
             rk.sample_merge(**({"payloads": parts} | KEYS | of_merge | given))
+
+
+ROWS = ("seed", "sample_id", "position", "temperature", "top_k", "top_p", "min_p", "greedy")
+OPERATORS = {
+    "sample": lambda x, how: rk.sample(x, **how),
+    "sample_partial": lambda x, how: rk.sample_partial(x, vocab_start=0, vocab_size=64, **how),
+    "sample_merge": lambda x, how: rk.sample_merge(
+        torch.zeros(1, 3, 16 + 3 * 64, dtype=torch.int32), vocab_size=64, **how
+    ),
+}
+
+
+@pytest.mark.parametrize("argument", ROWS)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_rows_of_another_framework_are_arrays_and_no_bad_numbers(operator: str, argument: str) -> None:
+    kinds = {"greedy": np.bool_, "temperature": np.float32, "top_p": np.float32, "min_p": np.float32}
+    how = {"seed": 7, "sample_id": 0, "position": 0, "top_k": 5, argument: np.ones(3, kinds.get(argument, np.int64))}
+    words = f"^{argument}: expected an array of the framework of the first argument, got ndarray$"
+    with pytest.raises(TypeError, match=words):
+        OPERATORS[operator](torch.randn(3, 64), how)
