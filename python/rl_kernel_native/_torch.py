@@ -71,11 +71,17 @@ def wants_grad(*tensors: Any) -> bool:
     return False
 
 
-def has_tangent(tensor: Any) -> bool:
-    """Whether a call outside of a trace would lose the tangent of forward mode."""
-    if is_compiling() or forward_ad._current_level < 0 or not isinstance(tensor, Tensor):
-        return False
-    return forward_ad.unpack_dual(tensor).tangent is not None
+def lost_derivative(tensor: Any) -> str | None:
+    """What an operator without derivatives would lose of a tensor.
+
+    A trace says nothing of tangents. It says of a view alone that torch.func.grad wants a gradient in its argument."""
+    if not isinstance(tensor, Tensor):
+        return None
+    if wants_grad(tensor.view_as(tensor) if is_compiling() and is_grad_enabled() else tensor):
+        return "requires a gradient"
+    if is_compiling() or forward_ad._current_level < 0 or forward_ad.unpack_dual(tensor).tangent is None:
+        return None
+    return "has a tangent"
 
 
 class Eager(torch.autograd.Function):

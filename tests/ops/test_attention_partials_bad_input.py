@@ -289,3 +289,12 @@ def test_tangents_are_refused_as_gradients_are(name: str) -> None:
         dual = torch.autograd.forward_ad.make_dual(x, x)
         with pytest.raises(ValueError, match=words):
             function(dual)
+
+
+@pytest.mark.parametrize("name", TANGENTS)
+def test_a_compiled_function_refuses_a_gradient_that_torch_func_asks_for(name: str) -> None:
+    function, x, _ = TANGENTS[name]
+    torch.compiler.reset()
+    compiled = torch.compile(torch.func.grad(lambda given: function(given).sum()), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="requires a gradient"):
+        compiled(x)

@@ -99,10 +99,10 @@ def _refuse_gradients(**arrays: Any) -> None:
     for name, x in arrays.items():
         if x is None or not _dispatch.is_tensor(x):
             continue
-        from .._torch import has_tangent, wants_grad
+        from .._torch import lost_derivative
 
-        if wants_grad(x) or has_tangent(x):
-            what = "requires a gradient" if x.requires_grad else "has a tangent"
+        what = lost_derivative(x)
+        if what is not None:
             raise ValueError(
                 f"{name}: {what}, and a merge has none; call under torch.no_grad() or pass {name}.detach()"
             )

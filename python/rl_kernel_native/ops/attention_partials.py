@@ -134,13 +134,13 @@ def partials(q: Any, k: Any, v: Any, lists: Any, splits: Any, options: Any, exp:
     """``options``: causal, window_size, softmax_scale, softcap."""
     own, traced = _own(splits), False
     if _dispatch.is_tensor(q):
-        from .._torch import autocast, has_tangent, is_compiling, wants_grad
+        from .._torch import autocast, is_compiling, lost_derivative
         from .attention_traced import checked
 
         traced = is_compiling()  # which cannot read the context of rk.arithmetic
         for x, name in ((q, "q"), (k, "k"), (v, "v")):
-            if wants_grad(x) or has_tangent(x):
-                what = "requires a gradient" if x.requires_grad else "has a tangent"
+            what = lost_derivative(x)
+            if what is not None:
                 raise ValueError(
                     f"{name}: {what}, and partials have none; call under torch.no_grad(), or let a "
                     "training pass merge attention(..., return_lse=True) of its parts, whose out and lse have gradients"
