@@ -29,12 +29,12 @@ RLK_HD float z_of_rank(std::uint64_t rank) {
   return float_of(static_cast<std::int32_t>(ascending >> 31 ? ascending & 0x7fffffffu : ~ascending));
 }
 
-// floor(2^44 e) for e in [0, 2).
+// floor(2^44 e) for e in [0, 2). Another e gives any number: its callers take a share of 0.
 RLK_HD std::uint64_t fixed_mass(float e) {
   const auto bits = static_cast<std::uint32_t>(bits_of(e));
   const int shift = static_cast<int>(bits >> 23) - (127 + 23 - 44);
   const std::uint64_t significand = (bits & 0x7fffffu) | 0x800000u;
-  if (shift >= 0) return significand << shift;
+  if (shift >= 0) return significand << (shift & 63);
   return shift > -24 ? significand >> -shift : 0;
 }
 
