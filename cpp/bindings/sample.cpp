@@ -27,6 +27,23 @@ PartRange read_parts(std::int64_t vocab_size, std::int64_t valid_vocab, std::int
   return parts;
 }
 
+// How each row is drawn: what all three calls are told of it.
+class DrawnRows {
+ public:
+  DrawnRows(nb::handle seed, nb::handle sample_id, nb::handle position, nb::handle temperature, nb::handle top_k,
+            nb::handle top_p, nb::handle min_p, nb::handle greedy, nb::handle allowed, Device device, SampleParams* p)
+      : arguments_(seed, sample_id, position, temperature, top_k, min_p, greedy, device, p),
+        shares_(top_p, "top_p", kFloat32, p->num_rows, device),
+        mask_(allowed, device, p) {
+    p->top_p = floats_of(shares_, top_p, "top_p");
+  }
+
+ private:
+  DrawArguments arguments_;
+  RowArray shares_;
+  AllowedArgument mask_;
+};
+
 // What bias and penalties were applied to, and what they found wrong; or nothing.
 class Unprocessed {
  public:
@@ -62,10 +79,7 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
   }
   p.n_logprobs = n_logprobs;
   p.random_stream = random_stream;
-  const DrawArguments arguments(seed, sample_id, position, temperature, top_k, min_p, greedy, v.device, &p);
-  const RowArray shares(top_p, "top_p", kFloat32, p.num_rows, v.device);
-  p.top_p = floats_of(shares, top_p, "top_p");
-  const AllowedArgument mask(allowed, v.device, &p);
+  const DrawnRows drawn(seed, sample_id, position, temperature, top_k, top_p, min_p, greedy, allowed, v.device, &p);
   const Unprocessed raw(raw_logits, row_status, v.device, &p);
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
@@ -98,10 +112,7 @@ nb::object partial(nb::handle logits, nb::handle seed, nb::handle sample_id, nb:
   p.most_top_k = max_top_k;
   p.random_stream = random_stream;
   p.takes_raw = takes_raw;
-  const DrawArguments arguments(seed, sample_id, position, temperature, top_k, min_p, greedy, v.device, &p);
-  const RowArray shares(top_p, "top_p", kFloat32, p.num_rows, v.device);
-  p.top_p = floats_of(shares, top_p, "top_p");
-  const AllowedArgument mask(allowed, v.device, &p);
+  const DrawnRows drawn(seed, sample_id, position, temperature, top_k, top_p, min_p, greedy, allowed, v.device, &p);
   const Unprocessed raw(raw_logits, row_status, v.device, &p);
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
@@ -132,10 +143,7 @@ nb::object merge(nb::handle payloads, nb::handle seed, nb::handle sample_id, nb:
   p.vocab_size = read_vocab_size(vocab_size);
   read_valid_vocab(valid_vocab, &p);
   p.random_stream = random_stream;
-  const DrawArguments arguments(seed, sample_id, position, temperature, top_k, min_p, greedy, v.device, &p);
-  const RowArray shares(top_p, "top_p", kFloat32, p.num_rows, v.device);
-  p.top_p = floats_of(shares, top_p, "top_p");
-  const AllowedArgument mask(allowed, v.device, &p);
+  const DrawnRows drawn(seed, sample_id, position, temperature, top_k, top_p, min_p, greedy, allowed, v.device, &p);
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);

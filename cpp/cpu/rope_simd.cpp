@@ -1,59 +1,17 @@
 // Inner loops of rope, compiled once per instruction set: a lane of a vector is a pair.
 #include "rope_simd.h"
 
-#include <type_traits>
-
-#include "simd.h"
 #include "simd_fold.h"
+#include "simd_memory.h"
 // After simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/kernels/rope_rotate.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {
 
-template <class F>
-RLK_HD void with_type(DType dtype, const F& f) {
-  if (dtype == DType::kFloat32) {
-    f(Fp32{});
-  } else if (dtype == DType::kBFloat16) {
-    f(Bf16{});
-  } else {
-    f(Fp16{});
-  }
-}
-
-template <class T>
-constexpr int kBytes = sizeof(typename T::Storage);
-
-// `count` elements at p; what is missing of a vector is +0.
-template <class T>
-RLK_HD Floats load_at(const unsigned char* p, int count) {
-  if (count == kLanes) return T::load(p);
-  alignas(64) unsigned char padded[kLanes * kBytes<T>] = {};
-  std::memcpy(padded, p, static_cast<std::size_t>(count) * kBytes<T>);
-  return T::load(padded);
-}
-template <class T>
-RLK_HD void store_at(unsigned char* p, int count, Floats x) {
-  if (count == kLanes) return T::store(p, x);
-  alignas(64) unsigned char padded[kLanes * kBytes<T>];
-  T::store(padded, x);
-  std::memcpy(p, padded, static_cast<std::size_t>(count) * kBytes<T>);
-}
 RLK_HD Floats load_floats(const float* p, int count) {
-  return load_at<Fp32>(reinterpret_cast<const unsigned char*>(p), count);
+  return load_at<Fp32>(reinterpret_cast<const unsigned char*>(p), 0, count);
 }
-
-// The value as an element of type T holds it.
-template <class T>
-struct Rounded {
-  RLK_HD Floats operator()(Floats x) const {
-    if constexpr (std::is_same_v<T, Fp32>) return x;
-    alignas(64) unsigned char memory[kLanes * kBytes<T>];
-    T::store(memory, x);
-    return T::load(memory);
-  }
-};
 
 // Neighbours (2i, 2i + 1) of two vectors that follow one another: all first ones, all second ones; and back.
 RLK_HD void split_pairs(Floats* a, Floats* b) {
@@ -83,7 +41,7 @@ void load_angles(const unsigned char* from, DType dtype, DType rounded_to, std::
     with_type(rounded_to, [&](auto u) {
       for (std::int64_t k = 0; k < count; k += kLanes) {
         const int some = count - k < kLanes ? static_cast<int>(count - k) : kLanes;
-        const Floats x = Rounded<decltype(u)>()(load_at<T>(from + k * kBytes<T>, some));
+        const Floats x = rounded<decltype(u)>(load_at<T>(from, k, some));
         std::memcpy(to + k, &x, static_cast<std::size_t>(some) * sizeof(float));
       }
     });
@@ -102,17 +60,18 @@ RLK_HD void rotate_row(const RopeRow& row) {
     const int second = kInterleaved ? 2 * count - first : count;
     const std::int64_t at_a = (kInterleaved ? 2 * i : i) * kBytes<T>;
     const std::int64_t at_b = kInterleaved ? at_a + kLanes * kBytes<T> : at_a + to_b;
-    Floats a = load_at<T>(row.x + at_a, first);
-    Floats b = second > 0 ? load_at<T>(row.x + at_b, second) : broadcast<Floats>(0.0f);
+    Floats a = load_at<T>(row.x + at_a, 0, first);
+    Floats b = second > 0 ? load_at<T>(row.x + at_b, 0, second) : broadcast<Floats>(0.0f);
     if constexpr (kInterleaved) split_pairs(&a, &b);
     if constexpr (kRoundProducts) {
-      rope_rotate_rounded(angle, Rounded<T>(), &a, &b);
+      rope_rotate_rounded(
+          angle, [](Floats x) { return rounded<T>(x); }, &a, &b);
     } else {
       rope_rotate(angle, &a, &b);
     }
     if constexpr (kInterleaved) join_pairs(&a, &b);
-    store_at<T>(row.y + at_a, first, a);
-    if (second > 0) store_at<T>(row.y + at_b, second, b);
+    store_at<T>(row.y + at_a, 0, first, a);
+    if (second > 0) store_at<T>(row.y + at_b, 0, second, b);
   }
 }
 

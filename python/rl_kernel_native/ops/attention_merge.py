@@ -11,11 +11,12 @@ from .._native import module as _C
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, DType, Exp
 from .attention import AttentionResult
-from .attention_partials import MOST_SPLITS, AttentionPartials, numbers_of
+from .attention_partials import MOST_SPLITS, AttentionPartials, numbers_of, refuse_gradients
 
 __all__ = ["attention_merge", "attention_merge_approximate"]
 
 MOST_MERGED = 1024  # kMaxMergedSplits
+_CURE = "a merge has none; call under torch.no_grad() or pass {name}.detach()"
 
 
 def _check_parts(parts: Any, name: str) -> None:
@@ -95,19 +96,6 @@ _APPROXIMATE = Operator(
 )
 
 
-def _refuse_gradients(**arrays: Any) -> None:
-    for name, x in arrays.items():
-        if x is None or not _dispatch.is_tensor(x):
-            continue
-        from .._torch import lost_derivative
-
-        what = lost_derivative(x)
-        if what is not None:
-            raise ValueError(
-                f"{name}: {what}, and a merge has none; call under torch.no_grad() or pass {name}.detach()"
-            )
-
-
 @overload
 def attention_merge(
     partials: AttentionPartials[ArrayT], *, out_dtype: DType, sinks: AnyArray | None = None, exp: Exp = None,
@@ -167,7 +155,7 @@ def attention_merge(
         if number in seen:
             raise ValueError(f"splits: expected each number once, got {number} twice")
         seen.add(number)
-    _refuse_gradients(sums=sums, stats=stats, sinks=sinks)
+    refuse_gradients(_CURE, sums=sums, stats=stats, sinks=sinks)
     how = (numbers, _dispatch.dtype_code(out_dtype, "out_dtype"), exp, _check.flag("return_lse", return_lse))
     out, lse = call(_MERGE, (sums, stats, sinks), how)
     return AttentionResult(out, lse) if return_lse else out
@@ -211,6 +199,6 @@ def attention_merge_approximate(outs: Any, lses: Any, *, exp: str | None = None,
         >>> rk.attention_merge_approximate(outs.contiguous(), lses)
         tensor([[[2., 2., 2., 2., 2., 2., 2., 2.]]])
     """
-    _refuse_gradients(outs=outs, lses=lses)
+    refuse_gradients(_CURE, outs=outs, lses=lses)
     out, lse = call(_APPROXIMATE, (outs, lses), (exp, _check.flag("return_lse", return_lse)))
     return AttentionResult(out, lse) if return_lse else out

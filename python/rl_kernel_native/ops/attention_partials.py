@@ -70,6 +70,18 @@ def numbers_of(splits: Any) -> tuple[int, ...]:
     return tuple(_check.integer64("splits", s) for s in splits)
 
 
+def refuse_gradients(cure: str, **arrays: Any) -> None:
+    """``cure`` may name the array, as ``{name}``."""
+    for name, x in arrays.items():
+        if x is None or not _dispatch.is_tensor(x):
+            continue
+        from .._torch import lost_derivative
+
+        what = lost_derivative(x)
+        if what is not None:
+            raise ValueError(f"{name}: {what}, and {cure.format(name=name)}")
+
+
 def _own(splits: Any) -> tuple[int, ...] | None:
     if splits is None:
         return None
@@ -134,17 +146,17 @@ def partials(q: Any, k: Any, v: Any, lists: Any, splits: Any, options: Any, exp:
     """``options``: causal, window_size, softmax_scale, softcap."""
     own, traced = _own(splits), False
     if _dispatch.is_tensor(q):
-        from .._torch import autocast, is_compiling, lost_derivative
+        from .._torch import autocast, is_compiling
         from .attention_traced import checked
 
         traced = is_compiling()  # which cannot read the context of rk.arithmetic
-        for x, name in ((q, "q"), (k, "k"), (v, "v")):
-            what = lost_derivative(x)
-            if what is not None:
-                raise ValueError(
-                    f"{name}: {what}, and partials have none; call under torch.no_grad(), or let a "
-                    "training pass merge attention(..., return_lse=True) of its parts, whose out and lse have gradients"
-                )
+        refuse_gradients(
+            "partials have none; call under torch.no_grad(), or let a training pass merge attention(..., "
+            "return_lse=True) of its parts, whose out and lse have gradients",
+            q=q,
+            k=k,
+            v=v,
+        )
         q, k, v = autocast(q, k, v)
         options = checked(options)
     how = (own, *options, exp, AS_CALLED if traced else product_unit())
