@@ -125,7 +125,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "runs of tokens that are copied at once end early; kept tokens have ascending positions, so none ends late",
     (
         "cpp/cpu/rope_simd.cpp",
-        "if (second >= 0) store_at<T>(row.y + at_b, second, b);",
+        "if (second >= 0) store_at<T>(row.y + at_b, 0, second, b);",
     ): "a store of 0 elements writes nothing",
     (
         f"{PACKAGE}/ops/gae.py",
