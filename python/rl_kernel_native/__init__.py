@@ -143,6 +143,7 @@ from .ops.value_loss import (
 )
 from .ops.verify_draft import DraftVerification, verify_draft
 
+_native.require_no_others()
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
     ops.register_torch_operators()

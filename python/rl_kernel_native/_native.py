@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import zlib
+from itertools import groupby
 from typing import Any
 
 try:
@@ -17,30 +17,57 @@ except ImportError as error:  # pragma: no cover - needs a broken installation
 
 module: Any  # type: ignore[no-redef]
 
-INTERFACE = "de8f3cee"  # interface_of() the extension that these sources call
+_KINDS = re.compile(r"arg\d*: (?:(bool|float|int|str)\b)?")  # nanobind's words for objects change with its version
+_declared: dict[str, str] = {}
 
 
-def interface_of(extension: Any) -> str:
-    """A stamp of what an extension's functions are called and take."""
-    functions = []
-    for name, function in sorted(vars(extension).items()):
-        if hasattr(function, "__nb_signature__"):
-            kinds = re.findall(r"arg\d*: (?:(bool|float|int|str)\b)?", function.__nb_signature__[0][0])
-            functions.append(f"{name}({','.join(kinds)})")
-    return f"{zlib.crc32(' '.join(functions).encode()):08x}"
+def _takes(function: Any) -> str:
+    """Kinds of arguments of an extension's function in order, such as "object*2, int"."""
+    kinds = [kind or "object" for kind in _KINDS.findall(function.__nb_signature__[0][0])]
+    runs = [(kind, len(list(run))) for kind, run in groupby(kinds)]
+    return ", ".join(kind if count == 1 else f"{kind}*{count}" for kind, count in runs)
 
 
-def require_interface(extension: Any) -> None:
-    """Refuses an extension that was built from other sources: its functions take other arguments."""
-    found = interface_of(extension)
-    if found != INTERFACE:
-        raise ImportError(
-            f"rl_kernel_native: expected a compiled extension with interface {INTERFACE}, got {found} of "
-            f"{extension.__file__}, which was built from other sources; rebuild it: `pip install .` in the source tree"
-        )
+def _refuse(wanted: str, found: str) -> None:
+    raise ImportError(
+        f"rl_kernel_native: expected a compiled extension with {wanted}, got {found} of {module.__file__}, which was "
+        "built from other sources; rebuild it: `pip install .` in the source tree"
+    )
 
 
-require_interface(module)
+def functions(**takes: str) -> Any:
+    """The extension, once each named function takes what the text says: each module declares what it calls.
+
+    Raises: ImportError for an extension that was built from other sources.
+    """
+    for name, wanted in takes.items():
+        found = _takes(getattr(module, name)) if hasattr(module, name) else None
+        if found != wanted:
+            _refuse(f"{name}({wanted})", "none" if found is None else f"{name}({found})")
+    _declared.update(takes)
+    return module
+
+
+def require_no_others() -> None:
+    """Refuses an extension with a function that no module has declared. Raises: ImportError."""
+    others = [name for name, f in vars(module).items() if hasattr(f, "__nb_signature__") and name not in _declared]
+    if others:
+        _refuse("declared functions alone", ", ".join(f"{name}({_takes(getattr(module, name))})" for name in others))
+
+
+functions(  # what belongs to no operator
+    bfloat16_capsule="object",
+    bool_capsule="object",
+    cpu_isa="",
+    has_exchange_api="object",
+    num_threads="",
+    scale_gradients="object*3, int",
+    set_cpu_isa="str",
+    set_num_threads="int",
+    set_torch="object*6",
+    shape_and_dtype="object, str",
+    workspace_stats="bool",
+)
 
 
 def architectures(prefix: str = "") -> list[str]:

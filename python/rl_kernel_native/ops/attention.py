@@ -8,13 +8,19 @@ from typing import Any, Literal, overload
 
 from .. import _check, _dispatch
 from .._arithmetic import product_unit, resolve_exp
-from .._native import module as _C
+from .._native import functions
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
 from ..reference.attention import attention_reference
 from .attention_lists import BESIDE_TREE, PAGES, PLACES, list_names
 from .attention_partials import AttentionPartials, partials
 
 __all__ = ["AttentionResult", "attention", "attention_backward", "attention_reference"]
+
+_C = functions(
+    attention="object*14, bool, object*3, int*2, bool, object, int",
+    attention_backward="object*14, bool, object*3, int*2, bool*3, object, int",
+    attention_eager="object*14, bool, object*4, bool",
+)
 
 
 class AttentionResult(NamedTuple, Generic[ArrayT]):

@@ -7,13 +7,18 @@ from typing import Any, Literal, overload
 
 from .. import _check, _dispatch, _shapes
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, DType, Exp
 from .attention import AttentionResult
 from .attention_partials import MOST_SPLITS, AttentionPartials, numbers_of, refuse_gradients
 
 __all__ = ["attention_merge", "attention_merge_approximate"]
+
+_C = functions(
+    attention_merge="object*4, int*2, bool, object, int",
+    attention_merge_approximate="object*2, int, bool, object, int",
+)
 
 MOST_MERGED = 1024  # kMaxMergedSplits
 _CURE = "a merge has none; call under torch.no_grad() or pass {name}.detach()"

@@ -9,7 +9,7 @@ from typing import Any
 from .. import _check, _dispatch
 from .._arithmetic import AS_CALLED, product_unit, resolve_traced_unit
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._types import ArrayT, Generic, NamedTuple
 from ..reference.attention_partials import (
@@ -21,6 +21,8 @@ from ..reference.attention_partials import (
 from .attention_lists import PAGES, PLACES
 
 __all__ = ["AttentionPartials", "attention_merge_reference", "attention_partials_reference", "attention_splits"]
+
+_C = functions(attention_partials="object*13, bool, object*3, int*2, object, int")
 
 LISTS = (*PLACES[:5], *PAGES)  # those of no tree
 MOST_SPLITS = split_count((1 << 31) - 1)

@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 from .. import _check
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT
 from ..reference.covariance_mask import covariance_mask_reference
 
 __all__ = ["covariance_mask", "covariance_mask_reference"]
+
+_C = functions(covariance_mask="object*5, int, float*5, int, object, int")
 
 _KINDS = {"clip": 0, "kl": 1}  # CovarianceKind
 ENTROPY = 2  # another one, of entropy_mask

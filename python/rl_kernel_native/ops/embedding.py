@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from .. import _call, _check, _dispatch, _shapes
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Linear, Operator
 from .._transforms import batched
 from .._types import AnyArray, ArrayT, DType, OnBadId
 from ..reference.embedding import embedding_reference
 
 __all__ = ["embedding", "embedding_backward", "embedding_reference"]
+
+_C = functions(embedding="object*6, int", embedding_backward="object*7, int, object, int", embedding_eager="object*5")
 
 SAME = -1  # a dtype's code: that of the weight, or of dy
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from .. import _check
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple, RolloutNan
 from ..reference.gae import discounted_returns_reference, gae_reference, vtrace_reference
@@ -21,6 +21,12 @@ __all__ = [
     "vtrace",
     "vtrace_reference",
 ]
+
+_C = functions(
+    discounted_returns="object*4, bool, object, int",
+    gae="object*8, int",
+    vtrace="object*11, bool, object, int",
+)
 
 
 class GaeResult(NamedTuple, Generic[ArrayT]):

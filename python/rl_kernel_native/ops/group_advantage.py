@@ -10,12 +10,14 @@ from typing import Any, Literal, overload
 
 from .. import _check, _rewards, _shapes
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, Generic, GroupKind, NamedTuple
 from ..reference.group_advantage import group_advantage_reference
 
 __all__ = ["GroupAdvantageResult", "GroupAdvantageStatus", "group_advantage", "group_advantage_reference"]
+
+_C = functions(group_advantage="object*3, int, object*2, int*3, bool*4, object*2, bool*2, object, int")
 
 
 class GroupAdvantageStatus(enum.IntFlag):

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 from .. import _check
 from .._call import call
 from .._metrics import MetricVector
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._semantics import LogprobSemantics, require_same_semantics
 from .._types import AnyArray, ArrayT, Generic, NamedTuple, RolloutNan
@@ -24,6 +24,8 @@ __all__ = [
     "importance_weights",
     "importance_weights_reference",
 ]
+
+_C = functions(importance_weights="object*5, bool, object, int")
 
 _LEVELS = {"token": 1, "sequence": 2, "geometric": 3}  # ImportanceLevel
 _MODES = ("truncate", "clip", "mask")

@@ -6,13 +6,15 @@ from typing import Any
 
 from .. import _check, _dispatch
 from .._call import call, call_backward
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Diagonal, Operator
 from .._types import AnyArray, ArrayT, Estimator, Generic, NamedTuple
 from ..reference.kl import kl_reference
 from .policy_spec import ESTIMATORS, number, or_inf
 
 __all__ = ["KlGradients", "kl", "kl_backward", "kl_reference"]
+
+_C = functions(kl="object*5, int, bool, int, float*2, bool*2, object, int")
 
 _NONE, _OLD_LOGPROB, _IMPORTANCE = range(3)  # the contract's KlWeight
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _call, _dispatch, _shapes
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT
 from ..reference.kv_cache_append import kv_cache_append_reference
 
 __all__ = ["kv_cache_append", "kv_cache_append_reference"]
+
+_C = functions(kv_cache_append="object*6, int", kv_cache_append_eager="object*5")
 
 
 def _check_arrays(arrays: Any, how: tuple[Any, ...], _: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import _call, _check, _dispatch
 from .._arithmetic import product_unit
-from .._native import module as _C
+from .._native import functions
 from .._types import AnyArray, ArrayT, DType, Engine
 from ..reference.linear import linear_reference
 from . import linear_traced  # noqa: F401 - describes the operators
@@ -21,6 +21,16 @@ __all__ = [
     "linear_weight_grad",
     "tree_sum",
 ]
+
+_C = functions(
+    linear="object*4, int, bool, int, object, int",
+    linear_bias_grad="object, int, object, int",
+    linear_eager="object*4, int, bool",
+    linear_input_grad="object*2, bool, int, object, int",
+    linear_vendor_products="int",
+    linear_weight_grad="object*4, int, bool, int, object, int",
+    tree_sum="object*2, int, object, int",
+)
 
 SAME = -1  # a dtype's code: that of the operands
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 
 from .. import _call, _check, _dispatch
 from .._arithmetic import product_unit, resolve_exp
-from .._native import module as _C
+from .._native import functions
 from .._types import AnyArray, ArrayT, DType, Exp, Generic, NamedTuple, OnBadId
 from ..reference.linear_logprob import linear_logprob_reference
 from . import linear_logprob_traced  # noqa: F401 - describes the operators
@@ -23,6 +23,13 @@ __all__ = [
     "linear_logprob_partial",
     "linear_logprob_reference",
 ]
+
+_C = functions(
+    linear_logprob="object*3, int, object, int",
+    linear_logprob_backward="object*5, int, object*2, int",
+    linear_logprob_partial="object*5, int",
+    linear_logprob_require_workspace="object*4, int, bool",
+)
 
 LARGEST = 32  # a bit of what is wanted, after those of LogprobResult
 

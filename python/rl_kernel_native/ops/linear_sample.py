@@ -8,7 +8,7 @@ from typing import Any, Literal
 from .. import _check, _dispatch, _shapes
 from .._arithmetic import AS_CALLED, product_unit, resolve_traced_unit
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, DType, Exp
 from ..reference.linear_sample import linear_sample_reference
@@ -18,6 +18,8 @@ from .random_bits import position_of, seed_of
 from .sample import LOGPROB, LOGPROBS, MOST_COLUMNS, RAW, SampleResult, draw_numbers, sample_id_of
 
 __all__ = ["linear_sample", "linear_sample_reference"]
+
+_C = functions(linear_sample="object*11, int*4, object*2, int")
 
 MOST_TOP_K = 64
 

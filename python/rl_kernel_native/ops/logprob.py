@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 
 from .. import _call, _check, _dispatch
 from .._arithmetic import resolve_exp
-from .._native import module as _C
+from .._native import functions
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple, OnBadId
 from ..reference.logprob import logprob_reference
 from . import logprob_traced  # noqa: F401 - describes the operators
@@ -21,6 +21,14 @@ __all__ = [
     "logprob_partial",
     "logprob_reference",
 ]
+
+_C = functions(
+    logprob="object*3, int*2, object*2, int",
+    logprob_backward="object*3, int, object*5, int",
+    logprob_eager="object*4, int",
+    logprob_merge="object*2, int, float, int, object, int",
+    logprob_partial="object*3, int, object*3, int",
+)
 
 
 class LogprobResult(NamedTuple, Generic[ArrayT]):

@@ -7,12 +7,14 @@ from typing import Any, Literal, overload
 
 from .. import _check, _dispatch
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.masked_whiten import masked_whiten_reference
 
 __all__ = ["MaskedWhitenResult", "masked_whiten", "masked_whiten_reference"]
+
+_C = functions(masked_whiten="object*4, bool*3, object, int")
 
 
 class MaskedWhitenResult(NamedTuple, Generic[ArrayT]):

@@ -10,13 +10,15 @@ from typing import Any
 from .. import _check
 from .._call import call
 from .._metrics import MetricVector
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._semantics import LogprobSemantics, require_same_semantics
 from .._types import AnyArray, ArrayT, RolloutNan
 from ..reference.mismatch_metrics import mismatch_metrics_reference
 
 __all__ = ["MismatchMetrics", "mismatch_metrics", "mismatch_metrics_reference"]
+
+_C = functions(mismatch_metrics="object*4, float, bool, object, int")
 
 HISTOGRAM_EDGES = (-1.0, -0.1, -0.01, -0.001, 0.001, 0.01, 0.1, 1.0)
 _SCALARS = (

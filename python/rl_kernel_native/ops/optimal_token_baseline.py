@@ -7,12 +7,14 @@ from typing import Any
 
 from .. import _check, _shapes
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.optimal_token_baseline import optimal_token_baseline_reference
 
 __all__ = ["OptimalTokenBaseline", "optimal_token_baseline", "optimal_token_baseline_reference"]
+
+_C = functions(optimal_token_baseline="object*7, int, bool, object*2, int")
 
 
 class OptimalTokenBaseline(NamedTuple, Generic[ArrayT]):

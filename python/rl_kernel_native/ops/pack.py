@@ -8,13 +8,15 @@ from typing import Any, overload
 import numpy as np
 
 from .. import _call, _check, _dispatch, _shapes
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Linear, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.pack import pack_reference, unpack_reference
 from .pack_fill import fill_bits, is_zero
 
 __all__ = ["Packed", "pack", "pack_reference", "unpack", "unpack_reference"]
+
+_C = functions(pack="object*3, bool*2, int*2, object*2, int", pack_layout="object*2, int*2, object, int")
 
 
 class Packed(NamedTuple, Generic[ArrayT]):

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._call import call, call_with_gradients
 from .._metrics import MetricVector
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Kept, Operator
 from .._semantics import LogprobSemantics, require_same_semantics
 from .._token_weight import weighed
@@ -25,6 +25,8 @@ __all__ = [
     "policy_loss_and_grad",
     "policy_loss_reference",
 ]
+
+_C = functions(policy_loss="object*12, bool*3, object, int")
 
 METRICS = (
     "loss",

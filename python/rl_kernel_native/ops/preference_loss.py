@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from .. import _call, _check, _shapes
 from .._metrics import MetricVector
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Kept, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple, PreferenceKind
 from ..reference.preference_loss import preference_loss_reference
@@ -26,6 +26,8 @@ from .preference_kinds import (
 )
 
 __all__ = ["METRICS", "PreferenceLoss", "PreferenceMetrics", "preference_loss", "preference_loss_reference"]
+
+_C = functions(preference_loss="object*9, int*4, object*2, int", preference_loss_backward="object*4, int, object, int")
 
 OPTIONS = (
     "label_smoothing", "f_divergence", "f_alpha", "tau", "gamma", "alpha", "kl", "chosen_weight", "rejected_weight",

@@ -6,13 +6,15 @@ from typing import Any, Literal
 
 from .. import _check, _dispatch, _shapes
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._penalties import NAMES, ORDERS, penalties_of
 from .._types import AnyArray, ArrayT
 from ..reference.process_logits import process_logits_reference
 
 __all__ = ["process_logits", "process_logits_reference"]
+
+_C = functions(process_logits="object*10, int, object*3, int")
 
 MOST_COLUMNS = 1 << 19
 

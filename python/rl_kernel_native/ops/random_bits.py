@@ -6,12 +6,14 @@ from typing import Any
 
 from .. import _check
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT
 from ..reference.random_bits import random_bits_reference
 
 __all__ = ["random_bits", "random_bits_reference"]
+
+_C = functions(random_bits="object*3, int*2, object, int")
 
 MOST_WORDS = 1024  # kStreamWords
 STREAMS = 1 << 24  # kRandomStreams

@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from .. import _call, _check, _dispatch, _shapes
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Composed, Operator
 from .._transforms import batched
 from .._types import AnyArray, ArrayT, DType
 from ..reference.rms_norm import rms_norm_reference
 
 __all__ = ["rms_norm", "rms_norm_backward", "rms_norm_reference"]
+
+_C = functions(
+    rms_norm="object*5, bool*2, object, int",
+    rms_norm_backward="object*7, bool, object, bool*2, int, object, int",
+    rms_norm_eager="object*5, bool*2",
+)
 
 SAME = -1  # a dtype's code: that of the weight
 

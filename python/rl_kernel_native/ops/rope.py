@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from .. import _call, _check, _shapes
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Linear, Operator
 from .._transforms import batched
 from .._types import AnyArray, ArrayT
 from ..reference.rope import rope_reference
 
 __all__ = ["rope", "rope_backward", "rope_reference"]
+
+_C = functions(
+    rope="object*5, bool, object, bool, object*2, bool, object, int",
+    rope_eager="object*5, bool, object, bool, object*2, bool",
+)
 
 
 def _names(transposed: bool) -> tuple[str, str]:

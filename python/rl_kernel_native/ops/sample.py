@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from .. import _check, _dispatch
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._penalties import ORDERS, number_or_rows, penalties_of
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
@@ -17,6 +17,8 @@ from .process_logits import processed
 from .random_bits import given, position_of, seed_of, stream_of
 
 __all__ = ["SampleResult", "SampleStatus", "sample", "sample_reference"]
+
+_C = functions(sample="object*13, int*6, object, int")
 
 LOGPROBS = {"processed": 1, "raw": 2, "both": 3, "none": 0}  # bits: processed, raw
 LOGPROB, RAW = 1, 2

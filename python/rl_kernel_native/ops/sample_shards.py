@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from .. import _check, _shapes
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._penalties import ORDERS, number_or_rows, penalties_of
 from .._types import AnyArray, ArrayT, Exp
@@ -16,6 +16,8 @@ from .random_bits import position_of, seed_of, stream_of
 from .sample import LOGPROB, LOGPROBS, MOST_COLUMNS, RAW, SampleResult, draw_numbers, kept_capacity_of, sample_id_of
 
 __all__ = ["sample_merge", "sample_partial"]
+
+_C = functions(sample_merge="object*12, int*5, object, int", sample_partial="object*15, int*4, bool, object, int")
 
 MOST_TOP_K, USUAL_TOP_K = 256, 64
 HEAD_WORDS, CANDIDATE_WORDS = 16, 3

@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 from .. import _check, _shapes
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, Estimator, Generic, NamedTuple
 from ..reference.scatter_rewards import scatter_rewards_reference
 from .policy_spec import ESTIMATORS, number, or_inf
 
 __all__ = ["ScatteredRewards", "scatter_rewards", "scatter_rewards_reference"]
+
+_C = functions(scatter_rewards="object*13, int")
 
 _PLACES = ("last", "first", "spread")  # SpanPlace
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from .. import _call, _check, _dispatch, _shapes
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Linear, Operator
 from .._types import AnyArray, ArrayT, DType, Generic, NamedTuple
 from ..reference.sequence_logprob import sequence_logprob_reference
@@ -18,6 +18,12 @@ __all__ = [
     "sequence_logprob_backward",
     "sequence_logprob_reference",
 ]
+
+_C = functions(
+    sequence_logprob="object*3, bool, object, int",
+    sequence_logprob_backward="object*3, int*2, bool, object, int",
+    sequence_logprob_eager="object*3, bool",
+)
 
 
 class SequenceLogprob(NamedTuple, Generic[ArrayT]):

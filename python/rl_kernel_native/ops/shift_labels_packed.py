@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from .. import _check, _dispatch, _shapes
 from .._call import call
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT
 from ..reference.shift_labels_packed import (
@@ -25,6 +25,12 @@ __all__ = [
     "tool_mask",
     "tool_mask_reference",
 ]
+
+_C = functions(
+    loss_mask_from_spans="object*3, int, object, int",
+    shift_labels_packed="object*3, int*2, bool, int, object, int",
+    tool_mask="object*4, bool, object, int",
+)
 
 MOST_MARKER_IDS = 16
 

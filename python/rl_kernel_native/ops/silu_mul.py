@@ -6,7 +6,7 @@ import math
 from typing import Any, Literal, overload
 
 from .. import _call, _check, _shapes
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Composed, Operator
 from .._transforms import batched
 from .._types import AnyArray, ArrayT
@@ -20,6 +20,12 @@ __all__ = [
     "silu_mul_backward",
     "silu_mul_reference",
 ]
+
+_C = functions(
+    gated_mul="object*2, int, bool, object, int",
+    gated_mul_backward="object*3, int, bool*3, object, int",
+    gated_mul_eager="object*2, int, bool",
+)
 
 # The contract's Activation.
 SILU, GELU, GELU_TANH = range(3)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from .. import _check, _dispatch
 from .._call import call, call_with_gradients
 from .._metrics import MetricVector
-from .._native import module as _C
+from .._native import functions
 from .._operator import Array, Kept, Operator
 from .._token_weight import weighed
 from .._types import Aggregation, AnyArray, ArrayT, Generic, NamedTuple
@@ -32,6 +32,8 @@ __all__ = [
     "value_loss_and_grad",
     "value_loss_reference",
 ]
+
+_C = functions(value_loss="object*6, float*2, int, bool, float*2, object, bool, object, int")
 
 METRICS = (
     "loss",
