@@ -1,4 +1,4 @@
-// Which arrays can be read and written 16 bytes at a time.
+// Tests whether arrays can be read and written 16 bytes at a time.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// cp.async: global to shared memory, 16 bytes a thread, past the registers.
+// cp.async: copies 16 bytes a thread from global to shared memory without registers.
 #pragma once
 
 #include <cstdint>

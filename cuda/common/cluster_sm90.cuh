@@ -14,7 +14,7 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// Address of `shared` as block `rank` of the cluster sees its own copy.
+// The address, in the shared memory of block `rank` of the cluster, that corresponds to `shared`.
 __device__ __forceinline__ std::uint32_t map_to_rank(std::uint32_t shared, std::uint32_t rank) {
   std::uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(rank));
@@ -30,7 +30,7 @@ __device__ __forceinline__ void store_remote_16(std::uint32_t remote, uint4 x) {
   asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");
 }
-// Stores 16 bytes at `remote` and counts them at `remote_barrier`, both in the same block's shared memory.
+// Stores 16 bytes at `remote` and counts them at `remote_barrier`. Both lie in the shared memory of one block.
 __device__ __forceinline__ void store_async_16(std::uint32_t remote, float x, float y, float z, float w,
                                                std::uint32_t remote_barrier) {
   asm volatile(

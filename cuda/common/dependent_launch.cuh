@@ -1,26 +1,26 @@
-// Programmatic dependent launch (compute capability 9.0): a kernel begins while the one before it in the stream still
-// runs, and waits where it needs that one's results.
+// Programmatic dependent launch (compute capability 9.0): a kernel begins while the previous kernel of its stream still
+// runs. It waits before it uses that kernel's results.
 #pragma once
 
 #include "launch.h"
 
 namespace rlk::cuda {
 
-// Lets the next kernel of the stream begin once every block has come here.
+// Lets the next kernel of the stream begin once every block has called this function.
 __device__ __forceinline__ void allow_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Waits until the kernel before this one is done and its writes are visible.
+// Waits until the previous kernel is done and its writes are visible.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// kOverlap: the kernel was built for compute capability 9.0 and waits for the one before it; without it, the launch does.
-// cluster: blocks of a cluster, of which `blocks` is a multiple.
+// kOverlap: the kernel was built for compute capability 9.0 and waits for the previous kernel itself. Without kOverlap
+// the launch waits. cluster: the number of blocks of a cluster, which divides `blocks`.
 template <bool kOverlap, class... Args>
 void launch_dependent_clusters(void (*kernel)(Args...), int cluster, int blocks, int threads, int shared_bytes,
                                cudaStream_t stream, const Args&... args) {

@@ -1,10 +1,10 @@
-// Work claimed by the warps of a launch from counters in global memory.
+// Counters in global memory from which the warps of a launch claim work.
 #pragma once
 
 namespace rlk::cuda {
 
-// Adds one to a counter and returns what was there before. An increment with a bound, since the compiler makes an
-// addition by one lane an aggregated one, which waits for its result at once.
+// Adds one to a counter and returns the previous value. It is an increment with a bound: the compiler would turn an
+// addition by one lane into an aggregated one, which waits for its result at once.
 __device__ __forceinline__ unsigned fetch_increment(unsigned* counter) {
   unsigned before;
   asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"

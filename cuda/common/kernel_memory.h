@@ -1,4 +1,4 @@
-// Dynamic shared memory beyond 48 KB must be allowed per kernel and device: asked for once, not at every launch.
+// Permission for dynamic shared memory beyond 48 KB. A kernel needs it once per device, not at every launch.
 #pragma once
 
 #include <array>
@@ -8,7 +8,8 @@
 
 namespace rlk::cuda {
 
-// Allows `kKernel` all that a block of the current device may have beside its static memory; how many bytes that is.
+// Allows `kKernel` all the shared memory that a block of the current device may have beside its static memory. Returns
+// these bytes.
 template <auto* kKernel>
 int allow_shared_memory() {
   static std::array<std::atomic<int>, kMaxDevices> allowed{};

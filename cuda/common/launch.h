@@ -10,7 +10,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kMaxDevices = 64;  // devices per process, for what is cached per device
+constexpr int kMaxDevices = 64;  // devices of a process, the size of per-device caches
 
 inline void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
@@ -43,11 +43,11 @@ class DeviceGuard {
   namespace sm90 {            \
   __VA_ARGS__                 \
   }
-// The entry point that serves a device: sm_90a code on compute capability 9.0; on all others sm_80 code or its PTX.
+// Calls the entry point for a device: sm_90a code on compute capability 9.0, sm_80 code or its PTX on all others.
 #define RLK_CUDA_IN_USE(op, device, function) \
   ::rlk::cuda::of_architecture(op, ::rlk::cuda::compute_capability(device), sm80::function, sm90::function)
 
-// Whether a kernel may begin while the one before it ends (dependent_launch.cuh).
+// Whether a kernel may begin while the previous one ends (dependent_launch.cuh).
 namespace sm80 {
 constexpr bool kOverlap = false;
 }

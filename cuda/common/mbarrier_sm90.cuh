@@ -1,4 +1,4 @@
-// mbarrier: completion of asynchronous stores and copies, counted in bytes.
+// mbarrier: barriers that count the bytes of asynchronous stores and copies.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace rlk::cuda {
 __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// Makes inits visible to the cluster and to the asynchronous proxy; follow with a cluster barrier.
+// Makes initialised barriers visible to the cluster and to the asynchronous proxy. A cluster barrier must follow.
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -18,12 +18,12 @@ __device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, in
 __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// At a barrier of another block of the cluster: map_to_rank. Orders nothing but what the two proxies of a copy order: for
-// memory that the copy engine filled and wgmma read.
+// Arrives at a barrier of another block of the cluster, whose address map_to_rank gives. It orders no memory accesses.
+// It suits memory that the copy engine filled and wgmma read, which the proxies order.
 __device__ __forceinline__ void mbarrier_arrive_remote(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The same, and what the thread wrote before is there for who waits by mbarrier_wait.
+// The same as mbarrier_arrive_remote, but a thread that waits by mbarrier_wait sees the earlier writes of this thread.
 __device__ __forceinline__ void mbarrier_arrive_cluster(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -38,7 +38,8 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity)
       "r"(parity)
       : "memory");
 }
-// For what the copy engine or a thread of this block did; the form above also invalidates L1 for other blocks' stores.
+// Waits for the copy engine or for threads of this block. mbarrier_wait also invalidates L1, for stores of other
+// blocks.
 __device__ __forceinline__ void mbarrier_wait_block(std::uint32_t barrier, int parity) {
   asm volatile(
       "{\n"
@@ -51,7 +52,7 @@ __device__ __forceinline__ void mbarrier_wait_block(std::uint32_t barrier, int p
       : "memory");
 }
 
-// Where a thread stands in a ring of stages, each with its barriers: the phase is the parity to wait for.
+// A thread's position in a ring of stages, each with its barriers. The phase is the parity to wait for.
 struct RingPosition {
   int stage = 0, phase = 0;
   __device__ __forceinline__ void advance(int stages) {

@@ -1,4 +1,4 @@
-// mma.sync.m16n8k16 with fp32 accumulators, and ldmatrix, which brings its operands from shared memory.
+// mma.sync.m16n8k16 with fp32 accumulators, and ldmatrix, which loads its operands from shared memory.
 //
 // Let g = lane / 4 and t = lane % 4. A pair is two neighbours in k, the lower one in the low half. A lane holds
 //   A [16, 16]   the pairs (row g, k 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
@@ -32,8 +32,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const std::uint32_t 
   }
 }
 
-// Four 8x8 matrices of 16-bit elements: lane i gives the address of row i % 8 of matrix i / 8. A lane receives of each
-// matrix the elements 2t and 2t + 1 of row g, transposed the elements g of rows 2t and 2t + 1.
+// Loads four 8x8 matrices of 16-bit elements. Lane i gives the address of row i % 8 of matrix i / 8. From each matrix a
+// lane receives the elements 2t and 2t + 1 of row g. Transposed, it receives element g of rows 2t and 2t + 1.
 template <bool kTransposed>
 __device__ __forceinline__ void load_matrices_4(std::uint32_t (&r)[4], std::uint32_t shared) {
   if constexpr (kTransposed) {

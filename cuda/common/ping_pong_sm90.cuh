@@ -1,12 +1,14 @@
-// The main loop of two warpgroups that alternate, each with a tile of its own: while one multiplies, the other works on
-// its sums. That work is hidden while it is shorter than a tile's products. Both load through one ring of stages.
+// The main loop of two warpgroups that alternate, each with a tile of its own. While one multiplies, the other
+// processes its sums. This processing is hidden if it takes less time than a tile's products. One ring of stages serves
+// both.
 #pragma once
 
 #include "tile_ring_sm90.cuh"
 
 namespace rlk::cuda {
 
-// A tile of 128 rows by kN columns: two accumulators of 64 rows, for which registers are enough up to 192 columns.
+// A tile of 128 rows by kN columns. A warpgroup holds two accumulators of 64 rows; registers suffice for up to 192
+// columns.
 template <int kN>
 struct PingPongTile {
   static constexpr int kBM = 128, kBN = kN, kHalves = 2, kFragment = kN / 2;
@@ -17,18 +19,19 @@ struct PingPongTile {
   static constexpr int kLoaderRegisters = 40, kRegisters = (504 - kLoaderRegisters) / kWarpgroups / 8 * 8;
   static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
   static constexpr int kStageBytes = kBoxBytes;
-  static constexpr int kArrivals = 4;  // at a stage's barrier: the warps of one warpgroup read it
+  static constexpr int kArrivals = 4;  // arrivals at a stage's barrier: the warps of the one warpgroup that reads it
 };
 
-// Sums of `steps` stages of a tile, from +0. release(stage) tells the loader that a stage was read. issued() says that the
-// last stage's products are under way. The other warpgroup must wait for that before it asks for its first stage, since a
-// barrier's parity tells only one phase from the next.
+// Sums `steps` stages of a tile, from +0. release(stage) tells the loader that a stage was read. issued() tells the
+// other warpgroup that the last stage's products were issued. That warpgroup must wait for issued() before it waits for
+// its first stage: a barrier's parity distinguishes only neighbouring phases.
 template <class T, class Tile, class Release, class Issued>
 __device__ __forceinline__ void multiply_in_turn(TileRing<Tile>* ring, float (&sum)[Tile::kHalves][Tile::kFragment],
                                                  int steps, const Release& release, const Issued& issued) {
   float low[Tile::kFragment], high[Tile::kFragment];  // separate arrays: none may be touched while a wgmma is in flight
 #pragma unroll
-  for (int i = 0; i < Tile::kFragment; ++i) low[i] = high[i] = 0.0f;  // frees the registers since the tile before
+  for (int i = 0; i < Tile::kFragment; ++i)
+    low[i] = high[i] = 0.0f;  // the registers are then free since the previous tile
   int previous = 0;
 #pragma unroll 1
   for (int k = 0; k < steps; ++k) {
@@ -47,7 +50,7 @@ __device__ __forceinline__ void multiply_in_turn(TileRing<Tile>* ring, float (&s
     }
     wgmma_commit();
     if (k == steps - 1) issued();
-    wgmma_wait<1>();  // the stage before this one has been read
+    wgmma_wait<1>();  // the previous stage has been read
     if (k > 0) release(previous);
     previous = ring->at.stage;
     ring->at.advance(ring->stages);
@@ -62,7 +65,7 @@ __device__ __forceinline__ void multiply_in_turn(TileRing<Tile>* ring, float (&s
   release(previous);
 }
 
-// Leaves out the stages of the other warpgroup's tile.
+// Advances past the stages of the other warpgroup's tile.
 template <class Tile>
 __device__ __forceinline__ void skip_stages(TileRing<Tile>* ring, int steps) {
   const int stage = ring->at.stage + steps % ring->stages;

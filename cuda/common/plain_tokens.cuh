@@ -1,5 +1,6 @@
-// The pass over tokens of plain arrays (rlk/kernels/plain_tokens.h). A lane copies its own quads of the next steps into its own
-// slots of a ring in shared memory, and reads them back itself: no barrier, and no register held for what is under way.
+// The pass over tokens of plain arrays (rlk/kernels/plain_tokens.h). A lane copies its quads of the next steps into its
+// own slots of a ring in shared memory, and reads them back itself. So it needs no barrier, and copies in flight hold
+// no registers.
 #pragma once
 
 #include "async_copy_groups_sm80.cuh"
@@ -14,8 +15,8 @@ namespace {  // one copy per architecture
 
 constexpr int kPlainStages = 2;  // stages of the ring
 constexpr int kMaskVectors = 2;  // vectors of a quad's mask of the widest type
-// What a warp keeps of its steps until there are kKeptSteps, to add up together: of a step, four sums of a lane, with gaps
-// by which the threads that add them read different banks.
+// A warp keeps the sums of kKeptSteps steps in shared memory and then adds them up together. A step has four sums of
+// each lane. Gaps between them let the threads that add them read different banks.
 constexpr int kKeptSteps = 4, kKeptHalf = 4 * 16 + 16, kKeptStep = 2 * kKeptHalf - 16 + 4,
               kKept = kKeptSteps * kKeptStep;
 template <class Terms>
@@ -37,7 +38,7 @@ __device__ __forceinline__ void copy_async_4_if(bool condition, std::uint32_t sh
       "l"(global), "r"(static_cast<int>(condition))
       : "memory");
 }
-// Without a branch, into which what is stored would move.
+// Stores without a branch: the compiler would move the computation of the value into one.
 __device__ __forceinline__ void store_vec4_if(bool condition, float* to, const Vec4& x) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %0, 0;\n\t@p st.global.cs.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(
@@ -52,14 +53,15 @@ __device__ __forceinline__ float add_if(std::int32_t condition, float sum, float
   return sum;
 }
 
-// Asked for again where it is needed: what follows from it is not to be kept over all steps.
+// The lane, read again at each use, so that the compiler keeps no value derived from it across all steps.
 __device__ __forceinline__ int lane_again() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
 
-// The sums over at most kKeptSteps steps that a warp has kept: a lane's is the one of sum_index(lane), as of scattered.
+// The sums over the steps that a warp has kept, at most kKeptSteps. A lane returns the sum with number sum_index(lane),
+// as scattered does.
 __device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
   const int lane = lane_again(), step = lane / 4 % 4;
   const float* const from = kept + step * kKeptStep + lane / 16 * kKeptHalf + sum_index(lane % 4);
@@ -67,7 +69,7 @@ __device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
   float x[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) x[i] = from[4 * i];
-  __syncwarp();  // the next kept value goes here
+  __syncwarp();  // before the next kept value overwrites these
 #pragma unroll
   for (int distance = 1; distance < 16; distance *= 2) {
 #pragma unroll
@@ -79,14 +81,15 @@ __device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
   return __fadd_rn(sum, TokenGpu::shuffle_xor(sum, 8));
 }
 
-// The arrays of a lane's tokens of a warp's stretch of a tile, and the copies of its next steps. kShared: of shares_input.
+// A lane's tokens in its warp's stretch of a tile, and the copies of its next steps. kShared: one input value serves
+// all tokens of a sequence (shares_input).
 template <class Terms, bool kShared>
 class PlainCopies {
  public:
   static constexpr int kInputs = Terms::kInputs;
   static constexpr bool is_copied(int i) { return !kShared || i != Terms::kShareable; }
 
-  // Copies of sequence s from `first`, this lane's first token; of_lane tokens are left from there on.
+  // Copies of sequence s. `first` is this lane's first token, and of_lane tokens of the stretch remain from there on.
   __device__ __forceinline__ PlainCopies(const typename Terms::Params& p, std::int64_t s, int first, int of_lane,
                                          PlainShared<Terms>* shared)
       : shared_(shared), of_lane_(of_lane), is_given_(Terms::input(p, kInputs - 1).data != nullptr) {
@@ -101,7 +104,7 @@ class PlainCopies {
     masks_ = kept(static_cast<const unsigned char*>(mask.data) + (s * mask.row_stride + first) * mask_bytes_);
   }
 
-  // Asks for what the first of them bring, `tokens` from this lane on, which is a warp's first.
+  // Prefetches the data of the first copies: `tokens` tokens from this lane on, which is its warp's first.
   __device__ __forceinline__ void prefetch(int tokens) const {
 #pragma unroll
     for (int i = 0; i < kInputs; ++i) {
@@ -109,7 +112,7 @@ class PlainCopies {
     }
     if (mask_bytes_ >= 4) prefetch_to_l2(masks_, tokens * mask_bytes_);
   }
-  // Begins the copies of the step that lies `at` tokens ahead, into `stage`.
+  // Begins the copies of the step `at` tokens ahead, into `stage`.
   __device__ __forceinline__ void begin(unsigned at, int stage) const {
     const bool exists = static_cast<int>(at) < of_lane_;
 #pragma unroll
@@ -152,7 +155,7 @@ class PlainCopies {
 
  private:
   __device__ __forceinline__ uint4* slot(int stage, int i) const { return &shared_->ring[stage][i][threadIdx.x]; }
-  // Not computed again at every step.
+  // Keeps a value in a register, so that the compiler does not compute it again at every step.
   template <class T>
   static __device__ __forceinline__ T* kept(T* pointer) {
     asm("" : "+l"(pointer));
@@ -167,7 +170,8 @@ class PlainCopies {
   bool is_given_;
 };
 
-// A warp's stretch of a tile: `left` tokens, of which `output` is for this lane's first; kShared: with `value` of all of them.
+// Processes a warp's stretch of a tile: `left` tokens. `output` points to the output of this lane's first token.
+// kShared: `value` is the input of all of them.
 template <class Terms, bool kShared>
 __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params& p,
                                                    const typename Terms::Factors& factors, int left,
@@ -178,7 +182,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   constexpr unsigned kOther = 64;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, of_lane = left - lane * kVec4;
   static_assert(kCounts < kTokenCounts && kCounts % 2 == 0 && (kVec4 << kMostSteps) < kOther);
-  float counts[kCounts / 2] = {};  // two conditions each: the one's count, and kOther times the other's
+  float counts[kCounts / 2] = {};  // two conditions each: one's count plus kOther times the other's
   int tokens = 0;
   std::uint32_t most = 0;  // a pattern: WaveSums
   const auto take_step = [&](unsigned at, int stage, float* to) {
@@ -245,7 +249,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   return of;
 }
 
-// The warp's own, or its block's. As lane_again.
+// The slot of the warp, or of its block. It is read again at each use, as in lane_again.
 __device__ __forceinline__ unsigned slot_of_warp(bool of_wave) {
   unsigned block;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
@@ -258,7 +262,7 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
                         std::int64_t slots, int tile) {
   extern __shared__ uint4 plain_memory[];
   auto* const shared = reinterpret_cast<PlainShared<Terms>*>(plain_memory);
-  allow_next_kernel();  // each kernel waits for all of the one before it
+  allow_next_kernel();  // each kernel waits for the whole previous one
   const auto num_tokens = static_cast<int>(Terms::sequences(p).num_tokens);
   const auto tiles = static_cast<unsigned>(tiles_of(num_tokens, tile));
   const unsigned wave = threadIdx.x / TokenGpu::kLanes;
@@ -270,7 +274,8 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   const int first = static_cast<int>((slot - s * tiles) << tile) + (of_wave ? 0 : static_cast<int>(wave) * of_warp);
   const int left = min(num_tokens - first, of_warp), mine = first + lane * kVec4;
   const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kVec4, shared);
-  // Blocks that are there while the kernel before still runs: what it does not write is on its way to L2 meanwhile.
+  // Blocks that are resident while the previous kernel still runs. They prefetch into L2 the inputs that it does not
+  // write.
   constexpr unsigned kFirstBlocks = 132 * kLeastBlocks;  // blocks resident on an H100 or H200
   if (lane == 0 && blockIdx.x < kFirstBlocks && slot < slots && left > 0) {
     copies.prefetch(min(left, kPlainStages * TokenGpu::kLanes * kVec4));
@@ -292,7 +297,7 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot_of_warp(of_wave), &shared->of_waves);
 }
 
-// Few blocks go two to a multiprocessor, with as many registers as they like; more of them three.
+// Few blocks run two to a multiprocessor, without a limit of registers; more blocks run three.
 template <bool kOverlap, class Batch, class Terms>
 void run_plain_tokens(const typename Batch::Params& p, const TokenPlan& plan, cudaStream_t stream) {
   constexpr auto kBytes = static_cast<int>(sizeof(PlainShared<Terms>));

@@ -1,4 +1,4 @@
-// How many warps share a sequence, each with a chunk of 128 tokens at a time.
+// The number of warps that share a sequence. Each takes a chunk of 128 tokens at a time.
 #pragma once
 
 #include "rlk/tokens.h"
@@ -9,7 +9,7 @@ constexpr int kSequenceWarps[] = {1, 2, 4, 8, 16};
 constexpr std::int64_t kSequenceWarpsWanted = 24;  // warps of a multiprocessor; below it more warps share a sequence
 
 inline int choose_sequence_warps(const Sequences& q, int multiprocessors) {
-  // The host does not know the lengths of packed sequences, and takes their mean.
+  // The host does not know the lengths of packed sequences and uses their mean.
   const std::int64_t length = !q.packed() || q.num_sequences == 0 ? q.num_tokens : q.num_tokens / q.num_sequences + 1;
   for (const int warps : kSequenceWarps) {
     if (q.num_sequences * warps >= kSequenceWarpsWanted * multiprocessors || warps * 128 >= length) return warps;

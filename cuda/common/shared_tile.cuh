@@ -1,5 +1,5 @@
-// Tiles of 16-bit elements in shared memory whose 16-byte chunks are swizzled. Eight lanes that fill a row meet in no bank,
-// nor do eight that read one chunk of eight rows.
+// Tiles of 16-bit elements in shared memory with swizzled chunks of 16 bytes. Eight lanes that fill a row have no bank
+// conflict. Neither have eight lanes that read one chunk of eight rows.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ struct SharedTile {
   static constexpr int kBytes = kRows * kRowBytes;
   static_assert(kRowChunks >= 2 && (kRowChunks & (kRowChunks - 1)) == 0);
 
-  // What a row's chunks are exchanged by: eight rows that follow one another lie in different banks each.
-  static constexpr int kKeyRows = 8;  // after which keys repeat
+  // The key by which a row's chunks are permuted. Eight consecutive rows lie in different banks.
+  static constexpr int kKeyRows = 8;  // rows after which keys repeat
   static constexpr RLK_HD int key(int row) {
     return kRowChunks >= 8 ? row % 8 : row / (8 / (kRowChunks < 8 ? kRowChunks : 8)) % kRowChunks;
   }
@@ -23,22 +23,22 @@ struct SharedTile {
 };
 
 // A stage of one operand of a matrix product: kExtent of its rows (columns of D for the second operand) by kStageK of
-// the contraction. The index that is contiguous in memory is the contraction or the extent. It is contiguous in the
-// tile's rows, too.
+// the contraction. The index that is contiguous in memory is the contraction or the extent. The same index is
+// contiguous in the tile's rows.
 template <int kExtent, int kStageK, bool kContraction>
 struct OperandTile : SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent> {
   using Base = SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent>;
 
-  // Where the four matrices of a 16 x 16 fragment lie, in the order of mma's registers. A takes the lower and the upper half
-  // of the extent at k 0 ... 7, then both at 8 ... 15. B takes one half of the extent at both ranges of k, so a fragment is
-  // two of them, the lower half's first.
+  // The positions of the four matrices of a 16 x 16 fragment, in the order of mma's registers. A takes the lower and
+  // the upper half of the extent at k 0 ... 7, then both halves at 8 ... 15. An operand B takes one half of the extent
+  // at both ranges of k. So a fragment holds two operands B, the lower half first.
   enum class Order { kA, kB };
   static constexpr RLK_HD int upper_extent(Order order, int matrix) {
     return order == Order::kA ? matrix % 2 : matrix / 2;
   }
   static constexpr RLK_HD int upper_k(Order order, int matrix) { return order == Order::kA ? matrix / 2 : matrix % 2; }
 
-  // Addresses of the fragments of a warp: the i-th after extent `first`, the step-th of the contraction.
+  // Addresses of a warp's fragments: fragment i of the extent from `first` on, step `step` of the contraction.
   template <Order kOrder>
   struct Fragments {
     int row_offset, chunk_offset;
@@ -50,8 +50,8 @@ struct OperandTile : SharedTile<kContraction ? kExtent : kStageK, kContraction ?
       row_offset = row * Base::kRowBytes;
       chunk_offset = (chunk ^ Base::key(row)) * 16;
     }
-    // Steps of 16 rows leave the key as it is, and the bits that steps of two chunks change are 0 in `chunk`: with
-    // `first` a multiple of the warp's extent, a power of two.
+    // The offset of a fragment. Steps of 16 rows do not change the key. `chunk` has zeros in the bits that steps of two
+    // chunks change, since `first` is a multiple of the warp's extent, a power of two.
     constexpr RLK_HD int offset(int step, int i) const {
       return kContraction ? row_offset + i * 16 * Base::kRowBytes + (chunk_offset ^ step * 32)
                           : row_offset + step * 16 * Base::kRowBytes + (chunk_offset ^ i * 32);

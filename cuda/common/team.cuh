@@ -1,4 +1,4 @@
-// Warps and blocks of warps as kernels/team_sum.h takes teams.
+// Warps and blocks of warps as the teams of kernels/team_sum.h.
 #pragma once
 
 namespace rlk::cuda {

@@ -11,7 +11,7 @@ namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// From the driver that is there: the library itself is never linked.
+// Looks the function up in the installed driver. The driver library is never linked.
 Encode encoder() {
   static const Encode encode = [] {
     void* found = nullptr;

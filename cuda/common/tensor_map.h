@@ -9,12 +9,12 @@
 
 namespace rlk::cuda {
 
-// What the L2 reads of HBM for a request of 128 bytes. Weights that are read once arrive sooner without more; what blocks
-// share, with twice as much (README of linear).
+// The bytes that L2 reads from HBM for a request of 128 bytes. Weights that are read once arrive sooner with 128 bytes,
+// operands that blocks share with 256 (README of linear).
 enum class L2Reads { k128Bytes, k256Bytes };
 
-// A matrix [rows, columns] in boxes of box_rows by 128 bytes with the 128-byte swizzle. What lies outside reads as +0 and is
-// not written. data and row_stride (elements) are multiples of 16 bytes.
+// A matrix [rows, columns] in boxes of box_rows by 128 bytes with the 128-byte swizzle. Elements outside the matrix
+// read as +0 and are not written. data and row_stride (elements) are multiples of 16 bytes.
 CUtensorMap tensor_map(const void* data, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
                        int box_rows, L2Reads reads = L2Reads::k256Bytes);
 

@@ -1,5 +1,5 @@
-// The main loop of the sm_90 products: tiles of the operands arrive in a ring of stages, one or two warps fill it by the
-// copy engine, warpgroups multiply by wgmma what lies in it.
+// The main loop of the sm_90 products. One or two warps load tiles of the operands into a ring of stages by the copy
+// engine. Warpgroups multiply them by wgmma.
 #pragma once
 
 #include "mbarrier_sm90.cuh"
@@ -12,14 +12,14 @@ constexpr int kBoxK = 64;  // 128 bytes: the widest swizzle
 constexpr int kWarpgroup = 128;
 constexpr int kMaxStages = 24;
 constexpr int kLead = 3;  // stages
-// Named barriers: from 1 on one of each warpgroup (store_boxes), then these two, of both that take turns.
+// Named barriers. Each warpgroup has one from number 1 on (store_boxes). The next two serve the warpgroups that take
+// turns.
 constexpr int kTurnBarrier = 3;
 
 // A ring in shared memory. Tile gives the rows of A and of B (kBM, kBN) and whether their contiguous index is the extent
 // (kAMnMajor, kBMnMajor). kTakesTurns says whether its two warpgroups take turns at both ends of a product.
-//
-// Taking turns: one warpgroup works on its sums while the other multiplies. Near the end of a product the first
-// warpgroup runs kLead stages ahead, and the second then catches up. The next product begins likewise. In between both
+// Turns: one warpgroup processes its sums while the other multiplies. Near the end of a product the first warpgroup
+// runs kLead stages ahead, and the second then catches up. The next product begins in the same way. In between both
 // keep step, so that the ring prefetches as far ahead as it can.
 template <class Tile>
 struct TileRing {
@@ -27,8 +27,8 @@ struct TileRing {
   int stages;
   RingPosition at;
 
-  // Called by a whole warp: all lanes then compute the same values, which stay in the uniform registers that the copy
-  // engine reads. If one lane called it, each operand would have to be moved there (README of linear).
+  // A whole warp calls it. All lanes compute the same values, which stay in the uniform registers that the copy engine
+  // reads. If one lane called it, each operand would be moved there (README of linear).
   template <class PortionA, class PortionB>
   __device__ __forceinline__ void load(const PortionA& a, const PortionB& b, int first_a, int first_b, int k) {
     load_boxes(a.bytes + b.bytes, k, [&](std::uint32_t to, int first_k, std::uint32_t barrier) {
@@ -36,14 +36,14 @@ struct TileRing {
       b.load(to + Tile::kBytesA, first_b, first_k, barrier);
     });
   }
-  // One operand, where each has a warp that loads it: both arrive at a stage's barrier.
+  // Loads one operand, where a warp of its own loads each. Both warps arrive at a stage's barrier.
   template <bool kIsA, class Loaded>
   __device__ __forceinline__ void load_one(const Loaded& portion, int first, int k) {
     load_boxes(portion.bytes, k, [&](std::uint32_t to, int first_k, std::uint32_t barrier) {
       portion.load(to + (kIsA ? 0 : Tile::kBytesA), first, first_k, barrier);
     });
   }
-  // Stage k: load_box(to, first_k, barrier) asks for `bytes` of each box.
+  // Fills stage k: load_box(to, first_k, barrier) loads `bytes` of each box.
   template <class LoadBox>
   __device__ __forceinline__ void load_boxes(int bytes, int k, const LoadBox& load_box) {
     const std::uint32_t to = base + at.stage * Tile::kStageBytes, barrier = full + at.stage * 8;
@@ -58,9 +58,10 @@ struct TileRing {
     at.advance(stages);
   }
 
-  // Sums of `steps` stages for 64 rows of A, from +0; under kContinues they go on. release(stage) tells the loader that a
-  // stage was read; after(k) follows step k. The first wgmma ignores what its accumulators hold, but ptxas does not know
-  // that and keeps their registers from one call to the next. kClears frees them, for callers that need as many.
+  // Sums `steps` stages for 64 rows of A, from +0; with kContinues from the given sums. release(stage) tells the loader
+  // that a stage was read. after(k) runs after step k. The first wgmma ignores the content of its accumulators. ptxas
+  // does not know that and keeps their registers from one call to the next. kClears frees them, for callers that need
+  // these registers.
   template <class T, bool kContinues = false, bool kClears = false, class Release, class After>
   __device__ __forceinline__ void multiply(float (&sum)[Tile::kBN / 2], int steps, int warpgroup,
                                            const Release& release, const After& after) {
@@ -71,7 +72,7 @@ struct TileRing {
       for (int i = 0; i < Tile::kBN / 2; ++i) d[i] = 0.0f;
     }
     int previous = 0, first = 0;
-    // Before stage `pause` a warpgroup waits until the other has issued the products of its stage `tells`.
+    // Before stage `pause` a warpgroup waits until the other has issued the products of stage `tells`.
     const bool leads = warpgroup == 0;
     const int lead = Tile::kTakesTurns ? min(min(kLead, stages - 1), (steps - 1) / 2) : 0;
     const int pause = lead == 0 ? steps : leads ? lead : steps - lead;
@@ -90,7 +91,7 @@ struct TileRing {
                                                   kContinues || k > 0 || step > 0);
       }
       wgmma_commit();
-      wgmma_wait<1>();  // the stage before this one has been read
+      wgmma_wait<1>();  // the previous stage has been read
       if (k > first) release(previous);
       previous = at.stage;
       at.advance(stages);
@@ -101,8 +102,8 @@ struct TileRing {
     };
     int k = 0;
     if constexpr (kContinues) {
-      // The first step by itself: in the loop, where wgmmas are in flight, ptxas would see what was loaded as another
-      // definition of their accumulators, and serialise all of them (C7515).
+      // The first step stands outside the loop. Inside, where wgmmas are in flight, ptxas would take the loaded sums
+      // for another definition of their accumulators and serialise all wgmmas (C7515).
 #pragma unroll
       for (int i = 0; i < Tile::kBN / 2; ++i) {
         d[i] = sum[i];
@@ -135,10 +136,10 @@ struct TileRing {
   }
 };
 
-// What a block asks the copy engine for of its tile of an operand, and what arrives. Rows that do not exist are left out:
-// the engine is slow to fill in zeros, and what is multiplied in their place is not stored. K-major: one chunk of kRows
-// rows by 64 k. MN-major: chunks of 64 columns by 64 k. Where `sharing` blocks share the tile, each loads a slice of every
-// chunk into all of them. kPasses: of what leaves L2 first.
+// The portion of an operand's tile that a block loads by the copy engine, and the bytes that arrive. Rows that do not
+// exist are left out: the engine is slow to fill in zeros, and products of these rows are not stored. K-major: one
+// chunk of kRows rows by 64 k. MN-major: chunks of 64 columns by 64 k. If `sharing` blocks share the tile, each loads a
+// slice of every chunk into all of them. kPasses: loads are evict-first.
 template <int kRows, bool kMnMajor, bool kPasses = false>
 struct Portion {
   const CUtensorMap* map;

@@ -1,5 +1,5 @@
-// The copy engine of compute capability 9.0: boxes of a tensor to shared memory, here or in several blocks of a cluster,
-// and back.
+// TMA, the copy engine of compute capability 9.0. It copies boxes of a tensor to the shared memory of one or several
+// blocks of a cluster, and back.
 #pragma once
 
 #include <cuda.h>
@@ -8,22 +8,22 @@
 
 namespace rlk::cuda {
 
-// One lane of a converged warp, known as one to the compiler: a divergent branch would move every operand of a copy to
-// uniform registers in a loop over lanes.
+// Elects one lane of a converged warp, and the compiler knows that it is one. A divergent branch would move every
+// operand of a copy to uniform registers in a loop over lanes.
 __device__ __forceinline__ bool elect_one() {
   std::uint32_t elected;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(elected));
   return elected != 0;
 }
 
-// What is the same in all lanes, known as that to the compiler: it stays in uniform registers.
+// Tells the compiler that x is the same in all lanes, so that it stays in uniform registers.
 __device__ __forceinline__ int same_in_warp(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
 __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// The box at column x, row y to `shared`; its bytes are counted at `barrier`.
+// Loads the box at column x, row y to `shared`, and counts its bytes at `barrier`.
 __device__ __forceinline__ void load_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x, std::int32_t y,
                                          std::uint32_t barrier) {
   asm volatile(
@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_box(std::uint32_t shared, const CUtensorMap
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
-// The box at column x, head, token and sequence of a tensor of four dimensions.
+// Loads the box at column x, head, token and sequence of a tensor of four dimensions.
 __device__ __forceinline__ void load_head_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
                                               std::int32_t head, std::int32_t token, std::int32_t sequence,
                                               std::uint32_t barrier) {
@@ -42,8 +42,8 @@ __device__ __forceinline__ void load_head_box(std::uint32_t shared, const CUtens
       "l"(map), "r"(x), "r"(head), "r"(token), "r"(sequence), "r"(barrier)
       : "memory");
 }
-// The same, of what is soon read for the last time: it leaves L2 before what was loaded otherwise. The policy is made here:
-// kept, it takes two of a loader's registers.
+// The same as load_box, with evict-first lines: for data whose last read is near. The policy is created at each call;
+// kept, it would take two of a loader's registers.
 __device__ __forceinline__ void load_passing_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
                                                  std::int32_t y, std::uint32_t barrier) {
   std::uint64_t policy;
@@ -66,11 +66,11 @@ __device__ __forceinline__ void load_passing_head_box(std::uint32_t shared, cons
       "l"(map), "r"(x), "r"(head), "r"(token), "r"(sequence), "r"(barrier), "l"(policy)
       : "memory");
 }
-// A box to the L2 alone.
+// Prefetches a box into L2.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap* map, std::int32_t x, std::int32_t y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
 }
-// A box to the same offset of every block whose bit is set in `ranks`, and counted there.
+// Loads a box to the same offset of every block whose bit is set in `ranks`, and counts it at each block's barrier.
 __device__ __forceinline__ void load_box_multicast(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
                                                    std::int32_t y, std::uint32_t barrier, std::uint16_t ranks) {
   asm volatile(
@@ -80,8 +80,8 @@ __device__ __forceinline__ void load_box_multicast(std::uint32_t shared, const C
       : "memory");
 }
 
-// store_box copies the box in `shared` to column x, row y. Before it, the thread fences its own writes there and, after
-// a barrier, those of others. The box may be overwritten once the thread has waited.
+// store_box copies the box in `shared` to column x, row y. Before it, every thread that wrote the box calls the fence,
+// and a barrier follows. The box may be overwritten once the storing thread has waited.
 __device__ __forceinline__ void fence_for_copy_engine() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t shared, std::int32_t x,
                                           std::int32_t y) {
@@ -91,24 +91,26 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t 
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 template <int kPending>
-__device__ __forceinline__ void wait_for_stored_boxes() {  // until all but kPending of this thread's have been read
+__device__ __forceinline__ void
+wait_for_stored_boxes() {  // until all but kPending of this thread's boxes have been read
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// `bytes`, a multiple of 16, at multiples of 16, to `shared`; counted at `barrier`.
+// Loads `bytes` to `shared`, and counts them at `barrier`. `bytes` and both addresses are multiples of 16.
 __device__ __forceinline__ void load_bytes(std::uint32_t shared, const void* from, int bytes, std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
-// How long L2 keeps lines. Sums that grow stay longest; complete ones leave first.
+// L2's policy for lines of a sum: evict-last while it grows, evict-first once it is complete.
 __device__ __forceinline__ std::uint64_t l2_policy(bool keeps) {
   std::uint64_t kept, passing;
   asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(kept));
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(passing));
   return keeps ? kept : passing;
 }
-// The same back, and added to what is there: IEEE's sums of fp32, nearest even, subnormals kept, NaN 0x7fffffff.
+// store_bytes copies bytes back to memory; add_floats adds them there. The additions are IEEE fp32: nearest even,
+// subnormals kept, NaN 0x7fffffff.
 __device__ __forceinline__ void store_bytes(void* to, std::uint32_t shared, int bytes, std::uint64_t policy) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to), "r"(shared),
                "r"(bytes), "l"(policy)
@@ -126,7 +128,8 @@ __device__ __forceinline__ void wait_for_writes() {  // until all of this thread
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// Turns at a sum in memory: a counter of the additions that are done, which other blocks see once it has risen.
+// Turns at a sum in memory. A counter holds the number of finished additions; a block that reads the raised counter
+// also sees these additions.
 __device__ __forceinline__ void wait_for_turn(const std::uint32_t* counter, std::uint32_t turn) {
   std::uint32_t done;
   do {

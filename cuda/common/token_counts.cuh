@@ -1,5 +1,5 @@
-// The pass before of calls that need nothing of a sequence but its number of tokens: their masks alone, by vectors of 16
-// bytes. Bound by HBM.
+// The first pass of calls that need only the number of tokens of each sequence. It reads the masks alone, by vectors of
+// 16 bytes. Bound by HBM.
 #pragma once
 
 #include "dependent_launch.cuh"
@@ -10,8 +10,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// How many of the elements of a vector of a mask count. `bits`: those of a word that make its elements count, of eight
-// bytes those of the upper word.
+// The number of elements that count in a mask's vector. `bits`: the bits of a word that make an element count. For
+// elements of eight bytes these are bits of the upper word.
 __device__ __forceinline__ unsigned counted_in(const uint4& v, int bytes, std::uint32_t bits) {
   const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
   unsigned count = 0;
@@ -33,7 +33,7 @@ __device__ __forceinline__ unsigned counted_in(const uint4& v, int bytes, std::u
   }
   return count;
 }
-// One of `threads` shares of a count: the tokens that count among `length`, whose mask begins at `from`.
+// One thread's share, of `threads`, of a count: the tokens that count among `length`, whose mask begins at `from`.
 __device__ __forceinline__ unsigned count_tokens(const TokenMask& mask, const unsigned char* from, int length,
                                                  int thread, int threads) {
   constexpr int kAtOnce = 8;
@@ -60,7 +60,7 @@ __device__ __forceinline__ unsigned count_tokens(const TokenMask& mask, const un
   return count;
 }
 
-// As token_statistics_kernel, whose partial results are 0 beside the number of tokens.
+// Does the work of token_statistics_kernel; all partial results besides the number of tokens are 0.
 template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads)
     token_counts_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,

@@ -1,4 +1,4 @@
-// What passes over tokens (rlk/kernels/token_kernels.h) are written with, on CUDA.
+// CUDA's vocabulary for the passes over tokens (rlk/kernels/token_kernels.h).
 #pragma once
 
 #include "launch.h"
@@ -10,7 +10,7 @@ namespace {  // one copy per architecture
 struct TokenGpu {
   static constexpr int kLanes = 32;
   static constexpr bool kReadsAgain = false;
-  using Tokens = Vec4;  // one uniform branch serves four, whose instructions overlap
+  using Tokens = Vec4;  // one uniform branch serves four tokens, whose instructions overlap
   template <class Params>
   static __device__ __forceinline__ const Params& first_argument(const Params& p) {
     return p;
@@ -27,7 +27,7 @@ struct TokenGpu {
   static __device__ __forceinline__ std::uint32_t max_over_wave(std::uint32_t x) {
     return __reduce_max_sync(0xffffffff, x);
   }
-  // Past the L1 cache: what is read here is read once; and what is written is the first to leave L2.
+  // Loads bypass L1, since each value is read once. Stores are evict-first in L2.
   static __device__ __forceinline__ Vec4 load_vec4(const float* from) {
     Vec4 x;
     asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -1,5 +1,6 @@
-// Passes over tokens: the kernels of rlk/kernels/token_passes.h on CUDA. From compute capability 9.0 on each is launched while
-// the one before it runs, and waits for its results. One body for every architecture; each gets its own machine code.
+// Passes over tokens: the kernels of rlk/kernels/token_passes.h on CUDA. From compute capability 9.0 on each is
+// launched while the previous one runs, and waits for its results. One body serves every architecture, and each has its
+// own machine code.
 #pragma once
 
 #include "cluster_sm90.cuh"
@@ -33,19 +34,19 @@ __global__ void __launch_bounds__(kGatherThreads, 1)
   allow_next_kernel();
 }
 
-// Terms: of every group of sums.
+// Terms: one type for each group of sums.
 template <class Batch, int kLeastBlocks, class... Terms>
 __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
     token_terms_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
                        std::int64_t slots, int tile) {
   __shared__ WaveResults shared;
-  allow_next_kernel();  // each kernel waits for all of the one before it
+  allow_next_kernel();  // each kernel waits for the whole previous one
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *w.finished = 0;
   token_terms<TokenGpu, Batch, Terms...>(p, w, slots, tile, blockIdx.x, &shared);
 }
 
-// Whether this block is the last of its launch to come here: what all blocks wrote is then visible to all of its threads.
+// Whether this block is the last of its launch to call this. If so, all of its threads see the writes of all blocks.
 __device__ __forceinline__ bool is_last_block(std::uint32_t* finished, bool* shared) {
   __threadfence();
   __syncthreads();
@@ -80,9 +81,9 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
   few_sums<TokenGpu>(p, w, tile, &shared);
 }
 
-// More of them by a cluster, from compute capability 9.0 on: a block has `each` sequences, a power of two, and the first makes
-// the results of all blocks' totals. What blocks say to one another by shared memory takes a fraction of the time that it takes by
-// global memory, and a cluster's launch longer than a block's.
+// A cluster adds more sequences, from compute capability 9.0 on. A block has `each` sequences, a power of two. The
+// first block computes the results from all blocks' totals. Blocks exchange totals through shared memory in a fraction
+// of the time of global memory, but a cluster's launch takes longer than a block's.
 constexpr int kMostFewBlocks = 8, kLeastOfFewBlock = 32;
 template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads, 1)
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
   __shared__ TotalsOf<Batch> of_blocks[kMostFewBlocks];
   TotalsOf<Batch>& total = shared.totals.total;
   allow_next_kernel();
-  cluster_arrive();  // every block is there before another writes to it
+  cluster_arrive();  // a block writes to another only after that one has started
   wait_for_previous_kernel();
   few_totals<TokenGpu>(p, w, tile, std::int64_t{blockIdx.x} * each, each, &shared);
   cluster_wait();
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
 
 template <class Batch>
 using TermsKernel = void (*)(typename Batch::Params, TokenWorkspace<Batch>, std::int64_t, int);
-// And what it takes of dynamic shared memory.
+// The dynamic shared memory of this kernel.
 template <class Batch>
 struct TermsLaunch {
   TermsLaunch(TermsKernel<Batch> launched, int bytes = 0) : kernel(launched), shared_bytes(bytes) {}

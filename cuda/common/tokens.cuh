@@ -16,7 +16,7 @@ struct FourTokens {
   float v[kLaneTokens];
 };
 
-// Past L1 where vectors are read, which come once.
+// Vector loads bypass L1, since each is read once.
 __device__ __forceinline__ FourTokens load_tokens(const float* from, int count, bool vectors) {
   FourTokens q = {};
   if (vectors && count == kLaneTokens) {
@@ -49,8 +49,8 @@ __device__ __forceinline__ bool are_bytes(const TokenMask& mask, int count, bool
   return mask.bytes == 1 && vectors && count == kLaneTokens;
 }
 
-// The masks of four tokens as they were loaded: the words are looked at where they are needed, so that nothing waits for a
-// load where it is made. kWide: of 64 bits each, or of any type.
+// The masks of four tokens as the words that were loaded. They are taken apart where they are needed, so that no
+// instruction waits directly after a load. kWide: masks may have 64 bits a token.
 template <bool kWide = true>
 struct TokenMasks {
   uint32_t low[kLaneTokens] = {}, high[kWide ? kLaneTokens : 1] = {};
@@ -64,7 +64,7 @@ struct TokenMasks {
 #pragma unroll
     for (int j = 0; j < kLaneTokens; ++j) {
       uint32_t word = low[j];
-      if (mask.is_float) {  // but for the sign
+      if (mask.is_float) {  // the sign bit does not count
         word = kWide && mask.bytes == 8 ? word | high[kWide ? j : 0] << 1 : word << (mask.bytes == 2 ? 17 : 1);
       } else if (kWide) {
         word |= high[kWide ? j : 0];
@@ -137,7 +137,7 @@ __device__ __forceinline__ TokenMasks<kWide> load_mask(const TokenMask& mask, st
   return q;
 }
 
-// Whether four tokens of a sequence are a vector of the mask.
+// Whether the masks of four tokens of a sequence can be loaded as a vector.
 __device__ __forceinline__ bool mask_has_vectors(const TokenMask& mask, const TokenSpan& span) {
   const int bytes = mask.bytes, most = bytes < 4 ? 4 * bytes : 16;
   const auto at =

@@ -1,4 +1,4 @@
-// Kernels whose threads take eight neighbouring columns at a time: these to and from memory, the element type and the
+// Parts of kernels whose threads take eight neighbouring columns at a time: loads and stores, the element type, and the
 // blocks of a launch.
 #pragma once
 
@@ -10,7 +10,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Past the L1 cache: what is read here is read once.
+// The load bypasses L1, since the data is read once.
 __device__ __forceinline__ uint4 load_once(const void* from) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -19,7 +19,7 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
   return v;
 }
 
-// L2's policy for what nobody reads again: it is the first to leave.
+// L2's evict-first policy, for data that nobody reads again.
 __device__ __forceinline__ std::uint64_t evict_first_policy() {
   std::uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -33,12 +33,14 @@ __device__ __forceinline__ uint4 load_once(const void* from, std::uint64_t polic
   return v;
 }
 
-// How far before its loads data is prefetched, in bytes that all blocks read: more leaves L2 again, less comes too late.
+// The distance of prefetches ahead of loads, in bytes that all blocks read. With a larger distance data leaves L2
+// before its use, with a smaller one it arrives too late.
 constexpr std::int64_t kPrefetchBytes = std::int64_t{4} << 20;
 
-// Brings bytes, a multiple of 16 from a multiple of 16 on, into L2 for a block that will load them: no register waits, so
-// more can be under way than registers hold. It reads no value, so it may come before wait_for_previous_kernel: what that
-// kernel still writes reaches the same L2. Nothing where the hardware has no copy engine.
+// Prefetches bytes into L2 for a block that will load them. `bytes` and the address are multiples of 16. No register
+// waits, so more bytes can be in flight than registers hold. It reads no value, so it may run before
+// wait_for_previous_kernel: that kernel's later writes reach the same L2. It does nothing where the hardware has no
+// copy engine.
 __device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* from,
                                                [[maybe_unused]] std::uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -46,7 +48,7 @@ __device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* from
 #endif
 }
 
-// Policy: none, or evict_first_policy().
+// Policy: empty, or evict_first_policy().
 template <class T, class... Policy>
 __device__ __forceinline__ Vec8<T> load_vec8_once(const typename T::Storage* from, Policy... policy) {
   Vec8<T> x;
@@ -61,7 +63,7 @@ __device__ __forceinline__ Vec8<T> load_vec8(const typename T::Storage* from) {
   for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].v = reinterpret_cast<const uint4*>(from)[i];
   return x;
 }
-// First to leave L2: beside what is read once, what is written once gains 5 % of the time.
+// Stores are evict-first: that saves 5 % of the time beside data that is read once.
 template <class T>
 __device__ __forceinline__ void store_vec8(typename T::Storage* to, const Vec8<T>& x) {
 #pragma unroll
@@ -75,12 +77,12 @@ __device__ __forceinline__ Vec8<T> vec8_of(const float (&z)[kVec8]) {
   for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].from_float(z + i * Vector<T>::kColumns);
   return x;
 }
-// The values as elements of type T hold them.
+// Rounds the values to the element type T, in fp32.
 template <class T>
 __device__ __forceinline__ void round_vec8(float (&z)[kVec8]) {
   if constexpr (T::kPacked) vec8_of<T>(z).to_float(z);
 }
-// x times z as elements of type T hold it: round(fl(round(z) * x)). 16-bit types take two products an instruction.
+// x times z, rounded to type T: round(fl(round(z) * x)). 16-bit types take two products an instruction.
 template <class T>
 __device__ __forceinline__ Vec8<T> rounded_product(const float (&z)[kVec8], const Vec8<T>& x) {
   if constexpr (T::kPacked) {
@@ -98,7 +100,8 @@ __device__ __forceinline__ Vec8<T> rounded_product(const float (&z)[kVec8], cons
   }
 }
 
-// The first `count` of eight columns, the others +0; and back. kVector: all eight, at multiples of 16 bytes.
+// Loads and stores the first `count` of eight columns; a load sets the others to +0. kVector: all eight exist, at
+// multiples of 16 bytes.
 template <class T, bool kVector>
 __device__ __forceinline__ void load_columns(const typename T::Storage* from, int count, float (&z)[kVec8]) {
   if constexpr (kVector) {
@@ -120,7 +123,7 @@ __device__ __forceinline__ void store_columns(typename T::Storage* to, int count
   }
 }
 
-// f(T{}) for the element type that `dtype` names.
+// Calls f(T{}) for the element type that `dtype` names.
 template <class F>
 void with_element_type(DType dtype, const F& f) {
   switch (dtype) {

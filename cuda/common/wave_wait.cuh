@@ -1,7 +1,7 @@
-// Blocks that run at one time and multiply neighbouring tiles load the same operands. What they ask for together is read
-// once; what one asks for later is read again, which costs energy and, at the power limit, time. Nothing keeps them
-// together: a block that fell behind multiplies as fast as the others from then on. So their loaders wait for each other
-// now and then, which decides when a stage is asked for and nothing else.
+// Blocks that run at one time and multiply neighbouring tiles load the same operands. Lines that they request together
+// are read once. A late request reads them again, which costs energy and, at the power limit, time. A block that fell
+// behind never catches up, since all blocks multiply equally fast. So their loaders wait for each other now and then.
+// This decides only when a stage is requested.
 #pragma once
 
 #include "rlk/base.h"
@@ -10,10 +10,10 @@ namespace rlk::cuda {
 namespace {  // one count a translation unit
 
 __device__ unsigned arrived_loaders;
-constexpr unsigned kLoaderRound = 1024;  // all blocks of a launch, which are fewer, add this much together
+constexpr unsigned kLoaderRound = 1024;  // the blocks of a launch, which are fewer, add this much together
 
-// As long as a full ring of stages lasts, so that products go on meanwhile. A block may be absent, since another kernel
-// has its multiprocessor; nobody waits for it any longer.
+// A full ring of stages lasts this long, so products continue during the wait. A block may be absent because another
+// kernel has its multiprocessor. Then the wait ends after this time.
 constexpr unsigned kMostWaitCycles = 4000;
 
 __device__ __forceinline__ unsigned cycle() {
@@ -22,7 +22,8 @@ __device__ __forceinline__ unsigned cycle() {
   return now;
 }
 
-// By a thread of each block, and by all blocks as often. Launches that run at once wait in vain sometimes, and no more.
+// One thread of each block calls this, and all blocks call it equally often. Launches that run at once may only wait in
+// vain.
 __device__ __forceinline__ void wait_for_other_loaders() {
   const unsigned mine = blockIdx.x == 0 ? kLoaderRound + 1 - gridDim.x : 1;
   const unsigned round = atomicAdd(&arrived_loaders, mine) / kLoaderRound, start = cycle();

@@ -15,15 +15,16 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Descriptor of an operand tile that the copy engine wrote with the 128-byte swizzle. K-major: rows of 64 k (128 bytes),
-// groups of eight 1024 bytes apart. MN-major: chunks of 64 rows or columns, each [k][64], `chunk_bytes` apart.
+// Descriptor of an operand tile that the copy engine wrote with the 128-byte swizzle. K-major: rows of 64 k (128
+// bytes), where groups of eight rows lie 1024 bytes apart. MN-major: chunks of 64 rows or columns, each [k][64],
+// `chunk_bytes` apart.
 template <bool kMnMajor>
 __device__ __forceinline__ std::uint64_t tile_descriptor(std::uint32_t shared, std::uint32_t chunk_bytes) {
   constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
   const std::uint64_t leading = kMnMajor ? chunk_bytes >> 4 : 1;
   return kSwizzle128 | std::uint64_t{1024 >> 4} << 32 | leading << 16 | (shared >> 4 & 0x3fff);
 }
-// What a step of 16 k adds to the descriptor.
+// The descriptor's increment for a step of 16 k.
 template <bool kMnMajor>
 constexpr std::uint64_t kDescriptorStep = (kMnMajor ? 16 * 128 : 16 * 2) >> 4;
 
