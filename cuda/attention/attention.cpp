@@ -1,4 +1,4 @@
-// CUDA backend of attention: checks of memory safety, which kernel serves a call, which architecture's runs.
+// CUDA backend of attention: checks of memory safety, the kernel that serves a call, and the architecture that runs it.
 #include "rlk/ops/attention.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ bool at_16_bytes(std::initializer_list<const void*> arrays) {
 }
 
 // Whether the copy engine can fetch an array's heads: it needs strides that are multiples of 16 bytes and not 0.
-// `alone`: the stride of sequences is not used.
+// `alone`: there is one sequence, whose stride is not used.
 bool can_fetch(const AttentionInput& p, const AttentionHeads& a, bool alone) {
   constexpr std::int64_t kMostStride = std::int64_t{1} << 39;
   if (!attention_at_16_bytes(a, p.dtype)) return false;
@@ -34,12 +34,12 @@ bool can_fetch(const AttentionInput& p, const AttentionHeads& a, bool alone) {
   if (a.token_stride == 0 || (a.head_stride == 0 && p.num_q_heads > 1)) return false;
   return alone || p.num_sequences <= 1 || a.sequence_stride != 0;
 }
-// K and V, also of pages: then pages are what stands for sequences.
+// Whether the copy engine can fetch K and V. Where they are paged, a page takes the place of a sequence.
 bool can_fetch_keys(const AttentionParams& p) {
   if (p.dtype == DType::kFloat32 || p.head_dim > 128) return false;
   if (p.num_sequences == 0 || p.k_tokens == 0 || p.k_tokens >= kMostTokens) return false;
   const bool paged = p.block_table != nullptr;
-  if (p.group_offsets != nullptr) return false;  // pages begin inside of blocks
+  if (p.group_offsets != nullptr) return false;  // pages begin inside blocks of keys
   if (paged && (p.num_pages == 0 || p.num_pages >= kMostTokens)) return false;
   // A box is a page, or part of one. Its rows must be a multiple of eight, since the swizzle repeats every eight rows.
   if (paged && (p.page_size < 8 || p.page_size >= kMostTokens || (p.page_size & (p.page_size - 1)) != 0)) {
@@ -68,11 +68,11 @@ bool fits_wgmma(const AttentionBackwardParams& p) {
   if (!at_16_bytes({p.dq, p.dk, p.dv}) || p.num_sequences == 0) return false;
   if (p.dq == nullptr && p.dk == nullptr) return false;  // dsinks alone
   const GradientLayout layout(p);
-  constexpr std::int64_t kMostHeads = 65535;  // bound of a grid's second dimension
+  constexpr std::int64_t kMostHeads = 65535;  // the largest second dimension of a grid
   return layout.slots * p.num_q_heads < kMostTokens / 64 && layout.jobs < kMostTokens && p.num_q_heads <= kMostHeads;
 }
 
-constexpr std::int64_t kWgmmaQueries = 64;  // per sequence: half of a forward tile, a backward tile
+constexpr std::int64_t kWgmmaQueries = 64;  // queries of a sequence: half of a forward tile, one backward tile
 
 std::int64_t sequences_of(const AttentionInput& p) {
   return p.cu_seqlens_q != nullptr && p.num_sequences > 0 ? p.num_sequences : 1;
@@ -92,14 +92,15 @@ bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capabili
 }
 
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors) {
-  constexpr std::int64_t kFewRows = 32;  // rows per sequence: most of a larger tile would be empty
+  constexpr std::int64_t kFewRows = 32;  // rows of a sequence, for which most of a larger tile would be empty
   const std::int64_t sequences = sequences_of(p);
   const AttentionPlan few_rows = {AttentionKernel::kFewRows}, pairs = {AttentionKernel::kPairs};
   const AttentionPlan clusters = {AttentionKernel::kClusters}, wgmma = {AttentionKernel::kWgmma};
   if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences && fits_plan(p, few_rows, capability)) {
     const std::int64_t blocks = SplitGrid(p).blocks;
     if (blocks * SplitGrid::kCluster * 4 / 3 <= multiprocessors && fits_plan(p, clusters, capability)) return clusters;
-    // Not every multiprocessor finds three others for a cluster. More blocks than multiprocessors hide each other's waits, by three a multiprocessor.
+    // Not every multiprocessor finds three others for a cluster. Calls with more blocks than multiprocessors take
+    // kFewRows: three blocks run on a multiprocessor and hide each other's waits.
     return blocks <= multiprocessors && fits_plan(p, pairs, capability) ? pairs : few_rows;
   }
   return p.q_tokens >= kWgmmaQueries * sequences && fits_plan(p, wgmma, capability) ? wgmma : AttentionPlan{};

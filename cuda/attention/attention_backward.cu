@@ -14,7 +14,7 @@ void attention_backward(const AttentionBackwardParams& p, [[maybe_unused]] Gradi
       if constexpr (T::kPacked) {
         run_attention_gradients<T>(p, stream);
         if (p.dsinks == nullptr) return;
-        AttentionBackwardParams of_delta = p;  // it lies behind what the gradients work in
+        AttentionBackwardParams of_delta = p;  // delta lies behind the workspace of the gradients
         of_delta.workspace = static_cast<unsigned char*>(p.workspace) + GradientLayout(p).end;
         run_attention_delta<T>(of_delta, stream);
         run_attention_sinks(p, static_cast<const float*>(of_delta.workspace), stream);

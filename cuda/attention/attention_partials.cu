@@ -1,5 +1,6 @@
-// attention's partials and their merge on CUDA, compiled once per architecture. bf16 and fp16: the blocks of threads that
-// serve few queries, 16 rows and a split each, whose results leave in the public layout. float32: tiles of 16 rows.
+// attention's partials and their merge on CUDA, compiled once per architecture. bf16 and fp16 take the blocks of
+// threads that serve few queries, with 16 rows and a split each. Their results leave in the public layout. float32
+// takes tiles of 16 rows.
 #include "forward.cuh"
 #include "rlk/kernels/attention_merge.h"
 

@@ -1,5 +1,5 @@
-// attention over trees on CUDA, compiled once per architecture: mma.sync and the tiles of float32, each key looked up by its
-// number along the path.
+// attention over trees on CUDA, compiled once per architecture: mma.sync, and tiles for float32. Each key is found by
+// its number along the path.
 #include "backward.cuh"
 #include "forward.cuh"
 

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   attention_delta<Machine, T>(p, rows, blockIdx.x, gridDim.x);
 }
 
-// A multiprocessor's blocks of threads: for trees ptxas would choose two and spill. 0: its choice.
+// Blocks of threads that share a multiprocessor; 0: ptxas chooses. For trees it would choose two and spill.
 template <class Params>
 constexpr int kBlocksOfGradients = kMayBranch<Params> ? 1 : 0;
 
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kBlocksOfGradients<Params>)
   }
 }
 
-// float32. Tiles of a tree have 16 rows: registers hold its sums twice.
+// float32. Tiles of a tree have 16 rows, since registers hold their sums twice.
 template <class Params>
 void run_attention_backward_tiles(const Params& p, bool vectors, cudaStream_t stream) {
   const auto launch = [&](auto tile) {
@@ -73,7 +73,7 @@ void run_attention_backward_tiles(const Params& p, bool vectors, cudaStream_t st
   }
 }
 
-// Into p.workspace.
+// Writes delta to p.workspace.
 template <class T>
 void run_attention_delta(const AttentionBackwardParams& p, cudaStream_t stream) {
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;

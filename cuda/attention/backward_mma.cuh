@@ -1,7 +1,7 @@
-// attention, backward, of bf16 and fp16 by mma.sync, for SM80 and later: serves every shape, stride and list. One pass
-// gives dq to rows of queries, the other dk and dv to keys. In both a block of four warps has 64 rows of its own and walks
-// the tokens on the other side, 32 at a time, through two stages of shared memory. Both passes compute the scores, so a
-// call takes seven products in place of five. Bound by mma.sync; numbers: README.md.
+// attention, backward, of bf16 and fp16 by mma.sync, for SM80 and later. It serves every shape, stride and list. One
+// pass computes dq for rows of queries, the other dk and dv for rows of keys. In both a block of four warps has 64
+// rows. It walks the tokens of the other side, 32 at a time, through two stages of shared memory. Both passes compute
+// the scores, so a call takes seven products in place of five. Bound by mma.sync; numbers: README.md.
 #pragma once
 
 #include "forward_mma.cuh"
@@ -10,18 +10,20 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A block's shape. kColumns: head_dim, filled up with +0. A block writes kOut columns of its gradients.
+// A block's shape. kColumns: head_dim, rounded up, with +0 in the added columns. A block writes kOut columns of its
+// gradients.
 template <int kColumns_, bool kOfKeys_, int kMostOut = 128>
 struct BackwardMmaTile {
   static constexpr int kColumns = kColumns_;
-  static constexpr bool kOfKeys = kOfKeys_;  // dk and dv, else dq
+  static constexpr bool kOfKeys = kOfKeys_;  // the pass for dk and dv; else the pass for dq
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kRows = 16 * kWarps, kOthers = 32;
   static constexpr int kOut = kColumns < kMostOut ? kColumns : kMostOut, kParts = kColumns / kOut;
   static constexpr int kScores = kOthers / 8, kSums = kOut / 8;  // tiles of 8 columns
   static constexpr int kSteps = kColumns / 16;
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8;  // a chunk is 16 bytes
   static constexpr int kBlock = attention_block(kColumns);
-  // K and V, or Q and dO, of the block's rows; two stages of those of the other side; two stages of u and delta.
+  // Offsets in shared memory: K and V, or Q and dO, of the block's rows; two stages of the other side's two operands;
+  // two stages of u and delta.
   static constexpr int kOwnBytes = kRows * kRowBytes, kOtherBytes = kOthers * kRowBytes;
   static constexpr int kOthersAt = 2 * kOwnBytes, kScalarsAt = kOthersAt + 4 * kOtherBytes;
   static constexpr int kBytes = kScalarsAt + 4 * kOthers * 4;
@@ -33,7 +35,7 @@ class MmaBackward {
   __device__ __forceinline__ MmaBackward(const Params& p, const AttentionGrid& g, int part, unsigned char* memory)
       : p_(p), g_(g), part_(part), memory_(memory), shared_(shared_address(memory)) {}
 
-  // The part of a tile's rows from `begin` on that lies in one sequence; where the next one begins.
+  // Processes the rows of a tile from `begin` on that lie in one sequence. Returns where the next sequence begins.
   __device__ __forceinline__ std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, Tile::kOfKeys ? p_.cu_seqlens_k : p_.cu_seqlens_q, place, begin);
     kv_head_ = place.kv_head;
@@ -44,7 +46,7 @@ class MmaBackward {
     }
     clear(a_);
     clear(b_);
-    // Only then: what is in no sequence has no offsets.
+    // Set only here, since tokens of no sequence have no offsets.
     if (segment.exists) {
       if constexpr (kSharesKeys) {
         visit_segment(segment.sequence, begin, segment.last);
@@ -53,12 +55,12 @@ class MmaBackward {
       }
     }
     finish(segment.sequence, begin, segment.last);
-    __syncthreads();  // the next segment writes what this one reads
+    __syncthreads();  // the next segment overwrites memory that this one reads
     return segment.last;
   }
 
  private:
-  // Whether the rows are keys of a segment that others of its tree see, too.
+  // Whether the rows are keys of a segment that other segments of its tree see, too.
   static constexpr bool kSharesKeys = kMayBranch<Params> && Tile::kOfKeys;
   using Sums = float[Tile::kSums][4];
   static __device__ __forceinline__ void clear(Sums& sums) {
@@ -77,7 +79,7 @@ class MmaBackward {
     return reinterpret_cast<float*>(memory_ + Tile::kScalarsAt) + (2 * stage + which) * Tile::kOthers;
   }
 
-  // Keys of a row, or queries, by the number of the key that stands where the query does.
+  // The keys that a row sees, or the queries that see it. A query counts by the number of the key at its place.
   __device__ __forceinline__ AttentionRange seen_by(const AttentionSpan& span, std::int64_t row) const {
     if constexpr (Tile::kOfKeys) {
       const std::int64_t j = row - first_key_token(span);
@@ -106,11 +108,11 @@ class MmaBackward {
     }
   }
 
-  // The rows' numbers count from it.
+  // The token from which the rows' numbers count.
   __device__ __forceinline__ std::int64_t first_key_token(const AttentionSpan& span) const {
     return kSharesKeys ? own_first_ : span.k_first;
   }
-  // Where the head of a key begins; kNoPage of one that is none.
+  // The offset of a key's head, or kNoPage for a key of an invalid page.
   __device__ __forceinline__ std::int64_t key_at(const AttentionHeads& a, const AttentionSpan& span,
                                                  std::int64_t j) const {
     const std::int64_t offset = key_offset(p_, a, span, j);
@@ -120,14 +122,15 @@ class MmaBackward {
                                                        std::int64_t i, std::int64_t head) const {
     return offset_of(a, p_.cu_seqlens_q != nullptr, span.sequence, span.q_first + i) + head * a.head_stride;
   }
-  // A chunk of row `row` of an operand; +0 where `offset` is kZeroRow or kNoPage.
+  // Copies a chunk of row `row` of an operand. If `offset` is kZeroRow or kNoPage it writes +0.
   __device__ __forceinline__ void load(const AttentionHeads& a, std::int64_t offset, std::uint32_t operand, int row,
                                        int chunk) const {
     load_operand_chunk<T, false>(in_memory(static_cast<const typename T::Storage*>(a.data)), offset, chunk,
                                  static_cast<int>(p_.head_dim), g_.vectors, chunk_of<Tile>(operand, row, chunk));
   }
 
-  // Keys of a segment: the chains of each segment of queries that sees some, ascending. Every key is seen: its own token does.
+  // Keys of a segment: one chain for each segment of queries that sees any of them, ascending. Every key is seen at
+  // least by its own token's query.
   __device__ __forceinline__ void visit_segment(std::int64_t segment, std::int64_t begin, std::int64_t end) {
     own_first_ = AttentionSpan(p_, segment).k_first;
     Sums dk, dv;
@@ -201,7 +204,7 @@ class MmaBackward {
     }
   }
 
-  // Where a walk is: tokens [x, x + kOthers) of a query head of the group, or of a block of keys.
+  // The position of a walk: tokens [x, x + kOthers) of a query head of the group, or of a block of keys.
   struct Step {
     int outer, x;
   };
@@ -214,7 +217,7 @@ class MmaBackward {
     const int end = Tile::kOfKeys ? last_ : min(at.outer + Tile::kBlock, last_);
     return at.x + Tile::kOthers >= end;
   }
-  // Whether there is a next one.
+  // Advances, and returns whether there is a next position.
   __device__ __forceinline__ bool advance(Step* at) const {
     if (!ends_outer(*at)) {
       at->x += Tile::kOthers;
@@ -233,7 +236,7 @@ class MmaBackward {
   __device__ __forceinline__ void load_others(const AttentionSpan& span, Step at, int stage) const {
     const std::int64_t past = span.num_keys - span.num_queries;
     const auto exists = [&](std::int64_t x) {
-      if constexpr (!Tile::kOfKeys) return x < span.num_keys;  // seen or not: a matrix unit multiplies both
+      if constexpr (!Tile::kOfKeys) return x < span.num_keys;  // unseen tokens, too: a matrix unit multiplies them
       return x >= past && x - past < span.num_queries && !span.keys_of(x - past).empty();
     };
     const std::int64_t head = kv_head_ * group_ + (Tile::kOfKeys ? at.outer : 0);
@@ -282,12 +285,12 @@ class MmaBackward {
       __syncthreads();
       take(at.x, stage);
       if (!Tile::kOfKeys && ends_outer(at)) add_block();
-      __syncthreads();  // the stage was read
+      __syncthreads();  // all warps have read the stage
       at = next;
     }
   }
 
-  // Products of the block's rows with 32 others: into the sums.
+  // Adds the products of the block's rows with 32 tokens of the other side to the sums.
   __device__ __forceinline__ void take(int x, int stage) {
     float s[Tile::kScores][4] = {}, dp[Tile::kScores][4] = {};
     const int row = threadIdx.x / 32 * 16 + lane() % 16;
@@ -313,7 +316,8 @@ class MmaBackward {
     accumulate(ds, others(0, stage), a_);
   }
 
-  // Products of q and k, and of dout and v, to p and ds as the A operand of steps of 16 others.
+  // Turns the products of q and k, and of dout and v, into p and ds. They are the A operand of steps of 16 tokens of
+  // the other side.
   template <bool kCaps>
   __device__ __forceinline__ void weights(int x, int stage, const float (&s)[Tile::kScores][4],
                                           const float (&dp)[Tile::kScores][4], std::uint32_t (&p)[Tile::kScores][2],
@@ -362,7 +366,7 @@ class MmaBackward {
     }
   }
 
-  // dq's chain of a block of keys into the sum of those behind it.
+  // Adds dq's chain of a block of keys to the sum of the blocks behind it.
   __device__ __forceinline__ void add_block() {
 #pragma unroll
     for (int tile = 0; tile < Tile::kSums; ++tile) {
@@ -414,18 +418,19 @@ class MmaBackward {
   unsigned char* memory_;
   std::uint32_t shared_;
   std::int64_t kv_head_ = 0;
-  std::int64_t own_first_ = 0;            // kSharesKeys: the token of key 0 of the rows' own path, were it in one piece
+  std::int64_t own_first_ =
+      0;  // kSharesKeys: the token that key 0 of the rows' path would have if the path were contiguous
   int group_ = 1, first_ = 0, last_ = 0;  // query heads of a key head; tokens that any row sees
-  int sees_[2][2];                        // keys that each of a thread's rows sees
-  float u_[2], delta_[2];                 // u and delta of these rows, where they are queries
-  Sums a_, b_;                            // dk and dv; or dq of a block of keys and of the blocks behind it
+  int sees_[2][2];                        // the range of keys that each of a thread's rows sees
+  float u_[2], delta_[2];                 // u and delta of these rows, if they are queries
+  Sums a_, b_;  // sums of dk and dv; or of dq for a block of keys and for the blocks behind it
 };
 
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(Tile::kThreads)
     attention_backward_mma_kernel(const __grid_constant__ Params p, const __grid_constant__ AttentionGrid g) {
   extern __shared__ __align__(128) unsigned char memory[];
-  // The longest rows first: under a causal mask the last queries and the first keys.
+  // Rows with the most work come first: under a causal mask the last queries and the first keys.
   const unsigned at = blockIdx.x / Tile::kParts, tiles = gridDim.x / Tile::kParts;
   const AttentionPlace place(p, g, Tile::kOfKeys ? tiles - 1 - at : at, Tile::kRows);
   MmaBackward<T, Tile, Params> backward(p, g, static_cast<int>(blockIdx.x % Tile::kParts), memory);
@@ -443,7 +448,7 @@ void launch_attention_backward_mma(const Params& p, bool vectors, cudaStream_t s
   check(cudaGetLastError(), "launch of attention's gradients");
 }
 
-// Columns of dk and dv that a block writes: those of a tree need twice the sums.
+// Columns of dk and dv that a block writes. Trees need twice the sums, so their blocks write fewer.
 template <class Params>
 constexpr int columns_of_keys(int columns) {
   if (!kMayBranch<Params>) return 128;

@@ -42,14 +42,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const GradientWork& work = works[job & 1];
     if (work.sequence < 0) break;
     rows.run(work);
-    mbarrier_arrive(shared.work_empty(job & 1));  // each thread, which has read it
+    mbarrier_arrive(shared.work_empty(job & 1));  // every thread arrives after its read
   }
 }
 
 // A tile of queries for the kernels that take one each.
 struct GradientPlace {
   std::int64_t sequence;
-  std::int32_t tile;  // its position
+  std::int32_t tile;  // the tile's position
   GradientQueries queries;
   std::int64_t q_first;
   bool exists;
@@ -71,7 +71,7 @@ __device__ __forceinline__ GradientPlace gradient_place(const AttentionBackwardP
   return at;
 }
 
-// Every job, and u and delta of a tile's rows, four heads a block.
+// Computes every job, and u and delta of a tile's rows, four heads a block.
 constexpr int kPreparedHeads = 4;
 template <class T, class Tile>
 __global__ void __launch_bounds__(kPreparedHeads * 64)
@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
        job += threads) {
     call.works[job] = gradient_work(p, call, job);
   }
-  // A warp takes 32 rows of a head, four at a time. Eight lanes share a row, one chain each. Rows are loaded in whole
-  // chunks and read from shared memory by columns.
+  // A warp takes 32 rows of a head, four at a time. Eight lanes share a row and have one chain each. Rows are loaded in
+  // whole chunks and read from shared memory by columns.
   constexpr int kRowBytes = Tile::kColumns * 2, kStride = kRowBytes + 16, kChunks = kRowBytes / 16;
   constexpr int kLoads = 4 * kChunks / 32;
   __shared__ __align__(16) unsigned char staged[kPreparedHeads * 2][2][4 * kStride];
@@ -239,8 +239,8 @@ void launch_attention_gradients(const AttentionBackwardParams& p, cudaStream_t s
   call.slack = static_cast<std::int32_t>(layout.slack);
   call.key_blocks = static_cast<std::int32_t>(layout.key_blocks);
   call.jobs = static_cast<std::int32_t>(layout.jobs);
-  // One head's blocks follow one another through its tiles, some two tiles apart. Where it has more blocks than then find
-  // room, heads take turns.
+  // The blocks of one head follow one another through its tiles, about two tiles apart. If there are more blocks than
+  // this distance allows, heads alternate.
   const auto of_each = [&](std::int64_t tokens, const std::int32_t* offsets) {
     return offsets != nullptr ? tokens / p.num_sequences : tokens;
   };
@@ -273,7 +273,7 @@ void launch_attention_gradients(const AttentionBackwardParams& p, cudaStream_t s
         <<<static_cast<unsigned>((tokens + 7) / 8), 256, 0, stream>>>(p, tokens);
     check(cudaGetLastError(), "launch of attention's clearing");
   };
-  // Where every token is in use, and sees a key, there is nothing to clear.
+  // If every token is in use and sees a key, nothing needs clearing.
   const bool some_keys = p.cu_seqlens_k != nullptr || p.seqused_k != nullptr || p.leftpad_k != nullptr;
   const bool some_queries = p.cu_seqlens_q != nullptr || p.seqused_q != nullptr;
   if (p.dq != nullptr && (some_queries || some_keys || (p.causal && p.k_tokens < p.q_tokens))) {

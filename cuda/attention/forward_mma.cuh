@@ -1,7 +1,7 @@
-// attention, forward, of bf16 and fp16 by mma.sync, for SM80 and later: serves every shape, stride and list. A block of
-// four warps has 64 rows, each a query with one of the heads that share a key head, and walks their keys block by block.
-// K and V pass through shared memory; scores, probabilities and sums stay in registers.
-// cp.async brings V while K is multiplied, and the next K while V is. Bound by mma.sync; numbers: README.md.
+// attention, forward, of bf16 and fp16 by mma.sync, for SM80 and later. It serves every shape, stride and list. A block
+// of four warps has 64 rows; a row is one query with one of the heads that share a key head. The block walks the rows'
+// keys block by block. K and V pass through shared memory; scores, probabilities and sums stay in registers. cp.async
+// loads V while K is multiplied, and the next K while V is multiplied. Bound by mma.sync; numbers: README.md.
 #pragma once
 
 #include "../common/async_copy_groups_sm80.cuh"
@@ -14,7 +14,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A block's shape. kColumns: head_dim, filled up with +0.
+// A block's shape. kColumns: head_dim, rounded up, with +0 in the added columns.
 template <int kColumns_>
 struct MmaTile {
   static constexpr int kColumns = kColumns_, kWarps = 4;
@@ -24,17 +24,18 @@ struct MmaTile {
   static constexpr int kSteps = kColumns / 16;                            // steps of a score
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8;  // a chunk is 16 bytes
   static constexpr int kOperandBytes = kKeys * kRowBytes;
-  static constexpr bool kHoldsQueries = kColumns <= 128;  // in registers; else they are read from shared memory again
+  static constexpr bool kHoldsQueries =
+      kColumns <= 128;  // queries stay in registers; else each block of keys reads them from shared memory
   static constexpr int kQueryBytes = kRows * kRowBytes;
-  // K, V, the total of the splits before, queries (on their way to registers where V comes later), and where keys lie (K's
-  // and V's of two blocks).
+  // Offsets in shared memory: K, V, the total of earlier splits, queries (on their way to registers, in memory that V
+  // takes later), and the addresses of keys (K's and V's of two blocks).
   static constexpr int kTotal = 2 * kOperandBytes, kTotalEnd = kTotal + kThreads * kSums * 16;
   static constexpr int kQueries = kHoldsQueries ? kOperandBytes : kTotalEnd;
   static constexpr int kOffsets = kTotalEnd + (kHoldsQueries ? 0 : kQueryBytes), kBytes = kOffsets + 4 * kKeys * 8;
   static_assert(!kHoldsQueries || kQueryBytes <= kOperandBytes);
 };
 
-// Chunk `chunk` of row `row` of an operand; rows that ldmatrix reads together lie in different banks.
+// The address of chunk `chunk` of row `row` of an operand. Rows that ldmatrix reads together lie in different banks.
 template <class Tile>
 __device__ __forceinline__ std::uint32_t chunk_of(std::uint32_t operand, int row, int chunk) {
   return operand + row * Tile::kRowBytes + (chunk ^ (row & 7)) * 16;
@@ -54,7 +55,7 @@ __device__ __forceinline__ void load_operand_chunk(const typename T::Storage* he
     store_shared_16(to, x.v[0].v);
   }
 }
-// A block of keys or values, where `offsets` say.
+// Loads a block of keys or values from `offsets`.
 template <class T, class Tile, bool kIsKey>
 __device__ __forceinline__ void load_operand_rows(const typename T::Storage* head, const std::int64_t* offsets,
                                                   int head_dim, bool vectors, std::uint32_t to) {
@@ -65,7 +66,7 @@ __device__ __forceinline__ void load_operand_rows(const typename T::Storage* hea
   }
 }
 
-// A row's probabilities, by its reference.
+// Computes a row's probabilities, by its reference.
 template <Exp kExp>
 struct MmaProbability {
   float c, m, q, addend;
@@ -91,7 +92,7 @@ class MmaForward {
   __device__ __forceinline__ MmaForward(const Params& p, const AttentionGrid& g, unsigned char* memory)
       : p_(p), g_(g), memory_(memory), shared_(shared_address(memory)) {}
 
-  // The part of a tile's rows from `begin` on that lies in one sequence; where the next one begins.
+  // Processes the rows of a tile from `begin` on that lie in one sequence. Returns where the next sequence begins.
   __device__ __forceinline__ std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, p_.cu_seqlens_q, place, begin);
     kv_head_ = place.kv_head;
@@ -99,10 +100,10 @@ class MmaForward {
 #pragma unroll
     for (auto& sees : sees_) sees[0] = sees[1] = 0;
     begin_rows();
-    // Only then: what is in no sequence has no offsets.
+    // Set only here, since tokens of no sequence have no offsets.
     if (segment.exists) visit(AttentionSpan(p_, segment.sequence), begin, segment.last);
     finish(segment.sequence, begin, segment.last);
-    __syncthreads();  // the next segment writes what this one reads
+    __syncthreads();  // the next segment overwrites memory that this one reads
     return segment.last;
   }
 
@@ -113,7 +114,7 @@ class MmaForward {
     if (queries.empty()) return;
     const AttentionRange keys = span.keys_of(queries);
     if (keys.empty()) return;
-      // A thread's rows, and what they see.
+      // A thread's rows, and the keys that they see.
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::int64_t row = begin + row_of_thread(r), i = row / g_.group - span.q_first;
@@ -138,7 +139,7 @@ class MmaForward {
   __device__ __forceinline__ float4* total() const {
     return reinterpret_cast<float4*>(memory_ + Tile::kTotal) + threadIdx.x;
   }
-  // Where the rows of K (0) or V (1) lie, of even or odd blocks.
+  // Addresses of the rows of K (0) or V (1), for even or odd blocks.
   __device__ __forceinline__ std::int64_t* offsets(int which, int parity) const {
     return reinterpret_cast<std::int64_t*>(memory_ + Tile::kOffsets) + (which * 2 + parity) * Tile::kKeys;
   }
@@ -167,7 +168,7 @@ class MmaForward {
     const int parity = block / Tile::kKeys % 2;
     for (int i = threadIdx.x; i < Tile::kKeys; i += Tile::kThreads) {
       const int j = block + i;
-      const bool used = j < span.num_keys;  // seen by a row or not: a matrix unit multiplies both
+      const bool used = j < span.num_keys;  // unseen keys, too: a matrix unit multiplies them
       offsets(0, parity)[i] = used ? key_offset(p_, p_.k, span, j) : kZeroRow;
       offsets(1, parity)[i] = used ? key_offset(p_, p_.v, span, j) : kZeroRow;
     }
@@ -217,7 +218,7 @@ class MmaForward {
       const int next = block + Tile::kKeys, parity = block / Tile::kKeys % 2;
       if (next < last_key_) locate(span, next);
       copy_async_wait<0>();
-      __syncthreads();  // K is there; V was read; where the next keys lie is known
+      __syncthreads();  // K has arrived; V was read; the addresses of the next keys are known
       load_operand<false>(p_.v, offsets(1, parity), values_at());
       float s[Tile::kScores][4];
       multiply(s);
@@ -234,7 +235,7 @@ class MmaForward {
       Machine::kHasHardwareExp&& p_.exp == Exp::kHardware ? probabilities<Exp::kHardware>(s, weights)
                                                           : probabilities<Exp::kPortable>(s, weights);
       copy_async_wait<1>();
-      __syncthreads();  // V is there
+      __syncthreads();  // V has arrived
       accumulate(weights);
     }
     merge_split();
@@ -273,7 +274,7 @@ class MmaForward {
     }
   }
 
-  // What a row does not see has score -Inf.
+  // Sets the scores of keys that a row does not see to -Inf.
   __device__ __forceinline__ void hide(int block, float (&s)[Tile::kScores][4]) const {
     const int first = max(sees_[0][0], sees_[1][0]), last = min(sees_[0][1], sees_[1][1]);
     if (__all_sync(0xffffffffu, block >= first && block + Tile::kKeys <= last)) return;
@@ -312,7 +313,8 @@ class MmaForward {
     }
   }
 
-  // Scores to probabilities: unrounded into the chains, rounded as the A operand of steps of 16 keys.
+  // Turns scores into probabilities. The chains take them unrounded. Rounded they are the A operand of steps of 16
+  // keys.
   template <Exp kExp>
   __device__ __forceinline__ void probabilities(float (&s)[Tile::kScores][4],
                                                 std::uint32_t (&weights)[Tile::kScores][2]) {
@@ -354,7 +356,7 @@ class MmaForward {
     }
   }
 
-  // The split's sums into the total.
+  // Merges the split's sums into the total.
   __device__ __forceinline__ void merge_split() {
     float before[2], of_split[2];
 #pragma unroll
@@ -384,7 +386,7 @@ class MmaForward {
     has_total_ = true;
   }
 
-  // Sinks into rows that see something; the others are not looked at.
+  // Merges sinks into rows that see a key. Other rows are ignored.
   __device__ __forceinline__ void merge_sinks(std::int64_t begin) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -439,11 +441,11 @@ class MmaForward {
   std::uint32_t shared_;
   std::int64_t kv_head_ = 0;
   int first_key_ = 0, last_key_ = 0;
-  int sees_[2][2];                   // keys, of a thread's rows
+  int sees_[2][2];                   // the range of keys that each of a thread's rows sees
   AttentionReference reference_[2];  // reference of the split
-  float m_[2], l_[2];                // maximum and sum over the splits before
+  float m_[2], l_[2];                // maximum and sum over earlier splits
   bool has_total_ = false;
-  float chains_[2][2];          // chains of l: per row, keys 2 t and 2 t + 1 of eight
+  float chains_[2][2];          // two chains of l for each row: keys 2 t and 2 t + 1 of every eight
   float sums_[Tile::kSums][4];  // O of the split
   std::uint32_t q_[Tile::kHoldsQueries ? Tile::kSteps : 1][4];
 };

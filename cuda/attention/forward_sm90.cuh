@@ -1,7 +1,8 @@
-// attention, forward, of bf16 and fp16 by wgmma, for SM90: heads of 64 or 128 columns whose tokens the copy engine can
-// fetch, not paged, of sequences with many queries. A block is persistent: a warp loads, two warpgroups have 64 rows each
-// of a tile of 128 queries of one head and take turns on the matrix units. Inside of a warpgroup, a block's softmax runs
-// beside the products of the block before (P V) and of its own (Q K^T). Bound by wgmma; numbers: README.md.
+// attention, forward, of bf16 and fp16 by wgmma, for SM90. It serves heads of 64 or 128 columns whose tokens the copy
+// engine can fetch, without pages, and sequences with many queries. A block of threads is persistent. One warp loads.
+// Two warpgroups have 64 rows each of a tile of 128 queries of one head, and take turns on the matrix units. Inside a
+// warpgroup, a block's softmax runs beside the previous block's P V and the next block's Q K^T. Bound by wgmma;
+// numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -41,9 +42,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   for (;;) {
     mbarrier_wait_block(shared.tile_full(slot.stage), slot.phase);
     const WgmmaWork work = slots[slot.stage];
-    // The barrier tells ptxas that warps have converged: what follows then stays in uniform registers.
+    // The barrier tells ptxas that warps have converged. Values after it then stay in uniform registers.
     asm volatile("bar.sync %0, 128;" ::"r"(4 + warpgroup) : "memory");
-    mbarrier_arrive(shared.tile_empty(slot.stage));  // each thread, which has read it
+    mbarrier_arrive(shared.tile_empty(slot.stage));  // every thread arrives after its read
     slot.advance(2);
     if (work.places < 0) break;
     rows.run(work);
@@ -59,7 +60,7 @@ void launch_attention_wgmma(const AttentionParams& p, cudaStream_t stream) {
   const bool packed = p.cu_seqlens_q != nullptr;
   const std::int64_t blocks = packed ? p.q_tokens / 128 + p.num_sequences : (p.q_tokens + 127) / 128;
   const std::int64_t heads = p.num_q_heads * (packed ? 1 : p.num_sequences);
-  // Heads whose keys and values together stay in L2 while their tiles are at work.
+  // The number of heads whose keys and values together stay in L2 while their tiles run.
   constexpr std::int64_t kOfL2 = std::int64_t{24} << 20;
   const std::int64_t group = p.num_q_heads / p.num_kv_heads;
   const std::int64_t fit = std::max<std::int64_t>(kOfL2 / (p.k_tokens * Tile::kColumns * 4), 1) * group;

@@ -11,8 +11,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A thread has keys 16 w + g and 8 behind, w its warp, g = lane / 4, of scores the queries 8 j + 2 (lane % 4) and the next,
-// of sums the columns: x[4 j + 2 {row} + {column}].
+// A thread has two keys: 16 w + g and the one 8 behind, where w is its warp and g = lane / 4. For scores it has the
+// queries 8 j + 2 (lane % 4) and the next, for sums the columns of these numbers: x[4 j + 2 {row} + {column}].
 template <class T, class Tile, Exp kExp>
 class GradientRows {
  public:
@@ -26,7 +26,7 @@ class GradientRows {
   __device__ __forceinline__ void run(const GradientWork& work) {
 #pragma unroll
     for (int i = 0; i < Tile::kSums; ++i) dk_[i] = dv_[i] = 0.0f;
-    pin(dk_);  // here, and not among products that are under way
+    pin(dk_);  // computed here, not among products in flight
     pin(dv_);
     if (work.tile < work.last_tile) {
       mbarrier_wait_block(shared_.keys_full(), jobs_++ & 1);
@@ -51,7 +51,7 @@ class GradientRows {
   __device__ __forceinline__ int stage() const { return tiles_ & 1; }
   __device__ __forceinline__ int phase() const { return tiles_ >> 1 & 1; }
   static_assert(Tile::kStages == 2);
-  // Both warpgroups.
+  // A barrier of both warpgroups.
   static __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
   __device__ __forceinline__ void walk(const GradientWork& work) {
@@ -91,7 +91,7 @@ class GradientRows {
     pin(dv_);
   }
 
-  // x = a's 64 rows of keys times 64 queries, over all columns, from +0.
+  // x = the 64 keys of `a` times 64 queries, over all columns, from +0.
   __device__ __forceinline__ void multiply(std::uint32_t keys, std::uint32_t queries, float (&x)[32]) const {
     const std::uint64_t a = tile_descriptor<false>(keys, 0), b = tile_descriptor<false>(queries, 0);
     wgmma_fence();
@@ -114,7 +114,7 @@ class GradientRows {
     }
     wgmma_commit();
   }
-  // dq of this tile and block of keys: the warpgroup's half of the columns.
+  // Computes dq for this tile and block of keys: the warpgroup's half of the columns.
   __device__ __forceinline__ void multiply_dq() {
     constexpr int kHalf = Tile::kColumns == 128 ? Tile::kKeyBox : Tile::kQueryColumns * 2;
     const std::uint64_t a = tile_descriptor<true>(shared_.ds(same_in_warp(stage())), Tile::kKeyBox);
@@ -134,7 +134,7 @@ class GradientRows {
     return x;
   }
 
-  // Scores to probabilities: kept, and as the A operand of steps of 16 queries.
+  // Turns scores into probabilities. They stay in x and become the A operand of steps of 16 queries.
   __device__ __forceinline__ void exponentiate(const GradientWork& work, int tile, int stage) {
     const int first_key = work.key + warpgroup_ * 64, first = max(tile, work.first);
     const bool all = first_key + 64 <= work.num_keys && (!p_.causal || first_key + 63 <= first) &&
@@ -151,7 +151,7 @@ class GradientRows {
     }
     pack(s_, p_of_);
   }
-  // What does not see one another has score -Inf.
+  // Sets the scores of pairs that do not see one another to -Inf.
   __device__ __forceinline__ void hide(const GradientWork& work, int tile) {
     const std::int64_t window = p_.window_size > 0 ? p_.window_size : std::int64_t{1} << 32;
 #pragma unroll
@@ -161,7 +161,7 @@ class GradientRows {
       if (!seen) s_[i] = -infinity();
     }
   }
-  // dp to ds.
+  // Turns dp into ds.
   __device__ __forceinline__ void differentiate(int stage) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -181,7 +181,7 @@ class GradientRows {
     }
   }
 
-  // ds as [keys][queries], for dq's products: rows of 128 bytes with the 128-byte swizzle.
+  // Stores ds as [keys][queries] for dq's products: rows of 128 bytes with the 128-byte swizzle.
   __device__ __forceinline__ void store_ds() const {
     const int lane = thread_ % 32, row = warpgroup_ * 64 + thread_ / 32 * 16 + lane % 16;
     const std::uint32_t to = shared_.ds(stage()) + row * 128;
@@ -194,7 +194,7 @@ class GradientRows {
                    : "memory");
     }
   }
-  // dq to the warp that adds it, a thread's sums as they are.
+  // Hands dq to the warp that adds it, in the order of the threads' sums.
   __device__ __forceinline__ void store_dq(int stage) {
     mbarrier_wait_block(shared_.dq_empty(stage), phase() ^ 1);
     constexpr int kFours = Tile::kQueryColumns / 8;
@@ -209,7 +209,7 @@ class GradientRows {
     mbarrier_arrive(shared_.dq_full(stage));
   }
 
-  // Rows [first, last) of 128 bytes in each box of a tile: +0. A thread of 256.
+  // Clears rows [first, last) of 128 bytes in each box of a tile, by 256 threads.
   __device__ __forceinline__ void clear_rows(std::uint32_t tile, int box_bytes, int first, int last) const {
     const int chunks = (last - first) * 8;
     for (int i = warpgroup_ * 128 + thread_; i < chunks * Tile::kBoxes; i += 256) {
@@ -217,7 +217,7 @@ class GradientRows {
       asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
     }
   }
-  // Keys past the sequence's last: +0, whatever they hold.
+  // Sets keys past the sequence's last to +0, whatever they hold.
   __device__ __forceinline__ void clear_keys(const GradientWork& work) const {
     if (work.key + Tile::kKeys <= work.num_keys) return;
     clear_rows(shared_.keys(), Tile::kKeyBox, work.num_keys - work.key, Tile::kKeys);
@@ -225,7 +225,7 @@ class GradientRows {
     fence_for_copy_engine();
     meet();
   }
-  // Rows that are no queries in use, or see no key.
+  // Clears rows that are no queries in use, or see no key.
   __device__ __forceinline__ void clear_queries(const GradientWork& work, int tile, int stage) const {
     mbarrier_wait_block(shared_.dout_full(stage), phase());
     const int first = min(max(work.first - tile, 0), Tile::kQueries);
@@ -266,7 +266,7 @@ class GradientRows {
   const int warpgroup_;
   const float c_;
   int thread_, row_;
-  int jobs_ = 0, tiles_ = 0;  // that were begun, and done
+  int jobs_ = 0, tiles_ = 0;  // jobs begun, tiles done
   float s_[32], dp_[32], dq_[Tile::kQueryColumns / 2];
   float dk_[Tile::kSums], dv_[Tile::kSums];
   std::uint32_t p_of_[4][4], ds_of_[4][4];  // as A operands

@@ -1,5 +1,5 @@
-// Work of attention's wgmma backward: a call's blocks of keys and what each covers. One warp hands them out and loads them;
-// others add their dq in order.
+// The work of attention's wgmma backward: the blocks of keys of a call, and the tiles that each covers. One warp hands
+// the blocks out and loads them. Others add their dq in order.
 #pragma once
 
 #include "../common/mbarrier_sm90.cuh"
@@ -23,32 +23,32 @@ struct GradientTile {
   static constexpr int kTileBytes = kQueries * kColumns * 4;  // a tile of dq in fp32
   static constexpr int kScalarBytes = kQueries * 4;           // a tile of u, or of delta
   static constexpr int kValuesAt = kKeyBytes, kQueriesAt = 2 * kKeyBytes, kDoutAt = kQueriesAt + kStages * kQueryBytes;
-  static constexpr int kScoresAt = kDoutAt + kStages * kQueryBytes;  // ds, of two tiles in turn
+  static constexpr int kScoresAt = kDoutAt + kStages * kQueryBytes;  // ds of two tiles, alternating
   static constexpr int kDqAt = kScoresAt + 2 * kKeyBox, kScalarsAt = kDqAt + kStages * kTileBytes;
   static constexpr int kBarriersAt = kScalarsAt + kStages * 2 * kScalarBytes, kBarriers = 18;
   static constexpr int kWorkAt = kBarriersAt + kBarriers * 8;
-  static constexpr int kBytes = kWorkAt + 2 * 64 + 1024;  // and what a start at 1024 takes
+  static constexpr int kBytes = kWorkAt + 2 * 64 + 1024;  // 1024: the alignment of the start
 };
 
-// Tiles of queries count from the key that a multiple of 64 numbers. Slots are the tiles of all sequences.
+// Tiles of queries begin at keys whose numbers are multiples of 64. Slots number the tiles of all sequences.
 struct GradientCall {
   CUtensorMap q, dout, k, v;
-  std::int32_t section;             // key heads of a sequence whose blocks take turns
-  std::int32_t jobs, key_blocks;    // blocks of keys: of one sequence; if packed, slots for all sequences
-  std::int32_t slots, of_sequence;  // tiles of queries: of all sequences, and of each if q is not packed
+  std::int32_t section;             // key heads of a sequence whose blocks alternate
+  std::int32_t jobs, key_blocks;    // blocks of keys: those of one sequence; if packed, slots for all sequences
+  std::int32_t slots, of_sequence;  // tiles of queries: those of all sequences, and of each one if q is not packed
   std::int32_t slack;               // slots between packed sequences
   struct GradientWork* works;       // each job's work
   std::uint32_t* counter;           // number of jobs taken beyond the first of each block
-  std::uint32_t* unordered;         // not 0 where offsets contradict the arrays: then no turn may be waited for
-  std::uint32_t* turns;             // [heads, slots]: blocks of keys whose dq is in a tile's sum
-  float* scalars;                   // [heads, slots, 2, 64]: u and delta; u is +Inf of a row that is no query in use
+  std::uint32_t* unordered;         // not 0 if offsets contradict the arrays; then no block may wait for a turn
+  std::uint32_t* turns;             // [heads, slots]: the number of blocks of keys whose dq is in a tile's sum
+  float* scalars;                   // [heads, slots, 2, 64]: u and delta; u is +Inf for a row that is no query in use
   float* sums;                      // [heads, slots, 64 * columns]: dq
 };
 
 // A sequence's queries that see keys, by position.
 struct GradientQueries {
-  std::int32_t first, last;  // positions: numbers of the keys that stand where the queries do
-  std::int32_t base;         // that of tile 0
+  std::int32_t first, last;  // a query's position is the number of the key at its place
+  std::int32_t base;         // position of tile 0
   std::int32_t slot;         // slot of tile 0
   std::int32_t past;         // position of query 0
   __device__ __forceinline__ std::int32_t tiles() const { return first < last ? (last - base + 63) / 64 : 0; }
@@ -64,12 +64,12 @@ __device__ __forceinline__ GradientQueries gradient_queries(const AttentionBackw
                                      : static_cast<std::int32_t>(call.of_sequence * span.sequence);
   return q;
 }
-// The block of keys whose dq is the first in the sum of the tile at position `tile`.
+// The block of keys whose dq comes first in the sum of the tile at position `tile`.
 __device__ __forceinline__ std::int32_t first_contributor(bool causal, std::int32_t num_keys, std::int32_t tile) {
   return (causal ? min(tile + 63, num_keys - 1) : num_keys - 1) / 128;
 }
 
-// The sequence of a slot: the last one whose first slot is no later. first(s) ascends with s.
+// The sequence of a slot: the last one whose first slot is at or before it. first(s) ascends with s.
 template <class First>
 __device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequences, std::int64_t slot,
                                                          const First& first) {
@@ -83,8 +83,8 @@ __device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequen
 
 // A job: 128 keys of one sequence and key head, and the tiles of queries that see any of them.
 struct alignas(16) GradientWork {
-  std::int32_t sequence, kv_head;  // sequence < 0: there are no more
-  std::int32_t key, num_keys;      // the first one's number; those of the sequence
+  std::int32_t sequence, kv_head;  // sequence < 0: no jobs are left
+  std::int32_t key, num_keys;      // number of the first key; keys of the sequence
   std::int32_t k_token;            // token of the first key
   std::int32_t q_token;            // token of position 0
   std::int32_t first, last;        // positions of queries in use that see keys
@@ -98,8 +98,8 @@ __device__ __forceinline__ GradientWork gradient_work(const AttentionBackwardPar
                                                       std::int32_t job) {
   const auto heads = static_cast<std::int32_t>(p.num_kv_heads);
   GradientWork work = {};
-  // Sequence by sequence, and a few heads at a time, so that what blocks share stays in L2. Blocks of keys descend, so
-  // that a block starts after those whose dq it waits for.
+  // Jobs go sequence by sequence and a few heads at a time, so that operands that blocks share stay in L2. Blocks of
+  // keys descend, so that a block starts after those whose dq it waits for.
   const auto first = [&](std::int64_t s) -> std::int64_t {
     if (p.cu_seqlens_k == nullptr) return s * call.key_blocks;
     return s < p.num_sequences ? clamp_to(p.cu_seqlens_k[s], 0, p.k_tokens) / 128 + s : call.jobs / heads;
@@ -183,7 +183,7 @@ struct GradientShared {
       mbarrier_init(work_full(i), 1);
       mbarrier_init(dq_full(i), 256);
       mbarrier_init(dq_empty(i), 1);
-      mbarrier_init(work_empty(i), 256 + 2);  // the threads of both warpgroups, the lanes that add dq
+      mbarrier_init(work_empty(i), 256 + 2);  // the threads of both warpgroups, and the two lanes that add dq
     }
     mbarrier_init_fence();
   }
@@ -206,7 +206,7 @@ __device__ __forceinline__ void load_gradient_work(const AttentionBackwardParams
   std::int32_t job = blockIdx.x;
   for (;;) {
     const bool more = job < call.jobs;
-    // Read where it lies: a copy in registers would spill.
+    // Read from shared memory: a copy in registers would spill.
     const GradientWork& work = works[slot.stage];
     const bool exists = !more || call.works[job].num_keys > 0;
     if (exists) {
@@ -256,7 +256,7 @@ __device__ __forceinline__ void load_gradient_work(const AttentionBackwardParams
         }
       }
     }
-    // Not earlier: other blocks wait for the dq of a job that was taken.
+    // A job is not taken earlier: other blocks wait for the dq of every job that was taken.
     std::uint32_t taken = 0;
     if (threadIdx.x == 0) taken = atomicAdd(call.counter, 1u);
     taken = __shfl_sync(0xffffffffu, taken, 0);
@@ -264,8 +264,8 @@ __device__ __forceinline__ void load_gradient_work(const AttentionBackwardParams
   }
 }
 
-// One of two warps that add the tiles' dq to the sums in memory, every other tile each: blocks of keys descending, so they
-// wait for their turns.
+// One of two warps that add the tiles' dq to the sums in memory. Each takes every other tile. They wait for their
+// turns, since blocks of keys add in descending order.
 template <class Tile>
 __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, const GradientCall& call,
                                               const GradientShared<Tile>& shared, const GradientWork* works,

@@ -6,8 +6,8 @@
 
 namespace rlk::cuda {
 
-// Tokens of q (or of what has its shape), or of k or v or their pages, in boxes of `box_tokens` tokens of one head by 64
-// columns, or by 32.
+// A map of q or an array of its shape, of k, v or their pages. A box has `box_tokens` tokens of one head by 64 columns,
+// or by 32.
 inline CUtensorMap attention_map(const AttentionInput& p, const AttentionHeads& a, bool is_query, int box_tokens,
                                  int box_columns = 64) {
   const bool packed = (is_query ? p.cu_seqlens_q : p.cu_seqlens_k) != nullptr;

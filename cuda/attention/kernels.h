@@ -1,5 +1,5 @@
-// Host entry points of the attention kernels, one per architecture, and the ways in which each can serve a call. All have
-// the same bits. Arguments were checked in attention.cpp.
+// Host entry points of the attention kernels, one per architecture, and the plans of each. All plans have the same
+// bits. attention.cpp checks the arguments.
 #pragma once
 
 #include "../common/launch.h"
@@ -8,10 +8,10 @@
 namespace rlk::cuda {
 
 enum class AttentionKernel : std::int32_t {
-  kTiles,    // blocks of 64 rows; float32: 64, or 32 of more than 128 columns
-  kFewRows,  // blocks of 16 rows, where a sequence has few; bf16 and fp16: a block for each split
-  kPairs,  // sm_90: kFewRows of at most 128 columns that the copy engine can fetch, pages too, for few blocks of threads
-  kClusters,  // sm_90: kPairs of 65 to 128 columns, by four blocks of threads a split, for fewer yet
+  kTiles,    // blocks of 64 rows; float32: 64, or 32 for more than 128 columns
+  kFewRows,  // blocks of 16 rows, for sequences with few rows; bf16 and fp16: a block for each split
+  kPairs,    // sm_90: kFewRows for few blocks of threads; at most 128 columns that the copy engine can fetch, pages too
+  kClusters,  // sm_90: kPairs for fewer blocks still, by four blocks of threads a split; 65 to 128 columns
   kWgmma,     // sm_90: bf16 and fp16, heads of 64 and 128 columns that the copy engine can fetch, no softcap
 };
 struct AttentionPlan {
@@ -22,7 +22,8 @@ constexpr AttentionPlan kAttentionPlans[] = {{AttentionKernel::kTiles},
                                              {AttentionKernel::kPairs},
                                              {AttentionKernel::kClusters},
                                              {AttentionKernel::kWgmma}};
-// Whether a plan can serve a call on `capability` (10 * major + minor), and the one that does on so many multiprocessors.
+// fits_plan: whether a plan can serve a call on `capability` (10 * major + minor). choose_plan: the plan that serves it
+// on this number of multiprocessors.
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability);
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors);
 // Bytes of workspace: a counter of tiles for kWgmma, splits' results for kFewRows, kPairs and kClusters.
@@ -33,8 +34,8 @@ std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& p
 struct SplitGrid {
   static constexpr int kCluster = 4;  // blocks of threads of kClusters
   static constexpr std::int64_t kRows = 16;
-  std::int64_t tiles;   // tiles of rows: per sequence, or, packed, slots of all
-  std::int64_t splits;  // that any sequence may have
+  std::int64_t tiles;   // tiles of rows: those of a sequence; if packed, slots for all sequences
+  std::int64_t splits;  // the most that any sequence has
   std::int64_t blocks;
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats
 
@@ -50,29 +51,29 @@ struct SplitGrid {
   }
 };
 
-// Ways to serve a backward.
+// The plans of a backward.
 enum class GradientKernel : std::int32_t {
-  kPasses,  // one pass for dq, one for dk and dv: every call
-  kWgmma,   // sm_90: all three at once, for what the forward's kWgmma serves
+  kPasses,  // one pass for dq, one for dk and dv; serves every call
+  kWgmma,   // sm_90: all three at once; serves the calls of the forward's kWgmma
 };
 constexpr GradientKernel kGradientKernels[] = {GradientKernel::kPasses, GradientKernel::kWgmma};
 bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability);
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability);
-// Bytes of workspace: delta for kPasses; for kWgmma as GradientLayout says, and delta behind it where dsinks are wanted.
+// Bytes of workspace. kPasses: delta. kWgmma: a GradientLayout, and delta behind it if dsinks are wanted.
 std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel);
 
-// kWgmma's tiles of 64 queries and blocks of 128 keys, and where its workspace has what. Tiles count from a position that
-// is a multiple of 64, so a sequence may touch one more than its queries fill.
+// kWgmma's tiles of 64 queries and blocks of 128 keys, and the parts of its workspace. Tiles begin at positions that
+// are multiples of 64. So a sequence may touch one tile more than its queries fill.
 struct GradientLayout {
   static constexpr std::int64_t kTurnsAt = 16;
   std::int64_t slack;               // slots between packed sequences
-  std::int64_t of_sequence, slots;  // tiles of queries: of one unpacked sequence; of all
-  std::int64_t key_blocks, jobs;    // key_blocks: of a sequence, or of all if packed; jobs: times all key heads
+  std::int64_t of_sequence, slots;  // tiles of queries: those of one unpacked sequence; of all sequences
+  std::int64_t key_blocks, jobs;  // blocks of keys of a sequence, or of all if packed; jobs: key_blocks times key heads
   std::int64_t works_at, scalars_at, sums_at, end;  // bytes
   static constexpr std::int64_t kWorkBytes = 48;
 
   explicit GradientLayout(const AttentionBackwardParams& p) {
-    // Queries stand at keys of their own number: a sequence begins at a multiple of 64.
+    // Each query stands at the key of its own number, so a sequence begins at a multiple of 64.
     const bool aligned = p.seqused_q == nullptr && p.seqused_k == nullptr && p.leftpad_k == nullptr &&
                          p.cu_seqlens_q == p.cu_seqlens_k && p.q_tokens == p.k_tokens;
     slack = aligned ? 1 : 2;
@@ -92,7 +93,7 @@ RLK_CUDA_KERNELS(void attention(const AttentionParams& p, const AttentionPlan& p
 RLK_CUDA_KERNELS(void attention_partials(const AttentionPartialsParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_merge(const AttentionMergeParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_backward(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);)
-// Calls of trees, whose plans are kTiles and kPasses.
+// Calls with trees, whose plans are kTiles and kPasses.
 RLK_CUDA_KERNELS(void attention_tree(const AttentionParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_tree_backward(const AttentionBackwardParams& p, cudaStream_t stream);)
 

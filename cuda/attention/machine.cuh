@@ -1,4 +1,4 @@
-// What attention's tiles are written with, on CUDA.
+// CUDA's vocabulary for attention's tiles.
 #pragma once
 
 #include "../common/kernel_memory.h"
@@ -12,7 +12,8 @@ namespace {  // one copy per architecture
 struct Machine {
   static constexpr bool kHasHardwareExp = true;
 
-  // Read anew at each use, so that the compiler keeps nothing derived from it in registers, which the sums need.
+  // The thread, read again at each use. So the compiler keeps no value derived from it in registers, which the sums
+  // need.
   static __device__ __forceinline__ int thread() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -28,7 +29,7 @@ struct Machine {
   static __device__ __forceinline__ float max_nan(float a, float b) { return cuda::max_nan(a, b); }
   static __device__ __forceinline__ float ex2(float x) { return ex2_approx(x); }
 
-  // Neighbours in shared memory, as many as a power of two, at multiples of their size.
+  // kCount neighbouring values in shared memory. kCount is a power of two, and the address a multiple of their size.
   template <int kCount>
   static __device__ __forceinline__ void load_group(const float* from, float (&to)[kCount]) {
     if constexpr (kCount == 4) {

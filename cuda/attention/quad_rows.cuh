@@ -1,4 +1,5 @@
-// Four lanes that hold a row of a matrix unit's sums exchange pairs of columns, so that each has eight neighbours.
+// Four lanes hold a row of a matrix unit's sums. They exchange pairs of columns, so that each has eight neighbouring
+// columns.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// x[k]: columns 8 k + 2 t and the next, t = lane % 4, of four tiles k. Then lane t has the eight columns of tile t.
+// Before: x[k] holds columns 8 k + 2 t and the next, where t = lane % 4, for four tiles k. After: lane t has the eight
+// columns of tile t.
 __device__ __forceinline__ void exchange_in_quad(std::uint32_t (&x)[4]) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   std::uint32_t a = odd ? x[0] : x[1], b = odd ? x[2] : x[3];

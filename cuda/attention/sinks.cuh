@@ -1,5 +1,5 @@
-// attention's gradient of sinks, from lse and delta alone: a block for each query head, whose threads have a group of 64 rows
-// each. It waits for memory, row by row.
+// attention's gradient of sinks, from lse and delta alone. A block has a query head, and each of its threads a group of
+// 64 rows. Bound by the latency of memory, row by row.
 #pragma once
 
 #include "machine.cuh"
@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kSinkGroups)
   attention_sink_gradient<Machine>(p, delta, rows, blockIdx.x, sums);
 }
 
-// `delta`: of every row, as lse lies.
+// `delta`: one value for each row, in the layout of lse.
 inline void run_attention_sinks(const AttentionBackwardParams& p, const float* delta, cudaStream_t stream) {
   const unsigned heads = checked_blocks(p.num_q_heads, "attention_backward");
   if (heads == 0) return;

@@ -1,7 +1,8 @@
-// attention, forward, of few queries a sequence, for SM90: a cluster of four blocks of threads has 16 rows and one split, and
-// walks eight blocks of keys at a time. A block of threads scores two of them and sends their probabilities to all four. Then
-// it sums its quarter of V's columns over all keys, so that K and V come once. It serves calls of so few splits that four
-// multiprocessors are there for each. Its bits are those of split_mma.cuh. Bound by the chain over keys; numbers: README.md.
+// attention, forward, of few queries a sequence, for SM90: a cluster of four blocks of threads has 16 rows and one
+// split, and walks eight blocks of keys at a time. A block of threads scores two of them and sends their probabilities
+// to all four. Then it sums its quarter of V's columns over all keys, so that K and V are loaded once. It serves calls
+// with so few splits that each has four multiprocessors. Its bits are those of split_mma.cuh. Bound by the chain over
+// keys; numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ struct ClusterTile : SplitShape<kColumns_, 2> {
   static constexpr int kLoaders = 4, kThreads = 32 * (Shape::kWarps + kLoaders);
   static constexpr int kRanks = SplitGrid::kCluster, kRoundBlocks = 2 * kRanks,
                        kRoundKeys = kRoundBlocks * Shape::kKeys;
-  static constexpr int kOwnKeys = 2 * Shape::kKeys;  // that a block of threads scores
+  static constexpr int kOwnKeys = 2 * Shape::kKeys;  // keys that a block of threads scores
   static constexpr int kPanels = kColumns_ / 64, kPanelBytes = Shape::kKeys * 128;
   static constexpr int kSlice = kColumns_ / kRanks,
                        kSliceBytes = kSlice * 2;  // V's columns per rank, 8 per warp
@@ -29,10 +30,11 @@ struct ClusterTile : SplitShape<kColumns_, 2> {
   static constexpr int kMaximaAt = kSumsAt + kRoundBlocks * Shape::kGroups * 128 * 4;
   static constexpr int kFactorsAt = kMaximaAt + kRoundBlocks * Shape::kGroups * 16 * 4;
   static constexpr int kReferencesAt = kFactorsAt + kRoundBlocks * 16 * 4;  // m and q of each block and row
-  static constexpr int kLargestAt = kReferencesAt + kRoundBlocks * 16 * 8;  // score so far, of even and of odd rounds
+  static constexpr int kLargestAt =
+      kReferencesAt + kRoundBlocks * 16 * 8;  // largest scores so far, of even and of odd rounds
   static constexpr int kBarriersAt = kLargestAt + 2 * 16 * 4, kWholeAt = kBarriersAt + 8 * 8;
-  static constexpr int kBytes = kWholeAt + 2 * kLoaders * 4 + 1024;  // and what a start at 1024 takes
-  // 16 bytes of a row of K, as the copy engine's swizzle of 128 bytes lays them, and of V, of 64.
+  static constexpr int kBytes = kWholeAt + 2 * kLoaders * 4 + 1024;  // 1024: the alignment of the start
+  // The address of 16 bytes of a row: of K with the copy engine's swizzle of 128 bytes, of V with that of 64.
   static __device__ __forceinline__ std::uint32_t chunk(std::uint32_t operand, int row, int chunk) {
     return operand + chunk / 8 * kPanelBytes + row * 128 + ((chunk ^ row) & 7) * 16;
   }
@@ -52,11 +54,11 @@ class SplitByClusters : SplitRows<T, Tile> {
     const bool loads = warp() >= Tile::kWarps;
     if (threadIdx.x == 32 * Tile::kWarps) begin_barriers();
     if (threadIdx.x < 16) largest_of(0)[threadIdx.x] = -infinity();
-    if (!this->find(blockIdx.x / Tile::kRanks)) return;  // alike in the whole cluster
+    if (!this->find(blockIdx.x / Tile::kRanks)) return;  // all blocks of the cluster take the same branch
     const AttentionSpan span(p_, this->sequence_);
     if (!loads) this->template load_queries<32 * Tile::kWarps>(span, shared_ + Tile::kWeightsAt);
     __syncthreads();
-    cluster_arrive();  // whoever sends waits for this
+    cluster_arrive();  // senders wait for this
     if (loads) return fetch(span);
     this->begin(span);
     walk();
@@ -70,7 +72,8 @@ class SplitByClusters : SplitRows<T, Tile> {
 
   __device__ __forceinline__ std::uint32_t full(bool is_key) const { return shared_ + Tile::kBarriersAt + is_key * 8; }
   __device__ __forceinline__ std::uint32_t empty(bool is_key) const { return full(is_key) + 16; }
-  // Messages of every warp of the cluster to all four blocks: largest scores, probabilities, and that it read both.
+  // Messages from every warp of the cluster to all four blocks: largest scores, probabilities, and the news that it has
+  // read both.
   static constexpr int kMaxima = 0, kWeights = 1, kRead = 2;
   __device__ __forceinline__ std::uint32_t sent(int what) const { return full(false) + 32 + what * 8; }
   __device__ __forceinline__ void begin_barriers() const {
@@ -85,7 +88,8 @@ class SplitByClusters : SplitRows<T, Tile> {
     __syncwarp();
     if (lane() < Tile::kRanks) mbarrier_arrive_cluster(map_to_rank(sent(what), lane()));
   }
-  // Whether all rows of K or of V came by the copy engine, and are keys that exist: a loading warp's word, and all of theirs.
+  // Whether the copy engine loaded all rows of K or of V, and all are existing keys. Each loading warp has a flag; the
+  // second function combines them.
   __device__ __forceinline__ volatile int& whole(bool is_key, int loader) const {
     return reinterpret_cast<volatile int*>(memory_ + Tile::kWholeAt)[is_key * Tile::kLoaders + loader];
   }
@@ -103,9 +107,10 @@ class SplitByClusters : SplitRows<T, Tile> {
   }
   __device__ __forceinline__ int first_block() const { return first_key_ / Tile::kKeys * Tile::kKeys; }
   __device__ __forceinline__ std::uint32_t values() const { return shared_ + Tile::kValuesAt; }
-  // The warps that multiply wait for each other.
+  // A barrier of the multiplying warps.
   __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-  // The warps that fetch, a lane a box: of each round K of this rank's blocks, then its columns of V of all keys.
+  // The loading warps; a lane has a box. In each round they load K of this rank's blocks, then its columns of V for all
+  // keys.
   __device__ __forceinline__ void fetch(const AttentionSpan& span) const {
     static_assert(Tile::kRoundKeys / 8 <= 32 * Tile::kLoaders);  // pages have at least eight keys
     const int loader = same_in_warp(warp() - Tile::kWarps), row = (lane() * Tile::kLoaders + loader) * maps_.box;
@@ -158,10 +163,11 @@ class SplitByClusters : SplitRows<T, Tile> {
       }
     }
   }
-  // Rows that the copy engine left: keys of no page are NaN, their values +0, and so are values past the last key.
+  // Fills rows that the copy engine did not load. Keys of no page are NaN and their values +0. Values past the last key
+  // are +0, too.
   template <bool kIsKey>
   __device__ __forceinline__ void complete(int begin, int keys) const {
-    const AttentionSpan span(p_, this->sequence_);  // again: kept, it takes registers of every round
+    const AttentionSpan span(p_, this->sequence_);  // computed again: kept, it would hold registers in every round
     for (int row = threadIdx.x; row < keys; row += 32 * Tile::kWarps) {
       const int key = begin + row;
       if (key / Tile::kKeys * Tile::kKeys >= last_key_) break;
@@ -180,7 +186,7 @@ class SplitByClusters : SplitRows<T, Tile> {
         }
       }
     }
-    fence_for_copy_engine();  // which writes there later
+    fence_for_copy_engine();  // the copy engine writes there later
     meet();
   }
   __device__ __forceinline__ void free(bool is_key) const {
@@ -190,7 +196,7 @@ class SplitByClusters : SplitRows<T, Tile> {
 
   __device__ __forceinline__ void walk() {
     copy_async_wait<0>();
-    meet();  // the queries are there
+    meet();  // the queries have arrived
     this->read_queries(shared_ + Tile::kWeightsAt);
     const int own_block = rank_ * 2 + warp() / 4;
     int phase = 0;
@@ -206,7 +212,7 @@ class SplitByClusters : SplitRows<T, Tile> {
       }
       free(true);
       if (begin == first_block()) {
-        cluster_wait();  // the others run
+        cluster_wait();  // the other blocks have started
       } else {
         mbarrier_wait(sent(kRead), phase ^ 1);
       }
@@ -215,7 +221,7 @@ class SplitByClusters : SplitRows<T, Tile> {
         const float most = own < last_key_ ? this->largest(s, r) : -infinity();
         const int at = ((own_block * 4 + warp() % 4) * 16 + lane() / 4 + 8 * r) * 4;
         store_remote(map_to_rank(shared_ + Tile::kMaximaAt + at, lane() % 4),
-                     __float_as_uint(most));  // a lane each rank
+                     __float_as_uint(most));  // one lane for each rank
       }
       send(kMaxima);
       mbarrier_wait(sent(kMaxima), phase);
@@ -227,7 +233,7 @@ class SplitByClusters : SplitRows<T, Tile> {
       send(kWeights);
       mbarrier_wait_block(full(false), phase);
       if (!whole(false)) complete<false>(begin, Tile::kRoundKeys);
-      mbarrier_wait(sent(kWeights), phase);  // every block's probabilities are there
+      mbarrier_wait(sent(kWeights), phase);  // every block's probabilities have arrived
 #pragma unroll 1
       for (int block = 0; begin + block * Tile::kKeys < last_key_ && block < Tile::kRoundBlocks; ++block) {
         if (warp() < 4) {
@@ -273,7 +279,7 @@ class SplitByClusters : SplitRows<T, Tile> {
       reference[r].q = x.y;
     }
     const int group = block * 4 + warp() % 4;
-    const bool is_used = this->first_row_ + lane() / 4 < this->last_row_;  // else no rank wants to hear of it
+    const bool is_used = this->first_row_ + lane() / 4 < this->last_row_;  // other rows are not sent
     this->template probabilities<kExp>(
         reference, s,
         [&](int r, float2 x) {
@@ -288,7 +294,7 @@ class SplitByClusters : SplitRows<T, Tile> {
         });
   }
 
-  // Adds what a block of keys weighs to eight of this rank's columns.
+  // Adds a block of keys, weighted by its probabilities, to eight of this rank's columns.
   __device__ __forceinline__ void accumulate(int block) {
     constexpr int kSteps = Tile::kKeys / 32;  // double steps of 16 keys each
     float factor[2];

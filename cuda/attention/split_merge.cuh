@@ -1,4 +1,4 @@
-// attention, forward, of few queries a sequence: the frame of its two launches, splits and their merge.
+// attention, forward, for few queries a sequence: its two launches, splits and their merge.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -7,7 +7,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A warp merges the splits of a row, and writes every row: also those of no sequence, and of queries not in use.
+// A warp merges the splits of a row. Every row is written, also rows of no sequence and of queries that are not in use.
 template <class T>
 __global__ void __launch_bounds__(128)
     attention_merge_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ SplitCall call,
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(128)
   const AttentionQuery query(p, row / p.num_q_heads);
   const bool used = query.used();
   wait_for_previous_kernel();
-  // Results of eight splits are on their way at a time: one after the other each would take the way to L2 and back.
+  // Loads of eight splits are in flight at a time. One after the other, each would wait for L2.
   constexpr int kAtOnce = 8, kVec4s = kMaxHeadDim / 128;
   const int lane = threadIdx.x % 32;
   float m = -infinity(), l = 0.0f, o[kVec4s][4] = {};
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(128)
   }
 }
 
-// launch(call, blocks): of the splits.
+// launch(call, blocks) launches the splits.
 template <class T, bool kOverlap, class Launch>
 void run_splits(const AttentionParams& p, cudaStream_t stream, Launch&& launch) {
   const SplitGrid grid(p);

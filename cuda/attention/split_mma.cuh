@@ -1,7 +1,7 @@
-// attention, forward, of few queries a sequence by mma.sync, for SM80 and later: decode, and short chunks behind a cache. A
-// block has 16 rows and one canonical split of their keys; a second kernel merges the splits. Four warps share a block of
-// keys. One block of K and one of V are on their way by cp.async, so that three blocks of threads fit a multiprocessor and
-// hide each other's waits. Bound by HBM; numbers: README.md.
+// attention, forward, of few queries a sequence by mma.sync, for SM80 and later: decode, and short chunks behind a
+// cache. A block has 16 rows and one canonical split of their keys; a second kernel merges the splits. Four warps share
+// a block of keys. One block of K and one of V are in flight by cp.async. So three blocks of threads fit on a
+// multiprocessor and hide each other's waits. Bound by HBM; numbers: README.md.
 #pragma once
 
 #include "split_merge.cuh"
@@ -14,7 +14,7 @@ struct SplitTile : SplitShape<kColumns_, 1> {
   using Shape = SplitShape<kColumns_, 1>;
   static constexpr bool kShares = true;
   static constexpr int kThreads = 32 * Shape::kWarps;
-  // K and V; where keys lie (K's and V's of two blocks); results.
+  // Offsets in shared memory: K and V; the addresses of keys (K's and V's of two blocks); results.
   static constexpr int kValuesAt = Shape::kOperandBytes, kOffsetsAt = 2 * Shape::kOperandBytes;
   static constexpr int kWeightsAt = kOffsetsAt + 4 * Shape::kKeys * 8, kMaximaAt = kWeightsAt + Shape::kWeightBytes;
   static constexpr int kSumsAt = kMaximaAt + Shape::kMaximaBytes, kFactorsAt = kSumsAt + Shape::kSumBytes;
@@ -51,12 +51,12 @@ class SplitByCopies : SplitRows<T, Tile> {
 
   __device__ __forceinline__ std::uint32_t keys_at() const { return shared_; }
   __device__ __forceinline__ std::uint32_t values_at() const { return shared_ + Tile::kValuesAt; }
-  // Where the rows of K (0) or V (1) lie, of even or odd blocks.
+  // Addresses of the rows of K (0) or V (1), for even or odd blocks.
   __device__ __forceinline__ std::int64_t* offsets(int which, int parity) const {
     return reinterpret_cast<std::int64_t*>(memory_ + Tile::kOffsetsAt) + (which * 2 + parity) * Tile::kKeys;
   }
 
-  // The page of this thread's key of a block: fetched early, since its load takes as long as that of a row of K.
+  // The page of this thread's key in a block. It is loaded early, since its load takes as long as that of a row of K.
   __device__ __forceinline__ int fetch_page(const AttentionSpan& span, int block) const {
     const int key = block + threadIdx.x;
     const bool exists = p_.block_table != nullptr && threadIdx.x < Tile::kKeys && has_key(span, key);
@@ -95,8 +95,8 @@ class SplitByCopies : SplitRows<T, Tile> {
     }
     copy_async_commit();
   }
-  // A thread copies the same 16 bytes of every few rows. It reads the places first: after a copy the compiler would
-  // wait for each place. A store between copies would cost more instructions than the copies.
+  // A thread copies the same 16 bytes of every few rows. It reads the rows' addresses first: after a copy the compiler
+  // would wait for each address. A store between copies would cost more instructions than the copies.
   __device__ __forceinline__ void copy_rows(const typename T::Storage* head, const std::int64_t* from,
                                             std::uint32_t to) const {
     constexpr int kRowsAtOnce = Tile::kThreads / Tile::kChunks;
@@ -152,7 +152,7 @@ class SplitByCopies : SplitRows<T, Tile> {
         this->hide(block, s);
         this->put_largest(s);
       }
-      whole = __syncthreads_and(in_memory);  // K was read; every warp's maxima are there
+      whole = __syncthreads_and(in_memory);  // K was read; every warp's maxima have arrived
       load<true>(block + Tile::kKeys, whole);
       float factor[2];
       if (Machine::kHasHardwareExp && p_.exp == Exp::kHardware) {

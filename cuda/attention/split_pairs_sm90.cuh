@@ -1,6 +1,7 @@
-// attention, forward, of few queries a sequence, for SM90: eight warps walk two blocks of keys at a time. Four more fetch K
-// and V by the copy engine; a box is a page, or a block's part of one. It serves calls of so few splits that each has a
-// multiprocessor to itself, which a chain of blocks keeps waiting. Its bits are those of split_mma.cuh. Numbers: README.md.
+// attention, forward, of few queries a sequence, for SM90: eight warps walk two blocks of keys at a time. Four more
+// load K and V by the copy engine; a box is a page, or a block's part of one. It serves calls with so few splits that
+// each has a multiprocessor to itself. There a chain over blocks of keys is the bound. Its bits are those of
+// split_mma.cuh. Numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -16,17 +17,17 @@ namespace {  // one copy per architecture
 template <int kColumns_>
 struct PairTile : SplitShape<kColumns_, 2> {
   using Shape = SplitShape<kColumns_, 2>;
-  static constexpr int kLoaders = 4, kSlots = 3;  // warps that fetch; pairs of blocks of K or V on their way or at work
+  static constexpr int kLoaders = 4, kSlots = 3;  // loading warps; pairs of blocks of K or V in flight or in use
   static constexpr int kThreads = 32 * (Shape::kWarps + kLoaders);
   static constexpr int kPanels = kColumns_ / 64, kPanelBytes = Shape::kKeys * 128;  // panels of 64 columns
   static constexpr int kSlotBytes = 2 * Shape::kOperandBytes;
-  static constexpr int kQueryBytes = Shape::kRows * Shape::kRowBytes;  // pass through the probabilities' memory
+  static constexpr int kQueryBytes = Shape::kRows * Shape::kRowBytes;  // queries pass through the probabilities' memory
   static constexpr int kWeightsAt = kSlots * kSlotBytes;
   static constexpr int kMaximaAt = kWeightsAt + (Shape::kWeightBytes > kQueryBytes ? Shape::kWeightBytes : kQueryBytes);
   static constexpr int kSumsAt = kMaximaAt + Shape::kMaximaBytes, kFactorsAt = kSumsAt + Shape::kSumBytes;
   static constexpr int kBarriersAt = kFactorsAt + Shape::kFactorBytes, kWholeAt = kBarriersAt + 2 * kSlots * 8;
-  static constexpr int kBytes = kWholeAt + kSlots * 4 + 1024;  // and what a start at 1024 takes
-  // 16 bytes of a row, as the copy engine's swizzle lays them.
+  static constexpr int kBytes = kWholeAt + kSlots * 4 + 1024;  // 1024: the alignment of the start
+  // The address of 16 bytes of a row, with the copy engine's swizzle.
   static __device__ __forceinline__ std::uint32_t chunk(std::uint32_t operand, int row, int chunk) {
     return operand + chunk / 8 * kPanelBytes + row * 128 + ((chunk ^ row) & 7) * 16;
   }
@@ -34,11 +35,11 @@ struct PairTile : SplitShape<kColumns_, 2> {
 
 struct PairMaps {
   CUtensorMap k, v;
-  std::int32_t box;  // tokens of a box: a page's, at most a block's
+  std::int32_t box;  // tokens of a box: those of a page, at most those of a block
 };
 
-// Eight warps multiply and four load. One loading warp sets up the barriers, and the loading warps start as soon as the
-// four of them have met. So the multiplying warps need not delay the first loads.
+// Eight warps multiply and four load. One loading warp sets up the barriers. The loading warps start after a barrier of
+// their own, so the multiplying warps do not delay the first loads.
 __device__ __forceinline__ void begin_loading() {
   asm volatile("bar.sync 2, 128;" ::: "memory");
   asm volatile("bar.arrive 3, 384;" ::: "memory");
@@ -84,15 +85,15 @@ class SplitByPairs : SplitRows<T, Tile> {
   __device__ __forceinline__ std::uint32_t operand(int slot, int which) const {
     return shared_ + slot * Tile::kSlotBytes + which * Tile::kOperandBytes;
   }
-  // Whether all rows of a slot's pair of blocks came by the copy engine, and are keys that exist.
+  // Whether the copy engine loaded all rows of a slot's pair of blocks, and all are existing keys.
   __device__ __forceinline__ volatile int& whole(int slot) const {
     return reinterpret_cast<volatile int*>(memory_ + Tile::kWholeAt)[slot];
   }
   __device__ __forceinline__ int first_block() const { return first_key_ / Tile::kKeys * Tile::kKeys; }
-  // The warps that multiply wait for each other.
+  // A barrier of the multiplying warps.
   __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
-  // A box of a pair, by a lane: its first key, and its page.
+  // A lane's box of a pair: its first key and its page.
   struct Box {
     bool exists;
     int key, page;
@@ -104,7 +105,7 @@ class SplitByPairs : SplitRows<T, Tile> {
     return box;
   }
 
-  // The warps that fetch: every lane knows a box, and each warp fetches some of them.
+  // The loading warps. Every lane holds a box, and each warp loads some of them.
   __device__ __forceinline__ void fetch(const AttentionSpan& span) const {
     int block = first_block();
     Box box = box_of(span, block), next = box_of(span, block + 2 * Tile::kKeys);
@@ -152,7 +153,8 @@ class SplitByPairs : SplitRows<T, Tile> {
     }
     at.advance(Tile::kSlots);
   }
-  // Rows that the copy engine left: keys of no page are NaN, their values +0, and so are values past the last key.
+  // Fills rows that the copy engine did not load. Keys of no page are NaN and their values +0. Values past the last key
+  // are +0, too.
   template <bool kIsKey>
   __device__ __forceinline__ void complete(const AttentionSpan& span, int block, int slot) const {
     const int row = threadIdx.x, key = block + row;
@@ -164,7 +166,7 @@ class SplitByPairs : SplitRows<T, Tile> {
           const auto x = Machine::fill_vec8<T>(kIsKey && chunk * 8 < p_.head_dim);
           store_shared_16(Tile::chunk(operand(slot, row / Tile::kKeys), row % Tile::kKeys, chunk), x.v[0].v);
         }
-        fence_for_copy_engine();  // which writes there later
+        fence_for_copy_engine();  // the copy engine writes there later
       }
     }
     if (kIsKey) meet();
@@ -217,7 +219,7 @@ class SplitByPairs : SplitRows<T, Tile> {
       }
       mbarrier_wait_block(full(at.stage), at.phase);
       if (!whole(at.stage)) complete<false>(span, block, at.stage);
-      meet();  // V is there, and every warp's probabilities
+      meet();  // V and every warp's probabilities have arrived
       if (warp() < 4) {
         this->add_probabilities(0, threadIdx.x);
         if (both) this->add_probabilities(1, threadIdx.x);

@@ -1,5 +1,5 @@
 // attention, forward, for few queries a sequence. A block of threads takes 16 rows and one canonical split of their
-// keys. A row is a query with one of the heads that share a key head. Warps score 32 keys each; a warp sums its share
+// keys. A row is a query with one of the heads that share a key head. Each warp scores 32 keys. It then sums its share
 // of V's columns over all keys, since a chain over keys cannot be divided. split_mma.cuh (SM80 and later) and
 // split_pairs_sm90.cuh load K and V.
 #pragma once
@@ -10,38 +10,40 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kWarps: kBlocks blocks of keys are computed together, and four warps score each. With blocks of 64 keys two of the
-// four are idle.
+// kWarps warps compute kBlocks blocks of keys together, and four warps score each block. With blocks of 64 keys two of
+// the four are idle.
 template <int kColumns_, int kBlocks_>
 struct SplitShape {
   static constexpr int kColumns = kColumns_, kRows = SplitGrid::kRows, kBlocks = kBlocks_, kWarps = 4 * kBlocks;
   static constexpr int kKeys = attention_block(kColumns), kGroups = kKeys / 32;
   static constexpr int kSteps = kColumns / 16,
-                       kShare = kColumns / kWarps / 8;  // a score's steps; tiles of a warp's sums
+                       kShare = kColumns / kWarps / 8;  // steps of a score; tiles of 8 columns in a warp's sums
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8, kOperandBytes = kKeys * kRowBytes;
   using Params = AttentionParams;
-  static constexpr bool kPartial = false;  // results leave as partials, in their layout
+  static constexpr bool kPartial = false;  // results are stored in the layout of partials
   static constexpr bool kShares = false;   // rows of a group may read its shared pages together
   // Bytes of probabilities, maxima, sums and factors.
   static constexpr int kWeightBytes = kBlocks * kKeys / 16 * 512, kMaximaBytes = kWarps * 16 * 4;
   static constexpr int kSumBytes = kBlocks * kGroups * 16 * 8 * 4, kFactorBytes = kBlocks * 16 * 4;
 };
 
-// Partial results: of row (token, head) and split s, m and l at [row][s][2], O at [row][s][head_dim].
+// Partial results of row (token, head) and split s: m and l at [row][s][2], O at [row][s][head_dim].
 struct SplitCall {
-  std::uint32_t tiles, splits;    // tiles and splits of a SplitGrid
+  std::uint32_t tiles, splits;    // the same fields of SplitGrid
   std::uint32_t kv_heads, group;  // query heads per key head; 32 bits: a 64-bit division takes a hundred instructions
   float* rows;
   float* sums;
 };
 
-// Packed queries: rows of sequence s begin at slot floor(first row / kRows) + s, so that no sum over the others is needed.
+// Packed queries: rows of sequence s begin at slot floor(first row / kRows) + s, so no sum over earlier sequences is
+// needed.
 __device__ __forceinline__ std::int64_t first_row_slot(const AttentionInput& p, std::int64_t group,
                                                        std::int64_t sequence) {
   return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) * group / SplitGrid::kRows + sequence;
 }
 
-// The rows at work. Tile: a SplitShape, where its results lie in shared memory (k...At), and chunk(operand, row, chunk).
+// The rows of a block of threads. Tile: a SplitShape with the offsets of results in shared memory (k...At) and
+// chunk(operand, row, chunk).
 template <class T, class Tile>
 class SplitRows {
  public:
@@ -53,7 +55,7 @@ class SplitRows {
   }
 
  protected:
-  static constexpr int kAhead = 2;  // steps that operands are read ahead of their products
+  static constexpr int kAhead = 2;  // steps by which operands are read ahead of their products
 
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
@@ -63,8 +65,8 @@ class SplitRows {
   __device__ __forceinline__ float* group_sums() const { return reinterpret_cast<float*>(memory_ + Tile::kSumsAt); }
   __device__ __forceinline__ float* factors() const { return reinterpret_cast<float*>(memory_ + Tile::kFactorsAt); }
 
-  // Asks L2 for what a block reads one after the other, lists, pages and queries, of the sequence that it has where each has
-  // one query. `at`: of a SplitGrid's tiles.
+  // Prefetches lists, pages and queries into L2, which a block would otherwise read one after the other. It assumes one
+  // query for each sequence. `at`: the tile's number in SplitGrid.
   __device__ __forceinline__ void prefetch(unsigned at) const {
     const bool packed = p_.cu_seqlens_q != nullptr;
     const unsigned guess = packed ? at - at * group_ / (Tile::kRows + group_) : at / call_.tiles;
@@ -90,8 +92,8 @@ class SplitRows {
     }
     if (from != nullptr) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
   }
-  // Whether the block has rows, and keys that they see. Offsets are set only then, since rows outside of every sequence
-  // have none.
+  // Whether the block has rows, and keys that they see. Offsets are set only in this case, since rows outside every
+  // sequence have none.
   __device__ __forceinline__ bool find(unsigned block) {
     group_ = call_.group;
     split_ = block % call_.splits;
@@ -102,7 +104,7 @@ class SplitRows {
     if (warp() == 0) prefetch(at);
     std::int64_t first_row;
     if (p_.cu_seqlens_q != nullptr) {
-      std::int64_t low = 0, high = p_.num_sequences;  // the last sequence that begins no later
+      std::int64_t low = 0, high = p_.num_sequences;  // finds the last sequence that begins at or before it
       while (high - low > 1) {
         const std::int64_t middle = (low + high) / 2;
         (first_row_slot(p_, group_, middle) <= at ? low : high) = middle;
@@ -128,8 +130,8 @@ class SplitRows {
     last_key_ = static_cast<int>(min(keys.last, attention_split_begin(split_ + 1)));
     return first_key_ < last_key_;
   }
-  // Whether the split's keys lie in the group's shared pages, and all of its sequences have them. Then 16 rows of the group
-  // read them together, whatever sequences they are of.
+  // Whether the split's keys lie in the group's shared pages, and all sequences of the group have them. If so, 16 rows
+  // of the group read them together, whatever their sequences.
   __device__ __forceinline__ bool group_has_split(const AttentionSpan& span) {
     const std::int64_t end = attention_split_begin(split_ + 1);
     if (span.prefix < end) return false;
@@ -141,7 +143,7 @@ class SplitRows {
     }
     return __all_sync(~0u, whole);
   }
-  // The group's rows take the first slots of its sequences: these are as many, or more.
+  // The group's rows take the first slots of its sequences, of which there are enough.
   __device__ __forceinline__ bool find_in_group(unsigned at) {
     const auto [first, last] = of_group_;
     const bool packed = p_.cu_seqlens_q != nullptr;
@@ -154,7 +156,7 @@ class SplitRows {
     last_row_ = static_cast<unsigned>(min(std::int64_t{first_row_} + Tile::kRows, rows));
     sequence_ = static_cast<int>(first);
     shares_ = true;
-    int least = INT32_MAX, most = 0;  // keys that any row sees
+    int least = INT32_MAX, most = 0;  // the range of keys that any row sees
     common_[0] = 0;
     common_[1] = INT32_MAX;
 #pragma unroll
@@ -180,7 +182,7 @@ class SplitRows {
     common_[1] = __reduce_min_sync(~0u, common_[1]);
     return first_key_ < last_key_;
   }
-  // Where a row of a group has its query: a token of a sequence's q, or, packed, of q.
+  // The token of a group row's query: in its sequence's q, or, if packed, in q.
   struct Place {
     std::int64_t sequence, token;
   };
@@ -209,14 +211,14 @@ class SplitRows {
     common_[1] = static_cast<int>(span.keys_of(first_row_ / group_).last);
   }
 
-  // Whether a lane has a second row in use: in a call of eight query heads a key head or fewer, no lane has. What is computed
-  // of rows that are not in use is never stored.
+  // Whether a lane has a second row in use. In a call of at most eight query heads a key head no lane has one. Results
+  // of rows that are not in use are never stored.
   __device__ __forceinline__ bool has_row(int r) const { return r == 0 || last_row_ - first_row_ > 8; }
   __device__ __forceinline__ bool has_key(const AttentionSpan& span, int key) const {
     if (Tile::kPartial && key >= span.last_key) return false;
     return key / Tile::kKeys * Tile::kKeys < last_key_ && key < span.num_keys;
   }
-  // Where a key is in the block table: it has one, and there is a table.
+  // The entry of a key in the block table. The key has an entry, and the table exists.
   __device__ __forceinline__ int page_of_key(const AttentionSpan& span, int key) const {
     const int number = number_in_table(span, key);
     const std::int64_t page = page_shift_ >= 0 ? number >> page_shift_ : number / p_.page_size;
@@ -224,7 +226,7 @@ class SplitRows {
                                                 : p_.block_table + span.sequence * p_.table_stride;
     return row[page];
   }
-  // A key's number among those of its table.
+  // The key's number among the keys of its table.
   __device__ __forceinline__ int number_in_table(const AttentionSpan& span, int key) const {
     if (key < span.prefix) return key;
     const int absent = Tile::kPartial ? static_cast<int>(p_.absent_keys) : 0;
@@ -232,7 +234,7 @@ class SplitRows {
   }
   __device__ __forceinline__ bool is_page(int page) const { return page >= 0 && page < p_.num_pages; }
 
-  // Asks for the queries; rows lie in memory of kRows * kRowBytes at `to`.
+  // Starts the copies of the queries to kRows * kRowBytes bytes at `to`.
   template <int kThreads>
   __device__ __forceinline__ void load_queries(const AttentionSpan& span, std::uint32_t to) const {
     const bool packed = p_.cu_seqlens_q != nullptr;
@@ -260,7 +262,7 @@ class SplitRows {
     }
   }
 
-  // The scores of this warp's keys, of the block of K at `keys`.
+  // Computes the scores of this warp's keys, from the block of K at `keys`.
   __device__ __forceinline__ void multiply(std::uint32_t keys, float (&s)[4][4]) const {
 #pragma unroll
     for (auto& tile : s) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
@@ -302,7 +304,7 @@ class SplitRows {
       }
     }
   }
-  // The largest score over this warp's keys, found by the four lanes of a row; r selects one of a lane's rows.
+  // The largest score over this warp's keys, reduced over the four lanes of a row. r selects one of a lane's rows.
   __device__ __forceinline__ float largest(const float (&s)[4][4], int r) const {
     float most = s[0][2 * r];
 #pragma unroll
@@ -318,7 +320,7 @@ class SplitRows {
       if (lane() % 4 == 0) maxima()[warp() * 16 + lane() / 4 + 8 * r] = most;
     }
   }
-  // Takes in block `which` of those at work; by every warp for all rows.
+  // Updates the references by block `which` of the current ones. Every warp does so for all rows.
   template <bool kClamps>
   __device__ __forceinline__ void raise(int which, float (&factor)[2]) {
 #pragma unroll
@@ -333,14 +335,15 @@ class SplitRows {
       if (warp() == 0 && lane() % 4 == 0) factors()[which * 16 + lane() / 4 + 8 * r] = factor[r];
     }
   }
-  // Where a group of 32 keys has its sums of a lane's row r, and its probabilities of a step of 16 keys.
+  // Addresses of a group of 32 keys: its sums of a lane's row r, and its probabilities of a step of 16 keys.
   __device__ __forceinline__ int sums_of(int group, int r) const {
     return Tile::kSumsAt + ((group * 16 + lane() / 4 + 8 * r) * 8 + lane() % 4 * 2) * 4;
   }
   __device__ __forceinline__ int weights_of(int group, int step) const {
     return Tile::kWeightsAt + (group * 2 + step) * 512 + lane() * 16;
   }
-  // put_sums(r, float2) of chains 2 * (lane % 4) and the next; put_weights(step, uint4).
+  // put_sums(r, float2) stores chains 2 * (lane % 4) and the next. put_weights(step, uint4) stores the probabilities of
+  // a step.
   template <Exp kExp, class PutSums, class PutWeights>
   __device__ __forceinline__ void probabilities(const AttentionReference (&reference)[2], float (&s)[4][4],
                                                 PutSums&& put_sums, PutWeights&& put_weights) const {
@@ -365,7 +368,7 @@ class SplitRows {
       put_weights(step, make_uint4(T::pack(a[0], a[1]), T::pack(a[2], a[3]), T::pack(b[0], b[1]), T::pack(b[2], b[3])));
     }
   }
-  // The same for this block of threads alone.
+  // The same, stored for this block of threads alone.
   template <Exp kExp>
   __device__ __forceinline__ void put_probabilities(const AttentionReference (&reference)[2], float (&s)[4][4]) const {
     const int group = warp() / 4 * Tile::kGroups + group_of_keys();
@@ -373,14 +376,14 @@ class SplitRows {
         reference, s, [&](int r, float2 x) { *reinterpret_cast<float2*>(memory_ + sums_of(group, r)) = x; },
         [&](int step, uint4 x) { *reinterpret_cast<uint4*>(memory_ + weights_of(group, step)) = x; });
   }
-  // One of 128 threads has chain thread % 8 of row thread / 8.
+  // Each of 128 threads has chain thread % 8 of row thread / 8.
   __device__ __forceinline__ void add_probabilities(int which, int thread) {
     const float* sums = group_sums() + which * Tile::kGroups * 128 + thread;
     float sum = add_rn(sums[0], sums[128]);
     if constexpr (Tile::kGroups == 4) sum = add_rn(sum, add_rn(sums[256], sums[384]));
     chain_ = add_rn(mul_rn(chain_, factors()[which * 16 + thread / 8]), sum);
   }
-  // l of a row, by its eight threads.
+  // l of a row, from its eight threads.
   __device__ __forceinline__ float sum_of_chains() const {
     float l = chain_;
     l = add_rn(l, Machine::shuffle_xor(l, 1));
@@ -428,12 +431,12 @@ class SplitRows {
     const std::int64_t token = first_place_ + row / group_;
     return (token * p_.num_q_heads + kv_head_ * group_ + row % group_) * call_.splits + split_;
   }
-  // Where a row's results are, in units of rows: among those of its split.
+  // The index of a row's results, in rows.
   __device__ __forceinline__ std::int64_t partial_index(unsigned row) const {
     const std::int64_t cells = (split_ - p_.first_split) * attention_rows(p_) * p_.num_q_heads;
     return cells + (first_place_ + row / group_) * p_.num_q_heads + kv_head_ * group_ + row % group_;
   }
-  // Stores rows that see a key of the split: the others' partials are blank.
+  // Stores rows that see a key of the split. Other rows keep blank partials.
   __device__ __forceinline__ void store_partials() const {
     const float l = sum_of_chains();
     const int of_stats = threadIdx.x / 8 % Tile::kRows, lane_of_row = of_stats % 8 * 4;
@@ -494,11 +497,11 @@ class SplitRows {
   int page_shift_;  // log2 of the page size where that is a power of 2, else -1
   unsigned group_ = 1, split_ = 0, first_row_ = 0, last_row_ = 0;
   int sequence_ = 0, kv_head_ = 0;
-  std::int64_t first_place_ = 0;      // place of row 0, a token of all sequences' q
-  bool shares_ = false;               // rows are of a group
-  AttentionRange of_group_ = {0, 0};  // sequences
-  int first_key_ = 0, last_key_ = 0;  // range of the split's keys that any row sees
-  int common_[2];                     // keys that every row sees
+  std::int64_t first_place_ = 0;      // place of row 0, a token in q over all sequences
+  bool shares_ = false;               // the rows belong to a group
+  AttentionRange of_group_ = {0, 0};  // the group's sequences
+  int first_key_ = 0, last_key_ = 0;  // the split's keys that any row sees
+  int common_[2];                     // the range of keys that every row sees
   int sees_[2][2];
   AttentionReference reference_[2];
   float chain_;

@@ -11,8 +11,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A warpgroup's 64 rows of a tile. A thread has rows 16 w + g and 8 behind, w its warp, g = lane / 4, and of scores and
-// sums the columns 8 j + 2 (lane % 4) and the next: s[4 j + 2 {row} + {column}].
+// A warpgroup's 64 rows of a tile. A thread has two rows: 16 w + g and the one 8 behind, where w is its warp and g =
+// lane / 4. For scores and sums it has columns 8 j + 2 (lane % 4) and the next: s[4 j + 2 {row} + {column}].
 template <class T, class Tile, Exp kExp>
 class WgmmaRows {
  public:
@@ -51,7 +51,7 @@ class WgmmaRows {
 #pragma unroll
     for (int i = 0; i < Tile::kSums; ++i) asm volatile("" : "+f"(o_[i])::"memory");
   }
-  // Sums of the first two groups of keys, here and not later, where they would follow the exponentials one by one.
+  // Sums of the first two groups of keys are formed here. Later they would wait for the exponentials one by one.
   __device__ __forceinline__ void pin_groups() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -62,7 +62,7 @@ class WgmmaRows {
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
     if (thread_ == 0) mbarrier_arrive(barrier);
   }
-  // The matrix units are one warpgroup's at a time.
+  // One warpgroup at a time uses the matrix units.
   __device__ __forceinline__ void take_turn() const {
     asm volatile("bar.sync %0, 256;" ::"r"(2 + warpgroup_) : "memory");
   }
@@ -118,7 +118,7 @@ class WgmmaRows {
         }
       }
       raise();
-      // Half of the exponentials ahead of the wait for P V: the branches below keep ptxas from moving the wait up.
+      // Half of the exponentials come before the wait for P V. The branches below keep ptxas from moving the wait up.
       constexpr int kAhead = kExp == Exp::kHardware ? 8 : 0;
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) exponentiate(j);
@@ -158,7 +158,7 @@ class WgmmaRows {
       at_.advance(Tile::kStages);
     }
     mbarrier_wait_block(shared_.values_full(before.stage), before.phase);
-    // Only the last block of a sequence has rows behind the sequence's end.
+    // Only the last block of a sequence has rows past the sequence's end.
     if (block > work.num_keys) clear_values(before.stage, work.num_keys - (block - Tile::kKeys));
     accumulate(before.stage, keeps);
     wgmma_wait<0>();
@@ -191,7 +191,7 @@ class WgmmaRows {
     wgmma_commit();
   }
 
-  // What a row does not see has score -Inf.
+  // Sets the scores of keys that a row does not see to -Inf.
   __device__ __forceinline__ void hide(const WgmmaWork& work, int block) {
     if (block >= work.all_first && block + Tile::kKeys <= work.all_last) return;
 #pragma unroll
@@ -201,7 +201,7 @@ class WgmmaRows {
     }
   }
 
-  // The reference after this block, rule 4's, from its largest score: m_; what it was: before_.
+  // Updates the reference (rule 4) by this block's largest score: m_ is the new one, before_ the previous one.
   __device__ __forceinline__ void raise() {
     float most[2][2] = {{s_[0], s_[1]}, {s_[2], s_[3]}};
 #pragma unroll
@@ -225,7 +225,8 @@ class WgmmaRows {
       before_[r] = m_[r];
       const float scaled = mul_rn(c_, top[r]);
       rises_ |= !(scaled <= m_[r]);
-      // ceil, for what is below the range in magnitude. What is above it stays above, and fails when the split ends.
+      // ceil, exact for magnitudes below the range's end. Larger values stay larger, and the row fails when the split
+      // ends.
       const float ceiled = sub_rn(__fadd_ru(scaled, kStatsShift), kStatsShift);
       m_[r] = max_nan(m_[r], ceiled <= -kStatsRange ? -infinity() : ceiled);
       if constexpr (kExp == Exp::kHardware) {
@@ -250,7 +251,7 @@ class WgmmaRows {
     }
   }
 
-  // Scores of keys 8 j ... 8 j + 7 to probabilities.
+  // Turns scores of keys 8 j ... 8 j + 7 into probabilities.
   __device__ __forceinline__ void exponentiate(int j) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -282,7 +283,7 @@ class WgmmaRows {
     }
   }
 
-  // A split, whose reference and chains of l are given, into the rows' total; factors for merge_sums.
+  // Merges a split, given by its reference and chains of l, into the rows' total. Returns the factors for merge_sums.
   __device__ __forceinline__ void merge_rows(const float (&m)[2], const float (&chains)[2][2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -319,7 +320,7 @@ class WgmmaRows {
                  : "memory");
   }
 
-  // Rows of V from `first` on are not of the sequence: +0, whatever they hold.
+  // Sets rows of V from `first` on, which are past the sequence, to +0, whatever they hold.
   __device__ __forceinline__ void clear_values(int stage, int first) const {
     constexpr int kChunks = Tile::kBoxes * 8;
     for (int i = (warpgroup_ * 128 + thread_) + first * kChunks; i < Tile::kKeys * kChunks; i += 256) {
@@ -340,8 +341,8 @@ class WgmmaRows {
     if (p_.lse == nullptr || thread_ % 4 != 0) return;
     p_.lse[lse_index(p_, work.sequence, work.token + row, work.head)] = lse;
   }
-  // The head's sink into m and l of the rows: the factors of their sums, of which none remains where it is all that they
-  // have. A product is fma(O, factor, +0) but for a zero's sign, which out does not have.
+  // Merges the head's sink into m and l of the rows. factor: the factors of their sums. used: 0 where a row has nothing
+  // but the sink. A product equals fma(O, factor, +0) except for a zero's sign, which out does not keep.
   __device__ __forceinline__ void merge_sinks(const WgmmaWork& work, float (&factor)[2], std::uint32_t (&used)[2]) {
     const AttentionSink sink = attention_sink<Machine>(p_, work.head);
 #pragma unroll
@@ -355,9 +356,9 @@ class WgmmaRows {
     return T::pack(attention_output(mul_rn(a, factor), inverse), attention_output(mul_rn(b, factor), inverse));
   }
   __device__ __forceinline__ void store(const WgmmaWork& work) {
-    float inverse[2], factor[2] = {1.0f, 1.0f};          // 1 changes no sum
-    std::uint32_t used[2] = {0xffffffffu, 0xffffffffu};  // bits to keep: all or none
-    bool exists[2];                                      // a row of this sequence
+    float inverse[2], factor[2] = {1.0f, 1.0f};          // a factor of 1 changes no sum
+    std::uint32_t used[2] = {0xffffffffu, 0xffffffffu};  // mask of the bits to keep: all or none
+    bool exists[2];                                      // whether the row belongs to this sequence
     if (p_.sinks != nullptr) merge_sinks(work, factor, used);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -1,4 +1,5 @@
-// Work of attention's wgmma kernel: a call's tiles, what each covers, and the warp that hands them out and loads them.
+// The work of attention's wgmma kernel: the tiles of a call, the queries and keys of each, and the warp that hands them
+// out and loads them.
 #pragma once
 
 #include "../common/mbarrier_sm90.cuh"
@@ -18,30 +19,30 @@ struct WgmmaTile {
   static constexpr int kTotalBytes = kQueries * kColumns * 4;
   static constexpr int kKeysAt = kTileBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
   static constexpr int kTotalAt = kValuesAt + kStages * kTileBytes, kBarriersAt = kTotalAt + kTotalBytes;
-  static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * 48 + 1024;  // and what a start at 1024 takes
+  static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * 48 + 1024;  // 1024: the alignment of the start
 };
 
 struct WgmmaCall {
   CUtensorMap q, k, v;
   std::int32_t tiles;
-  std::int32_t blocks;               // blocks of queries: per sequence, or, packed, slots of all
-  std::int32_t heads;                // and sequences where not packed
-  std::int32_t section, in_section;  // heads whose keys and values stay in L2; their tiles
-  std::uint32_t* counter;            // counts tiles taken after each block's first; null: each block has one
+  std::int32_t blocks;               // blocks of queries: those of a sequence; if packed, slots for all sequences
+  std::int32_t heads;                // heads, times sequences if not packed
+  std::int32_t section, in_section;  // heads whose keys and values stay in L2 together; the number of their tiles
+  std::uint32_t* counter;            // tiles taken beyond each block's first; null: each block has one tile
 };
 
 // A tile: 128 places of q of one sequence and head, and the keys that any of its queries sees. The loading warp
 // computes it for all warps.
 struct WgmmaWork {
   std::int32_t sequence, head;
-  std::int32_t token, places, queries;  // the first place's token of q; places and queries from there on
-  std::int32_t position;                // the number of the key that stands where the first query does
+  std::int32_t token, places, queries;  // token of the first place; places and queries from there on
+  std::int32_t position;                // number of the key at the first query's place
   std::int32_t k_token, num_keys;       // the sequence's first token of k, and its keys
-  std::int32_t first_key, last_key;     // that any query of the tile sees
-  std::int32_t all_first, all_last;     // that every query sees
+  std::int32_t first_key, last_key;     // the range of keys that any query of the tile sees
+  std::int32_t all_first, all_last;     // the range of keys that every query sees
 };
 
-// Packed sequences: slot floor(begin / 128) + s is the first of sequence s, so that no sum over the others is needed; some
+// Packed sequences: sequence s begins at slot floor(begin / 128) + s, so no sum over earlier sequences is needed. Some
 // slots have no queries.
 __device__ __forceinline__ std::int64_t first_query_slot(const AttentionParams& p, std::int64_t sequence) {
   return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) / 128 + sequence;
@@ -54,11 +55,11 @@ __device__ __forceinline__ WgmmaWork work_of(const AttentionParams& p, const Wgm
   const std::int32_t block = call.blocks - 1 - in_section;
   const std::int32_t num_q_heads = static_cast<std::int32_t>(p.num_q_heads);
   WgmmaWork work = {};
-  if (p.num_sequences == 0) return work;  // there are no offsets to look at
+  if (p.num_sequences == 0) return work;  // there are no offsets to read
   std::int64_t query = std::int64_t{block} * 128, places = p.q_tokens;
   if (p.cu_seqlens_q != nullptr) {
     work.head = head;
-    std::int64_t low = 0, high = p.num_sequences;  // the last sequence that begins no later
+    std::int64_t low = 0, high = p.num_sequences;  // finds the last sequence that begins at or before it
     while (high - low > 1) {
       const std::int64_t middle = (low + high) / 2;
       (first_query_slot(p, middle) <= block ? low : high) = middle;
@@ -110,7 +111,7 @@ struct WgmmaShared {
   __device__ __forceinline__ std::uint32_t values_empty(int stage) const { return barrier(8 + stage); }
   __device__ __forceinline__ std::uint32_t tile_full(int slot) const { return barrier(10 + slot); }
   __device__ __forceinline__ std::uint32_t tile_empty(int slot) const { return barrier(12 + slot); }
-  static constexpr int kWorkAt = Tile::kBarriersAt + 14 * 8;  // work of two tiles, one after the other
+  static constexpr int kWorkAt = Tile::kBarriersAt + 14 * 8;  // work of two consecutive tiles
 
   __device__ __forceinline__ void init() const {
     mbarrier_init(queries_full(), 1);
@@ -150,7 +151,7 @@ __device__ __forceinline__ void load_tiles(const AttentionParams& p, const Wgmma
     WgmmaWork work = {};
     work.places = -1;
     if (more) work = work_of(p, call, tile);
-    std::uint32_t taken = 0;  // asked for early: what follows hides its way
+    std::uint32_t taken = 0;  // claimed early: the code that follows hides the latency
     if (threadIdx.x == 0 && more && call.counter != nullptr) taken = atomicAdd(call.counter, 1u);
     if (!more || work.places > 0) {
       mbarrier_wait_block(shared.tile_empty(slot.stage), slot.phase ^ 1);
@@ -193,7 +194,7 @@ __device__ __forceinline__ void load_tiles(const AttentionParams& p, const Wgmma
   }
 }
 
-// Tokens of packed q that no sequence has, where offsets begin late or end early.
+// Clears tokens of packed q that belong to no sequence, where offsets begin late or end early.
 template <class T, class Tile>
 __device__ __forceinline__ void clear_outside(const AttentionParams& p) {
   const std::int64_t first = clamp_to(p.cu_seqlens_q[0], 0, p.q_tokens);
