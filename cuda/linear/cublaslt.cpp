@@ -12,7 +12,7 @@
 namespace rlk::cuda {
 namespace {
 
-// Types and values of cublasLt.h, equal in the major versions 12 and 13.
+// Types and values of cublasLt.h. They are equal in the major versions 12 and 13.
 struct Layout {
   std::uint64_t data[8];
 };
@@ -49,7 +49,7 @@ struct Library {
                   std::size_t workspace_bytes, cudaStream_t);
 };
 
-// The library that the process has loaded, as torch does, else the system's; null where either lacks a function.
+// The library that the process has loaded (torch does so), else the system's. Null if a function is missing.
 const Library* library() {
   static const Library* const found = []() -> const Library* {
     const std::string name = "libcublasLt.so." + std::to_string(CUDART_VERSION / 1000);
@@ -79,7 +79,7 @@ void require(int status, const char* what) {
   if (status != 0) throw std::runtime_error(std::string(what) + ": cuBLAS status " + std::to_string(status));
 }
 
-// cuBLASLt's matrices are column-major: it computes the transpose of d, its first operand is our second.
+// cuBLASLt's matrices are column-major. So it computes the transpose of d, and its first operand is our second.
 struct Call {
   Operation operation{};
   Layout a{}, b{}, d{};
@@ -119,7 +119,7 @@ const CublasLt* CublasLt::on(int device) {
   if (device < 0 || device >= kMaxDevices || library() == nullptr) return nullptr;
   std::call_once(made[device], [&] {
     const DeviceGuard guard(device);
-    // A handle allocates, which a stream under capture forbids to this thread unless it says that it knows.
+    // A handle allocates. A stream under capture forbids that to this thread unless its capture mode is relaxed.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
     const int status = library()->create(&on_device[device].handle_);

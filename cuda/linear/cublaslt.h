@@ -1,5 +1,6 @@
-// NVIDIA's cuBLASLt as an engine of linear, where this process or the system has it: found at run time, never linked. It
-// computes a product only by an algorithm that was recorded to give the bits of our kernels (cublaslt_records.h).
+// NVIDIA's cuBLASLt as an engine of linear, if this process or the system has it. It is found at run time and never
+// linked. It computes a product only by an algorithm that was recorded to give the bits of our kernels
+// (cublaslt_records.h).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,21 +14,22 @@
 
 namespace rlk::cuda {
 
-// The library's own description of an algorithm, meant to be stored; it means the same to the same version alone.
+// The library's own description of an algorithm, which may be stored. Only the same version reads it in the same way.
 using CublasLtAlgorithm = std::array<std::uint64_t, 8>;
 
 class CublasLt {
  public:
-  // On a device, or null where no library of this build's CUDA major version is found. Lives as long as the process.
+  // The engine on a device, or null if no library of this build's CUDA major version is found. It lives as long as the
+  // process.
   static const CublasLt* on(int device);
 
   std::size_t version() const { return version_; }  // "130100" is 13.1.0
 
   // Whether the library has a call for the product: one chunk, no bias or addend, dense rows that begin at 16 bytes.
   static bool serves(const GemmParams& p);
-  // Without a workspace. Throws where the library refuses.
+  // Runs without a workspace. Throws if the library refuses.
   void run(const GemmParams& p, const CublasLtAlgorithm& algorithm, cudaStream_t stream) const;
-  // What the library proposes for a product without a workspace, its favourite first.
+  // The library's proposals for a product without a workspace, its favourite first.
   std::vector<CublasLtAlgorithm> propose(const GemmParams& p, int most) const;
 
  private:

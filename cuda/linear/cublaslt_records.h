@@ -16,8 +16,8 @@ struct CublasLtRecord {
   CublasLtAlgorithm algorithm;
 };
 
-// The algorithm to run a product with, or null: it is not in the table, the library is not there, or this device or
-// version is none of the table's. Asks for the library only once a product is in the table.
+// The algorithm to run a product with. Null if the product is in no table, if the library is missing, or if no table
+// covers this device and version. The library is loaded only once a product is in a table.
 const CublasLtRecord* recorded(const GemmParams& p, int device);
 
 // The products that records serve on a device.

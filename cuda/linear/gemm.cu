@@ -1,4 +1,4 @@
-// Which tile a product takes, and its launch; compiled once per architecture, of which each runs mma.sync.
+// The tile of a product, and its launch. Compiled once per architecture; each runs mma.sync.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -23,7 +23,7 @@ static_assert(kFitEverywhere<FewestRowsTile, SmallMTile, MediumTile, SquareTile,
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Whether OperandLoad reaches all rows by 32 bits.
+// Whether 32-bit row offsets of OperandLoad reach all rows.
 bool are_near(const RowLayout& rows, std::int64_t num) {
   const std::int64_t farthest = (std::min(num, rows.inner) - 1) * std::abs(rows.inner_stride) +
                                 (num - 1) / rows.inner * std::abs(rows.outer_stride);
@@ -43,7 +43,8 @@ void run(const GemmParams& p, cudaStream_t stream) {
   if (p.segments > 1) part = p.contraction / p.segments;
   if (p.block > 0) part = p.block;
   const int most = allow_shared_memory<gemm_sm80_kernel<Tile, kContractionA, kContractionB, kLevels>>();
-  // As many stages as let all blocks of the launch be resident, or as many of them as registers allow.
+  // The most stages that leave room for all blocks of the launch to be resident, or for as many blocks as registers
+  // allow.
   constexpr int kReserved = 1024;  // bytes per block, for the system
   const int resident = static_cast<int>(
       std::clamp<std::int64_t>(ceil_div(blocks, multiprocessors(current_device())), 1, Tile::kMinBlocks));
@@ -73,8 +74,8 @@ void run(const GemmParams& p, cudaStream_t stream) {
                                     : run<Tile, false, false, kLevels>(p, stream);
 }
 
-// Whether the current device has room for a tile's stages. Compute capabilities 8.6, 8.9 and 12.0 have 99 KB, which are enough for
-// every tile but the large one.
+// Whether the current device has room for a tile's stages. Compute capabilities 8.6, 8.9 and 12.0 have 99 KB, enough
+// for every tile except the large one.
 template <class Tile>
 bool has_shared_memory() {
   return allow_shared_memory<gemm_sm80_kernel<Tile, true, true, 0>>() >= kLeastStages * Tile::kStageBytes;
@@ -101,8 +102,8 @@ bool can_have(const GemmParams& p, Sm80Tile tile) {
   return false;
 }
 
-// What a tile would cost: tiles in turn on a multiprocessor, by their products, by the part of the tensor cores' speed that
-// they reach (of mma.sync alone, on an H100).
+// The cost of a tile: the tiles that one multiprocessor takes in turn, times a tile's products, over the share of the
+// tensor cores' speed that it reaches. The share is relative to mma.sync alone on an H100.
 template <class Tile>
 double cost(const GemmParams& p, double efficiency) {
   const std::int64_t blocks = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN);

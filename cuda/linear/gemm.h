@@ -1,6 +1,6 @@
-// A matrix product as the kernels of linear see it: D[m, n] = sum_i A[m, i] B[n, i], the contraction in the order of
-// ops/linear.h. Forward: A = x, B = weight. Input gradient: A = dy, B = weight with its rows contracted. Weight gradient:
-// A = dy and B = x, both with their rows contracted.
+// A matrix product as the kernels of linear see it: D[m, n] = sum_i A[m, i] B[n, i], with the contraction in the order
+// of ops/linear.h. Forward: A = x, B = weight. Input gradient: A = dy, B = weight with its rows contracted. Weight
+// gradient: A = dy and B = x, both with their rows contracted.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,19 +25,19 @@ struct GemmParams {
   void* d = nullptr;  // [m, n], d_dtype
   RowLayout d_rows;
   const void* bias = nullptr;     // [n], bias_dtype, or null
-  const float* addend = nullptr;  // [m, n]: main_grad, added to the first token block, or null; may be d
+  const float* addend = nullptr;  // [m, n] or null: main_grad, which is added to the first token block; may be d
   bool continues = false;         // the accumulators begin with the addend instead: one block, one segment
   RowLayout addend_rows;
   std::int64_t m = 0, n = 0, contraction = 0;
-  int segments = 1;        // segments of the contraction: 1, 2, 4 or 8 of equal length (rule 2)
-  std::int64_t block = 0;  // contraction of one token block (rule 9); 0: one block. Not together with segments
-  const std::int32_t* row_limit = nullptr;  // ops/linear.h, of a gradient; a kernel may take all rows
+  int segments = 1;                         // segments of the contraction: 1, 2, 4 or 8 of equal length (rule 2)
+  std::int64_t block = 0;                   // contraction of one token block (rule 9); 0: one block. Excludes segments
+  const std::int32_t* row_limit = nullptr;  // for gradients, see ops/linear.h; a kernel may take all rows
   DType dtype = DType::kBFloat16;           // dtype of a and b: kBFloat16, kFloat16
   DType d_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
 };
 
-// Any shape, stride and alignment; compute capability 8.0 and later. A product uses one of these tiles of D; the choice
-// does not change its bits.
+// The kernel for any shape, stride and alignment, on compute capability 8.0 and later. A product uses one of these
+// tiles of D; the choice changes no bit.
 enum class Sm80Tile { kFewestRows, kSmallM, kMedium, kSquare, kLarge, kBlocks };
 RLK_CUDA_KERNELS(std::vector<Sm80Tile> gemm_tiles(const GemmParams& p);  // tiles that can compute `p`
                  Sm80Tile choose_tile(const GemmParams& p);

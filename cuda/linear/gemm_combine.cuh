@@ -1,4 +1,4 @@
-// Rule 2: the sums of 1, 2, 4 or 8 segments, combined by a perfect binary tree as they come.
+// Rule 2: combines the sums of 1, 2, 4 or 8 segments by a perfect binary tree, in the order of their computation.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ __device__ __forceinline__ void copy_to(float (&to)[kN], const float (&d)[kN]) {
   for (int i = 0; i < kN; ++i) to[i] = d[i];
 }
 
-// A thread's sums put aside in shared memory, 16 bytes from `address` on and every `stride`.
+// Keeps a thread's sums in shared memory: 16 bytes at `address`, and 16 more at every `stride` after it.
 template <int kN>
 struct KeptInShared {
   std::uint32_t address, stride;
@@ -41,7 +41,7 @@ struct KeptInShared {
     }
   }
 };
-// The same in registers.
+// Keeps them in registers.
 template <int kN>
 struct KeptInRegisters {
   float kept[kN];

@@ -1,4 +1,4 @@
-// From global to shared memory: one stage of an operand, by cp.async where all of its rows begin at 16 bytes, else
+// Loads one stage of an operand from global to shared memory: by cp.async if all of its rows begin at 16 bytes, else
 // element by element.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace {  // one copy per architecture
 
 constexpr int kChunkElements = 8, kChunkBytes = 16;
 
-// `count` of the elements of a chunk; the others become 0.
+// Copies `count` elements of a chunk and sets the others to 0.
 __device__ __forceinline__ void copy_elements(std::uint32_t shared, const std::uint16_t* from, int count) {
   std::uint32_t word[4];
 #pragma unroll
@@ -35,7 +35,7 @@ template <class Tile, bool kContraction, int kThreads>
 class OperandLoad {
  public:
   // `first`: the tile's first index in the operand's extent. `vector`: all rows of the operand begin at multiples of 16
-  // bytes, and rows_ reaches them.
+  // bytes, and rows_ can hold their offsets.
   __device__ __forceinline__ OperandLoad(const GemmOperand& x, std::int64_t extent, std::int64_t first, bool vector)
       : x_(x), first_(first), to_(Tile::offset(row(0), chunk())), vector_(vector) {
     if constexpr (kContraction) {
@@ -53,17 +53,17 @@ class OperandLoad {
     }
   }
 
-  // This thread's chunks of a stage, which it can copy one by one where has_whole(k, left), or some elements of each where rows
-  // lie along the contraction.
+  // This thread's chunks of a stage. It copies them whole if has_whole(k, left). If rows lie along the contraction, it
+  // may copy some elements of each.
   static constexpr int kChunks = Tile::kRows * Tile::kRowChunks / kThreads;
-  // The same for all threads of the block.
+  // The same condition for all threads of the block.
   __device__ __forceinline__ bool has_whole(std::int64_t k, int left) const {
     return whole_ && left == kStageK && (kContraction || in_one_run(k));
   }
   __device__ __forceinline__ std::uint64_t start(std::int64_t k) const {
     return start_ + (kContraction ? k : x_.rows.offset(k + row(0))) * 2;
   }
-  // from: start(k). Nothing is read where `count` is 0.
+  // `from`: start(k). If `count` is 0 nothing is read.
   __device__ __forceinline__ void copy_chunk(int i, std::uint32_t shared, std::uint64_t from,
                                              int count = kChunkElements) const {
     const std::int64_t to_row =
@@ -71,7 +71,7 @@ class OperandLoad {
     copy_async_16_or_less(shared + offset(i), reinterpret_cast<const void*>(from + to_row), count * 2);
   }
 
-  // Indices [k, k + left) of the contraction to the stage at `shared`, zeros after them.
+  // Copies indices [k, k + left) of the contraction to the stage at `shared`, and zeros after them.
   __device__ __forceinline__ void load(std::uint32_t shared, std::int64_t k, int left) const {
     if (has_whole(k, left)) {
       const std::uint64_t from = start(k);
@@ -110,12 +110,12 @@ class OperandLoad {
     return kRowStep % Tile::kKeyRows == 0 ? to_ + i * kRowStep * Tile::kRowBytes : Tile::offset(row(i), chunk());
   }
 
-  // Whether all rows of the stage at k follow one another by one stride.
+  // Whether one stride separates all rows of the stage at k.
   __device__ __forceinline__ bool in_one_run(std::int64_t k) const {
     const std::int64_t n = x_.rows.inner;
     return (k < n ? k : static_cast<std::uint32_t>(k) % static_cast<std::uint32_t>(n)) + kStageK <= n;
   }
-  // This thread's chunk of row(i), which has elements.
+  // This thread's chunk of row(i), which is not empty.
   __device__ __forceinline__ const std::uint16_t* chunk_start(int i, std::int64_t k) const {
     return reinterpret_cast<const std::uint16_t*>(
         start_ + (kContraction ? x_.rows.offset(first_ + row(i)) + k : x_.rows.offset(k + row(i))) * 2);
@@ -127,14 +127,14 @@ class OperandLoad {
 
   const GemmOperand& x_;
   const std::int64_t first_;
-  // Address of this thread's chunk of row 0 of the operand; an integer, because nvcc makes pointers' sums anew for each chunk, in
-  // elements from the operand's beginning.
+  // Address of this thread's chunk of row 0 of the operand. It is an integer, because nvcc would compute a pointer anew
+  // for each chunk, in elements from the operand's beginning.
   std::uint64_t start_;
   int rows_[kContraction ? kChunks : 1];  // chunks from there to row(i)
   const int to_;
-  int inside_;  // the extent: rows of the tile that are in it, or elements of this thread's chunk of each row
+  int inside_;  // rows of the tile inside the extent, or elements of this thread's chunk of each row inside it
   const bool vector_;
-  bool whole_;  // stages of kStageK are copied without a look at the extent
+  bool whole_;  // stages of kStageK are copied without tests of the extent
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The choice of a plan: a model of what bounds a tile, fitted to measurements on an H200 (README.md).
+// The choice of a plan, by a model of a tile's bounds that was fitted to measurements on an H200 (README.md).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -29,14 +29,14 @@ bool can_copy(const GemmOperand& operand, std::int64_t extent, std::int64_t cont
   return rows_begin_at_16_bytes(operand.data, operand.rows, rows, 2) && in_range && is_one_stride(operand.rows, rows);
 }
 
-// Whether the addend is added to sums of a token block, as a weight gradient's kernels do.
+// Whether a kernel adds the sums of a token block to memory, as those of a weight gradient do.
 bool adds_to_memory(const GemmParams& p) {
   return !p.a.contraction_contiguous && !p.b.contraction_contiguous && p.segments == 1 &&
          (p.d_dtype == DType::kFloat32 || p.contraction <= p.block);
 }
 
-// Weight rows of a slice in the kernel for few rows: all blocks equally busy. Where all slices run at once and are
-// short, fewer and longer ones read HBM faster; where each block has many, shorter ones.
+// Weight rows of a slice in the kernel for few rows, chosen so that all blocks are equally busy. If all slices run at
+// once and are short, fewer and longer ones read HBM faster. If each block has many slices, shorter ones do.
 int slice_rows(const GemmParams& p, int multiprocessors) {
   const std::int64_t turns = ceil_div(p.n, std::int64_t{kWidestSlice} * multiprocessors);
   const auto balanced = static_cast<int>(ceil_div(ceil_div(p.n, turns * multiprocessors), 16) * 16);
@@ -46,7 +46,7 @@ int slice_rows(const GemmParams& p, int multiprocessors) {
   return std::min(balanced, kWidestSlice);
 }
 
-// A maximum whose corners are rounded: what nearly bounds costs something too.
+// A smooth maximum: a cost near the largest one adds to it.
 double smooth_max(std::initializer_list<double> costs) {
   double sum = 0;
   for (double cost : costs) sum += cost * cost * cost * cost * cost;
@@ -61,8 +61,8 @@ double cost(const GemmParams& p, const GemmPlan& plan, int multiprocessors) {
   const double blocks = clusters * plan.cluster, turns = std::ceil(clusters / (multiprocessors / plan.cluster));
   const int rows_a = plan.transposed ? plan.tile_n : plan.tile_m, rows_b = plan.transposed ? plan.tile_m : plan.tile_n;
   const double tile_m = plan.tile_m, tile_n = plan.tile_n, m = static_cast<double>(p.m), n = static_cast<double>(p.n);
-  // 64 of the contraction: bound by the tensor cores, by what a multiprocessor or the L2 delivers, or by the chain of
-  // instructions of one warpgroup and the barriers of a stage.
+  // Cost of 64 of the contraction. The bound is the tensor cores, the loads of a multiprocessor or of the L2, or one
+  // warpgroup's chain of instructions and the barriers of a stage.
   const double loaded = (std::min(tile_m, m) / along_n + std::min(tile_n, n) / along_m) * kBoxK * 2;
   const double multiply = 1.17 * rows_a / 64 * rows_b * 2, chain = rows_b * 2 + 31.0 / stage_boxes(rows_a, rows_b);
   const double step =

@@ -1,4 +1,4 @@
-// Which kernels of gemm_sm90.cuh are built, and how a plan becomes a launch. One element type a translation unit.
+// The kernels of gemm_sm90.cuh that are built, and the launch of a plan. A translation unit has one element type.
 #pragma once
 
 #include <algorithm>
@@ -64,15 +64,15 @@ inline CUtensorMap map_of(const GemmOperand& operand, DType dtype, std::int64_t 
                           int box_rows, L2Reads reads = L2Reads::k256Bytes) {
   const std::int64_t rows = operand.contraction_contiguous ? extent : contraction;
   const std::int64_t columns = operand.contraction_contiguous ? contraction : extent;
-  // A lone row's stride means nothing, and may be one that the copy engine refuses.
+  // The stride of a single row has no meaning, and the copy engine may refuse it.
   const std::int64_t stride = rows > 1 ? operand.rows.inner_stride : (columns + 7) / 8 * 8;
   return tensor_map(operand.data, dtype, rows, columns, stride, box_rows, reads);
 }
 
-// A little hides what HBM takes to begin; more keeps the copy engine from what is waited for (README.md).
+// A small prefetch hides the first latency of HBM. A larger one delays loads that the kernel waits for (README.md).
 constexpr int kPrefetchedBytes = 32 << 10;
 
-// weight_rows: of a block.
+// weight_rows: the weight rows of a block.
 inline GemmLaunch launch_of(const GemmParams& p, int stage_k, int weight_rows) {
   GemmLaunch g{};
   g.d = p.d;
@@ -102,14 +102,14 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   const std::int64_t extent_a = Tile::kTransposed ? p.n : p.m, extent_b = Tile::kTransposed ? p.m : p.n;
   GemmLaunch g = launch_of(p, Tile::kStageK, Tile::kTransposed ? Tile::kBM : Tile::kBN);
   g.cluster = plan.cluster;
-  if (plan.cluster > 1) g.prefetched_steps = 0;  // asking ahead takes clusters 1 to 2 % more time
+  if (plan.cluster > 1) g.prefetched_steps = 0;  // clusters lose 1 to 2 % by prefetches
   g.last_a = static_cast<int>((extent_a % Tile::kBM + 7) / 8 * 8);
   g.last_b = static_cast<int>((extent_b % Tile::kBN + 7) / 8 * 8);
   const auto tiles = [](std::int64_t extent, int tile) { return static_cast<int>((extent + tile - 1) / tile); };
   g.tiles_a = tiles(extent_a, Tile::kBM * plan.cluster);
   g.tiles_b = tiles(extent_b, Tile::kBN);
   const int clusters_at_once = multiprocessors(current_device()) / plan.cluster;
-  // Each weight is read once, and by more tiles than run at a time.
+  // Each weight is read once, and there are more tiles than run at a time.
   const bool streams = (Tile::kTransposed ? g.tiles_b : g.tiles_a) == 1 && g.tiles_a * g.tiles_b > clusters_at_once;
   const auto map = [&](const GemmOperand& operand, std::int64_t extent, int box_rows) {
     return map_of(operand, p.dtype, extent, p.contraction, box_rows, streams ? L2Reads::k128Bytes : L2Reads::k256Bytes);
@@ -152,7 +152,7 @@ void run_small_m(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream)
                          (plan.tile_m / 16 + 1) * 32, fixed + launch.gemm.stages * stage, stream, weight, x, launch);
 }
 
-// False where no kernel of the plan is built.
+// Returns false if no kernel of the plan is built.
 template <class T, class... Tiles>
 bool run_plan(TileList<Tiles...>, const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   if (plan.small_m) {

@@ -1,7 +1,7 @@
-// Matrix product for compute capability 8.0 and later: cp.async fills a ring of stages, ldmatrix and mma.sync.m16n8k16
-// multiply them; a block has one tile of D and all of its contraction. Bound by the tensor cores where D is large, by
-// memory where it has few rows: then tiles are small and stages long, so that every multiprocessor has several blocks'
-// weights under way.
+// Matrix product for compute capability 8.0 and later. cp.async fills a ring of stages; ldmatrix and mma.sync.m16n8k16
+// multiply them. A block has one tile of D and all of its contraction. A large D is bound by the tensor cores, few rows
+// by memory. Few rows therefore take small tiles and long stages, so that every multiprocessor has weights of several
+// blocks in flight.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -18,14 +18,14 @@ constexpr int kSegmentLevels = 3;  // levels of rule 2's tree
 // The launch's arguments.
 struct GemmLaunchSm80 {
   GemmParams p;
-  std::int64_t part;  // contraction of a segment or token block, of all where there is one
+  std::int64_t part;  // contraction of a segment or token block; all of it if there is one
   int tiles_m, tiles_n;
   int stages;
   bool vector_a, vector_b, vector_d;  // rows begin at 16 bytes
 };
 
-// A block's tile, its warps, a stage's part of the contraction; kBlocks: of a multiprocessor, which bounds their registers;
-// kStages: the most that are of use.
+// A block's tile, its warps, and a stage's part of the contraction. kBlocks: blocks of a multiprocessor, which bound
+// the registers of each. kStages: the most stages that help.
 template <int kTileM, int kTileN, int kNumWarpsM, int kNumWarpsN, int kTileStageK, int kBlocks, int kStages>
 struct GemmTileSm80 {
   static constexpr int kM = kTileM, kN = kTileN, kWarpsM = kNumWarpsM, kStageK = kTileStageK, kMinBlocks = kBlocks;
@@ -34,18 +34,19 @@ struct GemmTileSm80 {
   static constexpr int kWarpM = kM / kNumWarpsM, kWarpN = kN / kNumWarpsN;
   static constexpr int kRowTiles = kWarpM / 16, kColumnTiles = kWarpN / 8;
   static constexpr int kStageBytes = (kM + kN) * kStageK * 2;
-  // Whether a stage's first fragments are loaded beside the products of the stage before, whose last step then waits for the
-  // stage's copies. Small tiles have no registers for it, and other blocks' warps meanwhile.
+  // Whether a stage's first fragments load beside the products of the previous stage, whose last step then waits for
+  // the stage's copies. Small tiles have no registers for it; there other blocks' warps fill the wait.
   static constexpr bool kLoadsAhead = kM * kN >= 128 * 128;
 };
 using LargeTile = GemmTileSm80<128, 256, 2, 4, 64, 1, 3>;
 using SquareTile = GemmTileSm80<128, 128, 2, 2, 32, 2, 7>;
-using BlocksTile = GemmTileSm80<128, 128, 2, 4, 64, 1, 3>;  // registers for a running sum beside the accumulators
+using BlocksTile =
+    GemmTileSm80<128, 128, 2, 4, 64, 1, 3>;  // room in registers for a running sum beside the accumulators
 using MediumTile = GemmTileSm80<64, 64, 2, 2, 64, 2, 7>;
 using SmallMTile = GemmTileSm80<32, 32, 1, 2, 128, 5, 7>;
 using FewestRowsTile = GemmTileSm80<16, 32, 1, 2, 128, 6, 7>;
 
-// One stage. In a whole one each step's fragments load while the step before is multiplied.
+// One stage. In a whole stage each step's fragments load while the previous step is multiplied.
 template <class Tile, bool kContractionA, bool kContractionB>
 struct StageProduct {
   using TileA = OperandTile<Tile::kM, Tile::kStageK, kContractionA>;
@@ -85,8 +86,8 @@ struct StageProduct {
       }
     }
   }
-  // Multiplies a whole stage; s[0] is loaded already. copy(step) runs beside the products of each step but the last.
-  // next() follows the loads of the last step, so that its own loads are under way during the products.
+  // Multiplies a whole stage; s[0] is loaded already. copy(step) runs beside the products of each step except the last.
+  // next() follows the loads of the last step, so that its own loads are in flight during the products.
   template <class T, class Copy, class Next>
   __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, Sums& d, const Copy& copy,
                                            const Next& next) const {
@@ -102,7 +103,7 @@ struct StageProduct {
       multiply_step<T>(s[step % 2], d);
     }
   }
-  // The last of a part, with s loaded: steps past the contraction are left out, not multiplied as zeros.
+  // Multiplies the last stage of a part; s is loaded. Steps past the contraction are left out, not multiplied as zeros.
   template <class T>
   __device__ __forceinline__ void multiply_some(Step& s, std::uint32_t stage, int steps, Sums& d) const {
 #pragma unroll 1
@@ -113,11 +114,11 @@ struct StageProduct {
   }
 };
 
-// Sums of a contraction's parts before the one in the accumulators.
+// The sums of the contraction's earlier parts; the accumulators hold the current one.
 template <int kLevels, int kRowTiles, int kColumnTiles>
 class PendingSums {
  public:
-  // `d` becomes the sum of what is complete with part `part`; after the last part that is all of them.
+  // Sets `d` to the sum of the largest subtree that part `part` completes. After the last part this is the whole tree.
   __device__ __forceinline__ void add_segment(int part, Accumulators<kRowTiles, kColumnTiles>& d) {
     bool complete = true;
 #pragma unroll
@@ -155,7 +156,7 @@ class PendingSums {
   Accumulators<kRowTiles, kColumnTiles> sums_[kLevels];
 };
 
-// kLevels: of pending sums. 0: one part; 1: token blocks; kSegmentLevels: those or segments.
+// kLevels: levels of pending sums. 0: one part; 1: token blocks; kSegmentLevels: token blocks or segments.
 template <class Tile, bool kContractionA, bool kContractionB, int kLevels>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     gemm_sm80_kernel(const __grid_constant__ GemmLaunchSm80 g) {
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
   const GemmParams& p = g.p;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
 
-  // Groups of rows of tiles, column by column: what runs at a time is nearly square.
+  // Tiles go by groups of rows of tiles, column by column, so that the tiles that run at a time are nearly a square.
   const int per_group = kGroupTiles * g.tiles_n, tile = static_cast<int>(blockIdx.x);
   const int group = tile / per_group, in_group = tile - group * per_group, first_tile = group * kGroupTiles;
   const int height = min(kGroupTiles, g.tiles_m - first_tile);
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
 
   const OperandLoad<TileA, kContractionA, Tile::kThreads> load_a(p.a, p.m, m, g.vector_a);
   const OperandLoad<TileB, kContractionB, Tile::kThreads> load_b(p.b, p.n, n, g.vector_b);
-  // The next stage to load. Stages begin anew with every part.
+  // The next stage to load. Every part begins with a new stage.
   constexpr bool kOnePart = kLevels == 0;
   std::int64_t load_k = 0, load_end = kOnePart ? p.contraction : min(g.part, p.contraction);
   int load_slot = 0;
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
   typename Product::Step s[2];
   const auto take_stage = [&] {
     copy_async_wait_at_most<Tile::kMostStages - 2>(g.stages - 2);
-    __syncthreads();  // the stage is there for all, and all have read the one before, which the next load replaces
+    __syncthreads();  // the stage is visible to all threads, and all have read the previous one, which the next load replaces
     product.load_step(s[0], base + slot * Tile::kStageBytes, 0);
   };
   const auto next_stage = [&] {
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
       next_stage();
     } else if (const int left = load_left();
                Tile::kLoadsAhead && load_a.has_whole(load_k, left) && load_b.has_whole(load_k, left)) {
-      // The next copies, spread over all steps but the last.
+      // The next copies, spread over all steps except the last.
       constexpr int kChunksA = decltype(load_a)::kChunks, kAll = kChunksA + decltype(load_b)::kChunks;
       constexpr int kParts = Product::kSteps - 1;
       const std::uint32_t to = base + load_slot * Tile::kStageBytes;

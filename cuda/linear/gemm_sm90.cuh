@@ -1,6 +1,6 @@
-// Matrix product for compute capability 9.0: one or two warps copy tiles by TMA, others multiply them with wgmma; blocks
-// stay and take tiles in turn, and the blocks of a cluster share what they load. Bound by the tensor cores where m is
-// large, by HBM where it is small. Numbers: README.md.
+// Matrix product for compute capability 9.0. One or two warps copy tiles by TMA, and others multiply them with wgmma.
+// Blocks are persistent, and the blocks of a cluster share their loads. A large m is bound by the tensor cores, a small
+// one by HBM. Numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,9 @@
 
 namespace rlk::cuda {
 
-// A block's tile: rows of A and of B, whether the operands' contiguous index is the extent, and what becomes of chunks. The
-// output d is the product of A and B or its transpose; transposed, weights are A, so that tiles fit few rows.
+// A block's tile: rows of A and of B, whether the operands' contiguous index is the extent, and how chunks are
+// combined. The output d is the product of A and B, or its transpose. Transposed, the weights are A, so that tiles fit
+// few rows.
 template <int kM, int kN, bool kAExtentContiguous, bool kBExtentContiguous, Combine kCombination,
           bool kIsTransposed = false>
 struct GemmTile {
@@ -23,29 +24,30 @@ struct GemmTile {
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
   static constexpr Combine kCombine = kCombination;
   static constexpr bool kAdds = kAMnMajor && kBMnMajor;  // weight gradients: main_grad, and blocks of tokens
-  // Wide tiles find the next tile's place beside their products; in the short steps of narrow ones that would show.
+  // Wide tiles find the next tile's position beside their products. The short steps of narrow tiles would not hide
+  // that.
   static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192;
   static constexpr int kBoxes = kCombine == Combine::kTree ? 1 : stage_boxes(kM, kN), kStageK = kBoxK * kBoxes;
   static constexpr bool kTransposed = kIsTransposed;
   static constexpr int kWarpgroups = kBM / 64;
   static constexpr bool kTakesTurns = kWarpgroups == 2 && kBN >= 192;
-  // A warp for each operand asks for the shortest stages sooner than one for both (README.md).
+  // Where stages are short, a loading warp for each operand requests them sooner than one warp for both (README.md).
   static constexpr bool kTwoLoaders = kBoxes > 1 && kBN <= 64 && !kTransposed;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static constexpr int kRegisters =
-      (504 - 40) / kWarpgroups / 8 * 8;  // per multiplying thread; a loading thread has 40
+      (504 - 40) / kWarpgroups / 8 * 8;  // registers of a multiplying thread; a loading thread has 40
   static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
   static constexpr int kStageBytes = kBoxes * kBoxBytes;
   static constexpr int kKeptBytes = kCombine == Combine::kTree ? kBM * kBN * 4 : 0;
   static constexpr bool kBoxStores = !kTransposed && kBN % 64 == 0;
-  static constexpr int kStoreBuffers = kBN == 256 ? 2 : 1;  // what leaves the number of stages as it is
+  static constexpr int kStoreBuffers = kBN == 256 ? 2 : 1;  // the most that does not reduce the number of stages
   static constexpr int kStaging =                           // bytes per warpgroup; boxes begin at 1024 bytes
       kBoxStores ? std::max(kStoreBuffers * kStoreBoxBytes, (4 * kStagingBytes + 1023) / 1024 * 1024)
                  : 4 * kStagingBytes;
   static constexpr int kFixedBytes = 1024 + kKeptBytes + kWarpgroups * kStaging + 2 * kMaxStages * 8;
 };
 
-// Which tile a cluster takes at its i-th turn: columns of `group_a` clusters, so that a wave is nearly square.
+// The tile of a cluster's i-th turn. Tiles go in columns of `group_a` clusters, so that a wave is nearly square.
 struct TilePosition {
   int a, b;
 };
@@ -55,7 +57,7 @@ __device__ __forceinline__ TilePosition tile_position(const GemmLaunch& g, int t
   return {first + in_group % height, in_group / height};
 }
 
-// The first row of A and of B of a block's part of it.
+// The first row of A and of B in a block's part of the cluster's tile.
 template <class Tile>
 __device__ __forceinline__ TilePosition block_tile(const GemmLaunch& g, int tiles_a, int turn, int rank) {
   const TilePosition at = tile_position(g, tiles_a, turn);
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const auto portion_b = [&](int left, int sharing, int slice) {
     return Portion<kBN, Tile::kBMnMajor>(&map_b, &map_last_b, g.last_b, left, sharing, slice);
   };
-  // Apart, so that the loop of blocks by themselves asks for nothing but what they need.
+  // Two loops, so that the loop of blocks without a cluster has no instructions for sharing.
   const auto alone_or_sharing_b = [&](const auto& load) {
     if (g.cluster > 1) {
       load(g.cluster, rank);
@@ -103,8 +105,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       prefetch_tensor_map(&map_b);
     }
     if constexpr (!Tile::kAMnMajor && !Tile::kBMnMajor) {
-      // Prefetches the first weights while the kernel before this one still runs. They go to the L2 alone, since that
-      // kernel may write them.
+      // Prefetches the first weights while the previous kernel still runs. They go to L2 alone, since that kernel may
+      // write them.
       const TilePosition at = block_tile<Tile>(g, g.tiles_a, blockIdx.x / g.cluster, rank);
       if constexpr (Tile::kTransposed) {
         prefetch_stages<Tile>(portion_a(g.columns - at.a), at.a, g);
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
   } else {
     if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-    // Lane i of every warp tells block i of the cluster, which loads into this one.
+    // Lane i of every warp signals block i of the cluster, which loads into this block.
     const std::uint32_t tell = g.cluster > 1 && lane < g.cluster ? map_to_rank(empty, lane) : empty;
     const auto release = [&](int which) {
       if (lane >= g.cluster) return;
@@ -244,9 +246,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       }
       if (!Tile::kPlacesAhead) place_next();
     }
-    if constexpr (Tile::kBoxStores) wait_for_stored_boxes<0>();  // no block leaves while its boxes are being read
+    if constexpr (Tile::kBoxStores) wait_for_stored_boxes<0>();  // no block exits while its boxes are being read
   }
-  if (g.cluster > 1) {  // no block leaves while another may still write into it
+  if (g.cluster > 1) {  // no block exits while another may still write into it
     cluster_arrive();
     cluster_wait();
   }

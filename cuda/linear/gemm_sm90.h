@@ -1,4 +1,4 @@
-// The sm_90 kernels of linear from the host: which of them can serve a product, and which is the fastest.
+// Host side of linear's sm_90 kernels: the plans that can serve a product, and the fastest of them.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace rlk::cuda {
 
-// One way to run a product. Every way has the same bits.
+// A kernel and its tile for a product. Every plan has the same bits.
 struct GemmPlan {
   bool small_m = false;            // gemm_small_m_sm90: slices of tile_m weight rows, 8, 16 or 32 rows of x (tile_n)
   int tile_m = 128, tile_n = 256;  // rows and columns of d
@@ -19,7 +19,7 @@ struct GemmPlan {
   std::string name() const;
 };
 
-// Whether the copy engine can read the operands, and the kernels keep the segments apart.
+// Whether the copy engine can read the operands, and the segments end where stages end.
 bool gemm_sm90_serves(const GemmParams& p);
 // Every plan for a product that gemm_sm90_serves.
 std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p);

@@ -1,6 +1,6 @@
-// Matrix product for compute capability 9.0 with few rows of x, bound by reading the weights. One warp streams slices of
-// `slice_rows` weight rows through shared memory by TMA. Each of the others multiplies 16 of them with all rows of x by
-// mma.sync, whose steps follow one another sooner than wgmma's. Numbers: README.md.
+// Matrix product for compute capability 9.0 with few rows of x, bound by reading the weights. One warp streams slices
+// of `slice_rows` weight rows through shared memory by TMA. Each other warp multiplies 16 weight rows with all rows of
+// x by mma.sync, whose steps have a lower latency than wgmma's. Numbers: README.md.
 #pragma once
 
 #include "../common/mma_sm80.cuh"
@@ -17,8 +17,8 @@ struct SmallMLaunch {
   int slices;       // slices of all weight rows
 };
 
-// Slices of a block. Many of them lie in a row, since blocks then read places of memory that are far apart: 4.5 TB/s
-// instead of 4.4. With few, blocks that have one less are idle for too long.
+// Slices of a block. A block with many slices takes neighbouring ones, so that blocks read distant addresses: 4.5 TB/s
+// instead of 4.4. With few slices it strides, since blocks with one slice less would idle too long.
 struct Slices {
   int first, step, end;
 };
@@ -35,8 +35,8 @@ constexpr int small_m_fixed_bytes(int slice_rows) {
   return 1024 + slice_rows / 16 * kStagingBytes + 2 * kSmallMMaxStages * 8;
 }
 
-// Multiplies 64 k of a stage. `weights` and `x` are the lane's addresses before the swizzle: of row lane % 16 of the
-// weights, and of the rows of x that its ldmatrix reads.
+// Multiplies 64 k of a stage. `weights` and `x` are the lane's addresses before the swizzle: row lane % 16 of the
+// weights, and the rows of x that its ldmatrix reads.
 template <class T, int kTiles>
 __device__ __forceinline__ void multiply_box(float (&d)[4 * kTiles], std::uint32_t weights, std::uint32_t x, int lane) {
   std::uint32_t a[4][4];
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(288, 1)
       for (int k = 0; k < g.k_steps; ++k) {
         const std::uint32_t to = base + ring.stage * stage_bytes, barrier = full + ring.stage * 8;
         mbarrier_wait_block(empty + ring.stage * 8, ring.phase ^ 1);
-        if (elect_one()) {  // the loop is the whole warp's, as in tile_ring_sm90.cuh
+        if (elect_one()) {  // the whole warp runs the loop, as in tile_ring_sm90.cuh
           mbarrier_arrive_expect(barrier, stage_bytes);
 #pragma unroll
           for (int box = 0; box < 2; ++box) {
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(288, 1)
     }
     return;
   }
-  // Row of the lane's address among the 8 or 16 that one ldmatrix takes.
+  // Offsets of the lane's row among the 8 or 16 rows of one ldmatrix.
   const std::uint32_t weight_row = warp * 16 * 128 + lane % 16 * 128;
   const std::uint32_t x_row = (kTiles == 1 ? lane % 8 : lane / 16 * 8 + lane % 8) * 128;
   const auto multiply = [&](float(&d)[4 * kTiles]) {

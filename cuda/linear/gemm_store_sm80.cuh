@@ -1,5 +1,5 @@
-// From accumulators to memory: main_grad and bias are added where a lane holds its pair of columns; then a quad
-// exchanges 16-bit results so that each lane stores 16 bytes of a row.
+// Stores accumulators. A lane adds main_grad and bias to its pairs of columns. Then a quad exchanges 16-bit results, so
+// that each lane stores 16 bytes of a row.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ using Accumulators = float[kRowTiles][kColumnTiles][4];
 
 // Position of a lane's elements in D.
 struct LanePosition {
-  std::int64_t row, column;  // place of element 0 of tile (0, 0)
+  std::int64_t row, column;  // position of element 0 of tile (0, 0)
 };
 
-// Calls f(accumulator, element of the addend) for each element of a lane that exists.
+// Calls f(accumulator, element of the addend) for each existing element of a lane.
 template <int kRowTiles, int kColumnTiles, class F>
 __device__ __forceinline__ void for_each_addend(const GemmParams& p, const LanePosition& at,
                                                 Accumulators<kRowTiles, kColumnTiles>& d, const F& f) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void transpose_in_quad(std::uint32_t (&w)[4], int lan
   }
 }
 
-// Elements [0, count) of 16-bit pairs.
+// Stores elements [0, count) of 16-bit pairs.
 template <int kWords>
 __device__ __forceinline__ void store_elements(std::uint16_t* to, const std::uint32_t (&w)[kWords],
                                                std::int64_t count) {

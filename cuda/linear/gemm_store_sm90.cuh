@@ -1,5 +1,5 @@
-// From accumulators to memory. A warp turns its fragments into rows in a staging area of shared memory, and the copy engine
-// stores them. Where they are read again, or rows do not begin at 16 bytes, the warp stores them itself, 16 bytes a lane.
+// Stores accumulators. A warp turns its fragments into rows in a staging area of shared memory, and the copy engine
+// stores them. If the rows are read again, or do not begin at 16 bytes, the warp stores them itself, 16 bytes a lane.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,8 +14,8 @@
 
 namespace rlk::cuda {
 
-constexpr int kStagingPitch = 144;  // bytes of a row of 128 and 16 that keep rows out of each other's banks
-constexpr int kStagingBytes = 16 * kStagingPitch;                        // bytes per warp
+constexpr int kStagingPitch = 144;                 // 128 bytes of a row, and 16 against bank conflicts between rows
+constexpr int kStagingBytes = 16 * kStagingPitch;  // bytes per warp
 constexpr int kStoreBoxRows = 64, kStoreBoxBytes = kStoreBoxRows * 128;  // box of a warpgroup
 
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ uint4 load_shared_16(std::uint32_t shared) {
   return v;
 }
 
-// What is added to a chunk's sums: the addend for the first, d itself for later ones.
+// The values that are added to a chunk's sums: the addend for the first chunk, d itself for later ones.
 struct Addend {
   const float* data;  // null: nothing
   std::int64_t stride;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void store_vector(const GemmLaunch& g, const uint4& v
   }
 }
 
-// Rows [row, row + 16) of the warp, columns [column, column + 128 bytes), from the warp's staging memory.
+// Stores rows [row, row + 16) of the warp, columns [column, column + 128 bytes), from the warp's staging memory.
 template <class Element>
 __device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t staging, int row, int column, int lane) {
   const int r = lane / 8, c = column + lane % 8 * 16 / static_cast<int>(sizeof(Element));
@@ -80,7 +80,7 @@ __device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t s
   }
 }
 
-// A warp's 16 rows of the tile from the addend, as wgmma lays them out. kAdds: added to what is there.
+// Loads a warp's 16 rows of the tile from the addend, in wgmma's layout. kAdds: adds them to the sums.
 template <int kBN, bool kAdds>
 __device__ __forceinline__ void take_addend(const GemmLaunch& g, const Addend& addend, float (&d)[kBN / 2], int row,
                                             int column, int lane) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ void take_addend(const GemmLaunch& g, const Addend& a
     constexpr int kColumns = kBN / 8, kBatch = kAdds && kColumns % 2 == 0 ? kColumns / 2 : kColumns;
 #pragma unroll
     for (int first = 0; first < kColumns; first += kBatch) {
-      float2 x[2 * kBatch];  // loaded together: loaded singly, each waits for memory (README.md)
+      float2 x[2 * kBatch];  // loaded together, since single loads would each wait for memory (README.md)
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
 #pragma unroll
@@ -137,8 +137,8 @@ __device__ __forceinline__ void add_bias(const GemmLaunch& g, float (&d)[kBN / 2
   }
 }
 
-// A warpgroup's 64 rows of the tile to memory by the copy engine, 128 bytes of each at a time, by way of kBuffers boxes of
-// its staging memory. Stored: Bf16 or Fp16 where d is known to be of that type and without a bias, else void.
+// Stores a warpgroup's 64 rows of the tile by the copy engine, 128 bytes of each row at a time. They pass through
+// kBuffers boxes of its staging memory. Stored: Bf16 or Fp16 if d is known to have that type and no bias, else void.
 template <int kBN, int kBuffers, class Stored = void>
 __device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorMap& map, float (&d)[kBN / 2],
                                             std::uint32_t staging, int warpgroup, int row, int column) {
@@ -147,7 +147,7 @@ __device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorM
   constexpr bool kIsKnown = !std::is_void_v<Stored>;
   if constexpr (!kIsKnown) add_bias<kBN>(g, d, column, lane);
   const auto all_warps = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); };
-  // 16 bytes `chunk` of a row's 128 lie where the swizzle has them.
+  // The swizzled position of 16-byte chunk `chunk` of a row's 128 bytes.
   const auto place = [](std::uint32_t box, int r, int chunk) { return box + r * 128 + ((chunk ^ (r & 7)) << 4); };
   const auto begin = [&](int i) {
     if (stores) i == 0 ? wait_for_stored_boxes<0>() : wait_for_stored_boxes<kBuffers - 1>();
@@ -192,7 +192,7 @@ __device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorM
   }
 }
 
-// A warp's 16 rows of the tile to memory.
+// Stores a warp's 16 rows of the tile.
 template <int kBN>
 __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN / 2], std::uint32_t staging, int row,
                                            int column, int lane) {
@@ -210,7 +210,7 @@ __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN /
                      : "memory");
       }
       __syncwarp();
-      // A width that 32 does not divide leaves the last chunk's end unwritten: the columns past it are another tile's.
+      // If 32 does not divide the width, the end of the last chunk is not written: its columns belong to another tile.
       if (kBN % 32 == 0 || chunk < kBN / 32 || lane % 8 * 4 < kBN % 32) {
         store_chunk<float>(g, staging, row, column + chunk * 32, lane);
       }
@@ -240,7 +240,8 @@ __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN /
   }
 }
 
-// The same for a product whose first operand are the weights: the accumulators hold 16 columns of d by kBN rows.
+// The same for a transposed product, whose first operand is the weights. The accumulators hold 16 columns of d by kBN
+// rows.
 template <int kBN>
 __device__ __forceinline__ void store_columns(const GemmLaunch& g, float (&d)[kBN / 2], std::uint32_t staging, int row,
                                               int column, int lane) {

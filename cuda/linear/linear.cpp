@@ -1,4 +1,4 @@
-// CUDA backend of linear: checks of memory safety, the three products as the kernels see them, which kernel runs.
+// CUDA backend of linear: checks of memory safety, the three products as GemmParams, and the choice of the kernel.
 #include "rlk/ops/linear.h"
 
 #include "../common/launch.h"
@@ -19,8 +19,8 @@ void require_16_bit(DType t) {
   RLK_CHECK(t == DType::kBFloat16 || t == DType::kFloat16, "linear: CUDA kernels take bfloat16 and float16");
 }
 
-// cuBLASLt where it is allowed and recorded, sm_90 where its copy engine can read the operands, else the kernel that takes
-// any layout. All have the same bits.
+// Runs cuBLASLt if it is allowed and recorded, the sm_90 kernels if the copy engine can read the operands, else the
+// kernel for any layout. All have the same bits.
 void run(const GemmParams& p, bool allow_vendor, int device, Stream stream) {
   if (p.m == 0 || p.n == 0) return;
   const DeviceGuard guard(device);

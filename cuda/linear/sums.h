@@ -1,4 +1,4 @@
-// Host entry points of linear's sums. Arguments were checked in linear.cpp.
+// Host entry points of linear's sums. linear.cpp checks the arguments.
 #pragma once
 
 #include "../common/launch.h"

@@ -1,4 +1,4 @@
-// tree_sum, compiled once per architecture: four elements a thread. Bound by HBM: every part is read once.
+// tree_sum, compiled once per architecture. A thread has four elements. Bound by HBM: every part is read once.
 #include "../common/element_dtype.cuh"
 #include "../common/launch.h"
 #include "sums.h"
@@ -15,7 +15,7 @@ __device__ __forceinline__ std::int64_t column_of(std::int64_t i, std::int64_t c
   return i % columns;
 }
 
-// x[j][part]: the parts of element j. Their scaled sums are left in x[j][0].
+// x[j][part]: the parts of element j. The function leaves their scaled sums in x[j][0].
 template <int kCount>
 __device__ __forceinline__ void add_parts(float (&x)[kElements][kCount], float scale) {
 #pragma unroll
@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kThreads) tree_sum_kernel(const __grid_constan
     }
     return;
   }
-  // Where nothing is loaded by vectors, neighbouring threads take neighbouring elements. At the end of an array that is
-  // loaded by vectors, a thread goes on with its own.
+  // Without vector loads, neighbouring threads take neighbouring elements. At the end of an array with vector loads, a
+  // thread continues with its own elements.
   const std::int64_t begin = vector ? first : block + thread, step = vector ? 1 : kThreads;
 #pragma unroll
   for (int j = 0; j < kElements; ++j) {

@@ -1,10 +1,9 @@
-// Fused head of more than 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma, and of its accumulators the
-// leaf statistics of logprob; no logits in memory. Bound by the tensor cores, and by the power that they draw.
-//
-// Two warpgroups alternate over tiles of 128 rows by 192 columns, neighbours in the same rows: one works on the logits
-// of its tile while the other multiplies. A pair of tiles is three leaves. The first warpgroup takes the first leaf's
-// statistics. It hands its 64 columns of the second leaf, as z, to the thread of the second warpgroup with the same
-// rows and chains.
+// Fused head for more than 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma, then logprob's leaf
+// statistics of the accumulators. No logits reach memory. Bound by the tensor cores, and by the power that they draw.
+// Two warpgroups alternate over neighbouring tiles of 128 rows by 192 columns in the same rows. One processes the
+// logits of its tile while the other multiplies. A pair of tiles is three leaves. The first warpgroup computes the
+// first leaf's statistics. It hands its 64 columns of the second leaf, as z, to the thread of the second warpgroup with
+// the same rows and chains.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -26,19 +25,19 @@ struct alignas(16) PairShared {
   float2 handed[PairTile::kHalves * kTileRows * kHandedFragments]
                [kWarpgroup];                      // [row of a thread, eight columns][thread]
   float2 rows[PairTile::kWarpgroups][kPairRows];  // c and target of each row, for either warpgroup
-  PairWork work[PairTile::kWarpgroups];           // here, since registers are the accumulators'
-  int pairs_before[PairTile::kWarpgroups];        // in the works before
+  PairWork work[PairTile::kWarpgroups];           // in shared memory, since the accumulators take the registers
+  int pairs_before[PairTile::kWarpgroups];        // pairs of the earlier works
   std::uint64_t full[kMaxStages], empty[kMaxStages], turn[PairTile::kWarpgroups], handed_full, handed_empty;
 };
 template <bool kMoments>
 struct PairSharedNodes {
   NodeOf<kMoments> leaves[kPairLeaves][kPairRows];
-  NodeOf<kMoments> kept[kNodeLevels][kPairRows];  // the first of two, of each level of a node's tree
+  NodeOf<kMoments> kept[kNodeLevels][kPairRows];  // the first of two nodes, for each level of a node's tree
 };
 template <bool kMoments>
 constexpr int kPairFixedBytes = 1024 + static_cast<int>(sizeof(PairShared) + sizeof(PairSharedNodes<kMoments>));
 
-// The leaves of a pair, of the thread's row, up the trees of the run's nodes, or to memory as they are.
+// Adds a pair's leaves of the thread's row to the trees of the run's nodes, or stores them as they are.
 template <bool kMoments>
 __device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& work, int pair,
                                            PairSharedNodes<kMoments>& nodes, int row) {
@@ -66,7 +65,7 @@ __device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& 
     }
   }
   if (pair + 1 < work.pairs || leaf % kNodeLeaves == 0) return;
-  SoftmaxStats node = identity_stats();  // what the last node has, its second ones missing
+  SoftmaxStats node = identity_stats();  // the last node from the nodes so far; its second ones are missing
 #pragma unroll 1
   for (int level = 0; level < kNodeLevels; ++level) {
     if (leaf >> level & 1) node = combine(nodes.kept[level][row].stats(), node);
@@ -83,7 +82,7 @@ __device__ __forceinline__ int thread_index() {
   return index % kWarpgroup;
 }
 
-// Rows of a tile that a thread of a warpgroup has: of each half two.
+// The rows of a tile that a thread of a warpgroup has: two in each half.
 __device__ __forceinline__ int row_in_tile(int thread, int half, int h) {
   return half * 64 + thread / 32 * 16 + thread % 32 / 4 + 8 * h;
 }
@@ -91,7 +90,7 @@ __device__ __forceinline__ int first_column(const HeadColumns& columns, const Pa
   return columns.part_first[work.part] + work.run * kRunColumns + work.first_pair * kPairColumns;
 }
 
-// Accumulators of a warpgroup's tile become z; that of each row's target goes to memory.
+// Turns the accumulators of a warpgroup's tile into z, and stores z of each row's target.
 template <HeadLogits kLogits>
 __device__ __forceinline__ void make_tile_logits(const HeadLaunch& g, const PairShared& fixed, int warpgroup, int pair,
                                                  float (&d)[PairTile::kHalves][PairTile::kFragment]) {
@@ -180,7 +179,7 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
           load(head, g.k_steps - g.lora_steps);
           load(lora, g.lora_steps);
         }
-        if (index < items.full.whole) {  // every block has one
+        if (index < items.full.whole) {  // every block has a whole run
           if (elect_one()) wait_for_other_loaders();
           __syncwarp();
         }
@@ -199,7 +198,7 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
 #pragma unroll 1
   for (int index = blockIdx.x; exists(index); index += gridDim.x) {
     const PairWork& work = fixed.work[warpgroup];
-    all_warps();  // nobody reads the rows of the work before any more
+    all_warps();  // no thread reads the rows of the previous work any more
     if (thread_index() == 0) {
       fixed.pairs_before[warpgroup] += work.pairs;
       fixed.work[warpgroup] = pair_work(g.columns, items, index);
@@ -207,7 +206,7 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
     all_warps();
     {
       const int mine = thread_index();
-      int row = work.row_block * kPairRows + mine;  // in place of groups, then in the call
+      int row = work.row_block * kPairRows + mine;  // the row among scored groups, then in the call
       if (g.groups != nullptr) {
         const int group = g.groups->group[row / kScoredGroupRows];
         row = group < 0 ? g.rows : group * kScoredGroupRows + row % kScoredGroupRows;
@@ -225,8 +224,8 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
 #pragma unroll 1
     for (int pair = 0; pair < work.pairs; ++pair) {
       float d[Tile::kHalves][Tile::kFragment];
-      // In a pair the second warpgroup's turn follows the first's; the first's turn follows the second's of the last
-      // pair.
+      // In a pair the second warpgroup's turn follows the first's. The first's turn follows the second's turn of the
+      // last pair.
       mbarrier_wait_block(turn + warpgroup * 8, ((fixed.pairs_before[warpgroup] + pair) & 1) ^ (warpgroup == 0));
       multiply_in_turn<T>(&ring, d, g.k_steps, release, [&] { arrive(turn + (warpgroup ^ 1) * 8); });
       skip_stages(&ring, g.k_steps);
@@ -257,8 +256,8 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
           }
         }
       };
-      // A warpgroup has one copy of the statistics' instructions, and columns are moved to where it reads them. With a copy
-      // for each leaf and half the instructions left the cache, and the other warpgroup's products waited.
+      // A warpgroup has one copy of the statistics' instructions, and columns are moved to the registers that it reads.
+      // With a copy for each leaf and half, the instructions left the cache, and the other warpgroup's products waited.
       if (warpgroup == 0) {
         mbarrier_wait_block(handed_empty, parity ^ 1);
         {

@@ -22,7 +22,7 @@ constexpr int kGradientStaging = kStoreBoxBytes;  // bytes of a warpgroup; the r
 template <class Row>
 struct alignas(16) GradientRow {
   Row row;
-  int target;  // column of the product; -1 where it is not among them
+  int target;  // column of the product; -1 if the target is not among its columns
   bool empty;
 };
 
@@ -50,7 +50,7 @@ constexpr int kGradientFixedBytes = 1024 + GradientTile::kWarpgroups*(kGradientS
                                                8;
 static_assert(kGradientRowBytes<BackwardRow> == GradientTile::kBM * 32);
 
-// Accumulators of columns from `column` on become the logits' gradients.
+// Turns the accumulators of columns from `column` on into the logits' gradients.
 template <class T, Exp kExp, bool kRounded, class Row, int kFragment>
 __device__ __forceinline__ void make_gradients(float (&d)[kFragment], const GradientRow<Row> (&rows)[2], int column,
                                                int valid, int lane) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ void make_gradients(float (&d)[kFragment], const Grad
   }
 #pragma unroll
   for (int group = 0; group < kFragment; group += 16) {
-    // A branch for every 32 columns: all at once their temporaries would not fit.
+    // A branch for every 32 columns. Without it the temporaries of all columns would not fit in registers.
     if (column + 2 * group >= valid) continue;
 #pragma unroll
     for (int k = group; k < group + 16; ++k)
@@ -153,9 +153,9 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
       reinterpret_cast<GradientRow<Row>*>(shared + (all_rows - shared_address(shared))) + warpgroup * Tile::kBM;
   const auto all_warps = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); };
   if (warpgroup == 1) skip_stages(&ring, g.k_steps);
-  int parity = warpgroup == 0;  // the second's turn follows the first's, the first's that of the tile before
+  int parity = warpgroup == 0;  // the second's turn follows the first's, the first's follows the previous tile's
   for (int turn = blockIdx.x + warpgroup * step; turn < tiles; turn += 2 * step, parity ^= 1) {
-    all_warps();  // nobody reads the rows of the tile before any more
+    all_warps();  // no thread reads the rows of the previous tile any more
     const int mine = static_cast<int>(threadIdx.x) % kWarpgroup;
     tile_rows[mine] = gradient_row<Row>(p, *groups, tile_of(turn).a + mine);
     all_warps();
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
         [&] { arrive(turn_barriers + (warpgroup ^ 1) * 8); });
     skip_stages(&ring, g.k_steps);
     const TilePosition at = tile_of(turn);
-#pragma unroll 1  // one copy of the instructions, which stays in their cache: the other warpgroup's products need it, too
+#pragma unroll 1  // one copy of the instructions stays in the instruction cache, which the other warpgroup's products need, too
     for (int half = 0; half < Tile::kHalves; ++half) {
       const GradientRow<Row>* const first = tile_rows + half * 64 + warp % 4 * 16 + lane / 4;
       make_gradients<T, kExp, kRounded, Row>(d[0], {first[0], first[8]}, at.b, valid, lane);
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
       for (int i = 0; i < Tile::kFragment; ++i) d[0][i] = d[1][i];
     }
   }
-  wait_for_stored_boxes<0>();  // no block leaves while its boxes are being read
+  wait_for_stored_boxes<0>();  // no block exits while its boxes are being read
 }
 
 template <class T, Exp kExp, bool kRounded, class Row>

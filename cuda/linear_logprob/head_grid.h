@@ -1,4 +1,4 @@
-// The columns of a vocabulary, and how those of few rows are cut into tiles and strips.
+// The columns of a vocabulary, and their cut into tiles and strips for few rows.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kSmallM = 64;            // what one warpgroup has, as a kernel of its own
+constexpr int kSmallM = 64;            // the rows of one warpgroup, which a kernel of its own serves
 constexpr int kHeadTileColumns = 256;  // columns per tile: two leaves
 constexpr int kStripTiles = 8;         // a strip is an aligned run of 16 leaves of a part: one node of its tree
 constexpr int kStripColumns = kStripTiles * kHeadTileColumns;
@@ -22,16 +22,17 @@ struct HeadColumns {
 };
 RLK_HD int strips_of(const HeadColumns& columns) { return columns.num_parts * columns.strips_per_part; }
 
-// Blocks of the rows in place of `groups`, at least one, or, where that is null, row_blocks.
+// The number of blocks of rows in `groups`, at least one; row_blocks if `groups` is null.
 RLK_HD int scored_row_blocks(const ScoredGroups* groups, int row_blocks, int block_rows) {
   if (groups == nullptr) return row_blocks;
   const int scored = (groups->count * kScoredGroupRows + block_rows - 1) / block_rows;
   return scored > 0 ? scored : 1;
 }
 
-// For at most kSmallM rows: strips. As many are whole as keep all blocks equally busy; the rest goes by tiles.
+// Items of work for at most kSmallM rows. Whole strips keep all blocks equally busy; the remaining strips are divided
+// into tiles.
 struct HeadItems {
-  int whole, all;  // items from `whole` on are cut into tiles, a node each
+  int whole, all;  // items from `whole` on are tiles, with a node each
 };
 RLK_HD HeadItems head_items(const HeadColumns& columns, int blocks) {
   const int all = strips_of(columns);
@@ -40,10 +41,10 @@ RLK_HD HeadItems head_items(const HeadColumns& columns, int blocks) {
 
 // A block's work: consecutive tiles of a strip.
 struct HeadWork {
-  int part, strip;        // strip: of the part
-  int first_tile, tiles;  // place in the strip; tiles is 0 where the part does not reach so far
-  bool whole;             // the node is the strip's
-  int slot;               // index among the nodes that are not a strip's
+  int part, strip;        // `strip` counts within the part
+  int first_tile, tiles;  // position in the strip; tiles is 0 past the end of the part
+  bool whole;             // the node is that of the whole strip
+  int slot;               // index among the nodes of tiles
 };
 
 RLK_HD int strip_tiles(const HeadColumns& columns, int part, int strip) {
@@ -73,7 +74,7 @@ RLK_HD int next_power_of_two(int n) {
   return power;
 }
 
-// Nodes that a warp has room for (tree_over_nodes), of all parts.
+// The most nodes of all parts that a warp has room for (tree_over_nodes).
 constexpr int kMostNodes = 1024;
 
 }  // namespace rlk::cuda

@@ -1,5 +1,5 @@
-// What the fused head's kernels are told, and what they do with accumulators before their statistics: z of rule 8, the
-// target's, and which rows a tile has.
+// Arguments of the fused head's kernels, and their work before statistics: z of rule 8, z of the target, and the rows
+// of a tile.
 #pragma once
 
 #include "../common/element_dtype.cuh"
@@ -11,25 +11,25 @@ namespace rlk::cuda {
 
 struct HeadLaunch {
   HeadColumns columns;
-  int row_blocks, blocks;      // blocks of all rows; those that run at once
-  const ScoredGroups* groups;  // whose rows alone are multiplied, in place of all; null: all rows
+  int row_blocks, blocks;      // blocks of rows; thread blocks that run at once
+  const ScoredGroups* groups;  // only the rows of these groups are multiplied; null: all rows
   const void* bias;            // [columns], or null
   const void* target;
   const float* temperature;  // [rows], or null: temperature_value
   void* nodes;               // nodes of runs of tiles, [node][padded rows]
-  void* tile_nodes;          // nodes of tiles or pairs that are work by themselves
+  void* tile_nodes;          // nodes of tiles or pairs that are work items of their own
   float* target_z;           // [rows]
   std::int64_t target_stride, vocab_start;
   float temperature_value, logit_scale, softcap, inverse_softcap;
   int rows, padded_rows, last_rows, last_columns, stages;
-  int k_steps, lora_steps;  // stages of a tile, those of LoRA at its end among them
+  int k_steps, lora_steps;  // stages of a tile, including those of LoRA at its end; these alone
   DType bias_dtype, target_dtype, logits_dtype;
 };
 
-// What lies between the accumulators and z (rule 8): nothing, rounding to bf16, or whatever the launch says.
+// The steps between accumulators and z (rule 8): none, rounding to bf16, or those of the launch's arguments.
 enum class HeadLogits : std::uint8_t { kPlain, kRounded, kGeneral };
 
-// Two accumulators to bf16 and back, in their places: written as stores and loads, ptxas keeps both forms.
+// Rounds two accumulators to bf16 in place. As separate conversions ptxas would keep both forms in registers.
 __device__ __forceinline__ void round_pair(float* low, float* high) {
   std::uint32_t a = __float_as_uint(*low), b = __float_as_uint(*high);
   asm("{\n.reg .b32 both;\ncvt.rn.bf16x2.f32 both, %3, %2;\nshl.b32 %0, both, 16;\nand.b32 %1, both, 0xffff0000;\n}\n"
@@ -38,14 +38,14 @@ __device__ __forceinline__ void round_pair(float* low, float* high) {
   *low = __uint_as_float(a), *high = __uint_as_float(b);
 }
 
-// The first of a lane's two columns among eight. Read anew at each use, since registers are short.
+// The first of a lane's two columns among eight. It is read again at each use, to save registers.
 __device__ __forceinline__ int quad_column() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane % 4 * 2;
 }
 
-// Accumulators of columns from `column` on become z; -Inf from column `last` on.
+// Turns accumulators of columns from `column` on into z, and into -Inf from column `last` on.
 template <HeadLogits kLogits, int kFragment>
 __device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFragment], int column, int last) {
 #pragma unroll
@@ -57,8 +57,8 @@ __device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFra
     if constexpr (kLogits == HeadLogits::kGeneral) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        // A branch for each pair, all on conditions that differ for all the compiler knows: side by side the temporaries
-        // would not fit.
+        // Each pair has a branch whose condition the compiler cannot merge with the others. Without the branches all
+        // temporaries would be live at once and not fit.
         int end = last;
         asm volatile("" : "+r"(end));
         if (column + 8 * j >= end) continue;
@@ -84,8 +84,8 @@ __device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFra
   }
 }
 
-// The two values that a thread holds of the j-th eight columns, counted from column 8 kFirst, in its row h; j is the
-// same in all lanes. Found by bisection, since registers have no addresses.
+// A thread's two values of its row h in the j-th eight columns, counted from column 8 kFirst. j is the same in all
+// lanes. Bisection finds them, since registers have no addresses.
 template <int kFirst, int kCount, int kFragment>
 __device__ __forceinline__ float2 pair_at(const float (&d)[kFragment], int j, int h) {
   if constexpr (kCount == 1) {
@@ -97,8 +97,8 @@ __device__ __forceinline__ float2 pair_at(const float (&d)[kFragment], int j, in
   }
 }
 
-// Called by a whole warp: the rows of a tile that begins at `row`, which counts rows of scored groups alone.
-// Neighbouring rows of a full tile are loaded as one box. The shorter box of the call's last tile serves no tile that
+// The rows of a tile that begins at `row`, which counts rows of scored groups alone. A whole warp calls it.
+// Neighbouring rows of a full tile are loaded as one box. The shorter box of the call's last tile fits no tile that
 // begins elsewhere.
 template <int kRows>
 __device__ __forceinline__ TileRows<kRows> tile_rows(const HeadLaunch& g, int row) {

@@ -1,5 +1,5 @@
-// The operands of a head's products on compute capability 9.0 as the copy engine reads them: hidden states and weights. With
-// LoRA the stages of u and lora_b follow in the same ring and go to the same accumulators.
+// Loads of a head's operands by the copy engine on compute capability 9.0: hidden states and weights. With LoRA the
+// stages of u and lora_b follow in the same ring and add to the same accumulators.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,14 @@
 
 namespace rlk::cuda {
 
-// Maps of one contraction. The last ones have boxes of as many rows as the last tile, group_x of a group of rows.
+// Maps of one contraction. The boxes of the `last` maps have the rows of the last tile, those of group_x the rows of a
+// group.
 struct HeadMaps {
   CUtensorMap x, last_x, group_x, w, last_w;
 };
 
-// Rows of a tile of hidden states: `left` are there from row `first` on; or, with `count` not 0, groups of rows that lie
-// anywhere. Kernels know them before a tile's first stage: looked up box by box they made it take a seventh longer.
+// Rows of a tile of hidden states. `left` rows exist from row `first` on. If `count` is not 0, they are groups of rows
+// at any position. Kernels look the groups up before a tile's first stage: box by box that took a seventh longer.
 template <int kRows>
 struct TileRows {
   static constexpr int kGroups = kRows / kScoredGroupRows;
@@ -25,7 +26,7 @@ struct TileRows {
   std::uint32_t pairs[kGroups / 2] = {};  // pairs of groups, 16 bits each: a loader has 40 registers
 };
 
-// The box of each group, in place of a Portion.
+// Loads a box for each group, in place of a Portion.
 template <int kRows>
 struct GroupsPortion {
   const CUtensorMap* map;
@@ -42,8 +43,9 @@ struct GroupsPortion {
   }
 };
 
-// By a whole warp: stages of a tile of these rows and columns from `column` on; `last_rows`, `last_columns`: of the last
-// tiles. kWeightsPass: they leave L2 before the hidden states, which the next tiles ask for again.
+// Loads the stages of a tile: these rows, and columns from `column` on. A whole warp calls it. `last_rows`,
+// `last_columns`: sizes of the last tiles. kWeightsPass: weights leave L2 before the hidden states, which the next
+// tiles load again.
 template <int kRows, int kColumns, bool kWeightsPass = false, class Ring>
 __device__ __forceinline__ void load_stages(Ring* ring, const HeadMaps& maps, int steps, const TileRows<kRows>& rows,
                                             int last_rows, int column, int columns_left, int last_columns) {
@@ -68,12 +70,14 @@ inline int last_tile(int rows, int tile) { return (rows % tile + 7) / 8 * 8; }
 struct HeadOperand {
   const void* data;
   std::int64_t rows, stride;
-  int tile, last;  // rows of a tile, of the last one; 0: full
+  int tile, last;  // rows of a tile; of the last tile, 0 if it is full
 };
 inline HeadMaps head_maps(DType dtype, std::int64_t contraction, const HeadOperand& x, const HeadOperand& w) {
-  const L2Reads reads = x.rows <= x.tile ? L2Reads::k128Bytes : L2Reads::k256Bytes;  // whether each weight is read once
+  const L2Reads reads = x.rows <= x.tile
+                            ? L2Reads::k128Bytes
+                            : L2Reads::k256Bytes;  // each weight is read once if one tile holds all rows of x
   const auto map = [&](const HeadOperand& o, int box_rows) {
-    // A lone row's stride means nothing, and may be one that the copy engine refuses.
+    // The stride of a single row has no meaning, and the copy engine may refuse it.
     const std::int64_t stride = o.rows > 1 ? o.stride : (contraction + 7) / 8 * 8;
     return tensor_map(o.data, dtype, o.rows, contraction, stride, box_rows, reads);
   };
@@ -86,7 +90,8 @@ inline HeadMaps head_maps(DType dtype, std::int64_t contraction, const HeadOpera
   return maps;
 }
 
-// Those of hidden states and weights, and of u (rows of lora_rank, side by side) and lora_b, or, without LoRA, the same.
+// Maps of hidden states and weights, and maps of u (contiguous rows of lora_rank) and lora_b. Without LoRA the second
+// maps equal the first.
 struct AllHeadMaps {
   HeadMaps head, lora;
 };

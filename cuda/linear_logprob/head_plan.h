@@ -54,7 +54,7 @@ inline PairWorkspace pair_workspace(const HeadColumns& columns, int row_blocks, 
   return {target_z, nodes, nodes + whole * node_bytes, nodes + (whole + single) * node_bytes};
 }
 
-// Whether logits are what they are before anything is done to them, but for rounding.
+// Whether logits are the plain products, except for rounding.
 inline bool has_bare_logits(const LinearLogprobParams& p) {
   return p.head.bias == nullptr && p.logit_scale == 1.0f && p.softcap == 0.0f;
 }
@@ -62,17 +62,17 @@ inline bool has_moments(const LinearLogprobParams& p) {
   return p.entropy != nullptr || p.sum_p_sq != nullptr || p.stats != nullptr;
 }
 
-// Bytes of a node, which without moments is a reference and a sum alone.
+// Bytes of a node. Without moments it has only a reference and a sum.
 inline int node_bytes(const LinearLogprobParams& p) { return has_moments(p) ? 16 : 8; }
 
-// Whether the kernel of few rows serves a call: those that it has no registers for are the other's.
+// Whether the kernel for few rows serves a call. Calls for which it lacks registers take the other kernel.
 inline bool is_small_m(const LinearLogprobParams& p, std::int64_t rows) {
   const bool plain = has_bare_logits(p) && p.dtype == DType::kFloat32;
   const bool rounded = has_bare_logits(p) && p.dtype == DType::kBFloat16;
   return rows <= kSmallM && !(has_moments(p) && (rounded || (p.exp == Exp::kPortable && !plain)));
 }
 
-// Whether a warp has room for the nodes of all parts, which a million columns and more do not find.
+// Whether a warp has room for the nodes of all parts. From about a million columns on it has not.
 inline bool fits_one_tree(const HeadColumns& columns) {
   return columns.num_parts * next_power_of_two(nodes_per_part(columns)) <= kMostNodes;
 }

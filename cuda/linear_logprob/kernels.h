@@ -1,4 +1,4 @@
-// Host entry points of the kernels of linear_logprob. Arguments were checked in cpp/ops/linear_logprob.cpp.
+// Host entry points of the kernels of linear_logprob. cpp/ops/linear_logprob.cpp checks the arguments.
 #pragma once
 
 #include "../common/launch.h"
@@ -13,8 +13,8 @@ RLK_CUDA_KERNELS(void scored_rows(const ScoredRowsParams& p, cudaStream_t stream
                  void zero_rows_past(const ScoredGroups* groups, void* rows, std::int64_t num_rows,
                                      std::int64_t row_bytes, cudaStream_t stream);)
 
-// Forward without logits in memory, of rows of one stride that the copy engine can read; a workspace for all of them. u: of
-// LoRA, [num_rows, lora_rank]; null without.
+// Forward without logits in memory. Rows have one stride, and the copy engine can read them. The workspace holds all
+// rows. u: [num_rows, lora_rank] of LoRA, or null.
 void linear_logprob_bf16_sm90(const LinearLogprobParams& p, const void* u, cudaStream_t stream);
 void linear_logprob_f16_sm90(const LinearLogprobParams& p, const void* u, cudaStream_t stream);
 

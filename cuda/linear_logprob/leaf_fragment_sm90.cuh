@@ -1,6 +1,7 @@
-// Statistics of the leaves in a wgmma accumulator: 64 rows by 256 columns hold two leaves a row. Thread t of a warpgroup
-// has, of rows t / 4 % 8 and 8 more of its warp's sixteen, columns 8 j + 2 (t % 4) + {0, 1}: two whole chains of every leaf.
-// While they are taken the tensor cores may have nothing to do, so what can wait is left for the next tile's products.
+// Statistics of the leaves in a wgmma accumulator: 64 rows by 256 columns hold two leaves a row. Thread t of a
+// warpgroup has two of its warp's sixteen rows, t / 4 % 8 and the one 8 behind. In these it has columns 8 j + 2 (t % 4)
+// + {0, 1}: two whole chains of every leaf. The tensor cores may idle during the statistics, so all work that can wait
+// runs beside the next tile's products.
 #pragma once
 
 #include "../common/element.cuh"
@@ -23,7 +24,8 @@ __device__ __forceinline__ float leaf_addend(float m) {
 constexpr int kLeafFragments = kLeafColumns / 8;  // groups of eight columns
 constexpr int kTileLeaves = 2, kTileRows = 2;     // leaves and rows of a tile per thread
 
-// Sums over a lane's two chains of a leaf of one row. The quad's four together are the leaf's (rule 5's tree).
+// Sums over a lane's two chains of one row's leaf. The sums of a quad's four lanes together are the leaf's (rule 5's
+// tree).
 template <bool kMoments>
 struct TwoChains {
   float S[2] = {0.0f, 0.0f}, E[2] = {0.0f, 0.0f}, Q[2] = {0.0f, 0.0f};
@@ -44,13 +46,13 @@ struct TileShares {
   SoftmaxStats of[kTileLeaves][kTileRows];
 };
 
-// Parents of the nodes a and b of both rows, in a. By all lanes.
+// Combines the nodes a and b of both rows; a receives their parents. All lanes call it.
 template <bool kMoments>
 __device__ __forceinline__ void combine_rows(SoftmaxStats (&a)[kTileRows], const SoftmaxStats (&b)[kTileRows]) {
   bool usable = true;
 #pragma unroll
   for (int h = 0; h < kTileRows; ++h) usable = usable && abs_of(a[h].m) < infinity() && abs_of(b[h].m) < infinity();
-  if (__all_sync(kQuadLanes, usable)) {  // combine() without its branches, which cost more than all the rest
+  if (__all_sync(kQuadLanes, usable)) {  // combine() without its branches, which cost more than its other instructions
 #pragma unroll
     for (int h = 0; h < kTileRows; ++h) {
       const float m = fmaxf(a[h].m, b[h].m), least = -600.0f;
@@ -69,14 +71,14 @@ __device__ __forceinline__ void combine_rows(SoftmaxStats (&a)[kTileRows], const
   for (int h = 0; h < kTileRows; ++h) a[h] = combine(a[h], b[h]);
 }
 
-// Shares of the statistics of kLeaves leaves of two rows. z(leaf, j, h) gives the lane's two columns of row h among the
-// eight from 8 j on, -Inf where there is none. Maxima, and the rows of chains, go side by side: one by one each would wait
-// for its shuffles.
+// A lane's shares of the statistics of kLeaves leaves of two rows. z(leaf, j, h) gives the lane's two columns of row h
+// among the eight from 8 j on, or -Inf past the end. Maxima and chains of both rows are interleaved: one by one each
+// would wait for its shuffles.
 template <Exp kExp, bool kMoments, int kLeaves, class Logits>
 __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kTileRows],
                                             SoftmaxStats (&shares)[kLeaves][kTileRows]) {
-  // A clamped column moves no S: the largest exponential of the leaf is at least 1/2, and what is 2^-120 or less beside it
-  // is rounded away. Sums of z, of squares, and the portable exponential's exponents need the clamp.
+  // The clamp does not change S: the largest exponential of the leaf is at least 1/2, and terms of 2^-120 or less are
+  // rounded away beside it. Sums of z, of squares, and the portable exponential's exponents need the clamp.
   constexpr bool kClamps = kMoments || kExp == Exp::kPortable;
   float largest[kLeaves][kTileRows], smallest[kLeaves][kTileRows];
 #pragma unroll
@@ -103,7 +105,7 @@ __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kT
       }
     }
   }
-  // Well inside the bounds of leaf_reference, so that nothing is clamped, missing or failed.
+  // Well inside the bounds of leaf_reference: no column is clamped or missing, and no row fails.
   float m[kLeaves][kTileRows];
   bool simple = true;
 #pragma unroll
@@ -160,7 +162,7 @@ __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kT
         const float2 x = z(leaf, j, h);
         add(0, x.x), add(1, x.y);
       }
-      // A leaf whose statistics need no sums is held by one lane; the others add nothing.
+      // If a leaf's statistics need no sums, one lane holds them, and the other lanes add nothing.
       if (!reference.usable && threadIdx.x % 4 != 0) whole.S = whole.E = whole.Q = 0.0f;
       shares[leaf][h] = reference.usable ? chains.sums(reference.m) : whole;
     }
@@ -187,13 +189,14 @@ __device__ __forceinline__ void add_shares(SoftmaxStats (&shares)[kLeaves][kTile
   }
 }
 
-// The two columns of a thread's row h among accumulators, the eight from 8 j on of a leaf that begins at fragment `first`.
+// A thread's two columns of row h among the accumulators: in the eight from 8 j on of a leaf that begins at fragment
+// `first`.
 template <int kFragment>
 __device__ __forceinline__ float2 columns_of(const float (&d)[kFragment], int first, int j, int h) {
   return make_float2(d[4 * (first + j) + 2 * h], d[4 * (first + j) + 2 * h + 1]);
 }
 
-// The rows' nodes of a tile of two leaves, of the shares of a quad's lanes.
+// The rows' nodes of a tile of two leaves, from the shares of a quad's lanes.
 template <bool kMoments>
 __device__ __forceinline__ void tile_nodes(TileShares* shares, SoftmaxStats (&node)[kTileRows]) {
   add_shares<kMoments>(shares->of);

@@ -1,4 +1,4 @@
-// Host side of what linear_logprob needs of CUDA: which calls are fused, and how many rows of them at a time.
+// Host side of linear_logprob on CUDA: the calls that are fused, and the number of rows that one launch takes.
 #include "linear_logprob.h"
 
 #include <algorithm>
@@ -14,13 +14,13 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr std::int64_t kManyRows = 2048;   // fewer meet every weight with less reuse
-constexpr std::int64_t kFewestRows = 128;  // a block's
+constexpr std::int64_t kManyRows = 2048;   // with fewer rows each loaded weight is reused less
+constexpr std::int64_t kFewestRows = 128;  // the rows of a block
 
-// Whose nodes take at most 16 MiB; more are no faster.
+// The rows whose nodes take at most 16 MiB; more rows are no faster.
 std::int64_t rows_at_once(const LinearLogprobParams& p) { return has_moments(p) ? 4096 : 8192; }
 
-// LoRA's part of the workspace, before everything else: u of some rows, and the sums that it is rounded from.
+// LoRA's part of the workspace, which comes first: u of some rows, and the fp32 sums from which it is rounded.
 struct LoraBytes {
   std::int64_t u, all;
   LoraBytes(const Head& head, std::int64_t rows) {

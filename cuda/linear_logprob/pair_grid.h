@@ -1,5 +1,5 @@
-// How a vocabulary's columns are cut into tiles of a leaf and a half, pairs of tiles, and runs of pairs. An item of
-// work is a block of rows and a run.
+// The cut of a vocabulary's columns into tiles of a leaf and a half, pairs of tiles, and runs of pairs. An item of work
+// is a block of rows and a run.
 #pragma once
 
 #include <cstdint>
@@ -22,22 +22,23 @@ struct PartRuns {
   int end_pairs;  // pairs of the last run; the others have kRunPairs
 };
 RLK_HD PartRuns part_runs(const HeadColumns& columns) {
-  const int longest = columns.longest > 1 ? columns.longest : 1;  // at least 1, also in a shard of padding alone
+  const int longest = columns.longest > 1 ? columns.longest : 1;  // at least 1, even if the shard is only padding
   const int pairs = (longest + kPairColumns - 1) / kPairColumns, all = (pairs + kRunPairs - 1) / kRunPairs;
   return {all, pairs - (all - 1) * kRunPairs};
 }
 
-// Runs of one length over all rows: `whole` of them are a block's work each, as many as keep all blocks equally busy.
+// Runs of one length over all rows. `whole` of them are each the work of one block; their number keeps all blocks
+// equally busy.
 struct RunItems {
   int runs;        // runs per row block
   int all, whole;  // items
   int pairs;       // pairs per run
 };
 struct PairItems {
-  int row_blocks, group_rows;  // blocks of rows; how many of them are neighbours in time, for L2
+  int row_blocks, group_rows;  // blocks of rows; the number that run at neighbouring times, for L2
   RunItems full, ends;         // runs of kRunPairs, and the last of each part
 };
-// By fields: a choice between places in memory would put both there.
+// Chosen field by field: a choice between two structs would put both in memory.
 RLK_HD RunItems of_kind(const PairItems& items, bool ends) {
   return {ends ? items.ends.runs : items.full.runs, ends ? items.ends.all : items.full.all,
           ends ? items.ends.whole : items.full.whole, ends ? items.ends.pairs : items.full.pairs};
@@ -51,7 +52,7 @@ RLK_HD PairItems pair_items(const HeadColumns& columns, int row_blocks, int bloc
   return {row_blocks, wave_height(blocks, row_blocks, kPairRows, kPairTileColumns),
           items(columns.num_parts * (runs.all - 1), kRunPairs), items(columns.num_parts, runs.end_pairs)};
 }
-// Pairs of the rows in `groups`, or of all row_blocks where that is null.
+// Pairs for the rows in `groups`, or for all row_blocks if it is null.
 RLK_HD PairItems scored_pairs(const HeadColumns& columns, const ScoredGroups* groups, int row_blocks, int blocks) {
   return pair_items(columns, scored_row_blocks(groups, row_blocks, kPairRows), blocks);
 }
@@ -60,19 +61,19 @@ RLK_HD int pair_work_items(const PairItems& items) {
   return items.full.whole + items.ends.whole + single_pairs(items.full) + single_pairs(items.ends);
 }
 
-// A stretch of pairs of a run, and the rows it is for.
+// A stretch of a run's pairs, and its block of rows.
 struct PairWork {
-  int row_block, part, run;  // run: of the part
-  int first_pair, pairs;     // range of the run's pairs; pairs is 0 where the part does not reach so far
-  int slot;                  // among single pairs; -1: a whole run
+  int row_block, part, run;  // `run` counts within the part
+  int first_pair, pairs;     // range of the run's pairs; pairs is 0 past the end of the part
+  int slot;                  // index among single pairs; -1: a whole run
 };
 
-// Columns of a part from a run on; below 1 where it does not reach so far.
+// Columns of a part from a run on; below 1 past the end of the part.
 RLK_HD int columns_from(const HeadColumns& columns, int part, int run) {
   return columns.part_last[part] - columns.part_first[part] - run * kRunColumns;
 }
 
-// Runs go around the groups of row blocks: the rows of a group stay in L2 while the weights pass by.
+// Runs are the outer loop, blocks of rows in a group the inner one. A group's rows stay in L2 while the weights stream.
 RLK_HD PairWork pair_work(const HeadColumns& columns, const PairItems& items, int index) {
   PairWork work;
   bool ends;
@@ -93,7 +94,7 @@ RLK_HD PairWork pair_work(const HeadColumns& columns, const PairItems& items, in
   const int runs = ends ? items.ends.runs : items.full.runs, per_part = runs / columns.num_parts;
   const int per_group = items.group_rows * runs;
   const int group = item / per_group, in_group = item - group * per_group, first = group * items.group_rows;
-  const int rows_left = items.row_blocks - first;  // none of an index past the last, which is no work
+  const int rows_left = items.row_blocks - first;  // 0 for an index past the last, which is no work
   const int height = rows_left < 1 ? 1 : rows_left < items.group_rows ? rows_left : items.group_rows;
   const int run = in_group / height;
   work.row_block = first + in_group - run * height;
@@ -105,13 +106,13 @@ RLK_HD PairWork pair_work(const HeadColumns& columns, const PairItems& items, in
   return work;
 }
 
-// A part's nodes of eight leaves.
+// The number of a part's nodes of eight leaves.
 RLK_HD int nodes_per_part(const HeadColumns& columns) {
   const int longest = columns.longest > 1 ? columns.longest : 1;
   return (longest + kNodeLeaves * kLeafColumns - 1) / (kNodeLeaves * kLeafColumns);
 }
 
-// Where the nodes of a run of a row block are: of a whole run -1, else the first slot of its single pairs.
+// The nodes of a run of a row block: -1 for a whole run, else the first slot of its single pairs.
 RLK_HD int first_slot(const HeadColumns& columns, const PairItems& items, int row_block, int part, int run) {
   const int full_runs = items.full.runs / columns.num_parts;
   const bool ends = run == full_runs;

@@ -1,4 +1,4 @@
-// The second launch of the fused head: a warp makes a row's outputs of the nodes of its strips, or, of few rows, a block.
+// The second launch of the fused head. A warp computes a row's outputs from its nodes; for few rows a block does.
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
@@ -9,7 +9,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kRootWarps = 8;       // with a row each
+constexpr int kRootWarps = 8;       // warps of a block, with a row each
 constexpr int kWarpsOfSmallM = 16;  // warps per row
 
 struct HeadNodes {
@@ -23,8 +23,8 @@ struct HeadNodes {
 
 __device__ __forceinline__ SoftmaxStats stats_of(const float4& n) { return {n.x, n.y, n.z, n.w}; }
 
-// One of the kStripTiles nodes that a strip's tree begins with: the tile's, or, where the strip's was stored, that and
-// identities.
+// One of the kStripTiles leaves of a strip's tree: the tile's node. If the strip's node was stored, it is the first
+// leaf, and the others are identities.
 __device__ __forceinline__ SoftmaxStats tile_node(const HeadNodes& n, int row, int part, int strip, int tile) {
   const int item = part * n.columns.strips_per_part + strip;
   if (item >= n.items.whole) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ SoftmaxStats tile_node(const HeadNodes& n, int row, i
   return tile > 0 ? identity_stats() : stats_of(n.nodes[std::int64_t{item} * n.padded_rows + row]);
 }
 
-// The root of a row by its warp: of the part's nodes, read by load(part, node).
+// A warp's root of a row, from the parts' nodes, which load(part, node) reads.
 template <bool kMoments, class Load>
 __device__ __forceinline__ SoftmaxStats root_by_warp(int num_parts, int nodes_per_part, const Load& load) {
   const int nodes = next_power_of_two(nodes_per_part), lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -44,8 +44,8 @@ __device__ __forceinline__ SoftmaxStats root_by_warp(int num_parts, int nodes_pe
   });
 }
 
-// By its block: each warp has a sixteenth of the nodes of tiles. Few rows have no others to hide behind: a warp's loads and
-// trees one after another took 12 us.
+// The same by a block; each warp has a sixteenth of the nodes of tiles. With few rows no other rows hide the latency:
+// loads and trees by one warp took 12 us.
 template <bool kMoments>
 __device__ __forceinline__ SoftmaxStats root_by_block(const HeadNodes& n, int row) {
   __shared__ float4 of_warps[kWarpsOfSmallM];
@@ -73,7 +73,7 @@ __device__ __forceinline__ void write_row(const LogprobParams& p, const float* t
   write_outputs(p, row, fails ? failed_stats(kBadTemperature) : root, is_nan(z) ? canonical_nan() : z);
 }
 
-// Roots of the pairs' nodes, a warp a row.
+// Roots from the pairs' nodes; a warp has a row.
 template <bool kMoments>
 __global__ void __launch_bounds__(kRootWarps* kWarp)
     linear_logprob_roots_kernel(const __grid_constant__ LogprobParams p,
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kRootWarps* kWarp)
   const std::int64_t row = std::int64_t{blockIdx.x} * kRootWarps + static_cast<int>(threadIdx.x) / kWarp;
   if (row >= p.num_rows) return;
   const std::int64_t target = target_of(p, row);
-  int place = static_cast<int>(row);  // among those that were multiplied
+  int place = static_cast<int>(row);  // index among the rows that were multiplied
   SoftmaxStats root = identity_stats();
   if (target != p.ignore_index) {
     if (n.groups != nullptr) {
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kRootWarps* kWarp)
   if (threadIdx.x % kWarp == 0) write_row(p, n.target_z, row, place, target, root);
 }
 
-// For a launch without groups. Nothing waits for the target: its load is under way beside those of the nodes.
+// For a launch without groups. The target's load is in flight beside those of the nodes.
 template <bool kMoments>
 __global__ void __launch_bounds__(kWarpsOfSmallM* kWarp)
     linear_logprob_few_roots_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ HeadNodes n) {

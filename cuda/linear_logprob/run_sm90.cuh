@@ -1,4 +1,4 @@
-// How a call of linear_logprob becomes launches on compute capability 9.0. One form of the logits a translation unit.
+// The launches of linear_logprob on compute capability 9.0. A translation unit has one form of the logits.
 #pragma once
 
 #include <type_traits>
@@ -79,7 +79,7 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
   const PairWorkspace workspace = pair_workspace(g.columns, g.row_blocks, blocks, sizeof(Node));
   RLK_CHECK(workspace.bytes <= p.workspace_bytes, "linear_logprob: a workspace that serves every launch");
   auto* const memory = static_cast<unsigned char*>(p.workspace);
-  if (g.row_blocks > 1) {  // one block by itself has nothing to leave out
+  if (g.row_blocks > 1) {  // a single block leaves no rows out
     auto* const groups = reinterpret_cast<ScoredGroups*>(memory);
     sm90::find_scored_groups(p, groups, stream);
     g.groups = groups;

@@ -1,5 +1,5 @@
-// Which groups of a block's rows have a scored row, and zeros in the place of the others. No call waits for the answer:
-// kernels read it where it is.
+// Lists the groups of rows that have a scored row, and clears the rows of others. No call waits for the list: kernels
+// read it from device memory.
 #include "../common/launch.h"
 #include "kernels.h"
 #include "rlk/load_index.h"

@@ -1,4 +1,4 @@
-// Copies rows of hidden states side by side, zero where they are not scored. Bound by HBM.
+// Copies rows of hidden states side by side; rows that are not scored become zero. Bound by HBM.
 #include "../common/launch.h"
 #include "../common/vec8.cuh"
 #include "kernels.h"

@@ -1,5 +1,6 @@
-// Fused head of at most 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma, and of its accumulators the
-// leaf statistics of logprob; no logits in memory. One warpgroup has all rows and tiles of 256 columns. Bound by HBM.
+// Fused head for at most 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma, then logprob's leaf
+// statistics of the accumulators. No logits reach memory. One warpgroup has all rows and takes tiles of 256 columns.
+// Bound by HBM.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -25,14 +26,14 @@ struct SmallMTile {
   static constexpr int kFixedBytes = 1024 + kNodeBytes + 2 * kMaxStages * 8;
 };
 
-// Where the node of a row's tiles goes, and how far up: a tile's goes up while it is the second of a pair, or while there
-// is no second.
+// The destination of the node of a row's tiles, and its level. A node moves up a level while it is the second of a
+// pair, or while there is no second.
 struct NodeTarget {
-  float4* to;  // node of a thread's first row, if `ends`; the second row's is 8 further
+  float4* to;  // if `ends`: node of a thread's first row; the second row's node is 8 further
   int tile;    // index in the strip
-  bool ends;   // the strip, or all of it that the work has
+  bool ends;   // the tile is the last of the strip, or of the work
 };
-constexpr int kNothingLeft = -2, kWholeTile = -1;  // instead of a level of pairs
+constexpr int kNothingLeft = -2, kWholeTile = -1;  // special values in place of a level of pairs
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
 __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
   __syncthreads();
 
   TileRing<Tile> ring{base, full, empty, g.stages, {}};
-  // Read where it is asked for: kept, it would be one register too many.
+  // Computed again at each use: kept, it would take one register too many.
   const auto exists = [&](int index) { return index < head_work_items(items); };
 
   if (warpgroup == Tile::kWarpgroups) {
@@ -90,7 +91,8 @@ __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
   };
   const int in_block = warp * 16 + lane / 4;  // a thread's first row; the other is 8 further
   const auto pack = [](const SoftmaxStats& s) { return make_float4(s.m, s.S, s.E, s.Q); };
-  // What the tile before left to do, a step beside each of this tile's first products: its node, then a level of pairs.
+  // Work left by the previous tile: its node, then levels of pairs. One step runs beside each of this tile's first
+  // products.
   TileShares shares;
   SoftmaxStats node[2];
   NodeTarget left{nullptr, 0, false};
@@ -142,7 +144,8 @@ __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
     for (int tile = 0; tile < tiles; ++tile, column += kHeadTileColumns) {
       float d[Tile::kBN / 2];
       bool here = false;
-      // Beside the products: what the tile before left, what this work's rows need, and which work comes next.
+      // Runs beside the products: the work left by the previous tile, the inputs of this work's rows, and the search
+      // for the next work.
       const auto meanwhile = [&](int k) {
         const bool last_step = k == g.k_steps - 1;
         do {

@@ -7,7 +7,7 @@
 
 namespace rlk::cuda {
 
-// A node as it lies in memory; without moments by its reference and sum alone.
+// A node in memory. Without moments it has only a reference and a sum.
 template <bool kMoments>
 struct alignas(16) NodeOf {
   float m, S, E, Q;
@@ -23,18 +23,18 @@ struct alignas(8) NodeOf<false> {
   __device__ __forceinline__ SoftmaxStats stats() const { return {m, S, 0.0f, 0.0f}; }
 };
 
-// What the kernel of outputs is given.
+// Arguments of the kernel of outputs.
 template <bool kMoments>
 struct PairNodes {
   HeadColumns columns;
-  const ScoredGroups* groups;          // as of the launch before
+  const ScoredGroups* groups;          // groups of the previous launch
   const NodeOf<kMoments>* nodes;       // [parts][nodes_per_part][padded rows], nodes of whole runs
   const NodeOf<kMoments>* pair_nodes;  // [single pairs][kPairLeaves][kPairRows], nodes of leaves
   const float* target_z;               // [rows]
   int row_blocks, blocks, padded_rows;
 };
 
-// Node of eight leaves of a row: as it was stored, or the tree over its leaves.
+// Node of eight leaves of a row: the stored one, or the tree over its leaves.
 template <bool kMoments>
 __device__ __forceinline__ SoftmaxStats node_of_part(const PairNodes<kMoments>& n, const PairItems& items, int row,
                                                      int part, int node) {

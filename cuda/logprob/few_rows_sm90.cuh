@@ -1,6 +1,6 @@
-// logprob of few rows on SM90: a cluster is a row, and its warps send their nodes to block 0 by asynchronous stores; one
-// launch, no workspace.
-// Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row). Numbers: README.md.
+// logprob of few rows on SM90. A cluster has a row, and its warps send their nodes to block 0 by asynchronous stores.
+// It takes one launch and no workspace. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row).
+// Numbers: README.md.
 #pragma once
 
 #include "../common/cluster_sm90.cuh"
@@ -15,7 +15,7 @@ namespace rlk::cuda {
 namespace {
 
 constexpr int kClusterBlocks = 8;
-constexpr int kClusterWarps = 5;  // times 8 groups of 4096 columns: a vocabulary of 163,840 in one round
+constexpr int kClusterWarps = 5;  // with 8 blocks and groups of 4096 columns: a vocabulary of 163,840 in one round
 
 template <class T, Exp kExp, bool kMoments>
 __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
   const int rank = static_cast<int>(cluster_rank());
   const std::int64_t row = blockIdx.x / kClusterBlocks;
   const std::int64_t target = target_of(p, row);
-  if (target == p.ignore_index) {  // the whole cluster leaves together
+  if (target == p.ignore_index) {  // the whole cluster exits together
     if (rank == 0 && threadIdx.x == 0) write_ignored(p, row);
     return;
   }

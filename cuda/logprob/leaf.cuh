@@ -7,15 +7,15 @@
 
 namespace rlk::cuda {
 
-// A leaf in the copy of a stretch of a row in shared memory. Lines of 128 bytes lie there as in global memory, since a
-// request for a line that lands in two costs twice. The 16-byte chunks of a line are permuted, so that lanes that read the
-// same chunk of their own leaves hit different banks.
+// A leaf in a copy of part of a row in shared memory. Lines of 128 bytes keep their alignment from global memory, since
+// a request for a line that lands in two lines costs twice. The 16-byte chunks of a line are permuted, so that lanes
+// that read the same chunk of their own leaves hit different banks.
 template <class T>
 struct Leaf {
   static constexpr int kBytes = kLeafColumns * static_cast<int>(sizeof(typename T::Storage));
-  std::uint32_t address;  // in shared memory, of the leaf's first chunk before the permutation
+  std::uint32_t address;  // address in shared memory of the leaf's first chunk, before the permutation
 
-  // Swizzled address of the chunk at `address`: its place in the line changes with every leaf.
+  // Swizzled address of the chunk at `address`. Its position in the line differs from leaf to leaf.
   static __device__ __forceinline__ std::uint32_t place(std::uint32_t address) {
     return address ^ (address / (kBytes / 16) & 7 * 16);
   }
@@ -34,7 +34,7 @@ struct Leaf {
   }
 };
 
-// Bytes [shift, shift + 16) of two neighbouring vectors; shift in words and the bits of a half word.
+// Bytes [shift, shift + 16) of two neighbouring vectors. The shift is given in words, and in bits of a half word.
 __device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, int words, int bits) {
   const std::uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   std::uint32_t pair[6], word[5];
@@ -46,14 +46,14 @@ __device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, in
                     __funnelshift_r(word[2], word[3], bits), __funnelshift_r(word[3], word[4], bits));
 }
 
-// Moves the n columns of a leaf, which begin `shift` bytes into its first chunk, to that chunk's start. By a whole warp:
-// the chunk where a leaf ends may be the one where another begins.
+// Moves the n columns of a leaf, which begin `shift` bytes into its first chunk, to that chunk's start. A whole warp
+// calls it, since one leaf may end in the chunk where another begins.
 template <class T>
 __device__ __forceinline__ void align_leaf(const Leaf<T>& leaf, int n, int shift) {
   const int words = shift / 4, bits = shift % 4 * 8;
   const int chunks = (n + Vector<T>::kColumns - 1) / Vector<T>::kColumns;
   uint4 low{}, end{};
-  if (n > 0) {  // else the leaf may lie outside the image
+  if (n > 0) {  // an empty leaf may lie outside the image
     low = leaf.chunk(0);
     end = leaf.chunk(chunks);
   }
@@ -107,7 +107,7 @@ struct Chains {
   }
 };
 
-// Leaves are taken in blocks of so many vec8s; what is left over goes a vec8 at a time, column by column.
+// A leaf is processed in blocks of this many vec8s. The rest goes one vec8 at a time, column by column.
 constexpr int kBlockVec8s = 4;
 constexpr int kBlockColumns = kBlockVec8s * kVec8;
 
@@ -208,7 +208,7 @@ __device__ __forceinline__ SoftmaxStats leaf_stats(const Leaf<T>& leaf, int n, f
   if (n >= kBlockColumns && logit_scale == 1.0f && softcap == 0.0f) {
     const Range range = leaf_range<T>(leaf, n);
     const float m = add_rn(ceil_of(mul_rn(c, range.largest)), 0.0f);
-    // Well inside the bounds of leaf_reference, so that nothing is clamped, missing or failed, without q's division.
+    // Well inside the bounds of leaf_reference: no column is clamped or missing, no row fails, and q needs no division.
     if (abs_of(m) < 0.5f * kStatsRange && fma_rn(range.smallest, c, -m) >= 1.0f - kStatsFloor) {
       return leaf_sums<T, kExp, kMoments>(leaf, n, c, m);
     }

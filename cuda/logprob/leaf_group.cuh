@@ -1,5 +1,5 @@
-// Statistics of up to 32 leaves of one row by one warp: load through shared memory, one lane a leaf, tree by shuffles.
-// Shared by the sm_80 and sm_90 kernels, which differ in how they carry the groups' nodes to the root.
+// Statistics of up to 32 leaves of one row by one warp: loads through shared memory, one lane a leaf, a tree by
+// shuffles. The sm_80 and sm_90 kernels share it; they differ in how the groups' nodes reach the root.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -81,7 +81,7 @@ __device__ __forceinline__ SoftmaxStats tree_over_nodes(int count, int lane, Loa
   return tree_over_lanes<kMoments>(mine);
 }
 
-// What a lane copies of a group, and where its own leaf lies then.
+// A lane's share of the copy of a group, and the position of its own leaf.
 template <class T>
 struct GroupCopy {
   const char* from;  // the chunk of round 0, in the line of the group's first column
@@ -89,7 +89,7 @@ struct GroupCopy {
   Leaf<T> leaf;
   int leaf_columns;
 
-  // `row` is where global column 0 would be, `image` an address in shared memory.
+  // `row` is the address that global column 0 would have, `image` an address in shared memory.
   __device__ __forceinline__ GroupCopy(const typename T::Storage* row, const GroupGrid& grid, Group group,
                                        std::uint32_t image, int lane) {
     constexpr int kSize = static_cast<int>(sizeof(typename T::Storage));
@@ -102,16 +102,16 @@ struct GroupCopy {
     leaf.address = image + begin / 16 * 16 + (span.first - columns.first) * kSize;
     leaf_columns = span.columns;
   }
-  // Bytes between a leaf's first chunk and its first column: leaves begin at multiples of 8 columns, so it is the same
-  // for all of a row.
+  // Bytes from a leaf's first chunk to its first column. Leaves begin at multiples of 8 columns, so all leaves of a row
+  // have the same shift.
   __device__ __forceinline__ int shift() const { return begin % 16; }
 
-  // Starts the copy, in rounds of a chunk a lane. Nothing past the last column is read; of what is before the first
-  // one, no more than its own chunk.
+  // Starts the copy, in rounds of a chunk a lane. It reads nothing past the last column, and before the first column
+  // only the rest of its chunk.
   __device__ __forceinline__ void start(std::uint32_t image, int lane) const {
     constexpr int kSize = static_cast<int>(sizeof(typename T::Storage));
     constexpr int kRound = kWarp * 16, kRounds = kGroupColumns * kSize / kRound;
-    constexpr int kPeriod = 8 * Leaf<T>::kBytes / kRound;  // the permutation's, in rounds
+    constexpr int kPeriod = 8 * Leaf<T>::kBytes / kRound;  // period of the permutation, in rounds
     std::uint32_t to[kPeriod];
 #pragma unroll
     for (int i = 0; i < kPeriod; ++i) to[i] = Leaf<T>::place(image + lane * 16 + i * kRound);
@@ -130,7 +130,7 @@ struct GroupCopy {
         if (i * kWarp < left) copy(i);
       }
     }
-    // What is left of a chunk goes by elements, as nothing past it may be touched.
+    // The rest of a chunk is copied by elements, since nothing past it may be read.
     const int rest = end / 16 * 16 + lane * kSize;
     if (begin <= rest && rest < end) {
       using Storage = typename T::Storage;
@@ -154,7 +154,7 @@ __device__ __forceinline__ void drop_columns(const Leaf<T>& leaf, int columns, c
 // where an id is out of range.
 __device__ __forceinline__ bool mark_kept(const LogprobInput& p, const GroupGrid& grid, const KeptRange& kept,
                                           std::int64_t target, const LeafSpan& span, std::uint32_t* bitmap, int lane) {
-  if (grid.groups_per_part > 0) {  // columns of one part: the lanes share the list
+  if (grid.groups_per_part > 0) {  // the group has columns of one part: the lanes share the list
     const int first = __shfl_sync(kAllLanes, span.first, 0);
     const int columns = static_cast<int>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(span.columns)));
     return scan_kept(p, kept, target, lane, kWarp, [&](std::int64_t id) {
@@ -163,13 +163,14 @@ __device__ __forceinline__ bool mark_kept(const LogprobInput& p, const GroupGrid
     });
   }
   std::uint32_t* keep = bitmap + lane * kKeptWordsPerLeaf;
-  return scan_kept(p, kept, target, 0, 1, [&](std::int64_t id) {  // a small vocabulary: each lane for its own leaf
-    const std::int64_t column = id - span.first;
-    if (column >= 0 && column < span.columns) keep[column >> 5] |= 1u << (column & 31);
-  });
+  return scan_kept(p, kept, target, 0, 1,
+                   [&](std::int64_t id) {  // a small vocabulary: each lane reads the list for its own leaf
+                     const std::int64_t column = id - span.first;
+                     if (column >= 0 && column < span.columns) keep[column >> 5] |= 1u << (column & 31);
+                   });
 }
 
-// Restricts a group to its row's kept set; status bits where that is bad. `bitmap` has kKeptWords.
+// Restricts a group to its row's kept set. Returns status bits if the kept set is bad. `bitmap` has kKeptWords.
 template <class T>
 __device__ __forceinline__ std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& grid, std::int64_t row,
                                                        const LeafSpan& span, const Leaf<T>& leaf, std::uint32_t* bitmap,

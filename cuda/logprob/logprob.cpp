@@ -1,4 +1,4 @@
-// CUDA backend of logprob: checks of memory safety, which architecture's kernel runs, how a row is cut.
+// CUDA backend of logprob: checks of memory safety, the architecture's kernel, and the cut of a row into groups.
 #include "rlk/ops/logprob.h"
 
 #include "../common/kernels.h"

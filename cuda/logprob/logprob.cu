@@ -11,13 +11,15 @@ namespace rlk::cuda {
 namespace {
 
 #if RLK_CUDA_SM90
-// What shared memory holds of 2-byte and 4-byte groups; the moments need more registers than 24 warps leave.
+// Warps whose groups shared memory holds, for elements of 2 and of 4 bytes. Moments need more registers than 24 warps
+// leave.
 template <class T, bool kMoments>
 constexpr int kStreamWarps = !T::kPacked ? 14
                              : kMoments  ? 20
                                          : 27;
 #else
-// What shared memory of compute capability 8.0 holds of 2-byte and 4-byte groups; others have less and run fewer.
+// Warps whose groups the shared memory of compute capability 8.0 holds, for elements of 2 and of 4 bytes. Other
+// capabilities have less and run fewer warps.
 template <class T, bool kMoments>
 constexpr int kStreamWarps = T::kPacked ? 19 : 9;
 #endif

@@ -1,11 +1,9 @@
-// dlogits of logprob, lse and entropy: elementwise over a row given its saved lse and entropy.
-// Bound by HBM: each logit is read once and each gradient written once (2 * vocab_size * sizeof(T) bytes a row).
-//
-// A block has a segment of a row, so short that the hardware's scheduler sweeps memory in order and balances the
-// multiprocessors. A thread loads a few 16-byte vectors of it before it uses the first. Vectors are aligned to dlogits:
-// where a row does not begin at a multiple of 16 bytes, its first and last columns go one by one.
-// In place (dlogits == logits) a vector is read before it is written by the one thread that touches it.
-// One body for every architecture; each gets its own machine code.
+// dlogits of logprob, lse and entropy: elementwise over a row given its saved lse and entropy. Bound by HBM: each logit
+// is read once and each gradient written once (2 * vocab_size * sizeof(T) bytes a row). A block has a segment of a row.
+// Segments are so short that the hardware's scheduler sweeps memory in order and balances the multiprocessors. A thread
+// loads a few 16-byte vectors of its segment before it uses the first. Vectors are aligned to dlogits. If a row does
+// not begin at a multiple of 16 bytes, its first and last columns go one by one. In place (dlogits == logits) one
+// thread reads a vector and then writes it. One body serves every architecture, and each has its own machine code.
 #include <algorithm>
 
 #include "../common/element.cuh"
@@ -18,15 +16,16 @@ namespace {  // one copy per architecture
 
 constexpr int kBackwardThreads = 128;
 constexpr int kBackwardVectors = 8;  // vectors per thread
-// Blocks per multiprocessor, as measured: the portable exponential, which computes longer, is fastest with one more.
+// Blocks per multiprocessor, as measured. The portable exponential, which computes longer, is fastest with one block
+// more.
 template <Exp kExp>
 constexpr int kBackwardBlocks = kExp == Exp::kHardware ? 6 : 7;
 template <class T>
 constexpr int kSegmentColumns = kBackwardThreads* kBackwardVectors* Vector<T>::kColumns;
 constexpr int kMaxGridRows = 32768;  // rows in a launch's second dimension, at most
 
-// Gradients of columns other than the target, where z is the logit. Within the bounds of the exponential none is
-// clamped.
+// Gradients of columns other than the target, where z is the plain logit. Within the bounds of the exponential no
+// column is clamped.
 template <class T, Exp kExp, class Row>
 __device__ __forceinline__ Vector<T> vector_gradient(const Vector<T>& x, const Row& r) {
   constexpr int kColumns = Vector<T>::kColumns;
@@ -51,14 +50,14 @@ __device__ __forceinline__ Vector<T> vector_gradient(const Vector<T>& x, const R
   return d;
 }
 
-// The part of a row that is a block's. Vector v holds columns [first + v * kColumns, ...), so it is aligned in dlogits.
+// A block's segment of a row. Vector v holds columns [first + v * kColumns, ...), so it is aligned in dlogits.
 template <class T>
 struct Segment {
   const typename T::Storage* logits;  // the row's logits
   typename T::Storage* dlogits;
   int first;   // column of vector 0; a row's first vector may begin before it
-  int valid;   // columns of the row with a gradient: 0 where it is ignored or has none
-  int target;  // column, -1 where it is not among the row's
+  int valid;   // columns of the row with a gradient; 0 if the row is ignored or has none
+  int target;  // target column, -1 if it is not in the row
 
   __device__ __forceinline__ int column(int i) const {
     return first + (i * kBackwardThreads + static_cast<int>(threadIdx.x)) * Vector<T>::kColumns;
@@ -113,13 +112,13 @@ __device__ __forceinline__ bool mark_segment(const LogprobBackwardParams& p, std
   return true;
 }
 
-// A column by itself: under any transform, of a restricted row, at a row's end, the target.
+// A single column: under a transform, in a restricted row, at a row's end, or the target.
 template <class T, Exp kExp, class Row>
 struct ElementGradient {
   const LogprobInput& p;
   const Segment<T>& s;
   const Row& r;
-  const std::uint32_t* keep;  // the segment's bits, null where nothing is restricted
+  const std::uint32_t* keep;  // the segment's bits, null if the row is not restricted
   float inverse_softcap;
 
   __device__ __forceinline__ typename T::Storage operator()(int column, typename T::Storage x) const {
@@ -136,7 +135,7 @@ struct ElementGradient {
 #pragma unroll 1
     for (int j = column < 0 ? 0 : column; j < end && j < columns; ++j) s.dlogits[j] = at(j);
   }
-  // A vector inside the row, by way of shared memory.
+  // Writes a vector inside the row, through shared memory.
   __device__ __forceinline__ void write_whole(int column, Vector<T>* slot) const {
 #pragma unroll 1
     for (int j = 0; j < Vector<T>::kColumns; ++j) reinterpret_cast<typename T::Storage*>(slot)[j] = at(column + j);
@@ -162,7 +161,7 @@ __device__ __forceinline__ void plain_vectors(const Segment<T>& s, const Element
   if (has_target) s.dlogits[s.target] = element(s.target, at_target);
 }
 
-// Row: BackwardRow, or under label smoothing SmoothedRow; what is not plain takes the latter.
+// Row: BackwardRow, or SmoothedRow under label smoothing. Calls that are not plain take SmoothedRow.
 template <class T, Exp kExp, bool kPlain, class Row>
 __global__ void __launch_bounds__(kBackwardThreads, kPlain ? kBackwardBlocks<kExp> : 1)
     logprob_backward_kernel(const __grid_constant__ LogprobBackwardParams p) {

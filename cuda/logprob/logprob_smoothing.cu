@@ -1,6 +1,6 @@
-// Label smoothing of logprob: a block has a row, whose z it adds up (rlk/kernels/logprob_smoothing.h).
-// Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row).
-// One body for every architecture; each gets its own machine code.
+// Label smoothing of logprob: a block has a row and sums its z (rlk/kernels/logprob_smoothing.h). Bound by HBM: each
+// logit is read once (vocab_size * sizeof(T) bytes a row). One body serves every architecture, and each has its own
+// machine code.
 #include "../common/element.cuh"
 #include "../common/kernels.h"
 #include "../common/team.cuh"

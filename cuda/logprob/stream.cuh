@@ -1,7 +1,7 @@
-// Forward of many rows. Persistent warps have a buffer each in shared memory, so that some load while others compute,
-// without barriers between them. They take groups in the order of memory and write nodes to global memory. A kernel
-// before them prepares each row; one after them computes the roots. One body for every architecture; each gets its own
-// machine code.
+// Forward of many rows. Each persistent warp has a buffer in shared memory, so that some warps load while others
+// compute, without barriers between them. They take groups in the order of memory and write nodes to global memory. A
+// kernel before them prepares each row; one after them computes the roots. One body serves every architecture, and each
+// has its own machine code.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// What kernels are built for: a call's dtype, exponential, and whether it wants entropy, sum_p_sq or statistics.
+// Template arguments of the kernels: a call's dtype, its exponential, and whether it wants entropy, sum_p_sq or
+// statistics.
 template <class T, Exp kExp, bool kMoments>
 struct Variant {};
 template <class Run>
@@ -51,11 +52,11 @@ struct Divisor {
   }
 };
 
-// What a row's groups need to know of it.
+// Inputs of a row that its groups share.
 struct alignas(16) StreamRow {
-  const void* logits;   // where its global column 0 would be
+  const void* logits;   // the address that its global column 0 would have
   float c;              // log2e / temperature
-  std::int32_t status;  // known before a logit is read, or kIgnoredRow
+  std::int32_t status;  // status bits known before a logit is read, or kIgnoredRow
 };
 constexpr std::int32_t kIgnoredRow = -1;
 template <class T>
@@ -66,7 +67,7 @@ __device__ __forceinline__ StreamRow stream_row(const LogprobInput& p, std::int6
           target_of(p, row) == p.ignore_index ? kIgnoredRow : status};
 }
 
-// A launch's share of the call: groups in the order of memory, which is fastest for DRAM, and the addresses of their
+// A launch's share of the call: groups in the order of memory, the fastest order for DRAM, and the addresses of their
 // nodes.
 struct StreamWork {
   std::int64_t first_row;
@@ -83,7 +84,7 @@ struct StreamWork {
 // A warp claims each group after its first from one of many counters: a single counter would serve at most 430 claims a
 // microsecond. The number of counters is prime, so that no counter gets the short groups of all parts. It is at most
 // the number of warps, since every counter needs a warp that draws from it.
-constexpr int kMaxClaimCounters = 61, kClaimPitch = 32;  // words from one to the next: a line each
+constexpr int kMaxClaimCounters = 61, kClaimPitch = 32;  // words between counters: each has a line of its own
 
 template <class T>
 __global__ void __launch_bounds__(256)
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
   const int first = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x), counter = first % work.counters;
   int now = first;
   allow_next_kernel();
-  StreamRow row{nullptr, 0.0f, kIgnoredRow};  // the first group's is not waited for
+  StreamRow row{nullptr, 0.0f, kIgnoredRow};  // empty, so that nothing waits for the first group's row
   if (now < total) row = stream_row<T>(p, work.first_row + work.groups.divide(now));
   GroupCopy<T> copy = copy_of_task(now, row);
   if (row.status != kIgnoredRow) copy.start(image, lane);
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(kRootWarps* kWarp)
   if (lane == 0) write_outputs(p, row, root, z);
 }
 
-// kOverlap: built for an architecture whose kernels may begin while the one before them ends.
+// kOverlap: built for an architecture whose kernels may begin while the previous one ends.
 template <class T, Exp kExp, bool kMoments, int kMaxWarps, bool kOverlap>
 void run_stream(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   const int bytes = kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0);

@@ -1,4 +1,4 @@
-// Workspace of the streaming kernel, and which calls do without.
+// Workspace of the streaming kernel, and the test for calls that need none.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ inline std::int64_t stream_rows(const GroupGrid& grid) {
   constexpr std::int64_t kMostNodes = std::int64_t{1} << 19;
   return kMostNodes / grid.nodes;
 }
-// Its workspace: counters, 16 bytes and the target's z per row, nodes.
+// The workspace: counters; 16 bytes and the target's z for each row; nodes.
 struct StreamWorkspace {
   std::int64_t rows, target_z, nodes, bytes;
 };
