@@ -1,6 +1,6 @@
-// attention, backward, for the kernels of CUDA and HIP: delta of each row, then dq by tiles of queries, then dk and dv by
-// tiles of keys. Each chain is one thread's, so there is no atomic and no sum across blocks, at the cost of scores that
-// are computed twice. Bound by the fp32 units.
+// Backward of attention for the kernels of CUDA and HIP. It computes delta of each row, then dq by tiles of queries,
+// then dk and dv by tiles of keys. One thread computes each chain. So there are no atomics and no sums across blocks,
+// but scores are computed twice. The fp32 units bound it.
 #pragma once
 
 #include "rlk/kernels/attention_multiply.h"
@@ -8,7 +8,7 @@
 
 namespace rlk {
 
-// The sum over d of dout * out of every query and head that sees a key: a chain for each of eight lanes.
+// Sum over d of dout * out, for every query and head that sees a key. Each of eight lanes has a chain.
 template <class Machine, class T>
 RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t rows, std::int64_t block,
                                 std::int64_t blocks) {
@@ -37,18 +37,18 @@ RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t r
   }
 }
 
-// The segment of the tile that is being computed. It lies in shared memory, since sums take the registers.
+// The segment of the tile that is being computed. It lies in shared memory, since the sums take up the registers.
 struct AttentionBackwardScene {
   std::int64_t kv_head, sequence, begin, end;  // rows
-  std::int32_t first, last;                    // keys of the queries, or queries of the keys
+  std::int32_t first, last;                    // keys that the queries see, or queries that see the keys
 };
 
-// Shared memory of a tile's threads. Rows are q and dout and columns k and v, or the other way round.
+// Shared memory of a tile's threads. Either the rows are q and dout and the columns k and v, or the other way round.
 template <class Tile>
 struct AttentionBackwardShared {
   float *a, *b, *stage, *weights;
-  float* total;      // dq of the blocks so far, a thread's own: [row of the thread][sum][thread]
-  float *u, *delta;  // one a row, or one a column
+  float* total;      // dq of the earlier blocks, one slot per thread: [row of the thread][sum][thread]
+  float *u, *delta;  // one element per row, or one per column
   std::int32_t *first, *last;
   std::int64_t *a_offsets, *b_offsets;
   std::uint32_t* flags;
@@ -56,7 +56,8 @@ struct AttentionBackwardShared {
 
   static constexpr int kColumnsOrRows = Tile::kBlock;
   static_assert(Tile::kRows <= kColumnsOrRows);
-  // Whether the sums of dq lie here: a tile of 64 columns would spill them, and LDS has no room for those of others.
+  // Whether the sums of dq lie in shared memory. A tile of 64 columns would spill them; for wider tiles the LDS has no
+  // room.
   static constexpr bool kSharesTotal = Tile::kColumns <= 64;
   static constexpr int kTotal = kSharesTotal ? Tile::kRows * Tile::kColumns : 0;
   static constexpr int kBytes = 2 * carved(Tile::kRows * Tile::kColumns, 4) + carved(Tile::kStageFloats, 4) +
@@ -82,7 +83,7 @@ struct AttentionBackwardShared {
   }
 };
 
-// What both passes do with a tile.
+// Computation on a tile that both passes share.
 template <class Machine, class T, class Tile, class Params>
 class AttentionBackward {
  public:
@@ -96,8 +97,8 @@ class AttentionBackward {
   RLK_DEVICE int head_dim() const { return static_cast<int>(p_.head_dim); }
   RLK_DEVICE float c() const { return attention_scale(p_); }
 
-  // Products of q and k become p, those of dout and v ds, as elements of dtype hold them; where the row misses the column,
-  // nothing. Whether it does where the column is in memory.
+  // Turns products of q and k into p, and products of dout and v into ds, both rounded to dtype. Where the row does not
+  // see the column, the element is nothing(). Tells whether a row does not see a column that is in memory.
   template <Exp kExp, bool kByColumn>
   RLK_DEVICE bool weights(float (&scores)[kOfThread][kScores], float (&dp)[kOfThread][kScores], int block,
                           int end) const {
@@ -125,7 +126,7 @@ class AttentionBackward {
         holes |= missing && column >= holes_first && column < holes_last;
         float ds = mul_rn(p, sub_rn(dp[r][i], s_.delta[of]));
         if (softcap) ds = mul_rn(ds, AttentionSoftcap::slope(h));
-        // + 0: a product that is -0 is not nothing.
+        // The + 0 turns a product of -0 into +0, since -0 means nothing().
         dp[r][i] = missing ? nothing() : add_rn(as_element<T>(ds), 0.0f);
         scores[r][i] = missing ? nothing() : as_element<T>(p);
       }
@@ -157,7 +158,7 @@ class AttentionBackward {
     }
   }
 
-  // Stores a contiguous row of a gradient. If the row is not used, its sums may be anything.
+  // Stores a contiguous row of a gradient. Sums of an unused row may hold anything.
   RLK_DEVICE void store(bool used, const float (&sums)[Tile::kSums], float scale, void* to,
                         std::int64_t token_and_head) const {
     auto* out =
@@ -180,7 +181,7 @@ class AttentionBackward {
   AttentionBackwardShared<Tile> s_;
 };
 
-// dq of a tile of queries, each with one of the heads that share a key head.
+// dq of a tile of queries, each paired with one of the heads that share a key head.
 template <class Machine, class T, class Tile, class Params = AttentionBackwardParams>
 class AttentionQueryGradient : AttentionBackward<Machine, T, Tile, Params> {
   using Base = AttentionBackward<Machine, T, Tile, Params>;
@@ -305,7 +306,7 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile, Params> {
     Machine::barrier();  // weights and offsets are written again
   }
 
-  // dq of the blocks so far: in registers, or a thread's own in shared memory.
+  // dq of the earlier blocks, in registers or in the thread's slots of shared memory.
   static constexpr bool kShares = AttentionBackwardShared<Tile>::kSharesTotal;
   RLK_DEVICE float& total(int r, int i) {
     if constexpr (kShares) {
@@ -377,8 +378,8 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
     return ((g_.packed ? 0 : sequence * p_.k_tokens) + row) * p_.num_kv_heads + kv_head;
   }
 
-  // A tile of a segment's keys. Every key is seen: its own token does. What the loop goes by lies in shared memory, since
-  // scalar registers are for chains.
+  // A tile of a segment's keys. Every key is seen, at least by the query of its own token. The loop's variables lie in
+  // shared memory, since the chains need the scalar registers.
   RLK_DEVICE void run_segment(std::int64_t segment, std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
     if (tid() == 0) *s_.scene = {kv_head, segment, begin, end, 0, 0};
     Machine::barrier();
@@ -409,23 +410,23 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
     }
     Machine::barrier();  // the next tile writes what this one reads
   }
-  // Found again, by its keys.
+  // Finds the tile's segment again, by its keys.
   RLK_DEVICE std::int64_t own_segment() const {
     return sequence_of(p_.cu_seqlens_k, p_.num_sequences, s_.scene->begin);
   }
-  // The tile's keys for the queries of segment s. Whether one sees any.
+  // Prepares the tile's keys for the queries of segment s. Returns whether any query sees any of the keys.
   RLK_DEVICE bool begin_keys(std::int64_t s) {
     const AttentionBackwardScene scene = *s_.scene;
     const AttentionSpan span(p_, s);
     const std::int64_t k_first = AttentionSpan(p_, own_segment()).k_first;
     const AttentionRange queries = span.queries_of(AttentionRange{scene.begin - k_first, scene.end - k_first});
     if (queries.empty()) return false;
-    Machine::barrier();  // the scene was read
+    Machine::barrier();  // all threads have read the scene
     begin_rows(span, k_first, scene.kv_head, scene.begin, scene.end, queries);
     return true;
   }
 
-  // The chains of the queries that begin_rows found.
+  // Runs the chains over the queries that begin_rows found.
   RLK_DEVICE void walk() {
     this->clear(dk_);
     this->clear(dv_);
@@ -438,7 +439,7 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
     }
   }
 
-  // `k_first`: the token from which the keys' numbers count.
+  // `k_first` is the token with key number 0.
   RLK_DEVICE void begin_rows(const AttentionSpan& span, std::int64_t k_first, std::int64_t kv_head, std::int64_t begin,
                              std::int64_t end, AttentionRange queries) {
     if (tid() == 0) {
@@ -461,7 +462,7 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
         AttentionRows<Machine, T>{attention_head<T>(p_.v, kv_head), s_.b_offsets, g_.vectors}, head_dim(), s_.b);
   }
 
-  // Queries [block, block + kBlock) of one of the key head's query heads.
+  // Processes queries [block, block + kBlock) of one query head that reads the key head.
   RLK_DEVICE void run_block(int head_of_group, int block) {
     const std::int64_t head = s_.scene->kv_head * (p_.num_q_heads / p_.num_kv_heads) + head_of_group;
     const int last = s_.scene->last, end = last - block < kBlock ? last : block + kBlock;

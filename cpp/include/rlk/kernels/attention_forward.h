@@ -1,6 +1,7 @@
-// attention, forward, for the kernels of CUDA and HIP. A block has a tile of rows, each a query with one of the heads that
-// share a key head, and walks their keys in blocks: scores into registers, the reference of each row,
-// probabilities into shared memory, sums of values in registers. Bound by the fp32 units.
+// Forward of attention for the kernels of CUDA and HIP. A block has a tile of rows; a row is a query with one of the
+// heads that share a key head. The block walks the rows' keys in blocks of keys. Scores lie in registers, then come the
+// reference of each row, the probabilities in shared memory, and the sums of values in registers. The fp32 units bound
+// it.
 #pragma once
 
 #include "rlk/kernels/attention_multiply.h"
@@ -15,17 +16,17 @@ struct AttentionForwardState {  // state of one row
   float m = -infinity(), l = 0.0f;  // maximum and sum over the splits before
 };
 
-// The segment of the tile that is being computed. It lies in shared memory, since sums take the registers.
+// The segment of the tile that is being computed. It lies in shared memory, since the sums take up the registers.
 struct AttentionForwardScene {
   std::int64_t kv_head, sequence, begin, end;  // rows
   std::int32_t first_key, last_key;
 };
 
-// What the threads of a tile tell one another.
+// Shared memory of a tile's threads.
 template <class Tile>
 struct AttentionForwardShared {
   float *q, *stage, *weights;
-  float* total;  // O of the splits before, a thread's own: [row of the thread][sum][thread]
+  float* total;  // O of the earlier splits, one slot per thread: [row of the thread][sum][thread]
   float *largest, *m, *clamp, *chains, *factors;
   std::int32_t *first, *last;
   AttentionForwardState* states;
@@ -64,13 +65,15 @@ struct AttentionForwardShared {
   }
 };
 
-// Params are AttentionParams, or AttentionPartialsParams: then each split's state is stored in place of their merge.
+// Params is AttentionParams or AttentionPartialsParams. With the latter, the state of each split is stored instead of
+// their merge.
 template <class Machine, class T, class Tile, class Params = AttentionParams>
 class AttentionForward {
  public:
   RLK_DEVICE AttentionForward(const Params& p, const AttentionGrid& g, void* memory) : p_(p), g_(g), s_(memory) {}
 
-  // Computes the rows of a tile from `begin` on that lie in one sequence. Returns where the next part begins.
+  // Computes the rows of a tile from `begin` on that lie in one sequence. Returns the row at which the next part
+  // begins.
   RLK_DEVICE std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, p_.cu_seqlens_q, place, begin);
     if (!segment.exists) {
@@ -111,8 +114,9 @@ class AttentionForward {
   static constexpr bool kPartial = std::is_same_v<Params, AttentionPartialsParams>;
   static constexpr int kOfThread = Tile::kOfThread, kRows = Tile::kRows;
   static constexpr int kBlock = Tile::kBlock, kScores = Tile::kScores;
-  static_assert(kRows <= kBlock);  // offsets of rows lie where those of keys do
-  // Chains are those of threads: kOfThread / 2 neighbouring ones of a row; of 16 rows half of the threads have one.
+  static_assert(kRows <= kBlock);  // offsets of rows use the memory of offsets of keys
+  // A thread's chains are those of kOfThread / 2 neighbouring threads of a row. With 16 rows, half of the threads have
+  // one chain.
   static constexpr int kChainsOfThread = kOfThread == 4 ? 2 : 1;
   static RLK_DEVICE int tid() { return Machine::thread(); }
   static RLK_DEVICE bool has_chains() { return tid() < kRows * kAttentionChains / kChainsOfThread; }
@@ -149,7 +153,7 @@ class AttentionForward {
 
   RLK_DEVICE float c() const { return attention_scale(p_); }
   RLK_DEVICE int head_dim() const { return static_cast<int>(p_.head_dim); }
-  // The end of a block's keys.
+  // One past the block's last key.
   RLK_DEVICE int end_of(int block) const {
     const int last = s_.scene->last_key;
     return last - block < kBlock ? last : block + kBlock;
@@ -236,7 +240,8 @@ class AttentionForward {
     }
   }
 
-  // Turns scores into unrounded weights in shared memory. Returns whether a row does not see a key that lies in memory.
+  // Turns scores into unrounded weights in shared memory. Returns whether a row does not see some key that lies in
+  // memory.
   template <Exp kExp>
   RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kScores], int block) {
     bool holes = false;
@@ -245,7 +250,7 @@ class AttentionForward {
     for (int r = 0; r < kOfThread; ++r) {
       const int row = thread / kAttentionLines * kOfThread + r;
       const float m = s_.m[row], q = s_.clamp[row];
-      // What the row sees, and what of that is in memory, as columns.
+      // Columns that the row sees, and the columns among them that lie in memory.
       const int sees_first = s_.first[row] - block, sees_last = m > -infinity() ? s_.last[row] - block : -1;
       const int holes_first = s_.scene->first_key - block, holes_last = s_.last[row] != 0 ? end_of(block) - block : -1;
       const float addend = kExp == Exp::kHardware ? -m : sub_rn(kStatsShift, m);
@@ -264,7 +269,8 @@ class AttentionForward {
     return holes;
   }
 
-  // Sums of unrounded weights into the chains; rounded in place. A missing one is -0, which changes no chain.
+  // Adds the unrounded weights to the chains and rounds the weights in place. A missing weight is -0, which changes no
+  // chain.
   RLK_DEVICE void sum_probabilities() {
     if (!has_chains()) return;
     const int row = chain_row(), first = first_chain();
@@ -289,7 +295,7 @@ class AttentionForward {
     return add_rn(add_rn(groups[0], groups[1]), add_rn(groups[2], groups[3]));
   }
 
-  // The rows' merges, which are shared, into totals with a thread's sums.
+  // Merges a thread's sums into the totals, by the rows' merges in shared memory.
   RLK_DEVICE void merge_totals() {
     const int thread = tid();
 #pragma unroll
@@ -304,9 +310,9 @@ class AttentionForward {
     }
   }
 
-  // Sinks are nodes without sums: those of a thread are +0 here.
+  // Sinks are nodes without sums, so a thread's sums of them are +0.
   RLK_DEVICE void merge_sinks() {
-    Machine::barrier();  // merges were read
+    Machine::barrier();  // all threads have read the merges
     if (tid() < kRows) {
       State& state = s_.states[tid()];
       const std::int64_t head = s_.scene->kv_head * g_.group + (s_.scene->begin + tid()) % g_.group;
@@ -316,7 +322,7 @@ class AttentionForward {
     merge_totals();
   }
 
-  // Ends the split that holds the last of so many keys.
+  // Ends the split that holds the last of the first `keys` keys.
   RLK_DEVICE void end_split(int keys) {
     if (has_chains()) {
 #pragma unroll
@@ -381,7 +387,7 @@ class AttentionForward {
     Machine::barrier();  // m and factors are written again
   }
 
-  // A row of out or lse: its token is that of the sequence's place.
+  // Offset of a row of out or lse. Its token is counted within the sequence's place.
   RLK_DEVICE std::int64_t out_offset(std::int64_t sequence, std::int64_t kv_head, std::int64_t row) const {
     const std::int64_t token = row_of(p_, sequence, row / g_.group);
     return (token * p_.num_q_heads + kv_head * g_.group + row % g_.group) * p_.head_dim;
@@ -419,7 +425,7 @@ class AttentionForward {
     }
   }
 
-  // Partials that nobody sees are written by attention_partial_blank.
+  // attention_partial_blank writes the partials of splits that no row sees.
   RLK_DEVICE void write_unseen(const AttentionPlace& place, std::int64_t begin, std::int64_t end) const {
     if constexpr (!kPartial) write_zeros(place, begin, end);
   }

@@ -1,5 +1,5 @@
-// The merge of attention's partials, or of normalised parts: eight columns of a row and head by a thread, which folds the
-// splits ascending. For CUDA and HIP. Bound by memory.
+// Merge of attention's partials, or of normalised parts. A thread has eight columns of a row and head, and folds the
+// splits in ascending order. For CUDA and HIP. Memory bandwidth bounds it.
 #pragma once
 
 #include "rlk/kernels/attention_partials.h"
@@ -7,7 +7,7 @@
 
 namespace rlk {
 
-// m, l and eight columns of O of a row so far.
+// The merged m, l and eight columns of O of a row so far.
 template <class Machine, class T>
 class AttentionMergeRow {
  public:

@@ -1,8 +1,9 @@
 // Tiles of attention's products in plain fp32, for the kernels of CUDA and HIP. A block of 256 threads, 16 x 16, keeps
 // kRows x kBlock scores and kRows x kColumns sums in registers. The operand of the rows lies in shared memory; the
-// other operand passes through shared memory in stages of kDepth. Bound by the fp32 units and by shared memory's reads.
+// other operand passes through shared memory in stages of kDepth. The fp32 units and the reads of shared memory bound
+// it.
 //
-// Machine gives a block its thread number, barriers, lane exchanges and groups of floats in shared memory. It also loads
+// Machine gives a block its thread index, barriers, lane exchanges and groups of floats in shared memory. It also loads
 // eight elements of type T at once; T is a tag with Storage, load and store.
 #pragma once
 
@@ -13,18 +14,18 @@ namespace rlk {
 
 constexpr int kAttentionThreads = 256;
 constexpr int kAttentionLines = 16;  // threads that share a row
-constexpr int kAttentionVec8 = 8;    // columns that come from memory together
+constexpr int kAttentionVec8 = 8;    // columns that one load fetches together
 
-// An offset of a row that is not in memory and counts as zeros; one of kNoPage counts as NaN.
+// Offset of a row that is not in memory and counts as zeros. An offset of kNoPage counts as NaN.
 constexpr std::int64_t kZeroRow = kNoPage + 1;
 
-// The bits of -0, which no probability has: a link that is missing from a chain. As a number it changes no sum but a
-// zero's sign.
+// Marks a missing link of a chain: the bits of -0, which no probability has. As an addend it changes only the sign of a
+// zero sum.
 RLK_HD float nothing() { return float_of(static_cast<std::int32_t>(0x80000000u)); }
 RLK_HD bool is_absent(float weight) { return bits_of(weight) == static_cast<std::int32_t>(0x80000000u); }
 
-// A tile's shape, for heads of kColumns or fewer columns, with kBlock keys a block. kOfThread rows a thread, one after
-// another.
+// A tile's shape, for heads of kColumns or fewer columns, with kBlock keys a block. A thread has kOfThread consecutive
+// rows.
 template <int kOfThread_, int kColumns_, int kDepth_>
 struct AttentionTile {
   static constexpr int kOfThread = kOfThread_, kColumns = kColumns_, kDepth = kDepth_;
@@ -34,8 +35,9 @@ struct AttentionTile {
   static constexpr int kScores = kBlock / kAttentionLines;  // per row and thread
   static_assert(kColumns % 64 == 0 && kBlock % 64 == 0);
 
-  // Weights are [kBlock columns][kRows], so that a thread reads its rows together. Chunks of four rows (16 bytes) are
-  // permuted by column, or a gap follows each column: both keep a column's writes out of one bank.
+  // The weights are laid out as [kBlock columns][kRows], so that a thread reads its rows together. Either chunks of
+  // four rows (16 bytes) are permuted by column, or a gap follows each column. Both spread the writes of a column over
+  // banks.
   static constexpr int kWeightStride = kOfThread == 4 ? kRows : kRows + kOfThread;
   static constexpr int kWeights = kBlock * kWeightStride;
   static RLK_DEVICE int weight(int column, int row) {
@@ -45,7 +47,7 @@ struct AttentionTile {
       return column * kWeightStride + row;
     }
   }
-  // Columns of a thread's scores.
+  // Column of score i of a thread.
   static RLK_DEVICE int score_column(int line, int i) { return i / 4 * 64 + line * 4 + i % 4; }
 
   static constexpr int kStageFloats = kDepth * (kColumns > kBlock ? kColumns : kBlock);
@@ -55,7 +57,7 @@ struct AttentionTile {
 template <class Machine, class T>
 struct AttentionRows {
   const typename T::Storage* data;  // the head's rows
-  const std::int64_t* offsets;      // shared; elements, kZeroRow or kNoPage
+  const std::int64_t* offsets;      // in shared memory: element offsets, kZeroRow or kNoPage
   bool vectors;
 
   RLK_DEVICE typename Machine::template Vec8<T> vec8(int row, int column) const {
@@ -65,7 +67,7 @@ struct AttentionRows {
   }
 };
 
-// to[column][row] of kRows rows, whose offsets are shared.
+// Copies to to[column][row] for kRows rows, whose offsets lie in shared memory.
 template <class Machine, class T, int kRows>
 RLK_DEVICE void load_transposed(const AttentionRows<Machine, T>& rows, int head_dim, float* to) {
   for (int i = Machine::thread(); i < kRows * head_dim / kAttentionVec8; i += kAttentionThreads) {
@@ -77,7 +79,7 @@ RLK_DEVICE void load_transposed(const AttentionRows<Machine, T>& rows, int head_
   }
 }
 
-// scores[r][i] = a chain over d ascending of a[d][row r] * b[column i][d]. Begins and ends with `stage` free to write
+// scores[r][i] = a chain over d ascending of a[d][row r] * b[column i][d]. At its begin and end `stage` may be written
 // after a barrier.
 template <class Machine, class Tile, class T>
 RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int head_dim, float* stage,
@@ -88,11 +90,12 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int
     for (float& s : row) s = 0.0f;
   }
   constexpr int kBlock = Tile::kBlock, kDepth = Tile::kDepth;
-  // Columns that the threads load at once; more than a stage has leave some of them idle.
+  // Number of columns that the threads load at once. If it exceeds the stage's, some threads are idle.
   constexpr int kAtOnce = kAttentionThreads / kBlock * kAttentionVec8, kVec8s = (kDepth + kAtOnce - 1) / kAtOnce;
   static_assert(kDepth % kAtOnce == 0 || kVec8s == 1);
   const int thread = Machine::thread(), row = thread % kBlock;
-  const int first = thread / kBlock * kAttentionVec8;  // column; others are kAtOnce behind
+  const int first = thread / kBlock * kAttentionVec8;  // first column; the thread's other columns follow at steps of
+                                                       // kAtOnce
   const bool loads = kDepth >= kAtOnce || first < kDepth;
   a += thread / kAttentionLines * Tile::kOfThread;
   const float* mine = stage + thread % kAttentionLines * 4;
@@ -140,8 +143,8 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int
   }
 }
 
-// Continues each chain sums[r] over columns of scores, ascending, by weights * x; x has `count` rows. kHoles: a weight may
-// be nothing, and x is not read there.
+// Continues each chain sums[r] over columns of scores, ascending, by weights * x; x has `count` rows. With kHoles a
+// weight may be nothing(), and then x is not read there.
 template <class Machine, class Tile, bool kHoles, class T>
 RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Machine, T>& x, int count, int head_dim,
                            float* stage, float (&sums)[Tile::kOfThread][Tile::kSums]) {
@@ -195,14 +198,15 @@ RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Machine, T>
   }
 }
 
-// The value as an element of type T holds it.
+// The value rounded to an element of type T.
 template <class T>
 RLK_DEVICE float as_element(float x) {
   if constexpr (sizeof(typename T::Storage) == sizeof(float)) return x;
   return T::load(T::store(x));
 }
 
-// Stores a thread's scores as weights. Its columns share one permutation of chunks, so one address serves them all.
+// Stores a thread's scores as weights. Its columns have the same permutation of chunks, so one address serves all of
+// them.
 template <class Machine, class Tile>
 RLK_DEVICE void store_weights(float* weights, const float (&scores)[Tile::kOfThread][Tile::kScores]) {
   const int thread = Machine::thread();
@@ -224,7 +228,7 @@ RLK_DEVICE const typename T::Storage* attention_head(const AttentionHeads& a, st
   return in_memory(static_cast<const typename T::Storage*>(a.data)) + head * a.head_stride;
 }
 
-// Shared memory in pieces.
+// Divides shared memory into pieces.
 class Carver {
  public:
   RLK_DEVICE explicit Carver(void* memory) : at_(static_cast<unsigned char*>(memory)) {}

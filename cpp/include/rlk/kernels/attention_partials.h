@@ -1,4 +1,4 @@
-// Partials of attention: what a split leaves of a row, and where. For every backend.
+// Partials of attention: the state that a split leaves of a row, and its place in memory. For every backend.
 #pragma once
 
 #include "rlk/kernels/attention_row.h"
@@ -7,11 +7,11 @@
 
 namespace rlk {
 
-// m and l of a row in a split, some of whose keys it sees.
+// m and l of a row in a split; the row sees some of the split's keys.
 struct AttentionPartial {
   float m, l;
 
-  // From m and l after the split's keys.
+  // Takes m and l after the split's keys.
   RLK_HD AttentionPartial(float m_of_split, float l_of_split)
       : m(is_nan(m_of_split) ? canonical_nan() : m_of_split),
         l(m > -infinity() ? l_of_split
@@ -23,24 +23,24 @@ struct AttentionPartial {
     return is_nan(of_split) ? canonical_nan() : add_rn(of_split, 0.0f);
   }
 };
-// Whether a row that left these sees a key of the split.
+// Whether a row with this partial sees a key of the split.
 RLK_HD bool attention_partial_sees(float m, float l) { return m != -infinity() || l != 0.0f; }
 
-// What a row sees of split `number`.
+// Range of keys that a row sees of split `number`.
 RLK_HD AttentionRange attention_seen_of_split(const AttentionSpan& span, AttentionRange sees, std::int64_t number) {
   const std::int64_t first = attention_split_begin(number), last = attention_split_begin(number + 1);
   sees = span.here(sees);
   return {sees.first > first ? sees.first : first, sees.last < last ? sees.last : last};
 }
 
-// Index of split `number`, of a row (token, head) of `rows`, which are those of every head.
+// Index of the partial of split `number` for a row (token, head); `rows` counts the rows of one head.
 RLK_HD std::int64_t attention_partial_index(const AttentionInput& p, std::int64_t rows, std::int64_t number,
                                             std::int64_t row) {
   return (number - p.first_split) * rows + row;
 }
 
-// What a kernel that computes splits does not write: eight columns of a row in a split of which it sees no key. Thread
-// `index` of splits * rows * heads * (head_dim / 8).
+// Writes the partials that the split kernels leave out: eight columns of a row in a split of which it sees no key. The
+// thread is number `index` of splits * rows * heads * (head_dim / 8).
 RLK_DEVICE void attention_partial_blank(const AttentionPartialsParams& p, std::int64_t index) {
   const std::int64_t vec8s = p.head_dim / 8, rows = attention_rows(p) * p.num_q_heads;
   const std::int64_t cell = index / vec8s, vec8 = index % vec8s, number = p.first_split + cell / rows;

@@ -1,4 +1,4 @@
-// The reference that a row's probabilities are measured against, and what becomes of its sums. For every backend.
+// The reference by which a row's probabilities are scaled, and the row's final sums. For every backend.
 #pragma once
 
 #include "rlk/math/softmax_stats.h"
@@ -21,28 +21,29 @@ struct AttentionSoftcap {
   RLK_HD explicit AttentionSoftcap(const AttentionInput& p)
       : cap(p.softcap), inner(p.softcap > 0.0f ? div_rn(p.softmax_scale, p.softcap) : 0.0f) {}
   RLK_HD explicit operator bool() const { return cap > 0.0f; }
-  // h of a product of q and k, the score, and the slope of ds.
+  // h of a product of q and k, the score, and the factor of ds.
   RLK_HD float h(float product) const { return tanh(mul_rn(product, inner)); }
   RLK_HD float score(float h) const { return mul_rn(cap, h); }
   static RLK_HD float slope(float h) { return fma_rn(-h, h, 1.0f); }
 };
 
-// f of the contract at a - b, two references with a <= b: 2^(a - b), 0 below 2^-126.
+// f(a - b) of the contract for two references a <= b: 2^(a - b), or 0 below 2^-126.
 RLK_HD float attention_factor(float a, float b) {
   const float e = sub_rn(a, b);
   return e >= -126.0f ? float_of((static_cast<std::int32_t>(e) + 127) << 23) : 0.0f;
 }
 
-// A row's reference over the blocks of a split so far. m is -Inf where none contributed, NaN where the row has failed.
+// A row's reference over the blocks of a split so far. m is -Inf if no block contributed, and NaN if the row has
+// failed.
 struct AttentionReference {
-  float largest = -infinity();  // score
+  float largest = -infinity();  // largest score
   float m = -infinity();
-  float q = 0.0f;  // lower clamp of scores, portable
+  float q = 0.0f;  // lower clamp of scores, for the portable exponential
 
   RLK_HD bool contributes() const { return m > -infinity(); }
 
-  // Takes a block's largest score, NaN if any score is. Returns the factor by which the sums so far are multiplied.
-  // kClamps: also computes q, which only the portable exponential needs.
+  // Takes a block's largest score, which is NaN if any score is. Returns the factor that multiplies the sums so far.
+  // kClamps also computes q, which only the portable exponential needs.
   template <bool kClamps = true>
   RLK_HD float raise(float c, float block_largest) {
     if (!(block_largest > largest) && !is_nan(block_largest)) return 1.0f;
@@ -61,8 +62,8 @@ struct AttentionReference {
   }
 };
 
-// How the sums of the splits so far, at m, and those of the next one, at `m_of_split`, come together. Where one of them
-// contributed nothing the other is unchanged.
+// Merge of the sums of the earlier splits, at m, with those of the next split, at `m_of_split`. If one side contributed
+// nothing, the other is unchanged.
 struct AttentionMerge {
   float m;
   float factor, factor_of_split;
@@ -91,9 +92,9 @@ struct AttentionMerge {
   }
 };
 
-// `sees`: whether the row sees any key.
+// `sees` says whether the row sees any key.
 RLK_HD bool attention_fails(float m, bool sees) { return sees && !(m > -infinity()); }
-// `inverse`: fl(1 / l), one division a row.
+// `inverse` is fl(1 / l), one division per row.
 RLK_HD float attention_output(float sum, float inverse) { return add_rn(mul_rn(sum, inverse), 0.0f); }
 RLK_HD float attention_lse(float m, float l) { return mul_rn(kLn2, add_rn(m, log2(l))); }
 

@@ -1,5 +1,5 @@
-// A query head's sink: its node among a row's splits, and its gradient over the rows of q. For every backend: Machine has the
-// hardware's exponential and, where it runs a block of threads, their numbers and barriers.
+// The sink of a query head: a node among a row's splits, and a gradient over the rows of q. For every backend. Machine
+// has the hardware's exponential; where it runs a block of threads, it also has thread indices and barriers.
 #pragma once
 
 #include "rlk/kernels/attention_row.h"
@@ -8,7 +8,7 @@
 
 namespace rlk {
 
-// 2^t of backward, by the mode's exponential.
+// 2^t in backward, by the mode's exponential.
 template <class Machine>
 RLK_DEVICE float attention_probability(float t, Exp exp) {
   const float p = Machine::kHasHardwareExp && exp == Exp::kHardware
@@ -17,12 +17,12 @@ RLK_DEVICE float attention_probability(float t, Exp exp) {
   return is_nan(t) ? canonical_nan() : p;
 }
 
-// A sink as a node, whose O is 0. m is -Inf where it contributes nothing, NaN where its rows fail.
+// A sink as a node whose O is 0. m is -Inf if it contributes nothing, and NaN if its rows fail.
 struct AttentionSink {
   float m = -infinity(), l = 0.0f;
 
-  // Merges the sink into a row after its last split. Changes l and m here; the caller applies the returned merge to
-  // each sum, operator()(sum, 0).
+  // Merges the sink into a row after its last split. It changes l and m here. The caller applies the returned merge to
+  // each sum by operator()(sum, 0).
   RLK_HD AttentionMerge into(float* row_m, float* row_l) const {
     const AttentionMerge merge(*row_m, m);
     *row_l = merge(*row_l, l);
@@ -30,7 +30,7 @@ struct AttentionSink {
     return merge;
   }
 };
-// The node of a logarithm: a sink, or the lse of a part.
+// Node of a natural logarithm: a sink, or the lse of a part.
 template <class Machine>
 RLK_DEVICE AttentionSink attention_node(float logarithm, Exp exp) {
   const float u = mul_rn(kLog2e, logarithm);
@@ -51,10 +51,10 @@ RLK_DEVICE AttentionSink attention_sink(const AttentionInput& p, std::int64_t he
   return attention_node<Machine>(in_memory(p.sinks)[head], p.exp);
 }
 
-// The query at a place in q, where places count over all sequences.
+// The query at a place in q; places count over all sequences.
 struct AttentionQuery {
-  std::int64_t sequence, token;  // token: its place in packed q, or among the sequence's
-  AttentionRange sees = {0, 0};  // its keys; none where it is not in use
+  std::int64_t sequence, token;  // token: its place in packed q, or within its sequence
+  AttentionRange sees = {0, 0};  // keys that it sees; none if it is not in use
 
   template <class Params>
   RLK_HD AttentionQuery(const Params& p, std::int64_t place) {
@@ -75,7 +75,7 @@ struct AttentionQuery {
 
 constexpr int kSinkGroupRows = 64, kSinkGroups = 128;  // rows per group; groups per block of 8192 rows
 
-// A group's chain of p * delta, of `rows` rows of q. `delta` lies as lse does.
+// Chain of p * delta over the `rows` rows of q in a group. `delta` is laid out as lse.
 template <class Machine>
 RLK_DEVICE float attention_sink_group(const AttentionBackwardParams& p, const float* delta, std::int64_t rows,
                                       std::int64_t head, std::int64_t group) {
@@ -92,7 +92,7 @@ RLK_DEVICE float attention_sink_group(const AttentionBackwardParams& p, const fl
   return sum;
 }
 
-// dsinks of a head, by a block of threads with kSinkGroups shared floats; a lone thread is one, too.
+// dsinks of a head, by a block of threads with kSinkGroups shared floats. A single thread may also be the block.
 template <class Machine>
 RLK_DEVICE void attention_sink_gradient(const AttentionBackwardParams& p, const float* delta, std::int64_t rows,
                                         std::int64_t head, float* sums) {

@@ -1,5 +1,5 @@
-// The places of a sequence's queries and keys, and which query sees which key. They follow from a call's lists, clamped
-// to its arrays. For every backend.
+// Places of a sequence's queries and keys, and which query sees which key. They follow from a call's lists, clamped to
+// its arrays. For every backend.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,8 @@
 
 namespace rlk {
 
-// The same pointer, for HIP known not to be one into LDS. The compiler would forget a cast there and back again.
+// Returns the same pointer. On HIP the compiler then knows that it does not point into LDS. A plain cast to global
+// memory and back would be dropped by the compiler.
 template <class T>
 RLK_HD T* in_memory(T* p) {
 #if defined(__HIP_DEVICE_COMPILE__)
@@ -30,7 +31,7 @@ RLK_HD std::int64_t clamp_to(std::int64_t x, std::int64_t least, std::int64_t mo
   return x < least ? least : x > most ? most : x;
 }
 
-// Tokens of sequence b, by its offsets.
+// Range of tokens of sequence b, by its offsets.
 RLK_HD AttentionRange attention_place(const std::int32_t* offsets, std::int64_t b, std::int64_t tokens) {
   const std::int64_t first = clamp_to(in_memory(offsets)[b], 0, tokens);
   return {first, clamp_to(in_memory(offsets)[b + 1], first, tokens)};
@@ -45,7 +46,7 @@ struct AttentionPath {
   RLK_HD AttentionPath(const Params& p, std::int64_t s)
       : segment(s), tokens(attention_place(p.cu_seqlens_q, s, p.q_tokens)) {}
 
-  // On to the parent. False where the segment is a root; `bad` of a parent that is none.
+  // Moves on to the parent. Returns false at a root; sets `bad` for an invalid parent.
   template <class Params>
   RLK_HD bool ascend(const Params& p, bool* bad) {
     const std::int64_t parent = in_memory(p.parents)[segment];
@@ -54,7 +55,7 @@ struct AttentionPath {
     *this = AttentionPath(p, parent);
     return true;
   }
-  // Keys of the path, at most all tokens and the one that stands for a parent that is none.
+  // Number of keys of the path: at most all tokens and one more, which stands for an invalid parent.
   template <class Params>
   RLK_HD std::int64_t keys(const Params& p) const {
     AttentionPath at = *this;
@@ -63,7 +64,7 @@ struct AttentionPath {
     while (at.ascend(p, &bad)) count += at.tokens.last - at.tokens.first;
     return clamp_to(count + (bad ? 1 : 0), 0, p.q_tokens + 1);
   }
-  // The token of key j of `keys`; -1 where it is none.
+  // Token of key j of `keys`, or -1 if it has none.
   template <class Params>
   RLK_HD std::int64_t token(const Params& p, std::int64_t keys, std::int64_t j) const {
     AttentionPath at = *this;
@@ -85,7 +86,7 @@ struct AttentionPath {
   }
 };
 
-// The first sequence that ends behind a token, by offsets that ascend; num_sequences where none does.
+// The first sequence that ends behind a token, by ascending offsets; num_sequences if there is none.
 RLK_HD std::int64_t sequence_of(const std::int32_t* offsets, std::int64_t num_sequences, std::int64_t token) {
   std::int64_t first = 0, last = num_sequences;
   while (first < last) {
@@ -99,33 +100,35 @@ RLK_HD std::int64_t sequence_of(const std::int32_t* offsets, std::int64_t num_se
   return first;
 }
 
-// A call whose sequences are segments of trees, as kernels of their own see it: the others have no registers to look.
+// Params of a call whose sequences are segments of trees. Such calls have kernels of their own, since the other kernels
+// have no registers left for this.
 template <class Params>
 struct AttentionTree : Params {};
 
-// Whether what is computed from such params looks at `parents`. A host's AttentionInput does.
+// Whether code for these params looks at `parents`. Host code with an AttentionInput does.
 template <class Params>
 constexpr bool kMayBranch =
     std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionTree<AttentionParams>> ||
     std::is_same_v<Params, AttentionTree<AttentionBackwardParams>>;
-// A backward shares no pages, and a tree has none.
+// Whether pages may be shared. A backward shares no pages, and a tree has none.
 template <class Params>
 constexpr bool kMayShare = std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionParams> ||
                            std::is_same_v<Params, AttentionPartialsParams>;
 
-// Params that may be those of partials: a kernel of the others does not ask. An AttentionInput may be anything.
+// Whether Params may be those of partials, so that other kernels skip the test. An AttentionInput may be either.
 template <class Params>
 constexpr bool kMayBePartial =
     std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionPartialsParams>;
 
-// Sequence b: queries at tokens q_first + i of its q, keys at tokens k_first + j of its k; keys of ancestors elsewhere.
+// Sequence b: its queries are tokens q_first + i of its q, and its keys are tokens k_first + j of its k. Keys of
+// ancestors lie elsewhere.
 struct AttentionSpan {
   std::int64_t sequence;
   std::int64_t q_first, num_queries;
   std::int64_t k_first, num_keys;
-  std::int64_t window;                               // keys; more than there are of them where there is none
-  std::int64_t group = 0, prefix = 0;                // keys in the pages of the group's prefix
-  std::int64_t first_key = 0, last_key = INT64_MAX;  // keys of a partial call's splits, as far as the arrays go
+  std::int64_t window;                               // in keys; larger than num_keys if there is no window
+  std::int64_t group = 0, prefix = 0;                // number of keys in the pages of the group's prefix
+  std::int64_t first_key = 0, last_key = INT64_MAX;  // keys of the splits of a partial call, clamped to the arrays
   bool causal;
 
   template <class Params>
@@ -163,7 +166,7 @@ struct AttentionSpan {
     window = p.window_size > 0 ? p.window_size : num_keys + num_queries + 1;
   }
 
-  // Number of the key that stands where query i does.
+  // Number of query i among the keys.
   RLK_HD std::int64_t position(std::int64_t i) const { return num_keys - num_queries + i; }
   RLK_HD AttentionRange keys_of(std::int64_t i) const {
     if (!causal) return {0, num_keys};
@@ -175,11 +178,11 @@ struct AttentionSpan {
     const std::int64_t at = j - position(0);
     return {at > 0 ? at : 0, at + window < num_queries ? at + window : num_queries};
   }
-  // The keys among these that a call of partials computes.
+  // Keys among `keys` that a call of partials computes.
   RLK_HD AttentionRange here(AttentionRange keys) const {
     return {keys.first > first_key ? keys.first : first_key, keys.last < last_key ? keys.last : last_key};
   }
-  // What any query, or key, of a range sees.
+  // Union of the keys that the queries of a range see, and of the queries that see the keys of a range.
   RLK_HD AttentionRange keys_of(AttentionRange queries) const {
     const AttentionRange a = keys_of(queries.first), b = keys_of(queries.last - 1);
     return {a.first, b.last};
@@ -190,7 +193,7 @@ struct AttentionSpan {
   }
 };
 
-// Element offset of a token of a sequence. Not of pages.
+// Element offset of a token of a sequence. Not for pages.
 RLK_HD std::int64_t offset_of(const AttentionHeads& a, bool packed, std::int64_t sequence, std::int64_t token) {
   return (packed ? 0 : sequence * a.sequence_stride) + token * a.token_stride;
 }
@@ -208,14 +211,15 @@ RLK_HD std::int64_t key_offset(const Params& p, const AttentionHeads& a, const A
   if (p.block_table == nullptr) return offset_of(a, p.cu_seqlens_k != nullptr, span.sequence, span.k_first + j);
   const bool shared = kMayShare<Params> && j < span.prefix;
   const std::int64_t row = shared ? span.group * p.prefix_stride : span.sequence * p.table_stride;
-  std::int64_t number = shared || !kMayShare<Params> ? j : j - span.prefix;  // index among the table's keys
+  std::int64_t number = shared || !kMayShare<Params> ? j : j - span.prefix;  // index of the key among those of its
+                                                                             // table
   if (kMayBePartial<Params>) number -= p.absent_keys;
   const std::int64_t page = in_memory(shared ? p.prefix_table : p.block_table)[row + number / p.page_size];
   if (page < 0 || page >= p.num_pages) return kNoPage;
   return page * a.sequence_stride + number % p.page_size * a.token_stride;
 }
 
-// Rows of out and lse: a token of q, of all sequences.
+// Row of out and lse: a token of q, counted over all sequences.
 RLK_HD std::int64_t row_of(const AttentionInput& p, std::int64_t sequence, std::int64_t token) {
   return p.cu_seqlens_q != nullptr ? token : sequence * p.q_tokens + token;
 }

@@ -1,4 +1,4 @@
-// How a GPU's blocks share the rows of an attention call: in tiles of a key head's queries, or of keys. A tile is cut
+// Splits the rows of an attention call among a GPU's blocks, in tiles of a key head's queries or of keys. A tile is cut
 // at the end of a sequence. For the hosts and the kernels of CUDA and HIP.
 #pragma once
 
@@ -12,11 +12,12 @@ inline bool attention_at_16_bytes(const AttentionHeads& a, DType t) {
          aligned(a.head_stride);
 }
 
-// A launch. A row is a query with one of the heads that share a key head, the heads of a query together; or a key.
+// A launch. A row is a query with one of the heads that share a key head, where the heads of a query are neighbours; or
+// it is a key.
 struct AttentionGrid {
-  std::int64_t rows;   // rows per sequence; packed: in all
+  std::int64_t rows;   // rows per sequence; packed: over all sequences
   std::int64_t tiles;  // tiles that cover the rows
-  std::int32_t group;  // rows of a token
+  std::int32_t group;  // rows per token
   bool packed;
   bool vectors;  // heads begin at multiples of 16 bytes
 };
@@ -43,8 +44,8 @@ inline std::int64_t attention_blocks(const AttentionInput& p, const AttentionGri
   return g.tiles * p.num_kv_heads * (g.packed ? 1 : p.num_sequences);
 }
 
-// What a block has: rows [first, last) of a key head, of one sequence or packed. The tiles of the last rows come first:
-// under a causal mask they take longest.
+// Work of a block: rows [first, last) of a key head, of one sequence or packed. Tiles of the last rows come first,
+// since they take longest under a causal mask.
 struct AttentionPlace {
   std::int64_t sequence, kv_head, first, last;
 
@@ -57,7 +58,7 @@ struct AttentionPlace {
   }
 };
 
-// The part of rows [first, last) that begins at `first` and lies in one sequence, or in none.
+// The part of rows [first, last) that begins at `first` and lies within one sequence, or within no sequence.
 struct AttentionSegment {
   std::int64_t sequence, last;
   bool exists;

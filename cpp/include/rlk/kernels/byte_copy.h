@@ -1,6 +1,6 @@
-// Copies of runs of bytes between any addresses, for CUDA and HIP. A thread writes vectors of 16 bytes of the destination and
-// reads them as the source is aligned to these: whole, as halves, as a half between two words, or as words that are shifted
-// together. Bytes around whole vectors go singly.
+// Copies of runs of bytes between any addresses, for CUDA and HIP. A thread writes 16-byte vectors of the destination.
+// The source's alignment decides how it reads them: whole, as halves, as a half between two words, or as words that are
+// shifted together. Bytes before and after the whole vectors are copied one by one.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace rlk {
 
-constexpr int kRunChunk = 8;    // vectors of a thread
-constexpr int kRunVectors = 4;  // vectors of a thread whose loads are under way together
+constexpr int kRunChunk = 8;    // vectors per thread
+constexpr int kRunVectors = 4;  // vectors of a thread whose loads are in flight together
 
 struct alignas(16) Vector16 {
   std::uint32_t words[4];
 };
 
-// Bytes [0, copied) of `to` are those of `from`; bytes [copied, end) are `fill`, eight bytes over and over.
+// A run: bytes [0, copied) of `to` are copied from `from`; bytes [copied, end) are `fill`, eight bytes repeated.
 constexpr std::int32_t kMostRunBytes = 1 << 30;
 struct ByteRun {
   const unsigned char* from = nullptr;
@@ -32,13 +32,13 @@ RLK_HD Vector16 filled_vector(std::uint64_t fill) {
   return {{low, high, low, high}};
 }
 
-// What a run is cut into.
+// The parts of a run.
 struct RunParts {
   std::int32_t lead;     // bytes before the first vector
-  std::int32_t shift;    // bytes of the source from a word to where the first vector's are
+  std::int32_t shift;    // bytes from a word boundary of the source to the first vector's bytes
   std::int32_t vectors;  // [copied_from, copied_to) are copied, [filled_from, vectors) filled
   std::int32_t copied_from, copied_to, filled_from;
-  std::int32_t from_vector;  // bytes of the source from a multiple of 16 to where the first vector's are
+  std::int32_t from_vector;  // bytes from a multiple of 16 of the source to the first vector's bytes
 
   RLK_HD explicit RunParts(const ByteRun& r) {
     lead = static_cast<std::int32_t>(-reinterpret_cast<std::uintptr_t>(r.to) & 15);
@@ -50,7 +50,7 @@ struct RunParts {
     };
     vectors = within((r.end - lead) >> 4, 0, kMostRunBytes);
     copied_from = lead + r.before < shift && vectors > 0 ? 1 : 0;
-    const std::int32_t readable = shift == 0 ? r.after : r.after + shift - 4;  // words around are read, too
+    const std::int32_t readable = shift == 0 ? r.after : r.after + shift - 4;  // the words around are read, too
     copied_to = within(((readable < r.copied ? readable : r.copied) - lead) >> 4, copied_from, vectors);
     filled_from = within((r.copied - lead + 15) >> 4, copied_to, vectors);
   }
@@ -59,10 +59,10 @@ struct RunParts {
 struct alignas(8) Half16 {
   std::uint32_t words[2];
 };
-// How the source of a vector is read.
+// How a vector is read from the source.
 enum class RunRead : std::uint8_t { kVector, kHalves, kHalfBetweenWords, kShifted };
 
-// Loads the words of a vector at `from`, and for kShifted the word behind them.
+// Loads the words of a vector at `from`, and for kShifted also the next word.
 template <RunRead kRead, class Memory>
 RLK_HD void load_vector(const unsigned char* from, std::uint32_t (&x)[5]) {
   const auto* words = Memory::global(reinterpret_cast<const std::uint32_t*>(from));
@@ -119,8 +119,9 @@ RLK_HD void copy_vectors(const ByteRun& r, const RunParts& parts, std::int32_t f
   }
 }
 
-// Copies vectors first, first + step, ... of a run: kRunChunk of them, or all that are left under `last`. Under `edges` it
-// also copies the bytes around whole vectors. Threads `first` = 0 ... step - 1 share these, by words where both sides allow.
+// Copies vectors first, first + step, ... of a run: kRunChunk of them, or all that are left if `last`. With `edges` it
+// also copies the bytes around the whole vectors. Threads `first` = 0 ... step - 1 share these bytes, and copy words
+// where both sides are aligned.
 constexpr std::int32_t kMostRunEdges = 31 + 31 + 15;  // bytes at the head, in the middle, at the tail
 template <class Memory>
 RLK_HD void copy_byte_run(const ByteRun& r, std::int32_t first, std::int32_t step, bool edges, bool last) {
@@ -128,7 +129,7 @@ RLK_HD void copy_byte_run(const ByteRun& r, std::int32_t first, std::int32_t ste
   const RunParts parts(r);
   const auto* from = Memory::global(r.from);
   auto* to = Memory::global(r.to);
-  // Bytes around: before copied_from, from copied_to to filled_from, behind the last vector.
+  // The bytes around: before copied_from, from copied_to to filled_from, and behind the last vector.
   const auto around = [&](std::int32_t vector) {
     return parts.lead + 16 * vector < r.end ? parts.lead + 16 * vector : r.end;
   };
@@ -150,7 +151,9 @@ RLK_HD void copy_byte_run(const ByteRun& r, std::int32_t first, std::int32_t ste
   };
   const int unit = words ? 4 : 1;
   std::uint32_t single = 0;
-  if (first * unit < singles) single = load(place(first * unit));  // under way together with the vectors
+  if (first * unit < singles)
+    single = load(place(first * unit));  // its load is in flight together with those of the
+                                         // vectors
   const std::int32_t chunk = first + kRunChunk * step, limit = last || parts.vectors < chunk ? parts.vectors : chunk;
   if (parts.from_vector == 0) {
     copy_vectors<RunRead::kVector, Memory>(r, parts, first, step, limit);

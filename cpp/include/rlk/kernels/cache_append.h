@@ -1,5 +1,5 @@
-// kv_cache_append on GPUs: how tokens are spread over threads and what a thread moves, shared by CUDA and HIP. Also
-// checks of memory safety, for every backend.
+// kv_cache_append on GPUs: the split of tokens over threads and the copy of a thread, shared by CUDA and HIP. It also
+// has the checks of memory safety for every backend.
 #pragma once
 
 #include "rlk/kernels/divisor.h"
@@ -27,10 +27,10 @@ inline void check_cache_append(const CacheAppendParams& p) {
 }
 
 constexpr int kCacheAppendThreads = 128;
-constexpr int kCacheAppendUnits = 2;  // units of k and of v whose loads are under way together
+constexpr int kCacheAppendUnits = 2;  // units of k and of v whose loads are in flight together
 
-// `lanes` threads move a token, a unit of k and one of v at a time; a block has several tokens where they are small.
-// A unit is 16 bytes, or an element where an array is not aligned to such vectors.
+// `lanes` threads copy a token, one unit of k and one of v at a time. A block has several tokens if tokens are small.
+// A unit is 16 bytes, or one element if some array is not 16-byte aligned.
 struct CacheAppendGrid {
   Divisor k_units, v_units;            // units per head
   std::uint32_t all_k = 0, all_v = 0;  // units of all heads
@@ -68,7 +68,7 @@ inline CacheAppendGrid cache_append_grid(const CacheAppendParams& p, int unit_by
   return g;
 }
 
-// Where unit `unit` of a token lies in an array with these strides, in elements.
+// Offset of unit `unit` of a token in an array with these strides, in elements.
 struct CacheAppendPlace {
   std::int64_t from, to;
 

@@ -1,8 +1,8 @@
-// Second moments about means that an earlier pass found. Variances, covariances and correlations take a second pass over
-// tokens, which sums scaled deviations. Shared by all backends; token_terms.h says what a Batch and its terms are.
+// Second moments about means that an earlier pass found. Variances, covariances and correlations take a second pass
+// over tokens, which sums scaled deviations. Shared by all backends; token_terms.h defines a Batch and its terms.
 //
-// Values a have the mean m = fl(sum / N) and moment_scale.h's factor for their largest magnitude. Then
-//   d(a) = fl(fl(fl(a down) - fl(m down)) up)
+// Values a have the mean m = fl(sum / N), and the factors down and up of moment_scale.h for their largest magnitude.
+//   Then d(a) = fl(fl(fl(a down) - fl(m down)) up)
 //   V    = max(fma(-D, fl(D / N), sum(fl(d d))), 0), D = sum(d)     D takes out the rounding of m
 //   V is 0 where all d are equal
 //   C    = fma(-D_a, fl(D_b / N), sum(fl(d_a d_b)))
@@ -48,10 +48,11 @@ enum : int {
   kCentralLeastA,
   kCentralLeastB,
   kCentralMaxima
-};  // extremes of |d|; the last two opposite
+};  // extremes of |d|, the last two negated
 static_assert(kCentralMaxima <= kTokenMaxima && kCentralSquaresB < kLowerSums);
 
-// The operator Of has Params, Pair, kInputs, kProducts; input; values(pair, inputs, values) gives a token's two.
+// The operator Of has Params, Pair, kInputs, kProducts; input; values(pair, inputs, values), which gives the two values
+// of a token.
 template <class Of>
 struct CentralTerms : EverySum {
   static constexpr int kInputs = Of::kInputs, kOutputs = 1, kSums = 8, kMaxima = kCentralMaxima;
@@ -87,9 +88,9 @@ struct CentralTerms : EverySum {
   }
 };
 
-// The pass by the points that the Batch of the passes before left in Shared::pair; Of also has
-//   Batch; of_sequence(pair, sums, total), which may put value b of a sequence for that of its tokens
-//   kResults, metric(i), result(pair, total, i): which metrics follow, and what they are
+// A pass with the values that the earlier passes' Batch left in Shared::pair. Of also has
+//   Batch; of_sequence(pair, sums, total), which may replace value b of a sequence's tokens by one for the sequence;
+//   kResults, metric(i), result(pair, total, i): the metrics that follow, and their values
 template <class Of>
 struct CentralBatch {
   static constexpr int kGroups = 1, kSums = kCentralSums, kCounts = kCentralCounts, kMaxima = kCentralMaxima;
@@ -109,7 +110,7 @@ struct CentralBatch {
   static RLK_HD Total missing() { return {}; }
   static RLK_HD Total of_sequence(const Params& p, const Context& context, std::int64_t s,
                                   const SequenceSums<8> (&groups)[kGroups]) {
-    // Its memory is that of the passes before (token_workspace.h).
+    // It uses the memory of the earlier passes (token_workspace.h).
     static_assert(sizeof(Total) <= sizeof(TotalsOf<typename Of::Batch>));
     const SequenceSums<8>& of = groups[0];
     Total t = {};
@@ -133,7 +134,7 @@ RLK_HD bool is_constant(const Total& t, int i) {
   const bool one_sign = negative == 0 || negative == t.count[kCentralTokens];
   return one_sign && t.maximum[kCentralMostA + i] == opposite(t.maximum[kCentralLeastA + i]);
 }
-// Sum of squares of value i of tokens about its mean.
+// Sum over tokens of the squared deviations of value i from its mean.
 template <class Total>
 RLK_HD float central_square(const Total& t, int i) {
   if (is_constant(t, i)) return 0.0f;

@@ -1,11 +1,11 @@
-// covariance_mask on every vendor's GPUs, beside the passes of token_passes.h: a radix select over slots, highest digit
-// first. The output array holds covariances, then priorities, then the mask.
+// covariance_mask on every vendor's GPUs: a radix select over slots, highest digit first. token_passes.h has its other
+// passes. The output array holds covariances, then priorities, then the mask.
 //   clear       zeroes the counts
 //   priorities  writes candidates' priorities and counts their first digits
 //   digits      counts the next digit of candidates that share the digits chosen so far
 //   write       writes the mask
-// Each block finds by itself the digit that earlier counts lead to. Counts are integers, so the order of atomics shows
-// nowhere.
+// Each block computes by itself the digits that the earlier counts select. Counts are integers, so the order of atomics
+// has no effect.
 #pragma once
 
 #include "rlk/kernels/covariance_terms.h"
@@ -16,7 +16,8 @@ namespace rlk {
 constexpr int kSelectThreads = 256;
 using CovarianceWorkspace = TokenWorkspace<CovarianceBatch>;
 
-// run(previous, pass) of every pass after the first whose digit differs between `count` slots; the last one always.
+// Calls run(previous, pass) for every pass after the first whose digit differs among `count` slots, and always for the
+// last pass.
 template <class F>
 void for_each_digit(std::int64_t count, const F& run) {
   for (int previous = 0, pass = 1; pass < kSelectPasses; ++pass) {
@@ -39,8 +40,8 @@ RLK_DEVICE void covariance_clear(const CovarianceWorkspace& w, std::int64_t bloc
   (&in_global(w.shared)->counts[0][0])[block * kSelectThreads + Gpu::thread()] = 0;
 }
 
-// The state of the select after the counts of `pass`: the digits of the last chosen key so far. All threads of the
-// block must call it.
+// State of the select after the counts of `pass`: the digits of the last chosen key that are known so far. All threads
+// of the block must call it.
 template <class Gpu>
 RLK_DEVICE SelectState narrowed(const CovarianceShared* of, int pass, SelectShared* shared) {
   constexpr int kEach = kSelectBins / kSelectThreads;
@@ -62,7 +63,9 @@ RLK_DEVICE SelectState narrowed(const CovarianceShared* of, int pass, SelectShar
     shared->sums[thread] += other;
     Gpu::barrier();
   }
-  if (before.remaining >= shared->sums[kSelectThreads - 1]) return {~std::uint64_t{0}, 0};  // there are no more
+  if (before.remaining >= shared->sums[kSelectThreads - 1])
+    return {~std::uint64_t{0}, 0};  // fewer candidates than
+                                    // `remaining`
   const int shift = select_shift(pass);
   const std::uint32_t end = shared->sums[thread], begin = end - sum;
   if (begin < before.remaining && before.remaining <= end) {
@@ -101,12 +104,12 @@ RLK_DEVICE void for_each_slot(std::int64_t count, std::int64_t block, std::int64
   for (std::int64_t i = block * kSelectThreads + Gpu::thread(); i < count; i += blocks * kSelectThreads) run(i);
 }
 
-// The sequence that owns a slot. Bad offsets give some sequence in range.
+// The sequence that owns a slot. With bad offsets it is some sequence in range.
 RLK_DEVICE std::int64_t sequence_at(const Sequences& q, std::int64_t slot) {
   if (!q.packed()) {
     return static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(q.num_tokens);
   }
-  std::int64_t low = 0, high = q.num_sequences;  // the last one that begins no later
+  std::int64_t low = 0, high = q.num_sequences;  // the last sequence that begins no later
   while (high - low > 1) {
     const std::int64_t middle = (low + high) / 2;
     (offset_at<GlobalMemory>(q.offsets(), middle) <= slot ? low : high) = middle;
@@ -141,7 +144,7 @@ RLK_DEVICE void covariance_priorities(const CovarianceMaskParams& p, const Covar
   add_counts<Gpu>(in_global(w.shared), 0, shared);
 }
 
-// The digits of `pass`, after those of `previous`.
+// Digits of `pass`, appended to those of `previous`.
 template <class Gpu>
 RLK_DEVICE void covariance_digits(const CovarianceMaskParams& p, const CovarianceWorkspace& w, std::int64_t count,
                                   int previous, int pass, std::int64_t block, std::int64_t blocks,

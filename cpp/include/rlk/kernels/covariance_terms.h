@@ -1,4 +1,4 @@
-// The formulas of ops/covariance_mask.h that every backend shares, and what of a call would corrupt memory.
+// Formulas of ops/covariance_mask.h that every backend shares, and checks of what would corrupt memory.
 #pragma once
 
 #include "rlk/kernels/policy_check.h"
@@ -21,21 +21,21 @@ inline void check_covariance_mask(const CovarianceMaskParams& p) {
   RLK_CHECK(p.selected != nullptr, "covariance_mask: selected is given");
 }
 
-// Tokens are narrowed down by digits of 64 bits, of which the upper are a token's priority and the lower its slot: slots
-// ascend by sequence and position, padded and packed.
+// The select works on digits of 64-bit keys. The upper bits are a token's priority, the lower bits its slot. Slots
+// ascend by sequence and position, both padded and packed.
 constexpr int kSelectPasses = 6, kSelectBins = 1 << 11;
 RLK_HD int select_shift(int pass) {
   return pass == 0 ? 53 : pass == 1 ? 42 : pass == 2 ? 32 : pass == 3 ? 22 : pass == 4 ? 11 : 0;
 }
 struct SelectState {
-  std::uint64_t prefix;     // the digits of the last one chosen that are known; all of them where `remaining` is 0
-  std::uint32_t remaining;  // how many tokens with these digits are chosen; 0: nothing is left to narrow down
+  std::uint64_t prefix;     // known digits of the last chosen key; the whole key if `remaining` is 0
+  std::uint32_t remaining;  // number of chosen tokens with these digits; 0: the select is done
 };
 
-// Values that all tokens read, and that one pass of a GPU leaves to the next.
+// Values that all tokens read, and values that one pass of a GPU leaves for the next.
 struct CovarianceShared {
   float mean_advantage, mean_logprob;
-  std::int32_t broken;  // cuts do not ascend
+  std::int32_t broken;  // cuts that do not ascend
   SelectState state[kSelectPasses];
   std::uint32_t counts[kSelectPasses][kSelectBins];
 };
@@ -61,9 +61,10 @@ struct CovarianceSumTerms : LowerSums {
   }
 };
 
-constexpr std::int32_t kNoCandidate = -1;  // a NaN's bits, which no covariance has, and the priority of none
+constexpr std::int32_t kNoCandidate = -1;  // bits of a NaN that no covariance has; also the priority of a token that is
+                                           // no candidate
 
-// Covariances of candidates; of others these bits.
+// Covariances of candidates; kNoCandidate's bits for other tokens.
 struct CovarianceTerms : EverySum {
   static constexpr int kInputs = 3, kOutputs = 1, kSums = 0;
   using Params = CovarianceMaskParams;
@@ -97,7 +98,7 @@ struct CovarianceTerms : EverySum {
   }
 };
 
-// The priority of a token by what CovarianceTerms gave it.
+// A token's priority, from the result of CovarianceTerms.
 RLK_HD std::uint32_t draw_priority(std::uint64_t seed, std::int64_t sequence, std::int64_t position) {
   constexpr std::uint32_t kMost = 0xfffffffeu;
   const std::uint32_t drawn =
@@ -110,7 +111,7 @@ RLK_HD std::uint32_t largest_first(float c) {
   return (bits >> 31) != 0 ? bits : ~(bits | 0x80000000u);
 }
 
-// The largest number of chosen tokens, not counting those equal to the last.
+// Largest number of chosen tokens, without those that equal the last one.
 RLK_HD std::uint32_t most_selected(CovarianceKind kind, double ratio, std::int64_t tokens) {
   if (kind == CovarianceKind::kEntropy) {
     const float rank = mul_rn(static_cast<float>(1.0 - ratio), static_cast<float>(tokens - 1));
@@ -122,7 +123,7 @@ RLK_HD std::uint32_t most_selected(CovarianceKind kind, double ratio, std::int64
   return share < 1 ? 1u : static_cast<std::uint32_t>(share);
 }
 
-// Whether a token of this key is chosen; keys are a priority, then a slot.
+// Whether the token with this key is chosen. A key is a priority, then a slot.
 RLK_HD bool is_chosen(CovarianceKind kind, std::uint64_t key, std::uint64_t last) {
   return kind == CovarianceKind::kEntropy ? key >> 32 <= last >> 32 : key <= last;
 }

@@ -1,5 +1,5 @@
-// Division of an index by a number that is known before a launch: one multiplication and a shift in a kernel, where the
-// hardware has no division of integers and takes about 150 cycles, in which a block asks for nothing.
+// Division of an index by a number that is known before the launch, as one multiplication and a shift. GPUs have no
+// integer division; the emulated one takes about 150 cycles, in which a block issues no loads.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,14 @@ struct Divisor {
   int shift = 31;
 
   Divisor() = default;
-  // d lies in [1, 2^31]. With 2^(l - 1) < d <= 2^l the multiplier is 2^(31 + l) / d, rounded up. It exceeds the exact value
-  // by less than 2^l / d parts of 2^(31 + l), so a quotient below 2^31 / d errs by less than 1 / d.
+  // d lies in [1, 2^31]. With 2^(l - 1) < d <= 2^l the multiplier is 2^(31 + l) / d, rounded up. Relative to
+  // 2^(31 + l), it exceeds the exact value by less than 2^l / d parts. So a quotient below 2^31 / d is off by less than
+  // 1 / d.
   explicit Divisor(std::uint32_t d) : value(d) {
     while ((std::uint64_t{1} << (shift - 31)) < d) ++shift;
     multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + d - 1) / d);
   }
-  // n / value, of n below 2^31.
+  // n / value, for n below 2^31.
   RLK_HD std::uint32_t quotient(std::uint32_t n) const {
     return static_cast<std::uint32_t>((std::uint64_t{n} * multiplier) >> shift);
   }

@@ -7,7 +7,7 @@ namespace rlk {
 
 inline void check_embedding_tokens(const EmbeddingTokens& p) {
   RLK_CHECK(p.num_tokens >= 0 && p.num_tokens < std::int64_t{1} << 32, "embedding: fewer than 2^32 tokens");
-  // A row, or that there is none, is 31 bits of a sorted token.
+  // A sorted token stores its row, or the mark for no row, in 31 bits.
   RLK_CHECK(p.num_rows >= 0 && p.num_rows < (std::int64_t{1} << 31) - 1, "embedding: fewer than 2^31 - 1 rows");
   RLK_CHECK(p.columns >= 0 && p.columns < std::int64_t{1} << 31, "embedding: fewer than 2^31 columns");
   RLK_CHECK(p.id_dtype == DType::kInt32 || p.id_dtype == DType::kInt64, "embedding: ids are int32 or int64");

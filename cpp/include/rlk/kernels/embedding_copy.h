@@ -1,14 +1,14 @@
-// How the copies of embedding's forward are spread over threads, shared by CUDA and HIP.
+// Split of embedding's forward copies over threads, shared by CUDA and HIP.
 #pragma once
 
 #include "rlk/ops/embedding.h"
 
 namespace rlk {
 
-// `lanes` threads copy a row or a slice of one, each `count` units at a stride of lanes; a block has several rows where
-// they are short. A unit is 16 bytes or an element.
+// `lanes` threads copy a row, or a slice of a row. Each copies `count` units at a stride of lanes. A block has several
+// rows if they are short. A unit is 16 bytes or one element.
 struct EmbeddingCopyGrid {
-  std::uint32_t units, lanes_log2, slices;  // units of a row; slices of a row, a block or less each
+  std::uint32_t units, lanes_log2, slices;  // units per row; slices per row, each of at most a block
   std::int64_t blocks;
 };
 inline EmbeddingCopyGrid embedding_copy_grid(const EmbeddingParams& p, int unit_bytes, int count, int threads) {
@@ -22,7 +22,7 @@ inline EmbeddingCopyGrid embedding_copy_grid(const EmbeddingParams& p, int unit_
   return g;
 }
 
-// Where a thread is.
+// Place of a thread's copy.
 struct EmbeddingCopyPlace {
   std::int64_t token;
   std::uint32_t first, step;  // units
@@ -37,7 +37,7 @@ struct EmbeddingCopyPlace {
   }
 };
 
-// What fills a row that no table has: a canonical NaN of the type, twice in 32 bits where it is half as wide, or zeros.
+// Fill of a row that the table does not have: dtype's canonical NaN, twice in 32 bits for 16-bit types, or zeros.
 RLK_HD std::uint32_t embedding_fill(DType t, bool is_bad) {
   return !is_bad ? 0 : t == DType::kFloat32 ? 0x7fc00000u : 0x7fff7fffu;
 }

@@ -1,4 +1,4 @@
-// Shared by every backend of ops/embedding.h: a token's row, and its place in its block's tree.
+// Shared by every backend of ops/embedding.h: a token's row, and its place in the tree of its block.
 #pragma once
 
 #include "rlk/ops/embedding.h"
@@ -13,28 +13,29 @@ RLK_HD std::int64_t embedding_id(const EmbeddingTokens& p, std::int64_t token) {
 
 RLK_HD bool embedding_is_bad(const EmbeddingTokens& p, std::int64_t id) { return id < 0 || id >= p.vocab_size; }
 
-// The table's row of an id, num_rows where it has none.
+// The table's row for an id, or num_rows if the table has none.
 RLK_HD std::int64_t embedding_row(const EmbeddingTokens& p, std::int64_t id) {
   if (embedding_is_bad(p, id) || id < p.vocab_start || id - p.vocab_start >= p.num_rows) return p.num_rows;
   return id - p.vocab_start;
 }
-// The same of what has a gradient.
+// Likewise for the row that gets the token's gradient.
 RLK_HD std::int64_t embedding_grad_row(const EmbeddingBackwardParams& p, std::int64_t id) {
   return id == p.padding_idx ? p.num_rows : embedding_row(p, id);
 }
 
-// The tree over a block's groups, walked from group to group of a row's tokens: a group's chain joins the subtrees that
-// end before the next group with a token. Subtrees without one are left out. A bit of `pending` for each level whose left
-// subtree waits.
+// The tree over a block's groups, walked over the groups that hold a token of the row. The chain of a group joins the
+// subtrees that end before the next such group. Subtrees without a token are left out. `pending` has a bit for each
+// level at which a left subtree waits.
 struct EmbeddingTree {
   unsigned pending = 0;
 
-  // Returns the level at which the chain of `group` waits, kEmbeddingLevels at the block's root. `next_group` lies in the
-  // same block, or is 2^kEmbeddingLevels. `join(level)` adds the subtree that waits there in front of the chain's sum.
+  // Returns the level at which the chain of `group` waits, or kEmbeddingLevels at the block's root. `next_group` lies
+  // in the same block, or is 2^kEmbeddingLevels. `join(level)` adds the subtree that waits at `level`, as the left
+  // operand.
   template <class Join>
   RLK_HD int advance(unsigned group, unsigned next_group, const Join& join) {
     int level = 0;
-    // Not the count of leading zeros: a group has few levels to climb.
+    // A count of leading zeros would not be faster, since a group has few levels to climb.
     for (unsigned apart = (group ^ next_group) >> 1; apart != 0; apart >>= 1, ++level) {
       if (pending >> level & 1u) join(level);
     }

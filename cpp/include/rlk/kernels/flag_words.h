@@ -1,4 +1,4 @@
-// Flags of a byte each, four in a word.
+// Flags of one byte each, four in a word.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace rlk {
 
-// The top bit of each byte that is not zero.
+// Sets the top bit of each byte that is not zero.
 RLK_HD std::uint32_t tops_not_zero(std::uint32_t word) {
   constexpr std::uint32_t kLow = 0x7f7f7f7f;
   return (((word & kLow) + kLow) | word) & ~kLow;
 }
-// A bit for each byte that is not zero, the lowest byte's first.
+// One bit for each byte, set if the byte is not zero; bit 0 is the lowest byte.
 RLK_HD std::uint32_t bytes_not_zero(std::uint32_t word) { return (tops_not_zero(word) >> 7) * 0x01020408u >> 24; }
 
 }  // namespace rlk

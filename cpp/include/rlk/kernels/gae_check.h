@@ -8,7 +8,8 @@ namespace rlk {
 
 inline void check_gae(const GaeParams& p) {
   check_sequences(p.sequences, p.mask);
-  RLK_CHECK(p.sequences.num_tokens < std::int64_t{kScanChunk} << 31, "gae: fewer than 2^38 tokens");  // 2^31 chunks
+  RLK_CHECK(p.sequences.num_tokens < std::int64_t{kScanChunk} << 31, "gae: fewer than 2^38 tokens");  // at most 2^31
+                                                                                                      // chunks
   if (p.sequences.num_sequences == 0 || p.sequences.num_tokens == 0) return;
   RLK_CHECK(p.rewards.data != nullptr && p.returns.data != nullptr, "gae: rewards and returns are given");
   if (p.kind != GaeKind::kDiscountedReturns) {

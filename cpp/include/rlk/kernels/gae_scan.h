@@ -8,8 +8,8 @@
 
 namespace rlk {
 
-// Whether a GPU's block, of a sequence or behind all of them, has nothing to scan: tokens of no sequence are +0, those of a
-// sequence whose offsets are bad NaN.
+// Whether a GPU's block has nothing to scan, so that it only writes. Tokens of no sequence get +0; tokens of a sequence
+// with bad offsets get NaN.
 RLK_HD bool clears_or_spoils(const GaeParams& p, std::int64_t block, int thread, int threads) {
   const Sequences& q = p.sequences;
   if (!q.packed()) return false;
@@ -22,7 +22,7 @@ RLK_HD bool clears_or_spoils(const GaeParams& p, std::int64_t block, int thread,
   return rest >= 0 || is_bad;
 }
 
-// x behind a token to x at it: x becomes advance(c, x, d).
+// Step of the scan from x behind a token to x at the token: x becomes advance(c, x, d).
 struct ScanStep {
   float c, d;
 };
@@ -45,7 +45,7 @@ RLK_HD float vtrace_log_ratio(bool neutral, float logprob, float rollout_logprob
   return select(neutral && is_nan(rollout_logprob), 0.0f, sub_rn(logprob, rollout_logprob));
 }
 
-// A token that counts. `log_ratio` and `rho` are vtrace's.
+// Step of a token that counts. Only vtrace uses `log_ratio` and `rho`.
 template <GaeKind kKind>
 RLK_HD ScanStep gae_step(const GaeConstants& k, float reward, float value, float next, float log_ratio, float* rho) {
   if constexpr (kKind == GaeKind::kDiscountedReturns) return {k.gamma, reward};
@@ -56,7 +56,7 @@ RLK_HD ScanStep gae_step(const GaeConstants& k, float reward, float value, float
   return {mul_rn(k.decay, min_or_nan(ratio, k.c_bar)), mul_rn(*rho, delta)};
 }
 
-// vtrace's advantage of a token that counts, from x behind it.
+// Advantage of vtrace for a token that counts, from x behind the token.
 RLK_HD float vtrace_advantage(const GaeConstants& k, float reward, float value, float next, float x, float rho) {
   return mul_rn(rho, sub_rn(fma_rn(k.gamma, add_rn(next, x), reward), value));
 }

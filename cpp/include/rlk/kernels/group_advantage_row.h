@@ -1,4 +1,4 @@
-// The formulas of ops/group_advantage.h behind the sums, shared by all backends.
+// Formulas of ops/group_advantage.h after the sums, shared by all backends.
 #pragma once
 
 #include "rlk/math/moment_scale.h"
@@ -9,23 +9,23 @@ namespace rlk {
 
 // Statistics of a group, or of the batch.
 struct GroupStatistics {
-  float scale = 1.0f;  // the next three are taken over rewards times it
+  float scale = 1.0f;  // factor of the rewards from which the next three fields are computed
   float mean = 0.0f, std = 0.0f;
-  float baseline = 0.0f;                // b of kMean and kLengthMean
+  float baseline = 0.0f;                // b of kMean and of kLengthMean
   float largest = 0.0f, second = 0.0f;  // largest and second largest reward that counts
-  std::int32_t best = -1;               // member that is the first largest
+  std::int32_t best = -1;               // first member with the largest reward
   float up = 1.0f;                      // u of kBatchMean
-  std::int32_t n = 0;                   // that count
+  std::int32_t n = 0;                   // number of members that count
   bool constant = false, any_nan = false;
 };
 struct BatchStatistics {
-  float std = 0.0f;  // deviation of the scaled rewards
+  float std = 0.0f;  // standard deviation of the scaled rewards
   float scale = 1.0f;
   float alpha = 1.0f;  // n_b / max(number of rewards that are not 0, 1)
   float mean = 0.0f;   // mean of the scaled rewards
 };
 
-// Integers beyond 2^24 round to nearest even, as a conversion does everywhere. A negative one is no length.
+// Integers beyond 2^24 round to nearest even, as a conversion does everywhere. A negative length is NaN.
 RLK_HD float length_of(const GroupAdvantageParams& p, std::int64_t i) {
   const std::int64_t at = i * p.length_stride;
   const float length = p.length_dtype == DType::kFloat32
@@ -34,12 +34,12 @@ RLK_HD float length_of(const GroupAdvantageParams& p, std::int64_t i) {
   return length < 0.0f ? canonical_nan() : length;
 }
 
-// The rule `alone` for a batch of one. With the batch's mean as the baseline, which is the only reward, the advantage
-// is 0.
+// Treatment of a batch with one member. With the batch's mean as the baseline, the baseline is the only reward and the
+// advantage is 0.
 RLK_HD GroupAlone alone_in_batch(const GroupAdvantageParams& p) {
   return p.baseline_kind == GroupBaseline::kBatchMean ? GroupAlone::kZero : p.alone;
 }
-// Whether a group's deviation is taken from the batch's mean.
+// Whether a group's deviation is computed about the batch's mean.
 RLK_HD bool deviates_from_batch(const GroupAdvantageParams& p) {
   return p.baseline_kind == GroupBaseline::kBatchMean && p.scale == GroupScale::kGroup;
 }
@@ -47,7 +47,7 @@ RLK_HD float from_batch(const BatchStatistics& batch, float s) { return sub_rn(m
 
 RLK_HD float float_of_count(std::int32_t n) { return static_cast<float>(n); }
 
-// The largest reward, which member has it first, the second largest, the least: of any members, in any order.
+// Largest reward, first member that has it, second largest, and least. Members may be added in any order.
 struct Extremes {
   float largest, second, least;
   std::int32_t best;  // 0x7fffffff: none
@@ -63,7 +63,7 @@ struct Extremes {
 };
 RLK_HD Extremes no_extremes() { return {-infinity(), -infinity(), infinity(), 0x7fffffff}; }
 
-// n, constant and, where no sum is needed, mean and std; whether one is.
+// Sets n and constant; sets mean and std if they need no sum. Returns whether they need one.
 RLK_HD bool begin_statistics(GroupAlone alone, std::int32_t n, bool any_nan, const Extremes& e, GroupStatistics* g) {
   g->n = n;
   g->any_nan = any_nan;
@@ -80,7 +80,8 @@ RLK_HD bool begin_statistics(GroupAlone alone, std::int32_t n, bool any_nan, con
   g->baseline = g->mean;
   return n >= 2 && !g->constant;
 }
-// The others, where one is: reward(member), and sum(f) of f(member) over the members that count. least: the least reward.
+// Sets the remaining fields where a sum is needed. reward(member) gives a reward; sum(f) adds f(member) over the
+// members that count; `least` is the least reward.
 template <class Sum, class Reward>
 RLK_HD void find_moments(const Sum& sum, const Reward& reward, float least, GroupStatistics* g) {
   const float scale = moment_scale(least, g->largest).both();
@@ -96,7 +97,7 @@ RLK_HD void find_moments(const Sum& sum, const Reward& reward, float least, Grou
   g->scale = scale;
   g->baseline = g->mean = mean;
 }
-// The deviation from the batch's mean, of a group whose n is at least 2.
+// Deviation about the batch's mean, for a group whose n is at least 2.
 template <class Sum, class Reward>
 RLK_HD void find_deviation(const Sum& sum, const Reward& reward, float least, const BatchStatistics& batch,
                            GroupStatistics* g) {
@@ -108,7 +109,7 @@ RLK_HD void find_deviation(const Sum& sum, const Reward& reward, float least, co
   g->std = sqrt_rn(div_rn(squares, float_of_count(g->n - 1)));
   g->up = up;
 }
-// b of kLengthMean, of scaled rewards; length(member).
+// b of kLengthMean over scaled rewards; length(member) gives a length.
 template <class Sum, class Reward, class Length>
 RLK_HD float length_mean(const Sum& sum, const Reward& reward, const Length& length, float scale) {
   const float lengths = sum(length);
@@ -118,7 +119,7 @@ RLK_HD float length_mean(const Sum& sum, const Reward& reward, const Length& len
 
 // The scale that all members of a group share.
 struct MemberScale {
-  float std;  // as it leaves
+  float std;  // std as it is returned
   float scale, of_baseline, divisor, factor;
   RLK_HD MemberScale(const GroupAdvantageParams& p, const GroupStatistics& g, const BatchStatistics& batch)
       : MemberScale(p, g, p.scale == GroupScale::kBatch ? batch.std : g.std,
@@ -127,7 +128,7 @@ struct MemberScale {
  private:
   RLK_HD MemberScale(const GroupAdvantageParams& p, const GroupStatistics& g, float std_of_scaled, float of_std)
       : std(unscaled(std_of_scaled, of_std)),
-        // A baseline that is given may be larger than all rewards.
+        // A given baseline may be larger than all rewards.
         scale(p.scale == GroupScale::kNone || (p.baseline_kind == GroupBaseline::kGiven && of_std > 1.0f) ? 1.0f
                                                                                                           : of_std),
         of_baseline(unscaled(scale, g.scale)),
@@ -135,7 +136,7 @@ struct MemberScale {
         factor(g.n >= 2 ? div_rn(float_of_count(g.n), float_of_count(g.n - 1)) : 1.0f) {}
 };
 
-// The same of kBatchMean.
+// The same for kBatchMean.
 struct BatchMeanScale {
   float std, up, divisor;
   RLK_HD BatchMeanScale(const GroupAdvantageParams& p, const GroupStatistics& g, const BatchStatistics& batch)
@@ -155,7 +156,7 @@ struct BatchMeanScale {
   }
 };
 
-// Writes a member's results. b: what was subtracted.
+// Writes a member's results; b is the subtracted baseline.
 RLK_HD void write_results(const GroupAdvantageParams& p, std::int64_t i, float x, float b, float std,
                           std::int32_t status) {
   x = select(is_nan(x), canonical_nan(), x);
@@ -178,7 +179,7 @@ RLK_HD void write_member(const GroupAdvantageParams& p, const GroupStatistics& g
   write_results(p, i, x, unscaled(batch.mean, batch.scale), scale.std,
                 (of_group && g.n == 1 ? kGroupAlone : 0) | (excluded ? kSequenceExcluded : 0));
 }
-// The same of the other kinds.
+// Results of a member for the other baselines.
 RLK_HD void write_member(const GroupAdvantageParams& p, const GroupStatistics& g, const MemberScale& scale, float alpha,
                          std::int32_t member, std::int64_t i) {
   const float s = p.rewards[i * p.reward_stride];
@@ -191,7 +192,7 @@ RLK_HD void write_member(const GroupAdvantageParams& p, const GroupStatistics& g
   if (p.leave_one_out && g.n >= 2) x = mul_rn(scale.factor, x);
   if (p.best_only) {
     x = member == g.best ? add_rn(sub_rn(mul_rn(g.largest, scale.scale), mul_rn(g.second, scale.scale)), 0.0f) : 0.0f;
-    if (g.any_nan || is_nan(s)) x = canonical_nan();  // a NaN is the largest nowhere
+    if (g.any_nan || is_nan(s)) x = canonical_nan();  // comparisons never select a NaN
   }
   if (p.scale != GroupScale::kNone) x = div_rn(x, scale.divisor);
   if (p.by_nonzero) x = div_rn(mul_rn(alpha, x), p.f_norm);

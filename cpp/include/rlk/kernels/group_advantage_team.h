@@ -1,4 +1,4 @@
-// group_advantage by teams of 32 lanes and blocks of teams as team_sum.h has them, shared by CUDA and HIP.
+// group_advantage by teams of 32 lanes and by blocks of teams, as in team_sum.h; shared by CUDA and HIP.
 #pragma once
 
 #include "rlk/kernels/group_advantage_check.h"
@@ -8,7 +8,7 @@
 
 namespace rlk {
 
-// Members' statistics that no order changes.
+// Statistics of members that do not depend on the order.
 struct MemberCounts {
   Extremes extremes = no_extremes();
   std::int32_t n = 0, nans = 0, nonzero = 0;
@@ -56,7 +56,7 @@ RLK_DEVICE BatchStatistics batch_of_workspace(const GroupAdvantageParams& p) {
   return reads_batch(p) ? *static_cast<const BatchStatistics*>(p.workspace) : BatchStatistics();
 }
 
-// A group of `num` members; index(member) is its sequence.
+// A group of `num` members; index(member) gives its sequence.
 template <class Team, class Index>
 RLK_DEVICE void advantages_of_group(const Team& team, const GroupAdvantageParams& p, std::int32_t num,
                                     const Index& index) {
@@ -98,7 +98,7 @@ RLK_DEVICE void advantages_of_group(const Team& team, const GroupAdvantageParams
   }
 }
 
-// The batch, by a block of teams, whose lanes share a MemberCounts for each team, too: counts().
+// The batch, by a block of teams. counts() gives memory for one MemberCounts per team, which all lanes share.
 template <class Block>
 RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantageParams& p, BatchStatistics* to) {
   const auto& team = block.team();
@@ -108,7 +108,7 @@ RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantagePara
     return sum_of_block(block, num, [&](std::int32_t i) { return counted_or_zero(p, reward(i), f(i)); });
   };
   MemberCounts c;
-  constexpr int kTogether = 8;  // rewards whose loads are under way together
+  constexpr int kTogether = 8;  // rewards whose loads are in flight together
   const std::int32_t step = block.teams() * kTeamLanes;
 #pragma unroll 1
   for (std::int32_t i = block.number() * kTeamLanes + team.lane(); i < num; i += kTogether * step) {
@@ -132,8 +132,8 @@ RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantagePara
   *to = {g.std, g.scale, div_rn(float_of_count(c.n), float_of_count(c.nonzero > 0 ? c.nonzero : 1)), g.mean};
 }
 
-// Members of groups that ids give: the sequences in the order of their ids, twice, as kernels/merge_order.h wants it. In the
-// second array it is at the end.
+// Members of groups given by ids: the sequences in the order of their ids. There are two such arrays, as
+// kernels/merge_order.h requires. The result is in the second array.
 constexpr std::int64_t kBatchStatisticsBytes = 16;
 static_assert(sizeof(BatchStatistics) <= kBatchStatisticsBytes);
 RLK_HD std::int32_t* order_memory(const GroupAdvantageParams& p, bool first) {
@@ -148,13 +148,13 @@ inline std::int64_t workspace_bytes_of_teams(const GroupAdvantageParams& p) {
 RLK_DEVICE std::int64_t group_id(const GroupAdvantageParams& p, std::int64_t i) {
   return load_index(p.group_ids, p.index_dtype, i);
 }
-// One pass of merging for the index at place `at`.
+// One merge pass for the index at place `at`.
 RLK_DEVICE void merge_ids(const GroupAdvantageParams& p, std::int32_t run, bool from_first, std::int32_t at) {
   merge_index<PlainMemory>([&](std::int64_t i) { return group_id(p, i); }, static_cast<std::int32_t>(p.num_sequences),
                            run, at, order_memory(p, from_first), order_memory(p, !from_first));
 }
 
-// Group `i` of offsets or of a size.
+// Group `i`, given by offsets or by a size.
 template <class Team>
 RLK_DEVICE void run_range(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
   OffsetRange r = {i * p.group_size, (i + 1) * p.group_size};
@@ -164,7 +164,7 @@ RLK_DEVICE void run_range(const Team& team, const GroupAdvantageParams& p, std::
                       [=](std::int32_t m) { return std::int64_t{begin + m}; });
 }
 
-// The group whose first member is the one at place `at` of the order, if one begins there.
+// The group whose first member is at place `at` of the order, if a group begins there.
 template <class Team>
 RLK_DEVICE void run_ids(const Team& team, const GroupAdvantageParams& p, std::int64_t at) {
   const std::int32_t* order = order_memory(p, false);
@@ -173,7 +173,7 @@ RLK_DEVICE void run_ids(const Team& team, const GroupAdvantageParams& p, std::in
   if (at > 0 && id_at(at - 1) == id) return;
   std::int32_t num = 0, run = kTeamLanes;
 #pragma unroll 1
-  for (; run == kTeamLanes; num += run) {  // members follow one another: up to the first lane that finds another id
+  for (; run == kTeamLanes; num += run) {  // neighbouring members, up to the first lane with another id
     const std::int64_t k = at + num + team.lane();
     run = k < p.num_sequences && id_at(k) == id ? kTeamLanes : team.lane();
 #pragma unroll

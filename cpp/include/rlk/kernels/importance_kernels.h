@@ -6,7 +6,7 @@
 
 namespace rlk {
 
-// With normalize: values of `block`, of `blocks`, by the mean. Nothing is read where the divisor is 1.
+// With normalize: block `block` of `blocks` divides its weights by the mean. If the divisor is 1, nothing is read.
 template <class Gpu>
 RLK_DEVICE void importance_divide(const ImportanceWeightsParams& p, const TokenWorkspace<ImportanceBatch>& w,
                                   std::int64_t count, std::int64_t block, std::int64_t blocks) {

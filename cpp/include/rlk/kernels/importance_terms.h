@@ -1,4 +1,4 @@
-// The importance weight of rollout, of a token or of a sequence: shared by policy_loss and importance_weights.
+// Importance weight of the rollout, for a token or a sequence; shared by policy_loss and importance_weights.
 #pragma once
 
 #include "rlk/kernels/token_terms.h"
@@ -6,15 +6,15 @@
 
 namespace rlk {
 
-// fl(x - y) of log-probabilities, of which the one that `missing` is may be NaN: with `neutral` their difference is then +0,
-// so that the ratio is 1.
+// fl(x - y) of two log-probabilities; `missing` is the one that may be NaN. With `neutral` the difference to a NaN is
+// +0, so the ratio is 1.
 template <class F>
 RLK_HD F rollout_log_ratio(bool neutral, F x, F y, F missing) {
   const F d = sub_rn(x, y);
   return neutral ? select(is_nan(missing), broadcast<F>(0.0f), d) : d;
 }
 
-// The rollout's log-probability; with `neutral` the trainer's where it is NaN.
+// The rollout's log-probability. With `neutral` a NaN is replaced by the trainer's.
 template <class F>
 RLK_HD F rollout_or(bool neutral, F rollout, F trainer) {
   return neutral ? select(is_nan(rollout), trainer, rollout) : rollout;
@@ -22,7 +22,7 @@ RLK_HD F rollout_or(bool neutral, F rollout, F trainer) {
 
 struct ImportanceBounds {
   float low, high, limit;
-  bool zero_outside;  // else the nearest bound
+  bool zero_outside;  // false: values outside become the nearest bound
 };
 template <class F>
 struct ImportanceWeight {

@@ -21,7 +21,7 @@ inline void check_kl(const KlParams& p) {
             "kl: d_importance_weight needs an importance weight");
 }
 
-// Rows without gaps as one row: whole vectors then reach over their ends.
+// Merges rows without gaps into one row, so that whole vectors may cross row ends.
 inline KlParams as_one_row(KlParams p) {
   const std::int64_t n = p.sequences.num_tokens;
   for (const PolicyTokens* a : {&p.logprob, &p.ref_logprob, &p.weight, &p.d_kl}) {

@@ -1,4 +1,4 @@
-// The formulas of ops/kl.h, which every backend and the KL term of policy_loss share.
+// Formulas of ops/kl.h, shared by every backend and by the KL term of policy_loss.
 #pragma once
 
 #include "rlk/kernels/token_terms.h"
@@ -8,14 +8,15 @@
 
 namespace rlk {
 
-// k3 times a ratio: from where on it is a difference of two exponentials, and the largest e that K itself takes.
+// For k3 times a ratio: the e from which it is computed as a difference of two exponentials, and the largest e of K
+// itself.
 constexpr float kKlSplit = 16.0f, kKlMost = 80.0f;
 
 template <class F>
 struct KlTerm {
   F value, slope;
 };
-// K of e alone, and its slope along e. `most`: the largest e of k3.
+// K of e alone, and its slope along e. `most` is the largest e of k3.
 template <class F>
 RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit, float most = kLargestFloat) {
   const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f);
@@ -27,7 +28,7 @@ RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit, float m
         const F m = expm1_in_range(e);
         return {sub_rn(m, e), m};
       }
-      const F h = min_of(e, broadcast<F>(most)), m = expm1(h);  // an infinity less an infinity is no number
+      const F h = min_of(e, broadcast<F>(most)), m = expm1(h);  // avoids infinity minus infinity, which is NaN
       return {sub_rn(m, h), m};
     }
     case KlEstimator::kAbs:
@@ -36,7 +37,7 @@ RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit, float m
       return {-e, -one};
   }
 }
-// Before any product with the ratio and any limit of the result.
+// K before any product with the ratio and any limit of the result.
 template <class F>
 RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float input_limit, bool straight_through,
                          float most = kLargestFloat) {
@@ -46,14 +47,14 @@ RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float 
   if (straight_through) k.slope = -raw;
   return k;
 }
-// A ratio that K is multiplied by.
+// The ratio that K is multiplied by.
 template <class F>
 struct KlRatio {
   F log, ratio;
-  F share;             // a token's own share of the ratio's slope; 0: it has none
-  MaskOf<F> of_token;  // its log is logprob less old_logprob, without a limit
+  F share;             // a token's share in the slope of the ratio; 0: none
+  MaskOf<F> of_token;  // true where the ratio's log is logprob - old_logprob, without a limit
 };
-// K times a ratio, and its slope along the token's logprob, with what the ratio gives the token itself. `k`: of kKlMost.
+// K times a ratio, its slope along the token's logprob, and the ratio's part of that slope. `k` is limited by kKlMost.
 // kAlone: every share is 1, and the ratio has no limit.
 template <bool kAlone, class F>
 RLK_HD KlTerm<F> kl_times_ratio(KlEstimator estimator, bool straight_through, const KlTerm<F>& k, F logprob,
@@ -69,7 +70,7 @@ RLK_HD KlTerm<F> kl_times_ratio(KlEstimator estimator, bool straight_through, co
   F along = zero;
   if (!kAlone) along = scaled_by(k.slope, r);
   if (any_of(far)) {
-    // exp(e) may overflow where r underflows, and their product be neither.
+    // exp(e) may overflow and r underflow although their product does neither
     const F sum = select(x.log == broadcast<F>(-infinity()), x.log, add_rn(x.log, e));
     const F direct = sub_rn(ref_logprob, old_logprob);
     const F product = exp_where(far, select(held, sum, kAlone ? direct : select(x.of_token, direct, sum)));
@@ -81,7 +82,7 @@ RLK_HD KlTerm<F> kl_times_ratio(KlEstimator estimator, bool straight_through, co
   const F shared = sub_rn(closed, scaled_by(sub_rn(one, x.share), value));
   return {value, select(held, scaled_by(x.share, value), select(x.share == zero, along, shared))};
 }
-// Where a slope is not that of its value, the limit is the value's alone.
+// With straight_through the limit applies to the value alone, not to the slope.
 template <class F>
 RLK_HD F limited_slope(F value, float limit, F slope, bool straight_through) {
   return straight_through ? slope : inside_or(value, -limit, limit, slope, broadcast<F>(0.0f));
@@ -94,7 +95,7 @@ RLK_HD KlTerm<F> limited_kl(KlTerm<F> k, float limit, bool straight_through) {
 enum KlInput : int { kKlLogprob, kKlRefLogprob, kKlWeight, kKlGradient, kKlInputs };
 enum KlOutput : int { kKlValue, kKlOfLogprob, kKlOfWeight, kKlOutputs };
 
-// One pass over tokens, without sums: values, or, given what they are multiplied by, gradients.
+// One pass over tokens without sums. It gives values, or gradients if the incoming gradient is given.
 struct KlTokenTerms : EverySum {
   static constexpr int kInputs = kKlInputs, kOutputs = kKlOutputs, kSums = 0;
   static constexpr bool kMayBePacked = false;

@@ -1,5 +1,6 @@
-// Gradient of one logit, as the contract has it. Probability: a tag whose `of` gives 2^t for t in [-127, 127], 0 below
-// -126, by the call's exponential; a larger t counts as 127, a NaN stays.
+// Gradient of one logit by the contract's formula. Probability is a tag whose `of` gives 2^t by the call's exponential
+// for t in [-127, 127], and 0 below
+// -126. A larger t counts as 127, and a NaN stays NaN.
 #pragma once
 
 #include "rlk/kernels/logprob_row.h"
@@ -8,14 +9,14 @@
 
 namespace rlk {
 
-// Row constants of the contract.
+// The contract's constants of a row.
 struct BackwardRow {
   float c, u;     // log2 p = fma(z, c, -u)
-  float a, b, g;  // factors: of lse and entropy, of entropy's log p, of the target
-  float minus_a;  // fl(a - g): what a column other than the target gets
+  float a, b, g;  // factors of lse and entropy, of entropy's log p, and of the target
+  float minus_a;  // fl(a - g), the factor of columns other than the target
 };
 struct SmoothedRow : BackwardRow {
-  float d;  // label smoothing's term: what every column gets; 0 without
+  float d;  // term of label smoothing, which every column gets; 0 without it
 };
 RLK_DEVICE float of_every_column(const BackwardRow&) { return 0.0f; }
 RLK_DEVICE float of_every_column(const SmoothedRow& r) { return r.d; }
@@ -37,7 +38,7 @@ RLK_DEVICE float column_gradient(float z, const Row& r, bool is_target) {
   return fma_rn(p, fma_rn(r.b, clamped, r.minus_a), d);
 }
 
-// Under a scale or a softcap: the gradient of x through z.
+// Gradient of x through z, under a scale or a softcap.
 template <class Probability, class Row>
 RLK_DEVICE float transformed_gradient(float x, const LogprobInput& p, float inverse, const Row& r, bool is_target) {
   float z = mul_rn(x, p.logit_scale);
@@ -48,7 +49,7 @@ RLK_DEVICE float transformed_gradient(float x, const LogprobInput& p, float inve
   return mul_rn(column_gradient<Probability>(z, r, is_target), fma_rn(-h, h, 1.0f));
 }
 
-// The target and incoming gradients of a row. If all gradients are 0, its logits are not read.
+// Target and incoming gradients of a row. If all gradients are 0, the row's logits are not read.
 struct RowGradient {
   std::int64_t target;
   float dlogprob, dlse, dentropy;
@@ -76,7 +77,7 @@ RLK_DEVICE BackwardRow backward_row(const LogprobBackwardParams& p, const RowGra
   return r;
 }
 
-// Under label smoothing, or without, where it is backward_row with a d of 0.
+// Constants of a row with or without label smoothing. Without it they are those of backward_row, with d = 0.
 RLK_DEVICE SmoothedRow smoothed_row(const LogprobBackwardParams& p, const RowGradient& g, std::int64_t row) {
   if (p.label_smoothing == 0.0f) return {backward_row(p, g, row), 0.0f};
   RowGradient of = g;

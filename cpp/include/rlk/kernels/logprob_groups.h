@@ -1,4 +1,4 @@
-// How the leaves of a row are cut into groups of 32, a warp or a wave each.
+// Splits the leaves of a row into groups of 32; each group is the work of one warp or wave.
 #pragma once
 
 #include <algorithm>
@@ -14,19 +14,19 @@ constexpr int kGroupLeaves = 32;
 constexpr int kGroupColumns = kGroupLeaves * kLeafColumns;
 constexpr int kNodeBytes = 16;  // m, S, E, Q
 
-// Leaves of a part are padded to a power of two, so that index order is tree order across parts too. A group is 32
-// neighbours in that order: a stretch of one part where parts are long, several whole parts where they are short.
+// The leaves of a part are padded to a power of two, so that index order is tree order across parts, too. A group is 32
+// neighbours in that order: a stretch of one part if parts are long, or several whole parts if they are short.
 struct GroupGrid {
   int num_parts;        // parts of this shard: 1, 2, 4 or 8
-  int leaves;           // per part, padded
-  int groups_per_part;  // groups with columns; 0 where a group spans parts
-  int parts_per_group;  // 0 where a part spans groups
+  int leaves;           // leaves per part, padded
+  int groups_per_part;  // groups with columns per part; 0 if a group spans parts
+  int parts_per_group;  // 0 if a part spans groups
   int groups;           // groups per row, each a task
   int nodes;            // nodes per row: groups and the padding between them, a power of two
-  int part_first[kNumParts], part_last[kNumParts];  // columns of each part that are valid, [first, last), global
+  int part_first[kNumParts], part_last[kNumParts];  // valid columns of each part, [first, last), global
 };
 
-// Throws InvalidArgument where the columns are no whole, aligned group of parts.
+// Throws InvalidArgument unless the columns are a whole, aligned group of parts.
 inline GroupGrid group_grid(const LogprobInput& p) {
   const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
   RLK_CHECK(parts.count > 0, "logprob: the columns are a whole, aligned group of parts of the vocabulary");
@@ -36,7 +36,7 @@ inline GroupGrid group_grid(const LogprobInput& p) {
   for (int i = 0; i < grid.num_parts; ++i) {
     const std::int64_t first = part_cut(p.vocab_size, parts.first + i);
     const std::int64_t last = std::min(part_cut(p.vocab_size, parts.first + i + 1), p.valid_vocab);
-    grid.part_first[i] = static_cast<int>(std::min(first, last));  // a part without columns lies near the others
+    grid.part_first[i] = static_cast<int>(std::min(first, last));  // puts a part without columns next to the others
     grid.part_last[i] = static_cast<int>(last);
     longest = std::max(longest, last - first);
   }
@@ -59,7 +59,7 @@ inline GroupGrid group_grid(const LogprobInput& p) {
   return grid;
 }
 
-// A group by its first part and which group of that part it is.
+// A group: its first part, and its index among that part's groups.
 struct Group {
   int part, step;
 };
@@ -69,22 +69,22 @@ RLK_DEVICE Group group_of_row(const GroupGrid& grid, int index) {
   return {part, index - part * grid.groups_per_part};
 }
 
-// Its columns: neighbours in memory, also where it holds several parts.
+// Columns of a group. They are neighbours in memory even if the group holds several parts.
 struct GroupColumns {
   int first;  // global column
-  int count;  // 0 or negative where none is valid
+  int count;  // 0 or negative if the group has no valid column
 };
 RLK_DEVICE GroupColumns group_columns(const GroupGrid& grid, Group group) {
   const int last_part = grid.groups_per_part > 0 ? group.part : group.part + grid.parts_per_group - 1;
   const int first = grid.part_first[group.part] + group.step * kGroupColumns, left = grid.part_last[last_part] - first;
-  // Not clamped to 0 as well: ptxas 13.0 would invert the comparison of the result with kGroupColumns (start_group).
+  // Clamping to 0 here too would make ptxas 13.0 invert the comparison of the result with kGroupColumns (start_group).
   return {first, left < kGroupColumns ? left : kGroupColumns};
 }
 
 // One lane's leaf in a group.
 struct LeafSpan {
   int first;    // global column
-  int columns;  // 0 where the lane has none
+  int columns;  // 0 if the lane has none
 };
 RLK_DEVICE LeafSpan leaf_span(const GroupGrid& grid, Group group, int lane) {
   int part = group.part, leaf = group.step * kGroupLeaves + lane;
@@ -98,7 +98,7 @@ RLK_DEVICE LeafSpan leaf_span(const GroupGrid& grid, Group group, int lane) {
   return {first, left < 0 ? 0 : left < kLeafColumns ? left : kLeafColumns};
 }
 
-// The leaf of a group that holds a global column, -1 where none does.
+// Leaf of a group that holds a global column, or -1 if none does.
 RLK_DEVICE int leaf_of_column(const GroupGrid& grid, Group group, std::int64_t column) {
   const GroupColumns columns = group_columns(grid, group);
   if (column < columns.first || column >= columns.first + columns.count) return -1;
@@ -110,7 +110,7 @@ RLK_DEVICE int leaf_of_column(const GroupGrid& grid, Group group, std::int64_t c
   return -1;
 }
 
-// Index of a group's node among the row's nodes; whether a node is a group's, or padding.
+// Index of a group's node among the row's nodes, and whether a node is a group's or padding.
 RLK_DEVICE int node_of_group(const GroupGrid& grid, Group group) {
   return grid.groups_per_part > 0 ? group.part * (grid.leaves / kGroupLeaves) + group.step
                                   : group.part / grid.parts_per_group;

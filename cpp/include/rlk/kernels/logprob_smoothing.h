@@ -1,8 +1,8 @@
-// Label smoothing of a row whose logprob and lse, or statistics, are there: the sum of its z by rule 5's tree, shared by
-// CUDA and HIP. Bound by HBM: each logit is read once more.
+// Label smoothing of a row whose logprob and lse, or statistics, are already written. It sums the row's z by rule 5's
+// tree; shared by CUDA and HIP. HBM bandwidth bounds it, since each logit is read once more.
 //
-// A Block is kSmoothingThreads threads, of which 32 neighbours are a team: lane() in it, number() of it, shuffle_xor(value,
-// mask) within it, barrier() of all, and nodes(), kMostSmoothingNodes shared floats.
+// A Block is kSmoothingThreads threads; 32 neighbours are a team. It has lane() in the team, number() of the team,
+// shuffle_xor(value, mask) within it, barrier() of all, and nodes(), which are kMostSmoothingNodes shared floats.
 #pragma once
 
 #include "rlk/kernels/logprob_groups.h"
@@ -12,20 +12,20 @@ namespace rlk {
 
 constexpr int kSmoothingThreads = 256;
 constexpr int kSmoothingTeams = kSmoothingThreads / 32;
-constexpr int kTeamLeaves = 32 / kNumChains;  // a lane has a chain
+constexpr int kTeamLeaves = 32 / kNumChains;  // each lane has one chain
 constexpr int kMostSmoothingNodes = kNumParts * kGroupLeaves * kGroupLeaves / kTeamLeaves;
 
 template <class T, class Block>
 RLK_DEVICE void smooth_row(const Block& block, const LogprobParams& p, const GroupGrid& grid, std::int64_t row) {
   if (target_of(p, row) == p.ignore_index) return;
   const float temperature = temperature_of(p, row);
-  if (!is_temperature(temperature)) return;  // which the row's results say
+  if (!is_temperature(temperature)) return;  // the row's results already show the status
   const float inverse = inverse_softcap(p);
   const typename T::Storage* const logits = row_of<T>(p, row) - p.vocab_start;
   float* const nodes = block.nodes();
   const int of_part = grid.leaves > kTeamLeaves ? grid.leaves / kTeamLeaves : 1, all = grid.num_parts * of_part;
 #pragma unroll 1
-  for (int first = 0; first < all; first += kSmoothingTeams) {  // by all teams together
+  for (int first = 0; first < all; first += kSmoothingTeams) {  // all teams together do this
     const int node = first + block.number(), part = node / of_part;
     const int leaf = node % of_part * kTeamLeaves + block.lane() / kNumChains;
     float sum = 0.0f;
@@ -50,7 +50,7 @@ RLK_DEVICE void smooth_row(const Block& block, const LogprobParams& p, const Gro
       nodes[i] = add_rn(nodes[i], nodes[i + distance]);
     }
   }
-  if (thread != 0) return;  // which has the root
+  if (thread != 0) return;  // this thread has the root
   const float sum_z = is_nan(nodes[0]) ? canonical_nan() : nodes[0];
   if (p.stats) {
     float* const stats = p.stats + row * kStatsFields;

@@ -1,4 +1,4 @@
-// The rows u of a head with LoRA, as two calls of linear's: a float32 product, then its scaled rounding.
+// The rows u of a head with LoRA, as two calls of linear: a float32 product, then its scaled rounding.
 #pragma once
 
 #include "rlk/ops/linear_logprob.h"
@@ -9,7 +9,7 @@ inline RowLayout lora_rows_layout(const Head& head, std::int64_t num_rows) {
   return {num_rows > 0 ? num_rows : 1, 0, head.lora_rank};
 }
 
-// sums: [num_rows, lora_rank], of the rows at head.hidden.
+// sums: [num_rows, lora_rank], for the rows at head.hidden.
 inline LinearParams lora_product(const Head& head, std::int64_t num_rows, float* sums) {
   LinearParams p;
   p.x = head.hidden;
@@ -27,7 +27,7 @@ inline LinearParams lora_product(const Head& head, std::int64_t num_rows, float*
   return p;
 }
 
-// `rounded`: [num_rows, lora_rank], dtype: u of sums of hidden states, v of sums of gradients.
+// `rounded`: [num_rows, lora_rank], dtype. It is u for sums of hidden states, and v for sums of gradients.
 inline TreeSumParams lora_rounding(const Head& head, std::int64_t num_rows, const float* sums, void* rounded) {
   TreeSumParams p;
   p.parts[0] = sums;

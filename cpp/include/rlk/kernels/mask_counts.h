@@ -1,5 +1,6 @@
-// A sequence's mask on a GPU, one stretch of positions at a time, for a block of kTokenThreads. Each position has a bit, and
-// each word the number of bits set before it: two look-ups count the scored tokens between any two positions.
+// A sequence's mask on a GPU, one stretch of positions at a time, for a block of kTokenThreads. Each position has a
+// bit, and each word has the number of bits set before it. So two look-ups count the scored tokens between any two
+// positions.
 #pragma once
 
 #include "rlk/kernels/flag_words.h"
@@ -7,9 +8,9 @@
 
 namespace rlk {
 
-constexpr int kStretch = 1 << 15;  // positions that a block has at a time
+constexpr int kStretch = 1 << 15;  // positions that a block holds at a time
 constexpr int kStretchWords =
-    kStretch / 32 + 2;  // the first may begin with unused bits; a word of zeros follows the last
+    kStretch / 32 + 2;  // the first word may begin with unused bits, and a word of zeros follows the last
 
 RLK_DEVICE std::uint32_t bits_set(std::uint32_t bits) {
 #if defined(__CUDA_ARCH__)
@@ -26,7 +27,7 @@ RLK_DEVICE int highest_bit(std::uint32_t bits) {
   return 31 - __builtin_clz(bits);
 #endif
 }
-// A bit for each of sixteen flags.
+// One bit for each of sixteen flags.
 RLK_DEVICE std::uint32_t bits_of_flags(const Vec4& flags) {
   std::uint32_t bits = 0;
   RLK_UNROLL
@@ -35,22 +36,22 @@ RLK_DEVICE std::uint32_t bits_of_flags(const Vec4& flags) {
 }
 
 struct MaskShared {
-  std::uint32_t bits[kStretchWords];    // a position's is set where it counts
+  std::uint32_t bits[kStretchWords];    // set for each position that counts
   std::uint32_t before[kStretchWords];  // number of set bits in earlier words
   std::uint32_t set[kMostTokenWaves];   // number of set bits in a wave's words
-  std::int32_t last;                    // bit that is set
+  std::int32_t last;                    // last bit that is set
 };
 
 template <class Gpu>
 class MaskStretch {
  public:
-  int begin = 0, tokens = 0;  // the sequence's first position that is there, and how many are
+  int begin = 0, tokens = 0;  // first position of the stretch within the sequence, and number of positions
 
-  // mask_at: of the sequence's first position among the flags.
+  // mask_at is the index of the sequence's first position among the flags.
   RLK_DEVICE MaskStretch(std::int64_t mask_at, int length, MaskShared* shared)
       : mask_at_(mask_at), length_(length), shared_(shared) {}
 
-  // Once all have looked at what was there before. meanwhile(): goes on beside the loads.
+  // Call it once all threads have finished with the previous stretch. meanwhile() runs while the loads are in flight.
   template <class Meanwhile>
   RLK_DEVICE void load(const TokenMask& mask, int stretch, const Meanwhile& meanwhile) {
     load_bits(mask, stretch);
@@ -59,37 +60,37 @@ class MaskStretch {
   }
 
   RLK_DEVICE int counted() const { return static_cast<int>(shared_->before[words()]); }
-  // Position of the sequence; where any counts.
+  // Last position of the sequence that counts; valid only if one does.
   RLK_DEVICE int last_counted() const { return begin + shared_->last - off_; }
-  // Tokens of the stretch that count before a position of the sequence.
+  // Number of counting tokens of the stretch before a position of the sequence.
   RLK_DEVICE std::uint32_t counted_before(int position) const {
     int at = position - begin;
     at = (at < 0 ? 0 : at < tokens ? at : tokens) + off_;
     const std::uint32_t below = (1u << (at & 31)) - 1;
     return shared_->before[at >> 5] + bits_set(shared_->bits[at >> 5] & below);
   }
-  // Bits of 32 positions from one of the stretch on; those past its end mean nothing.
+  // Bits of 32 positions of the stretch from `at` on. Bits past its end have no meaning.
   RLK_DEVICE std::uint32_t bits_from(int at) const {
     const int from = at + off_;
     const std::uint64_t two = shared_->bits[from >> 5] | std::uint64_t{shared_->bits[(from >> 5) + 1]} << 32;
     return static_cast<std::uint32_t>(two >> (from & 31));
   }
-  // A bit for each of four positions of the stretch, the first of them -3 or later.
+  // One bit for each of four positions of the stretch; the first may be -3 or later.
   RLK_DEVICE std::uint32_t counted_of(int at) const {
     const int skipped = at < 0 ? -at : 0;
     return bits_from(at + skipped) << skipped & 15;
   }
 
  private:
-  static constexpr int kAhead = 2;  // vectors of flags of a thread that are under way together
+  static constexpr int kAhead = 2;  // vectors of flags per thread whose loads are in flight together
 
-  // In a vector register: kept wave-uniform, such values exceed the SGPR budget.
+  // Kept in a vector register: as wave-uniform values they would exceed the SGPR budget.
   static RLK_DEVICE int thread() { return static_cast<int>(Gpu::of_lane(static_cast<std::uintptr_t>(Gpu::thread()))); }
 
   RLK_DEVICE void load_bits(const TokenMask& mask, int stretch) {
     begin = stretch * kStretch;
     tokens = length_ - begin < kStretch ? length_ - begin : kStretch;
-    // A copy: through the reference HIP's compiler loses that the flags are in global memory.
+    // The copy keeps HIP's compiler aware that the flags are in global memory; through the reference it loses that.
     const TokenMask flags = mask;
     with_flag_bytes(flags, [&](auto bytes) {
       constexpr int kBytes = decltype(bytes)::value;
@@ -124,7 +125,7 @@ class MaskStretch {
   static RLK_DEVICE Vec4 load_flags(const Flags& flags, int at) {
     return Gpu::load_vec4(reinterpret_cast<const float*>(in_global(flags.flags + at)));
   }
-  // For positions that may leave the stretch, or whose flags are wider than bytes.
+  // For positions that may leave the stretch, or flags wider than bytes.
   template <int kBytes, class Flags>
   RLK_DEVICE std::uint32_t bits_between(const Flags& flags, int at) const {
     if constexpr (kBytes == 0) {
@@ -151,7 +152,7 @@ class MaskStretch {
   static RLK_DEVICE std::uint32_t exchanged(std::uint32_t x, int distance) {
     return static_cast<std::uint32_t>(bits_of(Gpu::shuffle_xor(float_of(static_cast<std::int32_t>(x)), distance)));
   }
-  // How many bits are set before each word, how many are in all, and where the last is.
+  // Counts the bits set before each word and in all words, and finds the last one.
   RLK_DEVICE void index_bits() {
     const int words = this->words(), each = (words + kTokenThreads - 1) / kTokenThreads;
     const int low = thread() * each, high = low + each < words ? low + each : words;

@@ -1,4 +1,4 @@
-// The formulas of ops/masked_whiten.h behind the sums, and the memory between the passes, shared by all backends.
+// Formulas of ops/masked_whiten.h after the sums, and the memory between the passes; shared by all backends.
 #pragma once
 
 #include "rlk/math/ieee.h"
@@ -21,7 +21,7 @@ inline void check_masked_whiten(const MaskedWhitenParams& p) {
   RLK_CHECK(p.x.data != nullptr && p.y.data != nullptr, "masked_whiten: x and y are given");
 }
 
-// From the sum of all that count, the least and the largest, NaN left out.
+// Takes the sum of all values that count, and the least and the largest of them, NaNs left out.
 RLK_HD WhitenStatistics whiten_mean(std::int64_t n, float sum, float least, float largest) {
   WhitenStatistics s;
   s.n = n;
@@ -58,7 +58,8 @@ RLK_HD F whiten_token(const MaskedWhitenParams& p, const WhitenStatistics& s, F 
   return select(is_nan(y), broadcast<F>(canonical_nan()), y);
 }
 
-// On a GPU: the statistics, and of each sequence how many tokens count, their sum, the least and the largest.
+// Memory on a GPU: the statistics, and per sequence the number of tokens that count, their sum, the least and the
+// largest.
 struct WhitenMemory {
   WhitenStatistics* statistics;
   std::int64_t* counts;

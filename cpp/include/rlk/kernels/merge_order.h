@@ -1,5 +1,6 @@
-// Indices in the order of their keys, equal keys by index, for GPUs, in no more memory than the indices twice: a block sorts a
-// run of them, then runs are merged kMergeWays at a time, where an index finds its place by searching in the other runs.
+// Sorts indices by their keys on a GPU, equal keys by index, with two arrays of indices as its only memory. A block
+// sorts one run of indices. Then kMergeWays runs at a time are merged: each index finds its place by binary search in
+// the other runs.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +20,13 @@ struct OrderShared {
 
 inline std::int64_t order_runs(std::int64_t num) { return (num + kOrderRun - 1) / kOrderRun; }
 
-// Whether runs are first sorted into the first of two arrays, so that the last merge writes into the second.
+// Whether runs are first sorted into the first of the two arrays, so that the last merge writes into the second.
 inline bool order_begins_first(std::int64_t num) {
   bool first = false;
   for (std::int64_t run = kOrderRun; run < num; run *= kMergeWays) first = !first;
   return first;
 }
-// merge(length of sorted runs, whether they are in the first array) for each pass, which writes the other array.
+// Calls merge(length of sorted runs, whether they are in the first array) for each pass; a pass writes the other array.
 template <class F>
 void for_each_merge(std::int64_t num, const F& merge) {
   bool from_first = order_begins_first(num);
@@ -34,7 +35,8 @@ void for_each_merge(std::int64_t num, const F& merge) {
   }
 }
 
-// A run of `num` indices by a block, by a bitonic network. key(index); barrier() of the block, warp_barrier() of 32 threads.
+// A block sorts a run of `num` indices by a bitonic network. key(index) gives a key; barrier() synchronises the block,
+// warp_barrier() 32 threads.
 template <class Memory, class Key, class Barrier, class WarpBarrier>
 RLK_HD void order_run(const Key& key, std::int32_t num, std::int32_t run, int thread, OrderShared& shared,
                       std::int32_t* order, const Barrier& barrier, const WarpBarrier& warp_barrier) {
@@ -43,7 +45,7 @@ RLK_HD void order_run(const Key& key, std::int32_t num, std::int32_t run, int th
   for (int k = thread; k < kOrderRun; k += kOrderThreads) {
     const bool exists = k < left;
     shared.keys[k] = exists ? key(first + k) : std::int64_t{0x7fffffffffffffff};
-    shared.indices[k] = exists ? first + k : 0x7fffffff;  // behind every index, whatever its key
+    shared.indices[k] = exists ? first + k : 0x7fffffff;  // sorts behind every index, whatever its key
   }
   barrier();
   RLK_UNROLL_NOT
@@ -60,7 +62,7 @@ RLK_HD void order_run(const Key& key, std::int32_t num, std::int32_t run, int th
         shared.indices[a] = j;
         shared.indices[b] = i;
       }
-      // A warp handles all pairs among 64 neighbours or fewer by itself.
+      // One warp handles all pairs among 64 neighbours or fewer.
       stride > 32 || (stride == 1 && size >= 64) ? barrier() : warp_barrier();
     }
   }
@@ -68,7 +70,7 @@ RLK_HD void order_run(const Key& key, std::int32_t num, std::int32_t run, int th
   for (int k = thread; k < left; k += kOrderThreads) Memory::global(order)[first + k] = shared.indices[k];
 }
 
-// The index at place `at` of sorted runs goes to its place in the run that kMergeWays of them make.
+// Moves the index at place `at` of sorted runs to its place in the run that kMergeWays of them make.
 template <class Memory, class Key>
 RLK_HD void merge_index(const Key& key, std::int32_t num, std::int32_t run, std::int32_t at, const std::int32_t* sorted,
                         std::int32_t* order) {
@@ -81,7 +83,7 @@ RLK_HD void merge_index(const Key& key, std::int32_t num, std::int32_t run, std:
     bool exists[kMergeWays];
     std::int64_t other[kMergeWays];
     RLK_UNROLL
-    for (int w = 0; w < kMergeWays; ++w) {  // without branches, so that the loads are under way together
+    for (int w = 0; w < kMergeWays; ++w) {  // without branches, so that the loads are in flight together
       const std::int64_t probe = std::int64_t{group + w} * run + before[w] + step - 1;
       exists[w] = group + w != own && before[w] + step <= run && probe < num;
       other[w] = key(from[exists[w] ? probe : at]);

@@ -1,7 +1,7 @@
-// The formulas of ops/mismatch_metrics.h that every backend shares, and what of a call would corrupt memory.
+// Formulas of ops/mismatch_metrics.h that every backend shares, and checks of what would corrupt memory.
 //
-// Twelve sums and twelve counts over tokens are two groups of a tile's eight and six: each reads the tokens, the second from
-// a cache.
+// A tile sums eight and counts six values at a time. The twelve sums and twelve counts are therefore two groups. Each
+// group reads the tokens; the second finds them in a cache.
 #pragma once
 
 #include "rlk/kernels/central_moments.h"
@@ -24,8 +24,8 @@ inline void check_mismatch_metrics(const MismatchMetricsParams& p) {
             "mismatch_metrics: logprob_rollout, one a token");
 }
 
-// Whether x and y have other bits, all NaN being one. Vectors have no comparison of bits: those of a zero, plus those of 1,
-// are the bits of 1 or of -1.
+// Whether x and y have different bits; all NaN count as one. Vectors cannot compare bits. Instead, the bits of a zero
+// plus those of 1 are the bits of 1 or of -1.
 template <class F>
 RLK_HD MaskOf<F> differ(F x, F y) {
   constexpr std::int32_t kOne = 0x3f800000;
@@ -49,10 +49,10 @@ enum : int {  // sums of kMismatchDifferences
   kSumChi2,
   kDifferenceSums,
 };
-// kMismatchProbabilities: what probabilities lack to 1, then they themselves; maxima likewise.
+// Sums of kMismatchProbabilities: 1 minus the probabilities, then the probabilities; likewise the maxima.
 constexpr int kSumMissing = 0, kSumPresent = 2, kProbabilitySums = 4;
 enum : int { kCountOfTokens, kCountDiffering, kCountNonfinite, kFirstBin };
-constexpr int kBinsOfDifferences = kTokenCounts - kFirstBin;  // the others are counted with the probabilities
+constexpr int kBinsOfDifferences = kTokenCounts - kFirstBin;  // the other bins are counted with the probabilities
 static_assert(kMismatchBins - kBinsOfDifferences <= kTokenCounts);
 
 struct MismatchFactors {};
@@ -118,7 +118,7 @@ struct MismatchTerms : EverySum {
   }
 };
 
-// Sums over sequences: first the tokens' sums, then terms of whole sequences.
+// Sums over sequences: first the sums of the tokens, then terms of whole sequences.
 enum : int {
   kTotalLogRatio,
   kTotalDistance,
@@ -146,7 +146,7 @@ enum : int {
 };
 
 struct MismatchPair : CentralPair {
-  std::int32_t missing[2];  // whether a value is what a probability lacks to 1, or the probability
+  std::int32_t missing[2];  // whether a value is 1 minus the probability, or the probability
   std::int32_t rollout_neutral;
 };
 
@@ -209,7 +209,7 @@ struct MismatchBatch {
     return t;
   }
 
-  // Each value in the form that is the smaller, which keeps the more digits.
+  // Stores each value in its smaller form, which keeps more digits.
   static RLK_HD MismatchPair pair_of(const Total& t) {
     const float tokens = static_cast<float>(t.count[kCountOfTokens]);
     MismatchPair pair = {};
@@ -251,7 +251,7 @@ struct MismatchBatch {
     return from;
   }
   static RLK_HD void store(const Params& p, const Context& context, const Total& t, int i) {
-    if (i == kMismatchCorrelation) {  // by the pass over central moments
+    if (i == kMismatchCorrelation) {  // computed by the pass over central moments
       MismatchPair pair = pair_of(t);
       pair.rollout_neutral = p.rollout_neutral;
       in_global(context.shared)->pair = pair;
@@ -270,7 +270,7 @@ struct MismatchBatch {
   }
 };
 
-// What follows from moments of probabilities.
+// Metrics from the moments of probabilities.
 struct MismatchMoments {
   static constexpr int kInputs = 2, kResults = 1;
   static constexpr bool kProducts = true;

@@ -1,6 +1,6 @@
-// optimal_token_baseline on a GPU, for every vendor: a block scans a sequence, a chunk at a time from either end; then blocks
-// of a group go over its positions, a thread a position. Between them, in a workspace, W of every token and how many tokens of
-// a sequence count.
+// optimal_token_baseline on a GPU, for every vendor. First a block scans each sequence, a chunk at a time from either
+// end. Then the blocks of a group go over its positions, one thread per position. Between the two, a workspace holds W
+// of every token and each sequence's number of tokens that count.
 #pragma once
 
 #include "rlk/kernels/optimal_baseline_token.h"
@@ -9,7 +9,7 @@
 namespace rlk {
 
 struct BaselineWorkspace {
-  float* weights;        // [slots]; kNoWeight where a token does not count
+  float* weights;        // [slots]; kNoWeight for a token that does not count
   std::int64_t* counts;  // [num_sequences]
   std::int64_t bytes;
 
@@ -21,7 +21,8 @@ struct BaselineWorkspace {
   }
 };
 
-// Blocks of a group: enough for its sequences' mean length, up to a bound; each goes on to the next tile that none has.
+// Blocks per group: enough for the mean length of its sequences, up to a bound. Each block takes the next tile that no
+// block has taken.
 inline std::int64_t baseline_blocks_of_group(const Sequences& q) {
   constexpr std::int64_t kMost = 64;
   const std::int64_t tiles = (mean_length(q) + kBaselineChunk - 1) / kBaselineChunk;
@@ -34,7 +35,7 @@ struct BaselineShared {
   std::uint32_t counts[kBaselineChunk / 32];
 };
 
-// A sequence's place in the outputs and the workspace, and in inputs of its own stride.
+// Offset of a sequence in the outputs and the workspace, and in inputs with a stride of their own.
 RLK_HD std::int64_t output_offset(const Sequences& q, std::int64_t s, const TokenSpan& span) {
   return q.packed() ? span.begin : s * q.num_tokens;
 }
@@ -54,7 +55,7 @@ RLK_DEVICE void baseline_scan(const OptimalTokenBaselineParams& p, const Baselin
   const bool shares_reward = p.rewards.token_stride == 0;
   const std::int64_t to = output_offset(q, s, span), mask_at = q.packed() ? span.begin : s * p.mask.row_stride;
   const auto counted = [&](std::int64_t t) { return t < span.length && counts<GlobalMemory>(p.mask, mask_at + t); };
-  // A null array's address is never read.
+  // The address of a null array is computed but never read.
   const auto of_sequence = [&](const PolicyTokens& a) { return in_global(a.data) + offset_of(a, q, s, span); };
   const float* const rewards = of_sequence(p.rewards);
   const float* const logprob = of_sequence(p.logprob);
@@ -63,7 +64,7 @@ RLK_DEVICE void baseline_scan(const OptimalTokenBaselineParams& p, const Baselin
   float* const weights = in_global(w.weights) + to;
   float* const returns = in_global(p.returns) + to;
   const std::int64_t chunks = (span.length + kBaselineChunk - 1) / kBaselineChunk;
-  // G is NaN for a sequence beside bad offsets.
+  // G is NaN for a sequence next to bad offsets.
   float before = 0.0f, after = has_bad_offsets(q, s) ? canonical_nan() : 0.0f;
   std::uint32_t tokens = 0;
   RLK_UNROLL_NOT
@@ -106,7 +107,7 @@ RLK_DEVICE void baseline_scan(const OptimalTokenBaselineParams& p, const Baselin
   in_global(w.counts)[s] = total;
 }
 
-// The positions of `part` of `parts` of a group.
+// Processes the positions of part `part` out of `parts` of a group.
 template <class Gpu>
 RLK_DEVICE void baseline_group(const OptimalTokenBaselineParams& p, const BaselineWorkspace& w, std::int64_t group,
                                std::int64_t part, std::int64_t parts) {

@@ -1,4 +1,4 @@
-// The formulas of ops/optimal_token_baseline.h that every backend shares, and what of a call would corrupt memory.
+// Formulas of ops/optimal_token_baseline.h that every backend shares, and checks of what would corrupt memory.
 #pragma once
 
 #include "rlk/kernels/policy_check.h"
@@ -40,7 +40,7 @@ RLK_HD F weighted_by(F w, F importance) {
   return mul_rn(w, mul_rn(importance, importance));
 }
 
-// In place of W where a token does not count: W itself is never negative.
+// Stands in place of W for a token that does not count; W itself is never negative.
 constexpr float kNoWeight = -1.0f;
 
 // The sequences of a group.
@@ -49,7 +49,7 @@ RLK_HD OffsetRange group_of(const OptimalTokenBaselineParams& p, std::int64_t g)
   return range_of({p.group_offsets, p.group_dtype}, g, p.sequences.num_sequences);
 }
 
-// From which position on a sequence of the group has no baseline: add() each, ascending.
+// Position from which a sequence of the group has no baseline. Call add() for each sequence, ascending.
 struct BaselineTail {
   std::int64_t sequence = -1, longest = -1, second = -1;
   RLK_HD void add(std::int64_t s, std::int64_t tokens) {

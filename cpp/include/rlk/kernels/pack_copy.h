@@ -1,11 +1,11 @@
-// How a GPU's threads share out the bytes of a pack call, and the copy itself, for CUDA and HIP.
+// The split of a pack call's bytes among a GPU's threads, and the copy itself, for CUDA and HIP.
 //
-// Blocks go over padded rows, since these are what the host knows the number of: a block finds its row by a division, the
-// row's place among the packed ones by two offsets, and needs no search. A row past its sequence's end is not copied. More
-// blocks go over the packed array and fill what lies past the last sequence.
+// Blocks go over padded rows, since the host knows their number. A block finds its row by a division and the row's
+// packed place by two offsets, without a search. A row past its sequence's end is not copied. Further blocks go over
+// the packed array and fill it behind the last sequence.
 //
-// Where tokens follow one another on both sides a row is a run of bytes (kernels/byte_copy.h). Elsewhere a token's bytes are
-// units: the largest of 1, 2, 4, 8, 16 bytes that every address is a multiple of.
+// If tokens follow one another on both sides, a row is a run of bytes (kernels/byte_copy.h). Otherwise a token's bytes
+// are copied in units: the largest of 1, 2, 4, 8, 16 bytes that divides every address.
 #pragma once
 
 #include <algorithm>
@@ -21,15 +21,15 @@ namespace rlk {
 constexpr int kPackLog2Threads = 7;  // log2 of the threads per block
 constexpr int kPackThreads = 1 << kPackLog2Threads;
 constexpr int kPackUnits = 8;     // units per thread
-constexpr int kPackTogether = 4;  // units whose loads are under way together
-// Bytes of a block that fills a run. They are many, since all these blocks are idle if the bound equals the number of
-// tokens.
+constexpr int kPackTogether = 4;  // units whose loads are in flight together
+// Bytes per block that fills a run. The number is large, since all these blocks are idle if the bound equals the number
+// of tokens.
 constexpr std::int64_t kPackTailBytes = 16 * kPackThreads * 32;
 
 struct PackShare {
   RowSplit split;
   std::uint32_t units = 0;        // units per token
-  std::uint32_t row_blocks = 0;   // blocks of rows; then those of the packed array
+  std::uint32_t row_blocks = 0;   // number of blocks for rows; blocks of the packed array follow
   std::uint32_t first_block = 0;  // first block in the launch
   std::int32_t log2_unit = 0;
   bool flat = false;  // tokens follow one another on both sides
@@ -38,11 +38,12 @@ struct PackGrid {
   PackShare shares[kPackArrays];
   std::uint32_t blocks = 0;
   bool all_flat = true;
-  std::int32_t first_token = 0, num_tokens = 0;  // range of each padded row's tokens, in this launch
-  std::int64_t tail = 0;                         // first packed token that may be filled; negative: the last offset
+  std::int32_t first_token = 0, num_tokens = 0;  // range of each padded row's tokens in this launch
+  std::int64_t tail = 0;                         // first packed token that may be filled; negative: taken from the last
+                                                 // offset
 };
 
-// Log2 of the units of an array.
+// Log2 of the bytes per unit of an array.
 inline int pack_log2_unit(const PackArray& a, std::int64_t num_sequences, std::int64_t num_tokens) {
   std::uint64_t bits = static_cast<std::uint64_t>(a.token_bytes) | reinterpret_cast<std::uintptr_t>(a.padded) |
                        reinterpret_cast<std::uintptr_t>(a.packed) | static_cast<std::uint64_t>(a.packed_stride);
@@ -59,10 +60,10 @@ inline bool is_run(const PackParams& p, const PackArray& a) {
          a.packed_stride == a.token_bytes && a.token_bytes <= kMostRunBytes;
 }
 
-// The launch for tokens from `first` on of every row, and, where `tail` says so, the packed array. Gives the first token
-// of the next launch.
+// Makes the launch for tokens from `first` on of every row; with `tail` also for the packed array. Returns the first
+// token of the next launch.
 inline std::int64_t pack_grid(const PackParams& p, std::int64_t first, bool rows, bool tail, PackGrid* g) {
-  std::int64_t most = 1, blocks = 0;  // most: units, or bytes of a run
+  std::int64_t most = 1, blocks = 0;  // most: largest number of units, or of bytes of a run
   for (int i = 0; i < p.num_arrays; ++i) {
     const PackArray& a = p.arrays[i];
     most = std::max(most,
@@ -97,7 +98,7 @@ inline std::int64_t pack_grid(const PackParams& p, std::int64_t first, bool rows
   return first + tokens;
 }
 
-// launch(grid) for each launch of a call.
+// Calls launch(grid) for each launch of a call.
 template <class F>
 void for_each_pack_launch(const PackParams& p, const F& launch) {
   PackGrid g;
@@ -107,7 +108,7 @@ void for_each_pack_launch(const PackParams& p, const F& launch) {
     return next;
   };
   bool tail = !p.unpacks;
-  if (tail && (!p.covered || p.num_tokens == 0)) {  // before what may be copied over it
+  if (tail && (!p.covered || p.num_tokens == 0)) {  // first, since the copy may overwrite part of it
     run(0, false, true);
     tail = false;
   }
@@ -116,7 +117,7 @@ void for_each_pack_launch(const PackParams& p, const F& launch) {
 
 namespace pack_detail {
 
-// An element divides a unit, or is zero: so every unit is the same.
+// An element divides a unit, or the fill is zero, so every unit is the same.
 template <class Unit>
 RLK_HD Unit fill_unit(std::uint64_t fill) {
   if constexpr (sizeof(Unit) == 16) {
@@ -173,7 +174,7 @@ RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a,
   RLK_UNROLL_NOT
   for (int begin = 0; begin < kPackUnits; begin += kPackTogether) {
     Unit values[kPackTogether];
-    std::int64_t to[kPackTogether];  // bytes; below 0: nothing is written
+    std::int64_t to[kPackTogether];  // byte offsets; below 0: nothing is written
     RLK_UNROLL
     for (int k = 0; k < kPackTogether; ++k) {
       const std::uint32_t item = first + static_cast<std::uint32_t>(begin + k) * step;
@@ -198,7 +199,7 @@ RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a,
   }
 }
 
-// The first packed token that no sequence has.
+// First packed token that belongs to no sequence.
 template <class Memory>
 RLK_HD std::int64_t tail_of(const PackParams& p, const PackGrid& g) {
   if (g.tail >= 0) return g.tail;
@@ -244,7 +245,7 @@ RLK_HD void run(const PackParams& p, const PackGrid& g, const PackArray& a, cons
 
 }  // namespace pack_detail
 
-// What a block of a launch does. kAllFlat: of one whose arrays are all flat, which takes fewer registers.
+// Work of one block of a launch. kAllFlat: all arrays of the launch are flat, which takes fewer registers.
 template <class Memory, bool kAllFlat = false>
 RLK_HD void pack_block(const PackParams& p, const PackGrid& g, std::uint32_t block, int thread) {
   int i = 0;

@@ -1,5 +1,5 @@
-// The prefix sum of pack_layout as one block of a GPU does it, for CUDA and HIP: a tile of lengths at a time, of which the
-// next one is read ahead. Memory is read and written by neighbouring threads side by side; a thread adds neighbouring lengths.
+// Prefix sum of pack_layout by one block of a GPU, for CUDA and HIP. It takes a tile of lengths at a time, and loads
+// the next tile ahead. Neighbouring threads read and write neighbouring memory; each thread adds neighbouring lengths.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,23 @@
 namespace rlk {
 
 constexpr int kPackScanThreads = 512;
-constexpr int kPackScanLengths = 16;  // lengths that a thread takes of a tile
+constexpr int kPackScanLengths = 16;  // lengths per thread and tile
 constexpr int kPackScanTile = kPackScanThreads * kPackScanLengths;
 
 struct PackScanShared {
   struct alignas(16) {
-    std::int32_t of[kPackScanLengths + 4];  // 4: neighbouring threads' lie in other banks
-  } lengths[kPackScanThreads];              // then the offsets behind them
+    std::int32_t of[kPackScanLengths + 4];  // the 4 puts neighbouring threads into different banks
+  } lengths[kPackScanThreads];              // later the offsets behind the lengths
   std::uint32_t sums[2][kPackScanThreads];
   std::int32_t status;
 };
 
 namespace pack_detail {
 
-constexpr std::uint32_t kMostPackSum = std::uint32_t{1} << 31;  // more than any capacity: what is more is this
+constexpr std::uint32_t kMostPackSum = std::uint32_t{1} << 31;  // more than any capacity; larger sums are clamped to it
 RLK_HD std::uint32_t pack_sum(std::uint32_t a, std::uint32_t b) { return a > kMostPackSum - b ? kMostPackSum : a + b; }
 
-// length(i): of row i.
+// length(i) gives the length of row i.
 template <class Memory, class Length, class Barrier>
 RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& shared, const Length& length,
                          const Barrier& barrier) {
@@ -38,7 +38,8 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
     RLK_UNROLL
     for (int k = 0; k < kPackScanLengths; ++k) {
       const std::int64_t i = tile + k * kPackScanThreads + thread, last = p.num_sequences - 1;
-      ahead[k] = length(i < last ? i : last);  // without a branch and unused yet: loads are under way together
+      ahead[k] = length(i < last ? i : last);  // loads without a branch and before use, so that they are in flight
+                                               // together
     }
   };
   if (thread == 0) shared.status = 0;
@@ -68,7 +69,7 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
     shared.sums[0][thread] = of_thread;
     barrier();
     int from = 0;
-    RLK_UNROLL_NOT  // conditions of all steps would be more scalar registers than there are
+    RLK_UNROLL_NOT  // keeping the conditions of all steps would need more scalar registers than there are
         for (int distance = 1; distance < kPackScanThreads; distance *= 2, from ^= 1) {
       const std::uint32_t more = thread >= distance ? shared.sums[from][thread - distance] : 0;
       shared.sums[from ^ 1][thread] = pack_sum(shared.sums[from][thread], more);
@@ -87,7 +88,7 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
       const std::int64_t i = tile + k * kPackScanThreads + thread;
       if (i < p.num_sequences) cu_seqlens[i + 1] = slot(k * kPackScanThreads + thread);
     }
-    // The next tile's lengths go where this thread alone has just read.
+    // The next tile's lengths go where only this thread has just read.
   }
   if (thread != 0) return;
   cu_seqlens[0] = 0;
@@ -96,7 +97,8 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
 
 }  // namespace pack_detail
 
-// The lengths are the caller's, or what the pass over the mask left in cu_seqlens. barrier(): of the block.
+// The lengths are the caller's, or those that the pass over the mask left in cu_seqlens. barrier() synchronises the
+// block.
 template <class Memory, class Barrier>
 RLK_HD void pack_scan_block(const PackLayoutParams& p, int thread, PackScanShared& shared, const Barrier& barrier) {
   const auto scan = [&](const auto* lengths) {

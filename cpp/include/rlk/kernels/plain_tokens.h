@@ -1,7 +1,7 @@
-// Plain arrays of tokens, which most calls have: padded sequences of whole quads, complete arrays, and quads aligned to
-// their vector's size. CUDA has a pass of its own for them, which tests none of these properties per token.
+// Plain arrays of tokens, which most calls have: padded sequences of whole quads, no optional array missing, and quads
+// aligned to their vector's size. CUDA has a separate pass for them, which tests none of these properties per token.
 //
-// Its terms have, beside what token_terms.h asks for:
+// In addition to what token_terms.h requires, its terms have:
 //   kInputs                       those from kFirstOptional on may be missing, kShareable may have one value a sequence
 //   output(p), kCounts            one output; counts are numbered from 1
 //   token(p, factors, inputs, mask, output, sums, count)      reads inputs of masked tokens as they are; it calls
@@ -20,9 +20,9 @@ struct PlainSums {
   F maximum;
 };
 
-// Masks of two bytes an element, or of doubles, are rare and go the general way.
+// Masks with two bytes per element, and masks of doubles, are rare and take the general path.
 inline bool is_plain_mask(const TokenMask& m) { return m.bytes != 2 && !(m.bytes == 8 && m.is_float); }
-// Whether its terms' kShareable has one value a sequence.
+// Whether the terms' kShareable input has one value per sequence.
 template <class Terms>
 inline bool shares_input(const typename Terms::Params& p) {
   return Terms::input(p, Terms::kShareable).token_stride == 0;
@@ -30,7 +30,7 @@ inline bool shares_input(const typename Terms::Params& p) {
 template <class Terms>
 inline bool has_plain_arrays(const typename Terms::Params& p) {
   const Sequences& q = Terms::sequences(p);
-  const auto whole = [&](const void* data, std::int64_t stride, int bytes) {  // bytes: of an element
+  const auto whole = [&](const void* data, std::int64_t stride, int bytes) {  // bytes: size of an element
     const int quad = bytes * kVec4 < 16 ? bytes * kVec4 : 16;
     return data != nullptr && is_aligned(data, static_cast<unsigned>(quad)) && stride * bytes % quad == 0;
   };

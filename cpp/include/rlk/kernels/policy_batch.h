@@ -1,5 +1,5 @@
-// policy_loss over sequences: what their sums become, and the results of the batch. The formulas on its tokens stand in
-// policy_terms.h.
+// policy_loss over sequences: the totals made from their sums, and the results of the batch. policy_terms.h has the
+// formulas for its tokens.
 #pragma once
 
 #include "rlk/kernels/policy_terms.h"
@@ -7,12 +7,12 @@
 
 namespace rlk {
 
-// The totals of a sequence: its sums, and three more that the loss weights.
+// Totals of a sequence: its sums, and three more that the loss weights.
 constexpr int kPolicyTotalSums = kPolicySums + 3;
 enum : int { kWeightedPolicy = kPolicySums, kWeightedKl, kWeightedEntropy };
 using PolicyTotalSums = TotalSums<kPolicyTotalSums, kLossCounts, kPolicyMaxima>;
 
-// The loss comes behind the metrics.
+// The loss is stored behind the metrics.
 constexpr int kPolicyResults = kPolicyMetrics + 1;
 struct PolicyResults {
   static constexpr ResultSources<kPolicyResults> sources() {

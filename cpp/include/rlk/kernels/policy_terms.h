@@ -1,4 +1,4 @@
-// The formulas of ops/policy_loss.h that every backend shares.
+// Formulas of ops/policy_loss.h that every backend shares.
 #pragma once
 
 #include "rlk/kernels/importance_terms.h"
@@ -40,7 +40,7 @@ enum PolicySum : int {
 };
 constexpr int kPolicyMaxima = 3;
 enum PolicyCount : int { kCountClipped = kCountTokens + 1, kCountDual, kCountLow, kCountHigh, kCountImportance };
-// Statistics of the first pass, which runs where a token's policy term needs sums over its sequence.
+// Statistics of the first pass. It runs only if a token's policy term needs sums over its sequence.
 enum PolicyStatistic : int {
   kStatLogRatio,
   kStatMismatch,
@@ -58,7 +58,7 @@ RLK_HD PolicyTokens policy_input(const PolicyLossParams& p, int i) {
   switch (i) {
     case kInputLogprob:
       return p.logprob;
-    case kInputOldLogprob: {  // without one the ratio is 1
+    case kInputOldLogprob: {  // without old_logprob the ratio is 1
       PolicyTokens a = p.logprob;
       if (p.old_logprob.data != nullptr) a = p.old_logprob;
       return a;
@@ -79,7 +79,7 @@ RLK_HD PolicyTokens policy_input(const PolicyLossParams& p, int i) {
 }
 
 RLK_HD bool has_importance(const PolicySpec& s) { return s.importance != ImportanceLevel::kNone; }
-// Whether `importance` is of log-probabilities.
+// Whether `importance` holds log-probabilities.
 RLK_HD bool has_rollout(const PolicyLossParams& p) {
   return p.importance.data != nullptr && p.spec.importance != ImportanceLevel::kGiven;
 }
@@ -94,7 +94,7 @@ RLK_HD bool drops(const PolicySpec& s) { return s.drop_above < infinity(); }
 RLK_HD bool has_shared_slope(const PolicySpec& s) {
   return s.level != RatioLevel::kToken && s.straight_through == 0 && s.surrogate != Surrogate::kGeometricClip;
 }
-// Whether a pass before needs logprobs, and whether it needs masks at all.
+// Whether an earlier pass needs log-probabilities, and whether such a pass is needed at all.
 RLK_HD bool needs_statistics(const PolicySpec& s) {
   return s.level != RatioLevel::kToken || importance_of_sequence(s) || s.gate != 0 || drops(s);
 }
@@ -116,14 +116,14 @@ RLK_HD ImportanceBounds importance_bounds(const PolicySpec& s) {
   return {s.importance_low, s.importance_high, s.importance_limit, s.importance_mask != 0};
 }
 
-// ---- what is the same for a sequence's tokens -----------------------------------------------------------------------
+// ---- factors that a sequence's tokens share -----------------------------------------------------------------------
 
 struct PolicyFactors {
   std::int64_t tokens = 0;
   float weight = 0.0f, entropy_weight = 0.0f;  // weight of the tokens; weight of H
   float log_ratio = 0.0f;                      // x of a sequence
   float ratio = 1.0f, slope = 0.0f;            // r and r' of a sequence
-  float kl_sum = 0.0f, kl_share = 1.0f;        // sum(K), and a token's share of what it gives the ratio
+  float kl_sum = 0.0f, kl_share = 1.0f;        // sum(K), and a token's share in the ratio's gradient from K
   float gradient = 0.0f;                       // shared P_x
   float importance = 1.0f;                     // importance weight of a sequence
   std::int32_t importance_clipped = 0, gated = 0, dropped = 0;
@@ -132,7 +132,7 @@ struct PolicyFactors {
   float gamma_positive = 0.0f, gamma_negative = 0.0f;  // kGamma: w
 };
 
-// Weights of tokens of a sequence that has `n`.
+// Weights of the tokens of a sequence with `n` tokens.
 RLK_HD void set_weights(const PolicyLossParams& p, const PolicyTotals& totals, std::int64_t n, PolicyFactors* f) {
   const PolicySpec& s = p.spec;
   f->weight = token_weight(p, totals, n);
@@ -158,7 +158,7 @@ RLK_HD Ratio<F> ratio_of(const PolicySpec& s, F raw) {
   return {x, r, inside_or(raw, s.log_ratio_min, s.log_ratio_max, r, broadcast<F>(0.0f))};
 }
 
-// A token's share of a kGeometricClip log-ratio, and whether it is clipped.
+// A token's summand of a kGeometricClip log-ratio, and whether it is clipped.
 template <class F>
 struct ClippedLogRatio {
   F value;
@@ -251,7 +251,7 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
       t = sigmoid_term(s, advantage, r, slope);
       break;
     case Surrogate::kGeometricClip: {
-      if constexpr (!kOfSequence) return weighted_term(advantage, logprob, r, MaskOf<F>(never));  // does not come here
+      if constexpr (!kOfSequence) return weighted_term(advantage, logprob, r, MaskOf<F>(never));  // unreachable
       const auto clipped = clipped_log_ratio(s, raw, advantage).clipped;
       t.value = broadcast<F>(mul_rn(-f.advantage, f.weighted_ratio));
       t.along_ratio = zero;
@@ -261,7 +261,7 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
       break;
     }
     case Surrogate::kGamma: {
-      if constexpr (!kOfSequence) return weighted_term(advantage, logprob, r, MaskOf<F>(never));  // does not come here
+      if constexpr (!kOfSequence) return weighted_term(advantage, logprob, r, MaskOf<F>(never));  // unreachable
       const F w = select(advantage >= zero, broadcast<F>(f.gamma_positive), broadcast<F>(f.gamma_negative));
       t = weighted_term(advantage, logprob, w, MaskOf<F>(never));
       break;
@@ -278,18 +278,20 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
   return t;
 }
 
-// Slope of a ratio's policy term over A, for A of either sign: what a sequence's shared gradient is made of.
+// Slope of a ratio's policy term divided by A, for A of either sign. A sequence's shared gradient is made of it.
 RLK_HD float shared_slope(const PolicySpec& s, float sign, float r, float slope) {
   const PolicyTerm<float> t =
       s.surrogate == Surrogate::kSigmoid ? sigmoid_term(s, sign, r, slope) : clipped_ratio_term(s, sign, r, slope);
-  return mul_rn(t.along_ratio, sign);  // -A |slope| over A
+  return mul_rn(t.along_ratio, sign);  // -A |slope| divided by A
 }
 
-// ---- the pass before ------------------------------------------------------------------------------------------------
+// ---- the first pass
+// --------------------------------------------------------------------------------------------------
 
 struct PolicyStatisticsTerms : EverySum {
   static constexpr int kInputs = 7, kOutputs = 1, kSums = kPolicyStatistics;
-  static constexpr int kDropped = 5, kWeight = 6;  // the last inputs: tokens that have no policy term; token_weight
+  static constexpr int kDropped = 5, kWeight = 6;  // the last inputs: the dropped tokens, which have no policy term;
+                                                   // token_weight
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
@@ -329,7 +331,7 @@ struct PolicyStatisticsTerms : EverySum {
     F product = select((in[kDropped] < zero) | (in[kDropped] > zero), zero, mul_rn(a, w));
     const bool is_weighted = p.token_weight.data != nullptr;
     if (is_weighted) product = scaled_by(product, in[kWeight]);
-    sum[kStatPositive] = select(a <= zero, zero, product);  // NaN too
+    sum[kStatPositive] = select(a <= zero, zero, product);  // taken for NaN, too
     sum[kStatNegative] = select(a < zero, product, zero);
     if (s.kl != KlEstimator::kNone && s.kl_times_ratio == kTimesRatio) {
       const bool straight_through = s.kl_straight_through != 0;
@@ -349,7 +351,7 @@ struct PolicyStatisticsTerms : EverySum {
 
 RLK_HD float finite_or_zero(float x) { return x < infinity() || is_nan(x) ? x : 0.0f; }
 
-// What a sequence's sums of the pass before say of its tokens; weights follow.
+// Factors of a sequence's tokens, from the sums of the first pass. The weights are set later.
 RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSums<kPolicyStatistics>& of) {
   const PolicySpec& s = p.spec;
   PolicyFactors f;
@@ -366,7 +368,7 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
   }
   if (s.gate != 0) {
     const float g = exp(mean_mismatch);
-    f.gated = !(g >= s.gate_low && g <= s.gate_high);  // NaN too
+    f.gated = !(g >= s.gate_low && g <= s.gate_high);  // true for NaN, too
   }
   f.dropped = drops(s) && !(div_rn(of.sum[kStatDrop], tokens) <= s.drop_above);
   if (s.level == RatioLevel::kToken) return f;
@@ -395,7 +397,7 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
   if (!has_shared_slope(s)) return f;
   float gradient = 0.0f;
   if (s.surrogate == Surrogate::kRatio || s.surrogate == Surrogate::kSigmoid) {
-    // No advantage of a sign has no slope, whatever the ratio.
+    // If no advantage has a sign, that sign adds no slope, whatever the ratio.
     const float positive = of.sum[kStatPositive], negative = f.dropped ? 0.0f : of.sum[kStatNegative];
     const float up = positive == 0.0f ? 0.0f : scaled_by(positive, shared_slope(s, 1.0f, f.ratio, f.slope));
     const float down = negative == 0.0f ? 0.0f : scaled_by(negative, shared_slope(s, -1.0f, f.ratio, f.slope));
@@ -409,11 +411,11 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
 
 // ---- the pass over tokens -------------------------------------------------------------------------------------------
 
-// What a pass over tokens must be able to do: the less it is, the less is held in registers.
+// Forms of the pass over tokens. A simpler form holds fewer values in registers.
 enum class PolicyForm {
   kClipped,   // PPO's clip of a token's ratio, without importance weights and selected tokens
-  kTokens,    // any term of single tokens
-  kSequences  // and sums of the pass before
+  kTokens,    // any term of a single token
+  kSequences  // also sums of the first pass
 };
 RLK_HD PolicyForm form_of(const PolicyLossParams& p) {
   if (needs_statistics(p.spec)) return PolicyForm::kSequences;
@@ -427,7 +429,7 @@ struct PolicyTokenTerms : EverySum {
   static constexpr bool kOfSequence = kForm == PolicyForm::kSequences, kClipped = kForm == PolicyForm::kClipped;
   static constexpr int kInputs = kPolicyInputs, kOutputs = 2, kSums = kPolicySums;
   static constexpr int kMaxima =
-      kClipped ? 2 : kPolicyMaxima;  // maxima of the ratio, of the mismatch, of the importance weight
+      kClipped ? 2 : kPolicyMaxima;  // maxima of the ratio, the mismatch and the importance weight
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
@@ -437,7 +439,8 @@ struct PolicyTokenTerms : EverySum {
     return policy_input(p, i);
   }
   static RLK_HD float* output(const Params& p, int i) { return i == 0 ? p.d_logprob : p.d_entropy; }
-  // Without importance weights their sums are the number of tokens, exactly; what is left of the upper ones is the entropy.
+  // Without importance weights, their sums are exactly the number of tokens. Only the entropy is left of the upper
+  // sums.
   static RLK_HD bool sums_upper(const Params& p) { return !kClipped || p.entropy.data != nullptr; }
   static RLK_HD float upper_sum(int i, std::uint32_t tokens) {
     return i == kSumImportance || i == kSumImportanceSquared ? static_cast<float>(tokens) : 0.0f;
@@ -461,7 +464,7 @@ struct PolicyTokenTerms : EverySum {
       t = policy_term<kOfSequence>(s, f, a, l, raw, x.ratio, x.slope);
     }
 
-    // Importance.
+    // The importance weight.
     F w = broadcast<F>(kOfSequence ? f.importance : 1.0f);
     auto w_clipped = either(kOfSequence && f.importance_clipped != 0, mask, never);
     if (!kClipped && s.importance == ImportanceLevel::kToken) {
@@ -504,12 +507,13 @@ struct PolicyTokenTerms : EverySum {
       t.along_logprob = scaled_by(t.along_logprob, u);
     }
 
-    // Here, that no condition is kept until the end.
+    // Counted here, so that no condition is kept until the end.
     sums->count[kCountTokens] = counted<F>(mask);
     sums->count[kCountLow] =
-        counted<F>(MaskOf<F>((x.ratio < broadcast<F>(s.clip_low)) & (a < zero)));  // a masked advantage is 0
+        counted<F>(MaskOf<F>((x.ratio < broadcast<F>(s.clip_low)) & (a < zero)));  // the advantage of a masked token is
+                                                                                   // 0
     sums->count[kCountHigh] = counted<F>(MaskOf<F>((x.ratio > broadcast<F>(s.clip_high)) & (a > zero)));
-    if constexpr (kClipped) {  // neither holds for a ratio of 1 and an advantage of 0
+    if constexpr (kClipped) {  // both are false for a ratio of 1 and an advantage of 0
       sums->count[kCountClipped] = counted<F>(t.clipped);
       sums->count[kCountDual] = counted<F>(t.dual);
       sums->count[kCountImportance] = counted<F>(never);
@@ -572,10 +576,12 @@ struct PolicyTokenTerms : EverySum {
     sum[kSumRatio] = where(mask, sum[kSumRatio]);
     sum[kSumImportance] = where(mask, sum[kSumImportance]);
     sum[kSumImportanceSquared] = where(mask, sum[kSumImportanceSquared]);
-    if (kOfSequence) sum[kSumPolicy] = where(mask, sum[kSumPolicy]);  // one a sequence, at all of its tokens
+    if (kOfSequence) sum[kSumPolicy] = where(mask, sum[kSumPolicy]);  // the same value at all tokens of a sequence
     sums->maximum[0] = sum[kSumRatio];
     sums->maximum[1] = mismatch;
-    if (!kClipped) sums->maximum[2] = max_of(add_rn(sum[kSumImportance], zero), zero);  // given ones may be negative
+    if (!kClipped)
+      sums->maximum[2] = max_of(add_rn(sum[kSumImportance], zero), zero);  // given importance weights may
+                                                                           // be negative
   }
 };
 

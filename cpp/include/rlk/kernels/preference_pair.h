@@ -18,7 +18,7 @@ RLK_HD float one_nan(float x) { return is_nan(x) ? canonical_nan() : x; }
 // A side's element: x, the score and its derivative, n.
 struct PreferenceElement {
   float policy, x, s, h, n, aligned;
-  bool empty;  // its count says that it has no token
+  bool empty;  // its count is below 1
 };
 
 template <class Memory>
@@ -76,7 +76,7 @@ RLK_HD float preference_reward(const PreferenceLossParams& p, const PreferenceEl
 RLK_HD float log1mexp(float v) { return v > -kLn2 ? mul_rn(kLn2, log2(-expm1(v))) : log1p(-exp(v)); }
 
 struct PreferenceValue {
-  float loss, g_w, g_l;  // derivatives in the scores
+  float loss, g_w, g_l;  // derivatives with respect to the scores
 };
 
 // kSigmoid, of z = beta delta.
@@ -91,8 +91,8 @@ RLK_HD PreferenceValue preference_sigmoid(const PreferenceLossParams& p, float z
   return {loss, g, -g};
 }
 
-// With what is missing to 1 in place of 1 / (1 - e^v) and a sigmoid of its logarithm: neither overflows where their product
-// does not.
+// Uses 1 minus the probabilities in place of 1 / (1 - e^v) and the sigmoid of its logarithm. Neither factor overflows
+// unless the product does.
 RLK_HD PreferenceValue preference_orpo(const PreferenceLossParams& p, const PreferenceElement& chosen,
                                        const PreferenceElement& rejected) {
   if (chosen.empty || rejected.empty) return {0.0f, 0.0f, 0.0f};
@@ -106,7 +106,7 @@ RLK_HD PreferenceValue preference_orpo(const PreferenceLossParams& p, const Pref
   return {loss, -g, scaled_by(g, div_rn(left_w, left_l))};
 }
 
-// fl(s_w - s_l); of scores that are the same infinity, the sign of what they are scores of.
+// fl(s_w - s_l). For scores that are the same infinity it is the sign of the difference of the x.
 RLK_HD float score_difference(const PreferenceElement& chosen, const PreferenceElement& rejected) {
   const float difference = sub_rn(chosen.s, rejected.s);
   if (!is_nan(difference) || !(chosen.s == rejected.s)) return difference;
@@ -168,7 +168,7 @@ RLK_HD PreferenceValue preference_value(const PreferenceLossParams& p, const Pre
     }
     case Preference::kDiscopop: {
       const float q = div_rn(z, p.tau), m = sigmoid(q), o = sigmoid(-q), log_p = logsigmoid(z);
-      // e^-z m, of which either alone may be 0 or Inf
+      // e^-z m; either factor alone may be 0 or Inf
       const float grown = z == -infinity() ? 0.0f : exp(sub_rn(logsigmoid(q), z));
       const float of_m = add_rn(scaled_by(log_p, m), grown);
       float slope = add_rn(sub_rn(-mul_rn(sigmoid(-z), o), grown), scaled_by(of_m, div_rn(o, p.tau)));
@@ -227,7 +227,7 @@ RLK_HD void preference_pair(const PreferenceLossParams& p, std::int64_t i) {
   Memory::global(p.rejected.d_policy)[i] = one_nan(d_l);
 }
 
-// Element i of kKto: the chosen ones, then the rejected ones.
+// Element i of kKto, where the chosen ones precede the rejected ones.
 template <class Memory>
 RLK_HD void preference_unpaired(const PreferenceLossParams& p, std::int64_t i) {
   const bool rejected = i >= p.chosen.num;
@@ -253,7 +253,7 @@ RLK_HD void preference_item(const PreferenceLossParams& p, std::int64_t i) {
   p.kind == Preference::kKto ? preference_unpaired<Memory>(p, i) : preference_pair<Memory>(p, i);
 }
 
-// What is sorted: which = 0 the policy's or the chosen, 1 the reference's or the rejected.
+// Keys that are sorted: which = 0 for the policy's or the chosen side's, 1 for the reference's or the rejected side's.
 template <class Memory>
 RLK_HD float preference_key(const PreferenceLossParams& p, int which, std::int64_t i) {
   if (p.sort == PreferenceSort::kAotUnpaired) {
@@ -270,7 +270,7 @@ RLK_HD bool preference_before(float a, std::int64_t i, float b, std::int64_t j) 
   if (is_nan(a) || is_nan(b)) return is_nan(a) && is_nan(b) ? i < j : is_nan(b);
   return a < b || (a == b && i < j);
 }
-// A key as an integer, by which kernels/merge_order.h sorts on a GPU. Equal floats have equal keys; NaN comes last.
+// A key as an integer, which kernels/merge_order.h sorts on a GPU. Equal floats have equal keys; NaN comes last.
 template <class Memory>
 RLK_HD std::int64_t preference_order_key(const PreferenceLossParams& p, int which, std::int64_t i) {
   const float key = preference_key<Memory>(p, which, i);
@@ -278,11 +278,11 @@ RLK_HD std::int64_t preference_order_key(const PreferenceLossParams& p, int whic
   const auto bits = static_cast<std::int32_t>(bits_of(key) & 0x7fffffffu);
   return key < 0.0f ? -std::int64_t{bits} : bits;
 }
-// One of two arrays [2, num] of indices. The second array gets the order, then the first one the ranks.
+// One of two arrays [2, num] of indices. The second array receives the order, then the first one the ranks.
 RLK_HD std::int32_t* preference_indices(const PreferenceLossParams& p, int which, bool first) {
   return (first ? p.ranks : p.order) + which * p.chosen.num;
 }
-// The side, and the run or block of its keys, that a block of a launch over both sides takes.
+// Side of a block in a launch over both sides, and the block's index on that side.
 struct PreferenceHalf {
   int which;
   std::int32_t block;
@@ -304,7 +304,7 @@ RLK_HD void preference_merge(const PreferenceLossParams& p, int which, std::int3
                       static_cast<std::int32_t>(p.chosen.num), run, at, preference_indices(p, which, from_first),
                       preference_indices(p, which, !from_first));
 }
-// Behind the order: the ranks of what is at place i of either side.
+// After the sort: writes the ranks of the elements at place i of either side.
 template <class Memory>
 RLK_HD void preference_ranks(const PreferenceLossParams& p, std::int64_t i) {
   for (int which = 0; which < 2; ++which) {
@@ -313,7 +313,7 @@ RLK_HD void preference_ranks(const PreferenceLossParams& p, std::int64_t i) {
   }
 }
 
-// Metrics: what is added at position i, and how many positions there are.
+// Value that a metric adds at position i, and the number of positions.
 RLK_HD std::int64_t preference_metric_items(const PreferenceLossParams& p, int metric) {
   if (metric == 0) return preference_losses(p);
   if (metric == 2) return p.rejected.num;
@@ -331,7 +331,7 @@ RLK_HD float preference_mean(const PreferenceLossParams& p, int metric, float su
   const std::int64_t num = preference_metric_items(p, metric);
   return num == 0 ? 0.0f : div_rn(sum, static_cast<float>(num));
 }
-// From the five sums.
+// Metrics from their five sums.
 template <class Memory>
 RLK_HD void preference_metrics(const PreferenceLossParams& p, const float* sums) {
   float means[kPreferenceMetrics];
@@ -343,8 +343,8 @@ RLK_HD void preference_metrics(const PreferenceLossParams& p, const float* sums)
   for (int m = 0; m < kPreferenceMetrics; ++m) Memory::global(p.metrics)[m] = one_nan(means[m]);
 }
 
-// The metrics' sums by a block of 256 threads, each with 8 items that follow one another at a time. `nodes`: [256] floats
-// that the block shares; barrier(): of the block.
+// Sums of the metrics by a block of 256 threads; each thread takes 8 consecutive items at a time. `nodes` is 256 floats
+// that the block shares; barrier() synchronises the block.
 constexpr int kPreferenceMetricThreads = 256;
 template <class Memory, class Barrier>
 RLK_HD void preference_metrics_block(const PreferenceLossParams& p, int thread, float* nodes, const Barrier& barrier) {
@@ -373,7 +373,7 @@ RLK_HD void preference_metrics_block(const PreferenceLossParams& p, int thread, 
   if (thread == 0) preference_metrics<Memory>(p, sums);
 }
 
-// An element of the backward: the chosen side's, then the rejected side's.
+// An element of the backward; the chosen side's elements precede the rejected side's.
 template <class Memory>
 RLK_HD void preference_gradient(const PreferenceLossBackwardParams& p, std::int64_t item) {
   const PreferenceGradient& side = item < p.chosen.num ? p.chosen : p.rejected;

@@ -1,6 +1,6 @@
-// A row of process_logits by a team (sample_row.h), the same body on every backend, and the checks of a call.
-// The row's output first holds one word a column: the column's count in the history, and two flags. So no workspace is
-// needed.
+// A row of process_logits by a team (sample_row.h), the same body on every backend, and the preconditions of a call.
+// The row's output first holds one word per column: the column's count in the history, and two flags. So no workspace
+// is needed.
 #pragma once
 
 #include "rlk/math/ieee.h"
@@ -25,7 +25,7 @@ inline void check_process_logits(const ProcessLogitsParams& p) {
   RLK_CHECK(p.num_rows == 0 || p.status != nullptr, "process_logits: status is given");
 }
 
-// The params of raw_logprob's pass.
+// Params for the pass that computes raw_logprob.
 template <class Params>
 inline Params raw_pass(Params p) {
   p.allowed = nullptr;
@@ -58,7 +58,7 @@ struct Penalties {
   }
 };
 
-// A row's entries, none where its offsets are bad.
+// Entries of a row; none if its offsets are bad.
 struct RowSpan {
   std::int64_t begin, end;
   bool good;
@@ -100,7 +100,7 @@ RLK_DEVICE void process_row(const Team& team, const ProcessLogitsParams& p, std:
     if (id < 0 || id >= p.vocab_size) {
       team.set_bits(status, kBadHistory);
     } else if (j < 0 || j >= p.num_columns) {
-      continue;  // another shard's
+      continue;  // the id belongs to another shard
     } else if (p.is_prompt != nullptr && team.global(p.is_prompt)[i] != 0) {
       team.set_bits(words + j, kInPrompt);
     } else {

@@ -1,4 +1,4 @@
-// The formulas of ops/importance_weights.h that every backend shares, and what of a call would corrupt memory.
+// Formulas of ops/importance_weights.h that every backend shares, and checks of what would corrupt memory.
 #pragma once
 
 #include "rlk/kernels/central_moments.h"
@@ -48,7 +48,7 @@ RLK_HD Divergence<F> divergence_of(F c) {
   const F k3 = sub_rn(expm1(c), min_of(c, broadcast<F>(kLargestFloat)));
   return {-c, mul_rn(mul_rn(broadcast<F>(0.5f), c), c), max_of(k3, broadcast<F>(0.0f))};
 }
-// `kept` and what the bounds that are there allow.
+// `kept` and the tests of all bounds that are given.
 template <class F>
 RLK_HD MaskOf<F> inside(const RejectionBounds& b, const Divergence<F>& k, MaskOf<F> kept) {
   if (b.k1_low > -infinity()) kept = MaskOf<F>(kept & (k.k1 >= broadcast<F>(b.k1_low)));
@@ -58,11 +58,11 @@ RLK_HD MaskOf<F> inside(const RejectionBounds& b, const Divergence<F>& k, MaskOf
   return kept;
 }
 
-// What is the same for a sequence's tokens.
+// Factors that a sequence's tokens share.
 struct ImportanceFactors {
-  float weight = 0.0f, ratio = 0.0f;  // after and before its bounds
+  float weight = 0.0f, ratio = 0.0f;  // weight after its bounds, ratio before them
   std::int32_t kept = 1;
-  std::int32_t broken = 0;  // the cuts beside it do not ascend
+  std::int32_t broken = 0;  // offsets next to it do not ascend
 };
 
 enum : int { kStatOfRatio, kStatOfLimited, kStatK2, kStatK3 };
@@ -124,7 +124,7 @@ enum : int { kMostRatio, kLeastRatio, kMostWeight, kLeastWeightOfTokens };
 
 RLK_HD float low_ratio(const ImportanceSpec& s) { return s.low > -infinity() ? s.low : div_rn(1.0f, s.high); }
 
-// What is wanted beside weights and what is kept: nothing, their mean, or what metrics are made of.
+// Results beside the weights and `kept`: none, the mean of the weights, or the inputs of the metrics.
 enum class ImportanceForm { kAlone, kNormalized, kMeasured };
 RLK_HD ImportanceForm form_of(const ImportanceWeightsParams& p) {
   if (p.metrics != nullptr) return ImportanceForm::kMeasured;
@@ -184,7 +184,7 @@ struct ImportanceTokenTerms : LowerSums {
   }
 };
 
-// Its total is the mean weight that all are divided by, and the metrics.
+// Its total holds the mean weight, which divides all weights, and the metrics.
 struct ImportanceBatch {
   static constexpr int kGroups = 1, kSums = 3, kCounts = 9, kMaxima = 7, kResults = kImportanceMetrics + 1;
   enum : int { kTokens, kSequences, kBadCuts, kLow, kHigh, kKept, kRejecting, kLowSequences, kHighSequences };
@@ -192,13 +192,13 @@ struct ImportanceBatch {
     kWeight,
     kOfTokens,
     kOfSequences
-  };  // kWeight: what the mean to divide by is made of; of weights and means
+  };  // kWeight: terms of the mean to divide by, over weights or over sequences' mean weights
   enum : int { kMostOfSequences = kTokenMaxima, kLeastOfSequences, kMostDeviation };
   using Params = ImportanceWeightsParams;
   using Factors = ImportanceFactors;
   struct Shared {
     float divisor;
-    CentralPair pair;  // sums of weights, and of sequences' mean weights by the same scale
+    CentralPair pair;  // sums of weights, and of sequences' mean weights with the same scale
   };
   using Context = TokenContext<ImportanceBatch>;
   using Statistics = ImportanceStatisticsTerms;
@@ -249,11 +249,12 @@ struct ImportanceBatch {
     t.maximum[kMostDeviation] = abs_of(deviation);
     return t;
   }
-  // The divisor comes behind the metrics.
+  // The divisor is stored behind the metrics.
   static RLK_HD void store(const Params& p, const Context& context, const Total& t, int i) {
     const bool of_divisor = i == kImportanceMetrics;
     if (!of_divisor && p.metrics == nullptr) return;
-    if (i == kImportanceWeightStd) {  // by the pass over central moments, as what else follows from these
+    if (i == kImportanceWeightStd) {  // computed by the pass over central moments, as are the metrics that follow from
+                                      // these
       in_global(context.shared)->pair = pair_of(t);
       return;
     }
@@ -314,7 +315,7 @@ struct ImportanceBatch {
   }
 };
 
-// What follows from moments of weights, which the passes before wrote, and of sequences' mean weights.
+// Metrics from the moments of the weights, which earlier passes wrote, and of the sequences' mean weights.
 struct ImportanceMoments {
   static constexpr int kInputs = 1, kResults = 3;
   static constexpr bool kProducts = false;

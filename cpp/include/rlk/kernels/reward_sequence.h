@@ -1,8 +1,9 @@
-// scatter_rewards adds rewards to the tokens of a sequence after the pass over tokens. A wave takes a sequence on a
-// GPU; on the CPU a wave is one lane. Spans that may share a token are added one after another, and one lane owns a
-// token throughout, so that additions come in the order of spans.
+// scatter_rewards adds rewards to the tokens of a sequence after the pass over tokens. On a GPU one wave takes a
+// sequence; on the CPU a wave is one lane. Spans that may share a token are added one after another. Each token belongs
+// to one lane throughout, so additions come in the order of the spans.
 //
-// Gpu: as in token_kernels.h, and wave_barrier(), after which the other lanes of a wave see a lane's earlier writes.
+// Gpu has the members listed in token_kernels.h and wave_barrier(). After it, a lane's earlier writes are visible to
+// the other lanes of its wave.
 #pragma once
 
 #include "rlk/kernels/reward_terms.h"
@@ -40,7 +41,7 @@ class RewardSequence {
   }
 
  private:
-  // kAhead: positions of a lane whose loads are under way together.
+  // kAhead: positions of a lane whose loads are in flight together.
   static constexpr int kLanes = Gpu::kLanes, kAhead = kSpreads ? 8 : 4;
   static constexpr std::int64_t kChunk = std::int64_t{kLanes} * kAhead;
 
@@ -91,7 +92,7 @@ class RewardSequence {
   }
   // The last (or first) token that any lane found in the chunk, as a bit of this lane; 0 if another lane has it.
   RLK_DEVICE std::uint32_t nearest(std::uint32_t found, bool last, bool* any) const {
-    std::uint32_t most = 0;  // one more than how far from the other end of the chunk it is
+    std::uint32_t most = 0;  // distance from the other end of the chunk, plus one
     RLK_UNROLL
     for (int k = 0; k < kAhead; ++k) {
       const auto at = static_cast<std::uint32_t>(k * kLanes + lane_);
@@ -118,7 +119,7 @@ class RewardSequence {
     }
   }
 
-  // Whether all were spans.
+  // Adds the rewards of all spans. Returns whether every span was valid.
   RLK_DEVICE bool add_spans() const {
     if (p_.span_offsets.data == nullptr) return true;
     const Span spans = span_of<GlobalMemory>(p_.span_offsets, p_.num_spans, s_);
@@ -137,12 +138,12 @@ class RewardSequence {
         if (begin < 0 || begin > end || end > span_.length) return false;
         add_span(begin, end, in_global(p_.span_rewards)[i]);
       }
-      Gpu::wave_barrier();  // what a lane added to, another may add to next
+      Gpu::wave_barrier();  // another lane may add next to a token that this lane added to
     }
     return true;
   }
-  // Spans that lie one behind the other, as turns do, and whose own last or first token counts: no two have the same one, so
-  // each is a lane's and all are added at once. If one of them is another kind of span, none is added.
+  // Adds spans at once if they do not overlap, as for turns, and the last or first token of each one counts. Their
+  // tokens are then distinct, so each span is one lane's. If any span is of another kind, none is added.
   RLK_DEVICE bool add_turns(std::int64_t first, std::int64_t after) const {
     const std::int64_t i = first + lane_;
     std::int64_t begin = 0, end = 0;
@@ -159,7 +160,7 @@ class RewardSequence {
     if (begin < end) add(at, in_global(p_.span_rewards)[i], 0.0f);
     return true;
   }
-  // What is spread is so in a second round, after one that counts.
+  // Spreading needs two rounds: the first counts the tokens, the second adds the shares.
   RLK_DEVICE void add_span(std::int64_t begin, std::int64_t end, float reward) const {
     if (begin >= end) return;
     const bool last = p_.spec.place == SpanPlace::kLast;
@@ -201,7 +202,8 @@ class RewardSequence {
   float lagrange_ = 0.0f;
 };
 
-// Blocks of the pass over sequences, a wave a sequence; and what the pass over tokens leaves it, by its tile.
+// Blocks of the pass over sequences, where each wave takes a sequence. The pass over tokens leaves results for it, one
+// per tile.
 template <class Gpu>
 std::int64_t reward_blocks(const Sequences& q) {
   return (q.num_sequences + kTokenWaves<Gpu> - 1) / kTokenWaves<Gpu>;

@@ -1,8 +1,9 @@
-// scatter_rewards on a GPU, where rewards are spread over the tokens of spans: one block or a few for each sequence. A block
-// keeps the sequence's mask as bits, with the count before each word, and counts a span's tokens by two look-ups. Then it
-// writes each token once, a vector at a time.
-// Bound by HBM. Where tokens have no rewards of their own this is the only pass: it reads the mask once and writes outputs.
-// Else it follows the pass over tokens, and touches only vectors that hold a span or the sequence's reward.
+// scatter_rewards on a GPU for rewards that are spread over the tokens of spans: one block or a few for each sequence.
+// A block keeps the sequence's mask as bits, with the count before each word. Two look-ups then count a span's tokens.
+// After that it writes each token once, a vector at a time.
+// HBM bandwidth bounds it. If tokens have no rewards of their own this is the only pass: it reads the mask once and
+// writes the outputs. Otherwise it follows the pass over tokens, and touches only vectors that hold a span or the
+// sequence's reward.
 #pragma once
 
 #include <limits>
@@ -12,16 +13,17 @@
 namespace rlk {
 
 constexpr int kSpreadSpans =
-    kTokenThreads - 1;  // that a block has at a time: a thread has one, and one of none ends them
+    kTokenThreads - 1;  // spans that a block holds at a time: one per thread, less one for an empty span that ends the
+                        // list
 constexpr int kMostSpreadParts = 32;
 
-// Whether this serves a call, of blocks' tiles: positions and numbers of spans are ints.
+// Whether this pass can serve a call, given the tile of a block. Positions and numbers of spans must fit an int.
 template <class Gpu>
 bool spreads_by_blocks(const ScatterRewardsParams& p, int tile) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   return spreads(p) && tile != kWaveTile<Gpu> && p.sequences.num_tokens <= kMost && p.num_spans <= kMost;
 }
-// Blocks of a sequence: each reads all of its mask.
+// Blocks per sequence; each of them reads the whole mask.
 inline int spread_parts(const Sequences& q, int tile) {
   const std::int64_t tiles = mean_length(q) >> tile;
   return static_cast<int>(tiles < 1 ? 1 : tiles < kMostSpreadParts ? tiles : kMostSpreadParts);
@@ -29,23 +31,23 @@ inline int spread_parts(const Sequences& q, int tile) {
 
 struct alignas(16) SpreadSpan {
   std::int32_t begin, end;
-  float reward, combined;  // values of each of its tokens, where they have nothing else
+  float reward, combined;  // values of each of its tokens where tokens have no rewards of their own
 };
 struct SpreadShared {
   MaskShared mask;
   SpreadSpan spans[kTokenThreads];
-  float shares[kTokenThreads];  // a span's share, what each of its tokens gets; its reward until they are counted
+  float shares[kTokenThreads];  // a span's share, which each of its tokens gets; until they are counted, its reward
   std::uint32_t counts[kTokenThreads];
-  // One value a wave: how many spans are left from the first invalid one on; whether spans overlap.
+  // One value per wave: the number of spans from the first invalid one on; whether spans do not overlap.
   std::uint32_t left[kMostTokenWaves], are_apart[kMostTokenWaves];
   float reward, cost, lagrange;  // the sequence's values, as given
-  float blank, blank_combined;   // what its tokens begin with: NaN where its cuts are not good
+  float blank, blank_combined;   // initial value of its tokens: NaN if its offsets are bad
 };
 
 template <class Gpu>
 class RewardSpread {
  public:
-  // The part-th of `parts` blocks of sequence s. are_written: tokens have what is their own.
+  // Block number `part` of `parts` blocks of sequence s. are_written: the tokens already hold their own values.
   RLK_DEVICE RewardSpread(const ScatterRewardsParams& p, std::int64_t s, int part, int parts, bool are_written,
                           SpreadShared* shared)
       : p_(p),
@@ -80,13 +82,13 @@ class RewardSpread {
   }
 
  private:
-  // Whether tokens have what is their own, by the pass before or by this one.
+  // Whether tokens already hold their own values, from the earlier pass or from this one.
   enum class Written : int { kNot, kBefore, kHere };
-  static constexpr int kRewardThread = kTokenThreads / 2;  // has what is the sequence's
+  static constexpr int kRewardThread = kTokenThreads / 2;  // thread that handles the sequence's own values
   static constexpr int kNowhere = -kVec4, kBehind = std::numeric_limits<std::int32_t>::max();
 
   RLK_DEVICE const ScatterRewardsParams& p() const { return Gpu::first_argument(p_); }
-  // In vector registers: wave-uniform values and conditions that hold over a loop exceed the SGPR budget.
+  // Kept in vector registers: as wave-uniform values that live over a loop they would exceed the SGPR budget.
   static RLK_DEVICE std::int64_t of_lane(std::int64_t x) {
     return static_cast<std::int64_t>(Gpu::of_lane(static_cast<std::uintptr_t>(x)));
   }
@@ -95,7 +97,7 @@ class RewardSpread {
   RLK_DEVICE void load_stretch(int stretch) {
     if (stretch == stretch_) return;
     const bool is_first = stretch_ < 0;
-    if (!is_first) Gpu::barrier();  // others may still read the one before
+    if (!is_first) Gpu::barrier();  // other threads may still read the previous stretch
     stretch_ = stretch;
     mask_.load(p().mask, stretch, [&] {
       if (is_first) check_spans();
@@ -111,8 +113,8 @@ class RewardSpread {
   RLK_DEVICE std::int64_t bound_of(int i, int which) const {
     return offset_at<GlobalMemory>(p().spans, 2 * (std::int64_t{first_span_} + i) + which);
   }
-  // How many are left from the first on that is none, and whether one begins before the one before it ends. Nobody looks at
-  // those of a sequence whose cuts are not good.
+  // Counts the spans from the first invalid one on, and tells whether a span begins before the previous one ends. Spans
+  // of a sequence with bad offsets are never read.
   RLK_DEVICE void check_spans() {
     const ScatterRewardsParams& p = this->p();
     const bool has_good_cuts = !has_bad_offsets(p.sequences, s_);
@@ -127,7 +129,7 @@ class RewardSpread {
     if (thread() == kRewardThread) {
       shared_->reward = are_good ? given_reward(p, s_) : canonical_nan();
       shared_->cost = p.cost.data == nullptr ? 0.0f : in_global(p.cost.data)[s_ * p.cost.sequence_stride];
-      // of_lane: or the compiler would choose between addresses in the arguments and elsewhere.
+      // of_lane keeps the compiler from choosing between addresses in the arguments and elsewhere.
       float lagrange = float_of(static_cast<std::int32_t>(of_lane(bits_of(p.lagrange_value))));
       if (p.lagrange != nullptr) lagrange = checked_lagrange(*in_global(p.lagrange));
       const float blank = has_good_cuts ? 0.0f : canonical_nan();
@@ -157,12 +159,12 @@ class RewardSpread {
     if (left > 0 && thread() == kRewardThread) shared_->reward = canonical_nan();
     num_spans_ -= static_cast<int>(left);
   }
-  // From the first on as many as there is room for.
+  // Loads as many spans from `first` on as there is room for.
   RLK_DEVICE void begin_spans(int first) {
     const int rest = num_spans_ - first, i = own_span();
     count_ = rest < kSpreadSpans ? rest : kSpreadSpans;
     const bool is_again = written_ == Written::kHere;
-    if (is_again) Gpu::barrier();  // others may still look at the spans before these
+    if (is_again) Gpu::barrier();  // other threads may still read the previous spans
     SpreadSpan span = {kBehind, kBehind, 0.0f, 0.0f};
     if (i < count_) {
       span.begin = static_cast<int>(bound_of(first + i, 0));
@@ -200,7 +202,7 @@ class RewardSpread {
     }
     Gpu::barrier();
   }
-  // The first turn that ends behind a position, or one that begins behind all.
+  // First turn that ends behind a position, or one that begins behind all positions.
   RLK_DEVICE int turn_of(int position) const {
     int i = 0;
     RLK_UNROLL_NOT
@@ -212,8 +214,8 @@ class RewardSpread {
 
   // ---- tokens ---------------------------------------------------------------------------------------------------------
 
-  // A vector is the same thread's whenever it is read or written; a wave has neighbouring ones. is_last: no spans come after
-  // these.
+  // Each vector is read and written by the same thread, and a wave has neighbouring vectors. is_last: no more spans
+  // follow.
   RLK_DEVICE void write(bool is_last) const {
     const ScatterRewardsParams& p = this->p();
     float* const to = in_global(p.to_tokens) + to_ + mask_.begin;
@@ -241,7 +243,7 @@ class RewardSpread {
       write_plain(at, run);
     }
   }
-  // Positions up to `end` that all get the same: of a turn, or before the turn `span`.
+  // Positions up to `end` that all get the same value: those of a turn, or those before the turn `span`.
   struct Run {
     int span, end;
     float reward, combined;
@@ -268,7 +270,7 @@ class RewardSpread {
     if (p.costs != nullptr) Gpu::store_vec4(in_global(p.costs) + to, Vec4{});
     if (p.combined != nullptr) Gpu::store_vec4(in_global(p.combined) + to, of_counted(run.combined));
   }
-  // A position of any kind. i: the first turn that ends behind it, or the first span.
+  // Writes four positions of any kind. i: the first turn that ends behind the first position, or the first span.
   RLK_DEVICE void write_vec4(int at, bool is_last, int i) const {
     const ScatterRewardsParams& p = this->p();
     const std::uint32_t counted = mask_.counted_of(at);
@@ -308,7 +310,7 @@ class RewardSpread {
     x = where(mask, combined_reward(p.spec, x, cost, shared_->lagrange));
     store_tokens(in_global(p.combined) + to, at, x);
   }
-  // Takes four positions of the stretch, the first at -3 or later.
+  // Whether four positions of the stretch, the first at -3 or later, can be written as one vector.
   RLK_DEVICE bool are_whole(const float* tokens, int at) const {
     return at >= 0 && at + kVec4 <= mask_.tokens && is_aligned(tokens, sizeof(Vec4));
   }
@@ -337,25 +339,24 @@ class RewardSpread {
   Written written_;
   int length_;
   MaskStretch<Gpu> mask_;
-  int stretch_ = -1;  // that is there
-  // The sequence's spans before the first that is none; how many of them are there.
+  int stretch_ = -1;  // stretch that is loaded
+  // The sequence's spans before the first invalid one, and the number of them that are loaded.
   int first_span_ = 0, num_spans_ = 0, count_ = 0;
   bool are_turns_ = true;
-  int num_tokens_ = 0, last_ = kNowhere;  // the sequence's tokens that count, and where the last one is
+  int num_tokens_ = 0, last_ = kNowhere;  // number of the sequence's tokens that count, and position of the last one
 };
 
-// Blocks behind those of the sequences clear packed tokens that no sequence has. `rest` is this block's index among
-// them.
+// Blocks behind those of the sequences clear packed tokens of no sequence. `rest` is this block's index among them.
 template <class Gpu>
 RLK_DEVICE void clear_spread_rest(const ScatterRewardsParams& p, std::int64_t rest) {
-  // One by one: through a loop HIP's compiler would lose that they are not in a block's own memory.
+  // Written out, since HIP's compiler would forget in a loop that the arrays are not in shared memory.
   const std::int64_t parts = rest_blocks(p.sequences);
   clear_rest(p.sequences, p.to_tokens, rest, parts, Gpu::thread(), kTokenThreads);
   clear_rest(p.sequences, p.costs, rest, parts, Gpu::thread(), kTokenThreads);
   clear_rest(p.sequences, p.combined, rest, parts, Gpu::thread(), kTokenThreads);
 }
 
-// What block `block` does, of spread_parts of each sequence. are_written: after reward_tokens.
+// Work of block `block`, among spread_parts blocks per sequence. are_written: reward_tokens ran before.
 template <class Gpu>
 RLK_DEVICE void spread_rewards(const ScatterRewardsParams& p, std::int64_t block, int parts, bool are_written,
                                SpreadShared* shared) {

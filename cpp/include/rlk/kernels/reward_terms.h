@@ -1,4 +1,4 @@
-// The formulas of ops/scatter_rewards.h on one token, which every backend shares, and what of a call would corrupt memory.
+// Formulas of ops/scatter_rewards.h for one token, which every backend shares, and checks of what would corrupt memory.
 #pragma once
 
 #include "rlk/kernels/kl_terms.h"
@@ -48,15 +48,15 @@ RLK_HD F combined_reward(const RewardSpec& s, F reward, F cost, float lagrange) 
 RLK_HD float given_reward(const ScatterRewardsParams& p, std::int64_t s) {
   return p.rewards.data == nullptr ? 0.0f : in_global(p.rewards.data)[s * p.rewards.sequence_stride];
 }
-// The reward of a sequence with n scored tokens.
+// Reward of a sequence with n scored tokens.
 RLK_HD float sequence_reward(const RewardSpec& spec, float given, std::int64_t n) {
   const float penalised = sub_rn(given, mul_rn(spec.length_penalty, static_cast<float>(n)));
   const float left = static_cast<float>(spec.overlong_begin - n), buffer = static_cast<float>(spec.overlong_buffer);
   return add_rn(penalised, min_of(mul_rn(div_rn(left, buffer), spec.overlong_penalty), 0.0f));
 }
 
-// Tiles leave how many of their tokens count, and as a maximum where the last of these is: its position, from the
-// multiple of 2^kWindow before it on, and one.
+// Each tile leaves the number of its tokens that count. It also leaves, as a maximum, the place of the last of them:
+// its position from the preceding multiple of 2^kWindow on, plus one.
 constexpr int kWindow = 13;
 
 enum RewardInput : int { kRewardOfToken, kRewardLogprob, kRewardRefLogprob, kRewardInputs };
@@ -67,7 +67,7 @@ struct RewardTokenTerms : NoSums {
   static constexpr bool kTakesPosition = true;
   using Params = ScatterRewardsParams;
   struct Factors {
-    float added;  // +0, or NaN where the sequence's cuts are not good
+    float added;  // +0, or NaN for a sequence with bad offsets
     float lagrange;
   };
   static RLK_HD Factors factors(const Params& p, std::int64_t s) {
@@ -106,7 +106,7 @@ struct RewardTokenTerms : NoSums {
   }
 
  private:
-  // Position of each token, counted from 1 at the window's begin.
+  // Position of each token, counted from 1 at the begin of its window.
   template <class F>
   static RLK_HD F places(std::int64_t position) {
     constexpr int kCount = sizeof(F) / sizeof(float);

@@ -1,6 +1,6 @@
-// The pass over tokens of scatter_rewards where they have nothing of their own, neither a reward nor a KL term: 0, but where the
-// cuts of their sequence are not good or the Lagrange weight is not finite. Bound by HBM: of a token a byte of mask is read, and
-// outputs are written in whole vectors wherever their sequence lies.
+// Pass over tokens of scatter_rewards for tokens with neither a reward of their own nor a KL term. It writes 0, or NaN
+// if the offsets of a sequence are bad or the Lagrange weight is not finite. HBM bandwidth bounds it. It reads one byte
+// of mask per token, and writes outputs as whole vectors wherever a sequence lies.
 #pragma once
 
 #include "rlk/kernels/flag_words.h"
@@ -8,14 +8,14 @@
 
 namespace rlk {
 
-// Whether this serves a call, of blocks' tiles.
+// Whether this pass can serve a call, given the tile of a block.
 template <class Gpu>
 bool are_blank(const ScatterRewardsParams& p, int tile) {
   const bool bytes = p.mask.bytes <= 1;
   return bytes && p.token_rewards.data == nullptr && p.spec.kl == KlEstimator::kNone && tile != kWaveTile<Gpu>;
 }
 
-// Which of a tile's tokens count: how many, and one more than the last one's index.
+// The tokens of a tile that count: their number, and the index of the last one plus one.
 struct CountedTokens {
   std::uint32_t count = 0, after = 0;
 
@@ -24,7 +24,7 @@ struct CountedTokens {
     ++count;
     at_least(index + 1);
   }
-  // Sixteen of them.
+  // Takes sixteen flags.
   RLK_DEVICE void take(const Vec4& flags, int index) {
     RLK_UNROLL
     for (int i = 0; i < kVec4; ++i) {
@@ -54,7 +54,7 @@ struct VectorRun {
   }
 };
 
-// This thread's, of `count` flags.
+// This thread's part of `count` flags.
 template <class Gpu>
 RLK_DEVICE CountedTokens counted_tokens(const std::uint8_t* flags, int count) {
   CountedTokens found;
@@ -81,7 +81,7 @@ RLK_DEVICE void fill_with_zeros(float* to, int count) {
   const int tail = run.head + kVec4 * run.vectors + thread;
   if (tail < count) to[tail] = 0.0f;
 }
-// flags: null where every token counts.
+// flags: null if every token counts.
 template <class Gpu>
 RLK_DEVICE void fill_where(const std::uint8_t* flags, float value, float* to, int count) {
   if (value == 0.0f) return fill_with_zeros<Gpu>(to, count);
@@ -94,7 +94,7 @@ RLK_DEVICE void fill_where(const std::uint8_t* flags, float value, float* to, in
 struct BlanksShared {
   CountedTokens of_waves[kMostTokenWaves];
 };
-// In place of reward_tokens, where are_blank: the tile of slot `block`.
+// Replaces reward_tokens where are_blank holds: the tile of slot `block`.
 template <class Gpu>
 RLK_DEVICE void blank_tokens(const ScatterRewardsParams& p, TilePartial<8>* all_partials, int tile, std::int64_t block,
                              BlanksShared* shared) {
@@ -107,7 +107,7 @@ RLK_DEVICE void blank_tokens(const ScatterRewardsParams& p, TilePartial<8>* all_
     const int rest = left <= 0 ? 0 : left < 1 << tile ? static_cast<int>(left) : 1 << tile;
     return clear_tokens<Gpu, RewardTokenTerms>(p, span.begin + first, rest, Gpu::thread(), kTokenThreads);
   }
-  if (left <= 0) {  // a workspace slot without a tile
+  if (left <= 0) {  // this workspace slot has no tile
     if (Gpu::thread() == 0) partial = TilePartial<8>{};
     return;
   }

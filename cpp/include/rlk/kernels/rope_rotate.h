@@ -1,4 +1,4 @@
-// The formulas of ops/rope.h that every backend shares. Templates also run on the vectors of cpp/cpu/simd.h.
+// Formulas of ops/rope.h that every backend shares. Templates also run on the vectors of cpp/cpu/simd.h.
 #pragma once
 
 #include "rlk/math/ieee.h"
@@ -12,13 +12,13 @@ RLK_HD int rope_section(const RopeParams& p, std::int64_t pair) {
   return pair < p.section_pairs[0] ? 0 : pair < p.section_pairs[0] + p.section_pairs[1] ? 1 : 2;
 }
 
-// What a pair is rotated by.
+// The angle's values that rotate a pair.
 template <class F>
 struct RopeAngle {
   F cos_a, sin_a, cos_b, sin_b;
 };
 
-// The pair (a, b), not yet rounded to its type.
+// The rotated pair (a, b), not yet rounded to its type.
 template <class F>
 RLK_HD void rope_rotate(const RopeAngle<F>& angle, F* a, F* b) {
   const F first = fma_rn(*a, angle.cos_a, -mul_rn(*b, angle.sin_a));
@@ -26,7 +26,7 @@ RLK_HD void rope_rotate(const RopeAngle<F>& angle, F* a, F* b) {
   *a = first;
 }
 
-// The same under round_products: `rounded` gives a value as an element of the pair's type holds it.
+// Likewise under round_products. `rounded` rounds a value to the pair's type.
 template <class F, class Rounded>
 RLK_HD void rope_rotate_rounded(const RopeAngle<F>& angle, const Rounded& rounded, F* a, F* b) {
   const F first = sub_rn(rounded(mul_rn(*a, angle.cos_a)), rounded(mul_rn(*b, angle.sin_a)));

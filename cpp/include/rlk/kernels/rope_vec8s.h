@@ -1,5 +1,5 @@
-// How a GPU's threads share out the heads of a rope call: which calls vec8s serve, and where a thread is. For the hosts
-// and the kernels of CUDA and HIP.
+// Splits the heads of a rope call over a GPU's threads: the calls that vec8s can serve, and the place of a thread. For
+// the hosts and the kernels of CUDA and HIP.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace rlk {
 
-constexpr int kRopeVec8 = 8;  // columns that a thread has side by side
+constexpr int kRopeVec8 = 8;  // neighbouring columns of a thread
 
 // Whether every head and every row of angles begins at a multiple of 16 bytes and consists of whole vec8s.
 inline bool rope_has_vec8s(const RopeParams& p) {
@@ -31,15 +31,15 @@ inline bool rope_has_vec8s(const RopeParams& p) {
     if (p.position_ids != nullptr) return p.max_position <= 1 || aligned(a.tokens.inner, p.angle_dtype);
     return tokens_aligned(a.tokens, p.angle_dtype) && (p.num_sections == 1 || aligned(a.section_stride, p.angle_dtype));
   };
-  const int pairs = p.interleaved ? kRopeVec8 / 2 : kRopeVec8;  // that a vec8 is in
+  const int pairs = p.interleaved ? kRopeVec8 / 2 : kRopeVec8;  // pairs of one vec8
   const bool whole_sections =
       p.num_sections == 1 || (p.section_pairs[0] % pairs == 0 && p.section_pairs[1] % pairs == 0);
   return p.head_dim % kRopeVec8 == 0 && p.rotary_dim % (2 * kRopeVec8) == 0 && whole_sections && heads_aligned(p.q) &&
          heads_aligned(p.k) && angles_aligned(p.cos) && angles_aligned(p.sin);
 }
 
-// A head's units, which threads take: two vec8s each, the rotated columns first; or without vec8s pairs, then columns.
-// A slot is `threads` threads of a block that have heads lane, lane + lanes, ... of a token.
+// Units of a head, which threads take. With vec8s a unit is two vec8s, the rotated columns first. Without vec8s units
+// are pairs, then columns. A slot is `threads` threads of a block; they have heads lane, lane + lanes, ... of a token.
 struct RopeGrid {
   std::uint32_t first_token;
   std::uint32_t slots, slots_of_block;
@@ -47,7 +47,7 @@ struct RopeGrid {
   std::int32_t rotated, units;  // the first `rotated` of the units
 };
 
-// A launch takes so many tokens at most; `g` is for the tokens from first_token on.
+// Most tokens of a launch; `g` becomes the grid for the tokens from first_token on.
 inline std::int64_t rope_grid(const RopeParams& p, bool vec8s, int heads_of_thread, int threads_of_block,
                               std::int64_t first_token, RopeGrid* g) {
   const std::int64_t rest = p.head_dim - p.rotary_dim, heads = p.q.num_heads + p.k.num_heads;
@@ -67,7 +67,7 @@ inline std::int64_t rope_blocks(const RopeGrid& g) {
   return (std::int64_t{g.slots} + g.slots_of_block - 1) / g.slots_of_block;
 }
 
-// Where a thread is.
+// Place of a thread.
 struct RopePlace {
   bool exists;
   std::int32_t lane, first_unit;
@@ -94,7 +94,7 @@ struct RopePlace {
 
 // Offsets of a section's rows of cos and sin. `id` is the token's position id, if the call has ids.
 struct RopeRows {
-  bool exist;  // the id is one of the tables'
+  bool exist;  // whether the id is in the tables
   std::int64_t cos, sin;
 
   RLK_HD RopeRows(const RopeParams& p, const RopePlace& at, int section, std::int64_t id) {

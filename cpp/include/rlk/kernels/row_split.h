@@ -1,5 +1,6 @@
-// How the items of many rows (columns, or eight columns at a time) are spread over blocks of GPU threads, for kernels that
-// treat every item alike. A row is cut into chunks of a block each; short rows share a block, a power of two threads each.
+// Spreads the items of many rows (columns, or eight columns at a time) over blocks of GPU threads, for kernels that
+// treat every item alike. A long row is cut into chunks of one block each. Short rows share a block; each has a power
+// of two of threads.
 #pragma once
 
 #include <algorithm>
@@ -30,10 +31,10 @@ inline std::int64_t blocks_of(const RowSplit& split, std::int64_t num_rows) {
          split.chunks.value;
 }
 
-// Where a thread is. Inside a row indices have 32 bits.
+// Place of a thread. Indices inside a row have 32 bits.
 struct RowPlace {
   std::int64_t row;
-  int first, step;  // its items: `count` from `first` on, `step` apart
+  int first, step;  // its items: `count` items from `first` on, at steps of `step`
 };
 RLK_HD RowPlace place_in_rows(const RowSplit& split, int count, std::uint32_t block, int thread) {
   const std::uint32_t of_rows = split.chunks.quotient(block);
@@ -43,7 +44,7 @@ RLK_HD RowPlace place_in_rows(const RowSplit& split, int count, std::uint32_t bl
           static_cast<int>(chunk) * count * step + (thread & (step - 1)), step};
 }
 
-// Halves of a packed row do: then one address is enough.
+// Whether two arrays have the same row offsets, as the halves of a packed row do. One address then serves both.
 RLK_HD bool same_rows(const RowLayout& a, const RowLayout& b) {
   return a.inner == b.inner && a.inner_stride == b.inner_stride && a.outer_stride == b.outer_stride;
 }

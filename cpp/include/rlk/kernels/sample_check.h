@@ -1,11 +1,11 @@
-// What a call of sample must not get wrong, on every backend, and how its workspace is laid out.
+// Preconditions of a call of sample, on every backend, and the layout of its workspace.
 #pragma once
 
 #include "rlk/kernels/sample_row.h"
 
 namespace rlk {
 
-// What holds of a whole row and of shards.
+// Checks that hold for whole rows and for shards.
 inline void check_rows_of_sample(const SampleParams& p) {
   RLK_CHECK(p.num_rows >= 0 && p.num_rows < std::int64_t{1} << 31, "sample: fewer than 2^31 rows");
   RLK_CHECK(p.vocab_size >= 1 && p.vocab_size <= kSampleVocab, "sample: 1 to 2^19 columns");
@@ -52,7 +52,7 @@ inline void check_sample_merge(const SampleMergeParams& p) {
 }
 static_assert(kNumParts * kMostCandidates <= kListColumns && kMostCandidates <= kMaxTeam);
 
-// Rows that go together: [flag][states][firsts][masks][nodes].
+// Rows that one launch takes together use the workspace as [flag][states][firsts][masks][nodes].
 constexpr std::int64_t kSampleChunk = 1024, kSampleFlagBytes = 16;
 struct SampleWorkspace {
   std::int64_t states, firsts, masks, nodes, bytes;
@@ -65,10 +65,10 @@ inline SampleWorkspace sample_workspace(const SampleParams& p) {
   return {kSampleFlagBytes, firsts, masks, nodes, nodes + rows * sample_node_floats(p.vocab_size) * 4};
 }
 
-// Where the rows of a launch have theirs, of a workspace of `p`.
+// Parts of a workspace of `p` that the rows of a launch use.
 struct SampleChunk {
   std::int64_t first = 0, rows = 0;
-  std::uint32_t* closed = nullptr;  // whether an earlier row's kept set did not fit
+  std::uint32_t* closed = nullptr;  // whether the kept set of an earlier row did not fit
   SampleState* states = nullptr;
   std::uint64_t* firsts = nullptr;
   std::uint32_t* masks = nullptr;

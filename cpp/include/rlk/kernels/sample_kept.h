@@ -1,12 +1,12 @@
-// The kept sets of sample's rows as CSR: offsets from counts, then ids from the rows' masks; by a team (sample_row.h).
+// The kept sets of sample's rows as CSR: offsets from counts, then ids from the rows' masks, by a team (sample_row.h).
 #pragma once
 
 #include "rlk/kernels/sample_row.h"
 
 namespace rlk {
 
-// Rows [first, first + rows), whose counts stand in kept_offsets[row + 1], by one team. *closed: whether an earlier row did
-// not fit; read, and written for the rows behind.
+// One team handles rows [first, first + rows), whose counts are in kept_offsets[row + 1]. *closed says whether an
+// earlier row did not fit; it is updated for the next rows.
 template <class Team>
 RLK_DEVICE void offsets_of_counts(const Team& team, const SampleParams& p, std::int64_t first, std::int64_t rows,
                                   std::uint32_t* closed, SampleShared* shared) {
@@ -34,7 +34,7 @@ RLK_DEVICE void offsets_of_counts(const Team& team, const SampleParams& p, std::
     }
     const auto end_of = [&](int thread) { return begin + static_cast<std::int64_t>(from[thread]); };
     const auto fits = [&](int thread) { return !was_closed && end_of(thread) <= p.kept_capacity; };
-    // The last thread whose row fits, or -1: ends ascend.
+    // Finds the last thread whose row fits, or -1, since the ends ascend.
     if (team.thread() == 0) shared->found_prefix = fits(0) ? 0 : kLastRank;
     team.barrier();
     if (team.thread() > 0 && fits(team.thread()) && (team.thread() + 1 == team.threads() || !fits(team.thread() + 1))) {
@@ -60,7 +60,7 @@ RLK_DEVICE void offsets_of_counts(const Team& team, const SampleParams& p, std::
   }
 }
 
-// The kept ids of a row from its mask.
+// Writes the kept ids of a row from its mask.
 template <class Team>
 RLK_DEVICE void write_kept_ids(const Team& team, const SampleParams& p, std::int64_t row, const std::uint32_t* mask,
                                SampleShared* shared) {

@@ -1,18 +1,18 @@
-// A row of sample_merge from the payloads of all shards: the merge of their roots, or the truncation of their first ranks;
-// then, of a row that is cut, the tree over what is kept and its draw. By a team (sample_row.h).
+// A row of sample_merge from the payloads of all shards. It merges the shards' roots, or truncates their first ranks.
+// For a row that is cut, it then builds the tree over the kept columns and draws. By a team (sample_row.h).
 #pragma once
 
 #include "rlk/kernels/sample_shard.h"
 
 namespace rlk {
 
-// The type of the logits plays no part.
+// Stands in for the logits' type, which is not used here.
 struct NoLogits {
   using Storage = float;
   static RLK_HD float load(Storage s) { return s; }
 };
 
-// The payloads of a row.
+// Payloads of a row.
 template <class Team>
 class RowPayloads {
  public:
@@ -27,13 +27,13 @@ class RowPayloads {
     const std::int32_t x = word(shard, kOfParts);
     return {x & 15, x >> 4 & 15};
   }
-  // Whether the shard's id is of its valid columns.
+  // Whether an id is one of the shard's valid columns.
   RLK_DEVICE bool owns(int shard, std::int64_t id) const {
     const PartRange own = parts(shard);
     return id >= part_cut(p_.vocab_size, own.first) && id < part_cut(p_.vocab_size, own.first + own.count) &&
            id < p_.valid_vocab;
   }
-  // Whether the payloads are of every part once, and of this call. The rows' ids are checked where they are read.
+  // Whether the payloads hold every part once and belong to this call. The rows' ids are checked when they are read.
   RLK_DEVICE bool fit(std::int32_t kind, std::int32_t status, bool takes_raw) const {
     unsigned covered = 0;
     RLK_UNROLL_NOT
@@ -66,11 +66,11 @@ class RowPayloads {
   const std::int64_t row_, words_;
 };
 
-// The tree of a row above the shards' roots, in shared memory: node 1 is the root, 2 i and 2 i + 1 are the children of i. One
-// thread works on it.
+// Tree of a row above the shards' roots, in shared memory. Node 1 is the root; 2 i and 2 i + 1 are the children of node
+// i. One thread works on it.
 class ShardTree {
  public:
-  RLK_DEVICE explicit ShardTree(std::uint32_t* memory) : words_(memory) {}  // memory: kWords words
+  RLK_DEVICE explicit ShardTree(std::uint32_t* memory) : words_(memory) {}  // memory has kWords words
 
   template <class Payloads>
   RLK_DEVICE void build(const Payloads& of, int num_shards, int word_of_m) const {
@@ -88,8 +88,8 @@ class ShardTree {
     }
   }
   RLK_DEVICE SoftmaxStats node(int i) const { return {at(3 * i), at(3 * i + 1), 0.0f, 0.0f}; }
-  RLK_DEVICE int owner(int i) const { return static_cast<int>(words_[3 * i + 2]); }  // -1: no shard's root
-  // The shard that a draw gets to.
+  RLK_DEVICE int owner(int i) const { return static_cast<int>(words_[3 * i + 2]); }  // -1: the node is no shard's root
+  // The shard that a draw reaches.
   template <class Words>
   RLK_DEVICE int draw(const Words& word) const {
     int i = 1;
@@ -125,10 +125,11 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
                         std::uint32_t* mask, SampleState* state, std::uint64_t* firsts)
       : Base(team, p, row, shared, mask, state, firsts), p_(p), of_(team, p, row) {}
 
-  // All results of a row that is not cut or bad, but for kept ids. count: how many columns it keeps, 0 for all, or null.
+  // Writes all results of a row, except kept ids, and except the draw of a cut row. count: number of columns that the
+  // row keeps (0 for all), or null.
   RLK_DEVICE void run(std::int64_t* count) {
     const SampleRow want = sharded_row_of<typename Team::Memory>(p_, row_);
-    // The penalties' status, which a payload has beside that of parameters, which this call knows.
+    // A payload holds the status of penalties beside that of parameters; this call knows the latter.
     const std::int32_t known = want.status | of_.word(0, kOfStatus);
     const std::int32_t kind = known == kOk ? payload_kind(want) : 0;
     if (!of_.fit(kind, known, p_.raw_logprob != nullptr)) return fail(kBadShards, count);
@@ -151,7 +152,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     if (p_.raw_logprob != nullptr) team_.global(p_.raw_logprob)[row_] = raw;
   }
 
-  // The status of a row whose largest z is z.
+  // Status of a row whose largest z is z.
   RLK_DEVICE std::int32_t refer_to(float z) {
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(c_, z, &stats);
@@ -160,7 +161,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     return reference.usable ? kOk : status_of(stats) | (stats.m == -infinity() ? kEmptyRow : kOk);
   }
 
-  // A row that is greedy or not cut.
+  // Handles a row that is greedy or not cut.
   RLK_DEVICE void whole(const SampleRow& want, std::int64_t* count) {
     if (team_.thread() == 0) {
       const ShardTree tree(s_.counts);
@@ -192,7 +193,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     team_.barrier();
     if (count != nullptr) mark_allowed(count);
   }
-  // z of the first rank of all shards, NaN where one has a NaN, and its shard.
+  // z and shard of the first rank of all shards; NaN if any shard has a NaN.
   RLK_DEVICE float first_shard(int* shard) const {
     std::uint64_t first = kLastRank;
     RLK_UNROLL_NOT
@@ -206,7 +207,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     }
     return first == kLastRank ? -infinity() : z_of_rank(first);
   }
-  // The mask of the present columns, and their number.
+  // Makes the mask of the present columns, and their number.
   RLK_DEVICE void mark_allowed(std::int64_t* count) const {
     std::uint64_t mine = 0;
     const bool is_good = state_->status == kOk && p_.allowed != nullptr;
@@ -224,7 +225,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     if (team_.thread() == 0) *count = kept == p_.valid_vocab ? 0 : kept;
   }
 
-  // What a row keeps of the shards' first ranks: its mask, and its list of columns.
+  // Selects what a row keeps of the shards' first ranks, as a mask and as a list of columns.
   RLK_DEVICE void cut(const SampleRow& want, std::int64_t* count) {
     if (team_.thread() == 0) s_.listed = 0;
     team_.barrier();
@@ -257,7 +258,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
   RLK_DEVICE std::uint64_t candidate(int shard, std::int64_t i) const {
     return rank_of(of_.number(shard, at(i) + 1), of_.word(shard, at(i)));
   }
-  // The kept columns by id where their z is looked up, and how many. They are at most top_k.
+  // Lists the kept columns by id in the array that gives their z; returns their number. They are at most top_k.
   RLK_DEVICE std::int64_t list_kept() const {
     std::uint64_t mine = 0;
     each_listed([&](std::uint64_t rank, float z) {
@@ -279,7 +280,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
   const RowPayloads<Team> of_;
 };
 
-// The tree over what a cut row keeps, its draw and results; behind RowOfMerge.
+// Builds the tree over the kept columns of a cut row and gives its draw and results; follows RowOfMerge.
 template <class Team, Exp kExp>
 class TreeOfMerge : RowTree<Team, NoLogits, kExp, Columns::kListed> {
   using Base = RowTree<Team, NoLogits, kExp, Columns::kListed>;

@@ -1,16 +1,16 @@
-// One row of sample by a team of threads: what it shares between selection (sample_select.h) and
-// tree (sample_tree.h), the same body on every backend. A team has
-//   Memory              how it reaches the row's arrays (rlk/tokens.h)
+// One row of sample by a team of threads. It holds the data that selection (sample_select.h) and tree (sample_tree.h)
+// share, with the same body on every backend. A team has
+//   Memory              access to the row's arrays (rlk/tokens.h)
 //   kLanes              threads that share a leaf: 8 neighbours, of which thread r has chain r, or 1, which has all
 //   kAhead              columns that a thread loads before it looks at them
-//   thread(), threads() a multiple of kLanes
-//   barrier()           orders shared memory and this row's workspace
+//   thread(), threads() the number of threads is a multiple of kLanes
+//   barrier()           orders accesses to shared memory and to this row's workspace
 //   shuffle_xor(x, d)   float or int32 of the lane that differs in d, among kLanes
-//   add(to, x), take(counter), set_bits(word, x)    atomic; take gives the count before
+//   add(to, x), take(counter), set_bits(word, x)    atomic; take returns the earlier count
 //   count(word)         atomic, adds one to a word of the row's workspace or output
 //   exponential<kExp>(z, c, m)                      2^(c z - m) of rule 4
 //   global(pointer)     for loads and stores of the row's arrays
-//   own(x)              x, the same in all threads, where each thread has it
+//   own(x)              a value x that is equal in all threads, held by each thread
 // All control flow that meets a barrier or a shuffle is uniform over the team.
 #pragma once
 
@@ -24,7 +24,7 @@ constexpr int kScanChunks = 64;     // chunks per histogram
 constexpr int kMaxTeam = 256;
 
 struct SampleShared {
-  std::uint64_t masses[kDigitBins];  // also of the team's reductions
+  std::uint64_t masses[kDigitBins];  // also used by the team's reductions
   std::uint64_t list[kListColumns];  // ranks
   std::uint64_t chunk_masses[kScanChunks];
   std::uint64_t found_prefix, found_before;
@@ -40,11 +40,11 @@ struct SampleState {
   float m, q;
   std::int64_t kept;  // columns, by the tree
   std::int32_t status;
-  std::int32_t marked;  // whether the mask says what is kept; else `last` and `least` do
-  std::int32_t listed;  // columns of a row of the merge, whose z a list has
+  std::int32_t marked;  // whether the mask holds the kept set; otherwise `last` and `least` do
+  std::int32_t listed;  // number of columns of a merged row whose z are in a list
 };
 
-// A row's workspace: per leaf slot four words of the kept columns, then the tree's nodes (m, S), root last.
+// A row's workspace: four words per leaf slot for the kept columns, then the tree's nodes (m, S), root last.
 RLK_HD std::int64_t sample_leaf_slots(std::int64_t vocab_size) {
   return std::int64_t{kNumParts} << leaf_height(vocab_size);
 }
@@ -52,18 +52,19 @@ constexpr int kMaskWords = kLeafColumns / 32;
 RLK_HD std::int64_t sample_mask_words(std::int64_t vocab_size) { return kMaskWords * sample_leaf_slots(vocab_size); }
 RLK_HD std::int64_t sample_node_floats(std::int64_t vocab_size) { return 4 * sample_leaf_slots(vocab_size); }
 
-// Where z of a column is: in the row's logits, in those of a shard of it, or among those columns that a row of the merge
-// keeps, which are few.
+// Where z of a column is found: in the row's logits, in a shard's logits, or in the short list of columns that a merged
+// row keeps.
 enum class Columns { kRow, kShard, kListed };
 struct ColumnsAt {
-  PartRange parts = {0, kNumParts};       // kShard: its parts
-  const std::uint64_t* listed = nullptr;  // kListed: entries of id and z, ids ascending; SampleState has their number
+  PartRange parts = {0, kNumParts};       // for kShard: the shard's parts
+  const std::uint64_t* listed = nullptr;  // for kListed: entries of id and z, ids ascending; SampleState has their
+                                          // number
 };
 RLK_HD std::uint64_t listed_column(std::int64_t id, float z) {
   return static_cast<std::uint64_t>(id) << 32 | static_cast<std::uint32_t>(bits_of(z));
 }
 
-// What the two halves of a row share: its columns, and which of them count.
+// Data that selection and tree share: the row's columns, and which of them are present.
 template <class Team, class T, Exp kExp, Columns kColumns>
 class SampleColumns {
  public:
@@ -86,7 +87,7 @@ class SampleColumns {
   RLK_DEVICE bool is_allowed(std::int64_t j) const {
     return allowed_ == nullptr || (static_cast<std::uint32_t>(team_.global(allowed_)[j / 32]) >> (j % 32) & 1) != 0;
   }
-  // The columns [first_column(), end_column()) are here.
+  // The columns [first_column(), end_column()) are available here.
   RLK_DEVICE std::int64_t first_column() const {
     return kColumns == Columns::kShard ? part_cut(p_.vocab_size, at_.parts.first) : 0;
   }
@@ -140,7 +141,8 @@ class SampleColumns {
     return all;
   }
 
-  // First column of a leaf slot, and how many of its columns are valid. Slots count from the first that is here.
+  // First column of a leaf slot, and number of its columns that are valid. Slots count from the first one that is
+  // available here.
   RLK_DEVICE std::int64_t leaf_first(std::int64_t slot, std::int64_t* columns) const {
     const int part = static_cast<int>(slot >> height_) + (kColumns == Columns::kShard ? at_.parts.first : 0);
     const std::int64_t end =
@@ -151,7 +153,7 @@ class SampleColumns {
     *columns = left < 0 ? 0 : left < kLeafColumns ? left : kLeafColumns;
     return first;
   }
-  // Which bit of the mask column j has.
+  // Bit of column j in the mask.
   RLK_DEVICE std::int64_t mask_bit_of(std::int64_t j) const {
     int part = 0;
     while (part + 1 < kNumParts && j >= part_cut(p_.vocab_size, part + 1)) ++part;
@@ -168,7 +170,7 @@ class SampleColumns {
   const Storage* const logits_;
   const std::int32_t* const allowed_;
   const int height_;
-  float c_ = 0.0f, m_ = 0.0f, q_ = 0.0f;  // rule 4's of the row
+  float c_ = 0.0f, m_ = 0.0f, q_ = 0.0f;  // c, m and q of rule 4 for the row
   std::uint64_t last_ = kLastRank;        // rank of the last kept column
   std::uint64_t least_ = 0;               // mass of a column that min_p keeps
 };

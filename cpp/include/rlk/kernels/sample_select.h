@@ -1,4 +1,5 @@
-// Which columns of a row sample keeps: a rank and a mass, or a mask where few are kept (sample_row.h says what a team is).
+// Selects the columns of a row that sample keeps. The result is a rank and a mass, or a mask if few columns are kept.
+// sample_row.h defines a team.
 #pragma once
 
 #include "rlk/kernels/sample_row.h"
@@ -15,7 +16,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
   using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::height_;
 
  public:
-  // firsts: of this row, kMaxTeam ranks.
+  // firsts: kMaxTeam ranks of this row.
   RLK_DEVICE RowSelection(const Team& team, const SampleParams& p, std::int64_t row, SampleShared* shared,
                           std::uint32_t* mask, SampleState* state, std::uint64_t* firsts, const ColumnsAt& at = {})
       : Base(team, p, row, shared, mask, state, at), firsts_(firsts) {}
@@ -32,7 +33,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     if (team_.thread() == 0) *state_ = {kLastRank, 0, id, m_, q_, 0, status, 0, 0};
   }
 
-  // What the row keeps, where it cuts anything.
+  // Finds what the row keeps, if any step cuts.
   RLK_DEVICE void run_truncate() {
     const SampleRow want = sample_row_of<typename Team::Memory>(p_, row_);
     if (want.greedy || !want.truncates() || state_->status != kOk) return;
@@ -49,7 +50,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
   }
 
  protected:
-  // fn(rank, z) of this thread's share of the list.
+  // Calls fn(rank, z) for this thread's share of the list.
   template <class F>
   RLK_DEVICE void each_listed(F fn) const {
     RLK_UNROLL_NOT
@@ -80,18 +81,18 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     listed_ ? each_listed(fn) : each_present(fn);
   }
 
-  // One more than the first rank of the present columns, 0 where there is a NaN; kLastRank of no column. Leaves the first
-  // rank of each thread's columns.
+  // The first rank of the present columns, plus one. 0 if there is a NaN; kLastRank if no column is present. It also
+  // stores the first rank of each thread's columns.
   RLK_DEVICE std::uint64_t behind_first() const {
     std::uint64_t mine = kLastRank;
     each_present([&](std::uint64_t rank, float z) {
       const std::uint64_t at = is_nan(z) ? 0 : rank + 1;
       mine = at < mine ? at : mine;
     });
-    firsts_[team_.thread()] = mine - 1;  // beyond all ranks where the thread has no column
+    firsts_[team_.thread()] = mine - 1;  // larger than any rank if the thread has no column
     return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a < b ? a : b; });
   }
-  // Id of the first rank of the present columns, and what is wrong with them.
+  // Id of the first rank of the present columns, and the status of these columns.
   RLK_DEVICE std::int64_t first_rank(std::int32_t* status) {
     const std::uint64_t first = behind_first();
     SoftmaxStats stats;
@@ -103,11 +104,11 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return id_of_rank(first - 1);
   }
 
-  // One search at a time, so that its code is there once: a bound of the first k, the first k themselves, then the mass.
-  // z: of the first rank. A list that is there already holds the first k.
+  // One loop runs the searches in turn, so that their code exists once: a bound of the first k, the first k themselves,
+  // then the mass. z is that of the first rank. If a list already exists, it holds the first k.
   RLK_DEVICE void truncate(const SampleRow& want, float z) {
     const std::uint64_t min_mass = team_.own(share_of_mass(want.min_p, mass_of(z)));
-    if (p_.order == SampleOrder::kVllm) least_ = min_mass;  // else it cuts last
+    if (p_.order == SampleOrder::kVllm) least_ = min_mass;  // otherwise min_p cuts last
     const bool by_mass = want.top_p<1.0f, by_count = want.top_k> 0 && want.top_k < p_.valid_vocab;
     const auto count = team_.own(static_cast<std::uint64_t>(want.top_k));
     std::uint64_t total = 0;
@@ -118,7 +119,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       if (step == 0 && (!by_count || count > static_cast<std::uint64_t>(team_.threads()) || least_ > 0)) continue;
       if (step == 1 && !by_count) continue;
       if (step == 2 && !by_mass) continue;
-      if (step == 0) {  // lists the threads' first ranks: the count-th of them bounds the first k
+      if (step == 0) {  // lists the first ranks of the threads; the count-th of them bounds the first k
         team_.barrier();
         s_.list[team_.thread()] = firsts_[team_.thread()];
         team_.barrier();
@@ -130,7 +131,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       if (step > 0) {
         last_ = found;
       } else {
-        listed_ = listed_ && static_cast<std::uint64_t>(list_size_) >= count;  // threads without a column bound nothing
+        listed_ = listed_ && static_cast<std::uint64_t>(list_size_) >= count;  // threads without a column give no bound
       }
     }
     least_ = min_mass;
@@ -145,9 +146,10 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; });
   }
 
-  // Cuts the columns that survive up to last_. Returns a rank from that of the last kept column to below the next. Kept are
-  // `count` columns, or as many as reach `mass` where that is not kLastRank; all, if there are not so many.
-  // of_bounds: the list has ranks that bound columns, and the kept columns replace it.
+  // Cuts the columns that survive up to last_. The returned rank is at least that of the last kept column and below
+  // that of the next column. It keeps `count` columns. If `mass` is not kLastRank, it keeps the first columns that
+  // reach `mass`. If there are fewer, it keeps all.
+  // of_bounds: the list holds ranks that bound columns, and the kept columns replace it.
   RLK_DEVICE std::uint64_t last_kept(std::uint64_t count, std::uint64_t mass, bool of_bounds) {
     const bool weighs = mass != kLastRank;
     std::uint64_t prefix = team_.own(std::uint64_t{0}), count_before = prefix, mass_before = prefix;
@@ -175,7 +177,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       mass_before = s_.found_before;
       prefix = prefix << bits | s_.found_prefix;
       const std::uint64_t end = (prefix << shift) + ((std::uint64_t{1} << shift) - 1);
-      // The whole bin is kept where its last column is the one, or it has no other.
+      // The whole bin is kept if its last column is the searched one, or if it has one column.
       const bool whole = in_bin <= 1 || count_before + in_bin == count || digit == kRankDigits - 1;
       const bool replaces = whole && of_bounds;
       if (replaces) listed_ = false;
@@ -185,7 +187,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return last_;
   }
 
-  // The bin that holds the column in question, and the counts and masses before it and in it.
+  // Finds the bin of the searched column, and the counts and masses before it and in it.
   RLK_DEVICE void find_bin(int bins, std::uint64_t count, std::uint64_t mass, std::uint64_t count_before,
                            std::uint64_t mass_before) const {
     const int chunk = bins / kScanChunks;
@@ -204,7 +206,8 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       std::uint64_t n = count_before, w = mass_before;
       int at = 0;
       RLK_UNROLL_NOT
-      for (int step = 0; step < 2; ++step) {  // the chunk, then its bin: the one that reaches, or the last with columns
+      for (int step = 0; step < 2; ++step) {  // finds first the chunk, then the bin: the first that reaches the goal,
+                                              // or the last with columns
         const std::uint32_t* const counts = step == 0 ? s_.chunk_counts : s_.counts;
         const std::uint64_t* const masses = step == 0 ? s_.chunk_masses : s_.masses;
         const int first = step == 0 ? 0 : at * chunk, end = step == 0 ? kScanChunks : first + chunk;
@@ -244,7 +247,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     listed_ = list_size_ <= kListColumns;
   }
 
-  // The mask of what the list keeps.
+  // Makes the mask of the columns on the list.
   RLK_DEVICE void mark_listed() const {
     for (std::int64_t i = team_.thread(); i < sample_mask_words(p_.vocab_size); i += team_.threads()) mask_[i] = 0;
     team_.barrier();
@@ -258,7 +261,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
 
   std::uint64_t* const firsts_;
   std::int64_t list_size_ = 0;
-  bool listed_ = false;  // what may be kept is on the list
+  bool listed_ = false;  // the list holds every column that may be kept
 };
 
 }  // namespace rlk

@@ -1,5 +1,5 @@
-// A row of sample_partial: a shard's first ranks, its tree and what is drawn below its root, its raw words; by a team
-// (sample_row.h). The payload of ops/sample.h is what it writes.
+// A row of sample_partial, by a team (sample_row.h): a shard's first ranks, its tree, the draw below its root, and its
+// raw words. It writes the payload of ops/sample.h.
 #pragma once
 
 #include "rlk/kernels/sample_select.h"
@@ -29,7 +29,7 @@ RLK_HD std::int32_t payload_parts(const PartRange& parts, bool takes_raw) {
   return parts.first + 16 * parts.count + (takes_raw ? 256 : 0);
 }
 
-// What a row of shards asks for, with a status where shards do not serve it.
+// Kind of a row of shards; a status if shards cannot serve it.
 template <class Memory>
 RLK_HD SampleRow sharded_row_of(const SampleParams& p, std::int64_t row) {
   SampleRow r = sample_row_of<Memory>(p, row);
@@ -41,7 +41,7 @@ RLK_HD std::int32_t payload_kind(const SampleRow& r) {
   return r.greedy ? -1 : r.truncates() ? static_cast<std::int32_t>(r.top_k) : 0;
 }
 
-// Everything but the tree and raw words; then the row's state says whether there is a tree.
+// Writes everything except the tree and the raw words, and stores in the row's state whether there is a tree.
 template <class Team, class T>
 class RowOfShard : RowSelection<Team, T, Exp::kPortable, Columns::kShard> {
   using Base = RowSelection<Team, T, Exp::kPortable, Columns::kShard>;
@@ -84,7 +84,7 @@ class RowOfShard : RowSelection<Team, T, Exp::kPortable, Columns::kShard> {
   }
 
  private:
-  // The first `count` of the present columns, or all.
+  // Lists the first `count` of the present columns, or all of them.
   RLK_DEVICE void candidates(std::int64_t count, float z) {
     truncate({1.0f, 1.0f, 0.0f, count, false, kOk}, z);
     if (!listed_) collect(last_);
@@ -109,7 +109,7 @@ class RowOfShard : RowSelection<Team, T, Exp::kPortable, Columns::kShard> {
   std::int32_t* const words_;
 };
 
-// The tree, the column drawn in advance, and the raw words, which another launch finds.
+// The tree, the column drawn in advance, and the raw words of ids that another launch found.
 template <class Team, class T, Exp kExp>
 class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
   using Base = RowTree<Team, T, kExp, Columns::kShard>;
@@ -133,7 +133,7 @@ class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
       team_.global(words_)[kOfSum] = payload_float(root.S);
     }
   }
-  // Behind run_tree.
+  // Runs after run_tree.
   RLK_DEVICE void run_draw() {
     const float m = float_of(team_.global(words_)[kOfM]);
     if (!has_tree() || team_.global(words_)[kOfKind] < 0 || is_nan(m) || m == -infinity()) return;
@@ -145,7 +145,7 @@ class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
     }
   }
 
-  // Takes raw_pass's params.
+  // Takes the parameters of raw_pass.
   RLK_DEVICE void run_raw() {
     const auto word = team_.global(words_);
     if (word[kOfStatus] != kOk || p_.parts.count == 0) return;
@@ -163,11 +163,11 @@ class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
   }
 
  private:
-  // Whether the row is read and not cut.
+  // Whether the row has no fault and is not cut.
   RLK_DEVICE bool has_tree() const {
     return p_.parts.count > 0 && team_.global(words_)[kOfStatus] == kOk && team_.global(words_)[kOfKind] <= 0;
   }
-  // Behind the words of an id and its z.
+  // Writes the raw z behind the words of an id and its z.
   RLK_DEVICE void copy_raw(std::int64_t at) const {
     const std::int64_t id = team_.global(words_)[at];
     if (id >= 0) team_.global(words_)[at + 2] = payload_float(z_at(id));

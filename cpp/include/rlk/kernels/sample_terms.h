@@ -1,4 +1,4 @@
-// Formulas of sample in integers: ranks, masses, thresholds, the comparison of a draw.
+// Integer formulas of sample: ranks, masses, thresholds, and the comparison of a draw.
 #pragma once
 
 #include "rlk/math/ieee.h"
@@ -7,8 +7,8 @@
 
 namespace rlk {
 
-// A column's rank as a number of 51 bits: ascending, it is z descending and then id ascending. Its digits from the top have
-// 11, 11 and 10 bits of z, 10 and 9 of the id.
+// A column's rank as a number of 51 bits. Ascending ranks are z descending, then id ascending. Its digits from the top
+// hold 11, 11 and 10 bits of z, then 10 and 9 bits of the id.
 constexpr int kIdBits = 19;
 constexpr int kRankDigits = 5;
 constexpr int kDigitBins = 2048;
@@ -17,7 +17,7 @@ RLK_HD int digit_shift(int digit) { return digit == 0 ? 40 : digit == 1 ? 29 : d
 RLK_HD int digit_bits(int digit) { return digit < 2 ? 11 : digit < 4 ? 10 : 9; }
 
 RLK_HD std::uint64_t rank_of(float z, std::int64_t id) {
-  const auto bits = static_cast<std::uint32_t>(bits_of(add_rn(z, 0.0f)));  // + 0: one zero
+  const auto bits = static_cast<std::uint32_t>(bits_of(add_rn(z, 0.0f)));  // + 0 turns -0 into +0
   const std::uint32_t ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
   return std::uint64_t{~ascending} << kIdBits | static_cast<std::uint64_t>(id);
 }
@@ -29,7 +29,7 @@ RLK_HD float z_of_rank(std::uint64_t rank) {
   return float_of(static_cast<std::int32_t>(ascending >> 31 ? ascending & 0x7fffffffu : ~ascending));
 }
 
-// floor(2^44 e) for e in [0, 2). Another e gives any number: its callers take a share of 0.
+// floor(2^44 e) for e in [0, 2). Any other e gives an arbitrary number, which callers multiply by a share of 0.
 RLK_HD std::uint64_t fixed_mass(float e) {
   const auto bits = static_cast<std::uint32_t>(bits_of(e));
   const int shift = static_cast<int>(bits >> 23) - (127 + 23 - 44);
@@ -43,7 +43,7 @@ RLK_HD std::uint64_t share_of_mass(float share, std::uint64_t mass) {
   const auto bits = static_cast<std::uint32_t>(bits_of(share));
   const int exponent = static_cast<int>(bits >> 23 & 0xff);
   const std::uint64_t significand = exponent == 0 ? bits & 0x7fffffu : (bits & 0x7fffffu) | 0x800000u;
-  const int shift = exponent == 0 ? 149 : 150 - exponent;  // share = significand * 2^-shift; >= 23
+  const int shift = exponent == 0 ? 149 : 150 - exponent;  // share = significand * 2^-shift; shift >= 23
   const std::uint64_t low = significand * (mass & 0xffffffffu);
   const std::uint64_t high = significand * (mass >> 32) + (low >> 32), rest = low & 0xffffffffu;
   if (shift < 32) {
@@ -84,7 +84,7 @@ RLK_HD int lowest_bit_of(std::uint32_t word) {
 #endif
 }
 
-// Leaves of a part, padded to a power of two: 2^height of them, the eight parts' height + 3 levels make the tree.
+// Height of a part's tree: its leaves are padded to 2^height. The eight parts together have height + 3 levels.
 RLK_HD int leaf_height(std::int64_t vocab_size) {
   std::int64_t longest = 0;
   for (int i = 0; i < kNumParts; ++i) {
@@ -100,12 +100,12 @@ RLK_HD int leaf_height(std::int64_t vocab_size) {
 RLK_HD int word_of_depth(int depth, int height) { return depth < 3 ? depth : 7 + (height + 2 - depth); }
 constexpr int kChainWord = 3, kPrefixWord = 6;
 
-// What a row asks for.
+// Parameters of a row.
 struct SampleRow {
   float temperature, top_p, min_p;
   std::int64_t top_k;
   bool greedy;
-  std::int32_t status;  // known before a logit is read
+  std::int32_t status;  // status that is known before a logit is read
 
   RLK_HD bool truncates() const { return top_k > 0 || top_p < 1.0f || min_p > 0.0f; }
 };
@@ -128,7 +128,7 @@ RLK_HD SampleRow sample_row_of(const SampleParams& p, std::int64_t row) {
       r.top_k > p.most_top_k)
     r.status |= kBadParameter;
   if (position < 0 || position >= kPositions) r.status |= kBadPosition;
-  r.min_p = add_rn(r.min_p, 0.0f);  // -0 is 0
+  r.min_p = add_rn(r.min_p, 0.0f);  // turns -0 into +0
   return r;
 }
 

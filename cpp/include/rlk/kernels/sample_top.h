@@ -1,12 +1,13 @@
-// The n best columns of a row of sample, behind the tree whose root they take: that of the kept columns, or the raw pass'
-// (sample_row.h says what a team is).
+// The n best columns of a row of sample, after the tree whose root they use: that of the kept columns, or that of the
+// raw pass. sample_row.h defines a team.
 #pragma once
 
 #include "rlk/kernels/sample_select.h"
 
 namespace rlk {
 
-// kRaw: reads the parameters of the raw pass. Ranks alone decide, without probabilities, so any exponential would do.
+// kRaw: reads the parameters of the raw pass. Ranks alone decide, without probabilities, so any Exp would give the same
+//   result.
 template <class Team, class T, bool kRaw>
 class RowTop : RowSelection<Team, T, Exp::kPortable> {
   using Base = RowSelection<Team, T, Exp::kPortable>;
@@ -15,7 +16,7 @@ class RowTop : RowSelection<Team, T, Exp::kPortable> {
   using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::last_;
 
  public:
-  // mask, state, firsts, nodes: the row's, as the passes before left them.
+  // mask, state, firsts, nodes: those of the row, as earlier passes left them.
   RLK_DEVICE RowTop(const Team& team, const SampleParams& p, std::int64_t row, SampleShared* shared,
                     std::uint32_t* mask, SampleState* state, std::uint64_t* firsts, const float* nodes)
       : Base(team, p, row, shared, mask, state, firsts), count_(team.own(p.n_logprobs)) {
@@ -33,11 +34,11 @@ class RowTop : RowSelection<Team, T, Exp::kPortable> {
     const bool has_firsts = !kRaw && (want.greedy || want.truncates());
     const std::int64_t first = has_firsts ? state_->id : id_of_rank(Base::behind_first() - 1);
     truncate({1.0f, 1.0f, 0.0f, count_, false, kOk}, z_at(first));
-    if (!listed_) collect(last_);  // every column is among the best
-    team_.barrier();               // the search has read found_count
+    if (!listed_) collect(last_);  // all columns together are no more than n
+    team_.barrier();               // every thread has read found_count
     if (team_.thread() == 0) s_.found_count = 0;
     team_.barrier();
-    // Columns of mass are the first of all ranks.
+    // Columns with mass come before all others in rank.
     each_listed([&](std::uint64_t rank, float) {
       if (rank > last_ || !has_mass(id_of_rank(rank))) return;
       std::int64_t place = 0;
@@ -51,7 +52,7 @@ class RowTop : RowSelection<Team, T, Exp::kPortable> {
   }
 
  private:
-  // Whether column j is kept and not -Inf.
+  // Whether column j is kept and its z is not -Inf.
   RLK_DEVICE bool has_mass(std::int64_t j) const {
     if constexpr (!kRaw) {
       const std::int64_t bit = mask_bit_of(j);
@@ -60,7 +61,8 @@ class RowTop : RowSelection<Team, T, Exp::kPortable> {
     return z_at(j) != -infinity();
   }
 
-  // Columns without mass behind `found` with it, by id: the first 2n have n of them, or are all.
+  // Appends columns without mass behind the `found` columns with mass, by id. The first 2n columns hold n without mass,
+  // or are all columns.
   RLK_DEVICE void fill(std::int64_t found) const {
     const std::int64_t end = 2 * count_ < p_.valid_vocab ? 2 * count_ : p_.valid_vocab;
     for (std::int64_t j = team_.thread(); j < end; j += team_.threads()) s_.counts[j] = has_mass(j) ? 0 : 1;

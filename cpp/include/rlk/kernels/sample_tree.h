@@ -1,4 +1,4 @@
-// The tree over the columns that a row of sample keeps, and the draw by it (sample_row.h says what a team is).
+// Tree over the columns that a row of sample keeps, and the draw by this tree. sample_row.h defines a team.
 #pragma once
 
 #include "rlk/kernels/sample_row.h"
@@ -6,7 +6,7 @@
 
 namespace rlk {
 
-// The words of a row's token.
+// Random words of a row's token.
 template <class Memory>
 class DrawWords {
  public:
@@ -25,12 +25,12 @@ class DrawWords {
   const std::uint32_t position_, blocks_;
 };
 
-// Whether a draw at two nodes' parent goes to the left one.
+// Whether a draw at the parent of two nodes goes to the left node.
 RLK_HD bool draws_left_node(std::uint32_t word, const SoftmaxStats& left, const SoftmaxStats& right) {
   const SoftmaxStats both = combine(left, right), scaled = combine(left, {both.m, 0.0f, 0.0f, 0.0f});
   return draws_left(word, left.m == -infinity() ? 0.0f : scaled.S, both.S);
 }
-// Depth of the root of a subtree of so many parts.
+// Depth of the root of a subtree of `count` parts.
 RLK_HD int depth_of_parts(int count) { return count == 8 ? 0 : count == 4 ? 1 : count == 2 ? 2 : 3; }
 
 template <class Team, class T, Exp kExp, Columns kColumns = Columns::kRow>
@@ -66,7 +66,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     }
   }
 
-  // Writes the row's results but for its kept ids and raw_logprob; `count`: how many columns it kept, 0 for all.
+  // Writes the row's results except kept ids and raw_logprob. `count` is the number of columns that it kept, or 0 for
+  // all.
   RLK_DEVICE void run_draw(std::int64_t* count) {
     const std::int32_t status = state_->status;
     std::int64_t id = -1;
@@ -86,7 +87,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     }
   }
 
-  // raw_logprob of the id that run() wrote, by another launch.
+  // Another launch writes raw_logprob of the id that run_draw() wrote.
   RLK_DEVICE void run_raw() {
     const std::int64_t id = team_.global(p_.ids)[row_];
     float raw = canonical_nan();
@@ -109,12 +110,12 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     marked_ = state_->marked != 0;
   }
 
-  // Whether truncation keeps a present column. A shard's tree is there where nothing is cut.
+  // Whether truncation keeps a present column. A shard has a tree only if nothing is cut.
   RLK_DEVICE bool is_kept(float z, std::int64_t id) const {
     return kColumns == Columns::kShard || (rank_of(z, id) <= last_ && survives(z));
   }
 
-  // A thread's part of a leaf: z of its chains, with -Inf for missing columns, and the chains' sums.
+  // A thread's part of a leaf: z of its chains, with -Inf for missing columns, and the sums of the chains.
   struct Leaf {
     float z[kSteps][kOwnChains];
     SoftmaxStats stats;
@@ -166,7 +167,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     const float sum = lane_sum(leaf->chains);
     if (reference.usable) leaf->stats = {reference.m, sum, 0.0f, 0.0f};
   }
-  // A column's term of the sum: +0, which changes no sum, where the column is missing.
+  // A column's term of the sum. It is +0, which changes no sum, if the column is missing.
   RLK_DEVICE float term(float z, const LeafReference& reference) const {
     const float clamped = z > reference.q ? z : reference.q;
     const float e = team_.template exponential<kExp>(clamped, c_, reference.m);
@@ -174,8 +175,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   }
   static RLK_DEVICE float larger(float a, float b) { return is_nan(a) ? a : is_nan(b) ? b : a > b ? a : b; }
 
-  // The tree over all leaves, in nodes_; the root, and how many columns are kept. kRaw: of all valid columns, whose mask is
-  // not written.
+  // Computes the tree over all leaves in nodes_, its root, and the number of kept columns. kRaw: over all valid
+  // columns; their mask is not written.
   template <bool kRaw>
   RLK_DEVICE SoftmaxStats leaves(std::int64_t* count) {
     const int lane = team_.thread() % kLanes, groups = team_.threads() / kLanes;
@@ -291,7 +292,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     for (int d = 1; d < kLanes; d *= 2) largest = larger(largest, team_.shuffle_xor(largest, d));
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(c_, largest, &stats);
-    // Whether the chain that this thread's lane, or else its k-th, has is drawn: from the last addition back.
+    // Finds the drawn chain from the last addition back: whether this thread's lane has it, or with one lane which k
+    // has it.
     bool drawn[kOwnChains];
     if constexpr (kLanes == 1) {
       const float* const s = leaf.chains;
@@ -311,7 +313,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
                  draws_left(word(kChainWord + 1), upper_two ? next_two : two, four) != upper_two &&
                  draws_left(word(kChainWord + 2), upper_one ? next : one, two) != upper_one;
     }
-    // The lane of the chain finds the column; a larger number in every other lane.
+    // The lane that has the chain finds the column; every other lane has a larger number.
     std::int32_t column = kLeafColumns;
     const std::uint32_t r = word(kPrefixWord);
     RLK_UNROLL

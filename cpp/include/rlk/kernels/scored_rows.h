@@ -1,5 +1,5 @@
-// Rows of hidden states as a product reads them: side by side, and zero where a row is not scored, so that what it holds
-// takes part in nothing; and rows of their gradients back to where they belong.
+// Gathers rows of hidden states for a product: side by side, with zeros for rows that are not scored, so that their
+// contents have no effect. It also moves rows of their gradients back to their places.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,20 @@
 namespace rlk {
 
 struct ScoredRowsParams {
-  const void* from = nullptr;    // rows of row_bytes, anywhere
-  void* to = nullptr;            // [num_rows, row_bytes], rows at to_stride; may be `from`, in its layout
-  const void* target = nullptr;  // [first_row + num_rows], of target_stride elements
+  const void* from = nullptr;    // rows of row_bytes, with any layout
+  void* to = nullptr;            // [num_rows, row_bytes], rows to_stride apart; may be `from`, with its layout
+  const void* target = nullptr;  // [first_row + num_rows], target_stride elements apart
   const std::int32_t* from_group =
-      nullptr;          // the group of `from` for each group of `to`, or -1 (zeros); null: the same
-  bool back = false;    // `to` has the rows of the targets, and not `from`
+      nullptr;          // group of `from` for each group of `to`, or -1 (zeros); null: the same group
+  bool back = false;    // `to`, not `from`, has the layout of the targets' rows
   RowLayout from_rows;  // in elements of element_bytes
-  std::int64_t first_row = 0, num_rows = 0;  // rows of the targets, and of `from` where not back
+  std::int64_t first_row = 0, num_rows = 0;  // range of the targets' rows, and of rows of `from` unless `back`
   std::int64_t row_bytes = 0, to_stride = 0, target_stride = 1, ignore_index = -100;  // to_stride in elements
   int element_bytes = 2;
   DType target_dtype = DType::kInt64;
 };
 
-// The row of `from` that row i of `to` is a copy of; -1 where it is zero.
+// Row of `from` that row i of `to` copies; -1 for a row of zeros.
 RLK_HD std::int64_t scored_source(const ScoredRowsParams& p, std::int64_t i) {
   std::int64_t source = i;
   if (p.from_group != nullptr) {
@@ -45,7 +45,7 @@ RLK_HD std::int64_t scored_to_offset(const ScoredRowsParams& p, std::int64_t i) 
   return i * p.to_stride * p.element_bytes;
 }
 
-// On a GPU: blocks of 2^kScoredLog2Threads threads, each with a few units of a row, whose loads are under way together.
+// On a GPU: blocks of 2^kScoredLog2Threads threads, each with a few units of a row, whose loads are in flight together.
 constexpr int kScoredLog2Threads = 7, kScoredUnits = 4;
 
 // Whether rows have a multiple of 16 bytes and begin at multiples of 16.
@@ -65,7 +65,7 @@ RLK_HD void copy_scored_rows(const ScoredRowsParams& p, const RowSplit& split, s
   const int units = static_cast<int>(p.row_bytes / static_cast<int>(sizeof(Unit)));
   const std::int64_t source = scored_source(p, place.row);
   const bool scored = source >= 0;
-  if (scored && p.from == p.to) return;  // it is there
+  if (scored && p.from == p.to) return;  // the row is in place already
   auto* const to = reinterpret_cast<Unit*>(static_cast<unsigned char*>(p.to) + scored_to_offset(p, place.row));
   const auto* const from = reinterpret_cast<const Unit*>(static_cast<const unsigned char*>(p.from) +
                                                          (scored ? scored_from_offset(p, source) : 0));

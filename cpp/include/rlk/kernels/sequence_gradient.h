@@ -1,5 +1,5 @@
-// The gradient of sequence_logprob as a GPU's threads share it out, for CUDA and HIP: every token is written by itself.
-// Padded rows are the rows of a RowSplit; a packed array is cut into the tiles of kernels/token_tile.h.
+// The gradient of sequence_logprob over a GPU's threads, for CUDA and HIP; each token is written independently. Padded
+// rows are the rows of a RowSplit; a packed array is cut into the tiles of kernels/token_tile.h.
 #pragma once
 
 #include "rlk/kernels/row_split.h"
@@ -28,7 +28,8 @@ inline GradientGrid gradient_grid(const SequenceLogprobBackwardParams& p) {
   return g;
 }
 
-// f(index of the token in d_logprob, value) for the tokens of a thread. `shared`: [2] that the block shares.
+// Calls f(index of the token in d_logprob, value) for the tokens of a thread. `shared`: two numbers that the block
+// shares.
 template <class Memory, class Barrier, class F>
 RLK_HD void sequence_gradient(const SequenceLogprobBackwardParams& p, const GradientGrid& g, std::int64_t block,
                               int thread, std::int64_t* shared, const Barrier& barrier, const F& f) {

@@ -1,6 +1,7 @@
-// Sums in the order of math/tree_sum.h by teams of 32 lanes, shared by CUDA and HIP. A Team also gives writes(), whether this
-// lane's stores are its own: a wave of 64 does a team's work twice. A Block gives a Team, its number in the block, the number
-// of teams (a power of two, at most 32) and barrier(). Its sums() are shared floats, one for each team.
+// Sums in the order of math/tree_sum.h by teams of 32 lanes, shared by CUDA and HIP. A Team also has writes(). It tells
+// whether this lane stores results, since both halves of a wave of 64 do the same team's work. A Block has a Team, its
+// number in the block, the number of teams (a power of two, at most 32), and barrier(). Its sums() are shared floats,
+// one per team.
 #pragma once
 
 #include <type_traits>
@@ -10,16 +11,16 @@
 namespace rlk {
 
 constexpr int kTeamLanes = 32;
-constexpr int kTeamChunk = 128;  // what a team adds up at a time
+constexpr int kTeamChunk = 128;  // elements that a team adds at a time
 constexpr int kLaneElements = kTeamChunk / kTeamLanes;
 
-// The node over a chunk of which each lane has four elements that follow one another; all lanes get it.
+// The node over a chunk; each lane has four consecutive elements of it. All lanes get the node.
 template <class Team>
 RLK_DEVICE float tree_of_chunk(const Team& team, const float (&v)[kLaneElements]) {
   return sum_over_lanes<kTeamLanes>(team, add_rn(add_rn(v[0], v[1]), add_rn(v[2], v[3])));
 }
 
-// The node over f(first), ... of 128 elements, +0 behind num, which is not so large that Int could overflow.
+// The node over f(first), ... of 128 elements, +0 from `num` on. `num` is small enough that Int does not overflow.
 template <class Team, class Int, class F>
 RLK_DEVICE float sum_of_chunk(const Team& team, Int first, Int num, const F& f) {
   float v[kLaneElements];
@@ -43,8 +44,8 @@ RLK_DEVICE float sum_of_team(const Team& team, Int num, const F& f) {
   return finished_sum(num > kTeamChunk ? tree.finish() : sum);
 }
 
-// A team takes kBlockRows rows of 32 elements at a time, so that neighbouring lanes read neighbouring elements. Every
-// lane of the block gets the sum.
+// A team takes kBlockRows rows of 32 elements at a time, so neighbouring lanes read neighbouring elements. Every lane
+// of the block gets the sum.
 constexpr int kBlockRows = 16;
 template <class Block, class Int, class F>
 RLK_DEVICE float sum_of_block(const Block& block, Int num, const F& f) {

@@ -1,16 +1,17 @@
-// Passes over tokens on every vendor's GPUs. A lane has four neighbouring positions, or one. Four sums go up the tree over
-// positions by six shuffles, since each exchange leaves a lane one of them.
+// Passes over tokens on every vendor's GPUs. A lane has four neighbouring positions, or one position. Four sums go up
+// the tree over positions in six shuffles, since each exchange leaves a lane half of its sums, down to one.
 //
-// token_tiles: a tile is the positions of a wave, or 2^tile >= 1024 of a block, whose waves have stretches of it. Bound by
-// HBM: every array is read once, by a lane all its tokens at once where addresses allow.
-// sums_of_sequences: the tree over the tiles of a sequence, a block for several sequences.
+// token_tiles: a tile is the positions of a wave, or 2^tile >= 1024 positions of a block, whose waves have stretches of
+// it. HBM bandwidth bounds it: every array is read once, and a lane reads all its tokens with one load where addresses
+// allow.
+// sums_of_sequences: the tree over the tiles of a sequence; a block serves several sequences.
 //
 // Gpu has
 //   kLanes                          lanes of a wave
-//   Tokens                          what a lane holds: Vec4 or float
+//   Tokens                          the tokens of a lane: Vec4 or float
 //   again(params), kReadsAgain      re-reads a kernel's first argument; kReadsAgain says whether that does anything
 //   thread(), barrier(), shuffle_xor, sum_over_wave, max_over_wave
-//   load, store                     Tokens, or a Vec4, at multiples of their size
+//   load, store                     of Tokens or a Vec4, at multiples of their size
 //   of_lane(address)                keeps an address out of scalar registers
 //   count_on                        an atomic addition
 #pragma once
@@ -24,7 +25,7 @@ namespace rlk {
 
 constexpr int kTokenThreads = 256;
 
-// In vector registers: of masks a wave of HIP's has not so many scalar ones.
+// Kept in vector registers: a wave of HIP does not have enough scalar registers for the masks.
 template <>
 struct CountType<float> {
   using Type = int;
@@ -57,8 +58,8 @@ RLK_DEVICE std::int32_t& token_of(Vec4Mask& x, int i) { return x.v[i]; }
 
 template <class Mask>
 constexpr int kMaskCount = sizeof(Mask) == sizeof(bool) ? 1 : kVec4;
-// All ones where a token counts. The compiler does not see through it: from a comparison of which it knew it would keep
-// predicates, of which there are seven.
+// All ones where a token counts. The compiler does not recognise it as a comparison. It would keep a comparison's
+// result in a predicate, and there are only seven.
 template <class T>
 RLK_DEVICE std::int32_t ones_unless_zero(T x) {
 #if defined(__CUDA_ARCH__)
@@ -73,8 +74,8 @@ RLK_DEVICE std::int32_t ones_unless_zero(T x) {
   return x != T{0} ? -1 : 0;
 #endif
 }
-// The mask of a lane's tokens: with kWhole all of them, at a multiple of their size or of 16 bytes. `bits`: those of an
-// element that make it count.
+// The mask of a lane's tokens. With kWhole all of them exist, at a multiple of their size or of 16 bytes. `bits` are
+// the bits of an element that make it count.
 template <class Mask, bool kWhole, class T>
 RLK_DEVICE Mask mask_of_elements(const T* from, int count, T bits) {
   Mask m;
@@ -122,7 +123,7 @@ RLK_DEVICE Mask load_mask(const TokenMask& mask, const unsigned char* at, int co
   return m;
 }
 
-// Which of four sums over a wave's lanes a lane gets.
+// Index of the sum, among four sums over a wave's lanes, that a lane gets.
 RLK_HD int sum_index(int lane) { return (lane & 1) << 1 | (lane >> 1 & 1); }
 template <class Gpu, int kDistance, int kHalf, class Of>
 RLK_DEVICE void exchange(float (&x)[kLowerSums], const Of& of) {
@@ -133,7 +134,7 @@ RLK_DEVICE void exchange(float (&x)[kLowerSums], const Of& of) {
     x[i] = of(kept, Gpu::shuffle_xor(sent, kDistance));
   }
 }
-// `of` two of them: a sum, or another that does not ask which comes first.
+// `of` combines two values: a sum, or another operation that is commutative.
 template <class Gpu, class Of>
 RLK_DEVICE float scattered(float (&x)[kLowerSums], const Of& of) {
   exchange<Gpu, 1, 2>(x, of);
@@ -147,7 +148,7 @@ RLK_DEVICE float scattered_sum(float (&x)[kLowerSums]) {
   return scattered<Gpu>(x, [](float a, float b) { return add_rn(a, b); });
 }
 
-// This lane's one of four sums over a step, whose tokens are the lane's and its neighbours'.
+// One of four sums over a step goes to this lane; the step's tokens are those of all lanes.
 template <class Gpu>
 RLK_DEVICE float sum_of_step(typename Gpu::Tokens* sum) {
   constexpr int kEach = kPerLane<Gpu>;
@@ -166,14 +167,14 @@ RLK_DEVICE float sum_of_step(typename Gpu::Tokens* sum) {
   return scattered_sum<Gpu>(of_lane);
 }
 
-// What a wave has of its stretch: this lane's sum, and all counts and maxima.
+// Results of a wave for its stretch: this lane's sum, and all counts and maxima.
 struct WaveTokens {
-  float sum[2];  // sum of the lower four, of the upper four
+  float sum[2];  // this lane's sum of the lower four, and of the upper four
   std::uint32_t count[kTokenCounts];
   float maximum[kTokenMaxima];
 };
 
-// A wave's steps, each of as many tokens as its lanes have: take() each, then finish().
+// Steps of a wave; a step has one Tokens per lane. Call take() for each step, then finish().
 template <class Gpu, int kSums, bool kHasSums, int kMaxima>
 class WaveSums {
  public:
@@ -198,7 +199,7 @@ class WaveSums {
     of.sum[0] = lower_.finish();
     of.sum[1] = upper_.finish();
     RLK_UNROLL
-    for (int i = 0; i < kTokenCounts; i += 2) {  // two at a time: a wave has fewer than 2^16
+    for (int i = 0; i < kTokenCounts; i += 2) {  // two counts in one word, since a wave counts fewer than 2^16
       const std::uint32_t both = Gpu::sum_over_wave(static_cast<std::uint32_t>(counts_[i] | counts_[i + 1] << 16));
       of.count[i] = both & 0xffff;
       of.count[i + 1] = both >> 16;
@@ -211,7 +212,8 @@ class WaveSums {
  private:
   SumTree<kMostSteps + 1> lower_, upper_;
   int counts_[kTokenCounts] = {};
-  std::uint32_t most_[kMaxima] = {};  // patterns: of floats that are not negative their order, a NaN above all
+  std::uint32_t most_[kMaxima] = {};  // bit patterns: for floats that are not negative they have the floats' order,
+                                      // with a NaN above all
 };
 template <class Gpu, int kMaxima>
 class WaveSums<Gpu, 0, true, kMaxima> {
@@ -220,15 +222,17 @@ class WaveSums<Gpu, 0, true, kMaxima> {
   RLK_DEVICE WaveTokens finish() const { return {}; }
 };
 
-// Where this lane begins in each array. Addresses: of pointers a HIP compiler would not know that they are not into LDS.
+// Address in each array at which this lane begins. They are kept as integers: HIP's compiler would not know that
+// pointers do not point into LDS.
 template <class Gpu, class Terms>
 struct LaneArrays {
   using Params = typename Terms::Params;
   std::uintptr_t input[Terms::kInputs], mask, output[Terms::kOutputs];
   int mask_bytes;                              // bytes per mask element
-  unsigned given = 0, shared = 0, wanted = 0;  // a bit an input that is there, that has one value; an output that is
+  unsigned given = 0, shared = 0, wanted = 0;  // one bit per input that is given, per input with one value per
+                                               // sequence, and per output that is wanted
 
-  // Either is kept over a wave's steps, or read again where scalar registers are fewer than conditions.
+  // The bits are kept over a wave's steps, or read again if there are fewer scalar registers than conditions.
   RLK_DEVICE bool is_given(const Params& p, int i) const {
     return Gpu::kReadsAgain ? Terms::input(p, i).data != nullptr : (given >> i & 1) != 0;
   }
@@ -247,8 +251,8 @@ RLK_DEVICE T* at_address(std::uintptr_t address) {
   return in_global(reinterpret_cast<T*>(address));
 #endif
 }
-// kWhole: all of a wave's tokens are there, and their arrays are aligned. This function only loads, so that all loads
-// are under way before the first is waited for.
+// kWhole: all tokens of the wave exist, and their arrays are aligned. This function only loads, so that all loads are
+// in flight before the first is waited for.
 template <class Gpu, class Terms, bool kWhole>
 RLK_DEVICE MaskOf<typename Gpu::Tokens> load_inputs(const typename Terms::Params& p, const LaneArrays<Gpu, Terms>& at,
                                                     int offset, int count, typename Gpu::Tokens (&in)[Terms::kInputs]) {
@@ -317,7 +321,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
   RLK_UNROLL
   for (int i = 0; i < kOutputs; ++i) at.output[i] = Gpu::of_lane(at.output[i]);
   at.mask = Gpu::of_lane(at.mask);
-  // Steps that have a token, and those of them whose lanes all have theirs at multiples of their size.
+  // Number of steps with a token, and number of those whose lanes all have aligned tokens.
   const std::int64_t rest = span.length - first;
   const int left = rest < steps * kStep ? static_cast<int>(rest) : steps * kStep;
   const int last = (left + kStep - 1) / kStep, whole_steps = aligned ? left / kStep : 0;
@@ -372,7 +376,7 @@ struct WaveResults {
   float maximum[kMostTokenWaves][kTokenMaxima];
 };
 
-// sequence_of_slot by a wave, whose lanes look at as many offsets at a time.
+// sequence_of_slot by a wave; each lane looks at one offset at a time.
 template <class Gpu>
 RLK_DEVICE std::int64_t find_sequence(const Sequences& q, std::int64_t slot, int tile) {
   if (!q.packed()) return sequence_of_slot(q, slot, tile);
@@ -389,7 +393,8 @@ RLK_DEVICE std::int64_t find_sequence(const Sequences& q, std::int64_t slot, int
   return low;
 }
 
-// The partial of a tile, of what this wave has of it: of_wave, all of it; else a block's waves, by way of of_waves.
+// Writes the partial of a tile from this wave's part. With of_wave the wave has the whole tile; otherwise the waves of
+// a block combine their parts in of_waves.
 template <class Gpu>
 RLK_DEVICE void store_tile(const WaveTokens& of, bool of_wave, TilePartial<8>* partial, WaveResults* of_waves) {
   constexpr int kWaves = kTokenWaves<Gpu>;
@@ -442,7 +447,7 @@ RLK_DEVICE void store_tile(const WaveTokens& of, bool of_wave, TilePartial<8>* p
   }
 }
 
-// Clears the outputs of packed tokens that no sequence has, with `threads` threads.
+// Clears the outputs of packed tokens of no sequence, with `threads` threads.
 template <class Gpu, class Terms>
 RLK_DEVICE void clear_tokens(const typename Terms::Params& p, std::int64_t first, int count, int thread, int threads) {
   RLK_UNROLL
@@ -454,8 +459,8 @@ RLK_DEVICE void clear_tokens(const typename Terms::Params& p, std::int64_t first
   }
 }
 
-// The tile of a wave or of a block, `block` of the pass; `factors(sequence)` gives what its tokens share. Terms without
-// sums need no partials and no memory of waves.
+// Processes the tile of a wave or of a block, number `block` of the pass; `factors(sequence)` gives the values that its
+// tokens share. Terms without sums need no partials and no shared memory.
 template <class Gpu, class Terms, class F>
 RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all_partials, std::int64_t slots, int tile,
                             std::int64_t block, WaveResults* of_waves, const F& factors) {
@@ -477,7 +482,7 @@ RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all
       return clear_tokens<Gpu, Terms>(p, span.begin + first, count, of_wave ? lane : thread, threads);
     }
   }
-  if (first >= span.length) {  // a slot that no tile has
+  if (first >= span.length) {  // a slot without a tile
     if (Terms::kSums > 0 && (of_wave ? lane == 0 : thread == 0)) partials[slot] = TilePartial<8>{};
     return;
   }
@@ -512,9 +517,9 @@ RLK_DEVICE std::int64_t shuffle_xor(std::int64_t x, int distance) {
   return half(x >> 32) << 32 | half(x);
 }
 
-// Sums of the sequences from block * (64 >> lanes) on, by their place in the block. A block reads 2^lanes tiles of each
-// at a time, and eight threads read a tile. Nodes of a wave go up the tree by shuffles; if a sequence has several
-// waves, through `of`.
+// Sums of the sequences from block * (64 >> lanes) on, indexed by their place in the block. A block reads 2^lanes tiles
+// of each sequence at a time, and eight threads read a tile. Within a wave nodes go up the tree by shuffles. If a
+// sequence has several waves, they exchange nodes through `of`.
 template <class Gpu>
 RLK_DEVICE void sums_of_sequences(const Sequences& q, int tile, int lanes, std::int64_t block,
                                   const TilePartial<8>* all_partials, GatheredSums* of) {

@@ -14,13 +14,14 @@ RLK_HD std::int64_t integer_at(const void* data, DType dtype, std::int64_t i) {
   return Memory::global(static_cast<const std::int32_t*>(data))[i];
 }
 
-// Divides numbers that are not negative, in 32 bits where they have no more.
+// Quotient of two numbers that are not negative; 32-bit division if both fit 32 bits.
 RLK_HD std::int64_t quotient(std::int64_t a, std::int64_t b) {
   if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
   return a / b;
 }
 
-// The packed token by which the sequence of a local one is found, and whether the ranks share out each sequence.
+// The packed token that identifies the sequence of a local token, and whether each sequence is split among the ranks
+// (zigzag).
 struct LabelCut {
   std::int64_t first, step;
   bool zigzag;
@@ -30,7 +31,7 @@ struct LabelCut {
   }
   RLK_HD std::int64_t searched(std::int64_t local) const { return first + step * local; }
 };
-// The packed token whose id a local token's label is, of a sequence that has the searched token; -1 for none.
+// The packed token whose id is a local token's label, within the sequence of the searched token; -1 for none.
 RLK_HD std::int64_t label_source(const ShiftLabelsParams& p, const LabelCut& cut, std::int64_t local,
                                  std::int64_t begin, std::int64_t length) {
   std::int64_t t = cut.searched(local);
@@ -115,7 +116,8 @@ RLK_HD void shift_labels_block(const ShiftLabelsParams& p, std::int64_t block, i
   }
 }
 
-// `index` of the mask: of padded rows sequence * num_tokens + position; packed: its sequence is in the range.
+// `index` of the mask: sequence * num_tokens + position for padded rows. Packed: an index whose sequence is in the
+// range.
 template <class Memory>
 RLK_HD void write_span_flag(const SpanMaskParams& p, const SequenceRange& range, std::int64_t index) {
   std::int64_t sequence, position;
@@ -137,7 +139,7 @@ RLK_HD void write_span_flag(const SpanMaskParams& p, const SequenceRange& range,
   Memory::global(p.mask)[index] = kept ? 1 : 0;
 }
 
-// What a block of a GPU does: a tile of the mask.
+// Work of a GPU's block: a tile of the mask.
 template <class Memory, class Barrier>
 RLK_HD void span_mask_block(const SpanMaskParams& p, std::int64_t block, int thread, std::int64_t* shared,
                             const Barrier& barrier) {
@@ -149,7 +151,7 @@ RLK_HD void span_mask_block(const SpanMaskParams& p, std::int64_t block, int thr
   for (std::int64_t i = first + thread; i <= last; i += kTileThreads) write_span_flag<Memory>(p, range, i);
 }
 
-// Whether a marker's last id is at position `at` of a sequence whose ids begin at `first`.
+// Whether a marker's last id is at position `at` of the sequence whose ids begin at `first`.
 template <class Memory>
 RLK_HD bool ends_at(const ToolMaskParams& p, const Marker& m, std::int64_t first, std::int64_t at) {
   if (at + 1 < m.length) return false;
@@ -158,13 +160,13 @@ RLK_HD bool ends_at(const ToolMaskParams& p, const Marker& m, std::int64_t first
   }
   return true;
 }
-// 0 where nothing happens at a position; else larger for later ones, odd for an opening.
+// An event: 0 if nothing happens at a position. Later events are larger, and openings are odd.
 template <class Memory>
 RLK_HD std::int64_t turn_event(const ToolMaskParams& p, std::int64_t first, std::int64_t at) {
   if (ends_at<Memory>(p, p.begin, first, at)) return 2 * (at + 1) + 1;
   return ends_at<Memory>(p, p.end, first, at) ? 2 * (at + 1) : 0;
 }
-// Whether a position of an open turn is the model's.
+// Whether a position inside an open turn is the model's.
 template <class Memory>
 RLK_HD bool turn_goes_on(const ToolMaskParams& p, std::int64_t first, std::int64_t length, std::int64_t at) {
   for (int k = 0; k < p.end.length && !p.include_end; ++k) {
@@ -172,14 +174,15 @@ RLK_HD bool turn_goes_on(const ToolMaskParams& p, std::int64_t first, std::int64
   }
   return true;
 }
-// `before`: the largest event before the position.
+// `before` is the largest event before the position.
 template <class Memory>
 RLK_HD bool turn_flag(const ToolMaskParams& p, std::int64_t before, std::int64_t first, std::int64_t length,
                       std::int64_t at) {
   return (before & 1) != 0 && turn_goes_on<Memory>(p, first, length, at);
 }
 
-// A block of a GPU has a sequence, a tile of positions at a time. `events`: [2 * kTurnThreads] that the block shares.
+// A block of a GPU has one sequence, and takes a tile of positions at a time. `events` is [2 * kTurnThreads] in shared
+// memory.
 constexpr int kTurnThreads = 256;
 template <class Memory, class Barrier>
 RLK_HD void tool_mask_block(const ToolMaskParams& p, std::int64_t sequence, int thread, std::int64_t* events,
@@ -209,7 +212,7 @@ RLK_HD void tool_mask_block(const ToolMaskParams& p, std::int64_t sequence, int 
     barrier();
   }
 }
-// Packed tokens from here on belong to no sequence.
+// From this index on, packed tokens belong to no sequence.
 template <class Memory>
 RLK_HD std::int64_t tokens_used(const Offsets& o, std::int64_t num_sequences, std::int64_t num_tokens) {
   const std::int64_t end = offset_at<Memory>(o, num_sequences);

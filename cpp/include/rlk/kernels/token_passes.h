@@ -40,17 +40,17 @@ RLK_DEVICE void token_sequences(const typename Batch::Params& p, const TokenWork
   Batch::share(f, w.shared, [](std::int64_t* to, std::int64_t count) { Gpu::count_on(in_global(to), count); });
 }
 
-// Terms: one for each group of sums.
+// Terms has one class for each group of sums.
 template <class Gpu, class Batch, int kGroup, class Terms, class... More>
 RLK_DEVICE void token_groups(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, std::int64_t slots,
                              int tile, std::int64_t block, WaveResults* shared) {
-  // Asked here: beside the denominator clang chooses between addresses of which one may be in LDS.
+  // Read here: next to the read of the denominator, clang would choose between addresses, one of which may be in LDS.
   const bool has_pass_before = Batch::needs_pass_before(p);
   token_tiles<Gpu, Terms>(p, w.partials[kGroup], slots, tile, block, shared, [&](std::int64_t s) {
     return Batch::template factors<Terms>(p, w.context(), has_pass_before, s);
   });
   if constexpr (sizeof...(More) > 0) {
-    Gpu::barrier();  // until all have read what waves left in `shared`
+    Gpu::barrier();  // every thread has read the waves' values in `shared`
     token_groups<Gpu, Batch, kGroup + 1, More...>(p, w, slots, tile, block, shared);
   }
 }
@@ -61,13 +61,13 @@ RLK_DEVICE void token_terms(const typename Batch::Params& p, const TokenWorkspac
   token_groups<Gpu, Batch, 0, Terms...>(p, w, slots, tile, block, shared);
 }
 
-// What waves of a block leave each other of a total over all of its threads.
+// Values that the waves of a block exchange to form a total over all its threads.
 template <class Batch>
 struct TotalsShared {
   TotalsOf<Batch> node[kMostGatherWaves], total;
 };
 
-// Adds up the partial results of a wave's lanes, to `*to`: sums by the tree over lanes.
+// Adds up the partial results of a wave's lanes into `*to`; sums follow the tree over lanes.
 template <class Gpu, class Batch>
 RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
   const int lane = Gpu::thread() % Gpu::kLanes, mine = sum_index(lane);
@@ -87,7 +87,7 @@ RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
     const float most = scattered<Gpu>(x, [](float a, float b) { return maximum_of(a, b); });
     if (lane < kLowerSums && first + mine < Batch::kMaxima) to->maximum[first + mine] = most;
   }
-  constexpr int kLowBits = 25;  // low bits of a count: a wave's add up to less than 2^32
+  constexpr int kLowBits = 25;  // low bits of a count; those of a wave add up to less than 2^32
   RLK_UNROLL
   for (int i = 0; i < Batch::kCounts; ++i) {
     const auto low = static_cast<std::uint32_t>(t.count[i]) & ((1u << kLowBits) - 1);
@@ -96,12 +96,12 @@ RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
     if (lane == 0) to->count[i] = of_wave;
   }
 }
-// The total of `count` of them, from(i), to shared->total: sums by the tree over their index. kMany: more than a block of
-// kWaves waves has threads.
+// Total of `count` partial results from(i), into shared->total; sums follow the tree over their index. kMany: `count`
+// may exceed the threads of a block of kWaves waves.
 template <class Gpu, class Batch, int kWaves, bool kMany, class From>
 RLK_DEVICE void sum_totals(int count, TotalsShared<Batch>* shared, const From& from) {
   constexpr int kLanes = Gpu::kLanes, kThreads = kWaves * kLanes,
-                kApart = 64;  // columns of different kinds, by threads
+                kApart = 64;  // so that different threads handle columns of different kinds
   static_assert(Batch::kSums <= kApart && Batch::kCounts <= kApart && Batch::kMaxima <= kApart &&
                 3 * kApart <= kThreads);
   const int thread = Gpu::thread(), wave = thread / kLanes, kind = thread / kApart, column = thread % kApart;
@@ -141,7 +141,7 @@ RLK_DEVICE void sum_totals(int count, TotalsShared<Batch>* shared, const From& f
   if (kind == 2 && column < Batch::kMaxima) shared->total.maximum[column] = most;
   Gpu::barrier();
 }
-// Results, a thread each.
+// Results, one per thread.
 template <class Gpu, class Batch>
 RLK_DEVICE void store_results(const typename Batch::Params& p, const TokenWorkspace<Batch>& w,
                               const TotalsShared<Batch>& shared) {
@@ -182,8 +182,8 @@ struct FewShared {
   TotalsShared<Batch> totals;
   TilePartial<8> partials[kFewSequences * kFewTiles];  // partials of one group of sums at a time
 };
-// The total of at most `most` sequences of few tiles from `first` on, by a block of kTokenThreads, a sequence a thread; their
-// partial results the block reads together.
+// Total of at most `most` sequences of few tiles, from `first` on, by a block of kTokenThreads. Each thread takes a
+// sequence; the block reads the partial results together.
 template <class Gpu, class Batch>
 RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
                            std::int64_t first, int most, FewShared<Batch>* shared) {
@@ -208,14 +208,14 @@ RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace
   sum_totals<Gpu, Batch, kTokenWaves<Gpu>, false>(
       left, &shared->totals, [&](int i) { return Batch::of_sequence(p, w.context(), first + i, of); });
 }
-// All of them (are_few), by one block.
+// Total of all sequences (are_few), by one block.
 template <class Gpu, class Batch>
 RLK_DEVICE void few_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
                          FewShared<Batch>* shared) {
   few_totals<Gpu>(p, w, tile, 0, kFewSequences, shared);
   store_results<Gpu>(p, w, shared->totals);
 }
-// Sums the sequences of `block`; if there are more blocks, into blocks[block].
+// Sums the sequences of `block`. If there are more blocks, the sums go into blocks[block].
 template <class Gpu, class Batch>
 RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile, int lanes,
                            std::int64_t num_blocks, std::int64_t block, BatchSumsShared<Batch>* shared) {
@@ -241,7 +241,7 @@ RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace
     in_global(w.blocks)[block] = shared->totals.total;
   }
 }
-// And over all blocks.
+// Sums over all blocks.
 template <class Gpu, class Batch>
 RLK_DEVICE void batch_results(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int num_blocks,
                               TotalsShared<Batch>* shared) {
@@ -250,7 +250,7 @@ RLK_DEVICE void batch_results(const typename Batch::Params& p, const TokenWorksp
   store_results<Gpu>(p, w, *shared);
 }
 
-// values[i] = f(values[i]), [count], the share of `block` of `blocks`; null: nothing.
+// values[i] = f(values[i]) for [count]: the part of `block` among `blocks`. If values is null, nothing happens.
 template <class Gpu, class F>
 RLK_DEVICE void map_values(float* all_values, std::int64_t count, std::int64_t block, std::int64_t blocks, const F& f) {
   if (all_values == nullptr) return;

@@ -1,5 +1,5 @@
-// The results of a batch of tokens one by one, so that a thread can have one. Nearly all are a sum, a count or a maximum of
-// the batch's totals, some divided by the number of tokens or of sequences.
+// Results of a batch of tokens one at a time, so that each thread can compute one. Nearly all are a sum, a count or a
+// maximum of the batch's totals. Some are divided by the number of tokens or of sequences.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ struct ResultSource {
   ResultOver over;
 };
 
-// Where kResults results come from. source_of<Results>(result): of what Results::sources() gives, whose words are numbers in the
-// code, as device code may address no table.
+// Source of each of kResults results. source_of<Results>(result) looks up what Results::sources() gives. Its words are
+// literals in the code, since device code may address no table.
 template <int kResults>
 struct ResultSources {
   static constexpr int kBits = 16, kEach = 64 / kBits, kWords = (kResults + kEach - 1) / kEach;
@@ -46,7 +46,7 @@ RLK_HD ResultSource source_of(int result) {
   return source_of<Results>(result, std::make_index_sequence<decltype(Results::sources())::kWords>{});
 }
 
-// A number and what it is divided by, once for all results, as a division takes longer than all that leads to it.
+// A number and its divisor. All results share one division, since it takes longer than everything before it.
 struct Quotient {
   float n, d;
   RLK_HD float value() const { return finished_sum(quotient_or_zero(n, d)); }

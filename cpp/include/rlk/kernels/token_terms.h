@@ -1,5 +1,5 @@
-// What backends share of operators over tokens: a tile's partial results, and the small functions that formulas on one
-// token are written with. Templates also run on the vectors of cpp/cpu/simd.h.
+// Code that backends share for operators over tokens: the partial results of a tile, and the small functions that
+// per-token formulas use. Templates also run on the vectors of cpp/cpu/simd.h.
 //
 // An operator's terms are a class with, for F float or a vector:
 //   kInputs, kOutputs, kSums, Params, Factors              Factors are shared by a sequence's tokens; kSums 0 means no
@@ -34,7 +34,7 @@ using MaskOf = typename MaskType<F>::Type;
 constexpr int kTokenCounts = 6;
 constexpr int kTokenMaxima = 4;  // maxima of values that are not negative
 
-// What a token's share of a count is kept as: of several tokens of a lane their number, so that no mask is.
+// A token's share of a count. For several tokens of a lane it is their number, so that no mask is kept.
 template <class F>
 struct CountType {
   using Type = MaskOf<F>;
@@ -65,8 +65,8 @@ RLK_HD void clear(TokenSums<F, kSums>* sums) {
   for (auto& c : sums->count) c = counted<F>(MaskOf<F>(zero > zero));
 }
 
-// Base of terms all of whose sums are over their tokens. Others say of which params this holds, and what the
-// last four are otherwise by the tile's number of tokens.
+// Base of terms whose sums are all over their tokens. Other terms say for which params this holds, and give the last
+// four sums otherwise, from the tile's number of tokens.
 constexpr int kLowerSums = 4;
 struct EverySum {
   static constexpr int kMaxima = 2;
@@ -76,7 +76,7 @@ struct EverySum {
     return true;
   }
   static RLK_HD float upper_sum(int, std::uint32_t) { return 0.0f; }
-  static RLK_HD float rest() { return 0.0f; }  // what outputs of packed tokens of no sequence are
+  static RLK_HD float rest() { return 0.0f; }  // outputs of packed tokens of no sequence
 };
 // For terms whose last four sums are 0.
 struct LowerSums : EverySum {
@@ -85,7 +85,7 @@ struct LowerSums : EverySum {
     return false;
   }
 };
-// For terms that only count: their sums are not read.
+// For terms that only count; their sums are not read.
 struct NoSums : LowerSums {
   static constexpr bool kHasSums = false;
 };
@@ -101,7 +101,7 @@ RLK_HD void token_at(const typename Terms::Params& p, const typename Terms::Fact
   }
 }
 
-// Those of a tile.
+// Sums, counts and maxima of a tile.
 template <int kSums>
 struct alignas(16) TilePartial {
   float sum[kSums];
@@ -111,7 +111,7 @@ struct alignas(16) TilePartial {
 template <>
 struct TilePartial<0> {};
 
-// Those of a sequence.
+// Sums, counts and maxima of a sequence.
 template <int kSums>
 struct SequenceSums {
   float sum[kSums];
@@ -119,7 +119,8 @@ struct SequenceSums {
   float maximum[kTokenMaxima];
 };
 
-// Those of a batch: sums by the tree over the index of sequences, counts and maxima in any order.
+// Sums, counts and maxima of a batch. Sums follow the tree over the index of sequences; counts and maxima follow any
+// order.
 template <int kSums, int kCounts, int kMaxima>
 struct TotalSums {
   float sum[kSums];
@@ -129,23 +130,23 @@ struct TotalSums {
 template <class Batch>
 using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
 
-// An operator whose tokens are summed has a Batch:
+// An operator that sums over tokens has a Batch with:
 //   Params, Factors, Shared                a sequence gives its tokens Factors; all sequences give theirs Shared
 //   kGroups, kSums, kCounts, kMaxima       groups of terms over the same tokens, eight sums each
 //   sequences(p)
-//   needs_pass_before(p)                   whether tokens need something of their sequence, or of all
+//   needs_pass_before(p)                   whether tokens need a value of their sequence, or of all
 //   needs_sums(p)                          whether there are results beside those of tokens
 //   missing()                              totals that change no result
 //   of_sequence(p, context, s, sums)       totals of sequence s, by its sums of each group
 //   kResults, store(p, context, total, i)  writes the i-th of the results
-//   factors<Terms>(p, context, has_pass_before, s)   what the tokens of sequence s share
-// and for the pass before
+//   factors<Terms>(p, context, has_pass_before, s)   the values that tokens of sequence s share
+// and for the pass before:
 //   Statistics                             its terms
-//   counts_alone(p)                        whether it is wanted for numbers of tokens alone
-//   factors_of(p, s, sums)                 Factors by a sequence's sums of it
-//   share(factors, shared, add)            add(counter, count) to what all sequences share
-//   shares(p)                              whether tokens, or results, need that
-// Without a pass before, the caller chooses Shared.
+//   counts_alone(p)                        whether only its numbers of tokens are needed
+//   factors_of(p, s, sums)                 Factors from a sequence's sums in that pass
+//   share(factors, shared, add)            calls add(counter, count) on counters that all sequences share
+//   shares(p)                              whether tokens or results need those counters
+// Without that pass, the caller sets Shared.
 template <class Batch, class = void>
 constexpr bool kHasStatistics = false;
 template <class Batch>
@@ -162,7 +163,8 @@ template <class F>
 RLK_HD F where(MaskOf<F> mask, F x) {
   return select(mask, x, broadcast<F>(0.0f));
 }
-// One of two by a condition of all tokens. A conditional expression would choose between addresses.
+// One of two values, by a condition that is the same for all tokens. A conditional expression would select between
+// their addresses.
 template <class F>
 RLK_HD F either(bool condition, F yes, F no) {
   F chosen = no;
@@ -181,37 +183,38 @@ template <class F>
 RLK_HD F clamped(F x, float low, float high) {
   return min_of(max_of(x, broadcast<F>(low)), broadcast<F>(high));
 }
-// `value` where x is inside of [low, high], or NaN; else `outside`. low <= high.
+// `value` where x is NaN or in [low, high]; otherwise `outside`. low <= high.
 template <class F>
 RLK_HD F inside_or(F x, float low, float high, F value, F outside) {
   return select(x < broadcast<F>(low), outside, select(x > broadcast<F>(high), outside, value));
 }
 constexpr float kLargestFloat = 0x1.fffffep+127f;
-// e^x where the mask is; elsewhere anything.
+// e^x where the mask is set; any value elsewhere.
 template <class F>
 RLK_HD F exp_where(MaskOf<F>, F x) {
   return exp(x);
 }
-// x times a factor: of a zero and an infinity +0, which is what either is near to. A NaN stays one.
+// x times a factor; zero times infinity is +0, since each operand only stands for a value near it. A NaN stays NaN.
 template <class F>
 RLK_HD F scaled_by(F x, F factor) {
   const F product = mul_rn(x, factor);
   return select(MaskOf<F>(is_nan(product) & (x == x) & (factor == factor)), broadcast<F>(0.0f), product);
 }
-// A sum, and of two infinities of opposite signs the first.
+// A sum; for two infinities of opposite signs it is the first operand.
 template <class F>
 RLK_HD F sum_or_first(F first, F second) {
   const F sum = add_rn(first, second);
   return select(MaskOf<F>(is_nan(sum) & (first == first) & (second == second)), first, sum);
 }
-// Whether one of the tokens at hand is meant.
+// Whether the mask is set for any of the tokens in hand.
 RLK_HD bool any_of(bool mask) { return mask; }
 template <class F>
 RLK_HD F canonical(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), x);
 }
 
-// Maps values that are not negative so that order reverses: a maximum finds the least. The map is its own inverse.
+// Maps values that are not negative so that their order reverses, and a maximum finds the least value. The map is its
+// own inverse.
 template <class F>
 RLK_HD F opposite(F x) {
   const auto zero = bits_of(broadcast<F>(0.0f));

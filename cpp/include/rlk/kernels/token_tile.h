@@ -1,5 +1,5 @@
-// The sequences of packed tokens that follow one another, for GPUs: a block searches together for those of its first and of
-// its last token; each token then searches between these alone, which for long sequences is no search.
+// Sequences of consecutive packed tokens, for GPUs. A block searches together for the sequences of its first and last
+// token. Each token then searches only between these two; for long sequences they are equal.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ constexpr int kTokenTile = kTileThreads * kTileTokens;
 
 inline std::int64_t tiles_of(std::int64_t num_tokens) { return (num_tokens + kTokenTile - 1) / kTokenTile; }
 
-// The sequences that own the tokens in [first, last], where offsets ascend. `shared`: two numbers in shared memory.
-// Half of the threads search for each end; each step cuts the remaining range into equal parts. At least one part
+// Range of sequences that own the tokens in [first, last], if offsets ascend. `shared`: two numbers in shared memory.
+// Half of the threads search for each end. Each step cuts the remaining range into equal parts. At least one part
 // matches, whatever the offsets are.
 template <class Memory, class Barrier>
 RLK_HD SequenceRange range_of_tile(const Offsets& o, std::int64_t num_sequences, std::int64_t first, std::int64_t last,
@@ -42,7 +42,8 @@ RLK_HD SequenceRange range_of_tile(const Offsets& o, std::int64_t num_sequences,
   return {found, after > found ? after : found + 1};
 }
 
-// Each token's sequence in the range, or -1 where that sequence is bad or lacks the token. All search in step.
+// Sequence of each token within the range, or -1 if that sequence is bad or does not have the token. All threads search
+// in lockstep.
 template <class Memory>
 RLK_HD void sequences_of(const Offsets& o, const SequenceRange& range, std::int64_t num_tokens,
                          const std::int64_t (&tokens)[kTileTokens], std::int64_t (&begin)[kTileTokens],

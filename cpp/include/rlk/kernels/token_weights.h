@@ -1,6 +1,5 @@
-// What the terms of a token are multiplied by in a loss: aggregations, which objectives share, and what their batches
-// have in common. Params: spec.denominator, spec.sequence_mean, spec.horizon, spec.scale; denominator,
-// denominator_value; sequences.
+// Factors of a token's terms in a loss: aggregations that objectives share, and the common parts of their batches.
+// Params has spec.denominator, spec.sequence_mean, spec.horizon, spec.scale; denominator, denominator_value; sequences.
 #pragma once
 
 #include <cstdint>
@@ -37,12 +36,12 @@ RLK_HD float denominator_of(const Params& p, const PolicyTotals& totals) {
   return static_cast<float>(totals.sequences);
 }
 
-// What is left of a scale: of a denominator of 0 nothing; of one that is negative, infinite or NaN no number.
+// A scale divided by a denominator: 0 for a denominator of 0; NaN for one that is negative, infinite or NaN.
 RLK_HD float share_of(float scale, float denominator) {
   if (denominator == 0.0f) return 0.0f;
   return denominator > 0.0f && denominator < infinity() ? div_rn(scale, denominator) : canonical_nan();
 }
-// The weight of a token whose sequence has `n`.
+// Weight of a token whose sequence has `n` tokens.
 template <class Params>
 RLK_HD float token_weight(const Params& p, const PolicyTotals& totals, std::int64_t n) {
   float q = share_of(p.spec.scale, denominator_of(p, totals));
@@ -51,18 +50,18 @@ RLK_HD float token_weight(const Params& p, const PolicyTotals& totals, std::int6
   return q;
 }
 
-// A term by its weight: of a weight of 0 nothing, whatever the term is.
+// A term times its weight. A weight of 0 gives 0, whatever the term is.
 template <class F>
 RLK_HD F weighted(float weight, F term) {
   return either(weight == 0.0f, broadcast<F>(0.0f), mul_rn(broadcast<F>(weight), term));
 }
 
-// The first of a tile's counts; a batch's own counts follow.
+// Index of the first count of a tile; a batch's own counts follow.
 enum : int { kCountTokens };
 enum : int { kCountSequences = kTokenCounts, kCountBadCuts, kLossCounts };
 
-// Base of the Batch of a loss with needs_counts(p), needs_totals(p) and set_weights(p, totals, tokens, factors). Its terms
-// say by kOfSequence whether they need more of a sequence than its number of tokens.
+// Base of the Batch of a loss that has needs_counts(p), needs_totals(p) and set_weights(p, totals, tokens, factors).
+// kOfSequence of its terms says whether they need more from a sequence than its number of tokens.
 template <class P, class F>
 struct LossBatch {
   static constexpr int kGroups = 1, kCounts = kLossCounts;
@@ -95,7 +94,7 @@ struct LossBatch {
     set_weights(p, totals, f.tokens, &f);
     return f;
   }
-  // 0 where no result depends on them.
+  // Both are 0 if no result depends on them.
   template <class Context>
   static RLK_HD PolicyTotals totals_of(const Params& p, const Context& context) {
     PolicyTotals totals = {0, 0};

@@ -1,4 +1,4 @@
-// How a GPU's passes over tokens are cut into blocks, and where one leaves what the next reads.
+// Splits a GPU's passes over tokens into blocks, and lays out the memory that one pass leaves for the next.
 #pragma once
 
 #include <type_traits>
@@ -23,7 +23,7 @@ inline std::int64_t gather_blocks(const Sequences& q, int lanes) {
   return q.num_sequences == 0 ? 1 : (q.num_sequences + each - 1) / each;
 }
 
-// Few sequences of few tiles go to one block, one sequence a thread, which needs no exchange with other blocks.
+// Few sequences with few tiles go to one block, one sequence per thread. This needs no exchange with other blocks.
 constexpr int kFewTiles = 2;
 constexpr int kFewSequences = 256;
 inline bool are_few(const Sequences& q, int tile, std::int64_t most = kFewSequences) {
@@ -32,7 +32,7 @@ inline bool are_few(const Sequences& q, int tile, std::int64_t most = kFewSequen
 
 inline std::int64_t slots_of(const Sequences& q, int tile) { return q.num_slots() == 0 ? 0 : workspace_slots(q, tile); }
 
-// Blocks of each pass. A wave's tile leaves a block as many as it has waves.
+// Number of blocks of each pass. If a tile is a wave's, a block has as many tiles as waves.
 struct TokenPasses {
   std::int64_t slots, token_blocks, sequence_blocks;
   int lanes;
@@ -51,14 +51,16 @@ inline std::int64_t map_blocks(std::int64_t count) {
   return blocks < kMost ? blocks : kMost;
 }
 
-// Arrays one behind the other, each at a multiple of 16 bytes; of no memory their size alone. Larger tiles need no more.
+// Arrays one after another, each at a multiple of 16 bytes. With null memory only their size is computed. Larger tiles
+// need no more memory.
 template <class Batch>
 struct TokenWorkspace {
   typename Batch::Shared* shared;            // [1]
-  TilePartial<8>* partials[Batch::kGroups];  // [slots] each: of the pass before, then of tokens
+  TilePartial<8>* partials[Batch::kGroups];  // [slots] each: first those of the first pass, then those of the pass over
+                                             // tokens
   typename Batch::Factors* factors;          // [num_sequences]
   TotalsOf<Batch>* blocks;                   // [gather_blocks]
-  std::uint32_t* finished;                   // [1]: of them, how many are there; the pass over tokens makes it 0
+  std::uint32_t* finished;                   // [1]: number of finished blocks; the pass over tokens sets it to 0
   std::int64_t bytes = 0;
 
   TokenWorkspace(const Sequences& q, int tile, void* memory) {

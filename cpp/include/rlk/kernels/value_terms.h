@@ -1,4 +1,4 @@
-// The formulas of ops/value_loss.h that every backend shares.
+// Formulas of ops/value_loss.h that every backend shares.
 #pragma once
 
 #include "rlk/kernels/central_moments.h"
@@ -31,7 +31,7 @@ RLK_HD void set_weights(const ValueLossParams& p, const PolicyTotals& totals, st
   f->weight = token_weight(p, totals, n);
 }
 
-// The pass before, where weights need numbers of tokens.
+// The first pass, which runs if weights need numbers of tokens.
 struct ValueStatisticsTerms : LowerSums {
   static constexpr int kInputs = 1, kOutputs = 1, kSums = 8;
   using Params = ValueLossParams;
@@ -115,11 +115,11 @@ struct ValueTokenTerms : EverySum {
   }
 };
 
-// A sequence's sums as they go into the sum over sequences: beside them what the loss weights.
+// A sequence's sums as terms of the sum over sequences; the weighted loss follows them.
 constexpr int kWeightedValue = kValueSums;
 using ValueTotalSums = TotalSums<kValueSums + 1, kLossCounts, 2>;
 
-// The loss comes behind the metrics.
+// The loss is stored behind the metrics.
 constexpr int kValueResults = kValueMetrics + 1;
 struct ValueResults {
   static constexpr ResultSources<kValueResults> sources() {
@@ -152,7 +152,7 @@ RLK_HD void store_result(const ValueLossParams& p, const PolicyTotals& totals, c
   float* const to = i == kValueMetrics ? p.loss : p.metrics;
   if (to == nullptr) return;
   const float tokens = static_cast<float>(t.count[kCountTokens]);
-  if (i == kValueMetricExplainedVariance) {  // by the pass over central moments
+  if (i == kValueMetricExplainedVariance) {  // computed by the pass over central moments
     in_global(shared)->pair = {{central_point(t.sum[kSumError], tokens, t.maximum[ValueTokenTerms::kMostError]),
                                 central_point(t.sum[kSumReturn], tokens, t.maximum[ValueTokenTerms::kMostReturn])}};
     return;
@@ -190,7 +190,7 @@ struct ValueBatch : LossBatch<ValueLossParams, ValueFactors> {
   }
 };
 
-// What follows from moments of errors and returns.
+// Metrics from the moments of errors and returns.
 struct ValueMoments {
   static constexpr int kInputs = 2, kResults = 1;
   static constexpr bool kProducts = false;

@@ -1,5 +1,5 @@
-// Four neighbouring tokens in the registers of a GPU's lane. They answer to the names of math/ieee.h, so the formulas of
-// kernels/ and math/ run on them. One uniform branch serves four tokens, whose instructions overlap.
+// Four neighbouring tokens in the registers of a GPU's lane. They have the functions of math/ieee.h, so the formulas of
+// kernels/ and math/ run on them. One uniform branch serves four tokens, and their instructions overlap.
 #pragma once
 
 #include "rlk/math/exp.h"
@@ -74,7 +74,7 @@ RLK_HD Vec4Mask operator>=(const Vec4& a, const Vec4& b) {
 RLK_HD Vec4Mask operator==(const Vec4& a, const Vec4& b) {
   return vec4_of<Vec4Mask>([&](int i) { return a.v[i] == b.v[i] ? -1 : 0; });
 }
-// Neither is NaN, and they are not equal: one instruction.
+// True if neither is NaN and they are not equal; one instruction.
 RLK_HD Vec4Mask is_apart(const Vec4& a, const Vec4& b) {
   return vec4_of<Vec4Mask>([&](int i) { return a.v[i] < b.v[i] || a.v[i] > b.v[i] ? -1 : 0; });
 }
@@ -85,7 +85,7 @@ RLK_HD Vec4Mask operator|(const Vec4Mask& a, const Vec4Mask& b) {
   return vec4_of<Vec4Mask>([&](int i) { return a.v[i] | b.v[i]; });
 }
 RLK_HD bool any_of(const Vec4Mask& a) { return (a.v[0] | a.v[1] | a.v[2] | a.v[3]) != 0; }
-// Token by token, as it is rare and takes registers.
+// Computed token by token, since it is rare and takes registers.
 RLK_HD Vec4 exp_where(const Vec4Mask& mask, const Vec4& x) {
   return vec4_of<Vec4>([&](int i) {
     float y = 0.0f;
@@ -93,7 +93,7 @@ RLK_HD Vec4 exp_where(const Vec4Mask& mask, const Vec4& x) {
     return y;
   });
 }
-// x where a token counts: one instruction, which needs no predicate.
+// x where a token counts, else +0; one instruction, without a predicate.
 RLK_HD Vec4 where(const Vec4Mask& mask, const Vec4& x) {
   return vec4_of<Vec4>([&](int i) { return float_of(bits_of(x.v[i]) & mask.v[i]); });
 }
@@ -104,8 +104,8 @@ RLK_HD Vec4 select(const Vec4Mask& c, const Vec4& yes, const Vec4& no) {
   return vec4_of<Vec4>([&](int i) { return c.v[i] != 0 ? yes.v[i] : no.v[i]; });
 }
 
-// As canonical, of what a multiplication gives, whose NaN is 0x7fffffff on CUDA: as integers above every number, so that this is
-// one instruction.
+// canonical() for the result of a multiplication, whose NaN is 0x7fffffff on CUDA. That integer exceeds those of all
+// numbers, so this is one instruction.
 RLK_HD Vec4 canonical_product(const Vec4& a) {
 #if defined(__CUDA_ARCH__)
   return vec4_of<Vec4>([&](int i) { return float_of(min(bits_of(a.v[i]), bits_of(canonical_nan()))); });
@@ -114,8 +114,8 @@ RLK_HD Vec4 canonical_product(const Vec4& a) {
 #endif
 }
 
-// In place of the templates of token_terms.h: one instruction, where a comparison and a choice are two. The sign of a zero
-// differs where a bound is a zero of the other sign, which no caller's result shows.
+// Replaces the templates of token_terms.h: one instruction in place of a comparison and a selection. If a bound is a
+// zero, the result may be the zero of the other sign. No caller's result shows this.
 #if defined(__CUDA_ARCH__)
 RLK_HD float min_or_nan(float a, float b) {
   float least;
@@ -133,7 +133,8 @@ RLK_HD Vec4 min_of(const Vec4& a, const Vec4& b) {
 RLK_HD Vec4 max_of(const Vec4& a, const Vec4& b) {
   return vec4_of<Vec4>([&](int i) { return max_or_nan(a.v[i], b.v[i]); });
 }
-// Where low <= high: x is inside if it is what is left of it between them, which is known already, so this is two instructions.
+// Needs low <= high. x is inside if limiting it to [low, high] does not change it. The limited value is already
+// computed, so this is two instructions.
 RLK_HD Vec4 inside_or(const Vec4& x, float low, float high, const Vec4& value, const Vec4& outside) {
   return vec4_of<Vec4>([&](int i) {
     const float left = min_or_nan(max_or_nan(x.v[i], low), high);
@@ -170,7 +171,7 @@ RLK_HD Vec4Bits operator-(const Vec4Bits& a, std::int32_t b) {
 RLK_HD Vec4Bits operator<<(const Vec4Bits& a, int n) {
   return vec4_of<Vec4Bits>([&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) << n); });
 }
-RLK_HD Vec4Bits operator>>(const Vec4Bits& a, int n) {  // arithmetic
+RLK_HD Vec4Bits operator>>(const Vec4Bits& a, int n) {  // arithmetic shift
   return vec4_of<Vec4Bits>([&](int i) { return a.v[i] >> n; });
 }
 

@@ -1,23 +1,24 @@
 // THE CONTRACT of embedding: rows of a table by token ids, and the table's gradient.
-// Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown.
+// Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
-// Token t has id = ids[t]; row v = id - vocab_start of the table, which holds ids [vocab_start, vocab_start + num_rows):
-//   bad    : id < 0 or id >= vocab_size: y is NaN, the canonical one of dtype, in every column; nothing is read
-//   owned  : else, where 0 <= v < num_rows: y[t, k] = weight[v, k], the same bits, a NaN's too
-//   another rank's, else: y[t, k] = +0. At most one rank of a vocabulary has the row, so the sum of all y is
-//            exact in any order; a -0 in the table becomes +0 by it
-// Backward, from dy. The tokens of row v are those that own it, but for id == padding_idx. dy of any other token is not
-// read: a bad id, another rank's and padding_idx give no gradient.
-//   block  : of 8192 tokens by original index (rule 9), of 128 groups of 64; a group's chain over the tokens of row v
-//            is s = fl(s + dy[t, k]), ascending, from +0; groups are combined by a perfect binary tree over their index
-//   dweight[v, k] = fold over the blocks that hold a token of row v, ascending: total = fl(total + block), from +0 or from
-//            main_grad[v, k]; rounded to dweight_dtype last, to nearest even; a NaN is canonical
+// Token t has id = ids[t]. The table holds ids [vocab_start, vocab_start + num_rows), so the token's row is
+// v = id - vocab_start:
+//   bad    : id < 0 or id >= vocab_size: y is dtype's canonical NaN in every column, and nothing is read
+//   owned  : else, where 0 <= v < num_rows: y[t, k] = weight[v, k] with the same bits, NaNs included
+//   another rank's, else: y[t, k] = +0. At most one rank of a vocabulary has the row, so the sum of all ranks' y is
+//            exact in any order. That sum turns a -0 of the table into +0
+// Backward, from dy. The tokens of row v are the tokens that own it, except those with id == padding_idx. dy of any other
+// token is not read: a bad id, another rank's id and padding_idx give no gradient.
+//   block  : 8192 tokens by original index (rule 9), in 128 groups of 64. A group is the chain s = fl(s + dy[t, k]) over
+//            the tokens of row v, ascending, from +0. A perfect binary tree over their index combines the groups
+//   dweight[v, k] = fold over the blocks that hold a token of row v, ascending: total = fl(total + block), from +0 or
+//                   from main_grad[v, k]. The total is rounded to dweight_dtype last, to nearest even; a NaN is canonical
 //
-// A chain that begins at +0 never gives -0, nor does a tree over such chains. So a group or a subtree without a token of v
-// may be left out or be +0. The bits are the same, and the work is that of the tokens alone.
-// A row without a token is +0, or with main_grad is not touched: neither read nor written.
-// A row of y has the same bits for any number of tokens, any position, shape of ids and stride. A row of dweight has them for
-// any stride, any other ids and rows, and any shard of the vocabulary. All backends have the same bits.
+// A chain that begins at +0 never gives -0, nor does a tree over such chains. So a group or a subtree without a token of
+// v may be left out, or be +0, with the same bits. The work then depends on the tokens alone. A row without a token is
+// +0; with main_grad it is neither read nor written.
+// A row of y has the same bits for any number of tokens, any position, shape of ids and stride. A row of dweight has the
+// same bits for any stride, any other ids and rows, and any shard of the vocabulary. All backends have the same bits.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`, and their
 // backward allocates.
 #pragma once
@@ -28,19 +29,19 @@
 
 namespace rlk {
 
-constexpr std::int64_t kEmbeddingBlock = 8192;  // tokens of rule 9
+constexpr std::int64_t kEmbeddingBlock = 8192;  // tokens per block of rule 9
 constexpr int kEmbeddingGroupTokens = 64;
 constexpr int kEmbeddingLevels = 7;  // levels of the tree over a block's groups
 static_assert(kEmbeddingGroupTokens << kEmbeddingLevels == kEmbeddingBlock);
 
-// Which ids there are, and which of them this table has.
+// The token ids, and the range of ids whose rows this table has.
 struct EmbeddingTokens {
   const void* ids = nullptr;       // [num_tokens], id_dtype
-  RowLayout id_rows;               // a token's element
+  RowLayout id_rows;               // one element per token
   DType id_dtype = DType::kInt64;  // kInt32, kInt64
   std::int64_t num_tokens = 0, num_rows = 0, columns = 0;
   std::int64_t vocab_start = 0;  // >= 0
-  std::int64_t vocab_size = 0;   // >= 0; of all ranks. Rows past it are padding that no id has
+  std::int64_t vocab_size = 0;   // >= 0; over all ranks. No id reaches rows past it, which are padding
 };
 
 struct EmbeddingParams : EmbeddingTokens {
@@ -60,10 +61,10 @@ struct EmbeddingBackwardParams : EmbeddingTokens {
   std::int64_t padding_idx = -1;  // an id, or -1: none
   DType dtype = DType::kBFloat16;
   DType dweight_dtype = DType::kBFloat16;  // dtype or kFloat32
-  bool accumulate = false;                 // dweight is main_grad: float32, and added to
+  bool accumulate = false;                 // dweight is main_grad, a float32 array that is added to
   void* workspace = nullptr;               // embedding_backward_workspace_bytes(...), 16-byte aligned
 };
-// On a GPU up to about columns / 4 + 33 bytes a token and 4 bytes a row, else 0.
+// Up to about columns / 4 + 33 bytes per token and 4 bytes per row on a GPU, else 0.
 std::int64_t embedding_backward_workspace_bytes(const EmbeddingBackwardParams& p, Device device);
 void embedding_backward(const EmbeddingBackwardParams& p, Device device, Stream stream);
 

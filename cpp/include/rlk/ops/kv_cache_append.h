@@ -1,17 +1,18 @@
-// THE CONTRACT of kv_cache_append: keys and values of new tokens go to their slots in a cache of pages, in place. Bytes
-// are moved and nothing is computed: every backend has the same bytes.
+// THE CONTRACT of kv_cache_append: writes keys and values of new tokens to their slots in a paged cache, in place. It
+// only moves bytes, so every backend has the same bytes.
 //
-// Slot s of a cache is token s % page_size of page s / page_size; there are num_pages * page_size of them.
-// For each token t in [0, num_slots), of all heads and columns:
+// Slot s of a cache is token s % page_size of page s / page_size; there are num_pages * page_size slots.
+// For each token t in [0, num_slots), for all heads and columns:
 //   k_cache[slot[t] / page_size, slot[t] % page_size, h, d] = k[t, h, d]          v_cache likewise
-// Slot -1 belongs to a token that is not kept, such as padding: it is not read. Tokens from num_slots on have no slot and
-// are not read. What no slot names keeps its bytes. Several tokens with one slot may leave any of them, in parts too.
-// A slot below -1 or beyond the cache: the CPU throws InvalidArgument before it writes anything. A GPU skips the token, so
-// that nothing out of range is read or written.
-// Caches are given by strides, so each layout of an engine is a view: pages [num_pages, page_size, heads, columns] (NHD),
+// Slot -1 belongs to a token that is not kept, such as padding; this token is not read. Tokens from num_slots on have no
+// slot and are not read. Slots that no token names keep their bytes. If several tokens name one slot, it may hold any of
+// them, or parts of several.
+// If a slot is below -1 or beyond the cache, the CPU throws InvalidArgument before it writes anything. A GPU skips the
+// token, so nothing out of range is read or written.
+// Caches are given by strides, so each engine's layout is a view: pages [num_pages, page_size, heads, columns] (NHD),
 // [num_pages, heads, page_size, columns] (HND), K and V as halves of [num_pages, 2, ...] or of [2, num_pages, ...], or
-// columns K|V of one array. The same views are the pages of attention.h.
-// Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
+// columns K|V of one array. attention.h reads the same views as pages.
+// The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +21,11 @@
 
 namespace rlk {
 
-// The new tokens and the cache of k, or of v. Strides in elements; columns are contiguous, any alignment.
+// The new tokens and the cache of k, or those of v. Strides in elements; columns are contiguous, any alignment.
 struct CacheAppendSide {
   const void* tokens = nullptr;  // [num_slots or more, num_heads, columns], dtype
   std::int64_t token_stride = 0, head_stride = 0;
-  void* cache = nullptr;  // [num_pages, page_size, num_heads, columns], dtype; its elements do not overlap
+  void* cache = nullptr;  // [num_pages, page_size, num_heads, columns], dtype; elements do not overlap
   std::int64_t page_stride = 0, slot_stride = 0, cache_head_stride = 0;
   std::int64_t columns = 0;
 };

@@ -1,31 +1,33 @@
 // THE CONTRACT of linear: y = x W^T + b and its gradients, with bits that depend on no batch size, tile or split.
-// Rules are those of docs/numerics.md.
+// Rule numbers refer to docs/numerics.md.
 //
-// Dot product over an index i of `count` elements (rule 1): one fp32 accumulator, +0 at first, ascending steps of 16
-// indices counted from the first; a last short step is filled with +0. What one step computes is the unit's:
-// math/mma_model.h says it for each (Arithmetic), IEEE is one fma per index, ascending (fp32 operands: IEEE only).
-//   y[m, n]  = round(fl(dot_k(x[m, k], weight[n, k]) + bias[n]))    to out_dtype, nearest even; no bias, no addition
-//              with k_segments S > 1 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)), fp32 additions
-//              of S dot products over K / S consecutive indices each (rule 2). With `start` the accumulator begins there
-//              in place of +0: a contraction cut at multiples of 16, each piece continuing the fp32 y of the one before,
-//              gives the bits of one product
-//   dx[m, k] = round(dot_n(dy[m, n], weight[n, k]))                 to dx_dtype; where y has another type, the caller
-//              rounds dy to dtype first, for dx, dw and db alike. `start` as for y
-//   dw[n, k] = fold over blocks of 8192 rows (rule 9): block b is dot_m(dy[m, n], x[m, k]) over its rows; the first is
-//              added to main_grad[n, k] where that is given, else taken as it is; each later one is added to the result,
-//              fp32, ascending; rounded to dweight's dtype at the end
-//   db[n]    = the same fold over blocks of 8192 rows; in a block 128 groups of 64 consecutive rows, each an ascending
-//              chain of fp32 additions from +0, groups combined by a perfect binary tree over their index (missing rows
-//              and groups are +0)
-//   tree_sum = round(fl(scale * tree over parts + bias[column])), the tree and the rounding of y with k_segments; scale is
-//              one fp32 multiplication, none where it is 1
+// Dot product over an index i of `count` elements (rule 1): one fp32 accumulator from +0 takes ascending steps of 16
+// indices, counted from the first index. A short last step is padded with +0. The arithmetic decides what one step
+// computes. math/mma_model.h defines a step for each matrix unit (Arithmetic). IEEE is one fma per index, ascending; fp32
+// operands always use IEEE.
+//   y[m, n]  = round(fl(dot_k(x[m, k], weight[n, k]) + bias[n]))    to out_dtype, nearest even. Without a bias there is
+//              no addition.
+//              With k_segments S > 1 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)). These are fp32
+//              additions of S dot products over K / S consecutive indices each (rule 2).
+//              With `start` the accumulator begins there instead of at +0. A contraction may be cut at multiples of 16,
+//              each piece continuing from the fp32 y of the previous piece. It then has the bits of one product
+//   dx[m, k] = round(dot_n(dy[m, n], weight[n, k]))                 to dx_dtype. If y has another dtype, the caller
+//              rounds dy to dtype first, for dx, dw and db alike. `start` works as for y
+//   dw[n, k] = fold over blocks of 8192 rows (rule 9). Block b is dot_m(dy[m, n], x[m, k]) over its rows. The first block
+//              is added to main_grad[n, k] if that is given, else taken as it is. Each later block is added to the result
+//              in fp32, ascending. The result is rounded to dweight's dtype at the end
+//   db[n]    = the same fold over blocks of 8192 rows. A block has 128 groups of 64 consecutive rows. Each group is an
+//              ascending chain of fp32 additions from +0. A perfect binary tree over their index combines the groups;
+//              missing rows and groups are +0
+//   tree_sum = round(fl(scale * tree over parts + bias[column])), with the tree and the rounding of y under k_segments.
+//              scale is one fp32 multiplication, left out where it is 1
 //
 // A row of y or dx has the same bits for any number of rows, any position and stride, and on every kernel of one
 // arithmetic. An empty sum is +0, and so is a zero dot product of a matrix unit. NaN results are canonical on the CPU; on
-// a GPU they are the unit's.
+// a GPU they are those of the matrix unit.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
-// allow_vendor: a library of the hardware's vendor may serve a product that is recorded for it (linear_vendor_products). On
-// this GPU and in this version it had these bits and took less time.
+// With allow_vendor the hardware vendor's library may compute a product that linear_vendor_products lists. On this GPU
+// and version of the library, such a product was measured to have these bits and to take less time.
 #pragma once
 
 #include <compare>
@@ -36,28 +38,29 @@
 
 namespace rlk {
 
-// What the CPU computes products with; GPUs have their own and ignore it.
+// Arithmetic of the CPU's products. GPUs ignore it, since theirs is fixed.
 enum class Arithmetic : std::uint8_t { kIeee, kSm80, kSm90, kGfx90a, kGfx942 };
 
-constexpr std::int64_t kTokenBlock = 8192;  // rows of rule 9
+constexpr std::int64_t kTokenBlock = 8192;  // rows per block of rule 9
 constexpr int kBiasGroupRows = 64;
 constexpr int kMaxSegments = 8;
 
-// A matrix of any row layout; columns are contiguous.
+// A matrix may have any row layout; its columns are contiguous.
 struct LinearParams {
   const void* x = nullptr;       // [num_rows, in_features], dtype
   const void* weight = nullptr;  // [out_features, in_features], dtype
   const void* bias = nullptr;    // [out_features], bias_dtype, or null
-  const float* start = nullptr;  // [num_rows, out_features], or null; may be y itself, in its layout. k_segments is 1
+  const float* start = nullptr;  // [num_rows, out_features], or null; may be y itself, with its layout. k_segments must
+                                 // be 1
   void* y = nullptr;             // [num_rows, out_features], out_dtype
   RowLayout x_rows, y_rows;
   std::int64_t weight_stride = 0, start_stride = 0;  // elements between rows
   std::int64_t num_rows = 0, in_features = 0, out_features = 0;
   DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16; kFloat32 on the CPU
   DType bias_dtype = DType::kBFloat16;
-  DType out_dtype = DType::kBFloat16;  // dtype, or kFloat32, or the other 16-bit type
-  // Segments that in_features is cut into, 1, 2, 4 or 8: in_features % (16 * k_segments) == 0 where it is not 1. For a
-  // shard of a larger in_features this is the number of its own segments.
+  DType out_dtype = DType::kBFloat16;  // dtype, kFloat32, or the other 16-bit type
+  // Number of segments that in_features is cut into: 1, 2, 4 or 8. If it is not 1, in_features %
+  // (16 * k_segments) == 0. For a shard of a larger in_features it counts the shard's own segments.
   int k_segments = 1;
   Arithmetic arithmetic = Arithmetic::kIeee;
   bool allow_vendor = true;
@@ -69,7 +72,7 @@ struct LinearInputGradParams {
   const void* weight = nullptr;  // [out_features, in_features], dtype
   void* dx = nullptr;            // [num_rows, in_features], dx_dtype
   const float* start = nullptr;  // [num_rows, in_features], or null; may be dx itself, in its layout
-  // In the device's memory, or null: rows from there on (a multiple of 128) are of no use, and may be left as they are.
+  // In device memory, or null. Rows from *row_limit on (a multiple of 128) are not needed and may stay unwritten.
   const std::int32_t* row_limit = nullptr;
   RowLayout dy_rows, dx_rows;
   std::int64_t weight_stride = 0, start_stride = 0;
@@ -86,7 +89,7 @@ struct LinearWeightGradParams {
   const void* x = nullptr;           // [num_rows, in_features], dtype
   const float* main_grad = nullptr;  // [out_features, in_features], or null; may be dweight itself
   void* dweight = nullptr;           // [out_features, in_features], dweight_dtype
-  // In the device's memory, or null: rows from there on (a multiple of 128) are zeros. At most one block of rows.
+  // In device memory, or null. Rows from *row_limit on (a multiple of 128) are zeros. num_rows is at most one block.
   const std::int32_t* row_limit = nullptr;
   RowLayout dy_rows, x_rows;
   std::int64_t main_grad_stride = 0, dweight_stride = 0;
@@ -103,19 +106,19 @@ struct LinearBiasGradParams {
   void* dbias = nullptr;     // [out_features], dbias_dtype: dtype or kFloat32
   RowLayout dy_rows;
   std::int64_t num_rows = 0, out_features = 0;
-  DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16, kFloat32, on every device: nothing is multiplied
+  DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16, kFloat32 on every device, since nothing is multiplied
   DType dbias_dtype = DType::kFloat32;
 };
 void linear_bias_grad(const LinearBiasGradParams& p, Device device, Stream stream);
 
-// Perfect binary tree over `count` (1, 2, 4, 8) fp32 arrays: rule 2's combination of the subtrees of ranks.
+// Perfect binary tree over `count` (1, 2, 4, 8) fp32 arrays: combines the subtrees of ranks by rule 2.
 struct TreeSumParams {
   const float* parts[kMaxSegments] = {};  // [size] each, contiguous
   const void* bias = nullptr;             // [columns], bias_dtype, or null; added after the tree
   void* sum = nullptr;                    // [size], out_dtype: kFloat32, kBFloat16 or kFloat16
   float scale = 1.0f;                     // factor of the sum, before bias and rounding
   std::int64_t size = 0;
-  std::int64_t columns = 0;  // columns per row of parts, with a bias: size is a multiple of it; 0 without
+  std::int64_t columns = 0;  // with a bias the columns per row of parts, a divisor of size; 0 without
   int count = 1;
   DType bias_dtype = DType::kBFloat16;
   DType out_dtype = DType::kFloat32;
@@ -123,15 +126,15 @@ struct TreeSumParams {
 void tree_sum(const TreeSumParams& p, Device device, Stream stream);
 
 enum class LinearPass : std::uint8_t { kForward, kInputGrad, kWeightGrad };
-// Products of every number of rows from first_rows to last_rows.
+// One product shape for every number of rows from first_rows to last_rows.
 struct LinearProducts {
   LinearPass pass;
   DType dtype, out_dtype;  // operands' dtype; dtype of y, dx or dweight
   std::int64_t in_features, out_features, last_rows, first_rows;
   auto operator<=>(const LinearProducts&) const = default;
 };
-// What the vendor's library serves on a device where allow_vendor is set, if operands and result are dense and begin at 16
-// bytes, without bias, k_segments and main_grad. Empty where the library is not there.
+// Products that the vendor's library computes on a device if allow_vendor is set. Operands and result must be dense and
+// 16-byte aligned, without bias, k_segments and main_grad. The list is empty if the library is missing.
 std::vector<LinearProducts> linear_vendor_products(Device device);
 
 }  // namespace rlk

@@ -1,38 +1,40 @@
 // THE CONTRACT of linear_logprob: selected log-probability of a language model's head, without its logits in memory.
-// Rules are those of docs/numerics.md.
+// Rule numbers refer to docs/numerics.md.
 //
 // The logits of row i are those of ops/linear.h, rounded once to logits_dtype (rule 8):
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) + bias[j]))
-// and everything that follows from them is ops/logprob.h's, of a row of these logits: statistics, lse, logprob, entropy,
-// sum_p_sq, status, the stats form of a shard. So the outputs are bit for bit those of logprob(linear(hidden, weight)),
-// whatever the number of rows, the shards of the vocabulary and the workspace.
-// With LoRA the weight is weight + lora_scale * lora_b lora_a, which is never formed:
-//   u[i, r] = round(fl(lora_scale * fl(dot_k(hidden[i, k], lora_a[r, k]))))      rule 1; one fp32 product; once, to dtype
+// ops/logprob.h defines everything else for a row of these logits: statistics, lse, logprob, entropy, sum_p_sq, status,
+// and the stats form of a shard. So the outputs are bit for bit those of logprob(linear(hidden, weight)), for any number
+// of rows, any shards of the vocabulary and any workspace.
+// With LoRA the weight is weight + lora_scale * lora_b lora_a, but this sum is never formed:
+//   u[i, r] = round(fl(lora_scale * fl(dot_k(hidden[i, k], lora_a[r, k]))))      rule 1; one fp32 product; rounded once,
+//   to dtype
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) continued over r with u[i, r], lora_b[j, r]) + bias[j])
-// that is one accumulator: rule 1's steps over in_features, filled up with +0 to whole steps of 16, then steps of 16 that
-// begin anew over the rank. So a row has the bits of linear of [hidden, u] and of [weight, lora_b], padded alike.
-//   largest[i] = the lowest column id in [0, valid_vocab) of the largest x[i, j], +0 and -0 being equal. It is the id of a
-//                greedy row of ops/sample.h, -1 where that has a status (a NaN, +Inf, -Inf alone, |x| from about 1.4e6 on).
-//                logit_scale, softcap and temperature are not applied: they leave the order as it is
-// Rows with target == ignore_index take part in nothing: hidden[i] is not read, their outputs and dhidden[i] are 0, whatever
-// weight holds. Their largest means nothing.
+// This is one accumulator. It takes rule 1's steps over in_features, padded with +0 to whole steps of 16, then new steps
+// of 16 over the rank. So a row has the bits of linear of [hidden, u] and [weight, lora_b], each padded in this way.
+//   largest[i] = the lowest column id in [0, valid_vocab) of the largest x[i, j], with +0 equal to -0. It is the id of a
+//                greedy row of ops/sample.h. It is -1 where that row has a status (a NaN, +Inf, only -Inf, |x| from about
+//                1.4e6 on). Neither logit_scale nor softcap nor temperature is applied, since they do not change the order.
+// A row with target == ignore_index takes part in nothing: hidden[i] is not read, and its outputs and dhidden[i] are 0,
+// whatever weight holds. Its `largest` has no meaning.
 //
-// Backward: the logits are computed again, g[i, j] = dlogits of ops/logprob.h, rounded once to dtype (the operands').
-//   dhidden[i, k] = round(dot_j(g[i, j], weight[j, k]))   over the columns of the vocabulary, ascending (rule 1)
-//                   with dh_segments = 8 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)), fp32
-//                   additions (rule 2) of one for each of the vocabulary's eight parts (rule 5); of a shard, the subtree
-//                   of its parts. A part without columns in memory is +0
-//   dweight, dbias: those of ops/linear.h of dy = g and x = hidden: blocks of 8192 rows, main_grad (rule 9). Ignored rows
-//                   are zero operands.
+// Backward computes the logits again. g[i, j] = dlogits of ops/logprob.h, rounded once to dtype (the operands').
+//   dhidden[i, k] = round(dot_j(g[i, j], weight[j, k]))   over the columns of the vocabulary, ascending (rule 1).
+//                   With dh_segments = 8 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)). These are
+//                   fp32 additions (rule 2) of one dot product for each of the vocabulary's eight parts (rule 5). A shard
+//                   takes the subtree of its parts. A part without columns in memory is +0
+//   dweight, dbias: those of ops/linear.h for dy = g and x = hidden: blocks of 8192 rows, main_grad (rule 9). Ignored
+//                   rows are zero operands.
 //   With LoRA: v[i, r] = round(fl(lora_scale * fl(dot_j(g[i, j], lora_b[j, r]))))      over the columns, ascending
 //              dhidden[i, k] = round(dot_j(g[i, j], weight[j, k]) continued over r with v[i, r], lora_a[r, k])
-//              dlora_b, dlora_a: the dweight of ops/linear.h of dy = g and x = u, and of dy = v and x = hidden
-//              with dh_segments = 8 each part of the vocabulary has its own v and its own continued sum, which the tree
-//              adds; dlora_a is the fold over the parts that have columns, ascending, each part's blocks of 8192 rows in
-//              turn: one fp32 addition each, rounded at the end. A shard's dhidden with dh_segments = 1, and its dlora_a,
-//              are shares of sums over all shards, made of its own v.
-// Workspace and its size decide how much is computed at once, never a bit. dweight without main_grad may hold anything else
-// until the call is done.
+//              dlora_b is the dweight of ops/linear.h for dy = g and x = u; dlora_a is that for dy = v and x = hidden.
+//              With dh_segments = 8 each part of the vocabulary has its own v and its own continued sum, which the tree
+//              adds. dlora_a folds the parts that have columns, ascending, and each part's blocks of 8192 rows in turn.
+//              Each step is one fp32 addition, and the result is rounded at the end.
+//              Over shards, dlora_a and, with dh_segments = 1, dhidden are shares of sums. Each shard computes its share
+//              with its own v.
+// The workspace and its size decide how much is computed at once, never a bit. Until the call is done, dweight without
+// main_grad may hold anything.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +44,8 @@
 
 namespace rlk {
 
-// The head: what makes logits of hidden states. LogprobInput::logits is null, its dtype is that of the logits.
+// The head, which makes logits from hidden states. LogprobInput::logits is null, and LogprobInput::dtype is the dtype
+//   of the logits.
 struct Head {
   const void* hidden = nullptr;  // [num_rows, in_features], dtype
   const void* weight = nullptr;  // [num_columns, in_features], dtype
@@ -50,7 +53,7 @@ struct Head {
   RowLayout hidden_rows;
   std::int64_t weight_stride = 0;  // elements between rows
   std::int64_t in_features = 0;
-  DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16; kFloat32 on the CPU. Logits are of this type or kFloat32
+  DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16; kFloat32 on the CPU. Logits have this dtype or kFloat32
   DType bias_dtype = DType::kBFloat16;
   Arithmetic arithmetic = Arithmetic::kIeee;
   const void* lora_a = nullptr;                       // [lora_rank, in_features], dtype
@@ -60,37 +63,37 @@ struct Head {
   float lora_scale = 1.0f;                            // finite
 };
 
-// Outputs, target, temperature and kept sets as in ops/logprob.h; the target has one stride.
-struct LinearLogprobParams : LogprobParams {  // workspace: workspace_bytes, at a multiple of 256 bytes
+// Outputs, target, temperature and kept sets are those of ops/logprob.h; the target has one stride.
+struct LinearLogprobParams : LogprobParams {  // workspace: workspace_bytes bytes, 256-byte aligned
   Head head;
-  // [num_rows], or null: not wanted. The vocabulary is whole, has at most 2^19 columns, and there are no kept sets. Logits
-  // then are in the workspace on every device, some rows at a time.
+  // [num_rows], or null: not wanted. It needs the whole vocabulary, at most 2^19 columns, and no kept sets. The logits
+  // are then in the workspace on every device, some rows at a time.
   std::int64_t* largest = nullptr;
   std::int64_t workspace_bytes = 0;
 };
 
-// Bytes of workspace: with fewer than `least` a call is refused, with more than `most` it is no faster.
+// Range of workspace bytes: a call with fewer than `least` is refused, and more than `most` makes it no faster.
 struct WorkspaceRange {
   std::int64_t least = 0, most = 0;
 };
 WorkspaceRange linear_logprob_workspace(const LinearLogprobParams& p, Device device);
 void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream);
 
-struct LinearLogprobBackwardParams : LogprobBackwardParams {  // dlogits is null; gradients of rows have one stride
+struct LinearLogprobBackwardParams : LogprobBackwardParams {  // dlogits is null; each gradient of rows has one stride
   Head head;
   void* dhidden = nullptr;           // [num_rows, in_features], dtype; null: not wanted
   void* dweight = nullptr;           // [num_columns, in_features], dweight_dtype; null: not wanted
   void* dbias = nullptr;             // [num_columns], dbias_dtype; null: not wanted
   const float* main_grad = nullptr;  // [num_columns, in_features], or null; may be dweight itself
-  RowLayout dhidden_rows;            // one stride throughout
+  RowLayout dhidden_rows;            // one stride for all rows
   std::int64_t dweight_stride = 0, main_grad_stride = 0;
   DType dweight_dtype = DType::kFloat32, dbias_dtype = DType::kFloat32;  // kFloat32 or dtype
-  bool wide_dhidden = false;  // dhidden is float32 and not rounded: a shard's share of a sum over ranks
-  int dh_segments = 1;        // 1 or 8. With 8 dhidden is contiguous and a shard whole parts
+  bool wide_dhidden = false;  // dhidden is float32 and not rounded, as a shard's share of a sum over ranks
+  int dh_segments = 1;        // 1 or 8. With 8, dhidden is contiguous and a shard is whole parts
   void* dlora_a = nullptr;    // [lora_rank, in_features], contiguous, dtype; null: not wanted
   void* dlora_b = nullptr;    // [num_columns, lora_rank], contiguous, dtype; null: not wanted
   bool wide_dlora_a = false;  // dlora_a is float32 and not rounded
-  bool adds_dlora_a = false;  // and added, block by block, to what is there
+  bool adds_dlora_a = false;  // dlora_a is added, block by block, to what its array holds
   void* workspace = nullptr;
   std::int64_t workspace_bytes = 0;
 };

@@ -1,11 +1,11 @@
 // THE CONTRACT of logprob: selected log-probability from logits, forward, vocabulary-parallel and backward.
-// Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown.
+// Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
-// Row i, column j (global column, vocab_start + local column), x = logits[i, j], T = temperature of the row:
-//   z = fl(x * logit_scale); under a softcap h = tanh(fl(z * fl(1 / softcap))), z = fl(softcap * h), where +-Inf pass
-//   through unchanged: an infinity marks a column, it is not a value
-//   c = fl(log2e / T);  columns >= valid_vocab, and columns outside a non-empty kept set, are missing
-//   leaf statistics (m, S, E, Q), leaves, parts and tree: rules 4 and 5, math/softmax_stats.h
+// Row i, column j (a global column: vocab_start + local column), x = logits[i, j], T = temperature of the row:
+//   z = fl(x * logit_scale). Under a softcap h = tanh(fl(z * fl(1 / softcap))) and z = fl(softcap * h); +-Inf stays
+//   +-Inf, since an infinity marks a column and is no value
+//   c = fl(log2e / T);  columns >= valid_vocab are missing, and so are columns outside a non-empty kept set
+//   leaf statistics (m, S, E, Q), leaves, parts and tree follow rules 4 and 5 (math/softmax_stats.h)
 //   lse      = fl(ln2 * fl(m + log2 S))                                          natural log of sum_j exp(z_j / T)
 //   logprob  = min(0, fl(ln2 * fl(fma(z_y, c, -m) - log2 S)))
 //   entropy  = max(0, fl(lse - fl(fl(E / S) / T)))                               -sum_j p_j ln p_j, nats
@@ -18,20 +18,20 @@
 //   dz_j = fma(p_j, w_j, 0)                                                      j != y
 //   dz_y = fma(p_y, fma(b, max(t_y, -127), a), fl(-g * expm1(fl(ln2 * t_y))))    keeps 1 - p_y of a confident token
 //   dlogits_j = dz_j, or fl(dz_j * fma(-h_j, h_j, 1)) under a softcap (0 where z_j = -Inf); rounded to dtype
-// Label smoothing by e = label_smoothing, of n = valid_vocab columns; 0 means none. It takes no kept sets, and gives
-// neither entropy nor sum_p_sq:
-//   Z = sum of the z_j of all valid columns, +-Inf among them: rule 5's chains, leaves, parts and tree from +0, where
-//       what is missing is +0. The stats form has Z in the place of Q
-//   logprob = fma(e, min(0, fl(fl(fl(Z / n) / T) - lse)), fl(fl(1 - e) * logprob)), NaN where one of them is
+// Label smoothing by e = label_smoothing over n = valid_vocab columns; e = 0 means none. It does not allow kept sets,
+// entropy or sum_p_sq:
+//   Z = sum of the z_j of all valid columns, +-Inf included, by rule 5's chains, leaves, parts and tree from +0. A
+//       missing column is +0. The stats form stores Z in place of Q
+//   logprob = fma(e, min(0, fl(fl(fl(Z / n) / T) - lse)), fl(fl(1 - e) * logprob)), NaN where either operand is NaN
 //   a = fl(fma(-e, dlogprob, dlse) * k);  g = fl(fl(fl(1 - e) * dlogprob) * k);  d = fl(fl(fl(e * dlogprob) * k) / n)
-//   dz_j and dz_y have d as a further addend, where it is not 0: fma(p_j, w_j, d) and, of the target,
-//   fma(p_y, fma(b, max(t_y, -127), a), fl(fl(-g * expm1(fl(ln2 * t_y))) + d))
-// So -logprob is the cross-entropy with (1 - e) times the target and e times the mean of all columns as its target.
-// A row whose dlogprob, dlse and dentropy are all 0 gets +0 and is not read; a bad target makes g NaN where dlogprob is
-// not 0. Columns past valid_vocab or not kept get +0, in NaN rows too.
-// Row i has the same bits for any number of rows, any stride and any shard count, and with Exp::kPortable on every
-// backend. Ignored rows (target == ignore_index) are never read: every output is 0 and every gradient +0.
-// A row with status other than kLabelMasked has logprob NaN; only kBadTarget leaves lse, entropy and sum_p_sq valid.
+//   dz_j and dz_y get the further addend d where d is not 0: dz_j = fma(p_j, w_j, d), and for the target
+//   dz_y = fma(p_y, fma(b, max(t_y, -127), a), fl(fl(-g * expm1(fl(ln2 * t_y))) + d))
+// So -logprob is the cross-entropy against a label with weight 1 - e on the target plus e spread evenly over all columns.
+// A row whose dlogprob, dlse and dentropy are all 0 gets +0 and is not read. A bad target makes g NaN where dlogprob is
+// not 0. Columns past valid_vocab and columns not kept get +0, even in NaN rows.
+// Row i has the same bits for any number of rows, any stride and any shard count. With Exp::kPortable it has them on
+// every backend. Ignored rows (target == ignore_index) are never read: every output is 0 and every gradient +0.
+// A row with a status other than kLabelMasked has logprob NaN. Only kBadTarget leaves lse, entropy and sum_p_sq valid.
 // Both functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once
 
@@ -51,7 +51,8 @@ enum LogprobStatus : std::int32_t {
   kNanLogit = 2,         // a NaN among the row's valid columns
   kInfLogit = 4,         // the largest fl(z * c), rounded up to an integer, is 2^21 or more: +Inf, or a tiny T
   kEmptyRow = 8,         // every fl(z * c) is -2^21 or less: all columns -Inf or missing, or a tiny T
-  kBadTemperature = 16,  // a per-row temperature that is not finite and >= 2^-126; the row's statistics are not taken
+  kBadTemperature = 16,  // a per-row temperature that is infinite, NaN or below 2^-126; the row's statistics are not
+                         // computed
   kBadKept = 32,         // kept_offsets descend, or a kept id lies outside [0, valid_vocab)
   kLabelMasked = 64,     // the target's own logit is -Inf: logprob is -Inf, not an error
 };
@@ -61,15 +62,15 @@ constexpr int kLeafColumns = 128;
 constexpr int kNumChains = 8;    // chains per leaf
 constexpr int kStatsFields = 5;  // m, S, E, Q, target z
 
-// Rule 5's cut i of a vocabulary of `vocab_size` columns: part i holds [cut(i), cut(i + 1)).
+// Cut i of rule 5 in a vocabulary of `vocab_size` columns: part i holds [cut(i), cut(i + 1)).
 RLK_HD std::int64_t part_cut(std::int64_t vocab_size, int i) {
   const std::int64_t cut = 8 * (i * ((vocab_size + 7) / 8) / 8);
   return i == kNumParts || cut > vocab_size ? vocab_size : cut;
 }
 
-// The parts that columns [start, start + columns) of a vocabulary make up: a whole, aligned power of two of them, so
-// that their tree is a subtree of the row's. Columns past valid_vocab need not be in memory, and a whole row may be wider
-// than the vocabulary. count is 0 where there is no such group.
+// The parts that columns [start, start + columns) of a vocabulary hold. They must be a whole, aligned power of two of
+// parts, so that their tree is a subtree of the row's. Columns past valid_vocab need not be in memory, and a whole row
+// may be wider than the vocabulary. If there is no such range of parts, count is 0.
 struct PartRange {
   int first = 0, count = 0;
 };
@@ -87,7 +88,7 @@ inline PartRange parts_of_columns(std::int64_t vocab_size, std::int64_t valid_vo
   return {};
 }
 
-// What one row means: shared by forward and backward.
+// The meaning of one row, shared by forward and backward.
 struct LogprobInput {
   const void* logits = nullptr;                // [num_rows, num_columns], dtype; columns contiguous, any alignment
   const void* target = nullptr;                // [num_rows], target_dtype; global column ids
@@ -100,7 +101,7 @@ struct LogprobInput {
   RowLayout logits_rows;
   RowLayout target_rows;
   std::int64_t num_rows = 0;
-  std::int64_t num_columns = 0;  // columns of `logits` (a shard's, when vocab_start or vocab_size say so)
+  std::int64_t num_columns = 0;  // columns of `logits`; those of a shard if vocab_start or vocab_size say so
   std::int64_t vocab_start = 0;  // global id of column 0; a cut of rule 5
   std::int64_t vocab_size = 0;   // U, canonical vocabulary
   std::int64_t valid_vocab = 0;  // <= vocab_size
@@ -109,7 +110,7 @@ struct LogprobInput {
   float temperature_value = 1.0f;  // finite, >= 2^-126
   float logit_scale = 1.0f;        // finite, > 0
   float softcap = 0.0f;            // finite, > 0; 0 means none
-  float label_smoothing = 0.0f;    // in [0, 1); logprob and lse are given, or stats, and dentropy is not
+  float label_smoothing = 0.0f;    // in [0, 1); needs logprob and lse, or stats, and no dentropy
 };
 
 struct LogprobParams : LogprobInput {
@@ -118,18 +119,18 @@ struct LogprobParams : LogprobInput {
   float* entropy = nullptr;
   float* sum_p_sq = nullptr;
   std::int32_t* status = nullptr;
-  // Vocabulary-parallel form: the subtree of this shard's parts, [num_rows, 5], instead of the outputs above.
-  // m is NaN for a row with a status, whose bits then stand in S; m = -Inf with target z = +Inf marks an ignored row;
-  // target z is NaN where the target is in another shard.
+  // Vocabulary-parallel form: the subtree of this shard's parts, [num_rows, 5], in place of the outputs above.
+  // A row with a status has m = NaN, and S holds the status bits. m = -Inf with target z = +Inf marks an ignored row.
+  // target z is NaN if the target is in another shard.
   float* stats = nullptr;
-  void* workspace = nullptr;  // logprob_workspace_bytes(...), 16-byte aligned
+  void* workspace = nullptr;  // logprob_workspace_bytes(...) bytes, 16-byte aligned
 };
 
-// Bytes of device workspace that `p` needs on `device`; 0 on the CPU. At most 16 MiB.
+// Bytes of device workspace that `p` needs on `device`, at most 16 MiB; 0 on the CPU.
 std::int64_t logprob_workspace_bytes(const LogprobParams& p, Device device);
 void logprob(const LogprobParams& p, Device device, Stream stream);
 
-// Outputs of a row from the statistics of all shards, in rank order (num_shards 1, 2, 4, 8).
+// Computes a row's outputs from the statistics of all shards, in rank order (num_shards 1, 2, 4, 8).
 struct LogprobMergeParams {
   const float* stats = nullptr;        // [num_shards, num_rows, 5]
   const float* temperature = nullptr;  // [num_rows], or null: temperature_value
@@ -139,17 +140,17 @@ struct LogprobMergeParams {
   float* sum_p_sq = nullptr;
   std::int32_t* status = nullptr;
   std::int64_t num_rows = 0;
-  std::int64_t valid_vocab = 0;  // for label_smoothing
+  std::int64_t valid_vocab = 0;  // needed for label_smoothing
   std::int32_t num_shards = 1;
   float temperature_value = 1.0f;
-  float label_smoothing = 0.0f;  // the shards' value; logprob and lse must be given
+  float label_smoothing = 0.0f;  // same value as for the shards; needs logprob and lse
 };
 void logprob_merge(const LogprobMergeParams& p, Device device, Stream stream);
 
 struct LogprobBackwardParams : LogprobInput {
-  const float* lse = nullptr;       // [num_rows], as forward returned it (of the whole row, also for a shard)
+  const float* lse = nullptr;       // [num_rows], as forward returned it; for a shard that of the whole row
   const float* entropy = nullptr;   // [num_rows], needed with dentropy
-  const float* dlogprob = nullptr;  // [num_rows] each; null means 0. Any element stride (0: expanded)
+  const float* dlogprob = nullptr;  // [num_rows] each; null means 0. Any element stride (0: one value for all rows)
   const float* dlse = nullptr;
   const float* dentropy = nullptr;
   RowLayout dlogprob_rows, dlse_rows, dentropy_rows;

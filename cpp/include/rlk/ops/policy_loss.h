@@ -1,63 +1,71 @@
 // THE CONTRACT of policy_loss: the clipped policy objectives, their KL and entropy terms, gradients and metrics, in one
-// pass over per-token log-probabilities. Rules are those of docs/numerics.md; docs/objectives.md has the names of papers
-// and frameworks. Written formulas are fp32, one rounding an operation, in the order shown; exp, expm1, log2 and sigmoid
-// are those of math/. Minimum and maximum keep their first operand where the second is no improvement, and so a NaN in it.
+// pass over per-token log-probabilities. Rule numbers refer to docs/numerics.md; docs/objectives.md has the names of
+// papers and frameworks. Formulas are in fp32, in the order shown, with one rounding per operation; exp, expm1, log2
+// and sigmoid are those of math/. Minimum and maximum return their first operand unless the second is strictly better,
+// so a NaN in the first operand stays.
 //
-// x * y is fl(x y), and +0 of a zero and an infinity, whose limit it is. A term whose coefficient is 0 is in no sum.
-// Sequences, sums: rlk/tokens.h. A token has l = logprob, o = old_logprob (l itself where there is none), A = advantage,
-// f = ref_logprob, m = rollout_logprob, H = entropy; n the number of a sequence's tokens, sum() over these.
+// x * y is fl(x y), and +0 for zero times infinity, which is the limit of such products. A term whose coefficient is 0 is
+// in no sum. rlk/tokens.h defines sequences and their sums. A token has l = logprob, o = old_logprob (l itself if there
+// is none), A = advantage, f = ref_logprob, m = rollout_logprob and H = entropy. n is the number of a sequence's tokens;
+// sum() adds over these.
 //
-// Log-ratio  x, and its ratio r = exp(x) with slope r' = r, or 0 where a limit holds:
+// Log-ratio x and its ratio r = exp(x), with slope r' = r, or 0 where a limit holds:
 //   kToken      x = limited(fl(l - o))
 //   kSequence   x = limited(sum(fl(l - o)));  kGeometric: that sum / n, before it is limited
 //   limited(x) = min(max(x, log_ratio_min), log_ratio_max)
 //   kGeometricClip sums min(fl(l - o), clip_high) for A > 0, max(fl(l - o), clip_low) for A < 0, 0 for A = 0
-//   kGamma sums fl(l - o) limited to +-20, and where there are importance weights fl(log w) limited to [ln 1e-8, 20];
-//   x is limited to [ln 1e-8, 20] there
-// Policy term P, its slopes P_x along x and P_l along l; no term and no slope where A = 0:
-//   kRatio          p1 = -A min(r, ratio_cap), p2 = -A min(max(r, clip_low), clip_high); P = max(p1, p2); for A < 0
-//                   P = min(P, fl(-A dual_clip)); P_x = -A r' of what was chosen, 0 where it does not depend on r;
-//                   p1 where they are equal
+//   kGamma sums fl(l - o), limited to +-20. With importance weights it sums fl(log w), limited to [ln 1e-8, 20], too.
+//   kGamma limits x to [ln 1e-8, 20]
+// Policy term P, with slope P_x along x and slope P_l along l. Where A = 0 there is no term and no slope:
+//   kRatio          p1 = -A min(r, ratio_cap), p2 = -A min(max(r, clip_low), clip_high); P = max(p1, p2). For A < 0
+//                   P = min(P, fl(-A dual_clip)). P_x = -A r' of the chosen operand, p1 if both are equal. P_x = 0 where
+//                   that operand does not depend on r
 //   kWeighted       P = ((-w) A) * l, P_l = (-w) A, w = min(max(r, clip_low), clip_high)
 //   kLogprob        the same, w = 1
 //   kSigmoid        s = sigmoid(t (r - 1)), t = tau_positive for A > 0, else tau_negative; P = (-(s (4/t))) A,
 //                   P_x = -A ((4 s sigmoid(-t (r - 1))) * r')
-//   kGeometricClip  P = -(sum(A) / n) r of every token, r with importance weights exp(fl(x + sum(log(w + 1e-10)) / n));
-//                   P_l = P where A is not 0 and the log-ratio not clipped, else 0
-//   kGamma          kWeighted with w = exp((lambda + k x) - lambda r), 0 where that is infinite; k and lambda by A >= 0
-//   kQuadratic      d = fl(l - o); P = fl((quadratic / 2 d) d - l A), Inf where both are; P_l = -(A - quadratic d)
-// Importance weight w of rollout: d = fl(o - m), or fl(l - m) with importance_of_current, d itself, summed or averaged by
-// importance_level, limited to +-importance_limit; e = exp(d); w = min(max(e, low), high), or, with importance_mask, e
-// inside of [low, high] and 0 outside. kGiven: `importance` itself. With gate: 0 for a sequence whose exp(sum(d) / n) is
-// not in [gate_low, gate_high]. P, P_x, P_l become P * w, P_x * w, P_l * w (kGamma and kGeometricClip use it otherwise:
-// above); where it is a gate's, or a drop's below, 0 whatever they are.
-// With rollout_neutral differences to an m that is NaN are +0: the token's weight is 1 within its bounds.
-// Drop: sequences with sum(fl((m or o) - l)) / n not <= drop_above lose the policy terms of tokens with A < 0.
-// KL term K of e = limited(fl(f - l)) (+-kl_input_limit), K_l its slope, 0 where a limit holds:
-//   k1, k2, k3, abs: as ops/kl.h; with kl_straight_through K_l = fl(l - f) whatever holds, and with kl_gradient_ratio
-//   K_l * min(r, kl_gradient_ratio); with kl_times_ratio K * r and its slope, of k3 by G and in closed form, as of
-//   kOldLogprob there: G = exp(fl(f - o)) where r is a token's and no limit holds, else exp(fl(x + e)); where the ratio's
-//   limit holds the slope is K_l * r, of k3 and e > 16 min(r, largest) - G. With kTimesOwnRatio r is exp(fl(l - o)) here,
-//   whatever the ratio of P is: K and K_l are those of kOldLogprob, and nothing of K reaches other tokens.
+//   kGeometricClip  P = -(sum(A) / n) r for every token. With importance weights
+//                   r = exp(fl(x + sum(log(w + 1e-10)) / n)). P_l = P where A is not 0 and the log-ratio is not clipped,
+//                   else 0
+//   kGamma          kWeighted with w = exp((lambda + k x) - lambda r), or 0 where that is infinite; A >= 0 selects k and
+//   lambda
+//   kQuadratic      d = fl(l - o); P = fl((quadratic / 2 d) d - l A), Inf where both terms are; P_l = -(A - quadratic d)
+// Importance weight w of the rollout: d = fl(o - m), or fl(l - m) with importance_of_current. importance_level takes d
+// itself, its sum or its mean, limited to +-importance_limit; e = exp(d). w = min(max(e, low), high). With
+// importance_mask w = e in [low, high] and 0 outside. kGiven takes `importance` itself. With gate, w = 0 for a sequence
+// whose exp(sum(d) / n) is not in [gate_low, gate_high]. P, P_x, P_l become P * w, P_x * w, P_l * w; kGamma and
+// kGeometricClip use w as above instead. A 0 of the gate or of the drop below gives 0, whatever the terms are. With
+// rollout_neutral, a difference to a NaN m is +0, so the token's weight is 1 within its bounds.
+// Drop: if sum(fl((m or o) - l)) / n of a sequence is not <= drop_above, tokens with A < 0 lose their policy terms.
+// KL term K of e = limited(fl(f - l)) (+-kl_input_limit), with slope K_l, which is 0 where a limit holds:
+//   k1, k2, k3, abs: as in ops/kl.h. With kl_straight_through K_l = fl(l - f) even where a limit holds. With
+//   kl_gradient_ratio K_l becomes K_l * min(r, kl_gradient_ratio).
+//   With kl_times_ratio the term is K * r with its slope. For k3 it uses G and the closed form of kOldLogprob in
+//   ops/kl.h. G = exp(fl(f - o)) where r is a token's and no limit holds, else exp(fl(x + e)). Where the ratio's limit
+//   holds the slope is K_l * r; for k3 with e > 16 it is min(r, largest) - G.
+//   With kTimesOwnRatio r is exp(fl(l - o)) here, whatever the ratio of P is. K and K_l are those of kOldLogprob, and a
+//   token's K gives no gradient to other tokens.
 //   K is then limited to +-kl_limit
-// Selected tokens (an array, not zero) add fl(selected_kl w) * |fl(l - o)| to P and its slope to P_l, or with selected_drops
-// have no policy term. A P that is infinite stays what it is.
-// With token_weight u, of each token, P, P_x, P_l, what K and its slope are behind the limit, and H become fl(u x), A of
-// the sums of the shared gradient fl(u fl(A w)), and K of what kl_times_ratio gives other tokens fl(u K). Not of
-// kGeometricClip. D and n count tokens all the same.
-// Weight of a sequence's tokens: q = scale / D, / horizon where that is not 0, and / n with sequence_mean; 0 where D or n
-// is 0, NaN where D is negative, infinite or NaN. D = denominator, else the number of tokens, of sequences, or of sequences that have a token. A weight of 0 gives 0,
-// whatever it multiplies.
-// Gradient: d_logprob = weight fma(kl_coef, K_l, P_x + P_l); where the ratio is a sequence's and straight_through is not
-// set, P_x is the same for its tokens: sum(w P_x) times 1, or 1 / n of kGeometric. Its only sums are sum(w A) over A > 0 or
-// NaN, and over A < 0. Selected tokens that are dropped are in neither, and P_x is 0 where a sum is 0. What kl_times_ratio gives its tokens has
-// the share h = 1, or 1 / n: of the token itself fl(fl(h min(K, largest)) + K_l) * r, of k3 fl(-(e * r) - fl(1 - h) * (K r)), and of
-// the others fl(h r') * fl(sum(K) - K), K that of min(e, 80) there. d_entropy = -entropy_coef weight; with entropy_token_mean
-// the weight of H is entropy_scale / number of tokens. Masked: +0.
-// Loss: of each sequence sum(P), sum(K), sum(H) times its weight, summed over sequences: policy, kl, entropy;
+// Selected tokens are those whose element of `selected` is not zero. They add fl(selected_kl w) * |fl(l - o)| to P and
+// its slope to P_l; with selected_drops they have no policy term instead. An infinite P does not change.
+// With token_weight u of each token, P, P_x, P_l, K and its slope after the limit, and H each become fl(u x). In the sums
+// of the shared gradient A becomes fl(u fl(A w)). The K that kl_times_ratio passes to other tokens becomes fl(u K).
+// kGeometricClip takes no token_weight. D and n still count every token.
+// Weight of a sequence's tokens: q = scale / D, divided by horizon where that is not 0, and by n with sequence_mean. It
+// is 0 where D or n is 0, and NaN where D is negative, infinite or NaN. D is the denominator if given, else the number of
+// tokens, of sequences, or of sequences that have a token. A weight of 0 gives 0, whatever it multiplies.
+// Gradient: d_logprob = weight fma(kl_coef, K_l, P_x + P_l). If the ratio is a sequence's and straight_through is not
+// set, all its tokens have the same P_x: sum(w P_x) times 1, or times 1 / n for kGeometric. Its only sums are sum(w A)
+// over A > 0 or NaN, and sum(w A) over A < 0. Dropped selected tokens are in neither sum, and P_x is 0 where a sum is 0.
+// kl_times_ratio passes K to all tokens of such a sequence, with the share h = 1 or 1 / n. A token's own K gives
+// fl(fl(h min(K, largest)) + K_l) * r, or fl(-(e * r) - fl(1 - h) * (K r)) for k3. The other tokens' K give fl(h
+// r') * fl(sum(K) - K). Both take the K of min(e, 80). d_entropy = -entropy_coef weight. With entropy_token_mean the
+// weight of H is entropy_scale / number of tokens. A masked token has gradient +0.
+// Loss: each sequence's sum(P), sum(K) and sum(H) times its weight, summed over sequences, give policy, kl and entropy;
 //   loss = fma(-entropy_coef, entropy, fma(kl_coef, kl, policy)).
-// Same bits for padded and packed sequences, any strides, and on every backend; gradients, given a denominator, for any
-// split of the batch. NaN results are canonical. All functions enqueue on `stream`; they neither allocate nor synchronise.
+// The bits are the same for padded and packed sequences, for any strides and on every backend. Given a denominator,
+// gradients have the same bits for any split of the batch. NaN results are canonical. All functions enqueue on `stream`;
+// they neither allocate nor synchronise.
 #pragma once
 
 #include <cstdint>
@@ -73,25 +81,25 @@ enum class RatioLevel : std::int32_t { kToken, kSequence, kGeometric };
 enum class Surrogate : std::int32_t { kRatio, kWeighted, kLogprob, kSigmoid, kGeometricClip, kGamma, kQuadratic };
 enum class ImportanceLevel : std::int32_t { kNone, kToken, kSequence, kGeometric, kGiven };
 
-// How selected tokens have no policy term: as a kind of clipping, whose fraction they are, or beside it.
+// How selected tokens lose their policy term. kDropsAsClipped counts them in the clip fractions; kDrops does not.
 constexpr std::int32_t kDropsAsClipped = 1, kDrops = 2;
 
-// Which ratio kl_times_ratio is: that of the policy term, or the token's own.
+// Ratio that kl_times_ratio uses: that of the policy term, or the token's own.
 constexpr std::int32_t kTimesRatio = 1, kTimesOwnRatio = 2;
 
 struct PolicySpec {
   RatioLevel level = RatioLevel::kToken;
   Surrogate surrogate = Surrogate::kRatio;
   std::int32_t straight_through = 0;
-  float log_ratio_min = 0.0f, log_ratio_max = 0.0f;  // -Inf, Inf: none
-  float clip_low = 0.0f, clip_high = 0.0f;           // bounds on r; under kGeometricClip on x
-  float ratio_cap = 0.0f, dual_clip = 0.0f;          // Inf: none
+  float log_ratio_min = 0.0f, log_ratio_max = 0.0f;  // -Inf, Inf: no limit
+  float clip_low = 0.0f, clip_high = 0.0f;           // bounds on r; for kGeometricClip bounds on x
+  float ratio_cap = 0.0f, dual_clip = 0.0f;          // Inf: no bound
   float tau_positive = 0.0f, tau_negative = 0.0f;
   float k_positive = 0.0f, lambda_positive = 0.0f, k_negative = 0.0f, lambda_negative = 0.0f;
   float quadratic = 0.0f;
   KlEstimator kl = KlEstimator::kNone;
   std::int32_t kl_straight_through = 0, kl_times_ratio = 0;      // 0, kTimesRatio or kTimesOwnRatio
-  float kl_coef = 0.0f, kl_input_limit = 0.0f, kl_limit = 0.0f;  // limits: Inf: none
+  float kl_coef = 0.0f, kl_input_limit = 0.0f, kl_limit = 0.0f;  // the limits: Inf means none
   float selected_kl = 0.0f;
   std::int32_t selected_drops = 0;  // 0, kDropsAsClipped or kDrops
   float entropy_coef = 0.0f, entropy_scale = 1.0f;
@@ -100,38 +108,38 @@ struct PolicySpec {
   std::int32_t importance_of_current = 0, importance_mask = 0, gate = 0;
   float importance_low = 0.0f, importance_high = 0.0f, importance_limit = 0.0f;
   float gate_low = 0.0f, gate_high = 0.0f;
-  float drop_above = 0.0f;  // Inf: none
+  float drop_above = 0.0f;  // Inf: no drop
   std::int32_t drop_by_rollout = 0;
   DenominatorKind denominator = DenominatorKind::kTokens;
   std::int32_t sequence_mean = 0;
   float horizon = 0.0f, scale = 1.0f;
-  float kl_gradient_ratio = 0.0f;  // under kl_straight_through and kToken; 0: none
+  float kl_gradient_ratio = 0.0f;  // needs kl_straight_through and kToken; 0: none
   std::int32_t rollout_neutral = 0;
 };
 
-// What comes out beside the loss, in this order. Means are over tokens; of no tokens they are 0.
+// Outputs beside the loss, in this order. Means are over tokens, and are 0 without tokens.
 enum PolicyMetric : int {
   kPolicyMetricLoss,
-  kPolicyMetricPolicyLoss,  // weighted as the loss is, without coefficients: these three
+  kPolicyMetricPolicyLoss,  // this and the next two: weighted as the loss is, without coefficients
   kPolicyMetricKlLoss,
   kPolicyMetricEntropyLoss,
   kPolicyMetricNumTokens,
-  kPolicyMetricNumSequences,  // that have a token
+  kPolicyMetricNumSequences,  // sequences that have a token
   kPolicyMetricDenominator,   // D
-  kPolicyMetricPolicySum,     // over tokens, unweighted: these three
+  kPolicyMetricPolicySum,     // this and the next two: sums over tokens, unweighted
   kPolicyMetricKlSum,
   kPolicyMetricEntropySum,
-  kPolicyMetricClipFraction,      // p2 > p1; w != r; kGeometricClip: A > 0 and clipped; of kDropsAsClipped: selected
+  kPolicyMetricClipFraction,      // p2 > p1; w != r; kGeometricClip: A > 0 and clipped; kDropsAsClipped: selected
   kPolicyMetricClipFractionDual,  // kRatio: dual_clip holds; kGeometricClip: A < 0 and clipped
   kPolicyMetricClipFractionLow,   // r < clip_low and A < 0
   kPolicyMetricClipFractionHigh,  // r > clip_high and A > 0
-  kPolicyMetricPpoKl,             // mean of -x of kToken, of fl(o - l) of others
+  kPolicyMetricPpoKl,             // mean of -x for kToken, of fl(o - l) otherwise
   kPolicyMetricKl,
   kPolicyMetricEntropy,
   kPolicyMetricRatioMean,
   kPolicyMetricRatioMax,
   kPolicyMetricImportanceMean,
-  kPolicyMetricImportanceMax,           // at least 0: negative weights give 0
+  kPolicyMetricImportanceMax,           // at least 0, so negative weights give 0
   kPolicyMetricImportanceClipFraction,  // w != e
   kPolicyMetricImportanceEss,           // sum(w)^2 / sum(w^2) / number of tokens
   kPolicyMetricMismatchMean,            // |fl(o - m)|
@@ -145,30 +153,31 @@ struct PolicyLossParams {
   Sequences sequences;
   PolicyTokens logprob;       // [slots]
   PolicyTokens old_logprob;   // [slots], or null
-  PolicyTokens advantage;     // [slots], or one a sequence
-  PolicyTokens ref_logprob;   // [slots]; given where kl is not kNone
-  PolicyTokens importance;    // [slots] rollout_logprob, or of kGiven weights, which may be one a sequence; null: none
+  PolicyTokens advantage;     // [slots], or one per sequence
+  PolicyTokens ref_logprob;   // [slots]; required unless kl is kNone
+  PolicyTokens importance;    // [slots] rollout_logprob; for kGiven the weights, which may be one per sequence; null:
+                              // none
   PolicyTokens entropy;       // [slots], or null
   PolicyTokens selected;      // [slots], or null
   PolicyTokens token_weight;  // [slots], or null: 1
   TokenMask mask;             // [slots]
   PolicySpec spec;
-  const float* denominator =
-      nullptr;  // one element on the device, or null: denominator_value, of which 0 means counting
+  const float* denominator = nullptr;  // one element on the device, or null: denominator_value, where 0 means to count
   float denominator_value = 0.0f;
   float* loss = nullptr;           // [1]
   float* metrics = nullptr;        // [kPolicyMetrics]
-  float* ratio_metrics = nullptr;  // [kMismatchMetrics], by one pass more: mismatch_metrics of logprob and
-                                   // old_logprob, whose limit is kRatioMetricsLimit; or null: not wanted
+  float* ratio_metrics = nullptr;  // [kMismatchMetrics], or null: not wanted. mismatch_metrics of logprob and
+                                   // old_logprob with the limit kRatioMetricsLimit, computed by one more pass
   float* d_logprob = nullptr;      // [slots], contiguous, or null: not wanted
   float* d_entropy = nullptr;      // [slots], contiguous, or null: not wanted
   void* workspace = nullptr;       // policy_loss_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p, Device device);
-// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU the loss is NaN.
+// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU they make the loss NaN.
 void policy_loss(const PolicyLossParams& p, Device device, Stream stream);
 
-// values *= *factor in place, [count], for one array or two (null: none); nothing is read or written where it is 1.
+// Multiplies one or two arrays [count] by *factor in place (a null array is skipped). If the factor is 1, nothing is
+// read or written.
 struct ScaleGradientsParams {
   float *first = nullptr, *second = nullptr;
   std::int64_t count = 0;

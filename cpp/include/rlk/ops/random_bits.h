@@ -1,14 +1,14 @@
-// THE CONTRACT of random_bits: the random words of one token, by themselves. rk.sample draws from the same words, so a
-// draw can be replayed. Integers alone: every backend has the same bytes.
+// THE CONTRACT of random_bits: the random words of one token. rk.sample draws from the same words, so a draw can be
+// replayed. All arithmetic is on integers, so every backend has the same bytes.
 //
 //   bits[i, w] = word w % 4 of philox4x32-10(key, counter_w)              rlk/math/philox.h
 //   key        = (seed[i] low, seed[i] high)                              32-bit halves of the 64 bits
 //   counter_w  = (sample_id[i] low, sample_id[i] high, position[i], 256 * stream + w / 4)
-// `sample_id` names a rollout and never a slot of the batch; `position` is the index of the token in the sample's output and
-// never a step of the engine. So a row's words depend on no other row, no batch size and no order of rows. Streams 0 and 1
-// are those of rk.sample and of rejection in rk.verify_draft.
+// `sample_id` names a rollout, not a slot of the batch. `position` is the token's index in the sample's output, not a
+// step of the engine. So a row's words depend on no other row, no batch size and no order of rows. rk.sample uses stream
+// 0; rejection in rk.verify_draft uses stream 1.
 // A row whose position lies outside [0, 2^32) has -1 in every word.
-// Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
+// The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@
 
 namespace rlk {
 
-// An integer of each row, or one of all.
+// An integer per row, or one for all rows.
 struct RowIntegers {
   const void* data = nullptr;  // [num_rows], dtype, or null: `value` for every row
   std::int64_t value = 0;
   std::int64_t stride = 0;      // elements between rows of `data`
   DType dtype = DType::kInt64;  // kInt32, kInt64
 
-  // Memory: how a GPU reaches it (rlk/tokens.h).
+  // The row's integer; Memory says how a GPU reaches it (rlk/tokens.h).
   template <class Memory = PlainMemory>
   RLK_HD std::int64_t at(std::int64_t row) const {
     if (data == nullptr) return value;
@@ -40,8 +40,8 @@ constexpr std::int32_t kRandomStreams = 1 << 24;            // streams per token
 constexpr std::int64_t kPositions = std::int64_t{1} << 32;  // positions per sample
 
 struct RandomBitsParams {
-  RowIntegers seed;       // all 64 bits count, the sign with them
-  RowIntegers sample_id;  // the same
+  RowIntegers seed;       // all 64 bits count, the sign included
+  RowIntegers sample_id;  // likewise
   RowIntegers position;
   std::int64_t* bits = nullptr;  // [num_rows, num_words], contiguous; values in [0, 2^32), or -1
   std::int64_t num_rows = 0;

@@ -1,78 +1,88 @@
-// THE CONTRACT of sample: one token of each row of logits, its log-probability and the kept set that truncation left; and of
-// process_logits, which stands before it: logits after bias and penalties, in fp32.
-// Rules are those of docs/numerics.md. The rows' integers and floats are numbers or arrays on the device; nothing waits for
-// the host.
+// THE CONTRACT of sample: one token drawn from each row of logits, its log-probability, and the kept set that truncation
+// left. It is also the contract of process_logits, which runs before sample: logits after bias and penalties, in fp32.
+// Rule numbers refer to docs/numerics.md. Integers and floats of the rows are numbers, or arrays on the device; nothing
+// waits for the host.
 //
-// Row i, column j in [0, valid_vocab), z_j = logits[i, j] in fp32, T = temperature; a column is present where `allowed` has
-// its bit, or there is no `allowed`. c = fl(log2e / T) and m of rule 4, of the largest z of all present columns.
-//   e_j = 2^(c z_j - m) by rule 4 and the mode's exponential, against the ROW's m, and 0 where z_j = -Inf
-//   w_j = floor(2^44 e_j), an unsigned integer of 64 bits. vocab_size is at most 2^19, so that no sum of them overflows
-// Ranks: z descending, then id ascending; +0 and -0 are equal. Temperature is positive, so it changes no rank.
-// Steps, exact in integers, top_p and min_p by their fp32 value; w_max is w of the first rank:
+// Row i has columns j in [0, valid_vocab), z_j = logits[i, j] in fp32 and T = temperature. Without `allowed` every column
+// is present; otherwise a column is present if `allowed` has its bit. c = fl(log2e / T), and m is rule 4's for the
+// largest z of all present columns.
+//   e_j = 2^(c z_j - m) by rule 4 and the mode's exponential, with the ROW's m; 0 where z_j = -Inf
+//   w_j = floor(2^44 e_j), an unsigned integer of 64 bits. vocab_size is at most 2^19, so no sum of w_j overflows
+// Ranks: z descending, then id ascending; +0 and -0 are equal. T is positive, so it changes no rank.
+// The steps are exact in integers, with top_p and min_p at their fp32 value. w_max is the w of the first rank:
 //   min_p : keeps w_j >= min_p * w_max                      0 cuts nothing
 //   top_k : keeps the first k of what is left                0 cuts nothing
 //   top_p : keeps j where the mass ranked strictly before j, among what is left, is < top_p * total     1 cuts nothing
 // A step that cuts nothing keeps columns of mass 0, too.
 //   kVllm  : min_p, top_k, top_p; total = the mass that min_p and top_k left
 //   kHf    : top_k, top_p, min_p; total = the mass that top_k left
-//   kSglang: all three on the whole row, a column is kept where each keeps it; total = the mass of all present columns
-// Statistics of the kept columns by rules 4 and 5, so (m, S) of every node and the root are those of logprob(kept=...), and
+//   kSglang: all three on the whole row. A column is kept if each step keeps it; total = the mass of all present columns
+// The statistics of the kept columns follow rules 4 and 5. So (m, S) of every node and of the root are those of
+// logprob(kept=...), and
 //   logprob     = logprob's formula on that root: the same bits as logprob with `kept` (ops/logprob.h)
-//   raw_logprob = logprob's formula over all columns [0, valid_vocab), forbidden ones with them, at T = 1
-// The draw descends that tree. r = word w of the token in random_stream (ops/random_bits.h); it goes to the left child where
+//   raw_logprob = logprob's formula over all columns [0, valid_vocab), forbidden ones included, at T = 1
+// The draw descends that tree. With r = word w of the token in random_stream (ops/random_bits.h), it goes to the left
+// child where
 //   r * S_both < 2^32 * S_left                               exact; S_left at S_both's reference, as combine() scales it
-// Words, one a level:
+// Each level uses one word:
 //   0, 1, 2   above the eight parts, from the root down
 //   7 + h     where both children have height h above the leaves (0: two leaves)
 //   3, 4, 5   in the leaf, at its reference: ((0+1)+(2+3))+((4+5)+(6+7)) from the last addition back
-//   6         along the chain: its first kept column whose prefix sum P, itself included, has r * P_last < 2^32 * P
-// The n best: columns of [0, valid_vocab) by z'_j descending, then id ascending, with logprob's formula on the same root.
+//   6         along the chain: its first kept column whose prefix sum P, itself included, has r * P_last < 2^32 * P.
+// The n best are columns of [0, valid_vocab) by z'_j descending, then id ascending, with logprob's formula on the same
+// root.
 //   top_ids, top_logprobs         : z'_j = z_j where j is kept, else -Inf; logprob's root and T
 //   raw_top_ids, raw_top_logprobs : z'_j = z_j of the raw logits; raw_logprob's root, T = 1
-// A column that is not kept comes behind every kept one of finite z, by id, and has -Inf. Every other log-probability is
-// what logprob (ops/logprob.h) gives for the id and the kept set, or of the raw logits: the same bits. Ids are -1 and
-// log-probabilities NaN where the row's logprob or raw_logprob is NaN.
-// Greedy rows: the first rank; logprob at temperature 1 over the present columns; T, top_k, top_p, min_p and the keys are not
-// read.
+// A column that is not kept has -Inf, and comes after every kept column of finite z, by id. Any other log-probability has
+// the bits that logprob (ops/logprob.h) gives for the id and the kept set, or for the raw logits. Where the row's logprob
+// (or raw_logprob) is NaN, ids are -1 and log-probabilities NaN.
+// Greedy rows take the first rank, and have logprob at temperature 1 over the present columns. T, top_k, top_p, min_p and
+// the keys are not read.
 //
-// Kept set: CSR, ids ascending. A row of count 0 kept all of [0, valid_vocab). Rows take entries of kept_ids in their order
-// while all of them fit kept_capacity; from the first row that does not fit on, a row whose count is not 0 has kKeptOverflow,
-// count 0 and logprob NaN; its id and raw_logprob stay.
-// A row with any other status has id -1, logprob and raw_logprob NaN, and count 0; no other row sees it.
-// Row i has the same bits at any row, in any batch, at any stride, and with Exp::kPortable on every backend.
-// Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
+// The kept set is CSR with ascending ids. A row of count 0 kept all of [0, valid_vocab). Rows fill kept_ids in their
+// order until one does not fit kept_capacity. From that row on, every row whose count is not 0 gets kKeptOverflow, count
+// 0 and logprob NaN; its id and raw_logprob stay. A row with any other status has id -1, logprob and raw_logprob NaN, and
+// count 0. It affects no other row.
+// Row i has the same bits at any row index, in any batch and at any stride. With Exp::kPortable it has them on every
+// backend. The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 //
-// process_logits, of all columns [0, vocab_size). R, P, F: the row's repetition, presence and frequency penalty; b: the bias
-// that the row has for j. n: how many entries of the row's history that are not the prompt's hold j. s: whether any entry,
-// one of the prompt with it, holds j. A step leaves every bit where its condition fails; each operation rounds to fp32:
+// process_logits works on all columns [0, vocab_size). The row's repetition, presence and frequency penalties are R, P
+// and F. Its bias for column j is b. The number of entries of its history that hold j, without those of the prompt, is n.
+// The flag s says whether any entry holds j, one of the prompt included. A step whose condition fails changes no bit.
+// Each operation rounds to fp32:
 //   repeat(z) = z > 0 ? z / R : z * R
-//   kVllm, kHf:  z + b where there is one;  repeat(z) where s;  z - F * n, then z - P where n > 0
-//   kSglang:     z - (F * n + P), then repeat(z) where n > 0;  z + b where there is one
-// A NaN is canonical. A row with any status has NaN in every column. sample takes bias and penalties by
-// logits = process_logits(...), row_status and raw_logits = the logits as they came.
-// A shard's logits are columns [vocab_start, vocab_start + num_columns) of the vocabulary; ids are the vocabulary's, and
-// those of other columns count for its checks alone.
+//   kVllm, kHf:  z + b where there is a bias;  repeat(z) where s;  z - F * n, then z - P where n > 0
+//   kSglang:     z - (F * n + P), then repeat(z) where n > 0;  z + b where there is a bias
+// A NaN is canonical. A row with any status has NaN in every column. To apply bias and penalties, call sample with
+// logits = process_logits(...), its row_status, and raw_logits = the original logits.
+// A shard's logits are columns [vocab_start, vocab_start + num_columns) of the vocabulary. Ids are ids of the whole
+// vocabulary; an id outside the shard's columns is checked and has no other effect.
 //
-// Vocabulary-parallel form, one exchange: sample_partial makes a payload of each shard, sample_merge the results of sample
-// on the whole row from the payloads of all, by every rank for itself. A shard is 1, 2, 4 or 8 parts of rule 5 that make up
-// a subtree; the shards are every part once, in any order. A row is drawn by one of
+// The vocabulary-parallel form needs one exchange. sample_partial makes a payload of each shard. From the payloads of all
+// shards, sample_merge makes the results of sample on the whole row; every rank runs it by itself. A shard is 1, 2, 4 or
+// 8 parts of rule 5 that make up a subtree. The shards hold every part once, in any order. Three kinds of rows can be
+// drawn:
 //   greedy        : the first rank of all shards' first ranks
-//   nothing cut   : words 0 to 2 and 7 + h above the shards' roots, by the merge; below, by each shard in advance
-//   top_k         : the row's first k are among the shards' first k, and so is all that min_p and top_p leave of them
-// So min_p > 0 and top_p < 1 need top_k > 0, top_k is at most the payload's capacity, and kSglang, whose top_p is a share of
-// the whole row, takes no top_p < 1. Any other row has kBadParameter. There are no n best.
-// Merges give every row the bits of sample: id, logprob, raw_logprob, kept set and status, but for those two of
-//   kBadParameter : also the rows above
-//   kBadShards    : the row's payloads are not those of every part once, or another vocabulary's, top_k's or kind's
-//                   of row or raw_logprob, or have ids and ranks that no partial gives. Nothing tells other seeds,
+//   nothing cut   : the merge uses words 0 to 2 and 7 + h above the shards' roots; each shard draws below its root in
+//   advance
+//   top_k         : the row's first k are among the shards' first k, and so is every column that min_p and top_p then
+//   leave
+// So min_p > 0 and top_p < 1 need top_k > 0, and top_k is at most the payload's capacity. kSglang allows no top_p < 1,
+// since there top_p is a share of the whole row. Any other row has kBadParameter. There are no n best. Merges give every
+// row the bits of sample: id, logprob, raw_logprob, kept set and status, except for two statuses:
+//   kBadParameter : set for the rows above, too
+//   kBadShards    : the row's payloads do not hold every part once, or differ in vocabulary, top_k, kind of row or
+//                   raw_logprob, or have ids and ranks that no partial gives. The merge cannot detect different seeds,
 //                   sample_ids, positions, streams, temperatures, top_p, min_p, orders or logits
-// Payload of a row, words of 32 bits (floats by their bits, every NaN canonical). What is not known is 0, of ids -1, of z and m -Inf:
-//   0: first part + 16 * parts + 256 * (whether raw words are there)     1, 2: vocab_size, valid_vocab
-//   3: row_status and sample's statuses of parameters     4: top_k of a row that is cut, 0 of one that is not, -1 greedy
-//   5, 6: root (m, S) of the shard's present columns, where the row is not cut     7, 8: that of raw_logprob
-//   9 to 11: first rank of a greedy or cut row: id (-1: none is present), z, raw z; z is NaN where one is
-//   12 to 14: the same of the column drawn below the root     15: how many of the following there are
-//   16 + 3 i: id, z, raw z of the i-th rank of present columns of a cut row, i below min(top_k, columns present)
+// The payload of a row has words of 32 bits; floats are stored by their bits, every NaN canonical. Unknown values are 0,
+// unknown ids -1, unknown z and m -Inf:
+//   0: first part + 16 * parts + 256 * (1 if raw words are there)     1, 2: vocab_size, valid_vocab
+//   3: row_status and sample's statuses of parameters     4: top_k of a row that is cut, 0 of one that is not, -1 if
+//   greedy
+//   5, 6: root (m, S) of the shard's present columns, where the row is not cut     7, 8: root of raw_logprob
+//   9 to 11: first rank of a greedy or cut row: id (-1: no column is present), z, raw z; z is NaN where any z is
+//   12 to 14: the same values of the column drawn below the root     15: how many of the following there are
+//   16 + 3 i: id, z, raw z of rank i among the present columns of a cut row, i below min(top_k, columns present)
 #pragma once
 
 #include <cstdint>
@@ -85,23 +95,23 @@ namespace rlk {
 
 enum class SampleOrder : std::uint8_t { kVllm, kHf, kSglang };
 
-// Bits of status[i] beside LogprobStatus's kNanLogit, kInfLogit, kEmptyRow (nothing present, or all -Inf) and
-// kBadTemperature, which speak of the present columns.
+// Bits of status[i], beside these of LogprobStatus: kNanLogit, kInfLogit, kEmptyRow (no column present, or only -Inf)
+// and kBadTemperature. Those bits refer to the present columns.
 enum SampleStatus : std::int32_t {
   kBadParameter = 128,  // top_k outside [0, most_top_k], top_p outside (0, 1], or min_p outside [0, 1]
-  kBadPosition = 256,   // outside [0, 2^32)
+  kBadPosition = 256,   // position outside [0, 2^32)
   kKeptOverflow = 512,
   kBadPenalty = 1024,  // repetition not a finite normal number > 0; presence or frequency not finite
   kBadHistory = 2048,  // an id outside [0, vocab_size), or offsets that descend or leave the entries
-  kBadBias = 4096,     // the same, or ids of a row that do not ascend strictly
-  kBadShards = 8192,   // sample_merge alone
+  kBadBias = 4096,     // likewise, or ids of a row that do not ascend strictly
+  kBadShards = 8192,   // set by sample_merge alone
 };
 
 // One float for each row, or one for all rows.
 struct RowFloats {
   const float* data = nullptr;  // [num_rows], or null: `value` for every row
   float value = 0.0f;
-  std::int64_t stride = 0;  // elements
+  std::int64_t stride = 0;  // in elements
 
   template <class Memory = PlainMemory>
   RLK_HD float at(std::int64_t row) const {
@@ -109,38 +119,41 @@ struct RowFloats {
   }
 };
 
-constexpr std::int64_t kSampleVocab = std::int64_t{1} << 19;  // at most
-constexpr std::int64_t kTopLogprobs = 256;                    // entries of the n best, at most
+constexpr std::int64_t kSampleVocab = std::int64_t{1} << 19;  // largest vocabulary
+constexpr std::int64_t kTopLogprobs = 256;                    // most entries of the n best
 
 struct ProcessLogitsParams {
-  const void* logits = nullptr;  // [num_rows, num_columns], dtype; columns contiguous, any alignment. Not modified
+  const void* logits = nullptr;  // [num_rows, num_columns], dtype; columns contiguous, any alignment. The kernel does
+                                 // not modify them
   RowFloats repetition{nullptr, 1.0f, 0}, presence, frequency;
   RowIntegers history_ids;                        // [history_size], row after row
   const std::int64_t* history_offsets = nullptr;  // [num_rows + 1], contiguous, or null: no history
-  const std::uint8_t* is_prompt = nullptr;        // [history_size], contiguous, 0 or not, or null: none is the prompt's
+  const std::uint8_t* is_prompt = nullptr;        // [history_size], contiguous, 0 or not, or null: no entry is the
+                                                  // prompt's
   RowIntegers bias_ids;                           // [bias_size]
   const float* bias_values = nullptr;             // [bias_size], contiguous
   const std::int64_t* bias_offsets = nullptr;     // [num_rows + 1], contiguous, or null: no bias
   std::int64_t history_size = 0, bias_size = 0;
   std::int64_t logits_stride = 0, num_rows = 0, vocab_size = 0;
-  std::int64_t vocab_start = 0, num_columns = 0;  // the columns of `logits`; all of them: 0, vocab_size
-  float* out = nullptr;                           // [num_rows, num_columns], contiguous; no part of the logits
+  std::int64_t vocab_start = 0, num_columns = 0;  // columns of `logits`; for the whole vocabulary 0 and vocab_size
+  float* out = nullptr;                           // [num_rows, num_columns], contiguous; must not overlap the logits
   std::int32_t* status = nullptr;                 // [num_rows]
   DType dtype = DType::kFloat32;                  // kFloat32, kBFloat16, kFloat16
   SampleOrder order = SampleOrder::kVllm;
 };
 
 struct SampleParams {
-  const void* logits = nullptr;      // [num_rows, vocab_size], dtype; columns contiguous, any alignment. Not modified
-  const void* raw_logits = nullptr;  // for raw_logprob: raw_dtype, rows raw_stride apart; null: the logits
-  const std::int32_t* row_status = nullptr;  // [num_rows], or null: faults found in a row before
+  const void* logits = nullptr;      // [num_rows, vocab_size], dtype; columns contiguous, any alignment. The kernel
+                                     // does not modify them
+  const void* raw_logits = nullptr;  // logits for raw_logprob: raw_dtype, rows raw_stride apart; null: `logits`
+  const std::int32_t* row_status = nullptr;  // [num_rows], or null: faults that earlier steps found in a row
   const std::int32_t* allowed = nullptr;     // [num_rows, allowed_words], or null; bit j % 32 of word j / 32
   const std::uint8_t* is_greedy = nullptr;   // [num_rows], 0 or not, or null: `greedy`
   RowFloats temperature, top_p, min_p;
   RowIntegers top_k, seed, sample_id, position;
   std::int64_t logits_stride = 0, allowed_stride = 0, greedy_stride = 0, raw_stride = 0;  // between rows, in elements
   std::int64_t num_rows = 0, vocab_size = 0, valid_vocab = 0;
-  std::int64_t most_top_k = INT64_MAX;  // that a row may ask for
+  std::int64_t most_top_k = INT64_MAX;  // largest top_k of a row
   std::int64_t kept_capacity = 0;
   std::int64_t n_logprobs = 0;  // n, at most valid_vocab
   std::int64_t* ids = nullptr;  // [num_rows] each, contiguous
@@ -150,9 +163,9 @@ struct SampleParams {
   std::int64_t* top_ids =
       nullptr;  // [num_rows, n_logprobs] each, contiguous; null with its log-probabilities: not wanted
   float* top_logprobs = nullptr;
-  std::int64_t* raw_top_ids = nullptr;  // wanted with raw_logprob alone
+  std::int64_t* raw_top_ids = nullptr;  // wanted only with raw_logprob
   float* raw_top_logprobs = nullptr;
-  std::int32_t* kept_ids = nullptr;      // [kept_capacity]; null with kept_offsets: no kept set is wanted
+  std::int32_t* kept_ids = nullptr;      // [kept_capacity]; null, as kept_offsets then is: no kept set is wanted
   std::int64_t* kept_offsets = nullptr;  // [num_rows + 1]
   void* workspace = nullptr;             // sample_workspace_bytes(...), 16-byte aligned
   DType dtype = DType::kFloat32;         // kFloat32, kBFloat16, kFloat16
@@ -164,23 +177,24 @@ struct SampleParams {
 };
 
 constexpr std::int64_t kPayloadHead = 16, kCandidateWords = 3;
-constexpr std::int64_t kMostCandidates = 256;  // candidates per shard, at most
+constexpr std::int64_t kMostCandidates = 256;  // most candidates per shard
 RLK_HD std::int64_t payload_words(std::int64_t capacity) { return kPayloadHead + kCandidateWords * capacity; }
 
-// sample's params of whole rows, without results. Logits and raw_logits alone are the shard's: its columns from the first
-// on, at least the valid ones. most_top_k is the payload's capacity.
+// Parameters of sample for whole rows, without results. logits and raw_logits alone are the shard's: its columns from
+// the first on, at least the valid ones. most_top_k is the capacity of the payload.
 struct SamplePartialParams : SampleParams {
   PartRange parts;
   bool takes_raw = false;           // whether the merge gives raw_logprob
   std::int32_t* payload = nullptr;  // [num_rows, payload_words(most_top_k)], contiguous
 };
-// The same but for what is a shard's: neither logits, raw_logits nor row_status.
+// The same parameters, without those of a shard: logits, raw_logits and row_status are null.
 struct SampleMergeParams : SampleParams {
   const std::int32_t* payload = nullptr;  // [num_shards, num_rows, payload_words(most_top_k)], contiguous
   std::int32_t num_shards = 1;            // 1 to 8
 };
 
-std::int64_t sample_workspace_bytes(const SampleParams& p, Device device);  // also of the two
+std::int64_t sample_workspace_bytes(const SampleParams& p, Device device);  // enough for sample_partial and
+                                                                            // sample_merge, too
 void sample_partial(const SamplePartialParams& p, Device device, Stream stream);
 void sample_merge(const SampleMergeParams& p, Device device, Stream stream);
 void sample(const SampleParams& p, Device device, Stream stream);

@@ -1,30 +1,33 @@
-// THE CONTRACT of scatter_rewards: rewards of sequences, of spans and of tokens as one reward a token, what gae and
-// discounted_returns take; a cost beside it. Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings
-// shown, in the order shown.
+// THE CONTRACT of scatter_rewards: makes one reward per token from rewards of sequences, spans and tokens, as gae and
+// discounted_returns take them. A cost may go along. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with
+// the roundings and the order that they show.
 //
-// Sequences: rlk/tokens.h. n is the number of a sequence's tokens that count, `last` the last of these.
-//   token   x = token_reward, +0 without one; with an estimator x = fl(x - fl(kl_coef * K)), K the kl of ops/kl.h without a
-//           weight, under the same limits
-//   spans   a sequence's, [begin, end) in positions, ascending by their index; m the number of a span's tokens that count:
-//     kLast, kFirst  x = fl(x + reward) at the last, at the first of them
-//     kSpread        x = fl(x + fl(reward / m)) at each
-//   reward  R = reward of the sequence, +0 without one
+// rlk/tokens.h defines sequences. n is the number of a sequence's tokens that count, and `last` is the last of these
+// tokens.
+//   token   x = token_reward, or +0 if none is given. With an estimator x = fl(x - fl(kl_coef * K)), where K is the kl of
+//           ops/kl.h without a weight and under the same limits
+//   spans   [begin, end) in positions of the sequence, ascending by index; m is the number of a span's tokens that count:
+//     kLast, kFirst  x = fl(x + reward) at the last or the first of these tokens
+//     kSpread        x = fl(x + fl(reward / m)) at each of them
+//   reward  R = reward of the sequence, or +0 if none is given
 //           R = fl(R - fl(length_penalty * n))
-//           R = fl(R + min(fl(fl((overlong_begin - n) / overlong_buffer) * overlong_penalty), 0)); integers are rounded to
-//           fp32 after their difference
+//           R = fl(R + min(fl(fl((overlong_begin - n) / overlong_buffer) * overlong_penalty), 0)). Integers are rounded
+//           to
+//           fp32 after they are subtracted
 //           x = fl(x + R) at `last`
-// rewards = x. costs = cost of the sequence at `last`, else +0. combined = fl(x - fl(lagrange * costs)), of a
-// lagrange of 0 x, and with normalize_lagrange fl(that / fl(1 + lagrange)); NaN of a lagrange on the device that is negative,
-// infinite or NaN. lengths = n.
-// A sequence or a span without a token that counts has no place for its reward, which is then in no output. A NaN is no
-// reward that is left out: it is in its sequence's output, at its own place. So is an infinity.
-// Masked tokens: +0, and nothing in a masked slot decides a bit. No zero has a sign, and NaN results are canonical. A sequence
-// has the same bits padded or packed, in any batch, at any strides, and on every backend.
-// A span that is not 0 <= begin <= end <= length, or span_offsets that do not ascend from 0 to num_spans: the CPU throws
-// InvalidArgument before it writes anything. On a GPU R of that sequence is NaN, and its spans from there on have no reward.
-// Bad offsets (docs/tokens.md): InvalidArgument on the CPU. On a GPU the sequences beside them have NaN rewards and lengths
-// of 0, and slots of no sequence are not written.
-// Enqueues on `stream`; neither allocates nor synchronises.
+// rewards = x. costs = cost of the sequence at `last`, else +0. combined = fl(x - fl(lagrange * costs)), or x if lagrange
+// is 0. With normalize_lagrange combined is then divided: fl(combined / fl(1 + lagrange)). A lagrange on the device that
+// is negative, infinite or NaN makes combined NaN. lengths = n.
+// A sequence or span without a token that counts has no place for its reward, so no output contains it. NaN and infinite
+// rewards are not left out: they appear in their sequence's output, at their own place.
+// Masked tokens are +0, and nothing in a masked slot changes a bit. No zero has a sign, and NaN results are canonical. A
+// sequence has the same bits padded or packed, in any batch, at any strides, and on every backend.
+// The CPU throws InvalidArgument before it writes anything for a span that violates 0 <= begin <= end <= length. It does
+// so too for span_offsets that do not ascend from 0 to num_spans. On a GPU R of that sequence is NaN, and its spans from
+// there on have no reward.
+// With bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU the sequences next to a bad offset have NaN
+// rewards and lengths of 0, and slots of no sequence are not written.
+// The call enqueues on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>
@@ -39,12 +42,12 @@ namespace rlk {
 enum class SpanPlace : std::int32_t { kLast, kFirst, kSpread };
 
 struct RewardSpec {
-  KlEstimator kl = KlEstimator::kNone;  // kNone: no KL, whatever is given
+  KlEstimator kl = KlEstimator::kNone;  // kNone: no KL term, whatever is given
   float kl_coef = 0.0f;
   float kl_input_limit = std::numeric_limits<float>::infinity(), kl_limit = std::numeric_limits<float>::infinity();
   float length_penalty = 0.0f;
   float overlong_penalty = 0.0f;                         // >= 0
-  std::int64_t overlong_begin = 0, overlong_buffer = 1;  // the buffer > 0
+  std::int64_t overlong_begin = 0, overlong_buffer = 1;  // overlong_buffer > 0
   SpanPlace place = SpanPlace::kLast;
   std::int32_t normalize_lagrange = 0;
 };
@@ -52,10 +55,10 @@ struct RewardSpec {
 struct ScatterRewardsParams {
   Sequences sequences;
   TokenMask mask;              // [slots]; null: every token counts
-  PolicyTokens rewards;        // [num_sequences], token_stride 0, or null; so for all inputs
+  PolicyTokens rewards;        // [num_sequences], token_stride 0, or null; all inputs may be null likewise
   PolicyTokens token_rewards;  // [slots]
-  PolicyTokens logprob;        // [slots]; of an estimator
-  PolicyTokens ref_logprob;    // [slots]; of an estimator
+  PolicyTokens logprob;        // [slots]; needed with an estimator
+  PolicyTokens ref_logprob;    // [slots]; needed with an estimator
   PolicyTokens cost;           // [num_sequences], token_stride 0
   Offsets spans;               // [num_spans, 2] kInt32 or kInt64, contiguous
   Offsets span_offsets;        // [num_sequences + 1]: sequence s has spans [span_offsets[s], span_offsets[s + 1])

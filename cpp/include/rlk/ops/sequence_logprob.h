@@ -1,21 +1,22 @@
-// THE CONTRACT of sequence_logprob: log-probabilities of tokens summed over each sequence, and its gradient. Rules are
-// those of docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown.
+// THE CONTRACT of sequence_logprob: log-probabilities of tokens summed over each sequence, and its gradient. Rule
+// numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
-// A sequence's position is the column of a padded array, and in a packed one the token's distance from its sequence's
-// first. Tokens whose mask is zero do not count: their log-probabilities do not matter, NaN and Inf included.
+// A token's position is its column in a padded array, or its distance from its sequence's first token in a packed one.
+// Tokens whose mask is zero do not count; their log-probabilities may be anything, NaN and Inf included.
 //   x[p]     = logprob at position p as fp32 where it counts, else +0
-//   sum      = the perfect binary tree over x (math/tree_sum.h): the sum that every operator forms over a sequence's tokens
-//   count    = the tokens that count, in 64 bits
+//   sum      = the perfect binary tree over x (math/tree_sum.h): the sum that every operator forms over a sequence's
+//   tokens
+//   count    = number of tokens that count, in 64 bits
 // An empty or wholly masked sequence has sum +0 and count 0. A sum has the same bits padded and packed, for any number of
-// sequences, at any position and stride, and on every backend. Padding to its right changes none.
-// Sums of parts: cut a sequence at multiples of 2^k positions; the sums of the parts, taken as the tokens of a sequence, have
-// the sum of the whole, bit for bit.
+// sequences, at any position and stride, and on every backend. Padding to the right changes no sum.
+// Sums of parts: cut a sequence at multiples of 2^k positions, and take the sums of the parts as the tokens of a
+// sequence. The sum of that sequence is the sum of the whole, bit for bit.
 //   d_logprob = round(dsum[sequence]) where a token counts, +0 elsewhere; +0 for packed tokens of no sequence
-// `round` is to dtype, nearest even. A NaN is canonical.
-// Offsets that are no offsets (rlk/tokens.h): the CPU throws InvalidArgument before it writes anything. A GPU gives
-// such a sequence NaN, count 0 and status 1, reads nothing for it, and its tokens get gradient +0. Where offsets
-// overlap, a token gets the gradient of one sequence that has it.
-// Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
+// `round` rounds to dtype, to nearest even. A NaN is canonical.
+// For invalid offsets (rlk/tokens.h) the CPU throws InvalidArgument before it writes anything. A GPU gives such a
+// sequence NaN, count 0 and status 1, reads nothing for it, and gives its tokens the gradient +0. Where offsets overlap,
+// a token gets the gradient of one sequence that has it.
+// The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +28,14 @@ namespace rlk {
 
 struct SequenceLogprobParams {
   const void* logprob = nullptr;    // [num_sequences, num_tokens] or packed [num_tokens], dtype; columns contiguous
-  std::int64_t logprob_stride = 0;  // between rows, in elements; packed: unused
+  std::int64_t logprob_stride = 0;  // between rows, in elements; unused if packed
   TokenMask mask;                   // shaped as logprob
   Offsets cu_seqlens;
   float* sum = nullptr;            // [num_sequences]
   std::int64_t* count = nullptr;   // [num_sequences]
-  std::int32_t* status = nullptr;  // [num_sequences] or null: 0, or 1 where offsets are none
+  std::int32_t* status = nullptr;  // [num_sequences] or null: 0, or 1 for invalid offsets
   std::int64_t num_sequences = 0;
-  std::int64_t num_tokens = 0;    // tokens per row, or of all packed ones
+  std::int64_t num_tokens = 0;    // tokens per row; packed: of all sequences
   DType dtype = DType::kFloat32;  // kFloat32, kBFloat16, kFloat16
 };
 

@@ -1,26 +1,27 @@
-// THE CONTRACT of what training needs to know of each token: shift_labels_packed (which token comes next),
-// loss_mask_from_spans and tool_mask (which tokens the model wrote). Integers alone: every backend has the same bytes.
+// THE CONTRACT of three operators on token ids: shift_labels_packed (which token comes next), loss_mask_from_spans and
+// tool_mask (which tokens the model wrote). All arithmetic is on integers, so every backend has the same bytes.
 //
-// Sequences lie padded or packed, as rlk/tokens.h says; a position is a token's distance from its sequence's first.
+// Sequences are padded or packed, as in rlk/tokens.h. A position is a token's distance from its sequence's first token.
 //
-// shift_labels_packed: label[j] = ids[t + 1], where local token j is the packed token t, t + 1 is in the same sequence, and
-// the mask of t + 1 is not zero; else ignore_index. A context-parallel rank, cp_size = C, cp_rank = R, has
-//   contiguous: the packed array is cut in C equal parts: t = R num_tokens / C + j
-//   zigzag    : each sequence of length L is cut in 2C chunks of L / 2C, of which a rank has chunks R and 2C - 1 - R, in this
-//               order; the local array has these of every sequence, one sequence after another, so that its offsets are
-//               cu_seqlens / C. Offsets are multiples of 2C
-// The CPU throws InvalidArgument for offsets that are none or that zigzag cannot cut; a GPU gives such a sequence's tokens
-// ignore_index.
-// loss_mask_from_spans: mask = 1 for a token at position p of sequence i where a span s in [span_offsets[i],
-// span_offsets[i + 1]) has spans[s, 0] <= p < spans[s, 1]; else 0. Spans may overlap and come in any order. The CPU throws for
-// span_offsets that are no offsets of the spans, and for a span that is not 0 <= begin <= end <= the sequence's length. A GPU
-// takes the part of a span that lies in the sequence, and no span of a sequence whose span_offsets are none.
-// tool_mask: a token at position p opens a turn where the `begin` ids end at p inside of its sequence, and closes one where
-// the `end` ids do and `begin` does not. mask = 1 where the last such event before p is an opening; without include_end 0
-// for tokens of `end` ids all the same. So the ids of `begin` are not the model's; what follows is, up to and with the ids of
-// `end`. A turn that nothing closes goes on to the end of the sequence.
-// Masks of packed tokens of no sequence are 0, their labels ignore_index.
-// Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
+// shift_labels_packed: label[j] = ids[t + 1], where local token j is the packed token t. It is ignore_index if t + 1 is
+// not in the same sequence, or if the mask of t + 1 is zero. A context-parallel rank, cp_size = C, cp_rank = R, has
+//   contiguous: the packed array is cut into C equal parts: t = R num_tokens / C + j
+//   zigzag    : each sequence of length L is cut into 2C chunks of L / 2C. A rank has chunks R and 2C - 1 - R, in this
+//               order. The local array has these chunks for one sequence after another, so its offsets are
+//               cu_seqlens / C. Offsets must be multiples of 2C
+// The CPU throws InvalidArgument for invalid offsets, and for offsets that zigzag cannot cut. A GPU gives the tokens of
+// such a sequence ignore_index.
+// loss_mask_from_spans: mask = 1 for a token at position p of sequence i if a span s in [span_offsets[i],
+// span_offsets[i + 1]) has spans[s, 0] <= p < spans[s, 1]; else 0. Spans may overlap and come in any order. The CPU
+// throws for span_offsets that are no valid offsets of the spans. It also throws for a span that violates
+// 0 <= begin <= end <= the sequence's length. A GPU takes the part of a span that lies in the sequence, and no span of a
+// sequence with invalid span_offsets.
+// tool_mask: the token at position p opens a turn if the `begin` ids end at p inside its sequence. It closes a turn if
+// the `end` ids end at p and the `begin` ids do not. mask = 1 if the last such event before p is an opening; without
+// include_end, tokens of the `end` ids are 0 even then. So the `begin` ids are not the model's. The tokens after them
+// are, up to and including the `end` ids. A turn that nothing closes lasts until the end of the sequence.
+// For packed tokens of no sequence the masks are 0 and the labels ignore_index.
+// The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>
@@ -58,9 +59,9 @@ struct Marker {
 };
 struct ToolMaskParams {
   const void* ids = nullptr;    // [num_sequences, num_tokens] or [num_tokens], dtype; columns contiguous
-  std::int64_t ids_stride = 0;  // between rows, in elements; packed: unused
+  std::int64_t ids_stride = 0;  // between rows, in elements; unused if packed
   Offsets cu_seqlens;
-  std::uint8_t* mask = nullptr;  // shaped as ids; contiguous
+  std::uint8_t* mask = nullptr;  // shaped as ids, contiguous
   std::int64_t num_sequences = 0, num_tokens = 0;
   Marker begin, end;
   DType dtype = DType::kInt64;  // kInt32, kInt64
