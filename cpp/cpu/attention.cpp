@@ -1,5 +1,5 @@
-// CPU backend of attention: tasks are pieces of a sequence's queries, with every query head of a key head, so that a
-// block of keys is widened and transposed once for all of them.
+// CPU backend of attention. A task is a piece of a sequence's queries with every query head of a key head. A block
+// of keys is widened and transposed once for all of them.
 #include "rlk/ops/attention.h"
 
 #include <algorithm>
@@ -55,14 +55,14 @@ class Forward {
   }
 
  private:
-  // Rows are queries by heads, the heads of a query together: they see the same keys.
+  // Rows are queries by heads. The heads of a query are neighbours, since they see the same keys.
   struct Row {
     AttentionReference reference;
     float chains[kAttentionChains] = {};
-    float m = -infinity(), l = 0.0f;  // maximum and sum over the splits before
+    float m = -infinity(), l = 0.0f;  // maximum and sum over the earlier splits
   };
 
-  // One of both is given.
+  // Exactly one of `whole` and `partials` is given.
   Forward(const AttentionInput& p, const AttentionParams* whole, const AttentionPartialsParams* partials)
       : p_(p),
         whole_(whole),
@@ -136,8 +136,8 @@ class Forward {
     }
   }
 
-  // A matrix unit multiplies values that a row does not see by +0, so they must be loaded. This loads every value in
-  // use of the block, whichever queries the task has, and +0 elsewhere.
+  // A matrix unit multiplies values that a row does not see by +0, so these must be loaded. This loads every value of
+  // the block that is in use, for any queries of the task, and +0 elsewhere.
   void read_values_in_use(const AttentionSpan& span, std::int64_t begin, std::int64_t kv_head) {
     std::fill(v_.begin(), v_.end(), 0.0f);
     const std::int64_t last = std::min(begin + block_, span.num_keys);
@@ -146,7 +146,7 @@ class Forward {
     }
   }
 
-  // Ends the split that holds the last of so many keys.
+  // Ends the split that holds the last of the first `keys` keys.
   void end_split(const AttentionTasks::Task& task, const AttentionSpan& span, AttentionRange queries,
                  std::int64_t keys) {
     const std::int64_t num_rows = (queries.last - queries.first) * group_;
@@ -210,10 +210,10 @@ class Forward {
   const AttentionPartialsParams* partials_;
   AttentionReader read_;
   std::int64_t group_;
-  int block_;  // keys
+  int block_;  // in keys
   AttentionScores how_;
   std::vector<float> q_, k_, v_, transposed_, scores_;
-  std::vector<float> sums_, total_;  // O of the split, and of those before
+  std::vector<float> sums_, total_;  // O of the split, and of the earlier splits
   std::vector<AttentionColumns> sees_;
   std::vector<Row> rows_;
   std::optional<AttentionMma> mma_;
@@ -236,7 +236,7 @@ void attention(const AttentionParams& p) {
   check_attention_lists(p);
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;
   if (rows == 0) return;
-  // What is not in use, and what sees nothing.
+  // Clears the outputs of queries that are not in use or see nothing.
   std::memset(p.out, 0, static_cast<std::size_t>(rows * p.head_dim * size_of(p.dtype)));
   if (p.lse != nullptr) std::fill(p.lse, p.lse + rows, -infinity());
   run_forward(p);

@@ -1,6 +1,6 @@
-// CPU backend of attention's backward: delta, then dq by pieces of queries, then dk and dv by blocks of keys. One task has
-// each chain, so no sum crosses threads; the price is that scores are computed twice. Under trees a task of keys walks the
-// segments whose queries see them.
+// CPU backend of attention's backward: delta, then dq by pieces of queries, then dk and dv by blocks of keys. Each
+// chain belongs to one task, so no sum crosses threads, but scores are computed twice. Under trees, a task of keys
+// walks the segments whose queries see these keys.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -20,20 +20,20 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTileRows = 64;  // rows of a tile of dq: queries times heads
+constexpr std::int64_t kTileRows = 64;  // rows per tile of dq: queries times heads
 
-// Tiles of one thread, and what both passes do with them.
+// Tiles of one thread, and the computation on a tile that both passes share.
 class Tiles {
  public:
   explicit Tiles(const AttentionBackwardParams& p)
       : p(p), read(p), group(p.num_q_heads / p.num_kv_heads), how(scores_of(p)) {}
 
-  // Products of at most `rows` rows are the matrix unit's, where the call asks for them.
+  // Products of at most `rows` rows; they are those of the matrix unit if the call asks for it.
   void begin_products(std::int64_t rows) {
     const LinearUnit unit = {attention_products(p), p.dtype};
     if (unit.arithmetic != Arithmetic::kIeee) mma_.emplace(unit, rows, read.columns);
   }
-  // to[r][j] = a[r] . b[j] for the tile's `count` rows b, +0 up to `width`.
+  // to[r][j] = a[r] . b[j] for the `count` rows b of the tile, +0 up to `width`.
   void multiply(const std::vector<float>& a, int rows, const std::vector<float>& b, int count, int width, float* to) {
     const AttentionLanes& lanes = attention_simd();
     transposed_.resize(static_cast<std::size_t>(kTileKeys * read.columns));
@@ -44,7 +44,7 @@ class Tiles {
       lanes.multiply(a.data(), rows, read.columns, transposed_.data(), p.head_dim, width, to);
     }
   }
-  // Adds the `width` rows of x, times their weights, to sums[r]. The chain skips rows that r does not see, or whose
+  // Adds weights times the `width` rows of x to sums[r]. The chain skips rows of x that row r does not see, or whose
   // weight is kNothing.
   void accumulate(const std::vector<float>& weights, const AttentionColumns* sees, int rows, int width, bool holes,
                   const std::vector<float>& x, std::vector<float>* sums) {
@@ -179,7 +179,7 @@ class QueryGradients : Tiles {
 
  private:
   std::vector<float> q_, dout_, k_, v_, scores_, dp_;
-  std::vector<float> dq_, chains_;  // sums over the blocks so far; one block's chains
+  std::vector<float> dq_, chains_;  // sums over the earlier blocks; chains of one block
   std::vector<AttentionColumns> sees_;
 };
 
@@ -200,7 +200,7 @@ class KeyGradients : Tiles {
     begin_products(kTileKeys);
   }
 
-  // Keys of a sequence's own: those of a segment's ancestors are theirs.
+  // Number of inherited keys of a segment, which belong to its ancestors.
   static std::int64_t inherited(const AttentionInput& p, const AttentionSpan& span) {
     return p.parents != nullptr ? span.position(0) : 0;
   }
@@ -233,7 +233,7 @@ class KeyGradients : Tiles {
   }
 
  private:
-  // The chains of a sequence's queries into the sums.
+  // Adds the chains of a sequence's queries to the sums.
   void add_queries(const AttentionSpan& span, AttentionRange keys, std::int64_t kv_head) {
     const AttentionRange queries = span.queries_of(keys);
     if (queries.empty()) return;
@@ -304,7 +304,7 @@ void attention_backward(const AttentionBackwardParams& p) {
   const auto clear = [&](void* to, std::int64_t rows) {
     if (to != nullptr) std::memset(to, 0, static_cast<std::size_t>(rows * p.head_dim * size_of(p.dtype)));
   };
-  // What is not in use, and what sees or is seen by nothing.
+  // Clears gradients of tokens that are not in use, see nothing, or are seen by nothing.
   clear(p.dq, attention_rows(p) * p.num_q_heads);
   clear(p.dk, attention_keys(p) * p.num_kv_heads);
   clear(p.dv, attention_keys(p) * p.num_kv_heads);

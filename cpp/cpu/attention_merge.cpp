@@ -1,4 +1,4 @@
-// CPU backend of attention_merge: a row and head at a time, its columns in lanes.
+// CPU backend of attention_merge. It takes one row and head at a time, with columns in lanes.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -86,7 +86,7 @@ class Merge {
 
 void attention_merge(const AttentionMergeParams& p) {
   check_attention(p);
-  constexpr std::int64_t kGrain = 64;  // rows of a task: some microseconds
+  constexpr std::int64_t kGrain = 64;  // rows per task: some microseconds
   parallel_for(p.rows * p.num_q_heads, kGrain, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
     Merge merge(p);

@@ -1,4 +1,4 @@
-// Products of attention as the matrix unit of sm_90 computes them: linear's lanes on attention's tiles.
+// Products of attention in the arithmetic of sm_90's matrix unit, by linear's lanes on attention's tiles.
 #pragma once
 
 #include <cstdint>
@@ -9,30 +9,31 @@
 
 namespace rlk::cpu {
 
-// The unit of a call's products: kIeee, plain chains of fma, unless it has bf16 or fp16 operands on sm_90.
+// Unit of a call's products: kIeee, which is plain chains of fma, unless the operands are bf16 or fp16 and the call
+// asks for sm_90.
 Arithmetic attention_products(const AttentionInput& p);
 
-// multiply and accumulate as in AttentionLanes, with the same tiles, in rule 1's steps of 16.
+// multiply and accumulate of AttentionLanes with the same tiles, in rule 1's steps of 16.
 class AttentionMma {
  public:
-  // For rows of `columns` floats, at most `rows` of them.
+  // For at most `rows` rows of `columns` floats.
   AttentionMma(LinearUnit unit, std::int64_t rows, std::int64_t columns);
 
-  // scores[i][j] = q[i] . k[j] from +0, for j below `keys`; they lie transposed: [head_dim, kTileKeys].
+  // scores[i][j] = q[i] . k[j] from +0, for j below `keys`. The keys lie transposed: [head_dim, kTileKeys].
   void multiply(const float* q, int rows, const float* transposed, std::int64_t head_dim, int keys, float* scores);
   // Adds weights[i] . v to sums[i] over the block's keys; v is [keys, columns]. A key that a row does not see, or whose
   // weight is kNothing, has the weight +0. A row that sees no key keeps its sums.
   void accumulate(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v, float* sums);
-  // The same with the fewest steps that a GPU can take: where v holds Inf or NaN, a row takes only the steps of 16 in
+  // Likewise, with the fewest steps that a GPU may take. If v holds Inf or NaN, a row takes only the steps of 16 in
   // which it sees a key. Tiles of a GPU's backward differ in which other steps they multiply by +0.
   void accumulate_seen(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
                        float* sums);
 
  private:
-  // accumulate over the keys [begin, end) of the block, which are whole steps of 16.
+  // accumulate over the keys [begin, end) of the block, a range of whole steps of 16.
   void accumulate_keys(const float* weights, const AttentionColumns* sees, int rows, int begin, int end, const float* v,
                        float* sums);
-  // sums += a . b over k, for one B panel's columns.
+  // sums += a . b over k, for the columns of one B panel.
   void product(int rows, int k, float* sums, std::int64_t stride);
 
   const LinearLanes& lanes_;

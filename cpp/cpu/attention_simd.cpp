@@ -1,5 +1,5 @@
-// Inner loops of attention, compiled once per instruction set. Scores have a lane a key, sums a lane a column; each
-// keeps a tile of rows times vectors in registers while its chains ascend.
+// Inner loops of attention, compiled once per instruction set. Scores have one key per lane, sums one column per lane.
+// Both keep a tile of rows times vectors in registers while their chains ascend.
 #include "attention_simd.h"
 
 #include <type_traits>
@@ -24,7 +24,7 @@ RLK_HD Floats lane_numbers(int first) {
   for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(first + i);
   return r;
 }
-// Lanes of a vector at column j that lie in the range.
+// Lanes of the vector at column j that lie in the range.
 RLK_HD Mask inside(int j, AttentionColumns range) {
   const Floats columns = lane_numbers(j);
   return (columns >= broadcast<Floats>(static_cast<float>(range.first))) &
@@ -71,7 +71,7 @@ RLK_HD void multiply_rows(const float* a, std::int64_t columns, const float* b, 
 }
 void multiply(const float* a, int rows, std::int64_t columns, const float* b, std::int64_t head_dim, int keys,
               float* products) {
-  constexpr int kAlone = kTileKeys / 2 / kLanes;  // vectors of a lone row
+  constexpr int kAlone = kTileKeys / 2 / kLanes;  // vectors of a single row
   int i = 0;
   for (; i + kRows <= rows; i += kRows) {
     multiply_rows<kRows, kVectors>(a + i * columns, columns, b, head_dim, keys, products + i * kTileKeys);
@@ -106,13 +106,13 @@ float largest(const float* scores, AttentionColumns sees) {
 // Sums of a block by chain: chain r takes columns 8i + r, ascending in each group.
 class BlockSums {
  public:
-  // The group that begins at column j, a multiple of kAttentionGroup.
+  // Adds the group that begins at column j, a multiple of kAttentionGroup.
   RLK_HD void add_group(int j, const Floats (&p)[kAttentionGroup / kLanes]) {
     Eight parts[kAttentionGroup / kAttentionChains];
     std::memcpy(parts, p, sizeof p);
     groups_[j / kAttentionGroup] = ((parts[0] + parts[1]) + parts[2]) + parts[3];
   }
-  // Groups past a block of 64 are +0.
+  // Groups past the end of a block of 64 are +0.
   RLK_HD void add_to(float* chains) const {
     const Eight block = (groups_[0] + groups_[1]) + (groups_[2] + groups_[3]);
     store_bytes(chains, load_bytes<Eight>(chains) + block);
@@ -124,7 +124,7 @@ class BlockSums {
   Eight groups_[kTileKeys / kAttentionGroup] = {};
 };
 
-// p may be anything in columns that the row does not see: kNothing is stored there.
+// p may be anything in columns that the row does not see; kNothing is stored there.
 template <class T>
 RLK_HD bool store_weights(float* to, Mask contributes, Mask in, Floats p) {
   const Floats nothing = float_of(splat(kNothing));
@@ -175,7 +175,7 @@ bool probabilities(float* scores, AttentionColumns sees, float c, float m, float
   return holes;
 }
 
-// p of backward. A NaN may give anything.
+// p in backward. The result for a NaN is arbitrary.
 template <Exp kExp>
 RLK_HD Floats backward_probability(Floats t) {
   if constexpr (kExp == Exp::kPortable) return probability<kExp>(t);
@@ -207,7 +207,7 @@ RLK_HD bool gradients_of(float* products, float* dp, AttentionColumns sees, Atte
     const Floats p = select(is_nan(t), broadcast<Floats>(canonical_nan()), backward_probability<kExp>(t));
     Floats ds = mul_rn(p, sub_rn(load_floats(dp + j), delta_of));
     if (kCaps) ds = mul_rn(ds, slope);
-    // + 0: a product that is -0 is not kNothing. That changes no sum but a zero's sign.
+    // The + 0 turns a product of -0 into +0, which is not kNothing. It changes only the sign of a zero sum.
     holes |= store_weights<T>(dp + j, contributes, in, add_rn(rounded<T>(ds), broadcast<Floats>(0.0f)));
     store_weights<T>(products + j, contributes, in, p);
   }

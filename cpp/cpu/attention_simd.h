@@ -1,6 +1,5 @@
 // The inner loops of attention, one copy per instruction set (attention_simd.cpp). Tiles are fp32 in the caller's
-// memory. Their rows have `kTileKeys` columns, or `columns`, which is head_dim padded with +0 to a multiple of
-// kColumns.
+// memory. Their rows have `kTileKeys` columns, or `columns` of them: head_dim padded with +0 to a multiple of kColumns.
 #pragma once
 
 #include <cstdint>
@@ -15,50 +14,52 @@ constexpr int kTileKeys = 128;  // keys per tile: the largest block
 static_assert(attention_block(1) == kTileKeys && attention_block(kMaxHeadDim) == kTileKeys / 2);
 constexpr std::int64_t kMaxColumns = kMaxHeadDim;
 
-// Columns [first, last) of a row of scores or weights: what it sees of a block.
+// Columns [first, last) of a row of scores or weights: the keys of a block that the row sees.
 struct AttentionColumns {
   int first, last;
 };
 
-// From products of q and k to exponents: c, and a softcap with fl(softmax_scale / softcap), or 0.
+// Parameters that turn products of q and k into exponents: c, and a softcap with fl(softmax_scale / softcap), or 0.
 struct AttentionScores {
   float c, cap, inner;
 };
 
 struct AttentionLanes {
-  // A head of a token, any alignment, as `columns` floats.
+  // Loads a head of a token, at any alignment, as `columns` floats.
   void (*load)(const unsigned char* from, DType dtype, std::int64_t head_dim, std::int64_t columns, float* to);
-  // to[d][r] = rows[r][d]; of rows past `count`, up to kTileKeys, +0.
+  // to[d][r] = rows[r][d]; rows from `count` to kTileKeys are +0.
   void (*transpose)(const float* rows, int count, std::int64_t head_dim, std::int64_t columns, float* to);
-  // products[i][j] = a chain over d ascending of a[i][d] * b[d][j], for j below `keys`: kTileKeys or half of them.
+  // products[i][j] = a chain over d ascending of a[i][d] * b[d][j], for j below `keys`, which is kTileKeys or half of
+  //   it.
   void (*multiply)(const float* a, int rows, std::int64_t columns, const float* b, std::int64_t head_dim, int keys,
                    float* products);
-  // Products of a row with what it sees become scores, under a softcap.
+  // Turns a row's products with the keys that it sees into scores, under a softcap.
   void (*cap)(float* products, AttentionColumns sees, AttentionScores how);
-  // The largest of a row's scores that it sees; NaN if one is.
+  // The largest score of a row among the keys that it sees; NaN if any is NaN.
   float (*largest)(const float* scores, AttentionColumns sees);
   // Turns scores into probabilities rounded to dtype, and adds the unrounded ones to the chains. A score that
   // contributes nothing becomes kNothing. Returns whether any score of the row contributes.
   bool (*probabilities)(float* scores, AttentionColumns sees, float c, float m, float q, Exp exp, DType dtype,
                         float* chains);
-  // Backward: turns products of q and k, and dp, into p and ds rounded to dtype, with kNothing as above. u and delta
-  // are those of column j at j * step.
+  // Backward: turns products of q and k, and dp, into p and ds rounded to dtype, with kNothing as above. Column j uses
+  // u and delta at j * step.
   bool (*gradients)(float* products, float* dp, AttentionColumns sees, AttentionScores how, const float* u,
                     const float* delta, int step, Exp exp, DType dtype);
-  // sums[i] = a chain over j ascending of weights[i][j] * x[j], from sums[i] on. `holes`: some weight may be kNothing.
+  // sums[i] = a chain over j ascending of weights[i][j] * x[j], continued from sums[i]. `holes`: some weight may be
+  //   kNothing.
   void (*accumulate)(const float* weights, const AttentionColumns* sees, int rows, bool holes, const float* x,
                      std::int64_t columns, float* sums);
   void (*scale)(float* x, std::int64_t count, float factor);  // x *= factor
   // total = fma(total, factor, x * factor_of_x). Counts are multiples of kColumns.
   void (*merge)(float* total, const float* x, std::int64_t count, float factor, float factor_of_x);
   void (*add)(float* total, const float* x, std::int64_t count);  // total += x
-  // Eight chains over d, folded.
+  // Dot product in eight chains over d, which are then folded.
   float (*dot)(const float* a, const float* b, std::int64_t head_dim);
   void (*store)(const float* row, std::int64_t head_dim, DType dtype, unsigned char* to);
 };
 
-// The bits of -0, which no probability has: marks an addend that a chain leaves out. Added as a number, it would change
-// no sum but a zero's sign.
+// Marks an addend that a chain leaves out: the bits of -0, which no probability has. As an addend it would change only
+// the sign of a zero sum.
 constexpr std::int32_t kNothing = static_cast<std::int32_t>(0x80000000u);
 
 RLK_CPU_LANES(AttentionLanes, attention_simd)

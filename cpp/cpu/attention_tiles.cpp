@@ -20,7 +20,7 @@ void check_count(const char* name, const std::int32_t* counts, std::int64_t b, s
       std::string(" for ") + what + " " + std::to_string(b));
 }
 
-// `keys`: the range of keys, by their number in a row of the table, whose pages are checked.
+// `keys` is the range of keys whose pages are checked, numbered within a row of the table.
 void check_pages(const AttentionInput& p, const char* name, const std::int32_t* table, std::int64_t stride,
                  std::int64_t row, AttentionRange keys) {
   if (keys.empty()) return;
@@ -32,7 +32,8 @@ void check_pages(const AttentionInput& p, const char* name, const std::int32_t* 
   }
 }
 
-// Places that k has for a sequence's keys in the splits of a call of partials. `place`: of all in the arrays.
+// Checks that k has places for a sequence's keys in the splits of a call for partials. `place` covers all tokens in the
+// arrays.
 void check_keys_of_splits(const AttentionInput& p, const AttentionSpan& span, const AttentionSpan& place) {
   check_count("seqused_k", p.seqused_k, span.sequence, INT32_MAX);
   const std::int64_t last = std::min(span.num_keys, attention_split_begin(p.first_split + p.num_splits));
@@ -70,7 +71,7 @@ void check_attention_lists(const AttentionInput& p) {
   for (std::int64_t g = 0; g < p.num_groups; ++g) {
     check_count("prefix_lens", p.prefix_lens, g, p.page_size * p.max_prefix_pages, "group");
   }
-  AttentionInput places = p;  // before seqused cuts them
+  AttentionInput places = p;  // before seqused shortens them
   places.seqused_q = places.seqused_k = nullptr;
   for (std::int64_t b = 0; b < p.num_sequences; ++b) {
     check_count("leftpad_k", p.leftpad_k, b, p.k_tokens);

@@ -1,4 +1,4 @@
-// What the CPU's passes over attention share: lists that are checked, tasks, and tiles of a sequence as fp32.
+// Shared by the CPU's passes over attention: checks of lists, tasks, and tiles of a sequence as fp32.
 #pragma once
 
 #include <vector>
@@ -11,10 +11,10 @@ namespace rlk::cpu {
 
 const AttentionLanes& attention_simd();
 
-// Throws InvalidArgument where a list contradicts the arrays.
+// Throws InvalidArgument if a list contradicts the arrays.
 void check_attention_lists(const AttentionInput& p);
 
-// Pieces of at most `piece` queries, or keys, of each sequence, for each key head.
+// Tasks: pieces of at most `piece` queries, or keys, of each sequence, for each key head.
 class AttentionTasks {
  public:
   struct Task {
@@ -60,7 +60,7 @@ class AttentionReader {
   const std::int64_t columns;  // columns per row, in floats
 };
 
-// What kernels/attention_sinks.h asks of a backend: a lone thread, and sm_90's exponential.
+// The Machine that kernels/attention_sinks.h needs: a single thread, and sm_90's exponential.
 struct Sm90Exp {
   static constexpr bool kHasHardwareExp = true;
   static float ex2(float x) { return mufu_ex2_sm90(x); }
@@ -69,10 +69,10 @@ struct Sm90Exp {
   static void barrier() {}
 };
 
-// From a call's products to exponents.
+// Parameters from a call's products to exponents.
 AttentionScores scores_of(const AttentionInput& p);
 
-// The columns of a range, those of `count` from `begin` on.
+// Columns of a range within the `count` columns from `begin` on.
 inline AttentionColumns within(AttentionRange range, std::int64_t begin, std::int64_t count) {
   return {static_cast<int>(clamp_to(range.first - begin, 0, count)),
           static_cast<int>(clamp_to(range.last - begin, 0, count))};

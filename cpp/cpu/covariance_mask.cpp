@@ -1,5 +1,5 @@
-// CPU backend of covariance_mask: tiles of sequences are spread over threads; the last token chosen is found by one thread,
-// among those whose priorities have its upper half.
+// CPU backend of covariance_mask. Tiles of sequences are spread over threads. One thread finds the last chosen token
+// among those whose priorities share its upper half.
 #include "rlk/ops/covariance_mask.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ Key key_of(const float* values, std::int64_t i) {
   return Key{static_cast<std::uint32_t>(bits_of(values[i]))} << 32 | static_cast<Key>(i);
 }
 
-// The key of the last of `most` chosen; where there are no more candidates, one above all.
+// Key of the last of `most` chosen tokens; if there are no more candidates, a key above all others.
 Key last_chosen(const float* values, std::int64_t count, std::uint32_t most) {
   constexpr int kShift = 48;
   std::vector<std::uint32_t> counts(std::size_t{1} << (64 - kShift));

@@ -1,4 +1,5 @@
-// CPU backend of embedding: how tokens are spread over threads, and rows of the gradient, columns of frequent ones too.
+// CPU backend of embedding. Tokens are spread over threads, and so are rows of the gradient. The columns of frequent
+// rows are split, too.
 #include "rlk/ops/embedding.h"
 
 #include <algorithm>
@@ -29,7 +30,8 @@ void fill_nan(unsigned char* row, std::int64_t columns, DType dtype) {
   for (std::int64_t k = 0; k < columns; ++k) std::memcpy(row + k * size_of(dtype), element, bytes);
 }
 
-// A token of the gradient: its row above, its index below, so that numbers in order are tokens by rows.
+// A token of the gradient: its row in the upper bits, its index in the lower ones. Sorted keys are tokens ordered by
+// row.
 using Key = std::uint64_t;
 std::int64_t row_of(Key key) { return static_cast<std::int64_t>(key >> 32); }
 std::int64_t token_of(Key key) { return static_cast<std::int64_t>(key & 0xffffffffu); }
@@ -45,7 +47,7 @@ std::vector<Key> sorted_tokens(const EmbeddingBackwardParams& p) {
   return keys;
 }
 
-// Computes a slice of columns of a gradient's row from the row's tokens.
+// Computes a slice of columns of one row of the gradient, from the row's tokens.
 class Slice {
  public:
   Slice(const EmbeddingBackwardParams& p, std::int64_t row, std::int64_t column)

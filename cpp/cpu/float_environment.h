@@ -16,7 +16,7 @@ class FloatEnvironment {
   FloatEnvironment& operator=(const FloatEnvironment&) = delete;
 
 #if defined(__x86_64__)
-  FloatEnvironment() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }  // every exception masked, all else off
+  FloatEnvironment() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }  // all exceptions masked, all other bits off
   ~FloatEnvironment() { _mm_setcsr(before_); }
 
  private:

@@ -12,13 +12,13 @@ struct Steps {
   alignas(64) float c[kScanLaneTokens][kScanLanes], d[kScanLaneTokens][kScanLanes];
 };
 
-// What the chunk's tokens are computed from, in the order of tokens. Those that do not count are zeros.
+// Inputs of the chunk's tokens, in token order. Tokens that do not count are zeros.
 struct Tokens {
   alignas(64) float reward[kScanChunk], value[kScanChunk], next[kScanChunk], log_ratio[kScanChunk], rho[kScanChunk];
   alignas(64) std::int32_t counted[kScanChunk];
 };
 
-// Blocks of lanes to inclusive suffixes.
+// Turns the lanes' blocks into inclusive suffixes.
 RLK_HD void scan_lanes(float (&c)[kScanLanes], float (&d)[kScanLanes]) {
   for (int h = 1; h < kScanLanes; h *= 2) {
     for (int l = 0; l < kScanLanes - h; ++l) {
@@ -109,7 +109,7 @@ class Sequence {
     for (int i = count; i < kScanChunk; ++i) to[i] = 0.0f;
   }
 
-  // steps_ to x at each token, after_ to x behind it.
+  // Turns steps_ into x at each token; after_ becomes x behind it.
   void scan() {
     alignas(64) float c[kScanLanes], d[kScanLanes], x[kScanLanes];
     for (int l = 0; l < kScanLanes; ++l) {
@@ -172,7 +172,7 @@ class Sequence {
   GaeConstants constants_;
   TokenSpan span_;
   float next_ = 0.0f;  // value of the nearest later token that counts
-  float x_ = 0.0f;     // behind the chunk
+  float x_ = 0.0f;     // x behind the chunk
   Tokens tokens_ = {};
   Steps steps_;
   alignas(64) float after_[kScanLaneTokens][kScanLanes];

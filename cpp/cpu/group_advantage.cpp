@@ -16,9 +16,9 @@
 namespace rlk::cpu {
 namespace {
 
-// The sequences of all groups, one group after another, and where each begins.
+// The sequences of all groups, one group after another, and the begin of each group.
 struct Groups {
-  std::vector<std::int64_t> members;  // empty: sequence i itself
+  std::vector<std::int64_t> members;  // empty: place i holds sequence i
   std::vector<std::int64_t> starts;
 
   explicit Groups(const GroupAdvantageParams& p) : starts{0} {

@@ -16,7 +16,7 @@ namespace {
 std::atomic<int> chosen{-1};
 
 #if defined(__x86_64__)
-// g++ 10 has no name for this feature in __builtin_cpu_supports.
+// The name "f16c" is missing from g++ 10's __builtin_cpu_supports.
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;

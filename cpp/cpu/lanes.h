@@ -1,4 +1,5 @@
-// The copies of an operator's inner loops, one per instruction set: declared beside their type, chosen where they are called.
+// The copies of an operator's inner loops, one per instruction set. They are declared beside their type and selected by
+// their caller.
 #pragma once
 
 #include "isa.h"

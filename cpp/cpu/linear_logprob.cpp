@@ -1,4 +1,4 @@
-// CPU backend of linear_logprob: rows without those that are not scored. The rest is linear's and logprob's.
+// CPU backend of linear_logprob: removes rows that are not scored. linear and logprob do the rest.
 #include <cstring>
 
 #include "rlk/backends.h"

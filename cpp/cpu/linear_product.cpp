@@ -1,6 +1,7 @@
-// A thread takes one block of outputs after another and carries its sums through all of the contraction index. It packs the
-// block's rows of A for as many panels of kPanelK indices as fit L2. Each panel of B is packed and used at once for all of
-// these rows, from L1. Few rows walk along B's rows instead. No thread needs another's panels.
+// A thread takes one block of outputs after another, and carries its sums over the whole contraction index. It packs
+// the block's rows of A, in as many panels of kPanelK indices as fit in L2. It packs one panel of B at a time and uses
+// it at once, from L1, for all of these rows. With few rows it walks along B's rows instead. No thread needs panels of
+// another thread.
 #include "linear_product.h"
 
 #include <algorithm>
@@ -20,15 +21,16 @@ namespace {
 
 constexpr std::int64_t kBlockRows = 384;     // times kPanelStride: 408 KiB of A, within an L2 of 512 KiB
 constexpr std::int64_t kBlockColumns = 512;  // times kBlockRows: 768 KiB of sums
-constexpr std::int64_t kTasksPerThread = 4;  // so that one slow task does not keep all others waiting
-// Below this many products a thread's wake-up costs more than its help.
+constexpr std::int64_t kTasksPerThread = 4;  // several tasks per thread, so that one slow task does not keep all others
+                                             // waiting
+// With fewer products, waking a thread costs more than it saves.
 constexpr std::int64_t kTaskProducts = 200000;
 constexpr int kLevels = 3;  // levels of rule 2's tree
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 
-// Memory on whole cache lines.
+// Memory aligned to cache lines.
 template <class T>
 class Aligned {
  public:
@@ -88,7 +90,7 @@ class Worker {
         memory_(sums_size_ * (1 + kept_sums())),
         pointers_(static_cast<std::size_t>(std::max<std::int64_t>(blocks.rows, kPanelK))) {}
 
-  // Outputs [row, row + rows) x [column, column + columns).
+  // Computes outputs [row, row + rows) x [column, column + columns).
   void block(std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
     row_ = row;
     rows_ = rows;
@@ -133,14 +135,15 @@ class Worker {
     for (std::int64_t i = 0; i < rows_ * stride_; ++i) sum[i] = add_rn(x[i], y[i]);
   }
 
-  // Segment s's sums; pairs that are complete are added, the later to the earlier. The last result stays in sums().
+  // Adds segment s's sums to the tree. Complete pairs are added, with the earlier one as the left operand. The final
+  // result stays in sums().
   void add_to_tree(std::int64_t s, bool last) const {
     int level = 0;
     for (; (s >> level & 1) != 0; ++level) add(kept(level), sums(), sums());
     if (!last) std::copy_n(sums(), rows_ * stride_, kept(level));
   }
 
-  // Indices [begin, end), ascending, from what is in sums().
+  // Continues sums() over indices [begin, end), ascending.
   void dot(std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; k += panels_ * kPanelK) {
       const int panels = static_cast<int>(std::min(panels_, ceil_div(end - k, kPanelK)));
@@ -156,7 +159,7 @@ class Worker {
     }
   }
 
-  // Indices from k on: how many there are, and how many the unit takes.
+  // Indices from k on: their number, and the number that the unit takes.
   struct Panel {
     std::int64_t k;
     int count, padded;
@@ -166,7 +169,7 @@ class Worker {
     return {k, count, ieee() ? count : static_cast<int>(round_up(count, kMmaStepK))};
   }
 
-  // Rows [first, first + num) of an operand's memory, from its element `from` on.
+  // Rows [first, first + num) in an operand's memory, from element `from` of each row on.
   LinearRows rows_at(const LinearOperand& x, std::int64_t first, std::int64_t num, std::int64_t from,
                      std::int64_t count) {
     const int bytes = size_of(p_.unit.dtype);

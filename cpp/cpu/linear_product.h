@@ -1,4 +1,5 @@
-// Matrix products in linear's orders of summation: blocks of outputs on threads, packed panels of the contraction index.
+// Matrix products in linear's orders of summation. Blocks of outputs are spread over threads; panels of the contraction
+// index are packed.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ namespace rlk::cpu {
 
 const LinearLanes& linear_simd();  // the lanes of the instruction set in use
 
-// Element (i, k) lies at rows.offset(i) + k, or at rows.offset(k) + i if `rows_contracted`: rows then run along the
+// Element (i, k) lies at rows.offset(i) + k. If `rows_contracted` it lies at rows.offset(k) + i, so rows run along the
 // contraction index.
 struct LinearOperand {
   const unsigned char* data;
@@ -19,14 +20,14 @@ struct LinearOperand {
   bool rows_contracted;
 };
 
-// Outputs [a_size, b_size]. The contraction index is cut into segments, each a dot product of its own.
+// Outputs [a_size, b_size]. The contraction index is cut into segments, each with its own dot product.
 struct LinearProduct {
   LinearUnit unit;
   LinearOperand a, b;
   std::int64_t a_size, b_size, contraction, segment;
-  bool tree;  // combine segments, a power of two, by rule 2; else by ascending additions
-  // What the first segment is added to, without a tree, or, of a single segment that `continues`, begins with: written to
-  // sums[0, count). May be empty.
+  bool tree;  // combines the segments, a power of two, by rule 2; otherwise by ascending additions
+  // Writes the initial values to sums[0, count). Without a tree, the first segment is added to them. A single segment
+  // that `continues` starts its chains from them. `load` may be empty.
   std::function<void(std::int64_t i, std::int64_t first, std::int64_t count, float* sums)> load;
   std::function<void(std::int64_t i, std::int64_t first, std::int64_t count, const float* sums)> store;
   bool continues = false;

@@ -1,6 +1,6 @@
-// Inner loops of linear, compiled once per instruction set: packing, tiles of outputs, and what is done to sums.
-// IEEE tiles keep tile_rows x 2 vectors of outputs in registers, each an ascending chain of fma; they are bound by the
-// fma units. Tiles of matrix units take about ten vector instructions a product.
+// Inner loops of linear, compiled once per instruction set: packing, tiles of outputs, and operations on sums.
+// IEEE tiles keep tile_rows x 2 vectors of outputs in registers, each an ascending chain of fma. The fma units bound
+// them. Tiles of matrix units take about ten vector instructions per product.
 #include "linear_simd.h"
 
 #include <type_traits>
@@ -14,7 +14,7 @@
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {
 
-// Two vectors of columns and a broadcast leave registers for this many rows: of 32, and of 16.
+// Two vectors of columns and one broadcast value leave registers for this many rows, out of 32 or of 16 registers.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 12;
 #elif defined(__AVX2__)
@@ -42,7 +42,7 @@ void prepare_a(const LinearUnit& unit, float* a, std::int32_t* exponents, std::i
       const Floats x = load_bytes<Floats>(p);
       if (unit.arithmetic == Arithmetic::kGfx90a) {
         store_bytes(p, flushed_operand(x, unit.dtype));
-      } else {  // once for each column of a pair
+      } else {  // stored once for each column of a pair
         const Ints e = operand_exponent(x, unit.dtype);
         store_bytes(exponents + row * kPanelStride + i, (e & 0xffff) | (e << 16));
       }
@@ -121,7 +121,7 @@ void multiply(const LinearTile& t) {
 template <class T>
 constexpr int kBytes = sizeof(typename T::Storage);
 
-// The first `count` of kLanes elements, the others +0.
+// The first `count` of kLanes elements; the others are +0.
 template <class T>
 RLK_HD Floats load_some(const unsigned char* p, int count) {
   alignas(64) unsigned char padded[kLanes * kBytes<T>] = {};
@@ -135,7 +135,7 @@ RLK_HD void store_some(unsigned char* p, Floats x, int count) {
   std::memcpy(p, padded, static_cast<std::size_t>(count) * kBytes<T>);
 }
 
-// out[j] = value(j, columns) for vectors of columns, the last one short.
+// out[j] = value(j, columns) for each vector of columns; the last vector may be short.
 template <class T, class F>
 RLK_HD void store_all(std::int64_t count, unsigned char* out, const F& value) {
   std::int64_t j = 0;

@@ -1,5 +1,5 @@
 // The inner loops of linear, one copy per instruction set (linear_simd.cpp). Operands are packed into fp32 panels of at
-// most kPanelK contraction indices; a tile of outputs is one panel of A against one of B. Outputs are the lanes.
+// most kPanelK contraction indices. A tile of outputs is one panel of A times one of B. Lanes hold outputs.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +10,28 @@
 
 namespace rlk::cpu {
 
-constexpr int kPanelK = 256;                // a B panel of 32 columns then fills two thirds of a 48 KiB L1
-constexpr int kPanelStride = kPanelK + 16;  // elements between rows of an A panel: no power of two, so L1's sets differ
+constexpr int kPanelK = 256;                // then a B panel of 32 columns fills two thirds of a 48 KiB L1
+constexpr int kPanelStride = kPanelK + 16;  // elements between rows of an A panel; no power of two, so rows fall into
+                                            // different sets of L1
 
-// The first `count` elements of some rows in memory; any alignment.
+// The first `count` elements of some rows in memory, at any alignment.
 struct LinearRows {
   const unsigned char* const* rows;
   std::int64_t num_rows, count;
   DType dtype;
 };
 
-// What multiplies, and the type of the operands before they were packed.
+// The unit that multiplies, and the type of the operands before packing.
 struct LinearUnit {
   Arithmetic arithmetic;
   DType dtype;
 };
 
-// Outputs of `rows` rows and tile_columns columns: sums += a . b over k indices, which continue those before.
+// Outputs of `rows` rows and tile_columns columns: sums += a . b over k indices, continuing the earlier ones.
 struct LinearTile {
   LinearUnit unit;
   const float* a;                   // [rows, kPanelStride]
-  const std::int32_t* a_exponents;  // the same shape; units whose products are aligned alone
+  const std::int32_t* a_exponents;  // the same shape; only for units that align products
   const float* b;                   // [k, tile_columns]
   const std::int32_t* b_exponents;  // [k, tile_columns / 2]
   float* sums;                      // [rows, sums_stride]
@@ -39,12 +40,12 @@ struct LinearTile {
 };
 
 struct LinearLanes {
-  int tile_rows;     // a multiple of these is best
+  int tile_rows;     // a multiple of these is fastest
   int tile_columns;  // columns of a B panel
   // panel[r * stride + i] = rows[r][i], and panel[i * stride + r] = rows[r][i].
   void (*pack_rows)(const LinearRows& source, float* panel, std::int64_t stride);
   void (*pack_columns)(const LinearRows& source, float* panel, std::int64_t stride);
-  // What the unit does with an operand before it multiplies: exponents, or subnormals flushed.
+  // Prepares an operand for the unit: computes exponents, or flushes subnormals.
   void (*prepare_a)(const LinearUnit& unit, float* a, std::int32_t* exponents, std::int64_t rows, int k);
   void (*prepare_b)(const LinearUnit& unit, float* b, std::int32_t* exponents, int k);
   void (*multiply)(const LinearTile& tile);

@@ -1,11 +1,12 @@
-// Steps of the matrix units of math/mma_model.h over a panel, lanes being outputs.
+// Steps of the matrix units of math/mma_model.h over a panel, with outputs in lanes.
 //
 // NVIDIA's units and CDNA3 align the products of a group to its largest exponent. Significands and exponents are
-// separated once a panel. One fp32 multiplication gives the product of two operands. Another, by a power of two, moves
-// the last kept bit to the units place, and the conversion to an integer cuts the rest. That is exact while the
-// exponent of the group lies in [kLeastExponent, kLargestExponent]: a product that fp32 would round is then below the
-// last kept bit. A lane outside of it, or with an Inf or NaN, goes to the model itself, one group at a time.
-// CDNA2 adds in fp32, with results flushed.
+// separated once per panel. One fp32 multiplication gives the product of two significands. A multiplication by a power
+// of two then moves the last kept bit to the units place, and the conversion to an integer cuts the rest. This is exact
+// while the exponent of the group lies in [kLeastExponent, kLargestExponent]. A product that fp32 would round is then
+// below the last kept bit. A lane with an exponent outside this range, or with an Inf or NaN, is computed by the model
+// itself, one group at a time.
+// CDNA2 adds in fp32 and flushes results.
 #pragma once
 
 #include "linear_simd.h"
@@ -18,10 +19,10 @@ namespace rlk::cpu::RLK_CPU_ISA {
 constexpr int kTileColumns = 2 * kLanes;
 
 constexpr std::int32_t kLeastExponent = -90, kLargestExponent = 100;
-// Stand-ins, in 16 bits, for the exponents that zeros, Infs and NaNs lack. A sum with a zero is far below every exponent; a
-// sum with an Inf or NaN is far above, even beside a zero.
+// Stand-ins, in 16 bits, for the exponents that zeros, Infs and NaNs lack. A sum of exponents with a zero is far below
+// every exponent. A sum with an Inf or NaN is far above, even next to a zero.
 constexpr std::int32_t kZeroExponent = -8000, kSpecialExponent = 16000;
-constexpr std::int32_t kNoProduct = kZeroExponent / 2;  // below it a group's products are all zero
+constexpr std::int32_t kNoProduct = kZeroExponent / 2;  // below this, a group's products are all zero
 
 using Shorts = Vector<std::int16_t>;
 
@@ -30,9 +31,9 @@ RLK_HD Ints smaller(Ints a, Ints b) { return {a.v < b.v ? a.v : b.v}; }
 RLK_HD Ints shifted_right(Ints a, Ints n) { return {a.v >> n.v}; }
 RLK_HD Ints shifted_left(Ints a, Ints n) { return ints_of(unsigned_of(a) << unsigned_of(n)); }
 RLK_HD Ints exponent_field(Floats a) { return (bits_of(a) >> 23) & 0xff; }
-RLK_HD Floats power_of_two(Ints exponent) { return float_of((exponent + 127) << 23); }  // normal numbers only
+RLK_HD Floats power_of_two(Ints exponent) { return float_of((exponent + 127) << 23); }  // for normal numbers only
 
-// The model's exponent of an operand that was widened to fp32, where a binary16 subnormal has a smaller one.
+// The model's exponent of an operand that was widened to fp32. There a binary16 subnormal has a smaller exponent.
 RLK_HD Ints operand_exponent(Floats x, DType dtype) {
   const Ints field = exponent_field(x);
   const Ints finite = larger(field - 127, splat(dtype == DType::kBFloat16 ? -126 : -14));
@@ -40,13 +41,13 @@ RLK_HD Ints operand_exponent(Floats x, DType dtype) {
   return select((bits_of(x) & 0x7fffffff) == 0, splat(kZeroExponent), known);
 }
 
-// The 16 bits of an operand that was widened.
+// The 16 bits of a widened operand.
 RLK_HD std::uint16_t half_of(float x, DType dtype) {
   return dtype == DType::kBFloat16 ? static_cast<std::uint16_t>(static_cast<std::uint32_t>(rlk::bits_of(x)) >> 16)
                                    : f16_rn(x);
 }
 
-// Rounds toward zero. Wrong for numbers above 2^31 - 128, which `too_large` finds.
+// Rounds toward zero. The result is wrong for numbers above 2^31 - 128, which `too_large` finds.
 RLK_HD Floats truncated_to_floats(Ints a) {
 #if defined(__AVX512F__)
   return {(Vector<float>)_mm512_cvt_roundepi32_ps((__m512i)a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
@@ -81,7 +82,7 @@ struct Gfx942Mma {
   }
 };
 
-// What the model gives for the marked lanes. b is one column block of the panel.
+// Takes the model's results for the marked lanes. b is one column block of the panel.
 template <class Unit>
 __attribute__((noinline)) void group_by_model(Floats* sum, unsigned lanes, const float* a, const float* b,
                                               DType dtype) {
@@ -97,8 +98,8 @@ __attribute__((noinline)) void group_by_model(Floats* sum, unsigned lanes, const
   std::memcpy(sum, c, sizeof c);
 }
 
-// The last steps of CDNA3: the products' sum, in units of 2^(largest - 24), and the accumulator, cut downward and added
-// in units of 2^(both - 31), and the rounding. `small` marks lanes where the accumulator is subnormal.
+// The last steps of CDNA3. The products' sum, in units of 2^(largest - 24), and the accumulator are cut downward, added
+// in units of 2^(both - 31), and rounded. `small` marks lanes where the accumulator is subnormal.
 RLK_HD Floats add_accumulator(Ints products, Ints largest, Floats c, Ints both, Mask* small) {
   const Ints field = exponent_field(c), fraction = bits_of(c) & 0x7fffff;
   *small = *small | (Mask{field.v == 0} & (fraction != splat(0)));
@@ -107,11 +108,11 @@ RLK_HD Floats add_accumulator(Ints products, Ints largest, Floats c, Ints both, 
   const Ints drop = smaller(both - largest, splat(62));
   const Ints upper =
       shifted_right(value, smaller(both - field + 127, splat(31))) + shifted_right(products, smaller(drop, splat(31)));
-  // The seven bits below: of products * 2^7 >> drop.
+  // The seven bits below the unit, of products * 2^7 >> drop.
   const Ints kept = shifted_right(products, larger(smaller(drop - 7, splat(31)), splat(0)));
   const Ints lower = shifted_left(kept, larger(splat(7) - drop, splat(0))) & 127;
-  // Below 2^24 both parts fit one integer; above, where the rounding drops two bits of `sticky` or more, the seven bits
-  // only say whether the rest is zero.
+  // Below 2^24 both parts fit one integer. Above, the rounding drops two bits of `sticky` or more, so the seven bits
+  // only tell whether the rest is zero.
   const Mask fits = (upper >= -(1 << 24)) & (upper < (1 << 24));
   const Ints all = (upper << 7) | lower;
   const Ints sticky = (upper << 1) | select(lower == 0, splat(0), splat(1));
@@ -119,7 +120,7 @@ RLK_HD Floats add_accumulator(Ints products, Ints largest, Floats c, Ints both, 
   return mul_rn(f, power_of_two(both - select(fits, splat(31), splat(25))));
 }
 
-// sums += eight products, cut to multiples of 1 / scale.
+// sums += eight products, each cut to a multiple of 1 / scale.
 RLK_HD void add_products(Ints sums[2], const Floats scale[2], const float* a, const float* b) {
 #pragma GCC unroll 8
   for (int k = 0; k < 8; ++k) {
@@ -147,7 +148,7 @@ RLK_HD void aligned_group(Floats sums[2], const float* a, const std::int32_t* a_
 
   Ints reference[2];
   Floats scale[2];
-  Ints low[2], high[2] = {splat(0), splat(0)};  // sums of eight products, which are below 2^30 and fit
+  Ints low[2], high[2] = {splat(0), splat(0)};  // sums of eight products are below 2^30 and fit
 #pragma GCC unroll 2
   for (int v = 0; v < 2; ++v) {
     const Ints c_exponent = exponent_field(sums[v]) - 127;
@@ -167,7 +168,7 @@ RLK_HD void aligned_group(Floats sums[2], const float* a, const std::int32_t* a_
     if constexpr (Unit::kSumsAccumulator) {
       const Ints total = low[v] + high[v];
       if constexpr (Unit::kProducts == 16) {
-        outside = outside | Mask{((low[v].v ^ total.v) & (high[v].v ^ total.v)) < 0};  // beyond 32 bits
+        outside = outside | Mask{((low[v].v ^ total.v) & (high[v].v ^ total.v)) < 0};  // these sums exceed 32 bits
 #if !defined(__AVX512F__)
         outside = outside | too_large(total);
 #endif
@@ -188,7 +189,7 @@ RLK_HD void aligned_group(Floats sums[2], const float* a, const std::int32_t* a_
   }
 }
 
-// Sums of a gfx unit's steps, of which a zero is +0.
+// Stores the sums of a gfx unit's steps; a zero sum becomes +0.
 RLK_HD void store_gfx(float* out, const Floats sums[2]) {
   store_bytes(out, add_rn(sums[0], broadcast<Floats>(0.0f)));
   store_bytes(out + kLanes, add_rn(sums[1], broadcast<Floats>(0.0f)));
@@ -214,7 +215,7 @@ RLK_HD void multiply_aligned(const LinearTile& t) {
   }
 }
 
-// Subnormals become zeros of their sign.
+// Subnormals become zeros with the same sign.
 RLK_HD Floats gfx90a_flush(Floats x) {
 #if defined(__AVX512DQ__)
   constexpr int kSubnormal = 0x20;

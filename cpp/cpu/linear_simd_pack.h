@@ -1,4 +1,4 @@
-// Packing of linear's operands: rows of any element type into fp32 panels, as they lie or transposed.
+// Packs linear's operands: rows of any element type become fp32 panels, transposed or not.
 #pragma once
 
 #include "linear_simd.h"
@@ -19,7 +19,7 @@ RLK_HD float load_one(const unsigned char* p) {
   }
 }
 
-// f(T{}) for the element type that `dtype` names.
+// Calls f(T{}) for the element type that `dtype` names.
 template <class F>
 RLK_HD void with_type(DType dtype, const F& f) {
   if (dtype == DType::kFloat32) {
@@ -31,7 +31,7 @@ RLK_HD void with_type(DType dtype, const F& f) {
   }
 }
 
-// Exchanges lane l + d of a with lane l of b wherever bit d of l is clear: one level of a transposition.
+// One level of a transposition: exchanges lane l + d of a with lane l of b for every l whose bit d is clear.
 template <int d, int... l>
 RLK_HD void exchange(Floats* a, Floats* b, std::integer_sequence<int, l...>) {
   const auto x = a->v, y = b->v;
@@ -75,9 +75,10 @@ RLK_HD Floats widen_lower(Ints a) {
 template <class T>
 RLK_HD void pack_columns_of(const LinearRows& s, float* panel, std::int64_t stride) {
   constexpr int kBytes = sizeof(typename T::Storage);
-  constexpr int kPer = 4 / kBytes;         // elements of a lane: pairs of 16-bit ones are transposed as one
-  constexpr int kColumns = kPer * kLanes;  // with sixteen lanes a cache line
-  constexpr std::int64_t kAhead = 512;     // bytes: a panel, since as many rows are more streams than a CPU follows
+  constexpr int kPer = 4 / kBytes;         // elements per lane: a pair of 16-bit elements is transposed as one
+  constexpr int kColumns = kPer * kLanes;  // a cache line, with sixteen lanes
+  constexpr std::int64_t kAhead = 512;     // bytes: one panel ahead, since a CPU cannot follow as many streams as there
+                                           // are rows
   std::int64_t r = 0;
   for (; r + kLanes <= s.num_rows; r += kLanes) {
     std::int64_t i = 0;

@@ -1,4 +1,4 @@
-// CPU backend of logprob: checks of memory safety, what a row means, how rows and parts are spread over threads.
+// CPU backend of logprob: checks of memory safety, the meaning of a row, and the spread of rows and parts over threads.
 #include "rlk/ops/logprob.h"
 
 #include <algorithm>
@@ -22,9 +22,10 @@
 namespace rlk::cpu {
 namespace {
 
-// Below this many columns a thread's wake-up costs more than its help.
+// With fewer columns, waking a thread costs more than it saves.
 constexpr std::int64_t kTaskColumns = 16384;
-constexpr std::int64_t kTasksPerThread = 4;  // so that one slow task does not keep all others waiting
+constexpr std::int64_t kTasksPerThread = 4;  // several tasks per thread, so that one slow task does not keep all others
+                                             // waiting
 
 const LogprobLanes& lanes() { return RLK_CPU_LANES_IN_USE(logprob_simd); }
 
@@ -51,12 +52,12 @@ void store_logit(unsigned char* logits, DType dtype, std::int64_t column, float 
 
 float inverse_softcap(const LogprobInput& p) { return p.softcap == 0.0f ? 0.0f : div_rn(1.0f, p.softcap); }
 
-// What a row asks for, from everything but its logits.
+// A row's parameters, from everything except its logits.
 struct Row {
   std::int64_t target;
   bool target_valid;
   float temperature;
-  std::int32_t failed;  // bits for which its statistics are not taken
+  std::int32_t failed;  // status bits for which the row's statistics are not computed
   const std::int32_t* kept;
   std::int64_t kept_count;  // 0: every column
 
@@ -69,7 +70,7 @@ std::int64_t target_of(const LogprobInput& p, std::int64_t row) {
   return load_index(p.target, p.target_dtype, p.target_rows.offset(row));
 }
 
-// Not for ignored rows, whose temperature and kept set must stay unread.
+// Must not be called for ignored rows, whose temperature and kept set stay unread.
 Row row_of(const LogprobInput& p, std::int64_t row) {
   Row r = {target_of(p, row), false, p.temperature ? p.temperature[row] : p.temperature_value, 0, nullptr, 0};
   r.target_valid = r.target >= 0 && r.target < p.valid_vocab;
@@ -92,7 +93,7 @@ const unsigned char* logits_of(const LogprobInput& p, std::int64_t row) {
   return static_cast<const unsigned char*>(p.logits) + p.logits_rows.offset(row) * size_of(p.dtype);
 }
 
-// Bitmap of the kept columns of [first, first + columns), which end at valid_vocab or before; null when the row is not
+// Bitmap of the kept columns among [first, first + columns), which end at valid_vocab or before; null if the row is not
 // restricted.
 const std::uint64_t* kept_bitmap(const LogprobInput& p, const Row& r, std::int64_t first, std::int64_t columns,
                                  std::vector<std::uint64_t>* memory) {
@@ -108,12 +109,12 @@ const std::uint64_t* kept_bitmap(const LogprobInput& p, const Row& r, std::int64
   return memory->data();
 }
 
-// [first, first + columns) of the columns in memory.
+// [first, first + columns) among the columns in memory.
 struct Run {
   std::int64_t first, columns;
 };
 
-// What is in memory of part `part`, columns past valid_vocab left out.
+// Columns of part `part` that are in memory, without those past valid_vocab.
 Run run_of_part(const LogprobInput& p, int part) {
   const std::int64_t begin = std::max(part_cut(p.vocab_size, part), p.vocab_start);
   const std::int64_t end = std::min({part_cut(p.vocab_size, part + 1), p.vocab_start + p.num_columns, p.valid_vocab});
@@ -178,10 +179,10 @@ void finish_row(const LogprobParams& p, std::int64_t row, const Row& r, const So
   finish_row(p, row, root, target_z, r.temperature);
 }
 
-// The row's z added up by rule 5's tree: label smoothing's mean.
+// Sum of the row's z by rule 5's tree, for the mean of label smoothing.
 float sum_of_z(const LogprobParams& p, std::int64_t row, std::vector<float>* nodes) {
   const auto leaves_of = [&](int part) { return (run_of_part(p, part).columns + kLeafColumns - 1) / kLeafColumns; };
-  std::size_t leaves = 1;  // leaves per part, made a power of two
+  std::size_t leaves = 1;  // leaves per part, rounded up to a power of two
   for (int i = 0; i < kNumParts; ++i) leaves = std::max(leaves, std::bit_ceil(static_cast<std::size_t>(leaves_of(i))));
   nodes->assign(kNumParts * leaves, 0.0f);
   const unsigned char* const logits = logits_of(p, row);
@@ -205,7 +206,7 @@ float sum_of_z(const LogprobParams& p, std::int64_t row, std::vector<float>* nod
   return is_nan((*nodes)[0]) ? canonical_nan() : (*nodes)[0];
 }
 
-// Label smoothing of rows whose logprob and lse, or statistics, are there.
+// Applies label smoothing to rows whose logprob and lse, or statistics, are already written.
 void smooth_rows(const LogprobParams& p) {
   const std::int64_t grain = std::max<std::int64_t>(kTaskColumns / (p.num_columns + 1), 1);
   parallel_for(p.num_rows, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -214,7 +215,7 @@ void smooth_rows(const LogprobParams& p) {
     for (std::int64_t row = begin; row < end; ++row) {
       if (target_of(p, row) == p.ignore_index) continue;
       const float temperature = p.temperature ? p.temperature[row] : p.temperature_value;
-      if (!is_temperature(temperature)) continue;  // which the row's results say
+      if (!is_temperature(temperature)) continue;  // the row's results already show the status
       const float sum_z = sum_of_z(p, row, &nodes);
       if (p.stats) {
         float* const stats = p.stats + row * kStatsFields;
@@ -247,9 +248,9 @@ void logprob_by_rows(const LogprobParams& p) {
   });
 }
 
-// Few rows: the tasks are runs of 2^k leaves of a part, so that one row keeps every thread busy.
+// For few rows: a task is a run of 2^k leaves of a part, so that one row keeps every thread busy.
 void logprob_by_runs(const LogprobParams& p, std::int64_t run_columns) {
-  std::int64_t runs = 1;  // runs per part, made a power of two
+  std::int64_t runs = 1;  // runs per part, rounded up to a power of two
   for (int i = 0; i < kNumParts; ++i) {
     while (runs * run_columns < run_of_part(p, i).columns) runs *= 2;
   }
@@ -291,7 +292,7 @@ void logprob_by_runs(const LogprobParams& p, std::int64_t run_columns) {
 struct BackwardRow {
   LogprobBackwardRow lanes;
   float a, b, g;
-  float d;  // label smoothing's term
+  float d;  // term of label smoothing
 };
 
 float gradient_at(const float* gradient, const RowLayout& rows, std::int64_t row) {
@@ -363,7 +364,8 @@ void backward_run(const LogprobBackwardParams& p, std::int64_t row, Run run, std
 
   const std::int64_t target = target_row.target - p.vocab_start;
   const bool target_here = target_row.target_valid && target >= run.first && target < run.first + valid;
-  const float target_x = target_here ? load_logit(l.logits, p.dtype, target) : 0.0f;  // dlogits may be logits
+  const float target_x = target_here ? load_logit(l.logits, p.dtype, target) : 0.0f;  // read first, since dlogits may
+                                                                                      // be logits
   lanes().backward(l, run.first, valid, kept_bitmap(p, target_row, run.first, valid, memory));
   if (target_here) store_logit(dlogits, p.dtype, target, target_gradient(r, target_x));
 }
@@ -405,7 +407,7 @@ void logprob_merge(const LogprobMergeParams& p) {
         if (!is_nan(s[4])) target_z = s[4];
       }
       const SoftmaxStats root = tree_of(shards, p.num_shards);
-      const bool ignored = target_z == infinity() && root.m == -infinity();  // then its temperature stays unread
+      const bool ignored = target_z == infinity() && root.m == -infinity();  // its temperature is then not read
       const float temperature = p.temperature && !ignored ? p.temperature[row] : p.temperature_value;
       LogprobOutputs o = logprob_outputs(root, target_z, temperature);
       if (p.label_smoothing != 0.0f && !ignored) {
@@ -420,7 +422,7 @@ void logprob_merge(const LogprobMergeParams& p) {
 void logprob_backward(const LogprobBackwardParams& p) {
   check_logprob_backward(p);
   if (p.num_rows == 0 || p.num_columns == 0) return;
-  // Elementwise: any cut will do that begins a word of the kept bitmap.
+  // The computation is elementwise, so any cut is allowed that begins a word of the kept bitmap.
   const std::int64_t run_columns = p.num_rows >= kTasksPerThread * num_threads() ? p.num_columns : kTaskColumns;
   const std::int64_t runs = (p.num_columns + run_columns - 1) / run_columns;
   const std::int64_t grain = std::max<std::int64_t>(kTaskColumns / std::min(run_columns, p.num_columns), 1);

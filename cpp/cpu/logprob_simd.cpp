@@ -1,13 +1,13 @@
-// Row kernels of logprob, compiled once per instruction set. A block is kLanes leaves. A first pass finds the largest and
-// smallest logit of every leaf. The second, from L1, has a leaf's eight chains as eight lanes; with sixteen lanes two leaves
-// advance side by side. Then the tree joins the block's leaves, one a lane.
-// Bound by memory with AVX-512 and bf16; by the exponential otherwise.
+// Row kernels of logprob, compiled once per instruction set. A block is kLanes leaves. A first pass finds the largest
+// and smallest logit of every leaf. The second pass, from L1, has a leaf's eight chains in eight lanes. With sixteen
+// lanes two leaves advance side by side. Then the tree joins the block's leaves, one per lane.
+// With AVX-512 and bf16 memory bounds it, otherwise the exponential.
 #include "logprob_simd.h"
 
 #include "rlk/math/exp2.h"
 #include "rlk/math/softmax_stats.h"
 #include "rlk/math/tanh.h"
-#include "simd.h"  // first: it decides how the headers below are compiled
+#include "simd.h"  // first, since it decides how the headers below are compiled
 #include "simd_fold.h"
 #include "simd_softmax.h"
 
@@ -21,7 +21,7 @@ constexpr int kVectorsPerLeaf = kLeafColumns / kLanes;
 static_assert(kPairs * kLanes == kBlockLeaves * kNumChains);
 
 template <class T>
-constexpr std::int32_t kMinusInfinity = 0;  // bit pattern
+constexpr std::int32_t kMinusInfinity = 0;  // as a bit pattern
 template <>
 constexpr std::int32_t kMinusInfinity<Fp32> = static_cast<std::int32_t>(0xff800000u);
 template <>
@@ -32,7 +32,7 @@ constexpr std::int32_t kMinusInfinity<Fp16> = 0xfc00;
 template <class T>
 constexpr int kBytes = sizeof(typename T::Storage);
 
-// A leaf without columns.
+// Stands for a leaf without columns.
 template <class T>
 struct alignas(64) MissingLeaf {
   std::conditional_t<kBytes<T> == 4, std::int32_t, std::uint16_t> bits[kLeafColumns];
@@ -53,8 +53,9 @@ RLK_HD V smaller(V a, V b) {
   return a < b ? a : b;
 }
 
-// Extremes of bit patterns, read as signed and as unsigned numbers. Patterns of positive floats ascend with the value
-// and those of negative ones descend, so three extremes give the largest and smallest value and find a NaN of any sign.
+// Extremes of bit patterns, read as signed and as unsigned numbers. Patterns of positive floats ascend with the value;
+// those of negative floats descend. So three extremes give the largest and the smallest value, and find a NaN of either
+// sign.
 struct Extremes {
   Vector<std::int32_t> most_signed;
   Vector<std::uint32_t> most, least;
@@ -74,7 +75,8 @@ RLK_HD Extremes leaf_extremes(const unsigned char* leaf) {
   }
   Extremes e = {(Vector<std::int32_t>)most_signed, (Vector<std::uint32_t>)most, (Vector<std::uint32_t>)least};
   if constexpr (kBytes<T> == 2) {
-    // Two patterns a lane: compare the upper with the lower one. What stays in the lower half cannot change the upper.
+    // A lane holds two patterns: compare the upper with the lower one. Bits that remain in the lower half cannot change
+    // the upper half.
     e.most_signed = larger(e.most_signed, e.most_signed << 16);
     e.most = larger(e.most, e.most << 16);
     e.least = smaller(e.least, e.least << 16);
@@ -82,7 +84,7 @@ RLK_HD Extremes leaf_extremes(const unsigned char* leaf) {
   return e;
 }
 
-// Value whose bit pattern stands in the upper bits of a lane.
+// The value whose bit pattern is in the upper bits of a lane.
 template <class T>
 RLK_HD Floats value_of_key(Ints key) {
   if constexpr (std::is_same_v<T, Fp16>) {
@@ -93,12 +95,12 @@ RLK_HD Floats value_of_key(Ints key) {
   }
 }
 
-// Loads the columns of steps `step` and `step + 1` of leaf a; with sixteen lanes, those of leaf b into the upper lanes.
+// Loads the columns of steps `step` and `step + 1` of leaf a. With sixteen lanes, the upper lanes get those of leaf b.
 template <class T>
 RLK_HD void load_steps(const unsigned char* a, [[maybe_unused]] const unsigned char* b, int step, Floats z[2]) {
 #if defined(__AVX512F__)
   if constexpr (std::is_same_v<T, Bf16>) {
-    // A permutation of 16-bit words that zeroes the lower halves widens as it sorts.
+    // A permutation of 16-bit words that zeroes the lower halves sorts and widens in one instruction.
     const __m512i v = _mm512_inserti64x4(_mm512_castsi256_si512(load_bytes<__m256i>(a + 16 * step)),
                                          load_bytes<__m256i>(b + 16 * step), 1);
     const __m512i first = _mm512_set_epi16(23, 0, 22, 0, 21, 0, 20, 0, 19, 0, 18, 0, 17, 0, 16, 0,  //
@@ -124,7 +126,7 @@ RLK_HD void load_steps(const unsigned char* a, [[maybe_unused]] const unsigned c
 #endif
 }
 
-// values[k] for leaf k, values[k + 8] for leaf k + 8.
+// values[k] in the lanes of leaf k, values[k + 8] in those of leaf k + 8.
 RLK_HD Floats splat_pair(const float* values, int k) {
 #if defined(__AVX512F__)
   const __m128 upper = _mm_load_ss(values + k + kPairs);
@@ -138,8 +140,7 @@ struct Chains {
   Floats S, E, Q;
 };
 
-// The sums of a pair of leaves. kClamp: some column is -Inf or lies below q. On the way the bytes at `next` are
-// prefetched.
+// The sums of a pair of leaves. kClamp: some column is -Inf or below q. Meanwhile the bytes at `next` are prefetched.
 template <class T, Exp kExp, bool kMoments, bool kClamp>
 RLK_HD Chains sum_pair(const unsigned char* a, const unsigned char* b, const unsigned char* next, Floats c, Floats m,
                        [[maybe_unused]] Floats q) {
@@ -154,7 +155,7 @@ RLK_HD Chains sum_pair(const unsigned char* a, const unsigned char* b, const uns
       load_steps<T>(a, b, step, z);
       for (int i = 0; i < 2; ++i) {
         const Floats clamped = kClamp ? select(z[i] > q, z[i], q) : z[i];
-        // Lanes of a leaf that is the identity hold anything; the model wants numbers.
+        // Lanes of an identity leaf may hold anything, but the model needs numbers.
         const Floats least = broadcast<Floats>(-127.0f), x = fma_rn(clamped, c, addend);
         store_bytes(e_hardware + (step + i) * kLanes, select(x > least, x, least));
       }
@@ -214,7 +215,7 @@ RLK_HD Nodes combine_lanes(const Nodes& a, const Nodes& b) {
   return r;
 }
 
-// Lanes 0, 2, 4, ... and 1, 3, 5, ... in the lower half; the upper half repeats them.
+// The lower half gets lanes 0, 2, 4, ... or 1, 3, 5, ...; the upper half repeats them.
 RLK_HD Floats lanes_from(Floats a, int first) {
 #if defined(__AVX512F__)
   const Vector<float> even = shuffle<0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14>(a.v, a.v);
@@ -241,8 +242,8 @@ RLK_HD SoftmaxStats tree_over_lanes(Nodes n) {
   return {n.m.v[0], n.S.v[0], n.E.v[0], n.Q.v[0]};
 }
 
-// Node of a block whose leaf l lies at leaves[l]; the first `count` of them are there, the others are MissingLeaf.
-// `next` is where the next block begins, or any other address: it is prefetched while sums keep the core busy, or the
+// Node of a block whose leaf l lies at leaves[l]. The first `count` leaves exist; the others are MissingLeaf. `next` is
+// the begin of the next block, or any other address. It is prefetched while sums keep the core busy; otherwise the
 // search for extremes would wait for memory.
 template <class T, Exp kExp, bool kMoments>
 __attribute__((noinline)) SoftmaxStats block_stats(const unsigned char* const* leaves, int count,
@@ -276,7 +277,7 @@ __attribute__((noinline)) SoftmaxStats block_stats(const unsigned char* const* l
   const Floats largest = value_of_key<T>(select(top_signed >= 0, top_signed, bottom));
   const Floats smallest = value_of_key<T>(select(top < 0, top, bottom));
 
-  // math/softmax_stats.h's leaf_reference, a leaf a lane.
+  // leaf_reference of math/softmax_stats.h, one leaf per lane.
   const Floats range = broadcast<Floats>(kStatsRange);
   const Floats scaled = mul_rn(c, largest);
   const Floats ceiling = add_rn(ceil_of(scaled), zero);
@@ -322,7 +323,7 @@ __attribute__((noinline)) SoftmaxStats block_stats(const unsigned char* const* l
   return tree_over_lanes<kMoments>(nodes);
 }
 
-// Perfect binary tree over nodes that arrive in ascending order; those that never arrive are the identity.
+// Perfect binary tree over nodes that arrive in ascending order; missing nodes are the identity.
 class Tree {
  public:
   RLK_HD void push(SoftmaxStats node) {
@@ -373,7 +374,7 @@ SoftmaxStats plain_stats(const LogprobRow& row, std::int64_t first, std::int64_t
   return tree.root();
 }
 
-// What stands between a logit and z.
+// The operations between a logit and z.
 struct Transform {
   Floats logit_scale, softcap, inverse_softcap;
   bool capped;
@@ -396,7 +397,7 @@ RLK_HD unsigned kept_lanes(const std::uint64_t* kept, std::int64_t column) {
   return static_cast<unsigned>(kept[column / 64] >> (column % 64)) & ((1u << kLanes) - 1u);
 }
 
-// Rows whose z is not the logit: z goes through a buffer, columns that are not kept become -Inf.
+// For rows whose z is not the logit: z goes through a buffer, and columns that are not kept become -Inf.
 template <class T, Exp kExp, bool kMoments>
 SoftmaxStats transformed_stats(const LogprobRow& row, std::int64_t first, std::int64_t columns,
                                const std::uint64_t* kept) {
@@ -458,7 +459,7 @@ struct Gradient {
       slope = fma_rn(b, select(t < least, least, t), w);
     }
     Floats dz = fma_rn(p, slope, d);
-    // The exponential does not carry a NaN.
+    // Restores NaN, which the exponential does not pass on.
     dz = select(is_nan(t), broadcast<Floats>(canonical_nan()), dz);
     if constexpr (kTransformed) {
       if (transform.capped) {
@@ -514,7 +515,7 @@ SoftmaxStats stats_of(const LogprobRow& row, std::int64_t first, std::int64_t co
 
 template <class T, Exp kExp>
 void backward_of(const LogprobBackwardRow& row, std::int64_t first, std::int64_t columns, const std::uint64_t* kept) {
-  const bool entropy = row.b != 0.0f;  // a NaN counts
+  const bool entropy = row.b != 0.0f;  // true for NaN, too
   if (is_transformed(row, kept)) return backward_columns<T, kExp, true, true>(row, first, columns, kept);
   return entropy ? backward_columns<T, kExp, false, true>(row, first, columns, kept)
                  : backward_columns<T, kExp, false, false>(row, first, columns, kept);

@@ -10,12 +10,12 @@
 
 namespace rlk::cpu {
 
-// A row as the inner loops see it. Columns count from the first one in memory.
+// A row as the inner loops use it. Columns count from the first one in memory.
 struct LogprobRow {
   const unsigned char* logits;  // dtype, any alignment
   DType dtype;
   Exp exp;
-  bool moments;  // E and Q are wanted; otherwise they are 0
+  bool moments;  // whether E and Q are wanted; otherwise they are 0
   float c;       // log2e / T
   float logit_scale, softcap, inverse_softcap;
 };
@@ -23,16 +23,16 @@ struct LogprobRow {
 struct LogprobBackwardRow : LogprobRow {
   unsigned char* dlogits;  // dtype; may be `logits`
   float u;                 // log2 p = fma(z, c, -u)
-  float b;                 // dentropy's factor of log2 p
+  float b;                 // dentropy's factor on log2 p
   float w;                 // fl(a - g)
-  float d;                 // label smoothing's term: what every column gets
+  float d;                 // term of label smoothing, which every column gets
 };
 
-// `kept` has one bit for each of the run's columns, padded with zeros to whole leaves; null keeps all.
+// `kept` has one bit for each of the run's columns, padded with zeros to whole leaves; null keeps all columns.
 struct LogprobLanes {
   // Tree over the leaves of [first, first + columns), where `first` begins a leaf.
   SoftmaxStats (*stats)(const LogprobRow& row, std::int64_t first, std::int64_t columns, const std::uint64_t* kept);
-  // dlogits of [first, first + columns), the target's column not excepted.
+  // dlogits of [first, first + columns), computed as if no column were the target's.
   void (*backward)(const LogprobBackwardRow& row, std::int64_t first, std::int64_t columns, const std::uint64_t* kept);
 };
 

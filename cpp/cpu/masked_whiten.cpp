@@ -1,4 +1,4 @@
-// CPU backend of masked_whiten: sequences are spread over threads in each of three passes.
+// CPU backend of masked_whiten: three passes, each of which spreads sequences over threads.
 #include "rlk/ops/masked_whiten.h"
 
 #include <vector>
@@ -22,7 +22,7 @@ class Whitening {
   explicit Whitening(const MaskedWhitenParams& p) : p_(p) {}
 
   void run() {
-    const FloatEnvironment environment;  // minima and maxima of subnormals too
+    const FloatEnvironment environment;  // minima and maxima must keep subnormals, too
     std::vector<WhitenSums> of(static_cast<std::size_t>(p_.sequences.num_sequences));
     const auto sum = [&] {
       return tree_sum(p_.sequences.num_sequences, [&](std::int64_t s) { return of[static_cast<std::size_t>(s)].sum; });

@@ -21,7 +21,7 @@ RLK_HD void for_each_vector(const WhitenTokens& t, std::int64_t first, const F& 
   }
 }
 
-// The sum of term(x, which count), in the contract's order.
+// Sum of term(x, mask of tokens that count), in the contract's order.
 template <class F>
 RLK_HD float sum_of(const WhitenTokens& t, const F& term) {
   SumTree<kSequenceLevels> tree;

@@ -13,16 +13,16 @@ struct WhitenStatistics;
 
 namespace rlk::cpu {
 
-// A sequence's tokens; the first has element `at` of the mask.
+// A sequence's tokens. The first token has element `at` of the mask.
 struct WhitenTokens {
   const float* x;
   TokenMask mask;
   std::int64_t at, length;
 };
-// Sums over scored tokens.
+// Sums over the tokens that count.
 struct WhitenSums {
   std::int64_t n;
-  float sum, least, largest;  // NaN left out of the last two
+  float sum, least, largest;  // the last two leave NaNs out
 };
 
 struct MaskedWhitenLanes {

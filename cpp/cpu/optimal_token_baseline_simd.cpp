@@ -34,7 +34,7 @@ void add_before(float before, const float* x, const std::int32_t* counted, int c
   }
 }
 
-// A token that counts, by its W, which is a NaN or not negative then.
+// Whether a token counts, judged by its W: a counting token's W is NaN or not negative.
 RLK_HD Mask is_counted(Floats w) { return ~(w == broadcast<Floats>(kNoWeight)); }
 
 void rewards_of(const float* rewards, const float* w, int count, float* x) {
@@ -63,7 +63,7 @@ void subtract(const float* returns, const float* w, const float* baseline, int b
   }
 }
 
-// Two buffers with a chunk's half of zeros beside what is read, by turns.
+// Alternates between two buffers. Next to the data each has a chunk's half of zeros.
 void up_to(float* x) {
   constexpr int kHalf = kChunk / 2;
   alignas(64) float buffers[2][kHalf + kChunk] = {};

@@ -10,21 +10,22 @@
 namespace rlk::cpu {
 
 struct OptimalTokenBaselineLanes {
-  // counted[i] = -1 where token `at` + i counts, else 0; whole vectors of them.
+  // counted[i] = -1 if token `at` + i counts, else 0; whole vectors are written.
   void (*mask)(const TokenMask& mask, std::int64_t at, int count, std::int32_t* counted);
-  // w[i] of `count` tokens, 0 where none counts; importance: [count] with stride 1, one with stride 0, or null.
+  // w[i] of `count` tokens, 0 where a token does not count. importance is [count] with stride 1, one value with stride
+  // 0, or null.
   void (*weights)(const float* logprob, const float* sum_p_sq, const float* importance, std::int64_t stride,
                   const std::int32_t* counted, int count, float* w);
-  // W = before + x, kNoWeight where a token does not count.
+  // W = before + x, or kNoWeight where a token does not count.
   void (*add_before)(float before, const float* x, const std::int32_t* counted, int count, float* w);
   // x = rewards where W is not kNoWeight, else 0.
   void (*rewards)(const float* rewards, const float* w, int count, float* x);
-  // returns = after + x, or x[0] of all where x_stride is 0; 0 where W is kNoWeight.
+  // returns = after + x, or 0 where W is kNoWeight. With x_stride 0, x[0] serves all tokens.
   void (*add_after)(float after, const float* x, int x_stride, const float* w, int count, float* returns);
-  // advantages = returns - baseline, of the first `based` alone; 0 where W is kNoWeight.
+  // advantages = returns - baseline, or 0 where W is kNoWeight. Only the first `based` tokens have a baseline.
   void (*subtract)(const float* returns, const float* w, const float* baseline, int based, int count,
                    float* advantages);
-  // Sums of a chunk up to each, and from each on; x is overwritten.
+  // Sums of a chunk up to each token, and from each token on; x is overwritten.
   void (*up_to)(float* x);
   void (*from)(float* x);
   // num = fma(g, w, num) and den += w where w is not kNoWeight.

@@ -12,7 +12,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskBytes = 1 << 17;  // below these a thread's wake-up costs more than its help
+constexpr std::int64_t kTaskBytes = 1 << 17;  // smaller tasks cost more to wake a thread for than they save
 
 std::int64_t length_at(const PackLayoutParams& p, std::int64_t i) {
   if (p.lengths_dtype == DType::kInt64) return static_cast<const std::int64_t*>(p.lengths)[i];
@@ -115,7 +115,7 @@ void pack_layout(const PackLayoutParams& p) {
   p.status[0] = 0;
 }
 
-// That of a row's tokens those that are kept have 0, 1, 2 and so on, as many as the sequence has.
+// Checks that the kept tokens of a row have the positions 0, 1, 2 and so on, as many as the sequence has.
 static void check_positions(const PackParams& p, std::int64_t row, std::int64_t length) {
   const std::int32_t* const positions = p.positions + row * p.num_tokens;
   const auto refuse = [&](const std::string& expected, const std::string& got) {

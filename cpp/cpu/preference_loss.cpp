@@ -1,4 +1,5 @@
-// CPU backend of preference_loss: a few numbers a pair, on the caller's thread or, of many pairs, on several.
+// CPU backend of preference_loss: a few operations per pair, on the caller's thread, or on several threads for many
+// pairs.
 #include "rlk/ops/preference_loss.h"
 
 #include <algorithm>
@@ -17,7 +18,7 @@ namespace {
 
 const PreferenceLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(preference_loss_simd); }
 
-constexpr std::int64_t kTaskPairs = 512;  // below these a thread's wake-up costs more than its help
+constexpr std::int64_t kTaskPairs = 512;  // smaller tasks cost more to wake a thread for than they save
 
 void rank(const PreferenceLossParams& p) {
   for (int which = 0; which < 2; ++which) {
@@ -33,7 +34,7 @@ void rank(const PreferenceLossParams& p) {
   }
 }
 
-// f(what is added at a position), compiled for each metric.
+// Calls f(function that gives the value added at a position), compiled for each metric.
 template <class F>
 void with_metric(const PreferenceLossParams& p, int metric, const F& f) {
   const float *const w = p.chosen.reward, *const l = p.rejected.reward;

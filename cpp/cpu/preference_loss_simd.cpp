@@ -1,4 +1,4 @@
-// The inner loop of preference_loss, compiled once per instruction set: a pair at a time, for the sake of their fma.
+// The inner loop of preference_loss, one pair at a time, compiled once per instruction set to get hardware fma.
 #include "preference_loss_simd.h"
 
 #include "simd.h"

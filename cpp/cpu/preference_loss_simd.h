@@ -9,7 +9,7 @@
 namespace rlk::cpu {
 
 struct PreferenceLossLanes {
-  // Pairs, or losses of sorted ones, or elements of kKto, [begin, end).
+  // Items [begin, end): pairs, losses of sorted pairs, or elements of kKto.
   void (*items)(const PreferenceLossParams& p, std::int64_t begin, std::int64_t end);
 };
 

@@ -9,7 +9,7 @@
 
 namespace rlk::cpu {
 
-constexpr std::int64_t kTaskBlocks = 1024;  // blocks of words per task, worth a wake-up
+constexpr std::int64_t kTaskBlocks = 1024;  // blocks of words per task, enough to be worth waking a thread
 
 void random_bits(const RandomBitsParams& p) {
   check_random_bits(p);

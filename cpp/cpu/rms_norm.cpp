@@ -1,4 +1,4 @@
-// CPU backend of rms_norm: how rows, and the sums over tokens of dweight, are spread over threads.
+// CPU backend of rms_norm: the spread of rows, and of dweight's sums over tokens, over threads.
 #include "rlk/ops/rms_norm.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr std::int64_t kGroups = kRmsNormBlock / kRmsNormGroupRows;
 
 const RmsNormLanes& lanes() { return RLK_CPU_LANES_IN_USE(rms_norm_simd); }
 
-// The weight as it is multiplied; empty where there is none.
+// The weight as a factor, offset included; empty if there is none.
 template <class Params>
 std::vector<float> weight_of(const Params& p) {
   if (p.weight == nullptr) return {};
@@ -44,7 +44,8 @@ class Backward {
       const std::int64_t rows = std::min(kRmsNormBlock, p_.num_rows - block);
       const std::int64_t num_groups = rms_norm_groups(rows);
       groups.assign(static_cast<std::size_t>(num_groups * p_.columns), 0.0f);
-      // One pass over memory where groups are enough for all threads; else rows, then columns of groups.
+      // One pass over memory if there are enough groups for all threads. Otherwise one pass over rows, then one over
+      // columns of groups.
       if (num_groups >= 2 * num_threads() || num_threads() == 1) {
         run_groups(block, rows, groups.data());
       } else {
@@ -116,7 +117,7 @@ class Backward {
     });
   }
 
-  // A block's tree over its groups, added to the total, or taken as it is.
+  // A block's tree over its groups. It is added to the total, or becomes the total for the first block.
   void fold(float* groups, std::int64_t num_groups, bool is_first, float* total) const {
     const std::int64_t slices = (p_.columns + kFoldColumns - 1) / kFoldColumns;
     const std::int64_t grain = std::max<std::int64_t>(kTaskElements / (num_groups * kFoldColumns), 1);

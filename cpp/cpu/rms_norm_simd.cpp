@@ -1,5 +1,5 @@
-// Inner loops of rms_norm, compiled once per instruction set. A lane of the contract's sums is a lane of a vector: eight
-// columns of sixteen (or eight) lanes that follow one another in memory are transposed in registers.
+// Inner loops of rms_norm, compiled once per instruction set. A lane of the contract's sums is a lane of a vector.
+// Eight columns of each of sixteen (or eight) lanes, which are neighbours in memory, are transposed in registers.
 #include "rms_norm_simd.h"
 
 #include "simd.h"
@@ -29,7 +29,7 @@ RLK_HD void clear_padding(float* scratch, std::int64_t columns) {
 }
 
 template <class V>
-RLK_HD V low_pairs(V a, V b) {  // pairs of 32 bits each, inside 128
+RLK_HD V low_pairs(V a, V b) {  // pairs of 32 bits each, within 128 bits
 #if defined(__AVX512F__)
   return shuffle<0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29>(a, b);
 #else
@@ -45,7 +45,7 @@ RLK_HD V high_pairs(V a, V b) {
 #endif
 }
 template <class V>
-RLK_HD V low_halves(V a, V b) {  // halves of 64 bits each, inside 128
+RLK_HD V low_halves(V a, V b) {  // halves of 64 bits each, within 128 bits
 #if defined(__AVX512F__)
   return shuffle<0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29>(a, b);
 #else
@@ -67,7 +67,7 @@ RLK_HD void load_vec8s(const float* p, Floats columns[kVec8]) {
 #pragma GCC unroll 8
   for (int i = 0; i < kVec8; ++i) v[i] = load_bytes<Floats>(p + i * kLanes).v;
 #pragma GCC unroll 2
-  for (int i = 0; i < kVec8; i += 4) {  // 4 x 4 inside 128 bits: a vector then has columns j and 4 + j
+  for (int i = 0; i < kVec8; i += 4) {  // 4 x 4 within 128 bits; afterwards a vector has columns j and 4 + j
     const auto a = low_pairs(v[i], v[i + 1]), b = low_pairs(v[i + 2], v[i + 3]);
     const auto c = high_pairs(v[i], v[i + 1]), d = high_pairs(v[i + 2], v[i + 3]);
     w[i] = low_halves(a, b);
@@ -81,7 +81,7 @@ RLK_HD void load_vec8s(const float* p, Floats columns[kVec8]) {
     columns[j + 4].v = odd_quarters(w[j], w[j + 4]);
   }
 }
-// The lane within a block that lane l of a vector holds.
+// The lane within a block that is in lane l of a vector.
 constexpr int lane_in_block(int l) { return kLanes == 8 ? l : l < 8 ? 2 * l : 2 * (l - 8) + 1; }
 
 // The contract's sum of fma(a, b, s).

@@ -1,5 +1,5 @@
 // The inner loops of rms_norm, one copy per instruction set (rms_norm_simd.cpp). A row is widened once into fp32
-// scratch that stays in L1 or L2, and everything else reads that.
+// scratch that stays in L1 or L2. All other steps read this scratch.
 #pragma once
 
 #include <cstdint>
@@ -9,24 +9,24 @@
 
 namespace rlk::cpu {
 
-// Scratch of a row has padded_columns floats; what lies past its columns is +0.
+// The scratch of a row has padded_columns floats; those past its columns are +0.
 constexpr std::int64_t kRmsNormPadding = 128;  // eight columns of each lane of the widest vector
 inline __attribute__((always_inline)) std::int64_t padded_columns(std::int64_t columns) {
   return (columns + kRmsNormPadding - 1) / kRmsNormPadding * kRmsNormPadding;
 }
 
-// A row of forward. Memory has any alignment.
+// Arguments for one row of forward. Memory has any alignment.
 struct RmsNormRow {
   const unsigned char *x, *residual;  // residual may be null
   unsigned char *new_residual, *y;    // y may be null
-  const float* weight;                // with the offset, [columns], or null
+  const float* weight;                // [columns], offset included, or null
   std::int64_t columns;
   DType dtype;
   bool round_before_weight;
   float* h;  // scratch
 };
 
-// A row of backward.
+// Arguments for one row of backward.
 struct RmsNormBackwardRow {
   const unsigned char *dy, *h, *d_new_residual;  // d_new_residual may be null
   unsigned char* dx;
@@ -36,7 +36,7 @@ struct RmsNormBackwardRow {
   bool round_before_weight;
   float rstd;
   float *g, *xhat;  // scratch
-  float* sums;      // [columns]: dweight's chains, to go on with; null where they are not wanted here
+  float* sums;      // [columns]: dweight's chains, which are continued; null if they are not wanted here
 };
 
 struct RmsNormLanes {
@@ -46,7 +46,8 @@ struct RmsNormLanes {
   float (*load_row)(const RmsNormRow& row);
   void (*store_row)(const RmsNormRow& row, float rstd);
   void (*backward_row)(const RmsNormBackwardRow& row);
-  // Continues only dweight's chains, for columns [first, first + count). `sums` points to the chain of column `first`.
+  // Continues only the chains of dweight, for columns [first, first + count). `sums` points to the chain of column
+  // `first`.
   void (*add_to_sums)(const RmsNormBackwardRow& row, std::int64_t first, std::int64_t count);
   void (*store)(const float* sums, std::int64_t count, unsigned char* to, DType dtype);
 };

@@ -1,4 +1,5 @@
-// CPU backend of rope: ids are checked, then tokens are spread over threads; the angles of a token serve all of its heads.
+// CPU backend of rope. It checks the ids, then spreads tokens over threads. The angles of a token serve all of its
+// heads.
 #include "rlk/ops/rope.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskElements = 16384;  // below these a thread's wake-up costs more than its help
+constexpr std::int64_t kTaskElements = 16384;  // smaller tasks cost more to wake a thread for than they save
 
 const RopeLanes& lanes() { return RLK_CPU_LANES_IN_USE(rope_simd); }
 
@@ -45,7 +46,7 @@ void check_ids(const RopeParams& p) {
   }
 }
 
-// The angles of a token's pairs, in memory for each thread.
+// The angles of a token's pairs, in a buffer per thread.
 class Angles {
  public:
   explicit Angles(const RopeParams& p)
@@ -76,7 +77,7 @@ class Angles {
   }
 
  private:
-  // The first or second elements of the pairs, in the order of pairs.
+  // The first or the second elements of the pairs, in pair order.
   const float* half(const float* columns, int which, float* to) const {
     if (!p_.interleaved) return columns + which * pairs_;
     for (std::int64_t i = 0; i < pairs_; ++i) to[i] = columns[2 * i + which];
@@ -86,7 +87,7 @@ class Angles {
     for (std::int64_t i = 0; i < count; ++i) values[i] = -values[i];
   }
 
-  // A row of cos or sin as it is multiplied; of three sections each has its own columns.
+  // Loads a row of cos or sin as factors. With three sections, each section fills its own columns.
   void load(const RopeAngles& angles, const Token& token, float* to) const {
     const bool per_pair = p_.width < p_.rotary_dim, halves = !per_pair && !p_.interleaved;
     const std::int64_t columns_of_pair = per_pair || halves ? 1 : 2;
@@ -108,7 +109,7 @@ class Angles {
 
   const RopeParams& p_;
   std::int64_t pairs_;
-  std::vector<float> rows_;  // cos, sin, and the four of interleaved pairs
+  std::vector<float> rows_;  // cos, sin, and the four arrays of interleaved pairs
 };
 
 void run_heads(const RopeParams& p, const RopeHeads& heads, const Token& token, RopeRow row) {

@@ -1,4 +1,4 @@
-// Inner loops of rope, compiled once per instruction set: a lane of a vector is a pair.
+// Inner loops of rope, compiled once per instruction set: each lane of a vector is a pair.
 #include "rope_simd.h"
 
 #include "simd_fold.h"
@@ -13,7 +13,7 @@ RLK_HD Floats load_floats(const float* p, int count) {
   return load_at<Fp32>(reinterpret_cast<const unsigned char*>(p), 0, count);
 }
 
-// Neighbours (2i, 2i + 1) of two vectors that follow one another: all first ones, all second ones; and back.
+// Two consecutive vectors of neighbours (2i, 2i + 1) become all first elements and all second elements, and back.
 RLK_HD void split_pairs(Floats* a, Floats* b) {
   const auto low = a->v, high = b->v;
 #if defined(__AVX512F__)
@@ -50,12 +50,12 @@ void load_angles(const unsigned char* from, DType dtype, DType rounded_to, std::
 
 template <class T, bool kInterleaved, bool kRoundProducts>
 RLK_HD void rotate_row(const RopeRow& row) {
-  const std::int64_t to_b = row.pairs * kBytes<T>;  // where pairs lie in halves
+  const std::int64_t to_b = row.pairs * kBytes<T>;  // distance to b where pairs lie in halves
   for (std::int64_t i = 0; i < row.pairs; i += kLanes) {
     const int count = row.pairs - i < kLanes ? static_cast<int>(row.pairs - i) : kLanes;
     const RopeAngle<Floats> angle = {load_floats(row.cos_a + i, count), load_floats(row.sin_a + i, count),
                                      load_floats(row.cos_b + i, count), load_floats(row.sin_b + i, count)};
-    // The first vector has the first interleaved pairs: all, where there are few.
+    // The first vector has the first interleaved pairs; with few pairs it has all of them.
     const int first = kInterleaved ? (2 * count < kLanes ? 2 * count : kLanes) : count;
     const int second = kInterleaved ? 2 * count - first : count;
     const std::int64_t at_a = (kInterleaved ? 2 * i : i) * kBytes<T>;

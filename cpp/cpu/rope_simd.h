@@ -11,15 +11,15 @@ namespace rlk::cpu {
 // The rotated columns of a head.
 struct RopeRow {
   const unsigned char* x;
-  unsigned char* y;                            // x itself, or apart
-  const float *cos_a, *sin_a, *cos_b, *sin_b;  // [pairs], as they are multiplied
+  unsigned char* y;                            // x itself, or memory that does not overlap it
+  const float *cos_a, *sin_a, *cos_b, *sin_b;  // [pairs], as factors
   std::int64_t pairs;
   DType dtype;
   bool interleaved, round_products;
 };
 
 struct RopeLanes {
-  // to[i] = from[i] of `dtype`, as an element of `rounded_to` holds it.
+  // to[i] = from[i], an element of `dtype` rounded to `rounded_to`.
   void (*load_angles)(const unsigned char* from, DType dtype, DType rounded_to, std::int64_t count, float* to);
   void (*rotate)(const RopeRow& row);
 };

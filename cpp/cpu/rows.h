@@ -1,4 +1,4 @@
-// Rows of arrays by their address, and how many of them a thread takes at a time.
+// Rows of arrays by address, and the number of rows that a thread takes at a time.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ inline unsigned char* row_at(void* data, const RowLayout& rows, std::int64_t row
   return data == nullptr ? nullptr : static_cast<unsigned char*>(data) + rows.offset(row) * size_of(t);
 }
 
-constexpr std::int64_t kTaskElements = 16384;  // below these a thread's wake-up costs more than its help
+constexpr std::int64_t kTaskElements = 16384;  // smaller tasks cost more to wake a thread for than they save
 inline std::int64_t rows_of_a_task(std::int64_t columns) {
   return std::max<std::int64_t>(kTaskElements / (columns + 1), 1);
 }

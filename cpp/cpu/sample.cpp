@@ -24,7 +24,8 @@ void process_logits(const ProcessLogitsParams& p) {
 
 namespace {
 
-// Rows with their kept sets, by chunks: fn(row, mask, nodes, count) gives all of a row's results but its kept ids.
+// Computes rows with their kept sets, by chunks. fn(row, mask, nodes, count) gives all results of a row except its kept
+// ids.
 template <class F>
 void by_rows(const SampleParams& p, const SampleLanes& lanes, F fn) {
   const bool keeps = p.kept_offsets != nullptr;

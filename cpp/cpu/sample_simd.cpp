@@ -1,4 +1,4 @@
-// Rows of sample, compiled once per instruction set: a thread is a team of one, the chains of a leaf are its lanes.
+// Rows of sample, compiled once per instruction set. A thread is a team of one, and the chains of a leaf are its lanes.
 #include "sample_simd.h"
 
 #include "simd.h"
@@ -58,7 +58,7 @@ struct Alone {
   }
 };
 
-// fn(T(), mode) for the params' type and exponential.
+// Calls fn(T(), mode) for the params' type and exponential.
 template <Exp kExp>
 using Mode = std::integral_constant<Exp, kExp>;
 template <class F>

@@ -8,12 +8,14 @@ namespace rlk::cpu {
 
 struct SampleLanes {
   void (*process)(const ProcessLogitsParams& p, std::int64_t row);
-  // Everything but its kept ids and raw_logprob. `mask`, `nodes`: the row's workspace; `count`: how many columns it kept, or null.
+  // Computes everything except kept ids and raw_logprob. `mask` and `nodes` are the row's workspace. `count` gets the
+  // number of columns that it kept, or is null.
   void (*row)(const SampleParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count);
   void (*raw)(const SampleParams& p, std::int64_t row,
-              float* nodes);  // raw_logprob and its n best, of the raw pass' params
+              float* nodes);  // raw_logprob and its n best, from the raw pass's params
   void (*offsets)(const SampleParams& p, std::int64_t first, std::int64_t rows, std::uint32_t* closed);
-  // A shard's payload but for raw words, and these, from the raw pass' params; then what `row` and `raw` give, of payloads.
+  // A shard's payload except raw words; then the raw words, from the raw pass's params; then `row` and `raw` computed
+  // from payloads.
   void (*partial)(const SamplePartialParams& p, std::int64_t row, std::uint32_t* mask, float* nodes);
   void (*partial_raw)(const SamplePartialParams& p, std::int64_t row, float* nodes);
   void (*merge)(const SampleMergeParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count);

@@ -1,4 +1,4 @@
-// CPU backend of scatter_rewards: tiles of tokens, then sequences, are spread over threads.
+// CPU backend of scatter_rewards: it spreads tiles of tokens, then sequences, over threads.
 #include "rlk/ops/scatter_rewards.h"
 
 #include "rlk/backends.h"
@@ -12,7 +12,7 @@ namespace {
 
 const ScatterRewardsLanes& lanes() { return RLK_CPU_LANES_IN_USE(scatter_rewards_simd); }
 
-// A wave of one lane.
+// A wave with one lane.
 struct Alone {
   static constexpr int kLanes = 1;
   using Tokens = float;

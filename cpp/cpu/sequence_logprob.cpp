@@ -1,4 +1,5 @@
-// CPU backend of sequence_logprob: sequences are spread over threads. A block's tokens that count are gathered first.
+// CPU backend of sequence_logprob: sequences are spread over threads. The counting tokens of a block are gathered
+// first.
 #include "rlk/ops/sequence_logprob.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskTokens = 65536;  // below these a thread's wake-up costs more than its help
+constexpr std::int64_t kTaskTokens = 65536;  // smaller tasks cost more to wake a thread for than they save
 
 struct OfBf16 {
   using Storage = std::uint16_t;
@@ -38,7 +39,7 @@ void with_type(DType dtype, const F& f) {
   dtype == DType::kBFloat16 ? f(OfBf16{}) : f(OfFp16{});
 }
 
-// f(a function that says whether token i of the mask counts), compiled for each size of an element.
+// Calls f(function that tells whether token i of the mask counts), compiled for each element size.
 template <class F>
 void with_mask(const TokenMask& m, const F& f) {
   const auto of = [&](auto element) {

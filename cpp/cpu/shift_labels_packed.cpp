@@ -1,4 +1,4 @@
-// CPU backend of labels and masks: tokens of labels, sequences of masks are spread over threads.
+// CPU backend of labels and masks: it spreads the tokens of labels, and the sequences of masks, over threads.
 #include "rlk/ops/shift_labels_packed.h"
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskTokens = 8192;  // worth a wake-up; copies of 64 KB stay in a cache
+constexpr std::int64_t kTaskTokens = 8192;  // enough to be worth waking a thread; copies of 64 KB stay in a cache
 
-// Labels of neighbouring tokens come from neighbouring ids: runs of them.
+// Labels of neighbouring tokens come from neighbouring ids, so they are copied in runs.
 template <class Id, int kFlagBytes>
 class Labels {
  public:
@@ -31,13 +31,13 @@ class Labels {
     while (first < last) {
       const std::int64_t sequence =
           sequence_of(p_.cu_seqlens, {0, p_.num_sequences}, p_.num_tokens, cut_.searched(first));
-      if (sequence < 0) return std::fill(labels_ + first, labels_ + last, none_);  // behind the last one
+      if (sequence < 0) return std::fill(labels_ + first, labels_ + last, none_);  // tokens behind the last sequence
       first = write_run(span_of(p_.cu_seqlens, p_.num_tokens, sequence), first, last);
     }
   }
 
  private:
-  // As far as the sources are neighbours; returns where that ends.
+  // Writes labels while their sources are neighbours; returns the end.
   std::int64_t write_run(const Span& span, std::int64_t first, std::int64_t last) const {
     std::int64_t t = cut_.searched(first), end = span.begin + span.length - cut_.first;
     if (cut_.zigzag) {
@@ -77,14 +77,14 @@ void write_labels(const ShiftLabelsParams& p) {
   });
 }
 
-// The mask of packed tokens of no sequence.
+// Clears the mask of packed tokens of no sequence.
 template <class Params>
 void clear_spare(const Params& p) {
   const std::int64_t used = tokens_used<PlainMemory>(p.cu_seqlens, p.num_sequences, p.num_tokens);
   std::fill(p.mask + used, p.mask + p.num_tokens, std::uint8_t{0});
 }
 
-// The masks of a sequence, or a row, begin at `mask`.
+// Writes the spans of a sequence or row, whose mask begins at `mask`.
 void write_spans(const SpanMaskParams& p, std::int64_t sequence, std::int64_t length, std::uint8_t* mask) {
   std::fill(mask, mask + length, std::uint8_t{0});
   const Span of = span_of(p.span_offsets, p.num_spans, sequence);

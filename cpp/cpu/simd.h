@@ -1,9 +1,9 @@
-// Vectors of floats for the files that CMake compiles once per instruction set, with the names of math/ieee.h, so that
+// Vectors of floats for files that CMake compiles once per instruction set. They have the functions of math/ieee.h, so
 // the templates of math/ run on them.
 //
 // Such a file defines RLK_CPU_ISA (baseline, avx2, avx512) and lives in namespace rlk::cpu::RLK_CPU_ISA. It must not
 // emit an inline function that another file may emit too: the linker keeps one copy, and that copy would run on CPUs
-// that lack its instructions. Hence everything is always_inline here, math/ included, and no std container is used.
+// that lack its instructions. Hence everything here, math/ included, is always_inline, and no std container is used.
 #pragma once
 
 #ifndef RLK_CPU_ISA
@@ -21,7 +21,7 @@
 #include "rlk/math/ieee.h"
 
 #if defined(__AVX2__)
-#pragma GCC diagnostic push  // GCC 12 warns of its own header
+#pragma GCC diagnostic push  // GCC 12 warns about its own header
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
@@ -85,7 +85,7 @@ RLK_HD Ints operator~(Ints a) { return {~a.v}; }
 RLK_HD Ints operator&(Ints a, std::int32_t b) { return {a.v & b}; }
 RLK_HD Ints operator|(Ints a, std::int32_t b) { return {a.v | b}; }
 RLK_HD Ints operator<<(Ints a, int n) { return {a.v << n}; }
-RLK_HD Ints operator>>(Ints a, int n) { return {a.v >> n}; }  // arithmetic
+RLK_HD Ints operator>>(Ints a, int n) { return {a.v >> n}; }  // arithmetic shift
 RLK_HD Mask operator==(Ints a, std::int32_t b) { return {a.v == b}; }
 RLK_HD Mask operator!=(Ints a, Ints b) { return {a.v != b.v}; }
 RLK_HD Mask operator<(Ints a, std::int32_t b) { return {a.v < b}; }
@@ -129,7 +129,7 @@ RLK_HD Floats ceil_of(Floats a) {
 RLK_HD Ints bits_of(Floats a) { return {(Vector<std::int32_t>)a.v}; }
 RLK_HD Floats float_of(Ints a) { return {(Vector<float>)a.v}; }
 RLK_HD Floats to_floats(Ints a) { return {__builtin_convertvector(a.v, Vector<float>)}; }
-RLK_HD Ints to_ints(Floats a) { return {__builtin_convertvector(a.v, Vector<std::int32_t>)}; }  // toward zero
+RLK_HD Ints to_ints(Floats a) { return {__builtin_convertvector(a.v, Vector<std::int32_t>)}; }  // rounds toward zero
 
 RLK_HD Floats select(Mask condition, Floats yes, Floats no) { return {condition.v ? yes.v : no.v}; }
 RLK_HD Ints select(Mask condition, Ints yes, Ints no) { return {condition.v ? yes.v : no.v}; }
@@ -163,7 +163,7 @@ RLK_HD Mask mask_of(unsigned bits) {
 #endif
 }
 
-// Memory without alignment.
+// Access to memory without alignment.
 template <class V>
 RLK_HD V load_bytes(const void* p) {
   V v;
@@ -176,7 +176,7 @@ RLK_HD void store_bytes(void* p, V v) {
 }
 
 // Element types in memory. load and store move kLanes elements; store rounds to nearest even, and a NaN becomes the
-// type's canonical one.
+// type's canonical NaN.
 struct Fp32 {
   using Storage = float;
   static RLK_HD Floats load(const void* p) { return load_bytes<Floats>(p); }

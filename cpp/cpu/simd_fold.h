@@ -1,23 +1,23 @@
-// Folds across the lanes of several vectors at once, by transposition: leaves in, one value a leaf out.
+// Folds across the lanes of several vectors at once, by transposition: from leaves to one value per leaf.
 #pragma once
 
 #include "simd.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 
-constexpr int kPairs = 8;  // vectors of chains in a block: leaf k in lanes 0..7, leaf k + 8 in lanes 8..15
+constexpr int kPairs = 8;  // vectors of chains in a block: leaf k is in lanes 0..7, leaf k + 8 in lanes 8..15
 
-// Lanes of a, then of b, by index.
+// Selects lanes of a, then of b, by index.
 template <int... kLane, class V>
 RLK_HD V shuffle(V a, V b) {
 #if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
   return __builtin_shufflevector(a, b, kLane...);
-#else  // g++ 10, which compiles the wheels
+#else  // for g++ 10, which compiles the wheels
   return __builtin_shuffle(a, b, Vector<std::int32_t>{kLane...});
 #endif
 }
 
-// Transposition's building blocks: lanes of a and b in pairs, inside 128 bits.
+// Steps of a transposition: lanes of a and b in pairs, within 128 bits.
 template <class V>
 RLK_HD V even_lanes(V a, V b) {
 #if defined(__AVX512F__)
@@ -34,8 +34,8 @@ RLK_HD V odd_lanes(V a, V b) {
   return shuffle<1, 3, 9, 11, 5, 7, 13, 15>(a, b);
 #endif
 }
-// The 128-bit quarters 0 and 2 of a and of b; odd_quarters has 1 and 3. For leaves k and k + 8 they are the lower and
-// the upper chains.
+// The 128-bit quarters 0 and 2 of a and of b; odd_quarters gives 1 and 3. For leaves k and k + 8 these are the lower
+// and the upper chains.
 template <class V>
 RLK_HD V even_quarters(V a, V b) {
 #if defined(__AVX512F__)

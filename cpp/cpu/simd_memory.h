@@ -1,4 +1,5 @@
-// Elements of an array whose type is known at run time, a vector at a time, the last one of a row short.
+// Access to an array whose element type is known at run time, one vector at a time; the last vector of a row may be
+// short.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +22,7 @@ RLK_HD void with_type(DType dtype, const F& f) {
 template <class T>
 constexpr int kBytes = sizeof(typename T::Storage);
 
-// Elements [k, k + columns) of an array; what is missing of a vector is +0.
+// Elements [k, k + columns) of an array; the remaining lanes are +0.
 template <class T>
 RLK_HD Floats load_at(const unsigned char* p, std::int64_t k, int columns) {
   p += k * kBytes<T>;
@@ -38,7 +39,7 @@ RLK_HD void store_at(unsigned char* p, std::int64_t k, int columns, Floats x) {
   T::store(padded, x);
   std::memcpy(p, padded, static_cast<std::size_t>(columns) * kBytes<T>);
 }
-// The value as an element of type T holds it.
+// The value rounded to an element of type T.
 template <class T>
 RLK_HD Floats rounded(Floats x) {
   if constexpr (std::is_same_v<T, Fp32>) return x;

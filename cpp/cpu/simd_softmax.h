@@ -1,4 +1,4 @@
-// Pieces of softmax statistics in vectors: the hardware's exponential, rescaled sums, probabilities of a backward.
+// Vector code for softmax statistics: the hardware's exponential, rescaled sums, and probabilities of a backward.
 #pragma once
 
 #include "simd.h"
@@ -22,7 +22,7 @@ RLK_HD Floats scale_down(Floats x, Ints d) {
   return select(exponent == 0xff, x, scaled);
 }
 
-// 2^min(t, 127), 0 where t < -126. A NaN may give anything.
+// 2^min(t, 127), 0 where t < -126. The result for a NaN is arbitrary.
 template <Exp kExp>
 RLK_HD Floats probability(Floats t) {
   const Floats zero = broadcast<Floats>(0.0f), least = broadcast<Floats>(-126.0f), most = broadcast<Floats>(127.0f);

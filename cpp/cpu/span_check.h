@@ -1,4 +1,4 @@
-// Spans of sequences that a kernel could not follow are an error on the CPU, where they can be read, before it writes anything.
+// Invalid spans of sequences are an error on the CPU, which can read them before it writes anything.
 #pragma once
 
 #include <string>
@@ -7,7 +7,8 @@
 
 namespace rlk::cpu {
 
-// spans: [num_spans, 2], of sequence s those in [span_offsets[s], span_offsets[s + 1]); length_of(s): of sequence s.
+// spans is [num_spans, 2]; sequence s has spans [span_offsets[s], span_offsets[s + 1]). length_of(s) gives the length
+//   of sequence s.
 template <class LengthOf>
 void check_spans(const Offsets& spans, const Offsets& span_offsets, std::int64_t num_spans, std::int64_t num_sequences,
                  const LengthOf& length_of) {

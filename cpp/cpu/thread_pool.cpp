@@ -63,14 +63,14 @@ void pause_cpu() {
 class Pool {
  public:
   explicit Pool(int workers) {
-    // Workers block all signals, which belong to the application: a handler would run in an unexpected thread.
+    // Workers block all signals, since these belong to the application: a handler would run in an unexpected thread.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { serve(); });
     } catch (const std::system_error&) {
-      // The process is out of threads; those that started, and the caller, do the work.
+      // The process is out of threads; the threads that started and the caller do the work.
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
@@ -101,12 +101,14 @@ class Pool {
       const std::lock_guard lock(mutex_);
       jobs_.erase(std::find(jobs_.begin(), jobs_.end(), &job));
     }
-    // Ranges have about equal length, so the last helper is usually a moment away: cheaper than a sleep.
+    // Ranges have about equal length, so the last helper usually ends within moments, and spinning is cheaper than a
+    // sleep.
     using Clock = std::chrono::steady_clock;
     for (const auto limit = Clock::now() + std::chrono::microseconds(5);
          job.helpers.load(std::memory_order_acquire) != 0 && Clock::now() < limit;)
       pause_cpu();
-    std::unique_lock lock(mutex_);  // also when there are none: the last helper lets go of the job under the mutex
+    std::unique_lock lock(mutex_);  // needed even without helpers, since the last helper releases the job under the
+                                    // mutex
     done_.wait(lock, [&] { return job.helpers.load(std::memory_order_acquire) == 0; });
   }
 
@@ -116,7 +118,7 @@ class Pool {
     return found == jobs_.end() ? nullptr : *found;
   }
 
-  // The next pass of an operator, or the next operator, is often a moment away: cheaper than a sleep and a wake-up.
+  // The next pass or the next operator often follows within moments, so spinning is cheaper than a sleep and a wake-up.
   void await_next(std::unique_lock<std::mutex>& lock) const {
     if (job_with_work() != nullptr || stop_) return;
     const std::uint32_t seen = pushed_.load(std::memory_order_relaxed);
@@ -149,7 +151,7 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::vector<Job*> jobs_;
-  std::atomic<std::uint32_t> pushed_{0};  // jobs ever; rises only under the mutex
+  std::atomic<std::uint32_t> pushed_{0};  // number of jobs so far; rises only under the mutex
   std::vector<std::thread> threads_;
   bool stop_ = false;
 };
@@ -199,7 +201,7 @@ void set_num_threads(int n) {
     s.threads.store(n, std::memory_order_relaxed);
     std::swap(old, s.pool);
   }
-  delete old;  // joins the workers unless a call still uses them; then that call does
+  delete old;  // joins the workers unless a call still uses them; then that call does it
 }
 
 void detail::parallel_for(std::int64_t n, std::int64_t grain, Range range, void* context) {

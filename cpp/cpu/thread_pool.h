@@ -7,19 +7,21 @@
 
 namespace rlk::cpu {
 
-// Threads that parallel_for uses, its caller included. Starts as the number of CPUs this process may run on.
+// Number of threads that parallel_for uses, its caller included. It starts as the number of CPUs that this process may
+// run on.
 int num_threads();
-void set_num_threads(int n);  // >= 1; calls already running finish on the threads they have
+void set_num_threads(int n);  // n >= 1; running calls keep their threads
 
 namespace detail {
 using Range = void (*)(void* context, std::int64_t begin, std::int64_t end);
 void parallel_for(std::int64_t n, std::int64_t grain, Range range, void* context);
 }  // namespace detail
 
-// fn(begin, end) on disjoint ranges of at most `grain` items that cover [0, n); on the caller alone it may get all of
-// [0, n) at once. Returns when all are done; the first exception is rethrown, ranges not yet begun are then dropped.
-// A call from inside fn runs inline. Callers may come from any threads at once, and a forked child starts with threads
-// of its own.
+// Calls fn(begin, end) on disjoint ranges of at most `grain` items that cover [0, n). If the caller works alone, one
+// call may get all of [0, n). It returns when all ranges are done. The first exception is rethrown, and ranges that
+// have not begun are then dropped.
+// A call from inside fn runs inline. Several threads may call it at once, and a forked child starts with threads of its
+// own.
 template <class F>
 void parallel_for(std::int64_t n, std::int64_t grain, F&& fn) {
   using Function = std::remove_reference_t<F>;

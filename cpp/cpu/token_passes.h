@@ -1,4 +1,4 @@
-// Passes over tokens: tiles of sequences are spread over threads; sums over tiles and sequences follow in order.
+// Passes over tokens. Tiles of sequences are spread over threads; sums over tiles and sequences follow in order.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace rlk::cpu {
 
-// What is written for packed tokens of no sequence.
+// Writes the outputs of packed tokens of no sequence.
 inline void clear_rest(const Sequences& q, std::initializer_list<float*> outputs, float value = 0.0f) {
   const TokenSpan rest = rest_of(q);
   for (float* const to : outputs) {
@@ -31,7 +31,7 @@ inline TokenTile tile_at(std::int64_t s, const TokenSpan& span, std::int64_t fir
   const std::int64_t left = span.length - first;
   return {s, span.begin, first, left < kTilePositions ? static_cast<int>(left) : kTilePositions};
 }
-// run(tile, slot) for every tile.
+// Calls run(tile, slot) for every tile.
 template <class F>
 void for_each_tile(const Sequences& q, const F& run) {
   if (q.num_slots() == 0) return;
@@ -47,7 +47,7 @@ void for_each_tile(const Sequences& q, const F& run) {
     }
   });
 }
-// run(tile, slot) for every tile of sequence s.
+// Calls run(tile, slot) for every tile of sequence s.
 template <class F>
 void for_each_tile_of(const Sequences& q, std::int64_t s, const F& run) {
   const TokenSpan span = span_of(q, s);
@@ -71,7 +71,7 @@ SequenceSums<kSums> sums_of_sequence(const Sequences& q, const std::vector<TileP
   return of;
 }
 
-// The batch's, of partials by group.
+// The batch's totals, from partials by group.
 template <class Batch>
 TotalsOf<Batch> sums_of_batch(const typename Batch::Params& p, const TokenContext<Batch>& context,
                               const std::vector<TilePartial<8>> (&partials)[Batch::kGroups]) {
@@ -90,9 +90,9 @@ TotalsOf<Batch> sums_of_batch(const typename Batch::Params& p, const TokenContex
   return total;
 }
 
-// The passes of an operator by its Batch (token_terms.h): run_statistics(tile, partial) of the one before,
-// run_terms(factors, tile, partials of each group) of tokens, whose terms are Terms. Returns what all sequences share, which a
-// pass that follows takes over.
+// The passes of an operator with a Batch (token_terms.h). run_statistics(tile, partial) is the first pass;
+// run_terms(factors, tile, partials of each group) is the pass over tokens, whose terms are Terms. Returns the values
+// that all sequences share, for a pass that follows.
 template <class Batch, class Terms, class RunStatistics, class RunTerms>
 typename Batch::Shared run_token_passes(const typename Batch::Params& p,
                                         [[maybe_unused]] const RunStatistics& run_statistics, const RunTerms& run_terms,
@@ -118,7 +118,7 @@ typename Batch::Shared run_token_passes(const typename Batch::Params& p,
     const auto find_factors = [&](std::int64_t s) {
       factors[static_cast<std::size_t>(s)] = Batch::factors_of(p, s, sums_of_sequence(q, partials[0], s));
     };
-    // Both passes over a sequence while it is in a cache, where that leaves work for all threads.
+    // Runs both passes over a sequence while it is in a cache, if there are enough sequences for all threads.
     by_sequences = has_pass_before && !Batch::shares(p) && q.num_sequences >= 4 * num_threads();
     if (by_sequences) {
       const std::int64_t length = q.packed() ? q.num_tokens / q.num_sequences : q.num_tokens;

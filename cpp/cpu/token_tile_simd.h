@@ -1,4 +1,4 @@
-// A tile's tokens a vector at a time, for operators over tokens: after simd.h, per instruction set.
+// A tile's tokens, one vector at a time, for operators over tokens; compiled per instruction set, after simd.h.
 #pragma once
 
 #include "simd.h"
@@ -8,7 +8,7 @@
 
 namespace rlk::cpu::RLK_CPU_ISA {
 
-// -1 where a token counts, for whole vectors.
+// Writes -1 where a token counts, else 0, for whole vectors.
 RLK_HD void load_mask(const TokenMask& mask, std::int64_t at, int count, std::int32_t* to) {
   with_flag_bytes(mask, [&](auto bytes) {
     const FlagsFrom<decltype(bytes)::value> flags(mask, at);
@@ -30,7 +30,7 @@ RLK_HD void store_tokens(float* to, int count, Floats x) {
   std::memcpy(to, padded, static_cast<std::size_t>(count) * sizeof(float));
 }
 
-// Sums of neighbouring lanes, those of a before those of b.
+// Sums of neighbouring lanes; those of a come before those of b.
 RLK_HD Floats pair_sums(Floats a, Floats b) {
 #if defined(__AVX512F__)
   const auto even = __builtin_shufflevector(a.v, b.v, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -58,7 +58,7 @@ RLK_HD float tree_over(float* values, int count) {
   return node.v[0];
 }
 
-// What a tile's tokens are summed into: take() each vector, then finish().
+// Sums of a tile's tokens: call take() for each vector, then finish().
 template <int kSums, bool kHasSums, int kMaxima>
 class TileSums {
  public:
@@ -78,7 +78,7 @@ class TileSums {
       maxima_[i] = select(is_nan(maxima_[i]) | (maxima_[i] > x), maxima_[i], x);
     }
   }
-  // Sums of `vectors` vectors. Unless `upper`, upper_sum(i, tokens) gives the sums from kLowerSums on.
+  // Adds `vectors` vectors. Unless `upper`, upper_sum(i, tokens) gives the sums from kLowerSums on.
   template <class UpperSum>
   RLK_HD void finish(int vectors, bool upper, const UpperSum& upper_sum, TilePartial<kSums>* partial) {
     for (int i = 0; i < kSums; ++i) {
@@ -111,7 +111,7 @@ class TileSums<0, true, kMaxima> {
   RLK_HD void finish(int, bool, const UpperSum&, TilePartial<0>*) {}
 };
 
-// Floats: hardware looks ahead within a page alone.
+// in floats: the hardware prefetcher does not cross a page
 constexpr int kAhead = 512;
 
 template <class Terms>

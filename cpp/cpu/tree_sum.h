@@ -1,4 +1,4 @@
-// Sums in the order of math/tree_sum.h of values that a function gives, a block of them at a time.
+// Sums in the order of math/tree_sum.h over values that a function gives, a block at a time.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,12 @@ namespace rlk::cpu {
 
 constexpr int kSumBlock = 2048;
 
-// The level above v[0 .. count - 1], to `to`; a compiler's vectors.
+// Writes the level above v[0 .. count - 1] to `to`; the compiler vectorises it.
 inline void add_pairs(const float* __restrict v, int count, float* __restrict to) {
   for (int i = 0; i < count / 2; ++i) to[i] = add_rn(v[2 * i], v[2 * i + 1]);
   if (count % 2 != 0) to[count / 2] = v[count - 1];
 }
-// The node over v[0 .. count - 1], 1 <= count <= kSumBlock; overwrites them.
+// The node over v[0 .. count - 1], 1 <= count <= kSumBlock; v is overwritten.
 inline float tree_of_block(float* v, int count) {
   alignas(64) float other[kSumBlock / 2];
   float *from = v, *to = other;
@@ -26,7 +26,7 @@ inline float tree_of_block(float* v, int count) {
   return from[0];
 }
 
-// fill(first, count, to) writes the `count` values from number `first` on.
+// fill(first, count, to) writes `count` values from index `first` on.
 template <class F>
 float tree_sum_of_blocks(std::int64_t num, const F& fill) {
   SumTree<kSequenceLevels> tree;

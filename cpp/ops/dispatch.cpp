@@ -1,5 +1,5 @@
-// Dispatch of every operator by the device of its arguments, one line each in rlk/operators.inc. A backend that this build
-// lacks is an error, never another path.
+// Dispatches every operator by the device of its arguments, one line each in rlk/operators.inc. If this build lacks a
+// backend that is an error; no other path is taken.
 #include "rlk/backends.h"
 #include "rlk/build.h"
 #include "rlk/kernels/attention_span.h"
@@ -27,7 +27,7 @@ namespace {
                                  : "CUDA kernels; uninstall it and install rl-kernel-cu130 or rl-kernel-cu124"));
 }
 
-// The functions of one operator, each null where this build lacks the backend.
+// The functions of one operator; each is null if this build lacks the backend.
 template <class Params>
 struct Backends {
   void (*cpu)(const Params& p);
@@ -74,7 +74,7 @@ void require_backend(const char* op, Device device) {
 #define RLK_COMPOSED(operator, function, Params)
 #include "rlk/operators.inc"
 
-// Where backends are not alike.
+// Functions for which the backends differ.
 std::int64_t attention_workspace_bytes([[maybe_unused]] const AttentionParams& p, Device device) {
   require_backend("attention", device);
 #if RLK_WITH_CUDA
@@ -88,7 +88,7 @@ std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p
 #if RLK_WITH_CUDA
   if (device.type == DeviceType::kCuda) return cuda::attention_backward_workspace_bytes(p, device.index);
 #endif
-  return 4 * attention_rows(p) * p.num_q_heads;  // delta
+  return 4 * attention_rows(p) * p.num_q_heads;  // room for delta
 }
 
 std::vector<LinearProducts> linear_vendor_products(Device device) {

@@ -1,5 +1,5 @@
-// linear_logprob on every device: the products and the statistics of some rows and columns at a time, in a workspace of a
-// given size. A device's own kernels serve what they can; bits do not depend on which.
+// linear_logprob on every device: computes products and statistics of some rows and columns at a time, in a workspace
+// of a given size. A device's own kernels are used where they can be; the bits do not depend on this.
 #include "rlk/ops/linear_logprob.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ void check_head(const LogprobInput& p, const Head& head) {
             "linear_logprob: lora_a and lora_b are given");
 }
 
-// The first ranks of rows of logits: greedy rows of sample.
+// The first ranks of rows of logits, as greedy rows of sample.
 SampleParams first_ranks(const LinearLogprobParams& p, const void* logits, std::int64_t rows) {
   SampleParams s;
   s.logits = logits;
@@ -48,7 +48,7 @@ SampleParams first_ranks(const LinearLogprobParams& p, const void* logits, std::
   return s;
 }
 
-// Workspace of a forward of `rows` rows at a time.
+// Workspace of a forward that takes `rows` rows at a time.
 struct ForwardPieces {
   void *hidden, *logits, *of_logprob, *of_sample = nullptr;
   std::int32_t* sample_status = nullptr;
@@ -73,7 +73,7 @@ struct ForwardPieces {
   }
 };
 
-// Rows [row, row + rows) of all but the hidden states.
+// Rows [row, row + rows) of all arrays except the hidden states.
 LinearLogprobParams rows_of(const LinearLogprobParams& p, std::int64_t row, std::int64_t rows) {
   LinearLogprobParams q = p;
   move_to_rows(&q, row, rows);
@@ -116,8 +116,8 @@ bool is_fused(const LinearLogprobParams& p, int device) {
   return p.largest == nullptr && p.label_smoothing == 0.0f && cuda::fuses_linear_logprob(p, device);
 }
 
-// A fused forward reads rows of one stride that begin at 16 bytes. It copies others, such as hidden[:, :-1], so many rows at
-// a time.
+// A fused forward reads rows with one stride that are 16-byte aligned. It copies other layouts, such as hidden[:, :-1],
+// this many rows at a time.
 constexpr std::int64_t kMostCopies = 8192;
 
 LinearLogprobParams of_copies(const LinearLogprobParams& p, std::int64_t row, std::int64_t rows, void* hidden) {
@@ -153,7 +153,7 @@ void forward_of_copies(const LinearLogprobParams& p, Device device, Stream strea
 }
 #endif
 
-// The CPU's own workspace, where a caller gave none.
+// The CPU allocates its own workspace if the caller gives none.
 template <class Params>
 std::vector<unsigned char> own_workspace(Params* p, const WorkspaceRange& range) {
   constexpr std::int64_t kOwn = 64 << 20;

@@ -11,7 +11,8 @@ std::int64_t dweight_row_bytes(const LinearLogprobBackwardParams& p) {
   return p.head.in_features * size_of(p.dweight_dtype);
 }
 
-// The most leading columns, of `left`, whose gradients fit in the rows of dweight of the remaining columns.
+// The largest number of leading columns, out of `left`, whose gradients fit into the dweight rows of the remaining
+// columns.
 std::int64_t most_in_dweight(const LinearLogprobBackwardParams& p, std::int64_t left) {
   const std::int64_t row = dweight_row_bytes(p), column = p.num_rows * size_of(p.head.dtype);
   const std::int64_t most = (left * row - kWorkspaceAlign) / (row + column);

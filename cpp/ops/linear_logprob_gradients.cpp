@@ -1,4 +1,4 @@
-// A block of tokens and a chunk of the vocabulary at a time: gradients of logits, and products of these.
+// Takes one block of tokens and one chunk of the vocabulary at a time: gradients of logits, and their products.
 #include "cpp/ops/linear_logprob_gradients.h"
 
 #include <algorithm>
@@ -15,22 +15,23 @@
 namespace rlk {
 namespace {
 
-constexpr std::int64_t kLeastColumns = 16;  // a step of rule 1, at which a contraction can be cut
+constexpr std::int64_t kLeastColumns = 16;  // a step of rule 1, where a contraction can be cut
 
 bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[maybe_unused]] Device device) {
 #if RLK_WITH_CUDA
-  // dbias sums rows at their places, which a fused backward does not keep.
+  // dbias sums the rows at their own places, which a fused backward does not keep.
   return device.type == DeviceType::kCuda && p.dbias == nullptr && cuda::fuses_logit_gradients(p, p.head, device.index);
 #else
   return false;
 #endif
 }
 
-// A block of tokens (rule 9) and a chunk of the vocabulary at a time. The outer loop is over blocks, with float32 sums of
-// dhidden for one block. Inside, dweight accumulates in place if it is float32 or there is one block, else in float32
-// sums. If those sums would be larger than sums of dhidden for all rows, the outer loop is over chunks, with sums of
-// dweight for one chunk. Sums of LoRA's gradients follow. Fused gradients of logits skip groups of rows without a
-// scored row: a block holds the hidden states, gradients and sums of dhidden of the other groups, then zeros.
+// A block of tokens (rule 9) and a chunk of the vocabulary at a time. The outer loop is over blocks, with float32 sums
+// of dhidden for one block. In the inner loop, dweight accumulates in place if it is float32 or there is one block, and
+// otherwise in float32 sums. If those sums would exceed the sums of dhidden for all rows, the outer loop is over
+// chunks, with sums of dweight for one chunk. The sums of LoRA's gradients come last. Fused gradients of logits skip
+// groups of rows without a scored row. A block then holds hidden states, gradients and sums of dhidden of the other
+// groups, followed by zeros.
 class Backward {
  public:
   Backward(const LinearLogprobBackwardParams& p, const Cut& cut, Device device, void* workspace)
@@ -103,12 +104,12 @@ class Backward {
     const bool new_rows = is_first() || chunks_outside_;
     if (new_rows) {
       groups_ = from_row(all_groups_, chunks_outside_ ? b : 0);
-      if (is_first()) find_groups();  // chunks outside: every block keeps its own
+      if (is_first()) find_groups();  // with chunks outside, every block keeps its own groups
       if (cut_.borrows) hidden_ = at(p_.dhidden, row_ * features() * operand_bytes());
       if (is_first() || !cut_.borrows) copy_scored(p_, head_, row_, rows_, groups_, hidden_, device_, stream_);
       lora_.compute(head_, hidden_, rows_, device_, stream_);
     }
-    // The last chunk's zeros still stand, unless the rows or the layout of gradients changed.
+    // The zeros of the last chunk are still valid, unless the rows or the layout of gradients changed.
     if (new_rows || gradients_ != gradients_before || columns_ != columns_before) zero_left_out(gradients_, columns_);
     logit_gradients();
     if (v_ != nullptr) compute_v();
@@ -116,7 +117,7 @@ class Backward {
     if (p_.dlora_b != nullptr) lora_b_gradient(b);
     if (p_.dweight != nullptr) weight_gradient(b);
     if (p_.dbias != nullptr) bias_gradient(b);
-    if (p_.dhidden != nullptr) hidden_gradient();  // the last chunk's may take the place of the hidden states
+    if (p_.dhidden != nullptr) hidden_gradient();  // with the last chunk, dhidden may overwrite the hidden states
   }
 
   void find_groups() {
@@ -127,14 +128,14 @@ class Backward {
     cuda::find_scored_groups(q, groups_, device_.index, stream_);
 #endif
   }
-  // Rows without a scored one are zeros for products that take all; past the limit nothing else writes them.
+  // Products that take all rows need zeros in rows without a scored row; past the limit nothing else writes them.
   void zero_left_out([[maybe_unused]] void* rows, [[maybe_unused]] std::int64_t width) {
 #if RLK_WITH_CUDA
     if (groups_ == nullptr) return;
     cuda::zero_rows_past(groups_, rows, rows_, width * operand_bytes(), device_.index, stream_);
 #endif
   }
-  // What products need of a block's rows, for kernels that can do with less than all.
+  // The limit of a block's rows, for kernels that can skip the rows behind it.
   const std::int32_t* row_limit() const { return groups_ == nullptr ? nullptr : &groups_->limit; }
 
   void logit_gradients() {
@@ -162,7 +163,7 @@ class Backward {
     }
   }
 
-  // The call for rows [i, i + rows) of the step and its columns, with logits and their gradients at `logits`.
+  // The call for rows [i, i + rows) and the columns of the step, with logits and their gradients at `logits`.
   LogprobBackwardParams of_rows(std::int64_t i, std::int64_t rows, void* logits) const {
     LogprobBackwardParams q = p_;
     move_to_rows(&q, row_ + i, rows);
@@ -219,7 +220,7 @@ class Backward {
     q.dx_dtype = p_.wide_dhidden ? DType::kFloat32 : head_.dtype;
     unsigned char* const dhidden = at(p_.dhidden, row_ * stride * size_of(q.dx_dtype));
     if (cut_.borrows) {
-      q.dx_dtype = DType::kFloat32;  // the sums once more
+      q.dx_dtype = DType::kFloat32;  // the sums themselves, once more
     } else if (groups_ == nullptr) {
       q.dx = dhidden;
       q.dx_rows.inner_stride = stride;
@@ -227,7 +228,7 @@ class Backward {
       q.dx = p_.wide_dhidden ? static_cast<void*>(sums) : hidden_;
     }
     linear_input_grad(q, device_, stream_);
-    if (cut_.borrows) {  // the gradients of logits have served
+    if (cut_.borrows) {  // the gradients of logits are no longer needed
       round_to(sums, gradients_, head_.dtype, rows_ * features(), device_, stream_);
       q.dx = gradients_;
     }
@@ -235,7 +236,7 @@ class Backward {
     return_scored(p_, row_, rows_, groups_, q.dx, dhidden, stride, features(), dtype, device_, stream_);
   }
 
-  // The chunk's part of v's sums; with the last chunk v itself.
+  // Adds the chunk's part to the sums of v; with the last chunk computes v itself.
   void compute_v() {
     float* const sums = from_row(v_sums_, chunks_outside_ ? row_ : 0, rank());
     linear_input_grad(sums_over_columns(head_.lora_b, head_.lora_b_stride, rank(), sums), device_, stream_);
@@ -267,8 +268,8 @@ class Backward {
                from_row(dlora_b_, chunks_outside_ ? 0 : first_, rank()), false);
   }
 
-  // Sums block b into a contiguous dweight. If dweight is not float32 and there are several blocks, `sums` holds the
-  // sums in between.
+  // Adds block b to a contiguous dweight. If dweight is not float32 and there are several blocks, `sums` holds the sums
+  // between blocks.
   void fold_block(LinearWeightGradParams* q, std::int64_t b, void* dweight, DType dtype, float* sums, bool adds) {
     const bool kept = sums != nullptr && b + 1 < blocks_;
     q->dweight = kept ? sums : dweight;
@@ -339,12 +340,12 @@ class Backward {
   const Head& head_;
   const Cut cut_;
   const Device device_;
-  const bool fused_;  // one kernel computes gradients of logits, without logits in memory
+  const bool fused_;  // one kernel computes gradients of logits without storing logits
   std::int64_t block_rows_, logit_rows_, blocks_, bytes_ = 0;
   bool sums_dweight_, chunks_outside_;
-  ScoredGroups *all_groups_ = nullptr, *groups_ = nullptr;  // where they are, and of the step
+  ScoredGroups *all_groups_ = nullptr, *groups_ = nullptr;  // scored groups of all blocks, and of the step's block
   void *hidden_ = nullptr, *own_gradients_;
-  void* gradients_ = nullptr;  // gradients of the step's logits: own, or in dweight
+  void* gradients_ = nullptr;  // gradients of the step's logits, in the workspace or in dweight
   float *logits_ = nullptr, *dhidden_ = nullptr, *dweight_ = nullptr, *dbias_ = nullptr, *block_dbias_ = nullptr;
   LoraRows lora_;
   void* v_ = nullptr;
@@ -353,14 +354,14 @@ class Backward {
   std::int64_t row_ = 0, rows_ = 0, first_ = 0, columns_ = 0;  // rows and columns of the step
 };
 
-// Whether a block's hidden states may lie in dhidden, and the gradients of so many columns' logits have room for it.
+// Whether a block's hidden states may lie in dhidden, and the gradients of `chunk` columns' logits fit in there.
 bool can_borrow(const LinearLogprobBackwardParams& p, std::int64_t chunk) {
   const std::int64_t features = p.head.in_features;
   return p.dhidden != nullptr && !p.wide_dhidden && p.dhidden_rows.inner >= p.num_rows &&
          p.dhidden_rows.inner_stride == features && reinterpret_cast<std::uintptr_t>(p.dhidden) % 16 == 0 &&
          chunk >= features && chunk < p.num_columns;
 }
-// Whether gradients of logits may lie in dweight: nothing is read there, and none takes a way through float32.
+// Whether gradients of logits may lie in dweight: nothing reads dweight before, and no gradient goes through float32.
 bool can_lend(const LinearLogprobBackwardParams& p, Device device) {
   return p.dweight != nullptr && p.main_grad == nullptr && p.dweight_stride == p.head.in_features &&
          p.num_rows <= kTokenBlock &&
@@ -371,7 +372,7 @@ std::int64_t backward_bytes(const LinearLogprobBackwardParams& p, const Cut& cut
 }
 std::int64_t widest_chunk(const LinearLogprobBackwardParams& p) { return std::min(p.num_columns, kMostColumns); }
 
-// The widest chunk that the workspace has room for.
+// The widest chunk that fits the workspace.
 std::int64_t widest_chunk(const LinearLogprobBackwardParams& p, bool borrows, Device device) {
   const std::int64_t widest = widest_chunk(p);
   if (backward_bytes(p, {widest, borrows}, device) <= p.workspace_bytes) return widest;
@@ -385,7 +386,8 @@ std::int64_t widest_chunk(const LinearLogprobBackwardParams& p, bool borrows, De
   return chunk > kColumnsTogether ? chunk / kColumnsTogether * kColumnsTogether : chunk;
 }
 
-// The cut into the fewest chunks, since each loads and stores the sums of dhidden; of those the plainest.
+// The cut into the fewest chunks, since each chunk loads and stores the sums of dhidden. Among equals it takes the
+// simplest cut.
 Cut cut_of(const LinearLogprobBackwardParams& p, Device device) {
   const std::int64_t apart = widest_chunk(p, false, device), borrowing = widest_chunk(p, true, device);
   std::vector<Cut> cuts;
@@ -400,7 +402,8 @@ Cut cut_of(const LinearLogprobBackwardParams& p, Device device) {
 }  // namespace
 
 WorkspaceRange gradients_workspace(const LinearLogprobBackwardParams& p, Device device) {
-  // All columns at once need no sums of dhidden, which may be less than a narrow chunk with them.
+  // With all columns at once no sums of dhidden are needed, which may take less memory than a narrow chunk with these
+  // sums.
   const std::int64_t most = backward_bytes(p, {widest_chunk(p)}, device);
   return {std::min(backward_bytes(p, {std::min(p.num_columns, kLeastColumns)}, device), most), most};
 }

@@ -8,10 +8,10 @@ namespace rlk {
 WorkspaceRange gradients_workspace(const LinearLogprobBackwardParams& p, Device device);
 void compute_gradients(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 
-// Empty sums.
+// Writes the empty sums.
 void dhidden_of_no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 
-// For no rows, or a head without columns: main_grad as it is, and zeros.
+// For no rows, or a head without columns: gives main_grad as it is, and zeros.
 void gradients_of_empty(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 
 }  // namespace rlk

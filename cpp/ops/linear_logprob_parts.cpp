@@ -1,6 +1,6 @@
-// A backward of each part's columns after the other, whose float32 shares of dhidden a tree adds as soon as two of a level
-// are there: of 1, 2, 4, 8 parts at most 1, 2, 3, 4 exist at once. The first is dhidden itself where that is float32. The
-// parts' products for dlora_a are added one after the other.
+// Runs a backward over each part's columns in turn. A tree adds the float32 shares of dhidden as soon as two shares of
+// one level exist. With 1, 2, 4, 8 parts at most 1, 2, 3, 4 shares exist at once. If dhidden is float32, it is the
+// memory of the first share. The parts' products for dlora_a are added one after another.
 #include "cpp/ops/linear_logprob_parts.h"
 
 #include <algorithm>
@@ -20,7 +20,8 @@ struct Columns {
   std::int64_t first, count;
 };
 
-// Those of this shard's parts. The last one has all that is left: columns past the canonical vocabulary are padding.
+// The columns of this shard's parts. The last part also gets the rest: columns past the canonical vocabulary are
+// padding.
 std::vector<Columns> columns_of_parts(const LinearLogprobBackwardParams& p) {
   const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
   RLK_CHECK(parts.count > 0, "linear_logprob_backward: with dh_segments a shard is whole parts of the vocabulary");
@@ -117,7 +118,7 @@ void backward_by_parts(const LinearLogprobBackwardParams& p, Device device, Stre
     tree_sum(t, device, stream);
   };
   const std::int64_t size = p.num_rows * p.head.in_features;
-  int there = 0, done = 0;  // shares that wait for their neighbours, parts
+  int there = 0, done = 0;  // number of shares that wait for their neighbours; number of finished parts
   bool adds_dlora_a = p.adds_dlora_a;
   for (const Columns& c : parts) {
     LinearLogprobBackwardParams q = of_columns(p, c);

@@ -1,4 +1,4 @@
-// What forward and backward of linear_logprob share: rows that are scored, logits in memory.
+// Shared by forward and backward of linear_logprob: rows that are scored, and logits in memory.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace rlk {
 
-constexpr std::int64_t kRowsOfLogits = 1024;  // rows held in float32 at a time where gradients or logits have 16 bits
+constexpr std::int64_t kRowsOfLogits = 1024;  // rows held in float32 at a time if gradients or logits have 16 bits
 
 // Copies rows [row, row + rows) of the hidden states to contiguous memory; a row that is not scored becomes zeros. With
 // `groups`, the groups that have a scored row come first and zeros fill the rest.
 void copy_scored(const LogprobInput& p, const Head& head, std::int64_t row, std::int64_t rows,
                  const ScoredGroups* groups, void* to, Device device, Stream stream);
-// The way back: scatters rows of gradients, side by side (with `groups` as above), to rows [row, row + rows) of `to`. `to`
-// begins with the first of these and has stride `to_stride`. Rows that are not scored get zeros. `from` may be `to`.
+// The reverse: scatters contiguous rows of gradients (with `groups` as above) to rows [row, row + rows) of `to`. `to`
+// begins with row `row` and has stride `to_stride`. Rows that are not scored get zeros. `from` may be `to`.
 void return_scored(const LogprobInput& p, std::int64_t row, std::int64_t rows, const ScoredGroups* groups,
                    const void* from, void* to, std::int64_t to_stride, std::int64_t columns, DType dtype, Device device,
                    Stream stream);
 
-// Rows [row, row + rows) of the inputs of logprob that have one element a row.
+// Rows [row, row + rows) of the logprob inputs that have one element per row.
 template <class Params>
 void move_to_rows(Params* p, std::int64_t row, std::int64_t rows) {
   p->target = at(p->target, row * p->target_rows.inner_stride * size_of(p->target_dtype));
@@ -33,22 +33,22 @@ void move_to_rows(Params* p, std::int64_t row, std::int64_t rows) {
 
 inline bool has_lora(const Head& head) { return head.lora_rank > 0; }
 
-// What LoRA takes of a workspace for some rows: u, and the sums that it is rounded from.
+// LoRA's part of a workspace for some rows: u, and the sums that it is rounded from.
 struct LoraRows {
   float* sums = nullptr;
   void* u = nullptr;
   void take(Pieces* pieces, const Head& head, std::int64_t rows);
-  // Computes for rows of `hidden` that are side by side.
+  // Computes u for contiguous rows of `hidden`.
   void compute(Head head, const void* hidden, std::int64_t rows, Device device, Stream stream) const;
 };
 
-// Whether logits are sums in float32 before they are rounded to another type.
+// Whether logits are float32 sums before they are rounded to another type.
 inline bool sums_logits(const Head& head, DType logits_dtype) {
   return has_lora(head) && logits_dtype != DType::kFloat32;
 }
 
-// Logits of rows of `hidden` and columns [first, first + columns), [rows, columns]; with LoRA of rows of u, by way of
-// `sums` where sums_logits.
+// Logits [rows, columns] of rows of `hidden` and columns [first, first + columns). LoRA adds the rows of u; where
+// sums_logits, the logits pass through `sums`.
 void compute_logits(const Head& head, DType logits_dtype, const void* hidden, const void* u, std::int64_t rows,
                     std::int64_t first, std::int64_t columns, float* sums, void* to, Device device, Stream stream);
 

@@ -1,4 +1,5 @@
-// linear_sample on every device: linear and sample of some rows at a time, whose logits are in a workspace of a given size.
+// linear_sample on every device: runs linear and sample on some rows at a time, with their logits in a workspace of a
+// given size.
 #include "rlk/ops/linear_sample.h"
 
 #include <algorithm>
@@ -26,7 +27,7 @@ void check_linear_sample(const LinearSampleParams& p) {
             "linear_sample: neither top_p, allowed columns, other raw logits, the n best nor kept sets");
 }
 
-// sample's params for `rows` rows from `row` on.
+// sample's params for rows [row, row + rows).
 SampleParams draw_of(const LinearSampleParams& p, std::int64_t row, std::int64_t rows) {
   SampleParams q = p.draw;
   const auto move_floats = [&](RowFloats* of_rows) { of_rows->data = from_row(of_rows->data, row, of_rows->stride); };

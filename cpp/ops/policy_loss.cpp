@@ -1,4 +1,4 @@
-// policy_loss on every device: the loss, and behind it the metrics of its ratios.
+// policy_loss on every device: the loss, then the metrics of its ratios.
 #include "rlk/ops/policy_loss.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ MismatchMetricsParams ratio_metrics(const PolicyLossParams& p) {
   m.mask = p.mask;
   m.limit = kRatioMetricsLimit;
   m.metrics = p.ratio_metrics;
-  m.workspace = p.workspace;  // after the loss, which has no more use for it
+  m.workspace = p.workspace;  // free once the loss is done
   return m;
 }
 

@@ -16,7 +16,7 @@ bool TensorView::is_contiguous() const {
 }
 
 std::optional<RowLayout> row_layout(const TensorView& view, std::int32_t dims) {
-  // (size, stride) from the innermost row dimension outwards, neighbours merged where one walks on from the other.
+  // Pairs (size, stride) from the innermost row dimension outwards. Two neighbours merge if one continues the other.
   std::pair<std::int64_t, std::int64_t> merged[2] = {{1, 0}, {1, 0}};
   int levels = 0;
   for (std::int32_t i = dims - 1; i >= 0; --i) {
@@ -41,7 +41,7 @@ bool overlaps_itself(const TensorView& view) {
     if (view.shape[i] > 1) dims.emplace_back(std::abs(view.stride(i)), view.shape[i]);
   }
   std::sort(dims.begin(), dims.end());
-  std::int64_t reach = 0;  // reach of the dimensions walked so far
+  std::int64_t reach = 0;  // reach of the dimensions visited so far
   for (const auto& [stride, size] : dims) {
     if (stride <= reach) return true;
     reach += stride * (size - 1);

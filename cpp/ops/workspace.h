@@ -1,4 +1,5 @@
-// Workspaces of operators that are made of others, some rows at a time: pieces, how many rows fit, what is refused.
+// Workspaces of operators that call other operators on some rows at a time: pieces, the number of rows that fit, and
+// refusals.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 namespace rlk {
 
 constexpr std::int64_t kWorkspaceAlign = 256;
-constexpr std::int64_t kFewestRows = 128;  // at a time, at best: a tile of the products
+constexpr std::int64_t kFewestRows = 128;  // smallest best number of rows at a time: a tile of the products
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 inline std::int64_t aligned(std::int64_t bytes) { return ceil_div(bytes, kWorkspaceAlign) * kWorkspaceAlign; }
@@ -41,10 +42,10 @@ class Pieces {
   std::int64_t used_ = 0;
 };
 
-// The largest number of rows, up to `num_rows`, whose pieces fit the workspace; bytes_of(rows) ascends.
+// The largest number of rows, up to `num_rows`, whose pieces fit the workspace. bytes_of(rows) must be ascending.
 template <class Bytes>
 std::int64_t most_rows(std::int64_t num_rows, std::int64_t workspace_bytes, const Bytes& bytes_of) {
-  std::int64_t low = 1, high = num_rows;  // bisects for the most rows of [low, high] that fit
+  std::int64_t low = 1, high = num_rows;  // bisects for the largest number of rows in [low, high] that fits
   while (low < high) {
     const std::int64_t middle = (low + high + 1) / 2;
     bytes_of(middle) <= workspace_bytes ? low = middle : high = middle - 1;

@@ -1,5 +1,5 @@
-// What the backends define, by the table in operators.inc: CPU functions return when their work is done, GPU functions
-// enqueue theirs. Only the dispatch and the tests call them.
+// Functions that the backends define, by the table in operators.inc. CPU functions return when their work is done; GPU
+// functions enqueue theirs. Only the dispatch and the tests call them.
 #pragma once
 
 #include <vector>
@@ -46,7 +46,7 @@ namespace rlk {
 #undef RLK_COMPOSED
 #undef RLK_RUNS
 
-// What CUDA alone has.
+// Functions of CUDA alone.
 namespace rlk {
 struct LinearProducts;
 }

@@ -1,11 +1,12 @@
-// What every contract, backend and binding shares: element types, streams, row layouts, typed errors.
+// Types that every contract, backend and binding shares: element types, streams, row layouts, typed errors.
 #pragma once
 
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 
-// RLK_HD: for host and device. RLK_DEVICE: for kernels, on the host for their emulation.
+// RLK_HD marks functions for host and device. RLK_DEVICE marks functions of kernels; on the host they serve the
+//   emulation.
 #if defined(__CUDACC__)
 #define RLK_HD __host__ __device__ __forceinline__
 #define RLK_DEVICE __device__ __forceinline__
@@ -58,15 +59,15 @@ struct Device {
 // returns when the work is done.
 using Stream = std::uintptr_t;
 
-// A wrong argument of a C++ caller. The bindings turn it into Python's ValueError.
+// A C++ caller passed a wrong argument. The bindings turn it into Python's ValueError.
 struct InvalidArgument : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
-// No kernel of this build serves the device. The bindings turn it into Python's RuntimeError.
+// This build has no kernel for the device. The bindings turn it into Python's RuntimeError.
 struct Unsupported : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-// Throws Unsupported where this build has no kernels of the operator for the kind of device.
+// Throws Unsupported if this build has no kernels of the operator for this kind of device.
 void require_backend(const char* op, Device device);
 
 #define RLK_CHECK(condition, message)                                                           \
@@ -74,13 +75,14 @@ void require_backend(const char* op, Device device);
     if (!(condition)) throw ::rlk::InvalidArgument(std::string(message) + " [" #condition "]"); \
   } while (0)
 
-// Row i of an array whose leading dimensions collapse to two: element offset of its first element. One stride serves a
-// matrix, two serve a slice such as logits[:, :-1] of a padded batch without a copy.
+// Element offset of row i's first element, in an array whose leading dimensions collapse to two. One stride serves a
+// matrix. Two serve a slice such as logits[:, :-1] of a padded batch, without a copy.
 struct RowLayout {
   std::int64_t inner = 1;         // rows per outer step, >= 1
-  std::int64_t outer_stride = 0;  // elements
-  std::int64_t inner_stride = 0;  // elements
-  // Rows are fewer than 2^32, which every backend checks: a 64-bit division would cost more than a row's address is worth.
+  std::int64_t outer_stride = 0;  // in elements
+  std::int64_t inner_stride = 0;  // in elements
+  // There are fewer than 2^32 rows, which every backend checks. A 64-bit division would cost too much for a row's
+  // address.
   RLK_HD std::int64_t offset(std::int64_t row) const {
     if (row < inner) return row * inner_stride;
     const auto r = static_cast<std::uint32_t>(row), n = static_cast<std::uint32_t>(inner);

@@ -1,4 +1,4 @@
-// Elements of an array of int32 or int64.
+// Reads elements of an array of int32 or int64.
 #pragma once
 
 #include <cstdint>

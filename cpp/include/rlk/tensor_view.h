@@ -1,4 +1,4 @@
-// A view of somebody else's array: what the bindings hand to checks and what C++ callers may build themselves.
+// A view of an array that belongs to someone else. Bindings pass it to checks, and C++ callers may build one.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +31,10 @@ struct TensorView {
   bool is_contiguous() const;
 };
 
-// Layout of the rows that the first `dims` dimensions span; nothing where they do not collapse to two strides.
+// Layout of the rows that the first `dims` dimensions span, or nullopt if they do not collapse to two strides.
 std::optional<RowLayout> row_layout(const TensorView& view, std::int32_t dims);
 
-// Whether two elements of the view share memory, which an output must not.
+// Whether two elements of the view share memory. An output must not have such elements.
 bool overlaps_itself(const TensorView& view);
 
 // Whether two views share a byte of memory, judged by their address ranges.

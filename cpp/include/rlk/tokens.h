@@ -1,14 +1,15 @@
 // THE model of tokens of sequences, for every operator, host and GPU (docs/tokens.md): masks, offsets, spans.
 //
 // Padded: [num_sequences, num_tokens], sequence s is row s. Packed: [num_tokens], sequence s is tokens [cu_seqlens[s],
-// cu_seqlens[s + 1]); tokens behind the last offset belong to no sequence: they are not read, count nowhere, and their
-// outputs are +0. A position is an index into a sequence.
+// cu_seqlens[s + 1]). Tokens behind the last offset belong to no sequence: they are not read, never count, and have
+// outputs of +0. A position is an index into a sequence.
 //
-// Sums are perfect binary trees (math/tree_sum.h): over the position in a sequence, and over the index of sequences. What is
-// missing or masked is +0, and a zero sum is +0. Nothing in a masked slot decides a bit.
+// Sums are perfect binary trees (math/tree_sum.h): over the position in a sequence, and over the index of sequences. A
+// missing or masked term is +0, and a zero sum is +0. The content of a masked slot changes no bit.
 //
-// Offsets begin with 0, do not descend and are at most num_tokens. The CPU throws InvalidArgument for others before it
-// writes anything (check_offset_values). A GPU reads and writes nothing outside of the arrays, whatever they are.
+// Offsets begin with 0, do not descend and are at most num_tokens. For other offsets the CPU throws InvalidArgument
+// before it writes anything (check_offset_values). A GPU reads and writes nothing outside the arrays, whatever the
+// offsets are.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@
 
 namespace rlk {
 
-// The same pointer, known not to be one into a block's own memory.
+// Returns the same pointer. The compiler then knows that it does not point into a block's shared memory.
 template <class T>
 RLK_HD T* in_global(T* p) {
 #if defined(__HIP_DEVICE_COMPILE__)
@@ -32,7 +33,7 @@ RLK_HD T* in_global(T* p) {
   return p;
 #endif
 }
-// A pointer into memory that all threads share, for templates that run on a GPU.
+// Access to memory that all threads share, for templates that run on a GPU.
 struct PlainMemory {
   template <class T>
   static RLK_HD T* global(T* p) {
@@ -46,15 +47,15 @@ struct GlobalMemory {
   }
 };
 
-// Which tokens count: those whose element is not zero. -0 is zero, NaN is not. Elements are bool, integers or floats of 16
-// bits and more: their width and one bit say all that matters of the dtype.
+// Which tokens count: those whose element is not zero. -0 is zero, NaN is not. Elements are bool, integers, or floats
+// of 16 bits and more. Only the width and one flag of the dtype matter.
 struct TokenMask {
   const void* data = nullptr;   // null: every token counts
-  std::int64_t row_stride = 0;  // elements; columns are contiguous
+  std::int64_t row_stride = 0;  // in elements; columns are contiguous
   std::int32_t bytes = 0;       // bytes per element: 1, 2, 4 or 8; 0 without data
   bool is_float = false;
 
-  // The bits of an element, as wide as T, that make it count: all but the sign of a float.
+  // The bits of an element, as wide as T, that make it count: all except the sign of a float.
   RLK_HD std::uint64_t bits() const {
     return bytes == 0 ? 1 : ~std::uint64_t{0} >> (64 - 8 * bytes + (is_float ? 1 : 0));
   }
@@ -64,13 +65,14 @@ struct TokenMask {
     return is_float ? static_cast<T>(all >> 1) : all;
   }
 };
-// One of a dtype that has a name here.
+// Mask of an array whose dtype is a DType.
 inline TokenMask mask_of(const void* data, std::int64_t row_stride, DType dtype) {
   const bool is_float = dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
   return {data, row_stride, data == nullptr ? 0 : size_of(dtype), is_float};
 }
 
-// Flags of kBytes, 0 for none, from one on: without branches, so that the loads of several tokens are under way together.
+// Reads consecutive flags of kBytes each; 0 bytes means no mask. There are no branches, so the loads of several tokens
+// are in flight together.
 template <int kBytes, class Memory = PlainMemory>
 struct FlagsFrom {
   using Flag = std::conditional_t<
@@ -83,7 +85,7 @@ struct FlagsFrom {
   RLK_HD Flag load(std::int64_t i) const { return kBytes == 0 ? Flag{1} : Memory::global(flags)[i]; }
   RLK_HD bool counts(Flag flag) const { return kBytes < 2 ? flag != 0 : (flag & bits) != 0; }
 };
-// f(std::integral_constant<int, bytes of a flag>).
+// Calls f(std::integral_constant<int, bytes of a flag>).
 template <class F>
 RLK_HD void with_flag_bytes(const TokenMask& m, const F& f) {
   switch (m.bytes) {
@@ -119,7 +121,7 @@ RLK_HD std::int64_t offset_at(const Offsets& o, std::int64_t i) {
   return Memory::global(static_cast<const std::int32_t*>(o.data))[i];
 }
 
-// What operators over tokens are given beside their arrays.
+// Inputs of operators over tokens besides their arrays.
 struct Sequences {
   const void* cu_seqlens = nullptr;  // [num_sequences + 1], cu_dtype; null: padded
   DType cu_dtype = DType::kInt32;    // kInt32, kInt64
@@ -134,16 +136,16 @@ struct Sequences {
 template <class T>
 struct TokenArray {
   T* data = nullptr;
-  std::int64_t row_stride = 0;  // elements
+  std::int64_t row_stride = 0;  // in elements
 };
-// float32, the same or one value a sequence.
+// float32: an array of tokens, or one value per sequence.
 struct PolicyTokens {
   const float* data = nullptr;
-  std::int64_t sequence_stride = 0;  // elements; of packed sequences only where token_stride is 0
-  std::int64_t token_stride = 1;     // 0: one value a sequence
+  std::int64_t sequence_stride = 0;  // in elements; for packed sequences used only where token_stride is 0
+  std::int64_t token_stride = 1;     // 0: one value per sequence
 };
 
-// Where a sequence is: packed, its first token; padded, its row.
+// Place of a sequence: its first token if packed, its row if padded.
 struct TokenSpan {
   std::int64_t begin, length, row = 0;
   RLK_HD std::int64_t offset(std::int64_t row_stride) const { return row * row_stride + begin; }
@@ -152,7 +154,7 @@ struct TokenSpan {
 RLK_HD std::int64_t clamp_index(std::int64_t x, std::int64_t low, std::int64_t high) {
   return x < low ? low : x > high ? high : x;
 }
-// [offsets[i], offsets[i + 1]) inside of [0, total], whatever the offsets are.
+// [offsets[i], offsets[i + 1]) limited to [0, total], whatever the offsets are.
 struct OffsetRange {
   std::int64_t begin, end;
 };
@@ -169,15 +171,15 @@ RLK_HD TokenSpan span_of(const Sequences& q, std::int64_t s) {
   const OffsetRange r = range_of(q.offsets(), s, q.num_tokens);
   return {r.begin, r.end - r.begin};
 }
-// The tokens behind the last offset, which belong to no sequence.
+// The tokens behind the last offset; they belong to no sequence.
 RLK_HD TokenSpan rest_of(const Sequences& q) {
   if (!q.packed()) return {0, 0};
   const std::int64_t begin = begin_of(q, q.num_sequences);
   return {begin, q.num_tokens - begin};
 }
 
-// Whether the offsets around sequence s are what they must be, those beside them included: of two that descend nobody
-// knows which is wrong, so that every sequence that begins or ends at one of them is in doubt.
+// Whether the offsets around sequence s are valid, including their neighbours. If two offsets descend, either may be
+// wrong, so every sequence that begins or ends at one of them is invalid.
 RLK_HD bool are_offsets_good(const Offsets& o, std::int64_t num_sequences, std::int64_t num_tokens, std::int64_t s) {
   const auto at = [&](std::int64_t i) { return offset_at<GlobalMemory>(o, i); };
   const std::int64_t begin = at(s), end = at(s + 1);
@@ -194,8 +196,8 @@ RLK_HD std::int64_t offset_of(const PolicyTokens& a, const Sequences& q, std::in
   return q.packed() && a.token_stride != 0 ? span.begin : s * a.sequence_stride;
 }
 
-// Where a sequence lies that is skipped if its offsets are bad: `good` is false where they are not 0 <= begin <= end <=
-// num_tokens, or where it is the first one and does not begin at 0: then its length is 0.
+// Place of a sequence that is skipped if its offsets are bad. `good` is false unless 0 <= begin <= end <= num_tokens,
+// and for the first sequence unless it begins at 0. The length is then 0.
 struct Span {
   std::int64_t begin, length;
   bool good;
@@ -212,7 +214,8 @@ RLK_HD Span span_of(const Offsets& o, std::int64_t num_tokens, std::int64_t sequ
 struct SequenceRange {
   std::int64_t low = 0, high = 0;
 };
-// The sequence that has a packed token, or -1 where no good one does. Under descending offsets any that has it may be found.
+// The sequence that has a packed token, or -1 if no valid sequence has it. If offsets descend, any sequence that has
+// the token may be found.
 template <class Memory = PlainMemory>
 RLK_HD std::int64_t sequence_of(const Offsets& o, const SequenceRange& range, std::int64_t num_tokens,
                                 std::int64_t token) {
@@ -228,10 +231,10 @@ RLK_HD std::int64_t sequence_of(const Offsets& o, const SequenceRange& range, st
   return token >= span.begin && token < span.begin + span.length ? low : -1;
 }
 
-// The divisor of the sum over tokens or sequences, if a caller gives no number.
+// Divisor of the sum over tokens or sequences, used if the caller gives no number.
 enum class DenominatorKind : std::int32_t { kOne, kTokens, kSequences, kSequencesWithTokens };
 
-// Backends call it: checks of memory safety.
+// Checks of memory safety, which backends call.
 inline void check_mask(const TokenMask& m) {
   RLK_CHECK(m.data == nullptr ? m.bytes == 0 : m.bytes == 1 || m.bytes == 2 || m.bytes == 4 || m.bytes == 8,
             "mask: elements of 1, 2, 4 or 8 bytes");
@@ -246,8 +249,8 @@ inline void check_sequences(const Sequences& q, const TokenMask& mask) {
   check_mask(mask);
 }
 
-// For CPU backends, before they write anything: [num + 1] from 0, not descending, of at most `total`, which `of` names;
-// `whole`: that ends there.
+// For CPU backends, before they write anything: checks offsets [num + 1] that begin at 0, do not descend and are at
+// most `total`; `of` names it in the error. With `whole` the last offset must equal `total`.
 inline void check_offset_values(const Offsets& o, std::int64_t num, std::int64_t total, const char* name = "cu_seqlens",
                                 const char* of = "the number of tokens", bool whole = false) {
   if (o.data == nullptr) return;

@@ -1,4 +1,4 @@
-// Loop unrolling on GPUs, in code that is compiled for hosts, too.
+// Loop unrolling on GPUs, for code that hosts compile, too.
 #pragma once
 
 // RLK_UNROLL goes before a loop whose indices must be constants, RLK_UNROLL_NOT before a loop that must stay rolled.

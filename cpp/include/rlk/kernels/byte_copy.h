@@ -151,9 +151,8 @@ RLK_HD void copy_byte_run(const ByteRun& r, std::int32_t first, std::int32_t ste
   };
   const int unit = words ? 4 : 1;
   std::uint32_t single = 0;
-  if (first * unit < singles)
-    single = load(place(first * unit));  // its load is in flight together with those of the
-                                         // vectors
+  // Its load is in flight together with those of the vectors.
+  if (first * unit < singles) single = load(place(first * unit));
   const std::int32_t chunk = first + kRunChunk * step, limit = last || parts.vectors < chunk ? parts.vectors : chunk;
   if (parts.from_vector == 0) {
     copy_vectors<RunRead::kVector, Memory>(r, parts, first, step, limit);

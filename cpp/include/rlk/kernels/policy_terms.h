@@ -579,9 +579,8 @@ struct PolicyTokenTerms : EverySum {
     if (kOfSequence) sum[kSumPolicy] = where(mask, sum[kSumPolicy]);  // the same value at all tokens of a sequence
     sums->maximum[0] = sum[kSumRatio];
     sums->maximum[1] = mismatch;
-    if (!kClipped)
-      sums->maximum[2] = max_of(add_rn(sum[kSumImportance], zero), zero);  // given importance weights may
-                                                                           // be negative
+    // Given importance weights may be negative.
+    if (!kClipped) sums->maximum[2] = max_of(add_rn(sum[kSumImportance], zero), zero);
   }
 };
 

@@ -32,8 +32,8 @@ template <class F>
 RLK_HD F exp_nonpositive(F x) {
   const auto large_enough = x >= broadcast<F>(kExpSmallest);
 #if defined(__CUDA_ARCH__)
-  const F y = exp_normal(x);  // anything where x is too small; it is dropped
-#else                         // where a sum of integers may not wrap around
+  const F y = exp_normal(x);  // if x is too small, this result is arbitrary and not used
+#else                         // for vectors, whose sum of integers may not wrap around
   const F y = exp_normal(select(large_enough, x, broadcast<F>(0.0f)));
 #endif
   return select(large_enough, y, broadcast<F>(0.0f));
@@ -54,7 +54,7 @@ RLK_HD F exp(F x) {
 template <class F>
 RLK_HD F exp_in_range(F x) {
 #if defined(__CUDA_ARCH__)
-  return fma_rn(x, broadcast<F>(0.0f), exp_normal(x));  // for NaN exp_normal is anything; the sum with 0 x is NaN
+  return fma_rn(x, broadcast<F>(0.0f), exp_normal(x));  // for NaN exp_normal is arbitrary; its sum with 0 x is NaN
 #else
   return exp(x);
 #endif

@@ -7,8 +7,9 @@
 //
 // exp2: x < -126 gives +0, x >= 128 gives +Inf, NaN gives canonical_nan(). Results below 2^-126 are flushed by definition, so
 // that no backend's handling of subnormals decides a bit. 2^k is exact for every integer k.
-// Not monotonic: from one fp32 value to the next the result may fall by 1 ulp.
-// Coefficients: tools/minimax.py, relative error, each rounded to fp32 before the next was solved for.
+// exp2 is not monotonic: from one fp32 value to the next the result may fall by 1 ulp.
+// Coefficients come from tools/minimax.py for the relative error. Each one is rounded to fp32 before the next is solved
+//   for.
 #pragma once
 
 #include "rlk/math/horner.h"
@@ -16,13 +17,13 @@
 
 namespace rlk {
 
-constexpr float kExp2StatC0 = 0x1.0p+0f;  // held at 1: a lone token at an integer reference has S == 1
+constexpr float kExp2StatC0 = 0x1.0p+0f;  // fixed at 1, so that a lone token at an integer reference has S == 1
 constexpr float kExp2StatC1 = 0x1.62e12cp-1f;
 constexpr float kExp2StatC2 = 0x1.ec036ep-3f;
 constexpr float kExp2StatC3 = 0x1.c9fc68p-5f;
 constexpr float kExp2StatC4 = 0x1.3a0518p-7f;
 
-constexpr float kExp2C0 = 0x1.0p+0f;  // held at 1: integers are exact
+constexpr float kExp2C0 = 0x1.0p+0f;  // fixed at 1, so that integers are exact
 constexpr float kExp2C1 = 0x1.62e43p-1f;
 constexpr float kExp2C2 = 0x1.ebfbdcp-3f;
 constexpr float kExp2C3 = 0x1.c6af7cp-5f;
@@ -33,8 +34,8 @@ constexpr float kExp2C6 = 0x1.416b5ep-13f;
 // Adding 1.5 * 2^23 to |x| < 2^22 rounds x to the nearest integer (ties to even), which then sits in the low bits.
 constexpr float kRoundToInt = 0x1.8p+23f;
 
-// 2^f for f in [-0.5, 0.5], result in [0.707, 1.415]: the exponential of softmax statistics, and of nothing else. In a sum of
-// positive terms its error averages out below that of the sum. Its two fewer fma keep statistics at HBM speed.
+// 2^f for f in [-0.5, 0.5], result in [0.707, 1.415]. Only the exponential of softmax statistics uses it. In a sum of
+// positive terms its relative error averages out. It has two fma fewer than exp2, which keeps statistics at HBM speed.
 // exp2_stat(0) is 1.
 template <class F>
 RLK_HD F exp2_stat(F f) {
@@ -54,7 +55,7 @@ RLK_HD F scale_by_rounded(F significand, F rounded) {
   return float_of(bits_of(significand) + (bits_of(rounded) << 23));
 }
 
-// 2^x for x in [-126, 128), without the tests for the ends of the range; also exactly +0 at -127 and +Inf at 128.
+// 2^x for x in [-126, 128), without the tests for the ends of the range. It is also exactly +0 at -127 and +Inf at 128.
 template <class F>
 RLK_HD F exp2_normal(F x) {
   const F rounded = add_rn(x, broadcast<F>(kRoundToInt));
@@ -65,7 +66,7 @@ RLK_HD F exp2_normal(F x) {
 // 2^x for every x.
 template <class F>
 RLK_HD F exp2(F x) {
-  const F from_below = select(x >= broadcast<F>(-126.0f), x, broadcast<F>(-127.0f));  // NaN too
+  const F from_below = select(x >= broadcast<F>(-126.0f), x, broadcast<F>(-127.0f));  // taken for NaN, too
   const F in_range = select(from_below < broadcast<F>(128.0f), from_below, broadcast<F>(128.0f));
   return select(is_nan(x), broadcast<F>(canonical_nan()), exp2_normal(in_range));
 }

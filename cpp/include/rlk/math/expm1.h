@@ -4,10 +4,11 @@
 //   expm1          every x      0.890 ulp, at 0x1.62fcbap-2
 //   expm1_in_range [-20, 89], NaN  as expm1; without the tests that these do not need
 //
-// -0 gives -0 and |x| < 2^-25 gives x; -Inf gives -1; x > 0x1.62e42ep+6 gives +Inf; NaN gives canonical_nan(). Never
-// decreases from one fp32 value to the next.
-// Method: x = n ln 2 + r, e^r - 1 = r + r^2 q(r), then 2^n (e^r - 1) + (2^n - 1) with what every large sum loses.
-// Coefficients: tools/minimax.py, relative error of e^r - 1, each rounded to fp32 before the next was solved for.
+// -0 gives -0 and |x| < 2^-25 gives x; -Inf gives -1; x > 0x1.62e42ep+6 gives +Inf; NaN gives canonical_nan(). The
+// result never decreases from one fp32 value to the next.
+// Method: x = n ln 2 + r, e^r - 1 = r + r^2 q(r), then 2^n (e^r - 1) + (2^n - 1). Each large sum adds back what its
+// rounding lost. Coefficients come from tools/minimax.py for the relative error of e^r - 1. Each one is rounded to fp32
+// before the next is solved for.
 #pragma once
 
 #include "rlk/math/exp2.h"
@@ -37,7 +38,7 @@ RLK_HD F expm1_normal(F z) {
   const F q = horner(r, kExpm1C0, kExpm1C1, kExpm1C2, kExpm1C3, kExpm1C4, kExpm1C5);
   const F tail = fma_rn(mul_rn(r, r), q, r_lost);  // e^(r + r_lost) - 1 - r
 
-  // Half the result, since 2^n may be 2^128.
+  // Computes half of the result, since 2^n may be 2^128.
   const F half = broadcast<F>(0.5f);
   const F scale = scale_by_rounded(half, rounded);
   const F offset = sub_rn(scale, half);
@@ -51,8 +52,8 @@ RLK_HD F expm1_normal(F z) {
 
 template <class F>
 RLK_HD F expm1(F x) {
-  // At -20 the result is -1, at 89 it overflows.
-  const F from_below = select(x > broadcast<F>(-20.0f), x, broadcast<F>(-20.0f));  // NaN too
+  // The result is -1 at -20, and overflows at 89.
+  const F from_below = select(x > broadcast<F>(-20.0f), x, broadcast<F>(-20.0f));  // taken for NaN, too
   const F z = select(from_below < broadcast<F>(89.0f), from_below, broadcast<F>(89.0f));
   return select(is_nan(x), broadcast<F>(canonical_nan()), expm1_normal(z));
 }
@@ -62,7 +63,7 @@ template <class F>
 RLK_HD F expm1_in_range(F x) {
 #if defined(__CUDA_ARCH__)
   return expm1_normal(x);
-#else  // where a sum of integers may not wrap around
+#else  // for vectors, whose sum of integers may not wrap around
   return expm1(x);
 #endif
 }

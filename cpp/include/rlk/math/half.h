@@ -5,8 +5,8 @@
 //   bf16_rn, f16_rn               round to nearest, ties to even; overflow to Inf; subnormal results are rounded once
 //   bf16_rd                       toward -Inf: never above the input
 //   bf16_rn2, f16_rn2             two values packed, `low` in bits 0..15
-// A NaN of either sign narrows to 0x7fff, as cvt.rn.bf16.f32 and cvt.rn.f16.f32 do on NVIDIA. PyTorch's choice on the host
-// is 0x7fc0.
+// A NaN of either sign narrows to 0x7fff, as with cvt.rn.bf16.f32 and cvt.rn.f16.f32 on NVIDIA. PyTorch's NaN on the
+// host is 0x7fc0.
 // No result depends on a flush-to-zero mode: no operation reads or makes an fp32 subnormal that decides a bit.
 #pragma once
 
@@ -45,14 +45,16 @@ RLK_HD std::uint16_t bf16_rn(float f) {
   return h;
 #else
   const std::uint32_t b = static_cast<std::uint32_t>(bits_of(f));
-  const std::uint32_t rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;  // a carry out of the significand is right
+  const std::uint32_t rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;  // a carry out of the significand gives the
+                                                                         // right result
   return static_cast<std::uint16_t>((b & 0x7fffffffu) > 0x7f800000u ? kHalfNan : rounded);
 #endif
 }
 
 RLK_HD std::uint16_t bf16_rd(float f) {
   const std::uint32_t b = static_cast<std::uint32_t>(bits_of(f));
-  const std::uint32_t away = (b >> 31) ? 0xffffu : 0u;  // a negative value grows in magnitude, a positive one is cut
+  const std::uint32_t away = (b >> 31) ? 0xffffu : 0u;  // a negative value grows in magnitude, a positive one is
+                                                        // truncated
   const std::uint32_t rounded = (b + away) >> 16;
   return static_cast<std::uint16_t>((b & 0x7fffffffu) > 0x7f800000u ? kHalfNan : rounded);
 }

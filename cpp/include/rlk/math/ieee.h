@@ -1,7 +1,7 @@
 // IEEE fp32 primitives that no compiler may contract, reassociate or flush, for host, CUDA and HIP.
 //
-// Every formula of math/ is written with these names alone, so that it means the same bits everywhere. A formula that
-// is a template on F also runs on the vector types of cpu/simd.h, which offer the same names.
+// Every formula of math/ uses these names alone, so it means the same bits everywhere. A formula that is a template on
+// F also runs on the vector types of cpu/simd.h, which offer the same names.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ RLK_HD float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 RLK_HD std::int32_t bits_of(float a) { return __float_as_int(a); }
 RLK_HD float float_of(std::int32_t b) { return __int_as_float(b); }
 #else
-// Compiled with -ffp-contract=off; __builtin_fmaf is one rounding on every target.
+// The host compiles with -ffp-contract=off; __builtin_fmaf rounds once on every target.
 RLK_HD float add_rn(float a, float b) { return a + b; }
 RLK_HD float sub_rn(float a, float b) { return a - b; }
 RLK_HD float mul_rn(float a, float b) { return a * b; }
@@ -35,7 +35,7 @@ RLK_HD float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c);
 #if defined(__has_builtin) && __has_builtin(__builtin_bit_cast)
 RLK_HD std::int32_t bits_of(float a) { return __builtin_bit_cast(std::int32_t, a); }
 RLK_HD float float_of(std::int32_t b) { return __builtin_bit_cast(float, b); }
-#else  // g++ 10, which compiles the wheels
+#else  // for g++ 10, which compiles the wheels
 RLK_HD std::int32_t bits_of(float a) {
   std::int32_t b;
   __builtin_memcpy(&b, &a, sizeof b);
@@ -52,7 +52,7 @@ RLK_HD float float_of(std::int32_t b) {
 RLK_HD float select(bool condition, float yes, float no) { return condition ? yes : no; }
 RLK_HD std::int32_t select(bool condition, std::int32_t yes, std::int32_t no) { return condition ? yes : no; }
 #if defined(__CUDA_ARCH__)
-RLK_HD float abs_of(float a) { return fabsf(a); }  // not on the bits: an operand's own modifier costs no instruction
+RLK_HD float abs_of(float a) { return fabsf(a); }  // no bit operation: as an operand's modifier it costs no instruction
 #else
 RLK_HD float abs_of(float a) { return float_of(bits_of(a) & 0x7fffffff); }
 #endif
@@ -61,10 +61,11 @@ RLK_HD float copysign_of(float magnitude, float sign) {
 }
 RLK_HD float ceil_of(float a) { return __builtin_ceilf(a); }
 
-// n / d, correctly rounded, from a reciprocal of d that errs by at most 2^-23 of itself. One Newton step mends the
-// reciprocal, a second one the quotient, whose remainder is exact. It serves d in [1, 2^64]. The numerator is a power of two
-// no larger than d, or d - 1 before d was rounded. The test of math/ tries every significand of d with every such reciprocal.
-// Only for d = 2^k (2 - 2^-23) must the reciprocal not lie below 1 / d; the GPUs' does not.
+// n / d, correctly rounded, from a reciprocal of d with a relative error of at most 2^-23. One Newton step corrects the
+// reciprocal, and a second one the quotient, whose remainder is exact. d lies in [1, 2^64]. The numerator is a power of
+// two no larger than d, or d - 1 for the d before it was rounded. The test of math/ tries every significand of d with
+// every such reciprocal.
+// For d = 2^k (2 - 2^-23) the reciprocal must not lie below 1 / d; the GPUs' reciprocals do not.
 RLK_HD float quotient_of(float n, float d, float reciprocal) {
   const float r = fma_rn(reciprocal, fma_rn(-d, reciprocal, 1.0f), reciprocal);
   const float q = mul_rn(n, r);

@@ -10,7 +10,8 @@
 //        other; log2(2^k) == k for every integer k.
 // log1p: -1 gives -Inf; x < -1 and NaN give canonical_nan(); +Inf gives +Inf; -0 gives -0.
 // Both never decrease from one fp32 value to the next.
-// Coefficients: tools/minimax.py, relative error of the result, each rounded to fp32 before the next was solved for.
+// Coefficients come from tools/minimax.py for the relative error of the result. Each one is rounded to fp32 before the
+//   next is solved for.
 #pragma once
 
 #include "rlk/math/horner.h"
@@ -18,7 +19,7 @@
 
 namespace rlk {
 
-// log2(1 + f) / f - 1. The missing 1 * f is added last and unrounded, which is why the result stays below 1 ulp.
+// log2(1 + f) / f - 1. The missing 1 * f is added last and unrounded, so the result stays below 1 ulp.
 constexpr float kLog2C0 = 0x1.c551dap-2f;
 constexpr float kLog2C1 = -0x1.715476p-1f;
 constexpr float kLog2C2 = 0x1.ec7022p-2f;
@@ -87,7 +88,8 @@ RLK_HD F log1p_finite(F x) {
   const F sum = add_rn(one, x);
   const F lost = select(x < one, sub_rn(x, sub_rn(sum, one)), sub_rn(one, sub_rn(sum, x)));
   const SplitFloat<F> s = split_float(sum);
-  // 1 + f + f_lost = (sum + lost) * 2^-exponent. From 2^30 on a lost 1 does not matter; 2^-128 is no normal scale.
+  // 1 + f + f_lost = (sum + lost) * 2^-exponent. From 2^30 on the lost 1 does not matter, and 2^-128 is no normal
+  // scale.
   const F scale = float_of(bits_of(s.significand) - bits_of(sum) + 0x3f800000);
   const F correction = select(x < broadcast<F>(0x1.0p+30f), mul_rn(lost, scale), broadcast<F>(0.0f));
   const F above = sub_rn(s.significand, one);
@@ -95,7 +97,7 @@ RLK_HD F log1p_finite(F x) {
   const F f_lost = add_rn(sub_rn(above, f), correction);
   const F curvature =
       horner(f, kLog1pC0, kLog1pC1, kLog1pC2, kLog1pC3, kLog1pC4, kLog1pC5, kLog1pC6, kLog1pC7, kLog1pC8);
-  // exponent * ln 2 + f + f^2 * curvature, largest terms first, with what their sum loses.
+  // exponent * ln 2 + f + f^2 * curvature, largest terms first, plus the rounding error of their sum.
   const F integral = mul_rn(s.exponent, broadcast<F>(kLn2High));  // exact
   const F high = add_rn(integral, f);
   const F low = add_rn(sub_rn(f, sub_rn(high, integral)), fma_rn(s.exponent, broadcast<F>(kLn2Low), f_lost));

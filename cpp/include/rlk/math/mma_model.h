@@ -6,18 +6,19 @@
 //                 exact sum; rounded toward zero. e is the largest exponent of a nonzero addend, or -133 if that is
 //                 more: zeros do not align
 //   sm_80, sm_89  the same with 24 fractional bits, 8 products at a time: k = 0..7, then 8..15
-//   gfx942        8 products cut toward zero to 24 fractional bits of their largest exponent and summed; that sum, cut
-//                 downward to 31 bits, is added to the accumulator, cut downward to 24; rounded to nearest even
+//   gfx942        8 products, each cut toward zero to 24 fractional bits of the largest product exponent, are summed.
+//                 Their sum, cut downward to 31 bits, is added to the accumulator, cut downward to 24 bits. The result
+//                 is rounded to nearest even
 //   gfx90a        4 products as ((0 + 1) + (2 + 3)), then + accumulator: fp32 operations rounded to nearest even,
 //                 subnormal operands and results flushed to zero
-// A zero sum of a gfx step is +0: its kernels add +0 to a dot product, since the sign of an underflowed sum depends on the
-// instruction's shape. Instructions of gfx90a flush their accumulator to +0 when they begin, 32x32x8 twice in a step.
-// "Exponent" is the exponent field's value: a product's is the sum of its operands' (its significand lies in [1, 4)),
-// and a subnormal keeps the least exponent with a significand below 1.
+// A zero sum of a gfx step is +0: its kernels add +0 to a dot product, since the sign of an underflowed sum depends on
+// the instruction's shape. Instructions of gfx90a flush their accumulator to +0 when they begin; 32x32x8 does so twice
+// in a step. "Exponent" means the value of the exponent field. A product's exponent is the sum of its operands'
+// exponents, so its significand lies in [1, 4). A subnormal has the least exponent with a significand below 1.
 // The ends of the range on sm_90: subnormal operands, accumulators and results count in full. A zero sum is +0, even if
-// every addend is -0, and so is a negative sum that rounds to zero. A sum of magnitude 2^128 or more becomes Inf, in
-// spite of the rounding; products beyond fp32 may cancel. Any NaN, 0 * Inf, and Inf of both signs among the addends
-// give 0x7fffffff; Inf of one sign gives that Inf.
+// every addend is -0, and so is a negative sum that rounds to zero. A sum of magnitude 2^128 or more becomes Inf,
+// although rounding is toward zero. Products beyond fp32 may cancel before that. Any NaN, 0 * Inf, and Inf of both
+// signs among the addends give 0x7fffffff; Inf of one sign gives that Inf.
 // Sources: arXiv:2511.10909 and arXiv:2512.07004, read as specifications. The -133 and the ends of the range were
 // measured on an H200. The test on GPUs, test_models.cu, compares sm_90 with mma.sync and wgmma. sm_80, which borrows those
 // corners from sm_90, and the gfx units are unverified.
@@ -33,11 +34,11 @@ namespace rlk {
 
 enum class MmaUnit : std::uint8_t { kSm80, kSm90, kGfx90a, kGfx942 };
 
-constexpr int kMmaStepK = 16;  // k extent of one step, of every unit
+constexpr int kMmaStepK = 16;  // k extent of one step, for every unit
 
-// A finite operand or accumulator: value = significand * 2^(exponent - fraction bits), the sign apart.
+// A finite operand or accumulator: value = significand * 2^(exponent - fraction bits); the sign is separate.
 struct MmaOperand {
-  std::int32_t significand;  // >= 0; fraction bits: 10 for both 16-bit formats, 23 for fp32
+  std::int32_t significand;  // >= 0; number of fraction bits: 10 for both 16-bit formats, 23 for fp32
   std::int32_t exponent;
   bool negative;
 };
@@ -56,7 +57,7 @@ RLK_HD MmaOperand decode_float(float c) {
 
 RLK_HD std::int32_t half_infinity(DType t) { return t == DType::kBFloat16 ? 0x7f80 : 0x7c00; }
 
-// What Inf and NaN make of c + sum a * b: kFinite when there are none of them.
+// Effect of Inf and NaN on c + sum a * b; kFinite if there are none.
 enum class MmaSpecial : std::uint8_t { kFinite, kPlusInf, kMinusInf, kNan };
 
 RLK_HD MmaSpecial classify_mma(float c, const std::uint16_t* a, const std::uint16_t* b, int n, DType t) {
@@ -100,27 +101,29 @@ RLK_HD std::int32_t round_to_float(std::uint64_t magnitude, std::int32_t exponen
     const std::uint64_t rest = magnitude & ((std::uint64_t{1} << drop) - 1), half = std::uint64_t{1} << (drop - 1);
     kept += rest > half || (rest == half && (kept & 1)) ? 1 : 0;
   }
-  // `kept` has its hidden bit at 23 unless the result is subnormal. So adding the field serves normals, subnormals and a
-  // carry into the next binade alike. At unit = -149 the hidden bit itself makes the field 1, its absence 0.
+  // `kept` has its hidden bit at 23 unless the result is subnormal. So adding the exponent field serves normals,
+  // subnormals and a carry into the next binade alike. At unit = -149 the hidden bit itself makes the field 1; without
+  // it the field is 0.
   const std::int64_t bits = (static_cast<std::int64_t>(unit + 149) << 23) + static_cast<std::int64_t>(kept);
   return bits >= 0x7f800000 ? 0x7f800000 : static_cast<std::int32_t>(bits);
 }
 
 RLK_HD std::uint32_t cut_toward_zero(std::uint32_t magnitude, std::int32_t distance) {
-  return magnitude >> (distance < 0 ? 0 : distance < 31 ? distance : 31);  // magnitude < 2^31; < 0 only for a zero
+  // Here magnitude < 2^31, and distance < 0 only for a zero.
+  return magnitude >> (distance < 0 ? 0 : distance < 31 ? distance : 31);
 }
 RLK_HD std::int64_t cut_downward(std::int64_t value, std::int32_t distance) {
   return value >> (distance < 62 ? distance : 62);
 }
 
-// The corners of the tensor-core rule, each a fact about the instruction rather than a choice.
+// Corner cases of the tensor-core rule. Each is a measured fact about the instruction.
 struct NvidiaMmaRule {
-  int fraction_bits;          // kept below the largest exponent
-  int least_exponent;         // addends are aligned to it at least; only bfloat16's are ever all below
-  bool zero_product_aligns;   // a product with a zero operand counts when the largest exponent is taken
-  bool overflow_is_infinite;  // else the largest finite number, as rounding toward zero would have it
-  bool keeps_minus_zero;      // -0 when the accumulator and every product is -0, else every zero sum is +0
-  bool signs_underflow;       // -0 for a negative sum that is cut to zero, else +0
+  int fraction_bits;          // fraction bits kept below the largest exponent
+  int least_exponent;         // least exponent for alignment; only bfloat16 addends can all lie below it
+  bool zero_product_aligns;   // whether a product with a zero operand enters the largest exponent
+  bool overflow_is_infinite;  // otherwise the largest finite number, as for rounding toward zero
+  bool keeps_minus_zero;      // -0 if the accumulator and every product are -0; otherwise every zero sum is +0
+  bool signs_underflow;       // -0 for a negative sum that is cut to zero; otherwise +0
 };
 constexpr NvidiaMmaRule kSm80MmaRule = {24, -133, false, true, false, false};
 constexpr NvidiaMmaRule kSm90MmaRule = {25, -133, false, true, false, false};
@@ -165,7 +168,8 @@ RLK_HD float nvidia_mma_group(const NvidiaMmaRule& rule, float c, const std::uin
   return float_of(bits | (sign ? static_cast<std::int32_t>(0x80000000u) : 0));
 }
 
-// Eight products of CDNA3. A product beyond fp32's range counts as Inf, as if each were rounded to fp32's exponents.
+// The sum of eight products on CDNA3. A product beyond fp32's range counts as Inf, as if each product were rounded to
+// fp32's exponents.
 RLK_HD float gfx942_mma_group(float c, const std::uint16_t* a, const std::uint16_t* b, DType t) {
   constexpr int kProducts = 8;
   constexpr std::int32_t kNoExponent = -1024;
@@ -201,13 +205,14 @@ RLK_HD float gfx942_mma_group(float c, const std::uint16_t* a, const std::uint16
   const std::int64_t c_value = acc.negative ? -static_cast<std::int64_t>(acc.significand) : acc.significand;
   const std::int32_t both = largest > acc.exponent ? largest : acc.exponent;
   const std::int64_t sum = cut_downward(products * 128, both - largest)             // 31 fraction bits at `both`
-                           + cut_downward(c_value * 2, both - acc.exponent) * 128;  // 24 kept
+                           + cut_downward(c_value * 2, both - acc.exponent) * 128;  // 24 bits are kept
   const bool negative = sum < 0;
   const std::int32_t bits = round_to_float<true>(static_cast<std::uint64_t>(negative ? -sum : sum), both - 31);
   return float_of(bits | (negative ? static_cast<std::int32_t>(0x80000000u) : 0));
 }
 
-// Four products of CDNA2 in fp32 arithmetic. Operands are flushed to +0, results keep their sign.
+// The sum of four products on CDNA2 in fp32 arithmetic. Subnormal operands are flushed to +0; subnormal results keep
+// their sign.
 RLK_HD float gfx90a_flush(float x) { return abs_of(x) < 0x1p-126f ? copysign_of(0.0f, x) : x; }
 
 RLK_HD float gfx90a_product(std::uint16_t a, std::uint16_t b, DType t) {
@@ -245,7 +250,7 @@ RLK_HD float mma_step(float c, const std::uint16_t* a, const std::uint16_t* b, D
   }
 }
 
-// c + a . b over k in ascending steps; a last short step is filled with +0, as the kernels fill their tiles.
+// c + a . b over k in ascending steps. A short last step is padded with +0, as the kernels pad their tiles.
 template <MmaUnit U>
 RLK_HD float mma_dot(DType t, const std::uint16_t* a, const std::uint16_t* b, std::int64_t k, float c = 0.0f) {
   std::int64_t i = 0;

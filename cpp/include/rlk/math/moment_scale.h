@@ -1,5 +1,5 @@
-// Powers of two by which means and variances are scaled, so that neither sums nor squares overflow or underflow. They follow
-// from the values alone, not from their order, and scaling by them is exact but for results far below the largest value.
+// Powers of two that scale means and variances, so that neither sums nor squares overflow or underflow. They depend on
+// the values alone, not on their order. Scaling by them is exact, except for results far below the largest value.
 #pragma once
 
 #include "rlk/math/ieee.h"
@@ -13,7 +13,7 @@ struct MomentScale {
   RLK_HD float both() const { return mul_rn(down, up); }  // 2^-k
 };
 RLK_HD float power_of_two(std::int32_t k) { return float_of((k + 127) << 23); }  // k in [-126, 127]
-// The least and the largest of the values that are no NaN.
+// Takes the least and the largest value, NaNs left out.
 RLK_HD MomentScale moment_scale(float least, float largest) {
   const float a = abs_of(least), b = abs_of(largest);
   std::int32_t k = (bits_of(a > b ? a : b) >> 23) - 127;
@@ -23,7 +23,7 @@ RLK_HD MomentScale moment_scale(float least, float largest) {
   s.up = power_of_two(k < 0 ? -k : 0);
   return s;
 }
-// 1 / scale, x / scale and x / scale^2, of a scale of these.
+// 1 / scale, x / scale and x / scale^2 for one of these scales.
 RLK_HD float inverse_of(float scale) { return float_of((254 << 23) - bits_of(scale)); }
 RLK_HD float unscaled(float x, float scale) { return mul_rn(x, inverse_of(scale)); }
 RLK_HD float unscaled_square(float x, float scale) { return unscaled(unscaled(x, scale), scale); }

@@ -5,10 +5,10 @@
 // splits into a segment (6 bits) and an offset o (17 bits). The significand of the result, in units in the last
 // place, is
 //   (8192 * c0 + c1 * o + c2 * square(o) + 6114) >> 15        square(o) ~ o^2 / 2^19
-// c0 is in quarters of a unit, 6114 / 2^15 of a unit is the rounding constant, and the squarer drops every partial
+// c0 is in quarters of a unit, and 6114 / 2^15 of a unit is the rounding constant. The squarer drops every partial
 // product whose weight is below its last column. Coefficients, constant and squarer were recovered from the
-// instruction's results; tests/cpp/test_models.cpp compares all 2^23 significands with a recorded digest,
-// tests/gpu/test_models.cu all 2^32 arguments with the instruction.
+// instruction's results. In tests/cpp, test_models.cpp compares all 2^23 significands with a recorded digest;
+// in tests/gpu, test_models.cu compares all 2^32 arguments with the instruction.
 #pragma once
 
 #include <cstdint>
@@ -62,10 +62,11 @@ RLK_HD std::int32_t mufu_ex2_c2(std::int32_t segment) {
 // clang-format on
 
 // Folded square of the 17-bit offset in units of 2^19. Partial products o_i * o_j (i < j, weight 2^(i+j+1)) and o_i
-// (weight 2^(2i)) lighter than 2^19 are dropped one by one, before they could carry.
+// (weight 2^(2i)) lighter than 2^19 are dropped one by one, before they can carry.
 RLK_HD std::int32_t mufu_square(std::int32_t offset) {
   const std::int32_t high = offset >> 9;
-  std::int32_t square = (high * high) >> 1;  // rows 9..16 are whole but for o_9 itself (2^18), which the shift drops
+  std::int32_t square = (high * high) >> 1;  // rows 9..16 are complete except for o_9 itself (2^18), which the shift
+                                             // drops
   for (int i = 2; i <= 8; ++i)               // row i keeps j >= 18 - i
     square += -((offset >> i) & 1) & (offset >> (18 - i));
   return square;
@@ -81,8 +82,8 @@ RLK_HD std::int32_t mufu_ex2_significand(std::int32_t fraction) {
   return (c0 >> 2) + offset + (rest >> 15);
 }
 
-// The argument in fixed point, 23 fractional bits, for |x| < 256: |x| is cut, then negated in one's complement, which
-// for a whole number (fraction zero after the cut) is corrected to two's complement.
+// The argument in fixed point with 23 fractional bits, for |x| < 256. |x| is cut, then negated in one's complement. If
+// the cut value is a whole number, this is corrected to two's complement.
 RLK_HD std::int32_t mufu_ex2_fixed(float x) {
   const std::int32_t cut = static_cast<std::int32_t>(mul_rn(abs_of(x), 0x1p23f));  // an exact product, cut toward zero
   const std::int32_t complement = ~cut + ((cut & 0x7fffff) == 0 ? 1 : 0);
@@ -98,7 +99,8 @@ RLK_HD float mufu_ex2_sm90_bounded(float x) {
   return float_of(exponent > 0 ? bits : 0);
 }
 
-// Every fp32 argument: below -126 and -Inf give +0, subnormals and zeros 1, from 128 on +Inf, NaN 0x7fffffff.
+// Every fp32 argument. Arguments below -126 and -Inf give +0, subnormals and zeros give 1, arguments from 128 on give
+// +Inf, and NaN gives 0x7fffffff.
 RLK_HD float mufu_ex2_sm90(float x) {
   const float magnitude = abs_of(x);
   const float y = mufu_ex2_sm90_bounded(copysign_of(magnitude < 255.0f ? magnitude : 255.0f, x));

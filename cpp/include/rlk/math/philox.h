@@ -18,7 +18,7 @@ RLK_HD std::uint32_t mul_hi(std::uint32_t a, std::uint32_t b) {
   return static_cast<std::uint32_t>((std::uint64_t{a} * b) >> 32);
 }
 
-// The bijection of the paper: ten rounds on a 128-bit counter under a 64-bit key.
+// The bijection of that paper: ten rounds on a 128-bit counter with a 64-bit key.
 RLK_HD PhiloxBlock philox4x32(PhiloxBlock counter, std::uint32_t key_lo, std::uint32_t key_hi) {
   constexpr std::uint32_t kMul0 = 0xd2511f53u, kMul1 = 0xcd9e8d57u;  // the paper's multipliers
   constexpr std::uint32_t kWeyl0 = 0x9e3779b9u;                      // golden ratio
@@ -39,7 +39,7 @@ RLK_HD PhiloxBlock philox4x32(PhiloxBlock counter, std::uint32_t key_lo, std::ui
 //   number   = word lane % 4 of the block
 // `sample_id` names a rollout, never a batch slot. `position` is the index of the token to be drawn in its sequence. `lane`
 // numbers the draws of one token: 0 for inverse-CDF sampling, the vocabulary column for Gumbel-max.
-// covariance_mask draws among the tokens of one call, and numbers its sequences by their place.
+// covariance_mask draws among the tokens of one call; its sample_id is the sequence's place in the call.
 RLK_HD PhiloxBlock philox_block(std::uint64_t seed, std::uint64_t sample_id, std::uint32_t position,
                                 std::uint32_t block) {
   const auto low = [](std::uint64_t v) { return static_cast<std::uint32_t>(v); };
@@ -53,11 +53,12 @@ RLK_HD std::uint32_t philox_bits(std::uint64_t seed, std::uint64_t sample_id, st
   return (lane & 1) ? odd : even;
 }
 
-// [0, 1): the upper 24 bits times 2^-24. Exact, so the same bits everywhere; 1 is never returned.
+// Number in [0, 1): the upper 24 bits times 2^-24. This is exact, so it has the same bits everywhere; 1 is never
+// returned.
 RLK_HD float uniform_of_bits(std::uint32_t bits) { return mul_rn(static_cast<float>(bits >> 8), 0x1p-24f); }
 
-// (0, 1]: fma(fl32(bits), 2^-32, 2^-33), two roundings to nearest even. All 32 bits count near 0, the least value is
-// 2^-33, and log() of it is finite.
+// Number in (0, 1]: fma(fl32(bits), 2^-32, 2^-33), with two roundings to nearest even. Near 0 all 32 bits count. The
+// least value is 2^-33, and its log() is finite.
 RLK_HD float positive_uniform_of_bits(std::uint32_t bits) {
   return fma_rn(static_cast<float>(bits), 0x1p-32f, 0x1p-33f);
 }

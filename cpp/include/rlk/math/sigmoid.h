@@ -2,10 +2,10 @@
 //
 //   function       formula           worst error over all fp32 inputs
 //   sigmoid        1 / (1 + e^-x)    2.402 ulp, at -0x1.0a111ap+2 (x >= 0: 1.499 ulp)
-//   sigmoids       those of x and -x
+//   sigmoids       sigmoid of x and of -x
 //   logsigmoid     log(sigmoid(x))   1.652 ulp, at 0x1.426b88p+0
 //
-// Both work on e = e^-|x| <= 1, so nothing overflows. e below 2^-126 is +0 (exp.h), so sigmoid is +0 for
+// Both functions use e = e^-|x| <= 1, so nothing overflows. e below 2^-126 is +0 (exp.h), so sigmoid is +0 for
 // x < -0x1.5d589ep+6 and logsigmoid is +0 for x > 0x1.5d589ep+6. sigmoid(0) == 0.5. NaN gives canonical_nan();
 // logsigmoid(-Inf) is -Inf.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace rlk {
 
-// sigmoid without the test for NaN, which gives 1.
+// sigmoid without the test for NaN; a NaN gives 1.
 template <class F>
 RLK_HD F sigmoid_of_number(F x) {
   const F one = broadcast<F>(1.0f);
@@ -29,7 +29,7 @@ RLK_HD F sigmoid(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), sigmoid_of_number(x));
 }
 
-// sigmoid(x) and sigmoid(-x), of one exponential: what 1 - sigmoid(x) has no digits of.
+// sigmoid(x) and sigmoid(-x) from one exponential. 1 - sigmoid(x) would lose the digits of the latter.
 template <class F>
 struct Sigmoids {
   F up, down;

@@ -1,6 +1,7 @@
 // Softmax statistics of rules 4 and 5 of docs/numerics.md: leaf, tree combine, outputs of a row.
 //
-// All in the log2 domain: a node is (m, S, E, Q) with m an integer, S = sum 2^(c z - m), E = sum 2^(c z - m) z and
+// All values are in the log2 domain. A node is (m, S, E, Q) with an integer m, S = sum 2^(c z - m), E = sum 2^(c z - m)
+// z and
 // Q = sum 4^(c z - m). Rescaling by 2^(m_a - M) is exact, so the bits of a row depend on the tree alone, and the tree
 // depends on the column indices alone.
 #pragma once
@@ -14,8 +15,8 @@
 
 namespace rlk {
 
-constexpr float kStatsRange = 2097152.0f;   // 2^21: beyond it fma(z, c, -m) has no fraction bits left to trust
-constexpr float kStatsFloor = 120.0f;       // columns lower than 2^-120 of the leaf's reference count as 2^-120
+constexpr float kStatsRange = 2097152.0f;   // 2^21: beyond it fma(z, c, -m) has no accurate fraction bits
+constexpr float kStatsFloor = 120.0f;       // a column below 2^-120 relative to the leaf's reference counts as 2^-120
 constexpr float kStatsShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
 
 struct SoftmaxStats {
@@ -24,13 +25,13 @@ struct SoftmaxStats {
 
 RLK_HD SoftmaxStats identity_stats() { return {-infinity(), 0.0f, 0.0f, 0.0f}; }
 
-// A row that cannot have a result: m is NaN and S carries the status bits, so a tree of plain fp32 fields moves both.
+// A row that cannot have a result. m is NaN and S holds the status bits, so a tree of plain fp32 fields passes both on.
 RLK_HD SoftmaxStats failed_stats(std::int32_t status) {
   return {canonical_nan(), static_cast<float>(status), 0.0f, 0.0f};
 }
 RLK_HD std::int32_t status_of(const SoftmaxStats& s) { return is_nan(s.m) ? static_cast<std::int32_t>(s.S) : 0; }
 
-// z of the contract. An infinity marks a column, so a softcap leaves it alone.
+// z of the contract. An infinity marks a column, so a softcap leaves it unchanged.
 RLK_HD float scaled_logit(float x, float logit_scale, float softcap, float inverse_softcap) {
   const float z = mul_rn(x, logit_scale);
   if (softcap == 0.0f || abs_of(z) == infinity()) return z;
@@ -45,14 +46,15 @@ struct LeafReference {
   bool usable;
 };
 
-// q of a leaf from c and m, rounded toward -Inf to bf16 for moderate m, so that a kernel may clamp packed bf16 logits
-// without leaving their format.
+// q of a leaf from c and m. For moderate m it is rounded toward -Inf to bf16, so that a kernel may clamp packed bf16
+// logits in their own format.
 RLK_HD float leaf_clamp(float c, float m) {
   float q = div_rn(sub_rn(m, kStatsFloor), c);
   if (abs_of(m) <= 512.0f) {
     const std::int32_t bits = bits_of(q);
     const std::int32_t truncated = bits & static_cast<std::int32_t>(0xffff0000u);
-    // Toward -Inf: truncation does it for q >= 0; a negative q with bits below moves one bf16 step away from zero.
+    // Rounds toward -Inf. For q >= 0 truncation does so; a negative q with lower bits set moves one bf16 step away from
+    // zero.
     q = float_of(bits < 0 && truncated != bits ? truncated + 0x10000 : truncated);
   }
   return q;
@@ -75,7 +77,7 @@ RLK_HD LeafReference leaf_reference(float c, float max_z, SoftmaxStats* stats) {
   return {m, leaf_clamp(c, m), true};
 }
 
-// 2^(z c - m), portable: z clamped to q, so the exponent stays in fp32's normal range.
+// 2^(z c - m), portable. z is clamped to q, so the exponent stays in fp32's normal range.
 template <class F>
 RLK_HD F stat_exp_portable(F z, F c, F shift_minus_m) {
   const F t = fma_rn(z, c, shift_minus_m);  // kStatsShift - m
@@ -84,7 +86,7 @@ RLK_HD F stat_exp_portable(F z, F c, F shift_minus_m) {
   return float_of(bits_of(e) + (bits_of(t) << 23));
 }
 
-// 2^t of backward, portable. A NaN gives anything.
+// 2^t of backward, portable. The result for a NaN is arbitrary.
 struct PortableProbability {
   static RLK_HD float of(float t) {
     const float p = exp2_normal(t > 127.0f ? 127.0f : t);
@@ -100,13 +102,13 @@ RLK_HD float scale_down(float x, std::int32_t d) {
   return exponent + d < 1 ? 0.0f : float_of(bits + d * (1 << 23));
 }
 
-// Parent of two neighbours, a the one of lower index. Commutative, and the identity changes nothing.
+// Parent of two neighbours; a is the one with the lower index. It is commutative, and the identity changes nothing.
 RLK_HD SoftmaxStats combine(const SoftmaxStats& a, const SoftmaxStats& b) {
   if (is_nan(a.m) || is_nan(b.m)) return failed_stats(status_of(a) | status_of(b));
   if (a.m == -infinity()) return b;
   if (b.m == -infinity()) return a;
   const float m = a.m > b.m ? a.m : b.m;
-  // |m| < 2^21, so differences are exact; 600 is past what fp32 spans, also doubled for Q it stays an int.
+  // |m| < 2^21, so differences are exact. 600 exceeds fp32's range of exponents, even doubled for Q, and fits an int.
   const float least = -600.0f;
   const float gap_a = sub_rn(a.m, m), gap_b = sub_rn(b.m, m);
   const std::int32_t da = static_cast<std::int32_t>(gap_a > least ? gap_a : least);
@@ -115,19 +117,19 @@ RLK_HD SoftmaxStats combine(const SoftmaxStats& a, const SoftmaxStats& b) {
           add_rn(scale_down(a.Q, 2 * da), scale_down(b.Q, 2 * db))};
 }
 
-// Eight chains of a leaf: ((0+1)+(2+3))+((4+5)+(6+7)).
+// Combines the eight chains of a leaf: ((0+1)+(2+3))+((4+5)+(6+7)).
 RLK_HD float combine_chains(const float* s) {
   return add_rn(add_rn(add_rn(s[0], s[1]), add_rn(s[2], s[3])), add_rn(add_rn(s[4], s[5]), add_rn(s[6], s[7])));
 }
 
-// Finite, positive and not subnormal, so that log2e / T is finite.
+// Whether T is finite, positive and not subnormal, so that log2e / T is finite.
 RLK_HD bool is_temperature(float t) { return t >= 0x1p-126f && t < infinity(); }
 
 // c of rule 4.
 RLK_HD float log2_scale(float temperature) { return div_rn(kLog2e, temperature); }
 
-// The stats form of a root (kStatsFields floats), with one NaN and one zero: moments of underflown products are -0 or +0
-// by path, and a NaN's bits by hardware.
+// The stats form of a root (kStatsFields floats), with one NaN and one zero. Without this, moments of underflown
+// products would be -0 or +0 by path, and NaN bits would depend on the hardware.
 RLK_HD void store_stats(const SoftmaxStats& root, float target_z, float* stats) {
   const float fields[] = {root.m, root.S, root.E, root.Q, target_z};
   for (int i = 0; i < kStatsFields; ++i) {
@@ -140,8 +142,9 @@ struct LogprobOutputs {
   std::int32_t status;
 };
 
-// negative_part and positive_part: x where it is below, or above, 0, else +0. They compare integers: clang turns a
-// float comparison with 0 into a minimum or maximum, whose zero may have either sign, and drops a later + 0.
+// negative_part and positive_part: x if it is below, or above, 0, else +0. They compare integers, since clang turns a
+// float comparison with 0 into a minimum or maximum. The zero of that may have either sign, and clang drops a
+// later + 0.
 RLK_HD float negative_part(float x) {
   const auto bits = static_cast<std::uint32_t>(bits_of(x));
   return bits > 0x80000000u && bits <= 0xff800000u ? x : 0.0f;
@@ -175,7 +178,7 @@ RLK_HD LogprobOutputs logprob_outputs(const SoftmaxStats& root, float target_z, 
   return {status == kBadTarget ? nan : logprob, lse, at_least_0, sum_p_sq, status};
 }
 
-// logprob under label smoothing, of a row's logprob and lse and the sum of the z of its `columns` columns.
+// logprob under label smoothing, from a row's logprob and lse and the sum of z over its `columns` columns.
 RLK_HD float smoothed_logprob(float logprob, float lse, float sum_z, float columns, float temperature,
                               float label_smoothing) {
   const float mean = sub_rn(div_rn(div_rn(sum_z, columns), temperature), lse);

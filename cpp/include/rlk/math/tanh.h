@@ -3,10 +3,11 @@
 //   function       valid for    worst error over all fp32 inputs
 //   tanh           every x      1.165 ulp, at 0x1.7921fep-1
 //
-// Exactly odd, |tanh(x)| <= 1, -0 gives -0, subnormals return themselves, +-Inf give +-1, NaN gives canonical_nan().
-// Never decreases from one fp32 value to the next.
-// Method: x + x^3 p(x^2) below kTanhSplit, where 1 - 2 / (e^2x + 1) would lose digits, and that formula above.
-// Coefficients: tools/minimax.py, relative error of the result, each rounded to fp32 before the next was solved for.
+// It is exactly odd, |tanh(x)| <= 1, -0 gives -0, subnormals return themselves, +-Inf give +-1, NaN gives
+// canonical_nan(). The result never decreases from one fp32 value to the next.
+// Method: x + x^3 p(x^2) below kTanhSplit, where 1 - 2 / (e^2x + 1) would lose digits, and this formula above it.
+// Coefficients come from tools/minimax.py for the relative error of the result. Each one is rounded to fp32 before the
+// next is solved for.
 #pragma once
 
 #include "rlk/math/exp2.h"
@@ -28,7 +29,8 @@ constexpr float kTanhC5 = 0x1.f256p-10f;
 template <class F>
 RLK_HD F tanh(F x) {
   const F magnitude = abs_of(x);
-  const F a = select(magnitude < broadcast<F>(10.0f), magnitude, broadcast<F>(10.0f));  // NaN too; tanh(10) is 1
+  const F a = select(magnitude < broadcast<F>(10.0f), magnitude, broadcast<F>(10.0f));  // taken for NaN, too; tanh(10)
+                                                                                        // is 1
 
   const F u = mul_rn(a, a);
   const F p = horner(u, kTanhC0, kTanhC1, kTanhC2, kTanhC3, kTanhC4, kTanhC5);

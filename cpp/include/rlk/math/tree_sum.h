@@ -1,10 +1,11 @@
 // The order of a sum (docs/numerics.md, rule 10): the perfect binary tree over the index of its terms. Level 0 is the
-// terms; a node of level k has the 2^k terms from a multiple of 2^k on and is fl(left + right) of two nodes of level k - 1.
-// What is missing or does not count is +0 and keeps its place.
+// terms. A node of level k covers the 2^k terms from a multiple of 2^k on; it is fl(left + right) of two nodes of level
+// k - 1. A term that is missing or does not count is +0 and keeps its place.
 //
-// +0 changes no sum but the sign of a zero, which finished_sum settles. So a missing node may be added or left out, and a
-// sum is the same with or without padding behind its last term. Parts of 2^k terms each, cut at multiples of 2^k, are
-// nodes: sums of parts, each finished by itself, add up by this tree over the parts' index to the sum of the whole.
+// +0 changes no sum except the sign of a zero, which finished_sum makes positive. So a missing node may be added or
+// left out, and padding behind the last term changes no sum. Parts of 2^k terms each, cut at multiples of 2^k, are
+// nodes. Finish the sum of each part by itself and add them by this tree over the parts' index: the result is the sum
+// of the whole.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +15,18 @@
 
 namespace rlk {
 
-// A sum that leaves: no sign of a zero, one NaN.
+// The final form of a sum: no zero has a sign, and there is one NaN.
 RLK_HD float finished_sum(float x) {
   const float sum = add_rn(x, 0.0f);
   return select(is_nan(sum), canonical_nan(), sum);
 }
 
-// The tree over values that come in their order: take() each, then finish().
+// The tree over values that arrive in order: call take() for each, then finish().
 template <int kLevels>
 class SumTree {
  public:
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
-  // Indices of kept_ are constants once loops are unrolled, so that it lives in registers.
+  // Indices of kept_ are constants once loops are unrolled, so that kept_ lives in registers.
   RLK_HD void take(float value) {
     if constexpr (kLevels <= 4) {  // with many levels each branch would move all of them
       place<0>(value);
@@ -83,7 +84,7 @@ constexpr int kSequenceLevels = 31;  // a batch has fewer than 2^31 sequences
 
 // A Team is 32 or 64 lanes that run together: lane(), and shuffle_xor(value, mask), the value of lane() ^ mask.
 
-// The tree over one value a lane, of kLanes lanes; all of them get it.
+// The tree over one value per lane, of kLanes lanes; every lane gets it.
 template <int kLanes, class Team>
 RLK_DEVICE float sum_over_lanes(const Team& team, float x) {
   RLK_UNROLL
@@ -91,14 +92,14 @@ RLK_DEVICE float sum_over_lanes(const Team& team, float x) {
   return x;
 }
 
-// SumTree by the lanes of a team together, all of which take the same nodes and get the sum: lane k keeps the node of level
-// k, so that a node costs a shuffle for each level that it completes. Values are fewer than 2^31.
+// SumTree by the lanes of a team together. All lanes take the same nodes and get the sum. Lane k keeps the node of
+// level k, so a node costs one shuffle for each level that it completes. There are fewer than 2^31 values.
 template <class Team>
 class TeamSumTree {
  public:
   RLK_DEVICE explicit TeamSumTree(const Team& team) : team_(team) {}
 
-  // A node of 2^level values, behind a multiple of so many.
+  // A node of 2^level values; the values taken so far are a multiple of 2^level.
   RLK_DEVICE void take(float node, int level = 0) {
     const std::uint32_t values = 1u << level;
     RLK_UNROLL_NOT
@@ -123,9 +124,9 @@ class TeamSumTree {
   float kept_ = 0.0f;
 };
 
-// Rows of kLanes terms one behind the other, of which a lane has the term of its own index: v[r] of row r. A lane gets the
-// sum of one row, the one whose index is the reverse of the lane's lowest bits. At the first levels neighbours share out
-// the rows: what a lane gives away, the other adds.
+// Rows of kLanes consecutive terms. A lane has the term of its own index in every row: v[r] of row r. A lane gets the
+// sum of one row. The row's index is the reverse of the lane's lowest bits. At the first levels neighbouring lanes
+// split the rows between them: each passes half of its terms to the other, which adds them.
 template <int kLanes, int kRows, class Team>
 RLK_DEVICE float row_of_lane(const Team& team, float (&v)[kRows]) {
   static_assert(kRows <= kLanes && (kRows & (kRows - 1)) == 0);
@@ -145,7 +146,7 @@ RLK_DEVICE float row_of_lane(const Team& team, float (&v)[kRows]) {
   }
   return v[0];
 }
-// The tree over these rows; all lanes get it.
+// The tree over these rows; every lane gets it.
 template <int kLanes, int kRows, class Team>
 RLK_DEVICE float sum_of_rows(const Team& team, float (&v)[kRows]) {
   float row = row_of_lane<kLanes>(team, v);

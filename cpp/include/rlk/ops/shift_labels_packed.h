@@ -8,7 +8,7 @@
 //   contiguous: the packed array is cut into C equal parts: t = R num_tokens / C + j
 //   zigzag    : each sequence of length L is cut into 2C chunks of L / 2C. A rank has chunks R and 2C - 1 - R, in this
 //               order. The local array has these chunks for one sequence after another, so its offsets are
-//               cu_seqlens / C. Offsets must be multiples of 2C
+//               cu_seqlens / C. Offsets must be multiples of 2C.
 // The CPU throws InvalidArgument for invalid offsets, and for offsets that zigzag cannot cut. A GPU gives the tokens of
 // such a sequence ignore_index.
 // loss_mask_from_spans: mask = 1 for a token at position p of sequence i if a span s in [span_offsets[i],
