@@ -64,6 +64,9 @@ TEST_F(Attention, EveryFormOfQueriesWithEveryFormOfKeysInEveryLayout) {
   for (const Form q_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked}) {
     for (const Form k_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked, Form::kPaged}) {
       for (const Layout layout : {Layout::kTokens, Layout::kHeadsFirst, Layout::kSlice}) {
+        ++seed;
+        // In turn, each pair of forms is met in one of the three layouts.
+        if (kInTurn && (int(q_form) + int(k_form) + int(layout)) % 3 != 0) continue;
         Case c{{{4, 7}, {2, 30}, {6, 6}}};
         // Queries that are padding in front stand before the first key: all sequences have as many.
         if (q_form == Form::kLeftPadded) c.lengths = {{6, 4}, {6, 30}, {6, 6}};
@@ -75,7 +78,7 @@ TEST_F(Attention, EveryFormOfQueriesWithEveryFormOfKeysInEveryLayout) {
         c.q_heads = 6;
         c.page_size = seed % 2 == 0 ? 3 : 16;
         c.shift = kWholeElements ? 0 : seed % 2;
-        c.seed = ++seed;
+        c.seed = seed;
         ASSERT_NO_FATAL_FAILURE(check(c));
       }
     }
@@ -141,7 +144,8 @@ TEST_F(Attention, Trees) {
 TEST_F(Attention, ParentsThatAreNone) {
   for (const std::int32_t parent : {2, 1, 1000, -2, 2147483647, -2147483647}) {
     for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
-      Case c{{{20, 20}, {9, 9}, {130, 130}, {4, 4}}};
+      const std::int64_t below = parent == 1 ? 130 : 12;  // the rows that fail: more than a block of keys once
+      Case c{{{20, 20}, {9, 9}, {below, below}, {4, 4}}};
       c.parents = {-1, parent, 1, 0};
       c.dtype = dtype;
       Problem problem(c);

@@ -22,7 +22,8 @@ for _name in ("typer", "rich", "matplotlib"):
 
 from typer.testing import CliRunner  # noqa: E402
 
-from rl_kernel_native.consistency import demo, demo_model, sampler  # noqa: E402
+import rl_kernel_native  # noqa: E402
+from rl_kernel_native.consistency import demo, demo_model  # noqa: E402
 from rl_kernel_native.consistency.batches import batch_inputs, make_batches, plan_batches  # noqa: E402
 from rl_kernel_native.consistency.checks import SideInputs, check_sides  # noqa: E402
 from rl_kernel_native.consistency.cli import app  # noqa: E402
@@ -44,14 +45,6 @@ BOS, EOS, PAD, VOCAB = 96, 97, 98, 99
 PROMPTS = [[BOS, *range(3 + i, 3 + i + 2 + 3 * (i % 4))] for i in range(6)]
 NEW = 8
 EVERYTHING = ProbePlan(dict.fromkeys(range(len(PROMPTS)), 1000))
-
-try:
-    import rl_kernel_native
-
-    HAS_NATIVE = hasattr(rl_kernel_native, "logprob")
-except ImportError:
-    HAS_NATIVE = False
-needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="the native package is not built: no rl_kernel_native.logprob")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -149,13 +142,13 @@ def test_forward_calls_are_one_per_prompt_and_one_per_decode_step(qwen: LoadedMo
 
 def test_nothing_is_sampled_twice(qwen: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[int, int, int]] = []
-    real = sampler.uniform
+    real = rl_kernel_native.sample
 
-    def record(seed: int, prompt: int, position: int) -> float:
-        drawn.append((seed, prompt, position))
-        return real(seed, prompt, position)
+    def record(logits: Any, *, seed: int, sample_id: Any, position: Any, **more: Any) -> Any:
+        drawn.extend((seed, *key) for key in zip(sample_id.tolist(), position.tolist(), strict=True))
+        return real(logits, seed=seed, sample_id=sample_id, position=position, **more)
 
-    monkeypatch.setattr("rl_kernel_native.consistency.rollout.uniform", record)
+    monkeypatch.setattr("rl_kernel_native.consistency.rollout.sample", record)
     result = run_compare(qwen, prompts_of(qwen), CompareSettings(seed=5, batch_sizes=(3,), max_new_tokens=NEW))
     run = result.runs[0]
     assert len(drawn) == len(set(drawn)) == run.response_tokens
@@ -189,21 +182,21 @@ def test_rollout_agrees_with_the_models_own_forward(qwen: LoadedModel) -> None:
         )
 
 
-def test_philox_known_answers() -> None:
-    assert sampler.philox4x32_10((0, 0, 0, 0), (0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
-    ones = 0xFFFFFFFF
-    assert sampler.philox4x32_10((ones,) * 4, (ones,) * 2) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
+def test_every_token_is_the_one_that_sample_draws(qwen: LoadedModel) -> None:
+    for request in rollout_of(qwen, 3, temperature=0.5).requests:
+        with torch.no_grad():
+            logits = qwen.model(input_ids=torch.tensor([request.ids[:-1]])).logits[0, len(request.prompt) - 1 :]
+        positions = torch.arange(len(request.response))
+        drawn = rl_kernel_native.sample(logits, seed=5, sample_id=request.index, position=positions, temperature=0.5)
+        assert drawn.ids.tolist() == request.response
 
 
-def test_sampling_follows_the_distribution_and_never_leaves_the_vocabulary() -> None:
-    logits = np.array([0.0, 1.0, -np.inf, 2.0])
-    tokens = [sampler.sample(logits, 1.0, sampler.uniform(7, 0, position)) for position in range(4000)]
-    share = np.bincount(tokens, minlength=4) / len(tokens)
-    want = np.exp(logits) / np.exp(logits).sum()
-    assert np.abs(share - want).max() < 0.03
-    assert sampler.sample(np.array([0.0, -np.inf]), 1.0, 1 - 2**-53) == 0
-    with pytest.raises(BadInput, match="NaN"):
-        sampler.sample(np.array([0.0, np.nan]), 1.0, 0.5)
+def test_a_row_that_cannot_be_drawn_is_named(directories: dict[str, Path]) -> None:
+    loaded = load_model(directories["exact"], torch.float32, torch.device("cpu"))
+    with torch.no_grad():
+        loaded.model.lm_head.weight[3, 0] = torch.nan
+    with pytest.raises(BadInput, match="prompt 0, output token 0: no token drawn, nan_logit"):
+        rollout_of(loaded, 1)
 
 
 def test_equal_logits_sample_equal_ids_at_any_batch_size(directories: dict[str, Path]) -> None:
@@ -211,8 +204,6 @@ def test_equal_logits_sample_equal_ids_at_any_batch_size(directories: dict[str, 
     runs = [rollout_of(loaded, size) for size in (1, 2, 5)]
     ids = [[request.ids for request in run.requests] for run in runs]
     assert ids[0] == ids[1] == ids[2]
-    # The prompt's index is part of the key: equal prompts explore differently.
-    assert sampler.uniform(5, 0, 9) != sampler.uniform(5, 1, 9)
     assert [request.ids for request in rollout_of(loaded, 2, seed=6).requests] != ids[0]
 
 
@@ -575,7 +566,6 @@ def test_a_crash_is_not_reported_as_drift(directories: dict[str, Path], monkeypa
 # ---- this library's operators
 
 
-@needs_native
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 @pytest.mark.parametrize(("packing", "side"), [("packed", "right"), ("padded", "left"), ("padded", "right")])
 def test_with_this_librarys_operators_no_token_differs(
@@ -610,13 +600,6 @@ def test_with_this_librarys_operators_no_token_differs(
     assert not stock.aligned  # and the model is as it was
 
 
-@pytest.mark.skipif(HAS_NATIVE, reason="the native package is built, so its absence cannot be tested")
-def test_rk_without_the_native_package_is_bad_input(directories: dict[str, Path]) -> None:
-    result = run_cli(command(directories, "exact", "--ops", "rk"))
-    assert result.exit_code == 2
-    assert "needs the native library" in result.output
-
-
 # ---- the demo
 
 
@@ -635,11 +618,10 @@ def test_demo_shows_drift_and_names_where_it_begins(
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "report.json").read_text())
     names = [comparison["settings"]["rollout_ops"] for comparison in report["comparisons"]]
-    assert names == (["stock", "rk"] if HAS_NATIVE else ["stock"])
+    assert names == ["stock", "rk"]
     for run in report["comparisons"][0]["runs"]:
         assert run["aligned"] is False
         assert run["first_divergent"]["name"]
-    assert HAS_NATIVE or "rk was left out" in result.output
     assert (tmp_path / "model" / "model.safetensors").is_file()
     assert re.match(r"stock: \d+ of \d+ tokens differ", result.output.splitlines()[-1])
     command = re.search(r"again:  (.*)", result.output)
@@ -648,7 +630,7 @@ def test_demo_shows_drift_and_names_where_it_begins(
     assert rlk == program
     # The command compares the last operators of the demo: this library's align, torch's do not.
     again = run_cli([*arguments, "--max-new-tokens", "4", "--device", device])
-    assert again.exit_code == (0 if HAS_NATIVE else 1), again.output
+    assert again.exit_code == 0, again.output
     for comparison in report["comparisons"][1:]:
         assert comparison["aligned"] is True
         assert {run["metrics"]["differing_tokens"] for run in comparison["runs"]} == {0}

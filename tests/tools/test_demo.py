@@ -36,7 +36,6 @@ def test_the_demo_keeps_its_time(
     monkeypatch.setattr(demo, "run_compare", run)
     monkeypatch.setattr(demo, "train", trained)
     monkeypatch.setattr(demo, "write_report", lambda folder, comparisons: [folder / "report.html"])
-    monkeypatch.setattr(demo, "_available", lambda ops: (["stock", "rk"], []))
     found = demo.run_demo(tmp_path, ops="both", minutes=minutes, device="cpu", seed=0, started=90.0)
     assert now[0] - 90 <= 60 * minutes
     assert found.comparisons == ["stock", "rk"]

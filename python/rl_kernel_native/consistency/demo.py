@@ -17,7 +17,6 @@ from .compare import run_compare
 from .demo_model import MAX_STEPS, demo_files, demo_tokenizer, encode_bytes, new_model, train
 from .errors import BadInput
 from .model import load_model, parse_device, quiet_transformers
-from .operators import make_operators
 from .progress import Progress
 from .prompts import load_prompts
 from .report import prepare_directory, write_report
@@ -95,7 +94,8 @@ def run_demo(
     settings = CompareSettings(seed=seed, batch_sizes=_BATCHES, max_new_tokens=_MAX_NEW_TOKENS)
     settings.check()
     torch_device = parse_device(device)
-    names, notes = _available(ops)
+    names = ["stock", "rk"] if ops == "both" else [ops]
+    notes: list[str] = []
     prepare_directory(directory)
 
     quiet_transformers()
@@ -157,14 +157,3 @@ def _affordable(seconds_left: float, trial_seconds: float) -> int:
 def _program() -> list[str]:
     """The `rlk` that was run, as it was named; `rlk` where something else called."""
     return [sys.argv[0] if Path(sys.argv[0]).name == "rlk" else "rlk"]
-
-
-def _available(ops: str) -> tuple[list[str], list[str]]:
-    if ops != "both":
-        make_operators(ops)  # raises before the training rather than after it
-        return [ops], []
-    try:
-        make_operators("rk")
-    except BadInput as error:
-        return ["stock"], [f"rk was left out: {error}"]
-    return ["stock", "rk"], []

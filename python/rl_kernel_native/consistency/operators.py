@@ -153,10 +153,7 @@ class RkOperators:
     served_by: ServedBy = "rk"
 
     def __init__(self) -> None:
-        try:
-            self._library: Any = importlib.import_module("rl_kernel_native")
-        except ImportError as error:
-            raise BadInput(f"--ops rk needs the native library, which is not installed here: {error}") from error
+        self._library: Any = importlib.import_module("rl_kernel_native")
 
     def check(self, model: Any) -> None:
         """Raises BadInput where its dtype is not served."""
@@ -226,7 +223,7 @@ Operators = StockOperators | RkOperators
 
 
 def make_operators(name: str) -> Operators:
-    """The operators of --ops NAME. BadInput for another name, or when the native library is absent."""
+    """The operators of --ops NAME. BadInput for another name."""
     if name not in OPERATOR_SETS:
         raise BadInput(f"--ops {name}: want one of {', '.join(OPERATOR_SETS)}")
     return RkOperators() if name == "rk" else StockOperators(name)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from ..integrations.decoder import cache_name
+from ..ops.sample import SampleStatus, sample
 from .cache import SlotCache
 from .checks import SideInputs
 from .errors import BadInput
@@ -23,7 +23,6 @@ from .model import ForwardCounter, LoadedModel
 from .operators import Operators
 from .probes import Recorder, attached, logits_digests
 from .progress import Advance
-from .sampler import sample, uniform
 
 
 @dataclass
@@ -119,19 +118,38 @@ class _Rollout:
             request.fed_positions.append(int(positions[row, 0]))
         self.take_tokens(active, out.logits[:, -1])
 
+    def draw(self, active: Sequence[Request], logits: torch.Tensor) -> list[int]:
+        """One token per row of logits [B, vocab_size] by ``rk.sample``, keyed by seed, prompt and output position.
+
+        Both settings draw on the host with the portable exponential. A token so depends on its row's logits alone,
+        whatever device and operators computed them.
+
+        Raises:
+            BadInput: a row that ``rk.sample`` refuses, with the name of its status.
+        """
+        drawn = sample(
+            logits.detach().to("cpu", torch.float32),
+            seed=self.seed,
+            sample_id=torch.tensor([request.index for request in active]),
+            position=torch.tensor([len(request.response) for request in active]),
+            temperature=self.temperature,
+            return_logprob="none",
+            exp="portable",
+        )
+        for request, status in zip(active, drawn.status.tolist(), strict=True):
+            if status:
+                reason = str(SampleStatus(status).name).lower()
+                raise BadInput(
+                    f"prompt {request.index}, output token {len(request.response)}: no token drawn, {reason}"
+                )
+        return [int(token) for token in drawn.ids]
+
     def take_tokens(self, active: Sequence[Request], logits: torch.Tensor) -> None:
         """Samples one token per row of logits [B, vocab_size] and scores it."""
         prompts = [request.index for request in active]
         fed = [len(request.ids) - 1 for request in active]
         self.recorder.add_tokens("lm_head", "lm_head", prompts, fed, logits)
-        on_host = logits.detach().to("cpu", torch.float64).numpy()
-        tokens = []
-        for row, request in enumerate(active):
-            try:
-                u = uniform(self.seed, request.index, len(request.ids))
-                tokens.append(sample(np.asarray(on_host[row]), self.temperature, u))
-            except BadInput as error:
-                raise BadInput(f"prompt {request.index}, position {fed[row]}: {error}") from error
+        tokens = self.draw(active, logits)
         target = torch.tensor(tokens, dtype=torch.long, device=logits.device)
         logprob = self.operators.rollout_logprob(logits, target, self.temperature).cpu()
         self.recorder.add_tokens("logprob", "logprob", prompts, fed, logprob)
@@ -168,7 +186,7 @@ def run_rollout(
         advance: called with the number of tokens done; a request that ends early counts in full.
 
     Raises:
-        BadInput: the model produced NaN or Inf logits.
+        BadInput: the model produced NaN or Inf logits, or a temperature left no finite weight.
     """
     run = _Rollout(loaded, operators, recorder, seed, temperature, max_new_tokens)
     requests = [Request(index=index, prompt=tuple(ids)) for index, ids in enumerate(prompts)]
