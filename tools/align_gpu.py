@@ -1,6 +1,6 @@
 """`rlk align` on a GPU, for models of random weights made on the spot, without a network.
 
-    python tools/align_gpu.py OUT MODEL [SETTINGS [TRAINERS [UPDATES]]]
+    python tools/align_gpu.py OUT MODEL [SETTINGS [TRAINERS [UPDATES [PAGES_FOR]]]]
 
 MODEL is small (344M), wide (8B-shaped, 2 layers) or whole (8B-shaped, 36 layers). OUT/MODEL gets a model and, by
 settings, align.json and align.html. The exit status is 1 where a setting of this library differs. Results are printed
@@ -19,6 +19,7 @@ The commands, in this order; a later one is of use only where those before it su
     python tools/align_gpu.py "$OUT" small canonical-blas hf      # vLLM's own operators without split products
     python tools/align_gpu.py "$OUT" wide stock,rk hf,megatron
     python tools/align_gpu.py "$OUT" whole rk hf
+    python tools/align_gpu.py "$OUT" small rk hf 0 16             # pages for 16 sequences: forced preemption
     python tools/align_gpu.py "$OUT" small rk fsdp2               # on two GPUs
 
 Settings rk and rk-v1 are expected to differ at no token from prefill and trainer. No token is drawn otherwise, and
@@ -64,7 +65,9 @@ def make(folder: Path, shape: dict[str, int]) -> None:
     model.save_pretrained(folder)
 
 
-def main(out: str, name: str, settings: str = "stock,rk", trainers: str = "hf", updates: str = "0") -> int:
+def main(
+    out: str, name: str, settings: str = "stock,rk", trainers: str = "hf", updates: str = "0", pages: str = "0"
+) -> int:
     # Without the command's own packages, which a GPU machine need not have.
     from rl_kernel_native.consistency import align
 
@@ -72,15 +75,16 @@ def main(out: str, name: str, settings: str = "stock,rk", trainers: str = "hf", 
     if not (folder / "model" / "config.json").is_file():
         subprocess.run([sys.executable, __file__, "--make", str(folder / "model"), name], check=True)
     start, model = time.perf_counter(), folder / "model"
+    request = align.request_of(model, **REQUEST, pages_for=int(pages))
     results, steps = [], []
     for setting in settings.split(","):
-        results += align.align(align.request_of(model, **REQUEST), [setting], trainers.split(","))
+        results += align.align(request, [setting], trainers.split(","))
         print(align.text(results), f"{time.perf_counter() - start:.0f} s", sep="\n", flush=True)
-        align.write_report(folder / settings.replace(",", "_"), align.request_of(model, **REQUEST), results)
+        align.write_report(folder / settings.replace(",", "_"), request, results)
     if int(updates):
         steps = align.updates(align.request_of(model, **UPDATES), int(updates))
         print(align.text_of_updates(steps), f"{time.perf_counter() - start:.0f} s", sep="\n", flush=True)
-        align.write_report(folder / settings.replace(",", "_"), align.request_of(model, **REQUEST), results, steps)
+        align.write_report(folder / settings.replace(",", "_"), request, results, steps)
     return int(not all(r.aligned for r in results if r.is_served) or any(s.ratio_not_one for s in steps))
 
 

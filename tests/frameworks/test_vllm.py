@@ -6,6 +6,7 @@ without it. scripts/test.sh engines runs them.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -22,7 +23,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rl_kernel_native import contract  # noqa: E402
-from rl_kernel_native.consistency import align  # noqa: E402
+from rl_kernel_native.consistency import align, align_rollout  # noqa: E402
 from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
 from rl_kernel_native.integrations import vllm as plugin  # noqa: E402
 from rl_kernel_native.integrations.vllm import config, requests, versions  # noqa: E402
@@ -186,6 +187,18 @@ def test_differences_of_two_sides() -> None:
     sequences[1]["trainer"] = [math.nan]
     assert align.difference(sequences, "trainer").differing == 2
     assert align.difference(sequences, "trainer").max_abs_dlogp == math.inf
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "pages_for", "blocks"), [(False, 0, 2 * 4 + 1), (False, 3, 3 * 4 + 1), (True, 0, None), (True, 5, 21)]
+)
+def test_pages_of_the_engine(monkeypatch: pytest.MonkeyPatch, on_gpu: bool, pages_for: int, blocks: int | None) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **options: options))
+    request = align.Request("model", 10, prompt_tokens=40, max_tokens=10, pages_for=pages_for)
+    options = align_rollout.make_engine(dataclasses.asdict(request), on_gpu)
+    assert options["max_model_len"] == 58
+    assert options.get("num_gpu_blocks_override") == blocks
+    assert options.get("block_size") == (None if blocks is None else 16)
 
 
 def test_two_contracts_are_not_aligned() -> None:

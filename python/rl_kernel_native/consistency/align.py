@@ -33,7 +33,13 @@ SHARDS = 2  # processes of fsdp2
 
 @dataclass(frozen=True)
 class Request:
-    """What is run: ``model`` is a directory; prompts are drawn by ``seed`` from the model's vocabulary."""
+    """What is run: ``model`` is a directory; prompts are drawn by ``seed`` from the model's vocabulary.
+
+    Attributes:
+        logprobs: the most probable tokens per position, beside a token's own.
+        pages_for: the longest sequences that the engine's cache holds at once. More at once force preemption. 0 leaves
+            the cache to ``gpu_memory``, and means 2 on a CPU.
+    """
 
     model: str
     vocab_size: int
@@ -43,7 +49,8 @@ class Request:
     seed: int = 0
     dtype: str = "bfloat16"
     gpu_memory: float = 0.5
-    logprobs: int = 0  # the most probable tokens per position, beside a token's own
+    logprobs: int = 0
+    pages_for: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_BATCHED_TOKENS = 64  # on a CPU; prompts above it are prefilled in chunks
-CPU_PAGE = 16
+PAGE = 16
 
 
 def prompts_of(request: dict[str, Any]) -> list[list[int]]:
@@ -50,8 +50,9 @@ def make_engine(request: dict[str, Any], on_gpu: bool, **more: Any) -> Any:
         options |= {"max_num_batched_tokens": max(512, length), "gpu_memory_utilization": request["gpu_memory"]}
     else:
         options |= {"max_num_batched_tokens": MAX_BATCHED_TOKENS, "max_num_seqs": 8, "enforce_eager": True}
-        # Fewer pages than eight long sequences need: some are preempted and computed again.
-        options |= {"block_size": CPU_PAGE, "num_gpu_blocks_override": 2 * -(-length // CPU_PAGE) + 1}
+    if pages_for := request["pages_for"] or (0 if on_gpu else 2):
+        # The engine preempts sequences that find no page, and computes them again.
+        options |= {"block_size": PAGE, "num_gpu_blocks_override": pages_for * -(-length // PAGE) + 1}
     return LLM(**options | more)
 
 

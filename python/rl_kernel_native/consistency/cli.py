@@ -342,6 +342,7 @@ def run_align(
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     gpu_memory: Annotated[float, typer.Option(help="Share of a GPU's memory for the engine.")] = 0.5,
     logprobs: Annotated[int, typer.Option(min=0, help="Of the most probable tokens, beside a token's own.")] = 0,
+    pages_for: Annotated[int, typer.Option(min=0, help="Longest sequences that fit; more are preempted. 0: any.")] = 0,
     steps: Annotated[int, typer.Option(min=0, help="GRPO updates with weight sync, in setting rk.")] = 0,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -360,7 +361,7 @@ def run_align(
             raise BadInput(f"--dtype {dtype}: expected bfloat16, float16 or float32")
         request = runs.request_of(
             model, num_prompts=prompts, prompt_tokens=prompt_tokens, max_tokens=max_tokens, dtype=dtype, seed=seed,
-            gpu_memory=gpu_memory, logprobs=logprobs,
+            gpu_memory=gpu_memory, logprobs=logprobs, pages_for=pages_for,
         )  # fmt: skip
         results = runs.align(request, settings.split(","), trainer.split(","))
         updates = runs.updates(request, steps) if steps else []
