@@ -201,6 +201,14 @@ def test_pages_of_the_engine(monkeypatch: pytest.MonkeyPatch, on_gpu: bool, page
     assert options.get("block_size") == (None if blocks is None else 16)
 
 
+def test_launches_and_kernels_of_a_step() -> None:
+    on_host = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx", "cudaGraphLaunch", "cudaLaunchHostFunc")
+    on_device = ("Memcpy DtoH (Device -> Pageable)", "Memset (Device)", "gemm", "norm", "norm")
+    events = [SimpleNamespace(device_type=torch.autograd.DeviceType.CPU, name=name) for name in on_host]
+    events += [SimpleNamespace(device_type=torch.autograd.DeviceType.CUDA, name=name) for name in on_device]
+    assert align_rollout.launched(events) == (4, 3)
+
+
 def test_two_contracts_are_not_aligned() -> None:
     side = {
         "rollout": [-1.0], "prefill": [-1.0], "trainer": [-1.0], "ranks": [2], "first_rank": [1],
@@ -208,7 +216,7 @@ def test_two_contracts_are_not_aligned() -> None:
     }  # fmt: skip
     base = {
         "sequences": [side], "tokens_per_second": 1.0, "device": "cpu", "runner": "V1", "preemptions": 0,
-        "prefix_cache_hits": 0, "replayed": 0,
+        "launches": None, "kernels": None, "prefix_cache_hits": 0, "replayed": 0,
     }  # fmt: skip
 
     def traced(contract: str, *operators: str) -> dict[str, Any]:

@@ -74,6 +74,8 @@ class Result:
         redrawn: tokens that rk.sample draws otherwise from the trainer's logits and the request's seed, or the engine
             itself in another batch; None where vLLM's own sampler drew them.
         preemptions: sequences that the rollout put back, and computed again.
+        launches, kernels: host launches (kernels and CUDA graphs) and kernels on the device per engine step, the mean
+            over eight requests of 16 tokens; None on a CPU.
         prefix_cache_hits: tokens of the rollout whose keys and values were in the cache already.
         served: what rk.trace saw of the engine (``"rollout"``) and the trainer: contract, and calls by operator.
         same_contract: one contract served engine and trainer; None: this library served neither.
@@ -89,6 +91,8 @@ class Result:
     ranks: int
     redrawn: int | None
     preemptions: int
+    launches: float | None
+    kernels: float | None
     prefix_cache_hits: int
     served: dict[str, Any]
     same_contract: bool | None
@@ -146,6 +150,8 @@ def result_of(setting: str, answer: dict[str, Any], trained_by: str = "hf") -> R
         if answer["replayed"] is None
         else answer["replayed"] + sum(_apart(s["tokens"], s["redrawn"]) for s in answer["sequences"]),
         preemptions=answer["preemptions"],
+        launches=answer["launches"],
+        kernels=answer["kernels"],
         prefix_cache_hits=answer["prefix_cache_hits"],
         served=served,
         same_contract=None if contracts == {None} else len(contracts) == 1,
@@ -237,7 +243,7 @@ def _run(part: str, file: Path, setting: str, processes: int = 1) -> None:
 HEAD = (
     "setting", "runner", "trainer", "tokens", "against prefill: differing", "max |dlogp|", "mean |dlogp|",
     "against trainer: differing", "max |dlogp|", "mean |dlogp|", "KL k3", "other rank", "drawn otherwise",
-    "tok/s", "preemptions", "cached tokens",    "same contract",
+    "tok/s", "launches/step", "kernels/step", "preemptions", "cached tokens", "same contract",
 )  # fmt: skip
 
 
@@ -248,8 +254,8 @@ def rows(results: Sequence[Result]) -> list[list[Any]]:
             r.setting, r.runner, r.trained_by, r.trainer.tokens,
             r.prefill.differing, r.prefill.max_abs_dlogp, r.prefill.mean_abs_dlogp,
             r.trainer.differing, r.trainer.max_abs_dlogp, r.trainer.mean_abs_dlogp, r.trainer.kl_k3,
-            r.ranks, "-" if r.redrawn is None else r.redrawn,
-            r.tokens_per_second, r.preemptions, r.prefix_cache_hits, said[r.same_contract],
+            r.ranks, *("-" if x is None else x for x in (r.redrawn, r.tokens_per_second, r.launches, r.kernels)),
+            r.preemptions, r.prefix_cache_hits, said[r.same_contract],
         ]
         for r in results
     ]  # fmt: skip

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 MAX_BATCHED_TOKENS = 64  # on a CPU; prompts above it are prefilled in chunks
 PAGE = 16
+LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel|GraphLaunch)")  # runtime and driver API
 
 
 def prompts_of(request: dict[str, Any]) -> list[list[int]]:
@@ -56,6 +59,33 @@ def make_engine(request: dict[str, Any], on_gpu: bool, **more: Any) -> Any:
     return LLM(**options | more)
 
 
+def launched(events: Iterable[Any]) -> tuple[int, int]:
+    """Host launches (kernels and CUDA graphs) and kernels on the device, among a profile's events."""
+    host = device = 0
+    for event in events:
+        if "CUDA" in str(event.device_type):
+            device += not event.name.startswith(("Memcpy", "Memset"))
+        else:
+            host += LAUNCH.match(event.name) is not None
+    return host, device
+
+
+def per_step(engine: Any, run: Callable[[], Any]) -> tuple[float, float]:
+    """Host launches and kernels of one engine step, the mean over the steps of ``run()``."""
+    import torch
+
+    def steps() -> int:
+        return sum(m.count for m in engine.get_metrics() if m.name == "vllm:iteration_tokens_total")
+
+    before = steps()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    host, device = launched(profile.events())
+    count = steps() - before
+    return host / count, device / count
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     import torch
 
@@ -85,6 +115,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     outputs = generate(prompts, [sampling(n, logprobs=request["logprobs"]) for n in counts])
     seconds = time.perf_counter() - start
+    few = [sampling(16)] * len(prompts[:8])
+    launches, kernels = per_step(engine, lambda: generate(prompts[:8], few)) if on_gpu else (None, None)
     counted = {m.name: getattr(m, "value", None) for m in engine.get_metrics()}
     sequences: list[dict[str, Any]] = []
     for output in outputs:
@@ -123,6 +155,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         "runner": "V2" if engine.llm_engine.vllm_config.use_v2_model_runner else "V1",
         "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
         "preemptions": counted["vllm:num_preemptions"],
+        "launches": launches,
+        "kernels": kernels,
         "prefix_cache_hits": counted["vllm:prefix_cache_hits"],
         "plugin": engine.llm_engine.vllm_config.additional_config,
     }
