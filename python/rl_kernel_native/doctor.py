@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import __version__, _blas, _dispatch, _native, _selftest, _variants, variant
+from . import __version__, _blas, _dispatch, _native, _variants, cases, variant
 from ._machine import cpu_model
 
 _PEERS = ("torch", "jax", "cupy")
@@ -58,7 +58,7 @@ def examine(self_test: bool = True, warm: bool = False) -> dict[str, Any]:
         "gpu_note": note,
         "driver": nvidia_driver(),
         "built_architectures": _native.architectures(),
-        "operators": {name: [backend(device) for device in devices] for name in _selftest.OPERATORS},
+        "operators": {name: [backend(device) for device in devices] for name in cases.SELF_TESTS},
         "cublas": cublas_workspace(os.environ) if found else {"batch_invariant": None, "why": "no GPU"},
         "linear_engine": {device.name: linear_engine(device) for device in found},
         "installed_variants": installed_variants(),
@@ -68,7 +68,7 @@ def examine(self_test: bool = True, warm: bool = False) -> dict[str, Any]:
     if self_test:
         runnable = [device for device in devices if backend(device)["backend"] is not None]
         report["self_tests"] = [
-            test for name, run in _selftest.OPERATORS.items() for test in _tests(name, run, runnable, torch)
+            test for name, run in cases.SELF_TESTS.items() for test in _tests(name, run, runnable, torch)
         ]
     passed = all(test["passed"] is not False for test in report["self_tests"])
     warmed = all(row["error"] is None for row in report["warm"])
@@ -288,7 +288,7 @@ def installed_variants() -> dict[str, Any]:
 
 
 def _tests(
-    operator: str, run: Callable[..., Iterator[_selftest.Check]], devices: list[Device], torch: Any
+    operator: str, run: Callable[..., Iterator[cases.Check]], devices: list[Device], torch: Any
 ) -> Iterator[dict[str, Any]]:
     for device in devices:
         common = {"operator": operator, "device": device.name}

@@ -16,10 +16,8 @@ import numpy as np
 import pytest
 
 import rl_kernel_native as rk
-from rl_kernel_native import (
-    _selftest,
-    contract,
-)
+from rl_kernel_native import cases as library_cases
+from rl_kernel_native import contract
 from rl_kernel_native.contract import ROUNDING, ROWS, Row, row
 
 torch = pytest.importorskip("torch", reason="the tests of operators make their operands with torch")
@@ -57,7 +55,7 @@ WITHOUT_GRADIENT = (
     "sample",
     "shift_labels_packed",
 )
-SELF_TESTS = sorted((ROOT / "python/rl_kernel_native/_selftest").glob("*.py"))
+SELF_TESTS = sorted((ROOT / "python/rl_kernel_native/cases").glob("*.py"))
 RNG = np.random.default_rng(0)
 
 
@@ -543,11 +541,11 @@ def test_every_output_is_checked_through_the_table(stem: str, monkeypatch: pytes
             assert asked, f"no test compares {found.name} with its bound"
 
 
-@pytest.mark.parametrize("operator", _selftest.OPERATORS)
+@pytest.mark.parametrize("operator", library_cases.SELF_TESTS)
 def test_the_doctor_goes_by_the_table(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing may be off, the rounding to the dtype alone fails."""
     monkeypatch.setattr(Row, "allowed", lambda self, *a, expected=0.0, **facts: np.abs(expected) * 0 + 1e-300)
-    checks = {check.check: check for check in _selftest.OPERATORS[operator](None, "cpu", None)}
+    checks = {check.check: check for check in library_cases.SELF_TESTS[operator](None, "cpu", None)}
     if "against float64" not in checks:  # an exact operator is compared with its definition instead
         assert {r.bound.text for r in ROWS if r.stem == operator} == {"0"}
         return

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rl_kernel_native import _selftest, _variants, doctor
-from rl_kernel_native._selftest.tools import within_bound
+from rl_kernel_native import _variants, cases, doctor
+from rl_kernel_native.cases._tools import within_bound
 from rl_kernel_native.ops import attention as attention_op
 from rl_kernel_native.ops import embedding as embedding_op
 from rl_kernel_native.ops import linear as linear_op
@@ -46,7 +46,7 @@ def test_json_is_one_object_and_the_status_says_healthy():
     )  # fmt: skip
     checks = {
         operator: {"linear": 3, "linear_logprob": 3, "sample": 4}.get(operator, 2 - (operator in one))
-        for operator in _selftest.OPERATORS
+        for operator in cases.SELF_TESTS
     }
     assert on_cpu == [(operator, True) for operator, count in checks.items() for _ in range(count)]
     for operator in checks:
@@ -64,7 +64,7 @@ def test_text_names_every_section():
         assert title in done.stdout
     cpu = [line for line in done.stdout.splitlines() if line.startswith("  cpu ") and "operators" in line]
     assert len(cpu) == 1, "one line a backend"
-    assert f"all {len(_selftest.OPERATORS)} operators" in cpu[0]
+    assert f"all {len(cases.SELF_TESTS)} operators" in cpu[0]
 
 
 def test_a_backend_that_serves_some_operators_names_them():
@@ -199,7 +199,7 @@ def test_hip_python_that_cannot_open_its_library_is_a_note(monkeypatch):
 @pytest.fixture
 def two_self_tests(monkeypatch):
     """What a doctor makes of a failure needs no more; test_json_is_one_object... runs all."""
-    monkeypatch.setattr(_selftest, "OPERATORS", {name: _selftest.OPERATORS[name] for name in ("logprob", "pack")})
+    monkeypatch.setattr(cases, "SELF_TESTS", {name: cases.SELF_TESTS[name] for name in ("logprob", "pack")})
 
 
 @pytest.mark.usefixtures("two_self_tests")
@@ -232,9 +232,9 @@ def test_a_raising_operator_is_reported(monkeypatch):
     assert [t["passed"] for t in report["self_tests"] if t["operator"] == "pack"] == [True]  # the others still run
 
 
-@pytest.mark.parametrize("operator", _selftest.OPERATORS)
+@pytest.mark.parametrize("operator", cases.SELF_TESTS)
 def test_self_test_without_torch_uses_numpy(operator):
-    assert all(check.passed for check in _selftest.OPERATORS[operator](None, "cpu", None))
+    assert all(check.passed for check in cases.SELF_TESTS[operator](None, "cpu", None))
 
 
 @pytest.mark.parametrize("broken", ["linear", "linear_input_grad", "linear_weight_grad", "linear_bias_grad"])
@@ -242,7 +242,7 @@ def test_a_wrong_product_is_reported(broken, monkeypatch):
     """Off by a thousandth: far above the bound of 2^-23 of a sum of absolute values for each term."""
     right = getattr(linear_op, broken)
     monkeypatch.setattr(linear_op, broken, lambda *arguments, **options: right(*arguments, **options) * 1.001)
-    checks = {check.check: check for check in _selftest.OPERATORS["linear"](None, "cpu", None)}
+    checks = {check.check: check for check in cases.SELF_TESTS["linear"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -253,7 +253,7 @@ def test_a_wrong_norm_is_reported(broken, monkeypatch):
     monkeypatch.setattr(
         rms_norm_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
     )
-    checks = {check.check: check for check in _selftest.OPERATORS["rms_norm"](None, "cpu", None)}
+    checks = {check.check: check for check in cases.SELF_TESTS["rms_norm"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -262,7 +262,7 @@ def test_a_wrong_table_is_reported(broken, monkeypatch):
     """Off by a thousandth: rows are exact, and gradients in float32."""
     right = getattr(embedding_op, broken)
     monkeypatch.setattr(embedding_op, broken, lambda *arguments, **options: right(*arguments, **options) * 1.001)
-    checks = {check.check: check for check in _selftest.OPERATORS["embedding"](None, "cpu", None)}
+    checks = {check.check: check for check in cases.SELF_TESTS["embedding"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -273,7 +273,7 @@ def test_wrong_attention_is_reported(broken, monkeypatch):
     monkeypatch.setattr(
         attention_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
     )
-    checks = {check.check: check for check in _selftest.OPERATORS["attention"](None, "cpu", None)}
+    checks = {check.check: check for check in cases.SELF_TESTS["attention"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -284,7 +284,7 @@ def test_a_wrong_rotation_is_reported(broken, monkeypatch):
     monkeypatch.setattr(
         rope_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
     )
-    checks = {check.check: check for check in _selftest.OPERATORS["rope"](None, "cpu", None)}
+    checks = {check.check: check for check in cases.SELF_TESTS["rope"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -299,7 +299,7 @@ def test_a_wrong_head_is_reported(check, monkeypatch):
         return found._replace(lse=found.lse * factor)
 
     monkeypatch.setattr(module, "linear_logprob", wrong)
-    checks = {found.check: found for found in _selftest.OPERATORS["linear_logprob"](None, "cpu", None)}
+    checks = {found.check: found for found in cases.SELF_TESTS["linear_logprob"](None, "cpu", None)}
     assert checks[check].passed is False
 
 
@@ -311,7 +311,7 @@ def test_lora_of_another_scale_is_reported(monkeypatch):
         return right(*arguments, lora_scale=lora_scale * (1 + 2.0**-8), **options)
 
     monkeypatch.setattr(module, "linear_logprob", wrong)
-    checks = {found.check: found for found in _selftest.OPERATORS["linear_logprob"](None, "cpu", None)}
+    checks = {found.check: found for found in cases.SELF_TESTS["linear_logprob"](None, "cpu", None)}
     assert checks["LoRA continues the head's sums"].passed is False
 
 
@@ -326,7 +326,7 @@ def test_a_wrong_advantage_is_reported(broken, monkeypatch):
         return tuple(a * 1.001 for a in found) if isinstance(found, tuple) else found * 1.001
 
     monkeypatch.setattr(module, broken, wrong)
-    checks = {check.check: check for check in _selftest.OPERATORS[broken](None, "cpu", None)}
+    checks = {check.check: check for check in cases.SELF_TESTS[broken](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -343,7 +343,7 @@ def test_a_wrong_rollout_correction_is_reported(broken, monkeypatch):
         return found._replace(weights=found.weights * 1.001)
 
     monkeypatch.setattr(module, broken, wrong)
-    checks = {check.check: check for check in _selftest.OPERATORS[broken](None, "cpu", None)}
+    checks = {check.check: check for check in cases.SELF_TESTS[broken](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -357,7 +357,7 @@ def test_a_wrong_reward_is_reported(monkeypatch):
         return found._replace(rewards=found.rewards * 1.001)
 
     monkeypatch.setattr(module, "scatter_rewards", wrong)
-    checks = {check.check: check for check in _selftest.OPERATORS["scatter_rewards"](None, "cpu", None)}
+    checks = {check.check: check for check in cases.SELF_TESTS["scatter_rewards"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -365,7 +365,7 @@ def test_a_wrong_choice_is_reported(monkeypatch):
     module = importlib.import_module("rl_kernel_native.ops.covariance_mask")
     right = module.covariance_mask
     monkeypatch.setattr(module, "covariance_mask", lambda *a, **o: np.roll(right(*a, **o), 1))
-    checks = {check.check: check for check in _selftest.OPERATORS["covariance_mask"](None, "cpu", None)}
+    checks = {check.check: check for check in cases.SELF_TESTS["covariance_mask"](None, "cpu", None)}
     assert checks["against the definition"].passed is False
 
 
@@ -379,7 +379,7 @@ def test_a_wrong_gate_is_reported(broken, monkeypatch):
         return tuple(a * 1.001 for a in found) if isinstance(found, tuple) else found * 1.001
 
     monkeypatch.setattr(silu_mul_op, broken, wrong)
-    checks = {check.check: check for check in _selftest.OPERATORS["silu_mul"](None, "cpu", None)}
+    checks = {check.check: check for check in cases.SELF_TESTS["silu_mul"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -388,7 +388,7 @@ def test_rounding_to_bfloat16_is_to_nearest_even():
     x = np.random.default_rng(0).normal(0, 4, 4096).astype(np.float32)
     x[:2] = 1 + 2.0**-8, 1 + 3 * 2.0**-8  # ties
     expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
-    np.testing.assert_array_equal(_selftest.tools.round_to(x, "bfloat16"), expected)
+    np.testing.assert_array_equal(cases._tools.round_to(x, "bfloat16"), expected)
 
 
 def test_amd_gpus_come_from_hip_python(monkeypatch: pytest.MonkeyPatch) -> None:

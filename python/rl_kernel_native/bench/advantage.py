@@ -11,13 +11,12 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .comparison import Candidate, Comparison, count_of_buffers
+from .comparison import Candidate, Comparison, Options, count_of_buffers
 from .measure import Call
 
 MOST_BUFFERS = 64
 GROUP = 8  # answers to a prompt
 GAMMA, LAM = 0.99, 0.95
-OPERATORS = ("gae", "group_advantage", "optimal_token_baseline", "masked_whiten", "scatter_rewards")
 KL_COEF = 0.05
 MASKED_SHARE = 0.1
 
@@ -167,3 +166,8 @@ def run(
     return comparison.report(
         operator, f"[{sequences}, {tokens}]", "float32", len(rotated), rows=sequences, tokens=tokens
     )
+
+
+def measured(o: Options) -> dict[str, Any]:
+    """The command's run."""
+    return run(o.operator, o.rows, o.sizes["tokens"], o.device, seconds=o.seconds, use_compile=o.use_compile)

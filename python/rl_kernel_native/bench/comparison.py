@@ -18,6 +18,18 @@ ROTATED_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 T = TypeVar("T")
 
 
+class Options(NamedTuple):
+    """What a command line asks of a bench; ``sizes`` are those of the operator's :class:`~..cases.Bench`."""
+
+    operator: str
+    rows: int
+    sizes: Mapping[str, int]
+    dtype: str
+    device: str
+    seconds: float
+    use_compile: bool
+
+
 def count_of_buffers(bytes_each: int, device: torch.device, most: int) -> int:
     return min(most, max(1, -(-ROTATED_BYTES[device.type] // bytes_each)))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
+from .comparison import Candidate, Comparison, Options, count_of_buffers, cuda_peers
 from .measure import Call
 
 MOST_BUFFERS = 64
@@ -132,3 +132,9 @@ def run(
         "embedding", f"{tokens} of [{rows}, {columns}]", dtype_name, len(buffers),
         rows=tokens, vocab=rows, columns=columns,
     )  # fmt: skip
+
+
+def measured(o: Options) -> dict[str, Any]:
+    """The command's run."""
+    shape = (o.rows, o.sizes["vocab"], o.sizes["columns"])
+    return run(*shape, o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

@@ -14,7 +14,7 @@ import rl_kernel_native as rk
 
 from .. import _blas
 from .._types import Engine
-from .comparison import Candidate, Comparison, count_of_buffers
+from .comparison import Candidate, Comparison, Options, count_of_buffers
 from .measure import Call
 
 MOST_BUFFERS = 64
@@ -140,3 +140,9 @@ def _notes(device: torch.device) -> list[str]:
     if not wrong:
         return ["torch linear is cuBLAS without a workspace: it cannot split K"]
     return [f"torch linear is cuBLAS as it comes; without a workspace, as rk sums: set {' '.join(wrong)}"]
+
+
+def measured(o: Options) -> dict[str, Any]:
+    """The command's run."""
+    shape = (o.rows, o.sizes["in_features"], o.sizes["out_features"])
+    return run(shape, o.dtype, o.device, seconds=o.seconds)

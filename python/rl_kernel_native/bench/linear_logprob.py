@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .comparison import Candidate, Comparison, cuda_peers
+from .comparison import Candidate, Comparison, Options, cuda_peers
 from .measure import Call
 
 CHECKED_ROWS = 8  # compared with float64
@@ -139,3 +139,9 @@ def run(
         )
     shape = f"[{rows}, {in_features}] x [{vocab}, {in_features}]"
     return comparison.report("linear_logprob", shape, dtype_name, 1, rows=rows, in_features=in_features, vocab=vocab)
+
+
+def measured(o: Options) -> dict[str, Any]:
+    """The command's run."""
+    shape = (o.rows, o.sizes["in_features"], o.sizes["vocab"])
+    return run(*shape, o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

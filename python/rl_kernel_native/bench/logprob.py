@@ -12,7 +12,7 @@ from torch import Tensor
 import rl_kernel_native as rk
 
 from .._types import Exp
-from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
+from .comparison import Candidate, Comparison, Options, count_of_buffers, cuda_peers
 from .measure import Call
 
 MOST_BUFFERS = 512
@@ -168,3 +168,8 @@ def run(
             READS_AND_WRITES[which] * rows * vocab * dtype.itemsize,
         )
     return comparison.report("logprob", f"[{rows}, {vocab}]", dtype_name, len(batches), rows=rows, vocab=vocab)
+
+
+def measured(o: Options) -> dict[str, Any]:
+    """The command's run."""
+    return run(o.rows, o.sizes["vocab"], o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
+from .comparison import Candidate, Comparison, Options, count_of_buffers, cuda_peers
 from .measure import Call
 
 EPS = 1e-6
@@ -174,3 +174,8 @@ def run(
             READS_AND_WRITES[which] * rows * columns * dtype.itemsize,
         )
     return comparison.report("rms_norm", f"[{rows}, {columns}]", dtype_name, len(buffers), rows=rows, columns=columns)
+
+
+def measured(o: Options) -> dict[str, Any]:
+    """The command's run."""
+    return run(o.rows, o.sizes["columns"], o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

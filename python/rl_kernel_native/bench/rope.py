@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
+from .comparison import Candidate, Comparison, Options, count_of_buffers, cuda_peers
 from .measure import Call
 
 MOST_BUFFERS = 512
@@ -192,3 +192,10 @@ def run(
         "rope", f"[{tokens}, {heads[0]} + {heads[1]}, {head_dim}]", dtype_name, len(buffers),
         rows=tokens, heads=list(heads), head_dim=head_dim,
     )  # fmt: skip
+
+
+def measured(o: Options) -> dict[str, Any]:
+    """The command's run."""
+    heads = (o.sizes["q_heads"], o.sizes["kv_heads"])
+    shape = (o.rows, heads, o.sizes["head_dim"])
+    return run(*shape, o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

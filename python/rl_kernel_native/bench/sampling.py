@@ -13,9 +13,8 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
+from .comparison import Candidate, Comparison, Options, count_of_buffers, cuda_peers
 
-OPERATORS = ("linear_sample", "random_bits", "sample")
 WORDS = 4  # words per row
 
 
@@ -142,3 +141,9 @@ def run(
     candidates = [Candidate("rk", ours), Candidate("torch.randint", theirs)]
     comparison.add("words", candidates, 8.0 * (WORDS + 1) * rows)
     return comparison.report(operator, f"[{rows}, {WORDS}]", "int64", 1, rows=rows)
+
+
+def measured(o: Options) -> dict[str, Any]:
+    """The command's run."""
+    width = o.sizes.get("in_features", 0)
+    return run(o.operator, o.rows, o.device, dtype_name=o.dtype, seconds=o.seconds, in_features=width)

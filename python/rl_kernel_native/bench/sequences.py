@@ -11,10 +11,9 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .comparison import Candidate, Comparison, count_of_buffers
+from .comparison import Candidate, Comparison, Options, count_of_buffers
 from .measure import Call
 
-OPERATORS = ("kv_cache_append", "pack", "preference_loss", "sequence_logprob", "shift_labels_packed")
 MOST_BUFFERS = 64
 
 
@@ -153,3 +152,9 @@ def run(
             which.name, [Candidate(name, _call(function, buffers)) for name, function in peers.items()], which.moved
         )
     return comparison.report(operator, f"[{rows}, {columns}]", dtype_name, len(buffers), rows=rows, columns=columns)
+
+
+def measured(o: Options) -> dict[str, Any]:
+    """The command's run."""
+    shape = (o.rows, o.sizes["columns"])
+    return run(o.operator, *shape, o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

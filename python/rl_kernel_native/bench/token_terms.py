@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .comparison import Candidate, Comparison, count_of_buffers
+from .comparison import Candidate, Comparison, Options, count_of_buffers
 from .measure import Call
 
 MOST_BUFFERS = 256
@@ -145,3 +145,8 @@ def run(
     return comparison.report(
         operator, f"[{sequences}, {tokens}]", "float32", len(buffers), rows=sequences, tokens=tokens
     )
+
+
+def measured(o: Options) -> dict[str, Any]:
+    """The command's run."""
+    return run(o.operator, o.rows, o.sizes["tokens"], o.device, seconds=o.seconds, use_compile=o.use_compile)

@@ -13,7 +13,19 @@ from .._arithmetic import arithmetic
 from .._types import Exp
 from ..contract import row
 from ..ops import logprob as op
-from .tools import IGNORED, Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
+from ._tools import (
+    IGNORED,
+    Arrays,
+    Bench,
+    Cases,
+    Check,
+    round_to,
+    same_bytes,
+    same_results,
+    timed,
+    within_bound,
+    worst_share,
+)
 
 
 class _Case(NamedTuple):
@@ -166,3 +178,8 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
                 return same_results((results(arrays, c, mode), results(cpu, c, mode)) for c in _cases(arrays.dtypes))
 
         yield timed(f"same bytes as the CPU, {mode} exponential", bytes_of_cpu)
+
+
+CASES = {
+    "logprob": Cases(checks, Bench("selected log-probability from logits", "logprob", sizes={"vocab": (128256, None)})),
+}

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..contract import ROUNDING, row
 from ..ops import silu_mul as silu_mul_op
-from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
+from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
 class _Gates(NamedTuple):
@@ -109,3 +109,15 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         return same_results((case.results(arrays), case.results(cpu)) for case in _gates(arrays.dtypes))
 
     yield timed("same bytes as the CPU", bytes_of_cpu)
+
+
+CASES = {
+    "silu_mul": Cases(
+        checks,
+        Bench(
+            "gated activations, of one array and of two",
+            "silu_mul",
+            sizes={"columns": (12288, "of the result; a packed input has twice as many")},
+        ),
+    ),
+}

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..contract import ROUNDING, row
 from ..ops import rope as rope_op
-from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
+from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
 class _Rotation(NamedTuple):
@@ -97,3 +97,16 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         )
 
     yield timed("same bytes as the CPU", bytes_of_cpu)
+
+
+CASES = {
+    "rope": Cases(
+        checks,
+        Bench(
+            "rotary position embedding of queries and keys",
+            "rope",
+            rows_are="tokens",
+            sizes={"q_heads": (32, None), "kv_heads": (8, None), "head_dim": (128, None)},
+        ),
+    ),
+}

@@ -12,7 +12,7 @@ from ..contract import row
 from ..ops import attention as attention_op
 from ..ops import kv_cache_append as cache_op
 from ..reference.attention import attention_facts
-from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
+from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
 class _Attentions(NamedTuple):
@@ -116,3 +116,26 @@ def kv_cache_append(torch: Any, device: str, capability: tuple[int, int] | None)
         return differ == 0, f"{differ} values differ from the reference"
 
     yield timed("against the reference", reference)
+
+
+CASES = {
+    "attention": Cases(
+        checks,
+        Bench(
+            "a causal sequence with grouped heads",
+            "attention",
+            rows_are="tokens",
+            sizes={"q_heads": (32, None), "kv_heads": (8, None), "head_dim": (128, None)},
+            compiles=False,
+        ),
+    ),
+    "kv_cache_append": Cases(
+        kv_cache_append,
+        Bench(
+            "keys and values into a paged cache; rows are tokens, columns those of k",
+            "sequences",
+            rows_are="sequences",
+            sizes={"columns": (2048, "tokens of a sequence")},
+        ),
+    ),
+}

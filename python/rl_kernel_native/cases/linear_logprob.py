@@ -12,7 +12,19 @@ from ..contract import row
 from ..ops import linear as linear_op
 from ..ops import linear_logprob as op
 from ..ops import logprob as logprob_op
-from .tools import IGNORED, Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
+from ._tools import (
+    IGNORED,
+    Arrays,
+    Bench,
+    Cases,
+    Check,
+    round_to,
+    same_bytes,
+    same_results,
+    timed,
+    within_bound,
+    worst_share,
+)
 
 _WANTED: dict[str, Any] = {f"return_{name}": True for name in ("lse", "entropy", "sum_p_sq")}
 
@@ -158,3 +170,16 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
             return same_results((case.results(arrays), case.results(cpu)) for case in _heads(dtypes))
 
     yield timed("same bytes as the CPU as an sm_90", bytes_of_cpu)
+
+
+CASES = {
+    "linear_logprob": Cases(
+        checks,
+        Bench(
+            "selected log-probability from hidden states",
+            "linear_logprob",
+            sizes={"in_features": (4096, None), "vocab": (128256, None)},
+            on_gpu=("bfloat16", "float16"),
+        ),
+    ),
+}

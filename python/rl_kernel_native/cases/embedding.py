@@ -9,7 +9,7 @@ import numpy as np
 
 from ..contract import row
 from ..ops import embedding as embedding_op
-from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
+from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
 class _Table(NamedTuple):
@@ -83,3 +83,16 @@ def checks(torch: Any, device: str, _: tuple[int, int] | None) -> Iterator[Check
         return same_results((case.results(arrays), case.results(cpu)) for case in _tables(arrays.dtypes))
 
     yield timed("same bytes as the CPU", bytes_of_cpu)
+
+
+CASES = {
+    "embedding": Cases(
+        checks,
+        Bench(
+            "rows of a table by token ids, and the table's gradient",
+            "embedding",
+            rows_are="tokens",
+            sizes={"vocab": (128256, None), "columns": (4096, None)},
+        ),
+    ),
+}

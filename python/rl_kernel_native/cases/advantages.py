@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from ..ops import gae as gae_op
 from ..ops import group_advantage as group_op
 from ..ops import masked_whiten as whiten_op
 from ..ops import optimal_token_baseline as baseline_op
-from .tools import Arrays, Check, same_bytes, same_results, timed, within_bound, worst_share
+from ._tools import Arrays, Bench, Cases, Check, same_bytes, same_results, timed, within_bound, worst_share
 
 
 class _Answers(NamedTuple):
@@ -109,3 +110,16 @@ def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Ite
         return same_results((case.results(name, arrays), case.results(name, cpu)) for case in _answers())
 
     yield timed("same bytes as the CPU", bytes_of_cpu)
+
+
+def _bench(about: str, tokens: int = 8192) -> Bench:
+    return Bench(about, "advantage", (64, 4096), "sequences", {"tokens": (tokens, None)}, any_dtype=False)
+
+
+_BENCHES = {
+    "gae": _bench("generalised advantage estimation"),
+    "group_advantage": _bench("advantages of sequences in their groups", 1),
+    "masked_whiten": _bench("whitening of a batch's tokens"),
+    "optimal_token_baseline": _bench("advantages against a baseline of each position of a group"),
+}
+CASES = {name: Cases(partial(checks, name), bench) for name, bench in _BENCHES.items()}

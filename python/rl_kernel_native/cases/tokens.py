@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..ops import mismatch_metrics as mismatch_op
 from ..ops import policy_loss as policy_loss_op
 from ..ops import scatter_rewards as scatter_op
 from ..ops import value_loss as value_loss_op
-from .tools import Arrays, Check, same_results, timed, within_bound, worst_share
+from ._tools import Arrays, Bench, Cases, Check, same_results, timed, within_bound, worst_share
 
 _POLICIES = {
     "ppo": policy_loss_op.PolicySpec(kl="k3", kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0),
@@ -216,3 +217,29 @@ def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Ite
         return same_results((here, there) for (_, here, _), (_, there, _) in both)
 
     yield timed("same bytes as the CPU", bytes_of_cpu)
+
+
+def _bench(about: str, module: str, any_dtype: bool = False) -> Bench:
+    return Bench(about, module, (16, 256), "sequences", {"tokens": (2048, "of a sequence")}, any_dtype)
+
+
+_BENCHES = {
+    "covariance_mask": _bench("the tokens that clip-cov singles out", "rollout"),
+    "entropy_mask": _bench("the tokens of the highest entropy, by a quantile", "rollout"),
+    "importance_weights": _bench("weights of a batch's tokens for the engine that sampled it", "rollout"),
+    "kl": _bench("estimators of a KL divergence, a value a token", "token_terms"),
+    "mismatch_metrics": _bench("how far a trainer and the engine that sampled are apart", "rollout"),
+    "policy_loss": _bench("clipped policy objective with a KL term, and its gradient", "policy_loss", any_dtype=True),
+    "scatter_rewards": Bench(
+        "rewards of sequences and a KL as rewards of tokens",
+        "advantage",
+        (64, 4096),
+        "sequences",
+        {"tokens": (8192, None)},
+        any_dtype=False,
+    ),
+    "value_loss": _bench("clipped value loss, and its gradient", "token_terms"),
+}
+CASES = {
+    name: Cases(partial(checks, name) if name in _RESULTS else None, bench) for name, bench in _BENCHES.items()
+}  # fmt: skip

@@ -11,7 +11,7 @@ from .._arithmetic import arithmetic, current_arithmetic
 from .._types import Engine
 from ..contract import row
 from ..ops import linear as linear_op
-from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
+from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
 class _Product(NamedTuple):
@@ -117,3 +117,17 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
                 return same_results((case.results(arrays, engine), case.results(cpu)) for case in _products(dtypes))
 
         yield timed(f"same bytes as the CPU as an sm_90, engine {engine}", bytes_of_cpu)
+
+
+CASES = {
+    "linear": Cases(
+        checks,
+        Bench(
+            "matrix product with a weight, and its gradients",
+            "linear",
+            sizes={"in_features": (4096, None), "out_features": (4096, None)},
+            on_gpu=("bfloat16", "float16"),
+            compiles=False,
+        ),
+    ),
+}

@@ -1,9 +1,10 @@
-"""What the doctor's self-tests share: arrays on a device, comparisons, and a test's outcome."""
+"""What modules of cases share: the pieces of an operator's cases, arrays on a device, comparisons, outcomes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,39 @@ class Check(NamedTuple):
     passed: bool | None
     detail: str
     seconds: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A command of ``python -m rl_kernel_native.bench``.
+
+    Attributes:
+        about: operator in a line.
+        module: of the bench; its ``measured`` times the operator against peers.
+        rows: default on the CPU and on a GPU.
+        rows_are: unit of a row in the command's help, or "".
+        sizes: further options, by name: default, help or None.
+        any_dtype: --dtype is an option; else operands are float32.
+        on_gpu: dtypes that a GPU serves.
+        compiles: torch.compile is a peer that may be left out.
+    """
+
+    about: str
+    module: str
+    rows: tuple[int, int] = (64, 8192)
+    rows_are: str = ""
+    sizes: Mapping[str, tuple[int, str | None]] = field(default_factory=dict)
+    any_dtype: bool = True
+    on_gpu: tuple[str, ...] = ("bfloat16", "float16", "float32")
+    compiles: bool = True
+
+
+@dataclass(frozen=True)
+class Cases:
+    """An operator's self-test, of torch, a device and its compute capability, and its bench; None where it has none."""
+
+    checks: Callable[[Any, str, tuple[int, int] | None], Iterator[Check]] | None
+    bench: Bench | None
 
 
 def round_to(x: np.ndarray, dtype: str) -> np.ndarray:

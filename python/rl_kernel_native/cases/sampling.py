@@ -15,7 +15,7 @@ from ..ops import process_logits as process_op
 from ..ops import random_bits as random_bits_op
 from ..ops import sample as sample_op
 from ..ops import sample_shards as shards_op
-from .tools import Arrays, Check, round_to, same_results, timed, within_bound, worst_share
+from ._tools import Arrays, Bench, Cases, Check, round_to, same_results, timed, within_bound, worst_share
 
 
 def random_bits(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
@@ -120,3 +120,20 @@ def linear_sample(torch: Any, device: str, capability: tuple[int, int] | None) -
 
     yield timed("against float64", float64)
     yield timed("sample of linear", composed)
+
+
+CASES = {
+    "linear_sample": Cases(
+        linear_sample,
+        Bench(
+            "tokens of hidden states, vocabulary 128256",
+            "sampling",
+            (8, 64),
+            sizes={"in_features": (4096, None)},
+            on_gpu=("bfloat16", "float16"),
+            compiles=False,
+        ),
+    ),
+    "random_bits": Cases(random_bits, Bench("random words of tokens", "sampling", compiles=False)),
+    "sample": Cases(sample, Bench("tokens of rows of 128256 logits", "sampling", (8, 256), compiles=False)),
+}

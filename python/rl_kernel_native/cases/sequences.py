@@ -12,7 +12,7 @@ from ..ops import pack as pack_op
 from ..ops import preference_loss as preference_loss_op
 from ..ops import sequence_logprob as sequence_logprob_op
 from ..ops import shift_labels_packed as labels_op
-from .tools import Arrays, Check, same_bytes, timed, within_bound, worst_share
+from ._tools import Arrays, Bench, Cases, Check, same_bytes, timed, within_bound, worst_share
 
 
 class _Ragged(NamedTuple):
@@ -158,3 +158,15 @@ def shift_labels_packed(torch: Any, device: str, capability: tuple[int, int] | N
         return differ == 0, f"{differ} values differ from the reference"
 
     yield timed("against the reference", reference)
+
+
+def _bench(about: str) -> Bench:
+    return Bench(about, "sequences", rows_are="sequences", sizes={"columns": (2048, "tokens of a sequence")})
+
+
+CASES = {
+    "pack": Cases(pack, _bench("padded arrays to packed ones and back")),
+    "preference_loss": Cases(preference_loss, _bench("losses of preference pairs; rows are pairs")),
+    "sequence_logprob": Cases(sequence_logprob, _bench("log-probabilities summed over sequences")),
+    "shift_labels_packed": Cases(shift_labels_packed, _bench("labels of packed sequences")),
+}

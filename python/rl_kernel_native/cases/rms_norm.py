@@ -9,7 +9,7 @@ import numpy as np
 
 from ..contract import ROUNDING, row
 from ..ops import rms_norm as rms_norm_op
-from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
+from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
 class _Norm(NamedTuple):
@@ -104,3 +104,10 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         return same_results((case.results(arrays), case.results(cpu)) for case in _norms(arrays.dtypes))
 
     yield timed("same bytes as the CPU", bytes_of_cpu)
+
+
+CASES = {
+    "rms_norm": Cases(
+        checks, Bench("root-mean-square norm, with a residual and without", "rms_norm", sizes={"columns": (4096, None)})
+    ),
+}

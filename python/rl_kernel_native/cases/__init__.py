@@ -1,0 +1,30 @@
+"""Example inputs of every operator: the doctor's self-tests and the commands of the bench are made of them.
+
+A module holds the :class:`Cases` of one operator, or of operators that share inputs, as ``CASES``. Modules are found by
+their place in this package, so nothing lists them. Quick self-tests take seconds; the tests proper are in tests/.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ._tools import Bench, Cases, Check
+
+__all__ = ["CASES", "SELF_TESTS", "Bench", "Cases", "Check"]
+
+
+def _found() -> dict[str, Cases]:
+    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return dict(sorted((name, of) for module in modules for name, of in module.CASES.items()))
+
+
+# Operators by name.
+CASES: dict[str, Cases] = _found()
+# Self-tests, of torch, a device and its compute capability.
+SELF_TESTS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]] = {
+    name: of.checks for name, of in CASES.items() if of.checks is not None
+}
