@@ -7,7 +7,7 @@
 #include "simd.h"
 #include "simd_memory.h"
 #include "simd_softmax.h"
-// After simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/math/softmax_stats.h"
 #include "rlk/math/tanh.h"
 

@@ -2,7 +2,7 @@
 #include "covariance_mask_simd.h"
 
 #include "token_tile_simd.h"
-// After simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/kernels/covariance_terms.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {

@@ -1,4 +1,5 @@
-// The inner loops of covariance_mask, one copy per instruction set (covariance_mask_simd.cpp). Memory has any alignment.
+// The inner loops of covariance_mask, one copy per instruction set (covariance_mask_simd.cpp). The arrays may have any
+// alignment.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The inner loops of embedding's backward, one copy per instruction set (embedding_simd.cpp). Memory has any alignment.
+// The inner loops of embedding's backward, one copy per instruction set (embedding_simd.cpp). The arrays may have any
+// alignment.
 #pragma once
 
 #include <cstdint>

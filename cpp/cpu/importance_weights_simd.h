@@ -1,4 +1,5 @@
-// The inner loops of importance_weights, one copy per instruction set (importance_weights_simd.cpp). Memory has any alignment.
+// The inner loops of importance_weights, one copy per instruction set (importance_weights_simd.cpp). The arrays may
+// have any alignment.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The inner loops of kl, one copy per instruction set (kl_simd.cpp). Memory has any alignment.
+// The inner loops of kl, one copy per instruction set (kl_simd.cpp). The arrays may have any alignment.
 #pragma once
 
 #include "lanes.h"

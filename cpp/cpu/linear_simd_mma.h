@@ -11,7 +11,7 @@
 
 #include "linear_simd.h"
 #include "simd.h"
-// After simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/math/mma_model.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {

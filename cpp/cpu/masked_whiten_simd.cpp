@@ -2,7 +2,7 @@
 #include "masked_whiten_simd.h"
 
 #include "token_tile_simd.h"
-// After simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/kernels/masked_whiten_token.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {

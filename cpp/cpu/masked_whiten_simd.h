@@ -1,4 +1,5 @@
-// The inner loops of masked_whiten, one copy per instruction set (masked_whiten_simd.cpp). Memory has any alignment.
+// The inner loops of masked_whiten, one copy per instruction set (masked_whiten_simd.cpp). The arrays may have any
+// alignment.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The inner loops of mismatch_metrics, one copy per instruction set (mismatch_metrics_simd.cpp). Memory has any alignment.
+// The inner loops of mismatch_metrics, one copy per instruction set (mismatch_metrics_simd.cpp). The arrays may have
+// any alignment.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 #include "optimal_token_baseline_simd.h"
 
 #include "token_tile_simd.h"
-// After simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/kernels/optimal_baseline_token.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {

@@ -1,4 +1,5 @@
-// The inner loops of policy_loss, one copy per instruction set (policy_loss_simd.cpp). Memory has any alignment.
+// The inner loops of policy_loss, one copy per instruction set (policy_loss_simd.cpp). The arrays may have any
+// alignment.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 #include "preference_loss_simd.h"
 
 #include "simd.h"
-// After simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/kernels/preference_pair.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {

@@ -15,7 +15,7 @@ inline __attribute__((always_inline)) std::int64_t padded_columns(std::int64_t c
   return (columns + kRmsNormPadding - 1) / kRmsNormPadding * kRmsNormPadding;
 }
 
-// Arguments for one row of forward. Memory has any alignment.
+// Arguments for one row of forward. The arrays may have any alignment.
 struct RmsNormRow {
   const unsigned char *x, *residual;  // residual may be null
   unsigned char *new_residual, *y;    // y may be null

@@ -1,4 +1,4 @@
-// The inner loops of rope, one copy per instruction set (rope_simd.cpp). Memory has any alignment.
+// The inner loops of rope, one copy per instruction set (rope_simd.cpp). The arrays may have any alignment.
 #pragma once
 
 #include <cstdint>

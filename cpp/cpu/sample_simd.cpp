@@ -2,7 +2,7 @@
 #include "sample_simd.h"
 
 #include "simd.h"
-// After simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_kept.h"
 #include "rlk/kernels/sample_merge.h"

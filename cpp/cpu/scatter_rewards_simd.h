@@ -1,4 +1,5 @@
-// The inner loop of scatter_rewards, one copy per instruction set (scatter_rewards_simd.cpp). Memory has any alignment.
+// The inner loop of scatter_rewards, one copy per instruction set (scatter_rewards_simd.cpp). The arrays may have any
+// alignment.
 #pragma once
 
 #include "lanes.h"

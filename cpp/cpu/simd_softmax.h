@@ -2,7 +2,7 @@
 #pragma once
 
 #include "simd.h"
-// After simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/math/exp2.h"
 #include "rlk/math/mufu_model.h"
 #include "rlk/ops/logprob.h"

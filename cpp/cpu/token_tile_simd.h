@@ -3,7 +3,7 @@
 
 #include "simd.h"
 #include "token_tile.h"
-// After simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/kernels/token_terms.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {

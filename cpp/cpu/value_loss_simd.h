@@ -1,4 +1,4 @@
-// The inner loops of value_loss, one copy per instruction set (value_loss_simd.cpp). Memory has any alignment.
+// The inner loops of value_loss, one copy per instruction set (value_loss_simd.cpp). The arrays may have any alignment.
 #pragma once
 
 #include "lanes.h"

@@ -1,4 +1,4 @@
-// A call of attention with its memory: sequences in any form, layout and alignment, what is not in use filled with NaN.
+// A call of attention with its memory. Sequences have any form, layout and alignment; elements not in use are NaN.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ enum class Form { kPadded, kLeftPadded, kPacked, kPaged };
 enum class Layout { kTokens, kHeadsFirst, kSlice };  // [T, H, D]; [H, T, D]; heads of a fused projection
 
 struct Case {
-  std::vector<std::pair<std::int64_t, std::int64_t>> lengths;  // queries and keys of each sequence
+  std::vector<std::pair<std::int64_t, std::int64_t>> lengths;  // numbers of queries and keys of each sequence
   std::int64_t q_heads = 2, kv_heads = 1, head_dim = 8;
   DType dtype = DType::kBFloat16;
   Exp exp = Exp::kPortable;
@@ -41,11 +41,13 @@ struct Case {
   Form q_form = Form::kPacked, k_form = Form::kPacked;
   Layout layout = Layout::kTokens;
   std::int64_t page_size = 16;
-  std::vector<std::pair<std::int64_t, std::int64_t>> groups = {};  // if paged: sequences, and keys that they share
-  std::vector<std::int32_t> parents = {};  // packed sequences, as many queries as keys each, that are segments
+  std::vector<std::pair<std::int64_t, std::int64_t>> groups = {};  // if paged: (number of sequences, number of keys
+                                                                   // that they share) of each group
+  std::vector<std::int32_t> parents = {};  // for packed sequences that are segments of trees, each with as many queries
+                                           // as keys
   std::size_t shift = 0;                   // bytes off any alignment
   Data data = Data::kNormal;
-  float spread = 1.0f;  // factor of q, beside normal data
+  float spread = 1.0f;  // factor of q; other data is normal
   bool dlse = true;
   unsigned seed = 1;
 
@@ -86,14 +88,14 @@ class Problem {
       input.parents = case_.parents.data();
       input.cu_seqlens_k = input.cu_seqlens_q;
     }
-    // Such as dominate a row, such as hardly count, none, and one that fails its rows.
+    // Sinks that dominate a row, that hardly count, that are none, and one that fails its rows.
     constexpr float kSinks[] = {0.3f, -2.5f, 40.0f, -1e30f, 0.0f, 1e-30f, -INFINITY, -700.0f};
     for (std::int64_t h = 0; h < c.q_heads; ++h) sinks_.push_back(kSinks[(h + c.seed) % std::size(kSinks)]);
     if (c.data == Data::kSpecial && c.q_heads > 1) sinks_[1] = c.seed % 2 == 0 ? INFINITY : NAN;
     if (c.sinks) input.sinks = sinks_.data();
   }
 
-  // [places, heads, head_dim] of q's or k's, contiguous.
+  // [places, heads, head_dim] of q or of k, contiguous.
   std::int64_t q_places() const {
     return (input.cu_seqlens_q ? 1 : input.num_sequences) * input.q_tokens * input.num_q_heads;
   }
@@ -103,7 +105,7 @@ class Problem {
   const Case& what() const { return case_; }
   const std::vector<std::vector<unsigned char>>& memories() const { return memories_; }
 
-  // Elements like q's, filled where queries are in use.
+  // Random elements shaped as q, set where queries are in use.
   AttentionHeads like_queries() {
     AttentionHeads a = input.q;
     a.data = fill(q_size_, [&](auto&& element) { each_query(a, element); });
@@ -118,7 +120,7 @@ class Problem {
     a->token_stride = layout == Layout::kHeadsFirst ? d : gap * d;
     a->head_stride = layout == Layout::kHeadsFirst ? tokens * d : d;
     a->sequence_stride = gap * d * tokens;
-    return gap * d * tokens;  // elements of a sequence
+    return gap * d * tokens;  // elements per sequence
   }
 
   void lay_out_queries(std::int64_t padded) {
@@ -170,7 +172,7 @@ class Problem {
     input.v.data = fill(size, [&](auto&& element) { each_key(input.v, element); });
   }
 
-  // Every table is one column wider than it says.
+  // Every table is one column wider than its size says.
   void lay_out_pages(std::int64_t padded) {
     const Case& c = case_;
     std::int64_t most_shared = 0;
@@ -214,7 +216,7 @@ class Problem {
     input.group_offsets = groups_.data();
   }
 
-  // element(offset, columns) of each token and head in use.
+  // Calls element(offset, columns) for each token and head in use.
   template <class F>
   void each_query(const AttentionHeads& a, const F& element) const {
     for (std::int64_t b = 0; b < input.num_sequences; ++b) {
@@ -243,14 +245,14 @@ class Problem {
       }
     }
   }
-  // NaN, but for the elements in use.
+  // Fills with NaN, except for the elements in use.
   template <class F>
   const void* fill(std::int64_t size, const F& each) {
     const std::size_t bytes = static_cast<std::size_t>(rlk::size_of(case_.dtype));
     memories_.emplace_back(static_cast<std::size_t>(size) * bytes + case_.shift + 16, 0xff);
     unsigned char* data = memories_.back().data();
     data += (16 - reinterpret_cast<std::uintptr_t>(data) % 16) % 16 + case_.shift;
-    // An allocation is at 16 bytes, so that nothing was lost above.
+    // Allocations are 16-byte aligned, so every element kept its place above.
     each([&](std::int64_t at) {
       for (std::int64_t d = 0; d < case_.head_dim; ++d) {
         std::uint32_t pattern = linear_test::random_pattern(random_, case_.dtype, case_.data);

@@ -1,4 +1,4 @@
-// A case of attention against the contract's reference, on the CPU's backend or, with RLK_TEST_HIP, on HIP's.
+// Compares a case of attention with the contract's reference. The backend is the CPU's, or HIP's with RLK_TEST_HIP.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,8 +27,9 @@ constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloa
 #if RLK_TEST_HIP
 constexpr bool kBadListsThrow = false;
 constexpr Exp kExps[] = {Exp::kPortable};
-constexpr bool kInTurn = true;                      // two options that do not meet take turns: the emulation is slow
-constexpr std::int64_t kOrderWidths[] = {64, 192};  // one a tile: the emulation is slow
+constexpr bool kInTurn = true;                      // options that do not interact take turns, since the emulation is
+                                                    // slow
+constexpr std::int64_t kOrderWidths[] = {64, 192};  // one width per tile, since the emulation is slow
 constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee};
 void run(const AttentionParams& p) { rlk::hip::attention(p, 0, 0); }
 void run(const AttentionBackwardParams& p) { rlk::hip::attention_backward(p, 0, 0); }
@@ -103,7 +104,7 @@ void check_backward(Problem& problem) {
   const Case& c = problem.what();
   AttentionBackwardParams p{problem.input};
   p.dout = problem.like_queries();
-  // Any out and lse do: a backward trusts them. lse is near what forward gives, so that probabilities are.
+  // A backward accepts any out and lse. lse is close to forward's, so that probabilities are realistic.
   AttentionParams forward{problem.input};
   ForwardPatterns saved = reference(forward);
   std::vector<unsigned char> out(saved.out.size() * static_cast<std::size_t>(rlk::size_of(c.dtype)) + 1);

@@ -1,5 +1,6 @@
-// attention a second time, written slowly and apart from the backends from the contract, ops/attention.h: the patterns of
-// every output. Shared with the backends are the formats and the functions of math/.
+// A second implementation of attention, slow and independent of the backends, written from the contract,
+// ops/attention.h. It gives the bit patterns of every output. It shares only the formats and the functions of math/
+// with the backends.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +35,7 @@ using rlk::Exp;
 
 using Row = std::vector<float>;
 
-// Sequence b of a call: how many queries and keys it has, where they lie, and which query sees which key.
+// Sequence b of a call: its numbers of queries and keys, their places, and which query sees which key.
 class Sequence {
  public:
   Sequence(const AttentionInput& p, std::int64_t b) : p_(p), b_(b) {
@@ -88,7 +89,7 @@ class Sequence {
     }
     return row(a, at + head * a.head_stride);
   }
-  // place: row index in out, dq and lse; key_place: in dk and dv.
+  // place: row index in out, dq and lse; key_place: row index in dk and dv.
   std::int64_t place(std::int64_t i) const { return p_.cu_seqlens_q ? p_.cu_seqlens_q[b_] + i : b_ * p_.q_tokens + i; }
   std::int64_t key_place(std::int64_t j) const {
     if (p_.parents) return path_[static_cast<std::size_t>(j)];
@@ -100,7 +101,7 @@ class Sequence {
   }
 
  private:
-  // The tokens of the path of segment s; -1 of a parent that is none.
+  // Collects the tokens of the path of segment s; -1 stands for an invalid parent.
   void go_down(std::int64_t s) {
     const std::int32_t parent = p_.parents[s];
     if (parent >= 0 && parent < s) {
@@ -123,7 +124,7 @@ class Sequence {
   }
   const AttentionInput& p_;
   std::int64_t b_, group_ = 0, shared_ = 0;  // keys in the group's pages
-  std::vector<std::int64_t> path_;           // tokens of a segment's keys
+  std::vector<std::int64_t> path_;           // tokens that are a segment's keys
 };
 
 inline float chain(const Row& a, const Row& b) {
@@ -131,11 +132,11 @@ inline float chain(const Row& a, const Row& b) {
   for (std::size_t d = 0; d < a.size(); ++d) sum = std::fma(a[d], b[d], sum);
   return sum;
 }
-// Whether products are those of sm_90's matrix unit: rule 1.
+// Whether products follow rule 1, as those of sm_90's matrix unit.
 inline bool by_unit(const AttentionInput& p) {
   return p.arithmetic == rlk::Arithmetic::kSm90 && p.dtype != DType::kFloat32;
 }
-// sum + a . b in steps of 16, the last one filled up with +0. Elements of t.
+// sum + a . b in steps of 16; the last step is padded with +0. Elements have type t.
 inline float rule_1(const Row& a, const Row& b, DType t, float sum) {
   Patterns x, y;
   for (const float v : a) x.push_back(rounded(v, t));
@@ -149,7 +150,7 @@ inline float as_element(float x, DType t) { return value_of(rounded(x, t), t); }
 inline float scale_of(const AttentionInput& p) {
   return p.softcap > 0.0f ? 0x1.715476p+0f : 0x1.715476p+0f * p.softmax_scale;
 }
-// The softcap's tanh of a product x of q and k, and the score.
+// tanh of the softcap for a product x of q and k; then the score.
 inline float tanh_of(const AttentionInput& p, float x) { return rlk::tanh(x * (p.softmax_scale / p.softcap)); }
 inline float score(const AttentionInput& p, float x) { return p.softcap > 0.0f ? p.softcap * tanh_of(p, x) : x; }
 
@@ -163,21 +164,21 @@ inline float exponential(float s, float c, float m, Exp exp) {
   return std::ldexp(rlk::exp2_stat(std::fmaf(s, c, -n)), static_cast<int>(n - m));
 }
 
-// The order of rule 6, and what a test may ask for in its place to see that it decides bits.
+// The order of rule 6, and orders that a test may use instead to see that the order decides bits.
 struct Order {
-  std::int64_t split = 0;                        // keys; 0: rule 6's, which grow with the key's number
-  std::int64_t block = 128, block_of_wide = 64;  // keys, where head_dim is above 128
-  bool grouped = true;                           // l's chains take sums of 32 keys, else keys
-  bool reciprocal = true;                        // out = O * fl(1 / l), else O / l
+  std::int64_t split = 0;                        // in keys; 0: rule 6's sizes, which grow with the key's number
+  std::int64_t block = 128, block_of_wide = 64;  // in keys; the second is for a head_dim above 128
+  bool grouped = true;                           // l's chains take sums of 32 keys; otherwise single keys
+  bool reciprocal = true;                        // out = O * fl(1 / l); otherwise O / l
   bool flushed = false;                          // a scaled sum below 2^-126 is +0
-  bool descending = true;                        // blocks of dq
-  bool chained = false;                          // dq in one chain over all blocks
-  bool heads_outside = true;                     // dk and dv: queries within heads
+  bool descending = true;                        // order of dq's blocks
+  bool chained = false;                          // dq is one chain over all blocks
+  bool heads_outside = true;                     // dk and dv go over queries within a head
 
   std::int64_t block_of(const AttentionInput& p) const { return p.head_dim > 128 ? block_of_wide : block; }
 };
 
-// x * 2^e for an integer e of at least -126, else x * 0.
+// x * 2^e for an integer e >= -126, else x * 0.
 inline float scaled(float x, double e, const Order& order) {
   if (order.flushed) return times_power_of_two(x, e);
   return x * (e < -126 ? 0.0f : static_cast<float>(std::pow(2.0, e)));
@@ -188,9 +189,9 @@ inline std::size_t keys_of_split(const Order& order, std::size_t begin) {
   return begin < 8192 ? 1024 : begin < 65536 ? 2048 : 4096;
 }
 
-// The sums of a split, or of all of them.
+// Sums of one split, or of all splits.
 struct Sums {
-  float m = -kInf, l = 0.0f;  // m is NaN where the row has failed
+  float m = -kInf, l = 0.0f;  // m is NaN if the row has failed
   Row o;
 };
 
@@ -210,7 +211,7 @@ inline Sums merged(const Sums& a, const Sums& b, const Order& order) {
   return r;
 }
 
-// Keys [begin, end) of a row's; a score is NaN where it is NaN, and -Inf where the key is not seen.
+// Keys [begin, end) of a row. A NaN score stays NaN; a key that is not seen has score -Inf.
 inline Sums split_of(const AttentionParams& p, const std::vector<float>& scores, const std::vector<bool>& sees,
                      const std::vector<Row>& values, std::size_t begin, std::size_t end, const Order& order) {
   const float c = scale_of(p);
@@ -262,7 +263,7 @@ inline Sums split_of(const AttentionParams& p, const std::vector<float>& scores,
   return s;
 }
 
-// The node of a head's sink.
+// Node of a head's sink.
 inline Sums sink_of(const AttentionInput& p, std::int64_t head) {
   Sums s;
   s.o.assign(static_cast<std::size_t>(p.head_dim), 0.0f);
@@ -294,8 +295,8 @@ inline ForwardPatterns reference(const AttentionParams& p, const Order& order = 
       std::vector<Row> keys, values;
       for (std::int64_t j = 0; j < sequence.keys; ++j) {
         keys.push_back(sequence.key(p.k, j, kv_head));
-        // A row that sees a key without a page fails. For other rows a unit multiplies the key's value too, so it is
-        // +0.
+        // A row that sees a key without a page fails. For other rows a unit multiplies the value of that key too, so
+        // the value is +0.
         values.push_back(sequence.has_page(j) ? sequence.key(p.v, j, kv_head) : Row(keys[0].size(), 0.0f));
       }
       for (std::int64_t i = 0; i < sequence.queries; ++i) {
@@ -332,10 +333,10 @@ inline ForwardPatterns reference(const AttentionParams& p, const Order& order = 
 
 struct BackwardPatterns {
   Patterns dq, dk, dv;
-  Patterns dsinks;  // gradient of sinks
+  Patterns dsinks;  // gradient of the sinks
 };
 
-// p and ds of a query's keys, rounded to dtype; keys that it does not see are left out.
+// p and ds of a query's keys, rounded to dtype. Keys that it does not see are left out.
 struct Weights {
   Row q, dout, p, ds;
   std::vector<bool> seen;
@@ -396,7 +397,7 @@ struct Step {
   }
 };
 
-// dsinks of a head, from what each row adds, rows that add nothing left out: chains of 64 rows, trees of 128 chains.
+// dsinks of a head from the rows' terms, without rows that add nothing: chains of 64 rows, trees of 128 chains.
 inline float sink_gradient(const std::vector<std::pair<std::int64_t, std::pair<float, float>>>& rows) {
   float total = 0.0f;
   const std::int64_t last = rows.empty() ? 0 : rows.back().first;
@@ -416,7 +417,7 @@ inline float sink_gradient(const std::vector<std::pair<std::int64_t, std::pair<f
   return 0.0f - total;
 }
 
-// The sum of dq: a chain for each block of keys, the blocks added from the last to the first.
+// The sum of dq: one chain per block of keys; the blocks are added from the last to the first.
 inline Row query_gradient(const AttentionBackwardParams& p, const Weights& w, const std::vector<Row>& keys,
                           const Order& order) {
   const auto size = static_cast<std::size_t>(p.head_dim), width = static_cast<std::size_t>(order.block_of(p));
@@ -438,7 +439,7 @@ inline Row query_gradient(const AttentionBackwardParams& p, const Weights& w, co
   return order.chained ? of_block : sum;
 }
 
-// dk and dv of a query head by a matrix unit: steps of 16 queries that floor(n / 16) counts, n the query's position.
+// dk and dv of a query head by a matrix unit, in steps of 16 queries. Step floor(n / 16) has the query with position n.
 inline void take_steps(const AttentionBackwardParams& p, const Sequence& sequence, std::int64_t head,
                        const std::vector<Row>& keys, const std::vector<Row>& values, std::vector<Row>* dk,
                        std::vector<Row>* dv) {
@@ -472,7 +473,7 @@ inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order&
   r.dq.assign(static_cast<std::size_t>(places * p.num_q_heads) * size, 0);
   r.dk.assign(static_cast<std::size_t>(key_places * p.num_kv_heads) * size, 0);
   r.dv = r.dk;
-  // Sums of the chains: of a key that segments of a tree share there are several.
+  // Sums of the chains. A key that several segments of a tree share has several chains.
   std::vector<Row> all_dk(static_cast<std::size_t>(key_places * p.num_kv_heads), Row(size, 0.0f)), all_dv = all_dk;
   const auto write = [&](Patterns* to, std::int64_t row, const Row& sums, float scale) {
     for (std::size_t d = 0; d < size; ++d)

@@ -10,7 +10,7 @@
 
 namespace baseline_test {
 
-// Groups by a size or by offsets, some of them empty or of one sequence; rewards of tokens or of sequences.
+// Groups are given by a size or by offsets; some are empty or have one sequence. Rewards are per token or per sequence.
 struct Batch : rollout_test::Batch {
   rlk::OptimalTokenBaselineParams params;
   std::vector<std::int64_t> groups;

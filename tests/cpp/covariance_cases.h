@@ -6,8 +6,8 @@
 
 namespace covariance_test {
 
-// Every third is kKl or kEntropy; shares of which nothing, a part and all is chosen; seeds of more than 32 bits. Some batches have
-// covariances that are equal: an advantage of few values and log-probabilities of one.
+// Every third batch is kKl or kEntropy. Ratios choose no token, some, or all; seeds have more than 32 bits. Some
+// batches have equal covariances: advantages with few values and log-probabilities with one.
 struct Batch : rollout_test::Batch {
   rlk::CovarianceMaskParams params;
 
@@ -28,7 +28,7 @@ struct Batch : rollout_test::Batch {
     params.kind = seed % 3 == 0 ? largest : rlk::CovarianceKind::kClip;
     if (params.kind == rlk::CovarianceKind::kEntropy) {
       params.advantage = {};
-      for (float& h : arrays[0]) h = std::isfinite(h) ? std::round(8.0f * h) / 8.0f : h;  // some are equal
+      for (float& h : arrays[0]) h = std::isfinite(h) ? std::round(8.0f * h) / 8.0f : h;  // so that some are equal
     }
     if (params.kind == rlk::CovarianceKind::kClip) params.old_logprob = {arrays[1].data(), train.sequence_stride, 1};
     params.lower = seed % 5 == 0 ? -1.0f : 0.1f;

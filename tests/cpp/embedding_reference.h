@@ -1,5 +1,5 @@
-// embedding a second time, written slowly and apart from the backends from the contract, ops/embedding.h. Shared with the
-// backends are the formats alone (linear_reference.h reads and rounds patterns).
+// A second implementation of embedding, slow and independent of the backends, written from the contract,
+// ops/embedding.h. It shares only the formats with the backends (linear_reference.h reads and rounds patterns).
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ inline Written reference(const EmbeddingParams& p) {
   return written;
 }
 
-// The sum of a block, over all its 128 groups and the whole tree, even where tokens are absent.
+// The sum of a block over all its 128 groups and the whole tree, including groups without tokens.
 inline float sum_of_block(const EmbeddingBackwardParams& p, std::int64_t block, const std::vector<std::int64_t>& tokens,
                           std::int64_t column) {
   std::vector<float> nodes(128, 0.0f);
@@ -82,7 +82,8 @@ inline Written reference(const EmbeddingBackwardParams& p) {
     for (std::int64_t k = 0; k < p.columns; ++k) {
       const std::int64_t at = v * p.dweight_stride + k;
       float total = 0.0f;
-      if (p.accumulate) std::memcpy(&total, static_cast<const char*>(p.dweight) + 4 * at, 4);  // at any address
+      // The address may be unaligned.
+      if (p.accumulate) std::memcpy(&total, static_cast<const char*>(p.dweight) + 4 * at, 4);
       if (found != tokens_of.end()) {
         std::set<std::int64_t> blocks;
         for (const std::int64_t t : found->second) blocks.insert(t / 8192);

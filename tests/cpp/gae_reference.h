@@ -1,5 +1,5 @@
-// gae, discounted_returns and vtrace a second time, written slowly and apart from the backends from the contract, ops/gae.h.
-// Shared with the backends is the exponential alone.
+// A second implementation of gae, discounted_returns and vtrace, slow and independent of the backends, written from the
+// contract, ops/gae.h. It shares only the exponential with the backends.
 #pragma once
 
 #include <cmath>
@@ -38,7 +38,7 @@ struct Outputs {
 
 inline float least(float x, float bound) { return x > bound ? bound : x; }
 
-// Outputs of one sequence; `tokens` holds the scored ones.
+// Outputs of one sequence; `tokens` holds the tokens that count.
 inline Outputs reference(const GaeParams& p, std::vector<Token> tokens, float bootstrap) {
   const bool values = p.kind != GaeKind::kDiscountedReturns, resets = !values && p.reset;
   const std::size_t length = tokens.size();

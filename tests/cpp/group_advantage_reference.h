@@ -22,10 +22,10 @@ struct Outputs {
   std::vector<std::int32_t> status;
 };
 
-// Rewards that an operator reads, as the test made them.
+// Inputs of a call, as the test made them.
 struct Inputs {
   std::vector<float> rewards, lengths, baseline;
-  std::vector<std::vector<std::int64_t>> groups;  // members, ascending
+  std::vector<std::vector<std::int64_t>> groups;  // members of each group, ascending
 };
 
 inline float sum(const std::vector<float>& v) { return sum_test::tree(v) + 0.0f; }
@@ -81,10 +81,10 @@ inline Statistics statistics_of(const GroupAdvantageParams& p, const Inputs& in,
 
 inline float canonical(float x) { return std::isnan(x) ? std::numeric_limits<float>::quiet_NaN() : x; }
 
-// kBatchMean: deviations of a group's rewards from the batch's mean, by two scales.
+// kBatchMean: deviations of a group's rewards from the batch's mean, with two scales.
 inline void write_batch_mean(const GroupAdvantageParams& p, const Inputs& in, const std::vector<std::int64_t>& group,
                              const Statistics& s, Statistics batch, float alpha, Outputs* out) {
-  if (batch.n == 1) {  // its mean is its reward, whatever `alone` says of groups
+  if (batch.n == 1) {  // the batch's mean is its reward, whatever `alone` says about groups
     GroupAdvantageParams zero = p;
     zero.alone = GroupAlone::kZero;
     std::vector<std::int64_t> everyone;
@@ -156,7 +156,7 @@ inline Outputs reference(const GroupAdvantageParams& p, const Inputs& in) {
       }
       b = sum(lengths) == 0.0f ? 0.0f : sum(weighted) / sum(lengths);
     }
-    // The first largest and the second largest.
+    // Index of the first largest reward, then of the second largest.
     std::vector<std::size_t> ranked;
     bool any_nan = false;
     for (std::size_t m = 0; m < group.size(); ++m) {

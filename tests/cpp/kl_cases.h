@@ -16,7 +16,7 @@ namespace kl_test {
 
 constexpr int kArrays = 4;
 
-// Arrays of a call in memory; what is masked is NaN, infinite or large.
+// Arrays of a call in memory; masked elements are NaN, infinite or large.
 struct Case {
   rlk::KlParams p;
   std::vector<float> arrays[kArrays];
@@ -37,7 +37,7 @@ inline void make_case(unsigned seed, std::int64_t rows, std::int64_t tokens, Cas
   p.sequences = {nullptr, rlk::DType::kInt32, rows, tokens};
   const std::int64_t row = tokens + pick(2) * pick(4), size = rows * row;
   const bool masked = pick(4) != 0, wild = pick(4) == 0;
-  const float width = pick(3) == 0 ? 60.0f : 0.2f;  // exponentials that leave the range, and products that do not
+  const float width = pick(3) == 0 ? 60.0f : 0.2f;  // wide: exponentials leave the range, while products may not
   p.mask = policy_test::random_mask(nullptr, row, pick(policy_test::kMaskKinds));
   const auto bytes = static_cast<std::size_t>(p.mask.bytes);
   c->mask.assign(static_cast<std::size_t>(size) * bytes + 8, 0);

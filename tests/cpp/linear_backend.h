@@ -1,6 +1,6 @@
-// Runs of a backend of linear for the tests: matrices with canaries all around them, every way to run the backend, and
-// the comparison of a call with linear_reference.h, byte for byte. The backend is the CPU's, with every instruction set
-// and number of threads, or, with RLK_TEST_HIP, HIP's on the stand-in runtime, with every order of lanes and waves.
+// Runs of a backend of linear for the tests: matrices with canaries around them, every way to run the backend, and a
+// byte-for-byte comparison of a call with linear_reference.h. The backend is the CPU's, with every instruction set and
+// number of threads. With RLK_TEST_HIP it is HIP's on the stand-in runtime, with every order of lanes and waves.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -36,9 +36,9 @@ inline const char* name(Arithmetic a) {
 inline constexpr Arithmetic kArithmetics[] = {Arithmetic::kGfx90a, Arithmetic::kGfx942};
 inline constexpr DType kDtypes[] = {DType::kBFloat16, DType::kFloat16};
 constexpr bool kWholeElements = true;  // addresses are multiples of the element size
-constexpr bool kCanonicalNan = false;  // false: any NaN equals any other
+constexpr bool kCanonicalNan = false;  // false: all NaNs count as equal
 
-// The device is the stand-in's, of the architecture that the arithmetic names where it names one.
+// The stand-in's device has the architecture that the arithmetic names, if it names one.
 inline void set_device(Arithmetic arithmetic) {
   setenv("RLK_STANDIN_ARCH", arithmetic == Arithmetic::kGfx90a ? "gfx90a" : "gfx942", 1);
 }

@@ -1,5 +1,6 @@
-// linear a second time, written slowly and apart from the backends from the contract, ops/linear.h: every function gives
-// the bit patterns of its outputs, row after row. Shared with the backends are the formats and the model of one step.
+// A second implementation of linear, slow and independent of the backends, written from the contract, ops/linear.h.
+// Every function gives the bit patterns of its outputs, row after row. It shares only the formats and the model of one
+// step with the backends.
 #pragma once
 
 #include <bit>
@@ -22,7 +23,7 @@ using rlk::RowLayout;
 using Patterns = std::vector<std::uint32_t>;  // patterns of elements, in the low bits
 
 inline std::uint32_t load_pattern(const void* array, DType t, std::int64_t i) {
-  std::uint32_t pattern = 0;  // the hosts of this library are little-endian
+  std::uint32_t pattern = 0;  // reads the low bytes: the hosts of this library are little-endian
   const auto bytes = static_cast<std::size_t>(rlk::size_of(t));
   std::memcpy(&pattern, static_cast<const unsigned char*>(array) + i * rlk::size_of(t), bytes);
   return pattern;
@@ -53,7 +54,7 @@ inline rlk::MmaUnit unit_of(Arithmetic a) {
   }
 }
 
-// Rule 1, from `sum` on.
+// Rule 1, continued from `sum`.
 inline float dot(Arithmetic arithmetic, DType t, const Patterns& a, const Patterns& b, float sum = 0.0f) {
   if (arithmetic == Arithmetic::kIeee) {
     for (std::size_t i = 0; i < a.size(); ++i) sum = std::fma(value_of(a[i], t), value_of(b[i], t), sum);
@@ -63,7 +64,7 @@ inline float dot(Arithmetic arithmetic, DType t, const Patterns& a, const Patter
   return rlk::mma_dot(unit_of(arithmetic), t, x.data(), y.data(), static_cast<std::int64_t>(x.size()), sum);
 }
 
-// Element (row, column) for columns [begin, end), and element (row, column) for rows [begin, end).
+// Elements of one row for columns [begin, end), and elements of one column for rows [begin, end).
 inline Patterns along_row(const void* p, DType t, const RowLayout& rows, std::int64_t row, std::int64_t begin,
                           std::int64_t end) {
   Patterns v;
@@ -79,7 +80,7 @@ inline Patterns along_column(const void* p, DType t, const RowLayout& rows, std:
 
 inline RowLayout plain_rows(std::int64_t stride) { return {std::int64_t{1} << 40, 0, stride}; }
 
-// Rule 2, and the tree over groups of rule 9.
+// Rule 2's tree, and rule 9's tree over groups.
 inline float tree(std::vector<float> v) {
   while (v.size() > 1) {
     std::vector<float> next;

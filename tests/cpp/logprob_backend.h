@@ -1,6 +1,6 @@
-// Runs of a backend of logprob for the tests: outputs between canaries, every way to run the backend, and the comparison
-// of a forward with logprob_reference.h, bit for bit. The backend is the CPU's, with every instruction set and number of
-// threads, or, with RLK_TEST_HIP, HIP's on the stand-in runtime, with every order of lanes and waves.
+// Runs of a backend of logprob for the tests: outputs between canaries, every way to run the backend, and a bit-for-bit
+// comparison of a forward with logprob_reference.h. The backend is the CPU's, with every instruction set and number of
+// threads. With RLK_TEST_HIP it is HIP's on the stand-in runtime, with every order of lanes and waves.
 #pragma once
 
 #include <gtest/gtest.h>

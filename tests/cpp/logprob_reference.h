@@ -1,5 +1,5 @@
-// logprob calls and what they must give: a problem with its memory, and a second implementation of the forward,
-// written slowly and apart from the backends, from docs/numerics.md, rules 4 and 5.
+// Calls of logprob and their expected results: a problem with its memory, and a second implementation of the forward.
+// It is slow, independent of the backends, and written from rules 4 and 5 of docs/numerics.md.
 #pragma once
 
 #include <algorithm>
@@ -69,7 +69,7 @@ struct Problem {
   }
   int size() const { return rlk::size_of(dtype); }
   void resize() { memory.assign(static_cast<std::size_t>(rows * stride * size()) + 64, 0xa5); }
-  // Moves the rows apart and off alignment.
+  // Spreads the rows and moves them off alignment.
   void spread_out(std::int64_t new_stride, std::size_t new_shift) {
     const Problem old = *this;
     stride = new_stride;
@@ -136,7 +136,7 @@ struct Problem {
 // Rules 4 and 5, slowly.
 struct Node {
   float m = -kInf, S = 0, E = 0, Q = 0;
-  int status = 0;  // a failed node's
+  int status = 0;  // status of a failed node
   bool identity() const { return status == 0 && m == -kInf; }
 };
 
@@ -156,7 +156,7 @@ inline Node combine(const Node& a, const Node& b) {
           times_power_of_two(a.Q, 2 * da) + times_power_of_two(b.Q, 2 * db)};
 }
 
-// Perfect binary tree over indices [first, first + width); an index without a node is the identity.
+// Perfect binary tree over indices [first, first + width); a missing node is the identity.
 inline Node tree(const std::vector<Node>& nodes, std::size_t first, std::size_t width) {
   if (first >= nodes.size()) return {};
   if (width == 1) return nodes[first];
@@ -168,7 +168,7 @@ inline Node tree(const std::vector<Node>& nodes) {
 
 inline float bf16_toward_minus_infinity(float q) {
   std::uint32_t b = bits(q) & 0xffff0000u;
-  while (std::bit_cast<float>(b) > q) b += 0x10000u;  // only of a negative q: its magnitude grows
+  while (std::bit_cast<float>(b) > q) b += 0x10000u;  // only for a negative q: its magnitude grows
   return std::bit_cast<float>(b);
 }
 
@@ -176,7 +176,7 @@ inline float chains_to_leaf(const float* r) {
   return ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
 }
 
-// `z` of a leaf's columns; empty means missing.
+// `z` of a leaf's columns; an empty element is a missing column.
 inline Node leaf_of(const std::vector<std::optional<float>>& z, float c, Exp exp) {
   float largest = -kInf;
   bool nan = false;
@@ -273,7 +273,7 @@ inline std::vector<Node> parts_of(const Problem& p, std::int64_t row) {
   return parts;
 }
 
-// Label smoothing's sum of z: chains from +0, and the tree of the row's leaves.
+// Sum of z for label smoothing: chains from +0, and the tree of the row's leaves.
 inline float sum_of_z(const Problem& p, std::int64_t row) {
   std::vector<float> parts;
   const auto tree = [](std::vector<float> terms) {
@@ -331,7 +331,7 @@ inline RowOutputs reference(const Problem& p, std::int64_t row) {
   return r;
 }
 
-// The five fields that a shard gives which is the whole vocabulary.
+// The five fields of a shard that is the whole vocabulary.
 inline std::vector<float> stats_reference(const Problem& p, std::int64_t row) {
   if (p.target[row] == kIgnore) return {-kInf, 0, 0, 0, kInf};
   bool bad_kept = false;

@@ -13,7 +13,7 @@
 
 namespace policy_test {
 
-// Arrays of a call in memory; what is masked is NaN, infinite or large.
+// Arrays of a call in memory; masked elements are NaN, infinite or large.
 struct Case {
   rlk::PolicyLossParams p;
   std::vector<float> arrays[8];
@@ -86,7 +86,7 @@ inline rlk::PolicySpec random_spec(std::mt19937* random) {
   return s;
 }
 
-// What most configurations choose of it (kernels/policy_plain.h).
+// Sets the options as most configurations have them (kernels/policy_plain.h).
 inline void make_plain(rlk::PolicySpec* s) {
   s->level = rlk::RatioLevel::kToken;
   s->surrogate = rlk::Surrogate::kRatio;
@@ -97,7 +97,7 @@ inline void make_plain(rlk::PolicySpec* s) {
   s->kl_gradient_ratio = 0.0f;
 }
 
-// `sequences` of up to `longest` tokens. plain: padded ones, a multiple of four.
+// `sequences` of up to `longest` tokens. With plain, the sequences are padded and lengths are multiples of four.
 inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longest, bool packed, Case* c,
                       bool plain = false) {
   std::mt19937 random(seed);
@@ -128,10 +128,11 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   const int bytes = p.mask.bytes;
   c->mask.assign(static_cast<std::size_t>(size * bytes) + 8, 0);
   const bool wild = pick(4) == 0;
-  const float width = pick(4) == 0 ? 200.0f : 1.0f;  // exponentials that leave the range, and products that do not
+  const float width = pick(4) == 0 ? 200.0f : 1.0f;  // wide: exponentials leave the range, while products may not
   for (std::int64_t i = 0; i < size; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    const bool counts = pick(4) != 0 && !(sequences > 2 && !packed && i / (row ? row : 1) == 1);  // one without a token
+    const bool counts = pick(4) != 0 && !(sequences > 2 && !packed && i / (row ? row : 1) == 1);  // one sequence has no
+                                                                                                  // token that counts
     const float l = -std::fabs(normal(random)), o = l + 0.3f * width * normal(random);
     const float values[8] = {
         l,

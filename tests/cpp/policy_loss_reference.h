@@ -1,5 +1,5 @@
 // A second implementation of policy_loss, simple and slow, written from the contract, ops/policy_loss.h. It shares only
-// the elementary functions with the backends, which tests/cpp/test_math.cpp tests.
+// the elementary functions with the backends; tests/cpp/test_math.cpp tests these.
 #pragma once
 
 #include <cmath>
@@ -160,7 +160,7 @@ class Reference {
     const auto chosen = [&](const Token& x) { return p_.selected.data != nullptr && (x.chosen < 0 || x.chosen > 0); };
     const auto drops = [&](const Token& x) { return s_.selected_drops != 0 && chosen(x); };
     bool ignored = false;
-    // Shared by the tokens of the sequence.
+    // Values that the tokens of a sequence share.
     float of_sequence = 1.0f, ratio = 1.0f, slope = 0.0f, shared = 0.0f, gamma_up = 0.0f, gamma_down = 0.0f,
           mean_a = 0.0f, log_of_sequence = 0.0f, weighted_ratio = 1.0f, kl_sum = 0.0f;
     bool of_sequence_clipped = false, gated = false, dropped = false;
@@ -186,7 +186,7 @@ class Reference {
           if (s_.surrogate != rlk::Surrogate::kGeometricClip) return d;
           if (k.a > 0) return d > s_.clip_high ? s_.clip_high : d;
           if (k.a < 0) return d < s_.clip_low ? s_.clip_low : d;
-          if (k.a != 0) return d;  // NaN
+          if (k.a != 0) return d;  // true for NaN
           return 0.0f;
         });
         if (s_.level == rlk::RatioLevel::kGeometric) x = x / tokens;
@@ -345,7 +345,7 @@ class Reference {
   float by_weight(float value, const Token& x) const {
     return p_.token_weight.data != nullptr ? times(value, x.u) : value;
   }
-  // What does not need the sequence.
+  // The part of the term that does not need the sequence.
   Term term(float a, float l, float d, float r, float slope) const {
     Term t;
     switch (s_.surrogate) {
@@ -402,7 +402,7 @@ class Reference {
     if (s_.kl_straight_through) along = -raw;
     return {value, along};
   }
-  // K and its slope times a ratio r = exp(log), of whose slope the token has a share.
+  // K and its slope times a ratio r = exp(log). The token has a share in the ratio's slope.
   std::pair<float, float> kl_times_ratio(const Token& x, float value, float along, float log, bool of_token, float r,
                                          float share) const {
     if (s_.kl != rlk::KlEstimator::kK3 || s_.kl_straight_through) {

@@ -14,11 +14,11 @@
 namespace reward_test {
 
 struct Case : rollout_test::Batch {
-  std::vector<float> rewards, cost, span_rewards;  // with foreign numbers between the sequences
+  std::vector<float> rewards, cost, span_rewards;  // arrays with unrelated numbers between the sequences
   std::vector<std::int64_t> spans64, span_offsets64;
   std::vector<std::int32_t> spans32, span_offsets32;
   float lagrange = 0.0f;
-  rlk::ScatterRewardsParams call;  // without outputs
+  rlk::ScatterRewardsParams call;  // its outputs are not set
 
   Case(unsigned seed, std::int64_t count, std::int64_t longest, bool packed) : Batch(seed, count, longest, packed) {
     std::mt19937 random(seed + 11);
@@ -35,7 +35,7 @@ struct Case : rollout_test::Batch {
       for (std::int64_t s = 0; s < count; ++s) (*array)[static_cast<std::size_t>(s * step)] = value();
     }
     span_offsets64.push_back(0);
-    const bool turns = pick(2) == 0;  // one behind the other, often more than a wave has lanes
+    const bool turns = pick(2) == 0;  // spans one behind another, often more than a wave has lanes
     for (std::int64_t s = 0; s < count; ++s) {
       const auto length = static_cast<unsigned long>(this->length(s));
       std::int64_t at = 0;
@@ -55,7 +55,8 @@ struct Case : rollout_test::Batch {
         auto end = static_cast<std::int64_t>(random() % (length + 1));
         if (pick(3) == 0) end = std::min(begin + pick(4), this->length(s));
         if (begin > end) std::swap(begin, end);
-        if (pick(4) == 0 && spans64.size() > 1 && spans64.back() <= this->length(s)) {  // where another one ends
+        if (pick(4) == 0 && spans64.size() > 1 && spans64.back() <= this->length(s)) {  // this span begins where
+                                                                                        // another one ends
           end = spans64.back();
           begin = std::min(begin, end);
         }
@@ -96,7 +97,7 @@ struct Case : rollout_test::Batch {
         " kl " + std::to_string(static_cast<int>(spec.kl)) + " place " + std::to_string(static_cast<int>(spec.place));
   }
 
-  // Those of spans64 and span_offsets64, as int64 where they are wide, else as int32.
+  // Sets spans and span offsets from spans64 and span_offsets64, as int64 if wide, else as int32.
   void give_spans(bool wide, bool wide_offsets) {
     spans32.assign(spans64.begin(), spans64.end());
     span_offsets32.assign(span_offsets64.begin(), span_offsets64.end());
@@ -109,8 +110,9 @@ struct Case : rollout_test::Batch {
   }
 };
 
-// Calls that spread the rewards of spans of every kind, most of them over tokens with nothing of their own. With bad_spans
-// some sequences have a span that is none, for a GPU; without, what the contract says is the same as that.
+// Calls that spread the rewards of spans of every kind. In most of them tokens have no rewards of their own. With
+// bad_spans some sequences have an invalid span, for a GPU. Without, the call has the results that the contract
+// requires of the former.
 struct SpreadCase : Case {
   SpreadCase(unsigned seed, std::int64_t count, std::int64_t longest, bool packed, bool bad_spans = false)
       : Case(seed, count, longest, packed) {
@@ -133,7 +135,7 @@ struct SpreadCase : Case {
         const std::int64_t* const one = bad[pick(3)];
         if (bad_spans) {
           spans.insert(spans.begin() + 2 * at, one, one + 2);
-          const std::int64_t next = 2 * (at + 256);  // the same thread's
+          const std::int64_t next = 2 * (at + 256);  // belongs to the same thread
           if (next < static_cast<std::int64_t>(spans.size())) spans.insert(spans.begin() + next, one, one + 2);
         } else {
           spans.resize(static_cast<std::size_t>(2 * at));
@@ -145,7 +147,7 @@ struct SpreadCase : Case {
     }
     for (std::size_t i = 0; i < spans64.size() / 2; ++i) {
       constexpr float kWild[] = {NAN, INFINITY, -INFINITY, 3e38f, -0.0f, 1e-45f};
-      // By its place: the same with a bad span before it or without.
+      // Seeded by the span's place, so that it is the same with and without a bad span before it.
       std::mt19937 of_span(seed + static_cast<unsigned>(spans64[2 * i] * 31 + spans64[2 * i + 1]));
       span_rewards.push_back(wild && of_span() % 8 == 0 ? kWild[of_span() % 6] : static_cast<float>(of_span() % 997));
     }
@@ -176,7 +178,7 @@ struct SpreadCase : Case {
     kKinds
   };
 
-  // Begins and ends. kMany, kManyOver: more than a wave has lanes, than a block has at a time.
+  // Begins and ends of spans. kMany, kManyOver: more spans than a wave has lanes, more than a block holds at a time.
   template <class Pick>
   std::vector<std::int64_t> spans_of(std::int64_t s, Kind kind, const Pick& pick) const {
     const std::int64_t tokens = length(s), many = tokens < 200 ? 70 : 600;

@@ -1,5 +1,5 @@
-// rms_norm a second time, written slowly and apart from the backends from the contract, ops/rms_norm.h. Shared with the
-// backends are the formats alone (linear_reference.h reads and rounds patterns).
+// A second implementation of rms_norm, slow and independent of the backends, written from the contract, ops/rms_norm.h.
+// It shares only the formats with the backends (linear_reference.h reads and rounds patterns).
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Random batches of log-probabilities of a trainer and of an engine, for the tests of importance_weights and
-// mismatch_metrics on every backend, and simple loops over their tokens.
+// Random batches of log-probabilities of a trainer and of an engine, and simple loops over their tokens. The tests of
+// importance_weights and mismatch_metrics use them on every backend.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,8 @@ using policy_test::kInf;
 using policy_test::kShapes;
 using rlk::Sequences;
 
-// Arrays 0 and 4 are the trainer's and the engine's; a third of the tokens are the same in both, some but for a sign of zero.
+// Arrays 0 and 4 are the trainer's and the engine's. A third of the tokens are equal in both; some of these differ in
+// the sign of a zero.
 struct Batch : policy_test::Case {
   Sequences sequences;
   rlk::PolicyTokens train, rollout;
@@ -48,12 +49,12 @@ struct Batch : policy_test::Case {
     const auto i = static_cast<std::size_t>(s);
     return sequences.packed() ? cuts64[i + 1] - cuts64[i] : sequences.num_tokens;
   }
-  // An output's slot; its rows are contiguous.
+  // Slot in an output, whose rows are contiguous.
   std::size_t slot(std::int64_t s, std::int64_t t) const {
     return static_cast<std::size_t>((sequences.packed() ? begin(s) : s * sequences.num_tokens) + t);
   }
   bool counts(std::int64_t s, std::int64_t t) const { return policy_test::is_set(token_mask, begin(s) + t); }
-  // Terms over the trainer's and the engine's, of the first four tokens.
+  // Terms of the first four tokens of the trainer's and the engine's arrays.
   template <class Terms>
   void expect_four_alike(const typename Terms::Params& params, const typename Terms::Factors& factors) const {
     const bool of[4] = {counts(0, 0), counts(0, 1), counts(0, 2), counts(0, 3)};

@@ -1,5 +1,5 @@
-// rope a second time, written slowly and apart from the backends from the contract, ops/rope.h. Shared with the backends
-// are the formats alone (linear_reference.h reads and rounds patterns).
+// A second implementation of rope, slow and independent of the backends, written from the contract, ops/rope.h. It
+// shares only the formats with the backends (linear_reference.h reads and rounds patterns).
 #pragma once
 
 #include <cmath>
@@ -29,7 +29,7 @@ inline std::int64_t offset(const RopeParams& p, const TokenStrides& strides, std
   return token / p.inner_tokens * strides.outer + token % p.inner_tokens * strides.inner;
 }
 
-// cos or sin of a column of a token; NaN where its id is bad.
+// cos or sin of a column of a token; NaN if its id is bad.
 inline float angle_of(const RopeParams& p, const rlk::RopeAngles& angles, std::int64_t token, std::int64_t pair,
                       std::int64_t column) {
   int section = 0;

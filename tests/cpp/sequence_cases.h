@@ -1,4 +1,4 @@
-// Memory and ragged batches of the tests of operators over sequences.
+// Memory and ragged batches for the tests of operators over sequences.
 #pragma once
 
 #include <algorithm>
@@ -54,7 +54,7 @@ std::vector<unsigned char> bytes_of(const std::vector<T>& values) {
   return bytes;
 }
 
-// Lengths of sequences: none, short, whole, all kinds.
+// Lengths of sequences: zero, short, full, and mixed.
 inline std::vector<std::int64_t> random_lengths(std::int64_t rows, std::int64_t columns, unsigned seed) {
   std::mt19937 random(seed);
   std::vector<std::int64_t> lengths;

@@ -1,4 +1,4 @@
-// The sum of docs/numerics.md, rule 10, a second time: what second implementations of every operator add up by.
+// A second implementation of the sum of docs/numerics.md, rule 10. Second implementations of every operator use it.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace sum_test {
 
-// The perfect binary tree over terms [first, first + width), width a power of two; what is missing is +0.
+// The perfect binary tree over terms [first, first + width), width a power of two; missing terms are +0.
 inline float tree(const std::vector<float>& terms, std::size_t first, std::size_t width) {
   if (first >= terms.size()) return 0.0f;
   if (width == 1) return terms[first];
@@ -20,7 +20,7 @@ inline float tree(const std::vector<float>& terms) {
   return tree(terms, 0, width);
 }
 
-// The scales of math/moment_scale.h by the exponent of the largest magnitude.
+// The scales of math/moment_scale.h, from the exponent of the largest magnitude.
 struct Scale {
   float down = 1.0f, up = 1.0f;
 };

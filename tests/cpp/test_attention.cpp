@@ -1,5 +1,5 @@
-// attention, forward and backward: bit for bit against a second implementation written from the contract, on the CPU's
-// backend or, with RLK_TEST_HIP, on HIP's.
+// Tests attention, forward and backward, bit for bit against a second implementation, written from the contract. The
+// backend is the CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ namespace {
 
 class Attention : public linear_test::Linear {};
 
-// Every width that a vector of lanes, a vec8 or a tile of columns may end in.
+// Every width at which a vector of lanes, a vec8 or a tile of columns may end.
 TEST_F(Attention, EveryWidthHasTheBitsOfTheContract) {
   unsigned seed = 0;
   for (const std::int64_t head_dim : {8, 16, 24, 40, 64, 72, 96, 120, 128, 136, 192, 248, 256}) {
@@ -33,7 +33,8 @@ TEST_F(Attention, EveryWidthHasTheBitsOfTheContract) {
   }
 }
 
-// A block has 128 keys and a tile 64 rows: lengths around these, decode, a chunk, more queries than keys, none of either.
+// A block has 128 keys and a tile 64 rows. Lengths are around these; others are decode, a chunk, more queries than
+// keys, no query and no key.
 TEST_F(Attention, LengthsAroundBlocksAndTiles) {
   unsigned seed = 20;
   for (const auto& lengths :
@@ -68,7 +69,7 @@ TEST_F(Attention, EveryFormOfQueriesWithEveryFormOfKeysInEveryLayout) {
         // In turn, each pair of forms is met in one of the three layouts.
         if (kInTurn && (int(q_form) + int(k_form) + int(layout)) % 3 != 0) continue;
         Case c{{{4, 7}, {2, 30}, {6, 6}}};
-        // Queries that are padding in front stand before the first key: all sequences have as many.
+        // Padding in front gives queries that stand before the first key, so all sequences have as many.
         if (q_form == Form::kLeftPadded) c.lengths = {{6, 4}, {6, 30}, {6, 6}};
         c.q_form = q_form;
         c.k_form = k_form;
@@ -85,8 +86,8 @@ TEST_F(Attention, EveryFormOfQueriesWithEveryFormOfKeysInEveryLayout) {
   }
 }
 
-// Prefixes that end inside a page, at its end, at once, and behind a sequence's last key; a sequence of no group; a window
-// that ends inside a prefix, splits.
+// Prefixes end inside a page, at its end, at once, and behind a sequence's last key. One sequence has no group. A
+// window ends inside a prefix, and there are several splits.
 TEST_F(Attention, SharedPrefixes) {
   unsigned seed = 80;
   for (const std::int64_t page_size : {1, 3, 16, 200}) {
@@ -94,7 +95,7 @@ TEST_F(Attention, SharedPrefixes) {
       Case c{{{2, 40}, {3, 29}, {1, 32}, {4, 33}, {2, 7}, {5, 12}}};
       if (page_size == 200) c.lengths[0].second = 1100;
       c.groups = {{2, page_size == 200 ? 1030 : 21}, {0, 3}, {2, 32}, {1, 0}};
-      if (page_size == 200) c.lengths[1].second = 1029;  // fewer than its group shares
+      if (page_size == 200) c.lengths[1].second = 1029;  // fewer keys than its group shares
       c.k_form = Form::kPaged;
       c.q_form = form;
       c.page_size = page_size;
@@ -111,8 +112,8 @@ TEST_F(Attention, SharedPrefixes) {
   }
 }
 
-// Trees of several roots and of every kind of segment: empty, of one token, of more than a block, with branch points inside
-// of blocks; a path of more than a split.
+// Trees have several roots and segments of every kind: empty, of one token, longer than a block, with branch points
+// inside blocks. One path is longer than a split.
 TEST_F(Attention, Trees) {
   unsigned seed = 70;
   for (const std::int64_t head_dim : {24, 72, 192}) {
@@ -134,13 +135,13 @@ TEST_F(Attention, Trees) {
       c.exp = kExps[seed % std::size(kExps)];
       c.shift = kWholeElements ? 0 : seed % 2;
       c.seed = ++seed;
-      if (deep && head_dim != 24) continue;  // the reference is slow
+      if (deep && head_dim != 24) continue;  // skipped since the reference is slow
       ASSERT_NO_FATAL_FAILURE(check(c));
     }
   }
 }
 
-// On a GPU a parent that is none is one key that is NaN: rows below it fail, and the others keep their bits.
+// On a GPU an invalid parent is one key that is NaN: rows below it fail, and all others keep their bits.
 TEST_F(Attention, ParentsThatAreNone) {
   for (const std::int32_t parent : {2, 1, 1000, -2, 2147483647, -2147483647}) {
     for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
@@ -173,8 +174,8 @@ TEST_F(Attention, Windows) {
   }
 }
 
-// Caps that bind, that hardly do and that leave one power of two; a window, several blocks of either width and splits,
-// values that are not finite: a product of -Inf is a score of -softcap.
+// Softcaps bind, hardly bind, or leave one power of two. There are a window, several blocks of either width, splits,
+// and values that are not finite. A product of -Inf has the score -softcap.
 TEST_F(Attention, Softcaps) {
   unsigned seed = 110;
   for (const float softcap : {0.5f, 20.0f, 50.0f}) {
@@ -194,8 +195,8 @@ TEST_F(Attention, Softcaps) {
   }
 }
 
-// Sinks of every size, none and such as fail their heads; rows of products that are -Inf alone, more rows than a group of
-// 64, splits.
+// Sinks have every size; some are none, some fail their heads. Some rows have only products of -Inf. There are more
+// rows than a group of 64, and several splits.
 TEST_F(Attention, Sinks) {
   unsigned seed = 130;
   for (const Data data : {Data::kNormal, Data::kSpecial, Data::kWide}) {
@@ -217,7 +218,7 @@ TEST_F(Attention, Sinks) {
   }
 }
 
-// More than a block of 8192 rows, and no other gradient wanted.
+// More than a block of 8192 rows; no other gradient is wanted.
 TEST_F(Attention, SinksOfManyRows) {
   Case c{{{8200, 3}, {90, 2}}};
   c.sinks = true;
@@ -251,8 +252,8 @@ TEST_F(Attention, GroupsOfHeads) {
   }
 }
 
-// Scores of hundreds: the reference rises by many powers of two from block to block, sums fall below 2^-126, portable's
-// lower clamp is met, and probabilities underflow.
+// Scores are in the hundreds. The reference rises by many powers of two between blocks, and sums fall below 2^-126.
+// Portable's lower clamp takes effect, and probabilities underflow.
 TEST_F(Attention, ReferencesThatRiseAndSumsThatVanish) {
   unsigned seed = 120;
   for (const DType dtype : kFloatTypes) {
@@ -281,17 +282,17 @@ TEST_F(Attention, EveryExponentInfinitiesAndNans) {
         c.data = data;
         c.exp = exp;
         c.seed = ++seed;
-        if (seed % 2 == 0) c.q_form = c.k_form = Form::kPadded;  // rows that are not used beside such values
+        if (seed % 2 == 0) c.q_form = c.k_form = Form::kPadded;  // unused rows lie next to such values
         ASSERT_NO_FATAL_FAILURE(check(c));
       }
     }
   }
 }
 
-// A split, one key beyond, three full ones and more, a window that begins inside the second.
+// Lengths of a split, of one key more, and of more than three splits; a window begins inside the second split.
 TEST_F(Attention, SplitsMerge) {
   unsigned seed = 200;
-  constexpr std::int64_t kSplit = 1024;  // the first ones
+  constexpr std::int64_t kSplit = 1024;  // size of the first splits
   for (const auto& [keys, window] : std::vector<std::pair<std::int64_t, std::int64_t>>{
            {kSplit, 0}, {kSplit + 1, 0}, {3 * kSplit + 700, 0}, {2 * kSplit + 900, kSplit - 300}, {10300, 0}}) {
     for (const float spread : {1.0f, 100.0f}) {
@@ -308,14 +309,14 @@ TEST_F(Attention, SplitsMerge) {
   }
 }
 
-// Splits end where the contract says, at blocks of either width.
+// Splits end where the contract says, for blocks of either width.
 TEST_F(Attention, SplitsAreCountedFromKeyZero) {
-  constexpr std::int64_t kSplit = 1024;  // the first ones
+  constexpr std::int64_t kSplit = 1024;  // size of the first splits
   EXPECT_TRUE(rlk::attention_split_begins(0));
   for (const std::int64_t key : {std::int64_t{0}, kSplit - 1, kSplit, 5 * kSplit + 7}) {
     EXPECT_EQ(rlk::attention_split_end(key), (key / kSplit + 1) * kSplit);
   }
-  // They grow at keys 8192 and 65536. Numbers and ends say the same.
+  // The splits grow at keys 8192 and 65536. Numbers and ends of splits agree.
   std::int64_t number = 0;
   for (std::int64_t begin = 0; begin < 131072; ++number) {
     const auto keys = static_cast<std::int64_t>(keys_of_split(Order{}, static_cast<std::size_t>(begin)));
@@ -336,10 +337,10 @@ TEST_F(Attention, SplitsAreCountedFromKeyZero) {
   }
 }
 
-// Shapes on which every part of the order decides bits: more keys than a split, a window that begins inside one, chunks,
-// grouped heads.
+// Shapes for which every part of the order decides bits: more keys than a split, a window that begins inside one,
+// chunks, grouped heads.
 std::vector<Case> cases_of_the_order() {
-  constexpr std::int64_t kSplit = 1024;  // the first ones
+  constexpr std::int64_t kSplit = 1024;  // size of the first splits
   std::vector<Case> cases;
   unsigned seed = 300;
   for (const std::int64_t head_dim : kOrderWidths) {
@@ -359,7 +360,7 @@ TEST_F(Attention, TheOrderHasTheBitsOfTheContract) {
   for (const Case& c : cases_of_the_order()) ASSERT_NO_FATAL_FAILURE(check(c));
 }
 
-// The reference in every other order has other bits on these shapes: a backend that leaves the order fails above.
+// For these shapes the reference has other bits in every other order, so a backend with another order fails above.
 TEST_F(Attention, AnotherOrderHasOtherBits) {
   for (Case c : cases_of_the_order()) {
     if (c.window != 0) continue;
@@ -400,7 +401,7 @@ TEST_F(Attention, AnotherOrderHasOtherBits) {
   }
 }
 
-// Values near 2^-126: what a reference that rises makes of their sums is subnormal, in a split and in a merge.
+// Values are near 2^-126. When the reference rises, their sums become subnormal, within a split and in a merge.
 TEST_F(Attention, SumsThatBecomeSubnormalStay) {
   Case c{{{4, 300}, {2, 1024 + 200}}};
   c.dtype = DType::kFloat32;
@@ -419,7 +420,7 @@ TEST_F(Attention, SumsThatBecomeSubnormalStay) {
   EXPECT_TRUE(reference(p, flushed).out != reference(p).out);
 }
 
-// A row whose every score lies at or below -2^21 has no reference; one at 2^21 has none either.
+// A row whose scores all lie at or below -2^21 has no reference; neither has a row with a score at 2^21.
 TEST_F(Attention, ScoresOutOfRangeAreNan) {
   for (const float spread : {1e5f, 3e6f, 1e8f}) {
     Case c{{{3, 3}, {1, 1}, {1, 1}}};
@@ -440,8 +441,8 @@ TEST_F(Attention, NothingToDo) {
   }
 }
 
-// Lists that contradict the arrays: the CPU throws and writes nothing; a GPU reads nothing out of range, and sequences
-// beside keep their bits.
+// Lists contradict the arrays. The CPU throws and writes nothing. A GPU reads nothing out of range, and the other
+// sequences keep their bits.
 TEST_F(Attention, ListsThatContradictTheArrays) {
   const auto try_forward = [&](Problem& problem, const std::string& what) {
     AttentionParams p{problem.input};
@@ -535,7 +536,7 @@ TEST_F(Attention, PagesThatAreNoneAreNanForTheirSequenceAlone) {
   }
 }
 
-// The same of lists of shared pages. Sequence 2 is of no group, and keeps its bits.
+// The same for lists of shared pages. Sequence 2 has no group and keeps its bits.
 TEST_F(Attention, SharedPrefixesThatContradictTheArrays) {
   const auto with = [](const std::int32_t* from, std::int64_t count, std::int64_t at, std::int32_t x) {
     std::vector<std::int32_t> list(from, from + count);

@@ -1,5 +1,6 @@
-// Products of attention as sm_90's matrix unit computes them, on the CPU, forward and backward. Rule 1 runs against a second
-// implementation written from the contract, at shapes of models. Every chunk has the same bytes, and plain chains stay.
+// Tests products of attention in the arithmetic of sm_90's matrix unit, on the CPU, forward and backward. Rule 1 is
+// compared with a second implementation, written from the contract, for shapes of models. Every chunk has the same
+// bytes, and plain chains do not change.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -59,8 +60,8 @@ void check(const Case& c) {
   });
 }
 
-// Widths of models, one of them no multiple of 16, and several blocks of keys. Decode, a chunk, a window, sequences shorter
-// than a step, grouped heads; packed, padded on either side, and pages.
+// Widths are those of models, one of them no multiple of 16, with several blocks of keys. Cases are decode, a chunk, a
+// window, sequences shorter than a step and grouped heads; packed, padded on either side, and paged.
 TEST_F(AttentionMma, ShapesOfModelsHaveTheBitsOfRule1) {
   unsigned seed = 300;
   for (const DType dtype : kHalves) {
@@ -86,7 +87,7 @@ TEST_F(AttentionMma, ShapesOfModelsHaveTheBitsOfRule1) {
   }
 }
 
-// A call's gradients by the CPU, from the outputs of its forward.
+// Computes a call's gradients on the CPU from the outputs of its forward.
 struct BackwardCall {
   explicit BackwardCall(Problem& problem) : p{on_sm_90(problem)} {
     const Case& c = problem.what();
@@ -120,10 +121,10 @@ struct BackwardCall {
   std::vector<float> lse, dlse, workspace;
 };
 
-// Steps of queries count from key 0, whatever the number of keys ahead of query 0; blocks of either width.
+// Steps of queries count from key 0, whatever the number of keys before query 0; blocks have either width.
 TEST_F(AttentionMma, GradientsHaveTheBitsOfRule1) {
   unsigned seed = 500;
-  bool decides = false;  // whether the unit decides a bit
+  bool decides = false;  // whether the unit's arithmetic changes a bit
   for (const DType dtype : kHalves) {
     for (const std::int64_t head_dim : {40, 64, 192}) {
       for (const std::int64_t window : {0, 50}) {
@@ -187,7 +188,7 @@ TEST_F(AttentionMma, ValuesThatAreNotFiniteReachTheRowsOfTheirBlock) {
 // On the CPU a gradient multiplies only the steps of 16 in which its token sees something. A GPU's tiles multiply at
 // least those steps: a number on the CPU may be NaN on a GPU, never the other way round.
 TEST_F(AttentionMma, GradientsTakeTheStepsThatTheirTokenSees) {
-  constexpr std::int64_t kBad = 20;  // in use; a query's number is its key's
+  constexpr std::int64_t kBad = 20;  // a token in use; a query's number is that of its key
   for (const bool bad_query : {false, true}) {
     Case c{{{70, 70}}};
     c.kv_heads = 2;
@@ -195,14 +196,14 @@ TEST_F(AttentionMma, GradientsTakeTheStepsThatTheirTokenSees) {
     Problem problem(c);
     BackwardCall call(problem);
     const BackwardPatterns clean = call.computed_gradients();
-    // An infinite dout makes ds NaN where its row sees, and dv's product 0 * Inf where it does not.
+    // An infinite dout makes ds NaN where its row sees a key. Where it does not, dv's product is 0 * Inf.
     const AttentionHeads& bad = bad_query ? call.p.dout : call.p.k;
     auto* row = const_cast<std::uint16_t*>(static_cast<const std::uint16_t*>(bad.data)) + kBad * bad.token_stride;
     for (std::int64_t d = 0; d < c.q_heads * c.head_dim; ++d) row[d] = 0x7f80;
     const BackwardPatterns got = call.computed_gradients();
     const Patterns &x = bad_query ? got.dv : got.dq, &y = bad_query ? clean.dv : clean.dq;
     for (std::int64_t token = 0; token < 70; ++token) {
-      const bool reached = bad_query ? token < 32 : token >= 16;  // within the bad one's step: 16 to 31
+      const bool reached = bad_query ? token < 32 : token >= 16;  // within the step of the bad token: 16 to 31
       for (std::int64_t i = token * 128; i < (token + 1) * 128; ++i) {
         if (reached) {
           EXPECT_EQ(x[i] & 0x7f80, 0x7f80u) << token;
@@ -214,7 +215,7 @@ TEST_F(AttentionMma, GradientsTakeTheStepsThatTheirTokenSees) {
   }
 }
 
-// Eight heads, and any cut of the queries against so many keys as a cache then holds.
+// Eight heads, with every cut of the queries; each chunk sees the keys that a cache then holds.
 TEST_F(AttentionMma, EveryChunkHasTheBitsOfTheWhole) {
   Case c{{{300, 400}}};
   c.q_heads = 8;
@@ -257,8 +258,8 @@ TEST_F(AttentionMma, Float32AndOtherArithmeticsKeepTheirChains) {
   }
 }
 
-// What lets a kernel leave out a step of 16 keys of which a row sees none: products of finite values with zeros do not
-// align, and leave any accumulator but -0 as it is.
+// A kernel may leave out a step of 16 keys of which a row sees none. Products of finite values with zeros do not align,
+// and leave any accumulator but -0 unchanged.
 TEST(Sm90Mma, AStepOfZeroWeightsChangesNoAccumulator) {
   std::mt19937 random(7);
   for (const DType dtype : kHalves) {

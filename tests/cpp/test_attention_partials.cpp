@@ -1,5 +1,5 @@
-// attention's partials and their merge: bit for bit against a second implementation written from the contract, on the CPU's
-// backend or, with RLK_TEST_HIP, on HIP's.
+// Tests attention's partials and their merge bit for bit against a second implementation, written from the contract.
+// The backend is the CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct Partials {
   std::vector<float> stats, sums;
 };
 
-// Partials of splits [0, num_splits), from the contract.
+// Partials of splits [0, num_splits) by the contract.
 Partials reference_partials(const AttentionParams& p, std::int64_t num_splits) {
   const std::int64_t rows = (p.cu_seqlens_q ? p.q_tokens : p.num_sequences * p.q_tokens) * p.num_q_heads;
   Partials r;
@@ -150,7 +150,8 @@ void check(const Case& c) {
 
 class AttentionPartials : public linear_test::Linear {};
 
-// Splits that rows see wholly, in part and not at all; sinks, softcaps, windows, values that are not finite, both widths.
+// Rows see splits wholly, in part and not at all. There are sinks, softcaps, windows, values that are not finite, and
+// both block widths.
 TEST_F(AttentionPartials, HaveTheBitsOfTheContractAndMergeToThoseOfOneCall) {
   unsigned seed = 300;
   for (const Form form : {Form::kPacked, Form::kPadded, Form::kLeftPadded, Form::kPaged}) {

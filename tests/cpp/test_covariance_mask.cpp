@@ -1,5 +1,5 @@
-// covariance_mask: byte for byte against a second implementation written from the contract, which sorts, on the CPU's backend
-// or, with RLK_TEST_HIP, on HIP's.
+// Tests covariance_mask byte for byte against a second implementation, written from the contract, which sorts. The
+// backend is the CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ using policy_test::same_bytes;
 using policy_test::tree;
 
 #if RLK_TEST_HIP
-constexpr int kShortCases = 2, kLongCases = 1, kLeastOfEach = 1;  // lanes are fibers
+constexpr int kShortCases = 2, kLongCases = 1, kLeastOfEach = 1;  // few cases, since lanes are slow fibers
 #else
 constexpr int kShortCases = 36, kLongCases = 12, kLeastOfEach = 20;
 #endif
@@ -75,7 +75,7 @@ Found reference(const Batch& b) {
   }
   const float count = static_cast<float>(n), mean_a = over(tree(advantages), count),
               mean_l = over(tree(logprobs), count);
-  // Ascending priorities; of kKl first what a NaN has, then descending covariances.
+  // Ascending priorities. For kKl NaNs come first, then descending covariances.
   using Priority = std::tuple<float, std::uint64_t, std::size_t>;
   std::vector<Priority> candidates;
   for (std::int64_t s = 0; s < b.sequences.num_sequences; ++s) {
@@ -140,9 +140,9 @@ TEST(CovarianceMask, HasTheBytesOfTheContract) {
 // More equal priorities than one digit of a slot can distinguish; the last chosen token is among them.
 TEST(CovarianceMask, EqualOnesAreChosenInTheirOrder) {
 #if RLK_TEST_HIP
-  constexpr std::int64_t kTokens = 3 << 11;  // a slot has two digits
+  constexpr std::int64_t kTokens = 3 << 11;  // places that take two digits of a slot
 #else
-  constexpr std::int64_t kTokens = (1 << 22) + 5;  // and three
+  constexpr std::int64_t kTokens = (1 << 22) + 5;  // places that take three digits
 #endif
   const std::vector<float> zeros(static_cast<std::size_t>(kTokens), 0.0f);
   rlk::CovarianceMaskParams p;

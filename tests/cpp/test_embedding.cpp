@@ -1,5 +1,5 @@
-// embedding and the gradient of its table: bit for bit against a second implementation written from the contract, on the
-// CPU's backend or, with RLK_TEST_HIP, on HIP's.
+// Tests embedding and the gradient of its table bit for bit against a second implementation, written from the contract.
+// The backend is the CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ using linear_test::Patterns;
 constexpr DType kDtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
 #if RLK_TEST_HIP
-constexpr std::int64_t kMostTokens = 8257;  // a fiber takes each: a block and one group more
+constexpr std::int64_t kMostTokens = 8257;  // one block and one group more; each token is a slow fiber
 void run(const EmbeddingParams& p) { rlk::hip::embedding(p, 0, 0); }
 void run(EmbeddingBackwardParams p) {
   std::vector<std::uint64_t> workspace(
@@ -44,7 +44,7 @@ void run(const EmbeddingParams& p) { rlk::cpu::embedding(p); }
 void run(const EmbeddingBackwardParams& p) { rlk::cpu::embedding_backward(p); }
 #endif
 
-enum class Ids { kUniform, kZipf, kOne, kEach };  // kEach: 0, 1, 2, ... again and again
+enum class Ids { kUniform, kZipf, kOne, kEach };  // kEach: 0, 1, 2, ... repeated
 
 struct Case {
   std::int64_t tokens, rows, columns;
@@ -84,7 +84,7 @@ struct Call {
       std::int64_t id = 0;
       if (c.ids == Ids::kUniform && size > 0) id = static_cast<std::int64_t>(random() % static_cast<unsigned>(size));
       if (c.ids == Ids::kEach && size > 0) id = t % size;
-      if (c.ids == Ids::kZipf && size > 0) {  // id i about 1 / (i + 1)
+      if (c.ids == Ids::kZipf && size > 0) {  // id i with a frequency of about 1 / (i + 1)
         const double u = random() / 4294967296.0;
         id = static_cast<std::int64_t>(std::pow(static_cast<double>(size), u)) - 1;
       }
@@ -161,7 +161,8 @@ void check(const Case& c) {
 
 class Embedding : public linear_test::Linear {};
 
-// One column; what no vector of a CPU or GPU serves; every short vector of lanes; widths of slices and their neighbours.
+// Widths: one column; widths that no vector of a CPU or GPU fits; every short vector of lanes; widths of slices and
+// their neighbours.
 constexpr std::int64_t kColumns[] = {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 64, 72, 100, 256, 511, 512, 520, 1032};
 
 TEST_F(Embedding, EveryWidthHasTheBitsOfTheContract) {
@@ -202,7 +203,8 @@ TEST_F(Embedding, EveryNumberOfTokensAroundGroupsAndBlocks) {
 }
 
 TEST_F(Embedding, IdsOfEveryFrequencyTogether) {
-  // In stretches of 512 tokens some ids have fewer than 16 and some more, which a GPU sums in different ways.
+  // In stretches of 512 tokens, some ids have fewer than 16 tokens and some have more. A GPU sums the two in different
+  // ways.
   for (const std::int64_t rows : {2, 20, 40, 300, 5000}) {
     for (const bool accumulate : {false, true}) {
       Case c{std::min<std::int64_t>(20000, kMostTokens), rows, 8};
@@ -263,7 +265,7 @@ TEST_F(Embedding, ShardsOfAVocabulary) {
       }
     }
   }
-  // Far beyond what 32 bits hold.
+  // Strides far beyond 32 bits.
   Case c{100, 25, 24};
   c.vocab_start = (std::int64_t{1} << 40) - 10;
   c.ids = Ids::kUniform;
@@ -333,7 +335,7 @@ TEST_F(Embedding, MicroBatchesOfWholeBlocksLeaveTheBytesOfTheBatch) {
 }
 
 TEST_F(Embedding, TablesOfModels) {
-  // Qwen2.5 0.5B, Llama 3 8B's width, and a short table with more tokens than a task has.
+  // Qwen2.5 0.5B; Llama 3 8B's width; and a short table with more tokens than a task has.
   for (const auto& [tokens, rows, columns] :
        {std::array<std::int64_t, 3>{20, 3000, 896}, {6, 100, 4096}, {900, 4, 128}}) {
     Case c{tokens, rows, columns};

@@ -1,5 +1,5 @@
-// gae, discounted_returns and vtrace: bit for bit against a second implementation written from the contract, on the CPU's
-// backend or, with RLK_TEST_HIP, on HIP's.
+// Tests gae, discounted_returns and vtrace bit for bit against a second implementation, written from the contract. The
+// backend is the CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -34,11 +34,11 @@ struct Case {
   std::vector<std::int64_t> lengths;
   GaeKind kind = GaeKind::kGae;
   bool packed = false;
-  std::int64_t shift = 0;  // elements that every array is off
+  std::int64_t shift = 0;  // elements by which every array is off alignment
   std::int64_t pad = 0;    // elements between rows
   DType mask_dtype = DType::kBool;
   bool has_mask = true, reset = false, bootstrap = false, special = false;
-  double share = 0.8;  // share of the tokens that count
+  double share = 0.8;  // share of tokens that count
   float gamma = 0.99f, lam = 0.95f;
   unsigned seed = 1;
 
@@ -118,7 +118,7 @@ class Call {
     }
   }
 
-  // Masked tokens hold NaN, which no output may show.
+  // Masked tokens hold NaN, which must not reach any output.
   void expect_contract(const std::string& where) {
     run(p);
     std::vector<float> advantages(size_, kCanary), returns(size_, kCanary);
@@ -137,7 +137,7 @@ class Call {
     }
   }
 
-  // The returns of a sequence.
+  // Returns of one sequence.
   std::vector<float> returns(std::int64_t i) const {
     return {returns_.begin() + offset(i), returns_.begin() + offset(i) + case_.lengths[i]};
   }
@@ -175,7 +175,7 @@ class Call {
 
 constexpr GaeKind kKinds[] = {GaeKind::kGae, GaeKind::kDiscountedReturns, GaeKind::kVtrace};
 
-// A token; a lane's share and one more; a chunk and its neighbours; several chunks; more than the teams of a block have.
+// Lengths: one token; a lane's tokens and one more; around a chunk; several chunks; more chunks than a block has teams.
 const std::vector<std::int64_t> kLengths = {1, 4, 5, 127, 128, 129, 700, 2100};
 
 TEST(Gae, EveryOutputHasTheBitsOfTheContract) {
@@ -243,7 +243,7 @@ TEST(Gae, PackedIsPadded) {
       c.share = 1.0;
       Call padded(c);
       run(padded.p);
-      // The tokens of each row one after another.
+      // Writes the tokens of each row one after another.
       for (std::size_t i = 0; i < c.lengths.size(); ++i) {
         if (c.lengths[i] == 0) continue;
         const std::int64_t row = static_cast<std::int64_t>(i);

@@ -1,5 +1,5 @@
-// importance_weights: byte for byte against a second implementation written from the contract, on the CPU's backend or,
-// with RLK_TEST_HIP, on HIP's; and against the weights that policy_loss multiplies by.
+// Tests importance_weights byte for byte against a second implementation, written from the contract, and against the
+// weights that policy_loss multiplies by. The backend is the CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,7 +28,7 @@ using rlk::ImportanceSpec;
 using rlk::RejectionBounds;
 
 #if RLK_TEST_HIP
-constexpr int kShortCases = 3, kLongCases = 1;  // lanes are fibers
+constexpr int kShortCases = 3, kLongCases = 1;  // few cases, since lanes are slow fibers
 constexpr unsigned kPaddedCases = 4;
 #else
 constexpr int kShortCases = 40, kLongCases = 6;
@@ -65,7 +65,7 @@ Results run(rlk::ImportanceWeightsParams p) {
   return r;
 }
 
-// Every criterion alone and together, thresholds that some sequences of the batches meet.
+// Every criterion alone and all together, with thresholds that some sequences of the batches meet.
 ImportanceSpec random_spec(unsigned seed) {
   std::mt19937 random(seed + 7);
   const auto one_in = [&](unsigned n) { return random() % n == 0; };
@@ -110,7 +110,7 @@ float weight_of(const ImportanceSpec& s, float z) {
 float share(std::int64_t part, std::int64_t of) {
   return of == 0 ? 0.0f : static_cast<float>(part) / static_cast<float>(of);
 }
-// The extremes of values; a NaN is both.
+// The least and the largest value; a NaN is both.
 struct Range {
   float least = kInf, most = 0.0f;
   void take(float x) {
@@ -122,20 +122,20 @@ struct Range {
     }
   }
 };
-// Sums, minima and maxima behind the metrics, added one sequence at a time.
+// Sums, minima and maxima that the metrics are made of, added one sequence at a time.
 struct Statistics {
   explicit Statistics(const ImportanceSpec& spec) : s(spec), low(s.low > -kInf ? s.low : 1.0f / s.high) {}
 
   const ImportanceSpec& s;
   float low;
   std::vector<float> sums, means;
-  std::vector<std::vector<float>> weights;  // weights of the positions
+  std::vector<std::vector<float>> weights;  // weights by position
   std::vector<std::int64_t> counts_of;
   Range ratio, weight, of_sequences, off;
   std::int64_t tokens = 0, sequences = 0, below = 0, above = 0, sequences_below = 0, sequences_above = 0;
   std::int64_t refused = 0, refusing = 0;
 
-  // Adds a sequence's positions; those that are masked are 0.
+  // Adds a sequence's positions; masked ones add 0.
   void add(const std::vector<float>& w, const std::vector<float>& e, const std::vector<bool>& counts,
            std::int64_t not_kept) {
     std::vector<float> ws, du, es;
@@ -283,7 +283,7 @@ Results reference(const Batch& b, const ImportanceSpec& s) {
 }
 
 rlk::ImportanceWeightsParams params(const Batch& b, const ImportanceSpec& s) {
-  static float wanted;  // replaced by run()
+  static float wanted;  // run() replaces it
   return {b.sequences, b.train, b.rollout, b.token_mask, s, nullptr, nullptr, &wanted};
 }
 
@@ -307,7 +307,7 @@ TEST(ImportanceWeights, HaveTheBytesOfTheContract) {
         }
       }
     }
-    EXPECT_GT(kept, 100);  // else thresholds that no batch meets would hide a criterion
+    EXPECT_GT(kept, 100);  // otherwise thresholds that no batch meets would hide a criterion
     EXPECT_GT(refused, 100);
   });
 }
@@ -356,7 +356,7 @@ TEST(ImportanceWeights, FourTokensOfALaneHaveTheirOwnBits) {
 }
 
 #if !RLK_TEST_HIP
-// With A = -1 and the term -A l w of one token, l = 1 or -1, policy_loss's policy_sum of that token is w l.
+// With A = -1, one token and l = 1 or -1, the term is -A l w, so policy_loss's policy_sum is w l.
 TEST(ImportanceWeights, AreThoseOfThePolicyLoss) {
   for (unsigned seed = 1; seed < 200; ++seed) {
     const Batch b(seed, 3, 41, false);
@@ -368,7 +368,7 @@ TEST(ImportanceWeights, AreThoseOfThePolicyLoss) {
     p.old_logprob = b.train;
     p.importance = b.rollout;
     p.mask = b.token_mask.data == nullptr ? b.p.mask : b.token_mask;
-    if (b.token_mask.data == nullptr) continue;  // which policy_loss does not take
+    if (b.token_mask.data == nullptr) continue;  // policy_loss does not take such a batch
     const auto slots = static_cast<std::size_t>(b.sequences.num_slots());
     const std::vector<float> minus(slots, -1.0f);
     p.logprob = {minus.data(), b.sequences.num_tokens, 1};

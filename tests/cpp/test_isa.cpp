@@ -1,4 +1,4 @@
-// The instruction sets of the CPU backends: which there are, their names, and the choice of one.
+// Tests the instruction sets of the CPU backend: their list, their names, and the choice of one.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -10,7 +10,7 @@
 
 namespace {
 
-// The first test of this file: others choose.
+// This test must run first in the file, since other tests choose one.
 TEST(Isa, TheWidestOfTheCpuIsTakenUnlessAnotherIsWanted) {
   const char* wanted = std::getenv("RLK_CPU_ISA");
   rlk::cpu::Isa expected = rlk::cpu::Isa::kBaseline;

@@ -1,5 +1,5 @@
-// kl: byte for byte against a second implementation written from the contract, on the CPU's backend or, with RLK_TEST_HIP,
-// on HIP's; and against the KL term of policy_loss.
+// Tests kl byte for byte against a second implementation, written from the contract, and against the KL term of
+// policy_loss. The backend is the CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -30,7 +30,7 @@ using policy_test::written;
 
 constexpr float kCanary = -12345.0f;
 #if RLK_TEST_HIP
-constexpr int kCases = 12;  // lanes are fibers
+constexpr int kCases = 12;  // few cases, since lanes are slow fibers
 #else
 constexpr int kCases = 60;
 #endif
@@ -121,7 +121,7 @@ Results reference(const rlk::KlParams& p) {
   return r;
 }
 
-// No row and no token; one; short rows, odd; a tile of each kind and one more token; several tiles.
+// Shapes: no row and no token; one token; short odd rows; a tile of each kind and one more token; several tiles.
 constexpr std::int64_t kShapes[][2] = {{0, 7},   {3, 0},    {1, 1},    {5, 13},   {70, 3},
                                        {9, 257}, {2, 1025}, {1, 9000}, {130, 40}, {3, 2500}};
 

@@ -1,5 +1,5 @@
-// kv_cache_append: byte for byte against a second implementation written from the contract, on the CPU's backend or, with
-// RLK_TEST_HIP, on HIP's.
+// Tests kv_cache_append byte for byte against a second implementation, written from the contract. The backend is the
+// CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -41,7 +41,7 @@ struct Shape {
   std::int64_t pages, page_size, tokens, heads, k_columns, v_columns;
 };
 
-// Both caches in one array of `elements`, and where they are in it.
+// Both caches in one array of `elements`, and their places in it.
 struct Placed {
   CacheAppendSide k, v;
   std::int64_t v_offset = 0, elements = 0;
@@ -147,7 +147,7 @@ TEST_F(KvCacheAppend, EveryLayoutOfAnEngine) {
   for (const Layout layout : kLayouts) {
     const std::int64_t page_size = layout == Layout::kPlain ? 1 : 16;
     for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
-      // Vectors: one head's less than a lane each; several tokens a block; more than a block's lanes.
+      // Vectors: one head with fewer than a lane each; several tokens per block; more than a block's lanes.
       for (const Shape& s :
            {Shape{400 / page_size, page_size, 37, 1, 8, 8}, Shape{160 / page_size, page_size, 9, 3, 40, 40},
             Shape{64 / page_size, page_size, 5, 8, 128, 128}}) {

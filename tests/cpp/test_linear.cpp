@@ -1,4 +1,4 @@
-// linear's forward and the sum over ranks: bit for bit against a second implementation written from the contract.
+// Tests linear's forward and the sum over ranks bit for bit against a second implementation, written from the contract.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -51,8 +51,7 @@ void check_shape(std::int64_t rows, std::int64_t in_features, std::int64_t out_f
   check(params_of(x, weight, y, rows, in_features, out_features, arithmetic), y, what);
 }
 
-// Nothing; one; a step of 16 and a vector of 16 lanes one short, whole and one long; primes; two of an AVX-512 tile's 32
-// columns one short, whole and one long.
+// Sizes: 0; 1; around a step of 16 and a vector of 16 lanes; primes; around two AVX-512 tiles of 32 columns.
 constexpr std::int64_t kSizes[] = {0, 1, 2, 7, 15, 16, 17, 31, 37, 63, 64, 65};
 
 TEST_F(Linear, EveryShapeHasTheBitsOfTheContract) {
@@ -73,7 +72,7 @@ TEST_F(Linear, SumsGoOnFromOnePanelOfTheContractionToTheNext) {
   for (const Arithmetic arithmetic : kArithmetics) {
     for (const DType dtype : kDtypes) {
       if (!allowed(arithmetic, dtype)) continue;
-      // The CPU packs 256 indices at a time: one short, whole, one long, and a prime past two of them.
+      // The CPU packs 256 indices at a time: one less, exact, one more, and a prime above two panels.
       for (const std::int64_t in_features : {255, 256, 257, 523}) {
         ASSERT_NO_FATAL_FAILURE(check_shape(14, in_features, 35, dtype, dtype, arithmetic, Data::kNormal, 3));
       }
@@ -82,7 +81,7 @@ TEST_F(Linear, SumsGoOnFromOnePanelOfTheContractionToTheNext) {
 }
 
 TEST_F(Linear, RowsThatAreManyTakeTheContractionInTurns) {
-  // 150 rows of the CPU's 384 leave room for two panels of 256 at a time.
+  // A block of the CPU has up to 384 rows; 150 rows leave room for two panels of 256 at a time.
   for (const Arithmetic arithmetic : kArithmetics) {
     ASSERT_NO_FATAL_FAILURE(
         check_shape(150, 1031, 19, DType::kBFloat16, DType::kFloat32, arithmetic, Data::kNormal, 4));
@@ -114,7 +113,7 @@ TEST_F(Linear, EveryExponentAndEveryKindOfZero) {
 }
 
 TEST_F(Linear, ExponentsThatDifferBetweenTheOperands) {
-  // Small gradients by ordinary weights, and one operand near overflow with the other near underflow.
+  // Small gradients times ordinary weights, and one operand near overflow times the other near underflow.
   for (const Arithmetic arithmetic : kArithmetics) {
     for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
       for (const Data data : {Data::kWide, Data::kTiny}) {
@@ -179,7 +178,7 @@ TEST_F(Linear, BiasAndRounding) {
       for (const DType out_dtype : kDtypes) {
         if (dtype == DType::kFloat32 && out_dtype != dtype) continue;
         for (const Data data : {Data::kNormal, Data::kWide, Data::kSpecial}) {
-          // 37 columns: whole vectors and a short one, of which the bias must not be read past its end.
+          // 37 columns are whole vectors and a short one; the bias must not be read past its end.
           Matrix x(5, 24, dtype), weight(37, 24, dtype), bias(1, 37, bias_dtype);
           x.fill(11, Data::kNormal);
           weight.fill(12, Data::kNormal);
@@ -203,7 +202,7 @@ TEST_F(Linear, SegmentsAddUpAsATree) {
     for (const DType dtype : kDtypes) {
       if (!allowed(arithmetic, dtype)) continue;
       for (const int segments : {1, 2, 4, 8}) {
-        // One step a segment; three; more than a panel of 256.
+        // Steps per segment: one; three; more than a panel of 256 indices.
         for (const std::int64_t steps : {1, 3, 17}) {
           const std::int64_t in_features = 16 * segments * steps;
           Matrix x(6, in_features, dtype), weight(33, in_features, dtype);
@@ -409,7 +408,7 @@ TEST_F(Linear, NoOutputsNeedNoMemory) {
 TEST_F(Linear, TreeSumTakesABiasOfTheColumns) {
   for (const DType bias_dtype : kDtypes) {
     for (const DType out : kDtypes) {
-      constexpr std::int64_t kRows = 5, kColumns = 1031;  // more than the CPU adds up at once
+      constexpr std::int64_t kRows = 5, kColumns = 1031;  // more columns than the CPU adds at once
       std::vector<Matrix> parts;
       for (unsigned i = 0; i < 4; ++i) parts.emplace_back(kRows, kColumns, DType::kFloat32).fill(40 + i, Data::kWide);
       Matrix bias(1, kColumns, bias_dtype);
@@ -456,7 +455,7 @@ TEST_F(Linear, TreeSumScalesBeforeItAddsTheBias) {
   constexpr std::int64_t kRows = 3, kColumns = 1031;
   for (const int count : {1, 4}) {
     for (const DType out : kDtypes) {
-      for (const float scale : {0.0f, 0.3f, -2.0f, 0x1p-120f}) {  // nothing; rounds; exact; to subnormal numbers
+      for (const float scale : {0.0f, 0.3f, -2.0f, 0x1p-120f}) {  // zero; rounded; exact; to subnormal numbers
         for (const bool biased : {false, true}) {
           Matrix bias(1, kColumns, DType::kBFloat16);
           bias.fill(51, Data::kNormal);
@@ -488,7 +487,7 @@ TEST_F(Linear, TreeSumAddsTheBiasAfterTheTree) {
   for (const int count : {1, 4}) {
     for (const DType out : kDtypes) {
       for (const DType bias_dtype : kDtypes) {
-        // One number; rows shorter than a vector; more columns than a run, with rows across the edges of tasks.
+        // Shapes: one number; rows shorter than a vector; more columns than a run, with rows across task boundaries.
         for (const Shape shape : {Shape{1, 1}, Shape{3, 5}, Shape{29, 3077}}) {
           const std::int64_t size = shape.rows * shape.columns;
           Matrix bias(1, shape.columns, bias_dtype);
@@ -535,7 +534,7 @@ TEST_F(Linear, TheDeviceChoosesTheBackend) {
 }
 
 TEST_F(Linear, OffsetsHave64Bits) {
-  // Rows 2^32 bytes and more apart, of which only the touched pages exist.
+  // Rows are 2^32 bytes and more apart; only the touched pages are allocated.
   constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 512, kIn = 20, kOut = 3;
   constexpr std::size_t kBytes = 2 * (2 * kStride + 4096);
   void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -560,7 +559,7 @@ TEST_F(Linear, OffsetsHave64Bits) {
 #if defined(__x86_64__)
 TEST_F(Linear, TheCallersFlushToZeroModeChangesNothing) {
   const unsigned before = _mm_getcsr();
-  _mm_setcsr(before | 0x8040);  // flush to zero, subnormals are zero
+  _mm_setcsr(before | 0x8040);  // flush to zero, and treat subnormals as zero
   for (const Arithmetic arithmetic : kArithmetics) {
     Matrix x(3, 32, DType::kBFloat16), weight(33, 32, DType::kBFloat16), y(3, 33, DType::kFloat32);
     x.fill(26, Data::kTiny);

@@ -1,4 +1,4 @@
-// linear's gradients: bit for bit against a second implementation written from the contract.
+// Tests linear's gradients bit for bit against a second implementation, written from the contract.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -63,8 +63,7 @@ LinearBiasGradParams bias_grad_of(Matrix& dy, DType dbias_dtype, std::int64_t ro
   return p;
 }
 
-// Nothing; one; a step of 16 and a vector of 16 lanes one short, whole and one long; primes; two of an AVX-512 tile's 32
-// columns one short, whole and one long.
+// Sizes: 0; 1; around a step of 16 and a vector of 16 lanes; primes; around two AVX-512 tiles of 32 columns.
 constexpr std::int64_t kSizes[] = {0, 1, 2, 7, 15, 16, 17, 31, 37, 63, 64, 65};
 
 TEST_F(Linear, EveryShapeOfAnInputGradient) {
@@ -91,7 +90,7 @@ TEST_F(Linear, EveryShapeOfAnInputGradient) {
 TEST_F(Linear, AnInputGradientOverManyOutputsAndStridedRows) {
   constexpr std::int64_t kRows = 10, kIn = 34;
   for (const Arithmetic arithmetic : kArithmetics) {
-    for (const std::int64_t out_features : {256, 601}) {  // one panel; a prime of three
+    for (const std::int64_t out_features : {256, 601}) {  // one panel; a prime of three panels
       Matrix dy(kRows, out_features, DType::kBFloat16, RowLayout{3, 4000, 700}),
           weight(out_features, kIn, DType::kBFloat16, -39);
       dy.fill(3, Data::kNormal);
@@ -177,7 +176,7 @@ TEST_F(Linear, EveryShapeOfAWeightGradient) {
 
 TEST_F(Linear, TokensAreSummedInBlocks) {
   constexpr std::int64_t kIn = 5, kOut = 3;
-  // A block of 8192 rows one short, whole and one long; two and a rest.
+  // Around a block of 8192 rows; two blocks and a rest.
   for (const std::int64_t rows : {8191, 8192, 8193, 16500}) {
     for (const Arithmetic arithmetic : kArithmetics) {
       Matrix dy(rows, kOut, DType::kBFloat16), x(rows, kIn, DType::kBFloat16), main_grad(kOut, kIn, DType::kFloat32, 9);
@@ -196,7 +195,7 @@ TEST_F(Linear, TokensAreSummedInBlocks) {
 }
 
 TEST_F(Linear, MainGradMayBeDweight) {
-  // More outputs than one block of the CPU, so that threads work side by side.
+  // More outputs than one block of the CPU, so that several threads work.
   constexpr std::int64_t kRows = 24, kIn = 531, kOut = 390;
   Matrix dy(kRows, kOut, DType::kBFloat16, -400), x(kRows, kIn, DType::kBFloat16, RowLayout{7, 9000, 600}),
       before(kOut, kIn, DType::kFloat32);
@@ -233,8 +232,7 @@ TEST_F(Linear, NoTokensLeaveMainGrad) {
 TEST_F(Linear, BiasGradientsAddGroupsOfRowsAsATree) {
   for (const DType dtype : kDtypes) {
     for (const DType out : {dtype, DType::kFloat32}) {
-      // Nothing; one; a group of 64 one short, whole and one long; a prime of groups; a block one short, whole and one
-      // long; two blocks and a rest.
+      // Rows: 0; 1; around a group of 64; a prime; around a block; two blocks and a rest.
       for (const std::int64_t rows : {0, 1, 63, 64, 65, 709, 8191, 8192, 8193, 16500}) {
         for (const std::int64_t out_features : {1, 37}) {
           Matrix dy(rows, out_features, dtype, out_features + 3);
@@ -261,7 +259,7 @@ TEST_F(Linear, BiasGradientsOfManyColumnsAndOfAnyValue) {
 TEST_F(Linear, WhatWouldCorruptMemoryIsRefusedBackward) {
   Matrix dy(2, 3, DType::kBFloat16), other(32, 32, DType::kBFloat16), out(32, 32, DType::kFloat32);
   auto dx = input_grad_of(dy, other, other, 2, 32, 3, kArithmetics[1]);
-  EXPECT_THROW(run(dx), rlk::InvalidArgument);  // no dx
+  EXPECT_THROW(run(dx), rlk::InvalidArgument);  // there is no dx
   dx.dx = other.data();
   dx.weight = nullptr;
   EXPECT_THROW(run(dx), rlk::InvalidArgument);

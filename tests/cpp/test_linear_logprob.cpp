@@ -1,5 +1,5 @@
-// linear_logprob on the CPU, or, with RLK_TEST_HIP, on HIP's stand-in. It is logprob of linear, bit for bit. Its gradients
-// are those of these operators, as the CPU computes them with the device's arithmetic.
+// Tests linear_logprob on the CPU, or with RLK_TEST_HIP on HIP's stand-in. It must equal logprob of linear, bit for
+// bit. Its gradients must equal those of these two operators, computed by the CPU in the device's arithmetic.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ std::vector<std::uint16_t> bf16(std::size_t size, float scale, unsigned seed) {
 constexpr Device kDevice{DeviceType::kRocm, 0};
 constexpr Arithmetic kArithmetic = Arithmetic::kGfx942;
 constexpr bool kOwnsWorkspace = false;
-constexpr std::int64_t kWorkspaces[] = {0, 16};  // sixteenths of the way from the least to the most
+constexpr std::int64_t kWorkspaces[] = {0, 16};  // in sixteenths of the way from the least to the most workspace
 #else
 constexpr Device kDevice{DeviceType::kCpu, 0};
 constexpr Arithmetic kArithmetic = Arithmetic::kIeee;
@@ -48,7 +48,8 @@ bool same(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// The least workspace, some between, the most, and the operator's own. What lies behind a workspace stays as it is.
+// The least workspace, some between, the largest useful one, and the operator's own. Bytes behind a workspace must not
+// change.
 template <class Params, class F>
 void with_workspaces(const WorkspaceRange& range, Params* p, const F& f) {
   ASSERT_LE(range.least, range.most);
@@ -89,7 +90,7 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
     target[i] = i % 5 == 2 ? -100 : static_cast<std::int64_t>(i * 7919 % static_cast<std::size_t>(c.valid));
   }
 
-  // logits, then everything of them.
+  // The logits, then all outputs computed from them.
   std::vector<unsigned char> logits(rows * columns * static_cast<std::size_t>(size_of(c.logits)));
   LinearParams l;
   l.x = hidden.data();
@@ -116,7 +117,7 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
   p.softcap = c.softcap;
   p.temperature_value = c.temperature;
   p.label_smoothing = c.label_smoothing;
-  const bool is_smoothed = c.label_smoothing != 0.0f;  // then there are no moments
+  const bool is_smoothed = c.label_smoothing != 0.0f;  // label smoothing gives no moments
   LogprobParams q = p;
   q.logits = logits.data();
   q.logits_rows = {c.rows, 0, c.columns};
@@ -127,7 +128,7 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
   if (!is_smoothed) q.entropy = want[2].data(), q.sum_p_sq = want[3].data();
   cpu::logprob(q);
 
-  for (std::size_t i = 0; i < rows; ++i) {  // not read where ignored
+  for (std::size_t i = 0; i < rows; ++i) {  // ignored rows are not read
     if (target[i] == -100) std::fill_n(&hidden[i * features], features, std::uint16_t{0x7fc0});
   }
   p.head = {hidden.data(),           weight.data(), c.bias ? bias.data() : nullptr,
@@ -141,7 +142,7 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
     for (int i = 0; i < 4; ++i) EXPECT_TRUE(same(got[i], want[i])) << i;
   });
 
-  // Gradients of float32 logits rounded to bf16, as products of them.
+  // Gradients of float32 logits are rounded to bf16, as operands of products.
   std::vector<float> wide(rows * columns), dlogprob(rows), dentropy(rows);
   for (std::size_t i = 0; i < wide.size(); ++i) {
     wide[i] = c.logits == DType::kFloat32 ? reinterpret_cast<float*>(logits.data())[i]
@@ -197,7 +198,7 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
     EXPECT_TRUE(same(got_dw, want_dw));
     EXPECT_TRUE(same(got_db, want_db));
   });
-  // By the tree over the parts of the vocabulary.
+  // Combined by the tree over the parts of the vocabulary.
   std::vector<float> parts[kNumParts], wide_dx(rows * features);
   dx.dx_dtype = DType::kFloat32;
   for (int i = 0; i < kNumParts; ++i) {
@@ -223,7 +224,7 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
     EXPECT_TRUE(same(got_db, want_db));
   });
   b.dh_segments = 1;
-  // 16 bits: rounded once, however many blocks of tokens.
+  // With 16 bits the gradient is rounded once, for any number of token blocks.
   std::vector<std::uint16_t> narrow(want_dw.size());
   b.dweight = narrow.data();
   b.dweight_dtype = DType::kBFloat16;
@@ -232,7 +233,7 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
     linear_logprob_backward(b, kDevice, 0);
     for (std::size_t i = 0; i < narrow.size(); ++i) ASSERT_EQ(narrow[i], bf16_rn(want_dw[i])) << i;
   });
-  // Frozen hidden states.
+  // The hidden states are frozen.
   b.dhidden = nullptr;
   with_workspaces(linear_logprob_backward_workspace(b, kDevice), &b, [&] {
     std::fill(narrow.begin(), narrow.end(), std::uint16_t{1});
@@ -247,14 +248,14 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LinearLogprob,
                                          Case{13, 32, 177, 170, DType::kFloat32, true, 30.0f, 0.7f},
                                          Case{13, 32, 177, 170, DType::kFloat32, true, 30.0f, 0.7f, 0.2f},
                                          Case{20, 40, 200, 200, DType::kBFloat16, true, 0.0f, 1.0f, 0.1f}));
-#if !RLK_TEST_HIP  // the emulation takes minutes
+#if !RLK_TEST_HIP  // left out on HIP, where the emulation takes minutes
 INSTANTIATE_TEST_SUITE_P(LargeShapes, LinearLogprob,
                          testing::Values(Case{33, 64, 2500, 2500}, Case{20, 40, 1000, 1000, DType::kBFloat16, true},
                                          Case{8300, 8, 96, 96, DType::kBFloat16},
-                                         Case{8300, 32, 96, 96}));  // lends dhidden to hidden states
+                                         Case{8300, 32, 96, 96}));  // dhidden's memory holds hidden states
 #endif
 
-// A gradient of 16 bits over several blocks of tokens: float32 sums of the lesser of both gradients.
+// A 16-bit gradient over several blocks of tokens needs float32 sums of the smaller of both gradients.
 TEST(LinearLogprobWorkspace, NeedsSumsOfTheLesserGradient) {
   std::uint16_t gradient = 0;
   LinearLogprobBackwardParams b;
@@ -306,7 +307,7 @@ struct LoraCase {
 };
 class LinearLogprobLora : public testing::TestWithParam<LoraCase> {};
 
-// [a, zeros up to a multiple of 16, b], row by row.
+// Rows [a, zeros up to a multiple of 16, b].
 std::vector<std::uint16_t> side_by_side(const std::vector<std::uint16_t>& a, const std::vector<std::uint16_t>& b,
                                         std::size_t rows) {
   const std::size_t of_a = a.size() / rows, of_b = b.size() / rows, first = (of_a + 15) / 16 * 16;
@@ -318,7 +319,7 @@ std::vector<std::uint16_t> side_by_side(const std::vector<std::uint16_t>& a, con
   return both;
 }
 
-// round(scale * x[i, first + j]) of rows of `stride` elements.
+// round(scale * x[i, first + j]) for rows that are `stride` elements apart.
 std::vector<std::uint16_t> scaled(const std::vector<float>& x, std::size_t rows, std::size_t stride, std::size_t first,
                                   float scale) {
   std::vector<std::uint16_t> y(rows * (stride - first));
@@ -328,7 +329,7 @@ std::vector<std::uint16_t> scaled(const std::vector<float>& x, std::size_t rows,
   return y;
 }
 
-// A head of [hidden, u] and [weight, lora_b], without LoRA, has all of its sums.
+// A head of [hidden, u] and [weight, lora_b] without LoRA has the same sums.
 TEST_P(LinearLogprobLora, IsAHeadOfMoreFeatures) {
   const LoraCase& c = GetParam();
   const auto rows = static_cast<std::size_t>(c.rows), features = static_cast<std::size_t>(c.features),
@@ -400,7 +401,7 @@ TEST_P(LinearLogprobLora, IsAHeadOfMoreFeatures) {
   b.entropy = want[2].data();
   b.dlogprob = dlogprob.data(), b.dentropy = dentropy.data();
   b.dlogprob_rows = b.dentropy_rows = {c.rows, 0, 1};
-  // dot_j(g, weight) and dot_j(g, lora_b) over columns [first, last), and of all of them the weights' gradients.
+  // dot_j(g, weight) and dot_j(g, lora_b) over columns [first, last), and the weights' gradients over all columns.
   std::vector<float> wide_dx(rows * wide), wide_dw(columns * wide), want_db(columns);
   const auto backward_of_wide = [&](std::int64_t first, std::int64_t last) {
     LinearLogprobBackwardParams q = b;
@@ -417,7 +418,8 @@ TEST_P(LinearLogprobLora, IsAHeadOfMoreFeatures) {
     q.dweight_stride = wide_features;
     linear_logprob_backward(q, kCpu, 0);
   };
-  // What follows of them: dhidden's sum, and v's product with hidden, added to `dlora_a` after the first time.
+  // Results that follow from them: dhidden's sum, and v's product with hidden, which is added to `dlora_a` after the
+  // first call.
   const auto follow = [&](std::vector<float>* dhidden, std::vector<float>* dlora_a, bool adds) {
     const auto v = scaled(wide_dx, rows, wide, wide - rank, c.scale);
     LinearInputGradParams dx;
@@ -468,16 +470,16 @@ TEST_P(LinearLogprobLora, IsAHeadOfMoreFeatures) {
     });
   };
   check(true);
-  // A weight's gradient of 16 bits turns the loops of blocks and chunks around.
+  // A 16-bit weight gradient exchanges the loops over blocks and chunks.
   std::vector<std::uint16_t> narrow(got_dw.size());
   b.dweight = narrow.data(), b.dweight_dtype = DType::kBFloat16;
   check(false);
-  // Frozen weights; frozen hidden states.
+  // First the weights are frozen, then the hidden states.
   b.dweight = nullptr, b.dbias = nullptr;
   check(false);
   b.dhidden = nullptr;
   check(false);
-  // By the tree over the parts of the vocabulary, v of each part by itself.
+  // Combined by the tree over the parts of the vocabulary; each part has its own v.
   std::vector<float> parts[kNumParts];
   bool adds = false;
   for (int i = 0; i < kNumParts; ++i) {
@@ -499,7 +501,7 @@ TEST_P(LinearLogprobLora, IsAHeadOfMoreFeatures) {
   check(false);
 }
 
-// Ranks with and without whole steps of 16 and rows of 16 bytes; features that fill no step.
+// Ranks are with and without whole steps of 16 and rows of 16 bytes; features do not fill a step.
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearLogprobLora,
                          testing::Values(LoraCase{1, 16, 64, 64, 1}, LoraCase{7, 40, 300, 290, 7, 2.0f},
                                          LoraCase{20, 48, 200, 200, 16, -0.3f, DType::kBFloat16, true}));

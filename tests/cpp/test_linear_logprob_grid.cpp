@@ -1,4 +1,5 @@
-// The work of the fused head on CUDA, which its kernels compute by themselves: no GPU is needed to see that all of it is done.
+// Tests the work lists of the fused head on CUDA. Its kernels compute them without memory, so no GPU is needed to check
+// that all work is done.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace {
 
 struct Shape {
   int row_blocks, blocks;
-  std::vector<int> parts;  // columns of each
+  std::vector<int> parts;  // number of columns of each part
 };
 // Row blocks: one; fewer and more items than blocks; a last group of rows that is not full. Parts: one column, one
 // leaf, whole runs, empty; and the vocabularies of Llama 3 and Qwen 2.5.

@@ -1,5 +1,5 @@
-// linear_sample on the CPU, or, with RLK_TEST_HIP, on HIP's stand-in. It is the CPU's sample of the CPU's linear in the
-// device's arithmetic, bit for bit, in any workspace.
+// Tests linear_sample on the CPU, or with RLK_TEST_HIP on HIP's stand-in. It must equal the CPU's sample of the CPU's
+// linear in the device's arithmetic, bit for bit, in any workspace.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ constexpr Arithmetic kArithmetic = Arithmetic::kIeee;
 struct Case {
   std::int64_t rows, features, columns, valid;
   DType logits = DType::kFloat32;
-  bool bias = false, of_rows = true;  // a parameter for each row, or one for all
+  bool bias = false, of_rows = true;  // of_rows: parameters per row, otherwise one for all rows
 };
 
 struct Outputs {
@@ -48,7 +48,7 @@ struct Outputs {
   }
 };
 
-// Operands and parameters that are all different, each with a stride of its own.
+// Operands and parameters all differ and have strides of their own.
 struct Problem {
   Case c;
   std::vector<std::uint16_t> hidden, weight, bias;
@@ -68,9 +68,9 @@ struct Problem {
     for (std::int64_t i = 0; i < 6 * c.rows; ++i) {
       temperature.push_back(0.5f + 0.25f * static_cast<float>(random() % 5));
       min_p.push_back(random() % 2 == 0 ? 0.0f : 0.04f);
-      top_k.push_back(static_cast<std::int64_t>(random() % 66));  // 65 is refused
+      top_k.push_back(static_cast<std::int64_t>(random() % 66));  // 65 is rejected
       seed.push_back(static_cast<std::int64_t>(random()) - (1 << 30));
-      position.push_back(static_cast<std::int64_t>(random() % 1000) - 20);  // some are refused
+      position.push_back(static_cast<std::int64_t>(random() % 1000) - 20);  // some are rejected
       sample_id.push_back(static_cast<std::int32_t>(random() % 99));
       greedy.push_back(random() % 4 == 0);
     }
@@ -104,7 +104,7 @@ struct Problem {
     }
   }
 
-  // What the CPU's two operators give.
+  // Results of the CPU's two operators.
   Outputs composed() const {
     std::vector<unsigned char> logits(static_cast<std::size_t>(c.rows * c.columns * size_of(c.logits)));
     LinearParams l = p.product;
@@ -139,7 +139,7 @@ TEST_P(LinearSample, IsSampleOfLinearInAnyWorkspace) {
   std::vector<unsigned char> memory(static_cast<std::size_t>(range.most) + 512);
   const auto first = reinterpret_cast<std::uintptr_t>(memory.data());
   p.workspace = memory.data() + (256 - first % 256) % 256;
-  for (const std::int64_t part : {0, 5, 16}) {  // sixteenths of the way from the least to the most
+  for (const std::int64_t part : {0, 5, 16}) {  // in sixteenths of the way from the least to the most workspace
     p.workspace_bytes = range.least + (range.most - range.least) * part / 16;
     SCOPED_TRACE(p.workspace_bytes);
     constexpr unsigned char kCanary = 0x5a;  // the bytes behind the workspace must keep this value
@@ -155,7 +155,7 @@ TEST_P(LinearSample, IsSampleOfLinearInAnyWorkspace) {
   EXPECT_THROW(linear_sample(p, kDevice, 0), InvalidArgument);
 }
 
-// One column; a leaf and some; several leaves a part; more rows than go together at best.
+// Cases: one column; a leaf and some columns; several leaves per part; more rows than one pass takes.
 INSTANTIATE_TEST_SUITE_P(Cases, LinearSample,
                          testing::Values(Case{3, 16, 1, 1}, Case{9, 40, 130, 120, DType::kBFloat16, true},
                                          Case{9, 40, 130, 130, DType::kFloat32, true, false},

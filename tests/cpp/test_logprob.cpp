@@ -1,5 +1,6 @@
-// logprob's forward on the CPU, its shards and their merge. It runs bit for bit against a second implementation, written
-// from rules 4 and 5 of the numerics page, and within its bounds against double. Mistakes of a C++ caller are refused.
+// Tests logprob's forward on the CPU, its shards and their merge. Results equal, bit for bit, a second implementation
+// written from rules 4 and 5 of the numerics page. They are within the bounds of double. Wrong arguments of a C++
+// caller are rejected.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -26,7 +27,7 @@
 namespace logprob_test {
 namespace {
 
-// One column; too few columns for all parts; vec8s and leaves, one less and one more; a power of two; primes; Llama 3.
+// Vocabularies: one column; too few columns for all parts; around vec8s and leaves; a power of two; primes; Llama 3.
 constexpr std::int64_t kVocab[] = {1, 2, 7, 8, 9, 63, 64, 127, 128, 129, 1000, 1024, 4099, 32003, 128256};
 
 TEST_F(Logprob, EveryVocabularyHasTheBitsOfTheContract) {
@@ -42,7 +43,8 @@ TEST_F(Logprob, EveryVocabularyHasTheBitsOfTheContract) {
 }
 
 TEST_F(Logprob, EveryLengthOfALeafAndOfABlockOfLeaves) {
-  // Part 0 of U = 8 n + 7 columns has 8 floor((n + 1) / 8) of them: lengths from one vec8 to past sixteen leaves.
+  // Part 0 of U = 8 n + 7 columns has 8 floor((n + 1) / 8) columns. The lengths go from one vec8 to past sixteen
+  // leaves.
   for (std::int64_t vec8s = 1; vec8s <= 280; vec8s += vec8s < 40 ? 1 : 23) {
     for (const DType dtype : kDtypes) {
       Problem p(1, 64 * vec8s + 13, dtype, static_cast<unsigned>(vec8s));
@@ -65,7 +67,8 @@ TEST_F(Logprob, RowsMayBeStridedAndUnaligned) {
 TEST_F(Logprob, TwoLevelRowLayout) {
   Problem p(6, 300, DType::kBFloat16, 4);
   p.spread_out(310, 0);
-  // Rows 0, 1, 3, 4 of the six: two outer steps of two inner rows. Targets and outputs are those of the four.
+  // Rows 0, 1, 3, 4 of the six rows are two outer steps of two inner rows. Targets and outputs belong to these four
+  // rows.
   std::vector<std::int64_t> target;
   std::vector<RowOutputs> want;
   p.temperature.assign(6, 1.0f);
@@ -123,14 +126,14 @@ TEST_F(Logprob, ScaleSoftcapAndTemperature) {
 TEST_F(Logprob, ExtremeTemperatures) {
   for (const DType dtype : kDtypes) {
     for (const Exp exp : kExps) {
-      // In range from 2^-126 on; log2e / T is subnormal at the largest T.
+      // Temperatures are valid from 2^-126 on; log2e / T is subnormal for the largest T.
       const std::vector<float> temperatures = {0x1p-126f, 1e-30f, 1e-4f,     1e4f, 1e30f, 0x1.fffffep127f,
                                                0.0f,      -1.0f,  0x1p-127f, kInf, kNaN};
       Problem p(static_cast<std::int64_t>(temperatures.size()), 700, dtype, 7);
       p.exp = exp;
       p.temperature = temperatures;
       p.set(5, 3, -kInf);
-      p.set(10, p.target[10], kNaN);  // not seen, and not taken for a bad target
+      p.set(10, p.target[10], kNaN);  // a column that is not seen and does not make the target bad
       ASSERT_NO_FATAL_FAILURE(check(p, "temperature"));
     }
   }
@@ -144,13 +147,13 @@ TEST_F(Logprob, ColumnsFarBelowTheLargest) {
       p.temperature = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 0.7f, 1.3f};
       std::mt19937 random(9);
       for (std::int64_t j = 0; j < p.columns; ++j) {
-        p.set(0, j, std::uniform_real_distribution<float>(-300.0f, 10.0f)(random));  // crosses the clamp
-        p.set(1, j, std::uniform_real_distribution<float>(-90.0f, 0.0f)(random));    // close to it
+        p.set(0, j, std::uniform_real_distribution<float>(-300.0f, 10.0f)(random));  // z crosses the clamp
+        p.set(1, j, std::uniform_real_distribution<float>(-90.0f, 0.0f)(random));    // z is close to the clamp
         p.set(2, j, std::uniform_real_distribution<float>(300.0f, 900.0f)(random));  // |m| > 512: q is not rounded
         p.set(3, j, std::uniform_real_distribution<float>(-900.0f, -300.0f)(random));
         p.set(4, j, std::uniform_real_distribution<float>(-60000.0f, 60000.0f)(random));
-        p.set(5, j, j == 1500 ? 30000.0f : -60000.0f + static_cast<float>(j));  // one column is everything
-        // The largest adds nothing to E, which is then all clamped columns: q and its rounding show.
+        p.set(5, j, j == 1500 ? 30000.0f : -60000.0f + static_cast<float>(j));  // one column has all the probability
+        // The largest logit adds nothing to E. Then E comes from clamped columns alone, and shows q and its rounding.
         p.set(6, j, j % 128 == 5 ? 0.0f : -1000.0f - static_cast<float>(j % 50));
         p.set(7, j, j % 128 == 5 ? 0.0f : -50.0f - static_cast<float>(j % 100));
       }
@@ -173,13 +176,13 @@ TEST_F(Logprob, NumbersNearTheEndsOfTheRange) {
       p.set(2, j, -1e6f - static_cast<float>(j));               // near -2^21 in log2
       p.set(3, j, -1.5e6f + static_cast<float>(j % 7) * 1e4f);  // leaves on both sides of -2^21
       p.set(4, j, 1.4e6f + static_cast<float>(j));              // near 2^21
-      p.set(5, j, j == 900 ? 1.46e6f : 0.0f);                   // one past 2^21
+      p.set(5, j, j == 900 ? 1.46e6f : 0.0f);                   // one column past 2^21
       p.set(6, j, -3e38f);                                      // every leaf is the identity
       p.set(7, j, j == 5 ? 3e38f : 1.0f);                       // c z overflows
-      p.set(8, j, j == 5 ? 2097151.875f : 2097000.0f);          // its ceil is 2^21: too much
-      p.set(9, j, j < 600 ? -2097152.0f : -2097151.875f);       // -2^21 is the identity, its neighbour not
+      p.set(8, j, j == 5 ? 2097151.875f : 2097000.0f);          // its ceil is 2^21, which is too large
+      p.set(9, j, j < 600 ? -2097152.0f : -2097151.875f);       // -2^21 gives the identity, its neighbour does not
       p.set(10, j, -2097152.0f);
-      p.set(11, j, j < 128 ? 1e38f : j == 128 ? 2.5e38f : -kInf);  // E overflows where m is the lower one
+      p.set(11, j, j < 128 ? 1e38f : j == 128 ? 2.5e38f : -kInf);  // E overflows at the smaller m
       p.set(12, j, j > 140 && j < 150 ? 0x1p-140f : -kInf);        // E of the only leaf is subnormal
     }
     ASSERT_NO_FATAL_FAILURE(check(p, "ends of the range"));
@@ -190,10 +193,10 @@ TEST_F(Logprob, NonFiniteLogits) {
   for (const DType dtype : kDtypes) {
     Problem p(14, 2100, dtype, 11);
     for (std::int64_t j = 0; j < p.columns; ++j) {
-      if (j % 2 == 0) p.set(0, j, -kInf);     // scattered
+      if (j % 2 == 0) p.set(0, j, -kInf);     // scattered columns
       if (j < 1500) p.set(1, j, -kInf);       // whole leaves and parts
       p.set(2, j, -kInf);                     // an empty row
-      p.set(3, j, j == 1234 ? 1.0f : -kInf);  // one column left
+      p.set(3, j, j == 1234 ? 1.0f : -kInf);  // one finite column
     }
     p.set(4, 0, kNaN);
     p.set(5, 2099, -kNaN);
@@ -201,7 +204,7 @@ TEST_F(Logprob, NonFiniteLogits) {
     p.set(7, 700, kInf);
     p.set(7, 701, kNaN);  // the leaf is NaN
     p.set(8, 10, kInf);
-    p.set(8, 2000, kNaN);  // two leaves, two bits
+    p.set(8, 2000, kNaN);  // two leaves, so two status bits
     p.target[9] = 55;
     p.set(9, 55, -kInf);  // the label is masked
     p.target[10] = 56;
@@ -223,7 +226,7 @@ TEST_F(Logprob, EveryNanIsSeenWhereverItStands) {
     for (std::int64_t j = 0; j < p.columns; ++j) {
       for (const std::uint32_t sign : {0u, 0x80000000u}) {
         Problem q = p;
-        // Payload of one low bit: a comparison of the upper bits alone would miss it.
+        // A NaN whose payload is one low bit: comparing the upper bits alone would miss it.
         if (dtype == DType::kFloat32) {
           q.set(0, j, std::bit_cast<float>(0x7f800001u | sign));
         } else {
@@ -322,15 +325,15 @@ TEST_F(Logprob, KeptSets) {
       std::mt19937 random(15);
       std::vector<std::int32_t> many;
       for (int i = 0; i < 3000; ++i) many.push_back(static_cast<std::int32_t>(random() % 5000));
-      p.keep(0, {17});                 // and the target
-      p.keep(1, many);                 // any order, repeats
-      p.keep(3, {0, 4999, 128, 127});  // row 2 keeps everything
-      p.keep(4, {1, 5000});            // past valid_vocab
+      p.keep(0, {17});                 // the target only
+      p.keep(1, many);                 // any order, with repeats
+      p.keep(3, {0, 4999, 128, 127});  // row 2 keeps all columns
+      p.keep(4, {1, 5000});            // an id past valid_vocab
       p.keep(5, {-1});
       p.keep(6, {2147483647, -2147483647});
       p.keep(7, {40, 41, 42});
       p.set(7, 41, -kInf);
-      p.set(7, 43, kNaN);  // not kept, not seen
+      p.set(7, 43, kNaN);  // not kept, so not seen
       p.keep(8, {40, 41, 42});
       p.set(8, 41, kNaN);
       p.target[8] = 6000;
@@ -359,7 +362,7 @@ TEST_F(Logprob, ShardsMergeToTheBitsOfTheWhole) {
         p.set(4, U / 2, kInf);
         p.set(5, p.target[5], -kInf);
         p.keep(6, {0, static_cast<std::int32_t>(p.valid_vocab / 2)});
-        p.temperature[7] = kNaN;  // the ignored row's temperature
+        p.temperature[7] = kNaN;  // temperature of an ignored row
       }
       for (const int shards : {1, 2, 4, 8}) {
         Guarded<float> stats(5 * p.rows * shards);
@@ -392,7 +395,7 @@ TEST_F(Logprob, ShardsMergeToTheBitsOfTheWhole) {
 }
 
 TEST_F(Logprob, LabelSmoothingHasTheTreeOfTheVocabulary) {
-  constexpr bool kSlow = kWholeElements;  // the emulation
+  constexpr bool kSlow = kWholeElements;  // true for the emulation
   for (const std::int64_t V : {1, 3, 8, 9, 65, 1024, 1100, 4099, 33000}) {
     for (const DType dtype : kDtypes) {
       for (const float softcap : {0.0f, 15.0f}) {
@@ -453,7 +456,7 @@ TEST_F(Logprob, SmoothedShardsMergeToTheBitsOfTheWhole) {
       merge.num_shards = shards;
       merge.label_smoothing = p.label_smoothing;
       merge.valid_vocab = p.valid_vocab;
-      EXPECT_THROW(run_merge(merge), rlk::InvalidArgument);  // it has no moments
+      EXPECT_THROW(run_merge(merge), rlk::InvalidArgument);  // the merge gives no moments
       merge.entropy = merge.sum_p_sq = nullptr;
       run_merge(merge);
       ASSERT_TRUE(got.intact());
@@ -508,7 +511,7 @@ TEST_F(Logprob, EmptyCalls) {
   rlk::LogprobParams p;
   p.vocab_size = p.valid_vocab = 100;
   p.num_columns = 100;
-  run(p);  // no rows
+  run(p);  // zero rows
   rlk::LogprobBackwardParams b;
   run_backward(b);
   run_merge({});
@@ -549,7 +552,7 @@ TEST_F(Logprob, ShardsThatAreNotGroupsOfPartsAreRefused) {
   EXPECT_NO_THROW(call(512, 488));
 }
 
-#if defined(__x86_64__) && !RLK_TEST_HIP  // a GPU does not see the caller's modes
+#if defined(__x86_64__) && !RLK_TEST_HIP  // a GPU does not see the caller's rounding modes
 TEST_F(Logprob, FlushToZeroOfTheCallerDecidesNothing) {
   Problem p(3, 1500, DType::kFloat32, 25);
   for (std::int64_t j = 0; j < p.columns; ++j) p.set(0, j, static_cast<float>(j % 7) * 0x1p-140f);

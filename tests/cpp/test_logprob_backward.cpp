@@ -1,5 +1,5 @@
-// logprob's backward on the CPU, bit for bit against a second implementation written from docs/numerics.md, and within
-// its bounds against double.
+// Tests logprob's backward on the CPU, bit for bit against a second implementation written from docs/numerics.md, and
+// within its bounds against double.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -77,7 +77,7 @@ std::uint32_t stored_bits(DType dtype, float x) {
 
 void check_backward(const Problem& p, const Upstream& d, const std::string& what) {
   auto forward = p.params<rlk::LogprobParams>();
-  forward.label_smoothing = 0.0f;  // which lse and entropy do not depend on
+  forward.label_smoothing = 0.0f;  // lse and entropy do not depend on it
   Result saved(p.rows);
   saved.point(&forward);
   run(forward);
@@ -87,7 +87,7 @@ void check_backward(const Problem& p, const Upstream& d, const std::string& what
       want.push_back(stored_bits(p.dtype, backward_reference(p, i, j, d, saved.lse[i], saved.entropy[i])));
     }
   }
-  // An incoming gradient lies two elements apart.
+  // Incoming gradients are two elements apart.
   const auto spread = [](const std::vector<float>& v) {
     std::vector<float> s;
     for (const float x : v) s.insert(s.end(), {x, kNaN});
@@ -192,18 +192,19 @@ TEST_F(Logprob, BackwardOfOddRows) {
           p.target[0] = kIgnore;
           p.target[1] = -3;  // NaN
           p.target[2] = 595;
-          d.dlogprob[2] = 0.0f;  // what is left does not need the target
+          d.dlogprob[2] = 0.0f;  // the remaining gradients do not need the target
           d.dlogprob[3] = d.dlse[3] = d.dentropy[3] = 0.0f;
-          p.set(3, 5, kNaN);  // unread
+          p.set(3, 5, kNaN);  // not read
           p.set(4, 5, kNaN);
           p.set(5, 5, kInf);
           for (std::int64_t j = 100; j < 400; ++j) p.set(6, j, -kInf);
-          p.target[6] = 200;  // masked label
+          p.target[6] = 200;  // a masked label
           p.temperature[7] = -1.0f;
           p.keep(8, {1, 2, 3, 77});
-          p.keep(9, {1, 2, 9999});                                                            // bad
-          for (std::int64_t j = 0; j < 600; ++j) p.set(10, j, j % 5 == 0 ? -400.0f : -1.0f);  // below 2^-126
-          for (std::int64_t j = 0; j < 600; ++j) p.set(11, j, -kInf);                         // empty
+          p.keep(9, {1, 2, 9999});                                                            // an id that is out of
+                                                                                              // range
+          for (std::int64_t j = 0; j < 600; ++j) p.set(10, j, j % 5 == 0 ? -400.0f : -1.0f);  // p is below 2^-126
+          for (std::int64_t j = 0; j < 600; ++j) p.set(11, j, -kInf);                         // an empty row
           ASSERT_NO_FATAL_FAILURE(check_backward(p, d, "odd rows, softcap " + std::to_string(softcap)));
           ASSERT_NO_FATAL_FAILURE(check_backward(p, {d.dlogprob, {}, {}}, "odd rows, dlogprob"));
         }
@@ -273,7 +274,7 @@ TEST_F(Logprob, BackwardAgreesWithDouble) {
       for (std::int64_t j = 0; j < p.columns; ++j) {
         const double l = p.at(i, j) / T - lse, q = std::exp(l);
         const double exact = (d1[i] * ((j == p.target[i] ? 1.0 : 0.0) - q) + d2[i] * q - d3[i] * q * (l + entropy)) / T;
-        // The relative error of p is the absolute one of log p.
+        // The relative error of p is the absolute error of log p.
         const double weight = (std::fabs(d1[i]) + std::fabs(d2[i]) + std::fabs(d3[i]) * (std::fabs(l) + entropy)) / T;
         // A p below 2^-126 is zero; at the target 1 - p is rounded, too.
         const double bound = weight * (q * (1e-5 + 4e-7 * magnitude) + 0x1p-126 + (j == p.target[i] ? 4e-7 : 0.0));
@@ -284,7 +285,8 @@ TEST_F(Logprob, BackwardAgreesWithDouble) {
 }
 
 TEST_F(Logprob, GradientOfAConfidentTokenKeepsItsDigits) {
-  // 1 - p of the target is 1e-5 and less: formed from a p rounded to fp32 it would be wrong by 2^-25 whatever its size.
+  // 1 - p of the target is 1e-5 and less. Computed from a p rounded to fp32 it would be wrong by 2^-25, whatever its
+  // size.
   for (const Exp exp : kExps) {
     for (const float gap : {16.0f, 18.0f, 25.0f, 40.0f}) {
       Problem p(1, 100, DType::kFloat32, 23);
@@ -304,7 +306,7 @@ TEST_F(Logprob, GradientOfAConfidentTokenKeepsItsDigits) {
       const double exact = others / (1 + others);
       EXPECT_NEAR(out.at(0, 41), exact, 1e-6 * exact) << gap;
 
-      // With the lse of our own forward what counts is the error of S near 1: two roundings, exp2_stat(0) is exact.
+      // With the lse of our own forward, the error of S near 1 decides: two roundings, since exp2_stat(0) is exact.
       auto forward = p.params<rlk::LogprobParams>();
       Result saved(1);
       saved.point(&forward);

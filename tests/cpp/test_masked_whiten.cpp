@@ -1,5 +1,5 @@
-// masked_whiten: bit for bit against a second implementation written here from the contract, on the CPU's backend or, with
-// RLK_TEST_HIP, on HIP's.
+// Tests masked_whiten bit for bit against a second implementation, written from the contract. The backend is the CPU's,
+// or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,9 +34,10 @@ void run(MaskedWhitenParams p) {
 #endif
 }
 
-// ---- the contract, a second time ------------------------------------------------------------------------------------
+// ---- second implementation of the contract
+// ---------------------------------------------------------------------------
 
-using Tokens = std::vector<std::pair<bool, float>>;  // whether it counts, and what it is
+using Tokens = std::vector<std::pair<bool, float>>;  // whether it counts, and its value
 
 float sum(const std::vector<float>& v) { return sum_test::tree(v) + 0.0f; }
 
@@ -111,7 +112,7 @@ struct Case {
   bool packed = false, shift_mean = true, unbiased = true, has_mask = true;
   std::int64_t shift = 0, pad = 0;
   double share = 0.8;
-  float constant = 0.0f;  // what all that count are, or 0: normal values
+  float constant = 0.0f;  // the value of all tokens that count; 0: normal values
   float size = 1.0f;      // scale of the values
   bool nan = false;
   unsigned seed = 1;
@@ -174,7 +175,7 @@ void expect_contract(const Case& c, const std::string& where) {
   }
 }
 
-// One token; about a chunk; several chunks and more than a block's teams have; empty ones; many short ones.
+// Lengths: one token; around a chunk; several chunks, and more than a block has teams; empty ones; many short ones.
 const std::vector<std::vector<std::int64_t>> kLengths = {
     {1}, {127, 128, 129}, {0, 3, 0, 1500, 4}, std::vector<std::int64_t>(140, 3), {5, 2100}, {0, 0}};
 

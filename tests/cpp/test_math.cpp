@@ -1,4 +1,4 @@
-// The functions of rlk/math: exp2, exp, expm1, log2, log1p, tanh, sigmoid, logsigmoid, erf.
+// Tests the functions of rlk/math: exp2, exp, expm1, log2, log1p, tanh, sigmoid, logsigmoid, erf.
 #define RLK_CPU_ISA math_test
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cpp/cpu/simd.h"  // first: it decides how the headers of math/ are compiled
+#include "cpp/cpu/simd.h"  // first, since it decides how the headers of math/ are compiled
 #include "rlk/math/erf.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/exp2.h"
@@ -49,9 +49,9 @@ struct Function {
   float (*scalar)(float);
   void (*vector)(const float*, float*);  // kLanes values
   double (*exact)(double);
-  double worst_ulp;  // docs/math.md, over all inputs, rounded up
+  double worst_ulp;  // from docs/math.md, over all inputs, rounded up
   Small small;
-  float low, high;     // where it may be called; -Inf and +Inf: everywhere, NaN too
+  float low, high;     // its domain; -Inf and +Inf: every input, NaN included
   std::uint64_t hash;  // hash of the outputs for hash_input(0 ... kHashInputs - 1)
   friend void PrintTo(const Function& f, std::ostream* stream) { *stream << f.name; }
 };
@@ -69,7 +69,8 @@ double exact_expm1(double x) { return std::expm1(x); }
 double exact_tanh(double x) { return std::tanh(x); }
 double exact_erf(double x) { return std::erf(x); }
 
-// A new hash means new bits on every backend: change one together with docs/math.md, never to make a build pass.
+// A new hash means new bits on every backend: change a hash only together with docs/math.md, never to make a build
+// pass.
 const Function kFunctions[] = {
     {RLK_FUNCTION(exp2), exact_exp2, 0.800, Small::kFlushed, -kInf, kInf, 0x2da4b787af3022c9},
     {RLK_FUNCTION(exp2_normal), exact_exp2, 0.800, Small::kFlushed, -126.0f, 0x1.fffffep+6f, 0x4f42d8d9b9698725},
@@ -86,8 +87,9 @@ const Function kFunctions[] = {
 
 bool may_take(const Function& f, float x) { return f.low == -kInf || (x >= f.low && x <= f.high); }
 
-// Half of the inputs spread over all 2^32 bit patterns (infinities and NaNs of every kind among them), half over
-// 2^-8 <= |x| < 2^7, where these functions do something. The steps are primes: every residue of the low bits occurs.
+// Half of the inputs spread over all 2^32 bit patterns, infinities and NaNs of every kind included. The other half
+// spread over 2^-8 <= |x| < 2^7, where these functions vary. The steps are primes, so every residue of the low bits
+// occurs.
 constexpr std::uint32_t kHashInputs = 1u << 20;
 float hash_input(std::uint32_t i) {
   if (i < kHashInputs / 2) return of(i * 8209u);  // 2^19 steps of 8209 pass 2^32 once
@@ -136,7 +138,7 @@ TEST_P(MathFunction, VectorsHaveTheScalarBits) {
 TEST(Math, NanIsCanonical) {
   for (const Function& f : kFunctions) {
     if (!may_take(f, kNan)) continue;
-    // Quiet and signalling, both signs, smallest and largest payload.
+    // NaNs: quiet and signalling, of both signs, with the smallest and the largest payload.
     for (std::uint32_t nan : {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu}) {
       EXPECT_EQ(hex(f.scalar(of(nan))), 0x7fc00000u) << f.name << std::hex << " 0x" << nan;
     }
@@ -310,8 +312,7 @@ TEST(Math, RestrictedFormsHaveTheBitsOfTheFullOnes) {
   EXPECT_EQ(hex(exp_nonpositive(kNan)), 0u);
 }
 
-// Tries every reciprocal that a GPU may start from. tests/gpu/test_models.cu holds what a GPU gives for every
-// significand.
+// Tries every reciprocal from which a GPU may start. tests/gpu/test_models.cu checks the reciprocals that a GPU gives.
 TEST(Math, DivisionFromAnApproximateReciprocalIsCorrectlyRounded) {
   for (std::uint32_t i = 0; i < 1u << 23; ++i) {
     const float d = of(0x3f800000u + i), right = 1.0f / d;
@@ -330,14 +331,14 @@ TEST(Math, DivisionFromAnApproximateReciprocalIsCorrectlyRounded) {
   }
 }
 
-// An instruction that multiplies bfloat16 may stand for fp32's product, rounded: of two 8-bit significands that is exact but
-// below 2^-133, where no product comes near enough to a tie. Every significand and exponent of one operand, many of the
-// other.
+// An instruction that multiplies bfloat16 may replace fp32's product followed by a rounding. The product of two 8-bit
+// significands is exact except below 2^-133, where no product is near enough to a tie. Tries every significand and
+// exponent of one operand, and many of the other.
 TEST(Math, AProductOfBfloat16RoundedTwiceIsRoundedOnce) {
   const auto once = [](double product) {
     int exponent = 0;
     std::frexp(product, &exponent);
-    const int last = exponent - 8 < -133 ? -133 : exponent - 8;  // last place of the significand, or of the subnormals
+    const int last = exponent - 8 < -133 ? -133 : exponent - 8;  // last place of the significand, or of subnormals
     return bf16_rn(static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(product, -last)), last)));
   };
   for (std::uint32_t a = 1; a < 0x7f80; ++a) {

@@ -1,5 +1,5 @@
-// mismatch_metrics: byte for byte against a second implementation written from the contract, on the CPU's backend or, with
-// RLK_TEST_HIP, on HIP's.
+// Tests mismatch_metrics byte for byte against a second implementation, written from the contract. The backend is the
+// CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -25,7 +25,7 @@ using policy_test::tree;
 using policy_test::written;
 
 #if RLK_TEST_HIP
-constexpr int kShortCases = 2, kLongCases = 1;  // lanes are fibers
+constexpr int kShortCases = 2, kLongCases = 1;  // few cases, since lanes are slow fibers
 constexpr unsigned kPaddedCases = 3;
 #else
 constexpr int kShortCases = 25, kLongCases = 4;
@@ -57,7 +57,7 @@ constexpr float kEdges[] = {-1.0f, -0.1f, -0.01f, -0.001f, 0.001f, 0.01f, 0.1f, 
 bool other_bits(float x, float y) { return std::memcmp(&x, &y, 4) != 0 && !(std::isnan(x) && std::isnan(y)); }
 
 std::vector<float> reference(const Batch& b, float limit) {
-  constexpr int kTokenSums = 9, kSequenceSums = 8;  // the last four: what probabilities lack to 1, and probabilities
+  constexpr int kTokenSums = 9, kSequenceSums = 8;  // the last four: 1 minus the probabilities, and probabilities
   std::vector<std::vector<float>> probabilities[4];
   std::vector<float> of_sequence[kTokenSums], scalars[kSequenceSums];
   std::int64_t tokens = 0, sequences = 0, differing = 0, nonfinite = 0, bins[rlk::kMismatchBins] = {};

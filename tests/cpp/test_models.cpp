@@ -1,4 +1,4 @@
-// Arithmetic that imitates hardware, and the formats it works on: half.h, philox.h, mufu_model.h, mma_model.h.
+// Tests arithmetic that imitates hardware, and the formats that it uses: half.h, philox.h, mufu_model.h, mma_model.h.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -24,21 +24,21 @@ float of(std::uint32_t bits) { return float_of(static_cast<std::int32_t>(bits));
 
 // ---------------------------------------------------------------------------------------------------------------- half
 
-constexpr std::uint64_t kStride = 251;  // prime, so every residue of the low 16 bits is met; 17 million values
+constexpr std::uint64_t kStride = 251;  // prime, so every residue of the low 16 bits occurs; 17 million values
 
 struct HalfFormat {
   int fraction_bits, bias;
 };
 constexpr HalfFormat kBf16 = {7, 127}, kF16 = {10, 15};
 
-// The definition, in double, where every value of both formats and every midpoint is exact.
+// The definition in double, where every value of both formats and every midpoint is exact.
 double value_of(std::uint32_t h, HalfFormat format) {
   const std::uint32_t fields = h & 0x7fffu;
   const int field = static_cast<int>(fields >> format.fraction_bits);
   const double fraction = std::ldexp(fields & ((1u << format.fraction_bits) - 1), -format.fraction_bits);
   const double magnitude =
       field == 0 ? std::ldexp(fraction, 1 - format.bias) : std::ldexp(1 + fraction, field - format.bias);
-  return (h & 0x8000u) ? -magnitude : magnitude;  // the code of Inf gives the next power of two, as rounding wants it
+  return (h & 0x8000u) ? -magnitude : magnitude;  // the code of Inf gives the next power of two, as rounding needs it
 }
 
 TEST(Half, WideningIsExactForEveryCode) {
@@ -72,14 +72,14 @@ TEST(Half, NarrowingInvertsWidening) {
   }
 }
 
-// Checks `h` against its two neighbours: nearest, and even when half way.
+// Checks that `h` is nearer than its two neighbours, or even if half way.
 void expect_nearest(double x, std::uint16_t h, HalfFormat format) {
   ASSERT_EQ((h & 0x8000u) != 0, std::signbit(x)) << x;
   const double error = std::fabs(std::fabs(x) - std::fabs(value_of(h, format)));
   for (int step : {-1, 1}) {
     const std::uint32_t inf = static_cast<std::uint32_t>(2 * format.bias + 1) << format.fraction_bits;
     const std::uint32_t fields = (h & 0x7fffu) + static_cast<std::uint32_t>(step);
-    if (fields > inf) continue;  // below zero wraps, beyond Inf there is nothing
+    if (fields > inf) continue;  // skips codes below zero, which wrap, and beyond Inf
     const double other = std::fabs(std::fabs(x) - value_of(fields, format));
     ASSERT_LE(error, other) << x;
     ASSERT_TRUE(error != other || (h & 1u) == 0) << x;
@@ -119,7 +119,7 @@ TEST(Half, NarrowingIsCorrectlyRounded) {
 }
 
 TEST(Half, TiesAndEnds) {
-  for (std::uint32_t h = 0; h < 0x7c00u; ++h) {  // the midpoint above every finite binary16, and its neighbours
+  for (std::uint32_t h = 0; h < 0x7c00u; ++h) {  // tries the midpoint above every finite binary16, and its neighbours
     const float middle = static_cast<float>((value_of(h, kF16) + value_of(h + 1, kF16)) / 2);
     for (std::uint32_t bits : {hex(middle) - 1, hex(middle), hex(middle) + 1}) {
       expect_half(of(bits));
@@ -146,7 +146,7 @@ void expect_block(PhiloxBlock b, std::array<std::uint32_t, 4> expected) {
   EXPECT_EQ((std::array<std::uint32_t, 4>{b.x, b.y, b.z, b.w}), expected);
 }
 
-TEST(Philox, KnownAnswers) {  // those published with the paper's reference implementation
+TEST(Philox, KnownAnswers) {  // answers published with the paper's reference implementation
   expect_block(philox4x32({0, 0, 0, 0}, 0, 0), {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   expect_block(philox4x32({~0u, ~0u, ~0u, ~0u}, ~0u, ~0u), {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
   expect_block(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, 0xa4093822, 0x299f31d0),
@@ -154,7 +154,7 @@ TEST(Philox, KnownAnswers) {  // those published with the paper's reference impl
 }
 
 TEST(Philox, CounterLayout) {
-  // The third known answer again: seed, sample and position land in the words the header names.
+  // The third known answer again: seed, sample and position are in the words that the header names.
   const std::uint64_t seed = 0x299f31d0a4093822u, sample = 0x85a308d3243f6a88u;
   const std::uint32_t position = 0x13198a2eu, block = 0x03707344u;
   expect_block(philox_block(seed, sample, position, block), {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
@@ -221,7 +221,8 @@ std::string sha256(const std::vector<std::int8_t>& data) {  // FIPS 180-4
 
 TEST(MufuEx2, SignificandsAreTheRecordedOnes) {
   // Differences in units in the last place between the instruction and the correctly rounded 2^(i / 2^23), measured on
-  // an H200 for every i. Rounding a double exp2 is exact here: no such value lies that near a midpoint of fp32.
+  // an H200 for every i. Rounding a double exp2 is exact here, since no such value lies that close to a midpoint of
+  // fp32.
   std::vector<std::int8_t> delta(std::size_t{1} << 23);
   int count[3] = {};
   for (std::int32_t i = 0; i < (1 << 23); ++i) {
@@ -254,7 +255,7 @@ TEST(MufuEx2, ArgumentIsCutThenComplemented) {
   EXPECT_EQ(mufu_ex2_fixed(-1.0f), -(1 << 23));  // a whole number is negated exactly
   EXPECT_EQ(mufu_ex2_fixed(0x1.8p-23f), 1);
   EXPECT_EQ(mufu_ex2_fixed(-0x1.8p-23f), -2);
-  EXPECT_EQ(mufu_ex2_fixed(-0x1p-24f), 0);  // cut to zero, which is whole
+  EXPECT_EQ(mufu_ex2_fixed(-0x1p-24f), 0);  // cut to zero, which is a whole number
   EXPECT_EQ(mufu_ex2_fixed(-255.0f), -255 * (1 << 23));
 }
 
@@ -291,7 +292,7 @@ constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat16};
 
 std::uint16_t narrow(float x, DType t) { return t == DType::kBFloat16 ? bf16_rn(x) : f16_rn(x); }
 
-// One step whose k-th product is x[k] * y[k]; missing ones are zero.
+// One step whose k-th product is x[k] * y[k]; missing products are zero.
 float step(MmaUnit unit, DType t, float c, const std::vector<float>& x, const std::vector<float>& y) {
   std::uint16_t a[kMmaStepK] = {}, b[kMmaStepK] = {};
   for (std::size_t k = 0; k < x.size(); ++k) {
@@ -320,12 +321,12 @@ TEST(MmaModel, ExactWhenEveryAddendFits) {
 
 TEST(MmaModel, AlignmentKeeps25BitsOnSm90And24OnSm80) {
   const float up = of(0x3f800001);  // 1 + 2^-23
-  // Four addends of 2^-25 make one unit of 1.0 together, if each survives the alignment to 1.0.
+  // Four addends of 2^-25 together make one unit of 1.0, if each survives the alignment to 1.0.
   EXPECT_EQ(step(MmaUnit::kSm90, 1.0f, std::vector<float>(4, 0x1p-25f)), up);
   EXPECT_EQ(step(MmaUnit::kSm80, 1.0f, std::vector<float>(4, 0x1p-25f)), 1.0f);
   EXPECT_EQ(step(MmaUnit::kSm80, 1.0f, std::vector<float>(2, 0x1p-24f)), up);
   EXPECT_EQ(step(MmaUnit::kSm90, 1.0f, std::vector<float>(8, 0x1p-26f)), 1.0f);
-  // The exponent of a product is the sum of its operands': 1.5 * 1.5 = 2.25 still aligns to 2^0.
+  // The exponent of a product is the sum of its operands' exponents: 1.5 * 1.5 = 2.25 still aligns to 2^0.
   const std::vector<float> x = {1.5f, 0x1p-25f, 0x1p-25f, 0x1p-25f, 0x1p-25f, 0x1p-25f, 0x1p-25f, 0x1p-25f, 0x1p-25f};
   std::vector<float> y(9, 1.0f);
   y[0] = 1.5f;
@@ -362,8 +363,8 @@ TEST(MmaModel, Sm80AddsTheFirstHalfFirst) {
 TEST(MmaModel, Gfx942CutsDownwardAndRoundsToNearest) {
   EXPECT_EQ(step(MmaUnit::kGfx942, -0x1p-40f, {1.0f}), of(0x3f7fffff));  // the accumulator borrows one bit of 24
   EXPECT_EQ(step(MmaUnit::kGfx942, 0x1p-40f, {1.0f}), 1.0f);
-  EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {-0x1p-40f}), 1.0f);  // products keep 31 bits: rounded away
-  EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {0x1p-24f}), 1.0f);   // ties to even
+  EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {-0x1p-40f}), 1.0f);  // products keep 31 bits, so it is rounded away
+  EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {0x1p-24f}), 1.0f);   // a tie goes to even
   EXPECT_EQ(step(MmaUnit::kGfx942, of(0x3f800001), {0x1p-24f}), of(0x3f800002));
   EXPECT_EQ(step(MmaUnit::kGfx942, 0.0f, {1.0f, -0x1p-26f}), 1.0f);  // among products the cut is toward zero
   EXPECT_EQ(step(MmaUnit::kGfx942, DType::kBFloat16, -0x1p127f, {0x1p64f}, {0x1p64f}),
@@ -371,7 +372,7 @@ TEST(MmaModel, Gfx942CutsDownwardAndRoundsToNearest) {
 }
 
 TEST(MmaModel, Gfx90aAddsInPairsAndFlushes) {
-  EXPECT_EQ(step(MmaUnit::kGfx90a, 0.0f, {0x1p24f, 1.0f, 1.0f, 1.0f}), 0x1p24f + 2.0f);  // in sequence: 2^24
+  EXPECT_EQ(step(MmaUnit::kGfx90a, 0.0f, {0x1p24f, 1.0f, 1.0f, 1.0f}), 0x1p24f + 2.0f);  // one after another: 2^24
   EXPECT_EQ(step(MmaUnit::kGfx90a, 0.0f, {0x1p24f, 0.0f, 0.0f, 0.0f, 1.0f, 0.0f, 0.0f, 0.0f, 1.0f}), 0x1p24f);
   EXPECT_EQ(hex(step(MmaUnit::kGfx90a, of(0x007fffff), {})), 0u);
   EXPECT_EQ(hex(step(MmaUnit::kGfx90a, DType::kFloat16, 0.0f, {0x1p-15f}, {1.0f})), 0u);
@@ -421,7 +422,7 @@ struct MmaCase {
   const char *a, *b;  // as the GPU test prints them
 };
 
-// Results of an H200, the same by mma.sync and wgmma, recorded from tests/gpu/test_models.cu.
+// Results of an H200, equal for mma.sync and wgmma, recorded from tests/gpu/test_models.cu.
 const MmaCase kSm90Cases[] = {
     // A zero accumulator does not align: all of these fail if it counts with exponent -126.
     {DType::kBFloat16, 0x00000000, 0x000051b7,
@@ -512,7 +513,7 @@ const MmaCase kSm90Cases[] = {
     {DType::kBFloat16, 0x3e5a1b1f, 0x3e5a1b1c,
      "bf9f bfd8 bfad bed7 3f9a 3fca 3e6c bf0b bf9f bfd8 bfad bed7 3f9a 3fca 3e6c bf0b",
      "bf78 beb8 bf98 beaa 3f9c 4008 becc c015 3f78 3eb8 3f98 3eaa bf9c c008 3ecc 4015"},
-    // The same in binary16: 25 bits, zero products.
+    // The same for binary16: 25 bits, zero products.
     {DType::kFloat16, 0x3ecfd500, 0x3f4ce971,
      "b48c bc70 3d8c 3a8d b916 405b 35a1 b9e6 3e10 abcb 34df b3cb b839 2e10 3aa8 3054",
      "2c54 3ecb bbf5 3663 3b78 3ac4 419e b67f 4020 39bd bcc3 3cca 3ea8 b325 bc0f 3baf"},
@@ -538,10 +539,11 @@ TEST(MmaModel, Sm90MatchesRecordedResults) {
 
 TEST(MmaModel, AlignmentHasALeastExponent) {
   const DType t = DType::kBFloat16;
-  // 2^-149 less 2^-158, the last bit kept at 2^-133, rounds to zero; 2^-159 is cut before it can borrow.
+  // 2^-149 less 2^-158, where 2^-158 is the last bit kept at 2^-133, rounds to zero. 2^-159 is cut before it can
+  // borrow.
   EXPECT_EQ(hex(step(MmaUnit::kSm90, t, 0.0f, {0x1p-75f, -0x1p-79f}, {0x1p-74f, 0x1p-79f})), 0u);
   EXPECT_EQ(hex(step(MmaUnit::kSm90, t, 0.0f, {0x1p-75f, -0x1p-80f}, {0x1p-74f, 0x1p-79f})), 1u);
-  // A subnormal accumulator aligns at 2^-126, where 2^-152 and less is cut.
+  // A subnormal accumulator aligns at 2^-126, where 2^-152 and smaller addends are cut.
   EXPECT_EQ(hex(step(MmaUnit::kSm90, t, of(2), {-0x1p-76f}, {0x1p-75f})), 1u);
   EXPECT_EQ(hex(step(MmaUnit::kSm90, t, of(2), {-0x1p-76f}, {0x1p-76f})), 2u);
 }
@@ -555,7 +557,7 @@ TEST(MmaModel, Sm90Zeros) {
 }
 
 TEST(MmaModel, GfxZerosArePlusZero) {
-  // Products of -2^-160, and of -2^-140, which gfx90a flushes and gfx942 keeps: no fp32 and a subnormal.
+  // Products of -2^-160, which no fp32 holds, and of -2^-140, a subnormal that gfx90a flushes and gfx942 keeps.
   const std::vector<float> x(16, -0x1p-80f), ones(16, 1.0f);
   for (const MmaUnit unit : {MmaUnit::kGfx90a, MmaUnit::kGfx942}) {
     EXPECT_EQ(hex(step(unit, DType::kBFloat16, 0.0f, x, std::vector<float>(16, 0x1p-80f))), 0u);
@@ -567,7 +569,7 @@ TEST(MmaModel, GfxZerosArePlusZero) {
 }
 
 TEST(MmaModel, DotAscendsInSteps) {
-  // The unit of 2^26 is 8. In the first step it absorbs the later addends; in the last step it meets their sum.
+  // The last place of 2^26 is 8. In the first step 2^26 absorbs the later addends; in the last step it meets their sum.
   std::vector<std::uint16_t> a(40, 0), b(40, bf16_rn(1.0f));
   a[0] = bf16_rn(0x1p26f);
   a[16] = a[24] = bf16_rn(1.0f);

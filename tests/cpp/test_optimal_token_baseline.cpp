@@ -1,5 +1,5 @@
-// optimal_token_baseline: byte for byte against a second implementation written from the contract, on the CPU's backend or, with
-// RLK_TEST_HIP, on HIP's.
+// Tests optimal_token_baseline byte for byte against a second implementation, written from the contract. The backend is
+// the CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using policy_test::same_bytes;
 using policy_test::written;
 
 #if RLK_TEST_HIP
-constexpr int kShortCases = 2, kLongCases = 1, kLeast = 1;  // lanes are fibers
+constexpr int kShortCases = 2, kLongCases = 1, kLeast = 1;  // few cases, since lanes are slow fibers
 #else
 constexpr int kShortCases = 16, kLongCases = 4, kLeast = 20;
 #endif

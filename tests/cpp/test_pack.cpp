@@ -1,5 +1,5 @@
-// pack and unpack: byte for byte against a second implementation written from the contract, on the CPU's backend or, with
-// RLK_TEST_HIP, on HIP's.
+// Tests pack and unpack byte for byte against a second implementation, written from the contract. The backend is the
+// CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct Case {
   std::int64_t rows, columns;
   std::vector<std::int64_t> token_bytes;
   bool by_mask = false;
-  std::int64_t spare = 0;  // tokens of the packed arrays that nothing needs
+  std::int64_t spare = 0;  // unneeded tokens at the end of the packed arrays
   std::int64_t gap = 0;    // bytes between tokens of the padded arrays
   std::size_t shift = 0;
   std::uint64_t fill = 0;
@@ -144,7 +144,7 @@ void check(const Case& c) {
 
 class Pack : public linear_test::Linear {};
 
-// Tokens of every unit: bytes, ids, vectors, rows of odd and of even widths; and none.
+// Bytes per token for every unit: bytes, ids, vectors, rows of odd and of even widths; and zero.
 const std::vector<std::int64_t> kTokens = {1, 2, 4, 8, 16, 0, 12, 96};
 
 TEST_F(Pack, EveryShapeHasTheBytesOfTheContract) {

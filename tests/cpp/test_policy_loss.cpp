@@ -1,5 +1,5 @@
-// policy_loss: byte for byte against a second implementation written from the contract, on the CPU's backend or, with
-// RLK_TEST_HIP, on HIP's.
+// Tests policy_loss byte for byte against a second implementation, written from the contract. The backend is the CPU's,
+// or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,7 +24,7 @@ using linear_test::for_each_backend;
 
 constexpr float kCanary = -12345.0f;
 #if RLK_TEST_HIP
-constexpr int kShortCases = 6, kLongCases = 1;  // lanes are fibers
+constexpr int kShortCases = 6, kLongCases = 1;  // few cases, since lanes are slow fibers
 constexpr unsigned kPaddedCases = 8;
 #else
 constexpr int kShortCases = 30, kLongCases = 4;
@@ -158,7 +158,7 @@ TEST(PolicyLoss, GradientsAreScaledAsIfMultiplied) {
   }
 }
 
-// The terms of plain calls have the bits of those of any clip, whatever stands in the arrays.
+// The terms of plain calls have the bits of the general terms, whatever the arrays hold.
 TEST(PolicyLoss, PlainTokensHaveTheBitsOfOthers) {
   using Plain = rlk::PlainPolicyTerms;
   using Any = rlk::PolicyTokenTerms<rlk::PolicyForm::kClipped>;
@@ -186,7 +186,7 @@ TEST(PolicyLoss, PlainTokensHaveTheBitsOfOthers) {
       Any::token(c.p, f, one, counts, of_one, &alone);
       std::vector<float> got = {d_logprob.v[j], rlk::canonical(sums.maximum.v[j])};
       std::vector<float> want = {of_one[0], rlk::canonical(alone.maximum[0])};
-      for (int i = 0; i < rlk::kLowerSums; ++i) {  // the sign of a zero is no part of a sum
+      for (int i = 0; i < rlk::kLowerSums; ++i) {  // the sign of a zero has no effect on a sum
         got.push_back(rlk::finished_sum(sums.sum[i].v[j]));
         want.push_back(rlk::finished_sum(alone.sum[i]));
       }
@@ -196,7 +196,7 @@ TEST(PolicyLoss, PlainTokensHaveTheBitsOfOthers) {
   }
 }
 
-// A lane of CUDA has four tokens at once: each has the bits that it has alone.
+// A lane of CUDA has four tokens at once; each has the bits that it has alone.
 TEST(PolicyLoss, FourTokensOfALaneHaveTheirOwnBits) {
   using Terms = rlk::PolicyLossTerms;
   for (unsigned seed = 1; seed < 3000; ++seed) {

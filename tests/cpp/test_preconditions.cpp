@@ -1,5 +1,5 @@
-// Every function of the table of operators refuses a negative size before it reads or writes: on the CPU, and in the HIP build
-// on the host side of HIP. Whoever adds an operator to operators.inc has this test with it.
+// Every function in the table of operators rejects a negative size before it reads or writes. This is tested on the
+// CPU, and on HIP's host side in the HIP build. An operator that is added to operators.inc is tested, too.
 #include <gtest/gtest.h>
 
 #include <string_view>
@@ -35,7 +35,7 @@
 namespace preconditions_test {
 namespace {
 
-// The members that are sizes, each negative alone.
+// Sets each size of Params to a negative value, one at a time.
 template <class Params, class F>
 int with_negative_sizes(const F& call) {
   int members = 0;
@@ -79,7 +79,7 @@ int with_negative_sizes(const F& call) {
 #endif
 #define RLK_WORKSPACE(operator, function, Params)
 #define RLK_COMPOSED(operator, function, Params)
-// scored_rows is left out: only linear_logprob calls it, after checks of its own.
+// scored_rows is left out, since only linear_logprob calls it, after its own checks.
 #define RLK_RUNS(operator, function, Params)                                                            \
   TEST(Preconditions, function) {                                                                       \
     if (std::string_view(#function) == "scored_rows") return;                                           \

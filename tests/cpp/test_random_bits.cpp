@@ -1,5 +1,5 @@
-// random_bits: the words of the paper's vectors and of a second implementation, on the CPU's backend or, with RLK_TEST_HIP,
-// on HIP's.
+// Tests random_bits against the paper's vectors and a second implementation. The backend is the CPU's, or HIP's with
+// RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -16,7 +16,7 @@ namespace {
 
 using Words = std::array<std::uint32_t, 4>;
 
-// The paper's rounds, written a second time with 64-bit products.
+// A second implementation of the paper's rounds, with 64-bit products.
 Words philox(Words c, std::uint32_t left, std::uint32_t right) {
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t first = std::uint64_t{0xd2511f53u} * c[0], second = std::uint64_t{0xcd9e8d57u} * c[2];
@@ -49,7 +49,7 @@ TEST(RandomBits, AreTheKnownAnswersOfThePaper) {
   p.num_rows = 1;
   p.num_words = 4;
   EXPECT_EQ(run(p), (std::vector<std::int64_t>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  // Digits of pi: the counter's last word is 256 * stream + block.
+  // The paper's vector with digits of pi: the counter's last word is 256 * stream + block.
   p.sample_id.value = static_cast<std::int64_t>(0x85a308d3243f6a88u);
   p.position.value = 0x13198a2e;
   p.seed.value = static_cast<std::int64_t>(0x299f31d0a4093822u);
@@ -65,7 +65,7 @@ TEST(RandomBits, AreThoseOfASecondImplementation) {
   std::vector<std::int32_t> sample;
   for (int i = 0; i < 333; ++i) {
     seed.push_back(static_cast<std::int64_t>(std::uint64_t{0x123456789abcdef1} * static_cast<unsigned>(i)));
-    position.push_back(std::int64_t{13'000'000} * i - 1000);  // the first and the last few lie outside of 32 bits
+    position.push_back(std::int64_t{13'000'000} * i - 1000);  // the first and the last few do not fit 32 bits
     sample.push_back(i % 2 == 0 ? i : -i);
     sample.push_back(77);  // between rows
   }

@@ -1,5 +1,5 @@
-// rms_norm, forward and gradients: bit for bit against a second implementation written from the contract, on the CPU's
-// backend or, with RLK_TEST_HIP, on HIP's.
+// Tests rms_norm, forward and gradients, bit for bit against a second implementation, written from the contract. The
+// backend is the CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -41,7 +41,8 @@ void run(const RmsNormParams& p) { rlk::cpu::rms_norm(p); }
 void run(const RmsNormBackwardParams& p) { rlk::cpu::rms_norm_backward(p); }
 #endif
 
-// Arguments and layouts of a call. Rows that lie `pad` elements further apart than they must, `shift` bytes off.
+// Arguments and layouts of a call. Rows have `pad` more elements between them than needed, and lie `shift` bytes off
+// alignment.
 struct Case {
   std::int64_t rows, columns;
   DType dtype = DType::kBFloat16, weight_dtype = DType::kBFloat16;
@@ -53,7 +54,7 @@ struct Case {
   bool main_grad = false;
   DType dweight_dtype = DType::kFloat32;
   unsigned seed = 1;
-  int wanted = 3;  // used where rows are many: all combinations would take long
+  int wanted = 3;  // for many rows it selects outputs, since all combinations would take long
 
   std::string text() const {
     return std::string(name(dtype)) + " [" + std::to_string(rows) + ", " + std::to_string(columns) + "] weight " +
@@ -104,7 +105,7 @@ void check_backward(const Case& c) {
   weight.fill(c.seed + 7, c.data == Data::kSpecial ? Data::kNormal : c.data);
   Matrix main_grad(1, c.columns, DType::kFloat32), rstd(1, c.rows, DType::kFloat32);
   main_grad.fill(c.seed + 8, Data::kNormal);
-  rstd.fill(c.seed + 9, Data::kNormal);  // any number will do
+  rstd.fill(c.seed + 9, Data::kNormal);  // any numbers will do
   const Matrix dx(c.rows, c.columns, c.dtype, c.columns + 5), dweight(1, c.columns, c.dweight_dtype);
   RmsNormBackwardParams p;
   p.dy = dy.data();
@@ -126,7 +127,7 @@ void check_backward(const Case& c) {
   p.round_before_weight = c.round_before_weight;
   const Backward want = reference(p);
   for_each_backend([&](const std::string& backend) {
-    for (const int wanted : {3, 1, 2}) {  // dx and dweight, or one of them
+    for (const int wanted : {3, 1, 2}) {  // dx and dweight, or only one of them
       if (c.rows > 1000 && wanted != c.wanted) continue;
       Matrix got_dx = dx, got_dweight = dweight;
       p.dx = wanted & 1 ? got_dx.data() : nullptr;
@@ -149,8 +150,8 @@ void check(const Case& c) {
 
 class RmsNorm : public linear_test::Linear {};
 
-// Nothing; one; a vec8 one short, whole and one long; a vector of lanes of either width likewise; heads of 128 and 256.
-// Primes; a chunk of all lanes one short, whole and one long; two of them and a rest; hidden sizes of models.
+// Columns: 0; 1; around a vec8; around a vector of lanes of either width; heads of 128 and 256. Further: primes; around
+// a chunk of all lanes; two chunks and a rest; hidden sizes of models.
 constexpr std::int64_t kColumns[] = {0,   1,   7,   8,   9,    63,   64,   65,   127,  128,
                                      129, 131, 256, 521, 2047, 2048, 2049, 4096, 4100, 5120};
 
@@ -235,7 +236,7 @@ TEST_F(RmsNorm, RowsOfTwoStridesAndBackwardInMemory) {
 }
 
 TEST_F(RmsNorm, InPlace) {
-  for (const std::int64_t columns : {40, 4096, 4101}) {  // 4101: no vectors, so a GPU goes over the row twice
+  for (const std::int64_t columns : {40, 4096, 4101}) {  // 4101 has no whole vectors, so a GPU reads the row twice
     Matrix x(3, columns, DType::kBFloat16), residual(3, columns, DType::kBFloat16),
         weight(1, columns, DType::kBFloat16);
     x.fill(41, Data::kNormal);
@@ -324,7 +325,7 @@ TEST_F(RmsNorm, WhatWouldCorruptMemoryIsRefused) {
     EXPECT_THROW(run(p), rlk::InvalidArgument);
   }
   p.eps = 1e-6f;
-  p.residual = x.data();  // and nowhere to put the sum
+  p.residual = x.data();  // and there is no array for the sum
   EXPECT_THROW(run(p), rlk::InvalidArgument);
   p.residual = nullptr;
   p.weight = x.data();
@@ -338,7 +339,7 @@ TEST_F(RmsNorm, WhatWouldCorruptMemoryIsRefused) {
   q.dx = y.data();
   q.num_rows = 2;
   q.columns = 3;
-  EXPECT_THROW(run(q), rlk::InvalidArgument);  // no rstd
+  EXPECT_THROW(run(q), rlk::InvalidArgument);  // rstd is missing
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// rope and its transpose: bit for bit against a second implementation written from the contract, on the CPU's backend or,
-// with RLK_TEST_HIP, on HIP's.
+// Tests rope and its transpose bit for bit against a second implementation, written from the contract. The backend is
+// the CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ constexpr bool kBadIdsThrow = true;
 void run(const RopeParams& p) { rlk::cpu::rope(p); }
 #endif
 
-// Elements anywhere in memory that is otherwise filled with a canary, `shift` bytes off any alignment.
+// Elements at any place in memory that otherwise holds a canary, `shift` bytes off any alignment.
 class Array {
  public:
   Array() = default;
@@ -58,7 +58,7 @@ class Array {
   }
   unsigned char* data() { return memory_.data() + begin_; }
 
-  // What was written where it should be, and every other byte as in `before`.
+  // Expects the written elements to equal `want`, and every other byte to equal `before`.
   void expect(const Written& want, Array before, const std::string& where) {
     for (const auto& [at, pattern] : want) {
       const std::uint32_t got = load_pattern(data(), dtype_, at);
@@ -139,7 +139,7 @@ struct Call {
     p.sin.section_stride = (row + c.pad) * c.tokens;
     if (!c.ids) return;
     p.max_position = kPositions;
-    // Sections lie side by side: ids of a token follow one another.
+    // Sections are neighbours: the ids of a token follow one another.
     p.id_tokens = {p.num_sections * c.inner, p.num_sections};
     p.id_section_stride = 1;
     std::mt19937 random(c.seed);
@@ -199,8 +199,8 @@ void check(const Case& c) {
 
 class Rope : public linear_test::Linear {};
 
-// head_dim, rotary_dim. A pair; odd rests; every short vector of lanes; heads of models: 64, 96, 128 (half of it rotated:
-// GLM), 192, 256 (a quarter of it: Qwen3-Next), and what no vector of a GPU serves.
+// head_dim, rotary_dim. One pair; odd rests; every short vector of lanes. Heads of models: 64, 96, 128 (half rotated:
+// GLM), 192, 256 (a quarter rotated: Qwen3-Next). Widths that no vector of a GPU fits.
 constexpr std::int64_t kDims[][2] = {{2, 2},    {3, 2},    {8, 8},     {10, 6},   {16, 16},   {18, 18},   {24, 16},
                                      {34, 30},  {48, 32},  {64, 64},   {80, 80},  {96, 96},   {128, 128}, {128, 64},
                                      {129, 64}, {192, 64}, {256, 256}, {256, 64}, {136, 128}, {66, 62}};
@@ -302,7 +302,7 @@ TEST_F(Rope, LayoutsOfEnginesAndModels) {
 }
 
 TEST_F(Rope, ManyTokensAndHeadsOfModels) {
-  // 32 and 8 heads of Llama; 64 and 1 of MLA; k alone; q alone; more tokens than a task has.
+  // 32 and 8 heads (Llama); 64 and 1 (MLA); k alone; q alone; more tokens than a task has.
   const std::vector<std::array<std::int64_t, 4>> cases = {
       {33, 32, 8, 128}, {40, 64, 1, 64}, {9, 0, 3, 64}, {9, 3, 0, 64}, {300, 7, 1, 96}};
   for (const auto& [tokens, q, k, dim] : cases) {
@@ -359,7 +359,7 @@ TEST_F(Rope, NothingToDo) {
     Case c{tokens, heads, 0, dim, dim};
     ASSERT_NO_FATAL_FAILURE(check(c));
   }
-  Case c{3, 2, 1, 8, 0};  // nothing is rotated, all is copied
+  Case c{3, 2, 1, 8, 0};  // nothing is rotated, so all columns are copied
   ASSERT_NO_FATAL_FAILURE(check(c));
 }
 
@@ -377,7 +377,7 @@ TEST_F(Rope, WhatWouldCorruptMemoryIsRefused) {
   refuses([](RopeParams& p) { p.rotary_dim = p.width = 18; });
   refuses([](RopeParams& p) { p.width = 7; });
   refuses([](RopeParams& p) { p.num_sections = 2; });
-  refuses([](RopeParams& p) { p.num_sections = 3; });  // which sum to nothing
+  refuses([](RopeParams& p) { p.num_sections = 3; });  // their sum is wrong
   refuses([](RopeParams& p) { p.inner_tokens = 0; });
   refuses([](RopeParams& p) { p.q.y = nullptr; });
   refuses([](RopeParams& p) { p.sin.data = nullptr; });

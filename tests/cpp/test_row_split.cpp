@@ -1,4 +1,4 @@
-// Tests how rows are spread over the threads of a GPU, and the division by multiplication that this takes.
+// Tests the split of rows over the threads of a GPU, and its division by multiplication.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -24,7 +24,7 @@ TEST(Divisor, HasTheQuotientOfTheHardware) {
     const auto check = [&](std::uint64_t n) {
       if (n <= kMost) ASSERT_EQ(by.quotient(static_cast<std::uint32_t>(n)), n / d) << n << " / " << d;
     };
-    // Where a quotient steps is where a rounded multiplier would first be wrong.
+    // Tries numerators at which the quotient steps, where a rounded multiplier would fail first.
     for (std::uint64_t q = 0; q * d <= kMost; q += q < 64 ? 1 : q / 3) {
       for (const std::uint64_t n : {q * d, q * d + d - 1}) check(n);
     }

@@ -1,5 +1,5 @@
-// sample: byte for byte against a second implementation written from the contract, which sorts, on the CPU's backend or,
-// with RLK_TEST_HIP, on HIP's.
+// Tests sample byte for byte against a second implementation, written from the contract, which sorts. The backend is
+// the CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ using Wide = unsigned __int128;
 struct Case {
   std::int64_t rows, vocab, valid;
   float scale;        // scale of the logits
-  double levels = 0;  // not 0: logits are multiples of it, so many are equal
+  double levels = 0;  // if not 0, logits are multiples of it, so many are equal
   std::vector<float> temperature, top_p, min_p;
   std::vector<std::int64_t> top_k, sample_id, position;
   std::vector<std::uint8_t> greedy;
@@ -54,11 +54,11 @@ float term(float z, float c, const rlk::LeafReference& r) {
 
 struct Tree {
   const Case& k;
-  const float* z;  // -Inf where missing
+  const float* z;  // -Inf for a missing column
   float c;
   int height = rlk::leaf_height(k.vocab);
 
-  std::pair<std::int64_t, std::int64_t> columns(int depth, std::int64_t at) const {  // columns of a leaf
+  std::pair<std::int64_t, std::int64_t> columns(int depth, std::int64_t at) const {  // range of columns of a node
     (void)depth;
     const int part = static_cast<int>(at >> height);
     const std::int64_t first = rlk::part_cut(k.vocab, part) + (at & ((1 << height) - 1)) * 128;
@@ -88,7 +88,7 @@ struct Tree {
     }
     return rlk::combine(node(depth + 1, 2 * at), node(depth + 1, 2 * at + 1));
   }
-  // In x87's 64 bits both products are exact.
+  // Both products are exact in x87's 64 bits.
   static bool left(std::uint32_t r, float of_left, float both) {
     return static_cast<long double>(r) * both < 4294967296.0L * of_left;
   }
@@ -119,7 +119,7 @@ struct Tree {
 };
 
 Wide ceil_share(float share,
-                Wide mass) {  // share = s / 2^149; the product has up to 63 + 24 bits above the point's 149
+                Wide mass) {  // share = s / 2^149; the product has up to 63 + 24 bits above bit 149
   int exponent;
   const auto significand = static_cast<std::uint64_t>(std::ldexp(std::frexp(share, &exponent), 24));
   const int shift = 24 - exponent;
@@ -128,7 +128,7 @@ Wide ceil_share(float share,
   return (product >> shift) + ((product & ((Wide{1} << shift) - 1)) != 0 ? 1 : 0);
 }
 
-// The n best of z, -Inf where a column counts for nothing: a stable sort has equal ones by id.
+// The n best of z, where columns that do not count are -Inf. A stable sort keeps equal ones in id order.
 void add_best(const Case& k, const std::vector<float>& z, const rlk::SoftmaxStats& root, float temperature, bool usable,
               std::vector<std::int64_t>* ids, std::vector<float>* logprobs) {
   std::vector<std::int64_t> order;
@@ -255,7 +255,7 @@ Results reference(const Case& k) {
 
 // ---- the backend ----
 
-// All but logits and results.
+// All params except logits and results.
 rlk::SampleParams params_of(const Case& k, rlk::DType dtype) {
   rlk::SampleParams p;
   p.dtype = p.raw_dtype = dtype;
@@ -345,7 +345,7 @@ Results run(const Case& k, rlk::DType dtype, bool keeps = true) {
   return r;
 }
 
-// The same by shards of so many parts each, whose payloads come in descending order.
+// The same call in shards, where shard i has split[i] parts; payloads come in descending order.
 Results run_shards(const Case& k, rlk::DType dtype, const std::vector<int>& split) {
   constexpr std::int32_t kCanary = -77;
   const std::int64_t words = rlk::payload_words(rlk::kMostCandidates);

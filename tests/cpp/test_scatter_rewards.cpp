@@ -1,5 +1,5 @@
-// scatter_rewards: byte for byte against a second implementation written from the contract, on the CPU's backend or, with
-// RLK_TEST_HIP, on HIP's.
+// Tests scatter_rewards byte for byte against a second implementation, written from the contract. The backend is the
+// CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ using policy_test::written;
 using rlk::RewardSpec;
 
 #if RLK_TEST_HIP
-constexpr int kShortCases = 2, kLongCases = 1;  // lanes are fibers
+constexpr int kShortCases = 2, kLongCases = 1;  // few cases, since lanes are slow fibers
 constexpr unsigned kPaddedCases = 4;
 #else
 constexpr int kShortCases = 60, kLongCases = 10;
@@ -40,7 +40,7 @@ struct Results {
   std::vector<std::int64_t> lengths;
 };
 
-// The outputs `shift` elements off a multiple of 16 bytes, each `more` than the one before it.
+// Outputs lie `shift` elements off a multiple of 16 bytes; each lies `more` further than the one before it.
 Results run(rlk::ScatterRewardsParams p, std::size_t shift = 0, std::size_t more = 0) {
   constexpr float kCanary = -12345.0f;
   constexpr std::size_t kGuard = 16;
@@ -84,7 +84,7 @@ float kl_of(const RewardSpec& s, float l, float f) {
   return limited(k, -s.kl_limit, s.kl_limit);
 }
 
-// The contract a second time, a sequence at a time.
+// A second implementation of the contract, one sequence at a time.
 Results reference(const Case& c) {
   const rlk::ScatterRewardsParams& p = c.call;
   const RewardSpec& s = p.spec;
@@ -161,7 +161,7 @@ TEST(ScatterRewards, HaveTheBytesOfTheContract) {
   });
 }
 
-// Sequences of several stretches of a block, too.
+// Sequences are also longer than one stretch of a block.
 TEST(ScatterRewards, SpreadOverSpansOfEveryKindHaveTheBytesOfTheContract) {
   for_each_backend([](const std::string& backend) {
     unsigned seed = 1;
@@ -182,7 +182,7 @@ TEST(ScatterRewards, SpreadOverSpansOfEveryKindHaveTheBytesOfTheContract) {
   });
 }
 
-// The last token that counts lies in the last stretch but one, and a span crosses into the last.
+// The last token that counts lies in the second to last stretch, and a span crosses into the last one.
 TEST(ScatterRewards, SpreadRewardsOfALongSequenceWhoseLastTokensAreMasked) {
   constexpr std::int64_t kTokens = 40001, kCounted = 30001;
   std::vector<unsigned char> mask(kTokens);
@@ -206,7 +206,7 @@ TEST(ScatterRewards, SpreadRewardsOfALongSequenceWhoseLastTokensAreMasked) {
   EXPECT_EQ(got.lengths, (std::vector<std::int64_t>{kCounted}));
 }
 
-// A packed batch as rows, with room behind them whose arrays hold what they may and whose mask is not set.
+// A packed batch becomes padded rows. The room behind them holds arbitrary values and is masked.
 TEST(ScatterRewards, PaddingChangesNoBit) {
   for (unsigned seed = 1; seed < kPaddedCases; ++seed) {
     const Case c(seed, 6, 700, true);
@@ -259,7 +259,7 @@ TEST(ScatterRewards, FourTokensOfALaneHaveTheirOwnBits) {
 }
 
 #if RLK_TEST_HIP
-// Where nobody could look at them before the launch.
+// Spans on the device, which the host cannot check before the launch.
 TEST(ScatterRewards, WhatIsNoSpanMakesTheRewardOfItsSequenceNaN) {
   const std::vector<unsigned char> mask(3 * 5, 1);
   const std::vector<float> of_spans = {1, 2, 4}, of_sequences = {8, 16, 32};
@@ -286,14 +286,15 @@ TEST(ScatterRewards, CutsThatDoNotAscendMakeTheSequencesBesideThemNaN) {
   p.rewards = {ones.data(), 1, 0};
   const Results got = run(p);
   for (std::size_t t = 0; t < 200; ++t) {
-    const bool in_doubt = 40 <= t && t < 160;  // whatever begins or ends at 100 or 90
+    const bool in_doubt = 40 <= t && t < 160;  // every sequence that begins or ends at 100 or 90
     EXPECT_TRUE(std::isnan(got.rewards[t]) == in_doubt) << t;
     if (!in_doubt) EXPECT_EQ(got.rewards[t], t == 39 || t == 199 ? 1.0f : 0.0f) << t;
   }
   EXPECT_EQ(got.lengths, (std::vector<std::int64_t>{40, 0, 0, 0, 40}));
 }
 
-// By the block of a sequence: cuts and offsets of spans that do not ascend, beside sequences that have what is theirs.
+// Offsets of sequences and of spans that do not ascend, for the pass with one block per sequence. All other sequences
+// keep their rewards.
 TEST(ScatterRewards, SpreadRewardsOfSequencesThatAreNotGoodAreNaN) {
   const std::vector<float> ones(5, 1.0f), of_spans = {10.0f, 20.0f, 30.0f, 40.0f, 50.0f};
   const std::vector<std::int64_t> spans = {0, 10, 0, 10, 0, 0, 0, 10, 390, 400};
@@ -313,11 +314,12 @@ TEST(ScatterRewards, SpreadRewardsOfSequencesThatAreNotGoodAreNaN) {
     for (std::size_t t = 0; t < 2000; ++t) {
       const bool is_end = t == 399 || t == 1999 || (!of_cuts && (t == 999 || t == 1199 || t == 1599));
       EXPECT_EQ(got.costs[t], is_end ? 1.0f : 0.0f) << of_cuts << ", " << t;
-      // Bad cuts: whatever begins or ends at 1000 or 900. Bad offsets: the last token of sequence 2, whose own descend.
+      // Bad offsets of sequences: every sequence that begins or ends at 1000 or 900. Bad span offsets: the last token
+      // of sequence 2, whose span offsets descend.
       const bool is_nan = of_cuts ? 400 <= t && t < 1600 : t == 1199;
       float want = t < 10 ? 1.0f : t >= 1990 ? 5.0f : 0.0f;
       if (t == 399 || t == 1999 || (!of_cuts && (t == 999 || t == 1599))) want += 1.0f;
-      if (!of_cuts && 400 <= t && t < 410) want = 6.0f;  // spans 1 and 3, and 2 without a token
+      if (!of_cuts && 400 <= t && t < 410) want = 6.0f;  // spans 1 and 3; span 2 has no token
       if (!of_cuts && 1200 <= t && t < 1210) want = 4.0f;
       EXPECT_TRUE(is_nan ? std::isnan(got.rewards[t]) : got.rewards[t] == want) << of_cuts << ", " << t;
     }

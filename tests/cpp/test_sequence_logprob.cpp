@@ -1,5 +1,5 @@
-// sequence_logprob and its gradient: bit for bit against a second implementation written from the contract, on the CPU's
-// backend or, with RLK_TEST_HIP, on HIP's.
+// Tests sequence_logprob and its gradient bit for bit against a second implementation, written from the contract. The
+// backend is the CPU's, or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ void run(const SequenceLogprobParams& p) { rlk::cpu::sequence_logprob(p); }
 void run(const SequenceLogprobBackwardParams& p) { rlk::cpu::sequence_logprob_backward(p); }
 #endif
 
-// The contract's sum of the values at positions 0, 1, ...; a position that does not count has +0.
+// The contract's sum of the values at positions 0, 1, ...; a position that does not count adds +0.
 float contract_sum(const std::vector<float>& x) {
   const float sum = sum_test::tree(x) + 0.0f;
   return std::isnan(sum) ? std::bit_cast<float>(0x7fc00000) : sum;
@@ -136,7 +136,7 @@ void check(const Case& c) {
 
 class SequenceLogprob : public linear_test::Linear {};
 
-// Nothing; one; a row of lanes one short, whole and one long; a chunk likewise; more chunks than a round of a GPU's block.
+// Columns: 0; 1; around a row of lanes; around a chunk; more chunks than one round of a GPU's block.
 constexpr std::int64_t kColumns[] = {0, 1, 63, 255, 256, 257, 2047, 2048, 2049, 5000};
 
 TEST_F(SequenceLogprob, EveryLengthHasTheBitsOfTheContract) {

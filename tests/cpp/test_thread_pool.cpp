@@ -1,5 +1,5 @@
-// The thread pool of the CPU backends: ranges, nesting, exceptions, a forked child, and an operator called from many
-// threads at once.
+// Tests the thread pool of the CPU backend: ranges, nesting, exceptions, a forked child, and an operator called from
+// many threads at once.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -65,7 +65,7 @@ TEST(ThreadPool, CoversEveryIndexOnce) {
 TEST(ThreadPool, UsesItsThreads) {
   rlk::cpu::set_num_threads(2);
   std::atomic<int> inside{0};
-  // Both ranges must be open at once for either to end.
+  // Neither range can end before both have begun.
   rlk::cpu::parallel_for(2, 1, [&](std::int64_t, std::int64_t) {
     ++inside;
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);

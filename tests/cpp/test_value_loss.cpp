@@ -1,5 +1,5 @@
-// value_loss: byte for byte against a second implementation written from the contract, on the CPU's backend or, with
-// RLK_TEST_HIP, on HIP's.
+// Tests value_loss byte for byte against a second implementation, written from the contract. The backend is the CPU's,
+// or HIP's with RLK_TEST_HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -29,7 +29,7 @@ using policy_test::written;
 
 constexpr float kCanary = -12345.0f;
 #if RLK_TEST_HIP
-constexpr int kShortCases = 2, kLongCases = 1;  // lanes are fibers
+constexpr int kShortCases = 2, kLongCases = 1;  // few cases, since lanes are slow fibers
 constexpr unsigned kPaddedCases = 3;
 #else
 constexpr int kShortCases = 40, kLongCases = 4;
@@ -66,7 +66,7 @@ Results run(rlk::ValueLossParams p) {
   return r;
 }
 
-// The contract a second time, a sequence at a time.
+// A second implementation of the contract, one sequence at a time.
 Results reference(const rlk::ValueLossParams& p) {
   const rlk::ValueSpec& s = p.spec;
   const rlk::Sequences& q = p.sequences;
@@ -217,11 +217,12 @@ TEST(ValueLoss, PaddingChangesNoBit) {
   }
 }
 
-// Two equals have half of the gradient each; a bound belongs to the inside.
+// Two equal operands get half of the gradient each, and a bound counts as inside.
 TEST(ValueLoss, TiesAreTorchsMaximumAndBoundsItsClamp) {
   const float value[] = {1.0f, 0.5f, 0.25f, 1.0f, 1.0f}, old[] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
   const float returns[] = {0.75f, 1.0f, 2.0f, 2.0f, -1.0f};
-  // Outside, halfway between the value and its bound; on the bound; inside; outside, the bound is worse; the value is.
+  // Cases: outside, halfway between the value and its bound; on the bound; inside; outside, where the bound is worse;
+  // outside, where the value is worse.
   const float want[] = {0.125f, -0.5f, -1.75f, 0.0f, 2.0f};
   rlk::ValueLossParams p;
   p.sequences = {nullptr, rlk::DType::kInt32, 1, 5};

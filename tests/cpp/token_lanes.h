@@ -1,4 +1,4 @@
-// A lane of CUDA has four tokens at once: each has the bits that it has alone.
+// A lane of CUDA has four tokens at once; each has the bits that it has alone.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace policy_test {
 
-// Runs the terms on four tokens, the columns of `arrays`; those whose `counts` is set are scored.
+// Runs the terms on four tokens, the columns of `arrays`. Tokens with `counts` set are scored.
 template <class Terms>
 void expect_four_alike(const typename Terms::Params& p, const typename Terms::Factors& factors,
                        const std::vector<const float*>& arrays, const bool (&counts)[4], const std::string& text) {

@@ -1,4 +1,4 @@
-// What second implementations of operators over tokens are written with.
+// Tools for second implementations of operators over tokens.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,8 @@ using sum_test::tree;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// No sequence and no token; one; a few short ones, odd; a tile of each kind and one more token; several tiles; many.
+// Shapes: no sequence and no token; one token; a few short odd rows; a tile of each kind and one more token; several
+// tiles; many rows.
 constexpr std::int64_t kShapes[][2] = {{0, 7},   {3, 0},    {1, 1},    {5, 13},   {70, 3},  {3, 129},
                                        {9, 257}, {2, 1025}, {1, 9000}, {130, 40}, {4, 2500}};
 
@@ -29,7 +30,7 @@ inline float limited(float x, float low, float high) {
 }
 constexpr float kLargest = std::numeric_limits<float>::max();
 inline float cut_at(float x, float most) { return most < x ? most : x; }
-// A product; 0 where a zero meets an infinity.
+// A product, or 0 for zero times infinity.
 inline float times(float x, float y) {
   const float product = x * y;
   return std::isnan(product) && !std::isnan(x) && !std::isnan(y) ? 0.0f : product;
@@ -43,7 +44,7 @@ inline float over(float a, float b) { return b == 0.0f ? 0.0f : a / b; }
 inline float weighted(float weight, float x) { return weight == 0.0f ? 0.0f : weight * x; }
 inline float written(float x) { return std::isnan(x) ? rlk::canonical_nan() : x + 0.0f; }
 
-// An element of each width, integers and floats.
+// A mask with elements of each width, integers and floats.
 inline rlk::TokenMask random_mask(const void* data, std::int64_t row_stride, int pick) {
   constexpr struct {
     std::int32_t bytes;
@@ -51,8 +52,8 @@ inline rlk::TokenMask random_mask(const void* data, std::int64_t row_stride, int
   } kKinds[] = {{1, false}, {4, false}, {8, false}, {4, true}, {2, false}, {2, true}, {8, true}};
   return {data, row_stride, kKinds[pick].bytes, kKinds[pick].is_float};
 }
-constexpr int kMaskKinds = 7, kPlainMaskKinds = 4;  // the first ones are is_plain_mask's
-// What counts: one, or a number that is nearly zero or has zeros in its low bytes.
+constexpr int kMaskKinds = 7, kPlainMaskKinds = 4;  // the first ones satisfy is_plain_mask
+// Sets an element that counts: one, or a number that is nearly zero or has zeros in its low bytes.
 inline void set_flag(const rlk::TokenMask& mask, bool is_one, unsigned char* to) {
   const float one = is_one ? 1.0f : 1e-30f;
   const double wide = is_one ? -1.0 : 1e-300;
@@ -63,7 +64,7 @@ inline void set_flag(const rlk::TokenMask& mask, bool is_one, unsigned char* to)
                                                  : &wide;
   std::memcpy(to, mask.is_float ? of_float : &whole, static_cast<std::size_t>(mask.bytes));
 }
-// What does not: 0, of floats -0 too.
+// Clears an element: 0, or for floats also -0.
 inline void clear_flag(const rlk::TokenMask& mask, bool is_minus, unsigned char* to) {
   std::memset(to, 0, static_cast<std::size_t>(mask.bytes));
   if (mask.is_float && is_minus) to[mask.bytes - 1] = 0x80;
@@ -77,8 +78,8 @@ inline bool is_set(const rlk::TokenMask& mask, std::int64_t i) {
   return any;
 }
 
-// Scaled deviations of a token's value from a mean (rlk/kernels/central_moments.h), by sequence; values that do not count are NaN
-// with a payload that no other has.
+// Scaled deviations of a token's values from their mean (rlk/kernels/central_moments.h), by sequence. Values that do
+// not count are NaNs with a unique payload.
 class Deviations {
  public:
   static float missing() { return rlk::float_of(0x7fabcdef); }
@@ -142,7 +143,7 @@ class Deviations {
   bool any_ = false, constant_ = true;
 };
 
-// A workspace of a GPU's kernels, which holds NaN.
+// A workspace of a GPU's kernels, filled with NaN.
 class Workspace {
  public:
   explicit Workspace(std::int64_t bytes) : memory_(static_cast<std::size_t>(bytes / 16 + 2), Part{NAN, NAN}) {}

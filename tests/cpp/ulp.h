@@ -11,8 +11,8 @@ namespace rlk {
 
 enum class Small { kKept, kFlushed };  // kFlushed: an exact result below 2^-126 must come out as +0
 
-// |got - exact| in spacings of fp32 at `exact`, a double; infinite where a special value is wrong. NaN has to be
-// canonical_nan(); overflow has to happen exactly where rounding to nearest overflows.
+// |got - exact| in spacings of fp32 at `exact`, a double; infinite if a special value is wrong. NaN must be
+// canonical_nan(), and overflow must occur exactly where rounding to nearest overflows.
 inline double error_in_ulp(float got, double exact, Small small) {
   constexpr double kWrong = std::numeric_limits<double>::infinity();
   if (std::isnan(exact)) return bits_of(got) == 0x7fc00000 ? 0 : kWrong;

@@ -16,7 +16,7 @@ namespace value_test {
 
 constexpr int kArrays = 4;
 
-// Arrays of a call in memory; what is masked is NaN, infinite or large.
+// Arrays of a call in memory; masked elements are NaN, infinite or large.
 struct Case {
   rlk::ValueLossParams p;
   std::vector<float> arrays[kArrays];
@@ -26,7 +26,7 @@ struct Case {
   std::string text;
 };
 
-// `sequences` of up to `longest` tokens. Values are multiples of 1/8 now and then, so that bounds and ties are met.
+// `sequences` of up to `longest` tokens. Some values are multiples of 1/8, so that bounds and ties occur.
 inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longest, bool packed, Case* c) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   std::mt19937 random(seed);
@@ -63,7 +63,7 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   std::normal_distribution<float> normal;
   for (std::int64_t i = 0; i < size; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    // One sequence without a token.
+    // One sequence has no token that counts.
     const bool counts = !masked || (pick(4) != 0 && !(sequences > 2 && !packed && i / (row ? row : 1) == 1));
     const float v = normal(random);
     float values[kArrays] = {v, v + 0.3f * normal(random), v + normal(random), std::fabs(normal(random))};

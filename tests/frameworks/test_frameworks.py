@@ -160,7 +160,7 @@ def test_frameworks_may_be_mixed_on_the_cpu() -> None:
 
 
 def test_negative_row_strides_of_numpy() -> None:
-    """Only NumPy has them. Rows and targets backwards are the same rows backwards."""
+    """Only NumPy has negative strides. Rows and targets backwards are the same rows backwards."""
     want = rk.logprob(LOGITS, TARGET, **ALL)
     got = rk.logprob(LOGITS[::-1], TARGET[::-1], **ALL)
     for name, a, b in zip(OUTPUTS, got, want, strict=True):

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="forms are made with torch; test_att
 from attention_bounds import attention_failures  # noqa: E402
 from attention_cases import DTYPES, FORMS, Sequences, alone, each, moved, plain, results  # noqa: E402
 
-# A lone token; decode; less than a block, a block and one beyond; a chunk; three blocks.
+# (queries, keys): a lone token; decode; less than a block, a block, one more; a chunk; three blocks.
 LENGTHS = [(1, 1), (1, 40), (20, 20), (128, 128), (129, 129), (33, 300)]
 SELF = [(n, n) for n in (1, 5, 128, 150, 64)]
 OPTIONS: list[dict[str, Any]] = [{}, {"window_size": 20}, {"causal": False}, {"softmax_scale": 0.3}]
@@ -39,9 +39,9 @@ def rms(x: Any) -> float:
 def test_errors_are_at_most_twice_those_of_torch(
     options: dict[str, Any], dtype: str, device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """Against float64 from the same inputs, as root mean squares: worst elements of random draws differ by chance. In
-    float32 the portable exponential dominates, with an error of 2^-18.4. Operands are about 1, so an ulp is that of 1.
-    A lone key has the weight 1, where torch makes no error to compare with: the contract's bounds hold."""
+    """Compares root mean squares with float64 from the same inputs, since worst elements of random draws differ by
+    chance. In float32 the portable exponential dominates, with an error of 2^-18.4. Operands are about 1, so an ulp is
+    that of 1. A lone key has weight 1, where torch has no error to compare with, so the contract's bounds apply."""
     s = Sequences(rng, LENGTHS, (4, 2), 64, dtype, device)
     for b, got in enumerate(alone(s, device=device, exp=exp, **options)):
         if LENGTHS[b] == (1, 1):
@@ -62,7 +62,7 @@ def test_errors_are_at_most_twice_those_of_torch(
 
 
 def test_it_is_what_torch_and_hugging_face_compute(device: str, rng: np.random.Generator) -> None:
-    """[batch, heads, tokens, head_dim] as transposed views, with grouped heads."""
+    """The arrays are transposed views of [batch, heads, tokens, head_dim], with grouped heads."""
     q, k, v = (torch.from_numpy(rng.standard_normal((2, h, 50, 64), dtype=np.float32)).to(device) for h in (6, 2, 2))
     want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     got = rk.attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
@@ -95,7 +95,7 @@ def test_a_sequence_has_the_same_bytes_in_any_form_and_company(
     s = Sequences(rng, SELF if form == "left" else LENGTHS, (4, 2), 40, dtype, device)
     for options in OPTIONS:
         if form == "left" and options.get("causal") is False:
-            continue  # without a mask queries in front of the first key see all of them
+            continue  # without a mask, queries before the first key see all keys
         want = alone(s, device=device, exp=exp, **options)
         for b, got in enumerate(each(s, form, device=device, exp=exp, **options)):
             assert_same(got, want[b], (form, options, s.lengths[b]))
@@ -113,14 +113,14 @@ def test_chunks_and_single_steps_have_the_bytes_of_a_whole_prefill(
             part = ((q[None, begin:end], k[None, :end], v[None, :end], None), {})
             got = results(part, backward=False, device=device, exp=exp, **options)["out"][0]
             assert not differing(got, whole[begin:end]), (begin, end, options)
-            used = torch.tensor([end], dtype=torch.int32, device=device)  # out of a cache that holds more
+            used = torch.tensor([end], dtype=torch.int32, device=device)  # from a cache that holds more keys
             cache = ((q[None, begin:end], k[None], v[None], None), {"seqused_k": used})
             got = results(cache, backward=False, device=device, exp=exp, **options)["out"][0]
             assert not differing(got, whole[begin:end]), (begin, end, options)
 
 
 def test_splits_of_keys_are_no_business_of_batch_or_page(device: str, exp: str, rng: np.random.Generator) -> None:
-    """More keys than two splits, one and a key, one; blocks of 128 keys and, of wide heads, of 64."""
+    """Numbers of keys: above two splits, a split and one key, one. Blocks have 128 keys, or 64 for wide heads."""
     for head_dim in (64, 136):
         s = Sequences(rng, [(3, 5000), (2, 2049), (1, 2048)], (2, 1), head_dim, "bfloat16", device)
         want = alone(s, device=device, exp=exp)
@@ -132,8 +132,8 @@ def test_splits_of_keys_are_no_business_of_batch_or_page(device: str, exp: str, 
 def test_rollouts_that_share_the_pages_of_their_prompt_have_the_bytes_of_such_as_do_not(
     device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """Groups of three, of one and of none. A prompt ends inside a page, or beyond a split. One rollout is shorter than
-    its prompt, as a chunk of it is."""
+    """The groups have three sequences, one, and none. A prompt ends inside a page, or beyond a split. One rollout is
+    shorter than its prompt, since it is a chunk of it."""
     for head_dim in (32, 136):
         s = Sequences(rng, [(2, 60), (1, 45), (5, 40), (3, 1300), (1, 30)], (4, 2), head_dim, "bfloat16", device)
         for b in (1, 2):
@@ -144,7 +144,7 @@ def test_rollouts_that_share_the_pages_of_their_prompt_have_the_bytes_of_such_as
             want = alone(s, device=device, exp=exp, **options)
             call = s._paged(groups)
             pages = call[1]["shared_prefix"][0]
-            assert pages[0, 7:].eq(-1).all()  # the prompt is there once
+            assert pages[0, 7:].eq(-1).all()  # the prompt is stored once
             out = results(call, device=device, exp=exp, **options)
             parts = s.split("packed", out["out"])
             lse = s.split("packed", out["lse"], heads_first=True)
@@ -186,7 +186,7 @@ def test_hardware_on_the_cpu_is_another_mode_and_portable_the_default(rng: np.ra
 def test_as_an_sm_90_products_are_the_matrix_units_in_every_form(
     dtype: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """With either exponential, and by every path of a call; float32 keeps its chains."""
+    """Either exponential, and every path of a call; float32 keeps its chains."""
     s = Sequences(rng, LENGTHS, (4, 2), 40, dtype)
     chains = alone(s, exp="portable")
     with rk.arithmetic("sm_90"):
@@ -206,7 +206,7 @@ def test_as_an_sm_90_products_are_the_matrix_units_in_every_form(
         assert not differing(rk.attention(*(t[None] for t in leaves), exp=exp)[0].detach(), whole)
         batched = torch.func.vmap(lambda *t: rk.attention(*t, exp=exp))(*(t[None, None] for t in (q, k, v)))
         assert not differing(batched[0, 0], whole)
-        if dtype != "bfloat16":  # numpy has none
+        if dtype != "bfloat16":  # numpy has no bfloat16
             got = rk.attention(*(t[None].numpy() for t in (q, k, v)), exp=exp)
             assert not differing(torch.from_numpy(got)[0], whole)
     if exp == "portable":
@@ -218,7 +218,8 @@ def test_as_an_sm_90_products_are_the_matrix_units_in_every_form(
 
 
 def test_later_tokens_may_hold_anything(device: str, rng: np.random.Generator) -> None:
-    """A key that a query does not see contributes nothing, not even NaN times zero; nor a query to such a key."""
+    """A key that a query does not see contributes nothing, not even NaN times zero. The query contributes nothing to
+    that key either."""
     s = Sequences(rng, [(140, 140)], (2, 1), 32, "float32", device)
     want = alone(s)[0]
     for value in (float("nan"), float("inf"), -float("inf")):
@@ -286,7 +287,7 @@ def test_the_gpu_has_the_bytes_of_the_cpu(dtype: str, exp: str, rng: np.random.G
 
 @pytest.mark.gpu
 def test_more_than_2_to_the_31_elements() -> None:
-    """k and v of 2.2 G elements each, of which the last sequence lies behind 2^31."""
+    """k and v have 2.2 G elements each; the last sequence lies behind element 2^31."""
     tokens, heads, d = 8192, 8, 256
     batch = 2**31 // (tokens * heads * d) + 3
     k = torch.empty(batch, tokens, heads, d, dtype=torch.bfloat16, device="cuda").normal_()

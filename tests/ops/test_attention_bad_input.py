@@ -1,5 +1,5 @@
-"""What each bad input of attention yields: the error's type, and words that name the argument, what was expected and
-what came. Never a wrong number, never a crash. A traced call says the same."""
+"""Bad input of attention gives an error of the right type, whose message names the argument, what was expected and what
+came. It never gives a wrong number or a crash. A traced call gives the same error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ints(*values: int) -> Any:
 PAGED = {"block_table": TABLE, "seqused_k": COUNTS}
 PREFIX = (ints(1)[:, None], ints(3), ints(0, 2))  # shared by both sequences
 
-# name: (what is changed, error, words)
+# Maps a name to (changes, error, pattern of its message).
 CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "dtype of q": ({"q": Q.double()}, TypeError, r"q: expected dtype float32, bfloat16 or float16, got float64"),
     "dtype of k": ({"k": K.float()}, TypeError, r"k: expected dtype bfloat16 \(that of q\), got float32"),
@@ -201,7 +201,7 @@ CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no tensor": ({"k": None}, TypeError, r"k: expected "),
     "list of numbers": ({"seqused_k": [3, 4]}, TypeError, r"seqused_k: expected "),
 }
-# Bad numbers in lists, which raise on the CPU, where they are read.
+# Bad numbers in lists. They raise on the CPU, which reads them.
 VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "offsets that begin late": ({"q": PACKED_Q, "cu_seqlens_q": ints(1, 5, 10)}, r"cu_seqlens_q: .* got 1 at index 0"),
     "offsets that descend": (

@@ -1,4 +1,4 @@
-"""attention and its gradients against float64, within the bounds of contract.py."""
+"""Compares attention and its gradients with float64, within the bounds of contract.py."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from cases import mode
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not hasattr(rk, "attention"), reason="this build has no attention")
 
-# tokens, query heads, key heads, head_dim, deviation of q and k, softcap: odd; groups, blocks of 128 keys; scores
-# that leave one key, or all; several blocks; caps that bind, 2 being the least that the bounds cover.
+# Each shape: tokens, query heads, key heads, head_dim, deviation of q and k, softcap. There are odd sizes, groups,
+# blocks of 128 keys, several blocks, scores that leave one key or all, and caps that bind. A cap of 2 is the least that
+# the bounds cover.
 SHAPES = [
     (37, 3, 1, 24, 1.0, None), (300, 4, 2, 64, 1.0, None), (300, 2, 2, 64, 4.0, None), (64, 2, 1, 128, 0.01, None),
     (700, 1, 1, 64, 2.0, None), (300, 2, 1, 64, 4.0, 2.0), (150, 2, 2, 256, 4.0, 50.0),
 ]  # fmt: skip
-SINKS = [0.5, 7.0, -3.0, 20.0]  # sinks of the first heads, where there are any: every other shape
+SINKS = [0.5, 7.0, -3.0, 20.0]  # sinks of the first heads, used for every other shape
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

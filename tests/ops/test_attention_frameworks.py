@@ -29,7 +29,7 @@ SINKS = _random.standard_normal(4).astype(np.float32)
 
 
 def everything(make: Any, dtype: str = "float32") -> list[Any]:
-    """Every function, of arrays that ``make`` makes."""
+    """Calls every function on arrays that ``make`` makes."""
     q, k, v, dout = (make(a) for a in of(dtype, Q, K, V, DOUT))
     used = make(USED)
     out, lse = rk.attention(q, k, v, seqused_k=used, exp="portable", return_lse=True)
@@ -74,7 +74,7 @@ def test_any_exporter_works_and_gets_numpy(exporter: Any) -> None:
 
 
 def test_negative_strides_of_numpy() -> None:
-    """Only NumPy has them. Heads and sequences backwards are the same ones backwards."""
+    """Only NumPy has negative strides. Reversed heads and sequences give the reversed results."""
     want = rk.attention(Q, K, V)
     got = rk.attention(Q[::-1, :, ::-1], K[::-1, :, ::-1], V[::-1, :, ::-1])
     assert raw(got) == raw(np.ascontiguousarray(want[::-1, :, ::-1]))

@@ -1,7 +1,7 @@
-"""Random calls of attention, always the same ones: a sequence has the same bytes in every form and alone, values are
-within the contract's bounds of float64, and a GPU has the bytes of the CPU.
+"""Fixed random calls of attention. A sequence has the same bytes in every form and alone. Values are within the
+contract's bounds of float64. A GPU has the bytes of the CPU.
 
-RLK_FUZZ_CASES (300) sets how many. A failure names its case, which this runs alone:
+RLK_FUZZ_CASES (300) sets how many. A failure names its case. This command runs one case:
 `PYTHONPATH=tests/support python tests/ops/test_attention_fuzz.py CASE`.
 """
 
@@ -26,7 +26,7 @@ from attention_cases import DTYPES, FORMS, Sequences, alone, each, moved, result
 
 SEED = 20_261
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "300"))
-CHUNK = 20  # cases a test: a failing chunk still names its case, and a run shows progress
+CHUNK = 20  # cases per test, so that a run shows progress; a failing chunk names its case
 
 
 @dataclass
@@ -77,7 +77,7 @@ def check_cpu(p: Problem) -> None:
         for name in got:
             found = differing(got[name].contiguous(), want[b][name].contiguous())
             assert not found, f"{p.name}, {name} of sequence {b}: {found}"
-        if p.number % 3:  # float64 takes longer than all forms
+        if p.number % 3:  # the float64 reference takes longer than all forms
             continue
         s = p.sequences
         with mode("cpu", exp):

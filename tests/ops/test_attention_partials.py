@@ -1,4 +1,4 @@
-"""Partials of attention and their merge: ranks that own whole splits of the keys give the bytes of one call."""
+"""Partials of attention and their merge. Ranks that own whole splits of the keys give the bytes of one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="ranks are made with torch")
 from attention_cases import FORMS, Sequences, moved  # noqa: E402
 
 SINKS = torch.tensor([0.5, -2.0, 40.0, -torch.inf])
-# Ten splits and a part: eight of 1024 keys, then 2048.
+# Keys of ten splits and a part: eight of 1024 keys, then splits of 2048.
 LONG = 8192 + 2048 + 300
 OPTIONS: dict[str, dict[str, Any]] = {
     "causal": {},
@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def owned(splits: int, ranks: int, zigzag: bool) -> list[list[int]]:
-    """Splits of each rank, of nearly equal chunks: one a rank, or the r-th from either end."""
+    """Splits of each rank in nearly equal chunks: one chunk per rank, or with zigzag the r-th from either end."""
     chunks = 2 * ranks if zigzag else ranks
     cuts = [splits * i // chunks for i in range(chunks + 1)]
     of_chunk = [list(range(a, b)) for a, b in itertools.pairwise(cuts)]
@@ -36,19 +36,19 @@ def owned(splits: int, ranks: int, zigzag: bool) -> list[list[int]]:
 
 
 def joined(parts: list[Any]) -> Any:
-    """Partials of ranks, as an all-gather puts them together."""
+    """Partials of all ranks, as an all-gather combines them."""
     stats, sums = (torch.cat([p[i] for p in parts]) for i in range(2))
     return rk.AttentionPartials(stats, sums, tuple(s for p in parts for s in p.splits))
 
 
 def keys_of(k: Any, own: list[int], length: int) -> Any:
-    """A rank's keys, of [tokens, heads, head_dim]: those of its splits one after another."""
+    """A rank's keys out of [tokens, heads, head_dim]: those of its splits, one split after another."""
     every = rk.attention_splits(length)
     return torch.cat([k[:0], *(k[every[s].start : every[s].stop] for s in own if s < len(every))])
 
 
 def held(s: Sequences, own: list[int]) -> Sequences:
-    """What a rank has of sequences."""
+    """The rank's part of the sequences."""
     found = Sequences(s.rng, [], (4, 2), s.q[0].shape[-1], "float32", s.device)
     found.q, found.dout = s.q, s.dout
     found.k, found.v = ([keys_of(x, own, len(x)) for x in of] for of in (s.k, s.v))
@@ -70,7 +70,7 @@ def results_of_ranks(s: Sequences, form: str, owners: list[list[int]], **options
 def test_ranks_that_own_splits_have_the_bytes_of_one(
     queries: int, options: dict[str, Any], device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """Sequences of eleven splits, of two and of a lone key: most ranks hold nothing of these."""
+    """Sequences of eleven splits, of two and of a single key, of which most ranks hold nothing."""
     s = Sequences(rng, [(queries, LONG), (queries, 1500), (1, 1)], (4, 2), 16, "bfloat16", device)
     sinks = SINKS.to(device)
     (q, k, v, _), lists = s.call("cache")
@@ -88,7 +88,7 @@ def test_ranks_that_own_splits_have_the_bytes_of_one(
 def test_a_prefill_over_ranks_has_the_bytes_of_one(
     head_dim: int, dtype: str, device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """Rows of every length from 1 to three splits; blocks of 128 and of 64 keys."""
+    """Rows have every length from 1 to three splits; blocks have 128 and 64 keys."""
     s = Sequences(rng, [(2100, 2100)], (2, 1), head_dim, dtype, device)
     q, k, v = (x[0][None] for x in (s.q, s.k, s.v))
     with mode(device, exp):
@@ -103,7 +103,7 @@ def test_a_prefill_over_ranks_has_the_bytes_of_one(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_partials(form: str, device: str, exp: str, rng: np.random.Generator) -> None:
-    """Pages are of seven keys, so splits begin inside of them where one follows another."""
+    """Pages have seven keys, so splits begin inside pages in forms where one follows another."""
     lengths = [(1300, 1300), (5, 5), (2500, 2500)] if form == "left" else [(3, 1300), (2, 40), (40, 2500), (4, 2)]
     s = Sequences(rng, lengths, (4, 2), 8, "bfloat16", device)
     (q, k, v, _), lists = s.call(form)
@@ -111,7 +111,7 @@ def test_every_form_gives_partials(form: str, device: str, exp: str, rng: np.ran
         want = rk.attention(q, k, v, **lists, exp=exp, return_lse=True)
         alone = rk.attention(q, k, v, **lists, exp=exp, return_partials=True)
         assert not differing(tuple(rk.attention_merge(alone, out_dtype=q.dtype, return_lse=True)), tuple(want))
-        if form == "shared":  # a rank's pages are listed whole
+        if form == "shared":  # every page of a rank is listed
             return
         for owners in ([[0, 2], [1]], [[1, 2], [0]]):
             partials = results_of_ranks(s, form, owners, exp=exp)
@@ -120,13 +120,14 @@ def test_every_form_gives_partials(form: str, device: str, exp: str, rng: np.ran
 
 
 def _in_use(form: str, result: Any, s: Sequences) -> Any:
-    """Parts of every sequence; of padding in front ranks have others than one alone."""
+    """Parts of every sequence that are in use. With left padding, a rank has other places than one device."""
     out, lse = s.split(form, result.out), s.split(form, result.lse, 0, True)
     return tuple(x.contiguous() for x in (*out, *lse))
 
 
 def test_a_rank_of_queries_asks_for_the_keys_up_to_its_own(device: str, exp: str, rng: np.random.Generator) -> None:
-    """Queries of one chunk, keys of every rank in turn: what a rank of a context-parallel prefill computes."""
+    """Queries of one chunk, with the keys of each rank in turn, as a rank of a context-parallel prefill computes
+    them."""
     s = Sequences(rng, [(4096, 4096)], (2, 1), 16, "bfloat16", device)
     with mode(device, exp):
         whole = rk.attention(s.q[0][None], s.k[0][None], s.v[0][None], exp=exp)
@@ -134,7 +135,7 @@ def test_a_rank_of_queries_asks_for_the_keys_up_to_its_own(device: str, exp: str
             q, end = s.q[0][None, 1024 * chunk : 1024 * (chunk + 1)], 1024 * (chunk + 1)
             used = torch.tensor([end], dtype=torch.int32, device=device)
             parts = []
-            for own in ([0, 3], [1, 2]):  # the owner of a later chunk holds keys that these queries do not see
+            for own in ([0, 3], [1, 2]):  # the owner of a later chunk also holds keys that these queries do not see
                 k, v = (keys_of(x[0], own, 4096)[None] for x in (s.k, s.v))
                 parts.append(rk.attention(q, k, v, seqused_k=used, splits=own, return_partials=True, exp=exp))
             got = rk.attention_merge(joined(parts), out_dtype=q.dtype, exp=exp)
@@ -151,7 +152,7 @@ def test_splits_fold_by_their_numbers_and_empty_ones_change_nothing(device: str,
     order = torch.from_numpy(rng.permutation(10)).to(device)
     moved_ = rk.AttentionPartials(partials.stats[order], partials.sums[order], tuple(order.tolist()))
     assert not differing(rk.attention_merge(moved_, out_dtype=q.dtype), want)
-    # Folded in another order the bytes differ: the numbers decide.
+    # Folded in another order the bytes differ, so the split numbers decide.
     other = rk.AttentionPartials(moved_.stats, moved_.sums, tuple(range(10)))
     assert differing(rk.attention_merge(other, out_dtype=q.dtype), want)
     used = torch.tensor([LONG], dtype=torch.int32, device=device)
@@ -163,7 +164,7 @@ def test_splits_fold_by_their_numbers_and_empty_ones_change_nothing(device: str,
 
 
 def states(dtype: Any, device: str) -> tuple[Any, Any, Any]:
-    """Five splits: scores that are numbers, all -Inf, some -Inf, one NaN, and one of 2^21 and more."""
+    """Five splits: finite scores, all -Inf, some -Inf, one NaN, and one of at least 2^21."""
     q = torch.ones(1, 1, 1, 8, dtype=dtype)
     k, v = (torch.linspace(-1, 1, 5120 * 8).view(1, 5120, 1, 8).to(dtype) for _ in range(2))
     k[:, 1024:2048] = -torch.inf
@@ -195,7 +196,7 @@ def test_states_of_a_split(dtype: Any, device: str, exp: str) -> None:
             assert part.splits == tuple(range(len(splits))), length
             got = rk.attention_merge(part, out_dtype=dtype, return_lse=True)
             assert not differing(tuple(got), tuple(want)), splits
-        for sink in (0.5, 1e9, float("nan"), -1e9):  # some fail, some are all that a row has
+        for sink in (0.5, 1e9, float("nan"), -1e9):  # some sinks fail their rows, some are all that a row has
             sinks = torch.tensor([sink], device=device)
             want = rk.attention(q, k[:, :2048], v[:, :2048], sinks=sinks, exp=exp, return_lse=True)
             for at in (slice(0, 2048), slice(1024, 2048)):
@@ -215,7 +216,8 @@ def test_infinite_values_are_canonical_in_sums(device: str) -> None:
 
 
 def test_values_are_those_of_float64(device: str, exp: str, rng: np.random.Generator) -> None:
-    """m is a ceiling of the largest score, so both have the same; l and O within float32 sums of numbers of size 1."""
+    """m is a ceiling of the largest score, so both have the same m. l and O are within the rounding of float32 sums of
+    numbers of size 1."""
     s = Sequences(rng, [(7, 2500), (3, 900)], (4, 2), 32, "float32", device)
     (q, k, v, _), lists = s.call("cache")
     wide = [torch.nan_to_num(x).cpu().numpy() for x in (q, k, v)]
@@ -249,7 +251,7 @@ def test_sinks_of_the_reference_are_those_of_attention(rng: np.random.Generator)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_approximate_merge_is_near_one_call(dtype: str, device: str, exp: str, rng: np.random.Generator) -> None:
-    """A part is off by its rounding, half an ulp of values below 2: so is their mean, and its own rounding."""
+    """A part is off by its rounding, half an ulp of values below 2. So is the mean of parts, plus its own rounding."""
     s = Sequences(rng, [(9, 3000)], (4, 2), 16, dtype, device)
     q, k, v = (x[0][None] for x in (s.q, s.k, s.v))
     cuts = [(0, 700), (700, 701), (701, 3000)]
@@ -323,7 +325,7 @@ def test_vmap_has_the_bytes_of_a_loop(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("head_dim", [64, 128, 192])
 def test_a_gpu_has_the_bytes_of_the_cpu_as_an_sm_90(head_dim: int, dtype: str, rng: np.random.Generator) -> None:
-    """Partials themselves, of decode and of a chunk, padded and of pages, with a gap in the splits; and merges."""
+    """Compares the partials of decode and of a chunk, padded and paged, with a gap in the splits; then the merges."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the CPU models sm_90's exponential alone")
     s = Sequences(rng, [(1, 5000), (90, 2600), (3, 1), (0, 9)], (8, 2), head_dim, dtype)

@@ -1,5 +1,5 @@
-"""What each bad input of attention's partials and merges yields: the error's type, and words that name the argument,
-what was expected and what came. A traced call says the same."""
+"""Bad input of attention's partials and merges gives an error of the right type, whose message names the argument, what
+was expected and what came. A traced call gives the same error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HALF = {"k": K[:, :1024], "v": K[:, :1024], "seqused_k": USED}
 PAGES = {"k": K[:, :1024].reshape(2, 1024, 2, 16), "v": K[:, :1024].reshape(2, 1024, 2, 16)}
 TABLE = torch.tensor([[0], [1]], dtype=torch.int32)
 
-# name: (arguments beside q, k, v, return_partials; error; words)
+# Maps a name to (arguments besides q, k, v, return_partials; error; pattern of its message).
 CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no integers": ({"splits": [0.5]}, TypeError, "splits: expected an integer, got float"),
     "a text": ({"splits": "01"}, TypeError, "splits: expected a sequence of integers, got str"),
@@ -117,7 +117,7 @@ CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 def test_bad_input_of_partials(name: str, traced: bool) -> None:
     change, error, words = CALLS[name]
     given = {"q": Q, "k": K, "v": K, "return_partials": True, **change}
-    of_lists = ("places", "keys b", "fewer keys", "too few")  # what a fake tensor's values would say
+    of_lists = ("places", "keys b", "fewer keys", "too few")  # errors that need values, which a fake tensor lacks
     if traced and name.startswith(of_lists):
         pytest.skip("fake tensors have no values")
     with FakeTensorMode() if traced else contextlib.nullcontext() as fake:

@@ -74,7 +74,7 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(s: Sequences, monkeypat
     from rl_kernel_native.ops import attention_torch
 
     arrays, lists = s.call("packed")
-    leaves = [leaf * 1 for leaf in leaves_of(arrays)]  # about a leaf torch.autograd.grad has no answer
+    leaves = [leaf * 1 for leaf in leaves_of(arrays)]  # torch.autograd.grad cannot handle these leaves directly
     leaves.append(torch.zeros(4, device=leaves[0].device).requires_grad_() * 1)
     out = rk.attention(*leaves[:3], sinks=leaves[3], **lists)
     asked: list[Any] = []
@@ -116,7 +116,7 @@ def test_opcheck(form: str, s: Sequences) -> None:
     given = [*(lists.get(n) for n in names), *lists.get("shared_prefix", (None,) * 3)]
     paged = "block_table" in lists
     check = torch.library.opcheck
-    finite = [torch.nan_to_num(t) for t in (q, k, v)]  # it compares values
+    finite = [torch.nan_to_num(t) for t in (q, k, v)]  # opcheck compares values, so NaNs must go
     if not paged:
         finite = [t.requires_grad_() for t in finite]
     sinks = torch.linspace(-1, 2, 4, device=q.device).requires_grad_(not paged)
@@ -150,7 +150,7 @@ def test_opcheck(form: str, s: Sequences) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("form", ["right", "packed", "left"])
 def test_compiled_has_the_bytes_of_eager(form: str, backend: str, s: Sequences) -> None:
-    """fullgraph=True: no graph break. Inductor only where it has a compiler for the device, which it needs anyway."""
+    """fullgraph=True forbids a graph break. Inductor runs only where it has a compiler for the device."""
     if backend == "inductor" and (form != "packed" or shutil.which("g++") is None):
         pytest.skip("inductor takes seconds a graph and a C++ compiler; one case shows it")
     torch.compiler.reset()
@@ -182,7 +182,7 @@ def test_compiled_pages_have_the_bytes_of_eager(form: str, s: Sequences) -> None
 
 
 def test_a_compiled_graph_has_chains_and_says_so_where_a_context_asks_for_a_unit() -> None:
-    """As for linear. In float32, attention always computes by chains."""
+    """As for linear, a compiled graph refuses a unit. In float32, attention always computes by chains."""
     torch.compiler.reset()
     q = torch.linspace(-2, 2, 40 * 16).view(1, 20, 2, 16)
     for dtype in (torch.float32, torch.bfloat16):
@@ -326,7 +326,8 @@ def test_gradients_tangents_and_second_derivatives_are_those_of_float64(case: st
 
 
 def test_sinks_are_one_more_score_without_a_value(dense: Any) -> None:
-    """Values, gradients, tangents and second derivatives, of sinks too, against a softmax over a column more."""
+    """Values, gradients (of sinks too), tangents and second derivatives are compared with a softmax over one more
+    column."""
     (*inputs, dout), used = dense, torch.tensor([3, 5]).int()
     inputs.append(torch.tensor([0.5, -2.0, 3.0, 0.0]))
 

@@ -1,5 +1,5 @@
-"""attention over trees of segments: the bytes of each path as a sequence of its own, the rule of keys that several
-segments see, and what torch and bad input make of it."""
+"""attention over trees of segments: the bytes of each path as a sequence of its own, the rule for keys that several
+segments see, torch, and bad input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"window_size": 40}, {"softcap": 1.5, "soft
 
 
 class Tree:
-    """Random operands of segments of so many tokens, each behind its parent."""
+    """Random operands of segments with the given numbers of tokens; each segment lies behind its parent."""
 
     def __init__(
         self, rng: np.random.Generator, lengths: list[int], parents: list[int], heads: tuple[int, int] = (4, 2),
@@ -61,7 +61,7 @@ class Tree:
 
 
 def random_tree(rng: np.random.Generator, segments: int = 14, **options: Any) -> Tree:
-    """Several roots; empty segments, ones of one token, ones of more than a block; branch points inside of blocks."""
+    """Several roots; segments that are empty, of one token, and longer than a block; branch points inside blocks."""
     lengths = [int(n) for n in rng.choice([0, 1, 1, 7, 30, 61, 129, 150], segments)]
     parents = [-1, *(int(rng.integers(-1 if s % 5 == 4 else 0, s)) for s in range(1, segments))]
     return Tree(rng, lengths, parents, **options)
@@ -74,7 +74,7 @@ def offsets_of(count: int, device: str) -> Any:
 def path_results(
     tree: Tree, segment: int, got: dict[str, Any], device: str, exp: str, **options: Any
 ) -> dict[str, Any]:
-    """The unshared call: a path as one packed sequence, its gradients from the tree's out and lse."""
+    """The unshared call: a path as one packed sequence, whose gradients use the tree's out and lse."""
     at = tree.tokens(segment)
     cu = offsets_of(len(at), device)
     lists = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
@@ -119,7 +119,7 @@ def test_rows_and_leaves_have_the_bytes_of_the_path_alone(
 
 @pytest.mark.parametrize(("heads", "head_dim"), [((3, 3), 8), ((6, 1), 72), ((2, 2), 256)])
 def test_other_heads(heads: tuple[int, int], head_dim: int, device: str, exp: str, rng: np.random.Generator) -> None:
-    """Without groups, with one key head, and blocks of 64 keys; sinks join every row."""
+    """Ungrouped heads, one key head, and blocks of 64 keys; sinks join every row."""
     tree = random_tree(rng, 8, heads=heads, head_dim=head_dim, device=device)
     sinks = torch.linspace(-2, 3, heads[0], device=device)
     assert_rows_of_paths(tree, device, exp, sinks=sinks)
@@ -127,14 +127,14 @@ def test_other_heads(heads: tuple[int, int], head_dim: int, device: str, exp: st
 
 @pytest.mark.parametrize("window", [None, 1100])
 def test_paths_of_several_splits(window: int | None, device: str, exp: str, rng: np.random.Generator) -> None:
-    """Splits end at keys 1024 and 2048 of a path: inside of a segment, at a branch point, ahead of a lone token."""
+    """Splits end at keys 1024 and 2048 of a path: inside a segment, at a branch point, and before a single token."""
     lengths, parents = [1000, 24, 30, 1100, 1, 130], [-1, 0, 0, 1, 3, 2]
     tree = Tree(rng, lengths, parents, (2, 1), 16, "bfloat16", device)
     assert_rows_of_paths(tree, device, exp, window_size=window)
 
 
 def test_siblings_and_their_order_move_no_row(device: str, exp: str, rng: np.random.Generator) -> None:
-    """A group's answers, alone with their prompt or in any order behind it."""
+    """The answers of a group, each alone with its prompt, or in any order behind it."""
     tree = Tree(rng, [70, 50, 90, 20], [-1, 0, 0, 0], device=device)
     got = results((tree.arrays, tree.lists), device=device, exp=exp)
     order = [0, 3, 1, 2]
@@ -148,7 +148,7 @@ def test_siblings_and_their_order_move_no_row(device: str, exp: str, rng: np.ran
 
 
 def test_roots_alone_are_packed_sequences(device: str, exp: str, rng: np.random.Generator) -> None:
-    """Every output, gradients of keys and of sinks too."""
+    """Compares every output, the gradients of keys and of sinks included."""
     tree = Tree(rng, [70, 0, 129, 1], [-1] * 4, device=device)
     sinks = torch.linspace(-2, 3, 4, device=device)
     got = results((tree.arrays, tree.lists), device=device, exp=exp, sinks=sinks)
@@ -178,8 +178,8 @@ def test_a_row_reads_nothing_of_siblings(device: str, exp: str, rng: np.random.G
 def test_keys_of_ancestors_add_one_chain_a_segment(
     window: int | None, device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """A call with the queries of one segment alone gives its chain, in float32 with a scale that is a power of two. The
-    rule adds them, segments ascending."""
+    """A call with the queries of one segment alone gives that segment's chain, in float32 with a scale that is a power
+    of two. The rule adds these chains, segments ascending."""
     for _ in range(2):
         tree = random_tree(rng, 10, dtype="float32", device=device)
         options = {"softmax_scale": 0.25, "window_size": window}
@@ -208,8 +208,8 @@ def test_keys_of_ancestors_add_one_chain_a_segment(
 def test_values_are_those_of_float64(
     dtype: str, options: dict[str, Any], device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """Errors are at most twice those of every path as a call of its own in the same dtype, and an ulp. The gradients
-    of keys of those calls are added in float64."""
+    """Errors are at most an ulp plus twice those of a call per path in the same dtype. The gradients of keys of those
+    calls are added in float64."""
     tree = random_tree(rng, 9, dtype=dtype, device=device)
     sinks = torch.linspace(-2, 3, 4, device=device)
     options = {**options, "sinks": sinks}
@@ -295,7 +295,7 @@ def test_opcheck_and_fakes(device: str, rng: np.random.Generator) -> None:
 
 
 def test_tangents_and_second_derivatives_are_those_of_the_paths(rng: np.random.Generator) -> None:
-    """A function of the whole tree against that of its paths as sequences, whose gradients torch adds."""
+    """A function of the whole tree is compared with that of its paths as sequences, whose gradients torch adds."""
     tree = Tree(rng, [4, 3, 0, 2, 3], [-1, 0, 1, 2, -1], head_dim=8, dtype="float32")
 
     def shared(q: Any, k: Any, v: Any) -> Any:

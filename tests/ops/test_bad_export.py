@@ -1,6 +1,6 @@
-"""What bad exports yield: DLPack capsules that lie, break the protocol or come from elsewhere. Never a crash.
+"""Tests bad exports: DLPack capsules that lie, break the protocol or come from elsewhere. None may crash.
 
-What could crash runs in a process of its own.
+Tests that might crash run in a process of their own.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def test_every_capsule_is_released_once_also_after_an_error(versioned: bool) -> 
 
 
 def test_an_array_of_a_device_without_kernels_is_an_error_that_says_what_to_install() -> None:
-    """Never another path in its place. The memory is the CPU's: an error must come before anyone touches it."""
+    """No other path may be taken instead. The memory is the CPU's, so the error must come before anything reads it."""
     kind = dlpack.ROCM if not rk.variant.startswith("rocm") else dlpack.CUDA
     on_gpu = [dlpack.Exporter(a, device=kind) for a in (XN, YN, np.empty(3, np.float32))]
     with pytest.raises(RuntimeError, match=r"(?i)this build .*has no (CUDA|HIP) kernels.*install"):
@@ -211,7 +211,7 @@ def test_an_array_of_a_device_without_kernels_is_an_error_that_says_what_to_inst
 
 
 def test_a_jax_array_is_no_output() -> None:
-    """JAX arrays are immutable and may be shared; their exports do not say so."""
+    """JAX arrays are immutable and may be shared, but their exports do not say so."""
     jnp = pytest.importorskip("jax.numpy")
     out = jnp.zeros(3)
     with pytest.raises((TypeError, ValueError, BufferError), match=r"out|logprob"):
@@ -310,7 +310,7 @@ def test_never_a_crash(script: str) -> None:
 
 @pytest.mark.parametrize("device", [dlpack.CPU, dlpack.CUDA_HOST, dlpack.ROCM_HOST])
 def test_pinned_memory_of_a_host_is_read_as_any_other(device: int) -> None:
-    """DLPack has device types of their own for it; its exporter is given no stream."""
+    """DLPack has its own device types for pinned memory, and its exporter gets no stream."""
     x = dlpack.Exporter(XN, device=device)
     assert raw(np.from_dlpack(rk.logprob(x, YN))) == raw(rk.logprob(XN, YN))
     assert x.arguments.get("stream") is None

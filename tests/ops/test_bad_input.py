@@ -1,6 +1,6 @@
-"""What each bad input yields: the error's type, and words that name the argument, what was expected and what came.
+"""Bad input gives an error of the right type, whose message names the argument, what was expected and what came.
 
-Never a wrong number, never a crash. What other frameworks and bad exporters bring is in test_bad_export.py.
+It never gives a wrong number or a crash. test_bad_export.py has the bad inputs of other frameworks and bad exporters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sparse(tensor: Any) -> Any:
     return tensor.to_sparse()
 
 
-# name: (call, error, what its words must hold). One row for each row of the table and of the issue.
+# Maps a name to (call, error, pattern of its message). One entry for each row of the table and of the issue.
 CASES: dict[str, tuple[Any, Any, str]] = {
     # Not arrays.
     "logits a list": (
@@ -297,7 +297,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         'on_bad_id: expected "nan", "raise", got .zero',
     ),
     "arithmetic unknown": (
-        lambda: rk.arithmetic("sm_70"),  # at the call, not on entering
+        lambda: rk.arithmetic("sm_70"),  # the error comes at the call, not on entering
         ValueError,
         'unit: expected "ieee".* got .sm_70',
     ),
@@ -506,7 +506,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "logits: has no memory",
     ),
-    **{  # a subclass may refuse in its own words
+    **{  # a subclass may refuse with its own message
         f"{what} {kind.__name__}": (call, (TypeError, ValueError, NotImplementedError), f"{name}: |does not do")
         for kind in (fake, Wrapper, DTensor, sparse)
         for what, name, call in (
@@ -546,7 +546,7 @@ def test_a_bad_argument_is_a_typed_error_that_names_it(case: str) -> None:
         call()
 
 
-# ---- not errors: a right answer ------------------------------------------------------------------------------------
+# ---- valid calls that look wrong ------------------------------------------------------------------------------------
 
 NEGATED: dict[str, Any] = {
     "logits": lambda n: rk.logprob(n(-X), Y),
@@ -560,7 +560,7 @@ NEGATED: dict[str, Any] = {
 
 @pytest.mark.parametrize("argument", NEGATED)
 def test_a_negative_bit_is_honoured_or_refused(argument: str) -> None:
-    """torch's lazy negation (the imaginary part of a conjugate) leaves the opposite numbers in memory."""
+    """torch's lazy negation (the imaginary part of a conjugate) leaves numbers of the opposite sign in memory."""
     call = NEGATED[argument]
     want = call(lambda x: (-x).contiguous())
     with contextlib.suppress(TypeError, ValueError):
@@ -654,7 +654,8 @@ assert torch.isfinite(tangent).tolist() == [True, False, False]
 
 
 def test_a_bad_row_in_a_second_derivative_is_no_crash(device: str) -> None:
-    """On a GPU an index out of range inside torch's own operators kills the context: a process of its own."""
+    """On a GPU, an index out of range inside torch's own operators kills the context, so this runs in a process of its
+    own."""
     done = subprocess.run(
         [sys.executable, "-c", SECOND_DERIVATIVES, device], capture_output=True, text=True, timeout=120
     )

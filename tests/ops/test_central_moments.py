@@ -1,5 +1,5 @@
-"""Variances, covariances and correlations that metrics report keep their digits: two passes, scaled, with nothing left
-of a constant. One table over the operators that report one, against float64."""
+"""Variances, covariances and correlations in metrics keep their digits: they take two passes with scaled values, and a
+constant gives exactly 0. One table covers the operators that report one, compared with float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 
 def explained(x: np.ndarray, y: np.ndarray, device: str) -> tuple[float, float]:
-    """explained_variance of returns x and errors y, ours and float64's."""
+    """explained_variance of returns x and errors y, by the operator and in float64."""
     value = (x - y).astype(np.float32)
     of = torch.from_numpy(np.stack((value, x))).to(device)
     metrics = rk.value_loss(of[:1], None, of[1:], clip=None).metrics.asdict()
@@ -26,10 +26,10 @@ def explained(x: np.ndarray, y: np.ndarray, device: str) -> tuple[float, float]:
 
 
 def correlation(x: np.ndarray, y: np.ndarray, device: str) -> tuple[float, float]:
-    """The correlation of two log-probabilities, ours and float64's."""
+    """The correlation of two log-probabilities, by the operator and in float64."""
     of = torch.from_numpy(np.stack((x, y))).to(device)
     got = rk.mismatch_metrics(of[:1], of[1:]).asdict()["correlation"]
-    # exp of values near 0 by what they lack to 1, exactly as correlated
+    # 1 minus the probabilities near 1, which are correlated in the same way
     p, q = (np.expm1(a.astype(np.float64)) if a.mean() > -0.5 else np.exp(a.astype(np.float64)) for a in (x, y))
     p, q = p / (np.abs(p).max() or 1.0), q / (np.abs(q).max() or 1.0)
     p, q = p - p.mean(), q - q.mean()
@@ -38,7 +38,7 @@ def correlation(x: np.ndarray, y: np.ndarray, device: str) -> tuple[float, float
 
 
 def spread(x: np.ndarray, y: np.ndarray, device: str) -> tuple[float, float]:
-    """The standard deviation of weights, ours and float64's."""
+    """The standard deviation of weights, by the operator and in float64."""
     d = torch.from_numpy(np.stack((x, y))).to(device)
     of = {"upper": 3e38, "log_ratio_clamp": None, "return_metrics": True}
     metrics = rk.importance_weights(d, torch.zeros_like(d), **of).metrics.asdict()
@@ -76,7 +76,8 @@ LOG_RATIOS = {
     "squares overflow": (60 + NOISE[0], 60 + NOISE[1]),
     "squares underflow": (-60 + NOISE[0], -60 + NOISE[1]),
 }
-# float32 sums; exponentials of log-probabilities near -30; of log-ratios, whose ulp is 1e-3 of 1e-4 near 1.6.
+# The bounds follow from float32 sums, from exponentials of log-probabilities near -30, and from log-ratios, whose ulp
+# near 1.6 is 1e-3 of 1e-4.
 TABLE: dict[str, tuple[Callable[..., tuple[float, float]], dict[str, Any], float]] = {
     "explained_variance": (explained, RETURNS, 3e-6),
     "correlation": (correlation, LOGPROBS, 3e-4),

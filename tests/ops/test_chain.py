@@ -1,5 +1,5 @@
 """A token's hidden states, logits and log-probability have the same bytes however its sequence is laid out. Whole
-decoders run on this library's operators, every operator is recorded, and the first that differs is named."""
+decoders run on this library's operators. Every operator is recorded, and the first that differs is named."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from chain_cases import (  # noqa: E402
     sequence,
 )
 
-# Over two blocks of 128 keys, and over a chunk of 256.
+# More than two blocks of 128 keys, and more than a chunk of 256.
 LENGTH = 300
-NEIGHBOURS = 24  # tokens of a neighbour, at most
+NEIGHBOURS = 24  # most tokens of a neighbour
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])
@@ -173,7 +173,7 @@ def test_gradients_have_the_same_bytes_run_to_run_at_a_published_models_shape(sh
 
 
 def test_the_first_operator_that_differs_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted dependence on the batch: what every test above would say."""
+    """A planted dependence on the batch, to see the report of every test above."""
     ids = sequence(model, 12, 3)
     want = alone(model, ids)
     honest = rk.silu_mul

@@ -1,7 +1,8 @@
 """Counts of 0 and denominators: one rule for every operator that divides.
 
-A Python number is finite and above 0, else a ValueError. An element on the device waits for nobody: its 0 gives loss 0
-and gradients 0, its negative, infinite or NaN value NaN. Weights have the same rule, but that 0 is one.
+A Python number must be finite and above 0, otherwise it is a ValueError. An element on the device makes no call wait.
+If it is 0, loss and gradients are 0; if it is negative, infinite or NaN, they are NaN. Weights follow the same rule,
+except that a 0 is valid.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ RANDOM = np.random.default_rng(4)
 LOGPROB = RANDOM.normal(-1, 0.3, (3, 5)).astype(np.float32)
 HIDDEN, WEIGHT = (RANDOM.normal(0, 1, shape).astype(np.float32) for shape in ((4, 8), (16, 8)))
 TOKENS = {"some": np.ones((3, 5), bool), "none": np.zeros((3, 5), bool)}
-# name -> the loss and its gradients by (denominator, mask); torch's, or of NumPy arrays
+# name -> the loss and its gradients by (denominator, mask), as torch tensors or NumPy arrays
 Found = tuple[Any, list[Any]]
 
 
@@ -140,7 +141,7 @@ KINDS = (
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("counts", [(0, 0), (3, 0), (0, 3)])
 def test_a_pair_without_tokens_is_finite(kind: str, counts: tuple[int, int]) -> None:
-    """What a rank's padding is: sums of nothing."""
+    """A rank's padding pairs: sums over no tokens."""
     n = [torch.tensor([2, count]) for count in counts]
     a, b = (torch.tensor([-1.5, -2.0 if count else 0.0]).requires_grad_() for count in counts)
     more: dict[str, Any] = (

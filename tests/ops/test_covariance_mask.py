@@ -1,5 +1,5 @@
 """covariance_mask: float64, what verl chooses, the same choice however sequences are presented, bad input, torch's ways
-to call. The contract's bytes are compared in test_covariance_mask.cpp."""
+to call. test_covariance_mask.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from policy_loss_cases import arrays, same, tensors
 from rollout_cases import wild
 from torch_properties import captured
 
-# Every kind; bounds and shares at which a part of the candidates is chosen, and all of them.
+# Every kind. The bounds and ratios choose some of the candidates, or all of them.
 OPTIONS: dict[str, dict[str, Any]] = {
     "clip": {"kind": "clip", "ratio": 0.02, "seed": 7},
     "clip, one": {"kind": "clip", "ratio": 0.0002, "seed": 8, "lower": -0.5, "upper": 0.5},
@@ -50,7 +50,7 @@ def want_of(a: dict[str, Any], **options: Any) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("shape", [(1, 1), (12, 97), (3, 1300)])
 def test_the_choice_is_the_references(shape: tuple[int, int], name: str, device: str) -> None:
-    """Covariances lie far enough apart, and from the bounds, that float32 makes no other choice."""
+    """Covariances are far enough apart, and from the bounds, that float32 makes the same choice."""
     a = make(*shape, seed=3)
     want = want_of(a, **OPTIONS[name])["selected"]
     got = run(tensors(a, device), name).cpu()
@@ -91,7 +91,7 @@ def test_kl_cov_is_verls() -> None:
 
 
 def test_clip_cov_draws_from_verls_candidates_without_a_preference() -> None:
-    """Over 800 seeds every candidate is drawn about as often: within five standard deviations of the binomial."""
+    """Over 800 seeds all candidates are drawn about equally often, within five standard deviations of the binomial."""
     a = tensors(arrays(4, 60, seed=2))
     counts = a["mask"]
     ratio = (a["logprob"] - a["old_logprob"]).exp()
@@ -144,7 +144,7 @@ def test_packing_padding_and_strides_change_no_choice(name: str, device: str) ->
         strided[k] = wide[:, 3 + i : 303 + i]
     assert same(run(strided, name).cpu(), want.cpu())
     more = {k: np.concatenate((x, x[:1]), 0) for k, x in a.items()}
-    more["mask"][5] = False  # rows of no token, behind the others
+    more["mask"][5] = False  # rows without tokens, behind the others
     assert same(run(more, name)[:5], want.cpu())
 
 
@@ -181,12 +181,12 @@ def test_without_a_token_none_is_chosen(shape: tuple[int, int], name: str) -> No
 def test_a_nan_is_no_candidate_of_a_draw_and_the_first_of_the_largest() -> None:
     a = make(2, 40, seed=9)
     a["mask"][:] = True
-    a["advantage"][1, 3] = np.nan  # makes the mean NaN, too
+    a["advantage"][1, 3] = np.nan  # makes the mean NaN, so all covariances are
     assert not run(a, "clip, all").any()
     assert run(a, "kl, one")[0, 0] == 1.0
     b = make(2, 40, seed=9)
     b["mask"][:] = True
-    b["old_logprob"][:] = np.nan  # no ratio is clipped by PPO
+    b["old_logprob"][:] = np.nan  # then PPO clips no ratio
     assert run(b, "clip, all").any()
 
 
@@ -239,7 +239,7 @@ def test_compiled_calls_choose_the_same_for_any_seed(backend: str, device: str) 
 
 def test_of_as_many_tokens_as_sequences_a_column_is_of_sequences() -> None:
     flat = {k: x[0] for k, x in tensors(make(1, 60, seed=3)).items()}
-    cuts = torch.arange(0, 121, 2).clamp(max=60)  # two tokens each of 30 sequences, and 30 empty ones
+    cuts = torch.arange(0, 121, 2).clamp(max=60)  # 30 sequences of two tokens each, and 30 empty ones
     of_sequences = flat["advantage"]
     want = run({**flat, "advantage": of_sequences[torch.arange(60) // 2]}, "kl", cu_seqlens=cuts)
     assert same(run({**flat, "advantage": of_sequences[:, None]}, "kl", cu_seqlens=cuts), want)

@@ -1,4 +1,4 @@
-"""A daemon thread that is inside of an operator when the interpreter ends does not end the process by a signal."""
+"""If a daemon thread is inside an operator when the interpreter ends, no signal ends the process."""
 
 from __future__ import annotations
 

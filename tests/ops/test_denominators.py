@@ -1,6 +1,6 @@
-"""What a loss is divided by, for operators that take it. A number is finite and above 0, else an error. An array's
-0 gives a loss and gradients of 0 whatever the terms hold; its negative, infinite or NaN element NaN, without a wait.
-DenominatorStatus says which it was."""
+"""Denominators of losses, for every operator that takes one. A number must be finite and above 0, otherwise it is an
+error. A 0 in an array gives a loss and gradients of 0, whatever the terms hold. A negative, infinite or NaN element
+gives NaN. Neither waits. DenominatorStatus reports which case it was."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def value(**how: Any) -> Call:
 
 
 def cross_entropy(denominator: Any, device: str, bad: float) -> tuple[Any, Any]:
-    # A GPU multiplies bfloat16, the CPU float32 as well.
+    # A GPU multiplies bfloat16 only, the CPU also float32.
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     hidden = torch.linspace(-1.0, 1.0, 24, device=device).reshape(3, 8).to(dtype, copy=True)
     hidden[1, 2] = bad
@@ -98,7 +98,7 @@ STATUS = {7.0: 0, 1e-45: 0, 3e38: 0, 0.0: 1, -3.0: 2, math.inf: 2, -math.inf: 2,
 
 @pytest.mark.parametrize("value", STATUS, ids=str)
 def test_a_status_says_what_a_loss_is_by_its_denominator(value: float, device: str) -> None:
-    """For one element on its device, and for the metrics of losses, whose denominator is what they divided by."""
+    """Tested for an element on its device, and for the metrics of losses, which hold the denominator that was used."""
     of = torch.tensor(value, device=device)
     x = torch.full((1, 2), -1.0, device=device)
     found = [rk.DenominatorStatus.of(of)]

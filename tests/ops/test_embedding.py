@@ -15,7 +15,7 @@ from rl_kernel_native._native import module as native
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_embedding_frameworks.py has the others")
 
-# One column; odd widths, which no vector serves; a slice of a GPU's block and more.
+# One column; odd widths that no vector fits; more than a slice of a GPU's block.
 COLUMNS = [1, 7, 8, 64, 100, 520, 1032]
 
 
@@ -38,7 +38,7 @@ def test_every_output_has_the_bytes_of_the_contract(
 
 
 def test_blocks_and_groups_have_the_bytes_of_the_contract(device: str, rng: np.random.Generator) -> None:
-    """One id owns a tenth of the tokens, others a few; ids that are once in each 512 tokens and 16 times."""
+    """One id owns a tenth of the tokens, others a few. Some ids occur once, or 16 times, in each 512 tokens."""
     for tokens, rows in ((8191, 3000), (8193, 2), (20_000, 31), (20_000, 33), (30_000, 20_000)):
         o = operands(rng, (tokens,), rows, 8, "float32", device)
         assert_contract(o)
@@ -129,7 +129,7 @@ def test_shards_of_a_vocabulary_add_up_to_the_whole(ranks: int, device: str, rng
         bad = rk.embedding(ids, shard.weight, **options)
         assert bool(bad[0, :2].isnan().all()), "a bad id is every rank's"
         assert not differing(bad[1:].clone(), y[1:].clone())
-    assert not differing(total, want + 0)  # -0 becomes +0
+    assert not differing(total, want + 0)  # the sum turns -0 into +0
     assert not differing(torch.cat(parts), gradient)
 
 
@@ -172,7 +172,8 @@ def test_check_names_the_first_bad_id(device: str, rng: np.random.Generator) -> 
             rk.embedding(ids, o.weight, **options)
         with pytest.raises(ValueError, match="got -5 at index 8"):
             rk.embedding(ids.int(), o.weight, vocab_size=2**40, **options)
-    assert not differing(rk.embedding(o.ids, o.weight), rk.embedding(o.ids, o.weight, check=True))  # all goes on
+    # the context still works
+    assert not differing(rk.embedding(o.ids, o.weight), rk.embedding(o.ids, o.weight, check=True))
 
 
 # ---- main_grad ------------------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def test_main_grad_is_added_to_and_rows_without_a_token_are_left(
     dtype: str, device: str, rng: np.random.Generator
 ) -> None:
     o = operands(rng, (9000,), 200, 24, dtype, device)
-    o = o._replace(ids=o.ids // 2 * 2)  # odd rows have no token
+    o = o._replace(ids=o.ids // 2 * 2)  # odd rows get no token
     before = torch.from_numpy(rng.standard_normal((200, 24), dtype=np.float32)).to(device)
     before[1] = float("nan")
     before[3] = -0.0

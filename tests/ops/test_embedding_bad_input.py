@@ -1,5 +1,5 @@
-"""What each bad input of embedding yields: the error's type, and words that name the argument, what was expected and
-what came. Never a wrong number, never a crash."""
+"""Bad input of embedding gives an error of the right type, whose message names the argument, what was expected and what
+came. It never gives a wrong number or a crash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _generator = torch.Generator().manual_seed(0)
 IDS = torch.tensor([[1, 0, 3], [2, 2, 4]])
 W = torch.randn(6, 8, generator=_generator).bfloat16()
 DY = torch.randn(2, 3, 8, generator=_generator).bfloat16()
-MAIN = torch.zeros(6, 8)  # read alone: calls that would write are refused
+MAIN = torch.zeros(6, 8)  # only read, since calls that would write to it are refused
 
 
 def rows(ids: Any = IDS, weight: Any = W, **options: Any) -> Any:
@@ -38,7 +38,7 @@ def back(dy: Any = DY, ids: Any = IDS, num_rows: Any = 6, **options: Any) -> Any
     return lambda: rk.embedding_backward(dy, ids, num_rows, **options)
 
 
-# name: (call, error, what its words must hold).
+# Maps a name to (call, error, pattern of its message).
 CASES: dict[str, tuple[Any, Any, str]] = {
     # Not arrays.
     "ids a list": (rows([1, 2]), TypeError, "ids: expected an array"),
@@ -91,7 +91,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         "vocab_start: expected an integer of 64 bits, got one of 100 bits",
     ),
     "columns of weight": (
-        rows(IDS[:0], torch.empty(0, 2**31)),  # holds nothing
+        rows(IDS[:0], torch.empty(0, 2**31)),  # it has no elements
         ValueError,
         "weight: expected fewer than 2^31 columns, got 2147483648",
     ),

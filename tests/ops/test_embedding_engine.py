@@ -1,4 +1,4 @@
-"""embedding's backward as torch's engine runs it: what is asked for, main_grad."""
+"""embedding's backward in torch's engine: the requested gradients, and main_grad."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_main_grad_gets_the_gradient_once_for_each_backward_that_asks(inner: boo
 
 
 def test_a_write_of_every_path_is_counted(o: Operands) -> None:
-    """A backward that saved main_grad must not run on what was added since."""
+    """A backward that saved main_grad must not run after something was added to it."""
     from torch.utils.flop_counter import FlopCounterMode
 
     memory = zeros_for(o.weight)
@@ -67,7 +67,7 @@ def test_a_write_of_every_path_is_counted(o: Operands) -> None:
 
 
 def test_backwards_of_several_threads_lose_no_addition() -> None:
-    """Rows of ones: every addition is of ones, so the sum is exact in any order."""
+    """All rows are ones, so the sum is exact in any order."""
     ids, dy, threads, calls = torch.arange(64) % 2, torch.ones(64, 4096), 8, 25
     weight, main_grad = torch.zeros(3, 4096, requires_grad=True), torch.zeros(3, 4096)
 

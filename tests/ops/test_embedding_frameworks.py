@@ -20,7 +20,7 @@ from framework_arrays import (
     of,
 )
 
-ROWS, TOKENS, COLUMNS = 20, 300, 36  # rows start off any 16-byte vector but the first
+ROWS, TOKENS, COLUMNS = 20, 300, 36  # only the first row is 16-byte aligned
 
 _random = np.random.default_rng(12)
 IDS = _random.integers(0, ROWS + 2, TOKENS)
@@ -29,7 +29,7 @@ DY = _random.standard_normal((TOKENS, COLUMNS)).astype(np.float32)
 
 
 def everything(make: Any, dtype: str = "float32") -> list[Any]:
-    """Every function, of arrays that ``make`` makes."""
+    """Calls every function on arrays that ``make`` makes."""
     weight, dy = (make(a) for a in of(dtype, WEIGHT, DY))
     ids = make(IDS.astype(np.int32))
     return [
@@ -95,7 +95,7 @@ def test_main_grad_of_numpy_is_written_in_place() -> None:
 
 
 def test_negative_strides_of_numpy() -> None:
-    """Only NumPy has them."""
+    """Only NumPy has negative strides."""
     want = rk.embedding(IDS, WEIGHT)
     assert raw(rk.embedding(IDS[::-1], WEIGHT)) == raw(np.ascontiguousarray(want[::-1]))
     ids = np.minimum(IDS, ROWS - 1)

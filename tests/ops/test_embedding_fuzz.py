@@ -1,7 +1,7 @@
-"""Random calls of embedding, always the same ones: the contract's bytes, the same bytes for any shard, and on a GPU the
-bytes of the CPU.
+"""Fixed random calls of embedding: the contract's bytes, the same bytes for any shard, and on a GPU the bytes of the
+CPU.
 
-RLK_FUZZ_CASES (2,000) sets how many. A failure names its case, which this runs alone:
+RLK_FUZZ_CASES (2,000) sets how many. A failure names its case. This command runs one case:
 `PYTHONPATH=tests/support python tests/ops/test_embedding_fuzz.py CASE`.
 """
 
@@ -24,13 +24,13 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 
 SEED = 20_244
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
-CHUNK = 100  # cases a test: a failing chunk still names its case, and a run shows progress
-MAX_LOG2 = 16  # elements of dy: reaches every path, and the NumPy contract takes milliseconds
+CHUNK = 100  # cases per test, so that a run shows progress; a failing chunk names its case
+MAX_LOG2 = 16  # elements of dy: enough to reach every path, while the NumPy contract takes milliseconds
 
 
 @dataclass
 class Problem:
-    """One set of operands in layouts of their own, and every option."""
+    """One set of operands, each with a layout of its own, and every option."""
 
     number: int
     dtype: str
@@ -41,7 +41,7 @@ class Problem:
     features: set[str] = field(default_factory=set)
 
     def moved(self, device: str) -> Problem:
-        """The same layouts elsewhere: ``to`` would make them contiguous."""
+        """A copy on another device with the same layouts; ``to`` would make it contiguous."""
         o = Operands(*(copied(t, device) for t in self.operands))
         main_grad = None if self.main_grad is None else copied(self.main_grad, device)
         return Problem(self.number, self.dtype, o, main_grad, self.options, self.dweight_dtype, self.features)
@@ -67,7 +67,8 @@ def copied(t: Any, device: str) -> Any:
 
 
 def laid_out(rng: np.random.Generator, values: Any, pad: int, offset: int, transposed: bool) -> Any:
-    """``values`` as a view into other memory: rows ``pad`` apart, the two leading dimensions in memory exchanged."""
+    """``values`` as a view into other memory: rows are ``pad`` further apart, and the two leading dimensions are
+    exchanged."""
     order = list(range(values.dim()))
     if transposed and values.dim() > 2:
         order[:2] = [1, 0]
@@ -85,7 +86,7 @@ def make(number: int) -> Problem:
     rng = np.random.default_rng([SEED, number])
     dtype = str(rng.choice(DTYPES))
     features = {dtype}
-    vec8s = rng.random() < 0.6  # widths and layouts that have vectors
+    vec8s = rng.random() < 0.6  # widths and layouts that allow vectors
     columns = 8 * log_uniform(rng, 1, 160) if vec8s else log_uniform(rng, 1, 1100)
     if rng.random() < 0.3:
         columns = 8 if vec8s else log_uniform(rng, 1, 7)
@@ -126,7 +127,7 @@ def make(number: int) -> Problem:
 
     def values(kind: str, *shape: int) -> Any:
         found = rng.standard_normal(shape, dtype=np.float32)
-        if is_wide:  # exponents far apart
+        if is_wide:  # exponents are far apart
             found *= np.exp2(rng.integers(-12, 13, shape)).astype(np.float32)
         made = torch.from_numpy(np.clip(found * np.float32(spread), -60_000, 60_000)).to(getattr(torch, kind))
         if rng.random() < 0.1 and made.numel():
@@ -154,7 +155,7 @@ def make(number: int) -> Problem:
 
 
 def canonical(values: Any) -> tuple[Any, ...]:
-    """One NaN: NumPy's and torch's own have other bits."""
+    """Gives every NaN the same bits, since those of NumPy and torch differ."""
     return tuple(torch.where(torch.isnan(r), torch.full_like(r, float("nan")), r).contiguous() for r in values)
 
 
@@ -198,7 +199,7 @@ def test_random_tables_have_the_bytes_of_the_cpu(chunk: int) -> None:
 
 
 def test_the_set_has_every_feature() -> None:
-    """Else a generator that lost one would go unnoticed."""
+    """Otherwise a generator that lost a feature would go unnoticed."""
     seen: set[str] = set()
     for number in range(min(CASES, 400)):
         seen |= make(number).features

@@ -54,7 +54,7 @@ def test_autograd_has_the_bytes_of_backward(options: dict[str, Any], o: Operands
     leaf = o.weight.clone().requires_grad_()
     y = rk.embedding(o.ids, leaf, **options)
     assert not differing(y.detach(), rk.embedding(o.ids, o.weight, **options))
-    y.float().sum().backward()  # a gradient that is expanded
+    y.float().sum().backward()  # gives an expanded gradient
     ones = torch.ones_like(o.dy)
     assert not differing(leaf.grad, rk.embedding_backward(ones, o.ids, 40, **options))
 
@@ -99,7 +99,7 @@ def test_no_grad_inference_mode_and_grad_have_the_same_bytes(o: Operands) -> Non
 
 
 def test_a_layer_trains_as_torchs(device: str, rng: np.random.Generator) -> None:
-    """float32 and ids that are all different: no sum, so torch's own bytes."""
+    """float32 with distinct ids needs no sum, so the bytes are torch's."""
     ids = torch.from_numpy(rng.permutation(30)[:20]).to(device)
     layers = [torch.nn.Embedding(30, 16, padding_idx=int(ids[3]), device=device) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
@@ -133,7 +133,7 @@ def test_opcheck(o: Operands) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("case", OPTIONS)
 def test_compiled_has_the_bytes_of_eager(case: str, backend: str, o: Operands) -> None:
-    """fullgraph=True: no graph break. Inductor runs only where it finds a compiler."""
+    """fullgraph=True forbids a graph break. Inductor runs only where it finds a compiler."""
     if backend == "inductor" and (case != "shard" or shutil.which("g++") is None):
         pytest.skip("inductor takes seconds a graph and a C++ compiler; one case shows it")
     torch.compiler.reset()
@@ -215,7 +215,7 @@ def test_func_grad_has_the_bytes_of_backward(o: Operands) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 def test_gradcheck_and_gradgradcheck(options: dict[str, Any], device: str, rng: np.random.Generator) -> None:
-    """In float32, of values that no step rounds: the functions are linear."""
+    """float32 with values that no step rounds, since the functions are linear."""
     o = operands(rng, (9,), 8, 3, "float32", device, vocab=6)
     if "vocab_start" in options:
         o = o._replace(ids=o.ids + 2)
@@ -227,7 +227,7 @@ def test_gradcheck_and_gradgradcheck(options: dict[str, Any], device: str, rng: 
     dy = (o.dy * 8).round().double().requires_grad_()
     assert torch.autograd.gradcheck(doubled(lambda g: rk.embedding_backward(g, o.ids, 8, **options)), (dy,), **grad)
     assert torch.autograd.gradgradcheck(doubled(lambda g: rk.embedding_backward(g, o.ids, 8, **options)), (dy,), **grad)
-    if "padding_idx" in options:  # whose gradient is zero by decree
+    if "padding_idx" in options:  # the gradient of that row is defined as zero
         options = {k: v for k, v in options.items() if k != "padding_idx"}
     weight = (o.weight * 8).round().double().requires_grad_()
     assert torch.autograd.gradcheck(
@@ -255,7 +255,7 @@ def test_activation_checkpointing(o: Operands) -> None:
 
 
 def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
-    """Steps and errors."""
+    """Covers both training steps and errors."""
     o = operands(rng, (64,), 800, 64, "bfloat16", device)
     leaf, main_grad = o.weight.clone().requires_grad_(), torch.zeros(800, 64, device=device)
 
@@ -272,8 +272,8 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As linear's: on a GPU 6 us without autograd and 25 us with it, or a launch and an allocation and 5 us, where
-    these alone take that long. On a CPU the work itself is in it: only printed."""
+    """As for linear: at most 6 us on a GPU without autograd and 25 us with it. If a launch and an allocation alone take
+    that long, the limit is their time plus 5 us. On a CPU the time includes the work itself, so it is only printed."""
     ids = torch.arange(8, device=device)
     weight = torch.nn.Parameter(torch.randn(64, 64, device=device, dtype=torch.bfloat16))
     frozen = weight.detach()
@@ -333,7 +333,7 @@ def test_work_goes_to_the_current_stream_behind_its_producer(rng: np.random.Gene
 
 @pytest.mark.gpu
 def test_a_workspace_outlives_its_call_and_calls_repeat(rng: np.random.Generator) -> None:
-    """The allocator may hand out the workspace as soon as the call returns, but only to work queued behind it."""
+    """The allocator may reuse the workspace as soon as the call returns, but only for work queued behind it."""
     o = operands(rng, (20_000,), 30_000, 1024, "bfloat16", "cuda")
     want = rk.embedding_backward(o.dy, o.ids, 30_000)
     for _ in range(50):

@@ -1,5 +1,5 @@
 """entropy_mask: torch.quantile and TRL's own mask, the same tokens however sequences are presented, bad input, torch's
-ways to call. The contract's bytes are compared in test_covariance_mask.cpp."""
+ways to call. test_covariance_mask.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPES = [(1, 1), (3, 7), (12, 97), (3, 1300)]
 
 
 def batch(rows: int, columns: int, seed: int = 0, steps: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Entropies, some equal where ``steps`` is given, and a mask."""
+    """Entropies and a mask; with ``steps`` some entropies are equal."""
     random = np.random.default_rng(seed)
     h = random.gamma(0.5, 1.0, (rows, columns)).astype(np.float32)
     return np.floor(h * steps) / np.float32(steps) if steps else h, random.random(h.shape) < 0.7
@@ -42,7 +42,7 @@ def test_tokens_are_those_not_below_torchs_quantile(top_quantile: float, steps: 
 
 
 def test_every_rank_that_float32_rounds_is_torchs() -> None:
-    """Numbers of tokens at which the rank is a whole number, or nearly one."""
+    """Numbers of tokens for which the rank is a whole number, or nearly one."""
     for n in range(1, 200):
         h = torch.randperm(n).float()
         for top in (0.1, 0.2, 0.25, 0.3, 1 / 3, 0.7):

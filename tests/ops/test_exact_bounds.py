@@ -1,4 +1,5 @@
-"""Bounds from both sides and exactly on them, and the values at the edges of formats: -0, NaN, a tie of bfloat16."""
+"""Values on either side of bounds and exactly on them, and values at the edges of formats: -0, NaN, ties of
+bfloat16."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ F32 = np.float32
 
 
 def neighbours(x: float) -> tuple[float, float, float]:
-    """The float32 below, x itself and the one above."""
+    """The float32 below x, x itself, and the float32 above x."""
     at = F32(x)
     return float(np.nextafter(at, F32(-math.inf))), float(at), float(np.nextafter(at, F32(math.inf)))
 
@@ -31,7 +32,7 @@ def kept(d: float, **criterion: Any) -> float:
     return float(rk.importance_weights(lone(d), lone(0.0), upper=2.0, **criterion).mask)
 
 
-# name: (whether d is kept, the bound of d, whether d is kept below, on and above it).
+# Maps a name to (whether d is kept, the bound of d, whether d is kept below, on and above it).
 KEPT = {
     "veto": (lambda d: kept(d, veto=0.5), math.log(0.5), (0, 1, 1)),
     "token_k1's upper bound": (lambda d: kept(-d, rejection={"token_k1": (0.25, 0.5)}), math.log(0.5), (1, 1, 0)),
@@ -47,7 +48,7 @@ def test_a_criterion_exactly_on_its_bound(name: str) -> None:
 
 
 def singled_out(advantage: float, lower: float, upper: float) -> bool:
-    """Two tokens with l = -1 and 1, whose mean is 0, and A = ``advantage`` l: the c of both is ``advantage``."""
+    """Two tokens with l = -1 and 1, whose mean is 0, and A = ``advantage`` l. So c is ``advantage`` for both."""
     logprob = torch.tensor([[-1.0, 1.0]])
     found = rk.covariance_mask(
         logprob, logprob.clone(), logprob * advantage, kind="clip", ratio=1.0, seed=0, lower=lower, upper=upper
@@ -124,7 +125,7 @@ def test_a_reward_that_is_nan_stays_nan(place: str) -> None:
     assert not of_tokens[1].isnan().any()
 
 
-# Two neighbours of bfloat16 and what lies between: the tie goes to the even one.
+# Two neighbours of bfloat16 and the value halfway between them; the tie goes to the even one.
 TIES = [
     (1.0 + 2.0**-8, 1.0),
     (1.0 + 3 * 2.0**-8, 1.0 + 2.0**-6),

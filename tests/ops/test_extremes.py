@@ -1,4 +1,4 @@
-"""Log-probabilities far apart: products of exponentials whose factors leave float32 and whose product does not."""
+"""Log-probabilities far apart: products of exponentials that stay in float32 although their factors do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tensor(*values: float) -> torch.Tensor:
 
 
 def near(got: float, want: float) -> bool:
-    """To float32 rounding of arguments of up to 1000, of which an exponential multiplies the error."""
+    """Equal up to float32 rounding of arguments of up to 1000; an exponential multiplies their error."""
     return got == want or abs(got - want) <= 1e-4 * abs(want) + 1e-30
 
 
@@ -41,7 +41,7 @@ def alone(ell: float, o: float, f: float) -> tuple[float, float]:
 
 
 SUM: dict[str, Any] = {"aggregation": "token-sum", "kl": "k3", "kl_coef": 1.0, "kl_times_ratio": True}
-# Whatever multiplies k3 by a ratio: of a sequence of one token a sequence's ratio, and its mean, are the token's.
+# Options that multiply k3 by a ratio. For a sequence of one token, the sequence's ratio and its mean are the token's.
 TIMES_RATIO: dict[str, Any] = {
     "kl": alone,
     "policy_loss": lambda *x: policy(PolicySpec(**SUM), *x),
@@ -62,7 +62,7 @@ TIMES_RATIO: dict[str, Any] = {
 @pytest.mark.parametrize("name", TIMES_RATIO)
 @pytest.mark.parametrize("e", FAR)
 def test_k3_times_a_ratio_has_its_gradient_in_closed_form(name: str, e: float) -> None:
-    """On policy -e, of any e: the derivative of r (exp(e) - e - 1) is -e r."""
+    """On policy the gradient is -e for any e: the derivative of r (exp(e) - e - 1) is -e r."""
     value, gradient = TIMES_RATIO[name](-1.0 - e, -1.0 - e, -1.0)
     want = math.expm1(e) - e if e < 88 else math.inf
     assert near(value, want)
@@ -90,7 +90,7 @@ def test_k3_times_a_ratio_is_one_exponential_off_policy(name: str, ell: float, o
 
 
 def of_weights(spec: PolicySpec, weight: Any = None) -> Any:
-    """Gradient and weight of a token that the clip has no slope for, whose weight is e^90 before its bounds."""
+    """Gradient and weight of a token whose clip has no slope there; the weight is e^90 before its bounds."""
     x = tensor(-0.5, -1.0).requires_grad_()
     old, rollout = tensor(-1.0, -1.0), tensor(-91.0, -1.0)
     given = {"importance_weight": weight} if weight is not None else {"rollout_logprob": rollout}
@@ -126,7 +126,7 @@ def test_a_given_weight_that_is_infinite_has_no_slope_to_multiply() -> None:
 @pytest.mark.parametrize("ratio", [-5.0, -1.0, 0.0, 1.0, 2.0, 3.0, 3.5])
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 def test_sapos_slope_keeps_its_digits_on_both_sides(ratio: float, level: str) -> None:
-    """1 - sigmoid(t) has none from t = 17 on: the slope is 4 s(t) s(-t) r."""
+    """1 - sigmoid(t) has no digits from t = 17 on, so the slope is 4 s(t) s(-t) r."""
     x = tensor(ratio - 1.0).requires_grad_()
     spec = PolicySpec(clip="sapo", level=level, aggregation="token-sum")
     rk.policy_loss(x, tensor(-1.0), torch.tensor([1.0]), torch.ones(1, 1), spec=spec).loss.backward()
@@ -137,7 +137,7 @@ def test_sapos_slope_keeps_its_digits_on_both_sides(ratio: float, level: str) ->
 
 
 def test_gmpos_ratio_and_weights_are_one_exponential() -> None:
-    """A mean log-ratio of 95, infinite as a ratio, and weights that are no less than 1e-10: their product is finite."""
+    """A mean log-ratio of 95, whose ratio is infinite, and weights of at least 1e-10: their product is finite."""
     x = tensor(-1.0, -1.0).requires_grad_()
     old, rollout = tensor(-96.0, -96.0), tensor(-1.0, -1.0)
     spec = PolicySpec(
@@ -165,7 +165,7 @@ def pair(w: float, ell: float, **how: Any) -> tuple[float, float, float]:
 
 
 def orpo(w: float, ell: float) -> tuple[float, float, float]:
-    """By 50 digits: -log sigmoid(log odds of w minus log odds of ell), and its slopes."""
+    """Computed with 50 digits: -log sigmoid(log odds of w minus log odds of ell), and its slopes."""
     decimal = pytest.importorskip("decimal")
     with decimal.localcontext() as context:
         context.prec, context.Emin, context.Emax = 60, -999999, 999999
@@ -194,7 +194,8 @@ EMPTY = torch.tensor([0])
     ("w", "ell", "counts"), [(0.0, 0.0, True), (0.0, 0.0, False), (-1.5, 0.0, True), (0.0, -1.5, True)]
 )
 def test_orpo_of_pairs_without_tokens_is_finite_and_has_no_slope(w: float, ell: float, counts: bool) -> None:
-    """What has no token has no odds: loss 0 where counts say so; of two certain answers log 2, as every kind."""
+    """A side without tokens has no odds: the loss is 0 if counts say so. For two certain answers it is log 2, as for
+    every kind."""
     how: dict[str, Any] = {}
     if counts:
         one = torch.tensor([3])
@@ -207,7 +208,7 @@ def test_orpo_of_pairs_without_tokens_is_finite_and_has_no_slope(w: float, ell: 
     ("w", "ell", "want"), [(-0.5, -20.0, 0.0), (-20.0, -25.0, 0.0), (-25.0, -20.0, math.inf), (-20.0, -20.0, None)]
 )
 def test_alphapo_of_scores_that_overflow(w: float, ell: float, want: float | None) -> None:
-    """Rewards of -e^100 / 5: they keep the order of the answers, and a pair in the right order has no slope."""
+    """Rewards of -e^100 / 5 keep the order of the answers, and a pair in the right order has no slope."""
     loss, of_w, of_l = pair(w, ell, kind="alphapo", alpha=5.0, beta=2.0, gamma=0.0)
     assert loss == (math.log(2) if want is None else want) or loss == pytest.approx(math.log(2))
     assert not math.isnan(of_w)
@@ -229,7 +230,7 @@ def test_divergences_of_scores_that_overflow(divergence: str) -> None:
 @pytest.mark.parametrize("z", [-300.0, -100.0, -88.0, -60.0, -10.0, 0.0, 10.0, 100.0])
 @pytest.mark.parametrize("tau", [0.05, 0.5, 1.0, 2.0])
 def test_discopop_keeps_its_term_far_below(z: float, tau: float) -> None:
-    """exp(-z) sigmoid(z / tau) is 1 at z = -100 and tau 1, though the first overflows and the second is 0."""
+    """exp(-z) sigmoid(z / tau) is 1 at z = -100 and tau 1, although the first factor overflows and the second is 0."""
 
     def sigmoid(x: float) -> float:
         return math.exp(min(x, 0)) / (1 + math.exp(-abs(x)))

@@ -1,4 +1,4 @@
-"""No first call of an operator stalls: where the wheel has machine code for a GPU, the driver compiles nothing."""
+"""No first call of an operator stalls: if the wheel has machine code for a GPU, the driver compiles nothing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytest.importorskip("torch")
 from call_cases import OPERATORS
 from first_calls import faults
 
-LIMIT_S = 0.5  # loading a kernel's code takes milliseconds; compiling the smallest from PTX took 0.37 s, others 4 to 13
-# Losses and layers of a training step, whose backward kernels no operator of another name calls.
+LIMIT_S = 0.5  # loading a kernel takes milliseconds; compiling the smallest one from PTX took 0.37 s, others 4 to 13 s
+# Losses and layers of a training step. No other operator calls their backward kernels.
 TRAINED = {"attention", "kl", "linear", "linear_cross_entropy", "linear_logprob", "logprob", "policy_loss", "rms_norm",
            "rope", "sequence_logprob", "silu_mul", "value_loss", "preference_loss", "embedding"}  # fmt: skip
 
 
 def first_calls(device: str, **environment: str) -> list[dict[str, Any]]:
-    """The rows of a fresh process."""
+    """Rows from a fresh process."""
     script = Path(__file__).parents[1] / "support" / "first_calls.py"
     done = subprocess.run(
         [sys.executable, str(script), "--device", device],

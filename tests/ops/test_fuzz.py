@@ -1,7 +1,7 @@
-"""Random problems, always the same ones: bounds against float64, and the same bytes from everything that computes them.
+"""Fixed random problems: bounds against float64, and the same bytes from every path that computes them.
 
-RLK_FUZZ_CASES (2,000) sets how many; RLK_FUZZ_FULL=1 adds 200 at full vocabularies. A failure names its case,
-which this runs alone: `PYTHONPATH=tests/support python tests/ops/test_fuzz.py CASE`.
+RLK_FUZZ_CASES (2,000) sets how many; RLK_FUZZ_FULL=1 adds 200 at full vocabularies. A failure names its case.
+`PYTHONPATH=tests/support python tests/ops/test_fuzz.py CASE` runs one case.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 
 SEED = 20_240
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
-CHUNK = 100  # cases a test: a failing chunk still names its case, and a run shows progress
+CHUNK = 100  # cases per test, so that a run shows progress; a failing chunk names its case
 FULL = 200 if os.environ.get("RLK_FUZZ_FULL") else 0
-MAX_LOG2 = 20  # elements of a problem: its statistics take every path of the tree, its float64 truth milliseconds
+# elements per problem: its statistics take every path of the tree, while its float64 truth takes milliseconds
+MAX_LOG2 = 20
 # Qwen2.5, Llama 2, Llama 3, Qwen3, Qwen2 VL, Mistral small, Llama 4, Gemma 3, and widths that are no multiple of 64.
 FULL_VOCABULARIES = (151_665, 32_000, 128_256, 151_936, 152_064, 131_072, 202_048, 262_144, 129_920, 100_277, 50_257)
 CANARY = 0x5A
@@ -34,7 +35,7 @@ CANARY = 0x5A
 
 @dataclass
 class Problem:
-    """One call: memory, the view of it that is the argument, and every option."""
+    """One call: its memory, the view of it that is the argument, and every option."""
 
     number: int
     dtype: str
@@ -73,7 +74,7 @@ def make(number: int, full: bool = False) -> Problem:
     else:
         elements = log_uniform(rng, 1, 2**MAX_LOG2)
         vocab = min(log_uniform(rng, 1, elements), elements)
-        rows = min(max(elements // vocab, 1), 4096)  # more rows repeat what 4,096 show
+        rows = min(max(elements // vocab, 1), 4096)  # more than 4,096 rows show nothing new
     dtype = str(rng.choice(DTYPES))
     layout = str(
         rng.choice(["contiguous", "padded", "sliced", "transposed", "expanded"], p=[0.3, 0.3, 0.15, 0.15, 0.1])
@@ -138,7 +139,7 @@ def make(number: int, full: bool = False) -> Problem:
         ids[rng.integers(0, rows)] = wrong
         features.add("bad target")
     target = torch.from_numpy(ids).to(torch.int32 if rng.random() < 0.5 else torch.int64).reshape(leading)
-    if rng.random() < 0.2:  # every second element of memory
+    if rng.random() < 0.2:  # uses every second element of memory
         target = torch.stack([target, torch.full_like(target, 7)], -1)[..., 0]
     if rng.random() < 0.2:
         options["kept"] = kept_sets(rng, rows, valid, features)
@@ -154,7 +155,7 @@ def make(number: int, full: bool = False) -> Problem:
 
 
 def sprinkle(rng: np.random.Generator, values: np.ndarray) -> set[str]:
-    """Special values in a few rows; values near 2^21, where a row's failure is decided, are left out."""
+    """Puts special values into a few rows. Values near 2^21, where a row's failure is decided, are left out."""
     rows, vocab = values.shape
     features = set()
     for _ in range(int(rng.integers(1, 4))):
@@ -181,7 +182,7 @@ SPECIAL = ("all -inf", "equal", "confident", "-inf", "+inf", "nan", "huge", "-hu
 def kept_sets(rng: np.random.Generator, rows: int, valid: int, features: set[str]) -> tuple[Any, Any]:
     counts = rng.integers(0, min(valid, 64) + 1, rows)
     counts[rng.random(rows) < 0.2] = 0
-    ids = rng.integers(0, valid, int(counts.sum())).astype(np.int32)  # duplicates and any order are allowed
+    ids = rng.integers(0, valid, int(counts.sum())).astype(np.int32)  # duplicates and any order are valid
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     features.add("kept")
     if rng.random() < 0.15 and len(ids):
@@ -210,10 +211,11 @@ def backward(problem: Problem, device: str, exp: str, result: rk.LogprobResult, 
 
 
 def shard_counts(problem: Problem) -> list[int]:
-    """How many ranks may share the problem's vocabulary, if no part is empty; the last may lack padding."""
+    """Numbers of ranks that can share the problem's vocabulary without an empty part; the last rank may lack
+    padding."""
     vocab = problem.shape[-1]
     whole = problem.options.get("canonical_vocab", vocab)
-    if whole <= 56:  # fewer than eight vec8s: some cuts coincide
+    if whole <= 56:  # with fewer than eight vec8s some cuts coincide
         return [1]
     edges = {n: [part_cut(whole, 8 * i // n) for i in range(n + 1)] for n in (1, 2, 4, 8)}
     return [n for n, e in edges.items() if all(b > a for a, b in itertools.pairwise(e)) and e[-2] < vocab]
@@ -238,7 +240,7 @@ def merged(problem: Problem, stats: Any) -> rk.LogprobResult:
 
 
 def guarded_outputs(leading: tuple[int, ...], shift: int) -> tuple[list[Any], tuple[Any, ...]]:
-    """Outputs that lie, ``shift`` elements off alignment, between canaries."""
+    """Outputs between canaries, ``shift`` elements off alignment."""
     count = int(np.prod(leading))
     bands = [torch.full(((count + 16) * 4,), CANARY, dtype=torch.uint8) for _ in range(5)]
     outs = tuple(
@@ -364,19 +366,19 @@ def test_full_vocabularies_on_the_cpu(first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, FULL or 10, 10))
 def test_full_vocabularies_on_cuda(first: int) -> None:
-    """Ten of them always; all 200 with RLK_FUZZ_FULL."""
+    """Ten of them always run; with RLK_FUZZ_FULL all 200 do."""
     for number in range(first, first + 10):
         check_against_gpu(make(number, full=True))
 
 
 def test_the_generator_reaches_every_feature_and_every_status() -> None:
-    """A fuzz that never makes a thing never tests it. 400 cases hold each feature of one in a hundred with 98 %."""
+    """A fuzz never tests what it never generates. 400 cases contain each feature of one case in a hundred with 98 %."""
     features: set[str] = set()
     statuses = 0
     for number in range(400):
         problem = make(number)
         features |= problem.features
-        if problem.rows * problem.shape[-1] <= 2**14:  # the small ones reach every status too, and cost nothing
+        if problem.rows * problem.shape[-1] <= 2**14:  # small ones reach every status too, at no cost
             want = truth(problem.logits(), problem.target, **problem.options)
             statuses |= int(np.bitwise_or.reduce(want.status))
     expected = {*DTYPES, *SPECIAL, "padded", "sliced", "transposed", "expanded", "softcap", "kept", "ignored"}

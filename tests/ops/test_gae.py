@@ -23,7 +23,7 @@ FUZZ = int(os.environ.get("RLK_FUZZ_CASES", "400")) // 4
 
 
 def calls(b: Batch, mask: Any, cu: Any = None, **options: Any) -> dict[str, tuple[Any, ...]]:
-    """Every function's outputs."""
+    """Outputs of every function."""
     gamma, lam = options.pop("gamma", 0.99), options.pop("lam", 0.95)
     tokens, policies = b.tokens(), b.policies()
     return {
@@ -77,7 +77,8 @@ def test_values_lie_near_float64(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.95), (0.9, 0.0), (0.0, 0.5)])
 def test_gae_is_verls(gamma: float, lam: float, device: str, rng: np.random.Generator) -> None:
-    """Advantages everywhere, since they are carried; returns where tokens count: verl reads masked values there."""
+    """Compares advantages everywhere, since they are carried on, and returns where tokens count, since verl reads
+    masked values there."""
     b = batch(rng, [300, 299, 10, 0], device, "int64")
     got = rk.gae(**b.tokens(), mask=b.mask, gamma=gamma, lam=lam)
     advantages, returns = verl_gae(b.rewards, b.values, b.mask, gamma, lam)
@@ -90,7 +91,8 @@ def test_gae_is_verls(gamma: float, lam: float, device: str, rng: np.random.Gene
 
 
 def test_vtrace_is_the_papers_sum(rng: np.random.Generator) -> None:
-    """arXiv:1802.01561, equation 1, term by term over the tokens that count; of c the paper's trace cutting by lam."""
+    """Equation 1 of arXiv:1802.01561, term by term over the tokens that count; c is the paper's trace cutting, times
+    lam."""
     b, gamma, lam, rho_bar, c_bar = batch(rng, [40, 17, 1]), 0.97, 0.9, 1.05, 1.02
     arrays = {k: np.nan_to_num(v.numpy()).astype(np.float64) for k, v in b.policies().items()}
     for row, counts in enumerate(b.mask.numpy()):
@@ -162,7 +164,7 @@ def test_batch_position_stride_and_padding_change_no_bit(device: str, rng: np.ra
             assert_same(outputs, tuple(o[i : i + 1] for o in want[name]), (name, i))
 
     def moved(a: Any, shift: int, pad: int) -> Any:
-        """The same numbers ``shift`` elements off, rows apart, with more padding that does not count."""
+        """The same numbers, ``shift`` elements further on, with rows further apart and more masked padding."""
         wide = torch.full((5, 700 + pad), float("nan"), device=device).to(a.dtype)
         wide = torch.zeros_like(wide) if a.dtype == torch.bool else wide
         memory = wide.new_zeros((5 * (710 + pad) + shift,))
@@ -206,7 +208,7 @@ def test_a_nan_that_counts_stays_in_its_sequence(device: str, rng: np.random.Gen
 
 
 def test_a_turn_before_a_tools_result_has_the_reward_behind_it() -> None:
-    """By default, as without the tool's tokens."""
+    """By default tokens of the tool make no difference."""
     rewards, mask = np.array([[0, 0, 0, 0, 0, 1]], np.float32), np.array([[1, 1, 0, 0, 1, 1]])
     of_reference = rk.discounted_returns_reference(rewards, mask)["returns"]
     for returns in (rk.discounted_returns(rewards, mask), of_reference):

@@ -1,5 +1,5 @@
 """group_advantage: float64, the formulas of verl and TRL, the same bits however groups are given, bad input, and
-torch's ways to call. The contract's bytes are compared in test_group_advantage.cpp."""
+torch's ways to call. test_group_advantage.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_values_lie_near_float64(kind: str, device: str, rng: np.random.Generato
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"grpo_trl", "reinforce_pp", "areal"}))
 def test_kinds_are_verls(kind: str, device: str, rng: np.random.Generator) -> None:
-    """Scattered ids, a group of one, and rewards of 0 and 1, some groups of which are constant."""
+    """Scattered ids, a group of one, and rewards of 0 and 1; some groups are constant."""
     index = rng.permutation(np.repeat(np.arange(9), (8, 8, 8, 5, 3, 2, 16, 8, 8 if kind == "passk" else 1)))
     for binary in (False, True):
         s = rng.integers(0, 2, len(index)) * 1.0 if binary else rng.standard_normal(len(index))
@@ -91,7 +91,7 @@ def test_grpo_trl_is_trls(scale: str, device: str, rng: np.random.Generator) -> 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_areal_is_areals(scale: str, device: str, rng: np.random.Generator) -> None:
     for size, binary in ((8, False), (8, True), (1, False), (48, False)):
-        s = rng.integers(0, 2, 48) if binary else rng.standard_normal(48)  # some groups of binary ones are constant
+        s = rng.integers(0, 2, 48) if binary else rng.standard_normal(48)  # some groups of binary rewards are constant
         s = s.astype(np.float32).astype(np.float64)
         s[:8] = 1.0
         got = rk.group_advantage(torch.from_numpy(s).float().to(device), group_size=size, kind="areal", scale=scale)
@@ -113,7 +113,7 @@ def test_a_constant_group_of_areal_is_compared_with_the_batch(device: str) -> No
     assert (alike.advantage == 0).all(), "0 / 0 is 0: a batch of equal rewards has no signal"
     alone = everything(s[:3], torch.tensor([0, 2, 3], device=device), kind="areal", alone="zero")
     assert alone.advantage[2] == 0
-    # Squares that would overflow or underflow, about a mean that is no reward's.
+    # Squares would overflow or underflow, and the mean is no group's reward.
     for size in (1e-38, 1e-30, 1e30, 1e38):
         far = everything(s * size, offsets, kind="areal", eps=0.0)
         assert far.advantage[:4].tolist() == pytest.approx(got.advantage[:4].tolist())
@@ -121,7 +121,7 @@ def test_a_constant_group_of_areal_is_compared_with_the_batch(device: str) -> No
 
 
 def test_rloo_with_rewards_that_do_not_count_is_trls(device: str, rng: np.random.Generator) -> None:
-    """The mean of the others that count; where there is none, no advantage."""
+    """The mean over the other members that count; without such a member there is no advantage."""
     s = rng.standard_normal((6, 4)).astype(np.float32)
     s[1, 2] = s[2, 0] = s[2, 3] = np.nan
     s[3, 1:] = np.nan
@@ -136,7 +136,7 @@ def test_rloo_with_rewards_that_do_not_count_is_trls(device: str, rng: np.random
 
 
 def test_rloo_with_a_kl_in_the_reward_is_trls(device: str, rng: np.random.Generator) -> None:
-    """RLOOTrainer's: k1 of a sequence's tokens, times beta, goes off its reward before the baseline."""
+    """As RLOOTrainer does: k1 of a sequence's tokens, times beta, is subtracted from its reward before the baseline."""
     beta, size = 0.05, 2
     reward = torch.from_numpy(rng.standard_normal(8).astype(np.float32)).to(device)
     old = torch.from_numpy(-rng.exponential(1.0, (8, 33)).astype(np.float32)).to(device)
@@ -195,12 +195,12 @@ def test_offsets_size_and_ids_of_any_order_give_the_same_bits(device: str, rng: 
         assert_same(everything(s, group_size=24, kind=kind, **of), want)
         for other in (ids, ids.int(), (ids * -(1 << 20)).int(), 5 - ids):
             assert_same(everything(s, group_ids=other, kind=kind, **of), want)
-        # Interleaved groups whose members keep their order.
+        # Groups are interleaved, and members keep their order.
         mixed = torch.arange(len(s), device=device).view(7, 24).T.flatten()
         of_mixed = {"lengths": lengths[mixed]} if kind == "opo" else {}
         got = everything(s[mixed], group_ids=ids[mixed], kind=kind, **of_mixed)
         assert_same(got, tuple(w[mixed] for w in want), kind)
-        # The same groups at another place of another batch.
+        # The same groups at another place in another batch.
         part = {"lengths": lengths[48:96]} if kind == "opo" else {}
         assert_same(everything(s[48:96], group_size=24, kind=kind, **part), tuple(w[48:96] for w in want))
     shuffled = everything(s[order], group_ids=ids[order])
@@ -250,7 +250,8 @@ def test_an_empty_batch_has_an_empty_result(device: str) -> None:
 
 
 def test_rewards_come_as_reward_functions_give_them(device: str) -> None:
-    """float64, half, integers, bools and lists are rounded to float32 once; a list beside nothing gives NumPy's."""
+    """float64, half, integers, bools and lists are rounded to float32 once. A list without any array gives NumPy
+    results."""
     s = torch.tensor([1, 0, 1, 1, 0, 0], device=device)
     want = rk.group_advantage(s.float(), group_size=3)
     for other in (s.double(), s.half(), s.bfloat16(), s, s.int(), s.bool()):

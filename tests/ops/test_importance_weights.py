@@ -1,5 +1,5 @@
 """importance_weights: float64, the formulas of verl and slime, the bits of policy_loss, the same bits however sequences
-are presented, bad input, and torch's ways to call. The contract's bytes are compared in test_importance_weights.cpp."""
+are presented, bad input, and torch's ways to call. test_importance_weights.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from policy_loss_cases import same, tensors
 from rollout_cases import LENGTHS, ragged, rollouts, wild
 from torch_properties import captured
 
-# Every level, mode and criterion; thresholds that some sequences of these batches meet and others do not.
+# Every level, mode and criterion, with thresholds that some sequences of these batches meet and others do not.
 OPTIONS: dict[str, dict[str, Any]] = {
     "TIS": {"upper": 1.2},
     "no bound": {"upper": math.inf, "log_ratio_clamp": None},
@@ -54,13 +54,13 @@ def run(a: dict[str, Any], name: str, **more: Any) -> rk.ImportanceWeights:
 
 
 def everything(a: dict[str, Any], name: str, **more: Any) -> list[Any]:
-    """Weights, mask, metrics."""
+    """Weights, mask and metrics."""
     found: Any = run(a, name, return_metrics=True, **more)
     return [found.weights, found.mask, found.metrics.vector]
 
 
 def off(got: Any, want: dict[str, float], terms: int) -> str:
-    """Where metrics are further from float64 than the contract allows."""
+    """Metrics that are further from float64 than the contract allows."""
     assert list(got.names) == list(want)
     spread = {"weight_std": (want["weight_mean"], "weight_std"), "seq_std": (want["seq_mean"], "seq_std")}
     rms = [min(np.hypot(spread[n][0] - x, want[spread[n][1]]) for x in (0, 1)) if n in spread else 0.0 for n in want]
@@ -110,7 +110,7 @@ def test_fuzzed_options_lie_near_float64() -> None:
 
 
 def verl(a: dict[str, torch.Tensor], level: str, upper: float, normalize: bool) -> torch.Tensor:
-    """compute_rollout_correction_weights of verl's rollout_corr_helper, in float64."""
+    """compute_rollout_correction_weights of verl's rollout_corr_helper in float64."""
     d, mask = a["train"].double() - a["rollout"].double(), a["mask"].double()
     if level == "sequence":
         d = (d * mask).sum(-1, keepdim=True).expand_as(d)
@@ -132,14 +132,14 @@ def test_weights_are_verls(level: str, normalize: bool) -> None:
     assert not beyond("importance_weights", "weights", got.weights, want, terms=60)
 
 
-# Some tokens, products and means lie within these bounds, and others not.
+# Some tokens, products and means lie within these bounds, others do not.
 BOUNDS = {"token": (0.8, 1.2), "sequence": (0.3, 3.0), "geometric": (0.985, 1.01)}
 
 
 @pytest.mark.parametrize("mode", ["truncate", "clip", "mask"])
 @pytest.mark.parametrize("level", BOUNDS)
 def test_weights_and_what_is_kept_are_those_of_slimes_mis(level: str, mode: str) -> None:
-    """Its mode mask leaves weights as they are and takes tokens out; its veto looks at tokens whatever the level is."""
+    """slime's mode "mask" leaves weights as they are and removes tokens. Its veto looks at tokens at every level."""
     a, (low, high), veto = tensors(rollouts(9, 60, seed=5)), BOUNDS[level], 0.61
     mask = a["mask"]
     d = (a["train"].double() - a["rollout"].double()).masked_fill(~mask, 0.0)
@@ -181,7 +181,7 @@ def test_slimes_lower_bound_is_one_over_the_upper() -> None:
 
 
 def test_a_threshold_of_k1_is_on_the_inverse_ratio() -> None:
-    """verl compares MINUS the log ratio with the logarithms of the bounds: a ratio of 2 is at 1/2."""
+    """verl compares MINUS the log ratio with the logarithms of the bounds, so a ratio of 2 counts as 1/2."""
     train, rollout = np.log(np.array([[2.0, 1.0, 0.5]], np.float32)), np.zeros((1, 3), np.float32)
     kept = rk.importance_weights(train, rollout, upper=math.inf, rejection={"token_k1": (0.4, 1.5)}).mask
     assert kept.tolist() == [[1, 1, 0]]
@@ -257,11 +257,12 @@ def test_without_a_token_all_are_zero(shape: tuple[int, int], name: str) -> None
     *arrays, metrics = everything({"train": x, "rollout": x, "mask": torch.zeros(shape, dtype=torch.bool)}, name)
     for found in arrays:
         assert same(found, np.zeros(shape, np.float32))
-    assert same(metrics, np.array([*([0.0] * (len(rk.ImportanceMetrics.names) - 1)), 1.0], np.float32))  # the divisor
+    # the last metric is the divisor
+    assert same(metrics, np.array([*([0.0] * (len(rk.ImportanceMetrics.names) - 1)), 1.0], np.float32))
 
 
 def test_metrics_of_weights_that_are_all_alike() -> None:
-    """The deviation of equal weights is 0, even where their sums are rounded."""
+    """The deviation of equal weights is 0, even if their sums are rounded."""
     rollout = np.zeros((7, 1001), np.float32)
     for options in ({}, {"level": "sequence"}, {"mode": "mask"}):
         for d in (0.3, 1.0, -0.7):
@@ -275,7 +276,7 @@ def test_metrics_of_weights_that_are_all_alike() -> None:
 
 @pytest.mark.parametrize("mean", [-17.0, -9.0, -4.0, 0.0])
 def test_metrics_of_weights_far_from_one(mean: float) -> None:
-    """Products of long sequences, most of them small: deviations are as exact as those of weights near 1."""
+    """Products over long sequences, most of them small. Deviations are as exact as those of weights near 1."""
     z = mean + np.random.default_rng(2).normal(0, 0.3, (64, 1))
     train = np.repeat((z / 512).astype(np.float32), 512, axis=1)
     how: dict[str, Any] = {"level": "sequence", "upper": 2.0}
@@ -430,7 +431,7 @@ def test_a_mistake_names_the_argument(case: str) -> None:
 
 @pytest.mark.parametrize("criterion", ["token_ratio", "seq_sum_ratio", "seq_mean_ratio"])
 def test_bounds_of_a_ratio_are_the_ratios_own(criterion: str) -> None:
-    """(0.6, 1.4) keeps 0.65 and drops 1.5; token_k1 keeps 1.5 and drops 0.65, as verl's does."""
+    """(0.6, 1.4) keeps 0.65 and drops 1.5; token_k1 keeps 1.5 and drops 0.65, as in verl."""
     rollout = np.full((5, 1), -3, np.float32)
     logprob = rollout + np.log(np.array([[1.5], [0.65], [1.0], [0.55], [1.7]], np.float32))
     bounds = (0.6, 1.4)
@@ -467,7 +468,7 @@ def test_a_gpu_says_nan_beside_bad_cuts(name: str) -> None:
     found: Any = run(a, name, cu_seqlens=cuts, return_metrics=True)
     assert bool(found.metrics.vector.isnan().all())
     in_doubt = torch.zeros(200, dtype=torch.bool, device="cuda")
-    in_doubt[40:160] = True  # whatever begins or ends at 100 or 90
+    in_doubt[40:160] = True  # every sequence that begins or ends at 100 or 90
     assert bool(found.weights[in_doubt].isnan().all())
     assert not bool(found.mask[in_doubt].any())
     assert bool(found.weights[~in_doubt].isnan().all()) == ("normalized" in name)

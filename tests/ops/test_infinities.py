@@ -1,6 +1,7 @@
-"""Every operand of every objective that is infinite or NaN: docs/objectives/infinities.md says the answer, row by row.
+"""Infinite and NaN values of every operand of every objective. docs/objectives/infinities.md gives the answers, row by
+row.
 
-`python tests/ops/test_infinities.py` prints the rows.
+`python tests/ops/test_infinities.py` prints these rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rl_kernel_native import PolicySpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "objectives" / "infinities.md"
 VALUES = (-math.inf, math.inf, math.nan)
-# One token, or one pair: what the operands are where they are numbers.
+# One token, or one pair: the finite values of its operands.
 TOKEN = {
     "logprob": -1.0, "old_logprob": -1.2, "ref_logprob": -1.1, "rollout_logprob": -1.3, "advantage": 1.0,
     "entropy": 0.5, "selected": 1.0, "importance_weight": 0.5,
@@ -105,7 +106,7 @@ def pair(kind: str, **of: float) -> tuple[float, ...]:
 
 
 def calls() -> dict[tuple[str, str], Any]:
-    """(call, operand) -> a function of what that operand is; the others are numbers."""
+    """(call, operand) -> a function of that operand; the other operands are finite."""
     found: dict[tuple[str, str], Any] = {}
 
     def add(name: str, call: Any, numbers: dict[str, Any], operands: Any) -> None:
@@ -220,7 +221,7 @@ LIMITED = [c for c in CALLS if "clamp" in c[0] and c[1] == "ref_logprob" and "st
 
 @pytest.mark.parametrize("call", LIMITED, ids=" of ".join)
 def test_a_limit_holds_for_infinities_as_for_large_numbers(call: tuple[str, str]) -> None:
-    """A limit is applied before anything infinite is formed: -Inf gives what -1e30 gives, without a NaN."""
+    """A limit is applied before anything infinite is formed, so -Inf gives the result of -1e30, without a NaN."""
     for far, large in ((-math.inf, -1e30), (math.inf, 1e30)):
         assert CALLS[call](far) == CALLS[call](large)
 
@@ -267,7 +268,7 @@ def test_metrics_of_neutral_tokens_count_them() -> None:
     ],
 )
 def test_policy_loss_of_neutral_tokens(how: dict[str, Any]) -> None:
-    """Their log-probability of the rollout is that of the policy that the weight is of."""
+    """The rollout's log-probability of a neutral token is taken from the policy that its weight refers to."""
     own, old = X, X + 0.1
     as_own = torch.where(LOST, own if how.get("importance_of") == "current" else old, Y)
     found = []
@@ -293,7 +294,8 @@ def test_weights_that_are_given_have_no_neutral_form() -> None:
 
 
 def test_logits_behind_a_filtered_token_keep_finite_gradients() -> None:
-    """A target at -Inf, as top-k leaves it: a limited KL has no slope there, and the row's logits get numbers."""
+    """A target at -Inf, as top-k leaves it, has a limited KL without slope, and the row's logits have finite
+    gradients."""
     logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(0))
     logits[1, 4] = -math.inf
     logits.requires_grad_()

@@ -1,4 +1,4 @@
-"""kl: against float64, its bits, torch's transformations, and what it refuses."""
+"""kl: float64, its bits, torch's transformations, and rejected input."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_values_and_gradients_are_those_of_float64(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOW)
 def test_it_is_the_kl_term_of_policy_loss(name: str) -> None:
-    """Sequences of one token, whose sums are the token's own."""
+    """Sequences have one token, so their sums are the token's own."""
     how, a = HOW[name], {k: x.reshape(-1, 1) for k, x in arrays(4, 30, masked=0.0).items()}
     if "importance_weight" in how:
         pytest.skip("PolicySpec has no constant weight of the KL term")
@@ -74,7 +74,7 @@ def test_it_is_the_kl_term_of_policy_loss(name: str) -> None:
     got = rk.kl(a["logprob"], a["ref_logprob"], a["mask"], **more)
     one = np.ones_like(got)
     d_logprob = rk.kl_backward(one, a["logprob"], a["ref_logprob"], a["mask"], **more).d_logprob
-    assert np.array_equal(d_logprob, want.d_logprob)  # a zero of policy_loss may have a sign
+    assert np.array_equal(d_logprob, want.d_logprob)  # policy_loss may give a zero with a sign
     each = [
         rk.policy_loss(
             *(a[k][i : i + 1] for k in ("logprob", "old_logprob")), np.zeros((1, 1), np.float32), a["mask"][i : i + 1],
@@ -97,7 +97,7 @@ OF_SEQUENCES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("far", [1.0, 300.0], ids=["near", "far"])
 @pytest.mark.parametrize("name", [n for n in HOW if "old_logprob" in HOW[n]])
 def test_a_tokens_ratio_is_that_of_kl_whatever_the_level(name: str, far: float, of: str) -> None:
-    """Values and slopes of sequences' tokens are bit for bit those of rk.kl with old_logprob."""
+    """Values and slopes of the tokens equal those of rk.kl with old_logprob, bit for bit."""
     how, a = HOW[name], arrays(1 if of == "gmpo" else 6, 37)
     a["ref_logprob"] = a["logprob"] + np.float32(far) * (a["ref_logprob"] - a["logprob"])
     spec = rk.PolicySpec(
@@ -117,7 +117,8 @@ def test_a_tokens_ratio_is_that_of_kl_whatever_the_level(name: str, far: float, 
 
 
 def test_values_in_figures() -> None:
-    """At e = ln 2: by hand; verl's low_var_kl and OpenRLHF's limits hold at 10 and not below."""
+    """Values at e = ln 2 are computed by hand. The limits of verl's low_var_kl and of OpenRLHF hold at 10 and not
+    below."""
     ell, f = np.zeros(1, np.float32), np.full(1, math.log(2), np.float32)
     e = math.log(2)
     for estimator, want in {"k1": -e, "k2": e**2 / 2, "k3": 1 - e, "abs": e}.items():
@@ -138,7 +139,8 @@ def test_equal_policies_have_zeros_without_a_sign() -> None:
 
 @pytest.mark.parametrize("name", HOW)
 def test_a_token_has_the_same_bits_anywhere(name: str) -> None:
-    """Packed, alone, in other batches, behind gaps and off alignment, with wild masked slots."""
+    """Tokens are packed, alone, in other batches, behind gaps and off alignment, with arbitrary values in masked
+    slots."""
     how, a = HOW[name], arrays(5, 300, seed=1)
     want = run(a, how)
     flat = {k: x.reshape(-1) for k, x in a.items()}
@@ -217,13 +219,13 @@ def test_autograd_gives_the_gradients_of_kl_backward() -> None:
         assert all_same([t.detach() for t in (result, *got)], want)
     (alone,) = torch.autograd.grad(call(a, x.detach(), w, clamp=0.5), w, a["advantage"])
     assert same(alone, want[2])
-    call(a, x).sum().backward()  # an expanded gradient
+    call(a, x).sum().backward()  # gives an expanded gradient
     ones = torch.ones_like(x)
     assert same(x.grad, rk.kl_backward(ones, a["logprob"], a["ref_logprob"], a["mask"], estimator="k3").d_logprob)
 
 
 def test_the_ratio_as_a_weight_has_the_gradient_through_it() -> None:
-    """exp(logprob - old_logprob) from torch's own graph, and old_logprob: the same objective."""
+    """The ratio exp(logprob - old_logprob) from torch's own graph, and old_logprob, give the same objective."""
     a = tensors(arrays(4, 21))
     x = a["logprob"].double().requires_grad_()
     want = rk.kl_reference(
@@ -253,8 +255,8 @@ def test_the_ratio_as_a_weight_has_the_gradient_through_it() -> None:
     ],
 )
 def test_expected_gradients_are_those_of_the_docs(how: dict[str, Any], what: str) -> None:
-    """The expectation over a vocabulary of the policy that sampled, which with a ratio is another one, exactly: in
-    logits the gradient of KL(policy, reference), of KL(reference, policy), or zeros."""
+    """The expectation over a vocabulary under the sampling policy, computed exactly; with a ratio that is another
+    policy. Its gradient in the logits is that of KL(policy, reference), that of KL(reference, policy), or zero."""
     random = np.random.default_rng(3)
     logits, ref, old = (torch.from_numpy(random.normal(0, 1, 7)).log_softmax(-1) for _ in range(3))
     more = {k: old.float()[None] if v == "old" else v for k, v in how.items()}

@@ -1,5 +1,4 @@
-"""kv_cache_append: the reference's bytes in every layout of an engine, what attention reads of them, and what users get
-wrong."""
+"""kv_cache_append: the reference's bytes in every engine's layout, attention on these caches, and users' errors."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 PAGES, PAGE, HEADS, COLUMNS = 9, 16, 2, 64
 
-# Layouts of vLLM 0.26, and the plain one: an array, and k_cache and v_cache as its views.
+# Layouts of vLLM 0.26 and the plain one. Each is an array with k_cache and v_cache as its views.
 LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Any], tuple[Any, Any]]]] = {
     "NHD, halves of pages": ((PAGES, 2, PAGE, HEADS, COLUMNS), lambda c: (c[:, 0], c[:, 1])),
     "HND, halves of pages": (
@@ -66,7 +65,7 @@ def test_every_layout_has_the_bytes_of_the_reference(layout: str, dtype: Any, de
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "slots"])
 def test_attention_reads_the_pages_of_every_layout(layout: str, device: str) -> None:
-    """A chunk over tokens that came in three calls has the bytes of attention over the tokens themselves."""
+    """A chunk over tokens that arrived in three calls has the bytes of attention over the tokens themselves."""
     shape, views = LAYOUTS[layout]
     cache = torch.full(shape, float("nan"), device=device).bfloat16()
     k, v = tokens(40, device, torch.bfloat16)
@@ -83,7 +82,7 @@ def test_attention_reads_the_pages_of_every_layout(layout: str, device: str) -> 
 
 
 def test_strided_tokens_and_tokens_without_a_slot(device: str) -> None:
-    """k and v as they lie in the output of a merged projection; padding behind the last slot."""
+    """k and v lie as in the output of a merged projection, with padding behind the last slot."""
     qkv = torch.randn(12, 4 * HEADS * COLUMNS, generator=torch.Generator().manual_seed(4)).bfloat16().to(device)
     k, v = (qkv[:, i * HEADS * COLUMNS : (i + 1) * HEADS * COLUMNS].view(12, HEADS, COLUMNS) for i in (2, 3))
     cache = torch.zeros(PAGES, PAGE, HEADS, 2 * COLUMNS, dtype=torch.bfloat16, device=device)

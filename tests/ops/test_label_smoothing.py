@@ -1,4 +1,4 @@
-"""Label smoothing of linear_cross_entropy: float64 torch's loss and gradients, and one result on every path."""
+"""Label smoothing of linear_cross_entropy: torch's float64 loss and gradients, and equal results on every path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from linear_logprob_cases import Head
 
 torch = pytest.importorskip("torch")
 
-VOCAB = 1100  # parts of 144 and 92 columns: a whole and a short leaf, and a part that is none but short
+VOCAB = 1100  # parts of 144 and 92 columns: one has a whole and a short leaf, the other a short leaf only
 FORMS: dict[str, dict[str, Any]] = {
     "mean": {},
     "sum": {"reduction": "sum"},
@@ -35,7 +35,7 @@ def head(device: str = "cpu", rows: int = 24, vocab: int = VOCAB, dtype: str = "
 
 
 def of_torch(h: Head, e: float, options: dict[str, Any], weights: Any = None) -> tuple[Any, ...]:
-    """Loss and gradients of torch's own cross-entropy in float64."""
+    """Loss and gradients of torch's cross-entropy in float64."""
     leaves = [t.double().detach().requires_grad_() for t in h[:3]]
     z = torch.nn.functional.linear(*leaves)[..., : options.get("valid_vocab")] * options.get("logit_scale", 1.0)
     cap = options.get("softcap")
@@ -118,7 +118,7 @@ def test_no_smoothing_has_the_bits_of_none(device: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_rows_that_have_no_loss(value: float, device: str) -> None:
-    """A logit of -Inf makes the mean, and so the loss, infinite, as in torch; NaN and +Inf make it NaN."""
+    """A logit of -Inf makes the mean, and so the loss, infinite, as in torch. NaN and +Inf make it NaN."""
     h = head(device, rows=4)
     bias = h.bias.clone()
     bias[3] = value
@@ -143,7 +143,7 @@ def test_one_result_for_any_workspace_split_and_rows(device: str) -> None:
     want = ours(h, 0.1, reduction="none")
     for size in (300_000, 1 << 20):
         assert not differing(ours(h, 0.1, reduction="none", workspace_bytes=size), want)
-    for i in (0, 17, 59):  # a row of its own takes the CPU's tree by runs, and a GPU's path of few rows
+    for i in (0, 17, 59):  # a single row takes the CPU's tree by runs, and a GPU's path for few rows
         one = rk.linear_cross_entropy(
             h.hidden[i : i + 1], h.weight, h.target[i : i + 1], bias=h.bias, label_smoothing=0.1, reduction="none"
         )  # fmt: skip
@@ -160,7 +160,8 @@ def test_one_result_for_any_workspace_split_and_rows(device: str) -> None:
 
 
 def test_the_mean_has_the_tree_of_the_vocabulary() -> None:
-    """In float32 by NumPy, from the contract's words: chains of eight, leaves of 128, parts, and trees over them."""
+    """Computed in float32 by NumPy from the contract's definition: chains of eight, leaves of 128, parts, and trees
+    over them."""
 
     def tree(terms: list[np.float32]) -> np.float32:
         while len(terms) & (len(terms) - 1):
@@ -213,9 +214,9 @@ def test_numpy_compiled_and_func_agree() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("logits_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("vocab", [1104, 1099, 40_000])  # whole vectors; off 16 bytes; several groups
+@pytest.mark.parametrize("vocab", [1104, 1099, 40_000])  # whole vectors; not 16-byte aligned; several groups
 def test_a_gpu_has_the_bits_of_the_cpu(vocab: int, logits_dtype: str) -> None:
-    """With and without a bias, since gradients of logits are fused only without, and under a softcap."""
+    """With and without a bias, since gradients of logits are fused only without one, and under a softcap."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("products of another architecture")
     h = head(vocab=vocab, rows=70)

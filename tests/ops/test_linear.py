@@ -15,7 +15,7 @@ from rl_kernel_native._native import module as native
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_linear_frameworks.py has the others")
 
-# rows, in_features, out_features: one of everything; within a step and a tile; a step and a tile and one more.
+# (rows, in_features, out_features): one of each; within a step and a tile; one more than a step and a tile.
 # Primes; rows of a decode step; whole tiles of any kernel; two blocks of rows.
 SHAPES = [(1, 1, 1), (3, 15, 7), (17, 17, 65), (31, 257, 131), (2, 4096, 96), (128, 128, 256), (8195, 24, 9)]
 
@@ -46,7 +46,7 @@ def test_every_unit_lies_within_its_bound(unit: str, rng: np.random.Generator) -
 
 
 def test_units_differ_from_each_other(rng: np.random.Generator) -> None:
-    """Else the context would not reach the products."""
+    """Otherwise the context would not reach the products."""
     o = operands(rng, (9,), 512, 33)
     found = set()
     for unit in UNITS:
@@ -89,7 +89,7 @@ def test_a_nan_or_an_infinity_stays_in_its_row(device: str, rng: np.random.Gener
 
 
 def test_leading_dimensions_are_rows(device: str, rng: np.random.Generator) -> None:
-    """None of them, or seven: y and dx have the same ones."""
+    """No leading dimension, or seven; y and dx have the same ones."""
     o = operands(rng, (24,), 48, 20, "bfloat16", device)
     y, dx, dweight, dbias = results(o)
     got = results(o._replace(x=o.x[3], dy=o.dy[3]))
@@ -125,7 +125,7 @@ def rows_of(o: Operands, chosen: Any) -> Operands:
 
 @pytest.mark.parametrize("unit", ["ieee", "sm_90"])
 def test_any_batch_and_any_position_give_the_same_bytes(unit: str, device: str, rng: np.random.Generator) -> None:
-    """1 to 131 rows: below, at and above every tile that kernels choose by the number of rows, and alone."""
+    """1 to 131 rows: around every tile that kernels choose by the number of rows, and single rows."""
     rows = 131
     with rk.arithmetic(unit):
         for dtype in dtypes_of(device) if unit == "ieee" else HALF:
@@ -150,7 +150,7 @@ def test_neighbours_decide_nothing(device: str, rng: np.random.Generator) -> Non
 
 
 def test_an_output_column_has_the_same_bytes_whatever_the_others_are(device: str, rng: np.random.Generator) -> None:
-    """Column-parallel layers: out_features over ranks; and in_features of dweight and dx likewise."""
+    """Column-parallel layers split out_features over ranks; in_features of dweight and dx are split likewise."""
     o = operands(rng, (33,), 112, 90, "bfloat16", device)
     y, dx, dweight, dbias = results(o)
     for first, last in ((0, 1), (1, 45), (45, 90)):
@@ -175,7 +175,7 @@ def test_any_row_layout_gives_the_same_bytes(layout: str, device: str, rng: np.r
             memory = torch.full((5, 9, t.shape[-1] + 11), float("nan"), dtype=t.dtype, device=device)
             if layout == "padded":
                 view = memory[:4, :6, : t.shape[-1]]
-            elif layout == "offset":  # by one element: no 16-byte vector is aligned
+            elif layout == "offset":  # off by one element, so that no 16-byte vector is aligned
                 view = memory.view(-1)[1 : 1 + t.numel()].view(t.shape)
             elif layout == "sliced":  # logits[:, :-1] of a padded batch
                 view = memory[:4, 2:8, 3 : 3 + t.shape[-1]]
@@ -224,7 +224,7 @@ def test_engines_threads_and_instruction_sets_have_the_same_bytes(
 
 
 def shares(o: Operands, segments: int, ranks: int, **options: Any) -> list[Any]:
-    """What each rank of a row-parallel layer computes from its own columns."""
+    """Results of each rank of a row-parallel layer, from its own columns."""
     n, width = segments // ranks, o.x.shape[-1] // ranks
     return [
         rk.linear_partial(
@@ -267,7 +267,7 @@ def test_segments_are_dot_products_of_their_own_added_in_pairs(device: str, rng:
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_a_tree_adds_pairs_then_the_bias_then_rounds(count: int, device: str, rng: np.random.Generator) -> None:
-    """Shapes: a scalar each; odd rows over vectors; more columns than a run of the CPU's, and rows over its tasks."""
+    """Shapes: one number; odd rows across vectors; more columns than a run of the CPU, and rows across its tasks."""
     for shape in ((1,), (3, 5, 17), (3, 1031), (70, 1000)):
         parts = [torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).to(device) for _ in range(count)]
         level = parts
@@ -284,7 +284,8 @@ def test_a_tree_adds_pairs_then_the_bias_then_rounds(count: int, device: str, rn
 
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_gradients_flow_to_every_rank(ranks: int, device: str, rng: np.random.Generator) -> None:
-    """A row-parallel layer on one machine: autograd through shares and tree gives each rank its columns of dx, dw."""
+    """A row-parallel layer on one machine: autograd through shares and tree gives each rank its columns of dx and
+    dw."""
     o = operands(rng, (5,), 256, 24, "bfloat16", device)
     leaves = [t.clone().requires_grad_() for t in o[:3]]
     y = rk.tree_sum(shares(Operands(*leaves, None), 8, ranks), bias=leaves[2], out_dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""linear, gradients: sums over tokens in blocks, main_grad, and torch's autograd over the same functions."""
+"""linear's gradients: sums over tokens in blocks, main_grad, and torch's autograd over the same functions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from linear_cases import Operands, chain, dtypes_of, operands
 
 torch = pytest.importorskip("torch")
 
-BLOCK = 8192  # rows of rule 9
-ROWS = [1, 8191, 8192, 8193, 3 * 8192 + 77]  # around a block's edge, and several
+BLOCK = 8192  # rows per block of rule 9
+ROWS = [1, 8191, 8192, 8193, 3 * 8192 + 77]  # around the end of a block, and several blocks
 
 
 def assert_same(a: Any, b: Any, what: Any = "") -> None:
@@ -27,7 +27,7 @@ def blocks(rows: int) -> list[slice]:
 
 
 def folded(terms: list[Any], start: Any = None) -> Any:
-    """Float32 additions, ascending."""
+    """Adds in float32, ascending."""
     total = terms[0] if start is None else start + terms[0]
     for term in terms[1:]:
         total = total + term
@@ -61,7 +61,7 @@ def test_a_block_is_one_chain_over_its_rows(rng: np.random.Generator) -> None:
 
 
 def test_micro_batches_of_whole_blocks_have_the_bytes_of_one_batch(device: str, rng: np.random.Generator) -> None:
-    """Accumulation over micro-batches in main_grad: the order of additions is that of one pass."""
+    """Micro-batches accumulate in main_grad: the order of additions is that of one pass."""
     o = operands(rng, (2 * BLOCK + 5,), 20, 12, "bfloat16", device)
     whole, pieces = (torch.zeros(12, 20, device=device) for _ in range(2))
     rk.linear_weight_grad(o.dy, o.x, main_grad=whole)
@@ -71,7 +71,7 @@ def test_micro_batches_of_whole_blocks_have_the_bytes_of_one_batch(device: str, 
 
 
 def test_rows_of_zeros_change_no_gradient(device: str, rng: np.random.Generator) -> None:
-    """Padding inside a block: a zero row adds +0 to every chain. (A sum that is -0 would be +0 then; none is here.)"""
+    """Padding inside a block: a zero row adds +0 to every chain. (A sum of -0 would become +0; none occurs here.)"""
     o = operands(rng, (40,), 33, 17, "bfloat16", device)
     padded = Operands(torch.cat([o.x, o.x]), o.weight, o.bias, torch.cat([o.dy, torch.zeros_like(o.dy)]))
     for dtype in ("float32", "bfloat16"):
@@ -92,7 +92,7 @@ def test_dbias_is_groups_of_64_rows_trees_and_blocks(rows: int, device: str, rng
 
 
 def sum_of_rows(values: np.ndarray) -> np.ndarray:
-    """Rule 9 for dbias."""
+    """Sum of rows by rule 9, as for dbias."""
     terms = []
     for b in blocks(len(values)):
         padded = np.zeros((BLOCK, 7), np.float32)
@@ -108,7 +108,7 @@ def sum_of_rows(values: np.ndarray) -> np.ndarray:
 
 
 def test_main_grad_and_out_may_be_views_and_nothing_else_is_touched(device: str, rng: np.random.Generator) -> None:
-    """A slice of a flat gradient buffer, or of a wider one: what lies around it keeps its bytes."""
+    """main_grad is a slice of a flat gradient buffer, or of a wider one; the bytes around it do not change."""
     o = operands(rng, (21,), 19, 10, "bfloat16", device)
     want = rk.linear_weight_grad(o.dy, o.x, out_dtype="float32")
     memory = torch.full((14, 30), 7.0, device=device)
@@ -129,7 +129,7 @@ def test_main_grad_and_out_may_be_views_and_nothing_else_is_touched(device: str,
 
 @pytest.mark.parametrize("out", ["float32", "bfloat16", "float16"])
 def test_autograd_has_the_bytes_of_the_functions(out: str, device: str, rng: np.random.Generator) -> None:
-    """dy comes in the dtype of y and is rounded to that of x before anything is multiplied or summed."""
+    """dy has the dtype of y, and is rounded to that of x before any product or sum."""
     for dtype in dtypes_of(device):
         if dtype == "float32" and out != "float32":
             continue
@@ -157,7 +157,7 @@ GRADIENTS = ["expanded", "transposed", "strided", "rows expanded", "four dimensi
 
 @pytest.mark.parametrize("layout", GRADIENTS)
 def test_any_layout_of_the_incoming_gradient_is_right(layout: str, device: str, rng: np.random.Generator) -> None:
-    """y.sum() gives an incoming gradient with strides of 0, y.t() a transposed one; only its numbers count."""
+    """y.sum() gives an incoming gradient with strides of 0, y.t() a transposed one. Only its numbers matter."""
     rows = (2, 3, 2) if layout == "four dimensions" else (12,)
     o = operands(rng, rows, 24, 10, "bfloat16", device)
     dy = {
@@ -200,7 +200,7 @@ def test_main_grad_takes_the_gradient_of_weight(device: str, rng: np.random.Gene
 
 
 def test_writing_in_place_is_seen_by_autograd(device: str, rng: np.random.Generator) -> None:
-    """Else a backward that saved the memory would compute with what was written over it."""
+    """Otherwise a backward that saved the memory would compute with its overwritten contents."""
     o = operands(rng, (6,), 16, 8, "bfloat16", device)
     for write in (
         lambda m: rk.linear_weight_grad(o.dy, o.x, main_grad=m),
@@ -215,7 +215,8 @@ def test_writing_in_place_is_seen_by_autograd(device: str, rng: np.random.Genera
 
 
 def test_several_uses_may_share_one_main_grad(device: str, rng: np.random.Generator) -> None:
-    """A tied weight; backward runs the uses in an order of its own, and a float32 sum of two is the same either way."""
+    """A tied weight. Backward runs the uses in an order of its own, and a float32 sum of two is the same in either
+    order."""
     o = operands(rng, (6,), 16, 16, "bfloat16", device)
     weight, main_grad = o.weight.clone().requires_grad_(), torch.zeros(16, 16, device=device)
     hidden = rk.linear(o.x, weight, main_grad=main_grad)
@@ -248,8 +249,8 @@ def test_a_weight_may_have_a_float32_gradient(device: str, rng: np.random.Genera
 
 
 def test_a_backward_has_the_forwards_unit(rng: np.random.Generator) -> None:
-    """The context may be left, or entered, between forward and backward: gradients are of the forward's arithmetic."""
-    o = operands(rng, (200,), 300, 400, "float16")  # 60,000 sums: some round to another float16
+    """The context may be left or entered between forward and backward; gradients use the forward's arithmetic."""
+    o = operands(rng, (200,), 300, 400, "float16")  # some of 60,000 sums round to another float16
     wants = {}
     for unit in ("ieee", "sm_90"):
         with rk.arithmetic(unit):

@@ -1,5 +1,5 @@
-"""What each bad input of linear yields: the error's type, and words that name the argument, what was expected and what
-came. Never a wrong number, never a crash."""
+"""Bad input of linear gives an error of the right type, whose message names the argument, what was expected and what
+came. It never gives a wrong number or a crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ W = torch.randn(8, 32, generator=_generator).bfloat16()
 B = torch.randn(8, generator=_generator).bfloat16()
 DY = torch.randn(3, 8, generator=_generator).bfloat16()
 PART = torch.randn(3, 8, generator=_generator)
-MAIN = torch.zeros(8, 32)  # read alone: calls that would write are refused
+MAIN = torch.zeros(8, 32)  # only read, since calls that would write to it are refused
 
 
 def partial(k_segments: Any = 2, first_segment: Any = 0, num_segments: Any = 1, columns: int = 16) -> Any:
@@ -31,7 +31,7 @@ def partial(k_segments: Any = 2, first_segment: Any = 0, num_segments: Any = 1, 
     )
 
 
-# name: (call, error, what its words must hold).
+# Maps a name to (call, error, pattern of its message).
 CASES: dict[str, tuple[Any, Any, str]] = {
     # Not arrays.
     "x a list": (lambda: rk.linear([[1.0]], W), TypeError, "x: expected an array that speaks DLPack, got list"),
@@ -210,12 +210,12 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "x: has no memory",
     ),
-    "weight freed": (  # FSDP's between its gathers
+    "weight freed": (  # FSDP frees it between its gathers
         lambda: (w := W.clone(), w.untyped_storage().resize_(0), rk.linear(X, w)),
         ValueError,
         "weight: has no memory",
     ),
-    **{  # a subclass may refuse in its own words, and torch in those of mixed devices or modes
+    **{  # a subclass may refuse with its own message, and torch with those for mixed devices or modes
         f"{what} {kind.__name__}": (call, Exception, rf"{what}: |does not do|Fake|fake")
         for kind in (fake, Wrapper)
         for what, call in (
@@ -263,7 +263,7 @@ NEGATED: dict[str, Any] = {
 
 @pytest.mark.parametrize("argument", NEGATED)
 def test_a_negative_bit_is_honoured_or_refused(argument: str) -> None:
-    """torch's lazy negation (the imaginary part of a conjugate) leaves the opposite numbers in memory."""
+    """torch's lazy negation (the imaginary part of a conjugate) leaves numbers of the opposite sign in memory."""
     call = NEGATED[argument]
     want = call(lambda x: (-x).contiguous())
     with contextlib.suppress(TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What linear's outputs may not be: arrays to write, main_grad and the dtype of a weight's gradient in autograd."""
+"""Invalid outputs of linear: arrays to write, main_grad, and the dtype of a weight's gradient in autograd."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _generator = torch.Generator().manual_seed(0)
 X = torch.randn(3, 32, generator=_generator).bfloat16()
 W = torch.randn(8, 32, generator=_generator).bfloat16()
 DY = torch.randn(3, 8, generator=_generator).bfloat16()
-MAIN = torch.zeros(8, 32)  # read alone: calls that would write are refused
+MAIN = torch.zeros(8, 32)  # only read, since calls that would write to it are refused
 
 
 def with_weight_of(**options: Any) -> Any:
-    """A training step's forward, where a gradient of weight is wanted."""
+    """The forward of a training step that needs a gradient of weight."""
     return lambda: rk.linear(X, W.clone().requires_grad_(), **options)
 
 
 def compiled(**options: Any) -> Any:
-    """Without fullgraph=True Dynamo breaks the graph here, and the call runs as an eager one."""
+    """Without fullgraph=True Dynamo breaks the graph here, and the call runs eagerly."""
     step = torch.compile(lambda x, w: rk.linear(x, w, **options), backend="eager", fullgraph=True)
     return lambda: step(X, W.clone().requires_grad_())
 
@@ -36,7 +36,7 @@ def twice_with_main_grad() -> None:
 
 
 def once_twice_differentiated() -> None:
-    """The gradient of x alone: what it gives to weight later would miss main_grad."""
+    """Asks for the gradient of x alone. A later gradient of weight through it would miss main_grad."""
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
     torch.autograd.grad(rk.linear(x, w, main_grad=MAIN.clone()).float().sum(), x, create_graph=True)
 
@@ -56,7 +56,7 @@ def shared_with_a_narrow_weight() -> None:
     rk.linear(X.bfloat16(), weight, main_grad=memory)
 
 
-# name: (call, error, what its words must hold).
+# Maps a name to (call, error, pattern of its message).
 CASES: dict[str, tuple[Any, Any, str]] = {
     "main_grad and out": (
         lambda: rk.linear_weight_grad(DY, X, main_grad=MAIN.clone(), out=MAIN.clone()),

@@ -1,4 +1,4 @@
-"""linear's backward as torch's engine runs it: what is asked for, main_grad, checkpointing."""
+"""linear's backward in torch's engine: the requested gradients, main_grad, checkpointing."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def leaves_of(o: Operands) -> list[Any]:
     return [t.clone().requires_grad_() for t in o[:3]]
 
 
-# ---- what the engine asks for ----------------------------------------------------------------------------------------
+# ---- requested gradients ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("inner", [False, True], ids=["leaf", "product"])
 def test_main_grad_gets_the_gradient_once_where_backward_is_split(inner: bool, traced: bool, o: Operands) -> None:
-    """As zero-bubble pipelines do: inputs first, weights later."""
+    """Splits backward as zero-bubble pipelines do: inputs first, weights later."""
     x, weight, bias = leaves_of(o)
     if traced:
         x = o.x.as_subclass(Subclass).clone().requires_grad_()
@@ -58,7 +58,7 @@ def test_main_grad_gets_the_gradient_once_where_backward_is_split(inner: bool, t
 
 
 class _Product(torch.autograd.Function):
-    """The plainest possible autograd Function in Python."""
+    """A minimal autograd Function in Python."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any) -> Any:
@@ -90,7 +90,7 @@ def test_pipelinings_split_backward_counts_once(o: Operands) -> None:
             pipelining.stage_backward_weight(iter([weight, bias]), groups)
             assert not differing(weight.grad, rk.linear_weight_grad(o.dy, o.x))
             assert not differing(bias.grad, rk.linear_bias_grad(o.dy))
-        else:  # that function asks autograd.grad for the weight's
+        else:  # that function asks autograd.grad for the weight's gradient
             with pytest.raises(ValueError, match="main_grad: takes the gradient of weight"):
                 pipelining.stage_backward_weight(iter([weight, bias]), groups)
             assert not bool(main_grad.any())
@@ -124,7 +124,8 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(o: Operands, monkeypatc
 def test_gradcheck_with_batched_gradients_and_a_vectorised_hessian(rng: np.random.Generator) -> None:
     o = operands(rng, (4,), 6, 5, "float32")
     leaves = tuple(t.clone().requires_grad_() for t in o[:3])
-    options = {"eps": 0.25, "atol": 1e-4, "rtol": 1e-4}  # bilinear: a quotient of any step is exact but for float32
+    # the function is bilinear, so a quotient of any step is exact up to float32
+    options = {"eps": 0.25, "atol": 1e-4, "rtol": 1e-4}
     with pytest.warns(UserWarning, match="double precision"):
         assert torch.autograd.gradcheck(rk.linear, leaves, check_batched_grad=True, **options)
     f = lambda x: rk.linear(x, o.weight).square().sum()  # noqa: E731
@@ -149,7 +150,7 @@ def test_flops_are_counted_forward_and_backward(o: Operands) -> None:
 
 
 def test_a_write_of_every_path_is_counted(o: Operands) -> None:
-    """A backward that saved main_grad must not run on what was added since."""
+    """A backward that saved main_grad must not run after something was added to it."""
     from torch.utils.flop_counter import FlopCounterMode
 
     memory = zeros_for(o.weight)
@@ -211,7 +212,7 @@ def test_a_row_parallel_layer_takes_main_grad_and_weight_grad_dtype(o: Operands)
 
 @pytest.mark.parametrize("how", ["context_fn", "inside", "inside, reentrant"])
 def test_checkpointing_recomputes_in_the_arithmetic_of_the_forward(how: str, rng: np.random.Generator) -> None:
-    """The gradient of a factor of y is y, as it was computed again: float32, so that every bit shows."""
+    """The gradient of a factor of y is the recomputed y. It is float32, so that every bit shows."""
     from torch.utils.checkpoint import checkpoint
 
     o = operands(rng, (4,), 256, 256)
@@ -225,7 +226,7 @@ def test_checkpointing_recomputes_in_the_arithmetic_of_the_forward(how: str, rng
         factor = torch.ones(4, 256, requires_grad=True)
         with rk.arithmetic("sm_90"):
             y = run(o.x, factor)
-        y.sum().backward()  # outside
+        y.sum().backward()  # outside the context
         return factor.grad
 
     want = gradient(layer)

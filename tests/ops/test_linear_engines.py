@@ -1,4 +1,4 @@
-"""engine="auto" has the bytes of engine="native" wherever cuBLASLt may serve, and is cuBLASLt nowhere else."""
+"""engine="auto" has the bytes of engine="native" wherever cuBLASLt may be used, and uses cuBLASLt nowhere else."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ assert torch.equal(y.view(torch.int16), rk.linear(x, weight, engine="native").vi
 
 
 def test_the_first_call_of_a_process_may_be_under_capture(products: list[Products]) -> None:
-    """The library is opened and its handle made then, which must not break the capture."""
+    """The library is opened and its handle is made during the capture, which must survive this."""
     p = min((p for p in products if p.kind == "forward"), key=lambda p: p.out_features)
     script = FIRST_CALL_IN_A_GRAPH.format(rows=p.last_rows, ins=p.in_features, outs=p.out_features)
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)

@@ -1,4 +1,4 @@
-"""linear for every framework: the same bytes, results in the caller's own, and what is written in place."""
+"""linear for every framework: the same bytes, results of the caller's own kind, and writes in place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from framework_arrays import (
 )
 from rl_kernel_native.contract import row
 
-ROWS, INS, OUTS = 13, 96, 37  # rows of x and weight start off any 16-byte vector but for x
+ROWS, INS, OUTS = 13, 96, 37  # rows of weight are not 16-byte aligned, but those of x are
 
 _random = np.random.default_rng(11)
 X = _random.standard_normal((ROWS, INS)).astype(np.float32)
@@ -32,7 +32,7 @@ DY = _random.standard_normal((ROWS, OUTS)).astype(np.float32)
 
 
 def everything(make: Any, dtype: str = "float32") -> list[Any]:
-    """Every function, of arrays that ``make`` makes."""
+    """Calls every function on arrays that ``make`` makes."""
     x, w, b, dy = (make(a) for a in of(dtype, X, W, B, DY))
     parts = [
         rk.linear_partial(make(xs), make(ws), k_segments=2, first_segment=i, num_segments=1)
@@ -104,7 +104,7 @@ def test_any_exporter_works_and_gets_numpy(exporter: Any) -> None:
 
 
 def test_frameworks_may_be_mixed_on_the_cpu() -> None:
-    """The first argument decides: the result is of its framework."""
+    """The first argument decides which framework the result belongs to."""
     torch = pytest.importorskip("torch")
     got = rk.linear(X, torch.from_numpy(W), torch.from_numpy(B))
     assert type(got) is np.ndarray
@@ -116,7 +116,8 @@ def test_frameworks_may_be_mixed_on_the_cpu() -> None:
 
 
 def test_negative_row_strides_of_numpy() -> None:
-    """Only NumPy has them. Rows backwards are the same rows backwards, a weight's rows the columns of y."""
+    """Only NumPy has negative strides. Reversed rows give reversed rows; reversed rows of a weight give reversed
+    columns of y."""
     y = rk.linear(X, W, B)
     assert raw(rk.linear(X[::-1], W, B)) == raw(y[::-1])
     assert raw(rk.linear(X, W[::-1], np.ascontiguousarray(B[::-1]))) == raw(y[:, ::-1])
@@ -149,4 +150,4 @@ print(rk.linear(x, w)[0, 0], rk.tree_sum(parts, out_dtype="float16").dtype)
 
 @pytest.mark.gpu
 def test_cupy_in_cupy_out_with_the_bytes_of_torch() -> None:
-    assert_cupy_has_the_bytes_of_torch(everything, "float16")  # CuPy has no bfloat16, GPUs no float32 products
+    assert_cupy_has_the_bytes_of_torch(everything, "float16")  # CuPy has no bfloat16, and GPUs have no float32 products

@@ -26,7 +26,7 @@ def o(device: str, rng: np.random.Generator) -> Operands:
 
 @pytest.fixture
 def single(rng: np.random.Generator) -> Operands:
-    """float32, which the CPU alone has: derivatives are compared with float64."""
+    """float32, which only the CPU has, since derivatives are compared with float64."""
     return operands(rng, (4, 3), 6, 5, "float32")
 
 
@@ -51,7 +51,7 @@ def test_vmap_has_the_bytes_of_a_loop(in_dims: tuple[Any, ...], device: str, rng
 
 
 def test_vmap_over_every_dimension_of_every_function(o: Operands) -> None:
-    """The batch is the last dimension, so that no element of it is contiguous."""
+    """The batch is the last dimension, so no element of it is contiguous."""
     f = o.dy.float()
     for function, arguments in (
         (rk.linear_input_grad, (o.dy, o.weight)),
@@ -121,23 +121,23 @@ def test_derivatives_of_every_function_against_float64(name: str, single: Operan
         want = function(lambda *a: theirs(*a).square().sum(), every)(*wide)
         for i in every:
             for j in every:
-                assert close(got[i][j], want[i][j], 8), (i, j)  # sums of sums
+                assert close(got[i][j], want[i][j], 8), (i, j)  # these are sums of sums
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradcheck_and_gradgradcheck(name: str, single: Operands) -> None:
-    """Bilinear functions: a difference quotient of any step is exact but for float32, so the step is 1/4."""
+    """The functions are bilinear, so a difference quotient of any step is exact up to float32. The step is 1/4."""
     ours, _, arguments = FUNCTIONS[name]
     inputs = tuple(getattr(single, a).clone().requires_grad_() for a in arguments)
     options = {"eps": 0.25, "atol": 1e-4, "rtol": 1e-4}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the inputs are not float64
+        warnings.simplefilter("ignore")  # it warns that the inputs are not float64
         assert torch.autograd.gradcheck(ours, inputs, check_forward_ad=True, **options)
         assert torch.autograd.gradgradcheck(ours, inputs, **options)
 
 
 def test_second_derivatives_in_half_precision(o: Operands) -> None:
-    """A gradient penalty: of bfloat16 roundings of each factor, 2^-8 each of a sum of 32 at most."""
+    """A gradient penalty. Each factor has bfloat16 roundings, 2^-8 for each of at most 32 summands."""
     outcomes = []
     for function, inputs in ((rk.linear, o[:3]), (torch.nn.functional.linear, [t.double() for t in o[:3]])):
         leaves = [t.clone().requires_grad_() for t in inputs]

@@ -1,7 +1,7 @@
-"""Random products, always the same ones: bounds against float64, the same bytes for any rows, and on a GPU those of the
-CPU as that GPU.
+"""Fixed random products: bounds against float64, the same bytes for any rows, and on a GPU those of the CPU with that
+GPU's arithmetic.
 
-RLK_FUZZ_CASES (2,000) sets how many. A failure names its case, which this runs alone:
+RLK_FUZZ_CASES (2,000) sets how many. A failure names its case. This command runs one case:
 `PYTHONPATH=tests/support python tests/ops/test_linear_fuzz.py CASE`.
 """
 
@@ -24,14 +24,15 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 
 SEED = 20_241
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
-CHUNK = 100  # cases a test: a failing chunk still names its case, and a run shows progress
-MAX_LOG2 = 20  # multiply-adds of a problem: it takes every path of tiles and edges, its model of a unit milliseconds
+CHUNK = 100  # cases per test, so that a run shows progress; a failing chunk names its case
+# multiply-adds per problem: it takes every path of tiles and edges, while the model of a unit takes milliseconds
+MAX_LOG2 = 20
 CANARY = 7.0
 
 
 @dataclass
 class Problem:
-    """One set of operands in layouts of their own, and every option."""
+    """One set of operands, each with a layout of its own, and every option."""
 
     number: int
     dtype: str
@@ -39,11 +40,11 @@ class Problem:
     segments: int
     out: str
     engine: str
-    main_grad: Any  # float32 [out_features, in_features], a view into memory of canaries
+    main_grad: Any  # float32 [out_features, in_features], a view into memory with canaries
     features: set[str] = field(default_factory=set)
 
     def moved(self, device: str) -> Operands:
-        """The same layouts elsewhere: ``to`` would make them contiguous."""
+        """A copy on another device with the same layouts; ``to`` would make it contiguous."""
         return Operands(*(None if t is None else as_laid_out_on(t, device) for t in self.operands))
 
 
@@ -84,7 +85,7 @@ def make(number: int) -> Problem:
 
     def values(*shape: int) -> Any:
         found = rng.standard_normal(shape, dtype=np.float32)
-        if rng.random() < 0.2:  # exponents far apart: alignment cuts, and cancellation
+        if rng.random() < 0.2:  # exponents are far apart, so alignment cuts and sums cancel
             found *= np.exp2(rng.integers(-12, 13, shape)).astype(np.float32)
             features.add("wide")
         found = np.clip(found * np.float32(spread), -60_000, 60_000)  # finite in float16
@@ -121,7 +122,7 @@ def make(number: int) -> Problem:
 
 
 def compute(p: Problem, o: Operands, engine: str) -> tuple[Any, ...]:
-    """y, dx, dweight, dbias, y in the dtype asked for, shares of two ranks, main_grad."""
+    """y, dx, dweight, dbias, y in the wanted dtype, shares of two ranks, main_grad."""
     options = {"engine": engine}
     y = rk.linear(o.x, o.weight, o.bias, k_segments=p.segments, out_dtype="float32", **options)
     main_grad = as_laid_out_on(p.main_grad.clone(), str(o.x.device.type))
@@ -150,7 +151,7 @@ def compute(p: Problem, o: Operands, engine: str) -> tuple[Any, ...]:
 
 
 def canonical(results: tuple[Any, ...]) -> tuple[Any, ...]:
-    """One NaN: a GPU's are its unit's."""
+    """Gives every NaN the same bits, since those of a GPU are its unit's."""
     return tuple(torch.where(torch.isnan(r), torch.full_like(r, float("nan")), r) for r in results)
 
 

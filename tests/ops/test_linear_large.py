@@ -1,5 +1,5 @@
-"""linear beyond 2^31 elements of each array, where 32-bit offsets overflow. Parts are the same bytes, and small ones
-are checked elsewhere."""
+"""linear beyond 2^31 elements of each array, where 32-bit offsets overflow. Parts must have the same bytes; other tests
+check small calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 
 def normal(*shape: int) -> Any:
-    """Filled by rows: torch's own generators have 32-bit limits, too."""
+    """Filled row by row, since torch's own generators have 32-bit limits, too."""
     found = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
     for i in range(0, shape[0], 4096):
         found[i : i + 4096].normal_()
@@ -57,7 +57,7 @@ def test_y_and_dy(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["auto", "native"])
 def test_weight_and_dweight(engine: str) -> None:
-    """[131,072, 16,500]: a head of 128 K tokens; in_features that are no multiple of a tile."""
+    """[131,072, 16,500]: a head of 128 K tokens, with in_features that are no multiple of a tile."""
     weight, x, outs = normal(131_072, 16_500), normal(40, 16_500), slice(131_060, None)
     y = rk.linear(x, weight, engine=engine)
     assert not differing(y[:, outs], rk.linear(x, weight[outs].clone(), engine=engine))

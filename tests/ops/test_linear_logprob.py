@@ -1,4 +1,4 @@
-"""linear_logprob: the bits of logprob of linear, forward and backward, whatever the workspace."""
+"""linear_logprob has the bits of logprob of linear, forward and backward, with any workspace."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_has_the_bits_of_logprob_of_linear(
     o["logits_dtype"] = hidden.dtype if logits_dtype == "same" else logits_dtype
     want = composed(hidden, weight, target, **o)
     hidden = hidden.clone()
-    hidden[1, 2] = float("nan")  # ignored: never read
+    hidden[1, 2] = float("nan")  # ignored, so never read
     assert not differing(tuple(rk.linear_logprob(hidden, weight, target, **o)), tuple(want))
 
 
@@ -85,7 +85,7 @@ def test_rows_outside_of_the_loss_mask_are_as_ignored_ones(head: tuple[Any, ...]
     outcomes = []
     for ids, options in ((ignored, {}), (target, {"loss_mask": mask})):
         leaves = [t.clone().requires_grad_() for t in (hidden, weight, bias)]
-        leaves[0].data[~mask] = float("nan")  # never read
+        leaves[0].data[~mask] = float("nan")  # not scored, so never read
         result = rk.linear_logprob(leaves[0], leaves[1], ids, bias=leaves[2], **ALL, **options)
         (result.logprob + result.lse + result.entropy).sum().backward()
         outcomes.append((*(o.detach() for o in result), *(t.grad for t in leaves)))
@@ -126,10 +126,10 @@ def test_a_workspace_of_any_size_changes_no_bit(rows: int, device: str) -> None:
     assert not differing(found[0], found[2])
 
 
-@pytest.mark.parametrize("in_features", [64, 13])  # rows of dweight that begin at 16 bytes, and others
+@pytest.mark.parametrize("in_features", [64, 13])  # with and without 16-byte aligned rows of dweight
 @pytest.mark.parametrize("logits_dtype", ["bfloat16", "float32"])
 def test_gradients_of_logits_may_lie_in_dweight(in_features: int, logits_dtype: str, device: str) -> None:
-    """A workspace with room for few columns: most gradients of logits lie in dweight's memory before dweight is
+    """The workspace has room for few columns, so most gradients of logits lie in dweight's memory before dweight is
     written."""
     generator = torch.Generator().manual_seed(in_features)
     hidden = torch.randn(300, in_features, generator=generator).to(device, torch.bfloat16)
@@ -145,7 +145,7 @@ def test_gradients_of_logits_may_lie_in_dweight(in_features: int, logits_dtype: 
 
 
 def test_a_workspace_serves_the_rows_that_are_left_over(device: str) -> None:
-    """A fused kernel takes 8192 rows, then 7296, of which more work is left for the last wave of 132 blocks."""
+    """A fused kernel takes 8192 rows, then 7296, which leave more work for the last wave of 132 blocks."""
     if device == "cpu":
         pytest.skip("its workspaces do not depend on the rows")
     rows, columns = 8192 + 7296, 20_000
@@ -156,7 +156,7 @@ def test_a_workspace_serves_the_rows_that_are_left_over(device: str) -> None:
         assert not differing(rk.linear_logprob(hidden[part], weight, target[part]), found[part])
 
 
-@pytest.mark.parametrize("columns", [200, 8400])  # fewer and more than rows, which decides whose sums are kept
+@pytest.mark.parametrize("columns", [200, 8400])  # fewer and more columns than rows, which decides which sums are kept
 def test_a_gradient_of_16_bits_is_rounded_once(columns: int, device: str) -> None:
     rows = 8192 + 100  # two blocks of tokens
     hidden = torch.randn(rows, 16, device=device).bfloat16().requires_grad_()
@@ -382,7 +382,7 @@ def test_a_lone_number_is_named(name: str) -> None:
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(("unit", "dtype"), linear_cases.UNIT_DTYPES)
 def test_outputs_and_gradients_are_near_float64(unit: str, dtype: str, options: str) -> None:
-    """Every unit's products, against the bounds of contract.py."""
+    """Products of every unit, within the bounds of contract.py."""
     rng = np.random.default_rng(linear_cases.UNITS.index(unit))
     with rk.arithmetic(unit):
         for rows, ins, vocab in ((9, 48, 300), (3, 200, 1031)):
@@ -466,7 +466,7 @@ def test_a_tangent_is_an_error(rng: np.random.Generator, device: str) -> None:
     torch.compiler.reset()
     words = "call logprob of linear for that|jvp function|a derivative is wanted where it would be lost"
     compiled = torch.compile(score, backend="eager")
-    compiled(hidden)  # a graph that knows of no tangents
+    compiled(hidden)  # a graph without tangents
     for function in (push, torch.compile(push, backend="eager")):
         with pytest.raises(Exception, match=words):
             function(hidden)
@@ -485,7 +485,7 @@ def test_workspaces_are_counted_by_device(device: str) -> None:
     target = torch.arange(300, device=device)
     for bytes_ in (LEAST, 2 * LEAST):
         rk.linear_logprob(hidden, weight, target, kept=None, softcap=30.0, workspace_bytes=bytes_)
-    if device == "cpu":  # whose backend allocates by itself
+    if device == "cpu":  # its backend allocates by itself
         assert rk.workspace_stats() == {}
         return
     found = rk.workspace_stats(reset=True)[f"{device}:{torch.cuda.current_device()}"]

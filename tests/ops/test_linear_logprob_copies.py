@@ -1,4 +1,4 @@
-"""linear_logprob of hidden states that a fused forward copies first: two strides, or rows off 16 bytes."""
+"""linear_logprob of hidden states that a fused forward first copies, since they have two strides or unaligned rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def sliced(hidden: Any) -> Any:
-    """hidden[:, :-1] of sequences of one token more."""
+    """hidden[:, :-1] of sequences with one token more."""
     padded = torch.full((hidden.shape[0], hidden.shape[1] + 1, hidden.shape[2]), float("nan")).to(hidden)
     padded[:, :-1] = hidden
     return padded[:, :-1]
@@ -50,7 +50,7 @@ def head(device: str) -> tuple[Any, Any, Any]:
 def test_has_the_bits_of_plain_rows(layout: str, options: str, device: str) -> None:
     hidden, weight, target = head(device)
     want = rk.linear_logprob(hidden, weight, target, **OPTIONS[options])
-    hidden[1, 5:60] = float("nan")  # ignored: never read
+    hidden[1, 5:60] = float("nan")  # ignored, so never read
     assert not differing(tuple(rk.linear_logprob(LAYOUTS[layout](hidden), weight, target, **OPTIONS[options])), want)
 
 

@@ -1,4 +1,4 @@
-"""linear_logprob's backward as torch's engine runs it: what is asked for, main_grad."""
+"""linear_logprob's backward in torch's engine: the requested gradients, and main_grad."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def leaves_of(h: Head) -> list[Any]:
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("inner", [False, True], ids=["leaf", "product"])
 def test_main_grad_gets_the_gradient_once_where_backward_is_split(inner: bool, traced: bool, h: Head) -> None:
-    """As zero-bubble pipelines do: inputs first, weights later."""
+    """Splits backward as zero-bubble pipelines do: inputs first, weights later."""
     dy = torch.linspace(0.5, 1.5, len(h.target), device=h.hidden.device)
     x, weight, bias = leaves_of(h)
     want = zeros_for(weight)
@@ -89,7 +89,7 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(h: Head, monkeypatch: p
 
 
 def test_backwards_of_several_threads_lose_no_addition() -> None:
-    """One token of two equal columns: its gradient is half of the hidden state, so every addition is exact."""
+    """One token and two equal columns: its gradient is half of the hidden state, so every addition is exact."""
     threads, calls, columns = 8, 25, 4096
     x, target = torch.ones(1, columns), torch.zeros(1, dtype=torch.int64)
     weight, main_grad = torch.zeros(2, columns, requires_grad=True), torch.zeros(2, columns)

@@ -1,4 +1,4 @@
-"""LoRA on the head of linear_logprob: the bits of a head of more features, forward and backward."""
+"""LoRA on the head of linear_logprob has the bits of a head with more features, forward and backward."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rl_kernel_native.contract import row
 
 torch = pytest.importorskip("torch")
 
-RANKS = [1, 7, 16, 64]  # one; no multiple of 16 or of 16 bytes; one step; one stage of the fused kernels
+RANKS = [1, 7, 16, 64]  # one; a multiple of neither 16 nor 16 bytes; one step; one stage of the fused kernels
 SCALES = {1: 1.0, 7: -0.5, 16: 2.0, 64: 0.25}
 UNITS = ["ieee", "sm_90"]
 VOCAB = 320  # eight parts of 40
-# Features that fill no step of 16; and whole rows of 16 bytes, which the fused kernels take.
+# Features that do not fill a step of 16, and whole rows of 16 bytes, which the fused kernels take.
 SHAPES = [(9, 44), (9, 64)]
 
 
@@ -43,12 +43,12 @@ def operands(
 
 
 def unit_of(unit: str, device: str) -> Any:
-    """A GPU computes with its own."""
+    """The context for a unit; a GPU computes with its own."""
     return contextlib.nullcontext() if device == "cuda" else rk.arithmetic(unit)
 
 
 def side_by_side(a: Any, b: Any) -> Any:
-    """[a, zeros up to a multiple of 16, b]."""
+    """Rows [a, zeros up to a multiple of 16, b]."""
     return torch.cat([a, a.new_zeros(len(a), -a.shape[1] % 16), b], dim=1)
 
 
@@ -113,7 +113,7 @@ def test_has_the_bits_of_a_head_of_more_features(
     h, of_lora = operands(rank, shape[1], device=device)
     with unit_of(unit, device):
         want = rk.logprob(logits_of(h, of_lora, logits_dtype), h.target, **ALL)
-        h.hidden[1] = float("nan")  # ignored: never read
+        h.hidden[1] = float("nan")  # ignored, so never read
         assert not differing(tuple(called(h, of_lora, logits_dtype=logits_dtype, **ALL)), tuple(want))
 
 
@@ -247,7 +247,7 @@ def test_dh_segments_give_each_part_of_the_vocabulary_its_own_sums(rank: int, de
     assert not differing(got[3], dlora_a.to(h.hidden.dtype))
     assert not differing((*got[1:3], got[4]), (*one[1:3], one[4]))
     assert device != "cpu" or (differing(got[0], one[0]) and differing(got[3], one[3])), "float32 shows the parts"
-    # The same for who asks for less.
+    # Fewer requested gradients have the same bits.
     a = of_lora.a.clone().requires_grad_()
     found = called(h, of_lora, [*h[:3], a, of_lora.b], return_lse=True, return_entropy=True, dh_segments=8)
     (found.logprob + 0.1 * found.lse - 0.2 * found.entropy).sum().backward()
@@ -255,7 +255,7 @@ def test_dh_segments_give_each_part_of_the_vocabulary_its_own_sums(rank: int, de
 
 
 def test_blocks_of_tokens_are_folded() -> None:
-    """8300 rows: two blocks of rule 9, whose float32 sums are rounded once."""
+    """8300 rows are two blocks of rule 9, whose float32 sums are rounded once."""
     h, of_lora = operands(5, 8, vocab=64, rows=8300)
     d, got = logit_gradients(h, of_lora), gradients(h, of_lora)
     assert not differing(got[3], rk.linear_weight_grad(v_of(d, of_lora), scored(h)))
@@ -276,7 +276,7 @@ def test_blocks_of_tokens_are_folded() -> None:
 def test_a_gpu_has_the_bytes_of_the_cpu_as_an_sm_90(
     rows: int, ins: int, vocab: int, logits_dtype: str, rank: int, dtype: str
 ) -> None:
-    """Fused and unfused: ranks and features whose rows are multiples of 16 bytes, and others."""
+    """Fused and unfused: with ranks and features whose rows are multiples of 16 bytes, and others."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("products of another architecture")
     h, of_lora = operands(rank, ins, dtype, vocab=vocab, rows=rows, scale=0.5)
@@ -307,7 +307,7 @@ def test_outputs_and_gradients_are_near_float64(unit: str, dtype: str, rank: int
 
 
 def test_float64_is_what_torch_differentiates() -> None:
-    """The truth of the test above, by torch's autograd of the merged weight; and the reference."""
+    """Compares the truth of the test above with torch's autograd of the merged weight, and with the reference."""
     h, of_lora = operands(16, dtype="float32")
     of = linear_logprob_cases.lora_truth(h, of_lora)
     x, w, bias, a, b = (t.double().requires_grad_() for t in (*h[:3], of_lora.a, of_lora.b))
@@ -326,7 +326,7 @@ def test_float64_is_what_torch_differentiates() -> None:
     assert (abs(reference["logprob"] - of.logprob) <= of.off).all()
 
 
-# ---- what calls it ---------------------------------------------------------------------------------------------------
+# ---- callers ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
@@ -443,7 +443,7 @@ def test_frozen_weights_get_no_gradient_and_cost_none(monkeypatch: pytest.Monkey
         score.backward(retain_graph=True)
         assert asked == [every]
         assert w.grad is None
-        # Who asks for less gets less.
+        # Only the requested gradients are computed.
         for leaf, i in ((x, 0), (a, 3), (b, 4)):
             asked.clear()
             torch.autograd.grad(score, leaf, retain_graph=True)
@@ -502,7 +502,7 @@ def test_func_grad_has_the_bytes_of_backward() -> None:
 
 
 def test_vmap_is_a_loop() -> None:
-    """Over the adapters of several tenants."""
+    """Batched over the adapters of several tenants."""
     h, first = operands()
     _, second = h, linear_logprob_cases.lora(np.random.default_rng(5), h, 16, first.scale)
     a, b = (torch.stack(pair) for pair in zip(first[:2], second[:2], strict=True))
@@ -545,7 +545,7 @@ def on_a_rank(rank: int, ranks: int, port: int) -> None:
     assert not differing(got[0], want[0])
     for mine, whole in ((got[1], want[1]), (got[2], want[2]), (got[4], want[4])):
         assert not differing(mine, whole[own].contiguous())
-    # lora_a's is a share: that of this rank's parts, one after the other.
+    # The gradient of lora_a is a share: that of this rank's parts, one after another.
     d, share = logit_gradients(h, of_lora), None
     for first in range(own.start, own.stop, 40):
         part = of_lora._replace(b=of_lora.b[first : first + 40].contiguous())

@@ -1,4 +1,4 @@
-"""LoRA on the head of linear_logprob: what is refused, in which words, and how its products are counted."""
+"""LoRA on the head of linear_logprob: refusals and their messages, and the count of its products."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ def test_flops_are_those_of_every_product() -> None:
         rk.linear_logprob(
             hidden, weight, torch.tensor([1, 2, 3]), lora_a=a, lora_b=b, weight_grad=False
         ).sum().backward()
-    logits = vocab * ins + rank * (ins + vocab)  # twice; then dhidden, v, and the gradients of both factors
+    # forward and recomputation; then dhidden, v, and the gradients of both factors
+    logits = vocab * ins + rank * (ins + vocab)
     gradients = vocab * ins + rank * vocab + rank * ins + rank * ins + rank * vocab
     assert counter.get_total_flops() == 2 * rows * (2 * logits + gradients)
 

@@ -1,4 +1,4 @@
-"""linear_cross_entropy: torch's cross-entropy in float64, and bits that no split of the rows changes."""
+"""linear_cross_entropy: torch's cross-entropy in float64, and the same bits for any split of the rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def head(device: str = "cpu", rows: int = 9, vocab: int = 90, dtype: str = "bflo
 
 
 def losses_of_torch(h: Head, z_loss: float, reduction: str) -> tuple[Any, tuple[Any, ...]]:
-    """In float64: cross_entropy, and Liger's z-loss, whose mean is over the rows that are not ignored."""
+    """cross_entropy in float64, and Liger's z-loss, whose mean is over rows that are not ignored."""
     leaves = [t.double().requires_grad_() for t in h[:3]]
     logits = leaves[0] @ leaves[1].T + leaves[2]
     found = torch.nn.functional.cross_entropy(logits, h.target, reduction="none")
@@ -78,7 +78,7 @@ def test_the_sum_is_that_of_a_sequence_and_the_mean_its_quotient(device: str) ->
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_padded_and_packed_sequences_have_one_loss(reduction: str, device: str) -> None:
-    h = head(device, rows=4 * 2100)  # a sequence of more than a chunk of 2048 positions
+    h = head(device, rows=4 * 2100)  # one sequence is longer than a chunk of 2048 positions
     lengths = (2100, 0, 37, 1999)
     hidden, target = h.hidden.view(4, 2100, -1), h.target.view(4, 2100).clone()
     for i, length in enumerate(lengths):
@@ -98,7 +98,7 @@ def test_padded_and_packed_sequences_have_one_loss(reduction: str, device: str) 
 
 @pytest.mark.parametrize("denominator", [1234.0, torch.tensor([1234], dtype=torch.int64), torch.tensor(1234.0)])
 def test_a_denominator_gives_gradients_that_no_split_changes(denominator: Any, device: str) -> None:
-    h = head(device, rows=8292)  # a block of 8192 tokens, and the rest
+    h = head(device, rows=8292)  # a block of 8192 tokens, and a rest
     if isinstance(denominator, torch.Tensor):
         denominator = denominator.to(device)
     outcomes = []

@@ -1,4 +1,4 @@
-"""linear_logprob of rows most of which are not scored: kernels may leave them out, and no bit tells."""
+"""linear_logprob with few scored rows: kernels may leave the other rows out, without a change of bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cases import ALL, differing, part_cut
 torch = pytest.importorskip("torch")
 
 FEATURES, VOCAB = 64, 3000
-BLOCK = 8192  # rows of rule 9
+BLOCK = 8192  # rows per block of rule 9
 
 
 def spans(rows: int, *scored: tuple[int, int]) -> Any:
@@ -24,7 +24,7 @@ def spans(rows: int, *scored: tuple[int, int]) -> Any:
 
 
 def answers(rows: int, width: int) -> Any:
-    """A padded batch: of each `width` rows the first few are scored."""
+    """A padded batch in which the first few of each `width` rows are scored."""
     place = torch.arange(rows)
     return place % width < 1 + (place // width * 37) % width
 
@@ -68,7 +68,7 @@ class Case:
         self.target = torch.randint(0, VOCAB, (rows,), generator=generator).to(device)
         self.temperature = (0.5 + torch.rand(rows, generator=generator)).to(device)
         self.dy = normal(rows).to(device)
-        self.hidden[~self.mask] = float("nan")  # never read
+        self.hidden[~self.mask] = float("nan")  # not scored, so never read
         self.scored = torch.where(self.mask[:, None], self.hidden, torch.zeros_like(self.hidden))
 
     def called(self, hidden: Any = None, weight: Any = None, **options: Any) -> Any:
@@ -158,7 +158,8 @@ def logit_gradients(c: Case) -> Any:
     return d.to(c.hidden.dtype)
 
 
-@pytest.mark.parametrize("workspace", [1 << 21, 1 << 28], ids=["small", "large"])  # chunks of the vocabulary
+# workspaces that cut the vocabulary into chunks
+@pytest.mark.parametrize("workspace", [1 << 21, 1 << 28], ids=["small", "large"])
 @pytest.mark.parametrize("name", SHORT)
 def test_gradients_have_the_bits_of_products(name: str, workspace: int, dtype: Any, device: str) -> None:
     c = Case(name, device, dtype)
@@ -183,7 +184,7 @@ def test_gradients_of_several_blocks(name: str, main_grad: bool, workspace: int,
 
 @pytest.mark.parametrize("name", ["both blocks", "the end of both blocks"])
 def test_a_gradient_of_the_weight_alone(name: str, device: str) -> None:
-    """In 16 bits, of several blocks: chunks of the vocabulary go outside of blocks."""
+    """With 16 bits and several blocks, the outer loop is over chunks of the vocabulary."""
     c = Case(name, device)
     w = c.weight.clone().requires_grad_()
     c.called(c.hidden, w, temperature=c.temperature, workspace_bytes=1 << 25).backward(c.dy)

@@ -1,4 +1,4 @@
-"""linear_logprob over a vocabulary that lies on several ranks: the bits of one rank, forward and backward."""
+"""linear_logprob over a vocabulary that is spread over several ranks has the bits of one rank, forward and backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from linear_logprob_cases import Head, gradients
 
 torch = pytest.importorskip("torch")
 
-VOCAB, VALID = 320, 290  # five leaves of 128 columns cut short by parts of 40; padding on the last rank
+VOCAB, VALID = 320, 290  # parts of 40 columns cut the leaves of 128 short; the last rank has padding
 OPTIONS: dict[str, Any] = {"temperature": 0.7, "softcap": 11.0, "valid_vocab": VALID}
 
 
@@ -31,7 +31,7 @@ def columns(h: Head, first: int, last: int) -> Head:
 
 
 def logit_gradients(h: Head) -> Any:
-    """Rounded to the operands' dtype."""
+    """Gradients of the logits, rounded to the operands' dtype."""
     lse_entropy = rk.linear_logprob(*h[:2], h.target, bias=h.bias, return_lse=True, return_entropy=True, **OPTIONS)
     ones = torch.ones(len(h.target), device=h.hidden.device)
     slopes = (linear_logprob_cases.DLOGPROB, linear_logprob_cases.DLSE, linear_logprob_cases.DENTROPY)
@@ -75,7 +75,7 @@ def test_dh_segments_is_the_tree_over_the_parts_of_the_vocabulary(device: str) -
 
 
 def test_dh_segments_of_columns_that_are_not_in_memory(device: str) -> None:
-    """A canonical vocabulary beyond the columns: its last parts are empty."""
+    """The canonical vocabulary exceeds the columns, so its last parts are empty."""
     h = head(device)
     short = columns(h, 0, 100)._replace(target=h.target.clamp(max=99))
     padded = h._replace(target=short.target, weight=h.weight.clone())
@@ -104,7 +104,7 @@ def test_compiled_dh_segments_have_the_bytes_of_eager() -> None:
 
 
 def on_a_rank(rank: int, ranks: int, port: int) -> None:
-    """The first 1, 2, 4, ... ranks as a group, each next to the whole on one."""
+    """The first 1, 2, 4, ... ranks form a group; each is compared with the whole on one rank."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -142,7 +142,8 @@ def on_a_rank(rank: int, ranks: int, port: int) -> None:
             leaf = h.weight.clone().requires_grad_()
             rk.linear_logprob(h.hidden, leaf, h.target, bias=h.bias, main_grad=every, **OPTIONS).sum().backward()
             assert not differing(total, every[own].contiguous())
-            # Temperatures of rows, kept sets, a bad target: all ranks give the whole's answer, and no rank waits.
+            # With temperatures per row, kept sets and a bad target, all ranks give the answer of the whole, and no rank
+            # waits.
             rows = torch.linspace(0.5, 2.0, len(h.target))
             kept = torch.arange(0, 90, dtype=torch.int32), torch.arange(0, 91, 10)[: len(rows) + 1]
             bad = h.target.clone()
@@ -162,7 +163,7 @@ def on_a_rank(rank: int, ranks: int, port: int) -> None:
                 ):
                     with pytest.raises(ValueError, match=text):
                         rk.linear_logprob(*shard[:2], h.target, **{**how, **changed})
-                # A vocabulary of which a rank has nothing is refused by all of them, and no rank waits.
+                # All ranks refuse a vocabulary of which one rank has nothing, and no rank waits.
                 start, stop = (min(8 * (i * 8 // size // 8), 8) for i in (rank, rank + 1))
                 tiny = {"process_group": group, "vocab_start": start, "vocab_size": 8}
                 with pytest.raises(ValueError, match=f"process_group: expected columns for each of {size} ranks"):
@@ -176,7 +177,7 @@ def test_ranks_of_a_process_group_have_the_bits_of_one_rank() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # One process imports torch; the ranks are forked from it.
+    # One process imports torch, and the ranks are forked from it.
     multiprocessing.set_forkserver_preload(["torch.distributed", "rl_kernel_native", "linear_logprob_cases", __name__])
     torch.multiprocessing.start_processes(on_a_rank, (8, port), nprocs=8, start_method="forkserver")
 

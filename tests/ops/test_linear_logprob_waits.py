@@ -1,4 +1,5 @@
-"""linear_logprob's blocks wait for each other, but not for long: beside others calls end and have their bytes."""
+"""Blocks of linear_logprob wait for each other, but not for long: next to other work the calls end and have their
+bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.gpu
 
-ROWS, FEATURES, VOCAB = 2048, 64, 40000  # every block has several stretches of the vocabulary, and waits after each
+ROWS, FEATURES, VOCAB = 2048, 64, 40000  # every block has several stretches of the vocabulary and waits after each
 CALLS = 30
 
 

@@ -1,5 +1,5 @@
-"""Every path of linear (eager, autograd, dispatcher, meta) refuses alike, from every framework and in the same words.
-What looks wrong but is honoured: negative bits, empty arrays."""
+"""Every path of linear (eager, autograd, dispatcher, meta) refuses bad input with the same message, from every
+framework. Valid inputs that look wrong: negative bits and empty arrays."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from test_linear_bad_input import DY, PART, B, W, X, partial
 
 torch = pytest.importorskip("torch", reason="most bad inputs are torch's")
 
-XN, WN, BN, PARTN = (t.float().numpy() for t in (X, W, B, PART))  # NumPy's
+XN, WN, BN, PARTN = (t.float().numpy() for t in (X, W, B, PART))  # NumPy arrays
 
 
 class NoIndex:
-    """As an array of several elements does."""
+    """Like an array with several elements."""
 
     def __index__(self) -> int:
         raise TypeError("only integer scalar arrays can be converted to a scalar index")
@@ -46,7 +46,7 @@ def deleted_jax_array() -> Any:
     return array
 
 
-# name: (call, error, what its words must hold).
+# Maps a name to (call, error, pattern of its message).
 CASES: dict[str, tuple[Any, Any, str]] = {
     **{
         f"k_segments {words}, {path}": (lambda c=call, s=value: c(s), error, f"k_segments: expected {text}")
@@ -129,7 +129,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "a result beyond memory": (
         lambda: rk.linear(torch.zeros(1, 1).expand(1 << 31, 1), torch.zeros(1 << 14, 1)),
         MemoryError,
-        r"out: [^\n]*\Z",  # the allocator's sentence without its stack trace
+        r"out: [^\n]*\Z",  # torch's message without the allocator's stack trace
     ),
     # Dtypes of results.
     **{

@@ -1,4 +1,5 @@
-"""linear_sample: the bytes of sample of linear in any workspace, batch and stride, and of linear_logprob; bad input."""
+"""linear_sample: the bytes of sample of linear in any workspace, batch and stride; the log-probabilities of
+linear_logprob; bad input."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def head(rng: np.random.Generator, rows: int, ins: int, vocab: int, dtype: Any, 
 
 
 def mixed(rng: np.random.Generator, rows: int, device: str) -> dict[str, torch.Tensor]:
-    """Parameters of rows that are all different."""
+    """Parameters that differ in every row."""
     choose = {
         "temperature": rng.choice([0.6, 1.0, 1.7], rows).astype(np.float32),
         "top_k": rng.choice([0, 1, 20, 64], rows),
@@ -53,18 +54,18 @@ def composed(hidden: Any, weight: Any, logits_dtype: Any = None, bias: Any = Non
 
 
 def least(*operands: Any, **given: Any) -> int:
-    """The workspace of one row, which the error names."""
+    """Workspace of one row, which the error names."""
     with pytest.raises(ValueError, match="workspace_bytes: expected at least") as refused:
         rk.linear_sample(*operands, **given | {"workspace_bytes": 0})
     return int(str(refused.value).split("at least ")[1].split(" ")[0])
 
 
 def dtypes_of(device: str, unit: str = "ieee") -> list[torch.dtype]:
-    """Float32 operands are the CPU's, in ieee arithmetic."""
+    """Float32 operands work on the CPU alone, in ieee arithmetic."""
     return [torch.bfloat16, torch.float16, *([torch.float32] if (device, unit) == ("cpu", "ieee") else [])]
 
 
-# One column; a leaf and some; no multiple of a tile; several leaves a part and two blocks of rows.
+# One column; a leaf and some columns; no multiple of a tile; several leaves per part and two blocks of rows.
 SHAPES = ((7, 16, 1), (40, 24, 130), (33, 72, 1999), (300, 16, 5000))
 
 
@@ -99,7 +100,7 @@ def case(number: int, device: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
     dtypes = dtypes_of(device)
     operands = head(rng, rows, ins, vocab, dtypes[int(rng.integers(len(dtypes)))], device)
     if rng.random() < 0.2:
-        operands = [torch.round(x) for x in operands]  # many logits are equal
+        operands = [torch.round(x) for x in operands]  # gives many equal logits
     every = mixed(rng, rows, device)
     given: dict[str, Any] = {n: x if rng.random() < 0.5 else x[0].item() for n, x in every.items()}
     given["exp"] = "portable"
@@ -108,7 +109,7 @@ def case(number: int, device: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
     return operands, given
 
 
-@pytest.mark.parametrize("block", range(4))  # so that a failure leaves the others
+@pytest.mark.parametrize("block", range(4))  # in several tests, so that a failure leaves the others
 def test_any_call_has_the_bytes_of_sample_of_linear(block: int, device: str) -> None:
     for number in range(block, CASES, 4):
         operands, given = case(number, device)
@@ -130,7 +131,7 @@ def test_a_row_has_its_bytes_in_any_batch_and_stride(device: str, rng: np.random
         one = {n: v[i : i + 1] if isinstance(v, torch.Tensor) else v for n, v in given.items()}
         alone = rk.linear_sample(hidden[i : i + 1], weight, **one)
         assert all(same(getattr(alone, n), getattr(want, n)[i : i + 1]) for n in NAMES)
-    # Rows and weights apart, and parameters of every second element of theirs.
+    # Rows and weights have gaps, and parameters use every second element.
     wide = torch.full((48, 200), float("nan"), dtype=hidden.dtype, device=device)
     wide[:, 3:43] = hidden
     tall = torch.full((1500, 48), float("nan"), dtype=hidden.dtype, device=device)
@@ -142,7 +143,7 @@ def test_a_row_has_its_bytes_in_any_batch_and_stride(device: str, rng: np.random
 
 
 def test_the_logprob_is_that_of_linear_logprob(device: str, rng: np.random.Generator) -> None:
-    """Where nothing is cut; of the raw logits whatever is."""
+    """Where nothing is cut; the raw log-probability also where something is."""
     hidden, weight = head(rng, 40, 64, 3000, torch.bfloat16, device)
     given = mixed(rng, 40, device) | {"greedy": False, "top_k": 0, "min_p": 0.0}
     for logits_dtype in ("bfloat16", "float32"):
@@ -163,7 +164,7 @@ def test_the_workspace_is_bounded_and_its_least_is_named(device: str, rng: np.ra
         rk.workspace_stats(reset=True)
         got = rk.linear_sample(hidden, weight, return_logprob="both", workspace_bytes=size, **keys)
         (found,) = rk.workspace_stats(reset=True).values()
-        assert size // 2 < found.last_bytes <= size + 3  # whole float32 numbers
+        assert size // 2 < found.last_bytes <= size + 3  # whole numbers of float32
         assert not differing(got, want)
 
 

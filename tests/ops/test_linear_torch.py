@@ -64,7 +64,7 @@ COMPILED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiled_has_the_bytes_of_eager(case: str, backend: str, o: Operands) -> None:
-    """fullgraph=True: no graph break. Inductor only where it has a compiler for the device, which it needs anyway."""
+    """fullgraph=True forbids a graph break. Inductor runs only where it has a compiler for the device."""
     if backend == "inductor" and (case != "everything" or shutil.which("g++") is None):
         pytest.skip("inductor takes seconds a graph and a C++ compiler; one case shows it")
     torch.compiler.reset()
@@ -77,7 +77,7 @@ def test_compiled_has_the_bytes_of_eager(case: str, backend: str, o: Operands) -
     for f in (function, compiled):
         leaves = [t.clone().requires_grad_() for t in o[:3]]
         y = f(*leaves)
-        (y * y).sum().backward()  # its gradient is expanded and multiplied in whatever order the compiler likes
+        (y * y).sum().backward()  # its gradient is expanded, and multiplied in an order that the compiler chooses
         outcomes.append((y, *(t.grad for t in leaves)))
     assert not differing(*outcomes)
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_compiled_functions_of_every_kind_with_dynamic_shapes(o: Operands) -> No
 
 
 def test_a_compiled_graph_is_ieee_and_says_so_where_a_context_asks_for_more(rng: np.random.Generator) -> None:
-    """Tracing cannot see rk.arithmetic, and a backward may run outside of it: an error, never a guess."""
+    """Tracing cannot see rk.arithmetic, and a backward may run outside it, so this is an error."""
     o = operands(rng, (4,), 64, 10)
     torch.compiler.reset()
     compiled = torch.compile(lambda x, w: rk.linear(x, w), fullgraph=True, backend="aot_eager")
@@ -173,7 +173,7 @@ def test_backward_twice(o: Operands) -> None:
 
 @pytest.mark.parametrize("selective", [False, True])
 def test_activation_checkpointing(selective: bool, o: Operands) -> None:
-    """Selective checkpointing runs under a dispatch mode, which main_grad must live with."""
+    """Selective checkpointing runs under a dispatch mode, in which main_grad must work."""
     outcomes = []
     for run in runs_with_and_without_checkpoints("linear", selective):
         x, weight, bias = (t.clone().requires_grad_() for t in o[:3])
@@ -193,7 +193,7 @@ def test_many_threads_of_the_caller(device: str, rng: np.random.Generator) -> No
         try:
             for _ in range(5):
                 wrong.extend(filter(None, [differing(results(o), want)]))
-        except Exception as error:  # reported by the main thread
+        except Exception as error:  # the main thread reports it
             wrong.append(repr(error))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
@@ -205,7 +205,7 @@ def test_many_threads_of_the_caller(device: str, rng: np.random.Generator) -> No
 
 
 def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
-    """Steps and errors."""
+    """Covers both training steps and errors."""
     o = operands(rng, (64,), 200, 400, "bfloat16", device)
     leaves = [t.clone().requires_grad_() for t in o[:3]]
     main_grad = torch.zeros(400, 200, device=device)
@@ -222,8 +222,9 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As logprob's: on a GPU 6 us without autograd (one array more) and 25 us with it, or a launch and an allocation
-    and 5 us, where these alone take that long. On a CPU the work itself is in it: only printed."""
+    """As for logprob: at most 6 us on a GPU without autograd (one array more) and 25 us with it. If a launch and an
+    allocation alone take that long, the limit is their time plus 5 us. On a CPU the time includes the work itself, so
+    it is only printed."""
     x = torch.randn(8, 64, device=device, dtype=torch.bfloat16)
     weight = torch.nn.Parameter(torch.randn(64, 64, device=device, dtype=torch.bfloat16))
     bias = torch.nn.Parameter(torch.randn(64, device=device, dtype=torch.bfloat16))

@@ -15,8 +15,8 @@ from rl_kernel_native.contract import row
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_frameworks.py has the others")
 
-# One column; a vec8 less one, whole and one more; a leaf likewise. A prime with eight uneven parts; GPT-2, whose last
-# leaf is short and whose parts start off any 16-byte vector.
+# One column; around a vec8; around a leaf. Further: a prime with eight uneven parts, and GPT-2. Its last leaf is short,
+# and its parts are not 16-byte aligned.
 VOCAB = [1, 7, 8, 9, 127, 128, 129, 4099, 50257]
 FULL_VOCAB = [128256, 151936]  # Llama 3, Qwen3: one row here fills the GPU
 
@@ -39,7 +39,7 @@ def problem(rng: np.random.Generator, shape: tuple[int, ...], device: str, dtype
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "cold": {"temperature": 0.05},  # z up to 300: the bound's second term rules
+    "cold": {"temperature": 0.05},  # z up to 300, so the second term of the bound dominates
     "hot": {"temperature": 3.0},
     "scaled": {"logit_scale": 0.0625},  # Cohere
     "capped": {"softcap": 30.0},  # Gemma 2
@@ -52,7 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_values_lie_within_the_bounds_of_float64(
     vocab: int, dtype: str, device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    rows = 33 if vocab < 10_000 else 5  # more than the CPU's tasks for two threads, and an odd number
+    rows = 33 if vocab < 10_000 else 5  # more than the CPU's tasks for two threads, and odd
     logits, target = problem(rng, (rows, vocab), device, dtype)
     for name, options in OPTIONS.items():
         found = truth(logits, target, **options).failures(call(logits, target, exp, **options))
@@ -85,7 +85,7 @@ def test_order_is_scale_then_softcap_then_temperature(device: str, rng: np.rando
 
 
 def test_the_reference_path_agrees_with_the_tests_own_truth(rng: np.random.Generator) -> None:
-    """Two float64 writings of the same formulas: 1e-12 is their rounding at |z| < 100."""
+    """Two float64 implementations of the same formulas; 1e-12 is their rounding at |z| < 100."""
     logits, target = problem(rng, (9, 301), "cpu", "float32")
     target[4] = -100
     kept = (torch.arange(12, dtype=torch.int32), torch.tensor([0, 3, 3, 12, *[12] * 6]))
@@ -100,13 +100,13 @@ def test_the_reference_path_agrees_with_the_tests_own_truth(rng: np.random.Gener
 
 @pytest.mark.parametrize("vocab", [1, 5, 129])
 def test_post_conditions(vocab: int, device: str, exp: str, rng: np.random.Generator) -> None:
-    """logprob <= 0, 0 <= entropy <= ln V, 1/V <= sum p^2 <= 1, to the roundings of float32 at the upper ends."""
+    """logprob <= 0, 0 <= entropy <= ln V, 1/V <= sum p^2 <= 1, with float32 roundings allowed at the upper ends."""
     logits, target = problem(rng, (2000, vocab), device, "float32")
-    logits[0] = 3.0  # uniform: the upper end of entropy
+    logits[0] = 3.0  # uniform, for the upper end of entropy
     result = call(logits, target, exp)
     assert bool((result.logprob <= 0).all())
     assert bool((result.entropy >= 0).all())
-    # An end is reached where all logits are equal, 3 here, so that only the constant of a bound is at work.
+    # The upper end is reached if all logits are equal, here 3, so only the constant of the bound applies.
     assert float(result.entropy.max()) <= np.log(vocab) + row("logprob", "entropy").allowed(max_abs_z=3.0)
     allowed = row("logprob", "sum_p_sq").allowed(max_abs_z=3.0, sum_p_sq=1.0)
     assert float(result.sum_p_sq.max()) <= 1 + allowed
@@ -117,7 +117,7 @@ def test_post_conditions(vocab: int, device: str, exp: str, rng: np.random.Gener
 
 
 def test_any_batch_size_and_any_position_give_the_same_bytes(device: str, exp: str, rng: np.random.Generator) -> None:
-    """1 to 129 rows: below, at and above every grid the kernels choose by the number of rows up to one wave's."""
+    """1 to 129 rows: around every grid that kernels choose by the number of rows, up to one wave."""
     rows = 129
     logits, target = problem(rng, (rows, 1031), device)
     whole = call(logits, target, exp)
@@ -130,7 +130,7 @@ def test_any_batch_size_and_any_position_give_the_same_bytes(device: str, exp: s
 def test_one_row_alone_and_in_a_large_batch_at_a_full_vocabulary(
     device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """One row is spread over the whole machine, many rows are not; 24 rows are whole rows for two threads."""
+    """One row is spread over the whole machine; many rows are not. 24 rows are whole rows for two threads."""
     logits, target = problem(rng, (24, 32003), device)
     whole = call(logits, target, exp)
     for i in (0, 11, 23):
@@ -148,7 +148,7 @@ def test_neighbours_do_not_matter(device: str, exp: str, rng: np.random.Generato
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_misaligned_storage_gives_the_same_bytes(dtype: str, device: str, exp: str, rng: np.random.Generator) -> None:
-    """Offsets 1 to 15 elements are every misalignment of 16-byte vectors of 2-byte and 4-byte elements."""
+    """Offsets of 1 to 15 elements give every misalignment of 16-byte vectors, for 2-byte and 4-byte elements."""
     vocab = 1000
     logits, target = problem(rng, (3, vocab), device, dtype)
     aligned = call(logits, target, exp)
@@ -204,7 +204,7 @@ def test_a_view_gives_the_bytes_of_its_copy(layout: str, device: str, exp: str, 
 def test_the_shifted_slices_of_a_padded_batch(
     target_dtype: str, device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """logits[:, :-1] with ids[:, 1:], the next-token call of every trainer, without a copy."""
+    """logits[:, :-1] with ids[:, 1:], as every trainer calls it for the next token, without a copy."""
     logits = torch_logits(rng, (3, 8, 501), "bfloat16").to(device)
     ids = torch_targets(rng, (3, 8), 501, target_dtype).to(device)
     got = call(logits[:, :-1], ids[:, 1:], exp)
@@ -269,7 +269,7 @@ def test_tensor_parallel_shards_of_equal_width_are_whole_parts(device: str, rng:
 def test_engines_that_pad_differently_agree_on_canonical_vocab(
     padded: tuple[int, int], device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """One engine pads 1,000 real tokens to one width, another to another; canonical_vocab is what they agree on."""
+    """Two engines pad 1,000 real tokens to different widths; both pass the same canonical_vocab."""
     logits, target = problem(rng, (9, 1100), device)
     target %= 1000
     results = [call(logits[:, :width], target, exp, valid_vocab=1000, canonical_vocab=1088) for width in padded]
@@ -278,7 +278,7 @@ def test_engines_that_pad_differently_agree_on_canonical_vocab(
 
 
 def test_logits_wider_than_the_canonical_vocabulary(device: str, exp: str, rng: np.random.Generator) -> None:
-    """What the error for a missing valid_vocab tells the user to do."""
+    """This does what the error for a missing valid_vocab recommends."""
     logits, target = problem(rng, (9, 1100), device)
     target %= 1000
     with pytest.raises(ValueError, match=r"canonical_vocab: expected at least the 1100 columns .* or give valid_vocab"):
@@ -331,7 +331,7 @@ def test_a_shard_without_columns_is_the_identity(start: int, width: int, valid: 
 
 
 def test_the_canonical_vocabulary_decides_the_order_of_summation(rng: np.random.Generator) -> None:
-    """If it did nothing, the tests above would pass without it: 500 rows differ somewhere when the parts move."""
+    """If it had no effect, the tests above would pass without it. Some of 500 rows differ when the parts move."""
     logits, target = problem(rng, (500, 1000), "cpu", "float32")
     assert differing(call(logits, target, "portable"), call(logits, target, "portable", canonical_vocab=1088))
 
@@ -343,7 +343,7 @@ def test_thread_counts_and_instruction_sets_give_the_same_bytes(
 
     threads = torch.get_num_threads()
     try:
-        for shape in ((1, 50257), (3, 20011), (70, 129)):  # one row over all threads; a few; more rows than tasks
+        for shape in ((1, 50257), (3, 20011), (70, 129)):  # one row over all threads; a few rows; more rows than tasks
             logits, target = problem(rng, shape, "cpu")
             native.set_cpu_isa(ISAS[0])
             torch.set_num_threads(1)
@@ -366,7 +366,7 @@ def test_a_repeated_call_gives_the_same_bytes(device: str, exp: str, rng: np.ran
 
 
 def test_asking_for_less_gives_the_same_bytes(device: str, exp: str, rng: np.random.Generator) -> None:
-    """Without entropy and sum of squares a kernel accumulates less, which must not change the log-probability."""
+    """Without entropy and sum of squares a kernel accumulates less; this must not change the log-probability."""
     logits, target = problem(rng, (16, 3001), device)
     everything = call(logits, target, exp)
     names = list(ALL)
@@ -404,7 +404,7 @@ def test_the_cpu_has_the_bytes_of_cuda(vocab: int, dtype: str, exp: str, rng: np
 
 
 def test_a_kept_set_has_the_bytes_of_minus_infinity_elsewhere(device: str, exp: str, rng: np.random.Generator) -> None:
-    """Lists of 0 (no restriction), 1, some, many and repeated ids, unsorted; the target is always kept."""
+    """Lists of 0 (no restriction), 1, some, many and repeated ids, unsorted. The target is always kept."""
     rows, vocab = 12, 1000
     logits, target = problem(rng, (rows, vocab), device, "float32")
     lists = [rng.integers(0, vocab, n) for n in (0, 1, 1, 2, 20, 20, 500, 999, 4000, 0, 3, 3)]
@@ -423,13 +423,13 @@ def test_a_kept_set_has_the_bytes_of_minus_infinity_elsewhere(device: str, exp: 
 
 
 def test_garbage_that_is_masked_changes_no_byte(device: str, exp: str, rng: np.random.Generator) -> None:
-    """NaN and Inf in ignored rows, beyond valid_vocab and outside kept sets are never read into anything."""
+    """NaN and Inf in ignored rows, beyond valid_vocab and outside kept sets never affect a result."""
     rows, vocab, valid = 10, 777, 700
     clean, target = problem(rng, (rows, vocab), device)
     target %= valid
     target[3], target[7] = -100, -100
     ids = torch.arange(0, 50, dtype=torch.int32, device=device)
-    offsets = torch.tensor([0, *[0] * 5, *[50] * 5], device=device)  # row 5 alone is restricted
+    offsets = torch.tensor([0, *[0] * 5, *[50] * 5], device=device)  # only row 5 is restricted
     options = {"valid_vocab": valid, "kept": (ids, offsets), "temperature": torch.full((rows,), 0.9, device=device)}
     want = call(clean, target, exp, **options)
     for garbage in (float("nan"), float("inf"), float("-inf"), 3e38):
@@ -440,7 +440,7 @@ def test_garbage_that_is_masked_changes_no_byte(device: str, exp: str, rng: np.r
         dirty[5] = garbage
         dirty[5, :50], dirty[5, target[5]] = kept_there
         bad_options = {**options, "temperature": options["temperature"].clone()}
-        bad_options["temperature"][3] = garbage  # an ignored row's temperature is not looked at either
+        bad_options["temperature"][3] = garbage  # the temperature of an ignored row is not read either
         assert_same(call(dirty, target, exp, **bad_options), want, str(garbage))
 
 
@@ -471,7 +471,7 @@ def test_every_status_and_nothing_else_in_its_row(device: str, exp: str) -> None
         ([1, 2, 3], 0, -1.0, Status.BAD_TEMPERATURE),
         ([1, 2, 3], 0, nan, Status.BAD_TEMPERATURE),
         ([1, 2, 3], 0, inf, Status.BAD_TEMPERATURE),
-        ([1, 2, 3], 0, 1e-39, Status.BAD_TEMPERATURE),  # subnormal: its reciprocal overflows
+        ([1, 2, 3], 0, 1e-39, Status.BAD_TEMPERATURE),  # subnormal, so its reciprocal overflows
         ([1, -inf, 3], 1, 1.0, Status.LABEL_MASKED),
         ([1, -inf, 3], 2, 1.0, Status.OK),
         ([1, inf, 3], 9, 1.0, Status.INF_LOGIT | Status.BAD_TARGET),
@@ -498,7 +498,7 @@ def test_every_status_and_nothing_else_in_its_row(device: str, exp: str) -> None
 
 
 def test_bad_kept_sets_are_a_status(device: str) -> None:
-    """Ids out of range, descending and out-of-bounds offsets; nothing of them is dereferenced."""
+    """Ids out of range, and offsets that descend or are out of bounds. None of them is dereferenced."""
     logits, target = torch.zeros(3, 10, device=device), torch.tensor([1, 1, 1], device=device)
     for ids, offsets, bad in (
         ([1, 10, 2], [0, 1, 2, 3], [False, True, False]),

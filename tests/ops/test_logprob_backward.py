@@ -1,4 +1,4 @@
-"""Gradients of logprob: values against float64, exact zeros, layouts of incoming gradients, in place, bad rows."""
+"""Gradients of logprob: float64, exact zeros, layouts of incoming gradients, in-place results, bad rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rl_kernel_native.contract import row
 torch = pytest.importorskip("torch", reason="gradients are compared with torch's")
 
 NAMES = ("dlogprob", "dlse", "dentropy")
-# One column; below and above a leaf; a prime with uneven parts; GPT-2, whose rows start off any 16-byte vector.
+# One column; around a leaf; a prime with uneven parts; GPT-2, whose rows are not 16-byte aligned.
 VOCAB = [1, 127, 129, 4099, 50257]
 
 
 def gradient(logits: Any, target: Any, exp: str, gradients: dict[str, Any], **options: Any) -> Any:
-    """Forward, then backward with all it may need."""
+    """A forward, then a backward with every input that it may need."""
     forward = {k: v for k, v in options.items() if k != "out"}
     with mode(logits.device.type, exp):
         saved = rk.logprob(logits, target, return_lse=True, return_entropy=True, exp=exp, **forward)
@@ -71,7 +71,7 @@ def test_vocabularies_against_float64(vocab: int, device: str, exp: str, rng: np
 def test_autograd_against_torchs_own_in_float64(
     names: tuple[str, ...], device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """An oracle that shares no formula with the truth."""
+    """This oracle shares no formula with the truth."""
     logits, target = problem(rng, (6, 3, 217), device)
     weights = incoming(rng, (6, 3), device, names)
     x = logits.clone().requires_grad_()
@@ -90,7 +90,8 @@ def test_autograd_against_torchs_own_in_float64(
 
 
 def test_finite_differences_of_the_operator_itself(device: str, exp: str, rng: np.random.Generator) -> None:
-    """Central differences of the float32 forward: 4e-5 / (2 h) of rounding and h^2 / 6 of curvature at h = 0.05."""
+    """Central differences of the float32 forward have an error of 4e-5 / (2 h) from rounding and h^2 / 6 times the
+    curvature, at h = 0.05."""
     logits, target = problem(rng, (1, 24), device)
     given = incoming(rng, (1,), device)
     got = gradient(logits, target, exp, given)[0].double()
@@ -101,7 +102,7 @@ def test_finite_differences_of_the_operator_itself(device: str, exp: str, rng: n
     value = sum(o.double() * g.double() for o, g in zip(moved, given.values(), strict=False))
     difference = (value[:24] - value[24:]) / (2 * h)
     size = sum(float(g.abs()) for g in given.values())
-    # Third derivatives of ln p and of the entropy stay below 1 and 4 in size.
+    # Third derivatives of ln p stay below 1, and those of the entropy below 4.
     assert float((got - difference).abs().max()) <= size * (4e-5 / (2 * h) + 4 * h * h / 6)
 
 
@@ -109,7 +110,7 @@ def test_finite_differences_of_the_operator_itself(device: str, exp: str, rng: n
 
 
 def test_what_must_be_zero_is_plus_zero_whatever_lies_there(device: str, exp: str, rng: np.random.Generator) -> None:
-    """Ignored rows, rows without a gradient, padding, columns not kept: +0, with NaN and Inf behind them."""
+    """Ignored rows, rows without a gradient, padding and columns not kept get +0, although they hold NaN and Inf."""
     rows, vocab, valid = 8, 300, 280
     for dtype in DTYPES:
         logits, target = problem(rng, (rows, vocab), device, dtype)
@@ -117,7 +118,7 @@ def test_what_must_be_zero_is_plus_zero_whatever_lies_there(device: str, exp: st
         target[2] = -100
         kept = (
             torch.arange(40, dtype=torch.int32, device=device),
-            torch.tensor([0, 0, 0, 0, 40, 40, 40, 40, 40], device=device),  # row 3 alone
+            torch.tensor([0, 0, 0, 0, 40, 40, 40, 40, 40], device=device),  # only row 3 is restricted
         )
         given = incoming(rng, (rows,), device)
         for g in given.values():
@@ -147,7 +148,7 @@ def test_a_minus_infinity_column_has_zero_gradient(device: str, exp: str, rng: n
 
 
 def test_an_ignored_rows_incoming_gradient_may_be_nan(device: str) -> None:
-    """A mean over an empty mask makes 0 / 0 for every token; the ignored ones must not spread it."""
+    """A mean over an empty mask gives 0 / 0 for every token; ignored tokens must not spread it."""
     logits, target = torch.randn(3, 20, device=device), torch.tensor([1, -100, 2], device=device)
     nan = torch.full((3,), float("nan"), device=device)
     got = gradient(logits, target, "portable", {"dlogprob": nan})
@@ -159,7 +160,7 @@ def test_an_ignored_rows_incoming_gradient_may_be_nan(device: str) -> None:
 
 
 def test_every_token_has_its_own_gradient(device: str, exp: str, rng: np.random.Generator) -> None:
-    """Liger#968: one kernel took element 0 of the incoming gradient for all rows."""
+    """In Liger#968 one kernel used element 0 of the incoming gradient for all rows."""
     logits, target = problem(rng, (4, 6, 90), device)
     given = incoming(rng, (4, 6), device)
     whole = gradient(logits, target, exp, given)
@@ -223,7 +224,7 @@ def test_sum_p_sq_and_status_have_no_gradient(device: str, rng: np.random.Genera
 
 @pytest.mark.parametrize("gap", [5.0, 10.0, 14.0])
 def test_a_confident_tokens_gradient_is_not_cancelled_away(gap: float, device: str, exp: str) -> None:
-    """1 - p_y against float64, absolutely."""
+    """Compares 1 - p_y with float64 by the absolute error."""
     logits = torch.full((1, 1024), -gap, device=device)
     logits[0, 3] = 0.0
     target = torch.tensor([3], device=device)
@@ -233,7 +234,7 @@ def test_a_confident_tokens_gradient_is_not_cancelled_away(gap: float, device: s
     allowed = row("logprob", "dlogits of a confident target").allowed(expected=want)
     assert abs(float(got[3]) - want) <= allowed
     assert float(got[3]) > 0
-    # The row of a log-probability's gradient sums to 0: what y gains the others lose.
+    # A row of a log-probability's gradient sums to 0: the target gains what the others lose.
     assert abs(float(got.sum())) <= allowed
 
 
@@ -274,7 +275,7 @@ def test_in_place_into_strided_logits_leaves_the_rest_alone(device: str, exp: st
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_misaligned_gradients_have_the_same_bytes(dtype: str, device: str, exp: str, rng: np.random.Generator) -> None:
-    """Offsets 1 to 15 of the result, of the logits, and of both by different amounts."""
+    """Offsets of 1 to 15 elements for the result, for the logits, and for both by different amounts."""
     vocab = 500
     logits, target = problem(rng, (3, vocab), device, dtype)
     given = incoming(rng, (3,), device)
@@ -325,7 +326,7 @@ def test_autograd_has_the_bytes_of_the_explicit_call(device: str, exp: str, rng:
 
 
 def test_the_two_exponentials_differ_and_autograd_keeps_the_forwards(device: str, rng: np.random.Generator) -> None:
-    """From one lse, so that only the backward's own exponential can make the difference."""
+    """Both start from one lse, so only the backward's own exponential can make a difference."""
     logits, target = problem(rng, (20, 500), device)
     given = incoming(rng, (20,), device, ("dlogprob",))
     lse = rk.logprob(logits, target, return_lse=True, exp="portable").lse
@@ -335,7 +336,7 @@ def test_the_two_exponentials_differ_and_autograd_keeps_the_forwards(device: str
             grads[exp] = rk.logprob_backward(logits, target, lse, **given, exp=exp)
             x = logits.clone().requires_grad_()
             value = rk.logprob(x, target, exp=exp)
-        value.backward(given["dlogprob"])  # outside the arithmetic that the forward had
+        value.backward(given["dlogprob"])  # outside the forward's arithmetic context
         assert not differing(x.grad, gradient(logits, target, exp, given)), exp
     assert differing(grads["portable"], grads["hardware"])
 
@@ -378,14 +379,14 @@ def test_a_bad_target_poisons_only_the_gradient_of_logprob(device: str, rng: np.
     for name in ("dlse", "dentropy"):
         got = gradient(logits, bad, "portable", {name: one})
         want = gradient(logits, good, "portable", {name: one})
-        # The good target's own column takes another formula, equal to the bound.
+        # The target's own column uses another formula, equal within the bound.
         assert not differing(torch.cat([got[:, :3], got[:, 4:]], 1), torch.cat([want[:, :3], want[:, 4:]], 1)), name
         for one_of_both in (got, want):
             assert not failures(logits, good, "float32", one_of_both, {name: one})
 
 
 def test_batches_of_gradients_have_the_bytes_of_a_loop() -> None:
-    """is_grads_batched hands over tensors that look plain and have no memory."""
+    """is_grads_batched passes tensors that look plain and have no memory."""
     torch = pytest.importorskip("torch")
     logits = torch.randn(3, 40, requires_grad=True)
     result, batch = rk.logprob(logits, torch.tensor([1, 39, -100])), torch.randn(4, 3)

@@ -1,5 +1,5 @@
 """masked_whiten: float64, verl's formula, the same bits however sequences are presented, bad input, and torch's ways to
-call. The contract's bytes are compared in test_masked_whiten.cpp."""
+call. test_masked_whiten.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ BAD = {
 
 
 def test_subnormal_values_are_told_apart_whatever_the_thread_flushes() -> None:
-    """The least and the largest of several sequences: equal ones would make a constant of them."""
+    """The least and the largest value come from several sequences; equal extremes would make the values a constant."""
     x = torch.tensor([[1e-40, 1e-40], [2e-40, 2e-40]])
     want = whiten(x)
     try:

@@ -1,5 +1,5 @@
 """mismatch_metrics: float64, verl's formulas, the same bits however sequences are presented, bad input, and torch's
-ways to call. The contract's bytes are compared in test_mismatch_metrics.cpp."""
+ways to call. test_mismatch_metrics.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def near(got: rk.MismatchMetrics, want: dict[str, float]) -> str:
 def test_values_lie_near_float64(shape: tuple[int, int], clamp: float | None, device: str) -> None:
     for seed in range(4):
         a = rollouts(*shape, seed=seed)
-        a["rollout"] = a["train"] + (a["rollout"] - a["train"]) / np.float32(shape[1] ** 0.5)  # chi2_seq stays small
+        # so that chi2_seq stays small
+        a["rollout"] = a["train"] + (a["rollout"] - a["train"]) / np.float32(shape[1] ** 0.5)
         got = run(tensors(a, device), log_ratio_clamp=clamp)
         want = rk.mismatch_metrics_reference(a["train"], a["rollout"], a["mask"], log_ratio_clamp=clamp)
-        if want["num_tokens"] < 4:  # rounding makes the correlation of one or two tokens
+        if want["num_tokens"] < 4:  # with one or two tokens the correlation is rounding alone
             want["correlation"] = float(got.correlation)
         assert not near(got, want), seed
 

@@ -1,5 +1,5 @@
-"""Means and variances are right for all finite values: sums and squares beyond float32, too large or too small,
-change no answer. One table over the operators that divide by a standard deviation."""
+"""Means and variances are right for all finite values, even if sums and squares leave float32's range. One table covers
+the operators that divide by a standard deviation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 LARGEST = float(np.finfo(np.float32).max)
 # Magnitudes: subnormal; with subnormal squares; ordinary; with squares, sums or differences out of range.
 SIZES = (2.0**-140, 1e-38, 1e-30, 1e-20, 1.0, 1e18, 2e19, 1e30, 1e38, LARGEST)
-# A group's values: both signs; close to one another; one far off.
+# Values of a group: of both signs; close together; one far off.
 PATTERNS = {
     "signs": [-1.0, -0.5, 0.25, 0.75, 1.0, 0.125, 1.0, -1.0],
     "close": [1.0 - 2.0**-10, 1.0, 1.0 - 2.0**-9, 1.0 - 2.0**-12],
@@ -37,7 +37,7 @@ def group(x: np.ndarray, device: str, **options: Any) -> dict[str, tuple[Any, np
     std = np.full(len(x), exact.std(ddof=1))
     status = np.where(np.abs(want["advantage"]) > LARGEST, rk.GroupAdvantageStatus.NOT_FINITE, 0)
     found = {"std": (got.std, std, 1e-6 * std + 2e-7 * np.abs(exact).max() + 2.0**-149)}
-    # Baselines that are given may be of another size than the rewards; they are divided by std as a float32.
+    # Given baselines may differ in size from the rewards; they are divided by std as a float32.
     if "baseline" not in of or std[0] >= 2.0**-126:
         found |= {"advantage": (got.advantage, want["advantage"], allowed), "status": (got.status, status, 0)}
     return found
@@ -58,7 +58,7 @@ def whiten(x: np.ndarray, device: str, **options: Any) -> dict[str, tuple[Any, n
 
 
 LENGTHS = np.array([3, 1, 7, 2, 5, 1, 1, 4], np.int64)
-BASELINE = np.array([5.0, -3.0, 0.0, 1e-38, 2.5, 1.0, 7.0, -1.0], np.float32)  # not of the rewards' size
+BASELINE = np.array([5.0, -3.0, 0.0, 1e-38, 2.5, 1.0, 7.0, -1.0], np.float32)  # sizes differ from those of the rewards
 OPERATORS: dict[str, Callable[[np.ndarray, str], dict[str, tuple[Any, np.ndarray, Any]]]] = {
     "group_advantage": group,
     "group_advantage, batch": lambda x, d: group(x, d, scale="batch"),
@@ -74,7 +74,7 @@ OPERATORS: dict[str, Callable[[np.ndarray, str], dict[str, tuple[Any, np.ndarray
 
 
 def as_float32(x: np.ndarray) -> np.ndarray:
-    """A value beyond float32's range is infinite there."""
+    """A value beyond float32's range becomes infinite."""
     with np.errstate(over="ignore"):
         return np.asarray(x).astype(np.float32).astype(np.float64)
 

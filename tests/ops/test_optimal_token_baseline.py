@@ -1,5 +1,5 @@
 """optimal_token_baseline: float64, verl's own function, the same bits however sequences are presented, bad input,
-torch's ways to call. The contract's bytes are compared in test_optimal_token_baseline.cpp."""
+torch's ways to call. test_optimal_token_baseline.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def make(rows: int, columns: int, seed: int = 0, prefix: bool = True) -> dict[str, np.ndarray]:
-    """Answers of different lengths; the mask has holes, unless ``prefix``."""
+    """Answers of different lengths; unless ``prefix``, the mask has holes."""
     random = np.random.default_rng(seed)
     shape = (rows, columns)
     logits = random.normal(0, 2, (*shape, 7))
@@ -111,7 +111,7 @@ def test_it_is_verls(prefix: bool, weighted: bool, zero_tail: bool) -> None:
 @pytest.mark.parametrize("zero_tail", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_that_of_several_turns_is_verls(weighted: bool, zero_tail: bool) -> None:
-    """Positions count the model's tokens alone: those of packed sequences without the others."""
+    """Positions count the model's tokens alone, so packed sequences are passed without the others."""
     a = make(12, 80, seed=5, prefix=False)
     verl = framework_sources.verl()
     t = {k: torch.from_numpy(x.astype(np.float64)) for k, x in a.items()}
@@ -133,7 +133,7 @@ def test_that_of_several_turns_is_verls(weighted: bool, zero_tail: bool) -> None
 
 
 def test_the_sum_of_squares_comes_from_logprob() -> None:
-    """A policy that is nearly sure gives a token nearly no weight: the baseline is that of the other sequence."""
+    """A nearly certain policy gives a token almost no weight, so the baseline is the other sequence's return."""
     logits = torch.tensor([[[30.0, 0.0, 0.0]], [[0.0, 0.0, 0.0]]])
     of = rk.logprob(logits.view(2, 3), torch.zeros(2, dtype=torch.int64), return_sum_p_sq=True)
     found = rk.optimal_token_baseline(
@@ -165,7 +165,8 @@ def test_packing_padding_and_strides_change_no_bit(name: str, device: str) -> No
 
 
 def test_of_as_many_tokens_as_sequences_a_column_is_of_sequences() -> None:
-    """Rewards [4] of four packed tokens are of tokens; [4, 1] are of sequences, whose last token has them."""
+    """Rewards [4] for four packed tokens are rewards of tokens. Rewards [4, 1] are rewards of sequences and belong to
+    their last tokens."""
     cuts = torch.tensor([0, 3, 3, 4, 4])
     logprob, squares = torch.full((4,), -0.7), torch.full((4,), 0.3)
     rewards = torch.tensor([1.0, 2.0, 4.0, 8.0])

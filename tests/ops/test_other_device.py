@@ -1,4 +1,4 @@
-"""Operands that lie on different devices: an error that says so, for every array of every operator, without a GPU."""
+"""Operands on different devices give an error that says so, for every array of every operator. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from call_cases import CALLS, OPERATORS, Draw, Operand
 
 torch = pytest.importorskip("torch")
 
-CUDA = 2  # DLPack's code
-DRAWS = 24  # after which every operator has shown all of its arrays
-# Arrays that NumPy's own operators read, beside others of the same framework.
+CUDA = 2  # DLPack's code for CUDA
+DRAWS = 24  # enough draws for every operator to use all of its arrays
+# Arrays that NumPy's own operators read, next to others of the same framework.
 OF_NUMPY = {
     ("tool_mask", "mask"), ("linear_cross_entropy", "token_weight"), ("linear_cross_entropy", "denominator")
 }  # fmt: skip
 
 
 class There(dlpack.Exporter):
-    """An array that says that it lies on a GPU."""
+    """An array that claims to lie on a GPU."""
 
     def __init__(self, array: np.ndarray) -> None:
         super().__init__(array, device=CUDA)
@@ -38,7 +38,7 @@ def mapped(value: Any, make: Callable[[Operand], Any]) -> Any:
 
 
 def calls(operator: str, make: Callable[[Operand], Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each array argument of the operator once, with the arguments of a valid call that has it."""
+    """Each array argument of the operator once, with the arguments of a valid call that uses it."""
     seen: set[str] = set()
     for seed in range(DRAWS):
         d = Draw(np.random.default_rng(seed))
@@ -81,6 +81,6 @@ def test_a_tensor_of_another_device_is_refused(operator: str) -> None:
     for name, arguments in calls(operator, tensor):
         tensors = [v for v in arguments.values() if isinstance(v, torch.Tensor)]
         if len(tensors) < 2:
-            continue  # a call on that device
+            continue  # this is a call on that device
         with pytest.raises((ValueError, TypeError), match=r"device|\bmeta\b|plain torch\.Tensor in eager mode"):
             getattr(rk, operator)(**arguments | {name: arguments[name].to("meta")})

@@ -1,6 +1,6 @@
-"""Every write of a caller's array is counted: autograd must refuse to use a saved tensor that a call overwrote.
+"""Every write to a caller's array is counted: autograd must refuse a saved tensor that a call overwrote.
 
-A table of all calls that write an array of the caller's, by torch and by other arrays.
+One table has all calls that write to an array of the caller, from torch and from other frameworks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ X, DY = np.ones((3, 32), np.float32), np.ones((3, 8), np.float32)
 CACHE, NEW, SLOTS = (2, 4, 1, 8), np.ones((3, 1, 8), np.float32), np.array([0, 5, 2])
 
 Call = Callable[[Callable[[Any], Any], Any], Any]
-# name: (shape of what is written, call(given, written)); ``given`` makes a tensor or leaves NumPy's array.
+# Maps a name to (shape of the written array, call(given, written)). ``given`` makes a tensor, or leaves NumPy's array.
 WRITES: dict[str, tuple[tuple[int, ...], Call]] = {
     "logprob(out=)": ((3,), lambda g, out: rk.logprob(g(LOGITS), g(TARGET), out=out)),
     "logprob(out=) of two": (

@@ -1,5 +1,5 @@
-"""What a backward adds to shares no element with what it reads: an operand that reaches into main_grad is refused from
-either side, one that touches it is not."""
+"""The array that a backward adds to shares no element with its inputs. An operand that overlaps main_grad is refused on
+either side; an adjacent one is not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CASES = [(call, name) for call, shapes in SHAPES.items() for name in shapes if n
 
 
 def placed(call: str, name: str, first: str, shared: int) -> dict[str, Any]:
-    """The operands, of which ``name`` and main_grad lie in one memory and share ``shared`` elements."""
+    """The operands; ``name`` and main_grad lie in one memory and share ``shared`` elements."""
     operands = {n: torch.ones(shape) for n, shape in SHAPES[call].items() if n not in (name, "main_grad")}
     second = "main_grad" if first == name else name
     sizes = {n: torch.Size(SHAPES[call][n]).numel() for n in (first, second)}

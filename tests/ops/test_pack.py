@@ -1,5 +1,4 @@
-"""pack and unpack: the references' bytes for any dtype and layout, gradients, torch's transforms, and what users get
-wrong."""
+"""pack and unpack: the references' bytes for any dtype and layout, gradients, torch's transforms, and users' errors."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ DTYPES = (
 
 
 def random(rng: np.random.Generator, dtype: str, *shape: int, device: str = "cpu") -> Any:
-    """Random bytes: NaNs of every kind among them."""
+    """Random bytes, NaNs of every kind included."""
     kind = getattr(torch, dtype)
     if 0 in shape:
         return torch.empty(shape, dtype=kind, device=device)
@@ -30,7 +29,7 @@ def random(rng: np.random.Generator, dtype: str, *shape: int, device: str = "cpu
 
 
 def kept_tokens(rng: np.random.Generator, device: str = "cpu") -> tuple[Any, Any]:
-    """Lengths, one of them 0 and one whole, and a mask of holes."""
+    """Lengths, one of them 0 and one full, and a mask with holes."""
     lengths = torch.tensor([COLUMNS, 0, 1, 7, 20, 5], device=device)
     return lengths, torch.from_numpy(rng.random((ROWS, COLUMNS)) < 0.6).to(device)
 
@@ -125,7 +124,7 @@ def test_a_fill_value_is_the_dtypes_own(dtype: str, value: Any, device: str) -> 
     assert raw(packed(x)) == want
     torch.compiler.reset()
     assert raw(torch.compile(packed, fullgraph=True, backend="eager")(x)) == want
-    if dtype != "bfloat16":  # which NumPy has not
+    if dtype != "bfloat16":  # NumPy has no bfloat16
         number = np.int64(value) if dtype == "int64" else value
         assert rk.pack(x.cpu().numpy(), lengths.cpu().numpy(), fill_value=number).tensors.tobytes() == want
     back = rk.unpack(x[0], torch.tensor([0, 3], device=device), 4, fill_value=value)
@@ -155,7 +154,7 @@ def test_gradients_of_both(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_requires_no_gradient_gets_none(compiled: bool, device: str, rng: np.random.Generator) -> None:
-    """Constants of a loss may go in one call with what it is differentiated in."""
+    """One call may pack constants of a loss together with tensors that need gradients."""
     old = torch.from_numpy(rng.standard_normal((ROWS, COLUMNS))).to(device)
     lengths, mask = kept_tokens(rng, device)
 
@@ -195,7 +194,7 @@ def test_compiled_and_transformed(backend: str, device: str, rng: np.random.Gene
 
 
 def test_a_batch_has_the_bytes_of_a_loop(device: str, rng: np.random.Generator) -> None:
-    """Tensors, lengths and masks of torch.func.vmap, together and each beside what is not batched."""
+    """Tensors, lengths and masks under torch.func.vmap, together and each next to unbatched ones."""
     x = torch.from_numpy(rng.standard_normal((3, ROWS, COLUMNS))).to(device)
     mask = torch.from_numpy(rng.random((3, ROWS, COLUMNS)) < 0.5).to(device)
 

@@ -1,5 +1,5 @@
-"""Something else in the place of an operand, beside each other operand and each choice there is: one table over all
-operators. What is computed of one array before the operator checks the other refuses it by its name, too."""
+"""Another kind of object in place of an operand, next to each other operand and each option: one table over all
+operators. A value that is computed from one array before another is checked must also name that array in its error."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fuzz_calls import OBJECTS, Attempt, Given, Plan, Wrong, _given, _of_error
 
 torch = pytest.importorskip("torch")
 
-DRAWS = 40  # in which each pair of operands that a call can have comes up
+DRAWS = 40  # enough draws for each pair of operands that a call can have
 
 
 class OnlyDlpack:
-    """An array of a framework that has DLPack's two functions and nothing else."""
+    """An array of a framework that has only DLPack's two functions."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
@@ -43,12 +43,12 @@ OTHERS: dict[str, Any] = {
     "a list": lambda t: [1.0, 2.0],
     "a sparse tensor": lambda t: t.eye(3).to_sparse(),
     "an array of DLPack alone": lambda t: OnlyDlpack(np.ones((2, 3), np.float32)),
-    "framework": None,  # the same numbers of another one
+    "framework": None,  # the same numbers in another framework
 }
 
 
 def plans(operator: str) -> Iterator[tuple[Plan, str]]:
-    """Valid calls; each has an operand in a combination with another that no earlier call had."""
+    """Valid calls; each combines one of its operands with another one as no earlier call did."""
     seen: set[tuple[str, str, bool]] = set()
     for number in range(DRAWS):
         d = Draw(np.random.default_rng([31, number]))
@@ -82,20 +82,20 @@ def test_something_else_beside_each_operand_is_named(operator: str) -> None:
             fault = "" if error is None else _of_error(plan, error)
             assert not fault, (operand, what, [n for n, v in plan.arguments.items() if v is not None], fault)
             tried += error is not None
-    assert tried, operator  # the table has something that the operator refuses
+    assert tried, operator  # the table must contain something that the operator refuses
 
 
 @pytest.mark.parametrize("with_gradients", [False, True])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_each_kind_of_object_in_the_place_of_an_operand_is_named(operator: str, with_gradients: bool) -> None:
-    """Also of what is written, and of what a backward adds to."""
+    """Includes arrays that are written, and arrays that a backward adds to."""
     seen: set[str] = set()
     for right, operand in plans(operator):
         if operand in seen or operand not in right.arrays() or (with_gradients and right.numpy):
             continue
         seen.add(operand)
         for what, make in OBJECTS.items():
-            if what in ("None", "a parameter"):  # which an operand may be
+            if what in ("None", "a parameter"):  # an operand may be this
                 continue
             plan = copy.deepcopy(right)
             plan.arguments[operand] = Wrong(make, what)

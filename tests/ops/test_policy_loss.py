@@ -69,7 +69,8 @@ def test_masked_slots_are_never_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_split_into_batches_changes_no_bit_of_a_gradient(name: str) -> None:
-    """All splits of five sequences into runs, given the denominator: same gradients, the same loss to 1e-6."""
+    """Splits five sequences into runs in every way, with a given denominator: gradients are equal, and losses to
+    1e-6."""
     spec, a = SPECS[name], arrays(5, 40, seed=4)
     if spec.entropy_aggregation == "token-mean" or spec.aggregation == "token-sum":
         pytest.skip("has no denominator to give")
@@ -118,12 +119,12 @@ def test_an_advantage_of_a_sequence_is_that_of_its_tokens() -> None:
 
 
 def test_of_as_many_tokens_as_sequences_a_column_is_of_sequences() -> None:
-    """Lengths 2, 0, 1: [3] alone cannot say what it is, and a GPU's cu_seqlens are not read."""
+    """Lengths are 2, 0, 1. A shape [3] is ambiguous, and a GPU's cu_seqlens are not read."""
     spec, a = rk.PolicySpec(importance="given"), arrays(1, 3, seed=8, masked=0)
     flat = tensors({k: x[0] for k, x in a.items()})
     cuts = torch.tensor([0, 2, 2, 3])
     for name in ("advantage", "weight"):
-        per_token = flat[name][torch.tensor([0, 0, 2])]  # what the three sequences' values are for their tokens
+        per_token = flat[name][torch.tensor([0, 0, 2])]  # the three sequences' values, per token
         want = run({**flat, name: per_token}, spec, cu_seqlens=cuts)
         got = run({**flat, name: flat[name][:, None]}, spec, cu_seqlens=cuts)
         assert same(got.d_logprob, want.d_logprob)
@@ -174,7 +175,7 @@ def test_a_pack_without_tokens_is_a_loss_of_zero(name: str, cuts: list[int]) -> 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_advantages_of_zero_give_a_policy_term_of_zero(name: str) -> None:
-    """Groups without variance, with ratios that overflow: no NaN."""
+    """Groups without variance and ratios that overflow give no NaN."""
     spec, a = SPECS[name], arrays(3, 20, seed=9)
     if spec.kl is not None or spec.entropy_coef != 0 or spec.clip in ("dro", "kl_cov"):
         pytest.skip("has other terms")
@@ -239,7 +240,8 @@ def test_metrics_have_names() -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_metrics_of_the_ratio_are_those_of_mismatch(name: str) -> None:
-    """The ratio's metrics follow the others and change none, for arrays of every framework, padded and packed."""
+    """The ratio's metrics follow the others and do not change them, for arrays of every framework, padded and
+    packed."""
     spec, a = SPECS[name], arrays(5, 300, seed=13)
     alone, got = run(a, spec), run(a, spec, ratio_metrics=True)
     want = rk.mismatch_metrics(a["logprob"], a["old_logprob"], a["mask"])

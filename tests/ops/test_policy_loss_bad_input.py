@@ -1,4 +1,4 @@
-"""What policy_loss and PolicySpec refuse, and in which words."""
+"""Refusals of policy_loss and PolicySpec, and their messages."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_numbers_are_rounded_as_float32_has_them(rng: np.random.Generator) -> No
     x = rng.normal(0, 1, 10000) * 2.0 ** rng.integers(-100, 100, 10000)
     assert [in_float32(v) for v in x.tolist()] == np.float32(x).astype(np.float64).tolist()
     largest = float(np.finfo(np.float32).max)
-    half = 2.0**103  # half of the largest number's last place: from there on rounding gives inf
+    half = 2.0**103  # half of the last place of the largest number; from there on rounding gives inf
     for v, want in {
         largest: largest, largest + half * 0.999: largest, largest + half: math.inf, -1e39: -math.inf, 0.0: 0.0,
         2.0**-126: 2.0**-126, 2.0**-127: 0.0, math.inf: math.inf,

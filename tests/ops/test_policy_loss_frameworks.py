@@ -1,4 +1,5 @@
-"""Presets of verl, OpenRLHF and slime: loss and gradients, from the framework's own source where it is installed."""
+"""Presets of verl, OpenRLHF and slime: compares loss and gradients with the framework's own source, if it is
+installed."""
 
 from __future__ import annotations
 
@@ -118,7 +119,7 @@ def test_verl(verl: Any, name: str, correction: str | None) -> None:
 
 
 def verl_loss(verl: Any, a: dict[str, Any], fields: dict[str, Any], x: torch.Tensor) -> tuple[Any, dict[str, Any]]:
-    """verl's losses of the policy and the KL, and its metrics of the policy."""
+    """verl's losses of the policy and of the KL, and its policy metrics."""
     mode, aggregation = fields.get("loss_mode", "vanilla"), fields.get("loss_agg_mode", "token-mean")
     info = {"loss_scale_factor": fields["loss_scale_factor"]} if "loss_scale_factor" in fields else {}
     own = {k: fields[k] for k in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "dro_beta") if k in fields}
@@ -139,7 +140,7 @@ def test_verl_beyond_its_clamps(verl: Any, name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     kl = name in ("k1+", "k3", "k3+", "k2", "abs")
     far = a["logprob"] + 60 * torch.rand(B, T, generator=generator) - 30
-    if name == "gspo":  # means of sequences on either side of its limit, of an advantage whose bound lets it through
+    if name == "gspo":  # sequence means on either side of its limit, with an advantage whose bound lets it through
         far[:3] -= 15
         a["advantage"][:3] = -a["advantage"][:3].abs()
         means = ((a["logprob"] - far) * a["mask"]).sum(1) / a["mask"].sum(1)
@@ -214,7 +215,7 @@ def test_a_preset_corrects_nothing_without_the_rollout(corrected: rk.PolicySpec,
 
 
 def test_verl_clip_cov(verl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """verl draws what covariance_mask drew, and from as many candidates."""
+    """verl draws what covariance_mask drew, from as many candidates."""
     a, clip = batch(seed=3), {"clip_ratio_low": 0.1, "clip_ratio_high": 0.28}
     how: dict[str, Any] = {"kind": "clip", "lower": 0.2, "upper": 3.0, "epsilon_low": 0.1, "epsilon_high": 0.28}
     operands = (a["logprob"], a["old_logprob"], a["advantage"], a["mask"])
@@ -251,7 +252,7 @@ def test_verl_kl_cov(verl: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["dppo_tv", "dppo_kl"])
 def test_verl_dppo(verl: Any, mode: str) -> None:
-    """Thresholds lie between the divergences of tokens, on either side of each."""
+    """Thresholds lie between the divergences of tokens, so tokens are on either side of each."""
     a, low, high = batch(seed=4), 0.05, 0.08
     ell, o, raised = a["logprob"], a["old_logprob"], a["advantage"] > 0
     p, q = ell.exp(), o.exp()
@@ -273,7 +274,7 @@ def test_verl_dppo(verl: Any, mode: str) -> None:
 
 @pytest.mark.parametrize("correction", [None, "token", "sequence", "icepop"])
 def test_verl_reinforce_of_bypass_mode(verl: Any, correction: str | None) -> None:
-    """The old policy is the rollout's, and the weights are of the current one, without a gradient."""
+    """The old policy is the rollout's. The weights are those of the current policy, without a gradient."""
     a, threshold = batch(), "0.8_1.25" if correction == "icepop" else 1.1
     level = "token" if correction == "icepop" else correction
     config = verl_config(clip_ratio=0.2)
@@ -310,7 +311,7 @@ def test_verl_with_a_global_batch(verl: Any) -> None:
 
 
 def test_the_aggregation_of_dr_grpo_divides_by_a_constant_alone(verl: Any) -> None:
-    """The sum of all tokens over ``loss_scale_factor``; verl 0.9.1 divides by the number of sequences besides."""
+    """The sum over all tokens divided by ``loss_scale_factor``. verl 0.9.1 also divides by the number of sequences."""
     a = batch()
     config = verl_config(clip_ratio=0.2)
     info = {"loss_scale_factor": 40, "global_batch_size": 1}
@@ -350,7 +351,7 @@ OPENRLHF: dict[str, dict[str, Any]] = {
 
 
 def openrlhf_loss(loss: Any, a: dict[str, Any]) -> Any:
-    """Its PolicyLoss of a batch, as :func:`compare` takes it."""
+    """OpenRLHF's PolicyLoss of a batch, in the form that :func:`compare` takes."""
     return lambda x, _: loss(x, a["old_logprob"], a["advantage"], a["mask"].float(), a["rollout_logprob"])[0]
 
 
@@ -366,7 +367,7 @@ def test_openrlhf(openrlhf: Any, name: str) -> None:
 def test_openrlhf_beyond_its_clamp(openrlhf: Any) -> None:
     a = batch(seed=5)
     a["old_logprob"] = a["logprob"] + 60 * torch.rand(B, T, generator=torch.Generator().manual_seed(0)) - 30
-    a["advantage"] = -a["advantage"].abs()  # whose loss has no upper bound but the clamp's
+    a["advantage"] = -a["advantage"].abs()  # then the loss has no upper bound except the clamp's
     loss = openrlhf.PolicyLoss()
 
     compare(a, presets.openrlhf(), openrlhf_loss(loss, a))
@@ -376,12 +377,12 @@ def test_openrlhf_beyond_its_clamp(openrlhf: Any) -> None:
 @pytest.mark.parametrize(("gating", "delta"), [("binary_kl", 0.006), ("tv", 0.02)])
 def test_openrlhf_with_a_gate_of_a_divergence(openrlhf: Any, gating: str, delta: float, level: str) -> None:
     a = batch()
-    p, q = (a[name].exp().clamp(1e-6, 1 - 1e-6) for name in ("rollout_logprob", "old_logprob"))  # as it does
+    p, q = (a[name].exp().clamp(1e-6, 1 - 1e-6) for name in ("rollout_logprob", "old_logprob"))  # as OpenRLHF does
     of_token = (p - q).abs() if gating == "tv" else p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
     mask = a["mask"].float()
     of_sequence = (of_token * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     statistic = of_token if level == "token" else of_sequence.expand_as(of_token)
-    outside = (statistic < 0) | (statistic > delta)  # rounding makes some negative, and it drops these
+    outside = (statistic < 0) | (statistic > delta)  # rounding makes some negative, and OpenRLHF drops these
     assert 0 < int((outside & a["mask"]).sum()) < int(a["mask"].sum())
     fields: dict[str, Any] = {
         "is_correction_level": level, "is_correction_gating": gating, "is_correction_threshold": (0.0, delta),
@@ -408,9 +409,9 @@ def test_openrlhf_gspo_with_a_correction_is_of_the_rollout_policy(openrlhf: Any)
 def test_openrlhf_with_kl_and_entropy_of_a_global_batch(
     openrlhf: Any, estimator: str, tokens: bool, unbiased: bool
 ) -> None:
-    """The sum of three terms is that of its trainer/ray/ppo_actor.py."""
+    """The sum of three terms is formed as in trainer/ray/ppo_actor.py."""
     a = batch()
-    a["ref_logprob"][0, :8] += 30.0  # beyond the limit of the KL
+    a["ref_logprob"][0, :8] += 30.0  # exceeds the limit of the KL
     info = {"dp_size": 4, **({"batch_num_tokens": 777.0} if tokens else {"global_batch_size": 24.0})}
     mask, policy = a["mask"].float(), openrlhf.PolicyLoss(token_level_loss=tokens)
 
@@ -427,7 +428,7 @@ def test_openrlhf_with_kl_and_entropy_of_a_global_batch(
     compare(a, spec, theirs, ref_logprob=a["ref_logprob"], denominator=777 if tokens else 24)
 
 
-# ---- slime: formulas of its source, which is on no package index ----------------------------------------------------
+# ---- slime: formulas from its source, since no package index has it --------------------------------------------------
 
 
 def slime_loss(a: dict[str, Any], x: torch.Tensor, h: torch.Tensor, **f: Any) -> torch.Tensor:
@@ -496,6 +497,6 @@ def test_slime(name: str) -> None:
     if fields.get("use_kl_loss"):
         more["ref_logprob"] = a["ref_logprob"]
     if fields.get("kl_loss_type") == "low_var_kl":
-        a["ref_logprob"][0, :8] += 4.0  # a KL of about 50, beyond its limit of 10
+        a["ref_logprob"][0, :8] += 4.0  # gives a KL of about 50, which exceeds its limit of 10
     compare(a, presets.slime(**fields), lambda x, h: slime_loss(a, x, h, **fields), **more)
     assert presets.vime(**fields) == presets.slime(**fields)

@@ -1,6 +1,7 @@
-"""policy_loss: random specs against the derivatives of float64 formulas. A draw that PolicySpec refuses is repeated.
+"""policy_loss: compares random specs with the derivatives of float64 formulas. A draw that PolicySpec refuses is
+repeated.
 
-RLK_FUZZ_CASES (300) sets roughly how many, over all clips."""
+RLK_FUZZ_CASES (300) sets roughly how many cases there are, over all clips."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from policy_loss_cases import TORCH, arrays, keywords, tensors
 
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "300")) // 10
 
-# By field what is drawn from; the default of most more often than the rest.
+# Values to draw from, for each field; the default of most fields is drawn more often.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "level": ("token", "sequence", "geometric"),
     "straight_through": (False, False, True),
@@ -49,7 +50,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "aggregation": ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"),
     "count_empty": (False, True),
 }
-# Options that a kind of ratio term needs.
+# Options that each kind of ratio term needs.
 NEEDS: dict[str, dict[str, Any]] = {
     "gmpo": {"level": "geometric", "straight_through": False, "aggregation": "seq-mean-token-mean"},
     "vespo": {"level": "sequence", "straight_through": False},
@@ -72,7 +73,7 @@ def test_loss_and_gradient_are_those_of_float64(clip: str) -> None:
     chance = random.Random(clip)
     for seed in range(CASES):
         spec, a = draw(chance, clip), tensors(arrays(5, 19, seed=seed))
-        if spec.level == "sequence":  # the sum's rounding is a large part of a ratio far from 1
+        if spec.level == "sequence":  # far from 1, the sum's rounding is a large part of a ratio
             a["old_logprob"] = a["logprob"] + 0.1 * (a["old_logprob"] - a["logprob"])
         if chance.random() < 0.3:
             a["advantage"] = a["advantage"][:, 0].contiguous()

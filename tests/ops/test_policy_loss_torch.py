@@ -57,7 +57,7 @@ def test_a_retained_graph_gives_the_gradients_again() -> None:
     loss = loss_of(x, h, a).loss
     loss.backward(retain_graph=True)
     assert x.grad is not None
-    x.grad.mul_(7)  # a caller may change a gradient that it got
+    x.grad.mul_(7)  # a caller may change a gradient that it received
     x.grad = None
     (2 * loss).backward()
     assert equal(x.grad, gradients(a, 2.0)[0])
@@ -115,7 +115,7 @@ def test_constants_that_want_a_gradient_are_refused() -> None:
      "denominator"],
 )  # fmt: skip
 def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
-    """Their part of the derivative would be a silent zero."""
+    """Their part of the derivative would silently be zero."""
     a = batch()
     importance = "given" if name == "importance_weight" else "token"
     spec = rk.PolicySpec(kl="k3", kl_coef=0.1, importance=importance, drop_selected=True)
@@ -137,7 +137,7 @@ def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
 
     with pytest.raises(ValueError, match=f"^{name}: has a tangent, and policy_loss has no derivative in it"):
         along(x)
-    with pytest.raises(Exception, match=f"{name}: has a tangent"):  # Dynamo's own, of what it traced
+    with pytest.raises(Exception, match=f"{name}: has a tangent"):  # Dynamo raises its own error for what it traced
         torch.compile(along, fullgraph=True, backend="eager")(x)
     with forward_ad.dual_level(), pytest.raises(ValueError, match=f"^{name}: has a tangent"):
         loss(forward_ad.make_dual(x, torch.ones_like(x)))
@@ -191,7 +191,7 @@ def test_compiled_whole_a_denominator_may_change(numbers: tuple[float, ...]) -> 
 
     torch.compiler.reset()
     compiled = torch.compile(loss, fullgraph=True, backend="eager")
-    for number in numbers:  # the second is a symbol to Dynamo
+    for number in numbers:  # for Dynamo the second number is a symbol
         assert equal(compiled(number), loss(number))
 
 
@@ -265,7 +265,7 @@ def test_fake_tensors_say_shapes_and_errors() -> None:
 
 
 def test_gmpo_has_no_gradient_where_the_advantage_is_zero() -> None:
-    """As verl's and TRL's, whose clip goes by the advantage's sign."""
+    """As in verl and TRL, the clip depends on the advantage's sign."""
     logprob = torch.full((1, 2), 0.1, requires_grad=True)
     spec = rk.PolicySpec(clip="gmpo", level="geometric", aggregation="seq-mean-token-mean")
     loss = rk.policy_loss(logprob, torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), torch.ones(1, 2), spec=spec).loss

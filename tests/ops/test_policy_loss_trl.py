@@ -1,4 +1,4 @@
-"""Presets of TRL: the loss and the gradients of its trainers' own ``_compute_loss``."""
+"""Presets of TRL: compares loss and gradients with the trainers' own ``_compute_loss``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODES = [None, "token_truncate", "token_mask", "sequence_truncate", "sequence_ma
 
 
 def trl_trainer(x: torch.Tensor, h: torch.Tensor, **own: Any) -> Any:
-    """A trainer that has no more than its ``_compute_loss`` reads."""
+    """A trainer with only the attributes that its ``_compute_loss`` reads."""
     accelerator = SimpleNamespace(
         num_processes=1, gather=lambda t: t, gather_for_metrics=lambda t: t, reduce=lambda t, reduction: t,
         pad_across_processes=lambda t, **_: t, sync_gradients=False,
@@ -64,7 +64,7 @@ def trl_inputs(a: dict[str, Any]) -> dict[str, Any]:
 def trl_loss(
     trl: Any, a: dict[str, Any], fields: dict[str, Any], x: torch.Tensor, h: torch.Tensor, weights: Any
 ) -> Any:
-    """GRPOTrainer._compute_loss of TRL itself."""
+    """TRL's own GRPOTrainer._compute_loss."""
     args = SimpleNamespace(
         use_bias_correction_kl=fields.get("use_bias_correction_kl", True), delta=fields.get("delta"),
         sapo_temperature_pos=1.0, sapo_temperature_neg=1.05, vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0,
@@ -94,13 +94,13 @@ def trl_loss(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", TRL)
 def test_trl(trl: Any, name: str, mode: str | None, empty: bool) -> None:
-    """``empty``: with a sequence that has no token."""
+    """``empty``: one sequence has no token."""
     fields = dict(TRL[name])
     a = batch(advantage_per_sequence=True)
     if empty:
         a["mask"][3] = False
     if "off_policy_mask_threshold" in fields:
-        a["advantage"][0] = -1.5  # this sequence drifted farthest from the old and the rollout policy
+        a["advantage"][0] = -1.5  # this sequence drifted farthest from the old policy and from the rollout's
         drift = (a["rollout_logprob" if mode else "old_logprob"] - a["logprob"]) * a["mask"]
         assert drift[0].sum() / a["mask"][0].sum() > fields["off_policy_mask_threshold"]
     if fields.get("importance_sampling_level") == "sequence" and "epsilon" in fields:
@@ -134,7 +134,7 @@ def test_trl(trl: Any, name: str, mode: str | None, empty: bool) -> None:
 @pytest.mark.parametrize("advantage", [-1.0, 1.0])
 @pytest.mark.parametrize("drift", [1.0, -1.0])
 def test_trl_vespo_beyond_its_clamps(trl: Any, drift: float, advantage: float) -> None:
-    """Log-ratios of sequences beyond 20 have that weight, and below the logarithm of 1e-8 that one."""
+    """Sequence log-ratios above 20 have the weight at 20; those below the logarithm of 1e-8 have the weight there."""
     a = batch(advantage_per_sequence=True)
     a["old_logprob"][:3] = a["logprob"][:3] - drift
     a["advantage"][:3] = advantage
@@ -147,7 +147,7 @@ def test_trl_vespo_beyond_its_clamps(trl: Any, drift: float, advantage: float) -
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "sapo", "cispo", "luspo"])
 def test_trl_with_a_quantile_of_entropies(trl: Any, loss_type: str, level: str) -> None:
-    """TRL's mask of uncertain tokens: the others have no policy term, and count where lengths are counted."""
+    """TRL's mask of uncertain tokens: the other tokens have no policy term, but count in lengths."""
     a = batch(advantage_per_sequence=True)
     fields: dict[str, Any] = {
         "loss_type": loss_type, "beta": 0.04, "top_entropy_quantile": 0.2, "importance_sampling_level": level,
@@ -165,10 +165,10 @@ def test_trl_with_a_quantile_of_entropies(trl: Any, loss_type: str, level: str) 
 
 @pytest.mark.parametrize("epsilon_high", [None, 0.1])
 def test_trl_rloo(epsilon_high: float | None) -> None:
-    """RLOOTrainer._compute_loss in float64: the sums whose difference it takes are large."""
+    """RLOOTrainer._compute_loss in float64, since it takes the difference of large sums."""
     trainer = framework_sources.trl("trl.trainer.rloo_trainer").RLOOTrainer
     a = batch(advantage_per_sequence=True)
-    a["old_logprob"] = a["logprob"] + 0.1 * (a["old_logprob"] - a["logprob"])  # the ratio of a sum is not far off 1
+    a["old_logprob"] = a["logprob"] + 0.1 * (a["old_logprob"] - a["logprob"])  # keeps the ratio of a sum near 1
     epsilon = 0.05
     own = {"epsilon_low": epsilon, "epsilon_high": epsilon_high or epsilon}
     old = (a["old_logprob"].double() * a["mask"]).sum(1)

@@ -1,4 +1,4 @@
-"""preference_loss: float64, derivatives, TRL's own losses, frameworks, transforms, and what users get wrong."""
+"""preference_loss: float64, derivatives, TRL's own losses, frameworks, transforms, and users' errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SORTED = ("aot", "aot_unpaired")
 
 
 def problem(kind: str, rng: np.random.Generator, smooth: float = 0.1) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Policy and reference sums of both sides, float32, and options."""
+    """float32 sums of the policy and the reference for both sides, and options."""
     sizes = (PAIRS, PAIRS // 2 if kind in UNPAIRED else PAIRS)
     counts = [rng.integers(0, 40, n) for n in sizes]
     scale = [np.maximum(c, 1) for c in counts]
@@ -45,7 +45,7 @@ def problem(kind: str, rng: np.random.Generator, smooth: float = 0.1) -> tuple[l
 
 
 def plain(found: Any) -> tuple[Any, ...]:
-    """A result as arrays."""
+    """Converts a result to arrays."""
     return (*found[:3], found.metrics.vector)
 
 
@@ -54,12 +54,12 @@ def torch_of(x: Any, device: str = "cpu") -> Any:
 
 
 def failures(output: str, got: Any, want: Any) -> str:
-    """Where an output is further from float64 than the contract allows."""
+    """Outputs that are further from float64 than the contract allows."""
     return beyond("preference_loss", output, got, want, largest=float(np.abs(want).max(initial=0)))
 
 
 def close(got: Any, want: np.ndarray, relative: float) -> None:
-    """To what another program computes in float32."""
+    """Compares with another program's float32 result."""
     np.testing.assert_allclose(
         float64(got), want, rtol=relative, atol=relative * max(1.0, float(np.abs(want).max(initial=0)))
     )
@@ -193,7 +193,7 @@ def test_compiled_has_the_bytes_of_eager(kind: str, backend: str, device: str, r
 
 @pytest.mark.parametrize("kind", ["cpo", "kto", "aot", "aot_unpaired"])
 def test_transforms(kind: str, rng: np.random.Generator) -> None:
-    """Tangents agree with gradients, vmap with a loop; a second derivative raises an error."""
+    """Tangents agree with gradients, and vmap with a loop; a second derivative raises an error."""
     arrays, options = problem(kind, rng)
     tensors, options = [torch_of(a) for a in arrays], {k: torch_of(v) for k, v in options.items()}
 
@@ -201,7 +201,7 @@ def test_transforms(kind: str, rng: np.random.Generator) -> None:
         return rk.preference_loss(w, l, *tensors[2:], **options).losses
 
     forward, backward = (j(f, argnums=(0, 1))(*tensors[:2]) for j in (torch.func.jacfwd, torch.func.jacrev))
-    assert all(map(torch.equal, forward, backward))  # zeros of either sign
+    assert all(map(torch.equal, forward, backward))  # zeros may have either sign
     batch = torch.stack([tensors[0], tensors[0] * 1.5])
     got = torch.func.vmap(f, in_dims=(0, None))(batch, tensors[1])
     assert not differing(got[1], f(batch[1], tensors[1]))
@@ -215,7 +215,7 @@ def test_transforms(kind: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("name", ["ref_chosen", "ref_rejected", "chosen_aligned", "rejected_aligned", "kl"])
 def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
-    """Their part of the derivative would be a silent zero."""
+    """Their part of the derivative would silently be zero."""
     w = torch.randn(3)
     arrays = {"ref_chosen": w, "ref_rejected": w * 2}
     if name == "kl":
@@ -233,7 +233,7 @@ def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
 
     with pytest.raises(ValueError, match=f"^{name}: has a tangent, and preference_loss has no derivative in it"):
         along(x)
-    with pytest.raises(Exception, match=f"{name}: has a tangent"):  # Dynamo's own, of what it traced
+    with pytest.raises(Exception, match=f"{name}: has a tangent"):  # Dynamo raises its own error for what it traced
         torch.compile(along, fullgraph=True, backend="eager")(x)
     with torch.autograd.forward_ad.dual_level(), pytest.raises(ValueError, match=f"^{name}: has a tangent"):
         losses(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
@@ -318,10 +318,10 @@ def test_bad_input() -> None:
 
 
 def trl_sides(rng: np.random.Generator) -> tuple[Any, Any, Any]:
-    """Log-probabilities of tokens after the first, [chosen and rejected, T - 1], a completion mask [.., T],
+    """Log-probabilities of tokens after the first, [chosen and rejected, T - 1]; a completion mask [.., T];
     references."""
     completion = torch.from_numpy(rng.integers(1, 20, 2 * PAIRS))[:, None] > torch.arange(-3, 20)[None]
-    completion[:, :3] = False  # a prompt
+    completion[:, :3] = False  # a prompt of three tokens
     logps = -torch.from_numpy(rng.exponential(0.6, (2 * PAIRS, 22)).astype(np.float32)) * completion[:, 1:]
     ref = logps.sum(1) + torch.from_numpy(rng.normal(0, 2, 2 * PAIRS).astype(np.float32))
     return logps, completion, ref
@@ -340,7 +340,7 @@ TRL_DPO = {
 
 
 def trl_dpo(leaf: Any, completion: Any, ref: Any, log_sum_sq: Any = None, **own: Any) -> tuple[Any, Any, Any]:
-    """What DPOTrainer._compute_loss reads: of the trainer, its inputs, and the model."""
+    """The attributes that DPOTrainer._compute_loss reads: those of the trainer, its inputs, and the model."""
     outputs = SimpleNamespace(
         log_probs=leaf, log_sum_sq_probs=log_sum_sq, entropy=torch.zeros(leaf.shape),
         mean_logits=torch.zeros(leaf.shape), is_top1=torch.zeros(leaf.shape, dtype=torch.bool),
@@ -457,7 +457,7 @@ def test_the_loss_of_trl_orpo(rng: np.random.Generator) -> None:
 
 
 def trl_batch(rng: np.random.Generator) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Chosen and rejected rows of a prompt and an answer, as TRL's collator has them, and logits of all of them."""
+    """Chosen and rejected rows of a prompt and an answer, as TRL's collator makes them, and logits for all of them."""
     vocab, width = 23, 14
     batch = {}
     for side in ("chosen", "rejected"):
@@ -473,8 +473,8 @@ def trl_batch(rng: np.random.Generator) -> tuple[dict[str, torch.Tensor], torch.
 
 @pytest.mark.parametrize("name", ["cpo", "orpo"])
 def test_the_loss_of_a_batch_of_trl(name: str, rng: np.random.Generator) -> None:
-    """With the likelihood of the chosen tokens, which TRL averages over all of a batch: CPO's over the answers, ORPO's
-    over prompts and answers."""
+    """Includes the likelihood of the chosen tokens, which TRL averages over the whole batch. CPO takes the answers,
+    ORPO prompts and answers."""
     module = framework_sources.trl(f"trl.experimental.{name}.{name}_trainer")
     trainer = module.CPOTrainer if name == "cpo" else module.ORPOTrainer
     batch, logits = trl_batch(rng)
@@ -513,7 +513,7 @@ def test_the_loss_of_a_batch_of_trl(name: str, rng: np.random.Generator) -> None
 
 @pytest.mark.parametrize(("loss_type", "shift"), [("kto", 1.0), ("kto", -40.0), ("apo_zero_unpaired", 1.0)])
 def test_the_losses_of_trl_kto(loss_type: str, shift: float, rng: np.random.Generator) -> None:
-    """``shift``: moves the mean of the KL, which counts as 0 below it."""
+    """``shift`` moves the mean of the KL; a negative mean counts as 0."""
     trainer = framework_sources.trl("trl.trainer.kto_trainer").KTOTrainer
     logps, completion, ref = trl_sides(rng)
     label = torch.from_numpy(rng.random(2 * PAIRS) < 0.6)
@@ -549,7 +549,7 @@ def test_the_losses_of_trl_kto(loss_type: str, shift: float, rng: np.random.Gene
 
 
 def test_the_length_desensitized_loss_of_trl(rng: np.random.Generator) -> None:
-    """``ld_alpha``: each sequence has two sums: over the tokens up to the shorter answer's length, and over the
+    """``ld_alpha``: each sequence has two sums, one over tokens up to the shorter answer's length and one over the
     rest."""
     trainer = framework_sources.trl("trl.trainer.dpo_trainer").DPOTrainer
     logps, completion, ref = trl_sides(rng)
@@ -571,7 +571,7 @@ def test_the_length_desensitized_loss_of_trl(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.2}, {"ipo": True}], ids=str)
 def test_the_losses_of_openrlhf(options: dict[str, Any], rng: np.random.Generator) -> None:
-    """Its IPO is of sums: no counts are given here."""
+    """OpenRLHF's IPO uses sums, so no counts are given here."""
     arrays, _ = problem("dpo", rng)
     theirs, mine = ([torch_of(a) for a in arrays] for _ in range(2))
     for side in (*theirs[:2], *mine[:2]):

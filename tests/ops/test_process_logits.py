@@ -1,4 +1,4 @@
-"""process_logits: the reference's numbers, sample's distribution to the bit, the same row in any batch, bad entries."""
+"""process_logits: the reference's numbers, sample's distribution to the bit, equal rows in any batch, bad entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def csr(rng: np.random.Generator, rows: int, each: int) -> np.ndarray:
 
 
 def edits(rng: np.random.Generator, rows: int, vocab: int, device: str = "cpu") -> dict[str, Any]:
-    """Penalties, a history and a bias that differ from row to row."""
+    """Penalties, a history and a bias that differ between rows."""
     offsets, bounds = csr(rng, rows, 3 * vocab), csr(rng, rows, min(vocab, 30))
     few = [np.sort(rng.choice(vocab, n, replace=False)) for n in np.diff(bounds)]
     given = {
@@ -71,14 +71,14 @@ def test_it_is_the_references(order: str, device: str, rng: np.random.Generator)
         assert (np.isinf(got) == np.isinf(want)).all()
         allowed = rk.contract.row("process_logits", "logits").allowed(
             max_abs_z=40.0
-        )  # frequencies of 0.3 * 100 with it
+        )  # frequencies reach 0.3 * 100 with it
         finite = np.isfinite(want)
         assert np.abs(got[finite] - want[finite]).max(initial=0) <= allowed
 
 
 @pytest.mark.parametrize("order", ["vllm", "sglang"])
 def test_sample_draws_from_it(order: str, device: str, rng: np.random.Generator) -> None:
-    """The trainer's equality: logprob of the processed logits over the kept set is sample's, to the bit."""
+    """The trainer's equality: logprob of the processed logits over the kept set has the bits of sample's."""
     for dtype in (torch.float32, torch.bfloat16):
         x = logits_of(rng, 24, 1500).to(dtype).to(device)
         given, penalties = mixed(rng, 24, device), edits(rng, 24, 1500, device)
@@ -136,7 +136,7 @@ def test_bad_rows_are_nan_and_touch_no_other(device: str, rng: np.random.Generat
     good = rk.process_logits(x[4:], repetition_penalty=1.2, history=(ids[8:], offsets[:3]),
                              logit_bias=(bias_ids[8:], torch.ones(4, device=device), offsets[:3]))  # fmt: skip
     assert same(z[4:], good)
-    beyond = torch.tensor([0, 2, 1, 99, 8, 10, 12], device=device)  # descends, then leaves the entries
+    beyond = torch.tensor([0, 2, 1, 99, 8, 10, 12], device=device)  # descends, then exceeds the entries
     bad = draw(x, history=(ids, beyond), presence_penalty=1.0).status.tolist()
     assert bad == [0, s.BAD_HISTORY, s.BAD_HISTORY, s.BAD_HISTORY, 0, 0]
 
@@ -196,11 +196,11 @@ def test_a_gpu_has_the_bytes_of_the_cpu(rng: np.random.Generator) -> None:
 
 
 def test_shards_are_columns_of_the_whole(device: str, rng: np.random.Generator) -> None:
-    """Ids of other shards count for checks alone."""
+    """Ids of other shards are checked and have no other effect."""
     x = torch.from_numpy(rng.standard_normal((4, 700)).astype(np.float32)).to(device)
     put = lambda a: torch.from_numpy(a).to(device)  # noqa: E731
     ids = rng.integers(0, 700, 400)
-    ids[150] = 700  # a bad one of row 1, in no shard
+    ids[150] = 700  # a bad id of row 1, which is in no shard
     given: dict[str, Any] = {
         "history": (put(ids), put(np.arange(5) * 100), put(rng.random(400) < 0.3)),
         "logit_bias": (

@@ -11,7 +11,7 @@ import torch
 import rl_kernel_native as rk
 from rl_kernel_native.reference.random_bits import philox4x32
 
-# Random123's kat_vectors for philox4x32, 10 rounds: counter, key, words.
+# Random123's kat_vectors for philox4x32 with 10 rounds: counter, key, words.
 KNOWN = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     (
@@ -44,7 +44,7 @@ def test_known_answers_of_the_paper(counter: Any, key: Any, words: Any, device: 
 def test_words_are_the_references(device: str, rng: np.random.Generator) -> None:
     wide = rng.integers(-(1 << 63), 1 << 63, (3, 40), dtype=np.int64)
     position = rng.integers(0, 1 << 32, 40)
-    position[[3, 7]] = -1, 1 << 32  # outside: the row's words are -1
+    position[[3, 7]] = -1, 1 << 32  # out of range, so the row's words are -1
     for n in (1, 2, 3, 4, 5, 1023, 1024):  # parts of a block; the last block of a stream
         got = rk.random_bits(*(torch.from_numpy(x).to(device) for x in (wide[0], wide[1], position)), n, stream=3)
         assert got.dtype == torch.int64
@@ -64,7 +64,7 @@ def test_a_row_has_its_words_anywhere(device: str, rng: np.random.Generator) -> 
     )
     strided = [torch.stack([x, -x], 1)[:, 0] for x in (seeds, ids, at)]
     assert torch.equal(rk.random_bits(*strided, 5), want)
-    assert torch.equal(rk.random_bits(seeds.int(), ids.int(), at.int(), 5), want)  # all fit 31 bits
+    assert torch.equal(rk.random_bits(seeds.int(), ids.int(), at.int(), 5), want)  # all values fit 31 bits
     assert torch.equal(
         rk.random_bits(9, ids, 4, 5), rk.random_bits(torch.full_like(ids, 9), ids, torch.full_like(ids, 4), 5)
     )
@@ -80,7 +80,7 @@ def test_seeds_count_by_their_bits() -> None:
 
 
 def chi_square(counts: np.ndarray) -> float:
-    """In standard deviations from its mean, counts of equal expectation."""
+    """Distance of chi-square from its mean in standard deviations, for counts of equal expectation."""
     expected = counts.sum() / counts.size
     degrees = counts.size - 1
     return float((((counts - expected) ** 2 / expected).sum() - degrees) / np.sqrt(2 * degrees))
@@ -88,8 +88,8 @@ def chi_square(counts: np.ndarray) -> float:
 
 @pytest.mark.parametrize("vary", ["sample_id", "position", "seed", "word", "stream"])
 def test_words_are_uniform_and_independent(vary: str) -> None:
-    """A million words each; neighbours in one coordinate make the pairs. Five deviations are rare, and the words never
-    change."""
+    """A million words for each; pairs are neighbours in one coordinate. Five deviations are rare, and the words are the
+    same in every run."""
     n = 1 << 18
     ids, rows = np.arange(n), np.zeros(n, np.int64)
     if vary == "word":
@@ -102,8 +102,8 @@ def test_words_are_uniform_and_independent(vary: str) -> None:
     for shift in (0, 12, 24):  # each third of a word
         assert abs(chi_square(np.bincount((words >> shift) & 255, minlength=256))) < 5
     assert abs(chi_square(np.bincount(((words[1:] >> 24) << 8) | (words[:-1] >> 24), minlength=1 << 16))) < 5
-    ones = (((words[1:] ^ words[:-1])[:, None] >> np.arange(32)) & 1).mean(0)  # a bit and its neighbour's
-    assert (np.abs(ones - 0.5) * 2 * np.sqrt(words.size) < 5.5).all()  # 32 of them
+    ones = (((words[1:] ^ words[:-1])[:, None] >> np.arange(32)) & 1).mean(0)  # a bit compared with its neighbour's
+    assert (np.abs(ones - 0.5) * 2 * np.sqrt(words.size) < 5.5).all()  # 32 such frequencies
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

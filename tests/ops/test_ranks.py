@@ -1,4 +1,4 @@
-"""Statistics of a batch that lies over ranks: the bits of one rank that has it all, whatever its share of it."""
+"""Statistics of a batch that is spread over ranks have the bits of one rank that holds it all, for any distribution."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def advantages_of_shares(shares: tuple[int, ...], mine: slice, group: Any, rng: 
     num = sum(shares)
     rewards = torch.from_numpy(rng.standard_normal(num).astype(np.float32))
     rewards[rng.random(num) < 0.2] = torch.nan
-    ids = torch.from_numpy(rng.integers(0, 3, num))  # groups lie over ranks
+    ids = torch.from_numpy(rng.integers(0, 3, num))  # groups are spread over ranks
     lengths, baseline = torch.from_numpy(rng.integers(1, 9, num)), torch.from_numpy(rng.random(num).astype(np.float32))
     for name, how in KINDS.items():
         more: dict[str, Any] = {"kind": name, **how, "return_stats": True, "return_status": True, "exclude_nan": True}
@@ -56,11 +56,11 @@ def tokens_of_shares(shares: tuple[int, ...], rank: int, mine: slice, group: Any
     owner = np.repeat(np.arange(RANKS), shares)
     lengths = np.array([rng.integers(0, widths[r] + 1) for r in owner], np.int64)
     mask = torch.from_numpy((np.arange(width) < lengths[:, None]) & (rng.random((num, width)) < 0.8))
-    mask[owner == 2] = False  # a rank of whose tokens none counts
+    mask[owner == 2] = False  # no token of rank 2 counts
     x[~mask] = torch.nan
     own = lengths[mine].tolist()
     pieces, marks = ([a[mine][i, :n] for i, n in enumerate(own)] for a in (x, mask))
-    packed = torch.cat([*pieces, torch.full((3 * rank,), torch.nan)])  # followed by tokens that no sequence has
+    packed = torch.cat([*pieces, torch.full((3 * rank,), torch.nan)])  # followed by tokens of no sequence
     counted = torch.cat([*marks, torch.ones(3 * rank, dtype=torch.bool)]).float()
     cu = torch.from_numpy(np.concatenate(([0], np.cumsum(own)))).to(torch.int32 if rank % 2 else torch.int64)
     for how in WHITEN:
@@ -77,7 +77,7 @@ def tokens_of_shares(shares: tuple[int, ...], rank: int, mine: slice, group: Any
 
 
 def refusals(rank: int, group: Any) -> None:
-    """Every rank refuses for itself, before the others wait."""
+    """Every rank refuses by itself, before the others wait."""
     one = torch.ones(2)
     for call, error, text in (
         (lambda: rk.group_advantage(one, torch.tensor([0, 2]), process_group=group), ValueError, "^group_offsets: exp"),

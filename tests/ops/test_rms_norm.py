@@ -15,8 +15,8 @@ from rms_norm_cases import DTYPES, EPS, Operands, contract, failures, operands, 
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_rms_norm_frameworks.py has the others")
 
-# rows, columns: one of everything; a vec8; odd; a head; odd and wide; hidden sizes of models; wider than a kernel of
-# float32 and of the 16-bit types holds in registers.
+# (rows, columns): one of each; a vec8; odd; a head; odd and wide; hidden sizes of models. The last rows are too wide for a
+# kernel's registers, in float32 and in 16-bit types.
 SHAPES = [(1, 1), (3, 8), (17, 37), (40, 128), (5, 1003), (4, 2048), (3, 4096), (3, 5120), (2, 8200), (1, 16400)]
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -63,8 +63,8 @@ def test_values_lie_within_the_bounds_of_float64(shape: tuple[int, int], device:
 
 @pytest.mark.parametrize("family", ["llama", "gemma", "olmo2"])
 def test_the_roundings_are_those_of_model_families(family: str, rng: np.random.Generator) -> None:
-    """Written as transformers writes them. Where their reciprocal root has other bits, a value may round the other way:
-    to a neighbour, and seldom."""
+    """The formulas are written as transformers writes them. Their reciprocal root may have other bits. Then a value
+    rarely rounds to the neighbour."""
     o = operands(rng, (64,), 1024)
     wide = o.x.float()
     xhat = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
@@ -120,7 +120,7 @@ def test_nans_infinities_and_overflow_stay_in_their_rows(dtype: str, device: str
     assert bool(torch.isnan(rstd[1]))
     for row in (0, 2, 5):
         assert_same(got[row], want[row])
-    if dtype != "float16":  # whose squares do not overflow float32
+    if dtype != "float16":  # the squares would overflow in float16
         x[0] = 1e30
         got, rstd = rk.rms_norm(x, o.weight, EPS, return_rstd=True)
         assert rstd[0] == 0
@@ -148,7 +148,8 @@ def test_empty_arrays_are_no_launch_and_empty_sums_are_zero(shape: tuple[int, ..
 
 @pytest.mark.parametrize("columns", [37, 128, 1000, 4096])
 def test_any_batch_and_any_position_give_the_same_bytes(columns: int, device: str, rng: np.random.Generator) -> None:
-    """1 to 300 rows, alone, in the middle and permuted; the CPU's and a GPU's kernels change with their number."""
+    """1 to 300 rows, alone, in the middle and permuted; the number of rows selects the kernel on the CPU and on a
+    GPU."""
     rows = 300
     o = operands(rng, (rows,), columns, "bfloat16", device)
     whole = results(o)[:4]
@@ -200,7 +201,7 @@ def test_any_layout_of_rows_gives_the_same_bytes(
 
 
 def test_leading_dimensions_are_rows(device: str, rng: np.random.Generator) -> None:
-    """None of them, or seven."""
+    """No leading dimension, or seven."""
     o = operands(rng, (24,), 48, "bfloat16", device)
     want = results(o)
     one = Operands(*(t[3] if t.dim() > 1 else t for t in o))
@@ -240,7 +241,7 @@ def test_cpu_and_gpu_have_the_same_bytes_over_many_rows(rng: np.random.Generator
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_more_than_two_to_the_31_elements() -> None:
-    """[525,000, 4096] = 2^31 and 3 million more: the last rows are those of a small call."""
+    """[525,000, 4096] = 2^31 and 3 million more; the last rows must equal those of a small call."""
     free, _ = torch.cuda.mem_get_info()
     if free < 24 << 30:
         pytest.skip(f"needs 24 GiB of GPU memory, {free >> 30} GiB are free")

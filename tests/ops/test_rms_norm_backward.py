@@ -1,4 +1,4 @@
-"""rms_norm, gradients: sums over tokens in blocks, main_grad, and torch's autograd over the same functions."""
+"""rms_norm's gradients: sums over tokens in blocks, main_grad, and torch's autograd over the same functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rms_norm_cases import DTYPES, EPS, Operands, contract, operands, results
 
 torch = pytest.importorskip("torch")
 
-BLOCK = 8192  # rows of rule 9
+BLOCK = 8192  # rows per block of rule 9
 # Around a group of 64 rows and around a block; several blocks and a rest.
 ROWS = [1, 63, 64, 65, 1000, 8191, 8192, 8193, 3 * 8192 + 77]
 
@@ -70,7 +70,7 @@ def test_rstd_is_computed_again_with_the_same_bits(device: str, rng: np.random.G
 
 
 def test_no_gradient_of_the_new_residual_is_a_gradient_of_zeros(device: str, rng: np.random.Generator) -> None:
-    """In every bit, zeros' signs included: a graph that drops it changes nothing."""
+    """Every bit is equal, signs of zeros included, so a graph that drops this gradient changes nothing."""
     for dtype in DTYPES:
         o = operands(rng, (70,), 64, dtype, device)
         dy = o.dy * (torch.arange(70, device=device) % 3 > 0)[:, None]  # rows of zeros of both signs
@@ -163,7 +163,7 @@ def test_a_weight_may_be_missing(device: str, rng: np.random.Generator) -> None:
 
 
 def test_a_layer_of_a_transformer_has_the_gradients_of_float64(device: str, rng: np.random.Generator) -> None:
-    """Two norms on one residual stream, float32."""
+    """Two norms on one residual stream, in float32."""
     o = operands(rng, (12,), 64, "float32", device)
 
     def stream(norm: Any, x: Any, weight: Any, residual: Any) -> Any:
@@ -226,7 +226,7 @@ def test_main_grad_is_left_alone_without_a_gradient(device: str, rng: np.random.
 
 
 def test_writing_in_place_is_seen_by_autograd(device: str, rng: np.random.Generator) -> None:
-    """Else a backward that saved the memory would compute with what was written over it."""
+    """Otherwise a backward that saved the memory would compute with its overwritten contents."""
     o = operands(rng, (6,), 16, "bfloat16", device)
     for write in (
         lambda m: rk.rms_norm_backward(o.dy, o.x, o.weight, EPS, main_grad=m),

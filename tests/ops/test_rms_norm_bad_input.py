@@ -1,5 +1,5 @@
-"""What each bad input of rms_norm yields: the error's type, and words that name the argument, what was expected and
-what came. Never a wrong number, never a crash."""
+"""Bad input of rms_norm gives an error of the right type, whose message names the argument, what was expected and what
+came. It never gives a wrong number or a crash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = torch.randn(3, 32, generator=_generator).bfloat16()
 W = torch.randn(32, generator=_generator).bfloat16()
 R = torch.randn(3, 32, generator=_generator).bfloat16()
 RSTD = torch.rand(3, generator=_generator)
-MAIN = torch.zeros(32)  # read alone: calls that would write are refused
+MAIN = torch.zeros(32)  # only read, since calls that would write to it are refused
 
 
 def meta(tensor: Any) -> Any:
@@ -33,7 +33,7 @@ def norm(x: Any = X, weight: Any = W, eps: Any = 1e-6, **options: Any) -> Any:
 
 
 def graded(x: Any = X, weight: Any = W, eps: Any = 1e-6, **options: Any) -> Any:
-    """A training step's forward."""
+    """The forward of a training step."""
     return lambda: rk.rms_norm(x.clone().requires_grad_(), weight, eps, **options)
 
 
@@ -56,13 +56,13 @@ def twice_with_main_grad() -> None:
 
 
 def once_twice_differentiated() -> None:
-    """The gradient of x alone: what it gives to weight later would miss main_grad."""
+    """Asks for the gradient of x alone. A later gradient of weight through it would miss main_grad."""
     x = X.float().requires_grad_()
     y = rk.rms_norm(x, W.float().requires_grad_(), 1e-6, main_grad=MAIN)
     torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
-# name: (call, error, what its words must hold).
+# Maps a name to (call, error, pattern of its message).
 CASES: dict[str, tuple[Any, Any, str]] = {
     # Not arrays.
     "x a list": (norm([[1.0]]), TypeError, "x: expected an array that speaks DLPack, got list"),
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "x: expected a contiguous last dimension .*make it contiguous: .*torch",
     ),
-    # Arrays without rows, which hold nothing.
+    # Arrays without rows have no elements.
     **{
         f"columns of {name}, {how}": (
             call(torch.empty(1, 0, 2**31)),
@@ -223,12 +223,12 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     # Tensors without memory, or with memory that is not what it seems.
     "x a DTensor": (norm(DTensor(X)), TypeError, "x: expected a local tensor, got a DTensor; .*to_local"),
     "weight a DTensor": (norm(weight=DTensor(W)), TypeError, "weight: expected a local tensor, got a DTensor"),
-    "weight freed": (  # FSDP's between its gathers
+    "weight freed": (  # FSDP frees it between its gathers
         lambda: (w := W.clone(), w.untyped_storage().resize_(0), rk.rms_norm(X, w, 1e-6)),
         ValueError,
         "weight: has no memory",
     ),
-    **{  # a subclass may refuse in its own words, and torch in those of mixed devices or modes
+    **{  # a subclass may refuse with its own message, and torch with those for mixed devices or modes
         f"{what} {kind.__name__}": (call, Exception, rf"{what}: |does not do|Fake|fake")
         for kind in (fake, Wrapper)
         for what, call in (
@@ -292,7 +292,7 @@ NEGATED: dict[str, Any] = {
 
 @pytest.mark.parametrize("argument", NEGATED)
 def test_a_negative_bit_is_honoured_or_refused(argument: str) -> None:
-    """torch's lazy negation (the imaginary part of a conjugate) leaves the opposite numbers in memory."""
+    """torch's lazy negation (the imaginary part of a conjugate) leaves numbers of the opposite sign in memory."""
     call = NEGATED[argument]
     want = call(lambda x: (-x).contiguous())
     with contextlib.suppress(TypeError, ValueError):

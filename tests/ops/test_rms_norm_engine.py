@@ -1,4 +1,4 @@
-"""rms_norm's backward as torch's engine runs it: what is asked for, main_grad."""
+"""rms_norm's backward in torch's engine: the requested gradients, and main_grad."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def norm(x: Any, weight: Any, residual: Any, **options: Any) -> Any:
     return rk.rms_norm(x, weight, EPS, residual=residual, **options)
 
 
-# ---- what the engine asks for ----------------------------------------------------------------------------------------
+# ---- requested gradients ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("inner", [False, True], ids=["leaf", "product"])
 def test_main_grad_gets_the_gradient_once_where_backward_is_split(inner: bool, traced: bool, o: Operands) -> None:
-    """As zero-bubble pipelines do: inputs first, weights later."""
+    """Splits backward as zero-bubble pipelines do: inputs first, weights later."""
     x, weight, residual = leaves_of(o)
     if traced:
         x = o.x.as_subclass(Subclass).clone().requires_grad_()
@@ -106,7 +106,7 @@ def test_a_vectorised_hessian(rng: np.random.Generator) -> None:
 
 
 def test_a_write_of_every_path_is_counted(o: Operands) -> None:
-    """A backward that saved main_grad must not run on what was added since."""
+    """A backward that saved main_grad must not run after something was added to it."""
     from torch.utils.flop_counter import FlopCounterMode
 
     memory = zeros_for(o.weight)
@@ -124,7 +124,7 @@ def test_a_write_of_every_path_is_counted(o: Operands) -> None:
 
 
 def test_backwards_of_several_threads_lose_no_addition() -> None:
-    """Rows of ones in a norm without eps to speak of: every addition is of ones, so the sum is exact in any order."""
+    """Rows are ones and eps is negligible, so every addition is of ones and the sum is exact in any order."""
     x, threads, calls, columns = torch.ones(64, 4096), 8, 25, 4096
     weight = torch.zeros(columns, requires_grad=True)
     main_grad = torch.zeros(columns)

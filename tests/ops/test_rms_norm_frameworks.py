@@ -1,4 +1,4 @@
-"""rms_norm for every framework: the same bytes, results in the caller's own, and what is written in place."""
+"""rms_norm for every framework: the same bytes, results of the caller's own kind, and writes in place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from framework_arrays import (
 )
 from rl_kernel_native.contract import row
 
-ROWS, COLUMNS, EPS = 13, 100, 1e-6  # rows start off any 16-byte vector but the first
+ROWS, COLUMNS, EPS = 13, 100, 1e-6  # only the first row is 16-byte aligned
 
 _random = np.random.default_rng(11)
 X, R, DY, E = (_random.standard_normal((ROWS, COLUMNS)).astype(np.float32) for _ in range(4))
@@ -29,7 +29,7 @@ W = _random.standard_normal(COLUMNS).astype(np.float32)
 
 
 def everything(make: Any, dtype: str = "float32") -> list[Any]:
-    """Every function, of arrays that ``make`` makes."""
+    """Calls every function on arrays that ``make`` makes."""
     x, r, dy, e, w = (make(a) for a in of(dtype, X, R, DY, E, W))
     y, new_residual, rstd = rk.rms_norm(x, w, EPS, residual=r, return_rstd=True, weight_offset=1.0)
     return [
@@ -77,7 +77,7 @@ def test_any_exporter_works_and_gets_numpy(exporter: Any) -> None:
 
 
 def test_frameworks_may_be_mixed_on_the_cpu() -> None:
-    """The first argument decides: the result is of its framework."""
+    """The first argument decides which framework the result belongs to."""
     torch = pytest.importorskip("torch")
     got = rk.rms_norm(X, torch.from_numpy(W), EPS)
     assert type(got) is np.ndarray
@@ -87,7 +87,7 @@ def test_frameworks_may_be_mixed_on_the_cpu() -> None:
 
 
 def test_negative_row_strides_of_numpy() -> None:
-    """Only NumPy has them. Rows backwards are the same rows backwards."""
+    """Only NumPy has negative strides. Reversed rows give reversed rows."""
     assert raw(rk.rms_norm(X[::-1], W, EPS, residual=R[::-1])[0]) == raw(rk.rms_norm(X, W, EPS, residual=R)[0][::-1])
     backwards = [np.ascontiguousarray(a[::-1]) for a in (DY, X)]
     got, want = rk.rms_norm_backward(DY[::-1], X[::-1], W, EPS), rk.rms_norm_backward(*backwards, W, EPS)

@@ -1,7 +1,7 @@
-"""Random calls of rms_norm, always the same ones: the contract's bytes, the same bytes for any rows, nothing written
-beside an output, and on a GPU the bytes of the CPU.
+"""Fixed random calls of rms_norm: the contract's bytes, the same bytes for any rows, no writes beside an output, and on
+a GPU the bytes of the CPU.
 
-RLK_FUZZ_CASES (2,000) sets how many. A failure names its case, which this runs alone:
+RLK_FUZZ_CASES (2,000) sets how many. A failure names its case. This command runs one case:
 `PYTHONPATH=tests/support python tests/ops/test_rms_norm_fuzz.py CASE`.
 """
 
@@ -24,15 +24,16 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 
 SEED = 20_242
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
-CHUNK = 100  # cases a test: a failing chunk still names its case, and a run shows progress
-MAX_LOG2 = 17  # elements of a problem: it takes every path of widths and rows, its NumPy contract milliseconds
-MOST_CONTRACTS = 300  # cases that are compared with NumPy; all are with themselves in another batch
+CHUNK = 100  # cases per test, so that a run shows progress; a failing chunk names its case
+# elements per problem: it takes every path of widths and rows, while its NumPy contract takes milliseconds
+MAX_LOG2 = 17
+MOST_CONTRACTS = 300  # cases that are compared with NumPy; all cases are compared with themselves in another batch
 CANARY = 7.0
 
 
 @dataclass
 class Problem:
-    """One set of operands in layouts of their own, and every option."""
+    """One set of operands, each with a layout of its own, and every option."""
 
     number: int
     dtype: str
@@ -42,7 +43,7 @@ class Problem:
     features: set[str] = field(default_factory=set)
 
     def moved(self, device: str) -> Operands:
-        """The same layouts elsewhere: ``to`` would make them contiguous."""
+        """A copy on another device with the same layouts; ``to`` would make it contiguous."""
         return Operands(*(None if t is None else as_laid_out_on(t, device) for t in self.operands))
 
     @property
@@ -55,7 +56,7 @@ def make(number: int) -> Problem:
     rng = np.random.default_rng([SEED, number])
     work = log_uniform(rng, 1, 2**MAX_LOG2)
     columns = log_uniform(rng, 1, min(work, 20_000))
-    if rng.random() < 0.6:  # widths that have vectors
+    if rng.random() < 0.6:  # widths that allow vectors
         columns = -(-columns // 8) * 8
     rows = max(min(work // columns, 20_000), 1)
     if rng.random() < 0.02:
@@ -69,7 +70,7 @@ def make(number: int) -> Problem:
 
     def values(*shape: int) -> Any:
         found = rng.standard_normal(shape, dtype=np.float32)
-        if rng.random() < 0.2:  # exponents far apart
+        if rng.random() < 0.2:  # exponents are far apart
             found *= np.exp2(rng.integers(-12, 13, shape)).astype(np.float32)
             features.add("wide")
         found = np.clip(found * np.float32(spread), -60_000, 60_000)  # finite in float16
@@ -136,7 +137,7 @@ def check_cpu(p: Problem) -> None:
     main_grad.copy_(start)
     h = got.new_residual
     rk.rms_norm_backward(o.dy, h, o.weight, p.eps, rstd=got.rstd, main_grad=main_grad, return_dx=False, **p.options)
-    if len(o.x.reshape(-1, max(len(start), 1))) <= 8192:  # one block: one addition
+    if len(o.x.reshape(-1, max(len(start), 1))) <= 8192:  # with one block there is one addition
         found = differing(canonical([main_grad])[0], canonical([start + got.dweight])[0])
         assert not found or o.x.numel() == 0, f"{p.name}, main_grad: {found}"
     main_grad.fill_(CANARY)
@@ -144,7 +145,7 @@ def check_cpu(p: Problem) -> None:
 
 
 def canonical(values: Any) -> list[Any]:
-    """One NaN: NumPy's and torch's own have other bits."""
+    """Gives every NaN the same bits, since those of NumPy and torch differ."""
     return [
         None if r is None else torch.where(torch.isnan(r), torch.full_like(r, float("nan")), r).contiguous()
         for r in values
@@ -171,7 +172,7 @@ def test_random_norms_have_the_bytes_of_the_cpu(chunk: int) -> None:
 
 
 def test_the_set_has_every_feature() -> None:
-    """Else a generator that lost one would go unnoticed."""
+    """Otherwise a generator that lost a feature would go unnoticed."""
     seen: set[str] = set()
     for number in range(min(CASES, 400)):
         seen |= make(number).features

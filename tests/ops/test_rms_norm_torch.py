@@ -69,7 +69,7 @@ COMPILED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiled_has_the_bytes_of_eager(case: str, backend: str, o: Operands) -> None:
-    """fullgraph=True: no graph break. Inductor only where it has a compiler for the device, which it needs anyway."""
+    """fullgraph=True forbids a graph break. Inductor runs only where it has a compiler for the device."""
     if backend == "inductor" and (case != "everything" or shutil.which("g++") is None):
         pytest.skip("inductor takes seconds a graph and a C++ compiler; one case shows it")
     torch.compiler.reset()
@@ -223,7 +223,7 @@ def test_derivatives_of_every_function_against_float64(name: str, single: Operan
     )
     for i in every:
         for j in every:
-            assert close(got[i][j], want[i][j], 8), (i, j)  # sums of sums
+            assert close(got[i][j], want[i][j], 8), (i, j)  # these are sums of sums
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -233,13 +233,13 @@ def test_gradcheck_and_gradgradcheck(name: str, single: Operands) -> None:
     inputs = tuple(getattr(single, a).clone().requires_grad_() for a in arguments)
     options = {"eps": 2.0**-7, "atol": 2e-3, "rtol": 2e-3}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the inputs are not float64
+        warnings.simplefilter("ignore")  # it warns that the inputs are not float64
         assert torch.autograd.gradcheck(ours, inputs, check_forward_ad=True, **options)
         assert torch.autograd.gradgradcheck(ours, inputs, **options)
 
 
 def test_second_derivatives_in_half_precision(o: Operands) -> None:
-    """A gradient penalty, twice rounded to bfloat16."""
+    """A gradient penalty, rounded twice to bfloat16."""
     outcomes = []
     for function, inputs in ((norm, o[:3]), (formula, [t.double() for t in o[:3]])):
         leaves = [t.clone().requires_grad_() for t in inputs]
@@ -291,7 +291,7 @@ def test_activation_checkpointing(selective: bool, o: Operands) -> None:
 
 
 def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
-    """Steps and errors."""
+    """Covers both training steps and errors."""
     o = operands(rng, (64,), 800, "bfloat16", device)
     leaves = [t.clone().requires_grad_() for t in o[:3]]
     main_grad = torch.zeros(800, device=device)
@@ -309,8 +309,8 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As linear's: on a GPU 6 us without autograd and 25 us with it, or a launch and an allocation and 5 us, where
-    these alone take that long. On a CPU the work itself is in it: only printed."""
+    """As for linear: at most 6 us on a GPU without autograd and 25 us with it. If a launch and an allocation alone take
+    that long, the limit is their time plus 5 us. On a CPU the time includes the work itself, so it is only printed."""
     x = torch.randn(8, 64, device=device, dtype=torch.bfloat16)
     weight = torch.nn.Parameter(torch.randn(64, device=device, dtype=torch.bfloat16))
     frozen = weight.detach()
@@ -338,7 +338,8 @@ def train(o: Operands, main_grad: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 700, 8200])  # a decode step; few groups of rows; enough for every multiprocessor
+# a decode step; few groups of rows; enough groups for every multiprocessor
+@pytest.mark.parametrize("rows", [1, 700, 8200])
 def test_no_call_synchronises_and_a_captured_graph_replays(rows: int, rng: np.random.Generator) -> None:
     batches = [operands(rng, (rows,), 512, "bfloat16", "cuda") for _ in range(4)]
     o = Operands(*(t.clone() for t in batches[0]))
@@ -370,7 +371,7 @@ def test_work_goes_to_the_current_stream_behind_its_producer(rng: np.random.Gene
 
 @pytest.mark.gpu
 def test_a_workspace_outlives_its_call(rng: np.random.Generator) -> None:
-    """The allocator may hand out the workspace as soon as the call returns, but only to work queued behind it."""
+    """The allocator may reuse the workspace as soon as the call returns, but only for work queued behind it."""
     o = operands(rng, (20_000,), 1024, "bfloat16", "cuda")
     want = rk.rms_norm_backward(o.dy, o.x, o.weight, EPS)
     for _ in range(20):

@@ -1,5 +1,4 @@
-"""rope: the contract's bytes, values against float64, Hugging Face's bytes, and the same bytes however heads are
-presented."""
+"""rope: the contract's bytes, float64, Hugging Face's bytes, and the same bytes for any layout of heads."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from rope_cases import DTYPES, INTERMEDIATES, Operands, contract, failures, oper
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_rope_frameworks.py has the others")
 
-# head_dim, partial_dim: a pair; odd widths, which no vector serves; heads of models, wholly rotated, half (GLM-4) and a
-# quarter (Qwen3-Next); a rest that is one vec8.
+# (head_dim, partial_dim): a pair; odd widths that no vector fits; heads of models, rotated wholly, by half (GLM-4) and
+# by a quarter (Qwen3-Next); a rest that is one vec8.
 DIMS = [(2, None), (7, 6), (18, None), (64, None), (80, None), (96, 32), (128, None), (128, 64), (136, 128), (256, 64)]
 
 
@@ -73,7 +72,8 @@ def hugging_face(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> 
 def test_input_is_what_hugging_face_computes(
     batch_of_cos: int, dtype: str, device: str, rng: np.random.Generator
 ) -> None:
-    """q and k are transposed views [batch, heads, seq, head_dim]; cos and sin have their dtype or are rounded to it."""
+    """q and k are transposed views of [batch, heads, seq, head_dim]; cos and sin have their dtype or are rounded to
+    it."""
     o = operands(rng, (2, 9), (4, 2), 128, dtype, device, ids=False)
     q, k = o.q.transpose(1, 2), o.k.transpose(1, 2)
     cos, sin = (torch.cat((t, t), -1)[:batch_of_cos] for t in o[2:4])
@@ -96,7 +96,7 @@ def test_input_is_what_hugging_face_computes(
 
 
 def test_frameworks_ways_to_call_give_the_same_bytes(device: str, rng: np.random.Generator) -> None:
-    """vLLM's cache and positions, Megatron's [seq, batch, heads, dim], Hugging Face's [batch, heads, seq, dim]."""
+    """vLLM's cache and positions, Megatron's [seq, batch, heads, dim], and Hugging Face's [batch, heads, seq, dim]."""
     o = operands(rng, (2, 9), (4, 2), 64, "bfloat16", device)
     want = results(o)
     cache = torch.cat((o.cos, o.sin), -1)
@@ -115,7 +115,8 @@ def test_frameworks_ways_to_call_give_the_same_bytes(device: str, rng: np.random
 
 @pytest.mark.parametrize("sections", [(16, 24, 24), (24, 20, 20), (3, 50, 11), (64, 0, 0)], ids=str)
 def test_sections_are_those_of_qwen2_vl(sections: Any, device: str, rng: np.random.Generator) -> None:
-    """transformers 4.57, models/qwen2_vl: apply_multimodal_rotary_pos_emb splits cos and sin, twice over."""
+    """apply_multimodal_rotary_pos_emb of transformers 4.57, models/qwen2_vl, splits cos and sin into twice as many
+    sections."""
     o = operands(rng, (2, 7), (3, 1), 128, "bfloat16", device, sections=True)
     assert_same(results(o, mrope_sections=sections), contract(o, mrope_sections=sections))
     assert_same(
@@ -166,7 +167,7 @@ def test_backward_turns_forward_back(device: str, rng: np.random.Generator) -> N
     turned = results(o)
     back = rk.rope_backward(*turned, o.cos, o.sin, position_ids=o.position_ids)
     for got, want in zip(back, o[:2], strict=True):
-        largest = float(want.abs().max())  # both passes turn errors, too
+        largest = float(want.abs().max())  # both passes rotate errors, too
         assert float((got - want).abs().max()) <= 3 * row("rope", "q").allowed(expected=largest, scale=2 * largest)
 
 
@@ -201,7 +202,7 @@ def test_what_is_returned_is_what_was_given(device: str, rng: np.random.Generato
 
 @pytest.mark.parametrize("head_dim", [18, 64, 128])
 def test_any_batch_and_any_position_give_the_same_bytes(head_dim: int, device: str, rng: np.random.Generator) -> None:
-    """1 to 600 tokens, alone, in the middle and permuted; a GPU's kernel changes with their number."""
+    """1 to 600 tokens, alone, in the middle and permuted; the number of tokens selects a GPU's kernel."""
     o = operands(rng, (600,), (8, 2), head_dim, "bfloat16", device)
     whole = results(o, intermediate="input")
     for n in (1, 2, 7, 64, 400):
@@ -215,7 +216,7 @@ def test_any_batch_and_any_position_give_the_same_bytes(head_dim: int, device: s
 
 
 def test_heads_and_keys_are_rotated_alike(device: str, rng: np.random.Generator) -> None:
-    """Any number of heads, q as k, k alone: a head minds no other. MLA has one key for 64 queries."""
+    """Any number of heads, q passed as k, and k alone: no head depends on another. MLA has one key for 64 queries."""
     o = operands(rng, (20,), (64, 1), 64, "bfloat16", device)
     whole = results(o)
     for first, last in ((0, 1), (3, 10), (0, 63)):
@@ -254,7 +255,7 @@ def test_any_layout_gives_the_same_bytes(layout: str, head_dim: int, device: str
 
 
 def test_dimensions_before_the_heads_are_tokens(device: str, rng: np.random.Generator) -> None:
-    """None of them, or five; and any axis of heads."""
+    """No leading dimension, or five, with any axis of heads."""
     o = operands(rng, (24,), (4, 2), 32, "bfloat16", device)
     want = results(o)
     one = rk.rope(o.q[3], o.k[3], o.cos, o.sin, position_ids=o.position_ids[3])
@@ -299,7 +300,7 @@ def test_every_instruction_set_and_number_of_threads_give_the_same_bytes(
 
 @pytest.mark.gpu
 def test_cpu_and_gpu_have_the_same_bytes_over_many_tokens(rng: np.random.Generator) -> None:
-    """Enough tokens for every plan."""
+    """There are enough tokens for every plan."""
     for tokens, heads, dim, dtype in (
         (5000, (32, 8), 128, "bfloat16"),
         (900, (8, 8), 64, "float32"),
@@ -334,7 +335,7 @@ def test_an_id_outside_of_the_tables_makes_its_token_nan_and_no_other(rng: np.ra
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_more_than_two_to_the_31_elements() -> None:
-    """[530,000, 32, 128] = 2^31 and 23 million more: the last tokens are those of a small call."""
+    """[530,000, 32, 128] = 2^31 and 23 million more; the last tokens must equal those of a small call."""
     free, _ = torch.cuda.mem_get_info()
     if free < 12 << 30:
         pytest.skip(f"needs 12 GiB of GPU memory, {free >> 30} GiB are free")

@@ -1,5 +1,5 @@
-"""What each bad input of rope yields: the error's type, and words that name the argument, what was expected and what
-came. Never a wrong number, never a crash."""
+"""Bad input of rope gives an error of the right type, whose message names the argument, what was expected and what
+came. It never gives a wrong number or a crash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = {"q": Q, "k": K, "cos": COS, "sin": SIN, "position_ids": IDS}
 
 
 def split(changed: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments."""
+    """Splits arguments into positional and keyword ones."""
     given = {**NAMES, **changed}
     return [given.pop(name) for name in ("q", "k", "cos", "sin")], given
 
@@ -38,7 +38,7 @@ def rope(**changed: Any) -> Any:
 
 
 def graded(**changed: Any) -> Any:
-    """A training step's forward."""
+    """The forward of a training step."""
     return lambda: rope(**{"q": Q.clone().requires_grad_(), **changed})()
 
 
@@ -256,7 +256,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "cos: has no memory",
     ),
-    **{  # a subclass may refuse in its own words, and torch in those of mixed devices or modes
+    **{  # a subclass may refuse with its own message, and torch with those for mixed devices or modes
         f"{what} {kind.__name__}": (
             lambda what=what, kind=kind: rope(**{what: kind(NAMES[what])})(),
             Exception,
@@ -291,7 +291,7 @@ def test_a_bad_argument_is_a_typed_error_that_names_it(case: str) -> None:
 
 @pytest.mark.parametrize("argument", ["q", "k", "cos", "sin"])
 def test_a_negative_bit_is_honoured_or_refused(argument: str) -> None:
-    """torch's lazy negation (the imaginary part of a conjugate) leaves the opposite numbers in memory."""
+    """torch's lazy negation (the imaginary part of a conjugate) leaves numbers of the opposite sign in memory."""
     want = rope(**{argument: (-NAMES[argument]).neg()})()
     with contextlib.suppress(TypeError, ValueError):
         got = rope(**{argument: torch._neg_view(-NAMES[argument])})()
@@ -304,7 +304,7 @@ def test_constants_may_require_grad_where_none_is_wanted() -> None:
 
 
 def test_strides_of_an_empty_array_mean_nothing() -> None:
-    """NumPy and others write zeros."""
+    """NumPy and other frameworks give strides of zero."""
     empty = torch.empty_strided((0, 2, 32), (0, 0, 0))
     out = rk.rope(empty, empty, COS, SIN, position_ids=IDS[:0])
     assert [t.shape for t in out] == [empty.shape] * 2

@@ -22,7 +22,7 @@ from framework_arrays import (
 )
 from rl_kernel_native.contract import row
 
-TOKENS, DIM = 13, 36  # heads start off any 16-byte vector but the first
+TOKENS, DIM = 13, 36  # only the first head is 16-byte aligned
 
 _random = np.random.default_rng(12)
 Q, K = (_random.standard_normal((TOKENS, h, DIM)).astype(np.float32) for h in (3, 1))
@@ -32,7 +32,7 @@ IDS = _random.integers(0, 40, TOKENS)
 
 
 def everything(make: Any, dtype: str = "float32") -> list[Any]:
-    """Every function, of arrays that ``make`` makes."""
+    """Calls every function on arrays that ``make`` makes."""
     q, k, *narrow = (make(a) for a in of(dtype, Q, K, COS, SIN))
     cos, sin = make(COS), make(SIN)
     small = make(IDS.astype(np.int32))
@@ -81,7 +81,7 @@ def test_any_exporter_works_and_gets_numpy(exporter: Any) -> None:
 
 
 def test_frameworks_may_be_mixed_on_the_cpu() -> None:
-    """The first argument decides: the result is of its framework."""
+    """The first argument decides which framework the result belongs to."""
     torch = pytest.importorskip("torch")
     want = rk.rope(Q, K, COS, SIN, position_ids=IDS, partial_dim=32)
     got = rk.rope(Q, K, torch.from_numpy(COS), SIN, position_ids=torch.from_numpy(IDS), partial_dim=32)
@@ -92,7 +92,7 @@ def test_frameworks_may_be_mixed_on_the_cpu() -> None:
 
 
 def test_negative_strides_of_numpy() -> None:
-    """Only NumPy has them. Tokens and heads backwards are the same ones backwards."""
+    """Only NumPy has negative strides. Reversed tokens and heads give the reversed results."""
     want = rk.rope(Q, K, COS, SIN, position_ids=IDS, partial_dim=32)
     got = rk.rope(Q[::-1, ::-1], K[::-1], COS, SIN, position_ids=IDS[::-1], partial_dim=32)
     assert raw(got[0]) == raw(np.ascontiguousarray(want[0][::-1, ::-1]))

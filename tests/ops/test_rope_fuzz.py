@@ -1,7 +1,6 @@
-"""Random calls of rope, always the same ones: the contract's bytes, the same bytes for any tokens, and on a GPU the
-bytes of the CPU.
+"""Fixed random calls of rope: the contract's bytes, the same bytes for any tokens, and on a GPU the bytes of the CPU.
 
-RLK_FUZZ_CASES (2,000) sets how many. A failure names its case, which this runs alone:
+RLK_FUZZ_CASES (2,000) sets how many. A failure names its case. This command runs one case:
 `PYTHONPATH=tests/support python tests/ops/test_rope_fuzz.py CASE`.
 """
 
@@ -23,14 +22,15 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 
 SEED = 20_243
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
-CHUNK = 100  # cases a test: a failing chunk still names its case, and a run shows progress
-MAX_LOG2 = 16  # elements of a problem: it takes every path of widths and layouts, its NumPy contract milliseconds
+CHUNK = 100  # cases per test, so that a run shows progress; a failing chunk names its case
+# elements per problem: it takes every path of widths and layouts, while its NumPy contract takes milliseconds
+MAX_LOG2 = 16
 LAYOUTS = ("contiguous", "padded", "fused", "heads first", "transposed")
 
 
 @dataclass
 class Problem:
-    """One set of operands in layouts of their own, and every option."""
+    """One set of operands, each with a layout of its own, and every option."""
 
     number: int
     dtype: str
@@ -39,7 +39,7 @@ class Problem:
     features: set[str] = field(default_factory=set)
 
     def moved(self, device: str) -> Operands:
-        """The same layouts elsewhere: ``to`` would make them contiguous."""
+        """A copy on another device with the same layouts; ``to`` would make it contiguous."""
         return Operands(*(None if t is None else as_laid_out_on(t, device) for t in self.operands))
 
     @property
@@ -49,7 +49,8 @@ class Problem:
 
 
 def laid_out(rng: np.random.Generator, values: Any, order: tuple[int, ...], pad: int, offset: int) -> Any:
-    """``values`` as a view into memory of NaN: dimensions in ``order`` from the outermost in, rows ``pad`` apart."""
+    """``values`` as a view into memory of NaN: ``order`` lists the dimensions from the outermost in, and rows are
+    ``pad`` further apart."""
     strides, step = [0] * values.dim(), 1
     for dim in reversed(order):
         strides[dim] = step
@@ -64,7 +65,7 @@ def make(number: int) -> Problem:
     rng = np.random.default_rng([SEED, number])
     dtype, layout = str(rng.choice(DTYPES)), str(rng.choice(LAYOUTS))
     features = {dtype, layout}
-    vec8s = rng.random() < 0.6  # widths and layouts that have vectors
+    vec8s = rng.random() < 0.6  # widths and layouts that allow vectors
     rotary_dim = 16 * log_uniform(rng, 1, 16) if vec8s else 2 * log_uniform(rng, 1, 100)
     rest = 0 if rng.random() < 0.5 else int(rng.integers(1, 12)) * (8 if vec8s else 1)
     head_dim = rotary_dim + rest
@@ -81,7 +82,7 @@ def make(number: int) -> Problem:
 
     def values(*shape: int) -> Any:
         found = rng.standard_normal(shape, dtype=np.float32)
-        if wide:  # exponents far apart
+        if wide:  # exponents are far apart
             found *= np.exp2(rng.integers(-12, 13, shape)).astype(np.float32)
         found = np.clip(found * np.float32(spread), -60_000, 60_000)  # finite in float16
         made = torch.from_numpy(found).to(getattr(torch, dtype))
@@ -98,7 +99,7 @@ def make(number: int) -> Problem:
     def heads_of(count: int) -> Any:
         x = values(*leading, count, head_dim)
         order = tuple(range(n + 2))
-        if layout == "heads first":  # in memory
+        if layout == "heads first":  # their order in memory
             order = (*range(n - 1), n, n - 1, n + 1)
         elif layout == "transposed":
             order = (*reversed(range(n)), n, n + 1)
@@ -142,7 +143,7 @@ def make(number: int) -> Problem:
         laid_out(rng, torch.from_numpy(f(angles)).to(getattr(torch, angle_dtype)), tuple(range(len(shape))), between, 0)
         for f in (np.cos, np.sin)
     )
-    if rng.random() < 0.3:  # as Hugging Face writes it
+    if rng.random() < 0.3:  # as Hugging Face makes them
         head_axis = n - 1
         q, k = q.transpose(-2, -3), None if k is None else k.transpose(-2, -3)
         features.add("head_axis")
@@ -157,7 +158,7 @@ def make(number: int) -> Problem:
 
 
 def canonical(values: Any) -> tuple[Any, ...]:
-    """One NaN: NumPy's and torch's own have other bits."""
+    """Gives every NaN the same bits, since those of NumPy and torch differ."""
     return tuple(
         None if r is None else torch.where(torch.isnan(r), torch.full_like(r, float("nan")), r).contiguous()
         for r in values
@@ -216,7 +217,7 @@ def test_random_rotations_have_the_bytes_of_the_cpu(chunk: int) -> None:
 
 
 def test_the_set_has_every_feature() -> None:
-    """Else a generator that lost one would go unnoticed."""
+    """Otherwise a generator that lost a feature would go unnoticed."""
     seen: set[str] = set()
     for number in range(min(CASES, 400)):
         seen |= make(number).features

@@ -72,7 +72,7 @@ def test_autograd_has_the_bytes_of_backward(options: dict[str, Any], device: str
 
 
 def test_a_gradient_that_nobody_asks_for_is_not_computed(o: Operands, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = [leaf * 1 for leaf in leaves(o)]  # about a leaf torch.autograd.grad has no answer
+    inputs = [leaf * 1 for leaf in leaves(o)]  # torch.autograd.grad cannot handle these leaves directly
     outputs = results(o._replace(q=inputs[0], k=inputs[1]))
     asked: list[Any] = []
 
@@ -140,7 +140,7 @@ def test_opcheck(o: Operands) -> None:
     rk._call.load()
     op, check = torch.ops.rl_kernel_native.rope, torch.library.opcheck
     check(op, (*o, False, None, False, None, -2, False))
-    check(op, (o.q, None, *o[2:], True, 16, True, None, 2, True))  # a table of 16 columns serves 16 rotated ones
+    check(op, (o.q, None, *o[2:], True, 16, True, None, 2, True))  # a table of 16 columns serves 16 rotated columns
     gathered = (o.cos[o.position_ids], o.sin[o.position_ids])
     check(op, (o.q, o.k, *gathered, None, True, None, True, None, -2, True))
     three = o.position_ids.expand(3, 2, 3).contiguous()
@@ -156,7 +156,7 @@ COMPILED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiled_has_the_bytes_of_eager(case: str, backend: str, o: Operands) -> None:
-    """fullgraph=True: no graph break. Inductor only where it has a compiler for the device, which it needs anyway."""
+    """fullgraph=True forbids a graph break. Inductor runs only where it has a compiler for the device."""
     if backend == "inductor" and (case != "everything" or shutil.which("g++") is None):
         pytest.skip("inductor takes seconds a graph and a C++ compiler; one case shows it")
     torch.compiler.reset()
@@ -297,7 +297,8 @@ def close(got: Any, want: Any, terms: int = 1) -> bool:
 
 @pytest.mark.parametrize("options", [{}, {"interleaved": True, "intermediate": "input"}], ids=str)
 def test_derivatives_of_any_order_and_mode_against_float64(options: dict[str, Any], single: Operands) -> None:
-    """Jacobians in both modes and second derivatives through a square: those of the rotation's matrix."""
+    """Jacobians in both modes, and second derivatives through a square, are compared with those of the rotation's
+    matrix."""
     o = single
     every = (0, 1)
 
@@ -333,7 +334,7 @@ def test_derivatives_of_any_order_and_mode_against_float64(options: dict[str, An
 
 
 def test_gradcheck_and_gradgradcheck(single: Operands) -> None:
-    """Steps of 2^-7 in float32: what is cut off is nothing, the operator being linear; what is rounded 2^-23 / 2^-7."""
+    """Steps of 2^-7 in float32. The operator is linear, so nothing is truncated; rounding errs by 2^-23 / 2^-7."""
     inputs = leaves(single)
 
     def function(q: Any, k: Any) -> Any:
@@ -341,13 +342,13 @@ def test_gradcheck_and_gradgradcheck(single: Operands) -> None:
 
     options = {"eps": 2.0**-7, "atol": 2e-3, "rtol": 2e-3}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the inputs are not float64
+        warnings.simplefilter("ignore")  # it warns that the inputs are not float64
         assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True, **options)
         assert torch.autograd.gradgradcheck(function, inputs, **options)
 
 
 def test_forward_mode_has_the_bytes_of_the_operator(o: Operands) -> None:
-    """A rotation's derivative along a tangent is the tangent, rotated; of one argument or of both."""
+    """The derivative of a rotation along a tangent is the rotated tangent, for one argument or for both."""
     tangents = (torch.randn_like(o.q), torch.randn_like(o.k))
     want = results(o._replace(q=tangents[0], k=tangents[1]))
     function = lambda q, k: rk.rope(q, k, o.cos, o.sin, position_ids=o.position_ids)  # noqa: E731
@@ -381,7 +382,7 @@ def test_autocast_changes_nothing(rng: np.random.Generator) -> None:
 
 
 def test_constants_may_not_be_changed_before_backward_and_the_rest_may(o: Operands) -> None:
-    """The queries are not saved: they may be overwritten."""
+    """The queries are not saved, so they may be overwritten."""
     for changed in ("cos", "position_ids"):
         mine = o._replace(**{changed: getattr(o, changed).clone()})
         q, k = leaves(o)
@@ -407,7 +408,7 @@ def test_activation_checkpointing(selective: bool, o: Operands) -> None:
 
 
 def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
-    """Steps and errors."""
+    """Covers both training steps and errors."""
     o = operands(rng, (64,), (8, 2), 80, "bfloat16", device)
     q, k = leaves(o)
 
@@ -424,8 +425,9 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As rms_norm's, with two outputs and five arrays: on a GPU 10 us without autograd and 30 us with it, or a launch
-    and two allocations and 7 us, where these alone take that long. On a CPU the work itself is in it: only printed."""
+    """As for rms_norm, with two outputs and five arrays: at most 10 us on a GPU without autograd and 30 us with it. If
+    a launch and two allocations alone take that long, the limit is their time plus 7 us. On a CPU the time includes the
+    work itself, so it is only printed."""
     q = torch.randn(8, 4, 64, device=device, dtype=torch.bfloat16)
     leaf = q.clone().requires_grad_()
     k, table = q[:, :2], torch.randn(32, 32, device=device)
@@ -453,7 +455,7 @@ def train(o: Operands) -> tuple[Any, ...]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens", [1, 300, 6000])  # a decode step, and enough for each plan
+@pytest.mark.parametrize("tokens", [1, 300, 6000])  # a decode step, and enough tokens for each plan
 def test_no_call_synchronises_and_a_captured_graph_replays(tokens: int, rng: np.random.Generator) -> None:
     batches = [operands(rng, (tokens,), (8, 2), 64, "bfloat16", "cuda") for _ in range(4)]
     o = Operands(*(t.clone() for t in batches[0]))

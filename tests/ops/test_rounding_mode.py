@@ -1,4 +1,4 @@
-"""The rounding mode of the caller's thread changes no bit: numbers become float32 to nearest even."""
+"""The rounding mode of the caller's thread changes no bit: numbers become float32 by rounding to nearest even."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import rl_kernel_native as rk
 
 torch = pytest.importorskip("torch")
 
-MODES = {"down": 0x400, "up": 0x800, "toward zero": 0xC00}  # x86's bits
+MODES = {"down": 0x400, "up": 0x800, "toward zero": 0xC00}  # x86's mode bits
 Z = torch.linspace(-3.0, 3.0, 27).reshape(3, 9)
 Y = torch.tensor([1, 0, 8])
 P = -torch.linspace(0.1, 1.0, 6).reshape(2, 3)
 ONE = torch.ones(2, 3)
-OLD, REF, TENTHS = P * 1.7, P * 0.9, ONE[0, :2] * 0.1  # what torch computes, it rounds by the mode
+OLD, REF, TENTHS = P * 1.7, P * 0.9, ONE[0, :2] * 0.1  # computed here, since torch rounds by the current mode
 SPEC = rk.PolicySpec(epsilon_low=0.1, kl="k3", kl_coef=0.3)
 CALLS: dict[str, Callable[[], Any]] = {
     "logprob": lambda: rk.logprob(Z, Y, temperature=0.7, logit_scale=0.3, softcap=1.1),

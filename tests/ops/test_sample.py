@@ -1,4 +1,4 @@
-"""sample: the reference's kept sets, logprob's bytes, the same row in any batch, bad rows, draws."""
+"""sample: the reference's kept sets, logprob's bytes, equal rows in any batch, bad rows, draws."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def mixed(rng: np.random.Generator, rows: int, device: str) -> dict[str, torch.Tensor]:
-    """Parameters of rows that are all different."""
+    """Parameters that differ in every row."""
     choose = {
         "temperature": rng.choice([0.6, 1.0, 1.7], rows).astype(np.float32),
         "top_k": rng.choice([0, 1, 20, 50], rows),
@@ -50,14 +50,14 @@ def mixed(rng: np.random.Generator, rows: int, device: str) -> dict[str, torch.T
 
 
 def failures(x: torch.Tensor, result: Any, **given: Any) -> str:
-    """What differs from the float64 reference, rows whose cuts are within rounding left out."""
+    """Differences from the float64 reference; rows whose cuts are within rounding are left out."""
     plain = {name: v.cpu().numpy() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
     want = rk.sample_reference(x.float().cpu().numpy(), **plain)
     ids, logprob = result.ids.tolist(), result.logprob.cpu().double().numpy()
     valid = given.get("valid_vocab") or x.shape[1]
     found, sets = [], rows_of(result)
     for i, kept in enumerate(want.kept):
-        if want.margin[i] < 1e-4:  # 2^-18.4 of the exponential and float64's own sums, with room
+        if want.margin[i] < 1e-4:  # 2^-18.4 for the exponential, plus float64's own sums, with some reserve
             continue
         if sets[i] != ([] if len(kept) == valid else kept.tolist()):
             found.append(f"row {i}: kept {len(sets[i])}, expected {len(kept)}")
@@ -75,7 +75,8 @@ def failures(x: torch.Tensor, result: Any, **given: Any) -> str:
 @pytest.mark.parametrize("order", ["vllm", "hf", "sglang"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_kept_sets_are_the_references(order: str, dtype: torch.dtype, device: str, rng: np.random.Generator) -> None:
-    cases = ((64, 1000, 1.0), (24, 5000, 4.0), (8, 32000, 10.0))  # short; long enough for every level; a real one
+    # a short vocabulary; one long enough for every level; a real one
+    cases = ((64, 1000, 1.0), (24, 5000, 4.0), (8, 32000, 10.0))
     for rows, vocab, scale in cases:
         x = logits_of(rng, rows, vocab, scale).to(dtype).to(device)
         given = mixed(rng, rows, device)
@@ -123,7 +124,7 @@ def test_a_row_has_its_bytes_in_any_batch(device: str, rng: np.random.Generator)
 
 
 def test_draws_follow_the_distribution(device: str) -> None:
-    """Chi-square of a million draws each on a GPU, five deviations: they are the same at every run."""
+    """Chi-square of a million draws each on a GPU, within five deviations. The draws are the same in every run."""
     n = 1 << (15 if device == "cpu" else 20)
     z = torch.tensor([0.0, 1.0, -1.0, 2.0, 2.0, -3.0, 0.5, 1.5, -2.0, 0.25] * 2 + [0.7])
     for given in ({}, {"temperature": 2.0}, {"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.1}):
@@ -149,7 +150,7 @@ def test_members_of_a_group_differ_and_a_replay_does_not(device: str, rng: np.ra
 
 def test_equal_logits_are_kept_by_id(device: str) -> None:
     x = torch.zeros(2, 300, device=device)
-    x[1, ::2] = -0.0  # zeros are equal
+    x[1, ::2] = -0.0  # zeros of both signs are equal
     x[:, 200] = 1.0
     assert rows_of(draw(x, top_k=4)) == [[0, 1, 2, 200]] * 2
     assert rows_of(draw(x, top_k=1)) == [[200]] * 2

@@ -1,4 +1,4 @@
-"""The n best of sample: logprob's bytes, ties, cut columns, bad rows, a row's bytes in any batch."""
+"""The n best of sample: logprob's bytes, ties, cut columns, bad rows, equal bytes of a row in any batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEST = ("top_ids", "top_logprobs", "raw_top_ids", "raw_top_logprobs")
 
 
 def scored(x: torch.Tensor, ids: torch.Tensor, **given: Any) -> torch.Tensor:
-    """What logprob says of each of the ids, one column after another."""
+    """logprob of each of the ids, one column of ids after another."""
     return torch.stack([rk.logprob(x, ids[:, k].contiguous(), **given) for k in range(ids.shape[1])], 1)
 
 
@@ -25,7 +25,7 @@ def scored(x: torch.Tensor, ids: torch.Tensor, **given: Any) -> torch.Tensor:
 def test_they_are_logprobs_and_the_first_by_rank(
     rows: int, vocab: int, n: int, dtype: torch.dtype, device: str, rng: np.random.Generator
 ) -> None:
-    """bf16's 8 bits make ties."""
+    """The 8 significand bits of bf16 give ties."""
     x, given = logits_of(rng, rows, vocab).to(dtype).to(device), mixed(rng, rows, device)
     for exp in ("portable", "hardware") if device != "cpu" else ("portable",):
         found = draw(x, **given, n_logprobs=n, exp=exp)
@@ -44,15 +44,16 @@ def test_they_are_logprobs_and_the_first_by_rank(
             want = torch.sort(z, dim=1, descending=True, stable=True).indices[:, :n]
             assert torch.equal(ids, want)
             bits = scored(x, ids, exp=exp, **of)
-            bits = bits.masked_fill(z.gather(1, ids) == -torch.inf, -torch.inf)  # logprob scores what is cut, too
+            # logprob also scores columns that are cut
+            bits = bits.masked_fill(z.gather(1, ids) == -torch.inf, -torch.inf)
             assert same(logprobs, bits)
 
 
 def test_many_of_the_best_in_the_columns_of_one_thread(device: str, rng: np.random.Generator) -> None:
-    """More columns than the list holds rank before the bound of the threads' first ranks; then digits decide."""
+    """More columns than the list holds rank before the bound of the threads' first ranks, so digits decide."""
     x = logits_of(rng, 2, 1 << 19, 1.0).to(device)
     x[0, ::256] += 50.0
-    x[1, ::256] = 60.0  # equal ones, by id
+    x[1, ::256] = 60.0  # equal logits, ordered by id
     found = draw(x, n_logprobs=256, return_logprob="processed", return_kept=False)
     want = torch.sort(x, dim=1, descending=True, stable=True).indices[:, :256]
     assert torch.equal(found.top_ids, want)
@@ -88,7 +89,7 @@ def test_bad_rows_have_no_best(device: str, rng: np.random.Generator) -> None:
     bad = x.clone()
     bad[1, 3], bad[2, 3], bad[3] = float("nan"), float("inf"), float("-inf")
     allowed = torch.full((6, 13), -1, dtype=torch.int32, device=device)
-    allowed[2, 0] = ~(1 << 3)  # only the raw distribution sees that column
+    allowed[2, 0] = ~(1 << 3)  # only the raw distribution contains that column
     found = draw(bad, n_logprobs=5, top_k=10, allowed=allowed)
     assert found.status.tolist() == [0, SampleStatus.NAN_LOGIT, 0, SampleStatus.EMPTY_ROW, 0, 0]
     for name, rows in (("top", (1, 3)), ("raw_top", (1, 2, 3))):

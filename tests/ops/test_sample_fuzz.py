@@ -1,7 +1,8 @@
-"""Random calls of sample against the float64 reference that sorts: kept sets, log-probabilities and the ids drawn.
+"""Random calls of sample, compared with the float64 reference, which sorts: kept sets, log-probabilities and drawn ids.
 
-RLK_SAMPLE_FUZZ_CASES (100) sets how many; before a release run 2,000. A failure names its case, which
-this runs alone: `PYTHONPATH=tests/support python tests/ops/test_sample_fuzz.py CASE`.
+RLK_SAMPLE_FUZZ_CASES (100) sets how many; 2,000 run before a release. A failure names its case.
+`PYTHONPATH=tests/support python tests/ops/test_sample_fuzz.py CASE` runs one case. This command runs one case:
+`PYTHONPATH=tests/support python tests/ops/test_sample_fuzz.py CASE`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import rl_kernel_native as rk
 from rl_kernel_native.reference.sample_draw import draw_reference
 
 CASES = int(os.environ.get("RLK_SAMPLE_FUZZ_CASES", "100"))
-BLOCKS = 4  # tests, so that a failure leaves the others
-MARGIN = 1e-4  # relative: the exponential's 2.9e-6, of up to six nodes and float32 sums of them, with room
+BLOCKS = 4  # several tests, so that a failure leaves the others
+MARGIN = 1e-4  # relative: 2.9e-6 of the exponential in up to six nodes, and float32 sums of these, with some reserve
 
 
 def case(number: int) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -28,7 +29,7 @@ def case(number: int) -> tuple[torch.Tensor, dict[str, Any]]:
     scale = float(rng.choice([0.5, 1.0, 4.0, 10.0]))
     x = torch.from_numpy((rng.standard_normal((rows, vocab)) * scale).astype(np.float32))
     if rng.random() < 0.2:
-        x = torch.round(x)  # many are equal
+        x = torch.round(x)  # gives many equal logits
     x = x.to([torch.float32, torch.bfloat16, torch.float16][int(rng.integers(3))])
 
     def rows_of(choices: list[float], dtype: Any) -> Any:
@@ -46,7 +47,7 @@ def case(number: int) -> tuple[torch.Tensor, dict[str, Any]]:
     }
     if rng.random() < 0.3:
         words = rng.integers(-(1 << 31), 1 << 31, (rows, (vocab + 31) // 32)).astype(np.int32)
-        words[:, 0] |= 1  # something is allowed
+        words[:, 0] |= 1  # at least one column is allowed
         given["allowed"] = torch.from_numpy(words)
     return x, given
 

@@ -1,4 +1,4 @@
-"""sample_partial and sample_merge: sample's bytes on whole rows, for any split into parts; what shards do not serve."""
+"""sample_partial and sample_merge: sample's bytes on whole rows, for any split into parts; calls that shards refuse."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def assert_same(got: Any, want: Any) -> None:
 
 
 def mixed(rng: np.random.Generator, rows: int, device: str) -> dict[str, torch.Tensor]:
-    """Parameters of rows that are all different, and that one exchange serves."""
+    """Parameters that differ in every row and need one exchange."""
     top_k = rng.choice([0, 1, 7, 20, 50], rows)
     of_cut = top_k > 0
     choose = {
@@ -75,7 +75,7 @@ def mixed(rng: np.random.Generator, rows: int, device: str) -> dict[str, torch.T
 def more_of(rng: np.random.Generator, rows: int, vocab: int, device: str) -> list[dict[str, Any]]:
     """Masks, a padded vocabulary, penalties and bias."""
     words = rng.integers(-(1 << 31), 1 << 31, (rows, (vocab + 31) // 32)).astype(np.int32)
-    words[0] = 0  # nothing is allowed
+    words[0] = 0  # no column is allowed
     words[1:, -1] = -1
     put = lambda a: torch.from_numpy(a).to(device)  # noqa: E731
     edited: dict[str, Any] = {
@@ -97,7 +97,7 @@ def more_of(rng: np.random.Generator, rows: int, vocab: int, device: str) -> lis
 def test_shards_have_the_bytes_of_the_whole_row(
     split: str, dtype: torch.dtype, device: str, rng: np.random.Generator
 ) -> None:
-    """Vocabularies of one column, of empty parts, that no 64 divides, and a real one. bf16 makes ties at borders."""
+    """Vocabularies: one column; with empty parts; not divisible by 64; a real one. bf16 gives ties at shard borders."""
     for rows, vocab in ((9, 1), (9, 20), (24, 130), (24, 2100), (5, 32000)):
         x = logits_of(rng, rows, vocab).to(dtype).to(device)
         for more in more_of(rng, rows, vocab, device):
@@ -108,7 +108,8 @@ def test_shards_have_the_bytes_of_the_whole_row(
 
 
 def test_the_first_ranks_of_a_wide_payload(device: str, rng: np.random.Generator) -> None:
-    """256 candidates of each of 8 shards fill the list of the merge; top_k at least the vocabulary cuts nothing."""
+    """256 candidates of each of 8 shards fill the list of the merge. A top_k of at least the vocabulary cuts
+    nothing."""
     x = logits_of(rng, 4, 5000, 1.0).to(device)
     for given in (
         {"top_k": 256}, {"top_k": 256, "top_p": 0.9}, {"top_k": 256, "min_p": 0.2, "top_p": 0.7, "order": "hf"},
@@ -125,7 +126,7 @@ def test_the_first_ranks_of_a_wide_payload(device: str, rng: np.random.Generator
 
 def test_ties_at_the_borders_of_shards(device: str) -> None:
     x = torch.zeros(3, 130, device=device)
-    x[1, ::2] = -0.0  # zeros are equal
+    x[1, ::2] = -0.0  # zeros of both signs are equal
     x[2, 60:80] = 1.0  # parts end at 64 and 80
     for top_k in (1, 17, 63, 64, 65, 70, 129):
         how = asked(x, top_k=top_k)
@@ -138,7 +139,8 @@ def test_ties_at_the_borders_of_shards(device: str) -> None:
 
 
 def test_infinite_columns_and_nan(device: str, rng: np.random.Generator) -> None:
-    """-Inf is kept by rank where top_k reaches it; NaN and +Inf have sample's status, in one shard or several."""
+    """A column of -Inf is kept by rank if top_k reaches it. NaN and +Inf have sample's status, in one shard or in
+    several."""
     x = logits_of(rng, 12, 700).to(device)
     x[1, 650], x[2, 3], x[3, 3], x[3, 650] = float("nan"), float("inf"), float("inf"), float("nan")
     x[4] = float("-inf")
@@ -149,7 +151,7 @@ def test_infinite_columns_and_nan(device: str, rng: np.random.Generator) -> None
     temperature = torch.ones(12, device=device)
     temperature[8], temperature[9], temperature[10] = 1e-30, 1e-36, float("nan")
     allowed = torch.full((12, 22), -1, dtype=torch.int32, device=device)
-    allowed[2, 0] = ~(1 << 3)  # only the raw distribution sees the infinity
+    allowed[2, 0] = ~(1 << 3)  # only the raw distribution contains the infinity
     for given in ({}, {"top_k": 40}, {"top_k": 40, "top_p": 0.9}, {"top_k": 40, "min_p": 0.01}, {"greedy": True}):
         for more in ({}, {"allowed": allowed}, {"valid_vocab": 640}):
             how = asked(x, temperature=temperature, **given, **more)
@@ -226,7 +228,7 @@ def test_payloads_of_another_call_are_refused(other: dict[str, Any], device: str
 
 
 def test_payloads_of_noise_stay_in_memory(device: str, rng: np.random.Generator) -> None:
-    """Words replaced at random: a row is good, with an id of the vocabulary, or bad with -1."""
+    """Some words are replaced at random. Each row is then good, with an id of the vocabulary, or bad with -1."""
     x = logits_of(rng, 3, 700).to(device)
     seen = set()
     for given in ({}, {"top_k": 20, "top_p": 0.9}, {"greedy": True}):
@@ -276,7 +278,7 @@ def test_kept_sets_that_do_not_fit_and_results_not_asked_for(device: str, rng: n
 
 
 def test_a_padded_vocabulary_need_not_be_in_memory(device: str, rng: np.random.Generator) -> None:
-    """The last shard ends with its valid columns, and one behind them is empty."""
+    """The last shard holds only its valid columns, and a shard behind them is empty."""
     x = logits_of(rng, 4, 512).to(device)
     for given in ({}, {"top_k": 12}, {"greedy": True}):
         how = asked(x, **given) | {"valid_vocab": 300}

@@ -1,5 +1,5 @@
 """scatter_rewards: float64, the formulas of verl, OpenRLHF and TRL, the bits of kl, the same bits however sequences are
-presented, bad input, and torch's ways to call. The contract's bytes are compared in test_scatter_rewards.cpp."""
+presented, bad input, and torch's ways to call. test_scatter_rewards.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def assert_same(got: Any, want: Any) -> None:
 
 
 def far(got: rk.ScatteredRewards, want: dict[str, np.ndarray]) -> str:
-    """Where results are further from float64 than contract.py allows. No addend of these batches is above 8."""
+    """Results that are further from float64 than contract.py allows. No addend in these batches is above 8."""
     found = got._asdict()
     assert {name for name, array in found.items() if array is not None} == set(want)
     facts = {"rewards": {"largest": 8.0}, "combined": {"largest": 8.0}, "costs": {}, "lengths": {}}
@@ -63,13 +63,14 @@ def test_fuzzed_batches_lie_near_float64(
 
 
 def test_rewards_and_kl_are_verls_openrlhfs_and_trls() -> None:
-    """verl's apply_kl_penalty, OpenRLHF's compute_reward, TRL's PPOTrainer: their masks end where a response does."""
+    """Compares with verl's apply_kl_penalty, OpenRLHF's compute_reward and TRL's PPOTrainer; their masks end where a
+    response ends."""
     a = tensors(batch(6, 40, seed=4))
     length = torch.tensor([40, 1, 7, 39, 20, 33])
     mask, beta = torch.arange(40) < length[:, None], 0.05
     kl = (a["logprob"] - a["ref_logprob"]) * mask
-    scores = torch.zeros(6, 40).scatter_(1, length[:, None] - 1, a["rewards"][:, None])  # verl's reward manager
-    eos = mask.size(1) - 1 - mask.long().fliplr().argmax(dim=1, keepdim=True)  # OpenRLHF
+    scores = torch.zeros(6, 40).scatter_(1, length[:, None] - 1, a["rewards"][:, None])  # as verl's reward manager does
+    eos = mask.size(1) - 1 - mask.long().fliplr().argmax(dim=1, keepdim=True)  # as OpenRLHF does
     openrlhf = torch.zeros_like(kl).scatter_(1, eos, a["rewards"][:, None]) + -beta * kl
     trl = -beta * kl
     trl[torch.arange(6), length - 1] += a["rewards"]
@@ -85,7 +86,7 @@ def test_rewards_and_kl_are_verls_openrlhfs_and_trls() -> None:
 def test_a_kl_in_the_reward_is_openrlhfs_own(estimator: str) -> None:
     models = framework_sources.openrlhf()
     a = tensors(batch(6, 40, seed=4))
-    a["ref_logprob"][0, :4] -= 20.0  # beyond its limit
+    a["ref_logprob"][0, :4] -= 20.0  # exceeds the limit of the KL
     mask = torch.arange(40) < torch.tensor([40, 1, 7, 39, 20, 33])[:, None]
     kl = models.compute_approx_kl(a["logprob"], a["ref_logprob"], kl_estimator=estimator) * mask
     want = models.compute_reward(a["rewards"], 0.05, kl, mask)
@@ -98,7 +99,7 @@ def test_a_kl_in_the_reward_is_openrlhfs_own(estimator: str) -> None:
 
 @pytest.mark.parametrize(("length", "penalty"), [(16384, 0.0), (16385, -1 / 4096), (18432, -0.5), (20480, -1.0)])
 def test_overlong_responses_are_dapos(length: int, penalty: float) -> None:
-    """verl's DAPORewardManager with the paper's numbers: 20480 tokens, of which 4096 are the buffer."""
+    """verl's DAPORewardManager with the paper's numbers: 20480 tokens, and a buffer of 4096."""
     mask = np.arange(20481)[None] < length
     got = rk.scatter_rewards(np.ones(1, np.float32), mask, overlong=(20480, 4096, 1.0))
     assert got.rewards[0, length - 1] == 1 + np.float32(penalty)
@@ -138,10 +139,10 @@ def test_the_kl_has_the_bits_of_kl(estimator: str) -> None:
 
 
 def test_spans_of_one_token_add_in_their_order() -> None:
-    """fp32 does not associate: any other order gives other bits."""
+    """fp32 addition is not associative, so any other order gives other bits."""
     values = np.array([1e8, 1.0, -1e8, 1.0, 3.0], np.float32)
     mask = np.array([[1, 1, 1, 0, 0]], np.int32)
-    spans = np.array([[0, 5], [1, 3], [2, 4], [0, 3], [3, 5]])  # the last has no token that counts
+    spans = np.array([[0, 5], [1, 3], [2, 4], [0, 3], [3, 5]])  # the last token does not count
     call: dict[str, Any] = {"spans": spans, "span_offsets": np.array([0, 5]), "span_rewards": values}
     got = rk.scatter_rewards(np.array([0.5], np.float32), mask, **call)
     want = np.float32(0)
@@ -154,7 +155,7 @@ def test_spans_of_one_token_add_in_their_order() -> None:
 
 
 def test_turns_are_placed_where_their_tokens_count() -> None:
-    """A turn of the model, the tool's answer to it, another turn: rewards of turns, by spans of the whole of both."""
+    """Two turns of the model with a tool's answer between them. The rewards of turns are given by spans over both."""
     mask = np.array([[0, 1, 1, 0, 0, 1, 1, 1, 0, 0]], bool)
     call: dict[str, Any] = {
         "spans": np.array([[0, 5], [5, 10]], np.int32), "span_offsets": np.array([0, 2]),
@@ -266,7 +267,7 @@ def test_no_bit_depends_on_the_number_of_threads() -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["sequences", "lagrange", "all"])
 def test_compiled_calls_give_the_same_bytes(name: str, backend: str, device: str) -> None:
-    torch._dynamo.reset()  # whose limit of recompilations is the function's, over all cases
+    torch._dynamo.reset()  # the limit of recompilations counts for the function over all cases
     a = tensors(batch(4, 65), device)
     want = [None if x is None else x.cpu() for x in run(a, name)]
     compiled: Any = torch.compile(lambda a: run(a, name), fullgraph=True, backend=backend)
@@ -402,7 +403,7 @@ def test_a_gpu_says_nan_beside_bad_cuts() -> None:
     cuts = torch.tensor([0, 40, 100, 90, 160, 200], dtype=torch.int32, device="cuda")
     got = rk.scatter_rewards(torch.ones(5, device="cuda"), torch.ones(200, device="cuda"), cu_seqlens=cuts)
     in_doubt = torch.zeros(200, dtype=torch.bool, device="cuda")
-    in_doubt[40:160] = True  # whatever begins or ends at 100 or 90
+    in_doubt[40:160] = True  # every sequence that begins or ends at 100 or 90
     assert bool(got.rewards[in_doubt].isnan().all())
     assert not bool(got.rewards[~in_doubt].isnan().any())
     assert got.lengths.tolist() == [40, 0, 0, 0, 40]

@@ -1,5 +1,5 @@
 """sequence_logprob: float64, the contract's bytes, padded and packed, masked garbage, gradients, torch's transforms,
-and what users get wrong."""
+and users' errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_properties import no_synchronisation
 torch = pytest.importorskip("torch")
 
 DTYPES = ("float32", "bfloat16", "float16")
-# Nothing; one; a row of a kernel one short and one long; a chunk and more; several chunks.
+# Lengths: 0; 1; around a row of a kernel; around a chunk; several chunks.
 LENGTHS = (0, 1, 255, 257, 2047, 2049, 9000)
 
 
@@ -64,8 +64,8 @@ def test_masks_of_every_dtype_and_masked_garbage(kind: str, device: str, rng: np
     garbage[:, ::3] = torch.where(mask[:, ::3], logprob[:, ::3], torch.full_like(logprob[:, ::3], float("inf")))
     flags = mask.to(getattr(torch, kind))
     if flags.is_floating_point():
-        flags = torch.where(mask, flags, -flags)  # -0 does not count
-    for x, m in ((garbage, flags), (garbage[:, 1:], flags[:, 1:])):  # the second at no vector
+        flags = torch.where(mask, flags, -flags)  # a mask of -0 does not count
+    for x, m in ((garbage, flags), (garbage[:, 1:], flags[:, 1:])):  # the second pair is not aligned to vectors
         got = rk.sequence_logprob(x, m)
         assert not differing(
             tuple(got), tuple(want if x is garbage else rk.sequence_logprob(logprob[:, 1:], mask[:, 1:]))

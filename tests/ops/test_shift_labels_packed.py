@@ -1,5 +1,4 @@
-"""shift_labels_packed, loss_mask_from_spans, tool_mask: the references' values, everywhere, and what users get
-wrong."""
+"""shift_labels_packed, loss_mask_from_spans, tool_mask: the references' values everywhere, and users' errors."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ BEGIN, END = [7, 8], [9]
 
 
 def ids_of(rng: np.random.Generator, tokens: int, dtype: str = "int64") -> np.ndarray:
-    """Few ids, so that markers come often, cut and whole."""
+    """Few distinct ids, so that markers are frequent, complete and cut."""
     return rng.choice([1, 7, 8, 9], tokens, p=[0.4, 0.25, 0.25, 0.1]).astype(dtype)
 
 
@@ -34,7 +33,7 @@ def on(device: str, *arrays: Any) -> list[Any]:
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_labels_of_every_rank(dtype: str, cp_size: int, layout: str, device: str, rng: np.random.Generator) -> None:
     cu = offsets(rng, 9, 2 * cp_size)
-    tokens = int(cu[-1]) + 4 * cp_size  # some of no sequence
+    tokens = int(cu[-1]) + 4 * cp_size  # some tokens have no sequence
     ids = rng.integers(0, 1000, tokens).astype(dtype)
     mask = rng.random(tokens) < 0.7
     for m in (None, mask):
@@ -88,7 +87,7 @@ def test_masks_from_spans(dtype: str, packed: bool, device: str, rng: np.random.
 def test_turns_between_markers(
     packed: bool, markers: Any, include_end: bool, device: str, rng: np.random.Generator
 ) -> None:
-    """Rows longer than a GPU's tile of 256 positions, with turns across its edges."""
+    """Rows are longer than a GPU's tile of 256 positions, with turns across its edges."""
     cu = offsets(rng, 6, most=700)
     ids = ids_of(rng, int(cu[-1]) + 2, "int32") if packed else ids_of(rng, 6 * 600).reshape(6, 600)
     c = cu if packed else None
@@ -97,7 +96,7 @@ def test_turns_between_markers(
     got = rk.tool_mask(i, *markers, of_torch, include_end=include_end)
     assert got.cpu().numpy().tobytes() == want.tobytes()
     assert rk.tool_mask(ids, *markers, c, include_end=include_end).tobytes() == want.tobytes()
-    if not packed:  # a slice of wider rows
+    if not packed:  # then the ids are a slice of wider rows
         wide = torch.cat([i, i], 1)
         assert torch.equal(rk.tool_mask(wide[:, :600], *markers, include_end=include_end), got)
 

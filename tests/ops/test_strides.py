@@ -1,6 +1,8 @@
-"""Masks, positions and other arrays of integers are read by their strides or refused, never read as if contiguous.
+"""Masks, positions and other arrays of integers are read by their strides or refused. They are never read as if
+contiguous.
 
-Every second element of memory whose others would change the result. test_token_model.py has the rows of masks.
+The arrays are every second element of memory; the elements between them would change the result. test_token_model.py
+has the masks.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def strided(x: Any, other: Any) -> Any:
 
 
 def answer(call: Callable[[], Any]) -> Any:
-    """The bytes of all results, or the words of the refusal."""
+    """The bytes of all results, or the message of the refusal."""
     try:
         return [bits(x) for x in results(call())]
     except (ValueError, TypeError) as error:
@@ -74,7 +76,7 @@ def _unpack(positions: Any) -> Any:
     return rk.unpack(packed.tensors, packed.cu_seqlens, 6, positions=positions)
 
 
-# name: (the array, what lies between its elements, the argument's name, the call).
+# Maps a name to (the array, the elements between its own, the argument's name, the call).
 ARRAYS: dict[str, tuple[Any, Any, str, Callable[[Any], Any]]] = {
     "rope": (IDS[None], 1, "position_ids", lambda x: rk.rope(Q, None, TABLE, TABLE, position_ids=x)),
     "embedding": (IDS, 1, "ids", lambda x: rk.embedding(x, WEIGHT)),

@@ -1,5 +1,5 @@
-"""Rule 10: a sum over tokens, sequences, members or pairs is one number, whichever operator forms it, padded, packed or
-merged from aligned parts."""
+"""Rule 10: a sum over tokens, sequences, members or pairs is one number. It does not depend on the operator, on padding
+or packing, or on a merge of aligned parts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cases import differing, tree_sum
 
 torch = pytest.importorskip("torch")
 
-# One token; a row of lanes and one more; a power of two; several chunks of every kernel and a rest.
+# Lengths: one token; a row of lanes and one more; a power of two; several chunks of every kernel and a rest.
 LENGTHS = (1, 33, 4096, 5000, 70001)
 
 
 def tokens(rng: np.random.Generator, length: int, device: str) -> tuple[Any, Any]:
-    """Values of many magnitudes, and a mask of which a power of two counts, so that sum / count is exact."""
+    """Values of many magnitudes, and a mask with a power of two of counting tokens, so that sum / count is exact."""
     x = -rng.exponential(1.0, length) * 2.0 ** rng.integers(-12, 3, length)
     mask = np.zeros(length, bool)
     mask[rng.permutation(length)[: 1 << (length.bit_length() - 1)]] = True
@@ -55,7 +55,7 @@ def test_every_operator_has_the_same_sum(length: int, device: str, rng: np.rando
     x, mask = tokens(rng, length, device)
     counted = torch.where(mask, x, 0).cpu().numpy()
     want = torch.tensor(tree_sum(counted), device=device)
-    if length == LENGTHS[-1]:  # the test could not tell orders apart otherwise
+    if length == LENGTHS[-1]:  # otherwise the test could not tell orders apart
         assert want.item() != np.cumsum(counted)[-1]
     for name, of in SUMS.items():
         assert not differing((of(x, mask),), (want,)), name
@@ -63,7 +63,7 @@ def test_every_operator_has_the_same_sum(length: int, device: str, rng: np.rando
     assert not differing((of_preference_loss(x, mask),), (pairs,))
 
 
-# Sequences too long for one block; more sequences than a block adds up at a time.
+# Sequences too long for one block; more sequences than a block adds at a time.
 @pytest.mark.parametrize(("sequences", "length"), [(512, 300), (1 << 15, 4)])
 def test_sums_of_sequences_add_up_by_their_index(
     sequences: int, length: int, device: str, rng: np.random.Generator
@@ -102,7 +102,7 @@ def test_aligned_parts_merge_to_the_bits_of_the_whole(part: int, device: str, rn
 
 
 def test_parts_of_another_alignment_are_no_nodes(device: str, rng: np.random.Generator) -> None:
-    """What the documentation does not promise, so that the test above can fail."""
+    """The documentation does not promise this; it shows that the test above can fail."""
     x = torch.from_numpy(rng.normal(0.0, 1.0, (200, 96 * 50)).astype(np.float32)).to(device)
     parts = rk.sequence_logprob(x.view(-1, 96)).sum.view(200, -1)
     assert differing((rk.sequence_logprob(parts).sum,), (rk.sequence_logprob(x).sum,))

@@ -1,4 +1,5 @@
-"""Token accuracy of linear_cross_entropy: NumPy's argmax of the logits, and a loss whose bits the flag leaves alone."""
+"""Token accuracy of linear_cross_entropy: NumPy's argmax of the logits, and a loss whose bits the flag does not
+change."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def head(device: str = "cpu", rows: int = 40, vocab: int = 90, dtype: str = "bfl
 
 
 def hits_of(logits: Any, target: Any) -> Any:
-    """By NumPy, whose argmax is the first."""
+    """Computed by NumPy, whose argmax returns the first maximum."""
     x = logits.float().cpu().numpy()
     return (x.argmax(-1) == target.cpu().numpy()) & np.isfinite(x.max(-1)) & (target.cpu().numpy() != -100)
 
@@ -68,7 +69,7 @@ def test_accuracy_is_that_of_the_logits(form: str, dtype: str, device: str) -> N
         *(t.double().cpu().numpy() for t in h[:2]), h.target.cpu().numpy(), bias=h.bias.double().cpu().numpy(),
         **{k: v for k, v in options.items() if k not in ("logits_dtype", "workspace_bytes", "return_z_loss")},
     )  # fmt: skip
-    if "logits_dtype" not in options:  # whose rounding makes ties that float64 has not
+    if "logits_dtype" not in options:  # rounding to logits_dtype makes ties that float64 does not have
         assert (np.float32(reference["token_accuracy"]) == want).all()
 
 
@@ -87,7 +88,7 @@ def test_gradients_keep_their_bits_and_accuracy_has_none(device: str) -> None:
 
 
 def rows_of(logits: Any, target: Any, device: str, **options: Any) -> Any:
-    """Accuracy of rows whose logits are these: hidden states are rows of the identity."""
+    """Accuracy of rows with these logits; the hidden states are rows of the identity."""
     x = torch.tensor(logits, dtype=torch.bfloat16, device=device)
     eye = torch.eye(16, dtype=torch.bfloat16, device=device)[: len(x)]
     weight = torch.zeros(x.shape[1], 16, dtype=torch.bfloat16, device=device)
@@ -100,10 +101,10 @@ def rows_of(logits: Any, target: Any, device: str, **options: Any) -> Any:
 def test_of_several_largest_logits_the_lowest_id_counts(device: str) -> None:
     row = [0.0, 2.0, -1.0, 2.0, 2.0]
     assert rows_of([row] * 5, [0, 1, 2, 3, 4], device) == [0, 1, 0, 0, 0]
-    signs = [-0.0, 0.0, -1.0, -2.0]  # equal
+    signs = [-0.0, 0.0, -1.0, -2.0]  # 0.0 and -0.0 are equal
     assert rows_of([signs] * 2, [0, 1], device) == [1, 0]
     assert rows_of([[5.0, 5.0, 9.0]] * 2, [0, 1], device, valid_vocab=2) == [1, 0]
-    # A softcap rounds 40 and 50 to one number, and changes no order.
+    # A softcap rounds 40 and 50 to one number, but does not change the order.
     assert rows_of([[40.0, 50.0]] * 2, [0, 1], device, softcap=1.0) == [0, 1]
 
 
@@ -113,7 +114,7 @@ def test_a_bad_row_counts_as_wrong(value: float, device: str) -> None:
     bias = h.bias.clone()
     bias[:] = value if value < 0 else bias
     bias[3] = value
-    for y in (3, -1, 90):  # the column itself, and bad targets
+    for y in (3, -1, 90):  # the largest column itself, and bad targets
         target = torch.full_like(h.target, y)
         found = rk.linear_cross_entropy(
             *h[:2], target, bias=bias, reduction="none", return_token_accuracy=True

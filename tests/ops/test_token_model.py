@@ -1,5 +1,6 @@
-"""Tokens of sequences mean one thing to every operator that takes them (docs/tokens.md). Every operator runs over masks
-of any dtype, no offsets, offsets of both integers, and those that end early. Bad ones meet the same words."""
+"""Tokens of sequences mean the same to every operator that takes them (docs/tokens.md). Every operator runs with masks
+of any dtype, without offsets, with offsets of both integer types, and with offsets that end early. Bad masks and
+offsets give the same messages."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import rl_kernel_native as rk
 
 torch = pytest.importorskip("torch")
 
-OFFSETS = (0, 5, 5, 18, 37)  # a short sequence, an empty one, others whose length is no multiple of a vector
+OFFSETS = (0, 5, 5, 18, 37)  # a short sequence, an empty one, and others whose lengths are no multiple of a vector
 TOKENS, SEQUENCES, BEHIND = OFFSETS[-1], len(OFFSETS) - 1, 6
 ANY_DTYPE = "bool, of integers or of floats of 16 bits and more"
 MASKS = (
@@ -25,20 +26,20 @@ MASKS = (
 
 
 class Batch:
-    """What an operator is given: values by number, of the tokens or one a sequence; the mask; the offsets."""
+    """Inputs of an operator: values by number, per token or per sequence; the mask; the offsets."""
 
     def __init__(self, shape: tuple[int, ...], mask: Any, offsets: Any, sequences: int) -> None:
         self.shape, self.mask, self.offsets, self.sequences = shape, mask, offsets, sequences
         self.given: Callable[[Any], Any] = lambda tensor: tensor
 
     def traced(self, given: Callable[[Any], Any]) -> Batch:
-        """The same with ``given`` of each tensor."""
+        """The same batch with ``given`` applied to each tensor."""
         self.given = given
         self.mask, self.offsets = (None if t is None else given(t) for t in (self.mask, self.offsets))
         return self
 
     def tokens(self, number: int) -> Any:
-        """The first TOKENS are the same whatever follows."""
+        """The first TOKENS values are the same, whatever follows them."""
         count = int(np.prod(self.shape))
         values = np.random.default_rng(number).standard_normal(max(count, TOKENS + BEHIND)).astype(np.float32)
         return self.given(torch.from_numpy(-np.abs(values)[:count].reshape(self.shape)))
@@ -59,7 +60,7 @@ class Batch:
 class Case:
     name: str
     call: Callable[[Batch], Any]
-    first: str = "logprob"  # the array whose shape the others have
+    first: str = "logprob"  # the array that gives the others their shape
     masked: bool = True
     packed: bool = True  # takes cu_seqlens
     needs_offsets: bool = False
@@ -229,7 +230,7 @@ def test_any_mask_counts_by_what_is_not_zero(case: Case, dtype: Any) -> None:
     if dtype.is_floating_point:  # a NaN counts, -0 does not
         given[mask] = torch.tensor([float("nan"), 2.0**-14, -3.0]).repeat(TOKENS)[: int(mask.sum())].to(dtype)
         given[~mask] = torch.tensor([0.0, -0.0]).repeat(TOKENS)[: int((~mask).sum())].to(dtype)
-    elif dtype is not torch.bool:  # a lower half that is zero, and a negative number
+    elif dtype is not torch.bool:  # a number whose lower half is zero, and a negative number
         large = 1 << (8 * dtype.itemsize - 2)
         given[mask] = torch.tensor([large, 1, 1 if dtype is torch.uint8 else -1], dtype=dtype).repeat(TOKENS)[
             : int(mask.sum())
@@ -241,7 +242,7 @@ def test_any_mask_counts_by_what_is_not_zero(case: Case, dtype: Any) -> None:
 
 @by_name([c for c in CASES if c.masked])
 def test_a_masks_rows_have_any_stride(case: Case) -> None:
-    """A padded batch; the columns are contiguous."""
+    """The mask is that of a padded batch; its columns are contiguous."""
     if case.needs_offsets:
         return
     rows, columns = 3, 11
@@ -392,18 +393,18 @@ def test_bad_arrays_have_one_error(case: Case, bad: str) -> None:
 @by_name([c for c in CASES if c.masked])
 def test_bad_masks_have_one_error(case: Case, bad: str) -> None:
     if case.first == "mask" and bad == "a short mask":
-        return  # it says the shape
+        return  # the error names the shape
     if case.name == "linear_cross_entropy" and bad == "a strided mask":
-        return  # whose mask has any stride
+        return  # the mask may have any stride
     make, error, words = BAD_MASKS[bad]
     refuses(case, canonical(case, make()), error, words)
 
 
-# ---- attention, whose offsets are two -------------------------------------------------------------------------------
+# ---- attention, which has two arrays of offsets ----------------------------------------------------------------------
 
 
 def attend(cu_seqlens: Any, count: int = TOKENS, which: str = "qk") -> list[Any]:
-    """out, lse and gradients; `which` of the two offsets are the given ones."""
+    """out, lse and gradients; `which` names the offsets that are passed."""
     values = np.random.default_rng(8).standard_normal((4, TOKENS + BEHIND, 2, 8)).astype(np.float32)
     q, k, v, dout = (torch.from_numpy(x[:count]) for x in values)
     lists = {f"cu_seqlens_{x}": cu_seqlens if x in which else offsets() for x in "qk"}
@@ -443,7 +444,7 @@ def test_attention_says_the_same_of_bad_arrays() -> None:
             attend(given, which="q")
 
 
-# ---- where no memory is at hand ------------------------------------------------------------------------------------
+# ---- fake tensors ----------------------------------------------------------------------------------------------------
 
 
 def fake(batch: Batch) -> tuple[Any, Batch]:
@@ -476,7 +477,7 @@ def test_fake_tensors_have_the_same_errors_of_masks(case: Case, bad: str) -> Non
 
 
 def unusual(case: Case) -> Batch:
-    """A mask of float16; offsets of int64 that end early, or one sequence without any."""
+    """A mask of float16, and offsets of int64 that end early; or one sequence without either."""
     mask = counted(TOKENS + BEHIND).to(torch.float16) if case.masked else None
     if case.packed:
         return packed(mask, offsets(dtype=torch.int64), TOKENS + BEHIND)
@@ -522,7 +523,7 @@ ON_GPU = [c for c in CASES if c.name != "linear_cross_entropy"]  # its products 
 @pytest.mark.parametrize("dtype", MASKS, ids=str)
 @by_name(ON_GPU)
 def test_a_gpu_has_the_bits_of_the_cpu(case: Case, dtype: Any) -> None:
-    """Any mask, offsets that end early, rows whose masks no vector is aligned to."""
+    """Any mask, offsets that end early, and mask rows that are not aligned to vectors."""
     shapes = [Batch((TOKENS,), None, None, 1), Batch((3, 11), None, None, 3)]
     if case.packed:
         shapes = [packed(None, offsets(), TOKENS + BEHIND), packed(None, offsets([0])), *shapes]
@@ -537,7 +538,7 @@ def test_a_gpu_has_the_bits_of_the_cpu(case: Case, dtype: Any) -> None:
             assert bits(a) == bits(b.cpu())
 
 
-# The results of a batch, by their place among all, of which a bad offset makes NaN.
+# Results of a batch, by their index among all results, that a bad offset makes NaN.
 SPOILED = {
     "policy_loss": (0,),
     "policy_loss_and_grad": (0,),
@@ -559,7 +560,7 @@ SPOILED = {
 @pytest.mark.parametrize("bad", [[0, 18, 5, 37], [0, -1, 5, 37], [0, 5, 1 << 30, 37], [9, 3, -7, 99]], ids=str)
 @by_name([c for c in ON_GPU if c.packed])
 def test_bad_offsets_on_a_gpu_are_safe_and_seen(case: Case, bad: list[int], dtype: Any) -> None:
-    """Three sequences, of which each list leaves one or more in doubt."""
+    """Three sequences; each list makes one or more of them invalid."""
     batch = packed(counted(), offsets(bad, dtype)).traced(lambda t: t.cuda())
     found = results(case.call(batch))
     torch.cuda.synchronize()

@@ -1,5 +1,6 @@
-"""token_weight of policy_loss and value_loss: each token's terms times its weight, and means over the weights; the mask
-says which tokens count at all. That of linear_cross_entropy has its tests in test_linear_logprob_loss.py."""
+"""token_weight of policy_loss and value_loss: each token's terms are multiplied by its weight, and means are over the
+weights. The mask decides which tokens count. test_linear_logprob_loss.py tests the token_weight of
+linear_cross_entropy."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def test_layout_framework_and_masked_slots_decide_no_bit(name: str) -> None:
     "name", ["aggregation token-mean", "seq mean", "None mse token-mean", "0.2 mse seq-mean-token-mean"]
 )
 def test_sums_of_weights_that_are_no_divisor(name: str) -> None:
-    """0 gives 0, a negative, infinite or NaN one NaN: the rule of a denominator on the device."""
+    """A sum of 0 gives 0; a negative, infinite or NaN sum gives NaN, by the rule for a denominator on the device."""
     spec = rk.PolicySpec(aggregation="seq-mean-token-mean" if name == "seq mean" else "token-mean")
     x = torch.tensor([[-1.0, -0.5]], requires_grad=True)
 
@@ -190,7 +191,7 @@ def test_bad_weights_are_named(operator: str) -> None:
 @pytest.mark.parametrize("xp", [torch.tensor, np.asarray])
 @pytest.mark.parametrize("wrong", ["cu_seqlens", "mask"])
 def test_a_bad_layout_is_named_as_without_weights(xp: Any, wrong: str) -> None:
-    """The sum of the weights is no operator of the caller's: its words name no argument of a loss."""
+    """The caller does not call the sum of the weights, so its messages must not name an argument of a loss."""
     value = xp(np.zeros((2, 3), np.float32))
     mask = xp(np.ones((2, 4 if wrong == "mask" else 3), bool))
     offsets = xp(np.array([0, 3], np.int32)) if wrong == "cu_seqlens" else None
@@ -205,10 +206,10 @@ def test_a_bad_layout_is_named_as_without_weights(xp: Any, wrong: str) -> None:
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 @pytest.mark.parametrize("xp", [np, torch])
 def test_cuts_of_another_framework_are_named(xp: Any, aggregation: str) -> None:
-    """Which sequence a token is of is computed in the framework of the weights."""
+    """The sequence of each token is computed in the framework of the weights."""
     other: Any = torch if xp is np else np
     x, cuts = xp.ones(6, dtype=xp.float32), other.asarray([0, 2, 6])
-    if xp is np and aggregation == "token-mean":  # nothing but the extension reads the cuts
+    if xp is np and aggregation == "token-mean":  # only the extension reads the offsets
         assert rk.value_loss(x, None, x, cu_seqlens=cuts, clip=None, token_weight=x, aggregation=aggregation)
         return
     with pytest.raises(TypeError, match=r"^cu_seqlens: expected an array"):

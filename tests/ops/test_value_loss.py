@@ -1,4 +1,4 @@
-"""value_loss: against float64 and torch's own formula, its bits, torch's transformations, and what it refuses."""
+"""value_loss: float64 and torch's own formula, its bits, torch's transformations, and rejected input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOW: dict[str, dict[str, Any]] = {
 
 
 def arrays(rows: int, columns: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """float32 arrays of a batch; its second sequence has no token where there are three."""
+    """float32 arrays of a batch; with three sequences, the second has no token that counts."""
     random = np.random.default_rng(seed)
     value, moved, error = (random.normal(0, 1, (rows, columns)).astype(np.float32) for _ in range(3))
     mask = random.random((rows, columns)) >= 0.3
@@ -80,7 +80,8 @@ def test_loss_and_gradient_are_those_of_float64(name: str) -> None:
 
 @pytest.mark.parametrize("clip", [0.25, 0.5])
 def test_ties_and_bounds_are_torchs(clip: float) -> None:
-    """Values in eighths, exact in float32, meet all of them: bit for bit the gradient of TRL's formula."""
+    """Values in eighths are exact in float32 and meet all ties and bounds; the gradient of TRL's formula is equal bit
+    for bit."""
     random = np.random.default_rng(0)
     v, o, r = (torch.from_numpy(random.integers(-12, 13, 4000).astype(np.float32) / 8) for _ in range(3))
     leaf = v.clone().requires_grad_()
@@ -98,7 +99,8 @@ def test_ties_and_bounds_are_torchs(clip: float) -> None:
 
 
 def test_a_bound_of_verl_has_three_quarters_there_and_the_whole_here() -> None:
-    """verl clips by torch.min and torch.max, which halve a tie with the bound, too: on it alone they differ."""
+    """verl clips by torch.min and torch.max, which also halve at a tie with the bound; only on the bound do they
+    differ."""
     v, o, r = torch.tensor([0.5]), torch.zeros(1), torch.tensor([2.0])
     leaf = v.clone().requires_grad_()
     clipped = torch.max(torch.min(leaf, o + 0.5), o - 0.5)
@@ -148,7 +150,8 @@ def test_masked_slots_strides_and_alignment_change_no_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOW)
 def test_a_split_into_batches_changes_no_bit_of_the_gradient(name: str) -> None:
-    """All splits of five sequences into runs, given the denominator: same gradient, the same loss to 1e-6."""
+    """Splits five sequences into runs in every way, with a given denominator: gradients are equal, and losses to
+    1e-6."""
     how, a = HOW[name], arrays(5, 40, seed=4)
     if how.get("aggregation") == "token-sum":
         pytest.skip("has no denominator to give")
@@ -362,7 +365,8 @@ def test_fake_tensors_say_shapes_and_errors() -> None:
             rk.value_loss(x, x.half(), x, clip=0.5)
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------
+# ---- rejected input
+# ---------------------------------------------------------------------------------------------------
 
 ROW = np.zeros((3, 8), np.float32)
 

@@ -1,4 +1,4 @@
-"""verify_draft: the tokens of a rollout without speculation, byte for byte; by rejection their distribution."""
+"""verify_draft: the tokens of a rollout without speculation, byte for byte; with rejection, their distribution."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from test_sample import logits_of, mixed, same
 
 
 def rollout(model: Any, rows: int, length: int, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token a step. model(ids): logits of the next token."""
+    """A rollout of one token per step. model(ids) gives the logits of the next token."""
     device = given["sample_id"].device
     ids, logprobs = torch.zeros(rows, 0, dtype=torch.int64, device=device), torch.zeros(rows, 0, device=device)
     for step in range(length):
@@ -32,7 +32,7 @@ def test_the_tokens_are_the_rollouts(num_draft: int, device: str, rng: np.random
     table = logits_of(rng, vocab + 1, vocab, 2.0).to(device)
     given = {n: v for n, v in mixed(rng, rows, device).items() if n != "position"} | {"seed": 5, "exp": "portable"}
 
-    def model(ids: torch.Tensor) -> torch.Tensor:  # the next token depends on the last
+    def model(ids: torch.Tensor) -> torch.Tensor:  # the next token depends on the last one
         return table[ids[:, -1] + 1] if ids.shape[1] else table[:1].expand(rows, vocab).contiguous()
 
     want, want_logprobs = rollout(model, rows, length, **given)
@@ -73,7 +73,7 @@ def chi(counts: np.ndarray, p: np.ndarray) -> float:
 def test_rejection_keeps_the_distribution(
     cuts: dict[str, Any], certain: bool, device: str, rng: np.random.Generator
 ) -> None:
-    """Five deviations of every token; the draft is drawn by sample under the same keys, in stream 0."""
+    """Every token is within five deviations. sample draws the draft with the same keys, in stream 0."""
     n, vocab = 1 << (13 if device == "cpu" else 19), 9
     target, draft = logits_of(rng, 3, vocab, 1.5).to(device), logits_of(rng, 2, vocab, 1.5).to(device)
     draft[0, 4] = -torch.inf
@@ -126,7 +126,7 @@ def test_arrays_and_bad_rows(rng: np.random.Generator) -> None:
     draft = tokens[:, :3].clone()
     draft[0, 2] = (draft[0, 2] + 1) % 30
     found = rk.verify_draft(x, draft, seed=1, sample_id=0, position=5)
-    assert found.num_accepted.tolist() == [2, 1]  # a bad row's -1 is no token, even where the draft has -1
+    assert found.num_accepted.tolist() == [2, 1]  # a bad row's -1 is no token, even if the draft also has -1
     assert found.next_id.tolist() == [int(tokens[0, 2]), -1]
     assert found.status.tolist() == [0, SampleStatus.NAN_LOGIT]
     arrays = rk.verify_draft(x.numpy(), draft.numpy(), seed=1, sample_id=0, position=5)
@@ -163,7 +163,7 @@ def test_bad_input() -> None:
 
 
 def test_bad_operands_are_samples_errors() -> None:
-    """What sample refuses is not made acceptable on the way to it."""
+    """An operand that sample refuses is not converted before it reaches sample."""
     x, draft = torch.randn(1, 3, 9), torch.zeros(1, 2, dtype=torch.int64)
     cases: dict[str, list[dict[str, Any]]] = {
         "position: expected dtype int32 or int64, got": [
@@ -186,7 +186,7 @@ def test_bad_operands_are_samples_errors() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_value_has_one_meaning(device: str, rng: np.random.Generator) -> None:
-    """Two calls that say the same give the same bytes, of torch's tensors and of NumPy's arrays without a warning."""
+    """Two calls with equal values give equal bytes, for torch's tensors and for NumPy's arrays, without a warning."""
     x, q = logits_of(rng, 6, 9).reshape(2, 3, 9), logits_of(rng, 4, 9).reshape(2, 2, 9)
     draft, yes = torch.stack([x[:, 0].argmax(1), q[:, 1].argmax(1)], 1), torch.tensor([True, True])
     padded, broken, cold = q.clone(), q.clone(), torch.tensor([0.0, 0.7])
@@ -260,7 +260,7 @@ def test_compiled_once_for_all_positions(rng: np.random.Generator) -> None:
 
     torch.compiler.reset()
     for of in (x, draft):
-        torch._dynamo.mark_static(of)  # symbols of sizes take long
+        torch._dynamo.mark_static(of)  # symbolic sizes would take long
     compiled = torch.compile(f, backend="eager", fullgraph=True, dynamic=True)
     for position, stance in ((5, "default"), (6, "fail_on_recompile")):
         with torch.compiler.set_stance(stance):

@@ -1,5 +1,5 @@
-"""Options that are mistaken are refused by name, with what was expected and what was given: one table over the public
-operators. Every flag and every integer of a signature is tried; so an option that is added is, too."""
+"""Wrong options are refused by name, with what was expected and what was given: one table over the public operators.
+Every flag and every integer of a signature is tried, so a new option is tried, too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Q = torch.linspace(-1.0, 1.0, 1 * 4 * 2 * 16).reshape(1, 4, 2, 16)
 CUTS = torch.tensor([0, 2, 6])
 LSE = torch.logsumexp(Z, -1)
 PAIR = {"group_size": 3}
-# The positional arguments and the keywords of a call that is right.
+# Positional and keyword arguments of a valid call.
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "attention": ((Q, Q, Q), {}),
     "embedding": ((Y, W), {}),
@@ -95,7 +95,7 @@ def test_an_integer_is_one(name: str, option: str) -> None:
             getattr(rk, name)(*given, **how, **{option: wrong})
 
 
-# Shards are what an operator's whole is in the words of its checks.
+# An error may name an argument of shards by the name of the whole.
 ALSO = {"logits_shard": "logits", "weight_shard": "weight"}
 OPERANDS = [
     (name, i, list(inspect.signature(getattr(rk, name)).parameters)[i])
@@ -114,7 +114,7 @@ def refusal(name: str, index: int, operand: Any) -> tuple[type, str]:
 
 @pytest.fixture(scope="module")
 def mesh() -> Any:
-    """One process that is its own group."""
+    """A group with one process."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
     torch.distributed.destroy_process_group()
@@ -126,7 +126,7 @@ def test_an_operand_that_is_no_dense_tensor_is_named(name: str, index: int, oper
     dense = CALLS[name][0][index]
     nested = torch.nested.nested_tensor([dense.reshape(dense.shape[0], -1)[0]])
     others = [dense.to_sparse(), nested, object(), "x"]
-    if name != "group_advantage":  # whose rewards may be a list of numbers
+    if name != "group_advantage":  # its rewards may be a list of numbers
         others.append(dense.tolist())
     for other in others:
         kind, words = refusal(name, index, other)

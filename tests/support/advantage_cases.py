@@ -1,5 +1,5 @@
 """Shared by the tests of gae, group_advantage and masked_whiten: batches of sequences, the frameworks' own formulas in
-float64, and the contract of the scan in NumPy."""
+float64, and the scan's contract in NumPy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from cases import beyond
 
 MASKS = ("bool", "int32", "int64", "float32", "uint8")
-# A token; a lane's share; a chunk and its neighbours; several chunks; more than a block of 16 warps has.
+# Lengths: a token; a lane's tokens; around a chunk; several chunks; more than a block of 16 warps holds.
 LENGTHS = (1, 3, 127, 128, 129, 700, 2200)
 
 
@@ -39,14 +39,14 @@ class Batch(NamedTuple):
         return Batch(*parts, self.lengths), cu
 
     def unpacked(self, packed: Any) -> list[Any]:
-        """The rows of a packed result."""
+        """Splits a packed result into its rows."""
         return list(packed.split(self.lengths.tolist()))
 
 
 def batch(
     rng: np.random.Generator, lengths: Any, device: str = "cpu", mask_dtype: str = "bool", share: float = 0.8
 ) -> Batch:
-    """Rows of up to ``lengths`` tokens, of which a ``share`` counts."""
+    """Rows of up to ``lengths`` tokens; a ``share`` of the tokens counts."""
     import torch
 
     lengths = np.asarray(lengths)
@@ -64,13 +64,13 @@ def batch(
 def scan_failures(operator: str, got: Any, want: dict[str, np.ndarray]) -> str:
     """Results of gae, discounted_returns or vtrace that are further from the reference than the contract allows."""
     names = ("advantages", "returns") if len(got) == 2 else ("returns",)
-    scale = np.maximum.accumulate(want["scale"][:, ::-1], 1)[:, ::-1]  # carried with the rest
+    scale = np.maximum.accumulate(want["scale"][:, ::-1], 1)[:, ::-1]  # the scale is carried on, too
     found = [beyond(operator, name, a, want[name], scale=scale) for name, a in zip(names, got, strict=True)]
     return "; ".join(filter(None, found))
 
 
 def whiten_failures(got: Any, want: dict[str, np.ndarray]) -> str:
-    """The same of masked_whiten's outputs."""
+    """Outputs of masked_whiten that are further from the reference than the contract allows."""
     found = [
         beyond("masked_whiten", name, a, want[name], largest=np.abs(want[name]).max(initial=0))
         for name, a in zip(("y", "mean", "var"), got, strict=True)
@@ -82,7 +82,7 @@ def whiten_failures(got: Any, want: dict[str, np.ndarray]) -> str:
 
 
 def verl_gae(rewards: Any, values: Any, mask: Any, gamma: float, lam: float) -> tuple[Any, Any]:
-    """verl/trainer/ppo/core_algos.py, compute_gae_advantage_return, before it whitens; garbage set to 0."""
+    """compute_gae_advantage_return of verl/trainer/ppo/core_algos.py, before it whitens; masked values are set to 0."""
     import torch
 
     m = (mask != 0).double().cpu()
@@ -109,7 +109,7 @@ def verl_whiten(x: Any, mask: Any, shift_mean: bool = True) -> Any:
 
 
 def verl_group(kind: str, s: np.ndarray, index: np.ndarray, lengths: np.ndarray, baseline: np.ndarray) -> np.ndarray:
-    """The outcome advantages of core_algos.py by their names here, for one score a sequence."""
+    """The outcome advantages of core_algos.py for one score per sequence, by their names here."""
     out = s.copy()
     by: dict[int, list[int]] = {}
     for i, g in enumerate(index):
@@ -138,7 +138,7 @@ def verl_group(kind: str, s: np.ndarray, index: np.ndarray, lengths: np.ndarray,
 
 
 def trl_group(s: np.ndarray, size: int, scale: str) -> np.ndarray:
-    """trl/trainer/grpo_trainer.py: scale_rewards group, batch or none."""
+    """grpo_trainer.py of trl/trainer, with scale_rewards group, batch or none."""
     x = s.reshape(-1, size)
     out = x - x.mean(1, keepdims=True)
     if scale != "none":
@@ -148,7 +148,7 @@ def trl_group(s: np.ndarray, size: int, scale: str) -> np.ndarray:
 
 
 def areal_group(s: np.ndarray, size: int, std_level: str | None) -> np.ndarray:
-    """areal/utils/data.py, Normalization: mean_level batch, std_level batch, group or None, std_unbiased."""
+    """Normalization of areal/utils/data.py, with mean_level batch, std_level batch, group or None, and std_unbiased."""
     x = s.reshape(-1, size) - s.mean()
     if std_level is None:
         return x.reshape(-1)
@@ -157,17 +157,17 @@ def areal_group(s: np.ndarray, size: int, std_level: str | None) -> np.ndarray:
     return (x / (std + 1e-5)).reshape(-1)
 
 
-# ---- the contract of the scan, a second time ------------------------------------------------------------------------
+# ---- a second implementation of the scan's contract -----------------------------------------------------------------
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """fl32(a * b + c) by x86's extended type, whose second rounding shows once in 2^39 operations or not at all."""
+    """fl32(a * b + c) in x86's extended type. Its second rounding matters at most once in 2^39 operations."""
     exact = np.asarray(a, np.longdouble) * np.asarray(b, np.longdouble) + np.asarray(c, np.longdouble)
     return exact.astype(np.float32)
 
 
 def contract_gae(rewards: Any, values: Any, mask: Any, gamma: float, lam: float) -> tuple[np.ndarray, np.ndarray]:
-    """What rk.gae must give for padded finite rows, byte for byte. gamma and lam are not 0."""
+    """The bytes that rk.gae must give for padded finite rows. gamma and lam are not 0."""
     m = np.asarray(mask.cpu()) != 0
     r, v = (np.where(m, a.cpu().numpy(), np.float32(0)) for a in (rewards, values))
     g = np.float32(gamma)

@@ -1,4 +1,5 @@
-"""How far attention is from float64, by the facts of its rows in contract.py: one sequence, all heads."""
+"""Compares attention with float64 by the bounds of contract.py and the facts of its rows, for one sequence and all
+heads."""
 
 from __future__ import annotations
 

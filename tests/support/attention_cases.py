@@ -1,4 +1,4 @@
-"""Shared by the tests of attention: sequences, every form that a call may have them in, and how far one may be off."""
+"""Shared by the tests of attention: sequences, every form in which a call may have them, and error bounds."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ class Sequences:
             return tuple(torch.cat(p) for p in (self.q, self.k, self.v, self.dout)), lists  # type: ignore[return-value]
         if form == "paged":
             return self._paged(())
-        if form == "shared":  # every sequence a group of its own: of all of its keys, of none, of a part
+        if form == "shared":  # every sequence is a group; the group shares all of its keys, none, or some
             n = [n for _, n in self.lengths]
             return self._paged([(1, (keys, 0, keys // 2, keys // 3 + 1)[b % 4]) for b, keys in enumerate(n)])
         left = form == "left"
         q, k, v, dout = (self._padded(p, left) for p in (self.q, self.k, self.v, self.dout))
         if left:
             return (q, k, v, dout), {"leftpad_k": k.shape[1] - self._counts(1)}
-        if form == "cache":  # queries packed, keys in a cache
+        if form == "cache":  # packed queries, with keys in a cache
             q, dout = torch.cat(self.q), torch.cat(self.dout)
             return (q, k, v, dout), {"cu_seqlens_q": self._offsets(0), "seqused_k": self._counts(1)}
         return (q, k, v, dout), {"seqused_q": self._counts(0), "seqused_k": self._counts(1)}
 
     def _paged(self, groups: Any, page_size: int = 7) -> Any:
-        """``groups``: (number of sequences, number of keys that they share) of each group. The shared keys are the
-        first sequence's."""
+        """``groups``: (number of sequences, number of keys that they share) of each group. The shared keys are those of
+        the group's first sequence."""
         first = np.cumsum([0, *(n for n, _ in groups)])
         shared = [keys for n, keys in groups for _ in range(n)]
         shared += [0] * (len(self.lengths) - len(shared))
@@ -77,7 +77,7 @@ class Sequences:
         )
 
         def table(parts: list[Any]) -> Any:
-            """A row for each sequence: the pages of its keys from one to another."""
+            """One row per sequence: the pages of its keys from one key to another."""
             found = torch.full((len(parts), most), -1, dtype=torch.int32)
             for row, (b, (begin, end)) in enumerate(parts):
                 for i in range(begin, end, page_size):
@@ -98,7 +98,7 @@ class Sequences:
         return (torch.cat(self.q), k, v, torch.cat(self.dout)), lists
 
     def split(self, form: str, out: Any, which: int = 0, heads_first: bool = False) -> list[Any]:
-        """Each sequence's part of a result; what is not in use has to be +0, or of lse -Inf."""
+        """Each sequence's part of a result. Places not in use must be +0, or -Inf in lse."""
         tokens = out.movedim(-1, -2) if heads_first else out
         parts, packed = [], out.dim() == (2 if heads_first else 3)
         begin, used = 0, torch.zeros_like(tokens, dtype=torch.bool)
@@ -126,7 +126,7 @@ def results(
     call: tuple[tuple[Any, Any, Any, Any], dict[str, Any]], *, device: str = "cpu", exp: str = "portable",
     backward: bool = True, dlse: Any = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """out, lse and, unless pages have none, dq, dk, dv, and dsinks of sinks."""
+    """out and lse; without pages also dq, dk, dv; with sinks also dsinks."""
     (q, k, v, dout), lists = call
     with mode(device, exp):
         out, lse = rk.attention(q, k, v, **lists, **options, exp=exp, return_lse=True)
@@ -147,7 +147,7 @@ def each(sequences: Sequences, form: str, **options: Any) -> list[dict[str, Any]
 
 
 def alone(sequences: Sequences, **options: Any) -> list[dict[str, Any]]:
-    """Results of every sequence in a call of its own."""
+    """Results of every sequence, each from a call of its own."""
     found = []
     for q, k, v, dout in zip(sequences.q, sequences.k, sequences.v, sequences.dout, strict=True):
         r = results(((q[None], k[None], v[None], dout[None]), {}), **options)
@@ -157,7 +157,7 @@ def alone(sequences: Sequences, **options: Any) -> list[dict[str, Any]]:
 
 
 def plain(q: Any, k: Any, v: Any, dout: Any, **options: Any) -> dict[str, Any]:
-    """Attention as torch writes it out in the dtype of q, of a batch of one: whose error ours is held to."""
+    """Attention by torch's operators in the dtype of q, for a batch of one. Its error bounds ours."""
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     x, y, z = (t.transpose(1, 2) for t in leaves)
     y, z = (t.repeat_interleave(x.shape[1] // t.shape[1], 1) for t in (y, z))

@@ -1,4 +1,4 @@
-"""Right calls of every public operator, drawn small: their arguments by name, with arrays as numbers that a caller of
+"""Small random valid calls of every public operator: their arguments by name. Arrays are numbers, which the caller of
 this module puts into any framework's memory."""
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import rl_kernel_native as rk
 
 
 class Operand(NamedTuple):
-    """An array to be.
+    """Describes an array that is not made yet.
 
     Attributes:
-        written: the operator writes it: out=, main_grad, caches.
+        written: the operator writes it (out=, main_grad, caches).
     """
 
     values: np.ndarray
@@ -39,11 +39,11 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 
 class Draw:
-    """Numbers and arrays of one call."""
+    """Draws numbers and arrays of one call."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
-        self.dtype = self.of(*FLOATS)  # dtype of operands that may have any
+        self.dtype = self.of(*FLOATS)  # dtype of operands for which any dtype is valid
 
     def of(self, *choices: Any) -> Any:
         return choices[int(self.rng.integers(len(choices)))]
@@ -89,7 +89,7 @@ class Draw:
         return Operand(ends, dtype or self.of("int32", "int64"))
 
     def sequences(self) -> tuple[tuple[int, ...], Operand | None, int]:
-        """A shape of tokens, the offsets where they are packed, and how many sequences there are."""
+        """A shape of tokens, the offsets if they are packed, and the number of sequences."""
         shape = self.tokens()
         if len(shape) == 2:
             return shape, None, shape[0]
@@ -98,7 +98,7 @@ class Draw:
 
 
 def _paged_attention(d: Draw, batch: int, length: int, group: int, width: int) -> dict[str, Any]:
-    """Pages of four keys, two of each sequence's own behind those of its group."""
+    """Pages of four keys; each sequence has two of its own behind those of its group."""
 
     def table(rows: int) -> Any:
         return Operand(d.rng.integers(0, 5, (rows, 2)), "int32")
@@ -536,7 +536,7 @@ def _sample_partial(d: Draw) -> dict[str, Any]:
 
 
 def _sample_merge(d: Draw) -> dict[str, Any]:
-    """Words that no partial gives: every row has a status."""
+    """Words that no partial gives, so every row has a status."""
     rows = d.size(0, 1, 4)
     return {
         "payloads": Operand(d.rng.integers(0, 99, (d.of(1, 2, 8), rows, 16 + 3 * d.of(3, 20))), "int32"),

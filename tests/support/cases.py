@@ -19,12 +19,12 @@ Status = rk.LogprobStatus
 
 
 def part_cut(vocab: int, i: int) -> int:
-    """Rule 5's cut i, written a second time."""
+    """A second implementation of rule 5's cut i."""
     return vocab if i == 8 else min(8 * (i * -(-vocab // 8) // 8), vocab)
 
 
 def tree_sum(terms: Any) -> np.float32:
-    """Rule 10's sum of float32 terms, written a second time."""
+    """A second implementation of rule 10's sum of float32 terms."""
     level = np.asarray(terms, np.float32)
     while len(level) > 1:
         if len(level) % 2:
@@ -35,7 +35,8 @@ def tree_sum(terms: Any) -> np.float32:
 
 @contextmanager
 def mode(device: str, exp: str) -> Iterator[None]:
-    """Where exp="hardware" exists: on CUDA, and on the CPU under the arithmetic of an sm_90. Else as it is."""
+    """Makes exp="hardware" available: it is on CUDA, and on the CPU under the arithmetic of an sm_90. Otherwise changes
+    nothing."""
     with rk.arithmetic("sm_90" if device == "cpu" and exp == "hardware" else rk.current_arithmetic()):
         yield
 
@@ -55,14 +56,14 @@ def numpy_of(x: Any) -> np.ndarray:
 
 
 def raw(x: Any) -> Any:
-    """Bytes to compare; of a result, of each of its outputs."""
+    """Bytes to compare; for a result, the bytes of each output."""
     if isinstance(x, tuple):
         return tuple(None if y is None else numpy_of(y).tobytes() for y in x)
     return numpy_of(x).tobytes()
 
 
 def differing(a: Any, b: Any) -> str:
-    """Where two results differ, for a message; empty where they do not."""
+    """Describes where two results differ; empty if they do not."""
     pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
     found = []
     for i, (x, y) in enumerate(pairs):
@@ -85,13 +86,13 @@ def differing(a: Any, b: Any) -> str:
 def beyond(
     operator: str, output: str, got: Any, expected: Any, dtype: str = "float32", unit: str = "ieee", **facts: Any
 ) -> str:
-    """Where an output is further from float64 than its row of contract.py allows, for a message; empty if nowhere."""
+    """Describes where an output is further from float64 than its row of contract.py allows; empty if nowhere."""
     found, expected = float64(got), float64(expected)
     allowed = np.broadcast_to(
         row(operator, output).allowed(dtype, expected=expected, unit=unit, **facts), expected.shape
     )
     assert found.shape == expected.shape, (output, found.shape, expected.shape)
-    with np.errstate(invalid="ignore"):  # equal infinities
+    with np.errstate(invalid="ignore"):  # infinities are equal
         off = np.where(found == expected, 0.0, np.abs(found - expected))
     if not found.size or (off <= allowed).all():
         return ""
@@ -100,7 +101,7 @@ def beyond(
 
 
 def torch_logits(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float32", spread: float = 4.0) -> Any:
-    """Normal logits around -1: the largest of a row is then positive, as a model's are, and most are negative."""
+    """Normal logits around -1. As with a model, the largest logit of a row is then positive, and most are negative."""
     import torch
 
     values = rng.standard_normal(shape, dtype=np.float32) * np.float32(spread) - np.float32(1)
@@ -128,19 +129,19 @@ def wide(x: Any) -> np.ndarray:
 
 @dataclass
 class Truth:
-    """float64 values, the status each row must have, and how far an implementation may be off."""
+    """float64 values, the status that each row must have, and error bounds."""
 
     logprob: np.ndarray
     lse: np.ndarray
     entropy: np.ndarray
     sum_p_sq: np.ndarray
     status: np.ndarray
-    size: np.ndarray  # max |z| after temperature of the columns that count, which the bounds scale with
+    size: np.ndarray  # max |z| after temperature over the columns that count; the bounds scale with it
     z: np.ndarray
     p: np.ndarray
-    present: np.ndarray  # columns that are neither padding nor cut by a kept set
+    present: np.ndarray  # columns that are neither padding nor outside a kept set
     slope: np.ndarray  # d(z / T) / d logits
-    softcap_slope: np.ndarray  # the part of it that is the softcap's
+    softcap_slope: np.ndarray  # the softcap's factor of it
     capped: bool
     target: np.ndarray
     counted: np.ndarray  # rows whose target is not ignore_index
@@ -151,7 +152,7 @@ class Truth:
         return row("logprob", "logprob").allowed(max_abs_z=self.size)
 
     def failures(self, result: rk.LogprobResult) -> str:
-        """What is wrong with a result that has every output; empty if nothing is."""
+        """Describes what is wrong with a result that has every output; empty if nothing is."""
         wrong = []
         for name in OUTPUTS[:4]:
             facts = {"sum_p_sq": self.sum_p_sq} if name == "sum_p_sq" else {}
@@ -160,13 +161,13 @@ class Truth:
             want = getattr(self, name)
             with np.errstate(invalid="ignore", over="ignore"):
                 good = (np.isnan(got) & np.isnan(want)) | (want.astype(np.float32) == got) | (abs(got - want) <= bound)
-                # The row is computed in log2 units, where a finite z may have none.
+                # The row is computed in log2 units, in which a finite z may overflow.
                 good |= np.isneginf(got) & (want * np.log2(np.e) < -3.4e38)
             if not good.all():
                 i = int(np.flatnonzero(~good)[0])
                 wrong.append(f"{name}: row {i} is {got[i]!r}, truth {want[i]!r}, allowed error {bound[i]:.3g}")
         got = numpy_of(result.status).reshape(-1)
-        # The rest of a NaN's leaf is not read, so a row with a NaN may or may not report +Inf elsewhere.
+        # The rest of a NaN's leaf is not read, so a row with a NaN may or may not report a +Inf elsewhere.
         unsure = np.where(self.status & Status.NAN_LOGIT, int(Status.INF_LOGIT), 0)
         if ((got ^ self.status) & ~unsure).any():
             i = int(np.flatnonzero((got ^ self.status) & ~unsure)[0])
@@ -176,7 +177,7 @@ class Truth:
     def gradient(
         self, dlogprob: Any = None, dlse: Any = None, dentropy: Any = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """(dlogits, the facts of its bound)."""
+        """(dlogits, facts for its bound)."""
         rows, columns = self.p.shape
         g, a, h = (
             np.broadcast_to(np.asarray(0.0 if d is None else d, dtype=np.float64).reshape(-1), (rows,))[:, None]
@@ -196,7 +197,7 @@ class Truth:
         silent = ~self.counted | ((g == 0) & (a == 0) & (h == 0))[:, 0]
         outside[silent] = 1.0
         dx = np.where(silent[:, None] | ~self.present, 0.0, dx * outside[:, None])
-        dx[np.isneginf(self.z) & self.capped] = 0.0  # the contract's word for -Inf under a softcap
+        dx[np.isneginf(self.z) & self.capped] = 0.0  # the contract's rule for -Inf under a softcap
         return dx, {
             "max_abs_z": self.size[:, None],
             "p": p,
@@ -218,7 +219,7 @@ class Truth:
             good = (np.abs(got - want) <= allowed) | (np.isnan(got) & np.isnan(want)) | (got == want)
             limit = ROUNDING[dtype].limit
             good |= np.isinf(got) & (np.abs(want) + allowed >= limit) & (np.sign(got) == np.sign(want))
-            good[(self.status & int(Status.BAD_KEPT)) != 0] = True  # which columns are NaN is nobody's business
+            good[(self.status & int(Status.BAD_KEPT)) != 0] = True  # any columns may be NaN
         if good.all():
             return ""
         i, j = (int(k[0]) for k in np.nonzero(~good))
@@ -246,7 +247,7 @@ def truth(
     rows, columns = x.shape
     y = numpy_of(target).reshape(-1).astype(np.int64)
     valid = columns if valid_vocab is None else valid_vocab
-    # Numbers reach the operator as float32; the truth is of the same input.
+    # Numbers reach the operator as float32, so the truth uses the same values.
     t = np.broadcast_to(np.asarray(numpy_of(temperature), dtype=np.float32).reshape(-1), (rows,)).astype(np.float64)
     scale = float(np.float32(logit_scale))
     counted = y != ignore_index
@@ -260,7 +261,8 @@ def truth(
         status |= np.where(_apply_kept(present, kept, valid, y, y_valid), int(Status.BAD_KEPT), 0)
     with np.errstate(all="ignore"):
         z = np.array(x * scale)
-        z[np.abs(z) > np.finfo(np.float32).max * (1 + 2**-25)] *= np.inf  # what overflows in float32 is an infinity
+        # values that overflow in float32 are infinities
+        z[np.abs(z) > np.finfo(np.float32).max * (1 + 2**-25)] *= np.inf
         capped = np.ones_like(z)
         if softcap is not None:
             cap = float(np.float32(softcap))
@@ -294,7 +296,7 @@ def truth(
         entropy = np.where(ok, lse - np.where(p > 0, p * z, 0.0).sum(1), np.nan)
         near = np.abs(np.where(z > top[:, None] - 40, z, 0.0)).max(
             1, initial=0.0
-        )  # e^-40 of the sum is below any bound
+        )  # smaller terms than e^-40 of the sum are below any bound
         size = np.maximum(near, np.where(np.isfinite(z_y), np.abs(z_y), 0.0))
         values = {
             "logprob": np.where(ok & y_valid, z_y - lse, np.nan),
@@ -315,7 +317,7 @@ def truth(
 def _apply_kept(
     present: np.ndarray, kept: tuple[Any, Any], valid: int, y: np.ndarray, y_valid: np.ndarray
 ) -> np.ndarray:
-    """Narrows ``present`` to the kept columns; gives the rows whose kept set is malformed."""
+    """Narrows ``present`` to the kept columns; returns the rows whose kept set is malformed."""
     ids, offsets = (numpy_of(k) for k in kept)
     bad = np.zeros(len(present), dtype=bool)
     for i in range(len(present)):

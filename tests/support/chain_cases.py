@@ -1,4 +1,4 @@
-"""Shared by the tests of the chain: decoders of a layer or more, and every way to lay one sequence out in forwards."""
+"""Shared by the tests of the chain: decoders of one or more layers, and every way to lay out a sequence in forwards."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import rl_kernel_native as rk
 from rl_kernel_native.consistency.divergence import compare_traces, first_divergent
 from rl_kernel_native.consistency.probes import ProbePlan, Recorder, Trace, attached
 
-# Shapes of published models. "qwen3" and "llama" stand for them where a CPU computes: the ratio of heads and their
-# width stay, and the vocabulary ends in a partial leaf.
+# Shapes of published models. "qwen3" and "llama" replace them where a CPU computes: they keep the ratio of heads and
+# their width, and their vocabulary ends in a partial leaf.
 _LARGE = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 _SMALL = {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128, "vocab_size": 2003}
 _QWEN3 = {"rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
@@ -43,7 +43,7 @@ def make_model(name: str, *, layers: int = 1, device: str = "cpu", dtype: torch.
             model = getattr(transformers, f"{family}ForCausalLM")(config)
         finally:
             torch.set_default_dtype(default)
-    # transformers starts norms at one; what multiplies has to be seen.
+    # transformers initialises norms to one; other values show whether they are multiplied.
     for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, 1.0, 0.1)
@@ -64,14 +64,14 @@ def neighbours(model: Any, count: int, longest: int, seed: int) -> list[torch.Te
 
 
 def places_in(batch: int) -> list[int]:
-    """First, middle, last."""
+    """First, middle and last place in a batch."""
     return sorted({0, batch // 2, batch - 1})
 
 
 def padded(
     rows: Sequence[torch.Tensor], left: Sequence[int], width: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(ids, mask, position ids), int64 [rows, width], row i beginning at column left[i]."""
+    """(ids, mask, position ids), int64 [rows, width]; row i begins at column left[i]."""
     device = rows[0].device
     ids = torch.full((len(rows), width), 7, device=device)
     mask, positions = torch.zeros_like(ids), torch.zeros_like(ids)
@@ -83,7 +83,7 @@ def padded(
 
 
 class Run:
-    """What every operator gave for one sequence, recorded while the forwards of a layout ran."""
+    """Results of every operator for one sequence, recorded while the forwards of a layout run."""
 
     def __init__(self, model: Any, ids: torch.Tensor) -> None:
         self.model, self.ids = model, ids
@@ -91,7 +91,7 @@ class Run:
 
     @torch.no_grad()
     def forward(self, row: int, column: int, first: int, count: int, **inputs: Any) -> None:
-        """One forward in which `count` tokens of the sequence from position `first` stand at `row` from `column`."""
+        """One forward in which tokens [first, first + count) of the sequence are in row `row` from `column` on."""
         key_column = inputs.pop("key_column", column)
         tokens = [(row, column + p, key_column + p, 0, first + p) for p in range(count)]
         self.recorder.begin(tokens, self.ids.device)
@@ -132,7 +132,7 @@ def in_padded_batch(model: Any, ids: torch.Tensor, others: list[torch.Tensor], p
 
 
 def packed(model: Any, ids: torch.Tensor, others: list[torch.Tensor], place: int, *, named: bool) -> Trace:
-    """The sequence among others in one row; with `named` cu_seq_lens says where they begin, else positions do."""
+    """The sequence among others in one row. With `named`, cu_seq_lens gives their begins, otherwise positions do."""
     rows = [*others[:place], ids, *others[place:]]
     lengths = torch.tensor([0, *map(len, rows)])
     cu_seqlens = lengths.cumsum(0).int().to(ids.device)
@@ -147,7 +147,7 @@ def packed(model: Any, ids: torch.Tensor, others: list[torch.Tensor], place: int
 
 
 def in_chunks(model: Any, ids: torch.Tensor, chunk: int) -> Trace:
-    """Chunk by chunk against transformers' cache; chunk 1 is decoding."""
+    """Chunk by chunk with transformers' cache; chunk 1 is decoding."""
     import transformers
 
     cache = transformers.DynamicCache(config=model.config)
@@ -182,7 +182,7 @@ def in_chunks_of_a_batch(model: Any, ids: torch.Tensor, others: list[torch.Tenso
 
 
 def difference(want: Trace, got: Trace, length: int) -> str:
-    """The first operator whose bytes differ, in words; empty where none does."""
+    """Names the first operator whose bytes differ; empty if none does."""
     assert list(want.kinds) == list(got.kinds)
     drifts = compare_traces(want, got, [length])
     assert all(drift.tokens == length - (drift.name == "logprob") for drift in drifts)
@@ -196,7 +196,7 @@ def difference(want: Trace, got: Trace, length: int) -> str:
 
 
 def layouts(model: Any, ids: torch.Tensor, batches: Sequence[int], longest: int) -> Iterator[tuple[str, Trace]]:
-    """Every way to lay the sequence out, by name, with what its operators gave."""
+    """Every layout of the sequence, by name, with the results of its operators."""
     for batch in batches:
         others = neighbours(model, batch - 1, longest, 100 + batch)
         for place in places_in(batch):
@@ -208,6 +208,6 @@ def layouts(model: Any, ids: torch.Tensor, batches: Sequence[int], longest: int)
     for chunk in (*(c for c in CHUNKS if c < len(ids)), len(ids)):
         yield f"chunks of {chunk}", in_chunks(model, ids, chunk)
     others = neighbours(model, 4, longest, 5)
-    # Decoding a long sequence takes a forward a token; once is enough.
+    # Decoding takes one forward per token, so a long sequence is not decoded.
     for chunk in (c for c in CHUNKS if c < len(ids) and (c > 1 or len(ids) < 100)):
         yield f"batch 5, row 2, chunks of {chunk}", in_chunks_of_a_batch(model, ids, others, 2, chunk)

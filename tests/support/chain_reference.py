@@ -15,10 +15,10 @@ def wide(t: Any) -> np.ndarray:
 def chain_logprobs(
     weights: Mapping[str, Any], shape: Mapping[str, Any], ids: list[int], cos: np.ndarray, sin: np.ndarray
 ) -> np.ndarray:
-    """Log-probabilities float64 [len(ids) - 1] of the tokens of one sequence but the first.
+    """Log-probabilities, float64 [len(ids) - 1], of all tokens of a sequence except the first.
 
     Args:
-        weights: torch tensors by transformers' names, head tied to the embedding where "lm_head.weight" is missing.
+        weights: torch tensors by transformers' names; the head is tied to the embedding if "lm_head.weight" is missing.
         shape: num_layers, num_q_heads, num_kv_heads, head_dim, eps.
         cos, sin: float64 [positions, head_dim / 2].
     """

@@ -1,4 +1,4 @@
-"""A DLPack exporter made by hand, so that a test can say about an array whatever it likes, also what is not true."""
+"""A hand-made DLPack exporter with which a test can claim anything about an array, true or not."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
-_alive: list[Any] = []  # a capsule points into these until its deleter ran; tests make few
+_alive: list[Any] = []  # a capsule points into these until its deleter has run; tests make few
 
 
 class Exporter:
-    """``array``'s memory under DLPack, with any field of its description replaced.
+    """Exports ``array``'s memory by DLPack, with any field of its description replaced.
 
     ``deleted`` counts the calls of the capsules' deleter: 1 for each capsule that was consumed and released.
     """
@@ -116,7 +116,7 @@ class Exporter:
 
 
 class SameCapsule:
-    """Hands out one capsule again and again, as an exporter must not."""
+    """Returns the same capsule every time, which an exporter must not do."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.exporter = Exporter(array)
@@ -130,7 +130,7 @@ class SameCapsule:
 
 
 class OldExporter:
-    """What exporters looked like before DLPack 1.0: no max_version, a capsule without version or flags."""
+    """An exporter from before DLPack 1.0: no max_version, and a capsule without version or flags."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array

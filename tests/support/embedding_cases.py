@@ -1,4 +1,4 @@
-"""Shared by the tests of embedding: operands, the contract in NumPy, how far a result may be off."""
+"""Shared by the tests of embedding: operands, the contract in NumPy, and error bounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Operands(NamedTuple):
 
 
 def zipf(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> np.ndarray:
-    """Ids in [0, size), id i about as often as 1 / (i + 1)."""
+    """Ids in [0, size); the frequency of id i is about 1 / (i + 1)."""
     return np.minimum(size ** rng.random(shape), size).astype(np.int64) - 1 if size > 1 else np.zeros(shape, np.int64)
 
 
@@ -55,7 +55,7 @@ def wide(array: Any) -> np.ndarray:
     return array.detach().float().cpu().numpy()
 
 
-# ---- the contract, a second time ------------------------------------------------------------------------------------
+# ---- a second implementation of the contract -------------------------------------------------------------------------
 
 
 def contract(
@@ -66,7 +66,7 @@ def contract(
     vocab_size: int | None = None,
     padding_idx: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """y as float32 values and dweight in float32, of NaN any."""
+    """y as float32 values, and dweight in float32. NaNs may have any bits."""
     ids, weight = o.ids.cpu().numpy().astype(np.int64).reshape(-1), wide(o.weight)
     dy = wide(o.dy).reshape(len(ids), weight.shape[1])
     size = vocab_start + len(weight) if vocab_size is None else vocab_size

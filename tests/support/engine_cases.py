@@ -1,4 +1,4 @@
-"""A differentiable call of every operator, small: what torch's engine may do with it is in test_engine.py."""
+"""A small differentiable call of every operator, for test_engine.py, which tests torch's engine on it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ import silu_mul_cases
 
 
 class Case(NamedTuple):
-    """``call(*leaves)`` gives the outputs that ``gradients`` belong to, by the names that errors have for them.
+    """``call(*leaves)`` gives the outputs that ``gradients`` belong to; errors use these names.
 
     Attributes:
-        accumulated: the leaf whose gradient ``call(*leaves, main_grad=...)`` adds to main_grad; None: there is none.
-        adds: the registered operator that adds to it.
-        tangents: the operator whose bound in contract.py holds for tangents of gradients, which torch composes; "":
+        accumulated: the leaf whose gradient ``call(*leaves, main_grad=...)`` adds to main_grad, or None. adds: the
+        registered operator that does so.
+        tangents: the operator whose bound in contract.py applies to tangents of gradients, which torch composes. "":
             they have the bytes of gradients.
     """
 
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 class Subclass(torch.Tensor):
-    """With memory, and without a word about dispatch: goes through the dispatcher."""
+    """A subclass with memory that does not define dispatch, so it goes through the dispatcher."""
 
 
 def zeros_for(weight: Any) -> Any:
@@ -108,7 +108,7 @@ def _embedding(rng: np.random.Generator, device: str, dtype: str) -> Case:
 def _attention(rng: np.random.Generator, device: str, dtype: str, form: str = "packed") -> Case:
     sequences = attention_cases.Sequences(rng, [(5, 5), (2, 2), (9, 9)], (4, 2), 16, dtype, device)
     arrays, lists = sequences.call(form)
-    dout = torch.nan_to_num(arrays[3])  # padding
+    dout = torch.nan_to_num(arrays[3])  # the padding is NaN
     return Case(arrays[:3], lambda q, k, v: rk.attention(q, k, v, **lists), {"dout": dout}, tangents="attention")
 
 
@@ -171,7 +171,7 @@ def _preference_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
 
 
 def _policy_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
-    """A case in float32 alone."""
+    """The case has float32 alone."""
     a = {k: torch.from_numpy(v).to(device) for k, v in policy_loss_cases.arrays(4, 21).items()}
     spec = rk.PolicySpec(kl="k3", kl_coef=0.1, entropy_coef=0.02)
 
@@ -183,7 +183,7 @@ def _policy_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
 
 
 def _value_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
-    """A case in float32 alone."""
+    """The case has float32 alone."""
     value, old, returns = (_normal(rng, device, "float32", 4, 21) for _ in range(3))
     return Case(
         (value,), lambda v: rk.value_loss(v, old, returns, clip=0.5).loss, {"d_loss": torch.tensor(0.75, device=device)}
@@ -191,7 +191,7 @@ def _value_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
 
 
 def _kl(rng: np.random.Generator, device: str, dtype: str) -> Case:
-    """A case in float32 alone."""
+    """The case has float32 alone."""
     a = {k: torch.from_numpy(v).to(device) for k, v in policy_loss_cases.arrays(4, 21).items()}
 
     def call(logprob: Any, weight: Any) -> Any:

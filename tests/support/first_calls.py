@@ -1,10 +1,10 @@
-"""How long each operator's first calls take in this process: `python tests/support/first_calls.py --device cuda`.
+"""Measures each operator's first calls in this process: `python tests/support/first_calls.py --device cuda`.
 
-Prints a line of JSON a call. The time is that of a call, or of one and its backward, and of the wait for the device.
-Before the first of them the context is made and all operands lie on the device. A call of `kl` and its backward have
-loaded the module, autograd's engine and what torch imports at a first gradient.
-What remains is what an operator's own kernels cost when they are met first: their code is loaded, or compiled where
-the build has none for the device. With CUDA_CACHE_DISABLE=1 the driver remembers no compilation.
+Prints one line of JSON per call. The time covers one call, or one call and its backward, and the wait for the device.
+Before the first call, the context exists and all operands are on the device. A call of `kl` and its backward have
+already loaded the module, autograd's engine and torch's imports for a first gradient.
+The remaining time is the cost of an operator's own kernels at first use: their code is loaded, or compiled if the build
+has none for the device. With CUDA_CACHE_DISABLE=1 the driver remembers no compilation.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import rl_kernel_native as rk
 from call_cases import CALLS, FLOATS, OPERATORS, Draw, Operand
 
 REFUSED = (TypeError, ValueError, RuntimeError)
-CPU_ALONE = "float32 products are the CPU's alone"  # a GPU's refusal, which compiles nothing
+CPU_ALONE = "float32 products are the CPU's alone"  # a GPU refuses such a call, which compiles nothing
 
 
 def call_of(operator: str, dtype: str) -> dict[str, Any]:
-    """A right call in which every array has elements, and of attention one that may have gradients."""
+    """A valid call in which every array has elements; for attention, one that may have gradients."""
     for number in range(400):
         d = Draw(np.random.default_rng([5, number]))
         d.dtype = dtype
@@ -81,7 +81,7 @@ def timed(call: Callable[[], Any], device: str) -> tuple[float, Any]:
 
 
 def step(operator: str, arguments: dict[str, Any]) -> bool:
-    """A call with gradients of all operands, or of the first alone, and its backward; False where there is none."""
+    """A call with gradients of all operands, or of the first alone, and its backward; False if it has none."""
     leaves = [x for x in tensors(list(arguments.values())) if x.requires_grad]
     for some in (leaves, leaves[:1]):
         for x in leaves:
@@ -97,12 +97,14 @@ def step(operator: str, arguments: dict[str, Any]) -> bool:
 
 
 def rows(device: str) -> Iterator[dict[str, Any]]:
-    """A row a call, ``pass`` "forward" or "training", with its backward; ``error`` of a right call that is refused."""
+    """One row per call: ``pass`` is "forward" or "training" (with the backward); ``error`` is set if a valid call is
+    refused."""
     calls = [(operator, dtype, call_of(operator, dtype)) for operator in OPERATORS for dtype in FLOATS]
     ready = [(o, t, on_device(call, device, False), on_device(call, device, True)) for o, t, call in calls]
     x = torch.zeros(1, 3, device=device)
     leaf = x.clone().requires_grad_()
-    torch.autograd.grad(rk.kl(leaf, x, estimator="k1"), leaf, torch.ones_like(leaf))  # a gradient given: sympy's import
+    # the gradient is given, so that torch imports sympy
+    torch.autograd.grad(rk.kl(leaf, x, estimator="k1"), leaf, torch.ones_like(leaf))
     for operator, dtype, arguments, with_gradients in ready:
         row = {"operator": operator, "dtype": dtype, "pass": "forward", "seconds": 0.0, "error": ""}
         try:
@@ -113,7 +115,7 @@ def rows(device: str) -> Iterator[dict[str, Any]]:
             yield {**row, "error": f"{type(error).__name__}: {error}"}
             continue
         yield row
-        if operator.endswith(("_backward", "_grad")):  # the backward itself, which has none
+        if operator.endswith(("_backward", "_grad")):  # it is a backward itself, and has none
             continue
         seconds, has_backward = timed(lambda o=operator, a=with_gradients: step(o, a), device)
         if has_backward:
@@ -121,7 +123,7 @@ def rows(device: str) -> Iterator[dict[str, Any]]:
 
 
 def faults(found: list[dict[str, Any]], limit_s: float) -> list[str]:
-    """What is wrong with the rows: an operator without one, a call that is refused, a first call that stalls."""
+    """What is wrong with the rows: an operator without a row, a call that is refused, a first call that stalls."""
     missing = sorted(set(OPERATORS) - {row["operator"] for row in found})
     words = [f"{operator}: not called" for operator in missing]
     for row in found:

@@ -1,6 +1,6 @@
-"""What an operator does with every framework's arrays: the bytes of NumPy, in the caller's own kind of array.
+"""Tests an operator on every framework's arrays: the bytes of NumPy, in the caller's own kind of array.
 
-``everything(make, dtype)`` calls every function of an operator on arrays that ``make`` makes of NumPy's.
+``everything(make, dtype)`` calls every function of an operator on arrays that ``make`` converts from NumPy's.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def assert_cupy_has_the_bytes_of_torch(everything: Everything, dtype: str) -> No
 
 
 def assert_prints_without_torch(code: str, printed: str) -> None:
-    """Another process runs ``code``, which leaves torch alone."""
+    """Runs ``code`` in another process, where it must not import torch."""
     whole = f"import sys, numpy as np, rl_kernel_native as rk\n{code}\nassert 'torch' not in sys.modules\n"
     done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == (f"{printed}\n", 0), done.stderr

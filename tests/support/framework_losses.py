@@ -40,7 +40,7 @@ def compare(a: dict[str, Any], spec: rk.PolicySpec, theirs: Any, **more: Any) ->
     assert x.grad is not None
     assert logprob.grad is not None
     size = max(float(x.grad.abs().sum()), abs(loss.item()))
-    # VESPO's weight is exp(k log w): of an exponent about 50 an ulp is 4e-6.
+    # VESPO's weight is exp(k log w); for an exponent of about 50 an ulp is 4e-6.
     roundings = 10 if spec.clip == "vespo" else 1
     assert abs(ours.loss.item() - loss.item()) <= 2e-6 * roundings * size
     assert float((logprob.grad - x.grad).abs().max()) <= 3e-6 * roundings * float(x.grad.abs().max())

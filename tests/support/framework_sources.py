@@ -1,5 +1,6 @@
-"""The frameworks' own source, for tests against it. Where one is not installed a test is skipped, with the reason.
-Under RLK_REQUIRE_FRAMEWORKS, which scripts/test.sh sets, it fails. docs/objectives.md has the commands."""
+"""The frameworks' own source code, for tests that compare with it. If a framework is not installed, its test is skipped
+with the reason. Under RLK_REQUIRE_FRAMEWORKS, which scripts/test.sh sets, it fails instead. docs/objectives.md has the
+commands."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def trl(module: str) -> Any:
 
 
 def openrlhf() -> Any:
-    """Loads loss.py and utils.py of openrlhf/models alone: the package would import an engine and a trainer."""
+    """Loads loss.py and utils.py of openrlhf/models alone, since the package would import an engine and a trainer."""
     found = importlib.util.find_spec("openrlhf")
     if found is None or not found.submodule_search_locations:
         absent("OpenRLHF")
@@ -47,7 +48,7 @@ def openrlhf() -> Any:
     package.__path__ = [str(Path(found.submodule_search_locations[0]) / "models")]
     sys.modules["openrlhf_models"] = package
     if importlib.util.find_spec("deepspeed") is None:
-        sys.modules["deepspeed"] = types.ModuleType("deepspeed")  # which what is read here does not use
+        sys.modules["deepspeed"] = types.ModuleType("deepspeed")  # the loaded modules import it and do not use it
     try:
         loss, utils = (importlib.import_module(f"openrlhf_models.{name}") for name in ("loss", "utils"))
     finally:

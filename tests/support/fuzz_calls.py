@@ -1,8 +1,8 @@
-"""Hostile calls of every public operator: each gives a result that its layout and its repetition cannot change, or a
+"""Hostile calls of every public operator. Each gives a result that its layout and its repetition cannot change, or a
 typed error that names an argument.
 
-``python tests/support/fuzz_calls.py --calls 20000 --seed 1`` draws them; ``--case N`` runs one and prints it. Calls run
-in another process, whose death or silence is a fault of the call that it was at.
+``python tests/support/fuzz_calls.py --calls 20000 --seed 1`` draws calls; ``--case N`` runs and prints one. Calls run
+in another process. If it dies or hangs, its current call is at fault.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import rl_kernel_native as rk
 from call_cases import CALLS, Draw, Operand
 
 CANARY = 0xA5
-SILENCE_S = 120  # longest silence of a call, which takes milliseconds
+SILENCE_S = 120  # longest silence during a call, which normally takes milliseconds
 TYPED = (TypeError, ValueError, BufferError)
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0, 3e38, -3e38, 1e-42, 1e30, 88.8, -1.0)
 WRONG_IDS = (-1, -101, 2**31 - 1, -(2**31), 7, 10**6)
@@ -73,14 +73,14 @@ try:
     import ml_dtypes
 
     NUMPY_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-except ImportError:  # NumPy then has none
+except ImportError:  # then NumPy has no bfloat16
     NUMPY_BFLOAT16 = None
-# Words of errors about a gradient that a call wants, and about an argument beside one that it must go with.
+# Phrases of errors about a gradient that a call wants, and about an argument that needs another one.
 RELATIONS = re.compile(
     "gradient|autograd|expected (shape|device|a torch.Tensor|an array of the framework|sequences of at most)"
     r"|at most \d+ \(the number of|a divisor of \d+ \(the number of"
 )
-# Other names by which errors may call an argument.
+# Other names that errors may use for an argument.
 ALSO = {
     "logits_shard": ("logits",), "weight_shard": ("weight",), "x_shard": ("x",), "overlong": ("max_length", "buffer"),
     "history": ("history ids", "history offsets", "history is_prompt"),
@@ -92,19 +92,19 @@ ALSO = {
 
 @dataclass
 class Given:
-    """An argument's array: numbers, where they lie, whose array it is."""
+    """An array argument: its numbers, its layout, and its framework."""
 
     operand: Operand
     layout: str = "contiguous"
     numpy: bool = False
     gradient: bool = False
-    alias_of: str = ""  # the argument whose memory it has
+    alias_of: str = ""  # the argument whose memory it shares
     shift: int = 0  # shift of an alias, in elements
 
 
 @dataclass
 class Wrong:
-    """An argument that is something else."""
+    """An argument that is not valid."""
 
     make: Callable[[Any], Any]
     what: str
@@ -208,13 +208,13 @@ def _other_shape(d: Draw, values: np.ndarray) -> np.ndarray:
 
 def _mutate_option(d: Draw, plan: Plan, name: str) -> None:
     value = d.of(*NUMBERS) if d.chance(0.7) else d.of(*OBJECTS)
-    if name in SIZES and type(value) is int and value == 2**31:  # whose memory is not ours to ask for
+    if name in SIZES and type(value) is int and value == 2**31:  # the test cannot ask for that much memory
         value = -1
     if isinstance(value, str) and value in OBJECTS:
         plan.arguments[name] = Wrong(OBJECTS[value], value)
     else:
         plan.arguments[name] = copy.copy(value)
-    if not (isinstance(value, (np.int64, int)) and value in (0, 1)):  # which many options may be
+    if not (isinstance(value, (np.int64, int)) and value in (0, 1)):  # which are values of many options
         plan.hostile.add(name)
     plan.mutated[name] = repr(value)[:40]
 
@@ -224,7 +224,7 @@ def _mutate_option(d: Draw, plan: Plan, name: str) -> None:
 
 @dataclass
 class Memory:
-    """Bytes around and of an array; ``inside`` tells which are its own."""
+    """Bytes of an array and around it; ``inside`` marks the array's own bytes."""
 
     base: np.ndarray
     inside: np.ndarray
@@ -244,7 +244,7 @@ def _stored(operand: Operand) -> np.ndarray:
 
 
 def _strides(shape: tuple[int, ...], layout: str) -> tuple[list[int], int, int]:
-    """Strides and the first element's place, in elements, and how many elements there are; guards not counted."""
+    """Strides and the first element's offset, in elements, and the number of elements, guards excluded."""
     order = range(len(shape)) if layout == "transposed" else reversed(range(len(shape)))
     strides, step = [0] * len(shape), 2 if layout == "columns apart" else 1
     for axis in order:
@@ -261,13 +261,13 @@ def _strides(shape: tuple[int, ...], layout: str) -> tuple[list[int], int, int]:
 
 
 def lay_out(given: Given, plain: bool) -> Memory:
-    """``plain``: contiguous whatever it says."""
+    """``plain``: contiguous, whatever layout is given."""
     layout = "contiguous" if plain else given.layout
     if layout == "negative" and not given.numpy:
-        layout = "rows apart"  # torch has none
+        layout = "rows apart"  # torch has no such layout
     operand = given.operand
     stored = _stored(operand)
-    if given.layout == "expanded" and stored.ndim and len(stored):  # the same numbers where it is plain
+    if given.layout == "expanded" and stored.ndim and len(stored):  # a plain array has the same numbers
         stored = np.broadcast_to(stored[:1], stored.shape)
     strides, first, count = _strides(stored.shape, layout)
     size, before = stored.itemsize, 16 + (1 if layout == "shifted" else 0)
@@ -299,13 +299,13 @@ def _array_of(given: Given, base: Any, stored: Any, strides: list[int], first: i
 
 
 class Attempt:
-    """One call of a plan: its arrays, and what came of it."""
+    """One call of a plan: its arrays and its outcome."""
 
     def __init__(self, plan: Plan, plain: bool = False, other: bool = False) -> None:
         """
         Args:
-            plain: every array lies contiguous in memory of its own.
-            other: arrays are the other framework's.
+            plain: every array is contiguous, in memory of its own.
+            other: the arrays belong to the other framework.
         """
         self.memories: dict[str, Memory] = {}
         self.plan, self.plain, self.other = plan, plain, other
@@ -356,8 +356,8 @@ class Attempt:
         return self.memories[name].array
 
     def _alias(self, given: Given, of: Memory) -> Memory | None:
-        """The same numbers as contiguous as they stand, ``shift`` elements on; None where they do not fit. Later
-        attempts that are plain must have these numbers: the operand takes them."""
+        """The same numbers, contiguous, ``shift`` elements further on; None if they do not fit. Later plain attempts
+        need these numbers, so the operand takes them."""
         stored = _stored(given.operand)
         size = stored.itemsize
         inside = np.flatnonzero(of.inside)
@@ -383,7 +383,8 @@ def _parts(found: Any) -> Iterator[Any]:
         return
     if hasattr(found, "vector"):
         yield found.vector
-    elif isinstance(found, rk.SampleResult) and found.kept_ids is not None:  # nothing is written behind the last set
+    # nothing is written behind the last kept set
+    elif isinstance(found, rk.SampleResult) and found.kept_ids is not None:
         yield from _parts(found._replace(kept_ids=None))
         yield found.kept_ids[: int(found.kept_offsets[-1])]
     elif isinstance(found, (tuple, list)):
@@ -394,7 +395,7 @@ def _parts(found: Any) -> Iterator[Any]:
 
 
 def _raw(x: Any) -> Any:
-    if isinstance(x, int):  # the number of a split
+    if isinstance(x, int):  # it is the number of a split
         return x
     if not isinstance(x, np.ndarray):
         import torch
@@ -413,7 +414,7 @@ def _raw(x: Any) -> Any:
 
 
 def judge(plan: Plan) -> str:
-    """What is wrong with the call, or nothing."""
+    """Describes what is wrong with the call; empty if nothing is."""
     first = Attempt(plan)
     if first.strays:
         return f"memory of {', '.join(first.strays)} was written outside of outputs"
@@ -430,7 +431,8 @@ def judge(plan: Plan) -> str:
     whole = not any(isinstance(v, Wrong) for v in plan.arguments.values())
     one_kind = not any("framework" in how for how in plan.mutated.values())
     with_gradient = any(isinstance(v, Given) and v.gradient for v in plan.arguments.values())
-    converted = "denominator" in plan.mutated  # torch takes any dtype, as a tensor of one number often is no float32
+    # torch accepts any dtype here, since a tensor of one number often is not float32
+    converted = "denominator" in plan.mutated
     if (
         whole
         and one_kind
@@ -451,7 +453,7 @@ def _has_bfloat16(plan: Plan) -> bool:
 
 
 def _take_numbers(plan: Plan, attempt: Attempt) -> None:
-    """Aliases hold the numbers that lay there before the call, which a new attempt makes again."""
+    """Gives aliases the numbers that were there before the call, which a new attempt makes again."""
     fresh = Attempt.__new__(Attempt)
     fresh.memories, fresh.plan, fresh.plain, fresh.other = {}, plan, False, attempt.other
     for name, value in plan.arguments.items():
@@ -471,7 +473,7 @@ def _of(attempt: Attempt) -> str:
 
 
 def names_of(operator: str) -> dict[str, tuple[str, ...]]:
-    """What an error may call each argument."""
+    """Names that an error may use for each argument."""
     found = {name: (name, *ALSO.get(name, ())) for name in inspect.signature(getattr(rk, operator)).parameters}
     return found
 
@@ -513,7 +515,7 @@ def described(plan: Plan) -> str:
 
 
 def work(seed: int, first: int, last: int) -> None:
-    """Prints the number of each call before it, and a line of JSON for each fault."""
+    """Prints each call's number before it runs, and a line of JSON for each fault."""
     faulthandler.enable()
     for number in range(first, last):
         sys.stdout.write(f"{number}\n")

@@ -12,13 +12,14 @@ def log_uniform(rng: np.random.Generator, low: float, high: float) -> int:
 
 
 def as_laid_out_on(t: Any, device: str) -> Any:
-    """A view of a copy of the whole memory behind ``t`` on another device, at the same strides and offset."""
+    """A view of a copy of ``t``'s whole memory on another device, with the same strides and offset."""
     flat = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
     return flat.to(device).as_strided(t.shape, t.stride(), t.storage_offset())
 
 
 def laid_out(rng: np.random.Generator, values: Any, layout: str) -> Any:
-    """``values`` [rows..., columns] as a view into memory of NaN; often at multiples of 16 bytes, often not."""
+    """``values`` [rows..., columns] as a view into memory of NaN; some views begin at multiples of 16 bytes, some do
+    not."""
     import torch
 
     *leading, columns = values.shape

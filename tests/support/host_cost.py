@@ -1,4 +1,4 @@
-"""How long the host takes for a call, next to what it takes for others."""
+"""Measures the host time of a call next to that of other calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROUNDS, BATCHES, BATCH = 9, 10, 20
 
 
 def _median_us(call: Callable[[], object]) -> float:
-    """In the median of batches: one call is too short for the clock."""
+    """The median over batches, since one call is too short for the clock."""
     times = []
     for _ in range(BATCHES):
         start = time.perf_counter()
@@ -25,8 +25,8 @@ def _median_us(call: Callable[[], object]) -> float:
 
 
 def host_costs_us(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Each call's cost in the round in which all together took least. They take turns, because a host's clock changes
-    by half within a second: figures of different moments do not compare."""
+    """The cost of each call in the round with the least total. Calls take turns, because a host's clock speed changes
+    by half within a second. Figures of different moments cannot be compared."""
     for call in calls.values():
         for _ in range(5 * BATCH):
             call()

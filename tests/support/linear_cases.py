@@ -1,4 +1,4 @@
-"""Shared by the tests of linear: operands, the float64 truth and how far each unit may be off."""
+"""Shared by the tests of linear: operands, the float64 truth, and each unit's error bounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rl_kernel_native.contract import ROUNDING, row
 
 HALF = ("bfloat16", "float16")
 UNITS = ("ieee", "sm_90", "sm_80", "gfx942", "gfx90a")
-UNIT_DTYPES = [*((unit, dtype) for unit in UNITS for dtype in HALF), ("ieee", "float32")]  # units have no float32
+UNIT_DTYPES = [*((unit, dtype) for unit in UNITS for dtype in HALF), ("ieee", "float32")]  # units do not take float32
 NAMES = ("y", "dx", "dweight", "dbias")
 
 
@@ -29,7 +29,7 @@ def dtypes_of(device: str) -> tuple[str, ...]:
 def operands(
     rng: np.random.Generator, rows: tuple[int, ...], ins: int, outs: int, dtype: str = "bfloat16", device: str = "cpu"
 ) -> Operands:
-    """Normal values: sums then cancel, and every rounding shows."""
+    """Normal values, so that sums cancel and every rounding shows."""
     import torch
 
     shapes = ((*rows, ins), (outs, ins), (outs,), (*rows, outs))
@@ -42,7 +42,7 @@ def operands(
 
 
 def results(o: Operands, **options: Any) -> tuple[Any, ...]:
-    """y, dx, dweight, dbias, all but dx in float32."""
+    """y, dx, dweight and dbias; all except dx in float32."""
     return (
         rk.linear(o.x, o.weight, o.bias, out_dtype="float32", **options),
         rk.linear_input_grad(o.dy, o.weight, **options),
@@ -68,7 +68,7 @@ def flushed_below(operand: Any, unit: str) -> float:
 
 
 def failures(o: Operands, got: tuple[Any, ...], unit: str) -> str:
-    """What is wrong with :func:`results`; empty if nothing is."""
+    """Describes what is wrong with :func:`results`; empty if nothing is."""
     x, weight, dy = (as_multiplied(t, unit) for t in (o.x, o.weight, o.dy))
     want = rk.linear_reference(x, weight, _wide(o.bias), dy=dy) | {
         key: value for key, value in rk.linear_reference(x, weight, dy=_wide(o.dy)).items() if "dbias" in key
@@ -94,7 +94,8 @@ def failures(o: Operands, got: tuple[Any, ...], unit: str) -> str:
 def chain(a: np.ndarray, b: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
     """Rule 1 in ieee arithmetic for bfloat16 values: one ascending chain of fused multiply-adds over the last axis.
 
-    A product of such values has 16 bits, so at like magnitudes a float64 holds product plus accumulator exactly.
+    A product of two bfloat16 values has 16 bits, so at similar magnitudes a float64 holds product plus accumulator
+    exactly.
     """
     sums = np.zeros((a.shape[0], b.shape[0]), np.float32) if start is None else start
     for i in range(a.shape[1]):

@@ -1,4 +1,4 @@
-"""Shared by the tests of linear_logprob: a head, its float64 truth, and how far each output may be off."""
+"""Shared by the tests of linear_logprob: a head, its float64 truth, and the error bounds of each output."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import rl_kernel_native as rk
 from cases import ALL, Truth, beyond, float64, truth
 from rl_kernel_native.contract import row
 
-DLOGPROB, DLSE, DENTROPY = 1.0, 0.25, -0.5  # gradients of every scored row
+DLOGPROB, DLSE, DENTROPY = 1.0, 0.25, -0.5  # incoming gradients of every scored row
 
 
 class Head(NamedTuple):
     hidden: Any  # [rows, in_features]
     weight: Any  # [vocab_size, in_features]
     bias: Any  # [vocab_size]
-    target: Any  # [rows], of which the second is ignored
+    target: Any  # [rows]; the second is ignored
 
 
 def head(
     rng: np.random.Generator, rows: int, ins: int, vocab: int, dtype: str = "bfloat16", device: str = "cpu"
 ) -> Head:
-    """Logits of a standard deviation of 2: confident tokens and others."""
+    """Logits with a standard deviation of 2: some tokens are confident."""
     import torch
 
     arrays = (rng.standard_normal((rows, ins)), rng.standard_normal((vocab, ins)) * 2 / ins**0.5)
@@ -45,8 +45,8 @@ def gradients(h: Head, **options: Any) -> tuple[Any, Any, Any, Any]:
 def gradient_truth(
     h: Head, of: Truth, given: Any, unit: str = "ieee", off_dlse: Any = 0.0
 ) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
-    """What gradients are in float64, and the facts of their bounds. ``given``: dlogprob, dlse, dentropy of rows;
-    ``off_dlse``: what the second is off by itself."""
+    """The float64 gradients, and the facts for their bounds. ``given``: dlogprob, dlse, dentropy of rows; ``off_dlse``:
+    the error of dlse itself."""
     dtype = str(h.hidden.dtype).removeprefix("torch.")
     x, w = (linear_cases.as_multiplied(t, unit) for t in h[:2])
     x[~of.counted] = 0.0
@@ -57,7 +57,7 @@ def gradient_truth(
     sums = {"rows": len(x), "scale": (abs(g) + off).sum(0), "carried": off.sum(0)}
     found = {"dlogits of one row": (g, facts), "dbias": (g.sum(0), sums)}
     off = off + np.where(abs(g) - off < linear_cases.flushed_below(h.hidden, unit), abs(g), 0.0)
-    wide = abs(g) + off  # bound on the gradients that are multiplied
+    wide = abs(g) + off  # bound on the incoming factors
     return found | {
         "dhidden": (g @ w, {"terms": len(w), "scale": wide @ abs(w), "carried": off @ abs(w), "unit": unit}),
         "dweight": (g.T @ x, {"terms": len(x), "scale": wide.T @ abs(x), "carried": off.T @ abs(x), "unit": unit}),
@@ -70,7 +70,7 @@ def head_truth(h: Head, unit: str = "ieee", **options: Any) -> Truth:
 
 
 def failures(h: Head, unit: str = "ieee", **options: Any) -> str:
-    """What is further from float64 than contract.py allows; empty if nothing is."""
+    """Describes what is further from float64 than contract.py allows; empty if nothing is."""
     dtype = str(h.hidden.dtype).removeprefix("torch.")
     found, *grads = gradients(h, **options)
     dlogits = np.stack([float64(gradients(Head(*(h[0][i:i + 1], h.weight, h.bias, h.target[i:i + 1])), **options)[3])
@@ -100,7 +100,7 @@ class Lora(NamedTuple):
 
 
 def lora(rng: np.random.Generator, h: Head, rank: int, scale: float) -> Lora:
-    """A LoRA that weighs as much in the logits as the head itself."""
+    """A LoRA whose part of the logits is as large as the head's."""
     import torch
 
     (vocab, ins), wide = h.weight.shape, (scale or 1.0) * rank**0.5
@@ -110,13 +110,13 @@ def lora(rng: np.random.Generator, h: Head, rank: int, scale: float) -> Lora:
 
 class LoraTruth(NamedTuple):
     logprob: np.ndarray
-    off: np.ndarray  # error of a log-probability, at most
-    gradients: dict[str, tuple[np.ndarray, dict[str, Any]]]  # gradients of sum(logprob), and the facts of their bounds
+    off: np.ndarray  # bound on the error of a log-probability
+    gradients: dict[str, tuple[np.ndarray, dict[str, Any]]]  # gradients of sum(logprob), and the facts for their bounds
 
 
 def lora_truth(h: Head, of_lora: Lora, unit: str = "ieee") -> LoraTruth:
-    """Bounds against products with ``weight + scale * b @ a`` in float64. They add the errors of u and v, whose
-    roundings those products lack."""
+    """Bounds against products with ``weight + scale * b @ a`` in float64. The bounds include the errors of u and v,
+    whose roundings those products lack."""
     dtype, s = str(h.hidden.dtype).removeprefix("torch."), of_lora.scale
     x, w, a, b = (linear_cases.as_multiplied(t, unit) for t in (*h[:2], of_lora.a, of_lora.b))
 
@@ -147,7 +147,7 @@ def lora_truth(h: Head, of_lora: Lora, unit: str = "ieee") -> LoraTruth:
         "dlora_a": (v.T @ x, wide_v.T @ abs(x), off_v.T @ abs(x)),
         "dlora_b": (g.T @ u, wide_g.T @ wide_u, off_g.T @ abs(u) + wide_g.T @ off_u),
     }
-    terms = dict.fromkeys(sums, len(x)) | {"dhidden": len(w) + len(a) + 32}  # LoRA's terms begin a new step of 16
+    terms = dict.fromkeys(sums, len(x)) | {"dhidden": len(w) + len(a) + 32}  # LoRA's terms begin with a new step of 16
     gradients = {
         name: (want, {"terms": terms[name], "scale": scale, "carried": carried, "unit": unit})
         for name, (want, scale, carried) in sums.items()
@@ -172,7 +172,7 @@ def lora_failures(h: Head, of_lora: Lora, unit: str = "ieee") -> str:
 
 
 def loss_failures(h: Head, loss: Any, z: Any = None, **options: Any) -> str:
-    """As :func:`failures`, for linear_cross_entropy and its z-loss."""
+    """Like :func:`failures`, for linear_cross_entropy and its z-loss."""
     arrays = [float64(t) for t in h[:3]]
     want = rk.linear_cross_entropy_reference(*arrays[:2], h.target.cpu().numpy(), bias=arrays[2], **options)
     z_loss = options.get("z_loss", 0.0)

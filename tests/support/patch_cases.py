@@ -1,4 +1,4 @@
-"""Small models of transformers to patch, and what they give."""
+"""Small models of transformers to patch, and their outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDS = torch.arange(3 * 20).view(3, 20) % 101
 def tiny(family: str = "Qwen3", dtype: Any = torch.bfloat16, **options: Any) -> Any:
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**TINY, **options})
-    torch.set_default_dtype(dtype)  # as from_pretrained does it: the frequencies of rope stay float32
+    torch.set_default_dtype(dtype)  # as from_pretrained does; rope's frequencies stay float32
     try:
         return getattr(transformers, f"{family}ForCausalLM")(config).eval()
     finally:
@@ -41,7 +41,7 @@ def state_of(model: Any) -> dict[str, dict[str, Any]]:
     return {name: dict(module.__dict__) for name, module in model.named_modules()}
 
 
-# What makes a small model of each family use what the family has.
+# Options with which a small model of each family uses the family's features.
 _TWO_WINDOWS = {"sliding_window": 50, "layer_types": ["sliding_attention", "full_attention"]}
 _PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2": {"use_sliding_window": True, **_TWO_WINDOWS},
     "Qwen3": {},
     "Mistral": {"sliding_window": 50},
-    "Gemma2": {  # sdpa, the default of some releases, leaves the softcap out
+    "Gemma2": {  # sdpa, the default of some releases, does not apply the softcap
         "attn_implementation": "eager",
         "attn_logit_softcapping": 0.5,
         "query_pre_attn_scalar": 16,

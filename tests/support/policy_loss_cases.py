@@ -1,4 +1,4 @@
-"""Arrays and specs for the tests of policy_loss, and what tests of other operators over tokens share."""
+"""Arrays and specs for the tests of policy_loss, and helpers for tests of other operators over tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from rl_kernel_native import PolicySpec
 
-# NumPy's names as torch has them: what float64 references are differentiated with.
+# NumPy's function names for torch, so that float64 references can be differentiated.
 TORCH: Any = SimpleNamespace(
     exp=torch.exp, expm1=torch.expm1, log=torch.log, where=torch.where, abs=torch.abs, minimum=torch.minimum,
     maximum=torch.maximum, asarray=lambda x: torch.as_tensor(x, dtype=torch.float64),
@@ -55,7 +55,7 @@ def arrays(rows: int, columns: int, seed: int = 0, masked: float = 0.3) -> dict[
 
 
 def assert_packed_has_the_bits_of_padded(run: Any, a: dict[str, np.ndarray], gradient: str) -> None:
-    """``run(arrays, **options)`` of five sequences, one of them without a slot, padded and one behind the other."""
+    """Compares ``run(arrays, **options)`` for five sequences, one of them empty, padded and packed."""
     columns = a["mask"].shape[1]
     lengths = [columns, 0, 17, 256, 131]
     padded = run({**a, "mask": a["mask"] & (np.arange(columns) < np.array(lengths)[:, None])})
@@ -84,7 +84,7 @@ def keywords(spec: PolicySpec, a: dict[str, Any]) -> dict[str, Any]:
 
 
 def specs() -> dict[str, PolicySpec]:
-    """Every choice of a spec at least once, many in pairs."""
+    """Specs with every choice at least once; many choices occur in pairs."""
     s = PolicySpec
     mean = {"aggregation": "seq-mean-token-mean"}
     found = {f"aggregation {a}": s(aggregation=a, kl="k3", kl_coef=0.1, entropy_coef=0.01)

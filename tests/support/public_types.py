@@ -1,4 +1,4 @@
-"""Checked by mypy, never run: the types that a checker infers for calls. Each line is a promise of the public
+"""Checked by mypy, never run: the types that a checker infers for calls. Each line states a promise of the public
 signatures."""
 
 from typing import Any, assert_type
@@ -32,7 +32,7 @@ def of_torch(x: torch.Tensor, ids: torch.Tensor, parameter: torch.nn.Parameter) 
 
 
 def of_numpy(x: NDArray[np.float16], ids: NDArray[np.int64]) -> None:
-    assert_type(rk.logprob(x, ids), NDArray[Any])  # float32: no array of x's own dtype
+    assert_type(rk.logprob(x, ids), NDArray[Any])  # float32, so not an array of x's own dtype
     assert_type(rk.masked_whiten(x, ids), NDArray[Any])
     assert_type(rk.sample(x, seed=0, sample_id=0, position=0).ids, NDArray[Any])
 

@@ -10,7 +10,7 @@ import rl_kernel_native as rk
 
 LENGTHS = [300, 0, 17, 256, 131]
 
-# Every source of a reward alone and together: names of arrays, and numbers.
+# Every source of a reward, alone and combined: names of arrays, and numbers.
 HOW: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "sequences": ((), {}),
     "tokens": (("token_rewards",), {}),
@@ -39,8 +39,8 @@ SEQUENCES = ("rewards", "cost")
 
 
 def batch(rows: int, columns: int, seed: int = 0, masked: float = 0.3, longest: Any = None) -> dict[str, np.ndarray]:
-    """float32 arrays; the second sequence has no token where there are three. ``longest``: where spans end at most, of
-    each sequence."""
+    """float32 arrays; with three sequences, the second has no token that counts. ``longest``: largest end of the spans,
+    for each sequence."""
     random = np.random.default_rng(seed)
 
     def normal(*shape: int) -> np.ndarray:
@@ -82,7 +82,7 @@ def reference(a: dict[str, Any], name: str, **more: Any) -> dict[str, np.ndarray
 
 
 def ragged() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-    """Sequences of LENGTHS padded, packed, and the packed ones' cuts."""
+    """Sequences of LENGTHS padded and packed, and the offsets of the packed ones."""
     a = batch(len(LENGTHS), max(LENGTHS), seed=1, longest=LENGTHS)
     a["mask"] &= np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     packed = {k: np.concatenate([x[:n] for x, n in zip(a[k], LENGTHS, strict=True)]) for k in TOKENS}
@@ -90,7 +90,7 @@ def ragged() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
 
 
 def wild(a: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same tokens, with what no masked slot may show."""
+    """The same tokens, with values in masked slots that must not reach a result."""
     random = np.random.default_rng(3)
     values = np.array([np.nan, np.inf, -np.inf, 3e38], np.float32)
     of = [k for k in TOKENS if k != "mask"]
@@ -98,7 +98,7 @@ def wild(a: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def select(a: dict[str, np.ndarray], order: list[int]) -> dict[str, np.ndarray]:
-    """Some of the sequences, in another order."""
+    """Some of the sequences, in the given order."""
     offsets = a["span_offsets"]
     spans = [i for s in order for i in range(offsets[s], offsets[s + 1])]
     counts = [0, *(offsets[s + 1] - offsets[s] for s in order)]

@@ -1,4 +1,4 @@
-"""Shared by the tests of rms_norm: operands, the contract in NumPy, the float64 truth and how far one may be off."""
+"""Shared by the tests of rms_norm: operands, the contract in NumPy, the float64 truth, and error bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Operands(NamedTuple):
 def operands(
     rng: np.random.Generator, rows: tuple[int, ...], columns: int, dtype: str = "bfloat16", device: str = "cpu"
 ) -> Operands:
-    """Normal values: sums of products then cancel, and every rounding shows."""
+    """Normal values, so that sums of products cancel and every rounding shows."""
     import torch
 
     shapes = ((*rows, columns), (columns,), *((*rows, columns),) * 3)
@@ -45,7 +45,7 @@ class Results(NamedTuple):
 
 
 def results(o: Operands, eps: float = EPS, **options: Any) -> Results:
-    """Every output, dweight in float32. The residual and its gradient are left out where they are None."""
+    """All outputs; dweight in float32. The residual and its gradient are left out if they are None."""
     y, *new_residual, rstd = rk.rms_norm(o.x, o.weight, eps, residual=o.residual, return_rstd=True, **options)
     h = new_residual[0] if new_residual else o.x
     dx, dweight = rk.rms_norm_backward(
@@ -61,19 +61,19 @@ def results(o: Operands, eps: float = EPS, **options: Any) -> Results:
     return Results(y, h, rstd, dx, dweight)
 
 
-# ---- the contract, a second time ------------------------------------------------------------------------------------
+# ---- a second implementation of the contract -------------------------------------------------------------------------
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """fl32(a * b + c). The product has 48 bits; x86's extended type has 64, so that a second rounding shows once in
-    2^39 operations or not at all."""
+    """fl32(a * b + c). The product has 48 bits and x86's extended type 64, so a second rounding matters at most once in
+    2^39 operations."""
     exact = a.astype(np.longdouble) * b.astype(np.longdouble) + c.astype(np.longdouble)
     return exact.astype(np.float32)
 
 
 def lane_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Sums over the last axis of [rows, K]: 256 lanes of vec8s, then the tree over neighbours. A narrow row has as
-    many lanes as vec8s, rounded up to a power of two; the missing lanes would add +0."""
+    """Sums over the last axis of [rows, K] with 256 lanes of vec8s, then the tree over neighbours. A narrow row has as
+    many lanes as vec8s, rounded up to a power of two; missing lanes would add +0."""
     rows, columns = a.shape
     vec8s = max(-(-columns // 8), 1)
     width = min(256, 1 << (vec8s - 1).bit_length())
@@ -91,7 +91,7 @@ def lane_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def contract(o: Operands, eps: float = EPS, weight_offset: float = 0.0, round_before_weight: bool = False) -> Results:
-    """What :func:`results` must give, byte for byte."""
+    """The bytes that :func:`results` must give."""
     import torch
 
     dtype = o.x.dtype
@@ -148,8 +148,8 @@ def _wide(t: Any) -> np.ndarray:
 def failures(
     o: Operands, got: Results, eps: float = EPS, weight_offset: float = 0.0, round_before_weight: bool = False
 ) -> str:
-    """Results that are further from float64 than the contract allows. All outputs but the sum x + residual belong to
-    the sum as it was rounded."""
+    """Results that are further from float64 than the contract allows. All outputs except the sum x + residual are
+    compared for the rounded sum."""
     h = got.new_residual
     columns = h.shape[-1]
     want = rk.rms_norm_reference(

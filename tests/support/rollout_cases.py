@@ -8,8 +8,8 @@ LENGTHS = [300, 0, 17, 256, 131]
 
 
 def rollouts(rows: int, columns: int, seed: int = 0, masked: float = 0.3) -> dict[str, np.ndarray]:
-    """``train`` and ``rollout``, float32, equal at one token in ten. With three sequences or more, the second has no
-    token that counts."""
+    """``train`` and ``rollout``, float32; one token in ten is equal in both. With three sequences or more, the second
+    has no token that counts."""
     random = np.random.default_rng(seed)
     train = -np.abs(random.normal(0, 1.5, (rows, columns))).astype(np.float32)
     off = random.normal(0, 0.2, train.shape) * (random.random(train.shape) < 0.9)
@@ -20,7 +20,7 @@ def rollouts(rows: int, columns: int, seed: int = 0, masked: float = 0.3) -> dic
 
 
 def wild(a: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same tokens, with what no masked slot may show."""
+    """The same tokens, with values in masked slots that must not reach a result."""
     random = np.random.default_rng(3)
     values = np.array([np.nan, np.inf, -np.inf, 3e38], np.float32)
     found = {k: np.where(a["mask"], x, random.choice(values, x.shape)) for k, x in a.items() if k != "mask"}
@@ -28,7 +28,7 @@ def wild(a: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def ragged() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-    """Sequences of LENGTHS padded, packed, and the packed ones' cuts."""
+    """Sequences of LENGTHS padded and packed, and the offsets of the packed ones."""
     a = rollouts(len(LENGTHS), max(LENGTHS), seed=1)
     a["mask"] &= np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     packed = {k: np.concatenate([x[:n] for x, n in zip(v, LENGTHS, strict=True)]) for k, v in a.items()}

@@ -1,4 +1,4 @@
-"""Shared by the tests of rope: operands, the contract in NumPy, the float64 truth and how far one may be off."""
+"""Shared by the tests of rope: operands, the contract in NumPy, the float64 truth, and error bounds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def operands(
     max_position: int = 500,
     id_dtype: str = "int64",
 ) -> Operands:
-    """Normal values and the angles of positions, as models make them."""
+    """Normal values, and the angles of positions as models compute them."""
     import torch
 
     def normal(*shape: int) -> Any:
@@ -49,7 +49,7 @@ def operands(
     positions = np.arange(max_position) if ids else position_ids
     angles = positions[..., None] / 1000.0 ** (np.arange(dim // 2) / (dim // 2))
     if not per_pair:
-        angles = np.concatenate((angles, angles + 0.1), -1)  # halves that differ: each column has its own
+        angles = np.concatenate((angles, angles + 0.1), -1)  # the halves differ, so each column has its own angle
     cos, sin = (torch.from_numpy(f(angles)).to(getattr(torch, angle_dtype)).to(device) for f in (np.cos, np.sin))
     return Operands(
         normal(*tokens, heads[0], head_dim),
@@ -65,12 +65,12 @@ def results(o: Operands, *, backward: bool = False, **options: Any) -> tuple[Any
     return function(*o[:4], position_ids=o.position_ids, **options)
 
 
-# ---- the contract, a second time ------------------------------------------------------------------------------------
+# ---- a second implementation of the contract -------------------------------------------------------------------------
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """fl32(a * b + c). The product has 48 bits; x86's extended type has 64, so that a second rounding shows once in
-    2^39 operations or not at all."""
+    """fl32(a * b + c). The product has 48 bits and x86's extended type 64, so a second rounding matters at most once in
+    2^39 operations."""
     exact = a.astype(np.longdouble) * b.astype(np.longdouble) + c.astype(np.longdouble)
     return exact.astype(np.float32)
 
@@ -85,7 +85,7 @@ def contract(
     mrope_sections: tuple[int, int, int] | None = None,
     head_axis: int = -2,
 ) -> tuple[Any, Any]:
-    """What :func:`results` must give, byte for byte."""
+    """The bytes that :func:`results` must give."""
     import torch
 
     dtype = o.q.dtype
@@ -140,7 +140,7 @@ def contract(
 
 
 def failures(o: Operands, got: tuple[Any, Any], backward: bool, intermediate: str, **options: Any) -> str:
-    """What is further from float64 than the contract allows; empty if nothing is."""
+    """Describes what is further from float64 than the contract allows; empty if nothing is."""
     moved = [None if t is None else t.detach().cpu() for t in o]
     arrays = [None if t is None else (t.double() if t.is_floating_point() else t).numpy() for t in moved]
     want = rk.rope_reference(*arrays[:4], position_ids=arrays[4], transposed=backward, **options)

@@ -1,4 +1,4 @@
-"""Tensors that are no plain memory."""
+"""Kinds of tensors that are not plain memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Wrapper(torch.Tensor):
-    """A subclass without memory of its own, as FSDP's and quantisation's are."""
+    """A subclass without memory of its own, like those of FSDP and quantisation."""
 
     @staticmethod
     def __new__(cls, inner: Any) -> Any:
@@ -19,7 +19,7 @@ class Wrapper(torch.Tensor):
         raise NotImplementedError(f"{cls.__name__} does not do {func}")
 
 
-DTensor = type("DTensor", (Wrapper,), {})  # as torch.distributed's, known by its name
+DTensor = type("DTensor", (Wrapper,), {})  # like torch.distributed's; it is recognised by its name
 
 
 def fake(tensor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Properties of an operator in torch that its tests share: they take its calls as functions."""
+"""Properties of operators in torch that several tests share; they take an operator's calls as functions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def gradients(function: Callable[..., Any], *inputs: Any) -> tuple[Any, ...]:
 
 
 def runs_with_and_without_checkpoints(operator: str, selective: bool) -> Iterator[Callable[..., Any]]:
-    """Two ways to call a function: as it is, and under activation checkpointing, which if ``selective`` keeps the
-    results of ``operator``."""
+    """Two ways to call a function: directly, and under activation checkpointing. With ``selective`` the latter keeps
+    the results of ``operator``."""
     from torch.utils import checkpoint as ck
 
     saved = getattr(torch.ops.rl_kernel_native, operator).default
@@ -36,7 +36,8 @@ def runs_with_and_without_checkpoints(operator: str, selective: bool) -> Iterato
 
 
 def assert_no_leak(burst: Callable[[int], None], device: str, repetitions: int = 1000) -> None:
-    """Memory that a ``burst`` leaves behind; allocators round by less than 8 MB, leaked results are 100 MB."""
+    """Asserts that a ``burst`` leaves no memory behind. Allocators round by less than 8 MB; leaked results would be 100
+    MB."""
 
     def memory() -> int:
         gc.collect()
@@ -54,7 +55,7 @@ def assert_no_leak(burst: Callable[[int], None], device: str, repetitions: int =
 def printed_host_costs(
     operator: str, calls: dict[str, Callable[[], Any]], device: str, capsys: pytest.CaptureFixture[str]
 ) -> dict[str, float]:
-    """In us, with a launch's on a GPU."""
+    """Times in us; on a GPU also the time of a launch."""
     if device == "cuda":
         calls = {**calls, "launch": lambda: torch.cuda._sleep(0)}
     cost = host_costs_us(calls)
@@ -66,11 +67,11 @@ def printed_host_costs(
 
 
 def assert_work_follows_its_producer(final: Any, results: Callable[[Any], Any]) -> None:
-    """The producer of the operands sleeps, then writes ``final``. A call on another stream would read what was there
-    before: NaNs, and zeros of integers."""
+    """The producer of the operands sleeps, then writes ``final``. A call on another stream would read the earlier
+    contents: NaNs, and zeros for integers."""
     want = results(final)
     o = type(final)(*(torch.full_like(t, float("nan") if t.is_floating_point() else 0) for t in final))
-    torch.cuda.synchronize()  # and every kernel is loaded
+    torch.cuda.synchronize()  # every kernel is loaded, too
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         torch.cuda._sleep(200_000_000)  # cycles: 0.1 s on an H200
@@ -83,7 +84,7 @@ def assert_work_follows_its_producer(final: Any, results: Callable[[Any], Any]) 
 
 
 def assert_the_arguments_device_is_used(o: Any, results: Callable[[Any], Any]) -> None:
-    """Whichever is current."""
+    """Asserts this for either current device."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     with torch.cuda.device(0):
@@ -94,7 +95,7 @@ def assert_the_arguments_device_is_used(o: Any, results: Callable[[Any], Any]) -
 
 @contextlib.contextmanager
 def no_synchronisation() -> Iterator[None]:
-    """Within it, whatever makes the host wait for a GPU is an error."""
+    """Inside it, an operation that makes the host wait for a GPU is an error."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -105,7 +106,7 @@ def no_synchronisation() -> Iterator[None]:
 
 def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
     """A CUDA graph of a call, captured without a synchronisation, and what the call returned."""
-    call()  # kernels load outside of the capture
+    call()  # kernels must load outside the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with no_synchronisation(), torch.cuda.graph(graph):

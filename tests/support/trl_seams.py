@@ -1,4 +1,4 @@
-"""TRL as it is installed, what rl_kernel_native.integrations.trl replaces of it, and that before it was replaced."""
+"""The installed TRL: the functions that rl_kernel_native.integrations.trl replaces, and their originals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEAMS = [
 
 
 class PlainHead:
-    """TRL's head by torch's own operators: 1.15 has none where there is no Triton."""
+    """TRL's head by torch's own operators, since TRL 1.15 has no head without Triton."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets, temperature, chunk_size, softcap=None, scale=1.0, outputs=()):  # type: ignore[no-untyped-def]

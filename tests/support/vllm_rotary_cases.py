@@ -1,5 +1,5 @@
-"""vLLM's rotary embeddings against transformers' of the same configuration, without an engine: `run()`, in a process
-whose vLLM is enabled (tests/frameworks/test_vllm.py)."""
+"""Compares vLLM's rotary embeddings with transformers' for the same configuration, without an engine. `run()` runs in a
+process with vLLM enabled (tests/frameworks/test_vllm.py)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The sampler hooks of both of vLLM's runners, on vLLM's own classes and without an engine: `run()`, in a process whose
-vLLM is enabled (tests/frameworks/test_vllm.py)."""
+"""Tests the sampler hooks of both vLLM runners on vLLM's own classes, without an engine. `run()` runs in a process with
+vLLM enabled (tests/frameworks/test_vllm.py)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def first_runner() -> list[int]:
                 best = torch.full((COLUMNS,), -math.inf).index_copy(0, kept.long(), logits[row][kept.long()].float())
                 best = best if processed and kept.numel() else logits[row].float()
                 order = torch.sort(best, descending=True, stable=True).indices[:count]
-                assert tokens[row, 1:].tolist() == order.tolist(), (mode, count, row)  # bf16 has equal ones
+                assert tokens[row, 1:].tolist() == order.tolist(), (mode, count, row)  # bf16 logits have ties
                 for k, token in enumerate(order.tolist()):
                     t = PARAMETERS[row][0] or 1.0 if processed else 1.0
                     one = rk.logprob(best[None], torch.tensor([token]), temperature=t)
@@ -94,7 +94,7 @@ def first_runner() -> list[int]:
     total = logprobs[0, 1:].exp().sum()  # the five tokens that top_k kept
     assert math.isclose(float(total), 1.0, abs_tol=1e-5), total
     assert sorted(tokens[0, 1:].tolist()) == want[0].kept_ids[:5].tolist()
-    assert (logprobs[5, 3:] == -math.inf).all(), logprobs[5]  # top_k = 2
+    assert (logprobs[5, 3:] == -math.inf).all(), logprobs[5]  # its top_k is 2
     assert logprobs[5, 1] > -math.inf
 
     everything = metadata(0, all_greedy=True, temperature=None, top_k=None, top_p=None)
@@ -115,13 +115,13 @@ def first_runner() -> list[int]:
 
 
 def second_runner(ids: list[int]) -> None:
-    """The states of that runner are its own, on a GPU; here they are tensors."""
+    """The second runner has its own states, on a GPU; here they are tensors."""
     from vllm.v1.worker.gpu.sample import logprob
     from vllm.v1.worker.gpu.sample.sampler import Sampler
     from vllm.v1.worker.gpu.sample.states import SamplingStates
 
     c, logits = columns(), logits_of()
-    order = torch.tensor([4, 2, 0, 1, 5, 3])  # slots of the batch's rows among those of all requests
+    order = torch.tensor([4, 2, 0, 1, 5, 3])  # slot of each batch row among the slots of all requests
     back = order.argsort()
 
     def held(x: torch.Tensor) -> SimpleNamespace:
@@ -138,7 +138,7 @@ def second_runner(ids: list[int]) -> None:
     sampler.rlk_sample_ids, sampler.req_states = held(c["keys"][1]), SimpleNamespace(prompt_len=held(prompt))
     sampler.logit_bias_state = SimpleNamespace(use_logit_bias=np.zeros(ROWS, dtype=bool))
     sampler.bad_words_state = SimpleNamespace(num_bad_words=SimpleNamespace(np=np.zeros(ROWS, dtype=np.int32)))
-    last = c["keys"][2] + prompt - 1  # position, in the sequence, of the token before the drawn one
+    last = c["keys"][2] + prompt - 1  # position in the sequence of the token before the drawn one
     found, processed = sampler.sample(logits, order, order.numpy(), last, None, None, return_logprobs=True)
     assert found.tolist() == ids
     one = logprob.compute_token_logprobs(processed, found[:, None])[:, 0]

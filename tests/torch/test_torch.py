@@ -95,7 +95,7 @@ COMPILED: dict[str, dict[str, Any]] = {"plain": {}, "everything": OPTIONS, "outp
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiled_has_the_bytes_of_eager(case: str, backend: str, problem: tuple[Any, Any]) -> None:
-    """fullgraph=True: no graph break. Inductor only where it has a compiler for the device, which it needs anyway."""
+    """fullgraph=True forbids a graph break. Inductor runs only where it has a compiler for the device."""
     if backend == "inductor" and case != "everything":
         pytest.skip("inductor takes seconds a graph; one case shows it")
     if backend == "inductor" and shutil.which("g++") is None:
