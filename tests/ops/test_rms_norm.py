@@ -15,8 +15,8 @@ from rms_norm_cases import DTYPES, EPS, Operands, contract, failures, operands, 
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_rms_norm_frameworks.py has the others")
 
-# (rows, columns): one of each; a vec8; odd; a head; odd and wide; hidden sizes of models. The last rows are too wide for a
-# kernel's registers, in float32 and in 16-bit types.
+# (rows, columns): one of each; a vec8; odd; a head; odd and wide; hidden sizes of models. The last rows are too wide
+# for a kernel's registers, in float32 and in 16-bit types.
 SHAPES = [(1, 1), (3, 8), (17, 37), (40, 128), (5, 1003), (4, 2048), (3, 4096), (3, 5120), (2, 8200), (1, 16400)]
 OPTIONS: list[dict[str, Any]] = [
     {},
