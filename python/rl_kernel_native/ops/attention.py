@@ -24,13 +24,13 @@ _C = functions(
 
 
 class AttentionResult(NamedTuple, Generic[ArrayT]):
-    """What ``attention(..., return_lse=True)`` gives.
+    """The result of ``attention(..., return_lse=True)``.
 
     Attributes:
         out: the shape and dtype of ``q``, contiguous.
-        lse: float32, ``[batch, heads, tokens]`` or, of packed queries, ``[heads, tokens]``: the natural logarithm of
-            the sum of ``exp(softmax_scale * score)`` over what a query sees and its head's sink; -Inf where it sees
-            nothing.
+        lse: float32, ``[batch, heads, tokens]``, or ``[heads, tokens]`` for packed queries. It is the natural logarithm
+            of the sum of ``exp(softmax_scale * score)`` over the keys that a query sees and its head's sink. It is -Inf
+            if the query sees nothing.
     """
 
     out: ArrayT
@@ -40,12 +40,12 @@ class AttentionResult(NamedTuple, Generic[ArrayT]):
 _NO_PREFIX = (None, None, None)
 
 _torch_path: Any = None
-_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
+_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, set when the first tensor is seen
 _plain_or_none: tuple[Any, ...] = ()
 
 
 def _torch() -> Any:
-    """ops/attention_torch.py, imported with the first torch tensor."""
+    """ops/attention_torch.py, imported for the first torch tensor."""
     global _torch_path, _plain, _plain_or_none
     if _torch_path is None:
         _dispatch.require_torch()
@@ -58,14 +58,15 @@ def _torch() -> Any:
 
 
 def _narrow(offsets: Any) -> Any:
-    """Turns torch's int64 offsets into int32, which kernels read. An offset beyond int32 becomes one out of range."""
+    """Turns torch's int64 offsets into int32, which the kernels read. An offset beyond int32 becomes an offset that is
+    out of range."""
     if offsets is None or not _dispatch.is_tensor(offsets) or str(offsets.dtype) != "torch.int64":
         return offsets
     return offsets.clamp(-1, (1 << 31) - 1).int()
 
 
 def _prefix(shared_prefix: Any) -> tuple[Any, ...]:
-    """Table, lengths and groups."""
+    """The prefix table, lengths and groups."""
     if shared_prefix is None:
         return _NO_PREFIX
     wanted = "None or (prefix_table, prefix_lens, group_offsets)"
@@ -81,7 +82,8 @@ def _prefix(shared_prefix: Any) -> tuple[Any, ...]:
 
 
 def _tree(tree: Any, causal: bool, beside: dict[str, Any]) -> tuple[Any, ...]:
-    """The lists of a call whose sequences are segments, up to ``parents``. `beside`: arguments that a tree excludes."""
+    """The lists of a call whose sequences are segments, up to ``parents``. `beside` has the arguments that a tree
+    excludes."""
     wanted = "None or (cu_segments, parents)"
     if not isinstance(tree, (tuple, list)):
         raise TypeError(f"tree: expected {wanted}, got {type(tree).__name__}")
@@ -156,76 +158,79 @@ def attention(
 ) -> Any:
     """``softmax(softmax_scale * q k^T) v``, with grouped heads, causal and sliding-window masks, forward and backward.
 
-    A query of a sequence has the same bits in any batch, packed, padded, paged or chunked, at any stride. So have the
-    gradients of a query and of a key. Differentiable (torch) in ``q``, ``k``, ``v`` and ``sinks``, but of pages. Under
-    ``torch.autocast`` the first three are cast as those of torch's attention.
+    A query of a sequence has the same bits in any batch, whether packed, padded, paged or chunked, and at any stride.
+    So have the gradients of a query and of a key. In torch, ``q``, ``k``, ``v`` and ``sinks`` have gradients, except
+    with pages. Under ``torch.autocast``, the first three are cast like those of torch's attention.
 
-    The queries stand in ``q``, the keys in ``k`` and ``v``, each in its own form. The last query of a sequence stands
-    at its last key (bottom right): with Q queries and L keys in use, query i is at key ``L - Q + i``. Names are
-    FlashAttention's; a query in front of the first key sees none.
+    ``q`` has the queries, and ``k`` and ``v`` have the keys and values, each in its own form. The last query of a
+    sequence is at its last key (bottom right): with Q queries and L keys in use, query i is at key ``L - Q + i``. Names
+    follow FlashAttention; a query before the first key sees no key.
 
     - training, padded on the left as Hugging Face generates: ``leftpad_k`` (queries that are padding see no key);
     - padded on the right: ``seqused_q`` and ``seqused_k``, both the lengths;
     - packed: ``cu_seqlens_q`` and ``cu_seqlens_k``, with ``[tokens, heads, head_dim]``;
-    - a KV cache: ``seqused_k``, the keys that it holds, the new ones included;
-    - pages, as vLLM has them: ``block_table`` and ``seqused_k``, with ``q`` padded or packed;
+    - a KV cache: ``seqused_k``, the number of keys in the cache, including the new ones;
+    - a paged cache as in vLLM: ``block_table`` and ``seqused_k``, with ``q`` padded or packed;
     - training on a prompt that a group shares, or on a tree of turns: ``tree``.
 
     Args:
-        q: ``[batch, tokens, q_heads, head_dim]``, or with ``cu_seqlens_q`` packed ``[tokens, q_heads, head_dim]``;
-            float32, bfloat16 or float16. Any strides but for the last dimension, which is contiguous (a transposed
-            ``[batch, heads, tokens, head_dim]`` serves). ``head_dim`` is a multiple of 8, at most 256.
-        k, v: ``[batch, tokens, kv_heads, head_dim]``; with ``cu_seqlens_k`` packed ``[tokens, kv_heads, head_dim]``;
-            with ``block_table`` pages ``[num_pages, page_size, kv_heads, head_dim]``, of any size. ``kv_heads`` divides
+        q: ``[batch, tokens, q_heads, head_dim]``, or packed ``[tokens, q_heads, head_dim]`` with ``cu_seqlens_q``;
+            float32, bfloat16 or float16. The last dimension is contiguous, and other strides are free, so a transposed
+            ``[batch, heads, tokens, head_dim]`` is valid. ``head_dim`` is a multiple of 8, at most 256.
+        k, v: ``[batch, tokens, kv_heads, head_dim]``; packed ``[tokens, kv_heads, head_dim]`` with ``cu_seqlens_k``;
+            pages ``[num_pages, page_size, kv_heads, head_dim]`` of any size with ``block_table``. ``kv_heads`` divides
             ``q_heads``: query head h reads head ``h // (q_heads / kv_heads)``.
-        causal: a query sees the keys up to its own place; otherwise all of its sequence.
-        window_size: a query sees so many keys, its own included: ``q_pos - k_pos < window_size``, as Hugging Face's
-            ``sliding_window`` (FlashAttention's ``window_size=(window_size - 1, 0)``). Only causal.
+        causal: a query sees the keys up to its own position; otherwise it sees its whole sequence.
+        window_size: the number of keys that a query sees, including its own: ``q_pos - k_pos < window_size``, as
+            Hugging Face's ``sliding_window`` (FlashAttention's ``window_size=(window_size - 1, 0)``). Only causal.
         softmax_scale: > 0; default ``1 / sqrt(head_dim)``.
         softcap: > 0: scores become ``softcap * tanh(score / softcap)``, after the scale (Gemma 2's
-            ``attn_logit_softcapping``). On CUDA such a call runs on mma.sync: no wgmma, and decode without splits.
-        sinks: float32 ``[q_heads]``: of each head one more score, in natural logarithms, after ``softmax_scale`` and
-            ``softcap``, that has no value (gpt-oss): ``exp(sink)`` joins a row's sum.
+            ``attn_logit_softcapping``). On CUDA such a call uses mma.sync instead of wgmma, and decodes without splits.
+        sinks: float32 ``[q_heads]``, one extra score per head, in natural logarithms, after ``softmax_scale`` and
+            ``softcap``. It has no value (gpt-oss): ``exp(sink)`` is added to a row's sum.
         cu_seqlens_q, cu_seqlens_k: int32 or int64 ``[num_sequences + 1]``, offsets of the packed sequences
             (docs/tokens.md); they may end early.
-        seqused_q, seqused_k: int32 ``[num_sequences]``: how many of a sequence's queries and keys are in use, the first
-            ones; default all. ``seqused_k`` counts from ``leftpad_k``.
-        leftpad_k: int32 ``[num_sequences]``: keys in front that are padding; of ``k`` with a batch dimension.
+        seqused_q, seqused_k: int32 ``[num_sequences]``: the number of a sequence's first queries and keys that are in
+            use; default: all. ``seqused_k`` counts from ``leftpad_k``.
+        leftpad_k: int32 ``[num_sequences]``: the number of padding keys at the front; for ``k`` with a batch dimension.
         block_table: int32 ``[num_sequences, max_pages]``: the pages of each sequence, in order.
         shared_prefix: ``(prefix_table, prefix_lens, group_offsets)`` beside ``block_table``: pages that the sequences
-            of a group share, as the rollouts of a prompt do. ``group_offsets``, int32 or int64 ``[num_groups + 1]``:
-            group g is sequences ``group_offsets[g]`` to ``group_offsets[g + 1]``; those behind the last share none.
-            ``prefix_lens``, int32 ``[num_groups]``: the keys that a group shares, which may end inside a page.
-            ``prefix_table``, int32 ``[num_groups, max_prefix_pages]``: the pages that hold them. ``block_table`` lists
-            the sequence's other keys, from key ``prefix_lens[g]`` on, at the beginning of its first page.
-            ``seqused_k`` counts all keys. Bits are those of a call whose ``block_table`` lists all keys. Forward only.
-        tree: ``(cu_segments, parents)``: packed ``q``, ``k`` and ``v`` hold segments of trees, as a prompt and its
-            answers are. ``cu_segments``, int32 or int64 ``[num_segments + 1]``: offsets of the segments, from 0 to the
+            of a group share, such as the rollouts of one prompt. ``group_offsets``, int32 or int64 ``[num_groups +
+            1]``: group g has the sequences ``group_offsets[g]`` to ``group_offsets[g + 1]``; sequences after the last
+            group share no prefix. ``prefix_lens``, int32 ``[num_groups]``: the number of keys that a group shares; it
+            may end inside a page. ``prefix_table``, int32 ``[num_groups, max_prefix_pages]``: the pages with these
+            keys. ``block_table`` lists the pages of the sequence's other keys. Key ``prefix_lens[g]`` is at the
+            beginning of its first page. ``seqused_k`` counts all keys. The bits are those of a call whose
+            ``block_table`` lists all keys. Forward only.
+        tree: ``(cu_segments, parents)``: packed ``q``, ``k`` and ``v`` hold segments of trees, such as a prompt and its
+            answers. ``cu_segments``, int32 or int64 ``[num_segments + 1]``: offsets of the segments, from 0 to the
             number of tokens. ``parents``, int32 ``[num_segments]``: the segment's parent, which has a lower number, or
-            -1 for a root. A token sees its own segment up to itself and the segments of its ancestors. Its number, for
-            windows and RoPE, is its depth: the tokens before it on its path. Bits of a row, and of the gradients of
-            queries and of keys in segments without children, are those of the path as a sequence. Only causal, beside
-            no list. A GPU takes a parent out of range for a root of one key, which is NaN.
+            -1 for a root. A token sees its own segment up to itself, and all segments of its ancestors. For windows and
+            RoPE, its position is its depth: the number of tokens before it on its path. The bits of a row are those of
+            the path as a sequence. So are those of the gradients of queries, and of keys in segments without children.
+            Only causal, and without the other lists of sequences. A GPU treats a parent that is out of range as a root
+            of one key, which is NaN.
         exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``. Portable has
-            the same bits on every backend with the same products; hardware on every GPU of one architecture and, of
-            sm_90, on the CPU. Products of bfloat16 and float16 are the matrix unit's under
-            ``rk.arithmetic("sm_90")``, else chains of fused multiply-adds; values are to be finite then.
-        return_lse: the logarithm of each row's sum as well.
-        return_partials: :class:`AttentionPartials` of the call's splits in place of ``out``, for
+            the same bits on every backend with the same products. Hardware has the same bits on every GPU of one
+            architecture, and for sm_90 on the CPU. Under ``rk.arithmetic("sm_90")``, products of bfloat16 and float16
+            are those of the matrix unit, and values must be finite. Otherwise they are chains of fused multiply-adds.
+        return_lse: also return the logarithm of each row's sum.
+        return_partials: return the :class:`AttentionPartials` of the call's splits instead of ``out``, for
             :func:`attention_merge`, which takes the sinks. Forward only.
-        splits: numbers of splits (:func:`attention_splits`), ascending: those that this call computes, of every row.
-            Default all. ``k`` and ``v`` hold the keys of these splits alone, one after another, in whichever form; so
-            ``cu_seqlens_k`` and ``block_table`` are those of what they hold. ``seqused_k``, which is needed, and masks
-            are those of the whole sequence; keys past it are not asked for. Not beside ``shared_prefix``.
+        splits: the numbers of the splits (:func:`attention_splits`) that this call computes for every row, ascending.
+            Default all. ``k`` and ``v`` hold the keys of these splits alone, one split after another, in any form.
+            ``cu_seqlens_k`` and ``block_table`` describe these keys. ``seqused_k`` is required. It and the masks refer
+            to the whole sequence; keys beyond it are not needed. Not supported with ``shared_prefix``.
     Returns:
-        ``out``, of the shape and dtype of ``q``, contiguous; or :class:`AttentionResult` or :class:`AttentionPartials`.
-        A query that is not in use, or sees no key, gets an output of +0 and an lse of -Inf, and is never read. Padding
-        among the keys is never read either.
+        ``out``, with the shape and dtype of ``q``, contiguous; or :class:`AttentionResult` or
+        :class:`AttentionPartials`. A query that is not in use, or sees no key, gets an output of +0 and an lse of -Inf,
+        and is never read. Padding among the keys is never read either.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value, for arguments that do
-        not go together, and on the CPU for lists that contradict the arrays; RuntimeError where no kernel of this build
+        not go together, and on the CPU for lists that contradict the arrays; RuntimeError if this build has no kernel
+        for the device.
         serves the device. On a GPU such lists are not an error: nothing out of range is read, offsets and counts are
-        clamped, and keys of a page that is none are NaN.
+            clamped, and keys of an invalid page are NaN.
     Source:
         docs/numerics.md, rule 6; grouped heads: arXiv:2305.13245; the backward's formulas: arXiv:2307.08691.
 
@@ -310,15 +315,15 @@ def attention_backward(
     tree: tuple[AnyArray, AnyArray] | None = None,
     exp: Exp = None,
 ) -> tuple[ArrayT, ...]:
-    """Gradients of :func:`attention`, for callers that run backward themselves; torch's autograd calls it.
+    """Gradients of :func:`attention`, for callers that run backward themselves; torch's autograd also calls it.
 
     Args:
-        dout: the gradient of ``out``, its shape and dtype.
-        q, k, v and the options: as given to :func:`attention`. There are no gradients of pages.
-        out, lse: what attention returned, of the whole sequences.
+        dout: the gradient of ``out``, with its shape and dtype.
+        q, k, v and the options: as given to :func:`attention`. Paged calls have no gradients.
+        out, lse: the results of attention, for the whole sequences.
         dlse: the gradient of ``lse``, float32, contiguous; None means 0.
-    Returns: ``(dq, dk, dv)``, contiguous, of the shapes and dtype of ``q``, ``k`` and ``v``; with ``sinks`` also their
-        gradient, float32 ``[q_heads]``, summed over all sequences. Tokens not in use get +0.
+    Returns: ``(dq, dk, dv)``, contiguous, with the shapes and dtype of ``q``, ``k`` and ``v``. With ``sinks`` also
+        their gradient, float32 ``[q_heads]``, summed over all sequences. Tokens not in use get +0.
     Raises: as :func:`attention`.
     Source: docs/numerics.md, rule 6; arXiv:2307.08691.
     """

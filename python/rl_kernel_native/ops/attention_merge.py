@@ -1,4 +1,4 @@
-"""Merges of what ranks computed of attention: arguments, dispatch, results. The contract is
+"""Merges of attention results that ranks computed: arguments, dispatch, results. The contract is
 cpp/include/rlk/ops/attention.h."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _check_like(x: Any, name: str, shape: Any, what: str) -> None:
 
 
 def _rows(parts: Any) -> tuple[Any, ...]:
-    """A shape of lse: heads in front of tokens."""
+    """The shape of lse, with heads before tokens."""
     return (*parts.shape[1:-3], parts.shape[-2], parts.shape[-3])
 
 
@@ -118,23 +118,25 @@ def attention_merge(
 ) -> Any:
     """``out`` from the partials of all splits: the bytes of one :func:`attention` call over all keys.
 
-    Splits fold ascending by their numbers, in whatever order and from whatever ranks they come. That of a split that is
-    missing is not detected.
+    Splits are folded in ascending order of their numbers, whatever their order here and their ranks. A missing split is
+    not detected.
 
     Args:
-        partials: what ``attention(..., return_partials=True)`` gave, or :class:`AttentionPartials` of several ranks
-            joined on the first dimension: ``stats`` float32 ``[splits, *q.shape[:-1], 2]``, ``sums`` float32
-            ``[splits, *q.shape]``, both contiguous, and ``splits``, the number of each, in any order, each once. At
-            most 1024. A number past a sequence's last split changes nothing, so ranks may fill up to one length.
+        partials: the result of ``attention(..., return_partials=True)``, or the :class:`AttentionPartials` of several
+            ranks joined on the first dimension: ``stats`` float32 ``[splits, *q.shape[:-1], 2]``, ``sums`` float32
+            ``[splits, *q.shape]``, both contiguous, and ``splits``, the number of each split. The numbers may be in any
+            order, each once. At most 1024. A number past a sequence's last split changes nothing, so ranks may pad to
+            equal length.
         out_dtype: that of ``q``: float32, bfloat16 or float16.
-        sinks: float32 ``[q_heads]``, as for :func:`attention`, which takes none beside ``return_partials``.
-        exp: as for :func:`attention`; only sinks ask for it.
-        return_lse: the logarithm of each row's sum as well.
+        sinks: float32 ``[q_heads]``, as for :func:`attention`, which does not take them together with
+            ``return_partials``.
+        exp: as for :func:`attention`; it matters only for sinks.
+        return_lse: also return the logarithm of each row's sum.
     Returns:
-        ``out``, of the shape of ``q``, contiguous; or :class:`AttentionResult`.
+        ``out``, with the shape of ``q``, contiguous; or :class:`AttentionResult`.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value, for partials of other
-        rows than their sums and for a gradient that would be lost; RuntimeError where no kernel of this build serves
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value, for ``stats`` and
+        ``sums`` of different rows, and for a gradient that would be lost; RuntimeError if this build has no kernel for
         the device.
     Source: docs/numerics.md, rule 6.
 
@@ -177,26 +179,26 @@ def attention_merge_approximate(
     outs: ArrayT, lses: AnyArray, *, exp: Exp = None, return_lse: bool = False
 ) -> AttentionResult[ArrayT]: ...
 def attention_merge_approximate(outs: Any, lses: Any, *, exp: str | None = None, return_lse: bool = False) -> Any:
-    """``out`` from normalised results of parts of the keys: approximately that of one call over all of them.
+    """``out`` from normalised results over parts of the keys: approximately that of one call over all keys.
 
     Each part was rounded to its dtype, so the bytes are not those of one call and depend on how the keys were cut:
-    :func:`attention_merge` has the exact form. They do not depend on the batch or, beside ``exp="portable"``, on the
-    backend. Parts fold in their order.
+    :func:`attention_merge` has the exact form. They do not depend on the batch or, with ``exp="portable"``, on the
+    backend. Parts are folded in their order.
 
     Args:
         outs: ``[parts, batch, tokens, heads, head_dim]``, or packed ``[parts, tokens, heads, head_dim]``; float32,
             bfloat16 or float16; contiguous, at most 1024 parts. ``head_dim`` is a multiple of 8, at most 256.
         lses: float32 ``[parts, batch, heads, tokens]``, or packed ``[parts, heads, tokens]``: the natural logarithm of
-            each part's sum, as attention and FlashAttention give it; -Inf where a row sees nothing of a part. Replace
-            +Inf, which FlashAttention 2 gives there: such a row is NaN.
+            each part's sum, as attention and FlashAttention give it; -Inf where a row sees nothing of a part.
+            FlashAttention 2 gives +Inf there; replace it, because +Inf makes the row NaN.
         exp: as for :func:`attention`.
-        return_lse: the logarithm of each row's sum as well.
+        return_lse: also return the logarithm of each row's sum.
     Returns:
-        ``out``, of the dtype of ``outs``, without their first dimension; or :class:`AttentionResult`. A row that sees
-        nothing has +0 and -Inf.
+        ``out``, with the dtype of ``outs`` and without their first dimension; or :class:`AttentionResult`. A row that
+        sees nothing has ``out`` +0 and lse -Inf.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a gradient that would be lost;
-        RuntimeError where no kernel of this build serves the device.
+        RuntimeError if this build has no kernel for the device.
     Source: the contract, cpp/include/rlk/ops/attention.h.
 
     Example:

@@ -1,4 +1,4 @@
-"""What splits of attention hold ahead of their merge: arguments, dispatch. The contract is
+"""The partials of attention's splits, before they are merged: arguments, dispatch. The contract is
 cpp/include/rlk/ops/attention.h."""
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["AttentionPartials", "attention_merge_reference", "attention_partials
 
 _C = functions(attention_partials="object*13, bool, object*3, int*2, object, int")
 
-LISTS = (*PLACES[:5], *PAGES)  # those of no tree
+LISTS = (*PLACES[:5], *PAGES)  # the lists of a call without a tree
 MOST_SPLITS = split_count((1 << 31) - 1)
 
 
 class AttentionPartials(NamedTuple, Generic[ArrayT]):
-    """What ``attention(..., return_partials=True)`` gives, and :func:`attention_merge` takes. Those of ranks are joined
-    on the first dimension, in any order.
+    """The result of ``attention(..., return_partials=True)``, and the operand of :func:`attention_merge`. Join the
+    partials of several ranks on the first dimension, in any order.
 
     Attributes:
-        stats: float32 ``[splits, *q.shape[:-1], 2]``: m and l of a row in a split, which stand for ``l * 2**m``. m is
-            -Inf where nothing contributed: l is 0 if the row sees no key of the split, else 1. A row that fails has NaN
-            and 0.
-        sums: float32 ``[splits, *q.shape]``: O, the sum of values by the weights that l sums.
+        stats: float32 ``[splits, *q.shape[:-1], 2]``: m and l of a row in a split, which mean ``l * 2**m``. m is -Inf
+            if nothing contributed: l is then 0 if the row sees no key of the split, else 1. A row that fails has m NaN
+            and l 0.
+        sums: float32 ``[splits, *q.shape]``: O, the sum of the values with the same weights that l sums.
         splits: the number of each split.
     """
 
@@ -46,13 +46,12 @@ class AttentionPartials(NamedTuple, Generic[ArrayT]):
 
 
 def attention_splits(num_keys: int) -> list[range]:
-    """The canonical splits of a sequence: the keys of each, by their numbers. Ranks that share a sequence own whole
-    ones.
+    """The canonical splits of a sequence, as ranges of its keys. Ranks that share a sequence own whole splits.
 
     Args:
         num_keys: keys of the sequence, below 2^31.
-    Returns: a range for each split that the keys touch. Splits have 1024 keys below key 8192, 2048 below 65536, then
-        4096; the last one ends with the keys.
+    Returns: a range for each split that has keys. Splits have 1024 keys below key 8192, 2048 below 65536, then 4096;
+        the last one ends with the keys.
     Raises: TypeError for a type; ValueError for a number out of range.
     Source: docs/numerics.md, rule 6.
     Example:
@@ -66,14 +65,14 @@ def attention_splits(num_keys: int) -> list[range]:
 
 
 def numbers_of(splits: Any) -> tuple[int, ...]:
-    """Integers of a sequence, whose order says which split a number is of: a set has none."""
+    """The split numbers as integers. A set is refused, because the order says which split a number belongs to."""
     if isinstance(splits, (str, bytes)) or not isinstance(splits, Sequence):
         raise TypeError(f"splits: expected a sequence of integers, got {type(splits).__name__}")
     return tuple(_check.integer64("splits", s) for s in splits)
 
 
 def refuse_gradients(cure: str, **arrays: Any) -> None:
-    """``cure`` may name the array, as ``{name}``."""
+    """Refuses arrays whose gradient would be lost. ``cure`` may contain the array's name as ``{name}``."""
     for name, x in arrays.items():
         if x is None or not _dispatch.is_tensor(x):
             continue
@@ -97,7 +96,7 @@ def _own(splits: Any) -> tuple[int, ...] | None:
 
 
 def _keys(arrays: Any) -> Any:
-    """Places of keys, of a sequence that is not packed."""
+    """The key dimension of a sequence that is not packed."""
     k, cu_seqlens_k, block_table, prefix_table = arrays[1], arrays[4], arrays[8], arrays[9]
     if block_table is None:
         return k.shape[0 if cu_seqlens_k is not None else 1]
@@ -124,7 +123,7 @@ def _check_operands(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
 
 
 def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
-    """The unit of a traced call is resolved when it runs."""
+    """The product unit of a traced call is resolved when the call runs."""
     *options, unit = how
     if unit == AS_CALLED:
         q = arrays[0]
@@ -145,13 +144,13 @@ _PARTIALS = Operator(
 
 
 def partials(q: Any, k: Any, v: Any, lists: Any, splits: Any, options: Any, exp: Any) -> AttentionPartials[Any]:
-    """``options``: causal, window_size, softmax_scale, softcap."""
+    """``options`` are causal, window_size, softmax_scale and softcap."""
     own, traced = _own(splits), False
     if _dispatch.is_tensor(q):
         from .._torch import autocast, is_compiling
         from .attention_traced import checked
 
-        traced = is_compiling()  # which cannot read the context of rk.arithmetic
+        traced = is_compiling()  # a traced call cannot read the context of rk.arithmetic
         refuse_gradients(
             "partials have none; call under torch.no_grad(), or let a training pass merge attention(..., "
             "return_lse=True) of its parts, whose out and lse have gradients",

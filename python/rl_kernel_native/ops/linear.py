@@ -32,14 +32,14 @@ _C = functions(
     tree_sum="object*2, int, object, int",
 )
 
-SAME = -1  # a dtype's code: that of the operands
+SAME = -1  # the code that means the operands' dtype
 
 _torch_path: Any = None
-_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
+_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, set when the first tensor is seen
 
 
 def _torch() -> Any:
-    """ops/linear_torch.py, imported with the first torch tensor."""
+    """ops/linear_torch.py, imported for the first torch tensor."""
     global _torch_path, _plain
     if _torch_path is None:
         _dispatch.require_torch()
@@ -73,37 +73,40 @@ def linear(
     main_grad: AnyArray | None = None,
     weight_grad_dtype: DType = None,
 ) -> ArrayT:
-    """``y = x @ weight.T + bias``, with bits that depend on no batch size, tile or split.
+    """``y = x @ weight.T + bias``, with bits that do not depend on batch size, tiles or splits.
 
     A row has the same bits for any number of rows, position and stride. Products are summed in float32 in ascending
-    order of ``in_features``, on a CPU in the arithmetic of ``rk.arithmetic``; the sum, plus the bias, is rounded once.
-    Differentiable (torch) in ``x``, ``weight`` and ``bias``, any number of times. An incoming gradient is rounded to
-    the dtype of ``x`` first, and copied where autograd hands it over expanded or transposed, as ``y.sum().backward()``
-    does. Under ``torch.autocast`` operands are cast as those of ``torch.nn.functional.linear``. Over ranks
-    (docs/linear.md) a column-parallel layer's ``y`` is the same at any number of ranks, but its gradient in ``x`` is
-    not.
+    order of ``in_features``; on a CPU, ``rk.arithmetic`` selects the arithmetic. The bias is added to the sum, which is
+    then rounded once. In torch, ``x``, ``weight`` and ``bias`` have derivatives of any order. An incoming gradient is
+    first rounded to the dtype of ``x``. It is copied if autograd passes it expanded or transposed, as in
+    ``y.sum().backward()``. Under ``torch.autocast``, operands are cast like those of ``torch.nn.functional.linear``. In
+    a column-parallel layer (docs/linear.md), ``y`` has the same bits for any number of ranks, but its gradient in ``x``
+    does not.
 
     Args:
         x: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
-        weight: ``[out_features, in_features]``, of the dtype of ``x``; rows contiguous, any stride between them.
-        bias: ``[out_features]``, of the dtype of ``x`` or float32; contiguous.
-        k_segments: 1, 2, 4 or 8: how many equal segments of ``in_features`` are summed on their own, then by a tree, so
-            that a layer over as many ranks has the same bits; ``in_features`` is a multiple of ``16 * k_segments``.
-        out_dtype: of ``y``: float32, bfloat16 or float16, as a framework's dtype or a name. Default: that of ``x``.
-        engine: ``"native"``: this library's kernels alone. ``"auto"``: cuBLASLt too, for products that are recorded to
-            have the same bits in less time, on this GPU, by the version of cuBLASLt that is here.
-        main_grad: float32 ``[out_features, in_features]``, contiguous rows. Backward adds the gradient of ``weight`` to
-            it in place, block by block, and gives ``weight`` itself none, so that hooks on ``weight`` see none either.
-            One addition for each backward that asks for the gradient of ``weight``: ``backward(inputs=[x])`` and
-            ``torch.autograd.grad(y, x)`` write nothing, ``torch.autograd.grad(y, weight)`` is an error. Not with a
-            frozen ``weight``, ``create_graph``, ``torch.compile`` or ``torch.func``. Micro-batches of multiples of
-            8192 rows leave the bytes of the whole batch.
-        weight_grad_dtype: of the gradient of ``weight``; default that of ``weight``. float32 needs a torch with
-            ``Tensor.grad_dtype`` and ``weight.grad_dtype`` set to float32 or None.
+        weight: ``[out_features, in_features]``, with the dtype of ``x``; each row is contiguous, with any stride
+            between rows.
+        bias: ``[out_features]``, with the dtype of ``x`` or float32; contiguous.
+        k_segments: 1, 2, 4 or 8: the number of equal segments of ``in_features`` that are summed separately and then by
+            a tree. A layer over as many ranks then has the same bits. ``in_features`` must be a multiple of ``16 *
+            k_segments``.
+        out_dtype: the dtype of ``y``: float32, bfloat16 or float16, as a framework's dtype or a name. Default: that of
+            ``x``.
+        engine: ``"native"`` uses this library's kernels alone. ``"auto"`` may also use cuBLASLt, for products with a
+            record for this GPU and the installed cuBLASLt. The record says that they have the same bits in less time.
+        main_grad: float32 ``[out_features, in_features]``, with contiguous rows. Backward adds the gradient of
+            ``weight`` to it in place, block by block. ``weight`` itself gets no gradient, so hooks on ``weight`` see
+            none. Each backward that asks for the gradient of ``weight`` adds it once: ``backward(inputs=[x])`` and
+            ``torch.autograd.grad(y, x)`` write nothing, and ``torch.autograd.grad(y, weight)`` is an error. Not
+            supported with a frozen ``weight``, ``create_graph``, ``torch.compile`` or ``torch.func``. Micro-batches of
+            multiples of 8192 rows give the bytes of the whole batch.
+        weight_grad_dtype: the dtype of the gradient of ``weight``; default: that of ``weight``. float32 needs a torch
+            version with ``Tensor.grad_dtype``, and ``weight.grad_dtype`` set to float32 or None.
     Returns: ``y``, ``[..., out_features]``.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        build has no kernel for the device.
     Source:
         docs/numerics.md, rules 1, 2 and 9.
 
@@ -156,9 +159,9 @@ def linear_input_grad(dy: ArrayT, weight: AnyArray, *, engine: Engine = "auto") 
 
     Args:
         dy: ``[..., out_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
-        weight: ``[out_features, in_features]``, of the dtype of ``dy``.
+        weight: ``[out_features, in_features]``, with the dtype of ``dy``.
         engine: as for :func:`linear`.
-    Returns: ``dx``, ``[..., in_features]``, of the dtype of ``dy``, summed in ascending order of ``out_features``.
+    Returns: ``dx``, ``[..., in_features]``, with the dtype of ``dy``, summed in ascending order of ``out_features``.
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 1.
 
@@ -198,12 +201,12 @@ def linear_weight_grad(
     Args:
         dy: ``[..., out_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
         x: ``[..., in_features]``, with the dtype and the leading dimensions of ``dy``.
-        main_grad: float32 ``[out_features, in_features]`` that the blocks are added to in place.
-        out_dtype: that of ``dy`` (default) or float32; of ``main_grad`` or ``out`` where one is given.
+        main_grad: float32 ``[out_features, in_features]``, to which the blocks are added in place.
+        out_dtype: that of ``dy`` (default) or float32; that of ``main_grad`` or ``out`` if one is given.
         engine: as for :func:`linear`.
         out: array for the result; not together with ``main_grad``.
-    Returns: ``dweight``, ``[out_features, in_features]``; ``main_grad`` or ``out`` itself where given.
-    Raises: as :func:`linear`; BufferError where the array to write is read-only.
+    Returns: ``dweight``, ``[out_features, in_features]``; ``main_grad`` or ``out`` itself if given.
+    Raises: as :func:`linear`; BufferError if the array to write is read-only.
     Source: docs/numerics.md, rules 1 and 9.
 
     Example:
@@ -274,17 +277,18 @@ def linear_partial(
     main_grad: AnyArray | None = None,
     weight_grad_dtype: DType = None,
 ) -> ArrayT:
-    """A rank's share of :func:`linear` where ``in_features`` is cut over ranks; :func:`tree_sum` combines all shares.
+    """A rank's share of :func:`linear` if ``in_features`` is split over ranks; :func:`tree_sum` adds all shares.
 
     Args:
-        x_shard: ``[..., shard]``, the columns of the segments ``first_segment`` to ``first_segment + num_segments``.
+        x_shard: ``[..., shard]``, the columns of ``num_segments`` segments, from segment ``first_segment`` on.
         weight_shard: ``[out_features, shard]``, the same columns of the weight.
-        k_segments: segments of the whole layer: 1, 2, 4 or 8, at least the number of ranks; it decides bits, so it is
-            the same in every engine that runs the layer.
+        k_segments: number of segments of the whole layer: 1, 2, 4 or 8, at least the number of ranks. It decides bits,
+            so it must be the same in every engine that runs the layer.
         first_segment, num_segments: whole subtrees: ``num_segments`` is a power of two and divides ``first_segment``.
-            A shard is a multiple of ``16 * num_segments`` columns, unless the layer has one segment.
-        engine, main_grad, weight_grad_dtype: as for :func:`linear`, of the shard.
+            The shard's number of columns is a multiple of ``16 * num_segments``, unless the layer has one segment.
+        engine, main_grad, weight_grad_dtype: as for :func:`linear`, for the shard.
     Returns: the subtree's sum before bias and rounding, ``[..., out_features]`` float32. Differentiable (torch).
+        Differentiable (torch).
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 2.
 
@@ -307,11 +311,12 @@ def linear_partial(
 
 
 def tree_sum(parts: Sequence[ArrayT], *, bias: AnyArray | None = None, out_dtype: DType = None) -> ArrayT:
-    """The whole from the shares of :func:`linear_partial`: the bits of :func:`linear` with ``k_segments`` on one rank.
+    """The whole result from the shares of :func:`linear_partial`, with the bits of :func:`linear` with ``k_segments``
+    on one rank.
 
     Args:
-        parts: 1, 2, 4 or 8 arrays in rank order, equal in shape, float32, contiguous. All shares once: one that is
-            missing, repeated or out of order is not detected.
+        parts: 1, 2, 4 or 8 arrays in rank order, equal in shape, float32, contiguous. Pass every share once: a missing,
+            repeated or misplaced share is not detected.
         bias: ``[last dimension]``, float32, bfloat16 or float16, added to the sum before it is rounded.
         out_dtype: float32 (default), bfloat16 or float16.
     Returns: ``((parts[0] + parts[1]) + (parts[2] + parts[3])) + ...`` in float32, plus the bias, rounded once.

@@ -21,15 +21,16 @@ __all__ = ["CrossEntropy", "CrossEntropyAccuracy", "linear_cross_entropy", "line
 
 
 class CrossEntropy(NamedTuple, Generic[ArrayT]):
-    """``loss``, and what of it is the z-loss: the same reduction of ``z_loss * lse**2``, without a gradient."""
+    """``loss``, and ``z_loss``, the part of it that is the z-loss: the same reduction of ``z_loss * lse**2``, without a
+    gradient."""
 
     loss: ArrayT
     z_loss: ArrayT
 
 
 class CrossEntropyAccuracy(NamedTuple, Generic[ArrayT]):
-    """``loss``; ``token_accuracy``, the same reduction of 1 where the target is the row's first largest logit; with
-    ``return_z_loss`` the z-loss. The last two have no gradient."""
+    """``loss``; ``token_accuracy``, the same reduction of 1 for each row whose target is the first of its largest
+    logits; and the z-loss, with ``return_z_loss``. The last two have no gradient."""
 
     loss: ArrayT
     token_accuracy: ArrayT
@@ -117,41 +118,44 @@ def linear_cross_entropy(
     vocab_size: int | None = None,
     dh_segments: int = 1,
 ) -> Any:
-    """Cross-entropy of a head without its logits in memory: ``z_loss * lse**2 - logprob`` of each scored row, summed
-    over each sequence as :func:`sequence_logprob` does, likewise over sequences, and divided. Differentiable (torch).
+    """Cross-entropy of a head without its logits in memory: ``z_loss * lse**2 - logprob`` of each scored row. Rows are
+    summed over each sequence as in :func:`sequence_logprob`, then over sequences, and divided. Differentiable (torch).
 
-    A loss has the same bits padded and packed, and for any padding to the right. Given a ``denominator``, a row's
-    gradients have the same bits in any split of the rows over micro-batches and ranks. ``main_grad`` has them where
-    every micro-batch but the last is a multiple of 8192 rows.
+    A loss has the same bits padded and packed, and with any padding on the right. With a given ``denominator``, a row's
+    gradients have the same bits for any split of the rows into micro-batches and ranks. ``main_grad`` has the same bits
+    if every micro-batch but the last is a multiple of 8192 rows.
 
-    With a ``token_weight`` w a row's loss is w times that, and the mean divides by the sum of w over the scored rows.
-    Under ``label_smoothing`` e a row's loss is ``(1 - e) * (lse - z_target) + e * (lse - mean(z)) + z_loss * lse**2``,
-    z being the row's logits after scale, softcap and temperature, and the mean that of its ``valid_vocab`` columns.
+    With a ``token_weight`` w, a row's loss is multiplied by w, and the mean divides by the sum of w over the scored
+    rows. Under ``label_smoothing`` e, a row's loss is ``(1 - e) * (lse - z_target) + e * (lse - mean(z)) + z_loss *
+    lse**2``. Here z are the row's logits after scale, softcap and temperature, and the mean is over its ``valid_vocab``
+    columns.
 
     Args:
         hidden, weight, target and the other options: as for :func:`linear_logprob`. The last dimension of ``target`` is
-            that of positions, those before it of sequences.
-        reduction: ``"mean"`` over the scored rows, those whose target is not ``ignore_index`` and that ``loss_mask``
-            does not leave out, or the sum over ``denominator``; ``"sum"``; ``"none"``: each row.
-        label_smoothing: a number in [0, 1), as of ``torch.nn.functional.cross_entropy``. A logit of -Inf makes the loss
-            of its row infinite. Forward then has some rows of the logits in the workspace and reads them twice.
+            positions; those before it are sequences.
+        reduction: ``"mean"`` divides the sum by ``denominator``, or by the number of scored rows; ``"sum"``; ``"none"``
+            returns each row. A row is scored if its target is not ``ignore_index`` and ``loss_mask`` includes it.
+        label_smoothing: a number in [0, 1), as in ``torch.nn.functional.cross_entropy``. A logit of -Inf makes the loss
+            of its row infinite. Forward then keeps some rows of the logits in the workspace and reads them twice.
         z_loss: a number >= 0.
-        denominator: with ``"mean"`` the divisor of the sum: a number > 0, or one element on the device, float32, int32
-            or int64, such as the number of scored rows of the whole batch. An element of 0 gives loss 0 and gradients
-            0; a negative, infinite or NaN element gives NaN (:class:`DenominatorStatus`). None: the number of scored
-            rows of this call, at least 1.
-        cu_seqlens: int32 or int64 ``[num_sequences + 1]``, of sequences packed in a ``target`` of one dimension; tokens
-            of none do not count.
-        token_weight: float32, of the shape of ``target``; rows that are not scored may hold anything. No gradient.
-            A mask of fractions goes here: ``loss_mask`` counts whatever is not 0. The default divisor follows the rules
-            of a ``denominator`` on the device: weights whose sum is 0 give loss 0, a negative, infinite or NaN sum NaN.
-        return_z_loss: a :class:`CrossEntropy`, for a log; needs a ``z_loss``.
-        return_token_accuracy: a :class:`CrossEntropyAccuracy`: 1 for a row whose target has the largest logit, of
-            several the lowest id, else 0, as for a row with a NaN or an infinity; with ``"mean"`` the share of the
-            scored rows, ``denominator`` and ``token_weight`` as for the loss. At most 2^19 rows of ``weight``, without
-            a ``process_group``. Forward then has some rows of the logits in the workspace and reads them twice.
-    Returns: float32, in nats; a scalar, with ``"none"`` ``[...]``. Rows that are not scored are 0, and so is the loss
-        of no rows. A bad row (:class:`LogprobStatus`) makes the loss NaN.
+        denominator: the divisor of the sum for ``"mean"``, such as the number of scored rows of the whole batch. It is
+            a number > 0, or one element on the device, float32, int32 or int64. An element of 0 gives loss 0 and
+            gradients 0; a negative, infinite or NaN element gives NaN (:class:`DenominatorStatus`). None: the number of
+            scored rows of this call, at least 1.
+        cu_seqlens: int32 or int64 ``[num_sequences + 1]``, the offsets of packed sequences in a one-dimensional
+            ``target``; tokens outside all sequences do not count.
+        token_weight: float32, with the shape of ``target``; rows that are not scored may hold any value. No gradient.
+            Use it for fractional masks, because ``loss_mask`` counts every nonzero value as 1. The default divisor
+            follows the rules of a ``denominator`` on the device: weights whose sum is 0 give loss 0, and a negative,
+            infinite or NaN sum gives NaN.
+        return_z_loss: return a :class:`CrossEntropy`, for a log; needs a ``z_loss``.
+        return_token_accuracy: return a :class:`CrossEntropyAccuracy`. A row counts 1 if its target has the largest
+            logit (of several largest, the lowest id counts), else 0; a row with a NaN or an infinity counts 0.
+            ``"mean"`` gives the share of the scored rows, with ``denominator`` and ``token_weight`` as for the loss.
+            ``weight`` may have at most 2^19 rows, and no ``process_group`` is allowed. Forward then keeps some rows of
+            the logits in the workspace and reads them twice.
+    Returns: float32, in nats: a scalar, or ``[...]`` with ``"none"``. Rows that are not scored are 0, and so is a loss
+        over no rows. A bad row (:class:`LogprobStatus`) makes the loss NaN.
     Raises: as :func:`linear_logprob`.
     Source: docs/numerics.md, rules 9 and 10; z-loss: Chowdhery et al. 2022, arXiv:2204.02311, section 5.
 
@@ -227,20 +231,20 @@ def linear_cross_entropy(
 
 
 def _reduced(reduction: str, shape: Any, scored: Any, cu_seqlens: Any, denominator: Any, rows: Any) -> Any:
-    """Rows summed over each sequence, these sums likewise, and divided."""
+    """Rows summed over each sequence, then over sequences, and divided."""
     if reduction == "none":
         return rows
     sums, counts = sequence_logprob(rows.reshape(shape), scored.reshape(shape), cu_seqlens)
-    # Not len(), which makes a number of a symbol.
+    # Not len(), which turns a symbol into a number.
     total = _scalar(sums if sums.shape[0] == 1 else sequence_logprob(sums.reshape(1, -1)).sum)
     return total if reduction == "sum" else _mean(total, denominator, counts)
 
 
 def _scored(token_weight: Any, target: Any, ignore_index: int) -> Any:
-    """Weights of rows, 0 where one is not scored: a masked slot may hold anything."""
+    """Weights of rows, set to 0 where a row is not scored, because a masked slot may hold any value."""
     token_weight = checked(token_weight, target, "target")
     if not _dispatch.is_array(target):
-        return None  # what is wrong with that comes first
+        return None  # an earlier check reports the error
     if not _dispatch.is_tensor(target):
         xp = _dispatch.namespace(target, "target")
         return xp.where(target != ignore_index, token_weight, xp.zeros_like(token_weight))
@@ -249,18 +253,19 @@ def _scored(token_weight: Any, target: Any, ignore_index: int) -> Any:
 
 
 def _scalar(one: Any) -> Any:
-    """One element, and no view of an operator's output: in-place changes of views drop the hooks that FSDP2 sets."""
+    """One element that is not a view of an operator's output: in-place changes of views drop the hooks that FSDP2
+    sets."""
     return one.sum() if _dispatch.is_tensor(one) else one.reshape(())
 
 
 def _mean(total: Any, denominator: Any, counts: Any) -> Any:
-    """The sum over its divisor: 0 where the divisor is 0, NaN where it is negative, infinite or NaN. Nothing waits for
-    a device."""
+    """The sum over its divisor: 0 if the divisor is 0, NaN if it is negative, infinite or NaN. Nothing waits for a
+    device."""
     divisor = _divisor(denominator, total, counts)
     if denominator is None or _check.is_number(denominator):
         return total / divisor
     nothing, sound = divisor == 0, (divisor > 0) & (divisor < math.inf)
-    # Before and behind the quotient: a gradient goes through what is not chosen, too.
+    # Selects before and after the quotient, because the gradient also passes through the branch that is not chosen.
     if _dispatch.is_tensor(total):
         return total.masked_fill(nothing, 0.0) / divisor.masked_fill(~sound, math.nan).masked_fill(nothing, 1.0)
     xp = getattr(total, "__array_namespace__", lambda: np)()
@@ -269,7 +274,7 @@ def _mean(total: Any, denominator: Any, counts: Any) -> Any:
 
 
 def _divisor(denominator: Any, total: Any, counts: Any) -> Any:
-    """In float32 and on the device: divided by a host's number, torch on a GPU multiplies by its inverse."""
+    """The divisor in float32 on the device. With a number of the host, torch on a GPU would multiply by its inverse."""
     array, number = _check.denominator(denominator)
     if _dispatch.is_tensor(total):
         if denominator is None:

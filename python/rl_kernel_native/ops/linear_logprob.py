@@ -31,13 +31,13 @@ _C = functions(
     linear_logprob_require_workspace="object*4, int, bool",
 )
 
-LARGEST = 32  # a bit of what is wanted, after those of LogprobResult
+LARGEST = 32  # a bit of the wanted outputs, after those of LogprobResult
 
 _torch_path: Any = None
 
 
 def _torch() -> Any:
-    """ops/linear_logprob_torch.py, imported with the first torch tensor."""
+    """ops/linear_logprob_torch.py, imported for the first torch tensor."""
     global _torch_path
     if _torch_path is None:
         _dispatch.require_torch()
@@ -108,59 +108,60 @@ def linear_logprob(
     vocab_size: int | None = None,
     dh_segments: int = 1,
 ) -> Any:
-    """``logprob(linear(hidden, weight, bias, out_dtype=logits_dtype), target, ...)``, bit for bit, with at most some
-    rows of the logits in memory.
+    """``logprob(linear(hidden, weight, bias, out_dtype=logits_dtype), target, ...)``, bit for bit, with only some rows
+    of the logits in memory at a time.
 
-    A row has the same bits for any batch, position and workspace. Differentiable (torch) in ``hidden``, ``weight``,
-    ``bias``, ``lora_a`` and ``lora_b`` through ``logprob``, ``lse`` and ``entropy``; backward computes the logits
-    again. Second derivatives and forward mode need ``logprob`` of ``linear`` instead. Under ``torch.autocast`` operands
-    are cast as those of :func:`linear`.
+    A row has the same bits for any batch, position and workspace. In torch, gradients flow to ``hidden``, ``weight``,
+    ``bias``, ``lora_a`` and ``lora_b`` through ``logprob``, ``lse`` and ``entropy``; backward recomputes the logits.
+    For second derivatives and forward mode, apply ``logprob`` to ``linear`` instead. Under ``torch.autocast``, operands
+    are cast like those of :func:`linear`.
 
     Args:
         hidden: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous. Rows
-            with ``target == ignore_index`` are never read, nor are those that ``loss_mask`` leaves out.
-        weight: ``[vocab_size, in_features]``, of the dtype of ``hidden``; rows contiguous, any stride between them. Its
-            numbers, padding's too, are finite where gradients are: columns that take part in nothing are zero operands.
+            with ``target == ignore_index`` are never read, and neither are rows that ``loss_mask`` excludes.
+        weight: ``[vocab_size, in_features]``, with the dtype of ``hidden``; each row is contiguous, with any stride
+            between rows. All its numbers, padding included, must be finite if gradients are wanted, because unused
+            columns enter backward's products as zeros.
         target: ``[...]``, int32 or int64, in ``[0, valid_vocab)`` or ``ignore_index``.
-        bias: ``[vocab_size]``, of the dtype of ``hidden`` or float32.
-        logits_dtype: float32, or the dtype of ``hidden``: each logit, with its bias, is rounded to it once.
+        bias: ``[vocab_size]``, with the dtype of ``hidden`` or float32.
+        logits_dtype: float32, or the dtype of ``hidden``: each logit, with its bias, is rounded once to this dtype.
         temperature, softcap, logit_scale, ignore_index, valid_vocab, canonical_vocab, kept, check, on_bad_id, exp: as
             for :func:`logprob`, and so are the flags that begin with ``return``.
         loss_mask: ``[...]``, any mask (docs/tokens.md) in the framework of ``target``. Where it is zero, every output
-            and every gradient is 0, as where the target is ``ignore_index``.
-        lora_a, lora_b: both or neither: ``[rank, in_features]`` and ``[vocab_size, rank]``, of the dtype of ``hidden``;
-            rows contiguous, any stride between them. The sum of ``hidden @ weight.T`` continues over the products of
-            ``u`` and ``lora_b``, before bias and rounding, where ``u = lora_scale * hidden @ lora_a.T`` is rounded to
-            the dtype of ``hidden``. On sm_90 a rank that is a multiple of 8 is fastest, with rows of ``lora_b`` at
-            multiples of 16 bytes.
-        lora_scale: a finite number, no tensor: usually alpha / rank.
-        weight_grad: False: ``weight`` gets no gradient though it may require one, and backward one product less: the
-            way to train ``lora_a`` and ``lora_b`` alone.
-        main_grad: float32 ``[vocab_size, in_features]``, to which backward adds the gradient of ``weight`` in place, as
-            :func:`linear` does.
-        workspace_bytes: the most memory that a call takes beside its inputs, outputs and gradients. More is faster, up
-            to a point; results do not change by a bit. A gradient of ``weight`` in its own dtype over more than 8192
-            rows needs float32 sums, 4 ``in_features`` bytes times the lesser of the rows and the vocabulary; in
-            ``main_grad`` it needs none. Forward already raises if backward would need more. On sm_90, hidden states in
-            two strides, such as ``hidden[:, :-1]``, or off 16 bytes are copied, 8192 rows at a time. The CPU backend
-            takes its own memory, 64 MiB where it can.
-        process_group: of torch.distributed, over whose 1, 2, 4 or 8 ranks the vocabulary lies in rank order; every rank
-            gives the same ``hidden``, ``target`` and ``lora_a``, and its own rows of ``weight``, ``bias`` and
-            ``lora_b``. Ranks exchange five numbers a row; all get the result, with the bits of one rank that has the
-            whole. The gradient of ``lora_a`` is a rank's own share, whatever ``dh_segments``: add those of all by an
-            all-reduce. Not under torch.compile or torch.func.
-        vocab_start: global id of the weight's first row; a cut of docs/numerics.md, rule 5 (equal shards where the
-            vocabulary is a multiple of 64).
-        vocab_size: columns of all ranks. Default, without a group: the weight's.
-        dh_segments: 1: the gradient of ``hidden`` is one sum over the columns of ``weight``. Over ranks it is a rank's
-            own share, as that of a column-parallel layer: add the shares of all by an all-reduce, whose bits depend on
-            the number of ranks. 8: a tree over the vocabulary's eight parts, the same bits on 1, 2, 4 or 8 ranks, and
-            all ranks have the whole already: do not add. Backward then is a collective, as forward is with a group. It
-            takes float32 copies of ``hidden`` from the workspace: 4 on one rank, 2, 1 and none on 2, 4 and 8. With LoRA
-            each part rounds the gradient of ``u`` by itself.
+            and every gradient is 0, as for a target of ``ignore_index``.
+        lora_a, lora_b: both or neither: ``[rank, in_features]`` and ``[vocab_size, rank]``, with the dtype of
+            ``hidden``; each row is contiguous, with any stride between rows. The sum of ``hidden @ weight.T`` continues
+            over the products of ``u`` and ``lora_b``, before bias and rounding. Here ``u = lora_scale * hidden @
+            lora_a.T`` is rounded to the dtype of ``hidden``. On sm_90, a rank that is a multiple of 8 is fastest, with
+            rows of ``lora_b`` at multiples of 16 bytes.
+        lora_scale: a finite number, not a tensor: usually alpha / rank.
+        weight_grad: with False, ``weight`` gets no gradient even if it requires one, and backward saves one product.
+            Use it to train only ``lora_a`` and ``lora_b``.
+        main_grad: float32 ``[vocab_size, in_features]``; backward adds the gradient of ``weight`` to it in place, as in
+            :func:`linear`.
+        workspace_bytes: the most memory that a call takes in addition to its inputs, outputs and gradients. More is
+            faster, up to a point; results do not change by a bit. A gradient of ``weight`` in its own dtype over more
+            than 8192 rows needs float32 sums. They take 4 ``in_features`` bytes times the lesser of the rows and the
+            vocabulary; ``main_grad`` needs none. Forward already raises an error if backward would need more. On sm_90,
+            two kinds of hidden states are copied, 8192 rows at a time: those with two strides, such as ``hidden[:,
+            :-1]``, and those not aligned to 16 bytes. The CPU backend allocates its own memory, 64 MiB if possible.
+        process_group: a group of torch.distributed with 1, 2, 4 or 8 ranks, over which the vocabulary is split in rank
+            order. Every rank passes the same ``hidden``, ``target`` and ``lora_a``, and its own rows of ``weight``,
+            ``bias`` and ``lora_b``. Ranks exchange five numbers per row, and all get the result, with the bits of one
+            rank that has the whole vocabulary. The gradient of ``lora_a`` is a rank's own share with any
+            ``dh_segments``: add the shares by an all-reduce. Not supported under torch.compile or torch.func.
+        vocab_start: global id of the weight's first row; it must be a cut of docs/numerics.md, rule 5 (equal shards if
+            the vocabulary is a multiple of 64).
+        vocab_size: number of columns on all ranks together. Default, without a group: the rows of ``weight``.
+        dh_segments: with 1, the gradient of ``hidden`` is one sum over the columns of ``weight``. Over ranks it is a
+            rank's own share, as in a column-parallel layer: add the shares by an all-reduce; the bits then depend on
+            the number of ranks. With 8, the gradient is a tree over the vocabulary's eight parts, with the same bits on
+            1, 2, 4 or 8 ranks. All ranks already have the whole gradient: do not add. With a group, backward is then a
+            collective, like forward. This takes float32 copies of ``hidden`` from the workspace: 4 on one rank, and 2,
+            1 and none on 2, 4 and 8 ranks. With LoRA, each part rounds its own gradient of ``u``.
     Returns: as :func:`logprob`.
-    Raises: as :func:`logprob` and :func:`linear`; ValueError for a ``workspace_bytes`` that is too small, which names
-        what is needed.
+    Raises: as :func:`logprob` and :func:`linear`; ValueError for a ``workspace_bytes`` that is too small. The error
+        names the number of bytes needed.
     Source: docs/numerics.md, rules 1, 3 to 5, 8 and 9.
 
     Example:
@@ -185,9 +186,9 @@ def head_rows(
     workspace_bytes: Any, process_group: Any, vocab_start: Any, vocab_size: Any, dh_segments: Any,
     label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
-    """:func:`linear_logprob` of the outputs in ``wanted``; with ``LARGEST`` beside others the id of the first of each
-    row's largest logits, too, int64, after them. Under ``label_smoothing`` log-probabilities are smoothed; ``wanted``
-    then is ``LOGPROB`` and ``LSE``."""
+    """The outputs of :func:`linear_logprob` in ``wanted``. ``LARGEST``, beside other outputs, adds the lowest id of
+    each row's largest logits, int64, at the end. Under ``label_smoothing``, log-probabilities are smoothed; ``wanted``
+    must then be ``LOGPROB`` and ``LSE``."""
     if on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
     if _check.integer("dh_segments", dh_segments) not in (1, 8):
@@ -226,7 +227,8 @@ def head_rows(
 
 
 class LinearLogprobPair(NamedTuple, Generic[ArrayT]):
-    """What :func:`linear_logprob_pair` returns: of either head what was asked for, None where it was not."""
+    """The result of :func:`linear_logprob_pair`: for each head the outputs that were asked for, and None for the
+    others."""
 
     logprob: ArrayT
     ref_logprob: ArrayT
@@ -262,19 +264,21 @@ def linear_logprob_pair(
     main_grad: AnyArray | None = None,
     **options: Any,
 ) -> LinearLogprobPair[ArrayT]:
-    """:func:`linear_logprob` of a policy and of its reference, over the same targets and by the same options.
+    """:func:`linear_logprob` of a policy and of its reference model, with the same targets and options.
 
     Args:
-        hidden, weight, bias, lora_a, lora_b, lora_scale: of the policy, as for :func:`linear_logprob`.
-        ref_hidden, ref_weight, ref_bias, ref_lora_a, ref_lora_b, ref_lora_scale: of the reference; ``in_features``,
-            rank and dtype may differ from the policy's, with ``valid_vocab`` also the padding of the vocabulary. A
-            policy with LoRA and its base as the reference share ``weight``.
+        hidden, weight, bias, lora_a, lora_b, lora_scale: those of the policy, as for :func:`linear_logprob`.
+        ref_hidden, ref_weight, ref_bias, ref_lora_a, ref_lora_b, ref_lora_scale: those of the reference.
+            ``in_features``, rank and dtype may differ from the policy's; with ``valid_vocab``, so may the padding of
+            the vocabulary. A policy with LoRA and its base model as the reference share ``weight``.
         target, loss_mask, ignore_index: of both.
-        ref_grad: whether the reference's operands get gradients. False: they are constants, whatever they require.
-        weight_grad, main_grad: of the policy's weight. The reference's gets its gradient, with ``ref_grad``, by itself.
-        options: the others of :func:`linear_logprob`, for both.
-    Returns: :class:`LinearLogprobPair`, with the bits of two calls.
-    Raises: as :func:`linear_logprob`; an error about the reference names its arguments ``ref_``.
+        ref_grad: whether the reference's operands get gradients. With False they are constants, even if they require
+            gradients.
+        weight_grad, main_grad: those of the policy's weight. With ``ref_grad``, the reference's weight gets its
+            gradient separately.
+        options: the other options of :func:`linear_logprob`, for both heads.
+    Returns: :class:`LinearLogprobPair`, with the bits of two separate calls.
+    Raises: as :func:`linear_logprob`; an error about the reference names its arguments with the prefix ``ref_``.
     Source: as :func:`linear_logprob`.
     """
     if unknown := options.keys() - (linear_logprob.__kwdefaults__ or {}).keys():
@@ -299,7 +303,7 @@ def linear_logprob_pair(
     except (TypeError, ValueError, BufferError) as error:
         names = r"\b(hidden|weight|bias|lora_a|lora_b|lora_scale)\b"
         of_reference = re.sub(names, r"ref_\1", str(error))
-        if of_reference == str(error):  # one that names no argument, of what they hold
+        if of_reference == str(error):  # an error about values, which names no argument
             of_reference = f"ref_hidden, ref_weight: {error}"
         raise type(error)(of_reference) from None
     policy, reference = (r if isinstance(r, LogprobResult) else LogprobResult(r) for r in (found, ref_found))
@@ -329,14 +333,14 @@ def linear_logprob_partial(
     lora_scale: float = 1.0,
     workspace_bytes: int = 512 << 20,
 ) -> ArrayT:
-    """:func:`logprob_partial` of a shard of a head. The shard ``weight_shard`` has rows ``vocab_start`` on of
-    ``vocab_size``; ``bias`` and ``lora_b`` follow it, ``lora_a`` is whole. Then :func:`logprob_merge` turns all shards'
-    statistics into results, with the bits of :func:`linear_logprob` of the whole. With ``torch.distributed``, and with
-    gradients, ``process_group`` does both.
+    """:func:`logprob_partial` for one shard of a head. ``weight_shard`` has rows of a head of ``vocab_size``, from row
+    ``vocab_start`` on. ``bias`` and ``lora_b`` have the same rows, and ``lora_a`` is whole. Then :func:`logprob_merge`
+    computes results from the statistics of all shards, with the bits of :func:`linear_logprob` on the whole head. With
+    ``torch.distributed``, and for gradients, use ``process_group`` of :func:`linear_logprob`, which does both.
 
     Args: as for :func:`linear_logprob` and :func:`logprob_partial`.
     Returns: ``[..., 5]`` float32, as :func:`logprob_partial`.
-    Raises: as :func:`linear_logprob`; ValueError where a shard is not whole parts of the vocabulary.
+    Raises: as :func:`linear_logprob`; ValueError if a shard is not whole parts of the vocabulary.
     Source: docs/numerics.md, rules 1, 4 and 5.
     """
     scale = _check.number("lora_scale", lora_scale)

@@ -32,7 +32,8 @@ _C = functions(
 
 
 class LogprobResult(NamedTuple, Generic[ArrayT]):
-    """What :func:`logprob` returns when more than the log-probability is asked for; None where it was not."""
+    """The result of :func:`logprob` when more than the log-probability is asked for; fields that were not asked for are
+    None."""
 
     logprob: ArrayT
     lse: ArrayT | Any = None
@@ -42,18 +43,18 @@ class LogprobResult(NamedTuple, Generic[ArrayT]):
 
 
 class LogprobStatus(IntFlag):
-    """Bits of a row's status. Any bit but ``LABEL_MASKED`` makes the row's log-probability NaN.
+    """Bits of a row's status. Any bit except ``LABEL_MASKED`` makes the row's log-probability NaN.
 
     Attributes:
         BAD_TARGET: the target is neither in ``[0, valid_vocab)`` nor ``ignore_index``.
         NAN_LOGIT: a valid column holds a NaN.
         INF_LOGIT: the row's largest logit / temperature * log2(e), after ``logit_scale`` and ``softcap`` and rounded up
-            to an integer, reached 2^21. An infinite logit causes it, and so does a tiny temperature.
-        EMPTY_ROW: no valid column has a logit / temperature * log2(e) above -2^21: every one is masked (-Inf), or a
-            tiny temperature meets negative logits alone.
+            to an integer, is 2^21 or more. The cause is an infinite logit or a tiny temperature.
+        EMPTY_ROW: no valid column has a logit / temperature * log2(e) above -2^21: either all logits are masked (-Inf),
+            or all are negative and the temperature is tiny.
         BAD_TEMPERATURE: the row's temperature is not a finite number > 0, or is subnormal.
         BAD_KEPT: the row's kept set has an id outside ``[0, valid_vocab)`` or descending offsets.
-        LABEL_MASKED: the target's own logit is -Inf, and so is its log-probability; no error.
+        LABEL_MASKED: the target's own logit is -Inf, and so is its log-probability; this is no error.
     """
 
     OK = 0
@@ -71,7 +72,7 @@ LOGPROB, LSE, ENTROPY, SUM_P_SQ, STATUS = (1 << i for i in range(5))
 
 
 def wanted_bits(return_lse: Any, return_entropy: Any, return_sum_p_sq: Any, return_status: Any) -> int:
-    """The log-probability, and what is asked for beside it."""
+    """Bits of the log-probability and of the other outputs that the caller asks for."""
     wanted = LOGPROB
     if return_lse is not False and _check.flag("return_lse", return_lse):
         wanted |= LSE
@@ -85,11 +86,11 @@ def wanted_bits(return_lse: Any, return_entropy: Any, return_sum_p_sq: Any, retu
 
 
 _torch_path: Any = None
-_plain_tensor: Any = None  # torch.Tensor, once a tensor was seen
+_plain_tensor: Any = None  # torch.Tensor, set when the first tensor is seen
 
 
 def _torch() -> Any:
-    """ops/logprob_torch.py, imported with the first torch tensor."""
+    """ops/logprob_torch.py, imported for the first torch tensor."""
     global _torch_path, _plain_tensor
     if _torch_path is None:
         _dispatch.require_torch()
@@ -140,10 +141,10 @@ def logprob(
     exp: str | None = None,
     out: Any = None,
 ) -> Any:
-    """Log-probability of one token per row, and what else one pass over the row gives.
+    """Log-probability of one token per row, and further results of the same pass over the row.
 
-    A row has the same bits for any batch, position, stride and shard count. Differentiable in ``logits`` through
-    ``logprob``, ``lse`` and ``entropy`` (torch).
+    A row has the same bits for any batch, position, stride and number of shards. In torch, gradients flow to ``logits``
+    through ``logprob``, ``lse`` and ``entropy``.
 
     Args:
         logits: ``[..., vocab_size]``, float32, float16 or bfloat16, last dimension contiguous. Not modified.
@@ -151,22 +152,23 @@ def logprob(
         temperature: a number > 0, or float32 ``[...]``, one per row. Logits are divided by it after scale and softcap.
         logit_scale: multiplies the logits first; > 0.
         softcap: ``z = softcap * tanh(z / softcap)`` if given; > 0.
-        ignore_index: rows with this target are never read and give 0 everywhere.
-        valid_vocab: columns from here on are padding. Default: all are valid.
-        canonical_vocab: vocabulary width that decides the order of summation; give it where engines pad differently.
+        ignore_index: rows with this target are never read, and every output of theirs is 0.
+        valid_vocab: number of real columns; the columns after them are padding. Default: all columns.
+        canonical_vocab: vocabulary width that decides the order of summation; pass it if engines pad differently.
             Default: the width.
         kept: ``(ids int32 [num_ids], offsets int64 [rows + 1])`` restricts row i to ``ids[offsets[i]:offsets[i + 1]]``
-            and its target; an empty list restricts nothing.
-        check: raise a ValueError that names the first bad row. Synchronises, and breaks the graph of torch.compile.
-        on_bad_id: ``"nan"``, or ``"raise"``, which does the same.
+            and its target; a row with an empty list is not restricted.
+        check: raise a ValueError that names the first bad row. This synchronises, and breaks the graph of
+            torch.compile.
+        on_bad_id: ``"nan"``, or ``"raise"``, which has the effect of ``check``.
         exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``.
         out: float32 array for the log-probabilities, or a tuple in the order of the result (status int32).
     Returns:
-        logprob, or a :class:`LogprobResult` when more is asked for; each ``[...]``, float32, in nats; status int32.
-        A bad row (see :class:`LogprobStatus`) is NaN and leaves every other row alone.
+        logprob, or a :class:`LogprobResult` if more is asked for; each ``[...]`` float32 in nats, and the status int32.
+        A bad row (see :class:`LogprobStatus`) is NaN and does not affect other rows.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError where no kernel of
-        this build serves the device.
+        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError if this build has no
+        kernel for the device.
     Source:
         docs/numerics.md, rules 3 to 5; online softmax after Milakov and Gimelshein 2018, arXiv:1805.02867.
 
@@ -245,17 +247,19 @@ def logprob_partial(
     kept: tuple[AnyArray, AnyArray] | None = None,
     exp: Exp = None,
 ) -> ArrayT:
-    """Statistics of one shard of a vocabulary that is split over ranks; :func:`logprob_merge` turns all into results.
+    """Statistics of one shard of a vocabulary that is split over ranks; :func:`logprob_merge` computes results from all
+    shards.
 
     Args:
         logits_shard: ``[..., shard]``: columns ``vocab_start`` to ``vocab_start + shard`` of the row.
         target: ``[...]``, global token ids, the same on every rank.
-        vocab_start: global id of the first column; a cut of docs/numerics.md, rule 5. A vocabulary has eight parts and
-            a shard whole ones: 1, 2, 4 or 8 equal shards where the vocabulary is a multiple of 64 columns.
+        vocab_start: global id of the first column; it must be a cut of docs/numerics.md, rule 5. The vocabulary has
+            eight parts, and a shard consists of whole parts: 1, 2, 4 or 8 equal shards if the vocabulary is a multiple
+            of 64 columns.
         vocab_size: columns of the whole row.
-    The other arguments are :func:`logprob`'s, the same on every rank.
-    Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit (an implementation's record, not a statistic).
-    Raises: as :func:`logprob`; ValueError where a shard is not whole parts; it names the padding that helps.
+    The other arguments are those of :func:`logprob`, the same on every rank.
+    Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit; an internal record, not statistics by themselves.
+    Raises: as :func:`logprob`; ValueError if a shard is not whole parts. The error names the padding that helps.
 
     Example:
         >>> logits, target = torch.arange(128.0).view(1, 128) / 16, torch.tensor([100])
@@ -309,8 +313,8 @@ def logprob_merge(
     """Results from the statistics of all shards: the bits of :func:`logprob` on the whole row.
 
     Args:
-        stats: ``[shards, ..., 5]`` float32, of every shard of the vocabulary once, in rank order; 1, 2, 4 or 8 shards.
-            A missing or repeated shard, or another temperature than theirs, is not detected.
+        stats: ``[shards, ..., 5]`` float32: the statistics of every shard once, in rank order; 1, 2, 4 or 8 shards. A
+            missing or repeated shard, or a temperature other than the shards', is not detected.
         temperature: as given to :func:`logprob_partial`.
     Returns: as :func:`logprob`.
     Raises: TypeError for a dtype; ValueError for a shape.
@@ -360,14 +364,17 @@ def logprob_backward(
     vocab_size: int | None = None,
     out: AnyArray | None = None,
 ) -> ArrayT:
-    """Gradient of the logits, for callers that run backward themselves; torch's autograd calls it.
+    """Gradient of the logits, for callers that run backward themselves; torch's autograd also calls it.
 
     Args:
-        logits, target and the options: as given to :func:`logprob`; with ``vocab_start`` and ``vocab_size`` a shard.
-        lse, entropy: ``[...]`` float32 of the whole row, as forward returned them; entropy only with ``dentropy``.
+        logits, target and the options: as given to :func:`logprob`; for a shard also ``vocab_start`` and
+            ``vocab_size``.
+        lse, entropy: ``[...]`` float32 of the whole row, as forward returned them; entropy is needed only with
+            ``dentropy``.
         dlogprob, dlse, dentropy: ``[...]`` float32 gradients, any strides; None means 0.
         out: array for the result; may be ``logits`` itself (in place).
-    Returns: dlogits, shape and dtype of ``logits``. Ignored rows, padding and columns not kept are exactly 0.
+    Returns: dlogits, shape and dtype of ``logits``. Ignored rows, padding, and columns outside the kept set are
+        exactly 0.
     Raises: as :func:`logprob`.
 
     Example:
@@ -404,7 +411,7 @@ def logprob_backward(
 
 
 def _exported(frame: _dispatch.Frame, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with arrays (temperature, kept ids, kept offsets) as capsules."""
+    """The arguments, with arrays (temperature, kept ids, kept offsets) as capsules."""
     temperature, *numbers, kept_ids, kept_offsets = arguments
     return (
         frame.export(temperature, "temperature"),
@@ -415,7 +422,7 @@ def _exported(frame: _dispatch.Frame, arguments: tuple[Any, ...]) -> tuple[Any, 
 
 
 def _native_results(frame: _dispatch.Frame, result: Any, out: tuple[Any, ...] | None) -> Any:
-    """The extension's outputs, given ones as the caller's own arrays."""
+    """The extension's outputs; an output that the caller gave is the caller's own array."""
     for array in out or ():
         _dispatch.count_write(array)
     if not isinstance(result, tuple):

@@ -27,23 +27,24 @@ MOST_LOGPROBS = 256
 
 
 class SampleStatus(IntFlag):
-    """Bits of a row's status. A row with any bit but ``KEPT_OVERFLOW`` has id -1 and log-probability NaN.
+    """Bits of a row's status. A row with any bit except ``KEPT_OVERFLOW`` has id -1 and log-probability NaN.
 
     Attributes:
         NAN_LOGIT: a column that may be drawn holds a NaN.
-        INF_LOGIT: the largest logit / temperature * log2(e), rounded up, reached 2^21: by an infinity or a tiny
-            temperature.
-        EMPTY_ROW: nothing is allowed, or every allowed logit / temperature * log2(e) is -2^21 or less.
+        INF_LOGIT: the largest logit / temperature * log2(e), rounded up, is 2^21 or more. The cause is an infinity or a
+            tiny temperature.
+        EMPTY_ROW: no column is allowed, or every allowed logit / temperature * log2(e) is -2^21 or less.
         BAD_TEMPERATURE: the row's temperature is not a finite normal number > 0.
-        BAD_PARAMETER: the row's top_k is negative, its top_p outside (0, 1] or its min_p outside [0, 1]; of a
-            vocabulary over ranks, also a row that :func:`sample_partial` does not serve.
+        BAD_PARAMETER: the row's top_k is negative, its top_p is outside (0, 1], or its min_p is outside [0, 1]. With a
+            vocabulary over ranks, also a row that :func:`sample_partial` does not support.
         BAD_POSITION: the row's position lies outside [0, 2^32).
         BAD_PENALTY: the row's repetition penalty is not a finite normal number > 0, or another penalty is not finite.
         BAD_HISTORY: the row's history has an id outside ``[0, vocab_size)`` or bad offsets.
-        BAD_BIAS: the same of its bias, or the ids do not ascend.
-        BAD_SHARDS: the payloads that :func:`sample_merge` was given of the row are not of every shard once, or were
-            made for another vocabulary, ``top_k``, ``greedy`` or ``return_logprob``.
-        KEPT_OVERFLOW: the row's kept set did not fit ``kept_capacity``: it has count 0 and a log-probability of NaN.
+        BAD_BIAS: the row's bias has such an id or such offsets, or its ids do not ascend.
+        BAD_SHARDS: the row's payloads for :func:`sample_merge` are not those of every shard once, or were made for
+            another vocabulary, ``top_k``, ``greedy`` or ``return_logprob``.
+        KEPT_OVERFLOW: the row's kept set did not fit into ``kept_capacity``: its count is 0 and its log-probability is
+            NaN.
     """
 
     OK = 0
@@ -61,18 +62,19 @@ class SampleStatus(IntFlag):
 
 
 class SampleResult(NamedTuple, Generic[ArrayT]):
-    """What :func:`sample` returns; None where it was not asked for.
+    """The result of :func:`sample`; fields that were not asked for are None.
 
     Attributes:
         ids: int64 ``[num_rows]``, in ``[0, valid_vocab)``, or -1 in a bad row.
-        logprob: float32 ``[num_rows]``: of the distribution that the token was drawn from.
-        raw_logprob: float32 ``[num_rows]``: of the unprocessed logits, at temperature 1, with nothing cut or forbidden.
-        top_ids, raw_top_ids: int64 ``[num_rows, n_logprobs]``: the most probable tokens of either distribution, by
-            descending logit, ties by ascending id; -1 where the row's log-probability of that kind is NaN.
+        logprob: float32 ``[num_rows]``, under the distribution that the token was drawn from.
+        raw_logprob: float32 ``[num_rows]``, under the unprocessed logits at temperature 1, with no token cut or
+            forbidden.
+        top_ids, raw_top_ids: int64 ``[num_rows, n_logprobs]``: the most probable tokens of each distribution, by
+            descending logit, equal logits by ascending id; -1 if the row's log-probability of that kind is NaN.
         top_logprobs, raw_top_logprobs: float32 ``[num_rows, n_logprobs]``: their log-probabilities. Tokens that were
             cut come last, by id, with -Inf.
-        kept_ids: int32 ``[kept_capacity]``, ascending in each row; what ``kept_offsets`` does not name is not written.
-        kept_offsets: int64 ``[num_rows + 1]``; a row of count 0 kept every column.
+        kept_ids: int32 ``[kept_capacity]``, ascending in each row; entries outside ``kept_offsets`` are not written.
+        kept_offsets: int64 ``[num_rows + 1]``; a row with count 0 kept every column.
         status: int32 ``[num_rows]``, :class:`SampleStatus`.
     """
 
@@ -89,7 +91,7 @@ class SampleResult(NamedTuple, Generic[ArrayT]):
 
     @property
     def kept(self) -> tuple[Any, Any] | None:
-        """What ``logprob(kept=...)`` takes."""
+        """The kept sets as ``logprob(kept=...)`` takes them."""
         return None if self.kept_offsets is None else (self.kept_ids, self.kept_offsets)
 
 
@@ -117,7 +119,8 @@ def _check_columns(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
 
 
 def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
-    """Ids, log-probability, raw log-probability, the n best of either, kept ids, kept offsets, status."""
+    """Ids, log-probability, raw log-probability, the n most probable tokens of each kind, kept ids, kept offsets,
+    status."""
     rows, (capacity, count, _, wants) = arrays[0].shape[0], how[-4:]
     best = (((rows, count) if count and wants & kind else None) for kind in (LOGPROB, LOGPROB, RAW, RAW))
     kept = ((capacity,), (rows + 1,)) if capacity >= 0 else (None, None)
@@ -166,7 +169,7 @@ def sample_id_of(value: Any) -> Any:
 
 
 def draw_numbers(temperature: Any, top_k: Any, min_p: Any, greedy: Any) -> tuple[Any, Any, Any, Any]:
-    """The four, each a checked number or an array."""
+    """The four arguments, each as a checked number or an array."""
     return (
         _temperature(temperature),
         _top_k(top_k),
@@ -201,42 +204,47 @@ def sample(
     stream: int = 0,
     exp: Exp = None,
 ) -> SampleResult[ArrayT]:
-    """One token of each row, its log-probability, and the set of tokens that truncation kept.
+    """Draws one token per row, and returns its log-probability and the set of tokens that truncation kept.
 
-    A row's token depends on its logits, its parameters and ``(seed, sample_id, position)`` alone: it is the same in any
-    batch and at any row, and can be drawn again. ``logprob(logits, ids, temperature=..., kept=result.kept)`` gives the
-    log-probability of this call, bit for bit, so a trainer scores the distribution that the rollout drew from.
+    A row's token depends only on its logits, its parameters and ``(seed, sample_id, position)``. It is the same in any
+    batch and row, and can be drawn again. ``logprob(logits, ids, temperature=..., kept=result.kept)`` gives this call's
+    log-probability, bit for bit. A trainer can therefore score the distribution that the rollout drew from.
 
     Args:
         logits: ``[num_rows, vocab_size]`` float32, float16 or bfloat16; columns contiguous, rows of any stride; at most
             2^19 columns. Not modified.
-        seed, sample_id, position: of the random words; see :func:`random_bits`. Each a number, or ``[num_rows]``.
+        seed, sample_id, position: the key of the random words; see :func:`random_bits`. Each is a number or
+            ``[num_rows]``.
         temperature: finite number > 0, or float32 ``[num_rows]``.
-        top_k: integer, or ``[num_rows]`` int32 or int64: the first k of logits descending, ties by id. 0 cuts nothing.
-        top_p: number in (0, 1], or float32 ``[num_rows]``: tokens before which less than ``top_p`` of the mass ranks.
-        min_p: number in [0, 1], or float32 ``[num_rows]``: tokens of at least ``min_p`` times the largest probability.
-        repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias: see :func:`process_logits`, whose
-            logits ``logprob`` is then of.
-        greedy: bool, or bool ``[num_rows]``: the largest logit, of several the lowest id, at temperature 1.
-        allowed: int32 ``[num_rows, ceil(vocab_size / 32)]``, or None: bit j % 32 of word j / 32 allows token j, as
-            xgrammar has it.
-        valid_vocab: real tokens of a padded vocabulary; None: all columns.
+        top_k: integer, or ``[num_rows]`` int32 or int64: keeps the first k columns by descending logit, equal logits by
+            id. 0 cuts nothing.
+        top_p: number in (0, 1], or float32 ``[num_rows]``: keeps each token if the tokens ranked before it have less
+            than ``top_p`` of the mass.
+        min_p: number in [0, 1], or float32 ``[num_rows]``: keeps tokens with at least ``min_p`` times the largest
+            probability.
+        repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias: see :func:`process_logits`;
+            ``logprob`` then refers to the logits that it gives.
+        greedy: bool, or bool ``[num_rows]``: take the largest logit at temperature 1; of several largest, the lowest
+            id.
+        allowed: int32 ``[num_rows, ceil(vocab_size / 32)]``, or None: bit j % 32 of word j / 32 allows token j, as in
+            xgrammar.
+        valid_vocab: number of real tokens in a padded vocabulary; None: all columns.
         order: ``"vllm"``: min_p, top_k, top_p; ``"hf"``: top_k, top_p, min_p; ``"sglang"``: each on the whole row
             (docs/sampling.md).
         return_logprob: ``"processed"``, ``"raw"``, ``"both"`` or ``"none"``.
-        n_logprobs: how many of the most probable tokens to return with their log-probabilities, for each kind that
-            ``return_logprob`` names; at most 256 and ``valid_vocab``. Those that are not -Inf
-            are what :func:`logprob` gives for their ids, bit for bit.
-        return_kept: whether the kept sets are wanted.
-        kept_capacity: entries of ``kept_ids`` in all; None: enough for any row, ``num_rows * top_k`` where that is a
-            number > 0 and nothing else decides, else ``num_rows * vocab_size``. A row that does not fit has a status.
-        stream: of the random words; see :func:`random_bits`.
+        n_logprobs: the number of most probable tokens to return with their log-probabilities, for each kind that
+            ``return_logprob`` names; at most 256 and ``valid_vocab``. Those that are not -Inf equal :func:`logprob` of
+            their ids, bit for bit.
+        return_kept: whether to return the kept sets.
+        kept_capacity: number of entries of ``kept_ids``. None is enough for any row: ``num_rows * top_k`` if ``top_k``
+            is a number > 0 that alone decides, else ``num_rows * vocab_size``. A row that does not fit gets a status.
+        stream: a number that selects further random words; see :func:`random_bits`.
         exp: ``"portable"`` or ``"hardware"``, as for :func:`logprob`.
     Returns:
         :class:`SampleResult`.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError where no kernel of
-        this build serves the device. Bad entries of per-row arrays are a status of their row.
+        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError if this build has no
+        kernel for the device. Bad entries of per-row arrays give their row a status instead.
     Source:
         the contract; docs/numerics.md, rules 4 and 5; min-p after Nguyen et al. 2024, arXiv:2407.01082.
     Example:
@@ -249,7 +257,7 @@ def sample(
     t, k, m, greedy = draw_numbers(temperature, top_k, min_p, greedy)
     p = number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
     shape = _check.shape_of(logits)
-    sizes = shape if len(shape) == 2 else (0, 0)  # refused where logits are read
+    sizes = shape if len(shape) == 2 else (0, 0)  # the check of the logits refuses other shapes
     how = (
         valid_vocab,
         exp,
@@ -276,7 +284,7 @@ def _count(n_logprobs: Any, return_logprob: str) -> int:
 
 
 def kept_capacity_of(return_kept: Any, kept_capacity: Any, rows: Any, columns: Any, top_k: Any, greedy: Any) -> Any:
-    """Entries of kept ids, -1 where they are not wanted."""
+    """Number of kept ids, or -1 if they are not wanted."""
     if not _check.flag("return_kept", return_kept):
         if kept_capacity is not None:
             raise ValueError(f"kept_capacity: expected None without return_kept, got {kept_capacity!r}")

@@ -1,4 +1,4 @@
-"""Sampling from a vocabulary that is split over ranks: one payload a shard, one merge. The contract is a part of
+"""Sampling from a vocabulary that is split over ranks: one payload per shard, one merge. The contract is a part of
 cpp/include/rlk/ops/sample.h."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_SHARDS = 8
 
 
 def _rows(kinds: tuple[str, str, str]) -> tuple[Array, ...]:
-    """What is told of each row, by kinds of integers, numbers and flags."""
+    """Per-row arguments, by kinds of integers, numbers and flags."""
     integers, numbers, flags = kinds
     return (
         *(Array(name, integers, number="SymInt") for name in ("seed", "sample_id", "position")),
@@ -125,7 +125,7 @@ _MERGE = Operator(
 
 
 def _served(temperature: Any, top_k: Any, top_p: Any, min_p: Any, greedy: Any, order: Any) -> tuple[Any, ...]:
-    """Checked parameters of rows, which one exchange serves; those of arrays are looked at row by row."""
+    """Checked parameters of rows that one exchange can serve; entries of arrays are checked row by row."""
     _check.one_of("order", order, ORDERS)
     t, k, m, flags = draw_numbers(temperature, top_k, min_p, greedy)
     p = number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
@@ -172,23 +172,23 @@ def sample_partial(
     stream: int = 0,
     exp: Exp = None,
 ) -> ArrayT:
-    """A shard's part of :func:`sample`, for a vocabulary that is split over ranks. Ranks exchange their parts once, and
-    :func:`sample_merge` makes the tokens.
+    """A shard's part of :func:`sample`, for a vocabulary that is split over ranks. Ranks exchange their payloads once,
+    and :func:`sample_merge` then draws the tokens.
 
     Args:
         logits_shard: ``[num_rows, shard]`` float32, float16 or bfloat16: columns ``vocab_start`` to
             ``vocab_start + shard`` of the rows; columns contiguous. Not modified.
-        vocab_start, vocab_size: as for :func:`logprob_partial`: a shard is whole parts of docs/numerics.md, rule 5.
-            Shards need not be equal, and one without valid columns may be anywhere.
-        top_k: as for :func:`sample`, at most 256. A row that has ``top_p`` or ``min_p`` has ``top_k``, too.
-        top_p: as for :func:`sample`; with ``order="sglang"`` only 1.
-        max_top_k: the most that a row's ``top_k`` may be, in [0, 256]: the payload has 64 + 12 * max_top_k bytes a row.
-            None: ``top_k`` where that is a number, else 64.
-        history, logit_bias, allowed: of the whole vocabulary's ids and columns.
-    The other arguments are :func:`sample`'s, the same on every rank.
-    Returns: int32 ``[num_rows, 16 + 3 * max_top_k]``, whose words the contract names.
-    Raises: as :func:`sample`; ValueError for a shard that is not whole parts, or rows that one exchange does not serve.
-        Per-row arrays give such rows ``SampleStatus.BAD_PARAMETER``.
+        vocab_start, vocab_size: as for :func:`logprob_partial`: a shard consists of whole parts of docs/numerics.md,
+            rule 5. Shards need not be equal, and a shard without valid columns may be at any place.
+        top_k: as for :func:`sample`, at most 256. A row with ``top_p`` or ``min_p`` must also have ``top_k``.
+        top_p: as for :func:`sample`; with ``order="sglang"`` it must be 1.
+        max_top_k: the largest ``top_k`` of any row, in [0, 256]: the payload has 64 + 12 * max_top_k bytes per row.
+            None: ``top_k`` if that is a number, else 64.
+        history, logit_bias, allowed: those of the whole vocabulary, with global ids and columns.
+    The other arguments are those of :func:`sample`, the same on every rank.
+    Returns: int32 ``[num_rows, 16 + 3 * max_top_k]``; the contract defines its words.
+    Raises: as :func:`sample`; ValueError for a shard that is not whole parts, or for parameters that one exchange
+        cannot serve. In per-row arrays, such parameters give their row ``SampleStatus.BAD_PARAMETER``.
     Source: the contract; docs/sampling.md.
 
     Example:
@@ -253,22 +253,24 @@ def sample_merge(
     stream: int = 0,
     exp: Exp = None,
 ) -> SampleResult[ArrayT]:
-    """Tokens from the payloads of all shards of a vocabulary: the bytes of :func:`sample` on the whole rows. Every rank
-    that has all payloads has every result, kept sets included.
+    """Draws tokens from the payloads of all shards of a vocabulary: the result has the bytes of :func:`sample` on the
+    whole rows. Every rank with all payloads gets every result, including kept sets.
 
     Args:
-        payloads: int32 ``[shards, num_rows, 16 + 3 * max_top_k]`` of :func:`sample_partial`, of each shard once, in any
-            order; 1 to 8 shards. A row whose payloads are of other shards, another vocabulary, ``top_k``, ``greedy`` or
-            ``return_logprob`` has ``SampleStatus.BAD_SHARDS``; those of another seed, step or temperature go unnoticed.
-        allowed: as for :func:`sample`; read where ``return_kept`` asks for the sets of rows that nothing else cuts.
-        return_logprob: as the partials had it, to which ``"raw"`` and ``"both"`` are alike, and so are the others.
+        payloads: int32 ``[shards, num_rows, 16 + 3 * max_top_k]`` from :func:`sample_partial`, of each shard once, in
+            any order; 1 to 8 shards. A row gets ``SampleStatus.BAD_SHARDS`` if its payloads do not cover every shard
+            once, or are for another vocabulary, ``top_k``, ``greedy`` or ``return_logprob``. Payloads of another seed,
+            step or temperature are not detected.
+        allowed: as for :func:`sample`; read only if ``return_kept`` asks for the sets of rows that nothing else cuts.
+        return_logprob: as for the partials. ``"raw"`` and ``"both"`` make equal payloads, and so do ``"processed"`` and
+            ``"none"``.
         return_kept, kept_capacity: as for :func:`sample`.
     The other arguments are those of the partials.
     Returns:
-        :class:`SampleResult`; the n best are None.
+        :class:`SampleResult`; the fields of the most probable tokens are None.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError where no kernel of
-        this build serves the device.
+        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError if this build has no
+        kernel for the device.
     Source: the contract; docs/sampling.md.
 
     Example:
@@ -281,7 +283,7 @@ def sample_merge(
     t, k, p, m, flags = _served(temperature, top_k, top_p, min_p, greedy, order)
     size = _check.integer64("vocab_size", vocab_size)
     shape = _check.shape_of(payloads)
-    rows = shape[1] if len(shape) == 3 else 0  # refused where payloads are read
+    rows = shape[1] if len(shape) == 3 else 0  # the check of the payloads refuses other shapes
     how = (
         size,
         valid_vocab,
