@@ -1,1 +1,2 @@
-"""A package, so that pytest keeps tests/ off sys.path: tests/torch would answer for a torch that is missing."""
+"""A package, so that pytest keeps tests/ off sys.path. Otherwise tests/torch would be imported where torch is
+missing."""

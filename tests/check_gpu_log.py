@@ -1,4 +1,4 @@
-"""Prints whether tests/gpu_log.json covers these sources. Exit status 0; with --strict 1 if it does not."""
+"""Prints whether tests/gpu_log.json covers these sources. Exits with status 0; with --strict with 1 if it does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every test may use: devices, seeds, and a reason where a GPU test cannot run."""
+"""Shared by every test: devices, seeds, and the reason why a GPU test cannot run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-# JAX would take three quarters of the GPU's memory with its first array.
+# Otherwise JAX would take three quarters of the GPU's memory with its first array.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 @functools.cache
 def cuda_device_count() -> int:
-    """Asked of the driver itself: importing torch for this would cost every run seconds."""
+    """Asks the driver itself, since importing torch for this would cost every run seconds."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Registers torch operators: imported before torch, the package leaves that to the first tensor it meets."""
+    """Registers the torch operators. If the package is imported before torch, it does so only at the first tensor."""
     if "torch" in sys.modules and "rl_kernel_native" in sys.modules:
         sys.modules["rl_kernel_native"].ops.register_torch_operators()
 
@@ -62,19 +62,19 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["portable", "hardware"])
 def exp(request: pytest.FixtureRequest) -> str:
-    """Both exponentials of softmax statistics; cases.mode makes the CPU have the hardware's."""
+    """Both exponentials of softmax statistics; cases.mode gives the CPU the hardware's."""
     return request.param
 
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Seeded by the test's own name, so that adding a test changes no other test's numbers."""
+    """The seed is the test's own name, so adding a test changes no other test's numbers."""
     return np.random.default_rng(list(request.node.name.encode()))
 
 
 @pytest.fixture
 def native_settings() -> Iterator[None]:
-    """Puts the CPU backend's instruction set and thread count back."""
+    """Restores the CPU backend's instruction set and thread count."""
     from rl_kernel_native._native import module
 
     isa, threads = module.cpu_isa(), module.num_threads()

@@ -1,4 +1,4 @@
-"""The record of the last run of the GPU tests, and the hashes that say which sources it was a run of."""
+"""The record of the last run of the GPU tests, and the hashes of the sources that it ran."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LOG = ROOT / "tests" / "gpu_log.json"
 TREES = ("cpp", "cuda", "hip", "python", "tests")
 
-# Files by their contents alone: the same with git and without, in a clone and in a copy. Documents are no sources:
-# their figures are written after a run. Nor is what a build or a test run leaves behind; the log does not hash itself.
+# Files by their contents alone, so that the hashes are the same with and without git, in a clone and in a copy.
+# Documents are not hashed, since their figures are written after a run. Outputs of a build or a test run are not
+# hashed, and neither is the log.
 SOURCES = {
     ".c",
     ".cc",
@@ -45,7 +46,7 @@ def tree_hash(tree: Path) -> str:
     """sha256 over (path inside the tree, sha256 of the contents), sorted by path."""
     total = hashlib.sha256()
     for path in sorted(sources(tree), key=lambda p: p.relative_to(tree).as_posix()):
-        # A checkout with other line ends is the same source.
+        # A checkout with other line ends counts as the same source.
         contents = hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
         total.update(f"{path.relative_to(tree).as_posix()}\0{contents}\n".encode())
     return total.hexdigest()

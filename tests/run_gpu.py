@@ -26,12 +26,12 @@ from typing import Any
 
 from gpu_log import LOG, ROOT, tree_hashes
 
-SKIPPED_EXIT = 77  # exit of a C++ test that has nothing to run on
-NONE_COLLECTED = 5  # pytest's exit where it finds no test
+SKIPPED_EXIT = 77  # exit status of a C++ test without a device to run on
+NONE_COLLECTED = 5  # pytest's exit status if it finds no test
 
 
 def gpu() -> dict[str, str]:
-    """Name and driver from the driver's own tool, else from torch."""
+    """Name and driver, from the driver's own tool or else from torch."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         first = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
@@ -63,7 +63,7 @@ def versions() -> dict[str, Any]:
 def run_pytest(
     selected: str, arguments: list[str], environment: dict[str, str], may_be_empty: bool = False
 ) -> tuple[dict[str, int], list[str], list[str]]:
-    """(counts, failures, reasons of skips) of `pytest -m selected`; that no test is found is a failure, unless told."""
+    """(counts, failures, reasons of skips) of `pytest -m selected`. Finding no test is a failure unless allowed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-m", selected, "-q", "--durations=30", f"--junit-xml={report}"]
@@ -94,21 +94,21 @@ def run_pytest(
 
 
 def sharing_cores(environment: dict[str, str], processes: int) -> dict[str, str]:
-    """With as many threads a process as leave none waiting for the others'."""
+    """Gives each process so many threads that none waits for another process's."""
     cores = len(os.sched_getaffinity(0))
     return {**environment, "OMP_NUM_THREADS": str(max(1, cores // processes))}
 
 
 def files_with(mark: str) -> list[str]:
-    """Test files that name a mark: pytest takes half a minute to collect all of them."""
+    """Test files that contain a mark, since pytest takes half a minute to collect all files."""
     return [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if mark in path.read_text()]
 
 
 def run_tests(
     workers: int, arguments: list[str], environment: dict[str, str], programs: Future[Any] | None
 ) -> tuple[dict[str, int], list[str], list[str]]:
-    """As :func:`run_pytest`, of all GPU tests. Those that measure time wait for what runs beside the others."""
-    of_selection = bool(arguments)  # may have tests of one kind alone
+    """Like :func:`run_pytest`, for all GPU tests. Tests that measure time run after the parallel ones."""
+    of_selection = bool(arguments)  # a selection may have tests of one kind alone
     processes = ["-n", str(workers)] if workers > 1 else []
     shared = sharing_cores(environment, workers) if processes else environment
     many = run_pytest("gpu and not alone", [*processes, *arguments], shared, of_selection)
@@ -119,7 +119,7 @@ def run_tests(
 
 
 def run_binaries(folder: Path) -> tuple[dict[str, int], list[str]]:
-    """The C++ GPU tests of a build: through ctest where that knows them, else the gpu_* programs themselves."""
+    """The C++ GPU tests of a build: through ctest if it knows them, otherwise the gpu_* programs themselves."""
     counts, failures = {"passed": 0, "failed": 0, "skipped": 0}, []
     tests: dict[str, list[str]] = {}
     if (folder / "CTestTestfile.cmake").is_file() and shutil.which("ctest"):
@@ -171,7 +171,7 @@ def main() -> int:
         environment["RLK_FUZZ_CASES"] = str(options.fuzz)
         if options.fuzz >= 20_000:
             environment["RLK_FUZZ_FULL"] = "1"
-    trees = tree_hashes()  # before the run: what changes under it is not what ran
+    trees = tree_hashes()  # before the run, since later changes are not what ran
     start = time.time()
     with ThreadPoolExecutor(1) as pool:  # the C++ programs run beside the tests, one at a time
         programs = pool.submit(run_binaries, options.ctest_dir.resolve()) if options.ctest_dir else None

@@ -1,18 +1,18 @@
-"""`rlk align` on a GPU, for models of random weights made on the spot, without a network.
+"""Runs `rlk align` on a GPU for models with random weights, made on the spot, without a network.
 
     python tools/align_gpu.py OUT MODEL [SETTINGS [TRAINERS [UPDATES [PAGES_FOR]]]]
 
-MODEL is small (344M), wide (8B-shaped, 2 layers) or whole (8B-shaped, 36 layers). OUT/MODEL gets a model and, by
-settings, align.json and align.html. The exit status is 1 where a setting of this library differs. Results are printed
-and written after every setting, so a command that is cut off loses one.
+MODEL is small (344M), wide (8B-shaped, 2 layers) or whole (8B-shaped, 36 layers). OUT/MODEL gets a model and, per
+setting, align.json and align.html. The exit status is 1 if a setting of this library differs. Results are printed and
+written after every setting, so a command that is cut off loses one result.
 
-PYTHONPATH has vLLM 0.26.0 with its libraries and packages (scripts/requirements-vllm.txt), megatron-core
+PYTHONPATH must have vLLM 0.26.0 with its libraries and packages (scripts/requirements-vllm.txt), megatron-core
 (scripts/requirements-megatron.txt), and this package, built for the GPU.
 
-transformers is 5.14 or later. torch is 2.11, which vLLM's wheel pins, with Triton: without it vLLM runs its first model
-runner.
+transformers must be 5.14 or later. torch must be 2.11, which vLLM's wheel pins, with Triton, since without it vLLM runs
+its first model runner.
 
-The commands, in this order; a later one is of use only where those before it succeed:
+The commands, in this order; each is useful only if those before it succeed:
 
     python tools/align_gpu.py "$OUT" small stock,rk hf            # the second runner, CUDA graphs, torch.compile
     python tools/align_gpu.py "$OUT" small rk-v1 hf,megatron 3    # the first runner; Megatron; updates with weight sync
@@ -22,9 +22,8 @@ The commands, in this order; a later one is of use only where those before it su
     python tools/align_gpu.py "$OUT" small rk hf 0 16             # pages for 16 sequences: forced preemption
     python tools/align_gpu.py "$OUT" small rk fsdp2               # on two GPUs
 
-Settings rk and rk-v1 are expected to differ at no token from prefill and trainer. No token is drawn otherwise, and
-every ratio is 1. stock and canonical-blas differ. rk generates at least 0.98 times as many tokens a
-second as stock.
+Settings rk and rk-v1 must not differ at any token from prefill and trainer. No token is drawn differently, and every
+ratio is 1. stock and canonical-blas do differ. rk generates at least 0.98 times as many tokens a second as stock.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "wide": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 2, "num_attention_heads": 32},
     "whole": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
 }
-# 128 prompts x 64 tokens: 8192 at most.
+# 128 prompts x 64 tokens: at most 8192.
 REQUEST: dict[str, Any] = {"num_prompts": 128, "prompt_tokens": 512, "max_tokens": 64, "logprobs": 5}
 UPDATES: dict[str, Any] = {"num_prompts": 8, "prompt_tokens": 64, "max_tokens": 32, "gpu_memory": 0.3}
 ENVIRONMENT = {
@@ -59,7 +58,7 @@ def make(folder: Path, shape: dict[str, int]) -> None:
         "tie_word_embeddings": shape["hidden_size"] == 1024, "initializer_range": 0.03,
     }  # fmt: skip
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)  # the largest does not fit in float32 beside its copy
+    torch.set_default_dtype(torch.bfloat16)  # the largest model does not fit next to a float32 copy
     with torch.device("cuda"):
         model = Qwen3ForCausalLM(Qwen3Config(**options))
     model.save_pretrained(folder)
@@ -68,7 +67,7 @@ def make(folder: Path, shape: dict[str, int]) -> None:
 def main(
     out: str, name: str, settings: str = "stock,rk", trainers: str = "hf", updates: str = "0", pages: str = "0"
 ) -> int:
-    # Without the command's own packages, which a GPU machine need not have.
+    # Leaves out the command's own packages, which a GPU machine need not have.
     from rl_kernel_native.consistency import align
 
     folder = Path(out) / name

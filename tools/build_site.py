@@ -3,7 +3,7 @@
     python tools/build_site.py [--out build/site]
 
 Needs the package, torch, JAX and scripts/requirements-site.txt, and no network. Every operator gets a page: its
-functions, what keeps its bits, how far it may be off float64, the contract and the notes of its CUDA kernels.
+functions, which bits it keeps, its bounds against float64, the contract, and the notes of its CUDA kernels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MENU = {
     "Reference": ["operators", "api/index", "api/tools"],
     "Project": ["architecture", "contributing", "changelog"],
 }
-# Pages outside of docs/: their path in the repository, and in the site.
+# Pages outside docs/: their path in the repository and on the site.
 PAGES = {"examples/README.md": "examples.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 TOOLS = (
     "compare", "patch_model", "unpatch_model", "status", "arithmetic", "current_arithmetic", "checkpoint_contexts",
@@ -48,7 +48,8 @@ def operator_modules() -> dict[str, ModuleType]:
 
 
 def relinked(text: str, source: Path, place: Path, pages: dict[Path, Path]) -> str:
-    """Rewrites a page's links for its place in the site. A link to a file that is no page becomes its name."""
+    """Rewrites a page's links for its place in the site. A link to a file that is not a page becomes the file's
+    name."""
 
     def link(match: re.Match[str]) -> str:
         mark, words, target = match.groups()
@@ -57,7 +58,7 @@ def relinked(text: str, source: Path, place: Path, pages: dict[Path, Path]) -> s
             return match[0]
         file = (source.parent / path).resolve()
         if file in pages:
-            if words.endswith(".md"):  # the name of a file says nothing here
+            if words.endswith(".md"):  # here the name of a page would say nothing
                 words = title(file)
             there = Path(*[".."] * len(place.parent.parts), pages[file])
             return f"{mark}[{words}]({there}{'#' + anchor if anchor else ''})"
@@ -109,7 +110,7 @@ def operator_page(stem: str, module: Any) -> str:
 
 
 def write_sources(folder: Path) -> None:
-    """Everything that Sphinx reads."""
+    """Writes all files that Sphinx reads."""
     modules = operator_modules()
     pages = {page: page.relative_to(ROOT / "docs") for page in sorted((ROOT / "docs").rglob("*.md"))}
     pages |= {ROOT / name: Path(place) for name, place in PAGES.items()}
@@ -166,13 +167,14 @@ def menu(pages: dict[Path, Path]) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """One file of the sources."""
+    """Writes one source file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
 def lay_out(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
-    """The sections of a docstring beside Args as paragraphs, for which Sphinx has no form that fits sentences."""
+    """Turns the sections of a docstring other than Args into paragraphs, since Sphinx has no form for them that fits
+    sentences."""
     made: list[str] = []
     inside = False
     for line in lines:
@@ -208,7 +210,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def build(out: Path) -> int:
-    """Writes the site to `out`; Sphinx's status, not 0 where it warned."""
+    """Writes the site to `out`; returns Sphinx's status, which is not 0 after a warning."""
     from sphinx.application import Sphinx
 
     sources = out / "sources"
@@ -217,7 +219,7 @@ def build(out: Path) -> int:
     settings = {**SETTINGS, "html_static_path": [str(sources / "static")]}
     places = (sources, None, out / "html", out / "trees", "html")
     app = Sphinx(*places, confoverrides=settings, warningiserror=True, exception_on_warning=False, status=None)
-    app.connect("autodoc-process-docstring", lay_out, priority=400)  # before napoleon, which reads Args
+    app.connect("autodoc-process-docstring", lay_out, priority=400)  # runs before napoleon, which reads Args
     app.build()
     return int(app.statuscode)
 

@@ -1,4 +1,5 @@
-"""Builds every wheel that this machine can, tests each in an empty environment, and says which it could not and why.
+"""Builds every wheel that this machine can build, tests each in an empty environment, and reports which it could not
+build and why.
 
     python tools/build_wheels.py                      all variants, Python 3.10, 3.11 and 3.12 (one wheel for 3.12 on)
     python tools/build_wheels.py --variant cpu --python 3.12
@@ -6,9 +7,9 @@
 The distributions are rl-kernel-cpu, rl-kernel-cu124, rl-kernel-cu130 and rl-kernel-rocm6; all import as
 rl_kernel_native. Wheels go to dist/, their sizes and hashes to dist/wheels.md.
 
-    python tools/build_wheels.py --check --tag v0.1.0       builds nothing; dist/ is what its wheels.md says
+    python tools/build_wheels.py --check --tag v0.1.0       builds nothing; checks dist/ against its wheels.md
 
-RLK_REPOSITORY_URL, where it is set, makes project URLs and the links of the description; without it, there are none.
+If RLK_REPOSITORY_URL is set, project URLs and the links of the description use it; otherwise there are none.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = ("cpu", "cu124", "cu130", "rocm6")
-PYTHONS = {"3.10": "cp310-cp310", "3.11": "cp311-cp311", "3.12": "cp312-abi3"}  # and the tags of their wheels
+# Python versions and the tags of their wheels
+PYTHONS = {"3.10": "cp310-cp310", "3.11": "cp311-cp311", "3.12": "cp312-abi3"}
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rl_kernel_native"
-CUDA_124 = CACHE / "cuda-12.4"  # tools/fetch_cuda124.sh
-HOST_COMPILER = CACHE / "gcc-10" / "bin" / "c++"  # tools/fetch_gcc10.sh
+CUDA_124 = CACHE / "cuda-12.4"  # made by tools/fetch_cuda124.sh
+HOST_COMPILER = CACHE / "gcc-10" / "bin" / "c++"  # made by tools/fetch_gcc10.sh
 HIP_TOOLS = ("clang++-19", "ld.lld-19", "llvm-objdump-19", "clang-offload-bundler-19")
 MAX_BYTES = 60_000_000
 PROJECT = "rl-kernel-native"
 LINK = r"(!?)\[([^\]]*)\]\(([^)\s]+)\)"
 
-# What an installed wheel must do with nothing but NumPy beside it.
+# An installed wheel must pass this with only NumPy beside it.
 TRIAL = """
 import importlib.metadata, sys
 import numpy as np
@@ -60,13 +62,13 @@ print(rk.variant, rk.__version__, " ".join(report["built_architectures"]) or "no
 
 
 class Unavailable(Exception):
-    """Why a wheel cannot be built here."""
+    """The reason why a wheel cannot be built here."""
 
 
 @dataclass
 class Built:
     path: Path
-    said: str  # by the trial
+    said: str  # output of the trial
 
 
 def run(command: list[str | Path], **options: object) -> str:
@@ -77,7 +79,7 @@ def run(command: list[str | Path], **options: object) -> str:
 
 
 def find_python(version: str) -> Path:
-    """A Python of this version: on PATH, or pyenv's."""
+    """A Python of this version, from PATH or from pyenv."""
     found = shutil.which(f"python{version}")
     candidates = [Path(sys.executable), *([Path(found)] if found else [])]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -95,7 +97,7 @@ def cuda_version(nvcc: Path) -> str:
 
 
 def options_of(variant: str) -> list[str]:
-    """CMake definitions of a variant; Unavailable where its compiler is missing."""
+    """CMake definitions of a variant; raises Unavailable if its compiler is missing."""
     options = [f"RLK_VARIANT={variant}"]
     if HOST_COMPILER.exists():
         options.append(f"CMAKE_CXX_COMPILER={HOST_COMPILER}")
@@ -121,7 +123,7 @@ def options_of(variant: str) -> list[str]:
 
 
 def renamed(wheel: Path, name: str) -> Path:
-    """The wheel under another distribution name: file name, dist-info, metadata and RECORD."""
+    """Renames a wheel to another distribution: file name, dist-info, metadata and RECORD."""
     old, new = PROJECT.replace("-", "_"), name.replace("-", "_")
     target = wheel.with_name(wheel.name.replace(old, new, 1))
     rows = []
@@ -151,8 +153,8 @@ def renamed(wheel: Path, name: str) -> Path:
 
 
 def with_links(metadata: str, url: str) -> str:
-    """METADATA for an index, where links to files of the repository lead nowhere: they become links under `url`, or
-    without one their words alone. A picture without one is left out."""
+    """METADATA for an index, where relative links lead nowhere. Links to files of the repository become links under
+    `url`; without a url only their words stay. A picture is left out if there is no url."""
     head, _, description = metadata.partition("\n\n")
     url = url.rstrip("/")
     if url:
@@ -170,8 +172,8 @@ def with_links(metadata: str, url: str) -> str:
 
 
 def sources(to: Path) -> str:
-    """The files that git knows, as they are now, under ``to``: nothing else of the tree gets into a wheel. What they
-    are: the commit, and whether files differ from it."""
+    """Copies the files that git knows, in their current state, to ``to``. Nothing else of the tree gets into a wheel.
+    Returns the commit, and whether files differ from it."""
     names = run(["git", "-C", ROOT, "ls-files", "-z"]).split("\0")[:-1]
     for name in names:
         if (ROOT / name).is_file():
@@ -189,9 +191,10 @@ def build(variant: str, version: str, source: Path, out: Path, tools: Path) -> B
         made = Path(scratch)
         run([python, "-m", "venv", made / "venv"])
         pip = made / "venv" / "bin" / "pip"
-        run([made / "venv" / "bin" / "python", "-m", "pip", "install", "-q", "--upgrade", "pip"])  # 3.10's is too old
+        # the pip of Python 3.10 is too old
+        run([made / "venv" / "bin" / "python", "-m", "pip", "install", "-q", "--upgrade", "pip"])
         defines = [x for option in options for x in ("-C", f"cmake.define.{option}")]
-        # Two folders below the sources, as every build: so ccache finds what another one compiled.
+        # Two folders below the sources, as in every build, so that ccache finds what another build compiled.
         directory = f"build-dir={source / 'build' / f'{variant}-{version}'}"
         run([pip, "wheel", "-q", "--no-deps", source, "-w", made / "wheel", "-C", directory, *defines])
         wheel = renamed(next((made / "wheel").glob("*.whl")), name)
@@ -224,9 +227,9 @@ def table(folder: Path, commit: str) -> str:
 
 
 def check(folder: Path, tag: str | None) -> list[str]:
-    """Faults of a folder of wheels: sizes or hashes other than in its wheels.md, or no complete release of `tag`.
+    """Faults of a folder of wheels: sizes or hashes that differ from its wheels.md, or an incomplete release of `tag`.
 
-    A release has every variant for every Python, built from the commit that is checked out.
+    A release has every variant for every Python, built from the checked-out commit.
     """
     recorded = folder / "wheels.md"
     if not recorded.exists():
@@ -277,7 +280,7 @@ def main() -> int:
                 except Unavailable as reason:
                     skipped.append(f"{label}: {reason}")
                     print(f"not built   {label}: {reason}", flush=True)
-                except Exception as error:  # the other wheels are built all the same
+                except Exception as error:  # the other wheels are still built
                     failed.append(label)
                     print(f"FAILED      {label}\n{type(error).__name__}: {error}", flush=True)
                 else:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Refuses sentences that are hard to read, in comments, docstrings and pages.
+"""Refuses sentences that are hard to read in comments, docstrings and pages.
 
     python tools/check_prose.py [FOLDER...]          those of FOLDERS, and the pages beside them, where none is named
     python tools/check_prose.py --sample 300 --seed 1          prints 300 random sentences for a reader instead
@@ -31,7 +31,7 @@ LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def python_prose(text: str) -> Iterator[tuple[int, str]]:
-    """Blocks of comments and docstrings with the line that each begins at."""
+    """Yields blocks of comments and docstrings, each with its first line number."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0] if node.body else None
@@ -45,7 +45,7 @@ def python_prose(text: str) -> Iterator[tuple[int, str]]:
 
 
 def page_prose(text: str) -> Iterator[tuple[int, str]]:
-    """A page without its code, headings apart, and links as the words that they show."""
+    """Yields a page without code and headings, with links as the words that they show."""
     text = re.sub(r"(?ms)^ *```.*?^ *```\s*?$", lambda code: "\n" * code[0].count("\n"), text)
     text = re.sub(r"(?m)^#.*$", "", text)
     line = 1
@@ -75,7 +75,7 @@ def _joined(comments: Iterable[tuple[int, bool, str]]) -> Iterator[tuple[int, st
 
 
 def sentences(block: str) -> Iterator[str]:
-    """The sentences of a block; an indented or listed line, or a row of a table, begins a new one."""
+    """Yields the sentences of a block. An indented or listed line, or a row of a table, begins a new sentence."""
     for paragraph in re.split(r"\n\s*\n", block):
         text = ""
         for line in paragraph.split("\n"):
@@ -97,7 +97,7 @@ def sentences(block: str) -> Iterator[str]:
 
 
 def words(sentence: str) -> int:
-    """Words of prose: code and formulas count as one."""
+    """Number of words of prose; code and formulas count as one word each."""
     sentence = re.sub(r"``[^`]*``|`[^`]*`|\"[^\"]*\"", "x", sentence)
     sentence = re.sub(r"\S+( [-+*/=<>]+ \S+)+", "x", sentence)
     return len(re.findall(r"[A-Za-z][\w'-]*", sentence))

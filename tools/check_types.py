@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Fails if pyright does not know the type of a public name: `pyright --verifytypes`, of the operators and of rk.*.
+"""Fails if pyright does not know the type of a public name, in the operators or in rk.*: `pyright --verifytypes`.
 
-The tools behind `rlk` (consistency, bench, doctor), engines' plug-ins and modules of one operator's torch layer are no
-public signatures; mypy checks them.
+The tools behind `rlk` (consistency, bench, doctor), engines' plug-ins and the modules of an operator's torch layer are
+not public; mypy checks them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOT_PUBLIC = re.compile(
     r"rl_kernel_native\.(_|bench|consistency|doctor|integrations\.|ops\.\w+_(torch|traced|autograd)|ops\.\w+\.[A-Z_]+$)"
 )
-OF_TORCH = {"Type of metaclass unknown", "Type of base class unknown"}  # rk.nn's bases
+OF_TORCH = {"Type of metaclass unknown", "Type of base class unknown"}  # caused by the base classes of rk.nn
 
 
 def main() -> int:

@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""Counts the shell: lines that carry an operator between Python and its kernels and say nothing of its formula.
+"""Counts the shell: lines that carry an operator between Python and its kernels, but contain nothing of its formula.
 
     python tools/count_shell.py [--commit REVISION] [--files]
 
-Four parts are counted, every line of each file:
+It counts four parts, with every line of each file:
 
 - torch layer: ``ops/*_torch.py``, ``ops/*_traced.py``, ``ops/*_autograd.py``, engine and shared checks. Other files of
-  ``ops`` add what they hold for the engine: statements that make an ``Operator``, with the private functions that
-  they name.
+  ``ops`` add the statements that make an ``Operator``, and the private functions that these name.
 - dispatch: its template and table, ``cpp/ops/<operator>.cpp``, and headers that declare an operator for one backend.
-  ``linear_logprob.cpp`` is no dispatch: it computes.
-- architecture stubs: files ``.cu`` of fewer than 20 lines, and the ``kernels.h`` that declare them.
+  ``linear_logprob.cpp`` is not dispatch, since it computes.
+- architecture stubs: ``.cu`` files of fewer than 20 lines, and the ``kernels.h`` that declare them.
 - bindings: ``cpp/bindings``.
 
-Commit 2c15b2e has 15,226 lines by this rule. The limit of 8,500 was set beside a figure of 15,202, which is 24 lines
-less in the torch layer, whose list of files was not written down. The other three parts agree to the line.
+Commit 2c15b2e has 15,226 lines by this rule. The limit of 8,500 was set next to a figure of 15,202. That figure has 24
+lines less in the torch layer, whose list of files was not recorded. The other three parts agree to the line.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def is_stub(name: str, lines: int) -> bool:
 
 
 def described(text: str) -> int:
-    """Lines of a module of ``ops`` that describe an operator for the engine."""
+    """Number of lines of a module of ``ops`` that describe an operator for the engine."""
     body = ast.parse(text).body
     makers = [node for node in body if isinstance(node, (ast.Assign, ast.AnnAssign)) and _makes_operator(node)]
     found = {node.lineno: node for node in makers}

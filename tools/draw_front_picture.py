@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "front.svg"
-# A reader whose pages are dark sees light on dark: lightness is turned round, hues stay.
+# On dark pages the picture is light on dark: the filter inverts lightness and keeps hues.
 DARK = "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.93) hue-rotate(180deg) } }</style>"
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A CUDA 12.4 toolkit for the cu124 wheel, without touching the system: compiler and headers from Debian 13's non-free
-# packages (1 GB to fetch, 200 MB kept), CCCL and the shared runtime from PyPI. Goes to ~/.cache/rl_kernel_native.
+# Fetches a CUDA 12.4 toolkit for the cu124 wheel without touching the system. Compiler and headers come from Debian
+# 13's non-free packages (1 GB to fetch, 200 MB kept), CCCL and the shared runtime from PyPI. It goes to
+# ~/.cache/rl_kernel_native.
 #   tools/fetch_cuda124.sh [DEBIAN_MIRROR]        default: http://deb.debian.org/debian
 set -euo pipefail
 
@@ -32,7 +33,7 @@ cp -a "$work"/root/usr/include/. "$work"/unpacked/nvidia/cuda_cccl/include/. \
 cp -a "$work"/root/usr/lib/x86_64-linux-gnu/libcud{art_static,adevrt}.a "$work"/unpacked/nvidia/cuda_runtime/lib/libcudart.so.12 \
   "$layout/lib64/"
 ln -sf libcudart.so.12 "$layout/lib64/libcudart.so"
-# Where nvcc finds the rest, from where it lies itself.
+# Tells nvcc where the rest lies, relative to itself.
 cat >"$layout/bin/nvcc.profile" <<'PROFILE'
 TOP              = $(_HERE_)/..
 CICC_PATH        = $(TOP)/nvvm/bin

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# g++ 10 and the C library of Debian 11, for wheels that run on old systems (manylinux), without touching the system.
-# Goes to ~/.cache/rl_kernel_native/gcc-10; bin/c++ there compiles against that C library and carries the C++ runtime.
+# Fetches g++ 10 and the C library of Debian 11 without touching the system. They build wheels that run on old systems
+# (manylinux). They go to ~/.cache/rl_kernel_native/gcc-10; bin/c++ there compiles against that C library and carries
+# the C++ runtime.
 #   tools/fetch_gcc10.sh [DEBIAN_MIRROR]        default: http://deb.debian.org/debian, then archive.debian.org
 set -euo pipefail
 
@@ -18,7 +19,7 @@ packages=(
   binutils-common libbinutils libctf0 libctf-nobfd0 zlib1g libzstd1 libstdc++6
 )
 private_apt_unpack "${packages[@]}"
-# Links of the package are absolute; inside another root they must not be.
+# Links of the package are absolute; below another root they must be relative.
 find "$work/root" -type l -lname '/*' | while read -r link; do
   ln -sfnr "$work/root$(readlink "$link")" "$link"
 done

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Lays out vLLM 0.26.0 for a CPU in a folder for PYTHONPATH: tools/fetch_vllm.sh FOLDER [PYTHON]. The wheel's Python is
-# taken and none of its libraries (rl_kernel_native.integrations.vllm.cpu says how it runs), with the packages of
-# scripts/requirements-vllm.txt. torch, transformers and NumPy are the interpreter's. The wheel (290 MiB) is kept by its
-# hash in RLK_CACHE, by default ~/.cache/rl_kernel_native. Exit status 75 where something cannot be fetched.
+# Lays out vLLM 0.26.0 for a CPU in a folder for PYTHONPATH: tools/fetch_vllm.sh FOLDER [PYTHON]. It takes the Python
+# files of the wheel and none of its libraries (rl_kernel_native.integrations.vllm.cpu says how it runs), with the
+# packages of scripts/requirements-vllm.txt. torch, transformers and NumPy are the interpreter's. The wheel (290 MiB) is
+# cached by its hash in RLK_CACHE, by default ~/.cache/rl_kernel_native. The exit status is 75 if something cannot be
+# fetched.
 set -euo pipefail
 readonly kVersion=0.26.0
 readonly kHash=adb1e4c9b46d0dfdb094121ae5aad670a42412dd813ed4e5db069ed6a15006de

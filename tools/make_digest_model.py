@@ -1,5 +1,5 @@
-"""Makes the model and the text of `rlk digest`: trains a small model on the Python standard library. It was run once:
-the files are what counts, and making them again gives another model and other digests.
+"""Makes the model and the text of `rlk digest` by training a small model on the Python standard library. It was run
+once. The resulting files are what counts; another run gives another model and other digests.
 
     python tools/make_digest_model.py
 """
@@ -22,7 +22,7 @@ SHAPE = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
 }
-# Longer than a block of 128 keys, and short enough for an arithmetic that is modelled.
+# Some are longer than a block of 128 keys; all are short enough for a modelled arithmetic.
 LENGTHS = (1, 2, 17, 64, 129, 200, 331)
 MOST_BYTES = 4_000_000
 

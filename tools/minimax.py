@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Regenerates every coefficient table of cpp/include/rlk/math (needs mpmath and numpy).
 
-A table is the polynomial p of one degree that minimises max |weight(x) * (p(x) - target(x))| over an interval, found by
-Remez exchange on a Chebyshev grid. Coefficients are then rounded to fp32 one at a time, lowest degree first, and the
-rest is solved again after each rounding, so that later coefficients absorb what the earlier ones lost.
+A table is the polynomial p of one degree that minimises max |weight(x) * (p(x) - target(x))| over an interval. Remez
+exchange on a Chebyshev grid finds it. Coefficients are then rounded to fp32 one at a time, lowest degree first. The
+rest is solved again after each rounding, so later coefficients absorb the errors of earlier ones.
 
     tools/minimax.py            prints each table as C++ and the error it reaches
-    tools/minimax.py --check    exit status 1 when a header or docs/math.md differs from what this script computes
+    tools/minimax.py --check    exit status 1 if a header or docs/math.md differs from this script's results
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Table(NamedTuple):
     high: float
     target: Callable  # mpf -> mpf
     weight: Callable  # mpf -> mpf
-    fixed: tuple = ()  # leading coefficients that must be exactly these
+    fixed: tuple = ()  # values that the leading coefficients must have exactly
 
 
 def hexfloat(value: float) -> str:
@@ -50,7 +50,7 @@ def remez(x, target, weight, degree):
     powers = np.stack([x**k for k in range(count)])
     order = np.cos(np.pi * np.arange(count + 1) / count)[::-1]
     reference = np.searchsorted(x, (x[0] + x[-1]) / 2 + order * (x[-1] - x[0]) / 2).clip(0, len(x) - 1)
-    # A point of zero weight cannot carry an alternation.
+    # A point of weight zero cannot be part of an alternation.
     reference = np.array([i if weight[i] != 0 else i + 1 for i in reference])
     best, best_error = None, np.inf
     for _ in range(60):
@@ -77,7 +77,7 @@ def remez(x, target, weight, degree):
             else:
                 smallest = min(range(len(extrema)), key=lambda k: abs(error[extrema[k]]))
                 del extrema[smallest]
-                if 0 < smallest < len(extrema):  # its two neighbours have one sign: keep the larger
+                if 0 < smallest < len(extrema):  # its two neighbours have the same sign: keep the larger one
                     pair = (smallest - 1, smallest)
                     del extrema[min(pair, key=lambda k: abs(error[extrema[k]]))]
         if len(extrema) < count + 1:
@@ -91,13 +91,14 @@ def solve(table: Table):
     angle = np.cos(np.pi * (np.arange(GRID) + 0.5) / GRID)[::-1]
     x = (table.low + table.high) / 2 + angle * (table.high - table.low) / 2
     x[0], x[-1] = table.low, table.high
-    x = x[np.abs(x) > 1e-6]  # quotients by x are taken below
+    x = x[np.abs(x) > 1e-6]  # since quotients by x follow
     target = np.array([float(table.target(mp.mpf(float(v)))) for v in x])
     weight = np.array([float(table.weight(mp.mpf(float(v)))) for v in x])
     coefficients = [float(np.float32(c)) for c in table.fixed]
     for k in range(len(coefficients), table.degree + 1):
         rest = target - np.polynomial.polynomial.polyval(x, coefficients or [0.0])
-        # x^k divides what is left; without it the powers x^k ... x^degree all vanish at 0 and Remez may not converge.
+        # x^k divides the remainder. Without this division the powers x^k ... x^degree all vanish at 0, and Remez may
+        # not converge.
         higher = remez(x, rest / x**k, np.abs(weight * x**k), table.degree - k)
         coefficients.append(float(np.float32(higher[0])))
     error = weight * (np.polynomial.polynomial.polyval(x, coefficients) - target)
@@ -142,8 +143,8 @@ def log2_erfc(d):
 
 
 LOG_LOW, LOG_HIGH = float(mp.sqrt(0.5) - 1), float(mp.sqrt(2) - 1)  # significand - 1
-HALF_LN2 = 0.34658  # half of ln 2, and what the rounding of x * log2(e) adds
-SQUARE_LOW = 1e-4  # start of tables in x^2: below it the series is a constant to fp32, and quotients by x^2 lose digits
+HALF_LN2 = 0.34658  # half of ln 2, plus the rounding error of x * log2(e)
+SQUARE_LOW = 1e-4  # start of tables in x^2: below it the series is constant in fp32, and quotients by x^2 lose digits
 TANH_SPLIT = 0.7
 
 # The weight of a table turns an error of its polynomial into the relative error of the function's result.

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Plants faults one at a time, runs the tests that should notice, and prints those that nobody noticed.
+"""Plants faults one at a time, runs the tests that should notice, and prints the faults that no test noticed.
 
-    python tools/mutate.py --list                        # what would be planted
+    python tools/mutate.py --list                        # the faults that would be planted
     python tools/mutate.py --layer python                # the drawn faults of one layer
     python tools/mutate.py --only python/rl_kernel_native/ops/pack.py:41:bound
 
-Faults are drawn by rule: every file and every kind of fault in turn, at a place that the seed picks. The work is done
-in a copy of the tree, ``build/mutate``, where the extension and the C++ tests concerned are built incrementally; a
-fault in Python needs no build. A fault that does not compile is drawn anew. So is one that leaves the object code as it
-is: either the compiler shows it equivalent, or it lies in device code. A test that does not end has noticed the fault.
-A fault that changes nothing observable stands in EQUIVALENT with the reason, and counts neither way.
+Faults are drawn by a rule: every file and every kind of fault in turn, at a place that the seed picks. The work happens
+in a copy of the tree, ``build/mutate``. The extension and the C++ tests concerned are built there incrementally; a
+fault in Python needs no build. A fault that does not compile is drawn again. So is a fault that does not change the
+object code: either the compiler shows it equivalent, or it lies in device code. A test that does not end counts as
+having noticed the fault. EQUIVALENT lists faults that change nothing observable, with the reason; these count neither
+way.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "python/rl_kernel_native"
-# A layer's files. A pure declaration of shapes and types is no place for a fault, so headers of contracts are left out.
+# Files of each layer. Headers of contracts are left out, since a pure declaration of shapes and types has no place for
+# a fault.
 LAYERS = {
     "python": [f"{PACKAGE}/ops/*.py", f"{PACKAGE}/_*.py"],
     "bindings": ["cpp/bindings/*.cpp", "cpp/bindings/*.h"],
@@ -42,7 +44,7 @@ LAYERS = {
 LEFT_OUT = {"_trace.py", "_types.py", "_machine.py", "_variants.py", "_blas.py", "__init__.py", "module.cpp"}
 COUNT = {"python": 70, "bindings": 30, "kernels": 60}
 
-# What tests a file that belongs to no operator: those whose subject it is.
+# Tests of files that belong to no operator.
 SHARED = {
     "_arithmetic": ["test_sum_order", "test_linear", "test_torch"],
     "_check": ["test_bad_input", "test_words", "test_token_model"],
@@ -79,7 +81,7 @@ SHARED = {
     "ndarray": ["test_bad_export", "test_bad_input", "test_words"],
     "tokens": ["test_token_model", "test_exact_bounds"],
 }
-# What C++ files test that no operator's name begins.
+# Tests of C++ files whose names begin with no operator's name.
 OF_STEM = {
     "cache_append": ["kv_cache_append"], "byte_copy": ["pack"], "covariance": ["covariance_mask"],
     "importance": ["importance_weights"], "mismatch": ["mismatch_metrics"], "mufu": ["logprob"],
@@ -102,10 +104,11 @@ OF_STEM = {
 }  # fmt: skip
 ANY = ["test_exact_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input", "test_token_model",
        "test_other_device"]  # fmt: skip
-# Compiled calls run the same formulas: of a file that is no part of the way to torch they are left out.
+# Compiled calls run the same formulas, so their tests are left out for a file that is not part of the way to torch.
 OF_TORCH = re.compile(r"python/rl_kernel_native/(_\w+|ops/\w+_(torch|traced|autograd))\.py")
 
-# PATH, THE LINE WITH THE FAULT -> why no test can notice. A line that changes leaves the table and is judged anew.
+# (path, line with the fault) -> why no test can notice. If a line changes, its entry leaves the table and is judged
+# again.
 EQUIVALENT: dict[tuple[str, str], str] = {
     (
         "cpp/cpu/group_advantage.cpp",
@@ -133,9 +136,9 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "each operator of the file has two options or more",
 }
 
-UNDECIDED = "undecided"  # a machine with other work, a test that fails without the fault: it counts neither way
+UNDECIDED = "undecided"  # the machine is busy, or a test fails without the fault: it counts neither way
 NO_BUILD, SAME_CODE = "does not compile", "same object code"
-TEST_LIMIT_S = 180  # limit of a test, which takes seconds
+TEST_LIMIT_S = 180  # limit of a test, which normally takes seconds
 
 
 class Fault(NamedTuple):
@@ -157,7 +160,7 @@ SUMS = {"+": "-", "-": "+", "*": "+", "//": "*", "<<": ">>", ">>": "<<"}
 
 
 def python_faults(source: str) -> Iterator[tuple[str, int, int, str]]:
-    """Each possible fault: its kind, where the replaced text begins and ends, and what stands there instead."""
+    """Each possible fault: its kind, begin and end of the replaced text, and the replacement."""
     encoded, starts = source.encode(), [0]
     for line in encoded.split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
@@ -230,7 +233,8 @@ def cpp_faults(source: str) -> Iterator[tuple[str, int, int, str]]:
 
 
 def read_by_the_cpu() -> set[Path]:
-    """Files that the CPU's extension is compiled of. Headers of devices alone are for the tests of these."""
+    """Files that the CPU's extension is compiled from. Headers for devices alone are left to the tests of these
+    devices."""
     left = [p for folder in ("cpp/cpu", "cpp/ops", "cpp/bindings") for p in (ROOT / folder).glob("*.cpp")]
     found = set(left)
     while left:
@@ -260,7 +264,7 @@ def faults_of(layer: str) -> list[Fault]:
 
 
 def drawn(layer: str, count: int, seed: int, of: str = "*") -> list[Fault]:
-    """Files in turn, and of each file the kind that was drawn least so far."""
+    """Takes files in turn, and from each file the kind that was drawn least so far."""
     rng = random.Random(f"{layer} {seed}")
     left: dict[str, list[Fault]] = {}
     for fault in faults_of(layer):
@@ -283,14 +287,14 @@ def drawn(layer: str, count: int, seed: int, of: str = "*") -> list[Fault]:
 
 
 def redrawn(fault: Fault, used: set[str]) -> Fault | None:
-    """Another fault of the same file, of the same kind if there is one."""
+    """Another fault of the same file, and of the same kind if there is one."""
     left = [f for f in faults_of(fault.layer) if f.path == fault.path and f.name not in used]
     left.sort(key=lambda f: (f.kind != fault.kind, abs(f.line - fault.line)))
     return left[0] if left else None
 
 
 def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
-    """The operator's own tests, its C++ tests, and those of the shared file and of all operators."""
+    """The operator's own tests, its C++ tests, and the tests of shared files and of all operators."""
     stem = Path(fault.path).stem.lstrip("_")
     for suffix in ("_torch", "_traced", "_autograd", "_backward", "_kernels", "_fill", "_lists"):
         stem = stem.removesuffix(suffix)
@@ -305,7 +309,7 @@ def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
         parts = longest or next((OF_STEM[k] for k in sorted(OF_STEM, key=len)[::-1] if stem.startswith(k)), [])
         own = sorted(name for part in parts for name in files if name.startswith(f"test_{part}"))
     compiled = sorted({p.stem for part in parts for p in (ROOT / "tests/cpp").glob(f"test_{part}*.cpp")})
-    own.sort(key=lambda name: (name.endswith("_fuzz"), not name.endswith("_bad_input")))  # the quickest first
+    own.sort(key=lambda name: (name.endswith("_fuzz"), not name.endswith("_bad_input")))  # the fastest first
     others = [name for name in dict.fromkeys([*shared, *ANY]) if name not in own]
     return (
         *([files[name] for name in names if name in files] for names in (own, others)),
@@ -314,12 +318,12 @@ def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
 
 
 class Copy:
-    """The tree in build/mutate, where faults are planted."""
+    """A copy of the tree in build/mutate, in which faults are planted."""
 
     def __init__(self, jobs: int) -> None:
         self.root, self.jobs = ROOT / "build" / "mutate", jobs
         self.of_tree: dict[str, bytes] = {}
-        self.tree = ROOT / "build" / "mutate_tree"  # Python's part, without a fault
+        self.tree = ROOT / "build" / "mutate_tree"  # the Python files without a fault
         self.root.mkdir(parents=True, exist_ok=True)
         for name in ("python", "cpp", "tests", "cmake", "bench", "tools", "examples", "docs"):
             self.copy(ROOT / name)
@@ -333,7 +337,7 @@ class Copy:
                 self.refresh(path)
 
     def refresh(self, path: Path) -> None:
-        """Files that did not change keep their time, so that a build is incremental."""
+        """Unchanged files keep their time stamps, so that a build is incremental."""
         to = self.root / path.relative_to(ROOT)
         if to.exists() and to.read_bytes() == path.read_bytes():
             return
@@ -342,7 +346,7 @@ class Copy:
         shutil.copyfile(path, to)
 
     def build(self, *targets: str) -> bool:
-        """Whether the targets compile; the extension lies beside the copy's Python files."""
+        """Whether the targets compile. The extension lies next to the copy's Python files."""
         commands = [["cmake", "--build", "build/cpu", "--parallel", str(self.jobs), "--target", *targets]]
         if not (self.root / "build" / "cpu" / "build.ninja").exists():
             options = ["-DRLK_BUILD_PYTHON=ON", "-DRLK_BUILD_BENCH=OFF", "-Wno-dev"]
@@ -357,7 +361,7 @@ class Copy:
         return True
 
     def code(self) -> dict[str, bytes]:
-        """What each object file of the extension is."""
+        """The code of each object file of the extension."""
         built = self.root / "build" / "cpu" / "CMakeFiles"
         objects = [p for of in built.glob("*.dir") if not of.name.startswith("test_") for p in of.rglob("*.o")]
         return {str(p): hashlib.sha256(p.read_bytes()).digest() for p in objects}
@@ -371,7 +375,7 @@ class Copy:
             done = self.pytest(self.root / "python", [*tests, *options], limit_s)
         except subprocess.TimeoutExpired:
             return f"{UNDECIDED}: no end in {limit_s:.0f} s"
-        if done.returncode in (0, 5):  # 5: none was chosen
+        if done.returncode in (0, 5):  # 5: pytest found no test
             return ""
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
         if not failed and "Timeout" in done.stdout + done.stderr:
@@ -388,7 +392,7 @@ class Copy:
         return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=limit_s)
 
     def compiled_notice(self, tests: list[str]) -> str:
-        """The same for C++ tests. A test that does not compile has noticed the fault: static_asserts check
+        """The same for C++ tests. A test that does not compile has noticed the fault, since static_asserts check
         constants."""
         for name in tests:
             if not self.build(name):

@@ -1,4 +1,4 @@
-"""examples/grpo.py: it runs offline, both ways; its comparison shows the ratio, holds and can fail."""
+"""examples/grpo.py runs offline, in both ways. Its comparison shows the ratio, holds, and can fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "grpo.py"
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[typer.Typer]:
-    """The example's command, in this process: TRL takes most of a run to import."""
+    """Runs the example's command in this process, since importing TRL takes most of a run."""
     try:
         with rk.integrations.trl.enabled():
             pass
@@ -83,12 +83,12 @@ def test_every_step_agrees_and_the_ratio_is_1(example: typer.Typer, tmp_path: Pa
     assert done.exit_code == 0, done.output
     assert "within the contract: 2 of 2 steps" in done.output
     rows = re.findall(r"^│ +(stock|rk) │ +(\d+) of 768 │ +(\S+) │ +(\S+) │$", done.output, re.M)
-    assert [row[0] for row in rows] == ["stock", "rk"]  # how many differ on torch's operators is the processor's doing
+    assert [row[0] for row in rows] == ["stock", "rk"]  # the processor decides how many differ with torch's operators
     assert rows[1][1:] == ("0", "0", "0")
 
 
 def test_the_comparison_can_fail(example: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a head whose logits are off by a hundredth part, status 1."""
+    """A head whose logits are off by one percent gives status 1."""
     linear = rk.linear
     monkeypatch.setattr(rk, "linear", lambda x, w, b=None: linear(x, w, b) * 1.01)
     done = run(example, tmp_path, "--compare", "--steps", "1")

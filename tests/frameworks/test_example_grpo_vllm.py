@@ -1,4 +1,4 @@
-"""examples/grpo_vllm.py: TRL's colocated mode on vLLM's real engine, on a CPU, through the example's own functions."""
+"""examples/grpo_vllm.py: TRL's colocated mode on vLLM's real engine, on a CPU, by the example's own functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "grpo_vllm.py"
-STEPS = 3  # two updates go into the running engine
+STEPS = 3  # the running engine gets two updates
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None and "RLK_REQUIRE_ENGINES" not in os.environ,
     reason="vllm is not on PYTHONPATH: tools/fetch_vllm.sh",
@@ -36,12 +36,12 @@ def example() -> Any:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Exit status, output and log of the program for each --ops: one process each, both at once."""
+    """Exit status, output and log of the program for each --ops, as one process each, at the same time."""
     folder = tmp_path_factory.mktemp("runs")
 
     def run(ops: str) -> tuple[int, str, list[dict[str, float]]]:
         command = [sys.executable, str(EXAMPLE), "--ops", ops, "--steps", str(STEPS), "--log", str(folder / ops)]
-        with socket.socket() as free:  # TRL looks for one, too, and both would find the same
+        with socket.socket() as free:  # TRL looks for a free port, too, and both programs would find the same one
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MASTER_PORT": port}
@@ -69,14 +69,14 @@ def test_the_ratio_is_exactly_1_at_every_step(runs: dict[str, Any]) -> None:
 
 @needs_vllm
 def test_stock_operators_part(runs: dict[str, Any]) -> None:
-    """The control: what the metrics find where nothing of this library is turned on."""
+    """The control: the metrics find differences without this library."""
     _, said, log = runs["stock"]
     assert all(step["ratio_at_step0/differing"] > 0 and step["mismatch/k3"] > 0 for step in log)
     assert said.startswith("stock: ")
 
 
 def test_a_ratio_that_is_not_1_is_counted(example: Any) -> None:
-    """Without an engine: two tokens of which one differs, and one behind the mask that would."""
+    """Without an engine: one of two tokens differs, and so does one behind the mask, which must not count."""
     one = torch.tensor([[-1.0, -1.0, -1.0]])
     batch = {
         "old_per_token_logps": one,

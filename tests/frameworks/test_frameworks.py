@@ -1,4 +1,4 @@
-"""The same bytes from every framework, results in the caller's own, and whose stream the work goes to."""
+"""The same bytes from every framework, results of the caller's own kind, and the right stream for the work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import dlpack
 import rl_kernel_native as rk
 from cases import ALL, OUTPUTS, mode, numpy_of, raw, truth
 
-ROWS, VOCAB = 13, 1003  # odd, and rows that start off any 16-byte vector
+ROWS, VOCAB = 13, 1003  # odd, with rows that are not 16-byte aligned
 
 _random = np.random.default_rng(7)
 LOGITS = (_random.standard_normal((ROWS, VOCAB)) * 4 - 1).astype(np.float32)
@@ -32,7 +32,7 @@ def bfloat16(x: np.ndarray) -> np.ndarray:
 def everything(
     make: Any, exp: str = "portable", logits: Any = None, kept: bool = True
 ) -> tuple[rk.LogprobResult, Any, Any]:
-    """Forward with every output, backward, and a row in two shards merged, of arrays that ``make`` makes."""
+    """Forward with every output, backward, and a row merged from two shards, on arrays that ``make`` makes."""
     x = make(LOGITS if logits is None else logits)
     y, t = make(TARGET), make(TEMPERATURE)
     options: dict[str, Any] = {"temperature": t, "exp": exp}
@@ -91,7 +91,7 @@ def test_jax_in_jax_out_with_the_bytes_of_numpy(dtype: str, exp: str) -> None:
         return jax.device_put(a, cpu)
 
     x = half_way(LOGITS, dtype)
-    with mode("cpu", exp):  # kept offsets are int64, which JAX has only under a flag
+    with mode("cpu", exp):  # kept offsets are int64, which JAX has only with a flag
         got = everything(make, exp, x, kept=False)
         want = everything(lambda a: a, exp, x, kept=False)
     assert all(isinstance(o, jax.Array) for o in (*got[0], *got[1:]))
@@ -108,7 +108,7 @@ def test_jax_int64_under_its_flag() -> None:
 
 @pytest.mark.parametrize("transform", ["jit", "grad", "vmap"])
 def test_a_jax_transformation_is_a_typed_error(transform: str) -> None:
-    """A tracer has no memory: wrong numbers or a crash would be the alternatives."""
+    """A tracer has no memory, so without an error there would be wrong numbers or a crash."""
     jax = pytest.importorskip("jax")
 
     def function(x: Any) -> Any:
@@ -135,7 +135,7 @@ def test_an_exporter_on_the_cpu_is_asked_without_a_stream() -> None:
 
 
 def test_an_array_namespace_gets_its_own_arrays_back() -> None:
-    """The array API's way to name a framework that this library has never heard of."""
+    """The array API's way to name a framework, here one that this library has never seen."""
 
     class Mine(dlpack.Exporter):
         def __array_namespace__(self) -> Any:
@@ -152,7 +152,7 @@ def test_an_array_namespace_gets_its_own_arrays_back() -> None:
 
 
 def test_frameworks_may_be_mixed_on_the_cpu() -> None:
-    """logits decide: target and temperature may come from elsewhere, the result is of the logits' framework."""
+    """The result has the framework of the logits; target and temperature may have others."""
     torch = pytest.importorskip("torch")
     got = rk.logprob(LOGITS, torch.from_numpy(TARGET), temperature=torch.from_numpy(TEMPERATURE))
     assert type(got) is np.ndarray
@@ -160,7 +160,7 @@ def test_frameworks_may_be_mixed_on_the_cpu() -> None:
 
 
 def test_negative_row_strides_of_numpy() -> None:
-    """Only NumPy has negative strides. Rows and targets backwards are the same rows backwards."""
+    """Only NumPy has negative strides. Reversed rows and targets give reversed rows."""
     want = rk.logprob(LOGITS, TARGET, **ALL)
     got = rk.logprob(LOGITS[::-1], TARGET[::-1], **ALL)
     for name, a, b in zip(OUTPUTS, got, want, strict=True):
@@ -236,13 +236,13 @@ BUSY = 200_000_000  # cycles: 0.1 s on an H200, far longer than any of the calls
 
 @pytest.mark.gpu
 def test_torch_work_goes_to_the_current_stream_behind_its_producer() -> None:
-    """The producer sleeps, then writes. A call on another stream would read what was there before."""
+    """The producer sleeps, then writes. A call on another stream would read the earlier contents."""
     torch = pytest.importorskip("torch")
     final, y = torch.from_numpy(LOGITS).cuda(), torch.from_numpy(TARGET).cuda()
     want = rk.logprob(final, y, **ALL)
     want_gradient = rk.logprob_backward(final, y, want.lse, dlogprob=want.lse)
     x = torch.full_like(final, float("nan"))
-    torch.cuda.synchronize()  # and every kernel is loaded
+    torch.cuda.synchronize()  # every kernel is loaded, too
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         torch.cuda._sleep(BUSY)
@@ -275,7 +275,8 @@ def test_cupy_work_goes_to_the_current_stream_behind_its_producer() -> None:
 
 @pytest.mark.gpu
 def test_jax_work_waits_for_its_producer(jax_on_cuda: Any) -> None:
-    """JAX dispatches asynchronously on streams of its own; its export makes ours wait, and JAX must wait for ours."""
+    """JAX dispatches asynchronously on its own streams. Its export makes our stream wait, and JAX must wait for
+    ours."""
     jax = pytest.importorskip("jax")
     big = jax.device_put(_random.standard_normal((2048, 2048)).astype(np.float32), jax_on_cuda)
     y = jax.device_put(TARGET, jax_on_cuda)
@@ -285,7 +286,7 @@ def test_jax_work_waits_for_its_producer(jax_on_cuda: Any) -> None:
     def slow(x: Any, m: Any) -> Any:
         for _ in range(50):
             m = m @ m
-            m = m / jax.numpy.abs(m).max()  # stays finite and nonzero
+            m = m / jax.numpy.abs(m).max()  # keeps m finite and nonzero
         return x + 0 * m[0, 0]
 
     slow(base, big).block_until_ready()
@@ -318,7 +319,7 @@ def test_an_exporter_on_cuda_is_asked_for_the_callers_stream() -> None:
 
 
 def test_empty_arrays_of_numpy() -> None:
-    """NumPy strides every dimension of an empty array 0."""
+    """NumPy gives every dimension of an empty array the stride 0."""
     logits, target = np.zeros((0, 10), np.float32), np.zeros(0, np.int64)
     assert rk.logprob(logits, target).shape == (0,)
     gradient = rk.logprob_backward(logits, target, np.zeros(0, np.float32), dlogprob=np.zeros(0, np.float32))

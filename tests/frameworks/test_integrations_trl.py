@@ -1,4 +1,5 @@
-"""rl_kernel_native.integrations.trl: GRPOTrainer's log-probabilities, loss, gradients and logs against TRL's own."""
+"""rl_kernel_native.integrations.trl: compares GRPOTrainer's log-probabilities, loss, gradients and logs with TRL's
+own."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from trl_seams import STOCK, grpo_trainer
 
 torch = pytest.importorskip("torch", reason="TRL trains models of torch")
 
-# Where both releases are tested (scripts/test.sh), each case of the loss runs under one of them.
+# If two releases are tested (scripts/test.sh), each case of the loss runs with one of them.
 TURN = {None: slice(None), "newest": slice(0, None, 2), "oldest": slice(1, None, 2)}[os.environ.get("RLK_TRL_TURN")]
 
 SEQUENCES, PROMPT, COMPLETION, VOCAB = 6, 5, 9, 101
@@ -39,7 +40,7 @@ def head(rows: int, dtype: Any, bias: bool = False, width: int = 32) -> tuple[An
 
 
 def logprob_error(hidden: Any, weight: Any, logits: Any, dtype: str = "float32") -> float:
-    """How far a log-probability may be off float64: by its own bound, and twice by that of a logit."""
+    """The error bound of a log-probability against float64: its own bound plus twice that of a logit."""
     scale = float((hidden.double().abs() @ weight.double().abs().T).max())
     of_logit = row("linear", "y").allowed(dtype, terms=hidden.shape[-1], scale=scale, expected=logits.abs().max())
     return float(row("logprob", "logprob").allowed(max_abs_z=logits.abs().max()) + 2 * of_logit)
@@ -158,7 +159,8 @@ def test_a_backward_computes_in_the_arithmetic_of_its_forward() -> None:
             return torch.autograd.grad(logp.sum(), operands[1])[0]
 
     assert torch.equal(gradient("sm_90", "ieee"), gradient("sm_90", "sm_90"))
-    assert not torch.equal(gradient("ieee", "ieee"), gradient("sm_90", "sm_90"))  # else it could not be told
+    # otherwise the test could not tell them apart
+    assert not torch.equal(gradient("ieee", "ieee"), gradient("sm_90", "sm_90"))
 
 
 def test_no_token_at_all() -> None:
@@ -184,7 +186,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A trainer of TRL's; tests change its settings and not its model."""
+    """A trainer of TRL. Tests change its settings but not its model."""
     datasets = pytest.importorskip("datasets", reason="TRL's trainers take a data set of the package datasets")
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -209,7 +211,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )  # fmt: skip
 
 
-# Options of GRPOConfig; those that its trainer copies are set on the trainer.
+# Options of GRPOConfig. Those that its trainer copies are set on the trainer.
 CASES: dict[str, dict[str, Any]] = {
     **{kind: {"loss_type": kind} for kind in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")},
     "cispo, epsilon_high": {"loss_type": "cispo", "epsilon_high": 1.1},
@@ -283,7 +285,7 @@ class Step:
 
 
 def in_float64(self: Any, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, **_: Any) -> Any:
-    """GRPOTrainer._get_per_token_logps_and_entropies with head and softmax in float64, of the same hidden states."""
+    """GRPOTrainer._get_per_token_logps_and_entropies with head and softmax in float64, from the same hidden states."""
     hidden = model.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
     z = hidden[:, :-1].double() @ model.lm_head.weight.double().T / self.temperature
     logp = z.log_softmax(-1)
@@ -299,13 +301,13 @@ def in_float64(self: Any, model: Any, input_ids: Any, attention_mask: Any, logit
 
 
 def high_entropy_in_float32(self: Any, entropies: Any, mask: Any, threshold: float) -> Any:
-    """GRPOTrainer.get_high_entropy_mask of float32 entropies, as a step has: it compares them with one of them, rounded
-    to float32, and of float64 that one is below itself as often as not."""
+    """GRPOTrainer.get_high_entropy_mask with float32 entropies, as in a step. It compares them with one of them that is
+    rounded to float32. In float64 that one would often be below itself."""
     return type(self).get_high_entropy_mask(self, entropies.float(), mask, threshold)
 
 
 def norms_of_tokens(trainer: Any) -> tuple[Any, Any]:
-    """Norms of the parameters' gradients of each token's log-probability and entropy, [SEQUENCES, COMPLETION]."""
+    """Norms of the parameters' gradients for each token's log-probability and entropy, [SEQUENCES, COMPLETION]."""
     if not hasattr(trainer, "norms"):
         inputs = batch({})
         found = logprobs(trainer, inputs)
@@ -319,9 +321,9 @@ def norms_of_tokens(trainer: Any) -> tuple[Any, Any]:
 
 
 def allowed_gradient(trainer: Any, exact: Any) -> float:
-    """The allowed error of the parameters' gradient, as a norm: a sum of tokens' terms. The loss's gradient in a
-    log-probability errs by its own bound, and by the effect of errors of log-probabilities. A log-probability's
-    gradient in the logits errs by its bound."""
+    """The allowed error of the parameters' gradient, as a norm: a sum over tokens. The loss's gradient in a
+    log-probability has an error from its own bound and one from errors of log-probabilities. A log-probability's
+    gradient in the logits has an error within its bound."""
     given = exact.of_float64.grad.abs()
     of_entropy = 0.0 if exact.entropy_of_float64.grad is None else exact.entropy_of_float64.grad.abs()
     facts = {"max_abs_z": exact.max_abs_z, "p": 1.0, "log_p": exact.max_log_p, "spread": exact.max_log_p}
@@ -362,7 +364,7 @@ def compare(trainer: Any, options: dict[str, Any]) -> None:
     if options.get("tool_mask"):
         inputs["tool_mask"] = tools
     if options.get("use_vllm"):
-        sampled[3, 2] = torch.nan  # a token that vLLM did not score
+        sampled[3, 2] = torch.nan  # vLLM did not score this token
         inputs["sampling_per_token_logps"] = sampled
         inputs["importance_sampling_ratio"] = trl_weights(options, before, sampled, inputs["completion_mask"])
 
@@ -375,15 +377,16 @@ def compare(trainer: Any, options: dict[str, Any]) -> None:
     exact = Step(exact_trainer, model, dict(inputs))
     model.zero_grad()
 
-    slope = float(exact_trainer.of_float64.grad.abs().sum())  # what the loss moves by if every log-probability does
+    slope = float(exact_trainer.of_float64.grad.abs().sum())  # the change of the loss if every log-probability changes
     allowed = row("policy_loss", "loss").allowed(scale=slope + abs(exact.loss.item()))
     allowed += slope * exact_trainer.logprob_error
     assert abs(ours.loss.item() - exact.loss.item()) <= allowed
-    assert abs(theirs.loss.item() - exact.loss.item()) <= allowed  # else the comparison would prove nothing about ours
+    # otherwise the comparison would prove nothing about our loss
+    assert abs(theirs.loss.item() - exact.loss.item()) <= allowed
     allowed = allowed_gradient(trainer, exact_trainer)
     for step in (ours, theirs):
         assert float((step.gradient - exact.gradient).norm()) <= allowed
-    assert float(exact.gradient.norm()) > 100 * allowed  # gradients of nothing would agree, too
+    assert float(exact.gradient.norm()) > 100 * allowed  # gradients of zero would agree, too
 
     assert set(ours.logs) == set(theirs.logs)
     for name, values in theirs.logs.items():
@@ -393,7 +396,7 @@ def compare(trainer: Any, options: dict[str, Any]) -> None:
 
 
 def trl_weights(options: dict[str, Any], old: Any, sampled: Any, mask: Any) -> Any:
-    """The weights as GRPOTrainer._generate_and_score_completions computes them."""
+    """The weights, as GRPOTrainer._generate_and_score_completions computes them."""
     difference = ((old - sampled) * mask).nan_to_num(nan=0.0)
     mode = options["vllm_importance_sampling_mode"]
     weights = (difference.sum(-1, keepdim=True) if mode.startswith("sequence") else difference).exp()
@@ -407,7 +410,7 @@ def test_a_step_has_trls_loss_gradients_and_logs(stock: Any, name: str) -> None:
     compare(stock, CASES[name])
 
 
-# TRL refuses VESPO with weights of sequences.
+# TRL refuses VESPO with weights per sequence.
 CORRECTED = [
     (loss_type, mode)
     for loss_type, mode in itertools.product(("grpo", "dapo", "cispo", "vespo"), MODES)
@@ -417,7 +420,7 @@ CORRECTED = [
 
 @pytest.mark.parametrize(("loss_type", "mode"), CORRECTED[TURN])
 def test_a_step_corrected_for_vllm(stock: Any, loss_type: str, mode: str) -> None:
-    low, high = (0.9, 1.1) if mode.startswith("token") else (0.7, 1.3)  # some are outside, some are not
+    low, high = (0.9, 1.1) if mode.startswith("token") else (0.7, 1.3)  # some weights are outside, some are not
     options = {
         "loss_type": loss_type, "use_vllm": True, "vllm_importance_sampling_mode": mode,
         "vllm_importance_sampling_clip_min": low, "vllm_importance_sampling_clip_max": high,
@@ -441,7 +444,7 @@ def test_evaluation_has_no_share_of_an_accumulation(stock: Any) -> None:
 
 
 def test_a_whole_training_has_trls_rewards_and_logs(stock: Any) -> None:
-    """generate(), rewards, loss and update, twice from the same weights; TRL's own names in the logs."""
+    """generate(), rewards, loss and update, twice from the same weights; the logs have TRL's own names."""
     state = copy.deepcopy(stock.model.state_dict())
     histories = []
     for context in (warnings.catch_warnings, rk.integrations.trl.enabled):
@@ -468,7 +471,7 @@ def test_a_whole_training_has_trls_rewards_and_logs(stock: Any) -> None:
 
 
 def test_with_a_patched_model_logprobs_do_not_depend_on_the_micro_batch(stock: Any) -> None:
-    """What the library is for: the ratio of an on-policy step is 1, whatever batches the passes had."""
+    """The library's purpose: the ratio of an on-policy step is 1, in any batches."""
     rk.patch_model(stock.model)
     try:
         with torch.no_grad(), rk.integrations.trl.enabled():
@@ -479,8 +482,8 @@ def test_with_a_patched_model_logprobs_do_not_depend_on_the_micro_batch(stock: A
 
 
 def test_the_reference_of_a_patched_policy_is_patched_and_the_first_kl_is_0(stock: Any, tmp_path: Any) -> None:
-    """In whole steps of TRL: the rollout scores the reference, the loss divides by it. Outside of the context it is
-    TRL's again."""
+    """Whole steps of TRL: the rollout scores the reference, and the loss divides by it. Outside the context the
+    reference is TRL's again."""
     folder = tmp_path / "policy"
     stock.model.save_pretrained(folder)
     args = copy.copy(stock.args)

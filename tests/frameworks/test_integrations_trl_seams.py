@@ -1,4 +1,4 @@
-"""rl_kernel_native.integrations.trl: what it replaces of TRL, puts back and refuses."""
+"""rl_kernel_native.integrations.trl: the functions of TRL that it replaces and restores, and its refusals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_newer_release_is_served_with_a_warning(
 
 def test_no_trl_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Missing:
-        """As an environment without the package: its name is not found."""
+        """Imitates an environment without the package: its name is not found."""
 
         def find_spec(self, name: str, *_: Any) -> None:
             if name == "trl":
@@ -101,7 +101,7 @@ def test_no_trl_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without(function: Any, name: str) -> Any:
-    """A function that looks as if it had one parameter less."""
+    """A function whose signature lacks the named parameter."""
     signature = inspect.signature(function)
     left = [p for p in signature.parameters.values() if p.name != name]
 

@@ -22,7 +22,7 @@ def bits(array: object) -> bytes:
 
 
 def leaf(array: object) -> torch.Tensor:
-    """The same numbers as a torch tensor that wants a gradient."""
+    """The same numbers as a torch tensor that requires a gradient."""
     wide = torch.tensor(np.asarray(array, np.float32))
     return wide.to(torch.bfloat16 if array.dtype == jnp.bfloat16 else torch.float32).requires_grad_()  # type: ignore[attr-defined]
 

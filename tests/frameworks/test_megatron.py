@@ -1,4 +1,4 @@
-"""megatron-core's GPTModel on this library's operators: the bits of a patched model of transformers, packed or not.
+"""megatron-core's GPTModel on this library's operators has the bits of a patched model of transformers, packed or not.
 
 Tests of a model need megatron-core on PYTHONPATH (scripts/requirements-megatron.txt); RLK_REQUIRE_MEGATRON=1 makes them
 fail without it. scripts/test.sh engines runs them.
@@ -87,7 +87,8 @@ def test_a_token_has_the_bits_of_the_patched_model_of_transformers(pair: Any) ->
     expected = align_megatron.renamed(gradients, 4, 2)
     for name, parameter in model.named_parameters():
         apart = (parameter.grad.float() - expected[name].float()).norm() / expected[name].float().norm()
-        assert apart < 0.02, (name, apart)  # bfloat16: sums over q, k and v are rounded once here, twice there
+        # bfloat16: sums over q, k and v are rounded once in one model and twice in the other
+        assert apart < 0.02, (name, apart)
 
 
 @needs_megatron

@@ -1,5 +1,6 @@
-"""The oldest NumPy that the package declares: masks of bool and read-only arrays are read, read-only outputs refused by
-name. `RLK_OLDEST_NUMPY` names a folder that has it (scripts/test.sh); the newest one runs the same calls here."""
+"""The oldest NumPy that the package declares: masks of bool and read-only arrays are read; read-only outputs are
+refused by name. `RLK_OLDEST_NUMPY` names a folder that has it (scripts/test.sh). The newest NumPy runs the same calls
+here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presets: defaults are the frameworks', and what a preset does not know is an error."""
+"""Presets have the frameworks' defaults, and an option that a preset does not know is an error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_defaults_are_verls() -> None:
     assert len(both) >= 10, both
     for name in both - {"clip_ratio_low", "clip_ratio_high"}:
         assert ours[name] == theirs[name], name
-    for name in ("clip_ratio_low", "clip_ratio_high"):  # None means clip_ratio
+    for name in ("clip_ratio_low", "clip_ratio_high"):  # None stands for clip_ratio
         assert ours[name] is None
         assert theirs[name] == theirs["clip_ratio"]
 

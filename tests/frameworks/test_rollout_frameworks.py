@@ -1,4 +1,4 @@
-"""importance_weights, mismatch_metrics and value_loss against verl's and OpenRLHF's own source, where it is
+"""Compares importance_weights, mismatch_metrics and value_loss with verl's and OpenRLHF's own source, if it is
 installed."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def helper() -> Any:
 
 
 def batch(seed: int = 5) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Arrays, and verl's: log-ratio and mask in float64. Every sequence has a token: of none verl takes NaNs for
-    means."""
+    """Arrays, and verl's log-ratio and mask in float64. Every sequence has a token, since verl takes NaNs as means
+    without one."""
     a = tensors(rollouts(2, COLUMNS, seed=seed))
     a = {k: torch.cat([x, x.flip(0, 1)]) for k, x in a.items()}
     a["rollout"][2:] += 0.3 * (a["rollout"][2:] - a["train"][2:])
@@ -35,7 +35,8 @@ def batch(seed: int = 5) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.T
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize(
     ("level", "threshold"),
-    [("token", "1.2"), ("token", "0.8_1.25"), ("sequence", "1.2"), ("sequence", "0.3_20")],  # some and not all within
+    # some values are within the bounds, but not all
+    [("token", "1.2"), ("token", "0.8_1.25"), ("sequence", "1.2"), ("sequence", "0.3_20")],
 )
 def test_weights_are_verls_own(helper: Any, level: str, threshold: str, normalize: bool) -> None:
     a, d, mask = batch()
@@ -50,7 +51,7 @@ def test_weights_are_verls_own(helper: Any, level: str, threshold: str, normaliz
     assert not beyond("importance_weights", "weights", got.weights, want, terms=COLUMNS)
 
 
-# verl's names for importance_weights' metrics. It takes extremes of tokens after the bounds, of sequences before.
+# verl's names for importance_weights' metrics. For tokens verl takes extremes after the bounds, for sequences before.
 IS_METRICS = {
     "rollout_is_mean": "weight_mean", "rollout_is_std": "weight_std", "rollout_is_eff_sample_size": "ess",
     "rollout_is_ratio_fraction_high": "fraction_high", "rollout_is_ratio_fraction_low": "fraction_low",
@@ -79,7 +80,7 @@ def test_metrics_of_weights_are_verls_own(helper: Any, level: str, threshold: st
     )
     names = IS_METRICS | EXTREMES[level]
     metrics = got.metrics.asdict()
-    outside = want.pop("rollout_is_oob_ratio", None)  # share of tokens, where the weight is a sequence's, too
+    outside = want.pop("rollout_is_oob_ratio", None)  # a share of tokens, even if the weight is a sequence's
     if low and level == "token":
         assert metrics["fraction_low"] + metrics["fraction_high"] == pytest.approx(outside)
     assert set(want) == set(names)
@@ -119,7 +120,7 @@ def test_a_configuration_of_verl_is_verls_own(helper: Any, name: str) -> None:
     for seed in range(4):
         a, _, _ = batch(seed)
         train, rollout, mask = a["train"].double(), a["rollout"].double(), a["mask"].double()
-        theirs = {"rollout_is": "sequence"} | CONFIGURATIONS[name]  # its function's own default is None
+        theirs = {"rollout_is": "sequence"} | CONFIGURATIONS[name]  # the default of verl's function is None
         proto, want, _ = helper.compute_rollout_correction_and_rejection_mask(train, rollout, mask, **theirs)
         how = rk.presets.verl_rollout_correction(**CONFIGURATIONS[name])
         got = rk.importance_weights(a["train"], a["rollout"], a["mask"], **how)
@@ -184,7 +185,7 @@ def test_what_is_rejected_is_verls_own(helper: Any, names: tuple[str, ...]) -> N
     assert 0 < kept < tokens, "a threshold that says nothing tests nothing"
 
 
-# verl's names of what mismatch_metrics has.
+# verl's names for the metrics of mismatch_metrics.
 METRICS = {
     "kl": "kl", "k3_kl": "k3", "training_ppl": "ppl_train", "rollout_ppl": "ppl_rollout",
     "training_log_ppl": "log_ppl_train", "rollout_log_ppl": "log_ppl_rollout", "log_ppl_diff": "log_ppl_diff_mean",

@@ -1,4 +1,4 @@
-"""rk.enable: the one switch for an engine and a trainer."""
+"""rk.enable: one switch for an engine and a trainer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tiny() -> Any:
 
 
 def made(trainer_class: Any, monkeypatch: pytest.MonkeyPatch, **parts: Any) -> Any:
-    """A trainer of which only what the switch looks at is made."""
+    """A trainer that has only the parts that the switch reads."""
 
     def make(self: Any, model: Any) -> None:
         self.model = model
@@ -72,7 +72,7 @@ def test_it_stays_on_though_its_result_is_dropped(trainer_class: Any, monkeypatc
         assert trainer_class._compute_loss is not stock[1]
         trainer = trainer_class(tiny())
         assert rk.status(trainer.model)["linear"] == 8
-        trainer_class(trainer.model)  # is patched already
+        trainer_class(trainer.model)  # the model is patched already
     finally:
         from rl_kernel_native.integrations import switch
 
@@ -102,7 +102,7 @@ def test_a_model_that_is_not_served_is_an_error(trainer_class: Any, monkeypatch:
 
 @pytest.mark.parametrize("is_reset", [True, False])
 def test_a_prefix_cache_that_keeps_old_keys_is_an_error(is_reset: bool) -> None:
-    """Against a stand-in of vLLM's LLM, whose answer TRL does not look at."""
+    """Uses a stand-in of vLLM's LLM, whose answer TRL does not read."""
     from rl_kernel_native.integrations import switch
 
     done: list[str] = []

@@ -1,4 +1,4 @@
-"""Advantages and KL terms against verl's own functions, in float64, where verl is installed (docs/objectives.md)."""
+"""Compares advantages and KL terms with verl's own functions in float64, if verl is installed (docs/objectives.md)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def verl() -> Any:
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
-    """Each answer has its reward at the last token, some 0 or equal in a group; the mask has holes."""
+    """Each answer has its reward at the last token; some are 0 or equal in a group. The mask has holes."""
     random = np.random.default_rng(4)
     scores = random.normal(0, 1, N).round(1).astype(np.float32)
     scores[:SIZE] = 0.3  # a group without variance
@@ -59,7 +59,7 @@ def test_advantages_of_groups_are_verls(verl: Any, answers: dict[str, Any], name
     more |= {"f_norm": 2.0} if kind == "gpg" else {}
     got = rk.group_advantage(answers["scores"], group_size=SIZE, kind=kind, **more)
     reference = rk.group_advantage_reference(answers["scores"], group_size=SIZE, kind=kind, **more)
-    # A group without variance is exactly 0 here, and a rounding of float64 over 1e-6 there.
+    # A group without variance is exactly 0 here; in verl it is a float64 rounding over 1e-6.
     facts = {"scale": np.maximum(reference["scale"], 1.0)[:, None] * np.ones((1, T))}
     assert not beyond("group_advantage", "advantage", got[:, None] * answers["mask"], want, **facts)
 
@@ -74,8 +74,8 @@ def test_remax_is_verls(verl: Any, answers: dict[str, Any]) -> None:
 
 
 def assert_whitened(x: Any, off: float, mask: Any, want: torch.Tensor) -> None:
-    """``x``, which is off by ``off``, whitened: (x - mean) / std moves by that of x and of the mean over std, and by as
-    much of its own value by that of std."""
+    """Compares ``x`` after whitening; ``x`` has the error ``off``. (x - mean) / std has the errors of x and of the mean
+    over std, and its own value times that of std."""
     got = rk.masked_whiten(x, mask, return_stats=True)
     largest = float(want.abs().max())
     allowed = row("masked_whiten", "y").allowed(expected=want.numpy(), largest=largest)
@@ -95,8 +95,8 @@ def test_reinforce_plus_plus_with_a_baseline_is_verls(verl: Any, answers: dict[s
 
 @pytest.mark.parametrize("weights", [None, [0.3, 2.0]])
 def test_gdpo_is_verls(verl: Any, answers: dict[str, Any], weights: Any) -> None:
-    """Advantages of each reward, weighed and whitened: docs/objectives.md."""
-    one = answers["scores"] + torch.linspace(0, 1, N)  # no group is without variance
+    """Advantages of each reward, weighted and whitened (docs/objectives.md)."""
+    one = answers["scores"] + torch.linspace(0, 1, N)  # every group has variance
     other = one.flip(0).contiguous()
     mask = answers["mask"]
     config = {"gdpo_reward_keys": ["one", "two"], "gdpo_reward_weights": weights}
@@ -109,7 +109,7 @@ def test_gdpo_is_verls(verl: Any, answers: dict[str, Any], weights: Any) -> None
     w = weights or [1.0, 1.0]
     x = sum(a * rk.group_advantage(s, group_size=SIZE) for a, s in zip(w, (one, other), strict=True))
     got = rk.masked_whiten(x[:, None].expand(N, T).contiguous(), mask)
-    # verl computes in float32 here: what both may be off by.
+    # verl computes in float32 here, so this bounds the error of both.
     std = float((x[:, None] * mask)[mask].std())
     off = 2 * float(np.max(row("group_advantage", "advantage").allowed(expected=2.0, scale=2.0))) * sum(w)
     largest = float(want.abs().max())
@@ -145,7 +145,7 @@ def test_reinforce_plus_plus_is_verls(verl: Any, answers: dict[str, Any]) -> Non
 
 
 class Gamma:
-    """verl's algorithm configuration, of which gamma is read."""
+    """verl's algorithm configuration; only gamma is read."""
 
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma

@@ -1,6 +1,6 @@
-"""vLLM on this library's operators: what is refused, and on a real engine on the CPU, that no token differs.
+"""vLLM on this library's operators: its refusals, and equal tokens on a real engine on the CPU.
 
-Tests of the engine need `tools/fetch_vllm.sh` and its folder on PYTHONPATH; RLK_REQUIRE_ENGINES=1 makes them fail
+Tests of the engine need `tools/fetch_vllm.sh` and its folder on PYTHONPATH. RLK_REQUIRE_ENGINES=1 makes them fail
 without it. scripts/test.sh engines runs them.
 """
 
@@ -35,7 +35,7 @@ needs_vllm = pytest.mark.skipif(
 
 
 def engine_config(**changed: Any) -> SimpleNamespace:
-    """A configuration that is served, but for what is changed, by the name of a part: ``model.dtype=...``."""
+    """A supported configuration with changes by the name of a part: ``model.dtype=...``."""
     parts = {
         "model": SimpleNamespace(
             architectures=["Qwen3ForCausalLM"], runner_type="generate", use_mla=False, is_moe=False, quantization=None,
@@ -62,7 +62,7 @@ def rotary(kind: str, **more: Any) -> SimpleNamespace:
     return SimpleNamespace(rope_parameters={"rope_type": kind, **more}, max_position_embeddings=64)
 
 
-# What is asked for, and how the error names it.
+# Refused settings, and how the error names them.
 REFUSED = {
     "tensor_parallel_size = 2": {"parallel__tensor_parallel_size": 2},
     "pipeline_parallel_size = 2": {"parallel__pipeline_parallel_size": 2},
@@ -100,7 +100,7 @@ def test_what_is_not_served_is_refused_by_name(named: str) -> None:
 
 
 def asked(**changed: Any) -> SimpleNamespace:
-    """A request's parameters that are served, but for what is changed."""
+    """Supported parameters of a request, with changes."""
     served: dict[str, Any] = {
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": None,
         "structured_outputs": None, "thinking_token_budget": None, "logprob_token_ids": None, "logprobs": 5,
@@ -255,13 +255,13 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Qwen3 of random weights: grouped heads, norms of queries and keys, a head tied to the table."""
+    """Qwen3 with random weights: grouped heads, norms of queries and keys, a head tied to the table."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("model")
     shape = transformers.Qwen3Config(
         vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True,
-        initializer_range=0.1,  # so that log-probabilities are far apart
+        initializer_range=0.1,  # spreads the log-probabilities
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.Qwen3ForCausalLM(shape).to(torch.bfloat16).save_pretrained(folder)
@@ -376,9 +376,10 @@ TRAINERS = ["hf", "fsdp2"] + ["megatron"] * (importlib.util.find_spec("megatron"
 
 @pytest.fixture(scope="session")
 def runs(model: Path) -> dict[str, Any]:
-    """The control, this library's operators with every trainer, and updates: two at a time, each of several processes.
+    """The control, this library's operators with every trainer, and updates. Two run at a time, each with several
+    processes.
 
-    Chunked prefill, prefix caching, preemption, batches whose members change.
+    Runs include chunked prefill, prefix caching, preemption, and batches whose members change.
     """
     request = align.request_of(model, num_prompts=16, prompt_tokens=90, max_tokens=24, logprobs=5)
     few = align.request_of(model, num_prompts=2, prompt_tokens=20, max_tokens=6)

@@ -1,4 +1,4 @@
-// Memory of the tests that compare every kernel of an operator with the CPU, byte for byte.
+// Memory for tests that compare every kernel of an operator with the CPU, byte for byte.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kSkipped = 77;  // the exit status that ctest takes for skipped
+constexpr int kSkipped = 77;  // ctest takes this exit status as skipped
 constexpr unsigned char kCanary = 0xcd;
 
 inline const char* short_name(DType t) { return t == DType::kFloat32 ? "f32" : t == DType::kBFloat16 ? "bf16" : "f16"; }
@@ -39,7 +39,7 @@ struct OnDevice {
   std::size_t size;
 };
 
-// Normal values; a few are far from the others, zeros, infinities or NaN. The gaps between rows hold a canary.
+// Normal values; a few are large or small, zeros, infinities or NaN. The gaps between rows hold a canary.
 inline std::vector<unsigned char> matrix(std::int64_t rows, std::int64_t columns, std::int64_t stride, DType dtype,
                                          std::mt19937* random, bool special) {
   const int bytes = size_of(dtype);

@@ -1,5 +1,6 @@
 // Every kernel that can serve a call of attention has the CPU's bits, forward and backward. It runs all plans with both
-// exponentials, as built for sm_90 and for sm_80, whose PTX runs here. Lists that contradict the arrays touch nothing else.
+// exponentials, as built for sm_90 and for sm_80, whose PTX runs here. Lists that contradict the arrays must not touch
+// other memory.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -21,13 +22,13 @@ using attention_test::Layout;
 using attention_test::Problem;
 using Memory = std::vector<unsigned char>;
 
-// A device's copy of a host's arrays, found again by the host's addresses.
+// A device's copy of host arrays, looked up by the host's addresses.
 class Mirror {
  public:
   template <class T>
   const T* operator()(const T* host, std::size_t bytes) {
     if (host == nullptr) return nullptr;
-    // The same place within 16 bytes, so that what has no vector on the host has none here.
+    // The same address modulo 16, so that memory without vectors on the host has none here.
     const std::size_t shift = reinterpret_cast<std::uintptr_t>(host) % 16;
     Memory copy(bytes + shift);
     std::memcpy(copy.data() + shift, host, bytes);
@@ -73,7 +74,7 @@ AttentionInput on_device(const Problem& problem, Mirror* mirror) {
   return p;
 }
 
-// Elements of two bytes of `memory` that are the canonical NaN become those wanted.
+// Replaces canonical NaNs in two-byte elements of `memory` by the wanted elements.
 void take_nan(const Memory& wanted, Memory* memory) {
   for (std::size_t i = 0; i + 1 < memory->size(); i += 2) {
     if ((*memory)[i] != 0xff || (*memory)[i + 1] != 0x7f) continue;
@@ -96,7 +97,7 @@ void run_case(const Case& c) {
   const std::size_t q_size = static_cast<std::size_t>(problem.q_places() * c.head_dim) * bytes;
   const std::size_t k_size = static_cast<std::size_t>(problem.k_places() * c.head_dim) * bytes;
   const std::size_t rows = static_cast<std::size_t>(problem.q_places()) * 4;
-  // A canary behind each output.
+  // A canary lies behind each output.
   Memory out(q_size + 16, kCanary), lse(rows + 16, kCanary), dq = out, dk(k_size + 16, kCanary), dv = dk;
   const Memory clean_q = out, clean_rows = lse, clean_k = dk;
   AttentionParams p{problem.input};
@@ -173,7 +174,7 @@ void run_case(const Case& c) {
     const bool special = c.data == Data::kSpecial && c.dtype != DType::kFloat32;
     const auto same = [&](const OnDevice& found, const Memory& wanted, const char* gradient) {
       Memory memory = found.host();
-      // What a matrix unit multiplies by 0 may be Inf or NaN, and differs from plan to plan.
+      // An element that a matrix unit multiplies by 0 may be Inf or NaN, so the result differs between plans.
       if (special) take_nan(wanted, &memory);
       expect(memory, wanted, what + gradient);
     };
@@ -198,7 +199,7 @@ void run_cases() {
       }
     }
   };
-  // Every tile of columns, whole and short; every tile of rows.
+  // Every tile of columns, whole and short, and every tile of rows.
   for (const std::int64_t head_dim : {8, 64, 72, 128, 136, 256}) {
     Case c{{{5, 9}, {70, 130}, {1, 300}}};
     c.q_heads = 6;
@@ -208,7 +209,8 @@ void run_cases() {
     c.causal = false;
     run(c);
   }
-  // Tiles of 64 queries and blocks of 128 keys, at positions that are no multiples of either, and more queries than keys.
+  // Tiles of 64 queries and blocks of 128 keys, at positions that are no multiples of either; also more queries than
+  // keys.
   for (const std::int64_t head_dim : {64, 128}) {
     for (const Form form : {Form::kPacked, Form::kPadded, Form::kLeftPadded}) {
       Case c{{{300, 300}, {1, 1}, {130, 333}, {200, 150}, {64, 128}, {0, 5}, {5, 0}}};
@@ -225,7 +227,7 @@ void run_cases() {
       run(c);
     }
   }
-  // Every form and layout; slices begin off a vector's alignment.
+  // Every form and layout; slices are not aligned to vectors.
   for (const Form q_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked}) {
     for (const Form k_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked, Form::kPaged}) {
       for (const Layout layout : {Layout::kTokens, Layout::kHeadsFirst, Layout::kSlice}) {
@@ -243,7 +245,7 @@ void run_cases() {
       }
     }
   }
-  // Sinks, by every plan that serves them: splits, windows, rows that see nothing, special values.
+  // Sinks, with every plan that supports them: splits, windows, rows that see nothing, special values.
   for (const std::int64_t head_dim : {64, 128, 256}) {
     Case c{{{1, 300}, {130, 150}, {3, 1100}, {80, 70}}};
     c.sinks = true;
@@ -262,7 +264,7 @@ void run_cases() {
     c.data = Data::kSpecial;
     run(c);
   }
-  // Shared prefixes, by every plan that serves them: of a part of a page, of whole pages, longer than a sequence, none.
+  // Shared prefixes, with every plan that supports them: part of a page, whole pages, longer than a sequence, none.
   for (const std::int64_t head_dim : {64, 128, 256}) {
     for (const std::int64_t page_size : {7, 16, 128}) {
       Case c{{{1, 300}, {70, 290}, {3, 1100}, {2, 200}, {1, 90}}};
@@ -275,7 +277,8 @@ void run_cases() {
       run(c);
     }
   }
-  // Splits of a prefix that rows of several sequences read together; a group of which one sequence has too few keys.
+  // Splits of a prefix that rows of several sequences read together, and a group in which one sequence has too few
+  // keys.
   for (const Form q_form : {Form::kPacked, Form::kPadded}) {
     for (const std::int64_t head_dim : {64, 128, 256}) {
       for (const std::int64_t window : {0, 1500}) {
@@ -292,7 +295,7 @@ void run_cases() {
       }
     }
   }
-  // Trees: several roots, empty segments and ones of a token, branch points inside of blocks and of tiles, splits.
+  // Trees: several roots, empty segments and segments of one token, branch points inside blocks and tiles, splits.
   for (const std::int64_t head_dim : {40, 64, 128, 256}) {
     Case c{{{170, 170}, {1, 1}, {0, 0}, {61, 61}, {9, 9}, {130, 130}, {20, 20}, {17, 17}}};
     c.parents = {-1, 0, 0, 0, 2, -1, 3, 5};
@@ -310,7 +313,7 @@ void run_cases() {
     c.parents = {-1, 0, 1, 0};
     run(c);
   }
-  // Softcaps, by every plan that serves one.
+  // Softcaps, with every plan that supports them.
   for (const std::int64_t head_dim : {64, 128, 256}) {
     Case c{{{1, 300}, {90, 150}, {3, 1100}}};
     c.softcap = 2.0f;
@@ -331,8 +334,8 @@ void run_cases() {
     c.head_dim = 64;
     run(c);
   }
-  // Splits, whole and begun, at blocks of either width; a window that begins inside one; references that rise; special
-  // values.
+  // Splits, complete and partial, for blocks of either width; a window that begins inside one; references that rise;
+  // special values.
   const std::int64_t split = attention_split_end(0), second = attention_split_end(split);
   for (const float spread : {1.0f, 60.0f}) {
     Case c{{{3, second + 808}, {2, split + 1}, {5, split}}};
@@ -362,7 +365,7 @@ void run_cases() {
   }
 }
 
-// Nothing out of range is read or written; every output is.
+// Nothing out of range is read or written, and every output is written.
 void run_bad_lists() {
   for (const std::vector<std::int32_t>& offsets : std::vector<std::vector<std::int32_t>>{
            {1, 4, 6}, {0, 4, 9}, {0, 7, 6}, {0, 4, 3}, {-3, 4, 6}, {0, 2000000000, 6}, {6, 6, 6}, {0, 0, 0}}) {

@@ -22,7 +22,7 @@ struct Case {
   std::int64_t tokens, heads, columns, pages, page_size;
   DType dtype;
 };
-// Less than a token a block; several tokens a block; more columns than a block has threads; no whole vector.
+// Less than a token per block; several tokens per block; more columns than a block has threads; no whole vector.
 constexpr Case kCases[] = {
     {1, 8, 128, 4, 16, DType::kBFloat16},    {37, 2, 64, 9, 16, DType::kFloat16}, {300, 1, 8, 40, 16, DType::kBFloat16},
     {129, 16, 256, 17, 16, DType::kFloat32}, {50, 3, 80, 64, 1, DType::kFloat16}, {50, 3, 7, 11, 5, DType::kBFloat16},

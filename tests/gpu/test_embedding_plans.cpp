@@ -1,6 +1,6 @@
-// Every kernel that can serve a call of embedding has the CPU's bits: all plans, as built for sm_90 and for sm_80, whose PTX
-// runs here. The gradient has them again from a CUDA graph whose ids change between replays. Nothing is written outside of
-// outputs and workspace.
+// Every kernel that can serve a call of embedding has the CPU's bits: all plans, as built for sm_90 and for sm_80,
+// whose PTX runs here. The gradient also has them in a CUDA graph whose ids change between replays. Nothing is written
+// outside the outputs and the workspace.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -36,9 +36,9 @@ struct Case {
   std::int64_t pad = 0;  // elements between rows
 };
 
-// Tokens: one; around tiles of the sort and of items, groups, runs and blocks; several blocks. Rows: sorts of one pass, two
-// and three. Ids: of which one owns a tenth of the tokens and more, all, or each a few; runs of 15, 16 and 17 tokens. Columns:
-// less than a vec8, several slices, no whole vec8.
+// Numbers of tokens: one; around tiles of the sort and of items, groups, runs and blocks; several blocks. Numbers of
+// rows: sorts of one, two and three passes. Ids: one id owns a tenth of the tokens or more, all tokens, or each id a
+// few; runs have 15, 16 and 17 tokens. Columns: less than a vec8; several slices; no whole vec8.
 const std::vector<Case> kCases = {
     {1, 5, 64},
     {1, 128256, 8},
@@ -54,7 +54,7 @@ const std::vector<Case> kCases = {
     {16384, 2, 72, DType::kFloat32, Ids::kUniform},
     {20000, 32, 64, DType::kFloat32, Ids::kEach},        // runs of 16
     {20000, 34, 64, DType::kFloat32, Ids::kEach},        // runs of 15 and 16
-    {20000, 30, 64, DType::kFloat32, Ids::kEach, true},  // runs of 17 and 18, some of them not whole
+    {20000, 30, 64, DType::kFloat32, Ids::kEach, true},  // runs of 17 and 18, some of them incomplete
     {20000, 33, 61, DType::kBFloat16, Ids::kUniform, true},
     {32768, 128256, 16, DType::kBFloat16, Ids::kZipf, true},
     {32768, 50000, 8, DType::kFloat32, Ids::kOne},
@@ -96,7 +96,7 @@ struct OnDevice {
   std::size_t size;
 };
 
-// Normal values, a few of which are far from the others, zeros, infinities or NaN.
+// Normal values; a few are large or small, zeros, infinities or NaN.
 std::vector<unsigned char> values(std::int64_t count, DType dtype, std::mt19937* random) {
   const int bytes = size_of(dtype);
   std::vector<unsigned char> memory(static_cast<std::size_t>(count * bytes));
@@ -225,7 +225,7 @@ void run_backward(const Case& c, const std::vector<unsigned char>& ids, const On
   }
 }
 
-// One graph, replayed with other ids in the same memory.
+// One graph is replayed with other ids in the same memory.
 void run_graph(std::mt19937* random) {
   const Case c{10000, 5000, 64};
   const auto dy = values(c.tokens * c.columns, c.dtype, random);

@@ -1,5 +1,5 @@
-// The streaming kernel on a device of few multiprocessors (an MPS share, a small GPU): the shipped kernels, with a
-// stand-in for cuda/common/launch.cpp that claims so few. The bits are the CPU's.
+// The streaming kernel on a device with few multiprocessors (an MPS share, a small GPU). The kernels are the shipped
+// ones; a stand-in for cuda/common/launch.cpp claims so few. The bits must be the CPU's.
 #include <cuda_runtime.h>
 
 #include <cstdint>

@@ -24,14 +24,15 @@ struct Case {
   std::vector<std::int64_t> lengths;
   bool packed = false;
   DType mask_dtype = DType::kBool;
-  std::int64_t shift = 0, pad = 0;  // elements
+  std::int64_t shift = 0, pad = 0;  // in elements
   bool special = false;
   float gamma = 0.99f;
-  bool stretches = false;  // whole stretches of tokens count, so that whole chunks do, or else four of five tokens
+  bool stretches = false;  // true: whole stretches of tokens count, and so whole chunks; false: four of five tokens
+                           // count
 };
 
-// Sequences of one token; of about a chunk; of more chunks than a block's warps; empty; many short ones; without any
-// alignment; off 16 bytes. Full chunks beside others, also with coefficients that become subnormal, vanish or are zero.
+// Sequences: one token; around a chunk; more chunks than a block's warps; empty; many short ones; unaligned; not
+// 16-byte aligned. Full chunks next to others, also with coefficients that become subnormal, vanish or are zero.
 const std::vector<Case> kCases = {
     {{1}},
     {{127, 128, 129}, false, DType::kInt32},
@@ -103,7 +104,7 @@ void run_case(const Case& c, std::mt19937* random) {
   };
   const auto output = [&](void* data) { return TokenArray<float>{static_cast<float*>(data) + c.shift, stride}; };
 
-  for (int kind = 0; kind < 4; ++kind) {  // the last is discounted_returns with reset
+  for (int kind = 0; kind < 4; ++kind) {  // the last kind is discounted_returns with reset
     const auto params = [&](bool gpu, void* advantages, void* returns) {
       GaeParams p;
       p.kind = kind == 3 ? GaeKind::kDiscountedReturns : static_cast<GaeKind>(kind);

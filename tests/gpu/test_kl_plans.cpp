@@ -29,7 +29,7 @@ void run_case(kl_test::Case& c, PlanCheck* check_of) {
   PolicyTokens* const arrays[] = {&p.logprob, &p.ref_logprob, &p.weight, &p.d_kl};
   for (int k = 0; k < kl_test::kArrays; ++k) device.put(c.arrays[k], &arrays[k]->data);
   if (p.mask.data != nullptr) p.mask.data = device.put(c.mask.data(), c.mask.size());
-  constexpr int kChosen = -1;  // by the entry point, which joins rows without gaps
+  constexpr int kChosen = -1;  // the entry point's own choice, which joins rows without gaps
   std::vector<TokenPlan> plans(std::begin(kTokenPlans), std::end(kTokenPlans));
   if (slots == 0) plans.clear();
   plans.push_back({kChosen});

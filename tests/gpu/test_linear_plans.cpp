@@ -1,5 +1,5 @@
-// Every kernel that can serve a product of linear has the CPU's bits under sm_90 arithmetic. It runs the sm_90 plans, and
-// each tile of the sm_80 kernel, which takes any layout and whose PTX runs here.
+// Every kernel that can serve a product of linear has the CPU's bits under sm_90 arithmetic. It runs the sm_90 plans
+// and each tile of the sm_80 kernel. The latter takes any layout, and its PTX runs here.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -31,11 +31,11 @@ struct Case {
   DType d_dtype = DType::kBFloat16;
   bool bias = false, addend = false;
   std::int64_t pad = 0;    // elements between the end of a row of d and the next
-  std::int64_t split = 0;  // rows of an operand after which another stride follows (not of weights): sm_80 alone
-  bool odd = false;        // rows begin anywhere, not at 16 bytes: sm_80 alone
+  std::int64_t split = 0;  // number of rows of an operand before another stride follows (not for weights): sm_80 alone
+  bool odd = false;        // rows are not 16-byte aligned: sm_80 alone
 };
 
-// Sizes: below, at and above a tile and a stage; several tiles; a head's width once; more than one token block.
+// Sizes: around a tile and a stage; several tiles; once a head's width; more than one token block.
 const std::vector<Case> kCases = {
     {Product::kForward, 1, 136, 72},
     {Product::kForward, 7, 4096, 512, 8},
@@ -95,7 +95,7 @@ struct OnDevice {
   std::size_t size;
 };
 
-// Wide exponents, so that the bits cut off by alignment depend on the order.
+// Exponents are far apart, so the bits that alignment cuts off depend on the order.
 std::vector<std::uint16_t> operand(std::int64_t size, DType dtype, std::mt19937* random) {
   std::normal_distribution<float> normal;
   std::vector<std::uint16_t> v(static_cast<std::size_t>(size));
@@ -109,9 +109,9 @@ std::vector<std::uint16_t> operand(std::int64_t size, DType dtype, std::mt19937*
 bool run_case(const Case& c, DType dtype) {
   std::mt19937 random(1);
   const bool a_contiguous = c.product != Product::kWeightGrad, b_contiguous = c.product == Product::kForward;
-  // Rows at 16 bytes and more, as the copy engine wants them, or not.
+  // Rows are 16-byte aligned, as the copy engine needs them, or are not.
   const auto stride_of = [&](std::int64_t columns) { return (columns + 7) / 8 * 8 + 8 + (c.odd ? 1 : 0); };
-  const std::int64_t gap = 16;  // elements beside the stride, between rows that `split` keeps apart
+  const std::int64_t gap = 16;  // elements added to the stride between rows that `split` separates
   const std::int64_t a_stride = stride_of(a_contiguous ? c.contraction : c.m);
   const std::int64_t b_stride = stride_of(b_contiguous ? c.contraction : c.n), d_stride = c.n + c.pad;
   const auto rows_of = [&](std::int64_t stride, bool weights) {
@@ -146,7 +146,7 @@ bool run_case(const Case& c, DType dtype) {
   const std::size_t bytes = static_cast<std::size_t>(c.m * d_stride * size_of(p.d_dtype));
   const auto result = [&](const auto& run) {
     std::vector<unsigned char> host(bytes, 0xcd);
-    const OnDevice<unsigned char> d(host);  // what lies between the rows must stay
+    const OnDevice<unsigned char> d(host);  // bytes between the rows must not change
     p.d = d.data;
     run();
     check(cudaDeviceSynchronize(), "product");
@@ -228,7 +228,8 @@ bool run_case(const Case& c, DType dtype) {
   return same;
 }
 
-// Two rows so far from each other that 32 bits do not count the 16 bytes between them have the bits of two that are near.
+// Two rows are so far apart that the number of 16-byte units between them exceeds 32 bits. They have the bits of two
+// near rows.
 bool run_far_rows() {
   constexpr std::int64_t kColumns = 136, kContraction = 200, kFar = (std::int64_t{1} << 34) + 64;
   std::uint16_t* far = nullptr;

@@ -1,6 +1,6 @@
-// The models of sm_90 arithmetic against the hardware: ex2.approx.ftz.f32 over every fp32 argument, and one k16 step of
-// mma.sync and wgmma over distributions that reach each corner of the rule. Formats, the generator, and the division of
-// sigmoid and tanh run against the host. Standalone:
+// Compares the models of sm_90 arithmetic with the hardware: ex2.approx.ftz.f32 over every fp32 argument, and one k16
+// step of mma.sync and wgmma over distributions that reach each corner of the rule. Formats, the generator, and the
+// division of sigmoid and tanh are compared with the host. It can be built alone:
 //   nvcc -std=c++20 -O2 -gencode=arch=compute_90a,code=sm_90a -I cpp/include tests/gpu/test_models.cu -o test_models
 #include <cuda_runtime.h>
 
@@ -34,7 +34,7 @@ using rlk::NvidiaMmaRule;
 
 using Count = unsigned long long;
 
-constexpr std::uint64_t kFloats = std::uint64_t{1} << 32;  // codes of fp32
+constexpr std::uint64_t kFloats = std::uint64_t{1} << 32;  // number of fp32 bit patterns
 
 int passed = 0, failed = 0;
 void report(bool ok, const char* name, Count differing, Count total) {
@@ -68,7 +68,7 @@ void finish_launch() {
 
 // ----------------------------------------------------------------------------------------------------------------- ex2
 
-// Classes of argument, so that a wrong assumption about one end of the range shows as one row.
+// Classes of arguments, so that a wrong assumption about one end of the range shows in one row.
 enum Ex2Class { kEx2Nan, kEx2Overflow, kEx2Underflow, kEx2Tiny, kEx2Inside, kEx2Classes };
 const char* const kEx2ClassName[] = {"ex2: NaN", "ex2: x >= 128", "ex2: x < -126", "ex2: |x| < 2^-126",
                                      "ex2: the rest"};
@@ -136,7 +136,7 @@ void test_ex2() {
                 r.examples[i].model);
 }
 
-// The form for softmax terms, which leaves out the clamps of the one above.
+// The form for softmax terms, without the clamps of the form above.
 __global__ void ex2_bounded_kernel(Count* differing, Count* total) {
   Count here_differing = 0, here_total = 0;
   const std::uint64_t stride = std::uint64_t{gridDim.x} * blockDim.x;
@@ -170,7 +170,7 @@ enum Distribution {
   kSubnormal,      // subnormal operands, products and accumulators
   kUnderflow,      // products near and below fp32's least subnormal, accumulator zero or subnormal
   kTiny,           // products below the least exponent of an alignment, accumulator mostly zero
-  kVanishing,      // about one product, below fp32's least subnormal, so that the sum is cut to zero
+  kVanishing,      // about one product, below fp32's least subnormal, so the sum is cut to zero
   kZeroOperands,   // half of the operands zero, their partners often larger than every product
   kNegativeZeros,  // products of -0, accumulator mostly -0
   kInfNan,         // Inf and NaN among ordinary values
@@ -188,14 +188,14 @@ struct Generator {
   int distribution;
   std::uint64_t tile;
 
-  // Roles 0..3: A, B, position of the large product, C; role + 4: a second word for the same element.
+  // Roles 0..3 are A, B, the position of the large product, and C. Role + 4 gives a second word for the same element.
   __device__ std::uint32_t random(std::uint32_t role, std::uint32_t index) const {
     return rlk::philox_bits(static_cast<std::uint64_t>(distribution), tile, role + (bf16() ? 0 : 8), index);
   }
   __device__ bool bf16() const { return type == DType::kBFloat16; }
   __device__ std::uint16_t narrow(float x) const { return bf16() ? rlk::bf16_rn(x) : rlk::f16_rn(x); }
 
-  // Near normal: the sum of four uniform bytes, standardised.
+  // Nearly normal: the sum of four uniform bytes, standardised.
   static __device__ float gaussian(std::uint32_t w) {
     const int sum = static_cast<int>((w & 255) + ((w >> 8) & 255) + ((w >> 16) & 255) + (w >> 24));
     return static_cast<float>(sum - 510) * 0x1.bb6p-8f;  // 1 / 147.8
@@ -229,7 +229,7 @@ struct Generator {
         return bf16() ? half(w, 1, 254) : half(w, 1, 30);
       case kCancelling: {
         std::uint16_t h = narrow(gaussian(w));
-        if (!is_a && k >= 8) h ^= 0x8000u ^ (chance < 32 ? 1u : 0u);  // an eighth of the pairs leaves a last bit
+        if (!is_a && k >= 8) h ^= 0x8000u ^ (chance < 32 ? 1u : 0u);  // an eighth of the pairs differs in the last bit
         return h;
       }
       case kSubnormal:
@@ -329,13 +329,13 @@ struct MmaResult {
 
 __constant__ NvidiaMmaRule rules[kMaxRules];
 
-// Core matrices of 8 rows by 16 bytes, K-major, no swizzle: the layout both instructions read here.
+// Core matrices of 8 rows by 16 bytes, K-major, without swizzle: both instructions read this layout here.
 __device__ int core_offset(int row, int k) { return (row / 8) * 128 + (k / 8) * 64 + (row % 8) * 8 + k % 8; }
 
 __device__ std::uint64_t matrix_descriptor(const std::uint16_t* tile) {
   const auto address = static_cast<std::uint64_t>(__cvta_generic_to_shared(tile));
-  constexpr std::uint64_t kLeadingBytes = 128;  // to the next core matrix along K
-  constexpr std::uint64_t kStrideBytes = 256;   // from eight rows to the next eight
+  constexpr std::uint64_t kLeadingBytes = 128;  // distance to the next core matrix along K
+  constexpr std::uint64_t kStrideBytes = 256;   // distance from eight rows to the next eight
   return (address & 0x3ffff) >> 4 | kLeadingBytes >> 4 << 16 | kStrideBytes >> 4 << 32;
 }
 
@@ -355,7 +355,7 @@ __device__ void run_mma_sync(float (&d)[4], const std::uint32_t (&a)[4], const s
 template <DType T>
 __device__ void run_wgmma(float (&d)[4], std::uint64_t a, std::uint64_t b) {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-  // scale-d is a predicate: true, so that D starts as the accumulator.
+  // scale-d is a predicate; it is true, so D starts as the accumulator.
   if constexpr (T == DType::kBFloat16) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
@@ -373,8 +373,8 @@ __device__ void run_wgmma(float (&d)[4], std::uint64_t a, std::uint64_t b) {
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])::"memory");
 }
 
-// One block a tile: 64 x 8 outputs by both instructions, and by the model under num_rules rules (rule 0 is the one in
-// the header).
+// One block per tile: 64 x 8 outputs by both instructions, and by the model under num_rules rules. Rule 0 is the
+// header's.
 template <DType T>
 __global__ __launch_bounds__(kMmaThreads) void mma_kernel(MmaResult* result, int distribution, int num_tiles,
                                                           int num_rules) {
@@ -393,7 +393,7 @@ __global__ __launch_bounds__(kMmaThreads) void mma_kernel(MmaResult* result, int
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads shared memory through the async proxy
     __syncthreads();
 
-    // Fragments: output r of a thread is row 16 warp + group + 8 (r / 2), column 2 quad + r % 2.
+    // Fragments: output r of a thread has row 16 warp + group + 8 (r / 2), column 2 quad + r % 2.
     const int row = 16 * warp + group;
     const auto pair = [](const std::uint16_t* tile, int r, int k) {
       return *reinterpret_cast<const std::uint32_t*>(tile + core_offset(r, k));
@@ -440,7 +440,8 @@ __global__ __launch_bounds__(kMmaThreads) void mma_kernel(MmaResult* result, int
   }
 }
 
-// The header's rule with one corner changed. Each must fail on some output, or the distributions do not reach it.
+// The header's rule with one corner changed. Each changed rule must fail on some output; otherwise the distributions do
+// not reach it.
 struct Neighbour {
   const char* name;
   NvidiaMmaRule rule;
@@ -480,7 +481,7 @@ void print_example(const MmaExample& e) {
 }
 
 void test_mma() {
-  constexpr int kTiles = 16384;  // 8.4 million outputs a distribution
+  constexpr int kTiles = 16384;  // 8.4 million outputs per distribution
   constexpr int kNeighbourTiles = 2048;
   NvidiaMmaRule device_rules[kMaxRules] = {kRule};
   for (int i = 0; i < kNeighbours; ++i) device_rules[1 + i] = neighbours[i].rule;
@@ -598,8 +599,8 @@ void test_philox() {
 
 }  // namespace
 
-// div_in_range where the elementary functions use it, against __fdiv_rn: e / (1 + e) and 1 / (1 + e) for every e in
-// (0, 1] of sigmoid, 2 / d for every d of tanh.
+// Compares div_in_range with __fdiv_rn where the elementary functions use it: e / (1 + e) and 1 / (1 + e) for every e
+// in (0, 1] of sigmoid, and 2 / d for every d of tanh.
 __global__ void division_kernel(std::uint32_t first, std::uint32_t count, bool of_sigmoid, Count* differing) {
   const std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count) return;

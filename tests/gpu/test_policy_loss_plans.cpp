@@ -1,5 +1,5 @@
-// Every plan of policy_loss has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here. Specs are random,
-// batches padded, packed or plain, and guard bands surround every output.
+// Every plan of policy_loss has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here. Specs are
+// random; batches are padded, packed or plain; guard bands surround every output.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -56,7 +56,7 @@ int main() {
       cuda::run_case(c, &check);
     }
   });
-  // Parts of quads' steps and of tiles; sequences of one block, of a cluster's blocks, and more.
+  // Parts of quads' steps and of tiles. Sequences take one block, the blocks of a cluster, or more.
   constexpr std::int64_t kPlainShapes[][2] = {{1, 4},    {5, 12},    {300, 128},  {700, 8},  {1030, 4},  {2048, 4},
                                               {2050, 4}, {9, 256},   {520, 260},  {2, 1028}, {33, 2048}, {1, 9000},
                                               {4, 8196}, {2, 20000}, {600, 4100}, {1, 70000}};

@@ -25,9 +25,9 @@ struct Case {
   std::int64_t pad = 0;  // elements between the end of a row and the next
 };
 
-// Rows: one; a group of 64 and a rest; more groups than fill a block of narrow rows; two blocks of 8192 and a rest. With a
-// residual more than 1024 rows have other kernels.
-// Columns: a head; every plan's maximum, and one vec8 less and more; widths of models; odd widths without vectors.
+// Numbers of rows: one; a group of 64 and a rest; more groups than fill a block of narrow rows; two blocks of 8192 and
+// a rest. With a residual, more than 1024 rows use other kernels.
+// Columns: a head; around every plan's maximum; widths of models; odd widths without vectors.
 const std::vector<Case> kCases = {
     {1, 8},
     {3, 64, DType::kFloat32, true},
@@ -60,7 +60,7 @@ const std::vector<Case> kCases = {
     {1040, 4096, DType::kBFloat16, true, true, false, true},
 };
 
-// `inner` rows are a stride apart, then the next follow: kernels know one stride from two.
+// `inner` rows are one stride apart, then another distance follows: kernels treat one stride and two differently.
 std::string text(const Case& c, std::int64_t inner) {
   return std::string(short_name(c.dtype)) + " [" + std::to_string(c.rows) + ", " + std::to_string(c.columns) + "] by " +
          std::to_string(inner);
@@ -152,7 +152,7 @@ void run_backward_case(const Case& c, std::int64_t inner, std::mt19937* random) 
   p.workspace = workspace.data;
   for (const RmsNormBackwardPlan& plan : kRmsNormBackwardPlans) {
     for (const int arch : {90, 80}) {
-      for (const int wanted : {3, 1, 2}) {  // dx and dweight, or one of them
+      for (const int wanted : {3, 1, 2}) {  // dx and dweight, or only one of them
         const OnDevice out(clean), sums(clean_weight);
         p.dx = wanted & 1 ? out.data : nullptr;
         p.dweight = wanted & 2 ? sums.data : nullptr;

@@ -1,5 +1,5 @@
-// Every kernel that can serve a call of rope has the CPU's bits: all plans, as built for sm_90 and for sm_80, whose PTX runs
-// here. An id outside of the tables has the angle NaN, as a row of NaN in the tables of the CPU has.
+// Every kernel that can serve a call of rope has the CPU's bits: all plans, as built for sm_90 and for sm_80, whose PTX
+// runs here. An id outside the tables has NaN angles, as has a row of NaN in the CPU's tables.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kSkipped = 77;
 constexpr unsigned char kCanary = 0xcd;
-constexpr std::int64_t kPositions = 60;  // and a row of NaN
+constexpr std::int64_t kPositions = 60;  // the tables have a row of NaN besides
 
 struct Case {
   std::int64_t tokens, q_heads, k_heads, head_dim, rotary_dim;
@@ -30,8 +30,8 @@ struct Case {
   std::int64_t pad = 0;  // elements between heads of the output
 };
 
-// Tokens: one; a few; many. Heads of Llama, of MLA, of one. Widths that are whole vec8s; halves and quarters that are
-// rotated; odd ones that take no vector; one wider than a block.
+// Numbers of tokens: one; a few; many. Numbers of heads: those of Llama, of MLA, one. Widths: whole vec8s; a half or a
+// quarter rotated; odd ones that no vector fits; one wider than a block.
 const std::vector<Case> kCases = {
     {1, 32, 8, 128, 128},
     {3, 5, 1, 64, 64, DType::kFloat32},
@@ -71,7 +71,7 @@ struct OnDevice {
   std::size_t size;
 };
 
-// Normal values, a few of which are far from the others, zeros, infinities or NaN; `nans` at the end.
+// Normal values; a few are large or small, zeros, infinities or NaN; the last `nans` are NaN.
 std::vector<unsigned char> values(std::int64_t count, DType dtype, std::mt19937* random, std::int64_t nans = 0) {
   const int bytes = size_of(dtype);
   std::vector<unsigned char> memory(static_cast<std::size_t>(count * bytes));

@@ -1,6 +1,6 @@
 // Every plan of scatter_rewards has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here. Batches are
-// random, padded or packed, and guard bands surround every output. Rewards are spread over spans of every kind, also invalid
-// ones.
+// random, padded or packed, and guard bands surround every output. Rewards are spread over spans of every kind, invalid
+// ones included.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 namespace rlk::cuda {
 namespace {
 
-// The call on the device, without outputs.
+// The call on the device; outputs are not set.
 struct There {
   ScatterRewardsParams p;
   DeviceArrays arrays;
@@ -45,10 +45,10 @@ struct There {
 };
 
 // Compares the GPU's result of `on_gpu` with the CPU's of `c`. The first output lies `shift` elements off a multiple of
-// 16 bytes, each further one `more` elements more.
+// 16 bytes, and each further output `more` elements further.
 void run_case(const reward_test::Case& c, const reward_test::Case& on_gpu, int shift, int more, PlanCheck* check_of) {
   const std::int64_t slots = c.sequences.num_slots();
-  // Lengths are compared as the halves of their bytes.
+  // Lengths are compared as two 32-bit halves.
   std::vector<float> want[] = {guarded(slots), guarded(slots), guarded(slots), guarded(2 * c.sequences.num_sequences)};
   const auto put = [](ScatterRewardsParams* p, float* const(&to)[4]) {
     p->to_tokens = to[0];

@@ -29,7 +29,7 @@ inline std::vector<float> guarded(std::int64_t size) {
   return std::vector<float>(static_cast<std::size_t>(size) + kGuard, kCanary);
 }
 
-// Arrays on the device, as long as this lives.
+// Arrays on the device, for the lifetime of this object.
 class DeviceArrays {
  public:
   DeviceArrays() = default;
@@ -46,11 +46,11 @@ class DeviceArrays {
     if (bytes > 0) check(cudaMemcpy(data, host, bytes, cudaMemcpyHostToDevice), "copy");
     return data;
   }
-  // In place of an array of the host; one that is not there stays so.
+  // Replaces a host array by a device array; a null array stays null.
   void put(const std::vector<float>& host, const float** array) {
     if (*array != nullptr) *array = static_cast<const float*>(put(host.data(), host.size() * sizeof(float)));
   }
-  // A host case's cuts and mask.
+  // Puts a host case's offsets and mask on the device.
   template <class Case>
   void put(const Case& c, Sequences* q, TokenMask* mask) {
     if (mask->data != nullptr) mask->data = put(c.mask.data(), c.mask.size());
@@ -74,11 +74,11 @@ class DeviceArrays {
   std::vector<void*> kept_;
 };
 
-// No sequence; no token; one; short; more sequences than a block sums; one tile and a token; many tiles.
+// Shapes: no sequence; no token; one token; short; more sequences than a block sums; one tile and a token; many tiles.
 constexpr std::int64_t kPlanShapes[][2] = {{0, 7},     {3, 0},    {1, 1},     {5, 13},    {70, 3},
                                            {300, 129}, {9, 256},  {2, 1025},  {33, 2048}, {1, 9000},
                                            {130, 40},  {4, 8193}, {2, 20000}, {1, 70000}};
-// run(seed, sequences, longest) of each of them, with several seeds.
+// Calls run(seed, sequences, longest) for each of them, with several seeds.
 template <class Run>
 void for_each_plan_case(const Run& run) {
   unsigned seed = 1;
@@ -106,7 +106,7 @@ class PlanCheck {
     ++compared_;
     if (++wrong_ < 20) std::printf("%s\n", text.c_str());
   }
-  // The exit status.
+  // Returns the exit status.
   int finish() const {
     std::printf("%d of %d outputs differ\n", wrong_, compared_);
     return wrong_ > 0 || compared_ == 0;

@@ -1,7 +1,8 @@
-"""A pytest plugin for test_hip.py on hip/emulation/isa: arrays between pages that fault, open to kernels alone.
+"""A pytest plugin for test_hip.py on hip/emulation/isa. It puts arrays between pages that fault; only kernels may
+access them.
 
-``pytest -p hip_guarded_arrays`` puts them before such a page, with ``RLK_ISA_GUARD=before`` behind one. Outputs hold
-NaN first.
+``pytest -p hip_guarded_arrays`` puts arrays directly before such a page; ``RLK_ISA_GUARD=before`` puts them behind one.
+Outputs hold NaN at first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ hip = ctypes.CDLL("libamdhip64.so.6")
 hip.rlk_isa_register.argtypes = (ctypes.c_uint64, ctypes.c_uint64)
 hip.rlk_isa_forget.argtypes = (ctypes.c_uint64,)
 
-copies: list[tuple[Any, Any, int, int]] = []  # a tensor, its copy between pages, the copy's end, the page's
+copies: list[tuple[Any, Any, int, int]] = []  # (tensor, its copy between pages, end of the copy, end of the page)
 
 
 def release(base: int, size: int) -> None:
@@ -36,7 +37,7 @@ def release(base: int, size: int) -> None:
 
 
 def guarded(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bytes, strides and address modulo 16 between two pages that fault."""
+    """A copy with the same bytes, strides and address modulo 16, between two pages that fault."""
     if tensor.numel() == 0:
         return tensor
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -59,7 +60,7 @@ def guarded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fetch() -> None:
-    """What kernels wrote goes back to the tests' tensors."""
+    """Copies what kernels wrote back to the tests' tensors."""
     for given, copy, at, end in copies:
         tensor, found = given(), copy()
         if tensor is None or found is None:
@@ -83,7 +84,7 @@ def closed_to_the_host(function: Any) -> Any:
 
 
 def with_garbage(host_cupy: Any) -> Any:
-    """Memory of outputs with every bit set: NaN, -1."""
+    """Fills the memory of outputs with set bits: NaN, -1."""
 
     def cupy(device: str) -> Any:
         found = host_cupy(device)

@@ -1,4 +1,4 @@
-// Kernels of which test_hip_isa.cpp knows the results, and some with faults that hip/emulation/isa must report.
+// Kernels with known results for test_hip_isa.cpp, and some with faults that hip/emulation/isa must report.
 #define RLK_KERNEL extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(128, 128))) void
 using u32 = unsigned;
 using u64 = unsigned long long;
@@ -44,7 +44,8 @@ RLK_KERNEL isa_integers(const i64* a, const i64* b, i64* out, int n) {
   out[8 * n + i] = static_cast<unsigned char>(x >> 8) * static_cast<short>(y) + static_cast<signed char>(x >> 16);
 }
 
-// The wave reversed, its votes, a loop of another length in each lane, the block reversed, a sum by atomics.
+// Reverses a wave, counts its votes, runs a loop of another length in each lane, reverses the block, and sums by
+// atomics.
 RLK_KERNEL isa_waves(const int* a, int* out, int n) {
   __attribute__((shared)) static int lds[128];
   const int t = thread(), i = t + 128 * block();

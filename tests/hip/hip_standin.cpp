@@ -1,11 +1,11 @@
-// A libamdhip64 for tests: the functions that the backend calls, with devices whose memory is the host's and whose
-// kernels run under the emulation. What it is told by the environment, read at every call:
-//   RLK_STANDIN_DEVICES  how many there are (2)
-//   RLK_STANDIN_ARCH     of all of them (gfx942); one the bundle lacks gives hipErrorNoBinaryForGpu
+// A libamdhip64 for tests. It has the functions that the backend calls, for devices whose memory is the host's and
+// whose kernels run under the emulation. Environment variables, read at every call, set:
+//   RLK_STANDIN_DEVICES  the number of devices (2)
+//   RLK_STANDIN_ARCH     the architecture of all devices (gfx942); one the bundle lacks gives hipErrorNoBinaryForGpu
 //   RLK_STANDIN_ORDER    forward, backward or shuffled
-//   RLK_STANDIN_THREADS  host threads of a launch (2)
+//   RLK_STANDIN_THREADS  host threads per launch (2)
 //   RLK_STANDIN_FAIL     the name of a function that fails
-//   RLK_STANDIN_VERSION  of the runtime, as hipRuntimeGetVersion counts (60000000)
+//   RLK_STANDIN_VERSION  the runtime's version, as hipRuntimeGetVersion counts (60000000)
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -71,7 +71,7 @@ int returned(int status) {  // every failed call leaves its error, as HIP does
   return status;
 }
 
-// Calls a kernel with arguments as hipModuleLaunchKernel gets them: a pointer to each.
+// Calls a kernel with arguments as hipModuleLaunchKernel gets them: a pointer to each argument.
 using Kernel = std::function<std::function<void()>(void**)>;
 template <class... Args>
 Kernel kernel_of(void (*kernel)(Args...)) {
@@ -82,7 +82,7 @@ Kernel kernel_of(void (*kernel)(Args...)) {
   };
 }
 
-// The kernels of each operator by their names, most of them for several element types.
+// The kernels of each operator by name; most exist for several element types.
 using Table = std::map<std::string_view, Kernel>;
 #define RLK_OF(name) \
   { #name, kernel_of(&name) }
@@ -270,8 +270,8 @@ const Kernel* find_kernel(std::string_view name) {
 
 constexpr char kBundleMagic[] = "__CLANG_OFFLOAD_BUNDLE__";
 
-// A module and its functions belong to the device that was current when it was loaded. It has the functions whose symbols stand
-// in its code object, and no others.
+// A module and its functions belong to the device that was current when it was loaded. A module has exactly the
+// functions whose symbols are in its code object.
 struct Module {
   int device;
   std::string_view code;
@@ -280,8 +280,8 @@ struct Module {
     return code.find(symbol) != std::string_view::npos;
   }
 };
-// The code object for `arch` of a bundle as clang-offload-bundler writes it, or nothing: of each entry its offset, its size and
-// the length of the target that follows.
+// The code object for `arch` in a bundle that clang-offload-bundler writes, or nothing. Each entry has its offset, its
+// size and the length of the target name that follows.
 std::string_view code_of(const char* bundle, std::string_view arch) {
   const char* at = bundle + sizeof kBundleMagic - 1;
   const auto next = [&] {
@@ -332,11 +332,11 @@ RLK_EXPORT int hipSetDevice(int device) {
 RLK_EXPORT int hipModuleLoadData(void** module, const void* image) {
   if (fails("hipModuleLoadData")) return returned(kInvalidValue);
   const std::string_view arch = setting("RLK_STANDIN_ARCH", "gfx942");
-  // A real bundle, with a code object of the device's architecture named in its header.
+  // Requires a real bundle whose header names a code object for the device's architecture.
   if (std::memcmp(image, kBundleMagic, sizeof kBundleMagic - 1) != 0) return returned(kInvalidValue);
   const std::string_view code = code_of(static_cast<const char*>(image), arch);
   if (code.empty()) return returned(kNoBinary);
-  static std::deque<Module> modules;  // kept, as their handles are
+  static std::deque<Module> modules;  // kept, since their handles are kept
   *module = &modules.emplace_back(Module{current, code});
   return kSuccess;
 }
@@ -355,7 +355,7 @@ RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned g
   const auto& f = *static_cast<const Function*>(function);
   if (fails("hipModuleLaunchKernel")) return returned(kLaunchFailure);
   if (f.device != current) return returned(kInvalidHandle);
-  constexpr std::uint64_t kMostThreads = 0xffffffff;  // threads in a dimension, at most
+  constexpr std::uint64_t kMostThreads = 0xffffffff;  // most threads in a dimension
   if (grid_x == 0 || grid_y == 0 || grid_y > kMostGridY || grid_z != 1 || block_y != 1 || block_z != 1 ||
       block_x % rlk::hip::kWave != 0 || std::uint64_t{grid_x} * block_x > kMostThreads || lds_bytes > kMostLds) {
     return returned(kInvalidValue);

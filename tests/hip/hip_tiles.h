@@ -1,5 +1,5 @@
-// One matrix tile of each shape, as the coming kernels will use them: operands through LDS, accumulators in registers,
-// several waves a block. C [kSize, kSize * waves] = A [kSize, K] B^T, B [kSize * waves, K]; K is a multiple of 16.
+// One matrix tile of each shape: operands through LDS, accumulators in registers, several waves per block. C
+// [kSize, kSize * waves] = A [kSize, K] B^T, B [kSize * waves, K]; K is a multiple of 16.
 #pragma once
 
 #include "hip/common/wave.h"

@@ -1,7 +1,8 @@
-"""The HIP backend from Python, on the stand-in runtime: the fuzz set with the CPU's bytes, and what users meet.
+"""Tests the HIP backend from Python on the stand-in runtime: the fuzz set with the CPU's bytes, and errors that users
+see.
 
-Runs where `scripts/test.sh hip` starts it: with the extension of variant rocm6 and the stand-in libamdhip64 in the
-library path. The arrays are NumPy's memory that says it lies on a ROCm device.
+`scripts/test.sh hip` starts it, with the extension of variant rocm6 and the stand-in libamdhip64 in the library path.
+The arrays are NumPy's memory that claims to lie on a ROCm device.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ CHUNK = 100
 
 
 class RocmArray(Exporter):
-    """A torch CPU tensor's memory, said to lie on a ROCm device."""
+    """A torch CPU tensor's memory that claims to lie on a ROCm device."""
 
     def __init__(self, tensor: Any) -> None:
         fields: dict[str, Any] = {"device": ROCM}
@@ -93,7 +94,7 @@ def back(x: Any) -> Any:
 
 
 def host_cupy(device: str) -> Any:
-    """Outputs for a ROCm array of no framework come from CuPy; here from torch's CPU memory."""
+    """Outputs for a ROCm array without a framework come from CuPy; here they come from torch's CPU memory."""
 
     def empty(shape: tuple[int, ...], dtype: Any) -> RocmArray:
         return RocmArray(torch.empty(shape, dtype=getattr(torch, np.dtype(dtype).name)))
@@ -144,7 +145,7 @@ def merged_shards(problem: fuzz.Problem, shards: int) -> Any:
 
 @pytest.mark.parametrize("first", range(0, CASES // 4, CHUNK // 4))
 def test_cpu_and_hip_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of the cases: each is a forward, its shards and a gradient."""
+    """Runs a quarter of the cases; each is a forward, its shards and a gradient."""
     for number in range(first, min(first + CHUNK // 4, CASES // 4)):
         monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
         problem = fuzz.make(number)
@@ -160,7 +161,7 @@ def test_cpu_and_hip_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("first", range(0, CASES // 4, CHUNK // 4))
 def test_cpu_and_hip_norms_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of the cases: three kernels of 256 lanes a row take long here."""
+    """Runs a quarter of the cases, since three kernels of 256 lanes per row take long here."""
     for number in range(first, min(first + CHUNK // 4, CASES // 4)):
         monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
         norm = rms_norm_fuzz.make(number)
@@ -172,7 +173,7 @@ def test_cpu_and_hip_norms_have_the_same_bytes(first: int, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("first", range(0, CASES // 4, CHUNK // 4))
 def test_cpu_and_hip_tables_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of the cases: the sort's ballots take long here."""
+    """Runs a quarter of the cases, since the sort's ballots take long here."""
     for number in range(first, min(first + CHUNK // 4, CASES // 4)):
         monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
         table = embedding_fuzz.make(number)
@@ -202,7 +203,7 @@ def test_cpu_and_hip_attention_has_the_same_bytes(first: int, monkeypatch: pytes
 
 @pytest.mark.parametrize("number", range(10))
 def test_cpu_and_hip_partials_have_the_same_bytes(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits with a gap, rows that see none of their keys, scores that fail, both widths of tiles, every form."""
+    """Splits with a gap, rows that see none of their keys, scores that fail, both widths of tiles, and every form."""
     monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
     form = ("cache", "paged", "right", "packed", "shared")[number % 5]
     options = list(partials_tests.OPTIONS.values())[(number + number // 5) % 5]
@@ -265,7 +266,7 @@ def test_cpu_and_hip_gates_have_the_same_bytes(first: int, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_lone_column_of_minus_zero_gives_plus_zero(dtype: str) -> None:
-    """A compiler that takes x + 0 for x leaves the sign of zero, which only the machine code shows."""
+    """A compiler that replaces x + 0 by x keeps the sign of zero; only the machine code shows this."""
     logits = torch.tensor([[-0.0], [0.0], [-3.0]]).to(getattr(torch, dtype))
     target = torch.zeros(3, dtype=torch.int64)
     want = rk.logprob(logits, target, exp="portable", **ALL)
@@ -274,9 +275,9 @@ def test_a_lone_column_of_minus_zero_gives_plus_zero(dtype: str) -> None:
     assert not fuzz.differing(want, found)
 
 
-@pytest.mark.parametrize("columns", [90, 96])  # rows off 16 bytes, rows of whole vectors
+@pytest.mark.parametrize("columns", [90, 96])  # unaligned rows, and rows of whole vectors
 def test_the_head_finds_its_kernels(rng: np.random.Generator, columns: int) -> None:
-    """Whose names begin with those of linear: in their own operator's code object, not in linear's."""
+    """The head's kernel names begin with those of linear; they are in the head's code object, not in linear's."""
     hidden, weight = (torch.from_numpy(rng.standard_normal((n, 32))).to(torch.bfloat16) for n in (6, columns))
     target = torch.from_numpy(rng.integers(0, columns, 6))
     with rk.arithmetic(os.environ.get("RLK_STANDIN_ARCH", "gfx942")):
@@ -287,7 +288,7 @@ def test_the_head_finds_its_kernels(rng: np.random.Generator, columns: int) -> N
 
 @pytest.mark.parametrize("logits_dtype", ["float32", "bfloat16"])
 def test_the_largest_logits_are_those_of_a_cpu(rng: np.random.Generator, logits_dtype: str) -> None:
-    """What token accuracy is made of. bf16 logits have ties, and the rows a NaN, an ignored target and a bad one."""
+    """Inputs of token accuracy: bf16 logits have ties; rows have a NaN, an ignored target and a bad one."""
     hidden, weight = (torch.from_numpy(rng.standard_normal((n, 32))).to(torch.bfloat16) for n in (12, 203))
     largest = rk.linear(hidden, weight, out_dtype="float32").argmax(-1)
     target, weight[7] = largest.clone(), weight[largest[6]]
@@ -329,7 +330,7 @@ SAMPLED = ("ids", "logprob", "raw_logprob", "kept_offsets", "status")
 
 
 def assert_sampled(found: Any, want: Any) -> None:
-    """Results of a sampler, None left out; kept ids as far as rows have them."""
+    """Compares results of a sampler, skipping None; kept ids only as far as rows have them."""
     for name in SAMPLED:
         a, b = getattr(found, name), getattr(want, name)
         if b is not None:
@@ -341,7 +342,8 @@ def assert_sampled(found: Any, want: Any) -> None:
 
 @pytest.mark.parametrize("logits_dtype", ["float32", "bfloat16"])
 def test_tokens_of_hidden_states_are_those_of_a_cpu(rng: np.random.Generator, logits_dtype: str) -> None:
-    """In one piece and, by a small workspace, some rows at a time. One row is greedy, one asks for too much."""
+    """Runs in one piece and, with a small workspace, some rows at a time. One row is greedy, and one has an excessive
+    top_k."""
     hidden, weight = (torch.from_numpy(rng.standard_normal((n, 32))).to(torch.bfloat16) for n in (9, 1100))
     hidden[3, 0] = torch.nan
     rows = {
@@ -361,7 +363,7 @@ def test_tokens_of_hidden_states_are_those_of_a_cpu(rng: np.random.Generator, lo
 
 @pytest.mark.parametrize("split", ["1", "3", "8"])
 def test_tokens_of_shards_are_those_of_a_cpu(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of every kind under masks, padding, penalties and bias: the payloads, and what is merged from them."""
+    """Rows of every kind under masks, padding, penalties and bias: the payloads and their merges."""
     rng = np.random.default_rng(36)
     for number, vocab in enumerate((20, 130, 1100)):
         monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number])
@@ -400,7 +402,8 @@ class RocmArrays(Arrays):
 
 @pytest.mark.parametrize("order", ["forward", "backward", "shuffled"])
 def test_a_certificate_has_the_digests_of_the_cpu(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row operators those of every backend, products those that the CPU has under `rk.arithmetic` of the device's."""
+    """Row operators have the digests of every backend. Products have those of the CPU under `rk.arithmetic` of the
+    device."""
     monkeypatch.setenv("RLK_STANDIN_ORDER", order)
     arrays = RocmArrays()
     recorded = json.loads((Path(__file__).parents[1] / "certificate.json").read_text())
@@ -412,7 +415,7 @@ def test_a_certificate_has_the_digests_of_the_cpu(order: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("operator", ["linear", "rms_norm", "rope", "silu_mul"])
 def test_a_row_is_certified_on_the_device(operator: str) -> None:
-    """In every variation, of the narrow shapes in one dtype."""
+    """Every variation runs, on the narrow shapes in one dtype."""
     arrays = RocmArrays()
     chosen = [
         case
@@ -453,7 +456,7 @@ def test_results_lie_where_the_logits_do(rng: np.random.Generator, monkeypatch: 
 
 
 def run_in_a_process(code: str, **settings: str) -> str:
-    """The output of a new process, which has not loaded a HIP runtime before."""
+    """The output of a new process, which has not loaded a HIP runtime."""
     environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join([*sys.path])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -476,7 +479,7 @@ def test_a_runtime_older_than_rocm_6_is_refused() -> None:
 
 
 def test_the_runtime_that_a_framework_loaded_is_used(tmp_path: Path) -> None:
-    """As wheels ship it: under a name of their own, in a folder that the loader does not search."""
+    """The runtime is installed as in wheels: under its own name, in a folder that the loader does not search."""
     standin = next(Path(p) / "libamdhip64.so.6" for p in os.environ["LD_LIBRARY_PATH"].split(os.pathsep))
     own = shutil.copy(standin, tmp_path / "libamdhip64-0a1b2c3d.so")
     code = f"import ctypes; ctypes.CDLL({str(own)!r})" + CALL
@@ -555,7 +558,7 @@ def test_cpu_and_hip_sequences_have_the_same_bytes(monkeypatch: pytest.MonkeyPat
         assert not found, f"case {number}: {found}"
 
 
-# Operators over tokens: arrays of a shape and seed, every way to call it, and the call.
+# Operators over tokens: arrays for a shape and seed, every way to call the operator, and the call.
 TOKENS: dict[str, tuple[Callable[..., Any], list[Any], Callable[..., Any]]] = {
     "policy_loss": (
         policy_loss_cases.arrays,
@@ -595,13 +598,14 @@ def outputs_of(found: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("operator", TOKENS)
 def test_cpu_and_hip_tokens_have_the_same_bytes(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every way to call it, padded and packed; one shape has more sequences than a block sums, one several tiles,
+    """Every way to call it, padded and packed. One shape has more sequences than a block sums, one has several tiles,
     one no token."""
     make, ways, run = TOKENS[operator]
     for number, (way, packed) in enumerate(itertools.product(ways, (False, True))):
-        if packed and operator == "kl":  # has no sequences
+        if packed and operator == "kl":  # kl has no sequences
             continue
-        if len(ways) > 20 and packed != (number // 2 % 2 == 1):  # half of many ways run padded, half packed
+        # if there are many ways, half run padded and half packed
+        if len(ways) > 20 and packed != (number // 2 % 2 == 1):
             continue
         monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
         rows, columns = ((5, 37), (70, 3), (2, 300), (1, 1), (1, 2500), (4, 0), (300, 2))[number % 7]
@@ -621,7 +625,7 @@ def test_cpu_and_hip_tokens_have_the_same_bytes(operator: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("name", reward_batches.HOW)
 def test_cpu_and_hip_rewards_have_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows, several tiles of one, and packed sequences of which some are empty."""
+    """Padded rows, several tiles of one row, and packed sequences, some of them empty."""
     padded, packed, cuts = reward_batches.ragged()
     batches = [padded, packed, *(reward_batches.batch(*shape) for shape in ((70, 3), (1, 2500), (1, 1)))]
     for number, a in enumerate(batches):

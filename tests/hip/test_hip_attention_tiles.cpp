@@ -1,5 +1,5 @@
-// attention's tiles of every shape under the emulation, those that only CUDA's kernels have and that no LDS would hold
-// included: the CPU's bits.
+// Tests attention's tiles of every shape under the emulation. This includes tiles that only CUDA's kernels have and
+// that no LDS would hold. The bits must be the CPU's.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -110,7 +110,8 @@ void check_backward(Problem& problem, emulation::Order order) {
   expect_same(dv, want_dv, c, "dv");
 }
 
-// Full and short tiles of columns and rows, several sequences in a tile, holes at the diagonal, a window, special values.
+// Full and short tiles of columns and rows, several sequences in a tile, unseen keys at the diagonal, a window, special
+// values.
 std::vector<Case> cases(std::int64_t widest) {
   std::vector<Case> found;
   for (const std::int64_t head_dim : {widest, widest - 24}) {

@@ -1,4 +1,4 @@
-// The wave64 emulation itself: what lanes see of each other, what it refuses, matrix tiles against the model.
+// Tests the wave64 emulation itself: data that lanes exchange, its refusals, and matrix tiles against the model.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -49,7 +49,7 @@ TEST(HipEmulation, BarriersOrderTheWavesOfABlock) {
   }
 }
 
-// What a missing barrier does: some order of waves reads what LDS held before, which is NaN.
+// Without a barrier, some order of waves reads what LDS held before, which is NaN.
 TEST(HipEmulation, AMissingBarrierShows) {
   int wrong = 0;
   for (const Order order : kOrders) {
@@ -69,7 +69,7 @@ void meet_on_two_lines() {
   if (thread_id() % 2 == 0) {
     block_barrier();
   } else {
-    block_barrier();  // the same barrier on another line is another barrier
+    block_barrier();  // the same call on another line counts as another barrier
   }
 }
 

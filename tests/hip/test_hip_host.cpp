@@ -1,4 +1,4 @@
-// The host path of the HIP backend on the stand-in runtime: devices, module, launch, errors.
+// Tests the host path of the HIP backend on the stand-in runtime: devices, module, launch, errors.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 namespace logprob_test {
 namespace {
 
-// An environment variable for a scope.
+// Sets an environment variable for a scope.
 class Setting {
  public:
   Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
@@ -75,7 +75,7 @@ TEST(HipHost, ADeviceThatIsNotThereIsAnError) {
 }
 
 TEST(HipHost, AnotherArchitectureIsUnsupported) {
-  // A device of its own, as modules stay loaded.
+  // Uses a device of its own, since modules stay loaded.
   const Setting devices("RLK_STANDIN_DEVICES", "8"), arch("RLK_STANDIN_ARCH", "gfx1100");
   Call call;
   EXPECT_THROW(call.on(5), rlk::Unsupported);
@@ -91,7 +91,7 @@ TEST(HipHost, BothArchitecturesAreInTheBundle) {
   }
 }
 
-// A launch of no block is refused after the kernel is found. The stand-in searches only the module's code object.
+// A launch without blocks is refused after the kernel is found. The stand-in searches only the module's code object.
 TEST(HipHost, KernelsAreFoundInTheirOwnOperatorsCodeObject) {
   const rlk::hip::Runtime& runtime = rlk::hip::Runtime::get();
   for (const std::string kernel : {"rlk_linear_logprob_rows_vectors", "rlk_linear_tree_sum_bf16", "rlk_logprob_merge",
@@ -125,7 +125,7 @@ TEST(HipHost, FailuresNameTheFunctionAndTheNextCallWorks) {
     const Setting fail("RLK_STANDIN_FAIL", function);
     EXPECT_EQ(message_of([&] { call.on(3); }).rfind(std::string("HIP: ") + function + ": ", 0), 0u) << function;
   }
-  EXPECT_EQ(last_error_of_the_process(), 0);  // else the next launch of another library would be blamed
+  EXPECT_EQ(last_error_of_the_process(), 0);  // otherwise the next launch of another library would be blamed
   call.on(3);
   call.expect_right();
 }
@@ -137,11 +137,11 @@ TEST(HipHost, OnlyThePortableExponential) {
 }
 
 TEST(HipHost, ManyRowsTakeSeveralLaunches) {
-  constexpr int kRows = 66000;  // more than a grid's second dimension holds
+  constexpr int kRows = 66000;  // more rows than a grid's second dimension holds
   const int checked[] = {0, 1, 65534, 65535, 65536, kRows - 1};
   Problem p(kRows, 8, DType::kFloat32, 2);
   const auto targets = p.target;
-  p.target.assign(kRows, -100);  // an ignored row takes the emulation no time
+  p.target.assign(kRows, -100);  // ignored rows take the emulation no time
   for (int i : checked) p.target[i] = targets[i];
   auto params = p.params<rlk::LogprobParams>();
   Result got(kRows);

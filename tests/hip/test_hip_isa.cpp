@@ -1,5 +1,5 @@
-// The instruction emulator itself, hip/emulation/isa: arithmetic against the host's, waves in every order, and kernels with
-// faults, each of which it must report.
+// Tests the instruction emulator hip/emulation/isa: its arithmetic against the host's, waves in every order, and
+// kernels with faults, each of which it must report.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
-// HIP kernels of linear where the tests of every backend, whose sizes fit the CPU's tiles, do not reach. Both tiles of each
-// product, several stages and blocks, vector loads and single elements: bit for bit on the stand-in.
+// Tests HIP kernels of linear at sizes that the tests of every backend do not reach, since those fit the CPU's tiles.
+// Covers both tiles of each product, several stages and blocks, vector loads and single elements, bit for bit on the
+// stand-in.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -15,7 +16,8 @@
 namespace linear_test {
 namespace {
 
-// Rows of a matrix whose columns are `columns`: whole vectors, or a stride and a first element that no vector has.
+// Rows of a matrix with `columns` columns. They are whole vectors, or have a stride and a first element without
+// vectors.
 Matrix matrix(std::int64_t rows, std::int64_t columns, DType t, bool vectors, unsigned seed,
               Data data = Data::kNormal) {
   const std::int64_t stride = vectors ? (columns + 7) / 8 * 8 : columns + 1 + columns % 2;
@@ -23,7 +25,7 @@ Matrix matrix(std::int64_t rows, std::int64_t columns, DType t, bool vectors, un
   m.fill(seed, data);
   return m;
 }
-// Where memory of a std::vector begins, and with it a matrix's first row.
+// Whether the memory of a std::vector, and so a matrix's first row, is 16-byte aligned.
 bool is_aligned(Matrix& m) { return reinterpret_cast<std::uintptr_t>(m.data()) % 16 == 0; }
 
 void check_forward(std::int64_t rows, std::int64_t in_features, std::int64_t out_features, int segments, DType dtype,
@@ -54,14 +56,14 @@ void check_forward(std::int64_t rows, std::int64_t in_features, std::int64_t out
             std::to_string(segments));
 }
 
-// As many rows as small tiles take, one more for the large, and two blocks of each with a rest.
+// As many rows as small tiles take, one more for the large tiles, and two blocks of each with a rest.
 constexpr std::int64_t kRows[] = {20, rlk::hip::kMostSmallRows, rlk::hip::kMostSmallRows + 1, 141};
 
 TEST_F(Linear, ForwardTilesStagesAndLoads) {
   for (const Arithmetic arithmetic : kArithmetics) {
     for (const bool vectors : {true, false}) {
       for (const std::int64_t rows : kRows) {
-        // Stages of 32 or 64 indices, with a last step that is short: 3 whole ones and a rest.
+        // Stages have 32 or 64 indices, with a short last step: 3 whole stages and a rest.
         ASSERT_NO_FATAL_FAILURE(check_forward(rows, 203, 133, 1, DType::kBFloat16, vectors, arithmetic));
       }
       ASSERT_NO_FATAL_FAILURE(check_forward(141, 96, 64, 1, DType::kFloat16, vectors, arithmetic));
@@ -73,7 +75,7 @@ TEST_F(Linear, ForwardSegmentsOfBothTiles) {
   for (const Arithmetic arithmetic : kArithmetics) {
     for (const std::int64_t rows : {20, 35}) {
       for (const int segments : {2, 4, 8}) {
-        // A segment of 16 indices, half a large tile's stage; of 80, more than a stage of each.
+        // A segment of 16 indices is half a large tile's stage; one of 80 is more than a stage of each tile.
         for (const std::int64_t segment : {16, 80}) {
           const DType dtype = segments == 4 ? DType::kFloat16 : DType::kBFloat16;
           ASSERT_NO_FATAL_FAILURE(
@@ -86,7 +88,7 @@ TEST_F(Linear, ForwardSegmentsOfBothTiles) {
 }
 
 TEST_F(Linear, UnderflowAndInfinityInBothTiles) {
-  // -0 from underflow would depend on the instruction's shape.
+  // A -0 from underflow would depend on the instruction's shape.
   for (const Arithmetic arithmetic : kArithmetics) {
     for (const Data data : {Data::kTiny, Data::kWide, Data::kSparse, Data::kSpecial}) {
       for (const DType dtype : kDtypes) {
@@ -104,7 +106,7 @@ TEST_F(Linear, InputGradientTilesStagesAndLoads) {
   for (const Arithmetic arithmetic : kArithmetics) {
     for (const bool vectors : {true, false}) {
       for (const std::int64_t rows : kRows) {
-        // Columns of the weight in whole vectors, and one that is no multiple of anything.
+        // in_features: whole vectors of the weight's columns, and one without any useful divisor.
         for (const std::int64_t in_features : {132, 67}) {
           constexpr std::int64_t kOut = 139;
           const DType dtype = rows == 20 ? DType::kFloat16 : DType::kBFloat16;
@@ -162,13 +164,14 @@ TEST_F(Linear, WeightGradientTilesStagesAndLoads) {
             check_weight_grad(143, 132, out_features, DType::kBFloat16, DType::kBFloat16, vectors, arithmetic));
       }
     }
-    // More than one block of tokens in a large tile.
+    // More than one block of tokens, in a large tile.
     ASSERT_NO_FATAL_FAILURE(check_weight_grad(8200, 4, 36, DType::kBFloat16, DType::kFloat32, true, arithmetic));
   }
 }
 
 TEST_F(Linear, VectorsAreLoadedOnlyWhereEveryRowHasThem) {
-  // Rows of whole vectors in each outer step, whose distance is odd; the emulation's vector loads want their alignment.
+  // Each outer step has rows of whole vectors, but their distance is odd. The emulation's vector loads require
+  // alignment.
   constexpr std::int64_t kIn = 96, kOut = 40, kNumRows = 9;
   const RowLayout layout{3, 3 * kIn + 1, kIn};
   Matrix x(kNumRows, kIn, DType::kBFloat16, layout), weight(kOut, kIn, DType::kBFloat16);
@@ -189,7 +192,7 @@ TEST_F(Linear, VectorsAreLoadedOnlyWhereEveryRowHasThem) {
   p.arithmetic = Arithmetic::kGfx942;
   check(p, y, "an odd outer stride");
   rlk::LinearWeightGradParams q;
-  q.dy = weight.data();  // its first columns
+  q.dy = weight.data();  // the weight's first columns
   q.dy_rows = weight.rows();
   q.x = x.data();
   q.x_rows = x.rows();
@@ -202,7 +205,7 @@ TEST_F(Linear, VectorsAreLoadedOnlyWhereEveryRowHasThem) {
 }
 
 TEST_F(Linear, FarRowsHave64BitOffsets) {
-  // Rows 2^32 bytes and more apart, of which only the touched pages exist.
+  // Rows are 2^32 bytes and more apart; only the touched pages are allocated.
   constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 512, kIn = 40, kOut = 3;
   constexpr std::size_t kBytes = 2 * (2 * kStride + 4096);
   void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -169,7 +169,8 @@ def test_command_for_attention_writes_json_and_a_plot(tmp_path, capsys):
     assert {p for p, _ in rows} == set(attention.PASSES)
     assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in attention.PASSES)
     known = ("rk", "torch SDPA", "rk, partials merged")
-    assert all(rows["forward", peer]["max_error"] < 2**-7 for peer in known)  # bfloat16's roundings
+    # the number of chosen tokens, since clip-cov's draws differ
+    assert all(rows["forward", peer]["max_error"] < 2**-7 for peer in known)
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert "attention [40, 4 + 2, 64] bfloat16" in capsys.readouterr().out
 

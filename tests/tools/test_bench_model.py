@@ -88,4 +88,4 @@ def test_both_models_share_their_weights_and_a_byte_is_noticed() -> None:
     other[0, 2, 0] += 1
     assert model._differing(other, logits) == 2
     step = served.decode_step()
-    assert torch.equal(step(0), step(1))  # each finds the cache as it was
+    assert torch.equal(step(0), step(1))  # each step finds the cache unchanged

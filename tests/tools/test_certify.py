@@ -1,4 +1,4 @@
-"""The invariance certificate: complete, the same on every machine, and not to be had for an operator with a fault.
+"""The invariance certificate is complete, the same on every machine, and not given to an operator with a fault.
 
 `python tests/tools/test_certify.py` writes tests/certificate.json, the CPU's digests in every arithmetic.
 """
@@ -64,7 +64,7 @@ def test_every_operator_is_invariant_here_and_has_the_recorded_digests(quick: Ce
 
 _SEQUENCES = "rows are sequences of any length: its own tests compare bytes padded, packed, alone and on every backend"
 _BATCH = "reads the whole batch, so no row of it is fixed"
-# Stems without cases, and why.
+# Operators without cases, and the reason.
 NOT_CERTIFIED = {
     "covariance_mask": _BATCH,
     "gae": _SEQUENCES,
@@ -95,7 +95,7 @@ def test_operators_are_certified_or_it_is_said_why_not() -> None:
 
 
 def test_every_output_of_the_contract_is_certified_in_every_dtype(quick: Certificate) -> None:
-    """In one test: processes that share the file would each compute a certificate."""
+    """All in one test, since processes that share the file would each compute a certificate."""
     certified = {(e.operator, e.direction, output, e.dtype) for e in quick.entries for output in e.outputs}
     missing = []
     for stem in (stem for stem in STEMS if stem not in NOT_CERTIFIED):
@@ -149,7 +149,7 @@ def test_the_text_is_the_same_every_time_and_names_nobody(quick: Certificate) ->
 
 
 def test_content_is_that_of_its_definition() -> None:
-    """SplitMix64 of a counter from a key, in Python's integers: four 16-bit parts are added."""
+    """SplitMix64 of a counter from a key, in Python's integers; four 16-bit parts are added."""
     import hashlib
 
     key = int.from_bytes(hashlib.sha256(b"name 3").digest()[:8], "little")
@@ -171,7 +171,8 @@ def test_content_is_that_of_its_definition() -> None:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_recorded_digests_are_those_of_every_arithmetic(unit: str) -> None:
-    """Digests of every shape's first row alone. What all backends are said to share is equal in all of these."""
+    """Digests of every shape's first row alone. Digests that all backends are said to share are equal in all of
+    these."""
     with rk.arithmetic(unit):
         found = digests(Arrays())
     assert set(found) == {"every", unit}
@@ -184,7 +185,7 @@ def test_every_instruction_set_has_the_recorded_digests(native_settings: None) -
         try:
             native.set_cpu_isa(isa)
         except (RuntimeError, ValueError):
-            continue  # this CPU lacks it
+            continue  # this CPU lacks the instruction set
         torch_threads = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
@@ -197,7 +198,8 @@ def test_every_instruction_set_has_the_recorded_digests(native_settings: None) -
 
 @pytest.mark.gpu
 def test_a_gpu_is_invariant_and_has_the_digests_of_the_cpu() -> None:
-    """Row operators have the CPU's bits; products and the hardware's exponential those of `rk.arithmetic("sm_90")`."""
+    """Row operators have the CPU's bits. Products and the hardware's exponential have those of
+    `rk.arithmetic("sm_90")`."""
     found = certify("cuda")
     assert found.invariant, found.first_failure
     assert all(8192 in entry.batches for entry in found.entries if entry.positions)
@@ -213,7 +215,7 @@ def test_a_gpu_is_invariant_and_has_the_digests_of_the_cpu() -> None:
 
 
 def nudged(result: Any, rows: slice | int) -> Any:
-    """A copy of a tensor with one bit of one element in these rows turned."""
+    """A copy of a tensor with one bit flipped in one element of these rows."""
     found = result.clone()
     part = found[rows].view(-1)[-1:]
     part.copy_(part * (1 + torch.finfo(found.dtype).eps) + torch.finfo(found.dtype).tiny)
@@ -233,7 +235,7 @@ def off_alignment(result: Any, first: Any) -> Any:
 
 
 def by_neighbours(result: Any, first: Any) -> Any:
-    """A fault in which a row depends on the next one, as if both shared scratch memory."""
+    """A fault in which a row depends on the next row, as if both shared scratch memory."""
     if result.shape[0] != 7 or first.dim() != 2:
         return result
     return nudged(result, 3) if float(first[4, 0]) > 0 else result
@@ -388,7 +390,7 @@ def test_a_device_that_is_not_there_is_bad_input(monkeypatch: pytest.MonkeyPatch
 
 
 def write() -> None:
-    """The CPU's digests in every arithmetic; what all backends share must come out the same in each."""
+    """Writes the CPU's digests in every arithmetic. Digests that all backends share must be the same in each."""
     found: dict[str, dict[str, str]] = {}
     for unit in UNITS:
         with rk.arithmetic(unit):

@@ -1,4 +1,4 @@
-"""Charts: a legend stands outside of its axes, where it covers nothing."""
+"""Charts: a legend is outside its axes, so it covers nothing."""
 
 from __future__ import annotations
 

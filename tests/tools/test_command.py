@@ -1,4 +1,4 @@
-"""`rlk`: one command line for every tool, each with its help, and what needs no extra answers without it."""
+"""`rlk`: one command line for every tool, each with help. A tool without extra requirements works without them."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ EVERYTHING = ProbePlan(dict.fromkeys(range(len(PROMPTS)), 1000))
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Any:
-    """Models this small gain nothing from threads, and waiting threads cost much on a busy machine."""
+    """Models this small gain nothing from threads, and waiting threads slow down a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -88,12 +88,13 @@ def write_prompts(path: Path, prompts: list[list[int]] = PROMPTS) -> Path:
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Saved models: qwen3, llama; exact: every operator of the head is exact, so both sides must agree to the bit."""
+    """Saved models "qwen3", "llama" and "exact". In "exact" every operator of the head is exact, so both sides must
+    agree to the bit."""
     root = tmp_path_factory.mktemp("models")
     models = {family: tiny(family) for family in ("qwen3", "llama")}
     exact = tiny("qwen3")
     with torch.no_grad():
-        # Equal logits for every token: both stock formulas then round to the same -log(vocab_size).
+        # All logits are equal, so both stock formulas round to the same -log(vocab_size).
         exact.lm_head.weight.zero_()
     models["exact"] = exact
     for name, model in models.items():
@@ -133,7 +134,7 @@ def test_forward_calls_are_one_per_prompt_and_one_per_decode_step(qwen: LoadedMo
     with ForwardCounter(qwen.model) as counter:
         rollout = rollout_of(qwen, batch_size)
     assert counter.calls == rollout.forward_calls == len(PROMPTS) + len(rollout.membership)
-    # Every response token but the first comes from one row of one decode step.
+    # Every response token except the first comes from one row of one decode step.
     assert sum(map(len, rollout.membership)) == sum(len(request.response) - 1 for request in rollout.requests)
     with ForwardCounter(qwen.model) as counter:
         training_of(qwen, rollout)
@@ -335,7 +336,7 @@ def test_a_planted_weight_fault_is_located(qwen: LoadedModel, operator: str, wei
         with torch.no_grad():
             parameter.copy_(saved)
     lengths = [len(ids) for ids in PROMPTS]
-    # Same code path on both sides: nothing differs before the fault, so bytes alone name it.
+    # Both sides use the same code, so nothing differs before the fault, and bytes alone name it.
     found = first_divergent(compare_traces(clean.recorder.trace, faulty.recorder.trace, lengths))
     assert found is not None
     assert found.name == operator
@@ -351,7 +352,7 @@ def test_a_planted_attention_fault_is_located(qwen: LoadedModel, operator: str) 
         attention.scaling = saved * 1.01
         handle = None
     else:
-        # Positions off by one in one layer only.
+        # Shifts the positions in one layer only.
         def shift(module: Any, args: Any, kwargs: Any) -> Any:
             cos, sin = kwargs["position_embeddings"]
             return args, {**kwargs, "position_embeddings": (cos.roll(1, 1), sin.roll(1, 1))}
@@ -588,7 +589,7 @@ def test_with_this_librarys_operators_no_token_differs(
         assert run.metrics.differing_tokens == 0
         assert run.metrics.logits_equal_tokens == run.metrics.tokens
         assert {drift.differing_tokens for drift in run.operators} == {0}
-        # An operator that was not recorded on both sides would be left out above.
+        # An operator that is not recorded on both sides would be missing above.
         assert {drift.kind for drift in run.operators} == {row.operator for row in result.operator_table}
     for cross in result.across_batches:
         assert cross.sequences_differing == cross.differing_tokens == 0
@@ -597,7 +598,7 @@ def test_with_this_librarys_operators_no_token_differs(
     stock = run_compare(
         loaded, prompts_of(loaded), dataclasses.replace(settings, rollout_ops="stock", training_ops="stock")
     )
-    assert not stock.aligned  # and the model is as it was
+    assert not stock.aligned  # the model is as before
 
 
 # ---- the demo

@@ -1,4 +1,4 @@
-"""Planted faults: `rk.compare` and `rlk compare` name the operator, and rounding is never called a fault."""
+"""Planted faults: `rk.compare` and `rlk compare` name the operator, and never call rounding a fault."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_thread() -> Any:
 
 
 def tiny(family: str = "qwen3", **changes: Any) -> Any:
-    """The same random weights at every call. Queries and keys are as large as a trained model's."""
+    """The same random weights in every call. Queries and keys are as large as those of a trained model."""
     shape = {
         "vocab_size": 99,
         "hidden_size": 32,
@@ -63,9 +63,10 @@ def tiny(family: str = "qwen3", **changes: Any) -> Any:
     torch.manual_seed(1)
     model = model_type(config_type(**shape))
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):  # transformers begins with zeros, which a missing bias would equal
+        if name.endswith("bias"):  # transformers initialises them to zeros, which would hide a missing bias
             torch.nn.init.normal_(parameter, std=0.1)
-        elif name.endswith(("q_norm.weight", "k_norm.weight")):  # ones at first, which would hide that two are swapped
+        # they start as ones, which would hide that two are swapped
+        elif name.endswith(("q_norm.weight", "k_norm.weight")):
             torch.nn.init.uniform_(parameter, 0.5, 2.0)
     return model
 
@@ -86,7 +87,7 @@ def epsilon(path: str, value: float) -> Callable[[Any], None]:
 
 
 def swapped_rope(model: Any) -> None:
-    """One layer turns by (sin, cos)."""
+    """One layer rotates by (sin, cos)."""
 
     def swap(module: Any, args: Any, kwargs: Any) -> Any:
         return args, {**kwargs, "position_embeddings": kwargs["position_embeddings"][::-1]}
@@ -143,7 +144,7 @@ def stale_layer(model: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What is planted into the training side's model, and the operator that has to be named first."""
+    """A fault planted into the training side's model, and the operator that must be named first."""
 
     name: str
     operator: str
@@ -161,7 +162,7 @@ FAULTS = [
     Fault("doubled projection", "layers.0.self_attn.o_proj", scaled("model.layers.0.self_attn.o_proj.weight", 2.0)),
     Fault("wrong eps of a norm", "layers.2.post_attention_layernorm",
           epsilon("model.layers.2.post_attention_layernorm", 1.0)),
-    # At embeddings of a usual size, the customary other epsilon is 1 % off.
+    # With embeddings of usual size, the other common epsilon changes the result by 1 %.
     Fault("wrong eps of the model", "layers.0.input_layernorm",
           config={"initializer_range": 0.02, "rms_norm_eps": 1e-6}, trainer_config={"rms_norm_eps": 1e-5}),
     Fault("swapped rope", "layers.1.self_attn.rope_q", swapped_rope),
@@ -187,7 +188,7 @@ FAULTS = [
 ]  # fmt: skip
 
 
-# In bfloat16 one rounding is 0.4 %: the faults of about 1 % are the hard ones there.
+# One bfloat16 rounding is 0.4 %, so faults of about 1 % are the hard ones.
 IN_BFLOAT16 = (
     "weight 1 % off", "norm's weight 1 % off", "head 1 % off", "wrong eps of the model", "garbled weight",
     "tied head untied", "temperature 1 % off",
@@ -230,7 +231,7 @@ def test_rounding_is_no_fault(rollout_ops: str, training_ops: str, dtype: str) -
 
 
 def test_an_operator_is_judged_by_itself() -> None:
-    """Everything after a fault differs on its own inputs, and nothing but the fault on equal ones."""
+    """Everything after a fault differs on its own inputs; on equal inputs only the fault differs."""
     trainer = tiny()
     scaled("model.layers.0.self_attn.v_proj.weight", 1.5)(trainer)
     found = rk.compare(tiny(), trainer, PROMPTS, max_new_tokens=NEW)
@@ -310,7 +311,7 @@ def test_a_model_that_is_not_there_names_its_cure(tmp_path: Path, monkeypatch: p
 
 
 def recorded_file(tmp_path: Path, model: Any, temperature: float, dialect: str) -> Path:
-    """A dump of two responses as an engine writes it, computed in another order than the trainer's packed forward."""
+    """A dump of two responses in an engine's format, computed in another order than the trainer's packed forward."""
     lines = []
     for ids in ([96, 3, 4, 5, 6, 7, 8, 9], [96, 9, 11, 12, 13]):
         prompt, response = ids[:2], ids[2:]

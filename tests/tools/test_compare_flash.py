@@ -1,4 +1,5 @@
-"""`rlk compare --ops flash`: what it lacks is named; by a stand-in for flash-attn it is exact to rounding."""
+"""`rlk compare --ops flash`: missing requirements are named. With a stand-in for flash-attn it is exact up to
+rounding."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import rl_kernel_native as rk  # noqa: E402
 from rl_kernel_native.consistency import attention, operators  # noqa: E402
 from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
 
-PROMPTS = [[6, 3, 4, 5, 6, 7, 8], [6, 9, 11], [6, 2]]  # decoded in one batch, keys of other lengths need the mask
+PROMPTS = [[6, 3, 4, 5, 6, 7, 8], [6, 9, 11], [6, 2]]  # decoded in one batch, so keys of other lengths need the mask
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def model() -> Any:
 
 
 def attend(q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
-    """[T, heads, head_dim] against [L, kv_heads, head_dim], the last query beside the last key."""
+    """[T, heads, head_dim] against [L, kv_heads, head_dim]; the last query is at the position of the last key."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = torch.einsum("thd,lhd->htl", q.float(), k.float()) * scale
     if causal:
@@ -43,7 +44,7 @@ def attend(q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
 
 @pytest.fixture
 def flash(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A package of flash-attn's names and semantics, on the CPU. `scale` spoils its softmax_scale."""
+    """A package with flash-attn's names and semantics, on the CPU. `scale` falsifies its softmax_scale."""
     calls = types.SimpleNamespace(plain=0, packed=0, scale=1.0)
 
     def flash_attn_func(

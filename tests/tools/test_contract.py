@@ -1,4 +1,5 @@
-"""The table of contract.py: complete, said once, true to its own words and to the documents, and what tests go by."""
+"""The table of contract.py is complete, has no duplicates, agrees with itself and the documents, and gives the tests
+their bounds."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test draws the same numbers whatever ran before it."""
+    """A test draws the same numbers, whatever ran before it."""
     monkeypatch.setitem(globals(), "RNG", np.random.default_rng(0))
 
 
@@ -148,7 +149,7 @@ def test_missing_and_unknown_facts_are_errors() -> None:
 
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_rounding_is_what_torch_rounds(dtype: str) -> None:
-    """Every value between neighbours is off by at most half their distance, and by that where it is a tie."""
+    """A value between two neighbours is off by at most half their distance, and exactly by that at a tie."""
     rounding, kind = ROUNDING[dtype], getattr(torch, dtype)
     info = torch.finfo(kind)
     assert rounding.relative == info.eps / 2
@@ -156,7 +157,8 @@ def test_rounding_is_what_torch_rounds(dtype: str) -> None:
     wide = torch.from_numpy(RNG.standard_normal(100_000) * np.exp2(RNG.integers(-30, 10, 100_000)))
     off = (wide.to(kind).double() - wide).abs()
     assert bool((off <= rounding.inner * wide.abs() + rounding.least).all())
-    source = np.float64 if dtype == "float32" else np.float32  # torch rounds float64 to the 16-bit types by way of it
+    # torch rounds float64 to the 16-bit types through float32
+    source = np.float64 if dtype == "float32" else np.float32
     edge = source(rounding.limit)
     over = torch.from_numpy(np.array([edge, np.nextafter(edge, source(0))])).to(kind)
     assert over.isinf().tolist() == [True, False]
@@ -173,7 +175,7 @@ def test_the_module_needs_the_standard_library_alone() -> None:
     assert done.stdout.split("\n")[0] == f"{len(ROWS)} []"
 
 
-# ---- what tests go by -----------------------------------------------------------------------------------------------
+# ---- bounds in tests ---------------------------------------------------------------------------------------------
 
 
 def of_logprob() -> str:
@@ -488,7 +490,7 @@ def of_linear_sample() -> str:
     return "; ".join(found)
 
 
-# How the tests of each operator compare with float64. A new operator's tests say theirs here.
+# The check by which each operator's tests compare with float64. A new operator adds its check here.
 CHECKS: dict[str, Callable[[], str]] = {
     "attention": of_attention,
     "covariance_mask": of_covariance_mask,
@@ -522,8 +524,8 @@ CHECKS: dict[str, Callable[[], str]] = {
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_output_is_checked_through_the_table(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound of one row at a time is made one that nothing keeps: the operator's own test must then fail. Rows that
-    a test asks for by name, where it has a property of its own to compare, are found in its source."""
+    """One bound at a time is replaced by a bound that nothing meets; the operator's own test must then fail. A test may
+    ask for rows by name, to compare a property of its own. Such rows are found in its source."""
     assert stem in CHECKS, f"add to CHECKS how the tests of {stem} compare with float64"
     sources = "\n".join(path.read_text() for path in sorted((ROOT / "tests/ops").glob(f"test_{stem}*.py")))
     right, broken = Row.allowed, [("", "")]
@@ -543,7 +545,7 @@ def test_every_output_is_checked_through_the_table(stem: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("operator", library_cases.SELF_TESTS)
 def test_the_doctor_goes_by_the_table(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing may be off, the rounding to the dtype alone fails."""
+    """Where no error is allowed, a mere rounding to the dtype fails."""
     monkeypatch.setattr(Row, "allowed", lambda self, *a, expected=0.0, **facts: np.abs(expected) * 0 + 1e-300)
     checks = {check.check: check for check in library_cases.SELF_TESTS[operator](None, "cpu", None)}
     if "against float64" not in checks:  # an exact operator is compared with its definition instead
@@ -552,23 +554,23 @@ def test_the_doctor_goes_by_the_table(operator: str, monkeypatch: pytest.MonkeyP
     assert checks["against float64"].passed is False
 
 
-# How many comparisons with float64 a test file may bound by its own numbers, and why.
+# Number of comparisons with float64 that a test file may bound by its own numbers, and the reason.
 OWN_NUMBERS = {
-    "test_attention.py": 6,  # torch's own float32 results, which are no float64
-    "test_attention_partials.py": 8,  # l and O of a split; two float64 writings, twice; the approximate merge
+    "test_attention.py": 6,  # torch's own float32 results, not float64
+    "test_attention_partials.py": 8,  # l and O of a split; two float64 implementations, twice; the approximate merge
     "test_attention_torch.py": 2,  # finite differences: steps and curvature
-    "test_gae.py": 5,  # two float64 writings of the reference, thrice; advantages of gae and of vtrace
-    "test_group_advantage.py": 3,  # another order of sums; two float64 writings of AReaL's
-    "test_kl.py": 1,  # sums of gradients over a vocabulary, of float32 beside float64
-    "test_linear_logprob_loss.py": 1,  # two float64 writings of the reference
-    "test_logprob.py": 1,  # two float64 writings of the reference
+    "test_gae.py": 5,  # two float64 implementations of the reference, three times; advantages of gae and of vtrace
+    "test_group_advantage.py": 3,  # another order of sums; two float64 implementations of AReaL's
+    "test_kl.py": 1,  # float32 sums of gradients over a vocabulary, besides float64
+    "test_linear_logprob_loss.py": 1,  # two float64 implementations of the reference
+    "test_logprob.py": 1,  # two float64 implementations of the reference
     "test_logprob_backward.py": 1,  # finite differences: steps and curvature
-    "test_policy_loss.py": 1,  # rule 10's, between splits of a batch
-    "framework_losses.py": 3,  # the frameworks' own float32 results, which are no float64
+    "test_policy_loss.py": 1,  # rule 10's bound, between splits of a batch
+    "framework_losses.py": 3,  # the frameworks' own float32 results, not float64
     "test_preference_loss.py": 5,  # finite differences; TRL's own float32 loss of a batch
-    "test_value_loss.py": 1,  # rule 10's, between splits of a batch
-    "test_linear_engine.py": 2,  # two ways of torch to make a Hessian of the same operator
-    "test_rms_norm_engine.py": 2,  # the same
+    "test_value_loss.py": 1,  # rule 10's bound, between splits of a batch
+    "test_linear_engine.py": 2,  # two ways in torch to compute a Hessian of the same operator
+    "test_rms_norm_engine.py": 2,  # likewise
     "test_sample.py": 1,  # the margin below which float64's own sums may keep another set
 }
 
@@ -592,10 +594,10 @@ def test_no_test_of_an_operator_has_a_tolerance_of_its_own() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("activation", silu_mul_cases.ACTIVATIONS)
 def test_all_gates_of_16_bits_lie_within_the_bounds(activation: str, dtype: str) -> None:
-    """The slope's bound is the tighter of two that there were: the doctor's by a rounding of float32."""
+    """The slope's bound is the tighter of two earlier ones: the doctor's, by one rounding of float32."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(getattr(torch, dtype))
     gate = bits[torch.isfinite(bits)]
-    gate = gate[gate.double().abs() < 10_000][None].expand(2, -1)  # products stay finite
+    gate = gate[gate.double().abs() < 10_000][None].expand(2, -1)  # so that products stay finite
     up, dy = (torch.from_numpy(RNG.standard_normal(gate.shape)).to(gate.dtype) for _ in range(2))
     for kind in (gate.dtype, torch.float32):
         o = silu_mul_cases.Operands(gate.to(kind).contiguous(), up.to(kind), dy.to(kind))
@@ -660,7 +662,7 @@ def test_a_reader_that_has_enough_gets_no_traceback(arguments: tuple[str, ...]) 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_roundings_are_those_of_the_dtype(dtype: str) -> None:
-    """At each number and beside it torch rounds as the table says."""
+    """At each number and next to it, torch rounds as the table says."""
     of, to = ROUNDING[dtype], getattr(torch, dtype)
     info = torch.finfo(to)
 

@@ -1,4 +1,4 @@
-"""What stock torch is off by on whole models: the figures that the chain's rows of contract.py stand on."""
+"""The errors of stock torch on whole models, which the chain's rows of contract.py are based on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUTPUTS = ("max |dlogp|", "mean |dlogp|", "KL k3", f"clip fraction at {CLIP_RANG
 
 
 def decoder(**options: Any) -> Any:
-    """A Qwen3 of the digest's shape, its parameters in bfloat16, its rotary frequencies in float32."""
+    """A Qwen3 of the digest's shape with bfloat16 parameters and float32 rotary frequencies."""
     config = transformers.Qwen3Config(
         vocab_size=259, hidden_size=192, intermediate_size=512, num_hidden_layers=4, num_attention_heads=6,
         num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=THETA,
@@ -50,11 +50,11 @@ def digest_model() -> Any:
 
 def random_model() -> Any:
     torch.manual_seed(0)
-    return decoder(initializer_range=0.1)  # logits as wide as a trained model's
+    return decoder(initializer_range=0.1)  # logits spread as in a trained model
 
 
 def figures(model: Any) -> tuple[float, ...]:
-    """Bounds of OUTPUTS, over the digest's text, against float64 from the model's own weights."""
+    """The OUTPUTS of the digest's text against float64 from the model's own weights, in figures of their bounds."""
     angles = np.arange(512)[:, None] / THETA ** (np.arange(16) / 16)
     ratios = []
     for ids in json.loads(TEXT.read_text())["sequences"]:
@@ -75,14 +75,14 @@ def figures(model: Any) -> tuple[float, ...]:
 
 @pytest.mark.parametrize("make", [digest_model, random_model])
 def test_float64_of_a_chain_is_what_transformers_computes(make: Any) -> None:
-    """In float32 the model is off by its own roundings alone: a thousandth of what it is in bfloat16."""
+    """In float32 the model's error is its own roundings alone: a thousandth of the error in bfloat16."""
     largest, mean, *_ = figures(make().float())
     assert largest < 1e-3 * contract.MAX_DLOGP
     assert mean < 1e-3 * contract.MEAN_DLOGP
 
 
 def test_the_recorded_error_of_stock_torch_is_what_it_is() -> None:
-    """Another torch or CPU sums in other orders: the worst token differs by some, the means by little."""
+    """Another torch or CPU sums in other orders: the worst token changes somewhat, the means little."""
     recorded = (contract.STOCK_MAX_DLOGP, contract.STOCK_MEAN_DLOGP, contract.STOCK_KL_K3, contract.STOCK_CLIP_FRACTION)
     found = figures(digest_model())
     for output, got, want, within in zip(OUTPUTS, found, recorded, (1.5, 1.15, 1.3, 1.0), strict=True):
@@ -91,7 +91,7 @@ def test_the_recorded_error_of_stock_torch_is_what_it_is() -> None:
 
 
 def test_a_random_model_has_errors_of_that_size() -> None:
-    """Its bounds are twice its own error, as a chain's rows say for any model."""
+    """Its bounds are twice its own error, as the chain's rows say for any model."""
     found = figures(random_model())
     assert 0.3 * contract.STOCK_MAX_DLOGP < found[0] < 3 * contract.STOCK_MAX_DLOGP
     for output, stock in zip(OUTPUTS, found, strict=True):

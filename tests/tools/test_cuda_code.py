@@ -1,4 +1,5 @@
-"""The check that every CUDA kernel has code for Hopper, on what cuobjdump prints: no GPU and no CUDA is needed."""
+"""The check that every CUDA kernel has code for Hopper, tested on output of cuobjdump. It needs neither a GPU nor
+CUDA."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ pytestmark = [
 
 
 def symbols(architecture: str, *kernels: str) -> str:
-    """What ``cuobjdump -symbols`` prints of an object."""
+    """The output of ``cuobjdump -symbols`` for an object."""
     lines = [f"Fatbin elf code:\n================\narch = {architecture}\ncode version = [1,8]\n\nsymbols:"]
     lines += [f"FUNC LOCAL DEFAULT ENTRY _ZN3rlk4cuda43_GLOBAL__N__66df6762_11_sums_cu_699841d1{k}" for k in kernels]
     return "\n".join(lines) + "\n"

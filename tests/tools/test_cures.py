@@ -1,4 +1,4 @@
-"""Errors name the cure, and results print with their names."""
+"""Errors name the remedy, and results print with their names."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_error_names_its_cure(case: str) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A model's directory without a tokenizer, and the same in memory."""
+    """A model's directory without a tokenizer, and the same model in memory."""
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -101,7 +101,7 @@ def beside_another_bos(folder: Path) -> None:
 
 
 def missing_extra(folder: Path) -> None:
-    """`rlk` of an installed wheel where typer is not."""
+    """`rlk` of an installed wheel without typer."""
     from rl_kernel_native.consistency import main
 
     with pytest.MonkeyPatch.context() as patch:
@@ -113,7 +113,7 @@ def missing_extra(folder: Path) -> None:
         assert left.value.code == 2
 
 
-# What `rlk compare` says, with a model's directory as its argument.
+# Errors of `rlk compare` with a model's directory as its argument.
 CURES_OF_COMPARE: dict[str, tuple[Any, str]] = {
     "text without a tokenizer": (
         lambda folder: prompts(folder, '{"text": "a"}'),
@@ -181,7 +181,7 @@ def test_patch_model_names_what_to_install(absent: str) -> None:
 
 
 def test_a_loss_takes_what_pack_gives_without_max_tokens() -> None:
-    """Its tensors then end with places of no sequence, which no sum counts."""
+    """The tensors then end with places of no sequence, which no sum counts."""
     torch = pytest.importorskip("torch")
     logprob = torch.tensor([[-1.0, -2.0, -9.0, -9.0], [-0.5, -0.25, -3.0, -9.0]])
     lengths, advantage, losses = torch.tensor([2, 3]), torch.tensor([1.0, -1.0]), []
@@ -246,7 +246,7 @@ def test_trl_says_once_what_it_serves(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_silent_hub_is_asked_once_and_not_waited_for(tmp_path: Path) -> None:
-    """A server that takes connections and never answers; 20 s are imports on a busy machine, and no retry's."""
+    """A server accepts connections and never answers. 20 s allow for imports on a busy machine, but not for a retry."""
     code = (
         "import time; from rl_kernel_native.consistency import model; import huggingface_hub; "
         "model._HUB_SECONDS = 1.0; start = time.monotonic()\n"

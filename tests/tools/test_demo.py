@@ -1,4 +1,4 @@
-"""`rlk demo` keeps the time that it is given."""
+"""`rlk demo` keeps within the given time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from rl_kernel_native.consistency.settings import CompareSettings
 def test_the_demo_keeps_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, seconds_a_token: float
 ) -> None:
-    """By a clock of its own, on machines of three speeds; two cores that do other things too need 0.01."""
-    now = [100.0]  # imports took them
+    """Uses a clock of its own, for machines of three speeds; two busy cores need 0.01."""
+    now = [100.0]  # imports took this long
     done: list[int] = []
 
     def run(loaded: Any, prompts: Any, settings: CompareSettings, **_: Any) -> str:
         done.append(settings.max_new_tokens)
-        now[0] += 0.2 + seconds_a_token * len(prompts) * settings.max_new_tokens * 1.3  # batch 1, and batch 8
+        # first for batch 1, then for batch 8
+        now[0] += 0.2 + seconds_a_token * len(prompts) * settings.max_new_tokens * 1.3
         return settings.rollout_ops
 
     def trained(model: Any, data: Any, *, seconds: float, **_: Any) -> demo_model.TrainOutcome:

@@ -1,4 +1,4 @@
-"""scripts/demo.sh: a step prints its progress and its failure; unchanged sources are not compiled again."""
+"""scripts/demo.sh: a step prints its progress and its failure, and unchanged sources are not compiled again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def bash(code: str, folder: Path, **variables: str) -> subprocess.CompletedProce
 
 
 def test_a_step_says_how_far_it_is(tmp_path: Path) -> None:
-    """Without waiting 15 seconds: the clock of the shell is set forward."""
+    """Sets the shell's clock forward instead of waiting 15 seconds."""
     step = "work() { echo '[3/9] Building'; for i in 1 2 3 4; do sleep 0.2; done; }; "
     later = 'sleep() { command sleep "$1"; SECONDS=$((SECONDS + 20)); }; '
     done = bash(step + later + "with_progress '2. wheel' log work", tmp_path)

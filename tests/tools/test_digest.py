@@ -21,14 +21,14 @@ def test_the_files_are_small_and_whole() -> None:
     assert digest.MODEL.stat().st_size <= 4_000_000
     sequences = digest.digest_sequences()
     lengths = sorted(map(len, sequences))
-    assert lengths[0] == 1  # nothing to score
-    assert lengths[-1] > 2 * 128  # over two blocks of keys
+    assert lengths[0] == 1  # it has nothing to score
+    assert lengths[-1] > 2 * 128  # longer than two blocks of keys
     assert max(map(max, sequences)) < 259
 
 
 @pytest.mark.parametrize("unit", ["ieee", "sm_90", "sm_80", "gfx942", "gfx90a"])
 def test_the_cpu_computes_the_recorded_digest(unit: str) -> None:
-    """sm_90: what an H200 computes, on whatever machine this is."""
+    """sm_90 gives what an H200 computes, on any machine."""
     found = digest.compute_digest(CPU, unit)
     assert found.layouts == dict.fromkeys(digest.LAYOUTS, True)
     assert found.sha256 == found.expected
@@ -55,13 +55,13 @@ def test_a_gpu_has_its_own_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_digests_of_different_arithmetics_differ() -> None:
-    """Equal ones would mean that the arithmetic was not applied."""
+    """Equal digests would mean that the arithmetic was not applied."""
     recorded = json.loads(digest.DIGESTS.read_text())
     assert len(set(recorded.values())) == len(recorded) == 5
 
 
 def test_the_model_has_learnt_something() -> None:
-    """Uniform over 259 bytes would be -5.56 nats; what a digest covers should look like use."""
+    """A uniform distribution over 259 bytes would be -5.56 nats; the digest should cover realistic values."""
     assert -3.0 < digest.compute_digest(CPU).mean_logprob < -1.0
 
 
@@ -71,7 +71,7 @@ def test_a_changed_weight_changes_the_digest(monkeypatch: pytest.MonkeyPatch) ->
     def spoilt(*arguments: Any) -> Any:
         model = honest(*arguments)
         weight = model.weights["model.layers.3.mlp.down_proj.weight"]
-        weight.view(torch.int16)[0] ^= 64  # the first bit after the point of a row's significands
+        weight.view(torch.int16)[0] ^= 64  # flips the first bit after the point of a row's significands
         return model
 
     monkeypatch.setattr(digest, "load_digest_model", spoilt)
@@ -94,7 +94,7 @@ def test_a_layout_that_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_patched_model_of_transformers_is_the_same_chain() -> None:
-    """The digest's forward is written out; the model it stands for is Qwen3's in transformers, patched."""
+    """The digest's forward is written out. It must equal the patched Qwen3 of transformers."""
     transformers = pytest.importorskip("transformers")
     model = digest.load_digest_model(CPU, "portable")
     weights = {name: tensor for name, tensor in model.weights.items() if not name.startswith("rope.")}

@@ -1,5 +1,5 @@
-"""The code in README.md, docs/linear.md, docs/sampling.md, docs/objectives.md and its pages runs. It does what the text
-around it says, and what the pages name exists."""
+"""The code in README.md, docs/linear.md, docs/sampling.md, docs/objectives.md and its pages runs. It does what the
+surrounding text says, and the names on the pages exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def run_code_of(page: str) -> dict[str, Any]:
 
 
 def test_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """What it prints of this library is the same on every machine; how far stock is off depends on the CPU."""
+    """The printed results of this library are the same on every machine; how far stock torch is off depends on the
+    CPU."""
     readme = (ROOT / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.S)
     example = (ROOT / "examples" / "rollout_and_training.py").read_text()
@@ -82,7 +83,7 @@ def run_examples_of(page: Path, names: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def begun() -> dict[str, Any]:
-    """What the examples of pages begin with."""
+    """Names that the examples of pages begin with."""
     names: dict[str, Any] = {}
     block = re.search(r"```pycon\n(.*?)```", INDEX.read_text(), re.S)
     assert block is not None
@@ -198,7 +199,7 @@ def test_a_head_with_lora_of_the_docs_trains_its_factors_alone() -> None:
 
 
 def on_a_rank(rank: int, ranks: int, port: int, k_segments: int) -> None:
-    """A row-parallel layer of the docs next to the same layer on one rank."""
+    """A row-parallel layer of the docs, compared with the same layer on one rank."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)

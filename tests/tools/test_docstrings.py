@@ -1,4 +1,4 @@
-"""Every public call has a docstring with an example that gives what it shows, and its sections in order."""
+"""Every public call has a docstring with its sections in order, and an example whose output is right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import rl_kernel_native as rk
 torch = pytest.importorskip("torch")
 
 CALLS = sorted(name for name in rk.__all__ if inspect.isfunction(getattr(rk, name)) and not name.endswith("_reference"))
-# What needs ranks, another machine or a large text around it; the pages of docs/ have their examples.
+# Calls that need ranks, another machine or a long text around them; the pages of docs/ have their examples.
 WITHOUT = {
     "attention_backward", "canonical_blas", "checkpoint_contexts", "covariance_mask", "current_arithmetic",
     "embedding_backward", "gelu_mul_backward", "kl_backward", "kv_cache_append", "linear_logprob_pair",
@@ -55,7 +55,7 @@ def test_sections_stand_in_order(name: str) -> None:
 
 
 def parameters(call: Any) -> tuple[list[str], set[str]]:
-    """Names of those that may be positional, in order, and of the others."""
+    """Names of parameters that may be positional, in order, and names of the others."""
     found = inspect.signature(call).parameters.values()
     return [p.name for p in found if p.kind != p.KEYWORD_ONLY], {p.name for p in found if p.kind == p.KEYWORD_ONLY}
 

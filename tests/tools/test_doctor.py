@@ -38,8 +38,8 @@ def test_json_is_one_object_and_the_status_says_healthy():
     assert report["healthy"] is True
     assert {"versions", "gpus", "built_architectures", "operators", "cublas", "self_tests"} <= set(report)
     on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
-    # Exact ones have one check. linear has one of the models of other hardware, too, linear_logprob one of LoRA, sample
-    # one of process_logits and one of shards.
+    # Exact operators have one check. linear also has one of the models of other hardware, linear_logprob one of LoRA,
+    # sample one of process_logits and one of shards.
     one = (
         "covariance_mask", "importance_weights", "kl", "kv_cache_append", "mismatch_metrics", "pack", "policy_loss",
         "preference_loss", "random_bits", "scatter_rewards", "shift_labels_packed", "value_loss",
@@ -115,7 +115,7 @@ BUILT = ["sm_80", "sm_90a"]
     ],
 )
 def test_later_gpus_have_their_kernels_compiled_ahead(monkeypatch, capsys, device, built, compiles):
-    """The processes that do it are run on this CPU."""
+    """The processes that would compile run on this CPU."""
     monkeypatch.setattr(
         doctor, "_START", doctor._START + "\nimport os; assert os.environ['CUDA_MODULE_LOADING'] == 'EAGER'"
     )
@@ -162,7 +162,7 @@ def test_cublas_is_batch_invariant_only_without_either_workspace():
         state = doctor.cublas_workspace({k: v for k, v in both.items() if k != missing})
         assert not state["batch_invariant"]
         assert f"{missing}={both[missing]}" in state["why"]
-    # The setting that engines use still splits K at one and two rows.
+    # The setting that engines use still splits K for one and two rows.
     assert not doctor.cublas_workspace(both | {"CUBLAS_WORKSPACE_CONFIG": ":16:8"})["batch_invariant"]
 
 
@@ -198,7 +198,7 @@ def test_hip_python_that_cannot_open_its_library_is_a_note(monkeypatch):
 
 @pytest.fixture
 def two_self_tests(monkeypatch):
-    """What a doctor makes of a failure needs no more; test_json_is_one_object... runs all."""
+    """Two self tests suffice to see how a doctor treats a failure; test_json_is_one_object... runs all."""
     monkeypatch.setattr(cases, "SELF_TESTS", {name: cases.SELF_TESTS[name] for name in ("logprob", "pack")})
 
 
@@ -229,7 +229,7 @@ def test_a_raising_operator_is_reported(monkeypatch):
     report = doctor.examine()
     assert report["healthy"] is False
     assert "no kernel image" in report["self_tests"][0]["detail"]
-    assert [t["passed"] for t in report["self_tests"] if t["operator"] == "pack"] == [True]  # the others still run
+    assert [t["passed"] for t in report["self_tests"] if t["operator"] == "pack"] == [True]  # the other tests still run
 
 
 @pytest.mark.parametrize("operator", cases.SELF_TESTS)
@@ -239,7 +239,7 @@ def test_self_test_without_torch_uses_numpy(operator):
 
 @pytest.mark.parametrize("broken", ["linear", "linear_input_grad", "linear_weight_grad", "linear_bias_grad"])
 def test_a_wrong_product_is_reported(broken, monkeypatch):
-    """Off by a thousandth: far above the bound of 2^-23 of a sum of absolute values for each term."""
+    """Off by a thousandth, which is far above the bound of 2^-23 of a sum of absolute values for each term."""
     right = getattr(linear_op, broken)
     monkeypatch.setattr(linear_op, broken, lambda *arguments, **options: right(*arguments, **options) * 1.001)
     checks = {check.check: check for check in cases.SELF_TESTS["linear"](None, "cpu", None)}
@@ -248,7 +248,7 @@ def test_a_wrong_product_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["rms_norm", "rms_norm_backward"])
 def test_a_wrong_norm_is_reported(broken, monkeypatch):
-    """Off by a thousandth, of every output: the float32 cases allow about 50 roundings of 2^-24."""
+    """Off by a thousandth in every output; the float32 cases allow about 50 roundings of 2^-24."""
     right = getattr(rms_norm_op, broken)
     monkeypatch.setattr(
         rms_norm_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
@@ -259,7 +259,7 @@ def test_a_wrong_norm_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["embedding", "embedding_backward"])
 def test_a_wrong_table_is_reported(broken, monkeypatch):
-    """Off by a thousandth: rows are exact, and gradients in float32."""
+    """Off by a thousandth, while rows are exact, and gradients are exact in float32."""
     right = getattr(embedding_op, broken)
     monkeypatch.setattr(embedding_op, broken, lambda *arguments, **options: right(*arguments, **options) * 1.001)
     checks = {check.check: check for check in cases.SELF_TESTS["embedding"](None, "cpu", None)}
@@ -268,7 +268,7 @@ def test_a_wrong_table_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["attention", "attention_backward"])
 def test_wrong_attention_is_reported(broken, monkeypatch):
-    """Off by a thousandth: the float32 cases allow 2^-16 of an operand."""
+    """Off by a thousandth; the float32 cases allow 2^-16 of an operand."""
     right = getattr(attention_op, broken)
     monkeypatch.setattr(
         attention_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
@@ -279,7 +279,7 @@ def test_wrong_attention_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["rope", "rope_backward"])
 def test_a_wrong_rotation_is_reported(broken, monkeypatch):
-    """Off by a thousandth: the float32 cases allow three roundings of 2^-24."""
+    """Off by a thousandth; the float32 cases allow three roundings of 2^-24."""
     right = getattr(rope_op, broken)
     monkeypatch.setattr(
         rope_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
@@ -290,7 +290,7 @@ def test_a_wrong_rotation_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("check", ["against float64", "same bytes as logprob of linear, on any number of ranks"])
 def test_a_wrong_head_is_reported(check, monkeypatch):
-    """Off by a thousandth, of logarithms of about 5; or by a bit."""
+    """Off by a thousandth of logarithms of about 5, or by one bit."""
     module = importlib.import_module("rl_kernel_native.ops.linear_logprob")
     right, factor = module.linear_logprob, 1.001 if check == "against float64" else np.float32(1 + 2.0**-23)
 
@@ -317,7 +317,7 @@ def test_lora_of_another_scale_is_reported(monkeypatch):
 
 @pytest.mark.parametrize("broken", ["gae", "group_advantage", "masked_whiten", "optimal_token_baseline"])
 def test_a_wrong_advantage_is_reported(broken, monkeypatch):
-    """Off by a thousandth, of results of about 1."""
+    """Off by a thousandth of results of about 1."""
     module = importlib.import_module(f"rl_kernel_native.ops.{broken}")
     right = getattr(module, broken)
 
@@ -332,7 +332,7 @@ def test_a_wrong_advantage_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["importance_weights", "mismatch_metrics"])
 def test_a_wrong_rollout_correction_is_reported(broken, monkeypatch):
-    """Off by a thousandth, of results of about 1."""
+    """Off by a thousandth of results of about 1."""
     module = importlib.import_module(f"rl_kernel_native.ops.{broken}")
     right = getattr(module, broken)
 
@@ -348,7 +348,7 @@ def test_a_wrong_rollout_correction_is_reported(broken, monkeypatch):
 
 
 def test_a_wrong_reward_is_reported(monkeypatch):
-    """Off by a thousandth, of results of about 1."""
+    """Off by a thousandth of results of about 1."""
     module = importlib.import_module("rl_kernel_native.ops.scatter_rewards")
     right = module.scatter_rewards
 
@@ -371,7 +371,7 @@ def test_a_wrong_choice_is_reported(monkeypatch):
 
 @pytest.mark.parametrize("broken", ["silu_mul", "gelu_mul", "silu_mul_backward", "gelu_mul_backward"])
 def test_a_wrong_gate_is_reported(broken, monkeypatch):
-    """Off by a thousandth, of every output: the float32 cases allow about 50 roundings of 2^-24."""
+    """Off by a thousandth in every output; the float32 cases allow about 50 roundings of 2^-24."""
     right = getattr(silu_mul_op, broken)
 
     def wrong(*arguments, **options):
@@ -386,7 +386,7 @@ def test_a_wrong_gate_is_reported(broken, monkeypatch):
 def test_rounding_to_bfloat16_is_to_nearest_even():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     x = np.random.default_rng(0).normal(0, 4, 4096).astype(np.float32)
-    x[:2] = 1 + 2.0**-8, 1 + 3 * 2.0**-8  # ties
+    x[:2] = 1 + 2.0**-8, 1 + 3 * 2.0**-8  # these are ties
     expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
     np.testing.assert_array_equal(cases._tools.round_to(x, "bfloat16"), expected)
 

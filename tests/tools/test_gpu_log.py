@@ -1,4 +1,4 @@
-"""The log of GPU tests: warns when it is stale, and notices that it is."""
+"""The log of GPU tests: a stale log is noticed and gives a warning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.gpu_log import ROOT, TREES, sources, tree_hash, tree_hashes, why_stal
 
 
 def test_the_gpu_log_covers_these_sources() -> None:
-    """A warning, no failure: who changes a line has no GPU at hand. GPU work is not done while it warns."""
+    """This is a warning, not a failure, since whoever changes a line may have no GPU at hand. Work on GPU code is
+    unfinished while it warns."""
     problem = why_stale()
     if problem:
         warnings.warn(pytest.PytestWarning(problem), stacklevel=1)
@@ -48,7 +49,7 @@ def test_what_a_build_leaves_behind_changes_nothing(copy: Path) -> None:
     (copy / "python" / "__pycache__").mkdir()
     (copy / "python" / "__pycache__" / "a.py").write_text("left behind")
     (copy / "python" / "_C.so").write_bytes(b"\0")
-    (copy / "cpp" / "b.cpp").write_bytes(b"int x;\r\n")  # the line ends of another checkout
+    (copy / "cpp" / "b.cpp").write_bytes(b"int x;\r\n")  # line ends of another checkout
     assert why_stale(log, copy) == ""
 
 
@@ -80,7 +81,7 @@ def test_a_new_tree_a_failed_run_and_no_log_are_named(copy: Path) -> None:
 
 
 def test_every_tracked_source_is_hashed() -> None:
-    """The hash goes by suffix, so that it needs no git. Where there is git, it must agree about what is a source."""
+    """The hash selects files by suffix, so it needs no git. With git, the selection must be the tracked sources."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("no git here")
     done = subprocess.run(["git", "ls-files", *TREES], cwd=ROOT, capture_output=True, text=True)
@@ -101,6 +102,6 @@ def test_the_check_prints_one_line_and_fails_only_when_strict() -> None:
 
 
 def test_the_hash_is_a_known_number(tmp_path: Path) -> None:
-    """A change of the recipe makes every old log stale. sha256 of "a.py", NUL, sha256("x"), newline."""
+    """A change of this recipe makes every old log stale: sha256 of "a.py", NUL, sha256("x"), newline."""
     (tmp_path / "a.py").write_text("x")
     assert tree_hash(tmp_path) == "447eac5bd97fe3d31b5fe74c8eb87da71f26285d8acf0a9ddf2cbc7ed330402f"

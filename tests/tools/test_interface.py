@@ -1,4 +1,4 @@
-"""A compiled extension that was built from other sources is refused at import, in words that name the cure."""
+"""A compiled extension that was built from other sources is refused at import, and the message names the remedy."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DECLARED = dict(_native._declared)
 
 
 def extension(functions: dict[str, str]) -> SimpleNamespace:
-    """One whose functions say that they take what the texts say."""
+    """An extension whose functions have the given docstrings."""
     made = {name: SimpleNamespace(__nb_signature__=((text, None, None),)) for name, text in functions.items()}
     return SimpleNamespace(**made, __file__="/somewhere/_C.so", version="0.1.0")
 
 
 def require(functions: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the import asks of an extension."""
+    """Runs the import's check on an extension."""
     monkeypatch.setattr(_native, "module", extension(functions))
     _native.functions(**DECLARED)
     _native.require_no_others()
@@ -82,7 +82,7 @@ def test_another_interface_is_refused(other: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_import_refuses_an_older_extension(tmp_path: Path) -> None:
-    """The package as it lies here, with sources of an operator that ask for another interface."""
+    """This package, with an operator's sources that require another interface."""
     package = tmp_path / "rl_kernel_native"
     (package / "ops").mkdir(parents=True)
     here = Path(rk.__file__).parent

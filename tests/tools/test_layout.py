@@ -1,4 +1,4 @@
-"""Every operator has all its pieces: one test a piece, named after it."""
+"""Every operator has all its pieces; each test checks one piece and is named after it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if (ROOT / "hip").is_dir():
     PIECES["HIP kernel"] = "hip/{op}/{op}*.hip"
     PIECES["HIP notes"] = "hip/{op}/README.md"
 
-# What this project wrote; a file of more lines does more than one thing.
+# For files of this project; a file with more lines does more than one thing.
 MAX_LINES = 700
 SUFFIXES = {".cpp", ".cu", ".cuh", ".h", ".hip", ".py", ".cmake", ".md", ".in", ".toml"}
 FOLDERS = ("cpp", "cuda", "hip", "python", "tests", "bench", "cmake", "docs", "tools")
@@ -43,9 +43,9 @@ FILES = sorted(
 ) + sorted(path for path in ROOT.glob("*.*") if path.suffix in SUFFIXES or path.name == "CMakeLists.txt")
 NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 
-# A promise to do it later belongs to the tracker; spelled apart so that this file does not hold them.
+# A promise to do it later belongs in the tracker. The words are split, so that this file does not contain them.
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3, "HA" + "CK")) + r")\b")
-# Names that say when or how proudly a thing was made, and not what it is.
+# Names that tell when or how proudly a thing was made, but not what it is.
 OVERCLAIMING = re.compile(r"(^|_)(v2|v3|fast|opt|optimized|new|old|final)(_|\.|$)")
 
 
@@ -55,7 +55,8 @@ def test_there_is_an_operator() -> None:
     assert len(FILES) > 60
 
 
-# Where a line of a table is the piece, and how it begins. What is made of other operators has no kernel of its own.
+# Pieces that are a line of a table, and how that line begins. An operator made of other operators has no kernel of its
+# own.
 OPERATOR_TABLE = "cpp/include/rlk/operators.inc"
 COMPOSED = (OPERATOR_TABLE, "RLK_COMPOSED({op}, ")
 TABLES = {
@@ -85,21 +86,21 @@ def test_the_operator_has(op: str, piece: str) -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_dispatch_table_has_a_line_of(op: str) -> None:
-    """The table declares what every backend defines; a line that no backend serves fails at the link."""
+    """The table declares what every backend defines; a line that no backend defines fails at the link."""
     lines = (ROOT / OPERATOR_TABLE).read_text().splitlines()
     assert [line for line in lines if line.startswith((f"RLK_RUNS({op}, ", f"RLK_COMPOSED({op}, "))]
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_hip_kernels_are_built_and_emulated(op: str) -> None:
-    """A kernel without a bundle is missing where it is launched, and one that no test includes runs nowhere."""
+    """A kernel without a bundle would be missing at its launch, and one that no test includes would never run."""
     if list((ROOT / "hip" / op).glob("*_kernels.hip")):
         assert re.search(rf"^rlk_bundle_hip\({op}\b", (ROOT / "cmake" / "Hip.cmake").read_text(), re.M)
         assert f'#include "hip/{op}/{op}_kernels.hip"' in (ROOT / "tests" / "hip" / "hip_standin.cpp").read_text()
 
 
 def test_one_place_chooses_the_backend() -> None:
-    """Only the dispatch compares device types; linear_logprob, which CUDA fuses, asks for that device by name."""
+    """Only the dispatch compares device types. linear_logprob also asks for CUDA by name, since CUDA fuses it."""
     asking = [
         n for n, p in zip(NAMES, FILES, strict=True) if n.startswith("cpp/ops/") and "DeviceType::k" in p.read_text()
     ]
@@ -107,7 +108,8 @@ def test_one_place_chooses_the_backend() -> None:
 
 
 def test_every_cuda_kernel_has_code_for_hopper() -> None:
-    """CMake compiles <name>.cu once per architecture and <name>_sm90.cu for sm_90a: no other suffix names one."""
+    """CMake compiles <name>.cu once per architecture, and <name>_sm90.cu for sm_90a. No other suffix names an
+    architecture."""
     kernels = list((ROOT / "cuda").rglob("*.cu"))
     assert not [path.name for path in kernels if re.search(r"_sm(?!90\.cu$)\d+", path.name)]
     once = {path for path in kernels if not path.name.endswith("_sm90.cu")}
@@ -153,8 +155,8 @@ def test_the_numerical_contract_holds_all_ten_rules() -> None:
     assert [n for n in range(1, 11) if not re.search(rf"(?m)^(#+ )?{n}\. ", text)] == []
 
 
-# A file's folder in tests/ by its name: the first pattern that fits decides. A test that no other has is one of all
-# operators, in ops/. Any other module is what tests share, in support/.
+# The folder of a test file by its name; the first matching pattern decides. A test that matches no other pattern
+# belongs to all operators, in ops/. Any other module is shared by tests, in support/.
 PLACES = [
     (".", "__init__.py conftest.py run_gpu.py gpu_log.py check_gpu_log.py"),
     ("hip", "hip_* test_hip*"),
@@ -218,8 +220,8 @@ LIBRARY = {name.removesuffix("__init__").removesuffix("."): path for name, path 
 
 
 def imports_of(module: str) -> set[str]:
-    """Modules of the library that one imports, at its top or inside of a function, but for annotations alone. The
-    package itself, "", is what users import: modules that work as a user's code does import it, too."""
+    """Modules of the library that a module imports, at its top or inside a function, except for annotations alone. ""
+    is the package itself, which users import. Modules that work as user code import it, too."""
     parts = module.split(".") if module else []
     folder = parts if LIBRARY[module].name == "__init__.py" else parts[:-1]
     found = set()
@@ -241,9 +243,9 @@ def imports_of(module: str) -> set[str]:
 
 
 def test_imports_go_one_way() -> None:
-    """From commands to operators, to the engine and to what it stands on: no module imports one that imports it."""
+    """From commands to operators, to the engine, to its base: no module imports one that imports it."""
     left = {module: imports_of(module) for module in LIBRARY}
-    assert left["ops.kl"] >= {"_call", "_operator"}  # relative imports are understood
+    assert left["ops.kl"] >= {"_call", "_operator"}  # so relative imports are resolved
     assert left["integrations.vllm"] >= {"integrations.vllm.hooks"}
     while ready := [module for module, found in left.items() if not found & set(left)]:
         for module in ready:
@@ -257,7 +259,7 @@ def test_names_say_what_a_file_is() -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_only_ndarray_knows_dlpack(op: str) -> None:
-    """The binding moves fields; how an array is read is one file's business."""
+    """The binding moves fields; only one file knows how an array is read."""
     binding = (ROOT / "cpp" / "bindings" / f"{op}.cpp").read_text()
     assert "DLTensor" not in binding
     assert "DLManagedTensor" not in binding

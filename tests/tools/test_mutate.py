@@ -1,4 +1,4 @@
-"""tools/mutate.py: the files that it draws have tests, and its verdicts are right."""
+"""tools/mutate.py: files that it draws have tests, and its verdicts are right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tool() -> Any:
 
 @pytest.fixture
 def copy(tool: Any, tmp_path: Path) -> Any:
-    """One whose compiler and pytest are to be replaced."""
+    """A Copy whose compiler and pytest will be replaced."""
     made = tool.Copy.__new__(tool.Copy)
     made.root, made.tree, made.jobs, made.of_tree = tmp_path, tmp_path / "tree", 1, {"a.o": b"1"}
     return made

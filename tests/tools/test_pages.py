@@ -1,4 +1,4 @@
-"""Every code block of the documents runs, offline, and every command in them exists."""
+"""Every code block of the documents runs offline, and every command in them exists."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 HOW = "in a clone of the repository: pip install"
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED = {str(page.relative_to(ROOT)): page for page in PAGES}
-# test_docs.py runs these, with what their texts say of them; of docs/objectives.md the examples of a session.
+# test_docs.py runs these, and checks what their texts say of them. For docs/objectives.md it runs the examples of a
+# session.
 ELSEWHERE = {"README.md", "docs/operators.md", "docs/linear.md", "docs/sampling.md"}
 SESSIONS_ELSEWHERE = {"docs/objectives.md", *(name for name in NAMED if name.startswith("docs/objectives/"))}
-PROGRAMS = {"docs/quickstart.md"}  # pages whose blocks are programs of their own; those of others share their names
+# pages whose blocks are separate programs; the blocks of other pages share their names
+PROGRAMS = {"docs/quickstart.md"}
 HERE = [
     name
     for name, page in NAMED.items()
@@ -32,7 +34,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def test_languages_are_known() -> None:
-    """A block in a language that no test collects would run nowhere."""
+    """A block in a language that no test collects would never run."""
     found = {language for page in PAGES for language in re.findall(r"^```(\w*)\n(?!```)", page.read_text(), re.M)}
     assert found <= {"", "python", "pycon", "sh", "json", "text", "math"}, found
 
@@ -59,7 +61,7 @@ def test_the_code_of_a_page_runs(name: str) -> None:
 
 
 def lines() -> list[tuple[str, str]]:
-    """(page, command) of each line of a shell's block."""
+    """(page, command) for each line of a shell block."""
     found = []
     for name, page in {**NAMED, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}.items():
         for block in blocks(page, "sh"):
@@ -70,7 +72,7 @@ def lines() -> list[tuple[str, str]]:
 
 
 def in_text() -> list[tuple[str, str]]:
-    """(page, command) of each `rlk ...` of a sentence."""
+    """(page, command) for each `rlk ...` in a sentence."""
     return [(name, line) for name, page in NAMED.items() for line in re.findall(r"`(rlk [^`\n]*)`", page.read_text())]
 
 
@@ -98,7 +100,7 @@ def rlk(words: list[str]) -> None:
     command = group.commands[words[0]]  # type: ignore[attr-defined]
     given = [word.replace("...", "1") for word in words[1:]]
     if "--help" not in given:
-        # In a sentence a command may be named by a part of its options.
+        # In a sentence a command may have only a part of its options.
         command.make_context(words[0], given, resilient_parsing=len(given) < 2)
 
 
@@ -110,12 +112,12 @@ def bench(words: list[str]) -> None:
 
 
 def setting(words: list[str]) -> None:
-    """A shell's own command, whose pattern has all of it."""
+    """A shell's own command; the pattern already matches all of it."""
     assert not words
 
 
 def pip(words: list[str]) -> None:
-    from rl_kernel_native import _variants  # the distributions' names
+    from rl_kernel_native import _variants  # the names of the distributions
 
     declared = (ROOT / "pyproject.toml").read_text()
     for extra in re.findall(r"\[(\w+)\]", " ".join(words)):
@@ -145,8 +147,8 @@ def preset(words: list[str]) -> None:
     assert f'"{words[0]}"' in (ROOT / "CMakePresets.json").read_text()
 
 
-# What a command begins with, and what checks it here. What runs it in CI: stage package (`pip install .`), python
-# (`rlk`, pytest, the examples), cpp and cuda (presets), lint, wheel; run_gpu.py is run where a GPU is.
+# The begin of a command, and its check here. CI runs them: stage package (`pip install .`), python (`rlk`, pytest, the
+# examples), cpp and cuda (presets), lint, wheel. run_gpu.py runs on machines with a GPU.
 CHECKS: dict[str, Any] = {
     r"(\.venv/bin/)?rlk ": rlk,
     r"python -m rl_kernel_native\.bench": bench,
@@ -186,7 +188,7 @@ def test_a_command_that_does_not_exist_is_noticed(command: str) -> None:
 
 
 def test_the_errors_that_are_explained_exist() -> None:
-    """A message that changed leaves its row behind."""
+    """If a message changes, its row must change, too."""
     sources = [*(ROOT / "python").rglob("*.py"), *(ROOT / "cpp").rglob("*.cpp"), *(ROOT / "cpp").rglob("*.h")]
     code = re.sub(r'["\']\s*\n\s*f?["\']', "", "\n".join(path.read_text() for path in sources))
     rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "errors.md").read_text(), re.M)
@@ -195,7 +197,7 @@ def test_the_errors_that_are_explained_exist() -> None:
 
 
 def test_no_page_lets_an_index_answer_for_a_local_wheel() -> None:
-    """`--find-links` alone takes a name from the index, where anyone may have put it."""
+    """With `--find-links` alone, pip also takes the name from the index, where anyone may have put it."""
     found = [name for name, page in NAMED.items() for line in page.read_text().splitlines()
              if "--find-links" in line and "--no-index" not in line]  # fmt: skip
     assert not found

@@ -1,4 +1,4 @@
-"""LogprobSemantics: which stamps are equal, JSON, and every comparison refuses two that differ."""
+"""LogprobSemantics: equality of stamps, JSON, and a refusal by every comparison if two stamps differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rk.trace: what ran, where and how often, and nothing of it left behind."""
+"""rk.trace: which operators ran, where and how often; it leaves nothing behind."""
 
 from __future__ import annotations
 

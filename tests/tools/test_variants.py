@@ -11,7 +11,7 @@ from rl_kernel_native import _variants
 
 
 def install(directory: Path, name: str) -> None:
-    """What importlib.metadata sees of an installed distribution."""
+    """Files by which importlib.metadata finds an installed distribution."""
     info = directory / f"{name.replace('-', '_')}-9.9.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")

@@ -1,4 +1,4 @@
-"""The parts of tools/build_wheels.py that need no compiler; the wheels themselves are tried by the tool."""
+"""The parts of tools/build_wheels.py that need no compiler. The tool tries the wheels themselves."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ KEPT = "[paper](https://arxiv.org/abs/1805.02867), [below](#speed)\n"
 
 
 def test_links_of_the_description_come_from_one_setting(tool: Any) -> None:
-    """An address that nobody gave is not invented."""
+    """Without a given address, none is invented."""
     bare = tool.with_links(METADATA, "")
     assert "Project-URL" not in bare
     assert bare.endswith(f"# x\n\n\n\nnumerics, {KEPT}")
@@ -94,7 +94,7 @@ def test_sizes_and_hashes_are_written_and_checked(tool: Any, tmp_path: Path) -> 
 
 
 def test_a_release_is_whole_and_of_its_tag(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four distributions, each for 3.10, 3.11 and 3.12 on, of the commit that the tag is."""
+    """Four distributions, each for 3.10, 3.11 and 3.12 on, built from the tag's commit."""
     monkeypatch.setattr(tool, "run", lambda command: "abc1234def\n")
     for variant in ("cpu", "cu124", "cu130", "rocm6"):
         for python in ("cp310-cp310", "cp311-cp311", "cp312-abi3"):

@@ -1,4 +1,4 @@
-"""The workflows call scripts that CI runs elsewhere, with options that these have: no step has commands of its own."""
+"""The workflows call scripts that CI also runs elsewhere, with options that exist. No step has commands of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / ".github/workflows").glob("*.yml"))}
 JOBS = [(name, job) for name, workflow in WORKFLOWS.items() for job in workflow["jobs"].values()]
 STEPS = [(name, step) for name, job in JOBS for step in job.get("steps", [])]
-# What may stand beside a script of the repository: tools of the machine.
+# Commands allowed beside scripts of the repository: tools of the machine.
 TOOLS = (
     r"apt-get (update|install -y --no-install-recommends [\w+ .-]+)|rm dist/wheels\.md|git config .*safe\.directory.*"
 )
@@ -27,7 +27,7 @@ def stages() -> set[str]:
 
 
 def commands() -> list[tuple[str, str]]:
-    """(workflow, command) of every step; a line that ends with a backslash goes on."""
+    """(workflow, command) of every step; a line that ends with a backslash continues."""
     found = []
     for name, step in STEPS:
         for line in re.sub(r"\\\n\s*", "", step.get("run", "")).splitlines():

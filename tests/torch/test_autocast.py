@@ -1,4 +1,4 @@
-"""torch.autocast: matrix products cast their operands as torch's own do, everything else computes as without it."""
+"""torch.autocast: matrix products cast their operands as torch's own do; everything else computes as without it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def normal(*shape: int, dtype: Any = torch.float32) -> Any:
 
 TARGET = torch.tensor([1, 0, -100, 4])
 HALF = torch.bfloat16
-# name: (function, its operands, some of them of another dtype than the rest)
+# name: (function, its operands, some of which have another dtype than the rest)
 PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "linear": (rk.linear, (normal(4, 32), normal(6, 32, dtype=HALF), normal(6))),
     "linear_partial": (
@@ -86,7 +86,7 @@ def test_the_dtype_is_that_of_torchs_linear() -> None:
     torch.set_autocast_enabled("cuda", True)
     try:
         with pytest.raises(TypeError, match="weight: expected dtype"):
-            rk.linear(x, w, b)  # on a CPU, whose autocast is off
+            rk.linear(x, w, b)  # on a CPU, where autocast is off
     finally:
         torch.set_autocast_enabled("cuda", False)
 

@@ -16,7 +16,7 @@ WANTED = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its variables are put back after each test."""
+    """Restores its variables after each test."""
     for name in WANTED:
         monkeypatch.setenv(name, "placeholder")
         monkeypatch.delenv(name)

@@ -1,5 +1,5 @@
-"""A Python number that changes at every step: torch.compile compiles once for the first value and once for any other,
-as for torch's own arithmetic, and every result has the bytes of an eager call."""
+"""A Python number that changes at every step. torch.compile compiles once for the first value and once for any other,
+as for torch's own arithmetic. Every result has the bytes of an eager call."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ CALLS: dict[str, tuple[Callable[[Any, Any], Any], Any, tuple[Any, ...]]] = {
 
 
 def test_every_operator_with_a_number_is_here() -> None:
-    """A check of a number that Dynamo cannot trace, such as math.isfinite, fails here alone. A backward has the numbers
-    of its forward."""
+    """A check of a number that Dynamo cannot trace, such as math.isfinite, fails only here. A backward has the same
+    numbers as its forward."""
     forwards = [o for o in OPERATORS if not re.search("_backward_?$", o.name)]
     with_numbers = {o.name for o in forwards if re.search(r"\bfloat\b", o.options)}
     assert {"kl", "masked_whiten"} <= with_numbers
@@ -174,7 +174,7 @@ def test_a_number_that_changes_compiles_twice(name: str) -> None:
     assert compilations(*CALLS[name], "eager") <= 2
 
 
-# AOTAutograd keeps numbers of a trace in tensors or fixes their value: one operator of each way of passing them.
+# AOTAutograd keeps numbers of a trace in tensors or fixes their value. One operator covers each way of passing them.
 @pytest.mark.parametrize(
     "name",
     [

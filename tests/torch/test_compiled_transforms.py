@@ -1,4 +1,4 @@
-"""torch.func, forward mode and lazy modules about compiled functions: the bytes of eager or an error, never a lost
+"""torch.func, forward mode and lazy modules around compiled functions: the bytes of eager or an error, never a lost
 derivative."""
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
 }
 
 
-WITHOUT_TANGENTS = ("linear_logprob", "linear_cross_entropy")  # a forward that would need the logits
+WITHOUT_TANGENTS = ("linear_logprob", "linear_cross_entropy")  # their forward mode would need the logits
 
 
 def squared(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -145,7 +145,7 @@ def tangent_or_error(f: Callable[[Any], Any], dual: Any) -> Any:
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.startswith(WITHOUT_TANGENTS)])
 def test_a_tangent_into_a_compiled_function_comes_out_or_is_refused(name: str) -> None:
-    """Dynamo does not know of levels of forward mode: a graph traced without one is used again inside of one."""
+    """Dynamo ignores levels of forward mode, so a graph traced without one is used again inside one."""
     f, argument = FUNCTIONS[name]
     for seen_before, backend in itertools.product((False, True), ("eager", "aot_eager")):
         torch.compiler.reset()
@@ -219,10 +219,10 @@ def test_an_exported_program_has_gradients(strict: bool) -> None:
 
 
 def test_a_name_of_two_functions_is_refused() -> None:
-    """A graph calls a Function by its class's name; the later one would take the other's place."""
+    """A graph calls a Function by its class's name, so a later class would replace an earlier one."""
     from rl_kernel_native import _in_graph
 
-    rk.linear(X, W)  # its Functions are known from now on
+    rk.linear(X, W)  # its Functions are registered from now on
     with pytest.raises(ValueError, match="two autograd Functions are called Linear"):
         _in_graph.callable_in_graph(type("Linear", (torch.autograd.Function,), {}))
 
@@ -256,7 +256,7 @@ def test_a_trace_of_torch_jit_or_fx_is_refused() -> None:
 
 
 class ImportsWhenLookedAt(types.ModuleType):
-    """What a lazy module does to sys.modules under a tracer that goes through it."""
+    """Imitates what a lazy module does to sys.modules under a tracer."""
 
     @property
     def __class__(self) -> type:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Every operator's backward as torch's engine runs it: gradients of every kind, and what main_grad cannot take."""
+"""Every operator's backward in torch's engine: gradients of every kind, and what main_grad cannot take."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rl_kernel_native.contract import row  # noqa: E402
 forward_ad = torch.autograd.forward_ad
 WITH_MAIN_GRAD = ("linear", "linear_logprob", "rms_norm", "embedding")
 SCALARS = ("policy_loss", "value_loss")
-# logprob's are compared with float64 in test_torch.py; the others have none and say so, test_preference_loss.py and
-# test_linear_logprob.py.
+# test_torch.py compares the tangents of logprob with float64. The others have none and say so, in
+# test_preference_loss.py and test_linear_logprob.py.
 WITHOUT_TANGENTS = ("logprob", "linear_logprob", "preference_loss")
-# Refused by torch or in words of capsules, where the others name the argument and say what to pass.
+# torch itself refuses, or the message is about capsules; the other operators name the argument and say what to pass.
 BY_TORCH = (RuntimeError, "got mixed torch.Tensor and DTensor")
 DTENSORS = dict.fromkeys(("logprob", "preference_loss", "policy_loss", "value_loss"), BY_TORCH)
 SPARSE = {
@@ -46,12 +46,12 @@ def test_every_differentiable_operator_is_here() -> None:
     ops = Path(rk.__file__).parent / "ops"
     by_hand = {path.name.removesuffix("_traced.py") for path in ops.glob("*_traced.py")}
     described = {operator.name.removesuffix("_backward") for operator in OPERATORS if operator.gradient is not None}
-    described = {"silu_mul" if name == "gated_mul" else name for name in described}  # silu_mul's and gelu_mul's
+    described = {"silu_mul" if name == "gated_mul" else name for name in described}  # silu_mul and gelu_mul share it
     assert by_hand | described <= {name.split()[0] for name in CASES}
 
 
 class Flag:
-    """True for a condition, and no index."""
+    """True as a condition, but not an index."""
 
     def __bool__(self) -> bool:
         return True
@@ -62,7 +62,7 @@ NAMED = [o for o in OPERATORS if any(a.called for a in o.arrays) and "[]" not in
 
 @pytest.mark.parametrize("operator", NAMED, ids=lambda o: o.name)
 def test_a_name_in_errors_indexes_nothing_by_a_bool(operator: Any) -> None:
-    """Dynamo of torch 2.11 indexes no tuple by a bool, and asks for names while it traces."""
+    """Dynamo of torch 2.11 cannot index a tuple by a bool, and asks for names while it traces."""
     by_type = {"bool": Flag(), "int": 0, "float": 1.0, "SymInt": 0}
     how = tuple(by_type.get(option.split()[0]) for option in operator.options.split(", "))
     assert all(isinstance(a.label(how), str) for a in operator.arrays)
@@ -90,9 +90,9 @@ def test_batches_of_gradients_have_the_bytes_of_a_loop(case: Case) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in WITHOUT_TANGENTS])
 def test_a_tangent_of_the_gradient_is_kept(name: str, case: Case, device: str, rng: np.random.Generator) -> None:
-    """The gradient is linear in the incoming one."""
+    """The gradient is linear in the incoming gradient."""
     if case.tangents:
-        case = CASES[name](rng, device, "float32")  # no rounding of 16 bits hides what torch composed
+        case = CASES[name](rng, device, "float32")  # so no 16-bit rounding hides what torch composes
     leaves = case.fresh()
     outputs, dys = case.outputs(leaves), tuple(case.gradients.values())
     with forward_ad.dual_level():
@@ -164,7 +164,7 @@ def test_a_gradient_of_any_kind_has_the_bytes_of_a_plain_one(name: str, kind: st
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A process group of one rank."""
+    """A process group with one rank."""
     dist = pytest.importorskip("torch.distributed")
     file = tmp_path_factory.mktemp("gloo") / "store"
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
@@ -172,7 +172,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("device", ["cpu"])  # the group is gloo's
+@pytest.mark.parametrize("device", ["cpu"])  # the group uses gloo
 def test_a_gradient_from_a_collective_is_waited_for(case: Case, group: Any) -> None:
     collectives = pytest.importorskip("torch.distributed._functional_collectives")
 
@@ -184,7 +184,7 @@ def test_a_gradient_from_a_collective_is_waited_for(case: Case, group: Any) -> N
     want = every_gradient(case, lambda g: g, False)
     assert not differing(every_gradient(case, reduced, False), want)
     leaves, dys = case.fresh(), list(case.gradients.values())
-    for i in range(len(dys)):  # one alone: the others are plain
+    for i in range(len(dys)):  # only one is special: the others are plain
         mixed = [reduced(g) if j == i else g for j, g in enumerate(dys)]
         assert not differing(torch.autograd.grad(case.outputs(leaves), leaves, mixed), want[: len(leaves)])
 
@@ -251,7 +251,7 @@ def test_what_cannot_be_added_to_main_grad_is_refused(case: Case) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_output_is_a_view(name: str, rng: np.random.Generator) -> None:
-    """In-place changes of a view drop the hooks of what it is a view of, such as FSDP2's, which reduce gradients."""
+    """In-place changes of a view drop the hooks of its base, such as those of FSDP2, which reduce gradients."""
     case = CASES[name](rng, "cpu", "float32")
     assert not any(t._is_view() for t in case.outputs(case.fresh()))
 
@@ -270,7 +270,7 @@ def test_no_cross_entropy_is_a_view(shape: tuple[int, ...], how: dict[str, Any])
 
 
 def test_the_engine_is_found_once() -> None:
-    """Eager calls keep it: one that asked again each time would give the same bits later."""
+    """Eager calls keep the engine; a call that looked it up each time would give the same bytes later."""
     from rl_kernel_native import _call, _engine
 
     rk.kl(torch.zeros(3), torch.zeros(3), estimator="k1")

@@ -1,5 +1,5 @@
-"""Fake tensors, from which torch.compile and torch.export build graphs, raise the same errors as tensors. A bad shape,
-dtype, layout or number must raise before the run."""
+"""Fake tensors, from which torch.compile and torch.export build graphs, raise the same errors as real tensors. A bad
+shape, dtype, layout or number must raise before the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ints(*shape: int, dtype: torch.dtype = INTS) -> torch.Tensor:
     return torch.zeros(*shape, dtype=dtype)
 
 
-# By operator and mistake.
+# Calls by operator and mistake.
 CASES: dict[str, Callable[[], Any]] = {
     "policy_loss: two denominators": lambda: rk.policy_loss(z(3, 5), z(3, 5), z(3), z(3, 5), spec=S, denominator=z(2)),
     "policy_loss: offsets of two dimensions": lambda: rk.policy_loss(
@@ -190,7 +190,7 @@ def test_fake_tensors_meet_the_errors_of_tensors(case: str) -> None:
 
 @pytest.mark.parametrize("operator", ["group_advantage", "optimal_token_baseline"])
 def test_offsets_of_no_group_are_refused_without_memory_too(operator: str) -> None:
-    """The shape tells that they end with 0, which is not the number of sequences."""
+    """Their shape tells that they end with 0, which is not the number of sequences."""
     with FakeTensorMode():
         tokens, offsets = torch.zeros(2, 3), torch.zeros(1, dtype=torch.int64)
         arrays = (tokens[:, 0],) if operator == "group_advantage" else (tokens, tokens, tokens)

@@ -1,6 +1,6 @@
-"""Models that are not what their class usually computes: patch_model replaces nothing that it cannot prove.
+"""Models that differ from what their class usually computes: patch_model replaces nothing that it cannot prove.
 
-Each alters a small Llama, records its logits, patches it, and asks for the same logits within rounding.
+Each test alters a small Llama, records its logits, patches it, and expects the same logits within rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHAPE = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 97, "max_position_embeddings": 64,
 }  # fmt: skip
-# float32 logits of this model are below 1; both sides round float32 sums, of at most 96 products.
+# float32 logits of this model are below 1; both sides round float32 sums of at most 96 products.
 ROUNDING = 1e-5
 
 
@@ -68,7 +68,7 @@ class Doubled(llama.LlamaRotaryEmbedding):
 
 
 class Looser(llama.LlamaAttention):
-    """Passes another mask on: of a layer's own making, not the model's."""
+    """Passes another mask on: one of the layer's own making, not the model's."""
 
     def forward(self, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
         return super().forward(*args, attention_mask=torch.zeros(1, 1, 12, 12), **kwargs)
@@ -102,7 +102,7 @@ def become(base: type, new: type) -> Change:
 
 
 def each(path: str, **attributes: Any) -> Change:
-    """Attributes set on a module of every layer."""
+    """Sets attributes on a module of every layer."""
 
     def change(net: Any) -> None:
         for layer in net.model.layers:
@@ -121,7 +121,7 @@ def hooked(path: str, function: Any, kind: str = "forward") -> Change:
 
 
 def on_class(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Change:
-    """Something of transformers' replaced while the context of `restored` is open."""
+    """Replaces something of transformers while the context of `restored` is open."""
 
     def change(net: Any) -> None:
         setattr(owner, name, wrap(getattr(owner, name)))
@@ -149,7 +149,7 @@ def parametrized(net: Any) -> None:
 
 
 class Quantized(torch.Tensor):
-    """A weight that only its own linear multiplies, as torchao's are."""
+    """A weight that only its own linear can multiply, as those of torchao."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -169,7 +169,7 @@ LAYER = "model.layers.0"
 NORM = f"{LAYER}.post_attention_layernorm"
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32}
 
-# name: (change of the model, what is listed as torch's own; None: all may be served)
+# name: (change of the model, what is listed as torch's own; None: everything may be served)
 ALTERED: dict[str, tuple[Change, str | None]] = {
     "a bidirectional attention": (each("self_attn", is_causal=False), "self_attn"),
     "a subclass of the norm": (become(llama.LlamaRMSNorm, OnePlus), "norm"),
@@ -276,7 +276,7 @@ def test_switches_are_read_at_call_time() -> None:
 
 
 def test_frequencies_and_attention_functions_that_are_set_later_are_heeded(caplog: pytest.LogCaptureFixture) -> None:
-    """By what is torch's own, once it is not what was proved; strictly patched it is an error."""
+    """Once it is not what was proved, torch's own computes it; with strict patching that is an error."""
     scaled = (lambda net: net.model.rotary_emb.inv_freq.mul_(1.5), "cos and sin", "model.rotary_emb")
     for change, what, at in (scaled, (registered, "attention", "model")):
         net, other = make(), make()
@@ -301,7 +301,7 @@ def test_frequencies_and_attention_functions_that_are_set_later_are_heeded(caplo
     net = make()
     rk.patch_model(net)
     want = logits(net)
-    net.set_attn_implementation("eager")  # which is transformers' own, too
+    net.set_attn_implementation("eager")  # it is transformers' own, too
     assert torch.equal(logits(net), want)
     assert not rk.status(net).unproved
 
@@ -316,7 +316,7 @@ def test_a_function_that_is_replaced_later_is_refused(name: str) -> None:
         with pytest.raises(ValueError, match=r"expected \w+(\.forward)? as patch_model found it, got another since"):
             logits(net)
         other = make()
-        counts = rk.patch_model(other)  # with the function as it is now
+        counts = rk.patch_model(other)  # patched with the current function
         assert ALTERED[name][1] in "".join(counts.unproved)
         logits(other)
     rk.unpatch_model(net)
@@ -352,7 +352,7 @@ def doubled(module: Any) -> Callable[..., Any]:
     "path", ["lm_head", "model.norm", "model.embed_tokens", "model.layers.0.mlp", "model.layers.1.self_attn.q_proj"]
 )
 def test_a_forward_that_is_set_later_runs_and_is_named(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Unless it leads to ours, as those of accelerate's hooks do."""
+    """Unless it leads to ours, as the forwards of accelerate's hooks do."""
     net = make()
     stock = copy.deepcopy(net)
     rk.patch_model(net, probe=False)
@@ -432,7 +432,7 @@ def test_a_hook_that_gives_a_layer_another_mask_is_refused(path: str, given: Any
 
 
 def test_a_hook_changes_no_bit() -> None:
-    """The residual is added in the norm's pass only where no hook looks."""
+    """The residual is added in the norm's pass only if no hook looks."""
     net = make()
     rk.patch_model(net)
     want = logits(net)
@@ -443,7 +443,7 @@ def test_a_hook_changes_no_bit() -> None:
 
 @pytest.mark.parametrize("length", [60, 200])
 def test_yarn_goes_on_past_the_configurations_positions(length: int) -> None:
-    """Original 32, factor 4, max_position_embeddings 40, as Qwen3's own recipe leaves it; then past 128 as well."""
+    """Original 32, factor 4, max_position_embeddings 40, as in Qwen3's own recipe; lengths also exceed 128."""
     net = make(max_position_embeddings=40, rope_parameters=dict(YARN))
     ids = torch.arange(length)[None] % 97
     want = logits(net, ids)
@@ -497,7 +497,7 @@ def test_the_default_device_may_be_another() -> None:
 
 
 def test_a_replica_computes_with_weights_of_its_own() -> None:
-    """As DataParallel makes them: modules share everything but their tensors."""
+    """A replica as DataParallel makes it: modules share everything except their tensors."""
     net = make()
     rk.patch_model(net)
     want = logits(net)
@@ -549,7 +549,7 @@ def test_a_copy_is_patched_and_of_its_own(how: str) -> None:
 
 
 def test_memory_is_given_back_at_once() -> None:
-    """Without the garbage collector, as by a model that was never patched."""
+    """Without the garbage collector, as for a model that was never patched."""
     net = make()
     rk.patch_model(net)
     logits(net)
@@ -580,7 +580,7 @@ def test_probes_leave_the_random_state_hooks_and_weights_alone() -> None:
 
 
 def test_a_replacement_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the probe alone, and not where it is turned off."""
+    """The probe alone finds it, and does not where it is turned off."""
     honest = rk.silu_mul
     monkeypatch.setattr(rk, "silu_mul", lambda *a, **k: honest(*a, **k) * 1.001)
     net = make()
@@ -592,7 +592,7 @@ def test_a_replacement_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatc
 
 
 def test_functions_of_other_packages_are_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers keeps flash attention's in its module once they are loaded; an import that was replaced is told."""
+    """transformers keeps flash attention's functions in its module once loaded; a replaced import is reported."""
     from transformers import modeling_flash_attention_utils as flash
     from transformers.integrations.flash_attention import flash_attention_forward
 
@@ -632,7 +632,7 @@ def test_layers_that_come_later_are_refused() -> None:
 
 
 class Fused(torch.nn.Module):
-    """A head of a framework's own, which is no linear: nothing to serve, nothing to refuse."""
+    """A framework's own head, which is no linear: there is nothing to serve or to refuse."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""rk.patch_model where dtypes mix: under autocast, beside norms in float32, beside adapters of PEFT in float32."""
+"""rk.patch_model with mixed dtypes: under autocast, with float32 norms, and with float32 adapters of PEFT."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from test_patch_families import DENSE, check_layouts  # noqa: E402
 
 HALF = torch.bfloat16
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-# Logits below 1 of two layers, which bfloat16 rounds a dozen times each.
+# Logits below 1 from two layers, which bfloat16 rounds a dozen times each.
 ROUNDING = {"rtol": 0, "atol": 16 * torch.finfo(HALF).eps}
 
 
 def float32_norms(model: Any) -> Any:
-    """As preparing a quantised model for training leaves it."""
+    """Leaves the norms as preparing a quantised model for training does."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.float()
@@ -28,7 +28,7 @@ def float32_norms(model: Any) -> Any:
 
 
 def mixed(name: str, device: str, **options: Any) -> Any:
-    """A model that computes under autocast alone, by the name of what it is."""
+    """A model that computes only under autocast, by its name."""
     if name == "norms":
         return float32_norms(family("Qwen3", HALF, **options)).to(device)
     return family(name, torch.float32, **options).to(device)
@@ -62,7 +62,8 @@ def test_every_layout_has_its_bytes_under_autocast(name: str, device: str) -> No
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma2", "Olmo2", "Phi3", "norms"])
 def test_gradients_under_autocast_are_those_of_the_model(name: str) -> None:
-    """Against autograd of the model in float64: twice what autocast costs the model itself."""
+    """Compares with autograd of the float64 model; the bound is twice the error that autocast gives the model
+    itself."""
     model = mixed(name, "cpu")
     ids = torch.arange(24).view(2, 12)
 
@@ -102,7 +103,7 @@ def test_float32_weights_are_multiplied_in_float32_without_autocast() -> None:
 
 
 def adapted(device: str) -> Any:
-    """A model in bfloat16 beside adapters in float32, as PEFT makes them by default."""
+    """A bfloat16 model with float32 adapters, which are PEFT's default."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(
         target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM", lora_dropout=0.0
@@ -121,7 +122,7 @@ def test_adapters_in_float32_beside_a_model_in_bfloat16(device: str, autocast: b
         counts = rk.patch_model(net)
         got = logits_of(net, ids)
         torch.testing.assert_close(got, want, **ROUNDING)
-        # float32 products on a GPU are torch's own, and said to be.
+        # float32 products on a GPU are torch's own, and are reported so
         torchs = device == "cuda" and not autocast
         assert len(counts.unproved) == (2 * 2 * 2 if torchs else 0)
         assert all("lora_" in at and "has dtype float32" in why for at, why in counts.unproved.items())

@@ -1,4 +1,4 @@
-"""Each family that rk.patch_model serves: the proofs, and the same bytes in every layout of a sequence."""
+"""Each family that rk.patch_model serves: the proofs, and the same bytes for every layout of a sequence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rl_kernel_native.integrations.decoder import cache_name  # noqa: E402
 
 MOE = ("Qwen3Moe", "Mixtral")  # experts stay torch's, so the layers before them are compared
 DENSE = [name for name in FAMILIES if name not in MOE]
-LENGTH = 150  # over a block of 128 keys, and three windows
+LENGTH = 150  # more than a block of 128 keys, and three windows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -34,8 +34,8 @@ def test_all_dense_operators_are_proved_and_served(name: str, dtype: Any) -> Non
     assert counts["rms_norm"] == sum(type(m).__name__.endswith("RMSNorm") for m in modules)
     assert counts["silu_mul"] == sum(type(m).__name__.endswith("MLP") for m in modules)
     assert (counts["embedding"], counts["rope"], counts["attention"]) == (1, 2, 2)
-    if name not in MOE or dtype == torch.float32:  # a router's choice turns on a last bit
-        # What a dtype rounds in a model of two layers, of logits below 1.
+    if name not in MOE or dtype == torch.float32:  # a router's choice may depend on a last bit
+        # Logits are below 1; the bound is what a dtype rounds in a model of two layers.
         torch.testing.assert_close(logits_of(model), want, rtol=0, atol=16 * torch.finfo(dtype).eps)
     rk.unpatch_model(model)
     assert torch.equal(logits_of(model), want)
@@ -43,7 +43,7 @@ def test_all_dense_operators_are_proved_and_served(name: str, dtype: Any) -> Non
 
 @pytest.mark.parametrize("name", DENSE)
 def test_activations_whose_elements_lie_apart_are_read(name: str) -> None:
-    """As a projector of images hands them to a norm, and hooks to anything."""
+    """A projector of images gives a norm such activations, and hooks may give them to any module."""
     model = family(name, torch.float32)
     layer = model.model.layers[0]
     for module in (layer.self_attn, layer.self_attn.o_proj, layer.mlp, layer.mlp.down_proj, model.lm_head):
@@ -64,12 +64,12 @@ def test_activations_whose_elements_lie_apart_are_read(name: str) -> None:
 
 
 def apart(x: Any) -> Any:
-    """The same values, the last dimension in front in memory."""
+    """The same values, with the last dimension outermost in memory."""
     return x.movedim(-1, 0).contiguous().movedim(0, -1)
 
 
 class Seen:
-    """What a model gives for one sequence: logits, or what goes into the first experts."""
+    """What a model gives for one sequence: logits, or the input of the first experts."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.moe = model, model.config.model_type in ("qwen3_moe", "mixtral")
@@ -150,7 +150,7 @@ def test_every_layout_of_a_sequence_has_its_bytes_on_a_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", DENSE)
 def test_generation_decodes_what_a_whole_forward_gives(name: str) -> None:
-    """Greedy, beside a prompt padded on the left, with a cache that grows and one that does not."""
+    """Greedy decoding next to a prompt padded on the left, with a cache that grows and one that does not."""
     model = family(name)
     rk.patch_model(model)
     ids = torch.stack([sequence(model, 60, 4), sequence(model, 60, 5)])
@@ -183,7 +183,7 @@ def test_every_parameter_gets_its_gradient(name: str) -> None:
 
 
 def test_a_softcap_is_served_as_the_module_has_it() -> None:
-    """Whatever it was when the model was patched. Queries are scaled, so that scores are of the softcaps' size."""
+    """The cap at patching time does not matter. Queries are scaled, so that scores are as large as the softcaps."""
     model, other = (family("Gemma2", torch.float32, attn_implementation="eager") for _ in range(2))
     rk.patch_model(model)
     found = []
@@ -202,7 +202,7 @@ def test_a_softcap_is_served_as_the_module_has_it() -> None:
 
 
 def test_a_softcap_that_the_attention_function_leaves_out_stays_torchs() -> None:
-    """sdpa has no softcap: transformers up to 5.23 ignores it, later versions raise."""
+    """sdpa has no softcap: transformers up to 5.23 ignores it, and later versions raise."""
     model = family("Gemma2", torch.float32, attn_implementation="eager")
     model.config._attn_implementation = "sdpa"
     counts = rk.patch_model(model)
@@ -237,7 +237,7 @@ WINDOWS = {
     ],
 )
 def test_windows_that_are_set_later_are_those_of_the_masks(name: str, change: str) -> None:
-    """By the configuration and a layer's place. Where the module has another window, attention is torch's."""
+    """The configuration and a layer's place give the window. If the module has another window, attention is torch's."""
     model, other = (family(name, torch.float32, sliding_window=5) for _ in range(2))
     rk.patch_model(model)
     for net in (model, other):
@@ -249,11 +249,11 @@ def test_windows_that_are_set_later_are_those_of_the_masks(name: str, change: st
 
 @pytest.mark.alone
 def test_the_proof_of_an_8b_model_takes_less_than_a_second() -> None:
-    """Processor time of one thread: torch's threads spin where they wait; 0.25 s became 0.6 to 4.4 beside other work.
-    The model has its layers, heads and positions; its hidden size would not be the twins'."""
+    """Processor time of one thread, since torch's threads spin while they wait: 0.25 s became 0.6 to 4.4 next to other
+    work. The model has the layers, heads and positions of an 8B model; its hidden size is not part of the proof."""
     shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 36}
     model = family("Qwen3", **shape, max_position_embeddings=40960)
-    rk.patch_model(model)  # reads sources, once a process
+    rk.patch_model(model)  # it reads sources, once per process
     rk.unpatch_model(model)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

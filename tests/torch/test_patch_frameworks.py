@@ -1,4 +1,4 @@
-"""rk.patch_model beside what else changes a model's modules: PEFT, DDP, FSDP2 and transformers' tensor parallelism."""
+"""rk.patch_model next to other changes of a model's modules: PEFT, DDP, FSDP2 and transformers' tensor parallelism."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from patch_cases import IDS, logits_of, tiny  # noqa: E402
 from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
 from rl_kernel_native.integrations.decoder import cache_name  # noqa: E402
 
-# float32, of two layers and logits below 1.
+# float32 logits below 1, from two layers.
 ROUNDING = {"rtol": 0, "atol": 1e-5}
 
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[None]:
-    """One process that is its own group."""
+    """A group with one process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -96,7 +96,7 @@ def test_weights_of_torchao_stay_torchs(kind: str, first: str) -> None:
 
 
 class Paged(transformers.DynamicCache):
-    """A cache that sets keywords of the attention function, as that of transformers' continuous batching does."""
+    """A cache that sets keywords of the attention function, as in transformers' continuous batching."""
 
     def update(self, key: Any, value: Any, layer_idx: int, kwargs: dict[str, Any]) -> Any:
         kwargs["block_table"] = None
@@ -115,7 +115,8 @@ def test_a_cache_of_continuous_batching_is_read_by_torchs_own_attention(how: str
 
 
 def test_tools_are_strict() -> None:
-    """What compares operators does not compare torch's with torch's: not what is not proved, not a switch set later."""
+    """A tool that compares operators must not compare torch's with torch's: neither for what is not proved nor for a
+    switch set later."""
     net = tiny("Llama", hidden_act="relu")
     with pytest.raises(BadInput, match=r"--ops rk: model: strict=True, and 2 modules are not proved"):
         rk.compare(net, net, [[1, 2, 3]], rollout_ops="rk", max_new_tokens=2)
@@ -173,12 +174,12 @@ def test_ddp_gives_the_gradients_of_the_model(group: None) -> None:
 
 
 def test_forwards_of_tensor_parallelism_count_as_unchanged(group: None) -> None:
-    """Which transformers puts on instances, around the class's own."""
+    """transformers puts these on instances, around the class's own forward."""
     parallel = pytest.importorskip("transformers.distributed.tensor_parallel")
     from torch.distributed.device_mesh import init_device_mesh
 
     class Local(parallel.TensorParallelLayer):
-        """Without collectives, whose place is around the forward."""
+        """Has no collectives, which belong around the forward."""
 
     net = tiny("Llama", torch.float32)
     want = logits_of(net)

@@ -28,7 +28,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def compiler() -> Any:
-    """torch.compile without what it remembers of other tests' models, of which it compiles a few only."""
+    """Gives torch.compile an empty cache of models, since it compiles only a few."""
     torch._dynamo.reset()
     return torch.compile
 
@@ -40,7 +40,7 @@ def test_unpatching_restores_the_model_bit_for_bit(model: Any) -> None:
     assert set(counts) == set(OPS)
     assert all(counts.values())
     patched = logits_of(model)
-    assert not torch.equal(patched, before)  # the linears alone are others
+    assert not torch.equal(patched, before)  # only the linears are replaced
     assert torch.allclose(patched.float(), before.float(), atol=0.05)
     rk.unpatch_model(model)
     assert torch.equal(logits_of(model), before)
@@ -57,8 +57,8 @@ def test_it_counts_what_it_serves(model: Any) -> None:
 
 @pytest.mark.parametrize("op", ["embedding", "rope", "silu_mul", "rms_norm"])
 def test_what_rounds_where_is_transformers(model: Any, op: str) -> None:
-    """In bfloat16 these operators give what transformers' modules give: where float32 functions and sums differ in the
-    last bits, rounding to 8 bits almost never shows it; on this model never."""
+    """In bfloat16 these operators give the results of transformers' modules. Functions and sums in float32 differ
+    in the last bits, but rounding to 8 bits almost never shows it; on this model it never does."""
     want = logits_of(model)
     rk.patch_model(model, (op,))
     assert torch.equal(logits_of(model), want)
@@ -73,7 +73,8 @@ def test_parameters_stay_the_same_objects(model: Any) -> None:
 
 
 def test_every_parameter_gets_its_gradient(model: Any) -> None:
-    """Against autograd of transformers' own forward in float64: twice what bfloat16 costs torch itself."""
+    """Compares with autograd of transformers' own forward in float64; the bound is twice the error of bfloat16 in torch
+    itself."""
     target = IDS.roll(-1, 1)
 
     def grads(net: Any) -> dict[str, Any]:
@@ -144,7 +145,8 @@ def test_float32_is_that_of_transformers_but_for_rounding(family: str) -> None:
 
 
 def test_a_cast_of_the_model_does_not_round_the_frequencies() -> None:
-    """model.to(torch.bfloat16) does: at position 100 the angles of transformers' module are then off by radians."""
+    """model.to(torch.bfloat16) rounds them: at position 100 the angles of transformers' module are then off by
+    radians."""
     model = tiny()
     rk.patch_model(model)
     want = logits_of(model)
@@ -165,7 +167,7 @@ def test_frequencies_that_are_not_the_configurations_stay(model: Any) -> None:
 @pytest.mark.parametrize("theta", [1e4, 1e6, 1e8])
 @pytest.mark.parametrize("width", [96, 128])
 def test_frequencies_of_a_device_that_divides_by_a_reciprocal_are_the_configurations(theta: float, width: int) -> None:
-    """torch divides by a number on CUDA through its reciprocal, so the exponent of theta is an ulp off."""
+    """On CUDA, torch divides by a number through its reciprocal, so the exponent of theta is off by an ulp."""
     model = tiny("Llama", head_dim=width, rope_parameters={"rope_type": "default", "rope_theta": theta})
     exponents = torch.arange(0, width, 2).float() * torch.tensor(1 / width)
     exponents = torch.nextafter(exponents, torch.ones(()))
@@ -219,7 +221,7 @@ def test_a_copy_is_a_patched_model_of_its_own(model: Any) -> None:
 
 
 def test_a_module_that_a_served_class_makes_is_of_the_class_under_it(tmp_path: Path) -> None:
-    """Its configuration and weights are another's, and nothing of it was proved."""
+    """It has another configuration and other weights, and nothing of it was proved."""
     body = tiny("Qwen3", torch.float32).model
     rk.patch_model(body)
     body.save_pretrained(tmp_path)
@@ -245,7 +247,7 @@ def test_compiled_and_exported_graphs_are_whole_and_have_the_same_bits(model: An
     rk.patch_model(model)
     options = {"input_ids": IDS, "use_cache": False}
     with torch.no_grad():
-        # First, so that what it sees is not what an eager call left.
+        # Exported first, so that it does not see what an eager call left.
         exported = torch.export.export(model, (), options, strict=False).module()(**options).logits
         want = model(**options).logits
         compiled = compiler(model, fullgraph=True)(**options).logits
@@ -292,7 +294,7 @@ def test_tables_are_never_as_long_as_the_longest_contexts(length: int) -> None:
     positions, x = torch.tensor([[65535, 65536, length - 1]]), torch.zeros(1, dtype=torch.float32)
     eager = model.model.rotary_emb(x, positions)
     on_device = tables._past(positions.float(), torch.float32, tables._on_device).unbind(-2)
-    for got, theirs in zip(eager, on_device, strict=True):  # a device's own functions, the same bits here
+    for got, theirs in zip(eager, on_device, strict=True):  # a device's own functions give the same bits here
         assert torch.equal(got, theirs)
 
 
@@ -322,7 +324,7 @@ def test_bad_calls_are_typed_errors(model: Any) -> None:
 
 
 def test_an_older_transformers_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = sys.modules["transformers"]  # which transformers itself puts another module in the place of
+    loaded = sys.modules["transformers"]  # transformers itself replaces this module by another one
     monkeypatch.setattr(loaded, "__version__", "5.13.1")
     with pytest.raises(ImportError, match=r"transformers: expected version 5\.14 or newer, found 5\.13\.1; pip"):
         rk.patch_model(model)
@@ -368,7 +370,7 @@ def test_a_saved_model_is_a_patched_model_in_another_process(model: Any, tmp_pat
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
     rk.unpatch_model(loaded)
     assert torch.equal(logits_of(loaded), stock)
-    # What is meant to be saved is that of the model as it was.
+    # A saved model must be the unpatched one.
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
@@ -380,7 +382,7 @@ def test_a_saved_model_is_a_patched_model_in_another_process(model: Any, tmp_pat
 
 
 class Adapter(torch.nn.Module):
-    """A linear with a low-rank update beside it, as PEFT puts it in the place of the linear."""
+    """A linear with a low-rank update, which PEFT puts in place of the linear."""
 
     def __init__(self, base: Any) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("counted", [False, True], ids=["no positions", "positions"])
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_padding_changes_no_bit(model: Any, side: str, counted: bool) -> None:
-    """Positions that are not given count from the first real token, wherever that is."""
+    """Without given positions, they count from the first real token, wherever it is."""
     rk.patch_model(model)
     lengths = (20, 3, 11)
     want = [logits_of(model, IDS[i : i + 1, :n])[0] for i, n in enumerate(lengths)]
@@ -80,7 +80,7 @@ def test_a_static_cache_is_read_as_far_as_it_is_filled(model: Any) -> None:
 
 
 def test_generation_takes_a_static_cache(model: Any) -> None:
-    """For which transformers makes a mask for each kind of layer."""
+    """transformers makes a mask for each kind of layer with such a cache."""
     rk.patch_model(model)
     options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     want = model.generate(IDS, **options)
@@ -89,7 +89,7 @@ def test_generation_takes_a_static_cache(model: Any) -> None:
 
 @pytest.mark.parametrize("name", CACHE_NAMES)
 def test_attention_reads_a_cache_by_either_name(model: Any, name: str) -> None:
-    """Which transformers changed: a name that is not known would be a cache that is not read."""
+    """transformers renamed it; a cache under an unknown name would not be read."""
     rk.patch_model(model)
     want = logits_of(model, IDS)[:, 13:]
     body, cache = model.model, transformers.DynamicCache(config=model.config)
@@ -123,7 +123,7 @@ def test_sliding_windows_are_kept() -> None:
     torch.testing.assert_close(logits_of(windowed), want, rtol=1e-4, atol=1e-4)
 
 
-# A cache of this window drops keys in numbers that are no multiple of attention's block of 128; the text has three
+# A cache with this window drops keys in numbers that are no multiple of attention's block of 128. The text has three
 # blocks.
 WINDOWED = {
     "use_sliding_window": True, "sliding_window": 50, "max_window_layers": 1, "max_position_embeddings": 512,
@@ -134,8 +134,8 @@ LONG_IDS = torch.arange(2 * 300).view(2, 300) % 101
 
 
 def windowed() -> Any:
-    """A layer of each kind, patched. In float32, with scores of some tens, whose maximum grows from block to
-    block: that blocks begin elsewhere then shows."""
+    """A patched model with a layer of each kind. In float32, with scores of some tens whose maximum grows between
+    blocks, it would show if blocks began elsewhere."""
     model = tiny("Qwen3", torch.float32, **WINDOWED)
     assert model.config.layer_types == ["full_attention", "sliding_attention"]
     with torch.no_grad():
@@ -146,9 +146,9 @@ def windowed() -> Any:
 
 
 @pytest.mark.parametrize("cache", ["DynamicCache", "StaticCache"])
-@pytest.mark.parametrize("chunk", [130, 17, 1])  # more than a block, less than the window, decoding
+@pytest.mark.parametrize("chunk", [130, 17, 1])  # more than a block; less than the window; decoding
 def test_sliding_windows_have_the_same_bits_in_chunks(cache: str, chunk: int) -> None:
-    """A cache keeps the window's keys alone, and attention counts its blocks from the sequence's first key."""
+    """A cache keeps only the window's keys, while attention counts its blocks from the sequence's first key."""
     model = windowed()
     want = logits_of(model, LONG_IDS)
     options = {"max_cache_len": 320} if cache == "StaticCache" else {}
@@ -203,7 +203,7 @@ def test_packed_sequences_named_by_their_lengths_need_no_host(model: Any, counte
     [
         ([0, 3, 3, 5, 6, 10], [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]]),  # an empty sequence has no position
         ([0, 2, 4], [[0, 1, 0, 1, 0], [1, 2, 3, 4, 5]]),  # tokens behind the last offset belong to no sequence
-        ([3, 1, 2], None),  # bad offsets of a device: whatever is computed, it is in range
+        ([3, 1, 2], None),  # bad offsets on a device: anything may be computed, but in range
     ],
 )
 def test_positions_of_packed_sequences_begin_anew(offsets: list[int], positions: list[list[int]] | None) -> None:
@@ -228,7 +228,7 @@ def test_packed_sequences_are_found_by_positions_in_every_row() -> None:
 
 @pytest.mark.parametrize("cache", ["default", "asked for", "given"])
 def test_positions_that_restart_beside_a_cache_are_refused(model: Any, cache: str) -> None:
-    """transformers' sdpa takes these positions for one sequence, its flash attention for two."""
+    """transformers' sdpa takes these positions as one sequence, its flash attention as two."""
     rk.patch_model(model)
     positions = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]])
     options: dict[str, Any] = {"default": {}, "asked for": {"use_cache": True}, "given": {"use_cache": True}}[cache]
@@ -242,7 +242,7 @@ def test_positions_that_restart_beside_a_cache_are_refused(model: Any, cache: st
 
 
 def test_packed_sequences_need_no_cache_turned_off_under_checkpointing(model: Any) -> None:
-    """transformers makes none then."""
+    """transformers makes no cache then."""
     rk.patch_model(model)
     want = [logits_of(model, ids) for ids in (IDS[:1, :3], IDS[:1, 3:5])]
     model.gradient_checkpointing_enable()
@@ -310,7 +310,7 @@ def test_a_mask_of_another_type_is_refused(model: Any) -> None:
 
 
 def test_a_mask_with_zeros_beside_lengths_of_packed_sequences_is_refused(model: Any) -> None:
-    """Lengths name all sequences: padding that a mask names would be attended to."""
+    """The lengths name all sequences, so padding that a mask names would be attended to."""
     rk.patch_model(model)
     lengths = {"cu_seq_lens_q": torch.tensor([0, 5, 12]), "cu_seq_lens_k": torch.tensor([0, 5, 12])}
     want, mask = logits_of(model, IDS[:1, :12], **lengths), torch.ones(1, 12)

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from torch_properties import assert_no_leak, no_synchronisation  # noqa: E402
 
-VOCAB = 211  # prime: eight uneven parts, a short last leaf
+VOCAB = 211  # prime: eight uneven parts, and a short last leaf
 OPTIONS: dict[str, Any] = {"temperature": 0.7, "logit_scale": 1.3, "softcap": 11.0, "valid_vocab": 200}
 
 
@@ -38,7 +38,7 @@ def everything(logits: Any, target: Any, **options: Any) -> tuple[Any, Any, Any]
 
 
 def weighted(outputs: tuple[Any, ...]) -> Any:
-    """A scalar with a different gradient for every element of every output."""
+    """A scalar that gives every element of every output another gradient."""
     weights = (
         torch.linspace(i + 0.5, i + 1.5, o.numel(), device=o.device).view(o.shape) for i, o in enumerate(outputs)
     )
@@ -47,7 +47,7 @@ def weighted(outputs: tuple[Any, ...]) -> Any:
 
 def plain(logits: Any, target: Any, *, temperature: Any = 1.0, logit_scale: float = 1.0, softcap: float | None = None,
           valid_vocab: int | None = None) -> tuple[Any, Any, Any]:  # fmt: skip
-    """The same outputs from torch's own operators, differentiable any number of times, in the dtype of the logits."""
+    """The same outputs by torch's own operators, differentiable any number of times, in the dtype of the logits."""
     z = logits * np.float32(logit_scale).item()
     if softcap is not None:
         z = softcap * torch.tanh(z / softcap)
@@ -142,7 +142,7 @@ def test_compiled_with_arrays_and_dynamic_shapes(problem: tuple[Any, Any]) -> No
 
 
 def test_a_compiled_graph_is_portable_on_the_cpu_unless_it_says_otherwise(rng: np.random.Generator) -> None:
-    """Tracing cannot see rk.arithmetic, and a backward may run outside of it: silence means portable, never a guess."""
+    """Tracing cannot see rk.arithmetic, and a backward may run outside it. So no setting means portable."""
     logits, target = torch_logits(rng, (40, VOCAB)), torch_targets(rng, (40,), VOCAB)
     torch.compiler.reset()
     compiled = torch.compile(lambda x, y: rk.logprob(x, y), fullgraph=True, backend="aot_eager")
@@ -152,7 +152,7 @@ def test_a_compiled_graph_is_portable_on_the_cpu_unless_it_says_otherwise(rng: n
 
 
 def test_a_compiled_backward_has_the_forwards_mode(rng: np.random.Generator) -> None:
-    """As eager's: the saved lse is that of one exponential, the backward must be of the same."""
+    """As in eager mode, the saved lse comes from one exponential, and the backward must use the same."""
     logits, target = torch_logits(rng, (40, VOCAB)), torch_targets(rng, (40,), VOCAB)
     torch.compiler.reset()
 
@@ -229,7 +229,7 @@ def test_vmap_of_grad_is_per_sample_gradients(problem: tuple[Any, Any]) -> None:
 
 
 # Tangents and second derivatives are composed from torch's own operators in float64 and rounded to float32 once (6e-8).
-# The native forward's lse and entropy, which they take, carry their bound: 2e-5 at these sizes.
+# They use the native forward's lse and entropy, which have errors of up to 2e-5 at these sizes.
 SECOND = 5e-5
 
 
@@ -255,7 +255,7 @@ def test_a_dual_tensor_outside_of_torch_func_keeps_its_tangent(problem: tuple[An
 
 
 def test_minus_infinity_is_masked_in_derivatives_of_any_order(device: str, rng: np.random.Generator) -> None:
-    """A -Inf column is as if it were not there, under a softcap too (the contract: infinities pass through it)."""
+    """A -Inf column counts as absent, under a softcap too, since infinities pass through it (the contract)."""
     logits, target = torch_logits(rng, (3, 40)).to(device), torch_targets(rng, (3,), 20).to(device)
     logits[:, 20:] = float("-inf")
     tangent = torch.from_numpy(rng.standard_normal((3, 40)).astype(np.float32)).to(device)
@@ -409,7 +409,7 @@ def test_activation_checkpointing(problem: tuple[Any, Any]) -> None:
 
 
 def test_a_fork_after_use_computes_the_same_bytes() -> None:
-    """The pool's threads do not survive a fork. 64 rows of 5,003 columns are work for every thread."""
+    """The pool's threads do not survive a fork. 64 rows of 5,003 columns give every thread work."""
     code = """
 import hashlib, os, sys, torch, rl_kernel_native as rk
 torch.manual_seed(0)
@@ -429,7 +429,8 @@ assert digest() == want
 
 
 def test_many_threads_of_the_caller(device: str, rng: np.random.Generator) -> None:
-    """On a GPU 8 streams with 8 threads each, on a CPU threads alone. Each result equals that of a call by itself."""
+    """On a GPU 8 streams have 8 threads each; on a CPU there are threads alone. Each result equals that of a separate
+    call."""
     logits, target = torch_logits(rng, (37, 3001), "bfloat16").to(device), torch_targets(rng, (37,), 3001).to(device)
     want = rk.logprob(logits, target, **ALL)
     gradient = rk.logprob_backward(logits, target, want.lse, dlogprob=want.lse)
@@ -444,7 +445,7 @@ def test_many_threads_of_the_caller(device: str, rng: np.random.Generator) -> No
                     if stream:
                         stream.synchronize()
                 wrong.extend(filter(None, [differing(tuple(got), tuple(want)), differing(back, gradient)]))
-        except Exception as error:  # reported by the main thread
+        except Exception as error:  # the main thread reports it
             wrong.append(repr(error))
 
     streams = [torch.cuda.Stream() for _ in range(8)] if device == "cuda" else [None]
@@ -470,7 +471,7 @@ def test_a_thousand_repeats_have_one_hash(device: str, exp: str, rng: np.random.
 
 
 def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
-    """2,000 calls with gradients and 2,000 errors; allocators round by less than 8 MB, leaked logits are 80 MB."""
+    """2,000 calls with gradients and 2,000 errors. Allocators round by less than 8 MB; leaked logits would be 80 MB."""
     logits, target = torch_logits(rng, (10, 1000)).to(device), torch_targets(rng, (10,), 1000).to(device)
 
     def burst(n: int) -> None:
@@ -488,8 +489,9 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a GPU 5 us without autograd and 25 us with it, or, where a launch and an allocation alone take 5 us, 4 us more
-    than they do on this host, and 5 times that. On a CPU the work itself is in it: only printed."""
+    """On a GPU 5 us without autograd and 25 us with it. If a launch and an allocation alone take 5 us on this host, the
+    limits are 4 us more than they take, and 5 times that. On a CPU the time includes the work itself, so it is only
+    printed."""
     logits, target = torch.randn(8, 128, device=device), torch.zeros(8, dtype=torch.int64, device=device)
     x = logits.clone().requires_grad_()
 
@@ -525,7 +527,7 @@ def test_no_call_synchronises(rng: np.random.Generator) -> None:
         rk.logprob_backward(logits, target, result.lse.detach(), dlogprob=temperature)
         stats = rk.logprob_partial(logits, target, vocab_start=0, vocab_size=VOCAB)
         rk.logprob_merge(stats[None], **ALL)
-        with pytest.raises(RuntimeError, match="synchroniz"):  # the mode does see what does
+        with pytest.raises(RuntimeError, match="synchroniz"):  # the mode detects a real synchronisation
             rk.logprob(logits, target, check=True)
 
 
@@ -590,7 +592,8 @@ def test_autograd_inside_a_captured_graph(rng: np.random.Generator) -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_more_than_2_to_the_31_elements() -> None:
-    """14,200 rows of 151,936 columns: 32-bit offsets overflow at row 14,134. Chunks are the same bytes, and few are."""
+    """14,200 rows of 151,936 columns: 32-bit offsets overflow at row 14,134. Chunks must have the same bytes, and only
+    a few are compared."""
     rows, vocab = 14_200, 151_936
     free, _ = torch.cuda.mem_get_info()
     if free < 12 << 30:
@@ -610,7 +613,8 @@ def test_more_than_2_to_the_31_elements() -> None:
     before = logits[-2:].clone()
     one = torch.linspace(0.5, 1.5, rows, device="cuda")
     want = rk.logprob_backward(before, target[-2:], whole.lse[-2:], dlogprob=one[-2:])
-    rk.logprob_backward(logits, target, whole.lse, dlogprob=one, out=logits)  # in place: no second 4 GiB
+    # in place, since a second 4 GiB would not fit
+    rk.logprob_backward(logits, target, whole.lse, dlogprob=one, out=logits)
     assert not differing(logits[-2:], want)
     assert not bool(torch.isnan(logits[::997].float()).any())
 
@@ -624,7 +628,8 @@ def test_an_allocation_that_fails_is_a_typed_error_and_the_next_call_works(rng: 
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved()
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((reserved + (1 << 20)) / total)  # 1 MiB more; an output takes 4
+    # 1 MiB more is allowed, while an output takes 4
+    torch.cuda.set_per_process_memory_fraction((reserved + (1 << 20)) / total)
     try:
         for _ in range(3):
             hold = []
@@ -662,7 +667,7 @@ def test_the_device_of_the_arguments_is_used_whichever_is_current(rng: np.random
 
 
 def test_a_torch_without_the_exchange_api_is_named() -> None:
-    """torch before 2.10, played by a stand-in: an attribute of a C type cannot be taken away."""
+    """A stand-in imitates torch before 2.10, since an attribute of a C type cannot be removed."""
     code = (
         "import sys, types, torch, rl_kernel_native as rk\n"
         "from rl_kernel_native.ops import logprob as op\n"
