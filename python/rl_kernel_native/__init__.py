@@ -1,7 +1,7 @@
 """RL post-training operators for LLMs that give the same bits in rollout and training.
 
-Importing the package loads the native extension and NumPy, never torch. The torch operators, under
-torch.ops.rl_kernel_native, are registered at once where torch is loaded already, else with the first torch tensor.
+Importing the package loads the native extension and NumPy, but never torch. The torch operators are under
+torch.ops.rl_kernel_native. They are registered at once if torch is already loaded, else with the first torch tensor.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """``rk.nn`` and ``rk.jax`` without imports of their own: they need torch and JAX."""
+        """Imports ``rk.nn`` and ``rk.jax`` when they are first used, because they need torch and JAX."""
         if name in ("nn", "jax"):
             return importlib.import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

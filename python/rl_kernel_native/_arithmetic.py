@@ -1,4 +1,4 @@
-"""Which hardware's arithmetic the CPU backend computes with."""
+"""Selects the hardware whose arithmetic the CPU backend reproduces."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _current: ContextVar[str] = ContextVar("rl_kernel_native.arithmetic", default="i
 
 
 def arithmetic(unit: str) -> Computing:
-    """Makes the CPU backend compute as ``unit`` does where an operator models it, for this context (thread or task).
+    """Makes the CPU backend compute as ``unit`` does, for operators that model it. It applies to this context (thread
+    or task).
 
     Args:
-        unit: ``"ieee"``: the portable default; matrix products are chains of fused multiply-adds.
-            ``"sm_90"``: matrix products and the exponential are those of an H200, both verified against the hardware;
-            products of attention's forward are, too, of bfloat16 and float16.
-            ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"``: matrix products of these units after published rules, not
-            verified; their own exponential is not modelled.
-            Units multiply bfloat16 and float16 alone: float32 operands of a product are a ValueError outside
-            ``"ieee"``, but for attention, which has the same chains for them everywhere. GPUs compute with their own
-            units whatever the context says. A compiled call (torch.compile) computes in ieee arithmetic and raises
-            where a context asks for more.
-    A backward computes in the unit of its forward, wherever it runs. Activation checkpointing runs the forward again,
-    where backward runs: give ``context_fn=rk.checkpoint_contexts`` to ``torch.utils.checkpoint.checkpoint`` (for
-    ``use_reentrant=False``), or open the context inside of the checkpointed function (for both).
-    Returns: a context manager, for one ``with``, or a decorator of a function.
-    Raises: ValueError for another name, at the call; TypeError where what is decorated would run after the context: a
-        class, a generator, a coroutine.
+        unit: ``"ieee"``: the portable default; matrix products are chains of fused multiply-adds. ``"sm_90"``: matrix
+            products and the exponential are those of an H200, both verified against the hardware; this includes
+            attention's bfloat16 and float16 products in the forward. ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"``: matrix
+            products of these units by published rules, not verified; their own exponential is not modelled. The units
+            multiply only bfloat16 and float16. Outside ``"ieee"``, float32 operands of a product are a ValueError; only
+            attention accepts them and uses the same chains everywhere. GPUs compute with their own units whatever the
+            context says. A compiled call (torch.compile) computes in ieee arithmetic, and raises an error if the
+            context asks for another unit.
+    A backward computes in the unit of its forward, in any thread. Activation checkpointing repeats the forward in
+    the thread that runs backward: pass ``context_fn=rk.checkpoint_contexts`` to ``torch.utils.checkpoint.checkpoint``
+        (for ``use_reentrant=False``), or open the context inside the checkpointed function (for both forms).
+    Returns: a context manager for one ``with``, or a decorator of a function.
+    Raises: ValueError for another name, at the call; TypeError if the decorated object (a class, a generator or a
+        coroutine) would run after the context.
     Source: docs/numerics.md, fact 2 and rules 1 and 3.
 
     Example:
@@ -79,8 +79,8 @@ class Computing:
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """For ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=rk.checkpoint_contexts)``: what is
-    computed again in backward is computed in the arithmetic of the forward, wherever backward runs."""
+    """For ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=rk.checkpoint_contexts)``: the part
+    that backward recomputes uses the arithmetic of the forward, in any thread."""
     return nullcontext(), arithmetic(_current.get())
 
 
@@ -95,12 +95,13 @@ _PRODUCTS = {"ieee": IEEE, "sm_80": 1, "sm_90": 2, "gfx90a": 3, "gfx942": 4}  # 
 
 
 def product_unit() -> int:
-    """What the CPU multiplies matrices with in this context, as the extension's number."""
+    """The unit for matrix products on the CPU in this context, as the extension's number."""
     return _PRODUCTS[_current.get()]
 
 
 def resolve_traced_unit(unit: int, device_type: str) -> int:
-    """The unit of a traced product when it runs. ``AS_CALLED``: tracing could not read the context; it is ieee."""
+    """The unit of a traced product when it runs. ``AS_CALLED`` means that tracing could not read the context; it
+    becomes ieee."""
     if unit != AS_CALLED:
         return unit
     if device_type == "cpu" and _current.get() != "ieee":
@@ -112,13 +113,14 @@ def resolve_traced_unit(unit: int, device_type: str) -> int:
 
 
 def unresolved_exp(exp: str | None) -> int:
-    """``exp`` for a traced call, where the context of :func:`arithmetic` cannot be read; see :func:`resolve_traced`."""
+    """The mode ``exp`` of a traced call, which cannot read the context of :func:`arithmetic`; see
+    :func:`resolve_traced`."""
     _require_mode(exp)
     return AS_CALLED if exp is None else int(exp == "hardware")
 
 
 def resolve_traced(mode: int, device_type: str) -> int:
-    """The mode of a traced call when it runs: its default on the CPU is portable, in forward and backward alike."""
+    """The mode of a traced call when it runs. Its default on the CPU is portable, in forward and backward."""
     if device_type != "cpu":
         return resolve_exp(None, device_type) if mode == AS_CALLED else mode
     if mode == AS_CALLED and _current.get() == "sm_90":
@@ -136,7 +138,7 @@ def _require_mode(exp: str | None) -> None:
 def resolve_exp(exp: str | None, device_type: str) -> int:
     """The exponential of softmax statistics (rule 3) as the extension's number.
 
-    ``device_type``: ``"cpu"``, ``"cuda"`` or ``"rocm"``. Raises ValueError where the asked-for mode does not exist.
+    ``device_type``: ``"cpu"``, ``"cuda"`` or ``"rocm"``. Raises a ValueError if the requested mode does not exist.
     """
     if exp is None:
         if device_type == "cuda" or (device_type == "cpu" and _current.get() == "sm_90"):

@@ -1,5 +1,5 @@
-"""Checks of what is Python's alone: flags, tuples, names. Arrays are checked once, in the extension. Importing
-it takes the standard library alone, which the contract's module needs."""
+"""Checks of arguments that exist only in Python: flags, tuples, names. The extension checks arrays, once. Importing
+this module needs only the standard library, because the contract's module needs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def kept_arrays(kept: Any) -> tuple[Any, Any]:
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...], known_as: Mapping[str, str] | None = None) -> None:
-    """``known_as``: names that others have for a choice, which the error translates."""
+    """``known_as``: ``known_as`` maps other names of a choice, which the error translates."""
     if not isinstance(value, str) or value not in choices:
         expected = ", ".join(f'"{c}"' for c in choices)
         ours = (known_as or {}).get(value) if isinstance(value, str) else None
@@ -38,7 +38,8 @@ def neutral_rollout(rollout_nan: Any) -> bool:
 
 
 def given_outputs(out: Any, names: tuple[str, ...], wanted: int) -> tuple[Any, ...]:
-    """``out`` as one entry per output, None where it is to be allocated; bit i of ``wanted`` asks for output i."""
+    """``out`` as one entry per output, with None for an output that must be allocated; bit i of ``wanted`` asks for
+    output i."""
     given = tuple(out) if isinstance(out, (tuple, list)) else (out,)
     if len(given) > len(names):
         raise ValueError(f"out: expected at most {len(names)} arrays ({', '.join(names)}), got {len(given)}")
@@ -56,10 +57,10 @@ def writable(name: str, array: Any) -> None:
 
 
 def parts(arrays: Any) -> list[Any]:
-    """The shares of ranks that a tree adds."""
+    """The shares of ranks, which a tree adds."""
     try:
         found = list(arrays)
-    except (TypeError, RuntimeError):  # raised by an array without a dimension, by a nested tensor
+    except (TypeError, RuntimeError):  # an array without a dimension or a nested tensor raises this
         raise TypeError(f"parts: expected a sequence of arrays, got {type(arrays).__name__}") from None
     if len(found) not in (1, 2, 4, 8):
         raise ValueError(f"parts: expected 1, 2, 4 or 8 arrays, got {len(found)}")
@@ -73,7 +74,7 @@ def integer(name: str, value: Any) -> int:
     if type(value) is int:
         return value
     try:
-        if isinstance(value, bool) or hasattr(value, "__dlpack__"):  # an array's device would be waited for
+        if isinstance(value, bool) or hasattr(value, "__dlpack__"):  # reading an array would wait for its device
             raise TypeError
         return operator.index(value)
     except TypeError:
@@ -81,10 +82,10 @@ def integer(name: str, value: Any) -> int:
 
 
 def integer64(name: str, value: Any) -> int:
-    """One that the extension is given as it is."""
+    """An integer that the extension receives unchanged."""
     found = integer(name, value)
     if not -(1 << 63) <= found < 1 << 63:
-        bits = found.bit_length()  # Python makes no text from a number of thousands of digits
+        bits = found.bit_length()  # Python refuses to print a number of thousands of digits
         raise ValueError(
             f"{name}: expected an integer of 64 bits, got {found if bits <= 64 else f'one of {bits} bits'}"
         )
@@ -92,7 +93,7 @@ def integer64(name: str, value: Any) -> int:
 
 
 def flag(name: str, value: Any) -> bool:
-    """What is true of Python's other types, such as the text "False", is a mistake."""
+    """A truthy value of another type, such as the text "False", is a mistake."""
     if isinstance(value, bool):
         return value
     import numpy as np
@@ -103,7 +104,8 @@ def flag(name: str, value: Any) -> bool:
 
 
 def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of options that checks them once; what cannot be remembered it is to refuse in its own words."""
+    """A function of options that checks each combination once. The function must refuse unhashable options with its own
+    error."""
     known = functools.lru_cache(maxsize=256, typed=True)(function)
 
     def call(*options: Any) -> Any:
@@ -117,7 +119,7 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mask_dtype(name: str, dtype: str) -> None:
-    """Those whose zeros one rule tells (docs/tokens.md)."""
+    """Refuses mask dtypes for which the rule of zeros (docs/tokens.md) is not defined."""
     if not re.fullmatch(r"bool|u?int(8|16|32|64)|b?float(16|32|64)", dtype):
         raise TypeError(f"{name}: expected dtype {MASKS}, got {dtype}")
 
@@ -126,15 +128,15 @@ MASKS = "bool, of integers or of floats of 16 bits and more"
 
 
 def held_by(array: str, value: int, name: str, dtype: str) -> None:
-    """Refuses a number that an array of int32 or int64 does not hold."""
+    """Refuses a number that an int32 or int64 array cannot hold."""
     bits = 31 if dtype.endswith("int32") else 63
     if not -(1 << bits) <= value < 1 << bits:
         raise ValueError(f"{name}: expected an integer of {bits + 1} bits (those of {array}), got {value}")
 
 
 def number(name: str, value: Any) -> float:
-    """A tensor is refused: its device would be waited for, and its gradient lost. NumPy's float64 becomes Python's,
-    or it would widen the float32 arrays that it meets."""
+    """A tensor is refused, because reading it would wait for its device and lose its gradient. NumPy's float64 becomes
+    Python's float; otherwise it would widen the float32 arrays that it meets."""
     if isinstance(value, float):
         return value if type(value) is float else float(value)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023:  # or a symbol of a trace
@@ -145,23 +147,23 @@ def number(name: str, value: Any) -> float:
     if not is_tensor and not isinstance(value, (bool, np.bool_, str)) and hasattr(value, "__float__"):
         try:
             return float(value)
-        except (TypeError, ValueError, OverflowError):  # several numbers, or one of more digits than any float
+        except (TypeError, ValueError, OverflowError):  # several numbers, or a number with more digits than any float
             pass
     raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
-_SMALLEST = 2.0**-126  # normal number of float32
-_BEYOND = 2.0**128 - 2.0**103  # from here on rounding to float32 gives inf
+_SMALLEST = 2.0**-126  # the smallest normal number of float32
+_BEYOND = 2.0**128 - 2.0**103  # from here on, rounding to float32 gives inf
 
 
 def is_compiling() -> bool:
-    """Replaced by that of :mod:`_dispatch`, which knows of torch."""
+    """A stub, which :mod:`_dispatch` replaces by its own version that knows about torch."""
     return False
 
 
 def in_float32(x: float) -> float:
-    """A number rounded to float32 (a tie to either side); less than a normal number is 0: its inverse may be infinite.
-    A number of a trace is not rounded, which would be a guard on its value."""
+    """A number rounded to float32 (a tie to either side). A number below the smallest normal one becomes 0, because its
+    inverse may be infinite. A number in a trace is not rounded, because that would be a guard on its value."""
     if x != x or abs(x) >= _BEYOND:
         return x * math.inf
     if abs(x) < _SMALLEST:
@@ -173,10 +175,10 @@ def in_float32(x: float) -> float:
 
 
 def single(name: str, value: Any, allows: Callable[[float], bool], expected: str | Callable[[], str]) -> float:
-    """A number that an operator takes as float32, checked as that; one that only then is infinite is refused.
-    ``expected``: a function where it has a number in it, which may be one of a trace, without a text.
+    """Checks a number as float32, which the operator uses. A number that becomes infinite only in float32 is refused.
+    ``expected`` is a function if it contains a number, which may be a number in a trace, without a text.
 
-    Returns: it, not rounded."""
+    Returns: the number, not rounded."""
     x = number(name, value)
     rounded = in_float32(x)
     if not (allows(x) and allows(rounded)) or abs(x) < abs(rounded) == math.inf:
@@ -188,7 +190,7 @@ def single(name: str, value: Any, allows: Callable[[float], bool], expected: str
 
 
 def positive(name: str, value: Any) -> None:
-    """A number that the extension reads as float32."""
+    """Checks a number that the extension reads as float32."""
     single(name, value, lambda x: 0 < x < math.inf, "a finite number > 0 in float32")
 
 
@@ -197,7 +199,7 @@ def share(name: str, value: Any) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Python's or NumPy's, where an array may stand as well."""
+    """Whether the value is a number of Python or NumPy, where an array is allowed as well."""
     if isinstance(value, (int, float)):
         return True
     import numpy as np
@@ -206,14 +208,14 @@ def is_number(value: Any) -> bool:
 
 
 def denominator(value: Any) -> tuple[Any, float]:
-    """The array where it is one, else None; and the number where it is one, else 0."""
+    """The array, or None if the value is a number; and the number, or 0 if the value is an array."""
     if value is not None and is_number(value):
         return None, single("denominator", value, lambda x: 0 < x < math.inf, "a finite number > 0")
     return value, 0.0
 
 
 def shape_of(array: Any) -> tuple[int, ...]:
-    """() of what has none: no array, a nested tensor."""
+    """The shape; () for a value without one, such as a nested tensor."""
     try:
         shape = array.shape
     except (AttributeError, RuntimeError):
@@ -229,12 +231,12 @@ def segment_count(name: str, value: Any) -> int:
 
 
 def of_shard(error: Exception) -> Exception:
-    """An error of :func:`linear` in the words of :func:`linear_partial`, whose operands are shards."""
+    """An error of :func:`linear`, rephrased for :func:`linear_partial`, whose operands are shards."""
     return type(error)(re.sub(r"\b(x|weight)\b", r"\1_shard", str(error)))
 
 
 def segments(k_segments: Any, first_segment: Any, num_segments: Any, x_shard: Any) -> int:
-    """A rank's segments of a row-parallel layer: an aligned subtree whose edges are multiples of 16 columns.
+    """A rank's segments of a row-parallel layer: an aligned subtree whose ends are multiples of 16 columns.
 
     Returns: their number."""
     k_segments = segment_count("k_segments", k_segments)

@@ -1,8 +1,8 @@
-"""Arrays of any framework to and from the extension.
+"""Moves arrays of any framework to and from the extension.
 
-torch tensors go as they are: the extension reads them through the DLPack C exchange API, on torch's current stream, and
-allocates from torch. Every other array goes as a DLPack capsule that is asked for with an explicit stream, and outputs
-are made here, in the caller's framework.
+torch tensors are passed directly. The extension reads them through the DLPack C exchange API, on torch's current
+stream, and allocates from torch. Every other array is passed as a DLPack capsule, requested with an explicit stream.
+Its outputs are allocated here, in the caller's framework.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import _check
 from ._native import module as _C
 
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu"}
-_DEFAULT_STREAM = {"cuda": 1, "rocm": 0}  # in DLPack's numbering, where CUDA's is not 0
+_DEFAULT_STREAM = {"cuda": 1, "rocm": 0}  # in DLPack's numbering, where CUDA's default stream is not 0
 
 
 _DTYPE_CODES: dict[Any, int] = {"float32": 0, "bfloat16": 1, "float16": 2}  # the contract's DType
@@ -36,7 +36,7 @@ def dtype_code(dtype: Any, name: str) -> int:
         text = dtype
     elif type(dtype).__module__ == "torch":
         text = str(dtype).removeprefix("torch.")
-    elif isinstance(dtype, (np.dtype, type)):  # NumPy's own, ml_dtypes' and JAX's
+    elif isinstance(dtype, (np.dtype, type)):  # a dtype of NumPy, ml_dtypes or JAX
         with contextlib.suppress(TypeError, ValueError):
             found = np.dtype(dtype)
             text = found.name if found.isnative else ""
@@ -46,7 +46,7 @@ def dtype_code(dtype: Any, name: str) -> int:
     return _DTYPE_CODES[dtype]
 
 
-_MOST_THREADS = 1024  # equals that of cpp/cpu/thread_pool.cpp
+_MOST_THREADS = 1024  # must equal the limit in cpp/cpu/thread_pool.cpp
 
 
 _torch_at_import = sys.modules.get("torch")
@@ -56,13 +56,14 @@ def _is_torch_loaded() -> bool:
     return "torch" in sys.modules
 
 
-# What torch.compiler.assume_constant_result sets, without torch. A trace of the line above would wrap every module of
-# the process. It fails where one is lazy and imports more when it is looked at, as those of execnet and apipkg do.
+# Sets the attribute that torch.compiler.assume_constant_result sets, without importing torch. Otherwise a trace of the
+# line above would wrap every module of the process. It would fail on lazy modules that import more when they are
+# inspected, such as those of execnet and apipkg.
 _is_torch_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def torch_module() -> Any | None:
-    """torch if this process has loaded it."""
+    """torch, if this process has loaded it."""
     if _torch_at_import is not None:
         return _torch_at_import
     if not _is_torch_loaded():
@@ -78,7 +79,8 @@ def is_tensor(array: Any) -> bool:
 
 
 def is_compiling() -> bool:
-    """Whether torch.compile or torch.export reads what runs now: it sees through caches of Python, and says so."""
+    """Whether torch.compile or torch.export is tracing this code. A trace looks through Python's caches and warns about
+    them."""
     torch = torch_module()
     return torch is not None and bool(torch.compiler.is_compiling())
 
@@ -87,14 +89,14 @@ _check.is_compiling = is_compiling
 
 
 def require_torch() -> None:
-    """Before the first torch tensor goes to the extension."""
+    """Must run before the first torch tensor is passed to the extension."""
     torch: Any = torch_module()
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         raise RuntimeError(f"torch tensors need torch 2.10 or later, this is {torch.__version__}")
 
 
 def match_torch_threads() -> None:
-    """The CPU backend uses as many threads as torch does, where torch is loaded."""
+    """Gives the CPU backend as many threads as torch uses, if torch is loaded."""
     torch = torch_module()
     if torch is not None:
         n = torch.get_num_threads()
@@ -103,21 +105,22 @@ def match_torch_threads() -> None:
 
 
 def follow_omp_num_threads() -> None:
-    """As torch does by itself: the first number of OMP_NUM_THREADS. Any other form is left to those who know it."""
+    """Uses the first number of OMP_NUM_THREADS, as torch does. Any other form of the variable is left to the libraries
+    that understand it."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if first.isdecimal() and int(first) > 0:
         _C.set_num_threads(min(int(first), _MOST_THREADS))
 
 
 def count_write(array: Any) -> None:
-    """Tells torch's autograd that the numbers of a tensor changed, whichever framework's arrays stand beside it: a
-    backward that saved them must refuse to run."""
+    """Tells torch's autograd that a tensor's values changed, whatever the framework of the other arrays. A backward
+    that saved the tensor must then refuse to run."""
     if is_tensor(array) and not array.is_inference():
         torch: Any = torch_module()
         torch.autograd.graph.increment_version(array)
 
 
-_NUMPY_1 = np.__version__.startswith("1.")  # whose capsules do not say what is read-only
+_NUMPY_1 = np.__version__.startswith("1.")  # its capsules do not say that an array is read-only
 
 
 def is_array(x: Any) -> bool:
@@ -125,7 +128,7 @@ def is_array(x: Any) -> bool:
 
 
 def namespace(array: Any, name: str) -> Any:
-    """The functions of the array's framework, which is not torch."""
+    """The functions of the array's framework, if that is not torch."""
     if isinstance(array, np.ndarray):
         return np
     require_array(array, name)
@@ -138,7 +141,8 @@ def namespace(array: Any, name: str) -> Any:
 
 
 def require_array(array: Any, name: str) -> None:
-    """What may not go as a capsule: what is no array, and arrays that hold more than numbers in memory."""
+    """Refuses values that cannot be passed as a capsule: values that are no arrays, and arrays whose memory is more
+    than numbers."""
     kind, module = type(array).__name__, type(array).__module__
     jax = sys.modules.get("jax.core")
     if isinstance(array, getattr(jax, "Tracer", ())):
@@ -163,7 +167,7 @@ def require_array(array: Any, name: str) -> None:
 
 
 def _is_numeric(dtype: np.dtype) -> bool:
-    return dtype.isnative and (dtype.kind in "biufc" or dtype.name == "bfloat16")  # which is of kind V
+    return dtype.isnative and (dtype.kind in "biufc" or dtype.name == "bfloat16")  # bfloat16 is of kind V
 
 
 def _place(array: Any, name: str) -> tuple[int, int]:
@@ -171,7 +175,7 @@ def _place(array: Any, name: str) -> tuple[int, int]:
     try:
         kind, index = array.__dlpack_device__()
         return int(kind), int(index)
-    except Exception as error:  # such as that of a deleted JAX array
+    except Exception as error:  # for example from a deleted JAX array
         raise _refused(array, name, error) from error
 
 
@@ -182,7 +186,7 @@ def _refused(array: Any, name: str, error: Exception) -> Exception:
 
 
 def device_type(array: Any, name: str) -> str:
-    """``"cpu"``, ``"cuda"`` or ``"rocm"`` of an array that speaks DLPack."""
+    """``"cpu"``, ``"cuda"`` or ``"rocm"`` for an array that supports DLPack."""
     require_array(array, name)
     kind, _ = _place(array, name)
     if kind not in _DLPACK_DEVICES:
@@ -191,7 +195,8 @@ def device_type(array: Any, name: str) -> str:
 
 
 class Frame:
-    """One call of a framework other than torch: its arrays as capsules, its stream, its way to make outputs."""
+    """The state of one call from a framework other than torch: its arrays as capsules, its stream, and its allocation
+    of outputs."""
 
     def __init__(self, array: Any, name: str) -> None:
         self.device = device_type(array, name)
@@ -209,7 +214,7 @@ class Frame:
         return 0  # the legacy default stream: JAX and others order their exports before it
 
     def _on_device(self) -> Any:
-        """CuPy's current device decides where it allocates and whose stream is current."""
+        """CuPy's current device decides where it allocates and which stream is current."""
         return _cupy(self.device).cuda.Device(self._index)
 
     def export(self, array: Any, name: str) -> Any:
@@ -220,10 +225,10 @@ class Frame:
         if isinstance(array, np.ndarray):
             try:
                 return _numpy_capsule(array)
-            except (BufferError, TypeError) as error:  # such as of longdouble
+            except (BufferError, TypeError) as error:  # for example for longdouble
                 raise _refused(array, name, error) from error
         if is_tensor(array) and array.is_neg():
-            array = array.resolve_neg()  # the numbers in memory are the opposite ones
+            array = array.resolve_neg()  # the memory holds the negated numbers
         stream = None if self.device == "cpu" else (self.stream or _DEFAULT_STREAM[self.device])
         if _DLPACK_DEVICES.get(_place(array, name)[0]) == "cpu":
             stream = None
@@ -239,13 +244,13 @@ class Frame:
         return capsule
 
     def export_array(self, array: Any, name: str) -> Any:
-        """As :meth:`export`, but refuses a number."""
+        """Like :meth:`export`, but refuses a number."""
         if isinstance(array, (int, float, np.number)):
             raise TypeError(f"{name}: expected an array that speaks DLPack, got {type(array).__name__}")
         return self.export(array, name)
 
     def export_output(self, array: Any, name: str) -> Any:
-        """As :meth:`export`, of an array that the call writes."""
+        """Like :meth:`export`, for an array that the call writes."""
         if is_tensor(array) and array.is_neg():
             raise ValueError(f"{name}: has torch's negative bit; call .resolve_neg()")
         if _NUMPY_1 and isinstance(array, np.ndarray) and not array.flags.writeable:
@@ -262,14 +267,14 @@ class Frame:
         return array, array.__dlpack__(stream=self.stream or _DEFAULT_STREAM[self.device])
 
     def result(self, array: Any) -> Any:
-        """An output of :meth:`allocate` in the framework of the call's own arrays."""
+        """Converts an output of :meth:`allocate` to the framework of the call's own arrays."""
         if array is None or isinstance(array, type(self._owner)):
             return array
         if self._kind in ("jax", "jaxlib"):
             jax = sys.modules["jax"]
             if self.device != "cpu":
                 with self._on_device():
-                    _cupy(self.device).cuda.Stream(null=True).synchronize()  # JAX takes over on streams of its own
+                    _cupy(self.device).cuda.Stream(null=True).synchronize()  # JAX continues on its own streams
             if isinstance(array, np.ndarray):
                 return jax.numpy.asarray(array)
             return jax.dlpack.from_dlpack(array)
@@ -305,7 +310,7 @@ def _numpy_dtype(name: str) -> Any:
 
 
 def _numpy_capsule(array: np.ndarray) -> Any:
-    """NumPy's capsule. ml_dtypes.bfloat16, which NumPy cannot export, goes under DLPack's own code for it."""
+    """NumPy's capsule. NumPy cannot export ml_dtypes.bfloat16; its array gets DLPack's own code for bfloat16."""
     if array.dtype.name == "bfloat16":
         return _C.bfloat16_capsule(_plain_capsule(array.view(np.uint16)))
     return _plain_capsule(array)
@@ -314,17 +319,17 @@ def _numpy_capsule(array: np.ndarray) -> Any:
 def _plain_capsule(array: np.ndarray) -> Any:
     try:
         return array.__dlpack__(max_version=(1, 3))
-    except TypeError:  # NumPy 1: no versioned capsules
+    except TypeError:  # NumPy 1: it has no versioned capsules
         pass
-    if not array.flags.writeable:  # which it does not export
+    if not array.flags.writeable:  # NumPy does not export read-only arrays
         array = np.asarray(_Writable(array))
-    if array.dtype.kind == "b":  # nor does it before 1.25
+    if array.dtype.kind == "b":  # NumPy before 1.25 does not export booleans
         return _C.bool_capsule(array.view(np.uint8).__dlpack__())
     return array.__dlpack__()
 
 
 class _Writable:
-    """The memory of an array that is only read, as NumPy 1 exports it; it keeps the array."""
+    """The memory of an array that is only read, in a form that NumPy 1 exports; it keeps the array alive."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array

@@ -17,12 +17,12 @@ except ImportError as error:  # pragma: no cover - needs a broken installation
 
 module: Any  # type: ignore[no-redef]
 
-_KINDS = re.compile(r"arg\d*: (?:(bool|float|int|str)\b)?")  # nanobind's words for objects change with its version
+_KINDS = re.compile(r"arg\d*: (?:(bool|float|int|str)\b)?")  # nanobind's names of object types change with its version
 _declared: dict[str, str] = {}
 
 
 def _takes(function: Any) -> str:
-    """Kinds of arguments of an extension's function in order, such as "object*2, int"."""
+    """Kinds of a function's arguments in order, such as "object*2, int"."""
     kinds = [kind or "object" for kind in _KINDS.findall(function.__nb_signature__[0][0])]
     runs = [(kind, len(list(run))) for kind, run in groupby(kinds)]
     return ", ".join(kind if count == 1 else f"{kind}*{count}" for kind, count in runs)
@@ -36,7 +36,8 @@ def _refuse(wanted: str, found: str) -> None:
 
 
 def functions(**takes: str) -> Any:
-    """The extension, once each named function takes what the text says: each module declares what it calls.
+    """The extension, once each named function takes what the text says: each module declares the functions that it
+    calls.
 
     Raises: ImportError for an extension that was built from other sources.
     """
@@ -55,7 +56,7 @@ def require_no_others() -> None:
         _refuse("declared functions alone", ", ".join(f"{name}({_takes(getattr(module, name))})" for name in others))
 
 
-functions(  # what belongs to no operator
+functions(  # functions that belong to no operator
     bfloat16_capsule="object",
     bool_capsule="object",
     cpu_isa="",
@@ -71,5 +72,5 @@ functions(  # what belongs to no operator
 
 
 def architectures(prefix: str = "") -> list[str]:
-    """GPU architectures with machine code in this build, such as ``["sm_80", "sm_90a"]``, that begin with a prefix."""
+    """GPU architectures with machine code in this build that begin with a prefix, such as ``["sm_80", "sm_90a"]``."""
     return [name for name in str(module.architectures).split() if name.startswith(prefix)]

@@ -1,4 +1,4 @@
-"""Arguments of bias and penalties, as process_logits and sample take them."""
+"""The arguments for bias and penalties of process_logits and sample."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def number_or_rows(name: str, value: Any, allows: Any, expected: str) -> Any:
 
 
 def _is_finite(x: float) -> bool:
-    return -math.inf < x < math.inf  # math.isfinite takes no number of a trace
+    return -math.inf < x < math.inf  # math.isfinite does not accept a number in a trace
 
 
 def _arrays(name: str, given: Any, names: tuple[str, ...], at_least: int) -> tuple[Any, ...]:
-    """The arrays of a CSR; what may be left out is None."""
+    """The arrays of a CSR; an omitted optional array is None."""
     if given is None:
         return (None,) * len(names)
     if not isinstance(given, (tuple, list)) or not at_least <= len(given) <= len(names):
@@ -42,7 +42,7 @@ NAMES = (
 def penalties_of(
     repetition_penalty: Any, presence_penalty: Any, frequency_penalty: Any, history: Any, logit_bias: Any
 ) -> tuple[Any, ...] | None:
-    """What the extension takes, in the order of NAMES, or None where there is neither history nor bias."""
+    """The extension's arguments in the order of NAMES, or None if there is neither history nor bias."""
     given = (
         number_or_rows(
             "repetition_penalty",

@@ -1,4 +1,5 @@
-"""Corrections of RL frameworks for the engine that sampled, by their own configuration names: part of ``presets``."""
+"""Frameworks' corrections for the sampling engine, by the frameworks' own configuration names; a part of
+``presets``."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def _numbers(name: str, text: Any, most: int) -> list[float]:
 
 
 def is_threshold(value: Any) -> list[float]:
-    """verl's ``rollout_is_threshold``: the upper bound, or the lower and the upper one."""
+    """verl's ``rollout_is_threshold``: the upper bound, or the lower and the upper bound."""
     return _numbers("rollout_is_threshold", value, 2)
 
 
@@ -58,14 +59,15 @@ def verl_rollout_correction(
     """verl's ``algorithm.rollout_correction`` as arguments of :func:`importance_weights` (verl 0.9.1:
     verl/trainer/ppo/rollout_corr_helper.py).
 
-    The weights go to ``policy_loss(importance_weight=...)`` with ``presets.verl(rollout_is="given")``, the mask to its
-    ``mask``. With a ``rollout_is`` or ``rollout_is_threshold`` of None verl has no weights: take the mask alone, and a
-    spec without ``rollout_is``. In bypass mode ``logprob`` and the ratio of the loss belong to the current policy:
-    ``presets.verl(loss_mode="reinforce")``, or for its clipped loss ``old_logprob=rollout_logprob``. The batch's mean
-    of ``rollout_is_batch_normalize`` is over this call, in verl over all ranks.
+    Pass the weights as ``policy_loss(importance_weight=...)`` with ``presets.verl(rollout_is="given")``, and the mask
+    as its ``mask``. If ``rollout_is`` or ``rollout_is_threshold`` is None, verl has no weights: use the mask alone, and
+    a spec
+    without ``rollout_is``. In bypass mode ``logprob`` and the ratio of the loss belong to the current policy:
+    ``presets.verl(loss_mode="reinforce")``, or for its clipped loss ``old_logprob=rollout_logprob``.
+    ``rollout_is_batch_normalize`` takes the mean over this call; verl takes it over all ranks.
 
-    Args: as verl's configuration names them; ``rollout_rs`` may be of several criteria, ``"token_k1,seq_mean_k3"``,
-        ``rollout_rs_threshold`` then one for each or one for all, ``"0.5_2.0,0.01"``.
+    Args: as verl's configuration names them. ``rollout_rs`` may list several criteria, ``"token_k1,seq_mean_k3"``;
+        ``rollout_rs_threshold`` then has one value for each or one for all, ``"0.5_2.0,0.01"``.
     Returns: keyword arguments.
     Raises: ValueError for a value that verl does not know.
     Source: docs/objectives/rollout_correction.md.
@@ -114,13 +116,13 @@ def slime_mis(
     mis_veto_threshold: float | None = None,
     mis_batch_normalize: bool = False,
 ) -> dict[str, Any]:
-    """slime's MIS as arguments of :func:`importance_weights` (slime 2026-08:
-    examples/train_infer_mismatch_helper/mis.py), vime's, too.
+    """slime's MIS, and vime's, as arguments of :func:`importance_weights` (slime 2026-08:
+    examples/train_infer_mismatch_helper/mis.py).
 
-    The weights go to ``policy_loss(importance_weight=...)`` with ``importance="given"``, the mask to its ``mask``. Its
-    mode ``"mask"`` takes tokens out of the loss and leaves weights as they are.
+    Pass the weights as ``policy_loss(importance_weight=...)`` with ``importance="given"``, and the mask as its
+    ``mask``. Mode ``"mask"`` removes tokens from the loss and leaves the weights unchanged.
 
-    Args: as slime's mis.yaml names them; a ``mis_lower_bound`` of None is ``1 / mis_upper_bound``, which slime means.
+    Args: as slime's mis.yaml names them; a ``mis_lower_bound`` of None means ``1 / mis_upper_bound``, as slime intends.
     Returns: keyword arguments.
     Raises: ValueError for a value that slime does not know.
     Source: docs/objectives/rollout_correction.md.

@@ -1,4 +1,4 @@
-"""What a log-probability is of, as data: the stamp that both sides of a comparison carry."""
+"""The meaning of a log-probability, as data: both sides of a comparison state it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 LOGITS_DTYPES = ("float32", "bfloat16", "float16", "float64")
-# Values of arguments that change nothing.
+# Values of arguments that have no effect.
 _NEUTRAL = {
     "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "logit_bias": False, "allowed": False,
@@ -18,19 +18,21 @@ _ORDERED = tuple(name for name in _NEUTRAL if name not in ("temperature", "allow
 
 @dataclass(frozen=True, kw_only=True)
 class LogprobSemantics:
-    """What a log-probability is of: arguments by the names and defaults of :func:`sample`, and the logits' dtype.
+    """The distribution that a log-probability refers to. The fields have the names and defaults of :func:`sample`'s
+    arguments, plus the logits' dtype.
 
-    Two stamps are equal where they mean the same numbers: floats count as float32, ``raw`` is what the defaults say
-    too, and ``order`` plays no part where only a temperature is set. A comparison of log-probabilities
-    (:func:`mismatch_metrics`, :func:`importance_weights`, :func:`policy_loss`, ``rlk compare``) takes the stamps of
-    both sides and refuses two that differ.
+    Two values are equal if they mean the same numbers. Floats are compared as float32, ``raw`` equals the defaults, and
+    ``order`` does not matter if only a temperature is set. A comparison of log-probabilities (:func:`mismatch_metrics`,
+    :func:`importance_weights`, :func:`policy_loss`, ``rlk compare``) takes the semantics of both sides and refuses two
+    that differ.
 
     Attributes:
         logits_dtype: ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"float64"``.
-        raw: of the logits as they came, at temperature 1; then every other argument has its default.
-        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, order: of the draw.
+        raw: True for the unprocessed logits at temperature 1; every other argument then has its default.
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, order: as in the
+            draw.
         logit_bias, allowed: whether there were any.
-    Raises: TypeError for a type, ValueError for a value or an argument beside ``raw``.
+    Raises: TypeError for a type, ValueError for a value or for an argument together with ``raw``.
     Example:
         >>> stamp = rk.LogprobSemantics(logits_dtype="bfloat16", temperature=0.7, top_p=0.9)
         >>> rk.LogprobSemantics.from_json(stamp.to_json()) == stamp
@@ -82,12 +84,12 @@ class LogprobSemantics:
             object.__setattr__(self, "order", "vllm")
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, as ``json.dumps`` takes them."""
+        """The fields in a form that ``json.dumps`` accepts."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, stamp: Any) -> LogprobSemantics:
-        """The stamp that :meth:`to_json` gave; a missing field has its default."""
+        """The semantics from the result of :meth:`to_json`; a missing field has its default."""
         if not isinstance(stamp, dict):
             raise TypeError(f"semantics: expected an object of LogprobSemantics' fields, got {type(stamp).__name__}")
         names = [field.name for field in fields(cls)]
@@ -105,7 +107,7 @@ def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def require_same_semantics(semantics: Any) -> None:
-    """Refuses (the trainer's, the engine's) that mean different log-probabilities; None is no claim."""
+    """Refuses a pair (the trainer's, the engine's) with different meanings; None makes no claim."""
     if semantics is None:
         return
     if not isinstance(semantics, (tuple, list)) or len(semantics) != 2:

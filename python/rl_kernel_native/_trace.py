@@ -1,4 +1,4 @@
-"""rk.trace: which operators of a model ran, where, and how often, replays of CUDA graphs included."""
+"""rk.trace records which operators of a model ran, where, and how often, including replays of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from . import _dispatch, contract
 from ._native import module as _C
 
-# Operators of a model's forward, of its log-probabilities and of its tokens, by the extension's functions.
+# Operators of a model's forward, log-probabilities and sampling, by the extension's functions.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
     "attention": ("attention", "attention_eager"),
     "embedding": ("embedding", "embedding_eager"),
@@ -29,7 +29,7 @@ Calls = Counter[tuple[str, str]]  # (operator, backend)
 
 
 class Trace:
-    """What :func:`trace` records."""
+    """The record of :func:`trace`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Trace:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """The calls, and the digest of the contract that they obey."""
+        """The calls, and the digest of the contract that they follow."""
         return {"contract": contract.digest(), "calls": self.calls}
 
 
@@ -71,16 +71,16 @@ _active: Trace | None = None
 
 @contextmanager
 def trace() -> Iterator[Trace]:
-    """Records which operators of a model run within the context, on which backend and how often.
+    """Records which operators of a model run inside the context, on which backend and how often.
 
-    Recorded are the forwards of ``attention``, ``embedding``, ``kv_cache_append``, ``linear``, ``linear_logprob``,
-    ``logprob``, ``rms_norm``, ``rope``, ``sample`` and ``silu_mul``, eager or inside of a compiled function. Calls that
-    a CUDA graph captures within the context count at each replay. A trace watches the whole process; only one can be
+    It records the forwards of ``attention``, ``embedding``, ``kv_cache_append``, ``linear``, ``linear_logprob``,
+    ``logprob``, ``rms_norm``, ``rope``, ``sample`` and ``silu_mul``, eager or inside a compiled function. Calls that a
+    CUDA graph captures inside the context count at each replay. A trace observes the whole process; only one can be
     open.
 
     Yields: a :class:`Trace`, whose ``calls`` grow.
-    Raises: RuntimeError inside of another trace.
-    Source: this library's own; a comparison names what served each of its sides.
+    Raises: RuntimeError inside another trace.
+    Source: this library's own; comparisons use it to name the operators of each side.
     Example:
         >>> with rk.trace() as found:
         ...     y = rk.rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6)
@@ -114,7 +114,7 @@ def _replace(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
 def _counting(found: Trace, operator: str, own: Callable[..., Any]) -> Callable[..., Any]:
     def counted(*arguments: Any) -> Any:
         result = own(*arguments)
-        if result is not NotImplemented:  # which sends the call another way, where it counts
+        if result is not NotImplemented:  # NotImplemented sends the call another way, where it is counted
             found.count(operator, _backend(arguments))
         return result
 

@@ -1,7 +1,7 @@
-"""Types of public signatures, for type checkers and readers: arrays of any framework, and results that hold them.
+"""Types of public signatures, for type checkers and readers: arrays of any framework, and results that contain them.
 
-A checker takes torch in for torch out, NumPy in for NumPy out, JAX in for JAX out; any other array that speaks DLPack
-comes back as an :class:`AnyArray`.
+For a type checker, torch in gives torch out, NumPy in gives NumPy out, and JAX in gives JAX out. Any other array that
+supports DLPack comes back as an :class:`AnyArray`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 
 class AnyArray(Protocol):
-    """An array that speaks DLPack: of torch, NumPy, JAX, CuPy or any other framework."""
+    """An array that supports DLPack, from torch, NumPy, JAX, CuPy or any other framework."""
 
     @property
     def shape(self) -> Any: ...
@@ -21,7 +21,7 @@ class AnyArray(Protocol):
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
 
 
-DType: TypeAlias = Any  # a framework's dtype, or the name of one
+DType: TypeAlias = Any  # a framework's dtype, or its name
 Exp: TypeAlias = Literal["hardware", "portable"] | None
 Engine: TypeAlias = Literal["auto", "native"]
 OnBadId: TypeAlias = Literal["nan", "raise"]
@@ -79,7 +79,7 @@ else:
     ArrayT = TypeVar("ArrayT")
 
     class _Bases:
-        """Stands for `bases` in a class statement."""
+        """Replaces itself by `bases` in a class statement."""
 
         def __init__(self, *bases: Any) -> None:
             self.bases = bases
@@ -88,7 +88,7 @@ else:
             return self.bases
 
     class Generic:
-        """No base of a named tuple, which Python 3.10 refuses beside NamedTuple."""
+        """Adds no base to a named tuple, because Python 3.10 refuses other bases beside NamedTuple."""
 
         def __class_getitem__(cls, _: Any) -> _Bases:
             return _Bases()

@@ -1,9 +1,10 @@
-"""What "aligned" means, as data: what keeps the bits of every output of every operator, and elsewhere how far it may be
-off a float64 evaluation of its inputs. `rlk contract` prints it; the self-tests of the doctor and
-the tests of every operator take their bounds from here and from nowhere else. Standard library alone, no operator.
+"""The meaning of "aligned", as data. For every output of every operator, it says which variations keep the bits, and
+how far the output may otherwise be off a float64 evaluation of its inputs. `rlk contract` prints it. The doctor's
+self-tests and the tests of every operator take their bounds from here alone. This module needs only the standard
+library, and no operator.
 
-A bound is a function of named facts (:data:`FACTS`), numbers or arrays of them, and a text that says the same. What is
-rounded to its dtype at the end may be off by that rounding too: :meth:`Row.allowed` adds it.
+A bound is a function of named facts (:data:`FACTS`), which are numbers or arrays, and a text that says the same. A
+result that is rounded to its dtype at the end may also be off by that rounding: :meth:`Row.allowed` adds it.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ _SUM_P_SQ = Bound(
 
 def _off_dlogits(of_log_p: Any, of_entropy: Any, of_cap: Any, p: Any, log_p: Any, spread: Any, given: Any,
                  given_entropy: Any, given_target: Any, uncapped: Any, cap_slope: Any, slope: Any) -> Any:  # fmt: skip
-    """Error of a logit's gradient, from the errors of ln p, the entropy and the softcap's slope (first three
-    arguments)."""
+    """Error of a logit's gradient, computed from the errors of ln p, of the entropy and of the softcap's slope (the
+    first three arguments)."""
     off = p * (given * of_log_p + given_entropy * (spread * of_log_p + of_log_p + of_entropy))
     off = off + p * (given + given_entropy * (log_p + spread)) * 5e-7 + given_target * 3e-7
     return slope * (cap_slope * off + uncapped * of_cap + (given + given_entropy) * 1e-35)
@@ -126,7 +127,7 @@ _GROUPS = Bound(
     "chains of 64 tokens, a tree of seven levels, one addition a block of 8192",
 )
 
-_LEAST = "inner_least * other_scale"  # error of an intermediate that is rounded to a subnormal
+_LEAST = "inner_least * other_scale"  # error of an intermediate value that is rounded to a subnormal
 
 # ---- a head: products, and softmax statistics of them ---------------------------------------------------------------
 
@@ -192,7 +193,8 @@ _CROSS_ENTROPY = Bound(
 
 
 def _carried(of: Bound) -> Bound:
-    """The bound of sums of products with logit gradients, which are off themselves: ``of`` is that of the sum."""
+    """The bound for sums of products with logit gradients, which have errors of their own. ``of`` is the bound of the
+    sum."""
     first, *_ = of.facts
     if first == "rows":
         return Bound(
@@ -266,7 +268,7 @@ _SLOPE = Bound(
 
 
 def _probability(keys: Any, head_dim: Any, max_abs_s: Any, score_scale: Any) -> Any:
-    """Relative error of a probability: that of its score, and of softmax statistics."""
+    """Relative error of a probability, from the errors of its score and of the softmax statistics."""
     return 2e-5 + 8e-7 * max_abs_s + 2 * (head_dim + 2) * U * score_scale + (keys / 128 + 40) * U
 
 
@@ -432,14 +434,14 @@ def _twice_stock(output: str, measured: float) -> Bound:
     )
 
 
-# How far stock torch (transformers, bfloat16, default attention) is off on the model and text of consistency/digest.
+# Error of stock torch (transformers, bfloat16, default attention) on the model and text of consistency/digest.
 # Against float64 from the same weights: torch 2.13.0 on an x86-64 CPU with AVX-512.
 # tests/tools/test_contract_chain.py measures it again.
 STOCK_MAX_DLOGP = 0.0731
 STOCK_MEAN_DLOGP = 0.00582
 STOCK_KL_K3 = 4.07e-5
 STOCK_CLIP_FRACTION = 0.0
-# What a chain of this library's operators may be off by there.
+# Allowed error of a chain of this library's operators there.
 MAX_DLOGP = 2 * STOCK_MAX_DLOGP
 MEAN_DLOGP = 2 * STOCK_MEAN_DLOGP
 KL_K3 = 2 * STOCK_KL_K3
@@ -447,7 +449,7 @@ CLIP_FRACTION = 2 * STOCK_CLIP_FRACTION
 
 
 def _sequences() -> Iterable[Row]:
-    """What is computed of sequences and their tokens: log-probabilities, advantages, labels and masks."""
+    """Rows of results for sequences and their tokens: log-probabilities, advantages, labels and masks."""
     of: dict[str, Any] = {"backends": EVERY_BACKEND, "rounded": False, "keeps": NO_SHARDS, "dtypes": ("float32",)}
     summed = of | {"kind": "scan", "stem": "sequence_logprob", "dtypes": DTYPES}
     yield Row("sequence_logprob", "sum", "forward", bound=_SEQUENCE_SUM, **summed)
@@ -646,7 +648,7 @@ OPERATORS: tuple[str, ...] = tuple(dict.fromkeys(row.operator for row in ROWS))
 
 
 def rows_of(operator: str) -> tuple[Row, ...]:
-    """All rows of an operator, or of the operators of a contract's stem; empty for another name."""
+    """All rows of an operator, or of all operators with a contract's stem; empty for another name."""
     return tuple(row for row in ROWS if operator in (row.operator, row.stem))
 
 
@@ -688,5 +690,5 @@ def as_json(operators: Iterable[str] = OPERATORS) -> dict[str, Any]:
 
 
 def digest() -> str:
-    """The digest of the whole table: two processes whose digests differ were not served by the same contract."""
+    """The digest of the whole table. Two processes with different digests did not follow the same contract."""
     return hashlib.sha256(json.dumps(as_json(), sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What this installation is, what it would run here and why, and whether its operators are right.
+"""Says what this installation contains, what it would run here and why, and whether its operators are right.
 
     rlk doctor [--json] [--warm], or python -m rl_kernel_native.doctor
 
@@ -29,7 +29,7 @@ _HOW_TO_ADD_CUDA = "pip install . -C cmake.define.RLK_VARIANT=cu130 with a CUDA 
 
 
 class Device(NamedTuple):
-    """A processor that operators may run on."""
+    """A processor on which operators may run."""
 
     name: str  # "cpu", "cuda:0"
     kind: str  # "cpu", "cuda", "rocm"
@@ -40,7 +40,7 @@ class Device(NamedTuple):
 
 
 def examine(self_test: bool = True, warm: bool = False) -> dict[str, Any]:
-    """Everything the doctor knows, as one JSON object; ``warm``: :func:`compiled_ahead` of the GPUs."""
+    """Everything that the doctor knows, as one JSON object. ``warm`` adds :func:`compiled_ahead` for the GPUs."""
     torch = _import_torch()
     _dispatch.match_torch_threads()
     found, note = gpus(torch)
@@ -77,7 +77,7 @@ def examine(self_test: bool = True, warm: bool = False) -> dict[str, Any]:
 
 
 def versions(torch: Any) -> dict[str, str | None]:
-    """Version of the package, of Python and of each array framework; None where absent. Imports none of them."""
+    """Version of the package, of Python and of each array framework; None where absent. It imports none of them."""
     found: dict[str, str | None] = {
         "rl_kernel_native": __version__,
         "variant": variant,
@@ -87,14 +87,14 @@ def versions(torch: Any) -> dict[str, str | None]:
     for name in _PEERS:
         found[name] = _version_of(name)
     if torch is not None:
-        found["torch"] = str(torch.__version__)  # names the build, "+cpu" or "+cu130", as metadata may not
+        found["torch"] = str(torch.__version__)  # this names the build, "+cpu" or "+cu130"; metadata may not
     return found
 
 
 def _version_of(module: str) -> str | None:
     if importlib.util.find_spec(module) is None:
         return None
-    for distribution in (module, f"{module}-cuda12x", f"{module}-cuda13x"):  # CuPy's wheels carry the toolkit's name
+    for distribution in (module, f"{module}-cuda12x", f"{module}-cuda13x"):  # CuPy's wheels have the toolkit's name
         try:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
@@ -103,7 +103,7 @@ def _version_of(module: str) -> str | None:
 
 
 def _import_torch() -> Any:
-    """torch, or None where it is missing or broken: the doctor is for broken installations too."""
+    """torch, or None if it is missing or broken, because the doctor must also work in broken installations."""
     try:
         import torch
     except Exception:
@@ -122,7 +122,7 @@ def nvidia_driver() -> str | None:
 
 
 def gpus(torch: Any) -> tuple[list[Device], str]:
-    """GPUs as torch sees them, else as the driver does, and a sentence about how that went."""
+    """GPUs as torch sees them, else as the driver does, and a sentence that says how this went."""
     if torch is not None and torch.cuda.is_available():
         kind = "rocm" if torch.version.hip else "cuda"
         found = []
@@ -141,10 +141,10 @@ def gpus(torch: Any) -> tuple[list[Device], str]:
 
 
 def _hip_gpus() -> tuple[list[Device], str]:
-    """AMD GPUs through hip-python, where that is installed."""
+    """AMD GPUs found by hip-python, if that is installed."""
     try:
         hip = importlib.import_module("hip.hip")
-    except Exception as error:  # hip-python raises errors of its own where it cannot open its library
+    except Exception as error:  # hip-python raises its own errors if it cannot open its library
         if isinstance(error, ModuleNotFoundError):
             return [], "neither torch for ROCm nor hip-python (pip install rl-kernel-rocm6[rocm]) is here to ask"
         return [], f"hip-python cannot be imported: {error}"
@@ -190,7 +190,7 @@ def _driver_gpus() -> tuple[list[Device], str]:
 
 
 def backend(device: Device, architectures: list[str] | None = None) -> dict[str, Any]:
-    """The backend that an operator takes on ``device``, None if it would raise, and why."""
+    """The backend that an operator would use on ``device``, or None if it would raise, and the reason."""
     built = _native.architectures() if architectures is None else architectures
     chosen, why = _choose(device, built)
     return {"device": device.name, "backend": chosen, "why": why}
@@ -221,7 +221,7 @@ def _choose(device: Device, built: list[str]) -> tuple[str | None, str]:
     return None, f"compute capability {major}.{minor} is not served by this build ({', '.join(built)})"
 
 
-# What a process does that loads all kernels for a device; it prints how long that took.
+# Source of a process that loads all kernels for a device and prints how long that took.
 _START = """
 import sys, time, torch, rl_kernel_native as rk
 began = time.perf_counter()
@@ -232,8 +232,8 @@ print(time.perf_counter() - began)
 
 
 def compiled_ahead(device: Device, architectures: list[str] | None = None) -> dict[str, Any]:
-    """Has the driver compile all kernels into its cache, where this build has PTX for a GPU and no machine code: a
-    process loads them all at its start. ``again_s`` is the next process's time for that."""
+    """Makes the driver compile all kernels into its cache, if this build has PTX for a GPU and no machine code. A
+    process loads all of them at its start. ``again_s`` is the time that the next process needs for that."""
     row: dict[str, Any] = {"device": device.name, "first_s": None, "again_s": None, "error": None}
     chosen, row["why"] = _choose(device, _native.architectures() if architectures is None else architectures)
     if chosen is None or _PTX not in row["why"]:
@@ -267,7 +267,7 @@ def cublas_workspace(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def linear_engine(device: Device) -> str:
-    """What engine="auto" of linear may run on a GPU."""
+    """What engine="auto" of linear may use on a GPU."""
     served = backend(device)["backend"]
     if served is None or device.kind != "cuda":
         return "native kernels" if served else "none"
@@ -305,7 +305,7 @@ def _tests(
 
 
 def _sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """The report for people: titles, and rows of two columns."""
+    """The report for readers, as titles and rows of two columns."""
     yield "versions", [(name, value or "not installed") for name, value in report["versions"].items()]
     cpu = report["cpu"]
     machine = [
@@ -347,7 +347,7 @@ def _of_warm(row: Mapping[str, Any]) -> str:
 
 
 def _backends(operators: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A line for each device and backend, with the operators it serves where that is not all of them."""
+    """One line for each device and backend, with its operators if it does not serve all of them."""
     served: dict[tuple[str, str, str], list[str]] = {}
     for operator, rows in operators.items():
         for row in rows:
@@ -362,7 +362,7 @@ def _backends(operators: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """Text on stdout: tables where rich is installed and stdout is a terminal, else plain lines."""
+    """Prints text to stdout: tables if rich is installed and stdout is a terminal, else plain lines."""
     reason = "a self-test failed"
     if report["installed_variants"]["conflict"]:
         reason = "more than one variant is installed"
@@ -392,7 +392,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 
 def main(arguments: list[str] | None = None, program: str = "python -m rl_kernel_native.doctor") -> int:
-    """Runs the doctor with command line arguments; its exit status."""
+    """Runs the doctor with command line arguments, and returns its exit status."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--no-self-test", action="store_true", help="describe only; takes no device memory")

@@ -1,7 +1,7 @@
-"""Differentiable calls for JAX: ``rk.jax.logprob`` and its like work in ``jit`` and ``grad``, with the bits of torch.
+"""Differentiable calls for JAX: ``rk.jax.logprob`` and the others work in ``jit`` and ``grad``, with the bits of torch.
 
 ``import rl_kernel_native.jax``, or ``rk.jax`` after ``import rl_kernel_native as rk``. Needs JAX. Each call leaves the
-graph through ``jax.pure_callback`` and computes on the CPU backend: arrays of a GPU are copied to the host and back.
+graph through ``jax.pure_callback`` and computes on the CPU backend: arrays on a GPU are copied to the host and back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["linear", "linear_logprob", "logprob", "policy_loss", "rms_norm"]
 
 
 def _call(function: Callable[..., Any], shapes: Any, *arrays: Any) -> Any:
-    """`function` of NumPy's arrays on the host, in the graph; a vmap calls it once for each element."""
+    """Calls `function` on the host with NumPy arrays, from inside the graph; a vmap calls it once for each element."""
 
     def on_host(*given: Any) -> Any:
         return function(*(None if array is None else np.asarray(array) for array in given))
@@ -59,7 +59,7 @@ _logprob.defvjp(_logprob_forward, _logprob_backward)
 
 
 def logprob(logits: Any, target: Any, *, temperature: float = 1.0) -> Any:
-    """:func:`rl_kernel_native.logprob`, differentiable in ``logits``, forward and gradient with the bits of torch.
+    """:func:`rl_kernel_native.logprob`, differentiable in ``logits``; forward and gradient have the bits of torch.
 
     Args:
         logits: ``[..., vocab_size]``, float32, bfloat16 or float16.
@@ -117,12 +117,13 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def linear_logprob(hidden: Any, weight: Any, target: Any, *, temperature: float = 1.0) -> Any:
-    """Log-probabilities of hidden states: the bits of :func:`rl_kernel_native.linear_logprob` with logits of its dtype.
+    """Log-probabilities from hidden states, with the bits of :func:`rl_kernel_native.linear_logprob` with logits in the
+    dtype of ``hidden``.
 
     Args:
         hidden: ``[..., in_features]``; weight: ``[vocab_size, in_features]``; target: ``[...]``.
         temperature: a Python number > 0.
-    Returns: ``[...]`` float32, differentiable in ``hidden`` and ``weight``. The logits are in memory here.
+    Returns: ``[...]`` float32, differentiable in ``hidden`` and ``weight``. This call holds the logits in memory.
 
     Example:
         >>> found = rk.jax.linear_logprob(jnp.ones((1, 3)), jnp.ones((2, 3)), jnp.array([1]))
@@ -193,11 +194,11 @@ _policy_loss.defvjp(_policy_forward, _policy_backward)
 def policy_loss(
     logprob: Any, old_logprob: Any, advantage: Any, mask: Any, *, spec: Any, denominator: float | None = None
 ) -> Any:
-    """:func:`rl_kernel_native.policy_loss`, differentiable in ``logprob``; its loss alone.
+    """The loss of :func:`rl_kernel_native.policy_loss`, differentiable in ``logprob``.
 
     Args:
-        logprob, old_logprob, advantage, mask: as there; ``mask`` of any integers or floats.
-        spec: a :class:`rl_kernel_native.PolicySpec` without KL, entropy and weights of the rollout.
+        logprob, old_logprob, advantage, mask: as there; ``mask`` may have any integer or float dtype.
+        spec: a :class:`rl_kernel_native.PolicySpec` without KL, entropy and rollout weights.
         denominator: as there, a Python number or None.
     Returns: a float32 scalar.
 

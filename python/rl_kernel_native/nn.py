@@ -1,4 +1,4 @@
-"""Torch modules on this library's operators, with the names, parameters and checkpoints of torch's own.
+"""Torch modules that use this library's operators, with the names, parameters and checkpoints of torch's own modules.
 
 ``import rl_kernel_native.nn``, or ``rk.nn`` after ``import rl_kernel_native as rk``. Needs torch.
 """
@@ -16,15 +16,15 @@ __all__ = ["Embedding", "Linear", "LinearLogprob", "RMSNorm"]
 
 
 def _main_grad(parameter: Tensor) -> Tensor | None:
-    """The float32 buffer that a trainer hung on a parameter, to which backward adds its gradient."""
+    """The float32 buffer that a trainer attached to a parameter; backward adds the parameter's gradient to it."""
     buffer: Tensor | None = getattr(parameter, "main_grad", None)
     return buffer
 
 
 class Linear(torch.nn.Linear):
-    """torch.nn.Linear by :func:`rl_kernel_native.linear`: a row has the same bits in any batch.
+    """torch.nn.Linear computed by :func:`rl_kernel_native.linear`: a row has the same bits in any batch.
 
-    ``weight.main_grad``, where a trainer sets one, takes the weight's gradient in float32.
+    If a trainer sets ``weight.main_grad``, the weight's gradient is added to it in float32.
 
     Example:
         >>> layer = rk.nn.Linear(4, 3)
@@ -39,9 +39,9 @@ class Linear(torch.nn.Linear):
 
 
 class Embedding(torch.nn.Embedding):
-    """torch.nn.Embedding by :func:`rl_kernel_native.embedding`, whose gradient has one order of summation.
+    """torch.nn.Embedding computed by :func:`rl_kernel_native.embedding`, whose gradient has one order of summation.
 
-    Raises: ValueError for ``max_norm``, ``scale_grad_by_freq`` and ``sparse``, which it does not have.
+    Raises: ValueError for ``max_norm``, ``scale_grad_by_freq`` and ``sparse``, which are not supported.
 
     Example:
         >>> rk.nn.Embedding(10, 4)(torch.tensor([3, 1])).shape
@@ -62,13 +62,14 @@ class Embedding(torch.nn.Embedding):
 
 
 class RMSNorm(torch.nn.Module):
-    """RMSNorm over the last dimension by :func:`rl_kernel_native.rms_norm`.
+    """RMSNorm over the last dimension, computed by :func:`rl_kernel_native.rms_norm`.
 
     Args:
-        hidden_size: of the last dimension.
+        hidden_size: size of the last dimension.
         eps: added to the mean square.
-        round_before_weight: round to the input's dtype before the weight, as Llama and Qwen do; else once, after it.
-        weight_offset: 1.0 for weights that are stored less 1, as Gemma's.
+        round_before_weight: round to the input's dtype before the weight, as Llama and Qwen do; otherwise round once,
+            after the weight.
+        weight_offset: 1.0 for weights that are stored minus 1, as in Gemma.
 
     Example:
         >>> norm = rk.nn.RMSNorm(2)
@@ -95,7 +96,7 @@ class RMSNorm(torch.nn.Module):
         )
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        """``y``, or ``(y, x + residual)`` with a residual, which is added in the same pass."""
+        """``y``, or ``(y, x + residual)`` with a residual; the same pass adds the residual."""
         return rk.rms_norm(
             x,
             self.weight,
@@ -111,11 +112,11 @@ class RMSNorm(torch.nn.Module):
 
 
 class LinearLogprob(torch.nn.Linear):
-    """An LM head whose forward scores tokens, without logits in memory: :func:`rl_kernel_native.linear_logprob`.
+    """An LM head whose forward scores tokens without logits in memory, by :func:`rl_kernel_native.linear_logprob`.
 
     Parameters and checkpoints are those of the head's torch.nn.Linear, so a model's ``lm_head`` loads into it.
 
-    Args: as torch.nn.Linear; ``bias`` is False unless given, as LM heads have it.
+    Args: as torch.nn.Linear; ``bias`` is False by default, as in LM heads.
 
     Example:
         >>> head = rk.nn.LinearLogprob(4, 10)

@@ -1,8 +1,7 @@
-"""Objectives of RL frameworks by their own configuration names: each function gives a :class:`PolicySpec` that
-reproduces the framework's loss and gradients to float32 rounding; ``verl_rollout_correction`` and ``slime_mis`` the
-arguments of :func:`importance_weights`. As there, an array that a spec has no use for is
-ignored, and without ``rollout_logprob`` nothing is corrected (:attr:`PolicySpec.lenient`). docs/objectives.md has the
-table, and the test."""
+"""Objectives of RL frameworks, by the frameworks' own configuration names. Each function returns a :class:`PolicySpec`
+that reproduces the framework's loss and gradients to float32 rounding. ``verl_rollout_correction`` and ``slime_mis``
+return the arguments of :func:`importance_weights`. As in the frameworks, an array that a spec does not need is ignored,
+and without ``rollout_logprob`` no correction applies (:attr:`PolicySpec.lenient`)."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def _either(value: float | None, otherwise: float) -> float:
 
 
 def _spec(names: dict[str, str], **fields: Any) -> PolicySpec:
-    """A spec, whose errors speak of the framework's configuration; ``names``: its names by those of the fields."""
+    """A spec whose errors use the framework's configuration names; ``names`` maps fields to these names."""
     try:
         return PolicySpec(lenient=True, **fields)
     except (TypeError, ValueError) as error:
@@ -86,19 +85,20 @@ def verl(
 ) -> PolicySpec:
     """verl's actor loss (verl 0.9.1: verl/trainer/ppo/core_algos.py, rollout_corr_helper.py, workers/utils/losses.py).
 
-    ``batch_num_tokens`` of ``"token-mean"`` and ``global_batch_size`` of the others go to
-    ``policy_loss(denominator=...)``. ``rollout_is``: ``"token"`` or ``"sequence"`` compute the weights here, from
-    ``rollout_logprob``; ``"given"`` takes verl's own ``rollout_is_weights`` as ``importance_weight``, or those of
-    :func:`verl_rollout_correction`, which also normalises over the batch and rejects. ``loss_mode="reinforce"`` is
-    bypass mode's, whose weights are of the current policy. clip_cov and kl_cov take the tokens that
-    :func:`covariance_mask` chooses as ``selected``. dppo_tv and dppo_kl take those outside of their trust region
-    (docs/objectives.md), of which ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` are bounds.
+    ``batch_num_tokens`` of ``"token-mean"``, and ``global_batch_size`` of the other aggregations, go to
+    ``policy_loss(denominator=...)``. With ``rollout_is`` ``"token"`` or ``"sequence"``, the loss computes the weights
+    from ``rollout_logprob``. With ``"given"``, it takes verl's own ``rollout_is_weights`` as ``importance_weight``, or
+    the weights of :func:`verl_rollout_correction`, which also normalises over the batch and rejects.
+    ``loss_mode="reinforce"`` is the loss of bypass mode, whose weights belong to the current policy. For clip_cov and
+    kl_cov, pass the tokens that :func:`covariance_mask` selects as ``selected``. For dppo_tv and dppo_kl, pass the
+    tokens outside the trust region (docs/objectives.md). ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` are
+    the bounds of this region.
 
-    Args: as verl's configuration names them; ``loss_scale_factor`` is needed for ``"seq-mean-token-sum-norm"``.
-        ``clip_ratio_low`` and ``clip_ratio_high`` of None are ``clip_ratio``; verl's configuration has 0.2 for both, so
-        that ``clip_ratio`` alone changes nothing there.
+    Args: as verl's configuration names them; ``"seq-mean-token-sum-norm"`` requires ``loss_scale_factor``. If
+        ``clip_ratio_low`` or ``clip_ratio_high`` is None, ``clip_ratio`` applies. verl's configuration sets both to
+        0.2, so there ``clip_ratio`` alone changes nothing.
     Returns: a :class:`PolicySpec`.
-    Raises: ValueError for a value that verl does not know, or that this library does not serve.
+    Raises: ValueError for a value that verl does not know, or that this library does not support.
     Source: docs/objectives.md.
     """
     _choice("loss_mode", loss_mode, _VERL_LOSSES)
@@ -123,7 +123,7 @@ def verl(
         if loss_mode == "geo_mean":
             fields["dp_size"] = 1  # a plain mean
     bounds = {"epsilon_low": low, "epsilon_high": high}
-    # Its ratio is truncated above; clip_ratio_low and _high are of the divergence, which says what is `selected`.
+    # The ratio is truncated above; clip_ratio_low and _high bound the divergence, which determines `selected`.
     dppo = {
         "clip": "dppo", "log_ratio_clamp": 20.0, "epsilon_low": None, "epsilon_high": clip_ratio_c,
         "epsilon_absolute": True,
@@ -169,7 +169,7 @@ def verl(
 
 
 def _threshold(threshold: float | str) -> dict[str, Any]:
-    """A number truncates, "lower_upper" masks."""
+    """A number truncates, and "lower_upper" masks."""
     *low, high = is_threshold(threshold)
     if not low:
         return {"importance_high": high}
@@ -208,16 +208,16 @@ def trl(
 ) -> PolicySpec:
     """TRL's GRPO loss (TRL 1.16: trl/trainer/grpo_trainer.py, ``_compute_loss``).
 
-    ``loss_type`` ``"dapo"``, ``"cispo"`` and ``"vespo"`` divide by what goes to ``policy_loss(denominator=...)``:
+    With ``loss_type`` ``"dapo"``, ``"cispo"`` or ``"vespo"``, pass the divisor as ``policy_loss(denominator=...)``:
     ``num_items_in_batch.clamp(1) / num_processes``, times ``gradient_accumulation_steps / steps_per_generation`` in
-    training. ``use_vllm`` with the correction reads ``rollout_logprob``; its NaN (tokens that vLLM did not score) count
-    as ``old_logprob`` in TRL and must be replaced by that. A ``top_entropy_quantile`` below 1 takes
-    ``selected=1 - entropy_mask(entropy, mask, top_quantile=top_entropy_quantile)``, of the global batch. Each
-    coefficient of ``use_adaptive_entropy`` is a spec of its own.
+    training. ``use_vllm`` with the correction reads ``rollout_logprob``. Replace its NaN (tokens that vLLM did not
+    score) by ``old_logprob``, as TRL does. A ``top_entropy_quantile`` below 1 needs ``selected=1 -
+    entropy_mask(entropy, mask, top_quantile=top_entropy_quantile)``, computed over the global batch. With
+    ``use_adaptive_entropy``, make a new spec for each coefficient.
 
     Args: as TRL's GRPOConfig names them.
     Returns: a :class:`PolicySpec`.
-    Raises: ValueError for a value that TRL does not know, or that this library does not serve.
+    Raises: ValueError for a value that TRL does not know, or that this library does not support.
     Source: docs/objectives.md.
     """
     _choice("loss_type", loss_type, _TRL_LOSSES)
@@ -293,17 +293,18 @@ def _trl_bounds(epsilon_high: Any) -> dict[str, str]:
 
 
 def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> PolicySpec:
-    """TRL's RLOO loss (TRL 1.16: trl/trainer/rloo_trainer.py, ``_compute_loss``): PPO of sequences' ratios.
+    """TRL's RLOO loss (TRL 1.16: trl/trainer/rloo_trainer.py, ``_compute_loss``): PPO with the ratios of sequences.
 
-    ``beta`` is of a KL in the reward (:func:`scatter_rewards`), and ``normalize_advantages`` of the advantages; neither
-    is of the loss. A sequence without a token has a loss of 0 here, of minus its advantage there; none has a gradient.
+    ``beta`` belongs to a KL in the reward (:func:`scatter_rewards`), and ``normalize_advantages`` to the advantages;
+    neither belongs to the loss. For a sequence without a token, the loss is 0 here, and minus its advantage in TRL;
+    neither has a gradient.
 
     Args: as TRL's RLOOConfig names them.
     Returns: a :class:`PolicySpec`.
-    Raises: ValueError for a bound that is none.
+    Raises: ValueError for an invalid bound.
     Source: docs/objectives/rloo.md.
     """
-    # One number of each sequence: the mean over its tokens is itself.
+    # Each sequence has one number: the mean over its tokens is that number itself.
     return _spec(
         _trl_bounds(epsilon_high), level="sequence", epsilon_low=_check.number("epsilon", epsilon),
         epsilon_high=_either(epsilon_high, epsilon), aggregation="seq-mean-token-mean", count_empty=True,
@@ -319,9 +320,9 @@ def trl_gmpo(
 ) -> PolicySpec:
     """TRL's GMPO loss (TRL 1.16: trl/experimental/gmpo/gmpo_trainer.py, ``_compute_loss``).
 
-    Args: as TRL's GMPOConfig names them; ``epsilon`` and ``epsilon_high`` are of the log-ratio.
+    Args: as TRL's GMPOConfig names them; ``epsilon`` and ``epsilon_high`` bound the log-ratio.
     Returns: a :class:`PolicySpec`.
-    Raises: ValueError for a bound that is none.
+    Raises: ValueError for an invalid bound.
     Source: docs/objectives/gmpo.md.
     """
     fields: dict[str, Any] = {"kl": "k3", "kl_coef": beta} if beta != 0 else {}
@@ -357,10 +358,10 @@ def slime(
     """slime's policy loss (slime 2026-08: slime/utils/ppo_utils.py, backends/megatron_utils/loss.py).
 
     A loss over samples needs ``policy_loss(denominator=global_batch_size)``; a loss over tokens is divided by their
-    number. ``advantage_estimator="gspo"`` takes the ratio of a whole sequence, ``"cispo"`` takes CISPO's loss. Any
-    other takes PPO's loss with ratios of tokens. vime, a fork of slime for other engines, has the same loss.
+    number. ``advantage_estimator="gspo"`` uses the ratio of a whole sequence, and ``"cispo"`` uses CISPO's loss. Any
+    other value uses PPO's loss with token ratios.
 
-    Args: as slime's command line names them; ``use_icepop``: slime's ``icepop_function`` in place of TIS.
+    Args: as slime's command line names them. ``use_icepop`` stands for slime's ``icepop_function`` in place of TIS.
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that slime does not know.
     Source: docs/objectives.md.
@@ -429,14 +430,15 @@ def openrlhf(
     """OpenRLHF's actor loss (OpenRLHF 0.11.2: openrlhf/models/loss.py, models/utils.py, trainer/ray/ppo_actor.py).
 
     ``batch_num_tokens`` or ``global_batch_size`` go to ``policy_loss(denominator=...)``. With
-    ``policy_loss_type="gspo"`` and the correction on, OpenRLHF's ratio is to the rollout policy: give that as
-    ``old_logprob``. An ``is_correction_gating`` of ``"binary_kl"`` or ``"tv"`` takes the tokens that it drops as
-    ``selected`` (docs/objectives/rollout_correction.md); ``is_correction_threshold`` is theirs then, and no part of the
-    spec. The ``unbiased_gradient`` of KL is not served with ``"gspo"``, whose ratio is no token's.
+    ``policy_loss_type="gspo"`` and the correction on, OpenRLHF's ratio refers to the rollout policy: pass its
+    log-probabilities as ``old_logprob``. With an ``is_correction_gating`` of ``"binary_kl"`` or ``"tv"``, pass the
+    tokens that OpenRLHF drops as ``selected`` (docs/objectives/rollout_correction.md). ``is_correction_threshold`` then
+    selects these tokens and is no part of the spec. ``unbiased_gradient`` of the KL is not supported with ``"gspo"``,
+    whose ratio does not belong to a token.
 
-    Args: as OpenRLHF names them; ``kl_coef``: its KL controller's value.
+    Args: as OpenRLHF names them. ``kl_coef`` is the value of its KL controller.
     Returns: a :class:`PolicySpec`.
-    Raises: ValueError for a value that OpenRLHF does not know, or that this library does not serve.
+    Raises: ValueError for a value that OpenRLHF does not know, or that this library does not support.
     Source: docs/objectives.md.
     """
     _choice("policy_loss_type", policy_loss_type, ("ppo", "gspo"))
