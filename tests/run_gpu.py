@@ -94,7 +94,7 @@ def run_pytest(
 
 
 def sharing_cores(environment: dict[str, str], processes: int) -> dict[str, str]:
-    """Gives each process so many threads that none waits for another process's."""
+    """Divides the cores among the processes, so that no thread waits for those of another process."""
     cores = len(os.sched_getaffinity(0))
     return {**environment, "OMP_NUM_THREADS": str(max(1, cores // processes))}
 
@@ -171,7 +171,7 @@ def main() -> int:
         environment["RLK_FUZZ_CASES"] = str(options.fuzz)
         if options.fuzz >= 20_000:
             environment["RLK_FUZZ_FULL"] = "1"
-    trees = tree_hashes()  # before the run, since later changes are not what ran
+    trees = tree_hashes()  # hashed before the run, since later changes did not run
     start = time.time()
     with ThreadPoolExecutor(1) as pool:  # the C++ programs run beside the tests, one at a time
         programs = pool.submit(run_binaries, options.ctest_dir.resolve()) if options.ctest_dir else None

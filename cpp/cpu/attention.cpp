@@ -136,8 +136,8 @@ class Forward {
     }
   }
 
-  // A matrix unit multiplies values that a row does not see by +0, so these must be loaded. This loads every value of
-  // the block that is in use, whichever queries the task has, and +0 elsewhere.
+  // A matrix unit multiplies values that a row does not see by +0, so these must be loaded. This loads all values of
+  // the block that are in use, for any queries of the task. It loads +0 for the others.
   void read_values_in_use(const AttentionSpan& span, std::int64_t begin, std::int64_t kv_head) {
     std::fill(v_.begin(), v_.end(), 0.0f);
     const std::int64_t last = std::min(begin + block_, span.num_keys);

@@ -4,8 +4,8 @@
 namespace rlk::cpu {
 
 enum class Isa {
-  kBaseline,  // what every CPU of the architecture has. On x86-64 each fma is then a function call, so it serves old
-              // machines and tests only
+  kBaseline,  // instructions that every CPU of the architecture has. On x86-64 each fma is then a function call, so it
+              // serves old machines and tests only
   kAvx2,      // AVX2, FMA, F16C: x86-64-v3
   kAvx512,    // AVX-512 F, BW, DQ, VL: x86-64-v4
 };

@@ -10,7 +10,7 @@
 
 namespace rlk::cpu {
 
-constexpr int kPanelK = 256;                // then a B panel of 32 columns fills two thirds of a 48 KiB L1
+constexpr int kPanelK = 256;                // a B panel of 32 columns fills two thirds of a 48 KiB L1
 constexpr int kPanelStride = kPanelK + 16;  // elements between rows of an A panel; no power of two, so rows fall into
                                             // different sets of L1
 

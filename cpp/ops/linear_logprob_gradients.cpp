@@ -104,7 +104,7 @@ class Backward {
     const bool new_rows = is_first() || chunks_outside_;
     if (new_rows) {
       groups_ = from_row(all_groups_, chunks_outside_ ? b : 0);
-      if (is_first()) find_groups();  // with chunks outside, every block keeps its own groups
+      if (is_first()) find_groups();  // if the outer loop is over chunks, every block keeps its own groups
       if (cut_.borrows) hidden_ = at(p_.dhidden, row_ * features() * operand_bytes());
       if (is_first() || !cut_.borrows) copy_scored(p_, head_, row_, rows_, groups_, hidden_, device_, stream_);
       lora_.compute(head_, hidden_, rows_, device_, stream_);

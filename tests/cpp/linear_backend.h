@@ -193,7 +193,7 @@ class Matrix {
   DType dtype() const { return dtype_; }
   const std::vector<unsigned char>& memory() const { return memory_; }
 
-  // Bytes outside of the elements are the canary's and elements have the patterns.
+  // Expects the patterns in the elements, and the canary in all other bytes.
   void expect(const Patterns& want, const std::string& where) const {
     Matrix image = *this;
     std::fill(image.memory_.begin(), image.memory_.end(), kCanary);

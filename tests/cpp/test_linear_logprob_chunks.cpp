@@ -59,7 +59,7 @@ TEST(LinearLogprobChunks, EveryColumnOnceAndGradientsPastTheirOwnRows) {
 
 TEST(LinearLogprobChunks, DweightsMemoryMakesFewer) {
   const auto p = head(8192, 4096, 128256, DType::kBFloat16, 4096);
-  constexpr std::int64_t kChunk = 7680;  // columns that 256 MiB hold beside sums of dhidden
+  constexpr std::int64_t kChunk = 7680;  // columns that fit in 256 MiB together with the sums of dhidden
   EXPECT_EQ(chunks_of(p, {kChunk}).size(), 17U);
   EXPECT_EQ(chunks_of(p, {kChunk, false, true}).size(), 9U);
   EXPECT_FALSE(chunks_of(p, {kChunk, false, true}).back().in_dweight);

@@ -40,7 +40,7 @@ class Mirror {
   std::vector<std::unique_ptr<OnDevice>> arrays_;
 };
 
-// Bytes from an array's first element to the end of what a call may read.
+// Bytes from an array's first element to the last byte that a call may read.
 std::size_t extent(const Problem& problem, const AttentionHeads& a) {
   const auto* begin = static_cast<const unsigned char*>(a.data);
   for (const auto& memory : problem.memories()) {

@@ -60,7 +60,7 @@ def guarded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fetch() -> None:
-    """Copies what kernels wrote back to the tests' tensors."""
+    """Copies the kernels' results back to the tests' tensors."""
     for given, copy, at, end in copies:
         tensor, found = given(), copy()
         if tensor is None or found is None:

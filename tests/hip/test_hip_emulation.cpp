@@ -49,7 +49,7 @@ TEST(HipEmulation, BarriersOrderTheWavesOfABlock) {
   }
 }
 
-// Without a barrier, some order of waves reads what LDS held before, which is NaN.
+// Without a barrier, some order of waves reads the earlier contents of LDS, which are NaN.
 TEST(HipEmulation, AMissingBarrierShows) {
   int wrong = 0;
   for (const Order order : kOrders) {

@@ -489,7 +489,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         TypeError,
         "entropy: expected the entropy",
     ),
-    # Tensors without memory, or with memory that is not what it seems.
+    # Tensors without memory, or whose memory holds other numbers than they show.
     "logits a DTensor": (
         lambda: rk.logprob(DTensor(X), Y),
         TypeError,

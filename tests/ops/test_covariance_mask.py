@@ -1,5 +1,5 @@
-"""covariance_mask: float64, what verl chooses, the same choice however sequences are presented, bad input, torch's ways
-to call. test_covariance_mask.cpp compares the contract's bytes."""
+"""covariance_mask: float64, verl's choice, the same choice for any layout of the sequences, bad input, torch's ways to
+call. test_covariance_mask.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 

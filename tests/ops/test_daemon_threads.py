@@ -1,4 +1,4 @@
-"""If a daemon thread is inside an operator when the interpreter ends, no signal ends the process."""
+"""If a daemon thread is inside an operator when the interpreter ends, the process ends normally and not by a signal."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_main_grad_gets_the_gradient_once_for_each_backward_that_asks(inner: boo
 
 
 def test_a_write_of_every_path_is_counted(o: Operands) -> None:
-    """A backward that saved main_grad must not run after something was added to it."""
+    """A backward that saved main_grad must be refused after something was added to it."""
     from torch.utils.flop_counter import FlopCounterMode
 
     memory = zeros_for(o.weight)

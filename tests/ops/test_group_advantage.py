@@ -136,7 +136,7 @@ def test_rloo_with_rewards_that_do_not_count_is_trls(device: str, rng: np.random
 
 
 def test_rloo_with_a_kl_in_the_reward_is_trls(device: str, rng: np.random.Generator) -> None:
-    """As RLOOTrainer does: k1 of a sequence's tokens, times beta, is subtracted from its reward before the baseline."""
+    """RLOOTrainer subtracts k1 of a sequence's tokens, times beta, from its reward before the baseline."""
     beta, size = 0.05, 2
     reward = torch.from_numpy(rng.standard_normal(8).astype(np.float32)).to(device)
     old = torch.from_numpy(-rng.exponential(1.0, (8, 33)).astype(np.float32)).to(device)

@@ -255,8 +255,9 @@ def test_the_ratio_as_a_weight_has_the_gradient_through_it() -> None:
     ],
 )
 def test_expected_gradients_are_those_of_the_docs(how: dict[str, Any], what: str) -> None:
-    """The expectation over a vocabulary under the sampling policy, computed exactly; with a ratio that is another
-    policy. Its gradient in the logits is that of KL(policy, reference), that of KL(reference, policy), or zero."""
+    """Computes the exact expectation over a vocabulary under the sampling policy, which differs from the policy if
+    there is a ratio. Its gradient in the logits is that of KL(policy, reference), that of KL(reference, policy), or
+    zero."""
     random = np.random.default_rng(3)
     logits, ref, old = (torch.from_numpy(random.normal(0, 1, 7)).log_softmax(-1) for _ in range(3))
     more = {k: old.float()[None] if v == "old" else v for k, v in how.items()}

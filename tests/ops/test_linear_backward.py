@@ -215,7 +215,7 @@ def test_writing_in_place_is_seen_by_autograd(device: str, rng: np.random.Genera
 
 
 def test_several_uses_may_share_one_main_grad(device: str, rng: np.random.Generator) -> None:
-    """A tied weight. Backward runs the uses in an order of its own, and a float32 sum of two is the same in either
+    """A tied weight. Backward may run the uses in any order, and a float32 sum of two terms is the same in either
     order."""
     o = operands(rng, (6,), 16, 16, "bfloat16", device)
     weight, main_grad = o.weight.clone().requires_grad_(), torch.zeros(16, 16, device=device)

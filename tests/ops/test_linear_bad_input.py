@@ -198,7 +198,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
             ("weight grad", lambda: rk.linear_weight_grad(DY.float(), X.float())),
         )
     },
-    # Tensors without memory, or with memory that is not what it seems.
+    # Tensors without memory, or whose memory holds other numbers than they show.
     "x a DTensor": (
         lambda: rk.linear(DTensor(X), W),
         TypeError,

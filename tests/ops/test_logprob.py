@@ -278,7 +278,7 @@ def test_engines_that_pad_differently_agree_on_canonical_vocab(
 
 
 def test_logits_wider_than_the_canonical_vocabulary(device: str, exp: str, rng: np.random.Generator) -> None:
-    """This does what the error for a missing valid_vocab recommends."""
+    """The call follows the advice of the error for a missing valid_vocab."""
     logits, target = problem(rng, (9, 1100), device)
     target %= 1000
     with pytest.raises(ValueError, match=r"canonical_vocab: expected at least the 1100 columns .* or give valid_vocab"):

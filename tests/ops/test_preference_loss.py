@@ -233,7 +233,7 @@ def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
 
     with pytest.raises(ValueError, match=f"^{name}: has a tangent, and preference_loss has no derivative in it"):
         along(x)
-    with pytest.raises(Exception, match=f"{name}: has a tangent"):  # Dynamo raises its own error for what it traced
+    with pytest.raises(Exception, match=f"{name}: has a tangent"):  # Dynamo raises its own error in a traced call
         torch.compile(along, fullgraph=True, backend="eager")(x)
     with torch.autograd.forward_ad.dual_level(), pytest.raises(ValueError, match=f"^{name}: has a tangent"):
         losses(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))

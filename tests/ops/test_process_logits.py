@@ -71,7 +71,7 @@ def test_it_is_the_references(order: str, device: str, rng: np.random.Generator)
         assert (np.isinf(got) == np.isinf(want)).all()
         allowed = rk.contract.row("process_logits", "logits").allowed(
             max_abs_z=40.0
-        )  # frequencies reach 0.3 * 100 with it
+        )  # the frequency penalty then reaches 0.3 * 100
         finite = np.isfinite(want)
         assert np.abs(got[finite] - want[finite]).max(initial=0) <= allowed
 

@@ -220,7 +220,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "main_grad: may share memory with dy: their addresses overlap",
     ),
-    # Tensors without memory, or with memory that is not what it seems.
+    # Tensors without memory, or whose memory holds other numbers than they show.
     "x a DTensor": (norm(DTensor(X)), TypeError, "x: expected a local tensor, got a DTensor; .*to_local"),
     "weight a DTensor": (norm(weight=DTensor(W)), TypeError, "weight: expected a local tensor, got a DTensor"),
     "weight freed": (  # FSDP frees it between its gathers

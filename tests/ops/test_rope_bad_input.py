@@ -248,7 +248,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "sin: is a constant",
     ),
-    # Tensors without memory, or whose memory does not hold what they show.
+    # Tensors without memory, or whose memory holds other numbers than they show.
     "q a DTensor": (rope(q=DTensor(Q)), TypeError, "q: expected a local tensor, got a DTensor; .*to_local"),
     "cos a DTensor": (rope(cos=DTensor(COS)), TypeError, "cos: expected a local tensor, got a DTensor"),
     "cos freed": (

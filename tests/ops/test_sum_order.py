@@ -19,7 +19,8 @@ LENGTHS = (1, 33, 4096, 5000, 70001)
 
 
 def tokens(rng: np.random.Generator, length: int, device: str) -> tuple[Any, Any]:
-    """Values of many magnitudes, and a mask with a power of two of counting tokens, so that sum / count is exact."""
+    """Values of many magnitudes, and a mask. The number of tokens that count is a power of two, so sum / count is
+    exact."""
     x = -rng.exponential(1.0, length) * 2.0 ** rng.integers(-12, 3, length)
     mask = np.zeros(length, bool)
     mask[rng.permutation(length)[: 1 << (length.bit_length() - 1)]] = True

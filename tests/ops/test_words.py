@@ -107,7 +107,7 @@ OPERANDS = [
 
 def refusal(name: str, index: int, operand: Any) -> tuple[type, str]:
     given, how = CALLS[name]
-    with pytest.raises(Exception) as caught:  # noqa: PT011, whose type and words the callers check
+    with pytest.raises(Exception) as caught:  # noqa: PT011, since the callers check type and message
         getattr(rk, name)(*given[:index], operand, *given[index + 1 :], **how)
     return caught.type, str(caught.value)
 

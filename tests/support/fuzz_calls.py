@@ -115,7 +115,7 @@ class Plan:
     operator: str
     arguments: dict[str, Any] = field(default_factory=dict)
     numpy: bool = False
-    mutated: dict[str, str] = field(default_factory=dict)  # what was done to which argument
+    mutated: dict[str, str] = field(default_factory=dict)  # the mutation of each argument
     hostile: set[str] = field(default_factory=set)  # arguments that an error must name
 
     def arrays(self) -> list[str]:
@@ -214,7 +214,7 @@ def _mutate_option(d: Draw, plan: Plan, name: str) -> None:
         plan.arguments[name] = Wrong(OBJECTS[value], value)
     else:
         plan.arguments[name] = copy.copy(value)
-    if not (isinstance(value, (np.int64, int)) and value in (0, 1)):  # which are values of many options
+    if not (isinstance(value, (np.int64, int)) and value in (0, 1)):  # 0 and 1 are valid for many options
         plan.hostile.add(name)
     plan.mutated[name] = repr(value)[:40]
 
@@ -395,7 +395,7 @@ def _parts(found: Any) -> Iterator[Any]:
 
 
 def _raw(x: Any) -> Any:
-    if isinstance(x, int):  # it is the number of a split
+    if isinstance(x, int):  # an integer in a result is the number of a split
         return x
     if not isinstance(x, np.ndarray):
         import torch

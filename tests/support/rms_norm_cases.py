@@ -148,8 +148,8 @@ def _wide(t: Any) -> np.ndarray:
 def failures(
     o: Operands, got: Results, eps: float = EPS, weight_offset: float = 0.0, round_before_weight: bool = False
 ) -> str:
-    """Results that are further from float64 than the contract allows. All outputs except the sum x + residual are
-    compared for the rounded sum."""
+    """Results that are further from float64 than the contract allows. The truth of every output except x + residual
+    starts from the rounded sum."""
     h = got.new_residual
     columns = h.shape[-1]
     want = rk.rms_norm_reference(

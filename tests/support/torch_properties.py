@@ -105,7 +105,7 @@ def no_synchronisation() -> Iterator[None]:
 
 
 def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
-    """A CUDA graph of a call, captured without a synchronisation, and what the call returned."""
+    """A CUDA graph of a call, captured without a synchronisation, and the call's result."""
     call()  # kernels must load outside the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

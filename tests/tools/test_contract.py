@@ -571,7 +571,7 @@ OWN_NUMBERS = {
     "test_value_loss.py": 1,  # rule 10's bound, between splits of a batch
     "test_linear_engine.py": 2,  # two ways in torch to compute a Hessian of the same operator
     "test_rms_norm_engine.py": 2,  # likewise
-    "test_sample.py": 1,  # the margin below which float64's own sums may keep another set
+    "test_sample.py": 1,  # the margin within which rounding of float64 sums may change the kept set
 }
 
 

@@ -28,7 +28,7 @@ def test_the_files_are_small_and_whole() -> None:
 
 @pytest.mark.parametrize("unit", ["ieee", "sm_90", "sm_80", "gfx942", "gfx90a"])
 def test_the_cpu_computes_the_recorded_digest(unit: str) -> None:
-    """sm_90 gives what an H200 computes, on any machine."""
+    """sm_90 gives the results of an H200 on any machine."""
     found = digest.compute_digest(CPU, unit)
     assert found.layouts == dict.fromkeys(digest.LAYOUTS, True)
     assert found.sha256 == found.expected

@@ -1,5 +1,5 @@
-"""The code in README.md, docs/linear.md, docs/sampling.md, docs/objectives.md and its pages runs. It does what the
-surrounding text says, and the names on the pages exist."""
+"""The code in README.md, docs/linear.md, docs/sampling.md, docs/objectives.md and its pages runs. Its results agree
+with the surrounding text, and the names on the pages exist."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_the_operator_has(op: str, piece: str) -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_dispatch_table_has_a_line_of(op: str) -> None:
-    """The table declares what every backend defines; a line that no backend defines fails at the link."""
+    """The table declares the functions of every backend; a line that no backend defines fails at the link."""
     lines = (ROOT / OPERATOR_TABLE).read_text().splitlines()
     assert [line for line in lines if line.startswith((f"RLK_RUNS({op}, ", f"RLK_COMPOSED({op}, "))]
 

@@ -15,8 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOW = "in a clone of the repository: pip install"
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED = {str(page.relative_to(ROOT)): page for page in PAGES}
-# test_docs.py runs these, and checks what their texts say of them. For docs/objectives.md it runs the examples of a
-# session.
+# test_docs.py runs these, and compares them with their texts. For docs/objectives.md it runs the examples of a session.
 ELSEWHERE = {"README.md", "docs/operators.md", "docs/linear.md", "docs/sampling.md"}
 SESSIONS_ELSEWHERE = {"docs/objectives.md", *(name for name in NAMED if name.startswith("docs/objectives/"))}
 # pages whose blocks are separate programs; the blocks of other pages share their names

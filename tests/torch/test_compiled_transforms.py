@@ -256,7 +256,7 @@ def test_a_trace_of_torch_jit_or_fx_is_refused() -> None:
 
 
 class ImportsWhenLookedAt(types.ModuleType):
-    """Imitates what a lazy module does to sys.modules under a tracer."""
+    """Imitates the effect of a lazy module on sys.modules under a tracer."""
 
     @property
     def __class__(self) -> type:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Every operator's backward in torch's engine: gradients of every kind, and what main_grad cannot take."""
+"""Every operator's backward in torch's engine: gradients of every kind, and gradients that main_grad cannot take."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_batches_of_gradients_have_the_bytes_of_a_loop(case: Case) -> None:
 def test_a_tangent_of_the_gradient_is_kept(name: str, case: Case, device: str, rng: np.random.Generator) -> None:
     """The gradient is linear in the incoming gradient."""
     if case.tangents:
-        case = CASES[name](rng, device, "float32")  # so no 16-bit rounding hides what torch composes
+        # float32, so that no 16-bit rounding hides errors of torch's composition
+        case = CASES[name](rng, device, "float32")
     leaves = case.fresh()
     outputs, dys = case.outputs(leaves), tuple(case.gradients.values())
     with forward_ad.dual_level():
@@ -184,7 +185,7 @@ def test_a_gradient_from_a_collective_is_waited_for(case: Case, group: Any) -> N
     want = every_gradient(case, lambda g: g, False)
     assert not differing(every_gradient(case, reduced, False), want)
     leaves, dys = case.fresh(), list(case.gradients.values())
-    for i in range(len(dys)):  # only one is special: the others are plain
+    for i in range(len(dys)):  # only dys[i] is special; the others are plain
         mixed = [reduced(g) if j == i else g for j, g in enumerate(dys)]
         assert not differing(torch.autograd.grad(case.outputs(leaves), leaves, mixed), want[: len(leaves)])
 

@@ -149,7 +149,7 @@ def parametrized(net: Any) -> None:
 
 
 class Quantized(torch.Tensor):
-    """A weight that only its own linear can multiply, as those of torchao."""
+    """A weight that only its own linear can multiply, like torchao's weights."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -276,7 +276,7 @@ def test_switches_are_read_at_call_time() -> None:
 
 
 def test_frequencies_and_attention_functions_that_are_set_later_are_heeded(caplog: pytest.LogCaptureFixture) -> None:
-    """Once it is not what was proved, torch's own computes it; with strict patching that is an error."""
+    """If a part changes after its proof, torch's own code computes it; with strict patching that is an error."""
     scaled = (lambda net: net.model.rotary_emb.inv_freq.mul_(1.5), "cos and sin", "model.rotary_emb")
     for change, what, at in (scaled, (registered, "attention", "model")):
         net, other = make(), make()
@@ -352,7 +352,7 @@ def doubled(module: Any) -> Callable[..., Any]:
     "path", ["lm_head", "model.norm", "model.embed_tokens", "model.layers.0.mlp", "model.layers.1.self_attn.q_proj"]
 )
 def test_a_forward_that_is_set_later_runs_and_is_named(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Unless it leads to ours, as the forwards of accelerate's hooks do."""
+    """A forward that calls ours is no exception, such as those of accelerate's hooks."""
     net = make()
     stock = copy.deepcopy(net)
     rk.patch_model(net, probe=False)
@@ -580,7 +580,7 @@ def test_probes_leave_the_random_state_hooks_and_weights_alone() -> None:
 
 
 def test_a_replacement_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe alone finds it, and does not where it is turned off."""
+    """Only the probe can find it, so it stays hidden if the probe is turned off."""
     honest = rk.silu_mul
     monkeypatch.setattr(rk, "silu_mul", lambda *a, **k: honest(*a, **k) * 1.001)
     net = make()
@@ -632,7 +632,7 @@ def test_layers_that_come_later_are_refused() -> None:
 
 
 class Fused(torch.nn.Module):
-    """A framework's own head, which is no linear: there is nothing to serve or to refuse."""
+    """A framework's own head that is not a linear, so there is nothing to serve or to refuse."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()

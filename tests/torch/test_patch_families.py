@@ -35,7 +35,7 @@ def test_all_dense_operators_are_proved_and_served(name: str, dtype: Any) -> Non
     assert counts["silu_mul"] == sum(type(m).__name__.endswith("MLP") for m in modules)
     assert (counts["embedding"], counts["rope"], counts["attention"]) == (1, 2, 2)
     if name not in MOE or dtype == torch.float32:  # a router's choice may depend on a last bit
-        # Logits are below 1; the bound is what a dtype rounds in a model of two layers.
+        # Logits are below 1; the bound is the rounding error of a dtype in a model of two layers.
         torch.testing.assert_close(logits_of(model), want, rtol=0, atol=16 * torch.finfo(dtype).eps)
     rk.unpatch_model(model)
     assert torch.equal(logits_of(model), want)
@@ -69,7 +69,7 @@ def apart(x: Any) -> Any:
 
 
 class Seen:
-    """What a model gives for one sequence: logits, or the input of the first experts."""
+    """A model's result for one sequence: logits, or the input of the first experts."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.moe = model, model.config.model_type in ("qwen3_moe", "mixtral")
@@ -249,8 +249,9 @@ def test_windows_that_are_set_later_are_those_of_the_masks(name: str, change: st
 
 @pytest.mark.alone
 def test_the_proof_of_an_8b_model_takes_less_than_a_second() -> None:
-    """Processor time of one thread, since torch's threads spin while they wait: 0.25 s became 0.6 to 4.4 next to other
-    work. The model has the layers, heads and positions of an 8B model; its hidden size is not part of the proof."""
+    """Measures processor time of one thread. torch's threads spin while they wait: 0.25 s became 0.6 to 4.4 next to
+    other work. The model has the layers, heads and positions of an 8B model; its hidden size is not part of the
+    proof."""
     shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 36}
     model = family("Qwen3", **shape, max_position_embeddings=40960)
     rk.patch_model(model)  # it reads sources, once per process

@@ -247,7 +247,7 @@ def test_compiled_and_exported_graphs_are_whole_and_have_the_same_bits(model: An
     rk.patch_model(model)
     options = {"input_ids": IDS, "use_cache": False}
     with torch.no_grad():
-        # Exported first, so that it does not see what an eager call left.
+        # The export comes first, so that it does not see changes of an eager call.
         exported = torch.export.export(model, (), options, strict=False).module()(**options).logits
         want = model(**options).logits
         compiled = compiler(model, fullgraph=True)(**options).logits

@@ -23,7 +23,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("counted", [False, True], ids=["no positions", "positions"])
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_padding_changes_no_bit(model: Any, side: str, counted: bool) -> None:
-    """Without given positions, they count from the first real token, wherever it is."""
+    """Without given positions, positions count from the first real token, at any padding."""
     rk.patch_model(model)
     lengths = (20, 3, 11)
     want = [logits_of(model, IDS[i : i + 1, :n])[0] for i, n in enumerate(lengths)]

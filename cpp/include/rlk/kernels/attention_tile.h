@@ -12,8 +12,8 @@ inline bool attention_at_16_bytes(const AttentionHeads& a, DType t) {
          aligned(a.head_stride);
 }
 
-// A launch. A row is a query with one of the heads that share a key head, where the heads of a query are neighbours; or
-// it is a key.
+// A launch. A row is either a key, or a query with one of the heads that share a key head. The heads of a query are
+// neighbouring rows.
 struct AttentionGrid {
   std::int64_t rows;   // rows per sequence; packed: over all sequences
   std::int64_t tiles;  // tiles that cover the rows

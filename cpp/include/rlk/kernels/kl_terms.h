@@ -8,8 +8,8 @@
 
 namespace rlk {
 
-// For k3 times a ratio: the e from which it is computed as a difference of two exponentials, and the largest e of K
-// itself.
+// Limits of e for k3 times a ratio. Above the first, the product is computed as a difference of two exponentials. The
+// second is the largest e of K itself.
 constexpr float kKlSplit = 16.0f, kKlMost = 80.0f;
 
 template <class F>

@@ -185,7 +185,7 @@ class MaskStretch {
   }
 
   std::int64_t mask_at_;
-  int length_, off_ = 0;  // off_: bit of the first position
+  int length_, off_ = 0;  // off_: index of the first position's bit
   MaskShared* shared_;
 };
 

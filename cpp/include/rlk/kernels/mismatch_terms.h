@@ -1,4 +1,4 @@
-// Formulas of ops/mismatch_metrics.h that every backend shares, and checks of what would corrupt memory.
+// Formulas of ops/mismatch_metrics.h that every backend shares, and checks of memory safety.
 //
 // A tile sums eight and counts six values at a time. The twelve sums and twelve counts are therefore two groups. Each
 // group reads the tokens; the second finds them in a cache.

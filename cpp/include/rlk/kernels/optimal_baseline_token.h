@@ -1,4 +1,4 @@
-// Formulas of ops/optimal_token_baseline.h that every backend shares, and checks of what would corrupt memory.
+// Formulas of ops/optimal_token_baseline.h that every backend shares, and checks of memory safety.
 #pragma once
 
 #include "rlk/kernels/policy_check.h"

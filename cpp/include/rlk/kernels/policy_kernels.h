@@ -1,4 +1,4 @@
-// What policy_loss has on a GPU, for every vendor, beside the passes of token_passes.h.
+// Kernels of policy_loss on GPUs of every vendor, besides the passes of token_passes.h.
 #pragma once
 
 #include "rlk/kernels/policy_batch.h"

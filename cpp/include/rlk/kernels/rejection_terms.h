@@ -1,4 +1,4 @@
-// Formulas of ops/importance_weights.h that every backend shares, and checks of what would corrupt memory.
+// Formulas of ops/importance_weights.h that every backend shares, and checks of memory safety.
 #pragma once
 
 #include "rlk/kernels/central_moments.h"

@@ -1,4 +1,4 @@
-// Formulas of ops/scatter_rewards.h for one token, which every backend shares, and checks of what would corrupt memory.
+// Formulas of ops/scatter_rewards.h for one token, which every backend shares, and checks of memory safety.
 #pragma once
 
 #include "rlk/kernels/kl_terms.h"

@@ -129,7 +129,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
   // row keeps (0 for all), or null.
   RLK_DEVICE void run(std::int64_t* count) {
     const SampleRow want = sharded_row_of<typename Team::Memory>(p_, row_);
-    // A payload holds the status of penalties beside that of parameters; this call knows the latter.
+    // A payload holds the status of penalties and that of parameters; this call knows only the latter.
     const std::int32_t known = want.status | of_.word(0, kOfStatus);
     const std::int32_t kind = known == kOk ? payload_kind(want) : 0;
     if (!of_.fit(kind, known, p_.raw_logprob != nullptr)) return fail(kBadShards, count);
@@ -225,7 +225,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     if (team_.thread() == 0) *count = kept == p_.valid_vocab ? 0 : kept;
   }
 
-  // Selects what a row keeps of the shards' first ranks, as a mask and as a list of columns.
+  // Selects the columns that a row keeps among the shards' first ranks, as a mask and as a list.
   RLK_DEVICE void cut(const SampleRow& want, std::int64_t* count) {
     if (team_.thread() == 0) s_.listed = 0;
     team_.barrier();

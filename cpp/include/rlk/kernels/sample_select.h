@@ -33,7 +33,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     if (team_.thread() == 0) *state_ = {kLastRank, 0, id, m_, q_, 0, status, 0, 0};
   }
 
-  // Finds what the row keeps, if any step cuts.
+  // Finds the columns that the row keeps, if any step cuts.
   RLK_DEVICE void run_truncate() {
     const SampleRow want = sample_row_of<typename Team::Memory>(p_, row_);
     if (want.greedy || !want.truncates() || state_->status != kOk) return;
@@ -146,9 +146,9 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; });
   }
 
-  // Cuts the columns that survive up to last_. The returned rank is at least that of the last kept column and below
-  // that of the next column. It keeps `count` columns. If `mass` is not kLastRank, it keeps the first columns that
-  // reach `mass`. If there are fewer, it keeps all.
+  // Cuts the columns that survive up to last_. It returns a rank between the last kept column, included, and the next
+  // column, excluded. It keeps `count` columns. If `mass` is not kLastRank, it keeps the first columns that reach
+  // `mass`. If there are fewer, it keeps all.
   // of_bounds: the list holds ranks that bound columns, and the kept columns replace it.
   RLK_DEVICE std::uint64_t last_kept(std::uint64_t count, std::uint64_t mass, bool of_bounds) {
     const bool weighs = mass != kLastRank;

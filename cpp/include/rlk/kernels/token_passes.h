@@ -1,12 +1,12 @@
-// Passes over tokens on a GPU, for every vendor, of an operator by its Batch (token_terms.h), each after the one before:
-//   statistics   where tokens need something of their sequence, or numbers of tokens: the sums of each tile
-//   sequences    and of each sequence, with what follows for its tokens; counts over all of them
-//   tokens       the terms of tokens: what they give, and each tile's sums
-//   sums         the tree over tiles and sequences, by blocks of sequences, or a block that has them all; the results where one
-//                block is enough
-//   results      the tree over these blocks: by whoever knows that they are there
-// Tokens that need nothing of their sequence take the last three or two; without sums there is `tokens` alone.
-// map_values: an elementwise pass.
+// Passes over tokens on a GPU of any vendor, for an operator with a Batch (token_terms.h). They run one after another:
+//   statistics   sums of each tile, if tokens need a value of their sequence or numbers of tokens
+//   sequences    sums of each sequence, with the values for its tokens; counts over all sequences
+//   tokens       the terms of tokens: their outputs, and the sums of each tile
+//   sums         the tree over tiles and sequences, by blocks of sequences or by one block for all; one block also writes the
+//                results
+//   results      the tree over these blocks, once all of them have finished
+// If tokens need nothing of their sequence, only the last three or two passes run. Without sums only `tokens` runs.
+// map_values is an elementwise pass.
 #pragma once
 
 #include <type_traits>

@@ -19,7 +19,7 @@ struct ResultSource {
   ResultOver over;
 };
 
-// Source of each of kResults results. source_of<Results>(result) looks up what Results::sources() gives. Its words are
+// Source of each of kResults results. source_of<Results>(result) looks up a word of Results::sources(). Its words are
 // literals in the code, since device code may address no table.
 template <int kResults>
 struct ResultSources {

@@ -163,8 +163,8 @@ template <class F>
 RLK_HD F where(MaskOf<F> mask, F x) {
   return select(mask, x, broadcast<F>(0.0f));
 }
-// One of two values, by a condition that is the same for all tokens. A conditional expression would select between
-// their addresses.
+// One of two values, by a condition that is the same for all tokens. A conditional expression would make the compiler
+// select between their addresses.
 template <class F>
 RLK_HD F either(bool condition, F yes, F no) {
   F chosen = no;

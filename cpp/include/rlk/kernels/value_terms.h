@@ -23,7 +23,7 @@ enum ValueCount : int { kCountValueClipped = kCountTokens + 1, kCountOutside };
 
 RLK_HD bool needs_totals(const ValueLossParams& p) { return counts_denominator(p); }
 RLK_HD bool needs_counts(const ValueLossParams& p) { return p.spec.sequence_mean != 0 || needs_totals(p); }
-struct ValueFactors {  // factors of one sequence
+struct ValueFactors {  // factors for the tokens of one sequence
   std::int64_t tokens = 0;
   float weight = 0.0f;
 };

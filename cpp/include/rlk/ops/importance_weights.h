@@ -4,8 +4,9 @@
 // maximum return their first operand unless the second is strictly better, so a NaN in the first operand stays.
 //
 // rlk/tokens.h defines sequences and their sums. A token has d = fl(logprob - rollout_logprob) and
-// c = min(max(d, -limit), limit). A sequence has n tokens, and sum() adds over these. With rollout_neutral, d is +0 where
-// rollout_logprob is NaN, whatever logprob is. Such a token has weight 1, and no criterion rejects it by its own terms.
+// c = min(max(d, -limit), limit). A sequence has n tokens, and sum() adds over these. With rollout_neutral, d is +0
+// where rollout_logprob is NaN, whatever logprob is. Such a token has weight 1, and no criterion on a single token
+// rejects it.
 //   weight     e = exp(z), z limited as c is: kToken d, kSequence sum(d), kGeometric sum(d) / n.
 //              w = min(max(e, low), high); with zero_outside w = e in [low, high] and 0 outside. These are the weights of
 //              PolicySpec, bit for bit
@@ -25,13 +26,13 @@
 //              rlk/kernels/central_moments.h; ess = 1 / (1 + ((V / N) / m) / m), m the scaled mean, or 0 where m is 0.
 //              Per sequence: its mean weight a = sum(w) / n and its deviation |sum(u) / n|. seq_mean = sum(a) / S;
 //              seq_std = sqrt(V' / (S - 1)) unscaled. V' is V with d' = sum(d) / n + fl(m - fl(seq_mean scaled)) for d
-//              and S for N. V' is 0 for one sequence, and where V is 0 for equal weights. A sequence is low or high as
-//              its sum(e) / n is.
+//              and S for N. V' is 0 for a single sequence, and for equal weights, where V is 0. A sequence is low or
+//              high as its sum(e) / n is.
 //              fraction_low, fraction_high: fraction with e < low', with e > high; over tokens for a weight per token,
 //              else over sequences.
 //              rejected: fraction of tokens that count and are not kept; fraction of sequences with such a token
 // A masked token has weight +0 and kept 0. NaN weights are canonical. Nothing in a masked slot changes a bit. Rejected
-// tokens keep their weights: multiply by `kept`, or use it as the mask of what follows.
+// tokens keep their weights: multiply by `kept`, or use it as the mask of later operators.
 // The bits are the same for padded and packed sequences, for any strides, in any batch (except with normalize), and on
 // every backend. The call enqueues on `stream`; it neither allocates nor synchronises.
 #pragma once
@@ -44,7 +45,7 @@
 
 namespace rlk {
 
-// An infinite bound is no bound.
+// An infinite value means no bound.
 struct RejectionBounds {
   float k1_low = -std::numeric_limits<float>::infinity(), k1_high = std::numeric_limits<float>::infinity();
   float k2 = std::numeric_limits<float>::infinity(), k3 = std::numeric_limits<float>::infinity();

@@ -89,11 +89,11 @@ struct LinearLogprobBackwardParams : LogprobBackwardParams {  // dlogits is null
   std::int64_t dweight_stride = 0, main_grad_stride = 0;
   DType dweight_dtype = DType::kFloat32, dbias_dtype = DType::kFloat32;  // kFloat32 or dtype
   bool wide_dhidden = false;  // dhidden is float32 and not rounded, as a shard's share of a sum over ranks
-  int dh_segments = 1;        // 1 or 8. With 8, dhidden is contiguous and a shard is whole parts
+  int dh_segments = 1;        // 1 or 8. With 8, dhidden must be contiguous and a shard must be whole parts
   void* dlora_a = nullptr;    // [lora_rank, in_features], contiguous, dtype; null: not wanted
   void* dlora_b = nullptr;    // [num_columns, lora_rank], contiguous, dtype; null: not wanted
   bool wide_dlora_a = false;  // dlora_a is float32 and not rounded
-  bool adds_dlora_a = false;  // dlora_a is added, block by block, to what its array holds
+  bool adds_dlora_a = false;  // dlora_a is added, block by block, to the contents of its array
   void* workspace = nullptr;
   std::int64_t workspace_bytes = 0;
 };

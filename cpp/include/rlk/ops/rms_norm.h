@@ -2,8 +2,8 @@
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
 // Row i has K = columns values; column k:
-//   h      = x; with a residual h = round(fl(x + residual)) to dtype. This h is new_residual and is what the norm is
-//   taken of
+//   h      = x; with a residual h = round(fl(x + residual)) to dtype. This h is new_residual, and the norm is taken of
+//   it
 //   sum(f) : 256 virtual lanes. Lane (k / 8) % 256 is the chain f(k, s) over its columns, ascending, from s = +0. A
 //            perfect binary tree adds the lanes, missing ones +0; a zero sum is +0
 //   rstd   = fl(1 / fl(sqrt(fl(fl(sum(fma(h, h, s)) / K) + eps))))

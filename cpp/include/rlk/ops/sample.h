@@ -11,8 +11,8 @@
 // Ranks: z descending, then id ascending; +0 and -0 are equal. T is positive, so it changes no rank.
 // The steps are exact in integers, with top_p and min_p at their fp32 value. w_max is the w of the first rank:
 //   min_p : keeps w_j >= min_p * w_max                      0 cuts nothing
-//   top_k : keeps the first k of what is left                0 cuts nothing
-//   top_p : keeps j where the mass ranked strictly before j, among what is left, is < top_p * total     1 cuts nothing
+//   top_k : keeps the first k of the rest                    0 cuts nothing
+//   top_p : keeps j where the mass ranked strictly before j, among the rest, is < top_p * total     1 cuts nothing
 // A step that cuts nothing keeps columns of mass 0, too.
 //   kVllm  : min_p, top_k, top_p; total = the mass that min_p and top_k left
 //   kHf    : top_k, top_p, min_p; total = the mass that top_k left
