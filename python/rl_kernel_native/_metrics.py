@@ -30,8 +30,8 @@ class DenominatorStatus(enum.IntFlag):
 
 
 class MetricVector:
-    """float32 ``vector`` whose elements have the ``names`` of the subclass: ``metrics.kl`` is an element of it, without
-    a copy to the host; ``metrics.asdict()`` makes one copy of all."""
+    """float32 ``vector`` whose elements have the ``names`` of the subclass: ``metrics.kl`` is one element, without a
+    copy to the host; ``metrics.asdict()`` copies all elements once."""
 
     names: tuple[str, ...] = ()
 

@@ -9,7 +9,7 @@ from .. import _call
 
 
 def register_torch_operators() -> None:
-    """Registers all of them with torch, those that :mod:`_operator` does not describe too."""
+    """Registers all operators with torch, including those that :mod:`_operator` does not describe."""
     _call.load()
     for module in pkgutil.iter_modules(__path__):
         if module.name.endswith("_torch"):

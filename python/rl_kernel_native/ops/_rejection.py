@@ -1,4 +1,4 @@
-"""Speculative sampling by rejection, algorithm 1 of arXiv:2211.17192, in torch's operators or NumPy's."""
+"""Speculative sampling by rejection, algorithm 1 of arXiv:2211.17192, with torch's or NumPy's operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .random_bits import random_bits
 from .sample import sample
 
 STREAM = 1  # stream of the random words: the draft may have been drawn from stream 0
-ACCEPTANCE = 16  # word of a token that accepts it; the deepest draw of sample takes word 15
+ACCEPTANCE = 16  # the random word that decides acceptance; the deepest draw of sample uses word 15
 
 
 class Arrays:
@@ -45,7 +45,7 @@ class Arrays:
         return self.cast(self.np.cumsum(self.cast(~flags, "int64"), 1) == 0, "int64").sum(1)
 
     def softmax(self, z: Any) -> Any:
-        """NaN in a row whose largest is infinite."""
+        """NaN in a row whose largest element is infinite."""
         most = z.max(1)[:, None] if self.np is np else z.amax(1, keepdim=True)
         e = self.np.exp(z - self.np.where(abs(most) < np.inf, most, np.nan))
         return e / e.sum(1)[:, None]
@@ -73,7 +73,7 @@ class Rejection:
         self.valid = self.vocab if how["valid_vocab"] is None else how["valid_vocab"]
         self.in_vocab = (draft_ids >= 0) & (draft_ids < self.valid)
         self.draft_ids = x.cast(x.np.where(self.in_vocab, draft_ids, 0), "int64")
-        self.p = x.cast(self._scored(self._padded())[:, :-1], "float64")  # refuses vmap, in logprob's words
+        self.p = x.cast(self._scored(self._padded())[:, :-1], "float64")  # refuses vmap with logprob's error
         self.kept = self._kept_columns()
         self.ids, self.status = (of.reshape(self.rows, self.steps) for of in (drawn.ids, drawn.status))
 
@@ -88,18 +88,18 @@ class Rejection:
         return num_accepted, next_id, where(known, self._scored(token), self.x.full(float("nan"), self.x.np.float32))
 
     def _padded(self) -> Any:
-        """The draft's ids, and one more column."""
+        """The draft's ids with one more column."""
         join = self.x.np.concatenate if self.x.np is np else self.x.np.cat
         return join([self.draft_ids, self.x.full(0, self.x.np.int64, (self.rows, 1))], 1)
 
     def _scored(self, ids: Any) -> Any:
-        """Log-probabilities of ids [rows, steps] in the distributions that sample draws from."""
+        """Log-probabilities of ids [rows, steps] under the distributions from which sample draws."""
         flat = self.target_logits.reshape(self.rows * self.steps, self.vocab)
         found = logprob(flat, ids.reshape(-1), temperature=self.temperature, kept=self.drawn.kept, **self.how)
         return found.reshape(self.rows, self.steps)
 
     def _accepts(self) -> Any:
-        """Whether a draft token stands, were it the first: u q(x) < p(x)."""
+        """Whether each draft token would be accepted on its own: u q(x) < p(x)."""
         x, p, count = self.x, self.p, self.rows * (self.steps - 1)
         is_kept = x.pick(self.kept, self._padded().reshape(-1)).reshape(self.rows, self.steps)[:, :-1]
         q: Any = 0.0
@@ -111,14 +111,14 @@ class Rejection:
             sample_id = x.full(sample_id, x.np.int64, (self.rows * self.steps,))
         words = random_bits(self.keys["seed"], sample_id, self.keys["position"], ACCEPTANCE + 1, stream=STREAM)
         words = x.cast(words[:, ACCEPTANCE].reshape(self.rows, self.steps)[:, :-1], "float64")
-        words = x.np.where(words < 0, 0.0, words)  # a bad position, where no token stands
+        words = x.np.where(words < 0, 0.0, words)  # a bad position, where no token is accepted
         by_chance = x.np.log((words + 0.5) * 2.0**-32) + q < p
         is_drawn = self.ids[:, :-1] == self.draft_ids
         stands = x.np.where(self.greedy[:, :-1], is_drawn, by_chance)
         return stands & is_kept & self.in_vocab & (self.status[:, :-1] == 0)
 
     def _behind(self, num_accepted: Any) -> Any:
-        """The token behind the accepted ones, from what their distribution leaves."""
+        """The token after the accepted ones, drawn from the remaining distribution."""
         x = self.x
         where, is_good = x.np.where, x.pick(self.status, num_accepted) == 0
         p = x.softmax(where(is_good[:, None], self._kept_logits(num_accepted), 0.0))
@@ -133,7 +133,7 @@ class Rejection:
                 z = x.cast(x.pick(self.draft_logits, at), "float64")
                 q = x.softmax(where((x.ascending(self.vocab) < self.valid)[None], z, -np.inf))
             left = where(last[:, None] | (p <= q), p * last[:, None], p - q)
-            left = where(left.sum(1)[:, None] > 0, left, p)  # rounding alone leaves nothing: p is q
+            left = where(left.sum(1)[:, None] > 0, left, p)  # only rounding leaves nothing, because p equals q
         z = where(left > 0, x.np.log(where(left > 0, left, 1.0)), -np.inf)
         keys = {
             name: value if _check.is_number(value) else x.pick(value.reshape(self.rows, self.steps), num_accepted)
@@ -149,14 +149,15 @@ class Rejection:
         size = self.rows * self.steps * self.vocab
         place = x.ascending(kept_ids.shape[0])
         row = x.np.searchsorted(offsets[1:], place, side="right")
-        at = x.np.where(place < offsets[-1], row * self.vocab + kept_ids, size)  # what is not written: behind the end
+        at = x.np.where(place < offsets[-1], row * self.vocab + kept_ids, size)  # unwritten entries go past the end
         marks = x.full(0, x.np.uint8, (size + 1,))
         marks[at] = 1
         kept = marks[:-1].reshape(self.rows * self.steps, self.vocab) != 0
         return (kept | (offsets[1:] == offsets[:-1])[:, None]) & (x.ascending(self.vocab) < self.valid)[None]
 
     def _kept_logits(self, num_accepted: Any) -> Any:
-        """Logits over temperature of the step behind the accepted tokens, -Inf outside of its kept set: float64."""
+        """Logits divided by the temperature, for the step after the accepted tokens, in float64; -Inf outside its kept
+        set."""
         x = self.x
         flat = x.ascending(self.rows) * self.steps + num_accepted
         z = x.cast(x.pick(self.target_logits, num_accepted), "float64")

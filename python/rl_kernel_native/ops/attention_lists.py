@@ -10,5 +10,5 @@ BESIDE_TREE = (*PLACES[:5], "block_table", "shared_prefix")  # arguments that a 
 
 
 def list_names(names: tuple[str, ...], lists: tuple[Any, ...]) -> tuple[str, ...]:
-    """A call's names of `names`: under ``parents`` both offsets are those of segments."""
+    """The names that a call uses for `names`: under ``parents``, both offsets are those of segments."""
     return names if lists[5] is None else ("cu_segments", "cu_segments", *names[2:])

@@ -1,4 +1,4 @@
-"""The tokens that clip-cov and kl-cov single out: arguments, dispatch, results. The contract is
+"""Selection of the tokens for Clip-Cov and KL-Cov: arguments, dispatch, results. The contract is
 cpp/include/rlk/ops/covariance_mask.h."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["covariance_mask", "covariance_mask_reference"]
 _C = functions(covariance_mask="object*5, int, float*5, int, object, int")
 
 _KINDS = {"clip": 0, "kl": 1}  # CovarianceKind
-ENTROPY = 2  # another one, of entropy_mask
+ENTROPY = 2  # a further kind, for entropy_mask
 
 
 def _first_name(how: tuple[Any, ...], _: Any) -> str:
@@ -94,37 +94,37 @@ def covariance_mask(
     epsilon_high: float | None = None,
     cu_seqlens: AnyArray | None = None,
 ) -> ArrayT:
-    """The tokens that Clip-Cov and KL-Cov single out by the covariance of log-probability and advantage,
-    ``(A - mean(A)) (l - mean(l))`` over the tokens of the call: what ``policy_loss`` takes as ``selected``.
+    """Selects the tokens of Clip-Cov or KL-Cov by the covariance of log-probability and advantage, ``(A - mean(A)) (l -
+    mean(l))`` over the tokens of the call. ``policy_loss`` takes the result as ``selected``.
 
-    The choice is made on the device, and nothing waits for the host. It does not depend on padding, packing, strides
-    or the backend; a draw depends on the seed, a sequence's place in the call and the token's position alone. Means
-    and number are of this call: a micro-batch chooses among its own tokens, as in verl. Nothing here is
-    differentiated: inputs that require a gradient are taken as detached.
+    The selection runs on the device, and nothing waits for the host. It does not depend on padding, packing, strides or
+    the backend. A draw depends only on the seed, the sequence's index in the call and the token's position. Means and
+    numbers are those of this call: a micro-batch selects among its own tokens, as in verl. The result has no gradient;
+        inputs that require a gradient are treated as detached.
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
-            contiguous, rows of any stride. Log-probabilities of the trained policy.
+            contiguous, rows with any stride. Log-probabilities of the trained policy.
         old_logprob: as ``logprob``; of the policy in the ratio's denominator. None exactly with ``kind="kl"``.
-        advantage: as ``logprob``, or one a sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. Where there
-            are as many packed tokens as sequences, ``[num_tokens]`` is one a token, and only ``[num_sequences, 1]`` one
-            a sequence.
-        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts where it is not 0;
-            others may hold anything. None: all count.
-        kind: ``"clip"``: drawn at random from those whose covariance is in ``(lower, upper)`` and that PPO does not
-            clip; ``"kl"``: those of the largest covariance; of equal ones the first.
-        ratio: how many, as a share of the tokens that count: ``max(int(ratio * tokens), 1)``; in (0, 1]. Fewer where
-            there are not so many candidates.
-        seed: of ``"clip"``; an integer in ``[0, 2^63)``: another one for every step.
-        lower, upper: of ``"clip"``; None: 1 and 5.
-        epsilon_low, epsilon_high: of ``"clip"``: PPO clips the ratio to ``[1 - epsilon_low, 1 + epsilon_high]``; None:
+        advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. With as many
+            packed tokens as sequences, ``[num_tokens]`` means one per token; use ``[num_sequences, 1]`` for one per
+            sequence.
+        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens
+            may hold any value. None: all tokens count.
+        kind: ``"clip"``: drawn at random from the tokens whose covariance is in ``(lower, upper)`` and that PPO does
+            not clip. ``"kl"``: the tokens with the largest covariance; of equal ones, the first.
+        ratio: the share of the tokens that count, in (0, 1]: ``max(int(ratio * tokens), 1)`` are selected, or fewer if
+            there are fewer candidates.
+        seed: for ``"clip"``; an integer in ``[0, 2^63)``, a new one for every step.
+        lower, upper: for ``"clip"``; None: 1 and 5.
+        epsilon_low, epsilon_high: for ``"clip"``: PPO clips the ratio to ``[1 - epsilon_low, 1 + epsilon_high]``; None:
             0.2.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
-    Returns: float32 of the shape of ``logprob``: 1 where a token is chosen, else 0.
+    Returns: float32 with the shape of ``logprob``: 1 for a selected token, else 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an argument that the
-        kind does not use; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for
-        bad cu_seqlens (docs/tokens.md); on a GPU all is NaN then.
+        kind does not use; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a
+        ValueError (docs/tokens.md); on a GPU the whole result is NaN.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; Cui et al. 2025, arXiv:2505.22617; verl's
         compute_policy_loss_clip_cov and compute_policy_loss_kl_cov; Philox after Salmon et al., SC 2011.
     """

@@ -17,11 +17,11 @@ __all__ = ["embedding", "embedding_backward", "embedding_reference"]
 
 _C = functions(embedding="object*6, int", embedding_backward="object*7, int, object, int", embedding_eager="object*5")
 
-SAME = -1  # a dtype's code: that of the weight, or of dy
+SAME = -1  # the code that means the dtype of the weight, or of dy
 
 
 def _where(how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """vocab_start, vocab_size and padding_idx as a schema takes them."""
+    """vocab_start, vocab_size and padding_idx in the schema's form."""
     start, size, padding = how[:3]
     return (
         _check.integer64("vocab_start", start),
@@ -35,7 +35,7 @@ def _rows_and_where(how: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _dtype(code: Any) -> Any:
-    """torch's dtype for the extension's number, None for that of dy; a dtype of torch passes."""
+    """torch's dtype for the extension's number, or None for the dtype of dy. A torch dtype is returned unchanged."""
     if type(code) is not int:
         return code
     from .._torch import DTYPES
@@ -96,13 +96,13 @@ def _code(dtype: Any) -> int:
 
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    """A batch is one more dimension of ids, unless each element has a table of its own."""
+    """A batch adds one dimension to the ids, unless each element has its own table."""
     ids, *rest = inputs
     return None if dims[1] is not None else (apply(*batched(info, dims[:1], (ids,)), *rest), 0)
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """A tangent's rows, or the gradient of the table; that goes to main_grad where there is one."""
+    """The rows of a tangent, or the gradient of the table, which is added to main_grad if given."""
     ids, weight = arrays
     dtype, main_grad = how[3:] or (SAME, None)
     if wanted is None:
@@ -115,12 +115,13 @@ def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
 
 
 def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """A tangent's sums, or for each token the row that it is summed into; zeros for tokens of no row."""
+    """The sums of a tangent, or for each token the gradient of the row that it is summed into; zeros for tokens without
+    a row."""
     dy, ids = arrays
     if wanted is None:
         return call(_BACKWARD, (given[0], ids), how)
     num_rows, vocab_start, vocab_size, padding_idx, _ = how
-    # As ids of a table that begins at id 1: id 0 is another rank's.
+    # The ids of a table that begins at id 1, where id 0 belongs to another rank.
     of_rows = ids - vocab_start + 1
     owned = (ids >= vocab_start) & (of_rows <= num_rows)
     if vocab_size is not None:
@@ -172,7 +173,7 @@ _torch_path: Any = None
 
 
 def _torch() -> Any:
-    """ops/embedding_torch.py, imported with the first torch tensor."""
+    """ops/embedding_torch.py, imported for the first torch tensor."""
     global _torch_path
     _dispatch.require_torch()
     _call.load()
@@ -196,29 +197,29 @@ def embedding(
 ) -> ArrayT:
     """Rows of a table by token ids: ``y[t] = weight[ids[t] - vocab_start]``, bit for bit.
 
-    A table may be one rank's share of a vocabulary: it holds the ids from ``vocab_start`` on, and ids of other ranks
-    give rows of zeros. So the sum of all ranks' ``y`` (an all-reduce, in any order) is exact; it turns a -0 of the
-    table into +0. Differentiable (torch) in ``weight``, any number of times; the gradient is summed in a fixed order,
-    the same bits on every backend and for any split of the vocabulary.
+    A table may be one rank's shard of a vocabulary: it holds the ids from ``vocab_start`` on, and ids of other ranks
+    give rows of zeros. The sum of all ranks' ``y`` (an all-reduce, in any order) is therefore exact, except that a -0
+    of the table becomes +0. Differentiable (torch) in ``weight``, any number of times; the gradient is summed in a
+    fixed order, the same bits on every backend and for any split of the vocabulary.
 
     Args:
         ids: ``[...]``, int32 or int64, in ``[0, vocab_size)``; dimensions of at most two strides.
         weight: ``[rows, columns]``, float32, bfloat16 or float16; last dimension contiguous.
         vocab_start: the id of the table's first row.
         vocab_size: ids of the whole vocabulary. Default: ``vocab_start + rows``, the end of this table, which is right
-            where one rank has the whole. Rows past it are padding that no id has.
-        padding_idx: an id that gives its row and, as torch's, no gradient.
+            if one rank has the whole table. Rows past it are padding.
+        padding_idx: an id whose row is returned but gets no gradient, as in torch.
         check: raise a ValueError that names the first bad id. Synchronises, and breaks the graph of torch.compile.
-        on_bad_id: ``"nan"``: an id outside of ``[0, vocab_size)`` makes its row NaN and has no gradient; nothing is
-            read for it, and no other row is touched. ``"raise"``: as ``check``.
+        on_bad_id: ``"nan"``: an id outside ``[0, vocab_size)`` makes its row NaN and has no gradient. It reads no
+            memory and affects no other row. ``"raise"``: as ``check``.
         main_grad: float32 ``[rows, columns]``, contiguous rows. Backward adds the gradient of ``weight`` to it in place
-            and gives ``weight`` itself none; rows without a token are not touched. When it does and when it may not be
-            given: as for :func:`linear`.
-        weight_grad_dtype: of the gradient of ``weight``, as for :func:`linear`; default that of ``weight``.
+            and gives ``weight`` itself none; rows without a token are not touched. The conditions are those of
+            :func:`linear`.
+        weight_grad_dtype: the dtype of the gradient of ``weight``, as for :func:`linear`; default: that of ``weight``.
     Returns: ``y``, ``[..., columns]``, of the dtype of ``weight``.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        build has no kernel for the device.
     Source:
         docs/numerics.md, rule 9; shards: Shoeybi et al. 2019, arXiv:1909.08053.
 
@@ -262,7 +263,7 @@ def _called(ids: Any, weight: Any, where: tuple[Any, ...], main_grad: Any, dtype
 
 def _raise_for_bad_id(ids: Any, vocab_size: int) -> None:
     flat = (ids if hasattr(ids, "reshape") else np.from_dlpack(ids)).reshape(-1)
-    # No int32 reaches a larger vocabulary, and frameworks part over what a comparison with its size would mean.
+    # An int32 id cannot exceed a larger vocabulary, and frameworks disagree about a comparison with such a size.
     comparable = vocab_size < 1 << 31 or "64" in str(flat.dtype)
     bad = ((flat < 0) | (flat >= vocab_size) if comparable else flat < 0).nonzero()
     tokens = bad[0] if isinstance(bad, tuple) else bad.reshape(-1)
@@ -285,19 +286,20 @@ def embedding_backward(
     main_grad: AnyArray | None = None,
     dweight_dtype: DType = None,
 ) -> ArrayT:
-    """Gradient of :func:`embedding` in ``weight``, for callers that run backward themselves; torch's autograd calls it.
+    """Gradient of :func:`embedding` in ``weight``, for callers that run backward themselves; torch's autograd also
+    calls it.
 
-    ``dweight[v]`` is the sum of ``dy`` over the tokens of row v: float32, in groups of 64 tokens and blocks of 8192 by
-    their index, rounded once.
+    ``dweight[v]`` is the sum of ``dy`` over the tokens of row v. It is summed in float32, in groups of 64 tokens and
+    blocks of 8192 by token index, and rounded once.
 
     Args:
         dy: ``[..., columns]``, float32, bfloat16 or float16; last dimension contiguous.
         ids: ``[...]``, int32 or int64, the leading dimensions of ``dy``.
-        num_rows: of the table.
-        vocab_start, vocab_size, padding_idx: as given to :func:`embedding`. Ids that are bad, another rank's or
+        num_rows: number of rows of the table.
+        vocab_start, vocab_size, padding_idx: as given to :func:`embedding`. Bad ids, ids of other ranks and
             ``padding_idx`` have no gradient, and their rows of ``dy`` are not read.
-        main_grad: float32 ``[num_rows, columns]`` that the gradient is added to in place; rows without a token are not
-            touched.
+        main_grad: float32 ``[num_rows, columns]``, to which the gradient is added in place; rows without a token are
+            unchanged.
         dweight_dtype: that of ``dy`` (default) or float32.
     Returns: ``dweight``, ``[num_rows, columns]``, zeros where a row has no token; or ``main_grad`` itself.
     Raises: as :func:`embedding`; BufferError where ``main_grad`` is read-only.

@@ -1,5 +1,5 @@
-"""The tokens of a high entropy: arguments and their check. The contract is cpp/include/rlk/ops/covariance_mask.h, of
-which this is the third kind."""
+"""Selection of tokens with high entropy: arguments and their check. This is the third kind of the contract
+cpp/include/rlk/ops/covariance_mask.h."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ __all__ = ["entropy_mask", "entropy_mask_reference"]
 def entropy_mask(
     entropy: ArrayT, mask: AnyArray | None = None, *, top_quantile: float, cu_seqlens: AnyArray | None = None
 ) -> ArrayT:
-    """The tokens whose entropy is not below a quantile of all of the call: those that decide, to which a policy loss
-    may be restricted.
+    """Selects the tokens whose entropy is not below a quantile over the call's tokens. A policy loss may be restricted
+    to these uncertain tokens.
 
-    The quantile is found on the device by a radix select, exactly, of any number of tokens, and nothing waits for the
-    host (``torch.quantile`` sorts, and takes 16 million at most). The mask does not depend on padding, packing, strides
-    or the backend. Nothing here is differentiated: inputs that require a gradient are taken as detached.
+    A radix select finds the exact quantile on the device, for any number of tokens, and nothing waits for the host. By
+    contrast, ``torch.quantile`` sorts, and takes 16 million tokens at most. The mask does not depend on padding,
+    packing, strides or the backend. The result has no gradient; inputs that require a gradient are treated as detached.
 
-    A quantile of a global batch needs the entropies of all ranks: gather them, padded, with their masks, and take the
-    rows of this rank.
+    For the quantile of a global batch, gather the padded entropies and masks of all ranks, and use this rank's rows of
+    the result.
 
     Args:
         entropy: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
-            contiguous, rows of any stride; as :func:`logprob` gives.
-        mask: of that shape; any mask (docs/tokens.md). A token counts where it is not 0; others may hold
-            anything. None: all count.
-        top_quantile: the share that is chosen, in [0, 1], TRL's ``top_entropy_quantile``: entropies at or above the
-            quantile ``1 - top_quantile``. Where ``torch.quantile`` interpolates between two entropies, the upper one is
-            chosen (torch rounds, so two that differ in the last bits may both be). Equal entropies are chosen together;
-            a share of 0 chooses the largest. A NaN is larger than any number.
+            contiguous, rows with any stride; as :func:`logprob` gives.
+        mask: of that shape; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens may hold any
+            value. None: all tokens count.
+        top_quantile: the share of tokens to select, in [0, 1], TRL's ``top_entropy_quantile``: entropies at or above
+            the quantile ``1 - top_quantile``. If ``torch.quantile`` interpolates between two entropies, the upper one
+            is selected here. (torch rounds, so it may select both if they differ only in the last bits.) Equal
+            entropies are selected together; a share of 0 selects the largest. A NaN is larger than any number.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
-    Returns: float32 of the shape of ``entropy``: 1 where a token counts and is chosen, else 0. With
-        ``PolicySpec(drop_selected=True)`` give ``selected=1 - entropy_mask(...)``, the tokens that are not chosen.
+    Returns: float32 with the shape of ``entropy``: 1 for a token that counts and is selected, else 0. With
+        ``PolicySpec(drop_selected=True)``, pass ``selected=1 - entropy_mask(...)``, the tokens that are not selected.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
-        (docs/tokens.md); on a GPU all is NaN then.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError (docs/tokens.md); on a GPU the
+        whole result is NaN.
     Source: docs/numerics.md, rule 10; docs/objectives/entropy.md; Wang et al. 2025, arXiv:2506.01939; TRL's
         get_high_entropy_mask.
 

@@ -30,7 +30,7 @@ _C = functions(
 
 
 class GaeResult(NamedTuple, Generic[ArrayT]):
-    """Each of the shape of ``rewards``, float32."""
+    """Each is float32 with the shape of ``rewards``."""
 
     advantages: ArrayT
     returns: ArrayT
@@ -95,28 +95,27 @@ def gae(
 ) -> GaeResult[ArrayT]:
     """Generalised advantage estimation, ``A_t = R_t + gamma V_{t+1} - V_t + gamma lam A_{t+1}``, as verl computes it.
 
-    At a token whose mask is 0 the next value and the advantage are carried on, not reset, so that tokens of a tool or
-    of the environment cost no discount. Nothing of such a token is read: it may hold NaN. A scan in chunks of 128
-    tokens with the same bits padded or packed, in any batch, at any position and stride, and on every backend. Nothing
-    here is
-    differentiated: advantages are constants, and inputs that require a gradient are taken as detached.
+    A token whose mask is 0 passes on the next value and the advantage unchanged, so tokens of a tool or of the
+    environment cost no discount. Such a token is not read and may hold NaN. The scan works in chunks of 128 tokens. Its
+    bits are the same padded or packed, in any batch, at any position and stride, and on every backend. Advantages are
+    constants without a gradient; inputs that require a gradient are treated as detached.
 
     Args:
         rewards: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; float32,
             last dimension contiguous.
         values: of the shape and dtype of ``rewards``.
-        mask: of that shape, any mask (docs/tokens.md): tokens that are not 0 count. None: all do.
-        cu_seqlens: ``[num_sequences + 1]``, int32 or int64, from 0 on and not descending (docs/tokens.md). Others are a
-            ValueError on the CPU; on a GPU the results of such sequences are NaN.
+        mask: with that shape, any mask (docs/tokens.md): tokens with a nonzero mask count. None: all tokens count.
+        cu_seqlens: ``[num_sequences + 1]``, int32 or int64, from 0 on and not descending (docs/tokens.md). Other
+            offsets are a ValueError on the CPU; on a GPU the results of such sequences are NaN.
         gamma, lam: in ``[0, 1]``.
-        bootstrap: ``[num_sequences]`` float32, the value behind each sequence's last token that counts; None: 0. It
-            counts.
+        bootstrap: ``[num_sequences]`` float32, the value after each sequence's last token that counts, which enters the
+            advantages; None: 0.
     Returns:
-        ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns = advantages + values``. verl whitens
-        the advantages after that: :func:`masked_whiten`. An empty or wholly masked sequence has advantages 0.
+        ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns = advantages + values``. verl then
+        whitens the advantages with :func:`masked_whiten`. An empty or wholly masked sequence has advantages 0.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        build has no kernel for the device.
     Source:
         docs/numerics.md, rules 3 and 10; Schulman et al. 2016, arXiv:1506.02438; verl's compute_gae_advantage_return.
 
@@ -140,11 +139,11 @@ def discounted_returns(
     """``G_t = R_t + gamma G_{t+1}``: REINFORCE++'s returns, before they are whitened.
 
     Args:
-        rewards, mask, cu_seqlens: as of :func:`gae`.
+        rewards, mask, cu_seqlens: as for :func:`gae`.
         gamma: in ``[0, 1]``.
-        masked: what a token whose mask is 0 does. ``"carry"``: it gets and hands on the sum behind it, without a
-            discount, so that turns before the results of a tool see the rewards behind them (verl since 0.9.1, which
-            writes 0 there); ``"reset"``: the sum begins anew before it, and it gets 0 (verl before).
+        masked: the rule for a token whose mask is 0. ``"carry"``: it gets and passes on the following sum, without a
+            discount, so turns before a tool's results see the rewards after them (verl since 0.9.1, which writes 0
+            there). ``"reset"``: the sum begins anew before it, and it gets 0 (earlier verl).
     Returns: float32 of the shape of ``rewards``.
     Raises: as :func:`gae`.
     Source: docs/numerics.md, rules 3 and 10; Hu 2025, arXiv:2501.03262.
@@ -173,24 +172,23 @@ def vtrace(
     bootstrap: AnyArray | None = None,
     rollout_nan: RolloutNan = "nan",
 ) -> GaeResult[ArrayT]:
-    """V-trace: targets of the value function and advantages of the policy gradient from tokens of another policy.
+    """V-trace: value targets and policy-gradient advantages for tokens that another policy sampled.
 
     With ``ratio = exp(logprob - rollout_logprob)``, ``rho = min(rho_bar, ratio)`` and ``c = lam min(c_bar, ratio)``:
-    ``v_t = V_t + rho_t (R_t + gamma V_{t+1} - V_t) + gamma c_t (v_{t+1} - V_{t+1})`` and
-    ``A_t = rho_t (R_t + gamma v_{t+1} - V_t)``. Masks and sequences as of :func:`gae`: what follows a token is the next
-    one that counts.
+    ``v_t = V_t + rho_t (R_t + gamma V_{t+1} - V_t) + gamma c_t (v_{t+1} - V_{t+1})`` and ``A_t = rho_t (R_t + gamma
+    v_{t+1} - V_t)``. Masks and sequences are as for :func:`gae`: the token after t is the next one that counts.
 
     Args:
-        rewards, values, mask, cu_seqlens, bootstrap: as of :func:`gae`.
-        logprob, rollout_logprob: of the shape and dtype of ``rewards``, in nats: the policy that is trained and the one
-            that sampled.
+        rewards, values, mask, cu_seqlens, bootstrap: as for :func:`gae`.
+        logprob, rollout_logprob: with the shape and dtype of ``rewards``, in nats: log-probabilities under the trained
+            policy and the sampling one.
         gamma, lam: in ``[0, 1]``.
         rho_bar, c_bar: finite, > 0.
         rollout_nan: ``"nan"`` passes on a NaN of ``rollout_logprob``; ``"neutral"`` takes the ratio 1 there.
             :func:`mismatch_metrics` counts such tokens in ``nonfinite_fraction``.
     Returns:
-        ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns`` are the targets ``v``. At a token
-        whose mask is 0 the advantage is 0.
+        ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns`` are the targets ``v``. A token whose
+        mask is 0 has advantage 0.
     Raises: as :func:`gae`.
     Source: docs/numerics.md, rules 3 and 10; Espeholt et al. 2018, arXiv:1802.01561.
 

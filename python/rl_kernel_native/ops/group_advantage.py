@@ -45,7 +45,7 @@ _ALONE = {"score": 0, "zero": 1}
 
 
 class _Kind(NamedTuple):
-    """A framework's formula: the contract's numbers and the defaults of the arguments."""
+    """A framework's formula, as the contract's numbers and the arguments' defaults."""
 
     baseline: str = "mean"
     scale: str = "none"
@@ -165,7 +165,7 @@ def group_advantage(
     return_stats: bool = False,
     return_status: bool = False,
 ) -> Any:
-    """One advantage for each sequence from its reward ``s`` and those of its group (the answers to one prompt).
+    """One advantage per sequence, from its reward ``s`` and the rewards of its group (the answers to one prompt).
 
     ======================= ======================================================== ========================
     kind                    advantage                                                of
@@ -184,40 +184,41 @@ def group_advantage(
                             M the mean of the batch, the sum over the group
     ======================= ======================================================== ========================
 
-    Standard deviations are Bessel's, in two passes. Rewards of a group that are all equal give exactly 0. An advantage
-    has the same bits wherever its group stands and on every backend (scale "batch", gpg and areal read the batch).
-    Nothing here is differentiated: advantages are constants, and inputs that require a gradient are taken as detached.
+    Standard deviations use Bessel's correction and two passes. A group of equal rewards gives exactly 0. An advantage
+    has the same bits for any place of its group in the batch and on every backend. Scale "batch", gpg and areal read
+    the whole batch. Advantages are constants without a gradient; inputs that require a gradient are treated as
+    detached.
 
     Args:
         rewards: ``[num_sequences]``, any stride: float32, or other floats, integers, bools and lists, which are rounded
-            to float32 once. A list gives NumPy's arrays.
+            to float32 once. A list gives NumPy arrays.
         group_offsets: ``[num_groups + 1]``, int32 or int64, from 0 to ``num_sequences`` and not decreasing: group g is
-            sequences ``[group_offsets[g], group_offsets[g + 1])``. Others are a ValueError on the CPU; on a GPU groups
-            are cut short and no memory outside is touched.
-        group_ids: ``[num_sequences]``, int32 or int64: sequences of equal ids are a group, in any order.
-        group_size: a number: groups follow one another. Give exactly one of these three. Give none for remax and
-            reinforce_pp, which have no groups, and for areal with another ``scale`` than ``"group"``.
-        kind: of the table.
+            sequences ``[group_offsets[g], group_offsets[g + 1])``. Other offsets are a ValueError on the CPU; on a GPU
+            groups are cut short and no memory outside is accessed.
+        group_ids: ``[num_sequences]``, int32 or int64: sequences with equal ids form a group, in any order.
+        group_size: a number: groups of this size are consecutive. Pass exactly one of these three. Pass none for remax
+            and reinforce_pp, which have no groups, and for areal with a ``scale`` other than ``"group"``.
+        kind: a name of the table.
         eps: added to a standard deviation that divides, >= 0; None: the kind's.
         scale: ``"group"``, ``"batch"`` or ``"none"``: the standard deviation to divide by; None: the kind's. TRL's
             ``scale_rewards``.
         lengths: ``[num_sequences]``, int32, int64 or float32; of opo.
         baseline: ``[num_sequences]``, as ``rewards``; of remax.
         f_norm: > 0; of gpg, else 1.
-        exclude_nan: a NaN reward does not count in its group and gets advantage 0, as in TRL; else its group is NaN.
-            Default of the kind.
+        exclude_nan: a NaN reward does not count in its group and gets advantage 0, as in TRL; otherwise its group is
+            NaN. None: the kind's.
         alone: the advantage of a group of one. ``"score"``: mean 0 and standard deviation 1, as in verl; ``"zero"``.
-            None: the kind's, and where nothing is of the group. areal keeps the batch's mean.
-        process_group: of torch.distributed: the batch is the sequences of its ranks in rank order, with the bits of one
-            rank that has them all. Groups may be split; a rank may have no sequence, but all ranks call. Groups are
-            given by ids, or by a size. The host waits for the device once.
-        return_stats: also ``mean``, what was subtracted, and ``std``.
-        return_status: also ``status``, bits of :class:`GroupAdvantageStatus`: what dynamic sampling filters by.
+            None: the kind's. It has no effect where nothing depends on the group; areal keeps the batch's mean.
+        process_group: a group of torch.distributed: the batch consists of the sequences of its ranks, in rank order,
+            with the bits of one rank that has them all. Reward groups may span ranks. A rank may have no sequence, but
+            all ranks must call. Reward groups are given by ids, or by a size. The host waits for the device once.
+        return_stats: also return ``mean``, the subtracted value, and ``std``.
+        return_status: also return ``status``, bits of :class:`GroupAdvantageStatus`, for dynamic sampling.
     Returns:
         advantage ``[num_sequences]`` float32, or a :class:`GroupAdvantageResult` where more is asked for.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an option without
-        effect; RuntimeError where no kernel of this build serves the device.
+        effect; RuntimeError if this build has no kernel for the device.
     Source:
         docs/numerics.md, rules 3 and 10; Shao et al. 2024, arXiv:2402.03300, and the table.
 
@@ -276,7 +277,7 @@ def group_advantage(
 
 
 def _over_ranks(group: Any, arrays: tuple[Any, ...], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """This rank's rows of the advantages of all."""
+    """This rank's rows of the advantages of all ranks."""
     from .. import _ranks
 
     rewards, offsets, ids, lengths, baseline = arrays

@@ -29,7 +29,7 @@ _C = functions(importance_weights="object*5, bool, object, int")
 
 _LEVELS = {"token": 1, "sequence": 2, "geometric": 3}  # ImportanceLevel
 _MODES = ("truncate", "clip", "mask")
-# Criteria of verl's rollout_rs, by the statistic that they look at; the order is that of the contract's bounds.
+# Criteria of verl's rollout_rs, by their statistic, in the order of the contract's bounds.
 _STATISTICS = ("token", "seq_sum", "seq_mean", "seq_max")
 CRITERIA = tuple(f"{s}_{k}" for s in _STATISTICS for k in ("k1", "k2", "k3") if (s, k) != ("seq_max", "k1"))
 RATIOS = tuple(f"{s}_ratio" for s in _STATISTICS[:3])  # bounds of exp(-k1) itself
@@ -37,16 +37,16 @@ _LARGEST = 3.4028234663852886e38  # float32's
 
 
 class ImportanceWeights(NamedTuple, Generic[ArrayT]):
-    """``weights`` float32, 0 where the mask is; ``mask`` float32, 1 where a token is kept and else 0. Both have the
-    shape of ``logprob``."""
+    """``weights`` float32, 0 where the mask is 0; ``mask`` float32, 1 for a kept token, else 0. Both have the shape of
+    ``logprob``."""
 
     weights: ArrayT
     mask: ArrayT
 
 
 class ImportanceMetrics(MetricVector):
-    """Scalars of one call in one float32 vector on its device: ``metrics.ess`` is an element of it, without a copy to
-    the host; ``metrics.asdict()`` makes one copy of all. Definitions: the contract, and docs/objectives.md."""
+    """Scalars of one call in one float32 vector on its device: ``metrics.ess`` is one element, without a copy to the
+    host; ``metrics.asdict()`` copies all elements once. Definitions: the contract, and docs/objectives.md."""
 
     names: tuple[str, ...] = (
         "num_tokens", "num_sequences", "weight_mean", "weight_std", "weight_min", "weight_max", "ratio_min",
@@ -84,7 +84,7 @@ def _range(lower: Any, upper: Any, mode: str) -> tuple[float, float]:
 
 
 def _rejection(rejection: Any) -> list[float]:
-    """Bounds by statistic: of k1 the lowest and the highest, of k2 and k3 the highest."""
+    """Bounds by statistic: the lowest and the highest for k1, the highest for k2 and k3."""
     bounds = {s: [-math.inf, math.inf, math.inf, math.inf] for s in _STATISTICS}
     if rejection is not None and not isinstance(rejection, dict):
         raise TypeError(f"rejection: expected a dict of thresholds or None, got {type(rejection).__name__}")
@@ -124,7 +124,8 @@ def spec_of(
     normalize: Any,
     rollout_nan: Any,
 ) -> tuple[float, ...]:
-    """ImportanceSpec's fields in their order, the veto before its logarithm, which no trace takes of a number."""
+    """ImportanceSpec's fields in their order. The veto comes without its logarithm, which a trace cannot take of a
+    number."""
     _check.one_of("level", level, tuple(_LEVELS))
     _check.one_of("mode", mode, _MODES)
     if not isinstance(normalize, bool):
@@ -199,50 +200,50 @@ def importance_weights(
     rollout_nan: RolloutNan = "nan",
     semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> ImportanceWeights | ImportanceWeightsAndMetrics:
-    """Weights pi / mu of the policy to the engine that sampled, bounded (TIS, MIS, IcePop), and the mask of what
-    rejection leaves. They have the bits of the weights that :class:`PolicySpec` multiplies by.
+    """Bounded weights pi / mu of the policy relative to the sampling engine (TIS, MIS, IcePop), and the mask of the
+    tokens that are not rejected. The weights have the bits of those that a :class:`PolicySpec` applies.
 
-    Nothing here is differentiated: a weight changes the measure and not the objective, so frameworks detach it;
-    inputs that require a gradient are taken as detached. Weights are not zeroed where a token is rejected: pass
-    ``mask`` on, or multiply.
+    There is no gradient: a weight corrects the sampling distribution and is not part of the objective. Inputs that
+        require a gradient are treated as detached, as in the frameworks. The weight of a rejected token is not 0: pass
+        ``mask`` on, or multiply by it.
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
-            contiguous, rows of any stride. The policy is the trainer's, old or current.
-        rollout_logprob: as ``logprob``; of the engine.
-        mask: of that shape; any mask (docs/tokens.md). A token counts where it is not 0; others may hold
-            anything. None: all count.
+            contiguous, rows with any stride. These are the trainer's log-probabilities, under its old or current
+            policy.
+        rollout_logprob: as ``logprob``, from the engine. mask: of that shape; any mask (docs/tokens.md). A token counts
+            if its mask is not 0; other tokens may hold any value. None: all tokens count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
-        level: level of the ratio: ``"token"``; ``"sequence"``, the product over its tokens; ``"geometric"``, their
-            geometric mean.
-        mode: ``"truncate"`` the weight to at most ``upper``; ``"clip"`` it to ``[lower, upper]``; ``"mask"``: 0 outside
-            of that (such a token still counts; to have it rejected use ``rejection``).
+        level: level of the ratio: ``"token"``; ``"sequence"``, the product over the sequence's tokens; ``"geometric"``,
+            their geometric mean.
+        mode: ``"truncate"`` limits the weight to at most ``upper``. ``"clip"`` limits it to ``[lower, upper]``.
+            ``"mask"`` sets it to 0 outside that range; such a token still counts (use ``rejection`` to reject it).
         upper: > 0; inf: no bound.
         lower: in ``[0, upper]``; None with ``"clip"`` and ``"mask"``: ``1 / upper``; None with ``"truncate"``.
-        log_ratio_clamp: a limit of the ``|log ratio|`` of a token, and of that of a sequence; None: none. The veto and
-            the sums of sequences that weights are made of see the ratio without it.
+        log_ratio_clamp: a limit of the ``|log ratio|`` of a token, and of that of a sequence; None: none. The veto, and
+            the sequence sums behind the weights, use the ratio without this limit.
         rejection: thresholds by criterion. ``token_ratio``, ``seq_sum_ratio``, ``seq_mean_ratio``: ``(lower, upper)``
-            of the ratio ``pi / mu`` of a token, of a sequence's product, of its geometric mean, or ``upper`` alone for
-            ``(1 / upper, upper)``. ``token_``, ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2`` or
-            ``k3`` (``seq_max_k1`` is none), as verl has them: of k2 and k3 the largest value; of k1, which is MINUS
-            the log ratio, ``(lower, upper)`` whose logarithms are compared. Warning: so ``token_k1`` bounds the
-            INVERSE ratio, and ``(0.6, 1.4)`` keeps ratios in [1 / 1.4, 1 / 0.6]. A token is kept where all allow it.
-            A NaN is not.
-        veto: a sequence with a token whose ratio is below is not kept.
-        normalize: weights are divided by their mean over this call: of tokens with ``"token"``, else of sequences that
-            have a token; not where that is at most 1e-8. Rejected tokens count in it.
-        return_metrics: whether statistics of the weights before ``normalize``, of the ratios before their bounds and of
-            what is rejected are wanted, in one vector on the device.
-        rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN, and rejects where there is a
-            criterion. ``"neutral"``: the token's log ratio is 0, which is a weight of 1 within its bounds; count such
-            tokens by ``nonfinite_fraction`` of :func:`mismatch_metrics`.
-        semantics: None, or the :class:`LogprobSemantics` of ``logprob`` and of ``rollout_logprob``:
-            two that differ are refused.
+            for the ratio ``pi / mu`` of a token, of a sequence's product, or of its geometric mean. ``upper`` alone
+            means ``(1 / upper, upper)``. ``token_``, ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2`` or
+            ``k3`` (except ``seq_max_k1``) as in verl: the largest value for k2 and k3. For k1, which is MINUS the log
+            ratio, it is ``(lower, upper)``, whose logarithms are compared. Warning: ``token_k1`` therefore bounds the
+            INVERSE ratio, and ``(0.6, 1.4)`` keeps ratios in [1 / 1.4, 1 / 0.6]. A token is kept if all criteria allow
+            it. A NaN is not kept.
+        veto: a sequence is not kept if one token's ratio is below this value.
+        normalize: divide weights by their mean over this call: over tokens with ``"token"``, else over sequences with a
+            token. A mean of at most 1e-8 does not divide. Rejected tokens count in the mean.
+        return_metrics: also return one vector on the device with statistics: of the weights before ``normalize``, of
+            the ratios before their bounds, and of the rejections.
+        rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN, and rejects the token if there is a
+            criterion. ``"neutral"``: the token's log ratio is 0, so its weight is 1, limited by the bounds.
+            ``nonfinite_fraction`` of :func:`mismatch_metrics` counts such tokens.
+        semantics: None, or the :class:`LogprobSemantics` of ``logprob`` and of ``rollout_logprob``: two that differ are
+            refused.
     Returns: :class:`ImportanceWeights`, or :class:`ImportanceWeightsAndMetrics`.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an option without
-        effect; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
-        (docs/tokens.md); on a GPU the weights of the neighbouring sequences and all metrics are then NaN.
+        effect; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError
+        (docs/tokens.md); on a GPU, the weights of the neighbouring sequences and all metrics are NaN.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper; slime's mis.py;
         fengyao.notion.site/off-policy-rl; IcePop, arXiv:2510.18855.
 

@@ -20,7 +20,7 @@ _NONE, _OLD_LOGPROB, _IMPORTANCE = range(3)  # the contract's KlWeight
 
 
 class KlGradients(NamedTuple, Generic[ArrayT]):
-    """What :func:`kl_backward` gives; ``d_importance_weight`` is None without that weight."""
+    """The result of :func:`kl_backward`; ``d_importance_weight`` is None without that weight."""
 
     d_logprob: ArrayT
     d_importance_weight: ArrayT | Any
@@ -63,31 +63,33 @@ def kl(
     old_logprob: AnyArray | None = None,
     importance_weight: AnyArray | None = None,
 ) -> ArrayT:
-    """An estimate of KL(policy, reference) for every token: for KL in the reward, or a loss of one's own.
+    """An estimate of KL(policy, reference) for every token, for a KL in the reward or for a loss of your own.
 
     With ``e = ref_logprob - logprob`` the estimators are ``-e``, ``e**2 / 2``, ``expm1(e) - e`` and ``abs(e)``. They
-    are the KL term of :func:`policy_loss`, bit for bit. Nothing is summed, so packed tokens, ``[num_tokens]``, need no
-    ``cu_seqlens``; a token has the same bits in any batch, at any position and stride, and on every backend.
-    Differentiable (torch) in ``logprob`` and ``importance_weight``, once; the others are constants, and one that
+    equal the KL term of :func:`policy_loss`, bit for bit. Nothing is summed, so packed tokens, ``[num_tokens]``, need
+    no ``cu_seqlens``; a token has the same bits in any batch, at any position and stride, and on every backend.
+    Differentiable (torch) in ``logprob`` and ``importance_weight``, once. The other arrays are constants; one that
     requires a gradient is an error.
 
     Args:
-        logprob: float32 ``[num_sequences, num_tokens]`` or ``[num_tokens]``; tokens contiguous, rows of any stride.
+        logprob: float32 ``[num_sequences, num_tokens]`` or ``[num_tokens]``; tokens contiguous, rows with any stride.
         ref_logprob: as ``logprob``.
-        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts where it is not 0;
-            masked slots may hold anything. None: all tokens count.
+        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts if its mask is not 0; masked slots
+            may hold any value. None: all tokens count.
         estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
         straight_through: the estimator's value with the gradient of k2 (verl's ``k1+``, ``k3+``).
         input_clamp, clamp: limits of ``abs(e)`` and of the result, > 0, or None; beyond them the gradient is 0. verl's
-            ``low_var_kl`` has 20 and 10; OpenRLHF a result's of 10; PolicySpec's are ``kl_input_clamp``, ``kl_clamp``.
-        old_logprob: as ``logprob``; the estimator is multiplied by ``exp(logprob - old_logprob)`` with the gradient
-            through both: with k3 the unbiased form of DeepSeek-V3.2, PolicySpec's ``kl_times_ratio`` of a token.
-        importance_weight: as ``logprob``; the estimator is multiplied by it before it is clamped. The weight's gradient
+            ``low_var_kl`` uses 20 and 10, OpenRLHF a ``clamp`` of 10. PolicySpec calls them ``kl_input_clamp`` and
+            ``kl_clamp``.
+        old_logprob: as ``logprob``; the estimator is multiplied by ``exp(logprob - old_logprob)``, with the gradient
+            through both factors. With k3 this is the unbiased form of DeepSeek-V3.2, and PolicySpec's
+            ``kl_times_ratio`` at token level.
+        importance_weight: as ``logprob``; the estimator is multiplied by it before the clamp. The weight's gradient
             goes to this array if it requires one, and never to ``logprob``.
     Returns: float32, of the shape of ``logprob``, in nats; +0 where masked.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a combination without a
-        meaning; RuntimeError where no kernel of this build serves the device.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a meaningless
+        combination; RuntimeError if this build has no kernel for the device.
     Source: docs/numerics.md, rule 3; docs/objectives.md; Schulman 2020, "Approximating KL divergence".
 
     Example:
@@ -113,10 +115,10 @@ def kl_backward(
     old_logprob: AnyArray | None = None,
     importance_weight: AnyArray | None = None,
 ) -> KlGradients[ArrayT]:
-    """Gradients of :func:`kl`, for callers that run backward themselves; torch's autograd calls it.
+    """Gradients of :func:`kl`, for callers that run backward themselves; torch's autograd also calls it.
 
     Args:
-        d_kl: float32, of the shape of ``logprob``; masked slots may hold anything.
+        d_kl: float32, of the shape of ``logprob``; masked slots may hold any value.
         logprob, ..., importance_weight: as given to :func:`kl`.
     Returns: :class:`KlGradients`, of the shape of ``logprob``, float32; +0 where masked.
     Raises: as :func:`kl`.
@@ -132,7 +134,7 @@ def _operands(
     logprob: Any, ref_logprob: Any, mask: Any, estimator: str, straight_through: bool, input_clamp: Any, clamp: Any,
     old_logprob: Any, importance_weight: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
-    """Arrays in the order of the extension, and its numbers."""
+    """The extension's arrays in their order, and its numbers."""
     if old_logprob is not None and importance_weight is not None:
         raise ValueError(
             "importance_weight: expected None beside old_logprob, which is where the ratio comes from, got "

@@ -1,4 +1,4 @@
-"""Keys and values of new tokens into a paged cache: arguments, dispatch. The contract is
+"""Writes keys and values of new tokens into a paged cache: arguments, dispatch. The contract is
 cpp/include/rlk/ops/kv_cache_append.h."""
 
 from __future__ import annotations
@@ -85,14 +85,13 @@ def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray
             ``k``, columns contiguous, other strides any. Written in place.
         v_cache: the same for ``v``, with as many slots in the same pages.
         slot_mapping: ``[num_slots]``, int32 or int64, of at most ``num_tokens``: token ``t`` goes to slot
-            ``slot_mapping[t]``, which is ``page * page_size + place in the page``; -1 skips the token, and tokens
-            behind the last entry are skipped. A slot out of range is a ValueError on the CPU, before anything is
-            written; a GPU skips it. If tokens share a slot, any of them may end up there.
+            ``slot_mapping[t]``, which is ``page * page_size + place in the page``. -1 skips the token, and tokens after
+            the last entry are skipped. A slot out of range is a ValueError on the CPU, before anything is written; a
+            GPU skips it. If several tokens have the same slot, any of them may end up there.
     Returns: None.
     Raises:
-        TypeError for a dtype; ValueError for a shape, a layout, a device, memory that is shared or a gradient that
-        would be lost; BufferError for a cache that is read-only; RuntimeError where no kernel of this build serves the
-        device.
+        TypeError for a dtype; ValueError for a shape, a layout, a device, overlapping memory or a gradient that would
+        be lost; BufferError for a read-only cache; RuntimeError if this build has no kernel for the device.
     Source: the contract; layouts: vLLM 0.26, ``vllm/v1/attention/backends``.
     Example:
         >>> k, v, cache = torch.ones(2, 1, 8), torch.ones(2, 1, 8), torch.zeros(2, 4, 16, 1, 8)

@@ -49,7 +49,7 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
 
 
 def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
-    """The unit of a traced call is resolved when it runs."""
+    """The product unit of a traced call is resolved when the call runs."""
     unit = how[2]
     if unit == AS_CALLED:
         unit = resolve_traced_unit(AS_CALLED, "cuda" if arrays[0].is_cuda else "cpu")
@@ -96,13 +96,12 @@ def linear_sample(
     exp: Exp = None,
     workspace_bytes: int = 512 << 20,
 ) -> SampleResult[ArrayT]:
-    """:func:`sample` of a head's logits, of which some rows at a time are in memory.
+    """:func:`sample` of a head's logits, with only some rows of the logits in memory at a time.
 
     Every result has the bytes of ``sample(linear(hidden, weight, bias, out_dtype=logits_dtype), ...)``, in any batch
-    and any workspace. Without ``top_k`` and ``min_p`` the log-probability is that of
-    ``linear_logprob(hidden, weight, ids, bias=bias, temperature=temperature, logits_dtype=...)``, whose logits are
-    float32 unless it is told otherwise. It has no derivative. Under ``torch.autocast`` operands are cast as those of
-    :func:`linear`.
+    and any workspace. Without ``top_k`` and ``min_p``, the log-probability equals ``linear_logprob(hidden, weight, ids,
+    bias=bias, temperature=temperature, logits_dtype=...)``. That function's logits are float32 by default. There is no
+    derivative. Under ``torch.autocast`` operands are cast as those of :func:`linear`.
 
     Args:
         hidden: ``[num_rows, in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
@@ -112,14 +111,15 @@ def linear_sample(
         bias: ``[vocab_size]``, of the dtype of ``hidden`` or float32; contiguous.
         temperature, min_p, greedy, valid_vocab, return_logprob, exp: as for :func:`sample`.
         top_k: as for :func:`sample`, at most 64; a row that asks for more has ``SampleStatus.BAD_PARAMETER``.
-        logits_dtype: dtype that the logits are rounded to: that of ``hidden`` (default) or float32.
-        workspace_bytes: limit of the memory to work in. More memory takes more rows at a time; no bit depends on it.
+        logits_dtype: dtype to which the logits are rounded: that of ``hidden`` (default) or float32.
+        workspace_bytes: limit of the workspace. A larger workspace holds more rows at a time; no bit depends on it.
     Returns:
-        :class:`SampleResult` with ids, log-probabilities and status; the n best and kept sets are None.
+        :class:`SampleResult` with ids, log-probabilities and status; the most probable tokens and the kept sets are
+        None.
     Raises:
-        TypeError for a dtype, a type or an argument of :func:`sample` that it does not have; ValueError for a shape, a
-        device or a value; RuntimeError where no kernel of this build serves the device. Bad entries of per-row arrays
-        are a status of their row.
+        TypeError for a dtype, a type or an argument of :func:`sample` that is not supported; ValueError for a shape, a
+        device or a value; RuntimeError if this build has no kernel for the device. Bad entries of per-row arrays
+        give their row a status instead.
     Source:
         the contract; docs/numerics.md, rules 1, 4 and 5.
     Example:
@@ -138,7 +138,7 @@ def linear_sample(
     if _dispatch.is_tensor(hidden):
         from .._torch import autocast, is_compiling
 
-        traced = is_compiling()  # which cannot read the context of rk.arithmetic
+        traced = is_compiling()  # a traced call cannot read the context of rk.arithmetic
         hidden, weight, bias = autocast(hidden, weight, bias)
     how = (valid_vocab, exp, AS_CALLED if traced else product_unit(), logits, LOGPROBS[return_logprob], workspace_bytes)
     ids, logprob, raw_logprob, status = call(_LINEAR_SAMPLE, (hidden, weight, bias, *keys, t, k, p, flags), how)

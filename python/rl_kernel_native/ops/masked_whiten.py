@@ -65,30 +65,29 @@ def masked_whiten(
     process_group: Any = None,
     return_stats: bool = False,
 ) -> Any:
-    """``(x - mean) / sqrt(var + eps)`` over all tokens of a batch that count: what verl and TRL do to advantages.
-
-    Sums go by position in a sequence, then by sequence, in two passes: the same bits padded or packed, at any stride
-    and on every backend. Tokens whose mask is 0 are not read, may hold NaN, and get 0. Nothing here is differentiated:
-    advantages are constants, and inputs that require a gradient are taken as detached.
+    """``(x - mean) / sqrt(var + eps)`` over all tokens of a batch that count, as verl and TRL do with advantages. Sums
+    go by position in a sequence, then by sequence, in two passes. The bits are the same padded or packed, at any stride
+    and on every backend. Tokens whose mask is 0 are not read, may hold NaN, and get 0. Advantages are constants without
+    a gradient; inputs that require a gradient are treated as detached.
 
     Args:
         x: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; float32, last
             dimension contiguous.
-        mask: of that shape, any mask (docs/tokens.md): tokens that are not 0 count. None: all do.
-        cu_seqlens: as of :func:`gae`.
+        mask: with that shape, any mask (docs/tokens.md): tokens with a nonzero mask count. None: all tokens count.
+        cu_seqlens: as for :func:`gae`.
         eps: added to the variance, > 0.
-        shift_mean: False keeps the mean: it is added again.
-        unbiased: Bessel's variance.
-        process_group: of torch.distributed: the batch is the sequences of its ranks in rank order, with the bits of one
-            rank that has them all. A rank may have none, or none that count, but all ranks call. Tokens of all ranks
-            come to each, and the host waits for the device once.
-        return_stats: also ``mean`` and ``var``.
+        shift_mean: with False, the mean is added again.
+        unbiased: use Bessel's correction in the variance.
+        process_group: a group of torch.distributed: the batch consists of the sequences of its ranks, in rank order,
+            with the bits of one rank that has them all. A rank may have no token, or none that counts, but all ranks
+            must call. Each rank receives the tokens of all ranks, and the host waits for the device once.
+        return_stats: also return ``mean`` and ``var``.
     Returns:
-        float32 of the shape of ``x``, or a :class:`MaskedWhitenResult`. Where all that count are equal, or one alone,
-        the result is exactly 0 (the mean without ``shift_mean``); where none counts, 0.
+        float32 of the shape of ``x``, or a :class:`MaskedWhitenResult`. If all tokens that count are equal, or only one
+        counts, the result is exactly 0 (the mean without ``shift_mean``). If none counts, it is 0.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        build has no kernel for the device.
     Source: docs/numerics.md, rules 3 and 10; verl's masked_whiten.
 
     Example:
@@ -97,7 +96,7 @@ def masked_whiten(
     """
     flags = {"shift_mean": shift_mean, "unbiased": unbiased, "return_stats": return_stats}
     how = (_check.number("eps", eps), *(_check.flag(name, value) for name, value in flags.items()))
-    outputs = call(_MASKED_WHITEN, (x, mask, cu_seqlens), how)  # with a process group it finds what is wrong here
+    outputs = call(_MASKED_WHITEN, (x, mask, cu_seqlens), how)  # with a process group: a check of this rank
     if process_group is not None:
         outputs = _over_ranks(process_group, (x, mask, cu_seqlens), how)
     return MaskedWhitenResult(*outputs) if return_stats else outputs[0]
@@ -128,7 +127,7 @@ def _over_ranks(group: Any, arrays: tuple[Any, ...], how: tuple[Any, ...]) -> tu
         whole = tuple(_ranks.gathered(group, a, sequences, width) for a in (share, counted))
         y, *stats = call(_MASKED_WHITEN, (*whole, None), how)
         return (y[rows, : share.shape[1]].contiguous(), *stats)
-    # A first offset that is not 0 must stay bad once it stands behind the offsets of other ranks.
+    # A first offset that is not 0 must stay invalid after the offsets of other ranks.
     ends = torch.where(offsets[0] == 0, offsets[1:], -1 - tokens * len(lengths))
     slots = _ranks.place(group, lengths)
     ends = _ranks.gathered(group, ends + slots.start, sequences)

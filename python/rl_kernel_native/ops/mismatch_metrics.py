@@ -1,4 +1,4 @@
-"""How far a trainer and the engine that sampled are apart: arguments, dispatch, results. The contract is
+"""Metrics of the difference between a trainer and the sampling engine: arguments, dispatch, results. The contract is
 cpp/include/rlk/ops/mismatch_metrics.h."""
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _SCALARS = (
 
 
 class MismatchMetrics(MetricVector):
-    """Scalars of one call in one float32 vector on its device: ``metrics.k3`` is an element of it, without a copy to
-    the host; ``metrics.histogram`` is its fractions of tokens by log-ratio, with the edges ``histogram_edges``;
-    ``metrics.asdict()`` makes one copy of all. Definitions: the contract, and docs/objectives.md."""
+    """Scalars of one call in one float32 vector on its device: ``metrics.k3`` is one element, without a copy to the
+    host; ``metrics.histogram`` is its fractions of tokens by log-ratio, with the edges ``histogram_edges``;
+    ``metrics.asdict()`` copies all elements once. Definitions: the contract, and docs/objectives.md."""
 
     names: tuple[str, ...] = (*_SCALARS, *(f"histogram_{i}" for i in range(len(HISTOGRAM_EDGES) + 1)))
     histogram_edges = HISTOGRAM_EDGES
@@ -99,28 +99,29 @@ def mismatch_metrics(
     rollout_nan: RolloutNan = "nan",
     semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> MismatchMetrics:
-    """How far the log-probabilities of a trainer and of the engine that sampled are apart, in one vector on the device:
-    nothing waits for the host. The bits do not depend on padding, packing, strides or the backend.
+    """Measures how far the log-probabilities of a trainer and of the sampling engine differ. The result is one vector
+    on the device; nothing waits for the host. The bits do not depend on padding, packing, strides or the backend.
 
-    Nothing here is differentiated: inputs that require a gradient are taken as detached.
+    The result has no gradient; inputs that require a gradient are treated as detached.
 
     Args:
         logprob_train: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
-            contiguous, rows of any stride.
-        logprob_rollout: as ``logprob_train``; of the engine.
-        mask: of that shape; any mask (docs/tokens.md). A token counts where it is not 0; others may hold
-            anything. None: all count.
+            contiguous, rows with any stride.
+        logprob_rollout: as ``logprob_train``, from the engine.
+        mask: of that shape; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens may hold any
+            value. None: all tokens count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         log_ratio_clamp: a limit of the ``|log ratio|`` of ``ratio_mean``, ``ess`` and both ``chi2``; None: none.
         rollout_nan: ``"nan"``, or ``"neutral"``, which replaces a NaN of ``logprob_rollout`` by the trainer's
-            log-probability. ``nonfinite_fraction`` and ``differing_fraction`` count such tokens all the same.
-        semantics: None, or the :class:`LogprobSemantics` of ``logprob_train`` and of ``logprob_rollout``:
-            a ValueError where the two differ.
-    Returns: :class:`MismatchMetrics`. Means are over tokens that count, or sequences with one; without any all are 0.
+            log-probability. ``nonfinite_fraction`` and ``differing_fraction`` still count such tokens.
+        semantics: None, or the :class:`LogprobSemantics` of ``logprob_train`` and of ``logprob_rollout``: a ValueError
+            where the two differ.
+    Returns: :class:`MismatchMetrics`. Means are over tokens that count, or over sequences with such a token; without
+        any, all metrics are 0.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
-        (docs/tokens.md); on a GPU all metrics are NaN then.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError (docs/tokens.md); on a GPU all
+        metrics are NaN.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper.
 
     Example:

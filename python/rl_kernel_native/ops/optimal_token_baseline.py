@@ -18,7 +18,7 @@ _C = functions(optimal_token_baseline="object*7, int, bool, object*2, int")
 
 
 class OptimalTokenBaseline(NamedTuple, Generic[ArrayT]):
-    """Each float32 of the shape of ``logprob``, 0 where the mask is."""
+    """Each is float32 with the shape of ``logprob``, and 0 where the mask is 0."""
 
     advantages: ArrayT
     returns: ArrayT
@@ -76,40 +76,39 @@ def optimal_token_baseline(
     eps: float = 1e-8,
     cu_seqlens: AnyArray | None = None,
 ) -> OptimalTokenBaseline[ArrayT]:
-    """Returns less a baseline of each position of a group, ``sum(G W) / sum(W)`` over the group's sequences. G is the
+    """Returns minus a baseline for each position of a group, ``sum(G W) / sum(W)`` over the group's sequences. G is the
     reward to go. W is the variance of the gradients of the tokens so far, the sum of ``1 - 2 p + sum(p^2)``.
 
-    A group has the same bits wherever it stands, padded and packed, and on every backend; nothing waits for the host.
-    Nothing here is differentiated: advantages are constants, and inputs that require a gradient are taken as detached.
-    Positions are indices into a sequence; verl's baseline of several turns (TIR) counts the model's tokens alone: pack
-    these first, ``rk.pack([...], mask=mask)``.
+    A group has the same bits at any place in the batch, padded and packed, and on every backend; nothing waits for the
+    host. Advantages are constants without a gradient; inputs that require a gradient are treated as detached. Positions
+    are indices into a sequence; verl's baseline for several turns (TIR) counts only the model's tokens: pack these
+    first with ``rk.pack([...], mask=mask)``.
 
     Args:
-        rewards: as ``logprob``, or one a sequence, ``[num_sequences]`` or ``[num_sequences, 1]``: then of the last
-            token that counts. Where there are as many packed tokens as sequences, ``[num_tokens]`` is one a token, and
-            only ``[num_sequences, 1]`` one a sequence.
+        rewards: as ``logprob``, or one per sequence, ``[num_sequences]`` or ``[num_sequences, 1]``, which then belongs
+            to the last token that counts. With as many packed tokens as sequences, ``[num_tokens]`` means one per
+            token; use ``[num_sequences, 1]`` for one per sequence.
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
-            contiguous, rows of any stride. It is that of the policy that tokens train against
-            (verl's old one).
-        sum_p_sq: as ``logprob``; the sum of squared probabilities over the vocabulary, of
-            ``rk.logprob(..., return_sum_p_sq=True)``.
-        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts where it is not 0;
-            others may hold anything. None: all count.
+            contiguous, rows with any stride. It belongs to the policy that training starts from (verl's old policy).
+        sum_p_sq: as ``logprob``; the sum of squared probabilities over the vocabulary, from ``rk.logprob(...,
+            return_sum_p_sq=True)``.
+        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens
+            may hold any value. None: all tokens count.
         group_offsets: ``[num_groups + 1]``, int32 or int64, from 0 to ``num_sequences`` and not decreasing: group g is
-            sequences ``[group_offsets[g], group_offsets[g + 1])``. Others are a ValueError on the CPU; on a GPU groups
-            are cut short and no memory outside is touched.
-        group_size: a number: groups follow one another. Exactly one of these two is given.
+            sequences ``[group_offsets[g], group_offsets[g + 1])``. Other offsets are a ValueError on the CPU; on a GPU
+            groups are cut short and no memory outside is accessed.
+        group_size: a number: groups of this size are consecutive. Pass exactly one of these two.
         importance_weight: as ``rewards``; its square multiplies a token's term of W. None: 1.
-        zero_tail: no baseline for tokens past the length of a group's second longest sequence, where a length is a
+        zero_tail: use no baseline for tokens past the length of a group's second longest sequence. A length is the
             number of tokens that count.
         eps: added to the sum of W; > 0.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
     Returns: :class:`OptimalTokenBaseline`: ``advantages`` and ``returns`` (G). A sequence alone in its group has no
         baseline.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
-        (docs/tokens.md); on a GPU the sequences beside are NaN then.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError (docs/tokens.md); on a GPU, the
+        neighbouring sequences are NaN.
     Source: docs/numerics.md, rules 3 and 10; verl's compute_optimal_token_baseline_advantage.
     """
     size = _group_size(group_offsets, group_size)

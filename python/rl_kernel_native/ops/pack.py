@@ -1,4 +1,5 @@
-"""Padded arrays to packed ones and back: arguments, dispatch, results. The contract is cpp/include/rlk/ops/pack.h."""
+"""Conversion of padded arrays to packed ones and back: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/pack.h."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _C = functions(pack="object*3, bool*2, int*2, object*2, int", pack_layout="objec
 
 
 class Packed(NamedTuple, Generic[ArrayT]):
-    """What :func:`pack` gives."""
+    """The result of :func:`pack`."""
 
     tensors: Any  # [max_tokens, ...], one array or a list, as given
     cu_seqlens: ArrayT  # [num_sequences + 1] int32
@@ -31,11 +32,11 @@ class Packed(NamedTuple, Generic[ArrayT]):
     status: ArrayT  # [1] int32: 1 where a length was out of range, 2 where there are more than max_tokens
 
 
-MOST = 8  # torch tensors of one call that autograd or a trace sees
+MOST = 8  # most torch tensors in one call under autograd or in a trace
 
 
 def _name(i: int) -> Any:
-    """An array's name in errors. The numbers to fill with say how many there are."""
+    """An array's name in errors. The number of fill values is the number of arrays."""
     return lambda how, _: "tensors" if len(how[1]) == 1 else f"tensors[{i}]"
 
 
@@ -56,7 +57,7 @@ def _moved(
     tensors: list[Any], cu_seqlens: Any, positions: Any, unpacks: bool, covered: bool, num_tokens: int, capacity: int,
     fills: Sequence[int | float],
 ) -> list[Any]:  # fmt: skip
-    """Plain tensors' outputs. A conjugated view's numbers are in memory only of its copy."""
+    """Outputs for plain tensors. Only a copy of a conjugated view has the conjugated numbers in memory."""
     tensors = [t.resolve_conj() if hasattr(t, "resolve_conj") else t for t in tensors]
     bits = [0 if is_zero(f) else _bits_of(t, f) for f, t in zip(fills, tensors, strict=True)]
     found: list[Any] = _C.pack(tensors, cu_seqlens, positions, unpacks, covered, num_tokens, capacity, bits, None, 0)
@@ -116,8 +117,8 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> list[Any]:
 
 
 def _along(call: Any, given: Any, arrays: Any, how: tuple[Any, ...], wanted: Any) -> list[Any]:
-    """Both are linear, each the other's transpose, with zeros where there is no token. torch takes None for a tangent
-    only of outputs that can have none, such as integers."""
+    """Both operators are linear, and each is the other's transpose. Places without a token are zero. In torch, None is
+    accepted as a tangent only for outputs without one, such as integers."""
     (cu_seqlens, positions, *likes), (num_tokens, _, *packs) = arrays, how
     present = [t for t in given if t is not None]
     slots = (cu_seqlens, positions, *present, *[None] * (MOST - len(present)))
@@ -161,7 +162,7 @@ _UNPACK = Operator(
     "unpack", _ARRAYS, _OPTIONS, outputs=_outputs, dtypes=_SLOTS, native=_native, check=_check_arrays,
     gradient=_LINEAR, leads=2,
 )  # fmt: skip
-# covered: whether offsets end within the capacity, as those of a layout do.
+# covered: whether offsets end within the capacity, as in a layout.
 _PACK = Operator(
     "pack", _ARRAYS, f"{_OPTIONS}, SymInt capacity, bool covered", outputs=_outputs, dtypes=_SLOTS, native=_native,
     check=_check_arrays, gradient=_LINEAR, leads=2,
@@ -183,32 +184,33 @@ def pack(
 def pack(
     tensors: Any, lengths: Any = None, mask: Any = None, *, max_tokens: int | None = None, fill_value: Any = 0
 ) -> Packed:
-    """The tokens that are kept of padded arrays, one sequence after another, and where each begins.
+    """Packs the kept tokens of padded arrays, one sequence after another, and returns where each sequence begins.
 
-    Any number of arrays of one layout go in one launch. Bytes are copied as they are. No host synchronisation: the
-    number of tokens stays on the device, ``cu_seqlens[-1]``, and results have room for ``max_tokens``. A caller who
-    knows their sum, such as that of lengths on the host, gives it. Without it there is room for all ``num_sequences *
-    num_tokens``; unused room holds ``fill_value``. :func:`unpack`, :func:`sequence_logprob` and
-    :func:`shift_labels_packed` read no further than ``cu_seqlens[-1]``. The operators of losses, advantages and rewards
-    need it to be the length of their arrays: ``tensors[: int(cu_seqlens[-1])]`` is, and waits for the device.
+    One launch packs any number of arrays with the same layout. Bytes are copied unchanged. The host does not
+    synchronise: the number of tokens stays on the device as ``cu_seqlens[-1]``, and results have room for
+    ``max_tokens``. Pass ``max_tokens`` if you know the number, for example from lengths on the host. Without it there
+    is room for all ``num_sequences * num_tokens``; unused room holds ``fill_value``. :func:`unpack`,
+    :func:`sequence_logprob` and :func:`shift_labels_packed` read no further than ``cu_seqlens[-1]``. Losses, advantages
+    and rewards need arrays of exactly that length: ``tensors[: int(cu_seqlens[-1])]`` has it, and waits for the device.
     Differentiable (torch) in every array of floats, any number of times.
 
     Args:
         tensors: ``[num_sequences, num_tokens, ...]``, one array or a list or tuple of them, any dtypes of 1, 2, 4, 8 or
-            16 bytes, on one device. What follows the tokens is contiguous; other strides are free.
+            16 bytes, on one device. The dimensions after the tokens are contiguous; other strides are free.
         lengths: ``[num_sequences]`` int32 or int64, in ``[0, num_tokens]``: a row's first tokens are kept.
-        mask: ``[num_sequences, num_tokens]`` bool, integers or floats of 16 bits and more: tokens where it is not zero
-            are kept, in order, wherever they stand (left padding, prompts cut out). Either this or ``lengths``.
-        max_tokens: rows of the results, below 2^31. If there are more tokens, the CPU raises a ValueError; a GPU leaves
-            out the last ones and sets the status to 2.
-        fill_value: a number, or one for each array: an integer that the dtype holds exactly, or a float that is finite
-            in it where it is finite, rounded to nearest. Elements of 16 bytes and floats of 8 bits take only 0.
+        mask: ``[num_sequences, num_tokens]`` bool, integers or floats of 16 bits and more: tokens with a nonzero mask
+            are kept, in order, wherever they are (for example without left padding or prompts). Pass either this or
+            ``lengths``.
+        max_tokens: number of rows of the results, below 2^31. If there are more tokens, the CPU raises a ValueError; a
+            GPU drops the last ones and sets the status to 2.
+        fill_value: a number, or one for each array. It is an integer that the dtype holds exactly, or a float, rounded
+            to nearest; a finite float must be finite in the dtype. Elements of 16 bytes and floats of 8 bits accept
+            only 0.
     Returns:
-        ``Packed(tensors, cu_seqlens, positions, status)``; ``positions`` is for :func:`unpack`, which needs it where a
-        mask was given.
+        ``Packed(tensors, cu_seqlens, positions, status)``; :func:`unpack` needs ``positions`` if a mask was given.
     Raises:
         TypeError for a dtype; ValueError for a shape, a layout, a device, on the CPU also for a length;
-        RuntimeError where no kernel of this build serves the device.
+        RuntimeError if this build has no kernel for the device.
     Source:
         docs/numerics.md, rule 10 (padded and packed arrays have the same sums).
 
@@ -272,11 +274,12 @@ def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = N
     Args:
         tensors: ``[num_tokens, ...]``, one array or a list or tuple of them; see :func:`pack`. Tokens from
             ``cu_seqlens[-1]`` on are not read.
-        cu_seqlens: ``[num_sequences + 1]``, int32 or int64. Offsets that are none, or a length above
-            ``max_seqlen``, are a ValueError on the CPU; on a GPU that row is ``fill_value``, or its first tokens.
-        max_seqlen: columns of the results.
-        positions: those that :func:`pack` gave for a mask: tokens go where they came from. None: to the left.
-        fill_value: a number, or one for each array, where there is no token.
+        cu_seqlens: ``[num_sequences + 1]``, int32 or int64. Invalid offsets, or a length above ``max_seqlen``, are a
+            ValueError on the CPU. On a GPU, that row is ``fill_value``, or has only its first tokens.
+        max_seqlen: number of columns of the results.
+        positions: the ``positions`` of :func:`pack` with a mask: tokens go back where they came from. None: tokens go
+            to the left.
+        fill_value: a number, or one for each array, for places without a token.
     Returns:
         ``[num_sequences, max_seqlen, ...]``, one array or a list, as given.
     Raises:
@@ -305,7 +308,7 @@ def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = N
 
 
 def _is_direct(tensors: list[Any], *others: Any) -> bool:
-    """Whether a call of torch tensors goes straight to the extension, any number of them at once."""
+    """Whether a call with torch tensors goes directly to the extension, with any number of tensors at once."""
     engine = _call.engine()
     if engine.wants_grad(*tensors) or not engine.is_direct(*tensors, *others):
         return False
@@ -315,8 +318,8 @@ def _is_direct(tensors: list[Any], *others: Any) -> bool:
 
 
 def _traced(op: Operator, tensors: list[Any], cu_seqlens: Any, positions: Any, how: tuple[Any, ...]) -> list[Any]:
-    """Calls of as many torch tensors as an operator takes, those that require a gradient apart: all results of one call
-    would require it."""
+    """Splits torch tensors into calls that an operator can take. Tensors that require a gradient go into calls of their
+    own, because all results of one call would require it."""
     found: dict[int, Any] = {}
     apart = _call.engine().wants_grad(*tensors)
     for wanted in (True, False):
@@ -355,7 +358,7 @@ def _arrays(tensors: Any, fill_value: Any) -> tuple[list[Any], list[int | float]
 
 
 def _fill(value: Any) -> int | float:
-    """An integer as it is: float64 has not all of 64 bits."""
+    """Keeps an integer as it is, because float64 cannot hold all 64 bits."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         if not -(1 << 63) <= value < 1 << 64:
             bits = int(value).bit_length()
@@ -365,7 +368,8 @@ def _fill(value: Any) -> int | float:
 
 
 def _check_rows(frame: Any, name: str, array: Any, shape: Any) -> None:
-    """Checks for one length, or one row of the mask, for each sequence. Others refuse what is no array."""
+    """Checks that each sequence has one length, or one row of the mask. Other checks refuse values that are no
+    arrays."""
     if frame is None and not _dispatch.is_tensor(array):
         return
     found = _check.shape_of(array) if frame is None else _C.shape_and_dtype(frame.export(array, name), name)[0]

@@ -1,4 +1,4 @@
-"""The fill value of pack and unpack for slots without a token: a number as bytes of a dtype."""
+"""The fill value of pack and unpack for slots without a token, as bytes of a dtype."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _element(value: int | float, dtype: str) -> bytes | None:
 
 
 def _bfloat16(value: int | float) -> bytes | None:
-    """To nearest even in the integer view."""
+    """Rounds to nearest even in the integer view."""
     with np.errstate(over="ignore"):
         bits = int(np.float32(value).view(np.uint32))
     element = bits + 0x7FFF + (bits >> 16 & 1) >> 16 & 0xFFFF

@@ -59,12 +59,12 @@ _WITH_RATIO = (*METRICS, *(f"ratio_{name}" for name in MismatchMetrics.names))
 
 
 class PolicyMetrics(MetricVector):
-    """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is an element of it, without a copy to
-    the host; ``metrics.asdict()`` makes one copy of all. Definitions: PolicyMetric in the contract.
+    """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is one element, without a copy to the
+    host; ``metrics.asdict()`` copies all elements once. Definitions: PolicyMetric in the contract.
 
-    With ``ratio_metrics`` the same vector goes on with how far the trained policy is from the old one:
-    ``metrics.ratio``, a :class:`MismatchMetrics` with its histogram of log-ratios, names of which begin with
-    ``ratio_`` here."""
+    With ``ratio_metrics``, the same vector also measures how far the trained policy is from the old one.
+    ``metrics.ratio`` is a :class:`MismatchMetrics` with a histogram of log-ratios; its names begin with ``ratio_``
+    here."""
 
     names: tuple[str, ...] = METRICS
 
@@ -88,7 +88,7 @@ class PolicyLoss(NamedTuple, Generic[ArrayT]):
 
 
 class PolicyGradients(NamedTuple, Generic[ArrayT]):
-    """What :func:`policy_loss_and_grad` gives; ``d_entropy`` is None without an entropy."""
+    """The result of :func:`policy_loss_and_grad`; ``d_entropy`` is None without an entropy."""
 
     loss: ArrayT
     metrics: PolicyMetrics
@@ -157,50 +157,50 @@ def policy_loss(
     ratio_metrics: bool = False,
     semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> PolicyLoss[ArrayT]:
-    """A policy-gradient loss over per-token log-probabilities, with its metrics, in one pass that also computes the
-    gradients; ``backward()`` only multiplies these, and not even that where the incoming gradient is 1.
+    """A policy-gradient loss over per-token log-probabilities, with its metrics. The same pass computes the gradients;
+    ``backward()`` only multiplies them by the incoming gradient, if that is not 1.
 
     All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
-    the same bits for any split of the batch into micro-batches and ranks. Only the entropy's gradient under
-    ``spec.entropy_aggregation="token-mean"`` is a mean over the call's tokens. Masked slots may hold anything.
+    the same bits for any split of the batch into micro-batches and ranks. The only exception is the entropy's gradient
+    under ``spec.entropy_aggregation="token-mean"``, a mean over the call's tokens. Masked slots may hold any value.
     Differentiable (torch) in ``logprob`` and ``entropy``, once; the others are constants.
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
-            contiguous, rows of any stride. Log-probabilities of the trained policy.
-        old_logprob: as ``logprob``; of the policy in the ratio's denominator. None: ``logprob`` itself, a ratio of 1.
-        advantage: as ``logprob``, or one a sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. Where there
-            are as many packed tokens as sequences, ``[num_tokens]`` is one a token, and only ``[num_sequences, 1]`` one
-            a sequence.
-        mask: of the shape of ``logprob``; any mask (docs/tokens.md), which has to be given: a token counts where it is
-            not 0.
-        spec: the objective, which has to be given: :class:`PolicySpec`, or one of ``rl_kernel_native.presets``.
+            contiguous, rows with any stride. Log-probabilities of the trained policy.
+        old_logprob: as ``logprob``, for the policy in the ratio's denominator. None: ``logprob`` itself, which gives a
+            ratio of 1.
+        advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. With as many
+            packed tokens as sequences, ``[num_tokens]`` means one per token; use ``[num_sequences, 1]`` for one per
+            sequence.
+        mask: of the shape of ``logprob``; any mask (docs/tokens.md); required. A token counts if its mask is not 0.
+        spec: the objective, required: a :class:`PolicySpec`, or one of ``rl_kernel_native.presets``.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
-        ref_logprob: as ``logprob``; given exactly where ``spec.kl`` is.
-        rollout_logprob: as ``logprob``, of the engine that sampled; given exactly where ``spec.needs_rollout``; of
-            this and others :attr:`PolicySpec.lenient` asks less.
-        importance_weight: as ``advantage``; given exactly where ``spec.importance == "given"``.
-        entropy: as ``logprob``; needed where ``spec.entropy_coef`` is not 0.
-        selected: as ``logprob``, not 0 where a token is; given exactly for ``"clip_cov"`` and ``"kl_cov"``, as
-            :func:`covariance_mask` chooses, for ``"dppo"``, of tokens outside of the trust region, and with
-            ``spec.drop_selected``, where :func:`entropy_mask` gives the tokens to keep. A NaN selects nothing, without
-            an error.
-        token_weight: as ``logprob``: factor of a token's terms. A mask of fractions goes here, since ``mask`` counts
-            every token that is not 0. The default divisor of ``"token-mean"`` is the sum of these weights, and a
-            sequence's mean divides by the sum of its own; a sum of 0 gives loss 0, a negative, infinite or NaN one NaN.
-            Ratios of sequences and the metrics' means are of tokens all the same.
-        denominator: what the sum over tokens, or over sequences, is divided by: a finite number > 0, or one float32
-            element on the device (of the global batch), whose 0 gives loss 0 and gradients 0, and whose negative,
-            infinite or NaN value NaN, which ``metrics.denominator`` shows. None: what this call counts.
-            ``spec.aggregation == "constant"`` needs it.
-        ratio_metrics: whether ``metrics.ratio`` is wanted, which reads ``logprob`` and ``old_logprob`` once more.
-        semantics: None, or the :class:`LogprobSemantics` of ``logprob`` (and ``old_logprob``, where the trainer gave
-            it) and of what the engine gave: two that differ are refused.
+        ref_logprob: as ``logprob``; required exactly if ``spec.kl`` is set.
+        rollout_logprob: as ``logprob``, from the sampling engine; required exactly if ``spec.needs_rollout``.
+            :attr:`PolicySpec.lenient` relaxes this rule, and those of other arrays.
+        importance_weight: as ``advantage``; required exactly if ``spec.importance == "given"``.
+        entropy: as ``logprob``; required if ``spec.entropy_coef`` is not 0.
+        selected: as ``logprob``, nonzero for a selected token; required in exactly three cases. For ``"clip_cov"`` and
+            ``"kl_cov"``, :func:`covariance_mask` selects the tokens. For ``"dppo"``, pass the tokens outside the trust
+            region. With ``spec.drop_selected``, pass the tokens to drop; :func:`entropy_mask` gives those to keep. A
+            NaN selects nothing, without an error.
+        token_weight: as ``logprob``: factor of a token's terms. Use it for fractional masks, because ``mask`` counts
+            every nonzero value as 1. The default divisor of ``"token-mean"`` is the sum of these weights, and a
+            sequence's mean divides by the sum of its own weights. A sum of 0 gives loss 0; a negative, infinite or NaN
+            sum gives NaN. Sequence ratios and the metrics' means still count tokens without weights.
+        denominator: the divisor of the sum over tokens or sequences, such as the global batch's number. It is a finite
+            number > 0, or one float32 element on the device. An element of 0 gives loss 0 and gradients 0; a negative,
+            infinite or NaN element gives NaN, and ``metrics.denominator`` shows it. None: the number that this call
+            counts. ``spec.aggregation == "constant"`` requires it.
+        ratio_metrics: also compute ``metrics.ratio``, which reads ``logprob`` and ``old_logprob`` once more.
+        semantics: None, or a pair of :class:`LogprobSemantics`: that of ``logprob`` (and of the trainer's
+            ``old_logprob``), and that of the engine's arrays. Two that differ are refused.
     Returns: :class:`PolicyLoss`. Without tokens the loss and its gradients are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array that the spec
-        does not use; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for bad
-        cu_seqlens (docs/tokens.md); on a GPU the loss is NaN then.
+        does not use; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError
+        (docs/tokens.md); on a GPU the loss is NaN.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md.
 
     Example:
@@ -241,9 +241,9 @@ def policy_loss_and_grad(
     ratio_metrics: bool = False,
     semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> PolicyGradients[ArrayT]:
-    """:func:`policy_loss` and its gradients without an autograd, for callers that run backward themselves.
+    """:func:`policy_loss` and its gradients without autograd, for callers that run backward themselves.
 
-    Args: as :func:`policy_loss`; torch tensors must not require a gradient, or gradients be off.
+    Args: as :func:`policy_loss`; torch tensors must not require a gradient, unless gradients are disabled.
     Returns: :class:`PolicyGradients`: the gradients have the shape of ``logprob``, float32; masked slots are 0.
     Raises: as :func:`policy_loss`.
     Source: docs/numerics.md, rules 3 and 10.

@@ -1,4 +1,5 @@
-"""What a policy objective is made of: :class:`PolicySpec`, checked once, then a row of numbers for the extension."""
+"""The parts of a policy objective: a :class:`PolicySpec` is checked once and becomes a row of numbers for the
+extension."""
 
 from __future__ import annotations
 
@@ -39,14 +40,14 @@ _SURROGATES = {
 class PolicySpec:
     """A policy objective: ratio level x clip form x importance correction x KL x entropy x aggregation.
 
-    Formulas: cpp/include/rlk/ops/policy_loss.h; names of papers and frameworks: docs/objectives.md. Ready-made ones:
-    ``rl_kernel_native.presets``. Frozen and hashable; ``dataclasses.replace`` makes another.
+    Formulas: cpp/include/rlk/ops/policy_loss.h; names in papers and frameworks: docs/objectives.md. Ready-made specs:
+        ``rl_kernel_native.presets``. A spec is frozen and hashable; ``dataclasses.replace`` makes a changed copy.
 
     Args:
-        level: what the ratio is of: ``"token"``; ``"sequence"``, the product over a sequence; ``"geometric"``, its
+        level: the level of the ratio: ``"token"``; ``"sequence"``, the product over a sequence; ``"geometric"``, its
             geometric mean (GSPO).
-        straight_through: a sequence's ratio reaches each token as if it were its own (verl's GSPO); otherwise through
-            the sum or mean, as TRL has it.
+        straight_through: the gradient treats a sequence's ratio as each token's own (verl's GSPO); otherwise it flows
+            through the sum or mean, as in TRL.
         clip: ``"ppo"``; ``"cispo"``, a clipped ratio as a constant weight of the log-probability; ``"none"``, the
             log-probability itself (REINFORCE, GPG); ``"sapo"``; ``"gmpo"``; ``"vespo"``; ``"dro"``; ``"clip_cov"``, PPO
             without the policy term of ``selected`` tokens; ``"kl_cov"``, no clip, and ``selected_kl_coef`` times
@@ -58,46 +59,47 @@ class PolicySpec:
         dual_clip: the loss of a token with a negative advantage is at most ``-A * dual_clip``; > 1, or None.
         delta: the ratio itself is at most this before it meets the clipped one (INTELLECT-2); > 0, or None.
         tau_positive, tau_negative: SAPO's temperatures, > 0.
-        k_positive, lambda_positive, k_negative, lambda_negative: VESPO's, by the advantage's sign.
-        dro_beta: of ``"dro"``; > 0.
+        k_positive, lambda_positive, k_negative, lambda_negative: VESPO's parameters, by the advantage's sign.
+        dro_beta: for ``"dro"``; > 0.
         log_ratio_clamp: a limit of ``|log ratio|``, or ``(lowest, highest)``, None for none; no gradient beyond.
         kl: ``"k1"``, ``"k2"``, ``"k3"``, ``"abs"``, or None.
-        kl_coef: what the KL term is multiplied by in the loss; any finite number.
+        kl_coef: factor of the KL term in the loss; any finite number.
         kl_straight_through: the estimator's value with the gradient of k2.
-        kl_gradient_ratio_max: with ``kl_straight_through``, multiplies that gradient by the token's ratio, a constant,
-            limited to this number (OpenRLHF's unbiased gradient). > 0, or None: no factor.
+        kl_gradient_ratio_max: with ``kl_straight_through``, that gradient is multiplied by the token's ratio, as a
+            constant limited to this number (OpenRLHF's unbiased gradient). > 0, or None: no factor.
         kl_input_clamp, kl_clamp: limits of ``|ref_logprob - logprob|`` and of ``|kl|``; > 0, or None.
         kl_times_ratio: the estimator is multiplied by the ratio, with gradient through both (DeepSeek-V3.2).
-        kl_ratio_of_token: with ``kl_times_ratio`` and a ratio of sequences: the factor is the token's own ratio,
-            ``exp(logprob - old_logprob)`` without a limit, as :func:`kl` has it with ``old_logprob``.
-        selected_kl_coef: of ``"kl_cov"``; >= 0.
-        drop_selected: drops the policy term of ``selected`` tokens for any ``clip``; they still count in lengths (TRL's
-            quantile of entropies).
+        kl_ratio_of_token: with ``kl_times_ratio`` and a sequence ratio, the factor is the token's own ratio
+            ``exp(logprob - old_logprob)`` without a limit, as in :func:`kl` with ``old_logprob``.
+        selected_kl_coef: for ``"kl_cov"``; >= 0.
+        drop_selected: drops the policy term of ``selected`` tokens for any ``clip``; these tokens still count in
+            lengths (TRL's entropy quantile).
         entropy_coef: factor of the entropy's mean, which is subtracted from the loss.
-        entropy_aggregation: ``"loss"``, as the loss; ``"token-mean"``, over this call's tokens, by ``entropy_scale``:
-            whatever the ``denominator``, so that this term and its gradient depend on the split into micro-batches.
-        importance: level of the rollout correction: ``"token"``, ``"sequence"``, ``"geometric"``, None, or ``"given"``:
-            ``importance_weight`` of the call is multiplied in as it is.
-        importance_mode: ``"truncate"`` the weight to ``[importance_low, importance_high]`` (TIS), or ``"mask"``: 0
-            outside of it (IcePop, MIS).
+        entropy_aggregation: ``"loss"`` aggregates like the loss. ``"token-mean"`` is a mean over this call's tokens
+            times ``entropy_scale``, whatever the ``denominator``; this term and its gradient then depend on the split
+            into micro-batches.
+        importance: level of the rollout correction: ``"token"``, ``"sequence"``, ``"geometric"``, None, or ``"given"``,
+            which multiplies by the call's ``importance_weight`` unchanged.
+        importance_mode: ``"truncate"`` limits the weight to ``[importance_low, importance_high]`` (TIS); ``"mask"``
+            sets it to 0 outside that range (IcePop, MIS).
         importance_low, importance_high: None: no bound.
         importance_clamp: a limit of the weight's ``|log|``, or None.
-        importance_of: ``"old"`` or ``"current"``: whose ratio to the rollout policy it is.
-        gate: ``(low, high)``, or None: a sequence whose geometric mean of that ratio lies outside has no policy term.
+        importance_of: ``"old"`` or ``"current"``: the policy whose ratio to the rollout policy is the weight.
+        gate: ``(low, high)``, or None: a sequence has no policy term if its geometric mean of that ratio lies outside.
         drop_above: limit of a sequence's mean of ``log pi_x - logprob``. Above it, tokens with a negative advantage
             lose their policy terms (OPSM). ``drop_of`` chooses x: ``"old"`` or ``"rollout"``. None: off.
         aggregation: ``"token-mean"``, ``"token-sum"``, ``"seq-mean-token-sum"``, ``"seq-mean-token-mean"``,
             ``"seq-mean-token-sum-norm"`` (also divided by ``horizon``), ``"constant"`` (the sum over the call's
             ``denominator``).
-        count_empty: means over sequences count those without a token, too.
-        horizon: of ``"seq-mean-token-sum-norm"``; > 0.
-        scale, dp_size: the loss is multiplied by both (ranks whose gradients are averaged need ``dp_size``).
-        lenient: a call with this spec ignores an array without a use. Without ``rollout_logprob`` (or
-            ``importance_weight``) it corrects nothing and takes ``drop_of="old"``, as the frameworks do whose presets
-            set it. False: either is an error.
-        rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN; ``"neutral"``: its difference to any
-            other log-probability is 0, so the token's ratio to the rollout policy is 1.
-    Raises: ValueError for a value or a combination without a meaning, saying why; TypeError for a type.
+        count_empty: means over sequences also count those without a token.
+        horizon: for ``"seq-mean-token-sum-norm"``; > 0.
+        scale, dp_size: the loss is multiplied by both. (Ranks that average their gradients need ``dp_size``.)
+        lenient: a call with this spec ignores arrays that it does not need. Without ``rollout_logprob`` (or
+            ``importance_weight``) it applies no correction and uses ``drop_of="old"``, like the frameworks whose
+            presets set this. With False, both cases are errors.
+        rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN; ``"neutral"`` sets its difference to
+            any other log-probability to 0, so the token's ratio to the rollout policy is 1.
+    Raises: ValueError for a meaningless value or combination, with the reason; TypeError for a type.
     Source: docs/objectives.md.
     """
 
@@ -148,13 +150,13 @@ class PolicySpec:
     rollout_nan: RolloutNan = "nan"
 
     def __post_init__(self) -> None:
-        for name in ("log_ratio_clamp", "gate"):  # which a file of settings has as lists
+        for name in ("log_ratio_clamp", "gate"):  # a settings file has these as lists
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _validate(self)
         numbers = _numbers(self)
         object.__setattr__(self, "_numbers", numbers)
-        object.__setattr__(self, "_packed", None)  # made at first use, which no trace has
+        object.__setattr__(self, "_packed", None)  # made at first use, which is never inside a trace
         corrects = self.needs_rollout or self.importance == "given"
         plain = dataclasses.replace(
             self, importance=None, importance_low=None, gate=None, drop_of="old"
@@ -177,7 +179,7 @@ class PolicySpec:
 
     @property
     def uncorrected(self) -> PolicySpec:
-        """Without what needs ``rollout_logprob`` or ``importance_weight``, where it is lenient."""
+        """The spec without the parts that need ``rollout_logprob`` or ``importance_weight``, if it is lenient."""
         return self._uncorrected  # type: ignore[attr-defined]
 
     @property
@@ -206,13 +208,14 @@ def number(name: str, value: Any, least: float = -INF, open_end: bool = False, o
     bound = "" if least == -INF else f" {'>' if open_end else '>='} {least:g}"
 
     def allows(x: float) -> bool:
-        return -INF < x < INF and x >= least and not (open_end and x == least)  # a trace has no isfinite of symbols
+        return -INF < x < INF and x >= least and not (open_end and x == least)  # isfinite refuses a trace's symbols
 
     _check.single(name, value, allows, f"a finite number{bound}{' or None' if optional else ''}")
 
 
 def checked_denominator(denominator: Any, aggregation: str, name: str) -> tuple[Any, float]:
-    """The array where it is one, else None; and the number where it is one, else 0. ``name``: of the aggregation."""
+    """The array, or None if the value is a number; and the number, or 0 if the value is an array. ``name`` is the
+    aggregation's argument."""
     if denominator is None:
         if aggregation == "constant":
             raise ValueError(
@@ -286,7 +289,7 @@ def _validate(s: PolicySpec) -> None:
 
 
 def _validate_combination(s: PolicySpec) -> None:
-    """What would be silently ignored, or has no meaning, is refused."""
+    """Refuses options that would be silently ignored or have no meaning."""
 
     def refuse(name: str, expected: str, why: str) -> None:
         raise ValueError(f"{name}: expected {expected}, got {getattr(s, name)!r}: {why}")

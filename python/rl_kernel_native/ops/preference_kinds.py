@@ -1,4 +1,4 @@
-"""The kinds of preference losses: their numbers in the contract, and what each takes."""
+"""The kinds of preference losses: their numbers in the contract, and the arguments of each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NO_AVERAGE, OF_LOGPROB, OF_SCORE = range(3)
 class Kind(NamedTuple):
     number: int
     sort: int = UNSORTED
-    average: int = NO_AVERAGE  # where counts are given
-    options: tuple[str, ...] = ()  # that this kind takes
+    average: int = NO_AVERAGE  # if counts are given
+    options: tuple[str, ...] = ()  # the options that this kind takes
     reference: bool | None = None  # True: needed, False: refused
 
 
@@ -44,7 +44,7 @@ KINDS = {
     "alphapo": Kind(SIGMOID, average=OF_LOGPROB, options=("gamma", "alpha", *_SMOOTH), reference=False),
     "orpo": Kind(ORPO, average=OF_LOGPROB, reference=False),
 }
-# Names by which TRL and OpenRLHF know a kind, where this library has another name.
+# The names of kinds in TRL and OpenRLHF that differ from this library's.
 KNOWN_AS = {
     "sigmoid": "dpo",
     "kto_pair": "kto",

@@ -36,23 +36,23 @@ METRICS = ("loss", "chosen_reward", "rejected_reward", "margin", "accuracy")
 
 
 class PreferenceMetrics(MetricVector):
-    """Means of one call in one float32 vector on its device: ``metrics.margin`` is an element of it, without a copy to
-    the host; ``metrics.asdict()`` makes one copy of all. ``accuracy`` is NaN for unpaired kinds."""
+    """Means of one call in one float32 vector on its device: ``metrics.margin`` is one element, without a copy to the
+    host; ``metrics.asdict()`` copies all elements once. ``accuracy`` is NaN for unpaired kinds."""
 
     names: tuple[str, ...] = METRICS
 
 
 class PreferenceLoss(NamedTuple, Generic[ArrayT]):
-    """What :func:`preference_loss` gives, float32."""
+    """The result of :func:`preference_loss`, float32."""
 
-    losses: ArrayT  # [num_pairs]; unpaired kinds: of the chosen answers, then of the rejected
+    losses: ArrayT  # [num_pairs]; for unpaired kinds those of the chosen answers, then of the rejected ones
     chosen_rewards: ArrayT  # [num_pairs]
     rejected_rewards: ArrayT
     metrics: PreferenceMetrics
 
 
 def _check_forward(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    """Each side's arrays are as long as its policy's; so is the other policy, of pairs."""
+    """Each side's arrays have the length of its policy's array. For pairs, both sides have the same length."""
     for i, (a, x) in enumerate(zip(_FORWARD.arrays, arrays, strict=True)):
         if x is None:
             continue
@@ -79,7 +79,7 @@ def _scale(call: Any, dlosses: Any, kept: Any, how: tuple[Any, ...]) -> Any:
 
 
 def _along(tangents: Any, kept: Any, how: tuple[Any, ...]) -> Any:
-    """Tangents of losses: each side's products, added where its losses stand."""
+    """Tangents of losses: each side's products are added at the places of its losses."""
     (d_chosen, d_rejected, ranks), (kind, sort) = kept, how
     unpaired = kind == KTO
     w, l = d_chosen.shape[0], d_rejected.shape[0]  # noqa: E741
@@ -147,51 +147,53 @@ def preference_loss(
     rejected_aligned: AnyArray | None = None,
     nll_weight: float = 0.0,
 ) -> PreferenceLoss[ArrayT]:
-    """Losses, rewards and their means of pairs of a chosen and a rejected sequence, from sequences' log-probabilities.
+    """Losses, rewards and their means for pairs of a chosen and a rejected sequence, from the sequences'
+    log-probabilities.
 
-    The gradient is made in the forward launch, so the backward is one product. A pair has the same bits in any batch
-    (but for the sorted kinds, whose losses need the batch) and on every backend. Differentiable (torch) once, in
+    The forward launch also computes the gradient, so the backward is one product. A pair has the same bits in any batch
+    and on every backend, except for the sorted kinds, whose losses need the batch. Differentiable (torch) once, in
     ``policy_chosen`` and ``policy_rejected``; a second derivative is an error.
 
     With ``d = (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)``, the log-ratios ``w`` and ``l`` of its
     two sides, and ``z = beta d``:
 
-    - ``dpo``: ``-log sigmoid(z)``; with ``label_smoothing`` conservative DPO. ``robust``: the unbiased form of it.
-    - ``hinge``: ``relu(1 - z)``. ``ipo``: ``(d - 1 / (2 beta))^2``: of averages where counts are given, as in TRL; else
-      of sums, as in OpenRLHF. ``sigmoid_norm``: ``dpo`` of averages, which needs counts.
+    - ``dpo``: ``-log sigmoid(z)``; with ``label_smoothing`` it is conservative DPO. ``robust``: its unbiased form.
+    - ``hinge``: ``relu(1 - z)``. ``ipo``: ``(d - 1 / (2 beta))^2``, on averages if counts are given, as in TRL; else on
+      sums, as in OpenRLHF. ``sigmoid_norm``: ``dpo`` on averages, which needs counts.
     - ``exo_pair`` (needs ``label_smoothing``), ``nca_pair``, ``bco_pair``, ``sppo_hard``, ``apo_zero``, ``apo_down``,
       ``discopop`` (``tau``, 0.05): as TRL's DPO trainer and the contract define them.
     - ``aot``, ``aot_unpaired``: the loss of ``dpo`` between sorted log-ratios; losses are in the order of the sort.
-    - ``kto``: no pairs: ``1 - sigmoid(beta (w - KL))`` and ``1 - sigmoid(beta (KL - l))`` times ``chosen_weight`` and
+    - ``kto``: unpaired: ``1 - sigmoid(beta (w - KL))`` and ``1 - sigmoid(beta (KL - l))`` times ``chosen_weight`` and
       ``rejected_weight`` (1, 1), with ``KL = max(kl, 0)``. ``apo_zero_unpaired``: the same with ``KL = 0``.
-    - without a reference, on averages: ``orpo``: ``-beta log sigmoid(log odds ratio)``; ``simpo``: ``dpo`` less the
-      margin ``gamma`` (0.5); ``alphapo``: ``simpo`` of ``(1 - p^-alpha) / alpha``. On sums: ``cpo``.
+    - without a reference, on averages: ``orpo``: ``-beta log sigmoid(log odds ratio)``; ``simpo``: ``dpo`` minus the
+      margin ``gamma`` (0.5); ``alphapo``: ``simpo`` with ``(1 - p^-alpha) / alpha``. On sums: ``cpo``.
 
     Args:
         policy_chosen, policy_rejected: ``[num_pairs]`` float32, any strides: sums of log-probabilities
             (:func:`sequence_logprob`). Their lengths may differ for unpaired kinds.
-        ref_chosen, ref_rejected: the reference model's; both or neither. ``aot`` and ``aot_unpaired`` need them, kinds
-            without a reference refuse them, and the others use 0 if they are absent.
+        ref_chosen, ref_rejected: the same sums of the reference model; both or neither. ``aot`` and ``aot_unpaired``
+            need them, kinds without a reference refuse them, and the others use 0 if they are absent.
         kind: one of the above.
         beta: a number > 0.
         chosen_count, rejected_count: ``[num_pairs]`` int64, tokens that count; both or neither. ``ipo``,
             ``sigmoid_norm``, ``orpo``, ``simpo`` and ``alphapo`` then divide by them (by 1 where they are 0), and so do
-            ``nll_weight`` and the aligned sums; without counts sums are used as given.
-        label_smoothing: in [0, 1), of ``robust`` below 0.5, of ``exo_pair`` above 0.
-        f_divergence: of ``dpo`` and its kin: ``"reverse_kl"``, ``"forward_kl"``, ``"js_divergence"`` or
+            ``nll_weight`` and the aligned sums. Without counts, sums are used as given.
+        label_smoothing: in [0, 1), for ``robust`` below 0.5, for ``exo_pair`` above 0.
+        f_divergence: for ``dpo`` and related kinds: ``"reverse_kl"``, ``"forward_kl"``, ``"js_divergence"`` or
             ``"alpha_divergence"`` with ``f_alpha``, as in TRL.
         kl: ``[1]`` float32, the mean log-ratio of mismatched pairs over all ranks; None: 0.
-        chosen_aligned, rejected_aligned: ``[num_pairs]`` float32, for the weights of WPO: sums over tokens of
-            ``log p(token) - log sum_v p(v)^2``, which :func:`logprob` gives (``sum_p_sq``). Losses are multiplied by
-            ``exp(chosen) exp(rejected)`` of their averages. No gradient. Not for sorted or unpaired kinds.
-        nll_weight: adds so many times ``-policy_chosen / chosen_count`` (CPO's ``cpo_alpha``, RPO's, ORPO's 1): an
-            average for each sequence, where TRL averages over all tokens of a batch. Not for sorted or unpaired kinds.
+        chosen_aligned, rejected_aligned: ``[num_pairs]`` float32, for the weights of WPO: sums over tokens of ``log
+            p(token) - log sum_v p(v)^2``, from :func:`logprob` (``sum_p_sq``). Losses are multiplied by ``exp(chosen)
+            exp(rejected)`` of their averages. No gradient. Not for sorted or unpaired kinds.
+        nll_weight: adds this factor times ``-policy_chosen / chosen_count`` (``cpo_alpha`` in CPO, RPO's weight, 1 in
+            ORPO). This is an average per sequence, while TRL averages over all tokens of a batch. Not for sorted or
+            unpaired kinds.
     Returns:
         ``PreferenceLoss(losses, chosen_rewards, rejected_rewards, metrics)``, the last :class:`PreferenceMetrics`.
-        Rewards, ``beta`` times log-ratios, and metrics carry no gradient.
+        Rewards (``beta`` times log-ratios) and metrics have no gradient.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a device, a value or an option that ``kind`` does not
-        take; RuntimeError where no kernel of this build serves the device.
+        take; RuntimeError if this build has no kernel for the device.
     Source:
         docs/numerics.md, rules 3 and 10; DPO arXiv:2305.18290, IPO 2310.12036, KTO 2402.01306, ORPO 2403.07691, SimPO
         2405.14734, CPO 2401.08417, WPO 2406.11827, AOT 2406.05882, APO 2408.06266, DiscoPOP 2406.08414.
@@ -208,7 +210,7 @@ def preference_loss(
         _refuse_others(kind, options)
     beta = _number("beta", beta, above=0)
     smoothing = 0.0
-    if label_smoothing is not None or kind == "exo_pair":  # which has to have one
+    if label_smoothing is not None or kind == "exo_pair":  # exo_pair requires one
         smoothing = _smoothing(kind, 0.0 if label_smoothing is None else label_smoothing)
     score, of_alpha = _score(kind, f_divergence, f_alpha, alpha)
     margin = 0.0

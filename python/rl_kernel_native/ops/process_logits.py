@@ -1,4 +1,4 @@
-"""Bias and penalties of logits: arguments, dispatch. The contract is a part of cpp/include/rlk/ops/sample.h."""
+"""Bias and penalties on logits: arguments, dispatch. The contract is a part of cpp/include/rlk/ops/sample.h."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _PROCESS_LOGITS = Operator(
 def processed(
     logits: Any, penalties: tuple[Any, ...], order: str, vocab_start: Any = 0, vocab_size: Any = None
 ) -> tuple[Any, Any]:
-    """The logits, and what is wrong with each row."""
+    """The processed logits, and the status of each row."""
     z, row_status = call(_PROCESS_LOGITS, (logits, *penalties), (ORDERS.index(order), vocab_start, vocab_size))
     return z, row_status
 
@@ -97,7 +97,7 @@ def process_logits(
     vocab_start: int = 0,
     vocab_size: int | None = None,
 ) -> ArrayT:
-    """Logits after bias and penalties and before temperature, in float32: what :func:`sample` draws from.
+    """Float32 logits after bias and penalties and before temperature, from which :func:`sample` draws.
 
     ``logprob(process_logits(logits, ...), ids, temperature=..., kept=result.kept)`` gives the log-probability of
     ``sample(logits, ...)`` with the same arguments, bit for bit.
@@ -105,24 +105,24 @@ def process_logits(
     Args:
         logits: ``[num_rows, vocab_size]`` float32, float16 or bfloat16; columns contiguous, rows of any stride; at most
             2^19 columns. Not modified, and without a gradient.
-        repetition_penalty: finite number > 0, or float32 ``[num_rows]``. Divides positive logits of tokens that the
-            history has, and multiplies others.
-        presence_penalty: finite number, or float32 ``[num_rows]``: taken from each token that the output has.
-        frequency_penalty: the same, times how often the output has it.
+        repetition_penalty: finite number > 0, or float32 ``[num_rows]``. For tokens in the history, it divides positive
+            logits and multiplies the others.
+        presence_penalty: finite number, or float32 ``[num_rows]``: subtracted from each token in the output.
+        frequency_penalty: the same, times the token's number of occurrences in the output.
         history: ``(ids, offsets)`` or ``(ids, offsets, is_prompt)``: int32 or int64 ``[num_entries]``, int64
-            ``[num_rows + 1]``, bool ``[num_entries]``. What is the prompt's counts for the repetition penalty alone;
-            without ``is_prompt`` all is output. Its order plays no part.
+            ``[num_rows + 1]``, bool ``[num_entries]``. Prompt entries count only for the repetition penalty; without
+            ``is_prompt``, all entries are output. The order does not matter.
         logit_bias: ``(ids, values, offsets)``: int32 or int64 ``[num_entries]``, strictly ascending in each row,
             float32 ``[num_entries]``, int64 ``[num_rows + 1]``. -inf forbids a token.
         order: ``"vllm"`` and ``"hf"``: bias, repetition, frequency, presence. ``"sglang"``: frequency and presence,
             then repetition, of the output alone, then bias (docs/sampling.md).
-        vocab_start, vocab_size: of a shard, whose logits are columns ``vocab_start`` to ``vocab_start + columns`` of a
-            vocabulary of ``vocab_size``; ids are the vocabulary's. Default: the logits are whole rows.
+        vocab_start, vocab_size: for a shard, whose logits are columns ``vocab_start`` to ``vocab_start + columns`` of a
+            vocabulary of ``vocab_size``; ids are global. Default: the logits are whole rows.
     Returns:
-        float32, of the shape of the logits. A row with a bad entry is NaN throughout; :func:`sample` gives it a status.
+        float32, of the shape of the logits. A row with a bad entry is entirely NaN; :func:`sample` gives it a status.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a device, a value or logits that require a gradient;
-        RuntimeError where no kernel of this build serves the device.
+        RuntimeError if this build has no kernel for the device.
     Source: the contract; the repetition penalty after Keskar et al. 2019, arXiv:1909.05858.
     Example:
         >>> seen = (torch.tensor([1, 1]), torch.tensor([0, 2]))

@@ -33,14 +33,14 @@ _RANDOM_BITS = Operator(
 
 
 def given(name: str, value: Any) -> Any:
-    """An array of integers as it is, where a number may stand as well."""
+    """Returns an array of integers unchanged; a number is allowed as well."""
     if value is None:
         raise TypeError(f"{name}: expected an integer or an array of them, got NoneType")
     return value
 
 
 def seed_of(seed: Any) -> Any:
-    """A number's 64 bits as a signed one; an array as it is."""
+    """The 64 bits of a number, as a signed number; an array is returned unchanged."""
     if not _check.is_number(seed):
         return given("seed", seed)
     number = _check.integer("seed", seed)
@@ -69,23 +69,22 @@ def stream_of(stream: Any) -> int:
 def random_bits(
     seed: int | AnyArray, sample_id: ArrayT, position: int | AnyArray, n: int, *, stream: int = 0
 ) -> ArrayT:
-    """The random words of tokens, which :func:`sample` draws by: Philox4x32-10 under ``(seed, sample_id, position)``.
+    """The random words of tokens, which :func:`sample` uses: Philox4x32-10 keyed by ``(seed, sample_id, position)``.
 
-    A row's words depend on its own three integers alone: not on its place in the batch, on other rows, on the device
-    or on the step of an engine. So a rollout can be drawn again, and the members of a group differ by their id.
+    A row's words depend only on its own three integers. Its place in the batch, other rows, the device and the engine's
+    step do not matter. A rollout can therefore be drawn again, and members of a group differ by their id.
 
     Args:
         seed: integer of 64 bits, or ``[num_rows]`` int32 or int64. A negative seed is taken as its 64 bits.
-        sample_id: ``[num_rows]`` int32 or int64: which rollout a row is of, never its slot in the batch.
+        sample_id: ``[num_rows]`` int32 or int64: the number of the row's rollout, never its slot in the batch.
         position: integer in ``[0, 2^32)``, or ``[num_rows]`` int32 or int64: index of the token in its sample's output.
-        n: words of a row, 1 to 1024.
-        stream: in ``[0, 2^24)``: words of another stream are independent of these. :func:`sample` draws
-            from 0 unless told otherwise.
+        n: number of words per row, 1 to 1024.
+        stream: in ``[0, 2^24)``: words of different streams are independent. :func:`sample` uses stream 0 by default.
     Returns:
         int64 ``[num_rows, n]``, values in ``[0, 2^32)``; -1 in a row whose position lies outside of its range.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError where no kernel of
-        this build serves the device.
+        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError if this build has no
+        kernel for the device.
     Source: the contract; Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 
     Example:

@@ -19,7 +19,7 @@ _C = functions(
     rms_norm_eager="object*5, bool*2",
 )
 
-SAME = -1  # a dtype's code: that of the weight
+SAME = -1  # the code that means the dtype of the weight
 
 
 def _check_vector(tensor: Any, name: str, like: Any, like_name: str) -> None:
@@ -40,7 +40,7 @@ def _check_weight(weight: Any, offset: float, like: Any, like_name: str) -> None
 
 
 def _check_eps(eps: float) -> None:
-    if not 2.0**-150 < eps < 2.0**128 - 2.0**103:  # what rounds to 0 or to infinity
+    if not 2.0**-150 < eps < 2.0**128 - 2.0**103:  # values that round to 0 or to infinity
         raise ValueError(f"eps: expected a finite number > 0 in float32, got {eps}")
 
 
@@ -80,7 +80,7 @@ def _check_into(arrays: Any, how: Any, _: Any) -> None:
 
 
 def _composed_forward(operands: Any, how: Any) -> tuple[Any, ...]:
-    """y and new_residual, by torch's operators in float64; roundings are left out."""
+    """y and new_residual by torch's operators in float64, without roundings."""
     x, weight, residual = operands
     h = x.double() if residual is None else x.double() + residual.double()
     y = h * (h.square().mean(-1, keepdim=True) + how[0]).rsqrt()
@@ -90,7 +90,7 @@ def _composed_forward(operands: Any, how: Any) -> tuple[Any, ...]:
 
 
 def _composed_backward(operands: Any, how: Any) -> list[Any]:
-    """dx and dweight, those that are wanted, as differentiable functions of the operands."""
+    """The wanted ones of dx and dweight, as differentiable functions of the operands."""
     dy, h, weight, d_new_residual = operands
     eps, weight_offset, _, return_dx, dweight_dtype = how
     g, wide = dy.double(), h.double()
@@ -107,7 +107,7 @@ def _composed_backward(operands: Any, how: Any) -> list[Any]:
 
 
 def _batch_forward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    """A batch is one more dimension of rows, unless each element has a weight of its own."""
+    """A batch adds one dimension of rows, unless each element has its own weight."""
     x, weight, residual, *rest = inputs
     if dims[1] is not None:
         return None
@@ -117,14 +117,14 @@ def _batch_forward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 
 def _batch_backward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
     dy, h, weight, rstd, third, *rest = inputs
-    if dims[2] is not None or rest[-1] is not None:  # a weight, or its gradient, for each element
+    if dims[2] is not None or rest[-1] is not None:  # each element has its own weight or weight gradient
         return None
     dy, h, rstd, third = batched(info, (*dims[:2], *dims[3:5]), (dy, h, rstd, third))
     return apply(dy, h, weight, rstd, third, *rest), (0 if rest[-2] else None, None)
 
 
 def _number(name: str, value: Any) -> Any:
-    """A number in the type of the schema. A trace's symbolic number, which a backward may get, stays as it is."""
+    """A number in the schema's type. A symbolic number of a trace, which a backward may receive, stays unchanged."""
     is_symbol = not isinstance(value, (int, float)) and hasattr(value, "node")
     return value if is_symbol else _check.number(name, value)
 
@@ -159,7 +159,7 @@ def _native_into(arrays: Any, how: Any, *tail: Any) -> Any:
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
     """Gradients of x, weight and residual. With a main_grad, the weight's gradient is added to it."""
     dy, third = given
-    if dy is None:  # y was not used: nothing reaches the norm
+    if dy is None:  # y was not used, so no gradient reaches the norm
         return third, None, third
     arrays, returns_dx = (dy, *kept, third), wanted[0] or wanted[2]
     if wanted[1] and len(how) > 4 and how[4] is not None:
@@ -203,7 +203,7 @@ _INTO = Operator(
     schema_options=_numbers,
     leads=1,
 )
-# Beside a schema's options: whether rstd is given back, and main_grad.
+# In addition to the schema's options: whether rstd is returned, and main_grad.
 _FORWARD = Operator(
     "rms_norm",
     (Array("x", "by hand"), Array("weight", "by hand", optional=True), Array("residual", "by hand", optional=True)),
@@ -266,11 +266,11 @@ def rms_norm(
     with correctly rounded square root and divisions; ``y`` is rounded once. Differentiable (torch) in ``x``, ``weight``
     and ``residual``, any number of times; forward mode and second derivatives are composed in float64.
 
-    Families differ in where they round (as transformers 5.23 computes them):
+    Model families round at different points (as in transformers 5.23):
 
     - ``round_before_weight=True``: Llama, Llama 4, Mistral, Mixtral, Qwen2, Qwen3 (q_norm and k_norm too), DeepSeek-V3,
       GLM-4, Phi-3; and vLLM's kernels for them.
-    - ``weight_offset=1.0``: Gemma, Gemma 2 and 3, Qwen3-Next, Qwen3.5, whose weights are stored less 1.
+    - ``weight_offset=1.0``: Gemma, Gemma 2 and 3, Qwen3-Next, Qwen3.5, whose weights are stored minus 1.
     - Neither: Gemma 3n and 4, OLMo 2 and 3, gpt-oss; ``torch.nn.functional.rms_norm``, FlashInfer.
     - ``weight=None``: Llama 4's L2 norm of queries and keys, the values of Gemma 3n and 4.
 
@@ -284,15 +284,15 @@ def rms_norm(
         weight_offset: added to ``weight`` in float32; 0 without one.
         round_before_weight: round the normalised row to the dtype of ``x`` before it is multiplied by the weight. The
             gradient passes through the rounding unchanged; the weight's gradient is computed from the rounded row.
-        return_rstd: also give ``1 / sqrt(mean(h^2) + eps)``, float32 ``[...]``, which :func:`rms_norm_backward` takes.
+        return_rstd: also return ``1 / sqrt(mean(h^2) + eps)``, float32 ``[...]``, for :func:`rms_norm_backward`.
         main_grad: float32 ``[K]``, contiguous. Backward adds the gradient of ``weight`` to it in place, block by block
             of 8192 rows, and gives ``weight`` itself none. The conditions are those of :func:`linear`.
     Returns:
         ``y``, shape and dtype of ``x``; ``(y, new_residual)`` with a residual; with ``return_rstd`` a tuple that ends
         with rstd.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        build has no kernel for the device.
     Source:
         docs/numerics.md, rules 3, 8 and 9; Zhang and Sennrich 2019, arXiv:1910.07467.
 
@@ -334,7 +334,7 @@ def _check_main_grad(main_grad: Any, x: Any, weight: Any, residual: Any) -> None
 
 
 def _selected(result: Any, has_residual: bool, return_rstd: bool) -> Any:
-    """What was asked for of y, or of (y, new_residual, rstd)."""
+    """The requested outputs among y, or among (y, new_residual, rstd)."""
     if not (has_residual or return_rstd):
         return result[0] if isinstance(result, tuple) else result
     y, new_residual, rstd = result
@@ -356,22 +356,23 @@ def rms_norm_backward(
     return_dx: bool = True,
     return_dweight: bool = True,
 ) -> tuple[ArrayT | Any, ArrayT | Any]:
-    """Gradients of :func:`rms_norm`, for callers that run backward themselves; torch's autograd calls it.
+    """Gradients of :func:`rms_norm`, for callers that run backward themselves; torch's autograd also calls it.
 
     Args:
         dy: ``[..., K]``, float32, bfloat16 or float16; last dimension contiguous.
         h: ``[..., K]``, of the dtype of ``dy``: the row that was normalised, ``x``, or ``new_residual`` if a residual
             was given.
         weight, eps, weight_offset, round_before_weight: as given to :func:`rms_norm`.
-        rstd: float32 ``[...]``, contiguous, as :func:`rms_norm` gave it; None computes it again, with the same bits.
+        rstd: float32 ``[...]``, contiguous, as :func:`rms_norm` returned it; with None it is computed again, with the
+            same bits.
         d_new_residual: ``[..., K]``, of the dtype of ``dy``: the gradient of ``new_residual``, added before ``dx`` is
             rounded; None means 0.
-        main_grad: float32 ``[K]`` that the gradient of ``weight`` is added to in place, block by block of 8192 rows.
+        main_grad: float32 ``[K]``, to which the gradient of ``weight`` is added in place, in blocks of 8192 rows.
         dweight_dtype: that of ``weight`` (default), that of ``dy`` or float32.
-        return_dx, return_dweight: what is computed. Without a weight there is no dweight.
+        return_dx, return_dweight: whether each is computed. Without a weight there is no dweight.
     Returns:
-        ``(dx, dweight)``, None for what was not asked for: ``dx`` has the shape and dtype of ``dy`` and is the gradient
-        of ``x`` and of ``residual``, ``dweight`` is ``[K]``, or ``main_grad`` itself.
+        ``(dx, dweight)``, with None for a gradient that was not asked for: ``dx`` has the shape and dtype of ``dy`` and
+        is the gradient of ``x`` and of ``residual``, ``dweight`` is ``[K]``, or ``main_grad`` itself.
     Raises: as :func:`rms_norm`; BufferError where ``main_grad`` is read-only.
     Source: docs/numerics.md, rules 3 and 9.
     """

@@ -20,7 +20,7 @@ _C = functions(
 
 
 def _names(transposed: bool) -> tuple[str, str]:
-    """Names of the arrays that are rotated, or rotated back. Dynamo of torch 2.11 indexes no tuple by a bool."""
+    """Names of the arrays that are rotated, or rotated back. Dynamo of torch 2.11 cannot index a tuple by a bool."""
     return ("dq_out", "dk_out") if transposed else ("q", "k")
 
 
@@ -108,7 +108,7 @@ def _check_angles(
 
 
 def _integers(how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Options as a schema has them."""
+    """Options in the schema's form."""
     interleaved, partial_dim, rounds, sections, head_axis, transposed = how
     if partial_dim is not None:
         partial_dim = _check.integer("partial_dim", partial_dim)
@@ -120,7 +120,7 @@ def _integers(how: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """Rotates tangents, and gradients back. A head minds no other: what is not there is left out."""
+    """Rotates tangents, and rotates gradients back. Heads are independent, so missing arrays are left out."""
     q, k = given
     if wanted is not None:
         how = (*how[:-1], not how[-1])
@@ -137,14 +137,14 @@ def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
 
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    """The vmap rule: a batch is one more dimension of tokens, unless each element has its own table."""
+    """The vmap rule: a batch adds one dimension of tokens, unless each element has its own table."""
     q, k, cos, sin, position_ids, *options = inputs
     if position_ids is not None and tuple(dims[2:4]) != (None, None):
         return None
     q, k = batched(info, dims[:2], (q, k))
     angles = (cos, sin) if position_ids is None else (position_ids,)
     moved = batched(info, dims[2:4] if position_ids is None else dims[4:5], angles)
-    if options[3] is not None:  # the dimension of sections stays in front
+    if options[3] is not None:  # the dimension of sections stays first
         moved = [t.movedim(0, 1).contiguous() for t in moved]
     rest = (*moved, None) if position_ids is None else (cos, sin, *moved)
     return apply(q, k, *rest, *options), (0, None if k is None else 0)
@@ -193,10 +193,10 @@ def rope(
     """Rotates queries and keys by their positions' angles: pairs ``(a, b)`` to ``(a cos - b sin, b cos + a sin)``.
 
     A head of a token has the same bits for any number of tokens and heads, position and stride, and on every backend.
-    Differentiable (torch) in ``q`` and ``k``, any number of times. ``cos`` and ``sin`` are constants: they get no
-    gradient, and it is an error where one is wanted of them.
+    Differentiable (torch) in ``q`` and ``k``, any number of times. ``cos`` and ``sin`` are constants without a
+    gradient; it is an error if one of them requires a gradient.
 
-    Layouts are told apart by ``head_axis``, and strides are free but for the last dimension, so views work:
+    ``head_axis`` tells layouts apart. Strides are free except for the last dimension, so views work:
 
     - engines, FlashAttention: ``[tokens, heads, head_dim]`` or ``[batch, seq, heads, head_dim]``: -2, the default;
     - Hugging Face's ``apply_rotary_pos_emb``: ``[batch, heads, seq, head_dim]``: ``head_axis=1``;
@@ -206,32 +206,32 @@ def rope(
 
     Args:
         q: ``[..., num_q_heads, head_dim]``, float32, bfloat16 or float16; last dimension contiguous. The other
-            dimensions are tokens, whose strides must merge to two in all arrays alike: that is none, one or two
-            dimensions of any strides, or more that follow one another.
+            dimensions are tokens. Their strides must merge to at most two in all arrays: none, one or two dimensions of
+            any strides, or more dimensions that are contiguous to each other.
         k: ``[..., num_kv_heads, head_dim]`` of the same dtype and tokens, or None.
         cos, sin: float32 or the dtype of ``q``, last dimension contiguous and ``rotary_dim`` (``partial_dim``, else
-            ``head_dim``) or half of that wide. One for each rotated column, in the order of columns; or one for each
-            pair. Tables ``[max_position, width]`` beside ``position_ids``; else ``[tokens..., width]``, where a
-            dimension may be 1 to serve all.
+            ``head_dim``) or half of that wide. They have one value per rotated column, in the order of columns, or one
+            per pair. With ``position_ids`` they are tables ``[max_position, width]``; else ``[tokens..., width]``,
+            where a dimension may be 1 for all tokens.
         position_ids: int32 or int64, the shape of the tokens (a dimension may be 1), in ``[0, max_position)``. An id
             out of range is a ValueError on the CPU; on a GPU the columns that it would rotate are NaN, and no other
-            token is touched.
+            token is affected.
         interleaved: pairs are columns ``(2i, 2i + 1)`` (GPT-J, GLM-4, Llama 4), not ``(i, i + rotary_dim / 2)``
-            (GPT-NeoX, Llama, Qwen). DeepSeek's variant, which also moves the pairs to halves, gives these values in
+            (GPT-NeoX, Llama, Qwen). DeepSeek's variant also moves the pairs to halves, so it gives these values in
             another order.
         partial_dim: number of leading columns that are rotated, even; the others are copied bit for bit.
         intermediate: ``"float32"``: products and sums are float32, fused, and rounded once to the dtype of ``q``.
-            ``"input"``: angles, each product and the sum are rounded to that dtype, which is what
-            ``q * cos + rotate_half(q) * sin`` gives in it: Hugging Face's bytes in bfloat16.
+            ``"input"``: angles, each product and the sum are rounded to the dtype of ``q``, as in ``q * cos +
+            rotate_half(q) * sin``: Hugging Face's bytes in bfloat16.
         mrope_sections: three sizes that sum to ``rotary_dim / 2``: pairs take their angles from temporal, height or
             width positions, section by section. ``position_ids``, or without them ``cos`` and ``sin``, then have a
-            leading dimension of 3. (Qwen3-VL deals pairs out in turn: give it cos and sin already merged.)
+            leading dimension of 3. (Qwen3-VL interleaves the sections; pass it cos and sin already merged.)
         head_axis: the axis of heads in ``q`` and ``k``.
     Returns:
         ``(q_out, k_out)``, contiguous, of the shapes and dtypes of ``q`` and ``k``; ``k_out`` is None where ``k`` is.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        build has no kernel for the device.
     Source:
         docs/numerics.md, rules 3 and 8; Su et al. 2021, arXiv:2104.09864; sections: arXiv:2409.12191.
 
@@ -261,13 +261,13 @@ def rope_backward(
     mrope_sections: tuple[int, int, int] | None = None,
     head_axis: int = -2,
 ) -> tuple[ArrayT, ArrayT | Any]:
-    """Gradients of :func:`rope`, for callers that run backward themselves; torch's autograd calls it.
+    """Gradients of :func:`rope`, for callers that run backward themselves; torch's autograd also calls it.
 
-    The transposed rotation, which for equal angles of a pair is that by the negative angle, with the same roundings:
-    ``(a cos + b sin, b cos - a sin)``.
+    This is the transposed rotation, with the same roundings. If both columns of a pair have equal angles, it rotates by
+    the negative angle: ``(a cos + b sin, b cos - a sin)``.
 
-    Args: ``dq_out`` and ``dk_out`` have the shapes and dtypes of ``q`` and ``k``; ``dk_out`` may be None. The rest as
-        given to :func:`rope`.
+    Args: ``dq_out`` and ``dk_out`` have the shapes and dtypes of ``q`` and ``k``; ``dk_out`` may be None. The other
+        arguments are as given to :func:`rope`.
     Returns: ``(dq, dk)``, contiguous; None where there is no ``dk_out``.
     Raises: as :func:`rope`.
     Source: docs/numerics.md, rules 3 and 8.
@@ -304,6 +304,6 @@ def _rotate(
         if result is not NotImplemented:
             return result
     if type(head_axis) is int and 0 <= head_axis < getattr(q, "ndim", 0) - 1 and getattr(k, "ndim", q.ndim) == q.ndim:
-        # Counted from the end, it stands wherever a batch is put in front.
+        # Counted from the end, the axis stays valid if a batch dimension is added in front.
         options = (*options[:-2], head_axis - q.ndim, transposed)
     return _call.call(_ROPE, arrays, options)

@@ -1,4 +1,4 @@
-"""Rewards of sequences, spans and tokens as one reward a token: arguments, dispatch, results. The contract is
+"""Rewards of sequences, spans and tokens as one reward per token: arguments, dispatch, results. The contract is
 cpp/include/rlk/ops/scatter_rewards.h."""
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _PLACES = ("last", "first", "spread")  # SpanPlace
 
 
 class ScatteredRewards(NamedTuple, Generic[ArrayT]):
-    """``rewards``, ``costs`` (None without ``cost``) and ``combined`` (None without ``lagrange``) float32, 0 where the
-    mask is, in its shape; ``lengths`` int64 ``[num_sequences]``: tokens that count."""
+    """``rewards``, ``costs`` (None without ``cost``) and ``combined`` (None without ``lagrange``) float32 with the
+    mask's shape, and 0 where the mask is 0; ``lengths`` int64 ``[num_sequences]``: numbers of tokens that count."""
 
     rewards: ArrayT
     costs: ArrayT | Any
@@ -32,7 +32,7 @@ class ScatteredRewards(NamedTuple, Generic[ArrayT]):
 
 
 def _overlong(overlong: Any) -> tuple[float, int, int]:
-    """Penalty, where it begins, and over how many tokens it grows by itself."""
+    """The penalty, the length at which it begins, and the number of tokens over which it grows to its value."""
     if overlong is None:
         return 0.0, 0, 1
     if not isinstance(overlong, (tuple, list)) or len(overlong) != 3:
@@ -128,48 +128,49 @@ def scatter_rewards(
     lagrange: float | AnyArray | None = None,
     normalize_lagrange: bool = False,
 ) -> ScatteredRewards[ArrayT]:
-    """One reward a token from rewards of sequences, spans and tokens, for :func:`gae` and :func:`discounted_returns`.
+    """One reward per token, from rewards of sequences, spans and tokens, for :func:`gae` and
+    :func:`discounted_returns`.
 
     A token's reward is ``token_rewards - kl_coef * kl``, plus the rewards of its spans in ascending order of their
-    index. The last token that counts in a sequence also gets the sequence's reward less its penalties. A sequence or a
-    span without a token that counts loses its reward. A NaN stays at its own place, and :func:`gae` passes it on to the
-    tokens before; to leave a sequence out, take it out of the mask. Nothing here is
-    differentiated: inputs that require a gradient are taken as detached. Nothing waits for a device.
+    index. The last token that counts in a sequence also gets the sequence's reward minus its penalties. A sequence or a
+    span without a token that counts loses its reward. A NaN stays at its own token, and :func:`gae` passes it on to
+    earlier tokens; to exclude a sequence, remove it from the mask. The result has no gradient; inputs that require a
+    gradient are treated as detached. Nothing waits for a device.
 
     Args:
         rewards: float32 ``[num_sequences]``, any stride, or None: none.
         mask: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); any mask
-            (docs/tokens.md); tokens contiguous, rows of any stride. A token counts where the mask is not 0; elsewhere
-            the other arrays may hold anything.
+            (docs/tokens.md); tokens contiguous, rows with any stride. A token counts if its mask is not 0; at other
+            tokens the other arrays may hold any value.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         token_rewards: float32, of the shape of ``mask``, or None.
-        spans: int32 or int64 ``[num_spans, 2]``, contiguous: first position and the one after the last, from the
-            sequence's first token on, of turns, steps or regions. They may overlap, and lie in any order.
+        spans: int32 or int64 ``[num_spans, 2]``, contiguous: the first position and the one after the last, of turns,
+            steps or regions, counted from the sequence's first token. Spans may overlap and have any order.
         span_offsets: int32 or int64 ``[num_sequences + 1]``: sequence s has spans ``[span_offsets[s], span_offsets[s +
             1])``, as in :func:`loss_mask_from_spans`.
         span_rewards: float32 ``[num_spans]``, contiguous.
-        place: a span's reward is at its ``"last"`` token that counts, at its ``"first"``, or ``"spread"`` over all of
-            these in equal shares.
-        logprob, ref_logprob: float32, of the shape of ``mask``; needed where ``kl_coef`` is not 0, else never read.
-        kl_coef: >= 0; the KL in the reward of every token is subtracted times this.
-        kl_estimator, kl_input_clamp, kl_clamp: as ``estimator``, ``input_clamp``, ``clamp`` of :func:`kl`; another KL
-            goes in through ``token_rewards``.
-        length_penalty: >= 0, times a sequence's length is subtracted from its reward; the length is the number of its
-            tokens that count.
+        place: a span's reward goes to its ``"last"`` token that counts, to its ``"first"``, or is ``"spread"`` over all
+            of them in equal shares.
+        logprob, ref_logprob: float32, of the shape of ``mask``; required if ``kl_coef`` is not 0, else never read.
+        kl_coef: >= 0; factor of the KL that is subtracted from every token's reward.
+        kl_estimator, kl_input_clamp, kl_clamp: as ``estimator``, ``input_clamp``, ``clamp`` of :func:`kl`; pass any
+            other KL through ``token_rewards``.
+        length_penalty: >= 0; this factor times the sequence's length is subtracted from its reward. The length is the
+            number of its tokens that count.
         overlong: ``(max_length, buffer, penalty)`` or None: DAPO's soft penalty, ``min(-(length - (max_length -
             buffer)) / buffer * penalty, 0)`` in the sequence's reward; beyond ``max_length`` it grows further.
         cost: float32 ``[num_sequences]`` or None: cost of a constraint, placed at the last token that counts,
             separately from rewards.
-        lagrange: weight of the cost: a finite number >= 0, or one float32 element on the device, whose negative,
-            infinite or NaN value makes ``combined`` NaN; ``combined`` is ``rewards - lagrange * costs``. None: no
+        lagrange: weight of the cost, with ``combined = rewards - lagrange * costs``. It is a finite number >= 0, or one
+            float32 element on the device; a negative, infinite or NaN element makes ``combined`` NaN. None: no
             ``combined``.
         normalize_lagrange: ``combined`` is divided by ``1 + lagrange``.
     Returns: :class:`ScatteredRewards`.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a combination without a
-        meaning; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for spans that are
-        not in their sequence, and for bad span_offsets or cu_seqlens (docs/tokens.md); on a GPU the sequence of such a
-        span has NaN at its last token that counts, and the sequences beside bad offsets have NaN at all tokens.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a meaningless
+        combination; RuntimeError if this build has no kernel for the device. On a CPU ValueError for spans that
+        are not in their sequence, and for bad span_offsets or cu_seqlens (docs/tokens.md); on a GPU the sequence of
+        such a span has NaN at its last token that counts, and sequences next to bad offsets have NaN at all tokens.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; DAPO, arXiv:2503.14476; Safe RLHF, arXiv:2310.12773.
 
     Example:

@@ -27,7 +27,7 @@ _C = functions(
 
 
 class SequenceLogprob(NamedTuple, Generic[ArrayT]):
-    """One entry a sequence."""
+    """One entry per sequence."""
 
     sum: ArrayT  # [num_sequences] float32, in nats
     count: ArrayT  # type: ignore[assignment]  # hides tuple.count
@@ -38,11 +38,11 @@ class SequenceLogprobAndStatus(NamedTuple, Generic[ArrayT]):
 
     sum: ArrayT
     count: ArrayT  # type: ignore[assignment]  # hides tuple.count
-    status: ArrayT  # [num_sequences] int32, 1 where offsets are none, else 0
+    status: ArrayT  # [num_sequences] int32, 1 for invalid offsets, else 0
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """The sums of a tangent; or the gradient, where each token gets the gradient of its sequence's sum."""
+    """The sums of a tangent; or the gradient, in which each token gets the gradient of its sequence's sum."""
     tokens, mask, cu_seqlens = arrays
     if wanted is None:
         return call(_SEQUENCE_LOGPROB, (given[0], mask, cu_seqlens), (False,))[:1]
@@ -76,7 +76,7 @@ def _check_backward(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
     _shapes.check_mask(arrays[1], _gradient_shape(arrays, how)[0], "logprob")
 
 
-# The mask of the backward is beside a gradient whose shape the options say.
+# The mask of the backward accompanies a gradient whose shape is in the options.
 _SEQUENCE_LOGPROB = Operator(
     "sequence_logprob",
     (
@@ -114,7 +114,7 @@ def sequence_logprob(
     logprob: ArrayT, mask: AnyArray | None = None, cu_seqlens: AnyArray | None = None, *, return_status: bool = False
 ) -> SequenceLogprobAndStatus[ArrayT]: ...  # fmt: skip
 def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, return_status: bool = False) -> Any:
-    """The sum of each sequence's log-probabilities over the tokens that count, and how many these are.
+    """The sum of each sequence's log-probabilities over the tokens that count, and the number of these tokens.
 
     A sequence has the same bits padded and packed, for any number of sequences, at any position and stride, for any
     length of the padding to its right, and on every backend: the sum is a perfect binary tree over positions from the
@@ -126,20 +126,20 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
     Args:
         logprob: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; float32,
             bfloat16 or float16, last dimension contiguous.
-        mask: any mask (docs/tokens.md) of that shape; a token counts where it is not zero. Other tokens may hold
-            anything, NaN and Inf included. None: all tokens count.
+        mask: any mask (docs/tokens.md) of that shape; a token counts if its mask is not zero. Other tokens may hold any
+            value, including NaN and Inf. None: all tokens count.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64: sequence ``i`` is tokens ``[cu_seqlens[i],
             cu_seqlens[i + 1])``. The first is 0; tokens after the last belong to no sequence and are not read, so a
-            packed array may be larger than what is in it (:func:`pack`). On a GPU offsets stay there: of a sequence
-            whose offsets are none the sum is NaN, the count 0 and the status 1.
-        return_status: also an int32 array ``[num_sequences]``, 1 where offsets are none, else 0.
+            packed array may be larger than its content (:func:`pack`). A GPU's offsets are not copied to the host: a
+            sequence with invalid offsets has sum NaN, count 0 and status 1.
+        return_status: also return an int32 array ``[num_sequences]``, 1 for invalid offsets, else 0.
     Returns:
         :class:`SequenceLogprob`, ``(sum, count)``, float32 in nats and int64, each ``[num_sequences]``; with
         ``return_status`` :class:`SequenceLogprobAndStatus`, the status third. An empty or wholly masked sequence has
         sum 0 and count 0. The average is ``sum / count.clamp(min=1)``.
     Raises:
-        TypeError for a dtype; ValueError for a shape, a layout, a device, or on the CPU for offsets that are none;
-        RuntimeError where no kernel of this build serves the device.
+        TypeError for a dtype; ValueError for a shape, a layout, a device, or on the CPU for invalid offsets;
+        RuntimeError if this build has no kernel for the device.
     Source:
         docs/numerics.md, rules 3 and 10.
 
@@ -175,16 +175,17 @@ def sequence_logprob_backward(
     num_tokens: int,
     dtype: DType = "float32",
 ) -> ArrayT:
-    """The gradient of :func:`sequence_logprob`, for callers that run backward themselves; torch's autograd calls it.
+    """The gradient of :func:`sequence_logprob`, for callers that run backward themselves; torch's autograd also calls
+    it.
 
     Args:
         dsum: ``[num_sequences]`` float32.
         mask, cu_seqlens: as given to :func:`sequence_logprob`.
-        num_tokens: of a padded row, or of the packed array.
+        num_tokens: number of tokens of a padded row, or of the packed array.
         dtype: that of ``logprob``, float32, bfloat16 or float16.
     Returns:
         ``[num_sequences, num_tokens]``, or ``[num_tokens]`` with ``cu_seqlens`` or a mask of one dimension: ``dsum`` of
-        the token's sequence where it counts, else 0.
+        the token's sequence if the token counts, else 0.
     Raises: as :func:`sequence_logprob`.
     Source: docs/numerics.md, rule 10.
     """

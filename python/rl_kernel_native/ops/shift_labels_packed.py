@@ -109,26 +109,26 @@ def shift_labels_packed(
     cp_layout: Literal["zigzag", "contiguous"] = "zigzag",
     ignore_index: int = -100,
 ) -> ArrayT:
-    """For each token the one that follows it in its sequence: what its logits are scored against.
+    """For each token, the next token of its sequence: the label of the token's logits.
 
-    The last token of a sequence has no label. A context-parallel rank gets the labels of its own tokens, in the order
-    in which it has them: the next token of a chunk's last one lies on another rank, so this takes all ``ids``.
+    The last token of a sequence has no label. A context-parallel rank gets the labels of its own tokens, in its own
+    order. The token after a chunk's last one is on another rank, so the call takes the ``ids`` of all ranks.
 
     Args:
         ids: ``[num_tokens]`` int32 or int64, contiguous: all ranks' tokens, packed.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64; see :func:`sequence_logprob`.
-        mask: ``[num_tokens]``, any mask (docs/tokens.md): a token whose mask is zero is nobody's label.
-        cp_rank, cp_size: of context parallelism; ``num_tokens`` is a multiple of ``cp_size``.
-        cp_layout: ``"zigzag"``, as Megatron cuts: each sequence in ``2 cp_size`` chunks, of which a rank has number
-            ``cp_rank`` and number ``2 cp_size - 1 - cp_rank``; offsets are then multiples of ``2 cp_size`` (a
-            ValueError on the CPU, on a GPU no labels for that sequence). ``"contiguous"``, as Ulysses' shards: the
-            packed array in ``cp_size`` parts.
-        ignore_index: the label of a token that has none.
+        mask: ``[num_tokens]``, any mask (docs/tokens.md): a token whose mask is zero is not used as a label.
+        cp_rank, cp_size: rank and size of context parallelism; ``num_tokens`` is a multiple of ``cp_size``.
+        cp_layout: ``"zigzag"``, as in Megatron: each sequence has ``2 cp_size`` chunks, and a rank has chunks
+            ``cp_rank`` and ``2 cp_size - 1 - cp_rank``. Offsets must then be multiples of ``2 cp_size``; others are a
+            ValueError on the CPU, and give no labels for that sequence on a GPU. ``"contiguous"``, as in Ulysses: the
+            packed array is cut into ``cp_size`` parts.
+        ignore_index: the label of a token without a next token.
     Returns:
         ``[num_tokens / cp_size]``, of the dtype of ``ids``.
     Raises:
-        TypeError for a dtype; ValueError for a shape, a device, a value, or on the CPU for offsets that are none;
-        RuntimeError where no kernel of this build serves the device.
+        TypeError for a dtype; ValueError for a shape, a device, a value, or on the CPU for invalid offsets;
+        RuntimeError if this build has no kernel for the device.
     Source:
         the contract; chunks: Megatron-LM's ``get_batch_on_this_cp_rank``.
 
@@ -147,20 +147,19 @@ def shift_labels_packed(
 def loss_mask_from_spans(
     spans: ArrayT, span_offsets: AnyArray, cu_seqlens: AnyArray | None = None, *, num_tokens: int
 ) -> ArrayT:
-    """True for the tokens inside of a sequence's spans, such as those of an assistant's turns.
+    """True for the tokens inside a sequence's spans, such as an assistant's turns.
 
     Args:
-        spans: ``[num_spans, 2]`` int32 or int64: first position and the one after the last, from the sequence's first
-            token on. In any order; they may overlap.
+        spans: ``[num_spans, 2]`` int32 or int64: the first position and the one after the last, counted from the
+            sequence's first token. Spans may overlap and have any order.
         span_offsets: ``[num_sequences + 1]``, int32 or int64: sequence ``i`` has spans ``[span_offsets[i],
             span_offsets[i + 1])``.
-        cu_seqlens: of packed sequences, ``[num_sequences + 1]``; None: the mask is padded.
+        cu_seqlens: offsets of packed sequences, ``[num_sequences + 1]``; None: the mask is padded.
         num_tokens: of a padded row, or of the packed array.
     Returns:
         bool, ``[num_sequences, num_tokens]`` or ``[num_tokens]``.
     Raises:
-        As :func:`shift_labels_packed`; on the CPU also for a span outside of its sequence, of which a GPU takes what is
-        inside.
+        As :func:`shift_labels_packed`; on the CPU also for a span that leaves its sequence; a GPU uses the part inside.
     Source: the contract.
     """
     count = _check.integer64("num_tokens", num_tokens)
@@ -178,21 +177,21 @@ def tool_mask(
     include_end: bool = True,
     mask: AnyArray | None = None,
 ) -> ArrayT:
-    """True for the tokens of an assistant's turns, found by the ids of the markers around them, so that neither prompts
-    nor the results of tools are trained on.
+    """True for the tokens of an assistant's turns, found by the ids of the markers around them. Training then skips
+    prompts and tool results.
 
-    A turn begins after the ids of ``begin``. It goes up to the next ids of ``end``, which belong to it since the model
-    wrote them, or to the end of its sequence. The same ids give the same mask on rollout and trainer: nothing is
-    tokenised again.
+    A turn begins after the ids of ``begin``. It ends with the next ids of ``end``, which belong to it because the model
+    wrote them, or at the end of its sequence. The same ids give the same mask in rollout and trainer, because nothing
+    is tokenised again.
 
     Args:
         ids: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; int32 or
-            int64, last dimension contiguous. Padding that holds no marker is of a turn before it that is not closed:
-            give ``mask``, or pack.
+            int64, last dimension contiguous. Padding without a marker belongs to an unclosed turn before it: pass
+            ``mask``, or pack.
         begin: 1 to 16 ids, such as those of ``<|im_start|>assistant\\n``.
         end: 1 to 16 ids, such as that of ``<|im_end|>``.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64.
-        include_end: whether the tokens of ``end`` are in the mask.
+        include_end: whether the mask includes the tokens of ``end``.
         mask: of the shape of ``ids`` or None; where it is 0, such as at padding, nothing is marked.
     Returns:
         bool, of the shape of ``ids``.

@@ -32,12 +32,12 @@ SILU, GELU, GELU_TANH = range(3)
 
 
 def _first_name(_: Any, arrays: Any) -> str:
-    """The name of the gate, which without ``up`` holds both."""
+    """The name of the gate's array, which holds both halves if there is no ``up``."""
     return "gate_up" if arrays and arrays[-1] is None else "gate"
 
 
 def _shape(gate: Any, up: Any) -> list[int]:
-    """That of the result."""
+    """The shape of the result."""
     return [*gate.shape[:-1], gate.shape[-1] // (2 if up is None else 1)]
 
 
@@ -63,7 +63,7 @@ def _check_gradient(arrays: Any, *_: Any) -> None:
 
 
 def _activation(gate: Any, activation: int) -> tuple[Any, Any]:
-    """The activation and its derivative by torch's operators; roundings are left out."""
+    """The activation and its derivative by torch's operators, without roundings."""
     if activation == SILU:
         s = gate.sigmoid()
         return gate * s, s * (1 + gate * (1 - s))
@@ -87,7 +87,7 @@ def _composed_forward(operands: Any, how: Any) -> tuple[Any]:
 
 
 def _composed_backward(operands: Any, how: Any) -> list[Any]:
-    """d_gate, or d_gate_up, and d_up, those that are wanted."""
+    """The wanted ones of d_gate, or d_gate_up, and d_up."""
     dy, gate, up = operands
     g, u = _halves(gate, up)
     value, slope = _activation(g, how[0])
@@ -101,7 +101,7 @@ def _composed_backward(operands: Any, how: Any) -> list[Any]:
 
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    """A batch is one more dimension of rows."""
+    """A batch adds one dimension of rows."""
     *options, returns_gate, returns_up = inputs[3:]
     found = apply(*batched(info, dims[:3], inputs[:3]), *options, returns_gate, returns_up)
     wanted = (True, False) if inputs[2] is None else (returns_gate, returns_up)
@@ -164,29 +164,29 @@ def silu_mul(gate: ArrayT, up: AnyArray | None = None, *, round_before_mul: bool
 
     An element has the same bits in any batch, at any position and stride, and on every backend. Arithmetic is float32
     with this library's own exponential; the result is rounded once. Differentiable (torch) in ``gate`` and ``up``, any
-    number of times; the backward computes the activation again and saves only what it was given. Forward mode and
-    second derivatives are composed in float64.
+    number of times; the backward recomputes the activation, and only the inputs are saved. Forward mode and second
+    derivatives are composed in float64.
 
-    Frameworks differ in what they multiply by ``up``:
+    Frameworks round the factor of ``up`` differently:
 
     - ``round_before_mul=True``, the activation rounded to the dtype: transformers 5.23 (Llama, Qwen3 and others), as
       torch's ``silu(gate) * up``; vLLM's ``silu_and_mul`` kernel; the forward of Liger 0.8.5.
     - ``round_before_mul=False``, the activation in float32: FlashInfer's ``silu_and_mul``.
 
-    Which rounding is the same is no promise of the same bits: their exponentials are others.
+    Equal rounding points do not mean equal bits, because their exponentials differ.
 
     Args:
         gate: ``[..., I]``, float32, bfloat16 or float16, last dimension contiguous; any row stride. Without ``up``
             this is ``gate_up``, ``[..., 2 * I]``, as a fused projection gives it: the first half of the last dimension
             is the gate.
-        up: ``[..., I]``, of the shape and dtype of ``gate``, with strides of its own; or None.
-        round_before_mul: round the activation to the dtype before it is multiplied. Its gradient is that of no
-            rounding, but ``d_up`` sees the rounded activation.
+        up: ``[..., I]``, of the shape and dtype of ``gate``, with its own strides; or None.
+        round_before_mul: round the activation to the dtype before it is multiplied. The gradient passes through the
+            rounding unchanged, but ``d_up`` uses the rounded activation.
     Returns:
         ``[..., I]``, of the dtype of ``gate``. ``silu(-Inf)`` is -0; an infinity times a zero of ``up`` is NaN.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout or a device; RuntimeError where no kernel of
-        this build serves the device.
+        TypeError for a dtype or a type; ValueError for a shape, a layout or a device; RuntimeError if this build has no
+        kernel for the device.
     Source:
         docs/numerics.md, rules 3 and 8; Shazeer 2020, arXiv:2002.05202.
 
@@ -204,15 +204,15 @@ def gelu_mul(
     approximate: Literal["tanh", "none"] = "tanh",
     round_before_mul: bool = False,
 ) -> ArrayT:
-    """``gelu(gate) * up``, the gated activation of GeGLU. All else is as for :func:`silu_mul`.
+    """``gelu(gate) * up``, the gated activation of GeGLU. Everything else is as for :func:`silu_mul`.
 
     transformers 5.23 rounds the activation (``round_before_mul=True``; Gemma's models use ``"tanh"``), and so do vLLM's
     ``gelu_and_mul`` and ``gelu_tanh_and_mul`` kernels and Liger 0.8.5; FlashInfer's kernels do not.
 
     Args:
         gate, up, round_before_mul: as for :func:`silu_mul`.
-        approximate: ``"tanh"``: ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))``; ``"none"``:
-            ``x / 2 * (1 + erf(x / sqrt(2)))``.
+        approximate: ``"tanh"``: ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))``; ``"none"``: ``x / 2 * (1 +
+            erf(x / sqrt(2)))``.
     Returns: ``[..., I]``, of the dtype of ``gate``. ``gelu(-Inf)`` is -0.
     Raises: as :func:`silu_mul`; ValueError for another ``approximate``.
     Source: docs/numerics.md, rules 3 and 8; Hendrycks and Gimpel 2016, arXiv:1606.08415.
@@ -245,12 +245,12 @@ def silu_mul_backward(
     return_d_gate: bool = True,
     return_d_up: bool = True,
 ) -> Any:
-    """Gradients of :func:`silu_mul`, for callers that run backward themselves; torch's autograd calls it.
+    """Gradients of :func:`silu_mul`, for callers that run backward themselves; torch's autograd also calls it.
 
     Args:
         dy: ``[..., I]``, of the dtype of ``gate``, last dimension contiguous.
         gate, up, round_before_mul: as given to :func:`silu_mul`.
-        return_d_gate, return_d_up: what is computed, where ``up`` is an array of its own.
+        return_d_gate, return_d_up: whether each is computed, if ``up`` is a separate array.
     Returns:
         ``d_gate_up``, ``[..., 2 * I]``, without ``up``; else ``(d_gate, d_up)``, None for a gradient that was not asked
         for.
@@ -282,7 +282,7 @@ def gelu_mul_backward(
     return_d_gate: bool = True,
     return_d_up: bool = True,
 ) -> Any:
-    """Gradients of :func:`gelu_mul`; all else is as for :func:`silu_mul_backward`."""
+    """Gradients of :func:`gelu_mul`; everything else is as for :func:`silu_mul_backward`."""
     return _backward(dy, gate, up, _gelu(approximate), round_before_mul, return_d_gate, return_d_up)
 
 

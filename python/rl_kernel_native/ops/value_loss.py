@@ -55,9 +55,9 @@ METRICS = (
 
 
 class ValueMetrics(MetricVector):
-    """Scalars of one call in one float32 vector on its device: ``metrics.clip_fraction`` is an element of it, without a
-    copy to the host; ``metrics.asdict()`` makes one copy of all. Definitions: ValueMetric in the contract. The sums and
-    ``num_tokens`` are what micro-batches and ranks add to have the metrics of the whole."""
+    """Scalars of one call in one float32 vector on its device: ``metrics.clip_fraction`` is one element, without a copy
+    to the host; ``metrics.asdict()`` copies all elements once. Definitions: ValueMetric in the contract. Micro-batches
+    and ranks add the sums and ``num_tokens`` to get the metrics of the whole batch."""
 
     names: tuple[str, ...] = METRICS
 
@@ -70,7 +70,7 @@ class ValueLoss(NamedTuple, Generic[ArrayT]):
 
 
 class ValueGradients(NamedTuple, Generic[ArrayT]):
-    """What :func:`value_loss_and_grad` gives."""
+    """The result of :func:`value_loss_and_grad`."""
 
     loss: ArrayT
     metrics: ValueMetrics
@@ -82,7 +82,7 @@ def _native(arrays: Any, how: tuple[Any, ...], wanted: tuple[bool, ...], *tail: 
     return _C.value_loss(*arrays[:6], *numbers, number_given or arrays[6], *wanted, *tail)
 
 
-# clip and huber: infinite for none. denominator_kind: the contract's. denominator_value: 0 for none.
+# clip and huber: infinite for none. denominator_kind: the contract's number. denominator_value: 0 for none.
 _VALUE_LOSS = Operator(
     "value_loss",
     (
@@ -125,33 +125,33 @@ def value_loss(
     incoming gradient, if that is not 1.
 
     All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
-    the same bits for any split of the batch into micro-batches and ranks. Masked slots may hold anything.
-    Differentiable (torch) in ``value``, once; the others are constants. Two equal errors have half of the gradient
-    each, as ``torch.maximum`` has it; a value on its bound is inside, as ``torch.clamp`` has it.
+    the same bits for any split of the batch into micro-batches and ranks. Masked slots may hold any value.
+    Differentiable (torch) in ``value``, once; the others are constants. Two equal errors get half of the gradient each,
+    as in ``torch.maximum``; a value on its bound is inside the range, as in ``torch.clamp``.
 
     Args:
         value: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
-            contiguous, rows of any stride. What the trained critic gives.
-        old_value: as ``value``; of the critic at rollout. Given exactly where ``clip`` is; else None.
-        returns: as ``value``; what the critic is to give, such as those of :func:`gae`.
-        mask: of the shape of ``value``; any mask (docs/tokens.md). A token counts where it is not 0. None:
+            contiguous, rows with any stride. The trained critic's values.
+        old_value: as ``value``, from the critic at rollout. Required exactly if ``clip`` is given; else None.
+        returns: as ``value``; the critic's targets, such as those from :func:`gae`.
+        mask: of the shape of ``value``; any mask (docs/tokens.md). A token counts if its mask is not 0. None:
             all tokens count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
-        clip: how far from ``old_value`` a value may go before its error stops to fall; > 0, or None for no clip. verl
-            and OpenRLHF have 0.5, TRL and slime 0.2.
-        loss_type: ``"mse"``, half of the squared error, or ``"huber"``: linear from ``huber_delta`` on, as
-            ``torch.nn.functional.huber_loss``. slime has the whole square: ``scale=2``.
-        huber_delta: > 0; of ``"huber"``.
+        clip: the distance from ``old_value`` beyond which a value's error no longer falls; > 0, or None for no clip.
+            verl and OpenRLHF use 0.5, TRL and slime 0.2.
+        loss_type: ``"mse"``, half of the squared error, or ``"huber"``: linear from ``huber_delta`` on, as in
+            ``torch.nn.functional.huber_loss``. slime uses the whole square: ``scale=2``.
+        huber_delta: > 0; for ``"huber"``.
         aggregation, count_empty, horizon, scale, dp_size: as in :class:`PolicySpec`.
-        token_weight: as in :func:`policy_loss`; of the shape of ``value``. The explained variance and other metrics but
-            ``loss_sum`` are of tokens all the same.
-        denominator: as in :func:`policy_loss`: a number > 0, or one float32 element on the device; None: what this call
-            counts. ``aggregation="constant"`` needs it.
+        token_weight: as in :func:`policy_loss`, with the shape of ``value``. The explained variance and all metrics
+            except ``loss_sum`` count tokens without weights.
+        denominator: as in :func:`policy_loss`: a number > 0, or one float32 element on the device; None: the number
+            that this call counts. ``aggregation="constant"`` requires it.
     Returns: :class:`ValueLoss`. Without tokens the loss and its gradient are 0.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array without a use;
-        RuntimeError where no kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
-        (docs/tokens.md); on a GPU the loss is NaN then.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array that is not
+        used; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError
+        (docs/tokens.md); on a GPU the loss is NaN.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; Schulman et al. 2017, arXiv:1707.06347.
 
     Example:
@@ -185,7 +185,7 @@ def value_loss_and_grad(
     token_weight: AnyArray | None = None,
     denominator: float | AnyArray | None = None,
 ) -> ValueGradients[ArrayT]:
-    """:func:`value_loss` and its gradient without an autograd, for callers that run backward themselves.
+    """:func:`value_loss` and its gradient without autograd, for callers that run backward themselves.
 
     Args: as :func:`value_loss`; torch tensors must not require a gradient, unless gradients are disabled.
     Returns: :class:`ValueGradients`: the gradient has the shape of ``value``, float32; masked slots are 0.

@@ -1,4 +1,5 @@
-"""Speculative decoding: which tokens of a draft stand, and the token behind them. It composes sample and logprob."""
+"""Speculative decoding: finds the accepted tokens of a draft, and the token after them. It composes sample and
+logprob."""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 
 class DraftVerification(NamedTuple, Generic[ArrayT]):
-    """What :func:`verify_draft` returns.
+    """The result of :func:`verify_draft`.
 
     Attributes:
-        num_accepted: int64 ``[num_rows]``: how many draft tokens stand, from the first on.
-        next_id: int64 ``[num_rows]``: the token behind them; -1 where the logits of its position are bad.
-        logprobs: float32 ``[num_rows, num_draft + 1]``: of the accepted tokens and the next one; NaN behind it.
-        status: int32 ``[num_rows]``, :class:`SampleStatus`, of the next token's row of logits.
+        num_accepted: int64 ``[num_rows]``: the number of accepted draft tokens, from the first on.
+        next_id: int64 ``[num_rows]``: the token after them; -1 if the logits of its position are bad.
+        logprobs: float32 ``[num_rows, num_draft + 1]``: log-probabilities of the accepted tokens and the next one; NaN
+            after it.
+        status: int32 ``[num_rows]``, :class:`SampleStatus` of the next token's row of logits.
     """
 
     num_accepted: ArrayT
@@ -55,27 +57,27 @@ def verify_draft(
     order: Literal["vllm", "hf", "sglang"] = "vllm",
     exp: Exp = None,
 ) -> DraftVerification[ArrayT]:
-    """Accepts draft tokens from the first on, and draws the token behind them.
+    """Accepts draft tokens from the first on, and draws the token after them.
 
-    ``mode="same"`` accepts while :func:`sample` draws the draft's token at that position. So tokens and
-    log-probabilities are those of the rollout without speculation, byte for byte. The draft decides how many come in a
-    step, never which.
+    ``mode="same"`` accepts while :func:`sample` draws the draft's token at that position. Tokens and log-probabilities
+    are therefore those of the rollout without speculation, byte for byte. The draft decides only how many tokens a step
+    gives, never which ones.
 
-    ``mode="rejection"`` keeps the distribution of the tokens and not their bytes. It accepts token x with probability
-    min(1, p(x) / q(x)). In place of the first that it refuses it draws from max(0, p - q), behind the last one from p.
-    p is what :func:`sample` draws from, q the draft's distribution. Its words are those of stream 1, so the draft may
-    be drawn by :func:`sample` under the same keys. It holds the kept sets of all steps: 5 bytes a logit.
+    ``mode="rejection"`` keeps the distribution of the tokens, but not their bytes. It accepts token x with probability
+    min(1, p(x) / q(x)). In place of the first rejected token it draws from max(0, p - q); after an accepted last token
+    it draws from p. Here p is the distribution from which :func:`sample` draws, and q is the draft's. It uses the
+    random words of stream 1, so :func:`sample` may draw the draft with the same keys. It holds the kept sets of all
+    steps in memory: 5 bytes per logit.
 
     Args:
         target_logits: ``[num_rows, num_draft + 1, vocab_size]`` float32, float16 or bfloat16, contiguous. Logits [i, j]
-            follow the first j draft tokens. Under penalties or bias they are those of :func:`process_logits`.
-        draft_ids: ``[num_rows, num_draft]`` int32 or int64. An id outside of the vocabulary, such as -1, is not
-            accepted.
+            follow the first j draft tokens. With penalties or bias, pass the result of :func:`process_logits`.
+        draft_ids: ``[num_rows, num_draft]`` int32 or int64. An id outside the vocabulary, such as -1, is not accepted.
         draft_logits: ``[num_rows, num_draft, vocab_size]``, contiguous, for ``mode="rejection"``: log-probabilities of
-            the draft's distribution, or its logits at temperature 1, -Inf where it cuts. Columns from ``valid_vocab``
-            on are not read. None: the draft is deterministic, so q(x) is 1.
+            the draft's distribution, or its logits at temperature 1, with -Inf for cut tokens. Columns from
+            ``valid_vocab`` on are not read. None: the draft is deterministic, so q(x) is 1.
         seed, sample_id, temperature, top_k, top_p, min_p, greedy: as for :func:`sample`; a number, or ``[num_rows]``.
-        position: of the row's first draft token in its sample's output: an integer, or ``[num_rows]``.
+        position: the position of the row's first draft token in its sample's output: an integer, or ``[num_rows]``.
         allowed: int32 ``[num_rows, num_draft + 1, ceil(vocab_size / 32)]``, or None.
         valid_vocab, order, exp: as for :func:`sample`.
     Returns: :class:`DraftVerification`.
@@ -103,9 +105,9 @@ def verify_draft(
     ahead = x.ascending(steps)
 
     def of_steps(name: str, value: Any) -> Any:
-        """A row's value for each of its steps."""
+        """A row's value, repeated for each of its steps."""
         if not _is_array(value):
-            return value  # sample says what is wrong with it
+            return value  # sample raises the error
         if tuple(value.shape) != (rows,):
             raise ValueError(f"{name}: expected shape [{rows}], got {list(value.shape)}")
         return x.np.broadcast_to(x.plain(value)[:, None], (rows, steps)).reshape(-1)
@@ -145,7 +147,7 @@ def verify_draft(
 
 
 def _is_array(value: Any) -> bool:
-    """Asks numbers first, which a trace may have as symbols."""
+    """Checks for numbers first, because a trace may have them as symbols."""
     return not _check.is_number(value) and _dispatch.is_array(value)
 
 
@@ -160,7 +162,7 @@ def _check_dtype(name: str, value: Any, dtypes: tuple[str, ...]) -> None:
 
 
 def _require_alike(target_logits: Any, draft_ids: Any, optional: dict[str, Any]) -> None:
-    """One framework's arrays, on one device."""
+    """Requires arrays of one framework on one device."""
     optional = {name: value for name, value in optional.items() if _is_array(value)}
     if _dispatch.is_tensor(target_logits):
         from .._torch import require_tensors
