@@ -418,8 +418,8 @@ class MmaBackward {
   unsigned char* memory_;
   std::uint32_t shared_;
   std::int64_t kv_head_ = 0;
-  std::int64_t own_first_ =
-      0;  // kSharesKeys: the token that key 0 of the rows' path would have if the path were contiguous
+  // kSharesKeys: the token that key 0 of the rows' path would have if the path were contiguous.
+  std::int64_t own_first_ = 0;
   int group_ = 1, first_ = 0, last_ = 0;  // query heads of a key head; tokens that any row sees
   int sees_[2][2];                        // the range of keys that each of a thread's rows sees
   float u_[2], delta_[2];                 // u and delta of these rows, if they are queries

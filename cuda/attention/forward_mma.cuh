@@ -24,8 +24,8 @@ struct MmaTile {
   static constexpr int kSteps = kColumns / 16;                            // steps of a score
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8;  // a chunk is 16 bytes
   static constexpr int kOperandBytes = kKeys * kRowBytes;
-  static constexpr bool kHoldsQueries =
-      kColumns <= 128;  // queries stay in registers; else each block of keys reads them from shared memory
+  // Queries stay in registers; else each block of keys reads them from shared memory.
+  static constexpr bool kHoldsQueries = kColumns <= 128;
   static constexpr int kQueryBytes = kRows * kRowBytes;
   // Offsets in shared memory: K, V, the total of earlier splits, queries (on their way to registers, in memory that V
   // takes later), and the addresses of keys (K's and V's of two blocks).

@@ -30,8 +30,8 @@ struct ClusterTile : SplitShape<kColumns_, 2> {
   static constexpr int kMaximaAt = kSumsAt + kRoundBlocks * Shape::kGroups * 128 * 4;
   static constexpr int kFactorsAt = kMaximaAt + kRoundBlocks * Shape::kGroups * 16 * 4;
   static constexpr int kReferencesAt = kFactorsAt + kRoundBlocks * 16 * 4;  // m and q of each block and row
-  static constexpr int kLargestAt =
-      kReferencesAt + kRoundBlocks * 16 * 8;  // largest scores so far, of even and of odd rounds
+  // Largest scores so far, of even and of odd rounds.
+  static constexpr int kLargestAt = kReferencesAt + kRoundBlocks * 16 * 8;
   static constexpr int kBarriersAt = kLargestAt + 2 * 16 * 4, kWholeAt = kBarriersAt + 8 * 8;
   static constexpr int kBytes = kWholeAt + 2 * kLoaders * 4 + 1024;  // 1024: the alignment of the start
   // The address of 16 bytes of a row: of K with the copy engine's swizzle of 128 bytes, of V with that of 64.

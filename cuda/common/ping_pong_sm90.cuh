@@ -30,8 +30,8 @@ __device__ __forceinline__ void multiply_in_turn(TileRing<Tile>* ring, float (&s
                                                  int steps, const Release& release, const Issued& issued) {
   float low[Tile::kFragment], high[Tile::kFragment];  // separate arrays: none may be touched while a wgmma is in flight
 #pragma unroll
-  for (int i = 0; i < Tile::kFragment; ++i)
-    low[i] = high[i] = 0.0f;  // the registers are then free since the previous tile
+  // The registers are then free since the previous tile.
+  for (int i = 0; i < Tile::kFragment; ++i) low[i] = high[i] = 0.0f;
   int previous = 0;
 #pragma unroll 1
   for (int k = 0; k < steps; ++k) {

@@ -16,8 +16,9 @@ constexpr int kLead = 3;  // stages
 // turns.
 constexpr int kTurnBarrier = 3;
 
-// A ring in shared memory. Tile gives the rows of A and of B (kBM, kBN) and whether their contiguous index is the extent
-// (kAMnMajor, kBMnMajor). kTakesTurns says whether its two warpgroups take turns at both ends of a product.
+// A ring in shared memory. Tile gives the rows of A and of B (kBM, kBN) and whether their contiguous index is the
+// extent (kAMnMajor, kBMnMajor). kTakesTurns says whether its two warpgroups take turns at both ends of a product.
+//
 // Turns: one warpgroup processes its sums while the other multiplies. Near the end of a product the first warpgroup
 // runs kLead stages ahead, and the second then catches up. The next product begins in the same way. In between both
 // keep step, so that the ring prefetches as far ahead as it can.

@@ -91,8 +91,8 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t 
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 template <int kPending>
-__device__ __forceinline__ void
-wait_for_stored_boxes() {  // until all but kPending of this thread's boxes have been read
+// Until all but kPending of this thread's boxes have been read.
+__device__ __forceinline__ void wait_for_stored_boxes() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 

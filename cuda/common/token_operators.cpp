@@ -1,5 +1,5 @@
-// CUDA backend of the operators of token_operators.inc: checks of memory safety, how work is cut, which architecture's
-// kernels run.
+// CUDA backend of the operators of token_operators.inc: checks of memory safety, the cut of the work, and the
+// architecture that runs it.
 #include "token_operators.h"
 
 #include "../policy_loss/kernels.h"

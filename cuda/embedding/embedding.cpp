@@ -1,4 +1,4 @@
-// CUDA backend of embedding: checks of memory safety, which kernel serves a call, which architecture's runs.
+// CUDA backend of embedding: checks of memory safety, the kernel that serves a call, and the architecture that runs it.
 #include "rlk/ops/embedding.h"
 
 #include "../common/alignment.h"
@@ -9,7 +9,7 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr std::int64_t kThreadsWanted = 2048;  // threads per multiprocessor; fewer, and a thread has one vector
+constexpr std::int64_t kThreadsWanted = 2048;  // threads per multiprocessor; with fewer a thread has one vector
 
 bool rows_are_vectors(const void* base, std::int64_t stride, std::int64_t rows, std::int64_t columns, DType t) {
   return columns * size_of(t) % 16 == 0 && rows_begin_at_16_bytes(base, {rows + 1, 0, stride}, rows, size_of(t));

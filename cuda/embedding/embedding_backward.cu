@@ -1,14 +1,13 @@
-// embedding backward. Bound by HBM: dy is read once, dweight written once, rows without a token among it; beside that long
-// runs take 4 bytes a column, written and read.
+// embedding backward. Bound by HBM: dy is read once. dweight is written once, including rows without a token. Long runs
+// also write and read 4 bytes a column.
 //
-// After sort.cuh, tokens are ordered by row. A row's sum is spread so that even a frequent id is not left to one block:
-// embedding_runs_kernel: a block sums a long run, eight columns a thread, as 8 groups and the tree over them. A run is long
-//   where a row has 16 tokens or more among 512 that follow one another.
-// embedding_rows_kernel: a block sums the rows that begin among its 16 items, each to its end. An item is
-//   a token or the sum of a long run. All items load together, whatever row they belong to. Partial sums that wait for
-//   a later group lie in shared memory, separately for each thread's columns. Further blocks write rows without a
-//   token.
-// One body for every architecture; each gets its own machine code.
+// After sort.cuh, tokens are ordered by row. Several blocks share the sum of a frequent id:
+// embedding_runs_kernel: a block sums a long run, eight columns a thread, as 8 groups and the tree over them. A run is
+//   long if a row has 16 tokens or more among 512 consecutive ones.
+// embedding_rows_kernel: a block sums the rows that begin among its 16 items, each to its end. An item is a token or
+//   the sum of a long run. All items load together, whatever row they belong to. Partial sums that wait for a later
+//   group lie in shared memory, separately for each thread's columns. Further blocks write rows without a token.
+// One body serves every architecture, and each has its own machine code.
 #include "../common/element_dtype.cuh"
 #include "../common/vec8.cuh"
 #include "sort.cuh"
@@ -17,14 +16,14 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kSumThreads = 128, kSliceColumns = kSumThreads * kVec8;
-constexpr int kWindow = 16;    // items whose rows a block has
+constexpr int kWindow = 16;    // items per block; the block sums the rows that begin among them
 constexpr int kZeroRows = 32;  // rows per block
 constexpr int kRunTokens = 1 << kEmbeddingRunBits;
 constexpr int kRunLevels = 3;
 static_assert(kEmbeddingGroupTokens << kRunLevels == kRunTokens);
 
 template <class T, bool kVector>
-constexpr int kBatch = T::kPacked&& kVector ? 8 : 4;  // rows of a thread under way
+constexpr int kBatch = T::kPacked&& kVector ? 8 : 4;  // rows of a thread in flight
 
 // Partial sums of each thread's columns that wait in the tree for later ones.
 template <int kLevels>
@@ -77,7 +76,7 @@ struct Row<T, false> {
   }
 };
 
-// Sums of long runs have whole vec8s at multiples of 16 bytes where kVector says so, else single columns.
+// Columns of sums of long runs: whole vec8s at multiples of 16 bytes if kVector, else single columns.
 template <bool kVector>
 __device__ __forceinline__ void load_sums(const float* from, int count, float (&z)[kVec8]) {
   load_columns<Fp32, kVector>(from, count, z);
@@ -109,7 +108,7 @@ __global__ void __launch_bounds__(kSumThreads, 6)
   if (place >= p.num_tokens) return;
   const EmbeddingKey run = keys[place] >> kEmbeddingRunBits;
   if (row_of(keys[place]) >= p.num_rows) return;
-  // The slot is that of the run which its place lies in, if that begins after the place of the slot before.
+  // The slot belongs to the run that contains the slot's place, if that run begins after the previous slot's place.
   const std::int64_t at = place - static_cast<int>(threadIdx.x % 32);
   const unsigned equal = __ballot_sync(~0u, at >= 0 && keys[at < 0 ? 0 : at] >> kEmbeddingRunBits == run);
   const int before = __ffs(static_cast<int>(~equal)) - 2;  // equal has lane 0; no lane but 0: none
@@ -125,7 +124,7 @@ __global__ void __launch_bounds__(kSumThreads, 6)
   }
   if (count < kEmbeddingLongRun) return;
   const std::int64_t column = std::int64_t{slice} * kSliceColumns + static_cast<int>(threadIdx.x) * kVec8;
-  if (column >= p.columns) return;  // no barrier follows
+  if (column >= p.columns) return;  // an early return: no barrier follows
   const int columns = static_cast<int>(min(p.columns - column, std::int64_t{kVec8}));
   const typename T::Storage* const dy = static_cast<const typename T::Storage*>(p.dy) + column;
   float chain[kVec8]{}, z[kVec8];
@@ -136,7 +135,8 @@ __global__ void __launch_bounds__(kSumThreads, 6)
     Row<T, kVector> rows[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      // Past the last token that token again: without a branch all loads are under way before the first is waited for.
+      // Past the end the last token is loaded again. Without a branch all loads are in flight before the first is
+      // waited for.
       rows[i].load(dy + p.dy_rows.offset(tokens[min(begin + i, count - 1)]), columns);
     }
 #pragma unroll
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kSumThreads, 6)
   store_sums<kVector>(w.sums + slot * p.columns + column, columns, chain);
 }
 
-// A row of dweight as its items come.
+// Sums a row of dweight, item by item.
 template <class T, bool kVector>
 class RowSum {
  public:
@@ -177,7 +177,7 @@ class RowSum {
     group_ = item.token / kEmbeddingGroupTokens;
   }
   __device__ __forceinline__ void add_value(const float (&z)[kVec8]) { add(chain_, z); }
-  // The row goes on with an item of a later group, or the same.
+  // Adds an item of the same group or of a later one.
   __device__ __forceinline__ void go_on(const EmbeddingItem& item) {
     const std::uint32_t next = item.token / kEmbeddingGroupTokens;
     if (next == group_) return;
@@ -275,7 +275,7 @@ __device__ __forceinline__ void sum_rows(const EmbeddingBackwardParams& p, const
         }
       }
     }
-    // The last row goes on where the window's last item is of it.
+    // The last row continues in the next window if the window's last item belongs to it.
     const std::uint32_t last = items[kWindow - 1].row;
     if (last == kNone || last == before || (from > first && last != current)) break;
     if (!exists) current = last;

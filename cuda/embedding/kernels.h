@@ -1,5 +1,5 @@
-// Host entry points of the embedding kernels, one set per architecture, and the ways in which each can serve a call. All
-// have the same bits. Arguments were checked in embedding.cpp.
+// Host entry points of the embedding kernels, one set per architecture, and the plans of each. All plans have the same
+// bits. embedding.cpp checks the arguments.
 #pragma once
 
 #include "../common/launch.h"
@@ -22,10 +22,11 @@ struct EmbeddingBackwardPlan {
 constexpr EmbeddingBackwardPlan kEmbeddingBackwardPlans[] = {{true}, {false}};
 bool serves(const EmbeddingBackwardPlan& plan, const EmbeddingBackwardParams& p);
 
-// A token of the gradient as it is sorted: its row above, num_rows where it has none, its index below.
+// The sort key of a token of the gradient. The upper half is its row, or num_rows if it has none; the lower half its
+// index.
 using EmbeddingKey = std::uint64_t;
 
-constexpr int kEmbeddingRunBits = 9;    // a run: the tokens of one row among 512 that follow one another, 8 groups
+constexpr int kEmbeddingRunBits = 9;    // a run: the tokens of one row among 512 consecutive ones, 8 groups
 constexpr int kEmbeddingLongRun = 16;   // tokens from which on a run is summed by blocks of its own
 constexpr int kEmbeddingDigitBits = 9;  // bits of the row index that one pass sorts by, at most
 constexpr int kEmbeddingDigits = 1 << kEmbeddingDigitBits;
@@ -33,10 +34,10 @@ constexpr int kEmbeddingSortTile = 2048;  // tokens of a block
 constexpr int kEmbeddingItemTile = 1024;
 constexpr std::uint32_t kEmbeddingNoSlot = 0xffffffffu;
 
-// What a row is the sum of, in order: a token, or the sum of a long run.
+// A term of a row's sum: a token, or the sum of a long run.
 struct alignas(16) EmbeddingItem {
-  std::uint32_t row, token;  // token: for a long run the first of its 512 indices, whether a token's or not
-  std::uint32_t slot;        // for a long run where its sum is; else kEmbeddingNoSlot
+  std::uint32_t row, token;  // token: of a long run, the first of its 512 indices, even if no token has it
+  std::uint32_t slot;        // slot of a long run's sum; else kEmbeddingNoSlot
   std::uint32_t unused;
 };
 
@@ -44,11 +45,11 @@ struct alignas(16) EmbeddingItem {
 struct EmbeddingWorkspace {
   EmbeddingKey* keys[2];       // [num_tokens] each
   EmbeddingItem* items;        // [num_tokens]
-  std::uint32_t* counts;       // [kEmbeddingDigits, sort tiles], then where each begins
+  std::uint32_t* counts;       // [kEmbeddingDigits, sort tiles]: counts, then the first position of each
   std::uint32_t* item_counts;  // [item tiles]
   std::uint32_t* num_items;
   std::uint8_t* present;  // [num_rows]: 1 where a row has a token
-  float* sums;            // [num_tokens / kEmbeddingLongRun + 1, columns] of long runs
+  float* sums;            // [num_tokens / kEmbeddingLongRun + 1, columns]: sums of long runs
 };
 // Returns the bytes of all parts. Sets the pointers of `to` to the parts of the workspace, unless `to` is null.
 std::int64_t place(const EmbeddingBackwardParams& p, EmbeddingWorkspace* to);

@@ -1,13 +1,14 @@
-// The tokens of the gradient by rows and, of one row, by index: what embedding_backward.cu sums. Latency, not memory, bounds it.
+// Sorts the tokens of the gradient by row, and within a row by index, for embedding_backward.cu. Bound by latency, not
+// by memory.
 //
 // A stable radix sort by digits of the row, the least first; a pass is three kernels:
 // embedding_count_kernel: a block counts the digits of its tile. The first pass makes the keys from the ids.
-// embedding_begin_kernel: one block adds up all counts, digit by digit, to where each tile's tokens of a digit go.
-// embedding_scatter_kernel: a warp goes over 256 keys in order, 32 at a time; equal digits find one another by
-//   match.any and take places in lane order. The last pass marks the rows that have a token.
-// Then items (kernels.h): embedding_item_counts_kernel and embedding_items_kernel leave of each long run one item.
-// No result depends on the order in which blocks or warps run: of atomics there are integer sums alone.
-// One body for every architecture; each gets its own machine code.
+// embedding_begin_kernel: one block turns all counts, digit by digit, into positions for each tile's tokens of a digit.
+// embedding_scatter_kernel: a warp walks 256 keys in order, 32 at a time. match.any finds equal digits, which take
+//   positions in lane order. The last pass marks the rows that have a token.
+// Last, embedding_item_counts_kernel and embedding_items_kernel write the items (kernels.h): each long run becomes one.
+// No result depends on the order in which blocks or warps run: the only atomics are integer sums. One body serves every
+// architecture, and each has its own machine code.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(kSortThreads)
     (&places[0][0])[i] = 0;
   }
   __syncthreads();
-  std::uint32_t rank[kRounds];  // among the warp's keys of a digit
+  std::uint32_t rank[kRounds];  // rank among the warp's keys of the same digit
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
     const bool exists = first + i * 32 < p.num_tokens;
@@ -184,7 +185,7 @@ struct TileRuns {
       run[i] = at >= 0 && at < num ? keys[at] >> kEmbeddingRunBits : ~EmbeddingKey{0};
     }
   }
-  // Neighbours of token i of the tile, up to kAround, in its run: equal ones follow one another.
+  // The number of neighbours of token i of the tile, up to kAround, in its run. Tokens of a run are consecutive.
   __device__ __forceinline__ int same(int i, int direction) const {
     const EmbeddingKey mine = run[kAround + i];
     int count = 0;
@@ -265,7 +266,8 @@ __global__ void __launch_bounds__(kItemThreads)
     const std::uint32_t token = static_cast<std::uint32_t>(key);
     EmbeddingItem item{static_cast<std::uint32_t>(key >> 32), token, kEmbeddingNoSlot, 0};
     if (is_long[i]) {
-      // A long run has a multiple of kEmbeddingLongRun among its places, and its first one is no other run's.
+      // A long run has a multiple of kEmbeddingLongRun among its places. The first such multiple gives it a slot that
+      // no other run has.
       item.slot = static_cast<std::uint32_t>((at + kAround) / kEmbeddingLongRun);
       item.token = token >> kEmbeddingRunBits << kEmbeddingRunBits;
     }

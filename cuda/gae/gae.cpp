@@ -1,4 +1,5 @@
-// CUDA backend of gae: checks of memory safety, how many warps share a sequence, which architecture's kernel runs.
+// CUDA backend of gae: checks of memory safety, the number of warps that share a sequence, and the architecture that
+// runs it.
 #include "rlk/ops/gae.h"
 
 #include "../common/kernels.h"

@@ -1,12 +1,11 @@
 // gae, discounted_returns and vtrace. Bound by HBM: every input is read once and every output written once.
 //
-// A block has a sequence and goes through it from its end, a chunk of 128 tokens a warp at a time, four tokens a lane. What a
-// chunk needs of those behind it, the value of their first token that counts and x, goes through shared memory: warps learn
-// the first, scan their chunks as if x were unknown, then run the short chain over the chunks' totals, each for itself. The
-// next chunks' loads are under way meanwhile.
-// Most chunks count as a whole. Where coefficients are constants too, of gae and discounted_returns, the coefficient of every
-// block of the scan is one that all such chunks share, and only x is scanned.
-// One body for every architecture; each gets its own machine code.
+// A block has a sequence and walks it from its end. A warp takes a chunk of 128 tokens at a time, four tokens a lane. A
+// chunk needs two values of the later chunks: the value of their first token that counts, and x. Both go through shared
+// memory. Warps read the first, scan their chunks as if x were unknown, and then each run the short chain over the
+// chunks' totals. The next chunks' loads are in flight meanwhile. In most chunks all tokens count. If coefficients are
+// constants (gae and discounted_returns), all such chunks share the coefficients of the scan, and only x is scanned.
+// One body serves every architecture, and each has its own machine code.
 #include <limits>
 
 #include "../common/kernels.h"
@@ -20,7 +19,7 @@ namespace {  // one copy per architecture
 constexpr int kMostScanWarps = 16;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Chunks of a warp whose loads are under way: of one array a chunk alone is too little for the latency of HBM.
+// Chunks of a warp whose loads are in flight. With one array a single chunk does not hide the latency of HBM.
 template <GaeKind kKind, bool kWideMask>
 constexpr int kChunksAhead = kKind == GaeKind::kDiscountedReturns && !kWideMask ? 2 : 1;
 
@@ -30,7 +29,7 @@ struct LaneArrays {
   const float *reward, *value = nullptr, *logprob = nullptr, *rollout_logprob = nullptr;
   TokenMask mask;
   float *returns, *advantages = nullptr;
-  bool vectors;  // whether four tokens of every array are a vector, of this sequence
+  bool vectors;  // whether four tokens of this sequence are a vector in every array
 
   __device__ __forceinline__ LaneArrays(const GaeParams& p, const TokenSpan& span, int lane) : mask(p.mask) {
     std::uintptr_t bits = 0;
@@ -62,7 +61,7 @@ struct LaneTokens {
   FourTokens reward, value, logprob, rollout_logprob;
   TokenMasks<kWideMask> mask;
 
-  // How many of the four are tokens of the sequence.
+  // The number of the four that are tokens of the sequence.
   __device__ __forceinline__ static int count_of(std::int64_t length, int chunk, int lane) {
     if (chunk < 0) return 0;
     const std::int64_t left = length - std::int64_t{chunk} * kScanChunk;
@@ -83,7 +82,7 @@ struct LaneTokens {
   }
 };
 
-// Blocks of lanes to inclusive suffixes.
+// Scans the steps of lanes into inclusive suffixes.
 __device__ __forceinline__ ScanStep scan_lanes(ScanStep block, int lane) {
 #pragma unroll
   for (int h = 1; h < kScanLanes; h *= 2) {
@@ -97,12 +96,13 @@ __device__ __forceinline__ ScanStep scan_lanes(ScanStep block, int lane) {
 // the same ones.
 struct WholeChunk {
   static constexpr int kStages = 5;
-  float step = 0.0f;              // 0: chunks are scanned as others are
+  float step = 0.0f;              // 0: these chunks take the general scan
   float before[kStages] = {};     // coefficient of a block before each stage, if another block follows it
   float total = 0.0f;             // coefficient of the chunk
   float behind[kScanLanes] = {};  // coefficient of the lanes behind each one; the last has none
 
-  // What a step may cut, or might but for the host's rounding of subnormals, is left to the scan.
+  // Coefficients that a step may cut to 0, or that are near the subnormals, which the host may round differently, take
+  // the general scan.
   explicit WholeChunk(const GaeParams& p) {
     if (p.kind == GaeKind::kVtrace) return;
     const GaeConstants constants(p);
@@ -119,7 +119,7 @@ struct WholeChunk {
     total = c[0];
     for (int lane = 0; lane + 1 < kScanLanes; ++lane) behind[lane] = c[lane + 1];
   }
-  // d of lanes' blocks to that of inclusive suffixes.
+  // Scans d of the lanes into inclusive suffixes.
   __device__ __forceinline__ float scan(float d, int lane) const {
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
@@ -130,8 +130,8 @@ struct WholeChunk {
   }
 };
 
-// kWideMask: of 64 bits a token, whose words under way cost registers.
-// By itself: its registers would be added to those of the scan.
+// kWideMask (on the kernel): masks of 64 bits a token, whose words in flight cost registers. This function is not
+// inlined: its registers would add to those of the scan.
 __device__ __noinline__ bool has_no_scan(const GaeParams& p) {
   return clears_or_spoils(p, blockIdx.x, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
 }
@@ -142,7 +142,8 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
   constexpr bool kHasValues = kKind != GaeKind::kDiscountedReturns, kHasWhole = kKind != GaeKind::kVtrace;
   constexpr int kAhead = kChunksAhead<kKind, kWideMask>;
   // Each warp's chunk: x's step through all of it, and the value of its first scored token.
-  __shared__ ScanStep totals[2][kMostScanWarps];  // two tiles in turn: one barrier a tile is enough
+  // Buffers of two tiles, alternating, so that one barrier a tile is enough.
+  __shared__ ScanStep totals[2][kMostScanWarps];
   __shared__ float first_values[kMostScanWarps];
   __shared__ int any_counts[kMostScanWarps];
   __shared__ float behind_whole[kScanLanes];
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
   float next_behind = kHasValues && p.bootstrap != nullptr ? p.bootstrap[sequence] : 0.0f;
   float x_behind = 0.0f;
   LaneTokens<kKind, kWideMask> coming[kAhead];
-  int chunk = chunks - warps + warp;  // negative: there is none
+  int chunk = chunks - warps + warp;  // negative: no chunk is left
   int tiles = (chunks + warps - 1) / warps;
 
   const auto take_chunk = [&](LaneTokens<kKind, kWideMask>& next_tokens) {
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
       block = scan_lanes(block, lane);
     }
 
-    ScanStep total, behind;  // the chunk's; that of the lanes behind this one
+    ScanStep total, behind;  // step of the chunk; step of the lanes behind this one
     total.d = __shfl_sync(kAllLanes, block.d, 0);
     behind.d = __shfl_down_sync(kAllLanes, block.d, 1);
     if (is_whole) {
@@ -247,7 +248,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
       total.c = __shfl_sync(kAllLanes, block.c, 0);
       behind.c = __shfl_down_sync(kAllLanes, block.c, 1);
     }
-    float x = x_behind;  // behind the chunk
+    float x = x_behind;  // x behind the chunk
     if (warps > 1) {
       if (lane == 0) totals[tiles & 1][warp] = total;
       __syncthreads();

@@ -1,4 +1,4 @@
-// CUDA backend of group_advantage: checks of memory safety, which architecture's kernels run.
+// CUDA backend of group_advantage: checks of memory safety, and the architecture that runs it.
 #include "rlk/ops/group_advantage.h"
 
 #include "../common/kernels.h"

@@ -1,6 +1,6 @@
-// group_advantage: a warp has a group; one block has the batch where its statistics are read; of ids sequences are
-// put in their order first (rlk/kernels/merge_order.h). Bound by launches and latency: a batch has some thousand rewards.
-// One body for every architecture; each gets its own machine code.
+// group_advantage: a warp has a group. One block has the batch if its statistics are wanted. Groups by ids first sort
+// the sequences by id (rlk/kernels/merge_order.h). Bound by launches and latency: a batch has some thousand rewards.
+// One body serves every architecture, and each has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "rlk/kernels/group_advantage_team.h"
@@ -11,7 +11,7 @@ namespace {  // one copy per architecture
 
 constexpr int kGroupThreads = 128;
 constexpr int kBatchThreads = 1024;
-constexpr std::int64_t kSmallBatch = 16384;  // slots; up to here half of kBatchThreads suffice
+constexpr std::int64_t kSmallBatch = 16384;  // slots of a batch for which half of kBatchThreads suffice
 
 struct GroupBlock : WarpBlock {
   MemberCounts* shared_counts;

@@ -1,4 +1,4 @@
-// CUDA backend of kl: checks of memory safety, how work is cut, which architecture's kernel runs.
+// CUDA backend of kl: checks of memory safety, the cut of the work, and the architecture that runs it.
 #include "rlk/ops/kl.h"
 
 #include "../common/kernels.h"

@@ -1,5 +1,5 @@
-// kl: a pass over tokens without sums. One body for every architecture; each gets its own machine code.
-// Bound by HBM: each array is read or written once.
+// kl: a pass over tokens without sums. One body serves every architecture, and each has its own machine code. Bound by
+// HBM: each array is read or written once.
 #include "../common/kernels.h"
 #include "../common/token_gpu.cuh"
 #include "rlk/kernels/kl_terms.h"

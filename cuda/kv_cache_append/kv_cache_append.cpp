@@ -1,4 +1,4 @@
-// CUDA backend of kv_cache_append: checks of memory safety, which kernel serves a call.
+// CUDA backend of kv_cache_append: checks of memory safety, and the kernel that serves a call.
 #include "rlk/ops/kv_cache_append.h"
 
 #include "../common/kernels.h"

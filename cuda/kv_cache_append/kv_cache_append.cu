@@ -1,6 +1,6 @@
-// kv_cache_append: lanes of a block move a token, vectors of 16 bytes or elements. Bound by HBM: k and v are read and
-// written once. What a thread does stands in rlk/kernels/cache_append.h, shared with HIP.
-// One body for every architecture; each gets its own machine code.
+// kv_cache_append: several lanes of a block move a token, by vectors of 16 bytes or by elements. Bound by HBM: k and v
+// are read and written once. rlk/kernels/cache_append.h has the copies of one thread, shared with HIP. One body serves
+// every architecture, and each has its own machine code.
 #include "../common/kernels.h"
 #include "rlk/kernels/byte_copy.h"  // Vector16
 #include "rlk/kernels/cache_append.h"

@@ -40,8 +40,8 @@ struct GemmTileSm80 {
 };
 using LargeTile = GemmTileSm80<128, 256, 2, 4, 64, 1, 3>;
 using SquareTile = GemmTileSm80<128, 128, 2, 2, 32, 2, 7>;
-using BlocksTile =
-    GemmTileSm80<128, 128, 2, 4, 64, 1, 3>;  // room in registers for a running sum beside the accumulators
+// Room in registers for a running sum beside the accumulators.
+using BlocksTile = GemmTileSm80<128, 128, 2, 4, 64, 1, 3>;
 using MediumTile = GemmTileSm80<64, 64, 2, 2, 64, 2, 7>;
 using SmallMTile = GemmTileSm80<32, 32, 1, 2, 128, 5, 7>;
 using FewestRowsTile = GemmTileSm80<16, 32, 1, 2, 128, 6, 7>;

@@ -10,7 +10,7 @@ namespace rlk::cuda {
 namespace {
 
 constexpr int kGroups = static_cast<int>(kTokenBlock) / kBiasGroupRows;  // groups per 8192 rows
-constexpr int kBatchRows = 8;                                            // loads of a thread under way
+constexpr int kBatchRows = 8;                                            // loads of a thread in flight
 
 // Walks rows from `row` on, one after another.
 class RowWalk {
@@ -83,9 +83,8 @@ template <class T, int kLanes>
 __global__ void __launch_bounds__(kGroups* kLanes, 2)
     linear_bias_grad_kernel(const __grid_constant__ LinearBiasGradParams p, bool vector) {
   constexpr int kColumns = kLanes * kVec8, kWarps = kGroups * kLanes / 32;
-  __shared__ float
-      of_warp[2][kWarps]
-             [kColumns];  // two buffers, one for each 8192 rows, alternating: the previous one is read meanwhile
+  // Two buffers, one for each 8192 rows, alternating: the previous one is read meanwhile.
+  __shared__ float of_warp[2][kWarps][kColumns];
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int group = thread / kLanes;
   const std::int64_t first = std::int64_t{blockIdx.x} * kColumns, column = first + thread % kLanes * kVec8;

@@ -1,5 +1,6 @@
 // Fused head for more than 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma, then logprob's leaf
 // statistics of the accumulators. No logits reach memory. Bound by the tensor cores, and by the power that they draw.
+//
 // Two warpgroups alternate over neighbouring tiles of 128 rows by 192 columns in the same rows. One processes the
 // logits of its tile while the other multiplies. A pair of tiles is three leaves. The first warpgroup computes the
 // first leaf's statistics. It hands its 64 columns of the second leaf, as z, to the thread of the second warpgroup with

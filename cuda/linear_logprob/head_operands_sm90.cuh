@@ -73,9 +73,8 @@ struct HeadOperand {
   int tile, last;  // rows of a tile; of the last tile, 0 if it is full
 };
 inline HeadMaps head_maps(DType dtype, std::int64_t contraction, const HeadOperand& x, const HeadOperand& w) {
-  const L2Reads reads = x.rows <= x.tile
-                            ? L2Reads::k128Bytes
-                            : L2Reads::k256Bytes;  // each weight is read once if one tile holds all rows of x
+  // Each weight is read once if one tile holds all rows of x.
+  const L2Reads reads = x.rows <= x.tile ? L2Reads::k128Bytes : L2Reads::k256Bytes;
   const auto map = [&](const HeadOperand& o, int box_rows) {
     // The stride of a single row has no meaning, and the copy engine may refuse it.
     const std::int64_t stride = o.rows > 1 ? o.stride : (contraction + 7) / 8 * 8;

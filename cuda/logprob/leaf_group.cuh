@@ -163,11 +163,11 @@ __device__ __forceinline__ bool mark_kept(const LogprobInput& p, const GroupGrid
     });
   }
   std::uint32_t* keep = bitmap + lane * kKeptWordsPerLeaf;
-  return scan_kept(p, kept, target, 0, 1,
-                   [&](std::int64_t id) {  // a small vocabulary: each lane reads the list for its own leaf
-                     const std::int64_t column = id - span.first;
-                     if (column >= 0 && column < span.columns) keep[column >> 5] |= 1u << (column & 31);
-                   });
+  // A small vocabulary: each lane reads the list for its own leaf.
+  return scan_kept(p, kept, target, 0, 1, [&](std::int64_t id) {
+    const std::int64_t column = id - span.first;
+    if (column >= 0 && column < span.columns) keep[column >> 5] |= 1u << (column & 31);
+  });
 }
 
 // Restricts a group to its row's kept set. Returns status bits if the kept set is bad. `bitmap` has kKeptWords.

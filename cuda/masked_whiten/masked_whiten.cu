@@ -1,8 +1,8 @@
-// masked_whiten in five launches: sums of sequences, their mean, sums of squares, the variance, the tokens. Bound by HBM: x
-// is read three times and y written once.
+// masked_whiten in five launches: sums of sequences, their mean, sums of squares, the variance, the tokens. Bound by
+// HBM: x is read three times and y written once.
 //
-// A block has a sequence, each of its warps a chunk of 128 tokens at a time, four a lane; its first warp adds up the chunks.
-// One body for every architecture; each gets its own machine code.
+// A block has a sequence. Each warp takes a chunk of 128 tokens at a time, four a lane. The first warp adds up the
+// chunks. One body serves every architecture, and each has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "../common/tokens.cuh"
@@ -18,7 +18,7 @@ constexpr int kMostWhitenWarps = 16;
 constexpr int kWhitenBatchThreads = 512;
 constexpr int kWhitenRegisters = 56;  // 36 warps on a multiprocessor
 
-// The tokens of a lane, of a chunk of the block's sequence.
+// A lane's tokens in a chunk of the block's sequence.
 struct WhitenLane {
   FourTokens x;
   TokenMasks<> mask;
@@ -44,10 +44,11 @@ __device__ __forceinline__ bool has_vectors(const MaskedWhitenParams& p, const T
   return (at(p.x.data, p.x.row_stride) | at(p.y.data, p.y.row_stride)) % 16 == 0 && mask_has_vectors(p.mask, span);
 }
 
-// Sums of a sequence: of its tokens, with the least and the largest, or of the squares of their deviations.
+// Sums of a sequence: of its tokens, with their minimum and maximum, or of the squares of their deviations.
 template <bool kSquares>
 __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_constant__ MaskedWhitenParams p) {
-  __shared__ float sums[2][kMostWhitenWarps];  // two tiles in turn: one barrier a tile is enough
+  // Buffers of two tiles, alternating, so that one barrier a tile is enough.
+  __shared__ float sums[2][kMostWhitenWarps];
   __shared__ float least_of[kMostWhitenWarps], largest_of[kMostWhitenWarps];
   __shared__ int counts_of[kMostWhitenWarps];
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -95,7 +96,7 @@ __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_co
     const float of_warp = threadIdx.x < warps ? sums[turn][threadIdx.x] : 0.0f;
     tree.take(sum_over_lanes<kMostWhitenWarps>(Warp(), of_warp));
   }
-  // NaN beside bad offsets: so are the mean and all tokens then.
+  // Bad offsets make the sum NaN, and so the mean and all tokens.
   const float total = has_bad_offsets(p.sequences, sequence) ? canonical_nan() : finished_sum(tree.finish());
   if constexpr (!kSquares) {
     // A lane has fewer than 2^31 of a sequence's tokens, and so has the block.
@@ -128,7 +129,7 @@ __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_co
   if (threadIdx.x == 0) memory.sums[sequence] = total;
 }
 
-// The batch's mean, or variance, from what its sequences have.
+// The batch's mean, or variance, from the sums of its sequences.
 template <bool kSquares>
 __global__ void __launch_bounds__(kWhitenBatchThreads)
     whiten_batch_kernel(const __grid_constant__ MaskedWhitenParams p) {

@@ -1,4 +1,4 @@
-// CUDA backend of optimal_token_baseline: checks of memory safety, which architecture's kernels run.
+// CUDA backend of optimal_token_baseline: checks of memory safety, and the architecture that runs it.
 #include "rlk/ops/optimal_token_baseline.h"
 
 #include "../common/kernels.h"

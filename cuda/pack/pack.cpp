@@ -1,4 +1,4 @@
-// CUDA backend of pack: checks of memory safety, the launches, which architecture's kernels run.
+// CUDA backend of pack: checks of memory safety, the launches, and the architecture that runs them.
 #include "rlk/ops/pack.h"
 
 #include "../common/kernels.h"

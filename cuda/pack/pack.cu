@@ -1,10 +1,11 @@
-// pack and unpack, bound by HBM: bytes are read once and written once. How threads share them out, and the copy, stand in
-// rlk/kernels/pack_copy.h, shared with HIP; the prefix sum in rlk/kernels/pack_scan.h.
+// pack and unpack, bound by HBM: bytes are read once and written once. rlk/kernels/pack_copy.h, shared with HIP, has
+// the copy and its distribution over threads; rlk/kernels/pack_scan.h the prefix sum.
 //
-// pack_kernel: any number of arrays up to eight in one launch.
-// pack_positions_kernel: a block a row of the mask, 1,024 tokens at a time by ballots; leaves the row's length in
-// cu_seqlens. pack_scan_kernel: one block.
-// One body for every architecture; each gets its own machine code.
+// pack_kernel: up to eight arrays in one launch.
+// pack_positions_kernel: a block has a row of the mask, 1,024 tokens at a time by ballots, and stores the row's length
+//   in cu_seqlens.
+// pack_scan_kernel: one block.
+// One body serves every architecture, and each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
 #include "rlk/kernels/pack_copy.h"
@@ -20,16 +21,16 @@ constexpr int kPositionTile = kPositionThreads * kPositionTokens;
 
 constexpr int kPackBlocks = 8;  // blocks per multiprocessor
 
-// To L2, where the rows of a block of `s` begin: blocks of short rows wait for their two offsets as long as for the rows. It
-// reads no value, so it may come before wait_for_previous_kernel.
+// Prefetches into L2 the offsets of a block of `s`: blocks of short rows wait as long for their two offsets as for the
+// rows. It reads no value, so it may run before wait_for_previous_kernel.
 __device__ __forceinline__ void prefetch_offsets(const Offsets& offsets, const PackShare& s, std::uint32_t block) {
   if (block >= s.row_blocks || s.split.chunks.value > 1) return;
   const std::int64_t row = std::int64_t{block} << s.split.log2_rows, bytes = offsets.dtype == DType::kInt64 ? 8 : 4;
   asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(offsets.data) + row * bytes));
 }
 
-// More than 64 registers would cost the eighth block of a multiprocessor, and 5 % of the time. at_once blocks run at a time;
-// each asks for the offsets of a later one.
+// More than 64 registers would cost the eighth block of a multiprocessor, and 5 % of the time. at_once blocks run at a
+// time; each prefetches the offsets of a later one.
 template <bool kAllFlat>
 __global__ void __launch_bounds__(kPackThreads, (kAllFlat ? kPackBlocks : 7))
     pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ PackGrid g, std::uint32_t at_once) {
@@ -43,7 +44,8 @@ __global__ void __launch_bounds__(kPackThreads, (kAllFlat ? kPackBlocks : 7))
 }
 
 __global__ void __launch_bounds__(kPositionThreads) pack_positions_kernel(const __grid_constant__ PackLayoutParams p) {
-  __shared__ std::int32_t of_warps[2][kPositionWarps];  // two, so that no tile waits for the last one's reads
+  // Two buffers, so that no tile waits for the previous one's reads.
+  __shared__ std::int32_t of_warps[2][kPositionWarps];
   const std::int64_t row = blockIdx.x;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned below = (1u << lane) - 1;

@@ -1,4 +1,4 @@
-// What policy_loss has beside a line in ../common/token_operators.inc: its plan, and the product with gradients.
+// Parts of policy_loss besides its line in ../common/token_operators.inc: its plan, and the product with gradients.
 #pragma once
 
 #include "../common/token_operators.h"
@@ -7,7 +7,7 @@
 
 namespace rlk::cuda {
 
-// Tiles of plain arrays are no more than this: blocks of larger ones end when few others still run.
+// The largest tile of plain arrays. Blocks of larger tiles would still run when most others have ended.
 constexpr int kMostPlainTile = 12;
 inline TokenPlan choose_policy_plan(const PolicyLossParams& p, int multiprocessors) {
   const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors);

@@ -1,4 +1,4 @@
-// CUDA backend of policy_loss beside its line in ../common/token_operators.inc: the product with gradients.
+// CUDA backend of policy_loss, besides its line in ../common/token_operators.inc: the product with gradients.
 #include "rlk/ops/policy_loss.h"
 
 #include "kernels.h"

@@ -1,5 +1,5 @@
-// policy_loss: its forms of the terms of tokens. All other kernels are those of every pass over tokens.
-// Bound by HBM: the arrays of tokens are read once (twice where a ratio is a sequence's), the gradients written once.
+// policy_loss: its forms of the terms of tokens. All other kernels are shared by passes over tokens. Bound by HBM: the
+// arrays of tokens are read once (twice if the ratio belongs to a sequence), the gradients written once.
 #include "../common/plain_tokens.cuh"
 #include "../common/token_passes.cuh"
 #include "kernels.h"

@@ -1,4 +1,4 @@
-// CUDA backend of preference_loss: checks of memory safety, which architecture's kernels run.
+// CUDA backend of preference_loss: checks of memory safety, and the architecture that runs it.
 #include "rlk/ops/preference_loss.h"
 
 #include "../common/kernels.h"

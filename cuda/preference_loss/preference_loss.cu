@@ -1,9 +1,9 @@
-// preference_loss and its gradient, bound by their launches: a few numbers a pair. The formulas stand in
-// rlk/kernels/preference_pair.h, shared with the CPU and HIP.
+// preference_loss and its gradient. They are bound by their launches, since a pair has a few numbers. The formulas
+// stand in rlk/kernels/preference_pair.h, shared with the CPU and HIP.
 //
-// preference_pairs_kernel: a thread a pair. If losses are sorted, rlk/kernels/merge_order.h sorts their keys before.
-// preference_metrics_kernel runs after it, a block a metric.
-// One body for every architecture; each gets its own machine code.
+// preference_pairs_kernel: a thread has a pair. For sorted losses rlk/kernels/merge_order.h first sorts their keys.
+//   preference_metrics_kernel runs after it: a block has a metric.
+// One body serves every architecture, and each has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "rlk/kernels/preference_pair.h"
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kPairThreads)
   preference_item<PlainMemory>(p, i);
 }
 
-// By a block; all threads get it.
+// A block computes it, and all of its threads receive it.
 __device__ __forceinline__ float sum_of_metric(const PreferenceLossParams& p, int metric) {
   __shared__ float sums[kMetricThreads / 32];
   return sum_of_block(WarpBlock{Warp(), sums}, preference_metric_items(p, metric),

@@ -1,4 +1,4 @@
-// CUDA backend of random_bits: checks of memory safety, which architecture's kernel runs.
+// CUDA backend of random_bits: checks of memory safety, and the architecture that runs it.
 #include "rlk/ops/random_bits.h"
 
 #include "../common/kernels.h"

@@ -1,5 +1,5 @@
-// Random words on CUDA: a thread has a block of four words of one row, and neighbours have neighbouring blocks.
-// Bound by the stores: 8 bytes a word. One body for every architecture; each gets its own machine code.
+// Random words on CUDA. A thread has a block of four words of one row, and neighbouring threads have neighbouring
+// blocks. Bound by the stores: 8 bytes a word. One body serves every architecture, and each has its own machine code.
 #include "../common/kernels.h"
 #include "rlk/kernels/random_words.h"
 

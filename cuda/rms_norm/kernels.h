@@ -1,5 +1,5 @@
-// Host entry points of the rms_norm kernels, one set per architecture, and the ways in which each can serve a call. All
-// have the same bits. Arguments were checked in rms_norm.cpp.
+// Host entry points of the rms_norm kernels, one set per architecture, and the plans of each. All plans have the same
+// bits. rms_norm.cpp checks the arguments.
 #pragma once
 
 #include "../common/launch.h"
@@ -7,19 +7,20 @@
 
 namespace rlk::cuda {
 
-// A row is `threads` threads with up to `vec8s` times eight columns each in registers; 0 threads: a block goes over the
+// A row has `threads` threads, each with up to `vec8s` times eight columns in registers. 0 threads: a block reads the
 // row twice, which serves any width and alignment.
 struct RmsNormPlan {
   int threads = 0, vec8s = 0;
 };
 constexpr RmsNormPlan kRmsNormPlans[] = {{8, 4}, {32, 4}, {128, 4}, {256, 4}, {256, 8}, {0, 0}};
-constexpr std::int64_t kMostFewRows = 1024;  // rows of a launch that keeps no memory busy for long, at most
+constexpr std::int64_t kMostFewRows = 1024;  // the most rows of a launch that is too short to keep memory busy
 bool serves(const RmsNormPlan& plan, const RmsNormParams& p);
 RmsNormPlan choose_plan(const RmsNormParams& p);
 
-// Groups: `threads` threads take 64 rows one after another, each row read once. Halves: two blocks a group, for dx and dweight
-// together, of 16 bits and rows a stride apart; half of a row is read twice. Rows: a block a row for dx, and beside them threads with two columns of 64 rows for
-// dweight: rows are read twice, any width and alignment.
+// Groups: `threads` threads take 64 rows one after another and read each row once. Halves: two blocks share a group,
+// for dx and dweight together; half of each row is read twice. They serve 16-bit types and rows one stride apart. Rows:
+// a block has a row for dx, and other threads have two columns of 64 rows for dweight. Rows are read twice, with any
+// width and alignment.
 struct RmsNormBackwardPlan {
   int threads = 0, vec8s = 0;  // 0 threads: rows
   bool halves = false;
@@ -33,9 +34,9 @@ RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocess
 bool has_vectors(const RmsNormParams& p);
 bool has_vectors(const RmsNormBackwardParams& p);
 
-// Whether y is wanted, with a weight of the rows' type, and the rows of every array are one stride apart.
+// Whether y is wanted, the weight has the rows' type, and the rows of every array are one stride apart.
 bool is_plain(const RmsNormParams& p);
-// Whether the rows of every array are one stride of less than 2^31 bytes apart: an address is one instruction then.
+// Whether the rows of every array are one stride of less than 2^31 bytes apart. An address then takes one instruction.
 bool is_plain(const RmsNormBackwardParams& p);
 
 RLK_CUDA_KERNELS(void rms_norm(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream);)

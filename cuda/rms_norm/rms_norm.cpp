@@ -1,4 +1,4 @@
-// CUDA backend of rms_norm: checks of memory safety, which kernel serves a call, which architecture's runs.
+// CUDA backend of rms_norm: checks of memory safety, the kernel that serves a call, and the architecture that runs it.
 #include "rlk/ops/rms_norm.h"
 
 #include "../common/alignment.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kVec8 = kRmsNormLaneColumns;
 
-// A row of `columns` in registers or shared memory, as threads and vec8s of a plan.
+// The threads and vec8s of a plan that hold a row of `columns` in registers or shared memory.
 template <class Plan, class Params>
 bool holds_row(const Plan& plan, const Params& p) {
   if (plan.threads == 0) return true;
@@ -76,7 +76,7 @@ RmsNormPlan choose_plan(const RmsNormParams& p) {
 
 RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocessors) {
   const std::int64_t groups = rms_norm_groups(p.num_rows);
-  const bool halves = 2 * groups <= multiprocessors;  // more of them would wait for one another
+  const bool halves = 2 * groups <= multiprocessors;  // more blocks would wait for one another
   if (5 * groups < multiprocessors) return {};
   for (const RmsNormBackwardPlan& plan : kRmsNormBackwardPlans) {
     if (plan.halves == halves && serves(plan, p)) return plan;
@@ -106,7 +106,7 @@ void rms_norm_backward(const RmsNormBackwardParams& p, int device, Stream stream
   if (capability == 90) {
     return sm90::rms_norm_backward(p, choose_plan(p, multiprocessors(device)), to_stream(stream));
   }
-  // Other devices have less shared memory than the widest rings take.
+  // Other devices have less shared memory than the widest rings need.
   RmsNormBackwardPlan plan = choose_plan(p, multiprocessors(device));
   if (plan.threads * plan.vec8s > 256) plan = {};
   sm80::rms_norm_backward(p, plan, to_stream(stream));

@@ -1,10 +1,10 @@
 // rms_norm forward. Bound by HBM: x, and the residual, are read once, y and the new residual written once.
 //
-// rms_norm_row_kernel: kThreads threads hold a row in registers between its sum and its output. Thread t has vec8s t,
-// t + kThreads, ..., which are whole lanes of the contract's sum. Blocks are short and many, so that the hardware's
-// scheduler keeps every multiprocessor's memory requests coming. The weight stays in L1.
-// rms_norm_any_kernel: a block goes over a row twice. Any width, any alignment.
-// One body for every architecture; each gets its own machine code.
+// rms_norm_row_kernel: kThreads threads hold a row in registers between its sum and its output. Thread t has vec8s t, t
+//   + kThreads, ..., which are whole lanes of the contract's sum. Blocks are short and many, so that the hardware's
+//   scheduler keeps every multiprocessor's memory requests coming. The weight stays in L1.
+// rms_norm_any_kernel: a block reads a row twice. It serves any width and alignment.
+// One body serves every architecture, and each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "kernels.h"
 #include "row.cuh"
@@ -21,7 +21,8 @@ constexpr int kRowBlock = kThreads < kForwardBlock ? kForwardBlock : kThreads;
 template <class T, int kThreads, int kVec8s>
 constexpr int kRowBlocks = kForwardThreads / kRowBlock<kThreads> / (Vec8<T>::kVectors * kVec8s > 4 ? 2 : 1);
 
-// To L2, for rows of up to kVec8s vec8s: this block's row where no block before did so, and one that another will load.
+// Prefetches into L2 rows of up to kVec8s vec8s: this block's row if no earlier block did, and a row that a later block
+// will load.
 template <class T, int kVec8s, bool kResidual>
 __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64_t row) {
   using Storage = typename T::Storage;
@@ -35,7 +36,7 @@ __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64
       prefetch_to_l2(static_cast<const Storage*>(p.residual) + p.residual_rows.offset(row), bytes);
     }
   }
-  if constexpr (T::kPacked && !kResidual) {  // rows of float32 have more bytes under way as it is
+  if constexpr (T::kPacked && !kResidual) {  // rows of float32 have enough bytes in flight without it
     if (row + kAhead < p.num_rows) prefetch_to_l2(x + p.x_rows.offset(row + kAhead), bytes);
   }
 }
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
   constexpr int kLanes = kVec8s < kRmsNormLanes / kThreads ? kVec8s : kRmsNormLanes / kThreads;  // lanes per thread
   __shared__ float of_warps[kRows][kSumNodes<kThreads, kLanes>];
-  const bool sum_first = kResidual && (kPlain || many);  // before anything else is asked for
+  const bool sum_first = kResidual && (kPlain || many);  // before any other load
   const int of_block = kRows == 1 ? 0 : static_cast<int>(threadIdx.x / kThreads);
   const int thread = static_cast<int>(threadIdx.x) - of_block * kThreads;
   const std::int64_t row = std::int64_t{blockIdx.x} * kRows + of_block;
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   const Storage* x = static_cast<const Storage*>(p.x) + offset(p.x_rows);
   const std::uint64_t policy = evict_first_policy();
   allow_next_kernel();
-  if constexpr (kThreads >= 32) {  // rows of few vec8s are not worth a copy each
+  if constexpr (kThreads >= 32) {  // rows of few vec8s do not repay a copy each
     if (!sum_first && thread == 0 && vec8s > 0) prefetch_rows<T, kThreads * kVec8s, kResidual>(p, row);
   }
   wait_for_previous_kernel();
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   }
   float lanes[kLanes] = {};
 #pragma unroll
-  for (int i = 0; i < kVec8s; ++i) {  // missing vec8s are +0, and change no sum of squares
+  for (int i = 0; i < kVec8s; ++i) {  // missing vec8s are +0, which changes no sum of squares
     float z[kVec8];
     h[i].to_float(z);
 #pragma unroll

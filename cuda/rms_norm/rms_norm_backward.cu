@@ -1,15 +1,15 @@
-// rms_norm backward. Bound by HBM: it reads dy, h and the gradient of the new residual once, and writes dx once. dweight
-// also writes and reads 4 bytes for each column of each group of 64 rows.
+// rms_norm backward. Bound by HBM: it reads dy, h and the gradient of the new residual once, and writes dx once.
+// dweight also writes and reads 4 bytes for each column of each group of 64 rows.
 //
-// rms_norm_groups_kernel: kThreads threads take a group of 64 rows, one after another. A thread owns vec8s t,
-// t + kThreads, ... of a row: it reads back only what it copied itself into its ring of stages in shared memory. It keeps
-// dweight's chains of its columns in registers. The next rows load meanwhile.
-// rms_norm_halves_kernel: two blocks a group. A block computes dx for every second row, and dweight's chains of half of the
-// columns for all rows. It reads half of the other block's rows a second time, from L2.
+// rms_norm_groups_kernel: kThreads threads take a group of 64 rows, one after another. A thread owns vec8s t, t +
+//   kThreads, ... of a row: it reads back only what it copied itself into its ring of stages in shared memory. It keeps
+//   dweight's chains of its columns in registers. The next rows load meanwhile.
+// rms_norm_halves_kernel: two blocks share a group. A block computes dx for every second row, and dweight's chains of
+//   half of the columns for all rows. It reads half of the other block's rows a second time, from L2.
 // rms_norm_rows_kernel: for too few groups to fill all multiprocessors, and for any width and alignment. A group has 64
-// blocks that take one row each, for dx; its further blocks take columns of all rows, for dweight's chains.
+//   blocks that take one row each, for dx; its further blocks take columns of all rows, for dweight's chains.
 // rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns a block.
-// One body for every architecture; each gets its own machine code.
+// One body serves every architecture, and each has its own machine code.
 #include <type_traits>
 
 #include "../common/async_copy_groups_sm80.cuh"
@@ -25,7 +25,7 @@ namespace {  // one copy per architecture
 constexpr int kGroupRows = kRmsNormGroupRows;
 constexpr int kBlockGroups = static_cast<int>(kRmsNormBlock) / kGroupRows;  // groups per 8192 rows
 
-// Pointer to a thread's first column in the rows of a group. kPlain: the result of is_plain.
+// Pointers to a thread's first column in the rows of a group. kPlain: the call is_plain.
 template <class Element, bool kPlain>
 class GroupRows {
  public:
@@ -51,8 +51,8 @@ class GroupRows {
   std::int64_t first_row_;
 };
 
-// A thread's columns of the rows of a step: of dy, of h and, if given, of the gradient of the new residual. A step has
-// one barrier; if the values of two rows fit the registers, a step takes two.
+// A thread's columns of dy, of h and, if given, of the new residual's gradient, in the rows of a step. A step has one
+// barrier. It takes two rows if their values fit in registers.
 template <class T, int kThreads, int kVec8s>
 struct GroupShape {
   static constexpr int kArrays = 3;
@@ -61,7 +61,8 @@ struct GroupShape {
   static constexpr int kBlock = kThreads < 128 ? 128 : kThreads, kGroups = kBlock / kThreads;
   static constexpr int kVectors = Vec8<T>::kVectors;
   static constexpr int kArrayBytes = kBlock * kVec8s * kVectors * 16, kStageBytes = kRows * kArrays * kArrayBytes;
-  // Out of the 227 KB of a multiprocessor on compute capability 9.0: more than three stages for several blocks, or for one.
+  // Shared memory of a block if several share the 227 KB of a multiprocessor on compute capability 9.0. If too few
+  // stages fit, one block takes 192 KB.
   static constexpr int kShared = kBlock < 256 ? 48 << 10 : 96 << 10;
   static constexpr bool kSeveral = kShared / kStageBytes >= (kKept ? 2 : 3);
   static constexpr int kMost = (kSeveral ? kShared : 192 << 10) / kStageBytes;
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
       }
     } else {
       copy_async_wait<kStages - 2>();
-      copy_rows(row + (kStages - 1) * kRows, free_stage);  // into what the step before was read from
+      copy_rows(row + (kStages - 1) * kRows, free_stage);  // into the stage that the previous step read
     }
     float rstd[kRows], lanes[kRows] = {};
 #pragma unroll
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
 #pragma unroll
       for (int r = 0; r < kRows; ++r) c[r] = __fdiv_rn(lanes[r], static_cast<float>(p.columns));
     }
-    // Not before the sum: rows that are asked for too early take memory's time from the ones that are waited for.
+    // Requested after the sum: earlier requests would delay loads that the kernel waits for.
     if constexpr (Shape::kKept) copy_rows(row + kStages * kRows, stage);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -362,7 +363,7 @@ __global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (Hal
         add_to(sums[j], g, xhat);
       }
     };
-    if (half == 1) add_other();  // the row before
+    if (half == 1) add_other();  // the previous row
     const float c = __fdiv_rn(row_sum<kThreads>(lanes, of_warps[step % 2]), static_cast<float>(p.columns));
     Storage* const dx = dx_rows[is_mine ? mine : 0];
 #pragma unroll
@@ -377,7 +378,7 @@ __global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (Hal
       store_vec8(dx + i * kThreads * kVec8, vec8_of<T>(d));
       if (i / kOwn == half) add_to(sums[i % kOwn], g, xhat);
     }
-    if (half == 0) add_other();  // the row behind
+    if (half == 0) add_other();  // the next row
   }
   allow_next_kernel();
   float* const to = static_cast<float*>(p.workspace) + group * p.columns;
@@ -394,7 +395,7 @@ __global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (Hal
 }
 
 constexpr int kRowThreads = kRmsNormLanes;
-constexpr int kChainRows = 16;    // rows of a thread under way: a group has few threads, and each waits for its loads
+constexpr int kChainRows = 16;    // rows of a thread in flight: a group has few threads, and each waits for its loads
 constexpr int kChainColumns = 2;  // columns per thread
 
 // Two neighbouring columns, of which `count` exist. kVector: both, aligned to their size.
@@ -470,7 +471,8 @@ __device__ __forceinline__ void chains_of_group(const RmsNormBackwardParams& p, 
   float sums[kChainColumns] = {};
 #pragma unroll 1
   for (int row = 0; row < rows; row += kChainRows) {
-    // Past the last row that row again: without a branch all loads are under way before the first is waited for.
+    // Past the end the last row is loaded again. Without a branch all loads are in flight before the first is waited
+    // for.
     float a[kChainRows][kChainColumns], b[kChainRows][kChainColumns], rstd[kChainRows];
 #pragma unroll
     for (int i = 0; i < kChainRows; ++i) {
@@ -496,7 +498,7 @@ __device__ __forceinline__ void chains_of_group(const RmsNormBackwardParams& p, 
   }
 }
 
-// Blocks of a group: `row_blocks` (64 or, without dx, none) rows, then `column_blocks`.
+// Blocks of a group: `row_blocks` blocks with a row each (64, or 0 without dx), then `column_blocks`.
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kRowThreads, 2)
     rms_norm_rows_kernel(const __grid_constant__ RmsNormBackwardParams p, int row_blocks, int column_blocks) {
@@ -571,8 +573,9 @@ void run_fold(const RmsNormBackwardParams& p, cudaStream_t stream) {
   launch_dependent<kOverlap>(rms_norm_fold_kernel, grid, at_once * kFoldColumns * kFoldUnits, 0, stream, p);
 }
 
-// Blocks that begin while the kernel before them ends go where there is room first: two on some multiprocessors, none on
-// others. With more than half of the memory each has a multiprocessor of its own, where there are enough.
+// Blocks that begin while the previous kernel ends go where there is room first: two on some multiprocessors, none on
+// others. A block that asks for more than half of the shared memory gets a multiprocessor of its own, if there are
+// enough.
 template <bool kOverlap, class Shape, auto* kKernel>
 void run_ring(const RmsNormBackwardParams& p, std::int64_t blocks, int threads, cudaStream_t stream) {
   constexpr int kBytes = Shape::kStages * Shape::kStageBytes;

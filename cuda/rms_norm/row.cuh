@@ -1,4 +1,4 @@
-// What forward and backward of rms_norm share: the weight, and the contract's sum over a row.
+// Parts that forward and backward of rms_norm share: the weight, and the contract's sum over a row.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Weights of eight columns with the offset: of the rows' type or float32, 1 where there are none.
+// Weights of eight columns plus the offset. They have the rows' type or float32, and are 1 if there is no weight.
 template <class T, bool kVector, class Params>
 __device__ __forceinline__ void load_weights(const Params& p, int column, int count, float (&w)[kVec8]) {
 #pragma unroll
@@ -26,9 +26,9 @@ __device__ __forceinline__ void load_weights(const Params& p, int column, int co
 }
 
 // The sums over kRows rows that kThreads neighbouring threads hold. lanes[r * kCount + j] is lane (thread of the row) +
-// j * kThreads of the contract's tree of row r; lanes[r] becomes its sum, in every thread. Rows of more than a warp meet at
-// a barrier of the block. of_warps, kRows * kSumNodes, is theirs alone: nobody writes it again before the next such barrier
-// but one.
+// j * kThreads of the contract's tree of row r. lanes[r] becomes its sum, in every thread. Rows of more than a warp
+// take a block barrier. of_warps, kRows * kSumNodes, belongs to these rows: it is not written again until the second
+// next such barrier.
 template <int kThreads, int kRows, int kCount>
 __device__ __forceinline__ void row_sums(float (&lanes)[kCount], float* of_warps) {
   constexpr int kInWarp = kThreads < 32 ? kThreads : 32, kWarps = kThreads / kInWarp;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void row_sums(float (&lanes)[kCount], float* of_warps
     lanes[r] = __fadd_rn(node[r][0], 0.0f);  // a zero sum is +0, as where lanes are missing
   }
 }
-// The same of one row.
+// The same for one row.
 template <int kThreads, int kCount>
 __device__ __forceinline__ float row_sum(float (&lanes)[kCount], float* of_warps) {
   row_sums<kThreads, 1>(lanes, of_warps);

@@ -1,5 +1,5 @@
-// Host entry points of the rope kernels, one per architecture, and the ways in which each can serve a call. All have the
-// same bits. Arguments were checked in rope.cpp.
+// Host entry points of the rope kernels, one per architecture, and the plans of each. All plans have the same bits.
+// rope.cpp checks the arguments.
 #pragma once
 
 #include "../common/launch.h"
@@ -10,8 +10,8 @@ namespace rlk::cuda {
 
 constexpr int kRopeThreads = 128;  // threads per block
 
-// A thread has two times eight columns, at vectors of 16 bytes, of `heads` heads of a token, whose angles it loads once;
-// 0 heads: a pair of one head, at any alignment.
+// A thread has two vec8s of `heads` heads of a token, aligned to 16 bytes, and loads their angles once. 0 heads: a
+// thread has a pair of one head, at any alignment.
 struct RopePlan {
   int heads = 0;
 };

@@ -1,4 +1,4 @@
-// CUDA backend of rope: checks of memory safety, which kernel serves a call, which architecture's runs.
+// CUDA backend of rope: checks of memory safety, the kernel that serves a call, and the architecture that runs it.
 #include "rlk/ops/rope.h"
 
 #include "kernels.h"
@@ -8,7 +8,7 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr std::int64_t kThreadsWanted = 2048;  // per multiprocessor; fewer, and heads are spread over more threads
+constexpr std::int64_t kThreadsWanted = 2048;  // threads per multiprocessor; with fewer, a thread takes fewer heads
 
 }  // namespace
 

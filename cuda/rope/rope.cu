@@ -1,12 +1,12 @@
-// rope, queries and keys in one launch. Bound by HBM: heads are read once and written once. All heads of a token share its
-// angles, so every read of these but the first hits a cache.
+// rope, queries and keys in one launch. Bound by HBM: heads are read once and written once. All heads of a token share
+// its angles, so every read of the angles except the first hits a cache.
 //
-// rope_vec8s_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. They are
-// the halves of eight pairs or, interleaved, four pairs and four more: neighbouring threads read neighbouring vectors either
-// way. It loads all of these first, then the position and the angles, by which it rotates every head.
-// Threads of their own copy columns that are not rotated.
+// rope_vec8s_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. They
+//   are the halves of eight pairs or, interleaved, four pairs and four more. Neighbouring threads read neighbouring
+//   vectors in both forms. The thread loads all of these first, then the position and the angles, by which it rotates
+//   every head. Threads of their own copy columns that are not rotated.
 // rope_elements_kernel: one thread rotates one pair of one head. Any width, any alignment.
-// One body for every architecture; each gets its own machine code.
+// One body serves every architecture, and each has its own machine code.
 #include <algorithm>
 
 #include "../common/dependent_launch.cuh"
@@ -44,7 +44,7 @@ __device__ __forceinline__ RopeRows rows_of_pair(const RopeParams& p, const Rope
   return {p, at, section, id};
 }
 
-// kCount values of T or float32, at multiples of their size together, up to 16 bytes.
+// kCount values of T or float32, up to 16 bytes, aligned to their total size.
 template <class T, int kCount>
 __device__ __forceinline__ void load_angles(const void* from, DType dtype, std::int64_t at, float* to) {
   if (dtype == DType::kFloat32) {
@@ -132,7 +132,8 @@ __device__ __forceinline__ void rotate_vec8(const float (&x)[kVec8], const float
 #pragma unroll
   for (int j = 0; j < kVec8; ++j) {
     product[j] = __fmul_rn(other[j], sin(j));
-    if (kSign < 0 || (kSign == 0 && j % 2 == 0)) product[j] = -product[j];  // rounds as its negative does
+    // Rounding is symmetric, so the negation is exact.
+    if (kSign < 0 || (kSign == 0 && j % 2 == 0)) product[j] = -product[j];
   }
   if (round_products) {
 #pragma unroll
@@ -174,7 +175,7 @@ __device__ __forceinline__ void rotate_vec8s(const RopeParams& p, const Vec8Angl
   *b = vec8_of<T>(second);
 }
 
-// The number of blocks on a multiprocessor, as limited by the registers that hold loads under way.
+// The number of blocks on a multiprocessor, as limited by the registers that hold loads in flight.
 template <class T, int kHeads, bool kPerPair>
 constexpr int kRopeBlocks = kHeads* Vec8<T>::kVectors >= 4   ? 4
                             : kHeads* Vec8<T>::kVectors == 2 ? (kPerPair ? 6 : 5)
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(kRopeThreads, (kRopeBlocks<T, kHeads, kPerPair
   allow_next_kernel();
   const RopePlace at(p, g, blockIdx.x, threadIdx.x);
   const int heads = static_cast<int>(p.q.num_heads + p.k.num_heads), lanes = static_cast<int>(g.lanes.value);
-  if constexpr (kHeads == 1) {  // few tokens; among many, prefetches make the launch 2 % slower
+  if constexpr (kHeads == 1) {  // few tokens; with many tokens, prefetches make the launch 2 % slower
     if (at.exists && at.first_unit == 0 && at.lane < heads) {
       prefetch_to_l2(head_in<T>(p, at, at.lane), static_cast<std::uint32_t>(p.head_dim * sizeof(typename T::Storage)));
     }

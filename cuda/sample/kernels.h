@@ -1,4 +1,4 @@
-// Host entry points of the kernels of sample, one per architecture. Arguments were checked in sample.cpp.
+// Host entry points of the kernels of sample, one per architecture. sample.cpp checks the arguments.
 #pragma once
 
 #include "../common/launch.h"

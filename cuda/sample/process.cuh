@@ -1,5 +1,5 @@
-// Rows of process_logits: a block is a row. The body is rlk/kernels/process_logits.h, shared with the CPU and HIP.
-// Bound by one read of the logits and two writes and a read of the output. One body for every architecture.
+// Rows of process_logits: a block has a row. The body is rlk/kernels/process_logits.h, shared with the CPU and HIP.
+// Bound by one read of the logits, and by two writes and one read of the output. One body serves every architecture.
 #pragma once
 
 #include "team.cuh"

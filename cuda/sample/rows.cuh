@@ -1,8 +1,7 @@
-// Rows of sample: a block takes a row, and eight threads take a leaf. Then one block computes the offsets of the kept
-// sets, and a block a row writes their ids. The formulas stand in rlk/kernels/sample_select.h and sample_tree.h, shared
-// with the CPU and HIP.
-// Bound by reads of the logits: one without truncation, two where top-k leaves few columns, up to six of a large top-p set.
-// One body for every architecture; each gets its own machine code.
+// Rows of sample: a block has a row, and eight threads have a leaf. Then one block computes the offsets of the kept
+// sets, and a block for each row writes their ids. The formulas stand in rlk/kernels/sample_select.h and sample_tree.h,
+// shared with the CPU and HIP. Bound by reads of the logits: one without truncation, two if top-k leaves few columns,
+// up to six for a large top-p set. One body serves every architecture, and each has its own machine code.
 #pragma once
 
 #include "rlk/kernels/sample_kept.h"
@@ -13,7 +12,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Bytes of shared memory of every kernel here.
+// Bytes of shared memory of every kernel in this file.
 constexpr int kSharedBytes = sizeof(SampleShared);
 static_assert(kSharedBytes <= 48 * 1024);
 
@@ -30,7 +29,7 @@ __global__ void __launch_bounds__(kRowThreads, 3)
 
 enum class TreePass { kTree, kDraw, kRaw };
 
-// A row's draw needs one leaf: a warp has it.
+// A row's draw needs one leaf, which one warp computes.
 template <TreePass kPass>
 constexpr int kTreeThreads = kPass == TreePass::kDraw ? 32 : kRowThreads;
 
@@ -108,7 +107,7 @@ void run_raw(const SampleParams& p, const SampleChunk& chunk, cudaStream_t strea
   check(cudaGetLastError(), "launch of sample's raw_logprob");
   run_top<T, true>(p, chunk, stream);
 }
-// fn<T, kExp>() for the params' type and exponential.
+// Calls fn<T, kExp>() for the params' type and exponential.
 template <class F>
 void by_type_and_mode(const SampleParams& p, F fn) {
   const auto by_mode = [&](auto type) {
@@ -118,7 +117,7 @@ void by_type_and_mode(const SampleParams& p, F fn) {
   p.dtype == DType::kFloat32 ? by_mode(Fp32()) : p.dtype == DType::kBFloat16 ? by_mode(Bf16()) : by_mode(Fp16());
 }
 
-// The kept sets of rows that the launches before have marked and counted.
+// Writes the kept sets of rows, which earlier launches have marked and counted.
 inline void run_kept(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
   if (p.kept_offsets == nullptr) return;
   sample_offsets_kernel<<<1, kRowThreads, kSharedBytes, stream>>>(p, chunk);

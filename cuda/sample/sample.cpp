@@ -1,4 +1,4 @@
-// CUDA backend of sample: checks of memory safety, which architecture's kernels run.
+// CUDA backend of sample: checks of memory safety, and the architecture that runs it.
 #include "rlk/ops/sample.h"
 
 #include "kernels.h"
@@ -8,7 +8,7 @@ namespace rlk::cuda {
 
 namespace {
 
-// Whether there are rows; without, the offsets of their kept sets are written.
+// Whether there are rows. If not, it writes the offsets of the empty kept sets.
 bool has_rows(const SampleParams& p, Stream stream) {
   if (p.num_rows == 0 && p.kept_offsets != nullptr) {
     check(cudaMemsetAsync(p.kept_offsets, 0, sizeof *p.kept_offsets, to_stream(stream)), "clearing of sample");

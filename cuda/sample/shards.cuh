@@ -1,7 +1,6 @@
-// Rows of sample_partial and sample_merge: a block is a row. What is computed stands in rlk/kernels/sample_shard.h and
-// sample_merge.h, shared with the CPU and HIP.
-// Bound by reads of the shard: one where nothing is cut, two where top-k leaves few columns; the merge reads payloads alone.
-// One body for every architecture; each gets its own machine code.
+// Rows of sample_partial and sample_merge: a block has a row. The bodies stand in rlk/kernels/sample_shard.h and
+// sample_merge.h, shared with the CPU and HIP. Bound by reads of the shard: one without truncation, two if top-k leaves
+// few columns. The merge reads payloads alone. One body serves every architecture, and each has its own machine code.
 #pragma once
 
 #include "rlk/kernels/sample_merge.h"

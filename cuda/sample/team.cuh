@@ -1,4 +1,4 @@
-// A block as the team that rlk/kernels/sample_row.h asks for.
+// A block as the team of rlk/kernels/sample_row.h.
 #pragma once
 
 #include "../common/element.cuh"

@@ -1,4 +1,4 @@
-// CUDA backend of scatter_rewards: checks of memory safety, how work is cut, which architecture's kernels run.
+// CUDA backend of scatter_rewards: checks of memory safety, the cut of the work, and the architecture that runs it.
 #include "rlk/ops/scatter_rewards.h"
 
 #include "../common/kernels.h"
@@ -9,7 +9,7 @@
 namespace rlk::cuda {
 
 std::int64_t scatter_rewards_workspace_bytes(const ScatterRewardsParams& p, int) {
-  // Slots are most where tiles are least.
+  // The smallest tiles make the most slots.
   return reward_workspace_bytes(p.sequences, mean_length(p.sequences) <= kWarpTokens ? kWarpTile : kLeastPlanTile);
 }
 

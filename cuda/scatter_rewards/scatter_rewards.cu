@@ -1,6 +1,6 @@
-// scatter_rewards: a pass over tokens writes all of them and counts. A pass over sequences, a warp each, then adds to
-// the tokens that have a reward. One body for every architecture; each gets its own machine code.
-// Bound by HBM: each array is read or written once; the second pass reads 64 bytes a tile and touches the tokens of rewards.
+// scatter_rewards: a pass over tokens writes all of them and counts. A second pass has a warp for each sequence and
+// adds to the tokens that have a reward. One body serves every architecture, and each has its own machine code. Bound
+// by HBM: each array is read or written once; the second pass reads 64 bytes a tile and touches the tokens of rewards.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
 #include "../common/token_gpu.cuh"
@@ -12,7 +12,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The mask of a block's tile: of one byte a token a warp's loads are too small to be enough of them under way.
+// Prefetches the mask of a block's tile. With one byte a token, a warp's loads are too small to keep enough bytes in
+// flight.
 __device__ __forceinline__ void prefetch_mask(const ScatterRewardsParams& p, int tile) {
   const Sequences& q = p.sequences;
   if (q.packed() || p.mask.data == nullptr || tile == kWarpTile) return;
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kTokenThreads, (kSpreads ? 3 : 4))
   reward_sequences<TokenGpu, kSpreads>(p, static_cast<const TilePartial<8>*>(p.workspace), tile, blockIdx.x);
 }
 
-// A separate kernel for packed calls alone: inside of the spread kernel this code would make registers spill.
+// A separate kernel for packed calls alone: inside the spread kernel this code would spill registers.
 __global__ void reward_rest_kernel(const __grid_constant__ ScatterRewardsParams p) {
   wait_for_previous_kernel();
   clear_spread_rest<TokenGpu>(p, blockIdx.x);

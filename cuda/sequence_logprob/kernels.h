@@ -1,5 +1,5 @@
-// Host entry points of the sequence_logprob kernels, one per architecture, and the ways in which each can serve a call. All
-// have the same bits. Arguments were checked in sequence_logprob.cpp.
+// Host entry points of the sequence_logprob kernels, one per architecture, and the plans of each. All plans have the
+// same bits. sequence_logprob.cpp checks the arguments.
 #pragma once
 
 #include "../common/launch.h"
@@ -7,11 +7,11 @@
 
 namespace rlk::cuda {
 
-constexpr int kSequenceMostThreads = 512;  // threads per block, at most
-constexpr int kSequencesOfBlock = 4;       // where a sequence is a warp's
+constexpr int kSequenceMostThreads = 512;  // the most threads per block
+constexpr int kSequencesOfBlock = 4;       // sequences per block if a warp has a sequence
 constexpr int kSequenceChunk = 2048;       // positions that a warp adds up at a time
 
-// How many warps share a sequence: one, or all of a block.
+// The number of warps that share a sequence: one, or all of a block.
 struct SequencePlan {
   int warps = 1;
 };

@@ -1,4 +1,5 @@
-// CUDA backend of sequence_logprob: checks of memory safety, which kernel serves a call, which architecture's runs.
+// CUDA backend of sequence_logprob: checks of memory safety, the kernel that serves a call, and the architecture that
+// runs it.
 #include "rlk/ops/sequence_logprob.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 
 namespace rlk::cuda {
 SequencePlan choose_plan(const SequenceLogprobParams& p) {
-  // The host does not know the lengths of packed sequences: their mean stands for them.
+  // The host does not know the lengths of packed sequences and uses their mean.
   const bool packed = p.cu_seqlens.data != nullptr;
   const std::int64_t length = packed ? p.num_tokens / std::max<std::int64_t>(p.num_sequences, 1) : p.num_tokens;
   for (const SequencePlan& plan : kSequencePlans) {

@@ -1,10 +1,11 @@
 // sequence_logprob and its gradient, bound by HBM: log-probabilities and flags are read once.
 //
 // sequence_logprob_kernel: a warp takes a chunk of 2,048 positions. A sequence goes to one warp, or to all warps of a
-// block, which take chunks in turn. Neighbouring threads read neighbouring positions, at any alignment, 16 rows of 32
-// positions at a time.
+//   block, which take chunks in turn. Neighbouring threads read neighbouring positions, at any alignment, 16 rows of 32
+//   positions at a time.
 // sequence_logprob_backward_kernel: a block takes a tile of tokens; its body is rlk/kernels/sequence_gradient.h, shared
-// with HIP. One body for every architecture; each gets its own machine code.
+//   with HIP.
+// One body serves every architecture, and each has its own machine code.
 #include "../common/team.cuh"
 #include "../common/vec8.cuh"
 #include "kernels.h"
@@ -14,18 +15,19 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kBatchRows = 16, kTailRows = 8;  // rows of 32 positions whose loads are under way together
+constexpr int kBatchRows = 16, kTailRows = 8;  // rows of 32 positions whose loads are in flight together
 constexpr int kBatch = 32 * kBatchRows, kTail = 32 * kTailRows;
 constexpr int kRoundChunks = 16;  // chunks per warp, between two barriers
-// Nine blocks of kSequencesOfBlock warps on a multiprocessor of an sm_90. For sm_80 ptxas needs more.
+// Registers that let nine blocks of kSequencesOfBlock warps run on a multiprocessor of sm_90. For sm_80 ptxas needs
+// more.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kSumRegisters = 64;
 #else
 constexpr int kSumRegisters = 56;
 #endif
 
-// Loads a thread's positions, one in each of kRows rows; +0 where a position does not count. Positions below `left`
-// exist; with kAll, all do.
+// Loads a thread's positions, one in each of kRows rows. Positions that do not count are +0. Positions below `left`
+// exist; with kAll all exist.
 template <class T, int kRows, bool kAll, class Flags>
 __device__ __forceinline__ void load_rows(const typename T::Storage* logprob, const Flags& flags, int left,
                                           float (&v)[kRows], int& count) {
@@ -88,7 +90,7 @@ __device__ __forceinline__ float sum_of_chunk(const typename T::Storage* logprob
 template <class T>
 __global__ void __maxnreg__(kSumRegisters)
     sequence_logprob_kernel(const __grid_constant__ SequenceLogprobParams p, int warps) {
-  // Two, so that a round need not wait for the one before.
+  // Two buffers, so that a round need not wait for the previous one.
   __shared__ float chunks_of_warps[2][kRoundChunks * kSequenceMostThreads / 32];
   __shared__ long long counts_of_warps[kSequenceMostThreads / 32];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -100,7 +102,7 @@ __global__ void __maxnreg__(kSumRegisters)
   const auto* logprob =
       static_cast<const typename T::Storage*>(p.logprob) + (packed ? span.begin : sequence * p.logprob_stride);
   const std::int64_t mask_at = packed ? span.begin : sequence * p.mask.row_stride;
-  // Chunks, and a thread's tokens, of a sequence are fewer than 2^31.
+  // A sequence has fewer than 2^31 chunks, and a thread fewer than 2^31 tokens.
   const int chunks = static_cast<int>((span.length + kSequenceChunk - 1) / kSequenceChunk);
   TeamSumTree<Warp> tree{Warp()};
   int counted = 0, which = 0;

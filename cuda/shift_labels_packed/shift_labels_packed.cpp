@@ -1,4 +1,4 @@
-// CUDA backend of labels and masks: checks of memory safety, which architecture's kernels run.
+// CUDA backend of labels and masks: checks of memory safety, and the architecture that runs it.
 #include "rlk/ops/shift_labels_packed.h"
 
 #include "../common/kernels.h"

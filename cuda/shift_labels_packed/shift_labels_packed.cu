@@ -1,6 +1,6 @@
-// Labels and masks of tokens: a block has a tile of tokens; of turns, where a token depends on those before it, a warp or a
-// block has a sequence. What is computed stands in rlk/kernels/token_labels.h, shared with the CPU and HIP.
-// One body for every architecture; each gets its own machine code.
+// Labels and masks of tokens: a block has a tile of tokens. For turns, where a token depends on earlier ones, a warp or
+// a block has a sequence. The formulas stand in rlk/kernels/token_labels.h, shared with the CPU and HIP. One body
+// serves every architecture, and each has its own machine code.
 #include "../common/kernels.h"
 #include "rlk/kernels/token_labels.h"
 
@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kTileThreads) span_mask_kernel(const __grid_co
   __shared__ std::int64_t shared[2];
   span_mask_block<PlainMemory>(p, blockIdx.x, static_cast<int>(threadIdx.x), shared, [] { __syncthreads(); });
 }
-// A warp's groups of 32 positions, whose ids are read together.
+// The groups of 32 positions whose ids a warp loads together.
 constexpr int kTurnGroups = 8;
 constexpr int kTurnWarps = 8;  // warps per block
 
@@ -25,7 +25,7 @@ struct TurnGroup {
   __device__ __forceinline__ TurnGroup of(int lane) const {
     return {__shfl_sync(0xffffffffu, opens, lane), __shfl_sync(0xffffffffu, closes, lane)};
   }
-  // Whether a turn is open behind the positions `below`; `before`: whether one is before the group.
+  // Whether a turn is open after the positions `below`. `before`: whether a turn is open before the group.
   __device__ __forceinline__ bool open(unsigned below, bool before) const {
     const unsigned events = (opens | closes) & below;
     return events == 0 ? before : (opens >> (31 - __clz(static_cast<int>(events))) & 1) != 0;
@@ -35,7 +35,7 @@ struct TurnGroup {
 template <class Id>
 __device__ __forceinline__ void mask_of_turns(const ToolMaskParams& p, const Id* all_ids, int warps) {
   __shared__ std::uint8_t
-      open_of_warps[2][kTurnWarps];  // 2: nothing happens; two, so that no tile waits for the one before
+      open_of_warps[2][kTurnWarps];  // 2: no marker; two buffers, so that no tile waits for the previous one
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int member = warps == 1 ? 0 : warp;
   const std::int64_t sequence = warps == 1 ? std::int64_t{blockIdx.x} * kTurnWarps + warp : blockIdx.x;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void mask_of_turns(const ToolMaskParams& p, const Id*
       id[k] = 0;
       if (at + 32 * k < span.length) id[k] = ids[at + 32 * k];
     }
-    TurnGroup mine = {0, 0};  // lane k has group k's
+    TurnGroup mine = {0, 0};  // lane k has the turns of group k
 #pragma unroll
     for (int k = 0; k < kTurnGroups; ++k) {
       const bool exists = at + 32 * k < span.length;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void mask_of_turns(const ToolMaskParams& p, const Id*
                                __ballot_sync(0xffffffffu, exists && id[k] == end_id)};
       if (lane == k) mine = group;
     }
-    if (__any_sync(0xffffffffu, (mine.opens | mine.closes) != 0)) {  // last ids of markers: what of the others?
+    if (__any_sync(0xffffffffu, (mine.opens | mine.closes) != 0)) {  // found a marker's last id: compare the rest
 #pragma unroll 1
       for (int k = 0; k < kTurnGroups; ++k) {
         const TurnGroup last = mine.of(k);
@@ -89,8 +89,7 @@ __device__ __forceinline__ void mask_of_turns(const ToolMaskParams& p, const Id*
         carried = after == 2 ? carried : after == 1;
       }
     }
-    if (p.include_end &&
-        !__any_sync(0xffffffffu, (mine.opens | mine.closes) != 0)) {  // nothing happens, as in most places
+    if (p.include_end && !__any_sync(0xffffffffu, (mine.opens | mine.closes) != 0)) {  // no marker, as in most tiles
 #pragma unroll
       for (int k = 0; k < kTurnGroups; ++k) {
         if (at + 32 * k < span.length) mask[at + 32 * k] = open ? 1 : 0;
@@ -137,11 +136,11 @@ void loss_mask_from_spans(const SpanMaskParams& p, cudaStream_t stream) {
 }
 
 void tool_mask(const ToolMaskParams& p, cudaStream_t stream) {
-  if (p.cu_seqlens.data != nullptr) {  // tokens of no sequence
+  if (p.cu_seqlens.data != nullptr) {  // clears tokens of no sequence
     check(cudaMemsetAsync(p.mask, 0, static_cast<std::size_t>(p.num_tokens), stream), "clearing of tool_mask");
   }
   if (p.num_sequences == 0) return;
-  // The host does not know the lengths of packed sequences: their mean stands for them.
+  // The host does not know the lengths of packed sequences and uses their mean.
   const std::int64_t length = p.cu_seqlens.data != nullptr ? p.num_tokens / p.num_sequences : p.num_tokens;
   const int warps = length <= 32 * kTurnGroups ? 1 : kTurnWarps, sequences = kTurnWarps / warps;
   tool_mask_kernel<<<static_cast<unsigned>((p.num_sequences + sequences - 1) / sequences), 32 * kTurnWarps, 0,

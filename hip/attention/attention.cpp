@@ -1,4 +1,4 @@
-// Host side of the HIP backend of attention: checks of memory safety, which kernel serves a call, its launches.
+// Host side of the HIP backend of attention: checks of memory safety, the kernel that serves a call, and its launches.
 #include "rlk/ops/attention.h"
 
 #include <string>
@@ -20,7 +20,8 @@ std::string kernel_name(const char* pass, const AttentionInput& p) {
          (p.head_dim <= NarrowTile::kColumns ? "_narrow" : "_wide") + type_suffix(p.dtype);
 }
 
-// The params, which of a tree are a type of their own with the same bytes, the grid and the first block of each launch.
+// The params, the grid and the first block of each launch. The params of a tree have a type of their own with the same
+// bytes.
 template <class Params>
 void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int narrow_lds, int wide_lds, int device,
                   Stream stream) {

@@ -1,4 +1,4 @@
-// What the host and the kernels of attention agree on.
+// Constants and arguments of attention that host and kernels share.
 #pragma once
 
 #include "rlk/kernels/attention_backward.h"
@@ -7,7 +7,7 @@
 
 namespace rlk::hip {
 
-// 16 rows: what 64 KiB of LDS hold beside the weights of 128 columns and a stage.
+// 16 rows: the most that 64 KiB of LDS hold beside the weights of 128 columns and a stage.
 using NarrowTile = AttentionTile<1, 128, 16>;
 using WideTile = AttentionTile<1, 256, 16>;
 static_assert(NarrowTile::kRows == WideTile::kRows);

@@ -1,4 +1,4 @@
-// What attention's tiles are written with, on HIP and under its emulation.
+// The vocabulary of attention's tiles, on HIP and under its emulation.
 #pragma once
 
 #include "hip/attention/launches.h"
@@ -21,8 +21,8 @@ struct Machine {
   static RLK_DEVICE int thread() { return thread_id(); }
   static RLK_DEVICE int threads() { return kAttentionThreads; }
   static RLK_DEVICE void barrier() { block_barrier(); }
-  // Whether it is so for any thread of the block; a barrier. `flags`: shared, a word a wave, not written again before
-  // another barrier.
+  // Whether the value is true in any thread of the block. It is also a barrier. `flags`: one word a wave in LDS, not
+  // written again before another barrier.
   static RLK_DEVICE bool any(bool value, std::uint32_t* flags) {
     static_assert(kAttentionThreads == 4 * kWave);
     const bool of_wave = hip::any(value);
@@ -61,7 +61,7 @@ struct Machine {
     if (vectors) {
 #if defined(__HIP_DEVICE_COMPILE__)
       __builtin_memcpy(x.v, __builtin_assume_aligned(from, 16), sizeof x.v);
-#else  // g++ would believe it of the other branch as well
+#else  // g++ would apply this to the other branch, too
       __builtin_memcpy(x.v, from, sizeof x.v);
 #endif
     } else {
@@ -72,8 +72,8 @@ struct Machine {
   }
 };
 
-// A block's own copy of the params, in front of its tile: read from LDS where they are needed, since all of them together
-// are more than scalar registers hold.
+// A block's own copy of the params, in LDS before its tile. Each use reads them from LDS, since all of them need more
+// SGPRs than there are.
 template <class Params>
 struct AttentionCall {
   Params p;

@@ -8,9 +8,9 @@ namespace rlk::hip {
 constexpr int kTeam = 32;
 
 RLK_DEVICE int team_lane() { return thread_id() % kTeam; }
-RLK_DEVICE int team_id() { return thread_id() / kTeam; }  // in the block
+RLK_DEVICE int team_id() { return thread_id() / kTeam; }  // the team's index in the block
 
-// The value of lane `lane` of the team, which may be another for each lane that asks.
+// The value of lane `lane` of the team. Each lane may ask for another one.
 RLK_DEVICE float shuffle_team(float value, int lane RLK_HERE_PARAMETER) {
   return shuffle_xor(value, team_lane() ^ lane RLK_HERE_ARGUMENT);
 }

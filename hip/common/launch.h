@@ -1,4 +1,4 @@
-// Host side of kernels over rows: which arrays have vectors, names of kernels, launches of any number of blocks.
+// Host side of kernels over rows: the test for vector loads, names of kernels, launches of any number of blocks.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1
 
 inline bool at_16_bytes(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
-// Rows are whole vectors of eight columns, at multiples of 16 bytes.
+// Whether rows are whole vectors of eight columns, at multiples of 16 bytes.
 inline bool has_vectors(const void* data, const RowLayout& rows, DType t) {
   const auto aligned = [&](std::int64_t stride) { return stride * size_of(t) % 16 == 0; };
   return data == nullptr || (at_16_bytes(data) && aligned(rows.inner_stride) && aligned(rows.outer_stride));
@@ -28,7 +28,7 @@ struct Block {
   int threads;
   std::size_t lds_bytes;
 };
-// Kernels take their params, the first block of the launch, and what else there is.
+// Kernels take their params, the first block of the launch, and further arguments.
 template <class Params, class... Args>
 void launch_blocks(int device, Stream stream, const Block& block, const std::string& name, std::int64_t blocks,
                    const Params& p, const Args&... args) {

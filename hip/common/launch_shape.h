@@ -1,4 +1,4 @@
-// What the host and the kernels of every operator agree on.
+// Constants that the host and the kernels of every operator share.
 #pragma once
 
 #include <cstdint>

@@ -30,8 +30,8 @@ std::string path_of(void* library) {
   return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : "libamdhip64";
 }
 
-// The runtime that the process has already, under whatever name a framework's wheel gave it: streams and memory of one
-// runtime mean nothing to another.
+// The runtime that the process has already loaded, under any name that a framework's wheel gave it. A second runtime
+// could not use the streams and memory of the first.
 void* loaded_library() {
   std::string path;
   dl_iterate_phdr(
@@ -45,7 +45,7 @@ void* loaded_library() {
   return path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
 }
 
-// Newest first; the name without a version is a development package's.
+// Newest first. The name without a version belongs to a development package.
 void* open_library() {
   if (void* library = loaded_library()) return library;
   std::string reasons;
@@ -56,7 +56,7 @@ void* open_library() {
   throw Unsupported("HIP: libamdhip64 of ROCm 6 or 7 cannot be opened: " + reasons);
 }
 
-// What a process loaded on one device: modules by their bundles, functions by their names.
+// Modules and functions that the process loaded on one device: modules by their bundles, functions by their names.
 struct Loaded {
   std::mutex mutex;
   std::map<const RlkHipBundle*, void*> modules;
@@ -82,7 +82,7 @@ const RlkHipBundle& bundle_of(const std::string& kernel) {
 }  // namespace
 
 const Runtime& Runtime::get() {
-  static const Runtime runtime;  // a constructor that threw runs again at the next call
+  static const Runtime runtime;  // if the constructor throws, it runs again at the next call
   return runtime;
 }
 
@@ -111,7 +111,7 @@ Runtime::Runtime() {
 
 void Runtime::check(int status, const char* what) const {
   if (status == 0) return;
-  api_.hipGetLastError();  // else the next launch of the process, whoever's, would be blamed
+  api_.hipGetLastError();  // clears the error, which the process's next launch would otherwise report
   throw std::runtime_error(std::string("HIP: ") + what + ": " + api_.hipGetErrorString(status));
 }
 

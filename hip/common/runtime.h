@@ -1,5 +1,5 @@
-// AMD's HIP runtime, found when the first array on an AMD GPU comes. libamdhip64 is opened by name and used through
-// its stable C interface: one build serves ROCm 6 and 7 and needs neither to be there.
+// AMD's HIP runtime, looked up at the first call with an array on an AMD GPU. libamdhip64 is opened by name and used
+// through its stable C interface. So one build serves ROCm 6 and 7, and neither needs to be installed.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace rlk::hip {
 
-// Throws Unsupported where there is no runtime or no device.
+// Throws Unsupported if there is no runtime or no device.
 class Runtime {
  public:
   static const Runtime& get();
@@ -26,7 +26,7 @@ class Runtime {
   // Launches a kernel of the embedded bundles on `device` (arguments as the kernel declares them).
   template <class... Args>
   void launch(int device, const char* kernel, const Grid& grid, Stream stream, Args... args) const {
-#ifdef RLK_HIP_ARGUMENT_SIZES  // in builds with tests, for hip/emulation/isa: a mark and the sizes; other runtimes read neither
+#ifdef RLK_HIP_ARGUMENT_SIZES  // builds with tests append a mark and the sizes for hip/emulation/isa; other runtimes read neither
     void* pointers[] = {&args..., reinterpret_cast<void*>(kSizesFollow), reinterpret_cast<void*>(sizeof(args))...};
 #else
     void* pointers[] = {&args...};

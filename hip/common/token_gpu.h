@@ -1,4 +1,4 @@
-// What passes over tokens (rlk/kernels/token_kernels.h) are written with, on HIP.
+// HIP's vocabulary for the passes over tokens (rlk/kernels/token_kernels.h).
 #pragma once
 
 #include "hip/common/wave.h"
@@ -9,9 +9,9 @@ namespace rlk::hip {
 struct TokenGpu {
   static constexpr int kLanes = kWave;
   static constexpr bool kReadsAgain = true;
-  using Tokens = float;  // conditions of four would be more scalar registers than there are
-  // `p`, which is the kernel's whole first argument, read from where that lies: more numbers than scalar registers would be kept
-  // over a loop otherwise. No other object will do, nor a part of it.
+  using Tokens = float;  // conditions of four tokens would need more SGPRs than there are
+  // Reads `p` from the kernel's argument memory at each use. Otherwise the compiler would keep more numbers over a loop
+  // than there are SGPRs. `p` must be the kernel's whole first argument, not another object or a part of it.
   template <class Params>
   static RLK_DEVICE const Params& first_argument([[maybe_unused]] const Params& p) {
 #if defined(__HIP_DEVICE_COMPILE__)
@@ -25,7 +25,7 @@ struct TokenGpu {
   static RLK_DEVICE int thread() { return thread_id(); }
   static RLK_DEVICE float shuffle_xor(float x, int distance) { return hip::shuffle_xor(x, distance); }
   static RLK_DEVICE void barrier() { block_barrier(); }
-  // A wave's accesses to memory are in order; what the compiler and the emulation's lanes do must be, too.
+  // A wave's accesses to memory are in order. This keeps the compiler and the emulation's lanes in order, too.
   static RLK_DEVICE void wave_barrier() {
 #if defined(__HIP_DEVICE_COMPILE__)
     __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");

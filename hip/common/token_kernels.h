@@ -1,4 +1,4 @@
-// The kernels of passes over tokens by name, of an operator by its Batch:
+// The kernels of passes over tokens, by name. An operator is given by its Batch:
 //
 //   RLK_TOKEN_STATISTICS(operator, Batch): a pass before, and what it says of sequences
 //

@@ -26,7 +26,8 @@ void run_token_terms(const typename Batch::Params& p, int device, Stream stream,
                 token_workspace<Batch>(q, p.workspace), passes.slots, token_tile(q));
 }
 
-// Kernels are named `prefix`_statistics, _sequences, _few, _sums and _results; that of the terms has a name of its own.
+// Kernels are named `prefix`_statistics, _sequences, _few, _sums and _results. The kernel of the terms has a name of
+// its own.
 template <class Batch>
 void run_token_passes(const typename Batch::Params& p, int device, Stream stream, const std::string& prefix,
                       const std::string& terms_kernel) {

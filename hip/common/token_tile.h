@@ -1,4 +1,4 @@
-// How passes over tokens are cut on HIP: guesses, made without a GPU to measure on.
+// The tiles of passes over tokens on HIP. They are guesses: no GPU was there to measure on.
 #pragma once
 
 #include "hip/common/token_gpu.h"
@@ -6,7 +6,8 @@
 
 namespace rlk::hip {
 
-constexpr std::int64_t kWaveTokens = 128, kLeastBlockTokens = 4096;  // sequences of at most so many are waves, blocks
+// Sequences of at most so many tokens go to waves; to blocks.
+constexpr std::int64_t kWaveTokens = 128, kLeastBlockTokens = 4096;
 
 inline int token_tile(const Sequences& q) {
   const std::int64_t mean = mean_length(q);

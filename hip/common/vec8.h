@@ -1,4 +1,4 @@
-// Kernels whose threads take eight neighbouring columns at a time: these to and from memory.
+// Loads and stores of kernels whose threads take eight neighbouring columns at a time.
 #pragma once
 
 #include "hip/common/element.h"
@@ -11,7 +11,8 @@ struct Columns {
   float v[kVec8];
 };
 
-// The first `count` of eight columns, the others +0. kVector: all eight, at multiples of 16 bytes.
+// Loads the first `count` of eight columns and sets the others to +0. kVector: all eight exist, at multiples of 16
+// bytes.
 template <class T, bool kVector>
 RLK_DEVICE Columns load_columns(const typename T::Storage* from, std::int64_t count) {
   using Storage = typename T::Storage;

@@ -1,8 +1,8 @@
-// What HIP kernels are written with: ids, wave operations, block barrier, LDS, matrix instructions. One source, two
-// meanings: on a GPU the instructions of a 64-lane wave, on the host their emulation (hip/emulation).
+// The vocabulary of HIP kernels: ids, wave operations, block barrier, LDS, matrix instructions. On a GPU these are the
+// instructions of a 64-lane wave, on the host their emulation (hip/emulation).
 //
-// A wave operation must be reached by all 64 lanes of a wave together, a barrier by all lanes of a block. The hardware
-// does not say when that is broken; the emulation does.
+// All 64 lanes of a wave must reach a wave operation together, and all lanes of a block a barrier. The hardware does
+// not report a violation; the emulation does.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
-// wave.h on a GPU: gfx90a and gfx942, by compiler builtins alone, so that no ROCm header is needed.
+// wave.h on a GPU (gfx90a and gfx942). It uses compiler builtins alone, so that no ROCm header is needed.
 #pragma once
 
 #define RLK_KERNEL(threads) \
   extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
-// Between RLK_KERNEL and the name: registers are shared out so that at least so many waves fit a SIMD unit.
+// Stands between RLK_KERNEL and the name. It limits registers so that at least this many waves fit on a SIMD unit.
 #define RLK_WAVES_PER_SIMD(waves) __attribute__((amdgpu_waves_per_eu(waves)))
 #define RLK_HERE_PARAMETER
 #define RLK_HERE_ARGUMENT
@@ -35,32 +35,32 @@ RLK_DEVICE void wave_barrier() {
 RLK_DEVICE void atomic_or(std::uint32_t* word, std::uint32_t bits) {
   __hip_atomic_fetch_or(word, bits, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-// A pointer of the type that says it is one into global memory, for those that come from memory themselves.
+// Casts a pointer to the global address space, for pointers that were loaded from memory.
 template <class T>
 RLK_DEVICE auto typed_global(T* p) {
   return (__attribute__((address_space(1))) T*)p;
 }
-// Keeps x in vector registers. The compiler puts a value that all lanes share into scalar registers, which are few.
+// Keeps x in VGPRs. The compiler puts a value that all lanes share into SGPRs, which are few.
 template <class T>
 RLK_DEVICE T in_vector(T x) {
   asm("" : "+v"(x));
   return x;
 }
-// Counts one up; gives the count before. In LDS.
+// Adds one to a counter in LDS and returns the previous value.
 RLK_DEVICE std::uint32_t atomic_take(std::uint32_t* counter) {
   return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-// In global memory, for all blocks, or in LDS.
+// Adds to a counter in global memory, for all blocks, or in LDS.
 template <class T>
 RLK_DEVICE void atomic_add(T* to, T value) {
   __hip_atomic_fetch_add(to, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
-// The block's LDS, as many bytes as the launch asks for, aligned to 16.
+// The block's LDS: the bytes that the launch asks for, aligned to 16.
 extern "C" __attribute__((device)) __attribute__((shared)) __attribute__((aligned(16))) unsigned char rlk_lds[];
 RLK_DEVICE unsigned char* lds() { return rlk_lds; }
 
-// The same pointer, known not to be one into LDS: accesses through it wait for no LDS instruction and block none.
+// The same pointer in the global address space. Accesses through it wait for no LDS instruction and delay none.
 template <class T>
 RLK_DEVICE T* global_pointer(T* p) {
   return (T*)(__attribute__((address_space(1))) T*)p;

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of covariance_mask: checks of memory safety, which kernels run.
+// Host side of the HIP backend of covariance_mask: checks of memory safety, and the choice of kernels.
 #include "rlk/ops/covariance_mask.h"
 
 #include "hip/common/token_passes.h"

@@ -1,7 +1,7 @@
 // embedding backward after the sort: rows of dweight from their tokens, and the rows that have none.
 //
-// A block is a wave with eight columns a thread. It has the rows that begin among 16 sorted tokens, and goes on to the end
-// of the last of them. Sums that wait for a later group lie in LDS, each thread's columns apart from the others'.
+// A block is a wave with eight columns a thread. It sums the rows that begin among 16 sorted tokens, each to its end.
+// Sums that wait for a later group lie in LDS, separately for each thread's columns.
 #pragma once
 
 #include "hip/common/vec8.h"
@@ -72,7 +72,7 @@ RLK_DEVICE void embedding_rows_kernel(const EmbeddingBackwardParams& p, std::int
   }
 }
 
-// A row is a wave's, one after another. No row has a token where there are none at all.
+// A wave clears rows one after another. If the call has no tokens, no row has one.
 template <class Unit>
 RLK_DEVICE void embedding_clear_kernel(const EmbeddingBackwardParams& p, std::int64_t first_block,
                                        const EmbeddingWorkspace& w) {

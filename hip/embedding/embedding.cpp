@@ -1,4 +1,4 @@
-// Host side of the HIP backend of embedding: checks of memory safety, which kernel serves a call, its launches.
+// Host side of the HIP backend of embedding: checks of memory safety, the kernel that serves a call, and its launches.
 #include "rlk/ops/embedding.h"
 
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 
 RowLayout rows_apart(std::int64_t stride) { return {std::int64_t{1} << 32, 0, stride}; }
 
-// Bytes of all parts; with a place to put them, where they are.
+// Bytes of all parts of the workspace. Sets the pointers of the workspace if one is given.
 std::int64_t place(const EmbeddingBackwardParams& p, EmbeddingWorkspace* w) {
   std::int64_t bytes = 0;
   const auto part = [&](auto* pointer, std::int64_t count) {
@@ -29,7 +29,7 @@ std::int64_t place(const EmbeddingBackwardParams& p, EmbeddingWorkspace* w) {
   return bytes;
 }
 
-// Gives the sorted keys.
+// Sorts the keys and returns them.
 const EmbeddingKey* sort(const EmbeddingBackwardParams& p, const EmbeddingWorkspace& w, int device, Stream stream) {
   const std::int64_t tiles = ceil_div(p.num_tokens, kSortTile);
   int bits = 1;  // bits of a row index, and of num_rows, which stands for none

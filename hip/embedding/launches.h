@@ -1,4 +1,4 @@
-// What the host and the kernels of embedding agree on.
+// Constants and arguments of embedding that host and kernels share.
 #pragma once
 
 #include <cstddef>
@@ -22,21 +22,21 @@ constexpr std::size_t kSortLds = kDigits * sizeof(std::uint32_t);
 constexpr int kBeginThreads = 256;
 constexpr std::size_t kBeginLds = kBeginThreads * sizeof(std::uint32_t);
 
-// Sums: a block has the rows that begin among so many sorted tokens, eight columns a thread.
+// Sums: a block has the rows that begin among this many sorted tokens, with eight columns a thread.
 constexpr int kEmbeddingThreads = 64;
 constexpr int kSliceColumns = kEmbeddingThreads * kVec8;
 constexpr int kWindow = 16;
 constexpr std::size_t kEmbeddingLds = kEmbeddingLevels * kSliceColumns * sizeof(float);
 constexpr int kClearRows = 16;  // rows per block
 
-// A token as it is sorted: its row above, num_rows where it has none, its index below.
+// The sort key of a token. The upper half is its row, or num_rows if it has none; the lower half its index.
 using EmbeddingKey = std::uint64_t;
 struct EmbeddingDigit {
   int shift, width;  // in a key, bits
 };
 struct EmbeddingWorkspace {
   EmbeddingKey* keys[2];   // [num_tokens] each
-  std::uint32_t* counts;   // [kDigits, tiles], then where each begins
+  std::uint32_t* counts;   // [kDigits, tiles]: counts, then the first position of each
   std::uint32_t* present;  // [num_rows]: 1 where a row has a token
 };
 

@@ -1,6 +1,7 @@
-// The tokens of embedding's gradient by rows and, of one row, by index: a stable radix sort, the least digit first. A pass
-// is three kernels. A wave counts the digits of its tile. One block turns all counts into positions for each tile and
-// digit. A wave then moves its tile's tokens to their positions in order, 64 at a time. Ballots find equal digits.
+// Sorts the tokens of embedding's gradient by row, and within a row by index: a stable radix sort, the least digit
+// first. A pass is three kernels. A wave counts the digits of its tile. One block turns all counts into positions for
+// each tile and digit. A wave then moves its tile's tokens to their positions in order, 64 at a time. Ballots find
+// equal digits.
 #pragma once
 
 #include "hip/embedding/forward.h"
@@ -33,8 +34,8 @@ RLK_DEVICE std::uint64_t equal_lanes(std::uint32_t d, bool exists, int width) {
   return equal;
 }
 
-// Goes over the block's tile in order; places[d] is how many keys of digit d came before, from what `begin` says on, and
-// take(key, place) gets each.
+// Walks the block's tile in order. places[d] is the position of the next key of digit d; it starts at the value of
+// `begin`. take(key, place) receives each key and its position.
 template <bool kFromIds, class Begin, class Take>
 RLK_DEVICE void walk_tile(const EmbeddingBackwardParams& p, const EmbeddingKey* keys, const EmbeddingDigit& digit,
                           std::int64_t tile, const Begin& begin, const Take& take) {
@@ -74,7 +75,7 @@ RLK_DEVICE void embedding_count_kernel(const EmbeddingBackwardParams& p, std::in
   for (int d = thread_id(); d < kDigits; d += kSortThreads) counts[d * tiles + tile] = places[d];
 }
 
-// One block, whose threads have as many counts each.
+// One block; each thread has the same number of counts.
 RLK_DEVICE void embedding_begin_kernel(std::uint32_t* all_counts, std::int64_t num) {
   auto* sums = reinterpret_cast<std::uint32_t*>(lds());
   const std::int64_t of_thread = num / kBeginThreads;

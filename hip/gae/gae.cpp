@@ -1,4 +1,4 @@
-// Host side of the HIP backend of gae: checks of memory safety, its launches.
+// Host side of the HIP backend of gae: checks of memory safety, and its launches.
 #include "rlk/ops/gae.h"
 
 #include "hip/common/launch.h"

@@ -1,4 +1,4 @@
-// What the host and the kernels of gae agree on.
+// Constants and arguments of gae that host and kernels share.
 #pragma once
 
 #include "rlk/ops/gae.h"
@@ -8,6 +8,6 @@ namespace rlk::hip {
 constexpr int kGaeThreads = 256;                     // threads of a block, which takes one sequence
 constexpr int kGaeTeams = kGaeThreads / kScanLanes;  // teams of 32 lanes; each takes a chunk at a time
 constexpr int kGaeLdsBytes =
-    kGaeTeams * (2 * 8 + 4 + 4);  // totals of two tiles in turn, first values, whether there are any
+    kGaeTeams * (2 * 8 + 4 + 4);  // totals of two tiles, alternating; first values; whether there are any
 
 }  // namespace rlk::hip

@@ -52,7 +52,7 @@ RLK_DEVICE void gae_kernel(const GaeParams& p, std::int64_t first_block) {
 
   float next_behind = kHasValues && p.bootstrap != nullptr ? global_pointer(p.bootstrap)[sequence] : 0.0f;
   float x_behind = 0.0f;
-  std::int64_t chunk = chunks - kGaeTeams + team;  // negative: there is none
+  std::int64_t chunk = chunks - kGaeTeams + team;  // negative: no chunk is left
   for (std::int64_t tiles = (chunks + kGaeTeams - 1) / kGaeTeams; tiles > 0; --tiles, chunk -= kGaeTeams) {
     const std::int64_t first_token = chunk * kScanChunk + lane * kLaneTokens, left = span.length - first_token;
     const int count = chunk < 0 || left <= 0 ? 0 : left < kLaneTokens ? static_cast<int>(left) : kLaneTokens;
@@ -119,7 +119,7 @@ RLK_DEVICE void gae_kernel(const GaeParams& p, std::int64_t first_block) {
       if (lane + h < kScanLanes) block = scan_compose(block, other);
     }
 
-    float x = x_behind;  // behind the chunk
+    float x = x_behind;  // x behind the chunk
     if (lane == 0) shared.totals[tiles & 1][team] = block;
     block_barrier();
 #pragma unroll 1

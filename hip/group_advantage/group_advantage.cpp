@@ -1,4 +1,4 @@
-// Host side of the HIP backend of group_advantage: checks of memory safety, its launches.
+// Host side of the HIP backend of group_advantage: checks of memory safety, and its launches.
 #include "rlk/ops/group_advantage.h"
 
 #include "hip/common/launch.h"

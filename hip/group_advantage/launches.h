@@ -1,4 +1,4 @@
-// What the host and the kernels of group_advantage agree on.
+// Constants and arguments of group_advantage that host and kernels share.
 #pragma once
 
 #include "rlk/kernels/group_advantage_team.h"

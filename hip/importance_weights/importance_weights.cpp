@@ -1,4 +1,4 @@
-// Host side of the HIP backend of importance_weights: checks of memory safety, which kernels run.
+// Host side of the HIP backend of importance_weights: checks of memory safety, and the choice of kernels.
 #include "rlk/ops/importance_weights.h"
 
 #include "hip/common/token_passes.h"

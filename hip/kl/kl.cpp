@@ -1,4 +1,4 @@
-// Host side of the HIP backend of kl: checks of memory safety, how work is cut, its launch.
+// Host side of the HIP backend of kl: checks of memory safety, the cut of the work, and its launch.
 #include "rlk/ops/kl.h"
 
 #include "hip/common/token_passes.h"

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of kv_cache_append: checks of memory safety, which kernel serves a call.
+// Host side of the HIP backend of kv_cache_append: checks of memory safety, and the kernel that serves a call.
 #include "rlk/ops/kv_cache_append.h"
 
 #include <string>

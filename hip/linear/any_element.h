@@ -1,4 +1,4 @@
-// Elements of an array whose type is known at run time, one at a time: of outputs and biases.
+// Single elements of outputs and biases, whose type is known at run time.
 #pragma once
 
 #include "hip/common/element.h"

@@ -1,7 +1,7 @@
-// The matrix products of linear for gfx90a and gfx942: a block of four waves makes a tile of outputs, operands through
-// LDS in two buffers, one filled while the other is multiplied. Rule 1's order: each output is one accumulator to which
-// matrix instructions add contraction indices in ascending order; 32x32x8 is half a step of 16, 16x16x16 a whole one.
-// Large products are bound by the matrix units, small ones by reading the weight once.
+// The matrix products of linear for gfx90a and gfx942. A block of four waves computes a tile of outputs. Operands pass
+// through two LDS buffers: one is filled while the other is multiplied. The order is rule 1's: each output is one
+// accumulator, to which matrix instructions add contraction indices in ascending order. 32x32x8 is half a step of 16,
+// 16x16x16 a whole one. Large products are bound by the matrix units, small ones by reading the weight once.
 #pragma once
 
 #include "hip/common/wave.h"
@@ -12,15 +12,15 @@
 
 namespace rlk::hip {
 
-enum class Fold { kNone, kTree, kAscending };  // how segments add up: there is one; rule 2; rule 9
+enum class Fold { kNone, kTree, kAscending };  // how segments are added: there is one; rule 2; rule 9
 
-// A wave's outputs: those of its matrix instructions, as they leave them.
+// A wave's outputs, in the layout of its matrix instructions.
 template <class Tile>
 struct WaveSums {
   static constexpr int kSize = Tile::kMfma, kOutputs = kSize * kSize / kWave;
   Accumulator<kOutputs> v[Tile::kMfmasDown][Tile::kMfmasAcross];
 
-  // f(sum, index of its instruction, down and across, index of the lane's output).
+  // Calls f(sum, its instruction's row, its instruction's column, index of the lane's output).
   template <class F>
   RLK_DEVICE void for_each(const F& f) {
 #pragma unroll
@@ -38,12 +38,12 @@ RLK_DEVICE void add_earlier(WaveSums<Tile>& sum, const WaveSums<Tile>& earlier) 
   sum.for_each([&](float& x, int down, int across, int i) { x = add_rn(earlier.v[down][across].v[i], x); });
 }
 
-// A block's place among the outputs and its waves' places in the block.
+// A block's tile among the outputs, and its waves' positions in the tile.
 template <class Tile>
 struct WavePlace {
   std::int64_t row, column;    // first row and column of the tile
-  int wave_row, wave_column;   // the wave's first ones, in the tile
-  std::int64_t rows, columns;  // left from the wave's first on; not positive: none
+  int wave_row, wave_column;   // first row and column of the wave, in the tile
+  std::int64_t rows, columns;  // rows and columns from the wave's first on; not positive: none
   RLK_DEVICE WavePlace(const GemmParams& p, std::int64_t tile)
       : row(tile % p.tiles_down * kTileRows<Tile>), column(tile / p.tiles_down * kTileColumns<Tile>) {
     const int wave = thread_id() / kWave;
@@ -91,13 +91,14 @@ RLK_DEVICE void multiply_step(const std::uint16_t* stage, const WavePlace<Tile>&
   }
 }
 
-// Adds dot products over contraction indices [begin, end) to the sums. By the whole block; waves without outputs only load.
+// Adds dot products over contraction indices [begin, end) to the sums. The whole block calls it; waves without outputs
+// only load.
 template <class Operand, class Tile, class LoadA, class LoadB>
 RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64_t begin, std::int64_t end,
                     WaveSums<Tile>& sums) {
   constexpr int kStageK = Tile::kStageK, kSteps = kStageK / 16;
   if (begin >= end) return;
-  int buffer = 0;  // that is filled
+  int buffer = 0;  // the buffer that is filled
   const auto stage = [&] { return reinterpret_cast<std::uint16_t*>(lds()) + buffer * kStageElements<Tile>; };
   const auto load = [&](std::int64_t k) {
     a.load(k, end);
@@ -117,20 +118,20 @@ RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) multiply_step<Operand>(stage(), place, step, sums);
     }
-    buffer ^= 1;  // with which every wave has done since the last barrier
+    buffer ^= 1;  // every wave has finished reading it since the last barrier
     store();
   }
-  // The last stage, whole or not; its last step may be filled up with +0.
+  // The last stage, full or partial; +0 fills up its last step.
   const int steps = place.empty() ? 0 : static_cast<int>(end - k + 15) / 16;
   for (int step = 0; step < steps; ++step) multiply_step<Operand>(stage(), place, step, sums);
   block_barrier();
-  // Underflow gives zeros whose sign depends on the shape of the instruction (math/mma_model.h): they become +0.
+  // The sign of a zero from underflow depends on the shape of the instruction (math/mma_model.h), so zeros become +0.
   sums.for_each([](float& sum, int, int, int) { sum = add_rn(sum, 0.0f); });
 }
 
-// Between the layout of matrix instructions and rows of memory lies a patch of LDS, one instruction's outputs for each
-// wave. A lane thus handles whole runs of columns in a loop. f(patch, row, column, exists) is called by every lane for
-// its share, with the place among all outputs.
+// A patch of LDS turns the layout of matrix instructions into rows of memory. It has one instruction's outputs for each
+// wave. A lane thus handles whole runs of columns in a loop. Every lane calls f(patch, row, column, exists) for its
+// share, with the position among all outputs.
 template <class Tile>
 RLK_DEVICE float* wave_patch() {
   return reinterpret_cast<float*>(lds()) + thread_id() / kWave * Tile::kMfma * Tile::kMfma;
@@ -155,7 +156,7 @@ RLK_DEVICE void for_patch(const WavePlace<Tile>& place, int down, int across, co
   }
 }
 
-// What the first block of tokens is added to, or a lone dot product begins with.
+// The initial values: the first block of tokens is added to them, or a single dot product begins with them.
 template <class Tile>
 RLK_DEVICE void load_initial(const GemmParams& p, const WavePlace<Tile>& place, WaveSums<Tile>& sums) {
 #pragma unroll
@@ -195,7 +196,7 @@ RLK_DEVICE void store_outputs(const GemmParams& p, const WavePlace<Tile>& place,
   }
 }
 
-// Block: a tile of outputs. LoadA and LoadB are AlongRows or AcrossRows of the tile's rows and columns.
+// A block has a tile of outputs. LoadA and LoadB are AlongRows or AcrossRows for the tile's rows and columns.
 template <class Operand, class Tile, class LoadA, class LoadB, Fold kFold>
 RLK_DEVICE void gemm_kernel(const GemmParams& p, std::int64_t first_tile) {
   const WavePlace<Tile> place(p, first_tile + block_id_x());
@@ -205,7 +206,7 @@ RLK_DEVICE void gemm_kernel(const GemmParams& p, std::int64_t first_tile) {
   if constexpr (kFold == Fold::kNone) {
     if (p.initial) {
       load_initial(p, place, sums);
-      block_barrier();  // the patches lie where the first stage comes
+      block_barrier();  // the patches use the memory of the first stage
     }
     dot<Operand>(place, a, b, 0, p.contraction, sums);
   } else if constexpr (kFold == Fold::kTree) {

@@ -1,4 +1,4 @@
-// What the host and the kernels of linear agree on: tiles, arguments, how work is cut into launches.
+// Constants and arguments of linear that host and kernels share: tiles, arguments, how work is cut into launches.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,15 @@
 namespace rlk::hip {
 
 constexpr int kGemmThreads = 256;  // four waves, one for each SIMD unit
-constexpr int kGemmBlocks = 2;     // blocks per compute unit, at least: one multiplies while the other loads
+constexpr int kGemmBlocks = 2;     // the least blocks per compute unit: one multiplies while the other loads
 
-// A block's outputs as waves, and a wave's as matrix instructions of kMfma x kMfma; kStageK contraction indices of both
-// operands are in LDS at a time, twice. Unmeasured: chosen so that two large or three small blocks fit a compute unit.
+// The waves of a block's outputs, and the matrix instructions (kMfma x kMfma) of a wave's outputs. LDS holds two stages
+// of kStageK contraction indices of both operands. The sizes are not measured. They let two large or three small blocks
+// fit on a compute unit.
 struct LargeTile {
   static constexpr int kMfma = 32, kWavesDown = 2, kWavesAcross = 2, kMfmasDown = 2, kMfmasAcross = 2, kStageK = 32;
 };
-struct SegmentsTile {  // for segments: a wave keeps up to three earlier sums of each output
+struct SegmentsTile {  // for segments, where a wave keeps up to three earlier sums of each output
   static constexpr int kMfma = 32, kWavesDown = 2, kWavesAcross = 2, kMfmasDown = 2, kMfmasAcross = 1, kStageK = 32;
 };
 struct SmallTile {
@@ -34,17 +35,17 @@ constexpr std::size_t kGemmLds = 2 * kStageElements<Tile> * sizeof(std::uint16_t
 
 constexpr std::int64_t kMostSmallRows = 32;  // most rows of outputs that use small tiles; unmeasured
 
-// Element (i, k) lies at rows.offset(i) + k, or, where rows run along the contraction index, at rows.offset(k) + i.
+// Element (i, k) lies at rows.offset(i) + k, or at rows.offset(k) + i if the row number is the contraction index.
 struct GemmOperand {
   const void* data;
   RowLayout rows;
-  bool vectors;  // rows are whole vectors, at multiples of their size, of what a lane loads at once
+  bool vectors;  // rows are whole vectors of the size that a lane loads at once, aligned to it
 };
 constexpr int kAlongRow = 8;    // elements that a lane loads at once along the contraction
-constexpr int kAcrossRows = 4;  // and, of each of four rows, across it
+constexpr int kAcrossRows = 4;  // elements that it loads at once from each of four rows across it
 
-// out[i, j] = dot of a's i and b's j. The contraction index is cut into segments, each a dot product of its own, which
-// the kernel adds up: as a tree (rule 2), or ascending from `initial` where that is given (rule 9). A lone dot product
+// out[i, j] = the dot product of a's row i and b's row j. The contraction is cut into segments, and the kernel adds up
+// their dot products: as a tree (rule 2), or ascending from `initial` if that is given (rule 9). A single dot product
 // begins with `initial`.
 struct GemmParams {
   GemmOperand a, b;

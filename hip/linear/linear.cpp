@@ -1,4 +1,4 @@
-// Host side of the HIP backend of linear: which product each function is, which tile serves it, its launches.
+// Host side of the HIP backend of linear: the product of each function, its tile, and its launches.
 #include "rlk/ops/linear.h"
 
 #include <algorithm>

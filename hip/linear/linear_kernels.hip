@@ -4,7 +4,8 @@
 
 namespace rlk::hip {
 
-// y = x W^T: both operands along the contraction. dx = dy W: the weight across it. dW = dy^T x: both across it.
+// Rows of both operands run along the contraction in y = x W^T. In dx = dy W the weight's rows run across it, in dW =
+// dy^T x both do.
 template <class Operand, class Tile, Fold kFold>
 RLK_DEVICE void forward_gemm(const GemmParams& p, std::int64_t first_tile) {
   gemm_kernel<Operand, Tile, AlongRows<kTileRows<Tile>, Tile::kStageK>, AlongRows<kTileColumns<Tile>, Tile::kStageK>,

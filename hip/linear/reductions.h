@@ -1,4 +1,5 @@
-// Sums of linear that are no products: dbias over rows, and the tree over ranks. Bound by HBM: each addend is read once.
+// The sums of linear besides its products: dbias over rows, and the tree over ranks. Bound by HBM: each addend is read
+// once.
 #pragma once
 
 #include "hip/common/element.h"
@@ -9,7 +10,7 @@
 
 namespace rlk::hip {
 
-// Block: kBiasColumns columns. The slices of a column are the subtrees of a token block's tree, each by one thread.
+// A block has kBiasColumns columns. One thread sums one slice of a column, which is a subtree of a token block's tree.
 template <class T>
 RLK_DEVICE void bias_grad_kernel(const LinearBiasGradParams& p, std::int64_t first_block) {
   using Storage = typename T::Storage;
@@ -55,7 +56,7 @@ RLK_DEVICE void bias_grad_kernel(const LinearBiasGradParams& p, std::int64_t fir
   }
 }
 
-// i % columns; 64-bit divisions are slow, and seldom needed.
+// i % columns. It avoids 64-bit divisions where it can, since they are slow.
 RLK_DEVICE std::int64_t column_of(std::int64_t i, std::int64_t columns) {
   if ((i | columns) >> 32 != 0) return i % columns;
   return static_cast<std::uint32_t>(i) % static_cast<std::uint32_t>(columns);

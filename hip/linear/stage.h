@@ -1,8 +1,8 @@
 // A stage of an operand of linear: global memory to registers, registers to LDS, LDS to a matrix instruction.
 //
-// LDS holds a tile's rows (outputs of one operand) with contraction indices consecutive, in quads of four, which is what
-// a lane gives to a matrix instruction. Vec4s of a row are permuted by the row, so that the 16 lanes that LDS serves at
-// once, each at the same quad of its own row, hit all 32 banks. Past the operand's edges everything is +0.
+// LDS holds a tile's rows (outputs of one operand) with consecutive contraction indices, in quads of four. A lane gives
+// one quad to a matrix instruction. The quads of a row are permuted by the row's number. So the 16 lanes that LDS
+// serves at once, each at the same quad of its own row, hit all 32 banks. Elements past the operand's edges are +0.
 #pragma once
 
 #include "hip/common/wave.h"
@@ -15,7 +15,7 @@ struct Vec8 {
   Vec4 low, high;
 };
 
-// Where a quad of a tile's row lies.
+// The position of a quad of a tile's row.
 template <int kStageK>
 RLK_DEVICE int vec4_at(int row, int quad) {
   constexpr int kVec4s = kStageK / 4, kBankVec4s = 16;  // 16 quads cover the 32 banks
@@ -39,8 +39,8 @@ RLK_DEVICE Vector load_vector(const std::uint16_t* from) {
   __builtin_memcpy(&x, __builtin_assume_aligned(from, sizeof x), sizeof x);
   return x;
 }
-// Elements [first, first + 4) of a row, the last one in place of those from `end` > 0 on. No load depends on a branch, so
-// that none waits.
+// Elements [first, first + 4) of a row. The last element takes the place of those from `end` > 0 on. No load depends on
+// a branch, so none waits.
 RLK_DEVICE Vec4 load_clamped(const std::uint16_t* row, std::int64_t first, std::int64_t end) {
   Vec4 x = 0;
 #pragma unroll
@@ -53,14 +53,14 @@ RLK_DEVICE Vec4 first_of(Vec4 x, std::int64_t count) {
   return count <= 0 ? 0 : x & ((Vec4{1} << (16 * static_cast<int>(count))) - 1);
 }
 
-// kRows rows of a tile of an operand whose rows run along the contraction: a thread takes vec8s of a row.
+// kRows rows of a tile, for an operand whose rows run along the contraction. A thread takes vec8s of a row.
 template <int kRows, int kStageK>
 class AlongRows {
   static constexpr int kVec8s = kStageK / kAlongRow, kUnits = kRows * kVec8s;
   static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads, kApart = kGemmThreads / kVec8s;
 
  public:
-  // Rows from `first` on; in place of those from `size` on comes the last, as nobody looks at their outputs.
+  // Rows from `first` on. The last row takes the place of those from `size` on, whose outputs are not stored.
   RLK_DEVICE AlongRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : vectors_(x.vectors), row_(thread_id() / kVec8s), column_(thread_id() % kVec8s * kAlongRow) {
 #pragma unroll
@@ -101,7 +101,7 @@ class AlongRows {
   Vec8 values_[kEach];
 };
 
-// The same where rows run across the contraction: a thread takes squares of four by four and transposes them.
+// The same for rows that run across the contraction. A thread takes squares of four by four and transposes them.
 template <int kRows, int kStageK>
 class AcrossRows {
   static constexpr int kVec4s = kStageK / 4, kRowVec4s = (kRows / 4 + 7) / 8 * 8, kUnits = kVec4s * kRowVec4s;
@@ -109,7 +109,7 @@ class AcrossRows {
   static constexpr bool kAllWork = kRowVec4s == kRows / 4 && kUnits % kGemmThreads == 0;
 
  public:
-  // Columns from `first` on; some other one in place of those from `size` on.
+  // Columns from `first` on. Some other column takes the place of those from `size` on.
   RLK_DEVICE AcrossRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : x_(x), from_(global_pointer(static_cast<const std::uint16_t*>(x.data)) + first), size_(size - first) {}
   RLK_DEVICE void load(std::int64_t k, std::int64_t end) {
@@ -148,7 +148,7 @@ class AcrossRows {
   }
 
  private:
-  // Eight neighbours read 64 bytes of a row; what they write to LDS meets in few banks.
+  // Eight neighbouring lanes read 64 bytes of a row. Their writes to LDS have few bank conflicts.
   static RLK_DEVICE int quad(int i) { return (thread_id() + i * kGemmThreads) / 8 % kVec4s; }
   static RLK_DEVICE int column(int i) {
     const int unit = thread_id() + i * kGemmThreads;

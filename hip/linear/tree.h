@@ -1,4 +1,4 @@
-// Sums as a perfect binary tree over an index, of values that come one after the other.
+// Sums values, which arrive one after the other, by a perfect binary tree over their index.
 #pragma once
 
 #include "rlk/base.h"
@@ -12,8 +12,8 @@ RLK_DEVICE void add_earlier(float& sum, const float& earlier) { sum = add_rn(ear
 template <class Value, int kLevels>
 class TreeSum {
  public:
-  // Takes value `index` and makes it the largest complete subtree that ends with it: the sum, where it is the last of a
-  // power of two.
+  // Takes value `index`, and sets it to the sum of the largest complete subtree that ends with it. For the last of a
+  // power of two this is the whole sum.
   RLK_DEVICE void take(int index, Value& value) {
     bool complete = true;
 #pragma unroll

@@ -1,4 +1,4 @@
-// Host side of what linear_logprob needs of HIP: launches.
+// Host side of linear_logprob on HIP: its launches.
 #include "hip/common/launch.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/scored_rows.h"

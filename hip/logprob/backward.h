@@ -9,7 +9,7 @@
 
 namespace rlk::hip {
 
-// Marks the kept columns of the block's segment; false where the row is not restricted. By the whole block.
+// Marks the kept columns of the block's segment. Returns false if the row is not restricted. The whole block calls it.
 RLK_DEVICE bool mark_segment(const LogprobBackwardParams& p, std::int64_t row, std::int64_t target, int first,
                              std::uint32_t* bitmap) {
   const KeptRange kept = kept_range(p, row);
@@ -25,8 +25,8 @@ RLK_DEVICE bool mark_segment(const LogprobBackwardParams& p, std::int64_t row, s
   return true;
 }
 
-// Block (segment, row of the launch). In place (dlogits == logits) a column is read before it is written, by the one
-// thread that touches it.
+// A block has a segment of a row of the launch. In place (dlogits == logits) one thread reads a column and then writes
+// it.
 template <class T>
 RLK_DEVICE void backward_kernel(const LogprobBackwardParams& p, std::int64_t first_row) {
   using Storage = typename T::Storage;

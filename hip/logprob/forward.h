@@ -12,13 +12,13 @@
 
 namespace rlk::hip {
 
-constexpr int kHalf = 4;  // chains of a lane: the even one of two neighbours has 0..3, the odd one 4..7
+constexpr int kHalf = 4;  // chains of a lane: an even lane has 0..3, an odd lane 4..7
 template <class T>
 constexpr int kLeafBytes = leaf_bytes(sizeof(typename T::Storage));
 
 RLK_DEVICE float max_nan(float a, float b) { return is_nan(a) ? a : is_nan(b) ? b : a > b ? a : b; }
 
-// The leaves of a group in LDS. Leaf i has its columns in order at i * kLeafBytes.
+// The leaves of a group in LDS. The columns of leaf i lie in order at i * kLeafBytes.
 template <class T>
 struct Tile {
   using Storage = typename T::Storage;
@@ -30,7 +30,7 @@ struct Tile {
   }
 };
 
-// Where a lane's share of a group is: leaf lane / 2, chains of half lane % 2.
+// A lane's share of a group: leaf lane / 2, and the chains of half lane % 2.
 struct LeafHalf {
   LeafSpan span;
   int leaf, half;
@@ -39,7 +39,7 @@ RLK_DEVICE LeafHalf leaf_half(const GroupGrid& grid, Group group, int lane) {
   return {leaf_span(grid, group, lane / 2), lane / 2, lane % 2};
 }
 
-// Copies a group's leaves to LDS, a vec8 a lane and round. `row` is where global column 0 would be.
+// Copies a group's leaves to LDS, one vec8 a lane in each round. `row` is the address that global column 0 would have.
 template <class T>
 RLK_DEVICE void load_group(const typename T::Storage* row, const GroupGrid& grid, Group group, const Tile<T>& tile,
                            int lane) {
@@ -60,7 +60,7 @@ RLK_DEVICE void load_group(const typename T::Storage* row, const GroupGrid& grid
   wave_barrier();
 }
 
-// Turns the columns of a group that its row does not keep into -Inf; status bits where the kept set is bad.
+// Turns the columns of a group that its row does not keep into -Inf. Returns status bits if the kept set is bad.
 template <class T>
 RLK_DEVICE std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& grid, Group group, std::int64_t row,
                                        const Tile<T>& tile, int lane) {
@@ -101,7 +101,7 @@ RLK_DEVICE void load_half(const LogprobInput& p, const typename T::Storage* leaf
   }
 }
 
-// Statistics of a leaf by its two lanes, which both get them.
+// Statistics of a leaf by its two lanes; both receive them.
 template <class T, bool kMoments>
 RLK_DEVICE SoftmaxStats leaf_stats(const LogprobInput& p, const typename T::Storage* leaf, int columns, int half,
                                    float c) {
@@ -141,7 +141,7 @@ RLK_DEVICE SoftmaxStats leaf_stats(const LogprobInput& p, const typename T::Stor
   return reference.usable ? sums : stats;
 }
 
-// Combines lanes by a perfect binary tree whose first distance is `first`; every lane gets the root.
+// Combines lanes by a perfect binary tree whose first distance is `first`. Every lane receives the root.
 template <bool kMoments>
 RLK_DEVICE SoftmaxStats tree_over_lanes(SoftmaxStats s, int first) {
   for (int distance = first; distance < kWave; distance *= 2) {
@@ -164,7 +164,7 @@ RLK_DEVICE void store_node(float* to, const SoftmaxStats& s) {
 RLK_DEVICE SoftmaxStats load_node(const float* from) { return {from[0], from[1], from[2], from[3]}; }
 constexpr int kNodeFloats = kNodeBytes / 4;
 
-// Block (group, row of the launch): a wave.
+// A block (group, row of the launch) is a wave.
 template <class T, bool kMoments>
 RLK_DEVICE void groups_kernel(const LogprobParams& p, const GroupGrid& grid, std::int64_t first_row, float* nodes) {
   const int lane = thread_id();
@@ -187,7 +187,7 @@ RLK_DEVICE void groups_kernel(const LogprobParams& p, const GroupGrid& grid, std
   }
 }
 
-// Block: row of the launch, a wave.
+// A block is a wave and has a row of the launch.
 template <class T>
 RLK_DEVICE void roots_kernel(const LogprobParams& p, const GroupGrid& grid, std::int64_t first_row,
                              const float* nodes) {

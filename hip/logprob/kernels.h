@@ -1,4 +1,4 @@
-// What the kernels of logprob do, for the file that names them and for the host's launches.
+// The kernels of logprob, for the file that names them and for the host's launches.
 #pragma once
 
 #include "backward.h"

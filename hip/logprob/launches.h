@@ -18,7 +18,7 @@ constexpr std::size_t group_lds_bytes(DType t) {
 }
 
 constexpr int kBackwardThreads = 256;
-constexpr int kBackwardColumns = 8;  // neighbours, of a thread
+constexpr int kBackwardColumns = 8;  // neighbouring columns of a thread
 constexpr int kSegmentColumns = kBackwardThreads * kBackwardColumns;
 constexpr std::size_t kBackwardLds = kSegmentColumns / 8;  // bitmap of kept columns
 

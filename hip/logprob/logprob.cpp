@@ -1,4 +1,4 @@
-// Host side of the HIP backend of logprob: checks of memory safety, how a call is cut into launches.
+// Host side of the HIP backend of logprob: checks of memory safety, and the cut of a call into launches.
 #include "rlk/ops/logprob.h"
 
 #include <algorithm>
@@ -14,7 +14,8 @@
 namespace rlk::hip {
 namespace {
 
-// Rows of one launch: what a grid's second dimension holds, and a node for each group of theirs.
+// Rows of one launch. A grid's second dimension bounds them, and so does the workspace, which has a node for each of
+// their groups.
 std::int64_t rows_of_launch(const GroupGrid& grid) {
   constexpr std::int64_t kMostNodes = std::int64_t{1} << 19, kMostRows = 65535;
   return std::min(kMostRows, kMostNodes / grid.nodes);

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of masked_whiten: checks of memory safety, its launches.
+// Host side of the HIP backend of masked_whiten: checks of memory safety, and its launches.
 #include "rlk/ops/masked_whiten.h"
 
 #include "hip/common/launch.h"

@@ -1,5 +1,5 @@
-// masked_whiten in five launches: sums of sequences, their mean, sums of squares, the variance, the tokens. A block has a
-// sequence, each team of 32 lanes a chunk of 128 tokens at a time, four a lane.
+// masked_whiten in five launches: sums of sequences, their mean, sums of squares, the variance, the tokens. A block has
+// a sequence. Each team of 32 lanes takes a chunk of 128 tokens at a time, four a lane.
 #pragma once
 
 #include "hip/common/half_wave.h"
@@ -41,7 +41,7 @@ struct WhitenBlock {
   RLK_DEVICE float* sums() const { return reinterpret_cast<float*>(lds()); }
 };
 
-// All lanes' counts; LDS is free before and after.
+// The counts of all lanes together. LDS is free before and after.
 RLK_DEVICE WhitenCounts counts_of_block(const WhitenCounts& of_lane) {
   auto* counts = reinterpret_cast<WhitenCounts*>(lds());
   block_barrier();
@@ -124,7 +124,7 @@ RLK_DEVICE void whiten_sums_kernel(const MaskedWhitenParams& given, std::int64_t
     const float of_team = team_lane() < kWhitenTeams ? block.sums()[team_lane()] : 0.0f;
     tree.take(sum_over_lanes<kWhitenTeams>(block.team(), of_team));
   }
-  // NaN beside bad offsets: so are the mean and all tokens then.
+  // Bad offsets make the sum NaN, and so the mean and all tokens.
   const float total = has_bad_offsets(p.sequences, sequence) ? canonical_nan() : finished_sum(tree.finish());
   if constexpr (!kSquares) {
     const WhitenCounts all = counts_of_block(counts);

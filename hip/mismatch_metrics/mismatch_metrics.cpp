@@ -1,4 +1,4 @@
-// Host side of the HIP backend of mismatch_metrics: checks of memory safety, which kernels run.
+// Host side of the HIP backend of mismatch_metrics: checks of memory safety, and the choice of kernels.
 #include "rlk/ops/mismatch_metrics.h"
 
 #include "hip/common/token_passes.h"

@@ -1,5 +1,5 @@
-// pack and unpack, bound by HBM: bytes are read once and written once. How threads share them out, and the copy, stand in
-// rlk/kernels/pack_copy.h, shared with CUDA; the prefix sum in rlk/kernels/pack_scan.h.
+// pack and unpack, bound by HBM: bytes are read once and written once. rlk/kernels/pack_copy.h, shared with CUDA, has
+// the copy and its distribution over threads; rlk/kernels/pack_scan.h the prefix sum.
 #pragma once
 
 #include "hip/common/wave.h"
@@ -7,10 +7,11 @@
 
 namespace rlk::hip {
 
-// A block has a row of the mask, a token a thread at a time, and leaves the row's length in cu_seqlens.
+// A block has a row of the mask, one token a thread at a time, and stores the row's length in cu_seqlens.
 RLK_DEVICE void pack_positions_kernel(const PackLayoutParams& p, std::int64_t first_block) {
   constexpr int kWaves = kPositionThreads / kWave;
-  auto* of_waves = reinterpret_cast<std::int32_t*>(lds());  // [2][kWaves]: a tile need not wait for the one before
+  // [2][kWaves]: two buffers, so that a tile need not wait for the previous one.
+  auto* of_waves = reinterpret_cast<std::int32_t*>(lds());
   const std::int64_t row = first_block + block_id_x();
   const int wave = thread_id() / kWave, lane = thread_id() % kWave;
   std::int32_t* positions = global_pointer(p.positions) + row * p.num_tokens;

@@ -1,4 +1,4 @@
-// What the host and the kernels of pack agree on.
+// Constants and arguments of pack that host and kernels share.
 #pragma once
 
 #include <cstddef>

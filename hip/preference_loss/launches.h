@@ -1,4 +1,4 @@
-// What the host and the kernels of preference_loss agree on.
+// Constants and arguments of preference_loss that host and kernels share.
 #pragma once
 
 #include <cstddef>

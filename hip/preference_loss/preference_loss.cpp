@@ -1,4 +1,4 @@
-// Host side of the HIP backend of preference_loss: checks of memory safety, its launches.
+// Host side of the HIP backend of preference_loss: checks of memory safety, and its launches.
 #include "rlk/ops/preference_loss.h"
 
 #include "hip/common/launch.h"

@@ -1,4 +1,4 @@
-// What the host and the kernel of random_bits agree on.
+// Constants of random_bits that host and kernel share.
 #pragma once
 
 #include "rlk/kernels/random_words.h"

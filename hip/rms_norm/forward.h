@@ -1,5 +1,5 @@
-// rms_norm forward: a wave or a block goes over a row twice, the second time through the cache. Any width and alignment.
-// Bound by HBM: x, and the residual, are read once, y and the new residual written once.
+// rms_norm forward: a wave or a block reads a row twice, the second time from the cache. It serves any width and
+// alignment. Bound by HBM: x, and the residual, are read once, y and the new residual written once.
 #pragma once
 
 #include "hip/rms_norm/row.h"
@@ -12,7 +12,8 @@ RLK_DEVICE void rms_norm_kernel(const RmsNormParams& p, std::int64_t first_block
   const bool exists = at.row < p.num_rows;
   const std::int64_t columns = exists ? p.columns : 0, row = exists ? at.row : 0;
   const auto* x = row_at<T>(p.x, p.x_rows, row);
-  // Where there is none, any row will do: it stays unread. A null would leave the compiler in doubt of what it points to.
+  // Without a residual any pointer serves, since it is not read. With a null pointer the compiler would not know the
+  // address space.
   const bool adds = p.residual != nullptr;
   const auto* residual = row_at<T>(adds ? p.residual : p.x, p.residual_rows, row);
   float lane = 0.0f;
@@ -31,7 +32,8 @@ RLK_DEVICE void rms_norm_kernel(const RmsNormParams& p, std::int64_t first_block
   if (exists && p.rstd != nullptr && at.first == 0) global_pointer(p.rstd)[row] = Fp32::store(rstd);
   if (p.y == nullptr) return;
   auto* y = row_at<T>(p.y, p.y_rows, row);
-  const auto* h = row_at<T>(adds ? p.new_residual : p.x, adds ? p.new_residual_rows : p.x_rows, row);  // own writes
+  // Reads back this thread's own writes.
+  const auto* h = row_at<T>(adds ? p.new_residual : p.x, adds ? p.new_residual_rows : p.x_rows, row);
   for (std::int64_t k = at.first; k < columns; k += at.kStep) {
     Columns z = load_columns<T, kVector>(h + k, columns - k);
 #pragma unroll

@@ -1,4 +1,4 @@
-// What the host and the kernels of rms_norm agree on.
+// Constants and arguments of rms_norm that host and kernels share.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace rlk::hip {
 
 constexpr int kNormThreads = kRmsNormLanes;  // threads per block: four waves
 static_assert(kVec8 == kRmsNormLaneColumns);
-// Rows of at most so many columns are a wave each, wider ones a block.
+// A wave has a row of at most this many columns; a block has a wider one.
 constexpr std::int64_t kMostWaveColumns = 64 * kVec8;
 constexpr std::size_t kNormLds = kNormThreads / 64 * sizeof(float);
 

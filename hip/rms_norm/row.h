@@ -1,4 +1,4 @@
-// What forward and backward of rms_norm share: the weight, the place of a thread, the contract's sum over a row.
+// Parts that forward and backward of rms_norm share: the weight, a thread's position, the contract's sum over a row.
 #pragma once
 
 #include "hip/common/vec8.h"
@@ -7,7 +7,7 @@
 
 namespace rlk::hip {
 
-// Weights with the offset: of the rows' type or float32, 1 where there are none.
+// Weights plus the offset. They have the rows' type or float32, and are 1 if there is no weight.
 template <class T, bool kVector, class Params>
 RLK_DEVICE Columns load_weights(const Params& p, std::int64_t column, std::int64_t count) {
   Columns w;
@@ -25,7 +25,7 @@ RLK_DEVICE Columns load_weights(const Params& p, std::int64_t column, std::int64
   return w;
 }
 
-// Where a thread is: kThreads threads a row, a wave or a block.
+// A thread's position. A row has kThreads threads: a wave or a block.
 template <int kThreads>
 struct Place {
   std::int64_t row;
@@ -38,8 +38,8 @@ RLK_DEVICE Place<kThreads> place(std::int64_t first_block) {
   return {(first_block + block_id_x()) * kRows + thread_id() / kThreads, thread_id() % kThreads * kVec8};
 }
 
-// The sum of a row whose lane of the contract's tree (thread of the row) is `lane`; every thread gets it. A wave's row has
-// at most 64 lanes. Rows of a block meet at a barrier, twice.
+// The sum of a row, in every thread. `lane` is the value of this thread's lane in the contract's tree. A wave's row has
+// at most 64 lanes. A block's row takes two barriers.
 template <int kThreads>
 RLK_DEVICE float row_sum(float lane) {
 #pragma unroll

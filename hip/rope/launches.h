@@ -1,4 +1,4 @@
-// What the host and the kernels of rope agree on.
+// Constants and arguments of rope that host and kernels share.
 #pragma once
 
 #include "rlk/kernels/rope_vec8s.h"
@@ -6,6 +6,6 @@
 namespace rlk::hip {
 
 constexpr int kRopeThreads = 256;      // threads per block: four waves
-constexpr int kRopeHeadsOfThread = 4;  // one after another, with the angles of their token
+constexpr int kRopeHeadsOfThread = 4;  // heads of a thread, one after another, with one load of their angles
 
 }  // namespace rlk::hip

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of rope: checks of memory safety, which kernel serves a call, its launches.
+// Host side of the HIP backend of rope: checks of memory safety, the kernel that serves a call, and its launches.
 #include "rlk/ops/rope.h"
 
 #include <algorithm>

@@ -1,9 +1,10 @@
-// rope, queries and keys in one launch. Bound by HBM: heads are read once and written once; the angles of a token, which all
-// of its heads share, come from a cache.
+// rope, queries and keys in one launch. Bound by HBM: heads are read once and written once; the angles of a token,
+// which all of its heads share, come from a cache.
 //
-// Vec8s: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token: the halves of eight
-// pairs, or, of neighbours, four pairs and four more. Columns that are not rotated are copied by threads of their own.
-// Elements: a thread has one pair of one head. Any width, any alignment.
+// Vec8s: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token. They are the
+//   halves of eight pairs, or four neighbouring pairs and four more. Threads of their own copy columns that are not
+//   rotated.
+// Elements: a thread has one pair of one head, with any width and alignment.
 #pragma once
 
 #include "hip/common/vec8.h"
@@ -12,7 +13,7 @@
 
 namespace rlk::hip {
 
-// The value as an element of type T holds it; a NaN is made canonical when it is stored.
+// Rounds a value to type T. A NaN becomes canonical when it is stored.
 template <class T>
 RLK_DEVICE float as_element(float x) {
   if constexpr (sizeof(typename T::Storage) == sizeof(float)) return x;
@@ -46,7 +47,7 @@ RLK_DEVICE RopeRows rows_of_pair(const RopeParams& p, const RopePlace& at, int p
   return {p, at, section, id};
 }
 
-// An angle as it is multiplied.
+// An angle in the precision of the products.
 template <class T>
 RLK_DEVICE float angle_at(const RopeParams& p, const void* from, std::int64_t i) {
   const float value = p.angle_dtype == DType::kFloat32
@@ -66,7 +67,8 @@ RLK_DEVICE RopeAngle<float> angle_of_pair(const RopeParams& p, const RopeRows& r
           angle_at<T>(p, p.cos.data, rows.cos + b), p.transposed ? -sin_a : sin_b};
 }
 
-// kCount values of T or float32, at multiples of their size together, up to 16 bytes, as they are multiplied.
+// kCount values of T or float32 in the precision of the products. They have up to 16 bytes and are aligned to their
+// total size.
 template <class T, int kCount>
 RLK_DEVICE void load_angles(const RopeParams& p, const void* from, std::int64_t at, float* to) {
   const auto load = [&](auto t) {
@@ -173,7 +175,8 @@ RLK_DEVICE void rope_vec8s_kernel(const RopeParams& p, const RopeGrid& g, std::i
       }
       continue;
     }
-    // Pair j of the thread: of halves columns a + j and b + j; of neighbours 2j and 2j + 1 of the two vec8s.
+    // Pair j of the thread. Pairs in halves are columns a + j and b + j; neighbouring pairs are 2j and 2j + 1 of the
+    // two vec8s.
     constexpr int kHalf = kRopeVec8 / 2;
     RopeAngle<float> angles[kRopeVec8];
     if constexpr (kInterleaved) {
@@ -210,7 +213,7 @@ RLK_DEVICE void rope_elements_kernel(const RopeParams& p, const RopeGrid& g, std
 #pragma unroll 1
   for (int unit = at.first_unit; unit < g.units; unit += static_cast<int>(g.threads.value)) {
     if (unit >= g.rotated) {
-      const int column = unit + g.rotated;  // a unit before it was two columns
+      const int column = unit + g.rotated;  // each unit before it has two columns
       y[column] = x[column];
       continue;
     }

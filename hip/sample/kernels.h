@@ -1,5 +1,5 @@
-// What the kernels of sample do: a block is a row, eight lanes have a leaf.
-// What is computed stands in rlk/kernels/sample_select.h and sample_tree.h, shared with the CPU and CUDA.
+// The kernels of sample: a block has a row, eight lanes have a leaf. The bodies stand in rlk/kernels/sample_select.h
+// and sample_tree.h, shared with the CPU and CUDA.
 #pragma once
 
 #include "hip/common/element.h"
@@ -50,7 +50,7 @@ struct SampleTeam {
 
 RLK_DEVICE SampleShared* sample_shared() { return reinterpret_cast<SampleShared*>(lds()); }
 
-// The params in LDS: as arguments they would take more scalar registers than there are.
+// The params lie in LDS: as arguments they would take more SGPRs than there are.
 template <class Params>
 RLK_DEVICE const Params& params_in_lds(const Params& p) {
   auto* const copy = reinterpret_cast<Params*>(lds() + sizeof(SampleShared));
@@ -72,7 +72,7 @@ RLK_DEVICE void sample_select(const SampleParams& p, const SampleChunk& chunk, s
                                                         chunk.states + i, chunk.firsts + i * kMaxTeam);
   kTruncate ? selection.run_truncate() : selection.run_first();
 }
-// Where a row's number of kept columns goes.
+// The address of a row's number of kept columns.
 RLK_DEVICE std::int64_t* count_of(const SampleParams& p, const SampleChunk& chunk, std::int64_t i) {
   return p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1;
 }

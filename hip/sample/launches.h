@@ -1,4 +1,4 @@
-// What the host and the kernels of sample agree on.
+// Constants and arguments of sample that host and kernels share.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of sample: checks of memory safety, its launches.
+// Host side of the HIP backend of sample: checks of memory safety, and its launches.
 #include "rlk/ops/sample.h"
 
 #include <string>

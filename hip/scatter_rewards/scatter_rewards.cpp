@@ -1,4 +1,5 @@
-// Host side of the HIP backend of scatter_rewards: checks of memory safety, how work is cut, which kernels run.
+// Host side of the HIP backend of scatter_rewards: checks of memory safety, the cut of the work, and the choice of
+// kernels.
 #include "rlk/ops/scatter_rewards.h"
 
 #include "hip/common/token_passes.h"

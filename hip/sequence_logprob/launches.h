@@ -1,4 +1,4 @@
-// What the host and the kernels of sequence_logprob agree on.
+// Constants and arguments of sequence_logprob that host and kernels share.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace rlk::hip {
 
-constexpr int kSumThreads = 256;  // threads per sequence: four waves, a chunk each at a time
+constexpr int kSumThreads = 256;  // threads per sequence: four waves; each takes a chunk at a time
 constexpr int kSumWaves = kSumThreads / 64;
 constexpr int kSequenceChunk = 2048;
 constexpr int kChunksOfRound = 64;

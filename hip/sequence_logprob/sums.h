@@ -1,6 +1,6 @@
-// sequence_logprob: a block has a sequence, a wave a chunk of 2,048 positions, of which neighbouring lanes read neighbouring
-// ones, four rows of 64 at a time. Bound by HBM: log-probabilities and flags are read once. The gradient is written token by
-// token, as rlk/kernels/sequence_gradient.h says.
+// sequence_logprob: a block has a sequence, and a wave a chunk of 2,048 positions. Neighbouring lanes read neighbouring
+// positions, four rows of 64 at a time. Bound by HBM: log-probabilities and flags are read once. The gradient is
+// written token by token (rlk/kernels/sequence_gradient.h).
 #pragma once
 
 #include "hip/common/element.h"

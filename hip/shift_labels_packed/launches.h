@@ -1,4 +1,4 @@
-// What the host and the kernels of labels and masks agree on.
+// Constants and arguments of labels and masks that host and kernels share.
 #pragma once
 
 #include <cstddef>

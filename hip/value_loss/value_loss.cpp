@@ -1,4 +1,4 @@
-// Host side of the HIP backend of value_loss: checks of memory safety, which kernels run.
+// Host side of the HIP backend of value_loss: checks of memory safety, and the choice of kernels.
 #include "rlk/ops/value_loss.h"
 
 #include "hip/common/token_passes.h"
