@@ -32,7 +32,8 @@ nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data)
 }
 
 std::unique_lock<std::mutex> lock_accumulation(Device device) {
-  // Never destroyed: a thread may run past the interpreter. A forked child has no thread that could unlock it.
+  // It is never destroyed, since a thread may outlive the interpreter. A forked child needs a new one, since it has no
+  // thread that could unlock the old one.
   static std::mutex* const mutex = new std::mutex;
   [[maybe_unused]] static const int at_fork = pthread_atfork(nullptr, nullptr, [] { new (mutex) std::mutex; });
   return device.type == DeviceType::kCpu ? std::unique_lock(*mutex) : std::unique_lock<std::mutex>();
@@ -43,7 +44,7 @@ nb::object Results::result() {
   if (count_ == 0) return nb::none();
   if (count_ == 1) return nb::steal(output(0));
   const nb::object tuple = nb::steal(PyTuple_New(count_));
-  for (int i = 0; i < count_; ++i) PyTuple_SetItem(tuple.ptr(), i, output(i));  // in the stable ABI
+  for (int i = 0; i < count_; ++i) PyTuple_SetItem(tuple.ptr(), i, output(i));  // PyTuple_SetItem is in the stable ABI
   return tuple;
 }
 

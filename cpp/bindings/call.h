@@ -1,4 +1,4 @@
-// The frame of a binding: how its functions are defined, where outputs and memory come from, how a kernel is called.
+// The frame of a binding: it defines functions, allocates outputs and workspace, and calls kernels.
 #pragma once
 
 #include <initializer_list>
@@ -14,32 +14,32 @@
 
 namespace rlk::bindings {
 
-// A shape, valid while the expression that gives it is evaluated.
+// A shape. It is valid only within the expression that creates it.
 struct Shape : std::span<const std::int64_t> {
   using span::span;
   Shape(std::span<const std::int64_t> sizes) : span(sizes) {}
   Shape(std::initializer_list<std::int64_t> sizes) : span(sizes.begin(), sizes.size()) {}
 };
 
-// Held while main_grad is read, added to and written on a CPU: backwards of several threads may share it. For a GPU the
-// lock is empty, since the stream orders backwards.
+// Lock for a CPU while main_grad is read, added to and written, since backwards of several threads may share it. For a
+// GPU the lock is empty, since the stream orders the backwards.
 std::unique_lock<std::mutex> lock_accumulation(Device device);
 
-// Takes at least `bytes` from the caller's allocator, which keeps them for the next call. *data is valid as long as the
-// result lives; 0 bytes leave *data as it is. Bytes are counted by device.
+// Takes at least `bytes` of workspace from the caller's allocator, whose cache keeps them for the next call. *data is
+// valid as long as the result lives; 0 bytes leave *data unchanged. The bytes are counted per device.
 nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data);
 
 // Collects the outputs of a call in order, then makes the call.
 class Results {
  public:
-  // `first` is the array that decides who allocates. Refuses a device for which this build has no kernels of `op`.
+  // `first` is the array whose framework allocates. It refuses a device for which this build has no kernels of `op`.
   Results(const char* op, nb::handle first, Device device, nb::handle allocate, std::uintptr_t stream)
       : caller_((require_backend(op, device), make_caller(first, device, allocate, stream))) {}
 
   const Caller& caller() const { return caller_; }
 
-  // Allocates an output and points a field of the params at it. If it is not wanted, the output is None and the field
-  // stays.
+  // Allocates an output and points a field of the params at it. If the output is not wanted, it is None and the field
+  // does not change.
   Results& add(void** field, Shape shape, DType dtype, bool wanted = true) {
     if (wanted) {
       Caller::Fresh fresh = caller_.empty(shape, dtype);
@@ -58,7 +58,7 @@ class Results {
     *field = static_cast<T*>(data);
     return *this;
   }
-  // One of the caller's arrays, written in place.
+  // Adds one of the caller's arrays, which is written in place.
   Results& add(nb::handle array) {
     arrays_[count_++] = nb::borrow(array);
     return *this;
@@ -72,13 +72,13 @@ class Results {
     if (accumulates) lock = lock_accumulation(caller_.device);
     kernel(p, caller_.device, caller_.stream);
   }
-  // Calls the kernel likewise, and returns the output, or a tuple of several.
+  // Calls the kernel without the GIL, and returns the output, or a tuple of several outputs.
   template <class Params>
   nb::object run(void (*kernel)(const Params&, Device, Stream), const Params& p, bool accumulates = false) {
     call(kernel, p, accumulates);
     return result();
   }
-  // With the memory to work in that the kernel asks for.
+  // Likewise, with the workspace that the kernel needs.
   template <class Params>
   nb::object run(void (*kernel)(const Params&, Device, Stream), Params* p,
                  std::int64_t (*workspace_bytes)(const Params&, Device), bool accumulates = false) {
@@ -93,14 +93,14 @@ class Results {
   int count_ = 0;
 };
 
-// Functions of the module, found when it is loaded.
+// Registers functions of the module, which defines them when it is loaded.
 struct Functions {
   explicit Functions(void (*define)(nb::module_&)) { all().push_back(define); }
   static std::vector<void (*)(nb::module_&)>& all();
 };
 
-// Defines a function whose every argument is positional and may be None: a keyword costs more than the work of a small
-// call. Numbers are rounded to float32 to nearest even, whatever the caller's rounding mode is.
+// Defines a function with positional arguments, each of which may be None. A keyword would cost more than the work of a
+// small call. Numbers are rounded to float32 to nearest even in any rounding mode of the caller.
 template <std::size_t... kIndex, class... Arguments>
 void define(nb::module_& m, const char* name, nb::object (*function)(Arguments...), std::index_sequence<kIndex...>) {
   const auto call = [function](Arguments... arguments) -> nb::object {
@@ -114,9 +114,9 @@ void define(nb::module_& m, const char* name, nb::object (*function)(Arguments..
   define(m, name, function, std::index_sequence_for<Arguments...>{});
 }
 
-// Defines the eager call of a function whose last two arguments are `allocate` and `stream`: what a decode step costs on
-// the host. It takes plain CUDA tensors without gradient, the first kTensors arguments; NotImplemented sends every other
-// call the general way.
+// Defines the eager call of a function whose last two arguments are `allocate` and `stream`. It keeps the host cost of
+// a decode step low. The first kTensors arguments must be plain CUDA tensors without gradient. Any other call gets
+// NotImplemented and takes the general path.
 template <auto kFunction, int kTensors, class... Arguments, std::size_t... kIndex>
 void define_eager(nb::module_& m, const char* name, std::index_sequence<kIndex...>) {
   using All = std::tuple<Arguments...>;

@@ -19,7 +19,7 @@ std::int64_t read_size(nb::handle value, const char* name) {
   return size;
 }
 
-// [...], any shape whose dimensions collapse to two strides.
+// Reads ids [...], with any shape whose dimensions collapse to two strides.
 Array read_ids(nb::handle object, Device device, EmbeddingTokens* to) {
   Array ids(object, "ids", kIndices);
   const TensorView& v = ids.view();
@@ -32,7 +32,7 @@ Array read_ids(nb::handle object, Device device, EmbeddingTokens* to) {
   return ids;
 }
 
-// Reads the vocabulary of a table of num_rows rows. Returns padding_idx, -1 for None.
+// Reads the vocabulary of a table of num_rows rows. It returns padding_idx, or -1 for None.
 std::int64_t read_vocabulary(nb::handle vocab_start, nb::handle vocab_size, nb::handle padding_idx, const char* table,
                              EmbeddingTokens* to) {
   require(to->num_rows < INT32_MAX, table, "fewer than 2^31 - 1 rows, got ", to->num_rows);
@@ -67,7 +67,7 @@ nb::object forward(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb
       .run(rlk::embedding, p);
 }
 
-// dweight, or main_grad, which is accumulated in place.
+// Returns dweight, or main_grad, which is accumulated in place.
 nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::handle vocab_start, nb::handle vocab_size,
                     nb::handle padding_idx, nb::handle main_grad, int dweight_dtype, nb::handle allocate,
                     std::uintptr_t stream) {

@@ -11,7 +11,7 @@ float read_share(nb::handle value, const char* name) {
   return read_number_in(value, name, 0.0f, 1.0f, "a number in [0, 1]");
 }
 
-// (advantages or None, returns).
+// Returns (advantages or None, returns).
 nb::object run(GaeParams p, nb::handle rewards, TokenArguments* tokens, nb::handle mask, nb::handle bootstrap,
                nb::handle allocate, std::uintptr_t stream) {
   const VectorArgument boots(bootstrap, "bootstrap", kFloat32, tokens->sequences().num_sequences, "num_sequences",

@@ -1,4 +1,4 @@
-// Letting other Python threads run while a kernel does.
+// Lets other Python threads run during a kernel.
 #pragma once
 
 #include <Python.h>
@@ -8,16 +8,16 @@ namespace rlk::bindings {
 
 // Releases the GIL for its scope: a launch may wait for a full queue, whose callbacks may need the interpreter.
 //
-// A daemon thread that comes back while the interpreter ends gets no GIL: before Python 3.14 PyEval_RestoreThread ends the
-// thread by unwinding its stack, and a frame that forbids that (nanobind's calls are noexcept) ends the whole process with
-// SIGABRT. The thread sleeps instead, as Python 3.14 lets it, and goes with the process.
+// A daemon thread that returns while the interpreter ends gets no GIL. Before Python 3.14, PyEval_RestoreThread then
+// ends the thread by unwinding its stack. A noexcept frame, such as nanobind's calls, forbids this and ends the whole
+// process with SIGABRT. Here the thread sleeps instead, as in Python 3.14, until the process ends.
 class ReleasedGil {
  public:
   ReleasedGil() : state_(PyEval_SaveThread()) {}
   ~ReleasedGil() {
     try {
       PyEval_RestoreThread(state_);
-    } catch (...) {  // pthread_exit's unwinding, which must not be left by returning
+    } catch (...) {  // unwinding by pthread_exit, which a return must not interrupt
       for (;;) pause();
     }
   }

@@ -7,7 +7,8 @@
 namespace rlk::bindings {
 namespace {
 
-// Returns (kl, None, None); given d_kl, (None, d_logprob, d_importance_weight or None), those that were asked for.
+// Returns (kl, None, None). With d_kl it returns (None, d_logprob, d_importance_weight or None), as far as they are
+// wanted.
 nb::object kl(nb::handle logprob, nb::handle ref_logprob, nb::handle weight, nb::handle mask, nb::handle d_kl,
               int estimator, bool straight_through, int weight_kind, double input_limit, double limit,
               bool return_d_logprob, bool return_d_importance_weight, nb::handle allocate, std::uintptr_t stream) {

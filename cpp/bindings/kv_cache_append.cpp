@@ -14,7 +14,7 @@
 namespace rlk::bindings {
 namespace {
 
-// k or v: [num_tokens, num_heads, columns].
+// Reads k or v: [num_tokens, num_heads, columns].
 Array read_tokens(nb::handle object, const char* name) {
   Array a(object, name, kFloats);
   require_shape(a.view().ndim == 3, a, "shape [num_tokens, num_heads, columns]");
@@ -22,7 +22,7 @@ Array read_tokens(nb::handle object, const char* name) {
   return a;
 }
 
-// k_cache or v_cache of such tokens: [num_pages, page_size, num_heads, columns], or a row a slot.
+// Reads k_cache or v_cache for such tokens: [num_pages, page_size, num_heads, columns], or one row per slot.
 Array read_cache(nb::handle object, const char* name, const Array& tokens) {
   Array a(object, name, kFloats.names);
   check_same(a, tokens);
@@ -40,12 +40,13 @@ Array read_cache(nb::handle object, const char* name, const Array& tokens) {
   return a;
 }
 
-// A dimension of pages, slots or heads: its stride in bytes, and the largest difference of two of its indices.
+// A dimension of pages, slots or heads: its stride in bytes, and the largest difference between two of its indices.
 struct Step {
   std::int64_t stride, most;
 };
 
-// Whether rows of two caches of the same steps, largest first, share a byte; `apart` bytes lie between their beginnings.
+// Whether rows of two caches share a byte. Both caches have the same steps, largest first; their beginnings are `apart`
+// bytes apart.
 bool rows_meet(std::span<const Step> steps, std::int64_t apart, std::int64_t k_bytes, std::int64_t v_bytes) {
   if (steps.empty()) return -v_bytes < apart && apart < k_bytes;
   std::int64_t reach = std::max(k_bytes, v_bytes);
@@ -59,7 +60,7 @@ bool rows_meet(std::span<const Step> steps, std::int64_t apart, std::int64_t k_b
   return false;
 }
 
-// Caches of unequal strides are told apart by their beginnings alone.
+// For caches with different strides it compares only their beginnings.
 bool share_memory(const TensorView& k, const TensorView& v, int element_bytes) {
   if (k.num_elements() == 0 || v.num_elements() == 0) return false;
   std::vector<Step> steps;

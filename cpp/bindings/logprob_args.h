@@ -1,5 +1,5 @@
-// The one checker of logprob's arguments: Python's arrays and numbers in, a LogprobInput out, or an error that names the
-// argument, what was expected and what came.
+// The only checks of logprob's arguments. They turn Python's arrays and numbers into a LogprobInput, or raise an error
+// that names the argument, what was expected and what came.
 #pragma once
 
 #include <optional>
@@ -10,26 +10,26 @@
 
 namespace rlk::bindings {
 
-// What the Python op passes, None where the user gave nothing.
+// Arguments that the Python operator passes; None if the user gave nothing.
 struct LogprobArguments {
   nb::handle logits, target;
   // (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept ids, kept offsets)
   const nb::tuple& numbers;
   int exp;
-  nb::handle vocab_start = Py_None, vocab_size = Py_None;  // None if logits hold the whole row
+  nb::handle vocab_start = Py_None, vocab_size = Py_None;  // None if the logits hold the whole row
   double label_smoothing = 0.0;
 };
-// An element of a tuple as long as the tuple.
+// An element of a tuple, valid as long as the tuple.
 inline nb::handle entry(const nb::tuple& of, int i) {
   if (PyObject* const found = PyTuple_GetItem(of.ptr(), i)) return found;
   throw nb::python_error();
 }
 
-// Keeps the arrays of a call alive beside the params that point into them.
+// Keeps the arrays of a call alive, together with the params that point into them.
 class LogprobCall {
  public:
   explicit LogprobCall(const LogprobArguments& a);
-  // For logits that are not in memory, [rows of hidden, num_columns]; a.logits is not read.
+  // For logits [rows of hidden, num_columns] that are not in memory; a.logits is not read.
   LogprobCall(const LogprobArguments& a, const Array& hidden, std::int64_t num_columns, DType logits_dtype);
 
   const LogprobInput& input() const { return input_; }
@@ -37,10 +37,10 @@ class LogprobCall {
   Device device() const { return rows_of_->view().device; }
   std::span<const std::int64_t> rows_shape() const { return rows_of_->shape().first(rows_of_->view().ndim - 1); }
 
-  // A further input or output with one element per row: [rows], contiguous unless `layout` takes its strides.
+  // Checks a further input or output with one element per row: [rows], contiguous unless `layout` takes its strides.
   void check_rows(const Array& array, DType dtype, RowLayout* layout = nullptr) const;
   void check_output(const Array& array, DType dtype) const;
-  // Raises where an output's memory is an input's too; logits may be excepted, for work in place.
+  // Raises an error if an output shares memory with an input. Logits may be excepted, for work in place.
   void check_apart(const Array& output, bool from_logits) const;
 
  private:
@@ -53,14 +53,14 @@ class LogprobCall {
   void check_device(const Array& array) const;
 
   LogprobInput input_;
-  const Array* rows_of_ = nullptr;  // whose leading dimensions are the rows: logits or hidden
+  const Array* rows_of_ = nullptr;  // array whose leading dimensions are the rows: logits or hidden
   std::optional<Array> logits_, target_, temperature_, kept_ids_, kept_offsets_;
 };
 
-// What a backward reads beside its input, and keeps alive: lse, entropy and gradients of rows.
+// Inputs of a backward besides those of forward, which it keeps alive: lse, entropy and gradients of rows.
 class BackwardRows {
  public:
-  // `rows`: (lse, entropy, dlogprob, dlse, dentropy).
+  // `rows` is (lse, entropy, dlogprob, dlse, dentropy).
   template <class Params>
   BackwardRows(const LogprobCall& call, const nb::tuple& rows, Params* p) {
     arrays_.reserve(5);
@@ -79,9 +79,10 @@ class BackwardRows {
 };
 
 float read_temperature_value(nb::handle temperature);
-// The number of a call's exp on a GPU; -1 where Python has to look at it.
+// Number of a call's exp on a GPU, or -1 if Python must decide.
 int read_exp(nb::handle exp);
-// A shard that is not whole parts of rule 5. names: the argument that takes the padded width, and "=", or nothing.
+// Refuses a shard that is not whole parts of rule 5. `names` is the argument that takes the padded width, and "=", or
+// nothing.
 [[noreturn]] void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t columns, const char* names);
 
 }  // namespace rlk::bindings

@@ -1,4 +1,4 @@
-// The outputs of a call of logprob or linear_logprob, [...] each.
+// The outputs of a call of logprob or linear_logprob, each [...].
 #pragma once
 
 #include <array>
@@ -11,16 +11,15 @@
 
 namespace rlk::bindings {
 
-// The outputs in the order that they have everywhere, as errors name those that were given; bit i of `returns` asks for
-// output i.
+// The outputs in the order that is used everywhere, by the names in errors. Bit i of `returns` asks for output i.
 constexpr std::array<const char*, 5> kOutputs = {"out.logprob", "out.lse", "out.entropy", "out.sum_p_sq", "out.status"};
 constexpr DType dtype_of_output(int i) { return i == 4 ? DType::kInt32 : DType::kFloat32; }
 
-// Keeps the outputs that the caller gave.
+// Keeps the caller's outputs alive.
 class Outputs {
  public:
-  // Adds outputs over `rows`, and points the params to them: `out` has those that are given, which are checked. Where
-  // logprob alone is asked for, it is the only one.
+  // Adds outputs over `rows`, and points the params to them. `out` has the caller's outputs, which are checked. If only
+  // logprob is wanted, it is the only output.
   template <class Params>
   void add(Results* results, std::span<const std::int64_t> rows, int returns, Params* p,
            const LogprobCall* call = nullptr, nb::handle out = nb::none()) {

@@ -11,7 +11,7 @@
 namespace nb = nanobind;
 
 NB_MODULE(_C, m) {
-  // Nothing of ours holds Python objects past interpreter exit but the cached array type.
+  // Only the cached array types hold Python objects past the interpreter's exit.
   nb::set_leak_warnings(false);
   nb::register_exception_translator([](const std::exception_ptr& e, void*) {
     try {

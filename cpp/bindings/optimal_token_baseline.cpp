@@ -7,7 +7,7 @@
 namespace rlk::bindings {
 namespace {
 
-// Returns (advantages, returns). The caller gives either offsets or a size; the other is None or 0.
+// Returns (advantages, returns). The caller gives either offsets or a size; the missing one is None or 0.
 nb::object call(nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq, nb::handle mask, nb::handle importance,
                 nb::handle cu_seqlens, nb::handle group_offsets, std::int64_t group_size, bool zero_tail,
                 nb::handle eps, nb::handle allocate, std::uintptr_t stream) {

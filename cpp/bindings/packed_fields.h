@@ -1,4 +1,4 @@
-// Fields of a struct as Python packs them: doubles, in the order of the struct.
+// Fields of a struct in Python's packed form: doubles in the order of the struct.
 #pragma once
 
 #include <cstring>

@@ -25,7 +25,7 @@ PolicySpec read_spec(nb::handle packed) {
   return s;
 }
 
-// Returns (loss, metrics, d_logprob or None, d_entropy or None); the ratio's metrics stand last.
+// Returns (loss, metrics, d_logprob or None, d_entropy or None). The ratio's metrics come last.
 nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
                 nb::handle cu_seqlens, nb::handle ref_logprob, nb::handle importance, nb::handle entropy,
                 nb::handle selected, nb::handle token_weight, nb::handle spec, nb::handle denominator,
@@ -55,7 +55,7 @@ nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   return results.run(rlk::policy_loss, &p, policy_loss_workspace_bytes);
 }
 
-// Gradients times their factor, in place; nothing is read where it is 1.
+// Multiplies gradients by a factor in place. If the factor is 1, nothing is read.
 nb::object scale(nb::handle first, nb::handle second, nb::handle factor, std::uintptr_t stream) {
   const Array a(first, "d_logprob", "float32"), f(factor, "factor", "float32");
   std::optional<Array> b;

@@ -12,7 +12,7 @@
 namespace rlk::bindings {
 namespace {
 
-// [..., num_heads, ..., head_dim] by the axis of the heads; what is left are tokens.
+// An array [..., num_heads, ..., head_dim] with the axis of its heads. The remaining dimensions are tokens.
 struct HeadsArgument {
   HeadsArgument(nb::handle object, const char* name, nb::handle head_axis) : array(object, name, kFloats) {
     const TensorView& v = array.view();
@@ -41,19 +41,19 @@ struct HeadsArgument {
   Array array;
   int axis = 0;
   Sizes tokens, in_strides, out_strides;
-  RopeHeads heads;  // without tokens' strides and y
+  RopeHeads heads;  // its strides of tokens and y are not set
   std::int64_t head_dim = 0;
 };
 
-// Dimensions of tokens of several arrays as two: an outer and an inner one.
+// Merges the token dimensions of several arrays into two: an outer and an inner one.
 class Tokens {
  public:
   explicit Tokens(const Sizes& sizes) : sizes_(sizes) {}
 
-  // Adds an array by its strides, one a dimension; `to` gets the two merged strides. Any size of the array may be 1.
+  // Adds an array by its strides, one per dimension; `to` gets the two merged strides. Any size of the array may be 1.
   void add(const Sizes& strides, TokenStrides* to) { arrays_.push_back({strides, to}); }
 
-  // False where dimensions do not merge to two.
+  // Returns false if the dimensions do not merge to two.
   bool merge(RopeParams* p) const {
     std::vector<TokenStrides> merged(arrays_.size());
     std::int64_t inner = 1, outer = 1;
@@ -121,8 +121,8 @@ void read_sections(nb::handle sections, RopeParams* p) {
   p->num_sections = 3;
 }
 
-// Strides of the dimensions of tokens, 0 where one serves all, and of sections; an error where the shape is another.
-// `width`: the last dimension, or negative where there is none beside tokens.
+// Strides of the token dimensions and of the sections; 0 if one element serves all indices. Any other shape is an
+// error. `width` is the last dimension, or negative if there are only token dimensions.
 Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, std::int64_t width,
                   std::int64_t* section_stride) {
   const TensorView& v = a.view();

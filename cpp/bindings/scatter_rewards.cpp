@@ -45,7 +45,8 @@ class SpanArguments {
   VectorArgument rewards_;
 };
 
-// (rewards, costs or None, combined or None, lengths). lagrange: None, a number, or one element on the device.
+// Returns (rewards, costs or None, combined or None, lengths). lagrange is None, a number, or one element on the
+// device.
 nb::object call(nb::handle mask, nb::handle rewards, nb::handle token_rewards, nb::handle spans,
                 nb::handle span_offsets, nb::handle span_rewards, nb::handle logprob, nb::handle ref_logprob,
                 nb::handle cost, nb::handle cu_seqlens, nb::handle lagrange, nb::handle spec, nb::handle allocate,

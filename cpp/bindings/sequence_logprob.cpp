@@ -9,7 +9,7 @@
 namespace rlk::bindings {
 namespace {
 
-// (sum, count, status or None).
+// Returns (sum, count, status or None).
 nb::object forward(nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, bool return_status, nb::handle allocate,
                    std::uintptr_t stream) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens, TokenKind::kFloats);
@@ -28,8 +28,8 @@ nb::object forward(nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, b
       .run(rlk::sequence_logprob, p);
 }
 
-// d_logprob of `num_tokens` (of a row, or of all packed ones) and of the dtype that `code` is. The mask has their shape;
-// `is_flat`: that of tokens of one sequence without offsets is [num_tokens].
+// Returns d_logprob for `num_tokens` tokens (per row, or of all packed sequences), in the dtype of `code`. The mask has
+// the same shape. With `is_flat`, tokens of one sequence without offsets have the shape [num_tokens].
 nb::object backward(nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std::int64_t num_tokens, int code,
                     bool is_flat, nb::handle allocate, std::uintptr_t stream) {
   const Array in(dsum, "dsum", kFloat32);

@@ -72,7 +72,7 @@ nb::object spans(nb::handle given, nb::handle span_offsets, nb::handle cu_seqlen
 
 Marker read_marker(nb::list ids) {
   Marker m;
-  m.length = static_cast<std::int32_t>(nb::len(ids));  // Python checked how many
+  m.length = static_cast<std::int32_t>(nb::len(ids));  // Python has checked their number
   for (int i = 0; i < m.length; ++i) m.ids[i] = nb::cast<std::int64_t>(ids[static_cast<std::size_t>(i)]);
   return m;
 }

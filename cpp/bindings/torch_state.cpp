@@ -3,7 +3,7 @@
 namespace rlk::bindings {
 namespace {
 
-// Never released: torch outlives every call, and at exit the interpreter may be gone first.
+// These are never released. torch outlives every call, and at exit the interpreter may end first.
 PyObject *functorch_active_, *dispatch_modes_, *is_jit_tracing_, *grad_enabled_, *forward_ad_, *autocast_hint_;
 PyObject *is_cuda_, *requires_grad_, *current_level_;
 

@@ -1,4 +1,4 @@
-// What an eager call must know of torch before it may bypass torch's dispatcher.
+// State of torch that decides whether an eager call may bypass torch's dispatcher.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,17 +10,17 @@ namespace rlk::bindings {
 
 namespace nb = nanobind;
 
-// Hands over torch's own predicates: functorch transforms active, number of dispatch modes, torch.jit.trace running, grad
-// enabled. Then torch.autograd.forward_ad, whose _current_level is not negative where tensors may carry tangents, and the
-// maker of autocast_hint.
+// Stores torch's own predicates: functorch transforms active, number of dispatch modes, torch.jit.trace running, grad
+// enabled. It also stores torch.autograd.forward_ad, whose _current_level is not negative if tensors may carry
+// tangents, and the maker of autocast_hint.
 void set_torch(nb::object functorch_active, nb::object dispatch_modes, nb::object is_jit_tracing,
                nb::object grad_enabled, nb::object forward_ad, nb::object autocast_hint);
 
-// Whether plain CUDA tensors, or None, may go straight to a kernel: nothing traces or transforms them and no gradient is
-// wanted of any. The first decides on the device.
+// Whether plain CUDA tensors, or None, may go straight to a kernel. Nothing may trace or transform them, and no
+// gradient may be wanted. The first tensor decides the device.
 bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors);
 
-// What to add to an error about dtypes that differ: empty where torch's autocast is off.
+// Hint for an error about different dtypes; empty if torch's autocast is off.
 std::string autocast_hint();
 
 }  // namespace rlk::bindings

@@ -7,7 +7,7 @@
 namespace rlk::bindings {
 namespace {
 
-// (loss, metrics, d_value or None).
+// Returns (loss, metrics, d_value or None).
 nb::object loss(nb::handle value, nb::handle old_value, nb::handle returns, nb::handle mask, nb::handle cu_seqlens,
                 nb::handle token_weight, double clip, double huber, int denominator_kind, bool sequence_mean,
                 double horizon, double scale, nb::handle denominator, bool return_d_value, nb::handle allocate,

@@ -1,4 +1,4 @@
-// Memory to work in that a caller bounds.
+// Workspace whose size a caller bounds.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,8 @@ inline void require_bytes(std::int64_t least, std::int64_t bytes, const char* of
   require(bytes >= least, "workspace_bytes", "at least ", least, " for ", of, ", got ", bytes);
 }
 
-// As much as is of use, up to `bytes`. It begins at a multiple of kAlign, wherever the allocator's memory begins.
+// Allocates the largest useful workspace, at most `bytes`. It begins at a multiple of kAlign, wherever the allocator's
+// memory begins.
 template <class Params>
 nb::object allocate_workspace(Params* p, const WorkspaceRange& range, std::int64_t bytes, const Results& results) {
   require_bytes(least_bytes(range), bytes, "this call");
