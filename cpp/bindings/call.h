@@ -25,8 +25,8 @@ struct Shape : std::span<const std::int64_t> {
 // GPU the lock is empty, since the stream orders the backwards.
 std::unique_lock<std::mutex> lock_accumulation(Device device);
 
-// Takes at least `bytes` of workspace from the caller's allocator, whose cache keeps them for the next call. *data is
-// valid as long as the result lives; 0 bytes leave *data unchanged. The bytes are counted per device.
+// Takes at least `bytes` of workspace from the caller's allocator, whose cache keeps them for the next call. The pointer
+// *data is valid as long as the result lives; 0 bytes leave it unchanged. The bytes are counted per device.
 nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data);
 
 // Collects the outputs of a call in order, then makes the call.

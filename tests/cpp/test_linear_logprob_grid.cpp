@@ -1,5 +1,5 @@
-// Tests the work lists of the fused head on CUDA. Its kernels compute them without memory, so no GPU is needed to check
-// that all work is done.
+// Tests the work lists of the fused head on CUDA. Its kernels derive them from the block index, so a test without a GPU
+// can check that all work is done.
 #include <gtest/gtest.h>
 
 #include <algorithm>

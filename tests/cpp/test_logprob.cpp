@@ -1,6 +1,6 @@
 // Tests logprob's forward on the CPU, its shards and their merge. Results equal, bit for bit, a second implementation
-// written from rules 4 and 5 of the numerics page. They are within the bounds of double. Wrong arguments of a C++
-// caller are rejected.
+// written from rules 4 and 5 of the numerics page. They are within the contract's bounds of results in double. Wrong
+// arguments of a C++ caller are rejected.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -156,7 +156,7 @@ def test_a_workspace_serves_the_rows_that_are_left_over(device: str) -> None:
         assert not differing(rk.linear_logprob(hidden[part], weight, target[part]), found[part])
 
 
-@pytest.mark.parametrize("columns", [200, 8400])  # fewer and more columns than rows, which decides which sums are kept
+@pytest.mark.parametrize("columns", [200, 8400])  # fewer columns than rows, and more: this decides which sums are kept
 def test_a_gradient_of_16_bits_is_rounded_once(columns: int, device: str) -> None:
     rows = 8192 + 100  # two blocks of tokens
     hidden = torch.randn(rows, 16, device=device).bfloat16().requires_grad_()

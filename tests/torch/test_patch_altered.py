@@ -301,7 +301,7 @@ def test_frequencies_and_attention_functions_that_are_set_later_are_heeded(caplo
     net = make()
     rk.patch_model(net)
     want = logits(net)
-    net.set_attn_implementation("eager")  # it is transformers' own, too
+    net.set_attn_implementation("eager")  # transformers has this function, too
     assert torch.equal(logits(net), want)
     assert not rk.status(net).unproved
 

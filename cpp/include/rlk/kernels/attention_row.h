@@ -1,4 +1,4 @@
-// The reference by which a row's probabilities are scaled, and the row's final sums. For every backend.
+// The reference that scales a row's probabilities, and the steps from the row's sums to its output. For every backend.
 #pragma once
 
 #include "rlk/math/softmax_stats.h"
