@@ -216,8 +216,8 @@ def test_infinite_values_are_canonical_in_sums(device: str) -> None:
 
 
 def test_values_are_those_of_float64(device: str, exp: str, rng: np.random.Generator) -> None:
-    """m is a ceiling of the largest score, so the operator and float64 have the same m. l and O are within the rounding
-    of float32 sums of numbers of size 1."""
+    """The m of a row is a ceiling of its largest score, so the operator and float64 have the same m. Both l and O are
+    within the rounding of float32 sums of numbers of size 1."""
     s = Sequences(rng, [(7, 2500), (3, 900)], (4, 2), 32, "float32", device)
     (q, k, v, _), lists = s.call("cache")
     wide = [torch.nan_to_num(x).cpu().numpy() for x in (q, k, v)]

@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 SEED = 20_244
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
 CHUNK = 100  # cases per test, so that a run shows progress; a failing chunk names its case
-MAX_LOG2 = 16  # elements of dy: enough to reach every path, while the NumPy contract takes milliseconds
+MAX_LOG2 = 16  # elements of dy: enough to take every path, few enough that the NumPy contract takes milliseconds
 
 
 @dataclass

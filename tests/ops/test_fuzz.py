@@ -26,7 +26,7 @@ SEED = 20_240
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
 CHUNK = 100  # cases per test, so that a run shows progress; a failing chunk names its case
 FULL = 200 if os.environ.get("RLK_FUZZ_FULL") else 0
-# elements per problem: its statistics take every path of the tree, while its float64 truth takes milliseconds
+# elements per problem: enough to take every path, few enough that the float64 truth takes milliseconds
 MAX_LOG2 = 20
 # Qwen2.5, Llama 2, Llama 3, Qwen3, Qwen2 VL, Mistral small, Llama 4, Gemma 3, and widths that are no multiple of 64.
 FULL_VOCABULARIES = (151_665, 32_000, 128_256, 151_936, 152_064, 131_072, 202_048, 262_144, 129_920, 100_277, 50_257)

@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 SEED = 20_241
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
 CHUNK = 100  # cases per test, so that a run shows progress; a failing chunk names its case
-# multiply-adds per problem: it takes every path of tiles and edges, while the model of a unit takes milliseconds
+# multiply-adds per problem: enough to take every path, few enough that the model of a unit takes milliseconds
 MAX_LOG2 = 20
 CANARY = 7.0
 

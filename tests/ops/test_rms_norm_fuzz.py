@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 SEED = 20_242
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
 CHUNK = 100  # cases per test, so that a run shows progress; a failing chunk names its case
-# elements per problem: it takes every path of widths and rows, while its NumPy contract takes milliseconds
+# elements per problem: enough to take every path, few enough that the NumPy contract takes milliseconds
 MAX_LOG2 = 17
 MOST_CONTRACTS = 300  # cases that are compared with NumPy; all cases are compared with themselves in another batch
 CANARY = 7.0

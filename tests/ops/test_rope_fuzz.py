@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 SEED = 20_243
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
 CHUNK = 100  # cases per test, so that a run shows progress; a failing chunk names its case
-# elements per problem: it takes every path of widths and layouts, while its NumPy contract takes milliseconds
+# elements per problem: enough to take every path, few enough that the NumPy contract takes milliseconds
 MAX_LOG2 = 16
 LAYOUTS = ("contiguous", "padded", "fused", "heads first", "transposed")
 

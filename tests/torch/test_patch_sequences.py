@@ -203,7 +203,7 @@ def test_packed_sequences_named_by_their_lengths_need_no_host(model: Any, counte
     [
         ([0, 3, 3, 5, 6, 10], [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]]),  # an empty sequence has no position
         ([0, 2, 4], [[0, 1, 0, 1, 0], [1, 2, 3, 4, 5]]),  # tokens behind the last offset belong to no sequence
-        ([3, 1, 2], None),  # bad offsets on a device: anything may be computed, but in range
+        ([3, 1, 2], None),  # bad offsets on a device: any result is allowed, but no access out of range
     ],
 )
 def test_positions_of_packed_sequences_begin_anew(offsets: list[int], positions: list[list[int]] | None) -> None:
