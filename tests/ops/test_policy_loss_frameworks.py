@@ -140,7 +140,7 @@ def test_verl_beyond_its_clamps(verl: Any, name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     kl = name in ("k1+", "k3", "k3+", "k2", "abs")
     far = a["logprob"] + 60 * torch.rand(B, T, generator=generator) - 30
-    if name == "gspo":  # some sequence means exceed the limit of 10; a negative advantage keeps PPO's clip from hiding it
+    if name == "gspo":  # some sequence means exceed the limit of 10; with A < 0 the clip does not hide this
         far[:3] -= 15
         a["advantage"][:3] = -a["advantage"][:3].abs()
         means = ((a["logprob"] - far) * a["mask"]).sum(1) / a["mask"].sum(1)
