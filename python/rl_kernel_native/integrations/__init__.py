@@ -1,6 +1,7 @@
-"""This library's operators inside of models and frameworks of others. Imports operators, never the other way round.
+"""Connects this library's operators to models and frameworks of other projects. It imports operators, never the other
+way round.
 
-What needs torch is imported with the first call, `integrations.trl` with its first use.
+The first call imports the modules that need torch; the first use imports `integrations.trl`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["enable", "patch_model", "status", "trl", "unpatch_model"]
 
 
 def __getattr__(name: str) -> Any:
-    """`rl_kernel_native.integrations.trl` without an import of its own: the module needs torch."""
+    """Imports `rl_kernel_native.integrations.trl` at first use: the module needs torch."""
     if name != "trl":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.trl")
@@ -28,21 +29,19 @@ def __getattr__(name: str) -> Any:
 def enable(*, rollout: Literal["vllm"] | None = None, trainer: Literal["trl"] | None = None) -> Enabled:
     """Turns on this library in an engine and in a trainer, so that the ratio of an on-policy token is exactly 1.
 
-    Call it before the engine and the trainer are made::
+    Call it before the engine and the trainer are created::
 
-        rk.enable(rollout="vllm", trainer="trl")
-        trainer = GRPOTrainer(..., args=GRPOConfig(use_vllm=True, vllm_mode="colocate", ...))
-        trainer.train()
+        rk.enable(rollout="vllm", trainer="trl") trainer = GRPOTrainer(..., args=GRPOConfig(use_vllm=True,
+        vllm_mode="colocate", ...)) trainer.train()
 
     Args:
-        rollout: ``"vllm"``: the plugin of docs/vllm.md, which refuses an engine if it does not serve one of its
-            modules.
+        rollout: ``"vllm"``: the plugin of docs/vllm.md. It refuses an engine if it cannot replace one of its modules.
         trainer: ``"trl"``: ``integrations.trl.enabled()``, and ``patch_model(model, strict=True)`` for the model of
-            each GRPOTrainer that is made from now on. With both, an update raises an error if a colocated vLLM cannot
-            reset its prefix cache afterwards.
+            each GRPOTrainer created from now on. With both, an update raises an error if a colocated vLLM cannot reset
+            its prefix cache afterwards.
     Returns:
-        A context manager. Its end, or ``close()``, takes the trainer's part back. The plugin stays until the process
-        ends, and patched models stay patched.
+        A context manager. Its end, or ``close()``, undoes the trainer's part. The plugin stays until the process ends,
+        and patched models stay patched.
     Raises:
         ValueError for other names, or none at all; else as ``integrations.vllm.enable``, ``integrations.trl.enabled``
         and, when a trainer is made, :func:`patch_model`.
@@ -71,40 +70,42 @@ def _patch(name: str) -> Any:
 
 
 def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = False, probe: bool = True) -> Patched:
-    """Swaps this library's operators into a decoder of transformers where they are proved to compute the same.
+    """Replaces operators in a transformers decoder by this library's, where they are proved to compute the same.
 
-    A module is served only if its class is a known one and its functions are those of their file. Classes are torch's
-    own and those of Llama, Qwen2, Qwen3, Mistral, Gemma 2 and 3, Phi-3, OLMo 2, GLM-4, and the dense parts of Qwen3-MoE
+    A module is replaced only if its class is known and its functions are those of their file. Classes are torch's own
+    and those of Llama, Qwen2, Qwen3, Mistral, Gemma 2 and 3, Phi-3, OLMo 2, GLM-4, and the dense parts of Qwen3-MoE
     and Mixtral. A probe on a small twin must show that the replacement computes the same: its error against float64 is
-    at most twice the module's own, plus one unit in the last place. A module that is not proved keeps its own forward.
+    at most twice the module's own, plus one unit in the last place. A module without this proof keeps its own forward.
     One warning logs it, and the result names it with the reason.
 
-    Parameters, buffers and the modules themselves stay as they are: only what their forwards call is replaced, and
-    hooks, adapters, checkpointing and sharding go on working. Nothing that another model could share is written.
-    :func:`unpatch_model` takes it back. Patch last: a module that is added afterwards and computes by torch raises a
+    Parameters, buffers and the modules themselves stay as they are: only the calls of their forwards are replaced, and
+    hooks, adapters, checkpointing and sharding go on working. Nothing that another model could share is changed.
+    :func:`unpatch_model` undoes the patch. Patch last: a module that is added later and computes with torch raises a
     ValueError in the next forward.
 
     With all operators, and nothing left to torch, a token's logits have the same bits in any batch and at any place in
-    it. Padding on either side, packing, prefill in chunks and decoding against a cache change none. Beside a mask,
-    positions that are not given count from the first real token, as ``generate`` counts them (docs/models.md).
+    it. Padding on either side, packing, chunked prefill and decoding with a cache change no bit. With a mask, positions
+    that are not given count from the first real token, as in ``generate`` (docs/models.md).
 
     Args:
         model: a causal language model of transformers, or a module that holds one (a PEFT model).
-        ops: of ``"embedding"``, ``"linear"`` (the head too), ``"rms_norm"``, ``"rope"`` (with cos and sin from tables
-            that are the same on every device), ``"attention"``, ``"silu_mul"`` (or the GELU that the model has); None:
-            all.
-        strict: raise an error for each module that is not proved, and for a switch that is set later, such as
+        ops: a selection of ``"embedding"``, ``"linear"`` (including the head), ``"rms_norm"``, ``"rope"`` (with cos and
+            sin from tables that are the same on every device), ``"attention"``, ``"silu_mul"`` (or the model's GELU);
+            None: all.
+        strict: raise an error for each module that is not proved, and for a switch that is changed later, such as
             ``is_causal``.
-        probe: False leaves the probes out: classes and functions alone are compared.
+        probe: False skips the probes: only classes and functions are compared.
     Returns:
-        How many modules each operator now serves: a dict, whose attribute ``unproved`` has what stays torch's.
+        The number of modules that each operator now serves, as a dict. Its attribute ``unproved`` lists the modules
+        that torch still computes.
     Raises:
         ImportError for a transformers older than 5.14; TypeError for another model or type of `ops`; ValueError for
-        another name, a model that is patched already, in whole or in part, or lies on the meta device, and with
-        `strict` for what is not proved. Forwards raise ValueError for masks with padding inside of a sequence, or wider
-        than the tokens where there is no cache, and for positions that begin another sequence beside a cache.
+        another name, and for a model that is already patched, in whole or in part, or is on the meta device. With
+        `strict`, a module that is not proved is a ValueError too. Forwards raise a ValueError for masks with padding
+        inside a sequence, for masks wider than the tokens without a cache, and for positions that begin another
+        sequence with a cache.
     Source:
-        docs/numerics.md; the seams are transformers' own: the forwards of modules, by classes derived from theirs.
+        docs/numerics.md; the hooks are transformers' own: forwards of modules, through classes derived from theirs.
 
     Example:
         >>> import transformers
@@ -119,21 +120,21 @@ def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = 
 
 
 def status(model: Any) -> Patched:
-    """Says what :func:`patch_model` serves in a model now, and what stays torch's and why.
+    """Says which modules of a model :func:`patch_model` serves now, and which ones torch computes, with the reasons.
 
     Args:
         model: the model that was given to :func:`patch_model`, a copy of it, or one loaded from its file.
-    Returns: as :func:`patch_model`; switches and hooks that were set since are looked at again.
-    Raises: ValueError where the model is not patched.
+    Returns: as :func:`patch_model`; switches and hooks that changed since are checked again.
+    Raises: ValueError if the model is not patched.
     """
     return _patch("status").status(model)
 
 
 def unpatch_model(model: Any) -> None:
-    """Takes back what :func:`patch_model` did: the model then computes what it did before, bit for bit.
+    """Undoes :func:`patch_model`: the model then computes the same as before, bit for bit.
 
     Args:
         model: the model that was given to :func:`patch_model`, a copy of it, or one loaded from its file.
-    Raises: ValueError where the model is not patched, or a forward was wrapped by something else since.
+    Raises: ValueError if the model is not patched, or if something else has wrapped a forward since.
     """
     _patch("unpatch_model").unpatch(model)

@@ -1,8 +1,8 @@
 """Forwards of the modules of a transformers decoder on this library's operators. `patch_model` puts them in place.
 
-Each takes the module as its first argument and calls submodules as the original does, so hooks, adapters and sharding
-of those go on working. Attributes are read at each call. What rounds where is what transformers rounds: `rope`,
-`embedding`, `rms_norm` and `silu_mul` differ from the originals by the last bits of float32 functions and sums alone.
+Each forward takes the module as its first argument and calls submodules as the original does, so their hooks, adapters
+and sharding go on working. Rounding points are those of transformers: `rope`, `embedding`, `rms_norm` and `silu_mul`
+differ from the originals only in the last bits of float32 functions and sums.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from .served import base_of, is_served, observed, other_than_served, taken_over
 
 SEQUENCES = "rk_sequences"  # keyword that carries the Sequences of a forward through the layers
 ATTENTIONS = "_rk_attentions"  # attribute of a body: its attentions
-PROVED = "_rk_proved"  # attribute of a body: the name of the attention function that stood there when it was proved
+PROVED = "_rk_proved"  # attribute of a body: the name of the attention function when the attentions were proved
 TABLES = "_rk_tables"  # attribute of a rotary embedding: its RotaryTables, by kinds of layers
-KNOWN = "_rk_known"  # attribute of a body and what is over it: the modules that patch_model found
+KNOWN = "_rk_known"  # attribute of a body and of the modules that contain it: the modules that patch_model found
 
-# A tool may look at what attention reads and gives, and put other values there: observer.operands(query [B, H, T, D],
-# key [B, Hkv, L, D]) gives both, observer.output(output [B, T, H, D]) the output.
+# A tool may observe and replace attention's operands and output.
+# observer.operands(query [B, H, T, D], key [B, Hkv, L, D]) returns both, and observer.output(output [B, T, H, D])
+# returns the output.
 OBSERVER_ATTRIBUTE = "_rlk_attention_observer"
 
-# A mask of four dimensions goes through transformers as it is: none is made for attention that needs none.
+# A mask of four dimensions goes through transformers unchanged: none is made for attention that needs none.
 _NO_MASK = torch.empty(1, 1, 0, 0, dtype=torch.bool, device="cpu")
 _logger = logging.getLogger("rl_kernel_native")
 
@@ -44,7 +45,7 @@ def embedding(module: Any, input: torch.Tensor) -> torch.Tensor:
 
 
 def scaled_embedding(module: Any, input_ids: torch.Tensor) -> torch.Tensor:
-    """The embedding of Gemma, which is multiplied by a scale in its own dtype."""
+    """Gemma's embedding, which is multiplied by a scale in its own dtype."""
     weight = module.weight
     return rk.embedding(input_ids, weight, padding_idx=module.padding_idx) * module.embed_scale.to(weight.dtype)
 
@@ -61,14 +62,15 @@ def linear(module: Any, input: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x with a contiguous last dimension, as operators need it."""
+    """x with a contiguous last dimension, which the operators need."""
     return x if x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
 
 
 def rms_norm(module: Any, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
-    """LlamaRMSNorm and its like; with a residual the pair (normalised, hidden_states + residual).
+    """LlamaRMSNorm and similar classes; with a residual it returns the pair (normalised, hidden_states + residual).
 
-    Beside a weight of a wider dtype the normalised row is rounded to its own and the product to the weight's, as there.
+    With a weight of a wider dtype, the normalised row is rounded to its own dtype and the product to the weight's, as
+    in transformers.
     """
     weight, eps, hidden_states = module.weight, module.variance_epsilon, _rows(hidden_states)
     residual = None if residual is None else _rows(residual)
@@ -89,7 +91,7 @@ def wide_rms_norm(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 def offset_rms_norm(module: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
-    """Gemma2RMSNorm and Gemma3RMSNorm, whose weights are stored less 1; queries and keys come transposed."""
+    """Gemma2RMSNorm and Gemma3RMSNorm, whose weights are stored minus 1; queries and keys come transposed."""
     if x.dim() == 4 and x.shape[1] != 1 and x.stride(1) < x.stride(2):
         x = x.contiguous()
     x, residual = _rows(x), None if residual is None else _rows(residual)
@@ -100,7 +102,7 @@ def offset_rms_norm(module: Any, x: torch.Tensor, residual: torch.Tensor | None 
 
 
 def _weight_beside(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """A norm's weight in a dtype that rms_norm takes beside x."""
+    """A norm's weight in a dtype that rms_norm accepts for x."""
     weight: torch.Tensor = module.weight
     return weight if weight.dtype in (x.dtype, torch.float32) else weight.float()
 
@@ -114,7 +116,7 @@ def _gelu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def _gated(product: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """The activation is rounded to the dtype of the gate, the product to the wider one, where they differ."""
+    """If the dtypes differ, the activation is rounded to the gate's dtype, and the product to the wider one."""
     if gate.dtype != up.dtype:
         if torch.promote_types(gate.dtype, up.dtype) != gate.dtype:
             return product(gate, torch.ones_like(gate), round_before_mul=True) * up
@@ -122,8 +124,7 @@ def _gated(product: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return product(gate, up, round_before_mul=True)
 
 
-# The served activations, by class, each with a function of (gate, up) that returns the product. transformers 5.14 has
-# other classes than 5.24.
+# The supported activations by class, each with a function of (gate, up) that returns the product.
 ACTIVATIONS: dict[Any, Any] = {torch.nn.SiLU: _silu}
 for _name, _product in {"SiLUActivation": _silu, "GELUTanh": _gelu, "PytorchGELUTanh": _gelu}.items():
     if hasattr(transformers.activations, _name):
@@ -131,7 +132,8 @@ for _name, _product in {"SiLUActivation": _silu, "GELUTanh": _gelu, "PytorchGELU
 
 
 def gated_mlp(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """LlamaMLP and its like. A hook on the activation, or another activation, gets torch's."""
+    """LlamaMLP and similar classes. With a hook on the activation, or with another activation, torch computes the
+    MLP."""
     act = module.act_fn
     product = ACTIVATIONS.get(type(act))
     if product is None or observed(act):
@@ -148,7 +150,8 @@ def fused_gated_mlp(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 def layer(module: Any, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
-    """A decoder layer in which the norm of the MLP's input adds the residual in its pass, where no hook looks at it."""
+    """A decoder layer in which the norm of the MLP's input adds the residual in its own pass, unless a hook observes
+    it."""
     kind = type(module)
     norms, dropouts = kind._rk_norms, kind._rk_dropouts
     attended, _ = module.self_attn(
@@ -203,7 +206,7 @@ def attention_block(
     attention_mask: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of every family: heads stay where projections put them; queries and keys turn in one call."""
+    """Attention of every family: heads stay in the projections' layout; queries and keys are rotated in one call."""
     family, ops = type(module)._rk_family, type(module)._rk_ops
     cache = take_cache(kwargs)
     sequences = kwargs.pop(SEQUENCES, None)
@@ -258,7 +261,7 @@ def _sets_keywords(cache: Any) -> bool:
 
 
 def _require_mask_of_body(mask: Any, kwargs: dict[str, Any]) -> None:
-    """ValueError where a hook of a layer or an attention gives it another mask than its model's forward did."""
+    """ValueError if a hook of a layer or an attention passes another mask than its model's forward did."""
     if mask is None or tuple(mask.shape[-2:]) != (0, 0):
         got = "None" if mask is None else list(mask.shape)
     elif kwargs.get("is_causal", True) is False:
@@ -272,7 +275,7 @@ def _require_mask_of_body(mask: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _promoted(family: Any, query: Any, key: Any, cos: Any, sin: Any) -> tuple[Any, ...]:
-    """Operands of a rotation in one dtype, as products of torch take them; OLMo 2 gives queries theirs back."""
+    """Operands of a rotation in one dtype, as in torch's products; OLMo 2 returns queries in their own dtype."""
     wide = family.rope_rounding == "float32" and cos.dtype == torch.float32
     if query.dtype == key.dtype and (wide or cos.dtype == query.dtype):
         return query, key, cos, sin
@@ -281,7 +284,7 @@ def _promoted(family: Any, query: Any, key: Any, cos: Any, sin: Any) -> tuple[An
 
 
 def _projected(module: Any, family: Any, hidden_states: torch.Tensor, heads: tuple[int, ...]) -> Any:
-    """Queries, keys and values [B, T, heads, head_dim], normalised where the family does."""
+    """Queries, keys and values [B, T, heads, head_dim], normalised if the family does that."""
     if family.fused_qkv:
         fused = module.qkv_proj(hidden_states)
         keys = module.num_key_value_heads * module.head_dim
@@ -299,7 +302,7 @@ def _projected(module: Any, family: Any, hidden_states: torch.Tensor, heads: tup
 
 
 def _head_norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    """[B, T, heads, head_dim] normalised as [B, heads, T, head_dim] where anything could tell the difference."""
+    """[B, T, heads, head_dim], normalised as [B, heads, T, head_dim] if anything could see the difference."""
     if is_served(norm) and not observed(norm):
         return norm.forward(x)
     return norm(x.transpose(1, 2)).transpose(1, 2)
@@ -358,8 +361,8 @@ def attention(
 def rows_of_cache(x: torch.Tensor, num_keys: int, num_queries: int, window: int | None) -> torch.Tensor:
     """Keys or values [B, L, Hkv, D] of a cache as [B, num_keys, Hkv, D].
 
-    A static cache is longer than it is filled. A cache of a sliding window dropped the first keys; attention counts its
-    blocks from a sequence's first key, so zeros take their places, which no query reads.
+    A static cache is longer than its content. A sliding window's cache dropped the first keys. Attention counts its
+    blocks from a sequence's first key, so zeros fill the places of the dropped keys; no query reads them.
     """
     missing = num_keys - x.shape[1]
     if missing <= 0:
@@ -371,18 +374,18 @@ def rows_of_cache(x: torch.Tensor, num_keys: int, num_queries: int, window: int 
 
 
 def masks_for_generate(*, attention_mask: torch.Tensor | None = None, **_: Any) -> torch.Tensor | None:
-    """The mask that generate makes for this attention's static caches: what the model was given."""
+    """The mask that generate makes for static caches of this attention, which the model received."""
     return attention_mask
 
 
 def makes_cache(module: Any, use_cache: bool | None) -> bool:
-    """Whether the forward of LlamaModel or Qwen3Model makes a cache where it is given none, as transformers decides."""
+    """Whether the forward of LlamaModel or Qwen3Model makes a cache if it is given none; the rule is transformers'."""
     checkpointed = module.gradient_checkpointing and module.training and torch.is_grad_enabled()
     return bool(module.config.use_cache if use_cache is None else use_cache) and not checkpointed
 
 
 def why_own_attention(body: Any, kwargs: dict[str, Any]) -> str | None:
-    """Why attention of this call is not what `rk.attention` computes: switches that may change at any time."""
+    """The reason why `rk.attention` does not compute this call's attention: switches that may change at any time."""
     config = body.config
     if config._attn_implementation != body.__dict__[PROVED]:
         return _why_another_function(body, config._attn_implementation)
@@ -405,7 +408,7 @@ def why_own_attention(body: Any, kwargs: dict[str, Any]) -> str | None:
 
 
 def why_no_softcap(attention: Any, family: Any) -> str | None:
-    """Why the attention function of the configuration does not apply the module's softcap."""
+    """The reason why the configuration's attention function does not apply the module's softcap."""
     cap, name = attention.attn_logit_softcapping if family.softcap else None, attention.config._attn_implementation
     if cap is None or name != "sdpa":
         return None
@@ -413,14 +416,15 @@ def why_no_softcap(attention: Any, family: Any) -> str | None:
 
 
 def why_other_windows(body: Any, family: Any) -> str | None:
-    """Why a layer's window differs from its mask's, which follows from the configuration and the layer's index."""
+    """The reason why a layer's window differs from its mask's, which follows from the configuration and the layer's
+    index."""
     if family.window != "module":
         return None
     attentions, config = body.__dict__.get(ATTENTIONS), body.config
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     for place, each in enumerate(body.layers):
         attention = getattr(each, "self_attn", None)
-        if attention is None:  # hidden by a wrapper that was put around the layer later
+        if attention is None:  # a wrapper that was added later hides it
             attention = attentions[place]
         masks = window if kinds is None or kinds[place] == "sliding_attention" else None
         if attention.sliding_window != masks:
@@ -429,7 +433,8 @@ def why_other_windows(body: Any, family: Any) -> str | None:
 
 
 def _why_another_function(body: Any, name: str) -> str | None:
-    """Why `rk.attention` does not compute an attention function that was set after the patch; checked at each call."""
+    """The reason why `rk.attention` cannot compute an attention function that was set after the patch; checked at each
+    call."""
     reason = f"its attention function was set to {name!r} since"
     if not torch.compiler.is_compiling():
         attention = body.__dict__[ATTENTIONS][0]
@@ -448,7 +453,7 @@ def body(
     inputs_embeds: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """LlamaModel and its like: finds the batch's sequences once, then goes on as the original does."""
+    """LlamaModel and similar classes: finds the batch's sequences once, then continues as the original does."""
     base = base_of(module)
     reason = why_own_attention(module, kwargs)
     tokens = input_ids if input_ids is not None else inputs_embeds
@@ -468,7 +473,7 @@ def body(
             cu_seq_lens_q=kwargs.get("cu_seq_lens_q"),
             cu_seq_lens_k=kwargs.get("cu_seq_lens_k"),
         )
-        if position_ids is None:  # as generate counts them; the original would count padding and other sequences, too
+        if position_ids is None:  # as in generate; the original would also count padding and other sequences
             position_ids = located.positions(tokens.shape[0], tokens.shape[1])
         if cache is not None:
             kwargs[cache_name(base)] = cache
@@ -484,7 +489,7 @@ def body(
 
 
 def _stay(module: Any, what: str, reason: str, strict: bool | None = None) -> None:
-    """Says once a model that a part of it is torch's now; an error where it was patched strictly."""
+    """Logs once that torch now computes a part of a model; an error if the model was patched strictly."""
     words = f"model: {what} of this forward stays torch's: {reason}"
     if type(module)._rk_strict if strict is None else strict:
         raise ValueError(f"{words}; patch_model was called with strict=True")
@@ -494,10 +499,11 @@ def _stay(module: Any, what: str, reason: str, strict: bool | None = None) -> No
 
 
 def require_no_others(module: Any, *_: Any) -> None:
-    """ValueError where a module came since that computes by torch. A hook in front of each forward, cheap if none did.
+    """ValueError if a module that computes with torch was added since. This is a hook before each forward; it is cheap
+    if nothing was added.
 
-    What is taken away, or put around modules that are known, is none. A served module that got another class or forward
-    since is torch's, which is said.
+    Removing modules, or wrapping known ones, is no error. If a served module got another class or forward since, torch
+    computes it, and a warning says so.
     """
     if torch.compiler.is_compiling():
         return
@@ -529,13 +535,13 @@ def require_no_others(module: Any, *_: Any) -> None:
 
 
 def remember(module: Any, name: str, chosen: frozenset[str], strict: bool) -> Iterable[Any]:
-    """Which modules there are now below a module of that name, but below those of them that remember themselves.
+    """The modules that are now below a module of that name, except those below modules that remember their own.
 
-    Gives the classes under those of ours.
+    For this library's classes it returns the classes under them.
     """
     parents = [module, *(each for _, each in _below(module, name) if KNOWN not in each.__dict__)]
     found = [(each._modules, tuple(each._modules.values())) for each in parents if each._modules]
-    served = tuple(each for each in parents[1:] if is_served(each))  # no module holds itself
+    served = tuple(each for each in parents[1:] if is_served(each))  # no module contains itself
     bases = dict.fromkeys(base_of(each) for each in parents if is_served(each))
     module.__dict__[KNOWN] = (name, chosen, strict, found, served, tuple(bases))
     return bases
@@ -551,7 +557,7 @@ def _below(module: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def why_own_angles(module: Any) -> str | None:
-    """Why the tables of a rotary embedding no longer hold: its frequencies were changed."""
+    """The reason why a rotary embedding's tables are no longer valid: its frequencies were changed."""
     for layer, tables in module.__dict__[TABLES].items():
         if not tables.agrees(getattr(module, "inv_freq" if layer is None else f"{layer}_inv_freq")):
             return "inv_freq is not that of the configuration"
@@ -566,7 +572,7 @@ def _own_angles(module: Any, *inputs: Any) -> Any:
 def rotary_embedding(
     module: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """LlamaRotaryEmbedding and its like: x gives the dtype, position_ids [B, T]."""
+    """LlamaRotaryEmbedding and similar classes: x gives the dtype, position_ids [B, T]."""
     if why_own_angles(module) is not None:
         return _own_angles(module, x, position_ids, *(() if layer_type is None else (layer_type,)))
     scaling = module.attention_scaling if layer_type is None else getattr(module, f"{layer_type}_attention_scaling")
@@ -576,7 +582,7 @@ def rotary_embedding(
 def wide_rotary_embedding(
     module: Any, x: torch.Tensor, position_ids: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Olmo2RotaryEmbedding, whose angles' cos and sin stay float32."""
+    """Olmo2RotaryEmbedding, whose cos and sin stay float32."""
     tables = module.__dict__[TABLES][None]
     if why_own_angles(module) is not None:
         return _own_angles(module, x, position_ids)

@@ -1,7 +1,7 @@
-"""What patch_model knows of each family of transformers: its classes, and where their forwards differ.
+"""The facts that patch_model uses about each family of transformers: its classes, and where their forwards differ.
 
 Names and roundings are those of transformers 5.14 to 5.24. Nothing here is trusted: `unchanged` compares the functions
-with their source, `probe` the results.
+with their source, and `probe` compares the results.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# What models call their cache: from transformers 5.24 on, and before.
+# Names of the cache argument, from transformers 5.24 on, and before.
 CACHE_NAMES = ("cache", "past_key_values")
 
 
@@ -22,19 +22,19 @@ class Family:
     Attributes:
         prefix: first part of its classes' names.
         module: transformers.models.<module>.modeling_<module>.
-        body: what follows the prefix in the name of the decoder without a head.
-        norm: name of the forward in `decoder` that serves its RMSNorm.
+        body: the part after the prefix in the name of the decoder without a head.
+        norm: name of the forward in `decoder` for its RMSNorm.
         fused_mlp: gate and up are one projection, `gate_up_proj`.
         fused_qkv: queries, keys and values are one projection, `qkv_proj`.
-        qk_norm: whether the norm of queries and keys is over a head, over a head after heads are moved in front of
-            tokens, over all heads, or absent.
+        qk_norm: where queries and keys are normalised: over a head, over a head after heads are moved before tokens,
+            over all heads, or not at all.
         interleaved: rotated pairs are neighbours.
         rope_rounding: rk.rope's `intermediate`.
         window: the object that holds attention's sliding window.
         softcap: attention has `attn_logit_softcapping`.
-        norms: a layer's norms: of its input, of attention's output, of the MLP's input, of the MLP's output; None: the
-            layer keeps transformers' forward.
-        dropouts: a layer's dropouts of the outputs of attention and the MLP.
+        norms: a layer's norms, in the order: attention's input, attention's output, the MLP's input, the MLP's output.
+            None: the layer keeps transformers' forward.
+        dropouts: a layer's dropouts on the outputs of attention and the MLP.
         scaled_embedding: the embedding is multiplied by a scale.
     """
 
@@ -64,7 +64,7 @@ class Family:
         return importlib.import_module(f"transformers.models.{self.module}.modeling_{self.module}")
 
     def type(self, role: str) -> Any:
-        """The class that plays a role, None where the family has none."""
+        """The class with a given role, or None if the family has none."""
         return getattr(self.modeling, self.prefix + (self.body if role == "Model" else role), None)
 
 
@@ -94,7 +94,8 @@ FAMILIES = (
 BY_PREFIX = {family.prefix: family for family in FAMILIES}
 ROLES = ("Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding", "TextScaledWordEmbedding")
 
-# The parameters of the forwards that ours stand for, beside the cache's. Any other may change what is computed.
+# The parameters of the forwards that this library replaces, besides the cache's. Any other parameter may change the
+# result.
 PARAMETERS = {
     "Model": "input_ids attention_mask position_ids inputs_embeds use_cache cache_position",
     "DecoderLayer": "hidden_states attention_mask position_ids use_cache cache_position position_embeddings",
@@ -119,7 +120,7 @@ def known_types() -> dict[Any, tuple[Family, str]]:
 
 
 def plain_type(module: Any) -> Any:
-    """A module's class, seen through fully_shard, which puts one of its own over it and changes no forward."""
+    """A module's class below the class that fully_shard adds, which changes no forward."""
     kind = type(module)
     bases = kind.__mro__
     if len(bases) > 2 and bases[1].__name__ == "FSDPModule" and bases[1].__module__.startswith("torch.distributed."):
@@ -133,13 +134,13 @@ def known(module: Any) -> tuple[Family, str] | None:
 
 
 def resembles(module: Any) -> tuple[Family, str] | None:
-    """Family and role of the class that a module's own is derived from, where it is not exactly that."""
+    """Family and role of the known class from which a module's own class is derived."""
     if known(module) is not None:
         return None
     return next((known_types()[kind] for kind in type(module).__mro__ if kind in known_types()), None)
 
 
-# The operators that a role of a family asks for; any of them makes the role one of ours.
+# The operators that a role needs; any of them makes patch_model handle the role.
 ROLE_OPS = {
     "Model": ("attention",),
     "DecoderLayer": ("rms_norm",),
@@ -152,7 +153,7 @@ ROLE_OPS = {
 
 
 def servable(module: Any, chosen: frozenset[str]) -> bool:
-    """Whether a module is of a class that patch_model would look at for these operators."""
+    """Whether patch_model would examine a module of this class for these operators."""
     import torch
 
     dense = {torch.nn.Linear: "linear", torch.nn.Embedding: "embedding"}.get(plain_type(module))

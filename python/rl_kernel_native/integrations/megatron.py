@@ -1,8 +1,9 @@
-"""megatron-core's GPTModel, built by its local spec, on this library's operators.
+"""Runs megatron-core's GPTModel, built by its local spec, on this library's operators.
 
-:func:`patch` replaces the forwards of one model's modules; other models of the process stay as they are. Roundings are
-those of transformers' layers: a token has the log-probability of the patched Hugging Face model and of a vLLM rollout.
-Batches are served, and packed sequences (``PackedSeqParams``, format ``thd``), which the local spec itself refuses.
+:func:`patch` replaces the forwards of one model's modules; other models of the process are unchanged. Rounding points
+are those of transformers' layers: a token has the log-probability of the patched Hugging Face model and of a vLLM
+rollout. Batches are supported, and so are packed sequences (``PackedSeqParams``, format ``thd``), which the local spec
+itself refuses.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ _rotary_is_replaced = False
 
 
 def patch(model: Any, *, inv_freq: Tensor | None = None) -> dict[str, int]:
-    """Swaps this library's operators into a GPTModel of megatron-core's local spec.
+    """Replaces operators in a GPTModel of megatron-core's local spec by this library's.
 
     Args:
         model: a ``GPTModel`` on one rank: tensor, pipeline and context parallel size 1.
         inv_freq: frequencies of the rotary embedding, float32. None: those of the model's ``rotary_base``. A scaled
-            embedding needs its own.
+            embedding needs its own frequencies.
     Returns: how many modules each operator serves.
     Raises: ImportError without megatron-core; RuntimeError for another version; TypeError for another model; ValueError
-        that names the setting of its configuration that is not served, or an unknown module that computes.
-    Source: docs/numerics.md; the seams are megatron-core's own: forwards of its modules, and
-        ``megatron.core.transformer.attention.apply_rotary_pos_emb``, which asks each model's configuration.
+        that names an unsupported setting of the configuration, or an unknown module that computes something.
+    Source: docs/numerics.md; the hooks are megatron-core's own: forwards of its modules, and
+        ``megatron.core.transformer.attention.apply_rotary_pos_emb``, which reads each model's configuration.
     """
     import megatron.core
     from megatron.core.models.gpt import GPTModel
@@ -58,7 +59,7 @@ def patch(model: Any, *, inv_freq: Tensor | None = None) -> dict[str, int]:
 
 
 def _asked(model: Any) -> list[tuple[str, Any, Any]]:
-    """Names of the configuration, what it has, and what is served."""
+    """The configuration's names, with their values and the supported values."""
     served = {
         "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "context_parallel_size": 1,
         "sequence_parallel": False, "normalization": "RMSNorm", "layernorm_zero_centered_gamma": False,
@@ -146,7 +147,7 @@ def _serve_silu_mul(module: Any) -> None:
 
 
 def _serve_attention(module: Any) -> None:
-    """The mask of a causal model is its type: padding on the right is seen by no real token."""
+    """The mask of a causal model is its type: no real token sees padding on the right."""
     from megatron.core.transformer.enums import AttnMaskType
 
     def forward(

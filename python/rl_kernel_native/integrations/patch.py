@@ -1,7 +1,7 @@
-"""Swaps this library's operators into a transformers model, and out again.
+"""Puts this library's operators into a transformers model, and removes them again.
 
-A module is served only where its class is exactly one that is known, its functions are those of their file, and a probe
-shows that ours computes the same. All else stays torch's, and is named with the reason.
+A module is replaced only if its class is exactly a known one, its functions are those of their file, and a probe shows
+that the replacement computes the same. Torch computes all other modules, and a reason is reported for each.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .probe import Proofs, serve_body, serve_layer
 from .rotary import make_tables
 from .served import is_served, note, observed, serve, taken_over, why_kept, withdraw
 
-# The oldest transformers that all tests pass with. Up to 5.3, chunks against static caches give other numbers. Up to
-# 5.13, models use a method of caches that the cache of rlk compare lacks.
+# The oldest transformers that all tests pass with. Up to 5.3, chunks with static caches give other numbers. Up to 5.13,
+# models call a cache method that the cache of rlk compare lacks.
 MIN_TRANSFORMERS = (5, 14)
 
 OPS = ("embedding", "linear", "rms_norm", "rope", "attention", "silu_mul")
@@ -35,10 +35,10 @@ _logger = logging.getLogger("rl_kernel_native")
 
 
 class Patched(dict[str, int]):
-    """How many modules each operator serves.
+    """The number of modules that each operator serves.
 
     Attributes:
-        unproved: what stays torch's: the reason, by the module's name. Empty where the model's bits are this library's.
+        unproved: the modules that torch computes, each with the reason. Empty if the model's bits are this library's.
     """
 
     unproved: dict[str, str]
@@ -53,7 +53,7 @@ class Patched(dict[str, int]):
 
 @dataclass
 class _Record:
-    """What a patched model remembers: no module, so that it holds none."""
+    """What a patched model remembers: it holds no module, so that it keeps none alive."""
 
     chosen: frozenset[str]
     unproved: dict[str, str]
@@ -61,7 +61,7 @@ class _Record:
 
 @dataclass
 class _Plan:
-    """The changes of a patch, collected before any is made, and what stays unpatched."""
+    """The changes of a patch, collected before the first is made, and the modules that stay unpatched."""
 
     unproved: dict[str, str] = field(default_factory=dict)
     steps: list[Callable[[], None]] = field(default_factory=list)
@@ -72,7 +72,7 @@ class _Plan:
         self.unproved[name] = f"{op}: {reason}" if said is None else f"{said}; {op}: {reason}"
 
     def serve(self, name: str, op: str, reason: str | None, module: Any, forward: Any, **facts: Any) -> None:
-        """Serves a module, unless there is a reason against it."""
+        """Plans to replace a module, unless there is a reason against it."""
         if reason is not None:
             self.stays(name, op, reason)
         else:
@@ -80,7 +80,7 @@ class _Plan:
 
 
 def patch(model: Any, ops: Iterable[str] | None, strict: bool, probe: bool) -> Patched:
-    """What rl_kernel_native.patch_model does."""
+    """The implementation of rl_kernel_native.patch_model."""
     chosen = _chosen(ops)
     _check.flag("strict", strict)
     _check.flag("probe", probe)
@@ -91,7 +91,7 @@ def patch(model: Any, ops: Iterable[str] | None, strict: bool, probe: bool) -> P
             what = f"{name}, a part of it, is patched" if name else "patched"
             raise ValueError(f"model: {what} already; call unpatch_model on {'that' if name else 'it'} first")
     _require_data(model)
-    with torch.device("cpu"):  # whatever the default device is
+    with torch.device("cpu"):  # whatever the default device
         plan = _planned(model, bodies, chosen, strict, probe)
     try:
         for step in plan.steps:
@@ -118,7 +118,7 @@ def patch(model: Any, ops: Iterable[str] | None, strict: bool, probe: bool) -> P
 
 
 def status(model: Any) -> Patched:
-    """What rl_kernel_native.status does."""
+    """The implementation of rl_kernel_native.status."""
     record = _record(model)
     counts = {op: 0 for op in OPS if op in record.chosen}
     unproved = dict(record.unproved)
@@ -154,7 +154,7 @@ def status(model: Any) -> Patched:
 
 
 def _is_of_an_operator(module: Any, chosen: frozenset[str]) -> bool:
-    """Whether a module that is not served is of a kind that patch_model serves or names."""
+    """Whether a module that is not replaced is of a kind that patch_model replaces or names."""
     if plain_type(module) in (torch.nn.Linear, torch.nn.Embedding):
         return servable(module, chosen)
     _, role = known(module) or resembles(module) or (None, "")
@@ -162,7 +162,7 @@ def _is_of_an_operator(module: Any, chosen: frozenset[str]) -> bool:
 
 
 def unpatch(model: Any) -> None:
-    """What rl_kernel_native.unpatch_model does."""
+    """The implementation of rl_kernel_native.unpatch_model."""
     _record(model)
     for name, module in model.named_modules():
         reason = why_kept(module) if is_served(module) else None
@@ -173,13 +173,13 @@ def unpatch(model: Any) -> None:
 
 
 def chosen_ops(model: Any) -> frozenset[str] | None:
-    """The operators that patch_model was asked for of a model or of one that it holds; None where it was not."""
+    """The operators of the patch of a model, or of a model that it contains; None if there is no patch."""
     holder = _holder(model)
     return None if holder is None else holder.__dict__[_RECORD].chosen
 
 
 def is_proved(model: Any) -> bool:
-    """Whether all of a patched model, or of the one that it holds, is served."""
+    """Whether a patched model, or the one that it contains, is entirely on this library's operators."""
     return not status(_holder(model)).unproved
 
 
@@ -249,7 +249,7 @@ def _require_data(model: Any) -> None:
 
 
 def _bodies(model: Any) -> list[tuple[str, Any]]:
-    """Decoders in a model, of a family's class or derived from one."""
+    """Decoders in a model whose class is a family's, or derived from one."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     bodies = [(n, m) for n, m in model.named_modules() if "Model" in ((known(m) or resembles(m) or ("", ""))[1],)]
@@ -263,7 +263,7 @@ def _planned(model: Any, bodies: list[tuple[str, Any]], chosen: frozenset[str], 
     plan = _Plan()
     weight = next((p for p in bodies[0][1].parameters() if p.is_floating_point()), torch.zeros(1))
     proofs = Proofs(weight.dtype, weight.device, probe)
-    attentions: dict[int, set[str]] = {}  # by an attention's id: the operators that are proven for it
+    attentions: dict[int, set[str]] = {}  # by an attention's id: its proved operators
     for name, body in bodies:
         _plan_body(plan, name, body, chosen, proofs, attentions, strict)
     for name, module in model.named_modules():
@@ -284,7 +284,7 @@ def _planned(model: Any, bodies: list[tuple[str, Any]], chosen: frozenset[str], 
 
 
 def _plan_stranger(plan: _Plan, name: str, module: Any, chosen: frozenset[str], proofs: Proofs) -> None:
-    """A module of torch, or of a class that is not known."""
+    """A module of torch, or of an unknown class."""
     kind = plain_type(module)
     if kind is torch.nn.Linear and "linear" in chosen:
         reason = unchanged.why_module_changed(module) or _why_weights(module)
@@ -309,7 +309,7 @@ def _plan_stranger(plan: _Plan, name: str, module: Any, chosen: frozenset[str], 
 
 
 def _plan_module(plan: _Plan, name: str, module: Any, family: Family, role: str, proofs: Proofs, strict: bool) -> None:
-    """A module of a family's class, but its decoder and attention."""
+    """A module of a family's class, other than its decoder and attention."""
     reason = unchanged.why_module_changed(module, role) or _why_weights(module)
     if role == "RMSNorm":
         forward, adds = getattr(decoder, family.norm), family.norm != "wide_rms_norm"
@@ -368,12 +368,12 @@ def _plan_body(
     attentions: dict[int, set[str]],
     strict: bool,
 ) -> None:
-    """A decoder and its attentions: all are served by `rk.attention`, which needs no mask, or none is."""
+    """A decoder and its attentions: `rk.attention` computes all of them and needs no mask, or none of them."""
     found = known(body)
     reason: str | None
     layers = [(n, m) for n, m in body.named_modules(prefix=name) if (known(m) or ("", ""))[1] == "Attention"]
     if found is None:
-        return  # its class is derived from a known one, and listed as that; so are its attentions
+        return  # its class is derived from a known one and reported as such; so are its attentions
     family = found[0]
     for at, module in layers:
         attentions[id(module)] = set()
@@ -402,7 +402,7 @@ def _plan_body(
 
 
 def _why_no_attention(body: Any, family: Family) -> str | None:
-    """What speaks against `rk.attention` in a decoder before anything is computed."""
+    """The reasons against `rk.attention` in a decoder that are known before anything is computed."""
     reason = unchanged.why_module_changed(body, "Model")
     kinds = {"DecoderLayer": body.layers, "Attention": [getattr(layer, "self_attn", None) for layer in body.layers]}
     for role, modules in kinds.items():
@@ -432,7 +432,7 @@ def _why_no_attention(body: Any, family: Family) -> str | None:
 
 
 def _why_weights(module: Any) -> str | None:
-    """Why an operator cannot read a module's own parameters."""
+    """The reason why an operator cannot read a module's own parameters."""
     for name, tensor in module.named_parameters(recurse=False):
         kind = type(tensor)
         sharded = kind.__name__ == "DTensor" and kind.__module__.startswith("torch.distributed.")
@@ -453,9 +453,9 @@ def _why_embedding(module: Any) -> str | None:
 
 
 def _watch(model: Any, body_name: str, chosen: frozenset[str], strict: bool) -> None:
-    """Has a decoder, and each module over it, ask in front of a forward for modules that came since."""
+    """Adds hooks to a decoder, and to each module that contains it, which look for added modules before a forward."""
     parts = body_name.split(".") if body_name else []
-    for depth in range(len(parts), -1, -1):  # the decoder first: modules over it skip what it checks
+    for depth in range(len(parts), -1, -1):  # the decoder first: the modules that contain it skip its checks
         name = ".".join(parts[:depth])
         module = model.get_submodule(name)
         if decoder.KNOWN in module.__dict__:

@@ -1,6 +1,6 @@
-"""Proofs that a replacement computes what the module computes that it replaces: on small twins, against float64.
+"""Proofs that a replacement computes the same as its module, on small twins, against float64.
 
-Proven is what is off by no more than twice what the module itself is off, and one unit in the last place.
+A replacement is proved if its error is at most twice the module's own, plus one unit in the last place.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _EXPONENTIAL = 2 * 2**-18.4
 
 
 class Proofs:
-    """What was proven of the modules of one model; equal modules are asked once.
+    """The proofs for the modules of one model; equal modules are probed once.
 
-    Each method gives None, or why there is no proof.
+    Each method returns None, or the reason why there is no proof.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, enabled: bool) -> None:
@@ -42,12 +42,12 @@ class Proofs:
             try:
                 with undisturbed():
                     self._found[key] = question()
-            except Exception as error:  # whatever a module that is not as its class has it runs into
+            except Exception as error:  # any error that a module with altered attributes raises
                 self._found[key] = f"the probe failed with {type(error).__name__}: {error}"
         return self._found[key]
 
     def linear(self, module: Any) -> str | None:
-        """torch.nn.Linear, in the dtype that autocast, where it is on, gives it."""
+        """torch.nn.Linear, in the dtype of autocast if that is on."""
         kind, dtype = self.twins.device.type, module.weight.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
@@ -62,7 +62,7 @@ class Proofs:
         return self._ask(("linear", dtype, module.bias is None), question)
 
     def embedding(self, module: Any, forward: Any) -> str | None:
-        """torch.nn.Embedding, and Gemma's."""
+        """torch.nn.Embedding, and Gemma's embedding."""
 
         def question() -> str | None:
             ids = torch.arange(15, -1, -1, device=self.twins.device)[None]
@@ -71,7 +71,8 @@ class Proofs:
         return self._ask((forward, facts(module)), question)
 
     def norm(self, module: Any, family: Family, forward: Any, adds: bool) -> str | None:
-        """An RMSNorm: rows of all sizes, those that epsilon decides, too; with a residual where it takes one."""
+        """An RMSNorm: rows of all sizes, including those that epsilon decides; with a residual if the norm takes
+        one."""
 
         def question() -> str | None:
             twin = self.twins.norm(module, family, dtype=module.weight.dtype)
@@ -104,7 +105,7 @@ class Proofs:
         return self._ask((forward, facts(module), facts(act)), question)
 
     def rotary(self, module: Any, forward: Any, tables: Any) -> str | None:
-        """cos and sin of the first positions, of the table's last ones, and of those past it."""
+        """cos and sin of the first positions, of the table's last ones, and of positions past the table."""
 
         def question() -> str | None:
             def arrange(m: Any) -> None:
@@ -129,7 +130,7 @@ class Proofs:
         return self._ask((forward, facts(module)), question)
 
     def _rotary_twin(self, module: Any, tables: Any) -> Any:
-        """With frequencies as the configuration has them, where a cast of the model rounded them."""
+        """Uses the configuration's frequencies, if a cast of the model rounded the module's own."""
         twin = self.twins.bare(module)
         for name, buffer in twin._buffers.items():
             if name.endswith("inv_freq") and buffer.dtype != torch.float32:
@@ -158,7 +159,7 @@ class Proofs:
         return self._ask(("rope", facts(module)), question)
 
     def layer(self, module: Any, family: Family) -> str | None:
-        """A layer whose norm adds the residual, around a linear for attention and one for the MLP."""
+        """A layer whose norm adds the residual, with linear layers in place of attention and the MLP."""
 
         def question() -> str | None:
             attention = _Attends()
@@ -234,7 +235,7 @@ class Proofs:
     def _compare(
         self, twin: Any, run: Callable[[Any, Any], Any], arrange: Callable[[Any], None], contract: float = 0.0
     ) -> str | None:
-        """`contract`: what the operator's own contract grants it, relative to the largest value."""
+        """`contract`: the error that the operator's own contract allows, relative to the largest value."""
         own = run(duplicate(twin), lambda x: x)
         with Float64():
             exact = run(duplicate(twin, torch.float64), lambda x: x.double())
@@ -253,7 +254,7 @@ class Proofs:
 
 
 class _Attends(torch.nn.Module):
-    """In the place of a layer's attention."""
+    """A replacement for a layer's attention."""
 
     linear: Any
 
@@ -271,7 +272,7 @@ def serve_layer(module: Any, family: Family) -> None:
 
 
 def serve_body(module: Any, attentions: tuple[Any, ...], strict: bool) -> None:
-    """A decoder whose attentions are served."""
+    """A decoder whose attentions are replaced."""
     module.__dict__[decoder.ATTENTIONS] = attentions
     module.__dict__[decoder.PROVED] = module.config._attn_implementation
     serve(module, decoder.body, _rk_strict=strict)

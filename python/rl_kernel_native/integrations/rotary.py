@@ -1,4 +1,4 @@
-"""cos and sin of positions, the same on every device: the host computes them in float64 and rounds them.
+"""Computes cos and sin of positions, the same on every device: the host computes them in float64 and rounds them.
 
 Angles are transformers' own: float32 products of a position and a frequency, as the configuration gives it.
 """
@@ -11,30 +11,31 @@ from typing import Any
 import numpy as np
 import torch
 
-# Types whose frequencies are the configuration's. Those of dynamic and longrope change with the longest sequence of a
-# batch, by design.
+# Types whose frequencies come from the configuration. Those of dynamic and longrope change with the longest sequence of
+# a batch, by design.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# Rows of a table, at most: 32 MiB a device for a head of 128 in bfloat16. Positions past it are computed.
+# Rows of a table, at most: 32 MiB per device for a head of 128 in bfloat16. Positions past it are computed.
 MOST_ROWS = 65536
 
 
 class RotaryTables:
-    """Tables for the positions that a configuration speaks of, and a way to compute those past them."""
+    """Tables for the positions within the configuration's length, and a computation for the positions past them."""
 
     def __init__(self, inv_freq: torch.Tensor, scaling: float, num_positions: int) -> None:
         self.scaling = scaling
         self.inv_freq = inv_freq.detach().to("cpu", torch.float32)
-        self.num_positions = num_positions  # in the table
+        self.num_positions = num_positions  # number of rows of the table
         self._tables: list[torch.Tensor] = []
         self._placed: dict[tuple[Any, ...], torch.Tensor] = {}
         self._seen: tuple[Any, int, bool] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a file or another process is given: frequencies, from which it makes tables of its own."""
+        """The state for a file or another process: frequencies, from which it makes its own tables."""
         return {**self.__dict__, "_tables": [], "_placed": {}, "_seen": None}
 
     def agrees(self, inv_freq: torch.Tensor) -> bool:
-        """Whether a module's frequencies are still these, but for rounding. The host looks again once they change."""
+        """Whether a module's frequencies are still these, apart from rounding. The host checks again when they
+        change."""
         if torch.compiler.is_compiling() or type(inv_freq) is not torch.Tensor:
             return True
         version = 0 if inv_freq.is_inference() else inv_freq._version
@@ -43,7 +44,8 @@ class RotaryTables:
         return self._seen[2]
 
     def _equals(self, inv_freq: torch.Tensor) -> bool:
-        """Within what a device's power function and a cast leave: an ulp of the exponent is ln(theta) of the power."""
+        """Allows the difference of a device's power function and a cast: an ulp of the exponent is ln(theta) of the
+        power."""
         found = inv_freq.detach().cpu()
         cast = 0.0 if found.dtype == torch.float32 else torch.finfo(found.dtype).eps
         tolerance = cast + 32 * torch.finfo(torch.float32).eps
@@ -67,9 +69,9 @@ class RotaryTables:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin), [..., 2 * frequencies] in `dtype`, of positions [...], each times `scaling`.
 
-        Positions past the table, or negative ones, are computed. The CPU does it as for the table. Other devices and
-        compiled code use the device's own float64 functions, which round to the same float32 but once in many millions.
-        They are never read back.
+        Positions past the table, or negative ones, are computed. The CPU computes them like the table. Other devices
+        and compiled code use the device's own float64 functions. These round to the same float32, except once in many
+        millions. Positions are never copied back to the host.
         """
         if scaling != self.scaling:
             self.scaling, self._tables, self._placed = scaling, [], {}
@@ -79,7 +81,7 @@ class RotaryTables:
         if table is None:
             wide = torch.stack([torch.cat([x, x], -1) for x in self.half_width()], 1)
             table = wide.to(dtype).to(device)
-            # An export or a mode makes tensors without memory, which no later call could read.
+            # An export or a mode makes tensors without memory, which a later call could not read.
             if not torch.compiler.is_exporting() and type(table) is torch.Tensor:
                 self._placed[key] = table
         inside = position_ids.clamp(0, self.num_positions - 1)
@@ -110,9 +112,9 @@ class RotaryTables:
 
 
 def make_tables(rotary: Any) -> dict[str | None, RotaryTables]:
-    """Tables of a rotary embedding by the kind of layer, None where all layers have one.
+    """Tables of a rotary embedding by the kind of layer; the key is None if all layers have one kind.
 
-    Raises: ValueError with what speaks against it.
+    Raises: ValueError with the reason why tables cannot be used.
     """
     kinds: Any = rotary.rope_type if isinstance(rotary.rope_type, dict) else {None: rotary.rope_type}
     return {layer: _make(rotary, layer, kind) for layer, kind in kinds.items()}
@@ -134,9 +136,10 @@ def _make(rotary: Any, layer: str | None, kind: str) -> RotaryTables:
 
 
 def _frequencies(rotary: Any, layer: str | None, kind: str) -> tuple[torch.Tensor, float]:
-    """(inv_freq float32, scaling) as the configuration gives them, on the CPU.
+    """(inv_freq float32, scaling) from the configuration, on the CPU.
 
-    Not the module's buffer: a device computes it with its own power function, and `model.to(torch.bfloat16)` rounds it.
+    It does not read the module's buffer: a device computes that with its own power function, and
+    `model.to(torch.bfloat16)` rounds it.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

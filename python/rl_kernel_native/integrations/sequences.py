@@ -1,7 +1,7 @@
-"""Finds the sequences of a batch: turns the inputs that transformers gives a model into arguments of attention.
+"""Finds the sequences of a batch: it turns a transformers model's inputs into arguments of attention.
 
-The canonical order of attention counts keys from a sequence's first real token, so padding has to be named as padding
-and packed sequences as sequences of their own. Found once a forward, before the layers.
+The canonical order of attention counts keys from a sequence's first real token. Padding must therefore be marked as
+padding, and packed sequences as separate sequences. This happens once per forward, before the layers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def packed_positions(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """[num_tokens], int64: each packed token's number in its sequence. Nothing is read by the host: bad offsets give
+    """[num_tokens], int64: each packed token's number in its sequence. The host reads nothing: bad offsets give
     positions in range."""
     tokens = torch.arange(num_tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     begins = cu_seqlens[(torch.searchsorted(cu_seqlens, tokens, right=True) - 1).clamp_min(0)]
@@ -25,10 +25,10 @@ class Sequences:
     """The sequences of one forward of the model.
 
     Attributes:
-        cu_seqlens_q, cu_seqlens_k: int32 [num_sequences + 1] where sequences lie one after the other, else None.
+        cu_seqlens_q, cu_seqlens_k: int32 [num_sequences + 1] for packed sequences, else None.
         leftpad_k: int32 [batch], padding before each row's first key, or None.
-        seqused_k: int32 [batch], each row's keys after the padding, or None: all.
-        num_keys: keys of a row, padding included; a cache may be longer.
+        seqused_k: int32 [batch], the number of each row's keys after the padding, or None: all.
+        num_keys: number of keys of a row, including padding; a cache may be longer.
     """
 
     cu_seqlens_q: torch.Tensor | None = None
@@ -38,7 +38,7 @@ class Sequences:
     num_keys: int | None = None
 
     def positions(self, batch: int, num_queries: int) -> torch.Tensor | None:
-        """Positions of the last `num_queries` columns where the rotary embedding cannot count columns, else None.
+        """Positions of the last `num_queries` columns, or None if the rotary embedding can count columns itself.
 
         Shape [batch, num_queries]. Each packed sequence counts from 0; each padded row counts from its first key. The
         host reads no offsets, so bad ones still give positions in range.
@@ -65,28 +65,28 @@ def locate_sequences(
 ) -> Sequences:
     """Sequences of a forward over `batch` rows of `num_queries` tokens.
 
-    A mask, and positions without one, are read by the host: one synchronisation a forward on a GPU. `cu_seq_lens_q`, as
-    transformers' flattening collator gives it, needs none.
+    The host reads a mask, or positions without a mask: one synchronisation per forward on a GPU. `cu_seq_lens_q`, as
+        from transformers' flattening collator, needs none.
 
     Args:
         attention_mask: None, or [batch, keys], nonzero for real tokens, which have no padding between them. With a
             static cache it may be wider than the keys; columns past the keys are not read.
-        position_ids: None, or [batch or 1, num_queries]; without mask and cache, a position that is not one above the
-            last begins another sequence, as in transformers' own attention.
+        position_ids: None, or [batch or 1, num_queries]. Without mask and cache, a position that is not the previous
+            one plus 1 begins another sequence, as in transformers' own attention.
         past_key_values: None or a cache.
-        use_cache: whether the forward makes a cache where it is given none.
+        use_cache: whether the forward makes a cache if it is given none.
 
     Raises:
         TypeError: positions that are not integers; a mask that is no tensor.
         ValueError: no token; positions or a mask of another shape; a mask narrower than the cache and the new tokens,
-            or with padding inside of a sequence; positions that begin another sequence beside a cache, given or made;
-            `cu_seq_lens_q` beside one that is given, or beside a mask with zeros.
+            or with padding inside a sequence; positions that begin another sequence with a cache, given or made;
+            `cu_seq_lens_q` with a cache that is given, or with a mask that has zeros.
     """
     if batch == 0 or num_queries == 0:
         raise ValueError(f"input_ids: expected at least one row and one token, got [{batch}, {num_queries}]")
     if position_ids is not None:
         _require_positions(batch, num_queries, position_ids)
-    # By kinds of layers, as generate makes one for static caches: all are the caller's.
+    # By kinds of layers, as generate makes one for static caches: all of them are the caller's.
     if isinstance(attention_mask, dict):
         attention_mask = next(iter(attention_mask.values()), None)
     if attention_mask is not None and not isinstance(attention_mask, torch.Tensor):
@@ -118,7 +118,7 @@ def _require_positions(batch: int, num_queries: int, position_ids: torch.Tensor)
 
 
 def _cached(cache: Any, num_queries: int) -> int | None:
-    """Keys of a row once this forward's are in; None for a cache that gives the layers no more than these."""
+    """The number of keys of a row after this forward; None for a cache that gives the layers only these keys."""
     length = getattr(cache, "get_seq_length", None)
     return None if length is None else int(length()) + num_queries
 
@@ -126,8 +126,8 @@ def _cached(cache: Any, num_queries: int) -> int | None:
 def _require_one_sequence(position_ids: torch.Tensor | None) -> None:
     """ValueError for positions that begin another sequence in a row of a cache.
 
-    Some of transformers' own attention functions take them for packed sequences then and some do not, and neither
-    leaves a cache that a next forward could read. A trace is not broken for the question.
+    Some of transformers' attention functions then treat them as packed sequences and some do not. Neither leaves a
+    cache that a next forward could read. This check does not break a trace.
     """
     if position_ids is None or position_ids.shape[-1] < 2 or torch.compiler.is_compiling():
         return
@@ -167,8 +167,8 @@ def _masked(batch: int, num_queries: int, mask: torch.Tensor, has_cache: bool, k
         raise ValueError(f"attention_mask: expected padding around a sequence only, row {row} has some inside")
     if bool(facts[1].all()):
         return Sequences(num_keys=width)
-    # Causal attention never reads what is right of a query, so padding there matters only where a row has one query: it
-    # is then the row's last token.
+    # Causal attention never reads keys to the right of a query, so padding there matters only if a row has one query:
+    # it is then the row's last token.
     last = end if num_queries == 1 else torch.full_like(end, width)
     leftpad = torch.where(count > 0, first, width)
     return Sequences(leftpad_k=leftpad.int(), seqused_k=(last - leftpad).clamp_min(0).int(), num_keys=width)

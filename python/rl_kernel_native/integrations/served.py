@@ -1,9 +1,8 @@
-"""How a module of transformers comes to compute by another forward: it gets a class of its own, derived from the one it
-has.
+"""Gives a transformers module another forward: the module gets its own class, derived from its former one.
 
-Nothing that is shared is written, and no module holds itself: copies, replicas and pickles of a module compute with
-tensors of their own, and its memory is given back with the last reference to it. A name, a place and everything else of
-the class stay, so that what asks for it by isinstance or by name finds it.
+Nothing shared is changed, and no module contains itself: copies, replicas and pickles of a module compute with their
+own tensors, and its memory is freed with the last reference to it. The class keeps its name, module and other
+attributes, so isinstance checks and look-ups by name find it.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from torch.nn.modules import module as torch_module
 from . import unchanged
 
 _OURS = "_rk_base"  # attribute of a class of ours: the class under it
-# By class under one of ours: the forward that ours stands for, and what that calls: (globals, name, function).
+# By the class under this library's class: the forward that this library replaces, and the functions that it calls:
+# (globals, name, function).
 _stands_for: dict[Any, tuple[Any, list[tuple[dict[str, Any], str, Any]]]] = {}
 
 
 def note(base: Any) -> None:
-    """Takes a class's forward, and what that calls, as what ours stands for."""
+    """Records a class's forward, and the functions that it calls, as those that this library replaces."""
     _stands_for[base] = (base.forward, unchanged.callees(base.forward))
 
 
@@ -36,7 +36,7 @@ def _class(base: Any, forward: Any, facts: tuple[tuple[str, Any], ...]) -> Any:
         return (_rebuild, (base, forward, facts), *state)
 
     def new(kind: Any, *arguments: Any, **options: Any) -> Any:
-        """A module that is made, as by `from_pretrained`, was never proved, and so is of the class under ours."""
+        """A newly created module, as from `from_pretrained`, was never proved, so it gets the original class."""
         return base(*arguments, **options) if kind is made and (arguments or options) else object.__new__(kind)
 
     names = {
@@ -54,13 +54,13 @@ def _class(base: Any, forward: Any, facts: tuple[tuple[str, Any], ...]) -> Any:
 
 
 def _rebuild(base: Any, forward: Any, facts: tuple[tuple[str, Any], ...]) -> Any:
-    """A module without state, of a file, a copy or another process."""
+    """A module without state, for a file, a copy or another process."""
     made = _class(base, forward, facts)
     return made.__new__(made)
 
 
 def serve(module: Any, forward: Any, **facts: Any) -> None:
-    """`forward` in place of the module's class's, with `facts` as attributes of the class."""
+    """Replaces the forward of the module's class by `forward`, with `facts` as attributes of the class."""
     cell = unchanged.tensor_parallel_cell(module)
     base: Any = type(module)
     module.__class__ = _class(base, forward, tuple(sorted(facts.items())))
@@ -69,7 +69,7 @@ def serve(module: Any, forward: Any, **facts: Any) -> None:
 
 
 def is_served(module: Any) -> bool:
-    """Whether a module computes by a forward of ours, whatever was put over it since."""
+    """Whether a module computes with this library's forward, even under later wrappers."""
     return hasattr(type(module), _OURS)
 
 
@@ -85,12 +85,12 @@ def other_than_served(base: Any) -> str | None:
 
 
 def base_of(module: Any) -> Any:
-    """The class that a served module had."""
+    """The former class of a replaced module."""
     return getattr(type(module), _OURS)
 
 
 def withdraw(module: Any) -> None:
-    """Takes the class off again, from under those that were put over it since, as fully_shard does."""
+    """Removes this library's class, also from under classes that were added later, as by fully_shard."""
     cell = unchanged.tensor_parallel_cell(module)
     kind = type(module)
     if _OURS in vars(kind):
@@ -100,45 +100,46 @@ def withdraw(module: Any) -> None:
         names = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
         ours = next(vars(base)["forward"] for base in kind.__mro__ if _OURS in vars(base))
         if inspect.unwrap(names.get("forward", module.forward)) is inspect.unwrap(ours):
-            names.pop("forward", None)  # transformers' checkpointing puts its own around what a class inherits
+            names.pop("forward", None)  # transformers' checkpointing wraps the inherited forward
         module.__class__ = type(kind.__name__, bases, names)
     if cell is not None:
         cell.cell_contents = types.MethodType(type(module).forward, module)
     else:
-        module.__dict__.pop("forward", None)  # a method of ours, as `why_kept` found
+        module.__dict__.pop("forward", None)  # this library's method, as `why_kept` found
 
 
 def _forward_set(module: Any) -> Any:
-    """The forward that was set on a module itself, but by tensor parallelism."""
+    """The forward that was set on a module itself, except by tensor parallelism."""
     return None if unchanged.tensor_parallel_cell(module) is not None else module.__dict__.get("forward")
 
 
 def why_kept(module: Any) -> str | None:
-    """Why a served module cannot be given its class back: its forward was wrapped since."""
+    """The reason why a replaced module cannot get its class back: its forward was wrapped since."""
     forward = _forward_set(module)
     if forward is None:
         return None
     kind: Any = type(module)
     if getattr(forward, "__self__", None) is module and forward.__func__ is kind.forward:
-        return None  # put back by what had wrapped it
+        return None  # its wrapper put it back
     return "the forward of {} was wrapped since; undo that first"
 
 
 def taken_over(module: Any) -> str | None:
-    """Why a module that was served is torch's now: what was set on it since does not lead to the forward of ours."""
+    """The reason why torch now computes a replaced module: something set on it since does not lead to this library's
+    forward."""
     kind: Any = type(module)
     if not is_served(module):
         return f"its class was set to {kind.__name__} since"
     forward = _forward_set(module)
     if forward is None:
         return None
-    inner = inspect.unwrap(forward)  # accelerate's hooks call what they wrap, and say so
+    inner = inspect.unwrap(forward)  # accelerate's hooks call the wrapped forward, and can be unwrapped
     is_ours = getattr(inner, "__func__", inner) is inspect.unwrap(kind.forward)
     return None if is_ours else "a forward of its own was set since"
 
 
 def observed(module: Any) -> bool:
-    """Whether a module itself has to be called, since it has a hook or a replaced forward."""
+    """Whether the module itself must be called, because it has a hook or a replaced forward."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks

@@ -18,13 +18,13 @@ ROLLOUTS = ("vllm",)
 TRAINERS = ("trl",)
 
 _logger = logging.getLogger("rl_kernel_native")
-_open: list[Enabled] = []  # a caller may drop what enable() returned, which must not turn it off
+_open: list[Enabled] = []  # a caller may drop the result of enable(), which must not turn it off
 
 
 class Enabled:
-    """What :func:`rl_kernel_native.enable` turned on. :meth:`close`, or the end of its context, takes TRL's part back.
+    """The state of :func:`rl_kernel_native.enable`. :meth:`close`, or the end of its context, undoes TRL's part.
 
-    The vLLM plugin stays on until the process ends, and models that were patched stay patched.
+    The vLLM plugin stays on until the process ends, and patched models stay patched.
     """
 
     def __init__(self, rollout: str | None, trainer: str | None) -> None:
@@ -41,7 +41,7 @@ class Enabled:
         self.close()
 
     def close(self) -> None:
-        """Takes TRL's part back. A second call does nothing."""
+        """Undoes TRL's part. A second call does nothing."""
         if self in _open:
             _open.remove(self)
         self._stack.close()
@@ -70,14 +70,14 @@ def enable(rollout: str | None, trainer: str | None) -> Enabled:
 
 @atexit.register
 def _close_all() -> None:
-    """While the modules that contexts give back to are still there."""
+    """While the modules that contexts restore still exist."""
     for found in list(_open):
         found.close()
 
 
 @contextlib.contextmanager
 def _trainers_patched(with_vllm: bool) -> Any:
-    """GRPOTrainers that are made inside of the context get a patched model, and with vLLM a sync that may fail."""
+    """GRPOTrainers created inside the context get a patched model, and with vLLM a weight sync that may raise."""
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     made = GRPOTrainer.__init__
@@ -104,7 +104,7 @@ def _trainers_patched(with_vllm: bool) -> Any:
 
 
 def _synced(generation: Any) -> Any:
-    """TRL's own transfer of weights, which does not look whether the prefix cache was reset; here that is an error."""
+    """TRL's own weight transfer does not check whether the prefix cache was reset; here a failure is an error."""
     own = generation.sync_weights
 
     def sync_weights() -> None:

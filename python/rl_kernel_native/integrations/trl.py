@@ -1,7 +1,6 @@
-"""TRL's GRPOTrainer on this library's operators: the chunked log-probabilities of its LM head, and its loss.
+"""Runs TRL's GRPOTrainer on this library's operators: the chunked log-probabilities of its LM head, and its loss.
 
-:func:`enabled` installs both and removes them at its end. The trainer, its configuration and its logs stay as TRL has
-them.
+:func:`enabled` installs both and removes them at its end. The trainer, its configuration and its logs stay TRL's.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ import rl_kernel_native as rk
 
 __all__ = ["NEWEST", "OLDEST", "enabled"]
 
-# The oldest release that has what is replaced here, and the newest one that the tests compare with; major.minor.
+# The oldest release with all replaced functions, and the newest one that the tests compare with; major.minor.
 OLDEST, NEWEST = "1.15", "1.16"
 _INSTALL = f"pip install 'trl~={NEWEST}.0'"
 
-# Tokens whose logits exist at a time. 8192 is the block of the weight's gradient (rule 9 of docs/numerics.md), so that
-# its bits are those of one call.
+# Number of tokens whose logits exist at a time.
 _TOKENS = 8192
 
-# What this module replaces, calls and reads of TRL, by name: private names, which any release may change.
+# TRL's functions and names that this module replaces, calls or reads: private names, which any release may change.
 _HEAD = ("ctx", "hidden", "weight", "bias", "targets", "temperature", "chunk_size")
 _HEAD_OPTIONS = 3  # after those, by position: the cap, the scale and the names of outputs
 _METHODS = {
@@ -57,7 +55,8 @@ def _release(version: str) -> tuple[int, ...]:
 def _modules() -> tuple[Any, Any]:
     """TRL's modules that are patched: (trl.trainer.utils, trl.trainer.grpo_trainer).
 
-    Raises: ModuleNotFoundError without TRL; ImportError for a release before OLDEST, and for one that lacks a seam.
+    Raises: ModuleNotFoundError without TRL; ImportError for a release before OLDEST, or without a name that is used
+        here.
     """
     try:
         import trl
@@ -83,7 +82,7 @@ def _what_lacks(utils: Any, grpo_trainer: Any) -> str | None:
     for name in ("_ChunkedLogProbFunction", "maybe_gather_lm_head_ctx", "nanmax", "nanmin"):
         if not hasattr(utils, name):
             return f"{utils.__name__}.{name}"
-    head = utils._ChunkedLogProbFunction  # None in 1.15 without Triton, whose place it takes all the same
+    head = utils._ChunkedLogProbFunction  # None in 1.15 without Triton; it is replaced all the same
     if head is not None:
         found = tuple(inspect.signature(head.forward).parameters)
         if found[: len(_HEAD)] != _HEAD or len(found) != len(_HEAD) + _HEAD_OPTIONS:
@@ -100,7 +99,7 @@ def _what_lacks(utils: Any, grpo_trainer: Any) -> str | None:
 
 
 def _patches() -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, what to put there)."""
+    """(owner, attribute, replacement)."""
     utils, grpo_trainer = _modules()
     trainer = grpo_trainer.GRPOTrainer
     scores = "_get_per_token_logps_and_entropies"
@@ -113,16 +112,16 @@ def _patches() -> list[tuple[Any, str, Any]]:
 
 _logger = logging.getLogger("rl_kernel_native")
 _lock = threading.Lock()
-_depth = 0  # contexts that are open, in all threads
+_depth = 0  # number of open contexts, in all threads
 _originals: list[tuple[Any, str, Any]] = []
-_references: list[Any] = []  # models that are patched while a context is open
-_no_reference: set[int] = set()  # trainers already warned about an unpatched reference model
+_references: list[Any] = []  # models that were patched while a context is open
+_no_reference: set[int] = set()  # trainers that were already warned about an unpatched reference model
 
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """Within the context TRL's trainers compute log-probabilities by ``linear`` and ``logprob``, and GRPOTrainer its
-    loss by ``policy_loss``; afterwards, and after an exception, TRL is what it was.
+    """Inside the context, TRL's trainers compute log-probabilities with ``linear`` and ``logprob``, and GRPOTrainer
+    computes its loss with ``policy_loss``. Afterwards, also after an exception, TRL is unchanged.
 
     ::
 
@@ -131,21 +130,22 @@ def enabled() -> Iterator[None]:
 
     Replaces ``trl.trainer.utils._ChunkedLogProbFunction``, which every trainer with a fused LM head calls, and
     ``GRPOTrainer._compute_loss``, in the whole process and for trainers that exist already. A subclass with a
-    ``_compute_loss`` of its own keeps that. Contexts may be nested and overlap: the last one to close restores.
+    ``_compute_loss`` of its own keeps that. Contexts may be nested and overlap: the last one to close restores TRL.
 
-    All of GRPOConfig's ``loss_type`` are served, with KL, vLLM's importance correction, off-policy and entropy masks,
-    the entropy bonus and MoE's auxiliary loss; metrics go to TRL's logs under TRL's names. Log-probabilities have the
-    same bits for any micro-batch, given the same hidden states; :func:`rl_kernel_native.patch_model` gives those to
-    models in one dtype. A reference model of a patched policy is patched too, so the KL of the first step is exactly 0;
-    where it cannot be, a warning says why. On CUDA ``linear`` multiplies bfloat16 and float16: train with ``bf16=True``
-    or ``fp16=True``, without ``cast_lm_head_to_fp32``.
+    Every ``loss_type`` of GRPOConfig is supported, with KL, vLLM's importance correction, off-policy and entropy masks,
+        the entropy bonus and MoE's auxiliary loss. Metrics go to TRL's logs under TRL's names. Log-probabilities have
+        the same bits for any micro-batch, given the same hidden states. :func:`rl_kernel_native.patch_model` makes the
+        hidden states of models in one dtype the same. The reference model of a patched policy is patched too, so the KL
+        of the first step is exactly 0; if that is impossible, a warning gives the reason. On CUDA, ``linear`` supports
+        bfloat16 and float16: train with ``bf16=True`` or ``fp16=True``, without ``cast_lm_head_to_fp32``.
 
-    TRL 1.15 and 1.16 are compared in tests. A newer release is served as long as it has the names and parameters that
-    are used here, with a warning.
+    The tests compare with TRL 1.15 and 1.16. A newer release works, with a warning, as long as it has the names and
+    parameters that are used here.
 
     Raises:
-        ModuleNotFoundError where TRL is not installed, ImportError for a release before ``OLDEST`` or one that lacks a
-        seam; both say what was found and what to install. Within: errors of ``linear``, ``logprob``, ``policy_loss``.
+        ModuleNotFoundError without TRL; ImportError for a release before ``OLDEST``, or without a name that is used
+        here. Both say what was found and what to install. Inside the context: errors of ``linear``, ``logprob``,
+        ``policy_loss``.
     Source:
         TRL 1.16.0: trl/kernels/chunked_logprob.py, trl/trainer/grpo_trainer.py; docs/objectives.md.
     """
@@ -188,7 +188,7 @@ def _say_what_is_served() -> None:
 
 
 def _with_patched_reference(score: Callable[..., Any]) -> Callable[..., Any]:
-    """GRPOTrainer's method, which patches the reference model of a patched policy before it computes by it."""
+    """GRPOTrainer's method, which first patches the reference model of a patched policy."""
 
     @functools.wraps(score, assigned=("__name__", "__qualname__", "__doc__"))
     def scored(self: Any, model: Any, *arguments: Any, **options: Any) -> Any:
@@ -201,7 +201,7 @@ def _with_patched_reference(score: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_reference(trainer: Any, reference: Any) -> None:
-    from . import patch  # which imports transformers, as TRL has done by now
+    from . import patch  # this imports transformers, as TRL has already done
 
     ops = patch.chosen_ops(trainer.model)
     if ops is None or patch.chosen_ops(reference) is not None or id(trainer) in _no_reference:
@@ -219,10 +219,10 @@ def _patch_reference(trainer: Any, reference: Any) -> None:
 
 
 class ChunkedLogprob(torch.autograd.Function):
-    """``logprob(linear(hidden, weight, bias), targets)`` in blocks of tokens, whose logits backward computes again.
+    """``logprob(linear(hidden, weight, bias), targets)`` in blocks of tokens; backward recomputes their logits.
 
-    Arguments and results are those of TRL's ChunkedLogProbFunction; its ``chunk_size``, of the vocabulary, has no use
-    here: a sum over a whole row has one order.
+    Arguments and results are those of TRL's ChunkedLogProbFunction. Its ``chunk_size`` over the vocabulary is ignored,
+    because a sum over a whole row has one order.
     """
 
     @staticmethod
@@ -289,7 +289,7 @@ class ChunkedLogprob(torch.autograd.Function):
 
 
 def _blocks(num_tokens: int) -> list[slice]:
-    """At least one, so that no token has the outputs of none."""
+    """At least one block, so that a call without tokens still has outputs."""
     return [slice(i, i + _TOKENS) for i in range(0, max(num_tokens, 1), _TOKENS)]
 
 
@@ -335,10 +335,10 @@ _OF_MODEL = (
 
 
 def compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-    """GRPOTrainer._compute_loss: the same loss, gradients and metrics, by ``policy_loss`` and ``presets.trl``.
+    """GRPOTrainer._compute_loss: the same loss, gradients and metrics, computed by ``policy_loss`` and ``presets.trl``.
 
-    What chooses tokens (off-policy and entropy masks) are TRL's own methods. The policy term is linear in the
-    advantage, so a token that they drop has an advantage of 0.
+    TRL's own methods select the tokens (off-policy and entropy masks). The policy term is linear in the advantage, so a
+    dropped token gets an advantage of 0.
     """
     prompt_ids, completion_ids = inputs["prompt_ids"], inputs["completion_ids"]
     mask = inputs["completion_mask"]
@@ -393,7 +393,7 @@ def compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     logs = self._metrics[mode]
     if self._entropy_bonus_enabled:
         policy = result.metrics.loss + spec.entropy_coef * result.metrics.entropy_loss
-        policy = policy / spec.scale  # TRL logs it without the share of the accumulation
+        policy = policy / spec.scale  # TRL logs it without the accumulation's share
         logs["policy_loss"].append(self.accelerator.gather(policy).nanmean().item())
         _adapt_entropy_coef(self, mode, entropy, mask if entropy_mask is None else mask * entropy_mask)
     if self.aux_loss_enabled:
@@ -408,7 +408,7 @@ def compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def _spec(self: Any, mode: str) -> rk.PolicySpec:
-    """The objective that the trainer is configured for, now: an adaptive entropy coefficient changes by steps."""
+    """The trainer's current objective: an adaptive entropy coefficient changes between steps."""
     args = self.args
     coef = 0.0
     if self._entropy_bonus_enabled:
@@ -440,7 +440,8 @@ def _spec(self: Any, mode: str) -> rk.PolicySpec:
 
 
 def _denominator(self: Any, inputs: dict[str, Any], mode: str) -> torch.Tensor:
-    """Tokens of one accumulation window on one rank, of the tokens of the generation batch over all ranks."""
+    """The share of one accumulation window's tokens on one rank, relative to the generation batch's tokens on all
+    ranks."""
     tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
     if mode == "train":
         tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
@@ -448,14 +449,15 @@ def _denominator(self: Any, inputs: dict[str, Any], mode: str) -> torch.Tensor:
 
 
 def _bonus(entropy: torch.Tensor, mask: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
-    """What has the mean over `mask` that the entropy has over its chosen tokens."""
+    """A tensor whose mean over `mask` is the entropy's mean over its selected tokens."""
     if chosen is None:
         return entropy
     return entropy * (chosen * (mask.sum() / (mask * chosen).sum().clamp(min=1.0)))
 
 
 def _adapt_entropy_coef(self: Any, mode: str, entropy: torch.Tensor, mask: torch.Tensor) -> None:
-    """TRL's controller: after an optimizer step's last micro-batch the coefficient moves against the mean entropy."""
+    """TRL's controller: after an optimizer step's last micro-batch, it moves the coefficient against the mean
+    entropy."""
     if mode != "train":
         return
     if self.use_adaptive_entropy:
@@ -507,7 +509,7 @@ def _log_ratios(
     ratio = log_ratio.exp()
 
     def counts(clipped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Numbers of clipped and of all tokens, for each sequence."""
+        """Numbers of clipped tokens and of all tokens, per sequence."""
         counted = mask if clipped.size(1) > 1 else torch.ones_like(mask[:, :1])
         return (clipped * counted).sum(-1), counted.sum(-1)
 

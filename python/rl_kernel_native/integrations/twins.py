@@ -1,5 +1,5 @@
-"""Small modules that compute as those of a model do: the same classes, configuration and attributes, weights of their
-own. No hook comes with them, and neither the model's weights nor torch's random state are touched."""
+"""Small modules that compute like those of a model. They have the same classes, configuration and attributes, but their
+own weights. They have no hooks, and do not touch the model's weights or torch's random state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__) | {"forward"}
 
 
 class Float64(TorchFunctionMode):
-    """What a module computes in float64, where it asks for float32, too."""
+    """Makes a module compute in float64, even where it asks for float32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def wide(x: Any) -> Any:
@@ -32,7 +32,7 @@ class Float64(TorchFunctionMode):
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Neither autograd, autocast nor hooks on all modules."""
+    """Turns off autograd, autocast and global module hooks."""
     hooks = [
         getattr(torch_module, name)
         for name in dir(torch_module)
@@ -50,16 +50,17 @@ def undisturbed() -> Iterator[None]:
 
 
 def attributes(module: Any) -> dict[str, Any]:
-    """What a module's forward may read beside tensors and modules."""
+    """The attributes that a module's forward may read, besides tensors and modules."""
     return {name: value for name, value in module.__dict__.items() if name not in _OF_EVERY_MODULE}
 
 
-# A module's place in the model, and what transformers' kernels keep beside functions: no forward reads them.
+# A module's place in the model, and attributes that transformers' kernels keep beside functions: no forward reads them.
 _ASIDE = ("layer_idx", "_hidden_kernels")
 
 
 def facts(module: Any) -> tuple[Any, ...]:
-    """The class and attributes of a module, its place in the model aside: where they agree, forwards do."""
+    """The class and attributes of a module, except its place in the model: if they are equal, forwards compute the
+    same."""
     plain = (bool, int, float, str, type(None))
     values = sorted(attributes(module).items())
     return (
@@ -72,7 +73,7 @@ class Twins:
     """Makes twins of one model's modules.
 
     Args:
-        dtype, device: of the hidden states.
+        dtype, device: those of the hidden states.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -102,7 +103,7 @@ class Twins:
         return twin
 
     def linear(self, module: Any, out_features: int, in_features: int, dtype: torch.dtype | None = None) -> Any:
-        """A linear of these sizes in the place of another, whatever class and dtype that is of."""
+        """A linear layer of these sizes in the place of another, of any class and dtype."""
         dtype = dtype or self.dtype
         twin = torch.nn.Linear.__new__(torch.nn.Linear)
         torch.nn.Module.__init__(twin)
@@ -123,7 +124,7 @@ class Twins:
         return twin
 
     def norm(self, module: Any, family: Family, width: int = HIDDEN, dtype: torch.dtype | None = None) -> Any:
-        """A norm of `width`; of the family's class in the place of any other."""
+        """A norm of `width`, of the family's class in the place of any other."""
         found, dtype = known(module), dtype or self.dtype
         if found is None or found[1] != "RMSNorm":
             module = family.type("RMSNorm")(1)  # ones or zeros: nothing random
@@ -145,7 +146,7 @@ class Twins:
         return twin
 
     def attention(self, module: Any, family: Family, config: Any, layer_idx: int = 0) -> Any:
-        """An attention with the heads of the original, of a small hidden state."""
+        """An attention with the heads of the original and a small hidden state."""
         width = module.head_dim
         queries, keys = config.num_attention_heads * width, config.num_key_value_heads * width
         outs = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "qkv_proj": queries + 2 * keys}
@@ -179,7 +180,7 @@ class Twins:
         return twin
 
     def config(self, body: Any, layers: list[Any]) -> Any:
-        """The configuration of a body of those layers, whose attention is torch's, and whose windows are short."""
+        """The configuration of a body of these layers, with torch's attention and short windows."""
         config = copy.deepcopy(body.config)
         eager = config._attn_implementation == "eager" or not getattr(body, "_supports_sdpa", False)
         config._attn_implementation = "eager" if eager else "sdpa"
@@ -221,7 +222,7 @@ class Twins:
 
 
 def duplicate(twin: Any, dtype: torch.dtype | None = None) -> Any:
-    """A twin with tensors of its own, in float64 where `dtype` says so; attributes are shared."""
+    """A twin with its own tensors, in float64 if `dtype` says so; attributes are shared."""
     kind: Any = type(twin)
     made = kind.__new__(kind)
     torch.nn.Module.__init__(made)

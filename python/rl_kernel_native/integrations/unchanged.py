@@ -1,5 +1,5 @@
-"""Whether a function of transformers or torch is the one that stands in its file: nothing put in its place, or in that
-of what it calls."""
+"""Checks that a function of transformers or torch is the one in its file: neither it nor a function that it calls was
+replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from .families import CACHE_NAMES, PARAMETERS, Family, plain_type
 
-# Methods that no forward calls. transformers and DeepSpeed wrap those that make a module.
+# Methods that no forward calls.
 _OF_NO_FORWARD = ("__init__", "__repr__", "extra_repr", "reset_parameters", "_init_weights")
 _TP_FORWARDS = ("distributed/tensor_parallel.py", "integrations/tensor_parallel.py")
 
@@ -39,7 +39,7 @@ def _codes(file: str) -> dict[str, types.CodeType]:
     def walk(code: types.CodeType, prefix: str) -> None:
         for each in code.co_consts:
             if isinstance(each, types.CodeType) and not each.co_name.startswith("<"):
-                # A class and the functions in it; what is in a function is part of it.
+                # A class and its functions; an inner function is part of its outer one.
                 found.setdefault(prefix + each.co_name, each)
                 if not each.co_flags & inspect.CO_OPTIMIZED:
                     walk(each, f"{prefix}{each.co_name}.")
@@ -61,7 +61,7 @@ def _imports(file: str) -> frozenset[str]:
 
 
 def _same(code: types.CodeType, other: types.CodeType) -> bool:
-    """Equal in all but the path of the file."""
+    """Equal except for the path of the file."""
     facts = ("co_name", "co_code", "co_names", "co_varnames", "co_freevars", "co_firstlineno")
     return (
         all(getattr(code, fact) == getattr(other, fact) for fact in facts)
@@ -76,9 +76,10 @@ def _same(code: types.CodeType, other: types.CodeType) -> bool:
 
 
 def why_changed(function: Any, name: str, seen: set[int] | None = None) -> str | None:
-    """Why a function is not the one of that qualified name in its file; None where it is, with all that it calls.
+    """The reason why a function is not the one of that qualified name in its file; None if it is, with all functions
+    that it calls.
 
-    Decorators around it may be transformers' and torch's own alone.
+    Only decorators of transformers and torch may be around it.
     """
     seen = set() if seen is None else seen
     while True:
@@ -96,7 +97,7 @@ def why_changed(function: Any, name: str, seen: set[int] | None = None) -> str |
             break
         function = inner
     if code.co_filename.startswith(_roots()[1]) or "<locals>" in name:
-        return None  # torch's, or made by a function: its file is all that is asked of it
+        return None  # torch's, or made by a function: only its file is checked
     codes = _codes(code.co_filename)
     if codes and (name not in codes or not _same(code, codes[name])):
         return f"{name} was replaced by {function.__module__}.{function.__qualname__}"
@@ -111,8 +112,7 @@ def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: 
             strange = not origin.__code__.co_filename.startswith(_roots())
             variable = name not in codes and name not in _imports(function.__code__.co_filename)
             if strange and variable:
-                continue  # another package's, as flash attention's are
-            # One of the same file is compared with it; one that was imported has the name that it has elsewhere.
+                continue  # a function of another package, such as flash attention's
             if name in codes and origin.__code__.co_filename != function.__code__.co_filename:
                 return f"{name} was replaced by {value.__module__}.{value.__qualname__}"
             reason = why_changed(value, origin.__qualname__ if name not in codes else name, seen)
@@ -126,8 +126,8 @@ def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: 
 
 
 def callees(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
-    """(globals, name, function) of each function that one finds in the globals of its file, and of those that these
-    find there."""
+    """(globals, name, function) of each function found through the globals of its file, and recursively of the
+    functions that these find."""
     found: dict[str, Any] = {}
     function = inspect.unwrap(function)
     names, ahead = function.__globals__, [function]
@@ -143,14 +143,14 @@ def callees(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names that a function and those inside of it look up."""
+    """The names that a function and its inner functions look up."""
     inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
     return set(code.co_names).union(*(_names(each) for each in inner))
 
 
 @functools.cache
 def _signature(kind: Any, role: str) -> str | None:
-    """Why the parameters of a class's forward are not those that ours stands for."""
+    """The reason why the parameters of a class's forward are not the expected ones."""
     import transformers
 
     parameters = inspect.signature(kind.forward).parameters.values()
@@ -166,7 +166,8 @@ def _signature(kind: Any, role: str) -> str | None:
 
 
 def why_class_changed(kind: Any, role: str | None = None) -> str | None:
-    """Why a class is not as its file has it: a function replaced or added, or a forward of other parameters."""
+    """The reason why a class differs from its file: a function was replaced or added, or a forward has other
+    parameters."""
     for name, value in vars(kind).items():
         if name in _OF_NO_FORWARD:
             continue
@@ -179,7 +180,7 @@ def why_class_changed(kind: Any, role: str | None = None) -> str | None:
 
 
 def tensor_parallel_cell(module: Any) -> Any:
-    """The cell in which a forward that transformers' tensor parallelism put on a module keeps the one under it."""
+    """The cell that keeps the original forward under one that transformers' tensor parallelism put on a module."""
     forward = module.__dict__.get("forward")
     code = getattr(forward, "__code__", None)
     if code is None or code.co_name != "tp_forward" or not code.co_filename.endswith(_TP_FORWARDS):
@@ -192,7 +193,7 @@ def tensor_parallel_cell(module: Any) -> Any:
 
 
 def why_module_changed(module: Any, role: str | None = None) -> str | None:
-    """Why a module of a class that is known may compute something else than its class does."""
+    """The reason why a module of a known class may compute something other than its class does."""
     kind = plain_type(module)
     for name in module.__dict__:
         if name in vars(kind) and callable(vars(kind)[name]) and name not in _OF_NO_FORWARD:
@@ -203,7 +204,7 @@ def why_module_changed(module: Any, role: str | None = None) -> str | None:
 
 
 def why_attention_changed(module: Any, family: Family) -> str | None:
-    """Why the attention and mask functions that a configuration names are not transformers' own."""
+    """The reason why a configuration's attention and mask functions are not transformers' own."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -214,12 +215,12 @@ def why_attention_changed(module: Any, family: Family) -> str | None:
         function = ALL_ATTENTION_FUNCTIONS[name]
     else:
         return f"its attention function {name!r} is not one of transformers'"
-    while isinstance(function, functools.partial):  # one from the hub of kernels
+    while isinstance(function, functools.partial):  # a function from the hub of kernels
         function = function.func
     own = sys.modules[__name__.partition(".")[0]].__path__[0]
     file = getattr(inspect.unwrap(function), "__code__", None)
     if file is not None and file.co_filename.startswith(own):
-        return None  # the wrapper by which rlk compare records torch's attention
+        return None  # the wrapper with which rlk compare records torch's attention
     reason = why_changed(function, inspect.unwrap(function).__qualname__)
     if reason is None and name in ALL_MASK_ATTENTION_FUNCTIONS:
         mask = ALL_MASK_ATTENTION_FUNCTIONS[name]

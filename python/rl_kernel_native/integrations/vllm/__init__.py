@@ -1,10 +1,10 @@
-"""vLLM on this library's operators: a rollout whose log-probabilities have the bits of the patched trainer.
+"""Runs vLLM on this library's operators: a rollout's log-probabilities have the bits of a patched trainer.
 
 The entry point ``vllm.general_plugins`` calls :func:`plugin` in every process of vLLM. It does nothing unless
-``RLK_VLLM`` is ``1`` or ``check``, or :func:`enable` was called before the engine is made. ``check`` refuses to start
-an engine of which a module is not served. docs/vllm.md says what is served and what is refused.
+``RLK_VLLM`` is ``1`` or ``check``, or :func:`enable` was called before the engine is created. ``check`` refuses to
+start an engine if one of its modules cannot be replaced. docs/vllm.md says what is supported and what is refused.
 
-Nothing of vLLM is imported before it is enabled.
+No part of vLLM is imported before the plugin is enabled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _mode: str | None = None
 
 
 def plugin() -> None:
-    """What vLLM calls in every process. Raises ValueError for another value of ``RLK_VLLM``."""
+    """vLLM calls this in every process. Raises ValueError for another value of ``RLK_VLLM``."""
     mode = os.environ.get(VARIABLE, "")
     if mode in ("", "0"):
         return
@@ -34,14 +34,14 @@ def plugin() -> None:
 
 
 def enable(*, check: bool = False) -> None:
-    """Serves the engines that this process makes from now on, and those of its children.
+    """Applies to the engines that this process creates from now on, and to those of its child processes.
 
     Args:
-        check: an engine does not start unless every module of its model is served; else what is not served is logged as
-            a warning.
+        check: an engine does not start unless every module of its model can be replaced; without it, a warning names
+            the other modules.
     Raises:
-        ImportError without vLLM; TypeError for a check that is no bool; RuntimeError for a vLLM whose version or hooks
-        are not known, which it names.
+        ImportError without vLLM; TypeError for a check that is no bool; RuntimeError for an unknown vLLM version or
+        unknown hooks, which it names.
     """
     mode = "check" if _check.flag("check", check) else "1"
     os.environ[VARIABLE] = mode  # processes that vLLM starts inherit it
@@ -49,19 +49,19 @@ def enable(*, check: bool = False) -> None:
 
 
 def enabled() -> str | None:
-    """``"1"``, ``"check"``, or None where vLLM is untouched."""
+    """``"1"``, ``"check"``, or None if vLLM is unchanged."""
     return _mode
 
 
 def sync_weights(llm: Any, weights: Iterable[tuple[str, Any]]) -> None:
-    """Puts a trainer's weights into a running engine of this process, and resets its prefix cache.
+    """Copies a trainer's weights into a running engine of this process, and resets its prefix cache.
 
     Args:
         llm: an ``LLM`` made with ``weight_transfer_config={"backend": "rl_kernel_native"}`` and without vLLM's
             multiprocessing (``VLLM_ENABLE_V1_MULTIPROCESSING=0``).
-        weights: names of the checkpoint and tensors, such as ``model.named_parameters()``; FSDP2's are gathered.
+        weights: checkpoint names and tensors, such as ``model.named_parameters()``; FSDP2's shards are gathered.
     Raises:
-        RuntimeError while requests run, where the prefix cache is not reset, or where the plugin is off.
+        RuntimeError while requests run, if the prefix cache cannot be reset, or if the plugin is off.
     """
     if _mode is None:
         raise RuntimeError("sync_weights: expected the plugin to be on (RLK_VLLM or enable()), got it off")

@@ -1,7 +1,7 @@
 """vLLM's attention backend CUSTOM: rk.kv_cache_append writes the pages, rk.attention reads them.
 
-A batch of prefills, chunks and decodes is one call: packed queries, pages by a block table, lengths on the device. No
-host synchronisation, so whole steps are captured in CUDA graphs.
+A batch of prefills, chunks and decodes is one call: packed queries, pages by a block table, lengths on the device. The
+host does not synchronise, so CUDA graphs capture whole steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RlkAttentionBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        return "CUSTOM"  # vLLM looks it up among its backends
+        return "CUSTOM"  # vLLM finds it under this name among its backends
 
     @staticmethod
     def get_impl_cls() -> type[RlkAttentionImpl]:

@@ -1,4 +1,4 @@
-"""What an engine's configuration may ask for: everything else is refused by name, before a model is loaded."""
+"""The supported settings of an engine's configuration: everything else is refused by name, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from ... import __version__, contract
 
-# Models whose layers are exactly those below: RMSNorm rounded before its weight, SiLU, rotary products rounded to the
-# dtype, as integrations/families.py has them for the trainer.
+# Models whose layers are exactly these: RMSNorm rounded before its weight, SiLU, rotary products rounded to the dtype,
+# as integrations/families.py says for the trainer.
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 OPERATORS = ("attention", "embedding", "kv_cache_append", "linear", "logprob", "rms_norm", "rope", "sample", "silu_mul")
 KEY = "rl_kernel_native"  # in VllmConfig.additional_config
@@ -15,12 +15,13 @@ NO_RESET = "sync_weights: the prefix cache, which holds keys of the old weights,
 
 
 def identity() -> dict[str, Any]:
-    """What vLLM's compile cache must tell apart: an artifact of another version or contract is never loaded."""
+    """The part of vLLM's compile-cache key for this library: an artifact of another version or contract is never
+    loaded."""
     return {"version": __version__, "contract": contract.digest(), "operators": list(OPERATORS)}
 
 
 def prepare(config: Any) -> None:
-    """Before vLLM completes its configuration: the attention backend, and this library's identity."""
+    """Sets, before vLLM completes its configuration: the attention backend, and this library's identity."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     if config.model_config is None:
@@ -37,7 +38,7 @@ def prepare(config: Any) -> None:
 
 
 def require_served(config: Any) -> None:
-    """Raises ValueError that names everything of the configuration that is not served."""
+    """Raises a ValueError that names every unsupported setting of the configuration."""
     if config.model_config is None:
         return
     refused = refusals(config)
@@ -73,7 +74,7 @@ def refusals(config: Any) -> list[str]:
 
 
 def _rotary(model: Any) -> tuple[str, Any, bool]:
-    """Frequencies of these types follow from the longest sequence of a batch past the original length."""
+    """Past the original length, frequencies of these types depend on the longest sequence of a batch."""
     kind = (getattr(model.hf_text_config, "rope_parameters", None) or {}).get("rope_type", "default")
     by_batch = kind in ("dynamic", "longrope")
     served = not by_batch or model.max_model_len <= original_length(model.hf_text_config)
@@ -81,7 +82,7 @@ def _rotary(model: Any) -> tuple[str, Any, bool]:
 
 
 def original_length(config: Any) -> int:
-    """Sequence length up to which transformers does not scale a rotary embedding."""
+    """The sequence length up to which transformers does not scale a rotary embedding."""
     length: int = config.rope_parameters.get("original_max_position_embeddings") or config.max_position_embeddings
     return length
 

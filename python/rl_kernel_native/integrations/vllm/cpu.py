@@ -1,9 +1,9 @@
-"""The real engine on a CPU without vLLM's native libraries, for tests and `rlk align`.
+"""Runs the real engine on a CPU without vLLM's native libraries, for tests and `rlk align`.
 
-It is an out-of-tree platform, the two C++ operators that its runner calls, in Python, and torch's own operators as the
-stock control.
+It consists of an out-of-tree platform, Python versions of the two C++ operators that the runner calls, and torch's own
+operators as the stock control.
 
-Slow, and nothing but eager. :func:`install` comes before anything else of vLLM, in a process of its own.
+It is slow, and supports only eager mode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENVIRONMENT = {
 
 
 def install() -> None:
-    """Makes this process's vLLM run on its CPU. Idempotent."""
+    """Makes this process's vLLM run on its CPU. Repeated calls do nothing. Idempotent."""
     global _library
     if _library is not None:
         return
@@ -68,12 +68,12 @@ def install() -> None:
             return f"{__name__}.TorchAttentionBackend"
 
     vllm.platforms.current_platform = HostPlatform()
-    vllm.utils.torch_utils.PIN_MEMORY = False  # decided when vLLM was imported, before there was a platform
+    vllm.utils.torch_utils.PIN_MEMORY = False  # set when vLLM was imported, before there was a platform
     _serve_by_torch()
 
 
 def _slot_mapping(start: Tensor, positions: Tensor, block_table: Tensor, slots: Tensor, block_size: int) -> None:
-    """Slots of a batch's tokens; -1 behind them."""
+    """Slots of a batch's tokens; -1 after them."""
     lengths = start[1:] - start[:-1]
     total = int(start[-1])
     request = torch.repeat_interleave(torch.arange(lengths.shape[0]), lengths.long())
@@ -84,7 +84,7 @@ def _slot_mapping(start: Tensor, positions: Tensor, block_table: Tensor, slots: 
 
 
 def _serve_by_torch() -> None:
-    """What vLLM's own layers need of C++ kernels, by torch: the stock control."""
+    """torch versions of the C++ kernels that vLLM's own layers need: the stock control."""
     from vllm.model_executor.layers import linear, vocab_parallel_embedding
     from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding

@@ -1,4 +1,4 @@
-"""Puts this library's operators into vLLM's own seams. Called once a process, before an engine is made."""
+"""Puts this library's operators into vLLM's extension points. Called once per process, before an engine is created."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from . import config, versions
 
 _log = logging.getLogger(__name__)
-_enabled: Any = None  # that of the package, which install is given
+_enabled: Any = None  # the `enabled` of the package, which install receives
 
 
 def install(enabled: Any) -> None:
-    """Raises RuntimeError, and replaces nothing, where vLLM is not the one that is known."""
+    """Raises a RuntimeError, and replaces nothing, if this vLLM is not a known one."""
     global _enabled
     _enabled = enabled
     versions.require_known()
@@ -94,7 +94,7 @@ def _loaded(own: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def not_served(model: Any) -> list[str]:
-    """Modules that compute, and by other operators: "name (class)"."""
+    """Modules that compute with other operators: "name (class)"."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -104,7 +104,7 @@ def not_served(model: Any) -> list[str]:
     found = []
     for name, module in model.named_modules():
         if next(module.children(), None) is not None and not isinstance(module, Attention):
-            continue  # composed of others, which are looked at
+            continue  # composed of other modules, which are checked
         method = getattr(module, "quant_method", None)
         if isinstance(module, LinearBase):
             served = type(method) is layers.RlkLinearMethod
@@ -120,7 +120,7 @@ def not_served(model: Any) -> list[str]:
     return found
 
 
-# Modules that compute nothing of their own; the rotation of a RotaryEmbedding is the module's above it.
+# Modules that compute nothing of their own; the parent module does the rotation of a RotaryEmbedding.
 _WITHOUT_ARITHMETIC = ("ApplyRotaryEmb", "LogitsProcessor", "PPMissingLayer")
 
 

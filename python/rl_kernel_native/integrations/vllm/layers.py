@@ -1,6 +1,5 @@
-"""vLLM's layers on this library's operators. Roundings are those of transformers' layers, so that a patched trainer has
-the same bits. vLLM's parameters are tensor subclasses. Operators get their plain data, which spares a pass through the
-dispatcher."""
+"""vLLM's layers on this library's operators. Rounding points are those of transformers' layers, so a patched trainer
+has the same bits. Operators get their plain data, which saves a pass through the dispatcher."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ import rl_kernel_native as rk
 
 
 class RlkRMSNorm(RMSNorm):
-    """With a residual the pair (normalised, x + residual)."""
+    """With a residual it returns the pair (normalised, x + residual)."""
 
     def __init__(
         self,
@@ -40,7 +39,9 @@ class RlkRMSNorm(RMSNorm):
 
 class RlkSiluAndMul(SiluAndMul):
     def __init__(self, *, compile_native: bool = True) -> None:
-        super(SiluAndMul, self).__init__(compile_native=compile_native)  # SiluAndMul's own asks for vLLM's kernel
+        super(SiluAndMul, self).__init__(
+            compile_native=compile_native
+        )  # SiluAndMul's own __init__ asks for vLLM's kernel
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = rk.silu_mul(x, round_before_mul=True)
@@ -48,17 +49,17 @@ class RlkSiluAndMul(SiluAndMul):
 
 
 class RlkLinearMethod(UnquantizedLinearMethod):
-    """A row-parallel layer of several ranks would be `linear_partial`, a sum over ranks, and the bias after it."""
+    """A row-parallel layer over several ranks would need `linear_partial`, a sum over ranks, and then the bias."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Weights stay as they are loaded: vLLM would pack them for a CPU's own product."""
+        """Weights stay as they are loaded: vLLM would repack them for its own CPU product."""
 
     def apply(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear(layer, x, bias)
 
 
 class RlkEmbeddingMethod(UnquantizedEmbeddingMethod):
-    """The table of tokens, and the head, which may be the same one."""
+    """The token embedding, and the head, which may share its table."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """As for linear layers."""

@@ -1,9 +1,9 @@
-"""Log-probabilities of sampled and prompt tokens by rk.logprob, in both of vLLM's model runners.
+"""Log-probabilities of sampled and prompt tokens with rk.logprob, in both of vLLM's model runners.
 
-The first runner computes the log-probabilities of a whole vocabulary and then takes a few. Here it keeps a copy of the
-logits, which the sampler changes in place. rk.logprob is asked for the token, rk.sample for the most probable ones: by
-logit, and of equal ones by id. Logits of processed log-probabilities come from `sampler.draw`, with the temperature
-beside them.
+The first runner computes the log-probabilities of a whole vocabulary and then keeps a few. Here it keeps a copy of the
+logits, because the sampler changes them in place. The token is scored by rk.logprob, and rk.sample finds the most
+probable ones, ordered by logit, and equal logits by id. For processed log-probabilities, `sampler.draw` provides the
+logits, together with the temperature.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import rl_kernel_native as rk
 
 
 def temperature_of(logits: Tensor) -> Any:
-    """Processed ones have that of the draw."""
+    """Processed log-probabilities use the temperature of the draw."""
     return getattr(logits, "rlk_temperature", 1.0)
 
 
@@ -39,13 +39,13 @@ def compute_logprobs(logits: Tensor) -> Tensor:
 
 
 def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
-    """The token's own log-probability first, then those of the most probable tokens. ``logprobs``: from
+    """The token's own log-probability first, then those of the most probable tokens. ``logprobs`` comes from
     :func:`compute_logprobs`."""
     logits = logprobs
     ids = token_ids.to(torch.int64).unsqueeze(-1)
     rank = (logits >= logits.gather(-1, ids)).sum(-1)
     found = of_tokens(logits, ids)
-    if num_logprobs > 0:  # the token that is drawn beside them is of no request
+    if num_logprobs > 0:  # the token that is also drawn belongs to no request
         best = rk.sample(
             logits, seed=0, sample_id=0, position=0, temperature=temperature_of(logits), n_logprobs=num_logprobs
         )
@@ -63,5 +63,5 @@ def gather_specific_token_logprobs(self: Any, logprobs: Tensor, logprob_token_id
 
 
 def compute_token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """That of the second runner."""
+    """The function of the second runner."""
     return of_tokens(logits, token_ids)

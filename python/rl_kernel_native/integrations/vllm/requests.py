@@ -1,7 +1,7 @@
-"""The seed of a request: its parameters are checked on arrival, and its completions carry the seed.
+"""Seeds of requests. A request's parameters are checked on arrival, and its completions report the seed.
 
-A request without a seed gets one, drawn from the engine's. Every completion has the seed and the sample_id of its draw
-(``rlk_seed``, ``rlk_sample_id``), so that its tokens can be drawn again.
+A request without a seed gets one, drawn from the engine's seed. Every completion reports the seed and the sample_id of
+its draw (``rlk_seed``, ``rlk_sample_id``), so its tokens can be drawn again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ INT64 = range(-(1 << 63), 1 << 63)
 
 
 def refusals(params: Any) -> list[str]:
-    """Parameters that neither rk.sample nor rk.logprob serves, as "name = value"."""
+    """Parameters that neither rk.sample nor rk.logprob supports, as "name = value"."""
     unused: dict[str, Any] = {
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": None,
         "structured_outputs": None, "thinking_token_budget": None, "logprob_token_ids": None,
@@ -31,7 +31,7 @@ def refusals(params: Any) -> list[str]:
 
 
 def sample_id_of(params: Any) -> int:
-    """Which rollout of its seed a request is: 0 unless ``extra_args`` says."""
+    """The number of a request's rollout under its seed: 0 unless ``extra_args`` says otherwise."""
     given = (params.extra_args or {}).get(SAMPLE_ID, 0)
     if type(given) is not int:
         raise TypeError(f"extra_args['{SAMPLE_ID}']: expected an int, got {type(given).__name__}")
@@ -63,18 +63,19 @@ def arrived(own: Any, self: Any, request_id: str, prompt: Any, params: Any, *arg
 
 
 def draw_seed(processor: Any) -> int:
-    """The next seed of an engine: of its own seed, the front end's rank, and how many were drawn before."""
+    """The next seed of an engine: a function of the engine's own seed, the front end's rank, and the number of earlier
+    draws."""
     source = getattr(processor, "rlk_seeds", None)
     if source is None:
         config = processor.vllm_config
         rank = config.parallel_config._api_process_rank
         source = processor.rlk_seeds = random.Random(f"{config.model_config.seed} {rank}")
-    drawn: int = source.getrandbits(62)  # vLLM gives child k of n the seed + k, which 64 bits hold
+    drawn: int = source.getrandbits(62)  # vLLM adds k for child k of n, and 64 bits hold the sum
     return drawn
 
 
 def followed(own: Any, self: Any, request: Any, *args: Any, **more: Any) -> None:
-    """OutputProcessor.add_request: the state of a request remembers its key."""
+    """OutputProcessor.add_request: a request's state remembers its key."""
     own(self, request, *args, **more)
     params = request.sampling_params
     if params is not None:

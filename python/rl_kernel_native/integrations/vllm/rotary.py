@@ -1,8 +1,8 @@
 """vLLM's rotary embeddings on rk.rope, with the trainer's tables. cos and sin are on the device before a capture.
 
 The host computes cos and sin of :data:`integrations.rotary.ROPE_TYPES` in float64. A patched trainer leaves dynamic and
-longrope to transformers, so torch computes these as transformers does, up to the original length. Past it their
-frequencies follow from the batch, which no cache of keys can do.
+longrope to transformers, so torch computes these like transformers, up to the original length. Past that length, their
+frequencies depend on the batch, which a cache of keys cannot support.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RlkRotaryEmbedding(RotaryEmbedding):
 
 
 class Scaled:
-    """Tables of the model's own rope_parameters. vLLM keeps a module for later engines of the process."""
+    """Tables from the model's own rope_parameters."""
 
     def _compute_cos_sin_cache(self) -> Tensor:
         model = get_current_vllm_config().model_config
@@ -106,7 +106,7 @@ def host_table(frequencies: Tensor, scaling: float, rows: int) -> Tensor:
 
 
 def scaled_table(config: Any, length: int) -> Tensor:
-    """[positions, cos and sin] float32 of a configuration of transformers, for `length` positions at least.
+    """[positions, cos and sin] float32 for a transformers configuration, with at least `length` positions.
 
     Raises: ValueError for parameters that transformers does not read.
     """

@@ -1,11 +1,12 @@
-"""Tokens by rk.sample in both of vLLM's model runners.
+"""Draws tokens with rk.sample in both of vLLM's model runners.
 
-A row's token follows from its logits, its parameters and (seed, sample_id, position) alone; the position is the token's
+A row's token depends only on its logits, its parameters and (seed, sample_id, position); the position is the token's
 index in its output.
 
-vLLM masks what a request forbids before (allowed_token_ids, bad_words, min_tokens). A processed log-probability is that
-of the tokens which min_p, top_k and top_p kept, at the request's temperature. A row of which nothing can be drawn
-raises on a CPU. A GPU is not waited for: there the row is token 0, its log-probability NaN.
+vLLM first masks the tokens that a request forbids (allowed_token_ids, bad_words, min_tokens). A processed
+log-probability refers to the tokens that min_p, top_k and top_p kept, at the request's temperature. A row from which
+nothing can be drawn
+raises an error on a CPU. On a GPU nothing waits for the device: there the row gives token 0 with log-probability NaN.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rl_kernel_native.ops.sample import SampleStatus
 
 from .requests import sample_id_of
 
-GREEDY_BELOW = 1e-5  # vLLM's own bound of temperatures
+GREEDY_BELOW = 1e-5  # vLLM's own threshold for greedy temperatures
 PROCESSED = "processed_logprobs"
 
 _rehearsing = False
@@ -56,12 +57,13 @@ def draw(
 
 
 def only_kept(logits: Tensor, kept_ids: Tensor, offsets: Tensor) -> Tensor:
-    """Logits, -Inf outside of the kept sets; a row whose set is empty kept every column. Nothing is read back."""
+    """Logits with -Inf outside the kept sets; a row with an empty set kept every column. Nothing is copied back to the
+    host."""
     rows, columns = logits.shape
     place = torch.arange(kept_ids.shape[0], device=logits.device)
     row = torch.searchsorted(offsets[1:], place, right=True)
     inside = place < offsets[-1]
-    flat = torch.where(inside, row * columns + kept_ids, rows * columns)  # what is not written goes behind the end
+    flat = torch.where(inside, row * columns + kept_ids, rows * columns)  # unwritten entries go past the end
     kept = torch.zeros(rows * columns + 1, dtype=torch.bool, device=logits.device).index_fill_(0, flat, True)
     kept = kept[:-1].view(rows, columns) | (offsets.diff() == 0)[:, None]
     return logits.masked_fill(~kept, float("-inf"))
@@ -81,7 +83,7 @@ def _rehearsal() -> Iterator[None]:
 
 
 def rehearsed(own: Any, self: Any, *args: Any, **more: Any) -> Any:
-    """GPUModelRunner._dummy_sampler_run: the one draw that is of no request."""
+    """GPUModelRunner._dummy_sampler_run: the one draw that belongs to no request."""
     with _rehearsal():
         return own(self, *args, **more)
 
@@ -106,7 +108,7 @@ def keyed(own: Any, self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
     )
     on_host = self.device.type == "cpu"
     batch.sampling_metadata.rlk_keys = keys if on_host else keys.pin_memory().to(self.device, non_blocking=True)
-    batch.generators.clear()  # torch's draw nothing; vLLM would set those of unfinished prompts back
+    batch.generators.clear()  # torch's generators draw nothing; vLLM would reset those of unfinished prompts
     return own(self, logits, spec_decode_metadata)
 
 
@@ -169,12 +171,12 @@ def sample_of_second(
     expanded_local_pos: Tensor,
     return_logprobs: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Sampler.sample of the second runner; penalties and biases are refused as a request arrives."""
+    """Sampler.sample of the second runner; penalties and biases were already refused on arrival."""
     states = self.sampling_states
     masked = self.logit_bias_state.use_logit_bias[idx_mapping_np].any()
     masked = masked or self.bad_words_state.num_bad_words.np[idx_mapping_np].any()
     if masked:
-        logits = logits.clone()  # raw log-probabilities are those of the logits as they came
+        logits = logits.clone()  # raw log-probabilities use the unprocessed logits
         self.logit_bias_state.apply_logit_bias(logits, expanded_idx_mapping, idx_mapping_np, pos)
         self.bad_words_state.apply_bad_words(
             logits, expanded_idx_mapping, idx_mapping_np, input_ids, expanded_local_pos

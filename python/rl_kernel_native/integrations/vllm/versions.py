@@ -1,4 +1,5 @@
-"""The vLLM that is known: versions, and the signature of everything that is replaced. What differs is an error."""
+"""The vLLM that is known: The supported vLLM: its versions, and the signature of everything that is replaced. Any
+difference is an error."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ class Hook(NamedTuple):
     parameters: str
 
 
-# What is replaced, or called by what replaces it.
+# The replaced functions, and those that the replacements call.
 HOOKS = (
     Hook("vllm.config.vllm:VllmConfig.__post_init__", "self"),
     Hook(
@@ -145,7 +146,7 @@ def find(place: str) -> tuple[Any, str]:
 
 
 def unknown(hooks: tuple[Hook, ...]) -> list[str]:
-    """What vLLM lacks or has with other parameters, in words."""
+    """Hooks that vLLM lacks, or has with other parameters, in words."""
     found = []
     for hook in hooks:
         try:
@@ -161,7 +162,7 @@ def unknown(hooks: tuple[Hook, ...]) -> list[str]:
 
 
 def require_known() -> None:
-    """Raises RuntimeError that names what is not known."""
+    """Raises a RuntimeError that names what is unknown."""
     import vllm
 
     version = vllm.__version__.partition("+")[0]

@@ -1,8 +1,8 @@
-"""Weights of a trainer into a running engine of the same process, by vLLM's own weight-transfer API.
+"""Copies a trainer's weights into a running engine of the same process, by vLLM's own weight-transfer API.
 
-``weight_transfer_config={"backend": "rl_kernel_native"}`` names the transfer, which hands tensors over as they are.
-Engines in other processes take vLLM's ``nccl`` or ``ipc``. An update leaves keys of the old weights in the prefix
-cache: :func:`sync` resets it, and refuses where it cannot.
+``weight_transfer_config={"backend": "rl_kernel_native"}`` selects the transfer, which passes tensors on unchanged. For
+engines in other processes, use vLLM's ``nccl`` or ``ipc``. An update leaves keys of the old weights in the prefix
+cache. :func:`sync` resets the cache, and raises an error if it cannot.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ BACKEND = "rl_kernel_native"
 
 @dataclass
 class LocalInit(WeightTransferInitInfo):
-    """Nothing is set up."""
+    """Nothing has to be set up."""
 
 
 @dataclass
 class LocalUpdate(WeightTransferUpdateInfo):
-    weights: list[tuple[str, Tensor]]  # names of the checkpoint
+    weights: list[tuple[str, Tensor]]  # checkpoint names
 
 
 class LocalTransfer(WeightTransferEngine[LocalInit, LocalUpdate]):
@@ -72,7 +72,7 @@ def sync(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def whole(weight: Tensor) -> Tensor:
-    """A parameter that FSDP2 shards, gathered."""
+    """Gathers a parameter that FSDP2 shards."""
     gather: Any = getattr(weight, "full_tensor", None)
     found: Tensor = (gather() if callable(gather) else weight).detach()
     return found
