@@ -1,6 +1,5 @@
-"""`rlk align`: a real engine's rollout against its own prefill and against a trainer, one setting after another.
-
-Every setting runs in processes of its own, since what it changes is decided when a process starts.
+"""`rlk align`: compares a real engine's rollout with its own prefill and with a trainer, one setting after another.
+Every setting runs in its own processes, because its changes take effect only when a process starts.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 from .errors import BadInput
 
-# What a setting changes in the environment of its processes.
+# The environment variables that a setting changes for its processes.
 SETTINGS: dict[str, dict[str, str]] = {
     "stock": {"RLK_VLLM": "0"},
     "canonical-blas": {"RLK_VLLM": "0", "CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"},
@@ -33,7 +32,7 @@ SHARDS = 2  # processes of fsdp2
 
 @dataclass(frozen=True)
 class Request:
-    """What is run: ``model`` is a directory; prompts are drawn by ``seed`` from the model's vocabulary.
+    """The options of a run. ``model`` is a directory; prompts are drawn by ``seed`` from the model's vocabulary.
 
     Attributes:
         logprobs: the most probable tokens per position, beside a token's own.
@@ -55,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Difference:
-    """Between two log-probabilities of the same tokens."""
+    """Differences between two log-probabilities of the same tokens."""
 
     tokens: int
     differing: int
@@ -66,19 +65,19 @@ class Difference:
 
 @dataclass(frozen=True)
 class Result:
-    """What one setting gives with one trainer.
+    """The result of one setting with one trainer.
 
     Attributes:
         runner: vLLM's model runner, V1 or V2.
-        ranks: tokens whose rank is another in the trainer's logits.
-        redrawn: tokens that rk.sample draws otherwise from the trainer's logits and the request's seed, or the engine
-            itself in another batch; None where vLLM's own sampler drew them.
-        preemptions: sequences that the rollout put back, and computed again.
+        ranks: number of tokens whose rank differs in the trainer's logits.
+        redrawn: tokens that are drawn differently: by rk.sample from the trainer's logits and the request's seed, or by
+            the engine itself in another batch; None where vLLM's own sampler drew them.
+        preemptions: number of sequences that the rollout preempted and computed again.
         launches, kernels: host launches (kernels and CUDA graphs) and kernels on the device per engine step, the mean
             over eight requests of 16 tokens; None on a CPU.
-        prefix_cache_hits: tokens of the rollout whose keys and values were in the cache already.
-        served: what rk.trace saw of the engine (``"rollout"``) and the trainer: contract, and calls by operator.
-        same_contract: one contract served engine and trainer; None: this library served neither.
+        prefix_cache_hits: number of rollout tokens whose keys and values were already in the cache.
+        served: the records of rk.trace for the engine (``"rollout"``) and the trainer: contract, and calls by operator.
+        same_contract: whether one contract served engine and trainer; None: this library served neither.
     """
 
     setting: str
@@ -99,7 +98,7 @@ class Result:
 
     @property
     def is_served(self) -> bool:
-        """By this library's operators."""
+        """Whether the setting uses this library's operators."""
         return serves(self.setting)
 
     @property
@@ -113,7 +112,8 @@ def serves(setting: str) -> bool:
 
 
 def difference(sequences: Sequence[dict[str, Any]], other: str) -> Difference:
-    """The rollout's log-probabilities against those called ``other``. A log-probability that is no number differs."""
+    """Compares the rollout's log-probabilities with those named ``other``. A log-probability that is not a number
+    counts as different."""
     pairs = [p for s in sequences for p in zip(s["rollout"], s[other], strict=True)]
     apart = [b - a for a, b in pairs]
     size = [abs(d) if not math.isnan(d) else math.inf for d in apart]
@@ -159,7 +159,7 @@ def result_of(setting: str, answer: dict[str, Any], trained_by: str = "hf") -> R
 
 
 def request_of(model: Path, **options: Any) -> Request:
-    """Raises BadInput for what is no model's directory."""
+    """Raises BadInput for a path that is not a model's directory."""
     file = model / "config.json"
     if not file.is_file():
         raise BadInput(f"--model {model}: expected a directory with config.json, got none")
@@ -172,9 +172,10 @@ def request_of(model: Path, **options: Any) -> Request:
 def align(
     request: Request, settings: Sequence[str], trainers: Sequence[str] = ("hf",), *, workers: int = 1
 ) -> list[Result]:
-    """Runs the settings, ``workers`` at a time; tokens a second mean something with one. Trainers share a rollout.
+    """Runs the settings, ``workers`` at a time; tokens per second are meaningful with one worker. Trainers share a
+    rollout.
 
-    Raises: BadInput for another name; RuntimeError where a process fails.
+    Raises: BadInput for another name; RuntimeError if a process fails.
     """
     for name in settings:
         if name not in SETTINGS:
@@ -204,8 +205,8 @@ class Step:
     """One GRPO update with weight sync.
 
     Attributes:
-        ratio_not_one: tokens whose ratio of new to old policy, before the update, is not exactly 1.
-        moved: tokens of the first completion to which the updated model gives another log-probability.
+        ratio_not_one: number of tokens whose ratio of new to old policy is not exactly 1 before the update.
+        moved: number of tokens in the first completion whose log-probability the update changes.
     """
 
     tokens: int
@@ -216,9 +217,9 @@ class Step:
 
 
 def updates(request: Request, steps: int) -> list[Step]:
-    """GRPO updates in setting rk, the engine running on with each one's weights.
+    """Runs GRPO updates in setting rk; the engine continues with the weights of each update.
 
-    Raises: RuntimeError where the process fails.
+    Raises: RuntimeError if the process fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "request.json"

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def on_a_cpu() -> None:
-    """megatron-core asks for CUDA where it only needs a device; a process of a trainer answers with its CPU."""
+    """Makes megatron-core use the CPU where it asks for CUDA but needs only a device."""
     import torch
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
@@ -68,7 +68,7 @@ def make(directory: str, dtype: Any, device: str) -> Any:
 
 
 def renamed(state: dict[str, Any], heads: int, groups: int) -> dict[str, Any]:
-    """Parameters of transformers under megatron-core's names. Each query group has its queries, key and value together,
+    """transformers' parameters under megatron-core's names. Each query group has its queries, key and value together,
     and gate stands above up."""
     import torch
 
@@ -101,7 +101,7 @@ def renamed(state: dict[str, Any], heads: int, groups: int) -> dict[str, Any]:
 
 
 def alone(model: Any, sequence: list[int], device: str) -> Any:
-    """Logits of a sequence in a batch of one: megatron's local attention takes no packed sequences."""
+    """Logits of a sequence in a batch of one: megatron's local attention does not support packed sequences."""
     import torch
 
     n = len(sequence)

@@ -1,4 +1,5 @@
-"""The rollout of `rlk align`, a process of its own: `python -m rl_kernel_native.consistency.align_rollout FILE`.
+"""The rollout of `rlk align`, which runs as its own process:
+`python -m rl_kernel_native.consistency.align_rollout FILE`.
 
 FILE holds the request, a JSON object, and gets the answer: every sequence, its rollout's log-probabilities, and those
 of the engine's own prefill of the same tokens.
@@ -21,7 +22,7 @@ LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel|GraphLaunch)")  # runti
 
 
 def prompts_of(request: dict[str, Any]) -> list[list[int]]:
-    """Token ids; every second one begins like the first, so that prefixes are found in the cache."""
+    """Token ids; every second prompt begins like the first, so that the cache finds prefixes."""
     draw = random.Random(request["seed"])
     vocabulary = request["vocab_size"]
 
@@ -47,14 +48,14 @@ def make_engine(request: dict[str, Any], on_gpu: bool, **more: Any) -> Any:
         "max_model_len": length,
         "enable_prefix_caching": True,
         "seed": request["seed"],
-        "disable_log_stats": False,  # counts preemptions and hits of the prefix cache
+        "disable_log_stats": False,  # needed to count preemptions and hits of the prefix cache
     }
     if on_gpu:
         options |= {"max_num_batched_tokens": max(512, length), "gpu_memory_utilization": request["gpu_memory"]}
     else:
         options |= {"max_num_batched_tokens": MAX_BATCHED_TOKENS, "max_num_seqs": 8, "enforce_eager": True}
     if pages_for := request["pages_for"] or (0 if on_gpu else 2):
-        # The engine preempts sequences that find no page, and computes them again.
+        # The engine preempts sequences for which no page is free, and computes them again.
         options |= {"block_size": PAGE, "num_gpu_blocks_override": pages_for * -(-length // PAGE) + 1}
     return LLM(**options | more)
 
@@ -96,7 +97,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         cpu.install()
     from ..integrations import vllm as plugin
 
-    plugin.plugin()  # where this package is imported from its sources there is no entry point
+    plugin.plugin()  # there is no entry point if this package is imported from its sources
     from vllm import SamplingParams
 
     engine = make_engine(request, on_gpu)
@@ -111,7 +112,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     def generate(token_ids: list[list[int]], how: list[Any]) -> Any:
         return engine.generate([{"prompt_token_ids": ids} for ids in token_ids], how, use_tqdm=False)
 
-    generate(prompts[:2], [sampling(2), sampling(2)])  # kernels load, caches fill
+    generate(prompts[:2], [sampling(2), sampling(2)])  # loads kernels and fills caches
     start = time.perf_counter()
     outputs = generate(prompts, [sampling(n, logprobs=request["logprobs"]) for n in counts])
     seconds = time.perf_counter() - start
@@ -140,7 +141,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         sequence["prefill"] = [given[token].logprob for given, token in scored]
     replayed = None
     if sequences[0]["seed"] is not None:
-        # By their seeds, in another batch. vLLM gives the second of n children the next seed.
+        # Draws them by their seeds in another batch. vLLM gives the second of n children the next seed.
         few = sequences[:3]
         seeds = [s["seed"] for s in few]
         twice = [sampling(len(s["tokens"]), n=2, seed=s["seed"]) for s in few]
@@ -166,7 +167,7 @@ def main(path: Path) -> None:
     import rl_kernel_native as rk
 
     request = json.loads(path.read_text())
-    with rk.trace() as traced:  # before the engine, whose graphs are captured as it is made
+    with rk.trace() as traced:  # before the engine, whose creation captures graphs
         found = answer(request)
     path.write_text(json.dumps(request | found | {"rollout_trace": traced.as_json()}))
 

@@ -1,8 +1,8 @@
 """The updates of `rlk align --steps N`: `python -m rl_kernel_native.consistency.align_steps FILE`, its own process.
 
-FILE holds the request, a JSON object, and gets the steps. Each is a GRPO update of a model of transformers beside the
-running engine. Old log-probabilities are the rollout's; AdamW takes one step; the new weights go into the engine by
-vLLM's weight-transfer API. The reward is the share of even tokens, which any model can learn.
+FILE holds the request, a JSON object, and gets the steps. Each step is a GRPO update of a transformers model beside the
+running engine. Old log-probabilities are the rollout's; AdamW takes one step; vLLM's weight-transfer API copies the new
+weights into the engine. The reward is the share of even tokens, which any model can learn.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def logprobs(model: Any, prompt: list[int], tokens: list[int]) -> Any:
-    """[tokens], of a completion behind its prompt."""
+    """[tokens], for a completion after its prompt."""
     import torch
 
     import rl_kernel_native as rk

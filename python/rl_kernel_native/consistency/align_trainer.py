@@ -1,11 +1,12 @@
-"""The trainer of `rlk align`, a process of its own: `python -m rl_kernel_native.consistency.align_trainer FILE`.
+"""The trainer of `rlk align`, which runs as its own process:
+`python -m rl_kernel_native.consistency.align_trainer FILE`.
 
 FILE holds the rollout's answer (align_rollout.py). The trainer writes its own log-probabilities of the same tokens to
 it.
 
-- hf: a model of transformers, which takes one sequence after another.
+- hf: a transformers model, which scores one sequence at a time.
 - fsdp2: the same with its parameters sharded over the processes that torch.distributed.run starts.
-- megatron: a model of megatron-core, packed where this library serves it.
+- megatron: a megatron-core model, packed if it uses this library.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PACKED_TOKENS = 4096  # most tokens of a forward, unless one sequence is longer
+PACKED_TOKENS = 4096  # most tokens in one forward, unless one sequence is longer
 
 
 def of_transformers(request: dict[str, Any], device: str, dtype: Any, served: bool) -> Callable[..., Iterator[Any]]:
@@ -36,7 +37,7 @@ def of_transformers(request: dict[str, Any], device: str, dtype: Any, served: bo
 
 
 def shard(model: Any, device: str) -> None:
-    """Every process is given the whole model and keeps its part."""
+    """Every process receives the whole model and keeps its part."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -93,7 +94,8 @@ def answer(request: dict[str, Any]) -> None:
                 logprob = torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])[:, 0]
             sequence["trainer"] = logprob[-count:].tolist()
             of_tokens, tokens = logits[-count:], targets[-count:]
-            # A token beside others of the same logit has several ranks: vLLM's own, or its place among the first few.
+            # A token with the same logit as others has several valid ranks: vLLM's own, or its place among the first
+            # few.
             own = of_tokens.gather(1, tokens[:, None])
             sequence["first_rank"] = ((of_tokens > own).sum(1) + 1).tolist()
             sequence["last_rank"] = (of_tokens >= own).sum(1).tolist()

@@ -1,4 +1,4 @@
-"""`rk.compare`: the comparison of `rlk compare` for models in memory. Imports torch and transformers with a call."""
+"""`rk.compare`: the comparison of `rlk compare` for models in memory. The first call imports torch and transformers."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ def compare(
     fault_tolerance: float | None = None,
     report: str | Path | None = None,
 ) -> Comparison:
-    """Rolls out by one model, scores the same ids by another, and names the operator where they part.
+    """Rolls out with one model, scores the same ids with another, and names the operator where they diverge.
 
-    The rollout decodes token by token against a cache in a batch that changes; the training side computes one forward
-    of the whole sequences. Then each operator of the training side computes once more, on the input that the rollout's
-    operator had. So a wrong weight, bias, epsilon or temperature is told from rounding, and its operator is named.
+    The rollout decodes token by token against a cache in a changing batch; the training side runs one forward over the
+    whole sequences. Each operator of the training side then runs again on the input of the rollout's operator. A wrong
+    weight, bias, epsilon or temperature therefore differs from rounding, and its operator is named.
 
     Args:
-        model_a: the rollout's: a model of transformers (Qwen2, Qwen3, Llama, Mistral), a directory or a Hub id.
-        model_b: the training side's, likewise; None: model_a.
+        model_a: the rollout's model: a transformers model (Qwen2, Qwen3, Llama, Mistral), a directory or a Hub id.
+        model_b: the training side's model, in the same forms; None: model_a.
         ids: prompts, lists of ids or a tensor ``[num_prompts, length]``.
         rollout_ops, training_ops: ``"stock"``, ``"sdpa"``, ``"eager"``, ``"flash"`` (the package flash-attn) or
             ``"rk"``; None: as in the rollout.
         temperature: of sampling and of the rollout's log-probabilities; training_temperature: None for the same.
         max_new_tokens: longest response.
-        batch_sizes: most requests in flight; each size is run.
+        batch_sizes: largest numbers of requests in flight; each size is run.
         packing: ``"packed"`` or ``"padded"`` training batches.
-        dtype, device: of models that are loaded; None: the checkpoint's.
-        fault_tolerance: relative error on equal input that is a fault; None: what rounding does not explain.
+        dtype, device: those of models that are loaded; None: the checkpoint's.
+        fault_tolerance: relative error on equal input above which an operator is at fault; None: more than rounding
+            explains.
         report: a directory for report.html, report.json and charts.
-    Returns: a Comparison; ``str`` of it is the verdict, ``aligned`` and ``faults`` are for programs.
+    Returns: a Comparison. Its ``str`` is the verdict; ``aligned`` and ``faults`` are for programs.
     Raises: ValueError for an option, prompts or a model that cannot be compared.
 
     Example:

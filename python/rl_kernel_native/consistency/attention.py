@@ -1,4 +1,4 @@
-"""The attentions of stock models under test: torch's and transformers' own, with a place to look at their operands.
+"""The attentions of stock models under test: torch's and transformers' own functions, with access to their operands.
 
 transformers looks attention up by name, so a probe needs no change to the model code.
 """
@@ -21,7 +21,7 @@ from transformers.utils import is_flash_attn_2_available
 from ..integrations.decoder import OBSERVER_ATTRIBUTE
 
 # No mask function is registered under the first two names: masks are built here, never guessed from shapes. flash-attn
-# takes which keys are real, or offsets. By a name with "flash" in it, transformers would fetch kernels.
+# takes a key mask or offsets. For a name that contains "flash", transformers would download kernels.
 ATTENTION_NAME, EAGER_NAME, FLASH_NAME = "rlk_stock_sdpa", "rlk_stock_eager", "rlk_stock_fa"
 
 
@@ -53,7 +53,7 @@ def eager_attention(
     attention_mask: torch.Tensor | None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The eager attention of the module's own file in transformers: products, a mask that is added, a softmax.
+    """The eager attention of the module's own file in transformers: products, an additive mask, a softmax.
 
     Args and returns: as stock_attention.
     """
@@ -81,7 +81,7 @@ def flash_attention(
 
     Args:
         query, key, value: as stock_attention.
-        attention_mask: [B, L], 1 where a key is real, or None.
+        attention_mask: [B, L], 1 for a real key, or None.
         kwargs: cu_seq_lens_q and max_length_q among them where a row is packed.
     Returns: as stock_attention.
     """
@@ -105,7 +105,7 @@ def _flash(
 
 
 def why_no_flash(model: Any) -> str | None:
-    """What flash_attention lacks for a model: the package, a GPU or a dtype; None where it can run."""
+    """The requirement of flash_attention that is missing: the package, a GPU or a dtype; None if it can run."""
     if importlib.util.find_spec("flash_attn") is None:
         return "the package flash-attn is not installed here: pip install flash-attn, beside a CUDA build of torch"
     weight = model.lm_head.weight
@@ -140,7 +140,7 @@ def _observed(
 
 @contextmanager
 def attending_by(model: Any, name: str) -> Iterator[None]:
-    """The attention implementation of a model for as long as the context is open."""
+    """Sets a model's attention implementation while the context is open."""
     before = model.config._attn_implementation
     model.set_attn_implementation(name)
     try:

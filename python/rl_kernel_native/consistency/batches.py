@@ -1,4 +1,4 @@
-"""Sequences as the training side feeds them: side by side in one row, or a padded row each."""
+"""Training batches: sequences packed into one row, or one padded row per sequence."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class MicroBatch:
     Attributes:
         ids, positions: int64 [B, T].
         mask: bool [B, 1, T, T], or None for plain causal attention.
-        key_mask: [B, T], 1 where a token is real.
-        cu_seqlens: int32 [number of sequences + 1], where each of a packed row's begins; None for padded rows.
+        key_mask: [B, T], 1 for a real token.
+        cu_seqlens: int32 [number of sequences + 1], the beginnings of a packed row's sequences; None for padded rows.
         places: for each sequence of this batch (prompt, row, first column, length).
     """
 
@@ -32,7 +32,8 @@ class MicroBatch:
 
 
 def plan_batches(lengths: Sequence[int], packing: str, max_tokens: int) -> list[list[int]]:
-    """Consecutive sequences of each forward: at most max_tokens tokens with padding, but at least one sequence."""
+    """The consecutive sequences of each forward: at most max_tokens tokens including padding, but at least one
+    sequence."""
     groups: list[list[int]] = []
     used = 0
     for index, length in enumerate(lengths):
@@ -76,7 +77,7 @@ def packed_batch(group: Sequence[int], sequences: Sequence[Sequence[int]], devic
 def padded_batch(
     group: Sequence[int], sequences: Sequence[Sequence[int]], pad_id: int, side: PaddingSide, device: torch.device
 ) -> MicroBatch:
-    """One row a sequence, padded to the longest on `side` ("left" or "right"); positions count real tokens only."""
+    """One row per sequence, padded to the longest on `side` ("left" or "right"); positions count real tokens only."""
     width = max(len(sequences[index]) for index in group)
     ids = torch.full((len(group), width), pad_id, dtype=torch.long)
     positions = torch.zeros(len(group), width, dtype=torch.long)
@@ -114,7 +115,7 @@ def make_batches(
 
 
 def batch_inputs(batches: Sequence[MicroBatch], packing: str, side: PaddingSide, loaded: LoadedModel) -> SideInputs:
-    """What the batches feed, read back from their tensors; sequences in prompt order."""
+    """The inputs of the batches, read back from their tensors; sequences in prompt order."""
     ids: dict[int, list[int]] = {}
     positions: dict[int, list[int]] = {}
     masks: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""A KV cache of slots: a request keeps its slot while others join and leave, as in a serving engine."""
+"""A KV cache of slots: a request keeps its slot while other requests come and go, as in a serving engine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 class SlotCache:
     """Keys and values of up to `num_slots` requests, [slot, num_kv_heads, position, head_dim] for each layer.
 
-    Passed to the model as its KV cache. Before each forward, `begin_prefill` or `begin_decode` says which slots
-    the rows of the batch are. Columns are positions (nothing is shifted or left-padded), so a token's key stays where
-    it was written whoever else is in the batch.
+    Passed to the model as its KV cache. Before each forward, `begin_prefill` or `begin_decode` assigns slots to the
+    batch's rows. Columns are positions (nothing is shifted or left-padded), so a token's key stays where it was written
+    whoever else is in the batch.
     """
 
     def __init__(self, config: Any, num_slots: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -33,7 +33,7 @@ class SlotCache:
         return self._free.pop()
 
     def release(self, slot: int) -> None:
-        """Gives a slot back; what it holds is overwritten, never read, by the next request."""
+        """Frees a slot; the next request overwrites its content and never reads it."""
         self._free.append(slot)
 
     def begin_prefill(self, slot: int, length: int) -> None:
@@ -43,7 +43,7 @@ class SlotCache:
         self._prefill = True
 
     def begin_decode(self, slots: Sequence[int], positions: Sequence[int]) -> torch.Tensor | None:
-        """The next forward is one token a row, row i at positions[i] of slots[i].
+        """The next forward has one token per row; row i is at positions[i] of slots[i].
 
         Returns:
             Which keys are a row's, bool [B, L], L = max(positions) + 1; None when no row is shorter than L.

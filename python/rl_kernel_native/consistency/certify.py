@@ -1,9 +1,9 @@
-"""An invariance certificate: one row of fixed content has one sha256 wherever and however it is computed.
+"""An invariance certificate: one row of fixed content has the same sha256 in every variation of its computation.
 
-Every operator of a model's chain and kl is computed forward and backward, in every dtype. A row stands alone and in
-batches, at their beginning, in their middle and at their end, among other neighbours, in other layouts and over shards,
-again and again. A token sum stands in other layouts, with padding behind it and in chunks. A certificate is checked
-by running it elsewhere. The content is the same everywhere, and contract.py says which digests must be equal to
+Every operator of a model's chain and kl is computed forward and backward, in every dtype. A row is computed alone and
+in batches, at their beginning, in their middle and at their end, among other neighbours, in other layouts and over
+shards, again and again. A token sum is computed in other layouts, with padding after it and in chunks. To check a
+certificate, run it elsewhere. The content is the same everywhere, and contract.py says which digests must be equal to
 those of which machines.
 """
 
@@ -33,7 +33,7 @@ BATCHES = (1, 2, 7, 32, 129)
 GPU_BATCHES = (*BATCHES, 8192)
 POSITIONS = ("first", "middle", "last")
 RUNS = 3
-PADDING = 300  # rows behind a token sum
+PADDING = 300  # padding rows after a token sum
 FORMAT = 1
 
 
@@ -43,7 +43,7 @@ class Variation:
 
     Attributes:
         neighbours: seed of the other rows' content.
-        way: another call, of the case's ways, or "".
+        way: another way to call, among the case's ways, or "".
     """
 
     batch: int = 1
@@ -60,16 +60,17 @@ class Variation:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a certificate says of one pass of one operator in one dtype and shape.
+    """A certificate's entry for one pass of one operator in one dtype and shape.
 
     Attributes:
         operator, direction, outputs: as in contract.py.
-        exp: mode of the exponential, "" where there is none.
-        options: of the call, in words.
-        backends: whose digests must be equal, of contract.BACKENDS; the hardware exponential is one architecture's.
-        batches, positions, layouts, ways, runs, padding: what was varied.
-        variations: how many computations were compared.
-        sha256: hash of the outputs' bytes, for the row alone.
+        exp: mode of the exponential, or "" if there is none.
+        options: the call's options, in words.
+        backends: those of contract.BACKENDS whose digests must be equal; the hardware exponential belongs to one
+            architecture.
+        batches, positions, layouts, ways, runs, padding: the tested variations.
+        variations: number of compared computations.
+        sha256: hash of the outputs' bytes when the row is computed alone.
         differs: the first variation that gave other bytes, in words; empty if none did.
     """
 
@@ -106,7 +107,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All entries, and what computed them."""
+    """All entries, and a description of the machine."""
 
     environment: Mapping[str, Any]
     entries: tuple[Entry, ...] = field(repr=False)
@@ -141,9 +142,9 @@ def certify(
         operators: names of CASES; none: all.
         quick: two shapes of each operator, what continuous integration runs.
         arithmetic: the CPU's, as for `rk.arithmetic`; None: the current one. A GPU always has its own.
-        arrays: arrays of another framework than torch on `device`.
-        progress: shows how many entries are computed.
-    Raises: BadInput for a device or an operator that is not there.
+        arrays: arrays of a framework other than torch on `device`.
+        progress: shows the number of computed entries.
+    Raises: BadInput for a missing device or operator.
     """
     chosen = tuple(operators)
     for name in chosen:
@@ -184,7 +185,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def certify_case(case: Case, arrays: Arrays) -> Entry:
-    """Computes a case in every variation, up to the first that differs."""
+    """Computes a case in every variation, until one differs."""
     rows = case.token_sum
     variations = list(_of_token_sum(case) if rows else _of_row(case, _batches(arrays)))
     computed = _Computed(case, arrays)
@@ -264,7 +265,7 @@ def _of_token_sum(case: Case) -> Iterator[Variation]:
 
 
 class _Computed:
-    """Outputs of a case in any variation."""
+    """Computes a case's outputs in any variation."""
 
     def __init__(self, case: Case, arrays: Arrays) -> None:
         self.case, self.arrays = case, arrays
@@ -342,8 +343,8 @@ def _sha256_of(files: Iterable[Path]) -> str:
 
 
 def digests(arrays: Arrays, quick: bool = False) -> dict[str, dict[str, str]]:
-    """sha256 of every case's row alone by key: under "every" where all backends have the same bits, else under the
-    arithmetic."""
+    """sha256 of every case's row, computed alone, by key: under "every" if all backends have the same bits, else under
+    the arithmetic."""
     found: dict[str, dict[str, str]] = {}
     for case in cases(arrays, quick):
         first = next(_of_token_sum(case) if case.token_sum else _of_row(case, BATCHES))
@@ -357,7 +358,7 @@ def _group(backends: str, arithmetic: str) -> str:
 
 
 def compare_digests(certificate: Certificate, recorded: Mapping[str, Mapping[str, str]]) -> tuple[list[str], list[str]]:
-    """Keys whose digest is the recorded one, of this arithmetic or of every one, and keys whose is another."""
+    """Keys whose digest equals the recorded one (of this arithmetic or of all), and keys whose digest differs."""
     same: list[str] = []
     other: list[str] = []
     for entry in certificate.entries:
@@ -376,7 +377,7 @@ def text_of(certificate: Certificate, date: bool = False) -> str:
 
 
 def write_certificate(certificate: Certificate, path: Path, date: bool = False) -> None:
-    """Raises: BadInput where the file cannot be written."""
+    """Raises: BadInput if the file cannot be written."""
     try:
         path.write_text(text_of(certificate, date), encoding="utf-8")
     except OSError as error:

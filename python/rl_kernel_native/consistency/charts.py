@@ -1,4 +1,4 @@
-"""The pictures of a report, drawn without a display and without outside references."""
+"""The charts of a report, drawn without a display and without outside references."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "rlk", "font.size": 9.0, 
 
 
 def overview_chart(comparisons: Sequence[Comparison]) -> Figure:
-    """The news in one picture: tokens that differ and how far the ratio is from 1, one bar a comparison and batch."""
+    """The main result in one chart: differing tokens and the ratio's distance from 1, one bar per comparison and
+    batch."""
     with rc_context(_STYLE):
         rows = [(comparison, run) for comparison in comparisons for run in comparison.runs]
         figure = Figure(figsize=(11, 0.9 + 0.42 * len(rows)), layout="constrained")
@@ -49,9 +50,8 @@ def overview_chart(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def drift_chart(comparison: Comparison) -> Figure | None:
-    """Relative error and share of differing tokens, operator by operator in execution order, one line a batch size.
-
-    None where no operator differs. The first divergent operator and faults are named on the axis.
+    """Relative error and share of differing tokens, operator by operator in execution order, one line per batch size.
+    None if no operator differs. The first divergent operator and faults are named on the axis.
     """
     if not any(run.first_divergent for run in comparison.runs):
         return None
@@ -60,7 +60,7 @@ def drift_chart(comparison: Comparison) -> Figure | None:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         marks: dict[int, str] = {}
         for index, run in enumerate(comparison.runs):
-            # A line under another is wider, so that both are seen.
+            # A line below another is wider, so that both are visible.
             width = 1.2 + 2.2 * (len(comparison.runs) - 1 - index)
             style: Any = {
                 "color": _COLORS[index % len(_COLORS)],
@@ -114,7 +114,7 @@ def _mark_layers(top: Axes, bottom: Axes, run: BatchRun) -> None:
 def histogram_chart(comparison: Comparison) -> Figure | None:
     """Counts of the log-ratio training - rollout by half decade of its size, negative values to the left.
 
-    None where every log-ratio is 0.
+    None if every log-ratio is 0.
     """
     if not any(run.metrics.differing_tokens for run in comparison.runs):
         return None
@@ -145,7 +145,7 @@ def histogram_chart(comparison: Comparison) -> Figure | None:
 
 
 def _used_bins(comparison: Comparison) -> tuple[int, int]:
-    """Range of histogram bins that hold anything in any run, on either side; never empty."""
+    """Range of the histogram bins that are not empty in some run, on either side; never empty."""
     counts = [
         sum(pair)
         for pair in zip(
@@ -176,7 +176,7 @@ def to_png(figure: Figure) -> bytes:
 def inline_svg(document: str, prefix: str) -> str:
     """An SVG element for an HTML page: no prolog, metadata or namespace addresses; ids start with `prefix`.
 
-    HTML needs none of those, and ids of two charts of one page must not meet.
+    HTML needs none of those, and ids of two charts on one page must differ.
     """
     svg = document[document.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Were both sides fed the same thing? Every failed check names the first differing position.
+"""Checks that both sides received the same input. Every failed check names the first differing position.
 
 Positions count from 0 at the first prompt token of a sequence, unless a message says "column" (of a padded batch).
 """
@@ -16,14 +16,14 @@ PaddingSide = Literal["none", "left", "right"]
 
 @dataclass(frozen=True)
 class SideInputs:
-    """What one side really fed to the model, read back from its tensors.
+    """The input that one side really passed to the model, read back from its tensors.
 
     Attributes:
         name: "rollout" or "training", for messages.
         ids: token ids of each sequence, prompt and response, padding removed.
         positions: position ids, same shape as ids.
-        special_ids: ids of bos, eos and pad as this side understands them.
-        padding_side: the side it says it pads on.
+        special_ids: ids of bos, eos and pad on this side.
+        padding_side: the stated padding side.
         masks: for a padded side, each sequence's row of the attention mask, padding included.
     """
 
@@ -106,7 +106,7 @@ def check_padding(mask: Sequence[int], padding_side: PaddingSide, *, where: str,
 
 
 def check_sides(rollout: SideInputs, training: SideInputs) -> None:
-    """Compares what the two sides fed: special token ids, padding, ids, special tokens in place, positions.
+    """Compares the inputs of the two sides: special token ids, padding, ids, places of special tokens, positions.
 
     Raises:
         BadInput: the sides disagree on which ids are special, or on the number of sequences.

@@ -175,7 +175,7 @@ def _train(
 ) -> TrainingResult:
     sequences = [request.ids for request in rollout.requests]
     side: PaddingSide = "left" if settings.padding_side == "left" else "right"
-    # Padding is masked, so any id will do when the model names none.
+    # Padding is masked, so any id will do if the model has no padding id.
     pad_id = trainer.pad_id if trainer.pad_id is not None else 0
     batches = make_batches(sequences, settings.packing, settings.micro_batch_tokens, pad_id, side, trainer.device)
     inputs = batch_inputs(batches, settings.packing, side, trainer)

@@ -1,4 +1,4 @@
-"""`rlk contract`: the table of contract.py for people, at most 100 columns wide, and for programs."""
+"""`rlk contract`: prints the table of contract.py, at most 100 columns wide, or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 100
 
 
 def chosen_operators(names: Iterable[str]) -> tuple[str, ...]:
-    """Operators of the table; none: all. Raises BadInput for a name that it does not have."""
+    """The selected operators of the table; without a selection, all. Raises BadInput for an unknown name."""
     chosen = tuple(names)
     for name in chosen:
         if name not in contract.OPERATORS:

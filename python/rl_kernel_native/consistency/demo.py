@@ -1,4 +1,4 @@
-"""The whole story on any machine in minutes: train a small model, roll it out, compare, write the report."""
+"""A complete demonstration on any machine in minutes: train a small model, roll it out, compare, write the report."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ _PROMPTS = 16
 _MAX_NEW_TOKENS = 64
 _TRIAL_TOKENS = 4
 _BATCHES = (1, 8)
-# Training may take this share of the time that imports leave, and never more than this.
+# Training may take this share of the time that remains after the imports, and never more than this limit.
 _TRAINING_SHARE = 0.25
 _TRAINING_SECONDS = 45.0
-# The comparison's share of the time that the trial leaves; the rest is for charts, and for a machine that gets slower.
+# The comparison's share of the time after the trial; the rest is for charts, and a reserve for a slower machine.
 _COMPARISON_SHARE = 0.7
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo did: a line on the training, the comparisons, notes on what was left out, and where to look."""
+    """The demo's results: a line about the training, the comparisons, notes on omitted parts, and the paths of the
+    files."""
 
     training: str
     comparisons: list[Comparison]
@@ -72,9 +73,9 @@ def run_demo(
 
     Args:
         directory: receives model/, prompts.jsonl and the report files.
-        ops: "stock", "rk" or "both"; "both" goes on without rk when the native library is absent, and says so.
+        ops: "stock", "rk" or "both"; "both" continues without rk if the native library is missing, and says so.
         minutes: the time for everything: training ends early, and a trial of a few tokens decides how long responses
-            are. Imports, some training, the trial and the charts take half a minute on two free cores, the least.
+            are. The minimum is half a minute on two free cores, for imports, some training, the trial and the charts.
         started: time.monotonic() when the program began, imports included; None: now.
 
     Raises:
@@ -120,7 +121,7 @@ def run_demo(
         f"{time.perf_counter() - training_started:.0f} s, on {len(training_files)} files of the standard library; "
         f"loss {outcome.first_loss:.2f} -> {outcome.last_loss:.2f} nats a byte"
     )
-    # From the files, as `rlk compare` would: what is compared is what was saved.
+    # Reads the files, as `rlk compare` would, so the saved model is compared.
     loaded = load_model(model_directory, torch.bfloat16, torch_device)
     prompts = load_prompts(prompt_file, loaded, _MAX_NEW_TOKENS)
 
@@ -149,11 +150,12 @@ def run_demo(
 
 
 def _affordable(seconds_left: float, trial_seconds: float) -> int:
-    """Tokens of a response that the time allows, where the trial took `trial_seconds` and time grows with tokens."""
+    """The response length that the time allows, if the trial took `trial_seconds` and time is proportional to
+    tokens."""
     fitting = int(_TRIAL_TOKENS * _COMPARISON_SHARE * seconds_left / trial_seconds)
     return min(max(fitting, _TRIAL_TOKENS), _MAX_NEW_TOKENS)
 
 
 def _program() -> list[str]:
-    """The `rlk` that was run, as it was named; `rlk` where something else called."""
+    """The name by which `rlk` was run; `rlk` if something else called."""
     return [sys.argv[0] if Path(sys.argv[0]).name == "rlk" else "rlk"]

@@ -1,4 +1,4 @@
-"""The demo's model: a byte-level tokenizer, text every Python has, and a few hundred steps of training."""
+"""The demo's model: a byte-level tokenizer, text from the standard library, and a few hundred training steps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One digest from laptop to GPU: a fixed model and text, and the sha256 of the log-probabilities a machine computes.
 
-The model, its tables of cos and sin and its text are in the package, so everybody computes the same thing. Nothing
-of the forward is left to another library but the layout of tensors and a bfloat16 sum. `digests.json` holds what each
-arithmetic gives: on a CPU `rk.arithmetic("sm_90")` reproduces a Hopper GPU, so a CPU says what the GPU must compute.
+The model, its tables of cos and sin and its text are in the package, so everybody computes the same thing. Other
+libraries only lay out tensors and compute a bfloat16 sum. `digests.json` holds the digest of each arithmetic. On a CPU
+`rk.arithmetic("sm_90")` reproduces a Hopper GPU, so a CPU says what the GPU must compute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .environment import arithmetic_of, computing_as
 
 DIRECTORY = Path(__file__).parent / "digest"
 MODEL, TEXT, DIGESTS = (DIRECTORY / name for name in ("model.safetensors", "text.json", "digests.json"))
-# How sequences may be laid out in forwards; log-probabilities know nothing of it.
+# The layouts of sequences in forwards; log-probabilities do not depend on them.
 LAYOUTS = ("packed", "one by one", "chunks of 17")
 
 
@@ -33,7 +33,7 @@ class DigestModel:
     Attributes:
         shape: num_layers, num_q_heads, num_kv_heads, head_dim, eps.
         weights: by transformers' names, bfloat16, and rope.cos and rope.sin, float32 [positions, head_dim / 2].
-        exp: of attention and log-probabilities. The hardware's is modelled for an sm_90 alone.
+        exp: mode of attention and log-probabilities. The hardware's exponential is modelled only for sm_90.
     """
 
     shape: dict[str, Any]
@@ -91,14 +91,14 @@ class DigestModel:
 
 @dataclass(frozen=True)
 class Digest:
-    """What a machine computed, and what the repository says that its arithmetic gives.
+    """The digest that a machine computed, and the repository's digest for its arithmetic.
 
     Attributes:
         arithmetic: "sm_90", "sm_80", "gfx942", "gfx90a" or "ieee".
         sha256: of the little-endian float32 log-probabilities of all sequences, one after the other.
         expected: the recorded one, or None.
-        layouts: whether each way to lay out the sequences gave these bytes.
-        mean_logprob: nats a token: that of a model that has learnt something.
+        layouts: whether each layout of the sequences gave these bytes.
+        mean_logprob: nats per token; the value shows that the model has learnt something.
     """
 
     arithmetic: str
@@ -156,10 +156,10 @@ def compute_digest(device: torch.device, arithmetic: str | None = None) -> Diges
     """Scores the text in every layout.
 
     Args:
-        arithmetic: of the CPU, as for `rk.arithmetic`; None: as it is. A GPU has its own.
+        arithmetic: the CPU's arithmetic, as for `rk.arithmetic`; None: the current one. A GPU has its own.
 
     Raises:
-        BadInput: an arithmetic that is not the GPU's.
+        BadInput: an arithmetic other than the GPU's.
     """
     sequences = digest_sequences()
     with computing_as(arithmetic, device):

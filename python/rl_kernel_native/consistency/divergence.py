@@ -15,18 +15,18 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class OperatorDrift:
-    """How one operator's output differs over the recorded tokens.
+    """The differences of one operator's output over the recorded tokens.
 
     Attributes:
         order: place in execution order.
         layer: decoder layer, None before and after the layers.
-        tokens, differing_tokens: recorded on both sides; with any differing byte.
+        tokens, differing_tokens: number of tokens recorded on both sides, and of those with a differing byte.
         max_abs, mean_abs: of elementwise differences.
         max_relative, mean_relative: of a token's ||training - rollout|| / ||rollout||.
         first_prompt, first_position: first differing token; -1 when none differs.
         first_phase: "prefill" or "decode": how the rollout computed that token; "" when none differs.
-        first_here: tokens whose first differing operator is this one. For attention the cause may still be an earlier
-            token, whose keys and values it reads.
+        first_here: number of tokens whose first differing operator is this one. For attention the cause may still be an
+            earlier token, whose keys and values it reads.
     """
 
     order: int
@@ -112,6 +112,6 @@ def first_divergent(drifts: list[OperatorDrift]) -> OperatorDrift | None:
     """The first operator with a differing byte, or None.
 
     The recorded tokens are beginnings of sequences, so every input of this operator, the keys and values of earlier
-    positions included, has equal bytes on both sides: the difference begins here and was not handed down.
+    positions included, has equal bytes on both sides: the difference begins here and was not inherited.
     """
     return next((drift for drift in drifts if drift.differing_tokens), None)

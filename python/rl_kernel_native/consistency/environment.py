@@ -1,4 +1,4 @@
-"""What a reader needs to repeat a run: versions, hardware, arithmetic and the settings that choose kernels."""
+"""The data that a reader needs to repeat a run: versions, hardware, arithmetic and the settings that select kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .._machine import cpu_model
 from .errors import BadInput
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "matplotlib")
-# These choose other kernels, hence other bits.
+# These variables select other kernels, and so other bits.
 _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUBLASLT_WORKSPACE_SIZE",
@@ -40,14 +40,14 @@ def versions() -> dict[str, Value]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
-    # Names the build too ("+cpu", "+cu130"), which the metadata of some installs leaves out.
+    # This version also names the build ("+cpu", "+cu130"), which some installs' metadata omits.
     found["torch"] = str(torch.__version__)
     found["cuda"] = torch.version.cuda
     return found
 
 
 def arithmetic_of(device: torch.device) -> str:
-    """Whose matrix products a device computes: a GPU its own, the CPU those that `rk.arithmetic` chose."""
+    """The unit whose matrix products a device computes: a GPU its own, the CPU the one chosen by `rk.arithmetic`."""
     if device.type == "cpu":
         return current_arithmetic()
     if torch.version.hip:
@@ -57,7 +57,7 @@ def arithmetic_of(device: torch.device) -> str:
 
 
 def computing_as(unit: str | None, device: torch.device) -> AbstractContextManager[None]:
-    """Context that computes as --arithmetic says; None keeps the device's own. BadInput for an unknown unit."""
+    """A context with the arithmetic of --arithmetic; None keeps the device's own. BadInput for an unknown unit."""
     if unit is None:
         return nullcontext()
     if unit not in UNITS:

@@ -8,7 +8,7 @@ class BadInput(ValueError):
 
 
 class InputMismatch(BadInput):
-    """The two sides were not fed the same thing, so comparing their log-probabilities would say nothing.
+    """The two sides received different inputs, so comparing their log-probabilities would mean nothing.
 
     Attributes:
         prompt: index of the prompt, in file order.

@@ -1,4 +1,5 @@
-"""The findings in sentences: the verdict first, then where drift begins, whose operators ran and what was not seen."""
+"""The findings in sentences: the verdict first, then the place where drift begins, the operators that ran, and the
+limits of the observation."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from .faults import Judgement
 if TYPE_CHECKING:
     from .result import BatchRun, Comparison
 
-# A fault of a whole kind of module (an epsilon, say) is one sentence, not one a layer.
+# A fault of a whole kind of module (for example an epsilon) is one sentence, not one per layer.
 _NAMED_FAULTS = 3
 _NAMES = {"stock": "stock", "sdpa": "sdpa", "eager": "eager", "flash": "flash", "rk": "rl_kernel_native"}
 
@@ -42,7 +43,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def faults(comparison: Comparison) -> list[Judgement]:
-    """Each faulty operator once, in execution order, as the run sees it that is furthest off."""
+    """Each faulty operator once, in execution order, as seen by the run with the largest error."""
     worst: dict[str, Judgement] = {}
     order: dict[str, int] = {}
     for run in comparison.runs:
@@ -81,7 +82,7 @@ def _totals(comparison: Comparison) -> tuple[int, int, float]:
 
 
 def explain(comparison: Comparison) -> list[str]:
-    """Sentences for people, the verdict first. They claim nothing that the run did not observe."""
+    """Sentences for readers, the verdict first. They claim nothing that the run did not observe."""
     lines = [verdict(comparison), _ownership(comparison)]
     for run in comparison.runs:
         lines += _run(comparison, run)
@@ -103,7 +104,7 @@ def explain(comparison: Comparison) -> list[str]:
 
 
 def news(comparisons: Sequence[Comparison]) -> str:
-    """The last line of the console: one clause a comparison with the number of differing tokens, and any fault."""
+    """The last line of the console: one clause per comparison, with the number of differing tokens and any fault."""
     clauses: list[str] = []
     for comparison in comparisons:
         tokens, differing, _ = _totals(comparison)

@@ -1,7 +1,8 @@
-"""Judge every operator by itself: the training side computes once more, each operator on what the rollout's one read.
+"""Judges every operator by itself: the training side runs again, and each operator reads the rollout operator's input.
 
-After an operator has computed, its output is compared with the rollout's and then replaced by it. So no operator sees
-what an earlier one did, and whatever is off is off here: a weight, an epsilon, a bias, a rotation or a temperature.
+After an operator has computed, its output is compared with the rollout's and then replaced by it. No operator therefore
+sees an earlier one's errors. An error must come from the operator itself: a weight, an epsilon, a bias, a rotation or a
+temperature.
 """
 
 from __future__ import annotations
@@ -12,27 +13,27 @@ import torch
 
 from .probes import ProbePlan, Recorder, Trace, gathered, split_key
 
-# Unit roundoff of a dtype, in float32 of a matrix product's order of summation instead.
+# Unit roundoff of a dtype; for float32, the effect of a matrix product's order of summation instead.
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-15, "float64": 2.0**-15}
 _TF32 = 2.0**-10
-# A token's vector may be off by so many roundings; attention rounds its scores and probabilities, too.
+# A token's vector may be off by this many roundings; attention also rounds its scores and probabilities.
 _ROUNDINGS, _ROUNDINGS_OF_ATTENTION = 3.0, 12.0
-# A common factor of all tokens shows below one rounding: roundings do not share a direction.
+# A common factor of all tokens is visible below one rounding, because roundings have no common direction.
 _ROUNDINGS_OF_FACTOR = 0.5
 # Bounds of log-probabilities, which both sides form in float32, whatever the dtype of the model.
 _LOGPROB_TOLERANCE, _LEAST_LOGPROB = 1e-3, 1.0
-# Tokens that compute next to nothing are measured against a share of what the others compute.
+# Tokens with very small outputs are measured relative to a share of the other tokens' outputs.
 _LEAST_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """How far one operator of the training side is from the rollout's on equal input.
+    """The difference between one operator of the training side and the rollout's, on equal input.
 
     Attributes:
         error: largest relative error of a token's vector.
-        factor: median over the tokens of training's vector along the rollout's; 1.0 where neither is larger.
-        roundings: `error`, or what `factor` is off 1 if that says more, in units of what rounding explains.
+        factor: median over tokens of the training vector's component along the rollout's; 1.0 if neither is larger.
+        roundings: `error`, or the deviation of `factor` from 1 if that is larger, in units that rounding explains.
         prompt, position: token of the largest error.
     """
 
@@ -55,13 +56,14 @@ def rounding_of(dtype: torch.dtype, device: torch.device) -> float:
 
 
 class Judge(Recorder):
-    """A recorder of the training side that keeps no values: it compares each with the rollout's, then puts that there.
+    """A recorder of the training side that keeps no values: it compares each value with the rollout's, and then
+    substitutes the rollout's.
 
     Args:
         plan: tokens to judge.
-        rollout: what the rollout recorded.
-        rounding: of rounding_of.
-        tolerance: relative error beyond which an operator is at fault; None: what roundings explain.
+        rollout: the rollout's recording.
+        rounding: the result of rounding_of.
+        tolerance: relative error beyond which an operator is at fault; None: the limit that roundings explain.
     """
 
     replaces = True
@@ -89,7 +91,7 @@ class Judge(Recorder):
         return _replaced(values, index, wanted, in_place=kind == "add")
 
     def judgements(self) -> list[Judgement]:
-        """One for each operator that both sides have, in execution order."""
+        """One judgement for each operator of both sides, in execution order."""
         return [self._judge(name, kind) for name, kind in self.trace.kinds.items()]
 
     def _judge(self, name: str, kind: str) -> Judgement:
@@ -126,7 +128,8 @@ class Judge(Recorder):
 def _replaced(
     values: tuple[torch.Tensor, ...], index: tuple[torch.Tensor, ...], wanted: torch.Tensor, in_place: bool
 ) -> tuple[torch.Tensor, ...]:
-    """`values` with the rows of `wanted` at `index`. The sum before a norm goes on as the residual: it is written."""
+    """`values` with the rows of `wanted` at `index`. The sum before a norm continues as the residual, so it is
+    overwritten in place."""
     made = []
     start = 0
     for value in values:

@@ -1,6 +1,6 @@
-"""Entry point of `rlk`: what a command needs is named before anything of it is imported.
+"""Entry point of `rlk`: it names a command's missing requirements before it imports the command.
 
-`doctor`, `bench` and `--version` need NumPy alone, so they answer where the extra of the others is not installed.
+`doctor`, `bench` and `--version` need only NumPy, so they work without the extra of the other commands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a trainer would see: the log-ratio of training to rollout, token by token."""
+"""The metrics that a trainer would see: the log-ratio of training to rollout, token by token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Metrics:
             r = training - rollout.
         max_abs_ratio, mean_abs_ratio: of |exp(r) - 1|, how far the importance ratio is from 1.
         clip_fraction: share of tokens with |exp(r) - 1| > 0.2.
-        non_finite: tokens whose difference is NaN or infinite; they count as differing and are left out of the means.
+        non_finite: tokens whose difference is NaN or infinite; they count as differing and are excluded from the means.
         histogram_edges, histogram_negative, histogram_positive: counts of |r| by half decade, for r < 0 and r > 0;
             a last bin holds everything beyond the last edge.
         logits_equal_tokens: tokens whose logits rows have the same bytes on both sides.

@@ -25,7 +25,7 @@ DTYPES = {
 }
 # "dynamic" and "longrope" change their frequencies with the longest sequence of the batch, by design.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# What a Hub id looks like, how long the Hub may think, and what of its repository is read.
+# The form of a Hub id, the time limit for the Hub, and the files that are read from its repository.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_SECONDS = 10.0
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -68,7 +68,7 @@ def parse_dtype(name: str | None) -> torch.dtype | None:
 
 
 def parse_device(name: str) -> torch.device:
-    """'auto' is the GPU when torch sees one, else the CPU. BadInput for a device that is not there."""
+    """'auto' is the GPU if torch sees one, else the CPU. BadInput for a missing device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -85,7 +85,7 @@ def parse_device(name: str) -> torch.device:
 def find_directory(name: str | Path) -> Path:
     """The directory of a model: a directory's path as it is, a Hub id by huggingface_hub, from its cache or the Hub.
 
-    Raises: BadInput for a path of nothing or of a file, and for an id that cannot be had.
+    Raises: BadInput for a path that is missing or is a file, and for an id that is not available.
     """
     path = Path(name)
     if path.is_dir():
@@ -113,7 +113,8 @@ def find_directory(name: str | Path) -> Path:
 
 
 def _silence_of_hub(name: str) -> str | None:
-    """Why the Hub cannot be asked, by one request of at most _HUB_SECONDS; None where it answers, even by an error.
+    """The reason why the Hub is unreachable, found by one request of at most _HUB_SECONDS; None if it answers, even
+    with an error.
 
     A thread limits the time: a download retries many times, and a silent name server has no timeout.
     """
@@ -139,7 +140,7 @@ def _silence_of_hub(name: str) -> str | None:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a model directory, checked for what the comparison cannot do. Raises BadInput."""
+    """config.json of a model directory, checked for settings that the comparison does not support. Raises BadInput."""
     path = directory / "config.json"
     if not path.is_file():
         raise BadInput(f"{path} does not exist: not a Hugging Face model directory")
@@ -200,7 +201,7 @@ def load_model(name: str | Path, dtype: torch.dtype | None, device: torch.device
 
 @contextmanager
 def in_memory(model: Any, name: str) -> Iterator[LoadedModel]:
-    """LoadedModel of a caller's model, in evaluation mode for as long as the context is open.
+    """LoadedModel for a caller's model, in evaluation mode while the context is open.
 
     Raises: BadInput for a model of another family.
     """
@@ -271,7 +272,7 @@ class ForwardCounter:
 
 
 class HeadInput:
-    """Holds what a model's head was last called with, [B, T, hidden_size], while the context is open."""
+    """Holds the last input of a model's head, [B, T, hidden_size], while the context is open."""
 
     input: torch.Tensor
 

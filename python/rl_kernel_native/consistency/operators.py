@@ -1,4 +1,4 @@
-"""Which implementation serves each operator of a side: --ops, or --rollout-ops and --training-ops.
+"""The implementations of each side's operators, as chosen by --ops, or by --rollout-ops and --training-ops.
 
 Other operators run as torch and transformers ship them, and the table says so.
 """
@@ -26,7 +26,7 @@ _CHUNK_ROWS = 1024
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One line of the operator table: what runs on either side, and whose it is."""
+    """One line of the operator table: the implementation on each side, and its origin."""
 
     operator: str
     served_by: ServedBy
@@ -86,14 +86,14 @@ class StockOperators:
         self._attention, self._attention_row = _ATTENTIONS[name]
 
     def check(self, model: Any) -> None:
-        """Raises BadInput where the attention that was asked for cannot run."""
+        """Raises BadInput if the requested attention cannot run."""
         reason = why_no_flash(model) if self.name == "flash" else None
         if reason is not None:
             raise BadInput(f"--ops flash: {reason}")
 
     @contextmanager
     def applied(self, model: Any) -> Iterator[None]:
-        """The model as it is, with the attention that was asked for."""
+        """The unchanged model with the requested attention."""
         with attending_by(model, self._attention):
             yield
 
@@ -147,7 +147,8 @@ class StockOperators:
 
 
 class RkOperators:
-    """This library's operators throughout. Rollout scores the logits, training the hidden states, to the same bits."""
+    """This library's operators throughout. The rollout scores logits and training scores hidden states, with the same
+    bits."""
 
     name = "rk"
     served_by: ServedBy = "rk"
@@ -156,13 +157,13 @@ class RkOperators:
         self._library: Any = importlib.import_module("rl_kernel_native")
 
     def check(self, model: Any) -> None:
-        """Raises BadInput where its dtype is not served."""
+        """Raises BadInput if the model's dtype is not supported."""
         if model.lm_head.weight.dtype == torch.float64:
             raise BadInput("--ops rk does not take float64 logits")
 
     @contextmanager
     def applied(self, model: Any) -> Iterator[None]:
-        """The model with this library's operators in it, for as long as the context is open."""
+        """The model with this library's operators, while the context is open."""
         try:
             self._library.patch_model(model, strict=True)
         except (TypeError, ValueError) as error:
@@ -215,7 +216,7 @@ class RkOperators:
         return result
 
     def logprob_of_logits(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
-        """[N, vocab_size], int64 [N] -> float32 [N], nats: what training_logprob gives of the same logits."""
+        """[N, vocab_size], int64 [N] -> float32 [N], nats: the result of training_logprob for the same logits."""
         return self.rollout_logprob(logits, target, temperature)
 
 
@@ -230,7 +231,8 @@ def make_operators(name: str) -> Operators:
 
 
 def operator_table(rollout: Operators, training: Operators) -> list[OperatorRow]:
-    """What runs on either side, in the order of a forward pass. An operator of both sides is named once."""
+    """The implementations on both sides, in the order of a forward pass. An operator that both sides share is named
+    once."""
     ours = {row.operator: row for row in rollout.table()}
     theirs = {row.operator: row for row in training.table()}
     rows = []

@@ -161,7 +161,7 @@ teacher-forced forward. Aligned means equal bytes unless --atol says otherwise.<
 
 
 def table_page(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]], facts: Mapping[str, Any]) -> str:
-    """A page of one table, and what it was made with."""
+    """A page with one table and a description of the run."""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>

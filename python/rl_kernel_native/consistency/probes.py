@@ -1,6 +1,6 @@
-"""Records what every operator produced for chosen tokens, in execution order, on either side.
+"""Records every operator's output for chosen tokens, in execution order, on either side.
 
-A token is named by (prompt, position of the token that is fed). A Recorder's hooks only read, so a probed run computes
+A token is identified by (prompt, position of the input token). A Recorder's hooks only read, so a probed run computes
 the same bits as an unprobed one.
 """
 
@@ -40,8 +40,8 @@ def logits_digests(logits: torch.Tensor) -> list[bytes]:
 class ProbePlan:
     """Which tokens are recorded: positions below limits[prompt], for the prompts named there.
 
-    Always the beginning of a sequence. A token's attention reads all earlier positions, so only such a set lets one
-    conclude from "all earlier operators agree" that an operator's inputs agree.
+    This is always the beginning of a sequence. A token's attention reads all earlier positions, so only such a set lets
+    one conclude from "all earlier operators agree" that an operator's inputs agree.
     """
 
     limits: dict[int, int]
@@ -80,7 +80,7 @@ class Trace:
     def __init__(self) -> None:
         self.kinds: dict[str, str] = {}
         self._chunks: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        self._sorted: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # the operators that were asked for, sorted
+        self._sorted: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # the requested operators, sorted
 
     def add(self, name: str, kind: str, keys: torch.Tensor, values: torch.Tensor) -> None:
         """values [n, ...] of operator `name` for the tokens keys int64 [n]."""
@@ -88,7 +88,7 @@ class Trace:
         self._chunks.setdefault(name, []).append((keys, values.detach().reshape(len(keys), -1).cpu()))
 
     def values(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """(keys int64 [n] ascending, values [n, width]) of one operator, to which nothing is added any more."""
+        """(keys int64 [n] ascending, values [n, width]) of one operator, which receives no more values."""
         if name not in self._sorted:
             chunks = self._chunks.pop(name)
             keys = torch.cat([chunk[0] for chunk in chunks])
@@ -105,9 +105,9 @@ class Trace:
 
 
 class Recorder:
-    """Fills a Trace from hooks. Before each forward `begin` says which token each row and column of the batch is."""
+    """Fills a Trace from hooks. Before each forward `begin` assigns a token to each row and column of the batch."""
 
-    replaces = False  # whether the model goes on with other values than its own
+    replaces = False  # whether the model continues with values other than its own
 
     def __init__(self, plan: ProbePlan) -> None:
         self.plan = plan
@@ -135,7 +135,7 @@ class Recorder:
     def add_tokens(
         self, name: str, kind: str, prompts: Sequence[int], positions: Sequence[int], value: torch.Tensor
     ) -> torch.Tensor:
-        """value [n, ...] of tokens named one by one; those outside the plan are dropped."""
+        """value [n, ...] of individually listed tokens; tokens outside the plan are dropped."""
         chosen = [i for i, item in enumerate(zip(prompts, positions, strict=True)) if self.plan.wants(*item)]
         keys = torch.tensor([token_key(prompts[i], positions[i]) for i in chosen], dtype=torch.long)
         return self._take(name, kind, (value,), keys, torch.tensor(chosen, dtype=torch.long, device=value.device))[0]
@@ -149,7 +149,7 @@ class Recorder:
 
 
 def gathered(values: tuple[torch.Tensor, ...], index: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The chosen tokens of one operator's values, one row a token."""
+    """The chosen tokens of one operator's values, one row per token."""
     rows = [value[index].reshape(len(index[0]), -1) for value in values]
     return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
@@ -184,7 +184,7 @@ def attached(model: Any, recorder: Recorder) -> Iterator[None]:
             output(layer.post_attention_layernorm, prefix + "post_attention_layernorm", "rms_norm")
             for name in ("gate_proj", "up_proj"):
                 output(getattr(mlp, name), f"{prefix}mlp.{name}", "linear")
-            if not is_served(mlp):  # else activation and product are one operator, which a hook would take apart
+            if not is_served(mlp):  # otherwise activation and product are one operator, which a hook would split
                 output(mlp.act_fn, prefix + "mlp.act_fn", "activation")
             input(mlp.down_proj, prefix + "mlp.gate_up_mul", "mul")
             output(mlp.down_proj, prefix + "mlp.down_proj", "linear")
@@ -212,7 +212,7 @@ def _input(recorder: Recorder, name: str, kind: str, args: tuple[Any, ...]) -> t
 
 
 class _AttentionObserver:
-    """What decoder.OBSERVER_ATTRIBUTE asks for."""
+    """The observer for decoder.OBSERVER_ATTRIBUTE."""
 
     def __init__(self, recorder: Recorder, prefix: str) -> None:
         self._recorder, self._prefix = recorder, prefix + "self_attn."

@@ -1,4 +1,4 @@
-"""Progress: bars on a terminal, elsewhere a line every 15 seconds of a task that takes so long."""
+"""Progress: bars on a terminal, elsewhere a line every 15 seconds for long tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Progress:
     """One bar per task on stderr when stdout and stderr are both terminals; otherwise a plain line every 15 seconds.
 
     Args:
-        enabled: whether to draw bars; None: where both are terminals.
+        enabled: whether to draw bars; None: if both are terminals.
         silent: write nothing at all, for use as a library.
     """
 

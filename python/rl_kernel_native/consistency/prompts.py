@@ -34,7 +34,7 @@ def tokenizer_of(directory: Path) -> Encode:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # many types, one meaning
+    except Exception as error:  # many types with one meaning
         first_line = (str(error).strip().splitlines() or [""])[0]
         raise BadInput(
             f"prompts hold text but {directory} has no usable tokenizer ({first_line}); save one there by "
@@ -53,7 +53,7 @@ def load_prompts(path: Path, loaded: LoadedModel, max_new_tokens: int, encode: E
 
     Args:
         path: UTF-8 file; empty lines are skipped.
-        loaded: gives vocabulary size, special tokens and context length.
+        loaded: provides vocabulary size, special tokens and context length.
         max_new_tokens: prompt and response together must fit the model's context.
         encode: text -> ids; by default the tokenizer in the model's directory, loaded only if a line needs it.
 
@@ -88,7 +88,8 @@ def load_prompts(path: Path, loaded: LoadedModel, max_new_tokens: int, encode: E
 
 
 def prompts_of_ids(ids: Iterable[Sequence[int]], loaded: LoadedModel, max_new_tokens: int) -> list[Prompt]:
-    """Prompts of lists of ids, or of a tensor [num_prompts, length], checked as those of a file. `line` counts them."""
+    """Prompts from lists of ids, or from a tensor [num_prompts, length], checked like those of a file. `line` counts
+    them."""
     prompts = []
     for index, given in enumerate(ids):
         where = f"ids[{index}]"

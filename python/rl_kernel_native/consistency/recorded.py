@@ -1,4 +1,4 @@
-"""Log-probabilities that an engine recorded, against a trainer's forward of the same ids.
+"""Compares log-probabilities that an engine recorded with a trainer's forward on the same ids.
 
 JSON lines. Each line has the ids of the prompt, the ids of the response and its log-probabilities, under the names of
 one of the dialects below. `logprob_semantics`, an object of rk.LogprobSemantics' fields, says what they are of; other
@@ -34,11 +34,11 @@ DIALECTS = (
     ("input_ids", "output_ids", "output_token_logprobs"),
     ("prompts", "responses", "rollout_log_probs"),
 )
-# Temperatures that are tried where the recorded log-probabilities do not fit the one that was given.
+# Temperatures to try if the recorded log-probabilities do not fit the given one.
 _TEMPERATURES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.25, 1.5, 1.75, 2.0)
 # Mean |dlogp| that rounding explains, of a whole model, by its dtype.
 _ROUNDING = {"bfloat16": 0.1, "float16": 0.02, "float32": 1e-3, "float64": 1e-3}
-# A temperature is named where it leaves so small a share of the differences, over the first records.
+# A temperature is reported if it reduces the differences of the first records to this share.
 _FIT = 0.2
 _RECORDS_TO_FIT = 4
 
@@ -50,15 +50,15 @@ class Record:
     prompt: list[int]
     response: list[int]
     logprobs: list[float]
-    semantics: LogprobSemantics | None = None  # what the engine says its log-probabilities are of
+    semantics: LogprobSemantics | None = None  # the engine's statement about its log-probabilities
 
 
 @dataclass(frozen=True)
 class RecordedComparison:
-    """What an engine recorded against a trainer's forward.
+    """The comparison of an engine's recording with a trainer's forward.
 
     Attributes:
-        better_temperature: where the recorded log-probabilities fit another temperature far better, that one.
+        better_temperature: another temperature that fits the recorded log-probabilities far better, if there is one.
         better_mean_abs: mean |dlogp| there.
     """
 
@@ -73,7 +73,7 @@ class RecordedComparison:
 
     @property
     def faulty(self) -> bool:
-        """Whether the differences are larger than rounding's."""
+        """Whether the differences are larger than rounding explains."""
         return self.better_temperature is not None or not self.metrics.mean_abs_dlogp <= _ROUNDING[self.dtype]
 
     def __str__(self) -> str:
@@ -188,10 +188,10 @@ def compare_recorded(
     atol: float = 0.0,
     progress: Progress | None = None,
 ) -> RecordedComparison:
-    """Scores the records' ids by one forward and compares.
+    """Scores the records' ids with one forward and compares.
 
     Args:
-        temperature: of the recorded log-probabilities. Where they are far off, others are tried.
+        temperature: that of the recorded log-probabilities. If they differ much, others are tried.
 
     Raises: BadInput for an option, a record longer than the model's context, or one whose log-probabilities are stamped
         as of another kind than the trainer's.

@@ -30,7 +30,7 @@ def exit_status(comparisons: Sequence[Comparison]) -> int:
 
 
 def prepare_directory(directory: Path) -> None:
-    """Creates the report directory, before the work is done. BadInput when that cannot be."""
+    """Creates the report directory, before the work is done. BadInput if that is impossible."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a comparison found, as plain data that the report writes out field by field."""
+"""The results of a comparison, as plain data that the report writes field by field."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class BatchRun:
     """Rollout at one batch size against its training forward.
 
     Attributes:
-        prefills, decode_steps: rollout forwards; rollout_forwards is what the model itself counted.
+        prefills, decode_steps: numbers of rollout forwards; rollout_forwards is the model's own count.
         membership: prompts in the batch at each decode step, by row.
         probed_tokens: response and prompt tokens whose hidden states were recorded on both sides.
-        judgements: each operator on equal input, in execution order; faults: those that rounding does not explain.
+        judgements: one per operator on equal input, in execution order; faults: those that rounding does not explain.
     """
 
     batch_size: int
@@ -47,7 +47,7 @@ class CrossBatch:
     """Two rollouts of the same prompts and seed at different batch sizes, compared up to the first differing id.
 
     Attributes:
-        sequences_differing: sequences that sampled a different id somewhere.
+        sequences_differing: number of sequences with a different sampled id.
         first_prompt, first_position: first differing id, -1 when none.
         common_tokens: response tokens before any difference; the figures below are over these.
     """
@@ -65,7 +65,7 @@ class CrossBatch:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Everything that one setting of the operators found. `aligned` decides the exit status.
+    """All results of one setting of the operators. `aligned` decides the exit status.
 
     Attributes:
         rounding: relative error that one rounding of the model's dtype explains.

@@ -1,8 +1,8 @@
-"""The rollout side: continuous batching, one token a step against a KV cache, seeded sampling.
+"""The rollout side: continuous batching, one token per step with a KV cache, seeded sampling.
 
-The scheduler is that of a serving engine reduced to what changes numbers. A waiting request is admitted as soon as a
-slot is free, at most one per step. Its prompt runs as one forward of its own; from then on it is a row of the decode
-batch until it ends. So the batch grows, shrinks and changes its members while requests are in flight.
+The scheduler is a serving engine's, reduced to the parts that change numbers. A waiting request is admitted as soon as
+a slot is free, at most one per step. Its prompt runs as a separate forward; then the request is a row of the decode
+batch until it ends. The batch therefore grows, shrinks and changes its members while requests are in flight.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .progress import Advance
 
 @dataclass
 class Request:
-    """One prompt on its way through the rollout.
+    """The state of one prompt during the rollout.
 
     Attributes:
-        fed_ids, fed_positions: ids and positions that the model got, read back from its input tensors.
+        fed_ids, fed_positions: the model's ids and positions, read back from its input tensors.
         response, logprobs: sampled ids and their float32 log-probabilities, one per step.
         logits_digests: 16-byte hash of the raw logits row each token was sampled from.
     """
@@ -121,8 +121,8 @@ class _Rollout:
     def draw(self, active: Sequence[Request], logits: torch.Tensor) -> list[int]:
         """One token per row of logits [B, vocab_size] by ``rk.sample``, keyed by seed, prompt and output position.
 
-        Both settings draw on the host with the portable exponential. A token so depends on its row's logits alone,
-        whatever device and operators computed them.
+        Both settings draw on the host with the portable exponential. A token therefore depends only on its row's
+        logits, whatever device and operators computed them.
 
         Raises:
             BadInput: a row that ``rk.sample`` refuses, with the name of its status.
@@ -215,7 +215,7 @@ def run_rollout(
                 active = _retire(active, cache, max_new_tokens, advance)
     inputs = SideInputs(
         name="rollout",
-        # The last sampled token was never fed, but it is part of what the trainer must score.
+        # The last sampled token was never an input, but the trainer must score it.
         ids=[[*request.fed_ids, request.response[-1]] for request in requests],
         positions=[[*request.fed_positions, len(request.fed_positions)] for request in requests],
         special_ids=loaded.special_ids,

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from .errors import BadInput
 
-# Names of --ops, --rollout-ops and --training-ops. "stock" is what transformers takes where nothing is asked for.
+# Names of --ops, --rollout-ops and --training-ops. "stock" is transformers' default.
 OPERATOR_SETS = ("stock", "sdpa", "eager", "flash", "rk")
 
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """What to run.
+    """The options of a comparison run.
 
     Attributes:
-        batch_sizes: most requests in flight; each one is run and compared.
+        batch_sizes: largest numbers of requests in flight; each size is run and compared.
         atol: sides are aligned when every |dlogp| <= atol; 0 means equal bytes.
         padding_side: side on which the training batch is padded.
         micro_batch_tokens: tokens of one training forward, padding included.
@@ -24,7 +24,8 @@ class CompareSettings:
         temperature: of sampling and of the rollout's log-probabilities; training_temperature: of the training side's,
             None for the same.
         rollout_ops, training_ops: names of OPERATOR_SETS.
-        fault_tolerance: relative error on equal input that counts as a fault; None: what rounding does not explain.
+        fault_tolerance: relative error on equal input above which an operator is at fault; None: more than rounding
+            explains.
     """
 
     seed: int = 0
@@ -48,7 +49,7 @@ class CompareSettings:
         return self.rollout_ops if same else f"{self.rollout_ops} against {self.training_ops}"
 
     def check(self) -> None:
-        """Raises BadInput, naming the option, the value and what is wanted."""
+        """Raises BadInput that names the option, the value and the expected values."""
         wanted = (
             (0 <= self.seed < 2**64, f"--seed {self.seed}: want 0 <= seed < 2**64"),
             (len(self.batch_sizes) > 0, "--batch: want at least one batch size"),

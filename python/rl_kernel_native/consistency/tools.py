@@ -1,4 +1,4 @@
-"""What `rlk` answers without the extra of its other commands: its version, `rlk doctor` and `rlk bench`."""
+"""The commands of `rlk` that work without the extra of the others: its version, `rlk doctor` and `rlk bench`."""
 
 from __future__ import annotations
 

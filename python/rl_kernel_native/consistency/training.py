@@ -18,7 +18,7 @@ from .progress import Advance
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Log-probabilities float32 [response length] of each sequence, and what was fed to get them."""
+    """Log-probabilities float32 [response length] of each sequence, and the inputs that gave them."""
 
     logprobs: list[torch.Tensor]
     logits_digests: list[list[bytes]]

@@ -30,8 +30,8 @@ TABLES = "_rk_tables"  # attribute of a rotary embedding: its RotaryTables, by k
 KNOWN = "_rk_known"  # attribute of a body and of the modules that contain it: the modules that patch_model found
 
 # A tool may observe and replace attention's operands and output.
-# observer.operands(query [B, H, T, D], key [B, Hkv, L, D]) returns both, and observer.output(output [B, T, H, D])
-# returns the output.
+# The call observer.operands(query [B, H, T, D], key [B, Hkv, L, D]) returns both operands.
+# The call observer.output(output [B, T, H, D]) returns the output.
 OBSERVER_ATTRIBUTE = "_rlk_attention_observer"
 
 # A mask of four dimensions goes through transformers unchanged: none is made for attention that needs none.
