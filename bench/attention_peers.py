@@ -1,10 +1,10 @@
-"""rk.attention beside FlashAttention-3: paged decode, also behind shared prompts, and prefill, the tables of
+"""rk.attention beside FlashAttention-3: paged decode, also behind shared prompts, and prefill. It prints the tables of
 cuda/attention/README.md.
 
     python bench/attention_peers.py [--fa3 _vllm_fa3_C.abi3.so] [--softcap C] [--only decode|shared|prefill]
 
-FlashAttention-3 is the library inside vLLM's wheel. Decode is timed by CUDA graphs over rotated caches, prefill by
-events, each call after a rest; both in turn with the peer. R is torch's bf16 product of 8192 x 8192 x 8192.
+FlashAttention-3 is the library inside vLLM's wheel. CUDA graphs over rotated caches time decode. Events time
+prefill, each call after a rest. Both alternate with the peer. R is torch's bf16 product of 8192 x 8192 x 8192.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Call = Callable[[], object]
 
 
 def in_turn_us(works: dict[str, Call], calls: int, rest: float = 0.0) -> dict[str, float]:
-    """Median microseconds of a call, of works that take turns."""
+    """Median microseconds of a call, for works that alternate."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(ROUNDS + 1):
         for name, work in works.items():

@@ -37,7 +37,7 @@ class Memory {
   void* data_ = nullptr;
 };
 
-// Pairs of a query and a key that it sees, of one sequence.
+// The number of pairs of a query and a key that it sees, in one sequence.
 double pairs(const Case& c) {
   double sum = 0;
   for (std::int64_t i = 0; i < c.queries; ++i) {
@@ -142,7 +142,7 @@ int main(int argc, char** argv) {
   line.value("only", "PART_OF_A_NAME", &only).value("head-dim", "D", &head_dim).flag("portable", &portable);
   if (!line.read(argc, argv)) return 2;
   if (!has_hopper()) return 1;
-  // Llama 3 8B and Qwen3 8B: training, prefill, a chunk of one, decode; other widths.
+  // Shapes of Llama 3 8B and Qwen3 8B: training, prefill, a chunk of a prefill, decode; then other widths.
   const std::vector<Case> cases = {
       {"train", 4, 2048, 2048, 32, 8, 128},
       {"train packed", 16, 512, 512, 32, 8, 128, DType::kBFloat16, 0, true},

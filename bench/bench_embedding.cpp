@@ -62,7 +62,7 @@ void run(const Case& c, double ceiling, bool every_plan) {
   const auto present = static_cast<std::int64_t>(std::set<std::int64_t>(ids.begin(), ids.end()).size());
   const Memory on_gpu(c.tokens, DType::kInt64, false);
   cuda::check(cudaMemcpy(on_gpu.at(0), ids.data(), ids.size() * 8, cudaMemcpyHostToDevice), "copy");
-  // Activations rotate, so that the L2 cache has none of them from call to call.
+  // Activations rotate among buffers, so that L2 does not hold them from call to call.
   const std::int64_t of_call = c.tokens * row;
   const int count =
       static_cast<int>(std::clamp<std::int64_t>((std::int64_t{256} << 20) / std::max<std::int64_t>(of_call, 1), 1, 64));
@@ -97,7 +97,7 @@ void run(const Case& c, double ceiling, bool every_plan) {
       p.dtype = c.dtype;
       return p;
     };
-    // Rows of the table that tokens share are read once, at least.
+    // Rows of the table that several tokens share are counted once, the least that can be read.
     const double moved = static_cast<double>((c.tokens + present) * c.columns * size_of(c.dtype) + c.tokens * 8);
     const cuda::EmbeddingPlan chosen = cuda::choose_plan(params_of(0), cuda::multiprocessors(0));
     for (const cuda::EmbeddingPlan& plan : cuda::kEmbeddingPlans) {

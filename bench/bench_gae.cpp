@@ -1,5 +1,5 @@
-// The gae kernels of an H100 or H200: bytes a second beside the copy ceiling. Counted are every input read once and every
-// output written once; masks are bool, or int64.
+// Microbenchmark of the gae kernels on an H100 or H200: bytes a second beside the copy ceiling. It counts one read of
+// every input and one write of every output. Masks are bool or int64.
 #include "bench/sequences.h"
 #include "cuda/common/kernels.h"
 #include "rlk/ops/gae.h"
@@ -7,7 +7,7 @@
 namespace rlk::bench {
 namespace {
 
-// mask_bytes: of a token, 0 without a mask.
+// mask_bytes: bytes of a token's mask; 0 without a mask.
 void run(const Shape& shape, GaeKind kind, int mask_bytes, double ceiling, bool every_plan) {
   const std::int64_t elements = shape.sequences * shape.tokens;
   const std::size_t bytes = static_cast<std::size_t>(elements) * 4;

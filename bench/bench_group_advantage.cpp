@@ -1,4 +1,5 @@
-// The group_advantage kernels of an H100 or H200, in microseconds a call: what counts is launches and latency.
+// Microbenchmark of the group_advantage kernels on an H100 or H200, in microseconds a call. Launches and latency are
+// the bound.
 #include <cstdio>
 #include <vector>
 

@@ -12,7 +12,7 @@ namespace rlk::bench {
 namespace {
 
 void run(const char* name, std::int64_t sequences, std::int64_t tokens, bool backward, const TokenRun& of) {
-  const int arrays = backward ? 5 : 4;  // logprob, ref_logprob, mask and of a backward d_kl are read, one is written
+  const int arrays = backward ? 5 : 4;  // reads logprob, ref_logprob, mask and, in a backward, d_kl; writes one array
   const TokenBench bench(sequences, tokens, arrays);
   std::vector<KlParams> calls(static_cast<std::size_t>(bench.buffers()));
   TokenMemory memory;

@@ -13,7 +13,7 @@
 namespace rlk::bench {
 namespace {
 
-// Tokens of 8 heads of 128 bf16 columns into pages of 16, packed K|V.
+// Appends tokens of 8 heads of 128 bf16 columns to pages of 16, from packed K|V.
 void run(std::int64_t tokens, double ceiling) {
   constexpr std::int64_t kHeads = 8, kColumns = 128, kPage = 16;
   const std::int64_t pages = 2 * (tokens + kPage - 1) / kPage + 1, token = kHeads * kColumns;

@@ -39,7 +39,7 @@ std::vector<Case> cases_of(const std::vector<std::int64_t>& rows) {
   return cases;
 }
 
-// Plans that are measured: the chosen one, all, or those with a name.
+// The plans to measure: the chosen one, all, or those with a given name.
 struct Wanted {
   bool every = false, sm80 = false;
   std::vector<std::string> names;
@@ -95,7 +95,7 @@ void run(const Case& c, const Layer& layer, double ceiling, const Wanted& wanted
   const std::vector<Way> ways = ways_of(params(0), wanted);
   if (ways.empty()) return;
   const int calls = std::max(buffers, static_cast<int>(std::min(64.0, (wanted.every ? 1e12 : 4e12) / flops)));
-  // They take turns, so that all of them meet the same clocks.
+  // Replays alternate, so that all of them run at the same clocks.
   std::vector<std::unique_ptr<Replay>> replays;
   for (const Way& way : ways) {
     replays.push_back(

@@ -31,7 +31,7 @@ constexpr Case kCases[] = {{8192, 4096, 128256}, {8192, 4096, 151936}, {32768, 4
 Stream number(cudaStream_t stream) { return reinterpret_cast<Stream>(stream); }
 std::size_t bytes(std::int64_t elements, int each) { return static_cast<std::size_t>(elements * each); }
 
-// As where no kernel is fused: float32 logits of as many rows as the workspace holds, then their statistics.
+// The forward without a fused kernel: float32 logits of as many rows as the workspace holds, then their statistics.
 void forward_sm80(const LinearLogprobParams& p, cudaStream_t stream) {
   constexpr std::int64_t kTileRows = 128;
   const std::int64_t row_bytes = p.num_columns * 4;
@@ -153,7 +153,7 @@ void run(const Case& c, std::int64_t workspace_bytes, bool backward, bool sm80) 
     });
   }
   timed.front().replay->warm_up(500);
-  for (int i = 0; i < 9; ++i) {  // in turns: all of them meet the same clocks
+  for (int i = 0; i < 9; ++i) {  // alternating, so that all of them run at the same clocks
     for (const Timed& each : timed) each.replay->once();
   }
   const double base = std::min(timed[0].replay->median_us(), timed[1].replay->median_us());

@@ -1,4 +1,5 @@
-// Microbenchmark of linear_sample on CUDA, in turns with the bare product that it is made of, whose time is the measure.
+// Microbenchmark of linear_sample on CUDA. It alternates with the bare product that it contains; times are relative to
+// that product.
 #include <cmath>
 #include <cstdio>
 #include <vector>

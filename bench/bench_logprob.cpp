@@ -32,7 +32,7 @@ constexpr float kLogitDeviation = 3.0f;
 
 void run(const Case& c, int arch, double ceiling) {
   const std::size_t elements = static_cast<std::size_t>(c.rows) * c.vocab;
-  // Few rows: rotate among buffers that together exceed the L2 several times.
+  // With few rows, calls rotate among buffers that together exceed the L2 several times.
   const int copies = static_cast<int>(std::max<std::size_t>(1, (512u << 20) / (elements * size_of(c.dtype))));
   const int buffers = copies > 64 ? 64 : copies;
   void *logits, *dlogits = nullptr, *workspace;

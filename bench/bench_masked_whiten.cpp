@@ -1,5 +1,5 @@
-// The masked_whiten kernels of an H100 or H200: bytes a second beside the copy ceiling. Counted are x and its bool mask read
-// three times and y written once.
+// Microbenchmark of the masked_whiten kernels on an H100 or H200: bytes a second beside the copy ceiling. It counts
+// three reads of x and its bool mask, and one write of y.
 #include "bench/sequences.h"
 #include "cuda/common/kernels.h"
 #include "rlk/backends.h"

@@ -15,7 +15,7 @@ struct Case {
   std::int64_t rows, columns, token_bytes;
   int arrays;
 };
-// 32k ragged rows of ids; of ids, log-probabilities, flags of 8 bytes and advantages together; hidden states.
+// 32k ragged rows of ids; rows of ids, log-probabilities, flags of 8 bytes and advantages together; hidden states.
 constexpr Case kCases[] = {
     {32768, 1024, 4, 1}, {32768, 256, 4, 1}, {4096, 8192, 4, 1}, {4096, 2048, 8, 4}, {64, 2048, 8192, 1}};
 

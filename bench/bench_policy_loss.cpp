@@ -25,7 +25,8 @@ constexpr Case kCases[] = {{"ppo, kl"},
                            {"ppo, kl, packed, odd", RatioLevel::kToken, false, false, false, true, 1}};
 
 void run(const Case& c, std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
-  const int inputs = 5 + c.importance + c.entropy - c.of_sequences, outputs = 1 + c.entropy;  // the mask is one
+  // The mask counts as one array.
+  const int inputs = 5 + c.importance + c.entropy - c.of_sequences, outputs = 1 + c.entropy;
   const TokenBench bench(sequences, tokens, inputs + outputs);
   std::vector<PolicyLossParams> calls(static_cast<std::size_t>(bench.buffers()));
   TokenMemory memory;

@@ -1,5 +1,5 @@
-"""Operators bound by memory in a burst of a few milliseconds after a rest, and under a load that lasts: what power
-takes.
+"""Memory-bound operators in a burst of a few milliseconds after a rest, and under a lasting load. The difference is
+the cost of the power limit.
 
     python bench/bursts.py [--rows 8192] [--seconds 0.7]
 

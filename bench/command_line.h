@@ -1,4 +1,5 @@
-// The command line of a benchmark, by getopt_long: long options, of which each is declared once for reading and for the usage.
+// The command line of a benchmark, by getopt_long. Each long option is declared once, for reading and for the usage
+// text.
 #pragma once
 
 #include <getopt.h>
@@ -15,7 +16,7 @@ namespace rlk::bench {
 
 class CommandLine {
  public:
-  // Takes an option's text; false where it is none that it could be.
+  // Takes an option's text. Returns false if the text is no valid value.
   using Take = std::function<bool(const char*)>;
 
   CommandLine& flag(std::string name, bool* given) {
@@ -39,7 +40,7 @@ class CommandLine {
     });
   }
 
-  // False where something was not understood, after the usage.
+  // Returns false, after printing the usage, if an argument was not understood.
   bool read(int argc, char** argv) const {
     std::vector<option> known;
     for (const Option& o : options_) {

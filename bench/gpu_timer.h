@@ -12,7 +12,7 @@ namespace rlk::bench {
 
 constexpr double kWarmUpMs = 150;
 
-// Whether there is the GPU whose kernels are measured; if not, says so.
+// Whether the process has a GPU that the benchmarks measure. If not, it prints that.
 inline bool has_hopper() {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0 && cuda::compute_capability(0) == 90) return true;
@@ -20,7 +20,7 @@ inline bool has_hopper() {
   return false;
 }
 
-// `calls` calls of `enqueue` as one graph, and how long its replays take.
+// `calls` calls of `enqueue` as one graph, and the time of its replays.
 class Replay {
  public:
   Replay(const std::function<void(cudaStream_t, int)>& enqueue, int calls) : calls_(calls) {
@@ -56,7 +56,7 @@ class Replay {
     times_.push_back(1e3 * ms / calls_);
     return times_.back();
   }
-  // Clocks rise only under load: replays for a while, and forgets how long that took.
+  // Clocks rise only under load, so it replays for a while without measuring.
   void warm_up(double ms = kWarmUpMs) {
     for (double us = 0; us < 1e3 * ms;) us += calls_ * once();
     times_.clear();
@@ -108,7 +108,7 @@ inline double copy_ceiling(std::size_t bytes = std::size_t{2} << 30) {
 // read_memory.cu: reads whole multiples of 32 KiB.
 void read_memory(const void* from, std::size_t bytes, cudaStream_t stream);
 
-// Bytes per second of reading alone, which DRAM does faster than reading and writing in turn.
+// Bytes per second of reading alone. DRAM reads faster than it alternates between reads and writes.
 inline double read_ceiling(std::size_t bytes = std::size_t{2} << 30) {
   void* a;
   cuda::check(cudaMalloc(&a, bytes), "cudaMalloc");

@@ -4,8 +4,8 @@
 
 One group of answers of 512 tokens through a head of Llama 3 8B: hidden states and weight in bfloat16, log-probabilities
 of the answers' tokens, PPO's clip over all tokens, gradients of hidden states and weight. Memory is the peak of torch's
-allocator beyond what was there before the step (hidden states, weight, ids, masks) and beyond the two gradients that
-are there after it. TRL's and Liger's functions are their own, of what is installed; who runs out of memory says so.
+allocator, less what was allocated before the step (hidden states, weight, ids, masks) and less the two gradients that
+remain after it. TRL's and Liger's functions come from the installed packages. Out of memory is a result of its own.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def liger() -> Callable[[Batch], Tensor]:
 
 
 def ours(batch: Batch, main_grad: Tensor | None = None) -> Tensor:
-    # Beside the workspace: a bfloat16 gradient needs float32 sums of its own, of the smaller operand's size.
+    # Besides the workspace, a bfloat16 gradient needs its own float32 sums, with the size of the smaller operand.
     sums = 0 if main_grad is not None else 4 * min(batch.hidden.numel(), batch.weight.numel())
     logprob = rk.linear_logprob(
         batch.hidden, batch.weight, batch.ids, loss_mask=batch.mask, main_grad=main_grad,

@@ -1,6 +1,6 @@
-// What racecheck makes of a stage of shared memory that readers hand back to a copying warp. In the first kernel every
-// reader arrives at the barrier. In the second they meet at bar.sync, and one lane of each warp arrives: ordered as well,
-// since bar.sync and the arrival each release what came before. racecheck reports the second alone.
+// A test of racecheck: readers hand a stage of shared memory back to a copying warp. In the first kernel every reader
+// arrives at the barrier. In the second they meet at bar.sync, and one lane of each warp arrives. This is ordered as
+// well, since bar.sync and the arrival both release earlier accesses. racecheck reports the second kernel alone.
 //   nvcc -arch=sm_90a -std=c++20 -I. -Icpp/include bench/hand_over.cu -o hand_over
 //   compute-sanitizer --tool racecheck ./hand_over
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The products that the microbenchmarks of linear measure, as its CUDA kernels see them, with memory to compute them in.
+// The products that the microbenchmarks of linear measure, as its CUDA kernels see them, and their device memory.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Layer {
 constexpr Layer kLayers[] = {{6144, 4096},  {4096, 4096},  {28672, 4096},  {24576, 4096},
                              {4096, 14336}, {4096, 12288}, {128256, 4096}, {151936, 4096}};
 
-// Numbers of rows as --rows has them: "1,8,16".
+// Parses the numbers of rows of --rows: "1,8,16".
 inline bool row_list(const char* text, std::vector<std::int64_t>* rows) {
   std::stringstream list(text);
   for (std::string m; std::getline(list, m, ',');) {
@@ -31,8 +31,8 @@ inline bool row_list(const char* text, std::vector<std::int64_t>* rows) {
   return !rows->empty();
 }
 
-// Operands and results in bf16 or, dweight, as told; weights rotate among at least three buffers
-// that together exceed the L2 several times: of one, read again and again, a part stays there however large it is.
+// Operands and results in bf16; the type of dweight is an argument. Weights rotate among at least three buffers that
+// together exceed the L2 several times. With a single buffer, part of it would stay in L2, whatever its size.
 class ProductMemory {
  public:
   ProductMemory(LinearPass pass, std::int64_t rows, const Layer& layer, DType out_dtype, bool main_grad)
@@ -57,7 +57,7 @@ class ProductMemory {
   ProductMemory(const ProductMemory&) = delete;
   ProductMemory& operator=(const ProductMemory&) = delete;
 
-  // Normal data, or with exponents that spread by so many binary orders.
+  // Fills operands with normal data. `spread` widens their exponents by this many binary orders.
   void fill(float spread) {
     const std::int64_t size = pass_ == LinearPass::kForward ? rows_ * layer_.in_features : rows_ * layer_.out_features;
     fill_normal(first_, static_cast<std::size_t>(size), DType::kBFloat16, 1.0f, spread);

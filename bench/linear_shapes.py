@@ -3,9 +3,10 @@ engine="native" and of engine="auto".
 
     python bench/linear_shapes.py [--rows 1,64,8192] [--passes y,dx,dw,segments]
 
-Every ratio is of medians of graph replays that take turns, so that both meet the same clocks; weights rotate among
-buffers larger than the L2. torch is measured as the process finds it: run again with CUBLAS_WORKSPACE_CONFIG=:0:0 and
-CUBLASLT_WORKSPACE_SIZE=0 for cuBLAS without split-K, and compare with the faster of the two.
+Every ratio is of medians of alternating graph replays, so that both run at the same clocks. Weights rotate among
+buffers larger than the L2. The process's environment decides how torch is measured. Run again with
+CUBLAS_WORKSPACE_CONFIG=:0:0 and CUBLASLT_WORKSPACE_SIZE=0 for cuBLAS without split-K, and compare with the faster of
+the two.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MOST_OUTPUTS = 2_300_000_000
 def calls(which: str, rows: int, layer: tuple[int, int]) -> tuple[list[Call], int]:
     """Ours by each engine, torch's last, and the number of buffers."""
     outs, ins = layer
-    # At least three: of one matrix, read again and again, a part stays in L2 however large it is.
+    # At least three: with a single matrix, a part stays in L2, whatever its size.
     count = min(12, max(3, ROTATED_BYTES // (outs * ins * 2))) if which == "y" else 1
 
     def normal(*sizes: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-// Device memory for the microbenchmarks: normally distributed, as activations, weights and logits are.
+// Device memory for the microbenchmarks with normally distributed values, as activations, weights and logits have.
 #pragma once
 
 #include <algorithm>

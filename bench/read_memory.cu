@@ -1,4 +1,4 @@
-// Reads memory and keeps nothing: the kernel of the read ceiling.
+// The kernel of the read ceiling: it reads memory and discards the values.
 #include "gpu_timer.h"
 
 namespace rlk::bench {

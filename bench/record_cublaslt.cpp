@@ -30,7 +30,7 @@ constexpr int kMostProposals = 16;
 constexpr std::int64_t kMostOutputs = 2'300'000'000;
 constexpr std::int64_t kMostRangeRows = 512;
 
-// Batches of decode, as engines capture them, and token counts of prefill and training.
+// Batch sizes of decode, as engines capture them, and token counts of prefill and training.
 constexpr std::int64_t kForwardRows[] = {1,   2,   4,   8,   16,  24,  32,  48,  64,   80,   96,   112,  128,
                                          160, 192, 224, 256, 320, 384, 448, 512, 1024, 2048, 4096, 8192, 16384};
 constexpr std::int64_t kBackwardRows[] = {4096, 8192, 16384};
@@ -65,7 +65,7 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // A record if an algorithm is admitted. `before`: the next smaller number of rows that is tried.
+  // A record, if an algorithm is admitted. `before`: the next smaller number of rows of the list.
   std::optional<cuda::CublasLtRecord> record(std::int64_t before) {
     const auto proposals = library_.propose(memory_.params(0), kMostProposals);
     std::vector<cuda::CublasLtAlgorithm> equal;
@@ -103,8 +103,8 @@ class Recorder {
     cuda::gemm_sm90(p, cuda::choose_plan_sm90(p, cuda::multiprocessors(0)), stream);
   }
 
-  // Whether the algorithm has our bits, with every number of rows from first to last. The result is overwritten before, so
-  // that what is left unwritten shows.
+  // Whether the algorithm has our bits for every number of rows from first to last. The result is overwritten
+  // beforehand, so that missing writes show.
   bool is_equal(const cuda::CublasLtAlgorithm& algorithm, std::int64_t first, std::int64_t last, int buffers) {
     bool equal = true;
     for (float spread : {0.0f, 4.0f}) {
@@ -125,7 +125,7 @@ class Recorder {
     return equal;
   }
 
-  // The fastest of the algorithms, and its time by ours.
+  // The fastest algorithm, and its time over ours.
   Fastest fastest(const std::vector<cuda::CublasLtAlgorithm>& algorithms, std::int64_t rows) {
     const int buffers = memory_.buffers(),
               calls = std::max(buffers, static_cast<int>(std::min(48.0, 1e12 / memory_.flops())));
@@ -135,7 +135,7 @@ class Recorder {
       vendor.push_back(std::make_unique<Replay>(
           [&](cudaStream_t s, int i) { library_.run(params(i % buffers, rows), algorithm, s); }, calls));
     }
-    native.warm_up(200);  // at the clocks that a load which lasts leaves
+    native.warm_up(200);  // to reach the clocks of a lasting load
     std::size_t best = 0;
     const auto rounds = [&](int count, bool all) {
       for (int i = 0; i < count; ++i) {

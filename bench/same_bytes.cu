@@ -1,4 +1,4 @@
-// Comparison of device memory by the byte, for the programs that prove results equal.
+// Compares device memory byte by byte, for programs that prove results equal.
 #include <cstdint>
 
 #include "cuda/common/launch.h"
@@ -18,7 +18,7 @@ __global__ void count_differences_kernel(const std::uint16_t* a, const std::uint
 
 }  // namespace
 
-// How many of the 16-bit words differ; `bytes` is even.
+// Counts the 16-bit words that differ; `bytes` is even.
 std::uint64_t count_differences(const void* a, const void* b, std::int64_t bytes) {
   unsigned long long* count;
   cuda::check(cudaMalloc(&count, sizeof *count), "cudaMalloc");

@@ -1,4 +1,4 @@
-// Ragged batches and the row that a microbenchmark of an operator over sequences prints.
+// Ragged batches, and the report row of microbenchmarks of operators over sequences.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace rlk::bench {
 
-// Uniform in [0, columns].
+// Offsets of lengths that are uniform in [0, columns].
 inline std::vector<std::int32_t> ragged_offsets(std::int64_t rows, std::int64_t columns) {
   std::mt19937 random(1);
   std::vector<std::int32_t> offsets = {0};

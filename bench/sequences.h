@@ -19,7 +19,8 @@ namespace rlk::bench {
 struct Shape {
   std::int64_t sequences, tokens;
 };
-// Decode batches, a training batch of long answers, one of short ones, one packed batch's worth of a single row.
+// Decode batches, a training batch of long answers, one of short answers, and a single row with the tokens of a packed
+// batch.
 constexpr Shape kShapes[] = {{8, 8192}, {64, 8192}, {512, 8192}, {4096, 8192}, {16384, 512}, {1, 262144}};
 
 // Number of buffers that calls rotate among, so that none finds its data in the L2.
@@ -34,7 +35,8 @@ inline void report(const char* what, const Shape& s, int warps, bool chosen, dou
   std::fflush(stdout);
 }
 
-// Reads the command line: --plans runs every number of warps. False: a wrong one, or no GPU.
+// Reads the command line; --plans runs every number of warps. Returns false if the command line is wrong or there is no
+// GPU.
 inline bool read_options(int argc, char** argv, bool* every_plan) {
   return CommandLine().flag("plans", every_plan).read(argc, argv) && has_hopper();
 }

@@ -1,4 +1,4 @@
-// What microbenchmarks of operators over tokens share: memory on the device, rotation of buffers, a row of the report.
+// Parts that microbenchmarks of operators over tokens share: device memory, rotation of buffers, a row of the report.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace rlk::bench {
 
-// A micro-batch; a batch; long sequences; more than the caches hold; short ones; one long.
+// A micro-batch; a batch; long sequences; more tokens than caches hold; short sequences; one long sequence.
 constexpr std::pair<std::int64_t, std::int64_t> kTokenShapes[] = {{8, 2048},    {256, 2048}, {64, 16384},
                                                                   {1024, 8192}, {8192, 200}, {1, 32768}};
 
@@ -34,7 +34,7 @@ class TokenMemory {
     kept_.push_back(p);
     return p;
   }
-  // For any plan.
+  // Workspace bytes that suffice for any plan.
   template <class Batch>
   void* workspace(const Sequences& q) {
     return bytes(TokenWorkspace<Batch>(q, cuda::kWarpTile, nullptr).bytes);
@@ -76,8 +76,8 @@ class TokenBench {
     cuda::check(cudaMemcpy(data, cuts.data(), static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice), "copy");
     return {data, DType::kInt64, sequences_, slots()};
   }
-  // A row of run(params, plan, stream) for the plan that is chosen, or for every one. `moved` counts the arrays that a call
-  // must read or write; a mask of a byte a token is a quarter of one.
+  // Prints a row of run(params, plan, stream) for the chosen plan, or for every plan. `moved` counts the arrays that a
+  // call must read or write. A mask of a byte a token counts as a quarter.
   template <class Params, class Run>
   void print(const char* name, double moved, const std::vector<Params>& calls, const Run& run,
              const TokenRun& of) const {
@@ -104,8 +104,8 @@ class TokenBench {
   int arrays_;
 };
 
-// main() of a benchmark: run(sequences, tokens, of) of every shape or of the given one, of every plan with --plans or else
-// of the chosen one.
+// main() of a benchmark. It calls run(sequences, tokens, of) for every shape or for the given one, and for every plan
+// with --plans, else for the chosen plan.
 template <class Run>
 int bench_tokens(int argc, char** argv, const Run& run) {
   TokenRun of;

@@ -1,5 +1,5 @@
-// Bit comparison of everything that can compute logprob: the kernels for many rows and for few, of both architectures,
-// and the CPU backend. Rows hold what real ones do and every special case of the contract.
+// Compares all implementations of logprob bit by bit: the kernels for many rows and for few rows, on both
+// architectures, and the CPU backend. Rows hold realistic values and every special case of the contract.
 #pragma once
 
 #include <cstdio>
@@ -52,7 +52,7 @@ class Verifier {
     make_logits();
     make_rows();
   }
-  // Number of differing bytes, each kind of difference reported on a line.
+  // Returns the number of differing bytes, and prints a line for each kind of difference.
   std::size_t run() {
     forward();
     backward();
@@ -66,7 +66,7 @@ class Verifier {
   }
 
  private:
-  static constexpr std::int64_t kFewRows = 96;  // that the kernels for few rows and the CPU get at a time
+  static constexpr std::int64_t kFewRows = 96;  // rows that the kernels for few rows and the CPU take at a time
   static constexpr int kOutputs = 5 + kStatsFields;
   using Bytes = std::vector<std::uint8_t>;
 
@@ -274,7 +274,7 @@ class Verifier {
     const DeviceArray<std::int64_t> target(target_), kept_offsets(kept_offsets_);
     const DeviceArray<float> temperature(temperature_), values(of_rows);
     const DeviceArray<std::int32_t> kept(kept_);
-    // dlogits begins `offset` bytes after a multiple of 256; nothing: in place.
+    // dlogits begins `offset` bytes after a multiple of 256. Without an offset the call is in place.
     const auto on_device = [&](int arch, std::size_t offset, bool in_place) {
       const DeviceArray<std::uint8_t> logits(few), other(bytes + offset);
       other.poison();

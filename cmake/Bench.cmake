@@ -1,4 +1,4 @@
-# Microbenchmarks: binaries of their own over the kernels that the extension links.
+# Microbenchmarks: executables that link the extension's kernels.
 add_executable(math_error bench/math_error.cpp)
 target_link_libraries(math_error PRIVATE rlk_core)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")

@@ -1,5 +1,5 @@
-# Every kernel that has sm_80 code has sm_90a code too, so that a Hopper GPU compiles nothing at a first call. Kernels in
-# ALONE are those that no Hopper GPU reaches. SM80 and SM90 name files that list objects, one a line.
+# Checks that every kernel with sm_80 code has sm_90a code, too, so that a Hopper GPU compiles nothing at a first call.
+# ALONE lists kernels that no Hopper GPU reaches. SM80 and SM90 name files that list objects, one a line.
 function(kernels_of list architecture result)
   file(STRINGS "${list}" objects)
   set(found "")

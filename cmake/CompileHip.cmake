@@ -1,4 +1,4 @@
-# Compiles one HIP source for one architecture and looks at what came out.
+# Compiles one HIP source for one architecture and checks the remarks and the disassembly.
 execute_process(
   COMMAND "${CLANG}" ${FLAGS} --offload-arch=${ARCH} -Rpass-analysis=kernel-resource-usage -MD -MF "${OBJECT}.d"
           -MT "${OBJECT}" -c "${SOURCE}" -o "${OBJECT}"

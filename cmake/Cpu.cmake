@@ -1,4 +1,4 @@
-# The CPU backend: row kernels once per instruction set, chosen at run time.
+# The CPU backend: row kernels are compiled once per instruction set and chosen at run time.
 set(lanes_flags -fno-math-errno -fno-trapping-math -Wno-psabi)
 set(isa_baseline "")
 set(isa_avx2 -mavx2 -mfma -mf16c)

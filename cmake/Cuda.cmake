@@ -10,8 +10,9 @@ file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*/*.cpp")
 add_library(rlk_cuda STATIC ${sources})
 target_link_libraries(rlk_cuda PUBLIC rlk_options CUDA::cudart_static ${CMAKE_DL_LIBS})
 
-# 80 keeps its PTX, for later architectures; 90a code runs on compute capability 9.0 alone. A file <name>_sm90.cu has that
-# architecture's instructions and no other compilation; every other file has one for each, in a namespace of its own.
+# 80 keeps its PTX, for later architectures; 90a code runs on compute capability 9.0 alone. A file <name>_sm90.cu has
+# instructions of that architecture and is compiled for it alone. Every other file is compiled for each architecture, in
+# a namespace per architecture.
 function(rlk_add_cuda_kernels arch architectures)
   set(name rlk_cuda_${arch})
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*/*.cu")

@@ -12,14 +12,15 @@ set(RLK_HIP_ARCHITECTURES gfx90a gfx942)
 list(JOIN RLK_HIP_ARCHITECTURES " " RLK_ARCHITECTURES)
 file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/hip")
 
-# Header-free: every device function is ours or a builtin of the compiler. The two macros are what clang's own wrappers
-# of the standard headers expect of HIP's.
+# Device code uses no HIP headers: every device function is ours or a builtin of the compiler. clang's own wrappers of
+# the standard headers expect the two macros, which HIP's headers would define.
 set(RLK_HIP_FLAGS
   -x hip --cuda-device-only --no-gpu-bundle-output -nogpulib -nogpuinc -include stdlib.h
   "-D__host__=__attribute__((host))" "-D__device__=__attribute__((device))"
   -std=c++20 -O3 -ffp-contract=off -Wall -Wextra -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/cpp/include)
 set(RLK_HIP_DEVICE_CODE "" CACHE PATH "The hip folder of another build of these sources, whose device code is taken")
-# Compiles `source` for every architecture; each of `instructions` must come out. The objects' paths go into `objects`.
+# Compiles `source` for every architecture. The disassembly must have each of `instructions`. The objects' paths go into
+# `objects`.
 function(rlk_compile_hip name source instructions objects)
   set(made "")
   foreach(arch IN LISTS RLK_HIP_ARCHITECTURES)
@@ -60,7 +61,7 @@ function(rlk_bundle_hip_kernels name source instructions bundle)
 endfunction()
 
 # The kernels of an operator, hip/<op>/<op>_kernels.hip, in one bundle.
-set(RLK_HIP_BUNDLES "")  # what bundles.S.in wants to know of each
+set(RLK_HIP_BUNDLES "")  # the entries of bundles.S.in for each bundle
 set(RLK_HIP_NUM_BUNDLES 0)
 set(RLK_HIP_OPS "")
 set(bundle_files "")

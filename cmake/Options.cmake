@@ -1,4 +1,4 @@
-# Flags that every target shares. Bits depend on two of them: no contraction, no fast math.
+# Flags that every target shares. The bits depend on two of them: no contraction, no fast math.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -17,8 +17,8 @@ target_compile_options(rlk_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-fvisibility=hidden;-Wall;-Wextra>)
 target_link_libraries(rlk_options INTERFACE Threads::Threads)
 
-# By paths relative to the build folder: what one build compiled is found by any other two folders below these sources,
-# in any copy of them.
+# ccache rewrites paths relative to the build folder. So a build in any other folder two levels below the sources, in
+# any copy of them, finds the cached objects.
 find_program(CCACHE ccache)
 if(CCACHE)
   set(launcher "${CMAKE_COMMAND}" -E env

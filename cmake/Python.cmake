@@ -2,7 +2,8 @@
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module OPTIONAL_COMPONENTS Development.SABIModule)
 execute_process(COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
   OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE nanobind_installed COMMAND_ERROR_IS_FATAL ANY)
-# From a copy: pip builds with a nanobind in a folder of a new name each time, which no compiler cache knows.
+# nanobind is built from a copy: pip puts it into a folder with a new name each time, which a compiler cache does not
+# recognise.
 get_filename_component(nanobind_installed "${nanobind_installed}" DIRECTORY)
 file(COPY "${nanobind_installed}/" DESTINATION "${PROJECT_BINARY_DIR}/nanobind" PATTERN "__pycache__" EXCLUDE)
 set(nanobind_ROOT "${PROJECT_BINARY_DIR}/nanobind/cmake")
@@ -12,7 +13,7 @@ nanobind_add_module(_C NB_STATIC STABLE_ABI ${sources})
 target_link_libraries(_C PRIVATE rlk_core)
 install(TARGETS _C LIBRARY DESTINATION rl_kernel_native)
 
-# nanobind is linked in, with a hash table of its own, and their licenses ask to be passed on.
+# nanobind and its hash table are linked in, and their licenses require that they are passed on.
 execute_process(COMMAND "${Python_EXECUTABLE}" -c
   "import importlib.metadata as m; d = m.distribution('nanobind'); print(*(d.locate_file(f) for f in d.files if f.name == 'LICENSE'))"
   OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE RLK_NANOBIND_LICENSE COMMAND_ERROR_IS_FATAL ANY)

@@ -19,7 +19,7 @@ foreach(source IN LISTS sources)
 endforeach()
 
 if(RLK_WITH_CUDA)
-  # A GPU test is built wherever CUDA is, and skips itself (exit code 77) where there is no device.
+  # A GPU test is built with CUDA, and skips itself (exit code 77) if there is no device.
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/gpu/test_*.cpp" "${PROJECT_SOURCE_DIR}/tests/gpu/test_*.cu")
   foreach(source IN LISTS sources)
     get_filename_component(name "${source}" NAME_WE)
@@ -34,7 +34,8 @@ if(RLK_WITH_CUDA)
 endif()
 
 if(RLK_WITH_HIP)
-  # A libamdhip64 whose devices are the host: kernels run under the emulation, the rest is the real path.
+  # A stand-in for libamdhip64 whose devices are the host. Kernels run under the emulation; all other code is the real
+  # path.
   add_library(hip_standin SHARED tests/hip/hip_standin.cpp hip/emulation/wave_emulation.cpp)
   target_link_libraries(hip_standin PRIVATE rlk_options)
   target_compile_options(hip_standin PRIVATE ${test_flags} -Wno-unknown-pragmas)
@@ -67,14 +68,15 @@ if(RLK_WITH_HIP)
     get_filename_component(name "${source}" NAME_WE)
     rlk_add_hip_test(${name} "${source}")
   endforeach()
-  foreach(target IN ITEMS test_hip_emulation test_hip_attention_tiles)  # they launch kernels without the stand-in
+  foreach(target IN ITEMS test_hip_emulation test_hip_attention_tiles)  # these tests launch kernels without the stand-in
     target_sources(${target} PRIVATE hip/emulation/wave_emulation.cpp)
   endforeach()
   # The tiles for the GPUs: their matrix instructions must be in the disassembly.
   rlk_compile_hip(tiles "${PROJECT_SOURCE_DIR}/tests/hip/hip_tiles.hip" "v_mfma_f32_32x32x8;v_mfma_f32_16x16x16" tiles_objects)
   add_custom_target(hip_tiles ALL DEPENDS ${tiles_objects})
 
-  # A libamdhip64 that runs the machine code. The sanitizers take the memory faults that it reports for their own.
+  # A stand-in for libamdhip64 that runs the machine code. Under the sanitizers it is not built: they would handle the
+  # memory faults that it must report.
   if(NOT CMAKE_BUILD_TYPE STREQUAL "Sanitize")
     file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/hip/emulation/isa/*.cpp")
     add_library(hip_isa SHARED ${sources})

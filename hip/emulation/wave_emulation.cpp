@@ -1,4 +1,4 @@
-// Fibers, their scheduler, and what a wave's lanes do together.
+// Fibers, their scheduler, and the operations of a wave's lanes together.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -42,10 +42,10 @@ struct Lane {
   ucontext_t context;
   std::unique_ptr<unsigned char[]> stack{new unsigned char[kStackBytes]};
   int thread = 0;  // number in its block
-  // What it waits for.
+  // The operation that the lane waits for.
   Meeting meeting = Meeting::kEnd;
   std::source_location here;
-  std::int32_t value = 0;  // given to a shuffle or a ballot, then taken from it
+  std::int32_t value = 0;  // operand of a shuffle or a ballot, then its result
   int mask = 0;
   std::uint64_t votes = 0;
   DType type = DType::kBFloat16;
@@ -53,7 +53,7 @@ struct Lane {
   float c[16] = {};
 };
 
-// What one host thread runs: a block at a time.
+// The state of a host thread, which runs a block at a time.
 struct Block {
   const Launch* launch = nullptr;
   const std::function<void()>* kernel = nullptr;
@@ -67,7 +67,7 @@ struct Block {
 };
 thread_local Block* block_ = nullptr;
 
-// Switches with the address sanitizer told of both stacks.
+// Switches stacks, and tells the address sanitizer of both.
 void enter_lane(Block& b, Lane& lane) {
   b.running = &lane;
 #if defined(__SANITIZE_ADDRESS__)
@@ -139,7 +139,7 @@ bool same_place(const Lane& a, const Lane& b) {
 
 using Wave = Lane* const*;  // kWave of them
 
-// Both matrix shapes by their lane layouts; products of an output in ascending k, in the unit's groups.
+// Both matrix shapes, by their lane layouts. An output adds its products in ascending k, in the unit's groups.
 template <int kSize, int kK>
 void multiply(const Block& b, Wave lanes) {
   constexpr int kOutputs = kSize * kSize / kWave;
@@ -166,7 +166,7 @@ void multiply(const Block& b, Wave lanes) {
   for (int lane = 0; lane < kWave; ++lane) std::copy_n(d[lane], kOutputs, lanes[lane]->c);
 }
 
-// What the lanes of a wave do together; all wait at the same place.
+// Performs an operation of a wave. All of its lanes wait at the same place.
 void perform(const Block& b, Wave lanes) {
   std::int32_t value[kWave];
   std::uint64_t votes = 0;
@@ -213,7 +213,7 @@ void run_wave(Block& b, Wave lanes, std::mt19937& random) {
 }
 
 void run_block(Block& b, std::mt19937& random) {
-  // LDS begins as NaN in every word; exactly as long as asked for, so that the sanitizer sees what lies beyond.
+  // Every word of LDS begins as NaN. LDS has exactly the requested size, so that the sanitizer sees accesses beyond it.
   b.lds.reset(new unsigned char[b.launch->lds_bytes]);
   std::memset(b.lds.get(), 0xff, b.launch->lds_bytes);
   std::vector<Lane*> lanes;

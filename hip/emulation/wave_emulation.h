@@ -1,4 +1,4 @@
-// wave.h on the host: a block's lanes are fibers of one thread, and the operations below are where they meet.
+// wave.h on the host. A block's lanes are fibers of one thread, and they meet at the operations below.
 //
 // It checks that all lanes of a wave reach a wave operation, all of a block a barrier, and from the same line. It checks
 // that nothing depends on the order of waves (launch them forward, backward, shuffled) or on what LDS held before (NaN
@@ -70,8 +70,8 @@ struct Launch {
   int host_threads = 1;             // threads that blocks run on in parallel
 };
 
-// Runs `kernel` once per lane of every block. Aborts with the source lines of two lanes that part at a wave operation
-// or a barrier.
+// Runs `kernel` once per lane of every block. If two lanes reach different wave operations or barriers, it prints their
+// source lines and aborts.
 void launch(const Launch& how, const std::function<void()>& kernel);
 
 }  // namespace emulation

@@ -18,7 +18,7 @@ u64 get(const u8* p, int bytes) {
   return x;
 }
 
-// MessagePack, of which the metadata use maps, arrays, strings and integers.
+// MessagePack. The metadata use maps, arrays, strings and integers.
 struct Node {
   std::string text;
   u64 number = 0;
@@ -208,7 +208,7 @@ void disassemble(Code& code, const u8* elf, u64 size) {
   }
 }
 
-// Registers beyond those that a kernel asks for, and modes in which it would compute otherwise.
+// Reports registers beyond those that a kernel asks for, and float modes that would change its results.
 void check_kernel(const Code& code, const Kernel& kernel) {
   constexpr u32 kFloatMode = 0xf0;  // to nearest, denormals kept
   const u32 split = kernel.first_accumulator(), all = kernel.num_vgprs();

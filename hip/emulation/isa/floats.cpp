@@ -1,5 +1,5 @@
-// Vector instructions on floats. Denormals are kept, as the kernels' float mode says; a NaN result is the first NaN operand
-// made quiet, else 0x7fc00000.
+// Vector instructions on floats. Denormals are kept, as in the kernels' float mode. A NaN result is the first NaN
+// operand made quiet, else 0x7fc00000.
 #include <algorithm>
 #include <limits>
 
@@ -27,7 +27,7 @@ u32 finished(const Instruction& i, u32 x) {
   return as_bits(f);
 }
 
-// -0 is below +0; a quiet NaN loses against a number.
+// -0 is below +0. If one operand is a quiet NaN, the result is the other operand.
 u32 larger(u32 a, u32 b) {
   if (is_signalling(a) || is_signalling(b)) return quiet(is_signalling(a) ? a : b);
   if (is_nan(a) || is_nan(b)) return is_nan(a) ? b : a;
@@ -49,7 +49,8 @@ u32 unfused(u32 a, u32 b, u32 c) {  // v_mad_f32 and its kin: two roundings, den
   return flushed(result(as_float(product) + as_float(c), a, b, c));
 }
 
-// Approximations are within one ulp: for one input in eight the neighbour beyond the exact value, unless RLK_ISA_ULPS is 0.
+// Approximations are off by at most one ulp. For one input in eight the result is the neighbour on the other side of
+// the exact value, unless RLK_ISA_ULPS is 0.
 u32 approximated(double exact, u32 input) {
   static const bool exactly = setting("RLK_ISA_ULPS", "1") == "0";
   const float x = float(exact);
@@ -68,8 +69,8 @@ T saturated(double x) {
   return T(x);
 }
 
-// The three instructions of a division, after AMD's description of the instruction set; where 1/d alone is denormal the
-// divisor is scaled by 2^-64, which that description leaves open.
+// The three instructions of a division, after AMD's description of the instruction set. If only 1/d is denormal, the
+// divisor is scaled by 2^-64; the description leaves this case open.
 u32 division_scaled(u32 value, u32 divisor, u32 dividend, bool& scaled) {
   const float d = as_float(divisor), n = as_float(dividend);
   const auto by = [&](int e) { return as_bits(std::ldexp(as_float(value), e)); };
@@ -123,7 +124,7 @@ Function float2(F) {
     write_result(w, i, x);
   };
 }
-// With the third operand at `third`: the destination itself where that is 0.
+// An operation whose third operand is number `third`; 0 is the destination itself.
 template <int third = 3, class F>
 Function float3(F) {
   return [](Wave& w, const Instruction& i) {

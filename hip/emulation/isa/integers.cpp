@@ -71,7 +71,7 @@ Function shift64(F) {
     write_pairs(w, i.operands[0], b);
   };
 }
-// a * b + c of 64 bits; f(a, b, c, &x) says whether it overflows.
+// a * b + c in 64 bits. f(a, b, c, &x) returns whether it overflows.
 template <class F>
 Function multiply_add64(F) {
   return [](Wave& w, const Instruction& i) {

@@ -20,7 +20,7 @@ namespace {
 
 constexpr u64 kPage = 4096;
 
-// What runs now, for the handler of faults and for reports.
+// The running instruction, for the handler of faults and for reports.
 const Instruction* running = nullptr;
 Wave* running_wave = nullptr;
 sigjmp_buf escape;
@@ -36,7 +36,7 @@ void open_device_memory(bool open) {
   }
 }
 
-// The functions below the handler of a signal, innermost first, as far as their names are exported.
+// The callers of a signal handler, innermost first, if their names are exported.
 std::string caller() {
   void* frames[24];
   const int count = backtrace(frames, 24);
@@ -61,7 +61,7 @@ void on_fault(int signal_number, siginfo_t* info, void*) {
     const auto after = device_memory.upper_bound(at);
     if (after != device_memory.begin()) {
       const auto [address, bytes] = *std::prev(after);
-      if (at < address + bytes) {  // reported once, then it goes on
+      if (at < address + bytes) {  // it is reported once, then the launch continues
         write_report(Severity::kFault, nullptr, nullptr, "THE HOST TOUCHES DEVICE MEMORY in " + caller(), at);
         mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE);
         return;
@@ -97,7 +97,7 @@ std::mt19937& generator() {
   return rng;
 }
 
-// How much of each kernel ran, appended to the file RLK_ISA_STATS at the end of the process.
+// The share of each kernel that ran. It is appended to the file RLK_ISA_STATS at the end of the process.
 struct Statistics {
   u64 launches = 0, blocks = 0, waves = 0, instructions = 0;
   Code* code = nullptr;
@@ -131,7 +131,7 @@ void write_statistics() {
   std::fclose(file);
 }
 
-// The kernel's arguments, placed in front of a page that faults, and the launch packet.
+// The kernel's arguments, which end at a page that faults, and the launch packet.
 struct Inputs {
   u8* memory = nullptr;
   u64 bytes = 0;
@@ -174,7 +174,7 @@ struct Inputs {
   Inputs& operator=(const Inputs&) = delete;
 };
 
-// Registers as the descriptor wants them; all others are poison.
+// Sets the registers that the descriptor asks for, and poisons all others.
 void begin_wave(Wave& w, Block& block, int number, const Grid& grid, const Inputs& inputs) {
   const Kernel& kernel = *block.kernel;
   const u32 split = kernel.first_accumulator(), all = kernel.num_vgprs();
@@ -220,7 +220,7 @@ void begin_wave(Wave& w, Block& block, int number, const Grid& grid, const Input
   w.set_exec(exec);
 }
 
-// At most `most` instructions, until the wave ends or waits; false if it runs without end.
+// Runs at most `most` instructions, until the wave ends or waits. Returns false if it does neither.
 bool run_wave(Wave& w, u64 most, std::vector<u8>& hit) {
   const Instruction* instructions = w.block->code->instructions.data();
   running_wave = &w;
@@ -237,7 +237,7 @@ bool run_wave(Wave& w, u64 most, std::vector<u8>& hit) {
 
 using Waves = std::vector<std::unique_ptr<Wave>>;
 
-// All waves wait or have ended: true if any waits and goes on.
+// All waves wait or have ended. Returns true if waves wait, which then continue.
 bool pass_barrier(Waves& waves, int count) {
   const Wave* first = nullptr;
   bool ended = false;

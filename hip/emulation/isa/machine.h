@@ -1,4 +1,4 @@
-// The state of a CDNA compute unit as the emulator keeps it: instructions as decoded, kernels, waves of 64 lanes, blocks.
+// The emulator's state of a CDNA compute unit: decoded instructions, kernels, waves of 64 lanes, blocks.
 #pragma once
 
 #include <array>
@@ -67,7 +67,7 @@ struct Instruction {
   int bytes = 0;       // size of a memory access
   int pair_scale = 0;  // ds_read2 and ds_write2: elements that one step of their offsets spans; else 0
   enum Extension : u8 { kZero, kSigned8, kSigned16, kLowHalf, kHighHalf } extension = kZero;
-  int outcomes = 0;  // comparison: the set of outcomes for which it is true, see compare.cpp
+  int outcomes = 0;  // for comparisons: the set of outcomes for which it is true, see compare.cpp
   bool sets_exec = false;
   int tile = 0, depth = 0;  // shape of a matrix instruction
   bool is_half = false;
@@ -104,7 +104,7 @@ struct Block {
   Code* code;
   const Kernel* kernel;
   u32 number;
-  std::vector<u8> lds, written;             // bytes, and whether anybody wrote them
+  std::vector<u8> lds, written;             // bytes, and whether any lane wrote them
   std::vector<u64> lds_writer, lds_reader;  // threads that wrote and read each byte, as races.h packs them
 };
 
@@ -129,7 +129,7 @@ struct Wave {
   bool on(int lane) const { return exec() >> lane & 1; }
 };
 
-// What executes an instruction, by its name without the encoding's suffix.
+// The function that executes an instruction, by its name without the encoding's suffix.
 using Table = std::unordered_map<std::string, Function>;
 void add_scalar(Table& table);
 void add_floats(Table& table);

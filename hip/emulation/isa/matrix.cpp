@@ -1,5 +1,5 @@
-// Matrix instructions: the layouts are written here, so that a kernel's wrong layout shows; the arithmetic is the published
-// rule of rlk/math/mma_model.h, so that a wrong rule does not.
+// Matrix instructions. Their layouts are written here, so a kernel's wrong layout shows. Their arithmetic is the
+// published rule of rlk/math/mma_model.h, which kernels share, so a wrong rule does not show.
 #include "operands.h"
 #include "rlk/math/mma_model.h"
 

@@ -9,7 +9,7 @@ namespace {
 
 int words_of(const Instruction& i) { return std::max(1, i.bytes / 4); }
 
-// What a load of less than a register leaves in it.
+// The register's content after a load of less than 32 bits.
 u32 extended(const Instruction& i, u32 x, u32 before) {
   switch (i.extension) {
     case Instruction::kSigned8:
@@ -116,7 +116,7 @@ void global_atomic(Wave& w, const Instruction& i) {  // [destination,] address, 
   }
 }
 
-constexpr u64 kSeveralWaves = 31ull << 33;  // as a reader: a wave that no block has
+constexpr u64 kSeveralWaves = 31ull << 33;  // stands for several readers: a wave number that no block has
 u64 with_reader(u64 before, u64 me) {
   const bool same_epoch = ((before ^ me) & 0x1fffffffeull) == 0;
   return before && before >> 33 != me >> 33 && same_epoch ? me | kSeveralWaves : me;

@@ -16,7 +16,7 @@ inline u32 as_bits(float x) { return std::bit_cast<u32>(x); }
 inline float half_to_float(u16 x) { return _cvtsh_ss(x); }
 inline u16 float_to_half(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 
-// `of_float` says how a 64-bit instruction takes a 32-bit literal: as a double's high half.
+// `of_float`: a 64-bit instruction takes a 32-bit literal as the high half of a double.
 inline u64 read_scalar(const Wave& w, const Operand& o, int bits, bool of_float = false) {
   if (o.kind == Operand::kScalar) {
     if (o.index == kScc) return w.scc;
@@ -49,7 +49,7 @@ inline u32 part_of(u32 x, const Operand& o) {
   return x;
 }
 
-// The bits of every lane; `own` is where they lie if no register holds them as they are.
+// The bits of every lane. They are stored in `own` if no register holds exactly these bits.
 inline const u32* read_bits(const Wave& w, const Operand& o, Lanes<u32>& own, int bits = 32) {
   if (o.kind == Operand::kVector) {
     if (o.part == kDword) return w.v[o.index];
@@ -59,7 +59,7 @@ inline const u32* read_bits(const Wave& w, const Operand& o, Lanes<u32>& own, in
   }
   return own.data();
 }
-// With the signs' modifiers.
+// The same with the modifiers of signs.
 inline const u32* read_floats(const Wave& w, const Operand& o, Lanes<u32>& own) {
   const u32* bits = read_bits(w, o, own);
   if (!o.negate && !o.absolute) return bits;
@@ -81,7 +81,7 @@ inline Lanes<u64> read_pairs(const Wave& w, const Operand& o, bool of_float) {
   return x;
 }
 
-// Lanes that are off keep what they have.
+// Inactive lanes keep their values.
 inline void write_register(Wave& w, int index, const u32* x) {
   const u64 exec = w.exec();
   if (exec == ~0ull) {

@@ -5,7 +5,7 @@
 
 namespace rlk::hip::isa {
 
-// Who accesses: block, wave, epoch between barriers, whether atomically; 0 is nobody.
+// An accessor: block, wave, epoch between barriers, and whether the access is atomic. 0 stands for none.
 inline u64 accessor(const Wave& w, bool atomic) {
   return u64(w.block->number + 1) << 38 | u64(w.number) << 33 | u64(w.epoch & 0x7fffffff) << 1 | u64(atomic);
 }
@@ -19,10 +19,10 @@ inline bool races(u64 a, u64 b) {
 bool watches_races();    // RLK_ISA_RACES
 void forget_accesses();  // a launch begins
 enum class Access { kLoad, kScalarLoad, kStore, kAtomic };
-// An access of n bytes of global memory, about to happen; `value` is what a store writes.
+// Records an access of n bytes of global memory before it happens. `value` is the value of a store.
 void note_global(Wave& w, const Instruction& i, u64 address, int n, Access access, const u8* value = nullptr);
 
-// The lanes of one store, each of n bytes.
+// The lanes of one store; each stores n bytes.
 struct Stores {
   Lanes<u64> address;
   Lanes<bool> on;

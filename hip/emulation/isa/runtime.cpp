@@ -35,7 +35,7 @@ enum Status {
 thread_local int current = 0, last_error = kSuccess;
 std::mutex mutex;  // one launch at a time
 
-int returned(int status) {  // every failed call leaves its error, as HIP does
+int returned(int status) {  // a failed call stores its error, as in HIP
   if (status != kSuccess) last_error = status;
   return status;
 }
@@ -77,7 +77,7 @@ void say(const std::string& what, const Kernel& kernel, u64 detail) {
   write_report(Severity::kFault, nullptr, nullptr, what + " | " + kernel.name, detail);
 }
 
-// The caller puts a mark and the arguments' sizes after the arguments; this checks the sizes.
+// Checks the arguments' sizes, which the caller puts after the arguments behind a mark.
 void check_sizes(const Kernel& kernel, void** arguments) {
   std::size_t count = 0;
   for (const Kernel::Argument& a : kernel.arguments) count += !starts(a.kind, "hidden_");
@@ -165,7 +165,7 @@ RLK_API int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid
   const KernelOfModule& f = *static_cast<KernelOfModule*>(function);
   if (setting("RLK_STANDIN_FAIL", "") == "hipModuleLaunchKernel") return returned(kLaunchFailure);
   if (f.module->device != current) return returned(kInvalidHandle);
-  Code* code = code_of(f.module->image);  // a test may have changed what the device is
+  Code* code = code_of(f.module->image);  // a test may have changed the architecture
   if (!code || !code->kernels.count(f.name)) return returned(kInvalidHandle);
   const Kernel& kernel = code->kernels.at(f.name);
   if (!grid_x || !grid_y || grid_y > kMostRows || grid_z != 1 || block_y != 1 || block_z != 1 ||

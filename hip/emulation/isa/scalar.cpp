@@ -9,7 +9,7 @@ namespace {
 
 u64 cut(u64 x, int bits) { return bits == 32 ? u64(u32(x)) : x; }
 
-// A result of two operands of the same width; those that set SCC say whether it is not 0.
+// An operation on two operands of one width. Operations that set SCC set it if the result is not 0.
 template <int bits, class F>
 void logic(Wave& w, const Instruction& i) {
   const u64 x = cut(F{}(read_scalar(w, i.operands[1], bits), read_scalar(w, i.operands[2], bits)), bits);
@@ -31,7 +31,7 @@ Function save_exec(F) {
   };
 }
 
-// By width, as one function of the operands: f(w, i, bits).
+// Registers one function f(w, i, bits) for each width.
 template <class F>
 void add_both(F, Table& t, const std::string& name) {
   t["s_" + name + "_b32"] = [](Wave& w, const Instruction& i) { F{}(w, i, 32); };
@@ -40,7 +40,7 @@ void add_both(F, Table& t, const std::string& name) {
 u64 arg(const Wave& w, const Instruction& i, int k, int bits) { return read_scalar(w, i.operands[k], bits); }
 void set(Wave& w, const Instruction& i, u64 x, int bits) { write_scalar(w, i.operands[0], x, bits); }
 
-// 32 bits to 32 bits; the second form sets SCC where the result is not 0.
+// Operations from 32 to 32 bits. The second form sets SCC if the result is not 0.
 template <class F>
 Function word(F) {
   return [](Wave& w, const Instruction& i) { set(w, i, u32(F{}(u32(arg(w, i, 1, 32)), u32(arg(w, i, 2, 32)))), 32); };
@@ -244,7 +244,7 @@ void add_bits(Table& t) {
 void add_arithmetic(Table& t) {
   t["s_add_u32"] = word_carry([](u64 a, u64 b, u64) { return a + b; });
   t["s_addc_u32"] = word_carry([](u64 a, u64 b, u64 c) { return a + b + c; });
-  t["s_sub_u32"] = word_carry([](u64 a, u64 b, u64) { return a - b; });  // a borrow sets bit 32 as it sets all above
+  t["s_sub_u32"] = word_carry([](u64 a, u64 b, u64) { return a - b; });  // a borrow sets bit 32 and all bits above it
   t["s_subb_u32"] = word_carry([](u64 a, u64 b, u64 c) { return a - b - c; });
   t["s_add_i32"] = word_carry([](u64 a, u64 b, u64) {
     i32 x;
