@@ -47,8 +47,8 @@ inline bool sums_logits(const Head& head, DType logits_dtype) {
   return has_lora(head) && logits_dtype != DType::kFloat32;
 }
 
-// Logits [rows, columns] of rows of `hidden` and columns [first, first + columns). LoRA adds the rows of u; where
-// sums_logits, the logits pass through `sums`.
+// Logits [rows, columns] of rows of `hidden` and columns [first, first + columns). LoRA adds the rows of u. If
+// sums_logits holds, the logits are first summed in `sums`.
 void compute_logits(const Head& head, DType logits_dtype, const void* hidden, const void* u, std::int64_t rows,
                     std::int64_t first, std::int64_t columns, float* sums, void* to, Device device, Stream stream);
 

@@ -501,7 +501,7 @@ TEST_P(LinearLogprobLora, IsAHeadOfMoreFeatures) {
   check(false);
 }
 
-// Ranks are with and without whole steps of 16 and rows of 16 bytes; features do not fill a step.
+// Some ranks are whole steps of 16 and have rows of whole 16 bytes, others do not. The features do not fill a step.
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearLogprobLora,
                          testing::Values(LoraCase{1, 16, 64, 64, 1}, LoraCase{7, 40, 300, 290, 7, 2.0f},
                                          LoraCase{20, 48, 200, 200, 16, -0.3f, DType::kBFloat16, true}));

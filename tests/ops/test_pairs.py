@@ -1,5 +1,6 @@
 """Another kind of object in place of an operand, next to each other operand and each option: one table over all
-operators. A value that is computed from one array before another is checked must also name that array in its error."""
+operators. Some calls compute with one array before they check another one. Their errors must name the wrong array,
+too."""
 
 from __future__ import annotations
 

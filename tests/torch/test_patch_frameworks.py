@@ -179,7 +179,7 @@ def test_forwards_of_tensor_parallelism_count_as_unchanged(group: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     class Local(parallel.TensorParallelLayer):
-        """Has no collectives, which belong around the forward."""
+        """A layer without collectives, since these belong around the forward."""
 
     net = tiny("Llama", torch.float32)
     want = logits_of(net)

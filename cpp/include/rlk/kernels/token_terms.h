@@ -65,8 +65,8 @@ RLK_HD void clear(TokenSums<F, kSums>* sums) {
   for (auto& c : sums->count) c = counted<F>(MaskOf<F>(zero > zero));
 }
 
-// Base of terms whose sums are all over their tokens. Other terms say for which params this holds, and give the last
-// four sums otherwise, from the tile's number of tokens.
+// Base of terms whose sums are all over their tokens. In other terms, sums_upper(p) tells whether this holds. If it
+// does not, upper_sum gives the last four sums from the tile's number of tokens.
 constexpr int kLowerSums = 4;
 struct EverySum {
   static constexpr int kMaxima = 2;
