@@ -103,7 +103,7 @@ def test_a_prefill_over_ranks_has_the_bytes_of_one(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_partials(form: str, device: str, exp: str, rng: np.random.Generator) -> None:
-    """Pages have seven keys, so splits begin inside pages in forms where one follows another."""
+    """A page has seven keys, so a split after the first begins inside a page."""
     lengths = [(1300, 1300), (5, 5), (2500, 2500)] if form == "left" else [(3, 1300), (2, 40), (40, 2500), (4, 2)]
     s = Sequences(rng, lengths, (4, 2), 8, "bfloat16", device)
     (q, k, v, _), lists = s.call(form)

@@ -565,10 +565,10 @@ OWN_NUMBERS = {
     "test_linear_logprob_loss.py": 1,  # two float64 implementations of the reference
     "test_logprob.py": 1,  # two float64 implementations of the reference
     "test_logprob_backward.py": 1,  # finite differences: steps and curvature
-    "test_policy_loss.py": 1,  # rule 10's bound, between splits of a batch
+    "test_policy_loss.py": 1,  # compares splits of a batch within the bound of rule 10
     "framework_losses.py": 3,  # the frameworks' own float32 results, not float64
     "test_preference_loss.py": 5,  # finite differences; TRL's own float32 loss of a batch
-    "test_value_loss.py": 1,  # rule 10's bound, between splits of a batch
+    "test_value_loss.py": 1,  # compares splits of a batch within the bound of rule 10
     "test_linear_engine.py": 2,  # two ways in torch to compute a Hessian of the same operator
     "test_rms_norm_engine.py": 2,  # likewise
     "test_sample.py": 1,  # the margin within which rounding of float64 sums may change the kept set

@@ -1,5 +1,5 @@
-// The sink of a query head: a node among a row's splits, and a gradient over the rows of q. For every backend. Machine
-// has the hardware's exponential; where it runs a block of threads, it also has thread indices and barriers.
+// The sink of a query head, for every backend. Forward merges it as one more split of a row; backward sums its gradient
+// over the rows of q. Machine supplies the hardware's exponential and, for a block, thread indices and barriers.
 #pragma once
 
 #include "rlk/kernels/attention_row.h"
@@ -8,7 +8,7 @@
 
 namespace rlk {
 
-// 2^t in backward, by the mode's exponential.
+// Computes 2^t in backward with the exponential of the mode.
 template <class Machine>
 RLK_DEVICE float attention_probability(float t, Exp exp) {
   const float p = Machine::kHasHardwareExp && exp == Exp::kHardware
@@ -30,7 +30,7 @@ struct AttentionSink {
     return merge;
   }
 };
-// Node of a natural logarithm: a sink, or the lse of a part.
+// Makes a node from a natural logarithm, which is a sink or the lse of a part.
 template <class Machine>
 RLK_DEVICE AttentionSink attention_node(float logarithm, Exp exp) {
   const float u = mul_rn(kLog2e, logarithm);
@@ -75,7 +75,7 @@ struct AttentionQuery {
 
 constexpr int kSinkGroupRows = 64, kSinkGroups = 128;  // rows per group; groups per block of 8192 rows
 
-// Chain of p * delta over the `rows` rows of q in a group. `delta` is laid out as lse.
+// Sums p * delta in one chain over the rows of q in a group. `delta` is laid out as lse.
 template <class Machine>
 RLK_DEVICE float attention_sink_group(const AttentionBackwardParams& p, const float* delta, std::int64_t rows,
                                       std::int64_t head, std::int64_t group) {
