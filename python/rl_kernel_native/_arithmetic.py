@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -151,3 +152,14 @@ def resolve_exp(exp: str | None, device_type: str) -> int:
         return HARDWARE
     where = 'the CPU outside `rk.arithmetic("sm_90")`' if device_type == "cpu" else "ROCm devices"
     raise ValueError(f'exp: "hardware" is not available on {where}; use exp="portable" or None')
+
+
+def arithmetic_of(device: Any) -> str:
+    """The unit whose matrix products torch's device computes: a GPU its own, the CPU the one of :func:`arithmetic`."""
+    if device.type == "cpu":
+        return current_arithmetic()
+    torch: Any = importlib.import_module("torch")
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"

@@ -54,7 +54,7 @@ import test_sample_shards as shard_tests  # noqa: E402
 import test_silu_mul_fuzz as silu_mul_fuzz  # noqa: E402
 import test_value_loss as value_tests  # noqa: E402
 from rl_kernel_native._metrics import MetricVector  # noqa: E402
-from rl_kernel_native.consistency.certificate_cases import Arrays, cases  # noqa: E402
+from rl_kernel_native.cases import Arrays, certified_cases  # noqa: E402
 from rl_kernel_native.consistency.certify import certify_case, digests  # noqa: E402
 from rl_kernel_native.ops.linear_logprob import LARGEST, head_rows  # noqa: E402
 from rms_norm_cases import Operands, results  # noqa: E402
@@ -419,7 +419,7 @@ def test_a_row_is_certified_on_the_device(operator: str) -> None:
     arrays = RocmArrays()
     chosen = [
         case
-        for case in cases(arrays, True)
+        for case in certified_cases(arrays, True)
         if case.operator == operator and case.dtype == "bfloat16" and np.prod(case.shape) < 1100
     ]
     assert chosen

@@ -1,4 +1,4 @@
-"""Example inputs of every operator: the doctor's self-tests and the commands of the bench are made of them.
+"""Example inputs of every operator: the doctor's self-tests, certificates and the commands of the bench.
 
 A module holds the :class:`Cases` of one operator, or of operators that share inputs, as ``CASES``. Modules are found by
 their place in this package, so nothing lists them. Quick self-tests take seconds; the tests proper are in tests/.
@@ -11,9 +11,22 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ._certificate import LAYOUTS, MOST_NEIGHBOURS, Arrays, Case
 from ._tools import Bench, Cases, Check
 
-__all__ = ["CASES", "SELF_TESTS", "Bench", "Cases", "Check"]
+__all__ = [
+    "CASES",
+    "CERTIFIED",
+    "LAYOUTS",
+    "MOST_NEIGHBOURS",
+    "SELF_TESTS",
+    "Arrays",
+    "Bench",
+    "Case",
+    "Cases",
+    "Check",
+    "certified_cases",
+]
 
 
 def _found() -> dict[str, Cases]:
@@ -28,3 +41,13 @@ CASES: dict[str, Cases] = _found()
 SELF_TESTS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]] = {
     name: of.checks for name, of in CASES.items() if of.checks is not None
 }
+# Operators that certificates have, and the makers of their cases.
+CERTIFIED: dict[str, Callable[[Arrays, bool], Iterator[Case]]] = {
+    name: of.certificate for name, of in CASES.items() if not isinstance(of.certificate, str)
+}
+
+
+def certified_cases(arrays: Arrays, quick: bool) -> Iterator[Case]:
+    """Every operator's cases of a certificate, as far as the device serves them."""
+    for make in CERTIFIED.values():
+        yield from make(arrays, quick)

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ._certificate import Arrays as CertificateArrays
+from ._certificate import Case
+
 IGNORED = -100
 
 
@@ -46,10 +49,17 @@ class Bench:
 
 @dataclass(frozen=True)
 class Cases:
-    """An operator's self-test, of torch, a device and its compute capability, and its bench; None where it has none."""
+    """An operator's example inputs at work.
+
+    Attributes:
+        checks: self-test of the doctor, of torch, a device and its compute capability; None: another operator's has it.
+        bench: None: another operator's has it.
+        certificate: cases on a device, all or the quick ones; or the reason why there are none.
+    """
 
     checks: Callable[[Any, str, tuple[int, int] | None], Iterator[Check]] | None
     bench: Bench | None
+    certificate: Callable[[CertificateArrays, bool], Iterator[Case]] | str
 
 
 def round_to(x: np.ndarray, dtype: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Self-tests of group_advantage, gae, optimal_token_baseline and masked_whiten."""
+"""Cases of group_advantage, gae, optimal_token_baseline and masked_whiten."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..ops import gae as gae_op
 from ..ops import group_advantage as group_op
 from ..ops import masked_whiten as whiten_op
 from ..ops import optimal_token_baseline as baseline_op
+from ._certificate import BY_BATCH, BY_SEQUENCE
 from ._tools import Arrays, Bench, Cases, Check, same_bytes, same_results, timed, within_bound, worst_share
 
 
@@ -122,4 +123,10 @@ _BENCHES = {
     "masked_whiten": _bench("whitening of a batch's tokens"),
     "optimal_token_baseline": _bench("advantages against a baseline of each position of a group"),
 }
-CASES = {name: Cases(partial(checks, name), bench) for name, bench in _BENCHES.items()}
+_CERTIFICATES: dict[str, Any] = {
+    "gae": BY_SEQUENCE,
+    "group_advantage": "a row is a group: its own tests compare bytes in other batches, orders and forms of groups",
+    "masked_whiten": BY_BATCH,
+    "optimal_token_baseline": "a row is of a group: its own tests compare bytes padded, packed and in other batches",
+}
+CASES = {name: Cases(partial(checks, name), bench, _CERTIFICATES[name]) for name, bench in _BENCHES.items()}

@@ -1,17 +1,22 @@
-"""Self-test of attention."""
+"""Cases of attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+
+import rl_kernel_native as rk
 
 from .._arithmetic import arithmetic
 from ..contract import row
 from ..ops import attention as attention_op
 from ..ops import kv_cache_append as cache_op
 from ..reference.attention import attention_facts
+from ._certificate import DTYPES, TOKENS, Case, Rows, dtypes_of
+from ._certificate import Arrays as Device
 from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
@@ -118,6 +123,84 @@ def kv_cache_append(torch: Any, device: str, capability: tuple[int, int] | None)
     yield timed("against the reference", reference)
 
 
+# ---- certificate ----------------------------------------------------------------------------------------------------
+
+
+def certified_attention(arrays: Device, quick: bool) -> Iterator[Case]:
+    # A sequence is a row. Within a block; just over a block of 128 keys; heads of Qwen3, which a quick run leaves out.
+    shapes = ((37, 3, 1, 24), (130, 2, 1, 128), (150, 4, 2, 128))
+    for tokens, heads, kv_heads, dim in shapes[: 2 if quick else 3]:
+        for dtype in dtypes_of(quick, tokens > 128):
+            for exp in arrays.exponentials:
+                yield from _certified_attention((tokens, heads, kv_heads, dim), dtype, exp)
+    for dtype in DTYPES:
+        for exp in arrays.exponentials:
+            rows: Rows = dict.fromkeys(("q", "k", "v"), ((2, 16), 1.0))
+            yield Case(
+                "attention", "backward", dtype, (TOKENS, 2, 16), ("dsinks",), rows | {"dy": ((2, 16), 1.0)},
+                partial(_certified_sinks, exp=exp), {"sinks": ((2,), 1.0, "float32")}, token_sum=TOKENS, exp=exp,
+            )  # fmt: skip
+
+
+def _certified_sinks(arrays: Device, a: Mapping[str, Any], exp: Any) -> Mapping[str, Any]:
+    """Tokens are packed sequences of 64."""
+    count = arrays.unwrap(a["q"]).shape[0]
+    offsets = arrays.torch.arange(0, count + 64, 64, dtype=arrays.torch.int32, device=arrays.device).clamp(max=count)
+    how: dict[str, Any] = {"cu_seqlens_q": arrays.wrap(offsets), "cu_seqlens_k": arrays.wrap(offsets)}
+    how |= {"sinks": a["sinks"], "exp": exp}
+    out, lse = rk.attention(a["q"], a["k"], a["v"], return_lse=True, **how)
+    return {"dsinks": rk.attention_backward(a["dy"], a["q"], a["k"], a["v"], out, lse, **how)[3]}
+
+
+def _certified_attention(shape: tuple[int, int, int, int], dtype: str, exp: Any) -> Iterator[Case]:
+    tokens, heads, kv_heads, dim = shape
+    of_q, of_k = ((tokens, heads, dim), 1.0), ((tokens, kv_heads, dim), 1.0)
+    rows: Rows = {"q": of_q, "k": of_k, "v": of_k}
+
+    def forward(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = rk.attention(a["q"], a["k"], a["v"], exp=exp, return_lse=True)
+        return {"out": found[0], "lse": found[1]}
+
+    def packed(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Sequences one after the other."""
+        count = arrays.unwrap(a["q"]).shape[0]
+        offsets = arrays.wrap(arrays.torch.arange(count + 1, dtype=arrays.torch.int32, device=arrays.device) * tokens)
+        q, k, v = (arrays.wrap(arrays.unwrap(a[name]).flatten(0, 1)) for name in "qkv")
+        found = rk.attention(q, k, v, cu_seqlens_q=offsets, cu_seqlens_k=offsets, exp=exp, return_lse=True)
+        out, lse = (arrays.unwrap(t) for t in found)
+        return {"out": out.view(count, tokens, heads, dim), "lse": lse.view(heads, count, tokens).transpose(0, 1)}
+
+    def chunked(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        """17 queries at a time, as a prefill in chunks against a cache."""
+        q, k, v = (arrays.unwrap(a[name]) for name in "qkv")
+        parts = []
+        for first in range(0, tokens, 17):
+            last = min(first + 17, tokens)
+            part = (arrays.wrap(t) for t in (q[:, first:last], k[:, :last], v[:, :last]))
+            parts.append([arrays.unwrap(t) for t in rk.attention(*part, exp=exp, return_lse=True)])
+        return {"out": arrays.torch.cat([p[0] for p in parts], 1), "lse": arrays.torch.cat([p[1] for p in parts], 2)}
+
+    def padded(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Five tokens of padding in front."""
+        q, k, v = (
+            arrays.torch.nn.functional.pad(arrays.unwrap(a[name]), (0, 0, 0, 0, 5, 0), value=7.0) for name in "qkv"
+        )
+        pads = arrays.torch.full((q.shape[0],), 5, dtype=arrays.torch.int32, device=arrays.device)
+        wrapped = (arrays.wrap(t) for t in (q, k, v))
+        out, lse = rk.attention(*wrapped, leftpad_k=arrays.wrap(pads), exp=exp, return_lse=True)
+        return {"out": arrays.unwrap(out)[:, 5:], "lse": arrays.unwrap(lse)[:, :, 5:]}
+
+    def backward(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        q, k, v = a["q"], a["k"], a["v"]
+        out, lse = rk.attention(q, k, v, exp=exp, return_lse=True)
+        found = rk.attention_backward(a["dout"], q, k, v, out, lse, exp=exp)
+        return dict(zip(("dq", "dk", "dv"), found, strict=True))
+
+    ways = {"packed": packed, "chunks of 17 queries": chunked, "5 tokens of padding": padded}
+    yield Case("attention", "forward", dtype, shape, ("out", "lse"), rows, forward, ways=ways, exp=exp)
+    yield Case("attention", "backward", dtype, shape, ("dq", "dk", "dv"), rows | {"dout": of_q}, backward, exp=exp)
+
+
 CASES = {
     "attention": Cases(
         checks,
@@ -128,6 +211,7 @@ CASES = {
             sizes={"q_heads": (32, None), "kv_heads": (8, None), "head_dim": (128, None)},
             compiles=False,
         ),
+        certified_attention,
     ),
     "kv_cache_append": Cases(
         kv_cache_append,
@@ -137,5 +221,6 @@ CASES = {
             rows_are="sequences",
             sizes={"columns": (2048, "tokens of a sequence")},
         ),
+        "moves bytes and computes nothing",
     ),
 }

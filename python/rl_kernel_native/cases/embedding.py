@@ -1,14 +1,18 @@
-"""Self-test of embedding."""
+"""Cases of embedding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import rl_kernel_native as rk
+
 from ..contract import row
 from ..ops import embedding as embedding_op
+from ._certificate import CHUNKS, DTYPES, TOKENS, Case, Rows, chunks_of, dtypes_of
+from ._certificate import Arrays as Device
 from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
@@ -85,6 +89,38 @@ def checks(torch: Any, device: str, _: tuple[int, int] | None) -> Iterator[Check
     yield timed("same bytes as the CPU", bytes_of_cpu)
 
 
+# ---- certificate ----------------------------------------------------------------------------------------------------
+
+
+def certified_embedding(arrays: Device, quick: bool) -> Iterator[Case]:
+    # Odd; hidden sizes of Qwen3-0.6B and 8B. A table of 300 rows; its bits are copied.
+    for columns in (37, 1024) if quick else (37, 1024, 4096):
+        for dtype in dtypes_of(quick, columns > 1000):
+            yield Case(
+                "embedding", "forward", dtype, (columns,), ("y",), {"ids": (None, 300)},
+                lambda arrays, a: {"y": rk.embedding(a["ids"], a["weight"])},
+                {"weight": ((300, columns), 1.0, dtype)},
+            )  # fmt: skip
+    for dtype in DTYPES:
+        rows: Rows = {"dy": ((24,), 1.0), "ids": (None, 7)}
+
+        def dweight(arrays: Device, a: Mapping[str, Any], main_grad: Any = None) -> Mapping[str, Any]:
+            if main_grad is not None:
+                return {"dweight": rk.embedding_backward(a["dy"], a["ids"], 7, main_grad=main_grad)}
+            return {"dweight": rk.embedding_backward(a["dy"], a["ids"], 7, dweight_dtype="float32")}
+
+        def chunked(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+            main_grad = arrays.wrap(arrays.torch.zeros(7, 24, device=arrays.device))
+            for part in chunks_of(arrays, a):
+                dweight(arrays, part, main_grad)
+            return {"dweight": main_grad}
+
+        yield Case(
+            "embedding", "backward", dtype, (TOKENS, 7, 24), ("dweight",), rows, dweight,
+            token_sum=TOKENS, ways={CHUNKS: chunked},
+        )  # fmt: skip
+
+
 CASES = {
     "embedding": Cases(
         checks,
@@ -94,5 +130,6 @@ CASES = {
             rows_are="tokens",
             sizes={"vocab": (128256, None), "columns": (4096, None)},
         ),
+        certified_embedding,
     ),
 }

@@ -1,16 +1,20 @@
-"""Self-test of linear."""
+"""Cases of linear."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+import rl_kernel_native as rk
 
 from .._arithmetic import arithmetic, current_arithmetic
 from .._types import Engine
 from ..contract import row
 from ..ops import linear as linear_op
+from ._certificate import CHUNKS, DTYPES, TOKENS, Case, Rows, chunks_of
+from ._certificate import Arrays as Device
 from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
@@ -119,6 +123,45 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         yield timed(f"same bytes as the CPU as an sm_90, engine {engine}", bytes_of_cpu)
 
 
+# ---- certificate ----------------------------------------------------------------------------------------------------
+
+
+def certified_linear(arrays: Device, quick: bool) -> Iterator[Case]:
+    # Odd, within one tile; a projection of Qwen3-8B to its key heads; a down projection of Qwen3-0.6B.
+    shapes = ((13, 7), (4096, 1024)) if quick else ((13, 7), (1000, 130), (4096, 1024), (3072, 1024))
+    for ins, outs in shapes:
+        for dtype in arrays.product_dtypes if not quick or ins < 100 else arrays.product_dtypes[:1]:
+            weight = {"weight": ((outs, ins), 1.0, dtype)}
+            yield Case(
+                "linear", "forward", dtype, (ins, outs), ("y",), {"x": ((ins,), 1.0)},
+                lambda arrays, a: {"y": rk.linear(a["x"], a["weight"], a["bias"])},
+                weight | {"bias": ((outs,), 1.0, dtype)},
+            )  # fmt: skip
+            yield Case(
+                "linear", "backward", dtype, (ins, outs), ("dx",), {"dy": ((outs,), 1.0)},
+                lambda arrays, a: {"dx": rk.linear_input_grad(a["dy"], a["weight"])}, weight,
+            )  # fmt: skip
+    for dtype in arrays.product_dtypes:
+        rows: Rows = {"x": ((24,), 1.0), "dy": ((17,), 1.0)}
+        yield Case(
+            "linear", "backward", dtype, (TOKENS, 24, 17), ("dweight",), rows,
+            lambda arrays, a: {"dweight": rk.linear_weight_grad(a["dy"], a["x"], out_dtype="float32")},
+            token_sum=TOKENS, ways={CHUNKS: _certified_linear_chunks},
+        )  # fmt: skip
+    for dtype in DTYPES:
+        yield Case(
+            "linear", "backward", dtype, (TOKENS, 17), ("dbias",), {"dy": ((17,), 1.0)},
+            lambda arrays, a: {"dbias": rk.linear_bias_grad(a["dy"], out_dtype="float32")}, token_sum=TOKENS,
+        )  # fmt: skip
+
+
+def _certified_linear_chunks(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+    main_grad = arrays.wrap(arrays.torch.zeros(17, 24, device=arrays.device))
+    for part in chunks_of(arrays, a):
+        rk.linear_weight_grad(part["dy"], part["x"], main_grad=main_grad)
+    return {"dweight": main_grad}
+
+
 CASES = {
     "linear": Cases(
         checks,
@@ -129,5 +172,6 @@ CASES = {
             on_gpu=("bfloat16", "float16"),
             compiles=False,
         ),
+        certified_linear,
     ),
 }

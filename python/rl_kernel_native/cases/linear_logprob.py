@@ -1,17 +1,22 @@
-"""Self-test of linear_logprob."""
+"""Cases of linear_logprob."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+
+import rl_kernel_native as rk
 
 from .._arithmetic import arithmetic
 from ..contract import row
 from ..ops import linear as linear_op
 from ..ops import linear_logprob as op
 from ..ops import logprob as logprob_op
+from ._certificate import CHUNKS, STATISTICS, TEMPERATURE, TOKENS, Call, Case, Rows, chunks_of
+from ._certificate import Arrays as Device
 from ._tools import (
     IGNORED,
     Arrays,
@@ -172,6 +177,106 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
     yield timed("same bytes as the CPU as an sm_90", bytes_of_cpu)
 
 
+# ---- certificate ----------------------------------------------------------------------------------------------------
+
+
+LORA_SCALE = 0.5
+
+
+def certified_linear_logprob(arrays: Device, quick: bool) -> Iterator[Case]:
+    # Odd, over some leaves; whole tiles, whose eighths are shards.
+    for ins, vocab in ((40, 1031), (128, 2048)):
+        for dtype in arrays.product_dtypes if not quick or ins < 100 else arrays.product_dtypes[:1]:
+            for exp in arrays.exponentials:
+                yield from _certified_linear_logprob(ins, vocab, dtype, exp, arrays.has_autograd)
+    if not arrays.has_autograd:
+        return
+    for dtype in arrays.product_dtypes:
+        given: Rows = {
+            "hidden": ((24,), 1.0), "target": (None, 17), "dy": ((), 1.0),
+        }  # fmt: skip
+        fixed = {"weight": ((17, 24), 0.2, dtype), "bias": ((17,), 1.0, dtype)}
+        shape = (TOKENS, 24, 17)
+        for name, ways in (("dweight", {CHUNKS: _certified_head_chunks}), ("dbias", {})):
+            yield Case(
+                "linear_logprob", "backward", dtype, shape, (name,), given, partial(_certified_head_sums, name=name),
+                fixed, TOKENS, ways, "portable",
+            )  # fmt: skip
+        factors = {"lora_a": ((8, 24), 0.2, dtype), "lora_b": ((17, 8), 0.5, dtype)}
+        yield Case(
+            "linear_logprob", "backward", dtype, (*shape, 8), ("dlora_a", "dlora_b"), given, _certified_head_factors,
+            fixed | factors, TOKENS, {}, "portable", options="lora",
+        )  # fmt: skip
+
+
+def _certified_linear_logprob(ins: int, vocab: int, dtype: str, exp: Any, gradients: bool) -> Iterator[Case]:
+    how: dict[str, Any] = {"temperature": TEMPERATURE, "exp": exp}
+    wanted: dict[str, Any] = {f"return_{name}": True for name in STATISTICS[1:]}
+
+    def forward(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = rk.linear_logprob(a["hidden"], a["weight"], a["target"], bias=a["bias"], **wanted, **how)
+        return dict(zip(STATISTICS, found, strict=False))
+
+    def sharded(arrays: Device, a: Mapping[str, Any], shards: int) -> Mapping[str, Any]:
+        weight, bias, stats = arrays.unwrap(a["weight"]), arrays.unwrap(a["bias"]), []
+        for first in range(0, vocab, vocab // shards):
+            own = slice(first, first + vocab // shards)
+            shard = {"bias": arrays.wrap(bias[own]), "vocab_start": first, "vocab_size": vocab}
+            part = rk.linear_logprob_partial(a["hidden"], arrays.wrap(weight[own]), a["target"], **shard, **how)
+            stats.append(arrays.unwrap(part))
+        merged = rk.logprob_merge(arrays.wrap(arrays.torch.stack(stats)), temperature=TEMPERATURE, **wanted)
+        return dict(zip(STATISTICS, merged, strict=False))
+
+    def backward(arrays: Device, a: Mapping[str, Any], dh_segments: int) -> Mapping[str, Any]:
+        leaf = arrays.unwrap(a["hidden"]).detach().requires_grad_()
+        rest = [arrays.unwrap(a[name]) for name in ("weight", "target")]
+        found = rk.linear_logprob(
+            leaf, *rest, bias=arrays.unwrap(a["bias"]), return_entropy=True, dh_segments=dh_segments, **how
+        )
+        dys = [arrays.unwrap(a[name]) for name in ("dlogprob", "dentropy")]
+        return {"dhidden": arrays.torch.autograd.grad((found.logprob, found.entropy), leaf, dys)[0]}
+
+    rows: Rows = {"hidden": ((ins,), 1.0), "target": (None, vocab)}
+    fixed = {"weight": ((vocab, ins), 2 / ins**0.5, dtype), "bias": ((vocab,), 1.0, dtype)}
+    ways: dict[str, Call] = {}
+    if vocab % 64 == 0:
+        ways = {f"{n} shards": partial(sharded, shards=n) for n in (2, 4, 8)}
+    shape = (ins, vocab)
+    yield Case("linear_logprob", "forward", dtype, shape, STATISTICS, rows, forward, fixed, ways=ways, exp=exp)
+    given: Rows = {"dlogprob": ((), 1.0), "dentropy": ((), 0.5)}
+    for dh_segments in (1, 8) if gradients else ():
+        yield Case(
+            "linear_logprob", "backward", dtype, shape, ("dhidden",), rows | given,
+            partial(backward, dh_segments=dh_segments), fixed, exp=exp, options=f"dh_segments={dh_segments}",
+        )  # fmt: skip
+
+
+def _certified_head_sums(arrays: Device, a: Mapping[str, Any], name: str, total: Any = None) -> Mapping[str, Any]:
+    """dweight through main_grad, which is float32; dbias."""
+    weight, bias = (arrays.unwrap(a[n]).detach().requires_grad_() for n in ("weight", "bias"))
+    if total is None and name == "dweight":
+        total = arrays.torch.zeros(weight.shape, device=weight.device)
+    hidden, target, dlogprob = (arrays.unwrap(a[n]) for n in ("hidden", "target", "dy"))
+    rk.linear_logprob(hidden, weight, target, bias=bias, exp="portable", main_grad=total).backward(dlogprob)
+    return {name: bias.grad if total is None else total}
+
+
+def _certified_head_factors(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Gradients of LoRA's factors."""
+    lora: dict[str, Any] = {n: arrays.unwrap(a[n]).detach().requires_grad_() for n in ("lora_a", "lora_b")}
+    hidden, weight, bias, target, dlogprob = (arrays.unwrap(a[n]) for n in ("hidden", "weight", "bias", "target", "dy"))
+    found = rk.linear_logprob(hidden, weight, target, bias=bias, exp="portable", lora_scale=LORA_SCALE, **lora)
+    found.backward(dlogprob)
+    return {f"d{name}": leaf.grad for name, leaf in lora.items()}
+
+
+def _certified_head_chunks(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+    total = arrays.torch.zeros(17, 24, device=arrays.device)
+    for part in chunks_of(arrays, a):
+        _certified_head_sums(arrays, part, "dweight", total)
+    return {"dweight": total}
+
+
 CASES = {
     "linear_logprob": Cases(
         checks,
@@ -181,5 +286,6 @@ CASES = {
             sizes={"in_features": (4096, None), "vocab": (128256, None)},
             on_gpu=("bfloat16", "float16"),
         ),
+        certified_linear_logprob,
     ),
 }

@@ -1,18 +1,22 @@
-"""Self-test of logprob."""
+"""Cases of logprob."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+import rl_kernel_native as rk
 
 from .._arithmetic import arithmetic
 from .._types import Exp
 from ..contract import row
 from ..ops import logprob as op
+from ._certificate import STATISTICS, TEMPERATURE, Call, Case, Rows, dtypes_of
+from ._certificate import Arrays as Device
 from ._tools import (
     IGNORED,
     Arrays,
@@ -180,6 +184,74 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         yield timed(f"same bytes as the CPU, {mode} exponential", bytes_of_cpu)
 
 
+# ---- certificate ----------------------------------------------------------------------------------------------------
+
+
+def _certified_statistics(a: Mapping[str, Any], exp: Any) -> Any:
+    wanted: dict[str, Any] = {f"return_{name}": True for name in STATISTICS[1:]}
+    return rk.logprob(a["logits"], a["target"], temperature=TEMPERATURE, exp=exp, **wanted)
+
+
+def certified_logprob(arrays: Device, quick: bool) -> Iterator[Case]:
+    # Odd; Llama 2's, Llama 3's and Qwen3's vocabularies.
+    for vocab in (4099, 32000) if quick else (1, 4099, 32000, 128256, 151936):
+        for dtype in dtypes_of(quick, vocab == 32000):
+            for exp in arrays.exponentials:
+                yield from _certified_logprob(vocab, dtype, exp)
+
+
+def _certified_logprob(vocab: int, dtype: str, exp: Any) -> Iterator[Case]:
+    rows: Rows = {"logits": ((vocab,), 4.0), "target": (None, vocab)}
+
+    def forward(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        return dict(zip(STATISTICS, _certified_statistics(a, exp), strict=False))
+
+    def sharded(arrays: Device, a: Mapping[str, Any], shards: int) -> Mapping[str, Any]:
+        logits, target = arrays.unwrap(a["logits"]), a["target"]
+        options: dict[str, Any] = {"temperature": TEMPERATURE, "exp": exp}
+        width = vocab // shards
+        stats = [
+            arrays.unwrap(
+                rk.logprob_partial(
+                    arrays.wrap(logits[:, i * width : (i + 1) * width]),
+                    target,
+                    vocab_start=i * width,
+                    vocab_size=vocab,
+                    **options,
+                )
+            )
+            for i in range(shards)
+        ]
+        wanted = {f"return_{name}": True for name in STATISTICS[1:]}
+        merged = rk.logprob_merge(arrays.wrap(arrays.torch.stack(stats)), temperature=TEMPERATURE, **wanted)
+        return dict(zip(STATISTICS, merged, strict=False))
+
+    def backward(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        saved = _certified_statistics(a, exp)
+        dlogits = rk.logprob_backward(
+            a["logits"],
+            a["target"],
+            saved.lse,
+            dlogprob=a["dlogprob"],
+            dentropy=a["dentropy"],
+            entropy=saved.entropy,
+            temperature=TEMPERATURE,
+            exp=exp,
+        )
+        return {"dlogits": dlogits}
+
+    ways: dict[str, Call] = {}
+    if vocab % 64 == 0:
+        ways = {f"{n} shards": lambda arrays, a, n=n: sharded(arrays, a, n) for n in (2, 4, 8)}  # type: ignore[misc]
+    yield Case("logprob", "forward", dtype, (vocab,), STATISTICS, rows, forward, ways=ways, exp=exp)
+    given: Rows = {"dlogprob": ((), 1.0), "dentropy": ((), 0.5)}
+    yield Case("logprob", "backward", dtype, (vocab,), ("dlogits",), rows | given, backward, exp=exp)
+
+
 CASES = {
-    "logprob": Cases(checks, Bench("selected log-probability from logits", "logprob", sizes={"vocab": (128256, None)})),
+    "logprob": Cases(
+        checks,
+        Bench("selected log-probability from logits", "logprob", sizes={"vocab": (128256, None)}),
+        certified_logprob,
+    ),
 }

@@ -1,14 +1,18 @@
-"""Self-test of rms_norm."""
+"""Cases of rms_norm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import rl_kernel_native as rk
+
 from ..contract import ROUNDING, row
 from ..ops import rms_norm as rms_norm_op
+from ._certificate import CHUNKS, DTYPES, TOKENS, Case, Rows, chunks_of, dtypes_of, in_words
+from ._certificate import Arrays as Device
 from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
@@ -106,8 +110,63 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
     yield timed("same bytes as the CPU", bytes_of_cpu)
 
 
+# ---- certificate ----------------------------------------------------------------------------------------------------
+
+
+_EPS = 1e-6
+
+
+def certified_rms_norm(arrays: Device, quick: bool) -> Iterator[Case]:
+    # Odd; a head; hidden sizes of Qwen3-8B and 14B. Roundings of Llama and Qwen, weights of Gemma.
+    for columns in (1003, 4096) if quick else (1, 128, 1003, 4096, 5120):
+        options: dict[str, Any] = {"weight_offset": 1.0} if columns == 1003 else {"round_before_weight": True}
+        for dtype in dtypes_of(quick, columns == 4096):
+            yield from _certified_rms_norm(columns, dtype, options)
+    for dtype in DTYPES:
+        rows: Rows = {"dy": ((24,), 1.0), "h": ((24,), 1.0)}
+
+        def dweight(arrays: Device, a: Mapping[str, Any], main_grad: Any = None) -> Mapping[str, Any]:
+            kind: dict[str, Any] = {} if main_grad is not None else {"dweight_dtype": "float32"}
+            found = rk.rms_norm_backward(
+                a["dy"], a["h"], a["weight"], _EPS, main_grad=main_grad, return_dx=False, **kind
+            )
+            return {"dweight": found[1] if main_grad is None else main_grad}
+
+        def chunked(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+            main_grad = arrays.wrap(arrays.torch.zeros(24, device=arrays.device))
+            for part in chunks_of(arrays, a):
+                dweight(arrays, part, main_grad)
+            return {"dweight": main_grad}
+
+        yield Case(
+            "rms_norm", "backward", dtype, (TOKENS, 24), ("dweight",), rows, dweight,
+            {"weight": ((24,), 1.0, dtype)}, TOKENS, {CHUNKS: chunked},
+        )  # fmt: skip
+
+
+def _certified_rms_norm(columns: int, dtype: str, options: dict[str, Any]) -> Iterator[Case]:
+    row = (columns,)
+    weight = {"weight": (row, 1.0, dtype)}
+
+    def forward(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = rk.rms_norm(a["x"], a["weight"], _EPS, residual=a["residual"], return_rstd=True, **options)
+        return dict(zip(("y", "new_residual", "rstd"), found, strict=True))
+
+    def backward(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        more = {"d_new_residual": a["d_new_residual"], "return_dweight": False}
+        return {"dx": rk.rms_norm_backward(a["dy"], a["h"], a["weight"], _EPS, **more, **options)[0]}
+
+    outputs, words = ("y", "new_residual", "rstd"), in_words(options)
+    rows: Rows = {"x": (row, 1.0), "residual": (row, 1.0)}
+    yield Case("rms_norm", "forward", dtype, row, outputs, rows, forward, weight, options=words)
+    rows = dict.fromkeys(("dy", "h", "d_new_residual"), (row, 1.0))
+    yield Case("rms_norm", "backward", dtype, row, ("dx",), rows, backward, weight, options=words)
+
+
 CASES = {
     "rms_norm": Cases(
-        checks, Bench("root-mean-square norm, with a residual and without", "rms_norm", sizes={"columns": (4096, None)})
+        checks,
+        Bench("root-mean-square norm, with a residual and without", "rms_norm", sizes={"columns": (4096, None)}),
+        certified_rms_norm,
     ),
 }

@@ -1,14 +1,18 @@
-"""Self-test of rope."""
+"""Cases of rope."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import rl_kernel_native as rk
+
 from ..contract import ROUNDING, row
 from ..ops import rope as rope_op
+from ._certificate import Arrays as Device
+from ._certificate import Case, Rows, dtypes_of, in_words
 from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
@@ -99,6 +103,40 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
     yield timed("same bytes as the CPU", bytes_of_cpu)
 
 
+# ---- certificate ----------------------------------------------------------------------------------------------------
+
+
+def certified_rope(arrays: Device, quick: bool) -> Iterator[Case]:
+    # Odd, which no vector takes; heads of Qwen3-8B; half of a head.
+    odd: tuple[Any, ...] = ((3, 1, 18), 16, {"interleaved": True, "intermediate": "input"})
+    qwen: tuple[Any, ...] = ((32, 8, 128), 128, {})
+    half: tuple[Any, ...] = ((5, 1, 64), 32, {})
+    for (heads, kv_heads, dim), rotary, options in (odd, qwen) if quick else (odd, qwen, half):
+        for dtype in dtypes_of(quick, heads == 32):
+            rows: Rows = {
+                "q": ((heads, dim), 1.0), "k": ((kv_heads, dim), 1.0), "position_ids": (None, 700),
+            }  # fmt: skip
+            table = ((700, rotary // 2), 0.5, "float32")
+            given = {"partial_dim": rotary, **options}
+            for direction, outputs in (("forward", ("q", "k")), ("backward", ("dq", "dk"))):
+
+                def call(
+                    arrays: Device,
+                    a: Mapping[str, Any],
+                    given: Any = given,
+                    backward: bool = direction == "backward",
+                    outputs: tuple[str, ...] = outputs,
+                ) -> Mapping[str, Any]:
+                    function = rk.rope_backward if backward else rk.rope
+                    found = function(a["q"], a["k"], a["cos"], a["sin"], position_ids=a["position_ids"], **given)
+                    return dict(zip(outputs, found, strict=True))
+
+                shape = (heads, kv_heads, dim)
+                tables = {"cos": table, "sin": table}
+                words = in_words(given)
+                yield Case("rope", direction, dtype, shape, outputs, rows, call, tables, options=words)
+
+
 CASES = {
     "rope": Cases(
         checks,
@@ -108,5 +146,6 @@ CASES = {
             rows_are="tokens",
             sizes={"q_heads": (32, None), "kv_heads": (8, None), "head_dim": (128, None)},
         ),
+        certified_rope,
     ),
 }

@@ -1,4 +1,4 @@
-"""Self-tests of what rollouts draw by."""
+"""Cases of what rollouts draw by."""
 
 from __future__ import annotations
 
@@ -133,7 +133,16 @@ CASES = {
             on_gpu=("bfloat16", "float16"),
             compiles=False,
         ),
+        "linear's rows and sample's draw: its own tests compare bytes with theirs, in any workspace",
     ),
-    "random_bits": Cases(random_bits, Bench("random words of tokens", "sampling", compiles=False)),
-    "sample": Cases(sample, Bench("tokens of rows of 128256 logits", "sampling", (8, 256), compiles=False)),
+    "random_bits": Cases(
+        random_bits,
+        Bench("random words of tokens", "sampling", compiles=False),
+        "integers of a row's own keys: its own tests compare them with the definition, byte for byte",
+    ),
+    "sample": Cases(
+        sample,
+        Bench("tokens of rows of 128256 logits", "sampling", (8, 256), compiles=False),
+        "its own tests compare bytes alone, in other batches and strides, and with logprob of the kept set",
+    ),
 }

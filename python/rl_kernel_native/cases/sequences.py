@@ -1,4 +1,4 @@
-"""Self-tests of the operators over sequences."""
+"""Cases of the operators over sequences."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..ops import pack as pack_op
 from ..ops import preference_loss as preference_loss_op
 from ..ops import sequence_logprob as sequence_logprob_op
 from ..ops import shift_labels_packed as labels_op
+from ._certificate import BY_BATCH, BY_SEQUENCE
 from ._tools import Arrays, Bench, Cases, Check, same_bytes, timed, within_bound, worst_share
 
 
@@ -165,8 +166,16 @@ def _bench(about: str) -> Bench:
 
 
 CASES = {
-    "pack": Cases(pack, _bench("padded arrays to packed ones and back")),
-    "preference_loss": Cases(preference_loss, _bench("losses of preference pairs; rows are pairs")),
-    "sequence_logprob": Cases(sequence_logprob, _bench("log-probabilities summed over sequences")),
-    "shift_labels_packed": Cases(shift_labels_packed, _bench("labels of packed sequences")),
+    "pack": Cases(pack, _bench("padded arrays to packed ones and back"), "moves bytes and computes nothing"),
+    "preference_loss": Cases(
+        preference_loss,
+        _bench("losses of preference pairs; rows are pairs"),
+        BY_BATCH + " but for pairs, whose bytes its own tests compare in other batches and strides",
+    ),
+    "sequence_logprob": Cases(sequence_logprob, _bench("log-probabilities summed over sequences"), BY_SEQUENCE),
+    "shift_labels_packed": Cases(
+        shift_labels_packed,
+        _bench("labels of packed sequences"),
+        "integers: its own tests compare them with the definition, byte for byte",
+    ),
 }

@@ -1,15 +1,19 @@
-"""Self-test of silu_mul and gelu_mul."""
+"""Cases of silu_mul and gelu_mul."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import rl_kernel_native as rk
+
 from ..contract import ROUNDING, row
 from ..ops import silu_mul as silu_mul_op
+from ._certificate import Arrays as Device
+from ._certificate import Case, Rows, dtypes_of, in_words
 from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
@@ -111,6 +115,40 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
     yield timed("same bytes as the CPU", bytes_of_cpu)
 
 
+# ---- certificate ----------------------------------------------------------------------------------------------------
+
+
+def certified_silu_mul(arrays: Device, quick: bool) -> Iterator[Case]:
+    # Odd; the intermediate size of Qwen3-8B; that of Llama 3.1 8B.
+    yield from _certified_gates("silu_mul", {}, quick, (37, 12288) if quick else (37, 12288, 14336))
+
+
+def certified_gelu_mul(arrays: Device, quick: bool) -> Iterator[Case]:
+    for approximate in ("tanh", "none"):
+        yield from _certified_gates("gelu_mul", {"approximate": approximate}, quick, (37, 10240))  # odd; of Gemma 3 4B
+
+
+def _certified_gates(operator: str, options: dict[str, Any], quick: bool, widths: tuple[int, ...]) -> Iterator[Case]:
+    words = in_words(options)
+    for columns in widths:
+        for dtype in dtypes_of(quick, columns > 1000):
+            row = ((columns,), 1.0)
+            rows: Rows = {"gate": ((columns,), 3.0), "up": row}
+
+            def forward(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+                return {"y": getattr(rk, operator)(a["gate"], a["up"], round_before_mul=True, **options)}
+
+            def backward(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
+                function = getattr(rk, f"{operator}_backward")
+                found = function(a["dy"], a["gate"], a["up"], round_before_mul=True, **options)
+                return dict(zip(("d_gate", "d_up"), found, strict=True))
+
+            yield Case(operator, "forward", dtype, (columns,), ("y",), rows, forward, options=words)
+            outputs = ("d_gate", "d_up")
+            rows = rows | {"dy": row}
+            yield Case(operator, "backward", dtype, (columns,), outputs, rows, backward, options=words)
+
+
 CASES = {
     "silu_mul": Cases(
         checks,
@@ -119,5 +157,7 @@ CASES = {
             "silu_mul",
             sizes={"columns": (12288, "of the result; a packed input has twice as many")},
         ),
+        certified_silu_mul,
     ),
+    "gelu_mul": Cases(None, None, certified_gelu_mul),
 }

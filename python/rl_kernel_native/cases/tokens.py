@@ -1,13 +1,15 @@
-"""Self-tests of what is computed of log-probabilities and values of tokens."""
+"""Cases of what is computed of log-probabilities and values of tokens."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
+
+import rl_kernel_native as rk
 
 from ..contract import row, rows_of
 from ..ops import covariance_mask as covariance_op
@@ -17,6 +19,8 @@ from ..ops import mismatch_metrics as mismatch_op
 from ..ops import policy_loss as policy_loss_op
 from ..ops import scatter_rewards as scatter_op
 from ..ops import value_loss as value_loss_op
+from ._certificate import BY_BATCH, BY_SEQUENCE, Case, Rows, in_words
+from ._certificate import Arrays as Device
 from ._tools import Arrays, Bench, Cases, Check, same_results, timed, within_bound, worst_share
 
 _POLICIES = {
@@ -219,6 +223,31 @@ def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Ite
     yield timed("same bytes as the CPU", bytes_of_cpu)
 
 
+# ---- certificate ----------------------------------------------------------------------------------------------------
+
+
+def certified_kl(arrays: Device, quick: bool) -> Iterator[Case]:
+    for columns in (37, 2048):  # odd; whole vectors
+        row = ((columns,), 0.5)
+        rows: Rows = {"logprob": row, "ref_logprob": row, "weight": row}
+        for options in ({"estimator": "k3"}, {"estimator": "k2", "input_clamp": 0.5, "clamp": 0.1}):
+
+            def forward(arrays: Device, a: Mapping[str, Any], options: Any = options) -> Mapping[str, Any]:
+                return {"kl": rk.kl(a["logprob"], a["ref_logprob"], old_logprob=a["weight"], **options)}
+
+            def backward(arrays: Device, a: Mapping[str, Any], options: Any = options) -> Mapping[str, Any]:
+                operands = (a["dy"], a["logprob"], a["ref_logprob"])
+                found = rk.kl_backward(*operands, importance_weight=a["weight"], **options)
+                return found._asdict()
+
+            words = in_words(options)
+            yield Case("kl", "forward", "float32", (columns,), ("kl",), rows, forward, options=words)
+            yield Case(
+                "kl", "backward", "float32", (columns,), ("d_logprob", "d_importance_weight"), rows | {"dy": row},
+                backward, options=words,
+            )  # fmt: skip
+
+
 def _bench(about: str, module: str, any_dtype: bool = False) -> Bench:
     return Bench(about, module, (16, 256), "sequences", {"tokens": (2048, "of a sequence")}, any_dtype)
 
@@ -240,6 +269,17 @@ _BENCHES = {
     ),
     "value_loss": _bench("clipped value loss, and its gradient", "token_terms"),
 }
+_CERTIFICATES: dict[str, Any] = {
+    "covariance_mask": BY_BATCH,
+    "entropy_mask": BY_BATCH,
+    "importance_weights": BY_SEQUENCE,
+    "kl": certified_kl,
+    "mismatch_metrics": BY_BATCH,
+    "policy_loss": BY_BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
+    "scatter_rewards": BY_SEQUENCE,
+    "value_loss": BY_BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
+}
 CASES = {
-    name: Cases(partial(checks, name) if name in _RESULTS else None, bench) for name, bench in _BENCHES.items()
-}  # fmt: skip
+    name: Cases(partial(checks, name) if name in _RESULTS else None, bench, _CERTIFICATES[name])
+    for name, bench in _BENCHES.items()
+}

@@ -24,7 +24,7 @@ import rl_kernel_native as rk
 
 from .. import contract
 from .._native import module as native
-from .certificate_cases import CASES, LAYOUTS, MOST_NEIGHBOURS, Arrays, Case, cases
+from ..cases import CERTIFIED, LAYOUTS, MOST_NEIGHBOURS, Arrays, Case, certified_cases
 from .environment import computing_as
 from .errors import BadInput
 from .progress import Progress
@@ -139,7 +139,7 @@ def certify(
 
     Args:
         device: "auto" (a CUDA device where there is one), "cpu", "cuda" or "cuda:N".
-        operators: names of CASES; none: all.
+        operators: names of CERTIFIED; none: all.
         quick: two shapes of each operator, what continuous integration runs.
         arithmetic: the CPU's, as for `rk.arithmetic`; None: the current one. A GPU always has its own.
         arrays: arrays of a framework other than torch on `device`.
@@ -148,13 +148,13 @@ def certify(
     """
     chosen = tuple(operators)
     for name in chosen:
-        if name not in CASES:
-            raise BadInput(f"--operator {name}: want one of {', '.join(CASES)}")
+        if name not in CERTIFIED:
+            raise BadInput(f"--operator {name}: want one of {', '.join(CERTIFIED)}")
         if not hasattr(rk, name):
             raise BadInput(f"--operator {name}: this build does not have it")
     arrays = arrays or Arrays(resolve_device(device))
     with computing_as(arithmetic, arrays.device):
-        found = [case for case in cases(arrays, quick) if not chosen or case.operator in chosen]
+        found = [case for case in certified_cases(arrays, quick) if not chosen or case.operator in chosen]
         entries = []
         with (progress or Progress()).task("certify", len(found)) as advance:
             for case in found:
@@ -346,7 +346,7 @@ def digests(arrays: Arrays, quick: bool = False) -> dict[str, dict[str, str]]:
     """sha256 of every case's row, computed alone, by key: under "every" if all backends have the same bits, else under
     the arithmetic."""
     found: dict[str, dict[str, str]] = {}
-    for case in cases(arrays, quick):
+    for case in certified_cases(arrays, quick):
         first = next(_of_token_sum(case) if case.token_sum else _of_row(case, BATCHES))
         data = b"".join(_Computed(case, arrays).outputs(first).values())
         found.setdefault(_group(_backends(case), arrays.arithmetic), {})[case.key] = hashlib.sha256(data).hexdigest()

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from .._arithmetic import UNITS, arithmetic, current_arithmetic
+from .._arithmetic import UNITS, arithmetic
+from .._arithmetic import arithmetic_of as arithmetic_of
 from .._machine import cpu_model
 from .errors import BadInput
 
@@ -44,16 +45,6 @@ def versions() -> dict[str, Value]:
     found["torch"] = str(torch.__version__)
     found["cuda"] = torch.version.cuda
     return found
-
-
-def arithmetic_of(device: torch.device) -> str:
-    """The unit whose matrix products a device computes: a GPU its own, the CPU the one chosen by `rk.arithmetic`."""
-    if device.type == "cpu":
-        return current_arithmetic()
-    if torch.version.hip:
-        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
 
 
 def computing_as(unit: str | None, device: torch.device) -> AbstractContextManager[None]:

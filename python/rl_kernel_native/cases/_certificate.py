@@ -1,0 +1,198 @@
+"""What a certificate runs: seeded operands, and calls on them. An operator's own are in its module of this package.
+
+Operands are integers of a counter's hash, scaled exactly: the same bits with any version of any library, anywhere.
+Nothing here imports torch before a certificate is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._arithmetic import arithmetic_of
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("bfloat16", "float16", "float32")
+LAYOUTS = ("contiguous", "strided", "misaligned")
+MOST_NEIGHBOURS = 129  # distinct rows around the one that is certified; larger batches repeat them
+# Why operators have no cases.
+BY_SEQUENCE = "rows are sequences of any length: its own tests compare bytes padded, packed, alone and on every backend"
+BY_BATCH = "reads the whole batch, so no row of it is fixed"
+TEMPERATURE = 0.75
+STATISTICS = ("logprob", "lse", "entropy", "sum_p_sq")
+TOKENS = 8203  # two blocks of rule 9
+BLOCK = 8192
+CHUNKS = "chunks of 8192 through main_grad"
+
+
+def noise(name: str, seed: int, shape: tuple[int, ...], deviation: float = 1.0) -> np.ndarray:
+    """float32 values of nearly normal distribution: sums of four 16-bit integers of a hashed counter (SplitMix64)."""
+    key = int.from_bytes(hashlib.sha256(f"{name} {seed}".encode()).digest()[:8], "little")
+    z = np.arange(int(np.prod(shape)), dtype=np.uint64)
+    z *= np.uint64(0x9E3779B97F4A7C15)
+    z += np.uint64(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z ^= z >> np.uint64(shift)
+        z *= np.uint64(factor)
+    z ^= z >> np.uint64(31)
+    total = z.view(np.uint16).reshape(-1, 4).sum(-1, dtype=np.int32) - 131_070
+    return (total * (deviation / 37837.0)).astype(np.float32).reshape(shape)
+
+
+def indices(name: str, seed: int, count: int, below: int) -> np.ndarray:
+    """int64 ids in [0, below)."""
+    return (noise(name, seed, (count,)).view(np.uint32) % np.uint32(below)).astype(np.int64)
+
+
+def _tensor(values: np.ndarray, dtype: str) -> torch.Tensor:
+    torch: Any = importlib.import_module("torch")
+    found: torch.Tensor = torch.from_numpy(values).to(getattr(torch, dtype))
+    return found
+
+
+class Arrays:
+    """Tensors of torch on a device. A subclass may say `wrap` and `unwrap`, for arrays that are not torch's."""
+
+    has_autograd = True  # without it gradients that only an autograd gives are left out
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.device: torch.device = self.torch.device(device)
+
+    def wrap(self, tensor: torch.Tensor) -> Any:
+        """What operators are given of a tensor, which may have any strides."""
+        return tensor
+
+    def unwrap(self, array: Any) -> torch.Tensor:
+        """A tensor of what an operator gave."""
+        result: torch.Tensor = array
+        return result
+
+    @property
+    def exponentials(self) -> tuple[str, ...]:
+        """Modes of rule 3 that exist on the device."""
+        return ("portable", "hardware") if self.arithmetic.startswith("sm_") and self._has_ex2 else ("portable",)
+
+    @property
+    def _has_ex2(self) -> bool:
+        return self.device.type != "cpu" or self.arithmetic == "sm_90"  # the CPU models that of an sm_90
+
+    @property
+    def product_dtypes(self) -> tuple[str, ...]:
+        """What matrices are multiplied in: float32 by the CPU in ieee arithmetic alone."""
+        return DTYPES if self.arithmetic == "ieee" else DTYPES[:2]
+
+    @property
+    def arithmetic(self) -> str:
+        """Whose matrix products the device computes."""
+        return arithmetic_of(self.device)
+
+    def laid_out(self, values: torch.Tensor, layout: str) -> torch.Tensor:
+        """`values` [rows, ...] on the device as a view into memory of NaN (or of -1)."""
+        values = values.to(self.device)
+        rows, row = (values.shape[0], values[0].numel()) if values.dim() > 1 else (1, values.numel())
+        gap, offset = {"contiguous": (0, 0), "strided": (16, 32), "misaligned": (3, 1)}[layout]
+        filler = float("nan") if values.is_floating_point() else -1
+        memory = self.torch.full((offset + rows * (row + gap),), filler, dtype=values.dtype, device=self.device)
+        inner = values[0].contiguous().stride() if values.dim() > 1 else ()
+        strides = (row + gap, *inner) if values.dim() > 1 else (1,)
+        view = memory.as_strided(values.shape, strides, offset)
+        view.copy_(values)
+        return view
+
+    def bytes_of(self, array: Any, row: int | None = None) -> bytes:
+        """Those of one row of a result, or of all."""
+        tensor = self.unwrap(array)
+        part = (tensor if row is None else tensor[row : row + 1]).detach().contiguous().cpu()
+        data: bytes = part.view(self.torch.uint8).numpy().tobytes()
+        return data
+
+
+Call = Callable[[Arrays, Mapping[str, Any]], Mapping[str, Any]]
+Rows = dict[str, tuple[tuple[int, ...] | None, float]]  # operands by row, see Case.rows
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pass of an operator, in one dtype, of one shape.
+
+    Attributes:
+        direction: "forward" or "backward".
+        rows: operands of each row: name to (shape of a row, deviation), or to (None, below) for ids in [0, below).
+        fixed: operands that all rows share, by name: (shape, deviation, dtype).
+        call: from the operands, as arrays of the device, to results with the rows as their first dimension.
+        token_sum: None, or the number of rows that the operator sums over; results then have no rows.
+        ways: other calls that must give the same results, by description.
+        exp: exponential of softmax statistics; "" for operators without one.
+        options: of the call, in words.
+    """
+
+    operator: str
+    direction: str
+    dtype: str
+    shape: tuple[int, ...]
+    outputs: tuple[str, ...]
+    rows: Mapping[str, tuple[tuple[int, ...] | None, float]]
+    call: Call
+    fixed: Mapping[str, tuple[tuple[int, ...], float, str]] = field(default_factory=dict)
+    token_sum: int | None = None
+    ways: Mapping[str, Call] = field(default_factory=dict)
+    exp: str = ""
+    options: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name under which digests of machines are compared."""
+        words = (
+            self.operator,
+            "/".join(self.outputs),
+            self.dtype,
+            "x".join(map(str, self.shape)),
+            self.exp,
+            self.options,
+        )
+        return " ".join(word for word in words if word)
+
+    def values(self, seed: int, count: int) -> dict[str, torch.Tensor]:
+        """Operands of `count` rows, on the CPU."""
+        return {name: self._tensor(name, seed, count, *of) for name, of in self.rows.items()}
+
+    def shared(self) -> dict[str, torch.Tensor]:
+        """The operands that rows share, on the CPU."""
+        return {
+            name: _tensor(noise(name, 0, shape, deviation), dtype)
+            for name, (shape, deviation, dtype) in self.fixed.items()
+        }
+
+    def _tensor(
+        self, name: str, seed: int, count: int, shape: tuple[int, ...] | None, parameter: float
+    ) -> torch.Tensor:
+        name = f"{self.operator} {name}"
+        if shape is None:
+            return _tensor(indices(name, seed, count, int(parameter)), "int64")
+        dtype = "float32" if shape == () else self.dtype  # numbers of a row
+        return _tensor(noise(name, seed, (count, *shape), parameter), dtype)
+
+
+def dtypes_of(quick: bool, large: bool) -> tuple[str, ...]:
+    """A quick certificate has the large shapes in bfloat16 alone."""
+    return DTYPES[:1] if quick and large else DTYPES
+
+
+def in_words(options: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in options.items())
+
+
+def chunks_of(arrays: Arrays, a: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of a token sum in blocks."""
+    tensors = {name: arrays.unwrap(array) for name, array in a.items()}
+    count = next(iter(tensors.values())).shape[0]
+    for first in range(0, count, BLOCK):
+        yield {name: arrays.wrap(t[first : first + BLOCK] if t.shape[0] == count else t) for name, t in tensors.items()}
