@@ -21,11 +21,11 @@ from rl_kernel_native.bench import (  # noqa: E402
     linear,
     logprob,
     measure,
+    passes,
     policy_loss,
     rms_norm,
     rope,
     sampling,
-    sequences,
     silu_mul,
     token_terms,
 )
@@ -238,7 +238,7 @@ def test_command_for_rope_writes_json_and_a_plot(tmp_path, capsys):
     assert "rope [4, 32 + 8, 64] bfloat16" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("operator", benched_by("sequences"))
+@pytest.mark.parametrize("operator", benched_by("passes"))
 def test_command_for_sequences_writes_json(operator, tmp_path, capsys):
     file = tmp_path / "run.json"
     arguments = [operator, "--rows", "4", "--columns", "8", "--device", "cpu", "--seconds", "0.02", "--no-compile"]
@@ -260,10 +260,10 @@ def test_command_for_sampling_writes_json(operator, tmp_path, capsys, monkeypatc
     assert operator in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("operator", benched_by("sequences"))
+@pytest.mark.parametrize("operator", benched_by("passes"))
 def test_every_peer_computes_the_same_of_sequences(operator):
-    buffers, passes = sequences._MAKERS[operator](6, 10, torch.float32, torch.device("cpu"))
-    for which in passes:
+    buffers, found = passes.passes_of(operator, 6, 10, torch.float32, torch.device("cpu"))
+    for which in found:
         got = [f(buffers[0]) for f in which.peers.values()]
         for peer in got[1:]:
             pairs = zip(peer, got[0], strict=False) if isinstance(peer, tuple) else [(peer, got[0])]

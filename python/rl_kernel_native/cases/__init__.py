@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ._certificate import LAYOUTS, MOST_NEIGHBOURS, Arrays, Case
-from ._tools import Bench, Cases, Check
+from ._tools import Bench, Buffers, Cases, Check, Pass
 
 __all__ = [
     "CASES",
@@ -22,9 +22,11 @@ __all__ = [
     "SELF_TESTS",
     "Arrays",
     "Bench",
+    "Buffers",
     "Case",
     "Cases",
     "Check",
+    "Pass",
     "certified_cases",
 ]
 

@@ -22,29 +22,58 @@ class Check(NamedTuple):
     seconds: float
 
 
+class Pass(NamedTuple):
+    """One pass of a bench.
+
+    Attributes:
+        name: in the table.
+        moved: bytes that a call must move.
+        peers: calls on a buffer, by name, ours first.
+        compiles: name of the peer that torch.compile may have too, or "".
+    """
+
+    name: str
+    moved: float
+    peers: Mapping[str, Callable[[Any], Any]]
+    compiles: str = ""
+
+
+class Buffers(NamedTuple):
+    """What a bench asks for: sizes, torch's dtype and device; ``count(bytes)`` buffers are more than a cache holds."""
+
+    torch: Any
+    rows: int
+    columns: int
+    dtype: Any
+    device: Any
+    count: Callable[[int], int]
+
+
 @dataclass(frozen=True)
 class Bench:
     """A command of ``python -m rl_kernel_native.bench``.
 
     Attributes:
         about: operator in a line.
-        module: of the bench; its ``measured`` times the operator against peers.
+        module: of the bench; its ``measured`` times the operator against peers. "passes" takes them from here.
         rows: default on the CPU and on a GPU.
         rows_are: unit of a row in the command's help, or "".
         sizes: further options, by name: default, help or None.
         any_dtype: --dtype is an option; else operands are float32.
         on_gpu: dtypes that a GPU serves.
         compiles: torch.compile is a peer that may be left out.
+        passes: buffers of [rows, columns], and what peers do with one.
     """
 
     about: str
-    module: str
+    module: str = "passes"
     rows: tuple[int, int] = (64, 8192)
     rows_are: str = ""
     sizes: Mapping[str, tuple[int, str | None]] = field(default_factory=dict)
     any_dtype: bool = True
     on_gpu: tuple[str, ...] = ("bfloat16", "float16", "float32")
     compiles: bool = True
+    passes: Callable[[Buffers], tuple[list[Any], list[Pass]]] | None = None
 
 
 @dataclass(frozen=True)

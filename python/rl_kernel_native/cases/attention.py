@@ -17,7 +17,20 @@ from ..ops import kv_cache_append as cache_op
 from ..reference.attention import attention_facts
 from ._certificate import DTYPES, TOKENS, Case, Rows, dtypes_of
 from ._certificate import Arrays as Device
-from ._tools import Arrays, Bench, Cases, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
+from ._tools import (
+    Arrays,
+    Bench,
+    Buffers,
+    Cases,
+    Check,
+    Pass,
+    round_to,
+    same_bytes,
+    same_results,
+    timed,
+    within_bound,
+    worst_share,
+)
 
 
 class _Attentions(NamedTuple):
@@ -201,6 +214,31 @@ def _certified_attention(shape: tuple[int, int, int, int], dtype: str, exp: Any)
     yield Case("attention", "backward", dtype, shape, ("dq", "dk", "dv"), rows | {"dout": of_q}, backward, exp=exp)
 
 
+def _append_passes(b: Buffers) -> tuple[list[Any], list[Pass]]:
+    """Rows are tokens, columns those of k of all heads; the cache is packed K|V in pages of 16, twice the tokens."""
+    torch, rows, columns, device = b.torch, b.rows, b.columns, b.device
+    page, width = 16, 128 if columns % 128 == 0 else columns
+    heads, pages = columns // width, 2 * -(-rows // page)
+    moved = 4 * rows * columns * b.dtype.itemsize
+    count = b.count(moved)
+    buffers = [torch.randn(2, rows, heads, width, device=device).to(b.dtype) for _ in range(count)]
+    caches = torch.zeros(2, pages, page, heads, 2 * width, device=device, dtype=b.dtype)
+    ours, theirs = ((cache[..., :width], cache[..., width:]) for cache in caches)
+    slots = torch.randperm(pages * page, generator=torch.Generator().manual_seed(0))[:rows].to(device)
+
+    def append(x: Any) -> tuple[Any, Any]:
+        rk.kv_cache_append(x[0], x[1], *ours, slots)
+        return ours
+
+    def eager(x: Any) -> tuple[Any, Any]:
+        for cache, rows_of in zip(theirs, x, strict=True):
+            cache[slots // page, slots % page] = rows_of
+        return theirs
+
+    peers = {"rk": append, "torch cache[slot] = k": eager}
+    return buffers, [Pass("append", moved, peers)]
+
+
 CASES = {
     "attention": Cases(
         checks,
@@ -217,9 +255,9 @@ CASES = {
         kv_cache_append,
         Bench(
             "keys and values into a paged cache; rows are tokens, columns those of k",
-            "sequences",
             rows_are="sequences",
             sizes={"columns": (2048, "tokens of a sequence")},
+            passes=_append_passes,
         ),
         "moves bytes and computes nothing",
     ),

@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import rl_kernel_native as rk
+
 from ..contract import row
 from ..ops import pack as pack_op
 from ..ops import preference_loss as preference_loss_op
 from ..ops import sequence_logprob as sequence_logprob_op
 from ..ops import shift_labels_packed as labels_op
 from ._certificate import BY_BATCH, BY_SEQUENCE
-from ._tools import Arrays, Bench, Cases, Check, same_bytes, timed, within_bound, worst_share
+from ._tools import Arrays, Bench, Buffers, Cases, Check, Pass, same_bytes, timed, within_bound, worst_share
 
 
 class _Ragged(NamedTuple):
@@ -161,21 +163,107 @@ def shift_labels_packed(torch: Any, device: str, capability: tuple[int, int] | N
     yield timed("against the reference", reference)
 
 
-def _bench(about: str) -> Bench:
-    return Bench(about, "sequences", rows_are="sequences", sizes={"columns": (2048, "tokens of a sequence")})
+# ---- bench -----------------------------------------------------------------------------------------------------------
+
+
+def _pack_passes(b: Buffers) -> tuple[list[Any], list[Pass]]:
+    torch, rows, columns, device = b.torch, b.rows, b.columns, b.device
+    lengths = torch.randint(0, columns + 1, (rows,), generator=torch.Generator().manual_seed(0)).to(device)
+    kept = torch.arange(columns, device=device)[None] < lengths[:, None]
+    total = int(lengths.sum())
+    size = b.dtype.itemsize
+    count = b.count(rows * columns * size)
+    buffers = [torch.randn(rows, columns, device=device).to(b.dtype) for _ in range(count)]
+    packed = rk.pack(buffers[0], lengths=lengths, max_tokens=total)
+
+    def scattered(x: Any) -> Any:
+        back = torch.zeros_like(x)
+        back[kept] = packed.tensors
+        return back
+
+    ours = {"rk": lambda x: rk.pack(x, lengths=lengths, max_tokens=total).tensors, "torch x[mask]": lambda x: x[kept]}
+    back = {"rk": lambda x: rk.unpack(packed.tensors, packed.cu_seqlens, columns), "torch y[mask] = x": scattered}
+    return buffers, [
+        Pass("pack", 2 * total * size, ours),
+        Pass("unpack", (total + rows * columns) * size, back),
+    ]
+
+
+def _sum_passes(b: Buffers) -> tuple[list[Any], list[Pass]]:
+    torch, rows, columns, device = b.torch, b.rows, b.columns, b.device
+    size = rows * columns * (b.dtype.itemsize + 1)
+    count = b.count(size)
+    buffers = [
+        (-torch.rand(rows, columns, device=device).to(b.dtype), torch.rand(rows, columns, device=device) < 0.7)
+        for _ in range(count)
+    ]
+
+    def eager(x: Any) -> Any:
+        return torch.where(x[1], x[0], 0).sum(1, dtype=torch.float32), x[1].sum(1)
+
+    peers = {"rk": lambda x: rk.sequence_logprob(*x), "torch": eager}
+    return buffers, [Pass("forward", size, peers, compiles="torch")]
+
+
+def _loss_passes(b: Buffers) -> tuple[list[Any], list[Pass]]:
+    torch, rows, device = b.torch, b.rows, b.device
+    buffers = [tuple(torch.randn(rows, device=device) * 9 - 30 for _ in range(4)) for _ in range(b.count(16 * rows))]
+
+    def eager(x: Any) -> Any:
+        w, l = x[0] - x[2], x[1] - x[3]  # noqa: E741
+        losses = -torch.nn.functional.logsigmoid(0.1 * (w - l))
+        return losses, 0.1 * w.detach(), 0.1 * l.detach(), losses.mean()
+
+    def trained(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def step(x: Any) -> Any:
+            leaves = [t.detach().requires_grad_() for t in x[:2]]
+            return torch.autograd.grad(function((*leaves, *x[2:]))[0].sum(), leaves)
+
+        return step
+
+    def ours(x: Any) -> Any:
+        *of_pairs, metrics = rk.preference_loss(*x)
+        return *of_pairs, metrics.vector  # whose first is the loss
+
+    return buffers, [
+        Pass("dpo, forward", 4 * 9 * rows, {"rk": ours, "torch": eager}, compiles="torch"),
+        Pass("dpo, forward + backward", 4 * 13 * rows, {"rk": trained(ours), "torch": trained(eager)}),
+    ]
+
+
+def _label_passes(b: Buffers) -> tuple[list[Any], list[Pass]]:
+    torch, rows, columns, device = b.torch, b.rows, b.columns, b.device
+    cu = torch.arange(0, rows * columns + 1, columns, device=device)
+    buffers = [torch.randint(0, 1000, (rows * columns,), device=device) for _ in range(4)]
+
+    def eager(x: Any) -> Any:
+        labels = torch.roll(x, -1)
+        labels[cu[1:] - 1] = -100
+        return labels
+
+    peers = {"rk": lambda x: rk.shift_labels_packed(x, cu), "torch": eager}
+    return buffers, [Pass("labels", 16 * rows * columns, peers)]
+
+
+def _bench(about: str, passes: Callable[[Buffers], tuple[list[Any], list[Pass]]]) -> Bench:
+    return Bench(about, rows_are="sequences", sizes={"columns": (2048, "tokens of a sequence")}, passes=passes)
 
 
 CASES = {
-    "pack": Cases(pack, _bench("padded arrays to packed ones and back"), "moves bytes and computes nothing"),
+    "pack": Cases(
+        pack, _bench("padded arrays to packed ones and back", _pack_passes), "moves bytes and computes nothing"
+    ),
     "preference_loss": Cases(
         preference_loss,
-        _bench("losses of preference pairs; rows are pairs"),
+        _bench("losses of preference pairs; rows are pairs", _loss_passes),
         BY_BATCH + " but for pairs, whose bytes its own tests compare in other batches and strides",
     ),
-    "sequence_logprob": Cases(sequence_logprob, _bench("log-probabilities summed over sequences"), BY_SEQUENCE),
+    "sequence_logprob": Cases(
+        sequence_logprob, _bench("log-probabilities summed over sequences", _sum_passes), BY_SEQUENCE
+    ),
     "shift_labels_packed": Cases(
         shift_labels_packed,
-        _bench("labels of packed sequences"),
+        _bench("labels of packed sequences", _label_passes),
         "integers: its own tests compare them with the definition, byte for byte",
     ),
 }

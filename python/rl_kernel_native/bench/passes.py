@@ -1,0 +1,46 @@
+"""Operators whose passes and peers stand with their example inputs, in :mod:`rl_kernel_native.cases`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..cases import CASES, Buffers, Pass
+from .comparison import Candidate, Comparison, Options, count_of_buffers
+from .measure import Call
+
+MOST_BUFFERS = 64
+
+
+def passes_of(
+    operator: str, rows: int, columns: int, dtype: torch.dtype, device: torch.device
+) -> tuple[list[Any], list[Pass]]:
+    """Buffers of an operator, and what each peer does with one."""
+    bench = CASES[operator].bench
+    assert bench is not None
+    assert bench.passes is not None
+    count = partial(count_of_buffers, device=device, most=MOST_BUFFERS)
+    return bench.passes(Buffers(torch, rows, columns, dtype, device, count))
+
+
+def _call(function: Callable[[Any], Any], buffers: list[Any]) -> Call:
+    return lambda i: function(buffers[i % len(buffers)])
+
+
+def measured(o: Options) -> dict[str, Any]:
+    """The command's run; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
+    device, dtype, columns = torch.device(o.device), getattr(torch, o.dtype), o.sizes["columns"]
+    comparison = Comparison(device, o.seconds)
+    buffers, passes = passes_of(o.operator, o.rows, columns, dtype, device)
+    for which in passes:
+        peers = dict(which.peers)
+        if which.compiles and o.use_compile:
+            peers["torch.compile"] = torch.compile(peers[which.compiles], dynamic=False)
+        comparison.add(
+            which.name, [Candidate(name, _call(function, buffers)) for name, function in peers.items()], which.moved
+        )
+    shape = f"[{o.rows}, {columns}]"
+    return comparison.report(o.operator, shape, o.dtype, len(buffers), rows=o.rows, columns=columns)
