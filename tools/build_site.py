@@ -87,7 +87,7 @@ def operator_page(stem: str, module: Any) -> str:
     rows = [
         row
         for name in dict.fromkeys([stem, *functions])
-        if name in contract.OPERATORS
+        if name in contract.operators()
         for row in contract.rows_of(name)
     ]
     if rows:

@@ -636,7 +636,7 @@ def test_the_command_prints_the_table() -> None:
     done = run("contract")
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 100
-    for operator in contract.OPERATORS:
+    for operator in contract.operators():
         assert re.search(rf"(?m)^{operator} *$", done.stdout), operator
     one = run("contract", "--operator", "rope").stdout
     assert "rope" in one
@@ -645,7 +645,7 @@ def test_the_command_prints_the_table() -> None:
     assert {(r["operator"], r["output"]) for r in table["rows"]} == names(ROWS)
     done = run("contract", "--operator", "softmax")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: --operator softmax: want one of logprob, ")
+    assert done.stderr.startswith("error: --operator softmax: want one of attention, ")
 
 
 @pytest.mark.parametrize("arguments", [("--json",), ("--operator", "rope")], ids=["long", "short"])

@@ -16,9 +16,9 @@ def chosen_operators(names: Iterable[str]) -> tuple[str, ...]:
     """The selected operators of the table; without a selection, all. Raises BadInput for an unknown name."""
     chosen = tuple(names)
     for name in chosen:
-        if name not in contract.OPERATORS:
-            raise BadInput(f"--operator {name}: want one of {', '.join(contract.OPERATORS)}")
-    return chosen or contract.OPERATORS
+        if name not in contract.operators():
+            raise BadInput(f"--operator {name}: want one of {', '.join(contract.operators())}")
+    return chosen or contract.operators()
 
 
 def kept(row: contract.Row) -> str:

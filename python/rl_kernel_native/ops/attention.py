@@ -3,13 +3,26 @@ cpp/include/rlk/ops/attention.h."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, overload
 
 from .. import _check, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._native import functions
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
+from ..contract import (
+    BY_EXPONENTIAL,
+    BY_PRODUCT,
+    COMPOSED,
+    LEAST,
+    NO_SHARDS,
+    TOKEN_SUM,
+    Bound,
+    Row,
+    U,
+    add_rows,
+    derivatives,
+)
 from ..reference.attention import attention_reference
 from .attention_lists import BESIDE_TREE, PAGES, PLACES, list_names
 from .attention_partials import AttentionPartials, partials
@@ -351,3 +364,92 @@ def attention_backward(
         frame.stream,
     )
     return tuple(frame.result(x) for x in (gradients if sinks is not None else gradients[:3]))
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _probability(keys: Any, head_dim: Any, max_abs_s: Any, score_scale: Any) -> Any:
+    """Relative error of a probability, from the errors of its score and of the softmax statistics."""
+    return 2e-5 + 8e-7 * max_abs_s + 2 * (head_dim + 2) * U * score_scale + (keys / 128 + 40) * U
+
+
+_OFF_P = "(2e-5 + 8e-7 * max_abs_s + 2 * (head_dim + 2) * u * score_scale + (keys / 128 + 40) * u)"
+_OFF_ATTENTION_OUT = Bound(
+    lambda keys, head_dim, max_abs_s, score_scale, scale, inner=0.0, inner_least=0.0, other_scale=0.0: (
+        (_probability(keys, head_dim, max_abs_s, score_scale) + (keys + 8) * U + inner) * scale
+        + inner_least * other_scale
+    ),
+    f"({_OFF_P} + (keys + 8) * u + inner) * scale + {LEAST}",
+    "probabilities by rule 4 from scores that are chains over head_dim, rounded to the dtype; a chain over keys",
+)
+_OFF_ATTENTION_LSE = Bound(
+    lambda head_dim, max_abs_s, score_scale: 1e-5 + 4e-7 * max_abs_s + (head_dim + 2) * U * score_scale,
+    "1e-5 + 4e-7 * max_abs_s + (head_dim + 2) * u * score_scale",
+    "as a log-probability's, from scores that are chains over head_dim",
+)
+_OFF_ATTENTION_DV = Bound(
+    lambda keys, head_dim, max_abs_s, score_scale, scale, inner=0.0, inner_least=0.0, other_scale=0.0: (
+        (_probability(0, head_dim, max_abs_s, score_scale) + (keys + 8) * U + inner) * scale + inner_least * other_scale
+    ),
+    f"({_OFF_P.replace('keys', '0')} + (keys + 8) * u + inner) * scale + {LEAST}",
+    "as out, the chain over queries",
+)
+
+
+def _attention_ds(
+    keys: Any,
+    head_dim: Any,
+    max_abs_s: Any,
+    score_scale: Any,
+    scale: Any,
+    gradient_scale: Any,
+    inner: Any = 0.0,
+    inner_least: Any = 0.0,
+    other_scale: Any = 0.0,
+) -> Any:
+    off = (_probability(0, head_dim, max_abs_s, score_scale) + (keys + head_dim + 16) * U + inner) * scale
+    return off + ((head_dim + 16) * U + inner) * gradient_scale + inner_least * other_scale
+
+
+_OFF_ATTENTION_DS = Bound(
+    _attention_ds,
+    f"({_OFF_P.replace('keys', '0')} + (keys + head_dim + 16) * u + inner) * scale "
+    f"+ ((head_dim + 16) * u + inner) * gradient_scale + {LEAST}",
+    "ds = p (dp - delta), rounded to the dtype, as out is, of which delta is made; their difference cancels; a chain "
+    "over keys or queries",
+)
+_OFF_ATTENTION_SINKS = Bound(
+    lambda rows, head_dim, max_abs_s, score_scale, scale, gradient_scale, inner=0.0, inner_least=0.0, other_scale=0.0: (
+        (_probability(0, head_dim, max_abs_s, score_scale) + (72 + rows / 8192) * U) * scale
+        + ((head_dim + 16) * U + inner) * gradient_scale
+        + inner_least * other_scale
+    ),
+    f"({_OFF_P.replace('keys', '0')} + (72 + rows / 8192) * u) * scale "
+    f"+ ((head_dim + 16) * u + inner) * gradient_scale + {LEAST}",
+    "delta, of which out is rounded to the dtype, weighed by the sink's probability; summed as a token sum is",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    attended: dict[str, Any] = {
+        "kind": "attention",
+        "backends": BY_PRODUCT,
+        "stem": "attention",
+        "keeps": NO_SHARDS,
+    }
+    yield Row("attention", "out", "forward", bound=_OFF_ATTENTION_OUT, **attended)
+    yield Row("attention", "lse", "forward", bound=_OFF_ATTENTION_LSE, rounded=False, **attended)
+    for output in ("dq", "dk"):
+        yield Row("attention", output, "backward", bound=_OFF_ATTENTION_DS, **attended)
+    yield Row("attention", "dv", "backward", bound=_OFF_ATTENTION_DV, **attended)
+    summed: dict[str, Any] = attended | {"kind": "token sum", "keeps": TOKEN_SUM, "rounded": False}
+    yield Row("attention", "dsinks", "backward", bound=_OFF_ATTENTION_SINKS, **summed)
+
+    yield Row(
+        "attention", "derivatives", "backward", stem="attention", bound=derivatives(1e-4), backends=BY_EXPONENTIAL,
+        **COMPOSED,
+    )  # fmt: skip
+
+
+add_rows(_contract_rows())

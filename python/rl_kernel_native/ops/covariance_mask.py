@@ -4,6 +4,7 @@ cpp/include/rlk/ops/covariance_mask.h."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from .. import _check
@@ -11,6 +12,7 @@ from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT
+from ..contract import BATCH_OF_TOKENS, BITWISE, OF_TOKENS, Row, add_rows
 from ..reference.covariance_mask import covariance_mask_reference
 
 __all__ = ["covariance_mask", "covariance_mask_reference"]
@@ -134,3 +136,14 @@ def covariance_mask(
     if kind == "clip" and old_logprob is None:
         raise ValueError('old_logprob: expected an array, which kind="clip" needs, got None')
     return call(COVARIANCE_MASK, (logprob, old_logprob, advantage, mask, cu_seqlens), options)[0]
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _contract_rows() -> Iterator[Row]:
+    drawn = OF_TOKENS | {"keeps": BATCH_OF_TOKENS, "kind": "integers", "stem": "covariance_mask"}
+    yield Row("covariance_mask", "selected", "forward", bound=BITWISE, **drawn)
+
+
+add_rows(_contract_rows())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from .._native import functions
 from .._operator import Array, Linear, Operator
 from .._transforms import batched
 from .._types import AnyArray, ArrayT, DType, OnBadId
+from ..contract import EVERY_BACKEND, GROUPS, TOKEN_SUMS, Bound, Row, add_rows
 from ..reference.embedding import embedding_reference
 
 __all__ = ["embedding", "embedding_backward", "embedding_reference"]
@@ -321,3 +323,16 @@ def embedding_backward(
     else:
         (dweight,) = _call.call(_BACKWARD, (dy, ids), how)
     return dweight
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _contract_rows() -> Iterator[Row]:
+    table: dict[str, Any] = {"stem": "embedding"}
+    copied = Bound(lambda: 0.0, "0", "bitwise: the row of the table, or +0 on a rank that has another part of it")
+    yield Row("embedding", "y", "forward", "copy", EVERY_BACKEND, copied, rounded=False, **table)
+    yield Row("embedding", "dweight", "backward", bound=GROUPS, **table, **TOKEN_SUMS)
+
+
+add_rows(_contract_rows())

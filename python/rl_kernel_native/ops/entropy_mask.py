@@ -3,9 +3,12 @@ cpp/include/rlk/ops/covariance_mask.h."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from .. import _check
 from .._call import call
 from .._types import AnyArray, ArrayT
+from ..contract import BATCH_OF_TOKENS, BITWISE, OF_TOKENS, Row, add_rows
 from ..reference.entropy_mask import entropy_mask_reference
 from .covariance_mask import COVARIANCE_MASK, ENTROPY
 
@@ -53,3 +56,14 @@ def entropy_mask(
     if not 0 <= share <= 1:
         raise ValueError(f"top_quantile: expected a number in [0, 1], got {top_quantile!r}")
     return call(COVARIANCE_MASK, (entropy, None, None, mask, cu_seqlens), (ENTROPY, share, 0.0, 0.0, 0.0, 0.0, 0))[0]
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _contract_rows() -> Iterator[Row]:
+    drawn = OF_TOKENS | {"keeps": BATCH_OF_TOKENS, "kind": "integers", "stem": "covariance_mask"}
+    yield Row("entropy_mask", "selected", "forward", bound=BITWISE, **drawn)
+
+
+add_rows(_contract_rows())

@@ -3,6 +3,7 @@ cpp/include/rlk/ops/gae.h."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from .. import _check
@@ -10,6 +11,7 @@ from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple, RolloutNan
+from ..contract import OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.gae import discounted_returns_reference, gae_reference, vtrace_reference
 
 __all__ = [
@@ -211,3 +213,24 @@ def _given(name: str, array: Any) -> Any:
     if array is None:
         raise TypeError(f"{name}: expected an array that speaks DLPack, got NoneType")
     return array
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_SCAN = Bound(
+    lambda scale: 12 * U * (scale + 1e-3),
+    "12 * u * (scale + 1e-3)",
+    "roundings of a token, of a chunk's tree and of the coefficients, of the sequence's largest sum behind the token; "
+    "one that grows with the tokens is below it by what gamma * lam leaves",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    for operator, outputs in (
+        ("gae", ("advantages", "returns")), ("discounted_returns", ("returns",)), ("vtrace", ("advantages", "returns"))
+    ):  # fmt: skip
+        for output in outputs:
+            yield Row(operator, output, "forward", kind="scan", bound=_OFF_SCAN, stem="gae", **OF_TOKENS)
+
+
+add_rows(_contract_rows())

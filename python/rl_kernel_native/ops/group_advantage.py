@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, overload
 
 from .. import _check, _rewards, _shapes
@@ -13,6 +13,7 @@ from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, Generic, GroupKind, NamedTuple
+from ..contract import OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.group_advantage import group_advantage_reference
 
 __all__ = ["GroupAdvantageResult", "GroupAdvantageStatus", "group_advantage", "group_advantage_reference"]
@@ -312,3 +313,21 @@ def _group_size(of: _Kind, kind: str, offsets: Any, ids: Any, size: Any, scale: 
     raise ValueError(
         f"group_offsets: expected one of group_offsets, group_ids and group_size for kind {kind!r}, got {got}"
     )
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_ADVANTAGE = Bound(
+    lambda scale, expected: 8 * U * (scale + expected + 1e-6),
+    "8 * u * (scale + expected + 1e-6)",
+    "trees over rewards, a difference, a standard deviation in two passes and a quotient",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    # A group is what a row is of: its members stay together.
+    grouped = OF_TOKENS | {"kind": "scan", "stem": "group_advantage"}
+    yield Row("group_advantage", "advantage", "forward", bound=_OFF_ADVANTAGE, **grouped)
+
+
+add_rows(_contract_rows())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator
 from typing import Any, Literal, overload
 
 from .. import _check
@@ -14,6 +15,7 @@ from .._native import functions
 from .._operator import Array, Operator
 from .._semantics import LogprobSemantics, require_same_semantics
 from .._types import AnyArray, ArrayT, Generic, NamedTuple, RolloutNan
+from ..contract import BATCH_OF_TOKENS, BITWISE, OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.importance_weights import importance_weights_reference
 from .mismatch_metrics import limit_of
 
@@ -261,3 +263,28 @@ def importance_weights(
     if return_metrics:
         return ImportanceWeightsAndMetrics(weights, kept, ImportanceMetrics(vector))
     return ImportanceWeights(weights, kept)
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_IMPORTANCE = Bound(
+    lambda expected, terms: (16 + terms) * U * (expected + 1e-6),
+    "(16 + terms) * u * (expected + 1e-6)",
+    "an exponential, and of a sequence's weight the sum of the log-ratios of `terms` tokens, each below 1",
+)
+_OFF_IMPORTANCE_METRICS = Bound(
+    lambda expected, terms, spread: (64 + terms) * U * (expected + 1.0) + 1e-3 * spread,
+    "(64 + terms) * u * (expected + 1) + 1e-3 * spread",
+    "weights; `spread` of a standard deviation is the smaller root mean square, theirs or that of their distance to 1",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    weights = OF_TOKENS | {"kind": "scan", "stem": "importance_weights"}
+    yield Row("importance_weights", "weights", "forward", bound=_OFF_IMPORTANCE, **weights)
+    means = weights | {"keeps": BATCH_OF_TOKENS}
+    yield Row("importance_weights", "metrics", "forward", bound=_OFF_IMPORTANCE_METRICS, **means)
+    yield Row("importance_weights", "mask", "forward", bound=BITWISE, **(weights | {"kind": "integers"}))
+
+
+add_rows(_contract_rows())

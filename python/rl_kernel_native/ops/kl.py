@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from .. import _check, _dispatch
@@ -9,6 +10,7 @@ from .._call import call, call_backward
 from .._native import functions
 from .._operator import Array, Diagonal, Operator
 from .._types import AnyArray, ArrayT, Estimator, Generic, NamedTuple
+from ..contract import OF_TOKENS, SLOPE_OF_TOKEN, Row, add_rows
 from ..reference.kl import kl_reference
 from .policy_spec import ESTIMATORS, number, or_inf
 
@@ -159,3 +161,16 @@ def _numbers(estimator: str, straight_through: bool, kind: int, input_clamp: Any
 
 
 _known_numbers = _check.remembered(_numbers)
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _contract_rows() -> Iterator[Row]:
+    tokens = OF_TOKENS | {"kind": "elementwise", "stem": "kl", "bound": SLOPE_OF_TOKEN}
+    yield Row("kl", "kl", "forward", **tokens)
+    yield Row("kl", "d_logprob", "backward", **tokens)
+    yield Row("kl", "d_importance_weight", "backward", **tokens)
+
+
+add_rows(_contract_rows())

@@ -3,12 +3,14 @@ cpp/include/rlk/ops/kv_cache_append.h."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from .. import _call, _dispatch, _shapes
 from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT
+from ..contract import BITWISE, DTYPES, OF_TOKENS, Row, add_rows
 from ..reference.kv_cache_append import kv_cache_append_reference
 
 __all__ = ["kv_cache_append", "kv_cache_append_reference"]
@@ -107,3 +109,15 @@ def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray
             _dispatch.count_write(v_cache)
             return
     _call.call(_KV_CACHE_APPEND, (k, v, k_cache, v_cache, slot_mapping), ())
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _contract_rows() -> Iterator[Row]:
+    moved = OF_TOKENS | {"kind": "copy", "bound": BITWISE, "stem": "kv_cache_append", "dtypes": DTYPES}
+    for output in ("k_cache", "v_cache"):
+        yield Row("kv_cache_append", output, "forward", **moved)
+
+
+add_rows(_contract_rows())

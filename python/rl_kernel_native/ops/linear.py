@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import _call, _check, _dispatch
 from .._arithmetic import product_unit
 from .._native import functions
 from .._types import AnyArray, ArrayT, DType, Engine
+from ..contract import (
+    COMPOSED,
+    FMA,
+    GROUPS,
+    NO_SHARDS,
+    ONE_ARCHITECTURE,
+    TOKEN_SUM,
+    TOKEN_SUMS,
+    UNIT,
+    Row,
+    add_rows,
+    derivatives,
+)
 from ..reference.linear import linear_reference
 from . import linear_traced  # noqa: F401 - describes the operators
 
@@ -337,3 +350,23 @@ def tree_sum(parts: Sequence[ArrayT], *, bias: AnyArray | None = None, out_dtype
     exported = [frame.export(part, f"parts[{i}]") for i, part in enumerate(arrays)]
     result = _C.tree_sum(exported, frame.export(bias, "bias"), code, frame.allocate, frame.stream)
     return frame.result(result)
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _contract_rows() -> Iterator[Row]:
+    product: dict[str, Any] = {
+        "kind": "matrix product", "backends": ONE_ARCHITECTURE, "stem": "linear", "bound": FMA, "unit_bound": UNIT,
+    }  # fmt: skip
+    yield Row("linear", "y", "forward", **product)
+    yield Row("linear", "dx", "backward", keeps=NO_SHARDS, **product)
+    yield Row("linear", "dweight", "backward", **(product | {"kind": "token sum", "keeps": TOKEN_SUM}))
+    yield Row("linear", "dbias", "backward", stem="linear", bound=GROUPS, **TOKEN_SUMS)
+    yield Row(
+        "linear", "derivatives", "backward", stem="linear", bound=derivatives(2e-6), backends=ONE_ARCHITECTURE,
+        **COMPOSED,
+    )  # fmt: skip
+
+
+add_rows(_contract_rows())

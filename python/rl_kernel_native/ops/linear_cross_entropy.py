@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from .. import _check, _dispatch
 from .._token_weight import checked
 from .._types import AnyArray, ArrayT, DType, Exp, Generic, NamedTuple, OnBadId
+from ..contract import ONE_ARCHITECTURE, Bound, Row, U, add_rows
 from ..reference.linear_logprob import linear_cross_entropy_reference
 from .linear import tree_sum
 from .linear_logprob import LARGEST, _torch, head_rows, scored_target
@@ -308,3 +310,23 @@ def _one_element(denominator: Any, *dtypes: str) -> Any:
     if tuple(denominator.shape) not in ((), (1,)):
         raise ValueError(f"denominator: expected one element, got shape {list(denominator.shape)}")
     return denominator
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_CROSS_ENTROPY = Bound(
+    lambda terms, scale, carried: carried + (34 + terms / 1024) * U * scale + 1e-30,
+    "carried + (34 + terms / 1024) * u * scale + 1e-30",
+    "the errors of log-probabilities, summed; sums of a sequence and of sequences, two products, a sum and a quotient",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    loss: dict[str, Any] = {"kind": "composed", "rounded": False, "keeps": ("layout", "shards", "runs")}
+    yield Row(  # over all rows
+        "linear_cross_entropy", "loss", "forward", backends=ONE_ARCHITECTURE, bound=_OFF_CROSS_ENTROPY,
+        stem="linear_logprob", **loss,
+    )  # fmt: skip
+
+
+add_rows(_contract_rows())

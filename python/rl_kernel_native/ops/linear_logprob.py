@@ -5,12 +5,29 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator
 from typing import Any, Literal, overload
 
 from .. import _call, _check, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._native import functions
 from .._types import AnyArray, ArrayT, DType, Exp, Generic, NamedTuple, OnBadId
+from ..contract import (
+    FMA,
+    GROUPS,
+    NO_SHARDS,
+    OF_HEAD,
+    OFF_HEAD_LOGPROB,
+    ONE_ARCHITECTURE,
+    TOKEN_SUM,
+    UNIT,
+    Bound,
+    Row,
+    add_rows,
+    of_head,
+    off_dlogits,
+    smaller,
+)
 from ..reference.linear_logprob import linear_logprob_reference
 from . import linear_logprob_traced  # noqa: F401 - describes the operators
 from .linear import _code
@@ -398,3 +415,84 @@ def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
         raise TypeError(f"target: expected dtype int32 or int64, got {target.dtype}")
     _check.held_by("target", ignored, "ignore_index", str(target.dtype))
     return xp.where(loss_mask != 0, target, xp.full_like(target, ignored))
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_HEAD_ENTROPY = Bound(
+    lambda max_abs_z: 2 * of_head(max_abs_z), f"2 * {OF_HEAD}", "lse and the mean of z, each off like a log-probability"
+)
+_OFF_HEAD_SUM_P_SQ = Bound(
+    lambda max_abs_z, sum_p_sq: of_head(max_abs_z) * smaller(1.0, 2 * sum_p_sq) + 1e-37,
+    f"{OF_HEAD} * min(1, 2 * sum_p_sq) + 1e-37",
+    "as that of logprob, from a head's log-probabilities",
+)
+
+
+def _head_dlogits(
+    max_abs_z: Any,
+    p: Any,
+    log_p: Any,
+    spread: Any,
+    given: Any,
+    given_entropy: Any,
+    given_target: Any,
+    uncapped: Any = 0.0,
+    cap_slope: Any = 1.0,
+    slope: Any = 1.0,
+) -> Any:
+    of_logprob = of_head(max_abs_z)
+    of_log_p = of_logprob + 4e-7 * max_abs_z
+    return off_dlogits(
+        of_log_p, 2 * of_logprob, 6e-7 + of_logprob, p, log_p, spread, given, given_entropy, given_target, uncapped,
+        cap_slope, slope,
+    )  # fmt: skip
+
+
+_OFF_LN_P = f"({OF_HEAD} + 4e-7 * max_abs_z)"
+_OFF_HEAD_DLOGITS = Bound(
+    _head_dlogits,
+    f"slope * (cap_slope * (p * (given * {_OFF_LN_P} "
+    f"+ given_entropy * (spread * {_OFF_LN_P} + {_OFF_LN_P} + 2 * {OF_HEAD})) "
+    "+ p * (given + given_entropy * (log_p + spread)) * 5e-7 + given_target * 3e-7) "
+    f"+ uncapped * (6e-7 + {OF_HEAD}) + (given + given_entropy) * 1e-35)",
+    "as that of logprob, with a head's log-probability and entropy; a softcap of two temperatures or more, whose slope "
+    "is off by no more than a log-probability; rounded to the operands' dtype (dbias of one row shows it)",
+)
+
+
+def _carried(of: Bound) -> Bound:
+    """The bound for sums of products with logit gradients, which have errors of their own. ``of`` is the bound of the
+    sum."""
+    first, *_ = of.facts
+    if first == "rows":
+        return Bound(
+            lambda rows, scale, carried: of.of(rows=rows, scale=scale) + carried,
+            f"{of.text} + carried",
+            f"the errors of logit gradients, summed; {of.why}",
+        )
+    return Bound(
+        lambda terms, scale, carried: of.of(terms=terms, scale=scale) + carried,
+        f"{of.text} + carried",
+        f"the errors of logit gradients, by the other operand; {of.why}",
+    )
+
+
+def _contract_rows() -> Iterator[Row]:
+    head: dict[str, Any] = {"stem": "linear_logprob", "backends": ONE_ARCHITECTURE}
+    statistics = head | {"kind": "softmax statistics", "rounded": False}
+    yield Row("linear_logprob", "logprob", "forward", bound=OFF_HEAD_LOGPROB, **statistics)
+    yield Row("linear_logprob", "lse", "forward", bound=OFF_HEAD_LOGPROB, **statistics)
+    yield Row("linear_logprob", "entropy", "forward", bound=_OFF_HEAD_ENTROPY, **statistics)
+    yield Row("linear_logprob", "sum_p_sq", "forward", bound=_OFF_HEAD_SUM_P_SQ, **statistics)
+    yield Row("linear_logprob", "dlogits of one row", "backward", "softmax statistics", bound=_OFF_HEAD_DLOGITS, **head)
+    by_units = head | {"bound": _carried(FMA), "unit_bound": _carried(UNIT)}
+    yield Row("linear_logprob", "dhidden", "backward", "matrix product", keeps=NO_SHARDS, **by_units)
+    yield Row("linear_logprob", "dweight", "backward", "token sum", keeps=TOKEN_SUM, **by_units)
+    in_one_call = tuple(name for name in TOKEN_SUM if name != "chunks")
+    yield Row("linear_logprob", "dlora_b", "backward", "token sum", keeps=in_one_call, **by_units)
+    yield Row("linear_logprob", "dlora_a", "backward", "token sum", keeps=("layout", "padding", "runs"), **by_units)
+    yield Row("linear_logprob", "dbias", "backward", "token sum", bound=_carried(GROUPS), keeps=TOKEN_SUM, **head)
+
+
+add_rows(_contract_rows())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from .. import _check, _dispatch, _shapes
@@ -11,6 +12,7 @@ from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, DType, Exp
+from ..contract import BITWISE, NO_SHARDS, OFF_HEAD_LOGPROB, ONE_ARCHITECTURE, Row, add_rows
 from ..reference.linear_sample import linear_sample_reference
 from .linear import _code
 from .linear_traced import check_bias, check_operand, check_weight
@@ -143,3 +145,18 @@ def linear_sample(
     how = (valid_vocab, exp, AS_CALLED if traced else product_unit(), logits, LOGPROBS[return_logprob], workspace_bytes)
     ids, logprob, raw_logprob, status = call(_LINEAR_SAMPLE, (hidden, weight, bias, *keys, t, k, p, flags), how)
     return SampleResult(ids, logprob, raw_logprob, None, None, None, None, None, None, status)
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _contract_rows() -> Iterator[Row]:
+    statistics: dict[str, Any] = {
+        "stem": "linear_sample", "backends": ONE_ARCHITECTURE, "kind": "softmax statistics", "rounded": False,
+        "keeps": NO_SHARDS,
+    }  # fmt: skip
+    for output, bound in (("ids", BITWISE), ("logprob", OFF_HEAD_LOGPROB), ("raw_logprob", OFF_HEAD_LOGPROB)):
+        yield Row("linear_sample", output, "forward", bound=bound, **statistics)
+
+
+add_rows(_contract_rows())

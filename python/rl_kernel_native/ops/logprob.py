@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntFlag
 from typing import Any, Literal, overload
 
@@ -9,6 +10,7 @@ from .. import _call, _check, _dispatch
 from .._arithmetic import resolve_exp
 from .._native import functions
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple, OnBadId
+from ..contract import BY_EXPONENTIAL, OFF_LOGPROB, Bound, Row, U, add_rows, off_dlogits, smaller
 from ..reference.logprob import logprob_reference
 from . import logprob_traced  # noqa: F401 - describes the operators
 
@@ -457,3 +459,64 @@ def _raise_for_status(status: Any, check: bool, target: Any) -> None:
     reasons = "; ".join(text for bit, text in _REASONS.items() if bits & bit)
     reasons = reasons.format(target=int(target.reshape(-1)[row]))
     raise ValueError(f"row {row} (the first of {len(rows)} bad rows): {reasons}")
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_ENTROPY = Bound(
+    lambda max_abs_z: 2e-5 + 4e-7 * max_abs_z, "H", "lse and the mean of z, each off like a log-probability"
+)
+_OFF_SUM_P_SQ = Bound(
+    lambda max_abs_z, sum_p_sq: (1e-5 + 4e-7 * max_abs_z) * smaller(1.0, 2 * sum_p_sq) + 1e-37,
+    "B * min(1, 2 * sum_p_sq) + 1e-37",
+    "p inherits a log-probability's bound as a relative error, its square twice; near 1 they cancel",
+)
+
+
+def _dlogits(
+    max_abs_z: Any,
+    p: Any,
+    log_p: Any,
+    spread: Any,
+    given: Any,
+    given_entropy: Any,
+    given_target: Any,
+    uncapped: Any = 0.0,
+    cap_slope: Any = 1.0,
+    slope: Any = 1.0,
+) -> Any:
+    of_log_p, of_entropy = 1e-5 + 8e-7 * max_abs_z, 2e-5 + 4e-7 * max_abs_z
+    return off_dlogits(
+        of_log_p, of_entropy, 6e-7, p, log_p, spread, given, given_entropy, given_target, uncapped, cap_slope, slope
+    )
+
+
+_OFF_DLOGITS = Bound(
+    _dlogits,
+    "slope * (cap_slope * (p * (given * R + given_entropy * (spread * R + R + H)) "
+    "+ p * (given + given_entropy * (log_p + spread)) * 5e-7 + given_target * 3e-7) "
+    "+ uncapped * 6e-7 + (given + given_entropy) * 1e-35)",
+    "R: ln p from the saved lse, off by its bound and by roundings of z; H: the saved entropy; 5e-7: four roundings "
+    "and the exponential's; 3e-7: expm1 and a product; 6e-7: tanh to 2 ulp; 1e-35: probabilities below 2^-126 are 0",
+)
+_OFF_CONFIDENT = Bound(
+    lambda expected: 3 * 2 * U + 2e-5 * expected,
+    "3 * 2 * u + 2e-5 * expected",
+    "1 - p of a target with p near 1, float32, by expm1: the sum of exponentials is rounded to 2^-23",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    softmax: dict[str, Any] = {"kind": "softmax statistics", "backends": BY_EXPONENTIAL, "stem": "logprob"}
+    for output, bound in (
+        ("logprob", OFF_LOGPROB),
+        ("lse", OFF_LOGPROB),
+        ("entropy", _OFF_ENTROPY),
+        ("sum_p_sq", _OFF_SUM_P_SQ),
+    ):
+        yield Row("logprob", output, "forward", bound=bound, rounded=False, **softmax)
+    yield Row("logprob", "dlogits", "backward", bound=_OFF_DLOGITS, **softmax)
+    yield Row("logprob", "dlogits of a confident target", "backward", bound=_OFF_CONFIDENT, rounded=False, **softmax)
+
+
+add_rows(_contract_rows())

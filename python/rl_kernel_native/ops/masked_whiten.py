@@ -3,6 +3,7 @@ cpp/include/rlk/ops/masked_whiten.h."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, overload
 
 from .. import _check, _dispatch
@@ -10,6 +11,7 @@ from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
+from ..contract import BATCH_OF_TOKENS, OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.masked_whiten import masked_whiten_reference
 
 __all__ = ["MaskedWhitenResult", "masked_whiten", "masked_whiten_reference"]
@@ -137,3 +139,21 @@ def _over_ranks(group: Any, arrays: tuple[Any, ...], how: tuple[Any, ...]) -> tu
     result = torch.zeros_like(share)
     result[:own] = y[slots]
     return (result, *stats)
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_WHITENED = Bound(
+    lambda largest: 8 * U * (10 + largest),
+    "8 * u * (10 + largest)",
+    "means by trees over tokens and sequences, in two passes, of values of size 1 to 10",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    whole = OF_TOKENS | {"kind": "scan", "stem": "masked_whiten", "keeps": BATCH_OF_TOKENS}  # reads the batch
+    for output in ("y", "mean", "var"):
+        yield Row("masked_whiten", output, "forward", bound=_OFF_WHITENED, **whole)
+
+
+add_rows(_contract_rows())

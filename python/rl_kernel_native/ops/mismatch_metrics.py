@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from .. import _check
@@ -14,6 +15,7 @@ from .._native import functions
 from .._operator import Array, Operator
 from .._semantics import LogprobSemantics, require_same_semantics
 from .._types import AnyArray, ArrayT, RolloutNan
+from ..contract import BATCH_OF_TOKENS, OF_TOKENS, Bound, Row, add_rows
 from ..reference.mismatch_metrics import mismatch_metrics_reference
 
 __all__ = ["MismatchMetrics", "mismatch_metrics", "mismatch_metrics_reference"]
@@ -134,3 +136,20 @@ def mismatch_metrics(
     require_same_semantics(semantics)
     how = (limit_of(log_ratio_clamp), _check.neutral_rollout(rollout_nan))
     return MismatchMetrics(call(_MISMATCH_METRICS, arrays, how)[0])
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_MISMATCH = Bound(
+    lambda expected: 1e-5 * expected + 2e-6,
+    "1e-5 * expected + 2e-6",
+    "means of terms of either sign over all tokens, and exponentials of means",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    measured = OF_TOKENS | {"kind": "scan", "stem": "mismatch_metrics", "keeps": BATCH_OF_TOKENS}
+    yield Row("mismatch_metrics", "metrics", "forward", bound=_OFF_MISMATCH, **measured)
+
+
+add_rows(_contract_rows())

@@ -3,6 +3,7 @@ cpp/include/rlk/ops/optimal_token_baseline.h."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from .. import _check, _shapes
@@ -10,6 +11,7 @@ from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
+from ..contract import OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.optimal_token_baseline import optimal_token_baseline_reference
 
 __all__ = ["OptimalTokenBaseline", "optimal_token_baseline", "optimal_token_baseline_reference"]
@@ -115,3 +117,22 @@ def optimal_token_baseline(
     arrays = (logprob, rewards, sum_p_sq, mask, importance_weight, cu_seqlens, group_offsets)
     how = (size, _check.flag("zero_tail", zero_tail), _check.number("eps", eps))
     return OptimalTokenBaseline(*call(_OPTIMAL_TOKEN_BASELINE, arrays, how))
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_BASELINE = Bound(
+    lambda scale, terms: (24 + terms) * U * (scale + 1e-6),
+    "(24 + terms) * u * (scale + 1e-6)",
+    "scans of chunks of 256 tokens, a weight's four roundings and exponential, a chain over the group; terms: chunks "
+    "and members; scale: the largest sum of rewards, times what errors of small weights grow by",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    per_token = OF_TOKENS | {"kind": "scan", "stem": "optimal_token_baseline", "bound": _OFF_BASELINE}
+    for output in ("advantages", "returns"):
+        yield Row("optimal_token_baseline", output, "forward", **per_token)
+
+
+add_rows(_contract_rows())

@@ -3,7 +3,7 @@ cpp/include/rlk/ops/pack.h."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -12,6 +12,7 @@ from .. import _call, _check, _dispatch, _shapes
 from .._native import functions
 from .._operator import Array, Linear, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
+from ..contract import BITWISE, DTYPES, OF_TOKENS, Row, add_rows
 from ..reference.pack import pack_reference, unpack_reference
 from .pack_fill import fill_bits, is_zero
 
@@ -380,3 +381,17 @@ def _check_rows(frame: Any, name: str, array: Any, shape: Any) -> None:
 
 def _as_given(tensors: Any, found: list[Any]) -> Any:
     return found if isinstance(tensors, (list, tuple)) else found[0]
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _contract_rows() -> Iterator[Row]:
+    moved = OF_TOKENS | {"kind": "copy", "bound": BITWISE, "stem": "pack", "dtypes": DTYPES}
+    yield Row("pack", "packed", "forward", **moved)
+    yield Row("pack", "d_padded", "backward", **moved)
+    yield Row("unpack", "padded", "forward", **moved)
+    yield Row("unpack", "d_packed", "backward", **moved)
+
+
+add_rows(_contract_rows())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 from .._call import call, call_with_gradients
@@ -12,6 +13,7 @@ from .._operator import Array, Kept, Operator
 from .._semantics import LogprobSemantics, require_same_semantics
 from .._token_weight import weighed
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
+from ..contract import LOSS, OF_TOKENS, SLOPE_OF_TOKEN, SUMMED_METRICS, Bound, Row, add_rows
 from ..reference.policy_loss import policy_loss_reference
 from .mismatch_metrics import MismatchMetrics
 from .policy_spec import PolicySpec, checked_denominator
@@ -323,3 +325,20 @@ def _refuse(name: str, array: Any, unused: str, needed: str) -> None:
     if array is None:
         raise ValueError(f"{name}: expected an array, which {needed} needs, got None")
     raise ValueError(f"{name}: expected None where {unused}, got {type(array).__name__}")
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_POLICY_ENTROPY = Bound(lambda largest: 1e-6 * largest, "1e-6 * largest", "a coefficient and a token's share")
+
+
+def _contract_rows() -> Iterator[Row]:
+    policy = OF_TOKENS | {"kind": "scan", "stem": "policy_loss"}
+    batch = policy | {"keeps": ("layout", "runs")}  # over all sequences
+    yield Row("policy_loss", "loss", "forward", bound=LOSS, **batch)
+    yield Row("policy_loss", "metrics", "forward", bound=SUMMED_METRICS, **batch)
+    yield Row("policy_loss", "d_logprob", "backward", bound=SLOPE_OF_TOKEN, **policy)
+    yield Row("policy_loss", "d_entropy", "backward", bound=_OFF_POLICY_ENTROPY, **policy)
+
+
+add_rows(_contract_rows())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from .. import _call, _check, _shapes
@@ -10,6 +11,7 @@ from .._metrics import MetricVector
 from .._native import functions
 from .._operator import Array, Kept, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple, PreferenceKind
+from ..contract import OF_TOKENS, Bound, Row, add_rows
 from ..reference.preference_loss import preference_loss_reference
 from .preference_kinds import (
     ALPHA_DIVERGENCE,
@@ -301,3 +303,32 @@ def _score(kind: str, f_divergence: str | None, f_alpha: float | None, alpha: fl
         return DIVERGENCES[name], 1.0
     value = _number("f_alpha", f_alpha)
     return (LOG_RATIO, 1.0) if abs(value - 1) < 1e-6 else (ALPHA_DIVERGENCE, value)
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _largest(each: float) -> Callable[..., Any]:
+    return lambda expected, largest: each * (expected + (1 + largest + abs(largest - 1)) / 2)
+
+
+_OFF_PREFERENCE = Bound(
+    _largest(4e-6),
+    "4e-6 * (expected + max(1, largest))",
+    "differences of sums of log-probabilities, an exponential to 2.9e-6 where it counts, and some products",
+)
+_OFF_PREFERENCE_SLOPE = Bound(
+    _largest(2e-5), "2e-5 * (expected + max(1, largest))", "products of as many sigmoids and exponentials as there are"
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    pairs = OF_TOKENS | {"kind": "elementwise", "stem": "preference_loss"}
+    for output in ("losses", "chosen_rewards", "rejected_rewards"):
+        yield Row("preference_loss", output, "forward", bound=_OFF_PREFERENCE, **pairs)
+    means = pairs | {"kind": "scan", "keeps": ("layout", "runs")}  # over all pairs
+    yield Row("preference_loss", "metrics", "forward", bound=_OFF_PREFERENCE, **means)
+    yield Row("preference_loss", "d_policy", "backward", bound=_OFF_PREFERENCE_SLOPE, **pairs)
+
+
+add_rows(_contract_rows())

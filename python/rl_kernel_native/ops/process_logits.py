@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from .. import _check, _dispatch, _shapes
@@ -10,6 +11,7 @@ from .._native import functions
 from .._operator import Array, Operator
 from .._penalties import NAMES, ORDERS, penalties_of
 from .._types import AnyArray, ArrayT
+from ..contract import EVERY_BACKEND, NO_SHARDS, Bound, Row, add_rows
 from ..reference.process_logits import process_logits_reference
 
 __all__ = ["process_logits", "process_logits_reference"]
@@ -139,3 +141,20 @@ def process_logits(
     size = None if vocab_size is None else _check.integer64("vocab_size", vocab_size)
     z: ArrayT = processed(logits, penalties, order, start, size)[0]
     return z
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_PENALISED = Bound(
+    lambda max_abs_z: 4e-7 * max_abs_z,
+    "4e-7 * max_abs_z",
+    "six float32 roundings of numbers up to z with bias and penalties",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    edited: dict[str, Any] = {"kind": "elementwise", "backends": EVERY_BACKEND, "stem": "sample", "keeps": NO_SHARDS}
+    yield Row("process_logits", "logits", "forward", bound=_OFF_PENALISED, rounded=False, **edited)
+
+
+add_rows(_contract_rows())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from .. import _check
@@ -9,6 +10,7 @@ from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT
+from ..contract import BITWISE, OF_TOKENS, Row, add_rows
 from ..reference.random_bits import random_bits_reference
 
 __all__ = ["random_bits", "random_bits_reference"]
@@ -97,3 +99,14 @@ def random_bits(
         raise ValueError(f"n: expected 1 to {MOST_WORDS} words, got {count}")
     how = (count, stream_of(stream))
     return call(_RANDOM_BITS, (sample_id, seed_of(seed), position_of(position)), how)[0]
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _contract_rows() -> Iterator[Row]:
+    integers = OF_TOKENS | {"kind": "integers", "bound": BITWISE, "stem": "random_bits", "dtypes": ()}
+    yield Row("random_bits", "bits", "forward", **integers)
+
+
+add_rows(_contract_rows())

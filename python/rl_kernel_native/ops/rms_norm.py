@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, overload
 
 from .. import _call, _check, _dispatch, _shapes
@@ -9,6 +10,19 @@ from .._native import functions
 from .._operator import Array, Composed, Operator
 from .._transforms import batched
 from .._types import AnyArray, ArrayT, DType
+from ..contract import (
+    COMPOSED,
+    EVERY_BACKEND,
+    LEAST,
+    NO_SHARDS,
+    TOKEN_SUMS,
+    Bound,
+    Row,
+    U,
+    add_rows,
+    derivatives,
+    roundings,
+)
 from ..reference.rms_norm import rms_norm_reference
 
 __all__ = ["rms_norm", "rms_norm_backward", "rms_norm_reference"]
@@ -399,3 +413,48 @@ def rms_norm_backward(
     elif asked and code >= 0 and _dispatch.is_tensor(dy):
         dtype = getattr(_dispatch.torch_module(), ("float32", "bfloat16", "float16")[code])
     return _call.call(_BACKWARD, arrays, (*how, dtype))
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_NORM_Y = Bound(
+    lambda columns, expected, inner=0.0, inner_least=0.0, other_scale=0.0: (
+        ((columns / 512 + 14) * U + inner) * expected + inner_least * other_scale
+    ),
+    f"((columns / 512 + 14) * u + inner) * expected + {LEAST}",
+    "half the error of the mean, whose chains have columns / 256 terms and eight levels; five more roundings",
+)
+_OFF_RSTD = Bound(
+    lambda columns, expected: (columns / 512 + 12) * U * expected,
+    "(columns / 512 + 12) * u * expected",
+    "as y, without its products",
+)
+_OFF_NORM_DX = Bound(
+    lambda columns, scale: (columns / 128 + 44) * U * scale,
+    "(columns / 128 + 44) * u * scale",
+    "two sums over the row, relative to the same sums of absolute values, and the roundings between them",
+)
+_OFF_NORM_DWEIGHT = Bound(
+    lambda rows, columns, scale, inner=0.0, inner_least=0.0, other_scale=0.0: (
+        ((87 + rows / 8192 + columns / 256) * U + inner) * scale + inner_least * other_scale
+    ),
+    f"((87 + rows / 8192 + columns / 256) * u + inner) * scale + {LEAST}",
+    "chains of 64 tokens, a tree of seven levels, one addition a block; the error of each normalised value",
+)
+_OFF_ONE_SUM = Bound(lambda expected: U * expected, "u * expected", "one addition in float32")
+
+
+def _contract_rows() -> Iterator[Row]:
+    norm: dict[str, Any] = {"stem": "rms_norm", "backends": EVERY_BACKEND}
+    reduction = norm | {"kind": "row reduction", "keeps": NO_SHARDS}
+    yield Row("rms_norm", "y", "forward", bound=_OFF_NORM_Y, **reduction)
+    yield Row("rms_norm", "new_residual", "forward", bound=_OFF_ONE_SUM, **(reduction | {"kind": "elementwise"}))
+    yield Row("rms_norm", "rstd", "forward", bound=_OFF_RSTD, **reduction)
+    yield Row("rms_norm", "dx", "backward", bound=_OFF_NORM_DX, **reduction)
+    yield Row("rms_norm", "dweight", "backward", stem="rms_norm", bound=_OFF_NORM_DWEIGHT, **TOKEN_SUMS)
+    yield Row("rms_norm", "derivatives", "backward", bound=derivatives(4e-6), **norm, **COMPOSED)
+    two_norms = roundings(40, "two norms on one residual stream")
+    yield Row("rms_norm", "gradients of two layers", "backward", bound=two_norms, **norm, **COMPOSED)
+
+
+add_rows(_contract_rows())

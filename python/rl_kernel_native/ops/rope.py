@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from .. import _call, _check, _shapes
@@ -9,6 +10,7 @@ from .._native import functions
 from .._operator import Array, Linear, Operator
 from .._transforms import batched
 from .._types import AnyArray, ArrayT
+from ..contract import COMPOSED, EVERY_BACKEND, NO_SHARDS, Bound, Row, U, add_rows, derivatives
 from ..reference.rope import rope_reference
 
 __all__ = ["rope", "rope_backward", "rope_reference"]
@@ -307,3 +309,24 @@ def _rotate(
         # Counted from the end, the axis stays valid if a batch dimension is added in front.
         options = (*options[:-2], head_axis - q.ndim, transposed)
     return _call.call(_ROPE, arrays, options)
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_ROPE = Bound(
+    lambda scale, inner=0.0, inner_least=0.0: (2 * U + 3 * inner * (1 + 3 * inner)) * scale + 3 * inner_least,
+    "(2 * u + 3 * inner * (1 + 3 * inner)) * scale + 3 * inner_least",
+    "a product and a sum; with intermediate=input angles, products and sum are rounded to the dtype",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    turned: dict[str, Any] = {"kind": "elementwise", "backends": EVERY_BACKEND, "stem": "rope", "keeps": NO_SHARDS}
+    for output, direction in (("q", "forward"), ("k", "forward"), ("dq", "backward"), ("dk", "backward")):
+        yield Row("rope", output, direction, bound=_OFF_ROPE, **turned)
+    yield Row(
+        "rope", "derivatives", "backward", stem="rope", bound=derivatives(1e-6), backends=EVERY_BACKEND, **COMPOSED
+    )
+
+
+add_rows(_contract_rows())

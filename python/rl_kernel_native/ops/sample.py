@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from enum import IntFlag
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from .._native import functions
 from .._operator import Array, Operator
 from .._penalties import ORDERS, number_or_rows, penalties_of
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
+from ..contract import BITWISE, BY_EXPONENTIAL, OFF_LOGPROB, Row, add_rows
 from ..reference.sample import sample_reference
 from .process_logits import processed
 from .random_bits import given, position_of, seed_of, stream_of
@@ -297,3 +299,16 @@ def kept_capacity_of(return_kept: Any, kept_capacity: Any, rows: Any, columns: A
     if _check.is_number(top_k) and top_k > 0 and greedy is False:
         columns = min(columns, top_k)
     return rows * columns
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _contract_rows() -> Iterator[Row]:
+    drawn: dict[str, Any] = {"kind": "softmax statistics", "backends": BY_EXPONENTIAL, "stem": "sample"}
+    for output in ("ids", "logprob", "raw_logprob", "top_ids", "top_logprobs"):
+        bound = BITWISE if output.endswith("ids") else OFF_LOGPROB
+        yield Row("sample", output, "forward", bound=bound, rounded=False, **drawn)
+
+
+add_rows(_contract_rows())

@@ -4,6 +4,7 @@ cpp/include/rlk/ops/scatter_rewards.h."""
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from .. import _check, _shapes
@@ -11,6 +12,7 @@ from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, Estimator, Generic, NamedTuple
+from ..contract import BITWISE, OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.scatter_rewards import scatter_rewards_reference
 from .policy_spec import ESTIMATORS, number, or_inf
 
@@ -212,3 +214,24 @@ def scatter_rewards(
     )  # fmt: skip
     value = float(lagrange) if has_value else 0.0  # type: ignore[arg-type]  # has_value: a number
     return ScatteredRewards(*call(_SCATTER_REWARDS, arrays, (list(spec), has_value, value)))
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_REWARD = Bound(
+    lambda expected, largest: 8 * U * (expected + largest) + 1e-6 * largest,
+    "8 * u * (expected + largest) + 1e-6 * largest",
+    "a token's KL, whose exponential and products are off by 1e-6 of it, rewards of spans, and one of its sequence "
+    "with two penalties; none larger",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    scattered = OF_TOKENS | {"kind": "scan", "stem": "scatter_rewards"}
+    yield Row("scatter_rewards", "rewards", "forward", bound=_OFF_REWARD, **scattered)
+    yield Row("scatter_rewards", "costs", "forward", bound=BITWISE, **(scattered | {"kind": "copy"}))
+    yield Row("scatter_rewards", "combined", "forward", bound=_OFF_REWARD, **scattered)
+    yield Row("scatter_rewards", "lengths", "forward", bound=BITWISE, **(scattered | {"kind": "integers"}))
+
+
+add_rows(_contract_rows())

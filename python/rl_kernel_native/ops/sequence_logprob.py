@@ -3,12 +3,14 @@ cpp/include/rlk/ops/sequence_logprob.h."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, overload
 
 from .. import _call, _check, _dispatch, _shapes
 from .._native import functions
 from .._operator import Array, Linear, Operator
 from .._types import AnyArray, ArrayT, DType, Generic, NamedTuple
+from ..contract import BITWISE, DTYPES, OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.sequence_logprob import sequence_logprob_reference
 
 __all__ = [
@@ -195,3 +197,23 @@ def sequence_logprob_backward(
         raise ValueError(f"num_tokens: expected a number >= 0, got {num_tokens}")
     is_flat = cu_seqlens is None and getattr(mask, "ndim", 2) == 1
     return _call.call(_BACKWARD, (dsum, mask, cu_seqlens), (num_tokens, code, is_flat))[0]
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+_OFF_SEQUENCE_SUM = Bound(
+    lambda terms, scale: (12 + terms / 2048) * U * scale + 1e-30,
+    "(12 + terms / 2048) * u * scale + 1e-30",
+    "one addition for each level of a tree: eleven over 2048 tokens, one more for each doubling",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    summed = OF_TOKENS | {"kind": "scan", "stem": "sequence_logprob", "dtypes": DTYPES}
+    yield Row("sequence_logprob", "sum", "forward", bound=_OFF_SEQUENCE_SUM, **summed)
+    yield Row("sequence_logprob", "count", "forward", bound=BITWISE, **(summed | {"kind": "integers"}))
+    spread = summed | {"kind": "copy", "rounded": True}
+    yield Row("sequence_logprob", "d_logprob", "backward", bound=BITWISE, **spread)
+
+
+add_rows(_contract_rows())

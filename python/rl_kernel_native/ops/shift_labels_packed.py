@@ -3,7 +3,7 @@ cpp/include/rlk/ops/shift_labels_packed.h."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from .. import _check, _dispatch, _shapes
@@ -11,6 +11,7 @@ from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT
+from ..contract import BITWISE, OF_TOKENS, Row, add_rows
 from ..reference.shift_labels_packed import (
     loss_mask_from_spans_reference,
     shift_labels_packed_reference,
@@ -224,3 +225,16 @@ def _marker(name: str, ids: Any) -> list[int]:
     if not 1 <= len(ids) <= MOST_MARKER_IDS:
         raise ValueError(f"{name}: expected 1 to {MOST_MARKER_IDS} ids, got {len(ids)}")
     return [_check.integer64(name, i) for i in ids]
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _contract_rows() -> Iterator[Row]:
+    integers = OF_TOKENS | {"kind": "integers", "bound": BITWISE, "stem": "shift_labels_packed", "dtypes": ()}
+    yield Row("shift_labels_packed", "labels", "forward", **integers)
+    for operator in ("loss_mask_from_spans", "tool_mask"):
+        yield Row(operator, "mask", "forward", **integers)
+
+
+add_rows(_contract_rows())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, Literal, overload
 
 from .. import _call, _check, _shapes
@@ -10,6 +11,7 @@ from .._native import functions
 from .._operator import Array, Composed, Operator
 from .._transforms import batched
 from .._types import AnyArray, ArrayT
+from ..contract import COMPOSED, EVERY_BACKEND, Bound, Row, U, add_rows, derivatives, roundings
 from ..reference.silu_mul import gelu_mul_reference, silu_mul_reference
 
 __all__ = [
@@ -312,3 +314,40 @@ def _backward(
     )
     found = _call.call(_BACKWARD, (dy, gate, up), how)
     return found[0] if up is None else found
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _value(added: float, cut: float, more: str, why: str) -> Bound:
+    """The bound of activation * other."""
+
+    def of(act: Any, gate: Any, other: Any, expected: Any, inner: Any = 0.0, inner_least: Any = 0.0) -> Any:
+        return ((6 * U + inner) * act + (added * U + cut) * gate + inner_least) * other + U * expected
+
+    text = f"((6 * u + inner) * act + {more} * gate + inner_least) * other + u * expected"
+    return Bound(of, text, f"{why}; a product")
+
+
+_OFF_SILU = _value(0.0, 2.0**-126, "2**-126", "sigmoid to 3 ulp, its exponential 0 below 2^-126")
+_OFF_GELU = _value(4.0, 0.0, "4 * u", "tanh and erf to 3 ulp, to 4 u where they are added to 1")
+_OFF_SLOPE = Bound(
+    lambda gate, other, expected: 16 * U * (1 + gate) * other + U * expected,
+    "16 * u * (1 + gate) * other + u * expected",
+    "a derivative's sums have terms of at most 1.2, which roundings of at most 8 u each meet; two products",
+)
+
+
+def _contract_rows() -> Iterator[Row]:
+    for operator, bound in (("silu_mul", _OFF_SILU), ("gelu_mul", _OFF_GELU)):
+        gated: dict[str, Any] = {"stem": "silu_mul", "backends": EVERY_BACKEND}
+        each = gated | {"kind": "elementwise"}
+        yield Row(operator, "y", "forward", bound=bound, **each)
+        yield Row(operator, "d_gate", "backward", bound=_OFF_SLOPE, **each)
+        yield Row(operator, "d_up", "backward", bound=bound, **each)
+        yield Row(operator, "derivatives", "backward", bound=derivatives(4e-6), **gated, **COMPOSED)
+        two_layers = roundings(60, "two layers of gated activations")
+        yield Row(operator, "gradients of two layers", "backward", bound=two_layers, **gated, **COMPOSED)
+
+
+add_rows(_contract_rows())

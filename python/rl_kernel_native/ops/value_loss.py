@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from .. import _check, _dispatch
@@ -11,6 +12,7 @@ from .._native import functions
 from .._operator import Array, Kept, Operator
 from .._token_weight import weighed
 from .._types import Aggregation, AnyArray, ArrayT, Generic, NamedTuple
+from ..contract import LOSS, OF_TOKENS, SLOPE_OF_TOKEN, SUMMED_METRICS, Row, add_rows
 from ..reference.value_loss import value_loss_reference
 from .policy_spec import (
     AGGREGATIONS,
@@ -247,3 +249,16 @@ def _numbers(
 
 
 _known_numbers = _check.remembered(_numbers)
+
+
+# ---- how far results may be off float64 ----------------------------------------------------------------------------
+
+
+def _contract_rows() -> Iterator[Row]:
+    value = OF_TOKENS | {"kind": "scan", "stem": "value_loss"}
+    yield Row("value_loss", "loss", "forward", bound=LOSS, **(value | {"keeps": ("layout", "runs")}))
+    yield Row("value_loss", "metrics", "forward", bound=SUMMED_METRICS, **(value | {"keeps": ("layout", "runs")}))
+    yield Row("value_loss", "d_value", "backward", bound=SLOPE_OF_TOKEN, **value)
+
+
+add_rows(_contract_rows())
