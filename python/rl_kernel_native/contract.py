@@ -3,7 +3,8 @@ how far the output may otherwise be off a float64 evaluation of its inputs. `rlk
 self-tests and the tests of every operator take their bounds from here alone. This module needs only the standard
 library, and no operator.
 
-Each module `ops/<op>.py` enters the rows of its operator by :func:`add_rows`. Bounds that several operators share are here.
+Each module `ops/<op>.py` enters the rows of its operator by :func:`add_rows`. Bounds that several operators share are
+here.
 
 A bound is a function of named facts (:data:`FACTS`), which are numbers or arrays, and a text that says the same. A
 result that is rounded to its dtype at the end may also be off by that rounding: :meth:`Row.allowed` adds it.
@@ -202,7 +203,8 @@ def row(operator: str, output: str) -> Row:
 
 def as_json(names: Iterable[str] | None = None) -> dict[str, Any]:
     """The rows of operators, or the whole table, as JSON values; `rlk contract --json` prints it."""
-    chosen = [found for name in (names or operators()) for found in rows_of(name) if found.operator == name]
+    names = operators() if names is None else names
+    chosen = [found for name in names for found in rows_of(name) if found.operator == name]
     return {
         "kinds": dict(KINDS),
         "variations": dict(VARIATIONS),

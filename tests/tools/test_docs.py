@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import importlib
+import inspect
 import io
 import re
 import socket
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -48,6 +51,25 @@ def test_the_readme_is_read_in_a_minute() -> None:
     readme = (ROOT / "README.md").read_text()
     assert len(readme.split()) <= 700
     assert readme.index("pip install") < readme.index("```python"), "install before code"
+
+
+def test_the_table_of_tasks_names_functions_and_their_arguments() -> None:
+    """The page is for readers who look for a task: each call is of a public function and gives it arguments it has."""
+    pytest.importorskip("jax")
+    text = (ROOT / "docs" / "which_operator.md").read_text()
+    calls = re.findall(r"\brk((?:\.[a-zA-Z_]+)+)(?:\(([^`]*)\))?", text)
+    assert len(calls) > 40
+    for path, arguments in calls:
+        found: Any = importlib.import_module("rl_kernel_native")
+        for name in path[1:].split("."):
+            if isinstance(found, ModuleType) and not hasattr(found, name):
+                found = importlib.import_module(f"{found.__name__}.{name}")
+            else:
+                found = getattr(found, name)
+        known = inspect.signature(found).parameters if callable(found) else {}
+        given = re.findall(r"(?<!\w)(\w+)=", re.sub(r"\([^()]*\)", "", arguments))
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
+        assert takes_any or set(given) <= set(known), f"rk{path} has no argument {set(given) - set(known)}"
 
 
 def test_the_operators_page_runs() -> None:

@@ -136,6 +136,25 @@ def test_the_benchmark_against_peers_knows(op: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("op", OPS)
+def test_the_operator_has_example_inputs(op: str) -> None:
+    """The doctor's self-test, the bench's command and the certificate are made of them."""
+    from rl_kernel_native.cases import CASES
+
+    assert op in CASES, f"no module of rl_kernel_native/cases has CASES[{op!r}]"
+    assert CASES[op].checks is not None
+    assert CASES[op].bench is not None
+
+
+def test_every_module_of_cases_is_found() -> None:
+    """What is imported is what lies there: a module without CASES, or one that packaging leaves out, is missed."""
+    from rl_kernel_native import cases
+
+    modules = {path.stem for path in (PACKAGE / "cases").glob("[!_]*.py")}
+    assert modules == {name for name in vars(cases) if name in modules}
+    assert len(cases.CASES) > len(modules) > 5
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_the_package_exports(op: str) -> None:
     import rl_kernel_native
 
