@@ -1,14 +1,14 @@
 """GRPO in one file: TRL's GRPOTrainer, with its own log-probabilities and loss or with this library's.
 
-A tiny Qwen3 with random weights learns to repeat the letter that it is given: "b>" wants "bbbbbb". The reward is the
-share of right letters. Model, tokenizer and prompts are made here, so nothing is downloaded.
+A tiny Qwen3 with random weights learns to repeat a given letter: the right answer to "b>" is "bbbbbb". The reward is
+the share of right letters. The script creates model, tokenizer and prompts; nothing is downloaded.
 
     pip install ".[trl]"                      # in a clone; torch first, see README.md
     python examples/grpo.py --ops rk          # this library's log-probabilities and loss
     python examples/grpo.py --ops stock       # TRL's
     python examples/grpo.py --compare         # both: the importance ratio, and whether losses agree, step for step
 
-examples/README.md says what --compare compares, and shows a run.
+examples/README.md explains --compare and shows a run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rl_kernel_native.contract import row
 LETTERS = "abcd"
 LENGTH = 6  # letters of an answer
 GROUP = 16  # answers to a prompt
-MEASURED = 10  # times that --compare looks at the ratio in a run
+MEASURED = 10  # number of times that --compare measures the ratio in a run
 PARTS = ("rollout", "ratio/KL", "logprob", "loss", "backward", "update")
 
 console = Console()
@@ -61,7 +61,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_model(tokenizer: PreTrainedTokenizerFast, folder: Path, seed: int) -> None:
-    """A Qwen3 of one layer with random weights; a folder, since TRL loads the reference model from where it was."""
+    """A Qwen3 of one layer with random weights, saved in a folder, because TRL loads the reference model from there."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
@@ -80,7 +80,7 @@ def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
 
 
 class Clock:
-    """Seconds of parts of a run; a part inside of another does not count for the outer one."""
+    """Seconds of the parts of a run; an inner part does not count for the outer one."""
 
     def __init__(self, device: str) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -114,7 +114,7 @@ class Clock:
 
 
 class Watched(GRPOTrainer):
-    """TRL's trainer with a clock. It calls TRL's methods, and so whatever `enabled()` put in their place."""
+    """TRL's trainer with a clock. It calls TRL's methods, and so also the replacements of `enabled()`."""
 
     clock: Clock
 
@@ -123,7 +123,7 @@ class Watched(GRPOTrainer):
             return super()._prepare_inputs(*args)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> Any:
-        # Without a gradient: of the old and the reference policy, which ratio and KL are to.
+        # Without a gradient: the log-probabilities of the old and the reference policy, for ratio and KL.
         with self.clock.part("logprob" if torch.is_grad_enabled() else "ratio/KL"):
             return super()._get_per_token_logps_and_entropies(*args, **options)
 
@@ -132,12 +132,12 @@ class Watched(GRPOTrainer):
             return super()._compute_loss(model, inputs)
 
     def training_step(self, *args: Any, **options: Any) -> torch.Tensor:
-        with self.clock.part("backward"):  # what the parts above leave of a step
+        with self.clock.part("backward"):  # the rest of a step
             return super().training_step(*args, **options)
 
 
 class Recorder(TrainerCallback):
-    """Logs of every step, the time of the optimizer, and with `measure` the ratios before some steps."""
+    """Records the logs of every step, the optimizer's time, and with `measure` the ratios before some steps."""
 
     def __init__(self, clock: Clock, measure: Callable[[Any], torch.Tensor] | None = None) -> None:
         self.clock, self.measure = clock, measure
@@ -146,7 +146,7 @@ class Recorder(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self.measure is not None and state.global_step % max(1, state.max_steps // MEASURED) == 0:
-            with torch.random.fork_rng():  # the training draws what it would have drawn
+            with torch.random.fork_rng():  # the training's random numbers stay the same
                 torch.manual_seed(state.global_step)
                 self.ratios[state.global_step + 1] = self.measure(model)
 
@@ -166,7 +166,7 @@ class Recorder(TrainerCallback):
 
 @dataclass
 class Judged:
-    """A step's loss and gradient: the float64 value, how far this library is off it, and how far it may be."""
+    """A step's loss and gradient: the float64 value, this library's error, and the allowed error."""
 
     step: int
     loss: float
@@ -194,7 +194,7 @@ class Judge(Watched):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         metrics, clock = self._metrics, self.clock
         self._metrics = {"train": defaultdict(list)}
-        self.clock = Clock("cpu")  # nothing of this is TRL's time
+        self.clock = Clock("cpu")  # this time is not TRL's
         clock.start("judging")
         self.judged.append(self._judge(model, inputs))
         clock.stop()
@@ -240,7 +240,7 @@ class Judge(Watched):
         )
 
     def _loss_of(self, logprob: torch.Tensor, entropy: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's loss of these log-probabilities."""
+        """TRL's loss for these log-probabilities."""
         self._get_per_token_logps_and_entropies = lambda *_, **__: (logprob, entropy, None)
         try:
             return super()._compute_loss(self.model, inputs)
@@ -262,7 +262,7 @@ class Exact:
     dtype: str
 
     def gradient_allowed(self, slope: torch.Tensor, slope_allowed: torch.Tensor) -> torch.Tensor:
-        """How far the loss's gradient in the logits may be off, [B, T, V], given its slopes in log-probabilities."""
+        """The allowed error of the loss's gradient in the logits, [B, T, V], given its slopes in log-probabilities."""
         z, given = self.z.detach(), slope.abs()[..., None]
         p = z.softmax(-1)
         is_target = torch.nn.functional.one_hot(self.target, z.shape[-1])
@@ -309,7 +309,7 @@ def ratios(ops: str, trained: Any, tokenizer: PreTrainedTokenizerFast) -> torch.
     """exp(training - rollout log-probability) of every token of an answer, by a model in bfloat16.
 
     The rollout decodes all answers in one batch against a cache; the training forward sees whole answers, eight at a
-    time. Weights are the same, so 1 is what an objective with an importance ratio takes for granted.
+    time. The weights are the same, so an objective with an importance ratio assumes a ratio of 1.
     """
     model = Qwen3ForCausalLM(trained.config)  # a new one: Accelerate wrapped the forward of what was trained
     model.load_state_dict(trained.state_dict())
@@ -342,7 +342,7 @@ OPERATORS: dict[str, Callable[[], Any]] = {
 
 @dataclass
 class Run:
-    """What a training left behind."""
+    """The results of a training run."""
 
     ops: str
     steps: list[dict[str, float]]
@@ -427,7 +427,7 @@ def show_agreement(judged: list[Judged], stock: Run, ours: Run) -> bool:
             f"{j.gradient:.4f}", f"{j.gradient_off:.1e}", f"{j.gradient_allowed:.1e}",
             style=None if j.agrees else "red",
         )  # fmt: skip
-    Console(width=max(console.width, JUDGED_WIDTH)).print(table)  # figures cut short would say nothing
+    Console(width=max(console.width, JUDGED_WIDTH)).print(table)  # truncated figures would be useless
     agreeing = sum(j.agrees for j in judged)
     console.print(f"within the contract: {agreeing} of {len(judged)} steps")
     same = sum(stock.rewards[step] == ours.rewards[step] for step in stock.rewards)
@@ -443,7 +443,7 @@ def show_agreement(judged: list[Judged], stock: Run, ours: Run) -> bool:
 
 
 def show_ratios(runs: list[Run]) -> None:
-    """What the library is for: how far rollout and training are apart on the same weights."""
+    """The library's purpose: the difference between rollout and training on the same weights."""
     table = Table(title="rollout against training, same weights, bfloat16")
     for name in ("operators", "tokens that differ", "max |ratio - 1|", "KL (k3)"):
         table.add_column(name, justify="right")
@@ -533,7 +533,7 @@ def main(
     agrees = True
     if compare:
         agrees = show_agreement(judged, *runs)
-        show_ratios(runs)  # last, since it is the news
+        show_ratios(runs)  # last, because it is the main result
     plot(runs, device.value, plot_path)
     raise typer.Exit(0 if agrees else 1)
 

@@ -1,14 +1,14 @@
 """TRL's GRPOTrainer with a colocated vLLM, and one switch: the ratio of training to rollout is exactly 1 at every step.
 
-A tiny Qwen3 with random weights learns to repeat the letter that it is given, as in grpo.py. vLLM draws the answers.
-TRL scores them again with the same weights. Each update's weights go into the running engine.
+A tiny Qwen3 with random weights learns to repeat a given letter, as in grpo.py. vLLM draws the answers. TRL scores them
+again with the same weights. Each update copies its weights into the running engine.
 
     python examples/grpo_vllm.py --steps 20                # rk: one line, rk.enable(rollout="vllm", trainer="trl")
     python examples/grpo_vllm.py --steps 20 --ops stock    # vLLM's and TRL's own operators
     python examples/grpo_vllm.py --steps 20 --compare      # both, each in its own process, and a plot
 
 Needs vLLM 0.26 and TRL (docs/vllm.md). Without a GPU vLLM runs on the CPU: tools/fetch_vllm.sh FOLDER, then FOLDER on
-PYTHONPATH. The exit status is 1 where a ratio of rk is not 1.
+PYTHONPATH. The exit status is 1 if a ratio of rk is not 1.
 """
 
 from __future__ import annotations

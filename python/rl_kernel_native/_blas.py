@@ -14,18 +14,19 @@ CANONICAL = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
 def canonical_blas() -> dict[str, str]:
     """Makes the GEMMs of cuBLAS in this process sum in ascending order of K, as this library does.
 
-    A trainer's own ``torch.nn.Linear`` then gives a row the same bits at any batch size. On recorded shapes they are
+    A trainer's own ``torch.nn.Linear`` then gives a row the same bits at any batch size. On recorded shapes they equal
     the bits of :func:`linear`. Call it before the first CUDA work of the process. Both variables are read when torch
-    makes its cuBLAS handle and workspace, cuBLASLt's only once. So clearing torch's workspaces afterwards does not
-    help. ``torch.use_deterministic_algorithms(True)`` accepts ``:4096:8`` and ``:16:8`` alone and refuses this setting,
+    makes its cuBLAS handle and workspace, cuBLASLt's only once. Clearing torch's workspaces afterwards therefore does
+    not help. ``torch.use_deterministic_algorithms(True)`` accepts ``:4096:8`` and ``:16:8`` alone and refuses this
+    setting,
     though it is stricter: cuBLAS still splits K under ``:16:8``.
 
-    Without CUDA it has no effect but on the environment. Other values of the two variables are replaced, and processes
-    that are started later inherit them.
+    Without CUDA it changes only the environment. Other values of the two variables are replaced, and processes that are
+    started later inherit them.
 
     Returns: the variables that were set, names to values.
-    Raises: RuntimeError where torch has initialised CUDA with other values, whether or not a GEMM ran: torch does not
-        say. Values that were put into ``os.environ`` after a GEMM cannot be told from ones that were there before it.
+    Raises: RuntimeError if torch has initialised CUDA with other values, whether or not a GEMM ran; torch does not
+        tell. Values set in ``os.environ`` after a GEMM cannot be distinguished from values set before it.
     Source: docs/numerics.md, fact 1.
     """
     wrong = wrong_settings(os.environ)
@@ -41,5 +42,5 @@ def canonical_blas() -> dict[str, str]:
 
 
 def wrong_settings(environment: Mapping[str, str]) -> list[str]:
-    """``NAME=VALUE`` for each variable that is not as it must be."""
+    """``NAME=VALUE`` for each variable with a wrong value."""
     return [f"{name}={value}" for name, value in CANONICAL.items() if environment.get(name) != value]

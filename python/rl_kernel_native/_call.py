@@ -15,7 +15,7 @@ _registered: list[bool] = []  # True, once every operator is
 
 
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The operator's outputs, None for what is not asked for."""
+    """The operator's outputs, with None for outputs that are not asked for."""
     if type(arrays[op.leads]) in plain or _dispatch.is_tensor(arrays[op.leads]):
         found: tuple[Any, ...] = (loaded or _engine()).call(op, arrays, how)
         return found
@@ -30,7 +30,7 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
 def call_backward(
     op: Operator, d: Any, arrays: Sequence[Any], how: tuple[Any, ...], wanted: tuple[bool, ...]
 ) -> Sequence[Any]:
-    """Its gradients, None for what is not wanted."""
+    """The operator's gradients, with None for unwanted ones."""
     assert isinstance(op.gradient, Diagonal)
     if d is None:
         raise TypeError(f"{op.gradient.incoming}: expected an array, got NoneType")
@@ -50,7 +50,7 @@ def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[A
 
 
 def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Outputs and gradients of a loss, None for the gradient of an array that is not there."""
+    """Outputs and gradients of a loss, with None for the gradient of a missing array."""
     assert isinstance(op.gradient, Kept)
     if _dispatch.is_tensor(arrays[0]):
         outputs: tuple[Any, ...] = engine().call_with_gradients(op, arrays, how)
@@ -73,7 +73,7 @@ def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tupl
 
 
 def engine() -> Any:
-    """What calls of torch tensors go through."""
+    """The engine, through which calls with torch tensors go."""
     return loaded or _engine()
 
 
@@ -84,7 +84,7 @@ def _engine() -> Any:
     from . import _engine as found
     from ._torch import PLAIN, is_compiling
 
-    if not is_compiling():  # a trace has a guard on what it read, which may not change before the trace ends
+    if not is_compiling():  # a trace guards the values that it read, and they must not change before it ends
         loaded, plain = found, PLAIN
     return found
 
@@ -98,5 +98,5 @@ def load() -> None:
         _registered.append(True)
 
 
-# A trace calls it and keeps the result: what it does is not for a graph.
+# A trace calls this function and keeps the result; its work does not belong in a graph.
 load._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Autograd of an operator with a native first derivative, and others that torch's own operators compose."""
+"""Autograd of an operator with a native first derivative and higher ones composed of torch's own operators."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ops = torch.ops.rl_kernel_native
 
 
 def _main_grad_of(of: Composed, how: tuple[Any, ...]) -> Any:
-    """The memory that backward adds a gradient to, the last of the options beside those of a schema."""
+    """The memory to which backward adds a gradient: the last option, after those of the schema."""
     return None if of.accumulates is None or not how else how[-1]
 
 
 def _asked(ctx: Any, of: Composed, needs: Sequence[bool], main_grad: Any) -> list[bool]:
-    """What the running backward asks for of several gradients, one for each tensor that was an input."""
+    """The gradients that the running backward asks for, one entry per input tensor."""
     edges = iter(ctx.next_functions)
     nodes = [next(edges)[0] if is_there else None for is_there in ctx.there]
     found = list(needs)
@@ -44,7 +44,7 @@ def _readable(x: Any) -> Any:
 
 
 class _Composed(Eager):
-    """Eager autograd. The old form of forward costs a third of what setup_context does."""
+    """Eager autograd. The old form of forward takes a third of the time of setup_context."""
 
     @staticmethod
     def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *operands: Any) -> Any:
@@ -71,7 +71,7 @@ class _Composed(Eager):
             needs = _asked(ctx, of, needs, main_grad)
         present = {name: d for name, d in zip(names, given, strict=True) if d is not None}
         direct = direct and all(map(is_direct_gradient, present.values()))
-        if present and not direct:  # create_graph: a backward that has a backward
+        if present and not direct:  # create_graph: backward itself is differentiated
             require_tensors(**present)
             _require_addable(of, given[0], needs, main_grad)
         given = [None if d is None else gradient(d, dtype, n) for d, n in zip(given, names, strict=True)]
@@ -145,7 +145,7 @@ def register_composed(op: Operator, of: Composed) -> None:
             return tuple(along) if len(along) > 1 else along[0]
 
     def composed(ctx: Any) -> Any:
-        """The composed function, and where it was called."""
+        """The composed function, and the place of its call."""
         assert of.composed is not None
         function, how, (*saved,) = of.composed, ctx.how, ctx.saved_tensors
         operands, constants = saved[: len(places)], saved[len(places) :]

@@ -117,10 +117,11 @@ SHORTHAND: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Bound:
-    """How far a result may be off before it is rounded to its dtype.
+    """The allowed error of a result before it is rounded to its dtype.
 
     Attributes:
-        of: function of facts, by keyword, that gives the bound; arithmetic alone, so that arrays go in and come out.
+        of: function of facts, given by keyword, that returns the bound. It uses only arithmetic, so it accepts and
+            returns arrays.
         text: the same in a line, in Python's notation and with :data:`SHORTHAND`.
         why: where it comes from.
     """
@@ -131,12 +132,12 @@ class Bound:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """Names of :data:`FACTS` that it takes."""
+        """The names of :data:`FACTS` that the bound takes."""
         return tuple(signature(self.of).parameters)
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Those of them without a default."""
+        """The names without a default."""
         return tuple(name for name, p in signature(self.of).parameters.items() if p.default is p.empty)
 
 
@@ -146,15 +147,16 @@ class Row:
 
     Attributes:
         operator: name of the function, such as "gelu_mul", or "chain".
-        stem: of its contract, cpp/include/rlk/ops/<stem>.h; "" for the chain.
+        stem: name of its contract, cpp/include/rlk/ops/<stem>.h; "" for the chain.
         direction: "forward" or "backward".
-        kind: of KINDS.
-        keeps: variations, of VARIATIONS, under which every bit stays.
-        backends: whose bits are equal, of BACKENDS.
-        bound: against float64; a matrix product's is that of fused multiply-adds.
-        unit_bound: of a product by a matrix unit; None: the same.
-        rounded: the result is rounded to the dtype of the inputs last; else its dtype is float32 and the bound has all.
-        dtypes: of the inputs.
+        kind: one of KINDS.
+        keeps: the VARIATIONS under which every bit stays the same.
+        backends: those of BACKENDS whose bits are equal.
+        bound: the bound against float64; for a matrix product, that of fused multiply-adds.
+        unit_bound: the bound for products by a matrix unit; None: the same.
+        rounded: the result is finally rounded to the dtype of the inputs; otherwise its dtype is float32 and the bound
+            includes everything.
+        dtypes: those of the inputs.
     """
 
     operator: str
@@ -174,15 +176,14 @@ class Row:
         return f"{self.operator} {self.output}"
 
     def allowed(self, dtype: str = "float32", *, expected: Any = 0.0, unit: str = "ieee", **facts: Any) -> Any:
-        """How far a result may be from float64.
+        """The allowed distance of a result from float64.
 
         Args:
-            dtype: dtype of the result; its rounding is added where the row says ``rounded``.
+            dtype: dtype of the result; its rounding is added if the row is ``rounded``.
             expected: the float64 value, an array or a number.
             unit: "ieee", or the matrix unit that multiplied.
             facts: those of the bound, :data:`FACTS`.
-        Raises: TypeError for a fact that is missing or unknown; ValueError for another unit; KeyError for another
-            dtype.
+        Raises: TypeError for a missing or unknown fact; ValueError for another unit; KeyError for another dtype.
         """
         one_of("unit", unit, UNITS)
         bound = self.unit_bound if unit != "ieee" and self.unit_bound is not None else self.bound

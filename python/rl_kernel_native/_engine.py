@@ -1,4 +1,4 @@
-"""What torch needs of an operator that :mod:`_operator` describes.
+"""Builds everything that torch needs from an operator's description in :mod:`_operator`.
 
 These are a schema, a kernel, a fake kernel, the eager call and its autograd Function. A second Function, with the rules
 of torch.func, serves whatever traces or transforms.
@@ -353,7 +353,7 @@ class _Transposed(Eager):
         if len(wanted) > 1 and all(wanted):  # one of both may be wanted by torch.autograd.grad alone
             wanted = tuple(is_asked_for(edge[0]) for edge in ctx.next_functions[-len(wanted) :])
         present = {name: g for name, g in zip(of.incoming, given, strict=True) if g is not None}
-        # create_graph, a backward that has a backward, goes through the dispatcher, too.
+        # With create_graph, backward itself is differentiated, so the call also goes through the dispatcher.
         direct = not is_grad_enabled() and all(map(is_direct_gradient, present.values()))
         if present and not direct:
             require_tensors(**present)

@@ -1,6 +1,7 @@
-"""autograd Functions that torch.compile takes into its graph unread, so that torch.func finds their rules when it runs.
+"""autograd Functions that torch.compile puts into its graph without tracing them. torch.func then finds their rules at
+run time.
 
-Dynamo reads a Function's forward as if no transform were around it. Under torch.func.grad inside of a compiled function
+Dynamo traces a Function's forward as if no transform surrounded it. Under torch.func.grad inside of a compiled function
 its gradient would be zero. :data:`in_graph`, a call by name, goes into the graph as it is.
 """
 
@@ -33,7 +34,8 @@ def apply(name: str, *arguments: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Makes ``in_graph`` when Dynamo first looks for it: to know it before would load Dynamo, 1.4 s of every import."""
+    """Makes ``in_graph`` when Dynamo first looks for it. Making it earlier would load Dynamo, which adds 1.4 s to every
+    import."""
     if name != "in_graph":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = torch.compiler.allow_in_graph(apply)

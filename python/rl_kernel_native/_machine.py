@@ -1,4 +1,4 @@
-"""What the doctor and the reports say of the machine."""
+"""The description of the machine for the doctor and the reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cpu_model() -> str:
-    """The processor's name as the system tells it."""
+    """The processor's name, from the system."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

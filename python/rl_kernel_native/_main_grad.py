@@ -1,4 +1,5 @@
-"""main_grad: memory that backward adds the gradient of a weight to. What it may be, and when it is written."""
+"""main_grad: memory to which backward adds the gradient of a weight. This module says what is allowed, and when it is
+written."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_grad_
 
 
 def check(main_grad: Any, weight: Any, **operands: Any) -> None:
-    """Refuses a main_grad that a forward cannot take. ``operands``: its other arguments, which backward may read after
-    it has written main_grad. The extension refuses a weight that is no tensor."""
+    """Refuses a main_grad that a forward cannot accept. ``operands`` are its other arguments, which backward may read
+    after it has written main_grad. The extension refuses a weight that is not a tensor."""
     if not isinstance(main_grad, Tensor):
         raise TypeError(f"main_grad: expected a torch.Tensor, got {type(main_grad).__name__}")
     if is_compiling() or functorch_active():
@@ -80,7 +81,7 @@ def check_weight_grad(weight: Any, code: int, main_grad: Any) -> Any:
 
 
 def _addresses(tensor: Tensor) -> tuple[int, int]:
-    """Addresses of the first byte and past the last; both 0 where a tensor has no memory of its own."""
+    """Addresses of the first byte and past the last one; both 0 for a tensor without its own memory."""
     try:
         first = tensor.data_ptr()
     except RuntimeError:
@@ -92,9 +93,9 @@ def _addresses(tensor: Tensor) -> tuple[int, int]:
 
 
 def is_asked_for(node: Any, main_grad: Any = None) -> bool:
-    """Whether the running backward wants what flows into a node of ``ctx.next_functions``, which has one for each
-    tensor that was an input. ``needs_input_grad`` says what forward knew; backward(inputs=...) and torch.autograd.grad
-    may ask for less. A question about a leaf costs torch.autograd.grad an exception."""
+    """Whether the running backward wants the gradient of a node of ``ctx.next_functions``, which has one node per input
+    tensor. ``needs_input_grad`` only has forward's knowledge; backward(inputs=...) and torch.autograd.grad may ask for
+    less. For a leaf, torch.autograd.grad answers with an exception."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # a leaf whose gradient torch.autograd.grad returns
@@ -106,13 +107,13 @@ def is_asked_for(node: Any, main_grad: Any = None) -> bool:
 
 
 def refuse_create_graph(main_grad: Tensor | None) -> None:
-    """In a backward with a main_grad, whatever it asks for: a later one would give its part to ``weight.grad``."""
+    """Checks every backward with a main_grad, because a later backward would add its part to ``weight.grad``."""
     if main_grad is not None and is_grad_enabled():
         raise ValueError("main_grad: a gradient that is added to it has no derivative; backward without create_graph")
 
 
 def require_addable(dy: Tensor, main_grad: Tensor) -> None:
-    """Before a gradient is added to it through the dispatcher."""
+    """Checks main_grad before the dispatcher adds a gradient to it."""
     refuse_create_graph(main_grad)
     if is_batched(dy):
         raise ValueError("main_grad: a batch of gradients (vmap, is_grads_batched) cannot be added to it")

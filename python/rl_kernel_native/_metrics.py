@@ -9,14 +9,15 @@ import numpy as np
 
 
 class DenominatorStatus(enum.IntFlag):
-    """What a loss is by its denominator on the device; without a bit it is what it should be."""
+    """Status of a loss by its denominator on the device; without a bit, the loss is valid."""
 
     ZERO = 1  # nothing to divide by: loss and gradients are 0
     NOT_A_DIVISOR = 2  # negative, infinite or NaN: the loss is NaN
 
     @staticmethod
     def of(denominator: Any) -> Any:
-        """These bits of an array's elements, int32 on its device; nothing waits. For any operator that takes one.
+        """The status bits of an array's elements, int32 on its device; nothing waits. This serves any operator with a
+        denominator.
 
         Example:
             >>> rk.DenominatorStatus.of(torch.tensor([7.0, 0.0, -3.0, torch.nan]))
@@ -49,7 +50,7 @@ class MetricVector:
         return DenominatorStatus.of(self.denominator)
 
     def asdict(self) -> dict[str, float]:
-        """All of them as Python numbers: waits for the device."""
+        """All metrics as Python numbers; this waits for the device."""
         return dict(zip(self.names, (float(x) for x in self.vector.tolist()), strict=True))
 
     def _shown(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""An operator as data: its arrays, its options, what it gives, the extension's functions and its derivatives.
+"""An operator as data: its arrays, options, outputs, extension functions and derivatives.
 
 :mod:`_engine` makes everything that torch asks for from it: schema, fake kernel, eager call, autograd, torch.func and
 torch.compile. :mod:`_call` calls it, from any framework.
@@ -21,11 +21,11 @@ class Array:
     """An operand.
 
     Attributes:
-        name: that of the schema, and of errors where ``called`` gives no other.
-        kind: what a fake kernel asks of it, a key of :data:`_engine.KINDS`; or that from the options.
-        called: its name in errors, from the options and, where they are known, the arrays.
-        written: whether the operator writes it, which allocates no outputs then.
-        number: a schema's type for the number that may stand in its place; the schema has it beside the array.
+        name: its name in the schema, and in errors unless ``called`` gives another.
+        kind: the fake kernel's check, a key of :data:`_engine.KINDS`, or a function of the options that returns one.
+        called: its name in errors, from the options and, if they are known, the arrays.
+        written: whether the operator writes it; the operator then allocates no outputs.
+        number: the schema's type of a number that may replace the array; the schema has both.
     """
 
     name: str
@@ -41,8 +41,8 @@ class Array:
 
 @dataclass(frozen=True)
 class Diagonal:
-    """Derivatives of an operator whose output element depends on the operand elements of its place alone: gradients and
-    tangents are products with the same slopes.
+    """Derivatives of an operator whose output elements depend only on the operand elements at the same place: gradients
+    and tangents are products with the same slopes.
 
     Attributes:
         of: positions of the arrays that may have a gradient.
@@ -73,7 +73,8 @@ def sum_of_products(tangents: Sequence[Any], kept: Sequence[Any], how: tuple[Any
 
 @dataclass(frozen=True)
 class Kept:
-    """Derivatives of a loss that its forward gives with it: a backward multiplies them, and there is no second one.
+    """Derivatives of a loss that its forward also computes: a backward multiplies them, and there is no second
+    derivative.
 
     Attributes:
         of: positions of the arrays that may have a gradient, of the array's shape.
@@ -104,7 +105,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Like:
-    """An array of which only this is kept."""
+    """The part of an array that is kept."""
 
     shape: Any
     dtype: Any
@@ -143,7 +144,8 @@ class Linear:
 
 @dataclass(frozen=True)
 class Composed:
-    """Derivatives beside a native first one that torch's own operators compose: they exist to be right.
+    """Derivatives composed of torch's own operators, in addition to a native first one. They are built for correctness,
+    not for speed.
 
     Attributes:
         of: positions of the arrays that may have a gradient.
@@ -156,11 +158,11 @@ class Composed:
             gradients or None, what was kept, the options and what is wanted. None: use ``composed``.
         tangents: a function that returns the tangents of the first outputs. It takes a way to call operators, tangents
             and arrays of ``of``, and the options. None: use ``composed``.
-        asked: a function of arrays and options: whether outputs after the first are asked for. If not, autograd sees
-            the first alone.
+        asked: a function of arrays and options: returns whether outputs after the first are asked for. If not, autograd
+            sees the first alone.
         accumulates: position of the array whose gradient a ``main_grad`` takes, the last of the options and none of a
             schema's.
-        batch: as of :class:`Linear`.
+        batch: as for :class:`Linear`.
     """
 
     of: tuple[int, ...]
@@ -200,19 +202,19 @@ class Operator:
     ) -> None:
         """
         Args:
-            options: as a schema has them.
-            outputs: the shape of each output, None for one that is not asked for.
+            options: the options in the schema's form.
+            outputs: the shape of each output, or None for an output that is not asked for.
             dtypes: those of the outputs; None: that of the leading array; a position: that of an array; or the
                 extension's number, or None, from the options.
             native: of arrays, options, allocate and stream: the outputs, or None where it writes arrays instead. Left
                 out: those of :class:`Kept`.
             check: a function of arrays, options and the number of sequences: checks of fake kernels beyond the arrays'
                 kinds.
-            gradient: None for an operator without gradients, which takes its inputs as detached.
-            schema_options: options as a schema has them, where ``native`` takes others as well.
+            gradient: None for an operator without gradients, which treats its inputs as detached.
+            schema_options: options in the schema's form, if ``native`` takes others as well.
             exp: position of the option ``exp``, which the engine resolves for the device of the call.
             leads: position of the array whose device and framework the others must have.
-            sharded: end of the error for a DTensor: what to call instead.
+            sharded: end of the error for a DTensor, which names the call to use instead.
             flops: a function of the arrays' shapes: the count for torch's FlopCounterMode.
         """
         self.name, self.arrays, self.options = name, arrays, options

@@ -23,7 +23,7 @@ LIBRARY = torch.library.Library("rl_kernel_native", "FRAGMENT")
 
 
 class _Unknown(float):
-    """What a fake kernel sees of a number that a trace leaves open: one in the range of every check."""
+    """The value of an open number that a fake kernel sees: it is in the range of every check."""
 
 
 UNKNOWN = _Unknown(1.0)
@@ -88,7 +88,7 @@ def _has_tangent(tensor: Tensor) -> bool:
 
 
 def _mapped(arguments: Any, places: tuple[int, ...], each: Callable[[Any], Any]) -> list[Any]:
-    """The arguments with ``each`` of their numbers."""
+    """The arguments, with ``each`` applied to their numbers."""
     found = list(arguments)
     for i in places:
         given = found[i]
@@ -117,7 +117,7 @@ def _as_tensors(arguments: tuple[Any, ...], places: tuple[int, ...]) -> Any:
 
 
 def _value(tensors: Iterator[Tensor], x: Any) -> Any:
-    """A number, which may stand in a tensor."""
+    """A number, which may be inside a tensor."""
     if x is None:
         return None
     tensor = next(tensors, None) if x != x else None

@@ -1,4 +1,5 @@
-"""Rewards as reward functions give them: floats of any width, integers, bools and lists, rounded to float32 once."""
+"""Converts rewards from reward functions: floats of any width, integers, bools and lists are rounded once to
+float32."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ _NUMERIC = "fiub"  # kinds of NumPy's dtypes
 
 
 def as_float32(array: Any, name: str, like: Any = None) -> Any:
-    """`array` as float32 in its own framework; a list as NumPy's, or as a tensor beside the tensor `like`."""
+    """`array` as float32 in its own framework. A list becomes a NumPy array, or a tensor on the device of the tensor
+    `like`."""
     if isinstance(array, (list, tuple)):
         return _beside(_from_list(array, name, float, np.float32), like)
     if _dispatch.is_tensor(array):
@@ -25,7 +27,8 @@ def as_float32(array: Any, name: str, like: Any = None) -> Any:
 
 
 def as_integers(array: Any, name: str, like: Any = None) -> Any:
-    """A list of whole numbers as int64, NumPy's or a tensor beside the tensor `like`; anything else as it is."""
+    """A list of whole numbers as int64, in NumPy or as a tensor on the device of `like`; anything else is returned
+    unchanged."""
     if not isinstance(array, (list, tuple)):
         return array
     return _beside(_from_list(array, name, _whole, np.int64), like)

@@ -1,4 +1,4 @@
-"""How a call of a described operator runs: straight to the extension, or through the dispatcher."""
+"""Runs a call of a described operator: directly to the extension, or through the dispatcher."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ops = torch.ops.rl_kernel_native
 
 
 def traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Outputs of a call that something traces or transforms, and the gradients that a loss gives."""
+    """Outputs of a traced or transformed call, and the gradients of a loss."""
     require(op, arrays, how)
     return applied(op, arrays, how)
 
@@ -75,7 +75,7 @@ def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
 
 
 def write(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """A call through the dispatcher that writes some of its arrays, of which autograd learns."""
+    """A call through the dispatcher that writes some of its arrays and tells autograd."""
     given = list(map(operand, arrays))
     for i in op.written:
         x, name = arrays[i], op.arrays[i].name
@@ -90,7 +90,7 @@ def write(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
 
 
 def refuse_derivatives(op: Operator, arrays: Sequence[Any]) -> None:
-    """Refuses what would lose a derivative in the arrays that an operator writes."""
+    """Refuses calls that would lose a derivative in the arrays that an operator writes."""
     for a, x in zip(op.arrays, arrays, strict=True) if is_grad_enabled() else ():
         if x is not None and isinstance(x, Tensor) and x.requires_grad:
             raise ValueError(
@@ -108,7 +108,7 @@ def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: A
     for a, x in labelled:
         if not ((a.number and is_number(x)) or (a.optional and x is None)):
             name = a.label(how, arrays)
-            named[a.name if name in named else name] = x  # users know both by the name of the first
+            named[a.name if name in named else name] = x  # users know both arrays by the first one's name
     required = {a.label(how, arrays) for a in op.arrays if not (a.optional or a.number)}
     require_tensors(
         **{name: x for name, x in named.items() if name in required},
@@ -118,7 +118,7 @@ def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: A
 
 
 def is_differentiated(op: Operator, of: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> bool:
-    """Whether an array that may have a gradient requires one; another that does is refused."""
+    """Whether an array that may have a gradient requires one. Any other array that requires a gradient is refused."""
     found = False
     for i, x in enumerate(arrays):
         if x is not None and getattr(x, "requires_grad", False) and isinstance(x, Tensor):

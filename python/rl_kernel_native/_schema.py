@@ -1,4 +1,4 @@
-"""What an operator's description says to torch: its schema, and its fake kernel's questions about arrays."""
+"""Turns an operator's description into a torch schema, and into its fake kernel's checks of arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from ._torch import DTYPES, memory
 
 
 class _Seen:
-    """What fake kernels have learned of a call: its first array, under its name, and the number of sequences."""
+    """The facts that a fake kernel has collected about a call: its first array with its name, and the number of
+    sequences."""
 
     def __init__(self, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
         self.first, self.name, self.sequences = arrays[0], op.arrays[0].label(how, arrays), None
@@ -47,7 +48,7 @@ def _one_a_sequence(seen: _Seen, x: Any, name: str) -> None:
     check_contiguous(x, name)
 
 
-# What a fake kernel asks of an array that is there.
+# The checks of a fake kernel for each kind of array.
 KINDS: dict[str, Callable[[_Seen, Any, str], None]] = {
     "first tokens": _first(*FLOAT32),
     "first mask": _first(),
@@ -56,7 +57,7 @@ KINDS: dict[str, Callable[[_Seen, Any, str], None]] = {
     "tokens": lambda seen, x, name: check_tokens(x, name, seen.first, seen.name),
     "tokens or sequences": lambda seen, x, name: check_tokens(x, name, seen.first, seen.name, seen.sequences),
     "mask": lambda seen, x, name: check_mask(x, seen.first.shape, seen.name),
-    "cu_seqlens": lambda seen, x, name: None,  # the first array's check has looked at it
+    "cu_seqlens": lambda seen, x, name: None,  # the first array's check covers it
     "offsets": lambda seen, x, name: check_offsets(x, name),
     "sequences": _one_a_sequence,
     "number": lambda seen, x, name: check_element(x, name),
@@ -70,7 +71,7 @@ KINDS: dict[str, Callable[[_Seen, Any, str], None]] = {
 
 
 def check_arrays(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
-    """The extension's questions about shapes and dtypes, in its words."""
+    """The extension's checks of shapes and dtypes, with its error messages."""
     seen = _Seen(op, arrays, how)
     for a, x in zip(op.arrays, arrays, strict=True):
         if x is not None:
@@ -84,7 +85,7 @@ def check_arrays(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> N
 
 
 def title(op: Operator) -> str:
-    """The name of its Function."""
+    """The name of the operator's Function."""
     return op.name.title().replace("_", "")
 
 
@@ -107,7 +108,7 @@ def is_number(x: Any) -> bool:
 
 
 def as_schema(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Arrays as a schema has them: beside each that may be a number, that number."""
+    """Arrays in the schema's form: an array that may be a number is followed by that number."""
     if not op.has_numbers:
         return arrays
     found: list[Any] = []

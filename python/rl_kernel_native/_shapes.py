@@ -1,6 +1,6 @@
 """Checks of shapes and dtypes for fake kernels, with the extension's error messages.
 
-Descriptions import it without loading torch: dtypes are told by their names."""
+Descriptions import it without loading torch: it recognises dtypes by their names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_columns(tensor: Tensor, name: str) -> None:
 
 
 def check_tail(tensor: Tensor, name: str, first: int) -> None:
-    """Dimensions from ``first`` on, those after tokens, follow one another."""
+    """Checks that the dimensions from ``first`` on, those after tokens, are contiguous."""
     if not is_static(tensor) or tensor.numel() == 0:
         return
     elements = 1
@@ -55,13 +55,13 @@ def check_tail(tensor: Tensor, name: str, first: int) -> None:
 
 
 def check_columns_below(tensor: Tensor, name: str, bits: int) -> None:
-    """Fewer than ``2**bits`` columns."""
+    """Checks for fewer than ``2**bits`` columns."""
     if is_static(tensor) and tensor.shape[-1] >= 1 << bits:
         raise ValueError(f"{name}: expected fewer than 2^{bits} columns, got {tensor.shape[-1]}")
 
 
 def check_end(offsets: Tensor, name: str, count: Any, of: str) -> None:
-    """Offsets [num + 1] of nothing at all are refused: they end with ``count``, which ``of`` names."""
+    """Refuses empty offsets [num + 1]: they must end with ``count``, which ``of`` names."""
     if type(count) is int and count > 0 and is_static(offsets) and offsets.shape[0] == 1:
         raise ValueError(f"{name}: expected {count} ({of}) last, got shape [1]")
 
@@ -130,7 +130,7 @@ def check_dtype_like(tensor: Tensor, name: str, like: Tensor, like_name: str) ->
 
 
 def check_like(tensor: Any, name: str, like: Tensor, like_name: str) -> None:
-    """Rows of the dtype and shape of others; None passes."""
+    """Rows with the dtype and shape of other rows; None passes."""
     if tensor is None:
         return
     check_rows(tensor, name)
@@ -140,7 +140,7 @@ def check_like(tensor: Any, name: str, like: Tensor, like_name: str) -> None:
 
 
 def check_float32_or(tensor: Tensor, name: str, dtype: torch.dtype, whose: str) -> None:
-    """A vector beside operands of ``dtype``; ``whose`` that is, as words that follow it."""
+    """A vector together with operands of ``dtype``; ``whose`` names the owner of that dtype in the error."""
     if tensor.dtype != dtype and dtype_name(tensor.dtype) != "float32":
         wanted = "float32" if dtype_name(dtype) == "float32" else f"float32 or {dtype_name(dtype)}{whose}"
         raise TypeError(f"{name}: expected dtype {wanted}, got {dtype_name(tensor.dtype)}")
@@ -167,7 +167,8 @@ def check_contiguous(tensor: Tensor, name: str) -> None:
 
 
 def check_first(tokens: Tensor, name: str, cu_seqlens: Any, dtypes: tuple[str, ...]) -> Any:
-    """The array that the others are like; a mask has no ``dtypes``. Returns: the number of sequences."""
+    """Checks the leading array, which the others must match; a mask has no ``dtypes``. Returns: the number of
+    sequences."""
     if dtypes:
         check_dtype(tokens, name, dtypes)
     else:
@@ -209,7 +210,7 @@ def check_mask(mask: Any, shape: Any, whose: str) -> None:
 
 
 def check_tokens(tensor: Any, name: str, like: Tensor, whose: str, sequences: Any = None) -> None:
-    """``sequences``: their number, where the array may have one value each."""
+    """``sequences`` is their number, if the array may have one value per sequence."""
     if tensor is None:
         return
     check_dtype(tensor, name, FLOAT32)
@@ -228,7 +229,7 @@ def check_tokens(tensor: Any, name: str, like: Tensor, whose: str, sequences: An
 
 
 def check_row_integers(tensor: Any, name: str, rows: Any) -> None:
-    """[num_rows] of ``rows``, or of any number where that is None; None passes."""
+    """[num_rows] with ``rows`` rows, or with any number if that is None; None passes."""
     if tensor is None:
         return
     check_dtype(tensor, name, INDICES)

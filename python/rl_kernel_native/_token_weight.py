@@ -1,4 +1,4 @@
-"""``token_weight`` of losses: what each token's terms are multiplied by, and what divides a mean of them."""
+"""``token_weight`` of losses: the factor of each token's terms, and the divisor of their mean."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from . import _check, _dispatch
 
 
 def checked(token_weight: Any, like: Any, name: str) -> Any:
-    """A constant of the shape, framework and device of ``like``, which is called ``name``."""
+    """Checks a constant with the shape, framework and device of ``like``; errors call it ``name``."""
     if not _dispatch.is_array(like):
-        return token_weight  # what is wrong with that comes first
+        return token_weight  # its own check comes first
     if _dispatch.is_tensor(like) != _dispatch.is_tensor(token_weight) or not _dispatch.is_array(token_weight):
         raise TypeError(
             f"token_weight: expected an array of the framework of {name}, got {type(token_weight).__name__}"
@@ -44,8 +44,8 @@ def weighed(
         return weight, None
     fits = mask is None or not _dispatch.is_array(mask) or _check.shape_of(mask) == tuple(weight.shape)
     if not fits or (cu_seqlens is not None and len(weight.shape) != 1):
-        return weight, None  # which the loss refuses, in words of its own arguments
-    dense: Any = weight  # a layout that the operator refuses is refused by its name, there
+        return weight, None  # the loss refuses it with an error about its own arguments
+    dense: Any = weight  # the operator refuses a bad layout under its own name
     if _dispatch.is_tensor(weight):
         dense = weight.contiguous()
     elif isinstance(weight, np.ndarray):
@@ -72,5 +72,5 @@ def weighed(
     of = xp.searchsorted(cu_seqlens[1:], places, side="right")
     if not share.shape[0]:
         return weight, None
-    # Tokens behind the last sequence, which nothing reads, take any share.
+    # Tokens after the last sequence are never read, so they may have any share.
     return weight * share[xp.where(of < share.shape[0], of, 0)], None

@@ -1,4 +1,4 @@
-"""The distributions that install this package, one a variant. Two of them overwrite each other's files."""
+"""The distributions that install this package, one per variant. Two of them overwrite each other's files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def installed() -> list[str]:
 
 
 def how_to_install(extra: str) -> str:
-    """What to type for an extra of the distribution that is installed; in a source tree, in a clone."""
+    """The command that installs an extra of the installed distribution; in a source tree, the command for a clone."""
     found = [name.split()[0] for name in installed()]
     if found and found[0] != NAMES[0]:
         return f'pip install "{found[0]}[{extra}]"'
@@ -31,7 +31,7 @@ def how_to_install(extra: str) -> str:
 
 
 def warn_of_conflict(loaded: str) -> None:
-    """A RuntimeWarning where more than one is installed. ``loaded``: the variant of the extension that was imported."""
+    """A RuntimeWarning if more than one is installed. ``loaded`` is the variant of the imported extension."""
     found = installed()
     if len(found) > 1:
         warnings.warn(

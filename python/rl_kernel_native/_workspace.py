@@ -1,4 +1,4 @@
-"""What operators took of memory beside their inputs and outputs."""
+"""The memory that operators used in addition to their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class WorkspaceStats(NamedTuple):
 
 
 def workspace_stats(*, reset: bool = False) -> dict[str, WorkspaceStats]:
-    """How much workspace calls took from the caller's allocator.
+    """The workspace that calls took from the caller's allocator.
 
     It is the framework's own memory (torch's caching allocator, JAX's, CuPy's pool), which keeps what a call gave back
     for the next one, whichever operator that is of: a second call of the same size allocates nothing anew, and between
     calls others may use it.
 
     Args:
-        reset: whether to begin again at 0 afterwards.
+        reset: whether to reset the counts to 0 afterwards.
     Returns: ``{"cuda:0": WorkspaceStats(calls, last_bytes, most_bytes)}``, one entry for each device on which a call
-        took any. What the CPU backend allocates by itself is not counted.
+        took any. Memory that the CPU backend allocates itself is not counted.
     """
     return {device: WorkspaceStats(*numbers) for device, numbers in _C.workspace_stats(reset).items()}

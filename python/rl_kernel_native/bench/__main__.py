@@ -35,7 +35,8 @@ def _seconds(text: str) -> float:
 
 
 def _device(torch: Any, name: str) -> str:
-    """The device to measure on; auto is the GPU where torch and this build can use it. ValueError says why not."""
+    """The device to measure on; auto is the GPU if torch and this build can use it. A ValueError gives the reason if
+    not."""
     if name == "auto":
         return "cuda" if _native.architectures("sm_") and torch.cuda.is_available() else "cpu"
     try:
@@ -69,7 +70,7 @@ def _parser_of(operators: Any, name: str, bench: Bench) -> argparse.ArgumentPars
 
 
 def make_parser(program: str) -> argparse.ArgumentParser:
-    """The command line, an operator a command."""
+    """The command line, with one command per operator."""
     parser = argparse.ArgumentParser(prog=program, description="An operator against its peers, in one process.")
     operators = parser.add_subparsers(dest="operator", required=True)
     commands = [_parser_of(operators, name, bench) for name, bench in BENCHES.items()]
@@ -98,7 +99,7 @@ def make_parser(program: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_kernel_native.bench") -> int:
-    """Runs a benchmark with command line arguments; its exit status."""
+    """Runs a benchmark with command line arguments, and returns its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser(program)
     options = parser.parse_args(given)

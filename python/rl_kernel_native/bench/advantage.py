@@ -145,8 +145,7 @@ def bytes_moved(operator: str, sequences: int, tokens: int) -> int:
 def run(
     operator: str, sequences: int, tokens: int, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
 ) -> dict[str, Any]:
-    """Times every peer on ``[sequences, tokens]``; see :mod:`rl_kernel_native.bench.report` for what is done with
-    it."""
+    """Times every peer on ``[sequences, tokens]``; :mod:`rl_kernel_native.bench.report` takes the result."""
     device = torch.device(device_name)
     comparison = Comparison(device, seconds)
     rotated = buffers(sequences, tokens, device)
@@ -169,5 +168,5 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run."""
+    """Runs the command."""
     return run(o.operator, o.rows, o.sizes["tokens"], o.device, seconds=o.seconds, use_compile=o.use_compile)

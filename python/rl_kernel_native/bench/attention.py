@@ -39,7 +39,7 @@ class Peer(NamedTuple):
 
 
 def _partials(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """What ranks compute of all splits, on one."""
+    """The work of all ranks over all splits, on one rank."""
     return rk.attention_merge(rk.attention(q, k, v, return_partials=True), out_dtype=q.dtype)
 
 
@@ -50,7 +50,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def peers(device: torch.device) -> tuple[list[Peer], list[str]]:
-    """Ours first, then every peer that can run here; and for each other peer a sentence that says why not."""
+    """This library first, then every peer that can run here; and for each other peer the reason why not."""
     found = [Peer("rk", rk.attention), Peer("torch SDPA", _sdpa), Peer("rk, partials merged", _partials, False)]
     if device.type == "cuda":
         found.insert(1, Peer("rk, portable", lambda q, k, v: rk.attention(q, k, v, exp="portable")))
@@ -59,7 +59,7 @@ def peers(device: torch.device) -> tuple[list[Peer], list[str]]:
 
 
 def of_pass(candidates: list[Peer], which: str) -> list[Peer]:
-    """Those that have the pass."""
+    """The peers that have the pass."""
     return [peer for peer in candidates if peer.differentiable or which == "forward"]
 
 
@@ -83,7 +83,7 @@ def _buffers(
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. Buffers rotate with the call's number."""
+    """The timed call of a peer for a pass. The call's number selects the buffer."""
     n = len(buffers)
     if "backward" not in which:
         return lambda i: peer.attend(*buffers[i % n][:3])
@@ -116,7 +116,7 @@ def run(
     *,
     seconds: float = 2.0,
 ) -> dict[str, Any]:
-    """Times every peer on one causal sequence; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
+    """Times every peer on one causal sequence; :mod:`rl_kernel_native.bench.report` takes the result."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     comparison = Comparison(device, seconds)
     buffers = _buffers(tokens, heads, head_dim, dtype, device)
@@ -137,6 +137,6 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run."""
+    """Runs the command."""
     heads = (o.sizes["q_heads"], o.sizes["kv_heads"])
     return run(o.rows, heads, o.sizes["head_dim"], o.dtype, o.device, seconds=o.seconds)

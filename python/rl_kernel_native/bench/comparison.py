@@ -1,4 +1,5 @@
-"""What the operators' benches share: buffers that no cache holds, the peers that can run here, one run's rows."""
+"""The shared parts of the operators' benches: buffers larger than caches, the peers that can run here, and a run's
+rows."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ import rl_kernel_native as rk
 
 from .measure import Call, copy_bytes_per_second, device_text, measure
 
-# Buffers rotate until together they exceed any cache by far.
+# Calls rotate over buffers that together are far larger than any cache.
 ROTATED_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 
 T = TypeVar("T")
 
 
 class Options(NamedTuple):
-    """What a command line asks of a bench; ``sizes`` are those of the operator's :class:`~..cases.Bench`."""
+    """The options of a bench's command line; ``sizes`` are those of the operator's :class:`~..cases.Bench`."""
 
     operator: str
     rows: int
@@ -46,7 +47,7 @@ def cuda_peers(device: torch.device, makers: Mapping[str, Callable[[], T]]) -> t
         else:
             try:
                 found.append(make())
-            except Exception as error:  # a peer's own trouble, such as a missing compiler, is not ours
+            except Exception as error:  # a peer's own failure, such as a missing compiler
                 absent.append(f"{name}: {type(error).__name__}: {error}")
     return found, absent
 
@@ -71,7 +72,7 @@ class Comparison:
     def add(
         self, which: str, candidates: Sequence[Candidate], bytes_moved: float, operations: float | None = None
     ) -> None:
-        """Times the candidates of a pass, ours first.
+        """Times the candidates of a pass, this library first.
 
         Args:
             bytes_moved: by one call, at least.

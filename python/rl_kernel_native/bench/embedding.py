@@ -37,7 +37,7 @@ class Peer(NamedTuple):
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """Ours first, then every peer that can run here; and for each other peer a sentence that says why not."""
+    """This library first, then every peer that can run here; and for each other peer the reason why not."""
     found = [Peer("rk", rk.embedding), Peer("torch", torch.nn.functional.embedding)]
     if use_compile:
         compiled: Any = torch.compile(torch.nn.functional.embedding, dynamic=False)
@@ -71,7 +71,7 @@ def _table(rows: int, columns: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def _call(peer: Peer, which: str, weight: Tensor, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. Buffers rotate with the call's number."""
+    """The timed call of a peer for a pass. The call's number selects the buffer."""
     n = len(buffers)
     if "backward" not in which:
         return lambda i: peer.rows(buffers[i % n].ids, weight)
@@ -108,8 +108,8 @@ def run(
     seconds: float = 2.0,
     use_compile: bool = True,
 ) -> dict[str, Any]:
-    """Times every peer on ``tokens`` ids of a table ``[rows, columns]``; see :mod:`rl_kernel_native.bench.report` for
-    what is done with it."""
+    """Times every peer on ``tokens`` ids of a table ``[rows, columns]``; :mod:`rl_kernel_native.bench.report` takes the
+    result."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     comparison = Comparison(device, seconds)
     weight = _table(rows, columns, dtype, device)
@@ -135,6 +135,6 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run."""
+    """Runs the command."""
     shape = (o.rows, o.sizes["vocab"], o.sizes["columns"])
     return run(*shape, o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

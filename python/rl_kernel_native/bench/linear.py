@@ -68,7 +68,7 @@ def peers(device: torch.device, dtype: torch.dtype) -> list[Peer]:
     found = [_rk("rk", "auto")]
     if device.type == "cuda":
         found.append(_rk("rk, native engine", "native"))
-    elif dtype != torch.float32:  # which matrix units do not multiply
+    elif dtype != torch.float32:  # matrix units do not multiply float32
         found.extend(_as_unit(unit) for unit in UNITS)
     theirs = Peer("torch linear", torch.nn.functional.linear, lambda dy, weight: dy @ weight, lambda dy, x: dy.T @ x)
     return [*found, theirs]
@@ -87,7 +87,7 @@ def _buffers(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.devi
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. Buffers rotate with the call's number."""
+    """The timed call of a peer for a pass. The call's number selects the buffer."""
     n = len(buffers)
     if which == "forward":
         return lambda i: peer.forward(buffers[i % n].x, buffers[i % n].weight)
@@ -133,7 +133,7 @@ def run(shape: tuple[int, int, int], dtype_name: str, device_name: str, *, secon
 
 
 def _notes(device: torch.device) -> list[str]:
-    """What the peer's numbers are of: cuBLAS with a workspace may split K, and then is not batch-invariant."""
+    """A note on the peer's numbers: cuBLAS with a workspace may split K, and then is not batch-invariant."""
     wrong = _blas.wrong_settings(os.environ)
     if device.type != "cuda":
         return []
@@ -143,6 +143,6 @@ def _notes(device: torch.device) -> list[str]:
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run."""
+    """Runs the command."""
     shape = (o.rows, o.sizes["in_features"], o.sizes["out_features"])
     return run(shape, o.dtype, o.device, seconds=o.seconds)

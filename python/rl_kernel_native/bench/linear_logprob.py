@@ -33,7 +33,7 @@ def _torch(head: Head) -> Tensor:
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[tuple[str, Forward]], list[str]]:
-    """Ours first, then every peer that can run here; and a sentence for each that cannot."""
+    """This library first, then every peer that can run here; and the reason for each that cannot."""
     found: list[tuple[str, Forward]] = [
         ("rk", lambda head: rk.linear_logprob(*head)),
         ("rk, 256 MiB", lambda head: rk.linear_logprob(*head, workspace_bytes=256 << 20)),
@@ -142,6 +142,6 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run."""
+    """Runs the command."""
     shape = (o.rows, o.sizes["in_features"], o.sizes["vocab"])
     return run(*shape, o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

@@ -77,7 +77,7 @@ def _compiled(function: Callable[..., Any]) -> Forward:
 
 
 def peers(device: torch.device, dtype: torch.dtype, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """Ours first, then every peer that can run here; and a sentence for each that cannot."""
+    """This library first, then every peer that can run here; and the reason for each that cannot."""
     found = [Peer("rk", *_rk(None))]
     if device.type == "cuda":
         found.append(Peer("rk, portable exp", *_rk("portable")))
@@ -121,7 +121,7 @@ def _batches(rows: int, vocab: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def _call(peer: Peer, which: str, batches: list[Batch]) -> Call | None:
-    """The timed call of a peer for a pass, None where it has none. Buffers rotate with the call's number."""
+    """The timed call of a peer for a pass, or None if it has none. The call's number selects the buffer."""
     if which == "forward":
         return lambda i: peer.forward(batches[i % len(batches)])
     if which == "forward + entropy":
@@ -154,7 +154,7 @@ def _error(call: Call, which: str, batch: Batch) -> float | None:
 def run(
     rows: int, vocab: int, dtype_name: str, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
 ) -> dict[str, Any]:
-    """Times every peer on ``[rows, vocab]``; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
+    """Times every peer on ``[rows, vocab]``; :mod:`rl_kernel_native.bench.report` takes the result."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     comparison = Comparison(device, seconds)
     batches = _batches(rows, vocab, dtype, device)
@@ -171,5 +171,5 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run."""
+    """Runs the command."""
     return run(o.rows, o.sizes["vocab"], o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

@@ -1,4 +1,4 @@
-"""Timing of several candidates in turn, so that clocks, caches and neighbours treat them alike."""
+"""Times several candidates in turn, so that clocks, caches and other processes affect them equally."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS = 10  # visits to each candidate; its samples are spread over the whole m
 REPLAY_MS = 4.0  # time of a graph's replay, about
 SHORTEST_SAMPLE_S = 200e-6  # shorter calls are repeated inside a sample, so that events and clocks resolve them
 
-Call = Callable[[int], object]  # takes the number of the call: it rotates buffers with it
+Call = Callable[[int], object]  # takes the number of the call: it selects the buffer
 
 
 class Timing(NamedTuple):
@@ -72,7 +72,7 @@ def measure(calls: Sequence[Call], device: torch.device, seconds: float) -> list
             call(done)
             done += 1
             if done % 8 == 0:
-                clock.synchronize()  # else the queue, not the work, is what fills the time
+                clock.synchronize()  # otherwise the queue, not the work, fills the time
         clock.synchronize()
         each = (time.perf_counter() - start) / done
         repeat = max(1, round(SHORTEST_SAMPLE_S / each))
@@ -80,7 +80,7 @@ def measure(calls: Sequence[Call], device: torch.device, seconds: float) -> list
     samples: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
         for call, (repeat, count), found in zip(calls, plans, samples, strict=True):
-            call(0)  # the previous candidate's leftovers in the caches are not this one's
+            call(0)  # replaces the previous candidate's data in the caches
             found += clock.samples_ms(call, repeat, min(count, 1000))
     return [timing_of(found) for found in samples]
 

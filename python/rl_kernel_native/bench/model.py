@@ -1,6 +1,5 @@
-"""A whole model of transformers as it is beside the same model with this library's operators, in one process.
-
-Both share their weights. Times are of calls in turn; what differs is counted in tokens, by the bytes of their logits.
+"""Compares a stock transformers model with the same model on this library's operators, in one process. Both share their
+weights. Calls are timed in turn. Differences are counted in tokens, by the bytes of their logits.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def _shape(hidden: int, inner: int, layers: int, heads: tuple[int, int], width: 
     }  # fmt: skip
 
 
-# By family: (what its published model is called, its shape, what its configuration needs besides).
+# By family: (the name of its published model, its shape, further settings of its configuration).
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Qwen3": ("Qwen3 1.7B", _shape(2048, 6144, 28, (16, 8), 128, 151936), {"tie_word_embeddings": True}),
     "Qwen2": ("Qwen2.5 1.5B", _shape(1536, 8960, 28, (12, 2), 128, 151936), {"tie_word_embeddings": True}),
@@ -76,7 +75,7 @@ def twin_of(model: Any) -> Any:
 
 
 class Served:
-    """One of the two models, and what is asked of it."""
+    """One of the two models, and its measurements."""
 
     def __init__(self, model: Any, ids: torch.Tensor, context: torch.Tensor) -> None:
         self.model, self.ids, self.context = model, ids, context
@@ -100,7 +99,7 @@ class Served:
         return step
 
     def training_step_without_head_and_loss(self) -> Callable[[int], object]:
-        """The decoder alone: what its loss takes in memory is the same for both models, and much of the whole."""
+        """The decoder alone: its loss needs the same memory in both models, and a large part of the total."""
         gradient: list[torch.Tensor] = []
 
         def step(_: int) -> object:
@@ -114,7 +113,7 @@ class Served:
         return step
 
     def decode_step(self) -> Callable[[int], object]:
-        """One token more for each row of the context, whose cache each call finds as it was."""
+        """One more token for each row of the context; each call starts from the same cache."""
         with torch.no_grad():
             filled = getattr(self.model(input_ids=self.context, use_cache=True, logits_to_keep=1), self.cache_name)
         token = self.context[:, :1]
@@ -205,7 +204,7 @@ def run(
         shape: (sequences, tokens of each) of prefill, training step and layouts.
         context: (sequences, tokens of each) in front of the decoded token.
         seconds: of measuring per model and pass.
-        ops: what patch_model is given.
+        ops: the `ops` of patch_model.
     """
     import transformers
 
@@ -256,7 +255,7 @@ def _row(what: str, stock: Any, ours: Any) -> dict[str, Any]:
 
 
 def print_tables(runs: Iterable[dict[str, Any]]) -> None:
-    """A table a family, in Markdown, as docs/models.md has them."""
+    """One table per family, in Markdown, as in docs/models.md."""
     for found in runs:
         versions = found["versions"]
         print(
@@ -274,7 +273,7 @@ def print_tables(runs: Iterable[dict[str, Any]]) -> None:
 
 
 def main(options: Any, device: str) -> int:
-    """What the command does with its options."""
+    """Runs the command with its options."""
     small = device == "cpu" if options.size is None else options.size == "small"
     rows, tokens = options.rows or (2 if small else 4), options.tokens or (32 if small else 1024)
     runs = []

@@ -93,7 +93,7 @@ def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. Buffers rotate with the call's number."""
+    """The timed call of a peer for a pass. The call's number selects the buffer."""
     n = len(buffers)
     if which == PASSES[0] and peer.direct is not None:
         direct = peer.direct
@@ -122,7 +122,7 @@ def _error(peer: Peer, o: Operands) -> float:
 def run(
     sequences: int, tokens: int, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
 ) -> dict[str, Any]:
-    """Times every peer on ``[sequences, tokens]``; see :mod:`rl_kernel_native.bench.report` for what follows."""
+    """Times every peer on ``[sequences, tokens]``; :mod:`rl_kernel_native.bench.report` takes the result."""
     device = torch.device(device_name)
     comparison = Comparison(device, seconds)
     buffers = _buffers(sequences, tokens, device)
@@ -141,5 +141,5 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run."""
+    """Runs the command."""
     return run(o.rows, o.sizes["tokens"], o.device, seconds=o.seconds, use_compile=o.use_compile)

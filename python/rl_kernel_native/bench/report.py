@@ -1,4 +1,4 @@
-"""What a run of the bench says: a table, JSON, a chart."""
+"""The output of a bench run: a table, JSON, a chart."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write_json(run: dict[str, Any], path: Path) -> None:
 
 
 def write_plot(run: dict[str, Any], path: Path) -> None:
-    """One panel a pass, one bar a peer, and the time that a copy of the same bytes would take."""
+    """One panel per pass, one bar per peer, and the time of a copy of the same bytes."""
     import matplotlib
 
     matplotlib.use("Agg")

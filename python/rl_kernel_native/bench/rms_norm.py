@@ -71,7 +71,7 @@ def _written_out(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """Ours first, then every peer that can run here; and a sentence for each that cannot."""
+    """This library first, then every peer that can run here; and the reason for each that cannot."""
     found = [Peer("rk", _rk, _rk_with_residual)]
     found.append(Peer("torch rms_norm", _torch, _after_sum(_torch)))
     found.append(Peer("torch written out", _written_out, _after_sum(_written_out)))
@@ -120,7 +120,7 @@ def _buffers(rows: int, columns: int, dtype: torch.dtype, device: torch.device) 
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. Buffers rotate with the call's number."""
+    """The timed call of a peer for a pass. The call's number selects the buffer."""
     n = len(buffers)
     residual, backward = "residual" in which, "backward" in which
     if not backward:
@@ -160,7 +160,7 @@ def _error(call: Call, which: str, o: Operands) -> float | None:
 def run(
     rows: int, columns: int, dtype_name: str, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
 ) -> dict[str, Any]:
-    """Times every peer on ``[rows, columns]``; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
+    """Times every peer on ``[rows, columns]``; :mod:`rl_kernel_native.bench.report` takes the result."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     comparison = Comparison(device, seconds)
     buffers = _buffers(rows, columns, dtype, device)
@@ -177,5 +177,5 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run."""
+    """Runs the command."""
     return run(o.rows, o.sizes["columns"], o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

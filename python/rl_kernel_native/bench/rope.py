@@ -64,7 +64,7 @@ def _written_out(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
 
 
 def peers(device: torch.device, a: Angles, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """Ours first, then every peer that can run here; and a sentence for each that cannot."""
+    """This library first, then every peer that can run here; and the reason for each that cannot."""
     found = [
         Peer("rk", lambda q, k: rk.rope(q, k, a.cos, a.sin, position_ids=a.position_ids)),
         Peer("rk, input", lambda q, k: rk.rope(q, k, a.wide_cos, a.wide_sin, intermediate="input")),
@@ -137,7 +137,7 @@ def _buffers(
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. Buffers rotate with the call's number."""
+    """The timed call of a peer for a pass. The call's number selects the buffer."""
     n = len(buffers)
     if "backward" not in which:
         return lambda i: peer.rotate(buffers[i % n].q, buffers[i % n].k)
@@ -172,8 +172,7 @@ def run(
     seconds: float = 2.0,
     use_compile: bool = True,
 ) -> dict[str, Any]:
-    """Times every peer on ``[tokens, heads, head_dim]``; see :mod:`rl_kernel_native.bench.report` for what is done with
-    it."""
+    """Times every peer on ``[tokens, heads, head_dim]``; :mod:`rl_kernel_native.bench.report` takes the result."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     comparison = Comparison(device, seconds)
     buffers = _buffers(tokens, heads, head_dim, dtype, device)
@@ -195,7 +194,7 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run."""
+    """Runs the command."""
     heads = (o.sizes["q_heads"], o.sizes["kv_heads"])
     shape = (o.rows, heads, o.sizes["head_dim"])
     return run(*shape, o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

@@ -77,7 +77,7 @@ def _sample(rows: int, dtype: torch.dtype, comparison: Comparison) -> dict[str, 
 
 
 def _shards(how: dict[str, Any], logits: Tensor) -> Any:
-    """What the ranks of a vocabulary in eight compute, one after another."""
+    """The work of eight ranks that share a vocabulary, one after another."""
     starts = range(0, VOCAB, VOCAB // 8)
     parts = [rk.sample_partial(logits[:, i : i + VOCAB // 8], vocab_start=i, vocab_size=VOCAB, **how) for i in starts]
     return rk.sample_merge(torch.stack(parts), vocab_size=VOCAB, **how)
@@ -122,7 +122,7 @@ def run(
     operator: str, rows: int, device_name: str, *, dtype_name: str = "float32", seconds: float = 2.0,
     in_features: int = 4096,
 ) -> dict[str, Any]:  # fmt: skip
-    """Times every peer; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
+    """Times every peer; :mod:`rl_kernel_native.bench.report` takes the result."""
     device = torch.device(device_name)
     comparison = Comparison(device, seconds)
     if operator == "sample":
@@ -144,6 +144,6 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run."""
+    """Runs the command."""
     width = o.sizes.get("in_features", 0)
     return run(o.operator, o.rows, o.device, dtype_name=o.dtype, seconds=o.seconds, in_features=width)

@@ -60,7 +60,7 @@ def _gelu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """Ours first, then every peer that can run here; and a sentence for each that cannot."""
+    """This library first, then every peer that can run here; and the reason for each that cannot."""
     found = [Peer("rk", rk.silu_mul, rk.silu_mul, rk.gelu_mul)]
     found.append(Peer("torch", _of_halves(_silu), _silu, _of_halves(_gelu)))
     if use_compile:
@@ -116,7 +116,7 @@ def _buffers(rows: int, columns: int, dtype: torch.dtype, device: torch.device) 
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call | None:
-    """The timed call of a peer for a pass; None where it has none. Buffers rotate with the call's number."""
+    """The timed call of a peer for a pass, or None if it has none. The call's number selects the buffer."""
     n = len(buffers)
     if which == "silu, apart":
         silu = peer.silu
@@ -150,7 +150,7 @@ def _error(call: Call, which: str, o: Operands) -> float | None:
 def run(
     rows: int, columns: int, dtype_name: str, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
 ) -> dict[str, Any]:
-    """Times every peer on ``[rows, columns]``; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
+    """Times every peer on ``[rows, columns]``; :mod:`rl_kernel_native.bench.report` takes the result."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     comparison = Comparison(device, seconds)
     buffers = _buffers(rows, columns, dtype, device)
@@ -167,5 +167,5 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run."""
+    """Runs the command."""
     return run(o.rows, o.sizes["columns"], o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

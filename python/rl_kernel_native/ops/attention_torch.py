@@ -1,7 +1,7 @@
 """attention for torch tensors.
 
-An eager call goes straight to the extension; with a gradient wanted, through one autograd.Function. Whatever traces or
-transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through attention_traced.py.
+An eager call goes directly to the extension, or through one autograd.Function if a gradient is wanted. Whatever traces
+or transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through attention_traced.py.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def attention(
 
 
 class _Attention(Eager):
-    """Eager autograd. The old form of forward costs a third of what setup_context does."""
+    """Eager autograd. The old form of forward takes a third of the time of setup_context."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, *rest: Any) -> Any:
@@ -83,7 +83,7 @@ class _Attention(Eager):
         asked = [n and is_asked_for(edge[0]) for n, edge in zip(needs, edges, strict=False)] + [False]
         wants = asked[0], asked[1] or asked[2], asked[3]
         given = {name: g for name, g in (("dout", dout), ("dlse", dlse)) if g is not None}
-        # With create_graph, where backward itself is differentiated, the call goes through the dispatcher, too.
+        # With create_graph, backward itself is differentiated, so the call also goes through the dispatcher.
         direct = not is_grad_enabled() and all(map(is_direct_gradient, given.values()))
         if not direct:
             require_tensors(**given)

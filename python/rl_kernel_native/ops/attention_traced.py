@@ -1,7 +1,7 @@
-"""attention as torch operators: what torch.compile, export, FakeTensor and torch.func see, with its derivatives.
+"""attention as torch operators for torch.compile, export, FakeTensor and torch.func, with its derivatives.
 
 The forward is native and so is the first derivative. Forward-mode and second derivatives are composed from torch's own
-operators in float64: they exist to be right, and need memory for every pair of a query and a key.
+operators in float64: they are built for correctness, and need memory for every pair of a query and a key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HOW = "bool causal, SymInt? window_size, float? softmax_scale, float? softcap, 
 _PLACED = ", ".join(f"Tensor? {name}" for name in PLACES)
 _LISTED = ", ".join(f"Tensor? {name}" for name in PLACES + PAGES)
 define(f"attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, {_LISTED}, {_HOW}) -> (Tensor, Tensor)")
-# What is not wanted is an empty tensor.
+# Unwanted results are empty tensors.
 define(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     f"Tensor? sinks, {_PLACED}, {_HOW}, bool wants_q, bool wants_kv, bool wants_sinks) -> "
@@ -322,7 +322,7 @@ def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[A
         sees = sees & (behind >= 0)
         sees = sees if window_size is None else sees & (behind < window_size)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    # Elements that attention does not read may be anything, so they become 0.
+    # Elements that attention does not read may hold any value, so they become 0.
     x = _where(sees.any(2), q.double()).unflatten(2, (k.shape[2], q.shape[2] // k.shape[2]))
     seen = sees.any(1)
     return x, _where(seen, k.double()), _where(seen, v.double()), sees[:, None, None], scale
@@ -399,7 +399,7 @@ def backward(*arguments: Any) -> tuple[Any, ...]:
 
 
 def _wanted(arguments: tuple[Any, ...]) -> tuple[bool, ...]:
-    """What is wanted among dq, dk, dv and dsinks."""
+    """The wanted gradients among dq, dk, dv and dsinks."""
     wants_q, wants_kv, wants_sinks = arguments[-3:]
     return wants_q, wants_kv, wants_kv, wants_sinks
 
@@ -432,7 +432,7 @@ class Attention(torch.autograd.Function):
             return (None,) * (_TENSORS + len(ctx.options))
         q, k, v, *given, table, _, _, _, out, lse = ctx.saved_tensors  # given: sinks and lists
         needs = ctx.needs_input_grad[:4]
-        require_no_pages(table, True)  # for the registered operator; attention has asked before
+        require_no_pages(table, True)  # for the registered operator; attention has already checked
         dout, dlse = incoming(dout, dlse, out)
         wants = needs[0], needs[1] or needs[2], needs[3]
         found = backward(dout, dlse, q, k, v, out, lse, *given, *ctx.options, *wants)
@@ -515,7 +515,7 @@ class AttentionBackward(torch.autograd.Function):
 
 
 def _composed_call(ctx: Any) -> Any:
-    """What is wanted of the composed backward, as a function of dout, dlse, q, k, v and sinks."""
+    """The wanted results of the composed backward, as a function of dout, dlse, q, k, v and sinks."""
     lists, how, wanted = tuple(ctx.saved_tensors[6:]), ctx.how, ctx.wanted
 
     def composed(dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any) -> tuple[Tensor, ...]:

@@ -135,7 +135,7 @@ def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -
 
 
 _WHERE = "SymInt vocab_start, SymInt? vocab_size, SymInt? padding_idx"
-# Beside a schema's options: the dtype of the weight's gradient, and main_grad.
+# In addition to the schema's options: the dtype of the weight's gradient, and main_grad.
 _FORWARD = Operator(
     "embedding",
     (Array("ids", "by hand"), Array("weight", "by hand")),

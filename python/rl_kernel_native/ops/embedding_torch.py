@@ -1,4 +1,5 @@
-"""Eager autograd of embedding by hand: a call is so short that the engine's general Function would cost it a third."""
+"""Eager autograd of embedding, written by hand: a call is so short that the engine's general Function would add a
+third."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def backward(operators: Operators, dy: Any, ids: Any, how: Any) -> Any:
 
 
 class _Embedding(Eager):
-    """The old form of forward costs a third of what setup_context does."""
+    """The old form of forward takes a third of the time of setup_context."""
 
     @staticmethod
     def forward(
@@ -49,13 +50,13 @@ class _Embedding(Eager):
         ctx.save_for_backward(ids)
         ctx.num_rows, ctx.dtype = weight.shape[0], weight.dtype
         ctx.operators, ctx.where, ctx.weight_dtype = operators, where, dtype
-        ctx.main_grad = main_grad  # not saved: other backwards add to it in between, as they should
+        ctx.main_grad = main_grad  # not saved, because other backwards may add to it in between
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         (ids,), main_grad = ctx.saved_tensors, ctx.main_grad
-        # With create_graph, where backward itself is differentiated, the call goes through the dispatcher, too.
+        # With create_graph, backward itself is differentiated, so the call also goes through the dispatcher.
         direct = not is_grad_enabled() and is_direct_gradient(dy)
         if not direct:
             require_tensors(dy=dy)

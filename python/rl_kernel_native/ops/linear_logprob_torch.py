@@ -1,7 +1,7 @@
 """linear_logprob for torch tensors.
 
-An eager call goes straight to the extension; with a gradient wanted, through one autograd.Function. Whatever traces or
-transforms goes through linear_logprob_traced.py.
+An eager call goes directly to the extension, or through one autograd.Function if a gradient is wanted. Whatever traces
+or transforms goes through linear_logprob_traced.py.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from .logprob_traced import split
 
 __all__ = ["linear_logprob", "partial", "require_tensors", "scored_target"]
 
-_SAME = -1  # a dtype's code: that of the operands
+_SAME = -1  # the code that means the operands' dtype
 
 
 class Shard(NamedTuple):
-    """The columns of the vocabulary that a rank's weight has."""
+    """The vocabulary columns of a rank's weight."""
 
     group: Any  # torch.distributed's
     vocab_start: int
@@ -110,7 +110,7 @@ def linear_logprob(
 
 
 def _require_both(lora_a: Any, lora_b: Any) -> None:
-    """In the binding's words."""
+    """Raises the binding's error."""
     for name, array, name_of_other, other in (
         ("lora_a", lora_a, "lora_b", lora_b),
         ("lora_b", lora_b, "lora_a", lora_a),
@@ -120,12 +120,12 @@ def _require_both(lora_a: Any, lora_b: Any) -> None:
 
 
 def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any, vocab_size: Any) -> Shard | None:
-    """None where the weight has every column. Every rank sees for itself that it has the parts of its place in the
-    group: then no part is missing, and none is there twice."""
+    """None if the weight has every column. Every rank checks that it has the parts of its place in the group; then no
+    part is missing or repeated."""
     if group is None and vocab_start == 0 and vocab_size is None:
         return None
     if not isinstance(weight, Tensor) or weight.dim() != 2:
-        return None  # which the extension refuses
+        return None  # the extension refuses it
     columns = weight.shape[0]
     start = _check.integer("vocab_start", vocab_start)
     size = columns if vocab_size is None else _check.integer("vocab_size", vocab_size)
@@ -150,7 +150,9 @@ def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any
     canonical = size if canonical is None else _check.integer("canonical_vocab", canonical)
     valid = _valid_vocab(size, arguments)
     cuts = [_part_cut(canonical, 8 // ranks * i) for i in range(ranks + 1)]
-    if len({*cuts}) <= ranks:  # every rank raises, since the others would wait for the rank without columns
+    if (
+        len({*cuts}) <= ranks
+    ):  # every rank raises an error; otherwise the others would wait for the rank without columns
         raise ValueError(
             f"process_group: expected columns for each of {ranks} ranks, got a vocabulary of {canonical}, whose cuts "
             f"are {cuts}"
@@ -239,7 +241,7 @@ def _forward(
 
 
 class _LinearLogprob(Eager):
-    """Eager autograd. The old form of forward costs a third of what setup_context does."""
+    """Eager autograd. The old form of forward takes a third of the time of setup_context."""
 
     @staticmethod
     def forward(
@@ -259,7 +261,7 @@ class _LinearLogprob(Eager):
         )  # fmt: skip
         ctx.numbers = (None if is_tensor else temperature, *numbers)
         ctx.how, ctx.shard = how, shard
-        ctx.main_grad = main_grad  # not saved: other backwards add to it in between, as they should
+        ctx.main_grad = main_grad  # not saved, because other backwards may add to it in between
         ctx.mark_non_differentiable(*(o for o in outputs[3:] if o is not None))
         ctx.set_materialize_grads(False)
         return outputs

@@ -25,7 +25,7 @@ _OPTIONS = (
     "float label_smoothing"
 )
 _OPERANDS = 5  # hidden, weight, bias, lora_a and lora_b, which have gradients
-LARGEST = 32  # a bit of `returns`, behind those of logprob's outputs: the largest logit's id
+LARGEST = 32  # a bit of `returns`, after those of logprob's outputs: the largest logit's id
 
 
 # ---- shapes and dtypes ----------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def _check_forward(arrays: Any, how: Any, _: Any) -> None:
 
 
 def _resolved(head: Any, rows: Any, how: Any) -> tuple[Any, ...]:
-    """A head, options of logprob and of the head as the extension takes them."""
+    """A head, with the options of logprob and of the head in the extension's form."""
     from .._torch import device_type
 
     mode, logits_dtype, workspace_bytes, unit, *others = how[6:13]
@@ -94,7 +94,7 @@ def _native_into(arrays: Any, how: Any, *tail: Any) -> Any:
 
 
 def bits(needs: Any) -> int:
-    """Whether each operand is to get a gradient, as a number: vmap would look for batches in a list."""
+    """Whether each operand gets a gradient, as a number, because vmap would look for batches in a list."""
     return sum(bool(need) << i for i, need in enumerate(needs))
 
 
@@ -103,7 +103,7 @@ def bools(needs: int) -> list[bool]:
 
 
 def backward(call: Any, main_grad: Any, arrays: Any, numbers: Any, needs: Any) -> Any:
-    """Gradients of the operands. With a main_grad, the weight's gradient is added to it."""
+    """Gradients of the operands. If main_grad is given, the weight's gradient is added to it."""
     if main_grad is None or not needs[1]:
         return call(BACKWARD, arrays, (*numbers, bits(needs)))
     dhidden, *others = call(BACKWARD_INTO, (main_grad, *arrays), (*numbers, bits(needs)))

@@ -1,7 +1,7 @@
 """linear for torch tensors.
 
-An eager call goes straight to the extension; with a gradient wanted, through one autograd.Function. Whatever traces or
-transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through linear_traced.py.
+An eager call goes directly to the extension, or through one autograd.Function if a gradient is wanted. Whatever traces
+or transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through linear_traced.py.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def linear(
 
 
 class _Linear(Eager):
-    """Eager autograd. The old form of forward costs a third of what setup_context does."""
+    """Eager autograd. The old form of forward takes a third of the time of setup_context."""
 
     @staticmethod
     def forward(
@@ -106,7 +106,7 @@ class _Linear(Eager):
         ctx.how = (allow_vendor, unit)
         ctx.dtype, ctx.weight_dtype = x.dtype, weight_dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.main_grad = main_grad  # not saved: other backwards add to it in between, as they should
+        ctx.main_grad = main_grad  # not saved, because other backwards may add to it in between
         ctx.set_materialize_grads(False)
         return y
 
@@ -118,7 +118,7 @@ class _Linear(Eager):
         main_grad = ctx.main_grad
         _main_grad.refuse_create_graph(main_grad)
         needs_x, needs_weight, needs_bias = wanted(ctx)
-        # create_graph, a backward that has a backward, goes through the dispatcher, too.
+        # With create_graph, backward itself is differentiated, so the call also goes through the dispatcher.
         direct = not is_grad_enabled() and is_direct_gradient(dy)
         if not direct:
             _require_tensors(dy=dy)

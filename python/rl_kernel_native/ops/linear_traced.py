@@ -102,13 +102,13 @@ def _check_bias_grad(arrays: Any, how: Any, _: Any) -> None:
 
 
 def _backwards(engine: tuple[bool, int]) -> tuple[bool, int]:
-    """A backward's unit is the forward's, whatever context it runs in. A compiled one was ieee."""
+    """A backward uses the unit of its forward, in any context. A compiled forward used ieee."""
     allow_vendor, unit = engine
     return allow_vendor, IEEE if unit == AS_CALLED else unit
 
 
 def sum_of(terms: Any) -> Any:
-    """The sum of the tangents that are there; None if none is."""
+    """The sum of the given tangents; None if there is none."""
     present = [t for t in terms if t is not None]
     return sum(present[1:], present[0]) if present else None
 
@@ -120,7 +120,7 @@ def _float32() -> Any:
 
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
-    """Gradients of x, weight and bias. With a main_grad, the weight's gradient is added to it."""
+    """Gradients of x, weight and bias. If main_grad is given, the weight's gradient is added to it."""
     (dy,), (x, weight), engine = given, kept, _backwards(how[2:4])
     weight_dtype, main_grad = how[4:] or (weight.dtype, None)
     dx = call(INPUT_GRAD, (dy, weight), engine)[0] if wanted[0] else None
@@ -178,7 +178,7 @@ def _bias_grad_along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) 
 
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    """A batch is one more dimension of rows, unless another operand has one."""
+    """A batch adds one dimension of rows, unless another operand is batched too."""
     first, *rest = inputs
     return None if any(d is not None for d in dims[1:]) else (apply(*batched(info, dims[:1], (first,)), *rest), 0)
 
@@ -187,7 +187,7 @@ def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 
 
 def _product(name: str, arrays: tuple[Array, ...], options: str, **description: Any) -> Operator:
-    """One whose last options are the engine and the unit; that of a traced call is resolved when it runs."""
+    """An operator whose last options are the engine and the unit; a traced call resolves its unit when it runs."""
     native = description.pop("native")
 
     def resolved(arrays: Any, how: Any, *tail: Any) -> Any:
@@ -200,7 +200,7 @@ def _product(name: str, arrays: tuple[Array, ...], options: str, **description: 
 
 
 _X, _DY, _WEIGHT = Array("x", "by hand"), Array("dy", "by hand"), Array("weight", "by hand")
-# Beside a schema's options: the dtype of the weight's gradient, and main_grad.
+# In addition to the schema's options: the dtype of the weight's gradient, and main_grad.
 LINEAR: Operator = _product(
     "linear",
     (_X, _WEIGHT, Array("bias", "by hand", optional=True)),

@@ -1,7 +1,7 @@
 """logprob for torch tensors.
 
-An eager call goes straight to the extension; with a gradient wanted, through one autograd.Function. Whatever traces or
-transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through logprob_traced.py.
+An eager call goes directly to the extension, or through one autograd.Function if a gradient is wanted. Whatever traces
+or transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through logprob_traced.py.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _selected(outputs: tuple[Any, ...], returns: int) -> Any:
 
 
 class _Logprob(Eager):
-    """Eager autograd. The old form of forward costs a third of what setup_context does."""
+    """Eager autograd. The old form of forward takes a third of the time of setup_context."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, returns: int) -> Any:

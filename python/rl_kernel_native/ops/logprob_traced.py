@@ -14,7 +14,7 @@ from .._native import module as _C
 from .._operator import Array, Composed, Operator
 from .._transforms import batched
 
-# What logprob and linear_logprob are told about the logits of rows.
+# The options of logprob and linear_logprob about a row's logits.
 ROWS = (
     Array("temperature", "by hand", optional=True),
     Array("kept_ids", "by hand", optional=True, called=lambda *_: "kept ids"),
@@ -45,7 +45,7 @@ def split(arguments: tuple[Any, ...], mode: int) -> tuple[tuple[Any, ...], tuple
 
 
 def joined(rows: Any, numbers: Any) -> tuple[Any, ...]:
-    """The same as the extension takes them, without exp."""
+    """The same options in the extension's form, without exp."""
     (temperature, kept_ids, kept_offsets), (value, *rest, _) = rows, numbers
     return (value if temperature is None else temperature, *rest, kept_ids, kept_offsets)
 
@@ -70,7 +70,7 @@ def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
 
 
 def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
-    """In the forward's mode, whatever context it runs in. A compiled one was portable on a CPU."""
+    """Uses the forward's mode, in any context. A compiled forward was portable on a CPU."""
     from .._torch import device_type
 
     (logits, target, *given), rows, mode = arrays[:7], arrays[7:], how[-1]
@@ -93,16 +93,17 @@ def outputs_of(returns: int, rows: Any, count: int) -> list[Any]:
 
 
 def _composed(logits: Any, constants: Any, how: Any, of: str) -> tuple[Any, ...]:
-    """logprob, lse and entropy in float64, and whether the target is an id at all. No gather, so no bad address."""
+    """logprob, lse and entropy in float64, and whether the target is a valid id. It uses no gather, so no bad address
+    can occur."""
     import torch
 
     (target, temperature, kept_ids), (value, scale, softcap, ignore_index, valid_vocab) = constants, how[:5]
     if kept_ids is not None:
         raise NotImplementedError(f"logprob: {of} with kept sets")
     counts = target != ignore_index
-    z = logits.double().where(counts.unsqueeze(-1), 0.0) * scale  # ignored rows may hold anything
+    z = logits.double().where(counts.unsqueeze(-1), 0.0) * scale  # ignored rows may hold any value
     if softcap is not None:
-        capped = z.isfinite()  # an infinity marks a column, it is not a value
+        capped = z.isfinite()  # an infinity marks a column and is not a value
         z = (softcap * (z.where(capped, 0.0) / softcap).tanh()).where(capped, z)
     z = z / (value if temperature is None else temperature.double().unsqueeze(-1))
     columns = torch.arange(z.shape[-1], device=z.device)

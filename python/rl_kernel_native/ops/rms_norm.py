@@ -171,7 +171,7 @@ def _native_into(arrays: Any, how: Any, *tail: Any) -> Any:
 
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
-    """Gradients of x, weight and residual. With a main_grad, the weight's gradient is added to it."""
+    """Gradients of x, weight and residual. If main_grad is given, the weight's gradient is added to it."""
     dy, third = given
     if dy is None:  # y was not used, so no gradient reaches the norm
         return third, None, third

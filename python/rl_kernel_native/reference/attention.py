@@ -88,7 +88,7 @@ def attention_facts(
     q: Any, k: Any, v: Any, dout: Any, dtype: str, *, causal: bool = True, window_size: int | None = None,
     softmax_scale: float | None = None, softcap: float | None = None, sinks: Any = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """What the error bounds of attention scale with: facts of its rows in contract.py.
+    """The facts for attention's error bounds, as its rows in contract.py name them.
 
     Args: as :func:`attention_reference`, padded and all in use; ``dtype``: that of the operands.
     Returns: by output the facts, numbers or float64 arrays that broadcast to it.
@@ -129,7 +129,7 @@ def attention_facts(
     rounding = ROUNDING[dtype]
     common: dict[str, Any] = {"head_dim": dim}
     rounded = common
-    least = 2.0**-126  # the exponentials of rule 3 are +0 below
+    least = 2.0**-126  # the exponentials of rule 3 are +0 below this value
     least_ds = least * both.max(initial=0.0)
     if dtype != "float32":  # probabilities and score gradients are rounded before the products
         rounded = common | {"inner": rounding.inner}

@@ -16,7 +16,7 @@ def embedding_reference(
     vocab_size: int | None = None,
     padding_idx: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """Rows of ``weight`` by ``ids``, and with ``dy`` the gradient of ``weight``, in float64. Nothing is rounded.
+    """The rows of ``weight`` at ``ids``, and with ``dy`` the gradient of ``weight``, in float64. Nothing is rounded.
 
     Args: as :func:`rl_kernel_native.embedding`, NumPy arrays (or what ``numpy.asarray`` takes) in any float dtype.
     Returns: ``y``; with ``dy`` also ``dweight``, and ``dweight_scale``, the same sums over absolute values, which the

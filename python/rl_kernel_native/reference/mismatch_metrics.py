@@ -39,7 +39,7 @@ def mismatch_metrics_reference(
         rows = [(x, np.where(np.isnan(y), x, y)) for x, y in rows]
         rollout = np.where(np.isnan(given), train, given)
     found = _metrics([np.array(r, np.float64) for r in rows], limit)
-    d = train - rollout  # float32: which bin a token is in is its business
+    d = train - rollout  # float32: the rounded difference decides a token's bin
     differ = (train.view(np.int32) != given.view(np.int32)) & ~(np.isnan(train) & np.isnan(given))
     found["differing_fraction"] = float(differ.mean())
     found["nonfinite_fraction"] = float((~np.isfinite(d) | np.isnan(given)).mean())

@@ -1,4 +1,4 @@
-"""float64 reference of the policy objectives, a sequence at a time, from the formulas alone."""
+"""float64 reference of the policy objectives, one sequence at a time, from the formulas alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ __all__ = ["policy_loss_reference"]
 
 
 class _Numpy:
-    """What formulas need of NumPy; torch has the same names, and so its autograd can differentiate this file."""
+    """The NumPy functions that the formulas need. torch has the same names, so its autograd can differentiate this
+    file."""
 
     exp, expm1, log, where, abs, minimum, maximum = (
         np.exp, np.expm1, np.log, np.where, np.abs, np.minimum, np.maximum,

@@ -26,7 +26,7 @@ def rms_norm_reference(
             ``numpy.asarray`` takes) in any float dtype.
     Returns: ``y``, ``new_residual`` and ``rstd``, and with ``dy`` also ``dx`` and ``dweight``, float64; for these two
         ``<name>_scale``, the same sum over absolute values, and for ``y`` and ``dweight`` ``<name>_other_scale``, the
-        magnitudes that normalised values are multiplied by: what the error bounds scale with.
+        magnitudes that multiply normalised values, for the error bounds.
     """
     h = _wide(x) if residual is None else _wide(x) + _wide(residual)
     columns = h.shape[-1]

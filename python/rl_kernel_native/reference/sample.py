@@ -1,7 +1,7 @@
 """Reference of sample in float64, by a sort: kept sets and log-probabilities, and how close each row's cuts are.
 
-Its masses are float64's, and it draws nothing. Kept sets must be equal where ``margin`` exceeds the rounding of the
-kernels' float32 exponentials."""
+Its masses are float64 numbers, and it draws nothing. Kept sets must be equal where ``margin`` exceeds the rounding of
+the kernels' float32 exponentials."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def shift_labels_packed_reference(
     cp_layout: str = "zigzag",
     ignore_index: int = -100,
 ) -> np.ndarray:
-    """All labels, then what a rank has of them, chunk by chunk.
+    """Computes all labels, then selects a rank's labels, chunk by chunk.
 
     Args: as :func:`rl_kernel_native.shift_labels_packed`.
     """
