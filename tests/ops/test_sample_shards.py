@@ -216,14 +216,62 @@ def test_shards_come_in_any_order_and_each_once(device: str, rng: np.random.Gene
         assert merged(x, [], one, **how).status.tolist() == [0, 0, 0, bad, 0]
 
 
-@pytest.mark.parametrize(
-    "other", [{"top_k": 19}, {"greedy": True}, {"valid_vocab": 699}, {"return_logprob": "processed"}]
-)
-def test_payloads_of_another_call_are_refused(other: dict[str, Any], device: str, rng: np.random.Generator) -> None:
+# One value of a call each, beside another value of it.
+OTHER_VALUES: dict[str, tuple[Any, Any]] = {
+    "seed": (7, 8), "seed's high half": (7, 7 + (1 << 32)), "the seed's sign": (7, 7 - (1 << 63)),
+    "sample_id": (5, 6), "sample_id's high half": (5, 5 + (1 << 40)), "position": (3, 4), "stream": (2, 3),
+    "temperature": (0.7, 0.7000001), "top_k": (20, 19), "top_p": (0.9, 1.0), "min_p": (0.1, 0.0),
+    "greedy": (False, True), "valid_vocab": (700, 699), "order": ("vllm", "hf"),
+    "return_logprob": ("both", "processed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("named", OTHER_VALUES)
+@pytest.mark.parametrize("cut", [True, False])
+def test_payloads_of_another_call_are_refused(named: str, cut: bool, device: str, rng: np.random.Generator) -> None:
+    """The merge's value, or a single shard's, is another one than the payloads'. Each row tells by itself."""
+    name = named.removeprefix("the ").partition("'")[0]
+    mine, other = OTHER_VALUES[named]
     x = logits_of(rng, 2, 700).to(device)
-    how = asked(x, top_k=20)
+    how = asked(x, top_k=20, top_p=0.8, min_p=0.05) if cut else asked(x)
+    if not cut and name in ("top_p", "min_p"):
+        pytest.skip("a row that is cut by mass has a top_k")
+    how, others = how | {name: mine}, how | {name: other}
+    parts, of_others = (payloads_of(x, SPLITS["3"], **call, max_top_k=20) for call in (how, others))
+    assert_same(merged(x, [], parts, **how), rk.sample(x, **how))
+    bad = [SampleStatus.BAD_SHARDS] * 2
+    got = merged(x, [], parts, **others)
+    assert got.status.tolist() == bad
+    assert got.ids.tolist() == [-1] * 2
+    for s in range(3):
+        mixed_parts = parts.clone()
+        mixed_parts[s] = of_others[s]
+        assert merged(x, [], mixed_parts, **how).status.tolist() == bad
+    if name in ("order", "valid_vocab", "return_logprob", "stream"):
+        return
+    dtype = {"temperature": torch.float32, "top_p": torch.float32, "min_p": torch.float32}.get(name)
+    rows = torch.tensor([mine, other], dtype=dtype, device=device)
+    assert merged(x, [], parts, **(how | {name: rows})).status.tolist() == [0, bad[0]]
+
+
+def test_a_greedy_row_has_a_tag_of_its_keys_alone(device: str, rng: np.random.Generator) -> None:
+    x = logits_of(rng, 2, 700).to(device)
+    how = asked(x, greedy=True, position=3)
     parts = payloads_of(x, SPLITS["2"], **how)
-    got = merged(x, [], parts, **(how | other))
+    for other in ({"temperature": 0.5}, {"top_k": 3}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1}):
+        assert_same(merged(x, [], parts, **(how | other)), rk.sample(x, **how))
+    far = torch.full((2,), 3 + (1 << 32), device=device)  # a greedy row may have any
+    for other in ({"seed": 8}, {"sample_id": 9}, {"position": 4}, {"position": far}, {"stream": 1}):
+        got = merged(x, [], parts, **(how | other))
+        assert got.status.tolist() == [SampleStatus.BAD_SHARDS] * 2, other
+
+
+def test_payloads_of_two_exponentials_are_refused(rng: np.random.Generator) -> None:
+    x = logits_of(rng, 2, 700)
+    with rk.arithmetic("sm_90"):
+        parts = payloads_of(x, SPLITS["2"], **asked(x, exp="hardware"))
+        assert merged(x, [], parts, **asked(x, exp="hardware")).status.tolist() == [0, 0]
+        got = merged(x, [], parts, **asked(x))
     assert got.status.tolist() == [SampleStatus.BAD_SHARDS] * 2
 
 

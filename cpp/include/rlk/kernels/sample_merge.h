@@ -34,13 +34,13 @@ class RowPayloads {
            id < p_.valid_vocab;
   }
   // Whether the payloads hold every part once and belong to this call. The rows' ids are checked when they are read.
-  RLK_DEVICE bool fit(std::int32_t kind, std::int32_t status, bool takes_raw) const {
+  RLK_DEVICE bool fit(std::int32_t kind, std::int32_t status, bool takes_raw, std::uint32_t tag) const {
     unsigned covered = 0;
     RLK_UNROLL_NOT
     for (int s = 0; s < p_.num_shards; ++s) {
       const PartRange own = parts(s);
       const bool power = own.count == 0 || own.count == 1 || own.count == 2 || own.count == 4 || own.count == 8;
-      if (word(s, kOfParts) != payload_parts(own, takes_raw) || !power || own.first + own.count > kNumParts)
+      if (word(s, kOfParts) != payload_parts(own, takes_raw, tag) || !power || own.first + own.count > kNumParts)
         return false;
       if (own.count > 0 && own.first % own.count != 0) return false;
       const unsigned these = ((1u << own.count) - 1) << own.first;
@@ -132,7 +132,8 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     // A payload holds the status of penalties and that of parameters; this call knows only the latter.
     const std::int32_t known = want.status | of_.word(0, kOfStatus);
     const std::int32_t kind = known == kOk ? payload_kind(want) : 0;
-    if (!of_.fit(kind, known, p_.raw_logprob != nullptr)) return fail(kBadShards, count);
+    const std::uint32_t tag = payload_tag<typename Team::Memory>(p_, row_, want);
+    if (!of_.fit(kind, known, p_.raw_logprob != nullptr, tag)) return fail(kBadShards, count);
     if (known != kOk) return fail(known, count);
     c_ = team_.own(log2_scale(want.temperature));
     kind > 0 ? cut(want, count) : whole(want, count);

@@ -25,8 +25,10 @@ enum PayloadWord : int {
 static_assert(kOfCount + 1 == kPayloadHead);
 
 RLK_HD std::int32_t payload_float(float x) { return bits_of(is_nan(x) ? canonical_nan() : x); }
-RLK_HD std::int32_t payload_parts(const PartRange& parts, bool takes_raw) {
-  return parts.first + 16 * parts.count + (takes_raw ? 256 : 0);
+// Word 0: the tag's lowest 9 bits give way to what the payload holds.
+RLK_HD std::int32_t payload_parts(const PartRange& parts, bool takes_raw, std::uint32_t tag) {
+  const int held = parts.first + 16 * parts.count + (takes_raw ? 256 : 0);
+  return static_cast<std::int32_t>((tag & ~511u) | static_cast<std::uint32_t>(held));
 }
 
 // Kind of a row of shards; a status if shards cannot serve it.
@@ -36,6 +38,21 @@ RLK_HD SampleRow sharded_row_of(const SampleParams& p, std::int64_t row) {
   const bool by_mass = r.top_p < 1.0f || r.min_p > 0.0f;
   if ((by_mass && r.top_k == 0) || (r.top_p < 1.0f && p.order == SampleOrder::kSglang)) r.status |= kBadParameter;
   return r;
+}
+// The contract's tag; its upper 23 bits count.
+template <class Memory>
+RLK_HD std::uint32_t payload_tag(const SampleParams& p, std::int64_t row, const SampleRow& r) {
+  const auto position = static_cast<std::uint64_t>(p.position.template at<Memory>(row));
+  const std::uint32_t how = static_cast<std::uint32_t>(p.random_stream) | static_cast<std::uint32_t>(p.order) << 24 |
+                            static_cast<std::uint32_t>(p.exp) << 26;
+  const PhiloxBlock keys = philox_block(static_cast<std::uint64_t>(p.seed.template at<Memory>(row)),
+                                        static_cast<std::uint64_t>(p.sample_id.template at<Memory>(row)),
+                                        static_cast<std::uint32_t>(position), how);
+  const auto bits = [](float x) { return static_cast<std::uint32_t>(payload_float(x)); };
+  return philox4x32({keys.x ^ bits(r.temperature), keys.y ^ bits(r.top_p), keys.z ^ bits(r.min_p),
+                     keys.w ^ static_cast<std::uint32_t>(position >> 32)},
+                    0, 0)
+      .x;
 }
 RLK_HD std::int32_t payload_kind(const SampleRow& r) {
   return r.greedy ? -1 : r.truncates() ? static_cast<std::int32_t>(r.top_k) : 0;
@@ -66,7 +83,7 @@ class RowOfShard : RowSelection<Team, T, Exp::kPortable, Columns::kShard> {
     if (is_read && ranks) first = behind_first();
     if (team_.thread() == 0) {
       const auto word = team_.global(words_);
-      word[kOfParts] = payload_parts(p_.parts, p_.takes_raw);
+      word[kOfParts] = payload_parts(p_.parts, p_.takes_raw, payload_tag<typename Team::Memory>(p_, row_, want));
       word[kOfVocab] = static_cast<std::int32_t>(p_.vocab_size);
       word[kOfValid] = static_cast<std::int32_t>(p_.valid_vocab);
       word[kOfStatus] = want.status;

@@ -71,12 +71,19 @@
 // since there top_p is a share of the whole row. Any other row has kBadParameter. There are no n best. Merges give every
 // row the bits of sample: id, logprob, raw_logprob, kept set and status, except for two statuses:
 //   kBadParameter : set for the rows above, too
-//   kBadShards    : the row's payloads do not hold every part once, or differ in vocabulary, top_k, kind of row or
-//                   raw_logprob, or have ids and ranks that no partial gives. The merge cannot detect different seeds,
-//                   sample_ids, positions, streams, temperatures, top_p, min_p, orders or logits
+//   kBadShards    : the row's payloads do not hold every part once, or differ from the call in vocabulary, top_k, kind
+//                   of row, raw_logprob or tag, or have ids and ranks that no partial gives
+// A row's tag is a hash of the other values that the ranks must agree on: seed, sample_id, position, stream, T, top_p,
+// min_p, order, exp. Rows that differ in one of these have the same tag with probability 2^-23. The merge cannot detect
+// different penalties, masks or logits.
+//   a   = philox4x32-10 of (sample_id low, sample_id high, position low, stream + 2^24 order + 2^26 exp) under the
+//         seed's key; order and exp are their values as SampleOrder and Exp
+//   tag = upper 23 bits of word 0 of philox4x32-10 of (a_0 ^ T, a_1 ^ top_p, a_2 ^ min_p, a_3 ^ position high) under
+//         key (0, 0); floats enter by their bits; a greedy row enters with T = 1, top_p = 1, min_p = 0 and its keys
 // The payload of a row has words of 32 bits; floats are stored by their bits, every NaN canonical. Unknown values are 0,
 // unknown ids -1, unknown z and m -Inf:
-//   0: first part + 16 * parts + 256 * (1 if raw words are there)     1, 2: vocab_size, valid_vocab
+//   0: first part + 16 * parts + 256 * (1 if raw words are there) + 512 * tag, as 32 bits
+//   1, 2: vocab_size, valid_vocab
 //   3: row_status and sample's statuses of parameters     4: top_k of a row that is cut, 0 of one that is not, -1 if
 //   greedy
 //   5, 6: root (m, S) of the shard's present columns, where the row is not cut     7, 8: root of raw_logprob
