@@ -1,10 +1,10 @@
 // Microbenchmark of the CUDA kernels of linear: one row per product, with its operations, the bytes it must move and their
 // share of the copy ceiling measured in the same run. Usage:
 // bench_linear [--only PART_OF_A_NAME] [--rows M,M,...] [--plans] [--plan NAME]... [--sm80]
-// --only: a part of names such as "y 64 x 4096 x 14336". With --rows, y has these numbers of rows alone. With --plans,
-// every plan of every product runs, not the chosen one alone; with --plan, only those of that name. Under --sm80 it
-// runs the kernel of compute capability 8.0, whose PTX runs on later ones, with the tile that it chooses or, with
-// --plans, every tile
+//   --only: measures products whose names, such as "y 64 x 4096 x 14336", contain this text
+//   --rows: the only numbers of rows of y
+//   --plans: every plan of every product, not only the chosen one; --plan: only plans of this name
+//   --sm80: the kernel of compute capability 8.0, whose PTX runs on later ones; with --plans every tile of it
 #include <algorithm>
 #include <cstdio>
 #include <functional>

@@ -105,7 +105,7 @@ void run(const Case& c, double ceiling, bool every_plan) {
     }
     return p;
   };
-  // Angles are read once for each token, out of the caches where positions repeat; they are not counted.
+  // Angles are not counted: each token reads them once, from caches if positions repeat.
   const double moved = 2.0 * static_cast<double>(out_bytes);
   const cuda::RopePlan chosen = cuda::choose_plan(params_of(0), cuda::multiprocessors(0));
   for (const cuda::RopePlan& plan : cuda::kRopePlans) {

@@ -5,7 +5,7 @@
 One group of answers of 512 tokens through a head of Llama 3 8B: hidden states and weight in bfloat16, log-probabilities
 of the answers' tokens, PPO's clip over all tokens, gradients of hidden states and weight. Memory is the peak of torch's
 allocator, less what was allocated before the step (hidden states, weight, ids, masks) and less the two gradients that
-remain after it. TRL's and Liger's functions come from the installed packages. Out of memory is a result of its own.
+remain after it. TRL's and Liger's functions come from the installed packages. Out of memory is a reported result.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ struct MmaTile {
   // Queries stay in registers; else each block of keys reads them from shared memory.
   static constexpr bool kHoldsQueries = kColumns <= 128;
   static constexpr int kQueryBytes = kRows * kRowBytes;
-  // Offsets in shared memory: K, V, the total of earlier splits, queries (on their way to registers, in memory that V
-  // takes later), and the addresses of keys (K's and V's of two blocks).
+  // Offsets in shared memory: K, V, the total of earlier splits, queries, and the addresses of keys (K's and V's of two
+  // blocks). If kHoldsQueries, queries pass through V's memory to registers.
   static constexpr int kTotal = 2 * kOperandBytes, kTotalEnd = kTotal + kThreads * kSums * 16;
   static constexpr int kQueries = kHoldsQueries ? kOperandBytes : kTotalEnd;
   static constexpr int kOffsets = kTotalEnd + (kHoldsQueries ? 0 : kQueryBytes), kBytes = kOffsets + 4 * kKeys * 8;

@@ -27,7 +27,7 @@ struct GradientTile {
   static constexpr int kDqAt = kScoresAt + 2 * kKeyBox, kScalarsAt = kDqAt + kStages * kTileBytes;
   static constexpr int kBarriersAt = kScalarsAt + kStages * 2 * kScalarBytes, kBarriers = 18;
   static constexpr int kWorkAt = kBarriersAt + kBarriers * 8;
-  static constexpr int kBytes = kWorkAt + 2 * 64 + 1024;  // 1024: the alignment of the start
+  static constexpr int kBytes = kWorkAt + 2 * 64 + 1024;  // 1024 bytes align the start
 };
 
 // Tiles of queries begin at keys whose numbers are multiples of 64. Slots number the tiles of all sequences.

@@ -26,7 +26,7 @@ struct PairTile : SplitShape<kColumns_, 2> {
   static constexpr int kMaximaAt = kWeightsAt + (Shape::kWeightBytes > kQueryBytes ? Shape::kWeightBytes : kQueryBytes);
   static constexpr int kSumsAt = kMaximaAt + Shape::kMaximaBytes, kFactorsAt = kSumsAt + Shape::kSumBytes;
   static constexpr int kBarriersAt = kFactorsAt + Shape::kFactorBytes, kWholeAt = kBarriersAt + 2 * kSlots * 8;
-  static constexpr int kBytes = kWholeAt + kSlots * 4 + 1024;  // 1024: the alignment of the start
+  static constexpr int kBytes = kWholeAt + kSlots * 4 + 1024;  // 1024 bytes align the start
   // The address of 16 bytes of a row, with the copy engine's swizzle.
   static __device__ __forceinline__ std::uint32_t chunk(std::uint32_t operand, int row, int chunk) {
     return operand + chunk / 8 * kPanelBytes + row * 128 + ((chunk ^ row) & 7) * 16;

@@ -19,7 +19,7 @@ struct WgmmaTile {
   static constexpr int kTotalBytes = kQueries * kColumns * 4;
   static constexpr int kKeysAt = kTileBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
   static constexpr int kTotalAt = kValuesAt + kStages * kTileBytes, kBarriersAt = kTotalAt + kTotalBytes;
-  static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * 48 + 1024;  // 1024: the alignment of the start
+  static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * 48 + 1024;  // 1024 bytes align the start
 };
 
 struct WgmmaCall {

@@ -6,7 +6,8 @@
 namespace rlk::cuda {
 
 constexpr int kSequenceWarps[] = {1, 2, 4, 8, 16};
-constexpr std::int64_t kSequenceWarpsWanted = 24;  // warps of a multiprocessor; below it more warps share a sequence
+// Warps that a multiprocessor should have. With fewer, more warps share a sequence.
+constexpr std::int64_t kSequenceWarpsWanted = 24;
 
 inline int choose_sequence_warps(const Sequences& q, int multiprocessors) {
   // The host does not know the lengths of packed sequences and uses their mean.

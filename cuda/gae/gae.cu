@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
     gae_kernel(const __grid_constant__ GaeParams p, const __grid_constant__ WholeChunk whole) {
   constexpr bool kHasValues = kKind != GaeKind::kDiscountedReturns, kHasWhole = kKind != GaeKind::kVtrace;
   constexpr int kAhead = kChunksAhead<kKind, kWideMask>;
-  // Each warp's chunk: x's step through all of it, and the value of its first scored token.
-  // Buffers of two tiles, alternating, so that one barrier a tile is enough.
+  // For each warp's chunk: the scan step of the whole chunk, and the value of its first token that counts. Buffers of
+  // two tiles, alternating, so that one barrier a tile is enough.
   __shared__ ScanStep totals[2][kMostScanWarps];
   __shared__ float first_values[kMostScanWarps];
   __shared__ int any_counts[kMostScanWarps];

@@ -48,7 +48,7 @@ bool has_version(int device, std::size_t version) {
   return library != nullptr && library->version() == version;
 }
 
-// The product as a search key. It sorts before records of the same number of rows or more.
+// The product as a search key. It sorts before all records with at least as many rows.
 LinearProducts key_of(const GemmParams& p) {
   if (!p.a.contraction_contiguous) return {kWeightGrad, p.dtype, p.d_dtype, p.n, p.m, p.contraction, 0};
   if (!p.b.contraction_contiguous) return {kInputGrad, p.dtype, p.d_dtype, p.n, p.contraction, p.m, 0};

@@ -258,7 +258,8 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
         }
       };
       // A warpgroup has one copy of the statistics' instructions, and columns are moved to the registers that it reads.
-      // With a copy for each leaf and half, the instructions left the cache, and the other warpgroup's products waited.
+      // When each leaf and each half of the rows had its own copy, the instructions left the cache, and the other
+      // warpgroup's products waited.
       if (warpgroup == 0) {
         mbarrier_wait_block(handed_empty, parity ^ 1);
         {

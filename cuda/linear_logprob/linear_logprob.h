@@ -9,20 +9,21 @@ namespace rlk::cuda {
 
 void scored_rows(const ScoredRowsParams& p, int device, Stream stream);
 
-// Whether a fused forward serves a call without logits in memory, its workspace, and the forward.
+// fuses_linear_logprob: whether a fused forward serves a call without logits in memory. The others: its workspace, and
+// the forward itself.
 bool fuses_linear_logprob(const LinearLogprobParams& p, int device);
 WorkspaceRange fused_linear_logprob_workspace(const LinearLogprobParams& p, int device);
 void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream stream);
 
-// Lists in device memory the groups, of at most 8192 rows, that have a scored row. Clears all rows of the copy past
-// their limit; these rows are contiguous and whole multiples of 16 bytes.
+// find_scored_groups lists, in device memory, the groups with a scored row among at most 8192 rows. zero_rows_past
+// clears all rows past their limit. Its rows are contiguous and multiples of 16 bytes.
 void find_scored_groups(const LogprobInput& p, ScoredGroups* groups, int device, Stream stream);
 void zero_rows_past(const ScoredGroups* groups, void* rows, std::int64_t num_rows, std::int64_t row_bytes, int device,
                     Stream stream);
 
-// Whether a fused kernel computes gradients of logits without logits in memory, and that kernel. It writes them to
-// p.dlogits in the operands' type. The hidden states of `head` are the rows of `groups`, side by side, up to their
-// limit. With LoRA u has the same layout.
+// fuses_logit_gradients: whether a fused kernel computes gradients of logits without logits in memory. logit_gradients:
+// that kernel. It writes them to p.dlogits in the operands' type. The hidden states of `head` are the rows of `groups`,
+// side by side, up to their limit. With LoRA u has the same layout.
 bool fuses_logit_gradients(const LogprobBackwardParams& p, const Head& head, int device);
 void logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
                      int device, Stream stream);

@@ -12,9 +12,9 @@ namespace rlk::hip {
 constexpr int kGemmThreads = 256;  // four waves, one for each SIMD unit
 constexpr int kGemmBlocks = 2;     // the least blocks per compute unit: one multiplies while the other loads
 
-// The waves of a block's outputs, and the matrix instructions (kMfma x kMfma) of a wave's outputs. LDS holds two stages
-// of kStageK contraction indices of both operands. The sizes are not measured. They let two large or three small blocks
-// fit on a compute unit.
+// A tile: the waves of a block, and the matrix instructions (kMfma x kMfma) of a wave. LDS holds two stages of kStageK
+// contraction indices of both operands. The sizes are not measured. They let two large or three small blocks fit on a
+// compute unit.
 struct LargeTile {
   static constexpr int kMfma = 32, kWavesDown = 2, kWavesAcross = 2, kMfmasDown = 2, kMfmasAcross = 2, kStageK = 32;
 };

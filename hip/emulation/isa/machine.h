@@ -105,7 +105,7 @@ struct Block {
   const Kernel* kernel;
   u32 number;
   std::vector<u8> lds, written;             // bytes, and whether any lane wrote them
-  std::vector<u64> lds_writer, lds_reader;  // threads that wrote and read each byte, as races.h packs them
+  std::vector<u64> lds_writer, lds_reader;  // the accessors (races.h) that wrote and read each byte
 };
 
 struct Wave {
