@@ -215,7 +215,8 @@ class Judge(Watched):
         value = self._loss_of(exact.logprob, exact.entropy, inputs)
         exact_gradient = gradient_of(value)
 
-        # The loss's slope in a log-probability, and how far that moves with the log-probability: over a clip, too.
+        # The loss's slope in a log-probability, and the change of that slope with the log-probability, also across a
+        # clip.
         def slope_at(shift: float) -> torch.Tensor:
             logprob = (exact.logprob.detach() + shift).requires_grad_()
             return torch.autograd.grad(self._loss_of(logprob, exact.entropy.detach(), inputs), logprob)[0]
@@ -362,7 +363,7 @@ def train(
     """A whole run from the seed's weights."""
     clock = Clock(device)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # TRL's, of names that transformers renames
+        warnings.simplefilter("ignore", FutureWarning)  # warnings of TRL about names that transformers renames
         tokenizer = make_tokenizer()
         recorder = Recorder(clock, (lambda model: ratios(ops, model, tokenizer)) if measure else None)
         save_model(tokenizer, Path(folder), seed)
@@ -501,7 +502,7 @@ class Ops(str, Enum):
     rk = "rk"
 
 
-# GRPOConfig's, less vespo, whose ratio has no gradient for the KL term to be weighed by.
+# GRPOConfig's loss types except vespo, whose ratio has no gradient, so the KL term cannot be weighted by it.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
 LossType = Enum("LossType", {name: name for name in LOSS_TYPES})
 

@@ -37,7 +37,7 @@ METRICS = ("ratio_at_step0/differing", "ratio_at_step0/max_off", "mismatch/k3", 
 
 
 def save_model(folder: str, seed: int) -> Any:
-    """Writes model and tokenizer, from which vLLM and TRL load them; the tokenizer."""
+    """Saves model and tokenizer, which vLLM and TRL then load, and returns the tokenizer."""
     from grpo import make_tokenizer
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

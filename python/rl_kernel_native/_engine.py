@@ -159,7 +159,7 @@ def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[A
 
 
 def backward(op: Operator, d: Any, arrays: Sequence[Any], how: tuple[Any, ...], wanted: tuple[bool, ...]) -> Any:
-    """Gradients, None for what is not wanted."""
+    """Gradients, with None for unwanted ones."""
     assert isinstance(op.gradient, Diagonal)
     if is_direct(d, *arrays) and not wants_grad(d, *arrays):
         prepare(arrays[0])
@@ -169,7 +169,7 @@ def backward(op: Operator, d: Any, arrays: Sequence[Any], how: tuple[Any, ...], 
 
 
 class _Products(Eager):
-    """Eager autograd. The backward computes the slopes again and saves only what it was given."""
+    """Eager autograd. The backward recomputes the slopes, and only the inputs are saved."""
 
     @staticmethod
     def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *_: Any) -> Any:
@@ -207,7 +207,7 @@ def _register_diagonal(op: Operator, of: Diagonal) -> None:
     second = f"{op.name}: a second derivative is wanted, and there is none"
 
     def parts(arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
-        """Arrays, options, what is wanted."""
+        """Arrays, options, and the wanted outputs."""
         return arguments[:count], arguments[count : -len(places)], arguments[-len(places) :]
 
     def kernel(d: Tensor, *arguments: Any) -> Any:
@@ -265,7 +265,7 @@ def _register_diagonal(op: Operator, of: Diagonal) -> None:
             return total(ctx, (None if tangents[i] is None else tangents[i].contiguous() for i in places))
 
     class Backward(torch.autograd.Function):
-        """Linear in the incoming gradient, without a derivative in the operands."""
+        """The call is linear in the incoming gradient and has no derivative in the operands."""
 
         @staticmethod
         def forward(*arguments: Any) -> Any:
@@ -303,7 +303,7 @@ def _register_diagonal(op: Operator, of: Diagonal) -> None:
 
 
 def _kept_of(of: Linear, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """What a backward keeps: constants, and of the others :class:`Like`."""
+    """The arrays that a backward keeps: constants, and a :class:`Like` for each other array."""
     constants = [None if i in of.of else x for i, x in enumerate(arrays)]
     return constants, [Like(x.shape, x.dtype) if i in of.of and x is not None else None for i, x in enumerate(arrays)]
 
@@ -331,7 +331,7 @@ def _along(ctx: Any, applied: Any, given: Sequence[Any], wanted: Any, node: Any 
 
 
 class _Transposed(Eager):
-    """Eager autograd of what is linear: it saves constants alone."""
+    """Eager autograd of a linear operator: it saves only constants."""
 
     @staticmethod
     def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *_: Any) -> Any:
@@ -350,7 +350,7 @@ class _Transposed(Eager):
         of = ctx.op.gradient
         given = incoming[: len(of.incoming)]
         wanted = ctx.needs_input_grad[3:]
-        if len(wanted) > 1 and all(wanted):  # one of both may be wanted by torch.autograd.grad alone
+        if len(wanted) > 1 and all(wanted):  # torch.autograd.grad may want only one of both
             wanted = tuple(is_asked_for(edge[0]) for edge in ctx.next_functions[-len(wanted) :])
         present = {name: g for name, g in zip(of.incoming, given, strict=True) if g is not None}
         # With create_graph, backward itself is differentiated, so the call also goes through the dispatcher.
@@ -497,7 +497,7 @@ class _Kept(Eager):
 
 
 def scaled(op: Operator, d_loss: Tensor, kept: Sequence[Any], operands: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """Gradients times that of the loss. The operands say what a second derivative would be of."""
+    """The gradients times the loss's incoming gradient. The operands name the second derivative in errors."""
     of: Any = op.gradient
     found = apply_function(None, "Scaled", op.name, *how[: of.reads], d_loss, *kept, *operands)
     return tuple(None if g is None else o for o, g in zip(found, kept, strict=False))
@@ -505,7 +505,7 @@ def scaled(op: Operator, d_loss: Tensor, kept: Sequence[Any], operands: Sequence
 
 @_in_graph.callable_in_graph
 class Scaled(torch.autograd.Function):
-    """Linear in d_loss, without a derivative along the operands."""
+    """The call is linear in d_loss and has no derivative along the operands."""
 
     @staticmethod
     def forward(name: str, *arguments: Any) -> Any:

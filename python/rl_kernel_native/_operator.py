@@ -47,7 +47,8 @@ class Diagonal:
     Attributes:
         of: positions of the arrays that may have a gradient.
         incoming: name of the gradient that comes in.
-        native: of the incoming gradient, the arrays, the options and one bool an array of ``of``: the products.
+        native: a function of the incoming gradient, the arrays, the options and one bool per array of ``of``: returns
+            the products.
         allows: whether an array of ``of`` may have a gradient beside these options.
     """
 
@@ -78,12 +79,12 @@ class Kept:
 
     Attributes:
         of: positions of the arrays that may have a gradient, of the array's shape.
-        native: a function of the arrays, the options and one bool an array of ``of``: returns the outputs, the
+        native: a function of the arrays, the options and one bool per array of ``of``: returns the outputs, the
             gradients and the ``extra`` arrays. The first output is the loss; the others are constants.
         incoming: name of the gradient that comes in.
-        constants: words that refuse a gradient of another array.
-        extra: dtypes of further arrays that a backward reads. Their shapes follow those of the outputs.
-        reads: how many of the options ``scale`` and ``along`` are given.
+        constants: error text that refuses a gradient of another array. extra: dtypes of further arrays that a backward
+            reads. Their shapes follow those of the outputs.
+        reads: number of options that are passed to ``scale`` and ``along``.
         scale: a function that returns gradients from a way to call operators, the incoming gradient, what the forward
             kept and those options.
         along: a function that returns the loss's tangent from tangents of ``of`` or None, what the forward kept and
@@ -122,10 +123,10 @@ class Linear:
         along: of a way to call operators, tangents or incoming gradients (None where there is none), the arrays (those
             of ``of`` as :class:`Like`), the options, and None for tangents, else what is wanted of ``of``: tangents of
             the first outputs, or gradients of ``of``.
-        constants: words that refuse a gradient of another array.
-        dims: most dimensions that kernels read at any stride; the last must be contiguous.
+        constants: error text that refuses a gradient of another array. dims: most dimensions that kernels read at any
+            stride; the last must be contiguous.
         accumulates: whether a ``main_grad``, the last of the options and none of a schema's, takes the gradient of the
-            one array ``of``. Eager autograd is by hand then.
+            one array ``of``. Eager autograd is then written by hand.
         batch: a function of torch.func's info, dimensions, inputs and a call: returns outputs with the batch in front,
             and their dimensions. None: one call for each element.
     """
@@ -232,6 +233,6 @@ class Operator:
         OPERATORS.append(self)
 
     def resolved(self, how: tuple[Any, ...], mode: Callable[..., int], *device: str) -> tuple[Any, ...]:
-        """Options whose ``exp`` is the extension's number; ``mode`` gives it, of exp and device."""
+        """The options with ``exp`` as the extension's number, which ``mode`` computes from exp and device."""
         at = self.exp
         return how if at is None else (*how[:at], mode(how[at], *device), *how[at + 1 :])

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from . import _dispatch, _in_graph
 from ._native import module as _C
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # by the extension's number
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # indexed by the extension's number
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -30,7 +30,7 @@ _GPU = "rocm" if torch.version.hip else "cuda"
 
 
 def is_untraced() -> bool:
-    """Whether nothing traces or transforms what runs now, and no tensor can carry a tangent."""
+    """Whether nothing traces or transforms the running code, and no tensor can carry a tangent."""
     return (
         not is_compiling()
         and not functorch_active()
@@ -41,16 +41,16 @@ def is_untraced() -> bool:
 
 
 def is_plain(tensor: Any) -> bool:
-    """A tensor whose memory holds its numbers; one that a transform of torch.func left behind wraps another."""
+    """Whether a tensor's memory holds its numbers; a leftover tensor of a torch.func transform wraps another one."""
     return type(tensor) in PLAIN and not tensor.is_neg() and not tensor.is_meta and not _is_wrapped(tensor)
 
 
 def is_direct(*tensors: Any) -> bool:
-    """Whether a call may skip the dispatcher. What is no tensor is for the extension to refuse."""
+    """Whether a call may skip the dispatcher. The extension refuses values that are not tensors."""
     if not is_untraced():
         return False
     for t in tensors:
-        if type(t) in PLAIN:  # is_plain, whose call costs as much as its questions
+        if type(t) in PLAIN:  # inlined is_plain, because a call costs as much as its checks
             if t.is_neg() or t.is_meta or _is_wrapped(t):
                 return False
         elif t is not None and isinstance(t, Tensor):
@@ -59,7 +59,7 @@ def is_direct(*tensors: Any) -> bool:
 
 
 def is_direct_gradient(dy: Tensor) -> bool:
-    """Whether a backward may skip the dispatcher: what it gets need not be of the kind that its forward saw."""
+    """Whether a backward may skip the dispatcher: its gradients may be of another kind than the forward's inputs."""
     return is_untraced() and is_plain(dy) and not _is_legacy_batched(dy)
 
 
@@ -72,9 +72,9 @@ def wants_grad(*tensors: Any) -> bool:
 
 
 def lost_derivative(tensor: Any) -> str | None:
-    """What an operator without derivatives would lose of a tensor.
+    """Describes the derivative of a tensor that an operator without derivatives would lose.
 
-    A trace says nothing of tangents. It says of a view alone that torch.func.grad wants a gradient in its argument."""
+    A trace reveals no tangents. Only a view reveals that torch.func.grad wants a gradient in its argument."""
     if not isinstance(tensor, Tensor):
         return None
     if wants_grad(tensor.view_as(tensor) if is_compiling() and is_grad_enabled() else tensor):
@@ -85,8 +85,8 @@ def lost_derivative(tensor: Any) -> str | None:
 
 
 class Eager(torch.autograd.Function):
-    """A Function for calls that :func:`is_direct` allows. Its ``run`` is ``apply`` without the questions about
-    torch.func, which have been asked: they are a third of what an empty Function costs."""
+    """A Function for calls that :func:`is_direct` allows. Its ``run`` is ``apply`` without the checks for torch.func,
+    which were already made; they take a third of an empty Function's time."""
 
     run: ClassVar[Any]
 
@@ -101,8 +101,8 @@ def is_batched(tensor: Tensor) -> bool:
 
 
 def apply_function(operator: Any, name: str, *arguments: Any, more: tuple[Any, ...] = ()) -> Any:
-    """The autograd Function that :mod:`_in_graph` knows as ``name``. Dynamo takes the operator into its graph, whose
-    derivative is the Function again. ``more``: what only the Function takes."""
+    """The autograd Function that :mod:`_in_graph` knows as ``name``. Dynamo puts the operator into its graph, and the
+    operator's derivative is again the Function. ``more`` has the arguments that only the Function takes."""
     if not _is_read_by_dynamo():
         return _in_graph.apply(name, *arguments, *more)
     if operator is None or functorch_active() or forward_ad._current_level >= 0 or torch.compiler.is_exporting():
@@ -111,9 +111,8 @@ def apply_function(operator: Any, name: str, *arguments: Any, more: tuple[Any, .
 
 
 def autocast(*operands: Any) -> tuple[Any, ...]:
-    """Operands of a matrix product as torch.autocast has torch's own take them: in its dtype, on its device.
-
-    The first decides on the device. What is no tensor, or of no dtype of ours, passes.
+    """Casts the operands of a matrix product as torch.autocast does for torch's own products, with its dtype on its
+    device. The first operand decides the device. Values that are not tensors, or have other dtypes, pass unchanged.
     """
     first = operands[0]
     kind = first.device.type if isinstance(first, Tensor) else ""
@@ -137,7 +136,7 @@ def refuse_jit_trace() -> None:
 
 def require_tensors(*, sharded: str = "", optional: dict[str, Any] | None = None, **required: Any) -> None:
     """For a call through the dispatcher, whose own words for a wrong argument are about schemas. The first decides on
-    the device. ``sharded``: what a DTensor's owner may call instead."""
+    the device. ``sharded``: the call that a DTensor's owner may use instead."""
     refuse_jit_trace()
     first = next(iter(required.values()))
     for name, tensor in (*required.items(), *(optional or {}).items()):
@@ -146,7 +145,7 @@ def require_tensors(*, sharded: str = "", optional: dict[str, Any] | None = None
         if type(tensor).__name__ == "DTensor":
             raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local(){sharded}")
         if not isinstance(tensor, Tensor):
-            # None in the words of the extension, which any framework's call may reach.
+            # The extension's message for None, which any framework's call may reach.
             wanted = "an array that speaks DLPack" if tensor is None else "a torch.Tensor"
             raise TypeError(f"{name}: expected {wanted}, got {type(tensor).__name__}")
         require_dense(tensor, name)
@@ -169,7 +168,7 @@ def memory(tensor: Any) -> Any:
 def rows_of(tensor: Tensor) -> Tensor:
     """An operand that autograd made, in a layout that kernels read: a copy where its last dimension is expanded or
     strided, or more than two dimensions lead."""
-    if is_compiling():  # which may not ask for strides in a backward; nothing happens where it is contiguous
+    if is_compiling():  # a trace may not read strides in a backward; a contiguous tensor is unchanged
         return tensor.contiguous()
     return _readable(tensor)
 
@@ -183,8 +182,8 @@ def _readable(tensor: Tensor, dims: int = 3) -> Tensor:
 
 
 def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy", dims: int = 3) -> Tensor:
-    """An incoming gradient as an operand: rounded to the dtype of the others. ``dims``: up to how many dimensions
-    kernels read at any strides but the last."""
+    """An incoming gradient as an operand: rounded to the dtype of the others. ``dims`` is the largest number of
+    dimensions that kernels read with any strides except the last."""
     if is_compiling():
         return dy.to(dtype).contiguous()
     if dy.layout is not torch.strided:
@@ -202,7 +201,7 @@ def device_type(tensor: Tensor, name: str) -> str:
 
 
 def prepare(tensor: Tensor) -> None:
-    """What a native call needs first: on the CPU, as many threads as torch uses."""
+    """Prepares a native call: on the CPU, it sets as many threads as torch uses."""
     if not tensor.is_cuda:
         _dispatch.match_torch_threads()
 

@@ -33,7 +33,7 @@ def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs:
     def element(i: int) -> Any:
         return apply(*(x if d is None else x.select(d, i).contiguous() for x, d in zip(inputs, in_dims, strict=True)))
 
-    if info.batch_size == 0:  # an element of zeros says what the result looks like
+    if info.batch_size == 0:  # an element of zeros gives the result's form
         inputs = [
             x if d is None else x.new_zeros((*x.shape[:d], 1, *x.shape[d + 1 :]))
             for x, d in zip(inputs, in_dims, strict=True)
@@ -47,7 +47,7 @@ def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs:
 
 
 def in_batches(apply: Callable[..., Any], batch: Any = None) -> Callable[..., Any]:
-    """A Function's rule of batches: that of a description where it gives one, else one call for each element."""
+    """A Function's batch rule: the description's if it has one, else one call per element."""
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         found = None if batch is None else batch(info, in_dims, inputs, apply)
@@ -67,7 +67,7 @@ def refuse_tangents(operator: str, names: Sequence[str], tangents: Sequence[Any]
 
 
 def pulled(function: Callable[..., Any], tensors: Sequence[Any], cotangents: tuple[Tensor, ...]) -> list[Any]:
-    """Gradients of a function that gives a tuple, in the tensors that are there; None where there is none."""
+    """Gradients of a function that returns a tuple, in the tensors that are present; None for missing tensors."""
     import torch
 
     call, primals = _where_present(function, tensors)
@@ -77,7 +77,7 @@ def pulled(function: Callable[..., Any], tensors: Sequence[Any], cotangents: tup
 
 
 def pushed(function: Callable[..., Any], tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Tangents of a function that gives a tuple; None stands for zeros.
+    """Tangents of a function that returns a tuple; None means zeros.
 
     The derivative of a pullback in its cotangents is the pushforward. ``torch.func.jvp`` would nest forward mode in
     that of the caller, which torch refuses inside of a compiled function."""
@@ -93,7 +93,7 @@ def pushed(function: Callable[..., Any], tensors: Sequence[Any], tangents: Seque
 
 
 def _where_present(function: Callable[..., Any], tensors: Sequence[Any]) -> tuple[Callable[..., Any], list[Tensor]]:
-    """A function as one of the tensors that are there, and these."""
+    """The function restricted to the tensors that are present, and these tensors."""
 
     def call(*present: Tensor) -> Any:
         left = iter(present)

@@ -1,4 +1,4 @@
-"""Operators whose passes and peers stand with their example inputs, in :mod:`rl_kernel_native.cases`."""
+"""Benches of the operators whose passes and peers are beside their example inputs, in :mod:`rl_kernel_native.cases`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_BUFFERS = 64
 def passes_of(
     operator: str, rows: int, columns: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[list[Any], list[Pass]]:
-    """Buffers of an operator, and what each peer does with one."""
+    """Buffers of an operator, and each peer's call on a buffer."""
     bench = CASES[operator].bench
     assert bench is not None
     assert bench.passes is not None

@@ -1,7 +1,7 @@
 """Example inputs of every operator: the doctor's self-tests, certificates and the commands of the bench.
 
 A module holds the :class:`Cases` of one operator, or of operators that share inputs, as ``CASES``. Modules are found by
-their place in this package, so nothing lists them. Quick self-tests take seconds; the tests proper are in tests/.
+their place in this package, so there is no list of them. Quick self-tests take seconds; the tests proper are in tests/.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def _found() -> dict[str, Cases]:
 
 # Operators by name.
 CASES: dict[str, Cases] = _found()
-# Self-tests, of torch, a device and its compute capability.
+# Self-tests, as functions of torch, a device and its compute capability.
 SELF_TESTS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]] = {
     name: of.checks for name, of in CASES.items() if of.checks is not None
 }
-# Operators that certificates have, and the makers of their cases.
+# The operators of certificates, and the functions that make their cases.
 CERTIFIED: dict[str, Callable[[Arrays, bool], Iterator[Case]]] = {
     name: of.certificate for name, of in CASES.items() if not isinstance(of.certificate, str)
 }
 
 
 def certified_cases(arrays: Arrays, quick: bool) -> Iterator[Case]:
-    """Every operator's cases of a certificate, as far as the device serves them."""
+    """Every operator's certificate cases that the device supports."""
     for make in CERTIFIED.values():
         yield from make(arrays, quick)

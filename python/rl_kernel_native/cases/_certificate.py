@@ -1,4 +1,5 @@
-"""What a certificate runs: seeded operands, and calls on them. An operator's own are in its module of this package.
+"""The cases of a certificate: seeded operands, and calls on them. An operator's own cases are in its module of this
+package.
 
 Operands are integers of a counter's hash, scaled exactly: the same bits with any version of any library, anywhere.
 Nothing here imports torch before a certificate is made.
@@ -58,20 +59,20 @@ def _tensor(values: np.ndarray, dtype: str) -> torch.Tensor:
 
 
 class Arrays:
-    """Tensors of torch on a device. A subclass may say `wrap` and `unwrap`, for arrays that are not torch's."""
+    """Tensors of torch on a device. A subclass may define `wrap` and `unwrap` for arrays of other frameworks."""
 
-    has_autograd = True  # without it gradients that only an autograd gives are left out
+    has_autograd = True  # without it, gradients that need an autograd are skipped
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
         self.torch: Any = importlib.import_module("torch")
         self.device: torch.device = self.torch.device(device)
 
     def wrap(self, tensor: torch.Tensor) -> Any:
-        """What operators are given of a tensor, which may have any strides."""
+        """A tensor, with any strides, as the operators' argument."""
         return tensor
 
     def unwrap(self, array: Any) -> torch.Tensor:
-        """A tensor of what an operator gave."""
+        """An operator's result as a tensor."""
         result: torch.Tensor = array
         return result
 
@@ -82,16 +83,16 @@ class Arrays:
 
     @property
     def _has_ex2(self) -> bool:
-        return self.device.type != "cpu" or self.arithmetic == "sm_90"  # the CPU models that of an sm_90
+        return self.device.type != "cpu" or self.arithmetic == "sm_90"  # the CPU models the exponential of sm_90
 
     @property
     def product_dtypes(self) -> tuple[str, ...]:
-        """What matrices are multiplied in: float32 by the CPU in ieee arithmetic alone."""
+        """The dtypes of matrix products: only the CPU in ieee arithmetic multiplies float32."""
         return DTYPES if self.arithmetic == "ieee" else DTYPES[:2]
 
     @property
     def arithmetic(self) -> str:
-        """Whose matrix products the device computes."""
+        """The unit whose matrix products the device computes."""
         return arithmetic_of(self.device)
 
     def laid_out(self, values: torch.Tensor, layout: str) -> torch.Tensor:
@@ -108,7 +109,7 @@ class Arrays:
         return view
 
     def bytes_of(self, array: Any, row: int | None = None) -> bytes:
-        """Those of one row of a result, or of all."""
+        """The bytes of one row of a result, or of all."""
         tensor = self.unwrap(array)
         part = (tensor if row is None else tensor[row : row + 1]).detach().contiguous().cpu()
         data: bytes = part.view(self.torch.uint8).numpy().tobytes()
@@ -125,9 +126,9 @@ class Case:
 
     Attributes:
         direction: "forward" or "backward".
-        rows: operands of each row: name to (shape of a row, deviation), or to (None, below) for ids in [0, below).
+        rows: operands of each row by name: (shape of a row, deviation), or (None, below) for ids in [0, below).
         fixed: operands that all rows share, by name: (shape, deviation, dtype).
-        call: from the operands, as arrays of the device, to results with the rows as their first dimension.
+        call: a function of the operands on the device that returns results with the rows as first dimension.
         token_sum: None, or the number of rows that the operator sums over; results then have no rows.
         ways: other calls that must give the same results, by description.
         exp: exponential of softmax statistics; "" for operators without one.

@@ -1,4 +1,5 @@
-"""What modules of cases share: the pieces of an operator's cases, arrays on a device, comparisons, outcomes."""
+"""The shared parts of the case modules: the pieces of an operator's cases, arrays on a device, comparisons,
+outcomes."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ class Pass(NamedTuple):
     """One pass of a bench.
 
     Attributes:
-        name: in the table.
+        name: its name in the table.
         moved: bytes that a call must move.
-        peers: calls on a buffer, by name, ours first.
+        peers: calls on a buffer, by name, this library first.
         compiles: name of the peer that torch.compile may have too, or "".
     """
 
@@ -39,7 +40,8 @@ class Pass(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """What a bench asks for: sizes, torch's dtype and device; ``count(bytes)`` buffers are more than a cache holds."""
+    """The parameters of a bench: sizes, torch's dtype and device; ``count(bytes)`` buffers are more than a cache
+    holds."""
 
     torch: Any
     rows: int
@@ -54,15 +56,16 @@ class Bench:
     """A command of ``python -m rl_kernel_native.bench``.
 
     Attributes:
-        about: operator in a line.
-        module: of the bench; its ``measured`` times the operator against peers. "passes" takes them from here.
+        about: the operator in one line.
+        module: module of the bench; its ``measured`` times the operator against peers. "passes" means the passes given
+            here.
         rows: default on the CPU and on a GPU.
         rows_are: unit of a row in the command's help, or "".
         sizes: further options, by name: default, help or None.
         any_dtype: --dtype is an option; else operands are float32.
         on_gpu: dtypes that a GPU serves.
-        compiles: torch.compile is a peer that may be left out.
-        passes: buffers of [rows, columns], and what peers do with one.
+        compiles: torch.compile is an optional peer.
+        passes: buffers of [rows, columns], and each peer's call on a buffer.
     """
 
     about: str
@@ -78,11 +81,12 @@ class Bench:
 
 @dataclass(frozen=True)
 class Cases:
-    """An operator's example inputs at work.
+    """The uses of an operator's example inputs.
 
     Attributes:
-        checks: self-test of the doctor, of torch, a device and its compute capability; None: another operator's has it.
-        bench: None: another operator's has it.
+        checks: the doctor's self-test, a function of torch, a device and its compute capability; None: another
+            operator's self-test includes it.
+        bench: the bench; None: another operator's bench includes it.
         certificate: cases on a device, all or the quick ones; or the reason why there are none.
     """
 

@@ -18,7 +18,8 @@ from ._tools import Arrays, Bench, Cases, Check, same_bytes, same_results, timed
 
 
 class _Answers(NamedTuple):
-    """A batch of answers in groups of eight: a reward each, and rewards and values of tokens, some of which count."""
+    """A batch of answers in groups of eight: one reward per answer, and rewards and values of tokens, some of which
+    count."""
 
     scores: np.ndarray  # [sequences]
     rewards: np.ndarray  # [sequences, tokens]
@@ -47,7 +48,7 @@ class _Answers(NamedTuple):
         return {key: arrays.get(value) for key, value in found.items()}
 
     def expected(self, name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """float64 values, and the error that each allows."""
+        """float64 values, and the allowed error of each."""
         if name == "group_advantage":
             found = {}
             for kind in ("grpo", "rloo", "passk"):
@@ -70,7 +71,7 @@ class _Answers(NamedTuple):
 
 def _answers() -> Iterator[_Answers]:
     random = np.random.default_rng(5)
-    # A token; a chunk and one more; several chunks.
+    # Sizes: one token; a chunk plus one token; several chunks.
     for sequences, tokens in ((8, 1), (16, 129), (40, 700)):
         scores, rewards, values = (
             random.normal(0, 1, shape).astype(np.float32)
@@ -80,7 +81,7 @@ def _answers() -> Iterator[_Answers]:
 
 
 def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Iterator[Check]:
-    """Against float64, and on a GPU against the CPU; on the CPU against another batch."""
+    """Compares with float64; on a GPU also with the CPU, and on the CPU with another batch."""
     arrays = Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:
@@ -98,7 +99,7 @@ def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Ite
             for case in _answers():
                 twice = _Answers(*(np.concatenate((a, a)) for a in case))
                 whole, part = twice.results(name, arrays), case.results(name, arrays)
-                if name == "masked_whiten":  # which reads the batch: the same of both halves
+                if name == "masked_whiten":  # it reads the whole batch, so both halves are compared together
                     part = {key: value[: len(case.scores)] for key, value in whole.items()}
                 differ += sum(same_bytes(part[key], value[len(case.scores) :]) for key, value in whole.items())
             return differ == 0, f"{differ} values differ between a batch and its half"

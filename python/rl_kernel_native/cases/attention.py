@@ -70,7 +70,7 @@ def _attentions(dtypes: tuple[str, ...]) -> Iterator[_Attentions]:
 
 
 def _attentions_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of its bound in contract.py)."""
+    """Yields (case, error as a share of its bound in contract.py)."""
     for case in _attentions(arrays.dtypes):
         expected, shape = case.expected(), case.q.shape
         facts = attention_facts(case.q, case.k, case.v, case.dout, case.dtype, **case.options)
@@ -80,7 +80,7 @@ def _attentions_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
 
 
 def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Attention and its gradients against float64, against itself in other batches, and on a GPU against the CPU."""
+    """Compares attention and its gradients with float64, with other batches, and on a GPU with the CPU."""
     arrays = Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:
@@ -112,7 +112,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
 
 def kv_cache_append(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """New keys and values in a paged cache, against the reference, in layouts of engines."""
+    """Compares writes into a paged cache with the reference, in the engines' layouts."""
     arrays, random = Arrays(torch, device), np.random.default_rng(6)
 
     def reference() -> tuple[bool, str]:
@@ -194,7 +194,7 @@ def _certified_attention(shape: tuple[int, int, int, int], dtype: str, exp: Any)
         return {"out": arrays.torch.cat([p[0] for p in parts], 1), "lse": arrays.torch.cat([p[1] for p in parts], 2)}
 
     def padded(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Five tokens of padding in front."""
+        """Five tokens of padding at the front."""
         q, k, v = (
             arrays.torch.nn.functional.pad(arrays.unwrap(a[name]), (0, 0, 0, 0, 5, 0), value=7.0) for name in "qkv"
         )

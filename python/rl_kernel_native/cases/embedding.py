@@ -37,7 +37,7 @@ def _tables(dtypes: tuple[str, ...]) -> Iterator[_Table]:
     # One column; odd widths, which take no vector; several slices and blocks of tokens; a shard.
     for tokens, rows, columns, start in ((3, 5, 1, 0), (70, 9, 33, 0), (9000, 300, 64, 0), (600, 20, 1032, 10)):
         for dtype in dtypes:
-            ids = (40 + rows) ** random.random(tokens) - 1  # few of them often
+            ids = (40 + rows) ** random.random(tokens) - 1  # a few ids occur often
             options: dict[str, Any] = {"vocab_start": start, "vocab_size": start + rows, "padding_idx": start + 2}
             weight, dy = (round_to(random.normal(0, 1, (n, columns)).astype(np.float32), dtype) for n in (rows, tokens))
             yield _Table(dtype, options, ids.astype(np.int64), weight, dy)
@@ -59,8 +59,7 @@ def _tables_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
 
 
 def checks(torch: Any, device: str, _: tuple[int, int] | None) -> Iterator[Check]:
-    """Rows of tables and their gradients against float64, against themselves as shards, and on a GPU against the
-    CPU."""
+    """Compares rows of tables and their gradients with float64, with shards, and on a GPU with the CPU."""
     arrays = Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:
@@ -93,7 +92,7 @@ def checks(torch: Any, device: str, _: tuple[int, int] | None) -> Iterator[Check
 
 
 def certified_embedding(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Odd; hidden sizes of Qwen3-0.6B and 8B. A table of 300 rows; its bits are copied.
+    # Sizes: an odd one; the hidden sizes of Qwen3-0.6B and 8B. A table of 300 rows; its bits are copied.
     for columns in (37, 1024) if quick else (37, 1024, 4096):
         for dtype in dtypes_of(quick, columns > 1000):
             yield Case(

@@ -38,7 +38,7 @@ class _Product(NamedTuple):
         return {name: arrays.get(result) for name, result in results.items()}
 
     def over_ranks(self, arrays: Arrays, ranks: int) -> np.ndarray:
-        """y through the row-parallel form, of a layer of eight segments."""
+        """y from the row-parallel form of a layer with eight segments."""
         shard = self.x.shape[1] // ranks
         parts = [
             linear_op.linear_partial(
@@ -83,9 +83,9 @@ def _products_against_float64(arrays: Arrays, dtypes: tuple[str, ...]) -> Iterat
 
 
 def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Products against float64, against themselves in other batches and on more ranks, and on a GPU against the CPU."""
+    """Compares products with float64, with other batches and more ranks, and on a GPU with the CPU."""
     arrays = Arrays(torch, device)
-    dtypes = arrays.dtypes if device == "cpu" else arrays.dtypes[1:]  # float32 products are the CPU's alone
+    dtypes = arrays.dtypes if device == "cpu" else arrays.dtypes[1:]  # only the CPU multiplies float32
 
     def float64() -> tuple[bool, str]:
         case, share = max(_products_against_float64(arrays, dtypes), key=lambda item: item[1])
@@ -117,7 +117,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
     for engine in ("auto", "native"):
 
         def bytes_of_cpu(engine: Engine = engine) -> tuple[bool, str]:
-            with arithmetic("sm_90"):  # which a GPU computes with in any case
+            with arithmetic("sm_90"):  # a GPU always computes with it
                 return same_results((case.results(arrays, engine), case.results(cpu)) for case in _products(dtypes))
 
         yield timed(f"same bytes as the CPU as an sm_90, engine {engine}", bytes_of_cpu)
@@ -127,7 +127,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
 
 def certified_linear(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Odd, within one tile; a projection of Qwen3-8B to its key heads; a down projection of Qwen3-0.6B.
+    # Sizes: an odd one within a tile; Qwen3-8B's projection to key heads; Qwen3-0.6B's down projection.
     shapes = ((13, 7), (4096, 1024)) if quick else ((13, 7), (1000, 130), (4096, 1024), (3072, 1024))
     for ins, outs in shapes:
         for dtype in arrays.product_dtypes if not quick or ins < 100 else arrays.product_dtypes[:1]:

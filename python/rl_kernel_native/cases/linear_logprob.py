@@ -44,7 +44,7 @@ class _Head(NamedTuple):
     target: np.ndarray  # [rows], of which the second is ignored
 
     def results(self, arrays: Arrays) -> dict[str, np.ndarray]:
-        """With torch also the gradients of sum(logprob)."""
+        """With torch, it also returns the gradients of sum(logprob)."""
         put = [arrays.put(a, self.dtype) for a in self[1:4]]
         leaves = put if arrays.torch is None else [t.requires_grad_() for t in put]
         found = op.linear_logprob(leaves[0], leaves[1], arrays.put(self.target), bias=leaves[2], **_WANTED)
@@ -73,7 +73,7 @@ class _Head(NamedTuple):
         return of | {name: arrays.get(g) for name, g in zip(_GRADIENTS, grads, strict=True)}
 
     def with_lora(self, arrays: Arrays, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """logprob and lse with LoRA, and those of logprob of the same sums as one product of more features."""
+        """logprob and lse with LoRA, and the same from logprob on one product with more features."""
         random, (vocab, ins) = np.random.default_rng(rank), self.weight.shape
         a, b = (
             round_to(random.normal(0, deviation, shape).astype(np.float32), self.dtype)
@@ -126,7 +126,7 @@ def _heads(dtypes: tuple[str, ...]) -> Iterator[_Head]:
 
 
 def _against_float64(arrays: Arrays, dtypes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of its bound in contract.py)."""
+    """Yields (case, error as a share of its bound in contract.py)."""
     for case in _heads(dtypes):
         want = op.linear_logprob_reference(case.hidden, case.weight, case.target, bias=case.bias)
         got = case.results(arrays)
@@ -137,10 +137,10 @@ def _against_float64(arrays: Arrays, dtypes: tuple[str, ...]) -> Iterator[tuple[
 
 
 def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Scores of hidden states against float64, against logprob of linear and its gradients, over shards, with LoRA, and
-    on an sm_90 against the CPU."""
+    """Compares scores of hidden states with float64 and with logprob of linear, including gradients, shards and LoRA,
+    and on an sm_90 against the CPU."""
     arrays = Arrays(torch, device)
-    dtypes = arrays.dtypes if device == "cpu" else arrays.dtypes[1:]  # float32 products are the CPU's alone
+    dtypes = arrays.dtypes if device == "cpu" else arrays.dtypes[1:]  # only the CPU multiplies float32
 
     def float64() -> tuple[bool, str]:
         case, share = max(_against_float64(arrays, dtypes), key=lambda item: item[1])
@@ -171,7 +171,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
     cpu = Arrays(torch, "cpu")
 
     def bytes_of_cpu() -> tuple[bool, str]:
-        with arithmetic("sm_90"):  # which a GPU computes with in any case
+        with arithmetic("sm_90"):  # a GPU always computes with it
             return same_results((case.results(arrays), case.results(cpu)) for case in _heads(dtypes))
 
     yield timed("same bytes as the CPU as an sm_90", bytes_of_cpu)
@@ -184,7 +184,7 @@ LORA_SCALE = 0.5
 
 
 def certified_linear_logprob(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Odd, over some leaves; whole tiles, whose eighths are shards.
+    # Sizes: an odd one over some leaves; whole tiles, whose eighths are shards.
     for ins, vocab in ((40, 1031), (128, 2048)):
         for dtype in arrays.product_dtypes if not quick or ins < 100 else arrays.product_dtypes[:1]:
             for exp in arrays.exponentials:

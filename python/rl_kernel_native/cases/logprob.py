@@ -131,7 +131,7 @@ def _gradient(case: _Case) -> tuple[np.ndarray, dict[str, Any]]:
 
 
 def _against_float64(arrays: Arrays, exp: Exp) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of its bound in contract.py)."""
+    """Yields (case, error as a share of its bound in contract.py)."""
     for case in _cases(arrays.dtypes):
         name = f"{case.dtype} [{case.rows}, {case.vocab}]"
         expected = op.logprob_reference(case.logits, case.target, temperature=case.temperature)
@@ -147,7 +147,7 @@ def _against_float64(arrays: Arrays, exp: Exp) -> Iterator[tuple[str, float]]:
 
 
 def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Forward, backward and shards against float64 and, on a GPU, against the CPU's bytes."""
+    """Compares forward, backward and shards with float64 and, on a GPU, with the CPU's bytes."""
     arrays = Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:
@@ -168,7 +168,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         return
     cpu = Arrays(torch, "cpu")
     modes: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {"portable": contextlib.nullcontext}
-    if torch.version.hip is None and capability == (9, 0):  # gfx90a calls itself 9.0 too
+    if torch.version.hip is None and capability == (9, 0):  # gfx90a also reports 9.0
         modes["hardware"] = lambda: arithmetic("sm_90")
     for mode, unit in modes.items():
 
@@ -193,7 +193,7 @@ def _certified_statistics(a: Mapping[str, Any], exp: Any) -> Any:
 
 
 def certified_logprob(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Odd; Llama 2's, Llama 3's and Qwen3's vocabularies.
+    # Sizes: an odd one; the vocabularies of Llama 2, Llama 3 and Qwen3.
     for vocab in (4099, 32000) if quick else (1, 4099, 32000, 128256, 151936):
         for dtype in dtypes_of(quick, vocab == 32000):
             for exp in arrays.exponentials:

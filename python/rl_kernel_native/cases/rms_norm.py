@@ -43,7 +43,7 @@ _NORM_EPS = 1e-6
 def _norms(dtypes: tuple[str, ...]) -> Iterator[_Norm]:
     random = np.random.default_rng(4)
     options: tuple[dict[str, Any], ...] = ({}, {"round_before_weight": True}, {"weight_offset": 1.0})
-    # One column; odd; heads of 128; a hidden size; rows that are two blocks.
+    # Sizes: one column; an odd number; heads of 128; a hidden size; rows of two blocks.
     for i, (rows, columns) in enumerate(((3, 1), (5, 37), (200, 128), (33, 4096), (8200, 24))):
         for j, dtype in enumerate(dtypes):
             shapes = ((rows, columns),) * 4 + ((columns,),)
@@ -52,7 +52,7 @@ def _norms(dtypes: tuple[str, ...]) -> Iterator[_Norm]:
 
 
 def _norms_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of its bound in contract.py)."""
+    """Yields (case, error as a share of its bound in contract.py)."""
     for case in _norms(arrays.dtypes):
         got = case.results(arrays)
         offset = case.options.get("weight_offset", 0.0)
@@ -82,7 +82,7 @@ def _norms_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
 
 
 def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Norms and gradients against float64, against themselves in other batches, and on a GPU against the CPU."""
+    """Compares norms and gradients with float64, with other batches, and on a GPU with the CPU."""
     arrays = Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:
@@ -117,7 +117,7 @@ _EPS = 1e-6
 
 
 def certified_rms_norm(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Odd; a head; hidden sizes of Qwen3-8B and 14B. Roundings of Llama and Qwen, weights of Gemma.
+    # Sizes: an odd one; a head; the hidden sizes of Qwen3-8B and 14B. Roundings of Llama and Qwen, weights of Gemma.
     for columns in (1003, 4096) if quick else (1, 128, 1003, 4096, 5120):
         options: dict[str, Any] = {"weight_offset": 1.0} if columns == 1003 else {"round_before_weight": True}
         for dtype in dtypes_of(quick, columns == 4096):

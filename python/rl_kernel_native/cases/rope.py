@@ -54,7 +54,7 @@ def _rotations(dtypes: tuple[str, ...], device: str) -> Iterator[_Rotation]:
 
 
 def _rotations_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of its bound in contract.py)."""
+    """Yields (case, error as a share of its bound in contract.py)."""
     for case in _rotations(arrays.dtypes, arrays.device):
         got = case.results(arrays)
         options = {name: value for name, value in case.options.items() if name != "intermediate"}
@@ -107,7 +107,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
 
 def certified_rope(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Odd, which no vector takes; heads of Qwen3-8B; half of a head.
+    # Sizes: an odd one, without vector loads; heads of Qwen3-8B; half of a head.
     odd: tuple[Any, ...] = ((3, 1, 18), 16, {"interleaved": True, "intermediate": "input"})
     qwen: tuple[Any, ...] = ((32, 8, 128), 128, {})
     half: tuple[Any, ...] = ((5, 1, 64), 32, {})

@@ -1,4 +1,4 @@
-"""Cases of what rollouts draw by."""
+"""Cases of the sampling operators."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ._tools import Arrays, Bench, Cases, Check, round_to, same_results, timed, 
 
 
 def random_bits(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Random words against the reference."""
+    """Compares random words with the reference."""
     arrays = Arrays(torch, device)
 
     def reference() -> tuple[bool, str]:
         ids = np.arange(-40, 40) * 77_777_777_777
         words = random_bits_op.random_bits(-5, arrays.put(ids), 9, 7)
         want = random_bits_op.random_bits_reference(-5, ids, 9, 7)
-        halves = ((words >> 16, want >> 16), (words & 0xFFFF, want & 0xFFFF))  # which float32 holds
+        halves = ((words >> 16, want >> 16), (words & 0xFFFF, want & 0xFFFF))  # float32 holds these exactly
         differ = sum(int((arrays.get(got) != half).sum()) for got, half in halves)
         return differ == 0, f"{differ} halves of words differ from the reference"
 
@@ -34,7 +34,7 @@ def random_bits(torch: Any, device: str, capability: tuple[int, int] | None) -> 
 
 
 def sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Tokens and kept sets: those of logprob with the kept set, to the bit."""
+    """Checks tokens and kept sets: logprob with the kept set gives the same bits."""
     arrays = Arrays(torch, device)
 
     def replayed() -> tuple[bool, str]:
@@ -93,7 +93,7 @@ def sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
 
 def linear_sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Tokens of hidden states: those of sample of linear, to the bit."""
+    """Checks tokens from hidden states: sample of linear gives the same bits."""
     arrays = Arrays(torch, device)
     dtype = "float32" if device == "cpu" else "bfloat16"
     random = np.random.default_rng(4)

@@ -55,7 +55,7 @@ def _packed(arrays: Arrays, case: _Ragged) -> list[Any]:
 
 
 def pack(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Packed tokens and the way back against NumPy, and on a GPU against the CPU's bytes."""
+    """Compares packing and unpacking with NumPy, and on a GPU with the CPU's bytes."""
     arrays = Arrays(torch, device)
 
     def reference() -> tuple[bool, str]:
@@ -75,7 +75,7 @@ def pack(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterato
 
 
 def sequence_logprob(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Sums against float64, packed against padded, and on a GPU against the CPU's bytes."""
+    """Compares sums with float64, packed with padded, and on a GPU with the CPU's bytes."""
     arrays = Arrays(torch, device)
 
     def sums(a: Arrays, case: _Ragged) -> list[Any]:
@@ -112,7 +112,7 @@ def sequence_logprob(torch: Any, device: str, capability: tuple[int, int] | None
 
 
 def preference_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Losses against float64, and on a GPU against the CPU's bytes."""
+    """Compares losses with float64, and on a GPU with the CPU's bytes."""
     arrays = Arrays(torch, device)
     kinds: tuple[Any, ...] = ("dpo", "hinge", "ipo", "nca_pair", "aot", "apo_zero", "discopop", "kto", "simpo", "orpo")
 
@@ -145,7 +145,7 @@ def preference_loss(torch: Any, device: str, capability: tuple[int, int] | None)
 
 
 def shift_labels_packed(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Labels and masks of turns against the reference."""
+    """Compares labels and masks of turns with the reference."""
     arrays = Arrays(torch, device)
 
     def reference() -> tuple[bool, str]:
@@ -223,7 +223,7 @@ def _loss_passes(b: Buffers) -> tuple[list[Any], list[Pass]]:
 
     def ours(x: Any) -> Any:
         *of_pairs, metrics = rk.preference_loss(*x)
-        return *of_pairs, metrics.vector  # whose first is the loss
+        return *of_pairs, metrics.vector  # the first is the loss
 
     return buffers, [
         Pass("dpo, forward", 4 * 9 * rows, {"rk": ours, "torch": eager}, compiles="torch"),

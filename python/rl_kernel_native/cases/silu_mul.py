@@ -53,7 +53,7 @@ class _Gates(NamedTuple):
 
 def _gates(dtypes: tuple[str, ...]) -> Iterator[_Gates]:
     random = np.random.default_rng(5)
-    # One column; odd; a block's share of a row and a vec8; an intermediate size.
+    # Sizes: one column; an odd number; a block's share of a row plus one vec8; an intermediate size.
     for rows, columns in ((3, 1), (5, 37), (7, 1032), (3, 12288)):
         for dtype, activation in itertools.product(dtypes, ("silu", "tanh", "none")):
             values = (round_to(random.normal(0, d, (rows, columns)).astype(np.float32), dtype) for d in (3, 1, 1))
@@ -61,7 +61,7 @@ def _gates(dtypes: tuple[str, ...]) -> Iterator[_Gates]:
 
 
 def _gates_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of its bound in contract.py)."""
+    """Yields (case, error as a share of its bound in contract.py)."""
     for case in _gates(arrays.dtypes):
         got, expected = case.results(arrays), case.expected()
         got["packed d_gate"], got["packed d_up"] = np.split(got["d_packed"], 2, -1)
@@ -87,7 +87,8 @@ def _gates_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
 
 
 def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Gated activations and gradients against float64, against themselves elsewhere, and on a GPU against the CPU."""
+    """Compares gated activations and gradients with float64, with other places in a batch, and on a GPU with the
+    CPU."""
     arrays = Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:
@@ -119,7 +120,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
 
 def certified_silu_mul(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Odd; the intermediate size of Qwen3-8B; that of Llama 3.1 8B.
+    # Sizes: an odd one; the intermediate sizes of Qwen3-8B and Llama 3.1 8B.
     yield from _certified_gates("silu_mul", {}, quick, (37, 12288) if quick else (37, 12288, 14336))
 
 

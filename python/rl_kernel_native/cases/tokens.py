@@ -1,4 +1,4 @@
-"""Cases of what is computed of log-probabilities and values of tokens."""
+"""Cases of the operators on tokens' log-probabilities and values."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ _RESULTS = {
 
 
 def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Iterator[Check]:
-    """What has a bound against float64, and on a GPU everything against the CPU."""
+    """Compares bounded results with float64, and on a GPU all results with the CPU."""
     results, arrays = _RESULTS[name], Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:

@@ -98,7 +98,7 @@ class StockOperators:
             yield
 
     def training_mask(self, batch: MicroBatch) -> dict[str, Any]:
-        """What tells the model where the sequences of a training batch lie."""
+        """The arguments that tell the model the places of a training batch's sequences."""
         if self.name != "flash":
             return {"attention_mask": batch.mask}
         if batch.cu_seqlens is None:
@@ -174,7 +174,7 @@ class RkOperators:
             self._library.unpatch_model(model)
 
     def training_mask(self, batch: MicroBatch) -> dict[str, Any]:
-        """What tells the model where the sequences of a training batch lie."""
+        """The arguments that tell the model the places of a training batch's sequences."""
         if batch.cu_seqlens is not None:
             return {"cu_seq_lens_q": batch.cu_seqlens}
         return {"attention_mask": batch.key_mask}

@@ -500,7 +500,7 @@ class AttentionBackward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         dims = tuple(0 if wanted else None for wanted in _wanted(inputs))
-        # Packed; sinks, whose gradient is each call's.
+        # Packed sequences; sinks, whose gradient belongs to each call.
         if any(inputs[i] is not None for i in (7, 8, 9)) or info.batch_size == 0:
             found = looped(AttentionBackward.apply, info, in_dims, inputs)
             return found, (0, 0, 0, 0)

@@ -1,7 +1,7 @@
 """logprob as descriptions of its forward and its backward.
 
-Forward-mode and second derivatives are composed from torch's own operators in float64: they exist to be right, and need
-memory for [rows, vocab_size].
+Forward-mode and second derivatives are composed from torch's own operators in float64: they are built for correctness,
+and need memory for [rows, vocab_size].
 """
 
 from __future__ import annotations
