@@ -18,8 +18,8 @@ template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
-// Waits until at most the latest `pending` of this thread's groups are in flight. `pending` is 1 ... kMost; the switch
-// makes it the constant that the instruction needs.
+// Waits until at most the latest `pending` of this thread's groups are in flight. `pending` is 1 ... kMost. The
+// instruction needs a constant, so the branches below choose one.
 template <int kMost>
 __device__ __forceinline__ void copy_async_wait_at_most(int pending) {
   if constexpr (kMost > 1) {

@@ -1,5 +1,5 @@
-// The kernels of kv_cache_append by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
-// What a thread does stands in rlk/kernels/cache_append.h, shared with CUDA.
+// The kernels of kv_cache_append by the names that the host looks up. Compiled for gfx90a and gfx942, and for the
+// emulation. rlk/kernels/cache_append.h has the copies of one thread, shared with CUDA.
 #include "hip/common/wave.h"
 #include "rlk/kernels/byte_copy.h"
 #include "rlk/kernels/cache_append.h"
