@@ -25,7 +25,7 @@ def arithmetic(unit: str) -> Computing:
         unit: ``"ieee"``: the portable default; matrix products are chains of fused multiply-adds. ``"sm_90"``: matrix
             products and the exponential are those of an H200, both verified against the hardware; this includes
             attention's bfloat16 and float16 products in the forward. ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"``: matrix
-            products of these units by published rules, not verified; their own exponential is not modelled. The units
+            products of these units by published rules, not verified; their own exponential is not modelled. These units
             multiply only bfloat16 and float16. Outside ``"ieee"``, float32 operands of a product are a ValueError; only
             attention accepts them and uses the same chains everywhere. GPUs compute with their own units whatever the
             context says. A compiled call (torch.compile) computes in ieee arithmetic, and raises an error if the

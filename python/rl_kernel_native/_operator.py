@@ -59,7 +59,7 @@ class Diagonal:
 
 
 def products(call: Any, d: Any, kept: Sequence[Any], how: tuple[Any, ...]) -> Sequence[Any]:
-    """Gradients of a loss that is one number, times its incoming gradient."""
+    """The gradients of a scalar loss, multiplied by its incoming gradient."""
     return [None if g is None else g * d for g in kept]
 
 

@@ -98,7 +98,7 @@ def _mapped(arguments: Any, places: tuple[int, ...], each: Callable[[Any], Any])
 
 def _as_tensors(arguments: tuple[Any, ...], places: tuple[int, ...]) -> Any:
     """Arguments whose numbers are those of a trace as the operator's kernel takes them: multiplied into a tensor, which
-    torch's own pass knows. NaN holds their places, so a NaN of the caller's goes into a tensor too."""
+    torch's own pass knows. In the arguments, NaN marks their places, so a caller's NaN also travels in the tensor."""
     tensors: list[Tensor] = []
     is_open = False
 

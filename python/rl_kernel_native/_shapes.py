@@ -147,7 +147,7 @@ def check_float32_or(tensor: Tensor, name: str, dtype: torch.dtype, whose: str) 
 
 
 def check_narrowing(name: str, dtype: torch.dtype, like: torch.dtype) -> None:
-    """The dtype of a sum over rows ``dy``, whose dtype is ``like``."""
+    """The dtype of a sum over the rows of ``dy``; ``like`` is the dtype of ``dy``."""
     if dtype != like and dtype_name(dtype) != "float32":
         raise TypeError(f"{name}: expected float32 or {dtype_name(like)} (that of dy), got {dtype_name(dtype)}")
 

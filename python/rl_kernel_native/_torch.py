@@ -123,7 +123,7 @@ def autocast(*operands: Any) -> tuple[Any, ...]:
 
 
 def autocast_hint() -> str:
-    """End of an error about dtypes that differ; for operators that are no matrix products."""
+    """The end of an error about different dtypes, for operators other than matrix products."""
     if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
         return "; autocast is not followed: cast the operands yourself"
     return ""

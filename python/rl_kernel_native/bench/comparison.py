@@ -76,7 +76,7 @@ class Comparison:
 
         Args:
             bytes_moved: by one call, at least.
-            operations: floating-point ones of a call, where they bound it.
+            operations: floating-point operations of a call, if they limit its speed.
         Raises: what the first candidate raises: the others' times are told against it.
         """
         calls: list[tuple[Candidate, float | None]] = []

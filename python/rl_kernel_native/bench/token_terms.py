@@ -65,7 +65,7 @@ class Operator(NamedTuple):
 
 
 OPERATORS = {
-    # Read twice: logprob, ref_logprob, mask; besides them the incoming gradient, and two arrays are written.
+    # Read twice: logprob, ref_logprob, mask. The incoming gradient is read once, and two arrays are written.
     "kl": Operator(_kl, _kl_written_out, {PASSES[0]: 4, PASSES[1]: 9}),
     # The gradient is written in the forward pass.
     "value_loss": Operator(_value_loss, _value_loss_written_out, {PASSES[0]: 4, PASSES[1]: 5}),

@@ -76,8 +76,8 @@ def _same(code: types.CodeType, other: types.CodeType) -> bool:
 
 
 def why_changed(function: Any, name: str, seen: set[int] | None = None) -> str | None:
-    """The reason why a function is not the one of that qualified name in its file; None if it is, with all functions
-    that it calls.
+    """The reason why a function differs from the one with its qualified name in its file. None if it and all functions
+    that it calls are the same.
 
     Only decorators of transformers and torch may be around it.
     """

@@ -103,12 +103,12 @@ def linear_sample(
     Every result has the bytes of ``sample(linear(hidden, weight, bias, out_dtype=logits_dtype), ...)``, in any batch
     and any workspace. Without ``top_k`` and ``min_p``, the log-probability equals ``linear_logprob(hidden, weight, ids,
     bias=bias, temperature=temperature, logits_dtype=...)``. That function's logits are float32 by default. There is no
-    derivative. Under ``torch.autocast`` operands are cast as those of :func:`linear`.
+    derivative. Under ``torch.autocast`` operands are cast like those of :func:`linear`.
 
     Args:
         hidden: ``[num_rows, in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
-        weight: ``[vocab_size, in_features]``, of the dtype of ``hidden``; rows contiguous, any stride between them; at
-            most 2^19 rows.
+        weight: ``[vocab_size, in_features]``, of the dtype of ``hidden``; each row is contiguous, with any stride
+            between rows; at most 2^19 rows.
         seed, sample_id, position: as for :func:`sample`; each a number, or ``[num_rows]``.
         bias: ``[vocab_size]``, of the dtype of ``hidden`` or float32; contiguous.
         temperature, min_p, greedy, valid_vocab, return_logprob, exp: as for :func:`sample`.

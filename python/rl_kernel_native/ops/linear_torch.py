@@ -150,8 +150,8 @@ class _Linear(Eager):
 
 
 def wanted(ctx: Any) -> tuple[bool, bool, bool]:
-    """Whether the running backward asks for the gradients of x, weight and bias. Who asks for that of weight gets the
-    cheap one of bias unasked."""
+    """Whether the running backward asks for the gradients of x, weight and bias. A call that asks for the gradient of
+    weight also gets that of bias, which is cheap."""
     edges, (x, weight, bias) = ctx.next_functions, ctx.needs_input_grad[:3]
     weight = weight and is_asked_for(edges[1][0], ctx.main_grad)
     return x and is_asked_for(edges[0][0]), weight, bias and (weight or is_asked_for(edges[2][0]))

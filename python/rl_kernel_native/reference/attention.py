@@ -209,7 +209,7 @@ def _paths(segments: list[np.ndarray], parents: Any) -> list[np.ndarray]:
 
 def _paged(k: np.ndarray, block_table: Any, used: Any, shared_prefix: Any = None) -> list[np.ndarray]:
     page_size = k.shape[1]
-    prefixes = [(np.zeros(0, np.int64), 0)] * len(block_table)  # pages and keys, of each sequence
+    prefixes = [(np.zeros(0, np.int64), 0)] * len(block_table)  # (pages, keys) of each sequence
     if shared_prefix is not None:
         table, lens, offsets = map(np.asarray, shared_prefix)
         for g, (begin, end) in enumerate(itertools.pairwise(offsets)):

@@ -1,4 +1,4 @@
-"""Reference of linear_sample in float64: that of sample, of the logits of linear."""
+"""Reference of linear_sample in float64: the reference of sample on the logits of linear."""
 
 from __future__ import annotations
 
