@@ -101,3 +101,10 @@ def failures(o: Operands, got: tuple[Any, Any], **options: Any) -> str:
         return "y"
     facts = {"rows": o.ids.numel(), "scale": want["dweight_scale"]}
     return beyond("embedding", "dweight", dweight, want["dweight"], **facts)
+
+
+def contract_failures(rng: np.random.Generator) -> str:
+    """What test_contract.py compares with the bounds of the table, one at a time."""
+    o = operands(rng, (200,), 5, 9)
+    y, dweight = results(o)
+    return "; ".join((failures(o, (y, dweight)), beyond("embedding", "y", y, o.weight[o.ids])))

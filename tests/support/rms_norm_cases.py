@@ -186,3 +186,9 @@ def failures(
             i = np.unravel_index(int(np.argmax(np.nan_to_num(off - bound, nan=np.inf))), off.shape)
             wrong.append(f"{name}{list(map(int, i))}: off by {off[i]:.3g}, allowed {bound[i]:.3g}")
     return "; ".join(wrong)
+
+
+def contract_failures(rng: np.random.Generator) -> str:
+    """What test_contract.py compares with the bounds of the table, one at a time."""
+    o = operands(rng, (5,), 40)
+    return failures(o, results(o))
