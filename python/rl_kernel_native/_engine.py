@@ -228,7 +228,7 @@ def _register_diagonal(op: Operator, of: Diagonal) -> None:
         return _products(op, gradient(d, torch.float32, incoming), arrays, ctx.how, tuple(wanted))
 
     def total(ctx: Any, incoming: Iterable[Any]) -> Any:
-        """The sum over operands of each one's incoming gradient or tangent times its slope."""
+        """The sum over operands of slope times incoming gradient or tangent."""
         found = None
         for i, x in enumerate(incoming):
             if x is not None:

@@ -2,7 +2,7 @@
 open.
 
 A schema's ``float`` makes torch.compile compile again for each value. A ``Scalar`` also takes a number that a trace
-leaves open. Such a number travels as a float64 tensor in the last argument ``open_numbers``; in its own argument stands
+leaves open. Such a number travels as a float64 tensor in the last argument ``open_numbers``; its own argument holds
 NaN, which every operator refuses from a user.
 """
 

@@ -65,7 +65,7 @@ def _after_sum(norm: Norm) -> NormWithResidual:
 
 
 def _written_out(x: Tensor, weight: Tensor) -> Tensor:
-    """As models write it; rounded once, as torch's and ours are."""
+    """The norm as models write it, rounded once like torch's and this library's."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight.float()).to(x.dtype)
 

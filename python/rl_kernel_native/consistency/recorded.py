@@ -1,8 +1,8 @@
 """Compares log-probabilities that an engine recorded with a trainer's forward on the same ids.
 
 JSON lines. Each line has the ids of the prompt, the ids of the response and its log-probabilities, under the names of
-one of the dialects below. `logprob_semantics`, an object of rk.LogprobSemantics' fields, says what they are of; other
-fields are ignored.
+one of the dialects below. `logprob_semantics`, an object of rk.LogprobSemantics' fields, says which distribution they
+refer to; other fields are ignored.
 """
 
 from __future__ import annotations
