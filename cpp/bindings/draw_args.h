@@ -2,8 +2,8 @@
 #pragma once
 
 #include <optional>
-#include <string>
 
+#include "logprob_args.h"
 #include "row_array.h"
 
 namespace rlk::bindings {
@@ -14,59 +14,48 @@ inline void read_valid_vocab(nb::handle given, SampleParams* p) {
           "], got ", p->valid_vocab);
 }
 
-// Bits of the columns that each row allows, or nothing; `p` takes them.
-class AllowedArgument {
+// How each row is drawn. Keeps the arrays alive that `p` points to.
+class DrawnRows {
  public:
-  AllowedArgument(nb::handle given, Device device, SampleParams* p) {
-    if (given.is_none()) return;
-    const TensorView& m = mask_.emplace(given, "allowed", kInt32).view();
-    require_device(*mask_, device);
-    const std::int64_t words = (p->valid_vocab + 31) / 32;
-    if (m.ndim != 2 || m.shape[0] != p->num_rows || m.shape[1] < words) {
-      argument_error("allowed", "expected shape [" + std::to_string(p->num_rows) + ", " + std::to_string(words) +
-                                    "] or wider, got " + shape_text(mask_->shape()));
+  // `rows`: (seed, sample_id, position, temperature, top_k, top_p, min_p, greedy, allowed), arrays with an element a row or
+  // numbers for all. top_p may be None, and so may `allowed`: bits of the columns that each row allows.
+  DrawnRows(const nb::tuple& rows, Device device, SampleParams* p) {
+    const auto read = [&](int i, const char* name, const Dtypes& dtypes) -> const RowArgument& {
+      return rows_[i].emplace(entry(rows, i), name, dtypes, p->num_rows, device);
+    };
+    p->seed = read(0, "seed", kIndices).integers();
+    p->sample_id = read(1, "sample_id", kIndices).integers();
+    p->position = read(2, "position", kIndices).integers();
+    p->top_k = read(4, "top_k", kIndices).integers();
+    const RowArgument& temperature = read(3, "temperature", kFloat32);
+    const RowArgument& min_p = read(6, "min_p", kFloat32);
+    const RowArgument& greedy = read(7, "greedy", kBool);
+    p->temperature = temperature.numbers();
+    p->min_p = min_p.numbers();
+    p->is_greedy = greedy.data<std::uint8_t>();
+    p->greedy_stride = greedy.stride();
+    p->greedy = entry(rows, 7).ptr() == Py_True;
+    if (!greedy.array() && !PyBool_Check(entry(rows, 7).ptr())) {
+      type_error("greedy", "a bool or an array of them, got ", kind_of(entry(rows, 7)));
     }
-    require_columns(*mask_);
-    p->allowed = static_cast<const std::int32_t*>(m.data);
+    if (!entry(rows, 5).is_none()) p->top_p = read(5, "top_p", kFloat32).numbers();
+    if (!entry(rows, 8).is_none()) read_allowed(entry(rows, 8), device, p);
+  }
+
+ private:
+  void read_allowed(nb::handle given, Device device, SampleParams* p) {
+    const TensorView& m = allowed_.emplace(given, "allowed", kInt32).view();
+    require_device(*allowed_, device);
+    const std::int64_t words = (p->valid_vocab + 31) / 32;
+    require_shape(m.ndim == 2 && m.shape[0] == p->num_rows && m.shape[1] >= words, *allowed_, "shape [", p->num_rows,
+                  ", ", words, "] or wider");
+    require_columns(*allowed_);
+    p->allowed = allowed_->data<std::int32_t>();
     p->allowed_stride = m.stride(0);
   }
 
- private:
-  std::optional<Array> mask_;
-};
-
-// Arrays of rows, which it keeps alive, or numbers for all; `p` takes them.
-class DrawArguments {
- public:
-  DrawArguments(nb::handle seed, nb::handle sample_id, nb::handle position, nb::handle temperature, nb::handle top_k,
-                nb::handle min_p, nb::handle greedy, Device device, SampleParams* p)
-      : seed_(seed, "seed", p->num_rows, &device),
-        sample_id_(sample_id, "sample_id", p->num_rows, &device),
-        position_(position, "position", p->num_rows, &device),
-        top_k_(top_k, "top_k", p->num_rows, &device),
-        temperature_(temperature, "temperature", kFloat32, p->num_rows, device),
-        min_p_(min_p, "min_p", kFloat32, p->num_rows, device),
-        greedy_(greedy, "greedy", kBool, p->num_rows, device) {
-    p->seed = seed_.rows();
-    p->sample_id = sample_id_.rows();
-    p->position = position_.rows();
-    p->top_k = top_k_.rows();
-    p->temperature = floats_of(temperature_, temperature, "temperature");
-    p->min_p = floats_of(min_p_, min_p, "min_p");
-    if (greedy_) {
-      p->is_greedy = static_cast<const std::uint8_t*>(greedy_->view().data);
-      p->greedy_stride = greedy_.stride();
-    } else {
-      if (!PyBool_Check(greedy.ptr())) {
-        throw nb::type_error(("greedy: expected a bool or an array of them, got " + kind_of(greedy)).c_str());
-      }
-      p->greedy = greedy.ptr() == Py_True;
-    }
-  }
-
- private:
-  RowIntegersArgument seed_, sample_id_, position_, top_k_;
-  RowArray temperature_, min_p_, greedy_;
+  std::optional<RowArgument> rows_[8];
+  std::optional<Array> allowed_;
 };
 
 }  // namespace rlk::bindings

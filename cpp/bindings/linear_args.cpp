@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "rlk/ops/attention.h"
 #include "torch_state.h"
 
 namespace rlk::bindings {
@@ -14,6 +15,8 @@ void require_columns(const Array& a) {
           "a contiguous last dimension (stride 1), got stride ", stride, stride == 0 ? " (one element, expanded)" : "",
           kCopyHint);
 }
+
+void require_contiguous(const Array& a) { require(a.view().is_contiguous(), a, "a contiguous array", kCopyHint); }
 
 void require_columns_below(const RowsArgument& a, int bits) {
   require(a.columns < std::int64_t{1} << bits, a.array, "fewer than 2^", bits, " columns, got ", a.columns);
@@ -164,6 +167,12 @@ BiasArgument::BiasArgument(nb::handle object, const char* dtypes, std::int64_t c
   require_device(*array_, device);
   require_shape(v.ndim == 1 && v.shape[0] == columns, *array_, "shape [", columns, "] (out_features)");
   require_columns(*array_);
+}
+
+void check_head_dim(const Array& a) {
+  const std::int64_t size = a.shape().back();
+  require(size >= 8 && size <= kMaxHeadDim && size % 8 == 0, a,
+          "a last dimension (head_dim) that is a multiple of 8 in [8, ", kMaxHeadDim, "], got shape ", a.shape());
 }
 
 void check_gradient_dtype(const char* name, DType dtype, DType rows) {

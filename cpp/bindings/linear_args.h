@@ -90,15 +90,17 @@ DType read_logits_dtype(int code, DType operands);  // float32, or that of the o
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected);
 int read_segments(nb::handle k_segments, std::int64_t in_features);
 
+void require_contiguous(const Array& a);
 void require_columns(const Array& a);                         // contiguous ones
 void require_columns_below(const RowsArgument& a, int bits);  // fewer than 2^bits
 void require_device(const Array& a, Device device);
 void check_same(const Array& a, const Array& like);                                       // dtype and device
 void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like);  // that of `like`
 void check_like(const RowsArgument& a, const RowsArgument& like);                         // dtype, device and shape
-void check_gradient_dtype(const char* name, DType dtype, DType rows);                     // float32, or that of dy
-void check_leading(const RowsArgument& a, const RowsArgument& like);  // shapes but for the last dimension
-void check_float32_or(const Array& a, const Array& like);             // or the dtype of `like`
+void check_head_dim(const Array& a);                                   // the last dimension, of attention
+void check_gradient_dtype(const char* name, DType dtype, DType rows);  // float32, or that of dy
+void check_leading(const RowsArgument& a, const RowsArgument& like);   // shapes but for the last dimension
+void check_float32_or(const Array& a, const Array& like);              // or the dtype of `like`
 // A matrix that a call writes, whose dimensions are called `what`; gives its row stride.
 std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device,
                           const char* what = "out_features, in_features");

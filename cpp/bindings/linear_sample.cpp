@@ -12,10 +12,9 @@ namespace {
 
 constexpr int kWantsLogprob = 1, kWantsRaw = 2;
 
-nb::object tokens(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle seed, nb::handle sample_id,
-                  nb::handle position, nb::handle temperature, nb::handle top_k, nb::handle min_p, nb::handle greedy,
-                  nb::handle valid_vocab, int exp, int arithmetic, int logits_dtype, int wants,
-                  nb::handle workspace_bytes, nb::handle allocate, std::uintptr_t stream) {
+nb::object tokens(nb::handle hidden, nb::handle weight, nb::handle bias, nb::tuple rows, nb::handle valid_vocab,
+                  int exp, int arithmetic, int logits_dtype, int wants, nb::handle workspace_bytes, nb::handle allocate,
+                  std::uintptr_t stream) {
   const RowsArgument x(hidden, "hidden");
   check_operand(x);
   require_shape(x.view().ndim == 2, x.array, "shape [num_rows, in_features]");
@@ -34,7 +33,7 @@ nb::object tokens(nb::handle hidden, nb::handle weight, nb::handle bias, nb::han
   p.draw.vocab_size = w.out_features;
   p.draw.top_p.value = 1.0f;
   read_valid_vocab(valid_vocab, &p.draw);
-  const DrawArguments rows(seed, sample_id, position, temperature, top_k, min_p, greedy, device, &p.draw);
+  const DrawnRows drawn(rows, device, &p.draw);
   p.draw.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
   Results results("linear_sample", hidden, device, allocate, stream);

@@ -5,7 +5,6 @@
 #include "call.h"
 #include "linear_args.h"
 #include "logprob_outputs.h"
-#include "row_integers.h"
 
 namespace rlk::bindings {
 namespace {

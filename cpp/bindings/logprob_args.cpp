@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "linear_args.h"
-#include "row_integers.h"
 
 namespace rlk::bindings {
 namespace {

@@ -313,6 +313,11 @@ static nb::object relabelled(nb::object capsule, int bits, int code) {
 nb::object bfloat16_capsule(nb::object capsule) { return relabelled(std::move(capsule), 16, kDLBfloat); }
 nb::object bool_capsule(nb::object capsule) { return relabelled(std::move(capsule), 8, kDLBool); }
 
+bool is_array(nb::handle given) {
+  if (PyLong_CheckExact(given.ptr()) || PyFloat_CheckExact(given.ptr())) return false;
+  return PyCapsule_CheckExact(given.ptr()) || exchange_api(given) != nullptr || nb::hasattr(given, "__dlpack__");
+}
+
 Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::uintptr_t stream) {
   Caller caller{.api = nullptr, .allocate = allocate, .device = device, .stream = stream};
   if (PyCapsule_CheckExact(array.ptr())) return caller;

@@ -7,6 +7,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <concepts>
 #include <initializer_list>
 #include <span>
 #include <string>
@@ -61,6 +62,12 @@ class Array {
   const T* data() const {
     return static_cast<const T*>(view_.data);
   }
+  // Not null where the array is empty: null tells a kernel that there is no array.
+  template <class T>
+  const T* elements() const {
+    static constexpr T kEmpty{};
+    return view_.data ? data<T>() : &kEmpty;
+  }
   const char* name() const { return name_; }
   std::span<const std::int64_t> shape() const { return {view_.shape, static_cast<std::size_t>(view_.ndim)}; }
   int element_bytes() const { return bits_ / 8; }
@@ -100,6 +107,9 @@ struct Caller {
 };
 Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::uintptr_t stream);
 
+// Whether Python gave an array and not a number.
+bool is_array(nb::handle given);
+
 // Marks an unconsumed capsule of uint16 as bfloat16, which NumPy cannot say; returns it.
 nb::object bfloat16_capsule(nb::object capsule);
 nb::object bool_capsule(nb::object capsule);  // the same for bytes, as bool
@@ -111,7 +121,8 @@ std::string shape_text(std::span<const std::int64_t> shape);
 
 // Words of an error: text, numbers, shapes, dtypes and devices.
 inline std::string word(std::string text) { return text; }
-inline std::string word(std::int64_t number) { return std::to_string(number); }
+inline std::string word(std::integral auto number) { return std::to_string(number); }
+inline std::string word(double number) { return nb::repr(nb::float_(number)).c_str(); }
 inline std::string word(std::span<const std::int64_t> shape) { return shape_text(shape); }
 inline std::string word(DType dtype) { return name_of(dtype); }
 inline std::string word(Device device) { return name_of(device); }

@@ -1,14 +1,9 @@
 // Python's entry to process_logits.
 #include "call.h"
 #include "row_array.h"
-#include "tokens.h"
 
 namespace rlk::bindings {
 namespace {
-
-RowIntegers integers_of(const VectorArgument& a) {
-  return a.array() ? RowIntegers{a.data(), 0, 1, a.array()->view().dtype} : RowIntegers{};
-}
 
 nb::object processed(nb::handle logits, nb::handle repetition, nb::handle presence, nb::handle frequency,
                      nb::handle history_ids, nb::handle history_offsets, nb::handle is_prompt, nb::handle bias_ids,
@@ -21,13 +16,13 @@ nb::object processed(nb::handle logits, nb::handle repetition, nb::handle presen
   const TensorView& v = x.view();
   p.order = static_cast<SampleOrder>(order);
   const auto rows = [&](nb::handle given, const char* name) {
-    return RowArray(given, name, kFloat32, p.num_rows, v.device);
+    return RowArgument(given, name, kFloat32, p.num_rows, v.device);
   };
-  const RowArray repetitions = rows(repetition, "repetition_penalty"), presences = rows(presence, "presence_penalty"),
-                 frequencies = rows(frequency, "frequency_penalty");
-  p.repetition = floats_of(repetitions, repetition, "repetition_penalty");
-  p.presence = floats_of(presences, presence, "presence_penalty");
-  p.frequency = floats_of(frequencies, frequency, "frequency_penalty");
+  const RowArgument repetitions = rows(repetition, "repetition_penalty"),
+                    presences = rows(presence, "presence_penalty"), frequencies = rows(frequency, "frequency_penalty");
+  p.repetition = repetitions.numbers();
+  p.presence = presences.numbers();
+  p.frequency = frequencies.numbers();
   // One of the arrays of a CSR, contiguous, with `size` elements, or as many as it has where that is negative; or nothing.
   const auto entries = [&](nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t size) {
     VectorArgument found(given, name, dtypes, size, size < 0 ? "num_entries" : "", v.device);
@@ -40,11 +35,11 @@ nb::object processed(nb::handle logits, nb::handle repetition, nb::handle presen
   const VectorArgument biased = entries(bias_ids, "logit_bias ids", kIndices, -1);
   const VectorArgument values = entries(bias_values, "logit_bias values", kFloat32, biased.size());
   const VectorArgument bounds = entries(bias_offsets, "logit_bias offsets", kInt64, p.num_rows + 1);
-  p.history_ids = integers_of(ids);
+  p.history_ids = ids.integers();
   p.history_offsets = offsets.data<std::int64_t>();
   p.is_prompt = prompt.data<std::uint8_t>();
   p.history_size = ids.size();
-  p.bias_ids = integers_of(biased);
+  p.bias_ids = biased.integers();
   p.bias_values = values.data<float>();
   p.bias_offsets = bounds.data<std::int64_t>();
   p.bias_size = biased.size();

@@ -2,21 +2,15 @@
 // for all of them.
 #pragma once
 
-#include <optional>
-#include <string>
-
 #include "linear_args.h"
 #include "rlk/ops/sample.h"
-#include "row_integers.h"
+#include "tokens.h"
 
 namespace rlk::bindings {
 
 inline std::int64_t read_vocab_size(nb::handle given) {
   const std::int64_t size = read_integer(given, "vocab_size", "an integer");
-  if (size < 1 || size > kSampleVocab) {
-    argument_error("vocab_size",
-                   "expected an integer in [1, " + std::to_string(kSampleVocab) + "], got " + std::to_string(size));
-  }
+  require(size >= 1 && size <= kSampleVocab, "vocab_size", "an integer in [1, ", kSampleVocab, "], got ", size);
   return size;
 }
 
@@ -27,10 +21,9 @@ Array read_logits(nb::handle given, Params* p, nb::handle vocab_size = nb::none(
   Array x(given, name, kFloats);
   const TensorView& v = x.view();
   const bool whole = vocab_size.is_none();
-  if (v.ndim != 2) argument_error(x, "expected shape [num_rows, vocab_size], got " + shape_text(x.shape()));
-  if (v.shape[1] < (whole ? 1 : 0) || v.shape[1] > kSampleVocab) {
-    argument_error(x, "expected 1 to " + std::to_string(kSampleVocab) + " columns, got " + std::to_string(v.shape[1]));
-  }
+  require_shape(v.ndim == 2, x, "shape [num_rows, vocab_size]");
+  require(v.shape[1] >= (whole ? 1 : 0) && v.shape[1] <= kSampleVocab, x, "1 to ", kSampleVocab, " columns, got ",
+          v.shape[1]);
   require_columns(x);
   p->logits = v.data;
   p->dtype = v.dtype;
@@ -43,38 +36,31 @@ Array read_logits(nb::handle given, Params* p, nb::handle vocab_size = nb::none(
 // The first column of a shard.
 inline std::int64_t read_vocab_start(nb::handle given, std::int64_t vocab_size, std::int64_t columns) {
   const std::int64_t start = given.is_none() ? 0 : read_integer(given, "vocab_start", "an integer");
-  if (start < 0 || start > vocab_size || columns > vocab_size - start) {
-    argument_error("vocab_start", "expected 0 <= vocab_start and vocab_start + " + std::to_string(columns) +
-                                      " (columns of the shard) <= vocab_size, got vocab_start " +
-                                      std::to_string(start) + ", vocab_size " + std::to_string(vocab_size));
-  }
+  require(start >= 0 && start <= vocab_size && columns <= vocab_size - start, "vocab_start",
+          "0 <= vocab_start and vocab_start + ", columns, " (columns of the shard) <= vocab_size, got vocab_start ",
+          start, ", vocab_size ", vocab_size);
   return start;
 }
 
-// An array with one element for each row, or nothing where Python gave a number, which it checked.
-class RowArray {
+// An array with one element for each row, or a number for all, which Python checked.
+class RowArgument : public VectorArgument {
  public:
-  RowArray(nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t num_rows, Device device) {
-    if (!is_array(given)) return;
-    array_.emplace(given, name, dtypes);
-    require_device(*array_, device);
-    const TensorView& v = array_->view();
-    if (v.ndim != 1 || v.shape[0] != num_rows) {
-      argument_error(name, "expected shape [" + std::to_string(num_rows) + "], got " + shape_text(array_->shape()));
-    }
+  RowArgument(nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t num_rows, Device device)
+      : VectorArgument(is_array(given) ? given : nb::none(), name, dtypes, num_rows, "", device),
+        given_(given),
+        name_(name) {}
+  RowIntegers integers() const {
+    if (array()) return VectorArgument::integers();
+    return {.value = read_integer(given_, name_, "an integer or an array of them")};
   }
-  const Array* operator->() const { return &*array_; }
-  explicit operator bool() const { return array_.has_value(); }
-  std::int64_t stride() const { return array_->view().stride(0); }
+  RowFloats numbers() const {
+    if (array()) return {floats(), 0.0f, stride()};
+    return {nullptr, static_cast<float>(read_number(given_, name_)), 0};
+  }
 
  private:
-  std::optional<Array> array_;
+  nb::handle given_;
+  const char* name_;
 };
-
-inline RowFloats floats_of(const RowArray& given, nb::handle number, const char* name) {
-  if (!given) return {nullptr, static_cast<float>(read_number(number, name)), 0};
-  const TensorView& v = given->view();
-  return {static_cast<const float*>(v.data), 0.0f, given.stride()};
-}
 
 }  // namespace rlk::bindings

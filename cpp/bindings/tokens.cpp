@@ -163,10 +163,15 @@ Array read_spans(nb::handle object) {
 }
 
 VectorArgument::VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count,
-                               const char* of, Device device) {
+                               const char* of, std::optional<Device> device) {
   if (object.is_none()) return;
-  const TensorView& v = array_.emplace(object, name, dtypes).view();
-  require_device(*array_, device);
+  array_.emplace(object, name, dtypes);
+  check(count, of, device);
+}
+
+void VectorArgument::check(std::int64_t count, const char* of, std::optional<Device> device) const {
+  const TensorView& v = array_->view();
+  if (device) require_device(*array_, *device);
   if (v.ndim == 1 && (count < 0 || v.shape[0] == count)) return;
   const bool has_words = count >= 0 && *of != 0;
   require_shape(false, *array_, "shape [", count < 0 ? of : word(count), "]", has_words ? words(" (", of, ")") : "");

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ndarray.h"
+#include "rlk/ops/random_bits.h"
 #include "rlk/tokens.h"
 
 namespace rlk::bindings {
@@ -98,19 +99,28 @@ constexpr Dtypes kCounts{set_of({DType::kInt32, DType::kInt64, DType::kFloat32})
 class VectorArgument {
  public:
   VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count, const char* of,
-                 Device device);
+                 std::optional<Device> device);
+  // The first array of a call, of any count: not None.
+  VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, const char* of)
+      : array_(std::in_place, object, name, dtypes) {
+    check(-1, of, std::nullopt);
+  }
   template <class T = void>
   const T* data() const {
     return array_ ? array_->data<T>() : nullptr;
   }
   const float* floats() const { return data<float>(); }
+  RowIntegers integers() const { return {data(), 0, stride(), dtype(DType::kInt64)}; }
   std::int64_t size() const { return array_ ? array_->view().shape[0] : 0; }
+  Device device() const { return array_->view().device; }
   const Array* array() const { return array_ ? &*array_ : nullptr; }
   DType dtype(DType otherwise) const { return array_ ? array_->view().dtype : otherwise; }
   std::int64_t stride() const { return array_ && array_->view().shape[0] > 1 ? array_->view().stride(0) : 1; }
   void require_contiguous() const;
 
  private:
+  void check(std::int64_t count, const char* of, std::optional<Device> device) const;
+
   std::optional<Array> array_;
 };
 

@@ -24,15 +24,15 @@ from ..contract import (
     derivatives,
 )
 from ..reference.attention import attention_reference
-from .attention_lists import BESIDE_TREE, PAGES, PLACES, list_names
+from .attention_lists import BESIDE_TREE, NO_PAGES, PAGES, PLACES, list_names
 from .attention_partials import AttentionPartials, partials
 
 __all__ = ["AttentionResult", "attention", "attention_backward", "attention_reference"]
 
 _C = functions(
-    attention="object*14, bool, object*3, int*2, bool, object, int",
-    attention_backward="object*14, bool, object*3, int*2, bool*3, object, int",
-    attention_eager="object*14, bool, object*4, bool",
+    attention="object*2, int*2, bool, object, int",
+    attention_backward="object*6, int*2, bool*3, object, int",
+    attention_eager="object*3, bool",
 )
 
 
@@ -281,7 +281,8 @@ def attention(
         and not _torch_path.is_compiling()
         and not _torch_path.is_autocasting()
     ):
-        result = _C.attention_eager(q, k, v, sinks, *lists, *options, exp, _check.flag("return_lse", return_lse))
+        arrays = (q, k, v, sinks, *lists)
+        result = _C.attention_eager(arrays, options, exp, _check.flag("return_lse", return_lse))
         if result is not NotImplemented:
             return AttentionResult(*result) if return_lse else result[0]
     if _dispatch.is_tensor(q):
@@ -289,13 +290,10 @@ def attention(
     else:
         frame = _dispatch.Frame(q, "q")
         _dispatch.match_torch_threads()
+        names = ("q", "k", "v", "sinks", *list_names(PLACES + PAGES, lists))
         out, lse = _C.attention(
-            frame.export(q, "q"),
-            frame.export(k, "k"),
-            frame.export(v, "v"),
-            frame.export(sinks, "sinks"),
-            *(frame.export(x, name) for x, name in zip(lists, list_names(PLACES + PAGES, lists), strict=True)),
-            *options,
+            tuple(frame.export(x, name) for x, name in zip((q, k, v, sinks, *lists), names, strict=True)),
+            options,
             resolve_exp(exp, frame.device),
             product_unit(),
             _check.flag("return_lse", return_lse),
@@ -351,10 +349,16 @@ def attention_backward(
         return found if sinks is not None else found[:3]
     frame = _dispatch.Frame(q, "q")
     _dispatch.match_torch_threads()
-    names = ("dout", "dlse", "q", "k", "v", "out", "lse", "sinks", *list_names(PLACES, lists))
+    named = {"dout": dout, "dlse": dlse, "q": q, "k": k, "v": v, "out": out, "lse": lse, "sinks": sinks}
+    dout, dlse, q, k, v, out, lse, sinks = (frame.export(x, name) for name, x in named.items())
+    lists = tuple(frame.export(x, name) for x, name in zip(lists, list_names(PLACES, lists), strict=True))
     gradients = _C.attention_backward(
-        *(frame.export(x, n) for x, n in zip((dout, dlse, q, k, v, out, lse, sinks, *lists), names, strict=True)),
-        *options,
+        dout,
+        dlse,
+        out,
+        lse,
+        (q, k, v, sinks, *lists, *NO_PAGES),
+        options,
         resolve_exp(exp, frame.device),
         product_unit(),
         True,

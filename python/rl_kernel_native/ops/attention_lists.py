@@ -6,6 +6,7 @@ from typing import Any
 
 PLACES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "parents")  # arguments of every call
 PAGES = ("block_table", "prefix_table", "prefix_lens", "group_offsets")  # forward only
+NO_PAGES = (None,) * len(PAGES)
 BESIDE_TREE = (*PLACES[:5], "block_table", "shared_prefix")  # arguments that a tree excludes
 
 

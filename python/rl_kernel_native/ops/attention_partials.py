@@ -22,7 +22,7 @@ from .attention_lists import PAGES, PLACES
 
 __all__ = ["AttentionPartials", "attention_merge_reference", "attention_partials_reference", "attention_splits"]
 
-_C = functions(attention_partials="object*13, bool, object*3, int*2, object, int")
+_C = functions(attention_partials="object*3, int*2, object, int")
 
 LISTS = (*PLACES[:5], *PAGES)  # the lists of a call without a tree
 MOST_SPLITS = split_count((1 << 31) - 1)
@@ -124,11 +124,12 @@ def _check_operands(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
 
 def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
     """The product unit of a traced call is resolved when the call runs."""
-    *options, unit = how
+    splits, *options, exp, unit = how
     if unit == AS_CALLED:
         q = arrays[0]
         unit = 0 if str(q.dtype) == "torch.float32" else resolve_traced_unit(AS_CALLED, "cuda" if q.is_cuda else "cpu")
-    return _C.attention_partials(*arrays, *options, unit, *tail)
+    arrays = (*arrays[:3], None, *arrays[3:8], None, *arrays[8:])
+    return _C.attention_partials(arrays, tuple(options), splits, exp, unit, *tail)
 
 
 _PARTIALS = Operator(

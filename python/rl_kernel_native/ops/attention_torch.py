@@ -29,7 +29,7 @@ from .._torch import (
     wants_grad,
 )
 from . import attention_traced as traced
-from .attention_lists import PAGES, PLACES, list_names
+from .attention_lists import NO_PAGES, PAGES, PLACES, list_names
 
 __all__ = ["PLAIN", "attention", "backward", "is_autocasting", "is_compiling"]
 
@@ -51,7 +51,8 @@ def attention(
     traced.require_no_pages(lists[6], differentiable)
     if direct and not differentiable:
         prepare(q)
-        result: tuple[Any, Any] = _C.attention(q, k, v, sinks, *lists, *options, mode, unit, return_lse, None, 0)
+        arrays = (q, k, v, sinks, *lists)
+        result: tuple[Any, Any] = _C.attention(arrays, options, mode, unit, return_lse, None, 0)
         return result
     if not direct:
         names = list_names(PLACES + PAGES, lists)
@@ -65,9 +66,9 @@ class _Attention(Eager):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, *rest: Any) -> Any:
-        options, lists = rest[6:], rest[:6]
+        options, lists = (rest[6:10], *rest[10:]), rest[:6]
         prepare(q)
-        out, lse = _C.attention(q, k, v, sinks, *lists, *traced.NO_PAGES, *options, True, None, 0)
+        out, lse = _C.attention((q, k, v, sinks, *lists, *NO_PAGES), *options, True, None, 0)
         ctx.save_for_backward(q, k, v, out, lse, sinks, *lists)
         ctx.options = options
         ctx.set_materialize_grads(False)
@@ -90,9 +91,11 @@ class _Attention(Eager):
         dout, dlse = traced.incoming(dout, dlse, out)
         if direct:
             prepare(q)
-            found = _C.attention_backward(dout, dlse, q, k, v, out, lse, *rest, *ctx.options, *wants, None, 0)
+            arrays = (q, k, v, *rest, *NO_PAGES)
+            found = _C.attention_backward(dout, dlse, out, lse, arrays, *ctx.options, *wants, None, 0)
         else:
-            found = traced.backward(dout, dlse, q, k, v, out, lse, *rest, *ctx.options, *wants)
+            options, *how = ctx.options
+            found = traced.backward(dout, dlse, q, k, v, out, lse, *rest, *options, *how, *wants)
         return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * 12
 
 
@@ -107,7 +110,9 @@ def backward(
     unit = product_unit() if direct or not is_compiling() else AS_CALLED
     if direct and not wants_grad(*inputs):
         prepare(q)
-        found: tuple[Any, ...] = _C.attention_backward(*inputs, *options, mode, unit, *wants, None, 0)
+        arrays = (q, k, v, sinks, *lists, *NO_PAGES)
+        how = (options, mode, unit)
+        found: tuple[Any, ...] = _C.attention_backward(dout, dlse, out, lse, arrays, *how, *wants, None, 0)
         return found
     optional = {"dlse": dlse, "sinks": sinks, **dict(zip(list_names(PLACES, lists), lists, strict=True))}
     require_tensors(q=q, k=k, v=v, dout=dout, out=out, lse=lse, optional=optional)

@@ -20,9 +20,8 @@ from .._register import define, fake, implement
 from .._shapes import FLOAT32, check_columns, check_dtype_like, check_offsets, check_vector, dtype_name
 from .._torch import CODES, apply_function, device_type, gradient, memory, prepare
 from .._transforms import batched, looped, pulled, pushed
-from .attention_lists import PAGES, PLACES, list_names
+from .attention_lists import NO_PAGES, PAGES, PLACES, list_names
 
-NO_PAGES = (None,) * len(PAGES)
 MOST_HEAD_DIM = 256
 _HOW = "bool causal, SymInt? window_size, float? softmax_scale, float? softcap, int exp, int unit"
 _PLACED = ", ".join(f"Tensor? {name}" for name in PLACES)
@@ -38,26 +37,28 @@ _ops = torch.ops.rl_kernel_native
 
 
 def _forward_kernel(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    *call, mode, unit = rest
+    *lists, mode, unit = rest
     kind = device_type(q, "q")
     mode = resolve_traced(mode, kind)
     unit = IEEE if q.dtype == torch.float32 else resolve_traced_unit(unit, kind)
     prepare(q)
-    out, lse = _C.attention(memory(q), memory(k), memory(v), *call, mode, unit, True, None, 0)
+    arrays, options = (memory(q), memory(k), memory(v), *lists[:-4]), tuple(lists[-4:])
+    out, lse = _C.attention(arrays, options, mode, unit, True, None, 0)
     return out, lse
 
 
 def _backward_kernel(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
-    *call, mode, unit, wants_q, wants_kv, wants_sinks = rest
+    *lists, mode, unit, wants_q, wants_kv, wants_sinks = rest
     kind = device_type(q, "q")
     if mode == AS_CALLED:
         mode = resolve_traced(mode, kind) if q.is_cuda else PORTABLE
     unit = IEEE if q.dtype == torch.float32 else resolve_traced_unit(unit, kind)
     prepare(q)
-    tensors = (memory(t) for t in (dout, dlse, q, k, v, out, lse))
-    found = _C.attention_backward(*tensors, *call, mode, unit, wants_q, wants_kv, wants_sinks, None, 0)
+    dout, dlse, out, lse, *arrays = (memory(t) for t in (dout, dlse, out, lse, q, k, v))
+    call = (*arrays, *lists[:-4], *NO_PAGES), tuple(lists[-4:]), mode, unit
+    found = _C.attention_backward(dout, dlse, out, lse, *call, wants_q, wants_kv, wants_sinks, None, 0)
     *found, dsinks = found
     nothing = q.new_empty(0, dtype=torch.float32)
     return *(q.new_empty(0) if g is None else g for g in found), nothing if dsinks is None else dsinks

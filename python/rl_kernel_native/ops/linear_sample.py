@@ -21,7 +21,7 @@ from .sample import LOGPROB, LOGPROBS, MOST_COLUMNS, RAW, SampleResult, draw_num
 
 __all__ = ["linear_sample", "linear_sample_reference"]
 
-_C = functions(linear_sample="object*11, int*4, object*2, int")
+_C = functions(linear_sample="object*5, int*4, object*2, int")
 
 MOST_TOP_K = 64
 
@@ -55,7 +55,8 @@ def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
     unit = how[2]
     if unit == AS_CALLED:
         unit = resolve_traced_unit(AS_CALLED, "cuda" if arrays[0].is_cuda else "cpu")
-    return _C.linear_sample(*arrays, *how[:2], unit, *how[3:], *tail)
+    rows = (*arrays[3:8], None, *arrays[8:], None)  # without top_p and allowed
+    return _C.linear_sample(*arrays[:3], rows, *how[:2], unit, *how[3:], *tail)
 
 
 _LINEAR_SAMPLE = Operator(

@@ -20,7 +20,7 @@ from .random_bits import given, position_of, seed_of, stream_of
 
 __all__ = ["SampleResult", "SampleStatus", "sample", "sample_reference"]
 
-_C = functions(sample="object*13, int*6, object, int")
+_C = functions(sample="object*5, int*6, object, int")
 
 LOGPROBS = {"processed": 1, "raw": 2, "both": 3, "none": 0}  # bits: processed, raw
 LOGPROB, RAW = 1, 2
@@ -145,7 +145,7 @@ _SAMPLE = Operator(
     "SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int n_logprobs, int stream, int wants",
     outputs=_outputs,
     dtypes=("int64", "float32", "float32", *("int64", "float32") * 2, "int32", "int64", "int32"),
-    native=lambda arrays, how, *tail: _C.sample(*arrays, *how, *tail),
+    native=lambda arrays, how, *tail: _C.sample(arrays[0], tuple(arrays[1:10]), *arrays[10:], *how, *tail),
     check=_check_columns,
     exp=1,
 )

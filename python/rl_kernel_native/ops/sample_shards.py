@@ -17,7 +17,7 @@ from .sample import LOGPROB, LOGPROBS, MOST_COLUMNS, RAW, SampleResult, draw_num
 
 __all__ = ["sample_merge", "sample_partial"]
 
-_C = functions(sample_merge="object*12, int*5, object, int", sample_partial="object*15, int*4, bool, object, int")
+_C = functions(sample_merge="object*4, int*5, object, int", sample_partial="object*7, int*4, bool, object, int")
 
 MOST_TOP_K, USUAL_TOP_K = 256, 64
 HEAD_WORDS, CANDIDATE_WORDS = 16, 3
@@ -108,7 +108,7 @@ _PARTIAL = Operator(
     "bool takes_raw",
     outputs=lambda arrays, how: ((arrays[0].shape[0], HEAD_WORDS + CANDIDATE_WORDS * how[5]),),
     dtypes=("int32",),
-    native=lambda arrays, how, *tail: (_C.sample_partial(*arrays, *how, *tail),),
+    native=lambda arrays, how, *tail: (_C.sample_partial(arrays[0], tuple(arrays[1:10]), *arrays[10:], *how, *tail),),
     check=_check_partial,
     exp=3,
 )
@@ -118,7 +118,7 @@ _MERGE = Operator(
     "SymInt vocab_size, SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int stream, int wants",
     outputs=_results,
     dtypes=("int64", "float32", "float32", "int32", "int64", "int32"),
-    native=lambda arrays, how, *tail: _C.sample_merge(*arrays, *how, *tail),
+    native=lambda arrays, how, *tail: _C.sample_merge(arrays[0], tuple(arrays[1:]), *how, *tail),
     check=_check_merge,
     exp=2,
 )
