@@ -1,8 +1,6 @@
 // Python's entry to group_advantage.
 #include "rlk/ops/group_advantage.h"
 
-#include <limits>
-
 #include "call.h"
 #include "tokens.h"
 
@@ -15,21 +13,20 @@ nb::object call(nb::handle rewards, nb::handle group_offsets, nb::handle group_i
                 nb::handle lengths, nb::handle baseline, int baseline_kind, int scale, int alone, bool leave_one_out,
                 bool best_only, bool by_nonzero, bool exclude_nan, nb::handle eps, nb::handle f_norm, bool return_stats,
                 bool return_status, nb::handle allocate, std::uintptr_t stream) {
-  const Array s(rewards, "rewards", kFloat32);
-  const TensorView& v = s.view();
-  require_shape(v.ndim == 1, s, "shape [num_sequences]");
+  const VectorArgument of_rewards(rewards, "rewards", kFloat32, "num_sequences");
+  const Device device = of_rewards.device();
   GroupAdvantageParams p;
-  p.num_sequences = v.shape[0];
-  require(p.num_sequences < std::int64_t{1} << 30, s, "fewer than 2^30 sequences, got ", p.num_sequences);
-  p.rewards = s.data<float>();
-  p.reward_stride = v.shape[0] > 1 ? v.stride(0) : 1;
+  p.num_sequences = of_rewards.size();
+  require(p.num_sequences < std::int64_t{1} << 30, "rewards", "fewer than 2^30 sequences, got ", p.num_sequences);
+  p.rewards = of_rewards.floats();
+  p.reward_stride = of_rewards.stride();
   const auto one_a_sequence = [&](nb::handle given, const char* name, const Dtypes& dtypes) {
-    return VectorArgument(given, name, dtypes, p.num_sequences, "num_sequences", v.device);
+    return VectorArgument(given, name, dtypes, p.num_sequences, "num_sequences", device);
   };
   const VectorArgument ids = one_a_sequence(group_ids, "group_ids", kIndices);
   ids.require_contiguous();
   const bool by_ids = group_offsets.is_none() && !group_ids.is_none();
-  const GroupsArgument groups(group_offsets, by_ids ? 1 : group_size, p.num_sequences, 31, v.device);
+  const GroupsArgument groups(group_offsets, by_ids ? 1 : group_size, p.num_sequences, 31, device);
   p.group_offsets = groups.offsets.data;
   if (groups.offsets.data != nullptr) p.num_groups = groups.num_groups;
   if (by_ids) p.group_ids = ids.data();
@@ -49,13 +46,13 @@ nb::object call(nb::handle rewards, nb::handle group_offsets, nb::handle group_i
   p.best_only = best_only;
   p.by_nonzero = by_nonzero;
   p.exclude_nan = exclude_nan;
-  p.eps = read_number_in(eps, "eps", 0.0f, std::numeric_limits<float>::max(), "a finite number >= 0 in float32");
+  p.eps = read_number_in(eps, "eps", 0.0f, kMostFloat, "a finite number >= 0 in float32");
   p.f_norm = read_positive(f_norm, "f_norm");
-  return Results("group_advantage", rewards, v.device, allocate, stream)
-      .add(&p.advantage, s.shape())
-      .add(&p.mean, s.shape(), return_stats)
-      .add(&p.std, s.shape(), return_stats)
-      .add(&p.status, s.shape(), return_status)
+  return Results("group_advantage", rewards, device, allocate, stream)
+      .add(&p.advantage, {p.num_sequences})
+      .add(&p.mean, {p.num_sequences}, return_stats)
+      .add(&p.std, {p.num_sequences}, return_stats)
+      .add(&p.status, {p.num_sequences}, return_status)
       .run(rlk::group_advantage, &p, group_advantage_workspace_bytes);
 }
 

@@ -33,14 +33,6 @@ nb::object product(nb::handle x, nb::handle weight, nb::handle bias, nb::handle 
       .run(rlk::linear, p);
 }
 
-// An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
-// other call the general way.
-nb::object eager(nb::handle x, nb::handle weight, nb::handle bias, nb::handle k_segments, int out_dtype,
-                 bool allow_vendor) {
-  if (!may_bypass_dispatcher({x, weight, bias})) return nb::borrow(Py_NotImplemented);
-  return product(x, weight, bias, k_segments, out_dtype, allow_vendor, 0, nb::none(), 0);
-}
-
 nb::object input_grad(nb::handle dy, nb::handle weight, bool allow_vendor, int arithmetic, nb::handle allocate,
                       std::uintptr_t stream) {
   const RowsArgument g(dy, "dy");
@@ -161,7 +153,7 @@ nb::list vendor_products(int device) {
 
 const Functions kFunctions([](nb::module_& m) {
   define(m, "linear", &product);
-  define(m, "linear_eager", &eager);
+  define_eager<&product, 3>(m, "linear_eager");
   define(m, "linear_input_grad", &input_grad);
   define(m, "linear_weight_grad", &weight_grad);
   define(m, "linear_bias_grad", &bias_grad);

@@ -91,15 +91,18 @@ DType read_logits_dtype(int code, DType operands) {
   return logits;
 }
 
+// A Python int, which a bool is not.
+static nb::object index_of(nb::handle value, bool refused, const char* name, const char* expected) {
+  PyObject* const index = refused || PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr());
+  if (index) return nb::steal(index);
+  PyErr_Clear();  // an array of several elements has an __index__ that raises
+  type_error(name, expected, ", got ", kind_of(value));
+}
+
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected) {
   // An array has an __index__ that raises where it is not one integer, and waits for its device where it is.
   const bool is_array = !PyLong_Check(value.ptr()) && nb::hasattr(value, "__dlpack__");
-  PyObject* const given = is_array || PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr());
-  if (given == nullptr) {
-    PyErr_Clear();
-    type_error(name, expected, ", got ", kind_of(value));
-  }
-  const nb::object index = nb::steal(given);
+  const nb::object index = index_of(value, is_array, name, expected);
   int too_large = 0;
   const long long x = PyLong_AsLongLongAndOverflow(index.ptr(), &too_large);
   if (too_large != 0) {
@@ -112,12 +115,7 @@ std::int64_t read_integer(nb::handle value, const char* name, const char* expect
 }
 
 int read_segments(nb::handle k_segments, std::int64_t in_features) {
-  PyObject* const given = PyBool_Check(k_segments.ptr()) ? nullptr : PyNumber_Index(k_segments.ptr());
-  if (!given) {
-    PyErr_Clear();  // an array of several elements has an __index__ that raises
-    type_error("k_segments", "an integer, got ", kind_of(k_segments));
-  }
-  const nb::object index = nb::steal(given);
+  const nb::object index = index_of(k_segments, false, "k_segments", "an integer");
   int too_large = 0;
   const long long s = PyLong_AsLongLongAndOverflow(index.ptr(), &too_large);
   require(too_large == 0 && is_tree(s), "k_segments", "1, 2, 4 or 8, got ", index);

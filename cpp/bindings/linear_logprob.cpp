@@ -17,14 +17,8 @@ namespace rlk::bindings {
 namespace {
 
 constexpr int kReturnsLargest = 32;  // a bit of `returns`, after those of logprob's outputs
-enum Operand {
-  kHidden,
-  kWeight,
-  kBias,
-  kLoraA,
-  kLoraB,
-  kTarget
-};  // entries of a head; all but the last have gradients
+// Entries of a head; all but the last have gradients.
+constexpr int kHidden = 0, kWeight = 1, kBias = 2, kLoraA = 3, kLoraB = 4, kTarget = 5;
 
 void require_one_stride(const RowLayout& rows, std::int64_t num_rows, const char* name) {
   if (num_rows > 1 && rows.inner < num_rows) argument_error(name, "expected one stride", kCopyHint);
@@ -41,7 +35,7 @@ struct HeadArguments {
   std::optional<Array> lora_a, lora_b;
   Head head;
 
-  // `of`: see Operand. `numbers`: those of LogprobArguments. `how`: (exp, dtype of the logits or -1, workspace_bytes, unit,
+  // `of`: entries of a head. `numbers`: those of LogprobArguments. `how`: (exp, dtype of the logits or -1, workspace_bytes, unit,
   // dh_segments, lora_scale, label_smoothing). `shard`: (vocab_start, vocab_size) of the weight's rows, or None.
   HeadArguments(const nb::tuple& of, const nb::tuple& numbers, const nb::tuple& how, nb::handle shard = Py_None)
       : hidden(entry(of, kHidden), "hidden"),
@@ -78,9 +72,7 @@ struct HeadArguments {
 
   void read_lora(nb::handle a, nb::handle b, double scale) {
     head.lora_scale = static_cast<float>(scale);
-    if (!std::isfinite(head.lora_scale)) {
-      argument_error("lora_scale", "expected a finite number of float32, got ", nb::float_(scale));
-    }
+    require(std::isfinite(head.lora_scale), "lora_scale", "a finite number of float32, got ", scale);
     if (a.is_none() && b.is_none()) return;
     require(!a.is_none(), "lora_a", "an array beside lora_b, got None");
     require(!b.is_none(), "lora_b", "an array beside lora_a, got None");
@@ -159,7 +151,7 @@ nb::object require_workspace(nb::tuple head, nb::tuple numbers, nb::tuple how, n
   const HeadArguments a(head, numbers, how, shard);
   auto p = backward_params(a, needs, has_main_grad, shard);
   // Memory that is not there yet stands as an address that a workspace's size does not depend on.
-  const auto some = [&](Operand operand, bool there = true) {
+  const auto some = [&](int operand, bool there = true) {
     return needs >> operand & 1 && there ? reinterpret_cast<void*>(kAlign) : nullptr;
   };
   p.dhidden = some(kHidden);
@@ -180,7 +172,7 @@ nb::object backward(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle
                     nb::handle main_grad, nb::handle allocate, std::uintptr_t stream) {
   const HeadArguments a(head, numbers, how, shard);
   const Device device = a.call.device();
-  const auto wants = [&](Operand operand) { return (needs >> operand & 1) != 0; };
+  const auto wants = [&](int operand) { return (needs >> operand & 1) != 0; };
   const bool accumulates = wants(kWeight) && !main_grad.is_none();
   auto p = backward_params(a, needs, accumulates, shard);
   const BackwardRows of_rows(a.call, rows, &p);

@@ -12,9 +12,7 @@ namespace {
 float read_positive(nb::handle h, const char* name, const char* expected) {
   const double x = read_number(h, name);
   const auto single = static_cast<float>(x);
-  if (!(single > 0.0f) || !std::isfinite(single)) {
-    argument_error(name, expected, " a finite number > 0, got ", nb::float_(x));
-  }
+  require(single > 0.0f && std::isfinite(single), name, expected, "a finite number > 0, got ", x);
   return single;
 }
 
@@ -26,12 +24,10 @@ std::int64_t read_size(nb::handle value, const char* name, std::int64_t otherwis
 
 float read_temperature_value(nb::handle temperature) {
   const double t = read_number(temperature, "temperature");
-  if (!(t > 0.0) || !std::isfinite(t) || !(static_cast<float>(t) >= std::numeric_limits<float>::min()) ||
-      !std::isfinite(static_cast<float>(t))) {
-    argument_error("temperature", "expected a finite number > 0 (fp32, not subnormal), got ", nb::float_(t),
-                   "; for greedy decoding take the argmax, a temperature of 0 has no log-probabilities");
-  }
-  return static_cast<float>(t);
+  const auto single = static_cast<float>(t);
+  require(single > 0.0f && std::isnormal(single), "temperature", "a finite number > 0 (fp32, not subnormal), got ", t,
+          "; for greedy decoding take the argmax, a temperature of 0 has no log-probabilities");
+  return single;
 }
 
 int read_exp(nb::handle exp) {
@@ -85,9 +81,9 @@ void LogprobCall::read(const LogprobArguments& a) {
   input_.target_dtype = target_->view().dtype;
   input_.ignore_index = read_integer(entry(a.numbers, 3), "ignore_index", "an integer");
   read_temperature(entry(a.numbers, 0));
-  input_.logit_scale = read_positive(entry(a.numbers, 1), "logit_scale", "expected");
+  input_.logit_scale = read_positive(entry(a.numbers, 1), "logit_scale", "");
   const nb::handle softcap = entry(a.numbers, 2);
-  if (!softcap.is_none()) input_.softcap = read_positive(softcap, "softcap", "expected None or");
+  if (!softcap.is_none()) input_.softcap = read_positive(softcap, "softcap", "None or ");
   input_.label_smoothing = static_cast<float>(a.label_smoothing);
   input_.exp = a.exp == 1 ? Exp::kHardware : Exp::kPortable;
   read_vocabulary(a);

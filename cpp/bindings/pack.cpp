@@ -110,31 +110,22 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
     const Array& a = in[i];
     const TensorView& v = a.view();
     require_device(a, device);
-    PackArray part;
-    Sizes shape;
-    const auto bytes = [&](std::int64_t elements) { return elements * a.element_bytes(); };
-    if (unpacks) {
-      if (v.ndim < 1 || v.shape[0] != p.capacity) {
-        require_shape(false, a, "shape [", i == 0 ? "num_tokens" : word(p.capacity), ", ...]");
-      }
-      part.token_bytes = token_bytes(a, 1);
-      part.packed = v.data;
-      part.packed_stride = bytes(v.stride(0));
-      shape = {p.num_sequences, num_tokens};
-      shape.insert(shape.end(), a.shape().begin() + 1, a.shape().end());
-      part.token_stride = part.token_bytes;
-      part.sequence_stride = num_tokens * part.token_bytes;
-    } else {
-      require_shape(v.ndim >= 2 && v.shape[0] == p.num_sequences && v.shape[1] == num_tokens, a, "shape [",
-                    p.num_sequences, ", ", num_tokens, ", ...]");
-      part.token_bytes = token_bytes(a, 2);
-      part.padded = v.data;
-      part.sequence_stride = bytes(v.stride(0));
-      part.token_stride = bytes(v.stride(1));
-      shape = {capacity};
-      shape.insert(shape.end(), a.shape().begin() + 2, a.shape().end());
-      part.packed_stride = part.token_bytes;
+    const int dims = unpacks ? 1 : 2;  // those of tokens
+    if (unpacks ? v.ndim < 1 || v.shape[0] != p.capacity
+                : v.ndim < 2 || v.shape[0] != p.num_sequences || v.shape[1] != num_tokens) {
+      const std::string tokens =
+          unpacks ? (i == 0 ? "num_tokens" : word(p.capacity)) : words(p.num_sequences, ", ", num_tokens);
+      require_shape(false, a, "shape [", tokens, ", ...]");
     }
+    PackArray part;
+    part.token_bytes = token_bytes(a, dims);
+    (unpacks ? part.packed : part.padded) = v.data;
+    const auto stride = [&](int dim) { return v.stride(dim) * a.element_bytes(); };
+    part.packed_stride = unpacks ? stride(0) : part.token_bytes;
+    part.sequence_stride = unpacks ? num_tokens * part.token_bytes : stride(0);
+    part.token_stride = unpacks ? part.token_bytes : stride(1);
+    Sizes shape = unpacks ? Sizes{p.num_sequences, num_tokens} : Sizes{capacity};
+    shape.insert(shape.end(), a.shape().begin() + dims, a.shape().end());
     part.fill = nb::cast<std::uint64_t>(fills[i]);
     require(shape.size() <= 8, a, "at most 7 dimensions, got 8");
     Caller::Fresh fresh = results.caller().empty_like(shape, a);

@@ -19,29 +19,26 @@ class Side {
   using Names = const char* const[5];
   Side(const Names& names, nb::handle policy, nb::handle reference, nb::handle count, nb::handle aligned,
        const PreferenceSide* other, std::optional<Device> device)
-      : policy_(policy, names[0], kFloat32) {
-    const TensorView& v = policy_.view();
-    if (device) require_device(policy_, *device);
-    if (v.ndim != 1 || (other && v.shape[0] != other->num)) {
-      require_shape(false, policy_, "shape [", other ? words(other->num, "] (that of policy_chosen)") : "num_pairs]");
-    }
-    const auto read = [&](int i, nb::handle object, const Dtypes& dtypes, std::int64_t* stride) {
-      const VectorArgument& a = others_[i - 1].emplace(object, names[i], dtypes, v.shape[0], names[4], v.device);
+      : policy_(policy, names[0], kFloat32, other ? other->num : -1, other ? "that of policy_chosen" : "num_pairs",
+                device) {
+    const auto read = [&]<class T>(int i, nb::handle object, const Dtypes& dtypes, const T** data,
+                                   std::int64_t* stride) {
+      const VectorArgument& a = others_[i - 1].emplace(object, names[i], dtypes, side.num, names[4], policy_.device());
+      *data = a.data<T>();
       *stride = a.stride();
-      return a.data();
     };
-    side.policy = policy_.data<float>();
-    side.policy_stride = v.shape[0] > 1 ? v.stride(0) : 1;
-    side.num = v.shape[0];
-    side.reference = static_cast<const float*>(read(1, reference, kFloat32, &side.reference_stride));
-    side.aligned = static_cast<const float*>(read(2, aligned, kFloat32, &side.aligned_stride));
-    side.count = static_cast<const std::int64_t*>(read(3, count, kInt64, &side.count_stride));
+    side.policy = policy_.floats();
+    side.policy_stride = policy_.stride();
+    side.num = policy_.size();
+    read(1, reference, kFloat32, &side.reference, &side.reference_stride);
+    read(2, aligned, kFloat32, &side.aligned, &side.aligned_stride);
+    read(3, count, kInt64, &side.count, &side.count_stride);
   }
-  Device device() const { return policy_.view().device; }
+  Device device() const { return policy_.device(); }
   PreferenceSide side;
 
  private:
-  const Array policy_;
+  const VectorArgument policy_;
   std::optional<VectorArgument> others_[3];
 };
 constexpr Side::Names kChosen = {"policy_chosen", "ref_chosen", "chosen_aligned", "chosen_count",
@@ -97,30 +94,29 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
 // (d_policy_chosen, d_policy_rejected). sort: as of the forward.
 nb::object backward(nb::handle dlosses, nb::handle d_chosen, nb::handle d_rejected, nb::handle ranks, int sort,
                     nb::handle allocate, std::uintptr_t stream) {
-  const Array in(dlosses, "dlosses", kFloat32);
-  const TensorView& v = in.view();
-  require_shape(v.ndim == 1, in, "shape [num_losses]");
+  const VectorArgument in(dlosses, "dlosses", kFloat32, "num_losses");
+  const Device device = in.device();
   const Array w(d_chosen, "d_chosen", kFloat32), l(d_rejected, "d_rejected", kFloat32);
   for (const Array* a : {&w, &l}) {
-    require_device(*a, v.device);
+    require_device(*a, device);
     require_shape(a->view().ndim == 1 && a->view().is_contiguous(), *a, "a contiguous array of shape [num]");
   }
   PreferenceLossBackwardParams p;
-  p.dlosses = in.data<float>();
-  p.dlosses_stride = v.shape[0] > 1 ? v.stride(0) : 1;
-  p.num_losses = v.shape[0];
+  p.dlosses = in.floats();
+  p.dlosses_stride = in.stride();
+  p.num_losses = in.size();
   p.chosen.num = w.view().shape[0];
   p.rejected.num = l.view().shape[0];
   p.chosen.d_policy = w.data<float>();
   p.rejected.d_policy = l.data<float>();
   const bool pairs = p.num_losses == p.chosen.num && p.chosen.num == p.rejected.num;
-  require_shape(pairs || p.num_losses == p.chosen.num + p.rejected.num, in, "shape [", p.chosen.num, "]");
+  require_shape(pairs || p.num_losses == p.chosen.num + p.rejected.num, *in.array(), "shape [", p.chosen.num, "]");
   p.rejected.first = pairs ? 0 : p.chosen.num;
   std::optional<Array> of_ranks;
   if (!ranks.is_none()) {
     of_ranks.emplace(ranks, "ranks", "int32");
     const TensorView& r = of_ranks->view();
-    require_device(*of_ranks, v.device);
+    require_device(*of_ranks, device);
     require_shape(
         r.dtype == DType::kInt32 && r.ndim == 2 && r.shape[0] == 2 && r.shape[1] == p.chosen.num && r.is_contiguous(),
         *of_ranks, "a contiguous int32 array of shape [2, ", p.chosen.num, "]");
@@ -128,7 +124,7 @@ nb::object backward(nb::handle dlosses, nb::handle d_chosen, nb::handle d_reject
     p.rejected.rank =
         p.chosen.rank + (static_cast<PreferenceSort>(sort) == PreferenceSort::kAotUnpaired ? p.chosen.num : 0);
   }
-  return Results("preference_loss", dlosses, v.device, allocate, stream)
+  return Results("preference_loss", dlosses, device, allocate, stream)
       .add(&p.chosen.d, w.shape())
       .add(&p.rejected.d, l.shape())
       .run(rlk::preference_loss_backward, p);

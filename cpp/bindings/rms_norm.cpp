@@ -3,21 +3,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "call.h"
 #include "linear_args.h"
+#include "tokens.h"
 
 namespace rlk::bindings {
 namespace {
 
+// One that may be subnormal.
 float read_eps(nb::handle value) {
-  const auto eps = static_cast<float>(read_number(value, "eps"));
-  require(eps > 0.0f && std::isfinite(eps), "eps", "a finite number > 0 in float32, got ", value);
-  return eps;
+  return read_number_in(value, "eps", std::numeric_limits<float>::denorm_min(), kMostFloat, kPositive);
 }
 
 // [columns], contiguous, on the device of `like`.
@@ -103,14 +101,13 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
   Results results("rms_norm", dy, g.view().device, allocate, stream);
   std::optional<Array> given_rstd, given;
   RmsNormParams statistics;
-  nb::object memory;
+  Caller::Fresh fresh;
   if (rstd.is_none()) {
     statistics.eps = read_eps(eps);
     a.lead(&statistics.x, &statistics.x_rows, &statistics);
     statistics.columns = p.columns;
-    Caller::Fresh fresh = results.caller().empty(g.leading(), DType::kFloat32);
+    fresh = results.caller().empty(g.leading(), DType::kFloat32);
     p.rstd = statistics.rstd = static_cast<float*>(fresh.data);
-    memory = std::move(fresh.array);
   } else {
     const TensorView& v = given_rstd.emplace(rstd, "rstd", kFloat32).view();
     require_device(*given_rstd, g.view().device);

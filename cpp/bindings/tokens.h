@@ -130,9 +130,10 @@ Array read_spans(nb::handle object);
 // A Python number as a float32 in [low, high].
 float read_number_in(nb::handle value, const char* name, float low, float high, const char* expected);
 
+constexpr float kMostFloat = std::numeric_limits<float>::max();
+constexpr const char* kPositive = "a finite number > 0 in float32";
 inline float read_positive(nb::handle value, const char* name) {
-  return read_number_in(value, name, std::numeric_limits<float>::min(), std::numeric_limits<float>::max(),
-                        "a finite number > 0 in float32");
+  return read_number_in(value, name, std::numeric_limits<float>::min(), kMostFloat, kPositive);
 }
 
 }  // namespace rlk::bindings

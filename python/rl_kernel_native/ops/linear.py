@@ -38,7 +38,7 @@ __all__ = [
 _C = functions(
     linear="object*4, int, bool, int, object, int",
     linear_bias_grad="object, int, object, int",
-    linear_eager="object*4, int, bool",
+    linear_eager="object*4, int, bool, int",
     linear_input_grad="object*2, bool, int, object, int",
     linear_vendor_products="int",
     linear_weight_grad="object*4, int, bool, int, object, int",
@@ -142,7 +142,7 @@ def linear(
         and not _torch_path.is_compiling()
         and not _torch_path.is_autocasting()
     ):
-        result = _C.linear_eager(x, weight, bias, k_segments, out, allow_vendor)
+        result = _C.linear_eager(x, weight, bias, k_segments, out, allow_vendor, 0)
         if result is not NotImplemented:
             return result
     weight_grad = _code(weight_grad_dtype, "weight_grad_dtype")
