@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _check, _dispatch
 from ._arithmetic import resolve_exp
-from ._operator import OPERATORS, Diagonal, Kept, Operator
+from ._operator import OPERATORS, Kept, Operator
 
 loaded: Any = None  # the engine, once there was a torch tensor
 plain: tuple[Any, ...] = ()  # then also torch.Tensor and its Parameter
@@ -25,21 +25,6 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
     for i in op.written:
         _dispatch.count_write(arrays[i])
     return tuple(map(frame.result, outputs or ()))
-
-
-def call_backward(
-    op: Operator, d: Any, arrays: Sequence[Any], how: tuple[Any, ...], wanted: tuple[bool, ...]
-) -> Sequence[Any]:
-    """The operator's gradients, with None for unwanted ones."""
-    assert isinstance(op.gradient, Diagonal)
-    if d is None:
-        raise TypeError(f"{op.gradient.incoming}: expected an array, got NoneType")
-    if _dispatch.is_tensor(arrays[0]):
-        found: Sequence[Any] = engine().backward(op, d, arrays, how, wanted)
-        return found
-    frame, exported = _exported(op, arrays, how)
-    d = frame.export_array(d, op.gradient.incoming)
-    return tuple(map(frame.result, op.gradient.native(d, exported, how, wanted, frame.allocate, frame.stream)))
 
 
 def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:

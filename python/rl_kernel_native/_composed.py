@@ -12,29 +12,25 @@ from ._operator import Composed, Operator
 from ._run import applied, named, straight
 from ._schema import title
 from ._torch import Eager, gradient, is_direct_gradient, is_grad_enabled, require_tensors, rows_of
-from ._transforms import pulled, pushed
+from ._transforms import pulled, pushed, refuse_tangents
 
 _ops = torch.ops.rl_kernel_native
 
 
-def _main_grad_of(of: Composed, how: tuple[Any, ...]) -> Any:
-    """The memory to which backward adds a gradient: the last option, after those of the schema."""
-    return None if of.accumulates is None or not how else how[-1]
-
-
-def _asked(ctx: Any, of: Composed, needs: Sequence[bool], main_grad: Any) -> list[bool]:
-    """The gradients that the running backward asks for, one entry per input tensor."""
-    edges = iter(ctx.next_functions)
-    nodes = [next(edges)[0] if is_there else None for is_there in ctx.there]
-    found = list(needs)
-    for place, (i, need) in enumerate(zip(of.of, needs, strict=True)):
-        accumulates = main_grad is not None and i == of.accumulates
-        if need and (accumulates or sum(needs) > 1):
-            found[place] = _main_grad.is_asked_for(nodes[place], main_grad if accumulates else None)
+def _asked(ctx: Any, of: Composed, places: Sequence[int], main_grad: Any) -> list[bool]:
+    """The gradients that the running backward asks for. ``places``: positions of the arrays ``of`` in the arguments."""
+    _main_grad.refuse_create_graph(main_grad)
+    needs = ctx.needs_input_grad
+    nodes = [node for node, _ in ctx.next_functions if node is not None]  # one for each argument that needs a gradient
+    found = [needs[i] for i in places]
+    for k, (place, i) in enumerate(zip(places, of.of, strict=True)):
+        if found[k]:
+            node = nodes[sum(needs[:place])]
+            found[k] = _main_grad.is_asked_for(node, main_grad if i == of.accumulates else None)
     return found
 
 
-def _require_addable(of: Composed, d: Any, needs: Sequence[bool], main_grad: Any) -> None:
+def _require_addable(of: Any, d: Any, needs: Sequence[bool], main_grad: Any) -> None:
     if d is not None and main_grad is not None and needs[of.of.index(of.accumulates)]:
         _main_grad.require_addable(d, main_grad)
 
@@ -44,14 +40,17 @@ def _readable(x: Any) -> Any:
 
 
 class _Composed(Eager):
-    """Eager autograd. The old form of forward takes a third of the time of setup_context."""
+    """Eager autograd. Arguments are the operands that may have gradients, the operator, all its arrays and its options.
+    The old form of forward takes a third of the time of setup_context."""
 
     @staticmethod
-    def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *operands: Any) -> Any:
-        of: Any = op.gradient
+    def forward(ctx: Any, *given: Any) -> Any:
+        op, arrays, how = given[-3:]
+        of = op.gradient
         found = straight(op, arrays, how[: op.num_options])
-        ctx.save_for_backward(*of.kept(arrays, found))
-        ctx.op, ctx.how, ctx.there = op, how, [x is not None for x in operands]
+        kept = of.kept(arrays, found)
+        ctx.save_for_backward(*kept)
+        ctx.op, ctx.how, ctx.dtype = op, how, kept[0].dtype
         if len(found) == 1 or not of.asked(arrays, how):  # an output costs a microsecond
             return found[0]
         ctx.mark_non_differentiable(*(o for o in found[len(of.incoming) :] if o is not None))
@@ -60,23 +59,26 @@ class _Composed(Eager):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Any) -> Any:
-        of, how, names = ctx.op.gradient, ctx.how, ctx.op.gradient.incoming
-        given = [*incoming[: len(names)], *(None,) * (len(names) - len(incoming))]
-        needs = ctx.needs_input_grad[3:]
-        main_grad = _main_grad_of(of, how)
-        kept = ctx.saved_tensors
-        direct, dtype = not is_grad_enabled(), kept[0].dtype
-        if given[0] is not None:
-            _main_grad.refuse_create_graph(main_grad)
-            needs = _asked(ctx, of, needs, main_grad)
-        present = {name: d for name, d in zip(names, given, strict=True) if d is not None}
-        direct = direct and all(map(is_direct_gradient, present.values()))
-        if present and not direct:  # create_graph: backward itself is differentiated
-            require_tensors(**present)
-            _require_addable(of, given[0], needs, main_grad)
-        given = [None if d is None else gradient(d, dtype, n) for d, n in zip(given, names, strict=True)]
-        found = of.backward(straight if direct else applied, given, kept, how, needs)
-        return None, None, None, *(g if need else None for g, need in zip(found, ctx.needs_input_grad[3:], strict=True))
+        of, needs = ctx.op.gradient, ctx.needs_input_grad
+        main_grad = None if of.accumulates is None else ctx.how[-1]
+        asked = needs[: len(of.of)]
+        if main_grad is not None or sum(asked) > 1:
+            asked = _asked(ctx, of, range(len(asked)), main_grad)
+        direct = not is_grad_enabled()  # with create_graph, backward itself is differentiated
+        given: list[Any] = [None] * len(of.incoming)
+        comes = False
+        for i, d in enumerate(incoming[: len(given)]):
+            if d is not None:
+                comes = True
+                if not direct or not is_direct_gradient(d):
+                    direct = False
+                    require_tensors(**{of.incoming[i]: d})
+                    _require_addable(of, d, asked, main_grad)
+                given[i] = gradient(d, ctx.dtype, of.incoming[i])
+        if not comes:
+            return (None,) * len(needs)
+        found = of.backward(straight if direct else applied, given, ctx.saved_tensors, ctx.how, asked)
+        return *found, *(None,) * (len(needs) - len(asked))
 
 
 def register_composed(op: Operator, of: Composed) -> None:
@@ -95,7 +97,6 @@ def register_composed(op: Operator, of: Composed) -> None:
             found = output if isinstance(output, tuple) else (output,)
             ctx.shown = [shape is not None for shape in op.outputs(arrays, ctx.how[: op.num_options])]
             operands = [arrays[i] for i in (*places, *of.reads)]
-            ctx.there = [arrays[i] is not None for i in places]
             there = [o if t else None for o, t in zip(found, ctx.shown, strict=True)]
             ctx.save_for_backward(*(operands if of.backward is None else of.kept(arrays, there)))
             ctx.save_for_forward(*operands)
@@ -116,25 +117,28 @@ def register_composed(op: Operator, of: Composed) -> None:
             elif all(d is None for d in given):
                 results = [None] * len(places)
             else:
-                main_grad = _main_grad_of(of, ctx.how[op.num_options :])
-                if given[0] is not None:
-                    _main_grad.refuse_create_graph(main_grad)
-                    if main_grad is not None:
-                        needs = _asked(ctx, of, needs, main_grad)
+                main_grad = ctx.how[-1] if of.accumulates is not None and len(ctx.how) > op.num_options else None
+                if main_grad is not None:
+                    needs = _asked(ctx, of, places, main_grad)
+                    for d in given:
+                        _require_addable(of, d, needs, main_grad)
                 kept = list(map(_readable, ctx.saved_tensors))
-                _require_addable(of, given[0], needs, main_grad)
                 rounded = [
                     None if d is None else gradient(d, kept[0].dtype, name)
                     for d, name in zip(given, of.incoming, strict=True)
                 ]
                 results = list(of.backward(applied, rounded, kept, ctx.how, needs))
             for i, g in zip(places, results, strict=True):
-                found[i] = g if ctx.needs_input_grad[i] else None
+                found[i] = g
             return tuple(found)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> Any:
             given = [tangents[i] for i in places]
+            if of.constants is not None:
+                others = [i for i in range(count) if not (i in places and of.allows(i, ctx.how))]
+                names = [op.arrays[i].label(ctx.how) for i in others]
+                refuse_tangents(op.name, names, [tangents[i] for i in others])
             if of.tangents is None:
                 function, operands = composed(ctx)
                 found = iter(pushed(function, operands, given))

@@ -18,7 +18,7 @@ from . import _composed, _in_graph
 from ._arithmetic import resolve_traced
 from ._main_grad import is_asked_for, require_addable
 from ._native import module as _C
-from ._operator import OPERATORS, Composed, Diagonal, Kept, Like, Linear, Operator, products
+from ._operator import OPERATORS, Composed, Kept, Like, Linear, Operator, products
 from ._register import LIBRARY, define, fake, implement
 from ._run import (
     applied,
@@ -26,13 +26,11 @@ from ._run import (
     named,
     refuse_constant,
     refuse_derivatives,
-    require,
     straight,
     traced,
     write,
 )
 from ._schema import apart, check_arrays, dtype_of, operand, schema, title
-from ._shapes import check_tokens
 from ._torch import (
     Eager,
     apply_function,
@@ -43,11 +41,9 @@ from ._torch import (
     is_direct,
     is_direct_gradient,
     is_grad_enabled,
-    memory,
     prepare,
     require_dense,
     require_tensors,
-    rows_of,
     wants_grad,
 )
 from ._transforms import in_batches, refuse_tangents
@@ -58,9 +54,7 @@ _ops = torch.ops.rl_kernel_native
 def register(operators: Iterable[Operator]) -> None:
     for op in operators:
         _register(op)
-        if isinstance(op.gradient, Diagonal):
-            _register_diagonal(op, op.gradient)
-        elif isinstance(op.gradient, Kept):
+        if isinstance(op.gradient, Kept):
             _register_kept(op, op.gradient)
         elif isinstance(op.gradient, Linear):
             _register_linear(op, op.gradient)
@@ -128,17 +122,14 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
         if op.written:
             refuse_derivatives(op, arrays)
         return straight(op, arrays, how) if is_direct(*arrays) else traced(op, arrays, how)
-    if type(of) is Composed:
-        differentiated = wants_grad(*arrays)
-        if differentiated and of.backward is None:
-            return traced(op, arrays, how)
-    else:
-        differentiated = is_grad_enabled() and is_differentiated(op, of, arrays, how)
+    differentiated = is_grad_enabled() and is_differentiated(op, of, arrays, how)
+    if differentiated and type(of) is Composed and of.backward is None:
+        return traced(op, arrays, how)
     if type(of) is Kept:
         arrays = _of_float32(op, arrays)
     if is_direct(*arrays):
         if differentiated:
-            found = _EAGER[type(of)].run(op, arrays, how, *(arrays[i] for i in of.of))
+            found = _EAGER[type(of)].run(*(arrays[i] for i in of.of), op, arrays, how)
             return found if type(found) is tuple else (found,)
         return straight(op, arrays, how)
     return traced(op, arrays, how)[: len(op.dtypes)]
@@ -153,150 +144,6 @@ def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[A
     if functorch_active():
         raise ValueError("main_grad: cannot be given under torch.func")
     return traced(op, (main_grad, *arrays), how)
-
-
-# ---- a diagonal: products with the same slopes ----------------------------------------------------------------------
-
-
-def backward(op: Operator, d: Any, arrays: Sequence[Any], how: tuple[Any, ...], wanted: tuple[bool, ...]) -> Any:
-    """Gradients, with None for unwanted ones."""
-    assert isinstance(op.gradient, Diagonal)
-    if is_direct(d, *arrays) and not wants_grad(d, *arrays):
-        prepare(arrays[0])
-        return op.gradient.native(d, arrays, how, wanted, None, 0)
-    require(op, arrays, how, **{op.gradient.incoming: d})
-    return _products(op, d, arrays, how, wanted)
-
-
-class _Products(Eager):
-    """Eager autograd. The backward recomputes the slopes, and only the inputs are saved."""
-
-    @staticmethod
-    def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *_: Any) -> Any:
-        (result,) = straight(op, arrays, how)
-        ctx.save_for_backward(*arrays)
-        ctx.op, ctx.how = op, how
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, d: Tensor) -> Any:
-        op, arrays = ctx.op, ctx.saved_tensors
-        wanted = ctx.needs_input_grad[3:]
-        incoming = op.gradient.incoming
-        if is_grad_enabled() or not is_direct_gradient(d):  # create_graph, which the traced Functions answer
-            only: dict[str, Any] = {incoming: d}
-            require_tensors(**only)
-            found = _products(op, gradient(d, torch.float32, incoming), arrays, ctx.how, wanted)
-        else:
-            prepare(d)
-            found = op.gradient.native(gradient(d, torch.float32, incoming), arrays, ctx.how, wanted, None, 0)
-        return None, None, None, *found
-
-
-def _products(op: Operator, d: Tensor, arrays: Sequence[Any], how: tuple[Any, ...], wanted: tuple[bool, ...]) -> Any:
-    name = f"{op.name}_backward"
-    found = apply_function(getattr(_ops, name), f"{title(op)}Backward", d, *arrays, *how, *wanted)
-    return tuple(o if want else None for o, want in zip(found, wanted, strict=True))
-
-
-def _register_diagonal(op: Operator, of: Diagonal) -> None:
-    count, places = len(op.arrays), of.of
-    name, incoming = f"{op.name}_backward", of.incoming
-    flags = ", ".join(f"bool return_d_{op.arrays[i].name}" for i in places)
-    define(f"{name}(Tensor {incoming}, {schema(op)}, {flags}) -> ({', '.join(['Tensor'] * len(places))})")
-    second = f"{op.name}: a second derivative is wanted, and there is none"
-
-    def parts(arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
-        """Arrays, options, and the wanted outputs."""
-        return arguments[:count], arguments[count : -len(places)], arguments[-len(places) :]
-
-    def kernel(d: Tensor, *arguments: Any) -> Any:
-        arrays, how, wanted = parts(arguments)
-        prepare(arrays[0])
-        found = of.native(memory(d), tuple(map(memory, arrays)), how, wanted, None, 0)
-        return tuple(arrays[0].new_empty(0) if x is None else x for x in found)
-
-    def shapes(d: Tensor, *arguments: Any) -> Any:
-        arrays, how, wanted = parts(arguments)
-        check_arrays(op, arrays, how)
-        check_tokens(d, incoming, arrays[0], op.arrays[0].label(how))
-        return tuple(arrays[0].new_empty(arrays[0].shape if want else 0) for want in wanted)
-
-    def products(ctx: Any, d: Tensor, wanted: Sequence[bool]) -> Any:
-        """Products of saved arrays as kernels read them: batches of torch.func are slices of any stride."""
-        arrays = tuple(None if x is None else rows_of(x) for x in ctx.saved_tensors)
-        return _products(op, gradient(d, torch.float32, incoming), arrays, ctx.how, tuple(wanted))
-
-    def total(ctx: Any, incoming: Iterable[Any]) -> Any:
-        """The sum over operands of slope times incoming gradient or tangent."""
-        found = None
-        for i, x in enumerate(incoming):
-            if x is not None:
-                product = products(ctx, x, [j == i for j in range(len(places))])[i]
-                found = product if found is None else found + product
-        return found
-
-    class Forward(torch.autograd.Function):
-        @staticmethod
-        def forward(*arguments: Any) -> Any:
-            return getattr(_ops, op.name)(*arguments)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            ctx.how, ctx.count = inputs[count:], len(inputs)
-            ctx.save_for_backward(*inputs[:count])
-            ctx.save_for_forward(*inputs[:count])
-            ctx.set_materialize_grads(False)
-
-        @staticmethod
-        def backward(ctx: Any, d: Any) -> Any:
-            found: list[Any] = [None] * ctx.count
-            if d is not None:
-                given = products(ctx, d, [ctx.needs_input_grad[i] for i in places])
-                for i, product in zip(places, given, strict=True):
-                    found[i] = product
-            return tuple(found)
-
-        @staticmethod
-        def jvp(ctx: Any, *tangents: Any) -> Any:
-            constants = [i for i in range(count) if not (i in places and of.allows(i, ctx.how))]
-            names = [op.arrays[i].label(ctx.how) for i in constants]
-            refuse_tangents(op.name, names, [tangents[i] for i in constants])
-            return total(ctx, (None if tangents[i] is None else tangents[i].contiguous() for i in places))
-
-    class Backward(torch.autograd.Function):
-        """The call is linear in the incoming gradient and has no derivative in the operands."""
-
-        @staticmethod
-        def forward(*arguments: Any) -> Any:
-            return getattr(_ops, name)(*arguments)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            arrays, ctx.how, ctx.wanted = parts(inputs[1:])
-            ctx.mark_non_differentiable(*(o for o, want in zip(output, ctx.wanted, strict=True) if not want))
-            ctx.save_for_backward(*arrays)
-            ctx.save_for_forward(*arrays)
-            ctx.set_materialize_grads(False)
-            ctx.count = len(inputs)
-
-        @staticmethod
-        def backward(ctx: Any, *cotangents: Any) -> Any:
-            if any(ctx.needs_input_grad[1 : count + 1]):
-                raise RuntimeError(second)
-            asked = (c if want else None for c, want in zip(cotangents, ctx.wanted, strict=True))
-            return total(ctx, asked), *(None,) * (ctx.count - 1)
-
-        @staticmethod
-        def jvp(ctx: Any, along: Any, *others: Any) -> Any:
-            if any(t is not None for t in others):
-                raise RuntimeError(second)
-            return products(ctx, along.contiguous(), ctx.wanted)
-
-    named(Forward, title(op))
-    named(Backward, f"{title(op)}Backward")
-    implement(name, kernel, functools.partial(_in_graph.apply, f"{title(op)}Backward"))
-    fake(name)(shapes)
 
 
 # ---- linear: tangents by the operator, gradients by its transpose ---------------------------------------------------
@@ -334,12 +181,13 @@ class _Transposed(Eager):
     """Eager autograd of a linear operator: it saves only constants."""
 
     @staticmethod
-    def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *_: Any) -> Any:
+    def forward(ctx: Any, *given: Any) -> Any:
+        *_, op, arrays, how = given
         found = straight(op, arrays, how)
-        constants, ctx.likes = _kept_of(op.gradient, arrays)  # type: ignore[arg-type]
+        constants, ctx.likes = _kept_of(op.gradient, arrays)
         ctx.save_for_backward(*constants)
         ctx.op, ctx.how = op, how
-        count = len(op.gradient.incoming)  # type: ignore[union-attr]
+        count = len(op.gradient.incoming)
         ctx.dtypes = [None if o is None else o.dtype for o in found[:count]]
         ctx.mark_non_differentiable(*(o for o in found[count:] if o is not None))
         ctx.set_materialize_grads(False)
@@ -349,15 +197,15 @@ class _Transposed(Eager):
     def backward(ctx: Any, *incoming: Any) -> Any:
         of = ctx.op.gradient
         given = incoming[: len(of.incoming)]
-        wanted = ctx.needs_input_grad[3:]
+        wanted = ctx.needs_input_grad[:-3]
         if len(wanted) > 1 and all(wanted):  # torch.autograd.grad may want only one of both
-            wanted = tuple(is_asked_for(edge[0]) for edge in ctx.next_functions[-len(wanted) :])
+            wanted = tuple(is_asked_for(edge[0]) for edge in ctx.next_functions)
         present = {name: g for name, g in zip(of.incoming, given, strict=True) if g is not None}
         # With create_graph, backward itself is differentiated, so the call also goes through the dispatcher.
         direct = not is_grad_enabled() and all(map(is_direct_gradient, present.values()))
         if present and not direct:
             require_tensors(**present)
-        return None, None, None, *_along(ctx, straight if direct else applied, given, wanted)
+        return *_along(ctx, straight if direct else applied, given, wanted), None, None, None
 
 
 def _register_linear(op: Operator, of: Linear) -> None:
@@ -457,10 +305,11 @@ class _Kept(Eager):
     that follows, over a retained graph, computes them again."""
 
     @staticmethod
-    def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *operands: Any) -> Any:
-        of: Any = op.gradient
+    def forward(ctx: Any, *given: Any) -> Any:
+        *operands, op, arrays, how = given
+        of = op.gradient
         if of.scale is products:
-            ctx.wanted = (True, *ctx.needs_input_grad[4:])
+            ctx.wanted = (True, *ctx.needs_input_grad[1:-3])
             found = _with_gradients(op, arrays, how, ctx.wanted)
             ctx.save_for_backward(*arrays)
         else:
@@ -474,17 +323,17 @@ class _Kept(Eager):
 
     @staticmethod
     def backward(ctx: Any, d_loss: Any, *_: Any) -> Any:
-        needs = ctx.needs_input_grad[3:]
+        needs = ctx.needs_input_grad[:-3]
         if d_loss is None:
-            return None, None, None, *(None for _ in needs)
+            return (None,) * len(ctx.needs_input_grad)
         arrays, op = ctx.saved_tensors, ctx.op  # saved_tensors raises if arrays were changed in place
         of, found = op.gradient, ctx.gradients
         direct = not is_grad_enabled() and is_direct_gradient(d_loss)
         if of.scale is not products:
             if direct and d_loss.layout is torch.strided:
-                return None, None, None, *of.scale(straight, d_loss, found, ctx.how[: of.reads])
+                return *of.scale(straight, d_loss, found, ctx.how[: of.reads]), None, None, None
             d_loss = gradient(d_loss, torch.float32, of.incoming)
-            return None, None, None, *scaled(op, d_loss, found, arrays, ctx.how)
+            return *scaled(op, d_loss, found, arrays, ctx.how), None, None, None
         ctx.gradients = None
         if found is None:
             detached = [None if x is None else x.detach() for x in arrays]
@@ -493,7 +342,7 @@ class _Kept(Eager):
             _C.scale_gradients(found[0], found[1] if len(found) > 1 else None, d_loss, 0)
         else:
             found = scaled(op, d_loss, found, [arrays[i] for i in of.of], ctx.how)
-        return None, None, None, *(g if need else None for g, need in zip(found, needs, strict=True))
+        return *(g if need else None for g, need in zip(found, needs, strict=True)), None, None, None
 
 
 def scaled(op: Operator, d_loss: Tensor, kept: Sequence[Any], operands: Sequence[Any], how: tuple[Any, ...]) -> Any:
@@ -599,4 +448,4 @@ def _register_kept(op: Operator, of: Kept) -> None:
     named(Forward, title(op))
 
 
-_EAGER: dict[type, Any] = {Diagonal: _Products, Kept: _Kept, Linear: _Transposed, Composed: _composed.EAGER}
+_EAGER: dict[type, Any] = {Kept: _Kept, Linear: _Transposed, Composed: _composed.EAGER}

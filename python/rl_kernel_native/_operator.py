@@ -39,25 +39,6 @@ class Array:
         return self.name if self.called is None else self.called(how, arrays)
 
 
-@dataclass(frozen=True)
-class Diagonal:
-    """Derivatives of an operator whose output elements depend only on the operand elements at the same place: gradients
-    and tangents are products with the same slopes.
-
-    Attributes:
-        of: positions of the arrays that may have a gradient.
-        incoming: name of the gradient that comes in.
-        native: a function of the incoming gradient, the arrays, the options and one bool per array of ``of``: returns
-            the products.
-        allows: whether an array of ``of`` may have a gradient beside these options.
-    """
-
-    of: tuple[int, ...]
-    incoming: str
-    native: Native
-    allows: Callable[[int, tuple[Any, ...]], bool] = lambda i, how: True
-
-
 def products(call: Any, d: Any, kept: Sequence[Any], how: tuple[Any, ...]) -> Sequence[Any]:
     """The gradients of a scalar loss, multiplied by its incoming gradient."""
     return [None if g is None else g * d for g in kept]
@@ -155,8 +136,9 @@ class Composed:
         reads: positions of the constants that ``composed`` takes after the arrays ``of``.
         incoming: names of the incoming gradients, one for each of the first outputs.
         kept: a function of arrays and outputs: returns what the backward reads.
-        backward: a function that returns the gradients of ``of``. It takes a way to call operators, the incoming
-            gradients or None, what was kept, the options and what is wanted. None: use ``composed``.
+        backward: a function that returns the gradients of ``of``, None for those that are not wanted. It takes a way to
+            call operators, the incoming gradients or None, what was kept, the options and what is wanted. None: use
+            ``composed``.
         tangents: a function that returns the tangents of the first outputs. It takes a way to call operators, tangents
             and arrays of ``of``, and the options. None: use ``composed``.
         asked: a function of arrays and options: returns whether outputs after the first are asked for. If not, autograd
@@ -164,6 +146,9 @@ class Composed:
         accumulates: position of the array whose gradient a ``main_grad`` takes, the last of the options and none of a
             schema's.
         batch: as for :class:`Linear`.
+        constants: words that refuse a gradient or a tangent of another array; "" takes those of every operator. With
+            None, other arrays are results of a forward, whose derivatives come through ``of``.
+        allows: a function of a position in ``of`` and the options: returns whether that array may have a gradient.
     """
 
     of: tuple[int, ...]
@@ -176,9 +161,8 @@ class Composed:
     asked: Callable[[Sequence[Any], tuple[Any, ...]], bool] = lambda arrays, how: False
     accumulates: int | None = None
     batch: Callable[..., Any] | None = None
-
-    def allows(self, i: int, how: tuple[Any, ...]) -> bool:
-        return True
+    constants: str | None = None
+    allows: Callable[[int, tuple[Any, ...]], bool] = lambda i, how: True
 
 
 class Operator:
@@ -194,7 +178,7 @@ class Operator:
         dtypes: tuple[Dtype, ...] = ("float32",),
         native: Native | None = None,
         check: Callable[[Sequence[Any], tuple[Any, ...], Any], None] | None = None,
-        gradient: Diagonal | Kept | Linear | Composed | None = None,
+        gradient: Kept | Linear | Composed | None = None,
         schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda how: how,
         exp: int | None = None,
         leads: int = 0,

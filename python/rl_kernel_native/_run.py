@@ -62,10 +62,10 @@ def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
     first = arrays[op.leads]
     if op.exp is not None:
         how = op.resolved(how, resolve_exp, _torch.device_type(first, op.arrays[0].name))
-    elif not (first.is_cuda or first.is_cpu):
-        _torch.device_type(first, op.arrays[op.leads].label(how, arrays))
-    if not first.is_cuda:
+    if first.is_cpu:
         match_torch_threads()
+    elif not first.is_cuda:
+        _torch.device_type(first, op.arrays[op.leads].label(how, arrays))
     found = op.native(arrays, how, None, 0)
     if op.written:
         for i in op.written:
@@ -122,14 +122,14 @@ def is_differentiated(op: Operator, of: Any, arrays: Sequence[Any], how: tuple[A
     found = False
     for i, x in enumerate(arrays):
         if x is not None and getattr(x, "requires_grad", False) and isinstance(x, Tensor):
-            if not (i in of.of and of.allows(i, how)):
+            if of.constants is not None and not (i in of.of and of.allows(i, how)):
                 refuse_constant(op, of, op.arrays[i].label(how))
             found = True
     return found
 
 
 def refuse_constant(op: Operator, of: Any, name: str) -> None:
-    words = getattr(of, "constants", "") or f"requires a gradient, and {op.name} gives none"
+    words = of.constants or f"requires a gradient, and {op.name} gives none"
     raise ValueError(f"{name}: {words}; pass {name}.detach()")
 
 

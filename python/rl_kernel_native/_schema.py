@@ -28,11 +28,11 @@ from ._torch import DTYPES, memory
 
 
 class _Seen:
-    """The facts that a fake kernel has collected about a call: its first array with its name, and the number of
+    """The facts that a fake kernel has collected about a call: its leading array with its name, and the number of
     sequences."""
 
     def __init__(self, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
-        self.first, self.name, self.sequences = arrays[0], op.arrays[0].label(how, arrays), None
+        self.first, self.name, self.sequences = arrays[op.leads], op.arrays[op.leads].label(how, arrays), None
         self.offsets = next((x for a, x in zip(op.arrays, arrays, strict=True) if a.kind == "cu_seqlens"), None)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import _check, _dispatch
-from .._call import call, call_backward
+from .._call import call
 from .._native import functions
-from .._operator import Array, Diagonal, Operator
+from .._operator import Array, Composed, Operator
 from .._types import AnyArray, ArrayT, Estimator, Generic, NamedTuple
 from ..contract import OF_TOKENS, SLOPE_OF_TOKEN, Row, add_rows
 from ..reference.kl import kl_reference
@@ -32,24 +32,79 @@ def _weight_name(how: tuple[Any, ...], _: Any) -> str:
     return "old_logprob" if how[2] == _OLD_LOGPROB else "importance_weight"
 
 
+def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
+    return call(_BACKWARD, (*given, *kept), (*how, *wanted))
+
+
+def _tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
+    logprob, weight, ref_logprob, mask = operands
+    return (_sum_of_products(call, along, (logprob, ref_logprob, weight, mask), how),)
+
+
+def _sum_of_products(call: Any, given: Any, operands: Any, how: Any) -> Any:
+    """The sum over logprob and weight of what comes along each, times its slope; None where nothing comes."""
+    found = None
+    for i, d in enumerate(given):
+        if d is not None:
+            product = call(_BACKWARD, (d, *operands), (*how, i == 0, i == 1))[i]
+            found = product if found is None else found + product
+    return found
+
+
+def _second_gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
+    """A backward is linear in d_kl."""
+    if any(wanted[1:]):
+        raise RuntimeError(_NO_SECOND)
+    return _sum_of_products(call, given, kept[1:], how[:-2]), None, None, None
+
+
+def _second_tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
+    if any(t is not None for t in along[1:]):
+        raise RuntimeError(_NO_SECOND)
+    return call(_BACKWARD, (along[0], *operands[1:]), how)
+
+
+_NO_SECOND = "kl: a second derivative is wanted, and there is none"
 # A limit of infinity means no limit. A weight has a gradient only if it is an importance weight.
-_KL = Operator(
+_NUMBERS = "int estimator, bool straight_through, int weight_kind, float input_limit, float limit"
+_TOKENS = (
+    Array("logprob", "first tokens"),
+    Array("ref_logprob", "tokens"),
+    Array("weight", "tokens", optional=True, called=_weight_name),
+    Array("mask", "mask", optional=True),
+)
+_KL: Operator = Operator(
     "kl",
-    (
-        Array("logprob", "first tokens"),
-        Array("ref_logprob", "tokens"),
-        Array("weight", "tokens", optional=True, called=_weight_name),
-        Array("mask", "mask", optional=True),
-    ),
-    "int estimator, bool straight_through, int weight_kind, float input_limit, float limit",
+    _TOKENS,
+    _NUMBERS,
     outputs=lambda arrays, how: (arrays[0].shape,),
     native=lambda arrays, how, *tail: _C.kl(*arrays, None, *how, False, False, *tail)[:1],
-    gradient=Diagonal(
+    gradient=Composed(
         of=(0, 2),
         allows=lambda i, how: i == 0 or how[2] == _IMPORTANCE,
-        incoming="d_kl",
-        native=lambda d, arrays, how, wanted, *tail: _C.kl(*arrays, d, *how, *wanted, *tail)[1:],
+        reads=(1, 3),
+        incoming=("d_kl",),
+        backward=_gradients,
+        tangents=_tangents,
+        constants="",
     ),
+)
+_BACKWARD: Operator = Operator(
+    "kl_backward",
+    (Array("d_kl", "tokens"), *_TOKENS),
+    f"{_NUMBERS}, bool return_d_logprob, bool return_d_weight",
+    outputs=lambda arrays, how: tuple(arrays[1].shape if wanted else None for wanted in how[-2:]),
+    dtypes=("float32", "float32"),
+    native=lambda arrays, how, *tail: _C.kl(*arrays[1:], arrays[0], *how, *tail)[1:],
+    gradient=Composed(
+        of=(0, 1, 2, 3),
+        reads=(4,),
+        incoming=("dd_logprob", "dd_weight"),
+        backward=_second_gradients,
+        tangents=_second_tangents,
+        asked=lambda arrays, how: True,
+    ),
+    leads=1,
 )
 
 
@@ -126,23 +181,36 @@ def kl_backward(
     Raises: as :func:`kl`.
     Source: docs/numerics.md, rule 3.
     """
+    if d_kl is None:
+        raise TypeError("d_kl: expected an array, got NoneType")
     operands, how = _operands(
-        logprob, ref_logprob, mask, estimator, straight_through, input_clamp, clamp, old_logprob, importance_weight
+        logprob,
+        ref_logprob,
+        mask,
+        estimator,
+        straight_through,
+        input_clamp,
+        clamp,
+        old_logprob,
+        importance_weight,
+        d_kl,
     )
-    return KlGradients(*call_backward(_KL, d_kl, operands, how, (True, how[2] == _IMPORTANCE)))
+    wanted = (True, how[2] == _IMPORTANCE)
+    return KlGradients(*call(_BACKWARD, operands, how + wanted))
 
 
 def _operands(
     logprob: Any, ref_logprob: Any, mask: Any, estimator: str, straight_through: bool, input_clamp: Any, clamp: Any,
-    old_logprob: Any, importance_weight: Any,
+    old_logprob: Any, importance_weight: Any, *first: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
-    """The extension's arrays in their order, and its numbers."""
+    """The description's arrays in their order, those of ``first`` before the others, and its numbers."""
     if old_logprob is not None and importance_weight is not None:
         raise ValueError(
             "importance_weight: expected None beside old_logprob, which is where the ratio comes from, got "
             f"{type(importance_weight).__name__}"
         )
-    straight_through = _check.flag("straight_through", straight_through)
+    if straight_through is not False:
+        straight_through = _check.flag("straight_through", straight_through)
     if straight_through and old_logprob is not None:
         raise ValueError(
             "straight_through: expected False beside old_logprob, got True: two different corrections of a gradient"
@@ -150,7 +218,7 @@ def _operands(
     kind = _OLD_LOGPROB if old_logprob is not None else _NONE if importance_weight is None else _IMPORTANCE
     weight = importance_weight if old_logprob is None else old_logprob
     numbers = _numbers if _dispatch.is_compiling() else _known_numbers
-    return (logprob, ref_logprob, weight, mask), numbers(estimator, straight_through, kind, input_clamp, clamp)
+    return (*first, logprob, ref_logprob, weight, mask), numbers(estimator, straight_through, kind, input_clamp, clamp)
 
 
 def _numbers(estimator: str, straight_through: bool, kind: int, input_clamp: Any, clamp: Any) -> tuple[Any, ...]:

@@ -174,14 +174,14 @@ def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
     """Gradients of x, weight and residual. If main_grad is given, the weight's gradient is added to it."""
     dy, third = given
     if dy is None:  # y was not used, so no gradient reaches the norm
-        return third, None, third
+        return third if wanted[0] else None, None, third if wanted[2] else None
     arrays, returns_dx = (dy, *kept, third), wanted[0] or wanted[2]
     if wanted[1] and len(how) > 4 and how[4] is not None:
         dx = call(_INTO, (how[4], *arrays), (*how[:3], returns_dx))[0]
-        return dx, None, dx
+        return dx if wanted[0] else None, None, dx if wanted[2] else None
     dtype = kept[1].dtype if wanted[1] else None
     dx, dweight = call(_BACKWARD, arrays, (*how[:3], returns_dx, dtype))
-    return dx, dweight, dx
+    return dx if wanted[0] else None, dweight, dx if wanted[2] else None
 
 
 _NUMBERS = "float eps, float weight_offset, bool round_before_weight"
