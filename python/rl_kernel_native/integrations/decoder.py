@@ -124,7 +124,8 @@ def _gated(product: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return product(gate, up, round_before_mul=True)
 
 
-# The supported activations by class, each with a function of (gate, up) that returns the product.
+# The supported activations by class, each with a function of (gate, up) that returns the product. transformers 5.14 has
+# other classes than 5.24.
 ACTIVATIONS: dict[Any, Any] = {torch.nn.SiLU: _silu}
 for _name, _product in {"SiLUActivation": _silu, "GELUTanh": _gelu, "PytorchGELUTanh": _gelu}.items():
     if hasattr(transformers.activations, _name):
