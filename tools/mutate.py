@@ -39,7 +39,13 @@ PACKAGE = "python/rl_kernel_native"
 LAYERS = {
     "python": [f"{PACKAGE}/ops/*.py", f"{PACKAGE}/_*.py"],
     "bindings": ["cpp/bindings/*.cpp", "cpp/bindings/*.h"],
-    "kernels": ["cpp/cpu/*.cpp", "cpp/cpu/*.h", "cpp/include/rlk/kernels/*.h", "cpp/include/rlk/math/*.h"],
+    "kernels": [
+        "cpp/cpu/*.cpp",
+        "cpp/cpu/*.h",
+        "cpp/include/rlk/kernels/*.h",
+        "cpp/include/rlk/elementwise/*.h",
+        "cpp/include/rlk/math/*.h",
+    ],
 }
 LEFT_OUT = {"_trace.py", "_types.py", "_machine.py", "_variants.py", "_blas.py", "__init__.py", "module.cpp"}
 COUNT = {"python": 70, "bindings": 30, "kernels": 60}
@@ -100,7 +106,7 @@ OF_STEM = {
     "isa": ["logprob", "kl"], "rows": ["rms_norm", "silu_mul"], "simd": ["logprob", "kl", "rms_norm"],
     "thread_pool": ["logprob", "gae"], "divisor": ["policy_loss"], "vec4": ["policy_loss"], "ieee": ["kl", "logprob"],
     "draw_args": ["sample", "random_bits"], "workspace": ["linear_logprob"], "random_words": ["random_bits"],
-    "row_split": ["silu_mul", "embedding"],
+    "row_split": ["silu_mul", "embedding"], "elementwise": ["silu_mul"],
 }  # fmt: skip
 ANY = ["test_exact_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input", "test_token_model",
        "test_other_device"]  # fmt: skip

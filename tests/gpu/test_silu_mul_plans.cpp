@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "cuda/common/launch.h"
-#include "cuda/silu_mul/kernels.h"
+#include "cuda/elementwise/kernels.h"
 #include "plan_memory.h"
 #include "rlk/backends.h"
-#include "rlk/ops/silu_mul.h"
+#include "rlk/elementwise/silu_mul.h"
 
 namespace rlk::cuda {
 namespace {
@@ -118,22 +118,22 @@ void run_case(const Case& c, Activation activation, std::mt19937* random) {
   cpu::gated_mul_backward(q);
   const OnDevice gate_gpu(gate), up_gpu(up), dy_gpu(dy);
   const auto data = [](const OnDevice& m) { return static_cast<unsigned char*>(m.data); };
-  for (const GatedMulPlan& plan : kGatedMulPlans) {
+  for (const int vec8s : kElementwiseVec8s) {
     for (const int arch : {90, 80}) {
       const OnDevice y_gpu(std::vector<unsigned char>(y.size(), kCanary));
       const OnDevice d_gate_gpu(std::vector<unsigned char>(gate.size(), kCanary));
       const OnDevice d_up_gpu(std::vector<unsigned char>(up.size(), kCanary));
       point(data(gate_gpu), data(up_gpu), data(dy_gpu));
       point_out(data(y_gpu), data(d_gate_gpu), data(d_up_gpu));
-      const std::string what = text(c, activation) + ", plan " + std::to_string(plan.vec8s) + " x " +
-                               std::to_string(plan.chunks) + ", sm_" + std::to_string(arch);
-      if (serves(plan, p)) {
-        arch == 90 ? sm90::gated_mul(p, plan, nullptr) : sm80::gated_mul(p, plan, nullptr);
+      const std::string what =
+          text(c, activation) + ", " + std::to_string(vec8s) + " vec8s, sm_" + std::to_string(arch);
+      if (serves(vec8s, p)) {
+        arch == 90 ? sm90::gated_mul(p, vec8s, nullptr) : sm80::gated_mul(p, vec8s, nullptr);
         check(cudaDeviceSynchronize(), "silu_mul");
         expect(y_gpu.host(), y, what + ", y");
       }
-      if (!serves(plan, q)) continue;
-      arch == 90 ? sm90::gated_mul_backward(q, plan, nullptr) : sm80::gated_mul_backward(q, plan, nullptr);
+      if (!serves(vec8s, q)) continue;
+      arch == 90 ? sm90::gated_mul_backward(q, vec8s, nullptr) : sm80::gated_mul_backward(q, vec8s, nullptr);
       check(cudaDeviceSynchronize(), "silu_mul_backward");
       expect(d_gate_gpu.host(), d_gate, what + ", d_gate");
       expect(d_up_gpu.host(), d_up, what + ", d_up");
@@ -144,13 +144,12 @@ void run_case(const Case& c, Activation activation, std::mt19937* random) {
   const OnDevice gate_over(gate), up_over(up), y_over(gate);
   point(data(gate_over), data(up_over), data(dy_gpu));
   point_out(data(y_over), data(gate_over), data(up_over));
-  const GatedMulPlan plan = choose_plan(q, multiprocessors(0));
-  sm90::gated_mul_backward(q, plan, nullptr);
+  sm90::gated_mul_backward(q, choose_vec8s(q, multiprocessors(0)), nullptr);
   expect(gate_over.host(), d_gate, text(c, activation) + ", d_gate over gate");
   expect(up_over.host(), d_up, text(c, activation) + ", d_up over up");
   p.gate = data(y_over);
   p.up = data(up_gpu);
-  sm90::gated_mul(p, choose_plan(p, multiprocessors(0)), nullptr);
+  sm90::gated_mul(p, choose_vec8s(p, multiprocessors(0)), nullptr);
   expect(y_over.host(), y, text(c, activation) + ", y over gate");
 }
 

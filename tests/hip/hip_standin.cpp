@@ -10,13 +10,16 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "hip/attention/attention_kernels.hip"
 #include "hip/covariance_mask/covariance_mask_kernels.hip"
+#include "hip/elementwise/elementwise_kernels.hip"
 #include "hip/embedding/embedding_kernels.hip"
 #include "hip/gae/gae_kernels.hip"
 #include "hip/group_advantage/group_advantage_kernels.hip"
@@ -39,7 +42,6 @@
 #include "hip/scatter_rewards/scatter_rewards_kernels.hip"
 #include "hip/sequence_logprob/sequence_logprob_kernels.hip"
 #include "hip/shift_labels_packed/shift_labels_packed_kernels.hip"
-#include "hip/silu_mul/silu_mul_kernels.hip"
 #include "hip/value_loss/value_loss_kernels.hip"
 
 namespace {
@@ -83,7 +85,13 @@ Kernel kernel_of(void (*kernel)(Args...)) {
 }
 
 // The kernels of each operator by name; most exist for several element types.
-using Table = std::map<std::string_view, Kernel>;
+struct Table {
+  Table(std::initializer_list<std::pair<const std::string_view, Kernel>> kernels) { all().insert(kernels); }
+  static std::map<std::string_view, Kernel>& all() {
+    static std::map<std::string_view, Kernel> kernels;
+    return kernels;
+  }
+};
 #define RLK_OF(name) \
   { #name, kernel_of(&name) }
 #define RLK_OF_HALVES(name) RLK_OF(name##_bf16), RLK_OF(name##_f16)
@@ -220,16 +228,12 @@ const Table kScatterRewards = {RLK_OF(rlk_scatter_rewards_tokens),        RLK_OF
 const Table kSequenceLogprob = {RLK_OF_FLOATS(rlk_sequence_logprob_sum), RLK_OF_FLOATS(rlk_sequence_logprob_backward)};
 const Table kShiftLabelsPacked = {RLK_OF(rlk_shift_labels_packed_labels), RLK_OF(rlk_shift_labels_packed_spans),
                                   RLK_OF(rlk_shift_labels_packed_rest), RLK_OF(rlk_shift_labels_packed_turns)};
-#define RLK_OF_ACTIVATIONS(pass, shape)                                                                 \
-  RLK_OF_FLOATS(rlk_silu_mul_##pass##_silu_##shape), RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_##shape), \
-      RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_tanh_##shape)
-const Table kSiluMul = {
-    RLK_OF_ACTIVATIONS(forward, vectors),
-    RLK_OF_ACTIVATIONS(forward, elements),
-    RLK_OF_ACTIVATIONS(backward, vectors),
-    RLK_OF_ACTIVATIONS(backward, elements),
+#define RLK_OF_ELEMENTWISE(name, ...) RLK_OF(name),
+#define RLK_ELEMENTWISE(operator, function, Params, forms) \
+  RLK_ELEMENTWISE_KERNELS(RLK_OF_ELEMENTWISE, function, forms, Params)
+const Table kElementwise = {
+#include "rlk/elementwise.inc"
 };
-
 const Table kValueLoss = {
     RLK_OF(rlk_value_loss_statistics), RLK_OF(rlk_value_loss_sequences), RLK_OF(rlk_value_loss_tokens),
     RLK_OF(rlk_value_loss_sums),       RLK_OF(rlk_value_loss_few),       RLK_OF(rlk_value_loss_results),
@@ -237,35 +241,8 @@ const Table kValueLoss = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kAttention,
-                             &kCovarianceMask,
-                             &kEmbedding,
-                             &kGae,
-                             &kGroupAdvantage,
-                             &kImportanceWeights,
-                             &kKl,
-                             &kKvCacheAppend,
-                             &kLinear,
-                             &kLinearLogprob,
-                             &kLogprob,
-                             &kMaskedWhiten,
-                             &kMismatchMetrics,
-                             &kOptimalTokenBaseline,
-                             &kPack,
-                             &kPolicyLoss,
-                             &kPreferenceLoss,
-                             &kRandomBits,
-                             &kRmsNorm,
-                             &kRope,
-                             &kSample,
-                             &kScatterRewards,
-                             &kSequenceLogprob,
-                             &kShiftLabelsPacked,
-                             &kSiluMul,
-                             &kValueLoss}) {
-    if (const auto found = table->find(name); found != table->end()) return &found->second;
-  }
-  return nullptr;
+  const auto found = Table::all().find(name);
+  return found == Table::all().end() ? nullptr : &found->second;
 }
 
 constexpr char kBundleMagic[] = "__CLANG_OFFLOAD_BUNDLE__";

@@ -56,13 +56,16 @@ def test_there_is_an_operator() -> None:
 
 
 # Pieces that are a line of a table, and how that line begins. An operator made of other operators has no kernel of its
-# own.
+# own. Elementwise operators share one body and one microbenchmark.
 OPERATOR_TABLE = "cpp/include/rlk/operators.inc"
+ELEMENTWISE_TABLE = "cpp/include/rlk/elementwise.inc"
 COMPOSED = (OPERATOR_TABLE, "RLK_COMPOSED({op}, ")
+ELEMENTWISE = (ELEMENTWISE_TABLE, "RLK_ELEMENTWISE({op}, ")
 TABLES = {
-    "CUDA dispatch": [("cuda/common/token_operators.inc", "RLK_TOKEN_OPERATOR({op}, "), COMPOSED],
-    **{piece: [COMPOSED] for piece in ("CPU backend", "CUDA kernel", "CUDA figures")},
-    **{piece: [COMPOSED] for piece in ("HIP dispatch", "HIP kernel", "HIP notes")},
+    "CUDA dispatch": [("cuda/common/token_operators.inc", "RLK_TOKEN_OPERATOR({op}, "), COMPOSED, ELEMENTWISE],
+    **{piece: [COMPOSED, ELEMENTWISE] for piece in ("CPU backend", "CUDA kernel", "CUDA figures")},
+    **{piece: [COMPOSED, ELEMENTWISE] for piece in ("HIP dispatch", "HIP kernel", "HIP notes")},
+    "microbenchmark": [ELEMENTWISE],
 }
 
 
@@ -77,6 +80,21 @@ def test_what_is_composed_has_its_one_body() -> None:
     assert not [op for op in lines if list(ROOT.glob(f"cuda/{op}/*.cu")) or list(ROOT.glob(f"hip/{op}/*.hip"))]
 
 
+def test_what_is_elementwise_has_its_formulas_and_no_kernel_of_its_own() -> None:
+    table = (ROOT / ELEMENTWISE_TABLE).read_text()
+    lines = set(re.findall(r"^RLK_ELEMENTWISE\((\w+), ", table, re.M))
+    formulas = {path.stem for path in (ROOT / "cpp/include/rlk/elementwise").glob("*.h")}
+    assert lines == formulas == set(re.findall(r'^#include "rlk/elementwise/(\w+)\.h"', table, re.M))
+    own = (
+        "cpp/cpu/{op}[._]*",
+        "cpp/include/rlk/kernels/{op}[._]*",
+        "cuda/{op}/*",
+        "hip/{op}/*",
+        "bench/bench_{op}.cpp",
+    )
+    assert not [path for op in lines for pattern in own for path in ROOT.glob(pattern.format(op=op))]
+
+
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("op", OPS)
 def test_the_operator_has(op: str, piece: str) -> None:
@@ -87,11 +105,12 @@ def test_the_operator_has(op: str, piece: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_the_dispatch_table_has_a_line_of(op: str) -> None:
     """The table declares the functions of every backend; a line that no backend defines fails at the link."""
-    lines = (ROOT / OPERATOR_TABLE).read_text().splitlines()
-    assert [line for line in lines if line.startswith((f"RLK_RUNS({op}, ", f"RLK_COMPOSED({op}, "))]
+    lines = (ROOT / OPERATOR_TABLE).read_text().splitlines() + (ROOT / ELEMENTWISE_TABLE).read_text().splitlines()
+    begin = (f"RLK_RUNS({op}, ", f"RLK_COMPOSED({op}, ", f"RLK_ELEMENTWISE({op}, ")
+    assert [line for line in lines if line.startswith(begin)]
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [*OPS, "elementwise"])
 def test_hip_kernels_are_built_and_emulated(op: str) -> None:
     """A kernel without a bundle would be missing at its launch, and one that no test includes would never run."""
     if list((ROOT / "hip" / op).glob("*_kernels.hip")):

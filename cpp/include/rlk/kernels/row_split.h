@@ -44,9 +44,4 @@ RLK_HD RowPlace place_in_rows(const RowSplit& split, int count, std::uint32_t bl
           static_cast<int>(chunk) * count * step + (thread & (step - 1)), step};
 }
 
-// Whether two arrays have the same row offsets, as the halves of a packed row do. One address then serves both.
-RLK_HD bool same_rows(const RowLayout& a, const RowLayout& b) {
-  return a.inner == b.inner && a.inner_stride == b.inner_stride && a.outer_stride == b.outer_stride;
-}
-
 }  // namespace rlk

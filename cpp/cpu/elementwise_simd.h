@@ -1,0 +1,27 @@
+// The inner loops of elementwise operators, one copy per instruction set (elementwise_simd.cpp).
+#pragma once
+
+#include <cstdint>
+
+#include "lanes.h"
+#include "rlk/base.h"
+
+namespace rlk::cpu {
+
+// Columns of one row. Memory has any alignment; an array that is null in the params is null here.
+template <class Params>
+struct ElementwiseLanes {
+  void (*columns)(const Params& p, const unsigned char* const* in, unsigned char* const* out, std::int64_t columns);
+};
+
+}  // namespace rlk::cpu
+
+#define RLK_ELEMENTWISE(operator, function, Params, forms)    \
+  namespace rlk {                                             \
+  struct Params;                                              \
+  }                                                           \
+  namespace rlk::cpu {                                        \
+  RLK_CPU_LANES(ElementwiseLanes<Params>, function##_columns) \
+  }
+#include "rlk/elementwise.inc"
+#undef RLK_ELEMENTWISE

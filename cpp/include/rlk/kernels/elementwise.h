@@ -1,0 +1,141 @@
+// Elementwise operators: rows in, rows of their shape and dtype out, each element from the same element of each input. The
+// header rlk/elementwise/<op>.h describes an operator's params, which have num_rows, columns and dtype:
+//
+//   template <>
+//   struct Elementwise<Params> {
+//     static constexpr const char* kName;      // the operator, in errors
+//     static constexpr const char* kArrays[];  // its inputs and outputs in order, in errors
+//     using Inputs = Arrays<Rows<&Params::x, &Params::x_rows>, ...>;
+//     using Outputs = Arrays<...>;             // the only one is given; one of several may be null: not wanted
+//     static constexpr auto kForm = &Params::activation;  // if code differs by a member that counts from 0
+//     template <int kForm, class V>
+//     static RLK_DEVICE void apply(const Params& p, const V (&in)[kInputs], V (&out)[kOutputs]);
+//   };
+//
+// Every backend calls apply() with columns V as it holds them. each(f, in[0], ...) computes numbers from columns; out[i] takes
+// numbers or columns. The backend rounds them to dtype when it stores them.
+#pragma once
+
+#include "rlk/base.h"
+#include "rlk/math/ieee.h"
+#include "rlk/unroll.h"
+
+namespace rlk {
+
+template <class Params>
+struct Elementwise;
+
+// An array by its members of the params. kBeside: the rows of the array before it, which this one often has, too, as halves
+// of a packed row do; then one address is enough.
+template <auto kPointer, auto kLayout, auto kBeside = nullptr>
+struct Rows {
+  static constexpr auto kData = kPointer;
+  static constexpr auto kRows = kLayout;
+  static constexpr auto kRowsBefore = kBeside;
+  static constexpr bool kOptional = false;
+  template <class Params>
+  static RLK_HD bool is_given(const Params&) {
+    return true;
+  }
+};
+// An input that may be null. Each of its elements is -0 then, which a sum with it does not see.
+template <auto kPointer, auto kLayout, auto kBeside = nullptr>
+struct OptionalRows : Rows<kPointer, kLayout, kBeside> {
+  static constexpr bool kOptional = true;
+  template <class Params>
+  static RLK_HD bool is_given(const Params& p) {
+    return p.*kPointer != nullptr;
+  }
+};
+template <class... Array>
+struct Arrays {
+  static constexpr int kCount = static_cast<int>(sizeof...(Array));
+};
+// f(array, its index) of each.
+template <class... Array, class F>
+RLK_HD void for_each(Arrays<Array...>, const F& f) {
+  int k = 0;
+  (f(Array{}, k++), ...);
+}
+template <class Params>
+constexpr int kInputs = Elementwise<Params>::Inputs::kCount;
+template <class Params>
+constexpr int kOutputs = Elementwise<Params>::Outputs::kCount;
+
+template <class T>
+constexpr bool kIsNull = false;
+template <>
+inline constexpr bool kIsNull<const decltype(nullptr)> = true;
+
+// Whether two arrays have the same row offsets, as the halves of a packed row do. One address then serves both.
+RLK_HD bool same_rows(const RowLayout& a, const RowLayout& b) {
+  return a.inner == b.inner && a.inner_stride == b.inner_stride && a.outer_stride == b.outer_stride;
+}
+// Offsets of one row in arrays, asked for in their order.
+template <class Params>
+class RowOffsets {
+ public:
+  RLK_DEVICE RowOffsets(const Params& p, std::int64_t row) : p_(p), row_(row) {}
+  template <class Array>
+  RLK_DEVICE std::int64_t next(Array) {
+    if constexpr (kIsNull<decltype(Array::kRowsBefore)>) {
+      return last_ = (p_.*Array::kRows).offset(row_);
+    } else {
+      return last_ = same_rows(p_.*Array::kRowsBefore, p_.*Array::kRows) ? last_ : (p_.*Array::kRows).offset(row_);
+    }
+  }
+
+ private:
+  const Params& p_;
+  std::int64_t row_, last_ = 0;
+};
+
+// Numbers of `kCount` columns, whose elements in memory are a backend's type T.
+template <class T, int kCount, class Number>
+struct Numbers {
+  Number v[kCount];
+};
+template <class T, int kCount, class Number>
+RLK_DEVICE const Numbers<T, kCount, Number>& numbers(const Numbers<T, kCount, Number>& x) {
+  return x;
+}
+template <class F, class T, int kCount, class... Number>
+RLK_DEVICE auto each_of(const F& f, const Numbers<T, kCount, Number>&... x) {
+  Numbers<T, kCount, decltype(f(x.v[0]...))> r;
+  RLK_UNROLL
+  for (int j = 0; j < kCount; ++j) r.v[j] = f(x.v[j]...);
+  return r;
+}
+// f of the numbers of each column.
+template <class F, class... Columns>
+RLK_DEVICE auto each(const F& f, const Columns&... x) {
+  return each_of(f, numbers(x)...);
+}
+// round(fl(round(a) * x)); the caller rounds the product. A backend may have a cheaper way.
+template <class T, int kCount, class Number>
+RLK_DEVICE auto rounded_product(const Numbers<T, kCount, Number>& a, const Numbers<T, kCount, Number>& x) {
+  return each([](Number b, Number c) { return mul_rn(b, c); }, rounded(a), x);
+}
+
+// The form of a call, and f(FormConstant<form>{}).
+template <class Params>
+RLK_HD int form_of(const Params& p) {
+  if constexpr (requires { Elementwise<Params>::kForm; }) {
+    return static_cast<int>(p.*Elementwise<Params>::kForm);
+  } else {
+    return 0;
+  }
+}
+template <int kForm>
+struct FormConstant {
+  static constexpr int value = kForm;
+};
+template <int kForms, int kForm = 0, class F>
+inline __attribute__((always_inline)) void with_form(int form, const F& f) {
+  if constexpr (kForm + 1 < kForms) {
+    if (form != kForm) return with_form<kForms, kForm + 1>(form, f);
+  }
+  f(FormConstant<kForm>{});
+}
+
+}  // namespace rlk

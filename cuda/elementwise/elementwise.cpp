@@ -1,0 +1,18 @@
+// CUDA backend of elementwise operators: checks of memory safety, which kernel serves a call, which architecture's runs.
+#include "kernels.h"
+#include "rlk/backends.h"
+#include "rlk/kernels/elementwise_check.h"
+#include "rlk/kernels/elementwise_formulas.h"
+
+namespace rlk::cuda {
+
+#define RLK_ELEMENTWISE(operator, function, Params, forms)                                                        \
+  void function(const Params& p, int device, Stream stream) {                                                     \
+    check_elementwise<forms>(p);                                                                                  \
+    if (!writes(p)) return;                                                                                       \
+    const DeviceGuard guard(device);                                                                              \
+    RLK_CUDA_IN_USE(#operator, device, function)(p, choose_vec8s(p, multiprocessors(device)), to_stream(stream)); \
+  }
+#include "rlk/elementwise.inc"
+
+}  // namespace rlk::cuda

@@ -1,0 +1,193 @@
+// Elementwise operators. Bound by HBM: every input is read once, every output written once.
+//
+// elementwise_kernel: a thread has kVec8s times eight columns of a row, whose loads are under way together.
+// elementwise_any_kernel: a thread has eight single columns. Any width, any alignment.
+// A thread has read all that it writes over before it writes, so outputs may be inputs.
+// One body for every architecture; each gets its own machine code.
+#include "../common/dependent_launch.cuh"
+#include "../common/vec8.cuh"
+#include "kernels.h"
+#include "rlk/kernels/elementwise_formulas.h"
+#include "rlk/kernels/row_split.h"
+
+namespace rlk::cuda {
+
+// What formulas do with columns. Found by the arguments, so in no unnamed namespace.
+template <class T>
+using Eight = Numbers<T, kVec8, float>;
+template <class T>
+struct InMemory : Vec8<T> {
+  __device__ __forceinline__ InMemory& operator=(const Eight<T>& x) {
+    static_cast<Vec8<T>&>(*this) = vec8_of<T>(x.v);
+    return *this;
+  }
+};
+template <class T>
+__device__ __forceinline__ Eight<T> numbers(const InMemory<T>& x) {
+  Eight<T> r;
+  x.to_float(r.v);
+  return r;
+}
+template <class T>
+__device__ __forceinline__ Eight<T> rounded(Eight<T> x) {
+  round_vec8<T>(x.v);
+  return x;
+}
+template <class T>
+__device__ __forceinline__ InMemory<T> rounded_product(const Eight<T>& a, const InMemory<T>& x) {
+  return {rounded_product<T>(a.v, x)};
+}
+
+namespace {  // one copy per architecture
+
+constexpr int kLog2Block = 7, kBlock = 1 << kLog2Block;  // short blocks, which the scheduler spreads evenly
+
+// Least number of blocks of a multiprocessor: as many as registers allow beside the vectors that a thread has of each
+// input. Beyond three inputs the compiler decides.
+constexpr int least_blocks(int inputs, int vectors) {
+  if (inputs > 3) return 1;
+  if (inputs == 3) return vectors == 1 ? 8 : vectors == 2 ? 6 : 4;
+  return vectors == 1 ? 10 : vectors == 2 ? 8 : 5;
+}
+template <class T>
+__device__ __forceinline__ const typename T::Storage* row_of(const void* base, std::int64_t offset) {
+  return static_cast<const typename T::Storage*>(base) + offset;
+}
+template <class T>
+__device__ __forceinline__ typename T::Storage* row_of(void* base, std::int64_t offset) {
+  return static_cast<typename T::Storage*>(base) + offset;
+}
+// Loads of three inputs are enough to have under way; fewer gain by prefetches.
+template <class T, int kInputs>
+constexpr bool kPrefetches = T::kPacked&& kInputs < 3;
+
+template <class Params, class T, int kForm, int kVec8s>
+__global__ void __launch_bounds__(kBlock, (least_blocks(kInputs<Params>, Vec8<T>::kVectors* kVec8s)))
+    elementwise_kernel(const __grid_constant__ Params p, const RowSplit split) {
+  using Storage = typename T::Storage;
+  using Operator = Elementwise<Params>;
+  constexpr int kIn = kInputs<Params>, kOut = kOutputs<Params>;
+  constexpr typename Operator::Inputs kInputArrays;
+  constexpr typename Operator::Outputs kOutputArrays;
+  const int vec8s = static_cast<int>(p.columns) / kVec8;
+  allow_next_kernel();
+  const RowPlace at = place_in_rows(split, kVec8s, blockIdx.x, static_cast<int>(threadIdx.x));
+  if constexpr (kPrefetches<T, kIn>) {
+    constexpr int kBlockBytes = kIn * kBlock * kVec8s * static_cast<int>(sizeof(Vector<T>));
+    constexpr std::uint32_t kAhead = kPrefetchBytes / kBlockBytes;
+    const auto prefetch = [&](const RowPlace& place) {
+      if (place.row >= p.num_rows) return;
+      const unsigned bytes = min(kVec8s * kBlock, vec8s - place.first) * sizeof(Vector<T>);
+      for_each(kInputArrays, [&](auto array, int) {
+        if (!array.is_given(p)) return;
+        prefetch_to_l2(row_of<T>(p.*array.kData, (p.*array.kRows).offset(place.row)) + place.first * kVec8, bytes);
+      });
+    };
+    if (threadIdx.x == 0 && split.log2_rows == 0) {  // the block has a chunk of one row
+      if (blockIdx.x < kAhead) prefetch(at);
+      prefetch(place_in_rows(split, kVec8s, blockIdx.x + kAhead, 0));
+    }
+  }
+  wait_for_previous_kernel();
+  if (at.row >= p.num_rows) return;
+  InMemory<T> in[kVec8s][kIn], out[kOut];
+  const Storage* from[kIn];
+  RowOffsets inputs(p, at.row);
+  for_each(kInputArrays, [&](auto array, int k) { from[k] = row_of<T>(p.*array.kData, inputs.next(array)); });
+#pragma unroll
+  for (int i = 0; i < kVec8s; ++i) {
+    const int vec8 = at.first + i * at.step;
+    if (vec8 >= vec8s) continue;
+    for_each(kInputArrays, [&](auto array, int k) {
+      if (array.is_given(p)) {
+        in[i][k] = {load_vec8_once<T>(from[k] + vec8 * kVec8)};
+      } else {
+        in[i][k] = Eight<T>{-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
+      }
+    });
+  }
+  Storage* to[kOut];
+  RowOffsets outputs(p, at.row);
+  for_each(kOutputArrays, [&](auto array, int k) { to[k] = row_of<T>(p.*array.kData, outputs.next(array)); });
+#pragma unroll
+  for (int i = 0; i < kVec8s; ++i) {
+    const int vec8 = at.first + i * at.step;
+    if (vec8 >= vec8s) continue;
+    Operator::template apply<kForm>(p, in[i], out);
+    for_each(kOutputArrays, [&](auto array, int k) {
+      if (kOut == 1 || p.*array.kData != nullptr) store_vec8<T>(to[k] + vec8 * kVec8, out[k]);
+    });
+  }
+}
+
+template <class Params, class T, int kForm>
+__global__ void __launch_bounds__(kBlock)
+    elementwise_any_kernel(const __grid_constant__ Params p, const RowSplit split) {
+  using Operator = Elementwise<Params>;
+  const RowPlace at = place_in_rows(split, kVec8, blockIdx.x, static_cast<int>(threadIdx.x));
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  if (at.row >= p.num_rows) return;
+  const int columns = static_cast<int>(p.columns);
+  Eight<T> in[kInputs<Params>], out[kOutputs<Params>];
+  const typename T::Storage* from[kInputs<Params>];
+  for_each(typename Operator::Inputs{},
+           [&](auto array, int k) { from[k] = row_of<T>(p.*array.kData, (p.*array.kRows).offset(at.row)); });
+#pragma unroll
+  for (int j = 0; j < kVec8; ++j) {
+    const int column = at.first + j * at.step;
+    for_each(typename Operator::Inputs{}, [&](auto array, int k) {
+      in[k].v[j] = !array.is_given(p) ? -0.0f : column < columns ? T::load(from[k][column]) : 0.0f;
+    });
+  }
+  Operator::template apply<kForm>(p, in, out);
+  typename T::Storage* to[kOutputs<Params>];
+  for_each(typename Operator::Outputs{},
+           [&](auto array, int k) { to[k] = row_of<T>(p.*array.kData, (p.*array.kRows).offset(at.row)); });
+#pragma unroll
+  for (int j = 0; j < kVec8; ++j) {
+    const int column = at.first + j * at.step;
+    if (column >= columns) continue;
+    for_each(typename Operator::Outputs{}, [&](auto array, int k) {
+      if (kOutputs<Params> == 1 || p.*array.kData != nullptr) to[k][column] = T::store(out[k].v[j]);
+    });
+  }
+}
+
+// Launches a kernel whose threads have `count` items of each row's `items`.
+template <bool kOverlap, class Params>
+void launch_over_rows(void (*kernel)(Params, RowSplit), const Params& p, std::int64_t items, int count,
+                      cudaStream_t stream) {
+  const RowSplit split = split_rows(items, count, kLog2Block);
+  const unsigned blocks = checked_blocks(blocks_of(split, p.num_rows), Elementwise<Params>::kName);
+  launch_dependent<kOverlap>(kernel, static_cast<int>(blocks), kBlock, 0, stream, p, split);
+}
+
+template <bool kOverlap, int kForms, class Params>
+void launch(const Params& p, int vec8s, cudaStream_t stream) {
+  with_element_type(p.dtype, [&](auto t) {
+    with_form<kForms>(form_of(p), [&](auto form) {
+      using T = decltype(t);
+      constexpr int kForm = decltype(form)::value;
+      if (vec8s == 0) {
+        launch_over_rows<kOverlap>(&elementwise_any_kernel<Params, T, kForm>, p, p.columns, kVec8, stream);
+      } else if (vec8s == 1) {
+        launch_over_rows<kOverlap>(&elementwise_kernel<Params, T, kForm, 1>, p, p.columns / kVec8, 1, stream);
+      } else {
+        launch_over_rows<kOverlap>(&elementwise_kernel<Params, T, kForm, 2>, p, p.columns / kVec8, 2, stream);
+      }
+    });
+  });
+  check(cudaGetLastError(), "launch of an elementwise operator");
+}
+
+}  // namespace
+}  // namespace rlk::cuda
+
+namespace rlk::cuda::RLK_CUDA_ARCH {
+
+#define RLK_ELEMENTWISE(operator, function, Params, forms) \
+  void function(const Params& p, int vec8s, cudaStream_t stream) { launch<kOverlap, forms>(p, vec8s, stream); }
+#include "rlk/elementwise.inc"
+
+}  // namespace rlk::cuda::RLK_CUDA_ARCH

@@ -1,0 +1,43 @@
+// Host entry points of the kernels of elementwise operators, one set per architecture, and the ways in which each can serve
+// a call. All have the same bits. elementwise.cpp checks their arguments.
+#pragma once
+
+#include "../common/alignment.h"
+#include "../common/launch.h"
+#include "rlk/kernels/elementwise.h"
+
+namespace rlk::cuda {
+
+// What a thread has of a row: so many times eight columns; 0: eight single columns, which serve any width and alignment.
+constexpr int kElementwiseVec8s[] = {1, 2, 0};
+
+// Whether rows are whole vectors of eight columns at multiples of 16 bytes.
+template <class Params, class... Array>
+bool has_vectors(const Params& p, Arrays<Array...>) {
+  return (... && (p.*Array::kData == nullptr ||
+                  rows_begin_at_16_bytes(p.*Array::kData, p.*Array::kRows, p.num_rows, size_of(p.dtype))));
+}
+template <class Params>
+bool serves(int vec8s, const Params& p) {
+  return vec8s == 0 || (p.columns % 8 == 0 && has_vectors(p, typename Elementwise<Params>::Inputs{}) &&
+                        has_vectors(p, typename Elementwise<Params>::Outputs{}));
+}
+template <class Params>
+int choose_vec8s(const Params& p, int multiprocessors) {
+  constexpr std::int64_t kFewThreads =
+      1024;  // threads per multiprocessor: with fewer, loads of more threads beat more loads of each
+  if (!serves(1, p)) return 0;
+  return p.num_rows * (p.columns / 8) >= 2 * kFewThreads * multiprocessors ? 2 : 1;
+}
+
+}  // namespace rlk::cuda
+
+#define RLK_ELEMENTWISE(operator, function, Params, forms)                          \
+  namespace rlk {                                                                   \
+  struct Params;                                                                    \
+  }                                                                                 \
+  namespace rlk::cuda {                                                             \
+  RLK_CUDA_KERNELS(void function(const Params& p, int vec8s, cudaStream_t stream);) \
+  }
+#include "rlk/elementwise.inc"
+#undef RLK_ELEMENTWISE

@@ -1,0 +1,92 @@
+// The kernels of elementwise operators by the names that the host looks up. Bound by HBM: every input is read once, every
+// output written once. A thread has a vec8 of a row's columns or, where rows are no vectors, eight columns that lie apart.
+// It has read all that it writes over before it writes, so outputs may be inputs.
+// Compiled for gfx90a and gfx942, and for the emulation.
+#include "hip/common/vec8.h"
+#include "hip/elementwise/launches.h"
+#include "rlk/kernels/elementwise_formulas.h"
+
+namespace rlk::hip {
+
+template <class T>
+using Eight = Numbers<T, kVec8, float>;
+// Found by its argument.
+template <class T>
+RLK_DEVICE Eight<T> rounded(const Eight<T>& x) {
+  Eight<T> r;
+#pragma unroll
+  for (int j = 0; j < kVec8; ++j) r.v[j] = rounded<T>(x.v[j]);
+  return r;
+}
+
+// Eight columns of a thread from `from` on: neighbours, or those `step` apart of which there are `left`.
+template <class T, bool kVector>
+RLK_DEVICE Eight<T> load_eight(const typename T::Storage* from, int left, int step) {
+  Eight<T> x;
+  if constexpr (kVector) {
+    const Columns loaded = load_columns<T, true>(from, kVec8);
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) x.v[j] = loaded.v[j];
+  } else {
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) x.v[j] = j * step < left ? T::load(from[j * step]) : 0.0f;
+  }
+  return x;
+}
+template <class T, bool kVector>
+RLK_DEVICE void store_eight(typename T::Storage* to, int left, int step, const Eight<T>& x) {
+  if constexpr (kVector) {
+    Columns stored;
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) stored.v[j] = x.v[j];
+    store_columns<T, true>(to, kVec8, stored);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kVec8; ++j) {
+      if (j * step < left) to[j * step] = T::store(x.v[j]);
+    }
+  }
+}
+
+template <class T, bool kVector, int kForm, class Params>
+RLK_DEVICE void elementwise_kernel(const Params& p, std::int64_t first_block, const RowSplit& split) {
+  using Operator = Elementwise<Params>;
+  constexpr int kCount = kVector ? kElementwiseVec8s : 1, kItems = kVector ? kElementwiseVec8s : kElementwiseElements;
+  static_assert(kElementwiseElements == kVec8);
+  const RowPlace at = place_in_rows(split, kItems, static_cast<std::uint32_t>(first_block + block_id_x()), thread_id());
+  if (at.row >= p.num_rows) return;
+  const int columns = static_cast<int>(p.columns);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int column = kVector ? (at.first + i * at.step) * kVec8 : at.first;
+    if (column >= columns) continue;
+    Eight<T> in[kInputs<Params>], out[kOutputs<Params>];
+    for_each(typename Operator::Inputs{}, [&](auto array, int k) {
+      if (array.is_given(p)) {
+        in[k] = load_eight<T, kVector>(row_at<T>(p.*array.kData, p.*array.kRows, at.row) + column, columns - column,
+                                       at.step);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kVec8; ++j) in[k].v[j] = -0.0f;
+      }
+    });
+    Operator::template apply<kForm>(p, in, out);
+    for_each(typename Operator::Outputs{}, [&](auto array, int k) {
+      if (kOutputs < Params >> 1 && p.*array.kData == nullptr) return;
+      store_eight<T, kVector>(row_at<T>(p.*array.kData, p.*array.kRows, at.row) + column, columns - column, at.step,
+                              out[k]);
+    });
+  }
+}
+
+}  // namespace rlk::hip
+
+#define RLK_ELEMENTWISE_KERNEL(name, T, vectors, form, Params)                       \
+  RLK_KERNEL(rlk::hip::kElementwiseThreads)                                          \
+  name(rlk::Params p, std::int64_t first_block, rlk::RowSplit split) {               \
+    rlk::hip::elementwise_kernel<rlk::hip::T, vectors, form>(p, first_block, split); \
+  }
+#define RLK_ELEMENTWISE(operator, function, Params, forms) \
+  RLK_ELEMENTWISE_KERNELS(RLK_ELEMENTWISE_KERNEL, function, forms, Params)
+#include "rlk/elementwise.inc"
+#undef RLK_ELEMENTWISE
