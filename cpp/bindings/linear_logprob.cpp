@@ -96,12 +96,14 @@ struct HeadArguments {
   }
 };
 
-// The CPU backend has its own where it is given none.
+// Calls a kernel with at most `bytes` of memory to work in. The CPU backend has its own where it is given none.
 template <class Params>
-nb::object allocate_on_gpu(Params* p, const WorkspaceRange& range, std::int64_t bytes, const Results& results) {
+nb::object run_within(std::int64_t bytes, const WorkspaceRange& range, Results* results,
+                      void (*kernel)(const Params&, Device, Stream), Params* p, bool accumulates = false) {
   require_bytes(least_bytes(range), bytes, "this call");
-  if (results.caller().device.type == DeviceType::kCpu) return nb::none();
-  return allocate_workspace(p, range, bytes, results);
+  const bool on_cpu = results->caller().device.type == DeviceType::kCpu;
+  const nb::object workspace = on_cpu ? nb::none() : allocate_workspace(p, range, bytes, *results);
+  return results->run(kernel, *p, accumulates);
 }
 
 nb::object forward(nb::tuple head, nb::tuple numbers, nb::tuple how, int returns, nb::handle allocate,
@@ -115,9 +117,7 @@ nb::object forward(nb::tuple head, nb::tuple numbers, nb::tuple how, int returns
             p.num_columns);
     results.add(&p.largest, a.call.rows_shape());
   }
-  const WorkspaceRange range = linear_logprob_workspace(p, a.call.device());
-  const nb::object workspace = allocate_on_gpu(&p, range, a.workspace_bytes, results);
-  return results.run(rlk::linear_logprob, p);
+  return run_within(a.workspace_bytes, linear_logprob_workspace(p, a.call.device()), &results, rlk::linear_logprob, &p);
 }
 
 // Statistics of a shard, [..., 5].
@@ -127,9 +127,7 @@ nb::object partial(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple s
   Results results("linear_logprob", entry(head, kHidden), a.call.device(), allocate, stream);
   auto p = a.params<LinearLogprobParams>();
   results.add(&p.stats, shape_with(a.hidden.leading(), kStatsFields));
-  const WorkspaceRange range = linear_logprob_workspace(p, a.call.device());
-  const nb::object workspace = allocate_on_gpu(&p, range, a.workspace_bytes, results);
-  return results.run(rlk::linear_logprob, p);
+  return run_within(a.workspace_bytes, linear_logprob_workspace(p, a.call.device()), &results, rlk::linear_logprob, &p);
 }
 
 // Gradients of the operands whose bits `needs` has, in memory that is not there yet; that of a weight with a main_grad is
@@ -196,8 +194,7 @@ nb::object backward(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle
       .add(&p.dlora_a, {rank, a.head.in_features}, a.head.dtype, wants(kLoraA) && rank > 0)
       .add(&p.dlora_b, {p.num_columns, rank}, a.head.dtype, wants(kLoraB) && rank > 0);
   const WorkspaceRange range = linear_logprob_backward_workspace(p, device);
-  const nb::object workspace = allocate_on_gpu(&p, range, a.workspace_bytes, results);
-  return results.run(rlk::linear_logprob_backward, p, true);
+  return run_within(a.workspace_bytes, range, &results, rlk::linear_logprob_backward, &p, true);
 }
 
 const Functions kFunctions([](nb::module_& m) {

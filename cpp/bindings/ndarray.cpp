@@ -1,5 +1,7 @@
 #include "ndarray.h"
 
+#include <nanobind/ndarray.h>
+
 #include <algorithm>
 #include <bit>
 #include <iterator>
@@ -7,25 +9,12 @@
 
 namespace rlk::bindings {
 
-// DLPack 1.3, the ABI alone: https://dmlc.github.io/dlpack/latest/c_api.html
+// DLPack 1.3, the ABI alone: https://dmlc.github.io/dlpack/latest/c_api.html. nanobind has the structs of an array.
+using DLDevice = nb::dlpack::device;
+using DLDataType = nb::dlpack::dtype;
+using DLTensor = nb::dlpack::dltensor;
 struct DLPackVersion {
   std::uint32_t major, minor;
-};
-struct DLDevice {
-  std::int32_t type, id;
-};
-struct DLDataType {
-  std::uint8_t code, bits;
-  std::uint16_t lanes;
-};
-struct DLTensor {
-  void* data;
-  DLDevice device;
-  std::int32_t ndim;
-  DLDataType dtype;
-  std::int64_t* shape;
-  std::int64_t* strides;
-  std::uint64_t byte_offset;
 };
 struct DLManagedTensor {
   DLTensor tensor;
@@ -88,10 +77,11 @@ std::string dtype_text(DLDataType t) {
 }
 
 Device device_of(DLDevice d, const char* name) {
-  if (d.type == kDLCPU || d.type == kDLCUDAHost || d.type == kDLROCMHost) return {DeviceType::kCpu, 0};
-  if (d.type == kDLCUDA) return {DeviceType::kCuda, d.id};
-  if (d.type == kDLROCM) return {DeviceType::kRocm, d.id};
-  type_error(name, "an array on a CPU, CUDA or ROCm device, got DLPack device type ", d.type);
+  if (d.device_type == kDLCPU || d.device_type == kDLCUDAHost || d.device_type == kDLROCMHost)
+    return {DeviceType::kCpu, 0};
+  if (d.device_type == kDLCUDA) return {DeviceType::kCuda, d.device_id};
+  if (d.device_type == kDLROCM) return {DeviceType::kRocm, d.device_id};
+  type_error(name, "an array on a CPU, CUDA or ROCm device, got DLPack device type ", d.device_type);
 }
 
 // torch may hold the negated numbers in memory behind a bit that a view does not show.

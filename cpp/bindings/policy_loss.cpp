@@ -63,7 +63,7 @@ nb::object scale(nb::handle first, nb::handle second, nb::handle factor, std::ui
   p.first = static_cast<float*>(a.view().data);
   p.count = a.view().num_elements();
   if (!second.is_none()) p.second = static_cast<float*>(b.emplace(second, "d_entropy", "float32").view().data);
-  p.factor = static_cast<const float*>(f.view().data);
+  p.factor = f.data<float>();
   return Results("policy_loss", first, a.view().device, nb::none(), stream).run(rlk::scale_gradients, p);
 }
 
