@@ -61,8 +61,8 @@ class RowTop : RowSelection<Team, T, Exp::kPortable> {
     return z_at(j) != -infinity();
   }
 
-  // Appends columns without mass behind the `found` columns with mass, by id. It reads the first 2n columns: fewer than n
-  // of them have mass. A vocabulary below 2n is read whole.
+  // Appends columns without mass behind the `found` columns with mass, by id. It reads the first 2n columns, of which
+  // fewer than n have mass. A vocabulary below 2n is read whole.
   RLK_DEVICE void fill(std::int64_t found) const {
     const std::int64_t end = 2 * count_ < p_.valid_vocab ? 2 * count_ : p_.valid_vocab;
     for (std::int64_t j = team_.thread(); j < end; j += team_.threads()) s_.counts[j] = has_mass(j) ? 0 : 1;
