@@ -25,7 +25,7 @@ constexpr const char* kNames[] = {
     "q",         "k",         "v",       "sinks",       "cu_seqlens_q", "cu_seqlens_k", "seqused_q",
     "seqused_k", "leftpad_k", "parents", "block_table", "prefix_table", "prefix_lens",  "group_offsets"};
 
-// Checked arguments, shared by all calls. Holds the arrays.
+// Checked arguments, shared by all calls. Keeps the arrays alive.
 class Call {
  public:
   // `options`: (causal, window_size, softmax_scale, softcap).
@@ -81,8 +81,8 @@ class Call {
     return a.elements<T>();
   }
 
-  // Kernels read int32. Offsets of int64 in the CPU's memory are copied. One that no int32 holds becomes one out of range.
-  // ops/attention.py does the same with torch tensors, on their device.
+  // Kernels read int32. It copies int64 offsets in the CPU's memory. An offset that does not fit int32 becomes one that
+  // is out of range. ops/attention.py does the same for torch tensors, on their device.
   struct HeldOffsets {
     std::optional<OffsetsArgument> given;
     std::vector<std::int32_t> narrow;
@@ -123,7 +123,7 @@ class Call {
     input_.num_sequences = packed ? cu_seqlens_q_.given->num_sequences : v.shape[0];
   }
 
-  // ops/attention.py has refused what does not go beside a tree.
+  // ops/attention.py has refused arguments that cannot be combined with a tree.
   void read_tree() {
     require(has(kCuSeqlensQ) && input_.causal, "tree", "causal and packed tokens, got others");
     read_heads(true, false, "cu_segments");
@@ -252,8 +252,8 @@ nb::object forward(nb::tuple arrays, nb::tuple options, int exp, int arithmetic,
   return run(arrays, Call(arrays, options, exp, arithmetic), wants_lse, allocate, stream);
 }
 
-// The fast way for an eager call on plain CUDA tensors without gradient, such as a decode step. Every other call gets
-// NotImplemented and takes the general way.
+// Fast path for an eager call on plain CUDA tensors without gradient, such as a decode step. Any other call gets
+// NotImplemented and takes the general path.
 nb::object eager(nb::tuple arrays, nb::tuple options, nb::handle exp, bool wants_lse) {
   const bool direct =
       may_bypass_dispatcher({entry(arrays, kQ), entry(arrays, kK), entry(arrays, kV), entry(arrays, kSinks)});
@@ -264,7 +264,7 @@ nb::object eager(nb::tuple arrays, nb::tuple options, nb::handle exp, bool wants
   return run(arrays, call, wants_lse, nb::none(), 0);
 }
 
-// Numbers of splits that a call of partials computes: ascending.
+// Numbers of the splits that a call for partials computes, ascending.
 Sizes read_splits(nb::handle given, const AttentionInput& p) {
   Sizes splits;
   if (given.is_none()) {
@@ -295,7 +295,7 @@ nb::object partials(nb::tuple arrays, nb::tuple options, nb::handle splits_given
   Results results("attention", entry(arrays, kQ), call.device(), allocate, stream);
   results.add(&p.stats, shape_with(std::span(shape).first(shape.size() - 1), 2)).add(&p.sums, shape);
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;
-  std::int64_t held = 0;  // keys of the splits so far
+  std::int64_t held = 0;  // number of keys in the splits so far
   for (std::size_t i = 0, count = 1; i < splits.size(); i += count, count = 1) {
     while (i + count < splits.size() && splits[i + count] == splits[i] + static_cast<std::int64_t>(count)) ++count;
     AttentionPartialsParams run = p;

@@ -25,7 +25,7 @@ void read_shape(const Array& a, AttentionMergeParams* p) {
   require_contiguous(a);
 }
 
-// A shape of lse: heads in front of tokens.
+// The shape of lse, where heads precede tokens.
 Sizes rows_of(const Array& a) {
   Sizes shape(a.shape().begin() + 1, a.shape().end() - 1);
   std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
@@ -46,7 +46,7 @@ nb::object run(AttentionMergeParams* p, const Array& first, nb::handle array, bo
       .run(rlk::attention_merge, *p);
 }
 
-// `splits`: the numbers of partials, in any order.
+// `splits` has the split numbers of the partials, in any order.
 nb::object merge(nb::handle sums_given, nb::handle stats_given, nb::handle sinks_given, nb::handle splits, int dtype,
                  int exp, bool wants_lse, nb::handle allocate, std::uintptr_t stream) {
   AttentionMergeParams p;

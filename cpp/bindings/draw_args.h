@@ -1,4 +1,4 @@
-// What sample and linear_sample are told of their rows.
+// Arguments of sample and linear_sample for their rows.
 #pragma once
 
 #include <optional>
@@ -14,11 +14,11 @@ inline void read_valid_vocab(nb::handle given, SampleParams* p) {
           "], got ", p->valid_vocab);
 }
 
-// How each row is drawn. Keeps the arrays alive that `p` points to.
+// Arguments for drawing each row. Keeps alive the arrays to which `p` points.
 class DrawnRows {
  public:
-  // `rows`: (seed, sample_id, position, temperature, top_k, top_p, min_p, greedy, allowed), arrays with an element a row or
-  // numbers for all. top_p may be None, and so may `allowed`: bits of the columns that each row allows.
+  // `rows` is (seed, sample_id, position, temperature, top_k, top_p, min_p, greedy, allowed). Each is an array with one
+  // element per row, or a number for all rows. `allowed` has a bit for each column. It may be None, and so may top_p.
   DrawnRows(const nb::tuple& rows, Device device, SampleParams* p) {
     const auto read = [&](int i, const char* name, const Dtypes& dtypes) -> const RowArgument& {
       return rows_[i].emplace(entry(rows, i), name, dtypes, p->num_rows, device);

@@ -7,8 +7,8 @@
 namespace rlk::bindings {
 namespace {
 
-// (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's numbers, of
-// ops/group_advantage.py; of offsets, ids and a size one is given.
+// Returns (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's
+// numbers, from ops/group_advantage.py. Exactly one of offsets, ids and a size is given.
 nb::object call(nb::handle rewards, nb::handle group_offsets, nb::handle group_ids, std::int64_t group_size,
                 nb::handle lengths, nb::handle baseline, int baseline_kind, int scale, int alone, bool leave_one_out,
                 bool best_only, bool by_nonzero, bool exclude_nan, nb::handle eps, nb::handle f_norm, bool return_stats,

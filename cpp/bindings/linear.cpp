@@ -50,7 +50,7 @@ nb::object input_grad(nb::handle dy, nb::handle weight, bool allow_vendor, int a
       .run(rlk::linear_input_grad, p);
 }
 
-// main_grad is accumulated in place; else out is written, or a new array. At most one of the two is given.
+// Accumulates main_grad in place; without it, writes out or a new array. At most one of the two is given.
 nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::handle out, int out_dtype,
                        bool allow_vendor, int arithmetic, nb::handle allocate, std::uintptr_t stream) {
   const RowsArgument g(dy, "dy"), a(x, "x");
@@ -105,7 +105,7 @@ nb::object bias_grad(nb::handle dy, int out_dtype, nb::handle allocate, std::uin
       .run(rlk::linear_bias_grad, p);
 }
 
-// parts: a sequence of 1, 2, 4 or 8 arrays in rank order.
+// `parts` is a sequence of 1, 2, 4 or 8 arrays in rank order.
 nb::object sum_of_parts(nb::handle parts, nb::handle bias, int out_dtype, nb::handle allocate, std::uintptr_t stream) {
   const auto count = static_cast<int>(nb::len(parts));
   require(is_tree(count), "parts", "1, 2, 4 or 8 arrays, got ", count);
@@ -140,7 +140,8 @@ nb::object sum_of_parts(nb::handle parts, nb::handle bias, int out_dtype, nb::ha
       .run(rlk::tree_sum, p);
 }
 
-// What cuBLASLt serves on a CUDA device: (pass, dtype, out_dtype, in_features, out_features, first_rows, last_rows) each.
+// The products that cuBLASLt serves on a CUDA device, each as (pass, dtype, out_dtype, in_features, out_features,
+// first_rows, last_rows).
 nb::list vendor_products(int device) {
   constexpr const char* kPasses[] = {"forward", "input_grad", "weight_grad"};
   nb::list products;

@@ -95,12 +95,12 @@ DType read_logits_dtype(int code, DType operands) {
 static nb::object index_of(nb::handle value, bool refused, const char* name, const char* expected) {
   PyObject* const index = refused || PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr());
   if (index) return nb::steal(index);
-  PyErr_Clear();  // an array of several elements has an __index__ that raises
+  PyErr_Clear();  // __index__ of an array with several elements raises
   type_error(name, expected, ", got ", kind_of(value));
 }
 
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected) {
-  // An array has an __index__ that raises where it is not one integer, and waits for its device where it is.
+  // An array's __index__ waits for its device if the array is one integer, and raises otherwise.
   const bool is_array = !PyLong_Check(value.ptr()) && nb::hasattr(value, "__dlpack__");
   const nb::object index = index_of(value, is_array, name, expected);
   int too_large = 0;

@@ -1,5 +1,5 @@
-// The one checker of linear's arguments: each reads an array of Python's, or raises an error that names the argument,
-// what was expected and what came.
+// The only checks of linear's arguments. Each class reads an array from Python, or raises an error that names the
+// argument, what was expected and what came.
 #pragma once
 
 #include <optional>
@@ -12,16 +12,16 @@ namespace rlk::bindings {
 
 using Sizes = std::vector<std::int64_t>;
 
-// Leading dimensions and one more.
+// The leading dimensions and one more.
 Sizes shape_with(std::span<const std::int64_t> leading, std::int64_t columns);
 
-// An operand [..., columns] with contiguous columns; its leading dimensions are rows.
+// An operand [..., columns] with contiguous columns, whose leading dimensions are rows.
 struct RowsArgument {
   RowsArgument(nb::handle object, const char* name);
 
   const TensorView& view() const { return array.view(); }
   std::span<const std::int64_t> leading() const { return array.shape().first(array.view().ndim - 1); }
-  // A kernel's params: the rows, and those of the first operand, which say how many there are.
+  // Sets the rows in a kernel's params; the first operand also sets their number.
   template <class T>
   void put(const T** data, RowLayout* layout) const {
     *data = array.data<T>();
@@ -39,10 +39,10 @@ struct RowsArgument {
   std::int64_t num_rows = 1, columns = 0;
 };
 
-// [out_features, in_features], rows of any stride.
+// A weight [out_features, in_features], whose rows have any stride.
 struct WeightArgument {
-  // Raises where the dtype or device differs from that of `like`, or the weight's dimension `dimension` from its number
-  // of columns.
+  // Raises an error if the dtype or device differs from that of `like`, or if the weight's dimension `dimension`
+  // differs from its number of columns.
   WeightArgument(nb::handle object, const char* name, const RowsArgument& like, int dimension);
 
   template <class Params>
@@ -57,7 +57,7 @@ struct WeightArgument {
   std::int64_t out_features = 0, in_features = 0;
 };
 
-// [out_features] of float32 or of a dtype, that of operands, or None; `dtypes` and `like` are words about it.
+// A bias [out_features] in float32 or in the operands' dtype, or None. `dtypes` and `like` are words for errors.
 class BiasArgument {
  public:
   BiasArgument(nb::handle object, const char* dtypes, std::int64_t columns, Device device, DType dtype,
@@ -74,37 +74,37 @@ class BiasArgument {
 };
 
 RowLayout contiguous_rows(std::int64_t num_rows, std::int64_t columns);
-// The layout of the rows that leading dimensions span; an error says what they are.
+// Layout of the rows that the leading dimensions span; errors call them `what`.
 RowLayout read_layout(const Array& a, int dims, const char* what);
-// Whether so many parts are a tree.
+// Whether this number of parts makes a tree.
 inline bool is_tree(std::int64_t parts) { return parts == 1 || parts == 2 || parts == 4 || parts == 8; }
 
 // A GPU's matrix units have no float32, and a build may lack the device's backend.
 void check_operand(const RowsArgument& a);
-// `code` is a number of _arithmetic.py. GPUs ignore it and compute with their own units.
+// `code` is a number from _arithmetic.py. GPUs ignore it and compute with their own units.
 Arithmetic read_arithmetic(int code, const TensorView& operand);
-// `code` is a DType's, or negative for `otherwise`.
+// `code` is the number of a DType, or negative for `otherwise`.
 DType read_dtype(int code, DType otherwise);
-DType read_logits_dtype(int code, DType operands);  // float32, or that of the operands
-// A Python integer of 64 bits.
+DType read_logits_dtype(int code, DType operands);  // float32, or the operands' dtype
+// Reads a Python integer that fits 64 bits.
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected);
 int read_segments(nb::handle k_segments, std::int64_t in_features);
 
 void require_contiguous(const Array& a);
-void require_columns(const Array& a);                         // contiguous ones
-void require_columns_below(const RowsArgument& a, int bits);  // fewer than 2^bits
+void require_columns(const Array& a);                         // requires contiguous columns
+void require_columns_below(const RowsArgument& a, int bits);  // requires fewer than 2^bits columns
 void require_device(const Array& a, Device device);
-void check_same(const Array& a, const Array& like);                                       // dtype and device
-void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like);  // that of `like`
+void check_same(const Array& a, const Array& like);                                       // compares dtype and device
+void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like);  // requires `like`'s shape
 void check_like(const RowsArgument& a, const RowsArgument& like);                         // dtype, device and shape
 void check_head_dim(const Array& a);                                   // the last dimension, of attention
-void check_gradient_dtype(const char* name, DType dtype, DType rows);  // float32, or that of dy
-void check_leading(const RowsArgument& a, const RowsArgument& like);   // shapes but for the last dimension
-void check_float32_or(const Array& a, const Array& like);              // or the dtype of `like`
-// A matrix that a call writes, whose dimensions are called `what`; gives its row stride.
+void check_gradient_dtype(const char* name, DType dtype, DType rows);  // requires float32 or the dtype of dy
+void check_leading(const RowsArgument& a, const RowsArgument& like);   // compares shapes except for the last dimension
+void check_float32_or(const Array& a, const Array& like);              // requires float32 or the dtype of `like`
+// Checks a matrix that a call writes, and returns its row stride. Errors call its dimensions `what`.
 std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device,
                           const char* what = "out_features, in_features");
-void require_writable(const Array& out);  // no element twice
+void require_writable(const Array& out);  // no two elements may share memory
 void check_apart(const Array& out, const Array& input);
 
 }  // namespace rlk::bindings

@@ -16,7 +16,7 @@
 namespace rlk::bindings {
 namespace {
 
-constexpr int kReturnsLargest = 32;  // a bit of `returns`, after those of logprob's outputs
+constexpr int kReturnsLargest = 32;  // a bit of `returns`, behind the bits of logprob's outputs
 // Entries of a head; all but the last have gradients.
 constexpr int kHidden = 0, kWeight = 1, kBias = 2, kLoraA = 3, kLoraB = 4, kTarget = 5;
 
@@ -24,7 +24,7 @@ void require_one_stride(const RowLayout& rows, std::int64_t num_rows, const char
   if (num_rows > 1 && rows.inner < num_rows) argument_error(name, "expected one stride", kCopyHint);
 }
 
-// Hidden states, the weight and what logprob is told about their logits.
+// Hidden states, the weight, and logprob's arguments for their logits.
 struct HeadArguments {
   RowsArgument hidden;
   WeightArgument weight;
@@ -35,8 +35,9 @@ struct HeadArguments {
   std::optional<Array> lora_a, lora_b;
   Head head;
 
-  // `of`: entries of a head. `numbers`: those of LogprobArguments. `how`: (exp, dtype of the logits or -1, workspace_bytes, unit,
-  // dh_segments, lora_scale, label_smoothing). `shard`: (vocab_start, vocab_size) of the weight's rows, or None.
+  // `of`: entries of a head. `numbers` are those of LogprobArguments. `how` is (exp, dtype of the logits or -1,
+  // workspace_bytes, unit, dh_segments, lora_scale, label_smoothing). `shard` is (vocab_start, vocab_size) of the
+  // weight's rows, or None.
   HeadArguments(const nb::tuple& of, const nb::tuple& numbers, const nb::tuple& how, nb::handle shard = Py_None)
       : hidden(entry(of, kHidden), "hidden"),
         weight((check_operand(hidden), entry(of, kWeight)), "weight", hidden, 1),
@@ -96,7 +97,7 @@ struct HeadArguments {
   }
 };
 
-// Calls a kernel with at most `bytes` of memory to work in. The CPU backend has its own where it is given none.
+// Calls a kernel with a workspace of at most `bytes`. If no workspace is given, the CPU backend allocates its own.
 template <class Params>
 nb::object run_within(std::int64_t bytes, const WorkspaceRange& range, Results* results,
                       void (*kernel)(const Params&, Device, Stream), Params* p, bool accumulates = false) {
@@ -120,7 +121,7 @@ nb::object forward(nb::tuple head, nb::tuple numbers, nb::tuple how, int returns
   return run_within(a.workspace_bytes, linear_logprob_workspace(p, a.call.device()), &results, rlk::linear_logprob, &p);
 }
 
-// Statistics of a shard, [..., 5].
+// Returns the statistics of a shard, [..., 5].
 nb::object partial(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple shard, nb::handle allocate,
                    std::uintptr_t stream) {
   const HeadArguments a(head, numbers, how, shard);
@@ -130,8 +131,8 @@ nb::object partial(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple s
   return run_within(a.workspace_bytes, linear_logprob_workspace(p, a.call.device()), &results, rlk::linear_logprob, &p);
 }
 
-// Gradients of the operands whose bits `needs` has, in memory that is not there yet; that of a weight with a main_grad is
-// float32. That of hidden, a shard's share of a tree, is float32 too.
+// Params for the gradients of the operands whose bits `needs` has, before their memory is allocated. The gradient of a
+// weight with a main_grad is float32. The gradient of hidden is float32, too, if it is a shard's share of a tree.
 LinearLogprobBackwardParams backward_params(const HeadArguments& a, int needs, bool accumulates, nb::handle shard) {
   auto p = a.params<LinearLogprobBackwardParams>();
   p.dh_segments = a.dh_segments;
@@ -143,12 +144,12 @@ LinearLogprobBackwardParams backward_params(const HeadArguments& a, int needs, b
   return p;
 }
 
-// Refuses, before a forward, a workspace that would be too small for its backward.
+// Refuses, before a forward, a workspace that is too small for its backward.
 nb::object require_workspace(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard, int needs,
                              bool has_main_grad) {
   const HeadArguments a(head, numbers, how, shard);
   auto p = backward_params(a, needs, has_main_grad, shard);
-  // Memory that is not there yet stands as an address that a workspace's size does not depend on.
+  // Replaces memory that is not allocated yet by an address. The size of the workspace does not depend on it.
   const auto some = [&](int operand, bool there = true) {
     return needs >> operand & 1 && there ? reinterpret_cast<void*>(kAlign) : nullptr;
   };
@@ -163,9 +164,9 @@ nb::object require_workspace(nb::tuple head, nb::tuple numbers, nb::tuple how, n
   return nb::none();
 }
 
-// Returns (dhidden, dweight, dbias, dlora_a, dlora_b), None for each that is not asked for. If main_grad is given,
+// Returns (dhidden, dweight, dbias, dlora_a, dlora_b), with None for each that is not wanted. If main_grad is given,
 // dweight is main_grad itself.
-// `rows`: those of BackwardRows.
+// `rows` are those of BackwardRows.
 nb::object backward(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard, nb::tuple rows, int needs,
                     nb::handle main_grad, nb::handle allocate, std::uintptr_t stream) {
   const HeadArguments a(head, numbers, how, shard);

@@ -24,8 +24,8 @@ nb::object forward(nb::handle logits, nb::handle target, nb::tuple numbers, int 
   return run(LogprobCall({logits, target, numbers, exp}), logits, returns, out, allocate, stream);
 }
 
-// An eager call on a plain CUDA tensor without gradient, kept set or given outputs: what a decode step costs on the
-// host. NotImplemented sends every other call the general way.
+// Fast path for an eager call on a plain CUDA tensor without gradient, kept set or given outputs, such as a decode
+// step. Any other call gets NotImplemented and takes the general path.
 nb::object eager(nb::handle logits, nb::handle target, nb::tuple numbers, nb::handle exp, int returns) {
   const int mode = may_bypass_dispatcher({logits}) ? read_exp(exp) : -1;
   if (mode < 0) return nb::borrow(Py_NotImplemented);
@@ -43,7 +43,7 @@ nb::object partial(nb::handle logits, nb::handle target, nb::tuple numbers, int 
       .run(rlk::logprob, &p, logprob_workspace_bytes);
 }
 
-// stats: [num_shards, ..., 5]; valid_vocab: of the whole vocabulary, read under label smoothing alone.
+// stats is [num_shards, ..., 5]. valid_vocab is that of the whole vocabulary; only label smoothing reads it.
 nb::object merge(nb::handle stats, nb::handle temperature, int returns, double label_smoothing,
                  std::int64_t valid_vocab, nb::handle allocate, std::uintptr_t stream) {
   const Array s(stats, "stats", kFloat32);
@@ -73,7 +73,8 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, double l
   return results.run(rlk::logprob_merge, p);
 }
 
-// Layout of a given dlogits; raises where it does not fit logits, overlaps itself, or overlaps logits without being them.
+// Layout of a given dlogits. It raises an error if dlogits does not match logits, overlaps itself, or overlaps logits
+// without being logits.
 RowLayout gradient_layout(const Array& out, const Array& logits) {
   const TensorView& v = out.view();
   const TensorView& x = logits.view();
@@ -91,7 +92,7 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
   return *layout;
 }
 
-// `rows`: those of BackwardRows.
+// `rows` are those of BackwardRows.
 nb::object backward(nb::handle logits, nb::handle target, nb::tuple numbers, int exp, nb::handle vocab_start,
                     nb::handle vocab_size, nb::tuple rows, nb::handle out, nb::handle allocate, std::uintptr_t stream) {
   const LogprobCall call({logits, target, numbers, exp, vocab_start, vocab_size});

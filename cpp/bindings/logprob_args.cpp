@@ -54,7 +54,7 @@ LogprobCall::LogprobCall(const LogprobArguments& a) {
   input_.logits = x.data;
   input_.num_columns = x.shape[x.ndim - 1];
   count_rows();
-  const std::int64_t stride = x.stride(x.ndim - 1);  // NumPy's of an empty array is 0
+  const std::int64_t stride = x.stride(x.ndim - 1);  // NumPy gives an empty array the stride 0
   require(input_.num_rows == 0 || input_.num_columns <= 1 || stride == 1, *logits_,
           "a contiguous last dimension (stride 1), got stride ", stride, kCopyHint);
   input_.logits_rows = read_layout(*logits_, x.ndim - 1, "leading dimensions");

@@ -70,7 +70,7 @@ std::string dtype_text(DLDataType t) {
   constexpr const char* kFloat8[] = {"_e3m4",     "_e4m3", "_e4m3b11fnuz", "_e4m3fn",
                                      "_e4m3fnuz", "_e5m2", "_e5m2fnuz",    "_e8m0fnu"};
   const char* kind =
-      t.code < std::size(kKinds) ? kKinds[t.code] : "float";  // codes past the kinds: floats of 8 bits and less
+      t.code < std::size(kKinds) ? kKinds[t.code] : "float";  // codes past kKinds are floats of 8 bits and less
   const std::size_t form = t.code - std::size(kKinds);        // index among those floats
   const char* of_float8 = t.code >= std::size(kKinds) && form < std::size(kFloat8) ? kFloat8[form] : "";
   return kind + std::to_string(t.bits) + of_float8 + (t.lanes == 1 ? "" : "x" + std::to_string(t.lanes));
@@ -84,11 +84,11 @@ Device device_of(DLDevice d, const char* name) {
   type_error(name, "an array on a CPU, CUDA or ROCm device, got DLPack device type ", d.device_type);
 }
 
-// torch may hold the negated numbers in memory behind a bit that a view does not show.
+// torch may keep negated numbers in memory and mark this by a bit, which a view does not show.
 void refuse_lazy_negation(nb::handle object, const char* name) {
   static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
   PyObject* result = PyObject_CallMethodObjArgs(object.ptr(), is_neg, nullptr);
-  if (!result) return PyErr_Clear();  // no such thing in this framework
+  if (!result) return PyErr_Clear();  // this framework has no such bit
   const bool negated = result == Py_True;
   Py_DECREF(result);
   if (negated) argument_error(name, "has torch's negative bit; call .resolve_neg()");
@@ -131,7 +131,7 @@ template <class... Words>
 
 }  // namespace
 
-// A torch DTensor has no memory of its own, and what it is cannot be told by its DLPack view.
+// A torch DTensor has no memory of its own, and its DLPack view does not show that it is one.
 static void refuse_distributed(nb::handle object, const char* name) {
   if (kind_of(object) != "DTensor") return;
   type_error(name, "a local tensor, got a DTensor; pass tensor.to_local()");
@@ -161,7 +161,8 @@ std::string shape_text(std::span<const std::int64_t> shape) {
 }
 
 const ExchangeApi* exchange_api(nb::handle array) {
-  // A process has few such types: torch's Tensor and Parameter, each found by its address. The GIL guards them.
+  // A process has few such types, such as torch's Tensor and Parameter. Each is looked up by its address. The GIL
+  // guards the cache.
   struct Entry {
     PyTypeObject* type;
     const ExchangeApi* api;
@@ -185,7 +186,7 @@ const ExchangeApi* exchange_api(nb::handle array) {
   Py_DECREF(capsule);
   if (api && api->view_from_object && api->allocate && api->object_from_managed && api->current_stream) {
     Entry& entry = cache[next++ % std::size(cache)];
-    Py_INCREF(reinterpret_cast<PyObject*>(type));  // the cached address must not come back as another type
+    Py_INCREF(reinterpret_cast<PyObject*>(type));  // keeps the address from being reused for another type
     Py_XDECREF(reinterpret_cast<PyObject*>(entry.type));
     entry = {type, api};
     return api;
@@ -219,7 +220,7 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
     }
   } else if (const ExchangeApi* api = exchange_api(object)) {
     if (api->view_from_object(object.ptr(), &t) != 0) {
-      PyErr_Clear();  // the exporter's own words are a stack trace
+      PyErr_Clear();  // the exporter's own message is a stack trace
       type_error(name, "a dense array in memory, got a ", kind_of(object), " that has none (sparse, meta or fake)");
     }
     refuse_lazy_negation(object, name);
@@ -364,7 +365,7 @@ Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, std::uint8_t co
                                                          : kDLROCM,
                       device.index};
   prototype.ndim = static_cast<std::int32_t>(shape.size());
-  prototype.shape = const_cast<std::int64_t*>(shape.data());  // read only, says the standard, if not the type
+  prototype.shape = const_cast<std::int64_t*>(shape.data());  // the standard says that it is only read
   prototype.dtype = {code, bits, 1};
   DLManagedTensorVersioned* managed = nullptr;
   std::string error;
@@ -373,7 +374,7 @@ Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, std::uint8_t co
   };
   if (api->allocate(&prototype, &managed, &error, set_error) != 0) {
     if (PyErr_Occurred()) throw nb::python_error();
-    PyErr_SetString(PyExc_MemoryError, ("out: " + error.substr(0, error.find('\n'))).c_str());  // no stack trace
+    PyErr_SetString(PyExc_MemoryError, ("out: " + error.substr(0, error.find('\n'))).c_str());  // drops the stack trace
     throw nb::python_error();
   }
   void* data = static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset;

@@ -1,7 +1,7 @@
-// The only file that knows DLPack: arrays in as TensorView, outputs out in the caller's framework.
+// The only file that knows DLPack. It turns arrays into a TensorView, and makes outputs in the caller's framework.
 //
 // A type that offers the DLPack C exchange API (torch 2.11 and later) is read without an owning capsule, on its own
-// current stream, and outputs come from its own allocator. Every other array comes as a capsule that Python asked for
+// current stream, and outputs come from its own allocator. Any other array comes as a capsule, which Python requested
 // with an explicit stream (_dispatch.py).
 #pragma once
 
@@ -20,10 +20,10 @@ namespace nb = nanobind;
 
 struct ExchangeApi;  // DLPackExchangeAPI of one array type
 
-// The exchange API of the object's type, or null.
+// Exchange API of the object's type, or null.
 const ExchangeApi* exchange_api(nb::handle array);
 
-// Dtypes that an argument may have, and their names in errors.
+// Dtypes that an argument may have, with their names for errors.
 struct Dtypes {
   unsigned set;
   const char* names;
@@ -41,15 +41,15 @@ constexpr Dtypes kInt32{set_of({DType::kInt32}), "int32"};
 constexpr Dtypes kInt64{set_of({DType::kInt64}), "int64"};
 constexpr Dtypes kBool{set_of({DType::kBool}), "bool"};
 
-// An argument: its view is valid while the object lives. Raises TypeError or BufferError naming `name`; `dtypes` tells a
-// user who came with a dtype that no operator knows what was expected.
+// An array argument, whose view is valid while the object lives. Raises a TypeError or BufferError that names `name`.
+// For a dtype that no operator knows, the message names `dtypes` as expected.
 class Array {
  public:
   Array(nb::handle object, const char* name, const char* dtypes) : Array(object, name, dtypes, false) {}
-  // Takes one of these dtypes; others are a TypeError.
+  // Takes one of these dtypes; any other dtype is a TypeError.
   Array(nb::handle object, const char* name, const Dtypes& dtypes);
   // Takes any dtype whose elements are 1, 2, 4, 8 or 16 bytes, for operators that move bytes or only test for zero. The
-  // view's dtype then means nothing.
+  // view's dtype then has no meaning.
   static Array of_any_dtype(nb::handle object, const char* name) {
     return {object, name, "of 1, 2, 4, 8 or 16 bytes an element", true};
   }
@@ -71,24 +71,24 @@ class Array {
   const char* name() const { return name_; }
   std::span<const std::int64_t> shape() const { return {view_.shape, static_cast<std::size_t>(view_.ndim)}; }
   int element_bytes() const { return bits_ / 8; }
-  bool is_float() const;  // IEEE kind: a zero has only zero bits, except for the sign
+  bool is_float() const;  // an IEEE type, whose zero has only zero bits except for the sign
   std::string dtype_name() const;
 
  private:
   Array(nb::handle object, const char* name, const char* dtypes, bool any_dtype);
-  Array(const Array&) = default;  // what a move takes
+  Array(const Array&) = default;  // moving an Array copies it
   friend struct Caller;
   TensorView view_;
   const char* name_;
-  std::uint8_t code_ = 0, bits_ = 0;  // DLPack's
-  std::int64_t inline_shape_[8];      // a borrowed view's arrays may be the exporter's scratch
+  std::uint8_t code_ = 0, bits_ = 0;  // code and bits of DLPack's dtype
+  std::int64_t inline_shape_[8];      // a copy: a borrowed view's arrays may be the exporter's scratch
   std::int64_t inline_strides_[8];
   void (*release_)(void*) = nullptr;
   void* owner_ = nullptr;
 };
 
-// Who allocates outputs and which stream orders the work: torch through its exchange API, or `allocate`, a Python
-// callable (shape, dtype name) -> (array, DLPack capsule of it).
+// Allocator of outputs, and stream of the work. The allocator is torch, through its exchange API, or `allocate`, a
+// Python callable (shape, dtype name) -> (array, DLPack capsule of it).
 struct Caller {
   const ExchangeApi* api = nullptr;
   nb::handle allocate;
@@ -100,7 +100,7 @@ struct Caller {
     void* data;
   };
   Fresh empty(std::span<const std::int64_t> shape, DType dtype) const;
-  Fresh empty_like(std::span<const std::int64_t> shape, const Array& like) const;  // dtype as `like`
+  Fresh empty_like(std::span<const std::int64_t> shape, const Array& like) const;  // with the dtype of `like`
 
  private:
   Fresh empty(std::span<const std::int64_t> shape, std::uint8_t code, std::uint8_t bits, const std::string& name) const;
@@ -110,16 +110,16 @@ Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::ui
 // Whether Python gave an array and not a number.
 bool is_array(nb::handle given);
 
-// Marks an unconsumed capsule of uint16 as bfloat16, which NumPy cannot say; returns it.
+// Marks an unconsumed capsule of uint16 as bfloat16, since NumPy has no bfloat16; returns the capsule.
 nb::object bfloat16_capsule(nb::object capsule);
-nb::object bool_capsule(nb::object capsule);  // the same for bytes, as bool
+nb::object bool_capsule(nb::object capsule);  // likewise marks bytes as bool
 
 const char* name_of(DType dtype);
 std::string name_of(Device device);
 std::string kind_of(nb::handle object);
 std::string shape_text(std::span<const std::int64_t> shape);
 
-// Words of an error: text, numbers, shapes, dtypes and devices.
+// Words of an error message: text, numbers, shapes, dtypes and devices.
 inline std::string word(std::string text) { return text; }
 inline std::string word(std::integral auto number) { return std::to_string(number); }
 inline std::string word(double number) { return nb::repr(nb::float_(number)).c_str(); }
@@ -133,7 +133,7 @@ std::string words(const Words&... all) {
   return (std::string() + ... + word(all));
 }
 
-// ValueError and TypeError. `name` is that of an argument, or its array.
+// These raise a ValueError or a TypeError. `name` is the name of an argument, or its array.
 [[noreturn]] void value_error(const std::string& message);
 [[noreturn]] void raise_type_error(const std::string& message);
 template <class Name, class... Words>
@@ -148,24 +148,25 @@ template <class... Words>
 [[noreturn, gnu::cold, gnu::noinline]] void dtype_error(const Array& a, const Words&... expected) {
   type_error(a.name(), "dtype ", expected..., ", got ", a.view().dtype);
 }
-// ValueError where an argument is not what the words say; they are put together only then.
+// Raises a ValueError unless the condition holds. The message is put together only then.
 template <class Name, class... Words>
 void require(bool right, const Name& name, const Words&... expected) {
   if (!right) [[unlikely]]
     argument_error(name, "expected ", expected...);
 }
-// The same, with the array's shape behind the words.
+// The same, with the array's shape at the end of the message.
 template <class... Words>
 void require_shape(bool right, const Array& a, const Words&... expected) {
   if (!right) [[unlikely]]
     argument_error(a, "expected ", expected..., ", got ", a.shape());
 }
-// What None is not.
+// The message for None.
 constexpr const char* kNothing = "an array that speaks DLPack, got NoneType";
-// Where a copy mends the layout of an argument.
+// Ends a message if a copy of the argument has a valid layout.
 constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
 
-// A Python number, which a bool is not, nor a tensor: its device would be waited for, and its gradient lost.
+// Reads a Python number. A bool is refused; so is a tensor, since reading it would wait for its device and lose its
+// gradient.
 double read_number(nb::handle value, const char* name, const char* expected = "a number");
 
 }  // namespace rlk::bindings

@@ -20,7 +20,7 @@ void check_counts(std::int64_t num_tokens, std::int64_t capacity, bool unpacks) 
   require(capacity < kMost, "max_tokens", "fewer than 2^31 (cu_seqlens are int32), got ", capacity);
 }
 
-// (cu_seqlens, positions or None, status) of lengths [rows] or a mask [rows, tokens].
+// Returns (cu_seqlens, positions or None, status) for lengths [rows] or a mask [rows, tokens].
 nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, std::int64_t capacity,
                   nb::handle allocate, std::uintptr_t stream) {
   const bool by_lengths = mask.is_none();
@@ -50,7 +50,7 @@ nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, 
       .run(rlk::pack_layout, p);
 }
 
-// Returns (shape, name of the dtype) of any exporter, which may lack both attributes.
+// Returns (shape, name of the dtype) of any exporter, even one without these attributes.
 nb::object shape_and_dtype(nb::handle array, const char* name) {
   const Array a = Array::of_any_dtype(array, name);
   nb::list shape;
@@ -58,7 +58,7 @@ nb::object shape_and_dtype(nb::handle array, const char* name) {
   return nb::make_tuple(nb::tuple(shape), nb::str(a.dtype_name().c_str()));
 }
 
-// The bytes of a token: dimensions from `first` on, which follow one another without gaps.
+// Number of bytes of a token: the dimensions from `first` on, which must have no gaps.
 std::int64_t token_bytes(const Array& a, int first) {
   const TensorView& v = a.view();
   std::int64_t elements = 1;
@@ -70,8 +70,8 @@ std::int64_t token_bytes(const Array& a, int first) {
   return elements * a.element_bytes();
 }
 
-// Packs or unpacks a list of arrays. `fills`: eight bytes for each array. `num_tokens`: length of a padded row.
-// `capacity`: length of the packed arrays that are made.
+// Packs or unpacks a list of arrays. `fills` has eight bytes for each array. `num_tokens` is the length of a padded
+// row. `capacity` is the length of the new packed arrays.
 nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bool unpacks, bool covered,
                 std::int64_t num_tokens, std::int64_t capacity, nb::list fills, nb::handle allocate,
                 std::uintptr_t stream) {

@@ -12,8 +12,8 @@
 namespace rlk::bindings {
 namespace {
 
-// The arrays of one side. Optional arrays have the length of its policy; the policies of both sides of a pair have
-// equal lengths.
+// The arrays of one side. Optional arrays have the length of the side's policy. For pairs the policies of both sides
+// have equal lengths.
 class Side {
  public:
   using Names = const char* const[5];
@@ -48,8 +48,8 @@ constexpr Side::Names kRejected = {"policy_rejected", "ref_rejected", "rejected_
 
 float number(nb::list numbers, std::size_t i) { return static_cast<float>(nb::cast<double>(numbers[i])); }
 
-// (losses, chosen_rewards, rejected_rewards, metrics, d_chosen, d_rejected, ranks or None). numbers: in the order of the
-// contract's fields.
+// Returns (losses, chosen_rewards, rejected_rewards, metrics, d_chosen, d_rejected, ranks or None). `numbers` has the
+// order of the contract's fields.
 nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::handle ref_chosen, nb::handle ref_rejected,
                    nb::handle chosen_count, nb::handle rejected_count, nb::handle chosen_aligned,
                    nb::handle rejected_aligned, nb::handle kl, int kind, int sort, int score, int average,
@@ -91,7 +91,7 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
   return results.run(rlk::preference_loss, p);
 }
 
-// (d_policy_chosen, d_policy_rejected). sort: as of the forward.
+// Returns (d_policy_chosen, d_policy_rejected). `sort` is that of the forward.
 nb::object backward(nb::handle dlosses, nb::handle d_chosen, nb::handle d_rejected, nb::handle ranks, int sort,
                     nb::handle allocate, std::uintptr_t stream) {
   const VectorArgument in(dlosses, "dlosses", kFloat32, "num_losses");

@@ -23,7 +23,7 @@ nb::object processed(nb::handle logits, nb::handle repetition, nb::handle presen
   p.repetition = repetitions.numbers();
   p.presence = presences.numbers();
   p.frequency = frequencies.numbers();
-  // One of the arrays of a CSR, contiguous, with `size` elements, or as many as it has where that is negative; or nothing.
+  // Reads one contiguous array of a CSR, or nothing. It has `size` elements, or any number if `size` is negative.
   const auto entries = [&](nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t size) {
     VectorArgument found(given, name, dtypes, size, size < 0 ? "num_entries" : "", v.device);
     if (found.array()) require_columns(*found.array());

@@ -18,7 +18,7 @@ nb::object words(nb::handle sample_id, nb::handle seed, nb::handle position, std
   p.seed = seeds.integers();
   p.position = positions.integers();
   p.num_rows = ids.size();
-  p.num_words = static_cast<std::int32_t>(num_words);  // Python checked both
+  p.num_words = static_cast<std::int32_t>(num_words);  // Python has checked both
   p.random_stream = static_cast<std::int32_t>(random_stream);
   return Results("random_bits", sample_id, ids.device(), allocate, stream)
       .add(&p.bits, {p.num_rows, num_words})

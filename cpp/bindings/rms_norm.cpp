@@ -18,7 +18,7 @@ float read_eps(nb::handle value) {
   return read_number_in(value, "eps", std::numeric_limits<float>::denorm_min(), kMostFloat, kPositive);
 }
 
-// [columns], contiguous, on the device of `like`.
+// Checks a vector [columns], contiguous, on the device of `like`.
 void check_vector(const Array& a, const RowsArgument& like) {
   const TensorView& v = a.view();
   require_device(a, like.view().device);
@@ -49,7 +49,7 @@ struct Weight {
   }
 };
 
-// Reads optional rows with the shape, dtype and device of `like`; None where none are given.
+// Reads optional rows with the shape, dtype and device of `like`; nullopt if none are given.
 std::optional<RowsArgument> read_more(nb::handle object, const char* name, const RowsArgument& like, const void** data,
                                       RowLayout* rows) {
   std::optional<RowsArgument> more;
@@ -59,7 +59,7 @@ std::optional<RowsArgument> read_more(nb::handle object, const char* name, const
   return more;
 }
 
-// y, or (y, new_residual or None, rstd or None) where one of them is asked for.
+// Returns y, or (y, new_residual or None, rstd or None) if one of the latter two is wanted.
 nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps, nb::handle weight_offset,
                    bool round_before_weight, bool return_rstd, nb::handle allocate, std::uintptr_t stream) {
   const RowsArgument a(x, "x");

@@ -1,5 +1,5 @@
-// Arguments of operators on rows of logits: the logits, and arrays with an element a row, where Python may give a number
-// for all of them.
+// Arguments of operators on rows of logits: the logits, and arrays with one element per row. Python may give a number
+// for all rows instead of such an array.
 #pragma once
 
 #include "linear_args.h"
@@ -14,8 +14,8 @@ inline std::int64_t read_vocab_size(nb::handle given) {
   return size;
 }
 
-// Checks logits [num_rows, vocab_size], and sets their address, sizes and strides in `p`. vocab_size: None, or that of which
-// they are columns.
+// Checks logits [num_rows, vocab_size], and sets their address, sizes and strides in `p`. vocab_size is None, or the
+// size of the vocabulary whose columns they are.
 template <class Params>
 Array read_logits(nb::handle given, Params* p, nb::handle vocab_size = nb::none(), const char* name = "logits") {
   Array x(given, name, kFloats);
@@ -42,7 +42,7 @@ inline std::int64_t read_vocab_start(nb::handle given, std::int64_t vocab_size, 
   return start;
 }
 
-// An array with one element for each row, or a number for all, which Python checked.
+// An array with one element per row, or a number for all rows, which Python has checked.
 class RowArgument : public VectorArgument {
  public:
   RowArgument(nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t num_rows, Device device)

@@ -17,7 +17,7 @@ std::int64_t workspace_bytes(const Params& p, Device device) {
   return sample_workspace_bytes(p, device);
 }
 
-// The parts of rule 5 that columns [start, start + columns) are; none where none of them is valid.
+// The parts of rule 5 that columns [start, start + columns) make up; none if no column is valid.
 PartRange read_parts(std::int64_t vocab_size, std::int64_t valid_vocab, std::int64_t start, std::int64_t columns) {
   if (columns == 0 || start >= valid_vocab) return {};
   const PartRange parts = parts_of_columns(vocab_size, valid_vocab, start, columns);
@@ -25,7 +25,7 @@ PartRange read_parts(std::int64_t vocab_size, std::int64_t valid_vocab, std::int
   return parts;
 }
 
-// What bias and penalties were applied to, and what they found wrong; or nothing.
+// Logits before bias and penalties, and the statuses of rows; nothing if no bias or penalty was applied.
 class Unprocessed {
  public:
   Unprocessed(nb::handle logits, nb::handle row_status, Device device, SampleParams* p)

@@ -29,7 +29,8 @@ Array read_mask(nb::handle object, std::span<const std::int64_t> shape, const ch
 
 void require_flags(const Array& mask) {
   const std::string dtype = mask.dtype_name();
-  const bool is_float8 = mask.element_bytes() == 1 && dtype.starts_with("float");  // kinds without a -0, or a 0, too
+  // Some floats of 8 bits lack -0, or even 0.
+  const bool is_float8 = mask.element_bytes() == 1 && dtype.starts_with("float");
   if (mask.element_bytes() > 8 || is_float8 || dtype.starts_with("complex")) {
     type_error(mask.name(), "dtype bool, of integers or of floats of 16 bits and more, got ", dtype);
   }
@@ -111,8 +112,8 @@ PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
     require_columns(a);
     return {data, stride_of(a), 1};
   }
-  // If there are as many packed tokens as sequences, [n] means one value a token: the caller of a GPU cannot read the
-  // lengths. [n, 1] means one value a sequence.
+  // If there are as many packed tokens as sequences, [n] means one value per token, since on a GPU the lengths cannot
+  // be read. [n, 1] means one value per sequence.
   const std::int64_t n = sequences_.num_sequences;
   if (per_sequence && (v.ndim == 1 || (v.ndim == 2 && v.shape[1] == 1)) && v.shape[0] == n) {
     return {data, v.stride(0), 0};

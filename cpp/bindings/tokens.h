@@ -1,5 +1,5 @@
-// The one parser of tokens of sequences (docs/tokens.md), and of vectors beside them. Each function reads a Python array, or
-// raises an error that names the argument, what was expected and what came.
+// The only parser of tokens of sequences (docs/tokens.md), and of vectors next to them. Each function reads a Python
+// array, or raises an error that names the argument, what was expected and what came.
 #pragma once
 
 #include <limits>
@@ -13,12 +13,12 @@
 
 namespace rlk::bindings {
 
-// Raises for a mask of a dtype that no rule of zeros covers.
+// Raises an error if the rules for zero do not cover the mask's dtype.
 void require_flags(const Array& mask);
-// The flags of a checked mask.
+// Flags of a checked mask.
 TokenMask flags_of(const Array& mask);
 
-// A mask that must have the shape of the array `whose`.
+// A mask that must have the shape of the array named `whose`.
 struct MaskArgument {
   // None: every token counts.
   MaskArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device);
@@ -28,7 +28,7 @@ struct MaskArgument {
   std::optional<Array> array_;
 };
 
-// [num + 1], or None.
+// Offsets [num + 1], or None.
 struct OffsetsArgument {
   OffsetsArgument(nb::handle object, Device device, const char* name = "cu_seqlens",
                   const char* count = "num_sequences");
@@ -41,7 +41,8 @@ struct OffsetsArgument {
   const char* name_;
 };
 
-// Groups of sequences that follow one another: by offsets, fewer than 2^bits, or of one size, a divisor of their number.
+// Groups of consecutive sequences, given by offsets (fewer than 2^bits groups), or by one size that divides the number
+// of sequences.
 struct GroupsArgument {
   GroupsArgument(nb::handle group_offsets, std::int64_t group_size, std::int64_t num_sequences, int bits,
                  Device device);
@@ -56,7 +57,7 @@ struct GroupsArgument {
 enum class TokenKind { kFloat32, kFloats, kIntegers, kMask };
 
 // Arrays over the tokens of padded or packed sequences: [num_sequences, num_tokens], [num_tokens] with cu_seqlens, or
-// [num_tokens] of one sequence; tokens contiguous. The first one says which.
+// [num_tokens] for one sequence. Tokens are contiguous. The first array decides which form it is.
 class TokenArguments {
  public:
   TokenArguments(nb::handle tokens, const char* name, nb::handle cu_seqlens, TokenKind kind = TokenKind::kFloat32);
@@ -70,13 +71,14 @@ class TokenArguments {
   PolicyTokens first() const { return {static_cast<const float*>(first_.view().data), row_stride(), 1}; }
   TokenMask first_mask() const { return flags_of(first_); }
 
-  // float32 of the same shape, or, where `per_sequence`, one value a sequence. None gives an array without data.
+  // A float32 array of the same shape; with `per_sequence` also one value per sequence. None gives an array without
+  // data.
   PolicyTokens optional(nb::handle object, const char* name, bool per_sequence = false);
   PolicyTokens required(nb::handle object, const char* name, bool per_sequence = false);
   TokenMask mask(nb::handle object);
   TokenMask optional_mask(nb::handle object);  // None: every token counts
-  // Returns a number as it is, and 0 for None. For one float32 element on the device, sets `element` to its address and
-  // returns 0.
+  // Returns a number unchanged, and 0 for None. For one float32 element on the device, it sets `element` to its address
+  // and returns 0.
   float denominator(nb::handle object, const float** element) { return number(object, "denominator", element); }
   float number(nb::handle object, const char* name, const float** element);
 
@@ -86,21 +88,22 @@ class TokenArguments {
 
   Array first_;
   std::optional<OffsetsArgument> offsets_;
-  std::vector<Array> kept_;  // exporters' memory, as long as the call
+  std::vector<Array> kept_;  // keep the exporters' memory alive during the call
   Sequences sequences_;
 };
 
-// One a token, as rows of a padded array or a packed one.
+// One value per token, as rows of a padded or a packed array.
 inline TokenArray<const float> rows_of(const PolicyTokens& a) { return {a.data, a.sequence_stride}; }
 
 constexpr Dtypes kCounts{set_of({DType::kInt32, DType::kInt64, DType::kFloat32}), "int32, int64 or float32"};
 
-// [count] of any stride, or None. `of` says in errors what the count is, and names it where it is negative: any.
+// An array [count] of any stride, or None. A negative count allows any number of elements. In errors `of` says what is
+// counted.
 class VectorArgument {
  public:
   VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count, const char* of,
                  std::optional<Device> device);
-  // The first array of a call, of any count: not None.
+  // Reads the first array of a call, which is not None and has any count.
   VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, const char* of)
       : array_(std::in_place, object, name, dtypes) {
     check(-1, of, std::nullopt);
@@ -124,10 +127,10 @@ class VectorArgument {
   std::optional<Array> array_;
 };
 
-// `spans`, [num_spans, 2], int32 or int64, contiguous.
+// Reads `spans`, [num_spans, 2], int32 or int64, contiguous.
 Array read_spans(nb::handle object);
 
-// A Python number as a float32 in [low, high].
+// Reads a Python number as a float32 in [low, high].
 float read_number_in(nb::handle value, const char* name, float low, float high, const char* expected);
 
 constexpr float kMostFloat = std::numeric_limits<float>::max();
