@@ -81,8 +81,8 @@ class BackwardRows {
 float read_temperature_value(nb::handle temperature);
 // Number of a call's exp on a GPU, or -1 if Python must decide.
 int read_exp(nb::handle exp);
-// Refuses a shard that is not whole parts of rule 5. `names` is the argument that takes the padded width, and "=", or
-// nothing.
+// Refuses a shard that is not whole parts of rule 5. The message puts `names` before the padded width: the name of the
+// argument that takes it, with "=", or an empty text.
 [[noreturn]] void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t columns, const char* names);
 
 }  // namespace rlk::bindings

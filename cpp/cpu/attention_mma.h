@@ -25,7 +25,7 @@ class AttentionMma {
   // weight is kNothing, has the weight +0. A row that sees no key keeps its sums.
   void accumulate(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v, float* sums);
   // Likewise, with the fewest steps that a GPU may take. If v holds Inf or NaN, a row takes only the steps of 16 in
-  // which it sees a key. Tiles of a GPU's backward differ in which other steps they multiply by +0.
+  // which it sees a key. A GPU's backward also takes other steps, with the weight +0; which ones depends on the tile.
   void accumulate_seen(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
                        float* sums);
 

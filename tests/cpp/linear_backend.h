@@ -109,7 +109,7 @@ inline std::string set_way(int way) {
 
 #endif
 
-// What a matrix holds.
+// Kinds of values in a matrix.
 enum class Data {
   kNormal,
   kWide,     // every exponent of the format, subnormals and both zeros

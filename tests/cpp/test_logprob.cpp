@@ -506,7 +506,7 @@ TEST_F(Logprob, WithinTheBoundsOfNumericsAgainstDouble) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What a C++ caller may get wrong.
+// Mistakes that a C++ caller may make.
 TEST_F(Logprob, EmptyCalls) {
   rlk::LogprobParams p;
   p.vocab_size = p.valid_vocab = 100;

@@ -37,8 +37,8 @@ struct Case {
 };
 
 // Numbers of tokens: one; around tiles of the sort and of items, groups, runs and blocks; several blocks. Numbers of
-// rows: sorts of one, two and three passes. Ids: one id owns a tenth of the tokens or more, all tokens, or each id a
-// few; runs have 15, 16 and 17 tokens. Columns: less than a vec8; several slices; no whole vec8.
+// rows: sorts of one, two and three passes. Ids: one id has a tenth of the tokens or more; one id has all tokens; each
+// id has a few; runs have 15, 16 and 17 tokens. Columns: less than a vec8; several slices; no whole vec8.
 const std::vector<Case> kCases = {
     {1, 5, 64},
     {1, 128256, 8},

@@ -215,7 +215,7 @@ def test_a_preset_corrects_nothing_without_the_rollout(corrected: rk.PolicySpec,
 
 
 def test_verl_clip_cov(verl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """verl draws what covariance_mask drew, from as many candidates."""
+    """verl has as many candidates as covariance_mask, and is made to draw the same tokens."""
     a, clip = batch(seed=3), {"clip_ratio_low": 0.1, "clip_ratio_high": 0.28}
     how: dict[str, Any] = {"kind": "clip", "lower": 0.2, "upper": 3.0, "epsilon_low": 0.1, "epsilon_high": 0.28}
     operands = (a["logprob"], a["old_logprob"], a["advantage"], a["mask"])

@@ -99,8 +99,8 @@ def test_ties_and_bounds_are_torchs(clip: float) -> None:
 
 
 def test_a_bound_of_verl_has_three_quarters_there_and_the_whole_here() -> None:
-    """verl clips by torch.min and torch.max, which also halve at a tie with the bound; only on the bound do they
-    differ."""
+    """verl clips by torch.min and torch.max, which pass half of the gradient at the bound. Results differ only
+    there."""
     v, o, r = torch.tensor([0.5]), torch.zeros(1), torch.tensor([2.0])
     leaf = v.clone().requires_grad_()
     clipped = torch.max(torch.min(leaf, o + 0.5), o - 0.5)

@@ -123,7 +123,7 @@ def rows(device: str) -> Iterator[dict[str, Any]]:
 
 
 def faults(found: list[dict[str, Any]], limit_s: float) -> list[str]:
-    """What is wrong with the rows: an operator without a row, a call that is refused, a first call that stalls."""
+    """Faults of the rows: an operator without a row, a call that is refused, a first call that stalls."""
     missing = sorted(set(OPERATORS) - {row["operator"] for row in found})
     words = [f"{operator}: not called" for operator in missing]
     for row in found:

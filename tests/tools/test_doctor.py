@@ -290,7 +290,7 @@ def test_a_wrong_rotation_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("check", ["against float64", "same bytes as logprob of linear, on any number of ranks"])
 def test_a_wrong_head_is_reported(check, monkeypatch):
-    """Off by a thousandth of logarithms of about 5, or by one bit."""
+    """The head's logarithms are about 5. They are wrong by a factor of 1.001, or by one bit."""
     module = importlib.import_module("rl_kernel_native.ops.linear_logprob")
     right, factor = module.linear_logprob, 1.001 if check == "against float64" else np.float32(1 + 2.0**-23)
 

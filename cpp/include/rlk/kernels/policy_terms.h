@@ -123,7 +123,7 @@ struct PolicyFactors {
   float weight = 0.0f, entropy_weight = 0.0f;  // weight of the tokens; weight of H
   float log_ratio = 0.0f;                      // x of a sequence
   float ratio = 1.0f, slope = 0.0f;            // r and r' of a sequence
-  float kl_sum = 0.0f, kl_share = 1.0f;        // sum(K), and a token's share in the ratio's gradient from K
+  float kl_sum = 0.0f, kl_share = 1.0f;        // sum(K); a token's share of K's gradient through the ratio
   float gradient = 0.0f;                       // shared P_x
   float importance = 1.0f;                     // importance weight of a sequence
   std::int32_t importance_clipped = 0, gated = 0, dropped = 0;
