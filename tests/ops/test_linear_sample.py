@@ -143,7 +143,7 @@ def test_a_row_has_its_bytes_in_any_batch_and_stride(device: str, rng: np.random
 
 
 def test_the_logprob_is_that_of_linear_logprob(device: str, rng: np.random.Generator) -> None:
-    """Where nothing is cut; the raw log-probability also where something is."""
+    """logprob is equal if top_k, top_p and min_p drop no column; raw_logprob always is."""
     hidden, weight = head(rng, 40, 64, 3000, torch.bfloat16, device)
     given = mixed(rng, 40, device) | {"greedy": False, "top_k": 0, "min_p": 0.0}
     for logits_dtype in ("bfloat16", "float32"):

@@ -239,7 +239,7 @@ def test_self_test_without_torch_uses_numpy(operator):
 
 @pytest.mark.parametrize("broken", ["linear", "linear_input_grad", "linear_weight_grad", "linear_bias_grad"])
 def test_a_wrong_product_is_reported(broken, monkeypatch):
-    """Off by a thousandth, which is far above the bound of 2^-23 of a sum of absolute values for each term."""
+    """Results are off by a thousandth, far above the bound: 2^-23 of the sum of absolute values for each term."""
     right = getattr(linear_op, broken)
     monkeypatch.setattr(linear_op, broken, lambda *arguments, **options: right(*arguments, **options) * 1.001)
     checks = {check.check: check for check in cases.SELF_TESTS["linear"](None, "cpu", None)}
@@ -248,7 +248,7 @@ def test_a_wrong_product_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["rms_norm", "rms_norm_backward"])
 def test_a_wrong_norm_is_reported(broken, monkeypatch):
-    """Off by a thousandth in every output; the float32 cases allow about 50 roundings of 2^-24."""
+    """The results are off by a thousandth in every output; the float32 cases allow about 50 roundings of 2^-24."""
     right = getattr(rms_norm_op, broken)
     monkeypatch.setattr(
         rms_norm_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
@@ -259,7 +259,7 @@ def test_a_wrong_norm_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["embedding", "embedding_backward"])
 def test_a_wrong_table_is_reported(broken, monkeypatch):
-    """Off by a thousandth, while rows are exact, and gradients are exact in float32."""
+    """The results are off by a thousandth. Rows are exact, and gradients are exact in float32."""
     right = getattr(embedding_op, broken)
     monkeypatch.setattr(embedding_op, broken, lambda *arguments, **options: right(*arguments, **options) * 1.001)
     checks = {check.check: check for check in cases.SELF_TESTS["embedding"](None, "cpu", None)}
@@ -268,7 +268,7 @@ def test_a_wrong_table_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["attention", "attention_backward"])
 def test_wrong_attention_is_reported(broken, monkeypatch):
-    """Off by a thousandth; the float32 cases allow 2^-16 of an operand."""
+    """The results are off by a thousandth; the float32 cases allow 2^-16 of an operand."""
     right = getattr(attention_op, broken)
     monkeypatch.setattr(
         attention_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
@@ -279,7 +279,7 @@ def test_wrong_attention_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["rope", "rope_backward"])
 def test_a_wrong_rotation_is_reported(broken, monkeypatch):
-    """Off by a thousandth; the float32 cases allow three roundings of 2^-24."""
+    """The results are off by a thousandth; the float32 cases allow three roundings of 2^-24."""
     right = getattr(rope_op, broken)
     monkeypatch.setattr(
         rope_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
@@ -317,7 +317,7 @@ def test_lora_of_another_scale_is_reported(monkeypatch):
 
 @pytest.mark.parametrize("broken", ["gae", "group_advantage", "masked_whiten", "optimal_token_baseline"])
 def test_a_wrong_advantage_is_reported(broken, monkeypatch):
-    """Off by a thousandth of results of about 1."""
+    """The results are about 1, and off by a thousandth."""
     module = importlib.import_module(f"rl_kernel_native.ops.{broken}")
     right = getattr(module, broken)
 
@@ -332,7 +332,7 @@ def test_a_wrong_advantage_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("broken", ["importance_weights", "mismatch_metrics"])
 def test_a_wrong_rollout_correction_is_reported(broken, monkeypatch):
-    """Off by a thousandth of results of about 1."""
+    """The results are about 1, and off by a thousandth."""
     module = importlib.import_module(f"rl_kernel_native.ops.{broken}")
     right = getattr(module, broken)
 
@@ -348,7 +348,7 @@ def test_a_wrong_rollout_correction_is_reported(broken, monkeypatch):
 
 
 def test_a_wrong_reward_is_reported(monkeypatch):
-    """Off by a thousandth of results of about 1."""
+    """The results are about 1, and off by a thousandth."""
     module = importlib.import_module("rl_kernel_native.ops.scatter_rewards")
     right = module.scatter_rewards
 
@@ -371,7 +371,7 @@ def test_a_wrong_choice_is_reported(monkeypatch):
 
 @pytest.mark.parametrize("broken", ["silu_mul", "gelu_mul", "silu_mul_backward", "gelu_mul_backward"])
 def test_a_wrong_gate_is_reported(broken, monkeypatch):
-    """Off by a thousandth in every output; the float32 cases allow about 50 roundings of 2^-24."""
+    """The results are off by a thousandth in every output; the float32 cases allow about 50 roundings of 2^-24."""
     right = getattr(silu_mul_op, broken)
 
     def wrong(*arguments, **options):
