@@ -63,7 +63,7 @@ void subtract(const float* returns, const float* w, const float* baseline, int b
   }
 }
 
-// Alternates between two buffers. Next to the data each has a chunk's half of zeros.
+// Alternates between two buffers. Each buffer has kHalf zeros in front of its data.
 void up_to(float* x) {
   constexpr int kHalf = kChunk / 2;
   alignas(64) float buffers[2][kHalf + kChunk] = {};

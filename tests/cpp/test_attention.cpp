@@ -66,7 +66,7 @@ TEST_F(Attention, EveryFormOfQueriesWithEveryFormOfKeysInEveryLayout) {
     for (const Form k_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked, Form::kPaged}) {
       for (const Layout layout : {Layout::kTokens, Layout::kHeadsFirst, Layout::kSlice}) {
         ++seed;
-        // In turn, each pair of forms is met in one of the three layouts.
+        // With kInTurn, each pair of forms runs in only one of the three layouts.
         if (kInTurn && (int(q_form) + int(k_form) + int(layout)) % 3 != 0) continue;
         Case c{{{4, 7}, {2, 30}, {6, 6}}};
         // Padding in front gives queries that stand before the first key, so all sequences have as many.

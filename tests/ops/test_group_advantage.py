@@ -113,7 +113,7 @@ def test_a_constant_group_of_areal_is_compared_with_the_batch(device: str) -> No
     assert (alike.advantage == 0).all(), "0 / 0 is 0: a batch of equal rewards has no signal"
     alone = everything(s[:3], torch.tensor([0, 2, 3], device=device), kind="areal", alone="zero")
     assert alone.advantage[2] == 0
-    # Squares would overflow or underflow, and the mean is no group's reward.
+    # Squares would overflow or underflow, and the first two groups have no reward equal to the mean.
     for size in (1e-38, 1e-30, 1e30, 1e38):
         far = everything(s * size, offsets, kind="areal", eps=0.0)
         assert far.advantage[:4].tolist() == pytest.approx(got.advantage[:4].tolist())

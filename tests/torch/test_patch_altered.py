@@ -432,7 +432,7 @@ def test_a_hook_that_gives_a_layer_another_mask_is_refused(path: str, given: Any
 
 
 def test_a_hook_changes_no_bit() -> None:
-    """The residual is added in the norm's pass only if no hook looks."""
+    """The residual is added in the norm's pass only if the norm has no hook."""
     net = make()
     rk.patch_model(net)
     want = logits(net)

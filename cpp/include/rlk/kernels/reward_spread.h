@@ -31,7 +31,7 @@ inline int spread_parts(const Sequences& q, int tile) {
 
 struct alignas(16) SpreadSpan {
   std::int32_t begin, end;
-  float reward, combined;  // values of each of its tokens where tokens have no rewards of their own
+  float reward, combined;  // outputs of each of its tokens, if tokens have no rewards of their own
 };
 struct SpreadShared {
   MaskShared mask;

@@ -1,5 +1,5 @@
-// Passes over tokens on every vendor's GPUs. A lane has four neighbouring positions, or one position. Four sums go up
-// the tree over positions in six shuffles, since each exchange leaves a lane half of its sums, down to one.
+// Passes over tokens on every vendor's GPUs. A lane has four neighbouring positions, or one position. Six shuffles
+// add four sums up the tree over positions: each exchange halves the number of sums that a lane holds, until it is one.
 //
 // token_tiles: a tile is the positions of a wave, or 2^tile >= 1024 positions of a block, whose waves have stretches of
 // it. HBM bandwidth bounds it: every array is read once, and a lane reads all its tokens with one load where addresses

@@ -13,8 +13,8 @@
 //                kKl, kEntropy: every token is one
 //   chosen       the K candidates of least priority, or all if there are fewer. K = max(floor(ratio N), 1), in fp64.
 //                Under kEntropy K = N - ceil(fl(fl(1 - ratio) fl(N - 1))), in [1, N], and every token equal to the last
-//                chosen one is chosen too. These are the tokens not below the entropy up to which torch.quantile
-//                interpolates
+//                chosen one is chosen too. torch.quantile interpolates between two entropies; the chosen tokens have at
+//                least the upper one
 //   priority     32 bits. kClip: p = word 0 of philox4x32-10 with key = seed and
 //                counter = [sequence low, sequence high, position, 0], at most 2^32 - 2. This draws without replacement,
 //                and the same seed draws the same tokens.
