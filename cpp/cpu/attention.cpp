@@ -24,15 +24,15 @@ constexpr std::int64_t kTileRows = 64;  // queries times heads: sums of 64 KiB a
 
 class Forward {
  public:
-  explicit Forward(const AttentionParams& p) : Forward(p, &p, nullptr) {}
-  explicit Forward(const AttentionPartialsParams& p) : Forward(p, nullptr, &p) {}
+  Forward(const AttentionCall& call, const AttentionParams& p) : Forward(call.params(), &p, nullptr) {}
+  Forward(const AttentionCall& call, const AttentionPartialsParams& p) : Forward(call.params(), nullptr, &p) {}
 
   static std::int64_t queries_of_tile(const AttentionInput& p) {
     return std::max<std::int64_t>(kTileRows * p.num_kv_heads / std::max<std::int64_t>(p.num_q_heads, 1), 1);
   }
 
   void run(const AttentionTasks::Task& task) {
-    const AttentionSpan span = span_of(p_, task.sequence);
+    const AttentionSpan span(p_, task.sequence);
     const AttentionRange queries = {task.first, std::min(task.first + queries_of_tile(p_), span.num_queries)};
     const AttentionRange keys = span.here(span.keys_of(queries));
     if (keys.empty()) return;
@@ -63,7 +63,7 @@ class Forward {
   };
 
   // Exactly one of `whole` and `partials` is given.
-  Forward(const AttentionInput& p, const AttentionParams* whole, const AttentionPartialsParams* partials)
+  Forward(const AttentionTree<AttentionInput>& p, const AttentionParams* whole, const AttentionPartialsParams* partials)
       : p_(p),
         whole_(whole),
         partials_(partials),
@@ -205,7 +205,7 @@ class Forward {
     whole_->lse[lse_index(p_, span.sequence, token, head)] = fails ? canonical_nan() : attention_lse(state.m, state.l);
   }
 
-  const AttentionInput& p_;
+  const AttentionTree<AttentionInput>& p_;
   const AttentionParams* whole_;
   const AttentionPartialsParams* partials_;
   AttentionReader read_;
@@ -221,10 +221,12 @@ class Forward {
 
 template <class Params>
 void run_forward(const Params& p) {
-  const AttentionTasks tasks(p, Forward::queries_of_tile(p), [](const AttentionSpan& s) { return s.num_queries; });
+  const AttentionCall call(p);
+  const AttentionTasks tasks(call.params(), Forward::queries_of_tile(p),
+                             [](const AttentionSpan& s) { return s.num_queries; });
   parallel_for(tasks.size(), 1, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
-    Forward forward(p);
+    Forward forward(call, p);
     for (std::int64_t i = begin; i < end; ++i) forward.run(tasks[i]);
   });
 }

@@ -1,6 +1,6 @@
 // CPU backend of attention's backward: delta, then dq by pieces of queries, then dk and dv by blocks of keys. Each
 // chain belongs to one task, so no sum crosses threads, but scores are computed twice. Under trees, a task of keys
-// walks the segments whose queries see these keys.
+// goes through the segments whose queries see these keys.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -25,8 +25,8 @@ constexpr std::int64_t kTileRows = 64;  // rows per tile of dq: queries times he
 // Tiles of one thread, and the computation on a tile that both passes share.
 class Tiles {
  public:
-  explicit Tiles(const AttentionBackwardParams& p)
-      : p(p), read(p), group(p.num_q_heads / p.num_kv_heads), how(scores_of(p)) {}
+  Tiles(const AttentionCall& call, const AttentionBackwardParams& p)
+      : p(p), spans(call.params()), read(spans), group(p.num_q_heads / p.num_kv_heads), how(scores_of(p)) {}
 
   // Products of at most `rows` rows; they are those of the matrix unit if the call asks for it.
   void begin_products(std::int64_t rows) {
@@ -81,6 +81,7 @@ class Tiles {
   }
 
   const AttentionBackwardParams& p;
+  const AttentionTree<AttentionInput>& spans;  // the same call, of which spans are made
   AttentionReader read;
   std::int64_t group;
   AttentionScores how;
@@ -92,7 +93,7 @@ class Tiles {
 
 class Deltas : Tiles {
  public:
-  explicit Deltas(const AttentionBackwardParams& p) : Tiles(p), out_(tile(1)), dout_(tile(1)) {}
+  Deltas(const AttentionCall& call, const AttentionBackwardParams& p) : Tiles(call, p), out_(tile(1)), dout_(tile(1)) {}
 
   void run(const AttentionSpan& span, std::int64_t i) {
     if (span.keys_of(i).empty()) return;
@@ -111,7 +112,7 @@ class Deltas : Tiles {
 
 class QueryGradients : Tiles {
  public:
-  explicit QueryGradients(const AttentionBackwardParams& p) : Tiles(p) {
+  QueryGradients(const AttentionCall& call, const AttentionBackwardParams& p) : Tiles(call, p) {
     const std::int64_t rows = queries_of_tile(p) * group;
     q_ = tile(rows);
     dout_ = tile(rows);
@@ -129,7 +130,7 @@ class QueryGradients : Tiles {
   }
 
   void run(const AttentionTasks::Task& task) {
-    const AttentionSpan span = span_of(p, task.sequence);
+    const AttentionSpan span(spans, task.sequence);
     const AttentionRange queries = {task.first, std::min(task.first + queries_of_tile(p), span.num_queries)};
     const AttentionRange keys = span.keys_of(queries);
     if (keys.empty()) return;
@@ -185,8 +186,8 @@ class QueryGradients : Tiles {
 
 class KeyGradients : Tiles {
  public:
-  explicit KeyGradients(const AttentionBackwardParams& p)
-      : Tiles(p),
+  KeyGradients(const AttentionCall& call, const AttentionBackwardParams& p)
+      : Tiles(call, p),
         k_(tile(kTileKeys)),
         v_(tile(kTileKeys)),
         dk_(tile(kTileKeys)),
@@ -209,7 +210,7 @@ class KeyGradients : Tiles {
   }
 
   void run(const AttentionTasks::Task& task) {
-    const AttentionSpan span = span_of(p, task.sequence);
+    const AttentionSpan span(spans, task.sequence);
     const std::int64_t first = inherited(p, span) + task.first;
     const AttentionRange keys = {first, std::min(first + kTileKeys, span.num_keys)};
     if (p.parents == nullptr && span.queries_of(keys).empty()) return;
@@ -222,7 +223,7 @@ class KeyGradients : Tiles {
     std::fill(dv_.begin(), dv_.end(), 0.0f);
     add_queries(span, keys, task.kv_head);
     for (std::int64_t s = task.sequence + 1; p.parents != nullptr && s < p.num_sequences; ++s) {
-      if (AttentionPath(p, s).passes(p, task.sequence)) add_queries(span_of(p, s), keys, task.kv_head);
+      if (AttentionPath(spans, s).passes(spans, task.sequence)) add_queries({spans, s}, keys, task.kv_head);
     }
     const bool packed = p.cu_seqlens_k != nullptr;
     for (std::int64_t j = keys.first; j < keys.last; ++j) {
@@ -288,10 +289,10 @@ class KeyGradients : Tiles {
 };
 
 template <class Pass>
-void run_tasks(const AttentionBackwardParams& p, const AttentionTasks& tasks) {
+void run_tasks(const AttentionCall& call, const AttentionBackwardParams& p, const AttentionTasks& tasks) {
   parallel_for(tasks.size(), 1, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
-    Pass pass(p);
+    Pass pass(call, p);
     for (std::int64_t i = begin; i < end; ++i) pass.run(tasks[i]);
   });
 }
@@ -310,22 +311,25 @@ void attention_backward(const AttentionBackwardParams& p) {
   clear(p.dv, attention_keys(p) * p.num_kv_heads);
   if (p.dsinks != nullptr) std::fill_n(p.dsinks, p.num_q_heads, 0.0f);
   if (attention_rows(p) * p.num_q_heads == 0 || attention_keys(p) == 0) return;
+  const AttentionCall call(p);
   for (std::int64_t b = 0; b < p.num_sequences; ++b) {
-    const AttentionSpan span(p, b);
+    const AttentionSpan span(call.params(), b);
     parallel_for(span.num_queries, std::max<std::int64_t>(16384 / (p.num_q_heads * p.head_dim), 1),
                  [&](std::int64_t begin, std::int64_t end) {
                    const FloatEnvironment environment;
-                   Deltas deltas(p);
+                   Deltas deltas(call, p);
                    for (std::int64_t i = begin; i < end; ++i) deltas.run(span, i);
                  });
   }
   if (p.dq != nullptr) {
-    run_tasks<QueryGradients>(
-        p, AttentionTasks(p, QueryGradients::queries_of_tile(p), [](const AttentionSpan& s) { return s.num_queries; }));
+    run_tasks<QueryGradients>(call, p,
+                              AttentionTasks(call.params(), QueryGradients::queries_of_tile(p),
+                                             [](const AttentionSpan& s) { return s.num_queries; }));
   }
   if (p.dk != nullptr) {
-    run_tasks<KeyGradients>(
-        p, AttentionTasks(p, kTileKeys, [&](const AttentionSpan& s) { return KeyGradients::own_keys(p, s); }));
+    run_tasks<KeyGradients>(call, p, AttentionTasks(call.params(), kTileKeys, [&](const AttentionSpan& s) {
+                              return KeyGradients::own_keys(p, s);
+                            }));
   }
   if (p.dsinks != nullptr) {
     parallel_for(p.num_q_heads, 1, [&](std::int64_t begin, std::int64_t end) {

@@ -93,6 +93,24 @@ void check_attention_lists(const AttentionInput& p) {
   }
 }
 
+namespace {
+
+// What kernels/attention_tree.h asks of a backend: a lone thread.
+struct Alone {
+  static int thread() { return 0; }
+  static int threads() { return 1; }
+  static void barrier() {}
+};
+
+}  // namespace
+
+AttentionCall::AttentionCall(const AttentionInput& p) : params_{p} {
+  if (p.parents == nullptr) return;
+  paths_.resize(static_cast<std::size_t>(attention_path_words(p.num_sequences)));
+  make_attention_paths<Alone>(p, paths_.data());
+  params_.paths = paths_.data();
+}
+
 AttentionTasks::Task AttentionTasks::operator[](std::int64_t i) const {
   const auto found = std::upper_bound(ends_.begin(), ends_.end(), i);
   const std::int64_t begin = found == ends_.begin() ? 0 : *(found - 1);
@@ -105,9 +123,24 @@ void AttentionReader::query(const AttentionHeads& a, const AttentionSpan& span, 
   attention_simd().load(static_cast<const unsigned char*>(a.data) + (at + head * a.head_stride) * size_of(p_.dtype),
                         p_.dtype, p_.head_dim, columns, to);
 }
+std::int64_t AttentionReader::offset_of_key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j) {
+  if (p_.parents == nullptr) return key_offset(p_, a, span, j);
+  const std::int64_t block = j / kTileKeys;
+  if (span.sequence != segment_ || block != block_) {
+    segment_ = span.sequence;
+    block_ = block;
+    tokens_.resize(kTileKeys);
+    AttentionPath path(p_, segment_);
+    for (std::int64_t i = std::min((block + 1) * kTileKeys, span.num_keys) - 1; i >= block * kTileKeys; --i) {
+      tokens_[i % kTileKeys] = path.token(p_, i);
+    }
+  }
+  const std::int64_t token = tokens_[j % kTileKeys];
+  return token < 0 ? kNoPage : token * a.token_stride;
+}
 void AttentionReader::key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j, std::int64_t kv_head,
-                          float* to) const {
-  const std::int64_t at = key_offset(p_, a, span, j);
+                          float* to) {
+  const std::int64_t at = offset_of_key(a, span, j);
   attention_simd().load(static_cast<const unsigned char*>(a.data) + (at + kv_head * a.head_stride) * size_of(p_.dtype),
                         p_.dtype, p_.head_dim, columns, to);
 }

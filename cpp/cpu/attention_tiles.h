@@ -14,6 +14,19 @@ const AttentionLanes& attention_simd();
 // Throws InvalidArgument if a list contradicts the arrays.
 void check_attention_lists(const AttentionInput& p);
 
+// A call, with the table of its paths if it has trees.
+class AttentionCall {
+ public:
+  explicit AttentionCall(const AttentionInput& p);
+  AttentionCall(const AttentionCall&) = delete;
+  AttentionCall& operator=(const AttentionCall&) = delete;
+  const AttentionTree<AttentionInput>& params() const { return params_; }
+
+ private:
+  std::vector<std::uint32_t> paths_;
+  AttentionTree<AttentionInput> params_;
+};
+
 // Tasks: pieces of at most `piece` queries, or keys, of each sequence, for each key head.
 class AttentionTasks {
  public:
@@ -21,7 +34,7 @@ class AttentionTasks {
     std::int64_t sequence, kv_head, first;
   };
   template <class Count>
-  AttentionTasks(const AttentionInput& p, std::int64_t piece, const Count& count)
+  AttentionTasks(const AttentionTree<AttentionInput>& p, std::int64_t piece, const Count& count)
       : heads_(p.num_kv_heads), piece_(piece) {
     ends_.reserve(static_cast<std::size_t>(p.num_sequences));
     std::int64_t end = 0;
@@ -37,24 +50,26 @@ class AttentionTasks {
   std::int64_t heads_, piece_;
 };
 
-// The span of a sequence, or of a segment of a tree.
-inline AttentionSpan span_of(const AttentionInput& p, std::int64_t sequence) { return {p, sequence}; }
-
 // Reads the arrays of a tile.
 class AttentionReader {
  public:
-  explicit AttentionReader(const AttentionInput& p)
+  explicit AttentionReader(const AttentionTree<AttentionInput>& p)
       : p_(p), columns((p.head_dim + kColumns - 1) / kColumns * kColumns) {}
 
   // Whether a key lies in memory.
-  bool exists(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j) const {
-    return key_offset(p_, a, span, j) != kNoPage;
+  bool exists(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j) {
+    return offset_of_key(a, span, j) != kNoPage;
   }
   void query(const AttentionHeads& a, const AttentionSpan& span, std::int64_t i, std::int64_t head, float* to) const;
-  void key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j, std::int64_t kv_head, float* to) const;
+  void key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j, std::int64_t kv_head, float* to);
 
  private:
-  const AttentionInput& p_;
+  std::int64_t offset_of_key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j);
+
+  const AttentionTree<AttentionInput>& p_;
+  // Tokens of the keys of one block of one segment, which are looked up together, along the path.
+  std::vector<std::int64_t> tokens_;
+  std::int64_t segment_ = -1, block_ = -1;
 
  public:
   const std::int64_t columns;  // columns per row, in floats

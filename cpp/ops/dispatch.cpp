@@ -75,12 +75,13 @@ void require_backend(const char* op, Device device) {
 #include "rlk/operators.inc"
 
 // Functions for which the backends differ.
-std::int64_t attention_workspace_bytes([[maybe_unused]] const AttentionParams& p, Device device) {
+std::int64_t attention_workspace_bytes(const AttentionParams& p, Device device) {
   require_backend("attention", device);
 #if RLK_WITH_CUDA
   if (device.type == DeviceType::kCuda) return cuda::attention_workspace_bytes(p, device.index);
 #endif
-  return 0;
+  const bool any = attention_rows(p) * p.num_q_heads > 0;
+  return device.type == DeviceType::kRocm && any ? attention_path_bytes(p) : 0;
 }
 
 std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, Device device) {
@@ -88,7 +89,8 @@ std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p
 #if RLK_WITH_CUDA
   if (device.type == DeviceType::kCuda) return cuda::attention_backward_workspace_bytes(p, device.index);
 #endif
-  return 4 * attention_rows(p) * p.num_q_heads;  // room for delta
+  const std::int64_t delta = 4 * attention_rows(p) * p.num_q_heads;
+  return device.type == DeviceType::kRocm ? delta + attention_path_bytes(p) : delta;
 }
 
 std::vector<LinearProducts> linear_vendor_products(Device device) {

@@ -108,7 +108,7 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
 
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan) {
   if (plan.kernel == AttentionKernel::kWgmma) return 4;
-  if (plan.kernel == AttentionKernel::kTiles || p.dtype == DType::kFloat32) return 0;
+  if (plan.kernel == AttentionKernel::kTiles || p.dtype == DType::kFloat32) return attention_path_bytes(p);
   return 4 * SplitGrid(p).end;
 }
 
@@ -155,7 +155,8 @@ GradientKernel choose_plan(const AttentionBackwardParams& p, int capability) {
 
 std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel) {
   const std::int64_t delta = 4 * attention_rows(p) * p.num_q_heads;
-  return kernel == GradientKernel::kWgmma ? GradientLayout(p).end + (p.dsinks != nullptr ? delta : 0) : delta;
+  if (kernel != GradientKernel::kWgmma) return delta + attention_path_bytes(p);
+  return GradientLayout(p).end + (p.dsinks != nullptr ? delta : 0);
 }
 
 std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, int device) {

@@ -1,12 +1,31 @@
 // attention over trees on CUDA, compiled once per architecture: mma.sync, and tiles for float32. Each key is found by
-// its number along the path.
+// its number along the path. One block of threads makes the table of paths before the other kernels run.
 #include "backward.cuh"
 #include "forward.cuh"
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
 
+namespace {
+
+constexpr int kPathThreads = 1024;  // one block: each of its few passes over the segments needs the one before
+
+__global__ void __launch_bounds__(kPathThreads)
+    attention_paths_kernel(const __grid_constant__ AttentionInput p, std::uint32_t* table) {
+  make_attention_paths<Machine>(p, table);
+}
+
+template <class Params>
+AttentionTree<Params> with_paths(const Params& p, void* table, cudaStream_t stream) {
+  auto* const paths = static_cast<std::uint32_t*>(table);
+  attention_paths_kernel<<<1, kPathThreads, 0, stream>>>(p, paths);
+  check(cudaGetLastError(), "launch of attention's paths");
+  return {p, paths};
+}
+
+}  // namespace
+
 void attention_tree(const AttentionParams& given, cudaStream_t stream) {
-  const AttentionTree<AttentionParams> p{given};
+  const AttentionTree<AttentionParams> p = with_paths(given, given.workspace, stream);
   bool vectors = true;
   for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
   with_element_type(p.dtype, [&](auto t) {
@@ -22,7 +41,8 @@ void attention_tree(const AttentionParams& given, cudaStream_t stream) {
 }
 
 void attention_tree_backward(const AttentionBackwardParams& given, cudaStream_t stream) {
-  run_attention_backward(AttentionTree<AttentionBackwardParams>{given}, stream);
+  float* const behind_delta = static_cast<float*>(given.workspace) + attention_rows(given) * given.num_q_heads;
+  run_attention_backward(with_paths(given, behind_delta, stream), stream);
 }
 
 }  // namespace rlk::cuda::RLK_CUDA_ARCH

@@ -20,8 +20,7 @@ std::string kernel_name(const char* pass, const AttentionInput& p) {
          (p.head_dim <= NarrowTile::kColumns ? "_narrow" : "_wide") + type_suffix(p.dtype);
 }
 
-// The params, the grid and the first block of each launch. The params of a tree have a type of their own with the same
-// bytes.
+// The params, the grid and the first block of each launch.
 template <class Params>
 void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int narrow_lds, int wide_lds, int device,
                   Stream stream) {
@@ -33,6 +32,21 @@ void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int
   });
 }
 
+// The same for a call that may have trees. `paths` is then their table.
+template <class Params>
+void launch_pass(const char* pass, const Params& p, const std::uint32_t* paths, const AttentionGrid& g, int narrow_lds,
+                 int wide_lds, int device, Stream stream) {
+  if (p.parents == nullptr) return launch_tiles(pass, p, g, narrow_lds, wide_lds, device, stream);
+  launch_tiles(pass, AttentionTree<Params>{p, paths}, g, narrow_lds, wide_lds, device, stream);
+}
+std::uint32_t* launch_paths(const AttentionInput& p, void* workspace, int device, Stream stream) {
+  auto* const paths = static_cast<std::uint32_t*>(workspace);
+  if (p.parents == nullptr) return paths;
+  RLK_CHECK(paths != nullptr, "attention: workspace");
+  launch_blocks(device, stream, {kAttentionThreads, 0}, "rlk_attention_paths", 1, p, paths);
+  return paths;
+}
+
 }  // namespace
 
 void attention(const AttentionParams& p, int device, Stream stream) {
@@ -41,8 +55,9 @@ void attention(const AttentionParams& p, int device, Stream stream) {
   if (attention_rows(p) * p.num_q_heads == 0) return;
   bool vectors = true;
   for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
-  launch_tiles("forward", p, attention_query_grid(p, NarrowTile::kRows, vectors), kAttentionForwardLds<NarrowTile>,
-               kAttentionForwardLds<WideTile>, device, stream);
+  launch_pass("forward", p, launch_paths(p, p.workspace, device, stream),
+              attention_query_grid(p, NarrowTile::kRows, vectors), kAttentionForwardLds<NarrowTile>,
+              kAttentionForwardLds<WideTile>, device, stream);
 }
 
 void attention_partials(const AttentionPartialsParams& p, int device, Stream stream) {
@@ -78,13 +93,14 @@ void attention_backward(const AttentionBackwardParams& p, int device, Stream str
     launch_blocks(device, stream, {kAttentionThreads, 0}, std::string("rlk_attention_delta") + type_suffix(p.dtype),
                   blocks, p, rows, blocks);
   }
+  const std::uint32_t* const paths = launch_paths(p, static_cast<float*>(p.workspace) + rows, device, stream);
   if (p.dq != nullptr && rows > 0) {
-    launch_tiles("dq", p, attention_query_grid(p, NarrowTile::kRows, vectors), kAttentionBackwardLds<NarrowTile>,
-                 kAttentionBackwardLds<WideTile>, device, stream);
+    launch_pass("dq", p, paths, attention_query_grid(p, NarrowTile::kRows, vectors), kAttentionBackwardLds<NarrowTile>,
+                kAttentionBackwardLds<WideTile>, device, stream);
   }
   if (p.dk != nullptr && attention_keys(p) > 0) {
-    launch_tiles("dkv", p, attention_key_grid(p, NarrowTile::kRows, vectors), kAttentionBackwardLds<NarrowTile>,
-                 kAttentionBackwardLds<WideTile>, device, stream);
+    launch_pass("dkv", p, paths, attention_key_grid(p, NarrowTile::kRows, vectors), kAttentionBackwardLds<NarrowTile>,
+                kAttentionBackwardLds<WideTile>, device, stream);
   }
   if (p.dsinks != nullptr) {
     constexpr std::size_t kLds = kSinkGroups * sizeof(float);

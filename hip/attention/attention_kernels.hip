@@ -38,6 +38,11 @@
   }
 
 RLK_KERNEL(rlk::kAttentionThreads)
+rlk_attention_paths(rlk::AttentionInput p, std::int64_t, std::uint32_t* table) {
+  rlk::make_attention_paths<rlk::hip::Machine>(p, table);
+}
+
+RLK_KERNEL(rlk::kAttentionThreads)
 rlk_attention_blank(rlk::AttentionPartialsParams p, std::int64_t first_block, std::int64_t threads) {
   const std::int64_t index = (first_block + rlk::hip::block_id_x()) * rlk::kAttentionThreads + rlk::hip::thread_id();
   if (index < threads) rlk::attention_partial_blank(p, index);

@@ -90,7 +90,6 @@ struct AttentionCall {
   }
   RLK_DEVICE void* tile() { return lds() + kAttentionCallLds; }
   static_assert(sizeof(Params) + sizeof(AttentionGrid) <= kAttentionCallLds);
-  static_assert(sizeof(Params) == sizeof(AttentionTree<Params>));  // the host passes the one for the other
 };
 
 template <class T, class Tile, class Params>

@@ -31,17 +31,33 @@ constexpr bool kInTurn = true;                      // options that do not inter
                                                     // slow
 constexpr std::int64_t kOrderWidths[] = {64, 192};  // one width per tile, since the emulation is slow
 constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee};
-void run(const AttentionParams& p) { rlk::hip::attention(p, 0, 0); }
-void run(const AttentionBackwardParams& p) { rlk::hip::attention_backward(p, 0, 0); }
+constexpr rlk::Device kDevice{rlk::DeviceType::kRocm, 0};
+void run_here(const AttentionParams& p) { rlk::hip::attention(p, 0, 0); }
+void run_here(const AttentionBackwardParams& p) { rlk::hip::attention_backward(p, 0, 0); }
 #else
 constexpr bool kBadListsThrow = true;
 constexpr Exp kExps[] = {Exp::kPortable, Exp::kHardware};
 constexpr bool kInTurn = false;
 constexpr std::int64_t kOrderWidths[] = {64, 128, 192, 256};
 constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee, Arithmetic::kSm90};
-void run(const AttentionParams& p) { rlk::cpu::attention(p); }
-void run(const AttentionBackwardParams& p) { rlk::cpu::attention_backward(p); }
+constexpr rlk::Device kDevice{rlk::DeviceType::kCpu, 0};
+void run_here(const AttentionParams& p) { rlk::cpu::attention(p); }
+void run_here(const AttentionBackwardParams& p) { rlk::cpu::attention_backward(p); }
 #endif
+
+constexpr std::size_t kGuard = 64;
+constexpr unsigned char kCanary = 0x5a;
+
+// In a workspace of the bytes that were asked for, behind which nothing is written.
+template <class Params>
+void run_with(Params p, std::int64_t bytes) {
+  std::vector<unsigned char> workspace(static_cast<std::size_t>(bytes) + kGuard, kCanary);
+  p.workspace = workspace.data();
+  run_here(p);
+  for (std::size_t i = 0; i < kGuard; ++i) ASSERT_EQ(workspace[workspace.size() - 1 - i], kCanary) << "workspace";
+}
+void run(const AttentionParams& p) { run_with(p, attention_workspace_bytes(p, kDevice)); }
+void run(const AttentionBackwardParams& p) { run_with(p, attention_backward_workspace_bytes(p, kDevice)); }
 
 // Contiguous elements between canaries.
 class Output {
@@ -66,8 +82,6 @@ class Output {
   }
 
  private:
-  static constexpr std::size_t kGuard = 64;
-  static constexpr unsigned char kCanary = 0x5a;
   DType dtype_;
   std::size_t begin_, size_;
   std::vector<unsigned char> memory_;
@@ -122,8 +136,6 @@ void check_backward(Problem& problem) {
   for_each_backend([&](const std::string& backend) {
     Output dq(problem.q_places() * c.head_dim, c.dtype, c.shift);
     Output dk(problem.k_places() * c.head_dim, c.dtype, c.shift), dv(problem.k_places() * c.head_dim, c.dtype);
-    std::vector<float> workspace(static_cast<std::size_t>(problem.q_places()) + 1, std::nanf(""));
-    p.workspace = workspace.data();
     p.dq = dq.data();
     p.dk = dk.data();
     p.dv = dv.data();

@@ -141,6 +141,21 @@ TEST_F(Attention, Trees) {
   }
 }
 
+// Chains of many short or empty segments, which branch at many depths, and several roots.
+TEST_F(Attention, DeepTrees) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    Case c{{}};
+    for (std::int32_t s = 0; s < 150; ++s) {
+      const std::int64_t tokens = s % 11 == 3 ? 0 : s % 17 == 5 ? 2 : 1;
+      c.lengths.push_back({tokens, tokens});
+      c.parents.push_back(s % 50 == 0 ? -1 : s % 7 == 6 ? s - 5 : s % 23 == 22 ? s / 2 : s - 1);
+    }
+    c.dtype = dtype;
+    c.window = dtype == DType::kFloat32 ? 33 : 0;
+    ASSERT_NO_FATAL_FAILURE(check(c));
+  }
+}
+
 // On a GPU an invalid parent is one key that is NaN: rows below it fail, and all others keep their bits.
 TEST_F(Attention, ParentsThatAreNone) {
   for (const std::int32_t parent : {2, 1, 1000, -2, 2147483647, -2147483647}) {
@@ -229,10 +244,9 @@ TEST_F(Attention, SinksOfManyRows) {
   AttentionBackwardParams p{problem.input};
   p.dout = problem.like_queries();
   p.out = problem.like_queries();
-  std::vector<float> lse(static_cast<std::size_t>(problem.q_places())), workspace(lse.size(), std::nanf(""));
+  std::vector<float> lse(static_cast<std::size_t>(problem.q_places()));
   for (std::size_t i = 0; i < lse.size(); ++i) lse[i] = static_cast<float>(i % 7) / 4;
   p.lse = lse.data();
-  p.workspace = workspace.data();
   const Patterns want = reference(p).dsinks;
   Output dsinks(1, DType::kFloat32);
   p.dsinks = static_cast<float*>(dsinks.data());
@@ -460,10 +474,9 @@ TEST_F(Attention, ListsThatContradictTheArrays) {
     const std::int64_t d = problem.what().head_dim;
     Output dq(problem.q_places() * d, problem.what().dtype), dk(problem.k_places() * d, problem.what().dtype);
     Output dv(problem.k_places() * d, problem.what().dtype);
-    std::vector<float> lse(static_cast<std::size_t>(problem.q_places()), 1.0f), workspace = lse;
+    std::vector<float> lse(static_cast<std::size_t>(problem.q_places()), 1.0f);
     p.dout = p.out = problem.input.q;
     p.lse = lse.data();
-    p.workspace = workspace.data();
     p.dq = dq.data();
     p.dk = dk.data();
     p.dv = dv.data();

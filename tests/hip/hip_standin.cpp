@@ -130,6 +130,7 @@ const Table kAttention = {
     RLK_OF_FLOATS(rlk_attention_partials_wide),
     RLK_OF_FLOATS(rlk_attention_merge),
     RLK_OF(rlk_attention_blank),
+    RLK_OF(rlk_attention_paths),
     RLK_OF_FLOATS(rlk_attention_tree_forward_narrow),
     RLK_OF_FLOATS(rlk_attention_tree_forward_wide),
     RLK_OF_FLOATS(rlk_attention_tree_dq_narrow),

@@ -40,6 +40,7 @@ import rope_cases  # noqa: E402
 import silu_mul_cases  # noqa: E402
 import test_attention_fuzz as attention_fuzz  # noqa: E402
 import test_attention_partials as partials_tests  # noqa: E402
+import test_attention_tree as tree_tests  # noqa: E402
 import test_covariance_mask as covariance_tests  # noqa: E402
 import test_embedding_fuzz as embedding_fuzz  # noqa: E402
 import test_fuzz as fuzz  # noqa: E402
@@ -199,6 +200,25 @@ def test_cpu_and_hip_attention_has_the_same_bytes(first: int, monkeypatch: pytes
         got = attention_cases.results(there, **options)
         found = fuzz.differing(tuple(want.values()), back(tuple(got.values())))
         assert not found, f"{problem.name}: {found}"
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_cpu_and_hip_trees_have_the_same_bytes(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random trees and a deep chain of short segments with dead ends, both widths of tiles, every option."""
+    monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
+    rng = np.random.default_rng(number)
+    how = {"dtype": attention_cases.DTYPES[number % 3], "head_dim": (24, 192)[number % 2]}
+    trees = [tree_tests.random_tree(rng, 8, **how)]
+    trees.append(
+        tree_tests.Tree(rng, [2, 0, 1] * 20, [-1, *(s - 1 if s % 4 else s - 2 for s in range(1, 60))][:60], **how)
+    )
+    for tree in trees:
+        options = tree_tests.OPTIONS[number // 2]
+        want = attention_cases.results((tree.arrays, tree.lists), **options)
+        there, moved = attention_cases.moved(on_device, ((tree.arrays, tree.lists), options))
+        got = attention_cases.results(there, **moved)
+        found = fuzz.differing(tuple(want.values()), back(tuple(got.values())))
+        assert not found, f"{tree.lengths}, {tree.of}, {how}, {options}: {found}"
 
 
 @pytest.mark.parametrize("number", range(10))

@@ -4,121 +4,23 @@
 
 #include <type_traits>
 
+#include "rlk/kernels/attention_tree.h"
 #include "rlk/ops/attention.h"
 
 namespace rlk {
 
-// Returns the same pointer. On HIP the compiler then knows that it does not point into LDS. A plain cast to global
-// memory and back would be dropped by the compiler.
-template <class T>
-RLK_HD T* in_memory(T* p) {
-#if defined(__HIP_DEVICE_COMPILE__)
-  auto* global = (__attribute__((address_space(1))) T*)p;
-  asm("" : "+v"(global));
-  return (T*)global;
-#else
-  return p;
-#endif
-}
-
-// A half-open range of queries or of keys.
-struct AttentionRange {
-  std::int64_t first, last;
-  RLK_HD bool empty() const { return first >= last; }
-};
-
-RLK_HD std::int64_t clamp_to(std::int64_t x, std::int64_t least, std::int64_t most) {
-  return x < least ? least : x > most ? most : x;
-}
-
-// Range of tokens of sequence b, by its offsets.
-RLK_HD AttentionRange attention_place(const std::int32_t* offsets, std::int64_t b, std::int64_t tokens) {
-  const std::int64_t first = clamp_to(in_memory(offsets)[b], 0, tokens);
-  return {first, clamp_to(in_memory(offsets)[b + 1], first, tokens)};
-}
-
-// A segment's path, walked from the segment to its root.
-struct AttentionPath {
-  std::int64_t segment;
-  AttentionRange tokens;  // the segment's own tokens
-
-  template <class Params>
-  RLK_HD AttentionPath(const Params& p, std::int64_t s)
-      : segment(s), tokens(attention_place(p.cu_seqlens_q, s, p.q_tokens)) {}
-
-  // Moves on to the parent. Returns false at a root; sets `bad` for an invalid parent.
-  template <class Params>
-  RLK_HD bool ascend(const Params& p, bool* bad) {
-    const std::int64_t parent = in_memory(p.parents)[segment];
-    *bad = parent < -1 || parent >= segment;
-    if (*bad || parent < 0) return false;
-    *this = AttentionPath(p, parent);
-    return true;
-  }
-  // Number of keys of the path: at most all tokens and one more, which stands for an invalid parent.
-  template <class Params>
-  RLK_HD std::int64_t keys(const Params& p) const {
-    AttentionPath at = *this;
-    std::int64_t count = at.tokens.last - at.tokens.first;
-    bool bad;
-    while (at.ascend(p, &bad)) count += at.tokens.last - at.tokens.first;
-    return clamp_to(count + (bad ? 1 : 0), 0, p.q_tokens + 1);
-  }
-  // Token of key j of `keys`, or -1 if it has none.
-  template <class Params>
-  RLK_HD std::int64_t token(const Params& p, std::int64_t keys, std::int64_t j) const {
-    AttentionPath at = *this;
-    bool bad;
-    do {
-      keys -= at.tokens.last - at.tokens.first;
-      if (j >= keys) return at.tokens.first + (j - keys);
-    } while (at.ascend(p, &bad));
-    return -1;
-  }
-  // Whether segment a is on the path.
-  template <class Params>
-  RLK_HD bool passes(const Params& p, std::int64_t a) const {
-    AttentionPath at = *this;
-    bool bad;
-    while (at.segment > a && at.ascend(p, &bad)) {
-    }
-    return at.segment == a;
-  }
-};
-
-// The first sequence that ends behind a token, by ascending offsets; num_sequences if there is none.
-RLK_HD std::int64_t sequence_of(const std::int32_t* offsets, std::int64_t num_sequences, std::int64_t token) {
-  std::int64_t first = 0, last = num_sequences;
-  while (first < last) {
-    const std::int64_t middle = (first + last) / 2;
-    if (in_memory(offsets)[middle + 1] > token) {
-      last = middle;
-    } else {
-      first = middle + 1;
-    }
-  }
-  return first;
-}
-
-// Params of a call whose sequences are segments of trees. Such calls have kernels of their own, since the other kernels
-// have no registers left for this.
+// Whether params may be those of any call, as a host's are.
 template <class Params>
-struct AttentionTree : Params {};
-
-// Whether code for these params looks at `parents`. Host code with an AttentionInput does.
-template <class Params>
-constexpr bool kMayBranch =
-    std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionTree<AttentionParams>> ||
-    std::is_same_v<Params, AttentionTree<AttentionBackwardParams>>;
+constexpr bool kMayBeAny =
+    std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionTree<AttentionInput>>;
 // Whether pages may be shared. A backward shares no pages, and a tree has none.
 template <class Params>
-constexpr bool kMayShare = std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionParams> ||
-                           std::is_same_v<Params, AttentionPartialsParams>;
+constexpr bool kMayShare =
+    kMayBeAny<Params> || std::is_same_v<Params, AttentionParams> || std::is_same_v<Params, AttentionPartialsParams>;
 
-// Whether Params may be those of partials, so that other kernels skip the test. An AttentionInput may be either.
+// Whether Params may be those of partials, so that other kernels skip the test.
 template <class Params>
-constexpr bool kMayBePartial =
-    std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionPartialsParams>;
+constexpr bool kMayBePartial = kMayBeAny<Params> || std::is_same_v<Params, AttentionPartialsParams>;
 
 // Sequence b: its queries are tokens q_first + i of its q, and its keys are tokens k_first + j of its k. Keys of
 // ancestors lie elsewhere.
@@ -150,7 +52,7 @@ struct AttentionSpan {
     num_keys = k.last - k.first;
     if constexpr (kMayBranch<Params>) {
       if (p.parents != nullptr) {
-        num_keys = AttentionPath(p, b).keys(p);
+        num_keys = AttentionPath(p, b).keys();
         k_first = q_first - position(0);
       }
     }
@@ -204,7 +106,7 @@ template <class Params>
 RLK_HD std::int64_t key_offset(const Params& p, const AttentionHeads& a, const AttentionSpan& span, std::int64_t j) {
   if constexpr (kMayBranch<Params>) {
     if (p.parents != nullptr) {
-      const std::int64_t token = AttentionPath(p, span.sequence).token(p, span.num_keys, j);
+      const std::int64_t token = AttentionPath(p, span.sequence).token(p, j);
       return token < 0 ? kNoPage : token * a.token_stride;
     }
   }

@@ -1,0 +1,53 @@
+// Places of sequences, by offsets clamped to the arrays. For every backend.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+
+namespace rlk {
+
+// Returns the same pointer. On HIP the compiler then knows that it does not point into LDS. A plain cast to global
+// memory and back would be dropped by the compiler.
+template <class T>
+RLK_HD T* in_memory(T* p) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  auto* global = (__attribute__((address_space(1))) T*)p;
+  asm("" : "+v"(global));
+  return (T*)global;
+#else
+  return p;
+#endif
+}
+
+// A half-open range of queries or of keys.
+struct AttentionRange {
+  std::int64_t first, last;
+  RLK_HD bool empty() const { return first >= last; }
+};
+
+RLK_HD std::int64_t clamp_to(std::int64_t x, std::int64_t least, std::int64_t most) {
+  return x < least ? least : x > most ? most : x;
+}
+
+// Range of tokens of sequence b, by its offsets.
+RLK_HD AttentionRange attention_place(const std::int32_t* offsets, std::int64_t b, std::int64_t tokens) {
+  const std::int64_t first = clamp_to(in_memory(offsets)[b], 0, tokens);
+  return {first, clamp_to(in_memory(offsets)[b + 1], first, tokens)};
+}
+
+// The first sequence that ends behind a token, by ascending offsets; num_sequences if there is none.
+RLK_HD std::int64_t sequence_of(const std::int32_t* offsets, std::int64_t num_sequences, std::int64_t token) {
+  std::int64_t first = 0, last = num_sequences;
+  while (first < last) {
+    const std::int64_t middle = (first + last) / 2;
+    if (in_memory(offsets)[middle + 1] > token) {
+      last = middle;
+    } else {
+      first = middle + 1;
+    }
+  }
+  return first;
+}
+
+}  // namespace rlk
