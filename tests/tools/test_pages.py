@@ -38,6 +38,42 @@ def test_languages_are_known() -> None:
     assert found <= {"", "python", "pycon", "sh", "json", "text", "math"}, found
 
 
+FOLDERS = ("bench", "cuda", "hip")  # of pages beside the code
+BESIDE_CODE = [page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))]
+MARKDOWN = {str(page.relative_to(ROOT)): page for page in (*ROOT.glob("*.md"), *PAGES, *BESIDE_CODE)}
+
+
+def tables(text: str) -> list[list[str]]:
+    """Lines of each table, outside fenced blocks."""
+    prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M)
+    return [block.split("\n") for block in re.findall(r"(?:^ *\|.*\n?)+", prose, re.M)]
+
+
+def cells(line: str) -> int:
+    return len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", line))) - 1
+
+
+def faults_of(table: list[str]) -> list[str]:
+    """Lines that keep a table from being one: a second line that separates nothing, a row of other width."""
+    rows = [line.strip() for line in table if line.strip()]
+    if len(rows) < 2 or not re.fullmatch(r"\|(?: *:?-+:? *\|)+", rows[1]):
+        return rows[:2]
+    return [row for row in rows if cells(row) != cells(rows[0]) or not row.endswith("|")]
+
+
+@pytest.mark.parametrize("name", sorted(MARKDOWN))
+def test_the_tables_of_a_page_are_tables(name: str) -> None:
+    assert [fault for table in tables(MARKDOWN[name].read_text()) for fault in faults_of(table)] == []
+
+
+BROKEN = ("| a | b | |---|---|\n| 1 | 2 |\n", "| a |\n|---|\n| 1 | 2 |\n", "| a |\n|---|\n| 1\n")
+
+
+@pytest.mark.parametrize("table", BROKEN)
+def test_a_broken_table_is_noticed(table: str) -> None:
+    assert [faults_of(found) for found in tables(table)] != [[]]
+
+
 @pytest.mark.parametrize("name", HERE)
 def test_the_code_of_a_page_runs(name: str) -> None:
     pytest.importorskip("torch")
