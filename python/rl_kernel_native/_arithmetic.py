@@ -22,17 +22,18 @@ def arithmetic(unit: str) -> Computing:
     or task).
 
     Args:
-        unit: ``"ieee"``: the portable default; matrix products are chains of fused multiply-adds. ``"sm_90"``: matrix
-            products and the exponential are those of an H200, both verified against the hardware; this includes
-            attention's bfloat16 and float16 products in the forward. ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"``: matrix
-            products of these units by published rules, not verified; their own exponential is not modelled. These units
-            multiply only bfloat16 and float16. Outside ``"ieee"``, float32 operands of a product are a ValueError; only
-            attention accepts them and uses the same chains everywhere. GPUs compute with their own units whatever the
-            context says. A compiled call (torch.compile) computes in ieee arithmetic, and raises an error if the
-            context asks for another unit.
+        unit: ``"ieee"``: the portable default; matrix products are chains of fused multiply-adds.
+            ``"sm_90"``: matrix products and the exponential are those of an H200, both verified against the hardware;
+            this includes attention's bfloat16 and float16 products in the forward.
+            ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"``: matrix products of these units by published rules, not
+            verified; their own exponential is not modelled.
+            These units multiply only bfloat16 and float16. Outside ``"ieee"``, float32 operands of a product are a
+            ValueError; only attention accepts them and uses the same chains everywhere. GPUs compute with their own
+            units whatever the context says. A compiled call (torch.compile) computes in ieee arithmetic, and raises an
+            error if the context asks for another unit.
     A backward computes in the unit of its forward, in any thread. Activation checkpointing repeats the forward in
     the thread that runs backward: pass ``context_fn=rk.checkpoint_contexts`` to ``torch.utils.checkpoint.checkpoint``
-        (for ``use_reentrant=False``), or open the context inside the checkpointed function (for both forms).
+    (for ``use_reentrant=False``), or open the context inside the checkpointed function (for both forms).
     Returns: a context manager for one ``with``, or a decorator of a function.
     Raises: ValueError for another name, at the call; TypeError if the decorated object (a class, a generator or a
         coroutine) would run after the context.

@@ -23,7 +23,7 @@ def kept_arrays(kept: Any) -> tuple[Any, Any]:
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...], known_as: Mapping[str, str] | None = None) -> None:
-    """``known_as``: ``known_as`` maps other names of a choice, which the error translates."""
+    """Refuses a value outside ``choices``. ``known_as`` maps other names of a choice, which the error translates."""
     if not isinstance(value, str) or value not in choices:
         expected = ", ".join(f'"{c}"' for c in choices)
         ours = (known_as or {}).get(value) if isinstance(value, str) else None

@@ -63,8 +63,8 @@ class Kept:
         native: a function of the arrays, the options and one bool per array of ``of``: returns the outputs, the
             gradients and the ``extra`` arrays. The first output is the loss; the others are constants.
         incoming: name of the gradient that comes in.
-        constants: error text that refuses a gradient of another array. extra: dtypes of further arrays that a backward
-            reads. Their shapes follow those of the outputs.
+        constants: error text that refuses a gradient of another array.
+        extra: dtypes of further arrays that a backward reads. Their shapes follow those of the outputs.
         reads: number of options that are passed to ``scale`` and ``along``.
         scale: a function that returns gradients from a way to call operators, the incoming gradient, what the forward
             kept and those options.
@@ -104,8 +104,8 @@ class Linear:
         along: of a way to call operators, tangents or incoming gradients (None where there is none), the arrays (those
             of ``of`` as :class:`Like`), the options, and None for tangents, else what is wanted of ``of``: tangents of
             the first outputs, or gradients of ``of``.
-        constants: error text that refuses a gradient of another array. dims: most dimensions that kernels read at any
-            stride; the last must be contiguous.
+        constants: error text that refuses a gradient of another array.
+        dims: most dimensions that kernels read at any stride; the last must be contiguous.
         accumulates: whether a ``main_grad``, the last of the options and none of a schema's, takes the gradient of the
             one array ``of``. Eager autograd is then written by hand.
         batch: a function of torch.func's info, dimensions, inputs and a call: returns outputs with the batch in front,

@@ -1,7 +1,8 @@
 """Objectives of RL frameworks, by the frameworks' own configuration names. Each function returns a :class:`PolicySpec`
 that reproduces the framework's loss and gradients to float32 rounding. ``verl_rollout_correction`` and ``slime_mis``
 return the arguments of :func:`importance_weights`. As in the frameworks, an array that a spec does not need is ignored,
-and without ``rollout_logprob`` no correction applies (:attr:`PolicySpec.lenient`)."""
+and without ``rollout_logprob`` no correction applies (:attr:`PolicySpec.lenient`). The pages of docs/objectives.md have
+the tables."""
 
 from __future__ import annotations
 

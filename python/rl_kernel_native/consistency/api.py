@@ -33,8 +33,8 @@ def compare(
     """Rolls out with one model, scores the same ids with another, and names the operator where they diverge.
 
     The rollout decodes token by token against a cache in a changing batch; the training side runs one forward over the
-    whole sequences. Each operator of the training side then runs again on the input of the rollout's operator. A wrong
-    weight, bias, epsilon or temperature therefore differs from rounding, and its operator is named.
+    whole sequences. Each operator of the training side then runs again on the input of the rollout's operator. This
+    tells a wrong weight, bias, epsilon or temperature from rounding, and names its operator.
 
     Args:
         model_a: the rollout's model: a transformers model (Qwen2, Qwen3, Llama, Mistral), a directory or a Hub id.

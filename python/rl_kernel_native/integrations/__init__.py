@@ -31,8 +31,9 @@ def enable(*, rollout: Literal["vllm"] | None = None, trainer: Literal["trl"] | 
 
     Call it before the engine and the trainer are created::
 
-        rk.enable(rollout="vllm", trainer="trl") trainer = GRPOTrainer(..., args=GRPOConfig(use_vllm=True,
-        vllm_mode="colocate", ...)) trainer.train()
+        rk.enable(rollout="vllm", trainer="trl")
+        trainer = GRPOTrainer(..., args=GRPOConfig(use_vllm=True, vllm_mode="colocate", ...))
+        trainer.train()
 
     Args:
         rollout: ``"vllm"``: the plugin of docs/vllm.md. It refuses an engine if it cannot replace one of its modules.

@@ -66,7 +66,7 @@ def locate_sequences(
     """Sequences of a forward over `batch` rows of `num_queries` tokens.
 
     The host reads a mask, or positions without a mask: one synchronisation per forward on a GPU. `cu_seq_lens_q`, as
-        from transformers' flattening collator, needs none.
+    from transformers' flattening collator, needs none.
 
     Args:
         attention_mask: None, or [batch, keys], nonzero for real tokens, which have no padding between them. With a

@@ -25,7 +25,8 @@ __all__ = ["NEWEST", "OLDEST", "enabled"]
 OLDEST, NEWEST = "1.15", "1.16"
 _INSTALL = f"pip install 'trl~={NEWEST}.0'"
 
-# Number of tokens whose logits exist at a time.
+# Number of tokens whose logits exist at a time. 8192 is the block of the weight's gradient (rule 9 of
+# docs/numerics.md), so the gradient has the bits of one call.
 _TOKENS = 8192
 
 # TRL's functions and names that this module replaces, calls or reads: private names, which any release may change.
@@ -133,11 +134,11 @@ def enabled() -> Iterator[None]:
     ``_compute_loss`` of its own keeps that. Contexts may be nested and overlap: the last one to close restores TRL.
 
     Every ``loss_type`` of GRPOConfig is supported, with KL, vLLM's importance correction, off-policy and entropy masks,
-        the entropy bonus and MoE's auxiliary loss. Metrics go to TRL's logs under TRL's names. Log-probabilities have
-        the same bits for any micro-batch, given the same hidden states. :func:`rl_kernel_native.patch_model` makes the
-        hidden states of models in one dtype the same. The reference model of a patched policy is patched too, so the KL
-        of the first step is exactly 0; if that is impossible, a warning gives the reason. On CUDA, ``linear`` supports
-        bfloat16 and float16: train with ``bf16=True`` or ``fp16=True``, without ``cast_lm_head_to_fp32``.
+    the entropy bonus and MoE's auxiliary loss. Metrics go to TRL's logs under TRL's names. Log-probabilities have
+    the same bits for any micro-batch, given the same hidden states. :func:`rl_kernel_native.patch_model` makes the
+    hidden states of models in one dtype the same. The reference model of a patched policy is patched too, so the KL
+    of the first step is exactly 0; if that is impossible, a warning gives the reason. On CUDA, ``linear`` supports
+    bfloat16 and float16: train with ``bf16=True`` or ``fp16=True``, without ``cast_lm_head_to_fp32``.
 
     The tests compare with TRL 1.15 and 1.16. A newer release works, with a warning, as long as it has the names and
     parameters that are used here.

@@ -15,7 +15,7 @@ import torch
 
 from .families import CACHE_NAMES, PARAMETERS, Family, plain_type
 
-# Methods that no forward calls.
+# Methods that no forward calls. transformers and DeepSpeed wrap those that make a module.
 _OF_NO_FORWARD = ("__init__", "__repr__", "extra_repr", "reset_parameters", "_init_weights")
 _TP_FORWARDS = ("distributed/tensor_parallel.py", "integrations/tensor_parallel.py")
 
@@ -113,6 +113,7 @@ def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: 
             variable = name not in codes and name not in _imports(function.__code__.co_filename)
             if strange and variable:
                 continue  # a function of another package, such as flash attention's
+            # A function of the same file is compared under this name, an imported one under its name elsewhere.
             if name in codes and origin.__code__.co_filename != function.__code__.co_filename:
                 return f"{name} was replaced by {value.__module__}.{value.__qualname__}"
             reason = why_changed(value, origin.__qualname__ if name not in codes else name, seen)

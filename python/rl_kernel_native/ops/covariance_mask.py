@@ -102,7 +102,7 @@ def covariance_mask(
     The selection runs on the device, and nothing waits for the host. It does not depend on padding, packing, strides or
     the backend. A draw depends only on the seed, the sequence's index in the call and the token's position. Means and
     numbers are those of this call: a micro-batch selects among its own tokens, as in verl. The result has no gradient;
-        inputs that require a gradient are treated as detached.
+    inputs that require a gradient are treated as detached.
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens

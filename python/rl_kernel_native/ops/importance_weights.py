@@ -206,15 +206,16 @@ def importance_weights(
     tokens that are not rejected. The weights have the bits of those that a :class:`PolicySpec` applies.
 
     There is no gradient: a weight corrects the sampling distribution and is not part of the objective. Inputs that
-        require a gradient are treated as detached, as in the frameworks. The weight of a rejected token is not 0: pass
-        ``mask`` on, or multiply by it.
+    require a gradient are treated as detached, as in the frameworks. The weight of a rejected token is not 0: pass
+    ``mask`` on, or multiply by it.
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows with any stride. These are the trainer's log-probabilities, under its old or current
             policy.
-        rollout_logprob: as ``logprob``, from the engine. mask: of that shape; any mask (docs/tokens.md). A token counts
-            if its mask is not 0; other tokens may hold any value. None: all tokens count.
+        rollout_logprob: as ``logprob``, from the engine.
+        mask: of that shape; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens may hold any
+            value. None: all tokens count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         level: level of the ratio: ``"token"``; ``"sequence"``, the product over the sequence's tokens; ``"geometric"``,
             their geometric mean.

@@ -301,7 +301,6 @@ def linear_partial(
             The shard's number of columns is a multiple of ``16 * num_segments``, unless the layer has one segment.
         engine, main_grad, weight_grad_dtype: as for :func:`linear`, for the shard.
     Returns: the subtree's sum before bias and rounding, ``[..., out_features]`` float32. Differentiable (torch).
-        Differentiable (torch).
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 2.
 

@@ -260,7 +260,7 @@ def logprob_partial(
             of 64 columns.
         vocab_size: columns of the whole row.
     The other arguments are those of :func:`logprob`, the same on every rank.
-    Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit; an internal record, not statistics by themselves.
+    Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit, an internal record for :func:`logprob_merge`.
     Raises: as :func:`logprob`; ValueError if a shard is not whole parts. The error names the padding that helps.
 
     Example:

@@ -67,10 +67,11 @@ def masked_whiten(
     process_group: Any = None,
     return_stats: bool = False,
 ) -> Any:
-    """``(x - mean) / sqrt(var + eps)`` over all tokens of a batch that count, as verl and TRL do with advantages. Sums
-    go by position in a sequence, then by sequence, in two passes. The bits are the same padded or packed, at any stride
-    and on every backend. Tokens whose mask is 0 are not read, may hold NaN, and get 0. Advantages are constants without
-    a gradient; inputs that require a gradient are treated as detached.
+    """``(x - mean) / sqrt(var + eps)`` over all tokens of a batch that count, as verl and TRL do with advantages.
+
+    Sums go by position in a sequence, then by sequence, in two passes. The bits are the same padded or packed, at any
+    stride and on every backend. Tokens whose mask is 0 are not read, may hold NaN, and get 0. Advantages are constants
+    without a gradient; inputs that require a gradient are treated as detached.
 
     Args:
         x: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; float32, last
@@ -81,8 +82,8 @@ def masked_whiten(
         shift_mean: with False, the mean is added again.
         unbiased: use Bessel's correction in the variance.
         process_group: a group of torch.distributed: the batch consists of the sequences of its ranks, in rank order,
-            with the bits of one rank that has them all. A rank may have no token, or none that counts, but all ranks
-            must call. Each rank receives the tokens of all ranks, and the host waits for the device once.
+            with the bits of one rank that has them all. A rank may have no sequence, or no token that counts, but all
+            ranks must call. Each rank receives the tokens of all ranks, and the host waits for the device once.
         return_stats: also return ``mean`` and ``var``.
     Returns:
         float32 of the shape of ``x``, or a :class:`MaskedWhitenResult`. If all tokens that count are equal, or only one

@@ -41,7 +41,7 @@ class PolicySpec:
     """A policy objective: ratio level x clip form x importance correction x KL x entropy x aggregation.
 
     Formulas: cpp/include/rlk/ops/policy_loss.h; names in papers and frameworks: docs/objectives.md. Ready-made specs:
-        ``rl_kernel_native.presets``. A spec is frozen and hashable; ``dataclasses.replace`` makes a changed copy.
+    ``rl_kernel_native.presets``. A spec is frozen and hashable; ``dataclasses.replace`` makes a changed copy.
 
     Args:
         level: the level of the ratio: ``"token"``; ``"sequence"``, the product over a sequence; ``"geometric"``, its

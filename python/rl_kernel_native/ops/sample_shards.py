@@ -259,8 +259,8 @@ def sample_merge(
     Args:
         payloads: int32 ``[shards, num_rows, 16 + 3 * max_top_k]`` from :func:`sample_partial`, of each shard once, in
             any order; 1 to 8 shards. A row gets ``SampleStatus.BAD_SHARDS`` if its payloads do not cover every shard
-            once, or if an argument of their call differed from this one's. Other penalties, masks and logits are not
-            detected.
+            once, or if another argument of their call differed from this one's. Different penalties, masks and logits
+            are not detected.
         allowed: as for :func:`sample`; read only if ``return_kept`` asks for the sets of rows that nothing else cuts.
         return_logprob: as for the partials. ``"raw"`` and ``"both"`` make equal payloads, and so do ``"processed"`` and
             ``"none"``.

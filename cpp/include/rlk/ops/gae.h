@@ -26,7 +26,7 @@
 //   not count. Lane l of 32 has tokens 4l ... 4l + 3 of a chunk.
 //   The block of a lane begins as (1, +0). Over its tokens, last to first, block becomes (c_t, d_t) . block. A token that
 //   does not count leaves the block as it is, or with `reset` makes it (0, +0).
-//   x behind chunk k - 1 is advance(c, x behind chunk k, d) with the block of lane 0 of chunk k. x behind lane 31 is x behind
+//   Then for h = 1, 2, 4, 8, 16: block_l becomes block_l . block_{l+h}, for all lanes at once, where l + h < 32.
 //   x behind chunk k - 1 is advance(c, x behind chunk k, d) with the block of lane 0 of chunk k. x behind lane 31 is x
 //   behind its chunk. x behind lane l < 31 is advance(c, x behind the chunk, d) with block_{l+1}. Within a lane, x_t
 //   follows as above.

@@ -10,8 +10,7 @@
 //   status          : bit 0: a length was out of range and is clamped; bit 1: there are more tokens than `capacity`
 // The CPU throws InvalidArgument in both cases before it writes anything.
 // pack:   packed[cu_seqlens[i] + p] = padded[i, t] for each p below the row's length by cu_seqlens. Here t = p; with
-// positions, t is the token with positions[i, t] = p. packed[cu_seqlens[num_sequences] ...]
-//         = fill.
+//         positions, t is the token with positions[i, t] = p. packed[cu_seqlens[num_sequences] ...] = fill.
 // unpack: padded[i, t] = packed[cu_seqlens[i] + p] with the same t and p, and fill where there is no such token.
 // The real number of tokens, cu_seqlens[num_sequences], stays on the device; `capacity` is the caller's bound. The CPU
 // throws InvalidArgument for invalid offsets (rlk/tokens.h) and for a sequence longer than num_tokens. A GPU takes length
@@ -67,6 +66,6 @@ struct PackParams {
 };
 
 void pack_layout(const PackLayoutParams& p, Device device, Stream stream);
-void pack(const PackParams& p, Device device, Stream stream);  // false: unpack
+void pack(const PackParams& p, Device device, Stream stream);  // unpacks if p.unpacks
 
 }  // namespace rlk

@@ -22,7 +22,7 @@
 // A head of a token has the same bits for any number of tokens and heads, any position and stride, and on every backend.
 // NaN results are canonical; NaNs in copied columns keep their bits.
 // If an id is outside [0, max_position), the CPU throws InvalidArgument before it writes anything. A GPU takes NaN for
-// the angles of that token's pairs, reads no table row for them, and leaves other tokens alone.
+// the angles of the pairs that would use this id, reads no table row for them, and leaves other tokens alone.
 // The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 

@@ -3,7 +3,7 @@
 It consists of an out-of-tree platform, Python versions of the two C++ operators that the runner calls, and torch's own
 operators as the stock control.
 
-It is slow, and supports only eager mode.
+It is slow, and supports only eager mode. Call :func:`install` in a process of its own, before anything else of vLLM.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENVIRONMENT = {
 
 
 def install() -> None:
-    """Makes this process's vLLM run on its CPU. Repeated calls do nothing. Idempotent."""
+    """Makes this process's vLLM run on its CPU. Repeated calls do nothing."""
     global _library
     if _library is not None:
         return

@@ -48,7 +48,7 @@ class RlkRotaryEmbedding(RotaryEmbedding):
 
 
 class Scaled:
-    """Tables from the model's own rope_parameters."""
+    """Tables from the model's own rope_parameters. vLLM keeps a module for later engines of the process."""
 
     def _compute_cos_sin_cache(self) -> Tensor:
         model = get_current_vllm_config().model_config

@@ -5,8 +5,8 @@ index in its output.
 
 vLLM first masks the tokens that a request forbids (allowed_token_ids, bad_words, min_tokens). A processed
 log-probability refers to the tokens that min_p, top_k and top_p kept, at the request's temperature. A row from which
-nothing can be drawn
-raises an error on a CPU. On a GPU nothing waits for the device: there the row gives token 0 with log-probability NaN.
+nothing can be drawn raises an error on a CPU. On a GPU nothing waits for the device: there the row gives token 0 with
+log-probability NaN.
 """
 
 from __future__ import annotations

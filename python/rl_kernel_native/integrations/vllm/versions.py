@@ -1,5 +1,4 @@
-"""The vLLM that is known: The supported vLLM: its versions, and the signature of everything that is replaced. Any
-difference is an error."""
+"""The supported vLLM: its versions, and the signature of everything that is replaced. Any difference is an error."""
 
 from __future__ import annotations
 
