@@ -38,7 +38,7 @@ def test_languages_are_known() -> None:
     assert found <= {"", "python", "pycon", "sh", "json", "text", "math"}, found
 
 
-FOLDERS = ("bench", "cuda", "hip")  # of pages beside the code
+FOLDERS = ("bench", "cuda", "hip")  # folders with pages beside the code
 BESIDE_CODE = [page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))]
 MARKDOWN = {str(page.relative_to(ROOT)): page for page in (*ROOT.glob("*.md"), *PAGES, *BESIDE_CODE)}
 
