@@ -348,7 +348,7 @@ def test_the_exit_status_says_what_was_found(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--operator", "softmax"), "--operator softmax: want one of logprob, linear"),
+        (("--operator", "softmax"), "--operator softmax: want one of attention, embedding, "),
         (("--device", "gpu"), "--device gpu: want auto, cpu, cuda or cuda:N"),
         (("--device", "meta"), "--device meta: want auto, cpu, cuda or cuda:N"),
         (("--arithmetic", "sm_70", "--device", "cpu"), "--arithmetic sm_70: want one of ieee"),
