@@ -1,28 +1,29 @@
 // THE CONTRACT of attention: softmax(scale * q k^T) v with causal and window masks, over padded, packed and paged
-// sequences, and its gradients. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the
-// order that they show. `round` rounds to dtype, to nearest even; for float32 it changes nothing.
+// sequences, and its gradients. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and
+// the order that they show. `round` rounds to dtype, to nearest even; for float32 it changes nothing.
 //
 // Sequence b has Q queries and L keys: the tokens in use within its place in q and in k (kernels/attention_span.h).
 //   q: batched [B, q_tokens, Hq, D], or packed [q_tokens, Hq, D] with cu_seqlens_q. The first seqused_q are in use.
-//   k: batched [B, k_tokens, Hkv, D], packed [k_tokens, Hkv, D] with cu_seqlens_k, or pages [num_pages, page_size, Hkv, D].
-//      block_table[b] lists the pages of sequence b. The first leftpad_k keys are skipped; seqused_k counts the keys in use
-//      behind them.
+//   k: batched [B, k_tokens, Hkv, D], packed [k_tokens, Hkv, D] with cu_seqlens_k, or pages
+//      [num_pages, page_size, Hkv, D].
+//      block_table[b] lists the pages of sequence b. The first leftpad_k keys are skipped; seqused_k counts the keys in
+//      use behind them.
 // Forward calls may share pages: group g is sequences [group_offsets[g], group_offsets[g + 1]). Let P = prefix_lens[g].
-//   Keys below P lie in the pages of prefix_table[g]; key P and all later keys lie in the pages of block_table[b]. The first
-//   page of block_table[b] begins with key P even where P is no multiple of page_size. A sequence outside every group has
-//   P = 0. seqused_k counts from key 0 in either case.
-// Under `parents` each sequence is a segment of a tree, and q, k and v are packed by the same offsets. parents[s] < s is the
-//   segment that segment s continues; it is -1 for a root. The queries of segment s are its own tokens. Its keys are the
-//   tokens of its path: the root's first, then those of each segment on the way down, its own last. So a token's number n
-//   is its depth in the tree.
+//   Keys below P lie in the pages of prefix_table[g]; key P and all later keys lie in the pages of block_table[b]. The
+//   first page of block_table[b] begins with key P even where P is no multiple of page_size. A sequence outside every
+//   group has P = 0. seqused_k counts from key 0 in either case.
+// Under `parents` each sequence is a segment of a tree, and q, k and v are packed by the same offsets. parents[s] < s
+//   is the segment that segment s continues; it is -1 for a root. The queries of segment s are its own tokens. Its keys
+//   are the tokens of its path: the root's first, then those of each segment on the way down, its own last. So a
+//   token's number n is its depth in the tree.
 // The keys in use are numbered from 0. Query i has the number n = L - Q + i among them, and sees key j where
 //   j <= n under `causal`, and n - window_size < j under a window, which is always causal.
-// Query head h reads key head h / (Hq / Hkv). A query that sees no key or is not in use gets out = +0 and lse = -Inf, and is
-// not read. A key that a query does not see contributes nothing to the query's row, and the query contributes nothing to the
-// key's gradients. The same holds for a key whose score is -Inf. Tokens not in use (past seqused, left padding, tails of
-// pages, tokens of other sequences) contribute nothing, whatever they hold. A token in use that a row does not see is
-// multiplied by 0 in a matrix unit. If it holds NaN or Inf, it may make rows and gradients of its own sequence NaN, never
-// those of another sequence.
+// Query head h reads key head h / (Hq / Hkv). A query that sees no key or is not in use gets out = +0 and lse = -Inf,
+// and is not read. A key that a query does not see contributes nothing to the query's row, and the query contributes
+// nothing to the key's gradients. The same holds for a key whose score is -Inf. Tokens not in use (past seqused, left
+// padding, tails of pages, tokens of other sequences) contribute nothing, whatever they hold. A token in use that a row
+// does not see is multiplied by 0 in a matrix unit. If it holds NaN or Inf, it may make rows and gradients of its own
+// sequence NaN, never those of another sequence.
 // Blocks have attention_block(D) keys and splits end where attention_split_end says, both counted from key 0.
 // f(e) = 2^e for an integer e >= -126, else 0. A product with f(e) is the IEEE product and keeps subnormal results.
 // Forward, for one query and head, over the keys that the query sees, ascending:
@@ -32,48 +33,50 @@
 //     s_j = fl(softcap * h_j), c = log2e. A product q . k_j of -Inf then gives the score -softcap.
 //   In a split, after block b:
 //     m_b, q_b = rule 4's m and q for c and the largest s_j of the split's blocks up to b (leaf_reference of
-//       math/softmax_stats.h). Where that is rule 4's identity, these blocks contribute nothing; where it fails, the row is
-//       NaN
+//       math/softmax_stats.h). Where that is rule 4's identity, these blocks contribute nothing; where it fails, the
+//       row is NaN
 //     when m rises, l_r and O_d of the blocks before are multiplied by f(m_before - m_b)
 //     p_j = portable: stat_exp_portable(max(s_j, q_b), c, m_b); hardware: ex2(fma(s_j, c, -m_b))
-//     l_r = l_r + the block's sum for chain r, both of unrounded p_j. Key j belongs to chain r = j % 8 of eight chains. The
-//       four keys of a chain among 32 consecutive keys are a group g = ((p + p) + p) + p, ascending; a key that the row does
-//       not see is +0. The block's sum is (g0 + g1) + (g2 + g3) for 128 keys, g0 + g1 for 64 keys
+//     l_r = l_r + the block's sum for chain r, both of unrounded p_j. Key j belongs to chain r = j % 8 of eight chains.
+//       The four keys of a chain among 32 consecutive keys are a group g = ((p + p) + p) + p, ascending; a key that the
+//       row does not see is +0. The block's sum is (g0 + g1) + (g2 + g3) for 128 keys, g0 + g1 for 64 keys
 //     O_d = fma(round(p_j), v_jd, O_d), one chain from +0
 //   l of a split = ((0+1)+(2+3))+((4+5)+(6+7)) of its chains.
-//   With sinks, u = fl(log2e * sinks[h]) is one more split behind the row's last one, without a value: m = ceil(u), O = 0,
-//     l = portable: stat_exp_portable(u, 1, m); hardware: ex2(fl(u - m)). If m <= -2^21 the sink contributes nothing. If
-//     m >= 2^21 or the sink is NaN, those rows of head h that see keys are NaN.
+//   With sinks, u = fl(log2e * sinks[h]) is one more split behind the row's last one, without a value: m = ceil(u),
+//     O = 0, l = portable: stat_exp_portable(u, 1, m); hardware: ex2(fl(u - m)). If m <= -2^21 the sink contributes
+//     nothing. If m >= 2^21 or the sink is NaN, those rows of head h that see keys are NaN.
 //   Splits merge in ascending order, a the splits before and b the next one: m = max(m_a, m_b),
 //     O_d = fma(O_a, f(m_a - m), fl(O_b * f(m_b - m))), l likewise. The first split is taken as it is. A split that
 //     contributed nothing changes nothing.
-//   out_d = round(fl(O_d * fl(1 / l)) + 0)    lse = fl(ln2 * fl(m + log2 l))            natural log of sum_j exp(scale s_j)
+//   out_d = round(fl(O_d * fl(1 / l)) + 0)    lse = fl(ln2 * fl(m + log2 l))    natural log of sum_j exp(scale s_j)
 //   A row that sees keys is NaN if its merged splits are the identity, if one of its scores is NaN, or if m >= 2^21.
 //
 // Partials are the (m, l, O) of each split before the merge. A call for partials computes splits
-//   [first_split, first_split + num_splits) of every row. k and v may hold the keys of the caller's own splits alone, one
-//   split after another. Key j of these splits then lies where key j - absent_keys of a whole sequence would lie, in the
-//   sequence's place or pages. absent_keys is a multiple of 1024. L (given by seqused_k), the numbers of keys and n remain
-//   those of the whole sequence. Sinks are not allowed. Each split leaves for a row:
-//     the row sees no key of the split: m = -Inf, l = 0, O = +0. It sees keys and none contributes: m = -Inf, l = 1, O = +0
-//     the row fails there: m = NaN, l = 0, O = +0. Otherwise: m, l and fl(O_d + 0) of the split
-//   attention_merge folds partials in ascending order of the split. Partials with m = -Inf change nothing. A row sees keys
-//   if any of its partials has l = 1 or an m other than -Inf. Sinks, out and lse follow as above, so the bytes are those of
-//   one call.
-//   Merging normalised parts is approximate. A part counts as a split with u = fl(log2e * lse), the m and l of a sink with
-//   this u, and O_d = fl(out_d * l). The part sees no key where lse = -Inf, and contributes nothing where m <= -2^21.
+//   [first_split, first_split + num_splits) of every row. k and v may hold the keys of the caller's own splits alone,
+//   one split after another. Key j of these splits then lies where key j - absent_keys of a whole sequence would lie,
+//   in the sequence's place or pages. absent_keys is a multiple of 1024. L (given by seqused_k), the numbers of keys
+//   and n remain those of the whole sequence. Sinks are not allowed. Each split leaves for a row:
+//     the row sees no key of the split: m = -Inf, l = 0, O = +0. It sees keys and none contributes: m = -Inf, l = 1,
+//     O = +0. The row fails there: m = NaN, l = 0, O = +0. Otherwise: m, l and fl(O_d + 0) of the split
+//   attention_merge folds partials in ascending order of the split. Partials with m = -Inf change nothing. A row sees
+//   keys if any of its partials has l = 1 or an m other than -Inf. Sinks, out and lse follow as above, so the bytes are
+//   those of one call.
+//   Merging normalised parts is approximate. A part counts as a split with u = fl(log2e * lse), the m and l of a sink
+//   with this u, and O_d = fl(out_d * l). The part sees no key where lse = -Inf, and contributes nothing where
+//   m <= -2^21.
 //
 // On sm_90, bf16 and fp16 products follow rule 1 of the matrix units, forward and backward:
 //   s_j is one accumulator from +0 over steps of 16 columns d, the last step padded with +0; dp_ij likewise
-//   O_d continues over steps of 16 keys counted from the block's first key, in each block where the row sees a key and the
-//     keys up to there contribute:
-//     p_j = +0 for a key that the row does not see or whose score is -Inf, v_jd = +0 for a key not in use. A step with only
-//     such p may be left out if every v_jd is finite, since zeros do not align
+//   O_d continues over steps of 16 keys counted from the block's first key, in each block where the row sees a key and
+//     the keys up to there contribute:
+//     p_j = +0 for a key that the row does not see or whose score is -Inf, v_jd = +0 for a key not in use. A step with
+//     only such p may be left out if every v_jd is finite, since zeros do not align
 //   In such a block the CPU reads the keys that are in use and in a page. It reads no key of any other block.
-//   The chains of dq, dk and dv take steps of 16 keys or queries in place of single links. ds and p are +0 for a query and a
-//     key that it does not see, or whose score is -Inf. Steps of dq count from the block's first key.
+//   The chains of dq, dk and dv take steps of 16 keys or queries in place of single links. ds and p are +0 for a query
+//     and a key that it does not see, or whose score is -Inf. Steps of dq count from the block's first key.
 // Backward, from dout and dlse (null means 0) and the saved out and lse:
-//   delta = sum over d of dout * out: chains r = d % 8 of fma from +0, folded as those of l; with dlse then fl(delta - dlse)
+//   delta = sum over d of dout * out: chains r = d % 8 of fma from +0, folded as those of l; with dlse then
+//           fl(delta - dlse)
 //   p_ij  = portable: 2^min(t, 127), 0 where t < -126; hardware: ex2(t), which is +Inf from t = 128 on;
 //           t = fma(s_ij, c, -fl(lse_i * log2e)), by the mode's exponential as logprob's p
 //   dp_ij = dout_i . v_j: one chain over d ascending from +0
@@ -82,27 +85,28 @@
 //   dq_i  = round(fl(softmax_scale * sum) + 0). Each block of keys has one chain from +0 of fma(ds_ij, k_j), keys
 //           ascending. The sum adds the blocks' chains in fp32 (IEEE, nearest even, subnormals kept) from +0, in
 //           DESCENDING order of the block. A block without a key that the row sees adds +0, so it may be left out.
-//   dk_j  = round(fl(softmax_scale * chain of fma(ds_ij, q_i)) + 0),  dv_j = round(chain of fma(round(p_ij), dout_i) + 0).
-//           Both chains begin at +0 and go over the query heads that read the key's head, ascending. In each head they go
-//           over the queries, ascending, in steps of 16. Query i belongs to step floor(n / 16), where n is its number
-//           among the keys. Missing places of a step are zero
-//   Under `parents` several segments may see a key. Each of them has such a chain over its own queries. The chains are added
-//           in fp32 (IEEE, nearest even, subnormals kept) from +0, segments ascending. A segment that does not see the key
-//           adds +0.
-//   dsinks_h = fl(0 - sum over rows of p_ih * delta_i), where p_ih is the exponential above of t = fma(lse_i, -log2e, u_h).
-//           The sum has the order of rms_norm's dw. Its rows are the places of q: [B, q_tokens] one after another, or
-//           packed. Rows that are not in use or see no key are skipped
-//   Gradients are +0 at positions not in use, for queries that see no key, and for keys that no query sees. These are not
-//   read.
+//   dk_j  = round(fl(softmax_scale * chain of fma(ds_ij, q_i)) + 0),
+//   dv_j  = round(chain of fma(round(p_ij), dout_i) + 0).
+//           Both chains begin at +0 and go over the query heads that read the key's head, ascending. In each head they
+//           go over the queries, ascending, in steps of 16. Query i belongs to step floor(n / 16), where n is its
+//           number among the keys. Missing places of a step are zero
+//   Under `parents` several segments may see a key. Each of them has such a chain over its own queries. The chains are
+//           added in fp32 (IEEE, nearest even, subnormals kept) from +0, segments ascending. A segment that does not
+//           see the key adds +0.
+//   dsinks_h = fl(0 - sum over rows of p_ih * delta_i), where p_ih is the exponential above of t =
+//           fma(lse_i, -log2e, u_h). The sum has the order of rms_norm's dw. Its rows are the places of q:
+//           [B, q_tokens] one after another, or packed. Rows that are not in use or see no key are skipped
+//   Gradients are +0 at positions not in use, for queries that see no key, and for keys that no query sees. These are
+//   not read.
 // A query's keys, their numbers and n alone decide its bits: batch, packing, padding, paging and chunking do not. The
-// queries that see a key decide its gradients in the same way. With Exp::kPortable the bits are the same on every backend
-// that has the same products.
+// queries that see a key decide its gradients in the same way. With Exp::kPortable the bits are the same on every
+// backend that has the same products.
 // NaN results are canonical.
-// Lists may contradict the arrays: an offset that descends or is out of range, a count that is negative or too large, a page
-// id that does not exist. The CPU then throws InvalidArgument before it writes anything. A GPU reads nothing out of range
-// and writes everything: it clamps offsets and counts, takes a token of no sequence as not in use, and takes NaN for the
-// keys of a page that does not exist. A parent outside [-1, s) makes the segment a root with one key, which is NaN. Under
-// `parents` the last offset is q_tokens.
+// Lists may contradict the arrays: an offset that descends or is out of range, a count that is negative or too large, a
+// page id that does not exist. The CPU then throws InvalidArgument before it writes anything. A GPU reads nothing out
+// of range and writes everything: it clamps offsets and counts, takes a token of no sequence as not in use, and takes
+// NaN for the keys of a page that does not exist. A parent outside [-1, s) makes the segment a root with one key, which
+// is NaN. Under `parents` the last offset is q_tokens.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once
 

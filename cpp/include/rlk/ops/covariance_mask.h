@@ -4,10 +4,11 @@
 // one rounding per operation; exp is that of math/. Minimum and maximum return their first operand unless the second is
 // strictly better, so a NaN in the first operand stays.
 //
-// rlk/tokens.h defines sequences and their sums. A token has l = logprob, o = old_logprob, A = advantage. N is the number
-// of tokens of all sequences. sum() adds over the tokens of a sequence, then over sequences.
+// rlk/tokens.h defines sequences and their sums. A token has l = logprob, o = old_logprob, A = advantage. N is the
+// number of tokens of all sequences. sum() adds over the tokens of a sequence, then over sequences.
 //   mean(x)    = fl(sum(x) / N)
-//   c          = fl(fl(A - mean(A)) fl(l - mean(l))). Under kEntropy c = l, where l is an entropy and A and o are absent
+//   c          = fl(fl(A - mean(A)) fl(l - mean(l))). Under kEntropy c = l, where l is an entropy and A and o
+//                are absent
 //   candidates   kClip: lower < c < upper, and not p2 > p1, where r = exp(fl(l - o)), p1 = fl(-A r),
 //                p2 = fl(-A min(max(r, clip_low), clip_high)). So a token that PPO clips is no candidate.
 //                kKl, kEntropy: every token is one
@@ -16,14 +17,14 @@
 //                chosen one is chosen too. torch.quantile interpolates between two entropies; the chosen tokens have at
 //                least the upper one
 //   priority     32 bits. kClip: p = word 0 of philox4x32-10 with key = seed and
-//                counter = [sequence low, sequence high, position, 0], at most 2^32 - 2. This draws without replacement,
-//                and the same seed draws the same tokens.
+//                counter = [sequence low, sequence high, position, 0], at most 2^32 - 2. This draws without
+//                replacement, and the same seed draws the same tokens.
 //                kKl, kEntropy: the largest c first, -0 being +0, and a NaN before all others.
 //                Among equal priorities the lower sequence comes first, then the lower position
 //   selected   = 1 where a token is chosen, else +0
-// What a masked slot holds changes no bit. Sequences are numbered by their place in the call. Padded and packed sequences
-// have the same bits, at any stride and on every backend, since atomics count integers alone. The call enqueues on
-// `stream`; it neither allocates nor synchronises.
+// No bit depends on what a masked slot holds. Sequences are numbered by their place in the call. Padded and packed
+// sequences have the same bits, at any stride and on every backend, since atomics count integers alone. The call
+// enqueues on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

@@ -7,20 +7,21 @@
 //   owned  : else, where 0 <= v < num_rows: y[t, k] = weight[v, k] with the same bits, NaNs included
 //   another rank's, else: y[t, k] = +0. At most one rank of a vocabulary has the row, so the sum of all ranks' y is
 //            exact in any order. That sum turns a -0 of the table into +0
-// Backward, from dy. The tokens of row v are the tokens that own it, except those with id == padding_idx. dy of any other
-// token is not read: a bad id, another rank's id and padding_idx give no gradient.
-//   block  : 8192 tokens by original index (rule 9), in 128 groups of 64. A group is the chain s = fl(s + dy[t, k]) over
-//            the tokens of row v, ascending, from +0. A perfect binary tree over their index combines the groups
+// Backward, from dy. The tokens of row v are the tokens that own it, except those with id == padding_idx. dy of any
+// other token is not read: a bad id, another rank's id and padding_idx give no gradient.
+//   block  : 8192 tokens by original index (rule 9), in 128 groups of 64. A group is the chain s = fl(s + dy[t, k])
+//            over the tokens of row v, ascending, from +0. A perfect binary tree over their index combines the groups
 //   dweight[v, k] = fold over the blocks that hold a token of row v, ascending: total = fl(total + block), from +0 or
-//                   from main_grad[v, k]. The total is rounded to dweight_dtype last, to nearest even; a NaN is canonical
+//                   from main_grad[v, k]. The total is rounded to dweight_dtype last, to nearest even; a NaN is
+//                   canonical
 //
-// A chain that begins at +0 never gives -0, nor does a tree over such chains. So a group or a subtree without a token of
-// v may be left out, or be +0, with the same bits. The work then depends on the tokens alone. A row without a token is
-// +0; with main_grad it is neither read nor written.
-// A row of y has the same bits for any number of tokens, any position, shape of ids and stride. A row of dweight has the
-// same bits for any stride, any other ids and rows, and any shard of the vocabulary. All backends have the same bits.
-// All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`, and their
-// backward allocates.
+// A chain that begins at +0 never gives -0, nor does a tree over such chains. So a group or a subtree without a token
+// of v may be left out, or be +0, with the same bits. The work then depends on the tokens alone. A row without a token
+// is +0; with main_grad it is neither read nor written.
+// A row of y has the same bits for any number of tokens, any position, shape of ids and stride. A row of dweight has
+// the same bits for any stride, any other ids and rows, and any shard of the vocabulary. All backends have the same
+// bits. All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`, and
+// their backward allocates.
 #pragma once
 
 #include <cstdint>

@@ -8,8 +8,8 @@
 // where rollout_logprob is NaN, whatever logprob is. Such a token has weight 1, and no criterion on a single token
 // rejects it.
 //   weight     e = exp(z), z limited as c is: kToken d, kSequence sum(d), kGeometric sum(d) / n.
-//              w = min(max(e, low), high); with zero_outside w = e in [low, high] and 0 outside. These are the weights of
-//              PolicySpec, bit for bit
+//              w = min(max(e, low), high); with zero_outside w = e in [low, high] and 0 outside. These are the weights
+//              of PolicySpec, bit for bit
 //   kept       1 for a token that counts, unless a given criterion rejects it. k1 = -c, k2 = 0.5 c c,
 //              k3 = max(expm1(c) - min(c, largest number), 0)
 //     token    k1 in token.k1, k2 <= token.k2, k3 <= token.k3

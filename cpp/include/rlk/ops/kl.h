@@ -13,8 +13,9 @@
 //   kNone          value = K, slope = K_l
 //   kOldLogprob    r = exp(fl(l - o)), o = weight: value = K * r, slope = fl(min(K, largest) + K_l) * r. The gradient
 //                  flows through both factors. For k3, with K that of min(e, 80):
-//     value        where e > 16: fl(G - min(r * fl(1 + e), largest)), G = exp(fl(f - o)). G overflows or underflows only
-//                  where the value does. With the input limit G = exp(fl(fl(l - o) + e)), or exp(-Inf) if x is -Inf
+//     value        where e > 16: fl(G - min(r * fl(1 + e), largest)), G = exp(fl(f - o)). G overflows or underflows
+//                  only where the value does. With the input limit G = exp(fl(fl(l - o) + e)), or exp(-Inf) if x is
+//                  -Inf
 //     slope        -(e * r), the exact slope of r (exp(e) - e - 1). Where the input limit holds, the slope is the value
 //   kImportance    r = weight, a constant with respect to l: value = K * r, slope = K_l * r; slope along r: K
 // kl = limited(value, limit). All slopes are 0 where |value| is beyond `limit`, but not where it equals it. With

@@ -4,9 +4,9 @@
 // Slot s of a cache is token s % page_size of page s / page_size; there are num_pages * page_size slots.
 // For each token t in [0, num_slots), for all heads and columns:
 //   k_cache[slot[t] / page_size, slot[t] % page_size, h, d] = k[t, h, d]          v_cache likewise
-// Slot -1 belongs to a token that is not kept, such as padding; this token is not read. Tokens from num_slots on have no
-// slot and are not read. Slots that no token names keep their bytes. If several tokens name one slot, it may hold any of
-// them, or parts of several.
+// Slot -1 belongs to a token that is not kept, such as padding; this token is not read. Tokens from num_slots on have
+// no slot and are not read. Slots that no token names keep their bytes. If several tokens name one slot, it may hold
+// any of them, or parts of several.
 // If a slot is below -1 or beyond the cache, the CPU throws InvalidArgument before it writes anything. A GPU skips the
 // token, so nothing out of range is read or written.
 // Caches are given by strides, so each engine's layout is a view: pages [num_pages, page_size, heads, columns] (NHD),

@@ -3,19 +3,19 @@
 //
 // Dot product over an index i of `count` elements (rule 1): one fp32 accumulator from +0 takes ascending steps of 16
 // indices, counted from the first index. A short last step is padded with +0. The arithmetic decides what one step
-// computes. math/mma_model.h defines a step for each matrix unit (Arithmetic). IEEE is one fma per index, ascending; fp32
-// operands always use IEEE.
+// computes. math/mma_model.h defines a step for each matrix unit (Arithmetic). IEEE is one fma per index, ascending;
+// fp32 operands always use IEEE.
 //   y[m, n]  = round(fl(dot_k(x[m, k], weight[n, k]) + bias[n]))    to out_dtype, nearest even. Without a bias there is
 //              no addition.
-//              With k_segments S > 1 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)). These are fp32
-//              additions of S dot products over K / S consecutive indices each (rule 2).
+//              With k_segments S > 1 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)). These are
+//              fp32 additions of S dot products over K / S consecutive indices each (rule 2).
 //              With `start` the accumulator begins there instead of at +0. A contraction may be cut at multiples of 16,
 //              each piece continuing from the fp32 y of the previous piece. It then has the bits of one product
 //   dx[m, k] = round(dot_n(dy[m, n], weight[n, k]))                 to dx_dtype. If y has another dtype, the caller
 //              rounds dy to dtype first, for dx, dw and db alike. `start` works as for y
-//   dw[n, k] = fold over blocks of 8192 rows (rule 9). Block b is dot_m(dy[m, n], x[m, k]) over its rows. The first block
-//              is added to main_grad[n, k] if that is given, else taken as it is. Each later block is added to the result
-//              in fp32, ascending. The result is rounded to dweight's dtype at the end
+//   dw[n, k] = fold over blocks of 8192 rows (rule 9). Block b is dot_m(dy[m, n], x[m, k]) over its rows. The first
+//              block is added to main_grad[n, k] if that is given, else taken as it is. Each later block is added to
+//              the result in fp32, ascending. The result is rounded to dweight's dtype at the end
 //   db[n]    = the same fold over blocks of 8192 rows. A block has 128 groups of 64 consecutive rows. Each group is an
 //              ascending chain of fp32 additions from +0. A perfect binary tree over their index combines the groups;
 //              missing rows and groups are +0
@@ -23,8 +23,8 @@
 //              scale is one fp32 multiplication, left out where it is 1
 //
 // A row of y or dx has the same bits for any number of rows, any position and stride, and on every kernel of one
-// arithmetic. An empty sum is +0, and so is a zero dot product of a matrix unit. NaN results are canonical on the CPU; on
-// a GPU they are those of the matrix unit.
+// arithmetic. An empty sum is +0, and so is a zero dot product of a matrix unit. NaN results are canonical on the CPU;
+// on a GPU they are those of the matrix unit.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 // With allow_vendor the hardware vendor's library may compute a product that linear_vendor_products lists. On this GPU
 // and version of the library, such a product was measured to have these bits and to take less time.

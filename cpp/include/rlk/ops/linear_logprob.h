@@ -4,25 +4,27 @@
 // The logits of row i are those of ops/linear.h, rounded once to logits_dtype (rule 8):
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) + bias[j]))
 // ops/logprob.h defines everything else for a row of these logits: statistics, lse, logprob, entropy, sum_p_sq, status,
-// and the stats form of a shard. So the outputs are bit for bit those of logprob(linear(hidden, weight)), for any number
-// of rows, any shards of the vocabulary and any workspace.
+// and the stats form of a shard. So the outputs are bit for bit those of logprob(linear(hidden, weight)), for any
+// number of rows, any shards of the vocabulary and any workspace.
 // With LoRA the weight is weight + lora_scale * lora_b lora_a, but this sum is never formed:
-//   u[i, r] = round(fl(lora_scale * fl(dot_k(hidden[i, k], lora_a[r, k]))))      rule 1; one fp32 product; rounded once,
-//   to dtype
+//   u[i, r] = round(fl(lora_scale * fl(dot_k(hidden[i, k], lora_a[r, k]))))      rule 1; one fp32 product; rounded
+//             once, to dtype
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) continued over r with u[i, r], lora_b[j, r]) + bias[j])
-// This is one accumulator. It takes rule 1's steps over in_features, padded with +0 to whole steps of 16, then new steps
-// of 16 over the rank. So a row has the bits of linear of [hidden, u] and [weight, lora_b], each padded in this way.
-//   largest[i] = the lowest column id in [0, valid_vocab) of the largest x[i, j], with +0 equal to -0. It is the id of a
-//                greedy row of ops/sample.h. It is -1 where that row has a status (a NaN, +Inf, only -Inf, |x| from about
-//                1.4e6 on). Neither logit_scale nor softcap nor temperature is applied, since they do not change the order.
+// This is one accumulator. It takes rule 1's steps over in_features, padded with +0 to whole steps of 16, then new
+// steps of 16 over the rank. So a row has the bits of linear of [hidden, u] and [weight, lora_b], each padded in
+// this way.
+//   largest[i] = the lowest column id in [0, valid_vocab) of the largest x[i, j], with +0 equal to -0. It is the id of
+//                a greedy row of ops/sample.h. It is -1 where that row has a status (a NaN, +Inf, only -Inf, |x| from
+//                about 1.4e6 on). Neither logit_scale nor softcap nor temperature is applied, since they do not change
+//                the order.
 // A row with target == ignore_index takes part in nothing: hidden[i] is not read, and its outputs and dhidden[i] are 0,
 // whatever weight holds. Its `largest` has no meaning.
 //
 // Backward computes the logits again. g[i, j] = dlogits of ops/logprob.h, rounded once to dtype (the operands').
 //   dhidden[i, k] = round(dot_j(g[i, j], weight[j, k]))   over the columns of the vocabulary, ascending (rule 1).
-//                   With dh_segments = 8 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)). These are
-//                   fp32 additions (rule 2) of one dot product for each of the vocabulary's eight parts (rule 5). A shard
-//                   takes the subtree of its parts. A part without columns in memory is +0
+//                   With dh_segments = 8 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)). These
+//                   are fp32 additions (rule 2) of one dot product for each of the vocabulary's eight parts (rule 5).
+//                   A shard takes the subtree of its parts. A part without columns in memory is +0
 //   dweight, dbias: those of ops/linear.h for dy = g and x = hidden: blocks of 8192 rows, main_grad (rule 9). Ignored
 //                   rows are zero operands.
 //   With LoRA: v[i, r] = round(fl(lora_scale * fl(dot_j(g[i, j], lora_b[j, r]))))      over the columns, ascending
@@ -31,8 +33,8 @@
 //              With dh_segments = 8 each part of the vocabulary has its own v and its own continued sum, which the tree
 //              adds. dlora_a folds the parts that have columns, ascending, and each part's blocks of 8192 rows in turn.
 //              Each step is one fp32 addition, and the result is rounded at the end.
-//              Over shards, dlora_a and, with dh_segments = 1, dhidden are shares of sums. Each shard computes its share
-//              with its own v.
+//              Over shards, dlora_a and, with dh_segments = 1, dhidden are shares of sums. Each shard computes its
+//              share with its own v.
 // The workspace and its size decide how much is computed at once, never a bit. Until the call is done, dweight without
 // main_grad may hold anything.
 #pragma once

@@ -1,14 +1,14 @@
 // THE CONTRACT of linear_sample: draws a token for each row of hidden states and gives its log-probability, without
 // holding all logits of a language model's head in memory. Rule numbers refer to docs/numerics.md.
 //
-// The logits of row i are y of ops/linear.h, rounded once to out_dtype, in the product's arithmetic. ops/sample.h defines
-// everything else for rows of these logits. So ids, log-probabilities and status are bit for bit those of
-// sample(linear(x, weight, bias)), for any number of rows and any workspace. A row whose top_k exceeds kLinearSampleTopK
-// has kBadParameter. There is no top_p, so `order` has no effect: min_p and top_k each keep the first ranks of the same
-// ranking.
+// The logits of row i are y of ops/linear.h, rounded once to out_dtype, in the product's arithmetic. ops/sample.h
+// defines everything else for rows of these logits. So ids, log-probabilities and status are bit for bit those of
+// sample(linear(x, weight, bias)), for any number of rows and any workspace. A row whose top_k exceeds
+// kLinearSampleTopK has kBadParameter. There is no top_p, so `order` has no effect: min_p and top_k each keep the first
+// ranks of the same ranking.
 //
-// The call takes as many rows at a time as have their logits in the workspace: first their product, then their draw. The
-// workspace and its size decide how much is computed at once, never a bit.
+// The call takes as many rows at a time as have their logits in the workspace: first their product, then their draw.
+// The workspace and its size decide how much is computed at once, never a bit.
 // The call enqueues on `stream`; it neither allocates nor synchronises. It runs where linear and sample run.
 #pragma once
 

@@ -1,7 +1,7 @@
-// THE CONTRACT of mismatch_metrics: a vector of scalars that measure how far a trainer's log-probabilities are from those
-// of the sampling engine. Rule numbers refer to docs/numerics.md. Formulas that verl has are verl's; docs/objectives.md
-// names the differences. Formulas are in fp32, in the order shown, with one rounding per operation; exp and expm1 are
-// those of math/.
+// THE CONTRACT of mismatch_metrics: a vector of scalars that measure how far a trainer's log-probabilities are from
+// those of the sampling engine. Rule numbers refer to docs/numerics.md. Formulas that verl has are verl's;
+// docs/objectives.md names the differences. Formulas are in fp32, in the order shown, with one rounding per operation;
+// exp and expm1 are those of math/.
 //
 // rlk/tokens.h defines sequences and their sums. A token has x = logprob_train, y = logprob_rollout and d = fl(x - y),
 // the log of the ratio of train to rollout. N is the number of tokens, S the number of sequences with a token, n the
@@ -11,13 +11,14 @@
 //   P      = 0 - expm1(x), which is 1 minus the probability. Where the sum of exp(x) over all tokens is the smaller of
 //            the two sums, P = exp(x). So P keeps the digits in which probabilities can differ. Q is the same for y
 // Metrics of tokens; sum(f) adds over a sequence, then over sequences
-//   dlogp_mean = sum(|d|) / N; dlogp_max; kl = -sum(d) / N (k1 of KL(rollout, train)); k3 = sum(expm1(d) - min(d, largest)) / N
+//   dlogp_mean = sum(|d|) / N; dlogp_max; kl = -sum(d) / N (k1 of KL(rollout, train));
+//   k3 = sum(expm1(d) - min(d, largest)) / N
 //   ratio_mean = sum(exp(c)) / N; chi2_token = sum(expm1(2 c)) / N; ess = ratio_mean ratio_mean / (1 + chi2_token)
 //   correlation = ((C / sqrt(V_P)) / sqrt(V_Q)), limited to [-1, 1], C and V of rlk/kernels/central_moments.h. It is
 //                 negated where P and Q have different forms, so it is the correlation of the probabilities. It is 0
 //                 where V_P or V_Q is 0, as for a constant
-//   differing_fraction: tokens whose x and y have different bits (all NaN count as one); nonfinite_fraction: tokens whose
-//   d is NaN or Inf
+//   differing_fraction: tokens whose x and y have different bits (all NaN count as one);
+//   nonfinite_fraction: tokens whose d is NaN or Inf
 //   largest is the largest number, so k3 of an infinite d is an infinity
 //   histogram: fractions of tokens by d, with the edges mismatch_edge. An edge belongs to the bin above it; a NaN is in
 //   no bin

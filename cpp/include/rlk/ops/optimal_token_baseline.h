@@ -12,12 +12,12 @@
 //       than that of all others in its group, and M is the largest N of the others, then B of this sequence is +0 from
 //       position M on
 //   advantage = fl(G - B),  returns = G; both are +0 where a token does not count
-// Order of G and W. Chunks are 256 tokens, [256 k, 256 k + 256) of a sequence. A token that is missing or does not count
-// is +0.
-//   W: for h = 1, 2, 4, ..., 128: x_i becomes fl(x_i + x_{i-h}), for the whole chunk at once, +0 before its first token;
-//   then
-//      W_i = fl(W at the end of the previous chunk + x_i), from +0
-//   G: the same from last to first: x_i becomes fl(x_i + x_{i+h}); G_i = fl(G at the first token of the next chunk + x_i)
+// Order of G and W. Chunks are 256 tokens, [256 k, 256 k + 256) of a sequence. A token that is missing or does not
+// count is +0.
+//   W: for h = 1, 2, 4, ..., 128: x_i becomes fl(x_i + x_{i-h}), for the whole chunk at once, +0 before its first
+//      token; then W_i = fl(W at the end of the previous chunk + x_i), from +0
+//   G: the same from last to first: x_i becomes fl(x_i + x_{i+h}); G_i = fl(G at the first token of the next chunk
+//      + x_i)
 // So trailing padding changes no bit, and padded and packed sequences have the same bits. A group has the same bits at
 // any place and stride, and on every backend. Values at tokens that do not count are never read. NaN outputs are
 // canonical; a NaN affects its own group alone. Groups are given by offsets or by one size.

@@ -1,9 +1,9 @@
 // THE CONTRACT of pack and unpack: pack copies padded arrays [num_sequences, num_tokens, ...] to packed ones
-// [capacity, ...], where sequences follow one another without padding; unpack copies them back. Both move bytes, so NaNs
-// keep their bits.
+// [capacity, ...], where sequences follow one another without padding; unpack copies them back. Both move bytes, so
+// NaNs keep their bits.
 //
 // pack_layout takes lengths, or a mask of the tokens that are kept:
-//   positions[i, t] = the number of kept tokens of row i before t, if t is kept, else -1     (written for a mask alone).
+//   positions[i, t] = the number of kept tokens of row i before t, if t is kept, else -1   (written for a mask alone).
 //   The CPU throws InvalidArgument if unpack gets other positions for a row with tokens
 //   length[i]       = lengths[i], which must lie in [0, num_tokens], or the number of kept tokens of row i
 //   cu_seqlens[i]   = min(length[0] + ... + length[i - 1], capacity)
@@ -13,8 +13,8 @@
 //         positions, t is the token with positions[i, t] = p. packed[cu_seqlens[num_sequences] ...] = fill.
 // unpack: padded[i, t] = packed[cu_seqlens[i] + p] with the same t and p, and fill where there is no such token.
 // The real number of tokens, cu_seqlens[num_sequences], stays on the device; `capacity` is the caller's bound. The CPU
-// throws InvalidArgument for invalid offsets (rlk/tokens.h) and for a sequence longer than num_tokens. A GPU takes length
-// 0 for invalid offsets, and the first num_tokens tokens of a longer sequence.
+// throws InvalidArgument for invalid offsets (rlk/tokens.h) and for a sequence longer than num_tokens. A GPU takes
+// length 0 for invalid offsets, and the first num_tokens tokens of a longer sequence.
 // The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 

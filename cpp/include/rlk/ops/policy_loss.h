@@ -4,10 +4,10 @@
 // and sigmoid are those of math/. Minimum and maximum return their first operand unless the second is strictly better,
 // so a NaN in the first operand stays.
 //
-// x * y is fl(x y), and +0 for zero times infinity, which is the limit of such products. A term whose coefficient is 0 is
-// in no sum. rlk/tokens.h defines sequences and their sums. A token has l = logprob, o = old_logprob (l itself if there
-// is none), A = advantage, f = ref_logprob, m = rollout_logprob and H = entropy. n is the number of a sequence's tokens;
-// sum() adds over these.
+// x * y is fl(x y), and +0 for zero times infinity, which is the limit of such products. A term whose coefficient is 0
+// is in no sum. rlk/tokens.h defines sequences and their sums. A token has l = logprob, o = old_logprob (l itself if
+// there is none), A = advantage, f = ref_logprob, m = rollout_logprob and H = entropy. n is the number of a sequence's
+// tokens; sum() adds over these.
 //
 // Log-ratio x and its ratio r = exp(x), with slope r' = r, or 0 where a limit holds:
 //   kToken      x = limited(fl(l - o))
@@ -18,18 +18,19 @@
 //   kGamma limits x to [ln 1e-8, 20]
 // Policy term P, with slope P_x along x and slope P_l along l. Where A = 0 there is no term and no slope:
 //   kRatio          p1 = -A min(r, ratio_cap), p2 = -A min(max(r, clip_low), clip_high); P = max(p1, p2). For A < 0
-//                   P = min(P, fl(-A dual_clip)). P_x = -A r' of the chosen operand, p1 if both are equal. P_x = 0 where
-//                   that operand does not depend on r
+//                   P = min(P, fl(-A dual_clip)). P_x = -A r' of the chosen operand, p1 if both are equal. P_x = 0
+//                   where that operand does not depend on r
 //   kWeighted       P = ((-w) A) * l, P_l = (-w) A, w = min(max(r, clip_low), clip_high)
 //   kLogprob        the same, w = 1
 //   kSigmoid        s = sigmoid(t (r - 1)), t = tau_positive for A > 0, else tau_negative; P = (-(s (4/t))) A,
 //                   P_x = -A ((4 s sigmoid(-t (r - 1))) * r')
 //   kGeometricClip  P = -(sum(A) / n) r for every token. With importance weights
-//                   r = exp(fl(x + sum(log(w + 1e-10)) / n)). P_l = P where A is not 0 and the log-ratio is not clipped,
-//                   else 0
-//   kGamma          kWeighted with w = exp((lambda + k x) - lambda r), or 0 where that is infinite; A >= 0 selects k and
-//   lambda
-//   kQuadratic      d = fl(l - o); P = fl((quadratic / 2 d) d - l A), Inf where both terms are; P_l = -(A - quadratic d)
+//                   r = exp(fl(x + sum(log(w + 1e-10)) / n)). P_l = P where A is not 0 and the log-ratio is not
+//                   clipped, else 0
+//   kGamma          kWeighted with w = exp((lambda + k x) - lambda r), or 0 where that is infinite; A >= 0 selects k
+//                   and lambda
+//   kQuadratic      d = fl(l - o); P = fl((quadratic / 2 d) d - l A), Inf where both terms are;
+//                   P_l = -(A - quadratic d)
 // Importance weight w of the rollout: d = fl(o - m), or fl(l - m) with importance_of_current. importance_level takes d
 // itself, its sum or its mean, limited to +-importance_limit; e = exp(d). w = min(max(e, low), high). With
 // importance_mask w = e in [low, high] and 0 outside. kGiven takes `importance` itself. With gate, w = 0 for a sequence
@@ -48,24 +49,24 @@
 //   K is then limited to +-kl_limit
 // Selected tokens are those whose element of `selected` is not zero. They add fl(selected_kl w) * |fl(l - o)| to P and
 // its slope to P_l; with selected_drops they have no policy term instead. An infinite P does not change.
-// With token_weight u of each token, P, P_x, P_l, K and its slope after the limit, and H each become fl(u x). In the sums
-// of the shared gradient A becomes fl(u fl(A w)). The K that kl_times_ratio passes to other tokens becomes fl(u K).
-// kGeometricClip takes no token_weight. D and n still count every token.
+// With token_weight u of each token, P, P_x, P_l, K and its slope after the limit, and H each become fl(u x). In the
+// sums of the shared gradient A becomes fl(u fl(A w)). The K that kl_times_ratio passes to other tokens becomes fl(u
+// K). kGeometricClip takes no token_weight. D and n still count every token.
 // Weight of a sequence's tokens: q = scale / D, divided by horizon where that is not 0, and by n with sequence_mean. It
-// is 0 where D or n is 0, and NaN where D is negative, infinite or NaN. D is the denominator if given, else the number of
-// tokens, of sequences, or of sequences that have a token. A weight of 0 gives 0, whatever it multiplies.
+// is 0 where D or n is 0, and NaN where D is negative, infinite or NaN. D is the denominator if given, else the number
+// of tokens, of sequences, or of sequences that have a token. A weight of 0 gives 0, whatever it multiplies.
 // Gradient: d_logprob = weight fma(kl_coef, K_l, P_x + P_l). If the ratio is a sequence's and straight_through is not
 // set, all its tokens have the same P_x: sum(w P_x) times 1, or times 1 / n for kGeometric. Its only sums are sum(w A)
-// over A > 0 or NaN, and sum(w A) over A < 0. Dropped selected tokens are in neither sum, and P_x is 0 where a sum is 0.
-// kl_times_ratio passes K to all tokens of such a sequence, with the share h = 1 or 1 / n. A token's own K gives
+// over A > 0 or NaN, and sum(w A) over A < 0. Dropped selected tokens are in neither sum, and P_x is 0 where a sum is
+// 0. kl_times_ratio passes K to all tokens of such a sequence, with the share h = 1 or 1 / n. A token's own K gives
 // fl(fl(h min(K, largest)) + K_l) * r, or fl(-(e * r) - fl(1 - h) * (K r)) for k3. The other tokens' K give fl(h
 // r') * fl(sum(K) - K). Both take the K of min(e, 80). d_entropy = -entropy_coef weight. With entropy_token_mean the
 // weight of H is entropy_scale / number of tokens. A masked token has gradient +0.
 // Loss: each sequence's sum(P), sum(K) and sum(H) times its weight, summed over sequences, give policy, kl and entropy;
 //   loss = fma(-entropy_coef, entropy, fma(kl_coef, kl, policy)).
 // The bits are the same for padded and packed sequences, for any strides and on every backend. Given a denominator,
-// gradients have the same bits for any split of the batch. NaN results are canonical. All functions enqueue on `stream`;
-// they neither allocate nor synchronise.
+// gradients have the same bits for any split of the batch. NaN results are canonical. All functions enqueue on
+// `stream`; they neither allocate nor synchronise.
 #pragma once
 
 #include <cstdint>

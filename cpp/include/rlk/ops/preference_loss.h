@@ -1,8 +1,8 @@
 // THE CONTRACT of preference_loss: losses of pairs of sequences, one chosen and one rejected, from their
-// log-probabilities, with the gradients. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings
-// and the order that they show; logsigmoid, sigmoid, exp, expm1, log1p and log2 are those of math/. `beta` and the
-// constants made from options (margin, half, log_keep, log_flip, unflipped) are computed in double and rounded once.
-// x * y is fl(x y), and +0 for zero times infinity.
+// log-probabilities, with the gradients. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the
+// roundings and the order that they show; logsigmoid, sigmoid, exp, expm1, log1p and log2 are those of math/. `beta`
+// and the constants made from options (margin, half, log_keep, log_flip, unflipped) are computed in double and rounded
+// once. x * y is fl(x y), and +0 for zero times infinity.
 //
 // Each side (w chosen, l rejected) has the following values, with n = fl(max(count, 1)) if counts are given:
 //   a = fl(policy - ref), or policy without a reference
@@ -28,7 +28,8 @@
 //   kRobust  : L = fl(fl(-fl(k P(z)) + fl(e P(-z))) / unflipped), dz = fl(fl(-fl(k S(-z)) - fl(e S(z))) / unflipped)
 //              e = 0: without the e terms
 //   kBcoPair : L = fl(-P(c) - P(-r))                         dc = -S(-c), dr = S(r)
-//   kSppoHard: d_w = fl(s_w - half), d_l = fl(s_l + half); L = fl(fl(d_w d_w) + fl(d_l d_l)); g_w = fl(2 d_w), g_l = fl(2 d_l)
+//   kSppoHard: d_w = fl(s_w - half), d_l = fl(s_l + half); L = fl(fl(d_w d_w) + fl(d_l d_l));
+//              g_w = fl(2 d_w), g_l = fl(2 d_l)
 //   kApoZero : L = fl(S(-c) + S(r))                          dc = -fl(S(c) S(-c)), dr = fl(S(r) S(-r))
 //   kApoDown : L = fl(S(c) + S(-z))                          dc = fl(S(c) S(-c)), dz = -fl(S(z) S(-z))
 //   kDiscopop: q = fl(z / tau), m = S(q), o = S(-q), E = exp(fl(P(q) - z)), which is e^-z m, or 0 for -Inf;
@@ -43,9 +44,9 @@
 //              M(v) = log(1 - e^v): fl(ln2 log2(-expm1(v))) where v > -fl(ln 2), else log1p(-exp(v))
 //   others   : g_w = fl(beta fl(dc + dz)), g_l = fl(beta fl(dr - dz)); a derivative that a loss lacks is left out
 //   kKto     : no pairs, so sides may differ in number. K = max(kl, 0), NaN if kl is NaN. v = fl(beta fl(s - K)) for a
-//              chosen one, fl(beta fl(K - s)) for a rejected one. L = S(-v), g = -+ fl(beta fl(S(v) S(-v))), negative for
-//              chosen ones. Both are multiplied by the side's weight last. losses holds the chosen ones' losses, then the
-//              rejected ones'
+//              chosen one, fl(beta fl(K - s)) for a rejected one. L = S(-v), g = -+ fl(beta fl(S(v) S(-v))), negative
+//              for chosen ones. Both are multiplied by the side's weight last. losses holds the chosen ones' losses,
+//              then the rejected ones'
 //   loss     = L; with aligned: weight = exp(fl(A_w + A_l)), A = fl(aligned / n) or aligned without counts,
 //              loss = L * weight; with nll_weight: loss = fl(loss - fl(nll_weight N)), N = fl(policy_w / n) or policy_w
 //   d_policy = g * h; with aligned, times weight; on the chosen side with nll_weight then fl(that - fl(nll_weight / n))
@@ -54,10 +55,11 @@
 // kSigmoid's, with delta = the k-th value of the first array less the k-th of the second. ranks[0, i] is the place of
 // pair i in the first array, ranks[1, i] its place in the second.
 //   metrics  = means of losses, chosen rewards, rejected rewards, margins fl(reward_w - reward_l) and of
-//              reward_w > reward_l. A mean is fl(sum / fl(num)) with the sum over pairs by math/tree_sum.h, or 0 without
-//              pairs. For kKto the margin is the chosen mean less the rejected mean, and the last metric is NaN.
-// A NaN result is canonical. A pair has the same bits in any batch (except for the sorted losses), and on every backend.
-// The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
+//              reward_w > reward_l. A mean is fl(sum / fl(num)) with the sum over pairs by math/tree_sum.h, or 0
+//              without pairs. For kKto the margin is the chosen mean less the rejected mean, and the last metric is
+//              NaN.
+// A NaN result is canonical. A pair has the same bits in any batch (except for the sorted losses), and on every
+// backend. The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>

@@ -5,8 +5,8 @@
 //   key        = (seed[i] low, seed[i] high)                              32-bit halves of the 64 bits
 //   counter_w  = (sample_id[i] low, sample_id[i] high, position[i], 256 * stream + w / 4)
 // `sample_id` names a rollout, not a slot of the batch. `position` is the token's index in the sample's output, not a
-// step of the engine. So a row's words depend on no other row, no batch size and no order of rows. rk.sample uses stream
-// 0; rejection in rk.verify_draft uses stream 1.
+// step of the engine. So a row's words depend on no other row, no batch size and no order of rows. rk.sample uses
+// stream 0; rejection in rk.verify_draft uses stream 1.
 // A row whose position lies outside [0, 2^32) has -1 in every word.
 // The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once

@@ -1,13 +1,13 @@
 // THE CONTRACT of rope: rotary position embedding of queries and keys, and its transpose, which is its gradient.
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
-// The first rotary_dim columns of a head form rotary_dim / 2 pairs (a, b). Pair i is columns (i, i + rotary_dim / 2), or
-// (2i, 2i + 1) with `interleaved`. The other columns are copied bit for bit.
+// The first rotary_dim columns of a head form rotary_dim / 2 pairs (a, b). Pair i is columns (i, i + rotary_dim / 2),
+// or (2i, 2i + 1) with `interleaved`. The other columns are copied bit for bit.
 //   angles : pair i has cos_a, sin_a, cos_b, sin_b. Rows of cos and sin that are rotary_dim wide hold one angle per
 //            column: cos_a is that of column a, cos_b that of column b. Rows of rotary_dim / 2 hold one angle per pair:
 //            cos_a = cos_b = cos[i], sin_a = sin_b = sin[i].
-//   row    : a token uses row position_ids[token] of the tables, or row `token` without position_ids. With three sections
-//            (multimodal RoPE), pair i belongs to section 0 where i < section_pairs[0], to 1 where
+//   row    : a token uses row position_ids[token] of the tables, or row `token` without position_ids. With three
+//            sections (multimodal RoPE), pair i belongs to section 0 where i < section_pairs[0], to 1 where
 //            i < section_pairs[0] + section_pairs[1], else to 2. It uses row position_ids[section, token], or row
 //            [section, token].
 //   y_a = round(fma(x_a, cos_a, -fl(x_b * sin_a)))          y_b = round(fma(x_b, cos_b, fl(x_a * sin_b)))
@@ -19,8 +19,8 @@
 //   dx_a = round(fma(g_a, cos_a, fl(g_b * sin_b)))          dx_b = round(fma(g_b, cos_b, -fl(g_a * sin_a)))
 // For equal angles this is the rotation by the negative angle. The derivative of a rounding is taken as 1. cos and sin
 // are constants.
-// A head of a token has the same bits for any number of tokens and heads, any position and stride, and on every backend.
-// NaN results are canonical; NaNs in copied columns keep their bits.
+// A head of a token has the same bits for any number of tokens and heads, any position and stride, and on every
+// backend. NaN results are canonical; NaNs in copied columns keep their bits.
 // If an id is outside [0, max_position), the CPU throws InvalidArgument before it writes anything. A GPU takes NaN for
 // the angles of the pairs that would use this id, reads no table row for them, and leaves other tokens alone.
 // The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.

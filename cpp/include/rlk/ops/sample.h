@@ -1,11 +1,11 @@
-// THE CONTRACT of sample: one token drawn from each row of logits, its log-probability, and the kept set that truncation
-// left. It is also the contract of process_logits, which runs before sample: logits after bias and penalties, in fp32.
-// Rule numbers refer to docs/numerics.md. Integers and floats of the rows are numbers, or arrays on the device; nothing
-// waits for the host.
+// THE CONTRACT of sample: one token drawn from each row of logits, its log-probability, and the kept set that
+// truncation left. It is also the contract of process_logits, which runs before sample: logits after bias and
+// penalties, in fp32. Rule numbers refer to docs/numerics.md. Integers and floats of the rows are numbers, or arrays on
+// the device; nothing waits for the host.
 //
-// Row i has columns j in [0, valid_vocab), z_j = logits[i, j] in fp32 and T = temperature. Without `allowed` every column
-// is present; otherwise a column is present if `allowed` has its bit. c = fl(log2e / T), and m is rule 4's for the
-// largest z of all present columns.
+// Row i has columns j in [0, valid_vocab), z_j = logits[i, j] in fp32 and T = temperature. Without `allowed` every
+// column is present; otherwise a column is present if `allowed` has its bit. c = fl(log2e / T), and m is rule 4's for
+// the largest z of all present columns.
 //   e_j = 2^(c z_j - m) by rule 4 and the mode's exponential, with the ROW's m; 0 where z_j = -Inf
 //   w_j = floor(2^44 e_j), an unsigned integer of 64 bits. vocab_size is at most 2^19, so no sum of w_j overflows
 // Ranks: z descending, then id ascending; +0 and -0 are equal. T is positive, so it changes no rank.
@@ -16,14 +16,15 @@
 // A step that cuts nothing keeps columns of mass 0, too.
 //   kVllm  : min_p, top_k, top_p; total = the mass that min_p and top_k left
 //   kHf    : top_k, top_p, min_p; total = the mass that top_k left
-//   kSglang: all three on the whole row. A column is kept if each step keeps it; total = the mass of all present columns
+//   kSglang: all three on the whole row. A column is kept if each step keeps it; total = the mass of all present
+//            columns
 // The statistics of the kept columns follow rules 4 and 5. So (m, S) of every node and of the root are those of
 // logprob(kept=...), and
 //   logprob     = logprob's formula on that root: the same bits as logprob with `kept` (ops/logprob.h)
 //   raw_logprob = logprob's formula over all columns [0, valid_vocab), forbidden ones included, at T = 1
 // The draw descends that tree. With r = word w of the token in random_stream (ops/random_bits.h), it goes to the left
 // child where
-//   r * S_both < 2^32 * S_left                               exact; S_left at S_both's reference, as combine() scales it
+//   r * S_both < 2^32 * S_left         exact; S_left at S_both's reference, as combine() scales it
 // Each level uses one word:
 //   0, 1, 2   above the eight parts, from the root down
 //   7 + h     where both children have height h above the leaves (0: two leaves)
@@ -33,23 +34,23 @@
 // root.
 //   top_ids, top_logprobs         : z'_j = z_j where j is kept, else -Inf; logprob's root and T
 //   raw_top_ids, raw_top_logprobs : z'_j = z_j of the raw logits; raw_logprob's root, T = 1
-// A column that is not kept has -Inf, and comes after every kept column of finite z, by id. Any other log-probability has
-// the bits that logprob (ops/logprob.h) gives for the id and the kept set, or for the raw logits. Where the row's logprob
-// (or raw_logprob) is NaN, ids are -1 and log-probabilities NaN.
-// Greedy rows take the first rank, and have logprob at temperature 1 over the present columns. T, top_k, top_p, min_p and
-// the keys are not read.
+// A column that is not kept has -Inf, and comes after every kept column of finite z, by id. Any other log-probability
+// has the bits that logprob (ops/logprob.h) gives for the id and the kept set, or for the raw logits. Where the row's
+// logprob (or raw_logprob) is NaN, ids are -1 and log-probabilities NaN.
+// Greedy rows take the first rank, and have logprob at temperature 1 over the present columns. T, top_k, top_p, min_p
+// and the keys are not read.
 //
 // The kept set is CSR with ascending ids. A row of count 0 kept all of [0, valid_vocab). Rows fill kept_ids in their
-// order until one does not fit kept_capacity. From that row on, every row whose count is not 0 gets kKeptOverflow, count
-// 0 and logprob NaN; its id and raw_logprob stay. A row with any other status has id -1, logprob and raw_logprob NaN, and
-// count 0. It affects no other row.
+// order until one does not fit kept_capacity. From that row on, every row whose count is not 0 gets kKeptOverflow,
+// count 0 and logprob NaN; its id and raw_logprob stay. A row with any other status has id -1, logprob and raw_logprob
+// NaN, and count 0. It affects no other row.
 // Row i has the same bits at any row index, in any batch and at any stride. With Exp::kPortable it has them on every
 // backend. The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 //
 // process_logits works on all columns [0, vocab_size). The row's repetition, presence and frequency penalties are R, P
-// and F. Its bias for column j is b. The number of entries of its history that hold j, without those of the prompt, is n.
-// The flag s says whether any entry holds j, one of the prompt included. A step whose condition fails changes no bit.
-// Each operation rounds to fp32:
+// and F. Its bias for column j is b. The number of entries of its history that hold j, without those of the prompt, is
+// n. The flag s says whether any entry holds j, one of the prompt included. A step whose condition fails changes no
+// bit. Each operation rounds to fp32:
 //   repeat(z) = z > 0 ? z / R : z * R
 //   kVllm, kHf:  z + b where there is a bias;  repeat(z) where s;  z - F * n, then z - P where n > 0
 //   kSglang:     z - (F * n + P), then repeat(z) where n > 0;  z + b where there is a bias
@@ -58,18 +59,18 @@
 // A shard's logits are columns [vocab_start, vocab_start + num_columns) of the vocabulary. Ids are ids of the whole
 // vocabulary; an id outside the shard's columns is checked and has no other effect.
 //
-// The vocabulary-parallel form needs one exchange. sample_partial makes a payload of each shard. From the payloads of all
-// shards, sample_merge makes the results of sample on the whole row; every rank runs it by itself. A shard is 1, 2, 4 or
-// 8 parts of rule 5 that make up a subtree. The shards hold every part once, in any order. Three kinds of rows can be
-// drawn:
+// The vocabulary-parallel form needs one exchange. sample_partial makes a payload of each shard. From the payloads of
+// all shards, sample_merge makes the results of sample on the whole row; every rank runs it by itself. A shard is 1, 2,
+// 4 or 8 parts of rule 5 that make up a subtree. The shards hold every part once, in any order. Three kinds of rows can
+// be drawn:
 //   greedy        : the first rank of all shards' first ranks
 //   nothing cut   : the merge uses words 0 to 2 and 7 + h above the shards' roots; each shard draws below its root in
 //   advance
 //   top_k         : the row's first k are among the shards' first k, and so is every column that min_p and top_p then
 //   leave
 // So min_p > 0 and top_p < 1 need top_k > 0, and top_k is at most the payload's capacity. kSglang allows no top_p < 1,
-// since there top_p is a share of the whole row. Any other row has kBadParameter. There are no n best. Merges give every
-// row the bits of sample: id, logprob, raw_logprob, kept set and status, except for two statuses:
+// since there top_p is a share of the whole row. Any other row has kBadParameter. There are no n best. Merges give
+// every row the bits of sample: id, logprob, raw_logprob, kept set and status, except for two statuses:
 //   kBadParameter : set for the rows above, too
 //   kBadShards    : the row's payloads do not hold every part once, or differ from the call in vocabulary, top_k, kind
 //                   of row, raw_logprob or tag, or have ids and ranks that no partial gives
@@ -80,8 +81,8 @@
 //         seed's key; order and exp are their values as SampleOrder and Exp
 //   tag = upper 23 bits of word 0 of philox4x32-10 of (a_0 ^ T, a_1 ^ top_p, a_2 ^ min_p, a_3 ^ position high) under
 //         key (0, 0); floats enter by their bits; a greedy row enters with T = 1, top_p = 1, min_p = 0 and its keys
-// The payload of a row has words of 32 bits; floats are stored by their bits, every NaN canonical. Unknown values are 0,
-// unknown ids -1, unknown z and m -Inf:
+// The payload of a row has words of 32 bits; floats are stored by their bits, every NaN canonical. Unknown values are
+// 0, unknown ids -1, unknown z and m -Inf:
 //   0: first part + 16 * parts + 256 * (1 if raw words are there) + 512 * tag, as 32 bits
 //   1, 2: vocab_size, valid_vocab
 //   3: row_status and sample's statuses of parameters     4: top_k of a row that is cut, 0 of one that is not, -1 if

@@ -4,29 +4,29 @@
 //
 // rlk/tokens.h defines sequences. n is the number of a sequence's tokens that count, and `last` is the last of these
 // tokens.
-//   token   x = token_reward, or +0 if none is given. With an estimator x = fl(x - fl(kl_coef * K)), where K is the kl of
-//           ops/kl.h without a weight and under the same limits
-//   spans   [begin, end) in positions of the sequence, ascending by index; m is the number of a span's tokens that count:
+//   token   x = token_reward, or +0 if none is given. With an estimator x = fl(x - fl(kl_coef * K)), where K is the kl
+//           of ops/kl.h without a weight and under the same limits
+//   spans   [begin, end) in positions of the sequence, ascending by index; m is the number of a span's tokens that
+//           count:
 //     kLast, kFirst  x = fl(x + reward) at the last or the first of these tokens
 //     kSpread        x = fl(x + fl(reward / m)) at each of them
 //   reward  R = reward of the sequence, or +0 if none is given
 //           R = fl(R - fl(length_penalty * n))
 //           R = fl(R + min(fl(fl((overlong_begin - n) / overlong_buffer) * overlong_penalty), 0)). Integers are rounded
-//           to
-//           fp32 after they are subtracted
+//           to fp32 after they are subtracted
 //           x = fl(x + R) at `last`
-// rewards = x. costs = cost of the sequence at `last`, else +0. combined = fl(x - fl(lagrange * costs)), or x if lagrange
-// is 0. With normalize_lagrange combined is then divided: fl(combined / fl(1 + lagrange)). A lagrange on the device that
-// is negative, infinite or NaN makes combined NaN. lengths = n.
-// A sequence or span without a token that counts has no place for its reward, so no output contains it. NaN and infinite
-// rewards are not left out: they appear in their sequence's output, at their own place.
-// Masked tokens are +0, and nothing in a masked slot changes a bit. No zero has a sign, and NaN results are canonical. A
-// sequence has the same bits padded or packed, in any batch, at any strides, and on every backend.
-// The CPU throws InvalidArgument before it writes anything for a span that violates 0 <= begin <= end <= length. It does
-// so too for span_offsets that do not ascend from 0 to num_spans. On a GPU R of that sequence is NaN, and its spans from
-// there on have no reward.
-// With bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU the sequences next to a bad offset have NaN
-// rewards and lengths of 0, and slots of no sequence are not written.
+// rewards = x. costs = cost of the sequence at `last`, else +0. combined = fl(x - fl(lagrange * costs)), or x if
+// lagrange is 0. With normalize_lagrange combined is then divided: fl(combined / fl(1 + lagrange)). A lagrange on the
+// device that is negative, infinite or NaN makes combined NaN. lengths = n.
+// A sequence or span without a token that counts has no place for its reward, so no output contains it. NaN and
+// infinite rewards are not left out: they appear in their sequence's output, at their own place.
+// Masked tokens are +0, and nothing in a masked slot changes a bit. No zero has a sign, and NaN results are canonical.
+// A sequence has the same bits padded or packed, in any batch, at any strides, and on every backend.
+// The CPU throws InvalidArgument before it writes anything for a span that violates 0 <= begin <= end <= length. It
+// does so too for span_offsets that do not ascend from 0 to num_spans. On a GPU R of that sequence is NaN, and its
+// spans from there on have no reward.
+// With bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU the sequences next to a bad offset have
+// NaN rewards and lengths of 0, and slots of no sequence are not written.
 // The call enqueues on `stream`; it neither allocates nor synchronises.
 #pragma once
 

@@ -1,6 +1,6 @@
 // THE CONTRACT of silu_mul and gelu_mul: y = act(gate) * up, and its gradients.
-// Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown; sigmoid, erf,
-// tanh and exp are those of docs/math.md.
+// Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown; sigmoid,
+// erf, tanh and exp are those of docs/math.md.
 //
 // An element has g of gate and u of up:
 //   m = -88 where g < -88, else g
@@ -15,11 +15,13 @@
 // Backward, from dy, with c = g limited to [-88, 88]:
 //   silu     : a' = fl(s * fma(c, fl(1 - s), 1))
 //   gelu     : a' = fma(c, fl(kInvSqrtTwoPi * exp(fl(-0.5 * fl(c * c)))), fl(0.5 * w))
-//   gelu_tanh: a' = fma(fl(fl(0.5 * c) * fma(-t, t, 1)), fl(kSqrtTwoOverPi * fma(kGeluCubicTimes3, fl(c * c), 1)), fl(0.5 * w))
+//   gelu_tanh: a' = fma(fl(fl(0.5 * c) * fma(-t, t, 1)),
+//                  fl(kSqrtTwoOverPi * fma(kGeluCubicTimes3, fl(c * c), 1)), fl(0.5 * w))
 //   d_gate = round(fl(fl(dy * u) * a'));  d_up = round(fl(dy * b)); to dtype
 // A rounding has the derivative 1: only d_up sees that b was rounded.
-// The limits make infinities what the limits of the functions are: act(-Inf) = -0, act(+Inf) = +Inf; a'(-Inf) is a zero,
-// a'(+Inf) = 1. No finite g meets them: sigmoid is +0 below -0x1.5d589ep+6, so silu is -0 there, as gelu is below about -5.5.
+// The limits make infinities what the limits of the functions are: act(-Inf) = -0, act(+Inf) = +Inf; a'(-Inf) is a
+// zero, a'(+Inf) = 1. No finite g meets them: sigmoid is +0 below -0x1.5d589ep+6, so silu is -0 there, as gelu is
+// below about -5.5.
 // A product of an infinity and a zero of two arrays is NaN, as IEEE says. NaN results are canonical.
 // An element has the same bits in any number of rows, at any position and stride, and on every backend.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
@@ -40,8 +42,8 @@ constexpr float kGateLimit = 88.0f;
 
 enum class Activation : std::uint8_t { kSilu, kGelu, kGeluTanh };
 
-// Matrices have any row layout; columns are contiguous. A packed [num_rows, 2 * columns] is gate and, `columns` further on,
-// up. In place: an output may be an input of the same layout.
+// Matrices have any row layout; columns are contiguous. A packed [num_rows, 2 * columns] is gate and, `columns` further
+// on, up. In place: an output may be an input of the same layout.
 struct GatedMulParams {
   const void* gate = nullptr;  // [num_rows, columns], dtype
   const void* up = nullptr;    // [num_rows, columns], dtype

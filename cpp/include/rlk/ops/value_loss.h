@@ -9,8 +9,8 @@
 //   x     = fl(v - R), y = fl(w - R)
 //   L     = h(y) where h(y) > h(x), else h(x); NaN where h(x), h(y) or o is NaN
 //   slope = h'(x) where w is v, as with torch.clamp, whose bounds count as inside. Otherwise h'(x) where h(x) > h(y), 0
-//           where h(x) < h(y), and h'(x) / 2 where they are equal, as with torch.maximum, which gives each of two equals
-//           half
+//           where h(x) < h(y), and h'(x) / 2 where they are equal, as with torch.maximum, which gives each of two
+//           equals half
 //   c = Inf: no clip; o is not read
 //   With token_weight u of each token, L and slope become fl(u x). D and n still count every token.
 // Weight of a sequence's tokens: q = scale / D, divided by horizon where that is not 0, and by n with sequence_mean,
