@@ -1,4 +1,4 @@
-// CPU backend of elementwise operators: how pieces of rows are spread over threads.
+// CPU backend of elementwise operators: checks a call and spreads pieces of rows over threads.
 #include <algorithm>
 
 #include "elementwise_simd.h"
@@ -12,7 +12,7 @@
 namespace rlk::cpu {
 namespace {
 
-// Where a piece begins in each array.
+// Points at[k] to the start of a piece in array k; null stays null.
 template <class Params, class List, class Byte>
 void point(const Params& p, List arrays, std::int64_t row, std::int64_t first, Byte** at) {
   for_each(arrays, [&](auto array, int k) {

@@ -1,9 +1,9 @@
-// Inner loops of elementwise operators, compiled once per instruction set: a vector of lanes at a time.
+// Inner loops of elementwise operators, one vector of lanes at a time. Compiled once per instruction set.
 #include "elementwise_simd.h"
 
 #include "simd.h"
 #include "simd_memory.h"
-// After simd.h, which decides how the functions of math/ are compiled; those of a formula likewise.
+// This follows simd.h, which decides how functions of math/ are compiled. Formulas are compiled the same way.
 #undef RLK_DEVICE
 #define RLK_DEVICE RLK_HD
 #include "rlk/kernels/elementwise_formulas.h"
@@ -13,7 +13,7 @@ namespace rlk::cpu::RLK_CPU_ISA {
 template <class T>
 using Lanes = Numbers<T, 1, Floats>;
 
-// Found by its argument, so in no unnamed namespace.
+// Argument-dependent lookup finds this function, so it is outside the unnamed namespace.
 template <class T>
 RLK_HD Lanes<T> rounded(const Lanes<T>& x) {
   return {rounded<T>(x.v[0])};

@@ -8,7 +8,7 @@
 
 namespace rlk::cpu {
 
-// Columns of one row. Memory has any alignment; an array that is null in the params is null here.
+// Computes columns of one row. Memory may have any alignment. An array that is null in the params is null here.
 template <class Params>
 struct ElementwiseLanes {
   void (*columns)(const Params& p, const unsigned char* const* in, unsigned char* const* out, std::int64_t columns);

@@ -1,19 +1,20 @@
-// Elementwise operators: rows in, rows of their shape and dtype out, each element from the same element of each input. The
-// header rlk/elementwise/<op>.h describes an operator's params, which have num_rows, columns and dtype:
+// Elementwise operators read rows and write rows of the same shape and dtype. An output element depends only on the
+// elements at its own place in the inputs. The header rlk/elementwise/<op>.h describes an operator's params, which have
+// num_rows, columns and dtype:
 //
 //   template <>
 //   struct Elementwise<Params> {
 //     static constexpr const char* kName;      // the operator, in errors
-//     static constexpr const char* kArrays[];  // its inputs and outputs in order, in errors
+//     static constexpr const char* kArrays[];  // names of its inputs, then its outputs, in errors
 //     using Inputs = Arrays<Rows<&Params::x, &Params::x_rows>, ...>;
-//     using Outputs = Arrays<...>;             // the only one is given; one of several may be null: not wanted
-//     static constexpr auto kForm = &Params::activation;  // if code differs by a member that counts from 0
+//     using Outputs = Arrays<...>;             // a single output is given; one of several may be null if not wanted
+//     static constexpr auto kForm = &Params::activation;  // only where a member, counted from 0, selects the code
 //     template <int kForm, class V>
 //     static RLK_DEVICE void apply(const Params& p, const V (&in)[kInputs], V (&out)[kOutputs]);
 //   };
 //
-// Every backend calls apply() with columns V as it holds them. each(f, in[0], ...) computes numbers from columns; out[i] takes
-// numbers or columns. The backend rounds them to dtype when it stores them.
+// Every backend calls apply() with its own type V of columns. each(f, in[0], ...) applies f to the numbers of each
+// column. out[i] takes numbers or columns, and the backend rounds them to dtype when it stores them.
 #pragma once
 
 #include "rlk/base.h"
@@ -25,8 +26,8 @@ namespace rlk {
 template <class Params>
 struct Elementwise;
 
-// An array by its members of the params. kBeside: the rows of the array before it, which this one often has, too, as halves
-// of a packed row do; then one address is enough.
+// Names an array by two members of the params: its pointer and its layout. kBeside is the layout of the array before
+// it, given where the two are often halves of packed rows. One row offset then serves both.
 template <auto kPointer, auto kLayout, auto kBeside = nullptr>
 struct Rows {
   static constexpr auto kData = kPointer;
@@ -38,7 +39,7 @@ struct Rows {
     return true;
   }
 };
-// An input that may be null. Each of its elements is -0 then, which a sum with it does not see.
+// An input that may be null. Each of its elements then reads as -0, which changes no sum.
 template <auto kPointer, auto kLayout, auto kBeside = nullptr>
 struct OptionalRows : Rows<kPointer, kLayout, kBeside> {
   static constexpr bool kOptional = true;
@@ -51,7 +52,7 @@ template <class... Array>
 struct Arrays {
   static constexpr int kCount = static_cast<int>(sizeof...(Array));
 };
-// f(array, its index) of each.
+// Calls f(array, index) for each array of a list.
 template <class... Array, class F>
 RLK_HD void for_each(Arrays<Array...>, const F& f) {
   int k = 0;
@@ -67,11 +68,11 @@ constexpr bool kIsNull = false;
 template <>
 inline constexpr bool kIsNull<const decltype(nullptr)> = true;
 
-// Whether two arrays have the same row offsets, as the halves of a packed row do. One address then serves both.
+// Whether two arrays have the same row offsets, as the halves of a packed row do. One offset then serves both.
 RLK_HD bool same_rows(const RowLayout& a, const RowLayout& b) {
   return a.inner == b.inner && a.inner_stride == b.inner_stride && a.outer_stride == b.outer_stride;
 }
-// Offsets of one row in arrays, asked for in their order.
+// The offsets of one row in a list of arrays. The caller asks for them in the order of the list.
 template <class Params>
 class RowOffsets {
  public:
@@ -90,7 +91,7 @@ class RowOffsets {
   std::int64_t row_, last_ = 0;
 };
 
-// Numbers of `kCount` columns, whose elements in memory are a backend's type T.
+// The numbers of `kCount` columns. T is the backend's type of an element in memory.
 template <class T, int kCount, class Number>
 struct Numbers {
   Number v[kCount];
@@ -106,18 +107,18 @@ RLK_DEVICE auto each_of(const F& f, const Numbers<T, kCount, Number>&... x) {
   for (int j = 0; j < kCount; ++j) r.v[j] = f(x.v[j]...);
   return r;
 }
-// f of the numbers of each column.
+// Applies f to the numbers of each column.
 template <class F, class... Columns>
 RLK_DEVICE auto each(const F& f, const Columns&... x) {
   return each_of(f, numbers(x)...);
 }
-// round(fl(round(a) * x)); the caller rounds the product. A backend may have a cheaper way.
+// round(fl(round(a) * x)), where the caller does the outer rounding. A backend may overload this with a cheaper way.
 template <class T, int kCount, class Number>
 RLK_DEVICE auto rounded_product(const Numbers<T, kCount, Number>& a, const Numbers<T, kCount, Number>& x) {
   return each([](Number b, Number c) { return mul_rn(b, c); }, rounded(a), x);
 }
 
-// The form of a call, and f(FormConstant<form>{}).
+// form_of gives the form of a call, 0 where there is only one. with_form calls f(FormConstant<form>{}).
 template <class Params>
 RLK_HD int form_of(const Params& p) {
   if constexpr (requires { Elementwise<Params>::kForm; }) {

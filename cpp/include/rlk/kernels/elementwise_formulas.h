@@ -1,4 +1,5 @@
-// The formulas of all elementwise operators. In files of cpp/cpu/*_simd.cpp after simd.h, which decides how math/ is compiled.
+// The formulas of all elementwise operators. Files cpp/cpu/*_simd.cpp include this after simd.h, which decides how
+// math/ is compiled.
 #pragma once
 
 #define RLK_FORMULAS
