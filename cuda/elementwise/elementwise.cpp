@@ -1,4 +1,4 @@
-// CUDA backend of elementwise operators: checks of memory safety, which kernel serves a call, which architecture's runs.
+// CUDA backend of elementwise operators: checks memory safety, then picks a kernel and the build for the architecture.
 #include "kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/elementwise_check.h"

@@ -1,9 +1,9 @@
-// Elementwise operators. Bound by HBM: every input is read once, every output written once.
+// Kernels of elementwise operators. Bound by HBM: each input is read once, each output is written once.
 //
-// elementwise_kernel: a thread has kVec8s times eight columns of a row, whose loads are under way together.
-// elementwise_any_kernel: a thread has eight single columns. Any width, any alignment.
-// A thread has read all that it writes over before it writes, so outputs may be inputs.
-// One body for every architecture; each gets its own machine code.
+// elementwise_kernel: a thread takes kVec8s times eight columns of a row, and their loads are in flight together.
+// elementwise_any_kernel: a thread takes eight single columns. It serves any width and any alignment.
+// A thread reads the elements that it will overwrite before it writes any, so an output may be an input.
+// All architectures share this source; each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "../common/vec8.cuh"
 #include "kernels.h"
@@ -12,7 +12,7 @@
 
 namespace rlk::cuda {
 
-// What formulas do with columns. Found by the arguments, so in no unnamed namespace.
+// Operations of formulas on columns. Argument-dependent lookup finds them, so they are outside the unnamed namespace.
 template <class T>
 using Eight = Numbers<T, kVec8, float>;
 template <class T>
@@ -42,8 +42,8 @@ namespace {  // one copy per architecture
 
 constexpr int kLog2Block = 7, kBlock = 1 << kLog2Block;  // short blocks, which the scheduler spreads evenly
 
-// Least number of blocks of a multiprocessor: as many as registers allow beside the vectors that a thread has of each
-// input. Beyond three inputs the compiler decides.
+// The least number of blocks per multiprocessor, as many as the registers allow. A thread holds `vectors` vectors of
+// each input. Beyond three inputs the compiler decides.
 constexpr int least_blocks(int inputs, int vectors) {
   if (inputs > 3) return 1;
   if (inputs == 3) return vectors == 1 ? 8 : vectors == 2 ? 6 : 4;
@@ -57,7 +57,7 @@ template <class T>
 __device__ __forceinline__ typename T::Storage* row_of(void* base, std::int64_t offset) {
   return static_cast<typename T::Storage*>(base) + offset;
 }
-// Loads of three inputs are enough to have under way; fewer gain by prefetches.
+// Three inputs keep enough loads in flight. Kernels with fewer inputs gain from prefetches.
 template <class T, int kInputs>
 constexpr bool kPrefetches = T::kPacked&& kInputs < 3;
 
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// Launches a kernel whose threads have `count` items of each row's `items`.
+// Launches a kernel over rows of `items` items, of which a thread takes `count`.
 template <bool kOverlap, class Params>
 void launch_over_rows(void (*kernel)(Params, RowSplit), const Params& p, std::int64_t items, int count,
                       cudaStream_t stream) {

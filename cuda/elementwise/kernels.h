@@ -1,5 +1,5 @@
-// Host entry points of the kernels of elementwise operators, one set per architecture, and the ways in which each can serve
-// a call. All have the same bits. elementwise.cpp checks their arguments.
+// Host entry points of the elementwise kernels, one set per architecture, and the plans by which each can serve a call.
+// All plans have the same bits. elementwise.cpp checks the arguments.
 #pragma once
 
 #include "../common/alignment.h"
@@ -8,10 +8,11 @@
 
 namespace rlk::cuda {
 
-// What a thread has of a row: so many times eight columns; 0: eight single columns, which serve any width and alignment.
+// The plans: vec8s (eight adjacent columns) per thread, or 0 for eight single columns, which serve any width and
+// alignment.
 constexpr int kElementwiseVec8s[] = {1, 2, 0};
 
-// Whether rows are whole vectors of eight columns at multiples of 16 bytes.
+// Whether every row of the given arrays begins at a multiple of 16 bytes.
 template <class Params, class... Array>
 bool has_vectors(const Params& p, Arrays<Array...>) {
   return (... && (p.*Array::kData == nullptr ||
@@ -25,7 +26,7 @@ bool serves(int vec8s, const Params& p) {
 template <class Params>
 int choose_vec8s(const Params& p, int multiprocessors) {
   constexpr std::int64_t kFewThreads =
-      1024;  // threads per multiprocessor: with fewer, loads of more threads beat more loads of each
+      1024;  // threads per multiprocessor; below that, more threads are faster than more loads per thread
   if (!serves(1, p)) return 0;
   return p.num_rows * (p.columns / 8) >= 2 * kFewThreads * multiprocessors ? 2 : 1;
 }
