@@ -1,4 +1,4 @@
-// Host side of the HIP backend of elementwise operators: checks of memory safety, which kernel serves a call, its launches.
+// Host side of the HIP backend of elementwise operators: checks memory safety, picks a kernel and launches it.
 #include <string>
 
 #include "hip/common/launch.h"

@@ -1,6 +1,7 @@
-// The kernels of elementwise operators by the names that the host looks up. Bound by HBM: every input is read once, every
-// output written once. A thread has a vec8 of a row's columns or, where rows are no vectors, eight columns that lie apart.
-// It has read all that it writes over before it writes, so outputs may be inputs.
+// Kernels of elementwise operators, under the names that the host looks up. Bound by HBM: each input is read once, each
+// output is written once. A thread takes a vec8 of a row's columns. If rows are not whole, aligned vec8s, it takes
+// eight columns that lie apart. It reads the elements that it will overwrite before it writes any, so an output may be
+// an input.
 // Compiled for gfx90a and gfx942, and for the emulation.
 #include "hip/common/vec8.h"
 #include "hip/elementwise/launches.h"
@@ -10,7 +11,7 @@ namespace rlk::hip {
 
 template <class T>
 using Eight = Numbers<T, kVec8, float>;
-// Found by its argument.
+// Argument-dependent lookup finds this function.
 template <class T>
 RLK_DEVICE Eight<T> rounded(const Eight<T>& x) {
   Eight<T> r;
@@ -19,7 +20,7 @@ RLK_DEVICE Eight<T> rounded(const Eight<T>& x) {
   return r;
 }
 
-// Eight columns of a thread from `from` on: neighbours, or those `step` apart of which there are `left`.
+// Loads a thread's eight columns from `from` on: neighbours, or columns `step` apart among the `left` remaining ones.
 template <class T, bool kVector>
 RLK_DEVICE Eight<T> load_eight(const typename T::Storage* from, int left, int step) {
   Eight<T> x;

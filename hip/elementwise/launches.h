@@ -1,4 +1,4 @@
-// What the host and the kernels of elementwise operators agree on.
+// Launch shapes and kernel names of elementwise operators, shared by the host and the kernels.
 #pragma once
 
 #include "hip/common/launch_shape.h"
@@ -8,15 +8,15 @@ namespace rlk::hip {
 
 constexpr int kLog2Elementwise = 8, kElementwiseThreads = 1 << kLog2Elementwise;  // threads per block: four waves
 constexpr int kElementwiseVec8s = 1;     // vectors per thread; two would spill scalar registers in gelu
-constexpr int kElementwiseElements = 8;  // elements per thread where rows are no vectors
+constexpr int kElementwiseElements = 8;  // columns per thread where rows are not whole, aligned vec8s
 
 }  // namespace rlk::hip
 
-// f(form, ...) for each form that an operator's code has.
+// Expands to f(form, ...) for each form of an operator.
 #define RLK_FORMS_1(f, ...) f(0, __VA_ARGS__)
 #define RLK_FORMS_2(f, ...) RLK_FORMS_1(f, __VA_ARGS__) f(1, __VA_ARGS__)
 #define RLK_FORMS_3(f, ...) RLK_FORMS_2(f, __VA_ARGS__) f(2, __VA_ARGS__)
-// f(name of the kernel, element type, whether rows are vectors, form, ...) for each kernel of a function.
+// Expands to f(kernel name, element type, whether rows are aligned vec8s, form, ...) for each kernel of a function.
 #define RLK_ELEMENTWISE_TYPES(form, f, function, ...)                                                   \
   f(rlk_elementwise_##function##_##form##_vectors_bf16, Bf16, true, form, __VA_ARGS__)                  \
       f(rlk_elementwise_##function##_##form##_vectors_f16, Fp16, true, form, __VA_ARGS__)               \
