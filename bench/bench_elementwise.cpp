@@ -1,6 +1,7 @@
-// Microbenchmark of the CUDA kernels of elementwise operators: one row per case, with the bytes it must move and their share
-// of the copy ceiling measured in the same run. Usage:
-// bench_elementwise [--only PART_OF_A_NAME] [--columns I] [--plans]    --plans: every plan that serves, not the chosen one
+// Microbenchmark of the CUDA kernels of elementwise operators. It prints one line per case: time, bytes that
+// the case must move, and share of the copy ceiling, which the same run measures. Usage:
+//   bench_elementwise [--only PART_OF_A_NAME] [--columns N] [--plans]
+// --plans runs every plan that serves, not only the chosen one.
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -15,7 +16,7 @@
 namespace rlk::bench {
 namespace {
 
-// packed: an array whose rows are often those of the one before it lies beside it in the same rows.
+// packed: an array with kBeside and the array before it are the two halves of the same rows.
 struct Case {
   std::int64_t rows, columns;
   DType dtype = DType::kBFloat16;
@@ -48,7 +49,7 @@ void run(const Function<Params>& function, int form, const Case& c, double ceili
     auto* next = static_cast<unsigned char*>(buffers.at(call));
     const auto put = [&](auto array, int) {
       if constexpr (!kIsNull<decltype(array.kRowsBefore)>) {
-        if (c.packed) {  // the second half of the rows before
+        if (c.packed) {  // the second half of the previous array's rows
           p.*array.kRowsBefore = p.*array.kRows = {c.rows, 0, 2 * c.columns};
           p.*array.kData = next - bytes + c.columns * size_of(c.dtype);
           next += bytes;
@@ -98,7 +99,8 @@ int main(int argc, char** argv) {
   const double ceiling = copy_ceiling();
   std::printf("copy ceiling %.2f TB/s\n", ceiling / 1e12);
   std::vector<Case> cases;
-  // Decode steps, micro-batches, training steps; intermediate sizes of an expert, Qwen3 4B and 8B, Llama 3 8B and 70B.
+  // Rows of decode steps, micro-batches and training steps. Columns are the intermediate sizes of an expert, Qwen3
+  // 4B and 8B, and Llama 3 8B and 70B.
   for (const std::int64_t rows : {1, 8, 16, 64, 256, 1024, 2048, 8192, 16384}) cases.push_back({rows, 12288});
   for (const std::int64_t i : {768, 3072, 9728, 14336, 28672}) cases.push_back({8192, i});
   cases.push_back({64, 14336});
@@ -106,7 +108,7 @@ int main(int argc, char** argv) {
   cases.push_back({8192, 12288, DType::kFloat32});
   cases.push_back({8192, 12288, DType::kBFloat16, false});
   cases.push_back({8192, 12288, DType::kBFloat16, true, false});  // the activation kept in float32
-  cases.push_back({8192, 12287, DType::kBFloat16});               // no vectors
+  cases.push_back({8192, 12287, DType::kBFloat16});               // rows that are not whole vec8s
   const auto run_all = [&](const auto& function, int forms) {
     for (int form = 0; form < forms; ++form) {
       auto of_form = function;
