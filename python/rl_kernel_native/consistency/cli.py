@@ -32,17 +32,19 @@ _STARTED = time.monotonic()  # before torch is imported, which takes seconds
 
 app = typer.Typer(
     name="rlk",
-    help="Do rollout and training give a token the same log-probability, and can this machine compute it?",
+    help="Check whether rollout and training give a token the same log-probability, and this machine can compute it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-OperatorOption = Annotated[list[str] | None, typer.Option(help="An operator; may be given again. Default: all.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+OperatorOption = Annotated[
+    list[str] | None, typer.Option(help="Name of an operator; repeat it for more. Default: all.")
+]
+DeviceOption = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of the sampler.")]
 ArithmeticOption = Annotated[
-    str | None, typer.Option(help="Of the CPU: ieee, sm_90, sm_80, gfx942 or gfx90a. A GPU has its own.")
+    str | None, typer.Option(help="Arithmetic of the CPU: ieee, sm_90, sm_80, gfx942 or gfx90a. A GPU has its own.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 ReportOption = Annotated[Path | None, typer.Option(help="Directory for report.json, report.html and charts.")]
@@ -60,7 +62,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _rlk(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -68,7 +70,7 @@ def _rlk(
 
 @app.command("doctor", context_settings=_PASSED_ON, add_help_option=False)
 def run_doctor(context: typer.Context) -> None:
-    """Say what this installation runs here and why, and test it."""
+    """Say which backends this installation runs here and why, and test them."""
     raise typer.Exit(run_tool("doctor", context.args))
 
 
@@ -108,7 +110,7 @@ def _statuses() -> Iterator[None]:
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """ "1,8" -> (1, 8). Raises BadInput."""
+    """Parses batch sizes: "1,8" gives (1, 8). Raises BadInput."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -116,7 +118,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
 
 
 def print_table(comparisons: Sequence[Comparison]) -> None:
-    """The verdicts, a short table and the findings, on stdout; plain text when that is not a terminal."""
+    """Prints verdicts, a short table and the findings on stdout, as plain text where stdout is not a terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -153,37 +155,44 @@ def print_table(comparisons: Sequence[Comparison]) -> None:
 @app.command()
 def compare(
     model: Annotated[str, typer.Option(help="Directory or Hub id of a causal LM (Qwen2, Qwen3, Llama, Mistral).")],
-    prompts: Annotated[Path | None, typer.Option(help="JSON lines with prompt_ids or text.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="File of JSON lines with prompt_ids or text.")] = None,
     recorded: Annotated[
         Path | None,
-        typer.Option(help="In place of --prompts: JSON lines of ids and log-probabilities that an engine recorded."),
+        typer.Option(
+            help="File of JSON lines, in place of --prompts: ids and log-probabilities that an engine recorded."
+        ),
     ] = None,
     seed: SeedOption = 0,
     dtype: Annotated[
-        str | None, typer.Option(help="bfloat16, float16, float32 or float64. Default: the checkpoint's.")
+        str | None, typer.Option(help="Dtype: bfloat16, float16, float32 or float64. Default: the checkpoint's.")
     ] = None,
     device: DeviceOption = "auto",
     batch: Annotated[
-        str, typer.Option(help="Most requests in flight; several sizes are all run and compared.")
+        str, typer.Option(help="Most requests in flight; every size of a list such as 1,8 is run and compared.")
     ] = "1,8",
-    max_new_tokens: Annotated[int, typer.Option(help="Longest response.")] = 64,
-    temperature: Annotated[float, typer.Option(help="Of sampling and of the log-probabilities, > 0.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of a response.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Temperature of sampling and log-probabilities, > 0.")] = 1.0,
     training_temperature: Annotated[
-        float | None, typer.Option(help="Of the training side's log-probabilities. Default: --temperature.")
+        float | None, typer.Option(help="Temperature of the training side's log-probabilities. Default: --temperature.")
     ] = None,
     ops: Annotated[
         str,
-        typer.Option(help="Both sides': stock (torch's, attention sdpa), sdpa, eager, flash (flash-attn), or rk."),
+        typer.Option(
+            help="Operators of both sides: stock (torch's, attention sdpa), sdpa, eager, flash (flash-attn), or rk."
+        ),
     ] = "stock",
-    rollout_ops: Annotated[str | None, typer.Option(help="The rollout's. Default: --ops.")] = None,
-    training_ops: Annotated[str | None, typer.Option(help="The training side's. Default: --ops.")] = None,
-    packing: Annotated[str, typer.Option(help="Training batches: packed or padded.")] = "packed",
-    padding_side: Annotated[str, typer.Option(help="Of padded training batches: right or left.")] = "right",
+    rollout_ops: Annotated[str | None, typer.Option(help="Operators of the rollout. Default: --ops.")] = None,
+    training_ops: Annotated[str | None, typer.Option(help="Operators of the training side. Default: --ops.")] = None,
+    packing: Annotated[str, typer.Option(help="Layout of training batches: packed or padded.")] = "packed",
+    padding_side: Annotated[
+        str, typer.Option(help="Side of the padding in padded training batches: right or left.")
+    ] = "right",
     micro_batch_tokens: Annotated[int, typer.Option(help="Most tokens of one training forward.")] = 4096,
-    atol: Annotated[float, typer.Option(help="Aligned when every |dlogp| is at most this; 0: equal bytes.")] = 0.0,
-    probe_mb: Annotated[int, typer.Option(help="Memory for recorded hidden states, MiB.")] = 512,
+    atol: Annotated[float, typer.Option(help="Largest |dlogp| that counts as aligned; 0: equal bytes.")] = 0.0,
+    probe_mb: Annotated[int, typer.Option(help="Memory for recorded hidden states, in MiB.")] = 512,
     fault_tolerance: Annotated[
-        float | None, typer.Option(help="Relative error on equal input that is a fault. Default: beyond rounding.")
+        float | None,
+        typer.Option(help="Relative error on equal input above which an operator is at fault. Default: rounding."),
     ] = None,
     training_model: Annotated[
         str | None, typer.Option(help="Another checkpoint for the training side, to find stale or garbled weights.")
@@ -274,14 +283,14 @@ def demo(
     report: Annotated[Path, typer.Option(help="Directory for the model, the prompts and the report.")] = Path(
         "rlk-demo"
     ),
-    ops: Annotated[str, typer.Option(help="both, stock or rk.")] = "both",
+    ops: Annotated[str, typer.Option(help="Operators: both, stock or rk.")] = "both",
     minutes: Annotated[
-        float, typer.Option(help="Time for all of it, 0.5 to 60; little time shortens training and responses.")
+        float, typer.Option(help="Minutes for the whole demo, 0.5 to 60; little time shortens training and responses.")
     ] = 5.0,
     device: DeviceOption = "auto",
     seed: SeedOption = 0,
 ) -> None:
-    """Train a small Qwen3-shaped model on the Python standard library and compare it. Downloads nothing.
+    """Train a small Qwen3-shaped model on the Python standard library and compare it, without downloads.
 
     Exit status: 0 when the demo completes, drift or not; 2 bad input.
     """
@@ -308,7 +317,7 @@ def digest(
     arithmetic: ArithmeticOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Score the package's own text with its own model, and compare the log-probabilities' sha256 with the recorded one.
+    """Score the package's own text with its own model, and compare the log-probabilities' sha256 with the record.
 
     A CPU under `--arithmetic sm_90` computes what a Hopper GPU computes: run it on both.
 
@@ -332,23 +341,29 @@ def digest(
 
 @app.command("align")
 def run_align(
-    model: Annotated[Path, typer.Option(help="A model's directory; its weights may be random.")],
-    rollout: Annotated[str, typer.Option(help="The engine: vllm.")] = "vllm",
-    trainer: Annotated[str, typer.Option(help="hf, fsdp2, megatron, separated by commas.")] = "hf",
-    settings: Annotated[str, typer.Option(help="stock, canonical-blas, rk, rk-v1, separated by commas.")] = "stock,rk",
-    prompts: Annotated[int, typer.Option(min=1, help="How many.")] = 32,
-    prompt_tokens: Annotated[int, typer.Option(min=4, help="At most.")] = 96,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of a completion, at most.")] = 64,
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    model: Annotated[Path, typer.Option(help="Directory of a model; its weights may be random.")],
+    rollout: Annotated[str, typer.Option(help="Engine of the rollout: vllm.")] = "vllm",
+    trainer: Annotated[str, typer.Option(help="Trainers, separated by commas: hf, fsdp2, megatron.")] = "hf",
+    settings: Annotated[
+        str, typer.Option(help="Settings, separated by commas: stock, canonical-blas, rk, rk-v1.")
+    ] = "stock,rk",
+    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 32,
+    prompt_tokens: Annotated[int, typer.Option(min=4, help="Most tokens of a prompt.")] = 96,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a completion.")] = 64,
+    dtype: Annotated[str, typer.Option(help="Dtype: bfloat16, float16 or float32.")] = "bfloat16",
     gpu_memory: Annotated[float, typer.Option(help="Share of a GPU's memory for the engine.")] = 0.5,
-    logprobs: Annotated[int, typer.Option(min=0, help="Of the most probable tokens, beside a token's own.")] = 0,
-    pages_for: Annotated[int, typer.Option(min=0, help="Longest sequences that fit; more are preempted. 0: any.")] = 0,
-    steps: Annotated[int, typer.Option(min=0, help="GRPO updates with weight sync, in setting rk.")] = 0,
+    logprobs: Annotated[
+        int, typer.Option(min=0, help="Number of most probable tokens to score beside a token's own.")
+    ] = 0,
+    pages_for: Annotated[
+        int, typer.Option(min=0, help="Number of longest sequences that fit; more are preempted. 0: any.")
+    ] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="Number of GRPO updates with weight sync, in setting rk.")] = 0,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
     report: Annotated[Path | None, typer.Option(help="Directory for align.json and align.html.")] = None,
 ) -> None:
-    """A real engine's rollout against its own prefill and against a trainer, token by token.
+    """Compare a real engine's rollout with its own prefill and with a trainer, token by token.
 
     Exit status: 0 where settings rk and rk-v1 are aligned and every update's ratio is 1; 1 drift, 2 bad input.
     """
@@ -380,9 +395,9 @@ def print_contract(
     operator: OperatorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What keeps its bits, and how far every output of every operator may be off float64.
+    """Say what keeps its bits, and how far every output of every operator may be off float64.
 
-    Exit status: 0; 2 bad input.
+    Exit status: 0 printed, 2 bad input.
     """
     with _statuses():
         from .contract_table import chosen_operators, print_table_of
@@ -394,13 +409,13 @@ def print_contract(
 def certify(
     device: DeviceOption = "auto",
     operator: OperatorOption = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two shapes of each operator.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Compute only two shapes of each operator.")] = False,
     arithmetic: ArithmeticOption = None,
     as_json: JsonOption = False,
     out: Annotated[Path | None, typer.Option(help="File for the certificate.")] = None,
     date: Annotated[bool, typer.Option("--date", help="Put the date into the certificate.")] = False,
 ) -> None:
-    """Compute one row alone, in batches and in other layouts, by each operator of a model's chain and kl: one sha256.
+    """Check that each operator of a model's chain, and kl, gives a row one sha256, alone, in batches and other layouts.
 
     Exit status: 0 invariant, 1 not, 2 bad input.
     """
