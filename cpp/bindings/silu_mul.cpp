@@ -10,7 +10,7 @@
 namespace rlk::bindings {
 namespace {
 
-// gate and up, or both of them in one array, half of whose last dimension each has.
+// gate and up in two arrays, or in one array whose last dimension holds gate, then up.
 struct GateAndUp {
   RowsArgument first;
   std::optional<RowsArgument> second;
@@ -28,7 +28,7 @@ struct GateAndUp {
     }
   }
   Sizes shape() const { return shape_with(first.leading(), columns); }
-  // Where up is in an array that looks like `first`.
+  // The start of up in a packed array that has the shape and dtype of `first`; null stays null.
   template <class Byte>
   Byte* half_way(Byte* packed) const {
     return packed == nullptr ? nullptr : packed + columns * size_of(first.view().dtype);
@@ -56,7 +56,7 @@ nb::object forward(nb::handle gate, nb::handle up, int activation, bool round_be
       .run(gated_mul, p);
 }
 
-// d_gate_up, or (d_gate or None, d_up or None).
+// Returns d_gate_up for a packed array, else (d_gate or None, d_up or None).
 nb::object backward(nb::handle dy, nb::handle gate, nb::handle up, int activation, bool round_before_mul,
                     bool return_d_gate, bool return_d_up, nb::handle allocate, std::uintptr_t stream) {
   const GateAndUp in(gate, up);

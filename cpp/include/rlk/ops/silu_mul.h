@@ -1,8 +1,8 @@
 // THE CONTRACT of silu_mul and gelu_mul: y = act(gate) * up, and its gradients.
-// Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown; sigmoid,
+// Rules are those of docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show; sigmoid,
 // erf, tanh and exp are those of docs/math.md.
 //
-// An element has g of gate and u of up:
+// For an element g of gate and u of up:
 //   m = -88 where g < -88, else g
 //   silu     : s = sigmoid(g)
 //              a = fl(m * s)
@@ -19,7 +19,7 @@
 //                  fl(kSqrtTwoOverPi * fma(kGeluCubicTimes3, fl(c * c), 1)), fl(0.5 * w))
 //   d_gate = round(fl(fl(dy * u) * a'));  d_up = round(fl(dy * b)); to dtype
 // A rounding has the derivative 1: only d_up sees that b was rounded.
-// The limits make infinities what the limits of the functions are: act(-Inf) = -0, act(+Inf) = +Inf; a'(-Inf) is a
+// The limits of +-88 give infinities the limit values of the functions: act(-Inf) = -0, act(+Inf) = +Inf; a'(-Inf) is a
 // zero, a'(+Inf) = 1. No finite g meets them: sigmoid is +0 below -0x1.5d589ep+6, so silu is -0 there, as gelu is
 // below about -5.5.
 // A product of an infinity and a zero of two arrays is NaN, as IEEE says. NaN results are canonical.
@@ -42,8 +42,8 @@ constexpr float kGateLimit = 88.0f;
 
 enum class Activation : std::uint8_t { kSilu, kGelu, kGeluTanh };
 
-// Matrices have any row layout; columns are contiguous. A packed [num_rows, 2 * columns] is gate and, `columns` further
-// on, up. In place: an output may be an input of the same layout.
+// Matrices may have any row layout; columns are contiguous. A packed matrix [num_rows, 2 * columns] holds gate in the
+// first `columns` columns and up in the rest. An output may be an input of the same layout (in place).
 struct GatedMulParams {
   const void* gate = nullptr;  // [num_rows, columns], dtype
   const void* up = nullptr;    // [num_rows, columns], dtype
