@@ -1,5 +1,6 @@
-// silu_mul and gelu_mul a second time, written slowly and apart from the backends from the contract, ops/silu_mul.h. Shared
-// with the backends are the formats (linear_reference.h reads and rounds patterns) and the functions of docs/math.md.
+// A slow second implementation of silu_mul and gelu_mul, written from the contract, ops/silu_mul.h, apart from the
+// backends. It shares with them only the functions of docs/math.md and the formats: linear_reference.h reads and rounds
+// patterns.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// silu_mul and gelu_mul with their gradients: bit for bit against a second implementation written from the contract, on the
-// CPU's backend or, with RLK_TEST_HIP, on HIP's.
+// Compares silu_mul, gelu_mul and their gradients bit for bit with a second implementation written from the contract.
+// The backend is the CPU's or, with RLK_TEST_HIP, HIP's.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -42,7 +42,7 @@ void run(const GatedMulParams& p) { rlk::cpu::gated_mul(p); }
 void run(const GatedMulBackwardParams& p) { rlk::cpu::gated_mul_backward(p); }
 #endif
 
-// Arguments and layouts of a call. Rows that lie `pad` elements further apart than they must, `shift` bytes off.
+// Arguments and layouts of a call. Rows have `pad` elements between them; the first one begins `shift` bytes off.
 struct Case {
   std::int64_t rows, columns;
   DType dtype = DType::kBFloat16;
@@ -133,8 +133,8 @@ void check(const Case& c) {
 
 class SiluMul : public linear_test::Linear {};
 
-// Nothing; one; a vec8 one short, whole and one long; a vector of lanes of either width likewise; primes. What a block of a
-// GPU takes at a time, one short, whole and one long; an intermediate size; more than a thread's task.
+// Column counts: 0, 1, primes, an intermediate size and more than a thread's task. A vec8, the vectors of lanes of
+// either width and the share of a GPU's block come with one column less and one more.
 constexpr std::int64_t kColumns[] = {0,   1,   7,    8,    9,    15,   16,   17,    31,   64,
                                      131, 521, 1000, 1023, 1024, 1025, 2048, 11008, 17000};
 
@@ -184,7 +184,7 @@ TEST_F(SiluMul, EveryExponentEveryKindOfZeroInfinitiesAndNans) {
   }
 }
 
-// All values of the 16-bit types; for float32 the ends of every branch and their neighbours.
+// Covers all values of the 16-bit types, and for float32 the ends of every branch and their neighbours.
 TEST_F(SiluMul, EveryValueOfAGate) {
   for (const DType dtype : kDtypes) {
     for (const Activation activation : kActivations) {
@@ -266,7 +266,7 @@ TEST_F(SiluMul, RowsOfTwoStridesAndBackwardInMemory) {
 }
 
 TEST_F(SiluMul, InPlace) {
-  for (const std::int64_t columns : {40, 2048, 2051}) {  // 2051: no vectors
+  for (const std::int64_t columns : {40, 2048, 2051}) {  // 2051: not whole vec8s
     const Case c{3, columns, DType::kBFloat16, Activation::kSilu, false, true};
     Matrix gate = c.matrix(1), up = c.matrix(2), dy = c.matrix(3);
     GatedMulParams p = c.params<GatedMulParams>();

@@ -1,5 +1,5 @@
-// Every kernel that can serve a call of silu_mul or gelu_mul has the CPU's bits. All plans of forward and backward run, as
-// built for sm_90 and for sm_80, whose PTX runs here.
+// Tests that every kernel that can serve a call of silu_mul or gelu_mul has the CPU's bits. All plans of forward and
+// backward run, in the sm_90 build and in the sm_80 build, whose PTX runs here.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct Case {
   Gates gates = Gates::kNormal;
 };
 
-// Columns: a vec8; what a block takes in each plan, one vec8 less and more; fewer threads a row than a block has. Widths
-// of models; odd ones that take no vector, and whole ones off a multiple of 16 bytes.
+// Column counts: a vec8; a block's share in each plan, also with one vec8 less and more; rows that need fewer threads
+// than a block has; widths of models. Odd counts allow no vectors, and neither do rows off a multiple of 16 bytes.
 const std::vector<Case> kCases = {
     {1, 8},
     {300, 8, DType::kBFloat16, true},
@@ -64,7 +64,7 @@ std::string text(const Case& c, Activation activation) {
          ", " + std::to_string(c.columns) + "]" + (c.packed ? " packed" : "");
 }
 
-// A matrix of `halves` times the columns, `shift` elements into its memory.
+// The memory of a matrix of `halves` times the columns, which begins `shift` elements into it.
 std::vector<unsigned char> memory_of(const Case& c, int halves, std::mt19937* random, bool special) {
   const std::int64_t columns = halves * c.columns;
   auto values = matrix(c.rows, columns, columns + c.pad, c.dtype, random, special);
@@ -77,7 +77,7 @@ void set_gates(const Case& c, std::mt19937* random, std::vector<unsigned char>* 
     if (c.gates == Gates::kEveryHalf) {
       const auto pattern = static_cast<std::uint16_t>(i);
       std::memcpy(gate->data() + 2 * i, &pattern, 2);
-    } else {  // every 1024th pattern of float32, and its neighbourhood by chance
+    } else {  // one random pattern from each 1024 consecutive patterns of float32
       const std::uint32_t pattern = static_cast<std::uint32_t>(i) * 1024u + (*random)() % 1024u;
       std::memcpy(gate->data() + 4 * i, &pattern, 4);
     }
@@ -140,7 +140,7 @@ void run_case(const Case& c, Activation activation, std::mt19937* random) {
     }
   }
   if (c.packed || c.shift > 0) return;
-  // In place: gradients over what they are of, y over gate. One gradient alone.
+  // In place: each gradient overwrites its own input, and y overwrites gate.
   const OnDevice gate_over(gate), up_over(up), y_over(gate);
   point(data(gate_over), data(up_over), data(dy_gpu));
   point_out(data(y_over), data(gate_over), data(up_over));

@@ -1,4 +1,4 @@
-"""silu_mul and gelu_mul: the contract's bytes, values against float64, the same bytes wherever an element stands."""
+"""Tests of silu_mul and gelu_mul: the contract's bytes, errors against float64, the same bytes at every position."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from silu_mul_cases import (
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_silu_mul_frameworks.py has the others")
 
-# rows, columns: one of everything; a vec8; odd; a block of a GPU, one vec8 less and more; widths of models.
+# (rows, columns): a single element; a vec8; odd counts; a GPU block's share, also with one vec8 less and more; widths
+# of models.
 SHAPES = [(1, 1), (300, 8), (17, 37), (5, 1003), (3, 1016), (4, 1024), (3, 2056), (2, 12288), (1, 14336)]
 
 
@@ -67,7 +68,7 @@ def test_every_value_of_a_gate_has_the_bytes_of_the_contract(dtype: str, device:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_float32_gates_of_every_magnitude(activation: str, device: str, rng: np.random.Generator) -> None:
-    """Every 4096th pattern of float32, both signs, the ends of the range and NaN among them."""
+    """Every 4096th pattern of float32, which include both signs, the ends of the range and NaN."""
     bits = np.arange(0, 2**32, 4096, dtype=np.uint64).astype(np.uint32) + rng.integers(0, 4096, 2**20, dtype=np.uint32)
     gate = torch.from_numpy(bits.view(np.float32).reshape(256, 4096).copy()).to(device)
     o = operands(rng, (256,), 4096, "float32", device)._replace(gate=gate)
@@ -85,8 +86,8 @@ def test_values_lie_within_the_bounds_of_float64(shape: tuple[int, int], device:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_roundings_are_those_of_frameworks(activation: str, rng: np.random.Generator) -> None:
-    """torch's activation in bfloat16, then the product, is what transformers computes. Where its exponential has other
-    bits, a value may round the other way: seldom. Not below -2, where 1 + erf cancels in both."""
+    """transformers computes torch's activation in bfloat16, then the product. torch's exponential has other bits, so a
+    few values may round the other way. Gates are at least -2, since 1 + erf cancels below that in both."""
     o = operands(rng, (64,), 1024)
     o = o._replace(gate=o.gate.clamp(min=-2))
     approximate = "none" if activation == "gelu" else "tanh"
@@ -145,7 +146,7 @@ def test_what_is_returned_is_what_was_asked_for(device: str, rng: np.random.Gene
 
 @pytest.mark.parametrize("columns", [37, 128, 1000, 4096])
 def test_any_batch_and_any_position_give_the_same_bytes(columns: int, device: str, rng: np.random.Generator) -> None:
-    """1 to 300 rows, alone, in the middle and permuted; a GPU's kernels change with their number."""
+    """1 to 300 rows, alone, in the middle and permuted. A GPU's kernel depends on the number of rows."""
     rows = 300
     o = operands(rng, (rows,), columns, "bfloat16", device)
     for activation in ACTIVATIONS:
@@ -209,7 +210,7 @@ def test_any_layout_of_rows_gives_the_same_bytes(
 
 
 def test_leading_dimensions_are_rows(device: str, rng: np.random.Generator) -> None:
-    """No leading dimension, or seven."""
+    """Inputs have no leading dimension, or seven."""
     o = operands(rng, (24,), 48, "bfloat16", device)
     want = results(o)
     assert_same(results(Operands(*(t[3] for t in o))), tuple(r[3] for r in want), "one row")
@@ -220,7 +221,7 @@ def test_leading_dimensions_are_rows(device: str, rng: np.random.Generator) -> N
 def test_every_instruction_set_and_number_of_threads_give_the_same_bytes(
     rng: np.random.Generator, native_settings: None
 ) -> None:
-    for columns, activation in itertools.product((77, 40_000), ACTIVATIONS):  # 40,000: rows that threads share
+    for columns, activation in itertools.product((77, 40_000), ACTIVATIONS):  # threads share rows of 40,000
         o = operands(rng, (5,), columns, "bfloat16")
         want = results(o, activation, round_before_mul=True)
         for isa in ("baseline", "avx2", "avx512"):
@@ -235,7 +236,7 @@ def test_every_instruction_set_and_number_of_threads_give_the_same_bytes(
 
 @pytest.mark.gpu
 def test_cpu_and_gpu_have_the_same_bytes_over_many_rows(rng: np.random.Generator) -> None:
-    """Enough work for the kernels of large batches."""
+    """Each case has enough work for the kernels of large batches."""
     for rows, columns, dtype in ((2000, 14336, "bfloat16"), (300_000, 8, "float16"), (1500, 4104, "float32")):
         o = operands(rng, (rows,), columns, dtype)
         for activation in ACTIVATIONS:
@@ -248,7 +249,7 @@ def test_cpu_and_gpu_have_the_same_bytes_over_many_rows(rng: np.random.Generator
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_more_than_two_to_the_31_elements() -> None:
-    """[90,000, 2 * 14336] = 2.58e9: the last rows are those of a small call."""
+    """A call on [90,000, 2 * 14336] (2.58e9 elements) gives its last rows the bytes of a small call."""
     free, _ = torch.cuda.mem_get_info()
     if free < 24 << 30:
         pytest.skip(f"needs 24 GiB of GPU memory, {free >> 30} GiB are free")
@@ -261,5 +262,5 @@ def test_more_than_two_to_the_31_elements() -> None:
     assert_same(y[last], rk.silu_mul(gate_up[last].clone()))
     d_gate_up = rk.silu_mul_backward(y, gate_up)
     assert_same(d_gate_up[last], rk.silu_mul_backward(y[last].clone(), gate_up[last].clone()))
-    odd = gate_up.view(-1)[1 : 1 + 2 * columns * (rows - 1)].view(rows - 1, 2 * columns)  # no vectors
+    odd = gate_up.view(-1)[1 : 1 + 2 * columns * (rows - 1)].view(rows - 1, 2 * columns)  # not at multiples of 16 bytes
     assert_same(rk.silu_mul(odd)[-100:], rk.silu_mul(odd[-100:].clone()))

@@ -1,4 +1,4 @@
-"""silu_mul and gelu_mul: torch's autograd over the same functions."""
+"""Tests of the gradients of silu_mul and gelu_mul against torch's autograd over the same functions."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_any_layout_of_the_incoming_gradient_is_right(layout: str, device: str, 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_an_mlp_has_the_gradients_of_float64(activation: str, device: str, rng: np.random.Generator) -> None:
-    """Two layers of gated activations, float32."""
+    """The MLP has two layers of gated activations in float32."""
     o = operands(rng, (12,), 64, "float32", device)
     forward, _, options = functions(activation)
     approximate = options.get("approximate", "none")
@@ -99,7 +99,7 @@ def test_an_mlp_has_the_gradients_of_float64(activation: str, device: str, rng: 
     for f, dtype in ((lambda *a: forward(*a, **options), torch.float32), (theirs, torch.float64)):
         leaves = [t.to(dtype).clone().requires_grad_() for t in o[:2]]
         hidden = f(*leaves)
-        f(hidden / 4, 1 - hidden / 8).sum().backward()  # exactly rounded on every device, as sin would not be
+        f(hidden / 4, 1 - hidden / 8).sum().backward()  # exactly rounded on every device, unlike sin
         grads.append([t.grad.double() for t in leaves])
     for got, want in zip(*grads, strict=True):
         operator = "silu_mul" if activation == "silu" else "gelu_mul"
@@ -108,7 +108,7 @@ def test_an_mlp_has_the_gradients_of_float64(activation: str, device: str, rng: 
 
 
 def test_a_gradient_of_another_dtype_is_rounded_first(device: str, rng: np.random.Generator) -> None:
-    """As a graph that mixes float32 and bfloat16 hands them over."""
+    """A graph that mixes float32 and bfloat16 hands over such gradients."""
     o = operands(rng, (4,), 16, "bfloat16", device)
     leaves = [t.clone().requires_grad_() for t in o[:2]]
     y = functions("silu")[0](*leaves)

@@ -1,5 +1,7 @@
-"""What each bad input of silu_mul and gelu_mul yields: the error's type, and words that name the argument, what was
-expected and what came. Never a wrong number, never a crash."""
+"""Each bad input of silu_mul and gelu_mul yields a typed error, never a wrong number or a crash.
+
+Its words name the argument, the expected value and the given one.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def silu(gate: Any = G, up: Any = U, **options: Any) -> Any:
 
 
 def graded(gate: Any = G, up: Any = U, **options: Any) -> Any:
-    """A training step's forward."""
+    """The forward of a training step."""
     return lambda: rk.silu_mul(gate.clone().requires_grad_(), up, **options)
 
 
@@ -39,7 +41,7 @@ def back(dy: Any = D, gate: Any = G, up: Any = U, **options: Any) -> Any:
 
 FORMS = (("eager", silu), ("autograd", graded), ("traced", traced))
 
-# name: (call, error, what its words must hold).
+# name: (call, type of the error, pattern that its message must match)
 CASES: dict[str, tuple[Any, Any, str]] = {
     # Not arrays.
     "gate a list": (silu([[1.0]]), TypeError, "gate: expected an array that speaks DLPack, got list"),
@@ -89,7 +91,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         "gate: expected a contiguous last dimension .*make it contiguous: .*torch",
     ),
     "up expanded": (silu(up=U[:, :1].expand(3, 32)), ValueError, "up: expected a contiguous last dimension .*stride 0"),
-    # Arrays without rows, which hold nothing.
+    # Empty arrays: a huge number of columns in no rows.
     **{
         f"columns of {name}, {how}": (
             call(torch.empty(1, 0, columns), None if name == "gate_up" else torch.empty(1, 0, columns)),
@@ -119,7 +121,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         'approximate: expected "tanh", "none", got',
     ),
-    # Tensors without memory, or with memory that is not what it seems.
+    # Tensors without memory, and tensors whose memory does not hold their values.
     "gate a DTensor": (silu(DTensor(G)), TypeError, "gate: expected a local tensor, got a DTensor; .*to_local"),
     "gate_up a DTensor": (silu(DTensor(G), None), TypeError, "gate_up: expected a local tensor, got a DTensor"),
     "up a DTensor": (silu(up=DTensor(U)), TypeError, "up: expected a local tensor, got a DTensor"),
@@ -128,7 +130,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "gate: has no memory",
     ),
-    **{  # a subclass may refuse in its own words, and torch in those of mixed devices or modes
+    **{  # a subclass may raise its own error, and torch its errors of mixed devices or modes
         f"{what} {kind.__name__}": (call, Exception, rf"{what}: |does not do|Fake|fake")
         for kind in (fake, Wrapper)
         for what, call in (

@@ -1,4 +1,4 @@
-"""silu_mul and gelu_mul for every framework: the same bytes, and results in the caller's own."""
+"""Tests of silu_mul and gelu_mul for every framework: the same bytes, and results in the caller's framework."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from framework_arrays import (
 )
 from rl_kernel_native.contract import row
 
-ROWS, COLUMNS = 13, 100  # rows start off any 16-byte vector but the first
+ROWS, COLUMNS = 13, 100  # all rows but the first may begin off a multiple of 16 bytes
 
 _random = np.random.default_rng(11)
 GATE, UP, DY = (_random.standard_normal((ROWS, COLUMNS)).astype(np.float32) for _ in range(3))
 
 
 def everything(make: Any, dtype: str = "float32") -> list[Any]:
-    """Every function in both forms, of arrays that ``make`` makes."""
+    """Results of every function in both forms, on arrays that ``make`` makes."""
     gate_up = np.concatenate((GATE, UP), -1)
     gate, up, dy, both = (make(a) for a in of(dtype, GATE, UP, DY, gate_up))
     return [
@@ -76,7 +76,7 @@ def test_any_exporter_works_and_gets_numpy(exporter: Any) -> None:
 
 
 def test_frameworks_may_be_mixed_on_the_cpu() -> None:
-    """The gate decides: the result is of its framework."""
+    """The result belongs to the framework of the gate."""
     torch = pytest.importorskip("torch")
     got = rk.silu_mul(GATE, torch.from_numpy(UP))
     assert type(got) is np.ndarray
@@ -86,7 +86,7 @@ def test_frameworks_may_be_mixed_on_the_cpu() -> None:
 
 
 def test_negative_row_strides_of_numpy() -> None:
-    """Only NumPy has them. Rows backwards are the same rows backwards."""
+    """Only NumPy has negative strides. Reversed rows give the same results in reverse."""
     assert raw(rk.silu_mul(GATE[::-1], UP[::-1])) == raw(rk.silu_mul(GATE, UP)[::-1])
     got = rk.silu_mul_backward(DY[::-1], GATE[::-1], UP[::-1])
     assert bytes_of(list(got)) == bytes_of([g[::-1] for g in rk.silu_mul_backward(DY, GATE, UP)])

@@ -1,7 +1,8 @@
-"""Random calls of silu_mul and gelu_mul, always the same ones: the contract's bytes, the same bytes for any rows,
-nothing read beside an array, and on a GPU the bytes of the CPU.
+"""Random calls of silu_mul and gelu_mul, the same ones in every run.
 
-RLK_FUZZ_CASES (2,000) sets how many. A failure names its case, which this runs alone:
+They must have the contract's bytes, the same bytes for any subset of rows, and on a GPU the bytes of the CPU. They must
+read nothing beside an array. RLK_FUZZ_CASES sets the number of cases (default 2,000). A failure names its case, and
+this command runs that case alone:
 `PYTHONPATH=tests/support python tests/ops/test_silu_mul_fuzz.py CASE`.
 """
 
@@ -23,25 +24,25 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 
 SEED = 20_243
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
-CHUNK = 100  # cases a test: a failing chunk still names its case, and a run shows progress
-MAX_LOG2 = 16  # elements of a problem: it takes every path of widths and rows, its NumPy contract milliseconds
-MOST_CONTRACTS = 500  # cases that are compared with NumPy; all are with themselves in another batch
+CHUNK = 100  # cases per test: a failing chunk names its case, and a run shows progress
+MAX_LOG2 = 16  # log2 of the elements: enough for every path, and NumPy's contract takes milliseconds
+MOST_CONTRACTS = 500  # cases compared with NumPy; every case is compared with itself in another batch
 
 
 @dataclass
 class Problem:
-    """One set of operands in layouts of their own, and every option."""
+    """One set of operands, each in its own layout, and every option."""
 
     number: int
     dtype: str
-    operands: Operands  # packed: gate and up are views of gate_up
+    operands: Operands  # where packed, gate and up are views of gate_up
     gate_up: Any
     activation: str
     rounds: bool
     features: set[str] = field(default_factory=set)
 
     def on(self, device: str) -> Problem:
-        """The same layouts elsewhere: ``to`` would make them contiguous."""
+        """The problem on another device in the same layouts; ``to`` alone would make them contiguous."""
         if self.gate_up is None:
             moved, gate_up = Operands(*(as_laid_out_on(t, device) for t in self.operands)), None
         else:
@@ -64,7 +65,7 @@ def make(number: int) -> Problem:
     rng = np.random.default_rng([SEED, number])
     work = log_uniform(rng, 1, 2**MAX_LOG2)
     columns = log_uniform(rng, 1, min(work, 20_000))
-    if rng.random() < 0.6:  # widths that have vectors
+    if rng.random() < 0.6:  # widths of whole vec8s
         columns = -(-columns // 8) * 8
     rows = max(min(work // columns, 20_000), 1)
     if rng.random() < 0.02:
@@ -117,7 +118,7 @@ def check_cpu(p: Problem) -> None:
     rows = o.gate.shape[0]
     first = int(rng.integers(0, rows))
     chosen = slice(first, int(rng.integers(first + 1, rows + 1)))
-    part = results(Operands(*(t[chosen] for t in o)), p.activation, round_before_mul=p.rounds)  # packed is no matter
+    part = results(Operands(*(t[chosen] for t in o)), p.activation, round_before_mul=p.rounds)  # also of a packed case
     found = differing(tuple(part), tuple(r[chosen].contiguous() for r in got))
     assert not found, f"{p.name}, rows {chosen}: {found}"
 
@@ -141,7 +142,7 @@ def test_random_gates_have_the_bytes_of_the_cpu(chunk: int) -> None:
 
 
 def test_the_set_has_every_feature() -> None:
-    """Else a generator that lost one would go unnoticed."""
+    """A generator that lost a feature would otherwise go unnoticed."""
     seen: set[str] = set()
     for number in range(min(CASES, 400)):
         seen |= make(number).features

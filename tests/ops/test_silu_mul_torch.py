@@ -1,4 +1,4 @@
-"""silu_mul and gelu_mul in torch: registered operators, torch.compile, export, torch.func, modes, graphs, host cost."""
+"""Tests of silu_mul and gelu_mul in torch: operators, torch.compile, export, torch.func, modes, graphs, host cost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def step(*inputs: Any) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_opcheck(form: str, o: Operands) -> None:
-    """Schema, fake tensors, autograd registration and dynamic shapes of both operators."""
+    """opcheck covers schema, fake tensors, autograd registration and dynamic shapes of both operators."""
     rk._call.load()
     ops, check = torch.ops.rl_kernel_native, torch.library.opcheck
     inputs = (*arguments(o, form), None)[:2]
@@ -68,13 +68,13 @@ def test_opcheck(form: str, o: Operands) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("form", FORMS)
 def test_compiled_has_the_bytes_of_eager(form: str, backend: str, o: Operands) -> None:
-    """fullgraph=True: no graph break. Inductor only where it has a compiler for the device, which it needs anyway."""
+    """fullgraph=True refuses a graph break. Inductor runs only where a C++ compiler exists."""
     if backend == "inductor" and (form != "packed" or shutil.which("g++") is None):
         pytest.skip("inductor takes seconds a graph and a C++ compiler; one case shows it")
     torch.compiler.reset()
 
     def function(*inputs: Any) -> Any:
-        # No sum of gradients: inductor would add bfloat16 without the roundings of eager.
+        # The function has no sum of gradients: inductor would add bfloat16 without the roundings of eager.
         return rk.gelu_mul(rk.silu_mul(*inputs, round_before_mul=True), approximate="none")
 
     compiled = torch.compile(function, fullgraph=True, backend=backend)
@@ -167,7 +167,7 @@ def close(activation: str, got: Any, want: Any, terms: int = 1) -> bool:
 
 
 def act(gate: Any, activation: str) -> Any:
-    """By operators whose derivatives of any order torch has."""
+    """The activation by torch operators that have derivatives of any order."""
     if activation == "silu":
         return gate * torch.sigmoid(gate)
     if activation == "gelu":
@@ -176,7 +176,7 @@ def act(gate: Any, activation: str) -> Any:
 
 
 def pairs(activation: str, form: str, backward: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Ours and the formula, of (gate, up) or (gate_up,), for backward with dy before them."""
+    """Our function and the formula. Both take (gate, up) or (gate_up,); for backward dy comes first."""
     forward_of_ours, backward_of_ours, options = functions(activation)
 
     def formula(*inputs: Any) -> Any:
@@ -202,7 +202,7 @@ def flat(outputs: Any) -> tuple[Any, ...]:
 def test_derivatives_of_every_function_against_float64(
     activation: str, form: str, backward: bool, single: Operands
 ) -> None:
-    """Jacobians in both modes and second derivatives through a square."""
+    """Compares Jacobians in both modes, and second derivatives through a square."""
     ours, theirs = pairs(activation, form, backward)
     inputs = (*((single.dy,) if backward else ()), *arguments(single, form))
     wide = tuple(t.double() for t in inputs)
@@ -221,25 +221,25 @@ def test_derivatives_of_every_function_against_float64(
     )
     for i in every:
         for j in every:
-            assert close(activation, got[i][j], want[i][j], 8), (i, j)  # sums of sums
+            assert close(activation, got[i][j], want[i][j], 8), (i, j)  # second derivatives are sums of sums
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradcheck_and_gradgradcheck(activation: str, form: str, single: Operands) -> None:
-    """Steps of 2^-7 in float32: what is cut off is of the order of 2^-14, what is rounded 2^-23 / 2^-7."""
+    """Steps are 2^-7 in float32. Truncation errs by about 2^-14, rounding by about 2^-23 / 2^-7."""
     inputs = tuple(t.clone().requires_grad_() for t in arguments(single, form))
     options = {"eps": 2.0**-7, "atol": 2e-3, "rtol": 2e-3}
     ours = pairs(activation, form, False)[0]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the inputs are not float64
+        warnings.simplefilter("ignore")  # it warns that the inputs are not float64
         assert torch.autograd.gradcheck(ours, inputs, check_forward_ad=True, **options)
         assert torch.autograd.gradgradcheck(ours, inputs, **options)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_second_derivatives_in_half_precision(form: str, o: Operands) -> None:
-    """A gradient penalty, twice rounded to bfloat16."""
+    """The function is a gradient penalty, rounded to bfloat16 twice."""
     ours, theirs = pairs("silu", form, False)
     outcomes = []
     for function, inputs in ((ours, arguments(o, form)), (theirs, [t.double() for t in arguments(o, form)])):
@@ -256,7 +256,7 @@ def test_second_derivatives_in_half_precision(form: str, o: Operands) -> None:
 def test_a_gradient_that_nobody_asks_for_is_not_computed(o: Operands, monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["rl_kernel_native.ops.silu_mul"]
 
-    # Not leaves: torch does not tell a backward whether autograd.grad asks for the gradient of a leaf.
+    # These are no leaves: torch does not tell a backward whether autograd.grad asks for the gradient of a leaf.
     leaves = [leaf.clone().requires_grad_() * 1 for leaf in (o.gate, o.up)]
     y = rk.silu_mul(*leaves)
     given: list[Any] = []
@@ -314,7 +314,7 @@ def test_activation_checkpointing(selective: bool, o: Operands) -> None:
 
 
 def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
-    """Steps and errors."""
+    """Neither training steps nor errors leak."""
     o = operands(rng, (64,), 800, "bfloat16", device)
     leaves = [t.clone().requires_grad_() for t in o[:2]]
 
@@ -330,8 +330,9 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As linear's: on a GPU 6 us without autograd and 25 us with it, or a launch and an allocation and 5 us, where
-    these alone take that long. On a CPU the work itself is in it: only printed."""
+    """On a GPU a call takes at most 6 us, or 5 us more than a launch and an allocation where that is longer.
+    With autograd it takes at most 25 us, or five times a launch and an allocation. On a CPU the cost includes the work
+    itself, so it is only printed."""
     gate_up = torch.randn(8, 128, device=device, dtype=torch.bfloat16)
     leaf = gate_up.clone().requires_grad_()
     calls = {
@@ -358,11 +359,11 @@ def train(o: Operands) -> tuple[Any, ...]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 700, 2000])  # a decode step; the plans for little and for much work
+@pytest.mark.parametrize("rows", [1, 700, 2000])  # a decode step; the plans for small and for large calls
 def test_no_call_synchronises_and_a_captured_graph_replays(rows: int, rng: np.random.Generator) -> None:
     batches = [operands(rng, (rows,), 2048, "bfloat16", "cuda") for _ in range(4)]
     o = Operands(*(t.clone() for t in batches[0]))
-    train(o)  # the first call of a process loads its kernels
+    train(o)  # the first call of a process loads the kernels
     with no_synchronisation():
         train(o)
     side = torch.cuda.Stream()

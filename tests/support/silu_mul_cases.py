@@ -1,4 +1,4 @@
-"""Shared by the tests of silu_mul and gelu_mul: operands, the contract in NumPy, bounds against float64."""
+"""Operands, the contract in NumPy and bounds against float64, for the tests of silu_mul and gelu_mul."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Results(NamedTuple):
 def operands(
     rng: np.random.Generator, rows: tuple[int, ...], columns: int, dtype: str = "bfloat16", device: str = "cpu"
 ) -> Operands:
-    """Normal values; gates three times as wide, so that every branch of the functions is taken."""
+    """Normal values. Gates are three times as wide, so that they take every branch of the functions."""
     import torch
 
     def normal(deviation: float) -> Any:
@@ -64,7 +64,7 @@ def packed_results(gate_up: Any, dy: Any, activation: str = "silu", **options: A
 
 
 def fma(a: Any, b: Any, c: Any) -> np.ndarray:
-    """fl32(a * b + c) by x86's extended type: a second rounding shows once in 2^39 operations or not at all."""
+    """fl32(a * b + c) in x86's extended type. Its second rounding changes about one in 2^39 results, or none."""
     exact = np.asarray(a, np.longdouble) * np.asarray(b, np.longdouble) + np.asarray(c, np.longdouble)
     return exact.astype(np.float32)
 
@@ -76,7 +76,7 @@ def _horner(x: np.ndarray, *coefficients: str) -> np.ndarray:
     return r
 
 
-# docs/math.md, tables kExp2C, kTanhC, kErfC, kErfcC and the two terms of log2 e.
+# From docs/math.md: tables kExp2C, kTanhC, kErfC and kErfcC, and the two terms of log2 e.
 EXP2 = (
     "0x1.0p+0",
     "0x1.62e43p-1",
@@ -138,7 +138,7 @@ def _erf(x: np.ndarray) -> np.ndarray:
 
 
 def activated(g: np.ndarray, activation: str) -> tuple[np.ndarray, np.ndarray]:
-    """The activation of float32 gates and its derivative, every rounding as the contract has it."""
+    """The activation of float32 gates and its derivative, with every rounding of the contract."""
     m = np.where(g < -88, np.float32(-88), g)
     c = np.where(m > 88, np.float32(88), m)
     if activation == "silu":
@@ -156,7 +156,7 @@ def activated(g: np.ndarray, activation: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def contract(o: Operands, activation: str = "silu", round_before_mul: bool = False) -> Results:
-    """What :func:`results` must give, byte for byte."""
+    """The bytes that :func:`results` must give."""
     import torch
 
     gate, up, dy = (t.detach().cpu().float().contiguous().numpy() for t in o)
@@ -172,7 +172,7 @@ def contract(o: Operands, activation: str = "silu", round_before_mul: bool = Fal
 
 
 def canonical(values: Any) -> tuple[Any, ...]:
-    """One NaN: NumPy's and torch's own have other bits."""
+    """The results with every NaN replaced by one NaN, since NumPy's and torch's NaNs have other bits."""
     import torch
 
     return tuple(
@@ -185,7 +185,7 @@ def canonical(values: Any) -> tuple[Any, ...]:
 
 
 def failures(o: Operands, got: Results, activation: str, round_before_mul: bool = False) -> str:
-    """Results that are further from float64 than the contract allows."""
+    """Names the results that are further from float64 than the contract allows."""
     wide = [t.detach().cpu().double().numpy() for t in o]
     reference = rk.silu_mul_reference if activation == "silu" else rk.gelu_mul_reference
     want = reference(*wide[:2], dy=wide[2], **functions(activation)[2])
@@ -208,6 +208,6 @@ def failures(o: Operands, got: Results, activation: str, round_before_mul: bool 
 
 
 def contract_failures(rng: np.random.Generator) -> str:
-    """What test_contract.py compares with the bounds of the table, one at a time."""
+    """Compares results with the bounds of the contract's table for test_contract.py, one activation at a time."""
     o = operands(rng, (5,), 40)
     return "; ".join(failures(o, results(o, a), a) for a in ACTIVATIONS)
