@@ -22,7 +22,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("docs", "python", "cpp", "cuda", "hip", "bench", "tests", "tools", "examples")
-MEASURED = ("cuda", "hip")  # their pages are tables and lists of measurements
 MOST_WORDS = 30
 OPENING = re.compile(r"(Of|What of|By whoever)\b(?! course)")
 FRAGMENT = re.compile(r"\s*of\b")
@@ -135,16 +134,13 @@ def main() -> None:
     parser.add_argument("--sample", type=int, metavar="N", help="print N random sentences in place of faults")
     parser.add_argument("--seed", type=int, default=1, help="seed of --sample")
     options = parser.parse_args()
-    is_sample = options.sample is not None
     paths = []
     for folder in options.folders or FOLDERS:
         suffixes = {".py", ".h", ".cpp", ".cu", ".cuh", ".hip", ".md"}
-        if folder in MEASURED and not is_sample:
-            suffixes.remove(".md")
         paths += [path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in suffixes]
     if not options.folders:
-        paths += [path for path in sorted(ROOT.glob("*.md")) if path.name != "CHANGELOG.md"]
-    if is_sample:  # headings and lists of names have fewer than five words
+        paths += sorted(ROOT.glob("*.md"))
+    if options.sample is not None:  # headings and lists of names have fewer than five words
         drawn = sorted({f"{where}: {text}" for path in paths for where, text in located(path) if words(text) > 4})
         print(*random.Random(options.seed).sample(drawn, options.sample), sep="\n")
         return
