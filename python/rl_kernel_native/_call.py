@@ -9,9 +9,9 @@ from . import _check, _dispatch
 from ._arithmetic import resolve_exp
 from ._operator import OPERATORS, Kept, Operator
 
-loaded: Any = None  # the engine, once there was a torch tensor
-plain: tuple[Any, ...] = ()  # then also torch.Tensor and its Parameter
-_registered: list[bool] = []  # True, once every operator is
+loaded: Any = None  # the engine, loaded by the first call with a torch tensor
+plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, set together with `loaded`
+_registered: list[bool] = []  # holds True once every operator is registered
 
 
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -69,7 +69,7 @@ def _engine() -> Any:
     from . import _engine as found
     from ._torch import PLAIN, is_compiling
 
-    if not is_compiling():  # a trace guards the values that it read, and they must not change before it ends
+    if not is_compiling():  # a trace guards the values that it has read, so they must not change before it ends
         loaded, plain = found, PLAIN
     return found
 

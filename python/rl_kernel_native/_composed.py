@@ -41,7 +41,7 @@ def _readable(x: Any) -> Any:
 
 class _Composed(Eager):
     """Eager autograd. Arguments are the operands that may have gradients, the operator, all its arrays and its options.
-    The old form of forward takes a third of the time of setup_context."""
+    A forward that takes ctx costs a third of the time of one with setup_context."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
@@ -51,7 +51,7 @@ class _Composed(Eager):
         kept = of.kept(arrays, found)
         ctx.save_for_backward(*kept)
         ctx.op, ctx.how, ctx.dtype = op, how, kept[0].dtype
-        if len(found) == 1 or not of.asked(arrays, how):  # an output costs a microsecond
+        if len(found) == 1 or not of.asked(arrays, how):  # each output costs a microsecond
             return found[0]
         ctx.mark_non_differentiable(*(o for o in found[len(of.incoming) :] if o is not None))
         ctx.set_materialize_grads(False)
@@ -149,7 +149,7 @@ def register_composed(op: Operator, of: Composed) -> None:
             return tuple(along) if len(along) > 1 else along[0]
 
     def composed(ctx: Any) -> Any:
-        """The composed function, and the place of its call."""
+        """The composed function, and the operands where its derivatives are taken."""
         assert of.composed is not None
         function, how, (*saved,) = of.composed, ctx.how, ctx.saved_tensors
         operands, constants = saved[: len(places)], saved[len(places) :]

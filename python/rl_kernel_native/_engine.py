@@ -1,7 +1,7 @@
 """Builds everything that torch needs from an operator's description in :mod:`_operator`.
 
 These are a schema, a kernel, a fake kernel, the eager call and its autograd Function. A second Function, with the rules
-of torch.func, serves whatever traces or transforms.
+of torch.func, serves traces and transforms.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
 
 
 def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """A call of an operator that adds a gradient to main_grad, for a caller who runs backward."""
+    """Calls an operator that adds a gradient to main_grad, for callers that compute backward by themselves."""
     if wants_grad(*arrays) or (isinstance(main_grad, Tensor) and main_grad.requires_grad):
         raise ValueError("main_grad: cannot be given where a gradient is wanted; call under torch.no_grad()")
     if is_direct(main_grad, *arrays):
@@ -156,7 +156,10 @@ def _kept_of(of: Linear, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _along(ctx: Any, applied: Any, given: Sequence[Any], wanted: Any, node: Any = None) -> list[Any]:
-    """Tangents or gradients, as operands that kernels read. ``node``: where a gradient beside a main_grad goes."""
+    """Maps tangents (``wanted`` is None) or incoming gradients by the operator's rule.
+
+    ``node`` is the autograd node of the array whose gradient a main_grad takes.
+    """
     op, of = ctx.op, ctx.op.gradient
     arrays = [c if like is None else like for c, like in zip(ctx.saved_tensors, ctx.likes, strict=True)]
     if wanted is None:
@@ -290,7 +293,7 @@ def _with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], w
 
 
 def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Arrays whose number on the device, the last, is float32."""
+    """The arrays, with the last one cast to float32 where it is a number on the device."""
     number = arrays[-1]
     if not isinstance(number, Tensor) or number.dtype is torch.float32 or op.arrays[-1].kind != "number":
         return arrays
@@ -301,8 +304,8 @@ def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
 
 
 class _Kept(Eager):
-    """Eager autograd. The first backward hands the gradients out as they are, scaled in place where that is needed; one
-    that follows, over a retained graph, computes them again."""
+    """Eager autograd. The first backward returns the gradients that forward kept, scaled in place where needed. A later
+    one, over a retained graph, computes them again."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
@@ -346,7 +349,7 @@ class _Kept(Eager):
 
 
 def scaled(op: Operator, d_loss: Tensor, kept: Sequence[Any], operands: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """The gradients times the loss's incoming gradient. The operands name the second derivative in errors."""
+    """The gradients times the loss's incoming gradient. The operands serve only to refuse a second derivative."""
     of: Any = op.gradient
     found = apply_function(None, "Scaled", op.name, *how[: of.reads], d_loss, *kept, *operands)
     return tuple(None if g is None else o for o, g in zip(found, kept, strict=False))
@@ -396,7 +399,7 @@ def _scale_of(name: str, arguments: Sequence[Any]) -> tuple[Kept, tuple[Any, ...
 
 
 def _dispatched(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """A call inside of a Function's forward, where batches of ``is_grads_batched`` may come."""
+    """Calls an operator inside a Function's forward, where batches of ``is_grads_batched`` may arrive."""
     return getattr(_ops, op.name)(*arrays, *how)
 
 

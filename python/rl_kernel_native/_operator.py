@@ -1,7 +1,7 @@
 """An operator as data: its arrays, options, outputs, extension functions and derivatives.
 
-:mod:`_engine` makes everything that torch asks for from it: schema, fake kernel, eager call, autograd, torch.func and
-torch.compile. :mod:`_call` calls it, from any framework.
+From it :mod:`_engine` builds all that torch asks for. These are the schema, the fake kernel, the eager call, autograd
+and the rules of torch.func and torch.compile. :mod:`_call` calls the operator from any framework.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ def sum_of_products(tangents: Sequence[Any], kept: Sequence[Any], how: tuple[Any
 
 @dataclass(frozen=True)
 class Kept:
-    """Derivatives of a loss that its forward also computes: a backward multiplies them, and there is no second
-    derivative.
+    """Derivatives of a loss whose forward also computes its gradients.
+
+    A backward multiplies them by the incoming gradient. There is no second derivative.
 
     Attributes:
-        of: positions of the arrays that may have a gradient, of the array's shape.
-        native: a function of the arrays, the options and one bool per array of ``of``: returns the outputs, the
+        of: positions of the arrays that may have a gradient, which has the array's shape.
+        native: a function of the arrays, the options and one bool per array of ``of``. It returns the outputs, the
             gradients and the ``extra`` arrays. The first output is the loss; the others are constants.
         incoming: name of the gradient that comes in.
         constants: error text that refuses a gradient of another array.
@@ -95,21 +96,22 @@ class Like:
 
 @dataclass(frozen=True)
 class Linear:
-    """Derivatives of an operator that is linear in some arrays: the operator itself maps tangents; its transpose, which
-    is linear in the same way, maps gradients.
+    """Derivatives of an operator that is linear in some arrays.
+
+    The operator itself maps tangents. Its transpose, which is linear in the same way, maps gradients.
 
     Attributes:
         of: positions of the arrays that may have a gradient.
         incoming: names of the incoming gradients, one for each of the first outputs.
-        along: of a way to call operators, tangents or incoming gradients (None where there is none), the arrays (those
-            of ``of`` as :class:`Like`), the options, and None for tangents, else what is wanted of ``of``: tangents of
-            the first outputs, or gradients of ``of``.
+        along: a function that returns tangents of the first outputs, or gradients of ``of``. It takes a way to call
+            operators; tangents or incoming gradients, None where there is none; the arrays, those of ``of`` as
+            :class:`Like`; the options; and which gradients of ``of`` are wanted, None for tangents.
         constants: error text that refuses a gradient of another array.
         dims: most dimensions that kernels read at any stride; the last must be contiguous.
         accumulates: whether a ``main_grad``, the last of the options and none of a schema's, takes the gradient of the
             one array ``of``. Eager autograd is then written by hand.
-        batch: a function of torch.func's info, dimensions, inputs and a call: returns outputs with the batch in front,
-            and their dimensions. None: one call for each element.
+        batch: a function of torch.func's info, dimensions, inputs and a call. It returns outputs with the batch in
+            front, and their dimensions. None: one call for each element.
     """
 
     of: tuple[int, ...]
@@ -131,24 +133,24 @@ class Composed:
 
     Attributes:
         of: positions of the arrays that may have a gradient.
-        composed: a function of the arrays ``of`` and the options: computes the first outputs, those present, by torch's
-            operators. None where ``backward`` and ``tangents`` are given.
+        composed: a function of the arrays ``of`` and the options. It computes the first outputs, those present, by
+            torch's operators. None where ``backward`` and ``tangents`` are given.
         reads: positions of the constants that ``composed`` takes after the arrays ``of``.
         incoming: names of the incoming gradients, one for each of the first outputs.
-        kept: a function of arrays and outputs: returns what the backward reads.
+        kept: a function of arrays and outputs that returns what the backward reads.
         backward: a function that returns the gradients of ``of``, None for those that are not wanted. It takes a way to
             call operators, the incoming gradients or None, what was kept, the options and what is wanted. None: use
             ``composed``.
         tangents: a function that returns the tangents of the first outputs. It takes a way to call operators, tangents
             and arrays of ``of``, and the options. None: use ``composed``.
-        asked: a function of arrays and options: returns whether outputs after the first are asked for. If not, autograd
-            sees the first alone.
+        asked: a function of arrays and options that tells whether outputs after the first are asked for. If not,
+            autograd sees the first alone.
         accumulates: position of the array whose gradient a ``main_grad`` takes, the last of the options and none of a
             schema's.
         batch: as for :class:`Linear`.
         constants: words that refuse a gradient or a tangent of another array; "" takes those of every operator. With
             None, other arrays are results of a forward, whose derivatives come through ``of``.
-        allows: a function of a position in ``of`` and the options: returns whether that array may have a gradient.
+        allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
     """
 
     of: tuple[int, ...]
@@ -188,19 +190,20 @@ class Operator:
         """
         Args:
             options: the options in the schema's form.
-            outputs: the shape of each output, or None for an output that is not asked for.
-            dtypes: those of the outputs; None: that of the leading array; a position: that of an array; or the
-                extension's number, or None, from the options.
-            native: of arrays, options, allocate and stream: the outputs, or None where it writes arrays instead. Left
-                out: those of :class:`Kept`.
-            check: a function of arrays, options and the number of sequences: checks of fake kernels beyond the arrays'
-                kinds.
+            outputs: a function of arrays and options that returns each output's shape, or None for an output that is
+                not asked for.
+            dtypes: one for each output: a name; None for that of the leading array; the position of an array; or a
+                function of the options that returns the extension's number or None.
+            native: a function of arrays, options, allocate and stream. It returns the outputs, or None where it writes
+                arrays instead. If left out, the function of :class:`Kept` serves.
+            check: a function of arrays, options and the number of sequences, for what a fake kernel checks beyond the
+                arrays' kinds.
             gradient: None for an operator without gradients, which treats its inputs as detached.
             schema_options: options in the schema's form, if ``native`` takes others as well.
             exp: position of the option ``exp``, which the engine resolves for the device of the call.
             leads: position of the array whose device and framework the others must have.
             sharded: end of the error for a DTensor, which names the call to use instead.
-            flops: a function of the arrays' shapes: the count for torch's FlopCounterMode.
+            flops: a function of the arrays' shapes that returns the count for torch's FlopCounterMode.
         """
         self.name, self.arrays, self.options = name, arrays, options
         self.outputs, self.dtypes, self.check, self.gradient = outputs, dtypes, check, gradient

@@ -28,7 +28,7 @@ class _Unknown(float):
 
 UNKNOWN = _Unknown(1.0)
 
-_numbers: dict[str, tuple[int, ...]] = {}  # operator: positions of its numbers; of one with none, nothing
+_numbers: dict[str, tuple[int, ...]] = {}  # positions of each operator's numbers; no entry for an operator without
 
 
 def define(schema: str) -> None:
@@ -44,7 +44,7 @@ def define(schema: str) -> None:
 
 
 def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator of an operator's fake kernel."""
+    """Decorates an operator's fake kernel."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         torch.library.register_fake(f"rl_kernel_native::{name}", _known(name, function, _unknown), lib=LIBRARY)
@@ -55,8 +55,8 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 def implement(name: str, kernel: Any, differentiable: Any = None) -> None:
     """Registers an operator's kernel. ``differentiable`` computes the same by autograd Functions, for a graph that was
-    exported without them. Where it is None, or a transform of torch.func runs, which must meet Functions first, losing
-    a derivative is an error."""
+    exported without them. Losing a derivative is an error where it is None. It is also one under a transform of
+    torch.func, which must meet Functions first."""
     for key in ("CPU", "CUDA"):
         LIBRARY.impl(name, _known(name, kernel, _value), key)
     operator = getattr(torch.ops.rl_kernel_native, name).default
@@ -97,8 +97,8 @@ def _mapped(arguments: Any, places: tuple[int, ...], each: Callable[[Any], Any])
 
 
 def _as_tensors(arguments: tuple[Any, ...], places: tuple[int, ...]) -> Any:
-    """Arguments whose numbers are those of a trace as the operator's kernel takes them: multiplied into a tensor, which
-    torch's own pass knows. In the arguments, NaN marks their places, so a caller's NaN also travels in the tensor."""
+    """The arguments of a trace in the kernel's form: each open number is multiplied into a tensor, a form that torch's
+    own pass knows. NaN marks its place in the arguments, so a caller's NaN also travels in a tensor."""
     tensors: list[Tensor] = []
     is_open = False
 
@@ -133,7 +133,7 @@ def _unknown(tensors: Iterator[Tensor], x: Any) -> Any:
 
 
 def _known(name: str, function: Callable[..., Any], number: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel of an operator with numbers; ``number`` gives each."""
+    """Wraps a kernel so that ``number`` gives the value of each number."""
     places = _numbers.get(name)
     if places is None:
         return function

@@ -75,7 +75,7 @@ def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
 
 
 def write(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """A call through the dispatcher that writes some of its arrays and tells autograd."""
+    """Calls through the dispatcher an operator that writes some of its arrays, and tells autograd of the writes."""
     given = list(map(operand, arrays))
     for i in op.written:
         x, name = arrays[i], op.arrays[i].name
@@ -108,7 +108,7 @@ def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: A
     for a, x in labelled:
         if not ((a.number and is_number(x)) or (a.optional and x is None)):
             name = a.label(how, arrays)
-            named[a.name if name in named else name] = x  # users know both arrays by the first one's name
+            named[a.name if name in named else name] = x  # of two with one label, the second keeps its own name
     required = {a.label(how, arrays) for a in op.arrays if not (a.optional or a.number)}
     require_tensors(
         **{name: x for name, x in named.items() if name in required},

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def batched(info: Any, in_dims: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
-    """Tensors with the batch dimension first, for operators that take any leading dimensions; None passes."""
+    """Tensors with the batch dimension first, for operators that take any leading dimensions. None stays None."""
     moved: list[Any] = []
     for x, dim in zip(tensors, in_dims, strict=True):
         if x is None:
@@ -25,7 +25,7 @@ def batched(info: Any, in_dims: Sequence[Any], tensors: Sequence[Any]) -> list[A
 
 
 def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs: Sequence[Any]) -> Any:
-    """One call for each element of the batch; the outputs, a tensor or a tuple of them, stacked."""
+    """Calls once for each element of the batch, and stacks the outputs, a tensor or a tuple of tensors."""
     import torch
 
     in_dims = [d if type(d) is int else None for d in in_dims]  # a list of numbers has a list of dimensions: none
@@ -33,7 +33,7 @@ def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs:
     def element(i: int) -> Any:
         return apply(*(x if d is None else x.select(d, i).contiguous() for x, d in zip(inputs, in_dims, strict=True)))
 
-    if info.batch_size == 0:  # an element of zeros gives the result's form
+    if info.batch_size == 0:  # one element of zeros gives the form of the result
         inputs = [
             x if d is None else x.new_zeros((*x.shape[:d], 1, *x.shape[d + 1 :]))
             for x, d in zip(inputs, in_dims, strict=True)
@@ -80,7 +80,7 @@ def pushed(function: Callable[..., Any], tensors: Sequence[Any], tangents: Seque
     """Tangents of a function that returns a tuple; None means zeros.
 
     The derivative of a pullback in its cotangents is the pushforward. ``torch.func.jvp`` would nest forward mode in
-    that of the caller, which torch refuses inside of a compiled function."""
+    that of the caller, which torch refuses inside a compiled function."""
     import torch
 
     call, primals = _where_present(function, tensors)
