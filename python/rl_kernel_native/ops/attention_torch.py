@@ -62,7 +62,7 @@ def attention(
 
 
 class _Attention(Eager):
-    """Eager autograd. The old form of forward takes a third of the time of setup_context."""
+    """Eager autograd. A forward that takes ctx costs a third of the time of one with setup_context."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, *rest: Any) -> Any:

@@ -211,7 +211,7 @@ def _check_keys(
 
 
 def _lse_shape(q: Tensor) -> list[Any]:
-    """[..., heads, tokens] of [..., tokens, heads, head_dim]."""
+    """The shape [..., heads, tokens] of lse for q [..., tokens, heads, head_dim]."""
     return [*q.shape[:-3], q.shape[-2], q.shape[-3]]
 
 
@@ -248,8 +248,11 @@ def _backward_fake(
 
 
 def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Each token's sequence; its number in it, negative or at least the count where it is not in use; and the counts
-    of sequences. Tokens [batch, tokens, ...] give this shape, packed ones [1, tokens]."""
+    """Each token's sequence, each token's number in it, and each sequence's count of tokens in use.
+
+    A token that is not in use has a negative number, or one that is at least the count. Tokens [batch, tokens, ...]
+    give [batch, tokens], packed ones [1, tokens].
+    """
     if cu is None:
         batch, length = x.shape[:2]
         sequence = torch.arange(batch, device=x.device)[:, None].expand(batch, length)
@@ -268,7 +271,7 @@ def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tenso
 
 
 def _paths(parents: Tensor) -> Tensor:
-    """Whether a segment, by row, has another on its path: itself and its ancestors."""
+    """Whether the segment of a row has the segment of a column on its path, which is itself and its ancestors."""
     segments = torch.arange(len(parents), device=parents.device)
     path = (segments == segments[:, None]) | (segments == parents[:, None])
     for _ in range(len(parents).bit_length()):  # paths of 1, 2, 4, ... steps
@@ -297,14 +300,15 @@ def _paged(k: Tensor, table: Tensor, prefix_table: Any, prefix_lens: Any, group_
 
 
 def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
-    """q [b, i, kv_heads, group, d], k and v [b, j, kv_heads, d] in float64, what sees what [b, 1, 1, i, j], scale."""
+    """q [b, i, kv_heads, group, d] and k, v [b, j, kv_heads, d] in float64, which query sees which key [b, 1, 1, i, j],
+    and the scale."""
     cu_q, cu_k, used_q, used_k, leftpad, parents, *pages = lists
     causal, window_size, softmax_scale = how[:3]
     if pages[0] is not None:
         page, place = _paged(k, *pages)
         k, v = (t[page, place] for t in (k, v))
     of_q, of_k = _numbers(q, cu_q, used_q, None), _numbers(k, cu_k, used_k, leftpad)
-    if cu_q is not None or cu_k is not None:  # all with all
+    if cu_q is not None or cu_k is not None:  # one batch of all tokens, each beside all others
         of_q, of_k = ((s.reshape(1, -1), n.reshape(1, -1), c) for s, n, c in (of_q, of_k))
         q, k, v = (t.reshape(1, -1, *t.shape[-2:]) for t in (q, k, v))
     (seq_q, i, queries), (seq_k, j, keys) = of_q, of_k
@@ -318,7 +322,7 @@ def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[A
     sees = alike & ((i >= 0) & (i < queries[b]))[:, :, None]
     sees = sees & ((j >= 0) & (j < keys[of]))[:, None, :]
     if causal:
-        j = j + first  # q's segments are k's
+        j = j + first  # q and k have the same segments
         behind = (keys[b] - queries[b] + i + first)[:, :, None] - j[:, None, :]
         sees = sees & (behind >= 0)
         sees = sees if window_size is None else sees & (behind < window_size)
@@ -334,7 +338,8 @@ def _where(used: Tensor, x: Tensor) -> Tensor:
 
 
 def _probabilities(x: Tensor, y: Tensor, sinks: Any, sees: Tensor, scale: float, softcap: float | None) -> Any:
-    """[b, kv_heads, group, i, j]; of sinks [b, kv_heads, group, i, 1], or None; lse without j; the softcap's slope."""
+    """Probabilities [b, kv_heads, group, i, j], those of sinks [b, kv_heads, group, i, 1] or None, lse [b, kv_heads,
+    group, i], and the softcap's slope."""
     s = torch.einsum("bihgd,bjhd->bhgij", x, y) * scale
     slope: Any = 1.0
     if softcap is not None:
@@ -394,7 +399,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tens
 
 
 def backward(*arguments: Any) -> tuple[Any, ...]:
-    """dq, dk, dv, dsinks, None for what is not wanted."""
+    """dq, dk, dv and dsinks, None for those that are not wanted."""
     found = apply_function(_ops.attention_backward, "AttentionBackward", *arguments)
     return tuple(g if wanted else None for g, wanted in zip(found, _wanted(arguments), strict=True))
 
@@ -406,7 +411,7 @@ def _wanted(arguments: tuple[Any, ...]) -> tuple[bool, ...]:
 
 
 def incoming(dout: Any, dlse: Any, out: Tensor) -> tuple[Tensor, Any]:
-    """Gradients as operands."""
+    """The incoming gradients in the form that the operator takes."""
     dout = torch.zeros_like(out) if dout is None else gradient(dout, out.dtype, "dout", dims=4)
     return dout, None if dlse is None else gradient(dlse, torch.float32, "dlse").contiguous()
 
@@ -433,7 +438,7 @@ class Attention(torch.autograd.Function):
             return (None,) * (_TENSORS + len(ctx.options))
         q, k, v, *given, table, _, _, _, out, lse = ctx.saved_tensors  # given: sinks and lists
         needs = ctx.needs_input_grad[:4]
-        require_no_pages(table, True)  # for the registered operator; attention has already checked
+        require_no_pages(table, True)  # for calls of the registered operator; attention itself has already checked
         dout, dlse = incoming(dout, dlse, out)
         wants = needs[0], needs[1] or needs[2], needs[3]
         found = backward(dout, dlse, q, k, v, out, lse, *given, *ctx.options, *wants)

@@ -1,5 +1,5 @@
-"""Eager autograd of embedding, written by hand: a call is so short that the engine's general Function would add a
-third."""
+"""Eager autograd of embedding, written by hand. A call is so short that the engine's general Function would add a third
+to its time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def backward(operators: Operators, dy: Any, ids: Any, how: Any) -> Any:
 
 
 class _Embedding(Eager):
-    """The old form of forward takes a third of the time of setup_context."""
+    """Eager autograd. A forward that takes ctx costs a third of the time of one with setup_context."""
 
     @staticmethod
     def forward(

@@ -48,15 +48,15 @@ class Shard(NamedTuple):
 
     group: Any  # torch.distributed's
     vocab_start: int
-    vocab_size: int  # columns of all ranks
+    vocab_size: int  # number of columns on all ranks
 
 
 def linear_logprob(
     head: tuple[Any, ...], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int, returns: int,
     weight_grad: bool, main_grad: Any, workspace_bytes: int, dh_segments: int, where: tuple[Any, Any, Any],
 ) -> Any:  # fmt: skip
-    """``head``: hidden, weight, bias, lora_a, lora_b, lora_scale and label_smoothing; ``where``: process_group,
-    vocab_start and vocab_size."""
+    """``head`` holds hidden, weight, bias, lora_a, lora_b, lora_scale and label_smoothing; ``where`` holds
+    process_group, vocab_start and vocab_size."""
     hidden, weight, bias, lora_a, lora_b, lora_scale, label_smoothing = head
     if is_autocasting():
         hidden, weight, bias, lora_a, lora_b = autocast(hidden, weight, bias, lora_a, lora_b)
@@ -120,12 +120,12 @@ def _require_both(lora_a: Any, lora_b: Any) -> None:
 
 
 def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any, vocab_size: Any) -> Shard | None:
-    """None if the weight has every column. Every rank checks that it has the parts of its place in the group; then no
-    part is missing or repeated."""
+    """This rank's shard, or None if the weight has every column. Every rank checks that it has the parts of its place
+    in the group, so that no part is missing or repeated."""
     if group is None and vocab_start == 0 and vocab_size is None:
         return None
     if not isinstance(weight, Tensor) or weight.dim() != 2:
-        return None  # the extension refuses it
+        return None  # the extension refuses such a weight
     columns = weight.shape[0]
     start = _check.integer("vocab_start", vocab_start)
     size = columns if vocab_size is None else _check.integer("vocab_size", vocab_size)
@@ -168,7 +168,7 @@ def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any
 
 
 def _valid_vocab(size: int, arguments: tuple[Any, ...]) -> int:
-    """The real tokens of a vocabulary of ``size`` columns."""
+    """The number of real tokens in a vocabulary of ``size`` columns."""
     valid, canonical = arguments[4:6]
     if valid is not None:
         return _check.integer("valid_vocab", valid)
@@ -176,12 +176,12 @@ def _valid_vocab(size: int, arguments: tuple[Any, ...]) -> int:
 
 
 def _part_cut(vocab: int, i: int) -> int:
-    """docs/numerics.md, rule 5."""
+    """The first column of part ``i`` by rule 5 of docs/numerics.md, or the vocabulary's end for part 8."""
     return vocab if i == 8 else min(8 * (i * -(-vocab // 8) // 8), vocab)
 
 
 def _gathered(share: Tensor, group: Any) -> Tensor:
-    """``[ranks, ...]``, in rank order."""
+    """The shares of all ranks, ``[ranks, ...]`` in rank order."""
     found = share.new_empty((distributed.get_world_size(group), *share.shape))
     distributed.all_gather(list(found.unbind(0)), share, group=group)
     return found
@@ -241,7 +241,7 @@ def _forward(
 
 
 class _LinearLogprob(Eager):
-    """Eager autograd. The old form of forward takes a third of the time of setup_context."""
+    """Eager autograd. A forward that takes ctx costs a third of the time of one with setup_context."""
 
     @staticmethod
     def forward(
@@ -319,7 +319,7 @@ def _backward(
     dhidden, dweight, *others = _C.linear_logprob_backward(
         head, arguments, how, place, rows, bits(needs), main_grad, None, 0
     )
-    if needs[0] and shard is not None and how[4] > 1:  # a share of the tree
+    if needs[0] and shard is not None and how[4] > 1:  # dhidden is this rank's share of the tree
         shares = _gathered(dhidden, shard.group).unbind(0)
         dhidden = _C.tree_sum(list(shares), None, CODES[head[0].dtype], None, 0)
     if needs[1] and main_grad is not None:

@@ -32,7 +32,7 @@ LARGEST = 32  # a bit of `returns`, after those of logprob's outputs: the larges
 
 
 def _check_matrix(tensor: Any, name: str, hidden: Any, columns: Any, wanted: str, least: Any, most: Any = None) -> None:
-    """``least``, ``most``: how many rows."""
+    """Checks dtype and shape; ``least`` and ``most`` limit the number of rows."""
     if tensor.dtype != hidden.dtype:
         raise TypeError(f"{name}: expected dtype {hidden.dtype} (that of hidden), got {tensor.dtype}")
     right = tensor.dim() == 2 and tensor.shape[1] == columns and tensor.shape[0] >= least
@@ -128,7 +128,7 @@ def no_second(*_: Any) -> Any:
 
 
 def _flops(hidden: Any, weight: Any, lora_a: Any, needs: Any) -> int:
-    """Two a product: those of the logits, which a backward computes again, and of the gradients that are wanted."""
+    """Two per product: the products of the logits, which a backward computes again, and of the wanted gradients."""
     columns, features = weight
     rank = 0 if lora_a is None else lora_a[0]
     of_hidden, of_weight, _, of_a, of_b = needs

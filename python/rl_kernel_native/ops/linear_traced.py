@@ -39,7 +39,7 @@ def check_weight(weight: Any, like: Any, dimension: int, like_name: str) -> None
 
 
 def check_bias(bias: Any, columns: Any, dtype: Any, like: str) -> None:
-    """None passes."""
+    """Checks the dtype and the shape of a bias, which may be None."""
     if bias is None:
         return
     _shapes.check_float32_or(bias, "bias", dtype, like)
@@ -102,7 +102,7 @@ def _check_bias_grad(arrays: Any, how: Any, _: Any) -> None:
 
 
 def _backwards(engine: tuple[bool, int]) -> tuple[bool, int]:
-    """A backward uses the unit of its forward, in any context. A compiled forward used ieee."""
+    """The engine and the unit of a backward. It uses its forward's unit in any context; a compiled one used ieee."""
     allow_vendor, unit = engine
     return allow_vendor, IEEE if unit == AS_CALLED else unit
 
@@ -138,7 +138,7 @@ def bias_gradient(call: Any, dy: Any) -> Any:
 
 
 def _tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
-    """Tangents of products are summed in float32 and rounded once."""
+    """The output's tangent. It sums the tangents of the products in float32 and rounds once."""
     (dx, dweight, dbias), (x, weight, _) = along, operands
     rows = (how[0], _float32(), *_backwards(how[2:4]))
     total = sum_of(

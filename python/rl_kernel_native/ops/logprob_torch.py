@@ -74,7 +74,7 @@ def _selected(outputs: tuple[Any, ...], returns: int) -> Any:
 
 
 class _Logprob(Eager):
-    """Eager autograd. The old form of forward takes a third of the time of setup_context."""
+    """Eager autograd. A forward that takes ctx costs a third of the time of one with setup_context."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, returns: int) -> Any:
@@ -100,7 +100,7 @@ class _Logprob(Eager):
             return (None,) * 5
         dlogprob, dlse, dentropy = (g if g is None else g.resolve_neg() for g in (dlogprob, dlse, dentropy))
         rows = (lse, entropy, dlogprob, dlse, dentropy)
-        # create_graph, a backward that has a backward, and what only the dispatcher understands.
+        # The dispatcher serves create_graph, a backward with its own backward, and gradients that only it understands.
         if is_grad_enabled() or not all(g is None or is_direct_gradient(g) for g in rows[2:]):
             of_logits, numbers = split(arguments, ctx.mode)
             found = applied(BACKWARD, (logits, target, *rows, *of_logits), numbers)

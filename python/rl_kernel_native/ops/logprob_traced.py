@@ -70,7 +70,7 @@ def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
 
 
 def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
-    """Uses the forward's mode, in any context. A compiled forward was portable on a CPU."""
+    """Runs the backward in its forward's mode, in any context. A compiled forward was portable on a CPU."""
     from .._torch import device_type
 
     (logits, target, *given), rows, mode = arrays[:7], arrays[7:], how[-1]
@@ -85,7 +85,7 @@ def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
 
 
 def outputs_of(returns: int, rows: Any, count: int) -> list[Any]:
-    """Shapes: bit i of ``returns`` asks for output i. A backward needs lse."""
+    """Shapes of the outputs. Bit i of ``returns`` asks for output i; lse is always there, since a backward needs it."""
     return [rows if (returns | 2) >> i & 1 else None for i in range(count)]
 
 
@@ -103,7 +103,7 @@ def _composed(logits: Any, constants: Any, how: Any, of: str) -> tuple[Any, ...]
     counts = target != ignore_index
     z = logits.double().where(counts.unsqueeze(-1), 0.0) * scale  # ignored rows may hold any value
     if softcap is not None:
-        capped = z.isfinite()  # an infinity marks a column and is not a value
+        capped = z.isfinite()  # an infinity marks a column, so it stays as it is
         z = (softcap * (z.where(capped, 0.0) / softcap).tanh()).where(capped, z)
     z = z / (value if temperature is None else temperature.double().unsqueeze(-1))
     columns = torch.arange(z.shape[-1], device=z.device)
