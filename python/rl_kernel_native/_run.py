@@ -108,7 +108,7 @@ def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: A
     for a, x in labelled:
         if not ((a.number and is_number(x)) or (a.optional and x is None)):
             name = a.label(how, arrays)
-            named[a.name if name in named else name] = x  # of two with one label, the second keeps its own name
+            named[a.name if name in named else name] = x  # if two share a label, the second keeps its name
     required = {a.label(how, arrays) for a in op.arrays if not (a.optional or a.number)}
     require_tensors(
         **{name: x for name, x in named.items() if name in required},
