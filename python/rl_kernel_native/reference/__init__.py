@@ -1,1 +1,1 @@
-"""Plain float64 references: they define an operator's result, not its method. They run only on request."""
+"""Plain float64 references. Each defines an operator's result, not its method. They run only on request."""

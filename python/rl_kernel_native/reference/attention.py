@@ -31,12 +31,12 @@ def attention_reference(
     dout: Any = None,
     dlse: Any = None,
 ) -> dict[str, np.ndarray]:
-    """``softmax(softmax_scale * q k^T) v`` over what each query sees, in float64. Nothing is rounded.
+    """``softmax(softmax_scale * q k^T) v`` over the keys that each query sees, in float64. Nothing is rounded.
 
     Args: as :func:`rl_kernel_native.attention`, NumPy arrays (or what ``numpy.asarray`` takes) in any float dtype;
-        ``dout`` and ``dlse``: of :func:`rl_kernel_native.attention_backward`, not with pages.
-    Returns: ``out`` and ``lse`` of the shapes that attention gives; with ``dout`` also ``dq``, ``dk`` and
-        ``dv``, and with ``sinks`` ``dsinks``.
+        ``dout`` and ``dlse`` as :func:`rl_kernel_native.attention_backward`, not with pages.
+    Returns: ``out`` and ``lse`` in the shapes of attention's results; with ``dout`` also ``dq``, ``dk`` and ``dv``,
+        and with ``dout`` and ``sinks`` also ``dsinks``.
     """
     q, k, v = (_wide(a) for a in (q, k, v))
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
@@ -90,8 +90,8 @@ def attention_facts(
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """The facts for attention's error bounds, as its rows in contract.py name them.
 
-    Args: as :func:`attention_reference`, padded and all in use; ``dtype``: that of the operands.
-    Returns: by output the facts, numbers or float64 arrays that broadcast to it.
+    Args: as :func:`attention_reference`, padded and all in use; ``dtype`` is that of the operands.
+    Returns: the facts of each output, numbers or float64 arrays that broadcast to it.
     """
     wide = [_wide(a) for a in (q, k, v, dout)]
     options: dict[str, Any] = {"causal": causal, "window_size": window_size}
@@ -117,7 +117,7 @@ def attention_facts(
     sizes = np.where(sees, np.einsum("bqhd,bkhd->bhqk", x, y) * scale, 0).max(-1)
 
     def of_keys(a: np.ndarray) -> np.ndarray:
-        """Sums over the query heads of a key's, from [batch, keys, heads, head_dim]."""
+        """Sums [batch, keys, heads, head_dim] over the query heads of each key head."""
         return a.reshape(batch, keys, kv_heads, group, dim).sum(3)
 
     def by_query(a: np.ndarray) -> np.ndarray:
@@ -129,7 +129,7 @@ def attention_facts(
     rounding = ROUNDING[dtype]
     common: dict[str, Any] = {"head_dim": dim}
     rounded = common
-    least = 2.0**-126  # the exponentials of rule 3 are +0 below this value
+    least = 2.0**-126  # exponentials of rule 3 below this value are +0
     least_ds = least * both.max(initial=0.0)
     if dtype != "float32":  # probabilities and score gradients are rounded before the products
         rounded = common | {"inner": rounding.inner}
@@ -185,7 +185,7 @@ def attention_facts(
 
 
 def _places(x: np.ndarray, cu_seqlens: Any, leftpad: Any, used: Any) -> list[np.ndarray]:
-    """Indices of each sequence's tokens in use, among all tokens."""
+    """Indices, among all tokens, of each sequence's tokens in use."""
     if cu_seqlens is not None:
         offsets = np.asarray(cu_seqlens)
         found = [np.arange(a, b) for a, b in itertools.pairwise(offsets)]
@@ -232,7 +232,7 @@ def _sees(queries: int, keys: int, causal: bool, window_size: int | None) -> np.
 
 
 def _capped(scores: np.ndarray, softcap: float | None) -> tuple[np.ndarray, Any]:
-    """Scores under a softcap, and their slope."""
+    """Scores after a softcap, and its slope."""
     if softcap is None:
         return scores, 1.0
     h = np.tanh(scores / softcap)

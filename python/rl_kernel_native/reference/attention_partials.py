@@ -17,7 +17,7 @@ def split_begin(number: int) -> int:
 
 
 def split_count(keys: int) -> int:
-    """Splits that the first keys of a sequence touch."""
+    """The number of splits that the first ``keys`` keys of a sequence touch."""
     if keys <= 8192:
         return (keys + 1023) // 1024
     return 8 + (keys - 8192 + 2047) // 2048 if keys <= 65536 else 36 + (keys - 65536 + 4095) // 4096
@@ -41,7 +41,7 @@ def attention_partials_reference(
     block_table: Any = None,
     shared_prefix: Any = None,
 ) -> dict[str, np.ndarray]:
-    """m, l and O of each split, in float64. Nothing is rounded but m, which is a ceiling.
+    """m, l and O of each split, in float64. Only m is rounded: it is a ceiling.
 
     Args: as :func:`rl_kernel_native.attention`.
     Returns: ``stats`` and ``sums``, as :class:`rl_kernel_native.AttentionPartials` has them.
@@ -89,7 +89,7 @@ def attention_partials_reference(
 
 
 def _own_keys(splits: list[int], length: int) -> list[range]:
-    """The keys of each split, of a sequence of so many."""
+    """The keys of each split, for a sequence of ``length`` keys."""
     return [range(min(split_begin(s), length), min(split_begin(s + 1), length)) for s in splits]
 
 

@@ -26,7 +26,7 @@ def covariance_mask_reference(
     epsilon_high: float | None = None,
     cu_seqlens: Any = None,
 ) -> dict[str, np.ndarray]:
-    """``selected`` as :func:`covariance_mask`, and the ``covariance`` of tokens in float64, NaN where the mask is 0.
+    """``selected`` of :func:`covariance_mask`, and each token's ``covariance`` in float64, NaN where the mask is 0.
 
     Args: as :func:`covariance_mask`, NumPy arrays or what ``numpy.asarray`` takes.
     Source: docs/objectives.md.

@@ -18,11 +18,11 @@ def entropy_mask_reference(
     Args: as :func:`entropy_mask`, NumPy arrays or what ``numpy.asarray`` takes.
     Source: docs/objectives/entropy.md.
     """
-    del cu_seqlens  # sequences do not matter
+    del cu_seqlens  # the result does not depend on sequences
     h = np.asarray(entropy, np.float32)
     counts = np.ones(h.shape, bool) if mask is None else np.asarray(mask) != 0
     selected = np.zeros(h.shape, np.float32)
-    of = np.sort(h[counts])  # a NaN last
+    of = np.sort(h[counts])  # NaN sorts last
     if of.size == 0:
         return selected
     # A quantile between two entropies is above the lower one, unless they are equal.

@@ -16,7 +16,7 @@ def gae_reference(
 
     Args: as :func:`rl_kernel_native.gae`, NumPy arrays or what ``numpy.asarray`` takes.
     Returns: ``advantages`` and ``returns``, float64 of the shape of ``rewards``, and ``scale``, the same recursion over
-        absolute values, which the error bounds scale with.
+        absolute values. Error bounds grow with it.
     """
     out = _empty(rewards, ("advantages", "returns", "scale"))
     for row, s in _sequences(rewards, cu_seqlens):
@@ -57,8 +57,8 @@ def vtrace_reference(
     gamma: float = 1.0, lam: float = 1.0, rho_bar: float = 1.0, c_bar: float = 1.0, bootstrap: Any = None,
     rollout_nan: str = "nan",
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """``advantages`` (of the policy gradient), ``returns`` (the targets v) and ``scale``, float64; this is 0 of
-    tokens that do not count.
+    """``advantages`` (of the policy gradient), ``returns`` (the targets v) and ``scale``, all float64. ``scale`` is 0
+    at tokens that do not count.
 
     Args: as :func:`rl_kernel_native.vtrace`.
     """
@@ -90,7 +90,7 @@ def _empty(like: Any, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def _sequences(rewards: Any, cu_seqlens: Any) -> list[tuple[Any, int]]:
-    """Where the tokens of each sequence are, and its index."""
+    """The place of each sequence's tokens, and the sequence's index."""
     if cu_seqlens is None:
         return [(s, s) for s in range(np.shape(rewards)[0])]
     ends = np.asarray(cu_seqlens)

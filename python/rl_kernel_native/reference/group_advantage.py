@@ -58,7 +58,7 @@ def group_advantage_reference(
                 std = float(np.sqrt(((x - mean) ** 2).sum() / (len(x) - 1)))
             if scale == "group" and single and alone == "zero":
                 continue
-            if (x == mean).all():  # whatever would divide it
+            if (x == mean).all():  # all rewards are equal, so the advantage is 0
                 continue
         factor = 1.0 / (std + eps)
         if kind == "rloo" and not single:

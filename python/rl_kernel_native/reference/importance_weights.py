@@ -69,7 +69,7 @@ def importance_weights_reference(
 
 
 def _metrics(of_sequences: list[Any], level: str, low: float, high: float) -> dict[str, float]:
-    """From (weights, ratios before their bounds, whether a token is kept) of each sequence that has a token."""
+    """The metrics, from (weights, ratios before their bounds, kept flags) of each sequence that has a token."""
     none = [(np.zeros(1), np.zeros(1), np.ones(1, bool))]
     w, e, keep = (np.concatenate(x) for x in zip(*(of_sequences or none), strict=True))
     means, ratios, rejects = (

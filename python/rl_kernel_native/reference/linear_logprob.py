@@ -26,9 +26,9 @@ def linear_logprob_reference(
     """:func:`logprob_reference` of the logits of :func:`linear_reference`, which nothing rounds.
 
     Args: hidden: ``[..., in_features]``; weight: ``[vocab_size, in_features]``; loss_mask: ``[...]``, zero where
-        a row is ignored; lora_a, lora_b: ``[rank, in_features]`` and ``[vocab_size, rank]``, or None: the weight is
-        ``weight + lora_scale * lora_b @ lora_a``; target, ``options``: as for :func:`logprob_reference`; NumPy arrays
-        in any float dtype. Ignored rows of ``hidden`` are not read.
+        a row is ignored; lora_a, lora_b: ``[rank, in_features]`` and ``[vocab_size, rank]``, or None; target,
+        ``options``: as for :func:`logprob_reference`; NumPy arrays in any float dtype. With LoRA the weight is
+        ``weight + lora_scale * lora_b @ lora_a``. Ignored rows of ``hidden`` are not read.
     Returns: as :func:`logprob_reference`.
     """
     if loss_mask is not None:
@@ -68,12 +68,13 @@ def linear_cross_entropy_reference(
     lora_scale: float = 1.0,
     **options: Any,
 ) -> dict[str, np.ndarray]:
-    """``z_loss * lse**2 - logprob``, times ``token_weight``, of the scored rows of :func:`linear_logprob_reference`,
-    reduced. Under ``label_smoothing`` e, -logprob is ``(1 - e) * (lse - z_target) + e * (lse - mean(z))``.
+    """``z_loss * lse**2 - logprob``, times ``token_weight``, reduced over the scored rows of
+    :func:`linear_logprob_reference`. Under ``label_smoothing`` e, -logprob is
+    ``(1 - e) * (lse - z_target) + e * (lse - mean(z))``.
 
     Args: as for :func:`linear_cross_entropy` and :func:`linear_logprob_reference`.
-    Returns: ``loss``, ``z_loss``, ``token_accuracy``, and what their bound takes: ``scale``, the sum over absolute
-        values, reduced likewise, ``lse`` and ``max_abs_z`` of rows, ``scored``, and ``divisor``.
+    Returns: ``loss``, ``z_loss``, ``token_accuracy``, and the numbers that their bound takes. These are ``scale``, the
+        same reduction over absolute values, ``lse`` and ``max_abs_z`` of rows, ``scored``, and ``divisor``.
     """
     scored = np.asarray(target) != ignore_index
     if loss_mask is not None:

@@ -23,7 +23,7 @@ def logprob_reference(
     Args: as :func:`rl_kernel_native.logprob`, as NumPy arrays (or what ``numpy.asarray`` takes), logits in any float
         dtype.
     Returns: ``logprob``, ``lse``, ``entropy``, ``sum_p_sq``, each ``[...]`` float64, and ``max_abs_z`` ``[...]``, the
-        largest finite logit magnitude after temperature, which the error bounds scale with.
+        largest finite logit magnitude after temperature. Error bounds grow with it.
     """
     x = np.asarray(logits).astype(np.float64)
     ids = np.asarray(target).astype(np.int64)
@@ -51,7 +51,7 @@ def _kept_ids(kept: tuple[Any, Any] | None, row: int) -> np.ndarray | None:
 
 
 def scaled_logits(x: np.ndarray, scale: float, softcap: float | None, temperature: Any) -> np.ndarray:
-    """z: logits after scale, softcap and temperature. ``temperature``: a number, or an array that broadcasts to
+    """z, the logits after scale, softcap and temperature. ``temperature`` is a number, or an array that broadcasts to
     ``x``."""
     z = x * scale
     if softcap is not None:

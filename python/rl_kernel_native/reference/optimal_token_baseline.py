@@ -25,9 +25,9 @@ def optimal_token_baseline_reference(
     eps: float = 1e-8,
     cu_seqlens: Any = None,
 ) -> dict[str, np.ndarray]:
-    """``advantages`` and ``returns`` of :func:`optimal_token_baseline` in float64, and ``scale``: the group's largest
-    sum of ``|rewards|`` from a position on, times 1 + the tokens up to there over the sum of their weights: what an
-    error of a token's weight is multiplied by.
+    """``advantages`` and ``returns`` of :func:`optimal_token_baseline` in float64, and ``scale``, which multiplies an
+    error of a token's weight. It is the group's largest sum of ``|rewards|`` from a position on, times 1 + the tokens
+    up to there over the sum of their weights.
 
     Args: as :func:`optimal_token_baseline`, NumPy arrays or what ``numpy.asarray`` takes.
     Source: docs/objectives.md.

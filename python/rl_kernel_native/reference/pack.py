@@ -35,7 +35,10 @@ def pack_reference(
 def unpack_reference(
     tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = None, fill_value: float = 0
 ) -> np.ndarray:
-    """Packed tokens back in rows; as :func:`rl_kernel_native.unpack`, one array."""
+    """One packed array as padded rows.
+
+    Args: as :func:`rl_kernel_native.unpack`.
+    """
     x = np.asarray(tensors)
     edges = np.asarray(cu_seqlens).tolist()
     padded = np.full((len(edges) - 1, max_seqlen, *x.shape[1:]), fill_value, x.dtype)

@@ -63,14 +63,15 @@ def _weight(xp: Any, spec: Any, d: Any) -> Any:
 
 
 def _times_ratio(xp: Any, estimator: str, k: Any, e: Any, ratio: Any) -> Any:
-    """k3 in two terms where e is large: there the derivatives of exp(e) and of the ratio cancel."""
+    """The KL times the ratio. Where e is large, k3 has two terms, since the derivatives of exp(e) and of the ratio
+    cancel."""
     if estimator != "k3":
         return k * ratio
     return xp.where(e > 1, ratio * xp.exp(e) - (1 + e) * ratio, k * ratio)
 
 
 def _rollout_difference(xp: Any, spec: Any, d: Any, m: Any) -> Any:
-    """d, a difference to m, the rollout's log-probability; 0 where that is NaN and neutral."""
+    """d, a difference from m, the rollout's log-probability. d is 0 where m is NaN and the spec makes NaN neutral."""
     return d if spec.rollout_nan == "nan" else xp.where(m != m, 0.0, d)
 
 

@@ -10,7 +10,7 @@ _WORD = (1 << 32) - 1
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Ten rounds of Salmon et al., SC 2011."""
+    """Ten rounds of Philox4x32 as Salmon et al., SC 2011, define it."""
     a, b, c, d = counter
     left, right = key
     for _ in range(10):

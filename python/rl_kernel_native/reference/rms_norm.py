@@ -19,14 +19,14 @@ def rms_norm_reference(
 ) -> dict[str, np.ndarray]:
     """``y = h / sqrt(mean(h^2) + eps) * (weight + weight_offset)`` with ``h = x + residual``, in float64.
 
-    Nothing is rounded, the sum ``h`` neither: give it as ``x`` where its rounding is to be left out of a comparison.
+    Nothing is rounded, nor is the sum ``h``. A comparison that leaves out its rounding gives ``h`` as ``x``.
 
     Args:
         x, residual: ``[..., K]``; weight: ``[K]`` or None; dy, d_new_residual: ``[..., K]``; NumPy arrays (or what
             ``numpy.asarray`` takes) in any float dtype.
-    Returns: ``y``, ``new_residual`` and ``rstd``, and with ``dy`` also ``dx`` and ``dweight``, float64; for these two
-        ``<name>_scale``, the same sum over absolute values, and for ``y`` and ``dweight`` ``<name>_other_scale``, the
-        magnitudes that multiply normalised values, for the error bounds.
+    Returns: ``y``, ``new_residual`` and ``rstd``, and with ``dy`` also ``dx`` and ``dweight``, float64. The error
+        bounds take ``<name>_scale`` of ``dx`` and ``dweight``, the same sum over absolute values. For ``y`` and
+        ``dweight`` they take ``<name>_other_scale``, the magnitudes that multiply normalised values.
     """
     h = _wide(x) if residual is None else _wide(x) + _wide(residual)
     columns = h.shape[-1]

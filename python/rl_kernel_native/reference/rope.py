@@ -20,12 +20,12 @@ def rope_reference(
     head_axis: int = -2,
     transposed: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Pairs ``(a, b)`` of columns to ``(a cos - b sin, b cos + a sin)``, in float64. Nothing is rounded.
+    """Maps pairs ``(a, b)`` of columns to ``(a cos - b sin, b cos + a sin)``, in float64. Nothing is rounded.
 
     Args: as :func:`rl_kernel_native.rope`, NumPy arrays (or what ``numpy.asarray`` takes) in any float dtype;
-        ``transposed``: of :func:`rl_kernel_native.rope_backward`.
+        ``transposed`` gives the map of :func:`rl_kernel_native.rope_backward`.
     Returns: ``q`` and, where it is given, ``k``, float64; and ``q_scale`` and ``k_scale``, the same sums over absolute
-        values, which the error bounds scale with.
+        values. Error bounds grow with them.
     """
     c, s = (_angles(a, position_ids, mrope_sections, interleaved, q, partial_dim) for a in (cos, sin))
     out = {}
@@ -36,7 +36,7 @@ def rope_reference(
         rotary_dim = x.shape[-1] if partial_dim is None else partial_dim
         y, scale = x.copy(), np.abs(x)
         a, b = _columns(rotary_dim, interleaved)
-        # Each token has one angle a column, the same for all heads.
+        # Each token has one angle per column, the same for all heads.
         cos_a, cos_b, sin_a, sin_b = (v[..., None, columns] for v in (c, s) for columns in (a, b))
         if transposed:
             sin_a, sin_b = -sin_b, -sin_a
@@ -60,7 +60,7 @@ def _angles(
     """One value for each token and rotated column."""
     rotary_dim = np.asarray(q).shape[-1] if partial_dim is None else partial_dim
     values = _wide(table) if position_ids is None else _wide(table)[np.asarray(position_ids)]
-    if values.shape[-1] != rotary_dim:  # one for each pair
+    if values.shape[-1] != rotary_dim:  # one column for each pair
         values = np.repeat(values, 2, -1) if interleaved else np.concatenate((values, values), -1)
     if sections is None:
         return values

@@ -1,4 +1,4 @@
-"""Reference of sample in float64, by a sort: kept sets and log-probabilities, and how close each row's cuts are.
+"""Reference of sample in float64, by a sort: kept sets, log-probabilities, and the margin of each row's cuts.
 
 Its masses are float64 numbers, and it draws nothing. Kept sets must be equal where ``margin`` exceeds the rounding of
 the kernels' float32 exponentials."""
@@ -11,8 +11,8 @@ import numpy as np
 
 
 class SampleReference(NamedTuple):
-    """``kept``: ids of each row, ascending; ``logprob``: float64 ``[num_rows, vocab_size]``, -inf where cut.
-    ``margin``: the smallest relative distance of a threshold of mass from what it was compared with."""
+    """``kept`` holds the ids of each row, ascending. ``logprob`` is float64 ``[num_rows, vocab_size]``, -inf where cut.
+    ``margin`` is the smallest relative distance of a threshold of mass from the mass compared with it."""
 
     kept: list[np.ndarray]
     logprob: np.ndarray

@@ -1,4 +1,4 @@
-"""Reference of sample's draw in float64: the descent of the contract's tree, and how close its comparisons are."""
+"""Reference of sample's draw in float64: the descent of the contract's tree, and the margin of its comparisons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def draw_reference(
 ) -> Any:
     """Ids int64 ``[num_rows]``, and the smallest relative distance of a word's threshold from the word.
 
-    Args: ``kept``: the ids of each row, as :func:`sample_reference` gives them; others as :func:`sample` takes them.
+    Args: ``kept``: the ids of each row, from :func:`sample_reference`; the others as :func:`sample`.
     """
     z = np.asarray(logits).astype(np.float64)
     rows = len(z)

@@ -10,15 +10,15 @@ import numpy as np
 
 
 def spans(shape: tuple[int, ...], cu_seqlens: Any) -> list[Any]:
-    """The index of each sequence's tokens in an array of this shape: ``[num_sequences, num_tokens]``, or
-    ``[num_tokens]`` with ``cu_seqlens`` or of one sequence."""
+    """The index of each sequence's tokens in an array of this shape, which is ``[num_sequences, num_tokens]`` or
+    ``[num_tokens]``. Without ``cu_seqlens`` the latter is one sequence."""
     if cu_seqlens is not None:
         return [(slice(a, b),) for a, b in itertools.pairwise(np.asarray(cu_seqlens).tolist())]
     return [(i,) for i in range(shape[0])] if len(shape) == 2 else [slice(None)]
 
 
 def sequences_of(arrays: tuple[Any, ...], mask: Any, cu_seqlens: Any) -> Iterator[tuple[np.ndarray, ...]]:
-    """The tokens that count of each sequence, of ``arrays`` in the order given."""
+    """For each sequence, its tokens that count in each of ``arrays``, in the order given."""
     arrays = tuple(map(np.asarray, arrays))
     counts = np.ones(arrays[0].shape, bool) if mask is None else np.asarray(mask) != 0
     for span in spans(arrays[0].shape, cu_seqlens):
