@@ -241,9 +241,8 @@ def attention(
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value, for arguments that do
         not go together, and on the CPU for lists that contradict the arrays; RuntimeError if this build has no kernel
-        for the device.
-        serves the device. On a GPU such lists are not an error: nothing out of range is read, offsets and counts are
-            clamped, and keys of an invalid page are NaN.
+        for the device. On a GPU such lists are not an error: nothing out of range is read, offsets and counts are
+        clamped, and keys of an invalid page are NaN.
     Source:
         docs/numerics.md, rule 6; grouped heads: arXiv:2305.13245; the backward's formulas: arXiv:2307.08691.
 
