@@ -73,9 +73,10 @@ RLK_DEVICE void elementwise_kernel(const Params& p, std::int64_t first_block, co
     });
     Operator::template apply<kForm>(p, in, out);
     for_each(typename Operator::Outputs{}, [&](auto array, int k) {
-      if (kOutputs < Params >> 1 && p.*array.kData == nullptr) return;
-      store_eight<T, kVector>(row_at<T>(p.*array.kData, p.*array.kRows, at.row) + column, columns - column, at.step,
-                              out[k]);
+      if (kOutputs<Params> == 1 || p.*array.kData != nullptr) {
+        store_eight<T, kVector>(row_at<T>(p.*array.kData, p.*array.kRows, at.row) + column, columns - column, at.step,
+                                out[k]);
+      }
     });
   }
 }

@@ -116,9 +116,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     outputs = generate(prompts, [sampling(n, logprobs=request["logprobs"]) for n in counts])
     seconds = time.perf_counter() - start
-    few = [sampling(16)] * len(prompts[:8])
-    launches, kernels = per_step(engine, lambda: generate(prompts[:8], few)) if on_gpu else (None, None)
     counted = {m.name: getattr(m, "value", None) for m in engine.get_metrics()}
+    short = [sampling(16)] * len(prompts[:8])  # after the counts, which are the rollout's alone
+    launches, kernels = per_step(engine, lambda: generate(prompts[:8], short)) if on_gpu else (None, None)
     sequences: list[dict[str, Any]] = []
     for output in outputs:
         completion = output.outputs[0]

@@ -138,7 +138,7 @@ class _Rollout:
         )
         for request, status in zip(active, drawn.status.tolist(), strict=True):
             if status:
-                reason = str(SampleStatus(status).name).lower()
+                reason = "|".join(str(bit.name).lower() for bit in SampleStatus if bit & status)
                 raise BadInput(
                     f"prompt {request.index}, output token {len(request.response)}: no token drawn, {reason}"
                 )
