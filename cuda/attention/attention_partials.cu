@@ -60,6 +60,7 @@ void run_partials(const AttentionPartialsParams& p, bool vectors, cudaStream_t s
                             static_cast<std::uint32_t>(p.num_splits),
                             static_cast<std::uint32_t>(p.num_kv_heads),
                             static_cast<std::uint32_t>(p.num_q_heads / p.num_kv_heads),
+                            true,
                             p.stats,
                             p.sums};
     const auto launch = [&](auto tile) {

@@ -38,6 +38,7 @@ struct SplitGrid {
   std::int64_t splits;  // the most that any sequence has
   std::int64_t blocks;
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats
+  bool merges;                // else the blocks of threads of the only split write the results, and need no workspace
 
   explicit SplitGrid(const AttentionParams& p) : SplitGrid(p, attention_splits(p.k_tokens)) {}
   SplitGrid(const AttentionInput& p, std::int64_t of_call) : splits(of_call) {
@@ -47,7 +48,8 @@ struct SplitGrid {
     blocks = splits * p.num_kv_heads * tiles * (packed ? 1 : p.num_sequences);
     const std::int64_t results = attention_rows(p) * p.num_q_heads * splits;
     sums_at = (results * 2 + 3) / 4 * 4;
-    end = sums_at + results * p.head_dim;
+    merges = splits != 1 || p.num_sequences == 0 || p.group_offsets != nullptr;
+    end = merges ? sums_at + results * p.head_dim : 0;
   }
 };
 

@@ -54,7 +54,9 @@ class SplitByClusters : SplitRows<T, Tile> {
     const bool loads = warp() >= Tile::kWarps;
     if (threadIdx.x == 32 * Tile::kWarps) begin_barriers();
     if (threadIdx.x < 16) largest_of(0)[threadIdx.x] = -infinity();
-    if (!this->find(blockIdx.x / Tile::kRanks)) return;  // all blocks of the cluster take the same branch
+    const bool found = this->find(blockIdx.x / Tile::kRanks);  // all blocks of the cluster find alike
+    if (rank_ == 0) this->store_unused();
+    if (!found) return;
     const AttentionSpan span(p_, this->sequence_);
     if (!loads) this->template load_queries<32 * Tile::kWarps>(span, shared_ + Tile::kWeightsAt);
     __syncthreads();
@@ -238,7 +240,7 @@ class SplitByClusters : SplitRows<T, Tile> {
       for (int block = 0; begin + block * Tile::kKeys < last_key_ && block < Tile::kRoundBlocks; ++block) {
         if (warp() < 4) {
           accumulate(block);
-        } else if (rank_ == 0) {
+        } else if (has_chains()) {
           this->add_probabilities(block, threadIdx.x - 128);
         }
       }
@@ -283,7 +285,12 @@ class SplitByClusters : SplitRows<T, Tile> {
     this->template probabilities<kExp>(
         reference, s,
         [&](int r, float2 x) {
-          if (is_used) store_remote_8(map_to_rank(shared_ + this->sums_of(group, r), 0), x);
+          if (!is_used) return;
+#pragma unroll
+          for (int rank = 0; rank < Tile::kRanks; ++rank) {
+            if (rank == 0 || !this->call_.merges)
+              store_remote_8(map_to_rank(shared_ + this->sums_of(group, r), rank), x);
+          }
         },
         [&](int step, uint4 x) {
           if (!is_used) return;
@@ -324,7 +331,34 @@ class SplitByClusters : SplitRows<T, Tile> {
     }
   }
 
+  // Whether this rank adds the rows' chains up: without a merge each needs l.
+  __device__ __forceinline__ bool has_chains() const { return rank_ == 0 || !this->call_.merges; }
+
+  __device__ __forceinline__ void store_outputs() const {
+    const float l = this->sum_of_chains();
+    if (warp() == 0 && lane() % 4 == 0) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = lane() / 4 + 8 * r;
+        const bool used = this->sees_[r][0] < this->sees_[r][1];
+        this->maxima()[row] = used ? references()[(Tile::kRoundBlocks - 1) * 16 + row].x : infinity();
+      }
+    }
+    meet();
+    if (warp() >= 4) this->put_scales(threadIdx.x - 128, l);
+    meet();
+    const int column = rank_ * Tile::kSlice + warp() * 8 + lane() % 4 * 2;
+    if (warp() >= 4 || column >= p_.head_dim) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const unsigned row = this->first_row_ + lane() / 4 + 8 * r;
+      if (row >= this->last_row_) continue;
+      this->put_output(row, column, this->scales()[lane() / 4 + 8 * r], this->sums_[0][2 * r],
+                       this->sums_[0][2 * r + 1]);
+    }
+  }
   __device__ __forceinline__ void store() const {
+    if (!this->call_.merges) return store_outputs();
     if (warp() >= 4) {
       const int thread = threadIdx.x - 128;
       const unsigned row = this->first_row_ + thread / 8;

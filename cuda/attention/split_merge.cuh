@@ -91,12 +91,14 @@ void run_splits(const AttentionParams& p, cudaStream_t stream, Launch&& launch) 
                           static_cast<std::uint32_t>(grid.splits),
                           static_cast<std::uint32_t>(p.num_kv_heads),
                           static_cast<std::uint32_t>(p.num_q_heads / p.num_kv_heads),
+                          grid.merges,
                           results,
                           results + grid.sums_at};
   if (grid.blocks > 0) {
     launch(call, checked_blocks(grid.blocks, "attention"));
     check(cudaGetLastError(), "launch of attention's splits");
   }
+  if (!grid.merges) return;
   launch_dependent<kOverlap>(attention_merge_kernel<T>, static_cast<int>(checked_blocks((rows + 3) / 4, "attention")),
                              128, 0, stream, p, call, rows);
 }

@@ -34,14 +34,16 @@ class SplitByCopies : SplitRows<T, Tile> {
     same_places_ = p.k.sequence_stride == p.v.sequence_stride && p.k.token_stride == p.v.token_stride;
   }
   __device__ __forceinline__ void run() {
-    if (!this->find(blockIdx.x)) return;
+    const bool found = this->find(blockIdx.x);
+    this->store_unused();
+    if (!found) return;
     const AttentionSpan span(p_, this->sequence_);
     SplitRows<T, Tile>::begin(span);
     k_head_ = attention_head<T>(p_.k, kv_head_);
     v_head_ = attention_head<T>(p_.v, kv_head_);
     asm volatile("" : "+l"(k_head_), "+l"(v_head_));  // computed once
     walk(span);
-    this->store();
+    this->store([] { __syncthreads(); });
   }
 
  private:

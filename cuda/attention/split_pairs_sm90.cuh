@@ -62,7 +62,9 @@ class SplitByPairs : SplitRows<T, Tile> {
       }
       mbarrier_init_fence();
     }
-    if (!this->find(blockIdx.x)) return;
+    const bool found = this->find(blockIdx.x);
+    this->store_unused();
+    if (!found) return;
     const AttentionSpan span(p_, this->sequence_);
     if (loads) {
       begin_loading();
@@ -72,7 +74,7 @@ class SplitByPairs : SplitRows<T, Tile> {
     begin_multiplying();
     this->begin(span);
     walk(span);
-    this->store();
+    this->store([&] { meet(); });
   }
 
  private:

@@ -31,6 +31,7 @@ struct SplitShape {
 struct SplitCall {
   std::uint32_t tiles, splits;    // the same fields of SplitGrid
   std::uint32_t kv_heads, group;  // query heads per key head; 32 bits: a 64-bit division takes a hundred instructions
+  bool merges;                    // the same field of SplitGrid
   float* rows;
   float* sums;
 };
@@ -100,6 +101,7 @@ class SplitRows {
     if constexpr (Tile::kPartial) split_ += static_cast<unsigned>(p_.first_split);
     const unsigned of_heads = block / call_.splits, at = of_heads / call_.kv_heads;
     kv_head_ = static_cast<int>(of_heads % call_.kv_heads);
+    first_slot_ = at == 0;
     if (p_.num_sequences == 0) return false;
     if (warp() == 0) prefetch(at);
     std::int64_t first_row;
@@ -121,6 +123,11 @@ class SplitRows {
     }
     first_place_ = row_of(p_, sequence_, span.q_first);
     const std::int64_t rows = span.num_queries * group_;
+    if (!call_.merges) {
+      const std::int64_t places = (places_of(span) * group_);
+      first_row_ = last_row_ = static_cast<unsigned>(clamp_to(first_row, 0, places));
+      end_row_ = static_cast<unsigned>(clamp_to(first_row + Tile::kRows, first_row_, places));
+    }
     if (first_row < 0 || first_row >= rows) return false;
     first_row_ = static_cast<unsigned>(first_row);
     last_row_ = static_cast<unsigned>(min(first_row + Tile::kRows, rows));
@@ -128,7 +135,14 @@ class SplitRows {
     if constexpr (Tile::kPartial) keys = span.here(keys);
     first_key_ = static_cast<int>(max(keys.first, attention_split_begin(split_)));
     last_key_ = static_cast<int>(min(keys.last, attention_split_begin(split_ + 1)));
-    return first_key_ < last_key_;
+    if (first_key_ >= last_key_) last_row_ = first_row_;
+    return first_row_ < last_row_;
+  }
+  // Places of q that a sequence's rows have: the last one's reach to the end of a packed q.
+  __device__ __forceinline__ std::int64_t places_of(const AttentionSpan& span) const {
+    if (p_.cu_seqlens_q == nullptr) return p_.q_tokens;
+    if (sequence_ + 1 == p_.num_sequences) return p_.q_tokens - span.q_first;
+    return clamp_to(p_.cu_seqlens_q[sequence_ + 1], span.q_first, p_.q_tokens) - span.q_first;
   }
   // Whether the split's keys lie in the group's shared pages, and all sequences of the group have them. If so, 16 rows
   // of the group read them together, whatever their sequences.
@@ -467,8 +481,98 @@ class SplitRows {
       }
     }
   }
-  __device__ __forceinline__ void store() const {
-    if constexpr (Tile::kPartial) return store_partials();
+  // Without a merge. Places that no row of this block of threads uses, by all of its threads; ahead of the first sequence,
+  // too, where offsets do not begin at 0.
+  __device__ __forceinline__ void store_unused() const {
+    if constexpr (!Tile::kPartial) {
+      if (call_.merges) return;
+      if (p_.cu_seqlens_q != nullptr && split_ == 0 && first_slot_ && sequence_ == 0) {
+        clear_rows(0, static_cast<unsigned>(clamp_to(p_.cu_seqlens_q[0], 0, p_.q_tokens)) * group_, 0);
+      }
+      clear_rows(last_row_, end_row_, first_place_);
+    }
+  }
+  __device__ __forceinline__ void clear_rows(unsigned first, unsigned end, std::int64_t place) const {
+    auto* out = static_cast<typename T::Storage*>(p_.out);
+    for (unsigned row = first; row < end; ++row) {
+      const std::int64_t head = kv_head_ * group_ + row % group_, at = place + row / group_;
+      for (int column = threadIdx.x; column < p_.head_dim; column += blockDim.x) {
+        out[(at * p_.num_q_heads + head) * p_.head_dim + column] = T::store(0.0f);
+      }
+      if (threadIdx.x == 0) put_lse(at, head, -infinity());
+    }
+  }
+  __device__ __forceinline__ void put_lse(std::int64_t place, std::int64_t head, float lse) const {
+    if (p_.lse == nullptr) return;
+    const bool packed = p_.cu_seqlens_q != nullptr;
+    p_.lse[lse_index(p_, sequence_, packed ? place : place - sequence_ * p_.q_tokens, head)] = lse;
+  }
+  // Without a merge, of row `row` with m and l: what its sums take, a factor and then a division. `used`: it sees keys.
+  struct RowScale {
+    float factor, inverse;  // a negative factor: sums are 0
+  };
+  __device__ __forceinline__ RowScale finish_row(unsigned row, bool used, float m, float l) const {
+    const std::int64_t head = kv_head_ * group_ + row % group_;
+    RowScale scale = {1.0f, 0.0f};
+    if (used && p_.sinks != nullptr) {
+      const AttentionMerge merge = attention_sink<Machine>(p_, head).into(&m, &l);
+      scale.factor = merge.only_split ? -1.0f : merge.only_before ? 1.0f : merge.factor;
+    }
+    const bool fails = attention_fails(m, used);
+    if (!used) scale.factor = -1.0f;
+    if (used) scale.inverse = fails ? canonical_nan() : div_rn(1.0f, l);
+    put_lse(first_place_ + row / group_, head, fails ? canonical_nan() : used ? attention_lse(m, l) : -infinity());
+    return scale;
+  }
+  __device__ __forceinline__ void put_output(unsigned row, int column, const RowScale& scale, float a, float b) const {
+    const std::int64_t head = kv_head_ * group_ + row % group_, at = first_place_ + row / group_;
+    auto* to = static_cast<typename T::Storage*>(p_.out) + (at * p_.num_q_heads + head) * p_.head_dim + column;
+    const bool none = scale.factor < 0.0f;
+    to[0] = T::store(attention_output(none ? 0.0f : fma_rn(a, scale.factor, 0.0f), scale.inverse));
+    to[1] = T::store(attention_output(none ? 0.0f : fma_rn(b, scale.factor, 0.0f), scale.inverse));
+  }
+  // m of the rows, or +Inf of those that see no key, for the threads that have their chains; and these threads' answers.
+  __device__ __forceinline__ RowScale* scales() const { return reinterpret_cast<RowScale*>(maxima() + 16); }
+  __device__ __forceinline__ void put_references() const {
+    if (warp() != 0 || lane() % 4 != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      maxima()[lane() / 4 + 8 * r] = sees_[r][0] < sees_[r][1] ? reference_[r].m : infinity();
+    }
+  }
+  // `thread` of 128.
+  __device__ __forceinline__ void put_scales(int thread, float l) const {
+    const unsigned row = first_row_ + thread / 8;
+    if (thread % 8 != 0 || row >= last_row_) return;
+    const float m = maxima()[thread / 8];
+    scales()[thread / 8] = finish_row(row, !(m == infinity()), m, l);
+  }
+  template <class Meet>
+  __device__ __forceinline__ void store_outputs(const Meet& meet) const {
+    const float l = sum_of_chains();
+    put_references();
+    meet();
+    if (warp() < 4) put_scales(threadIdx.x, l);
+    meet();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const unsigned row = first_row_ + lane() / 4 + 8 * r;
+      if (row >= last_row_) continue;
+      const RowScale scale = scales()[lane() / 4 + 8 * r];
+#pragma unroll
+      for (int tile = 0; tile < Tile::kShare; ++tile) {
+        const int column = (warp() * Tile::kShare + tile) * 8 + lane() % 4 * 2;
+        if (column < p_.head_dim) put_output(row, column, scale, sums_[tile][2 * r], sums_[tile][2 * r + 1]);
+      }
+    }
+  }
+  template <class Meet>
+  __device__ __forceinline__ void store(const Meet& meet) const {
+    if constexpr (Tile::kPartial) {
+      return store_partials();
+    } else if (!call_.merges) {
+      return store_outputs(meet);
+    }
     const float l = sum_of_chains();
     if (warp() < 4 && threadIdx.x % 8 == 0 && first_row_ + threadIdx.x / 8 < last_row_) {
       call_.rows[index(first_row_ + threadIdx.x / 8) * 2 + 1] = l;
@@ -496,6 +600,8 @@ class SplitRows {
   bool vectors_;
   int page_shift_;  // log2 of the page size where that is a power of 2, else -1
   unsigned group_ = 1, split_ = 0, first_row_ = 0, last_row_ = 0;
+  unsigned end_row_ = 0;     // without a merge: of the places behind last_row_
+  bool first_slot_ = false;  // whether the tile is the first of the grid
   int sequence_ = 0, kv_head_ = 0;
   std::int64_t first_place_ = 0;      // place of row 0, a token in q over all sequences
   bool shares_ = false;               // the rows belong to a group

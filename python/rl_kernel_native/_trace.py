@@ -122,7 +122,7 @@ def _counting(found: Trace, operator: str, own: Callable[..., Any]) -> Callable[
 
 
 def _backend(arguments: tuple[Any, ...]) -> str:
-    tensor = next((a for a in arguments if _dispatch.is_tensor(a)), None)
+    tensor = _first_tensor(arguments)
     if tensor is None or not tensor.is_cuda:
         return "cpu"
     torch: Any = _dispatch.torch_module()
@@ -130,6 +130,15 @@ def _backend(arguments: tuple[Any, ...]) -> str:
         return "rocm"
     major, minor = torch.cuda.get_device_capability(tensor.device)
     return f"cuda sm_{major}{minor}"
+
+
+def _first_tensor(arguments: tuple[Any, ...]) -> Any:
+    """The first tensor, also inside of tuples, in which attention passes its arrays."""
+    for argument in arguments:
+        found = _first_tensor(argument) if isinstance(argument, tuple) else argument
+        if _dispatch.is_tensor(found):
+            return found
+    return None
 
 
 def _follow_graphs(found: Trace) -> list[Callable[[], None]]:

@@ -55,6 +55,15 @@ def test_calls_inside_of_a_compiled_function_count(device: str) -> None:
     assert found.calls == {"rms_norm": {backend(device): 2}}
 
 
+def test_a_backend_is_that_of_a_tensor_inside_of_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with torch._subclasses.FakeTensorMode():
+        x = torch.empty(1, device="cuda")
+    if torch.version.hip is None:
+        assert _trace._backend(((None, x), 0, ())) == _trace._backend((x,)) == "cuda sm_90"
+    assert _trace._backend(((torch.ones(1), None), x)) == "cpu"
+
+
 def test_arrays_of_numpy_count() -> None:
     with rk.trace() as found:
         rk.rms_norm(np.ones((2, 8), np.float32), np.ones(8, np.float32), 1e-6)
