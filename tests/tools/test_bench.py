@@ -240,12 +240,14 @@ def test_command_for_rope_writes_json_and_a_plot(tmp_path, capsys):
 
 @pytest.mark.parametrize("operator", benched_by("passes"))
 def test_command_for_sequences_writes_json(operator, tmp_path, capsys):
-    file = tmp_path / "run.json"
-    arguments = [operator, "--rows", "4", "--columns", "8", "--device", "cpu", "--seconds", "0.02", "--no-compile"]
+    file, bench = tmp_path / "run.json", command.BENCHES[operator]
+    columns = ["--columns", "8"] if bench.sizes else []
+    arguments = [operator, "--rows", "4", *columns, "--device", "cpu", "--seconds", "0.02", "--no-compile"]
     assert command.main([*arguments, "--json", str(file)]) == 0
     run = json.loads(file.read_text())
     assert all(r["times_rk"] == 1.0 for r in run["results"] if r["peer"] == "rk")
-    assert f"{operator} [4, 8] bfloat16" in capsys.readouterr().out
+    shape = "[4, 8]" if bench.sizes else "[4]"
+    assert f"{operator} {shape} {bench.only_dtype or 'bfloat16'}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("operator", benched_by("sampling"))
@@ -377,6 +379,23 @@ def test_bad_arguments_exit_with_2(arguments, words, capsys):
         command.main(["logprob", *arguments])
     assert error.value.code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("operator", command.BENCHES)
+def test_a_dtype_is_obeyed_or_refused(operator, monkeypatch, capsys):
+    bench = command.BENCHES[operator]
+    if bench.only_dtype is not None:
+        with pytest.raises(SystemExit):
+            command.main([operator, "--dtype", "float16"])
+        assert "unrecognized arguments: --dtype float16" in capsys.readouterr().err
+    elif bench.passes is not None:
+        buffers, _ = passes.passes_of(operator, 6, 10, torch.float16, torch.device("cpu"))
+        assert torch.float16 in {t.dtype for b in buffers for t in ([b] if isinstance(b, torch.Tensor) else b)}
+    else:
+        monkeypatch.setattr(comparison.Comparison, "add", lambda *_, **__: None)  # nothing is measured
+        options = comparison.Options(operator, 2, dict.fromkeys(bench.sizes, 32), "float16", "cpu", 0.01, False)
+        module = importlib.import_module(f"rl_kernel_native.bench.{bench.module}")
+        assert module.measured(options)["dtype"] == "float16"
 
 
 def test_the_command_without_typer_names_an_installation_that_works(capsys, monkeypatch):

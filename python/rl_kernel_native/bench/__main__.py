@@ -64,8 +64,8 @@ def _parser_of(operators: Any, name: str, bench: Bench) -> argparse.ArgumentPars
         parser.add_argument("--no-compile", action="store_true", help=words)
     else:
         parser.set_defaults(no_compile=True)
-    if not bench.any_dtype:
-        parser.set_defaults(dtype="float32")
+    if bench.only_dtype is not None:
+        parser.set_defaults(dtype=bench.only_dtype)
     return parser
 
 
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
     except ValueError as error:
         parser.error(str(error))
     bench = BENCHES.get(options.operator)
-    if bench is not None and device != "cpu" and options.dtype not in bench.on_gpu:
+    if bench and bench.only_dtype is None and device != "cpu" and options.dtype not in bench.on_gpu:
         parser.error(f"--dtype {options.dtype}: {options.operator} has {options.dtype} operands on the CPU alone")
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -32,7 +32,7 @@ def _call(function: Callable[[Any], Any], buffers: list[Any]) -> Call:
 
 def measured(o: Options) -> dict[str, Any]:
     """The command's run; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
-    device, dtype, columns = torch.device(o.device), getattr(torch, o.dtype), o.sizes["columns"]
+    device, dtype, columns = torch.device(o.device), getattr(torch, o.dtype), o.sizes.get("columns", 1)
     comparison = Comparison(device, o.seconds)
     buffers, passes = passes_of(o.operator, o.rows, columns, dtype, device)
     for which in passes:
@@ -42,5 +42,5 @@ def measured(o: Options) -> dict[str, Any]:
         comparison.add(
             which.name, [Candidate(name, _call(function, buffers)) for name, function in peers.items()], which.moved
         )
-    shape = f"[{o.rows}, {columns}]"
-    return comparison.report(o.operator, shape, o.dtype, len(buffers), rows=o.rows, columns=columns)
+    shape = ", ".join(str(size) for size in (o.rows, *o.sizes.values()))
+    return comparison.report(o.operator, f"[{shape}]", o.dtype, len(buffers), rows=o.rows, **o.sizes)

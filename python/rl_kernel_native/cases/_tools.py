@@ -62,7 +62,7 @@ class Bench:
         rows: default on the CPU and on a GPU.
         rows_are: unit of a row in the command's help, or "".
         sizes: further options, by name: default, help or None.
-        any_dtype: --dtype is an option; else operands are float32.
+        only_dtype: dtype of the operands, if --dtype is not an option.
         on_gpu: dtypes that a GPU serves.
         compiles: torch.compile is an optional peer.
         passes: buffers of [rows, columns], and each peer's call on a buffer.
@@ -73,7 +73,7 @@ class Bench:
     rows: tuple[int, int] = (64, 8192)
     rows_are: str = ""
     sizes: Mapping[str, tuple[int, str | None]] = field(default_factory=dict)
-    any_dtype: bool = True
+    only_dtype: str | None = None
     on_gpu: tuple[str, ...] = ("bfloat16", "float16", "float32")
     compiles: bool = True
     passes: Callable[[Buffers], tuple[list[Any], list[Pass]]] | None = None

@@ -115,7 +115,7 @@ def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Ite
 
 
 def _bench(about: str, tokens: int = 8192) -> Bench:
-    return Bench(about, "advantage", (64, 4096), "sequences", {"tokens": (tokens, None)}, any_dtype=False)
+    return Bench(about, "advantage", (64, 4096), "sequences", {"tokens": (tokens, None)}, only_dtype="float32")
 
 
 _BENCHES = {

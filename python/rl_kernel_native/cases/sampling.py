@@ -137,7 +137,7 @@ CASES = {
     ),
     "random_bits": Cases(
         random_bits,
-        Bench("random words of tokens", "sampling", compiles=False),
+        Bench("random words of tokens", "sampling", only_dtype="int64", compiles=False),
         "integers of a row's own keys: its own tests compare them with the definition, byte for byte",
     ),
     "sample": Cases(

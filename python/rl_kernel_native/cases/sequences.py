@@ -245,8 +245,11 @@ def _label_passes(b: Buffers) -> tuple[list[Any], list[Pass]]:
     return buffers, [Pass("labels", 16 * rows * columns, peers)]
 
 
-def _bench(about: str, passes: Callable[[Buffers], tuple[list[Any], list[Pass]]]) -> Bench:
-    return Bench(about, rows_are="sequences", sizes={"columns": (2048, "tokens of a sequence")}, passes=passes)
+def _bench(
+    about: str, passes: Callable[[Buffers], tuple[list[Any], list[Pass]]], only_dtype: str | None = None
+) -> Bench:
+    sizes = {"columns": (2048, "tokens of a sequence")}
+    return Bench(about, rows_are="sequences", sizes=sizes, only_dtype=only_dtype, passes=passes)
 
 
 CASES = {
@@ -255,7 +258,7 @@ CASES = {
     ),
     "preference_loss": Cases(
         preference_loss,
-        _bench("losses of preference pairs; rows are pairs", _loss_passes),
+        Bench("losses of preference pairs", rows_are="pairs", only_dtype="float32", passes=_loss_passes),
         BY_BATCH + " but for pairs, whose bytes its own tests compare in other batches and strides",
     ),
     "sequence_logprob": Cases(
@@ -263,7 +266,7 @@ CASES = {
     ),
     "shift_labels_packed": Cases(
         shift_labels_packed,
-        _bench("labels of packed sequences", _label_passes),
+        _bench("labels of packed sequences", _label_passes, only_dtype="int64"),
         "integers: its own tests compare them with the definition, byte for byte",
     ),
 }

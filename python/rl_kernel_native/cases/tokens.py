@@ -248,8 +248,8 @@ def certified_kl(arrays: Device, quick: bool) -> Iterator[Case]:
             )  # fmt: skip
 
 
-def _bench(about: str, module: str, any_dtype: bool = False) -> Bench:
-    return Bench(about, module, (16, 256), "sequences", {"tokens": (2048, "of a sequence")}, any_dtype)
+def _bench(about: str, module: str) -> Bench:
+    return Bench(about, module, (16, 256), "sequences", {"tokens": (2048, "of a sequence")}, only_dtype="float32")
 
 
 _BENCHES = {
@@ -258,14 +258,14 @@ _BENCHES = {
     "importance_weights": _bench("weights of a batch's tokens for the engine that sampled it", "rollout"),
     "kl": _bench("estimators of a KL divergence, a value a token", "token_terms"),
     "mismatch_metrics": _bench("how far a trainer and the engine that sampled are apart", "rollout"),
-    "policy_loss": _bench("clipped policy objective with a KL term, and its gradient", "policy_loss", any_dtype=True),
+    "policy_loss": _bench("clipped policy objective with a KL term, and its gradient", "policy_loss"),
     "scatter_rewards": Bench(
         "rewards of sequences and a KL as rewards of tokens",
         "advantage",
         (64, 4096),
         "sequences",
         {"tokens": (8192, None)},
-        any_dtype=False,
+        only_dtype="float32",
     ),
     "value_loss": _bench("clipped value loss, and its gradient", "token_terms"),
 }
