@@ -477,7 +477,7 @@ def test_exit_status_1_and_report_on_drift(directories: dict[str, Path], tmp_pat
     for outside in ("http:", "https:", "<script", "<link", "src=", "@import"):
         assert outside not in page
     assert set(re.findall(r'href="(.)', page)) <= {"#"}
-    for title in ("tokens with equal logits", "equal logits, two log-probabilities", "max |ratio - 1|"):
+    for title in ("equal logits", "two logprobs", "max |ratio - 1|"):
         assert title in page
     for name in ("overview", "drift_stock", "log_ratio_stock"):
         assert (out / f"{name}.svg").read_text().startswith("<?xml")

@@ -43,9 +43,11 @@ def overview_chart(comparisons: Sequence[Comparison]) -> Figure:
         right.set_xlim(0, 1.25 * max(shown) or 1.0)
         right.set_xlabel("max |ratio - 1|")
         for place, (_, run) in enumerate(rows):
-            text = f" {run.metrics.differing_tokens} of {run.metrics.tokens}"
-            left.text(run.metrics.differing_tokens, place, text, va="center")
-            right.text(shown[place], place, f" {ratios[place]:.3g}", va="center")
+            metrics = run.metrics
+            beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+            text = f"{metrics.differing_tokens} of {metrics.tokens}"
+            left.annotate(text, (metrics.differing_tokens, place), **beside)
+            right.annotate(f"{ratios[place]:.3g}", (shown[place], place), **beside)
         return figure
 
 

@@ -16,20 +16,20 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; } h3 { fon
 table { border-collapse: collapse; font-size: .87rem; margin: .5rem 0; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #d8dee4; padding: .25rem .7rem .25rem 0; text-align: left; vertical-align: top; }
 td.n, th.n { text-align: right; }
-td.n { white-space: nowrap; } th.n { min-width: 4.5em; } .verdict { font-size: 1.15rem; font-weight: 600; }
+td.n { white-space: nowrap; } th { font-size: .85em; } .verdict { font-size: 1.15rem; font-weight: 600; }
 .wide { overflow-x: auto; } svg { max-width: 100%; height: auto; }
 .chart { background: #fff; border-radius: 6px; padding: .4rem; margin: .8rem 0; }
 .ok { color: #15803d; font-weight: 600; } .bad { color: #b42318; font-weight: 600; }
 tr.first td { background: #fff1e8; } code { font-size: .87em; overflow-wrap: anywhere; }
 @media (prefers-color-scheme: dark) {
   body { color: #e6edf3; background: #0d1117; } th, td { border-color: #30363d; } tr.first td { background: #3d2414; }
-  .ok { color: #4ade80; } .bad { color: #f87171; }
+  .ok { color: #4ade80; } .bad { color: #f87171; } .chart { filter: invert(0.93) hue-rotate(180deg); }
 }
 """
 
 
 def _number(value: float | int) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+    return f"{value + 0.0:.4g}" if isinstance(value, float) else f"{value:,}"  # + 0.0: no "-0"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], first: int | None = None) -> str:
@@ -65,9 +65,9 @@ def _metrics(comparison: Comparison) -> str:
         counts = (m.tokens, m.differing_tokens, m.logits_equal_tokens, m.logprob_differs_on_equal_logits)
         figures = (m.max_abs_ratio, m.max_abs_dlogp, m.mean_abs_dlogp, m.kl_k1, m.kl_k3, m.clip_fraction)
         rows.append([run.batch_size, *counts, *figures, worst, *forwards])
-    head = ["batch", "tokens", "differing", "tokens with equal logits", "equal logits, two log-probabilities"]
+    head = ["batch", "tokens", "differ", "equal logits", "two logprobs"]
     head += ["max |ratio - 1|", "max |dlogp|", "mean |dlogp|", "KL k1", "KL k3", "clip fraction (0.2)"]
-    return _table([*head, "worst token", "rollout forwards (prefill + decode)", "training forwards"], rows)
+    return _table([*head, "worst token", "rollout forwards: prefill + decode", "training forwards"], rows)
 
 
 def _operators(comparison: Comparison, run: BatchRun) -> str:
