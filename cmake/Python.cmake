@@ -12,6 +12,9 @@ file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cpp/bindings/*.cpp")
 nanobind_add_module(_C NB_STATIC STABLE_ABI ${sources})
 target_link_libraries(_C PRIVATE rlk_core)
 install(TARGETS _C LIBRARY DESTINATION rl_kernel_native)
+# The pages that docstrings name.
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs/" DESTINATION rl_kernel_native/docs
+  FILES_MATCHING PATTERN "*.md" PATTERN "reports" EXCLUDE)
 
 # nanobind and its hash table are linked in, and their licenses require that they are passed on.
 execute_process(COMMAND "${Python_EXECUTABLE}" -c

@@ -43,7 +43,7 @@ LINK = r"(!?)\[([^\]]*)\]\(([^)\s]+)\)"
 
 # An installed wheel must pass this with only NumPy beside it.
 TRIAL = """
-import importlib.metadata, sys
+import importlib.metadata, pathlib, re, sys
 import numpy as np
 import rl_kernel_native as rk
 from rl_kernel_native import doctor
@@ -56,6 +56,10 @@ assert np.allclose(found.logprob, rk.logprob_reference(logits, target)["logprob"
 report = doctor.examine()
 assert not report["installed_variants"]["conflict"], report["installed_variants"]
 assert all(test["passed"] is not False for test in report["self_tests"]), report["self_tests"]
+package = pathlib.Path(rk.__file__).parent
+named = {{page for file in package.rglob("*.py") for page in re.findall("docs/[a-z_/]+[.]md", file.read_text())}}
+missing = [page for page in sorted(named) if not (package / page).is_file()]
+assert named and not missing, missing
 assert "torch" not in sys.modules
 print(rk.variant, rk.__version__, " ".join(report["built_architectures"]) or "no GPU code")
 """

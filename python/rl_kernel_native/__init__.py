@@ -2,6 +2,8 @@
 
 Importing the package loads the native extension and NumPy, but never torch. The torch operators are under
 torch.ops.rl_kernel_native. They are registered at once if torch is already loaded, else with the first torch tensor.
+
+Docstrings name pages such as docs/numerics.md. An installed package has them in its own folder docs.
 """
 
 from __future__ import annotations
