@@ -27,17 +27,29 @@ ROOT = Path(__file__).resolve().parent.parent
 # Pages in menu order, by heading; other pages of docs/ come last.
 MENU = {
     "Begin": ["quickstart", "which_operator", "build", "wheels", "hf_kernels", "examples"],
-    "Use": ["models", "vllm", "objectives", "linear", "sampling", "tokens", "errors", "faq", "glossary"],
+    "Use": [
+        "models", "vllm", "objectives", "linear", "sampling", "shared_prompts", "tokens", "errors", "faq", "glossary",
+    ],
     "Trust": ["positioning", "contract", "numerics", "math"],
     "Reference": ["operators", "api/index", "api/tools"],
     "Project": ["architecture", "contributing", "changelog"],
-}
+}  # fmt: skip
 # Pages outside docs/: their path in the repository and on the site.
 PAGES = {"examples/README.md": "examples.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 TOOLS = (
     "compare", "patch_model", "unpatch_model", "status", "arithmetic", "current_arithmetic", "checkpoint_contexts",
     "canonical_blas", "trace", "workspace_stats",
 )  # fmt: skip
+# Pages as wide as the tables, never wider than the window; pictures without a dark form stand on white.
+STYLE = """\
+.sidebar-drawer { width: calc(50% - 36em); }
+.main { min-width: 0; }
+.content { box-sizing: border-box; width: 66em; max-width: 100%; }
+img[src$=".png"] { background: #fff; border-radius: 4px; padding: 4px; }
+"""
+ABOUT_TYPES = """\
+Each operator has a page. In its signatures, `ArrayT` is an array of torch, JAX, NumPy or CuPy, and results have the
+same type. `AnyArray` is any array of the same framework."""
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -64,7 +76,8 @@ def relinked(text: str, source: Path, place: Path, pages: dict[Path, Path]) -> s
             return f"{mark}[{words}]({there}{'#' + anchor if anchor else ''})"
         if mark and file.exists():
             return f"![{words}]({Path(*['..'] * len(place.parent.parts), file.name)})"
-        return words if words.startswith("`") else f"{words} (`{file.relative_to(ROOT)}`)"
+        name = str(file.relative_to(ROOT))
+        return words if words.startswith("`") else f"`{name}`" if words == name else f"{words} (`{name}`)"
 
     return LINK.sub(link, text)
 
@@ -72,6 +85,12 @@ def relinked(text: str, source: Path, place: Path, pages: dict[Path, Path]) -> s
 def title(page: Path) -> str:
     """The heading of a page."""
     return next(line for line in page.read_text().splitlines() if line.startswith("# ")).removeprefix("# ")
+
+
+def first_sentence(function: Any) -> str:
+    """The first sentence of a docstring, as MyST."""
+    paragraph = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split()).replace("``", "`")
+    return re.split(r"(?<=\.) (?=[A-Z`])", re.sub(r":\w+:`([^`]*)`", r"`\1`", paragraph))[0].rstrip(":")
 
 
 def operator_page(stem: str, module: Any) -> str:
@@ -115,29 +134,25 @@ def write_sources(folder: Path) -> None:
     pages = {page: page.relative_to(ROOT / "docs") for page in sorted((ROOT / "docs").rglob("*.md"))}
     pages |= {ROOT / name: Path(place) for name, place in PAGES.items()}
     pages[ROOT / "README.md"] = Path("index.md")
-    for stem in modules:
-        notes = ROOT / "cuda" / stem / "README.md"
-        if notes.exists():
-            pages[notes] = Path("kernels") / f"{stem}.md"
+    for vendor, prefix in (("cuda", ""), ("hip", "hip_")):
+        for notes in sorted((ROOT / vendor).glob("*/README.md")):
+            pages[notes] = Path("kernels") / f"{prefix}{notes.parent.name}.md"
+    # An operator's page holds its contract, so a link to the header leads there.
+    headers = {ROOT / "cpp" / "include" / "rlk" / "ops" / f"{stem}.h": Path("api") / f"{stem}.md" for stem in modules}
     for page, place in pages.items():
-        text = relinked(page.read_text(), page, place, pages)
+        text = relinked(page.read_text(), page, place, pages | headers)
         if place.parts[0] in ("kernels", "objectives"):
             text = "---\norphan: true\n---\n\n" + text
         write(folder / place, text + (menu(pages) if place == Path("index.md") else ""))
-    write(
-        folder / "static" / "wide.css",
-        ".content { width: 60em; max-width: 100%; }\nimg { background: #fff; border-radius: 4px; padding: 4px; }\n",
-    )
+    write(folder / "static" / "wide.css", STYLE)
     for picture in (ROOT / "docs").iterdir():
         if picture.suffix in (".png", ".svg"):
             shutil.copy(picture, folder)
-    listed = "\n".join(
-        f"- [{stem}]({stem}.md): {inspect.getdoc(module).splitlines()[0]}" for stem, module in modules.items()
-    )
+    listed = "\n".join(f"- [{stem}]({stem}.md): {first_sentence(getattr(rk, stem))}" for stem in modules)
     tree = "\n".join(modules)
     write(
         folder / "api" / "index.md",
-        f"# API\n\nA page an operator.\n\n{listed}\n\n```{{toctree}}\n:hidden:\n{tree}\n```\n",
+        f"# API\n\n{ABOUT_TYPES}\n\n{listed}\n\n```{{toctree}}\n:hidden:\n{tree}\n```\n",
     )
     for stem, module in modules.items():
         write(folder / "api" / f"{stem}.md", operator_page(stem, module))
@@ -173,8 +188,9 @@ def write(path: Path, text: str) -> None:
 
 
 def lay_out(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
-    """Turns the sections of a docstring other than Args into paragraphs, since Sphinx has no form for them that fits
-    sentences."""
+    """Turns names of pages into links, and the sections of a docstring other than Args into paragraphs, since Sphinx
+    has no form for them that fits sentences."""
+    lines[:] = [re.sub(r"(?<![`/\w])docs/([\w/]+)\.md", r":doc:`/\1`", line) for line in lines]
     made: list[str] = []
     inside = False
     for line in lines:
@@ -190,6 +206,40 @@ def lay_out(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines
     lines[:] = made
 
 
+def joined(overloads: list[inspect.Signature], function: Any) -> inspect.Signature:
+    """One signature in place of a function's overloads: each parameter and the result have the union of their types."""
+
+    def union(types: list[Any]) -> str:
+        parts = dict.fromkeys(part for one in types for part in str(one).split(" | "))
+        if "bool" in parts or {"Literal[True]", "Literal[False]"} <= set(parts):
+            parts = {"bool": None} | {part: None for part in parts if part not in ("Literal[True]", "Literal[False]")}
+        return " | ".join(parts)
+
+    parameters = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        of_overloads = [one.parameters[name] for one in overloads if name in one.parameters]
+        written = [one.default for one in of_overloads if one.default is not one.empty and str(one.default) != "..."]
+        parameters.append(
+            parameter.replace(
+                annotation=union([one.annotation for one in of_overloads]),
+                default=written[0] if written else parameter.default,
+            )
+        )
+    return inspect.Signature(parameters, return_annotation=union([one.return_annotation for one in overloads]))
+
+
+def join_overloads() -> None:
+    """Makes autodoc show one signature of each function; overloads are for type checkers."""
+    from sphinx.pycode import ModuleAnalyzer
+
+    functions = [function for name in rk.__all__ if inspect.isfunction(function := getattr(rk, name))]
+    for name in {function.__module__ for function in functions}:
+        module, analyzer = sys.modules[name], ModuleAnalyzer.for_module(name)
+        analyzer.analyze()
+        for overloaded, overloads in analyzer.overloads.items():
+            analyzer.overloads[overloaded] = [joined(overloads, getattr(module, overloaded))]
+
+
 SETTINGS: dict[str, Any] = {
     "project": "rl_kernel_native",
     "html_title": "rl_kernel_native",
@@ -200,6 +250,7 @@ SETTINGS: dict[str, Any] = {
     "autodoc_typehints": "signature",
     "autodoc_typehints_format": "short",
     "napoleon_google_docstring": True,
+    "napoleon_use_param": False,  # names that share a description share a line
     "python_maximum_signature_line_length": 90,
     "html_copy_source": False,
     "html_css_files": ["wide.css"],
@@ -220,6 +271,7 @@ def build(out: Path) -> int:
     places = (sources, None, out / "html", out / "trees", "html")
     app = Sphinx(*places, confoverrides=settings, warningiserror=True, exception_on_warning=False, status=None)
     app.connect("autodoc-process-docstring", lay_out, priority=400)  # runs before napoleon, which reads Args
+    join_overloads()
     app.build()
     return int(app.statuscode)
 

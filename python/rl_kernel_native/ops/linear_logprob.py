@@ -125,8 +125,9 @@ def linear_logprob(
     vocab_size: int | None = None,
     dh_segments: int = 1,
 ) -> Any:
-    """``logprob(linear(hidden, weight, bias, out_dtype=logits_dtype), target, ...)``, bit for bit, with only some rows
-    of the logits in memory at a time.
+    """Log-probability of one token per row from hidden states and the LM head, with only some rows of the logits in
+    memory at a time. It equals ``logprob(linear(hidden, weight, bias, out_dtype=logits_dtype), target, ...)`` bit for
+    bit.
 
     A row has the same bits for any batch, position and workspace. In torch, gradients flow to ``hidden``, ``weight``,
     ``bias``, ``lora_a`` and ``lora_b`` through ``logprob``, ``lse`` and ``entropy``; backward recomputes the logits.
