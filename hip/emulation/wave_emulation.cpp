@@ -1,20 +1,26 @@
 // Fibers, their scheduler, and the operations of a wave's lanes together.
-#include <ucontext.h>
-
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "hip/common/wave.h"
 
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -38,8 +44,59 @@ constexpr std::size_t kStackBytes = 256 << 10;
 constexpr std::size_t kStackBytes = 64 << 10;
 #endif
 
-struct Lane {
+#if defined(__x86_64__)
+// The pointer of a suspended stack, on whose top the registers lie that a callee saves. ucontext's functions make two
+// system calls a switch. Under the address sanitizer they clear the shadow of a whole stack.
+struct Context {
+  void* top = nullptr;
+};
+
+// Suspends the running stack into `from` and resumes `to`.
+[[gnu::naked, gnu::noinline]] void switch_context([[maybe_unused]] Context& from, [[maybe_unused]] const Context& to) {
+  asm(R"(
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq (%rsi), %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret)");
+}
+
+// A context that begins `entry`, which never returns, on an empty stack.
+void begin_context(Context& context, unsigned char* stack, std::size_t bytes, void (*entry)()) {
+  auto end = reinterpret_cast<std::uintptr_t>(stack + bytes) & ~std::uintptr_t{15};
+  auto* words = reinterpret_cast<void**>(end) - 8;  // six registers, entry, and a return address of none
+  std::fill_n(words, 8, nullptr);
+  words[6] = reinterpret_cast<void*>(entry);
+  context.top = words;
+}
+#else
+struct Context {
   ucontext_t context;
+};
+
+void switch_context(Context& from, const Context& to) { swapcontext(&from.context, &to.context); }
+
+void begin_context(Context& context, unsigned char* stack, std::size_t bytes, void (*entry)()) {
+  getcontext(&context.context);
+  context.context.uc_stack.ss_sp = stack;
+  context.context.uc_stack.ss_size = bytes;
+  context.context.uc_link = nullptr;
+  makecontext(&context.context, entry, 0);
+}
+#endif
+
+struct Lane {
+  Context context;
   std::unique_ptr<unsigned char[]> stack{new unsigned char[kStackBytes]};
   int thread = 0;  // number in its block
   // The operation that the lane waits for.
@@ -53,11 +110,31 @@ struct Lane {
   float c[16] = {};
 };
 
+// Lanes that no launch has in use. New stacks would take most of the time of a small launch.
+class Pool {
+ public:
+  std::unique_ptr<Lane> take() {
+    const std::lock_guard lock(mutex_);
+    if (lanes_.empty()) return std::make_unique<Lane>();
+    auto lane = std::move(lanes_.back());
+    lanes_.pop_back();
+    return lane;
+  }
+  void give(std::unique_ptr<Lane> lane) {
+    const std::lock_guard lock(mutex_);
+    lanes_.push_back(std::move(lane));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+};
+
 // The state of a host thread, which runs a block at a time.
 struct Block {
   const Launch* launch = nullptr;
   const std::function<void()>* kernel = nullptr;
-  ucontext_t scheduler;
+  Context scheduler;
   std::vector<std::unique_ptr<Lane>> lanes;
   Lane* running = nullptr;
   int x = 0, y = 0;
@@ -74,21 +151,18 @@ void enter_lane(Block& b, Lane& lane) {
   void* fake = nullptr;
   __sanitizer_start_switch_fiber(&fake, lane.stack.get(), kStackBytes);
 #endif
-  swapcontext(&b.scheduler, &lane.context);
+  switch_context(b.scheduler, lane.context);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
 }
 void leave_lane(Block& b, bool ends) {
 #if defined(__SANITIZE_ADDRESS__)
+  if (ends) __asan_handle_no_return();  // the next block's lane begins on a stack without these frames
   void* fake = nullptr;
   __sanitizer_start_switch_fiber(ends ? nullptr : &fake, b.scheduler_stack, b.scheduler_stack_bytes);
 #endif
-  if (ends) {
-    setcontext(&b.scheduler);
-  } else {
-    swapcontext(&b.running->context, &b.scheduler);
-  }
+  switch_context(b.running->context, b.scheduler);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
@@ -113,14 +187,6 @@ Lane& meet(Meeting meeting, std::source_location here) {
   return lane;
 }
 
-void prepare(Block& b, Lane& lane) {
-  getcontext(&lane.context);
-  lane.context.uc_stack.ss_sp = lane.stack.get();
-  lane.context.uc_stack.ss_size = kStackBytes;
-  lane.context.uc_link = &b.scheduler;
-  makecontext(&lane.context, run_lane, 0);
-}
-
 [[noreturn]] void part_ways(const Block& b, const Lane& one, const Lane& other) {
   const auto print = [](const Lane& lane) {
     std::fprintf(stderr, "  thread %d: %s at %s:%u\n", lane.thread, name_of(lane.meeting), lane.here.file_name(),
@@ -134,7 +200,7 @@ void prepare(Block& b, Lane& lane) {
 
 bool same_place(const Lane& a, const Lane& b) {
   return a.meeting == b.meeting && a.here.line() == b.here.line() && a.here.column() == b.here.column() &&
-         std::strcmp(a.here.file_name(), b.here.file_name()) == 0;
+         (a.here.file_name() == b.here.file_name() || std::strcmp(a.here.file_name(), b.here.file_name()) == 0);
 }
 
 using Wave = Lane* const*;  // kWave of them
@@ -218,7 +284,7 @@ void run_block(Block& b, std::mt19937& random) {
   std::memset(b.lds.get(), 0xff, b.launch->lds_bytes);
   std::vector<Lane*> lanes;
   for (auto& lane : b.lanes) {
-    prepare(b, *lane);
+    begin_context(lane->context, lane->stack.get(), kStackBytes, run_lane);
     lanes.push_back(lane.get());
   }
   const int waves = b.launch->threads / kWave;
@@ -288,6 +354,7 @@ void launch(const Launch& how, const std::function<void()>& kernel) {
     std::fprintf(stderr, "hip emulation: a block of %d threads; want whole waves, up to 1024\n", how.threads);
     std::abort();
   }
+  static Pool pool;
   const std::int64_t blocks = std::int64_t{how.blocks_x} * how.blocks_y;
   std::atomic<std::int64_t> next{0};
   const auto work = [&] {
@@ -295,7 +362,7 @@ void launch(const Launch& how, const std::function<void()>& kernel) {
     b.launch = &how;
     b.kernel = &kernel;
     for (int i = 0; i < how.threads; ++i) {
-      b.lanes.push_back(std::make_unique<Lane>());
+      b.lanes.push_back(pool.take());
       b.lanes.back()->thread = i;
     }
     block_ = &b;
@@ -306,6 +373,7 @@ void launch(const Launch& how, const std::function<void()>& kernel) {
       run_block(b, random);
     }
     block_ = nullptr;
+    for (auto& lane : b.lanes) pool.give(std::move(lane));
   };
   std::vector<std::thread> others;
   for (int i = 1; i < how.host_threads && i < blocks; ++i) others.emplace_back(work);

@@ -89,6 +89,33 @@ TEST(HipEmulationDeath, LanesThatPartAbortWithTheirLines) {
   EXPECT_DEATH(emulation::launch({.threads = 48}, [] {}), "want whole waves");
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+// What surrounds an array on a lane's stack stays poisoned while other lanes run.
+TEST(HipEmulationDeath, AWriteBeyondAnArrayOfALaneIsSeenAfterAnOperation) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(emulation::launch({.threads = 64},
+                                 [] {
+                                   int own[4] = {};
+                                   int* volatile words = own;  // the compiler does not know how many
+                                   shuffle_xor(1, 1);
+                                   words[4] = 1;
+                                 }),
+               "stack-buffer-overflow");
+}
+
+// Lanes of the next launch run on the same stacks.
+TEST(HipEmulation, AStackIsUsedAgainWithoutTheLastLanesPoison) {
+  const auto deep = [](int bytes) {
+    emulation::launch({.threads = 64}, [&] {
+      auto* own = static_cast<unsigned char*>(__builtin_alloca(static_cast<std::size_t>(bytes)));
+      for (int i = 0; i < bytes; ++i) const_cast<volatile unsigned char*>(own)[i] = 1;
+      shuffle_xor(1, 1);
+    });
+  };
+  for (const int bytes : {8, 40, 1000, 8, 40}) deep(bytes);
+}
+#endif
+
 // ---------------------------------------------------------------------------------------------------------------------
 // A tile against the model's dot products.
 template <class Kernel>
