@@ -205,9 +205,8 @@ failures_in() {
     tail -15 "$1"
 }
 
-summary=()
-failures=()
-failed=0
+# Both are files, to which stages beside each other append.
+readonly kSummary=build/summary.txt kFailures=build/failures.txt
 run_stage() {
   local start=$SECONDS status log=build/stage_$1.log
   printf '\n=== %s\n' "$1"
@@ -215,16 +214,36 @@ run_stage() {
   (set -e; "stage_$1") 2>&1 | tee "$log"
   status=${PIPESTATUS[0]}
   set -e
-  ((status == 0)) || failures+=("=== $1 failed" "$(failures_in "$log")")
-  summary+=("$(printf '%-10s %-6s %4d s' "$1" "$( ((status)) && echo FAILED || echo ok)" $((SECONDS - start)))")
-  ((status == 0)) || failed=1
-  return 0
+  ((status == 0)) || printf '=== %s failed\n%s\n' "$1" "$(failures_in "$log")" >>"$kFailures"
+  printf '%-10s %-6s %4d s\n' "$1" "$( ((status)) && echo FAILED || echo ok)" $((SECONDS - start)) >>"$kSummary"
+}
+
+# These use little more than one core, so they run beside the compiler of stage cuda, one after another.
+readonly kBesideCuda=(engines wheel site)
+# is_one_of STAGE STAGE...
+is_one_of() { [[ " ${*:2} " == *" $1 "* ]]; }
+# run_stages STAGE...: in this order, and with cuda those of kBesideCuda beside it; their output follows its.
+run_stages() {
+  local stage beside=() lane
+  if is_one_of cuda "$@"; then
+    for stage in "$@"; do ! is_one_of "$stage" "${kBesideCuda[@]}" || beside+=("$stage"); done
+  fi
+  for stage in "$@"; do
+    if [[ $stage == cuda ]]; then
+      for stage in ${beside[@]+"${beside[@]}"}; do run_stage "$stage"; done >build/beside.log 2>&1 & lane=$!
+      run_stage cuda
+      wait $lane
+      cat build/beside.log
+    elif ! is_one_of "$stage" ${beside[@]+"${beside[@]}"}; then
+      run_stage "$stage"
+    fi
+  done
 }
 
 stages=("$@")
 ((${#stages[@]})) || stages=("${kStages[@]}")
 for stage in "${stages[@]}"; do
-  [[ " ${kStages[*]} ${kNamedStages[*]} " == *" $stage "* ]] ||
+  is_one_of "$stage" "${kStages[@]}" "${kNamedStages[@]}" ||
     die "no stage '$stage'; there are: ${kStages[*]} ${kNamedStages[*]}"
 done
 
@@ -232,13 +251,13 @@ install_system_packages tests
 enter_venv
 export CXX=${CXX:-g++}  # by one name in all stages, CMake's and pip's: ccache takes c++ for another compiler
 mkdir -p build
+rm -f "$kSummary" "$kFailures"
 run_stage setup
-((failed)) || run_stage package
-if ((!failed)); then
-  for stage in "${stages[@]}"; do run_stage "$stage"; done
-fi
+[[ -e $kFailures ]] || run_stage package
+[[ -e $kFailures ]] || run_stages "${stages[@]}"
 
 printf '\n=== summary\n'
-printf '%s\n' ${failures[@]+"${failures[@]}"} "${summary[@]}"
+[[ ! -e $kFailures ]] || cat "$kFailures"
+cat "$kSummary"
 python tests/check_gpu_log.py  # only says whether the GPU tests were run on these sources
-exit $failed
+[[ ! -e $kFailures ]]
