@@ -80,7 +80,7 @@ void run(const Case& c, Exp exp) {
   p.k_tokens = c.packed ? c.sequences * c.keys : c.keys;
   p.num_q_heads = c.q_heads;
   p.num_kv_heads = c.kv_heads;
-  p.head_dim = c.head_dim;
+  p.head_dim = p.value_dim = c.head_dim;
   p.softmax_scale = 0.0883883f;
   p.dtype = c.dtype;
   p.window_size = c.window;

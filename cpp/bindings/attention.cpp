@@ -55,6 +55,8 @@ class Call {
   Device device() const { return q_.view().device; }
   const Array& q() const { return q_; }
   const Array& k() const { return k_; }
+  const Array& v() const { return v_; }
+  Sizes out_shape() const { return shape_with(q_.shape().first(q_.shape().size() - 1), input_.value_dim); }
   Sizes lse_shape() const {
     if (input_.cu_seqlens_q != nullptr) return {input_.num_q_heads, input_.q_tokens};
     return {input_.num_sequences, input_.num_q_heads, input_.q_tokens};
@@ -166,7 +168,13 @@ class Call {
             " (that of q), got shape ", k_.shape());
     require(input_.num_kv_heads >= 1 && input_.num_q_heads % input_.num_kv_heads == 0, k_,
             "a number of heads that divides q's ", input_.num_q_heads, ", got shape ", k_.shape());
-    check_shape(v_, k_.shape(), "k");
+    const std::span of_k = k_.shape(), of_v = v_.shape();
+    require_shape(of_v.size() == of_k.size() && std::equal(of_k.begin(), of_k.end() - 1, of_v.begin()), v_, "shape ",
+                  of_k, " (that of k; the last dimension may be smaller)");
+    input_.value_dim = of_v.back();
+    require(input_.value_dim >= 8 && input_.value_dim <= input_.head_dim && input_.value_dim % 8 == 0, v_,
+            "a last dimension that is a multiple of 8 in [8, ", input_.head_dim, "] (at most that of k), got shape ",
+            of_v);
     require_columns(v_);
     input_.k = heads(k_);
     input_.v = heads(v_);
@@ -242,7 +250,7 @@ class Call {
 nb::object run(const nb::tuple& arrays, const Call& call, bool wants_lse, nb::handle allocate, std::uintptr_t stream) {
   AttentionParams p{call.input()};
   return Results("attention", entry(arrays, kQ), call.device(), allocate, stream)
-      .add(&p.out, call.q().shape(), p.dtype)
+      .add(&p.out, call.out_shape(), p.dtype)
       .add(&p.lse, call.lse_shape(), wants_lse)
       .run(rlk::attention, &p, attention_workspace_bytes);
 }
@@ -290,8 +298,8 @@ nb::object partials(nb::tuple arrays, nb::tuple options, nb::handle splits_given
   const Call call(arrays, options, exp, arithmetic);
   AttentionPartialsParams p{call.input()};
   const Sizes splits = read_splits(splits_given, p);
-  Sizes shape{std::ssize(splits)};
-  shape.insert(shape.end(), call.q().shape().begin(), call.q().shape().end());
+  Sizes shape = call.out_shape();
+  shape.insert(shape.begin(), std::ssize(splits));
   Results results("attention", entry(arrays, kQ), call.device(), allocate, stream);
   results.add(&p.stats, shape_with(std::span(shape).first(shape.size() - 1), 2)).add(&p.sums, shape);
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;
@@ -303,7 +311,7 @@ nb::object partials(nb::tuple arrays, nb::tuple options, nb::handle splits_given
     run.num_splits = static_cast<std::int64_t>(count);
     run.absent_keys = attention_split_begin(run.first_split) - held;
     run.stats += 2 * rows * static_cast<std::int64_t>(i);
-    run.sums += p.head_dim * rows * static_cast<std::int64_t>(i);
+    run.sums += p.value_dim * rows * static_cast<std::int64_t>(i);
     results.call(rlk::attention_partials, run);
     held = attention_split_begin(run.first_split + run.num_splits) - run.absent_keys;
   }
@@ -326,7 +334,9 @@ nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle out
   const Array dout(dout_given, "dout", kFloats.names), out(out_given, "out", kFloats.names);
   for (const Array* a : {&dout, &out}) {
     check_same(*a, call.q());
-    check_shape(*a, call.q().shape(), "q");
+    const Sizes wanted = call.out_shape();
+    require_shape(std::ranges::equal(a->shape(), wanted), *a, "shape ", wanted,
+                  " (that of q with the last dimension of v)");
     require_columns(*a);
   }
   p.dout = Call::heads(dout);
@@ -342,7 +352,7 @@ nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle out
   return Results("attention", entry(arrays, kQ), call.device(), allocate, stream)
       .add(&p.dq, call.q().shape(), p.dtype, wants_q)
       .add(&p.dk, call.k().shape(), p.dtype, wants_kv)
-      .add(&p.dv, call.k().shape(), p.dtype, wants_kv)
+      .add(&p.dv, call.v().shape(), p.dtype, wants_kv)
       .add(&p.dsinks, {call.input().num_q_heads}, wants_sinks)
       .run(rlk::attention_backward, &p, attention_backward_workspace_bytes);
 }

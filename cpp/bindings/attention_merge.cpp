@@ -16,7 +16,7 @@ void read_shape(const Array& a, AttentionMergeParams* p) {
   require_shape(v.ndim == 4 || v.ndim == 5, a,
                 "shape [splits, batch, tokens, heads, head_dim], or packed [splits, tokens, heads, head_dim]");
   p->num_splits = v.shape[0];
-  p->head_dim = v.shape[v.ndim - 1];
+  p->value_dim = v.shape[v.ndim - 1];
   p->num_q_heads = v.shape[v.ndim - 2];
   p->q_tokens = v.shape[v.ndim - 3];
   p->rows = p->q_tokens * (v.ndim == 5 ? v.shape[1] : 1);

@@ -40,7 +40,7 @@ class Forward {
     for (std::int64_t r = 0; r < num_rows; ++r) {
       rows_[r] = {};
       if (!span.keys_of(query_of(queries, r)).empty()) {
-        read_.query(p_.q, span, query_of(queries, r), head_of(task, r), row(q_, r));
+        read_.query(p_.q, p_.head_dim, span, query_of(queries, r), head_of(task, r), q_.data() + r * read_.columns);
       }
     }
     std::fill(sums_.begin(), sums_.end(), 0.0f);
@@ -72,25 +72,27 @@ class Forward {
         block_(attention_block(p.head_dim)),
         how_(scores_of(p)) {
     const auto rows = static_cast<std::size_t>(queries_of_tile(p) * group_),
-               columns = static_cast<std::size_t>(read_.columns);
+               columns = static_cast<std::size_t>(read_.columns),
+               value_columns = static_cast<std::size_t>(read_.value_columns);
     q_.resize(rows * columns);
-    sums_.resize(rows * columns);
-    total_.resize(rows * columns);
+    sums_.resize(rows * value_columns);
+    total_.resize(rows * value_columns);
     scores_.resize(rows * kTileKeys);
     k_.resize(kTileKeys * columns);
-    v_.resize(kTileKeys * columns);
+    v_.resize(kTileKeys * value_columns);
     transposed_.resize(kTileKeys * columns);
     sees_.resize(rows);
     rows_.resize(rows);
     const LinearUnit unit = {attention_products(p), p.dtype};
-    if (unit.arithmetic != Arithmetic::kIeee) mma_.emplace(unit, rows, columns);
+    if (unit.arithmetic != Arithmetic::kIeee) mma_.emplace(unit, rows);
   }
 
   std::int64_t query_of(AttentionRange queries, std::int64_t r) const { return queries.first + r / group_; }
   std::int64_t head_of(const AttentionTasks::Task& task, std::int64_t r) const {
     return task.kv_head * group_ + r % group_;
   }
-  float* row(std::vector<float>& tile, std::int64_t r) const { return tile.data() + r * read_.columns; }
+  // Row r of a tile of values or sums.
+  float* row(std::vector<float>& tile, std::int64_t r) const { return tile.data() + r * read_.value_columns; }
 
   void block(const AttentionTasks::Task& task, const AttentionSpan& span, AttentionRange queries, AttentionRange keys,
              std::int64_t begin) {
@@ -98,13 +100,13 @@ class Forward {
     const auto num_rows = static_cast<int>((queries.last - queries.first) * group_);
     std::fill(k_.begin(), k_.end(), 0.0f);
     for (std::int64_t j = keys.first; j < keys.last; ++j) {
-      read_.key(p_.k, span, j, task.kv_head, row(k_, j - begin));
-      read_.key(p_.v, span, j, task.kv_head, row(v_, j - begin));
+      read_.key(p_.k, p_.head_dim, span, j, task.kv_head, k_.data() + (j - begin) * read_.columns);
+      read_.key(p_.v, p_.value_dim, span, j, task.kv_head, row(v_, j - begin));
     }
     lanes.transpose(k_.data(), block_, p_.head_dim, read_.columns, transposed_.data());
     if (mma_) {
       read_values_in_use(span, begin, task.kv_head);
-      mma_->multiply(q_.data(), num_rows, transposed_.data(), p_.head_dim, block_, scores_.data());
+      mma_->multiply(q_.data(), num_rows, read_.columns, transposed_.data(), p_.head_dim, block_, scores_.data());
     } else {
       lanes.multiply(q_.data(), num_rows, read_.columns, transposed_.data(), p_.head_dim, block_, scores_.data());
     }
@@ -124,15 +126,15 @@ class Forward {
         continue;
       }
       if (factor != 1.0f) {
-        lanes.scale(row(sums_, r), read_.columns, factor);
+        lanes.scale(row(sums_, r), read_.value_columns, factor);
         lanes.scale(rows_[r].chains, kAttentionChains, factor);
       }
       holes |= lanes.probabilities(scores, sees, how_.c, reference.m, reference.q, p_.exp, p_.dtype, rows_[r].chains);
     }
     if (mma_) {
-      mma_->accumulate(scores_.data(), sees_.data(), num_rows, block_, v_.data(), sums_.data());
+      mma_->accumulate(scores_.data(), sees_.data(), num_rows, block_, v_.data(), read_.value_columns, sums_.data());
     } else {
-      lanes.accumulate(scores_.data(), sees_.data(), num_rows, holes, v_.data(), read_.columns, sums_.data());
+      lanes.accumulate(scores_.data(), sees_.data(), num_rows, holes, v_.data(), read_.value_columns, sums_.data());
     }
   }
 
@@ -142,7 +144,7 @@ class Forward {
     std::fill(v_.begin(), v_.end(), 0.0f);
     const std::int64_t last = std::min(begin + block_, span.num_keys);
     for (std::int64_t j = begin; j < last; ++j) {
-      if (read_.exists(p_.v, span, j)) read_.key(p_.v, span, j, kv_head, row(v_, j - begin));
+      if (read_.exists(p_.v, span, j)) read_.key(p_.v, p_.value_dim, span, j, kv_head, row(v_, j - begin));
     }
   }
 
@@ -158,7 +160,7 @@ class Forward {
       } else {
         merge_split(&state, sums, row(total_, r));
       }
-      std::fill(sums, sums + read_.columns, 0.0f);
+      std::fill(sums, sums + read_.value_columns, 0.0f);
       state.reference = {};
       std::fill(std::begin(state.chains), std::end(state.chains), 0.0f);
     }
@@ -168,9 +170,9 @@ class Forward {
     state->m = merge.m;
     state->l = merge(state->l, combine_chains(state->chains));
     if (merge.only_split) {
-      std::copy(sums, sums + read_.columns, total);
+      std::copy(sums, sums + read_.value_columns, total);
     } else if (!merge.only_before) {
-      attention_simd().merge(total, sums, read_.columns, merge.factor, merge.factor_of_split);
+      attention_simd().merge(total, sums, read_.value_columns, merge.factor, merge.factor_of_split);
     }
   }
   void store_partial(const AttentionTasks::Task& task, const AttentionSpan& span, std::int64_t i, std::int64_t r,
@@ -182,7 +184,7 @@ class Forward {
     partials_->stats[2 * at] = partial.m;
     partials_->stats[2 * at + 1] = partial.l;
     const float* sums = row(sums_, r);
-    for (std::int64_t d = 0; d < p_.head_dim; ++d) partials_->sums[at * p_.head_dim + d] = partial.sum(sums[d]);
+    for (std::int64_t d = 0; d < p_.value_dim; ++d) partials_->sums[at * p_.value_dim + d] = partial.sum(sums[d]);
   }
 
   void finish(const AttentionTasks::Task& task, const AttentionSpan& span, std::int64_t i, std::int64_t r) {
@@ -192,14 +194,14 @@ class Forward {
     const std::int64_t token = span.q_first + i, head = head_of(task, r);
     if (p_.sinks != nullptr) {
       const AttentionMerge merge = attention_sink<Sm90Exp>(p_, head).into(&state.m, &state.l);
-      for (std::int64_t d = 0; d < p_.head_dim; ++d) sums[d] = merge(sums[d], 0.0f);
+      for (std::int64_t d = 0; d < p_.value_dim; ++d) sums[d] = merge(sums[d], 0.0f);
     }
     const bool fails = attention_fails(state.m, true);
     const float inverse = div_rn(1.0f, state.l);
-    for (std::int64_t d = 0; d < p_.head_dim; ++d)
+    for (std::int64_t d = 0; d < p_.value_dim; ++d)
       sums[d] = fails ? canonical_nan() : attention_output(sums[d], inverse);
-    const std::int64_t at = (row_of(p_, span.sequence, token) * p_.num_q_heads + head) * p_.head_dim;
-    attention_simd().store(sums, p_.head_dim, p_.dtype,
+    const std::int64_t at = (row_of(p_, span.sequence, token) * p_.num_q_heads + head) * p_.value_dim;
+    attention_simd().store(sums, p_.value_dim, p_.dtype,
                            static_cast<unsigned char*>(whole_->out) + at * size_of(p_.dtype));
     if (whole_->lse == nullptr) return;
     whole_->lse[lse_index(p_, span.sequence, token, head)] = fails ? canonical_nan() : attention_lse(state.m, state.l);
@@ -239,7 +241,7 @@ void attention(const AttentionParams& p) {
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;
   if (rows == 0) return;
   // Clears the outputs of queries that are not in use or see nothing.
-  std::memset(p.out, 0, static_cast<std::size_t>(rows * p.head_dim * size_of(p.dtype)));
+  std::memset(p.out, 0, static_cast<std::size_t>(rows * p.value_dim * size_of(p.dtype)));
   if (p.lse != nullptr) std::fill(p.lse, p.lse + rows, -infinity());
   run_forward(p);
 }
@@ -253,7 +255,7 @@ void attention_partials(const AttentionPartialsParams& p) {
     p.stats[2 * i] = -infinity();
     p.stats[2 * i + 1] = 0.0f;
   }
-  std::fill(p.sums, p.sums + cells * p.head_dim, 0.0f);
+  std::fill(p.sums, p.sums + cells * p.value_dim, 0.0f);
   run_forward(p);
 }
 

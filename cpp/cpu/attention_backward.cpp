@@ -22,6 +22,22 @@ namespace {
 
 constexpr std::int64_t kTileRows = 64;  // rows per tile of dq: queries times heads
 
+// Rows of an array with `dim` columns, as fp32, padded with +0.
+struct Tile {
+  std::int64_t dim = 0, columns = 0;
+  std::vector<float> floats;
+
+  Tile() = default;
+  Tile(std::int64_t dim_of_array, std::int64_t rows)
+      : dim(dim_of_array),
+        columns(padded_columns(dim_of_array)),
+        floats(static_cast<std::size_t>(rows * padded_columns(dim_of_array))) {}
+  float* data() { return floats.data(); }
+  const float* data() const { return floats.data(); }
+  float* row(std::int64_t r) { return floats.data() + r * columns; }
+  void clear() { std::fill(floats.begin(), floats.end(), 0.0f); }
+};
+
 // Tiles of one thread, and the computation on a tile that both passes share.
 class Tiles {
  public:
@@ -31,37 +47,36 @@ class Tiles {
   // Products of at most `rows` rows; they are those of the matrix unit if the call asks for it.
   void begin_products(std::int64_t rows) {
     const LinearUnit unit = {attention_products(p), p.dtype};
-    if (unit.arithmetic != Arithmetic::kIeee) mma_.emplace(unit, rows, read.columns);
+    if (unit.arithmetic != Arithmetic::kIeee) mma_.emplace(unit, rows);
   }
   // to[r][j] = a[r] . b[j] for the `count` rows b of the tile, +0 up to `width`.
-  void multiply(const std::vector<float>& a, int rows, const std::vector<float>& b, int count, int width, float* to) {
+  void multiply(const Tile& a, int rows, const Tile& b, int count, int width, float* to) {
     const AttentionLanes& lanes = attention_simd();
-    transposed_.resize(static_cast<std::size_t>(kTileKeys * read.columns));
-    lanes.transpose(b.data(), count, p.head_dim, read.columns, transposed_.data());
+    transposed_.resize(static_cast<std::size_t>(kTileKeys * b.columns));
+    lanes.transpose(b.data(), count, b.dim, b.columns, transposed_.data());
     if (mma_) {
-      mma_->multiply(a.data(), rows, transposed_.data(), p.head_dim, width, to);
+      mma_->multiply(a.data(), rows, a.columns, transposed_.data(), b.dim, width, to);
     } else {
-      lanes.multiply(a.data(), rows, read.columns, transposed_.data(), p.head_dim, width, to);
+      lanes.multiply(a.data(), rows, a.columns, transposed_.data(), b.dim, width, to);
     }
   }
   // Adds weights times the `width` rows of x to sums[r]. The chain skips rows of x that row r does not see, or whose
   // weight is kNothing.
   void accumulate(const std::vector<float>& weights, const AttentionColumns* sees, int rows, int width, bool holes,
-                  const std::vector<float>& x, std::vector<float>* sums) {
+                  const Tile& x, Tile* sums) {
     if (mma_) {
-      mma_->accumulate_seen(weights.data(), sees, rows, width, x.data(), sums->data());
+      mma_->accumulate_seen(weights.data(), sees, rows, width, x.data(), x.columns, sums->data());
     } else {
-      attention_simd().accumulate(weights.data(), sees, rows, holes, x.data(), read.columns, sums->data());
+      attention_simd().accumulate(weights.data(), sees, rows, holes, x.data(), x.columns, sums->data());
     }
   }
 
-  std::vector<float> tile(std::int64_t rows) const {
-    return std::vector<float>(static_cast<std::size_t>(rows * read.columns));
-  }
+  // Tiles of q and k, and of values.
+  Tile tile(std::int64_t rows) const { return {p.head_dim, rows}; }
+  Tile values(std::int64_t rows) const { return {p.value_dim, rows}; }
   static std::vector<float> scores(std::int64_t rows) {
     return std::vector<float>(static_cast<std::size_t>(rows * kTileKeys));
   }
-  float* row(std::vector<float>& tile, std::int64_t r) const { return tile.data() + r * read.columns; }
 
   std::int64_t index(const AttentionSpan& span, std::int64_t i, std::int64_t head) const {
     return lse_index(p, span.sequence, span.q_first + i, head);
@@ -73,11 +88,20 @@ class Tiles {
     return static_cast<const float*>(p.workspace)[index(span, i, head)];
   }
 
-  // A row of dq, dk or dv, contiguous [tokens, heads, head_dim].
-  void store(float* sums, float scale, void* to, std::int64_t token_and_head) const {
-    for (std::int64_t d = 0; d < p.head_dim; ++d) sums[d] = add_rn(mul_rn(sums[d], scale), 0.0f);
-    attention_simd().store(sums, p.head_dim, p.dtype,
-                           static_cast<unsigned char*>(to) + token_and_head * p.head_dim * size_of(p.dtype));
+  // Stores a row of dq, dk or dv, contiguous [tokens, heads, columns].
+  void store(Tile* gradients, std::int64_t r, float scale, void* to, std::int64_t token_and_head) const {
+    float* sums = gradients->row(r);
+    for (std::int64_t d = 0; d < gradients->dim; ++d) sums[d] = add_rn(mul_rn(sums[d], scale), 0.0f);
+    attention_simd().store(sums, gradients->dim, p.dtype,
+                           static_cast<unsigned char*>(to) + token_and_head * gradients->dim * size_of(p.dtype));
+  }
+  void read_query(const AttentionHeads& a, const AttentionSpan& span, std::int64_t i, std::int64_t head, Tile* to,
+                  std::int64_t r) const {
+    read.query(a, to->dim, span, i, head, to->row(r));
+  }
+  void read_key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j, std::int64_t kv_head, Tile* to,
+                std::int64_t r) {
+    read.key(a, to->dim, span, j, kv_head, to->row(r));
   }
 
   const AttentionBackwardParams& p;
@@ -93,21 +117,22 @@ class Tiles {
 
 class Deltas : Tiles {
  public:
-  Deltas(const AttentionCall& call, const AttentionBackwardParams& p) : Tiles(call, p), out_(tile(1)), dout_(tile(1)) {}
+  Deltas(const AttentionCall& call, const AttentionBackwardParams& p)
+      : Tiles(call, p), out_(values(1)), dout_(values(1)) {}
 
   void run(const AttentionSpan& span, std::int64_t i) {
     if (span.keys_of(i).empty()) return;
     for (std::int64_t h = 0; h < p.num_q_heads; ++h) {
-      read.query(p.out, span, i, h, out_.data());
-      read.query(p.dout, span, i, h, dout_.data());
+      read_query(p.out, span, i, h, &out_, 0);
+      read_query(p.dout, span, i, h, &dout_, 0);
       const std::int64_t at = index(span, i, h);
-      const float delta = attention_simd().dot(dout_.data(), out_.data(), p.head_dim);
+      const float delta = attention_simd().dot(dout_.data(), out_.data(), p.value_dim);
       static_cast<float*>(p.workspace)[at] = p.dlse == nullptr ? delta : sub_rn(delta, p.dlse[at]);
     }
   }
 
  private:
-  std::vector<float> out_, dout_;
+  Tile out_, dout_;
 };
 
 class QueryGradients : Tiles {
@@ -115,11 +140,11 @@ class QueryGradients : Tiles {
   QueryGradients(const AttentionCall& call, const AttentionBackwardParams& p) : Tiles(call, p) {
     const std::int64_t rows = queries_of_tile(p) * group;
     q_ = tile(rows);
-    dout_ = tile(rows);
+    dout_ = values(rows);
     dq_ = tile(rows);
     chains_ = tile(rows);
     k_ = tile(kTileKeys);
-    v_ = tile(kTileKeys);
+    v_ = values(kTileKeys);
     scores_ = scores(rows);
     dp_ = scores(rows);
     sees_.resize(static_cast<std::size_t>(rows));
@@ -139,20 +164,20 @@ class QueryGradients : Tiles {
     const auto head_of = [&](std::int64_t r) { return task.kv_head * group + r % group; };
     for (std::int64_t r = 0; r < num_rows; ++r) {
       if (span.keys_of(query_of(r)).empty()) continue;
-      read.query(p.q, span, query_of(r), head_of(r), row(q_, r));
-      read.query(p.dout, span, query_of(r), head_of(r), row(dout_, r));
+      read_query(p.q, span, query_of(r), head_of(r), &q_, r);
+      read_query(p.dout, span, query_of(r), head_of(r), &dout_, r);
     }
-    std::fill(dq_.begin(), dq_.end(), 0.0f);
+    dq_.clear();
     const AttentionLanes& lanes = attention_simd();
     const int width = attention_block(p.head_dim);
     const std::int64_t first = keys.first / width * width;
     for (std::int64_t begin = (keys.last - 1) / width * width; begin >= first; begin -= width) {
       const AttentionRange block = {std::max(begin, keys.first), std::min(begin + width, keys.last)};
-      std::fill(k_.begin(), k_.end(), 0.0f);
-      std::fill(v_.begin(), v_.end(), 0.0f);
+      k_.clear();
+      v_.clear();
       for (std::int64_t j = block.first; j < block.last; ++j) {
-        read.key(p.k, span, j, task.kv_head, row(k_, j - begin));
-        read.key(p.v, span, j, task.kv_head, row(v_, j - begin));
+        read_key(p.k, span, j, task.kv_head, &k_, j - begin);
+        read_key(p.v, span, j, task.kv_head, &v_, j - begin);
       }
       multiply(q_, static_cast<int>(num_rows), k_, width, width, scores_.data());
       multiply(dout_, static_cast<int>(num_rows), v_, width, width, dp_.data());
@@ -167,20 +192,21 @@ class QueryGradients : Tiles {
         holes |= lanes.gradients(scores_.data() + r * kTileKeys, dp_.data() + r * kTileKeys, sees_[r], how, &u_of_row,
                                  &delta_of_row, 0, p.exp, p.dtype);
       }
-      std::fill(chains_.begin(), chains_.end(), 0.0f);
+      chains_.clear();
       accumulate(dp_, sees_.data(), static_cast<int>(num_rows), width, holes, k_, &chains_);
-      lanes.add(dq_.data(), chains_.data(), num_rows * read.columns);
+      lanes.add(dq_.data(), chains_.data(), num_rows * dq_.columns);
     }
     for (std::int64_t r = 0; r < num_rows; ++r) {
       if (span.keys_of(query_of(r)).empty()) continue;
       const std::int64_t token = row_of(p, span.sequence, span.q_first + query_of(r));
-      store(row(dq_, r), p.softmax_scale, p.dq, token * p.num_q_heads + head_of(r));
+      store(&dq_, r, p.softmax_scale, p.dq, token * p.num_q_heads + head_of(r));
     }
   }
 
  private:
-  std::vector<float> q_, dout_, k_, v_, scores_, dp_;
-  std::vector<float> dq_, chains_;  // sums over the earlier blocks; chains of one block
+  Tile q_, dout_, k_, v_;
+  std::vector<float> scores_, dp_;
+  Tile dq_, chains_;  // sums over the earlier blocks; chains of one block
   std::vector<AttentionColumns> sees_;
 };
 
@@ -189,13 +215,13 @@ class KeyGradients : Tiles {
   KeyGradients(const AttentionCall& call, const AttentionBackwardParams& p)
       : Tiles(call, p),
         k_(tile(kTileKeys)),
-        v_(tile(kTileKeys)),
+        v_(values(kTileKeys)),
         dk_(tile(kTileKeys)),
-        dv_(tile(kTileKeys)),
+        dv_(values(kTileKeys)),
         dk_chains_(tile(kTileKeys)),
-        dv_chains_(tile(kTileKeys)),
+        dv_chains_(values(kTileKeys)),
         q_(tile(kTileKeys)),
-        dout_(tile(kTileKeys)),
+        dout_(values(kTileKeys)),
         scores_(scores(kTileKeys)),
         dp_(scores(kTileKeys)) {
     begin_products(kTileKeys);
@@ -216,11 +242,11 @@ class KeyGradients : Tiles {
     if (p.parents == nullptr && span.queries_of(keys).empty()) return;
     for (std::int64_t j = keys.first; j < keys.last; ++j) {
       if (span.queries_of(j).empty()) continue;
-      read.key(p.k, span, j, task.kv_head, row(k_, j - keys.first));
-      read.key(p.v, span, j, task.kv_head, row(v_, j - keys.first));
+      read_key(p.k, span, j, task.kv_head, &k_, j - keys.first);
+      read_key(p.v, span, j, task.kv_head, &v_, j - keys.first);
     }
-    std::fill(dk_.begin(), dk_.end(), 0.0f);
-    std::fill(dv_.begin(), dv_.end(), 0.0f);
+    dk_.clear();
+    dv_.clear();
     add_queries(span, keys, task.kv_head);
     for (std::int64_t s = task.sequence + 1; p.parents != nullptr && s < p.num_sequences; ++s) {
       if (AttentionPath(spans, s).passes(spans, task.sequence)) add_queries({spans, s}, keys, task.kv_head);
@@ -228,8 +254,8 @@ class KeyGradients : Tiles {
     const bool packed = p.cu_seqlens_k != nullptr;
     for (std::int64_t j = keys.first; j < keys.last; ++j) {
       const std::int64_t token = (packed ? 0 : span.sequence * p.k_tokens) + span.k_first + j;
-      store(row(dk_, j - keys.first), p.softmax_scale, p.dk, token * p.num_kv_heads + task.kv_head);
-      store(row(dv_, j - keys.first), 1.0f, p.dv, token * p.num_kv_heads + task.kv_head);
+      store(&dk_, j - keys.first, p.softmax_scale, p.dk, token * p.num_kv_heads + task.kv_head);
+      store(&dv_, j - keys.first, 1.0f, p.dv, token * p.num_kv_heads + task.kv_head);
     }
   }
 
@@ -238,8 +264,8 @@ class KeyGradients : Tiles {
   void add_queries(const AttentionSpan& span, AttentionRange keys, std::int64_t kv_head) {
     const AttentionRange queries = span.queries_of(keys);
     if (queries.empty()) return;
-    std::fill(dk_chains_.begin(), dk_chains_.end(), 0.0f);
-    std::fill(dv_chains_.begin(), dv_chains_.end(), 0.0f);
+    dk_chains_.clear();
+    dv_chains_.clear();
     for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
       // Steps of 16 count from key 0, so the first block may begin before query 0.
       const std::int64_t n = span.position(queries.first), into = (n % kMmaStepK + kMmaStepK) % kMmaStepK;
@@ -247,9 +273,9 @@ class KeyGradients : Tiles {
         block(span, keys, {begin, std::min(begin + kTileKeys, queries.last)}, h);
       }
     }
-    const std::int64_t count = (keys.last - keys.first) * read.columns;
-    attention_simd().add(dk_.data(), dk_chains_.data(), count);
-    attention_simd().add(dv_.data(), dv_chains_.data(), count);
+    const std::int64_t count = keys.last - keys.first;
+    attention_simd().add(dk_.data(), dk_chains_.data(), count * dk_.columns);
+    attention_simd().add(dv_.data(), dv_chains_.data(), count * dv_.columns);
   }
 
   void block(const AttentionSpan& span, AttentionRange keys, AttentionRange queries, std::int64_t head) {
@@ -257,12 +283,12 @@ class KeyGradients : Tiles {
     const auto num_rows = static_cast<int>(keys.last - keys.first);
     const auto count = static_cast<int>(queries.last - queries.first);
     const int width = count > kTileKeys / 2 ? kTileKeys : kTileKeys / 2;
-    std::fill(q_.begin(), q_.end(), 0.0f);
-    std::fill(dout_.begin(), dout_.end(), 0.0f);
+    q_.clear();
+    dout_.clear();
     for (int i = 0; i < count; ++i) {
       if (queries.first + i < 0 || span.keys_of(queries.first + i).empty()) continue;
-      read.query(p.q, span, queries.first + i, head, row(q_, i));
-      read.query(p.dout, span, queries.first + i, head, row(dout_, i));
+      read_query(p.q, span, queries.first + i, head, &q_, i);
+      read_query(p.dout, span, queries.first + i, head, &dout_, i);
       u_[i] = u(span, queries.first + i, head);
       delta_[i] = delta(span, queries.first + i, head);
     }
@@ -283,7 +309,8 @@ class KeyGradients : Tiles {
     accumulate(dp_, sees_, num_rows, width, holes, q_, &dk_chains_);
   }
 
-  std::vector<float> k_, v_, dk_, dv_, dk_chains_, dv_chains_, q_, dout_, scores_, dp_;
+  Tile k_, v_, dk_, dv_, dk_chains_, dv_chains_, q_, dout_;
+  std::vector<float> scores_, dp_;
   float u_[kTileKeys] = {}, delta_[kTileKeys] = {};
   AttentionColumns sees_[kTileKeys] = {};
 };
@@ -302,19 +329,19 @@ void run_tasks(const AttentionCall& call, const AttentionBackwardParams& p, cons
 void attention_backward(const AttentionBackwardParams& p) {
   check_attention(p);
   check_attention_lists(p);
-  const auto clear = [&](void* to, std::int64_t rows) {
-    if (to != nullptr) std::memset(to, 0, static_cast<std::size_t>(rows * p.head_dim * size_of(p.dtype)));
+  const auto clear = [&](void* to, std::int64_t elements) {
+    if (to != nullptr) std::memset(to, 0, static_cast<std::size_t>(elements * size_of(p.dtype)));
   };
   // Clears gradients of tokens that are not in use, see nothing, or are seen by nothing.
-  clear(p.dq, attention_rows(p) * p.num_q_heads);
-  clear(p.dk, attention_keys(p) * p.num_kv_heads);
-  clear(p.dv, attention_keys(p) * p.num_kv_heads);
+  clear(p.dq, attention_rows(p) * p.num_q_heads * p.head_dim);
+  clear(p.dk, attention_keys(p) * p.num_kv_heads * p.head_dim);
+  clear(p.dv, attention_keys(p) * p.num_kv_heads * p.value_dim);
   if (p.dsinks != nullptr) std::fill_n(p.dsinks, p.num_q_heads, 0.0f);
   if (attention_rows(p) * p.num_q_heads == 0 || attention_keys(p) == 0) return;
   const AttentionCall call(p);
   for (std::int64_t b = 0; b < p.num_sequences; ++b) {
     const AttentionSpan span(call.params(), b);
-    parallel_for(span.num_queries, std::max<std::int64_t>(16384 / (p.num_q_heads * p.head_dim), 1),
+    parallel_for(span.num_queries, std::max<std::int64_t>(16384 / (p.num_q_heads * p.value_dim), 1),
                  [&](std::int64_t begin, std::int64_t end) {
                    const FloatEnvironment environment;
                    Deltas deltas(call, p);

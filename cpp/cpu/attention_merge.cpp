@@ -17,7 +17,7 @@ namespace {
 class Merge {
  public:
   explicit Merge(const AttentionMergeParams& p)
-      : p_(p), columns_((p.head_dim + kColumns - 1) / kColumns * kColumns), total_(columns_), of_split_(columns_) {}
+      : p_(p), columns_((p.value_dim + kColumns - 1) / kColumns * kColumns), total_(columns_), of_split_(columns_) {}
 
   // A row of one head: number row * heads + head.
   void run(std::int64_t place) {
@@ -51,11 +51,11 @@ class Merge {
   void add(const AttentionMerge& merge, std::int64_t at, float l) {
     const AttentionLanes& lanes = attention_simd();
     if (p_.outs != nullptr) {
-      const auto* from = static_cast<const unsigned char*>(p_.outs) + at * p_.head_dim * size_of(p_.dtype);
-      lanes.load(from, p_.dtype, p_.head_dim, columns_, of_split_.data());
+      const auto* from = static_cast<const unsigned char*>(p_.outs) + at * p_.value_dim * size_of(p_.dtype);
+      lanes.load(from, p_.dtype, p_.value_dim, columns_, of_split_.data());
       lanes.scale(of_split_.data(), columns_, l);
     } else {
-      lanes.load(reinterpret_cast<const unsigned char*>(p_.sums + at * p_.head_dim), DType::kFloat32, p_.head_dim,
+      lanes.load(reinterpret_cast<const unsigned char*>(p_.sums + at * p_.value_dim), DType::kFloat32, p_.value_dim,
                  columns_, of_split_.data());
     }
     if (merge.only_split) {
@@ -72,8 +72,8 @@ class Merge {
     const bool fails = attention_fails(m, sees);
     const float inverse = div_rn(1.0f, l);
     for (float& sum : total_) sum = fails ? canonical_nan() : sees ? attention_output(sum, inverse) : 0.0f;
-    attention_simd().store(total_.data(), p_.head_dim, p_.dtype,
-                           static_cast<unsigned char*>(p_.out) + place * p_.head_dim * size_of(p_.dtype));
+    attention_simd().store(total_.data(), p_.value_dim, p_.dtype,
+                           static_cast<unsigned char*>(p_.out) + place * p_.value_dim * size_of(p_.dtype));
     if (p_.lse != nullptr) p_.lse[lse_at] = fails ? canonical_nan() : sees ? attention_lse(m, l) : -infinity();
   }
 

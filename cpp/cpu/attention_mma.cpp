@@ -17,8 +17,7 @@ Arithmetic attention_products(const AttentionInput& p) {
   return p.dtype != DType::kFloat32 && p.arithmetic == Arithmetic::kSm90 ? Arithmetic::kSm90 : Arithmetic::kIeee;
 }
 
-AttentionMma::AttentionMma(LinearUnit unit, std::int64_t rows, std::int64_t columns)
-    : lanes_(linear_simd()), unit_(unit), columns_(columns) {
+AttentionMma::AttentionMma(LinearUnit unit, std::int64_t rows) : lanes_(linear_simd()), unit_(unit) {
   const auto panel = static_cast<std::size_t>(rows * kPanelStride);
   const auto width = static_cast<std::size_t>(lanes_.tile_columns);
   a_.resize(panel);
@@ -33,10 +32,10 @@ void AttentionMma::product(int rows, int k, float* sums, std::int64_t stride) {
   lanes_.multiply({unit_, a_.data(), a_exponents_.data(), b_.data(), b_exponents_.data(), sums, rows, stride, k});
 }
 
-void AttentionMma::multiply(const float* q, int rows, const float* transposed, std::int64_t head_dim, int keys,
-                            float* scores) {
-  const int width = lanes_.tile_columns, k = static_cast<int>(columns_);
-  for (int i = 0; i < rows; ++i) std::copy_n(q + i * columns_, k, a_.data() + i * kPanelStride);
+void AttentionMma::multiply(const float* q, int rows, std::int64_t columns, const float* transposed,
+                            std::int64_t head_dim, int keys, float* scores) {
+  const int width = lanes_.tile_columns, k = static_cast<int>(columns);
+  for (int i = 0; i < rows; ++i) std::copy_n(q + i * columns, k, a_.data() + i * kPanelStride);
   lanes_.prepare_a(unit_, a_.data(), a_exponents_.data(), rows, k);
   std::fill_n(scores, rows * kTileKeys, 0.0f);
   std::fill_n(b_.data() + head_dim * width, (k - head_dim) * width, 0.0f);
@@ -48,21 +47,21 @@ void AttentionMma::multiply(const float* q, int rows, const float* transposed, s
 }
 
 void AttentionMma::accumulate(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
-                              float* sums) {
-  accumulate_keys(weights, sees, rows, 0, keys, v, sums);
+                              std::int64_t columns, float* sums) {
+  accumulate_keys(weights, sees, rows, 0, keys, v, columns, sums);
 }
 
 void AttentionMma::accumulate_seen(const float* weights, const AttentionColumns* sees, int rows, int keys,
-                                   const float* v, float* sums) {
-  const bool finite = std::all_of(v, v + keys * columns_, [](float x) { return std::isfinite(x); });
+                                   const float* v, std::int64_t columns, float* sums) {
+  const bool finite = std::all_of(v, v + keys * columns, [](float x) { return std::isfinite(x); });
   const int step = finite ? keys : kMmaStepK;
   for (int begin = 0; begin < keys; begin += step) {
-    accumulate_keys(weights, sees, rows, begin, begin + step, v, sums);
+    accumulate_keys(weights, sees, rows, begin, begin + step, v, columns, sums);
   }
 }
 
 void AttentionMma::accumulate_keys(const float* weights, const AttentionColumns* sees, int rows, int begin, int end,
-                                   const float* v, float* sums) {
+                                   const float* v, std::int64_t columns, float* sums) {
   const int width = lanes_.tile_columns, keys = end - begin;
   std::vector<int> seeing;
   for (int i = 0; i < rows; ++i) {
@@ -78,13 +77,13 @@ void AttentionMma::accumulate_keys(const float* weights, const AttentionColumns*
     }
   }
   lanes_.prepare_a(unit_, a_.data(), a_exponents_.data(), count, keys);
-  for (std::int64_t d = 0; d < columns_; d += width) {
-    const std::int64_t some = std::min<std::int64_t>(width, columns_ - d);
+  for (std::int64_t d = 0; d < columns; d += width) {
+    const std::int64_t some = std::min<std::int64_t>(width, columns - d);
     if (some < width) std::fill_n(b_.data(), keys * width, 0.0f);
-    for (int j = 0; j < keys; ++j) std::copy_n(v + (begin + j) * columns_ + d, some, b_.data() + j * width);
-    for (int r = 0; r < count; ++r) std::copy_n(sums + seeing[r] * columns_ + d, some, sums_.data() + r * width);
+    for (int j = 0; j < keys; ++j) std::copy_n(v + (begin + j) * columns + d, some, b_.data() + j * width);
+    for (int r = 0; r < count; ++r) std::copy_n(sums + seeing[r] * columns + d, some, sums_.data() + r * width);
     product(count, keys, sums_.data(), width);
-    for (int r = 0; r < count; ++r) std::copy_n(sums_.data() + r * width, some, sums + seeing[r] * columns_ + d);
+    for (int r = 0; r < count; ++r) std::copy_n(sums_.data() + r * width, some, sums + seeing[r] * columns + d);
   }
 }
 

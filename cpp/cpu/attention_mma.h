@@ -16,29 +16,31 @@ Arithmetic attention_products(const AttentionInput& p);
 // multiply and accumulate of AttentionLanes with the same tiles, in rule 1's steps of 16.
 class AttentionMma {
  public:
-  // For at most `rows` rows of `columns` floats.
-  AttentionMma(LinearUnit unit, std::int64_t rows, std::int64_t columns);
+  // For at most `rows` rows.
+  AttentionMma(LinearUnit unit, std::int64_t rows);
 
-  // scores[i][j] = q[i] . k[j] from +0, for j below `keys`. The keys lie transposed: [head_dim, kTileKeys].
-  void multiply(const float* q, int rows, const float* transposed, std::int64_t head_dim, int keys, float* scores);
-  // Adds weights[i] . v to sums[i] over the block's keys; v is [keys, columns]. A key that a row does not see, or whose
+  // scores[i][j] = q[i] . k[j] from +0, for j below `keys`. q is [rows, columns]. The keys lie transposed: [head_dim,
+  // kTileKeys].
+  void multiply(const float* q, int rows, std::int64_t columns, const float* transposed, std::int64_t head_dim,
+                int keys, float* scores);
+  // Adds weights[i] . v to sums[i] over the block's keys; v is [keys, columns] and sums [rows, columns]. A key that a row does not see, or whose
   // weight is kNothing, has the weight +0. A row that sees no key keeps its sums.
-  void accumulate(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v, float* sums);
+  void accumulate(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
+                  std::int64_t columns, float* sums);
   // Likewise, with the fewest steps that a GPU may take. If v holds Inf or NaN, a row takes only the steps of 16 in
   // which it sees a key. A GPU's backward also takes other steps, with the weight +0; which ones depends on the tile.
   void accumulate_seen(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
-                       float* sums);
+                       std::int64_t columns, float* sums);
 
  private:
   // accumulate over the keys [begin, end) of the block, a range of whole steps of 16.
   void accumulate_keys(const float* weights, const AttentionColumns* sees, int rows, int begin, int end, const float* v,
-                       float* sums);
+                       std::int64_t columns, float* sums);
   // sums += a . b over k, for the columns of one B panel.
   void product(int rows, int k, float* sums, std::int64_t stride);
 
   const LinearLanes& lanes_;
   const LinearUnit unit_;
-  const std::int64_t columns_;
   std::vector<float> a_, b_, sums_;
   std::vector<std::int32_t> a_exponents_, b_exponents_;
 };

@@ -1,5 +1,5 @@
 // The inner loops of attention, one copy per instruction set (attention_simd.cpp). Tiles are fp32 in the caller's
-// memory. Their rows have `kTileKeys` columns, or `columns` of them: head_dim padded with +0 to a multiple of kColumns.
+// memory. Their rows have `kTileKeys` columns, or `columns` of them: a head padded with +0 to a multiple of kColumns.
 #pragma once
 
 #include <cstdint>

@@ -117,11 +117,11 @@ AttentionTasks::Task AttentionTasks::operator[](std::int64_t i) const {
   return {found - ends_.begin(), (i - begin) % heads_, (i - begin) / heads_ * piece_};
 }
 
-void AttentionReader::query(const AttentionHeads& a, const AttentionSpan& span, std::int64_t i, std::int64_t head,
-                            float* to) const {
+void AttentionReader::query(const AttentionHeads& a, std::int64_t dim, const AttentionSpan& span, std::int64_t i,
+                            std::int64_t head, float* to) const {
   const std::int64_t at = offset_of(a, p_.cu_seqlens_q != nullptr, span.sequence, span.q_first + i);
   attention_simd().load(static_cast<const unsigned char*>(a.data) + (at + head * a.head_stride) * size_of(p_.dtype),
-                        p_.dtype, p_.head_dim, columns, to);
+                        p_.dtype, dim, padded_columns(dim), to);
 }
 std::int64_t AttentionReader::offset_of_key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j) {
   if (p_.parents == nullptr) return key_offset(p_, a, span, j);
@@ -138,11 +138,11 @@ std::int64_t AttentionReader::offset_of_key(const AttentionHeads& a, const Atten
   const std::int64_t token = tokens_[j % kTileKeys];
   return token < 0 ? kNoPage : token * a.token_stride;
 }
-void AttentionReader::key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j, std::int64_t kv_head,
-                          float* to) {
+void AttentionReader::key(const AttentionHeads& a, std::int64_t dim, const AttentionSpan& span, std::int64_t j,
+                          std::int64_t kv_head, float* to) {
   const std::int64_t at = offset_of_key(a, span, j);
   attention_simd().load(static_cast<const unsigned char*>(a.data) + (at + kv_head * a.head_stride) * size_of(p_.dtype),
-                        p_.dtype, p_.head_dim, columns, to);
+                        p_.dtype, dim, padded_columns(dim), to);
 }
 
 }  // namespace rlk::cpu

@@ -50,18 +50,24 @@ class AttentionTasks {
   std::int64_t heads_, piece_;
 };
 
+// Columns of a tile's rows, in floats.
+inline std::int64_t padded_columns(std::int64_t dim) { return (dim + kColumns - 1) / kColumns * kColumns; }
+
 // Reads the arrays of a tile.
 class AttentionReader {
  public:
   explicit AttentionReader(const AttentionTree<AttentionInput>& p)
-      : p_(p), columns((p.head_dim + kColumns - 1) / kColumns * kColumns) {}
+      : p_(p), columns(padded_columns(p.head_dim)), value_columns(padded_columns(p.value_dim)) {}
 
   // Whether a key lies in memory.
   bool exists(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j) {
     return offset_of_key(a, span, j) != kNoPage;
   }
-  void query(const AttentionHeads& a, const AttentionSpan& span, std::int64_t i, std::int64_t head, float* to) const;
-  void key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j, std::int64_t kv_head, float* to);
+  // `dim` is head_dim or value_dim, whichever the array has.
+  void query(const AttentionHeads& a, std::int64_t dim, const AttentionSpan& span, std::int64_t i, std::int64_t head,
+             float* to) const;
+  void key(const AttentionHeads& a, std::int64_t dim, const AttentionSpan& span, std::int64_t j, std::int64_t kv_head,
+           float* to);
 
  private:
   std::int64_t offset_of_key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j);
@@ -72,7 +78,7 @@ class AttentionReader {
   std::int64_t segment_ = -1, block_ = -1;
 
  public:
-  const std::int64_t columns;  // columns per row, in floats
+  const std::int64_t columns, value_columns;  // columns per row of q and k, and of v, out and dout
 };
 
 // The Machine that kernels/attention_sinks.h needs: a single thread, and sm_90's exponential.

@@ -36,7 +36,7 @@ bool can_fetch(const AttentionInput& p, const AttentionHeads& a, bool alone) {
 }
 // Whether the copy engine can fetch K and V. Where they are paged, a page takes the place of a sequence.
 bool can_fetch_keys(const AttentionParams& p) {
-  if (p.dtype == DType::kFloat32 || p.head_dim > 128) return false;
+  if (p.dtype == DType::kFloat32 || p.head_dim > 128 || p.value_dim != p.head_dim) return false;
   if (p.num_sequences == 0 || p.k_tokens == 0 || p.k_tokens >= kMostTokens) return false;
   const bool paged = p.block_table != nullptr;
   if (p.group_offsets != nullptr) return false;  // pages begin inside blocks of keys
@@ -49,7 +49,7 @@ bool can_fetch_keys(const AttentionParams& p) {
   return can_fetch(p, p.k, alone) && can_fetch(p, p.v, alone) && attention_at_16_bytes(p.q, p.dtype);
 }
 bool can_fetch(const AttentionInput& p) {
-  if (p.softcap > 0.0f) return false;
+  if (p.softcap > 0.0f || p.value_dim != p.head_dim) return false;
   if (p.dtype == DType::kFloat32 || (p.head_dim != 64 && p.head_dim != 128) || p.block_table != nullptr) return false;
   if (p.k_tokens == 0 || p.q_tokens == 0 || p.q_tokens >= kMostTokens || p.k_tokens >= kMostTokens) return false;
   const bool packed_q = p.cu_seqlens_q != nullptr, packed_k = p.cu_seqlens_k != nullptr;

@@ -122,11 +122,11 @@ class MmaBackward {
                                                        std::int64_t i, std::int64_t head) const {
     return offset_of(a, p_.cu_seqlens_q != nullptr, span.sequence, span.q_first + i) + head * a.head_stride;
   }
-  // Copies a chunk of row `row` of an operand. If `offset` is kZeroRow or kNoPage it writes +0.
-  __device__ __forceinline__ void load(const AttentionHeads& a, std::int64_t offset, std::uint32_t operand, int row,
-                                       int chunk) const {
+  // Copies a chunk of row `row` of an operand with `dim` columns. If `offset` is kZeroRow or kNoPage it writes +0.
+  __device__ __forceinline__ void load(const AttentionHeads& a, std::int64_t dim, std::int64_t offset,
+                                       std::uint32_t operand, int row, int chunk) const {
     load_operand_chunk<T, false>(in_memory(static_cast<const typename T::Storage*>(a.data)), offset, chunk,
-                                 static_cast<int>(p_.head_dim), g_.vectors, chunk_of<Tile>(operand, row, chunk));
+                                 static_cast<int>(dim), g_.vectors, chunk_of<Tile>(operand, row, chunk));
   }
 
   // Keys of a segment: one chain for each segment of queries that sees any of them, ascending. Every key is seen at
@@ -194,12 +194,12 @@ class MmaBackward {
       const bool used = at < end && !seen_by(span, at).empty();
       if constexpr (Tile::kOfKeys) {
         const std::int64_t j = at - first_key_token(span);
-        load(p_.k, used ? key_at(p_.k, span, j) : kZeroRow, own(0), row, chunk);
-        load(p_.v, used ? key_at(p_.v, span, j) : kZeroRow, own(1), row, chunk);
+        load(p_.k, p_.head_dim, used ? key_at(p_.k, span, j) : kZeroRow, own(0), row, chunk);
+        load(p_.v, p_.value_dim, used ? key_at(p_.v, span, j) : kZeroRow, own(1), row, chunk);
       } else {
         const std::int64_t query = at / g_.group - span.q_first, head = kv_head_ * g_.group + at % g_.group;
-        load(p_.q, used ? query_offset(p_.q, span, query, head) : kZeroRow, own(0), row, chunk);
-        load(p_.dout, used ? query_offset(p_.dout, span, query, head) : kZeroRow, own(1), row, chunk);
+        load(p_.q, p_.head_dim, used ? query_offset(p_.q, span, query, head) : kZeroRow, own(0), row, chunk);
+        load(p_.dout, p_.value_dim, used ? query_offset(p_.dout, span, query, head) : kZeroRow, own(1), row, chunk);
       }
     }
   }
@@ -246,11 +246,13 @@ class MmaBackward {
       const std::int64_t x = at.x + row;
       const bool used = exists(x);
       if constexpr (Tile::kOfKeys) {
-        load(p_.q, used ? query_offset(p_.q, span, x - past, head) : kZeroRow, others(0, stage), row, chunk);
-        load(p_.dout, used ? query_offset(p_.dout, span, x - past, head) : kZeroRow, others(1, stage), row, chunk);
+        load(p_.q, p_.head_dim, used ? query_offset(p_.q, span, x - past, head) : kZeroRow, others(0, stage), row,
+             chunk);
+        load(p_.dout, p_.value_dim, used ? query_offset(p_.dout, span, x - past, head) : kZeroRow, others(1, stage),
+             row, chunk);
       } else {
-        load(p_.k, used ? key_at(p_.k, span, x) : kZeroRow, others(0, stage), row, chunk);
-        load(p_.v, used ? key_at(p_.v, span, x) : kZeroRow, others(1, stage), row, chunk);
+        load(p_.k, p_.head_dim, used ? key_at(p_.k, span, x) : kZeroRow, others(0, stage), row, chunk);
+        load(p_.v, p_.value_dim, used ? key_at(p_.v, span, x) : kZeroRow, others(1, stage), row, chunk);
       }
     }
     if constexpr (Tile::kOfKeys) {
@@ -380,14 +382,14 @@ class MmaBackward {
 
   __device__ __forceinline__ void finish(std::int64_t sequence, std::int64_t begin, std::int64_t end) const {
     if constexpr (Tile::kOfKeys) {
-      store(a_, p_.softmax_scale, p_.dk, sequence, begin, end);
-      store(b_, 1.0f, p_.dv, sequence, begin, end);
+      store(a_, p_.softmax_scale, p_.dk, p_.head_dim, sequence, begin, end);
+      store(b_, 1.0f, p_.dv, p_.value_dim, sequence, begin, end);
     } else {
-      store(b_, p_.softmax_scale, p_.dq, sequence, begin, end);
+      store(b_, p_.softmax_scale, p_.dq, p_.head_dim, sequence, begin, end);
     }
   }
-  __device__ __forceinline__ void store(const Sums& sums, float scale, void* to, std::int64_t sequence,
-                                        std::int64_t begin, std::int64_t end) const {
+  __device__ __forceinline__ void store(const Sums& sums, float scale, void* to, std::int64_t dim,
+                                        std::int64_t sequence, std::int64_t begin, std::int64_t end) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::int64_t row = begin + row_of_thread(r);
@@ -399,11 +401,11 @@ class MmaBackward {
       } else {
         at = row_of(p_, sequence, row / g_.group) * p_.num_q_heads + kv_head_ * g_.group + row % g_.group;
       }
-      auto* out = static_cast<typename T::Storage*>(to) + at * p_.head_dim;
+      auto* out = static_cast<typename T::Storage*>(to) + at * dim;
 #pragma unroll
       for (int tile = 0; tile < Tile::kSums; ++tile) {
         const int column = part_ * Tile::kOut + tile * 8 + quad_lane() * 2;
-        if (column >= p_.head_dim) continue;
+        if (column >= dim) continue;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           out[column + i] = T::store(used ? add_rn(mul_rn(sums[tile][2 * r + i], scale), 0.0f) : 0.0f);

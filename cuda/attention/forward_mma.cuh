@@ -14,7 +14,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A block's shape. kColumns: head_dim, rounded up, with +0 in the added columns.
+// A block's shape. kColumns: head_dim, rounded up, with +0 in the added columns. V and O have them past value_dim.
 template <int kColumns_>
 struct MmaTile {
   static constexpr int kColumns = kColumns_, kWarps = 4;
@@ -41,28 +41,28 @@ __device__ __forceinline__ std::uint32_t chunk_of(std::uint32_t operand, int row
   return operand + row * Tile::kRowBytes + (chunk ^ (row & 7)) * 16;
 }
 
-// Loads a chunk of a row; past head_dim, and in rows that do not exist, it is +0. Keys of an invalid page are NaN,
+// Loads a chunk of a row; past `dim` columns, and in rows that do not exist, it is +0. Keys of an invalid page are NaN,
 // which reaches the rows that see them. Their values are +0, so that no other row changes.
 template <class T, bool kIsKey>
 __device__ __forceinline__ void load_operand_chunk(const typename T::Storage* head, std::int64_t offset, int chunk,
-                                                   int head_dim, bool vectors, std::uint32_t to) {
-  const bool exists = offset > kZeroRow && chunk * 8 < head_dim;
+                                                   int dim, bool vectors, std::uint32_t to) {
+  const bool exists = offset > kZeroRow && chunk * 8 < dim;
   if (exists && vectors) {
     copy_async_16(to, head + offset + chunk * 8);
   } else {
     const auto x = exists ? Machine::load_vec8<T>(head + offset + chunk * 8, false)
-                          : Machine::fill_vec8<T>(kIsKey && offset == kNoPage && chunk * 8 < head_dim);
+                          : Machine::fill_vec8<T>(kIsKey && offset == kNoPage && chunk * 8 < dim);
     store_shared_16(to, x.v[0].v);
   }
 }
 // Loads a block of keys or values from `offsets`.
 template <class T, class Tile, bool kIsKey>
-__device__ __forceinline__ void load_operand_rows(const typename T::Storage* head, const std::int64_t* offsets,
-                                                  int head_dim, bool vectors, std::uint32_t to) {
+__device__ __forceinline__ void load_operand_rows(const typename T::Storage* head, const std::int64_t* offsets, int dim,
+                                                  bool vectors, std::uint32_t to) {
 #pragma unroll 2
   for (int i = threadIdx.x; i < Tile::kKeys * Tile::kChunks; i += Tile::kThreads) {
     const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
-    load_operand_chunk<T, kIsKey>(head, offsets[row], chunk, head_dim, vectors, chunk_of<Tile>(to, row, chunk));
+    load_operand_chunk<T, kIsKey>(head, offsets[row], chunk, dim, vectors, chunk_of<Tile>(to, row, chunk));
   }
 }
 
@@ -160,8 +160,8 @@ class MmaForward {
   template <bool kIsKey>
   __device__ __forceinline__ void load_operand(const AttentionHeads& a, const std::int64_t* offsets,
                                                std::uint32_t to) const {
-    load_operand_rows<T, Tile, kIsKey>(attention_head<T>(a, kv_head_), offsets, static_cast<int>(p_.head_dim),
-                                       g_.vectors, to);
+    load_operand_rows<T, Tile, kIsKey>(attention_head<T>(a, kv_head_), offsets,
+                                       static_cast<int>(kIsKey ? p_.head_dim : p_.value_dim), g_.vectors, to);
     copy_async_commit();
   }
   __device__ __forceinline__ void locate(const AttentionSpan& span, int block) const {
@@ -413,11 +413,11 @@ class MmaForward {
                                                                        : -infinity();
       }
       const float inverse = used ? div_rn(1.0f, l_[r]) : 0.0f;
-      auto* to = static_cast<typename T::Storage*>(p_.out) + (token * p_.num_q_heads + head) * p_.head_dim;
+      auto* to = static_cast<typename T::Storage*>(p_.out) + (token * p_.num_q_heads + head) * p_.value_dim;
 #pragma unroll
       for (int tile = 0; tile < Tile::kSums; ++tile) {
         const int column = tile * 8 + quad_lane() * 2;
-        if (column >= p_.head_dim) continue;
+        if (column >= p_.value_dim) continue;
         float x[2] = {0.0f, 0.0f};
         if (used) {
           const float4 sum = total()[tile * Tile::kThreads];

@@ -10,7 +10,8 @@ namespace rlk::cuda {
 enum class AttentionKernel : std::int32_t {
   kTiles,    // blocks of 64 rows; float32: 64, or 32 for more than 128 columns
   kFewRows,  // blocks of 16 rows, for sequences with few rows; bf16 and fp16: a block for each split
-  kPairs,    // sm_90: kFewRows for few blocks of threads; at most 128 columns that the copy engine can fetch, pages too
+  kPairs,  // sm_90: kFewRows for few blocks of threads; at most 128 columns that the copy engine can fetch, pages too;
+           // value_dim equals head_dim, as for all that follow
   kClusters,  // sm_90: kPairs for fewer blocks still, by four blocks of threads a split; 65 to 128 columns
   kWgmma,     // sm_90: bf16 and fp16, heads of 64 and 128 columns that the copy engine can fetch, no softcap
 };
@@ -49,7 +50,7 @@ struct SplitGrid {
     const std::int64_t results = attention_rows(p) * p.num_q_heads * splits;
     sums_at = (results * 2 + 3) / 4 * 4;
     merges = splits != 1 || p.num_sequences == 0 || p.group_offsets != nullptr;
-    end = merges ? sums_at + results * p.head_dim : 0;
+    end = merges ? sums_at + results * p.value_dim : 0;
   }
 };
 

@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
       for (int i = 0; i < kVec4s; ++i) {
         const int column = (lane + 32 * i) * 4;
-        if (column < p.head_dim) {
-          sums[s][i] = __ldcg(reinterpret_cast<const float4*>(call.sums + (at + begin + s) * p.head_dim + column));
+        if (column < p.value_dim) {
+          sums[s][i] = __ldcg(reinterpret_cast<const float4*>(call.sums + (at + begin + s) * p.value_dim + column));
         }
       }
     }
@@ -66,11 +66,11 @@ __global__ void __launch_bounds__(128)
   }
   const bool fails = attention_fails(m, used);
   const float inverse = fails ? canonical_nan() : div_rn(1.0f, used ? l : 1.0f);
-  auto* to = static_cast<typename T::Storage*>(p.out) + row * p.head_dim;
+  auto* to = static_cast<typename T::Storage*>(p.out) + row * p.value_dim;
 #pragma unroll
   for (int i = 0; i < kVec4s; ++i) {
     const int column = (lane + 32 * i) * 4;
-    if (column >= p.head_dim) continue;
+    if (column >= p.value_dim) continue;
 #pragma unroll
     for (int j = 0; j < 4; ++j) to[column + j] = T::store(used ? attention_output(o[i][j], inverse) : 0.0f);
   }

@@ -89,22 +89,23 @@ class SplitByCopies : SplitRows<T, Tile> {
       const auto* head = kIsKey ? k_head_ : v_head_;
       const std::int64_t* from = offsets(kIsKey ? 0 : 1, block / Tile::kKeys % 2);
       const std::uint32_t to = kIsKey ? keys_at() : values_at();
+      const int dim = static_cast<int>(kIsKey ? p_.head_dim : p_.value_dim);
       if (vectors_ && whole) {
-        copy_rows(head, from, to);
+        copy_rows(head, dim, from, to);
       } else {
-        load_operand_rows<T, Tile, kIsKey>(head, from, static_cast<int>(p_.head_dim), vectors_, to);
+        load_operand_rows<T, Tile, kIsKey>(head, from, dim, vectors_, to);
       }
     }
     copy_async_commit();
   }
   // A thread copies the same 16 bytes of every few rows. It reads the rows' addresses first: after a copy the compiler
   // would wait for each address. A store between copies would cost more instructions than the copies.
-  __device__ __forceinline__ void copy_rows(const typename T::Storage* head, const std::int64_t* from,
+  __device__ __forceinline__ void copy_rows(const typename T::Storage* head, int dim, const std::int64_t* from,
                                             std::uint32_t to) const {
     constexpr int kRowsAtOnce = Tile::kThreads / Tile::kChunks;
     constexpr int kRows = Tile::kKeys / kRowsAtOnce, kAtOnce = kRows < 8 ? kRows : 8;
     const int first = threadIdx.x / Tile::kChunks, chunk = threadIdx.x % Tile::kChunks;
-    if (chunk * 8 >= p_.head_dim) return;
+    if (chunk * 8 >= dim) return;
     const auto* column = head + chunk * 8;
 #pragma unroll
     for (int i = 0; i < kRows; i += kAtOnce) {
@@ -117,7 +118,7 @@ class SplitByCopies : SplitRows<T, Tile> {
       }
     }
   }
-  // Columns past head_dim, which no copy reaches.
+  // Columns past head_dim, which no copy reaches. No result has V's columns past value_dim, so they may hold anything.
   __device__ __forceinline__ void clear_columns() const {
     const int begin = static_cast<int>(p_.head_dim) / 8;
     for (int row = threadIdx.x; row < 2 * Tile::kKeys; row += Tile::kThreads) {

@@ -27,7 +27,7 @@ struct SplitShape {
   static constexpr int kSumBytes = kBlocks * kGroups * 16 * 8 * 4, kFactorBytes = kBlocks * 16 * 4;
 };
 
-// Partial results of row (token, head) and split s: m and l at [row][s][2], O at [row][s][head_dim].
+// Partial results of row (token, head) and split s: m and l at [row][s][2], O at [row][s][value_dim].
 struct SplitCall {
   std::uint32_t tiles, splits;    // the same fields of SplitGrid
   std::uint32_t kv_heads, group;  // query heads per key head; 32 bits: a 64-bit division takes a hundred instructions
@@ -471,11 +471,11 @@ class SplitRows {
       const unsigned row = first_row_ + lane() / 4 + 8 * r;
       if (row >= last_row_ || !sees[r]) continue;
       const AttentionPartial partial(reference_[r].m, 0.0f);
-      float* to = call_.sums + partial_index(row) * p_.head_dim;
+      float* to = call_.sums + partial_index(row) * p_.value_dim;
 #pragma unroll
       for (int tile = 0; tile < Tile::kShare; ++tile) {
         const int column = (warp() * Tile::kShare + tile) * 8 + lane() % 4 * 2;
-        if (column >= p_.head_dim) continue;
+        if (column >= p_.value_dim) continue;
         to[column] = partial.sum(sums_[tile][2 * r]);
         to[column + 1] = partial.sum(sums_[tile][2 * r + 1]);
       }
@@ -496,8 +496,8 @@ class SplitRows {
     auto* out = static_cast<typename T::Storage*>(p_.out);
     for (unsigned row = first; row < end; ++row) {
       const std::int64_t head = kv_head_ * group_ + row % group_, at = place + row / group_;
-      for (int column = threadIdx.x; column < p_.head_dim; column += blockDim.x) {
-        out[(at * p_.num_q_heads + head) * p_.head_dim + column] = T::store(0.0f);
+      for (int column = threadIdx.x; column < p_.value_dim; column += blockDim.x) {
+        out[(at * p_.num_q_heads + head) * p_.value_dim + column] = T::store(0.0f);
       }
       if (threadIdx.x == 0) put_lse(at, head, -infinity());
     }
@@ -526,7 +526,7 @@ class SplitRows {
   }
   __device__ __forceinline__ void put_output(unsigned row, int column, const RowScale& scale, float a, float b) const {
     const std::int64_t head = kv_head_ * group_ + row % group_, at = first_place_ + row / group_;
-    auto* to = static_cast<typename T::Storage*>(p_.out) + (at * p_.num_q_heads + head) * p_.head_dim + column;
+    auto* to = static_cast<typename T::Storage*>(p_.out) + (at * p_.num_q_heads + head) * p_.value_dim + column;
     const bool none = scale.factor < 0.0f;
     to[0] = T::store(attention_output(none ? 0.0f : fma_rn(a, scale.factor, 0.0f), scale.inverse));
     to[1] = T::store(attention_output(none ? 0.0f : fma_rn(b, scale.factor, 0.0f), scale.inverse));
@@ -562,7 +562,7 @@ class SplitRows {
 #pragma unroll
       for (int tile = 0; tile < Tile::kShare; ++tile) {
         const int column = (warp() * Tile::kShare + tile) * 8 + lane() % 4 * 2;
-        if (column < p_.head_dim) put_output(row, column, scale, sums_[tile][2 * r], sums_[tile][2 * r + 1]);
+        if (column < p_.value_dim) put_output(row, column, scale, sums_[tile][2 * r], sums_[tile][2 * r + 1]);
       }
     }
   }
@@ -586,8 +586,8 @@ class SplitRows {
 #pragma unroll
       for (int tile = 0; tile < Tile::kShare; ++tile) {
         const int column = (warp() * Tile::kShare + tile) * 8 + lane() % 4 * 2;
-        if (column >= p_.head_dim) continue;
-        *reinterpret_cast<float2*>(call_.sums + at * p_.head_dim + column) =
+        if (column >= p_.value_dim) continue;
+        *reinterpret_cast<float2*>(call_.sums + at * p_.value_dim + column) =
             make_float2(sums_[tile][2 * r], sums_[tile][2 * r + 1]);
       }
     }

@@ -29,8 +29,8 @@ enum class Form { kPadded, kLeftPadded, kPacked, kPaged };
 enum class Layout { kTokens, kHeadsFirst, kSlice };  // [T, H, D]; [H, T, D]; heads of a fused projection
 
 struct Case {
-  std::vector<std::pair<std::int64_t, std::int64_t>> lengths;  // numbers of queries and keys of each sequence
-  std::int64_t q_heads = 2, kv_heads = 1, head_dim = 8;
+  std::vector<std::pair<std::int64_t, std::int64_t>> lengths;           // numbers of queries and keys of each sequence
+  std::int64_t q_heads = 2, kv_heads = 1, head_dim = 8, value_dim = 0;  // value_dim 0: head_dim
   DType dtype = DType::kBFloat16;
   Exp exp = Exp::kPortable;
   bool causal = true;
@@ -51,9 +51,11 @@ struct Case {
   bool dlse = true;
   unsigned seed = 1;
 
+  std::int64_t values() const { return value_dim == 0 ? head_dim : value_dim; }
   std::string text() const {
     std::string t = std::string(linear_test::name(dtype)) + " " + std::to_string(q_heads) + "/" +
-                    std::to_string(kv_heads) + " heads of " + std::to_string(head_dim) + ", lengths";
+                    std::to_string(kv_heads) + " heads of " + std::to_string(head_dim) + "/" +
+                    std::to_string(values()) + ", lengths";
     for (const auto& [q, k] : lengths) t += std::string(" ") + std::to_string(q) + "/" + std::to_string(k);
     return t + (causal ? ", causal" : "") + (window ? ", window " + std::to_string(window) : "") +
            (groups.empty() ? "" : ", " + std::to_string(groups.size()) + " groups") +
@@ -71,6 +73,7 @@ class Problem {
     input.num_q_heads = c.q_heads;
     input.num_kv_heads = c.kv_heads;
     input.head_dim = c.head_dim;
+    input.value_dim = c.values();
     input.dtype = c.dtype;
     input.exp = c.exp;
     input.causal = c.causal;
@@ -105,12 +108,8 @@ class Problem {
   const Case& what() const { return case_; }
   const std::vector<std::vector<unsigned char>>& memories() const { return memories_; }
 
-  // Random elements shaped as q, set where queries are in use.
-  AttentionHeads like_queries() {
-    AttentionHeads a = input.q;
-    a.data = fill(q_size_, [&](auto&& element) { each_query(a, element); });
-    return a;
-  }
+  // Random elements shaped as out, set where queries are in use.
+  AttentionHeads like_out() { return queries_of(case_.values()); }
 
   AttentionInput input;
 
@@ -125,7 +124,6 @@ class Problem {
 
   void lay_out_queries(std::int64_t padded) {
     const Case& c = case_;
-    const std::int64_t n = input.num_sequences;
     cu_q_.assign(1, 0);
     for (const auto& [q, k] : c.lengths) {
       cu_q_.push_back(cu_q_.back() + static_cast<std::int32_t>(q));
@@ -135,29 +133,30 @@ class Problem {
     input.q_tokens = packed ? cu_q_.back() : padded;
     if (packed) input.cu_seqlens_q = cu_q_.data();
     if (c.q_form == Form::kPadded) input.seqused_q = used_q_.data();
-    q_size_ = step(c.layout, c.q_heads, input.q_tokens, c.head_dim, &input.q) * (packed ? 1 : n);
-    if (packed) input.q.sequence_stride = 0;
-    input.q = like_queries();
+    input.q = queries_of(c.head_dim);
+  }
+  AttentionHeads queries_of(std::int64_t columns) {
+    const bool packed = case_.q_form == Form::kPacked;
+    AttentionHeads a;
+    const std::int64_t size = step(case_.layout, case_.q_heads, input.q_tokens, columns, &a);
+    if (packed) a.sequence_stride = 0;
+    a.data = fill(size * (packed ? 1 : input.num_sequences), columns, [&](auto&& element) { each_query(a, element); });
+    return a;
   }
 
   void lay_out_keys(std::int64_t padded) {
     const Case& c = case_;
-    const std::int64_t n = input.num_sequences;
     cu_k_.assign(1, 0);
     for (const auto& [q, k] : c.lengths) {
       cu_k_.push_back(cu_k_.back() + static_cast<std::int32_t>(k));
       used_k_.push_back(static_cast<std::int32_t>(k));
       left_k_.push_back(static_cast<std::int32_t>(padded - k));
     }
-    std::int64_t size = 0;
     if (c.k_form == Form::kPaged) {
       lay_out_pages(padded);
-      size = step(c.layout, c.kv_heads, c.page_size, c.head_dim, &input.k) * input.num_pages;
     } else if (c.k_form == Form::kPacked) {
       input.k_tokens = cu_k_.back();
       input.cu_seqlens_k = cu_k_.data();
-      size = step(c.layout, c.kv_heads, input.k_tokens, c.head_dim, &input.k);
-      input.k.sequence_stride = 0;
     } else {
       input.k_tokens = padded;
       if (c.k_form == Form::kPadded) {
@@ -165,11 +164,21 @@ class Problem {
       } else {
         input.leftpad_k = left_k_.data();
       }
-      size = step(c.layout, c.kv_heads, input.k_tokens, c.head_dim, &input.k) * n;
     }
-    input.v = input.k;
-    input.k.data = fill(size, [&](auto&& element) { each_key(input.k, element); });
-    input.v.data = fill(size, [&](auto&& element) { each_key(input.v, element); });
+    input.k = keys_of(c.head_dim);
+    input.v = keys_of(c.values());
+  }
+  AttentionHeads keys_of(std::int64_t columns) {
+    const bool paged = case_.k_form == Form::kPaged, packed = case_.k_form == Form::kPacked;
+    AttentionHeads a;
+    const std::int64_t tokens = paged ? case_.page_size : input.k_tokens;
+    const std::int64_t size = step(case_.layout, case_.kv_heads, tokens, columns, &a);
+    if (packed) a.sequence_stride = 0;
+    a.data = fill(size * (paged    ? input.num_pages
+                          : packed ? 1
+                                   : input.num_sequences),
+                  columns, [&](auto&& element) { each_key(a, element); });
+    return a;
   }
 
   // Every table is one column wider than its size says.
@@ -247,14 +256,14 @@ class Problem {
   }
   // Fills with NaN, except for the elements in use.
   template <class F>
-  const void* fill(std::int64_t size, const F& each) {
+  const void* fill(std::int64_t size, std::int64_t columns, const F& each) {
     const std::size_t bytes = static_cast<std::size_t>(rlk::size_of(case_.dtype));
     memories_.emplace_back(static_cast<std::size_t>(size) * bytes + case_.shift + 16, 0xff);
     unsigned char* data = memories_.back().data();
     data += (16 - reinterpret_cast<std::uintptr_t>(data) % 16) % 16 + case_.shift;
     // Allocations are 16-byte aligned, so every element kept its place above.
     each([&](std::int64_t at) {
-      for (std::int64_t d = 0; d < case_.head_dim; ++d) {
+      for (std::int64_t d = 0; d < columns; ++d) {
         std::uint32_t pattern = linear_test::random_pattern(random_, case_.dtype, case_.data);
         if (case_.data == Data::kNormal) {
           pattern = linear_test::rounded(linear_test::value_of(pattern, case_.dtype) * case_.spread, case_.dtype);
@@ -267,7 +276,6 @@ class Problem {
 
   Case case_;
   std::mt19937 random_;
-  std::int64_t q_size_ = 0;
   std::vector<std::int32_t> cu_q_, cu_k_, used_q_, used_k_, left_k_, table_, prefix_table_, lens_, groups_ = {0};
   std::vector<std::int64_t> shared_k_;  // shared keys per sequence
   std::vector<float> sinks_;

@@ -94,13 +94,13 @@ void check_forward(const Problem& problem, Arithmetic arithmetic) {
   const ForwardPatterns want = reference(p);
   for_each_backend([&](const std::string& way) {
     const std::string backend = way + ", " + linear_test::name(arithmetic);
-    Output out(problem.q_places() * c.head_dim, c.dtype, c.shift), lse(problem.q_places(), DType::kFloat32);
+    Output out(problem.q_places() * c.values(), c.dtype, c.shift), lse(problem.q_places(), DType::kFloat32);
     p.out = out.data();
     p.lse = static_cast<float*>(lse.data());
     run(p);
     ASSERT_NO_FATAL_FAILURE(out.expect(want.out, c.text() + ", out, " + backend));
     ASSERT_NO_FATAL_FAILURE(lse.expect(want.lse, c.text() + ", lse, " + backend));
-    Output alone(problem.q_places() * c.head_dim, c.dtype);
+    Output alone(problem.q_places() * c.values(), c.dtype);
     p.out = alone.data();
     p.lse = nullptr;
     run(p);
@@ -117,7 +117,7 @@ void check_forward(const Problem& problem) {
 void check_backward(Problem& problem) {
   const Case& c = problem.what();
   AttentionBackwardParams p{problem.input};
-  p.dout = problem.like_queries();
+  p.dout = problem.like_out();
   // A backward accepts any out and lse. lse is close to forward's, so that probabilities are realistic.
   AttentionParams forward{problem.input};
   ForwardPatterns saved = reference(forward);
@@ -129,13 +129,13 @@ void check_backward(Problem& problem) {
   std::vector<float> lse(saved.lse.size() + 1), dlse(saved.lse.size() + 1);
   for (std::size_t i = 0; i < saved.lse.size(); ++i) lse[i] = value_of(saved.lse[i], DType::kFloat32);
   for (std::size_t i = 0; i < dlse.size(); ++i) dlse[i] = static_cast<float>(static_cast<int>(i * 37 % 11) - 5) / 8;
-  p.out = {out.data(), problem.input.q_tokens * c.q_heads * c.head_dim, c.q_heads * c.head_dim, c.head_dim};
+  p.out = {out.data(), problem.input.q_tokens * c.q_heads * c.values(), c.q_heads * c.values(), c.values()};
   p.lse = lse.data();
   if (c.dlse) p.dlse = dlse.data();
   const BackwardPatterns want = reference(p);
   for_each_backend([&](const std::string& backend) {
     Output dq(problem.q_places() * c.head_dim, c.dtype, c.shift);
-    Output dk(problem.k_places() * c.head_dim, c.dtype, c.shift), dv(problem.k_places() * c.head_dim, c.dtype);
+    Output dk(problem.k_places() * c.head_dim, c.dtype, c.shift), dv(problem.k_places() * c.values(), c.dtype);
     p.dq = dq.data();
     p.dk = dk.data();
     p.dv = dv.data();

@@ -66,18 +66,19 @@ class Sequence {
     }
     return false;
   }
-  Row query(const AttentionHeads& a, std::int64_t i, std::int64_t head) const {
+  // Rows of `columns` columns: head_dim in q and k, value_dim in v, out and dout.
+  Row query(const AttentionHeads& a, std::int64_t columns, std::int64_t i, std::int64_t head) const {
     const std::int64_t at =
         p_.cu_seqlens_q ? (p_.cu_seqlens_q[b_] + i) * a.token_stride : b_ * a.sequence_stride + i * a.token_stride;
-    return row(a, at + head * a.head_stride);
+    return row(a, columns, at + head * a.head_stride);
   }
   bool has_page(std::int64_t j) const {
     if (p_.parents) return path_[static_cast<std::size_t>(j)] >= 0;
     return !p_.block_table || (page(j) >= 0 && page(j) < p_.num_pages);
   }
-  Row key(const AttentionHeads& a, std::int64_t j, std::int64_t head) const {
+  Row key(const AttentionHeads& a, std::int64_t columns, std::int64_t j, std::int64_t head) const {
     std::int64_t at;
-    if (!has_page(j)) return Row(static_cast<std::size_t>(p_.head_dim), kNaN);
+    if (!has_page(j)) return Row(static_cast<std::size_t>(columns), kNaN);
     if (p_.parents) {
       at = path_[static_cast<std::size_t>(j)] * a.token_stride;
     } else if (p_.block_table) {
@@ -87,7 +88,7 @@ class Sequence {
     } else {
       at = b_ * a.sequence_stride + ((p_.leftpad_k ? p_.leftpad_k[b_] : 0) + j) * a.token_stride;
     }
-    return row(a, at + head * a.head_stride);
+    return row(a, columns, at + head * a.head_stride);
   }
   // place: row index in out, dq and lse; key_place: row index in dk and dv.
   std::int64_t place(std::int64_t i) const { return p_.cu_seqlens_q ? p_.cu_seqlens_q[b_] + i : b_ * p_.q_tokens + i; }
@@ -116,10 +117,9 @@ class Sequence {
     if (j < shared_) return p_.prefix_table[group_ * p_.prefix_stride + j / p_.page_size];
     return p_.block_table[b_ * p_.table_stride + (j - shared_) / p_.page_size];
   }
-  Row row(const AttentionHeads& a, std::int64_t at) const {
+  Row row(const AttentionHeads& a, std::int64_t columns, std::int64_t at) const {
     Row r;
-    for (std::int64_t d = 0; d < p_.head_dim; ++d)
-      r.push_back(value_of(load_pattern(a.data, p_.dtype, at + d), p_.dtype));
+    for (std::int64_t d = 0; d < columns; ++d) r.push_back(value_of(load_pattern(a.data, p_.dtype, at + d), p_.dtype));
     return r;
   }
   const AttentionInput& p_;
@@ -217,7 +217,7 @@ inline Sums split_of(const AttentionParams& p, const std::vector<float>& scores,
   const float c = scale_of(p);
   const auto width = static_cast<std::size_t>(order.block_of(p));
   Sums s;
-  s.o.assign(static_cast<std::size_t>(p.head_dim), 0.0f);
+  s.o.assign(static_cast<std::size_t>(p.value_dim), 0.0f);
   float chains[8] = {}, largest = -kInf;
   for (std::size_t block = begin; block < end; block += width) {
     const std::size_t last = std::min(block + width, end);
@@ -266,7 +266,7 @@ inline Sums split_of(const AttentionParams& p, const std::vector<float>& scores,
 // Node of a head's sink.
 inline Sums sink_of(const AttentionInput& p, std::int64_t head) {
   Sums s;
-  s.o.assign(static_cast<std::size_t>(p.head_dim), 0.0f);
+  s.o.assign(static_cast<std::size_t>(p.value_dim), 0.0f);
   const float u = 0x1.715476p+0f * p.sinks[head], m = std::ceil(u) + 0.0f;
   if (!(m < 0x1p21f)) s.m = kNaN;
   if (std::isnan(s.m) || m <= -0x1p21f) return s;
@@ -286,7 +286,7 @@ struct ForwardPatterns {
 inline ForwardPatterns reference(const AttentionParams& p, const Order& order = {}) {
   const std::int64_t places = p.cu_seqlens_q ? p.q_tokens : p.num_sequences * p.q_tokens;
   ForwardPatterns r;
-  r.out.assign(static_cast<std::size_t>(places * p.num_q_heads * p.head_dim), 0);
+  r.out.assign(static_cast<std::size_t>(places * p.num_q_heads * p.value_dim), 0);
   r.lse.assign(static_cast<std::size_t>(places * p.num_q_heads), logprob_test::bits(-kInf));
   for (std::int64_t b = 0; b < p.num_sequences; ++b) {
     const Sequence sequence(p, b);
@@ -294,14 +294,15 @@ inline ForwardPatterns reference(const AttentionParams& p, const Order& order = 
       const std::int64_t kv_head = h / (p.num_q_heads / p.num_kv_heads);
       std::vector<Row> keys, values;
       for (std::int64_t j = 0; j < sequence.keys; ++j) {
-        keys.push_back(sequence.key(p.k, j, kv_head));
+        keys.push_back(sequence.key(p.k, p.head_dim, j, kv_head));
         // A row that sees a key without a page fails. For other rows a unit multiplies the value of that key too, so
         // the value is +0.
-        values.push_back(sequence.has_page(j) ? sequence.key(p.v, j, kv_head) : Row(keys[0].size(), 0.0f));
+        values.push_back(sequence.has_page(j) ? sequence.key(p.v, p.value_dim, j, kv_head)
+                                              : Row(static_cast<std::size_t>(p.value_dim), 0.0f));
       }
       for (std::int64_t i = 0; i < sequence.queries; ++i) {
         if (!sequence.sees_any(i)) continue;
-        const Row q = sequence.query(p.q, i, h);
+        const Row q = sequence.query(p.q, p.head_dim, i, h);
         std::vector<float> scores;
         std::vector<bool> sees;
         for (std::int64_t j = 0; j < sequence.keys; ++j) {
@@ -317,8 +318,8 @@ inline ForwardPatterns reference(const AttentionParams& p, const Order& order = 
         }
         if (p.sinks) all = merged(all, sink_of(p, h), order);
         const bool fails = !(all.m > -kInf);
-        const std::int64_t at = (sequence.place(i) * p.num_q_heads + h) * p.head_dim;
-        for (std::int64_t d = 0; d < p.head_dim; ++d) {
+        const std::int64_t at = (sequence.place(i) * p.num_q_heads + h) * p.value_dim;
+        for (std::int64_t d = 0; d < p.value_dim; ++d) {
           const float sum = all.o[static_cast<std::size_t>(d)], inverse = 1.0f / all.l;
           const float out = order.reciprocal ? sum * inverse : sum / all.l;
           r.out[static_cast<std::size_t>(at + d)] = rounded(fails ? kNaN : out + 0.0f, p.dtype);
@@ -349,9 +350,9 @@ inline float probability_of(const AttentionInput& p, float t) {
 }
 inline Weights weights_of(const AttentionBackwardParams& p, const Sequence& sequence, std::int64_t i, std::int64_t head,
                           const std::vector<Row>& keys, const std::vector<Row>& values) {
-  Weights w{sequence.query(p.q, i, head), sequence.query(p.dout, i, head), Row(keys.size(), 0.0f),
-            Row(keys.size(), 0.0f), std::vector<bool>(keys.size(), false)};
-  const Row out = sequence.query(p.out, i, head);
+  Weights w{sequence.query(p.q, p.head_dim, i, head), sequence.query(p.dout, p.value_dim, i, head),
+            Row(keys.size(), 0.0f), Row(keys.size(), 0.0f), std::vector<bool>(keys.size(), false)};
+  const Row out = sequence.query(p.out, p.value_dim, i, head);
   float chains[8] = {};
   for (std::size_t d = 0; d < out.size(); ++d) chains[d % 8] = std::fma(w.dout[d], out[d], chains[d % 8]);
   const std::int64_t at = sequence.lse_place(i, head);
@@ -468,16 +469,17 @@ inline void take_steps(const AttentionBackwardParams& p, const Sequence& sequenc
 inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order& order = {}) {
   const std::int64_t places = p.cu_seqlens_q ? p.q_tokens : p.num_sequences * p.q_tokens;
   const std::int64_t key_places = p.cu_seqlens_k ? p.k_tokens : p.num_sequences * p.k_tokens;
-  const auto size = static_cast<std::size_t>(p.head_dim);
+  const auto size = static_cast<std::size_t>(p.head_dim), value_size = static_cast<std::size_t>(p.value_dim);
   BackwardPatterns r;
   r.dq.assign(static_cast<std::size_t>(places * p.num_q_heads) * size, 0);
   r.dk.assign(static_cast<std::size_t>(key_places * p.num_kv_heads) * size, 0);
-  r.dv = r.dk;
+  r.dv.assign(static_cast<std::size_t>(key_places * p.num_kv_heads) * value_size, 0);
   // Sums of the chains. A key that several segments of a tree share has several chains.
-  std::vector<Row> all_dk(static_cast<std::size_t>(key_places * p.num_kv_heads), Row(size, 0.0f)), all_dv = all_dk;
+  std::vector<Row> all_dk(static_cast<std::size_t>(key_places * p.num_kv_heads), Row(size, 0.0f));
+  std::vector<Row> all_dv(all_dk.size(), Row(value_size, 0.0f));
   const auto write = [&](Patterns* to, std::int64_t row, const Row& sums, float scale) {
-    for (std::size_t d = 0; d < size; ++d)
-      (*to)[static_cast<std::size_t>(row) * size + d] = rounded(sums[d] * scale + 0.0f, p.dtype);
+    for (std::size_t d = 0; d < sums.size(); ++d)
+      (*to)[static_cast<std::size_t>(row) * sums.size() + d] = rounded(sums[d] * scale + 0.0f, p.dtype);
   };
   const std::int64_t group = p.num_q_heads / p.num_kv_heads;
   std::vector<std::vector<std::pair<std::int64_t, std::pair<float, float>>>> of_sinks(
@@ -487,10 +489,10 @@ inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order&
     for (std::int64_t kv_head = 0; kv_head < p.num_kv_heads; ++kv_head) {
       std::vector<Row> keys, values;
       for (std::int64_t j = 0; j < sequence.keys; ++j) {
-        keys.push_back(sequence.key(p.k, j, kv_head));
-        values.push_back(sequence.key(p.v, j, kv_head));
+        keys.push_back(sequence.key(p.k, p.head_dim, j, kv_head));
+        values.push_back(sequence.key(p.v, p.value_dim, j, kv_head));
       }
-      std::vector<Row> dk(keys.size(), Row(size, 0.0f)), dv = dk;
+      std::vector<Row> dk(keys.size(), Row(size, 0.0f)), dv(keys.size(), Row(value_size, 0.0f));
       const auto take = [&](std::int64_t head, std::int64_t i) {
         if (!sequence.sees_any(i)) return;
         const Weights w = weights_of(p, sequence, i, head, keys, values);
@@ -519,10 +521,8 @@ inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order&
         if (p.parents && sequence.key_place(static_cast<std::int64_t>(j)) < 0) continue;
         const auto row =
             static_cast<std::size_t>(sequence.key_place(static_cast<std::int64_t>(j)) * p.num_kv_heads + kv_head);
-        for (std::size_t d = 0; d < size; ++d) {
-          all_dk[row][d] = all_dk[row][d] + dk[j][d];
-          all_dv[row][d] = all_dv[row][d] + dv[j][d];
-        }
+        for (std::size_t d = 0; d < size; ++d) all_dk[row][d] = all_dk[row][d] + dk[j][d];
+        for (std::size_t d = 0; d < value_size; ++d) all_dv[row][d] = all_dv[row][d] + dv[j][d];
       }
     }
   }

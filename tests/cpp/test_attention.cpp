@@ -33,6 +33,36 @@ TEST_F(Attention, EveryWidthHasTheBitsOfTheContract) {
   }
 }
 
+// Values narrower than keys, in both block widths and in every form. The last pair is DeepSeek's.
+TEST_F(Attention, ValuesMayBeNarrower) {
+  unsigned seed = 700;
+  for (const auto& [head_dim, value_dim] : {std::pair{16, 8}, {72, 64}, {128, 40}, {256, 8}, {192, 128}}) {
+    for (const Form form : {Form::kPacked, Form::kPadded, Form::kLeftPadded, Form::kPaged}) {
+      Case c{{{5, 9}, {20, 150}, {2, head_dim == 16 ? 1100 : 70}}};
+      c.head_dim = head_dim;
+      c.value_dim = value_dim;
+      c.q_form = form == Form::kPadded ? Form::kPadded : Form::kPacked;
+      c.k_form = form;
+      c.layout = form == Form::kPadded ? Layout::kHeadsFirst : Layout::kTokens;
+      c.q_heads = 4;
+      c.kv_heads = 2;
+      c.sinks = seed % 2 == 0;
+      c.softcap = seed % 3 == 0 ? 3.0f : 0.0f;
+      c.data = seed % 5 == 0 ? Data::kSpecial : Data::kNormal;
+      c.dtype = kFloatTypes[seed % 3];
+      c.exp = kExps[seed / 2 % std::size(kExps)];
+      c.shift = kWholeElements ? 0 : seed % 3;
+      c.seed = ++seed;
+      ASSERT_NO_FATAL_FAILURE(check(c));
+    }
+  }
+  Case tree{{{70, 70}, {30, 30}, {9, 9}, {5, 5}}};
+  tree.parents = {-1, 0, 0, 1};
+  tree.head_dim = 24;
+  tree.value_dim = 16;
+  ASSERT_NO_FATAL_FAILURE(check(tree));
+}
+
 // A block has 128 keys and a tile 64 rows. Lengths are around these; others are decode, a chunk, more queries than
 // keys, no query and no key.
 TEST_F(Attention, LengthsAroundBlocksAndTiles) {
@@ -242,8 +272,8 @@ TEST_F(Attention, SinksOfManyRows) {
   c.dtype = DType::kFloat32;
   Problem problem(c);
   AttentionBackwardParams p{problem.input};
-  p.dout = problem.like_queries();
-  p.out = problem.like_queries();
+  p.dout = problem.like_out();
+  p.out = problem.like_out();
   std::vector<float> lse(static_cast<std::size_t>(problem.q_places()));
   for (std::size_t i = 0; i < lse.size(); ++i) lse[i] = static_cast<float>(i % 7) / 4;
   p.lse = lse.data();
@@ -399,7 +429,7 @@ TEST_F(Attention, AnotherOrderHasOtherBits) {
     differs(reference(forward, reciprocal).out, want.out, "1 / l");
 
     AttentionBackwardParams p{problem.input};
-    p.dout = problem.like_queries();
+    p.dout = problem.like_out();
     std::vector<float> out, lse;
     for (const std::uint32_t x : want.out) out.push_back(value_of(x, DType::kFloat32));
     for (const std::uint32_t x : want.lse) lse.push_back(value_of(x, DType::kFloat32));
@@ -598,6 +628,9 @@ TEST_F(Attention, WhatWouldCorruptMemoryIsRefused) {
   refuses([](AttentionParams& p) { p.head_dim = 12; });
   refuses([](AttentionParams& p) { p.head_dim = 264; });
   refuses([](AttentionParams& p) { p.head_dim = 0; });
+  for (const std::int64_t value_dim : {0, 4, 16}) {
+    refuses([&](AttentionParams& p) { p.value_dim = value_dim; });
+  }
   refuses([](AttentionParams& p) { p.num_q_heads = 3, p.num_kv_heads = 2; });
   refuses([](AttentionParams& p) { p.num_kv_heads = 0; });
   refuses([](AttentionParams& p) { p.dtype = DType::kInt32; });

@@ -33,7 +33,7 @@ Patterns patterns_of(const std::vector<unsigned char>& memory, DType t) {
 }
 
 ForwardPatterns computed(AttentionParams p, std::int64_t rows) {
-  std::vector<unsigned char> out(static_cast<std::size_t>(rows * p.head_dim * rlk::size_of(p.dtype)), 0x5a);
+  std::vector<unsigned char> out(static_cast<std::size_t>(rows * p.value_dim * rlk::size_of(p.dtype)), 0x5a);
   std::vector<unsigned char> lse(static_cast<std::size_t>(rows) * 4, 0x5a);
   p.out = out.data();
   p.lse = reinterpret_cast<float*>(lse.data());
@@ -72,6 +72,7 @@ TEST_F(AttentionMma, ShapesOfModelsHaveTheBitsOfRule1) {
           c.q_form = form == Form::kPaged || form == Form::kLeftPadded ? Form::kPacked : form;
           c.k_form = form;
           c.head_dim = head_dim;
+          c.value_dim = head_dim == 192 && form != Form::kPacked ? 128 : 0;
           c.dtype = dtype;
           c.q_heads = 4;
           c.kv_heads = 2;
@@ -97,16 +98,17 @@ struct BackwardCall {
       out.push_back(static_cast<unsigned char>(x >> 8));
     }
     for (const auto x : forward.lse) lse.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(x)));
-    p.out = {out.data(), p.q_tokens * c.q_heads * c.head_dim, c.q_heads * c.head_dim, c.head_dim};
-    p.dout = problem.like_queries();
+    p.out = {out.data(), p.q_tokens * c.q_heads * c.values(), c.q_heads * c.values(), c.values()};
+    p.dout = problem.like_out();
     p.lse = lse.data();
     for (std::size_t i = 0; i < lse.size(); ++i)
       dlse.push_back(static_cast<float>(static_cast<int>(i * 37 % 11) - 5) / 8);
     p.dlse = dlse.data();
     workspace.resize(lse.size() + 1);
     p.workspace = workspace.data();
-    for (auto* x : {&dq, &dk, &dv})
-      x->assign(static_cast<std::size_t>((x == &dq ? problem.q_places() : problem.k_places()) * c.head_dim * 2), 0x5a);
+    dq.assign(static_cast<std::size_t>(problem.q_places() * c.head_dim * 2), 0x5a);
+    dk.assign(static_cast<std::size_t>(problem.k_places() * c.head_dim * 2), 0x5a);
+    dv.assign(static_cast<std::size_t>(problem.k_places() * c.values() * 2), 0x5a);
     p.dq = dq.data();
     p.dk = dk.data();
     p.dv = dv.data();
@@ -134,6 +136,7 @@ TEST_F(AttentionMma, GradientsHaveTheBitsOfRule1) {
           c.q_form = form == Form::kLeftPadded ? Form::kPacked : form;
           c.k_form = form;
           c.head_dim = head_dim;
+          c.value_dim = head_dim == 192 && form != Form::kPacked ? 128 : 0;
           c.dtype = dtype;
           c.q_heads = 2;
           c.causal = seed % 3 != 0 || window != 0;

@@ -41,7 +41,7 @@ struct Partials {
 Partials reference_partials(const AttentionParams& p, std::int64_t num_splits) {
   const std::int64_t rows = (p.cu_seqlens_q ? p.q_tokens : p.num_sequences * p.q_tokens) * p.num_q_heads;
   Partials r;
-  r.sums.assign(static_cast<std::size_t>(num_splits * rows * p.head_dim), 0.0f);
+  r.sums.assign(static_cast<std::size_t>(num_splits * rows * p.value_dim), 0.0f);
   for (std::int64_t i = 0; i < num_splits * rows; ++i) r.stats.insert(r.stats.end(), {-kInf, 0.0f});
   for (std::int64_t b = 0; b < p.num_sequences; ++b) {
     const Sequence sequence(p, b);
@@ -49,12 +49,12 @@ Partials reference_partials(const AttentionParams& p, std::int64_t num_splits) {
       const std::int64_t kv_head = h / (p.num_q_heads / p.num_kv_heads);
       std::vector<Row> keys, values;
       for (std::int64_t j = 0; j < sequence.keys; ++j) {
-        keys.push_back(sequence.key(p.k, j, kv_head));
-        values.push_back(sequence.key(p.v, j, kv_head));
+        keys.push_back(sequence.key(p.k, p.head_dim, j, kv_head));
+        values.push_back(sequence.key(p.v, p.value_dim, j, kv_head));
       }
       for (std::int64_t i = 0; i < sequence.queries; ++i) {
         if (!sequence.sees_any(i)) continue;
-        const Row q = sequence.query(p.q, i, h);
+        const Row q = sequence.query(p.q, p.head_dim, i, h);
         std::vector<float> scores;
         std::vector<bool> sees;
         for (std::int64_t j = 0; j < sequence.keys; ++j) {
@@ -115,7 +115,7 @@ void check(const Case& c) {
         p.first_split = first;
         p.num_splits = count;
         p.stats = got.stats.data() + 2 * first * rows;
-        p.sums = got.sums.data() + first * rows * p.head_dim;
+        p.sums = got.sums.data() + first * rows * p.value_dim;
         run(p);
       }
       ASSERT_NO_FATAL_FAILURE(expect(got.stats, want.stats, where + ", stats"));
@@ -128,7 +128,7 @@ void check(const Case& c) {
       m.q_tokens = whole.q_tokens;
       m.rows = rows / std::max<std::int64_t>(whole.num_q_heads, 1);
       m.num_q_heads = whole.num_q_heads;
-      m.head_dim = whole.head_dim;
+      m.value_dim = whole.value_dim;
       m.dtype = whole.dtype;
       m.exp = whole.exp;
       std::iota(m.order, m.order + splits, std::int16_t{0});
@@ -161,6 +161,7 @@ TEST_F(AttentionPartials, HaveTheBitsOfTheContractAndMergeToThoseOfOneCall) {
       c.data = data;
       c.dtype = seed % 3 == 0 ? DType::kFloat32 : seed % 3 == 1 ? DType::kBFloat16 : DType::kFloat16;
       c.head_dim = seed % 4 == 1 ? 136 : 16;
+      c.value_dim = seed % 4 == 3 ? 8 : 0;
       c.exp = kExps[seed % std::size(kExps)];
       c.sinks = seed % 2 == 0;
       c.softcap = seed % 5 == 0 ? 3.0f : 0.0f;

@@ -94,12 +94,16 @@ const char* name_of(const AttentionPlan& plan) {
 void run_case(const Case& c) {
   Problem problem(c);
   const std::size_t bytes = static_cast<std::size_t>(size_of(c.dtype));
-  const std::size_t q_size = static_cast<std::size_t>(problem.q_places() * c.head_dim) * bytes;
-  const std::size_t k_size = static_cast<std::size_t>(problem.k_places() * c.head_dim) * bytes;
+  const auto size = [&](std::int64_t places, std::int64_t columns) {
+    return static_cast<std::size_t>(places * columns) * bytes + 16;  // with a canary behind the array
+  };
+  const Memory clean_q(size(problem.q_places(), c.head_dim), kCanary),
+      clean_out(size(problem.q_places(), c.values()), kCanary);
+  const Memory clean_k(size(problem.k_places(), c.head_dim), kCanary),
+      clean_v(size(problem.k_places(), c.values()), kCanary);
   const std::size_t rows = static_cast<std::size_t>(problem.q_places()) * 4;
-  // A canary lies behind each output.
-  Memory out(q_size + 16, kCanary), lse(rows + 16, kCanary), dq = out, dk(k_size + 16, kCanary), dv = dk;
-  const Memory clean_q = out, clean_rows = lse, clean_k = dk;
+  Memory out = clean_out, lse(rows + 16, kCanary), dq = clean_q, dk = clean_k, dv = clean_v;
+  const Memory clean_rows = lse;
   AttentionParams p{problem.input};
   p.arithmetic = Arithmetic::kSm90;
   p.out = out.data();
@@ -110,7 +114,7 @@ void run_case(const Case& c) {
   const AttentionInput device = on_device(problem, &mirror);
   for (const AttentionPlan& plan : kAttentionPlans) {
     for (const int arch : {90, 80}) {
-      const OnDevice out_got(clean_q), lse_got(clean_rows);
+      const OnDevice out_got(clean_out), lse_got(clean_rows);
       AttentionParams got{device};
       got.out = out_got.data;
       got.lse = static_cast<float*>(lse_got.data);
@@ -132,8 +136,8 @@ void run_case(const Case& c) {
 
   AttentionBackwardParams b{problem.input};
   b.arithmetic = Arithmetic::kSm90;
-  b.dout = problem.like_queries();
-  b.out = {out.data(), problem.input.q_tokens * c.q_heads * c.head_dim, c.q_heads * c.head_dim, c.head_dim};
+  b.dout = problem.like_out();
+  b.out = {out.data(), problem.input.q_tokens * c.q_heads * c.values(), c.q_heads * c.values(), c.values()};
   std::vector<float> dlse(static_cast<std::size_t>(problem.q_places()) + 1), workspace = dlse;
   for (std::size_t i = 0; i < dlse.size(); ++i) dlse[i] = static_cast<float>(static_cast<int>(i * 37 % 11) - 5) / 8;
   b.lse = p.lse;
@@ -147,7 +151,7 @@ void run_case(const Case& c) {
   if (c.sinks) b.dsinks = reinterpret_cast<float*>(dsinks.data());
   cpu::attention_backward(b);
   const auto compare = [&](GradientKernel kernel, int arch) {
-    const OnDevice dq_got(clean_q), dk_got(clean_k), dv_got(clean_k);
+    const OnDevice dq_got(clean_q), dk_got(clean_k), dv_got(clean_v);
     AttentionBackwardParams got{device};
     got.dout = b.dout;
     got.dout.data = mirror(static_cast<const unsigned char*>(b.dout.data), extent(problem, b.dout));
@@ -311,6 +315,33 @@ void run_cases() {
     c.softcap = 2.0f;
     c.lengths = {{1000, 1000}, {30, 30}, {100, 100}, {1, 1}};
     c.parents = {-1, 0, 1, 0};
+    run(c);
+  }
+  // Values narrower than keys: prefill, decode, splits, pages, shared prefixes, trees, strides off 16 bytes.
+  for (const auto& [head_dim, value_dim] : {std::pair{64, 8}, {128, 64}, {192, 128}, {40, 24}}) {
+    Case c{{{1, 300}, {90, 150}, {3, 1100}}};
+    c.q_heads = 4;
+    c.kv_heads = 2;
+    c.head_dim = head_dim;
+    c.value_dim = value_dim;
+    run(c);
+    c.data = Data::kSpecial;
+    c.shift = 4;
+    c.sinks = true;
+    c.lengths = {{1, 300}, {9, 140}};
+    run(c);
+    c.shift = 0;
+    c.data = Data::kNormal;
+    c.k_form = Form::kPaged;
+    c.lengths = {{1, 2100}, {3, 2060}, {70, 290}, {2, 200}};
+    c.groups = {{2, 2050}, {1, 256}};
+    run(c);
+    c.groups = {};
+    c.softcap = 2.0f;
+    run(c);
+    c.k_form = Form::kPacked;
+    c.lengths = {{170, 170}, {1, 1}, {61, 61}, {9, 9}};
+    c.parents = {-1, 0, 0, 2};
     run(c);
   }
   // Softcaps, with every plan that supports them.

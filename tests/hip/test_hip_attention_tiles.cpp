@@ -54,7 +54,7 @@ template <class T, class Tile>
 void check_forward(const Problem& problem, emulation::Order order) {
   const Case& c = problem.what();
   const auto size = static_cast<std::size_t>(problem.q_places());
-  Memory out(size * c.head_dim * rlk::size_of(c.dtype), 0x5a), want = out;
+  Memory out(size * c.values() * rlk::size_of(c.dtype), 0x5a), want = out;
   std::vector<float> lse(size, 1.0f), want_lse = lse;
   AttentionParams p{problem.input};
   p.out = want.data();
@@ -73,20 +73,22 @@ template <class T, class Tile>
 void check_backward(Problem& problem, emulation::Order order) {
   const Case& c = problem.what();
   const auto rows = static_cast<std::size_t>(problem.q_places());
-  const std::size_t bytes = static_cast<std::size_t>(c.head_dim * rlk::size_of(c.dtype));
+  const auto bytes = static_cast<std::size_t>(c.head_dim * rlk::size_of(c.dtype));
+  const auto value_bytes = static_cast<std::size_t>(c.values() * rlk::size_of(c.dtype));
   AttentionParams forward{problem.input};
-  Memory out(rows * bytes);
+  Memory out(rows * value_bytes);
   std::vector<float> lse(rows), workspace(rows), dlse(rows, 0.25f);
   forward.out = out.data();
   forward.lse = lse.data();
   rlk::cpu::attention(forward);
   AttentionBackwardParams p{problem.input};
-  p.dout = problem.like_queries();
-  p.out = {out.data(), problem.input.q_tokens * c.q_heads * c.head_dim, c.q_heads * c.head_dim, c.head_dim};
+  p.dout = problem.like_out();
+  p.out = {out.data(), problem.input.q_tokens * c.q_heads * c.values(), c.q_heads * c.values(), c.values()};
   p.lse = lse.data();
   p.dlse = dlse.data();
   p.workspace = workspace.data();
-  Memory dq(rows * bytes, 0x5a), dk(static_cast<std::size_t>(problem.k_places()) * bytes, 0x5a), dv = dk;
+  const auto keys = static_cast<std::size_t>(problem.k_places());
+  Memory dq(rows * bytes, 0x5a), dk(keys * bytes, 0x5a), dv(keys * value_bytes, 0x5a);
   Memory want_dq = dq, want_dk = dk, want_dv = dv;
   const auto point = [&](Memory& q, Memory& k, Memory& v) {
     p.dq = q.data();
@@ -128,6 +130,7 @@ std::vector<Case> cases(std::int64_t widest) {
   Case c{{{150, 150}}};
   c.q_heads = 1;
   c.head_dim = widest;
+  c.value_dim = widest - 40;
   c.window = 40;
   found.push_back(c);
   c.lengths = {{3, 150}, {5, 140}, {2, 60}};

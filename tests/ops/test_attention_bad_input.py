@@ -69,8 +69,26 @@ CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "shape of v": (
         {"v": K[:, :3]},
         ValueError,
-        r"v: expected shape \[2, 7, 2, 16\] \(that of k\), got \[2, 3, 2, 16\]",
+        r"v: expected shape \[2, 7, 2, 16\] \(that of k; the last dimension may be smaller\), got \[2, 3, 2, 16\]",
     ),
+    "rank of v": (
+        {"v": K[0]},
+        ValueError,
+        r"v: expected shape \[2, 7, 2, 16\] \(that of k; the last dimension may be smaller\), got \[7, 2, 16\]",
+    ),
+    "wide v": (
+        {"v": torch.cat([K, K], -1)},
+        ValueError,
+        r"v: expected a last dimension that is a multiple of 8 in \[8, 16\] \(at most that of k\), got shape "
+        r"\[2, 7, 2, 32\]",
+    ),
+    "odd v": (
+        {"v": K[..., :12]},
+        ValueError,
+        r"v: expected a last dimension that is a multiple of 8 in \[8, 16\] \(at most that of k\), got shape "
+        r"\[2, 7, 2, 12\]",
+    ),
+    "no columns of v": ({"v": K[..., :0]}, ValueError, r"v: expected a last dimension .* got shape \[2, 7, 2, 0\]"),
     "columns": (
         {"q": Q.transpose(2, 3).contiguous().transpose(2, 3)},
         ValueError,
@@ -288,7 +306,9 @@ def test_what_backward_refuses() -> None:
 
     assert backward()[0].shape == Q.shape
     for changed, error, words in (
-        ({"dout": Q[:1]}, ValueError, r"dout: expected shape \[2, 5, 4, 16\] \(that of q\), got \[1"),
+        ({"dout": Q[:1]}, ValueError, r"dout: expected shape \[2, 5, 4, 16\] \(that of q with the last dim"),
+        ({"v": K[..., :8]}, ValueError, r"dout: expected shape \[2, 5, 4, 8\] .*, got \[2, 5, 4, 16\]"),
+        ({"v": K[..., :8], "dout": Q[..., :8]}, ValueError, r"out: expected shape \[2, 5, 4, 8\] .*, got"),
         ({"dout": Q.float()}, TypeError, r"dout: expected dtype bfloat16 \(that of q\), got float32"),
         ({"out": out[:, :3]}, ValueError, r"out: expected shape"),
         ({"lse": lse.double()}, TypeError, r"lse: expected dtype float32, got float64"),

@@ -39,7 +39,8 @@ class Problem:
     @property
     def name(self) -> str:
         s = self.sequences
-        return f"case {self.number}: {s.q[0].dtype} {list(s.q[0].shape[1:])} {s.lengths} {self.form} {self.options}"
+        heads = [*s.q[0].shape[1:], s.v[0].shape[-1]]
+        return f"case {self.number}: {s.q[0].dtype} {heads} {s.lengths} {self.form} {self.options}"
 
 
 def make(number: int) -> Problem:
@@ -67,6 +68,9 @@ def make(number: int) -> Problem:
         options["softcap"] = float(rng.choice([2.0, 30.0]))
     if rng.random() < 0.3:
         options["sinks"] = torch.from_numpy(3 * rng.standard_normal(heads[0], dtype=np.float32))
+    if rng.random() < 0.3:  # values narrower than keys
+        value_dim = 8 * log_uniform(rng, 1, head_dim // 8)
+        s.v, s.dout = ([t[..., :value_dim].contiguous() for t in parts] for parts in (s.v, s.dout))
     return Problem(number, s, form, options)
 
 

@@ -40,7 +40,7 @@ class _Attentions(NamedTuple):
     options: dict[str, Any]
     q: np.ndarray  # [batch, queries, heads, head_dim]
     k: np.ndarray  # [batch, keys, kv_heads, head_dim]
-    v: np.ndarray
+    v: np.ndarray  # value_dim in place of head_dim, as in dout
     dout: np.ndarray
 
     def results(self, arrays: Arrays) -> dict[str, np.ndarray]:
@@ -57,14 +57,17 @@ class _Attentions(NamedTuple):
 
 def _attentions(dtypes: tuple[str, ...]) -> Iterator[_Attentions]:
     random = np.random.default_rng(6)
-    # Decode; less than a block of keys; a chunk over a block; a window. Grouped heads, and widths of models.
-    for queries, keys, heads, kv_heads, head_dim, window in (
-        (1, 40, 4, 2, 64, None), (9, 9, 3, 1, 8, None), (33, 150, 4, 2, 128, None), (20, 20, 2, 2, 80, 6)
+    # Decode; less than a block of keys; a chunk over a block; a window; values narrower than keys. Grouped heads, and
+    # widths of models.
+    for queries, keys, heads, kv_heads, head_dim, value_dim, window in (
+        (1, 40, 4, 2, 64, 64, None), (9, 9, 3, 1, 8, 8, None), (33, 150, 4, 2, 128, 128, None),
+        (20, 20, 2, 2, 80, 80, 6), (9, 70, 2, 2, 192, 128, None),
     ):  # fmt: skip
+        of_q, of_k = (queries, heads), (keys, kv_heads)
         for dtype in dtypes:
             q, k, v, dout = (
-                round_to(random.normal(0, 1, (3, tokens, count, head_dim)).astype(np.float32), dtype)
-                for tokens, count in ((queries, heads), (keys, kv_heads), (keys, kv_heads), (queries, heads))
+                round_to(random.normal(0, 1, (3, *places, columns)).astype(np.float32), dtype)
+                for places, columns in ((of_q, head_dim), (of_k, head_dim), (of_k, value_dim), (of_q, value_dim))
             )
             yield _Attentions(dtype, {"window_size": window}, q, k, v, dout)
 

@@ -40,7 +40,7 @@ class AttentionResult(NamedTuple, Generic[ArrayT]):
     """The result of ``attention(..., return_lse=True)``.
 
     Attributes:
-        out: the shape and dtype of ``q``, contiguous.
+        out: the shape of ``q`` with the last dimension of ``v``, the dtype of ``q``, contiguous.
         lse: float32, ``[batch, heads, tokens]``, or ``[heads, tokens]`` for packed queries. It is the natural logarithm
             of the sum of ``exp(softmax_scale * score)`` over the keys that a query sees and its head's sink. It is -Inf
             if the query sees nothing.
@@ -192,7 +192,8 @@ def attention(
             ``[batch, heads, tokens, head_dim]`` is valid. ``head_dim`` is a multiple of 8, at most 256.
         k, v: ``[batch, tokens, kv_heads, head_dim]``; packed ``[tokens, kv_heads, head_dim]`` with ``cu_seqlens_k``;
             pages ``[num_pages, page_size, kv_heads, head_dim]`` of any size with ``block_table``. ``kv_heads`` divides
-            ``q_heads``: query head h reads head ``h // (q_heads / kv_heads)``.
+            ``q_heads``: query head h reads head ``h // (q_heads / kv_heads)``. The last dimension of ``v`` may be
+            smaller, a multiple of 8 (192 and 128 in DeepSeek's MLA). The bits are those of ``v`` padded with zeros.
         causal: a query sees the keys up to its own position; otherwise it sees its whole sequence.
         window_size: the number of keys that a query sees, including its own: ``q_pos - k_pos < window_size``, as
             Hugging Face's ``sliding_window`` (FlashAttention's ``window_size=(window_size - 1, 0)``). Only causal.
@@ -235,9 +236,9 @@ def attention(
             ``cu_seqlens_k`` and ``block_table`` describe these keys. ``seqused_k`` is required. It and the masks refer
             to the whole sequence; keys beyond it are not needed. Not supported with ``shared_prefix``.
     Returns:
-        ``out``, with the shape and dtype of ``q``, contiguous; or :class:`AttentionResult` or
-        :class:`AttentionPartials`. A query that is not in use, or sees no key, gets an output of +0 and an lse of -Inf,
-        and is never read. Padding among the keys is never read either.
+        ``out``, with the shape of ``q`` but the last dimension of ``v``, and the dtype of ``q``, contiguous; or
+        :class:`AttentionResult` or :class:`AttentionPartials`. A query that is not in use, or sees no key, gets an
+        output of +0 and an lse of -Inf, and is never read. Padding among the keys is never read either.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value, for arguments that do
         not go together, and on the CPU for lists that contradict the arrays; RuntimeError if this build has no kernel

@@ -124,16 +124,16 @@ def attention_merge(
     Args:
         partials: the result of ``attention(..., return_partials=True)``, or the :class:`AttentionPartials` of several
             ranks joined on the first dimension: ``stats`` float32 ``[splits, *q.shape[:-1], 2]``, ``sums`` float32
-            ``[splits, *q.shape]``, both contiguous, and ``splits``, the number of each split. The numbers may be in any
-            order, each once. At most 1024. A number past a sequence's last split changes nothing, so ranks may pad to
-            equal length.
+            ``[splits, *out.shape]``, both contiguous, and ``splits``, the number of each split. The numbers may be in
+            any order, each once. At most 1024. A number past a sequence's last split changes nothing, so ranks may pad
+            to equal length.
         out_dtype: that of ``q``: float32, bfloat16 or float16.
         sinks: float32 ``[q_heads]``, as for :func:`attention`, which does not take them together with
             ``return_partials``.
         exp: as for :func:`attention`; it matters only for sinks.
         return_lse: also return the logarithm of each row's sum.
     Returns:
-        ``out``, with the shape of ``q``, contiguous; or :class:`AttentionResult`.
+        ``out``, as :func:`attention` gives it; or :class:`AttentionResult`.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value, for ``stats`` and
         ``sums`` of different rows, and for a gradient that would be lost; RuntimeError if this build has no kernel for

@@ -36,7 +36,7 @@ class AttentionPartials(NamedTuple, Generic[ArrayT]):
         stats: float32 ``[splits, *q.shape[:-1], 2]``: m and l of a row in a split, which mean ``l * 2**m``. m is -Inf
             if nothing contributed: l is then 0 if the row sees no key of the split, else 1. A row that fails has m NaN
             and l 0.
-        sums: float32 ``[splits, *q.shape]``: O, the sum of the values with the same weights that l sums.
+        sums: float32 ``[splits, *out.shape]``: O, the sum of the values with the same weights that l sums.
         splits: the number of each split.
     """
 
@@ -106,7 +106,7 @@ def _keys(arrays: Any) -> Any:
 
 def _shapes(arrays: Any, how: tuple[Any, ...]) -> tuple[Any, Any]:
     q, count = arrays[0], split_count(_keys(arrays)) if how[0] is None else len(how[0])
-    return (count, *q.shape[:-1], 2), (count, *q.shape)
+    return (count, *q.shape[:-1], 2), (count, *q.shape[:-1], arrays[2].shape[-1])
 
 
 def _check_operands(arrays: Any, how: tuple[Any, ...], _: Any) -> None:

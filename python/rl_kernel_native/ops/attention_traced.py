@@ -198,8 +198,15 @@ def _check_keys(
         raise ValueError(f"k: expected a last dimension of {q.shape[-1]} (that of q), got shape {list(k.shape)}")
     if k.shape[-2] < 1 or q.shape[-2] % k.shape[-2]:
         raise ValueError(f"k: expected a number of heads that divides q's {q.shape[-2]}, got shape {list(k.shape)}")
-    if tuple(v.shape) != tuple(k.shape):
-        raise ValueError(f"v: expected shape {list(k.shape)} (that of k), got {list(v.shape)}")
+    if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
+        raise ValueError(
+            f"v: expected shape {list(k.shape)} (that of k; the last dimension may be smaller), got {list(v.shape)}"
+        )
+    if v.shape[-1] % 8 or not 8 <= v.shape[-1] <= k.shape[-1]:
+        raise ValueError(
+            f"v: expected a last dimension that is a multiple of 8 in [8, {k.shape[-1]}] (at most that of k), got "
+            f"shape {list(v.shape)}"
+        )
     check_columns(v, "v")
     if table is not None:
         _check_table(table, "block_table", batch, "max_pages] (the sequences of q)")
@@ -210,6 +217,11 @@ def _check_keys(
         raise ValueError(f"k: expected a first dimension of {batch} (the sequences of q), got shape {list(k.shape)}")
 
 
+def out_shape(q: Any, v: Any) -> tuple[Any, ...]:
+    """The shape of out: that of q, with the last dimension of v."""
+    return (*q.shape[:-1], v.shape[-1])
+
+
 def _lse_shape(q: Tensor) -> list[Any]:
     """The shape [..., heads, tokens] of lse for q [..., tokens, heads, head_dim]."""
     return [*q.shape[:-3], q.shape[-2], q.shape[-3]]
@@ -218,7 +230,7 @@ def _lse_shape(q: Tensor) -> list[Any]:
 @fake("attention")
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     check_operands(q, k, v, *rest[:-2])
-    return q.new_empty(q.shape), q.new_empty(_lse_shape(q), dtype=torch.float32)
+    return q.new_empty(out_shape(q, v)), q.new_empty(_lse_shape(q), dtype=torch.float32)
 
 
 @fake("attention_backward")
@@ -227,10 +239,14 @@ def _backward_fake(
 ) -> Any:
     *call, _exp, _unit, wants_q, wants_kv, wants_sinks = rest
     check_operands(q, k, v, *call[:7], *NO_PAGES, *call[7:])
+    wanted = out_shape(q, v)
     for tensor, name in ((dout, "dout"), (out, "out")):
         check_dtype_like(tensor, name, q, "q")
-        if tuple(tensor.shape) != tuple(q.shape):
-            raise ValueError(f"{name}: expected shape {list(q.shape)} (that of q), got {list(tensor.shape)}")
+        if tuple(tensor.shape) != wanted:
+            raise ValueError(
+                f"{name}: expected shape {list(wanted)} (that of q with the last dimension of v), got "
+                f"{list(tensor.shape)}"
+            )
         check_columns(tensor, name)
     for rows, name in ((lse, "lse"), (dlse, "dlse")):
         if rows is None:
@@ -300,7 +316,7 @@ def _paged(k: Tensor, table: Tensor, prefix_table: Any, prefix_lens: Any, group_
 
 
 def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
-    """q [b, i, kv_heads, group, d] and k, v [b, j, kv_heads, d] in float64, which query sees which key [b, 1, 1, i, j],
+    """q [b, i, kv_heads, group, d], k and v [b, j, kv_heads, d] in float64, which query sees which key [b, 1, 1, i, j],
     and the scale."""
     cu_q, cu_k, used_q, used_k, leftpad, parents, *pages = lists
     causal, window_size, softmax_scale = how[:3]
@@ -364,7 +380,7 @@ def _composed_forward(q: Tensor, k: Tensor, v: Tensor, sinks: Any, lists: tuple[
     lse = lse.flatten(1, 2)
     if lists[0] is None and lists[1] is not None:  # [1, heads, batch * tokens]
         lse = lse[0].unflatten(1, (q.shape[0], q.shape[1])).transpose(0, 1)
-    return out.reshape(q.shape), lse.reshape(_lse_shape(q)).float()
+    return out.reshape(out_shape(q, v)), lse.reshape(_lse_shape(q)).float()
 
 
 def _composed_backward(
@@ -372,7 +388,8 @@ def _composed_backward(
 ) -> tuple[Any, ...]:
     x, y, z, sees, scale = _scene(q, k, v, (*lists, *NO_PAGES), how)
     p, of_sinks, _, slope = _probabilities(x, y, sinks, sees, scale, how[3])
-    g = _where(sees.any(-1)[:, 0, 0], dout.double().reshape(x.flatten(2, 3).shape)).reshape(x.shape)
+    g = _where(sees.any(-1)[:, 0, 0], dout.double().reshape(*x.shape[:2], q.shape[-2], v.shape[-1]))
+    g = g.unflatten(2, x.shape[2:4])
     dp = torch.einsum("bihgd,bjhd->bhgij", g, z)
     delta = (p * dp).sum(-1, keepdim=True)
     if dlse is not None:

@@ -49,9 +49,9 @@ def attention_reference(
         tokens_k = _places(k, cu_seqlens_k, leftpad_k, seqused_k)
     flat_q = q.reshape(-1, *q.shape[-2:])
     flat_k, flat_v = (a.reshape(-1, *a.shape[-2:]) for a in (k, v))
-    out, lse = np.zeros(flat_q.shape), np.full(flat_q.shape[:2], -np.inf)
+    out, lse = np.zeros((*flat_q.shape[:2], v.shape[-1])), np.full(flat_q.shape[:2], -np.inf)
     grads = {name: np.zeros(a.shape) for name, a in (("dq", flat_q), ("dk", flat_k), ("dv", flat_v))}
-    flat_dout = None if dout is None else _wide(dout).reshape(flat_q.shape)
+    flat_dout = None if dout is None else _wide(dout).reshape(out.shape)
     flat_dlse = None if dlse is None else _heads_last(_wide(dlse), q).reshape(lse.shape)
     group = flat_q.shape[1] // flat_k.shape[1]
     dsinks = np.zeros(flat_q.shape[1])
@@ -77,7 +77,7 @@ def attention_reference(
             np.add.at(grads["dk"], (columns, head // group), ds.T @ np.where(used[:, None], x, 0))
             np.add.at(grads["dv"], (columns, head // group), p.T @ g)
     shaped = np.moveaxis(lse.reshape(q.shape[:-1]), -1, -2)
-    found = {"out": out.reshape(q.shape), "lse": shaped}
+    found = {"out": out.reshape(*q.shape[:-1], v.shape[-1]), "lse": shaped}
     if flat_dout is not None:
         found |= {name: a.reshape(like.shape) for (name, a), like in zip(grads.items(), (q, k, v), strict=True)}
         found |= {} if sinks is None else {"dsinks": dsinks}
@@ -118,7 +118,7 @@ def attention_facts(
 
     def of_keys(a: np.ndarray) -> np.ndarray:
         """Sums [batch, keys, heads, head_dim] over the query heads of each key head."""
-        return a.reshape(batch, keys, kv_heads, group, dim).sum(3)
+        return a.reshape(batch, keys, kv_heads, group, a.shape[-1]).sum(3)
 
     def by_query(a: np.ndarray) -> np.ndarray:
         return np.moveaxis(a, 1, 2)[..., None]

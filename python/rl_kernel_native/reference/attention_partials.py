@@ -68,7 +68,7 @@ def attention_partials_reference(
     flat_k, flat_v = (a.reshape(-1, *a.shape[-2:]) for a in (k, v))
     stats = np.zeros((len(own), *flat_q.shape[:2], 2))
     stats[..., 0] = -np.inf
-    sums = np.zeros((len(own), *flat_q.shape))
+    sums = np.zeros((len(own), *flat_q.shape[:2], v.shape[-1]))
     group = flat_q.shape[1] // flat_k.shape[1]
     for b, (rows, columns) in enumerate(zip(tokens_q, tokens_k, strict=True)):
         length = len(columns) if lengths is None else lengths[b]
@@ -85,7 +85,10 @@ def attention_partials_reference(
                 stats[s, rows, head, 0] = top
                 stats[s, rows, head, 1] = np.where(top > -np.inf, weights.sum(1), nothing)
                 sums[s, rows, head] = weights @ z
-    return {"stats": stats.reshape(len(own), *q.shape[:-1], 2), "sums": sums.reshape(len(own), *q.shape)}
+    return {
+        "stats": stats.reshape(len(own), *q.shape[:-1], 2),
+        "sums": sums.reshape(len(own), *q.shape[:-1], v.shape[-1]),
+    }
 
 
 def _own_keys(splits: list[int], length: int) -> list[range]:

@@ -25,7 +25,7 @@ RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t r
     if (used) {
       const auto* dout = attention_head<T>(p.dout, head) + offset_of(p.dout, packed, sequence, token);
       const auto* out = attention_head<T>(p.out, head) + offset_of(p.out, packed, sequence, token);
-      for (int d = lane; d < p.head_dim; d += kAttentionChains) sum = fma_rn(T::load(dout[d]), T::load(out[d]), sum);
+      for (int d = lane; d < p.value_dim; d += kAttentionChains) sum = fma_rn(T::load(dout[d]), T::load(out[d]), sum);
     }
 #pragma unroll
     for (int distance = 1; distance < kAttentionChains; distance *= 2) {
@@ -95,6 +95,7 @@ class AttentionBackward {
  protected:
   static RLK_DEVICE int tid() { return Machine::thread(); }
   RLK_DEVICE int head_dim() const { return static_cast<int>(p_.head_dim); }
+  RLK_DEVICE int value_dim() const { return static_cast<int>(p_.value_dim); }
   RLK_DEVICE float c() const { return attention_scale(p_); }
 
   // Turns products of q and k into p, and products of dout and v into ds, both rounded to dtype. Where the row does not
@@ -141,12 +142,12 @@ class AttentionBackward {
                : weights<Exp::kPortable, kByColumn>(scores, dp, block, end);
   }
 
-  RLK_DEVICE void sum(bool holes, const AttentionRows<Machine, T>& x, int count,
+  RLK_DEVICE void sum(bool holes, const AttentionRows<Machine, T>& x, int count, int dim,
                       float (&sums)[kOfThread][Tile::kSums]) const {
     if (holes) {
-      accumulate<Machine, Tile, true>(s_.weights, x, count, head_dim(), s_.stage, sums);
+      accumulate<Machine, Tile, true>(s_.weights, x, count, dim, s_.stage, sums);
     } else {
-      accumulate<Machine, Tile, false>(s_.weights, x, count, head_dim(), s_.stage, sums);
+      accumulate<Machine, Tile, false>(s_.weights, x, count, dim, s_.stage, sums);
     }
   }
 
@@ -158,22 +159,20 @@ class AttentionBackward {
     }
   }
 
-  // Stores a contiguous row of a gradient. Sums of an unused row may hold anything.
-  RLK_DEVICE void store(bool used, const float (&sums)[Tile::kSums], float scale, void* to,
+  // Stores a contiguous row of a gradient with `dim` columns. Sums of an unused row may hold anything.
+  RLK_DEVICE void store(bool used, const float (&sums)[Tile::kSums], float scale, void* to, int dim,
                         std::int64_t token_and_head) const {
-    auto* out =
-        in_memory(static_cast<typename T::Storage*>(to)) + token_and_head * p_.head_dim + tid() % kAttentionLines * 4;
-    const int columns = head_dim() - tid() % kAttentionLines * 4;
+    auto* out = in_memory(static_cast<typename T::Storage*>(to)) + token_and_head * dim + tid() % kAttentionLines * 4;
+    const int columns = dim - tid() % kAttentionLines * 4;
 #pragma unroll
     for (int i = 0; i < Tile::kSums; ++i) {
       const int column = i / 4 * 64 + i % 4;
       if (column < columns) out[column] = T::store(used ? add_rn(mul_rn(sums[i], scale), 0.0f) : 0.0f);
     }
   }
-  RLK_DEVICE void store_zeros(void* to, std::int64_t token_and_head) const {
-    auto* out = in_memory(static_cast<typename T::Storage*>(to)) + token_and_head * p_.head_dim;
-    for (int column = tid() % kAttentionLines; column < head_dim(); column += kAttentionLines)
-      out[column] = T::store(0.0f);
+  RLK_DEVICE void store_zeros(void* to, int dim, std::int64_t token_and_head) const {
+    auto* out = in_memory(static_cast<typename T::Storage*>(to)) + token_and_head * dim;
+    for (int column = tid() % kAttentionLines; column < dim; column += kAttentionLines) out[column] = T::store(0.0f);
   }
 
   const Params& p_;
@@ -194,6 +193,7 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile, Params> {
   using Base::p_;
   using Base::s_;
   using Base::tid;
+  using Base::value_dim;
 
  public:
   using Base::Base;
@@ -211,7 +211,7 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile, Params> {
     }
     if (keys.empty()) {
       for (std::int64_t row = begin + tid() / kAttentionLines; row < segment.last; row += kAttentionLines) {
-        this->store_zeros(p_.dq, out_row(place.sequence, place.kv_head, row));
+        this->store_zeros(p_.dq, head_dim(), out_row(place.sequence, place.kv_head, row));
       }
       return segment.last;
     }
@@ -234,7 +234,7 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile, Params> {
       float dq[Tile::kSums];
 #pragma unroll
       for (int i = 0; i < Tile::kSums; ++i) dq[i] = total(r, i);
-      this->store(used, dq, p_.softmax_scale, p_.dq, out_row(scene.sequence, scene.kv_head, row));
+      this->store(used, dq, p_.softmax_scale, p_.dq, head_dim(), out_row(scene.sequence, scene.kv_head, row));
     }
     Machine::barrier();  // the next segment writes what this one reads
     return scene.end;
@@ -270,7 +270,7 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile, Params> {
       return AttentionRows<Machine, T>{in_memory(static_cast<const typename T::Storage*>(a.data)), offsets, g_.vectors};
     };
     load_transposed<Machine, T, kRows>(rows(p_.q, s_.a_offsets), head_dim(), s_.a);
-    load_transposed<Machine, T, kRows>(rows(p_.dout, s_.b_offsets), head_dim(), s_.b);
+    load_transposed<Machine, T, kRows>(rows(p_.dout, s_.b_offsets), value_dim(), s_.b);
   }
 
   RLK_DEVICE AttentionRows<Machine, T> rows_of(const AttentionHeads& a, const std::int64_t* offsets) const {
@@ -291,13 +291,13 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile, Params> {
     const int last = s_.scene->last, end = last - block < kBlock ? last : block + kBlock;
     float scores[kOfThread][kScores], dp[kOfThread][kScores];
     multiply<Machine, Tile>(s_.a, rows_of(p_.k, s_.a_offsets), head_dim(), s_.stage, scores);
-    multiply<Machine, Tile>(s_.b, rows_of(p_.v, s_.b_offsets), head_dim(), s_.stage, dp);
+    multiply<Machine, Tile>(s_.b, rows_of(p_.v, s_.b_offsets), value_dim(), s_.stage, dp);
     const bool mine = this->template weights<false>(scores, dp, block, end);
     store_weights<Machine, Tile>(s_.weights, dp);
     const bool holes = Machine::any(mine, s_.flags);
     float of_block[kOfThread][Tile::kSums];
     this->clear(of_block);
-    this->sum(holes, rows_of(p_.k, s_.a_offsets), end - block, of_block);
+    this->sum(holes, rows_of(p_.k, s_.a_offsets), end - block, head_dim(), of_block);
 #pragma unroll
     for (int r = 0; r < kOfThread; ++r) {
 #pragma unroll
@@ -332,6 +332,7 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
   using Base::p_;
   using Base::s_;
   using Base::tid;
+  using Base::value_dim;
 
  public:
   using Base::Base;
@@ -354,8 +355,8 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
     }
     if (queries.empty()) {
       for (std::int64_t row = begin + tid() / kAttentionLines; row < segment.last; row += kAttentionLines) {
-        this->store_zeros(p_.dk, out_row(place.sequence, place.kv_head, row));
-        this->store_zeros(p_.dv, out_row(place.sequence, place.kv_head, row));
+        this->store_zeros(p_.dk, head_dim(), out_row(place.sequence, place.kv_head, row));
+        this->store_zeros(p_.dv, value_dim(), out_row(place.sequence, place.kv_head, row));
       }
       return segment.last;
     }
@@ -366,8 +367,8 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
       const std::int64_t row = scene.begin + tid() / kAttentionLines * kOfThread + r;
       if (row >= scene.end) continue;
       const bool used = s_.last[tid() / kAttentionLines * kOfThread + r] != 0;
-      this->store(used, dk_[r], p_.softmax_scale, p_.dk, out_row(scene.sequence, scene.kv_head, row));
-      this->store(used, dv_[r], 1.0f, p_.dv, out_row(scene.sequence, scene.kv_head, row));
+      this->store(used, dk_[r], p_.softmax_scale, p_.dk, head_dim(), out_row(scene.sequence, scene.kv_head, row));
+      this->store(used, dv_[r], 1.0f, p_.dv, value_dim(), out_row(scene.sequence, scene.kv_head, row));
     }
     Machine::barrier();  // the next segment writes what this one reads
     return scene.end;
@@ -405,8 +406,8 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
     for (int r = 0; r < kOfThread; ++r) {
       const std::int64_t row = scene.begin + tid() / kAttentionLines * kOfThread + r;
       if (row >= scene.end) continue;
-      this->store(true, dk[r], p_.softmax_scale, p_.dk, out_row(scene.sequence, scene.kv_head, row));
-      this->store(true, dv[r], 1.0f, p_.dv, out_row(scene.sequence, scene.kv_head, row));
+      this->store(true, dk[r], p_.softmax_scale, p_.dk, head_dim(), out_row(scene.sequence, scene.kv_head, row));
+      this->store(true, dv[r], 1.0f, p_.dv, value_dim(), out_row(scene.sequence, scene.kv_head, row));
     }
     Machine::barrier();  // the next tile writes what this one reads
   }
@@ -459,7 +460,7 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
     load_transposed<Machine, T, kRows>(
         AttentionRows<Machine, T>{attention_head<T>(p_.k, kv_head), s_.a_offsets, g_.vectors}, head_dim(), s_.a);
     load_transposed<Machine, T, kRows>(
-        AttentionRows<Machine, T>{attention_head<T>(p_.v, kv_head), s_.b_offsets, g_.vectors}, head_dim(), s_.b);
+        AttentionRows<Machine, T>{attention_head<T>(p_.v, kv_head), s_.b_offsets, g_.vectors}, value_dim(), s_.b);
   }
 
   // Processes queries [block, block + kBlock) of one query head that reads the key head.
@@ -487,15 +488,15 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
     const AttentionRows<Machine, T> dout = {attention_head<T>(p_.dout, head), s_.b_offsets, g_.vectors};
     float scores[kOfThread][kScores], ds[kOfThread][kScores];
     multiply<Machine, Tile>(s_.a, q, head_dim(), s_.stage, scores);
-    multiply<Machine, Tile>(s_.b, dout, head_dim(), s_.stage, ds);
+    multiply<Machine, Tile>(s_.b, dout, value_dim(), s_.stage, ds);
     const bool mine = this->template weights<true>(scores, ds, block, end);
     store_weights<Machine, Tile>(s_.weights, scores);
     const bool holes = Machine::any(mine, s_.flags);
-    this->sum(holes, dout, end - block, dv_);
+    this->sum(holes, dout, end - block, value_dim(), dv_);
     Machine::barrier();
     store_weights<Machine, Tile>(s_.weights, ds);
     Machine::barrier();
-    this->sum(holes, q, end - block, dk_);
+    this->sum(holes, q, end - block, head_dim(), dk_);
     Machine::barrier();  // weights and offsets are written again
   }
 

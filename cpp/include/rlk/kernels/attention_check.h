@@ -19,6 +19,8 @@ inline void check_attention_input(const AttentionInput& p) {
             "attention: query heads are a multiple of key heads");
   RLK_CHECK(p.head_dim >= 8 && p.head_dim <= kMaxHeadDim && p.head_dim % 8 == 0,
             "attention: head_dim is a multiple of 8 in [8, 256]");
+  RLK_CHECK(p.value_dim >= 8 && p.value_dim <= p.head_dim && p.value_dim % 8 == 0,
+            "attention: value_dim is a multiple of 8 in [8, head_dim]");
   RLK_CHECK(p.window_size >= 0 && (p.window_size == 0 || p.causal), "attention: a window is causal");
   const float c = attention_scale(p.softmax_scale);
   RLK_CHECK(c >= 0x1p-126f && c < infinity(), "attention: log2e * softmax_scale is finite, positive and not subnormal");
@@ -72,8 +74,8 @@ inline void check_attention(const AttentionMergeParams& p) {
   RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
             "attention_merge: out is float32, bfloat16 or float16");
   RLK_CHECK(p.num_splits >= 0 && p.num_splits <= kMaxMergedSplits, "attention_merge: at most 1024 splits");
-  RLK_CHECK(p.head_dim >= 8 && p.head_dim <= kMaxHeadDim && p.head_dim % 8 == 0,
-            "attention_merge: head_dim is a multiple of 8 in [8, 256]");
+  RLK_CHECK(p.value_dim >= 8 && p.value_dim <= kMaxHeadDim && p.value_dim % 8 == 0,
+            "attention_merge: value_dim is a multiple of 8 in [8, 256]");
   RLK_CHECK(p.rows >= 0 && p.num_q_heads >= 0 && p.q_tokens >= 0 && (p.rows == 0 || p.rows % p.q_tokens == 0),
             "attention_merge: rows are those of sequences");
   const bool of_parts = p.outs != nullptr || p.lses != nullptr;

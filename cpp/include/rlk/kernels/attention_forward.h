@@ -153,6 +153,7 @@ class AttentionForward {
 
   RLK_DEVICE float c() const { return attention_scale(p_); }
   RLK_DEVICE int head_dim() const { return static_cast<int>(p_.head_dim); }
+  RLK_DEVICE int value_dim() const { return static_cast<int>(p_.value_dim); }
   // One past the block's last key.
   RLK_DEVICE int end_of(int block) const {
     const int last = s_.scene->last_key;
@@ -190,9 +191,9 @@ class AttentionForward {
     sum_probabilities();
     const AttentionRows<Machine, T> v = rows_of(p_.v, s_.v_offsets);
     if (holes) {
-      accumulate<Machine, Tile, true>(s_.weights, v, end_of(block) - block, head_dim(), s_.stage, sums_);
+      accumulate<Machine, Tile, true>(s_.weights, v, end_of(block) - block, value_dim(), s_.stage, sums_);
     } else {
-      accumulate<Machine, Tile, false>(s_.weights, v, end_of(block) - block, head_dim(), s_.stage, sums_);
+      accumulate<Machine, Tile, false>(s_.weights, v, end_of(block) - block, value_dim(), s_.stage, sums_);
     }
     Machine::barrier();  // weights and offsets are written again
   }
@@ -353,7 +354,7 @@ class AttentionForward {
     const AttentionForwardScene scene = *s_.scene;
     const std::int64_t cells = (number - p_.first_split) * attention_rows(p_) * p_.num_q_heads;
     const auto cell = [&](int row) {
-      return cells + out_offset(scene.sequence, scene.kv_head, scene.begin + row) / p_.head_dim;
+      return cells + out_offset(scene.sequence, scene.kv_head, scene.begin + row) / p_.value_dim;
     };
     if (tid() < kRows) {
       const int row = tid();
@@ -374,11 +375,11 @@ class AttentionForward {
       const int row = tid() / kAttentionLines * kOfThread + r;
       if (s_.factors[row] != 0.0f) {
         const AttentionPartial partial(s_.m[row], 0.0f);
-        auto* to = in_memory(p_.sums) + cell(row) * p_.head_dim;
+        auto* to = in_memory(p_.sums) + cell(row) * p_.value_dim;
 #pragma unroll
         for (int i = 0; i < Tile::kSums; ++i) {
           const int column = i / 4 * 64 + tid() % kAttentionLines * 4 + i % 4;
-          if (column < head_dim()) to[column] = partial.sum(sums_[r][i]);
+          if (column < value_dim()) to[column] = partial.sum(sums_[r][i]);
         }
       }
 #pragma unroll
@@ -390,7 +391,7 @@ class AttentionForward {
   // Offset of a row of out or lse. Its token is counted within the sequence's place.
   RLK_DEVICE std::int64_t out_offset(std::int64_t sequence, std::int64_t kv_head, std::int64_t row) const {
     const std::int64_t token = row_of(p_, sequence, row / g_.group);
-    return (token * p_.num_q_heads + kv_head * g_.group + row % g_.group) * p_.head_dim;
+    return (token * p_.num_q_heads + kv_head * g_.group + row % g_.group) * p_.value_dim;
   }
   RLK_DEVICE void store_lse(std::int64_t sequence, std::int64_t kv_head, std::int64_t row, float lse) const {
     if (p_.lse == nullptr) return;
@@ -418,7 +419,7 @@ class AttentionForward {
 #pragma unroll 1
       for (int i = 0; i < Tile::kSums; ++i) {
         const int column = i / 4 * 64 + tid() % kAttentionLines * 4 + i % 4;
-        if (column >= head_dim()) continue;
+        if (column >= value_dim()) continue;
         const float total = s_.total[(r * Tile::kSums + i) * kAttentionThreads + tid()];
         to[column] = T::store(fails ? canonical_nan() : used ? attention_output(total, inverse) : 0.0f);
       }
@@ -432,7 +433,7 @@ class AttentionForward {
   RLK_DEVICE void write_zeros(const AttentionPlace& place, std::int64_t begin, std::int64_t end) const {
     for (std::int64_t row = begin + tid() / kAttentionLines; row < end; row += kAttentionLines) {
       auto* to = in_memory(static_cast<typename T::Storage*>(p_.out)) + out_offset(place.sequence, place.kv_head, row);
-      for (int column = tid() % kAttentionLines; column < head_dim(); column += kAttentionLines)
+      for (int column = tid() % kAttentionLines; column < value_dim(); column += kAttentionLines)
         to[column] = T::store(0.0f);
       if (tid() % kAttentionLines == 0) store_lse(place.sequence, place.kv_head, row, -infinity());
     }

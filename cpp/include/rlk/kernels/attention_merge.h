@@ -13,9 +13,9 @@ class AttentionMergeRow {
  public:
   static constexpr int kColumns = 8;
 
-  // Thread `index` of rows * heads * (head_dim / 8).
+  // Thread `index` of rows * heads * (value_dim / 8).
   RLK_DEVICE AttentionMergeRow(const AttentionMergeParams& p, std::int64_t index) : p_(p) {
-    const std::int64_t vec8s = p.head_dim / kColumns;
+    const std::int64_t vec8s = p.value_dim / kColumns;
     place_ = index / vec8s;
     column_ = static_cast<int>(index % vec8s) * kColumns;
     head_ = place_ % p.num_q_heads;
@@ -39,7 +39,7 @@ class AttentionMergeRow {
     const float m = in_memory(p_.stats)[2 * at], l = in_memory(p_.stats)[2 * at + 1];
     sees_ = sees_ || attention_partial_sees(m, l);
     if (m == -infinity()) return;
-    const auto* from = in_memory(p_.sums) + at * p_.head_dim + column_;
+    const auto* from = in_memory(p_.sums) + at * p_.value_dim + column_;
     float sums[kColumns];
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) sums[i] = from[i];
@@ -51,7 +51,7 @@ class AttentionMergeRow {
     const AttentionSink node = attention_node<Machine>(lse, p_.exp);
     if (node.m == -infinity()) return;
     const auto* from =
-        in_memory(static_cast<const typename T::Storage*>(p_.outs)) + (first + place_) * p_.head_dim + column_;
+        in_memory(static_cast<const typename T::Storage*>(p_.outs)) + (first + place_) * p_.value_dim + column_;
     float sums[kColumns];
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) sums[i] = mul_rn(T::load(from[i]), node.l);
@@ -73,7 +73,7 @@ class AttentionMergeRow {
     }
     const bool fails = attention_fails(m_, sees_);
     const float inverse = fails ? canonical_nan() : div_rn(1.0f, sees_ ? l_ : 1.0f);
-    auto* to = in_memory(static_cast<typename T::Storage*>(p_.out)) + place_ * p_.head_dim + column_;
+    auto* to = in_memory(static_cast<typename T::Storage*>(p_.out)) + place_ * p_.value_dim + column_;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       to[i] = T::store(fails ? canonical_nan() : sees_ ? attention_output(sums_[i], inverse) : 0.0f);
@@ -89,7 +89,7 @@ class AttentionMergeRow {
   float m_ = -infinity(), l_ = 0.0f, sums_[kColumns] = {};
 };
 inline std::int64_t attention_merge_threads(const AttentionMergeParams& p) {
-  return p.rows * p.num_q_heads * (p.head_dim / 8);
+  return p.rows * p.num_q_heads * (p.value_dim / 8);
 }
 
 }  // namespace rlk

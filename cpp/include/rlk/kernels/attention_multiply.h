@@ -69,8 +69,8 @@ struct AttentionRows {
 
 // Copies to to[column][row] for kRows rows, whose offsets lie in shared memory.
 template <class Machine, class T, int kRows>
-RLK_DEVICE void load_transposed(const AttentionRows<Machine, T>& rows, int head_dim, float* to) {
-  for (int i = Machine::thread(); i < kRows * head_dim / kAttentionVec8; i += kAttentionThreads) {
+RLK_DEVICE void load_transposed(const AttentionRows<Machine, T>& rows, int columns, float* to) {
+  for (int i = Machine::thread(); i < kRows * columns / kAttentionVec8; i += kAttentionThreads) {
     const int row = i % kRows, column = i / kRows * kAttentionVec8;
     float z[kAttentionVec8];
     rows.vec8(row, column).to_float(z);
@@ -82,7 +82,7 @@ RLK_DEVICE void load_transposed(const AttentionRows<Machine, T>& rows, int head_
 // scores[r][i] = a chain over d ascending of a[d][row r] * b[column i][d]. At its begin and end `stage` may be written
 // after a barrier.
 template <class Machine, class Tile, class T>
-RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int head_dim, float* stage,
+RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int dim, float* stage,
                          float (&scores)[Tile::kOfThread][Tile::kScores]) {
 #pragma unroll
   for (auto& row : scores) {
@@ -103,16 +103,16 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int
   const auto load = [&](int begin) {
 #pragma unroll
     for (int i = 0; i < kVec8s; ++i) {
-      if (loads && begin + first + kAtOnce * i < head_dim) next[i] = b.vec8(row, begin + first + kAtOnce * i);
+      if (loads && begin + first + kAtOnce * i < dim) next[i] = b.vec8(row, begin + first + kAtOnce * i);
     }
   };
   load(0);
 #pragma unroll 1
-  for (int begin = 0; begin < head_dim; begin += kDepth) {
+  for (int begin = 0; begin < dim; begin += kDepth) {
     Machine::barrier();
 #pragma unroll
     for (int i = 0; i < kVec8s; ++i) {
-      if (!loads || begin + first + kAtOnce * i >= head_dim) continue;
+      if (!loads || begin + first + kAtOnce * i >= dim) continue;
       float z[kAttentionVec8];
       next[i].to_float(z);
 #pragma unroll
@@ -120,7 +120,7 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int
     }
     Machine::barrier();
     load(begin + kDepth);
-    const int depth = head_dim - begin < kDepth ? head_dim - begin : kDepth;
+    const int depth = dim - begin < kDepth ? dim - begin : kDepth;
 #pragma unroll 1
     for (int d = 0; d < depth; d += kAttentionVec8) {
 #pragma unroll
@@ -143,11 +143,11 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int
   }
 }
 
-// Continues each chain sums[r] over columns of scores, ascending, by weights * x; x has `count` rows. With kHoles a
-// weight may be nothing(), and then x is not read there.
+// Continues each chain sums[r] over columns of scores, ascending, by weights * x; x has `count` rows of `dim` columns.
+// With kHoles a weight may be nothing(), and then x is not read there.
 template <class Machine, class Tile, bool kHoles, class T>
-RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Machine, T>& x, int count, int head_dim,
-                           float* stage, float (&sums)[Tile::kOfThread][Tile::kSums]) {
+RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Machine, T>& x, int count, int dim, float* stage,
+                           float (&sums)[Tile::kOfThread][Tile::kSums]) {
   constexpr int kRowVec8s = Tile::kColumns / kAttentionVec8;
   constexpr int kDepth = Tile::kDepth, kVec8s = kDepth * kRowVec8s / kAttentionThreads;
   static_assert(kVec8s >= 1);
@@ -157,7 +157,7 @@ RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Machine, T>
   const float* mine = stage + thread % kAttentionLines * 4;
   typename Machine::template Vec8<T> next[kVec8s];
   const auto load = [&](int begin) {
-    if (column >= head_dim) return;
+    if (column >= dim) return;
 #pragma unroll
     for (int i = 0; i < kVec8s; ++i) {
       if (begin + row + kRowsAtOnce * i < count) next[i] = x.vec8(begin + row + kRowsAtOnce * i, column);
@@ -169,7 +169,7 @@ RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Machine, T>
     Machine::barrier();
 #pragma unroll
     for (int i = 0; i < kVec8s; ++i) {
-      if (column >= head_dim || begin + row + kRowsAtOnce * i >= count) continue;
+      if (column >= dim || begin + row + kRowsAtOnce * i >= count) continue;
       float z[kAttentionVec8];
       next[i].to_float(z);
       float* to = stage + (row + kRowsAtOnce * i) * Tile::kColumns + column;

@@ -40,9 +40,9 @@ RLK_HD std::int64_t attention_partial_index(const AttentionInput& p, std::int64_
 }
 
 // Writes the partials that the split kernels leave out: eight columns of a row in a split of which it sees no key. The
-// thread is number `index` of splits * rows * heads * (head_dim / 8).
+// thread is number `index` of splits * rows * heads * (value_dim / 8).
 RLK_DEVICE void attention_partial_blank(const AttentionPartialsParams& p, std::int64_t index) {
-  const std::int64_t vec8s = p.head_dim / 8, rows = attention_rows(p) * p.num_q_heads;
+  const std::int64_t vec8s = p.value_dim / 8, rows = attention_rows(p) * p.num_q_heads;
   const std::int64_t cell = index / vec8s, vec8 = index % vec8s, number = p.first_split + cell / rows;
   const AttentionQuery query(p, cell % rows / p.num_q_heads);
   const std::int64_t first = attention_split_begin(number), last = attention_split_begin(number + 1);
@@ -51,12 +51,12 @@ RLK_DEVICE void attention_partial_blank(const AttentionPartialsParams& p, std::i
     in_memory(p.stats)[2 * cell] = -infinity();
     in_memory(p.stats)[2 * cell + 1] = 0.0f;
   }
-  auto* to = in_memory(p.sums) + cell * p.head_dim + vec8 * 8;
+  auto* to = in_memory(p.sums) + cell * p.value_dim + vec8 * 8;
 #pragma unroll
   for (int i = 0; i < 8; ++i) to[i] = 0.0f;
 }
 inline std::int64_t attention_blank_threads(const AttentionPartialsParams& p) {
-  return p.num_splits * attention_rows(p) * p.num_q_heads * (p.head_dim / 8);
+  return p.num_splits * attention_rows(p) * p.num_q_heads * (p.value_dim / 8);
 }
 
 }  // namespace rlk

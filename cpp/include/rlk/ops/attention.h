@@ -8,6 +8,9 @@
 //      [num_pages, page_size, Hkv, D].
 //      block_table[b] lists the pages of sequence b. The first leftpad_k keys are skipped; seqused_k counts the keys in
 //      use behind them.
+//   v: as k, with value_dim columns in place of D = head_dim. out and dout are as q with value_dim columns. The bits are
+//      those of v and dout padded with zero columns to D. Each column of O is a chain of its own, and zeros at the end
+//      of dp and delta change at most the sign of a zero.
 // Forward calls may share pages: group g is sequences [group_offsets[g], group_offsets[g + 1]). Let P = prefix_lens[g].
 //   Keys below P lie in the pages of prefix_table[g]; key P and all later keys lie in the pages of block_table[b]. The
 //   first page of block_table[b] begins with key P even where P is no multiple of page_size. A sequence outside every
@@ -178,7 +181,8 @@ struct AttentionInput {
   std::int64_t q_tokens = 0;                       // per sequence; packed: of all sequences
   std::int64_t k_tokens = 0;                       // likewise; paged: page_size * (max_prefix_pages + max_pages)
   std::int64_t num_q_heads = 0, num_kv_heads = 1;  // q heads are a multiple of kv heads
-  std::int64_t head_dim = 0;                       // a multiple of 8 in [8, kMaxHeadDim]
+  std::int64_t head_dim = 0;                       // columns of q and k: a multiple of 8 in [8, kMaxHeadDim]
+  std::int64_t value_dim = 0;                      // columns of v and out: a multiple of 8 in [8, head_dim]
   std::int64_t window_size = 0;                    // 0: no window; needs `causal`
   float softmax_scale = 1.0f;                      // > 0; fl(log2e * softmax_scale) is finite and not subnormal
   const float* sinks = nullptr;                    // [num_q_heads], natural-log units, after scale and softcap, or null
@@ -193,7 +197,7 @@ struct AttentionInput {
 
 // The outputs are contiguous.
 struct AttentionParams : AttentionInput {
-  void* out = nullptr;        // [B, q_tokens, Hq, D] or [q_tokens, Hq, D], dtype
+  void* out = nullptr;        // [B, q_tokens, Hq, value_dim] or [q_tokens, Hq, value_dim], dtype
   float* lse = nullptr;       // [B, Hq, q_tokens] or [Hq, q_tokens], or null: not wanted
   void* workspace = nullptr;  // attention_workspace_bytes(...) bytes, 16-byte aligned
 };
@@ -202,7 +206,7 @@ struct AttentionParams : AttentionInput {
 // arrays. Pages are not shared where absent_keys is not 0. Outputs are contiguous, and every element is written.
 struct AttentionPartialsParams : AttentionInput {
   float* stats = nullptr;  // [num_splits, B, q_tokens, Hq, 2] or [num_splits, q_tokens, Hq, 2]: m, l
-  float* sums = nullptr;   // [num_splits, B, q_tokens, Hq, D] or [num_splits, q_tokens, Hq, D]: O
+  float* sums = nullptr;   // [num_splits, B, q_tokens, Hq, value_dim] or [num_splits, q_tokens, Hq, value_dim]: O
 };
 
 constexpr std::int64_t kMaxMergedSplits = 1024;
@@ -210,16 +214,16 @@ constexpr std::int64_t kMaxMergedSplits = 1024;
 // The arrays are contiguous. The call merges either partials or normalised parts.
 struct AttentionMergeParams {
   const float* stats = nullptr;  // [num_splits, rows, Hq, 2]
-  const float* sums = nullptr;   // [num_splits, rows, Hq, D]
-  const void* outs = nullptr;    // [num_splits, rows, Hq, D], dtype: outputs of normalised parts
+  const float* sums = nullptr;   // [num_splits, rows, Hq, value_dim]
+  const void* outs = nullptr;    // [num_splits, rows, Hq, value_dim], dtype: outputs of normalised parts
   const float* lses = nullptr;   // [num_splits, B, Hq, q_tokens]: their lse
   const float* sinks = nullptr;  // [Hq], for partials only; or null
-  void* out = nullptr;           // [rows, Hq, D], dtype
+  void* out = nullptr;           // [rows, Hq, value_dim], dtype
   float* lse = nullptr;          // [B, Hq, q_tokens], or null: not wanted
   std::int64_t num_splits = 0;   // in [0, kMaxMergedSplits]
   std::int64_t rows = 0;         // B * q_tokens; packed: q_tokens
   std::int64_t q_tokens = 1;     // packed: of all sequences, with B = 1
-  std::int64_t num_q_heads = 0, head_dim = 8;
+  std::int64_t num_q_heads = 0, value_dim = 8;
   DType dtype = DType::kBFloat16;
   Exp exp = Exp::kPortable;                   // exponential of sinks and of parts
   std::int16_t order[kMaxMergedSplits] = {};  // indices of the splits, each once, ascending by split number
@@ -227,14 +231,14 @@ struct AttentionMergeParams {
 
 // k and v must not be paged.
 struct AttentionBackwardParams : AttentionInput {
-  AttentionHeads out = {}, dout = {};  // shaped as q
+  AttentionHeads out = {}, dout = {};  // shaped as forward's out
   const float* lse = nullptr;          // as forward wrote them
   const float* dlse = nullptr;         // like lse, or null
   void* dq = nullptr;                  // shaped as q, contiguous, or null: not wanted
   void* dk = nullptr;                  // shaped as k; dk and dv are wanted together
-  void* dv = nullptr;
-  float* dsinks = nullptr;    // [num_q_heads], with sinks; null: not wanted
-  void* workspace = nullptr;  // attention_backward_workspace_bytes(...), 16-byte aligned
+  void* dv = nullptr;                  // shaped as v
+  float* dsinks = nullptr;             // [num_q_heads], with sinks; null: not wanted
+  void* workspace = nullptr;           // attention_backward_workspace_bytes(...), 16-byte aligned
 };
 
 // Bytes of device workspace that a forward needs on `device`; 0 on the CPU.
