@@ -147,9 +147,9 @@ def require_array(array: Any, name: str) -> None:
     jax = sys.modules.get("jax.core")
     if isinstance(array, getattr(jax, "Tracer", ())):
         raise TypeError(
-            f"{name}: expected an array that speaks DLPack, got {kind}; JAX's transformations (jit, grad, vmap) are "
-            "not supported: call outside of them, or inside of jit through jax.pure_callback; rl_kernel_native.jax has "
-            "logprob, linear, linear_logprob, rms_norm and policy_loss for them"
+            f"{name}: expected an array that speaks DLPack, got {kind}; inside JAX's transformations (jit, grad, "
+            "vmap) call rl_kernel_native.jax, which has logprob, linear, linear_logprob, rms_norm and policy_loss; "
+            "call other operators outside of them, or in jit through jax.pure_callback"
         )
     if module == "torch.fx.proxy":
         raise TypeError(f"{name}: torch.fx.symbolic_trace is not supported; use torch.export")

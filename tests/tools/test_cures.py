@@ -29,12 +29,12 @@ CURES = {
     "no mask": (
         lambda: rk.policy_loss(L, L, A, spec=rk.PolicySpec()),
         TypeError,
-        r"^mask: expected an array of the shape of logprob, .*got None; of ones, .*every token counts",
+        r"^mask: expected an array of the shape of logprob, .*got None; a token counts where .*counts every token",
     ),
     "no mask of the function without autograd": (
         lambda: rk.policy_loss_and_grad(L, L, A, spec=rk.PolicySpec()),
         TypeError,
-        r"^mask: expected an array of the shape of logprob, .*got None; of ones, .*every token counts",
+        r"^mask: expected an array of the shape of logprob, .*got None; a token counts where .*counts every token",
     ),
     "a spec by name": (
         lambda: rk.policy_loss(L, L, A, M, spec="grpo"),
@@ -160,24 +160,40 @@ def test_rlk_compare_names_the_cure(
     assert re.search(words, said), said
 
 
-@pytest.mark.parametrize("absent", ["torch", "transformers"])
-def test_patch_model_names_what_to_install(absent: str) -> None:
+@pytest.mark.parametrize(
+    ("absent", "call", "words"),
+    [
+        (name, "rk.patch_model(None)", f"patch_model: needs torch .* and transformers .*{name} is not installed; .*")
+        for name in ("torch", "transformers")
+    ]
+    + [
+        ("trl", "rk.enable(rollout=None, trainer='trl')", "trl: expected version .*, found none installed; .*"),
+        ("vllm", "rk.enable(rollout='vllm', trainer=None)", "vllm: expected version .*, found none installed; "),
+        (
+            "megatron",
+            "import_module('rl_kernel_native.integrations.megatron').patch(None)",
+            "megatron-core: expected .*, found none installed; ",
+        ),
+    ],
+)
+def test_a_missing_package_is_named_with_its_installation(absent: str, call: str, words: str) -> None:
     code = (
         "import sys\n"
         "class Missing:\n"
         "    def find_spec(self, name, *_):\n"
         f"        if name == {absent!r}:\n"
-        "            raise ModuleNotFoundError(name=name)\n"
+        "            raise ModuleNotFoundError(f'No module named {name}', name=name)\n"
         "sys.meta_path.insert(0, Missing())\n"
+        "import os\n"
+        "from importlib import import_module\n"
         "import rl_kernel_native as rk\n"
         "try:\n"
-        "    rk.patch_model(None)\n"
+        f"    {call}\n"
         "except ImportError as error:\n"
-        "    print(error)\n"
+        "    print(error, os.environ.get('RLK_VLLM'))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    pattern = rf"patch_model: needs torch .* and transformers .*{absent} is not installed; .*pip install "
-    assert re.match(pattern, done.stdout), done.stdout + done.stderr
+    assert re.fullmatch(words + "pip install .* None\n", done.stdout), done.stdout + done.stderr
 
 
 def test_a_loss_takes_what_pack_gives_without_max_tokens() -> None:

@@ -39,11 +39,17 @@ def patch(model: Any, *, inv_freq: Tensor | None = None) -> dict[str, int]:
     Source: docs/numerics.md; the hooks are megatron-core's own: forwards of its modules, and
         ``megatron.core.transformer.attention.apply_rotary_pos_emb``, which reads each model's configuration.
     """
-    import megatron.core
+    expected, cure = f"megatron-core: expected {' or '.join(VERSIONS)}", f"pip install megatron-core=={VERSIONS[-1]}"
+    try:
+        import megatron.core
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("megatron"):
+            raise
+        raise ModuleNotFoundError(f"{expected}, found none installed; {cure}", name="megatron.core") from None
     from megatron.core.models.gpt import GPTModel
 
     if megatron.core.__version__ not in VERSIONS:
-        raise RuntimeError(f"megatron-core: expected {' or '.join(VERSIONS)}, got {megatron.core.__version__}")
+        raise RuntimeError(f"{expected}, got {megatron.core.__version__}; {cure}")
     if not isinstance(model, GPTModel):
         raise TypeError(f"model: expected megatron.core's GPTModel, got {type(model).__name__}")
     refused = [f"{name} = {value!r}" for name, value, expected in _asked(model) if value != expected]

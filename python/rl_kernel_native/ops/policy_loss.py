@@ -272,8 +272,8 @@ def _operands(
     """Arrays and options of the operator."""
     if mask is None:
         raise TypeError(
-            "mask: expected an array of the shape of logprob, not 0 where a token counts, got None; of ones, such as "
-            "torch.ones_like(logprob), every token counts"
+            "mask: expected an array of the shape of logprob, got None; a token counts where it is not 0, so "
+            "torch.ones_like(logprob) counts every token"
         )
     if type(spec) is not PolicySpec:
         got = repr(spec) if isinstance(spec, str) else type(spec).__name__

@@ -63,7 +63,7 @@ class PolicySpec:
         dro_beta: for ``"dro"``; > 0.
         log_ratio_clamp: a limit of ``|log ratio|``, or ``(lowest, highest)``, None for none; no gradient beyond.
         kl: ``"k1"``, ``"k2"``, ``"k3"``, ``"abs"``, or None.
-        kl_coef: factor of the KL term in the loss; any finite number.
+        kl_coef: factor of the KL term in the loss, any finite number. The default of 0 only measures the KL.
         kl_straight_through: the estimator's value with the gradient of k2.
         kl_gradient_ratio_max: with ``kl_straight_through``, that gradient is multiplied by the token's ratio, as a
             constant limited to this number (OpenRLHF's unbiased gradient). > 0, or None: no factor.

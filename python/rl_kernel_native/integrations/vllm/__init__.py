@@ -44,8 +44,8 @@ def enable(*, check: bool = False) -> None:
         unknown hooks, which it names.
     """
     mode = "check" if _check.flag("check", check) else "1"
-    os.environ[VARIABLE] = mode  # processes that vLLM starts inherit it
     _enable(mode)
+    os.environ[VARIABLE] = mode  # processes that vLLM starts inherit it
 
 
 def enabled() -> str | None:

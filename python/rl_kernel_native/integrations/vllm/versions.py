@@ -161,12 +161,19 @@ def unknown(hooks: tuple[Hook, ...]) -> list[str]:
 
 
 def require_known() -> None:
-    """Raises a RuntimeError that names what is unknown."""
-    import vllm
+    """Raises a ModuleNotFoundError without vLLM, else a RuntimeError that names what is unknown."""
+    expected = f"vllm: expected version {' or '.join(VERSIONS)}"
+    cure = f"pip install vllm=={VERSIONS[-1]} (docs/vllm.md)"
+    try:
+        import vllm
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise ModuleNotFoundError(f"{expected}, found none installed; {cure}", name="vllm") from None
 
     version = vllm.__version__.partition("+")[0]
     if version not in VERSIONS:
-        raise RuntimeError(f"vllm: expected version {' or '.join(VERSIONS)}, got {vllm.__version__}")
+        raise RuntimeError(f"{expected}, got {vllm.__version__}; {cure}")
     differing = unknown(HOOKS)
     if differing:
         raise RuntimeError(f"vllm {version}: hooks differ from those that are known: " + "; ".join(differing))
