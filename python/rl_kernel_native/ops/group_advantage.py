@@ -200,12 +200,12 @@ def group_advantage(
         group_size: a number: groups of this size are consecutive. Pass exactly one of these three. Pass none for remax
             and reinforce_pp, which have no groups, and for areal with a ``scale`` other than ``"group"``.
         kind: a name of the table.
-        eps: added to a standard deviation that divides, >= 0; None: the kind's.
+        eps: >= 0, added to a standard deviation before it divides; None: the kind's.
         scale: ``"group"``, ``"batch"`` or ``"none"``: the standard deviation to divide by; None: the kind's. TRL's
             ``scale_rewards``.
-        lengths: ``[num_sequences]``, int32, int64 or float32; of opo.
-        baseline: ``[num_sequences]``, as ``rewards``; of remax.
-        f_norm: > 0; of gpg, else 1.
+        lengths: ``[num_sequences]``, int32, int64 or float32; for opo alone.
+        baseline: ``[num_sequences]``, as ``rewards``; for remax alone.
+        f_norm: > 0; for gpg alone, otherwise 1.
         exclude_nan: a NaN reward does not count in its group and gets advantage 0, as in TRL; otherwise its group is
             NaN. None: the kind's.
         alone: the advantage of a group of one. ``"score"``: mean 0 and standard deviation 1, as in verl; ``"zero"``.
