@@ -224,7 +224,7 @@ class Judge(Watched):
         slope = slope_at(0.0)
         moved = [(slope_at(shift) - slope).abs() for shift in (-exact.logprob_allowed, exact.logprob_allowed)]
         slope_allowed = torch.maximum(*moved) + row("policy_loss", "d_logprob").allowed(largest=slope.abs().max())
-        # The gradient is a sum of sequences' gradients, which cancel; what they are off by does not.
+        # Sequences' gradients partly cancel in their sum. Their errors may all add up.
         slope_allowed *= inputs["completion_mask"]
         sequences = zip(exact.gradient_allowed(slope, slope_allowed), exact.z, strict=True)
         gradient_allowed = sum(float(gradient_of((off * z).sum()).norm()) for off, z in sequences)

@@ -36,7 +36,7 @@ def count_of_buffers(bytes_each: int, device: torch.device, most: int) -> int:
 
 
 def cuda_peers(device: torch.device, makers: Mapping[str, Callable[[], T]]) -> tuple[list[T], list[str]]:
-    """The peers of CUDA packages that can run here, and for each other one a sentence that says why not."""
+    """The peers from CUDA packages that can run here, and for every other package the reason why it cannot."""
     found: list[T] = []
     absent: list[str] = []
     for name, make in makers.items():

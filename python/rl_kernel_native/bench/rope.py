@@ -32,7 +32,7 @@ class Operands(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """Positions 0, 1, ...: tables of one angle a pair, and those of every token, twice over, as models pass them."""
+    """Positions 0, 1, ...: tables with one angle per pair, and rows that hold each angle twice, as models pass them."""
 
     cos: Tensor  # [POSITIONS, head_dim / 2], float32
     sin: Tensor

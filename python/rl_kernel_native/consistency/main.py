@@ -11,7 +11,7 @@ import sys
 from .. import _variants
 from .tools import run_tool, version
 
-EXIT_BAD_INPUT = 2  # Python's own status for a traceback, 1, means drift
+EXIT_BAD_INPUT = 2  # not 1, Python's status for a traceback, which here means drift
 
 
 def main() -> None:

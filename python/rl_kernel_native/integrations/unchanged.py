@@ -127,8 +127,8 @@ def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: 
 
 
 def callees(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
-    """(globals, name, function) of each function found through the globals of its file, and recursively of the
-    functions that these find."""
+    """(globals, name, function) of each function that ``function`` reaches through globals, directly or through other
+    functions."""
     found: dict[str, Any] = {}
     function = inspect.unwrap(function)
     names, ahead = function.__globals__, [function]
