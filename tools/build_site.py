@@ -45,6 +45,7 @@ STYLE = """\
 .sidebar-drawer { width: calc(50% - 36em); }
 .main { min-width: 0; }
 .content { box-sizing: border-box; width: 66em; max-width: 100%; }
+@media (max-width: 30em) { h1 { font-size: 1.8em; } }
 img[src$=".png"] { background: #fff; border-radius: 4px; padding: 4px; }
 """
 ABOUT_TYPES = """\
@@ -115,7 +116,7 @@ def operator_page(stem: str, module: Any) -> str:
         for row in dict.fromkeys(rows):
             cells = (f"{row.operator}: {row.output} ({row.kind})", kept(row), row.backends, bound(row))
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        parts.append("\n[contract.md](../contract.md) says what these words mean.\n")
+        parts.append("\n[The contract](../contract.md) says what these words mean.\n")
     if (ROOT / "cuda" / stem / "README.md").exists():
         parts.append(
             f"## Speed\n\nMeasured figures, with commands: [the notes of the CUDA kernels](../kernels/{stem}.md).\n"
