@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from . import _main_grad
-from ._operator import Composed, Operator
-from ._run import applied, named, straight
+from ._operator import Composed, Like, Operator
+from ._run import applied, named, refuse_constant, straight
 from ._schema import title
 from ._torch import Eager, gradient, is_direct_gradient, is_grad_enabled, require_tensors, rows_of
 from ._transforms import pulled, pushed, refuse_tangents
@@ -17,14 +17,14 @@ from ._transforms import pulled, pushed, refuse_tangents
 _ops = torch.ops.rl_kernel_native
 
 
-def _asked(ctx: Any, of: Composed, places: Sequence[int], main_grad: Any) -> list[bool]:
+def _asked(ctx: Any, of: Any, places: Sequence[int], main_grad: Any) -> list[bool]:
     """The gradients that the running backward asks for. ``places``: positions of the arrays ``of`` in the arguments."""
     _main_grad.refuse_create_graph(main_grad)
     needs = ctx.needs_input_grad
     nodes = [node for node, _ in ctx.next_functions if node is not None]  # one for each argument that needs a gradient
     found = [needs[i] for i in places]
     for k, (place, i) in enumerate(zip(places, of.of, strict=True)):
-        if found[k]:
+        if found[k] and not (i == of.beside and found[of.of.index(of.accumulates)]):
             node = nodes[sum(needs[:place])]
             found[k] = _main_grad.is_asked_for(node, main_grad if i == of.accumulates else None)
     return found
@@ -35,22 +35,36 @@ def _require_addable(of: Any, d: Any, needs: Sequence[bool], main_grad: Any) -> 
         _main_grad.require_addable(d, main_grad)
 
 
-def _readable(x: Any) -> Any:
-    return None if x is None else rows_of(x)
+def _keep(ctx: Any, op: Operator, arrays: Sequence[Any], found: Sequence[Any]) -> Sequence[Any]:
+    """The tensors that a backward reads. ``ctx`` gets what it reads in front of them, and dtypes of the gradients."""
+    of: Any = op.gradient
+    if of.is_linear:
+        ctx.likes = [None if arrays[i] is None else Like(arrays[i].shape, arrays[i].dtype) for i in of.of]
+        ctx.dtypes = [None if o is None else o.dtype for o in found[: len(of.incoming)]]
+        return [arrays[i] for i in of.reads]
+    kept: Sequence[Any] = of.kept(arrays, found)
+    ctx.likes, ctx.dtypes = (), (kept[0].dtype,) * len(of.incoming)
+    return kept
 
 
-class _Composed(Eager):
+def _kept(ctx: Any, of: Composed) -> list[Any]:
+    if of.is_linear:
+        return [*ctx.likes, *ctx.saved_tensors]
+    return [None if x is None else rows_of(x) for x in ctx.saved_tensors]
+
+
+class Composing(Eager):
     """Eager autograd. Arguments are the operands that may have gradients, the operator, all its arrays and its options.
-    A forward that takes ctx costs a third of the time of one with setup_context."""
+    A subclass may have another forward, whose first arguments are these operands. A forward that takes ctx costs a
+    third of the time of one with setup_context."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
         op, arrays, how = given[-3:]
         of = op.gradient
         found = straight(op, arrays, how[: op.num_options])
-        kept = of.kept(arrays, found)
-        ctx.save_for_backward(*kept)
-        ctx.op, ctx.how, ctx.dtype = op, how, kept[0].dtype
+        ctx.save_for_backward(*_keep(ctx, op, arrays, found))
+        ctx.op, ctx.how = op, how
         if len(found) == 1 or not of.asked(arrays, how):  # each output costs a microsecond
             return found[0]
         ctx.mark_non_differentiable(*(o for o in found[len(of.incoming) :] if o is not None))
@@ -59,7 +73,8 @@ class _Composed(Eager):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Any) -> Any:
-        of, needs = ctx.op.gradient, ctx.needs_input_grad
+        op, needs = ctx.op, ctx.needs_input_grad
+        of = op.gradient
         main_grad = None if of.accumulates is None else ctx.how[-1]
         asked = needs[: len(of.of)]
         if main_grad is not None or sum(asked) > 1:
@@ -74,10 +89,13 @@ class _Composed(Eager):
                     direct = False
                     require_tensors(**{of.incoming[i]: d})
                     _require_addable(of, d, asked, main_grad)
-                given[i] = gradient(d, ctx.dtype, of.incoming[i])
+                given[i] = gradient(d, ctx.dtypes[i], of.incoming[i], of.dims)
         if not comes:
             return (None,) * len(needs)
-        found = of.backward(straight if direct else applied, given, ctx.saved_tensors, ctx.how, asked)
+        kept, how = (*ctx.likes, *ctx.saved_tensors), ctx.how
+        if not direct:
+            how = (*op.schema_options(how[: op.num_options]), *how[op.num_options :])
+        found = of.backward(straight if direct else applied, given, kept, how, asked)
         return *found, *(None,) * (len(needs) - len(asked))
 
 
@@ -98,8 +116,9 @@ def register_composed(op: Operator, of: Composed) -> None:
             ctx.shown = [shape is not None for shape in op.outputs(arrays, ctx.how[: op.num_options])]
             operands = [arrays[i] for i in (*places, *of.reads)]
             there = [o if t else None for o, t in zip(found, ctx.shown, strict=True)]
-            ctx.save_for_backward(*(operands if of.backward is None else of.kept(arrays, there)))
-            ctx.save_for_forward(*operands)
+            kept = operands if of.backward is None else _keep(ctx, op, arrays, there)
+            ctx.save_for_backward(*kept)
+            ctx.save_for_forward(*(kept if of.is_linear else operands))
             ctx.mark_non_differentiable(
                 *(o for i, (o, t) in enumerate(zip(found, ctx.shown, strict=True)) if i >= outputs or not t)
             )
@@ -107,6 +126,9 @@ def register_composed(op: Operator, of: Composed) -> None:
 
         @staticmethod
         def backward(ctx: Any, *incoming: Any) -> Any:
+            for i, needed in enumerate(ctx.needs_input_grad[:count] if of.constants is not None else ()):
+                if needed and not (i in places and of.allows(i, ctx.how)):
+                    refuse_constant(op, of, op.arrays[i].label(ctx.how))
             given = [d if t else None for d, t in zip(incoming[:outputs], ctx.shown, strict=False)]
             needs = [ctx.needs_input_grad[i] for i in places]
             found: list[Any] = [None] * ctx.count
@@ -122,12 +144,11 @@ def register_composed(op: Operator, of: Composed) -> None:
                     needs = _asked(ctx, of, places, main_grad)
                     for d in given:
                         _require_addable(of, d, needs, main_grad)
-                kept = list(map(_readable, ctx.saved_tensors))
                 rounded = [
-                    None if d is None else gradient(d, kept[0].dtype, name)
-                    for d, name in zip(given, of.incoming, strict=True)
+                    None if d is None else gradient(d, dtype, name, of.dims)
+                    for d, dtype, name in zip(given, ctx.dtypes, of.incoming, strict=True)
                 ]
-                results = list(of.backward(applied, rounded, kept, ctx.how, needs))
+                results = list(of.backward(applied, rounded, _kept(ctx, of), ctx.how, needs))
             for i, g in zip(places, results, strict=True):
                 found[i] = g
             return tuple(found)
@@ -138,13 +159,20 @@ def register_composed(op: Operator, of: Composed) -> None:
             if of.constants is not None:
                 others = [i for i in range(count) if not (i in places and of.allows(i, ctx.how))]
                 names = [op.arrays[i].label(ctx.how) for i in others]
-                refuse_tangents(op.name, names, [tangents[i] for i in others])
+                words = of.constants.replace("gets no gradient", "carries no tangent")
+                refuse_tangents(op.name, names, [tangents[i] for i in others], words)
             if of.tangents is None:
                 function, operands = composed(ctx)
                 found = iter(pushed(function, operands, given))
             else:
-                operands = ctx.saved_tensors
-                found = iter(of.tangents(applied, *(list(map(_readable, xs)) for xs in (given, operands)), ctx.how))
+                operands = _kept(ctx, of)
+                rounded = [
+                    None if t is None else gradient(t, x.dtype, op.arrays[i].label(ctx.how), of.dims)
+                    for t, x, i in zip(given, operands, places, strict=False)
+                ]
+                pushed_on = of.tangents(applied, rounded, operands, ctx.how)
+                there = ctx.shown if of.is_linear else [True] * len(pushed_on)
+                found = iter(o for o, t in zip(pushed_on, there, strict=False) if t)
             along = [next(found) if t and i < outputs else None for i, t in enumerate(ctx.shown)]
             return tuple(along) if len(along) > 1 else along[0]
 
@@ -156,6 +184,3 @@ def register_composed(op: Operator, of: Composed) -> None:
         return lambda *given: tuple(function((*given, *constants), how)), operands
 
     named(Forward, title(op), of.batch)
-
-
-EAGER = _Composed

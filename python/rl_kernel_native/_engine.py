@@ -16,15 +16,13 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import _composed, _in_graph
 from ._arithmetic import resolve_traced
-from ._main_grad import is_asked_for, require_addable
 from ._native import module as _C
-from ._operator import OPERATORS, Composed, Kept, Like, Linear, Operator, products
+from ._operator import OPERATORS, Composed, Kept, Operator, products
 from ._register import LIBRARY, define, fake, implement
 from ._run import (
     applied,
     is_differentiated,
     named,
-    refuse_constant,
     refuse_derivatives,
     straight,
     traced,
@@ -43,7 +41,6 @@ from ._torch import (
     is_grad_enabled,
     prepare,
     require_dense,
-    require_tensors,
     wants_grad,
 )
 from ._transforms import in_batches, refuse_tangents
@@ -56,8 +53,6 @@ def register(operators: Iterable[Operator]) -> None:
         _register(op)
         if isinstance(op.gradient, Kept):
             _register_kept(op, op.gradient)
-        elif isinstance(op.gradient, Linear):
-            _register_linear(op, op.gradient)
         elif isinstance(op.gradient, Composed):
             _composed.register_composed(op, op.gradient)
 
@@ -144,125 +139,6 @@ def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[A
     if functorch_active():
         raise ValueError("main_grad: cannot be given under torch.func")
     return traced(op, (main_grad, *arrays), how)
-
-
-# ---- linear: tangents by the operator, gradients by its transpose ---------------------------------------------------
-
-
-def _kept_of(of: Linear, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The arrays that a backward keeps: constants, and a :class:`Like` for each other array."""
-    constants = [None if i in of.of else x for i, x in enumerate(arrays)]
-    return constants, [Like(x.shape, x.dtype) if i in of.of and x is not None else None for i, x in enumerate(arrays)]
-
-
-def _along(ctx: Any, applied: Any, given: Sequence[Any], wanted: Any, node: Any = None) -> list[Any]:
-    """Maps tangents (``wanted`` is None) or incoming gradients by the operator's rule.
-
-    ``node`` is the autograd node of the array whose gradient a main_grad takes.
-    """
-    op, of = ctx.op, ctx.op.gradient
-    arrays = [c if like is None else like for c, like in zip(ctx.saved_tensors, ctx.likes, strict=True)]
-    if wanted is None:
-        names = [op.arrays[i].label(ctx.how) for i in of.of]
-        dtypes: list[Any] = [None if arrays[i] is None else arrays[i].dtype for i in of.of]
-    else:
-        names, dtypes = list(of.incoming), ctx.dtypes
-    operands = [
-        None if x is None else gradient(x, d, name, of.dims) for x, d, name in zip(given, dtypes, names, strict=True)
-    ]
-    if all(x is None for x in operands):
-        return [None] * len(operands if wanted is None else wanted)
-    main_grad = ctx.how[-1] if of.accumulates and wanted is not None and len(ctx.how) > op.num_options else None
-    if main_grad is not None:
-        if not (wanted[0] and is_asked_for(node, main_grad)):
-            return [None]
-        require_addable(given[0], main_grad)
-    return list(of.along(applied, operands, arrays, ctx.how, wanted))
-
-
-class _Transposed(Eager):
-    """Eager autograd of a linear operator: it saves only constants."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Any:
-        *_, op, arrays, how = given
-        found = straight(op, arrays, how)
-        constants, ctx.likes = _kept_of(op.gradient, arrays)
-        ctx.save_for_backward(*constants)
-        ctx.op, ctx.how = op, how
-        count = len(op.gradient.incoming)
-        ctx.dtypes = [None if o is None else o.dtype for o in found[:count]]
-        ctx.mark_non_differentiable(*(o for o in found[count:] if o is not None))
-        ctx.set_materialize_grads(False)
-        return tuple(found) if len(found) > 1 else found[0]
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        of = ctx.op.gradient
-        given = incoming[: len(of.incoming)]
-        wanted = ctx.needs_input_grad[:-3]
-        if len(wanted) > 1 and all(wanted):  # torch.autograd.grad may want only one of both
-            wanted = tuple(is_asked_for(edge[0]) for edge in ctx.next_functions)
-        present = {name: g for name, g in zip(of.incoming, given, strict=True) if g is not None}
-        # With create_graph, backward itself is differentiated, so the call also goes through the dispatcher.
-        direct = not is_grad_enabled() and all(map(is_direct_gradient, present.values()))
-        if present and not direct:
-            require_tensors(**present)
-        return *_along(ctx, straight if direct else applied, given, wanted), None, None, None
-
-
-def _register_linear(op: Operator, of: Linear) -> None:
-    count = len(op.arrays)
-    total, outputs = count + op.num_options, len(of.incoming)
-
-    class Forward(torch.autograd.Function):
-        @staticmethod
-        def forward(*arguments: Any) -> Any:
-            return getattr(_ops, op.name)(*arguments[:total])
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            arrays, ctx.op, ctx.how = inputs[:count], op, inputs[count:]
-            found = output if isinstance(output, tuple) else (output,)
-            constants, ctx.likes = _kept_of(of, arrays)
-            ctx.save_for_backward(*constants)
-            ctx.save_for_forward(*constants)
-            there = [shape is not None for shape in op.outputs(arrays, ctx.how)]
-            ctx.dtypes = [o.dtype if t else None for o, t in zip(found[:outputs], there, strict=False)]
-            ctx.rest = len(found) - outputs
-            ctx.mark_non_differentiable(
-                *(o for i, (o, t) in enumerate(zip(found, there, strict=True)) if i >= outputs or not t)
-            )
-            ctx.set_materialize_grads(False)
-
-        @staticmethod
-        def backward(ctx: Any, *incoming: Any) -> Any:
-            for i, needs in enumerate(ctx.needs_input_grad[:count]):
-                if needs and i not in of.of:
-                    refuse_constant(op, of, op.arrays[i].label(ctx.how))
-            found: list[Any] = [None] * (count + len(ctx.how))
-            given = [g if d is not None else None for g, d in zip(incoming[:outputs], ctx.dtypes, strict=True)]
-            node = ctx.next_functions[of.of[0]][0] if of.accumulates else None
-            gradients = _along(ctx, applied, given, [ctx.needs_input_grad[i] for i in of.of], node)
-            for i, g in zip(of.of, gradients, strict=True):
-                found[i] = g
-            return tuple(found)
-
-        @staticmethod
-        def jvp(ctx: Any, *tangents: Any) -> Any:
-            others = [i for i in range(count) if i not in of.of]
-            for i in others:
-                if tangents[i] is not None:
-                    name = op.arrays[i].label(ctx.how)
-                    words = of.constants.replace("gets no gradient", "carries no tangent")
-                    raise ValueError(
-                        f"{name}: {words or f'has a tangent, and {op.name} has none'}; pass {name}.detach()"
-                    )
-            found = _along(ctx, applied, [tangents[i] for i in of.of], None)
-            pushed = (*found, *(None,) * ctx.rest)
-            return pushed if len(pushed) > 1 else pushed[0]
-
-    named(Forward, title(op), of.batch)
 
 
 # ---- a loss whose forward gives its gradients -----------------------------------------------------------------------
@@ -451,4 +327,4 @@ def _register_kept(op: Operator, of: Kept) -> None:
     named(Forward, title(op))
 
 
-_EAGER: dict[type, Any] = {Kept: _Kept, Linear: _Transposed, Composed: _composed.EAGER}
+_EAGER: dict[type, Any] = {Kept: _Kept, Composed: _composed.Composing}

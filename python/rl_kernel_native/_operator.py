@@ -88,42 +88,10 @@ class Kept:
 
 @dataclass(slots=True)
 class Like:
-    """The part of an array that is kept."""
+    """The part that is kept of an array in which an operator is linear."""
 
     shape: Any
     dtype: Any
-
-
-@dataclass(frozen=True)
-class Linear:
-    """Derivatives of an operator that is linear in some arrays.
-
-    The operator itself maps tangents. Its transpose, which is linear in the same way, maps gradients.
-
-    Attributes:
-        of: positions of the arrays that may have a gradient.
-        incoming: names of the incoming gradients, one for each of the first outputs.
-        along: a function that returns tangents of the first outputs, or gradients of ``of``. It takes a way to call
-            operators; tangents or incoming gradients, None where there is none; the arrays, those of ``of`` as
-            :class:`Like`; the options; and which gradients of ``of`` are wanted, None for tangents.
-        constants: error text that refuses a gradient of another array.
-        dims: most dimensions that kernels read at any stride; the last must be contiguous.
-        accumulates: whether a ``main_grad``, the last of the options and none of a schema's, takes the gradient of the
-            one array ``of``. Eager autograd is then written by hand.
-        batch: a function of torch.func's info, dimensions, inputs and a call. It returns outputs with the batch in
-            front, and their dimensions. None: one call for each element.
-    """
-
-    of: tuple[int, ...]
-    incoming: tuple[str, ...]
-    along: Callable[..., Sequence[Any]]
-    constants: str = ""
-    dims: int = 3
-    accumulates: bool = False
-    batch: Callable[..., Any] | None = None
-
-    def allows(self, i: int, how: tuple[Any, ...]) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -147,10 +115,14 @@ class Composed:
             autograd sees the first alone.
         accumulates: position of the array whose gradient a ``main_grad`` takes, the last of the options and none of a
             schema's.
-        batch: as for :class:`Linear`.
+        beside: position of an array whose gradient is cheap, and computed whenever that of ``accumulates`` is.
+        batch: a function of torch.func's info, dimensions, inputs and a call. It returns outputs with the batch in
+            front, and their dimensions. None: one call for each element.
         constants: words that refuse a gradient or a tangent of another array; "" takes those of every operator. With
             None, other arrays are results of a forward, whose derivatives come through ``of``.
         allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
+        is_linear: whether derivatives read a :class:`Like` of each array ``of``, then the arrays ``reads``.
+        dims: most dimensions that kernels read at any stride; the last must be contiguous.
     """
 
     of: tuple[int, ...]
@@ -162,9 +134,30 @@ class Composed:
     tangents: Callable[..., Sequence[Any]] | None = None
     asked: Callable[[Sequence[Any], tuple[Any, ...]], bool] = lambda arrays, how: False
     accumulates: int | None = None
+    beside: int | None = None
     batch: Callable[..., Any] | None = None
     constants: str | None = None
     allows: Callable[[int, tuple[Any, ...]], bool] = lambda i, how: True
+    is_linear: bool = False
+    dims: int = 3
+
+
+def linear(of: tuple[int, ...], along: Callable[..., Sequence[Any]], constants: str = "", **more: Any) -> Composed:
+    """Derivatives of an operator that is linear in the arrays ``of``.
+
+    The operator itself maps tangents. Its transpose, which is linear in the same way, maps gradients.
+
+    Args:
+        along: a function that returns tangents of the first outputs, or gradients of ``of``. It takes a way to call
+            operators; tangents or incoming gradients, None where there is none; the arrays that :class:`Composed`
+            names; the options; and which gradients of ``of`` are wanted, None for tangents.
+    """
+
+    def tangents(call: Any, given: Any, arrays: Any, how: Any) -> Sequence[Any]:
+        return along(call, given, arrays, how, None)
+
+    asked = lambda arrays, how: True  # noqa: E731
+    return Composed(of, backward=along, tangents=tangents, asked=asked, constants=constants, is_linear=True, **more)
 
 
 class Operator:
@@ -180,7 +173,7 @@ class Operator:
         dtypes: tuple[Dtype, ...] = ("float32",),
         native: Native | None = None,
         check: Callable[[Sequence[Any], tuple[Any, ...], Any], None] | None = None,
-        gradient: Kept | Linear | Composed | None = None,
+        gradient: Kept | Composed | None = None,
         schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda how: how,
         exp: int | None = None,
         leads: int = 0,

@@ -59,11 +59,12 @@ def in_batches(apply: Callable[..., Any], batch: Any = None) -> Callable[..., An
     return vmap
 
 
-def refuse_tangents(operator: str, names: Sequence[str], tangents: Sequence[Any]) -> None:
+def refuse_tangents(operator: str, names: Sequence[str], tangents: Sequence[Any], words: str = "") -> None:
     """Refuses tangents of constants: their part of the derivative would be lost."""
+    words = words or f"has a tangent, and {operator} has no derivative in it"
     for name, tangent in zip(names, tangents, strict=True):
         if tangent is not None:
-            raise ValueError(f"{name}: has a tangent, and {operator} has no derivative in it; pass {name}.detach()")
+            raise ValueError(f"{name}: {words}; pass {name}.detach()")
 
 
 def pulled(function: Callable[..., Any], tensors: Sequence[Any], cotangents: tuple[Tensor, ...]) -> list[Any]:

@@ -63,7 +63,7 @@ def test_main_grad_gets_the_gradient_once_where_backward_is_split(inner: bool, t
 
 
 def test_a_gradient_that_nobody_asks_for_is_not_computed(h: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_kernel_native.ops import linear_logprob_torch
+    from rl_kernel_native.ops import linear_logprob_traced
     from rl_kernel_native.ops.linear_logprob_traced import bools
 
     asked: list[tuple[bool, ...]] = []
@@ -76,8 +76,8 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(h: Head, monkeypatch: p
             asked.append(tuple(bools(arguments[5])[:3]))
             return native.linear_logprob_backward(*arguments)
 
-    native = linear_logprob_torch._C
-    monkeypatch.setattr(linear_logprob_torch, "_C", Recording())
+    native = linear_logprob_traced._C
+    monkeypatch.setattr(linear_logprob_traced, "_C", Recording())
     x, w, b = leaves_of(h)
     y = rk.linear_logprob(x, w, h.target, bias=b).sum()
     # A call that asks for the weight's gradient also computes the cheap gradient of bias.

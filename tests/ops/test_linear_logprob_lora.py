@@ -417,7 +417,7 @@ def test_a_cross_entropy_is_of_these_log_probabilities() -> None:
 
 
 def test_frozen_weights_get_no_gradient_and_cost_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_kernel_native.ops import linear_logprob_torch
+    from rl_kernel_native.ops import linear_logprob_traced
     from rl_kernel_native.ops.linear_logprob_traced import bools
 
     asked: list[tuple[bool, ...]] = []
@@ -430,8 +430,8 @@ def test_frozen_weights_get_no_gradient_and_cost_none(monkeypatch: pytest.Monkey
             asked.append(tuple(bools(arguments[5])))
             return native.linear_logprob_backward(*arguments)
 
-    native = linear_logprob_torch._C
-    monkeypatch.setattr(linear_logprob_torch, "_C", Recording())
+    native = linear_logprob_traced._C
+    monkeypatch.setattr(linear_logprob_traced, "_C", Recording())
     h, of_lora = operands()
     want = gradients(h, of_lora)
     for with_bias in (True, False):

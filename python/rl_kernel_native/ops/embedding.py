@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _call, _check, _dispatch, _shapes
 from .._native import functions
-from .._operator import Array, Linear, Operator
+from .._operator import Array, Operator, linear
 from .._transforms import batched
 from .._types import AnyArray, ArrayT, DType, OnBadId
 from ..contract import EVERY_BACKEND, GROUPS, TOKEN_SUMS, Bound, Row, add_rows
@@ -105,14 +105,15 @@ def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
     """The rows of a tangent, or the gradient of the table, which is added to main_grad if given."""
-    ids, weight = arrays
+    weight, ids = arrays
     dtype, main_grad = how[3:] or (SAME, None)
     if wanted is None:
         return call(_FORWARD, (ids, given[0]), (*how[:3], dtype, None))
     of = (weight.shape[0], *how[:3])
     if main_grad is None:
         return call(_BACKWARD, (given[0], ids), (*of, dtype))
-    call(_INTO, (main_grad, given[0], ids), of)
+    if wanted[0]:
+        call(_INTO, (main_grad, given[0], ids), of)
     return (None,)
 
 
@@ -145,7 +146,7 @@ _FORWARD = Operator(
     native=lambda arrays, how, *tail: (_C.embedding(*arrays, *how[:3], *tail),),
     check=_check_forward,
     schema_options=_where,
-    gradient=Linear(of=(1,), incoming=("dy",), along=_along, accumulates=True, batch=_batch),
+    gradient=linear(of=(1,), reads=(0,), incoming=("dy",), along=_along, accumulates=1, batch=_batch),
     leads=1,
 )
 _BACKWARD = Operator(
@@ -157,7 +158,7 @@ _BACKWARD = Operator(
     native=lambda arrays, how, *tail: (_C.embedding_backward(*arrays, *how[:4], None, _code(how[4]), *tail),),
     check=_check_backward,
     schema_options=_rows_and_where,
-    gradient=Linear(of=(0,), incoming=("dweight",), along=_along_backward),
+    gradient=linear(of=(0,), reads=(1,), incoming=("dweight",), along=_along_backward),
 )
 _INTO = Operator(
     "embedding_backward_",

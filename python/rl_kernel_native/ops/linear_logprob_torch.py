@@ -13,28 +13,24 @@ from torch import Tensor, distributed
 
 from .. import _check, _main_grad, _shapes, _torch
 from .._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
+from .._composed import Composing
 from .._dispatch import count_write
-from .._main_grad import is_asked_for
 from .._native import module as _C
 from .._ranks import require_group
-from .._run import applied
+from .._run import applied, straight
 from .._torch import (
     CODES,
-    Eager,
     autocast,
-    gradient,
     is_autocasting,
     is_compiling,
     is_direct,
-    is_direct_gradient,
     is_grad_enabled,
     prepare,
     require_dense,
     require_tensors,
     wants_grad,
 )
-from .linear_logprob_traced import FORWARD, LARGEST, backward, bits, no_second
-from .linear_torch import wanted
+from .linear_logprob_traced import FORWARD, LARGEST, bits, native_backward, no_second
 from .logprob_torch import _selected
 from .logprob_traced import split
 
@@ -49,6 +45,22 @@ class Shard(NamedTuple):
     group: Any  # torch.distributed's
     vocab_start: int
     vocab_size: int  # number of columns on all ranks
+
+    def gradients(self, call: Any, main_grad: Any, arrays: Any, how: Any, needs: Any) -> Any:
+        """Gradients of the operands. That of hidden is a share of all ranks, or with segments their tree."""
+        if call is not straight:
+            raise TypeError("process_group: its backward takes plain gradients, outside of torch.func and of modes")
+        prepare(arrays[0])
+        dhidden, dweight, *others = native_backward(
+            arrays, (*how, bits(needs)), None, 0, main_grad=main_grad, place=self[1:]
+        )
+        if needs[0] and how[10] > 1:  # dhidden is this rank's share of the tree
+            shares = _gathered(dhidden, self.group).unbind(0)
+            dhidden = _C.tree_sum(list(shares), None, CODES[arrays[0].dtype], None, 0)
+        if needs[1] and main_grad is not None:
+            count_write(main_grad)
+            dweight = None
+        return dhidden, dweight, *others
 
 
 def linear_logprob(
@@ -96,10 +108,9 @@ def linear_logprob(
         workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
     shard = _shard(weight, arguments, *where)
     if not direct:
-        rows, numbers = split(arguments, mode)
-        options = (*numbers, logits, workspace_bytes, unit, dh_segments, lora_scale, label_smoothing, returns)
-        arrays = (hidden, weight, bias, lora_a, lora_b, target, *rows)
-        outputs = applied(FORWARD, arrays, (*options, main_grad))
+        options = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, label_smoothing, returns)
+        rows, options = split(arguments, *options, None, main_grad)
+        outputs = applied(FORWARD, (hidden, weight, bias, lora_a, lora_b, target, *rows), options)
         return _selected(outputs if returns & LARGEST else outputs[:-1], returns)
     how = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, label_smoothing)
     given = (hidden, weight, bias, lora_a, lora_b, target)
@@ -240,8 +251,8 @@ def _forward(
     return _C.logprob_merge(stats, arguments[0], returns, how[-1], valid, None, 0)
 
 
-class _LinearLogprob(Eager):
-    """Eager autograd. A forward that takes ctx costs a third of the time of one with setup_context."""
+class _LinearLogprob(Composing):
+    """Eager autograd. Its forward asks for the workspace of backward first, and computes a shard's statistics."""
 
     @staticmethod
     def forward(
@@ -254,75 +265,17 @@ class _LinearLogprob(Eager):
         place = None if shard is None else shard[1:]
         _C.linear_logprob_require_workspace(head, arguments, how, place, needs, main_grad is not None)
         outputs = _forward(head, arguments, how, shard, returns | 2)
-        temperature, *numbers, kept_ids, kept_offsets = arguments
-        is_tensor = isinstance(temperature, Tensor)
-        ctx.save_for_backward(
-            *head, outputs[1], outputs[2], temperature if is_tensor else None, kept_ids, kept_offsets
-        )  # fmt: skip
-        ctx.numbers = (None if is_tensor else temperature, *numbers)
-        ctx.how, ctx.shard = how, shard
-        ctx.main_grad = main_grad  # not saved, because other backwards may add to it in between
+        # main_grad is not saved, because other backwards may add to it in between
+        rows, ctx.how = split(arguments, *how, returns, shard, main_grad)
+        ctx.save_for_backward(outputs[1], *head, outputs[2], *rows)
+        ctx.op, ctx.likes, ctx.dtypes = FORWARD, (), (torch.float32,) * 3
         ctx.mark_non_differentiable(*(o for o in outputs[3:] if o is not None))
         ctx.set_materialize_grads(False)
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        if all(g is None for g in gradients[:3]):
-            return (None,) * 11
-        *head, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
-        main_grad, needs = ctx.main_grad, _needed(ctx, head[2] is not None)
-        given = dict(zip(("dlogprob", "dlse", "dentropy"), gradients, strict=False))
-        direct = all(g is None or is_direct_gradient(g) for g in given.values())
-        for name, g in given.items():
-            if g is not None and (is_grad_enabled() or not direct):
-                require_tensors(**{name: g})
-                if needs[1] and main_grad is not None:
-                    _main_grad.require_addable(g, main_grad)
+    def backward(ctx: Any, *incoming: Any) -> Any:
         if is_grad_enabled():
+            _main_grad.refuse_create_graph(ctx.how[-1])
             no_second()
-        value, *numbers = ctx.numbers
-        arguments = (value if temperature is None else temperature, *numbers, kept_ids, kept_offsets)
-        how, shard = ctx.how, ctx.shard
-        rows = [None if g is None else gradient(g, torch.float32, name).contiguous() for name, g in given.items()]
-        if direct:
-            found = _backward(tuple(head), arguments, how, shard, (lse, entropy, *rows), needs, main_grad)
-        elif shard is not None:
-            raise TypeError("process_group: its backward takes plain gradients, outside of torch.func and of modes")
-        else:
-            of_logits, numbers = split(arguments, how[0])
-            of_entropy = None if rows[2] is None else entropy
-            arrays = (*head, lse, of_entropy, *rows, *of_logits)
-            found = backward(applied, main_grad, arrays, (*numbers, *how[1:]), needs)
-        return *found, *(None,) * 6
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError("linear_logprob: it has no forward-mode derivative; call logprob of linear for that")
-
-
-def _needed(ctx: Any, has_bias: bool) -> list[bool]:
-    """Whether the running backward asks for the gradient of each operand."""
-    found, node = [bool(need) for need in wanted(ctx)], 2 + has_bias  # node of lora_a; each tensor has one
-    for i in (0, 1):
-        found.append(ctx.needs_input_grad[3 + i] and is_asked_for(ctx.next_functions[node + i][0]))
-    return found
-
-
-def _backward(
-    head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], shard: Shard | None,
-    rows: tuple[Any, ...], needs: list[bool], main_grad: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Gradients of hidden, weight, bias, lora_a and lora_b."""
-    prepare(head[0])
-    place = None if shard is None else shard[1:]
-    dhidden, dweight, *others = _C.linear_logprob_backward(
-        head, arguments, how, place, rows, bits(needs), main_grad, None, 0
-    )
-    if needs[0] and shard is not None and how[4] > 1:  # dhidden is this rank's share of the tree
-        shares = _gathered(dhidden, shard.group).unbind(0)
-        dhidden = _C.tree_sum(list(shares), None, CODES[head[0].dtype], None, 0)
-    if needs[1] and main_grad is not None:
-        count_write(main_grad)
-        dweight = None
-    return dhidden, dweight, *others
+        return Composing.backward(ctx, *incoming)

@@ -9,10 +9,10 @@ import math
 from typing import Any
 
 from .. import _shapes
-from .._arithmetic import resolve_traced, resolve_traced_unit
+from .._arithmetic import AS_CALLED, resolve_traced, resolve_traced_unit
 from .._native import module as _C
 from .._operator import Array, Composed, Operator
-from .logprob_traced import GRADIENTS, INCOMING, NUMBERS, ROWS, SAVED, check_target, joined, outputs_of
+from .logprob_traced import GRADIENTS, INCOMING, NUMBERS, ROWS, SAVED, check_target, checked, joined, outputs_of
 
 _HEAD = (
     Array("hidden", "by hand"),
@@ -64,13 +64,15 @@ def _check_forward(arrays: Any, how: Any, _: Any) -> None:
 # ---- calls of the extension -----------------------------------------------------------------------------------------
 
 
-def _resolved(head: Any, rows: Any, how: Any) -> tuple[Any, ...]:
-    """A head, with the options of logprob and of the head in the extension's form."""
-    from .._torch import device_type
-
+def _resolved(head: Any, rows: Any, how: Any, of_backward: bool = False) -> tuple[Any, ...]:
+    """A head, with the options of logprob and of the head in the extension's form. A backward has its forward's mode
+    and unit."""
     mode, logits_dtype, workspace_bytes, unit, *others = how[6:13]
-    kind = device_type(head[0], "hidden")
-    mode, unit = resolve_traced(mode, kind), resolve_traced_unit(unit, kind)
+    if not of_backward or AS_CALLED in (mode, unit):
+        from .._torch import device_type
+
+        kind = device_type(head[0], "hidden")
+        mode, unit = resolve_traced(mode, kind), resolve_traced_unit(unit, kind)
     return tuple(head), joined(rows, how[:7]), (mode, logits_dtype, workspace_bytes, unit, *others)
 
 
@@ -79,14 +81,15 @@ def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
     return found if how[-1] & LARGEST else (*found, None)
 
 
-def _native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None) -> Any:
+def native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None, place: Any = None) -> Any:
+    """``place``: vocab_start and vocab_size of a shard."""
     given = tuple(None if x is None else x.contiguous() for x in arrays[6:11])
-    resolved = _resolved(arrays[:6], arrays[11:], how)
-    return _C.linear_logprob_backward(*resolved, None, given, how[-1], main_grad, *tail)
+    resolved = _resolved(arrays[:6], arrays[11:], how, of_backward=True)
+    return _C.linear_logprob_backward(*resolved, place, given, how[-1], main_grad, *tail)
 
 
 def _native_into(arrays: Any, how: Any, *tail: Any) -> Any:
-    dhidden, _, *others = _native_backward(arrays[1:], how, *tail, main_grad=arrays[0])
+    dhidden, _, *others = native_backward(arrays[1:], how, *tail, main_grad=arrays[0])
     return dhidden, *others
 
 
@@ -102,18 +105,16 @@ def bools(needs: int) -> list[bool]:
     return [bool(needs >> i & 1) for i in range(_OPERANDS)]
 
 
-def backward(call: Any, main_grad: Any, arrays: Any, numbers: Any, needs: Any) -> Any:
-    """Gradients of the operands. If main_grad is given, the weight's gradient is added to it."""
-    if main_grad is None or not needs[1]:
-        return call(BACKWARD, arrays, (*numbers, bits(needs)))
-    dhidden, *others = call(BACKWARD_INTO, (main_grad, *arrays), (*numbers, bits(needs)))
-    return dhidden, None, *others
-
-
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
-    lse, *head, entropy = kept[:8]
-    main_grad = how[14] if len(how) > 14 else None
-    return backward(call, main_grad, (*head, lse, entropy, *given, *kept[8:]), how[:13], wanted)
+    """Gradients of the operands. If main_grad is given, the weight's gradient is added to it."""
+    (lse, *head, entropy), (shard, main_grad) = kept[:8], how[14:] or (None, None)
+    arrays, how = (*head, lse, entropy, *given, *kept[8:]), how[:13]
+    if shard is not None:
+        return shard.gradients(call, main_grad, arrays, how, wanted)
+    if main_grad is None or not wanted[1]:
+        return call(BACKWARD, arrays, (*how, bits(wanted)))
+    dhidden, *others = call(BACKWARD_INTO, (main_grad, *arrays), (*how, bits(wanted)))
+    return dhidden, None, *others
 
 
 def _no_tangents(*_: Any) -> Any:
@@ -141,6 +142,7 @@ def _shapes_of_gradients(operands: Any, needs: int) -> list[Any]:
     return [x.shape if need else None for x, need in zip(operands, bools(needs), strict=True)]
 
 
+# In addition to the schema's options: a shard of the vocabulary, and main_grad.
 FORWARD = Operator(
     "linear_logprob",
     (*_HEAD, *ROWS),
@@ -149,6 +151,7 @@ FORWARD = Operator(
     dtypes=("float32",) * 4 + ("int32", "int64"),
     native=_native_forward,
     check=_check_forward,
+    schema_options=checked,
     gradient=Composed(
         of=(0, 1, 2, 3, 4),
         incoming=INCOMING,
@@ -156,6 +159,7 @@ FORWARD = Operator(
         backward=_gradients,
         tangents=_no_tangents,
         accumulates=1,
+        beside=2,
     ),
     flops=lambda hidden, weight, bias, lora_a, *_: _flops(hidden, weight, lora_a, [False] * _OPERANDS),
 )
@@ -165,7 +169,7 @@ BACKWARD: Operator = Operator(
     f"{_OPTIONS}, int needs",
     outputs=lambda arrays, how: _shapes_of_gradients(arrays[:_OPERANDS], how[-1]),
     dtypes=(0, 1, 2, 3, 4),
-    native=_native_backward,
+    native=native_backward,
     gradient=Composed(of=(0, 1, 2, 3, 4, 8, 9, 10), composed=no_second, tangents=_no_tangents),
     flops=lambda hidden, weight, bias, lora_a, *rest: _flops(hidden, weight, lora_a, bools(rest[-1])),
 )

@@ -10,7 +10,7 @@ from .. import _shapes
 from .._arithmetic import AS_CALLED, IEEE, resolve_traced_unit
 from .._dispatch import dtype_code
 from .._native import module as _C
-from .._operator import Array, Composed, Linear, Operator
+from .._operator import Array, Composed, Operator, linear
 from .._transforms import batched
 
 SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
@@ -272,6 +272,6 @@ BIAS_GRAD = Operator(
     dtypes=(lambda how: _code(how[0]),),
     native=lambda arrays, how, *tail: (_C.linear_bias_grad(*arrays, _code(how[0]), *tail),),
     check=_check_bias_grad,
-    gradient=Linear(of=(0,), incoming=("ddbias",), along=_bias_grad_along),
+    gradient=linear(of=(0,), incoming=("ddbias",), along=_bias_grad_along),
     sharded=SHARDED,
 )

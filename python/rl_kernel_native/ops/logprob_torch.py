@@ -25,7 +25,7 @@ from .._torch import (
     prepare,
     refuse_jit_trace,
 )
-from .logprob_traced import BACKWARD, FORWARD, split
+from .logprob_traced import BACKWARD, FORWARD, checked, split
 
 
 def _is_direct(logits: Tensor) -> bool:
@@ -45,8 +45,8 @@ def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str
             raise TypeError(
                 f"target: expected a torch.Tensor, got {type(target).__name__}; for one row, torch.tensor(3)"
             )
-        rows, numbers = split(arguments, mode)
-        return _selected(traced(FORWARD, (logits, target, *rows), (*numbers, returns)), returns)
+        rows, how = split(arguments, mode, returns)
+        return _selected(traced(FORWARD, (logits, target, *rows), how), returns)
     if wants_grad:
         return _selected(_Logprob.run(logits, target, arguments, mode, returns), returns)
     prepare(logits)
@@ -103,7 +103,7 @@ class _Logprob(Eager):
         # The dispatcher serves create_graph, a backward with its own backward, and gradients that only it understands.
         if is_grad_enabled() or not all(g is None or is_direct_gradient(g) for g in rows[2:]):
             of_logits, numbers = split(arguments, ctx.mode)
-            found = applied(BACKWARD, (logits, target, *rows, *of_logits), numbers)
+            found = applied(BACKWARD, (logits, target, *rows, *of_logits), checked(numbers))
             return found[0], None, None, None, None
         prepare(logits)
         dlogits = _C.logprob_backward(logits, target, arguments, ctx.mode, 0, None, rows, None, None, 0)

@@ -29,18 +29,25 @@ INCOMING = ("dlogprob", "dlse", "dentropy")
 GRADIENTS = tuple(Array(name, "by hand", optional=True) for name in INCOMING)
 
 
-def split(arguments: tuple[Any, ...], mode: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Splits the Python op's arguments into :data:`ROWS` and :data:`NUMBERS`."""
-    temperature, scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets = arguments
-    is_tensor = _dispatch.is_tensor(temperature)
-    return (temperature if is_tensor else None, kept_ids, kept_offsets), (
-        1.0 if is_tensor else _check.number("temperature", temperature),
+def split(arguments: tuple[Any, ...], *how: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Splits the Python op's arguments into :data:`ROWS` and the options, which ``how`` follows."""
+    temperature, *numbers, kept_ids, kept_offsets = arguments
+    if _dispatch.is_tensor(temperature):
+        return (temperature, kept_ids, kept_offsets), (1.0, *numbers, *how)
+    return (None, kept_ids, kept_offsets), (temperature, *numbers, *how)
+
+
+def checked(how: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The options in the schema's form."""
+    temperature, scale, softcap, ignore_index, valid_vocab, canonical_vocab, *rest = how
+    return (
+        _check.number("temperature", temperature),
         _check.number("logit_scale", scale),
         None if softcap is None else _check.number("softcap", softcap),
         _check.integer("ignore_index", ignore_index),
         None if valid_vocab is None else _check.integer("valid_vocab", valid_vocab),
         None if canonical_vocab is None else _check.integer("canonical_vocab", canonical_vocab),
-        mode,
+        *rest,
     )
 
 
@@ -164,6 +171,7 @@ FORWARD = Operator(
     dtypes=("float32",) * 4 + ("int32",),
     native=_native_forward,
     check=_check_forward,
+    schema_options=checked,
     gradient=Composed(
         of=(0,),
         composed=_composed_forward,

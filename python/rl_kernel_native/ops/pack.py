@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import _call, _check, _dispatch, _shapes
 from .._native import functions
-from .._operator import Array, Linear, Operator
+from .._operator import Array, Operator, linear
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..contract import BITWISE, DTYPES, OF_TOKENS, Row, add_rows
 from ..reference.pack import pack_reference, unpack_reference
@@ -120,7 +120,7 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> list[Any]:
 def _along(call: Any, given: Any, arrays: Any, how: tuple[Any, ...], wanted: Any) -> list[Any]:
     """Both operators are linear, and each is the other's transpose. Places without a token are zero. In torch, None is
     accepted as a tangent only for outputs without one, such as integers."""
-    (cu_seqlens, positions, *likes), (num_tokens, _, *packs) = arrays, how
+    (*likes, cu_seqlens, positions), (num_tokens, _, *packs) = arrays, how
     present = [t for t in given if t is not None]
     slots = (cu_seqlens, positions, *present, *[None] * (MOST - len(present)))
     zeros = [0.0] * len(present)
@@ -132,7 +132,8 @@ def _along(call: Any, given: Any, arrays: Any, how: tuple[Any, ...], wanted: Any
         moved = call(_PACK, slots, (num_tokens, zeros, likes[0].shape[0], False))
     left = iter(moved)
     found = [None if t is None else next(left) for t in given]
-    for i, (like, shape) in enumerate(zip(likes, _outputs(arrays, how), strict=True)) if wanted is None else ():
+    shapes = _outputs((cu_seqlens, positions, *likes), how) if wanted is None else ()
+    for i, (like, shape) in enumerate(zip(likes, shapes, strict=False)):
         if found[i] is None and like is not None and (like.dtype.is_floating_point or like.dtype.is_complex):
             found[i] = cu_seqlens.new_zeros(shape, dtype=like.dtype)
     return found
@@ -157,7 +158,8 @@ _LAYOUT = Operator(
     native=_native_layout,
     check=_check_layout,
 )
-_LINEAR = Linear(of=_SLOTS, incoming=("dy", *(f"dy[{i}]" for i in range(1, MOST))), along=_along, dims=2)
+_INCOMING = ("dy", *(f"dy[{i}]" for i in range(1, MOST)))
+_LINEAR = linear(of=_SLOTS, reads=(0, 1), incoming=_INCOMING, along=_along, dims=2)
 _OPTIONS = "SymInt num_tokens, Scalar[] fill"
 _UNPACK = Operator(
     "unpack", _ARRAYS, _OPTIONS, outputs=_outputs, dtypes=_SLOTS, native=_native, check=_check_arrays,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from .. import _call, _check, _shapes
 from .._native import functions
-from .._operator import Array, Linear, Operator
+from .._operator import Array, Operator, linear
 from .._transforms import batched
 from .._types import AnyArray, ArrayT
 from ..contract import COMPOSED, EVERY_BACKEND, NO_SHARDS, Bound, Row, U, add_rows, derivatives
@@ -168,8 +168,9 @@ _ROPE = Operator(
     native=lambda arrays, how, *tail: _C.rope(*arrays, *how, *tail),
     check=_check_arrays,
     schema_options=_integers,
-    gradient=Linear(
+    gradient=linear(
         of=(0, 1),
+        reads=(2, 3, 4),
         incoming=("dq_out", "dk_out"),
         along=_along,
         constants="is a constant of the rotation and gets no gradient",

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 
 from .. import _call, _check, _dispatch, _shapes
 from .._native import functions
-from .._operator import Array, Linear, Operator
+from .._operator import Array, Operator, linear
 from .._types import AnyArray, ArrayT, DType, Generic, NamedTuple
 from ..contract import BITWISE, DTYPES, OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.sequence_logprob import sequence_logprob_reference
@@ -90,7 +90,7 @@ _SEQUENCE_LOGPROB = Operator(
     outputs=_outputs,
     dtypes=("float32", "int64", "int32"),
     native=lambda arrays, how, *tail: _C.sequence_logprob(*arrays, *how, *tail),
-    gradient=Linear(of=(0,), incoming=("dsum",), along=_along),
+    gradient=linear(of=(0,), reads=(1, 2), incoming=("dsum",), along=_along),
 )
 _BACKWARD = Operator(
     "sequence_logprob_backward",
@@ -100,7 +100,7 @@ _BACKWARD = Operator(
     dtypes=(lambda how: how[1],),
     native=lambda arrays, how, *tail: (_C.sequence_logprob_backward(*arrays, *how, *tail),),
     check=_check_backward,
-    gradient=Linear(of=(0,), incoming=("d_logprob",), along=_along_backward),
+    gradient=linear(of=(0,), reads=(1, 2), incoming=("d_logprob",), along=_along_backward),
 )
 
 
