@@ -5,7 +5,6 @@
 #include <cmath>
 #include <iterator>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "call.h"
@@ -247,17 +246,16 @@ class Call {
   AttentionInput input_;
 };
 
-nb::object run(const nb::tuple& arrays, const Call& call, bool wants_lse, nb::handle allocate, std::uintptr_t stream) {
+nb::object run(Frame frame, const Call& call, bool wants_lse) {
   AttentionParams p{call.input()};
-  return Results("attention", entry(arrays, kQ), call.device(), allocate, stream)
+  return Results("attention", call.q(), frame)
       .add(&p.out, call.out_shape(), p.dtype)
       .add(&p.lse, call.lse_shape(), wants_lse)
       .run(rlk::attention, &p, attention_workspace_bytes);
 }
 
-nb::object forward(nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_lse, nb::handle allocate,
-                   std::uintptr_t stream) {
-  return run(arrays, Call(arrays, options, exp, arithmetic), wants_lse, allocate, stream);
+nb::object forward(Frame frame, nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_lse) {
+  return run(frame, Call(arrays, options, exp, arithmetic), wants_lse);
 }
 
 // Fast path for an eager call on plain CUDA tensors without gradient, such as a decode step. Any other call gets
@@ -269,7 +267,7 @@ nb::object eager(nb::tuple arrays, nb::tuple options, nb::handle exp, bool wants
   if (mode < 0) return nb::borrow(Py_NotImplemented);
   const Call call(arrays, options, mode, 0);
   if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
-  return run(arrays, call, wants_lse, nb::none(), 0);
+  return run({}, call, wants_lse);
 }
 
 // Numbers of the splits that a call for partials computes, ascending.
@@ -293,14 +291,14 @@ Sizes read_splits(nb::handle given, const AttentionInput& p) {
   return splits;
 }
 
-nb::object partials(nb::tuple arrays, nb::tuple options, nb::handle splits_given, int exp, int arithmetic,
-                    nb::handle allocate, std::uintptr_t stream) {
+nb::object partials(Frame frame, nb::tuple arrays, nb::tuple options, nb::handle splits_given, int exp,
+                    int arithmetic) {
   const Call call(arrays, options, exp, arithmetic);
   AttentionPartialsParams p{call.input()};
   const Sizes splits = read_splits(splits_given, p);
   Sizes shape = call.out_shape();
   shape.insert(shape.begin(), std::ssize(splits));
-  Results results("attention", entry(arrays, kQ), call.device(), allocate, stream);
+  Results results("attention", call.q(), frame);
   results.add(&p.stats, shape_with(std::span(shape).first(shape.size() - 1), 2)).add(&p.sums, shape);
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;
   std::int64_t held = 0;  // number of keys in the splits so far
@@ -325,9 +323,9 @@ const float* read_rows(const Array& a, const Call& call) {
   return a.data<float>();
 }
 
-nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle out_given, nb::handle lse_given,
-                    nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_q, bool wants_kv,
-                    bool wants_sinks, nb::handle allocate, std::uintptr_t stream) {
+nb::object backward(Frame frame, nb::handle dout_given, nb::handle dlse_given, nb::handle out_given,
+                    nb::handle lse_given, nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_q,
+                    bool wants_kv, bool wants_sinks) {
   const Call call(arrays, options, exp, arithmetic);
   AttentionBackwardParams p{call.input()};
   if (wants_sinks && p.sinks == nullptr) type_error("sinks", "an array, got None");
@@ -349,7 +347,7 @@ nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle out
     dlse.emplace(dlse_given, "dlse", kFloat32);
     p.dlse = read_rows(*dlse, call);
   }
-  return Results("attention", entry(arrays, kQ), call.device(), allocate, stream)
+  return Results("attention", call.q(), frame)
       .add(&p.dq, call.q().shape(), p.dtype, wants_q)
       .add(&p.dk, call.k().shape(), p.dtype, wants_kv)
       .add(&p.dv, call.v().shape(), p.dtype, wants_kv)

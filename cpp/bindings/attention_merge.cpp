@@ -38,17 +38,16 @@ void check_like(const Array& a, const Sizes& shape, const Array& like, const cha
   require_contiguous(a);
 }
 
-nb::object run(AttentionMergeParams* p, const Array& first, nb::handle array, bool wants_lse, nb::handle allocate,
-               std::uintptr_t stream) {
-  return Results("attention", array, first.view().device, allocate, stream)
+nb::object run(Frame frame, AttentionMergeParams* p, const Array& first, bool wants_lse) {
+  return Results("attention", first, frame)
       .add(&p->out, first.shape().subspan(1), p->dtype)
       .add(&p->lse, rows_of(first), wants_lse)
       .run(rlk::attention_merge, *p);
 }
 
 // `splits` has the split numbers of the partials, in any order.
-nb::object merge(nb::handle sums_given, nb::handle stats_given, nb::handle sinks_given, nb::handle splits, int dtype,
-                 int exp, bool wants_lse, nb::handle allocate, std::uintptr_t stream) {
+nb::object merge(Frame frame, nb::handle sums_given, nb::handle stats_given, nb::handle sinks_given, nb::handle splits,
+                 int dtype, int exp, bool wants_lse) {
   AttentionMergeParams p;
   const Array sums(sums_given, "sums", kFloat32), stats(stats_given, "stats", kFloat32);
   read_shape(sums, &p);
@@ -74,11 +73,10 @@ nb::object merge(nb::handle sums_given, nb::handle stats_given, nb::handle sinks
   p.sums = sums.data<float>();
   p.dtype = static_cast<DType>(dtype);
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
-  return run(&p, sums, sums_given, wants_lse, allocate, stream);
+  return run(frame, &p, sums, wants_lse);
 }
 
-nb::object approximate(nb::handle outs_given, nb::handle lses_given, int exp, bool wants_lse, nb::handle allocate,
-                       std::uintptr_t stream) {
+nb::object approximate(Frame frame, nb::handle outs_given, nb::handle lses_given, int exp, bool wants_lse) {
   AttentionMergeParams p;
   const Array outs(outs_given, "outs", kFloats), lses(lses_given, "lses", kFloat32);
   read_shape(outs, &p);
@@ -90,7 +88,7 @@ nb::object approximate(nb::handle outs_given, nb::handle lses_given, int exp, bo
   p.lses = lses.data<float>();
   p.dtype = outs.view().dtype;
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
-  return run(&p, outs, outs_given, wants_lse, allocate, stream);
+  return run(frame, &p, outs, wants_lse);
 }
 
 const Functions kFunctions([](nb::module_& m) {

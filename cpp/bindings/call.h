@@ -33,8 +33,8 @@ nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data)
 class Results {
  public:
   // `first` is the array whose framework allocates. It refuses a device for which this build has no kernels of `op`.
-  Results(const char* op, nb::handle first, Device device, nb::handle allocate, std::uintptr_t stream)
-      : caller_((require_backend(op, device), make_caller(first, device, allocate, stream))) {}
+  Results(const char* op, const Array& first, const Frame& frame)
+      : caller_((require_backend(op, first.view().device), make_caller(first, frame))) {}
 
   const Caller& caller() const { return caller_; }
 
@@ -101,39 +101,40 @@ struct Functions {
 
 // Defines a function with positional arguments, each of which may be None. A keyword would cost more than the work of a
 // small call. Numbers are rounded to float32 to nearest even in any rounding mode of the caller.
-template <std::size_t... kIndex, class... Arguments>
-void define(nb::module_& m, const char* name, nb::object (*function)(Arguments...), std::index_sequence<kIndex...>) {
+template <class... Arguments, class Function>
+void define_call(nb::module_& m, const char* name, Function function) {
   const auto call = [function](Arguments... arguments) -> nb::object {
     const cpu::FloatEnvironment environment;
     return function(std::forward<Arguments>(arguments)...);
   };
-  m.def(name, call, ((void)kIndex, nb::arg().none())...);
+  m.def(name, call, ((void)sizeof(Arguments), nb::arg().none())...);
 }
 template <class... Arguments>
 void define(nb::module_& m, const char* name, nb::object (*function)(Arguments...)) {
-  define(m, name, function, std::index_sequence_for<Arguments...>{});
+  define_call<Arguments...>(m, name, function);
+}
+// The same for a function that allocates, whose frame Python passes last.
+template <class... Arguments>
+void define(nb::module_& m, const char* name, nb::object (*function)(Frame, Arguments...)) {
+  define_call<Arguments..., nb::handle, std::uintptr_t>(
+      m, name, [function](Arguments... given, nb::handle allocate, std::uintptr_t stream) {
+        return function({allocate, stream}, std::forward<Arguments>(given)...);
+      });
 }
 
-// Defines the eager call of a function whose last two arguments are `allocate` and `stream`. It keeps the host cost of
-// a decode step low. The first kTensors arguments must be plain CUDA tensors without gradient. Any other call gets
-// NotImplemented and takes the general path.
-template <auto kFunction, int kTensors, class... Arguments, std::size_t... kIndex>
-void define_eager(nb::module_& m, const char* name, std::index_sequence<kIndex...>) {
-  using All = std::tuple<Arguments...>;
+// Defines the eager call of a function that allocates. It keeps the host cost of a decode step low. The first kTensors
+// arguments must be plain CUDA tensors without gradient. Any other call gets NotImplemented and takes the general path.
+template <auto kFunction, int kTensors, class... Arguments>
+void define_eager(nb::module_& m, const char* name, nb::object (*)(Frame, Arguments...)) {
   define(
-      m, name, +[](std::tuple_element_t<kIndex, All>... given) -> nb::object {
+      m, name, +[](Arguments... given) -> nb::object {
         const auto arguments = std::tie(given...);
         const bool direct = [&]<std::size_t... kFirst>(std::index_sequence<kFirst...>) {
           return may_bypass_dispatcher({std::get<kFirst>(arguments)...});
         }
         (std::make_index_sequence<kTensors>{});
-        if (!direct) return nb::borrow(Py_NotImplemented);
-        return kFunction(given..., nb::none(), 0);
+        return direct ? kFunction({}, given...) : nb::borrow(Py_NotImplemented);
       });
-}
-template <auto kFunction, int kTensors, class... Arguments>
-void define_eager(nb::module_& m, const char* name, nb::object (*)(Arguments...)) {
-  define_eager<kFunction, kTensors, Arguments...>(m, name, std::make_index_sequence<sizeof...(Arguments) - 2>{});
 }
 template <auto kFunction, int kTensors>
 void define_eager(nb::module_& m, const char* name) {

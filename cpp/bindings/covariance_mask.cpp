@@ -7,9 +7,9 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object call(nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
+nb::object call(Frame frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
                 nb::handle cu_seqlens, int kind, double ratio, double lower, double upper, double clip_low,
-                double clip_high, std::int64_t seed, nb::handle allocate, std::uintptr_t stream) {
+                double clip_high, std::int64_t seed) {
   const bool entropy = static_cast<CovarianceKind>(kind) == CovarianceKind::kEntropy;
   TokenArguments tokens(logprob, entropy ? "entropy" : "logprob", cu_seqlens);
   CovarianceMaskParams p;
@@ -26,7 +26,7 @@ nb::object call(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   p.clip_low = static_cast<float>(clip_low);
   p.clip_high = static_cast<float>(clip_high);
   p.seed = static_cast<std::uint64_t>(seed);
-  return Results("covariance_mask", logprob, tokens.device(), allocate, stream)
+  return Results("covariance_mask", tokens.array(), frame)
       .add(&p.selected, tokens.shape())
       .run(rlk::covariance_mask, &p, covariance_mask_workspace_bytes);
 }

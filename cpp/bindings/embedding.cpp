@@ -2,10 +2,7 @@
 #include "rlk/ops/embedding.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "call.h"
 #include "linear_args.h"
@@ -47,8 +44,8 @@ std::int64_t read_vocabulary(nb::handle vocab_start, nb::handle vocab_size, nb::
   return id;
 }
 
-nb::object forward(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb::handle vocab_size,
-                   nb::handle padding_idx, nb::handle allocate, std::uintptr_t stream) {
+nb::object forward(Frame frame, nb::handle ids, nb::handle weight, nb::handle vocab_start, nb::handle vocab_size,
+                   nb::handle padding_idx) {
   const RowsArgument table(weight, "weight");
   const TensorView& w = table.view();
   require_shape(w.ndim == 2, table.array, "shape [rows, columns]");
@@ -62,15 +59,14 @@ nb::object forward(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb
   p.weight_stride = w.stride(0);
   p.dtype = w.dtype;
   p.y_stride = p.columns;
-  return Results("embedding", weight, w.device, allocate, stream)
+  return Results("embedding", table.array, frame)
       .add(&p.y, shape_with(tokens.shape(), p.columns), p.dtype)
       .run(rlk::embedding, p);
 }
 
 // Returns dweight, or main_grad, which is accumulated in place.
-nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::handle vocab_start, nb::handle vocab_size,
-                    nb::handle padding_idx, nb::handle main_grad, int dweight_dtype, nb::handle allocate,
-                    std::uintptr_t stream) {
+nb::object backward(Frame frame, nb::handle dy, nb::handle ids, nb::handle num_rows, nb::handle vocab_start,
+                    nb::handle vocab_size, nb::handle padding_idx, nb::handle main_grad, int dweight_dtype) {
   const RowsArgument g(dy, "dy");
   require_columns_below(g, 31);
   const Device device = g.view().device;
@@ -85,7 +81,7 @@ nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::hand
   p.dtype = g.view().dtype;
   p.dweight_dtype = main_grad.is_none() ? read_dtype(dweight_dtype, p.dtype) : DType::kFloat32;
   check_gradient_dtype("dweight_dtype", p.dweight_dtype, p.dtype);
-  Results results("embedding", dy, device, allocate, stream);
+  Results results("embedding", g.array, frame);
   std::optional<Array> given;
   if (main_grad.is_none()) {
     p.dweight_stride = p.columns;

@@ -12,8 +12,7 @@ float read_share(nb::handle value, const char* name) {
 }
 
 // Returns (advantages or None, returns).
-nb::object run(GaeParams p, nb::handle rewards, TokenArguments* tokens, nb::handle mask, nb::handle bootstrap,
-               nb::handle allocate, std::uintptr_t stream) {
+nb::object run(Frame frame, GaeParams p, TokenArguments* tokens, nb::handle mask, nb::handle bootstrap) {
   const VectorArgument boots(bootstrap, "bootstrap", kFloat32, tokens->sequences().num_sequences, "num_sequences",
                              tokens->device());
   boots.require_contiguous();
@@ -22,37 +21,36 @@ nb::object run(GaeParams p, nb::handle rewards, TokenArguments* tokens, nb::hand
   p.mask = tokens->optional_mask(mask);
   p.bootstrap = boots.floats();
   p.advantages = p.returns = tokens->output();
-  return Results("gae", rewards, tokens->device(), allocate, stream)
+  return Results("gae", tokens->array(), frame)
       .add(&p.advantages.data, tokens->shape(), p.kind != GaeKind::kDiscountedReturns)
       .add(&p.returns.data, tokens->shape())
       .run(rlk::gae, p);
 }
 
-nb::object call_gae(nb::handle rewards, nb::handle values, nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap,
-                    nb::handle gamma, nb::handle lam, nb::handle allocate, std::uintptr_t stream) {
+nb::object call_gae(Frame frame, nb::handle rewards, nb::handle values, nb::handle mask, nb::handle cu_seqlens,
+                    nb::handle bootstrap, nb::handle gamma, nb::handle lam) {
   TokenArguments tokens(rewards, "rewards", cu_seqlens);
   GaeParams p;
   p.kind = GaeKind::kGae;
   p.values = rows_of(tokens.optional(values, "values"));
   p.gamma = read_share(gamma, "gamma");
   p.lam = read_share(lam, "lam");
-  return run(p, rewards, &tokens, mask, bootstrap, allocate, stream);
+  return run(frame, p, &tokens, mask, bootstrap);
 }
 
-nb::object call_discounted_returns(nb::handle rewards, nb::handle mask, nb::handle cu_seqlens, nb::handle gamma,
-                                   bool reset, nb::handle allocate, std::uintptr_t stream) {
+nb::object call_discounted_returns(Frame frame, nb::handle rewards, nb::handle mask, nb::handle cu_seqlens,
+                                   nb::handle gamma, bool reset) {
   TokenArguments tokens(rewards, "rewards", cu_seqlens);
   GaeParams p;
   p.kind = GaeKind::kDiscountedReturns;
   p.gamma = read_share(gamma, "gamma");
   p.reset = reset;
-  return run(p, rewards, &tokens, mask, nb::none(), allocate, stream);
+  return run(frame, p, &tokens, mask, nb::none());
 }
 
-nb::object call_vtrace(nb::handle rewards, nb::handle values, nb::handle logprob, nb::handle rollout_logprob,
-                       nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap, nb::handle gamma, nb::handle lam,
-                       nb::handle rho_bar, nb::handle c_bar, bool rollout_neutral, nb::handle allocate,
-                       std::uintptr_t stream) {
+nb::object call_vtrace(Frame frame, nb::handle rewards, nb::handle values, nb::handle logprob,
+                       nb::handle rollout_logprob, nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap,
+                       nb::handle gamma, nb::handle lam, nb::handle rho_bar, nb::handle c_bar, bool rollout_neutral) {
   TokenArguments tokens(rewards, "rewards", cu_seqlens);
   GaeParams p;
   p.kind = GaeKind::kVtrace;
@@ -64,7 +62,7 @@ nb::object call_vtrace(nb::handle rewards, nb::handle values, nb::handle logprob
   p.rho_bar = read_positive(rho_bar, "rho_bar");
   p.c_bar = read_positive(c_bar, "c_bar");
   p.rollout_neutral = rollout_neutral;
-  return run(p, rewards, &tokens, mask, bootstrap, allocate, stream);
+  return run(frame, p, &tokens, mask, bootstrap);
 }
 
 const Functions kFunctions([](nb::module_& m) {

@@ -9,10 +9,10 @@ namespace {
 
 // Returns (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's
 // numbers, from ops/group_advantage.py. Exactly one of offsets, ids and a size is given.
-nb::object call(nb::handle rewards, nb::handle group_offsets, nb::handle group_ids, std::int64_t group_size,
-                nb::handle lengths, nb::handle baseline, int baseline_kind, int scale, int alone, bool leave_one_out,
-                bool best_only, bool by_nonzero, bool exclude_nan, nb::handle eps, nb::handle f_norm, bool return_stats,
-                bool return_status, nb::handle allocate, std::uintptr_t stream) {
+nb::object call(Frame frame, nb::handle rewards, nb::handle group_offsets, nb::handle group_ids,
+                std::int64_t group_size, nb::handle lengths, nb::handle baseline, int baseline_kind, int scale,
+                int alone, bool leave_one_out, bool best_only, bool by_nonzero, bool exclude_nan, nb::handle eps,
+                nb::handle f_norm, bool return_stats, bool return_status) {
   const VectorArgument of_rewards(rewards, "rewards", kFloat32, "num_sequences");
   const Device device = of_rewards.device();
   GroupAdvantageParams p;
@@ -48,7 +48,7 @@ nb::object call(nb::handle rewards, nb::handle group_offsets, nb::handle group_i
   p.exclude_nan = exclude_nan;
   p.eps = read_number_in(eps, "eps", 0.0f, kMostFloat, "a finite number >= 0 in float32");
   p.f_norm = read_positive(f_norm, "f_norm");
-  return Results("group_advantage", rewards, device, allocate, stream)
+  return Results("group_advantage", *of_rewards.array(), frame)
       .add(&p.advantage, {p.num_sequences})
       .add(&p.mean, {p.num_sequences}, return_stats)
       .add(&p.std, {p.num_sequences}, return_stats)

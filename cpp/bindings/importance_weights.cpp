@@ -19,8 +19,8 @@ ImportanceSpec read_spec(nb::handle packed) {
 }
 
 // Returns (weights, kept, metrics or None).
-nb::object call(nb::handle logprob, nb::handle rollout_logprob, nb::handle mask, nb::handle cu_seqlens, nb::handle spec,
-                bool return_metrics, nb::handle allocate, std::uintptr_t stream) {
+nb::object call(Frame frame, nb::handle logprob, nb::handle rollout_logprob, nb::handle mask, nb::handle cu_seqlens,
+                nb::handle spec, bool return_metrics) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens);
   ImportanceWeightsParams p;
   p.spec = read_spec(spec);
@@ -28,7 +28,7 @@ nb::object call(nb::handle logprob, nb::handle rollout_logprob, nb::handle mask,
   p.logprob = tokens.first();
   p.rollout_logprob = tokens.required(rollout_logprob, "rollout_logprob");
   p.mask = tokens.optional_mask(mask);
-  return Results("importance_weights", logprob, tokens.device(), allocate, stream)
+  return Results("importance_weights", tokens.array(), frame)
       .add(&p.weights, tokens.shape())
       .add(&p.kept, tokens.shape())
       .add(&p.metrics, {kImportanceMetrics}, return_metrics)

@@ -9,9 +9,9 @@ namespace {
 
 // Returns (kl, None, None). With d_kl it returns (None, d_logprob, d_importance_weight or None), as far as they are
 // wanted.
-nb::object kl(nb::handle logprob, nb::handle ref_logprob, nb::handle weight, nb::handle mask, nb::handle d_kl,
-              int estimator, bool straight_through, int weight_kind, double input_limit, double limit,
-              bool return_d_logprob, bool return_d_importance_weight, nb::handle allocate, std::uintptr_t stream) {
+nb::object kl(Frame frame, nb::handle logprob, nb::handle ref_logprob, nb::handle weight, nb::handle mask,
+              nb::handle d_kl, int estimator, bool straight_through, int weight_kind, double input_limit, double limit,
+              bool return_d_logprob, bool return_d_importance_weight) {
   TokenArguments tokens(logprob, "logprob", nb::none());
   KlParams p;
   p.spec = {static_cast<KlEstimator>(estimator), straight_through, static_cast<KlWeight>(weight_kind),
@@ -23,7 +23,7 @@ nb::object kl(nb::handle logprob, nb::handle ref_logprob, nb::handle weight, nb:
   p.mask = tokens.optional_mask(mask);
   p.d_kl = tokens.optional(d_kl, "d_kl");
   const bool backward = !d_kl.is_none();
-  return Results("kl", logprob, tokens.device(), allocate, stream)
+  return Results("kl", tokens.array(), frame)
       .add(&p.kl, tokens.shape(), !backward)
       .add(&p.d_logprob, tokens.shape(), backward && return_d_logprob)
       .add(&p.d_importance_weight, tokens.shape(), backward && return_d_importance_weight)

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <functional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "call.h"
@@ -88,8 +87,8 @@ CacheAppendSide side_of(const Array& tokens, const Array& cache) {
   return s;
 }
 
-nb::object call(nb::handle k_given, nb::handle v_given, nb::handle k_cache_given, nb::handle v_cache_given,
-                nb::handle slot_mapping, nb::handle allocate, std::uintptr_t stream) {
+nb::object call(Frame frame, nb::handle k_given, nb::handle v_given, nb::handle k_cache_given, nb::handle v_cache_given,
+                nb::handle slot_mapping) {
   const Array k = read_tokens(k_given, "k"), v = read_tokens(v_given, "v");
   const Device device = k.view().device;
   check_same(v, k);
@@ -121,7 +120,7 @@ nb::object call(nb::handle k_given, nb::handle v_given, nb::handle k_cache_given
   p.num_pages = kc.shape[0];
   p.page_size = kc.ndim == 4 ? kc.shape[1] : 1;
   p.dtype = k.view().dtype;
-  return Results("kv_cache_append", k_given, device, allocate, stream).run(rlk::kv_cache_append, p);
+  return Results("kv_cache_append", k, frame).run(rlk::kv_cache_append, p);
 }
 
 const Functions kFunctions([](nb::module_& m) {

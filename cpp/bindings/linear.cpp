@@ -1,6 +1,5 @@
 // Python's entry to linear.
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "call.h"
@@ -9,8 +8,8 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object product(nb::handle x, nb::handle weight, nb::handle bias, nb::handle k_segments, int out_dtype,
-                   bool allow_vendor, int arithmetic, nb::handle allocate, std::uintptr_t stream) {
+nb::object product(Frame frame, nb::handle x, nb::handle weight, nb::handle bias, nb::handle k_segments, int out_dtype,
+                   bool allow_vendor, int arithmetic) {
   const RowsArgument a(x, "x");
   check_operand(a);
   const WeightArgument w(weight, "weight", a, 1);
@@ -28,13 +27,12 @@ nb::object product(nb::handle x, nb::handle weight, nb::handle bias, nb::handle 
   p.arithmetic = read_arithmetic(arithmetic, a.view());
   p.allow_vendor = allow_vendor;
   p.y_rows = contiguous_rows(p.num_rows, p.out_features);
-  return Results("linear", x, device, allocate, stream)
+  return Results("linear", a.array, frame)
       .add(&p.y, shape_with(a.leading(), p.out_features), p.out_dtype)
       .run(rlk::linear, p);
 }
 
-nb::object input_grad(nb::handle dy, nb::handle weight, bool allow_vendor, int arithmetic, nb::handle allocate,
-                      std::uintptr_t stream) {
+nb::object input_grad(Frame frame, nb::handle dy, nb::handle weight, bool allow_vendor, int arithmetic) {
   const RowsArgument g(dy, "dy");
   check_operand(g);
   const WeightArgument w(weight, "weight", g, 0);
@@ -45,14 +43,14 @@ nb::object input_grad(nb::handle dy, nb::handle weight, bool allow_vendor, int a
   p.arithmetic = read_arithmetic(arithmetic, g.view());
   p.allow_vendor = allow_vendor;
   p.dx_rows = contiguous_rows(p.num_rows, p.in_features);
-  return Results("linear", dy, g.view().device, allocate, stream)
+  return Results("linear", g.array, frame)
       .add(&p.dx, shape_with(g.leading(), p.in_features), p.dtype)
       .run(rlk::linear_input_grad, p);
 }
 
 // Accumulates main_grad in place; without it, writes out or a new array. At most one of the two is given.
-nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::handle out, int out_dtype,
-                       bool allow_vendor, int arithmetic, nb::handle allocate, std::uintptr_t stream) {
+nb::object weight_grad(Frame frame, nb::handle dy, nb::handle x, nb::handle main_grad, nb::handle out, int out_dtype,
+                       bool allow_vendor, int arithmetic) {
   const RowsArgument g(dy, "dy"), a(x, "x");
   check_operand(g);
   check_same(a.array, g.array);
@@ -65,7 +63,7 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
   p.out_features = g.columns;
   p.arithmetic = read_arithmetic(arithmetic, g.view());
   p.allow_vendor = allow_vendor;
-  Results results("linear", dy, device, allocate, stream);
+  Results results("linear", g.array, frame);
   std::optional<Array> given;
   if (!main_grad.is_none() || !out.is_none()) {
     const bool accumulate = !main_grad.is_none();
@@ -93,20 +91,18 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
   return results.run(rlk::linear_weight_grad, p, p.main_grad != nullptr);
 }
 
-nb::object bias_grad(nb::handle dy, int out_dtype, nb::handle allocate, std::uintptr_t stream) {
+nb::object bias_grad(Frame frame, nb::handle dy, int out_dtype) {
   const RowsArgument g(dy, "dy");
   LinearBiasGradParams p;
   g.lead(&p.dy, &p.dy_rows, &p);
   p.out_features = g.columns;
   p.dbias_dtype = read_dtype(out_dtype, p.dtype);
   check_gradient_dtype("out_dtype", p.dbias_dtype, p.dtype);
-  return Results("linear", dy, g.view().device, allocate, stream)
-      .add(&p.dbias, {p.out_features}, p.dbias_dtype)
-      .run(rlk::linear_bias_grad, p);
+  return Results("linear", g.array, frame).add(&p.dbias, {p.out_features}, p.dbias_dtype).run(rlk::linear_bias_grad, p);
 }
 
 // `parts` is a sequence of 1, 2, 4 or 8 arrays in rank order.
-nb::object sum_of_parts(nb::handle parts, nb::handle bias, int out_dtype, nb::handle allocate, std::uintptr_t stream) {
+nb::object sum_of_parts(Frame frame, nb::handle parts, nb::handle bias, int out_dtype) {
   const auto count = static_cast<int>(nb::len(parts));
   require(is_tree(count), "parts", "1, 2, 4 or 8 arrays, got ", count);
   constexpr const char* kNames[kMaxSegments] = {"parts[0]", "parts[1]", "parts[2]", "parts[3]",
@@ -135,9 +131,7 @@ nb::object sum_of_parts(nb::handle parts, nb::handle bias, int out_dtype, nb::ha
   }
   const BiasArgument b(bias, kFloats.names, p.columns, first.device, DType::kBFloat16, " or float16", DType::kFloat16);
   b.put(&p);
-  return Results("linear", parts[0], first.device, allocate, stream)
-      .add(&p.sum, arrays[0].shape(), p.out_dtype)
-      .run(rlk::tree_sum, p);
+  return Results("linear", arrays[0], frame).add(&p.sum, arrays[0].shape(), p.out_dtype).run(rlk::tree_sum, p);
 }
 
 // The products that cuBLASLt serves on a CUDA device, each as (pass, dtype, out_dtype, in_features, out_features,

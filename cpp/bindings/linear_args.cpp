@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "rlk/ops/attention.h"
 #include "torch_state.h"

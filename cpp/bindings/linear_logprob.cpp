@@ -1,11 +1,8 @@
 // Python's entry to linear_logprob.
 #include "rlk/ops/linear_logprob.h"
 
-#include <algorithm>
 #include <cmath>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "call.h"
 #include "linear_args.h"
@@ -107,10 +104,9 @@ nb::object run_within(std::int64_t bytes, const WorkspaceRange& range, Results* 
   return results->run(kernel, *p, accumulates);
 }
 
-nb::object forward(nb::tuple head, nb::tuple numbers, nb::tuple how, int returns, nb::handle allocate,
-                   std::uintptr_t stream) {
+nb::object forward(Frame frame, nb::tuple head, nb::tuple numbers, nb::tuple how, int returns) {
   const HeadArguments a(head, numbers, how);
-  Results results("linear_logprob", entry(head, kHidden), a.call.device(), allocate, stream);
+  Results results("linear_logprob", a.hidden.array, frame);
   auto p = a.params<LinearLogprobParams>();
   Outputs().add(&results, a.call.rows_shape(), returns, &p);
   if (returns & kReturnsLargest) {
@@ -122,10 +118,9 @@ nb::object forward(nb::tuple head, nb::tuple numbers, nb::tuple how, int returns
 }
 
 // Returns the statistics of a shard, [..., 5].
-nb::object partial(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple shard, nb::handle allocate,
-                   std::uintptr_t stream) {
+nb::object partial(Frame frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple shard) {
   const HeadArguments a(head, numbers, how, shard);
-  Results results("linear_logprob", entry(head, kHidden), a.call.device(), allocate, stream);
+  Results results("linear_logprob", a.hidden.array, frame);
   auto p = a.params<LinearLogprobParams>();
   results.add(&p.stats, shape_with(a.hidden.leading(), kStatsFields));
   return run_within(a.workspace_bytes, linear_logprob_workspace(p, a.call.device()), &results, rlk::linear_logprob, &p);
@@ -167,8 +162,8 @@ nb::object require_workspace(nb::tuple head, nb::tuple numbers, nb::tuple how, n
 // Returns (dhidden, dweight, dbias, dlora_a, dlora_b), with None for each that is not wanted. If main_grad is given,
 // dweight is main_grad itself.
 // `rows` are those of BackwardRows.
-nb::object backward(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard, nb::tuple rows, int needs,
-                    nb::handle main_grad, nb::handle allocate, std::uintptr_t stream) {
+nb::object backward(Frame frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard, nb::tuple rows,
+                    int needs, nb::handle main_grad) {
   const HeadArguments a(head, numbers, how, shard);
   const Device device = a.call.device();
   const auto wants = [&](int operand) { return (needs >> operand & 1) != 0; };
@@ -178,7 +173,7 @@ nb::object backward(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle
   if (p.dlogprob != nullptr) require_one_stride(p.dlogprob_rows, p.num_rows, "dlogprob");
   if (p.dlse != nullptr) require_one_stride(p.dlse_rows, p.num_rows, "dlse");
   if (p.dentropy != nullptr) require_one_stride(p.dentropy_rows, p.num_rows, "dentropy");
-  Results results("linear_logprob", entry(head, kHidden), device, allocate, stream);
+  Results results("linear_logprob", a.hidden.array, frame);
   results.add(&p.dhidden, a.hidden.array.shape(), p.wide_dhidden ? DType::kFloat32 : a.head.dtype, wants(kHidden));
   std::optional<Array> total;
   if (accumulates) {

@@ -1,9 +1,6 @@
 // Python's entry to linear_sample.
 #include "rlk/ops/linear_sample.h"
 
-#include <optional>
-#include <string>
-
 #include "draw_args.h"
 #include "workspace.h"
 
@@ -12,9 +9,9 @@ namespace {
 
 constexpr int kWantsLogprob = 1, kWantsRaw = 2;
 
-nb::object tokens(nb::handle hidden, nb::handle weight, nb::handle bias, nb::tuple rows, nb::handle valid_vocab,
-                  int exp, int arithmetic, int logits_dtype, int wants, nb::handle workspace_bytes, nb::handle allocate,
-                  std::uintptr_t stream) {
+nb::object tokens(Frame frame, nb::handle hidden, nb::handle weight, nb::handle bias, nb::tuple rows,
+                  nb::handle valid_vocab, int exp, int arithmetic, int logits_dtype, int wants,
+                  nb::handle workspace_bytes) {
   const RowsArgument x(hidden, "hidden");
   check_operand(x);
   require_shape(x.view().ndim == 2, x.array, "shape [num_rows, in_features]");
@@ -36,7 +33,7 @@ nb::object tokens(nb::handle hidden, nb::handle weight, nb::handle bias, nb::tup
   const DrawnRows drawn(rows, device, &p.draw);
   p.draw.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
-  Results results("linear_sample", hidden, device, allocate, stream);
+  Results results("linear_sample", x.array, frame);
   results.add(&p.draw.ids, {x.num_rows})
       .add(&p.draw.logprob, {x.num_rows}, wants & kWantsLogprob)
       .add(&p.draw.raw_logprob, {x.num_rows}, wants & kWantsRaw)

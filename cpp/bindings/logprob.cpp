@@ -1,6 +1,5 @@
 // Python's entry to logprob.
 #include <algorithm>
-#include <vector>
 
 #include "call.h"
 #include "linear_args.h"
@@ -9,19 +8,18 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object run(const LogprobCall& call, nb::handle logits, int returns, nb::handle out, nb::handle allocate,
-               std::uintptr_t stream) {
+nb::object run(Frame frame, const LogprobCall& call, int returns, nb::handle out) {
   LogprobParams p{call.input()};
-  Results results("logprob", logits, call.device(), allocate, stream);
+  Results results("logprob", call.logits(), frame);
   Outputs outputs;
   outputs.add(&results, call.rows_shape(), returns, &p, &call, out);
   return results.run(rlk::logprob, &p, logprob_workspace_bytes);
 }
 
 // `numbers`: those of LogprobArguments.
-nb::object forward(nb::handle logits, nb::handle target, nb::tuple numbers, int exp, int returns, nb::handle out,
-                   nb::handle allocate, std::uintptr_t stream) {
-  return run(LogprobCall({logits, target, numbers, exp}), logits, returns, out, allocate, stream);
+nb::object forward(Frame frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp, int returns,
+                   nb::handle out) {
+  return run(frame, LogprobCall({logits, target, numbers, exp}), returns, out);
 }
 
 // Fast path for an eager call on a plain CUDA tensor without gradient, kept set or given outputs, such as a decode
@@ -31,21 +29,21 @@ nb::object eager(nb::handle logits, nb::handle target, nb::tuple numbers, nb::ha
   if (mode < 0) return nb::borrow(Py_NotImplemented);
   const LogprobCall call({logits, target, numbers, mode});
   if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
-  return run(call, logits, returns, nb::none(), nb::none(), 0);
+  return run({}, call, returns, nb::none());
 }
 
-nb::object partial(nb::handle logits, nb::handle target, nb::tuple numbers, int exp, nb::handle vocab_start,
-                   nb::handle vocab_size, nb::handle allocate, std::uintptr_t stream) {
+nb::object partial(Frame frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
+                   nb::handle vocab_start, nb::handle vocab_size) {
   const LogprobCall call({logits, target, numbers, exp, vocab_start, vocab_size});
   LogprobParams p{call.input()};
-  return Results("logprob", logits, call.device(), allocate, stream)
+  return Results("logprob", call.logits(), frame)
       .add(&p.stats, shape_with(call.rows_shape(), kStatsFields))
       .run(rlk::logprob, &p, logprob_workspace_bytes);
 }
 
 // stats is [num_shards, ..., 5]. valid_vocab is that of the whole vocabulary; only label smoothing reads it.
-nb::object merge(nb::handle stats, nb::handle temperature, int returns, double label_smoothing,
-                 std::int64_t valid_vocab, nb::handle allocate, std::uintptr_t stream) {
+nb::object merge(Frame frame, nb::handle stats, nb::handle temperature, int returns, double label_smoothing,
+                 std::int64_t valid_vocab) {
   const Array s(stats, "stats", kFloat32);
   const TensorView& v = s.view();
   require_shape(v.ndim >= 2 && v.shape[v.ndim - 1] == kStatsFields && v.is_contiguous(), s,
@@ -68,7 +66,7 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, double l
   } else {
     p.temperature_value = read_temperature_value(temperature);
   }
-  Results results("logprob", stats, v.device, allocate, stream);
+  Results results("logprob", s, frame);
   Outputs().add(&results, rows, returns, &p);
   return results.run(rlk::logprob_merge, p);
 }
@@ -93,8 +91,8 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
 }
 
 // `rows` are those of BackwardRows.
-nb::object backward(nb::handle logits, nb::handle target, nb::tuple numbers, int exp, nb::handle vocab_start,
-                    nb::handle vocab_size, nb::tuple rows, nb::handle out, nb::handle allocate, std::uintptr_t stream) {
+nb::object backward(Frame frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
+                    nb::handle vocab_start, nb::handle vocab_size, nb::tuple rows, nb::handle out) {
   const LogprobCall call({logits, target, numbers, exp, vocab_start, vocab_size});
   LogprobBackwardParams p;
   static_cast<LogprobInput&>(p) = call.input();
@@ -103,7 +101,7 @@ nb::object backward(nb::handle logits, nb::handle target, nb::tuple numbers, int
   if (!entry(rows, 4).is_none() && entry(rows, 1).is_none()) {
     type_error("entropy", "the entropy that logprob returned, got None");
   }
-  Results results("logprob", logits, call.device(), allocate, stream);
+  Results results("logprob", call.logits(), frame);
   const TensorView& x = call.logits().view();
   std::optional<Array> given;
   if (out.is_none()) {

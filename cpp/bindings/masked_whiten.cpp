@@ -8,8 +8,8 @@ namespace rlk::bindings {
 namespace {
 
 // Returns (y, mean or None, var or None).
-nb::object call(nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle eps, bool shift_mean, bool unbiased,
-                bool return_stats, nb::handle allocate, std::uintptr_t stream) {
+nb::object call(Frame frame, nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle eps, bool shift_mean,
+                bool unbiased, bool return_stats) {
   TokenArguments tokens(x, "x", cu_seqlens);
   MaskedWhitenParams p;
   p.sequences = tokens.sequences();
@@ -19,7 +19,7 @@ nb::object call(nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle
   p.shift_mean = shift_mean;
   p.unbiased = unbiased;
   p.y = tokens.output();
-  return Results("masked_whiten", x, tokens.device(), allocate, stream)
+  return Results("masked_whiten", tokens.array(), frame)
       .add(&p.y.data, tokens.shape())
       .add(&p.mean, {}, return_stats)
       .add(&p.var, {}, return_stats)

@@ -7,8 +7,8 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object call(nb::handle logprob_train, nb::handle logprob_rollout, nb::handle mask, nb::handle cu_seqlens,
-                double limit, bool rollout_neutral, nb::handle allocate, std::uintptr_t stream) {
+nb::object call(Frame frame, nb::handle logprob_train, nb::handle logprob_rollout, nb::handle mask,
+                nb::handle cu_seqlens, double limit, bool rollout_neutral) {
   TokenArguments tokens(logprob_train, "logprob_train", cu_seqlens);
   MismatchMetricsParams p;
   p.sequences = tokens.sequences();
@@ -17,7 +17,7 @@ nb::object call(nb::handle logprob_train, nb::handle logprob_rollout, nb::handle
   p.mask = tokens.optional_mask(mask);
   p.limit = static_cast<float>(limit);
   p.rollout_neutral = rollout_neutral;
-  return Results("mismatch_metrics", logprob_train, tokens.device(), allocate, stream)
+  return Results("mismatch_metrics", tokens.array(), frame)
       .add(&p.metrics, {kMismatchMetrics})
       .run(rlk::mismatch_metrics, &p, mismatch_metrics_workspace_bytes);
 }

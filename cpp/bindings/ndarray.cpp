@@ -194,7 +194,7 @@ const ExchangeApi* exchange_api(nb::handle array) {
   return nullptr;
 }
 
-Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_dtype) : name_(name) {
+Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_dtype) : object_(object), name_(name) {
   DLTensor t{};
   if (PyCapsule_CheckExact(object.ptr())) {
     PyObject* capsule = object.ptr();
@@ -309,10 +309,11 @@ bool is_array(nb::handle given) {
   return PyCapsule_CheckExact(given.ptr()) || exchange_api(given) != nullptr || nb::hasattr(given, "__dlpack__");
 }
 
-Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::uintptr_t stream) {
-  Caller caller{.api = nullptr, .allocate = allocate, .device = device, .stream = stream};
-  if (PyCapsule_CheckExact(array.ptr())) return caller;
-  caller.api = exchange_api(array);
+Caller make_caller(const Array& first, const Frame& frame) {
+  const Device device = first.view().device;
+  Caller caller{.api = nullptr, .allocate = frame.allocate, .device = device, .stream = frame.stream};
+  if (PyCapsule_CheckExact(first.object().ptr())) return caller;
+  caller.api = exchange_api(first.object());
   if (caller.api && device.type != DeviceType::kCpu) {
     void* current = nullptr;
     const int type = device.type == DeviceType::kCuda ? kDLCUDA : kDLROCM;

@@ -69,6 +69,7 @@ class Array {
     return view_.data ? data<T>() : &kEmpty;
   }
   const char* name() const { return name_; }
+  nb::handle object() const { return object_; }
   std::span<const std::int64_t> shape() const { return {view_.shape, static_cast<std::size_t>(view_.ndim)}; }
   int element_bytes() const { return bits_ / 8; }
   bool is_float() const;  // an IEEE type, whose zero has only zero bits except for the sign
@@ -79,6 +80,7 @@ class Array {
   Array(const Array&) = default;  // moving an Array copies it
   friend struct Caller;
   TensorView view_;
+  nb::handle object_;  // what Python passed; it outlives the call
   const char* name_;
   std::uint8_t code_ = 0, bits_ = 0;  // code and bits of DLPack's dtype
   std::int64_t inline_shape_[8];      // a copy: a borrowed view's arrays may be the exporter's scratch
@@ -87,8 +89,14 @@ class Array {
   void* owner_ = nullptr;
 };
 
-// Allocator of outputs, and stream of the work. The allocator is torch, through its exchange API, or `allocate`, a
-// Python callable (shape, dtype name) -> (array, DLPack capsule of it).
+// What Python passes last to a function that allocates: `allocate`, a callable (shape, dtype name) -> (array, DLPack
+// capsule of it), or None for torch tensors; and the stream of arrays that come as capsules.
+struct Frame {
+  nb::handle allocate = Py_None;
+  std::uintptr_t stream = 0;
+};
+
+// Allocator of outputs, and stream of the work. The allocator is torch, through its exchange API, or `allocate`.
 struct Caller {
   const ExchangeApi* api = nullptr;
   nb::handle allocate;
@@ -105,7 +113,7 @@ struct Caller {
  private:
   Fresh empty(std::span<const std::int64_t> shape, std::uint8_t code, std::uint8_t bits, const std::string& name) const;
 };
-Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::uintptr_t stream);
+Caller make_caller(const Array& first, const Frame& frame);
 
 // Whether Python gave an array and not a number.
 bool is_array(nb::handle given);

@@ -8,9 +8,9 @@ namespace rlk::bindings {
 namespace {
 
 // Returns (advantages, returns). The caller gives either offsets or a size; the missing one is None or 0.
-nb::object call(nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq, nb::handle mask, nb::handle importance,
-                nb::handle cu_seqlens, nb::handle group_offsets, std::int64_t group_size, bool zero_tail,
-                nb::handle eps, nb::handle allocate, std::uintptr_t stream) {
+nb::object call(Frame frame, nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq, nb::handle mask,
+                nb::handle importance, nb::handle cu_seqlens, nb::handle group_offsets, std::int64_t group_size,
+                bool zero_tail, nb::handle eps) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens);
   OptimalTokenBaselineParams p;
   p.sequences = tokens.sequences();
@@ -26,7 +26,7 @@ nb::object call(nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq, nb:
   p.num_groups = groups.num_groups;
   p.zero_tail = zero_tail ? 1 : 0;
   p.eps = read_positive(eps, "eps");
-  return Results("optimal_token_baseline", logprob, tokens.device(), allocate, stream)
+  return Results("optimal_token_baseline", tokens.array(), frame)
       .add(&p.advantages, tokens.shape())
       .add(&p.returns, tokens.shape())
       .run(rlk::optimal_token_baseline, &p, optimal_token_baseline_workspace_bytes);

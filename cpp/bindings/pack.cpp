@@ -21,13 +21,11 @@ void check_counts(std::int64_t num_tokens, std::int64_t capacity, bool unpacks) 
 }
 
 // Returns (cu_seqlens, positions or None, status) for lengths [rows] or a mask [rows, tokens].
-nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, std::int64_t capacity,
-                  nb::handle allocate, std::uintptr_t stream) {
+nb::object layout(Frame frame, nb::handle lengths, nb::handle mask, std::int64_t num_tokens, std::int64_t capacity) {
   const bool by_lengths = mask.is_none();
   const char* name = by_lengths ? "lengths" : "mask";
   const Array in = by_lengths ? Array(lengths, name, kIndices) : Array::of_any_dtype(mask, name);
   const TensorView& v = in.view();
-  const Device device = v.device;
   check_counts(num_tokens, capacity, false);
   PackLayoutParams p;
   if (by_lengths) {
@@ -43,7 +41,7 @@ nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, 
   p.num_sequences = v.shape[0];
   p.num_tokens = num_tokens;
   p.capacity = capacity;
-  return Results("pack", by_lengths ? lengths : mask, device, allocate, stream)
+  return Results("pack", in, frame)
       .add(&p.cu_seqlens, {p.num_sequences + 1})
       .add(&p.positions, {p.num_sequences, num_tokens}, !by_lengths)
       .add(&p.status, {1})
@@ -72,9 +70,8 @@ std::int64_t token_bytes(const Array& a, int first) {
 
 // Packs or unpacks a list of arrays. `fills` has eight bytes for each array. `num_tokens` is the length of a padded
 // row. `capacity` is the length of the new packed arrays.
-nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bool unpacks, bool covered,
-                std::int64_t num_tokens, std::int64_t capacity, nb::list fills, nb::handle allocate,
-                std::uintptr_t stream) {
+nb::object move(Frame frame, nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bool unpacks, bool covered,
+                std::int64_t num_tokens, std::int64_t capacity, nb::list fills) {
   const std::size_t count = nb::len(arrays);
   require(count > 0, "tensors", "at least one array, got none");
   std::vector<std::string> names;
@@ -103,7 +100,7 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
                   "a contiguous array of shape ", Shape(shape));
     p.positions = where->view().num_elements() == 0 ? nullptr : where->data<std::int32_t>();
   }
-  const Results results("pack", arrays[0], device, allocate, stream);
+  const Results results("pack", in[0], frame);
   nb::list out;
   std::vector<PackArray> parts;
   for (std::size_t i = 0; i < count; ++i) {

@@ -26,11 +26,10 @@ PolicySpec read_spec(nb::handle packed) {
 }
 
 // Returns (loss, metrics, d_logprob or None, d_entropy or None). The ratio's metrics come last.
-nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
+nb::object loss(Frame frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
                 nb::handle cu_seqlens, nb::handle ref_logprob, nb::handle importance, nb::handle entropy,
                 nb::handle selected, nb::handle token_weight, nb::handle spec, nb::handle denominator,
-                bool ratio_metrics, bool return_d_logprob, bool return_d_entropy, nb::handle allocate,
-                std::uintptr_t stream) {
+                bool ratio_metrics, bool return_d_logprob, bool return_d_entropy) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens);
   PolicyLossParams p;
   p.spec = read_spec(spec);
@@ -46,7 +45,7 @@ nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   p.selected = tokens.optional(selected, "selected");
   p.token_weight = tokens.optional(token_weight, "token_weight");
   p.denominator_value = tokens.denominator(denominator, &p.denominator);
-  Results results("policy_loss", logprob, tokens.device(), allocate, stream);
+  Results results("policy_loss", tokens.array(), frame);
   results.add(&p.loss, {})
       .add(&p.metrics, {kPolicyMetrics + (ratio_metrics ? kMismatchMetrics : 0)})
       .add(&p.d_logprob, tokens.shape(), return_d_logprob)
@@ -64,7 +63,7 @@ nb::object scale(nb::handle first, nb::handle second, nb::handle factor, std::ui
   p.count = a.view().num_elements();
   if (!second.is_none()) p.second = static_cast<float*>(b.emplace(second, "d_entropy", "float32").view().data);
   p.factor = f.data<float>();
-  return Results("policy_loss", first, a.view().device, nb::none(), stream).run(rlk::scale_gradients, p);
+  return Results("policy_loss", a, {nb::none(), stream}).run(rlk::scale_gradients, p);
 }
 
 const Functions kFunctions([](nb::module_& m) {

@@ -2,7 +2,6 @@
 #include "rlk/ops/preference_loss.h"
 
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "call.h"
@@ -34,7 +33,7 @@ class Side {
     read(2, aligned, kFloat32, &side.aligned, &side.aligned_stride);
     read(3, count, kInt64, &side.count, &side.count_stride);
   }
-  Device device() const { return policy_.device(); }
+  const Array& array() const { return *policy_.array(); }
   PreferenceSide side;
 
  private:
@@ -50,15 +49,15 @@ float number(nb::list numbers, std::size_t i) { return static_cast<float>(nb::ca
 
 // Returns (losses, chosen_rewards, rejected_rewards, metrics, d_chosen, d_rejected, ranks or None). `numbers` has the
 // order of the contract's fields.
-nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::handle ref_chosen, nb::handle ref_rejected,
-                   nb::handle chosen_count, nb::handle rejected_count, nb::handle chosen_aligned,
-                   nb::handle rejected_aligned, nb::handle kl, int kind, int sort, int score, int average,
-                   nb::list numbers, nb::handle allocate, std::uintptr_t stream) {
+nb::object forward(Frame frame, nb::handle policy_chosen, nb::handle policy_rejected, nb::handle ref_chosen,
+                   nb::handle ref_rejected, nb::handle chosen_count, nb::handle rejected_count,
+                   nb::handle chosen_aligned, nb::handle rejected_aligned, nb::handle kl, int kind, int sort, int score,
+                   int average, nb::list numbers) {
   for (const auto& [array, name] : {std::pair{policy_chosen, "policy_chosen"}, {policy_rejected, "policy_rejected"}}) {
     if (array.is_none()) type_error(name, kNothing);
   }
   const Side chosen(kChosen, policy_chosen, ref_chosen, chosen_count, chosen_aligned, nullptr, std::nullopt);
-  const Device device = chosen.device();
+  const Device device = chosen.array().view().device;
   PreferenceLossParams p;
   p.kind = static_cast<Preference>(kind);
   p.sort = static_cast<PreferenceSort>(sort);
@@ -76,7 +75,7 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
   const VectorArgument of_kl(kl, "kl", kFloat32, 1, "that of one number", device);
   p.kl = of_kl.floats();
   const std::int64_t w = p.chosen.num, l = p.rejected.num;
-  Results results("preference_loss", policy_chosen, device, allocate, stream);
+  Results results("preference_loss", chosen.array(), frame);
   const bool sorts = p.sort != PreferenceSort::kNone;
   results.add(&p.losses, {pairs ? w : w + l})
       .add(&p.chosen.reward, {w})
@@ -92,8 +91,8 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
 }
 
 // Returns (d_policy_chosen, d_policy_rejected). `sort` is that of the forward.
-nb::object backward(nb::handle dlosses, nb::handle d_chosen, nb::handle d_rejected, nb::handle ranks, int sort,
-                    nb::handle allocate, std::uintptr_t stream) {
+nb::object backward(Frame frame, nb::handle dlosses, nb::handle d_chosen, nb::handle d_rejected, nb::handle ranks,
+                    int sort) {
   const VectorArgument in(dlosses, "dlosses", kFloat32, "num_losses");
   const Device device = in.device();
   const Array w(d_chosen, "d_chosen", kFloat32), l(d_rejected, "d_rejected", kFloat32);
@@ -124,7 +123,7 @@ nb::object backward(nb::handle dlosses, nb::handle d_chosen, nb::handle d_reject
     p.rejected.rank =
         p.chosen.rank + (static_cast<PreferenceSort>(sort) == PreferenceSort::kAotUnpaired ? p.chosen.num : 0);
   }
-  return Results("preference_loss", dlosses, device, allocate, stream)
+  return Results("preference_loss", *in.array(), frame)
       .add(&p.chosen.d, w.shape())
       .add(&p.rejected.d, l.shape())
       .run(rlk::preference_loss_backward, p);

@@ -5,10 +5,10 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object processed(nb::handle logits, nb::handle repetition, nb::handle presence, nb::handle frequency,
+nb::object processed(Frame frame, nb::handle logits, nb::handle repetition, nb::handle presence, nb::handle frequency,
                      nb::handle history_ids, nb::handle history_offsets, nb::handle is_prompt, nb::handle bias_ids,
                      nb::handle bias_values, nb::handle bias_offsets, int order, nb::handle vocab_start,
-                     nb::handle vocab_size, nb::handle allocate, std::uintptr_t stream) {
+                     nb::handle vocab_size) {
   ProcessLogitsParams p;
   const Array x = read_logits(logits, &p, vocab_size);
   p.num_columns = x.view().shape[1];
@@ -43,7 +43,7 @@ nb::object processed(nb::handle logits, nb::handle repetition, nb::handle presen
   p.bias_values = values.data<float>();
   p.bias_offsets = bounds.data<std::int64_t>();
   p.bias_size = biased.size();
-  return Results("process_logits", logits, v.device, allocate, stream)
+  return Results("process_logits", x, frame)
       .add(&p.out, {p.num_rows, p.num_columns})
       .add(&p.status, {p.num_rows})
       .run(rlk::process_logits, p);

@@ -7,8 +7,8 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object words(nb::handle sample_id, nb::handle seed, nb::handle position, std::int64_t num_words,
-                 std::int64_t random_stream, nb::handle allocate, std::uintptr_t stream) {
+nb::object words(Frame frame, nb::handle sample_id, nb::handle seed, nb::handle position, std::int64_t num_words,
+                 std::int64_t random_stream) {
   require(is_array(sample_id), "sample_id", "an array that speaks DLPack, got a number");
   const VectorArgument ids(sample_id, "sample_id", kIndices, "num_rows");
   const RowArgument seeds(seed, "seed", kIndices, ids.size(), ids.device());
@@ -20,9 +20,7 @@ nb::object words(nb::handle sample_id, nb::handle seed, nb::handle position, std
   p.num_rows = ids.size();
   p.num_words = static_cast<std::int32_t>(num_words);  // Python has checked both
   p.random_stream = static_cast<std::int32_t>(random_stream);
-  return Results("random_bits", sample_id, ids.device(), allocate, stream)
-      .add(&p.bits, {p.num_rows, num_words})
-      .run(rlk::random_bits, p);
+  return Results("random_bits", *ids.array(), frame).add(&p.bits, {p.num_rows, num_words}).run(rlk::random_bits, p);
 }
 
 const Functions kFunctions([](nb::module_& m) { define(m, "random_bits", &words); });

@@ -60,8 +60,8 @@ std::optional<RowsArgument> read_more(nb::handle object, const char* name, const
 }
 
 // Returns y, or (y, new_residual or None, rstd or None) if one of the latter two is wanted.
-nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps, nb::handle weight_offset,
-                   bool round_before_weight, bool return_rstd, nb::handle allocate, std::uintptr_t stream) {
+nb::object forward(Frame frame, nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps,
+                   nb::handle weight_offset, bool round_before_weight, bool return_rstd) {
   const RowsArgument a(x, "x");
   require_columns_below(a, 31);
   const Weight w(weight, weight_offset, a);
@@ -73,7 +73,7 @@ nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::han
   p.round_before_weight = round_before_weight;
   const auto more = read_more(residual, "residual", a, &p.residual, &p.residual_rows);
   p.y_rows = p.new_residual_rows = contiguous_rows(p.num_rows, p.columns);
-  Results results("rms_norm", x, a.view().device, allocate, stream);
+  Results results("rms_norm", a.array, frame);
   results.add(&p.y, a.array.shape(), p.dtype);
   if (more || return_rstd) {
     results.add(&p.new_residual, a.array.shape(), p.dtype, more.has_value()).add(&p.rstd, a.leading(), return_rstd);
@@ -83,10 +83,9 @@ nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::han
 
 // Returns (dx or None, dweight or None). If rstd is None, it is computed from h and eps; otherwise eps is not read.
 // main_grad is accumulated in place and returned as dweight.
-nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle eps, nb::handle rstd,
+nb::object backward(Frame frame, nb::handle dy, nb::handle h, nb::handle weight, nb::handle eps, nb::handle rstd,
                     nb::handle d_new_residual, nb::handle weight_offset, bool round_before_weight, nb::handle main_grad,
-                    bool return_dx, bool return_dweight, int dweight_dtype, nb::handle allocate,
-                    std::uintptr_t stream) {
+                    bool return_dx, bool return_dweight, int dweight_dtype) {
   const RowsArgument g(dy, "dy"), a(h, "h");
   require_columns_below(g, 31);
   check_like(a, g);
@@ -98,7 +97,7 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
   w.put(&p);
   p.round_before_weight = round_before_weight;
   const auto third = read_more(d_new_residual, "d_new_residual", g, &p.d_new_residual, &p.d_new_residual_rows);
-  Results results("rms_norm", dy, g.view().device, allocate, stream);
+  Results results("rms_norm", g.array, frame);
   std::optional<Array> given_rstd, given;
   RmsNormParams statistics;
   Caller::Fresh fresh;

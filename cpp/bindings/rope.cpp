@@ -1,7 +1,6 @@
 // Python's entry to rope.
 #include "rlk/ops/rope.h"
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -157,10 +156,9 @@ Array read_angles(nb::handle object, const char* name, const HeadsArgument& q) {
   return a;
 }
 
-nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb::handle sin_given,
+nb::object call(Frame frame, nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb::handle sin_given,
                 nb::handle ids_given, bool interleaved, nb::handle partial_dim, bool round_products,
-                nb::handle sections, nb::handle head_axis, bool transposed, nb::handle allocate,
-                std::uintptr_t stream) {
+                nb::handle sections, nb::handle head_axis, bool transposed) {
   HeadsArgument q(q_given, transposed ? "dq_out" : "q", head_axis);
   const Device device = q.array.view().device;
   RopeParams p;
@@ -212,7 +210,7 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
     tokens.add(read_tokens(sin, q, p.num_sections, p.width, &p.sin.section_stride), &p.sin.tokens);
   }
 
-  Results results("rope", q_given, device, allocate, stream);
+  Results results("rope", q.array, frame);
   const auto place = [&](HeadsArgument* from, RopeHeads* to) {
     results.add(&from->heads.y, from->array.shape(), p.dtype);
     *to = from->heads;

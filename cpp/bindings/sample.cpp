@@ -44,9 +44,9 @@ class Unprocessed {
   const VectorArgument known_;
 };
 
-nb::object tokens(nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
+nb::object tokens(Frame frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
                   nb::handle valid_vocab, int exp, int order, std::int64_t kept_capacity, std::int64_t n_logprobs,
-                  int random_stream, int wants, nb::handle allocate, std::uintptr_t stream) {
+                  int random_stream, int wants) {
   SampleParams p;
   const Array x = read_logits(logits, &p);
   const TensorView& v = x.view();
@@ -60,7 +60,7 @@ nb::object tokens(nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
-  return Results("sample", logits, v.device, allocate, stream)
+  return Results("sample", x, frame)
       .add(&p.ids, {p.num_rows})
       .add(&p.logprob, {p.num_rows}, wants & kWantsLogprob)
       .add(&p.raw_logprob, {p.num_rows}, wants & kWantsRaw)
@@ -74,10 +74,9 @@ nb::object tokens(nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::
       .run(rlk::sample, &p, sample_workspace_bytes);
 }
 
-nb::object partial(nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
+nb::object partial(Frame frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
                    nb::handle vocab_start, nb::handle vocab_size, nb::handle valid_vocab, int exp, int order,
-                   std::int64_t max_top_k, int random_stream, bool takes_raw, nb::handle allocate,
-                   std::uintptr_t stream) {
+                   std::int64_t max_top_k, int random_stream, bool takes_raw) {
   SamplePartialParams p;
   const Array x = read_logits(logits, &p, vocab_size, "logits_shard");
   const TensorView& v = x.view();
@@ -91,13 +90,13 @@ nb::object partial(nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb:
   const Unprocessed raw(raw_logits, row_status, v.device, &p);
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
-  return Results("sample", logits, v.device, allocate, stream)
+  return Results("sample", x, frame)
       .add(&p.payload, {p.num_rows, payload_words(max_top_k)})
       .run(rlk::sample_partial, &p, workspace_bytes<SamplePartialParams>);
 }
 
-nb::object merge(nb::handle payloads, nb::tuple rows, nb::handle vocab_size, nb::handle valid_vocab, int exp, int order,
-                 std::int64_t kept_capacity, int random_stream, int wants, nb::handle allocate, std::uintptr_t stream) {
+nb::object merge(Frame frame, nb::handle payloads, nb::tuple rows, nb::handle vocab_size, nb::handle valid_vocab,
+                 int exp, int order, std::int64_t kept_capacity, int random_stream, int wants) {
   SampleMergeParams p;
   const Array x(payloads, "payloads", kInt32);
   const TensorView& v = x.view();
@@ -119,7 +118,7 @@ nb::object merge(nb::handle payloads, nb::tuple rows, nb::handle vocab_size, nb:
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
-  return Results("sample", payloads, v.device, allocate, stream)
+  return Results("sample", x, frame)
       .add(&p.ids, {p.num_rows})
       .add(&p.logprob, {p.num_rows}, wants & kWantsLogprob)
       .add(&p.raw_logprob, {p.num_rows}, wants & kWantsRaw)

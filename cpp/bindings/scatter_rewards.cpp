@@ -47,10 +47,9 @@ class SpanArguments {
 
 // Returns (rewards, costs or None, combined or None, lengths). lagrange is None, a number, or one element on the
 // device.
-nb::object call(nb::handle mask, nb::handle rewards, nb::handle token_rewards, nb::handle spans,
+nb::object call(Frame frame, nb::handle mask, nb::handle rewards, nb::handle token_rewards, nb::handle spans,
                 nb::handle span_offsets, nb::handle span_rewards, nb::handle logprob, nb::handle ref_logprob,
-                nb::handle cost, nb::handle cu_seqlens, nb::handle lagrange, nb::handle spec, nb::handle allocate,
-                std::uintptr_t stream) {
+                nb::handle cost, nb::handle cu_seqlens, nb::handle lagrange, nb::handle spec) {
   TokenArguments tokens(mask, "mask", cu_seqlens, TokenKind::kMask);
   const Sequences& q = tokens.sequences();
   const VectorArgument of_sequences(rewards, "rewards", kFloat32, q.num_sequences, "one a sequence", tokens.device());
@@ -67,7 +66,7 @@ nb::object call(nb::handle mask, nb::handle rewards, nb::handle token_rewards, n
   std::optional<SpanArguments> of_spans;
   if (!spans.is_none()) of_spans.emplace(spans, span_offsets, span_rewards, tokens).put(&p);
   p.lagrange_value = tokens.number(lagrange, "lagrange", &p.lagrange);
-  return Results("scatter_rewards", mask, tokens.device(), allocate, stream)
+  return Results("scatter_rewards", tokens.array(), frame)
       .add(&p.to_tokens, tokens.shape())
       .add(&p.costs, tokens.shape(), !cost.is_none())
       .add(&p.combined, tokens.shape(), !lagrange.is_none())

@@ -10,8 +10,7 @@ namespace rlk::bindings {
 namespace {
 
 // Returns (sum, count, status or None).
-nb::object forward(nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, bool return_status, nb::handle allocate,
-                   std::uintptr_t stream) {
+nb::object forward(Frame frame, nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, bool return_status) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens, TokenKind::kFloats);
   SequenceLogprobParams p;
   p.logprob = tokens.array().view().data;
@@ -21,7 +20,7 @@ nb::object forward(nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, b
   p.num_sequences = tokens.sequences().num_sequences;
   p.num_tokens = tokens.sequences().num_tokens;
   p.dtype = tokens.array().view().dtype;
-  return Results("sequence_logprob", logprob, tokens.device(), allocate, stream)
+  return Results("sequence_logprob", tokens.array(), frame)
       .add(&p.sum, {p.num_sequences})
       .add(&p.count, {p.num_sequences})
       .add(&p.status, {p.num_sequences}, return_status)
@@ -30,8 +29,8 @@ nb::object forward(nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, b
 
 // Returns d_logprob for `num_tokens` tokens (per row, or of all packed sequences), in the dtype of `code`. The mask has
 // the same shape. With `is_flat`, tokens of one sequence without offsets have the shape [num_tokens].
-nb::object backward(nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std::int64_t num_tokens, int code,
-                    bool is_flat, nb::handle allocate, std::uintptr_t stream) {
+nb::object backward(Frame frame, nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std::int64_t num_tokens,
+                    int code, bool is_flat) {
   const Array in(dsum, "dsum", kFloat32);
   const TensorView& v = in.view();
   const OffsetsArgument offsets(cu_seqlens, v.device);
@@ -51,7 +50,7 @@ nb::object backward(nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std
   if (!packed && !is_flat) shape.insert(shape.begin(), p.num_sequences);
   const MaskArgument flags(mask, shape, "logprob", v.device);
   p.mask = flags.mask;
-  return Results("sequence_logprob", dsum, v.device, allocate, stream)
+  return Results("sequence_logprob", in, frame)
       .add(&p.d_logprob, shape, p.dtype)
       .run(rlk::sequence_logprob_backward, p);
 }

@@ -1,7 +1,6 @@
 // Python's entry to labels and masks.
 #include "rlk/ops/shift_labels_packed.h"
 
-#include <string>
 #include <vector>
 
 #include "call.h"
@@ -11,8 +10,8 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object labels(nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::int64_t cp_rank, std::int64_t cp_size,
-                  bool zigzag, std::int64_t ignore_index, nb::handle allocate, std::uintptr_t stream) {
+nb::object labels(Frame frame, nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::int64_t cp_rank,
+                  std::int64_t cp_size, bool zigzag, std::int64_t ignore_index) {
   const Array in = Array(ids, "ids", kIndices);
   const TensorView& v = in.view();
   require_shape(v.ndim == 1, in, "shape [num_tokens]");
@@ -37,13 +36,13 @@ nb::object labels(nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::i
           p.num_tokens, "; pad them");
   require(p.dtype == DType::kInt64 || static_cast<std::int32_t>(ignore_index) == ignore_index, "ignore_index",
           "a number that int32 holds, got ", ignore_index);
-  return Results("shift_labels_packed", ids, v.device, allocate, stream)
+  return Results("shift_labels_packed", in, frame)
       .add(&p.labels, {p.num_tokens / cp_size}, p.dtype)
       .run(rlk::shift_labels_packed, p);
 }
 
-nb::object spans(nb::handle given, nb::handle span_offsets, nb::handle cu_seqlens, std::int64_t num_tokens,
-                 nb::handle allocate, std::uintptr_t stream) {
+nb::object spans(Frame frame, nb::handle given, nb::handle span_offsets, nb::handle cu_seqlens,
+                 std::int64_t num_tokens) {
   const Array in = read_spans(given);
   const TensorView& v = in.view();
   const Array of_sequences(span_offsets, "span_offsets", kIndices);
@@ -65,9 +64,7 @@ nb::object spans(nb::handle given, nb::handle span_offsets, nb::handle cu_seqlen
   p.dtype = v.dtype;
   std::vector<std::int64_t> shape{num_tokens};
   if (!packed) shape.insert(shape.begin(), p.num_sequences);
-  return Results("shift_labels_packed", given, v.device, allocate, stream)
-      .add(&p.mask, shape)
-      .run(loss_mask_from_spans, p);
+  return Results("shift_labels_packed", in, frame).add(&p.mask, shape).run(loss_mask_from_spans, p);
 }
 
 Marker read_marker(nb::list ids) {
@@ -77,8 +74,7 @@ Marker read_marker(nb::list ids) {
   return m;
 }
 
-nb::object turns(nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seqlens, bool include_end,
-                 nb::handle allocate, std::uintptr_t stream) {
+nb::object turns(Frame frame, nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seqlens, bool include_end) {
   const TokenArguments tokens(ids, "ids", cu_seqlens, TokenKind::kIntegers);
   const TensorView& v = tokens.array().view();
   ToolMaskParams p;
@@ -91,9 +87,7 @@ nb::object turns(nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seq
   p.end = read_marker(end);
   p.dtype = v.dtype;
   p.include_end = include_end;
-  return Results("shift_labels_packed", ids, v.device, allocate, stream)
-      .add(&p.mask, tokens.shape())
-      .run(rlk::tool_mask, p);
+  return Results("shift_labels_packed", tokens.array(), frame).add(&p.mask, tokens.shape()).run(rlk::tool_mask, p);
 }
 
 const Functions kFunctions([](nb::module_& m) {

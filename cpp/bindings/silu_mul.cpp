@@ -2,7 +2,6 @@
 #include "rlk/ops/silu_mul.h"
 
 #include <optional>
-#include <vector>
 
 #include "call.h"
 #include "linear_args.h"
@@ -45,20 +44,17 @@ struct GateAndUp {
   }
 };
 
-nb::object forward(nb::handle gate, nb::handle up, int activation, bool round_before_mul, nb::handle allocate,
-                   std::uintptr_t stream) {
+nb::object forward(Frame frame, nb::handle gate, nb::handle up, int activation, bool round_before_mul) {
   const GateAndUp in(gate, up);
   GatedMulParams p;
   in.fill(&p, activation, round_before_mul);
   p.y_rows = contiguous_rows(p.num_rows, p.columns);
-  return Results("silu_mul", gate, in.first.view().device, allocate, stream)
-      .add(&p.y, in.shape(), p.dtype)
-      .run(gated_mul, p);
+  return Results("silu_mul", in.first.array, frame).add(&p.y, in.shape(), p.dtype).run(gated_mul, p);
 }
 
 // Returns d_gate_up for a packed array, else (d_gate or None, d_up or None).
-nb::object backward(nb::handle dy, nb::handle gate, nb::handle up, int activation, bool round_before_mul,
-                    bool return_d_gate, bool return_d_up, nb::handle allocate, std::uintptr_t stream) {
+nb::object backward(Frame frame, nb::handle dy, nb::handle gate, nb::handle up, int activation, bool round_before_mul,
+                    bool return_d_gate, bool return_d_up) {
   const GateAndUp in(gate, up);
   const RowsArgument g(dy, "dy");
   check_same(g.array, in.first.array);
@@ -68,7 +64,7 @@ nb::object backward(nb::handle dy, nb::handle gate, nb::handle up, int activatio
   in.fill(&p, activation, round_before_mul);
   g.put(&p.dy, &p.dy_rows);
   p.d_gate_rows = p.d_up_rows = contiguous_rows(p.num_rows, in.first.columns);
-  Results results("silu_mul", gate, in.first.view().device, allocate, stream);
+  Results results("silu_mul", in.first.array, frame);
   if (in.second) {
     results.add(&p.d_gate, shape, p.dtype, return_d_gate).add(&p.d_up, shape, p.dtype, return_d_up);
   } else {

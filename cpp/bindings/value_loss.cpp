@@ -8,10 +8,9 @@ namespace rlk::bindings {
 namespace {
 
 // Returns (loss, metrics, d_value or None).
-nb::object loss(nb::handle value, nb::handle old_value, nb::handle returns, nb::handle mask, nb::handle cu_seqlens,
-                nb::handle token_weight, double clip, double huber, int denominator_kind, bool sequence_mean,
-                double horizon, double scale, nb::handle denominator, bool return_d_value, nb::handle allocate,
-                std::uintptr_t stream) {
+nb::object loss(Frame frame, nb::handle value, nb::handle old_value, nb::handle returns, nb::handle mask,
+                nb::handle cu_seqlens, nb::handle token_weight, double clip, double huber, int denominator_kind,
+                bool sequence_mean, double horizon, double scale, nb::handle denominator, bool return_d_value) {
   TokenArguments tokens(value, "value", cu_seqlens);
   ValueLossParams p;
   p.spec = {static_cast<float>(clip),
@@ -27,7 +26,7 @@ nb::object loss(nb::handle value, nb::handle old_value, nb::handle returns, nb::
   p.mask = tokens.optional_mask(mask);
   p.token_weight = tokens.optional(token_weight, "token_weight");
   p.denominator_value = tokens.denominator(denominator, &p.denominator);
-  return Results("value_loss", value, tokens.device(), allocate, stream)
+  return Results("value_loss", tokens.array(), frame)
       .add(&p.loss, {})
       .add(&p.metrics, {kValueMetrics})
       .add(&p.d_value, tokens.shape(), return_d_value)

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <string>
 
 #include "call.h"
 #include "rlk/ops/linear_logprob.h"
