@@ -1,7 +1,7 @@
 # C++ tests under ctest, one executable per operator or header family.
 find_package(GTest REQUIRED)
 include(GoogleTest)
-# Under the sanitizers tests compile at -O1 in half the time; the library, which needs inlining, does not.
+# Under the sanitizers tests compile at -O1 in half the time.
 set(test_flags -Wno-psabi $<$<CONFIG:Sanitize>:-O1>)
 
 function(rlk_add_test name)
