@@ -1,7 +1,7 @@
 """rk.attention beside FlashAttention-3: paged decode, also behind shared prompts, and prefill. It prints the tables of
 cuda/attention/README.md.
 
-    python bench/attention_peers.py [--fa3 _vllm_fa3_C.abi3.so] [--softcap C] [--only decode|shared|prefill]
+    python bench/attention_peers.py [--fa3 _vllm_fa3_C.abi3.so] [--softcap C] [--only decode|shared|prefill|chunks]
 
 FlashAttention-3 is the library inside vLLM's wheel. CUDA graphs over rotated caches time decode. Events time
 prefill, each call after a rest. Both alternate with the peer. R is torch's bf16 product of 8192 x 8192 x 8192.
@@ -27,6 +27,12 @@ DECODE = [
 ]  # fmt: skip
 SHARED = [(16, 16, 8192, 512), (4, 16, 8192, 512), (32, 8, 2048, 1024)]  # groups, rollouts, keys of a prompt and own
 PREFILL = [(4, 4096), (1, 16384), (32, 1024)]
+CHUNKS = [
+    (4, 4096, 4096),
+    (8, 1024, 8192),
+    (32, 512, 512),
+    (64, 128, 2048),
+]  # sequences, their queries and keys in pages
 ROUNDS = 7
 
 Call = Callable[[], object]
@@ -152,6 +158,22 @@ def prefill(batch: int, tokens: int, with_fa3: bool) -> str:
     return f"{row_of(f'{batch} x {tokens}', times)}; {shares}"
 
 
+def chunks(batch: int, queries: int, keys: int, with_fa3: bool) -> str:
+    """The last `queries` of `keys` tokens, whose keys lie in pages."""
+    torch.manual_seed(1)
+    pages = keys // PAGE
+    q = torch.randn(batch * queries, Q_HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(batch * pages, PAGE, KV_HEADS, HEAD_DIM, device="cuda", dtype=q.dtype) for _ in "kv")
+    cu_q = torch.arange(batch + 1, device="cuda", dtype=torch.int32) * queries
+    used = torch.full((batch,), keys, device="cuda", dtype=torch.int32)
+    table = torch.randperm(batch * pages, device="cuda").to(torch.int32).view(batch, pages)
+    lists = {"cu_seqlens_q": cu_q, "seqused_k": used, "block_table": table}
+    works: dict[str, Call] = {"ours": lambda: rk.attention(q, k, v, softmax_scale=SCALE, **lists)}
+    if with_fa3:
+        works["FlashAttention-3"] = lambda: fa3(q, k, v, cu_q, queries, used=used, table=table, keys=keys)
+    return row_of(f"{batch} x {queries} of {keys}", in_turn_us(works, 1, rest=0.04))
+
+
 def row_of(name: str, times: dict[str, float]) -> str:
     base = times.get("FlashAttention-3", times["ours"])
     return f"{name:>12}: " + ", ".join(f"{n} {us:.1f} us ({us / base:.3f})" for n, us in times.items())
@@ -161,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fa3", type=Path)
     parser.add_argument("--softcap", type=float)
-    parser.add_argument("--only", choices=("decode", "shared", "prefill"))
+    parser.add_argument("--only", choices=("decode", "shared", "prefill", "chunks"))
     options = parser.parse_args()
     if options.fa3 is not None:
         torch.ops.load_library(str(options.fa3))
@@ -175,6 +197,9 @@ def main() -> None:
     if options.only in (None, "prefill"):
         for batch, tokens in PREFILL:
             print(prefill(batch, tokens, options.fa3 is not None), flush=True)
+    if options.only in (None, "chunks"):
+        for case in CHUNKS:
+            print(chunks(*case, options.fa3 is not None), flush=True)
 
 
 if __name__ == "__main__":

@@ -56,8 +56,16 @@ bool can_fetch(const AttentionInput& p) {
   return can_fetch(p, p.q, packed_q) && can_fetch(p, p.k, packed_k) && can_fetch(p, p.v, packed_k);
 }
 
+// Whether the wgmma forward can fetch queries, and keys from pages.
+bool can_fetch_paged(const AttentionParams& p) {
+  if (p.softcap > 0.0f || (p.head_dim != 64 && p.head_dim != 128)) return false;
+  if (p.q_tokens == 0 || p.q_tokens >= kMostTokens) return false;
+  return can_fetch_keys(p) && can_fetch(p, p.q, p.cu_seqlens_q != nullptr);
+}
+
 bool fits_wgmma(const AttentionParams& p) {
-  if (!can_fetch(p) || !at_16_bytes({p.out})) return false;
+  const bool fetches = p.block_table != nullptr ? can_fetch_paged(p) : can_fetch(p);
+  if (!fetches || !at_16_bytes({p.out})) return false;
   const std::int64_t blocks = p.q_tokens / 128 + std::max<std::int64_t>(p.num_sequences, 1);
   return blocks * p.num_q_heads * (p.cu_seqlens_q != nullptr ? 1 : p.num_sequences) < kMostTokens;
 }

@@ -10,7 +10,7 @@ namespace {  // one copy per architecture
 template <int kColumns>
 struct PartialTile : SplitTile<kColumns> {
   using Params = AttentionPartialsParams;
-  static constexpr bool kShares = false, kPartial = true;
+  static constexpr bool kPartial = true;
   static __device__ __forceinline__ std::uint32_t chunk(std::uint32_t operand, int row, int chunk) {
     return chunk_of<PartialTile>(operand, row, chunk);
   }
@@ -57,6 +57,7 @@ void run_partials(const AttentionPartialsParams& p, bool vectors, cudaStream_t s
     const SplitGrid grid(p, p.num_splits);
     if (grid.blocks == 0) return;
     const SplitCall call = {static_cast<std::uint32_t>(grid.tiles),
+                            static_cast<std::uint32_t>(p.num_splits),
                             static_cast<std::uint32_t>(p.num_splits),
                             static_cast<std::uint32_t>(p.num_kv_heads),
                             static_cast<std::uint32_t>(p.num_q_heads / p.num_kv_heads),

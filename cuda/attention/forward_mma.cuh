@@ -26,6 +26,7 @@ struct MmaTile {
   static constexpr int kOperandBytes = kKeys * kRowBytes;
   // Queries stay in registers; else each block of keys reads them from shared memory.
   static constexpr bool kHoldsQueries = kColumns <= 128;
+  static constexpr bool kMerges = true;  // rows may have several splits
   static constexpr int kQueryBytes = kRows * kRowBytes;
   // Offsets in shared memory: K, V, the total of earlier splits, queries, and the addresses of keys (K's and V's of two
   // blocks). If kHoldsQueries, queries pass through V's memory to registers.
@@ -107,7 +108,7 @@ class MmaForward {
     return segment.last;
   }
 
- private:
+ protected:
   __device__ __forceinline__ void visit(const AttentionSpan& span, std::int64_t begin, std::int64_t end) {
     const std::int64_t first = begin / g_.group - span.q_first, last = (end - 1) / g_.group - span.q_first + 1;
     const AttentionRange queries = {first, last < span.num_queries ? last : span.num_queries};
@@ -126,8 +127,14 @@ class MmaForward {
     }
     first_key_ = static_cast<int>(keys.first);
     last_key_ = static_cast<int>(keys.last);
-    load_queries(span, begin, end);
+    load_queries([&](int row) {
+      const std::int64_t at = begin + row, query = at / g_.group - span.q_first;
+      if (at >= end || query >= span.num_queries || span.keys_of(query).empty()) return kZeroRow;
+      return offset_of(p_.q, p_.cu_seqlens_q != nullptr, span.sequence, span.q_first + query) +
+             (kv_head_ * g_.group + at % g_.group) * p_.q.head_stride;
+    });
     walk(span);
+    merge_split();
     if (p_.sinks != nullptr) merge_sinks(begin);
   }
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
@@ -154,7 +161,7 @@ class MmaForward {
       chains_[r][0] = chains_[r][1] = 0.0f;
     }
 #pragma unroll
-    for (auto& tile : sums_) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
+    for (int t = 0; t < Tile::kSums; ++t) sums_[t][0] = sums_[t][1] = sums_[t][2] = sums_[t][3] = 0.0f;
   }
 
   template <bool kIsKey>
@@ -174,20 +181,15 @@ class MmaForward {
     }
   }
 
-  __device__ __forceinline__ void load_queries(const AttentionSpan& span, std::int64_t begin, std::int64_t end) {
-    const bool packed = p_.cu_seqlens_q != nullptr;
+  // offset_of_row(row): the offset in q of a row of the tile, or kZeroRow.
+  template <class OffsetOfRow>
+  __device__ __forceinline__ void load_queries(OffsetOfRow&& offset_of_row) {
     const std::uint32_t to = shared_ + Tile::kQueries;
 #pragma unroll 2
     for (int i = threadIdx.x; i < Tile::kRows * Tile::kChunks; i += Tile::kThreads) {
       const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
-      const std::int64_t at = begin + row, query = at / g_.group - span.q_first;
-      std::int64_t offset = kZeroRow;
-      if (at < end && query < span.num_queries && !span.keys_of(query).empty()) {
-        offset = offset_of(p_.q, packed, span.sequence, span.q_first + query) +
-                 (kv_head_ * g_.group + at % g_.group) * p_.q.head_stride;
-      }
-      load_operand_chunk<T, false>(in_memory(static_cast<const typename T::Storage*>(p_.q.data)), offset, chunk,
-                                   static_cast<int>(p_.head_dim), g_.vectors, chunk_of<Tile>(to, row, chunk));
+      load_operand_chunk<T, false>(in_memory(static_cast<const typename T::Storage*>(p_.q.data)), offset_of_row(row),
+                                   chunk, static_cast<int>(p_.head_dim), g_.vectors, chunk_of<Tile>(to, row, chunk));
     }
     copy_async_commit();
     copy_async_wait<0>();
@@ -203,6 +205,7 @@ class MmaForward {
     load_matrices_4<false>(a, chunk_of<Tile>(shared_ + Tile::kQueries, row, 2 * step + lane() / 16));
   }
 
+  // Walks the keys up to last_key_. Sums of the last split stay in registers.
   __device__ __forceinline__ void walk(const AttentionSpan& span) {
     int block = first_key_ / Tile::kKeys * Tile::kKeys;
     int split_end = static_cast<int>(attention_split_end(block));
@@ -211,7 +214,7 @@ class MmaForward {
     load_operand<true>(p_.k, offsets(0, block / Tile::kKeys % 2), keys_at());
 #pragma unroll 1
     for (; block < last_key_; block += Tile::kKeys) {
-      if (block >= split_end) {
+      if (Tile::kMerges && block >= split_end) {
         merge_split();
         split_end = static_cast<int>(attention_split_end(block));
       }
@@ -238,7 +241,6 @@ class MmaForward {
       __syncthreads();  // V has arrived
       accumulate(weights);
     }
-    merge_split();
   }
 
   __device__ __forceinline__ void multiply(float (&s)[Tile::kScores][4]) {

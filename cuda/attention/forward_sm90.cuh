@@ -1,11 +1,12 @@
 // attention, forward, of bf16 and fp16 by wgmma, for SM90. It serves heads of 64 or 128 columns whose tokens the copy
-// engine can fetch, without pages, and sequences with many queries. A block of threads is persistent. One warp loads.
+// engine can fetch, also from pages, and sequences with many queries. A block of threads is persistent. One warp loads.
 // Two warpgroups have 64 rows each of a tile of 128 queries of one head, and take turns on the matrix units. Inside a
 // warpgroup, a block's softmax runs beside the previous block's P V and the next block's Q K^T. Bound by wgmma;
 // numbers: README.md.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "../common/async_copy_sm80.cuh"
 #include "../common/kernel_memory.h"
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warpgroup < 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if (threadIdx.x < 32) {
-      load_tiles<Tile>(p, call, shared, slots);
+      load_tiles<T, Tile>(p, call, shared, slots);
     } else if (p.cu_seqlens_q != nullptr) {
       clear_outside<T, Tile>(p);
     }
@@ -55,8 +56,12 @@ template <class T, class Tile, Exp kExp>
 void launch_attention_wgmma(const AttentionParams& p, cudaStream_t stream) {
   WgmmaCall call;
   call.q = attention_map(p, p.q, true, Tile::kQueries);
-  call.k = attention_map(p, p.k, false, Tile::kKeys);
-  call.v = attention_map(p, p.v, false, Tile::kKeys);
+  const bool paged = p.block_table != nullptr;
+  const int box = paged ? static_cast<int>(std::min<std::int64_t>(p.page_size, Tile::kKeys)) : Tile::kKeys;
+  call.k = attention_map(p, p.k, false, box);
+  call.v = attention_map(p, p.v, false, box);
+  call.box = paged ? box : 0;
+  call.page_shift = paged ? std::countr_zero(static_cast<std::uint32_t>(p.page_size)) : 0;
   const bool packed = p.cu_seqlens_q != nullptr;
   const std::int64_t blocks = packed ? p.q_tokens / 128 + p.num_sequences : (p.q_tokens + 127) / 128;
   const std::int64_t heads = p.num_q_heads * (packed ? 1 : p.num_sequences);

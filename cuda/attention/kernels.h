@@ -2,6 +2,8 @@
 // bits. attention.cpp checks the arguments.
 #pragma once
 
+#include <algorithm>
+
 #include "../common/launch.h"
 #include "rlk/kernels/attention_tile.h"
 
@@ -37,16 +39,26 @@ struct SplitGrid {
   static constexpr std::int64_t kRows = 16;
   std::int64_t tiles;   // tiles of rows: those of a sequence; if packed, slots for all sequences
   std::int64_t splits;  // the most that any sequence has
+  // Whether rows of a group read shared splits together, 64 at a time. Groups with fewer rows would not fill the tiles.
+  bool shares;
+  // Blocks of threads of a tile of a key head. Each takes one split; if groups share some, those behind them that are
+  // this far apart.
+  std::int64_t stride;
   std::int64_t blocks;
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats
   bool merges;                // else the blocks of threads of the only split write the results, and need no workspace
 
-  explicit SplitGrid(const AttentionParams& p) : SplitGrid(p, attention_splits(p.k_tokens)) {}
-  SplitGrid(const AttentionInput& p, std::int64_t of_call) : splits(of_call) {
+  explicit SplitGrid(const AttentionParams& p)
+      : SplitGrid(p, attention_splits(p.k_tokens),
+                  p.num_groups > 0 && attention_rows(p) * (p.num_q_heads / p.num_kv_heads) >= 64 * p.num_groups) {}
+  SplitGrid(const AttentionInput& p, std::int64_t of_call, bool is_shared = false)
+      : splits(of_call), shares(is_shared) {
     const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
     const bool packed = p.cu_seqlens_q != nullptr;
     tiles = packed ? rows / kRows + p.num_sequences : (rows + kRows - 1) / kRows;
-    blocks = splits * p.num_kv_heads * tiles * (packed ? 1 : p.num_sequences);
+    const std::int64_t own_keys = p.k_tokens - p.page_size * p.max_prefix_pages;
+    stride = shares ? std::min(splits, attention_splits(own_keys) + 1) : splits;
+    blocks = stride * p.num_kv_heads * tiles * (packed ? 1 : p.num_sequences);
     const std::int64_t results = attention_rows(p) * p.num_q_heads * splits;
     sums_at = (results * 2 + 3) / 4 * 4;
     merges = splits != 1 || p.num_sequences == 0 || p.group_offsets != nullptr;

@@ -89,6 +89,7 @@ void run_splits(const AttentionParams& p, cudaStream_t stream, Launch&& launch) 
   auto* results = static_cast<float*>(p.workspace);
   const SplitCall call = {static_cast<std::uint32_t>(grid.tiles),
                           static_cast<std::uint32_t>(grid.splits),
+                          static_cast<std::uint32_t>(grid.stride),
                           static_cast<std::uint32_t>(p.num_kv_heads),
                           static_cast<std::uint32_t>(p.num_q_heads / p.num_kv_heads),
                           grid.merges,

@@ -4,15 +4,16 @@
 // multiprocessor and hide each other's waits. Bound by HBM; numbers: README.md.
 #pragma once
 
+#include "split_groups.cuh"
 #include "split_merge.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-template <int kColumns_>
+template <int kColumns_, bool kShares_ = false>
 struct SplitTile : SplitShape<kColumns_, 1> {
   using Shape = SplitShape<kColumns_, 1>;
-  static constexpr bool kShares = true;
+  static constexpr bool kShares = kShares_;
   static constexpr int kThreads = 32 * Shape::kWarps;
   // Offsets in shared memory: K and V; the addresses of keys (K's and V's of two blocks); results.
   static constexpr int kValuesAt = Shape::kOperandBytes, kOffsetsAt = 2 * Shape::kOperandBytes;
@@ -38,12 +39,17 @@ class SplitByCopies : SplitRows<T, Tile> {
     this->store_unused();
     if (!found) return;
     const AttentionSpan span(p_, this->sequence_);
-    SplitRows<T, Tile>::begin(span);
     k_head_ = attention_head<T>(p_.k, kv_head_);
     v_head_ = attention_head<T>(p_.v, kv_head_);
     asm volatile("" : "+l"(k_head_), "+l"(v_head_));  // computed once
-    walk(span);
-    this->store([] { __syncthreads(); });
+    if constexpr (Tile::kShares) {
+      do {
+        compute(span);
+        __syncthreads();  // the next split overwrites memory that this one reads
+      } while (this->find_next(span));
+    } else {
+      compute(span);
+    }
   }
 
  private:
@@ -51,6 +57,11 @@ class SplitByCopies : SplitRows<T, Tile> {
   using Rows::first_key_, Rows::last_key_, Rows::has_key, Rows::scores_keys;
   using Rows::p_, Rows::shared_, Rows::memory_, Rows::vectors_, Rows::page_shift_, Rows::kv_head_;
 
+  __device__ __forceinline__ void compute(const AttentionSpan& span) {
+    SplitRows<T, Tile>::begin(span);
+    walk(span);
+    this->store([] { __syncthreads(); });
+  }
   __device__ __forceinline__ std::uint32_t keys_at() const { return shared_; }
   __device__ __forceinline__ std::uint32_t values_at() const { return shared_ + Tile::kValuesAt; }
   // Addresses of the rows of K (0) or V (1), for even or odd blocks.
@@ -187,17 +198,23 @@ __global__ void __launch_bounds__(Tile::kThreads)
 
 template <class T, bool kOverlap>
 void run_attention_splits(const AttentionParams& p, bool vectors, cudaStream_t stream) {
-  const auto run = [&](auto tile) {
+  const auto launch = [&](const SplitCall& call, unsigned blocks, auto tile) {
     using Tile = decltype(tile);
+    allow_shared_memory<attention_split_kernel<T, Tile>>();
+    attention_split_kernel<T, Tile><<<blocks, Tile::kThreads, Tile::kBytes, stream>>>(p, call, vectors);
+  };
+  const auto run = [&](auto columns) {
+    constexpr int kColumns = decltype(columns)::value;
     run_splits<T, kOverlap>(p, stream, [&](const SplitCall& call, unsigned blocks) {
-      allow_shared_memory<attention_split_kernel<T, Tile>>();
-      attention_split_kernel<T, Tile><<<blocks, Tile::kThreads, Tile::kBytes, stream>>>(p, call, vectors);
+      if (!SplitGrid(p).shares) return launch(call, blocks, SplitTile<kColumns>{});
+      run_attention_groups<T, GroupTile<kColumns>>(p, call, vectors, stream);
+      launch(call, blocks, SplitTile<kColumns, true>{});
     });
   };
   if (p.head_dim <= 64) {
-    run(SplitTile<64>{});
+    run(std::integral_constant<int, 64>());
   } else {
-    p.head_dim <= 128 ? run(SplitTile<128>{}) : run(SplitTile<256>{});
+    p.head_dim <= 128 ? run(std::integral_constant<int, 128>()) : run(std::integral_constant<int, 256>());
   }
 }
 

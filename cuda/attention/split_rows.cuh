@@ -21,7 +21,7 @@ struct SplitShape {
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8, kOperandBytes = kKeys * kRowBytes;
   using Params = AttentionParams;
   static constexpr bool kPartial = false;  // results are stored in the layout of partials
-  static constexpr bool kShares = false;   // rows of a group may read its shared pages together
+  static constexpr bool kShares = false;   // the splits that a group shares are computed elsewhere
   // Bytes of probabilities, maxima, sums and factors.
   static constexpr int kWeightBytes = kBlocks * kKeys / 16 * 512, kMaximaBytes = kWarps * 16 * 4;
   static constexpr int kSumBytes = kBlocks * kGroups * 16 * 8 * 4, kFactorBytes = kBlocks * 16 * 4;
@@ -30,6 +30,7 @@ struct SplitShape {
 // Partial results of row (token, head) and split s: m and l at [row][s][2], O at [row][s][value_dim].
 struct SplitCall {
   std::uint32_t tiles, splits;    // the same fields of SplitGrid
+  std::uint32_t stride;           // likewise
   std::uint32_t kv_heads, group;  // query heads per key head; 32 bits: a 64-bit division takes a hundred instructions
   bool merges;                    // the same field of SplitGrid
   float* rows;
@@ -41,6 +42,21 @@ struct SplitCall {
 __device__ __forceinline__ std::int64_t first_row_slot(const AttentionInput& p, std::int64_t group,
                                                        std::int64_t sequence) {
   return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) * group / SplitGrid::kRows + sequence;
+}
+
+// Number of splits of a sequence that lie in its group's shared pages, if every sequence of the group has their keys.
+// They are computed for all of the group's rows together, by split_groups.cuh. A whole warp calls this function.
+__device__ __forceinline__ unsigned shared_splits(const AttentionParams& p, const AttentionSpan& span) {
+  if (p.group_offsets == nullptr || span.prefix == 0) return 0;
+  const std::int64_t first = clamp_to(p.group_offsets[span.group], 0, p.num_sequences);
+  const std::int64_t last = clamp_to(p.group_offsets[span.group + 1], first, p.num_sequences);
+  if (span.sequence < first || span.sequence >= last) return 0;
+  int keys = static_cast<int>(span.prefix);
+  if (p.seqused_k != nullptr) {
+    for (std::int64_t i = first + threadIdx.x % 32; i < last; i += 32) keys = min(keys, p.seqused_k[i]);
+    keys = max(__reduce_min_sync(~0u, keys), 0);
+  }
+  return static_cast<unsigned>(attention_splits(keys + std::int64_t{1}) - 1);
 }
 
 // The rows of a block of threads. Tile: a SplitShape with the offsets of results in shared memory (k...At) and
@@ -97,9 +113,9 @@ class SplitRows {
   // sequence have none.
   __device__ __forceinline__ bool find(unsigned block) {
     group_ = call_.group;
-    split_ = block % call_.splits;
+    split_ = block % call_.stride;
     if constexpr (Tile::kPartial) split_ += static_cast<unsigned>(p_.first_split);
-    const unsigned of_heads = block / call_.splits, at = of_heads / call_.kv_heads;
+    const unsigned of_heads = block / call_.stride, at = of_heads / call_.kv_heads;
     kv_head_ = static_cast<int>(of_heads % call_.kv_heads);
     first_slot_ = at == 0;
     if (p_.num_sequences == 0) return false;
@@ -118,9 +134,6 @@ class SplitRows {
       first_row = at % call_.tiles * Tile::kRows;
     }
     const AttentionSpan span(p_, sequence_);
-    if constexpr (Tile::kShares) {
-      if (p_.group_offsets != nullptr && group_has_split(span)) return find_in_group(at);
-    }
     first_place_ = row_of(p_, sequence_, span.q_first);
     const std::int64_t rows = span.num_queries * group_;
     if (!call_.merges) {
@@ -131,12 +144,27 @@ class SplitRows {
     if (first_row < 0 || first_row >= rows) return false;
     first_row_ = static_cast<unsigned>(first_row);
     last_row_ = static_cast<unsigned>(min(first_row + Tile::kRows, rows));
+    if constexpr (Tile::kShares) {
+      split_ += shared_splits(p_, span);
+      return find_keys(span) || find_next(span);
+    }
+    if (!find_keys(span)) last_row_ = first_row_;
+    return first_row_ < last_row_;
+  }
+  // Finds the split's keys that the rows see. Returns whether there are any.
+  __device__ __forceinline__ bool find_keys(const AttentionSpan& span) {
     AttentionRange keys = span.keys_of(AttentionRange{first_row_ / group_, (last_row_ - 1) / group_ + 1});
     if constexpr (Tile::kPartial) keys = span.here(keys);
     first_key_ = static_cast<int>(max(keys.first, attention_split_begin(split_)));
     last_key_ = static_cast<int>(min(keys.last, attention_split_begin(split_ + 1)));
-    if (first_key_ >= last_key_) last_row_ = first_row_;
-    return first_row_ < last_row_;
+    return first_key_ < last_key_;
+  }
+  // Finds the next split of this block of threads. Returns whether there is one.
+  __device__ __forceinline__ bool find_next(const AttentionSpan& span) {
+    for (split_ += call_.stride; split_ < call_.splits; split_ += call_.stride) {
+      if (find_keys(span)) return true;
+    }
+    return false;
   }
   // Places of q that a sequence's rows have: the last one's reach to the end of a packed q.
   __device__ __forceinline__ std::int64_t places_of(const AttentionSpan& span) const {
@@ -144,70 +172,8 @@ class SplitRows {
     if (sequence_ + 1 == p_.num_sequences) return p_.q_tokens - span.q_first;
     return clamp_to(p_.cu_seqlens_q[sequence_ + 1], span.q_first, p_.q_tokens) - span.q_first;
   }
-  // Whether the split's keys lie in the group's shared pages, and all sequences of the group have them. If so, 16 rows
-  // of the group read them together, whatever their sequences.
-  __device__ __forceinline__ bool group_has_split(const AttentionSpan& span) {
-    const std::int64_t end = attention_split_begin(split_ + 1);
-    if (span.prefix < end) return false;
-    of_group_.first = clamp_to(p_.group_offsets[span.group], 0, p_.num_sequences);
-    of_group_.last = clamp_to(p_.group_offsets[span.group + 1], of_group_.first, p_.num_sequences);
-    bool whole = true;
-    if (p_.seqused_k != nullptr) {
-      for (std::int64_t i = of_group_.first + lane(); i < of_group_.last; i += 32) whole &= p_.seqused_k[i] >= end;
-    }
-    return __all_sync(~0u, whole);
-  }
-  // The group's rows take the first slots of its sequences, of which there are enough.
-  __device__ __forceinline__ bool find_in_group(unsigned at) {
-    const auto [first, last] = of_group_;
-    const bool packed = p_.cu_seqlens_q != nullptr;
-    first_place_ = packed ? clamp_to(p_.cu_seqlens_q[first], 0, p_.q_tokens) : first * p_.q_tokens;
-    const std::int64_t end = packed ? clamp_to(p_.cu_seqlens_q[last], first_place_, p_.q_tokens) : last * p_.q_tokens;
-    const std::int64_t slot = at - (packed ? first_row_slot(p_, group_, first) : first * call_.tiles);
-    const std::int64_t rows = (end - first_place_) * group_;
-    if (slot < 0 || slot * Tile::kRows >= rows) return false;
-    first_row_ = static_cast<unsigned>(slot * Tile::kRows);
-    last_row_ = static_cast<unsigned>(min(std::int64_t{first_row_} + Tile::kRows, rows));
-    sequence_ = static_cast<int>(first);
-    shares_ = true;
-    int least = INT32_MAX, most = 0;  // the range of keys that any row sees
-    common_[0] = 0;
-    common_[1] = INT32_MAX;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const unsigned row = first_row_ + lane() / 4 + 8 * r;
-      AttentionRange sees = {0, 0};
-      if (row < last_row_) {
-        const Place of = place_of(row);
-        const AttentionSpan span(p_, of.sequence);
-        if (of.token - span.q_first < span.num_queries) sees = span.keys_of(of.token - span.q_first);
-      }
-      sees_[r][0] = static_cast<int>(sees.first);
-      sees_[r][1] = static_cast<int>(sees.last);
-      if (sees.empty()) continue;
-      least = min(least, sees_[r][0]);
-      most = max(most, sees_[r][1]);
-      common_[0] = max(common_[0], sees_[r][0]);
-      common_[1] = min(common_[1], sees_[r][1]);
-    }
-    first_key_ = max(__reduce_min_sync(~0u, least), static_cast<int>(attention_split_begin(split_)));
-    last_key_ = min(__reduce_max_sync(~0u, most), static_cast<int>(attention_split_begin(split_ + 1)));
-    common_[0] = __reduce_max_sync(~0u, common_[0]);
-    common_[1] = __reduce_min_sync(~0u, common_[1]);
-    return first_key_ < last_key_;
-  }
-  // The token of a group row's query: in its sequence's q, or, if packed, in q.
-  struct Place {
-    std::int64_t sequence, token;
-  };
-  __device__ __forceinline__ Place place_of(unsigned row) const {
-    const std::int64_t place = first_place_ + row / group_;
-    if (p_.cu_seqlens_q == nullptr) return {place / p_.q_tokens, place % p_.q_tokens};
-    const auto [first, last] = of_group_;
-    return {min(first + sequence_of(p_.cu_seqlens_q + first, last - first, place), last - 1), place};
-  }
   __device__ __forceinline__ void begin(const AttentionSpan& span) {
-    if (!Tile::kShares || !shares_) see_keys(span);
+    see_keys(span);
     reference_[0] = reference_[1] = {};
     chain_ = 0.0f;
 #pragma unroll
@@ -258,11 +224,8 @@ class SplitRows {
       const unsigned at = first_row_ + row;
       std::int64_t offset = kZeroRow;
       if (at < last_row_) {
-        Place of = {span.sequence, span.q_first + at / group_};
-        if constexpr (Tile::kShares) {
-          if (shares_) of = place_of(at);
-        }
-        offset = offset_of(p_.q, packed, of.sequence, of.token) + (kv_head_ * group_ + at % group_) * p_.q.head_stride;
+        offset = offset_of(p_.q, packed, span.sequence, span.q_first + at / group_) +
+                 (kv_head_ * group_ + at % group_) * p_.q.head_stride;
       }
       load_operand_chunk<T, false>(data, offset, chunk, static_cast<int>(p_.head_dim), vectors_,
                                    chunk_of<Tile>(to, row, chunk));
@@ -604,8 +567,6 @@ class SplitRows {
   bool first_slot_ = false;  // whether the tile is the first of the grid
   int sequence_ = 0, kv_head_ = 0;
   std::int64_t first_place_ = 0;      // place of row 0, a token in q over all sequences
-  bool shares_ = false;               // the rows belong to a group
-  AttentionRange of_group_ = {0, 0};  // the group's sequences
   int first_key_ = 0, last_key_ = 0;  // the split's keys that any row sees
   int common_[2];                     // the range of keys that every row sees
   int sees_[2][2];

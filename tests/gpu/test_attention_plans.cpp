@@ -281,6 +281,21 @@ void run_cases() {
       run(c);
     }
   }
+  // Pages, for many and few queries: smaller than a block of keys, as large, larger.
+  for (const std::int64_t head_dim : {64, 128}) {
+    for (const std::int64_t page_size : {8, 16, 128, 256}) {
+      Case c{{{300, 300}, {1, 700}, {130, 1333}, {200, 150}, {64, 128}, {0, 5}, {5, 0}}};
+      c.q_heads = 4;
+      c.kv_heads = 2;
+      c.head_dim = head_dim;
+      c.k_form = Form::kPaged;
+      c.page_size = page_size;
+      run(c);
+      c.q_form = Form::kPadded;
+      c.window = 70;
+      run(c);
+    }
+  }
   // Splits of a prefix that rows of several sequences read together, and a group in which one sequence has too few
   // keys.
   for (const Form q_form : {Form::kPacked, Form::kPadded}) {
