@@ -230,6 +230,58 @@ def test_rounding_is_no_fault(rollout_ops: str, training_ops: str, dtype: str) -
     assert model.config._attn_implementation == attention
 
 
+OPS = [("stock", "rk"), ("sdpa", "eager"), ("eager", "sdpa"), ("rk", "stock"), ("rk", "rk")]
+
+
+@pytest.mark.parametrize("options", [{}, *({"rollout_ops": a, "training_ops": b} for a, b in OPS)], ids=str)
+@pytest.mark.parametrize("sides", ["both", "rollout", "trainer"])
+def test_patched_models_are_compared_as_their_unpatched_twins(sides: str, options: dict[str, str]) -> None:
+    models, plain = {"rollout": tiny(), "trainer": tiny()}, {"rollout": tiny(), "trainer": tiny()}
+    patched = [model for side, model in models.items() if sides in ("both", side)]
+    for model in patched:
+        rk.patch_model(model)
+    attention = [model.config._attn_implementation for model in patched]
+    rollout_ops, training_ops = ("rk" if sides in ("both", side) else "stock" for side in models)
+    named = {"rollout_ops": rollout_ops, "training_ops": training_ops, **options}
+    found = rk.compare(*models.values(), PROMPTS, max_new_tokens=NEW, **options)
+    want = rk.compare(*plain.values(), PROMPTS, max_new_tokens=NEW, **named)
+    assert {key: getattr(found.settings, key) for key in named} == named
+    assert [run.metrics for run in found.runs] == [run.metrics for run in want.runs]
+    assert found.aligned == (named["rollout_ops"] == named["training_ops"] == "rk")
+    for model in patched:
+        assert not rk.status(model).unproved, "the caller's model stays patched"
+        assert sum(rk.status(model).values()) > 0
+    assert [model.config._attn_implementation for model in patched] == attention
+
+
+def test_a_fault_of_a_patched_model_is_named() -> None:
+    trainer = tiny()
+    rk.patch_model(trainer)
+    scaled("model.layers.1.mlp.down_proj.weight", 1.5)(trainer)
+    found = rk.compare(rollout := tiny(), trainer, PROMPTS, max_new_tokens=NEW, rollout_ops="rk")
+    assert found.faults[0].name == "layers.1.mlp.down_proj"
+    rk.patch_model(rollout.model)
+    found = rk.compare(rollout, None, PROMPTS, max_new_tokens=NEW)
+    assert (found.settings.label, found.aligned) == ("rk", True)
+
+
+def test_a_patch_that_cannot_be_taken_off_names_the_model_and_the_cure() -> None:
+    part, wrapped, held = tiny(), tiny(), torch.nn.ModuleList([tiny()])
+    rk.patch_model(part, ops=("linear", "rope"))
+    cure = r'model_b: expected .* serves whole, .* got .* ops=linear, rope; pass training_ops="rk" .*unpatch_model'
+    with pytest.raises(BadInput, match=cure):
+        rk.compare(tiny(), part, PROMPTS)
+    assert rk.compare(part, None, PROMPTS[:1], max_new_tokens=1, rollout_ops="rk").aligned
+    rk.patch_model(held)
+    with pytest.raises(BadInput, match=r"model_a: expected .* got a part of that module; call rk.unpatch_model on"):
+        rk.compare(held[0], None, PROMPTS)
+    rk.patch_model(wrapped)
+    norm, forward = wrapped.model.norm, wrapped.model.norm.forward
+    norm.forward = lambda *arguments: forward(*arguments)
+    with pytest.raises(BadInput, match=r"model_a: it is patched.*the forward of model.norm was wrapped since; undo"):
+        rk.compare(wrapped, None, PROMPTS)
+
+
 def test_an_operator_is_judged_by_itself() -> None:
     """Everything after a fault differs on its own inputs; on equal inputs only the fault differs."""
     trainer = tiny()

@@ -17,7 +17,7 @@ def compare(
     model_b: Any = None,
     ids: Iterable[Sequence[int]] | None = None,
     *,
-    rollout_ops: str = "stock",
+    rollout_ops: str | None = None,
     training_ops: str | None = None,
     temperature: float = 1.0,
     training_temperature: float | None = None,
@@ -41,7 +41,9 @@ def compare(
         model_b: the training side's model, in the same forms; None: model_a.
         ids: prompts, lists of ids or a tensor ``[num_prompts, length]``.
         rollout_ops, training_ops: ``"stock"``, ``"sdpa"``, ``"eager"``, ``"flash"`` (the package flash-attn) or
-            ``"rk"``; None: as in the rollout.
+            ``"rk"``. rollout_ops=None: ``"rk"`` for a model that :func:`rl_kernel_native.patch_model` patched, else
+            ``"stock"``. training_ops=None: rollout_ops where it is given, else by model_b in the same way. A patched
+            model stays patched, and its weights are compared with the operators that are named.
         temperature: of sampling and of the rollout's log-probabilities; training_temperature: None for the same.
         max_new_tokens: longest response.
         batch_sizes: largest numbers of requests in flight; each size is run.
@@ -66,7 +68,7 @@ def compare(
     """
     from .compare import run_compare
     from .errors import BadInput
-    from .model import in_memory, load_model, parse_device, parse_dtype
+    from .model import in_memory, is_patched, load_model, parse_device, parse_dtype, patched_in_part
     from .progress import Progress
     from .prompts import prompts_of_ids
     from .report import prepare_directory, write_report
@@ -74,6 +76,21 @@ def compare(
 
     if ids is None:
         raise BadInput("ids: expected prompts, lists of token ids, got None")
+
+    def ops_of(model: Any, name: str, argument: str) -> str:
+        part = patched_in_part(model) if is_patched(model) else None
+        if part is not None:
+            raise BadInput(
+                f"{name}: expected a model that rk.patch_model serves whole, or {argument}, got one patched with "
+                f'ops={part}; pass {argument}="rk" or "stock", or call rk.unpatch_model(model)'
+            )
+        return "rk" if is_patched(model) else "stock"
+
+    trained = model_a if model_b is None else model_b
+    if training_ops is None:
+        training_ops = rollout_ops or ops_of(trained, "model_a" if model_b is None else "model_b", "training_ops")
+    if rollout_ops is None:
+        rollout_ops = ops_of(model_a, "model_a", "rollout_ops")
     settings = CompareSettings(
         seed=seed,
         batch_sizes=tuple(batch_sizes),
@@ -81,7 +98,7 @@ def compare(
         temperature=temperature,
         training_temperature=training_temperature,
         rollout_ops=rollout_ops,
-        training_ops=training_ops or rollout_ops,
+        training_ops=training_ops,
         packing=packing,
         fault_tolerance=fault_tolerance,
     )

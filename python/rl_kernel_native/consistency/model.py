@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import threading
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ..integrations import patch
+from ..integrations.served import is_served
 from .attention import ATTENTION_NAME
 from .errors import BadInput
 
@@ -201,9 +204,10 @@ def load_model(name: str | Path, dtype: torch.dtype | None, device: torch.device
 
 @contextmanager
 def in_memory(model: Any, name: str) -> Iterator[LoadedModel]:
-    """LoadedModel for a caller's model, in evaluation mode while the context is open.
+    """LoadedModel for a caller's model, in evaluation mode while the context is open. It reads a patched model's
+    weights through a twin that is not patched.
 
-    Raises: BadInput for a model of another family.
+    Raises: BadInput for a model of another family, and for a patch that cannot be taken off.
     """
     family = getattr(getattr(model, "config", None), "model_type", None)
     if family not in FAMILIES:
@@ -211,13 +215,47 @@ def in_memory(model: Any, name: str) -> Iterator[LoadedModel]:
             f"{name}: expected a causal language model of transformers of the families {', '.join(FAMILIES)}, got "
             f"{type(model).__name__} ({family})"
         )
+    known_as = f"{name} ({type(model).__name__})"
+    if is_patched(model):
+        yield wrap_model(_unpatched_twin(model, name), known_as, None)
+        return
     training, attention = model.training, model.config._attn_implementation
     model.eval()
     try:
-        yield wrap_model(model, f"{name} ({type(model).__name__})", None)
+        yield wrap_model(model, known_as, None)
     finally:
         model.set_attn_implementation(attention)
         model.train(training)
+
+
+def is_patched(model: Any) -> bool:
+    """Whether rk.patch_model serves a part of a model in memory."""
+    return isinstance(model, torch.nn.Module) and any(is_served(module) for module in model.modules())
+
+
+def patched_in_part(model: Any) -> str | None:
+    """The operators of a patch that does not serve all of them; None for any other model."""
+    chosen = patch.chosen_ops(model)
+    return None if chosen is None or chosen == frozenset(patch.OPS) else ", ".join(sorted(chosen))
+
+
+def _unpatched_twin(model: Any, name: str) -> Any:
+    """A copy without the patch, in evaluation mode, that shares the parameters and buffers of a patched model."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, shared)
+    holding = [module for module in twin.modules() if patch.chosen_ops(module) is not None]
+    try:
+        for module in holding:
+            if not any(child in holding for child in module.children()):  # the module that was patched, not one over it
+                patch.unpatch(module)
+    except ValueError as error:
+        raise BadInput(f"{name}: it is patched, and its patch cannot be taken off: {error}") from error
+    if is_patched(twin):
+        raise BadInput(
+            f"{name}: expected a model without rk.patch_model's operators, or the module that was patched, got a part "
+            "of that module; call rk.unpatch_model on the module that was patched"
+        )
+    return twin.eval()
 
 
 def wrap_model(model: Any, name: str, directory: Path | None) -> LoadedModel:
