@@ -201,21 +201,61 @@ def test_packed_sequences_named_by_their_lengths_need_no_host(model: Any, counte
 @pytest.mark.parametrize(
     ("offsets", "positions"),
     [
-        ([0, 3, 3, 5, 6, 10], [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]]),  # an empty sequence has no position
-        ([0, 2, 4], [[0, 1, 0, 1, 0], [1, 2, 3, 4, 5]]),  # tokens behind the last offset belong to no sequence
+        ([0, 3, 3, 5, 6, 10], [[0, 1, 2, 0, 1, 0, 0, 1, 2, 3]]),  # an empty sequence has no position
+        ([0, 2, 4], [[0, 1, 0, 1, 0, 1, 2, 3, 4, 5]]),  # tokens behind the last offset belong to no sequence
         ([3, 1, 2], None),  # bad offsets on a device: any result is allowed, but no access out of range
     ],
 )
 def test_positions_of_packed_sequences_begin_anew(offsets: list[int], positions: list[list[int]] | None) -> None:
     given = torch.tensor(offsets)
     found = locate_sequences(
-        2, 5, given.device, attention_mask=None, position_ids=None, past_key_values=None, cu_seq_lens_q=given
-    ).positions(2, 5)
+        1, 10, given.device, attention_mask=None, position_ids=None, past_key_values=None, cu_seq_lens_q=given
+    ).positions(1, 10)
     assert found is not None
-    assert found.shape == (2, 5)
+    assert found.shape == (1, 10)
     assert int(found.min()) >= 0
     assert int(found.max()) < 10
     assert positions is None or found.tolist() == positions
+
+
+_OFFSETS = torch.tensor([0, 7, 20], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "error", "words"),
+    [
+        (1, {"cu_seqlens_q": _OFFSETS}, TypeError, "cu_seqlens_q: expected offsets by the names cu_seq_lens_q and "),
+        (1, {"cu_seqlens": _OFFSETS}, TypeError, "cu_seqlens: expected offsets by the names cu_seq_lens_q and "),
+        (1, {"cu_seq_lens_q": _OFFSETS, "cu_seqlens_k": _OFFSETS}, TypeError, "cu_seqlens_k: expected offsets by the"),
+        (1, {"cu_seq_lens_k": _OFFSETS}, ValueError, "cu_seq_lens_q: expected offsets .* beside cu_seq_lens_k, got No"),
+        (2, {"cu_seq_lens_q": _OFFSETS}, ValueError, "input_ids: expected one row beside cu_seq_lens_q, .*, got 2"),
+        (1, {"cu_seq_lens_q": [0, 7, 20]}, TypeError, "cu_seq_lens_q: expected a torch.Tensor or None, got a list"),
+        (1, {"cu_seq_lens_q": _OFFSETS.float()}, TypeError, "cu_seq_lens_q: expected int32 or int64, got torch.float3"),
+        (
+            1,
+            {"cu_seq_lens_q": _OFFSETS[None]},
+            ValueError,
+            r"cu_seq_lens_q: expected \[num_sequences \+ 1\], got \[1, 3",
+        ),
+        (1, {"cu_seq_lens_q": _OFFSETS, "cu_seq_lens_k": [0]}, TypeError, "cu_seq_lens_k: expected a torch.Tensor or "),
+    ],
+)
+def test_offsets_that_name_no_sequences_are_refused(
+    model: Any, rows: int, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    """transformers ignores a keyword that it does not know, so a typo would give one long sequence."""
+    rk.patch_model(model)
+    with pytest.raises(error, match=words):
+        logits_of(model, IDS[:rows], **options)
+
+
+def test_tokens_behind_the_last_offset_belong_to_no_sequence(model: Any) -> None:
+    """They are the padding of a packed buffer: they change no bit of a sequence, and their logits mean nothing."""
+    rk.patch_model(model)
+    want = torch.cat([logits_of(model, ids) for ids in IDS[:1, :15].split([7, 8], 1)], 1)
+    for rest in (IDS[:1, 15:], torch.zeros_like(IDS[:1, 15:])):
+        got = logits_of(model, torch.cat([IDS[:1, :15], rest], 1), cu_seq_lens_q=torch.tensor([0, 7, 15]))
+        assert torch.equal(got[:, :15], want)
 
 
 def test_packed_sequences_are_found_by_positions_in_every_row() -> None:

@@ -23,6 +23,7 @@ from .families import CACHE_NAMES, servable
 from .sequences import Sequences, locate_sequences
 from .served import base_of, is_served, observed, other_than_served, taken_over
 
+OFFSET_NAMES = ("cu_seq_lens_q", "cu_seq_lens_k")  # transformers' keywords for packed sequences
 SEQUENCES = "rk_sequences"  # keyword that carries the Sequences of a forward through the layers
 ATTENTIONS = "_rk_attentions"  # attribute of a body: its attentions
 PROVED = "_rk_proved"  # attribute of a body: the name of the attention function when the attentions were proved
@@ -463,6 +464,9 @@ def body(
         kwargs[SEQUENCES] = reason
     elif tokens is not None:
         cache = take_cache(kwargs)
+        for name in kwargs:  # transformers ignores a keyword that it does not know
+            if name.startswith("cu_") and name not in OFFSET_NAMES:
+                raise TypeError(f"{name}: expected offsets by the names {' and '.join(OFFSET_NAMES)}, got {name}")
         kwargs[SEQUENCES] = located = locate_sequences(
             tokens.shape[0],
             tokens.shape[1],

@@ -78,9 +78,11 @@ def locate_sequences(
 
     Raises:
         TypeError: positions that are not integers; a mask that is no tensor.
+        TypeError: offsets that are no tensor of int32 or int64.
         ValueError: no token; positions or a mask of another shape; a mask narrower than the cache and the new tokens,
             or with padding inside a sequence; positions that begin another sequence with a cache, given or made;
-            `cu_seq_lens_q` with a cache that is given, or with a mask that has zeros.
+            `cu_seq_lens_q` with several rows, with a cache that is given, or with a mask that has zeros;
+            `cu_seq_lens_k` alone; offsets of another shape.
     """
     if batch == 0 or num_queries == 0:
         raise ValueError(f"input_ids: expected at least one row and one token, got [{batch}, {num_queries}]")
@@ -91,7 +93,20 @@ def locate_sequences(
         attention_mask = next(iter(attention_mask.values()), None)
     if attention_mask is not None and not isinstance(attention_mask, torch.Tensor):
         raise TypeError(f"attention_mask: expected a torch.Tensor or None, got a {type(attention_mask).__name__}")
+    if cu_seq_lens_k is not None:
+        if cu_seq_lens_q is None:
+            raise ValueError(
+                "cu_seq_lens_q: expected offsets of the packed sequences beside cu_seq_lens_k, got None; "
+                "pass the same tensor as both"
+            )
+        _require_offsets("cu_seq_lens_k", cu_seq_lens_k)
     if cu_seq_lens_q is not None:
+        _require_offsets("cu_seq_lens_q", cu_seq_lens_q)
+        if batch != 1:
+            raise ValueError(
+                f"input_ids: expected one row beside cu_seq_lens_q, whose sequences lie in it, got {batch}; "
+                "pass ids of [1, num_tokens], or padded rows with an attention_mask"
+            )
         if past_key_values is not None:
             raise ValueError("past_key_values: expected None beside cu_seq_lens_q; a cache has one sequence a row")
         if attention_mask is not None and not bool((attention_mask != 0).all()):
@@ -107,6 +122,15 @@ def locate_sequences(
     if position_ids is None or num_queries < 2:
         return Sequences()
     return _packed(batch, num_queries, device, position_ids)
+
+
+def _require_offsets(name: str, offsets: Any) -> None:
+    if not isinstance(offsets, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor or None, got a {type(offsets).__name__}")
+    if offsets.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected int32 or int64, got {offsets.dtype}")
+    if offsets.dim() != 1 or offsets.shape[0] == 0:
+        raise ValueError(f"{name}: expected [num_sequences + 1], got {list(offsets.shape)}")
 
 
 def _require_positions(batch: int, num_queries: int, position_ids: torch.Tensor) -> None:
