@@ -15,7 +15,13 @@ import numpy as np
 
 import rl_kernel_native as rk
 
+from . import _dispatch
+from ._arithmetic import product_unit, resolve_exp
+from ._native import functions
+
 __all__ = ["linear", "linear_logprob", "logprob", "policy_loss", "rms_norm"]
+
+_C = functions(linear_logprob_backward="object*5, int, object*2, int")
 
 
 def _call(function: Callable[..., Any], shapes: Any, *arrays: Any) -> Any:
@@ -116,21 +122,75 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     return _linear(x, weight, bias)
 
 
-def linear_logprob(hidden: Any, weight: Any, target: Any, *, temperature: float = 1.0) -> Any:
-    """Log-probabilities from hidden states, with the bits of :func:`rl_kernel_native.linear_logprob` with logits in the
-    dtype of ``hidden``.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _linear_logprob(hidden: Any, weight: Any, target: Any, temperature: float, logits_dtype: str) -> Any:
+    return _linear_logprob_forward(hidden, weight, target, temperature, logits_dtype)[0]
+
+
+def _linear_logprob_forward(hidden: Any, weight: Any, target: Any, temperature: float, logits_dtype: str) -> Any:
+    def compute(hidden: Any, weight: Any, target: Any) -> Any:
+        found = rk.linear_logprob(
+            hidden, weight, target, temperature=temperature, logits_dtype=logits_dtype, return_lse=True
+        )
+        return found.logprob, found.lse
+
+    one = _like(target, dtype=np.float32)
+    found, lse = _call(compute, (one, one), hidden, weight, target)
+    return found, (hidden, weight, target, lse)
+
+
+def _linear_logprob_backward(temperature: float, logits_dtype: str, saved: Any, gradient: Any) -> Any:
+    hidden, weight, *_ = saved
+
+    def compute(hidden: Any, weight: Any, target: Any, lse: Any, gradient: Any) -> Any:
+        return _gradients_on_host(hidden, weight, target, lse, gradient, temperature, logits_dtype)
+
+    return *_call(compute, (_like(hidden), _like(weight)), *saved, gradient), None
+
+
+def _gradients_on_host(
+    hidden: Any, weight: Any, target: Any, lse: Any, gradient: Any, temperature: float, logits_dtype: str
+) -> Any:
+    """The gradients of hidden and weight, as NumPy arrays."""
+    frame = _dispatch.Frame(hidden, "hidden")
+    _dispatch.match_torch_threads()
+    operands = {"hidden": hidden, "weight": weight, "target": target, "lse": lse, "gradient": gradient}
+    hidden, weight, target, lse, gradient = (frame.export(array, name) for name, array in operands.items())
+    options = (temperature, 1.0, None, -100, None, None, None, None)
+    dtype = _dispatch.dtype_code(logits_dtype, "logits_dtype")
+    how = (resolve_exp(None, frame.device), dtype, 512 << 20, product_unit(), 1, 1.0, 0.0)
+    of_both, no_bias_nor_lora = 0b11, (None, None, None)
+    found = _C.linear_logprob_backward(
+        (hidden, weight, *no_bias_nor_lora, target), options, how, None, (lse, None, gradient, None, None), of_both,
+        None, frame.allocate, frame.stream,
+    )  # fmt: skip
+    return found[0], found[1]
+
+
+_linear_logprob.defvjp(_linear_logprob_forward, _linear_logprob_backward)
+
+
+def linear_logprob(
+    hidden: Any, weight: Any, target: Any, *, temperature: float = 1.0, logits_dtype: Any = "float32"
+) -> Any:
+    """:func:`rl_kernel_native.linear_logprob`, differentiable in ``hidden`` and ``weight``, without the logits in
+    memory; forward and gradients have the bits of torch.
 
     Args:
-        hidden: ``[..., in_features]``; weight: ``[vocab_size, in_features]``; target: ``[...]``.
+        hidden: ``[..., in_features]``, float32, bfloat16 or float16.
+        weight: ``[vocab_size, in_features]``, with the dtype of ``hidden``.
+        target: ``[...]``, int32 or int64; -100 is not scored.
         temperature: a Python number > 0.
-    Returns: ``[...]`` float32, differentiable in ``hidden`` and ``weight``. This call holds the logits in memory.
+        logits_dtype: float32, or the dtype of ``hidden``: each logit is rounded once to this dtype.
+    Returns: ``[...]`` float32, nats.
+    Raises: TypeError and ValueError as :func:`rl_kernel_native.linear_logprob`.
 
     Example:
         >>> found = rk.jax.linear_logprob(jnp.ones((1, 3)), jnp.ones((2, 3)), jnp.array([1]))
         >>> round(float(found[0]), 4)
         -0.6931
     """
-    return logprob(linear(hidden, weight), target, temperature=temperature)
+    return _linear_logprob(hidden, weight, target, float(temperature), np.dtype(logits_dtype).name)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,24 +25,30 @@ def bits(array: object) -> bytes:
 def leaf(array: object) -> torch.Tensor:
     """The same numbers as a torch tensor that requires a gradient."""
     wide = torch.tensor(np.asarray(array, np.float32))
-    return wide.to(torch.bfloat16 if array.dtype == jnp.bfloat16 else torch.float32).requires_grad_()  # type: ignore[attr-defined]
+    return wide.to(getattr(torch, array.dtype.name)).requires_grad_()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+HEADS = [(jnp.float32, "float32"), (jnp.bfloat16, "float32"), (jnp.bfloat16, "bfloat16"), (jnp.float16, "float16")]
+
+
+@pytest.mark.parametrize(("dtype", "logits_dtype"), [*HEADS, (jnp.float16, None)])
 @pytest.mark.parametrize("jit", [False, True])
-def test_a_head_and_its_gradients_have_the_bits_of_torch(dtype: object, jit: bool, rng: np.random.Generator) -> None:
+def test_a_head_and_its_gradients_have_the_bits_of_torch(
+    dtype: Any, logits_dtype: str | None, jit: bool, rng: np.random.Generator
+) -> None:
     hidden = jnp.asarray(rng.standard_normal((5, 32)), dtype)
     weight, target = jnp.asarray(rng.standard_normal((70, 32)), dtype), jnp.asarray([0, 69, 3, -100, 7])
+    how = {} if logits_dtype is None else {"logits_dtype": logits_dtype}
 
     def total(hidden: object, weight: object) -> object:
-        return rk.jax.linear_logprob(hidden, weight, target, temperature=0.8).sum()
+        return (rk.jax.linear_logprob(hidden, weight, target, temperature=0.8, **how) * jnp.arange(1.0, 6)).sum()
 
     differentiate = jax.grad(total, argnums=(0, 1))
     dhidden, dweight = (jax.jit(differentiate) if jit else differentiate)(hidden, weight)
     h, w, y = leaf(hidden), leaf(weight), torch.tensor(np.asarray(target))
-    found = rk.logprob(rk.linear(h, w), y, temperature=0.8)
-    found.sum().backward()
-    assert bits(rk.jax.linear_logprob(hidden, weight, target, temperature=0.8)) == bits(found)
+    found = rk.linear_logprob(h, w, y, temperature=0.8, **how)
+    (found * torch.arange(1.0, 6)).sum().backward()
+    assert bits(rk.jax.linear_logprob(hidden, weight, target, temperature=0.8, **how)) == bits(found)
     assert bits(dhidden) == bits(h.grad)
     assert bits(dweight) == bits(w.grad)
 
