@@ -14,7 +14,8 @@ prompt = torch.randint(4096, (6, 16))
 
 @torch.no_grad()
 def ratio(score):
-    out = model.generate(prompt, do_sample=True, max_new_tokens=32, output_logits=True, return_dict_in_generate=True)
+    options = {"output_logits": True, "return_dict_in_generate": True}
+    out = model.generate(prompt, do_sample=True, top_k=0, max_new_tokens=32, **options)
     answer = out.sequences[:, 16:]
     rollout = score(torch.stack(out.logits, 1), answer)  # one token at a time, batch 6, with a KV cache
     logits = torch.cat([model(rows).logits for rows in out.sequences.split(2)])[:, 15:-1]  # micro-batches of 2
