@@ -11,7 +11,7 @@ from typing import Any
 from . import _dispatch, contract
 from ._native import module as _C
 
-# Operators of a model's forward, log-probabilities and sampling, by the extension's functions.
+# Operators of a model's forward, log-probabilities, sampling and loss, by the extension's functions.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
     "attention": ("attention", "attention_eager"),
     "embedding": ("embedding", "embedding_eager"),
@@ -19,6 +19,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "linear": ("linear", "linear_eager"),
     "linear_logprob": ("linear_logprob",),
     "logprob": ("logprob", "logprob_eager"),
+    "policy_loss": ("policy_loss",),
     "rms_norm": ("rms_norm", "rms_norm_eager"),
     "rope": ("rope", "rope_eager"),
     "sample": ("sample",),
@@ -74,9 +75,9 @@ def trace() -> Iterator[Trace]:
     """Records which operators of a model run inside the context, on which backend and how often.
 
     It records the forwards of ``attention``, ``embedding``, ``kv_cache_append``, ``linear``, ``linear_logprob``,
-    ``logprob``, ``rms_norm``, ``rope``, ``sample`` and ``silu_mul``, eager or inside a compiled function. Calls that a
-    CUDA graph captures inside the context count at each replay. A trace observes the whole process; only one can be
-    open.
+    ``logprob``, ``policy_loss``, ``rms_norm``, ``rope``, ``sample`` and ``silu_mul``, eager or inside a compiled
+    function. Calls that a CUDA graph captures inside the context count at each replay. A trace observes the whole
+    process; only one can be open. Around a step of a trainer it shows whether :func:`enable` is active.
 
     Yields: a :class:`Trace`, whose ``calls`` grow.
     Raises: RuntimeError inside another trace.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import subprocess
 import sys
@@ -23,6 +24,28 @@ def test_it_patches_and_restores() -> None:
         patched = in_place()
         assert all(a is not b for a, b in zip(patched, STOCK, strict=True))
         assert all(x.__module__ == "rl_kernel_native.integrations.trl" for x in patched)
+    assert in_place() == STOCK
+
+
+def test_a_call_without_with_warns_that_nothing_is_replaced() -> None:
+    with pytest.warns(RuntimeWarning, match="was called without `with`, so TRL is unchanged: write `with rk") as found:
+        rk.integrations.trl.enabled()
+    assert found[0].filename == __file__
+    assert in_place() == STOCK
+
+
+def test_contexts_and_decorated_functions_do_not_warn(recwarn: pytest.WarningsRecorder) -> None:
+    @rk.integrations.trl.enabled()  # type: ignore[operator]
+    def swapped() -> bool:
+        return in_place() != STOCK
+
+    assert swapped()
+    assert swapped()
+    with rk.integrations.trl.enabled():
+        pass
+    del swapped
+    gc.collect()
+    assert not [w for w in recwarn if "without `with`" in str(w.message)]
     assert in_place() == STOCK
 
 

@@ -83,6 +83,54 @@ def test_it_stays_on_though_its_result_is_dropped(trainer_class: Any, monkeypatc
     assert not switch._open
 
 
+@pytest.mark.parametrize("patched", [False, True])
+def test_a_trainer_that_exists_already_is_named_at_its_first_loss(
+    trainer_class: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, patched: bool
+) -> None:
+    """With a stand-in of the colocated engine; only the loss is swapped, which said nothing."""
+    from rl_kernel_native.integrations import switch
+
+    made(trainer_class, monkeypatch)
+    monkeypatch.setattr(switch.vllm, "enable", lambda check: None)
+    before = trainer_class(tiny())
+    before.vllm_generation = SimpleNamespace(mode="colocate", sync_weights=lambda: None)
+    if patched:
+        rk.patch_model(before.model)
+    caplog.clear()
+    with rk.enable(trainer="trl", rollout="vllm"):
+        inside = trainer_class(tiny())
+        for trainer in (before, before, inside):
+            with pytest.raises(KeyError):  # a batch without prompts
+                trainer._compute_loss(trainer.model, {})
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    words = ["its model stays torch's"] * (not patched) + ["vLLM engine was created before"]
+    assert len(lines) == len(words)
+    assert all(word in line for word, line in zip(words, lines, strict=True))
+
+
+def test_an_engine_that_exists_already_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a stand-in of vLLM's engine and hooks."""
+    from rl_kernel_native.integrations import vllm
+
+    engine = type("LLMEngine", (), {})
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.llm_engine", SimpleNamespace(LLMEngine=engine))  # type: ignore[arg-type]
+    hooks = SimpleNamespace(install=lambda enabled: None)
+    monkeypatch.setitem(sys.modules, "rl_kernel_native.integrations.vllm.hooks", hooks)  # type: ignore[arg-type]
+    monkeypatch.setattr(vllm, "hooks", hooks, raising=False)
+    monkeypatch.setattr(vllm, "_mode", None)
+    monkeypatch.setenv("RLK_VLLM", "")
+    vllm.enable()
+    assert not caplog.records
+    running = engine()
+    running.itself = {"an": "object"}
+    monkeypatch.setattr(vllm, "_mode", None)
+    vllm.enable()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("integrations.vllm: 1 engines of this process were created before")
+
+
 def test_a_context_ends_after_an_exception(trainer_class: Any) -> None:
     stock = trainer_class.__init__, trainer_class._compute_loss
     enabled = rk.enable(trainer="trl")

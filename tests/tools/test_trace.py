@@ -44,6 +44,15 @@ def test_every_call_counts_once_on_its_backend(device: str) -> None:
     assert found.as_json() == {"contract": contract.digest(), "calls": found.calls}
 
 
+def test_losses_count_with_and_without_gradients() -> None:
+    spec = rk.presets.trl(loss_type="grpo")
+    arrays = [torch.full((1, 4), value) for value in (-0.5, -0.6, 1.0, 1.0)]
+    with rk.trace() as found:
+        rk.policy_loss(*arrays, spec=spec)
+        rk.policy_loss(arrays[0].requires_grad_(), *arrays[1:], spec=spec).loss.backward()
+    assert found.calls == {"policy_loss": {"cpu": 2}}
+
+
 def test_calls_inside_of_a_compiled_function_count(device: str) -> None:
     x, w = torch.ones(2, 16, device=device), torch.ones(16, device=device)
     torch.compiler.reset()

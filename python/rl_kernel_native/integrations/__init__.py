@@ -33,7 +33,12 @@ def enable(*, rollout: Literal["vllm"] | None = None, trainer: Literal["trl"] | 
 
         rk.enable(rollout="vllm", trainer="trl")
         trainer = GRPOTrainer(..., args=GRPOConfig(use_vllm=True, vllm_mode="colocate", ...))
-        trainer.train()
+        with rk.trace() as ran:
+            trainer.train()
+        print(ran.calls)  # the operators that ran; without policy_loss and attention, the trainer is not served
+
+    A trainer that exists already keeps its model and engine as they are; its first loss logs a warning that says so.
+    ``rk.status(trainer.model)`` names the modules that are served.
 
     Args:
         rollout: ``"vllm"``: the plugin of docs/vllm.md. It refuses an engine if it cannot replace one of its modules.

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import weakref
 from types import TracebackType
 from typing import Any
 
@@ -58,11 +59,12 @@ def enable(rollout: str | None, trainer: str | None) -> Enabled:
         raise ValueError("enable: expected a rollout, a trainer or both, got neither")
     found = Enabled(rollout, trainer)
     with contextlib.ExitStack() as stack:
+        had_plugin = vllm.enabled() is not None
         if rollout == "vllm":
             vllm.enable(check=True)
         if trainer == "trl":
             stack.enter_context(rk.integrations.trl.enabled())
-            stack.enter_context(_trainers_patched(with_vllm=rollout == "vllm"))
+            stack.enter_context(_trainers_patched(rollout == "vllm", had_plugin))
         found._stack = stack.pop_all()
     _open.append(found)
     return found
@@ -76,31 +78,63 @@ def _close_all() -> None:
 
 
 @contextlib.contextmanager
-def _trainers_patched(with_vllm: bool) -> Any:
-    """GRPOTrainers created inside the context get a patched model, and with vLLM a weight sync that may raise."""
+def _trainers_patched(with_vllm: bool, had_plugin: bool) -> Any:
+    """GRPOTrainers created inside the context get a patched model, and with vLLM a weight sync that may raise.
+
+    A warning at the first loss names what an older trainer lacks.
+    """
     from trl.trainer.grpo_trainer import GRPOTrainer
 
+    from . import patch
+    from . import trl as losses
+
     made = GRPOTrainer.__init__
+    seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.wraps(made)
     def make(self: Any, *arguments: Any, **options: Any) -> None:
         made(self, *arguments, **options)
-        from . import patch
-
         if patch.chosen_ops(self.model) is None:
             served = rk.patch_model(self.model, strict=True)
             _logger.info("TRL's model is served: %s", dict(served))
-        generation = getattr(self, "vllm_generation", None)
-        if with_vllm and generation is not None and generation.mode == "colocate":
-            generation.sync_weights = _synced(generation)
+        if with_vllm:
+            _sync_checked(self)
+        seen.add(self)
+
+    def look(trainer: Any) -> None:
+        if trainer in seen:
+            return
+        seen.add(trainer)
+        if patch.chosen_ops(trainer.model) is None:
+            _logger.warning(
+                "rk.enable: this trainer was created before, and its model stays torch's: only the loss and the head's "
+                "log-probabilities are served. Call rk.enable before the trainer is created, or "
+                "rk.patch_model(trainer.model, strict=True)"
+            )
+        if with_vllm and _sync_checked(trainer) and not had_plugin:
+            _logger.warning(
+                "rk.enable: this trainer's vLLM engine was created before, and stays vLLM's own. Call rk.enable before "
+                "the trainer is created"
+            )
 
     trainer: Any = GRPOTrainer
     trainer.__init__ = make
+    losses.before_loss.append(look)
     try:
         yield
     finally:
+        losses.before_loss.remove(look)
         if trainer.__init__ is make:
             trainer.__init__ = made
+
+
+def _sync_checked(trainer: Any) -> bool:
+    """Makes the weight sync of a colocated engine raise where its prefix cache stays; False without such an engine."""
+    generation = getattr(trainer, "vllm_generation", None)
+    if generation is None or generation.mode != "colocate":
+        return False
+    generation.sync_weights = _synced(generation)
+    return True
 
 
 def _synced(generation: Any) -> Any:

@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import inspect
 import logging
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -116,11 +118,40 @@ _lock = threading.Lock()
 _depth = 0  # number of open contexts, in all threads
 _originals: list[tuple[Any, str, Any]] = []
 _references: list[Any] = []  # models that were patched while a context is open
+before_loss: list[Callable[[Any], None]] = []  # called with the trainer of each loss
 _no_reference: set[int] = set()  # trainers that were already warned about an unpatched reference model
 
 
-@contextlib.contextmanager
-def enabled() -> Iterator[None]:
+class _Context(contextlib.ContextDecorator):
+    """What :func:`enabled` returns."""
+
+    _inner: contextlib.AbstractContextManager[None] | None = None
+
+    def _recreate_cm(self) -> _Context:  # contextlib's, for a decorated function: each call has a context of its own
+        self._inner = contextlib.nullcontext()
+        return _Context()
+
+    def __enter__(self) -> None:
+        self._inner = _replaced()
+        return self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        if self._inner is None:
+            raise RuntimeError("integrations.trl.enabled: a context manager that was not entered")
+        return self._inner.__exit__(*error)
+
+    def __del__(self) -> None:
+        if self._inner is None and not sys.is_finalizing():
+            warnings.warn(
+                "integrations.trl.enabled() was called without `with`, so TRL is unchanged: write "
+                "`with rk.integrations.trl.enabled(): trainer.train()`, or call rk.enable(trainer='trl') before the "
+                "trainer is created",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def enabled() -> contextlib.AbstractContextManager[None]:
     """Inside the context, TRL's trainers compute log-probabilities with ``linear`` and ``logprob``, and GRPOTrainer
     computes its loss with ``policy_loss``. Afterwards, also after an exception, TRL is unchanged.
 
@@ -128,6 +159,9 @@ def enabled() -> Iterator[None]:
 
         with rk.integrations.trl.enabled():
             trainer.train()
+
+    Without ``with`` nothing is replaced, and a RuntimeWarning says so. ``with rk.trace() as ran:`` around a training
+    step shows that the swap is active: ``ran.calls`` counts ``policy_loss`` and ``logprob``.
 
     Replaces ``trl.trainer.utils._ChunkedLogProbFunction``, which every trainer with a fused LM head calls, and
     ``GRPOTrainer._compute_loss``, in the whole process and for trainers that exist already. A subclass with a
@@ -150,6 +184,11 @@ def enabled() -> Iterator[None]:
     Source:
         TRL 1.16.0: trl/kernels/chunked_logprob.py, trl/trainer/grpo_trainer.py; docs/objectives.md.
     """
+    return _Context()
+
+
+@contextlib.contextmanager
+def _replaced() -> Iterator[None]:
     global _depth
     with _lock:
         if _depth == 0:
@@ -341,6 +380,8 @@ def compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     TRL's own methods select the tokens (off-policy and entropy masks). The policy term is linear in the advantage, so a
     dropped token gets an advantage of 0.
     """
+    for look in before_loss:
+        look(self)
     prompt_ids, completion_ids = inputs["prompt_ids"], inputs["completion_ids"]
     mask = inputs["completion_mask"]
     logprob, entropy, aux_loss = self._get_per_token_logps_and_entropies(

@@ -9,7 +9,10 @@ No part of vLLM is imported before the plugin is enabled.
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -76,4 +79,18 @@ def _enable(mode: str) -> None:
         from . import hooks
 
         hooks.install(enabled)
+        _warn_of_engines()
     _mode = mode
+
+
+def _warn_of_engines() -> None:
+    """Logs that engines of this process, which were created before, stay vLLM's own."""
+    names = (("vllm.v1.engine.llm_engine", "LLMEngine"), ("vllm.v1.engine.async_llm", "AsyncLLM"))
+    kinds = tuple(getattr(sys.modules[module], name) for module, name in names if module in sys.modules)
+    found = sum(isinstance(x, kinds) for x in gc.get_objects()) if kinds else 0
+    if found:
+        logging.getLogger("rl_kernel_native").warning(
+            "integrations.vllm: %d engines of this process were created before, and stay vLLM's own; call enable() "
+            "before the engine is created",
+            found,
+        )
