@@ -16,6 +16,7 @@ import numpy as np
 import rl_kernel_native as rk
 
 from . import _dispatch
+from . import _jax_checks as check
 from ._arithmetic import product_unit, resolve_exp
 from ._native import functions
 
@@ -72,14 +73,17 @@ def logprob(logits: Any, target: Any, *, temperature: float = 1.0) -> Any:
         target: ``[...]``, int32 or int64; -100 is not scored.
         temperature: a Python number > 0.
     Returns: ``[...]`` float32, nats.
-    Raises: as :func:`rl_kernel_native.logprob`, through JAX's callback.
+    Raises: TypeError and ValueError as :func:`rl_kernel_native.logprob`, when JAX traces the call.
 
     Example:
         >>> logits, target = jnp.array([[2.0, 0.0, -1.0]]), jnp.array([0])
         >>> jax.jit(jax.grad(lambda x: rk.jax.logprob(x, target).sum()))(logits).shape
         (1, 3)
     """
-    return _logprob(logits, target, float(temperature))
+    logits, target = check.array("logits", logits), check.array("target", target)
+    temperature = check.number("temperature", temperature)
+    check.logprob(check.kind(logits), check.kind(target), temperature)
+    return _logprob(logits, target, temperature)
 
 
 @jax.custom_vjp
@@ -114,11 +118,15 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
         x: ``[..., in_features]``, float32, bfloat16 or float16.
         weight: ``[out_features, in_features]``; bias: ``[out_features]`` or None.
     Returns: ``[..., out_features]``, of the dtype of ``x``.
+    Raises: TypeError and ValueError as :func:`rl_kernel_native.linear`, when JAX traces the call.
 
     Example:
         >>> rk.jax.linear(jnp.ones((1, 3)), jnp.ones((2, 3))).tolist()
         [[3.0, 3.0]]
     """
+    x, weight = check.array("x", x), check.array("weight", weight)
+    bias = None if bias is None else check.array("bias", bias)
+    check.linear(check.kind(x), check.kind(weight), None if bias is None else check.kind(bias))
     return _linear(x, weight, bias)
 
 
@@ -183,14 +191,19 @@ def linear_logprob(
         temperature: a Python number > 0.
         logits_dtype: float32, or the dtype of ``hidden``: each logit is rounded once to this dtype.
     Returns: ``[...]`` float32, nats.
-    Raises: TypeError and ValueError as :func:`rl_kernel_native.linear_logprob`.
+    Raises: TypeError and ValueError as :func:`rl_kernel_native.linear_logprob`, when JAX traces the call.
 
     Example:
         >>> found = rk.jax.linear_logprob(jnp.ones((1, 3)), jnp.ones((2, 3)), jnp.array([1]))
         >>> round(float(found[0]), 4)
         -0.6931
     """
-    return _linear_logprob(hidden, weight, target, float(temperature), np.dtype(logits_dtype).name)
+    hidden, weight, target = (check.array(*x) for x in (("hidden", hidden), ("weight", weight), ("target", target)))
+    temperature = check.number("temperature", temperature)
+    dtype = hidden.dtype if logits_dtype is None else logits_dtype
+    dtype = dtype if isinstance(dtype, str) else np.dtype(getattr(dtype, "dtype", dtype)).name
+    check.linear_logprob(check.kind(hidden), check.kind(weight), check.kind(target), temperature, dtype)
+    return _linear_logprob(hidden, weight, target, temperature, dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -222,12 +235,16 @@ def rms_norm(x: Any, weight: Any, eps: float, *, round_before_weight: bool = Fal
 
     Args: as there; ``eps`` and ``round_before_weight`` are Python values.
     Returns: shape and dtype of ``x``.
+    Raises: TypeError and ValueError as :func:`rl_kernel_native.rms_norm`, when JAX traces the call.
 
     Example:
         >>> rk.jax.rms_norm(jnp.array([[3.0, 4.0]]), jnp.ones(2), 1e-6).shape
         (1, 2)
     """
-    return _rms_norm(x, weight, float(eps), bool(round_before_weight))
+    x, weight, eps = check.array("x", x), check.array("weight", weight), check.number("eps", eps)
+    round_before_weight = check.flag("round_before_weight", round_before_weight)
+    check.rms_norm(check.kind(x), check.kind(weight), eps, round_before_weight)
+    return _rms_norm(x, weight, eps, round_before_weight)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -254,17 +271,24 @@ _policy_loss.defvjp(_policy_forward, _policy_backward)
 def policy_loss(
     logprob: Any, old_logprob: Any, advantage: Any, mask: Any, *, spec: Any, denominator: float | None = None
 ) -> Any:
-    """The loss of :func:`rl_kernel_native.policy_loss`, differentiable in ``logprob``.
+    """The loss of :func:`rl_kernel_native.policy_loss`, differentiable in ``logprob``, without its metrics.
 
     Args:
-        logprob, old_logprob, advantage, mask: as there; ``mask`` may have any integer or float dtype.
-        spec: a :class:`rl_kernel_native.PolicySpec` without KL, entropy and rollout weights.
+        logprob, old_logprob, advantage, mask: as there, without ``cu_seqlens``: ``[num_tokens]`` is one sequence.
+        spec: a :class:`rl_kernel_native.PolicySpec` without KL, entropy, rollout weights and selected tokens, whose
+            arrays this call does not take. :func:`rl_kernel_native.policy_loss_and_grad` takes them, outside of jit and
+            grad.
         denominator: as there, a Python number or None.
     Returns: a float32 scalar.
+    Raises: TypeError and ValueError as :func:`rl_kernel_native.policy_loss`, when JAX traces the call.
 
     Example:
         >>> logprob, advantage, mask = jnp.array([[-1.0, -2.0]]), jnp.array([1.0]), jnp.ones((1, 2))
         >>> jax.grad(rk.jax.policy_loss)(logprob, logprob, advantage, mask, spec=rk.PolicySpec()).tolist()
         [[-0.5, -0.5]]
     """
-    return _policy_loss(logprob, old_logprob, advantage, mask, spec, denominator)
+    given = {"logprob": logprob, "old_logprob": old_logprob, "advantage": advantage, "mask": mask}
+    arrays = [None if name == "old_logprob" and x is None else check.array(name, x) for name, x in given.items()]
+    denominator = None if denominator is None else check.number("denominator", denominator)
+    check.policy_loss(*(None if x is None else check.kind(x) for x in arrays), spec, denominator)
+    return _policy_loss(*arrays, spec, denominator)

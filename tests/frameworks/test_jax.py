@@ -85,6 +85,106 @@ def test_a_batch_of_calls_is_each_call(rng: np.random.Generator) -> None:
     assert bits(together) == bits(jnp.stack([rk.jax.logprob(x, y) for x, y in zip(logits, target, strict=True)]))
 
 
+def ones(*shape: int, dtype: Any = jnp.float32) -> Any:
+    return jnp.ones(shape, dtype)
+
+
+def ids(*shape: int) -> Any:
+    return jnp.zeros(shape, jnp.int32)
+
+
+def loss_of(spec: Any = rk.PolicySpec(), **changes: Any) -> Any:  # noqa: B008 - frozen
+    names = ("logprob", "old_logprob", "advantage", "mask", "denominator")
+    return lambda *given: rk.jax.policy_loss(**{**dict(zip(names, given, strict=False)), "spec": spec, **changes})
+
+
+TOKENS = (ones(2, 3), ones(2, 3), ones(2), ones(2, 3))
+BAD = {
+    "columns": (rk.jax.linear, (ones(4, 16), ones(8, 12)), ValueError, r"weight: .*16 is the last dimension of x"),
+    "bias": (rk.jax.linear, (ones(4, 16), ones(8, 16), ones(7)), ValueError, r"bias: expected shape \[8\].*got \[7\]"),
+    "0-d": (rk.jax.linear, (ones(), ones(8, 16)), ValueError, r"x: expected shape \[\.\.\., features\], got \[\]"),
+    "two dtypes": (rk.jax.linear, (ones(4, 16), ones(8, 16, dtype=jnp.bfloat16)), TypeError, "weight: .*got bfloat16"),
+    "1-d weight": (rk.jax.linear, (ones(4, 16), ones(16)), ValueError, r"weight: expected .*got \[16\]"),
+    "integers": (rk.jax.logprob, (ids(4, 16), ids(4)), TypeError, "logits: expected dtype .*got int32"),
+    "rows": (rk.jax.logprob, (ones(4, 16), ids(3)), ValueError, r"target: expected shape \[4\] .*got \[3\]"),
+    "float ids": (rk.jax.logprob, (ones(4, 16), ones(4)), TypeError, "target: .*int32 or int64, got float"),
+    "a list": (rk.jax.logprob, ([[1.0, 2.0]], ids(1)), TypeError, "logits: .*array, got list; convert it"),
+    "a tensor": (rk.jax.logprob, (torch.ones(1, 2), ids(1)), TypeError, "logits: .*array, got Tensor; "),
+    "head's columns": (rk.jax.linear_logprob, (ones(4, 16), ones(8, 12), ids(4)), ValueError, "w.*of hidden"),
+    "head's rows": (rk.jax.linear_logprob, (ones(2, 4, 16), ones(8, 16), ids(4)), ValueError, r"t.*\[2, 4\] \(h"),
+    "gain": (lambda x, w: rk.jax.rms_norm(x, w, 1e-6), (ones(4, 16), ones(12)), ValueError, r"w.*\[16\].*\[12\]"),
+    "no gain": (lambda x: rk.jax.rms_norm(x, None, 1e-6), (ones(4, 16),), TypeError, "weight: .*array, got NoneType"),
+    "eps": (lambda x, w: rk.jax.rms_norm(x, w, -1.0), (ones(4, 16), ones(16)), ValueError, "eps: expected .*> 0"),
+    "eps of text": (lambda x, w: rk.jax.rms_norm(x, w, "a"), (ones(4, 16), ones(16)), TypeError, "eps: .*got str"),
+    "flag": (
+        lambda x: rk.jax.rms_norm(x, ones(16), 1e-6, round_before_weight=1), (ones(4, 16),), TypeError, "got int",
+    ),
+    "temperature": (
+        lambda x: rk.jax.logprob(x, ids(4), temperature=0.0), (ones(4, 16),), ValueError, "temperature: expected .*> 0",
+    ),
+    "logits_dtype": (
+        lambda x: rk.jax.linear_logprob(x, ones(8, 16), ids(4), logits_dtype=jnp.bfloat16), (ones(4, 16),), TypeError,
+        "logits_dtype: expected float32",
+    ),
+    "old": (loss_of(), (TOKENS[0], ones(2, 4), *TOKENS[2:]), ValueError, r"old_logprob: .*\[2, 3\].*got \[2, 4\]"),
+    "mask": (loss_of(), (*TOKENS[:3], ones(3, 3)), ValueError, r"mask: .*\[2, 3\].*got \[3, 3\]"),
+    "advantage": (loss_of(), (*TOKENS[:2], ones(3), TOKENS[3]), ValueError, r"advantage: .* or \[2\].*got \[3\]"),
+    "half": (loss_of(), (TOKENS[0].astype(jnp.float16), *TOKENS[1:]), TypeError, "logprob: .*float32, got float16"),
+    "no spec": (loss_of(None), TOKENS, TypeError, "spec: expected a PolicySpec, got NoneType"),
+    "no denominator": (loss_of(rk.presets.trl(loss_type="dapo")), TOKENS, ValueError, "denominator: expected a number"),
+    "denominator": (loss_of(denominator=-1), TOKENS, ValueError, "denominator: expected a finite number > 0, got -1"),
+    **{
+        f"spec with {name}": (
+            loss_of(rk.PolicySpec(**{field: value})), TOKENS, ValueError,
+            f"spec: rk.jax.policy_loss takes no {name}, .*rk.policy_loss_and_grad outside of jit and grad",
+        )
+        for field, value, name in (
+            ("kl", "k3", "ref_logprob"),
+            ("entropy_coef", 0.1, "entropy"),
+            ("importance", "token", "rollout_logprob"),
+            ("importance", "given", "importance_weight"),
+            ("clip", "clip_cov", "selected"),
+        )
+    },
+    "traced eps": (
+        lambda x, eps: rk.jax.rms_norm(x, ones(16), eps), (ones(4, 16), 1e-6), TypeError, "eps: .*traced.*static",
+    ),
+    "traced temperature": (
+        lambda x, t: rk.jax.logprob(x, ids(4), temperature=t), (ones(4, 16), 1.0), TypeError, "temperature: .*traced",
+    ),
+    "a head's traced temperature": (
+        lambda x, t: rk.jax.linear_logprob(x, ones(8, 16), ids(4), temperature=t), (ones(4, 16), 1.0), TypeError,
+        "temperature: .*traced",
+    ),
+    "traced denominator": (loss_of(), (*TOKENS, 6.0), TypeError, "denominator: .*traced.*close over it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments_are_named_while_jax_traces(case: str, jit: bool) -> None:
+    call, given, error, words = BAD[case]
+    if jit:
+        fixed = tuple(i for i, x in enumerate(given) if not isinstance(x, (jax.Array, float)))
+        call = jax.jit(call, static_argnums=fixed) if all(map(is_hashable, (given[i] for i in fixed))) else call
+    elif "traced" in case:
+        call = jax.grad(lambda *given, call=call: call(*given).sum(), argnums=len(given) - 1)
+    with pytest.raises(error, match=words) as found:
+        call(*given)
+    assert len(str(found.value).splitlines()) == 1
+
+
+def is_hashable(value: object) -> bool:
+    return not isinstance(value, list)
+
+
+def test_values_of_numpy_and_of_jax_are_numbers_and_arrays() -> None:
+    logits, target = np.float32([[2.0, 0.0, -1.0]]), np.int64([0])
+    want = rk.jax.logprob(jnp.asarray(logits), jnp.asarray(target), temperature=0.5)
+    assert bits(rk.jax.logprob(logits, target, temperature=jnp.float32(0.5))) == bits(want)
+    assert bits(rk.jax.logprob(logits[0], jnp.int32(0), temperature=np.float32(0.5))) == bits(want[0])
+
+
 @pytest.mark.parametrize("name", rk.jax.__all__)
 def test_the_example_of_a_call(name: str) -> None:
     said, runner = io.StringIO(), doctest.DocTestRunner(verbose=False)
