@@ -18,7 +18,7 @@ from ._metrics import DenominatorStatus
 from ._semantics import LogprobSemantics
 from ._trace import trace
 from ._workspace import WorkspaceStats, workspace_stats
-from .consistency.api import compare
+from .consistency import api as _comparison
 from .integrations import enable, patch_model, status, unpatch_model
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
 from .ops.attention_merge import attention_merge, attention_merge_approximate
@@ -146,6 +146,11 @@ from .ops.value_loss import (
 from .ops.verify_draft import DraftVerification, verify_draft
 
 _native.require_no_others()
+compare = _variants.needed(
+    "rk.compare: expected torch 2.10, transformers 5.14 and safetensors, or newer ones",
+    _variants.how_to_install("compare"),
+    "torch", "transformers", "safetensors", "rich", "matplotlib",
+)(_comparison.compare)  # fmt: skip
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
     ops.register_torch_operators()
@@ -158,8 +163,11 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Imports ``rk.nn`` and ``rk.jax`` when they are first used, because they need torch and JAX."""
-        if name in ("nn", "jax"):
-            return importlib.import_module(f"{__name__}.{name}")
+        if name == "nn":
+            return importlib.import_module(f"{__name__}.nn")
+        if name == "jax":
+            with _variants.needed("rk.jax: expected jax", "pip install jax", "jax"):
+                return importlib.import_module(f"{__name__}.jax")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import warnings
+from collections.abc import Iterator
 
 # Removing one of them removes files of the others.
 REMEDY = "uninstall all of them, then install the one you want"
@@ -28,6 +30,28 @@ def how_to_install(extra: str) -> str:
     if found and found[0] != NAMES[0]:
         return f'pip install "{found[0]}[{extra}]"'
     return f'in a clone of the repository: pip install ".[{extra}]"'
+
+
+@contextlib.contextmanager
+def needed(expected: str, cure: str, *modules: str) -> Iterator[None]:
+    """Around imports of other packages: a missing one becomes an error that names it and its installation.
+
+    Args:
+        expected: what is expected, such as ``"rk.nn: expected torch 2.10 or newer"``.
+        cure: the command that installs it.
+        modules: names of the modules that may be missing.
+    Raises: ModuleNotFoundError.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in modules:
+            raise
+        found = "none" if len({module.partition(".")[0] for module in modules}) == 1 else f"no {error.name}"
+        raise ModuleNotFoundError(f"{expected}, found {found} installed; {cure}", name=error.name) from None
+
+
+INSTALL_TORCH = "pip install 'torch>=2.10'"
 
 
 def warn_of_conflict(loaded: str) -> None:

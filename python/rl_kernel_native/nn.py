@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 import rl_kernel_native as rk
+
+from . import _variants
+
+with _variants.needed("rk.nn: expected torch 2.10 or newer", _variants.INSTALL_TORCH, "torch"):
+    import torch
+    from torch import Tensor
 
 __all__ = ["Embedding", "Linear", "LinearLogprob", "RMSNorm"]
 

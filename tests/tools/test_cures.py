@@ -163,7 +163,12 @@ def test_rlk_compare_names_the_cure(
 @pytest.mark.parametrize(
     ("absent", "call", "words"),
     [
-        (name, "rk.patch_model(None)", f"patch_model: needs torch .* and transformers .*{name} is not installed; .*")
+        (name, call, f"{what}: expected torch .* transformers .*, found no {name} installed; .*")
+        for what, call in {
+            "patch_model": "rk.patch_model(None)",
+            "status": "rk.status(None)",
+            "rk.compare": "rk.compare(None, None, [[1]])",
+        }.items()
         for name in ("torch", "transformers")
     ]
     + [
@@ -171,9 +176,22 @@ def test_rlk_compare_names_the_cure(
         ("vllm", "rk.enable(rollout='vllm', trainer=None)", "vllm: expected version .*, found none installed; "),
         (
             "megatron",
-            "import_module('rl_kernel_native.integrations.megatron').patch(None)",
+            "rk.integrations.megatron.patch(None)",
             "megatron-core: expected .*, found none installed; ",
         ),
+        ("vllm", "rk.integrations.vllm.enable()", "vllm: expected version .*, found none installed; "),
+        ("trl", "rk.integrations.trl.enabled().__enter__()", "trl: expected version .*, found none installed; .*"),
+        ("torch", "rk.integrations.trl.enabled()", "integrations.trl: expected torch .*, found none installed; "),
+        (
+            "torch",
+            "rk.integrations.megatron.patch(None)",
+            "integrations.megatron: expected torch .*, found none inst.*; ",
+        ),
+        ("torch", "rk.enable(trainer='trl')", "integrations.trl: expected torch .*, found none installed; "),
+        ("torch", "rk.enable(rollout='vllm')", "vllm: expected version .*, found none installed; "),
+        ("torch", "rk.nn", "rk.nn: expected torch .*, found none installed; "),
+        ("torch", "import_module('rl_kernel_native.nn')", "rk.nn: expected torch .*, found none installed; "),
+        ("jax", "rk.jax", "rk.jax: expected jax, found none installed; "),
     ],
 )
 def test_a_missing_package_is_named_with_its_installation(absent: str, call: str, words: str) -> None:

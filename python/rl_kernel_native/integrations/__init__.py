@@ -1,7 +1,7 @@
 """Connects this library's operators to models and frameworks of other projects. It imports operators, never the other
 way round.
 
-The first call imports the modules that need torch; the first use imports `integrations.trl`.
+The first call imports the modules that need torch; the first use imports `integrations.trl`, `.megatron` or `.vllm`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from .patch import Patched
     from .switch import Enabled
 
-__all__ = ["enable", "patch_model", "status", "trl", "unpatch_model"]
+__all__ = ["enable", "megatron", "patch_model", "status", "trl", "unpatch_model", "vllm"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `rl_kernel_native.integrations.trl` at first use: the module needs torch."""
-    if name != "trl":
+    """Imports a framework's module at first use: it needs torch."""
+    if name not in ("megatron", "trl", "vllm"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.trl")
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def enable(*, rollout: Literal["vllm"] | None = None, trainer: Literal["trl"] | None = None) -> Enabled:
@@ -64,15 +64,9 @@ def enable(*, rollout: Literal["vllm"] | None = None, trainer: Literal["trl"] | 
 
 
 def _patch(name: str) -> Any:
-    try:
+    expected = f"{name}: expected torch 2.10 and transformers 5.14, or newer ones"
+    with _variants.needed(expected, _variants.how_to_install("compare"), "torch", "transformers"):
         return importlib.import_module(f"{__name__}.patch")
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("torch", "transformers"):
-            raise
-        raise ImportError(
-            f"{name}: needs torch 2.10 and transformers 5.14 or later, and {error.name} is not installed; "
-            f"{_variants.how_to_install('compare')}"
-        ) from error
 
 
 def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = False, probe: bool = True) -> Patched:

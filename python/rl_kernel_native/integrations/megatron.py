@@ -12,10 +12,13 @@ import types
 from collections import Counter
 from typing import Any
 
-import torch
-from torch import Tensor
-
 import rl_kernel_native as rk
+
+from .. import _variants
+
+with _variants.needed("integrations.megatron: expected torch 2.10 or newer", _variants.INSTALL_TORCH, "torch"):
+    import torch
+    from torch import Tensor
 
 from .rotary import RotaryTables
 from .sequences import packed_positions
@@ -40,12 +43,8 @@ def patch(model: Any, *, inv_freq: Tensor | None = None) -> dict[str, int]:
         ``megatron.core.transformer.attention.apply_rotary_pos_emb``, which reads each model's configuration.
     """
     expected, cure = f"megatron-core: expected {' or '.join(VERSIONS)}", f"pip install megatron-core=={VERSIONS[-1]}"
-    try:
+    with _variants.needed(expected, cure, "megatron", "megatron.core"):
         import megatron.core
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("megatron"):
-            raise
-        raise ModuleNotFoundError(f"{expected}, found none installed; {cure}", name="megatron.core") from None
     from megatron.core.models.gpt import GPTModel
 
     if megatron.core.__version__ not in VERSIONS:

@@ -16,10 +16,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-from torch.autograd.function import once_differentiable
-
 import rl_kernel_native as rk
+
+from .. import _variants
+
+with _variants.needed("integrations.trl: expected torch 2.10 or newer", _variants.INSTALL_TORCH, "torch"):
+    import torch
+    from torch.autograd.function import once_differentiable
 
 __all__ = ["NEWEST", "OLDEST", "enabled"]
 
@@ -61,13 +64,8 @@ def _modules() -> tuple[Any, Any]:
     Raises: ModuleNotFoundError without TRL; ImportError for a release before OLDEST, or without a name that is used
         here.
     """
-    try:
+    with _variants.needed(f"trl: expected version {OLDEST} or newer", _INSTALL, "trl"):
         import trl
-    except ModuleNotFoundError as error:
-        if error.name != "trl":
-            raise
-        message = f"trl: expected version {OLDEST} or newer, found none installed; {_INSTALL}"
-        raise ModuleNotFoundError(message, name="trl") from None
     if _release(trl.__version__) < _release(OLDEST):
         message = f"trl: expected version {OLDEST} or newer, found {trl.__version__}; {_INSTALL}"
         raise ImportError(message, name="trl")

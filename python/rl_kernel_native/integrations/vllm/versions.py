@@ -6,6 +6,8 @@ import importlib
 import inspect
 from typing import Any, NamedTuple
 
+from ... import _variants
+
 VERSIONS = ("0.26.0",)
 
 
@@ -164,12 +166,8 @@ def require_known() -> None:
     """Raises a ModuleNotFoundError without vLLM, else a RuntimeError that names what is unknown."""
     expected = f"vllm: expected version {' or '.join(VERSIONS)}"
     cure = f"pip install vllm=={VERSIONS[-1]} (docs/vllm.md)"
-    try:
+    with _variants.needed(expected, cure, "vllm"):
         import vllm
-    except ModuleNotFoundError as error:
-        if error.name != "vllm":
-            raise
-        raise ModuleNotFoundError(f"{expected}, found none installed; {cure}", name="vllm") from None
 
     version = vllm.__version__.partition("+")[0]
     if version not in VERSIONS:
