@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -307,12 +308,85 @@ def test_an_operator_is_judged_by_itself() -> None:
         (lambda model: rk.compare(model, tiny(vocab_size=120), [[1]]), "model_b .*expected the shape of model_a"),
         (lambda model: rk.compare(model, tiny().bfloat16(), [[1]]), "model_b .*expected model_a.*float32"),
         (lambda model: rk.compare(model, tiny(bos_token_id=1), [[1]]), "bos token: .* set bos_token_id alike"),
-        (lambda model: rk.compare(model, None, [[1]], rollout_ops="fast"), "--rollout-ops fast: want one of stock"),
+        (
+            lambda model: rk.compare(model, tiny().bfloat16(), [[1]]),
+            "got torch.bfloat16; give dtype='float32' to compare both in that dtype$",
+        ),
+        (lambda model: rk.compare(model, None, 3), "ids: expected prompts, lists of token ids, got int"),
+        (lambda model: rk.compare(model, None, [[1, 98]]), "pad from position 1; give the prompt's own tokens without"),
+        (lambda model: rk.compare(model.double(), None, [[1]], rollout_ops="rk"), "='rk': .*; give dtype='float32'"),
+        (lambda model: rk.compare(model, None, [[1]], report="/dev/null/x"), "report='/dev/null/x': Not a directory"),
+        (lambda model: rk.compare(model, "/dev/null", [[1]]), "model_b='/dev/null'|model directory /dev/null does not"),
+        *(
+            (
+                lambda model, options=options: rk.compare(model, None, [[1]], **options),
+                "^" + re.escape("{}={!r}: {}".format(*next(iter(options.items())), words)),
+            )
+            for options, words in (
+                ({"rollout_ops": "fast"}, "want one of stock, sdpa, eager, flash, rk"),
+                ({"training_ops": "fast"}, "want one of stock, sdpa, eager, flash, rk"),
+                ({"max_new_tokens": 0}, "want at least 1"),
+                ({"batch_sizes": (1, 0)}, "want positive sizes"),
+                ({"batch_sizes": ()}, "want at least one batch size"),
+                ({"batch_sizes": (2, 2)}, "a size is given twice"),
+                ({"seed": -1}, "want 0 <= seed < 2**64"),
+                ({"temperature": 0.0}, "want a number > 0"),
+                ({"training_temperature": -1.0}, "want a number > 0"),
+                ({"fault_tolerance": 0.0}, "want a number > 0"),
+                ({"packing": "tight"}, "want packed or padded"),
+                ({"dtype": "int8"}, "want one of bfloat16, float16, float32, float64"),
+                ({"device": "tpu"}, "want auto, cpu, cuda or cuda:N"),
+                ({"device": "meta"}, "want auto, cpu, cuda or cuda:N"),
+            )
+        ),
     ],
 )
-def test_bad_input_names_its_cure(call: Any, message: str) -> None:
-    with pytest.raises(BadInput, match=message):
+def test_bad_input_names_its_cure_in_the_words_of_python(call: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as found:
         call(tiny())
+    assert "--" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": "4"}, "max_new_tokens: expected an integer, got str"),
+        ({"batch_sizes": 2}, "batch_sizes: expected a sequence of integers, got int"),
+        ({"batch_sizes": (1.5,)}, "batch_sizes: expected an integer, got float"),
+        ({"temperature": "1"}, "temperature: expected a number, got str"),
+        ({"seed": None}, "seed: expected an integer, got NoneType"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(options: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        rk.compare(tiny(), None, [[1]], **options)
+
+
+def test_the_command_line_speaks_of_options(tmp_path: Path) -> None:
+    for name, dtype in DTYPES.items():
+        tiny().to(dtype).save_pretrained(tmp_path / name)
+    (tmp_path / "prompts").write_text('{"prompt_ids": [1, 2]}\n')
+    command = ["compare", "--device", "cpu", "--prompts", str(tmp_path / "prompts"), "--max-new-tokens"]
+    both = ["--model", str(tmp_path / "float32"), "--training-model", str(tmp_path / "bfloat16")]
+    said = CliRunner().invoke(app, [*command, "2", *both])
+    assert (said.exit_code, said.output.splitlines()[-1].partition("; ")[2]) == (
+        2, "give --dtype float32 to compare both in that dtype",
+    )  # fmt: skip
+    assert "error: --max-new-tokens 0: want at least 1\n" in CliRunner().invoke(app, [*command, "0", *both]).output
+    file = ["--training-model", str(tmp_path / "prompts")]
+    assert "error: --training-model /" in CliRunner().invoke(app, [*command, "2", *both, *file]).output
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", torch.float32])
+def test_a_dtype_is_that_of_both_sides(dtype: Any) -> None:
+    rollout, trainer = tiny(), tiny().bfloat16()
+    rk.patch_model(trainer)
+    found = rk.compare(rollout, trainer, PROMPTS, max_new_tokens=NEW, dtype=dtype, rollout_ops="rk")
+    name = str(dtype).removeprefix("torch.")
+    assert found.model["dtype"] == name
+    assert found.aligned == (name == "bfloat16"), "bfloat16 weights are the rounded ones of the other side"
+    assert (rollout.lm_head.weight.dtype, trainer.lm_head.weight.dtype) == (torch.float32, torch.bfloat16)
+    assert not rk.status(trainer).unproved
 
 
 # ---- the command

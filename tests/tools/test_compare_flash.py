@@ -97,16 +97,16 @@ def test_a_wrong_scale_of_flash_is_named(model: Any, flash: Any) -> None:
 
 def test_what_flash_lacks_is_named_before_anything_runs(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(words: str) -> None:
-        with pytest.raises(BadInput, match=f"--ops flash: .*{words}"):
+        with pytest.raises(BadInput, match=f"training_ops='flash': .*{words}"):
             rk.compare(model, None, PROMPTS, training_ops="flash")
 
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: None)
     refused("pip install flash-attn")
     monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: object())
-    refused("the model is on cpu: give --device cuda")
+    refused("the model is on cpu: give device='cuda'")
     head = types.SimpleNamespace(weight=types.SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32))
-    assert "give --dtype bfloat16" in str(attention.why_no_flash(types.SimpleNamespace(lm_head=head)))
+    assert "give dtype='bfloat16'" in str(attention.why_no_flash(types.SimpleNamespace(lm_head=head)))
     head.weight.dtype = torch.bfloat16
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: False)
     assert "2.3.3 or later" in str(attention.why_no_flash(types.SimpleNamespace(lm_head=head)))

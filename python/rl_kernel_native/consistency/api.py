@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from .model import LoadedModel
     from .result import Comparison
 
@@ -25,7 +27,7 @@ def compare(
     batch_sizes: Sequence[int] = (1, 8),
     packing: str = "packed",
     seed: int = 0,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     device: str = "auto",
     fault_tolerance: float | None = None,
     report: str | Path | None = None,
@@ -48,12 +50,13 @@ def compare(
         max_new_tokens: longest response.
         batch_sizes: largest numbers of requests in flight; each size is run.
         packing: ``"packed"`` or ``"padded"`` training batches.
-        dtype, device: those of models that are loaded; None: the checkpoint's.
+        dtype, device: of both sides. dtype=None: the checkpoint's, or the model's own; device="auto": a GPU
+            for models that are loaded, and the model's own. A model in memory of another dtype or device is copied.
         fault_tolerance: relative error on equal input above which an operator is at fault; None: more than rounding
             explains.
         report: a directory for report.html, report.json and charts.
     Returns: a Comparison. Its ``str`` is the verdict; ``aligned`` and ``faults`` are for programs.
-    Raises: ValueError for an option, prompts or a model that cannot be compared.
+    Raises: ValueError for an argument, prompts or a model that cannot be compared; TypeError for a type.
 
     Example:
         >>> import torch, transformers
@@ -74,6 +77,11 @@ def compare(
     from .report import prepare_directory, write_report
     from .settings import CompareSettings
 
+    try:
+        batch_sizes = tuple(batch_sizes)
+    except TypeError:
+        kind = type(batch_sizes).__name__
+        raise TypeError(f"batch_sizes: expected a sequence of integers, got {kind}") from None
     if ids is None:
         raise BadInput("ids: expected prompts, lists of token ids, got None")
 
@@ -93,7 +101,7 @@ def compare(
         rollout_ops = ops_of(model_a, "model_a", "rollout_ops")
     settings = CompareSettings(
         seed=seed,
-        batch_sizes=tuple(batch_sizes),
+        batch_sizes=batch_sizes,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         training_temperature=training_temperature,
@@ -103,14 +111,15 @@ def compare(
         fault_tolerance=fault_tolerance,
     )
     settings.check()
+    torch_dtype, torch_device = parse_dtype(dtype), parse_device(device)
     if report is not None:
         prepare_directory(Path(report))
     with ExitStack() as stack:
 
         def loaded(model: Any, name: str) -> LoadedModel:
             if isinstance(model, (str, Path)):
-                return load_model(model, parse_dtype(dtype), parse_device(device))
-            return stack.enter_context(in_memory(model, name))
+                return load_model(model, torch_dtype, torch_device, name)
+            return stack.enter_context(in_memory(model, name, torch_dtype, None if device == "auto" else torch_device))
 
         rollout = loaded(model_a, "model_a")
         trainer = None if model_b is None or model_b is model_a else loaded(model_b, "model_b")

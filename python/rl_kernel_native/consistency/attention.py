@@ -19,6 +19,7 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 from transformers.utils import is_flash_attn_2_available
 
 from ..integrations.decoder import OBSERVER_ATTRIBUTE
+from .errors import spelled
 
 # No mask function is registered under the first two names: masks are built here, never guessed from shapes. flash-attn
 # takes a key mask or offsets. For a name that contains "flash", transformers would download kernels.
@@ -110,9 +111,10 @@ def why_no_flash(model: Any) -> str | None:
         return "the package flash-attn is not installed here: pip install flash-attn, beside a CUDA build of torch"
     weight = model.lm_head.weight
     if weight.device.type != "cuda":
-        return f"flash-attn runs on a GPU, and the model is on {weight.device}: give --device cuda"
+        return f"flash-attn runs on a GPU, and the model is on {weight.device}: give {spelled('device', 'cuda')}"
     if weight.dtype not in (torch.bfloat16, torch.float16):
-        return f"flash-attn takes bfloat16 and float16, and the model has {weight.dtype}: give --dtype bfloat16"
+        cure = spelled("dtype", "bfloat16")
+        return f"flash-attn takes bfloat16 and float16, and the model has {weight.dtype}: give {cure}"
     if not is_flash_attn_2_available():
         return "transformers takes flash-attn 2.3.3 or later, and finds another: pip install --upgrade flash-attn"
     return None

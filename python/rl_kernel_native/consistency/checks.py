@@ -12,6 +12,7 @@ from typing import Literal
 from .errors import BadInput, InputMismatch
 
 PaddingSide = Literal["none", "left", "right"]
+_NO_PADS = "give the prompt's own tokens without padding"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, *, where: str, prompt: 
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise InputMismatch(
-                f"{where}: token id {token} at position {position} is outside the vocabulary of {vocab_size}",
+                f"{where}: token id {token} at position {position} is outside the vocabulary of {vocab_size}; give ids "
+                "of this model's tokenizer",
                 prompt=prompt,
                 position=position,
             )
@@ -60,16 +62,21 @@ def check_special_tokens(
     """InputMismatch for a doubled bos, or padding left at an end of a prompt. A pad that is also eos or bos is text."""
     bos, eos, pad = (special_ids.get(name, ()) for name in ("bos", "eos", "pad"))
     if len(ids) > 1 and ids[0] in bos and ids[1] == ids[0]:
-        raise InputMismatch(f"{where}: bos token {ids[0]} twice, again at position 1", prompt=prompt, position=1)
+        raise InputMismatch(
+            f"{where}: bos token {ids[0]} twice, again at position 1; give one, as a tokenizer adds its own to a chat "
+            "template's",
+            prompt=prompt,
+            position=1,
+        )
     real_pad = set(pad) - set(eos) - set(bos)
     if ids and ids[0] in real_pad:
-        raise InputMismatch(f"{where}: padded on the left: pad at position 0", prompt=prompt, position=0)
+        raise InputMismatch(f"{where}: padded on the left: pad at position 0; {_NO_PADS}", prompt=prompt, position=0)
     if ids and ids[-1] in real_pad:
         position = len(ids)
         while position and ids[position - 1] in real_pad:
             position -= 1
         raise InputMismatch(
-            f"{where}: padded on the right: pad from position {position}", prompt=prompt, position=position
+            f"{where}: padded on the right: pad from position {position}; {_NO_PADS}", prompt=prompt, position=position
         )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import _variants
-from .errors import BadInput
+from .errors import BadInput, options_spelled
 from .tools import run_tool, version
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `rlk --help` does not wait for them
@@ -87,7 +87,8 @@ def _statuses() -> Iterator[None]:
     # many times slower when another process uses the cores. The way of waiting changes no result.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        yield
+        with options_spelled():
+            yield
         sys.stdout.flush()
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
@@ -238,7 +239,9 @@ def compare(
         if report is not None:
             prepare_directory(report)
         loaded = load_model(model, torch_dtype, torch_device)
-        trainer = load_model(training_model, torch_dtype, torch_device) if training_model else None
+        trainer = None
+        if training_model:
+            trainer = load_model(training_model, torch_dtype, torch_device, "model_b")
         found = load_prompts(prompts, loaded, max_new_tokens)
         comparison = run_compare(loaded, found, settings, training_model=trainer, progress=Progress())
         print(f"model {loaded.name}, {comparison.model['dtype']}, {comparison.model['device']}")

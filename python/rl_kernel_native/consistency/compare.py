@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .batches import batch_inputs, make_batches
 from .checks import PaddingSide, check_sides, first_difference
 from .divergence import compare_traces, first_divergent
-from .errors import BadInput
+from .errors import BadInput, spelled
 from .faults import Judge, rounding_of
 from .metrics import bytes_differ, compare_logprobs
 from .model import LoadedModel
@@ -39,7 +39,7 @@ def run_compare(
         training_model: another checkpoint of the same shape, for example the trainer's after a weight update.
 
     Raises:
-        BadInput: bad settings, --ops rk without the native library, NaN logits.
+        BadInput: bad settings, models that the operators do not serve, NaN logits.
         InputMismatch: the two sides were fed different ids, special tokens, positions or padding.
     """
     settings.check()
@@ -50,8 +50,20 @@ def run_compare(
             f"{loaded.vocab_size}), got {trainer.num_layers} layers, vocabulary of {trainer.vocab_size}"
         )
     if trainer.dtype != loaded.dtype:
-        raise BadInput(f"{trainer.name}: expected {loaded.name}'s {loaded.dtype}, got {trainer.dtype}; give --dtype")
-    sides = (make_operators(settings.rollout_ops), make_operators(settings.training_ops))
+        common = spelled("dtype", str(loaded.dtype).removeprefix("torch."))
+        raise BadInput(
+            f"{trainer.name}: expected {loaded.name}'s {loaded.dtype}, got {trainer.dtype}; give {common} to compare "
+            "both in that dtype"
+        )
+    if trainer.device != loaded.device:
+        raise BadInput(
+            f"{trainer.name}: expected {loaded.name}'s device {loaded.device}, got {trainer.device}; give "
+            f"{spelled('device', str(loaded.device))} to compare both there"
+        )
+    sides = (
+        make_operators(settings.rollout_ops, "rollout_ops"),
+        make_operators(settings.training_ops, "training_ops"),
+    )
     dtype = str(loaded.dtype).removeprefix("torch.")
     for operators, model in zip(sides, (loaded, trainer), strict=True):
         operators.check(model.model)

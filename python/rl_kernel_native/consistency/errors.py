@@ -1,6 +1,36 @@
-"""Errors that end a comparison with one clear message instead of a traceback."""
+"""Errors that end a comparison with one clear message instead of a traceback.
+
+`rk.compare` and `rlk compare` share their checks. `spelled` writes an argument as the caller does.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+_by_options: ContextVar[bool] = ContextVar("by_options", default=False)
+# Options of `rlk compare` whose names are not those of rk.compare's arguments.
+_OPTIONS = {"batch_sizes": "--batch", "model_a": "--model", "model_b": "--training-model"}
+
+
+@contextmanager
+def options_spelled() -> Iterator[None]:
+    """A context whose errors speak of options of the command line."""
+    token = _by_options.set(True)
+    try:
+        yield
+    finally:
+        _by_options.reset(token)
+
+
+def spelled(name: str, *value: Any) -> str:
+    """`max_new_tokens=0` in Python, `--max-new-tokens 0` on the command line; without a value, the name alone."""
+    if not _by_options.get():
+        return "=".join((name, *map(repr, value)))
+    option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
+    return " ".join((option, *(",".join(map(str, x)) if isinstance(x, tuple) else str(x) for x in value)))
 
 
 class BadInput(ValueError):

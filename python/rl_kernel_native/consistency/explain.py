@@ -162,8 +162,8 @@ def _run(comparison: Comparison, run: BatchRun) -> list[str]:
         )
     elif metrics.differing_tokens:
         lines.append(
-            head
-            + f"no operator differs among the {run.probed_tokens} recorded tokens; raise --probe-mb to record more."
+            head + f"no operator differs among the {run.probed_tokens} recorded tokens; "
+            "`rlk compare --probe-mb` records more."
         )
     equal = metrics.logits_equal_tokens
     if metrics.logprob_differs_on_equal_logits:

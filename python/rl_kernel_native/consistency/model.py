@@ -17,7 +17,7 @@ import torch
 from ..integrations import patch
 from ..integrations.served import is_served
 from .attention import ATTENTION_NAME
-from .errors import BadInput
+from .errors import BadInput, spelled
 
 FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 DTYPES = {
@@ -61,12 +61,12 @@ class LoadedModel:
         return {"bos": one(self.bos_id), "pad": one(self.pad_id), "eos": self.eos_ids}
 
 
-def parse_dtype(name: str | None) -> torch.dtype | None:
-    """The torch dtype of a name in DTYPES, None for None; BadInput for any other name."""
-    if name is None:
-        return None
-    if name not in DTYPES:
-        raise BadInput(f"--dtype {name}: want one of {', '.join(DTYPES)}")
+def parse_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
+    """The torch dtype of a name in DTYPES, or one of these dtypes itself; None for None; BadInput for any other."""
+    if name is None or name in DTYPES.values():
+        return name  # type: ignore[return-value]
+    if not isinstance(name, str) or name not in DTYPES:
+        raise BadInput(f"{spelled('dtype', name)}: want one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
@@ -77,15 +77,15 @@ def parse_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise BadInput(f"--device {name}: not a device") from error
+        raise BadInput(f"{spelled('device', name)}: want auto, cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
-        raise BadInput(f"--device {name}: want cpu, cuda or cuda:N")
+        raise BadInput(f"{spelled('device', name)}: want auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadInput(f"--device {name}: torch sees {torch.cuda.device_count()} CUDA devices")
+        raise BadInput(f"{spelled('device', name)}: torch sees {torch.cuda.device_count()} CUDA devices")
     return device
 
 
-def find_directory(name: str | Path) -> Path:
+def find_directory(name: str | Path, argument: str = "model_a") -> Path:
     """The directory of a model: a directory's path as it is, a Hub id by huggingface_hub, from its cache or the Hub.
 
     Raises: BadInput for a path that is missing or is a file, and for an id that is not available.
@@ -94,7 +94,7 @@ def find_directory(name: str | Path) -> Path:
     if path.is_dir():
         return path
     if path.is_file():
-        raise BadInput(f"--model {path}: want the model's directory, got a file; give {path.parent}")
+        raise BadInput(f"{spelled(argument, str(path))}: want the model's directory, got a file; give {path.parent}")
     if not _HUB_ID.fullmatch(str(name)):
         raise BadInput(f"model directory {path} does not exist; give a directory, or a Hub id such as Qwen/Qwen3-0.6B")
     from huggingface_hub import snapshot_download
@@ -110,8 +110,9 @@ def find_directory(name: str | Path) -> Path:
             first_line = (str(error).strip().splitlines() or [""])[0]
             why = f"the Hub does not give it ({type(error).__name__}: {first_line})"
         raise BadInput(
-            f"--model {name}: no such directory here, {why}. Without a network, run `hf download {name} --local-dir "
-            "DIR` where there is one and give --model DIR; a gated model wants `hf auth login` first"
+            f"{spelled(argument, str(name))}: no such directory here, {why}. Without a network, run `hf download "
+            f"{name} --local-dir DIR` where there is one and give {spelled(argument, 'DIR')}; a gated model wants "
+            "`hf auth login` first"
         ) from error
 
 
@@ -170,13 +171,15 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def load_model(name: str | Path, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+def load_model(
+    name: str | Path, dtype: torch.dtype | None, device: torch.device, argument: str = "model_a"
+) -> LoadedModel:
     """A model of FAMILIES from files, in `dtype` (None: the checkpoint's) on `device`, in evaluation mode.
 
     Raises:
         BadInput: no such model, another family, damaged or incomplete weights, pickled weights only.
     """
-    directory = find_directory(name)
+    directory = find_directory(name, argument)
     read_config(directory)
     import transformers
 
@@ -203,9 +206,11 @@ def load_model(name: str | Path, dtype: torch.dtype | None, device: torch.device
 
 
 @contextmanager
-def in_memory(model: Any, name: str) -> Iterator[LoadedModel]:
-    """LoadedModel for a caller's model, in evaluation mode while the context is open. It reads a patched model's
-    weights through a twin that is not patched.
+def in_memory(
+    model: Any, name: str, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Iterator[LoadedModel]:
+    """LoadedModel for a caller's model, in evaluation mode while the context is open. A twin without the patch stands
+    for a patched model, and a copy for one of another dtype or on another device.
 
     Raises: BadInput for a model of another family, and for a patch that cannot be taken off.
     """
@@ -216,8 +221,9 @@ def in_memory(model: Any, name: str) -> Iterator[LoadedModel]:
             f"{type(model).__name__} ({family})"
         )
     known_as = f"{name} ({type(model).__name__})"
-    if is_patched(model):
-        yield wrap_model(_unpatched_twin(model, name), known_as, None)
+    copies = _copies(model, dtype, device)
+    if is_patched(model) or copies:
+        yield wrap_model(_twin(model, name, copies), known_as, None)
         return
     training, attention = model.training, model.config._attn_implementation
     model.eval()
@@ -239,10 +245,24 @@ def patched_in_part(model: Any) -> str | None:
     return None if chosen is None or chosen == frozenset(patch.OPS) else ", ".join(sorted(chosen))
 
 
-def _unpatched_twin(model: Any, name: str) -> Any:
-    """A copy without the patch, in evaluation mode, that shares the parameters and buffers of a patched model."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, shared)
+def _copies(model: Any, dtype: torch.dtype | None, device: torch.device | None) -> dict[int, torch.Tensor]:
+    """The parameters of another dtype, and parameters and buffers on another device, as copies, by the originals' ids.
+    Buffers keep their dtype, as in from_pretrained."""
+    copies: dict[int, torch.Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        cast = dtype if isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point() else None
+        moved = tensor.detach().to(device=device, dtype=cast)
+        if moved.dtype != tensor.dtype or moved.device != tensor.device:
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            copies[id(tensor)] = torch.nn.Parameter(moved, requires_grad=False) if is_parameter else moved
+    return copies
+
+
+def _twin(model: Any, name: str, copies: dict[int, torch.Tensor]) -> Any:
+    """A copy without a patch, in evaluation mode. It shares the model's parameters and buffers, except for those with
+    copies."""
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, shared | copies)
     holding = [module for module in twin.modules() if patch.chosen_ops(module) is not None]
     try:
         for module in holding:

@@ -15,8 +15,7 @@ import torch
 
 from .attention import ATTENTION_NAME, EAGER_NAME, FLASH_NAME, attending_by, why_no_flash
 from .batches import MicroBatch
-from .errors import BadInput
-from .settings import OPERATOR_SETS
+from .errors import BadInput, spelled
 
 ServedBy = Literal["stock", "rk", "both"]
 
@@ -81,15 +80,15 @@ class StockOperators:
 
     served_by: ServedBy = "stock"
 
-    def __init__(self, name: str = "stock") -> None:
-        self.name = name
+    def __init__(self, name: str = "stock", argument: str = "training_ops") -> None:
+        self.name, self._argument = name, argument
         self._attention, self._attention_row = _ATTENTIONS[name]
 
     def check(self, model: Any) -> None:
         """Raises BadInput if the requested attention cannot run."""
         reason = why_no_flash(model) if self.name == "flash" else None
         if reason is not None:
-            raise BadInput(f"--ops flash: {reason}")
+            raise BadInput(f"{spelled(self._argument, 'flash')}: {reason}")
 
     @contextmanager
     def applied(self, model: Any) -> Iterator[None]:
@@ -153,13 +152,16 @@ class RkOperators:
     name = "rk"
     served_by: ServedBy = "rk"
 
-    def __init__(self) -> None:
+    def __init__(self, argument: str = "training_ops") -> None:
+        self._argument = argument
         self._library: Any = importlib.import_module("rl_kernel_native")
 
     def check(self, model: Any) -> None:
         """Raises BadInput if the model's dtype is not supported."""
         if model.lm_head.weight.dtype == torch.float64:
-            raise BadInput("--ops rk does not take float64 logits")
+            raise BadInput(
+                f"{spelled(self._argument, 'rk')}: the operators take no float64; give {spelled('dtype', 'float32')}"
+            )
 
     @contextmanager
     def applied(self, model: Any) -> Iterator[None]:
@@ -167,7 +169,7 @@ class RkOperators:
         try:
             self._library.patch_model(model, strict=True)
         except (TypeError, ValueError) as error:
-            raise BadInput(f"--ops rk: {error}") from error
+            raise BadInput(f"{spelled(self._argument, 'rk')}: {error}") from error
         try:
             yield
         finally:
@@ -223,11 +225,9 @@ class RkOperators:
 Operators = StockOperators | RkOperators
 
 
-def make_operators(name: str) -> Operators:
-    """The operators of --ops NAME. BadInput for another name."""
-    if name not in OPERATOR_SETS:
-        raise BadInput(f"--ops {name}: want one of {', '.join(OPERATOR_SETS)}")
-    return RkOperators() if name == "rk" else StockOperators(name)
+def make_operators(name: str, argument: str) -> Operators:
+    """The operators of a name in OPERATOR_SETS. Errors name the argument, rollout_ops or training_ops."""
+    return RkOperators(argument) if name == "rk" else StockOperators(name, argument)
 
 
 def operator_table(rollout: Operators, training: Operators) -> list[OperatorRow]:

@@ -18,6 +18,7 @@ from .errors import BadInput, InputMismatch
 from .model import LoadedModel
 
 Encode = Callable[[str], list[int]]
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tekken.json")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,13 @@ def tokenizer_of(directory: Path) -> Encode:
             f"prompts hold text but {directory} has no usable tokenizer ({first_line}); save one there by "
             "tokenizer.save_pretrained, or give prompt_ids"
         ) from error
+
+    files = {*tokenizer.vocab_files_names.values(), *_VOCABULARIES}
+    if not any((directory / name).is_file() for name in files):  # transformers then makes one without a vocabulary
+        raise BadInput(
+            f"prompts hold text but {directory} has no tokenizer (none of {', '.join(sorted(files))}); save one there "
+            "by tokenizer.save_pretrained, or give prompt_ids"
+        )
 
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer(text)["input_ids"]
@@ -91,6 +99,8 @@ def prompts_of_ids(ids: Iterable[Sequence[int]], loaded: LoadedModel, max_new_to
     """Prompts from lists of ids, or from a tensor [num_prompts, length], checked like those of a file. `line` counts
     them."""
     prompts = []
+    if not isinstance(ids, Iterable):
+        raise BadInput(f"ids: expected prompts, lists of token ids, got {type(ids).__name__}")
     for index, given in enumerate(ids):
         where = f"ids[{index}]"
         try:
@@ -118,7 +128,8 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise BadInput(f"{where}: want a JSON object")
     if "prompt_ids" not in record and "text" not in record:
-        raise BadInput(f"{where}: want 'prompt_ids' or 'text'")
+        got = ", ".join(map(repr, record)) or "no field"
+        raise BadInput(f"{where}: want 'prompt_ids' or 'text', got {got}")
     if not isinstance(record.get("text", ""), str):
         raise BadInput(f"{where}: 'text' must be a string")
     return record

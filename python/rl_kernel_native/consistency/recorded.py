@@ -246,7 +246,7 @@ def _score(
     progress: Progress,
     label: str,
 ) -> list[torch.Tensor]:
-    operators = make_operators(ops)
+    operators = make_operators(ops, "training_ops")
     operators.check(loaded.model)
     sequences = [[*record.prompt, *record.response] for record in records]
     pad_id = loaded.pad_id if loaded.pad_id is not None else 0

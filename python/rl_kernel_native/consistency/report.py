@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from . import charts, environment
-from .errors import BadInput
+from .errors import BadInput, spelled
 from .explain import explain, verdict
 from .page import render_page, slug
 from .result import Comparison
@@ -34,7 +34,7 @@ def prepare_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"--report {directory}: {error.strerror or error}") from error
+        raise BadInput(f"{spelled('report', str(directory))}: {error.strerror or error}") from error
 
 
 def report_object(comparisons: Sequence[Comparison]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .errors import BadInput
+from .. import _check
+from .errors import BadInput, spelled
 
 # Names of --ops, --rollout-ops and --training-ops. "stock" is transformers' default.
 OPERATOR_SETS = ("stock", "sdpa", "eager", "flash", "rk")
@@ -49,32 +50,38 @@ class CompareSettings:
         return self.rollout_ops if same else f"{self.rollout_ops} against {self.training_ops}"
 
     def check(self) -> None:
-        """Raises BadInput that names the option, the value and the expected values."""
+        """Raises BadInput, or TypeError for a value of another type, that names the argument, the value and the
+        expected values."""
+        for name in ("seed", "max_new_tokens", "micro_batch_tokens", "probe_mb"):
+            _check.integer(name, getattr(self, name))
+        for size in self.batch_sizes:
+            _check.integer("batch_sizes", size)
+        for name in ("temperature", "training_temperature", "atol", "fault_tolerance"):
+            if getattr(self, name) is not None or name in ("temperature", "atol"):
+                _check.number(name, getattr(self, name))
         wanted = (
-            (0 <= self.seed < 2**64, f"--seed {self.seed}: want 0 <= seed < 2**64"),
-            (len(self.batch_sizes) > 0, "--batch: want at least one batch size"),
+            ("seed", 0 <= self.seed < 2**64, "want 0 <= seed < 2**64"),
+            ("batch_sizes", len(self.batch_sizes) > 0, "want at least one batch size"),
+            ("batch_sizes", all(size > 0 for size in self.batch_sizes), "want positive sizes"),
+            ("batch_sizes", len(set(self.batch_sizes)) == len(self.batch_sizes), "a size is given twice"),
+            ("max_new_tokens", self.max_new_tokens > 0, "want at least 1"),
+            ("temperature", 0 < self.temperature < math.inf, "want a number > 0"),
             (
-                all(size > 0 for size in self.batch_sizes),
-                f"--batch {','.join(map(str, self.batch_sizes))}: want positive sizes",
-            ),
-            (len(set(self.batch_sizes)) == len(self.batch_sizes), "--batch: a size is given twice"),
-            (self.max_new_tokens > 0, f"--max-new-tokens {self.max_new_tokens}: want at least 1"),
-            (0 < self.temperature < math.inf, f"--temperature {self.temperature}: want a number > 0"),
-            (
+                "training_temperature",
                 self.training_temperature is None or 0 < self.training_temperature < math.inf,
-                f"--training-temperature {self.training_temperature}: want a number > 0",
+                "want a number > 0",
             ),
             *(
-                (ops in OPERATOR_SETS, f"--{side} {ops}: want one of {', '.join(OPERATOR_SETS)}")
-                for side, ops in (("rollout-ops", self.rollout_ops), ("training-ops", self.training_ops))
+                (name, getattr(self, name) in OPERATOR_SETS, f"want one of {', '.join(OPERATOR_SETS)}")
+                for name in ("rollout_ops", "training_ops")
             ),
-            (self.packing in ("packed", "padded"), f"--packing {self.packing}: want packed or padded"),
-            (self.padding_side in ("left", "right"), f"--padding-side {self.padding_side}: want left or right"),
-            (0 <= self.atol < math.inf, f"--atol {self.atol}: want a number >= 0"),
-            (self.micro_batch_tokens > 0, "--micro-batch-tokens: want at least 1"),
-            (self.probe_mb > 0, "--probe-mb: want at least 1"),
-            (self.fault_tolerance is None or self.fault_tolerance > 0, "--fault-tolerance: want a number > 0"),
+            ("packing", self.packing in ("packed", "padded"), "want packed or padded"),
+            ("padding_side", self.padding_side in ("left", "right"), "want left or right"),
+            ("atol", 0 <= self.atol < math.inf, "want a number >= 0"),
+            ("micro_batch_tokens", self.micro_batch_tokens > 0, "want at least 1"),
+            ("probe_mb", self.probe_mb > 0, "want at least 1"),
+            ("fault_tolerance", self.fault_tolerance is None or self.fault_tolerance > 0, "want a number > 0"),
         )
-        for good, message in wanted:
+        for name, good, message in wanted:
             if not good:
-                raise BadInput(message)
+                raise BadInput(f"{spelled(name, getattr(self, name))}: {message}")
