@@ -45,10 +45,22 @@ def needed(expected: str, cure: str, *modules: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in modules:
+        name = missing_module(error)
+        if name not in modules:
             raise
-        found = "none" if len({module.partition(".")[0] for module in modules}) == 1 else f"no {error.name}"
-        raise ModuleNotFoundError(f"{expected}, found {found} installed; {cure}", name=error.name) from None
+        found = "none" if len({module.partition(".")[0] for module in modules}) == 1 else f"no {name}"
+        raise ModuleNotFoundError(f"{expected}, found {found} installed; {cure}", name=name) from None
+
+
+def missing_module(error: BaseException) -> str | None:
+    """The module that an import did not find. Lazy packages, such as transformers, raise an error without its name from
+    the error that has it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ModuleNotFoundError) and cause.name:
+            return cause.name
+        cause = cause.__cause__
+    return None
 
 
 INSTALL_TORCH = "pip install 'torch>=2.10'"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,58 @@ def test_the_modules_run_as_the_command_does(name: str) -> None:
 @pytest.mark.parametrize("program", [PROGRAM, WITHOUT_EXTRAS])
 def test_the_version_names_the_variant(program: str) -> None:
     assert rlk("--version", program=program).stdout == f"rl_kernel_native {rk.__version__} ({rk.variant})\n"
+
+
+# A package that is not found, as if it were not installed.
+WITHOUT = (
+    "import importlib.machinery, sys\n"
+    "missing = sys.argv.pop(1).split(',')\n"
+    "find = importlib.machinery.PathFinder.find_spec\n"
+    "importlib.machinery.PathFinder.find_spec = classmethod(\n"
+    "    lambda cls, name, *more: None if name.split('.')[0] in missing else find(name, *more))\n" + PROGRAM
+)
+NEEDING = {
+    "compare": ("torch", "transformers", "safetensors", "huggingface_hub", "matplotlib", "typer", "rich"),
+    "demo": ("torch", "transformers", "safetensors", "matplotlib", "typer", "rich"),
+    "digest": ("torch", "transformers", "safetensors", "typer", "rich"),
+    "align": ("vllm", "torch,vllm", "transformers,vllm", "typer", "rich"),
+    "certify": ("torch", "typer", "rich"),
+    "contract": ("typer", "rich"),
+    "bench": ("torch",),
+}
+
+
+@pytest.mark.parametrize(("name", "missing"), [(name, missing) for name in NEEDING for missing in NEEDING[name]])
+def test_a_missing_package_is_one_line_with_its_cure(name: str, missing: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 100, "model_type": "llama"}')
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "prompts").write_text('{"prompt_ids": [1]}')
+    arguments = {
+        "compare": ("--model", str(tmp_path), "--prompts", str(tmp_path / "prompts")),
+        "demo": ("--report", str(tmp_path), "--minutes", "0.5"),
+        "align": ("--model", str(tmp_path)),
+        "certify": ("--quick", "--operator", "kl"),
+        "bench": ("logprob",),
+    }
+    done = rlk(missing, name, *arguments.get(name, ()), program=WITHOUT)
+    package = missing.split(",")[-1]
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert re.search(f"error: .*{package}.*(is )?not installed", error), done.stderr
+    assert name == "bench" or "pip install" in error
+    assert name == "bench" or len(done.stderr.splitlines()) == 1
+
+
+def test_another_vllm_is_named_before_a_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from rl_kernel_native.consistency import align
+
+    monkeypatch.setattr(align.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(align.importlib.metadata, "version", lambda name: "0.1.0")
+    with pytest.raises(align.BadInput, match=r"needs vllm 0\.26\.0 for .*, got 0\.1\.0; pip install vllm==0\.26\.0"):
+        align.require_installed(["stock", "rk"], ["hf"])
+    align.require_installed(["stock"], ["hf"])
 
 
 def test_the_doctor_needs_no_extra() -> None:

@@ -4,6 +4,8 @@ Every setting runs in its own processes, because its changes take effect only wh
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -16,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import _variants
+from ..integrations.vllm.versions import VERSIONS as VLLM
 from .errors import BadInput
 
 # The environment variables that a setting changes for its processes.
@@ -169,6 +173,34 @@ def request_of(model: Path, **options: Any) -> Request:
     return Request(str(model.resolve()), vocab_size, **options)
 
 
+def require_known(settings: Sequence[str], trainers: Sequence[str]) -> None:
+    """Raises BadInput for another name."""
+    for name in settings:
+        if name not in SETTINGS:
+            raise BadInput(f"--settings {name}: expected {', '.join(SETTINGS)}")
+    for name in trainers:
+        if name not in TRAINERS:
+            raise BadInput(f"--trainer {name}: expected {', '.join(TRAINERS)}")
+
+
+def require_installed(settings: Sequence[str], trainers: Sequence[str]) -> None:
+    """Raises BadInput for a package that the processes of a run would not find."""
+    cure_of_vllm = f"pip install vllm=={VLLM[-1]} (docs/vllm.md)"
+    cures = {"vllm": cure_of_vllm, **dict.fromkeys(("torch", "transformers"), _variants.how_to_install("compare"))}
+    if "megatron" in trainers:
+        cures["megatron"] = "pip install megatron-core (docs/models.md)"
+    for module, cure in cures.items():
+        if importlib.util.find_spec(module) is None:
+            raise BadInput(f"rlk align needs {module}, which is not installed; {cure}")
+    try:
+        found = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:  # from a source tree: the process that imports it checks it
+        return
+    if any(map(serves, settings)) and found.partition("+")[0] not in VLLM:
+        expected = " or ".join(VLLM)
+        raise BadInput(f"rlk align needs vllm {expected} for settings rk and rk-v1, got {found}; {cure_of_vllm}")
+
+
 def align(
     request: Request, settings: Sequence[str], trainers: Sequence[str] = ("hf",), *, workers: int = 1
 ) -> list[Result]:
@@ -177,12 +209,7 @@ def align(
 
     Raises: BadInput for another name; RuntimeError if a process fails.
     """
-    for name in settings:
-        if name not in SETTINGS:
-            raise BadInput(f"--settings {name}: expected {', '.join(SETTINGS)}")
-    for name in trainers:
-        if name not in TRAINERS:
-            raise BadInput(f"--trainer {name}: expected {', '.join(TRAINERS)}")
+    require_known(settings, trainers)
     with ThreadPoolExecutor(workers) as pool:
         return [r for found in pool.map(lambda name: _results(request, name, trainers), settings) for r in found]
 

@@ -94,9 +94,11 @@ def _statuses() -> Iterator[None]:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(EXIT_BAD_INPUT) from None
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "rl_kernel_native":
+        name = _variants.missing_module(error)
+        if (name or "").split(".")[0] == "rl_kernel_native":
             raise
-        print(f"error: {error.name} is not installed; {_variants.how_to_install('demo')}", file=sys.stderr)
+        lacks = f"{name} is not installed" if name else str(error)
+        print(f"error: {lacks}; {_variants.how_to_install('demo')}", file=sys.stderr)
         raise typer.Exit(EXIT_BAD_INPUT) from None
     except (typer.Exit, typer.Abort, KeyboardInterrupt):
         raise
@@ -373,6 +375,7 @@ def run_align(
     with _statuses():
         from . import align as runs
 
+        names, trainers = settings.split(","), trainer.split(",")
         if rollout not in runs.ROLLOUTS:
             raise BadInput(f"--rollout {rollout}: expected {', '.join(runs.ROLLOUTS)}")
         if dtype not in ("bfloat16", "float16", "float32"):
@@ -381,7 +384,9 @@ def run_align(
             model, num_prompts=prompts, prompt_tokens=prompt_tokens, max_tokens=max_tokens, dtype=dtype, seed=seed,
             gpu_memory=gpu_memory, logprobs=logprobs, pages_for=pages_for,
         )  # fmt: skip
-        results = runs.align(request, settings.split(","), trainer.split(","))
+        runs.require_known(names, trainers)
+        runs.require_installed(names, trainers)
+        results = runs.align(request, names, trainers)
         updates = runs.updates(request, steps) if steps else []
         if as_json:
             print(json.dumps(runs.as_json(request, results, updates)))

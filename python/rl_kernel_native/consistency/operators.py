@@ -168,7 +168,7 @@ class RkOperators:
         """The model with this library's operators, while the context is open."""
         try:
             self._library.patch_model(model, strict=True)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ImportError) as error:  # ImportError: transformers is too old
             raise BadInput(f"{spelled(self._argument, 'rk')}: {error}") from error
         try:
             yield
