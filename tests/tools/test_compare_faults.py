@@ -19,8 +19,10 @@ for _name in ("typer", "rich", "matplotlib"):
 from typer.testing import CliRunner  # noqa: E402
 
 import rl_kernel_native as rk  # noqa: E402
+from rl_kernel_native.consistency import cli  # noqa: E402
 from rl_kernel_native.consistency.cli import app  # noqa: E402
 from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
+from rl_kernel_native.consistency.explain import explain  # noqa: E402
 
 PROMPTS = [[96, 3, 4, 5, 6, 7, 8], [96, 9, 11, 12]]
 NEW = 3
@@ -253,6 +255,38 @@ def test_patched_models_are_compared_as_their_unpatched_twins(sides: str, option
         assert not rk.status(model).unproved, "the caller's model stays patched"
         assert sum(rk.status(model).values()) > 0
     assert [model.config._attn_implementation for model in patched] == attention
+
+
+def test_a_comparison_names_operators_by_their_public_names() -> None:
+    """As many names as a reader can look up; "mul" and "add" are no operators of this library."""
+    operators = "embedding, rope, rms_norm, linear, attention, silu_mul, logprob"
+    sums = "torch computes residual sums, which have the same bits everywhere."
+    for ops, words in {
+        ("rk", "rk"): f"rl_kernel_native serves {operators}; {sums}",
+        ("rk", "eager"): f"rl_kernel_native serves one side's {operators}, and torch the other's; {sums}",
+        ("sdpa", "eager"): "All operators are torch's and transformers' own (sdpa against eager).",
+    }.items():
+        found = rk.compare(tiny(), None, [[96]], rollout_ops=ops[0], training_ops=ops[1], max_new_tokens=1)
+        assert explain(found)[1] == words
+    assert all(hasattr(rk, name) for name in operators.split(", "))
+
+
+def test_the_page_says_what_the_output_begins_with_and_how_it_ends(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text()
+    tiny().save_pretrained(tmp_path)
+    (tmp_path / "prompts").write_text('{"prompt_ids": [96, 3]}\n')
+    command = ["compare", "--model", str(tmp_path), "--prompts", str(tmp_path / "prompts"), "--device", "cpu"]
+    done = CliRunner().invoke(app, [*command, "--ops", "rk", "--max-new-tokens", "2"])
+    first, second = done.stdout.splitlines()[:2]
+    assert first == f"model {tmp_path}, float32, cpu"
+    assert second == "rk: aligned: all 4 log-probabilities have the same bytes on both sides."
+    assert "The first line names the model, its dtype and its device, and the second is the verdict." in page
+    for status in (0, 1, cli.EXIT_BAD_INPUT, cli.EXIT_FAILURE):
+        assert f"\n| {status} | " in page
+    recorded = {drift.kind: drift.name.partition("layers.1.")[2] for drift in rk.compare(
+        tiny(), None, [[96, 3]], max_new_tokens=1).runs[0].operators if drift.layer == 1}  # fmt: skip
+    for kind in ("attention", "activation", "mul", "add"):
+        assert f"`{recorded[kind]}`" in page
 
 
 def test_a_fault_of_a_patched_model_is_named() -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # A fault of a whole kind of module (for example an epsilon) is one sentence, not one per layer.
 _NAMED_FAULTS = 3
+# The operator of this library that computes a kind of result, where the two have different names.
+_CALLS = {"rotary_emb": "rope", "mul": "silu_mul", "activation": "silu_mul", "lm_head": "linear"}
 _NAMES = {"stock": "stock", "sdpa": "sdpa", "eager": "eager", "flash": "flash", "rk": "rl_kernel_native"}
 
 
@@ -117,16 +119,17 @@ def news(comparisons: Sequence[Comparison]) -> str:
 
 
 def _ownership(comparison: Comparison) -> str:
-    ours = [row.operator for row in comparison.operator_table if row.served_by == "rk"]
-    mixed = [row.operator for row in comparison.operator_table if row.served_by == "both"]
-    theirs = [row.operator for row in comparison.operator_table if row.served_by == "stock"]
+    def called(served_by: str) -> list[str]:
+        rows = (row.operator for row in comparison.operator_table if row.served_by == served_by)
+        return list(dict.fromkeys(_CALLS.get(operator, operator) for operator in rows))
+
+    ours, mixed = called("rk"), called("both")
+    sums = "torch computes residual sums, which have the same bits everywhere"
     if mixed:
-        return (
-            f"One side's {', '.join(mixed)} are rl_kernel_native's, the other's torch's; {', '.join(theirs)}: torch's."
-        )
+        return f"rl_kernel_native serves one side's {', '.join(mixed)}, and torch the other's; {sums}."
     if not ours:
         return f"All operators are torch's and transformers' own ({comparison.settings.label})."
-    return f"Served by rl_kernel_native: {', '.join(ours)}. Still torch's own: {', '.join(theirs)}."
+    return f"rl_kernel_native serves {', '.join(ours)}; {sums}."
 
 
 def served_by(comparison: Comparison, kind: str) -> str:

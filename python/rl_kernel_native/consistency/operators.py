@@ -33,7 +33,7 @@ class OperatorRow:
     training: str
 
 
-_PART_OF_MUL = "part of mul"
+_PART_OF_MUL = "part of silu_mul"
 _ADD = "torch add"
 _LINEAR = "torch.nn.functional.linear"
 _SDPA, _EAGER = "torch scaled_dot_product_attention", "transformers' eager attention, products and softmax apart"
