@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import _dispatch, _native, _variants, ops, presets
+from . import _cures, _dispatch, _native, _variants, ops, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from ._metrics import DenominatorStatus
@@ -151,6 +151,10 @@ compare = _variants.needed(
     _variants.how_to_install("compare"),
     "torch", "transformers", "safetensors", "rich", "matplotlib",
 )(_comparison.compare)  # fmt: skip
+_cures.name_fields(
+    PolicyLoss, PolicyGradients, PreferenceLoss, ValueLoss, ValueGradients, CrossEntropy, CrossEntropyAccuracy,
+    SequenceLogprob, SequenceLogprobAndStatus,
+)  # fmt: skip
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
     ops.register_torch_operators()

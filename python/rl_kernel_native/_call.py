@@ -21,7 +21,11 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
         return found
     frame, exported = _exported(op, arrays, how)
     how = op.resolved(how, resolve_exp, frame.device)
-    outputs = op.native(exported, how, frame.allocate, frame.stream)
+    try:
+        outputs = op.native(exported, how, frame.allocate, frame.stream)
+    except (TypeError, ValueError) as error:
+        op.add_cure(error, arrays, how)
+        raise
     for i in op.written:
         _dispatch.count_write(arrays[i])
     return tuple(map(frame.result, outputs or ()))
@@ -42,7 +46,12 @@ def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
         return outputs
     frame, exported = _exported(op, arrays, how)
     wanted = tuple(arrays[i] is not None for i in op.gradient.of)
-    return tuple(map(frame.result, op.gradient.native(exported, how, wanted, frame.allocate, frame.stream)))
+    try:
+        found = op.gradient.native(exported, how, wanted, frame.allocate, frame.stream)
+    except (TypeError, ValueError) as error:
+        op.add_cure(error, arrays, how)
+        raise
+    return tuple(map(frame.result, found))
 
 
 def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[_dispatch.Frame, list[Any]]:

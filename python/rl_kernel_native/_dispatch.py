@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _check
+from . import _check, _cures
 from ._native import module as _C
 
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu"}
@@ -154,7 +154,7 @@ def require_array(array: Any, name: str) -> None:
     if module == "torch.fx.proxy":
         raise TypeError(f"{name}: torch.fx.symbolic_trace is not supported; use torch.export")
     if not is_array(array):
-        raise TypeError(f"{name}: expected an array that speaks DLPack, got {kind}")
+        raise TypeError(f"{name}: {_cures.NO_ARRAY}{kind}{_cures.of_value(name, array)}")
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{name}: expected an array without a mask, got {kind}; pass array.filled(value)")
     if isinstance(array, np.ndarray) and not _is_numeric(array.dtype):

@@ -76,19 +76,27 @@ def _register(op: Operator) -> None:
             arrays = tuple(map(operand, arrays))
         if op.exp is not None:
             how = op.resolved(how, resolve_traced, device_type(first, op.arrays[0].name))
-        if op.written:
-            found = write(op, arrays, how) or ()
-        elif of is None:
-            found = op.native(arrays, how, None, 0)
-        else:
-            found = of.native(arrays, how, tuple(arrays[i] is not None for i in of.of), None, 0)
+        try:
+            if op.written:
+                found = write(op, arrays, how) or ()
+            elif of is None:
+                found = op.native(arrays, how, None, 0)
+            else:
+                found = of.native(arrays, how, tuple(arrays[i] is not None for i in of.of), None, 0)
+        except (TypeError, ValueError) as error:
+            op.add_cure(error, arrays, how)
+            raise
         named = zip(found, dtypes, strict=True)
         results = [first.new_empty(0, dtype=dtype_of(d, how, arrays)) if o is None else o for o, d in named]
         return given(results) if results else None
 
     def shapes(*arguments: Any) -> Any:
         arrays, how = apart(op, arguments)
-        check_arrays(op, arrays, how)
+        try:
+            check_arrays(op, arrays, how)
+        except (TypeError, ValueError) as error:
+            op.add_cure(error, arrays, how)
+            raise
         if not dtypes:
             return None
         gradients = () if of is None else (None if arrays[i] is None else arrays[i].shape for i in of.of)
@@ -165,7 +173,11 @@ def _with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], w
     first = arrays[0]
     device_type(first, op.arrays[0].label(how))
     prepare(first)
-    return op.gradient.native(arrays, how, wanted, None, 0)  # type: ignore[union-attr]
+    try:
+        return op.gradient.native(arrays, how, wanted, None, 0)  # type: ignore[union-attr]
+    except (TypeError, ValueError) as error:
+        op.add_cure(error, arrays, how)
+        raise
 
 
 def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import _cures
+
 Native = Callable[..., Any]
 Dtype = str | int | Callable[[tuple[Any, ...]], int | None] | None
 
@@ -211,6 +213,11 @@ class Operator:
             native = lambda arrays, how, *tail: of_loss(arrays, how, none, *tail)[: len(dtypes)]  # noqa: E731
         self.native = native
         OPERATORS.append(self)
+
+    def add_cure(self, error: Exception, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
+        """Adds to an error about an argument what to do about it."""
+        named = [(a.label(how, arrays), x) for a, x in zip(self.arrays, arrays, strict=True)]
+        _cures.add(error, (named[self.leads], *named))
 
     def resolved(self, how: tuple[Any, ...], mode: Callable[..., int], *device: str) -> tuple[Any, ...]:
         """The options with ``exp`` as the extension's number, which ``mode`` computes from exp and device."""

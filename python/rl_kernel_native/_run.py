@@ -66,7 +66,11 @@ def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
         match_torch_threads()
     elif not first.is_cuda:
         _torch.device_type(first, op.arrays[op.leads].label(how, arrays))
-    found = op.native(arrays, how, None, 0)
+    try:
+        found = op.native(arrays, how, None, 0)
+    except (TypeError, ValueError) as error:
+        op.add_cure(error, arrays, how)
+        raise
     if op.written:
         for i in op.written:
             count_write(arrays[i])

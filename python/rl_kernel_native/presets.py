@@ -216,7 +216,8 @@ def trl(
     entropy_mask(entropy, mask, top_quantile=top_entropy_quantile)``, computed over the global batch. With
     ``use_adaptive_entropy``, make a new spec for each coefficient.
 
-    Args: as TRL's GRPOConfig names them.
+    Args: as TRL's GRPOConfig names them, with its defaults. ``loss_type="dr_grpo"`` divides by
+        ``max_completion_length``, 512 in TRL too: pass the length of your run.
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that TRL does not know, or that this library does not support.
     Source: docs/objectives.md.

@@ -54,6 +54,95 @@ CURES = {
 }
 
 
+def of_torch() -> dict[str, tuple[Any, type[Exception], str]]:
+    """Calls with torch's tensors and modules."""
+    torch = pytest.importorskip("torch")
+    nn, x, ids = torch.nn, torch.ones(2, 4), torch.arange(2)
+    a, m, s = torch.tensor([1.0, -1.0]), torch.ones(2, 3), torch.zeros(2)
+    lp = torch.full((2, 3), -1.0)
+    scores, spec = rk.sequence_logprob(lp, m), rk.PolicySpec()
+    use_weight, no_field = r"got \w+; pass weight\.weight$", "; its fields are "
+
+    def policy(lp: Any, a: Any = a, m: Any = m, **more: Any) -> Any:
+        return rk.policy_loss(lp, more.pop("old", lp), a, m, spec=spec, **more)
+
+    def preference(**more: Any) -> Any:
+        return rk.preference_loss(s, s, **more)
+
+    return {
+        "a Linear": (lambda: rk.linear(x, nn.Linear(4, 4)), TypeError, use_weight),
+        "an RMSNorm": (lambda: rk.rms_norm(x, nn.RMSNorm(4), 1e-6), TypeError, use_weight),
+        "an Embedding": (lambda: rk.embedding(ids, nn.Embedding(4, 4)), TypeError, use_weight),
+        "a head": (lambda: rk.linear_logprob(x, nn.Linear(4, 4), ids), TypeError, use_weight),
+        "a head of a loss": (lambda: rk.linear_cross_entropy(x, nn.Linear(4, 4), ids), TypeError, use_weight),
+        "a list of lengths": (
+            lambda: rk.pack(lp, lengths=[2, 3]), TypeError, r"got list; pass torch\.tensor\(lengths\) or np\.array\(",
+        ),
+        "a list of offsets": (
+            lambda: policy(lp.flatten(), cu_seqlens=[0, 3, 6]), TypeError, r"; pass torch\.tensor\(cu_seqlens\) or np",
+        ),
+        "a list of rewards": (lambda: rk.gae([1.0], [1.0]), TypeError, r"; pass torch\.tensor\(rewards\) or np\.arr"),
+        "NumPy's target": (
+            lambda: rk.logprob(x, ids.numpy()), TypeError,
+            "; logits is an array of torch and target one of numpy: convert one of them$",
+        ),
+        "NumPy's target of a head": (
+            lambda: rk.linear_logprob(x, x, ids.numpy()), TypeError, "; hidden is an array of torch and target",
+        ),
+        "NumPy's advantage": (
+            lambda: policy(lp, A), TypeError, "; logprob is an array of torch and advantage one of numpy: convert one",
+        ),
+        "integer advantages": (lambda: policy(lp, a.int()), TypeError, r"got int32; pass advantage\.float\(\)$"),
+        "a logprob in bf16": (
+            lambda: policy(lp.bfloat16(), old=lp), TypeError, r"got bfloat16; pass logprob\.float\(\)$"
+        ),
+        "a logprob in bf16 with a gradient": (
+            lambda: policy(lp.bfloat16().requires_grad_(), old=lp), TypeError, r"got bfloat16; pass logprob\.float",
+        ),
+        "NumPy's float64": (
+            lambda: policy(L.astype("float64"), A, M, old=L), TypeError, r"got float64; pass logprob\.astype",
+        ),
+        "a model in float64": (
+            lambda: rk.linear(x.double(), x.double()), TypeError,
+            r"got float64; pass x\.float\(\), or call model\.float\(\) for a model in float64$",
+        ),
+        "packed tokens without offsets": (
+            lambda: policy(lp.flatten(), m=m.flatten()), ValueError, r"got \[2\]; packed sequences need cu_seqlens$",
+        ),
+        "a SequenceLogprob": (
+            lambda: rk.preference_loss(scores, scores), TypeError, r"got SequenceLogprob; pass policy_chosen\.sum$",
+        ),
+        "logprobs of tokens": (
+            lambda: rk.preference_loss(lp, lp), ValueError, r"got \[2, 3\]; sums over tokens are those of rk\.seq",
+        ),
+        "backward of a result": (lambda: policy(lp).backward(), AttributeError, no_field + r".*: use \.loss\.back"),
+        "the loss of pairs": (lambda: preference().loss, AttributeError, no_field + r".*: use \.losses\.mean\(\)$"),
+        "backward of pairs": (lambda: preference().backward(), AttributeError, no_field + r".*: use \.losses\.back"),
+        "a field of no meaning": (lambda: scores.total, AttributeError, no_field + "sum, count$"),
+        "no patch": (lambda: rk.status(nn.Linear(2, 2)), ValueError, r"; call rk\.patch_model\(model\) first$"),
+    }  # fmt: skip
+
+
+def test_errors_of_torchs_arrays_and_modules_name_their_cure() -> None:
+    lacking = []
+    for case, (call, kind, words) in of_torch().items():
+        with pytest.raises(kind) as found:
+            call()
+        if not re.search(words, str(found.value)):
+            lacking.append(f"{case}: {found.value}")
+    assert not lacking, "\n".join(lacking)
+
+
+def test_a_result_without_the_protocols_of_an_array_is_still_a_tuple() -> None:
+    import copy
+    import pickle
+
+    found = rk.policy_loss(L, L, A, M, spec=rk.PolicySpec())
+    assert not hasattr(found, "__array__")
+    assert type(copy.deepcopy(found)) is rk.PolicyLoss
+    assert pickle.loads(pickle.dumps(rk.SequenceLogprob(1, 2))) == (1, 2)
+
+
 @pytest.mark.parametrize("case", CURES)
 def test_an_error_names_its_cure(case: str) -> None:
     call, error, words = CURES[case]

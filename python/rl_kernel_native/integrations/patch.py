@@ -205,7 +205,7 @@ def _record(model: Any) -> _Record:
     if record is None:
         modules = model.named_modules() if isinstance(model, torch.nn.Module) else ()
         inner = [name for name, module in modules if _RECORD in module.__dict__]
-        hint = f", which is its {inner[0]}" if inner else ""
+        hint = f", which is its {inner[0]}" if inner else "; call rk.patch_model(model) first"
         raise ValueError(f"model: expected one that patch_model was called with{hint}")
     return record
 

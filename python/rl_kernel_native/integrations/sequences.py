@@ -188,7 +188,10 @@ def _masked(batch: int, num_queries: int, mask: torch.Tensor, has_cache: bool, k
     facts = torch.stack([count == (end - first).clamp_min(0), count == width, count > 0]).cpu()
     if not bool(facts[0].all()):
         row = int((~facts[0]).nonzero()[0])
-        raise ValueError(f"attention_mask: expected padding around a sequence only, row {row} has some inside")
+        raise ValueError(
+            f"attention_mask: expected padding around a sequence only, row {row} has some inside; "
+            "move the row's real tokens together, or pack its sequences in one row and name them by cu_seq_lens_q"
+        )
     if bool(facts[1].all()):
         return Sequences(num_keys=width)
     # Causal attention never reads keys to the right of a query, so padding there matters only if a row has one query:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _check, _engine, _main_grad, _shapes, _torch
+from .. import _check, _cures, _engine, _main_grad, _shapes, _torch
 from .._arithmetic import AS_CALLED, product_unit
 from .._dispatch import count_write, dtype_code
 from .._in_graph import apply, callable_in_graph
@@ -83,7 +83,11 @@ def linear(
     if direct and not wants_grad(x, weight, bias):
         _torch.device_type(x, "x")
         prepare(x)
-        return _C.linear(x, weight, bias, k_segments, out, allow_vendor, unit, None, 0)
+        try:
+            return _C.linear(x, weight, bias, k_segments, out, allow_vendor, unit, None, 0)
+        except (TypeError, ValueError) as error:
+            _cures.add(error, (("x", x), ("weight", weight), ("bias", bias)))
+            raise
     if not direct:
         _require_tensors(x=x, weight=weight, optional={"bias": bias})
         k_segments = _check.segment_count("k_segments", k_segments)

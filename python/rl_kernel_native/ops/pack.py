@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from .. import _call, _check, _dispatch, _shapes
+from .. import _call, _check, _cures, _dispatch, _shapes
 from .._native import functions
 from .._operator import Array, Operator, linear
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
@@ -192,9 +192,8 @@ def pack(
     One launch packs any number of arrays with the same layout. Bytes are copied unchanged. The host does not
     synchronise: the number of tokens stays on the device as ``cu_seqlens[-1]``, and results have room for
     ``max_tokens``. Pass ``max_tokens`` if you know the number, for example from lengths on the host. Without it there
-    is room for all ``num_sequences * num_tokens``; unused room holds ``fill_value``. :func:`unpack`,
-    :func:`sequence_logprob` and :func:`shift_labels_packed` read no further than ``cu_seqlens[-1]``. Losses, advantages
-    and rewards need arrays of exactly that length: ``tensors[: int(cu_seqlens[-1])]`` has it, and waits for the device.
+    is room for all ``num_sequences * num_tokens``; unused room holds ``fill_value``. Operators on tokens take such
+    offsets, which end early: they read no token after ``cu_seqlens[-1]``, and give +0 there (docs/tokens.md).
     Differentiable (torch) in every array of floats, any number of times.
 
     Args:
@@ -242,7 +241,11 @@ def pack(
             raise ValueError(f"max_tokens: expected a number >= 0, got {capacity}")
     if frame is None:
         if _is_direct(arrays, lengths, mask):
-            cu_seqlens, positions, status = _C.pack_layout(lengths, mask, num_tokens, capacity, None, 0)
+            try:
+                cu_seqlens, positions, status = _C.pack_layout(lengths, mask, num_tokens, capacity, None, 0)
+            except (TypeError, ValueError) as error:
+                _cures.add(error, (("tensors", arrays[0]), ("lengths", lengths), ("mask", mask)))
+                raise
             found = _moved(arrays, cu_seqlens, positions, False, True, num_tokens, capacity, fills)
         else:
             kept, by_mask = (lengths, False) if mask is None else (mask, True)

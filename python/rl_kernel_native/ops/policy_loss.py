@@ -175,8 +175,10 @@ def policy_loss(
         advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. With as many
             packed tokens as sequences, ``[num_tokens]`` means one per token; use ``[num_sequences, 1]`` for one per
             sequence.
-        mask: of the shape of ``logprob``; any mask (docs/tokens.md); required. A token counts if its mask is not 0.
-        spec: the objective, required: a :class:`PolicySpec`, or one of ``rl_kernel_native.presets``.
+        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts if its mask is not 0. Required: the
+            default None is a TypeError, because an absent mask would count padding.
+        spec: the objective: a :class:`PolicySpec`, or one of ``rl_kernel_native.presets``. Required: the default None
+            is a TypeError.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         ref_logprob: as ``logprob``; required exactly if ``spec.kl`` is set.
         rollout_logprob: as ``logprob``, from the sampling engine; required exactly if ``spec.needs_rollout``.

@@ -1,0 +1,69 @@
+"""What to do about a refused argument. The extension and the checks say what is wrong; only errors come here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+NO_ARRAY = "expected an array that speaks DLPack, got "
+_FOREIGN = "expected an array of the framework of the first argument, got "
+_ONLY_FLOAT32 = re.compile(r"expected dtype float32, got (bfloat16|u?int\d+|float16|float64)$")
+_DTYPES = re.compile(r"expected dtype .*float32.* got float64$")
+
+
+def of_value(name: str, value: Any) -> str:
+    """The cure of a value that is no array; empty if none is known."""
+    if isinstance(value, list) or type(value) is tuple:
+        return f"; pass torch.tensor({name}) or np.array({name})"
+    for field in ("sum", "logprob") if isinstance(value, tuple) else ("weight",):
+        if hasattr(value, field) and hasattr(getattr(value, field), "__dlpack__"):
+            return f"; pass {name}.{field}"
+    return ""
+
+
+def add(error: Exception, arrays: Iterable[tuple[str, Any]]) -> None:
+    """Adds the cure to an error about one of these arrays, whose first one names the framework."""
+    text = str(error)
+    name, _, said = text.partition(": ")
+    given: dict[str, Any] = {}
+    for label, array in arrays:  # a label may name several operands, of which the first is given
+        given.setdefault(label, array)
+    if name not in given or ";" in said:
+        return
+    value, first = given[name], next(iter(given))
+    cure = ""
+    if said.startswith(NO_ARRAY):
+        cure = of_value(name, value)
+    elif said.startswith(_FOREIGN):
+        of_first, of_value_ = (type(x).__module__.split(".")[0] for x in (given[first], value))
+        cure = f"; {first} is an array of {of_first} and {name} one of {of_value_}: convert one of them"
+    elif _ONLY_FLOAT32.match(said) or _DTYPES.match(said):
+        is_torch = type(value).__module__.startswith("torch")
+        cure = f"; pass {name}.float()" if is_torch else f"; pass {name}.astype('float32')"
+        if name in ("x", "hidden") and is_torch:
+            cure += ", or call model.float() for a model in float64"
+    elif said.startswith("expected shape [num_pairs], got [") and "," in said.partition("got")[2]:
+        cure = "; sums over tokens are those of rk.sequence_logprob(logprob, mask).sum"
+    elif name == "advantage" and said.startswith("expected shape ") and given.get("cu_seqlens", given) is None:
+        cure = "; packed sequences need cu_seqlens"
+    if cure:
+        error.args = (text + cure,)
+
+
+def name_fields(*kinds: type) -> None:
+    """Lets results that are named tuples answer a wrong attribute, such as a method of a tensor, with their fields."""
+
+    def missing(self: Any, name: str) -> Any:
+        kind, fields = type(self).__name__, self._fields
+        words = f"{kind!r} object has no attribute {name!r}"
+        if not name.startswith("__"):
+            words += f"; its fields are {', '.join(fields)}"
+            if hasattr(self[0], name):
+                words += f": use .{fields[0]}.{name}"
+            elif f"{name}es" in fields:
+                words += f": use .{name}es.mean()"
+        raise AttributeError(words, name=name, obj=self)
+
+    for kind in kinds:
+        kind.__getattr__ = missing  # type: ignore[attr-defined]
