@@ -18,7 +18,7 @@ from ._metrics import DenominatorStatus
 from ._semantics import LogprobSemantics
 from ._trace import trace
 from ._workspace import WorkspaceStats, workspace_stats
-from .consistency import api as _comparison
+from .consistency.api import compare
 from .integrations import enable, patch_model, status, unpatch_model
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
 from .ops.attention_merge import attention_merge, attention_merge_approximate
@@ -146,11 +146,6 @@ from .ops.value_loss import (
 from .ops.verify_draft import DraftVerification, verify_draft
 
 _native.require_no_others()
-compare = _variants.needed(
-    "rk.compare: expected torch 2.10, transformers 5.14 and safetensors, or newer ones",
-    _variants.how_to_install("compare"),
-    "torch", "transformers", "safetensors", "rich", "matplotlib",
-)(_comparison.compare)  # fmt: skip
 _cures.name_fields(
     PolicyLoss, PolicyGradients, PreferenceLoss, ValueLoss, ValueGradients, CrossEntropy, CrossEntropyAccuracy,
     SequenceLogprob, SequenceLogprobAndStatus,

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import _variants
+
 if TYPE_CHECKING:
     import torch
 
@@ -14,6 +16,11 @@ if TYPE_CHECKING:
     from .result import Comparison
 
 
+@_variants.needed(
+    "rk.compare: expected torch 2.10, transformers 5.14 and safetensors, or newer ones",
+    _variants.how_to_install("compare"),
+    "torch", "transformers", "safetensors", "rich", "matplotlib",
+)  # fmt: skip
 def compare(
     model_a: Any,
     model_b: Any = None,
