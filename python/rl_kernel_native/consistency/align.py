@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _variants
-from ..integrations.vllm.versions import VERSIONS as VLLM
+from ..integrations.vllm import versions as vllm_versions
 from .errors import BadInput
 
 # The environment variables that a setting changes for its processes.
@@ -185,8 +185,10 @@ def require_known(settings: Sequence[str], trainers: Sequence[str]) -> None:
 
 def require_installed(settings: Sequence[str], trainers: Sequence[str]) -> None:
     """Raises BadInput for a package that the processes of a run would not find."""
-    cure_of_vllm = f"pip install vllm=={VLLM[-1]} (docs/vllm.md)"
-    cures = {"vllm": cure_of_vllm, **dict.fromkeys(("torch", "transformers"), _variants.how_to_install("compare"))}
+    cures = {
+        "vllm": vllm_versions.INSTALL,
+        **dict.fromkeys(("torch", "transformers"), _variants.how_to_install("compare")),
+    }
     if "megatron" in trainers:
         cures["megatron"] = "pip install megatron-core (docs/models.md)"
     for module, cure in cures.items():
@@ -196,9 +198,9 @@ def require_installed(settings: Sequence[str], trainers: Sequence[str]) -> None:
         found = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:  # from a source tree: the process that imports it checks it
         return
-    if any(map(serves, settings)) and found.partition("+")[0] not in VLLM:
-        expected = " or ".join(VLLM)
-        raise BadInput(f"rlk align needs vllm {expected} for settings rk and rk-v1, got {found}; {cure_of_vllm}")
+    if any(map(serves, settings)) and found.partition("+")[0] not in vllm_versions.VERSIONS:
+        expected = " or ".join(vllm_versions.VERSIONS)
+        raise BadInput(f"rlk align needs vllm {expected} for settings rk and rk-v1, got {found}; {cures['vllm']}")
 
 
 def align(

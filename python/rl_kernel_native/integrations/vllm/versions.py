@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ... import _variants
 
 VERSIONS = ("0.26.0",)
+INSTALL = f"pip install vllm=={VERSIONS[-1]} (docs/vllm.md)"
 
 
 class Hook(NamedTuple):
@@ -165,13 +166,12 @@ def unknown(hooks: tuple[Hook, ...]) -> list[str]:
 def require_known() -> None:
     """Raises a ModuleNotFoundError without vLLM, else a RuntimeError that names what is unknown."""
     expected = f"vllm: expected version {' or '.join(VERSIONS)}"
-    cure = f"pip install vllm=={VERSIONS[-1]} (docs/vllm.md)"
-    with _variants.needed(expected, cure, "vllm"):
+    with _variants.needed(expected, INSTALL, "vllm"):
         import vllm
 
     version = vllm.__version__.partition("+")[0]
     if version not in VERSIONS:
-        raise RuntimeError(f"{expected}, got {vllm.__version__}; {cure}")
+        raise RuntimeError(f"{expected}, got {vllm.__version__}; {INSTALL}")
     differing = unknown(HOOKS)
     if differing:
         raise RuntimeError(f"vllm {version}: hooks differ from those that are known: " + "; ".join(differing))
