@@ -114,11 +114,7 @@ void run(const Case& c, Exp exp) {
   const cuda::AttentionPlan plan = cuda::choose_plan(p, 90, cuda::multiprocessors(0));
   const Memory results(cuda::workspace_bytes_of(p, plan) / 4, DType::kFloat32, false);
   p.workspace = results.data();
-  report(plan.kernel == cuda::AttentionKernel::kFewRows ? "few rows"
-         : plan.kernel == cuda::AttentionKernel::kPairs ? "pairs"
-         : plan.kernel == cuda::AttentionKernel::kWgmma ? "wgmma"
-                                                        : "forward",
-         median_us([&](cudaStream_t s, int) { cuda::sm90::attention(p, plan, s); }, 3, 5), 2);
+  report(cuda::name_of(plan), median_us([&](cudaStream_t s, int) { cuda::sm90::attention(p, plan, s); }, 3, 5), 2);
   if (c.queries == 1) return;
   for (const cuda::GradientKernel kernel : cuda::kGradientKernels) {
     if (!cuda::fits_plan(b, kernel, 90)) continue;

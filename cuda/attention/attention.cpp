@@ -34,12 +34,16 @@ bool can_fetch(const AttentionInput& p, const AttentionHeads& a, bool alone) {
   if (a.token_stride == 0 || (a.head_stride == 0 && p.num_q_heads > 1)) return false;
   return alone || p.num_sequences <= 1 || a.sequence_stride != 0;
 }
+// Whether wgmma has tiles for the call's heads.
+bool fits_tiles(const AttentionInput& p) {
+  if (p.dtype == DType::kFloat32 || p.softcap > 0.0f || p.value_dim != p.head_dim) return false;
+  return (p.head_dim == 64 || p.head_dim == 128) && p.q_tokens > 0 && p.q_tokens < kMostTokens;
+}
 // Whether the copy engine can fetch K and V. Where they are paged, a page takes the place of a sequence.
 bool can_fetch_keys(const AttentionParams& p) {
   if (p.dtype == DType::kFloat32 || p.head_dim > 128 || p.value_dim != p.head_dim) return false;
   if (p.num_sequences == 0 || p.k_tokens == 0 || p.k_tokens >= kMostTokens) return false;
   const bool paged = p.block_table != nullptr;
-  if (p.group_offsets != nullptr) return false;  // pages begin inside blocks of keys
   if (paged && (p.num_pages == 0 || p.num_pages >= kMostTokens)) return false;
   // A box is a page, or part of one. Its rows must be a multiple of eight, since the swizzle repeats every eight rows.
   if (paged && (p.page_size < 8 || p.page_size >= kMostTokens || (p.page_size & (p.page_size - 1)) != 0)) {
@@ -49,30 +53,23 @@ bool can_fetch_keys(const AttentionParams& p) {
   return can_fetch(p, p.k, alone) && can_fetch(p, p.v, alone) && attention_at_16_bytes(p.q, p.dtype);
 }
 bool can_fetch(const AttentionInput& p) {
-  if (p.softcap > 0.0f || p.value_dim != p.head_dim) return false;
-  if (p.dtype == DType::kFloat32 || (p.head_dim != 64 && p.head_dim != 128) || p.block_table != nullptr) return false;
-  if (p.k_tokens == 0 || p.q_tokens == 0 || p.q_tokens >= kMostTokens || p.k_tokens >= kMostTokens) return false;
+  if (p.block_table != nullptr || p.k_tokens == 0 || p.k_tokens >= kMostTokens) return false;
   const bool packed_q = p.cu_seqlens_q != nullptr, packed_k = p.cu_seqlens_k != nullptr;
   return can_fetch(p, p.q, packed_q) && can_fetch(p, p.k, packed_k) && can_fetch(p, p.v, packed_k);
 }
 
-// Whether the wgmma forward can fetch queries, and keys from pages.
-bool can_fetch_paged(const AttentionParams& p) {
-  if (p.softcap > 0.0f || (p.head_dim != 64 && p.head_dim != 128)) return false;
-  if (p.q_tokens == 0 || p.q_tokens >= kMostTokens) return false;
-  return can_fetch_keys(p) && can_fetch(p, p.q, p.cu_seqlens_q != nullptr);
-}
-
 bool fits_wgmma(const AttentionParams& p) {
-  const bool fetches = p.block_table != nullptr ? can_fetch_paged(p) : can_fetch(p);
-  if (!fetches || !at_16_bytes({p.out})) return false;
+  if (!fits_tiles(p) || p.group_offsets != nullptr || !at_16_bytes({p.out})) return false;
+  const bool packed = p.cu_seqlens_q != nullptr;
+  if (p.block_table != nullptr ? !can_fetch_keys(p) || !can_fetch(p, p.q, packed) : !can_fetch(p)) return false;
   const std::int64_t blocks = p.q_tokens / 128 + std::max<std::int64_t>(p.num_sequences, 1);
-  return blocks * p.num_q_heads * (p.cu_seqlens_q != nullptr ? 1 : p.num_sequences) < kMostTokens;
+  return blocks * p.num_q_heads * (packed ? 1 : p.num_sequences) < kMostTokens;
 }
 
 bool fits_wgmma(const AttentionBackwardParams& p) {
   const bool packed = p.cu_seqlens_q != nullptr;
-  if (!can_fetch(p) || !can_fetch(p, p.dout, packed) || !attention_at_16_bytes(p.out, p.dtype)) return false;
+  if (!fits_tiles(p) || !can_fetch(p) || !can_fetch(p, p.dout, packed) || !attention_at_16_bytes(p.out, p.dtype))
+    return false;
   if (!at_16_bytes({p.dq, p.dk, p.dv}) || p.num_sequences == 0) return false;
   if (p.dq == nullptr && p.dk == nullptr) return false;  // dsinks alone
   const GradientLayout layout(p);
@@ -96,15 +93,20 @@ bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capabili
   const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
   if (rows >= kMostTokens || p.num_q_heads >= kMostTokens || p.num_sequences >= kMostTokens) return false;
   if (plan.kernel == AttentionKernel::kFewRows) return true;
-  return capability == 90 && can_fetch_keys(p) && (plan.kernel == AttentionKernel::kPairs || p.head_dim > 64);
+  if (capability != 90 || !can_fetch_keys(p)) return false;
+  if (plan.kernel == AttentionKernel::kGroups) return SplitGrid(p, SplitGrid::kSharedRows / 2).shares && fits_tiles(p);
+  if (p.group_offsets != nullptr) return false;  // pages begin inside blocks of keys
+  return plan.kernel == AttentionKernel::kPairs || p.head_dim > 64;
 }
 
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors) {
   constexpr std::int64_t kFewRows = 32;  // rows of a sequence, for which most of a larger tile would be empty
   const std::int64_t sequences = sequences_of(p);
   const AttentionPlan few_rows = {AttentionKernel::kFewRows}, pairs = {AttentionKernel::kPairs};
-  const AttentionPlan clusters = {AttentionKernel::kClusters}, wgmma = {AttentionKernel::kWgmma};
+  const AttentionPlan clusters = {AttentionKernel::kClusters}, groups = {AttentionKernel::kGroups};
+  const AttentionPlan wgmma = {AttentionKernel::kWgmma};
   if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences && fits_plan(p, few_rows, capability)) {
+    if (fits_plan(p, groups, capability)) return groups;
     const std::int64_t blocks = SplitGrid(p).blocks;
     if (blocks * SplitGrid::kCluster * 4 / 3 <= multiprocessors && fits_plan(p, clusters, capability)) return clusters;
     // Not every multiprocessor finds three others for a cluster. Calls with more blocks than multiprocessors take

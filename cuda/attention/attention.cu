@@ -3,6 +3,7 @@
 #if RLK_CUDA_SM90
 #include "forward_sm90.cuh"
 #include "split_clusters_sm90.cuh"
+#include "split_groups_sm90.cuh"
 #include "split_pairs_sm90.cuh"
 #endif
 
@@ -19,6 +20,8 @@ void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t
             return run_attention_pairs<T>(p, stream);
           case AttentionKernel::kClusters:
             return run_attention_clusters<T>(p, stream);
+          case AttentionKernel::kGroups:
+            return run_attention_groups<T, kOverlap>(p, stream);
           default:
             return run_attention_wgmma<T>(p, stream);
         }

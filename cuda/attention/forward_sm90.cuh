@@ -52,16 +52,20 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
+inline PageBoxes page_boxes(const AttentionParams& p, int keys) {
+  if (p.block_table == nullptr) return {0, 0};
+  return {static_cast<std::int32_t>(std::min<std::int64_t>(p.page_size, keys)),
+          std::countr_zero(static_cast<std::uint32_t>(p.page_size))};
+}
+
 template <class T, class Tile, Exp kExp>
 void launch_attention_wgmma(const AttentionParams& p, cudaStream_t stream) {
   WgmmaCall call;
   call.q = attention_map(p, p.q, true, Tile::kQueries);
-  const bool paged = p.block_table != nullptr;
-  const int box = paged ? static_cast<int>(std::min<std::int64_t>(p.page_size, Tile::kKeys)) : Tile::kKeys;
+  call.pages = page_boxes(p, Tile::kKeys);
+  const int box = call.pages.box > 0 ? call.pages.box : Tile::kKeys;
   call.k = attention_map(p, p.k, false, box);
   call.v = attention_map(p, p.v, false, box);
-  call.box = paged ? box : 0;
-  call.page_shift = paged ? std::countr_zero(static_cast<std::uint32_t>(p.page_size)) : 0;
   const bool packed = p.cu_seqlens_q != nullptr;
   const std::int64_t blocks = packed ? p.q_tokens / 128 + p.num_sequences : (p.q_tokens + 127) / 128;
   const std::int64_t heads = p.num_q_heads * (packed ? 1 : p.num_sequences);

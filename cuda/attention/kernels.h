@@ -15,31 +15,35 @@ enum class AttentionKernel : std::int32_t {
   kPairs,  // sm_90: kFewRows for few blocks of threads; at most 128 columns that the copy engine can fetch, pages too;
            // value_dim equals head_dim, as for all that follow
   kClusters,  // sm_90: kPairs for fewer blocks still, by four blocks of threads a split; 65 to 128 columns
+  kGroups,    // sm_90: kFewRows where groups share splits, which wgmma multiplies for 64 of a group's rows
   kWgmma,     // sm_90: bf16 and fp16, heads of 64 and 128 columns that the copy engine can fetch, no softcap
 };
 struct AttentionPlan {
   AttentionKernel kernel = AttentionKernel::kTiles;
 };
-constexpr AttentionPlan kAttentionPlans[] = {{AttentionKernel::kTiles},
-                                             {AttentionKernel::kFewRows},
-                                             {AttentionKernel::kPairs},
-                                             {AttentionKernel::kClusters},
-                                             {AttentionKernel::kWgmma}};
+constexpr AttentionPlan kAttentionPlans[] = {{AttentionKernel::kTiles},  {AttentionKernel::kFewRows},
+                                             {AttentionKernel::kPairs},  {AttentionKernel::kClusters},
+                                             {AttentionKernel::kGroups}, {AttentionKernel::kWgmma}};
+constexpr const char* name_of(const AttentionPlan& plan) {
+  constexpr const char* kNames[] = {"tiles", "few rows", "pairs", "clusters", "groups", "wgmma"};
+  return kNames[static_cast<int>(plan.kernel)];
+}
 // fits_plan: whether a plan can serve a call on `capability` (10 * major + minor). choose_plan: the plan that serves it
 // on this number of multiprocessors.
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability);
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors);
-// Bytes of workspace: a counter of tiles for kWgmma, splits' results for kFewRows, kPairs and kClusters.
+// Bytes of workspace: a counter of tiles for kWgmma, splits' results for kFewRows to kGroups.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
-// kFewRows, kPairs and kClusters: a block of threads, or a cluster, takes one split of kRows rows of a key head; a row
+// kFewRows to kGroups: a block of threads, or a cluster, takes one split of kRows rows of a key head; a row
 // is one head of a query. The workspace has m and l of each row and split, then O, aligned to 16 bytes.
 struct SplitGrid {
   static constexpr int kCluster = 4;  // blocks of threads of kClusters
-  static constexpr std::int64_t kRows = 16;
+  static constexpr std::int64_t kRows = 16, kSharedRows = 64;
   std::int64_t tiles;   // tiles of rows: those of a sequence; if packed, slots for all sequences
   std::int64_t splits;  // the most that any sequence has
-  // Whether rows of a group read shared splits together, 64 at a time. Groups with fewer rows would not fill the tiles.
+  // Whether rows of a group read shared splits together, 64 at a time. It pays where groups have kSharedRows rows on
+  // average; half as many suffice for kGroups.
   bool shares;
   // Blocks of threads of a tile of a key head. Each takes one split; if groups share some, those behind them that are
   // this far apart.
@@ -48,9 +52,10 @@ struct SplitGrid {
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats
   bool merges;                // else the blocks of threads of the only split write the results, and need no workspace
 
-  explicit SplitGrid(const AttentionParams& p)
-      : SplitGrid(p, attention_splits(p.k_tokens),
-                  p.num_groups > 0 && attention_rows(p) * (p.num_q_heads / p.num_kv_heads) >= 64 * p.num_groups) {}
+  explicit SplitGrid(const AttentionParams& p, std::int64_t shared_rows = kSharedRows)
+      : SplitGrid(
+            p, attention_splits(p.k_tokens),
+            p.num_groups > 0 && attention_rows(p) * (p.num_q_heads / p.num_kv_heads) >= shared_rows * p.num_groups) {}
   SplitGrid(const AttentionInput& p, std::int64_t of_call, bool is_shared = false)
       : splits(of_call), shares(is_shared) {
     const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);

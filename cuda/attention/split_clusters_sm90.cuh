@@ -403,7 +403,7 @@ void run_attention_clusters(const AttentionParams& p, cudaStream_t stream) {
   const std::int64_t together = p.block_table != nullptr ? p.page_size : Tile::kKeys;
   const int box = static_cast<int>(std::min<std::int64_t>(together, Tile::kKeys));
   const PairMaps maps = {attention_map(p, p.k, false, box), attention_map(p, p.v, false, box, Tile::kSlice), box};
-  run_splits<T, true>(p, stream, [&](const SplitCall& call, unsigned blocks) {
+  run_splits<T, true>(p, SplitGrid(p), stream, [&](const SplitCall& call, unsigned blocks) {
     allow_shared_memory<attention_cluster_kernel<T, Tile>>();
     launch_dependent_clusters<false>(attention_cluster_kernel<T, Tile>, Tile::kRanks,
                                      static_cast<int>(checked_blocks(std::int64_t{blocks} * Tile::kRanks, "attention")),

@@ -3,6 +3,7 @@
 // those of split_rows.cuh, at the same places. The tile is that of forward_mma.cuh.
 #pragma once
 
+#include "../common/dependent_launch.cuh"
 #include "forward_mma.cuh"
 #include "split_rows.cuh"
 
@@ -31,6 +32,98 @@ struct GroupGrid {
   }
 };
 
+// The rows of a block of threads: up to kRows of a group's queries and heads, whatever their sequences, and one split.
+template <int kRows>
+class GroupJob {
+ public:
+  // `splits`: that of GroupGrid. Returns whether the block has rows and a shared split. A whole warp calls this function.
+  __device__ __forceinline__ bool find(const AttentionParams& p, const SplitCall& call, unsigned block,
+                                       unsigned splits) {
+    split = block % splits;
+    const unsigned of_heads = block / splits, at = of_heads / call.kv_heads;
+    kv_head = static_cast<int>(of_heads % call.kv_heads);
+    heads = static_cast<int>(call.group);
+    std::int64_t low = 0, high = p.num_groups;  // finds the last group that begins at or before the tile
+    while (high - low > 1) {
+      const std::int64_t middle = (low + high) / 2;
+      (first_tile(p, middle) <= at ? low : high) = middle;
+    }
+    group = low;
+    first = clamp_to(p.group_offsets[group], 0, p.num_sequences);
+    last = clamp_to(p.group_offsets[group + 1], first, p.num_sequences);
+    if (first >= last) return false;
+    const AttentionSpan span(p, first);
+    if (span.group != group || split >= shared_splits(p, span)) return false;
+    first_place = place_of_sequence(p, first);
+    first_row = (at - first_tile(p, group)) * kRows;
+    last_row = (place_of_sequence(p, last) - first_place) * heads;
+    return first_row >= 0 && first_row < last_row;
+  }
+  // The keys that a row of the tile sees; none if it sees no key of the split. `offset`: its query in q, or kZeroRow.
+  __device__ __forceinline__ AttentionRange row(const AttentionParams& p, int number, std::int64_t* offset) const {
+    *offset = kZeroRow;
+    const std::int64_t row = first_row + number, place = first_place + row / heads;
+    if (row >= last_row) return {0, 0};
+    const bool packed = p.cu_seqlens_q != nullptr;
+    std::int64_t sequence, token = place;  // in the sequence's q or, if packed, in q
+    if (packed) {
+      sequence = min(first + sequence_of(p.cu_seqlens_q + first, last - first, place), last - 1);
+    } else {
+      sequence = place / p.q_tokens;
+      token = place % p.q_tokens;
+    }
+    *offset = offset_of(p.q, packed, sequence, token) + (kv_head * heads + row % heads) * p.q.head_stride;
+    const AttentionSpan span(p, sequence);
+    if (span.group != group || token - span.q_first >= span.num_queries) return {0, 0};
+    const AttentionRange keys = span.keys_of(token - span.q_first);
+    if (keys.empty() || keys.first >= attention_split_begin(split + 1) || keys.last <= attention_split_begin(split)) {
+      return {0, 0};
+    }
+    return keys;
+  }
+  // The index of a row's results, in rows.
+  __device__ __forceinline__ std::int64_t index(const AttentionParams& p, const SplitCall& call, int number) const {
+    const std::int64_t row = first_row + number;
+    return ((first_place + row / heads) * p.num_q_heads + kv_head * heads + row % heads) * call.splits + split;
+  }
+
+  unsigned split;
+  int kv_head, heads;               // heads: query heads per key head
+  std::int64_t group, first, last;  // the group and its sequences
+  std::int64_t first_place, first_row, last_row;
+
+ private:
+  // The place of a sequence's first query among all queries.
+  static __device__ __forceinline__ std::int64_t place_of_sequence(const AttentionParams& p, std::int64_t sequence) {
+    if (p.cu_seqlens_q == nullptr) return sequence * p.q_tokens;
+    return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens);
+  }
+  __device__ __forceinline__ std::int64_t first_tile(const AttentionParams& p, std::int64_t of_group) const {
+    const std::int64_t sequence = clamp_to(p.group_offsets[of_group], 0, p.num_sequences);
+    return place_of_sequence(p, sequence) * heads / kRows + of_group;
+  }
+};
+
+// The keys of a split that any row of a block of threads sees. `memory`: two ints a warp.
+template <int kWarps>
+__device__ __forceinline__ AttentionRange keys_of_block(int* memory, unsigned split, int least, int most) {
+  least = __reduce_min_sync(~0u, least);
+  most = __reduce_max_sync(~0u, most);
+  if (threadIdx.x % 32 == 0) {
+    memory[threadIdx.x / 32] = least;
+    memory[kWarps + threadIdx.x / 32] = most;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) {
+    least = min(least, memory[warp]);
+    most = max(most, memory[kWarps + warp]);
+  }
+  __syncthreads();  // the memory serves others afterwards
+  return {max(std::int64_t{least}, attention_split_begin(split)),
+          min(std::int64_t{most}, attention_split_begin(split + 1))};
+}
+
 template <class T, class Tile>
 class GroupRows : MmaForward<T, Tile> {
  public:
@@ -38,98 +131,37 @@ class GroupRows : MmaForward<T, Tile> {
                                        unsigned char* memory)
       : MmaForward<T, Tile>(p, g, memory), call_(call) {}
 
-  // `splits`: that of GroupGrid.
   __device__ __forceinline__ void run(unsigned block, unsigned splits) {
-    split_ = block % splits;
-    const unsigned of_heads = block / splits, at = of_heads / call_.kv_heads;
-    kv_head_ = of_heads % call_.kv_heads;
-    std::int64_t group = 0, end = p_.num_groups;  // finds the last group that begins at or before the tile
-    while (end - group > 1) {
-      const std::int64_t middle = (group + end) / 2;
-      (first_tile(middle) <= at ? group : end) = middle;
+    if (!job_.find(p_, call_, block, splits)) return;
+    this->kv_head_ = job_.kv_head;
+    int least = INT32_MAX, most = 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      std::int64_t offset;
+      const AttentionRange keys = job_.row(p_, this->row_of_thread(r), &offset);
+      // Until the walk has keys there.
+      if (this->quad_lane() == 0) this->offsets(0, 0)[this->row_of_thread(r)] = offset;
+      sees_[r][0] = static_cast<int>(keys.first);
+      sees_[r][1] = static_cast<int>(keys.last);
+      if (keys.empty()) continue;
+      least = min(least, sees_[r][0]);
+      most = max(most, sees_[r][1]);
     }
-    sequences_.first = clamp_to(p_.group_offsets[group], 0, p_.num_sequences);
-    sequences_.last = clamp_to(p_.group_offsets[group + 1], sequences_.first, p_.num_sequences);
-    if (sequences_.empty()) return;
-    const AttentionSpan span(p_, sequences_.first);
-    if (span.group != group || split_ >= shared_splits(p_, span)) return;
-    first_place_ = place_of_sequence(sequences_.first);
-    first_row_ = (at - first_tile(group)) * Tile::kRows;
-    last_row_ = (place_of_sequence(sequences_.last) - first_place_) * g_.group;
-    if (first_row_ < 0 || first_row_ >= last_row_ || !find_keys(group)) return;
+    const AttentionRange keys =
+        keys_of_block<Tile::kWarps>(reinterpret_cast<int*>(this->memory_), job_.split, least, most);
+    if (keys.empty()) return;
+    this->first_key_ = static_cast<int>(keys.first);
+    this->last_key_ = static_cast<int>(keys.last);
     this->begin_rows();
     this->load_queries([rows = this->offsets(0, 0)](int row) { return rows[row]; });
-    this->walk(span);
+    this->walk(AttentionSpan(p_, job_.first));
     store();
   }
 
  private:
   using Rows = MmaForward<T, Tile>;
-  using Rows::p_, Rows::g_, Rows::memory_, Rows::kv_head_, Rows::first_key_, Rows::last_key_, Rows::sees_;
-  using Rows::reference_, Rows::chains_, Rows::sums_;
+  using Rows::p_, Rows::sees_, Rows::reference_, Rows::chains_, Rows::sums_;
 
-  // The place of a sequence's first query among all queries.
-  __device__ __forceinline__ std::int64_t place_of_sequence(std::int64_t sequence) const {
-    if (p_.cu_seqlens_q == nullptr) return sequence * p_.q_tokens;
-    return clamp_to(p_.cu_seqlens_q[sequence], 0, p_.q_tokens);
-  }
-  __device__ __forceinline__ std::int64_t first_tile(std::int64_t group) const {
-    const std::int64_t sequence = clamp_to(p_.group_offsets[group], 0, p_.num_sequences);
-    return place_of_sequence(sequence) * g_.group / Tile::kRows + group;
-  }
-  // The token of a row's query: in its sequence's q or, if packed, in q.
-  struct Place {
-    std::int64_t sequence, token;
-  };
-  __device__ __forceinline__ Place place_of(std::int64_t row) const {
-    const std::int64_t place = first_place_ + row / g_.group;
-    if (p_.cu_seqlens_q == nullptr) return {place / p_.q_tokens, place % p_.q_tokens};
-    const auto [first, last] = sequences_;
-    return {min(first + sequence_of(p_.cu_seqlens_q + first, last - first, place), last - 1), place};
-  }
-  // Finds the split's keys that any row sees, and the rows' offsets in q. Returns whether there are any keys.
-  __device__ __forceinline__ bool find_keys(std::int64_t group) {
-    const AttentionRange split = {attention_split_begin(split_), attention_split_begin(split_ + 1)};
-    int least = INT32_MAX, most = 0;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sees_[r][0] = sees_[r][1] = 0;
-      const std::int64_t row = first_row_ + this->row_of_thread(r);
-      std::int64_t* offset = this->offsets(0, 0) + this->row_of_thread(r);  // until the walk has keys there
-      if (this->quad_lane() == 0) *offset = kZeroRow;
-      if (row >= last_row_) continue;
-      const Place of = place_of(row);
-      if (this->quad_lane() == 0) {
-        *offset = offset_of(p_.q, p_.cu_seqlens_q != nullptr, of.sequence, of.token) +
-                  (kv_head_ * g_.group + row % g_.group) * p_.q.head_stride;
-      }
-      const AttentionSpan span(p_, of.sequence);
-      if (span.group != group || of.token - span.q_first >= span.num_queries) continue;
-      const AttentionRange keys = span.keys_of(of.token - span.q_first);
-      if (keys.empty() || keys.first >= split.last || keys.last <= split.first) continue;
-      sees_[r][0] = static_cast<int>(keys.first);
-      sees_[r][1] = static_cast<int>(keys.last);
-      least = min(least, sees_[r][0]);
-      most = max(most, sees_[r][1]);
-    }
-    int* of_warps = reinterpret_cast<int*>(memory_);
-    least = __reduce_min_sync(~0u, least);
-    most = __reduce_max_sync(~0u, most);
-    if (threadIdx.x % 32 == 0) {
-      of_warps[threadIdx.x / 32] = least;
-      of_warps[Tile::kWarps + threadIdx.x / 32] = most;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int warp = 0; warp < Tile::kWarps; ++warp) {
-      least = min(least, of_warps[warp]);
-      most = max(most, of_warps[Tile::kWarps + warp]);
-    }
-    __syncthreads();  // queries pass through this memory
-    first_key_ = max(least, static_cast<int>(split.first));
-    last_key_ = min(most, static_cast<int>(split.last));
-    return first_key_ < last_key_;
-  }
   // Stores rows that see a key of the split. The merge reads no others.
   __device__ __forceinline__ void store() const {
 #pragma unroll
@@ -138,10 +170,7 @@ class GroupRows : MmaForward<T, Tile> {
       l = add_rn(l, Machine::shuffle_xor(l, 1));
       l = add_rn(l, Machine::shuffle_xor(l, 2));
       if (sees_[r][1] == 0) continue;
-      const std::int64_t row = first_row_ + this->row_of_thread(r);
-      const std::int64_t head = kv_head_ * g_.group + row % g_.group;
-      const std::int64_t at =
-          ((first_place_ + row / g_.group) * p_.num_q_heads + head) * call_.splits + static_cast<std::int64_t>(split_);
+      const std::int64_t at = job_.index(p_, call_, this->row_of_thread(r));
       if (this->quad_lane() == 0) {
         *reinterpret_cast<float2*>(call_.rows + at * 2) = make_float2(reference_[r].m, l);
       }
@@ -156,10 +185,7 @@ class GroupRows : MmaForward<T, Tile> {
   }
 
   const SplitCall& call_;
-  unsigned split_ = 0;
-  AttentionRange sequences_ = {0, 0};  // the group's
-  std::int64_t first_place_ = 0;       // place of the group's first query
-  std::int64_t first_row_ = 0, last_row_ = 0;
+  GroupJob<Tile::kRows> job_;
 };
 
 template <class T, class Tile>
@@ -167,11 +193,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
     attention_group_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ AttentionGrid g,
                            const __grid_constant__ SplitCall call, unsigned splits) {
   extern __shared__ __align__(128) unsigned char memory[];
+  allow_next_kernel();
   GroupRows<T, Tile>(p, g, call, memory).run(blockIdx.x, splits);
 }
 
 template <class T, class Tile>
-void run_attention_groups(const AttentionParams& p, const SplitCall& call, bool vectors, cudaStream_t stream) {
+void launch_groups(const AttentionParams& p, const SplitCall& call, bool vectors, cudaStream_t stream) {
   const GroupGrid<Tile> grid(p);
   if (grid.blocks == 0) return;
   allow_shared_memory<attention_group_kernel<T, Tile>>();

@@ -83,8 +83,7 @@ __global__ void __launch_bounds__(128)
 
 // launch(call, blocks) launches the splits.
 template <class T, bool kOverlap, class Launch>
-void run_splits(const AttentionParams& p, cudaStream_t stream, Launch&& launch) {
-  const SplitGrid grid(p);
+void run_splits(const AttentionParams& p, const SplitGrid& grid, cudaStream_t stream, Launch&& launch) {
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;
   auto* results = static_cast<float*>(p.workspace);
   const SplitCall call = {static_cast<std::uint32_t>(grid.tiles),

@@ -194,21 +194,28 @@ __global__ void __launch_bounds__(Tile::kThreads)
   extern __shared__ __align__(128) unsigned char memory[];
   allow_next_kernel();
   SplitByCopies<T, Tile>(p, call, memory, vectors).run();
+  // The merge waits for this kernel, which therefore waits for the shared splits.
+  if (Tile::kShares && blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
+}
+
+// kOverlap: the kernel begins beside the launch of shared splits.
+template <class T, class Tile, bool kOverlap>
+void launch_splits(const AttentionParams& p, const SplitCall& call, unsigned blocks, bool vectors,
+                   cudaStream_t stream) {
+  allow_shared_memory<attention_split_kernel<T, Tile>>();
+  launch_dependent<kOverlap>(attention_split_kernel<T, Tile>, static_cast<int>(blocks), Tile::kThreads, Tile::kBytes,
+                             stream, p, call, vectors);
 }
 
 template <class T, bool kOverlap>
 void run_attention_splits(const AttentionParams& p, bool vectors, cudaStream_t stream) {
-  const auto launch = [&](const SplitCall& call, unsigned blocks, auto tile) {
-    using Tile = decltype(tile);
-    allow_shared_memory<attention_split_kernel<T, Tile>>();
-    attention_split_kernel<T, Tile><<<blocks, Tile::kThreads, Tile::kBytes, stream>>>(p, call, vectors);
-  };
   const auto run = [&](auto columns) {
     constexpr int kColumns = decltype(columns)::value;
-    run_splits<T, kOverlap>(p, stream, [&](const SplitCall& call, unsigned blocks) {
-      if (!SplitGrid(p).shares) return launch(call, blocks, SplitTile<kColumns>{});
-      run_attention_groups<T, GroupTile<kColumns>>(p, call, vectors, stream);
-      launch(call, blocks, SplitTile<kColumns, true>{});
+    const SplitGrid grid(p);
+    run_splits<T, kOverlap>(p, grid, stream, [&](const SplitCall& call, unsigned blocks) {
+      if (!grid.shares) return launch_splits<T, SplitTile<kColumns>, false>(p, call, blocks, vectors, stream);
+      launch_groups<T, GroupTile<kColumns>>(p, call, vectors, stream);
+      launch_splits<T, SplitTile<kColumns, true>, kOverlap>(p, call, blocks, vectors, stream);
     });
   };
   if (p.head_dim <= 64) {

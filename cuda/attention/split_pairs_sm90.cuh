@@ -257,7 +257,7 @@ void run_attention_pairs(const AttentionParams& p, cudaStream_t stream) {
     const std::int64_t together = p.block_table != nullptr ? p.page_size : Tile::kKeys;
     const int box = static_cast<int>(std::min<std::int64_t>(together, Tile::kKeys));
     const PairMaps maps = {attention_map(p, p.k, false, box), attention_map(p, p.v, false, box), box};
-    run_splits<T, true>(p, stream, [&](const SplitCall& call, unsigned blocks) {
+    run_splits<T, true>(p, SplitGrid(p), stream, [&](const SplitCall& call, unsigned blocks) {
       allow_shared_memory<attention_pair_kernel<T, Tile>>();
       attention_pair_kernel<T, Tile><<<blocks, Tile::kThreads, Tile::kBytes, stream>>>(p, call, maps);
     });

@@ -42,7 +42,7 @@ class WgmmaRows {
     store(work);
   }
 
- private:
+ protected:
   static __device__ __forceinline__ void pin(float (&x)[64]) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(x[i])::"memory");

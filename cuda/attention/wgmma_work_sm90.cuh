@@ -23,12 +23,16 @@ struct WgmmaTile {
   static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * 48 + 1024;  // 1024 bytes align the start
 };
 
+struct PageBoxes {
+  std::int32_t box, shift;  // keys of a box, and log2 of the page size; box 0: there are no pages
+};
+
 struct WgmmaCall {
   CUtensorMap q, k, v;
   std::int32_t tiles;
-  std::int32_t blocks;               // blocks of queries: those of a sequence; if packed, slots for all sequences
-  std::int32_t heads;                // heads, times sequences if not packed
-  std::int32_t box, page_shift;      // keys of a box, and log2 of the page size; box 0: there are no pages
+  std::int32_t blocks;  // blocks of queries: those of a sequence; if packed, slots for all sequences
+  std::int32_t heads;   // heads, times sequences if not packed
+  PageBoxes pages;
   std::int32_t section, in_section;  // heads whose keys and values stay in L2 together; the number of their tiles
   std::uint32_t* counter;            // tiles taken beyond each block's first; null: each block has one tile
 };
@@ -143,34 +147,34 @@ __device__ __forceinline__ void load_tile(std::uint32_t to, const CUtensorMap* m
 // Pages: a lane has one box of a block of keys.
 constexpr std::int32_t kNoBox = -2, kLostPage = -1;  // past the last key; of a page that does not exist
 template <class Tile>
-__device__ __forceinline__ std::int32_t page_of_lane(const AttentionParams& p, const WgmmaCall& call,
-                                                     const WgmmaWork& work, int block) {
-  const int row = threadIdx.x % 32 * call.box, key = block + row;
-  if (call.box == 0 || row >= Tile::kKeys || key >= work.num_keys) return kNoBox;
-  const std::int32_t page = p.block_table[work.sequence * p.table_stride + (key >> call.page_shift)];
+__device__ __forceinline__ std::int32_t page_of_lane(const AttentionParams& p, const std::int32_t* table,
+                                                     const PageBoxes& pages, int num_keys, int block) {
+  const int row = threadIdx.x % 32 * pages.box, key = block + row;
+  if (pages.box == 0 || row >= Tile::kKeys || key >= num_keys) return kNoBox;
+  const std::int32_t page = table[key >> pages.shift];
   return page >= 0 && page < p.num_pages ? page : kLostPage;
 }
 // Loads a block of K or V from the lanes' pages. Keys of a page that does not exist are NaN, and their values +0. Rows
 // past the last key are not written. A whole warp calls this function.
 template <class T, class Tile, bool kIsKey>
-__device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* map, const WgmmaCall& call,
+__device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* map, const PageBoxes& pages,
                                            std::int32_t page, int kv_head, int block, std::uint32_t barrier) {
   const int lane = threadIdx.x % 32;
   for (unsigned lost = __ballot_sync(~0u, page == kLostPage); lost != 0; lost &= lost - 1) {
-    const int first = (__ffs(static_cast<int>(lost)) - 1) * call.box;
-    for (int i = lane; i < Tile::kBoxes * call.box * 8; i += 32) {  // 16 bytes each
-      const int in_box = i % (call.box * 8);
-      store_shared_16(to + i / (call.box * 8) * Tile::kBoxBytes + first * 128 + in_box * 16,
+    const int first = (__ffs(static_cast<int>(lost)) - 1) * pages.box;
+    for (int i = lane; i < Tile::kBoxes * pages.box * 8; i += 32) {  // 16 bytes each
+      const int in_box = i % (pages.box * 8);
+      store_shared_16(to + i / (pages.box * 8) * Tile::kBoxBytes + first * 128 + in_box * 16,
                       Machine::fill_vec8<T>(kIsKey).v[0].v);
     }
     fence_for_copy_engine();
   }
   const bool loads = page >= 0;
   const int boxes = __popc(__ballot_sync(~0u, loads));
-  if (lane == 0) mbarrier_arrive_expect(barrier, boxes * call.box * Tile::kColumns * 2);
+  if (lane == 0) mbarrier_arrive_expect(barrier, boxes * pages.box * Tile::kColumns * 2);
   __syncwarp();
   if (loads) {
-    const int row = lane * call.box, token = (block + row) & ((1 << call.page_shift) - 1);
+    const int row = lane * pages.box, token = (block + row) & ((1 << pages.shift) - 1);
 #pragma unroll
     for (int box = 0; box < Tile::kBoxes; ++box) {
       load_head_box(to + box * Tile::kBoxBytes + row * 128, map, box * 64, kv_head, token, page, barrier);
@@ -208,14 +212,15 @@ __device__ __forceinline__ void load_tiles(const AttentionParams& p, const Wgmma
       const int sequence_k = p.cu_seqlens_k != nullptr ? 0 : work.sequence, kv_head = work.head / group;
       bool first = true;
       const int first_block = work.first_key / Tile::kKeys * Tile::kKeys;
-      std::int32_t next_page = page_of_lane<Tile>(p, call, work, first_block);
+      const std::int32_t* table = p.block_table + work.sequence * p.table_stride;
+      std::int32_t next_page = page_of_lane<Tile>(p, table, call.pages, work.num_keys, first_block);
 #pragma unroll 1
       for (int block = first_block; block < work.last_key; block += Tile::kKeys) {
         const std::int32_t page = next_page;
-        next_page = page_of_lane<Tile>(p, call, work, block + Tile::kKeys);
+        next_page = page_of_lane<Tile>(p, table, call.pages, work.num_keys, block + Tile::kKeys);
         mbarrier_wait_block(shared.keys_empty(at.stage), at.phase ^ 1);
-        if (call.box > 0) {
-          load_pages<T, Tile, true>(shared.keys(at.stage), &call.k, call, page, kv_head, block,
+        if (call.pages.box > 0) {
+          load_pages<T, Tile, true>(shared.keys(at.stage), &call.k, call.pages, page, kv_head, block,
                                     shared.keys_full(at.stage));
         } else if (elect_one()) {
           load_tile<Tile>(shared.keys(at.stage), &call.k, kv_head, work.k_token + block, sequence_k,
@@ -229,8 +234,8 @@ __device__ __forceinline__ void load_tiles(const AttentionParams& p, const Wgmma
           first = false;
         }
         mbarrier_wait_block(shared.values_empty(at.stage), at.phase ^ 1);
-        if (call.box > 0) {
-          load_pages<T, Tile, false>(shared.values(at.stage), &call.v, call, page, kv_head, block,
+        if (call.pages.box > 0) {
+          load_pages<T, Tile, false>(shared.values(at.stage), &call.v, call.pages, page, kv_head, block,
                                      shared.values_full(at.stage));
         } else if (elect_one()) {
           load_tile<Tile>(shared.values(at.stage), &call.v, kv_head, work.k_token + block, sequence_k,

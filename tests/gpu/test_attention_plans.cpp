@@ -83,14 +83,6 @@ void take_nan(const Memory& wanted, Memory* memory) {
   }
 }
 
-const char* name_of(const AttentionPlan& plan) {
-  return plan.kernel == AttentionKernel::kFewRows    ? ", few rows"
-         : plan.kernel == AttentionKernel::kPairs    ? ", pairs"
-         : plan.kernel == AttentionKernel::kClusters ? ", clusters"
-         : plan.kernel == AttentionKernel::kWgmma    ? ", wgmma"
-                                                     : ", tiles";
-}
-
 void run_case(const Case& c) {
   Problem problem(c);
   const std::size_t bytes = static_cast<std::size_t>(size_of(c.dtype));
@@ -127,7 +119,7 @@ void run_case(const Case& c) {
         arch == 90 ? sm90::attention(got, plan, nullptr) : sm80::attention(got, plan, nullptr);
       }
       check(cudaDeviceSynchronize(), "attention");
-      const std::string what = c.text() + name_of(plan) + ", sm_" + std::to_string(arch);
+      const std::string what = c.text() + ", " + name_of(plan) + ", sm_" + std::to_string(arch);
       expect(out_got.host(), out, what + ", out");
       expect(lse_got.host(), lse, what + ", lse");
     }
