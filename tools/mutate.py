@@ -73,7 +73,7 @@ SHARED = {
     "_rollout_presets": ["test_presets", "test_verl_advantages"],
     "_run": ["test_engine", "test_torch"],
     "_schema": ["test_engine", "test_fake_tensors"],
-    "_shapes": ["test_fake_tensors", "test_engine", "test_token_model"],
+    "_described": ["test_fake_tensors", "test_engine", "test_token_model"],
     "_transforms": ["test_engine", "test_torch", "test_linear_func"],
     "_workspace": ["test_linear_logprob", "test_torch"],
     "attention_merge": ["test_attention_partials", "test_attention_partials_bad_input"],
@@ -138,10 +138,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "cpp/cpu/rope_simd.cpp",
         "if (second >= 0) store_at<T>(row.y + at_b, 0, second, b);",
     ): "a store of 0 elements writes nothing",
-    (
-        f"{PACKAGE}/ops/gae.py",
-        'for name, share in zip(("gamma", "lam"), how[:2], strict=True):',
-    ): "each operator of the file has two options or more",
 }
 
 UNDECIDED = "undecided"  # the machine is busy, or a test fails without the fault: it counts neither way

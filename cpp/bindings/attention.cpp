@@ -93,7 +93,7 @@ class Call {
     const std::int64_t count = held->given->num_sequences + 1;
     require(size < 0 || count == size, name, "shape [", size, "] (num_sequences + 1), got [", count, "]");
     const Offsets& o = held->given->offsets;
-    if (o.dtype == DType::kInt32) return static_cast<const std::int32_t*>(o.data);
+    if (o.dtype == DType::kInt32 || q_.is_described()) return static_cast<const std::int32_t*>(o.data);
     if (device().type != DeviceType::kCpu) type_error(name, "dtype int32 on a GPU, got int64");
     for (std::int64_t i = 0; i < count; ++i) {
       held->narrow.push_back(static_cast<std::int32_t>(clamp_index(offset_at(o, i), INT32_MIN, INT32_MAX)));

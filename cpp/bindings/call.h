@@ -34,7 +34,7 @@ class Results {
  public:
   // `first` is the array whose framework allocates. It refuses a device for which this build has no kernels of `op`.
   Results(const char* op, const Array& first, const Frame& frame)
-      : caller_((require_backend(op, first.view().device), make_caller(first, frame))) {}
+      : caller_((require_backend(op, first), make_caller(first, frame))) {}
 
   const Caller& caller() const { return caller_; }
 
@@ -67,6 +67,7 @@ class Results {
   // Calls a kernel without the GIL.
   template <class Params>
   void call(void (*kernel)(const Params&, Device, Stream), const Params& p, bool accumulates = false) const {
+    if (caller_.describes()) return;
     const ReleasedGil released;
     std::unique_lock<std::mutex> lock;
     if (accumulates) lock = lock_accumulation(caller_.device);
@@ -82,6 +83,7 @@ class Results {
   template <class Params>
   nb::object run(void (*kernel)(const Params&, Device, Stream), Params* p,
                  std::int64_t (*workspace_bytes)(const Params&, Device), bool accumulates = false) {
+    if (caller_.describes()) return result();
     const nb::object workspace = take_workspace(caller_, workspace_bytes(*p, caller_.device), &p->workspace);
     return run(kernel, *p, accumulates);
   }

@@ -65,7 +65,7 @@ RowLayout contiguous_rows(std::int64_t num_rows, std::int64_t columns) {
 }
 
 void check_operand(const RowsArgument& a) {
-  require_backend("linear", a.view().device);
+  require_backend("linear", a.array);
   if (a.view().device.type != DeviceType::kCpu && a.view().dtype == DType::kFloat32) {
     dtype_error(a.array, "bfloat16 or float16 on ", a.view().device,
                 " (float32 products are the CPU's alone: a GPU's matrix units would round to TF32)");

@@ -96,8 +96,10 @@ struct HeadArguments {
 
 // Calls a kernel with a workspace of at most `bytes`. If no workspace is given, the CPU backend allocates its own.
 template <class Params>
-nb::object run_within(std::int64_t bytes, const WorkspaceRange& range, Results* results,
+nb::object run_within(std::int64_t bytes, WorkspaceRange (*range_of)(const Params&, Device), Results* results,
                       void (*kernel)(const Params&, Device, Stream), Params* p, bool accumulates = false) {
+  if (results->caller().describes()) return results->result();
+  const WorkspaceRange range = range_of(*p, results->caller().device);
   require_bytes(least_bytes(range), bytes, "this call");
   const bool on_cpu = results->caller().device.type == DeviceType::kCpu;
   const nb::object workspace = on_cpu ? nb::none() : allocate_workspace(p, range, bytes, *results);
@@ -114,7 +116,7 @@ nb::object forward(Frame frame, nb::tuple head, nb::tuple numbers, nb::tuple how
             p.num_columns);
     results.add(&p.largest, a.call.rows_shape());
   }
-  return run_within(a.workspace_bytes, linear_logprob_workspace(p, a.call.device()), &results, rlk::linear_logprob, &p);
+  return run_within(a.workspace_bytes, linear_logprob_workspace, &results, rlk::linear_logprob, &p);
 }
 
 // Returns the statistics of a shard, [..., 5].
@@ -123,7 +125,7 @@ nb::object partial(Frame frame, nb::tuple head, nb::tuple numbers, nb::tuple how
   Results results("linear_logprob", a.hidden.array, frame);
   auto p = a.params<LinearLogprobParams>();
   results.add(&p.stats, shape_with(a.hidden.leading(), kStatsFields));
-  return run_within(a.workspace_bytes, linear_logprob_workspace(p, a.call.device()), &results, rlk::linear_logprob, &p);
+  return run_within(a.workspace_bytes, linear_logprob_workspace, &results, rlk::linear_logprob, &p);
 }
 
 // Params for the gradients of the operands whose bits `needs` has, before their memory is allocated. The gradient of a
@@ -189,8 +191,8 @@ nb::object backward(Frame frame, nb::tuple head, nb::tuple numbers, nb::tuple ho
   results.add(&p.dbias, {p.num_columns}, p.dbias_dtype, wants(kBias))
       .add(&p.dlora_a, {rank, a.head.in_features}, a.head.dtype, wants(kLoraA) && rank > 0)
       .add(&p.dlora_b, {p.num_columns, rank}, a.head.dtype, wants(kLoraB) && rank > 0);
-  const WorkspaceRange range = linear_logprob_backward_workspace(p, device);
-  return run_within(a.workspace_bytes, range, &results, rlk::linear_logprob_backward, &p, true);
+  return run_within(a.workspace_bytes, linear_logprob_backward_workspace, &results, rlk::linear_logprob_backward, &p,
+                    true);
 }
 
 const Functions kFunctions([](nb::module_& m) {

@@ -38,6 +38,7 @@ nb::object tokens(Frame frame, nb::handle hidden, nb::handle weight, nb::handle 
       .add(&p.draw.logprob, {x.num_rows}, wants & kWantsLogprob)
       .add(&p.draw.raw_logprob, {x.num_rows}, wants & kWantsRaw)
       .add(&p.draw.status, {x.num_rows});
+  if (results.caller().describes()) return results.result();
   const nb::object workspace = allocate_workspace(&p, linear_sample_workspace(p, device), bytes, results);
   return results.run(rlk::linear_sample, p);
 }

@@ -48,7 +48,7 @@ LogprobCall::LogprobCall(const LogprobArguments& a) {
   logits_.emplace(a.logits, "logits", kFloats);
   rows_of_ = &*logits_;
   const TensorView& x = logits_->view();
-  require_backend("logprob", x.device);
+  require_backend("logprob", *logits_);
   require_shape(x.ndim > 0, *logits_, "shape [..., vocab_size]");
   input_.dtype = x.dtype;
   input_.logits = x.data;

@@ -27,6 +27,7 @@ NB_MODULE(_C, m) {
   m.def("num_threads", &rlk::cpu::num_threads);
   m.def("cpu_isa", [] { return std::string(rlk::cpu::isa_name(rlk::cpu::isa())); });
   m.def("has_exchange_api", [](nb::handle array) { return rlk::bindings::exchange_api(array) != nullptr; });
+  m.def("described_api", &rlk::bindings::described_api);
   m.def("bfloat16_capsule", &rlk::bindings::bfloat16_capsule);
   m.def("bool_capsule", &rlk::bindings::bool_capsule);
   m.def("set_cpu_isa", [](const std::string& name) {

@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <iterator>
 #include <utility>
@@ -129,7 +130,49 @@ template <class... Words>
   throw nb::buffer_error(words(name, ": expected ", expected...).c_str());
 }
 
+// An address for memory that is never read. Addresses are far apart, so no two arrays of a call overlap.
+void* nowhere() {
+  static std::atomic<std::uintptr_t> next{4096};
+  return reinterpret_cast<void*>(next.fetch_add(std::uintptr_t{1} << 44));
+}
+
+// `layout` of the object has int64 numbers: device type and index, the dtype's code and bits, the number of dimensions,
+// sizes and strides. The object keeps them alive.
+int view_description(void* object, DLTensor* out) {
+  PyObject* const layout = PyObject_GetAttrString(static_cast<PyObject*>(object), "layout");
+  if (!layout) return -1;
+  auto* const numbers = reinterpret_cast<std::int64_t*>(PyBytes_AsString(layout));
+  Py_DECREF(layout);
+  out->data = nowhere();
+  out->device = {static_cast<std::int32_t>(numbers[0]), static_cast<std::int32_t>(numbers[1])};
+  out->dtype = {static_cast<std::uint8_t>(numbers[2]), static_cast<std::uint8_t>(numbers[3]), 1};
+  out->ndim = static_cast<std::int32_t>(numbers[4]);
+  out->shape = numbers + 5;
+  out->strides = out->shape + out->ndim;
+  return 0;
+}
+
 }  // namespace
+
+const ExchangeApi kDescribed = {
+    .version = {1, 3},
+    .previous = nullptr,
+    .allocate =
+        [](DLTensor*, DLManagedTensorVersioned** out, void*, void (*)(void*, const char*, const char*)) {
+          *out = new DLManagedTensorVersioned{};
+          (*out)->tensor.data = nowhere();
+          return 0;
+        },
+    .managed_from_object = nullptr,
+    .object_from_managed =
+        [](DLManagedTensorVersioned* tensor, void** object) {
+          delete tensor;
+          *object = nb::none().release().ptr();
+          return 0;
+        },
+    .view_from_object = view_description,
+    .current_stream = [](std::int32_t, std::int32_t, void**) { return 0; }};
+nb::object described_api() { return nb::capsule(&kDescribed, "dlpack_exchange_api"); }
 
 // A torch DTensor has no memory of its own, and its DLPack view does not show that it is one.
 static void refuse_distributed(nb::handle object, const char* name) {
@@ -223,6 +266,7 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
       PyErr_Clear();  // the exporter's own message is a stack trace
       type_error(name, "a dense array in memory, got a ", kind_of(object), " that has none (sparse, meta or fake)");
     }
+    is_described_ = api == &kDescribed;
     refuse_lazy_negation(object, name);
   } else {
     refuse_object(object, name);
@@ -307,6 +351,10 @@ nb::object bool_capsule(nb::object capsule) { return relabelled(std::move(capsul
 bool is_array(nb::handle given) {
   if (PyLong_CheckExact(given.ptr()) || PyFloat_CheckExact(given.ptr())) return false;
   return PyCapsule_CheckExact(given.ptr()) || exchange_api(given) != nullptr || nb::hasattr(given, "__dlpack__");
+}
+
+void require_backend(const char* op, const Array& a) {
+  if (!a.is_described()) rlk::require_backend(op, a.view().device);
 }
 
 Caller make_caller(const Array& first, const Frame& frame) {

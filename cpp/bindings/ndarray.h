@@ -23,6 +23,11 @@ struct ExchangeApi;  // DLPackExchangeAPI of one array type
 // Exchange API of the object's type, or null.
 const ExchangeApi* exchange_api(nb::handle array);
 
+// Exchange API of tensors without memory, as a trace has them (python/rl_kernel_native/_described.py). A call with them
+// makes all checks of its arguments, runs no kernel and returns None for each output.
+extern const ExchangeApi kDescribed;
+nb::object described_api();
+
 // Dtypes that an argument may have, with their names for errors.
 struct Dtypes {
   unsigned set;
@@ -70,6 +75,7 @@ class Array {
   }
   const char* name() const { return name_; }
   nb::handle object() const { return object_; }
+  bool is_described() const { return is_described_; }
   std::span<const std::int64_t> shape() const { return {view_.shape, static_cast<std::size_t>(view_.ndim)}; }
   int element_bytes() const { return bits_ / 8; }
   bool is_float() const;  // an IEEE type, whose zero has only zero bits except for the sign
@@ -83,7 +89,8 @@ class Array {
   nb::handle object_;  // what Python passed; it outlives the call
   const char* name_;
   std::uint8_t code_ = 0, bits_ = 0;  // code and bits of DLPack's dtype
-  std::int64_t inline_shape_[8];      // a copy: a borrowed view's arrays may be the exporter's scratch
+  bool is_described_ = false;
+  std::int64_t inline_shape_[8];  // a copy: a borrowed view's arrays may be the exporter's scratch
   std::int64_t inline_strides_[8];
   void (*release_)(void*) = nullptr;
   void* owner_ = nullptr;
@@ -103,6 +110,7 @@ struct Caller {
   Device device;
   Stream stream = 0;
 
+  bool describes() const { return api == &kDescribed; }
   struct Fresh {
     nb::object array;
     void* data;
@@ -114,6 +122,8 @@ struct Caller {
   Fresh empty(std::span<const std::int64_t> shape, std::uint8_t code, std::uint8_t bits, const std::string& name) const;
 };
 Caller make_caller(const Array& first, const Frame& frame);
+// Refuses an array on a device for which this build has no kernels of `op`.
+void require_backend(const char* op, const Array& a);
 
 // Whether Python gave an array and not a number.
 bool is_array(nb::handle given);

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import _composed, _in_graph
 from ._arithmetic import resolve_traced
+from ._described import check
 from ._native import module as _C
 from ._operator import OPERATORS, Composed, Kept, Operator, products
 from ._register import LIBRARY, define, fake, implement
@@ -28,7 +29,7 @@ from ._run import (
     traced,
     write,
 )
-from ._schema import apart, check_arrays, dtype_of, operand, schema, title
+from ._schema import apart, dtype_of, operand, schema, title
 from ._torch import (
     Eager,
     apply_function,
@@ -68,21 +69,21 @@ def _register(op: Operator) -> None:
     def given(outputs: Any) -> Any:
         return outputs[0] if len(dtypes) == 1 else tuple(outputs)
 
+    def native(arrays: Any, how: Any) -> Any:
+        if op.exp is not None:
+            how = op.resolved(how, resolve_traced, device_type(arrays[op.leads], op.arrays[0].name))
+        if of is None:
+            return op.native(arrays, how, None, 0)
+        return of.native(arrays, how, tuple(arrays[i] is not None for i in of.of), None, 0)
+
     def kernel(*arguments: Any) -> Any:
         arrays, how = apart(op, arguments)
         first = arrays[op.leads]
         prepare(first)
         if not op.written:
             arrays = tuple(map(operand, arrays))
-        if op.exp is not None:
-            how = op.resolved(how, resolve_traced, device_type(first, op.arrays[0].name))
         try:
-            if op.written:
-                found = write(op, arrays, how) or ()
-            elif of is None:
-                found = op.native(arrays, how, None, 0)
-            else:
-                found = of.native(arrays, how, tuple(arrays[i] is not None for i in of.of), None, 0)
+            found = (write(op, arrays, how) or ()) if op.written else native(arrays, how)
         except (TypeError, ValueError) as error:
             op.add_cure(error, arrays, how)
             raise
@@ -93,7 +94,7 @@ def _register(op: Operator) -> None:
     def shapes(*arguments: Any) -> Any:
         arrays, how = apart(op, arguments)
         try:
-            check_arrays(op, arrays, how)
+            check(native, arrays, how)
         except (TypeError, ValueError) as error:
             op.add_cure(error, arrays, how)
             raise
@@ -183,7 +184,7 @@ def _with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], w
 def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
     """The arrays, with the last one cast to float32 where it is a number on the device."""
     number = arrays[-1]
-    if not isinstance(number, Tensor) or number.dtype is torch.float32 or op.arrays[-1].kind != "number":
+    if not isinstance(number, Tensor) or number.dtype is torch.float32 or not op.arrays[-1].is_float32:
         return arrays
     if number.dtype.is_complex or number.dtype is torch.bool:
         raise TypeError(f"{op.arrays[-1].name}: expected a real number, got {number.dtype}")

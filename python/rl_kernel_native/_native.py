@@ -57,6 +57,7 @@ def require_no_others() -> None:
 
 
 functions(  # functions that belong to no operator
+    described_api="",
     bfloat16_capsule="object",
     bool_capsule="object",
     cpu_isa="",

@@ -24,18 +24,23 @@ class Array:
 
     Attributes:
         name: its name in the schema, and in errors unless ``called`` gives another.
-        kind: the fake kernel's check, a key of :data:`_engine.KINDS`, or a function of the options that returns one.
         called: its name in errors, from the options and, if they are known, the arrays.
         written: whether the operator writes it; the operator then allocates no outputs.
+        is_float32: whether a real number on the device, of any dtype, is cast to float32.
         number: the schema's type of a number that may replace the array; the schema has both.
     """
 
     name: str
-    kind: str | Callable[[tuple[Any, ...]], str]
     optional: bool = False
     called: Callable[..., str] | None = None
     number: str = ""
     written: bool = False
+    is_float32: bool = False
+
+    @staticmethod
+    def of(given: Array | str) -> Array:
+        """The array of a name; a name that ends with ? is that of an optional one."""
+        return given if isinstance(given, Array) else Array(given.rstrip("?"), given.endswith("?"))
 
     def label(self, how: tuple[Any, ...], arrays: Sequence[Any] = ()) -> str:
         return self.name if self.called is None else self.called(how, arrays)
@@ -168,13 +173,12 @@ class Operator:
     def __init__(
         self,
         name: str,
-        arrays: tuple[Array, ...],
+        arrays: tuple[Array | str, ...],
         options: str,
         *,
         outputs: Callable[[Sequence[Any], tuple[Any, ...]], Sequence[Any]],
         dtypes: tuple[Dtype, ...] = ("float32",),
         native: Native | None = None,
-        check: Callable[[Sequence[Any], tuple[Any, ...], Any], None] | None = None,
         gradient: Kept | Composed | None = None,
         schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda how: how,
         exp: int | None = None,
@@ -184,6 +188,7 @@ class Operator:
     ) -> None:
         """
         Args:
+            arrays: operands, or names of operands about which there is no more to say.
             options: the options in the schema's form.
             outputs: a function of arrays and options that returns each output's shape, or None for an output that is
                 not asked for.
@@ -191,8 +196,6 @@ class Operator:
                 function of the options that returns the extension's number or None.
             native: a function of arrays, options, allocate and stream. It returns the outputs, or None where it writes
                 arrays instead. If left out, the function of :class:`Kept` serves.
-            check: a function of arrays, options and the number of sequences, for what a fake kernel checks beyond the
-                arrays' kinds.
             gradient: None for an operator without gradients, which treats its inputs as detached.
             schema_options: options in the schema's form, if ``native`` takes others as well.
             exp: position of the option ``exp``, which the engine resolves for the device of the call.
@@ -200,13 +203,13 @@ class Operator:
             sharded: end of the error for a DTensor, which names the call to use instead.
             flops: a function of the arrays' shapes that returns the count for torch's FlopCounterMode.
         """
-        self.name, self.arrays, self.options = name, arrays, options
-        self.outputs, self.dtypes, self.check, self.gradient = outputs, dtypes, check, gradient
+        self.name, self.arrays, self.options = name, tuple(map(Array.of, arrays)), options
+        self.outputs, self.dtypes, self.gradient = outputs, dtypes, gradient
         self.schema_options, self.exp, self.leads = schema_options, exp, leads
         self.sharded, self.flops = sharded, flops
         self.num_options = options.count(",") + 1 if options else 0
-        self.has_numbers = any(a.number for a in arrays)
-        self.written = tuple(i for i, a in enumerate(arrays) if a.written)
+        self.has_numbers = any(a.number for a in self.arrays)
+        self.written = tuple(i for i, a in enumerate(self.arrays) if a.written)
         if native is None:
             assert isinstance(gradient, Kept)
             of_loss, none = gradient.native, (False,) * len(gradient.of)

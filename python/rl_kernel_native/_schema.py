@@ -1,87 +1,15 @@
-"""Turns an operator's description into a torch schema, and into its fake kernel's checks of arrays."""
+"""Turns an operator's description into a torch schema, and a call's arguments into those of the schema."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._operator import Operator
-from ._shapes import (
-    FLOAT32,
-    FLOATS,
-    INDICES,
-    check_contiguous,
-    check_element,
-    check_first,
-    check_logits,
-    check_mask,
-    check_offsets,
-    check_row_integers,
-    check_row_vector,
-    check_tokens,
-    check_vector,
-)
 from ._torch import DTYPES, memory
-
-
-class _Seen:
-    """The facts that a fake kernel has collected about a call: its leading array with its name, and the number of
-    sequences."""
-
-    def __init__(self, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
-        self.first, self.name, self.sequences = arrays[op.leads], op.arrays[op.leads].label(how, arrays), None
-        self.offsets = next((x for a, x in zip(op.arrays, arrays, strict=True) if a.kind == "cu_seqlens"), None)
-
-
-def _first(*dtypes: str) -> Callable[[_Seen, Any, str], None]:
-    def check(seen: _Seen, x: Any, name: str) -> None:
-        seen.sequences = check_first(x, name, seen.offsets, dtypes)
-
-    return check
-
-
-def _one_a_sequence(seen: _Seen, x: Any, name: str) -> None:
-    check_vector(x, name, FLOAT32, seen.sequences, "num_sequences")
-    check_contiguous(x, name)
-
-
-# The checks of a fake kernel for each kind of array.
-KINDS: dict[str, Callable[[_Seen, Any, str], None]] = {
-    "first tokens": _first(*FLOAT32),
-    "first mask": _first(),
-    "first ids": _first(*INDICES),
-    "first floats": _first(*FLOATS),
-    "tokens": lambda seen, x, name: check_tokens(x, name, seen.first, seen.name),
-    "tokens or sequences": lambda seen, x, name: check_tokens(x, name, seen.first, seen.name, seen.sequences),
-    "mask": lambda seen, x, name: check_mask(x, seen.first.shape, seen.name),
-    "cu_seqlens": lambda seen, x, name: None,  # the first array's check covers it
-    "offsets": lambda seen, x, name: check_offsets(x, name),
-    "sequences": _one_a_sequence,
-    "number": lambda seen, x, name: check_element(x, name),
-    "first integers": lambda seen, x, name: check_row_integers(x, name, None),
-    "integers": lambda seen, x, name: check_row_integers(x, name, seen.first),
-    "row numbers": lambda seen, x, name: check_row_vector(x, name, "float32", seen.first),
-    "row flags": lambda seen, x, name: check_row_vector(x, name, "bool", seen.first),
-    "logits": lambda seen, x, name: check_logits(x, name),
-    "by hand": lambda seen, x, name: None,
-}
-
-
-def check_arrays(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
-    """The extension's checks of shapes and dtypes, with its error messages."""
-    seen = _Seen(op, arrays, how)
-    for a, x in zip(op.arrays, arrays, strict=True):
-        if x is not None:
-            if a.number and is_number(x):
-                continue
-            KINDS[a.kind if isinstance(a.kind, str) else a.kind(how)](seen, x, a.label(how, arrays))
-        elif not a.optional:
-            raise TypeError(f"{a.label(how, arrays)}: expected an array that speaks DLPack, got NoneType")
-    if op.check is not None:
-        op.check(arrays, how, seen.sequences)
 
 
 def title(op: Operator) -> str:

@@ -160,6 +160,10 @@ def require_dense(tensor: Tensor, name: str) -> None:
         raise TypeError(f"{name}: expected a dense tensor, got a {kind} one")
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def memory(tensor: Any) -> Any:
     """A kernel's operand: the tensor with its numbers in memory; None passes."""
     return tensor if tensor is None else tensor.resolve_neg().detach()

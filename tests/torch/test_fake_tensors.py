@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import rl_kernel_native as rk
 
@@ -196,3 +197,30 @@ def test_offsets_of_no_group_are_refused_without_memory_too(operator: str) -> No
         arrays = (tokens[:, 0],) if operator == "group_advantage" else (tokens, tokens, tokens)
         with pytest.raises(ValueError, match=r"^group_offsets: expected 2 \(the number of sequences\) last"):
             getattr(rk, operator)(*arrays, group_offsets=offsets)
+
+
+def test_a_trace_of_open_sizes_refuses_what_it_has_seen() -> None:
+    with pytest.raises(ValueError, match=r"^x: expected a contiguous last dimension \(stride 1\), got stride 3"):
+        make_fx(lambda x: rk.masked_whiten(x), tracing_mode="symbolic")(z(5, 3).T)
+
+
+def test_a_size_that_is_known_only_at_the_run_is_accepted() -> None:
+    def whitened(count: torch.Tensor) -> torch.Tensor:
+        rows = count.item()
+        torch._check(rows >= 0)
+        result: torch.Tensor = rk.masked_whiten(torch.zeros(int(rows), 5))
+        return result
+
+    graph = make_fx(whitened, tracing_mode="symbolic")(torch.tensor(4))
+    assert "masked_whiten" in graph.code
+
+
+def test_fake_tensors_of_a_gpu_need_none() -> None:
+    """A build without CUDA kernels traces them too, for a run on another machine."""
+    with FakeTensorMode():
+        hidden = torch.zeros(3, 16, device="cuda", dtype=torch.bfloat16)
+        target = torch.zeros(3, device="cuda", dtype=INTS)
+        assert rk.linear(hidden, hidden).device.type == "cuda"
+        assert rk.linear_logprob(hidden, hidden, target).shape == (3,)
+        with pytest.raises(TypeError, match=r"^x: expected dtype bfloat16 or float16 on cuda:0"):
+            rk.linear(hidden.float(), hidden.float())

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from .. import _check
-from .._shapes import dtype_name
-from .._torch import DTYPES
+from .._torch import DTYPES, dtype_name
 from ..ops.attention_traced import MOST_HEAD_DIM
 from . import decoder, unchanged
 from .families import FAMILIES, ROLE_OPS, Family, known, plain_type, resembles, servable

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from .._shapes import dtype_name
-from .._torch import DTYPES
+from .._torch import DTYPES, dtype_name
 from . import decoder
 from .families import Family
 from .served import serve

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
-from .. import _check, _dispatch, _shapes
+from .. import _check, _dispatch
 from .._call import call
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._types import AnyArray, ArrayT, DType, Exp
 from .attention import AttentionResult
 from .attention_partials import MOST_SPLITS, AttentionPartials, numbers_of, refuse_gradients
@@ -20,35 +20,7 @@ _C = functions(
     attention_merge_approximate="object*2, int, bool, object, int",
 )
 
-MOST_MERGED = 1024  # kMaxMergedSplits
 _CURE = "a merge has none; call under torch.no_grad() or pass {name}.detach()"
-
-
-def _check_parts(parts: Any, name: str) -> None:
-    if parts.dim() not in (4, 5):
-        raise ValueError(
-            f"{name}: expected shape [splits, batch, tokens, heads, head_dim], or packed [splits, tokens, heads, "
-            f"head_dim], got {list(parts.shape)}"
-        )
-    if parts.shape[-1] % 8 or not 8 <= parts.shape[-1] <= 256:
-        raise ValueError(
-            f"{name}: expected a last dimension (head_dim) that is a multiple of 8 in [8, 256], got shape "
-            f"{list(parts.shape)}"
-        )
-    if parts.shape[0] > MOST_MERGED:
-        raise ValueError(f"{name}: expected at most {MOST_MERGED} splits, got shape {list(parts.shape)}")
-    _require_contiguous(parts, name)
-
-
-def _require_contiguous(x: Any, name: str) -> None:
-    if _shapes.is_static(x) and not x.is_contiguous():
-        raise ValueError(f"{name}: expected a contiguous array{_shapes.COPY}")
-
-
-def _check_like(x: Any, name: str, shape: Any, what: str) -> None:
-    if tuple(x.shape) != tuple(shape):
-        raise ValueError(f"{name}: expected shape {list(shape)} ({what}), got {list(x.shape)}")
-    _require_contiguous(x, name)
 
 
 def _rows(parts: Any) -> tuple[Any, ...]:
@@ -56,47 +28,22 @@ def _rows(parts: Any) -> tuple[Any, ...]:
     return (*parts.shape[1:-3], parts.shape[-2], parts.shape[-3])
 
 
-def _check_partials(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    sums, stats, sinks = arrays
-    _shapes.check_dtype(sums, "sums", _shapes.FLOAT32)
-    _shapes.check_dtype(stats, "stats", _shapes.FLOAT32)
-    _check_parts(sums, "sums")
-    _check_like(stats, "stats", (*sums.shape[:-1], 2), "m and l of each row of sums")
-    count = len(how[0])
-    if count != sums.shape[0]:
-        raise ValueError(f"splits: expected {sums.shape[0]} numbers (the first dimension of sums), got {count}")
-    if sinks is not None:
-        _shapes.check_dtype(sinks, "sinks", _shapes.FLOAT32)
-        _check_like(sinks, "sinks", (sums.shape[-2],), "the heads of sums")
-
-
-def _check_outs(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    outs, lses = arrays
-    _shapes.check_dtype(outs, "outs", _shapes.FLOATS)
-    _shapes.check_dtype(lses, "lses", _shapes.FLOAT32)
-    _check_parts(outs, "outs")
-    of_rows = (outs.shape[0], *_rows(outs))
-    _check_like(lses, "lses", of_rows, "a number for each row of outs, heads in front of tokens")
-
-
 _MERGE = Operator(
     "attention_merge",
-    (Array("sums", "by hand"), Array("stats", "by hand"), Array("sinks", "by hand", optional=True)),
+    ("sums", "stats", "sinks?"),
     "int[] splits, int out_dtype, int exp, bool return_lse",
     outputs=lambda arrays, how: (arrays[0].shape[1:], _rows(arrays[0]) if how[3] else None),
     dtypes=(lambda how: how[1], "float32"),
     native=lambda arrays, how, *tail: _C.attention_merge(*arrays, *how, *tail),
-    check=_check_partials,
     exp=2,
 )
 _APPROXIMATE = Operator(
     "attention_merge_approximate",
-    (Array("outs", "by hand"), Array("lses", "by hand")),
+    ("outs", "lses"),
     "int exp, bool return_lse",
     outputs=lambda arrays, how: (arrays[0].shape[1:], _rows(arrays[0]) if how[1] else None),
     dtypes=(0, "float32"),
     native=lambda arrays, how, *tail: _C.attention_merge_approximate(*arrays, *how, *tail),
-    check=_check_outs,
     exp=0,
 )
 

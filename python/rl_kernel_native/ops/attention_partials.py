@@ -10,7 +10,7 @@ from .. import _check, _dispatch
 from .._arithmetic import AS_CALLED, product_unit, resolve_traced_unit
 from .._call import call
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._types import ArrayT, Generic, NamedTuple
 from ..reference.attention_partials import (
     attention_merge_reference,
@@ -109,19 +109,6 @@ def _shapes(arrays: Any, how: tuple[Any, ...]) -> tuple[Any, Any]:
     return (count, *q.shape[:-1], 2), (count, *q.shape[:-1], arrays[2].shape[-1])
 
 
-def _check_operands(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    from .attention_traced import check_operands
-
-    check_operands(*arrays[:3], None, *arrays[3:8], None, *arrays[8:], *how[1:5])
-    if how[0] is not None and arrays[6] is None:
-        raise ValueError("seqused_k: expected the keys of each whole sequence beside splits, got None")
-    if how[0] is not None and arrays[9] is not None:
-        raise ValueError(
-            "shared_prefix: expected None beside splits, which cut a prefix: list all pages of a sequence in "
-            "block_table"
-        )
-
-
 def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
     """The product unit of a traced call is resolved when the call runs."""
     splits, *options, exp, unit = how
@@ -134,12 +121,11 @@ def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
 
 _PARTIALS = Operator(
     "attention_partials",
-    (*(Array(name, "by hand") for name in "qkv"), *(Array(name, "by hand", optional=True) for name in LISTS)),
+    (*"qkv", *(f"{name}?" for name in LISTS)),
     "int[]? splits, bool causal, SymInt? window_size, float? softmax_scale, float? softcap, int exp, int unit",
     outputs=_shapes,
     dtypes=("float32", "float32"),
     native=_native,
-    check=_check_operands,
     exp=5,
 )
 

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from .. import _check
 from .._arithmetic import AS_CALLED, IEEE, PORTABLE, resolve_traced, resolve_traced_unit
+from .._described import check
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
 from .._register import define, fake, implement
-from .._shapes import FLOAT32, check_columns, check_dtype_like, check_offsets, check_vector, dtype_name
-from .._torch import CODES, apply_function, device_type, gradient, memory, prepare
+from .._torch import apply_function, device_type, gradient, memory, prepare
 from .._transforms import batched, looped, pulled, pushed
-from .attention_lists import NO_PAGES, PAGES, PLACES, list_names
+from .attention_lists import NO_PAGES, PAGES, PLACES
 
 MOST_HEAD_DIM = 256
 _HOW = "bool causal, SymInt? window_size, float? softmax_scale, float? softcap, int exp, int unit"
@@ -68,7 +68,7 @@ implement("attention", _forward_kernel, functools.partial(apply, "Attention"))
 implement("attention_backward", _backward_kernel, functools.partial(apply, "AttentionBackward"))
 
 
-# ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
+# ---- options and shapes ---------------------------------------------------------------------------------------------
 
 
 def checked(options: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -86,137 +86,6 @@ def require_no_pages(block_table: Any, differentiable: bool) -> None:
         raise ValueError("block_table: pages have no gradient; call under torch.no_grad(), or without block_table")
 
 
-def _check_list(tensor: Any, name: str, size: Any, what: str = "the sequences") -> None:
-    if tensor is None:
-        return
-    if tensor.dtype != torch.int32:
-        raise TypeError(f"{name}: expected dtype int32, got {dtype_name(tensor.dtype)}")
-    if tensor.dim() != 1 or tensor.shape[0] != size:
-        raise ValueError(f"{name}: expected shape [{size}] ({what}), got {list(tensor.shape)}")
-    check_columns(tensor, name)
-
-
-def _check_sinks(sinks: Any, q: Tensor) -> None:
-    if sinks is None:
-        return
-    check_vector(sinks, "sinks", FLOAT32, q.shape[-2], "the heads of q")
-    check_columns(sinks, "sinks")
-
-
-def _check_offsets(tensor: Any, name: str, size: Any = None) -> None:
-    check_offsets(tensor, name)
-    if tensor is not None and size is not None and tensor.shape[0] != size:
-        raise ValueError(f"{name}: expected shape [{size}] (num_sequences + 1), got {list(tensor.shape)}")
-
-
-def check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
-    sinks, cu_q, cu_k, used_q, used_k, leftpad, parents, *pages, causal, window_size, softmax_scale, softcap = rest
-    of_q, of_k = list_names(PLACES, rest[1:])[:2]
-    if q.dtype not in CODES:
-        raise TypeError(f"q: expected dtype float32, bfloat16 or float16, got {dtype_name(q.dtype)}")
-    check_dtype_like(k, "k", q, "q")
-    check_dtype_like(v, "v", q, "q")
-    if q.dim() != (4 if cu_q is None else 3):
-        wanted = "[batch, tokens, heads, head_dim], or packed [tokens, heads, head_dim] beside cu_seqlens_q"
-        wanted = wanted if cu_q is None else f"[tokens, heads, head_dim] beside {of_q}"
-        raise ValueError(f"q: expected shape {wanted}, got {list(q.shape)}")
-    check_columns(q, "q")
-    if q.shape[-1] % 8 or not 8 <= q.shape[-1] <= MOST_HEAD_DIM:
-        raise ValueError(
-            f"q: expected a last dimension (head_dim) that is a multiple of 8 in [8, {MOST_HEAD_DIM}], got shape "
-            f"{list(q.shape)}"
-        )
-    _check_offsets(cu_q, of_q)
-    batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
-    _check_keys(q, k, v, cu_k, of_k, used_k, leftpad, pages, batch)
-    _check_offsets(cu_k, of_k, batch + 1)
-    _check_list(parents, "parents", batch, "the segments")
-    if parents is not None and k.shape[0] != q.shape[0]:
-        raise ValueError(
-            f"k: expected a first dimension of {q.shape[0]} (the tokens of q) beside cu_segments, got shape "
-            f"{list(k.shape)}"
-        )
-    _check_sinks(sinks, q)
-    for tensor, name in ((used_q, "seqused_q"), (used_k, "seqused_k"), (leftpad, "leftpad_k")):
-        _check_list(tensor, name, batch)
-    if window_size is not None and window_size < 1:
-        raise ValueError(f"window_size: expected None or a number of keys >= 1, got {window_size}")
-    if window_size is not None and not causal:
-        raise ValueError(
-            f"window_size: expected None beside causal=False: the window ends at the query, got {window_size}"
-        )
-    if softmax_scale is not None and not 0 < softmax_scale < float("inf"):
-        raise ValueError(
-            f"softmax_scale: expected None or a finite number > 0 (fp32, not subnormal), got {softmax_scale}"
-        )
-    if softcap is not None and not 0 < softcap < float("inf"):
-        raise ValueError(f"softcap: expected None or a finite number > 0, got {softcap}")
-
-
-def _check_table(table: Any, name: str, rows: Any, columns: str) -> None:
-    if table.dtype != torch.int32:
-        raise TypeError(f"{name}: expected dtype int32, got {dtype_name(table.dtype)}")
-    if table.dim() != 2 or table.shape[0] != rows:
-        raise ValueError(f"{name}: expected shape [{rows}, {columns}, got {list(table.shape)}")
-    check_columns(table, name)
-
-
-def _check_prefix(table: Any, lens: Any, offsets: Any) -> None:
-    if table is None:
-        return
-    _check_offsets(offsets, "group_offsets")
-    groups = offsets.shape[0] - 1
-    _check_list(lens, "prefix_lens", groups, "the groups")
-    _check_table(table, "prefix_table", groups, "max_prefix_pages] (the groups of group_offsets)")
-
-
-def _check_keys(
-    q: Tensor, k: Tensor, v: Tensor, cu_k: Any, of_k: str, used_k: Any, leftpad: Any, pages: Any, batch: Any
-) -> None:
-    table, *prefix = pages
-    if table is not None and cu_k is not None:
-        raise ValueError("cu_seqlens_k: expected None beside block_table, whose pages have no offsets, got a list")
-    if leftpad is not None and (cu_k is not None or table is not None):
-        beside = "cu_seqlens_k" if cu_k is not None else "block_table"
-        raise ValueError(
-            f"leftpad_k: expected None beside {beside}: it is for k of shape [batch, tokens, heads, head_dim], got a "
-            "list"
-        )
-    if table is None and prefix[0] is not None:
-        raise ValueError("shared_prefix: expected None without block_table: what is shared are pages, got a tuple")
-    if table is not None and used_k is None:
-        raise ValueError("seqused_k: expected the keys in use of each sequence beside block_table, got None")
-    if k.dim() != (4 if cu_k is None else 3):
-        wanted = "[batch, tokens, heads, head_dim], or packed [tokens, heads, head_dim] beside cu_seqlens_k"
-        if cu_k is not None:
-            wanted = f"[tokens, heads, head_dim] beside {of_k}"
-        elif table is not None:
-            wanted = "[pages, page_size, heads, head_dim] beside block_table"
-        raise ValueError(f"k: expected shape {wanted}, got {list(k.shape)}")
-    check_columns(k, "k")
-    if k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"k: expected a last dimension of {q.shape[-1]} (that of q), got shape {list(k.shape)}")
-    if k.shape[-2] < 1 or q.shape[-2] % k.shape[-2]:
-        raise ValueError(f"k: expected a number of heads that divides q's {q.shape[-2]}, got shape {list(k.shape)}")
-    if tuple(v.shape[:-1]) != tuple(k.shape[:-1]):
-        raise ValueError(
-            f"v: expected shape {list(k.shape)} (that of k; the last dimension may be smaller), got {list(v.shape)}"
-        )
-    if v.shape[-1] % 8 or not 8 <= v.shape[-1] <= k.shape[-1]:
-        raise ValueError(
-            f"v: expected a last dimension that is a multiple of 8 in [8, {k.shape[-1]}] (at most that of k), got "
-            f"shape {list(v.shape)}"
-        )
-    check_columns(v, "v")
-    if table is not None:
-        _check_table(table, "block_table", batch, "max_pages] (the sequences of q)")
-        if k.shape[1] < 1:
-            raise ValueError(f"k: expected pages of at least one key, got shape {list(k.shape)}")
-        _check_prefix(*prefix)
-    elif cu_k is None and k.shape[0] != batch:
-        raise ValueError(f"k: expected a first dimension of {batch} (the sequences of q), got shape {list(k.shape)}")
-
-
 def out_shape(q: Any, v: Any) -> tuple[Any, ...]:
     """The shape of out: that of q, with the last dimension of v."""
     return (*q.shape[:-1], v.shape[-1])
@@ -229,7 +98,7 @@ def _lse_shape(q: Tensor) -> list[Any]:
 
 @fake("attention")
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    check_operands(q, k, v, *rest[:-2])
+    check(_forward_kernel, q, k, v, *rest)
     return q.new_empty(out_shape(q, v)), q.new_empty(_lse_shape(q), dtype=torch.float32)
 
 
@@ -237,24 +106,8 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, 
 def _backward_fake(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
-    *call, _exp, _unit, wants_q, wants_kv, wants_sinks = rest
-    check_operands(q, k, v, *call[:7], *NO_PAGES, *call[7:])
-    wanted = out_shape(q, v)
-    for tensor, name in ((dout, "dout"), (out, "out")):
-        check_dtype_like(tensor, name, q, "q")
-        if tuple(tensor.shape) != wanted:
-            raise ValueError(
-                f"{name}: expected shape {list(wanted)} (that of q with the last dimension of v), got "
-                f"{list(tensor.shape)}"
-            )
-        check_columns(tensor, name)
-    for rows, name in ((lse, "lse"), (dlse, "dlse")):
-        if rows is None:
-            continue
-        if rows.dtype != torch.float32:
-            raise TypeError(f"{name}: expected dtype float32, got {dtype_name(rows.dtype)}")
-        if list(rows.shape) != _lse_shape(q):
-            raise ValueError(f"{name}: expected shape {_lse_shape(q)} (that of lse), got {list(rows.shape)}")
+    check(_backward_kernel, dout, dlse, q, k, v, out, lse, *rest)
+    wants_q, wants_kv, wants_sinks = rest[-3:]
     dk, dv = (q.new_empty(t.shape if wants_kv else 0) for t in (k, v))
     dsinks = q.new_empty(q.shape[-2] if wants_sinks else 0, dtype=torch.float32)
     return q.new_empty(q.shape if wants_q else 0), dk, dv, dsinks

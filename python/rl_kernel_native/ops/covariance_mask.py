@@ -27,24 +27,18 @@ def _first_name(how: tuple[Any, ...], _: Any) -> str:
     return "entropy" if how[0] == ENTROPY else "logprob"
 
 
-def _check_advantage(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
-    if how[0] != ENTROPY and arrays[2] is None:
-        raise TypeError("advantage: expected an array that speaks DLPack, got NoneType")
-
-
 COVARIANCE_MASK = Operator(
     "covariance_mask",
     (
-        Array("logprob", "first tokens", called=_first_name),
-        Array("old_logprob", "tokens", optional=True),
-        Array("advantage", "tokens or sequences", optional=True),
-        Array("mask", "mask", optional=True),
-        Array("cu_seqlens", "cu_seqlens", optional=True),
+        Array("logprob", called=_first_name),
+        "old_logprob?",
+        "advantage?",
+        "mask?",
+        "cu_seqlens?",
     ),
     "int kind, float ratio, float lower, float upper, float clip_low, float clip_high, SymInt seed",
     outputs=lambda arrays, how: (arrays[0].shape,),
     native=lambda arrays, how, *tail: (_C.covariance_mask(*arrays, *how, *tail),),
-    check=_check_advantage,
 )
 
 

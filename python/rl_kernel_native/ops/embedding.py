@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _call, _check, _dispatch, _shapes
+from .. import _call, _check, _dispatch
 from .._native import functions
 from .._operator import Array, Operator, linear
 from .._transforms import batched
@@ -43,54 +43,6 @@ def _dtype(code: Any) -> Any:
     from .._torch import DTYPES
 
     return None if code < 0 else DTYPES[code]
-
-
-def _check_vocabulary(num_rows: Any, vocab_start: Any, vocab_size: Any, padding_idx: Any) -> None:
-    if not all(n is None or type(n) is int for n in (num_rows, vocab_start, vocab_size, padding_idx)):
-        return
-    for name, value in (("vocab_start", vocab_start), ("vocab_size", vocab_size)):
-        if value is not None and value < 0:
-            raise ValueError(f"{name}: expected an integer >= 0, got {value}")
-    if vocab_start + num_rows >= 1 << 63:
-        raise ValueError(f"vocab_start: expected vocab_start + rows in 64 bits, got {vocab_start}")
-    size = vocab_start + num_rows if vocab_size is None else vocab_size
-    if vocab_start > size:
-        raise ValueError(f"vocab_start: expected an id in [0, {size}] (vocab_size), got {vocab_start}")
-    if padding_idx is not None and not 0 <= padding_idx < size:
-        raise ValueError(f"padding_idx: expected None or an id in [0, {size}) (vocab_size), got {padding_idx}")
-
-
-def _check_forward(arrays: Any, how: Any, _: Any) -> None:
-    ids, weight = arrays
-    _shapes.check_rows(weight, "weight")
-    if weight.dim() != 2:
-        raise ValueError(f"weight: expected shape [rows, columns], got {list(weight.shape)}")
-    _shapes.check_columns_below(weight, "weight", 31)
-    _shapes.check_ids(ids, "ids")
-    _check_vocabulary(weight.shape[0], *how)
-
-
-def _check_backward(arrays: Any, how: Any, _: Any) -> None:
-    dy, ids = arrays
-    _shapes.check_rows(dy, "dy")
-    _shapes.check_columns_below(dy, "dy", 31)
-    _shapes.check_ids(ids, "ids")
-    if tuple(ids.shape) != tuple(dy.shape[:-1]):
-        raise _shapes.shape_error(ids, "ids", f"{list(dy.shape[:-1])} (the leading dimensions of dy)")
-    if type(how[0]) is int and how[0] < 0:
-        raise ValueError(f"num_rows: expected an integer >= 0, got {how[0]}")
-    _check_vocabulary(*how[:4])
-    if len(how) > 4 and how[4] is not None:
-        _shapes.check_narrowing("dweight_dtype", how[4], dy.dtype)
-
-
-def _check_into(arrays: Any, how: Any, _: Any) -> None:
-    main_grad, dy = arrays[:2]
-    _check_backward(arrays[1:], how, None)
-    _shapes.check_dtype(main_grad, "main_grad", _shapes.FLOAT32)
-    wanted = (how[0], dy.shape[-1])
-    if _shapes.is_static(main_grad) and type(how[0]) is int and tuple(main_grad.shape) != wanted:
-        raise _shapes.shape_error(main_grad, "main_grad", f"{list(wanted)} (num_rows, columns of dy)")
 
 
 def _code(dtype: Any) -> int:
@@ -139,35 +91,32 @@ _WHERE = "SymInt vocab_start, SymInt? vocab_size, SymInt? padding_idx"
 # In addition to the schema's options: the dtype of the weight's gradient, and main_grad.
 _FORWARD = Operator(
     "embedding",
-    (Array("ids", "by hand"), Array("weight", "by hand")),
+    ("ids", "weight"),
     _WHERE,
     outputs=lambda arrays, how: ((*arrays[0].shape, arrays[1].shape[1]),),
     dtypes=(None,),
     native=lambda arrays, how, *tail: (_C.embedding(*arrays, *how[:3], *tail),),
-    check=_check_forward,
     schema_options=_where,
     gradient=linear(of=(1,), reads=(0,), incoming=("dy",), along=_along, accumulates=1, batch=_batch),
     leads=1,
 )
 _BACKWARD = Operator(
     "embedding_backward",
-    (Array("dy", "by hand"), Array("ids", "by hand")),
+    ("dy", "ids"),
     f"SymInt num_rows, {_WHERE}, ScalarType? dtype",
     outputs=lambda arrays, how: ((how[0], arrays[0].shape[-1]),),
     dtypes=(lambda how: None if how[4] is None else _code(how[4]),),
     native=lambda arrays, how, *tail: (_C.embedding_backward(*arrays, *how[:4], None, _code(how[4]), *tail),),
-    check=_check_backward,
     schema_options=_rows_and_where,
     gradient=linear(of=(0,), reads=(1,), incoming=("dweight",), along=_along_backward),
 )
 _INTO = Operator(
     "embedding_backward_",
-    (Array("main_grad", "by hand", written=True), Array("dy", "by hand"), Array("ids", "by hand")),
+    (Array("main_grad", written=True), "dy", "ids"),
     f"SymInt num_rows, {_WHERE}",
     outputs=lambda arrays, how: (),
     dtypes=(),
     native=lambda arrays, how, *tail: (_C.embedding_backward(*arrays[1:], *how, arrays[0], SAME, *tail),)[1:],
-    check=_check_into,
     schema_options=_rows_and_where,
     leads=1,
 )

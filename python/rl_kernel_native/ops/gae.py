@@ -9,7 +9,7 @@ from typing import Any, Literal
 from .. import _check
 from .._call import call
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple, RolloutNan
 from ..contract import OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.gae import discounted_returns_reference, gae_reference, vtrace_reference
@@ -38,41 +38,33 @@ class GaeResult(NamedTuple, Generic[ArrayT]):
     returns: ArrayT
 
 
-_MASK, _SEQUENCES = Array("mask", "mask", optional=True), Array("cu_seqlens", "cu_seqlens", optional=True)
-_BOOTSTRAP = Array("bootstrap", "sequences", optional=True)
-
-
-def _check_numbers(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
-    for name, share in zip(("gamma", "lam"), how[:2], strict=False):
-        if not isinstance(share, bool):  # discounted_returns has a bool in place of lam
-            _check.share(name, share)
-    for name, bound in zip(("rho_bar", "c_bar"), how[2:4], strict=False):
-        _check.positive(name, bound)
+_MASK, _SEQUENCES = "mask?", "cu_seqlens?"
+_BOOTSTRAP = "bootstrap?"
 
 
 _GAE = Operator(
     "gae",
-    (Array("rewards", "first tokens"), Array("values", "tokens"), _MASK, _SEQUENCES, _BOOTSTRAP),
+    ("rewards", "values", _MASK, _SEQUENCES, _BOOTSTRAP),
     "float gamma, float lam",
     outputs=lambda arrays, how: (arrays[0].shape,) * 2,
     dtypes=("float32",) * 2,
     native=lambda arrays, how, *tail: _C.gae(*arrays, *how, *tail),
-    check=_check_numbers,
 )
 _DISCOUNTED_RETURNS = Operator(
     "discounted_returns",
-    (Array("rewards", "first tokens"), _MASK, _SEQUENCES),
+    ("rewards", _MASK, _SEQUENCES),
     "float gamma, bool reset",
     outputs=lambda arrays, how: (None, arrays[0].shape),
     dtypes=("float32",) * 2,
     native=lambda arrays, how, *tail: _C.discounted_returns(*arrays, *how, *tail),
-    check=_check_numbers,
 )
 _VTRACE = Operator(
     "vtrace",
     (
-        Array("rewards", "first tokens"),
-        *(Array(name, "tokens") for name in ("values", "logprob", "rollout_logprob")),
+        "rewards",
+        "values",
+        "logprob",
+        "rollout_logprob",
         _MASK,
         _SEQUENCES,
         _BOOTSTRAP,
@@ -81,7 +73,6 @@ _VTRACE = Operator(
     outputs=lambda arrays, how: (arrays[0].shape,) * 2,
     dtypes=("float32",) * 2,
     native=lambda arrays, how, *tail: _C.vtrace(*arrays, *how, *tail),
-    check=_check_numbers,
 )
 
 

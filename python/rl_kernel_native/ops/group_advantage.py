@@ -4,14 +4,13 @@ cpp/include/rlk/ops/group_advantage.h."""
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, overload
 
-from .. import _check, _rewards, _shapes
+from .. import _check, _rewards
 from .._call import call
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._types import AnyArray, ArrayT, Generic, GroupKind, NamedTuple
 from ..contract import OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.group_advantage import group_advantage_reference
@@ -73,28 +72,6 @@ _KINDS = {
 }
 
 
-def _check_groups(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    rewards, offsets, ids, lengths, baseline = arrays
-    size, eps, f_norm = how[0], *how[-4:-2]
-    if rewards.dim() != 1:
-        raise ValueError(f"rewards: expected shape [num_sequences], got {list(rewards.shape)}")
-    num = rewards.shape[0]
-    _shapes.check_vector(rewards, "rewards", _shapes.FLOAT32, num, "num_sequences")
-    if offsets is not None:
-        _shapes.check_offsets(offsets, "group_offsets", "num_groups")
-        _shapes.check_end(offsets, "group_offsets", num, "the number of sequences")
-    elif ids is not None:
-        _shapes.check_vector(ids, "group_ids", _shapes.INDICES, num, "num_sequences")
-    elif type(num) is int and (size < 1 or num % size):
-        raise ValueError(f"group_size: expected a divisor of {num} (the number of sequences), got {size}")
-    if lengths is not None:
-        _shapes.check_vector(lengths, "lengths", _shapes.INDICES + _shapes.FLOAT32, num, "num_sequences")
-    if baseline is not None:
-        _shapes.check_vector(baseline, "baseline", _shapes.FLOAT32, num, "num_sequences")
-    _check.single("eps", eps, lambda x: 0 <= x < math.inf, "a finite number >= 0 in float32")
-    _check.positive("f_norm", f_norm)
-
-
 def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
     """Advantage, mean, std, status."""
     shape, (stats, status) = arrays[0].shape, how[-2:]
@@ -105,15 +82,14 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
 _GROUP_ADVANTAGE = Operator(
     "group_advantage",
     (
-        Array("rewards", "by hand"),
-        *(Array(name, "by hand", optional=True) for name in ("group_offsets", "group_ids", "lengths", "baseline")),
+        "rewards",
+        *(f"{name}?" for name in ("group_offsets", "group_ids", "lengths", "baseline")),
     ),
     "SymInt group_size, int baseline_kind, int scale, int alone, bool leave_one_out, bool best_only, bool by_nonzero, "
     "bool exclude_nan, float eps, float f_norm, bool return_stats, bool return_status",
     outputs=_outputs,
     dtypes=("float32", "float32", "float32", "int32"),
     native=lambda arrays, how, *tail: _C.group_advantage(*arrays[:3], how[0], *arrays[3:], *how[1:], *tail),
-    check=_check_groups,
 )
 
 

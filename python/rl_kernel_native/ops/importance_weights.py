@@ -12,7 +12,7 @@ from .. import _check
 from .._call import call
 from .._metrics import MetricVector
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._semantics import LogprobSemantics, require_same_semantics
 from .._types import AnyArray, ArrayT, Generic, NamedTuple, RolloutNan
 from ..contract import BATCH_OF_TOKENS, BITWISE, OF_TOKENS, Bound, Row, U, add_rows
@@ -149,12 +149,7 @@ def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
 
 _IMPORTANCE_WEIGHTS = Operator(
     "importance_weights",
-    (
-        Array("logprob", "first tokens"),
-        Array("rollout_logprob", "tokens"),
-        Array("mask", "mask", optional=True),
-        Array("cu_seqlens", "cu_seqlens", optional=True),
-    ),
+    ("logprob", "rollout_logprob", "mask?", "cu_seqlens?"),
     "float[] spec, bool metrics",
     outputs=lambda arrays, how: (
         arrays[0].shape, arrays[0].shape, (len(ImportanceMetrics.names),) if how[1] else None

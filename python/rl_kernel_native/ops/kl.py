@@ -68,10 +68,10 @@ _NO_SECOND = "kl: a second derivative is wanted, and there is none"
 # A limit of infinity means no limit. A weight has a gradient only if it is an importance weight.
 _NUMBERS = "int estimator, bool straight_through, int weight_kind, float input_limit, float limit"
 _TOKENS = (
-    Array("logprob", "first tokens"),
-    Array("ref_logprob", "tokens"),
-    Array("weight", "tokens", optional=True, called=_weight_name),
-    Array("mask", "mask", optional=True),
+    "logprob",
+    "ref_logprob",
+    Array("weight", optional=True, called=_weight_name),
+    "mask?",
 )
 _KL: Operator = Operator(
     "kl",
@@ -91,7 +91,7 @@ _KL: Operator = Operator(
 )
 _BACKWARD: Operator = Operator(
     "kl_backward",
-    (Array("d_kl", "tokens"), *_TOKENS),
+    ("d_kl", *_TOKENS),
     f"{_NUMBERS}, bool return_d_logprob, bool return_d_weight",
     outputs=lambda arrays, how: tuple(arrays[1].shape if wanted else None for wanted in how[-2:]),
     dtypes=("float32", "float32"),

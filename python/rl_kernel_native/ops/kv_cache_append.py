@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .. import _call, _dispatch, _shapes
+from .. import _call, _dispatch
 from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT
@@ -18,57 +18,19 @@ __all__ = ["kv_cache_append", "kv_cache_append_reference"]
 _C = functions(kv_cache_append="object*6, int", kv_cache_append_eager="object*5")
 
 
-def _check_arrays(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    is_static = _shapes.is_static
-    k, v, k_cache, v_cache, slots = arrays
-    for tokens, name in ((k, "k"), (v, "v")):
-        _shapes.check_dtype(tokens, name, _shapes.FLOATS)
-        if tokens.dim() != 3:
-            raise ValueError(f"{name}: expected shape [num_tokens, num_heads, columns], got {list(tokens.shape)}")
-        _shapes.check_columns(tokens, name)
-    _shapes.check_dtype_like(v, "v", k, "k")
-    if is_static(k) and is_static(v) and tuple(v.shape[:2]) != tuple(k.shape[:2]):
-        raise _shapes.shape_error(v, "v", f"[{k.shape[0]}, {k.shape[1]}, columns] (tokens and heads of k)")
-    for cache, tokens, of in ((k_cache, k, "k"), (v_cache, v, "v")):
-        name = f"{of}_cache"
-        _shapes.check_dtype_like(cache, name, tokens, of)
-        known = is_static(cache) and is_static(tokens)
-        if cache.dim() not in (3, 4) or (known and tuple(cache.shape[-2:]) != tuple(tokens.shape[1:])):
-            each = f"{tokens.shape[1]}, {tokens.shape[2]}]"
-            raise ValueError(
-                f"{name}: expected shape [num_pages, page_size, {each} or [num_slots, {each} (heads and columns of "
-                f"{of}), got {list(cache.shape)}"
-            )
-        _shapes.check_columns(cache, name)
-    known = is_static(k_cache) and is_static(v_cache)
-    if k_cache.dim() != v_cache.dim() or (known and tuple(k_cache.shape[:-2]) != tuple(v_cache.shape[:-2])):
-        raise ValueError(
-            f"v_cache: expected as many slots, in the same pages, as k_cache of shape {list(k_cache.shape)}, got "
-            f"{list(v_cache.shape)}"
-        )
-    _shapes.check_dtype(slots, "slot_mapping", _shapes.INDICES)
-    known = is_static(slots) and is_static(k)
-    if slots.dim() != 1 or (known and (slots.shape[0] > k.shape[0] or not slots.is_contiguous())):
-        raise ValueError(
-            f"slot_mapping: expected a contiguous array of at most {k.shape[0]} slots (the tokens of k), got shape "
-            f"{list(slots.shape)}"
-        )
-
-
 _KV_CACHE_APPEND = Operator(
     "kv_cache_append",
     (
-        Array("k", "by hand"),
-        Array("v", "by hand"),
-        Array("k_cache", "by hand", written=True),
-        Array("v_cache", "by hand", written=True),
-        Array("slot_mapping", "by hand"),
+        "k",
+        "v",
+        Array("k_cache", written=True),
+        Array("v_cache", written=True),
+        "slot_mapping",
     ),
     "",
     outputs=lambda arrays, how: (),
     dtypes=(),
     native=lambda arrays, how, *tail: _C.kv_cache_append(*arrays, *tail),
-    check=_check_arrays,
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed
 
-from .. import _check, _cures, _main_grad, _shapes, _torch
+from .. import _check, _cures, _main_grad, _torch
 from .._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
 from .._composed import Composing
 from .._dispatch import count_write
@@ -229,14 +229,14 @@ def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
         require_dense(tensor, name)
-    _check.mask_dtype("loss_mask", _shapes.dtype_name(loss_mask.dtype))
+    _check.mask_dtype("loss_mask", _torch.dtype_name(loss_mask.dtype))
     if loss_mask.shape != target.shape:
         wanted = list(target.shape)
         raise ValueError(f"loss_mask: expected shape {wanted} (that of target), got {list(loss_mask.shape)}")
     if loss_mask.device != target.device:
         raise ValueError(f"loss_mask: expected device {target.device} (that of target), got {loss_mask.device}")
     if target.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"target: expected dtype int32 or int64, got {_shapes.dtype_name(target.dtype)}")
+        raise TypeError(f"target: expected dtype int32 or int64, got {_torch.dtype_name(target.dtype)}")
     _check.held_by("target", ignored, "ignore_index", str(target.dtype))
     return torch.where(loss_mask != 0, target, ignored)
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .. import _shapes
 from .._arithmetic import AS_CALLED, resolve_traced, resolve_traced_unit
 from .._native import module as _C
 from .._operator import Array, Composed, Operator
-from .logprob_traced import GRADIENTS, INCOMING, NUMBERS, ROWS, SAVED, check_target, checked, joined, outputs_of
+from .logprob_traced import GRADIENTS, INCOMING, NUMBERS, ROWS, SAVED, checked, joined, outputs_of
 
 _HEAD = (
-    Array("hidden", "by hand"),
-    Array("weight", "by hand"),
-    *(Array(name, "by hand", optional=True) for name in ("bias", "lora_a", "lora_b")),
-    Array("target", "by hand"),
+    "hidden",
+    "weight",
+    *(f"{name}?" for name in ("bias", "lora_a", "lora_b")),
+    "target",
 )
 _OPTIONS = (
     f"{NUMBERS}, int logits_dtype, int workspace_bytes, int unit, int dh_segments, float lora_scale, "
@@ -29,36 +28,6 @@ LARGEST = 32  # a bit of `returns`, after those of logprob's outputs: the larges
 
 
 # ---- shapes and dtypes ----------------------------------------------------------------------------------------------
-
-
-def _check_matrix(tensor: Any, name: str, hidden: Any, columns: Any, wanted: str, least: Any, most: Any = None) -> None:
-    """Checks dtype and shape; ``least`` and ``most`` limit the number of rows."""
-    if tensor.dtype != hidden.dtype:
-        raise TypeError(f"{name}: expected dtype {hidden.dtype} (that of hidden), got {tensor.dtype}")
-    right = tensor.dim() == 2 and tensor.shape[1] == columns and tensor.shape[0] >= least
-    if not right or (most is not None and tensor.shape[0] > most):
-        raise ValueError(f"{name}: expected shape {wanted}, got {list(tensor.shape)}")
-
-
-def _check_forward(arrays: Any, how: Any, _: Any) -> None:
-    hidden, weight, bias, lora_a, lora_b, target = arrays[:6]
-    _shapes.check_dtype(hidden, "hidden", _shapes.FLOATS)
-    columns = hidden.shape[-1]
-    _check_matrix(weight, "weight", hidden, columns, f"[vocab_size, {columns}]", 0)
-    vocab_size = weight.shape[0]
-    if bias is not None and (bias.dim() != 1 or bias.shape[0] != vocab_size):
-        raise ValueError(f"bias: expected shape [{vocab_size}], got {list(bias.shape)}")
-    check_target(target, hidden.shape[:-1])
-    if lora_a is not None:
-        wanted = f"[rank, {columns}], at least one row of the last dimension of hidden"
-        _check_matrix(lora_a, "lora_a", hidden, columns, wanted, 1)
-        rank = lora_a.shape[0]
-        wanted = f"[{vocab_size}, {rank}] (the rows of weight, those of lora_a)"
-        _check_matrix(lora_b, "lora_b", hidden, rank, wanted, vocab_size, vocab_size)
-    logits_dtype = how[7]
-    given = _shapes.FLOATS[max(logits_dtype, 0)]
-    if given not in ("float32", _shapes.dtype_name(hidden.dtype)):
-        raise TypeError(f"logits_dtype: expected float32 or {hidden.dtype} (that of hidden), got torch.{given}")
 
 
 # ---- calls of the extension -----------------------------------------------------------------------------------------
@@ -150,7 +119,6 @@ FORWARD = Operator(
     outputs=lambda arrays, how: outputs_of(how[-1], arrays[0].shape[:-1], 6),
     dtypes=("float32",) * 4 + ("int32", "int64"),
     native=_native_forward,
-    check=_check_forward,
     schema_options=checked,
     gradient=Composed(
         of=(0, 1, 2, 3, 4),
@@ -175,7 +143,7 @@ BACKWARD: Operator = Operator(
 )
 BACKWARD_INTO = Operator(
     "linear_logprob_backward_",
-    (Array("main_grad", "by hand", written=True), *_HEAD, *SAVED, *GRADIENTS, *ROWS),
+    (Array("main_grad", written=True), *_HEAD, *SAVED, *GRADIENTS, *ROWS),
     f"{_OPTIONS}, int needs",
     outputs=lambda arrays, how: (lambda dhidden, _, *others: (dhidden, *others))(
         *_shapes_of_gradients(arrays[1 : 1 + _OPERANDS], how[-1])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from .. import _check, _dispatch, _shapes
+from .. import _check, _dispatch
 from .._arithmetic import AS_CALLED, product_unit, resolve_traced_unit
 from .._call import call
 from .._native import functions
@@ -15,34 +15,14 @@ from .._types import AnyArray, ArrayT, DType, Exp
 from ..contract import BITWISE, NO_SHARDS, OFF_HEAD_LOGPROB, ONE_ARCHITECTURE, Row, add_rows
 from ..reference.linear_sample import linear_sample_reference
 from .linear import _code
-from .linear_traced import check_bias, check_operand, check_weight
 from .random_bits import position_of, seed_of
-from .sample import LOGPROB, LOGPROBS, MOST_COLUMNS, RAW, SampleResult, draw_numbers, sample_id_of
+from .sample import LOGPROB, LOGPROBS, RAW, SampleResult, draw_numbers, sample_id_of
 
 __all__ = ["linear_sample", "linear_sample_reference"]
 
 _C = functions(linear_sample="object*5, int*4, object*2, int")
 
 MOST_TOP_K = 64
-
-
-def _check_head(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    hidden, weight, bias = arrays[:3]
-    valid_vocab, logits = how[0], how[3]
-    check_operand(hidden, "hidden")
-    if hidden.dim() != 2:
-        raise ValueError(f"hidden: expected shape [num_rows, in_features], got {list(hidden.shape)}")
-    check_weight(weight, hidden, 1, "hidden")
-    vocab = weight.shape[0]
-    if type(vocab) is int and not 1 <= vocab <= MOST_COLUMNS:
-        raise ValueError(f"weight: expected 1 to {MOST_COLUMNS} rows, got {vocab}")
-    check_bias(bias, vocab, hidden.dtype, " (that of hidden)")
-    own, given = _shapes.dtype_name(hidden.dtype), _shapes.FLOATS[max(logits, 0)]
-    if given not in ("float32", own):
-        other = "" if own == "float32" else f" or {own}"
-        raise TypeError(f"logits_dtype: expected float32{other} (that of hidden), got {given}")
-    if type(valid_vocab) is int and type(vocab) is int and not 1 <= valid_vocab <= vocab:
-        raise ValueError(f"valid_vocab: expected an integer in [1, {vocab}], got {valid_vocab}")
 
 
 def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
@@ -62,20 +42,19 @@ def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
 _LINEAR_SAMPLE = Operator(
     "linear_sample",
     (
-        Array("hidden", "by hand"),
-        Array("weight", "by hand"),
-        Array("bias", "by hand", optional=True),
-        *(Array(name, "integers", number="SymInt") for name in ("seed", "sample_id", "position")),
-        Array("temperature", "row numbers", number="float"),
-        Array("top_k", "integers", number="SymInt"),
-        Array("min_p", "row numbers", number="float"),
-        Array("greedy", "row flags", number="bool"),
+        "hidden",
+        "weight",
+        "bias?",
+        *(Array(name, number="SymInt") for name in ("seed", "sample_id", "position")),
+        Array("temperature", number="float"),
+        Array("top_k", number="SymInt"),
+        Array("min_p", number="float"),
+        Array("greedy", number="bool"),
     ),
     "SymInt? valid_vocab, int exp, int unit, int logits_dtype, int wants, SymInt workspace_bytes",
     outputs=_outputs,
     dtypes=("int64", "float32", "float32", "int32"),
     native=_native,
-    check=_check_head,
     exp=1,
     flops=lambda hidden, weight, *_: 2 * math.prod(hidden) * weight[0],
 )

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _check, _cures, _engine, _main_grad, _shapes, _torch
+from .. import _check, _cures, _engine, _main_grad, _torch
 from .._arithmetic import AS_CALLED, product_unit
+from .._described import check
 from .._dispatch import count_write, dtype_code
 from .._in_graph import apply, callable_in_graph
 from .._main_grad import is_asked_for
@@ -48,7 +49,6 @@ from .linear_traced import (
     WEIGHT_GRAD,
     WEIGHT_GRAD_INTO,
     bias_gradient,
-    check_bias,
     sum_of,
 )
 
@@ -233,21 +233,7 @@ implement("tree_sum", _tree_sum_kernel, lambda parts, bias, out_dtype: apply("Tr
 
 @fake("tree_sum")
 def _tree_sum_fake(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
-    for i, part in enumerate(parts):
-        _shapes.check_dtype(part, f"parts[{i}]", _shapes.FLOAT32)
-        if tuple(part.shape) != tuple(parts[0].shape):
-            raise _shapes.shape_error(part, f"parts[{i}]", f"{list(parts[0].shape)} (that of parts[0])")
-        if not part.is_contiguous():
-            raise ValueError(
-                f"parts[{i}]: expected a contiguous array, got shape {list(part.shape)} with strides "
-                f"{list(part.stride())}{_shapes.COPY}"
-            )
-    if bias is not None:
-        if parts[0].dim() < 1:
-            raise ValueError("parts[0]: expected shape [..., features] with a bias, got []")
-        half = torch.float16 if bias.dtype == torch.float16 else torch.bfloat16
-        check_bias(bias, parts[0].shape[-1], half, " or float16")
-    dtype_code(out_dtype, "out_dtype")
+    check(_tree_sum_kernel, parts, bias, out_dtype)
     return parts[0].new_empty(parts[0].shape, dtype=out_dtype)
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .. import _shapes
 from .._arithmetic import AS_CALLED, IEEE, resolve_traced_unit
 from .._dispatch import dtype_code
 from .._native import module as _C
@@ -21,81 +20,6 @@ SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
 
 def _code(dtype: Any) -> int:
     return dtype_code(dtype, "out_dtype")
-
-
-def check_operand(tensor: Any, name: str) -> None:
-    _shapes.check_rows(tensor, name)
-    if tensor.is_cuda and _code(tensor.dtype) == 0:
-        raise TypeError(f"{name}: expected dtype bfloat16 or float16 on {tensor.device}, got float32")
-
-
-def check_weight(weight: Any, like: Any, dimension: int, like_name: str) -> None:
-    _shapes.check_dtype_like(weight, "weight", like, like_name)
-    if weight.dim() != 2 or weight.shape[dimension] != like.shape[-1]:
-        columns = like.shape[-1]
-        shape = f"[out_features, {columns}]" if dimension else f"[{columns}, in_features]"
-        raise _shapes.shape_error(weight, "weight", f"{shape} ({columns} is the last dimension of {like_name})")
-    _shapes.check_columns(weight, "weight")
-
-
-def check_bias(bias: Any, columns: Any, dtype: Any, like: str) -> None:
-    """Checks the dtype and the shape of a bias, which may be None."""
-    if bias is None:
-        return
-    _shapes.check_float32_or(bias, "bias", dtype, like)
-    if bias.dim() != 1 or bias.shape[0] != columns:
-        raise ValueError(f"bias: expected shape [{columns}] (out_features), got {list(bias.shape)}")
-    _shapes.check_columns(bias, "bias")
-
-
-def _check_linear(arrays: Any, how: Any, _: Any) -> None:
-    (x, weight, bias), (k_segments, out_dtype) = arrays, how[:2]
-    check_operand(x, "x")
-    check_weight(weight, x, 1, "x")
-    check_bias(bias, weight.shape[0], x.dtype, " (that of x)")
-    if _code(x.dtype) == 0 != _code(out_dtype):
-        raise TypeError(f"out_dtype: expected float32 (that of x), got {out_dtype}")
-    if k_segments not in (1, 2, 4, 8):
-        raise ValueError(f"k_segments: expected 1, 2, 4 or 8, got {k_segments}")
-    step = 16 * k_segments
-    if k_segments > 1 and x.shape[-1] % step:
-        raise ValueError(
-            f"k_segments: expected in_features to be a multiple of {step} (16 * k_segments), got {x.shape[-1]}; pad x "
-            f"and weight with zero columns to {(x.shape[-1] + step - 1) // step * step}"
-        )
-
-
-def _check_input_grad(arrays: Any, how: Any, _: Any) -> None:
-    check_operand(arrays[0], "dy")
-    check_weight(arrays[1], arrays[0], 0, "dy")
-
-
-def _check_operands(dy: Any, x: Any) -> None:
-    check_operand(dy, "dy")
-    check_operand(x, "x")
-    _shapes.check_dtype_like(x, "x", dy, "dy")
-    if tuple(x.shape[:-1]) != tuple(dy.shape[:-1]):
-        shape = ", ".join([*map(str, dy.shape[:-1]), "features"])
-        raise ValueError(f"x: expected shape [{shape}] (the leading dimensions of dy), got {list(x.shape)}")
-
-
-def _check_weight_grad(arrays: Any, how: Any, _: Any) -> None:
-    _check_operands(*arrays)
-    _shapes.check_narrowing("out_dtype", how[0], arrays[0].dtype)
-
-
-def _check_into(arrays: Any, how: Any, _: Any) -> None:
-    main_grad, dy, x = arrays
-    _check_operands(dy, x)
-    _shapes.check_dtype(main_grad, "main_grad", _shapes.FLOAT32)
-    wanted = (dy.shape[-1], x.shape[-1])
-    if tuple(main_grad.shape) != wanted:
-        raise _shapes.shape_error(main_grad, "main_grad", f"{list(wanted)} (out_features, in_features)")
-
-
-def _check_bias_grad(arrays: Any, how: Any, _: Any) -> None:
-    _shapes.check_rows(arrays[0], "dy")
-    _shapes.check_narrowing("out_dtype", how[0], arrays[0].dtype)
 
 
 # ---- derivatives ----------------------------------------------------------------------------------------------------
@@ -186,7 +110,7 @@ def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 # ---- the operators --------------------------------------------------------------------------------------------------
 
 
-def _product(name: str, arrays: tuple[Array, ...], options: str, **description: Any) -> Operator:
+def _product(name: str, arrays: tuple[Array | str, ...], options: str, **description: Any) -> Operator:
     """An operator whose last options are the engine and the unit; a traced call resolves its unit when it runs."""
     native = description.pop("native")
 
@@ -199,16 +123,15 @@ def _product(name: str, arrays: tuple[Array, ...], options: str, **description: 
     return Operator(name, arrays, options, native=resolved, sharded=SHARDED, **description)
 
 
-_X, _DY, _WEIGHT = Array("x", "by hand"), Array("dy", "by hand"), Array("weight", "by hand")
+_X, _DY, _WEIGHT = "x", "dy", "weight"
 # In addition to the schema's options: the dtype of the weight's gradient, and main_grad.
 LINEAR: Operator = _product(
     "linear",
-    (_X, _WEIGHT, Array("bias", "by hand", optional=True)),
+    (_X, _WEIGHT, "bias?"),
     "int k_segments, ScalarType out_dtype, ",
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[0]),),
     dtypes=(lambda how: _code(how[1]),),
     native=lambda arrays, how, *tail: (_C.linear(*arrays, how[0], _code(how[1]), *how[2:], *tail),),
-    check=_check_linear,
     gradient=Composed(
         of=(0, 1, 2),
         incoming=("dy",),
@@ -227,7 +150,6 @@ INPUT_GRAD: Operator = _product(
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[1]),),
     dtypes=(None,),
     native=lambda arrays, how, *tail: (_C.linear_input_grad(*arrays, *how, *tail),),
-    check=_check_input_grad,
     gradient=Composed(
         of=(0, 1),
         incoming=("ddx",),
@@ -244,7 +166,6 @@ WEIGHT_GRAD: Operator = _product(
     outputs=lambda arrays, how: ((arrays[0].shape[-1], arrays[1].shape[-1]),),
     dtypes=(lambda how: _code(how[0]),),
     native=lambda arrays, how, *tail: (_C.linear_weight_grad(*arrays, None, None, _code(how[0]), *how[1:], *tail),),
-    check=_check_weight_grad,
     gradient=Composed(
         of=(0, 1),
         incoming=("ddweight",),
@@ -255,12 +176,11 @@ WEIGHT_GRAD: Operator = _product(
 )
 WEIGHT_GRAD_INTO = _product(
     "linear_weight_grad_",
-    (Array("main_grad", "by hand", written=True), _DY, _X),
+    (Array("main_grad", written=True), _DY, _X),
     "",
     outputs=lambda arrays, how: (),
     dtypes=(),
     native=lambda arrays, how, *tail: (_C.linear_weight_grad(*arrays[1:], arrays[0], None, -1, *how, *tail),)[1:],
-    check=_check_into,
     leads=1,
     flops=lambda main_grad, dy, x, *_: 2 * math.prod(dy) * x[-1],
 )
@@ -271,7 +191,6 @@ BIAS_GRAD = Operator(
     outputs=lambda arrays, how: (arrays[0].shape[-1:],),
     dtypes=(lambda how: _code(how[0]),),
     native=lambda arrays, how, *tail: (_C.linear_bias_grad(*arrays, _code(how[0]), *tail),),
-    check=_check_bias_grad,
     gradient=linear(of=(0,), incoming=("ddbias",), along=_bias_grad_along),
     sharded=SHARDED,
 )

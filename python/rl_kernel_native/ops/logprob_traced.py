@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _check, _dispatch, _shapes
+from .. import _check, _dispatch
 from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
 from .._native import module as _C
 from .._operator import Array, Composed, Operator
@@ -16,17 +16,17 @@ from .._transforms import batched
 
 # The options of logprob and linear_logprob about a row's logits.
 ROWS = (
-    Array("temperature", "by hand", optional=True),
-    Array("kept_ids", "by hand", optional=True, called=lambda *_: "kept ids"),
-    Array("kept_offsets", "by hand", optional=True, called=lambda *_: "kept offsets"),
+    "temperature?",
+    Array("kept_ids", optional=True, called=lambda *_: "kept ids"),
+    Array("kept_offsets", optional=True, called=lambda *_: "kept offsets"),
 )
 NUMBERS = (
     "float temperature_value, float logit_scale, float? softcap, SymInt ignore_index, SymInt? valid_vocab, "
     "SymInt? canonical_vocab, int exp"
 )
-SAVED = (Array("lse", "by hand"), Array("entropy", "by hand", optional=True))
+SAVED = ("lse", "entropy?")
 INCOMING = ("dlogprob", "dlse", "dentropy")
-GRADIENTS = tuple(Array(name, "by hand", optional=True) for name in INCOMING)
+GRADIENTS = tuple(f"{name}?" for name in INCOMING)
 
 
 def split(arguments: tuple[Any, ...], *how: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -55,17 +55,6 @@ def joined(rows: Any, numbers: Any) -> tuple[Any, ...]:
     """The same options in the extension's form, without exp."""
     (temperature, kept_ids, kept_offsets), (value, *rest, _) = rows, numbers
     return (value if temperature is None else temperature, *rest, kept_ids, kept_offsets)
-
-
-def check_target(target: Any, rows: Any) -> None:
-    _shapes.check_dtype(target, "target", _shapes.INDICES)
-    if tuple(target.shape) != tuple(rows):
-        raise ValueError(f"target: expected shape {list(rows)}, got {list(target.shape)}")
-
-
-def _check_forward(arrays: Any, how: Any, _: Any) -> None:
-    _shapes.check_dtype(arrays[0], "logits", _shapes.FLOATS)
-    check_target(arrays[1], arrays[0].shape[:-1])
 
 
 def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
@@ -165,12 +154,11 @@ def _batch(count: int) -> Any:
 
 FORWARD = Operator(
     "logprob",
-    (Array("logits", "by hand"), Array("target", "by hand"), *ROWS),
+    ("logits", "target", *ROWS),
     f"{NUMBERS}, int returns",
     outputs=lambda arrays, how: outputs_of(how[-1], arrays[0].shape[:-1], 5),
     dtypes=("float32",) * 4 + ("int32",),
     native=_native_forward,
-    check=_check_forward,
     schema_options=checked,
     gradient=Composed(
         of=(0,),
@@ -185,7 +173,7 @@ FORWARD = Operator(
 )
 BACKWARD: Operator = Operator(
     "logprob_backward",
-    (Array("logits", "by hand"), Array("target", "by hand"), *SAVED, *GRADIENTS, *ROWS),
+    ("logits", "target", *SAVED, *GRADIENTS, *ROWS),
     NUMBERS,
     outputs=lambda arrays, how: (arrays[0].shape,),
     dtypes=(None,),

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 from .. import _check, _dispatch
 from .._call import call
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..contract import BATCH_OF_TOKENS, OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.masked_whiten import masked_whiten_reference
@@ -25,22 +25,13 @@ class MaskedWhitenResult(NamedTuple, Generic[ArrayT]):
     var: ArrayT  # [] float32
 
 
-def _check_numbers(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
-    _check.positive("eps", how[0])
-
-
 _MASKED_WHITEN = Operator(
     "masked_whiten",
-    (
-        Array("x", "first tokens"),
-        Array("mask", "mask", optional=True),
-        Array("cu_seqlens", "cu_seqlens", optional=True),
-    ),
+    ("x", "mask?", "cu_seqlens?"),
     "float eps, bool shift_mean, bool unbiased, bool return_stats",
     outputs=lambda arrays, how: (arrays[0].shape, *((() if how[3] else None,) * 2)),
     dtypes=("float32",) * 3,
     native=lambda arrays, how, *tail: _C.masked_whiten(*arrays, *how, *tail),
-    check=_check_numbers,
 )
 
 

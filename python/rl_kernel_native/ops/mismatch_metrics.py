@@ -12,7 +12,7 @@ from .. import _check
 from .._call import call
 from .._metrics import MetricVector
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._semantics import LogprobSemantics, require_same_semantics
 from .._types import AnyArray, ArrayT, RolloutNan
 from ..contract import BATCH_OF_TOKENS, OF_TOKENS, Bound, Row, add_rows
@@ -72,12 +72,7 @@ class MismatchMetrics(MetricVector):
 
 _MISMATCH_METRICS = Operator(
     "mismatch_metrics",
-    (
-        Array("logprob_train", "first tokens"),
-        Array("logprob_rollout", "tokens"),
-        Array("mask", "mask", optional=True),
-        Array("cu_seqlens", "cu_seqlens", optional=True),
-    ),
+    ("logprob_train", "logprob_rollout", "mask?", "cu_seqlens?"),
     "float limit, bool rollout_neutral",
     outputs=lambda arrays, how: ((len(MismatchMetrics.names),),),
     native=lambda arrays, how, *tail: (_C.mismatch_metrics(*arrays, *how, *tail),),

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .. import _check, _shapes
+from .. import _check
 from .._call import call
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..contract import OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.optimal_token_baseline import optimal_token_baseline_reference
@@ -26,32 +26,13 @@ class OptimalTokenBaseline(NamedTuple, Generic[ArrayT]):
     returns: ArrayT
 
 
-def _check_groups(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
-    offsets, (size, _, eps) = arrays[6], how
-    if offsets is not None:
-        _shapes.check_offsets(offsets, "group_offsets", "num_groups")
-        _shapes.check_end(offsets, "group_offsets", sequences, "the number of sequences")
-    elif type(sequences) is int and (size < 1 or sequences % size):
-        raise ValueError(f"group_size: expected a divisor of {sequences} (the number of sequences), got {size}")
-    _check.positive("eps", eps)
-
-
 _OPTIMAL_TOKEN_BASELINE = Operator(
     "optimal_token_baseline",
-    (
-        Array("logprob", "first tokens"),
-        Array("rewards", "tokens or sequences"),
-        Array("sum_p_sq", "tokens"),
-        Array("mask", "mask", optional=True),
-        Array("importance_weight", "tokens or sequences", optional=True),
-        Array("cu_seqlens", "cu_seqlens", optional=True),
-        Array("group_offsets", "by hand", optional=True),
-    ),
+    ("logprob", "rewards", "sum_p_sq", "mask?", "importance_weight?", "cu_seqlens?", "group_offsets?"),
     "SymInt group_size, bool zero_tail, float eps",
     outputs=lambda arrays, how: (arrays[0].shape,) * 2,
     dtypes=("float32",) * 2,
     native=lambda arrays, how, *tail: _C.optimal_token_baseline(*arrays, *how, *tail),
-    check=_check_groups,
 )
 
 

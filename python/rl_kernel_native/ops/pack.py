@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from .. import _call, _check, _cures, _dispatch, _shapes
+from .. import _call, _check, _cures, _dispatch
 from .._native import functions
 from .._operator import Array, Operator, linear
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
@@ -69,49 +69,6 @@ def _bits_of(tensor: Any, fill: int | float) -> int:
     return fill_bits(fill, str(tensor.dtype).removeprefix("torch."))
 
 
-def _check_layout(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    (given,), (num_tokens, capacity, by_mask) = arrays, how
-    _check_counts(num_tokens, capacity, "tensors", " tokens a row")
-    if by_mask:
-        if given.dim() != 2:
-            raise ValueError(f"mask: expected shape [num_sequences, {num_tokens}], got {list(given.shape)}")
-        _shapes.check_mask(given, (given.shape[0], num_tokens), "tensors")
-        return
-    _shapes.check_dtype(given, "lengths", _shapes.INDICES)
-    if given.dim() != 1 or (_shapes.is_static(given) and not given.is_contiguous()):
-        raise ValueError(f"lengths: expected a contiguous array of shape [num_sequences], got {list(given.shape)}")
-
-
-def _check_counts(num_tokens: Any, capacity: Any, name: str, of_row: str) -> None:
-    if type(num_tokens) is int and num_tokens >= 1 << 31:
-        raise ValueError(f"{name}: expected fewer than 2^31{of_row}, got {num_tokens}")
-    if type(capacity) is int and capacity >= 1 << 31:
-        raise ValueError(f"max_tokens: expected fewer than 2^31 (cu_seqlens are int32), got {capacity}")
-
-
-def _check_arrays(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    (cu_seqlens, positions, *slots), (num_tokens, fills, *packs) = arrays, how
-    _shapes.check_offsets(cu_seqlens)
-    _check_counts(num_tokens, 0, *(("tensors", " tokens a row") if packs else ("max_seqlen", "")))
-    shape = [cu_seqlens.shape[0] - 1, num_tokens]
-    known = _shapes.is_static(cu_seqlens) and type(num_tokens) is int
-    if positions is not None:
-        _shapes.check_dtype(positions, "positions", _shapes.INT32)
-        fits = not _shapes.is_static(positions) or (list(positions.shape) == shape and positions.is_contiguous())
-        if known and not fits:
-            raise ValueError(f"positions: expected a contiguous array of shape {shape}, got {list(positions.shape)}")
-    first: Any = slots[0]
-    for i, (t, fill) in enumerate(zip((t for t in slots if t is not None), fills, strict=True)):
-        name = _name(i)(how, ())
-        wanted = shape if packs else [first.shape[0] if i and first.dim() else "num_tokens"]
-        compared = _shapes.is_static(t) and (known if packs else i > 0 and _shapes.is_static(first))
-        if t.dim() < len(wanted) or (compared and list(t.shape[: len(wanted)]) != wanted):
-            raise ValueError(f"{name}: expected shape [{', '.join(map(str, wanted))}, ...], got {list(t.shape)}")
-        _shapes.check_tail(t, name, len(wanted))
-        if type(fill) in (int, float):  # which a trace knows
-            _bits_of(t, fill)
-
-
 def _outputs(arrays: Any, how: tuple[Any, ...]) -> list[Any]:
     leads, first = ((how[2],), 2) if len(how) > 2 else ((arrays[0].shape[0] - 1, how[0]), 1)
     return [None if t is None else (*leads, *t.shape[first:]) for t in arrays[2:]]
@@ -139,15 +96,15 @@ def _along(call: Any, given: Any, arrays: Any, how: tuple[Any, ...], wanted: Any
     return found
 
 
-_ARRAYS = (
-    Array("cu_seqlens", "by hand"),
-    Array("positions", "by hand", optional=True),
-    *(Array(f"tensors_{i}", "by hand", optional=i > 0, called=_name(i)) for i in range(MOST)),
+_ARRAYS: tuple[Array | str, ...] = (
+    "cu_seqlens",
+    "positions?",
+    *(Array(f"tensors_{i}", optional=i > 0, called=_name(i)) for i in range(MOST)),
 )
 _SLOTS = tuple(range(2, 2 + MOST))
 _LAYOUT = Operator(
     "pack_layout",
-    (Array("kept", "by hand", called=lambda how, _: "mask" if how[2] else "lengths"),),
+    (Array("kept", called=lambda how, _: "mask" if how[2] else "lengths"),),
     "SymInt num_tokens, SymInt capacity, bool by_mask",
     outputs=lambda arrays, how: (
         (arrays[0].shape[0] + 1,),
@@ -156,19 +113,18 @@ _LAYOUT = Operator(
     ),
     dtypes=("int32",) * 3,
     native=_native_layout,
-    check=_check_layout,
 )
 _INCOMING = ("dy", *(f"dy[{i}]" for i in range(1, MOST)))
 _LINEAR = linear(of=_SLOTS, reads=(0, 1), incoming=_INCOMING, along=_along, dims=2)
 _OPTIONS = "SymInt num_tokens, Scalar[] fill"
 _UNPACK = Operator(
-    "unpack", _ARRAYS, _OPTIONS, outputs=_outputs, dtypes=_SLOTS, native=_native, check=_check_arrays,
+    "unpack", _ARRAYS, _OPTIONS, outputs=_outputs, dtypes=_SLOTS, native=_native,
     gradient=_LINEAR, leads=2,
 )  # fmt: skip
 # covered: whether offsets end within the capacity, as in a layout.
 _PACK = Operator(
     "pack", _ARRAYS, f"{_OPTIONS}, SymInt capacity, bool covered", outputs=_outputs, dtypes=_SLOTS, native=_native,
-    check=_check_arrays, gradient=_LINEAR, leads=2,
+    gradient=_LINEAR, leads=2,
 )  # fmt: skip
 
 

@@ -101,9 +101,10 @@ class PolicyGradients(NamedTuple, Generic[ArrayT]):
 _IMPORTANCE_FIELD, _GIVEN = 27, 4.0  # index among a spec's numbers; the importance whose weights are the caller's
 
 
-def _gives_weights(how: tuple[Any, ...]) -> bool:
+def _importance_name(how: tuple[Any, ...], _: Any) -> str:
     spec = how[0]
-    return spec.importance == "given" if isinstance(spec, PolicySpec) else spec[_IMPORTANCE_FIELD] == _GIVEN
+    gives = spec.importance == "given" if isinstance(spec, PolicySpec) else spec[_IMPORTANCE_FIELD] == _GIVEN
+    return "importance_weight" if gives else "rollout_logprob"
 
 
 def _native(arrays: Any, how: tuple[Any, ...], wanted: tuple[bool, ...], *tail: Any) -> Any:
@@ -118,20 +119,17 @@ def _native(arrays: Any, how: tuple[Any, ...], wanted: tuple[bool, ...], *tail: 
 _POLICY_LOSS = Operator(
     "policy_loss",
     (
-        Array("logprob", "first tokens"),
-        Array("entropy", "tokens", optional=True),
-        Array("old_logprob", "tokens", optional=True),
-        Array("advantage", "tokens or sequences"),
-        Array("mask", "mask"),
-        Array("cu_seqlens", "cu_seqlens", optional=True),
-        Array("ref_logprob", "tokens", optional=True),
-        Array(
-            "importance", lambda how: "tokens or sequences" if _gives_weights(how) else "tokens", optional=True,
-            called=lambda how, _: "importance_weight" if _gives_weights(how) else "rollout_logprob",
-        ),
-        Array("selected", "tokens", optional=True),
-        Array("token_weight", "tokens", optional=True),
-        Array("denominator", "number", optional=True),
+        "logprob",
+        "entropy?",
+        "old_logprob?",
+        "advantage",
+        "mask",
+        "cu_seqlens?",
+        "ref_logprob?",
+        Array("importance", optional=True, called=_importance_name),
+        "selected?",
+        "token_weight?",
+        Array("denominator", optional=True, is_float32=True),
     ),
     "float[] spec, float denominator_value, bool ratio_metrics",
     outputs=lambda arrays, how: ((), (len(_WITH_RATIO if how[2] else METRICS),)),

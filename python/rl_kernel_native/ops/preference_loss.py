@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from .. import _call, _check, _shapes
+from .. import _call, _check
 from .._metrics import MetricVector
 from .._native import functions
-from .._operator import Array, Kept, Operator
+from .._operator import Kept, Operator
 from .._types import AnyArray, ArrayT, Generic, NamedTuple, PreferenceKind
 from ..contract import OF_TOKENS, Bound, Row, add_rows
 from ..reference.preference_loss import preference_loss_reference
@@ -53,24 +53,6 @@ class PreferenceLoss(NamedTuple, Generic[ArrayT]):
     metrics: PreferenceMetrics
 
 
-def _check_forward(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    """Each side's arrays have the length of its policy's array. For pairs, both sides have the same length."""
-    for i, (a, x) in enumerate(zip(_FORWARD.arrays, arrays, strict=True)):
-        if x is None:
-            continue
-        _shapes.check_dtype(x, a.name, _shapes.INT64 if a.name.endswith("_count") else _shapes.FLOAT32)
-        side = 0 if i < 2 and how[0] != KTO else i % 2
-        if i == len(arrays) - 1:
-            count: Any = 1
-            words = "that of one number"
-        else:
-            count, words = arrays[side].shape[0] if arrays[side].dim() else "num_pairs", f"that of {NAMES[side]}"
-        free = i == side
-        if x.dim() != 1 or not (free or not _shapes.is_static(x) or type(count) is not int or x.shape[0] == count):
-            wanted = "[num_pairs]" if free else f"[{count}] ({words})"
-            raise ValueError(f"{a.name}: expected shape {wanted}, got {list(x.shape)}")
-
-
 def _shapes_of(arrays: Any, how: tuple[Any, ...]) -> tuple[Any, ...]:
     w, l = (a.shape[0] for a in arrays[:2])  # noqa: E741
     return (w + l if how[0] == KTO else w,), (w,), (l,), (len(METRICS),), (2, w) if how[1] != UNSORTED else None
@@ -99,12 +81,11 @@ def _along(tangents: Any, kept: Any, how: tuple[Any, ...]) -> Any:
 
 _FORWARD = Operator(
     "preference_loss",
-    (*(Array(name, "by hand") for name in NAMES[:2]), *(Array(name, "by hand", optional=True) for name in NAMES[2:])),
+    (*NAMES[:2], *(f"{name}?" for name in NAMES[2:])),
     "int kind, int sort, int score, int average, float[] numbers",
     outputs=_shapes_of,
     dtypes=("float32",) * 4,
     native=lambda arrays, how, *tail: _C.preference_loss(*arrays, *how, *tail),
-    check=_check_forward,
     gradient=Kept(
         of=(0, 1),
         native=lambda arrays, how, wanted, *tail: _C.preference_loss(*arrays, *how, *tail),
@@ -118,7 +99,7 @@ _FORWARD = Operator(
 )
 _BACKWARD = Operator(
     "preference_loss_backward",
-    (*(Array(name, "by hand") for name in ("dlosses", "d_chosen", "d_rejected")), Array("ranks", "by hand", True)),
+    ("dlosses", "d_chosen", "d_rejected", "ranks?"),
     "int sort",
     outputs=lambda arrays, how: (arrays[1].shape, arrays[2].shape),
     dtypes=("float32",) * 2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from .. import _check, _dispatch, _shapes
+from .. import _check, _dispatch
 from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
@@ -21,45 +21,6 @@ _C = functions(process_logits="object*10, int, object*3, int")
 MOST_COLUMNS = 1 << 19
 
 
-def check_shard(logits: Any, start: Any, vocab_size: Any) -> None:
-    columns = logits.shape[1]
-    if any(type(n) is not int for n in (columns, start, vocab_size)):
-        return
-    if not 0 <= start <= vocab_size - columns:
-        raise ValueError(
-            f"vocab_start: expected 0 <= vocab_start and vocab_start + {columns} (columns of the shard) <= vocab_size, "
-            f"got vocab_start {start}, vocab_size {vocab_size}"
-        )
-
-
-def _check_entries(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    logits, entries = arrays[0], arrays[4:]
-    rows, vocab = logits.shape
-    if _shapes.is_static(logits) and how[2] is None and not 1 <= vocab <= MOST_COLUMNS:
-        raise ValueError(f"logits: expected 1 to {MOST_COLUMNS} columns, got {vocab}")
-    check_shard(logits, how[1], vocab if how[2] is None else how[2])
-    ids, biased = entries[0], entries[3]
-    counts = (
-        None,
-        rows + 1,
-        None if ids is None else ids.shape[0],
-        None,
-        None if biased is None else biased.shape[0],
-        rows + 1,
-    )
-    integers, of_offsets = _shapes.INDICES, _shapes.INT64
-    dtypes = (integers, of_offsets, ("bool",), integers, _shapes.FLOAT32, of_offsets)
-    for name, x, count, allowed in zip(NAMES[3:], entries, counts, dtypes, strict=True):
-        if x is None:
-            continue
-        known = count is not None and _shapes.is_static(logits) and _shapes.is_static(x)
-        if x.dim() != 1 or (known and x.shape[0] != count):
-            wanted = "num_entries" if count is None else count
-            raise ValueError(f"{name}: expected shape [{wanted}], got {list(x.shape)}")
-        _shapes.check_dtype(x, name, allowed)
-        _shapes.check_contiguous(x, name)
-
-
 def _called(name: str) -> Any:
     return lambda how, _: name
 
@@ -67,15 +28,14 @@ def _called(name: str) -> Any:
 _PROCESS_LOGITS = Operator(
     "process_logits",
     (
-        Array("logits", "logits"),
-        *(Array(name, "row numbers", number="float") for name in NAMES[:3]),
-        *(Array(name.replace(" ", "_"), "by hand", optional=True, called=_called(name)) for name in NAMES[3:]),
+        "logits",
+        *(Array(name, number="float") for name in NAMES[:3]),
+        *(Array(name.replace(" ", "_"), optional=True, called=_called(name)) for name in NAMES[3:]),
     ),
     "int order, SymInt vocab_start, SymInt? vocab_size",
     outputs=lambda arrays, how: (arrays[0].shape, arrays[0].shape[:1]),
     dtypes=("float32", "int32"),
     native=lambda arrays, how, *tail: _C.process_logits(*arrays, *how, *tail),
-    check=_check_entries,
 )
 
 

@@ -23,9 +23,9 @@ STREAMS = 1 << 24  # kRandomStreams
 _RANDOM_BITS = Operator(
     "random_bits",
     (
-        Array("sample_id", "first integers"),
-        Array("seed", "integers", number="SymInt"),
-        Array("position", "integers", number="SymInt"),
+        "sample_id",
+        Array("seed", number="SymInt"),
+        Array("position", number="SymInt"),
     ),
     "int n, int stream",
     outputs=lambda arrays, how: ((arrays[0].shape[0], how[0]),),

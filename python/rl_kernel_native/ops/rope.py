@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from .. import _call, _check, _shapes
+from .. import _call, _check
 from .._native import functions
 from .._operator import Array, Operator, linear
 from .._transforms import batched
@@ -24,89 +24,6 @@ _C = functions(
 def _names(transposed: bool) -> tuple[str, str]:
     """Names of the arrays that are rotated, or rotated back. Dynamo of torch 2.11 cannot index a tuple by a bool."""
     return ("dq_out", "dk_out") if transposed else ("q", "k")
-
-
-def _check_heads(tensor: Any, name: str, head_axis: int) -> int:
-    """The axis of heads, counted from the front."""
-    dims = tensor.dim()
-    _shapes.check_dtype(tensor, name, _shapes.FLOATS)
-    if dims > 8:
-        raise ValueError(f"{name}: expected at most 8 dimensions, got {dims}")
-    if dims < 2:
-        raise ValueError(f"{name}: expected shape [..., num_heads, head_dim], got {list(tensor.shape)}")
-    axis = head_axis + dims if head_axis < 0 else head_axis
-    if not 0 <= axis < dims - 1:
-        raise ValueError(
-            f"head_axis: expected an axis of {name} before its last, in [0, {dims - 1}) or negative, got {head_axis}"
-        )
-    _shapes.check_columns(tensor, name)
-    return axis
-
-
-def _check_arrays(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    (q, k, cos, sin, position_ids), (_interleaved, partial_dim, _round, sections, head_axis, transposed) = arrays, how
-    name, k_name = _names(transposed)
-    axis = _check_heads(q, name, head_axis)
-    tokens = [s for i, s in enumerate(q.shape[:-1]) if i != axis]
-    if k is not None:
-        k_axis = _check_heads(k, k_name, head_axis)
-        _shapes.check_dtype_like(k, k_name, q, name)
-        others = [s for i, s in enumerate(k.shape[:-1]) if i != k_axis]
-        if k_axis != axis or others != tokens or k.shape[-1] != q.shape[-1]:
-            sizes = ", ".join("num_kv_heads" if i == axis else str(s) for i, s in enumerate(q.shape))
-            raise _shapes.shape_error(k, k_name, f"[{sizes}] (that of {name} but for the heads)")
-    rotary_dim = q.shape[-1] if partial_dim is None else partial_dim
-    if partial_dim is None and rotary_dim % 2:
-        raise ValueError(f"{name}: expected an even last dimension, or a partial_dim, got shape {list(q.shape)}")
-    if partial_dim is not None and (rotary_dim < 2 or rotary_dim % 2 or rotary_dim > q.shape[-1]):
-        raise ValueError(
-            f"partial_dim: expected an even number in [2, {q.shape[-1]}] (the last dimension of {name}), got "
-            f"{partial_dim}"
-        )
-    if sections is not None and (len(sections) != 3 or min(sections) < 0 or sum(sections) != rotary_dim // 2):
-        raise ValueError(
-            f"mrope_sections: expected None or three sizes of sections, integers >= 0 that sum to {rotary_dim // 2} "
-            f"(half the rotated columns), got {sections}"
-        )
-    _check_angles(cos, sin, position_ids, q, name, rotary_dim, tokens, sections is not None)
-
-
-def _check_angles(
-    cos: Any, sin: Any, position_ids: Any, q: Any, q_name: str, rotary_dim: int, tokens: list[int],
-    has_sections: bool,
-) -> None:  # fmt: skip
-    for angles, name in ((cos, "cos"), (sin, "sin")):
-        _shapes.check_float32_or(angles, name, q.dtype, f" (that of {q_name})")
-        if angles.dim() == 0:
-            raise ValueError(f"{name}: expected a last dimension of angles, got shape []")
-        _shapes.check_columns(angles, name)
-    _shapes.check_dtype_like(sin, "sin", cos, "cos")
-    widths = f"{rotary_dim} or {rotary_dim // 2}"
-    if cos.shape[-1] != rotary_dim and cos.shape[-1] != rotary_dim // 2:
-        raise ValueError(
-            f"cos: expected a last dimension of {widths} (the rotated columns or their pairs), got shape "
-            f"{list(cos.shape)}"
-        )
-    if tuple(sin.shape) != tuple(cos.shape):
-        raise ValueError(f"sin: expected shape {list(cos.shape)} (that of cos), got {list(sin.shape)}")
-    leading = [3, *tokens] if has_sections else tokens
-    if position_ids is None:
-        indexed, name, last = cos, "cos", [cos.shape[-1]]
-    else:
-        indexed, name, last = position_ids, "position_ids", []
-        _shapes.check_dtype(position_ids, "position_ids", _shapes.INDICES)
-        if cos.dim() != 2:
-            raise ValueError(
-                f"cos: expected a table [max_position, {widths}] beside position_ids, got shape {list(cos.shape)}"
-            )
-    shape, first = indexed.shape[: indexed.dim() - len(last)], len(leading) - len(tokens)
-    right = len(shape) == len(leading) and (not has_sections or shape[0] == 3)
-    if not right or any(s not in (n, 1) for s, n in zip(shape[first:], tokens, strict=True)):
-        after = ", after one of the sections" if has_sections else ""
-        raise ValueError(
-            f"{name}: expected shape {[*leading, *last]} (the dimensions of {q_name} but for head_axis and the last, "
-            f"each of which may be 1{after}), got {list(indexed.shape)}"
-        )
 
 
 def _integers(how: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -156,17 +73,16 @@ def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 _ROPE = Operator(
     "rope",
     (
-        Array("q", "by hand", called=lambda how, _: _names(how[-1])[0]),
-        Array("k", "by hand", optional=True, called=lambda how, _: _names(how[-1])[1]),
-        Array("cos", "by hand"),
-        Array("sin", "by hand"),
-        Array("position_ids", "by hand", optional=True),
+        Array("q", called=lambda how, _: _names(how[-1])[0]),
+        Array("k", optional=True, called=lambda how, _: _names(how[-1])[1]),
+        "cos",
+        "sin",
+        "position_ids?",
     ),
     "bool interleaved, int? partial_dim, bool round_products, int[]? mrope_sections, int head_axis, bool transposed",
     outputs=lambda arrays, how: (arrays[0].shape, None if arrays[1] is None else arrays[1].shape),
     dtypes=(None, None),
     native=lambda arrays, how, *tail: _C.rope(*arrays, *how, *tail),
-    check=_check_arrays,
     schema_options=_integers,
     gradient=linear(
         of=(0, 1),

@@ -97,29 +97,6 @@ class SampleResult(NamedTuple, Generic[ArrayT]):
         return None if self.kept_offsets is None else (self.kept_ids, self.kept_offsets)
 
 
-def _check_columns(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    from .. import _shapes
-
-    logits, allowed, valid_vocab, count = arrays[0], arrays[-3], how[0], how[-3]
-    if not _shapes.is_static(logits):
-        return
-    rows, vocab = logits.shape
-    if not 1 <= vocab <= MOST_COLUMNS:
-        raise ValueError(f"logits: expected 1 to {MOST_COLUMNS} columns, got {vocab}")
-    if type(valid_vocab) is int and not 1 <= valid_vocab <= vocab:
-        raise ValueError(f"valid_vocab: expected an integer in [1, {vocab}], got {valid_vocab}")
-    valid = vocab if valid_vocab is None else valid_vocab
-    if type(valid) is int and count > valid:
-        raise ValueError(f"n_logprobs: expected an integer in [0, {valid}], got {count}")
-    if allowed is None or not _shapes.is_static(allowed) or type(valid) is not int:
-        return
-    _shapes.check_dtype(allowed, "allowed", _shapes.INDICES[:1])
-    words = -(-valid // 32)
-    if allowed.dim() != 2 or allowed.shape[0] != rows or allowed.shape[1] < words:
-        raise ValueError(f"allowed: expected shape [{rows}, {words}] or wider, got {list(allowed.shape)}")
-    _shapes.check_columns(allowed, "allowed")
-
-
 def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
     """Ids, log-probability, raw log-probability, the n most probable tokens of each kind, kept ids, kept offsets,
     status."""
@@ -129,24 +106,26 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
     return (rows,), (rows,) if wants & LOGPROB else None, (rows,) if wants & RAW else None, *best, *kept, (rows,)
 
 
+ROWS: tuple[Array | str, ...] = (
+    *(Array(name, number="SymInt") for name in ("seed", "sample_id", "position")),
+    Array("temperature", number="float"),
+    Array("top_k", number="SymInt"),
+    *(Array(name, number="float") for name in ("top_p", "min_p")),
+    Array("greedy", number="bool"),
+    "allowed?",
+)
 _SAMPLE = Operator(
     "sample",
     (
-        Array("logits", "logits"),
-        *(Array(name, "integers", number="SymInt") for name in ("seed", "sample_id", "position")),
-        Array("temperature", "row numbers", number="float"),
-        Array("top_k", "integers", number="SymInt"),
-        *(Array(name, "row numbers", number="float") for name in ("top_p", "min_p")),
-        Array("greedy", "row flags", number="bool"),
-        Array("allowed", "by hand", optional=True),
-        Array("raw_logits", "by hand", optional=True, called=lambda how, _: "logits"),
-        Array("row_status", "by hand", optional=True),
+        "logits",
+        *ROWS,
+        Array("raw_logits", optional=True, called=lambda how, _: "logits"),
+        "row_status?",
     ),
     "SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int n_logprobs, int stream, int wants",
     outputs=_outputs,
     dtypes=("int64", "float32", "float32", *("int64", "float32") * 2, "int32", "int64", "int32"),
     native=lambda arrays, how, *tail: _C.sample(arrays[0], tuple(arrays[1:10]), *arrays[10:], *how, *tail),
-    check=_check_columns,
     exp=1,
 )
 

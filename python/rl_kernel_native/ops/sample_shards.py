@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from .. import _check, _shapes
+from .. import _check
 from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
 from .._penalties import ORDERS, number_or_rows, penalties_of
 from .._types import AnyArray, ArrayT, Exp
-from .process_logits import check_shard, processed
+from .process_logits import processed
 from .random_bits import position_of, seed_of, stream_of
-from .sample import LOGPROB, LOGPROBS, MOST_COLUMNS, RAW, SampleResult, draw_numbers, kept_capacity_of, sample_id_of
+from .sample import LOGPROB, LOGPROBS, RAW, ROWS, SampleResult, draw_numbers, kept_capacity_of, sample_id_of
 
 __all__ = ["sample_merge", "sample_partial"]
 
@@ -21,72 +21,6 @@ _C = functions(sample_merge="object*4, int*5, object, int", sample_partial="obje
 
 MOST_TOP_K, USUAL_TOP_K = 256, 64
 HEAD_WORDS, CANDIDATE_WORDS = 16, 3
-MOST_SHARDS = 8
-
-
-def _rows(kinds: tuple[str, str, str]) -> tuple[Array, ...]:
-    """Per-row arguments, by kinds of integers, numbers and flags."""
-    integers, numbers, flags = kinds
-    return (
-        *(Array(name, integers, number="SymInt") for name in ("seed", "sample_id", "position")),
-        Array("temperature", numbers, number="float"),
-        Array("top_k", integers, number="SymInt"),
-        *(Array(name, numbers, number="float") for name in ("top_p", "min_p")),
-        Array("greedy", flags, number="bool"),
-        Array("allowed", "by hand", optional=True),
-    )
-
-
-def _check_allowed(allowed: Any, rows: Any, valid: Any) -> None:
-    if allowed is None:
-        return
-    _shapes.check_dtype(allowed, "allowed", _shapes.INDICES[:1])
-    if not _shapes.is_static(allowed) or type(valid) is not int or type(rows) is not int:
-        return
-    words = -(-valid // 32)
-    if allowed.dim() != 2 or allowed.shape[0] != rows or allowed.shape[1] < words:
-        raise ValueError(f"allowed: expected shape [{rows}, {words}] or wider, got {list(allowed.shape)}")
-    _shapes.check_columns(allowed, "allowed")
-
-
-def _check_vocabulary(vocab_size: Any, valid_vocab: Any) -> None:
-    if type(vocab_size) is not int:
-        return
-    if not 1 <= vocab_size <= MOST_COLUMNS:
-        raise ValueError(f"vocab_size: expected an integer in [1, {MOST_COLUMNS}], got {vocab_size}")
-    if type(valid_vocab) is int and not 1 <= valid_vocab <= vocab_size:
-        raise ValueError(f"valid_vocab: expected an integer in [1, {vocab_size}], got {valid_vocab}")
-
-
-def _check_partial(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    start, vocab_size, valid_vocab = how[:3]
-    check_shard(arrays[0], start, vocab_size)
-    _check_vocabulary(vocab_size, valid_vocab)
-    _check_allowed(arrays[9], arrays[0].shape[0], vocab_size if valid_vocab is None else valid_vocab)
-
-
-def _check_merge(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    payloads, vocab_size, valid_vocab = arrays[0], *how[:2]
-    _shapes.check_dtype(payloads, "payloads", _shapes.INDICES[:1])
-    shape = payloads.shape
-    words = shape[2] if len(shape) == 3 else 0
-    fits = len(shape) == 3 and words >= HEAD_WORDS and (words - HEAD_WORDS) % CANDIDATE_WORDS == 0
-    fits = fits and (not _shapes.is_static(payloads) or payloads.is_contiguous())
-    if not fits or not 1 <= shape[0] <= MOST_SHARDS or words > HEAD_WORDS + CANDIDATE_WORDS * MOST_TOP_K:
-        raise ValueError(
-            "payloads: expected a contiguous array of shape [shards, num_rows, 16 + 3 * max_top_k], with 1 to 8 shards "
-            f"and max_top_k up to 256, got shape {list(shape)}"
-        )
-    _check_vocabulary(vocab_size, valid_vocab)
-    rows = payloads[0]
-    for described, x in zip(_MERGE.arrays[1:9], arrays[1:9], strict=True):
-        if not hasattr(x, "dim"):
-            continue
-        if described.number == "SymInt":
-            _shapes.check_row_integers(x, described.name, rows)
-        else:
-            _shapes.check_row_vector(x, described.name, "bool" if described.number == "bool" else "float32", rows)
-    _check_allowed(arrays[9], shape[1], vocab_size if valid_vocab is None else valid_vocab)
 
 
 def _results(arrays: Any, how: tuple[Any, ...]) -> Any:
@@ -99,27 +33,25 @@ def _results(arrays: Any, how: tuple[Any, ...]) -> Any:
 _PARTIAL = Operator(
     "sample_partial",
     (
-        Array("logits", "logits", called=lambda how, _: "logits_shard"),
-        *_rows(("integers", "row numbers", "row flags")),
-        Array("raw_logits", "by hand", optional=True, called=lambda how, _: "logits_shard"),
-        Array("row_status", "by hand", optional=True),
+        Array("logits", called=lambda how, _: "logits_shard"),
+        *ROWS,
+        Array("raw_logits", optional=True, called=lambda how, _: "logits_shard"),
+        "row_status?",
     ),
     "SymInt vocab_start, SymInt vocab_size, SymInt? valid_vocab, int exp, int order, SymInt max_top_k, int stream, "
     "bool takes_raw",
     outputs=lambda arrays, how: ((arrays[0].shape[0], HEAD_WORDS + CANDIDATE_WORDS * how[5]),),
     dtypes=("int32",),
     native=lambda arrays, how, *tail: (_C.sample_partial(arrays[0], tuple(arrays[1:10]), *arrays[10:], *how, *tail),),
-    check=_check_partial,
     exp=3,
 )
 _MERGE = Operator(
     "sample_merge",
-    (Array("payloads", "by hand"), *_rows(("by hand",) * 3)),
+    ("payloads", *ROWS),
     "SymInt vocab_size, SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int stream, int wants",
     outputs=_results,
     dtypes=("int64", "float32", "float32", "int32", "int64", "int32"),
     native=lambda arrays, how, *tail: _C.sample_merge(arrays[0], tuple(arrays[1:]), *how, *tail),
-    check=_check_merge,
     exp=2,
 )
 

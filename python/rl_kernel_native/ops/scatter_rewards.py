@@ -7,10 +7,10 @@ import struct
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from .. import _check, _shapes
+from .. import _check
 from .._call import call
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._types import AnyArray, ArrayT, Estimator, Generic, NamedTuple
 from ..contract import BITWISE, OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.scatter_rewards import scatter_rewards_reference
@@ -61,23 +61,6 @@ def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
     return _C.scatter_rewards(*given, value if has_value else lagrange, packed, *tail)
 
 
-def _check_spans(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
-    _, rewards, _, spans, offsets, span_rewards, _, _, cost, _, _ = arrays
-    for name, vector in (("rewards", rewards), ("cost", cost)):
-        if vector is not None:
-            _shapes.check_vector(vector, name, _shapes.FLOAT32, sequences, "one a sequence")
-    if spans is None:
-        return
-    _shapes.check_dtype(spans, "spans", _shapes.INDICES)
-    if spans.dim() != 2 or spans.shape[1] != 2:
-        raise ValueError(f"spans: expected a contiguous array of shape [num_spans, 2], got {list(spans.shape)}")
-    _shapes.check_offsets(offsets, "span_offsets")
-    if _shapes.is_static(offsets) and type(sequences) is int and offsets.shape[0] != sequences + 1:
-        shape = list(offsets.shape)
-        raise ValueError(f"span_offsets: expected shape [{sequences + 1}] (num_sequences + 1), got {shape}")
-    _shapes.check_vector(span_rewards, "span_rewards", _shapes.FLOAT32, spans.shape[0], "one a span")
-
-
 def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
     """Rewards, costs, combined, lengths."""
     mask, cost, cu_seqlens, lagrange = (arrays[i] for i in (0, 8, 9, 10))
@@ -90,21 +73,20 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
 _SCATTER_REWARDS = Operator(
     "scatter_rewards",
     (
-        Array("mask", "first mask"),
-        Array("rewards", "by hand", optional=True),
-        Array("token_rewards", "tokens", optional=True),
-        *(Array(name, "by hand", optional=True) for name in ("spans", "span_offsets", "span_rewards")),
-        Array("logprob", "tokens", optional=True),
-        Array("ref_logprob", "tokens", optional=True),
-        Array("cost", "by hand", optional=True),
-        Array("cu_seqlens", "cu_seqlens", optional=True),
-        Array("lagrange", "number", optional=True),
+        "mask",
+        "rewards?",
+        "token_rewards?",
+        *(f"{name}?" for name in ("spans", "span_offsets", "span_rewards")),
+        "logprob?",
+        "ref_logprob?",
+        "cost?",
+        "cu_seqlens?",
+        "lagrange?",
     ),
     "float[] spec, bool has_value, float value",
     outputs=_outputs,
     dtypes=("float32", "float32", "float32", "int64"),
     native=_native,
-    check=_check_spans,
 )
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, overload
 
-from .. import _call, _check, _dispatch, _shapes
+from .. import _call, _check, _dispatch
 from .._native import functions
-from .._operator import Array, Operator, linear
+from .._operator import Operator, linear
 from .._types import AnyArray, ArrayT, DType, Generic, NamedTuple
 from ..contract import BITWISE, DTYPES, OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.sequence_logprob import sequence_logprob_reference
@@ -71,21 +71,10 @@ def _gradient_shape(arrays: Any, how: tuple[Any, ...]) -> Any:
     return ((how[0],) if cu_seqlens is not None or how[2] else (dsum.shape[0], how[0]),)
 
 
-def _check_backward(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    _shapes.check_dtype(arrays[0], "dsum", _shapes.FLOAT32)
-    if arrays[0].dim() != 1:
-        raise ValueError(f"dsum: expected shape [num_sequences], got {list(arrays[0].shape)}")
-    _shapes.check_mask(arrays[1], _gradient_shape(arrays, how)[0], "logprob")
-
-
 # The mask of the backward accompanies a gradient whose shape is in the options.
 _SEQUENCE_LOGPROB = Operator(
     "sequence_logprob",
-    (
-        Array("logprob", "first floats"),
-        Array("mask", "mask", optional=True),
-        Array("cu_seqlens", "cu_seqlens", optional=True),
-    ),
+    ("logprob", "mask?", "cu_seqlens?"),
     "bool return_status",
     outputs=_outputs,
     dtypes=("float32", "int64", "int32"),
@@ -94,12 +83,11 @@ _SEQUENCE_LOGPROB = Operator(
 )
 _BACKWARD = Operator(
     "sequence_logprob_backward",
-    (Array("dsum", "by hand"), Array("mask", "by hand", optional=True), Array("cu_seqlens", "offsets", optional=True)),
+    ("dsum", "mask?", "cu_seqlens?"),
     "SymInt num_tokens, int dtype, bool is_flat",
     outputs=_gradient_shape,
     dtypes=(lambda how: how[1],),
     native=lambda arrays, how, *tail: (_C.sequence_logprob_backward(*arrays, *how, *tail),),
-    check=_check_backward,
     gradient=linear(of=(0,), reads=(1, 2), incoming=("d_logprob",), along=_along_backward),
 )
 

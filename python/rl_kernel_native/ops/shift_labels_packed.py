@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from .. import _check, _dispatch, _shapes
+from .. import _check, _dispatch
 from .._call import call
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._types import AnyArray, ArrayT
 from ..contract import BITWISE, OF_TOKENS, Row, add_rows
 from ..reference.shift_labels_packed import (
@@ -36,37 +36,6 @@ _C = functions(
 MOST_MARKER_IDS = 16
 
 
-def _check_labels(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    ids, (cp_rank, cp_size, _zigzag, ignore_index) = arrays[0], how
-    _shapes.check_dtype(ids, "ids", _shapes.INDICES)
-    if ids.dim() != 1:
-        raise ValueError(f"ids: expected shape [num_tokens], got {list(ids.shape)}")
-    _shapes.check_columns(ids, "ids")
-    if not 1 <= cp_size < 1 << 20:
-        raise ValueError(f"cp_size: expected a number in [1, 2^20), got {cp_size}")
-    if not 0 <= cp_rank < cp_size:
-        raise ValueError(f"cp_rank: expected a number in [0, {cp_size}), got {cp_rank}")
-    if _shapes.is_static(ids) and ids.shape[0] % cp_size:
-        raise ValueError(
-            f"ids: expected a number of tokens that is a multiple of {cp_size} (cp_size), got {ids.shape[0]}; pad them"
-        )
-    if _shapes.dtype_name(ids.dtype) == "int32" and not -(1 << 31) <= ignore_index < 1 << 31:
-        raise ValueError(f"ignore_index: expected a number that int32 holds, got {ignore_index}")
-
-
-def _check_spans(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
-    spans, span_offsets, cu_seqlens = arrays
-    _shapes.check_dtype(spans, "spans", _shapes.INDICES)
-    if spans.dim() != 2 or (_shapes.is_static(spans) and spans.shape[1] != 2):
-        raise ValueError(f"spans: expected a contiguous array of shape [num_spans, 2], got {list(spans.shape)}")
-    _shapes.check_dtype(span_offsets, "span_offsets", _shapes.INDICES)
-    if cu_seqlens is None or not (_shapes.is_static(cu_seqlens) and _shapes.is_static(span_offsets)):
-        return
-    wanted, got = list(cu_seqlens.shape), list(span_offsets.shape)
-    if got != wanted:
-        raise ValueError(f"span_offsets: expected a contiguous array of shape {wanted}, got {got}")
-
-
 def _spans_shape(arrays: Any, how: tuple[Any, ...]) -> Any:
     _, span_offsets, cu_seqlens = arrays
     return (how if cu_seqlens is not None else (span_offsets.shape[0] - 1, *how),)
@@ -74,25 +43,23 @@ def _spans_shape(arrays: Any, how: tuple[Any, ...]) -> Any:
 
 _SHIFT_LABELS_PACKED = Operator(
     "shift_labels_packed",
-    (Array("ids", "by hand"), Array("cu_seqlens", "offsets"), Array("mask", "mask", optional=True)),
+    ("ids", "cu_seqlens", "mask?"),
     "SymInt cp_rank, SymInt cp_size, bool zigzag, SymInt ignore_index",
     outputs=lambda arrays, how: ((arrays[0].shape[0] // how[1],),),
     dtypes=(None,),
     native=lambda arrays, how, *tail: (_C.shift_labels_packed(*arrays, *how, *tail),),
-    check=_check_labels,
 )
 _LOSS_MASK_FROM_SPANS = Operator(
     "loss_mask_from_spans",
-    (Array("spans", "by hand"), Array("span_offsets", "by hand"), Array("cu_seqlens", "offsets", optional=True)),
+    ("spans", "span_offsets", "cu_seqlens?"),
     "SymInt num_tokens",
     outputs=_spans_shape,
     dtypes=("bool",),
     native=lambda arrays, how, *tail: (_C.loss_mask_from_spans(*arrays, *how, *tail),),
-    check=_check_spans,
 )
 _TOOL_MASK = Operator(
     "tool_mask",
-    (Array("ids", "first ids"), Array("cu_seqlens", "cu_seqlens", optional=True)),
+    ("ids", "cu_seqlens?"),
     "int[] begin, int[] end, bool include_end",
     outputs=lambda arrays, how: (arrays[0].shape,),
     dtypes=("bool",),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal, overload
 
-from .. import _call, _check, _shapes
+from .. import _call, _check
 from .._native import functions
 from .._operator import Array, Composed, Operator
 from .._transforms import batched
@@ -41,27 +41,6 @@ def _first_name(_: Any, arrays: Any) -> str:
 def _shape(gate: Any, up: Any) -> list[int]:
     """The shape of the result."""
     return [*gate.shape[:-1], gate.shape[-1] // (2 if up is None else 1)]
-
-
-def _check_gate(arrays: Any, *_: Any) -> None:
-    gate, up = arrays
-    name, bits = ("gate_up", 31) if up is None else ("gate", 30)
-    _shapes.check_rows(gate, name)
-    _shapes.check_columns_below(gate, name, bits)
-    _shapes.check_like(up, "up", gate, "gate")
-    if up is None and gate.shape[-1] % 2:
-        raise ValueError(
-            f"gate_up: expected an even last dimension, whose halves are gate and up, got shape {list(gate.shape)}"
-        )
-
-
-def _check_gradient(arrays: Any, *_: Any) -> None:
-    dy, gate, up = arrays
-    _check_gate((gate, up))
-    _shapes.check_rows(dy, "dy")
-    _shapes.check_dtype_like(dy, "dy", gate, _first_name(None, arrays))
-    if list(dy.shape) != _shape(gate, up):
-        raise ValueError(f"dy: expected shape {_shape(gate, up)} (that of the result), got {list(dy.shape)}")
 
 
 def _activation(gate: Any, activation: int) -> tuple[Any, Any]:
@@ -129,26 +108,24 @@ def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
 _BACKWARD = Operator(
     "gated_mul_backward",
     (
-        Array("dy", "by hand"),
-        Array("gate", "by hand", called=_first_name),
-        Array("up", "by hand", optional=True),
+        "dy",
+        Array("gate", called=_first_name),
+        "up?",
     ),
     "int activation, bool round_before_mul, bool return_d_gate, bool return_d_up",
     outputs=_gradient_shapes,
     dtypes=(None, None),
     native=_native_backward,
-    check=_check_gradient,
     gradient=Composed(of=(0, 1, 2), composed=_composed_backward, batch=_batch),
     leads=1,
 )
 _FORWARD = Operator(
     "gated_mul",
-    (Array("gate", "by hand", called=_first_name), Array("up", "by hand", optional=True)),
+    (Array("gate", called=_first_name), "up?"),
     "int activation, bool round_before_mul",
     outputs=lambda arrays, how: (_shape(*arrays),),
     dtypes=(None,),
     native=lambda arrays, how, *tail: (_C.gated_mul(*arrays, *how, *tail),),
-    check=_check_gate,
     gradient=Composed(
         of=(0, 1),
         composed=_composed_forward,

@@ -88,13 +88,13 @@ def _native(arrays: Any, how: tuple[Any, ...], wanted: tuple[bool, ...], *tail: 
 _VALUE_LOSS = Operator(
     "value_loss",
     (
-        Array("value", "first tokens"),
-        Array("old_value", "tokens", optional=True),
-        Array("returns", "tokens"),
-        Array("mask", "mask", optional=True),
-        Array("cu_seqlens", "cu_seqlens", optional=True),
-        Array("token_weight", "tokens", optional=True),
-        Array("denominator", "number", optional=True),
+        "value",
+        "old_value?",
+        "returns",
+        "mask?",
+        "cu_seqlens?",
+        "token_weight?",
+        Array("denominator", optional=True, is_float32=True),
     ),
     "float clip, float huber, int denominator_kind, bool sequence_mean, float horizon, float scale, "
     "float denominator_value",

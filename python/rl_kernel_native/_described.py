@@ -1,0 +1,69 @@
+"""Calls of the extension with tensors that have no memory: they make every check of its arguments and run no kernel."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._native import module as _C
+from ._torch import dtype_name, memory
+
+_DEVICES = {"cuda": 10 if torch.version.hip else 2}  # numbers of DLPack; every other device counts as the CPU
+_CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
+_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")  # from code 7 on
+
+
+class _Unknown(Exception):
+    """A trace has not seen the number behind a symbol."""
+
+
+class Described:
+    """A tensor by its device, dtype, sizes and strides. The tensor itself answers all other questions."""
+
+    __dlpack_c_exchange_api__ = _C.described_api()
+    is_cuda = True  # a GPU refuses no mode of exp and no unit; a trace's choice is checked when the call runs
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        name, _, kind = dtype_name(tensor.dtype).partition("_")
+        code = 7 + _FLOAT8.index(kind) if kind in _FLOAT8 else _CODES.get(name.rstrip("0123456789"), 3)
+        place = (_DEVICES.get(tensor.device.type, 1), tensor.device.index or 0, code, 8 * tensor.dtype.itemsize)
+        numbers = (*place, tensor.dim(), *_known(tuple(tensor.shape)), *_known(tensor.stride()))
+        self.layout = struct.pack(f"{len(numbers)}q", *numbers)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+    def contiguous(self) -> Described:
+        return Described(self._tensor.contiguous())
+
+    def detach(self) -> Described:
+        return self
+
+    resolve_neg = resolve_conj = detach
+
+
+def _known(x: Any) -> Any:
+    """An argument in a form that the extension can check: symbols become the numbers that the trace has seen."""
+    if isinstance(x, Tensor):
+        return Described(memory(x))
+    if isinstance(x, (tuple, list)):
+        return type(x)(map(_known, x))
+    if not isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return x
+    if x.node.hint is None:
+        raise _Unknown
+    return x.node.hint
+
+
+def check(call: Callable[..., Any], *arguments: Any) -> None:
+    """Raises what the extension would raise for these arguments of ``call``, unless a size is unknown."""
+    try:
+        known = _known(arguments)
+    except _Unknown:
+        return
+    call(*known)
