@@ -77,7 +77,7 @@ class TokenBench {
     return {data, DType::kInt64, sequences_, slots()};
   }
   // Prints a row of run(params, plan, stream) for the chosen plan, or for every plan. `moved` counts the arrays that a
-  // call must read or write. A mask of a byte a token counts as a quarter.
+  // call must read or write. A mask of one byte per token counts as a quarter array.
   template <class Params, class Run>
   void print(const char* name, double moved, const std::vector<Params>& calls, const Run& run,
              const TokenRun& of) const {

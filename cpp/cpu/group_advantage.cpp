@@ -16,7 +16,7 @@
 namespace rlk::cpu {
 namespace {
 
-// The sequences of all groups, one group after another, and the begin of each group.
+// The sequences of all groups, one group after another, and the start of each group.
 struct Groups {
   std::vector<std::int64_t> members;  // empty: place i holds sequence i
   std::vector<std::int64_t> starts;

@@ -243,7 +243,7 @@ RLK_HD SoftmaxStats tree_over_lanes(Nodes n) {
 }
 
 // Node of a block whose leaf l lies at leaves[l]. The first `count` leaves exist; the others are MissingLeaf. `next` is
-// the begin of the next block, or any other address. It is prefetched while sums keep the core busy; otherwise the
+// the start of the next block, or any other address. It is prefetched while sums keep the core busy; otherwise the
 // search for extremes would wait for memory.
 template <class T, Exp kExp, bool kMoments>
 __attribute__((noinline)) SoftmaxStats block_stats(const unsigned char* const* leaves, int count,

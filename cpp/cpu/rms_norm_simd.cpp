@@ -1,4 +1,4 @@
-// Inner loops of rms_norm, compiled once per instruction set. A lane of the contract's sums is a lane of a vector.
+// Inner loops of rms_norm, compiled once per instruction set. Each lane of the contract's sums is one vector lane.
 // Eight columns of each of sixteen (or eight) lanes, which are neighbours in memory, are transposed in registers.
 #include "rms_norm_simd.h"
 

@@ -89,7 +89,7 @@ class PlainCopies {
   static constexpr int kInputs = Terms::kInputs;
   static constexpr bool is_copied(int i) { return !kShared || i != Terms::kShareable; }
 
-  // Copies of sequence s. `first` is this lane's first token, and of_lane tokens of the stretch remain from there on.
+  // Copies of sequence s. `first` is this lane's first token; from there on, the stretch has `of_lane` tokens.
   __device__ __forceinline__ PlainCopies(const typename Terms::Params& p, std::int64_t s, int first, int of_lane,
                                          PlainShared<Terms>* shared)
       : shared_(shared), of_lane_(of_lane), is_given_(Terms::input(p, kInputs - 1).data != nullptr) {

@@ -82,7 +82,7 @@ struct LaneTokens {
   }
 };
 
-// Scans the steps of lanes into inclusive suffixes.
+// Inclusive suffix scan over the lanes' steps.
 __device__ __forceinline__ ScanStep scan_lanes(ScanStep block, int lane) {
 #pragma unroll
   for (int h = 1; h < kScanLanes; h *= 2) {
@@ -130,7 +130,7 @@ struct WholeChunk {
   }
 };
 
-// kWideMask (on the kernel): masks of 64 bits a token, whose words in flight cost registers. This function is not
+// kWideMask (on the kernel): masks of 64 bits per token, whose words in flight cost registers. This function is not
 // inlined: its registers would add to those of the scan.
 __device__ __noinline__ bool has_no_scan(const GaeParams& p) {
   return clears_or_spoils(p, blockIdx.x, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));

@@ -20,7 +20,7 @@ struct GemmLaunch {
   int cluster;           // blocks that are neighbours along A's rows and load their tile of B together
   int last_a, last_b;    // rows that a block of the last, partial tile loads, a multiple of 8
   int tiles_a, tiles_b;  // tiles of clusters, along the rows of A and of B
-  int group_a;           // clusters along A's rows that are neighbours in time, for L2
+  int group_a;           // consecutive clusters along A's rows, which share L2
   int stages;
   int prefetched_steps;  // stages of weights that a block prefetches while the previous kernel still runs
   DType d_dtype, bias_dtype;

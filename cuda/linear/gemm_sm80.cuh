@@ -12,7 +12,7 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kStepK = 16;         // contraction indices per mma
-constexpr int kGroupTiles = 8;     // tiles of a column that are neighbours in time, for L2
+constexpr int kGroupTiles = 8;     // consecutive tiles of a column, which share L2
 constexpr int kSegmentLevels = 3;  // levels of rule 2's tree
 
 // The launch's arguments.

@@ -24,7 +24,7 @@ struct GemmTile {
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
   static constexpr Combine kCombine = kCombination;
   static constexpr bool kAdds = kAMnMajor && kBMnMajor;  // weight gradients: main_grad, and blocks of tokens
-  // Wide tiles find the next tile's position beside their products. The short steps of narrow tiles would not hide
+  // Wide tiles find the next tile's position while their products run. The short steps of narrow tiles would not hide
   // that.
   static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192;
   static constexpr int kBoxes = kCombine == Combine::kTree ? 1 : stage_boxes(kM, kN), kStageK = kBoxK * kBoxes;

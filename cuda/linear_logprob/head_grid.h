@@ -9,7 +9,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kSmallM = 64;            // the rows of one warpgroup, which a kernel of its own serves
+constexpr int kSmallM = 64;            // rows of one warpgroup, for which there is a separate kernel
 constexpr int kHeadTileColumns = 256;  // columns per tile: two leaves
 constexpr int kStripTiles = 8;         // a strip is an aligned run of 16 leaves of a part: one node of its tree
 constexpr int kStripColumns = kStripTiles * kHeadTileColumns;

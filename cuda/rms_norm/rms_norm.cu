@@ -12,8 +12,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kForwardBlock = 128;     // least threads of a block
-constexpr int kForwardThreads = 1024;  // least threads of a multiprocessor: 64 registers each
+constexpr int kForwardBlock = 128;     // minimum number of threads per block
+constexpr int kForwardThreads = 1024;  // minimum per multiprocessor: 64 registers each
 constexpr int kAnyThreads = kRmsNormLanes;
 
 template <int kThreads>

@@ -12,7 +12,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Prefetches the mask of a block's tile. With one byte a token, a warp's loads are too small to keep enough bytes in
+// Prefetches the mask of a block's tile. With one byte per token, a warp's loads are too small to keep enough bytes in
 // flight.
 __device__ __forceinline__ void prefetch_mask(const ScatterRewardsParams& p, int tile) {
   const Sequences& q = p.sequences;

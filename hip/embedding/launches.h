@@ -13,7 +13,7 @@ namespace rlk::hip {
 constexpr int kCopyThreads = 256;
 constexpr int kCopyUnits = 4;  // units per thread
 
-// Sort: a block is one wave, which goes over its tile in order.
+// Sort: a block is one wave, which reads its tile in order.
 constexpr int kSortThreads = 64;
 constexpr int kSortTile = 1024;  // tokens
 constexpr int kDigitBits = 9;    // bits of the row index that one pass sorts by, at most

@@ -10,7 +10,7 @@
 namespace rlk::hip {
 
 constexpr int kGemmThreads = 256;  // four waves, one for each SIMD unit
-constexpr int kGemmBlocks = 2;     // the least blocks per compute unit: one multiplies while the other loads
+constexpr int kGemmBlocks = 2;     // minimum number of blocks per compute unit: one multiplies while the other loads
 
 // A tile: the waves of a block, and the matrix instructions (kMfma x kMfma) of a wave. LDS holds two stages of kStageK
 // contraction indices of both operands. The sizes are not measured. They let two large or three small blocks fit on a

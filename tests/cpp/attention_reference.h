@@ -173,7 +173,7 @@ struct Order {
   bool flushed = false;                          // a scaled sum below 2^-126 is +0
   bool descending = true;                        // order of dq's blocks
   bool chained = false;                          // dq is one chain over all blocks
-  bool heads_outside = true;                     // dk and dv go over queries within a head
+  bool heads_outside = true;                     // dk and dv sum over queries within a head
 
   std::int64_t block_of(const AttentionInput& p) const { return p.head_dim > 128 ? block_of_wide : block; }
 };

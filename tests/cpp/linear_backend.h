@@ -66,7 +66,7 @@ inline std::string set_way(int way) {
   return std::string("order ") + kOrders[way];
 }
 #if defined(__SANITIZE_ADDRESS__)
-inline int ways() { return 1; }  // the order is no business of the sanitizers, under which fibers are slow
+inline int ways() { return 1; }  // sanitizers make fibers slow and do not test the order
 #else
 inline int ways() { return kWays; }
 #endif

@@ -431,7 +431,7 @@ TEST_F(Linear, TreeSumAddsPairs) {
   for (const int count : {1, 2, 4, 8}) {
     for (const DType out : kDtypes) {
       for (const Data data : {Data::kNormal, Data::kWide, Data::kSpecial}) {
-        // Sizes: less than a vector; two vectors and a rest; more than one task.
+        // Sizes: less than a vector; two vectors and a remainder; more than one task.
         for (const std::int64_t size : {1, 15, 37, 40001}) {
           std::vector<Matrix> parts;
           rlk::TreeSumParams p;

@@ -176,7 +176,7 @@ TEST_F(Linear, EveryShapeOfAWeightGradient) {
 
 TEST_F(Linear, TokensAreSummedInBlocks) {
   constexpr std::int64_t kIn = 5, kOut = 3;
-  // Around a block of 8192 rows; two blocks and a rest.
+  // Around a block of 8192 rows; two blocks and a remainder.
   for (const std::int64_t rows : {8191, 8192, 8193, 16500}) {
     for (const Arithmetic arithmetic : kArithmetics) {
       Matrix dy(rows, kOut, DType::kBFloat16), x(rows, kIn, DType::kBFloat16), main_grad(kOut, kIn, DType::kFloat32, 9);
@@ -232,7 +232,7 @@ TEST_F(Linear, NoTokensLeaveMainGrad) {
 TEST_F(Linear, BiasGradientsAddGroupsOfRowsAsATree) {
   for (const DType dtype : kDtypes) {
     for (const DType out : {dtype, DType::kFloat32}) {
-      // Rows: 0; 1; around a group of 64; a prime; around a block; two blocks and a rest.
+      // Rows: 0; 1; around a group of 64; a prime; around a block; two blocks and a remainder.
       for (const std::int64_t rows : {0, 1, 63, 64, 65, 709, 8191, 8192, 8193, 16500}) {
         for (const std::int64_t out_features : {1, 37}) {
           Matrix dy(rows, out_features, dtype, out_features + 3);

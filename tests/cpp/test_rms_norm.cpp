@@ -151,7 +151,7 @@ void check(const Case& c) {
 class RmsNorm : public linear_test::Linear {};
 
 // Columns: 0; 1; around a vec8; around a vector of lanes of either width; heads of 128 and 256. Further: primes; around
-// a chunk of all lanes; two chunks and a rest; hidden sizes of models.
+// a chunk of all lanes; two chunks and a remainder; hidden sizes of models.
 constexpr std::int64_t kColumns[] = {0,   1,   7,   8,   9,    63,   64,   65,   127,  128,
                                      129, 131, 256, 521, 2047, 2048, 2049, 4096, 4100, 5120};
 
@@ -264,7 +264,7 @@ TEST_F(RmsNorm, InPlace) {
 }
 
 TEST_F(RmsNorm, TokensAreSummedInGroupsTreesAndBlocks) {
-  // Around a group of 64 rows and a block of 8192; two blocks and a rest.
+  // Around a group of 64 rows and a block of 8192; two blocks and a remainder.
   for (const std::int64_t rows : {0, 1, 63, 64, 65, 709, 8191, 8192, 8193, 16500}) {
     for (const bool main_grad : {false, true}) {
       if (rows > 1000 && main_grad != (rows % 2 == 0)) continue;

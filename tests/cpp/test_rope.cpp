@@ -199,7 +199,7 @@ void check(const Case& c) {
 
 class Rope : public linear_test::Linear {};
 
-// head_dim, rotary_dim. One pair; odd rests; every short vector of lanes. Heads of models: 64, 96, 128 (half rotated:
+// head_dim, rotary_dim. One pair; odd tails; every short vector of lanes. Heads of models: 64, 96, 128 (half rotated:
 // GLM), 192, 256 (a quarter rotated: Qwen3-Next). Widths that no vector of a GPU fits.
 constexpr std::int64_t kDims[][2] = {{2, 2},    {3, 2},    {8, 8},     {10, 6},   {16, 16},   {18, 18},   {24, 16},
                                      {34, 30},  {48, 32},  {64, 64},   {80, 80},  {96, 96},   {128, 128}, {128, 64},

@@ -25,7 +25,7 @@ struct Case {
   std::int64_t pad = 0;  // elements between the end of a row and the next
 };
 
-// Numbers of rows: one; a group of 64 and a rest; more groups than fill a block of narrow rows; two blocks of 8192 and
+// Numbers of rows: one; a group of 64 and a tail; more groups than fill a block of narrow rows; two blocks of 8192 and
 // a rest. With a residual, more than 1024 rows use other kernels.
 // Columns: a head; around every plan's maximum; widths of models; odd widths without vectors.
 const std::vector<Case> kCases = {

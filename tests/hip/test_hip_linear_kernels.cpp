@@ -63,7 +63,7 @@ TEST_F(Linear, ForwardTilesStagesAndLoads) {
   for (const Arithmetic arithmetic : kArithmetics) {
     for (const bool vectors : {true, false}) {
       for (const std::int64_t rows : kRows) {
-        // Stages have 32 or 64 indices, with a short last step: 3 whole stages and a rest.
+        // Stages have 32 or 64 indices, with a short last step: 3 whole stages and a remainder.
         ASSERT_NO_FATAL_FAILURE(check_forward(rows, 203, 133, 1, DType::kBFloat16, vectors, arithmetic));
       }
       ASSERT_NO_FATAL_FAILURE(check_forward(141, 96, 64, 1, DType::kFloat16, vectors, arithmetic));

@@ -98,7 +98,7 @@ def test_padded_and_packed_sequences_have_one_loss(reduction: str, device: str) 
 
 @pytest.mark.parametrize("denominator", [1234.0, torch.tensor([1234], dtype=torch.int64), torch.tensor(1234.0)])
 def test_a_denominator_gives_gradients_that_no_split_changes(denominator: Any, device: str) -> None:
-    h = head(device, rows=8292)  # a block of 8192 tokens, and a rest
+    h = head(device, rows=8292)  # a block of 8192 tokens, and a remainder
     if isinstance(denominator, torch.Tensor):
         denominator = denominator.to(device)
     outcomes = []

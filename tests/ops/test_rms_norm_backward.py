@@ -15,7 +15,7 @@ from rms_norm_cases import DTYPES, EPS, Operands, contract, operands, results
 torch = pytest.importorskip("torch")
 
 BLOCK = 8192  # rows per block of rule 9
-# Around a group of 64 rows and around a block; several blocks and a rest.
+# Around a group of 64 rows and around a block; several blocks and a remainder.
 ROWS = [1, 63, 64, 65, 1000, 8191, 8192, 8193, 3 * 8192 + 77]
 
 

@@ -14,7 +14,7 @@ from cases import differing, tree_sum
 
 torch = pytest.importorskip("torch")
 
-# Lengths: one token; a row of lanes and one more; a power of two; several chunks of every kernel and a rest.
+# Lengths: one token; a row of lanes and one more; a power of two; several chunks of every kernel and a remainder.
 LENGTHS = (1, 33, 4096, 5000, 70001)
 
 

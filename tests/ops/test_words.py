@@ -95,7 +95,7 @@ def test_an_integer_is_one(name: str, option: str) -> None:
             getattr(rk, name)(*given, **how, **{option: wrong})
 
 
-# An error may name an argument of shards by the name of the whole.
+# An error about a shard may use the name of the whole argument.
 ALSO = {"logits_shard": "logits", "weight_shard": "weight"}
 OPERANDS = [
     (name, i, list(inspect.signature(getattr(rk, name)).parameters)[i])

@@ -133,7 +133,7 @@ def _call(function: Function, rotated: list[Operands]) -> Call:
 
 
 def bytes_moved(operator: str, sequences: int, tokens: int) -> int:
-    """Every input and output once, masks a byte a token, all else four; masked_whiten reads its input three times."""
+    """Inputs and outputs: one byte per token of a mask, else four; masked_whiten reads its input three times."""
     if operator == "group_advantage":
         return 8 * sequences
     bytes_of_token = {

@@ -79,7 +79,7 @@ RLK_DEVICE void load_transposed(const AttentionRows<Machine, T>& rows, int colum
   }
 }
 
-// scores[r][i] = a chain over d ascending of a[d][row r] * b[column i][d]. At its begin and end `stage` may be written
+// scores[r][i] = a chain over d ascending of a[d][row r] * b[column i][d]. At its start and end `stage` may be written
 // after a barrier.
 template <class Machine, class Tile, class T>
 RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int dim, float* stage,

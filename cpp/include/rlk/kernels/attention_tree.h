@@ -8,7 +8,7 @@
 
 namespace rlk {
 
-// Params of a call whose sequences are segments of trees. Such calls have kernels of their own, since the other kernels
+// Params of a call whose sequences are segments of trees. Such calls have separate kernels, since the other kernels
 // have no registers left for this. On a host, `parents` and `paths` of any other call are null.
 template <class Params>
 struct AttentionTree : Params {

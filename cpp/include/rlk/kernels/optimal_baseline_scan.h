@@ -1,5 +1,5 @@
 // optimal_token_baseline on a GPU, for every vendor. First a block scans each sequence, a chunk at a time from either
-// end. Then the blocks of a group go over its positions, one thread per position. Between the two, a workspace holds W
+// end. Then the blocks of a group take its positions, one thread per position. Between the two, a workspace holds W
 // of every token and each sequence's number of tokens that count.
 #pragma once
 

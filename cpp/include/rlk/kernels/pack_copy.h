@@ -1,6 +1,6 @@
 // The split of a pack call's bytes among a GPU's threads, and the copy itself, for CUDA and HIP.
 //
-// Blocks go over padded rows, since the host knows their number. A block finds its row by a division and the row's
+// Blocks take padded rows, since the host knows their number. A block finds its row by a division and the row's
 // packed place by two offsets, without a search. A row past its sequence's end is not copied. Further blocks go over
 // the packed array and fill it behind the last sequence.
 //

@@ -106,7 +106,7 @@ struct RewardTokenTerms : NoSums {
   }
 
  private:
-  // Position of each token, counted from 1 at the begin of its window.
+  // Position of each token, counted from 1 at the start of its window.
   template <class F>
   static RLK_HD F places(std::int64_t position) {
     constexpr int kCount = sizeof(F) / sizeof(float);

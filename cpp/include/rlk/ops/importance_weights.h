@@ -1,6 +1,6 @@
 // THE CONTRACT of importance_weights: weights that correct a batch for the engine that sampled it, and a mask of the
 // tokens that are kept. Rule numbers refer to docs/numerics.md; docs/objectives.md has the frameworks' names. Formulas
-// are in fp32, in the order shown, with one rounding per operation; exp and expm1 are those of math/. Minimum and
+// are in fp32, in the order shown, with one rounding per operation; exp and expm1 come from math/. Minimum and
 // maximum return their first operand unless the second is strictly better, so a NaN in the first operand stays.
 //
 // rlk/tokens.h defines sequences and their sums. A token has d = fl(logprob - rollout_logprob) and

@@ -1,7 +1,7 @@
 // THE CONTRACT of mismatch_metrics: a vector of scalars that measure how far a trainer's log-probabilities are from
 // those of the sampling engine. Rule numbers refer to docs/numerics.md. Formulas that verl has are verl's;
 // docs/objectives.md names the differences. Formulas are in fp32, in the order shown, with one rounding per operation;
-// exp and expm1 are those of math/.
+// exp and expm1 come from math/.
 //
 // rlk/tokens.h defines sequences and their sums. A token has x = logprob_train, y = logprob_rollout and d = fl(x - y),
 // the log of the ratio of train to rollout. N is the number of tokens, S the number of sequences with a token, n the

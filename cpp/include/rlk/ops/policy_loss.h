@@ -1,7 +1,7 @@
 // THE CONTRACT of policy_loss: the clipped policy objectives, their KL and entropy terms, gradients and metrics, in one
 // pass over per-token log-probabilities. Rule numbers refer to docs/numerics.md; docs/objectives.md has the names of
 // papers and frameworks. Formulas are in fp32, in the order shown, with one rounding per operation; exp, expm1, log2
-// and sigmoid are those of math/. Minimum and maximum return their first operand unless the second is strictly better,
+// and sigmoid come from math/. Minimum and maximum return their first operand unless the second is strictly better,
 // so a NaN in the first operand stays.
 //
 // x * y is fl(x y), and +0 for zero times infinity, which is the limit of such products. A term whose coefficient is 0

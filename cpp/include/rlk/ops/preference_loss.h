@@ -1,6 +1,6 @@
 // THE CONTRACT of preference_loss: losses of pairs of sequences, one chosen and one rejected, from their
 // log-probabilities, with the gradients. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the
-// roundings and the order that they show; logsigmoid, sigmoid, exp, expm1, log1p and log2 are those of math/. `beta`
+// roundings and the order that they show; logsigmoid, sigmoid, exp, expm1, log1p and log2 come from math/. `beta`
 // and the constants made from options (margin, half, log_keep, log_flip, unflipped) are computed in double and rounded
 // once. x * y is fl(x y), and +0 for zero times infinity.
 //
