@@ -6,7 +6,7 @@ graph through ``jax.pure_callback`` and computes on the CPU backend: arrays on a
 
 from __future__ import annotations
 
-import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -38,9 +38,34 @@ def _like(array: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -
     return jax.ShapeDtypeStruct(array.shape if shape is None else shape, array.dtype if dtype is None else dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _logprob(logits: Any, target: Any, temperature: float) -> Any:
-    return _logprob_forward(logits, target, temperature)[0]
+def _differentiable(forward: Callable[..., Any], backward: Callable[..., Any], *, arrays: int) -> Callable[..., Any]:
+    """A function of `arrays` arrays, then options, with a gradient for JAX.
+
+    Args:
+        forward: the same arguments to the result and what backward needs.
+        backward: options, what forward kept, which arrays JAX asks a gradient of, and the result's gradient; to a
+            gradient or None for each array.
+    """
+
+    def result(*given: Any) -> Any:
+        return forward(*given)[0]
+
+    def forward_of_asked(*given: Any) -> Any:
+        operands = given[:arrays]
+        found, saved = forward(*(None if x is None else x.value for x in operands), *given[arrays:])
+        # JAX would trace flags; () and None are structure, which stays static.
+        return found, (saved, tuple(None if x is None or not x.perturbed else () for x in operands))
+
+    def backward_of_asked(*given: Any) -> Any:
+        *options, (saved, asked), gradient = given
+        if isinstance(gradient, jax.custom_derivatives.SymbolicZero):  # the result's use has no gradient
+            return (None,) * arrays
+        return backward(*options, saved, tuple(x is not None for x in asked), gradient)
+
+    options = len(inspect.signature(forward).parameters) - arrays
+    call = jax.custom_vjp(result, nondiff_argnums=tuple(range(arrays, arrays + options)))
+    call.defvjp(forward_of_asked, backward_of_asked, symbolic_zeros=True)
+    return call
 
 
 def _logprob_forward(logits: Any, target: Any, temperature: float) -> Any:
@@ -53,7 +78,7 @@ def _logprob_forward(logits: Any, target: Any, temperature: float) -> Any:
     return found, (logits, target, lse)
 
 
-def _logprob_backward(temperature: float, saved: Any, gradient: Any) -> Any:
+def _logprob_backward(temperature: float, saved: Any, asked: Any, gradient: Any) -> Any:
     logits, target, lse = saved
 
     def compute(logits: Any, target: Any, lse: Any, gradient: Any) -> Any:
@@ -62,7 +87,7 @@ def _logprob_backward(temperature: float, saved: Any, gradient: Any) -> Any:
     return _call(compute, _like(logits), logits, target, lse, gradient), None
 
 
-_logprob.defvjp(_logprob_forward, _logprob_backward)
+_logprob = _differentiable(_logprob_forward, _logprob_backward, arrays=2)
 
 
 def logprob(logits: Any, target: Any, *, temperature: float = 1.0) -> Any:
@@ -86,29 +111,27 @@ def logprob(logits: Any, target: Any, *, temperature: float = 1.0) -> Any:
     return _logprob(logits, target, temperature)
 
 
-@jax.custom_vjp
-def _linear(x: Any, weight: Any, bias: Any) -> Any:
-    return _linear_forward(x, weight, bias)[0]
-
-
 def _linear_forward(x: Any, weight: Any, bias: Any) -> Any:
     out = _like(x, (*x.shape[:-1], weight.shape[0]))
     arrays = (x, weight) if bias is None else (x, weight, bias)
     return _call(rk.linear, out, *arrays), (x, weight, bias)
 
 
-def _linear_backward(saved: Any, gradient: Any) -> Any:
+def _linear_backward(saved: Any, asked: Any, gradient: Any) -> Any:
     x, weight, bias = saved
     rows, columns = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
-    dx = _call(rk.linear_input_grad, _like(x), gradient, weight)
-    dweight = _call(lambda dy, x: rk.linear_weight_grad(dy, x, out_dtype=x.dtype.name), _like(weight), rows, columns)
-    if bias is None:
-        return dx, dweight, None
-    dtype = bias.dtype.name
-    return dx, dweight, _call(lambda dy: rk.linear_bias_grad(dy, out_dtype=dtype), _like(bias), rows)
+    dx = dweight = dbias = None
+    if asked[0]:
+        dx = _call(rk.linear_input_grad, _like(x), gradient, weight)
+    if asked[1]:
+        dtype = x.dtype.name
+        dweight = _call(lambda dy, x: rk.linear_weight_grad(dy, x, out_dtype=dtype), _like(weight), rows, columns)
+    if asked[2]:
+        dbias = _call(lambda dy: rk.linear_bias_grad(dy, out_dtype=bias.dtype.name), _like(bias), rows)
+    return dx, dweight, dbias
 
 
-_linear.defvjp(_linear_forward, _linear_backward)
+_linear = _differentiable(_linear_forward, _linear_backward, arrays=3)
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -130,11 +153,6 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     return _linear(x, weight, bias)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _linear_logprob(hidden: Any, weight: Any, target: Any, temperature: float, logits_dtype: str) -> Any:
-    return _linear_logprob_forward(hidden, weight, target, temperature, logits_dtype)[0]
-
-
 def _linear_logprob_forward(hidden: Any, weight: Any, target: Any, temperature: float, logits_dtype: str) -> Any:
     def compute(hidden: Any, weight: Any, target: Any) -> Any:
         found = rk.linear_logprob(
@@ -147,19 +165,20 @@ def _linear_logprob_forward(hidden: Any, weight: Any, target: Any, temperature: 
     return found, (hidden, weight, target, lse)
 
 
-def _linear_logprob_backward(temperature: float, logits_dtype: str, saved: Any, gradient: Any) -> Any:
+def _linear_logprob_backward(temperature: float, logits_dtype: str, saved: Any, asked: Any, gradient: Any) -> Any:
     hidden, weight, *_ = saved
 
     def compute(hidden: Any, weight: Any, target: Any, lse: Any, gradient: Any) -> Any:
-        return _gradients_on_host(hidden, weight, target, lse, gradient, temperature, logits_dtype)
+        return _gradients_on_host(hidden, weight, target, lse, gradient, temperature, logits_dtype, asked)
 
-    return *_call(compute, (_like(hidden), _like(weight)), *saved, gradient), None
+    shapes = tuple(_like(x) if is_asked else None for x, is_asked in zip((hidden, weight), asked, strict=False))
+    return *_call(compute, shapes, *saved, gradient), None
 
 
 def _gradients_on_host(
-    hidden: Any, weight: Any, target: Any, lse: Any, gradient: Any, temperature: float, logits_dtype: str
+    hidden: Any, weight: Any, target: Any, lse: Any, gradient: Any, temperature: float, logits_dtype: str, asked: Any
 ) -> Any:
-    """The gradients of hidden and weight, as NumPy arrays."""
+    """The gradients of hidden and weight as NumPy arrays, or None where not asked."""
     frame = _dispatch.Frame(hidden, "hidden")
     _dispatch.match_torch_threads()
     operands = {"hidden": hidden, "weight": weight, "target": target, "lse": lse, "gradient": gradient}
@@ -167,15 +186,15 @@ def _gradients_on_host(
     options = (temperature, 1.0, None, -100, None, None, None, None)
     dtype = _dispatch.dtype_code(logits_dtype, "logits_dtype")
     how = (resolve_exp(None, frame.device), dtype, 512 << 20, product_unit(), 1, 1.0, 0.0)
-    of_both, no_bias_nor_lora = 0b11, (None, None, None)
+    wanted, no_bias_nor_lora = asked[0] | asked[1] << 1, (None, None, None)
     found = _C.linear_logprob_backward(
-        (hidden, weight, *no_bias_nor_lora, target), options, how, None, (lse, None, gradient, None, None), of_both,
+        (hidden, weight, *no_bias_nor_lora, target), options, how, None, (lse, None, gradient, None, None), wanted,
         None, frame.allocate, frame.stream,
     )  # fmt: skip
     return found[0], found[1]
 
 
-_linear_logprob.defvjp(_linear_logprob_forward, _linear_logprob_backward)
+_linear_logprob = _differentiable(_linear_logprob_forward, _linear_logprob_backward, arrays=3)
 
 
 def linear_logprob(
@@ -206,11 +225,6 @@ def linear_logprob(
     return _linear_logprob(hidden, weight, target, temperature, dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _rms_norm(x: Any, weight: Any, eps: float, round_before_weight: bool) -> Any:
-    return _rms_norm_forward(x, weight, eps, round_before_weight)[0]
-
-
 def _rms_norm_forward(x: Any, weight: Any, eps: float, round_before_weight: bool) -> Any:
     def compute(x: Any, weight: Any) -> Any:
         return rk.rms_norm(x, weight, eps, round_before_weight=round_before_weight)
@@ -218,16 +232,19 @@ def _rms_norm_forward(x: Any, weight: Any, eps: float, round_before_weight: bool
     return _call(compute, _like(x), x, weight), (x, weight)
 
 
-def _rms_norm_backward(eps: float, round_before_weight: bool, saved: Any, gradient: Any) -> Any:
+def _rms_norm_backward(eps: float, round_before_weight: bool, saved: Any, asked: Any, gradient: Any) -> Any:
     x, weight = saved
+    of_x, of_weight = asked
 
     def compute(dy: Any, x: Any, weight: Any) -> Any:
-        return rk.rms_norm_backward(dy, x, weight, eps, round_before_weight=round_before_weight)
+        return rk.rms_norm_backward(
+            dy, x, weight, eps, round_before_weight=round_before_weight, return_dx=of_x, return_dweight=of_weight
+        )
 
-    return _call(compute, (_like(x), _like(weight)), gradient, x, weight)
+    return _call(compute, (_like(x) if of_x else None, _like(weight) if of_weight else None), gradient, x, weight)
 
 
-_rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+_rms_norm = _differentiable(_rms_norm_forward, _rms_norm_backward, arrays=2)
 
 
 def rms_norm(x: Any, weight: Any, eps: float, *, round_before_weight: bool = False) -> Any:
@@ -247,11 +264,6 @@ def rms_norm(x: Any, weight: Any, eps: float, *, round_before_weight: bool = Fal
     return _rms_norm(x, weight, eps, round_before_weight)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _policy_loss(logprob: Any, old: Any, advantage: Any, mask: Any, spec: Any, denominator: Any) -> Any:
-    return _policy_forward(logprob, old, advantage, mask, spec, denominator)[0]
-
-
 def _policy_forward(logprob: Any, old: Any, advantage: Any, mask: Any, spec: Any, denominator: Any) -> Any:
     def compute(logprob: Any, old: Any, advantage: Any, mask: Any) -> Any:
         found = rk.policy_loss_and_grad(logprob, old, advantage, mask, spec=spec, denominator=denominator)
@@ -261,11 +273,11 @@ def _policy_forward(logprob: Any, old: Any, advantage: Any, mask: Any, spec: Any
     return _call(compute, shapes, logprob, old, advantage, mask)
 
 
-def _policy_backward(spec: Any, denominator: Any, saved: Any, gradient: Any) -> Any:
+def _policy_backward(spec: Any, denominator: Any, saved: Any, asked: Any, gradient: Any) -> Any:
     return saved * gradient, None, None, None
 
 
-_policy_loss.defvjp(_policy_forward, _policy_backward)
+_policy_loss = _differentiable(_policy_forward, _policy_backward, arrays=4)
 
 
 def policy_loss(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import io
+import itertools
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,61 @@ def test_bias_and_norm_have_the_bits_of_torch(rng: np.random.Generator) -> None:
     leaves = [leaf(a) for a in (x, gain, weight, bias)]
     rk.linear(rk.rms_norm(leaves[0], leaves[1], 1e-6), leaves[2], leaves[3]).sum().backward()
     assert [bits(a) for a in found] == [bits(a.grad) for a in leaves]
+
+
+CALLS: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
+    "linear": (lambda x, w, b: rk.jax.linear(x, w, b), ((3, 24), (8, 24), (8,))),
+    "linear_logprob": (lambda h, w: rk.jax.linear_logprob(h, w, jnp.asarray([0, 7, -100])), ((3, 24), (8, 24))),
+    "rms_norm": (lambda x, w: rk.jax.rms_norm(x, w, 1e-6), ((3, 24), (24,))),
+}
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_only_gradients_that_are_asked_for_are_computed(
+    name: str, jit: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each alone has the bytes that it has beside the others, and the calls of the backward give nothing else."""
+    call, shapes = CALLS[name]
+    arrays = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+    made: list[Any] = []
+
+    def recorded(function: Any, shapes: Any, *given: Any, call: Any = rk.jax._call) -> Any:
+        made.append([x.shape for x in jax.tree.leaves(shapes)])
+        return call(function, shapes, *given)
+
+    monkeypatch.setattr(rk.jax, "_call", recorded)
+
+    def gradients(of: tuple[int, ...]) -> Any:
+        made.clear()
+        differentiate = jax.grad(lambda *a: (call(*a) ** 2).sum(), argnums=of)
+        return (jax.jit(differentiate) if jit else differentiate)(*arrays)
+
+    everything = gradients(tuple(range(len(arrays))))
+    assert sorted(itertools.chain(*made[1:])) == sorted(shapes)  # made[0] is the forward
+    for i, shape in enumerate(shapes):
+        (alone,) = gradients((i,))
+        assert list(itertools.chain(*made[1:])) == [shape]
+        assert bits(alone) == bits(everything[i])
+
+
+def test_a_result_whose_gradient_is_zero_has_no_backward(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old log-probabilities of a policy loss have no gradient, so the head that computed them has none either."""
+    new, old = (jnp.asarray(rng.standard_normal((2, 3, 9)), jnp.float32) for _ in range(2))
+    ids, advantage, mask = jnp.zeros((2, 3), jnp.int32), jnp.ones(2), jnp.ones((2, 3))
+
+    def loss(new: Any, old: Any) -> Any:
+        logprob, before = (rk.jax.logprob(logits, ids) for logits in (new, old))
+        return rk.jax.policy_loss(logprob, before, advantage, mask, spec=rk.PolicySpec())
+
+    backward, calls = rk.logprob_backward, []
+    monkeypatch.setattr(rk, "logprob_backward", lambda *a, **b: calls.append(1) or backward(*a, **b))
+    of_new, of_old = jax.grad(loss, argnums=(0, 1))(new, old)
+    assert len(calls) == 1
+    assert np.asarray(of_new).any()
+    assert not np.asarray(of_old).any()
 
 
 def test_a_policy_loss_and_its_gradient_have_the_bits_of_torch(rng: np.random.Generator) -> None:
