@@ -2,6 +2,7 @@
 #pragma once
 
 #include "simd.h"
+#include "simd_fold.h"
 #include "token_tile.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/kernels/token_terms.h"
@@ -33,11 +34,11 @@ RLK_HD void store_tokens(float* to, int count, Floats x) {
 // Sums of neighbouring lanes; those of a come before those of b.
 RLK_HD Floats pair_sums(Floats a, Floats b) {
 #if defined(__AVX512F__)
-  const auto even = __builtin_shufflevector(a.v, b.v, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const auto odd = __builtin_shufflevector(a.v, b.v, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  const auto even = shuffle<0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30>(a.v, b.v);
+  const auto odd = shuffle<1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31>(a.v, b.v);
 #else
-  const auto even = __builtin_shufflevector(a.v, b.v, 0, 2, 4, 6, 8, 10, 12, 14);
-  const auto odd = __builtin_shufflevector(a.v, b.v, 1, 3, 5, 7, 9, 11, 13, 15);
+  const auto even = shuffle<0, 2, 4, 6, 8, 10, 12, 14>(a.v, b.v);
+  const auto odd = shuffle<1, 3, 5, 7, 9, 11, 13, 15>(a.v, b.v);
 #endif
   return {even + odd};
 }
