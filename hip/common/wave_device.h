@@ -32,7 +32,10 @@ RLK_DEVICE void wave_barrier() {
   __builtin_amdgcn_wave_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
-RLK_DEVICE void atomic_or(std::uint32_t* word, std::uint32_t bits) {
+// The atomics take generic pointers to LDS and typed_global ones: a generic pointer to global memory ends in a flat
+// instruction where the compiler loses sight of its origin.
+template <class Word>
+RLK_DEVICE void atomic_or(Word* word, std::uint32_t bits) {
   __hip_atomic_fetch_or(word, bits, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 // Casts a pointer to the global address space, for pointers that were loaded from memory.
@@ -51,8 +54,8 @@ RLK_DEVICE std::uint32_t atomic_take(std::uint32_t* counter) {
   return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 // Adds to a counter in global memory, for all blocks, or in LDS.
-template <class T>
-RLK_DEVICE void atomic_add(T* to, T value) {
+template <class To, class T>
+RLK_DEVICE void atomic_add(To* to, T value) {
   __hip_atomic_fetch_add(to, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 

@@ -32,8 +32,8 @@ struct SampleTeam {
     atomic_add(to, x);
   }
   RLK_DEVICE std::uint32_t take(std::uint32_t* counter) const { return atomic_take(counter); }
-  RLK_DEVICE void count(std::uint32_t* word) const { atomic_add(global_pointer(word), 1u); }
-  RLK_DEVICE void set_bits(std::uint32_t* word, std::uint32_t bits) const { atomic_or(global_pointer(word), bits); }
+  RLK_DEVICE void count(std::uint32_t* word) const { atomic_add(typed_global(word), 1u); }
+  RLK_DEVICE void set_bits(std::uint32_t* word, std::uint32_t bits) const { atomic_or(typed_global(word), bits); }
   template <Exp kExp>
   RLK_DEVICE float exponential(float z, float c, float m) const {
     return stat_exp_portable(z, c, sub_rn(kStatsShift, m));

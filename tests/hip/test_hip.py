@@ -41,6 +41,7 @@ import silu_mul_cases  # noqa: E402
 import test_attention_fuzz as attention_fuzz  # noqa: E402
 import test_attention_partials as partials_tests  # noqa: E402
 import test_attention_tree as tree_tests  # noqa: E402
+import test_attention_values as values_tests  # noqa: E402
 import test_covariance_mask as covariance_tests  # noqa: E402
 import test_embedding_fuzz as embedding_fuzz  # noqa: E402
 import test_fuzz as fuzz  # noqa: E402
@@ -58,6 +59,7 @@ from rl_kernel_native._metrics import MetricVector  # noqa: E402
 from rl_kernel_native.cases import Arrays, certified_cases  # noqa: E402
 from rl_kernel_native.consistency.certify import certify_case, digests  # noqa: E402
 from rl_kernel_native.ops.linear_logprob import LARGEST, head_rows  # noqa: E402
+from rl_kernel_native.ops.sample import SampleStatus  # noqa: E402
 from rms_norm_cases import Operands, results  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -204,18 +206,21 @@ def test_cpu_and_hip_attention_has_the_same_bytes(first: int, monkeypatch: pytes
 
 @pytest.mark.parametrize("number", range(6))
 def test_cpu_and_hip_trees_have_the_same_bytes(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random trees and a deep chain of short segments with dead ends, both widths of tiles, every option."""
+    """Random trees and a deep chain of short segments with dead ends, both widths of tiles, every option; values as
+    wide as keys, and narrower ones. Machine code takes minutes for many segments, so it has fewer."""
     monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
     rng = np.random.default_rng(number)
     how = {"dtype": attention_cases.DTYPES[number % 3], "head_dim": (24, 192)[number % 2]}
-    trees = [tree_tests.random_tree(rng, 8, **how)]
-    trees.append(
-        tree_tests.Tree(rng, [2, 0, 1] * 20, [-1, *(s - 1 if s % 4 else s - 2 for s in range(1, 60))][:60], **how)
-    )
-    for tree in trees:
+    depth = 18 if "RLK_ISA_LOG" in os.environ else 60
+    trees = [tree_tests.random_tree(rng, depth // 6 if depth < 60 else 8, **how)]
+    chain = [-1, *(s - 1 if s % 4 else s - 2 for s in range(1, depth))]
+    trees.append(tree_tests.Tree(rng, [2, 0, 1] * (depth // 3), chain, **how))
+    for tree, columns in zip(trees, (how["head_dim"], how["head_dim"] * 2 // 3), strict=True):
         options = tree_tests.OPTIONS[number // 2]
-        want = attention_cases.results((tree.arrays, tree.lists), **options)
-        there, moved = attention_cases.moved(on_device, ((tree.arrays, tree.lists), options))
+        q, k, v, dout = tree.arrays
+        arrays = (q, k, v[..., :columns].contiguous(), dout[..., :columns].contiguous())
+        want = attention_cases.results((arrays, tree.lists), **options)
+        there, moved = attention_cases.moved(on_device, ((arrays, tree.lists), options))
         got = attention_cases.results(there, **moved)
         found = fuzz.differing(tuple(want.values()), back(tuple(got.values())))
         assert not found, f"{tree.lengths}, {tree.of}, {how}, {options}: {found}"
@@ -223,7 +228,8 @@ def test_cpu_and_hip_trees_have_the_same_bytes(number: int, monkeypatch: pytest.
 
 @pytest.mark.parametrize("number", range(10))
 def test_cpu_and_hip_partials_have_the_same_bytes(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits with a gap, rows that see none of their keys, scores that fail, both widths of tiles, and every form."""
+    """Splits with a gap, rows that see none of their keys, scores that fail, both widths of tiles, every form, and
+    values narrower than keys."""
     monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
     form = ("cache", "paged", "right", "packed", "shared")[number % 5]
     options = list(partials_tests.OPTIONS.values())[(number + number // 5) % 5]
@@ -231,6 +237,7 @@ def test_cpu_and_hip_partials_have_the_same_bytes(number: int, monkeypatch: pyte
     rng = np.random.default_rng(number)
     s = attention_cases.Sequences(rng, [(1, 2500), (7, 1100), (2, 1), (0, 5)], (4, 2), (24, 192)[number % 2], dtype)
     s.k[1][1050], s.k[0][:1024] = torch.nan, -torch.inf
+    s = values_tests.narrowed(s, 16) if number >= 5 else s
     for own in (None,) if form == "shared" else ([0, 2], [1]):
         (q, k, v, _), lists = (s if own is None else partials_tests.held(s, own)).call(form)
         if own is not None:
@@ -247,7 +254,8 @@ def test_cpu_and_hip_partials_have_the_same_bytes(number: int, monkeypatch: pyte
             of_cpu = rk.attention_merge(want, sinks=sinks, **merge)
             of_hip = back(rk.attention_merge(there, sinks=on_device(sinks), **merge))
             assert not fuzz.differing(tuple(of_cpu), tuple(of_hip)), (form, own)
-        outs, lses = torch.stack([of_cpu.out, q.nan_to_num()]), torch.stack([of_cpu.lse, of_cpu.lse * 0.5])
+        outs = torch.stack([of_cpu.out, of_cpu.out.nan_to_num() * 0.5])
+        lses = torch.stack([of_cpu.lse, of_cpu.lse * 0.5])
         of_parts = rk.attention_merge_approximate(outs, lses, return_lse=True)
         of_hip = back(rk.attention_merge_approximate(on_device(outs), on_device(lses), return_lse=True))
         assert not fuzz.differing(tuple(of_parts), tuple(of_hip)), (form, own)
@@ -402,6 +410,8 @@ def test_tokens_of_shards_are_those_of_a_cpu(split: str, monkeypatch: pytest.Mon
             merge = {name: value for name, value in there.items() if name not in shard_tests.OF_PARTIAL}
             found = rk.sample_merge(on_device(payloads), vocab_size=vocab, **merge)
             assert_sampled(found, rk.sample(x, **how))
+            found = rk.sample_merge(on_device(payloads), vocab_size=vocab, **merge | {"seed": 1 << 40})
+            assert set(back(found.status).tolist()) == {SampleStatus.BAD_SHARDS}  # by the tags of the rows
 
 
 class RocmArrays(Arrays):
