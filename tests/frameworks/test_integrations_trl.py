@@ -506,6 +506,15 @@ def test_the_reference_of_a_patched_policy_is_patched_and_the_first_kl_is_0(stoc
         rk.status(trainer.ref_model)
 
 
+def test_the_divisor_of_dr_grpo_is_logged_once(stock: Any, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = settings(stock, {"loss_type": "dr_grpo", "max_completion_length": 515})
+    with caplog.at_level("INFO", logger="rl_kernel_native"), rk.integrations.trl.enabled():
+        for _ in range(2):
+            Step(trainer, stock.model.train(), batch({}))
+    lines = [record.getMessage() for record in caplog.records if "dr_grpo" in record.getMessage()]
+    assert lines == ["TRL's dr_grpo divides by sequences times max_completion_length, which is 515"]
+
+
 def test_a_reference_that_cannot_be_patched_is_named_once(stock: Any, caplog: pytest.LogCaptureFixture) -> None:
     trainer = settings(stock, {})
     trainer.ref_model = torch.nn.Linear(2, 2)

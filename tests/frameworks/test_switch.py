@@ -128,7 +128,7 @@ def test_an_engine_that_exists_already_is_named(
     monkeypatch.setattr(vllm, "_mode", None)
     vllm.enable()
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("integrations.vllm: 1 engines of this process were created before")
+    assert line.startswith("integrations.vllm: 1 engine of this process stays vLLM's own, created before")
 
 
 def test_a_context_ends_after_an_exception(trainer_class: Any) -> None:

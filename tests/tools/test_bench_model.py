@@ -59,7 +59,7 @@ def test_what_stays_torchs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     model.print_tables([run])
     text = capsys.readouterr().out
     assert "| prefill, ms | 3 | 2 | 0.67 |" in text
-    assert "1 modules stay torch's, such as model.layers.0.self_attn: attention: " in text
+    assert "torch serves 1 module, model.layers.0.self_attn: attention: " in text
     with pytest.raises(SystemExit):
         command.main(["model", *SMALL, "--family", "GPT2"])
     assert "--family GPT2: want one of Qwen3, " in capsys.readouterr().err

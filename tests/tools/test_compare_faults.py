@@ -21,8 +21,11 @@ from typer.testing import CliRunner  # noqa: E402
 import rl_kernel_native as rk  # noqa: E402
 from rl_kernel_native.consistency import cli  # noqa: E402
 from rl_kernel_native.consistency.cli import app  # noqa: E402
-from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
+from rl_kernel_native.consistency.errors import BadInput, options_spelled  # noqa: E402
 from rl_kernel_native.consistency.explain import explain  # noqa: E402
+from rl_kernel_native.consistency.model import in_memory  # noqa: E402
+from rl_kernel_native.consistency.page import render_page  # noqa: E402
+from rl_kernel_native.consistency.recorded import compare_recorded, load_records  # noqa: E402
 
 PROMPTS = [[96, 3, 4, 5, 6, 7, 8], [96, 9, 11, 12]]
 NEW = 3
@@ -509,6 +512,29 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     model, directory = tiny(), tmp_path_factory.mktemp("saved")
     model.save_pretrained(directory)
     return model, directory
+
+
+def test_a_python_caller_meets_arguments_and_a_command_line_options(tmp_path: Path) -> None:
+    """Every sentence that names a setting: of the page, of the explanation, of what an engine recorded."""
+    rollout, trainer = tiny(), tiny()
+    scaled("model.layers.1.mlp.down_proj.weight", 1.0001)(trainer)
+    found = rk.compare(rollout, trainer, PROMPTS, max_new_tokens=NEW, atol=9.0, fault_tolerance=1.0, report=tmp_path)
+    unseen = dataclasses.replace(found.runs[0], first_divergent=None, aligned=False)
+    scaled("model.layers.1.mlp.down_proj.weight", 1.5)(trainer)
+    with in_memory(rollout, "model_a") as loaded:
+        records = load_records(recorded_file(tmp_path, trainer, 1.0, "rk"), loaded.vocab_size)
+        recorded = compare_recorded(loaded, records)
+
+    def sentences() -> str:
+        page = render_page(json.loads((tmp_path / "report.json").read_text()), [found], {"overview": ""})
+        seen = re.sub(r"<style>.*?</style>|<[^>]*>", "", page, flags=re.S)
+        return "\n".join([seen, *explain(found), *explain(dataclasses.replace(found, runs=[unseen])), str(recorded)])
+
+    by_options = {"atol": "--atol", "atol=9.0": "--atol 9.0", "probe_mb": "--probe-mb", "model_b": "--training-model"}
+    assert all(name in sentences() for name in by_options)
+    assert not re.search(r"--[a-z]", sentences())
+    with options_spelled():
+        assert all(option in sentences() for option in by_options.values())
 
 
 @pytest.mark.parametrize("dialect", ["rk", "vllm", "sglang", "verl"])

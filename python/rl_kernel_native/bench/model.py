@@ -269,7 +269,9 @@ def print_tables(runs: Iterable[dict[str, Any]]) -> None:
             print(f"| {row['what']} | {' | '.join(cells)} | {'' if 'of' in row else format(row['ratio'], '.2f')} |")
         if found["unproved"]:
             name, reason = next(iter(found["unproved"].items()))
-            print(f"\n{len(found['unproved'])} modules stay torch's, such as {name}: {reason}")
+            count = len(found["unproved"])
+            modules = "1 module," if count == 1 else f"{count} modules, such as"
+            print(f"\ntorch serves {modules} {name}: {reason}")
 
 
 def main(options: Any, device: str) -> int:

@@ -36,6 +36,8 @@ def compare(
     seed: int = 0,
     dtype: str | torch.dtype | None = None,
     device: str = "auto",
+    atol: float = 0.0,
+    probe_mb: int = 512,
     fault_tolerance: float | None = None,
     report: str | Path | None = None,
 ) -> Comparison:
@@ -59,6 +61,8 @@ def compare(
         packing: ``"packed"`` or ``"padded"`` training batches.
         dtype, device: of both sides. dtype=None: the checkpoint's, or the model's own; device="auto": a GPU
             for models that are loaded, and the model's own. A model in memory of another dtype or device is copied.
+        atol: largest |dlogp| that counts as aligned; 0: equal bytes.
+        probe_mb: MiB for recorded hidden states, both sides together.
         fault_tolerance: relative error on equal input above which an operator is at fault; None: more than rounding
             explains.
         report: a directory for report.html, report.json and charts.
@@ -115,6 +119,8 @@ def compare(
         rollout_ops=rollout_ops,
         training_ops=training_ops,
         packing=packing,
+        atol=atol,
+        probe_mb=probe_mb,
         fault_tolerance=fault_tolerance,
     )
     settings.check()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .errors import spelled
 from .faults import Judgement
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def verdict(comparison: Comparison) -> str:
     if comparison.aligned and not differing:
         return f"aligned: all {tokens} log-probabilities have the same bytes on both sides."
     if comparison.aligned:
-        return f"aligned within --atol: {figures}."
+        return f"aligned within {spelled('atol')}: {figures}."
     first_drift = next((run.first_divergent for run in comparison.runs if run.first_divergent), None)
     if not differing:
         return (
@@ -143,7 +144,7 @@ def _run(comparison: Comparison, run: BatchRun) -> list[str]:
     if not metrics.differing_tokens:
         lines = [head + f"all {metrics.tokens} log-probabilities have the same bytes on both sides."]
     else:
-        word = "aligned within --atol" if run.aligned else "drift"
+        word = f"aligned within {spelled('atol')}" if run.aligned else "drift"
         lines = [
             head + f"{word}: {metrics.differing_tokens} of {metrics.tokens} log-probabilities differ, "
             f"max |dlogp| {metrics.max_abs_dlogp:.3g}, mean {metrics.mean_abs_dlogp:.3g}, "
@@ -165,8 +166,8 @@ def _run(comparison: Comparison, run: BatchRun) -> list[str]:
         )
     elif metrics.differing_tokens:
         lines.append(
-            head + f"no operator differs among the {run.probed_tokens} recorded tokens; "
-            "`rlk compare --probe-mb` records more."
+            head + f"no operator differs among the {run.probed_tokens} recorded tokens; with fewer prompts or a larger "
+            f"{spelled('probe_mb')} more are recorded."
         )
     equal = metrics.logits_equal_tokens
     if metrics.logprob_differs_on_equal_logits:

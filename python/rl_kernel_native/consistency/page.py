@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .errors import spelled
 from .explain import explain, news, served_by, verdict
 from .result import BatchRun, Comparison
 
@@ -141,6 +142,8 @@ def render_page(report: Mapping[str, Any], comparisons: Sequence[Comparison], fi
             for name in ("seed", "temperature", "max_new_tokens", "packing", "micro_batch_tokens", "atol")
         },
     }
+    atol = first.settings.atol
+    aligned = f"differences of at most {spelled('atol', atol)}" if atol else "equal bytes"
     facts = {**report["versions"], **report["hardware"]}
     body = "\n".join(_section(comparison, figures) for comparison in comparisons)
     return f"""<!DOCTYPE html>
@@ -150,7 +153,7 @@ def render_page(report: Mapping[str, Any], comparisons: Sequence[Comparison], fi
 <p class="verdict">{html.escape(news(comparisons))}</p>
 {_chart(figures["overview"])}
 <p>The same ids, scored twice: one token a step against a KV cache in a batch whose members change, and by one
-teacher-forced forward. Aligned means equal bytes unless --atol says otherwise.</p>
+teacher-forced forward. Aligned means {aligned}.</p>
 {body}
 <h2>Settings</h2>
 {_table(["setting", "value"], [[key, str(value)] for key, value in setting.items()])}

@@ -19,7 +19,7 @@ import torch
 from .._semantics import LogprobSemantics, require_same_semantics
 from .batches import batch_inputs, make_batches
 from .checks import check_token_ids
-from .errors import BadInput
+from .errors import BadInput, spelled
 from .metrics import Metrics, compare_logprobs
 from .model import LoadedModel
 from .operators import make_operators
@@ -89,7 +89,8 @@ class RecordedComparison:
             where = f", most at record {m.worst.prompt}, position {m.worst.position}" if m.worst else ""
             return (
                 f"fault: larger than rounding to {self.dtype} explains: {figures}{where}. Other weights, or another "
-                "prompt than the engine's: compare the two models by --training-model to name the operator."
+                "prompt than the engine's: compare it with the engine's model "
+                f"({spelled('model_b')}) to name the operator."
             )
         if self.aligned:
             return f"aligned: {figures}."
@@ -101,7 +102,7 @@ def load_records(path: Path, vocab_size: int) -> list[Record]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read --recorded {path}: {error}") from error
+        raise BadInput(f"{path}: cannot read the records: {error}") from error
     records: list[Record] = []
     for number, line in enumerate(lines, start=1):
         if line.strip():

@@ -106,13 +106,12 @@ def patch(model: Any, ops: Iterable[str] | None, strict: bool, probe: bool) -> P
     _logger.info("patch_model: modules of %s that each operator serves: %s", type(model).__name__, counts)
     if found.unproved:
         words = [f"{name or 'the model'} ({reason})" for name, reason in found.unproved.items()]
+        modules = "1 module" if len(words) == 1 else f"{len(words)} modules"
         shown = "; ".join(words[:4]) + (f"; and {len(words) - 4} more" if len(words) > 4 else "")
         if strict:
             unpatch(model)
-            raise ValueError(f"model: strict=True, and {len(words)} modules are not proved to be served: {shown}")
-        _logger.warning(
-            "patch_model: %d modules stay torch's, so the model's bits are not this library's: %s", len(words), shown
-        )
+            raise ValueError(f"model: strict=True, without proof that this serves {modules}: {shown}")
+        _logger.warning("patch_model: torch serves %s, so the model's bits are not this library's: %s", modules, shown)
     return found
 
 

@@ -454,6 +454,8 @@ def _spec(self: Any, mode: str) -> rk.PolicySpec:
     if self._entropy_bonus_enabled:
         low = not self.use_adaptive_entropy or self._last_world_entropy <= args.entropy_target
         coef = self.entropy_coef if low else 0.0
+    if self.loss_type == "dr_grpo":
+        _log_horizon(self.max_completion_length)
     return rk.presets.trl(
         loss_type=self.loss_type,
         epsilon=self.epsilon_low,
@@ -477,6 +479,11 @@ def _spec(self: Any, mode: str) -> rk.PolicySpec:
         max_completion_length=self.max_completion_length,
         gradient_accumulation_steps=self.current_gradient_accumulation_steps if mode == "train" else 1,
     )
+
+
+@functools.cache  # once for each length
+def _log_horizon(length: int) -> None:
+    _logger.info("TRL's dr_grpo divides by sequences times max_completion_length, which is %d", length)
 
 
 def _denominator(self: Any, inputs: dict[str, Any], mode: str) -> torch.Tensor:

@@ -90,7 +90,7 @@ def _warn_of_engines() -> None:
     found = sum(isinstance(x, kinds) for x in gc.get_objects()) if kinds else 0
     if found:
         logging.getLogger("rl_kernel_native").warning(
-            "integrations.vllm: %d engines of this process were created before, and stay vLLM's own; call enable() "
-            "before the engine is created",
-            found,
+            "integrations.vllm: %s of this process stays vLLM's own, created before; call enable() before the engine "
+            "is created",
+            "1 engine" if found == 1 else f"each of {found} engines",
         )
