@@ -85,16 +85,6 @@ Device device_of(DLDevice d, const char* name) {
   type_error(name, "an array on a CPU, CUDA or ROCm device, got DLPack device type ", d.device_type);
 }
 
-// torch may keep negated numbers in memory and mark this by a bit, which a view does not show.
-void refuse_lazy_negation(nb::handle object, const char* name) {
-  static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
-  PyObject* result = PyObject_CallMethodObjArgs(object.ptr(), is_neg, nullptr);
-  if (!result) return PyErr_Clear();  // this framework has no such bit
-  const bool negated = result == Py_True;
-  Py_DECREF(result);
-  if (negated) argument_error(name, "has torch's negative bit; call .resolve_neg()");
-}
-
 [[noreturn]] void refuse_object(nb::handle object, const char* name) {
   const bool foreign = PyObject_HasAttrString(object.ptr(), "__dlpack__");
   const bool number = !foreign && PyNumber_Check(object.ptr());
@@ -203,23 +193,28 @@ std::string shape_text(std::span<const std::int64_t> shape) {
   return text + "]";
 }
 
-const ExchangeApi* exchange_api(nb::handle array) {
+namespace {
+
+// What a type offers. `api` is null if it has no exchange API; is_neg is its method, or null.
+struct Exchange {
+  PyTypeObject* type;
+  const ExchangeApi* api;
+  PyObject* is_neg;
+};
+
+Exchange exchange_of(nb::handle array) {
   // A process has few such types, such as torch's Tensor and Parameter. Each is looked up by its address. The GIL
   // guards the cache.
-  struct Entry {
-    PyTypeObject* type;
-    const ExchangeApi* api;
-  };
-  static Entry cache[4] = {};
+  static Exchange cache[4] = {};
   static int next = 0;
   PyTypeObject* type = Py_TYPE(array.ptr());
-  for (const Entry& entry : cache) {
-    if (type == entry.type) return entry.api;
+  for (const Exchange& entry : cache) {
+    if (type == entry.type) return entry;
   }
   PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
   if (!capsule) {
     PyErr_Clear();
-    return nullptr;
+    return {};
   }
   const ExchangeApi* api = nullptr;
   if (PyCapsule_IsValid(capsule, "dlpack_exchange_api")) {
@@ -228,14 +223,31 @@ const ExchangeApi* exchange_api(nb::handle array) {
   }
   Py_DECREF(capsule);
   if (api && api->view_from_object && api->allocate && api->object_from_managed && api->current_stream) {
-    Entry& entry = cache[next++ % std::size(cache)];
+    PyObject* is_neg = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "is_neg");
+    if (!is_neg) PyErr_Clear();
+    Exchange& entry = cache[next++ % std::size(cache)];
     Py_INCREF(reinterpret_cast<PyObject*>(type));  // keeps the address from being reused for another type
     Py_XDECREF(reinterpret_cast<PyObject*>(entry.type));
-    entry = {type, api};
-    return api;
+    Py_XDECREF(entry.is_neg);
+    entry = {type, api, is_neg};
+    return entry;
   }
-  return nullptr;
+  return {};
 }
+
+}  // namespace
+
+const ExchangeApi* exchange_api(nb::handle array) { return exchange_of(array).api; }
+
+static bool is_negated(nb::handle array, PyObject* is_neg) {
+  if (!is_neg) return false;
+  PyObject* const arguments[] = {array.ptr()};
+  PyObject* result = PyObject_Vectorcall(is_neg, arguments, 1, nullptr);
+  if (!result) throw nb::python_error();
+  Py_DECREF(result);
+  return result == Py_True;
+}
+bool is_negated(nb::handle array) { return is_negated(array, exchange_of(array).is_neg); }
 
 Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_dtype) : object_(object), name_(name) {
   DLTensor t{};
@@ -261,13 +273,15 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
       const char* got = PyCapsule_GetName(capsule);
       buffer_error(name, "an unconsumed DLPack capsule, got one named '", got ? got : "", "'");
     }
-  } else if (const ExchangeApi* api = exchange_api(object)) {
-    if (api->view_from_object(object.ptr(), &t) != 0) {
+  } else if (const Exchange exchange = exchange_of(object); exchange.api) {
+    if (exchange.api->view_from_object(object.ptr(), &t) != 0) {
       PyErr_Clear();  // the exporter's own message is a stack trace
       type_error(name, "a dense array in memory, got a ", kind_of(object), " that has none (sparse, meta or fake)");
     }
-    is_described_ = api == &kDescribed;
-    refuse_lazy_negation(object, name);
+    is_described_ = exchange.api == &kDescribed;
+    if (is_negated(object, exchange.is_neg)) {
+      argument_error(name, "has torch's negative bit; call .resolve_neg()");
+    }
   } else {
     refuse_object(object, name);
   }

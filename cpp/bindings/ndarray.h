@@ -28,6 +28,10 @@ const ExchangeApi* exchange_api(nb::handle array);
 extern const ExchangeApi kDescribed;
 nb::object described_api();
 
+// Whether the numbers in a torch tensor's memory are to be negated, which torch marks by a bit. False for an array of any
+// other framework.
+bool is_negated(nb::handle array);
+
 // Dtypes that an argument may have, with their names for errors.
 struct Dtypes {
   unsigned set;

@@ -10,14 +10,21 @@ namespace rlk::bindings {
 
 namespace nb = nanobind;
 
-// Stores torch's own predicates: functorch transforms active, number of dispatch modes, torch.jit.trace running, grad
-// enabled. It also stores torch.autograd.forward_ad, whose _current_level is not negative if tensors may carry
-// tangents, and the maker of autocast_hint.
-void set_torch(nb::object functorch_active, nb::object dispatch_modes, nb::object is_jit_tracing,
-               nb::object grad_enabled, nb::object forward_ad, nb::object autocast_hint);
+// Stores torch's own predicates and modules, and the maker of autocast_hint.
+//   tracing      three functions, for functorch transforms, dispatch modes and torch.jit.trace: whether any is active
+//   compiler     torch.compiler, whose _is_compiling_flag is set during an export
+//   forward_ad   torch.autograd.forward_ad, whose _current_level is not negative if tensors may carry tangents
+//   plain        the types Tensor and Parameter
+//   is_wrapped   whether functorch wrapped a tensor
+void set_torch(nb::tuple tracing, nb::object grad_enabled, nb::object compiler, nb::object forward_ad, nb::tuple plain,
+               nb::object is_wrapped, nb::object autocast_hint);
+
+// Whether nothing traces or transforms the running code, and every tensor of the tuple has its numbers in memory.
+// Values that are not tensors pass.
+bool is_direct(nb::tuple tensors);
 
 // Whether plain CUDA tensors, or None, may go straight to a kernel. Nothing may trace or transform them, and no
-// gradient may be wanted. The first tensor decides the device.
+// gradient may be wanted. Python has asked the first for its device.
 bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors);
 
 // Hint for an error about different dtypes; empty if torch's autocast is off.

@@ -36,10 +36,10 @@ from ._torch import (
     device_type,
     functorch_active,
     gradient,
-    is_compiling,  # noqa: F401 - for operators' own short ways
     is_direct,
     is_direct_gradient,
     is_grad_enabled,
+    is_read_by_dynamo,  # noqa: F401 - for operators' own short ways
     prepare,
     require_dense,
     wants_grad,

@@ -62,11 +62,12 @@ functions(  # functions that belong to no operator
     bool_capsule="object",
     cpu_isa="",
     has_exchange_api="object",
+    is_direct="object",
     num_threads="",
     scale_gradients="object*3, int",
     set_cpu_isa="str",
     set_num_threads="int",
-    set_torch="object*6",
+    set_torch="object*7",
     shape_and_dtype="object, str",
     workspace_stats="bool",
 )

@@ -22,7 +22,7 @@ _is_jit_tracing = torch._C._is_tracing
 _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 is_compiling = torch.compiler.is_compiling
-_is_read_by_dynamo = torch.compiler.is_dynamo_compiling
+is_read_by_dynamo = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
 is_autocasting = torch._C._is_any_autocast_enabled
 
@@ -46,16 +46,9 @@ def is_plain(tensor: Any) -> bool:
 
 
 def is_direct(*tensors: Any) -> bool:
-    """Whether a call may skip the dispatcher. The extension refuses values that are not tensors."""
-    if not is_untraced():
-        return False
-    for t in tensors:
-        if type(t) in PLAIN:  # inlined is_plain, because a call costs as much as its checks
-            if t.is_neg() or t.is_meta or _is_wrapped(t):
-                return False
-        elif t is not None and isinstance(t, Tensor):
-            return False
-    return True
+    """Whether a call may skip the dispatcher: :func:`is_untraced`, and :func:`is_plain` of every tensor. The extension
+    decides it, because a call costs as much as its checks, and refuses values that are not tensors."""
+    return not is_read_by_dynamo() and _C.is_direct(tensors)
 
 
 def is_direct_gradient(dy: Tensor) -> bool:
@@ -103,7 +96,7 @@ def is_batched(tensor: Tensor) -> bool:
 def apply_function(operator: Any, name: str, *arguments: Any, more: tuple[Any, ...] = ()) -> Any:
     """The autograd Function that :mod:`_in_graph` knows as ``name``. Dynamo puts the operator into its graph, and the
     operator's derivative is again the Function. ``more`` has the arguments that only the Function takes."""
-    if not _is_read_by_dynamo():
+    if not is_read_by_dynamo():
         return _in_graph.apply(name, *arguments, *more)
     if operator is None or functorch_active() or forward_ad._current_level >= 0 or torch.compiler.is_exporting():
         return _in_graph.in_graph(name, *arguments, *more)
@@ -210,4 +203,12 @@ def prepare(tensor: Tensor) -> None:
         _dispatch.match_torch_threads()
 
 
-_C.set_torch(functorch_active, _modes_active, _is_jit_tracing, is_grad_enabled, forward_ad, autocast_hint)
+_C.set_torch(
+    (functorch_active, _modes_active, _is_jit_tracing),
+    is_grad_enabled,
+    torch.compiler,
+    forward_ad,
+    PLAIN,
+    _is_wrapped,
+    autocast_hint,
+)

@@ -270,10 +270,62 @@ def test_no_cross_entropy_is_a_view(shape: tuple[int, ...], how: dict[str, Any])
     assert h.grad is not None
 
 
-def test_the_engine_is_found_once() -> None:
-    """Eager calls keep the engine; a call that looked it up each time would give the same bytes later."""
+def cache() -> tuple[Any, ...]:
+    return tuple(torch.zeros(1, 4, 1, 8) for _ in range(2))
+
+
+SHORT_WAYS = {
+    "embedding": lambda: rk.embedding(torch.arange(2), torch.zeros(2, 4)),
+    "kl": lambda: rk.kl(torch.zeros(3), torch.zeros(3), estimator="k1"),
+    "kv_cache_append": lambda: rk.kv_cache_append(
+        torch.zeros(1, 1, 8), torch.zeros(1, 1, 8), *cache(), torch.zeros(1, dtype=torch.int64)
+    ),
+    "rms_norm": lambda: rk.rms_norm(torch.zeros(2, 4), torch.zeros(4), 1e-6),
+    "rope": lambda: rk.rope(torch.zeros(2, 1, 8), None, torch.zeros(2, 8), torch.zeros(2, 8)),
+    "sequence_logprob": lambda: rk.sequence_logprob(torch.zeros(2, 3)),
+    "silu_mul": lambda: rk.silu_mul(torch.zeros(2, 4), torch.zeros(2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", SHORT_WAYS)
+def test_the_first_call_of_any_operator_opens_the_short_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager calls keep the engine. A process that calls one operator alone has the same host cost as any other."""
+    import importlib
+
     from rl_kernel_native import _call, _engine
 
-    rk.kl(torch.zeros(3), torch.zeros(3), estimator="k1")
+    module = importlib.import_module(f"rl_kernel_native.ops.{name}")
+    monkeypatch.setattr(_call, "loaded", None)
+    monkeypatch.setattr(_call, "plain", ())
+    if hasattr(module, "_torch_path"):
+        monkeypatch.setattr(module, "_torch_path", None)
+    SHORT_WAYS[name]()
     assert _call.loaded is _engine
     assert torch.Tensor in _call.plain
+
+
+@pytest.mark.parametrize("kind", ["plain", "parameter", "negative bit", "meta", "subclass", "vmap", "mode", "tangents"])
+def test_only_plain_tensors_skip_the_dispatcher(kind: str) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from rl_kernel_native._torch import is_direct
+
+    x, found = torch.zeros(3), []
+    if kind == "vmap":
+        torch.vmap(lambda y: found.append(is_direct(x)) or y)(x)
+    elif kind == "mode":
+        with TorchDispatchMode():
+            found.append(is_direct(x))
+    elif kind == "tangents":
+        with forward_ad.dual_level():
+            found.append(is_direct(x))
+    else:
+        of = {
+            "plain": lambda: x,
+            "parameter": lambda: torch.nn.Parameter(x),
+            "negative bit": lambda: torch._neg_view(x),
+            "meta": lambda: x.to("meta"),
+            "subclass": lambda: x.as_subclass(Subclass),
+        }
+        found.append(is_direct(None, 1.0, x, of[kind]()))
+    assert found == [kind in ("plain", "parameter")]

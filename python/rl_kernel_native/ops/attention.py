@@ -277,8 +277,9 @@ def attention(
         and type(k) in _plain
         and type(v) in _plain
         and type(sinks) in _plain_or_none
+        and q.is_cuda
         and all(type(x) in _plain_or_none for x in lists)
-        and not _torch_path.is_compiling()
+        and not _torch_path.is_read_by_dynamo()
         and not _torch_path.is_autocasting()
     ):
         arrays = (q, k, v, sinks, *lists)

@@ -24,6 +24,7 @@ from .._torch import (
     is_direct,
     is_direct_gradient,
     is_grad_enabled,
+    is_read_by_dynamo,
     prepare,
     require_tensors,
     wants_grad,
@@ -31,7 +32,7 @@ from .._torch import (
 from . import attention_traced as traced
 from .attention_lists import NO_PAGES, PAGES, PLACES, list_names
 
-__all__ = ["PLAIN", "attention", "backward", "is_autocasting", "is_compiling"]
+__all__ = ["PLAIN", "attention", "backward", "is_autocasting", "is_read_by_dynamo"]
 
 
 def _mode(exp: str | None, q: Tensor, direct: bool) -> int:

@@ -127,8 +127,7 @@ _torch_path: Any = None
 def _torch() -> Any:
     """ops/embedding_torch.py, imported for the first torch tensor."""
     global _torch_path
-    _dispatch.require_torch()
-    _call.load()
+    _call.engine()  # the eager call needs it
     from . import embedding_torch
 
     _torch_path = embedding_torch
@@ -185,19 +184,18 @@ def embedding(
     if type(vocab_start) is not int:
         vocab_start = _check.integer("vocab_start", vocab_start)
     check = check is not False and _check.flag("check", check)
-    where, plain = (vocab_start, vocab_size, padding_idx), _call.plain
-    y: Any = NotImplemented
+    plain, y = _call.plain, NotImplemented
     if (
         type(weight) in plain
         and type(ids) in plain
         and main_grad is None
         and weight_grad_dtype is None
         and weight.is_cuda  # type: ignore[attr-defined]
-        and not _call.loaded.is_compiling()
+        and not _call.loaded.is_read_by_dynamo()
     ):
-        y = _C.embedding_eager(ids, weight, *where)
+        y = _C.embedding_eager(ids, weight, vocab_start, vocab_size, padding_idx)
     if y is NotImplemented:
-        y = _called(ids, weight, where, main_grad, weight_grad_dtype)
+        y = _called(ids, weight, (vocab_start, vocab_size, padding_idx), main_grad, weight_grad_dtype)
     if check or on_bad_id == "raise":
         _raise_for_bad_id(ids, vocab_start + weight.shape[0] if vocab_size is None else vocab_size)
     return y

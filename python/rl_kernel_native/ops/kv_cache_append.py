@@ -64,7 +64,7 @@ def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray
         tensor([[1, 1]])
     """
     first: Any = k
-    if type(k) in _call.plain and first.is_cuda and not _call.loaded.is_compiling():
+    if type(k) in _call.plain and first.is_cuda and not _call.loaded.is_read_by_dynamo():
         found = _C.kv_cache_append_eager(k, v, k_cache, v_cache, slot_mapping)
         if found is not NotImplemented:
             _dispatch.count_write(k_cache)

@@ -139,7 +139,8 @@ def linear(
         and (bias is None or type(bias) in _plain)
         and main_grad is None
         and weight_grad_dtype is None
-        and not _torch_path.is_compiling()
+        and x.is_cuda  # type: ignore[attr-defined]
+        and not _torch_path.is_read_by_dynamo()
         and not _torch_path.is_autocasting()
     ):
         result = _C.linear_eager(x, weight, bias, k_segments, out, allow_vendor, 0)

@@ -35,6 +35,7 @@ from .._torch import (
     is_direct,
     is_direct_gradient,
     is_grad_enabled,
+    is_read_by_dynamo,
     memory,
     prepare,
     require_tensors,
@@ -52,7 +53,16 @@ from .linear_traced import (
     sum_of,
 )
 
-__all__ = ["PLAIN", "bias_grad", "input_grad", "is_autocasting", "is_compiling", "linear", "tree_sum", "weight_grad"]
+__all__ = [
+    "PLAIN",
+    "bias_grad",
+    "input_grad",
+    "is_autocasting",
+    "is_read_by_dynamo",
+    "linear",
+    "tree_sum",
+    "weight_grad",
+]
 
 _require_tensors = functools.partial(require_tensors, sharded=SHARDED)
 

@@ -22,6 +22,7 @@ from .._torch import (
     is_direct_gradient,
     is_grad_enabled,
     is_plain,
+    is_read_by_dynamo,  # noqa: F401 - for the operator's own short way
     is_untraced,
     prepare,
     refuse_jit_trace,

@@ -252,14 +252,16 @@ def rms_norm(
     """
     if return_rstd is not False:
         return_rstd = _check.flag("return_rstd", return_rstd)
-    rounds, plain = _check.flag("round_before_weight", round_before_weight), _call.plain
+    rounds, plain = round_before_weight, _call.plain
+    if type(rounds) is not bool:
+        rounds = _check.flag("round_before_weight", rounds)
     if (
         type(x) in plain
         and (weight is None or type(weight) in plain)
         and (residual is None or type(residual) in plain)
         and main_grad is None
         and x.is_cuda
-        and not _call.loaded.is_compiling()
+        and not _call.loaded.is_read_by_dynamo()
     ):
         result = _C.rms_norm_eager(x, weight, residual, eps, weight_offset, rounds, return_rstd)
         if result is not NotImplemented:

@@ -200,9 +200,12 @@ def _rotate(
     q: Any, k: Any, cos: Any, sin: Any, position_ids: Any, interleaved: bool, partial_dim: Any, intermediate: str,
     mrope_sections: Any, head_axis: Any, transposed: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
-    _check.one_of("intermediate", intermediate, ("float32", "input"))
-    options = (
-        _check.flag("interleaved", interleaved),
+    if intermediate != "float32":
+        _check.one_of("intermediate", intermediate, ("float32", "input"))
+    if type(interleaved) is not bool:
+        interleaved = _check.flag("interleaved", interleaved)
+    options: tuple[Any, ...] = (
+        interleaved,
         partial_dim,
         intermediate == "input",
         mrope_sections,
@@ -217,7 +220,7 @@ def _rotate(
         and type(cos) in plain
         and type(sin) in plain
         and (position_ids is None or type(position_ids) in plain)
-        and not _call.loaded.is_compiling()
+        and not _call.loaded.is_read_by_dynamo()
     ):
         result = _C.rope_eager(*arrays, *options)
         if result is not NotImplemented:

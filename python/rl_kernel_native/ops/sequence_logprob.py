@@ -147,7 +147,7 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
         and logprob.is_cuda
         and (mask is None or type(mask) in plain)
         and (cu_seqlens is None or type(cu_seqlens) in plain)
-        and not _call.loaded.is_compiling()
+        and not _call.loaded.is_read_by_dynamo()
     ):
         result = _C.sequence_logprob_eager(*arrays, return_status)
     else:
