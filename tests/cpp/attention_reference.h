@@ -168,7 +168,7 @@ inline float exponential(float s, float c, float m, Exp exp) {
 struct Order {
   std::int64_t split = 0;                        // in keys; 0: rule 6's sizes, which grow with the key's number
   std::int64_t block = 128, block_of_wide = 64;  // in keys; the second is for a head_dim above 128
-  bool grouped = true;                           // l's chains take sums of 32 keys; otherwise single keys
+  bool grouped = true;                           // a step of l's chains adds the sum of 32 keys, otherwise one key
   bool reciprocal = true;                        // out = O * fl(1 / l); otherwise O / l
   bool flushed = false;                          // a scaled sum below 2^-126 is +0
   bool descending = true;                        // order of dq's blocks

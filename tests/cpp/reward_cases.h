@@ -110,7 +110,7 @@ struct Case : rollout_test::Batch {
   }
 };
 
-// Calls that spread the rewards of spans of every kind. In most of them tokens have no rewards of their own. With
+// Calls that spread the rewards of spans of every kind. In most of them tokens have no rewards themselves. With
 // bad_spans some sequences have an invalid span, for a GPU. Without, the call has the results that the contract
 // requires of the former.
 struct SpreadCase : Case {

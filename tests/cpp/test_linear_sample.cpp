@@ -48,7 +48,7 @@ struct Outputs {
   }
 };
 
-// Operands and parameters all differ and have strides of their own.
+// Operands and parameters all differ and have their own strides.
 struct Problem {
   Case c;
   std::vector<std::uint16_t> hidden, weight, bias;

@@ -74,8 +74,8 @@ def test_remax_is_verls(verl: Any, answers: dict[str, Any]) -> None:
 
 
 def assert_whitened(x: Any, off: float, mask: Any, want: torch.Tensor) -> None:
-    """Compares ``x`` after whitening; ``x`` has the error ``off``. (x - mean) / std has the errors of x and of the mean
-    over std, and its own value times that of std."""
+    """Compares ``x`` after whitening; ``x`` has the error ``off``. The error of (x - mean) / std has two parts:
+    the errors of x and of the mean, divided by std; and the result times the relative error of std."""
     got = rk.masked_whiten(x, mask, return_stats=True)
     largest = float(want.abs().max())
     allowed = row("masked_whiten", "y").allowed(expected=want.numpy(), largest=largest)

@@ -75,7 +75,7 @@ TEST(HipHost, ADeviceThatIsNotThereIsAnError) {
 }
 
 TEST(HipHost, AnotherArchitectureIsUnsupported) {
-  // Uses a device of its own, since modules stay loaded.
+  // Uses its own device, since modules stay loaded.
   const Setting devices("RLK_STANDIN_DEVICES", "8"), arch("RLK_STANDIN_ARCH", "gfx1100");
   Call call;
   EXPECT_THROW(call.on(5), rlk::Unsupported);

@@ -1,4 +1,4 @@
-"""attention over trees of segments: the bytes of each path as a sequence of its own, the rule for keys that several
+"""attention over trees of segments: the bytes of each path as its own sequence, the rule for keys that several
 segments see, torch, and bad input."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tests bad exports: DLPack capsules that lie, break the protocol or come from elsewhere. None may crash.
 
-Tests that might crash run in a process of their own.
+Tests that might crash run in a separate process.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def test_a_jax_array_is_no_output() -> None:
     assert not np.asarray(out).any()
 
 
-# ---- in a process of its own ---------------------------------------------------------------------------------------
+# ---- in a separate process ---------------------------------------------------------------------------------------
 
 HARD = {
     "huge ids and offsets": """

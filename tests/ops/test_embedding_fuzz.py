@@ -30,7 +30,7 @@ MAX_LOG2 = 16  # elements of dy: enough to take every path, few enough that the 
 
 @dataclass
 class Problem:
-    """One set of operands, each with a layout of its own, and every option."""
+    """One set of operands, each with its own layout, and every option."""
 
     number: int
     dtype: str

@@ -33,7 +33,7 @@ CANARY = 7.0
 
 @dataclass
 class Problem:
-    """One set of operands, each with a layout of its own, and every option."""
+    """One set of operands, each with its own layout, and every option."""
 
     number: int
     dtype: str

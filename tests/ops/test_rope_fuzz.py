@@ -30,7 +30,7 @@ LAYOUTS = ("contiguous", "padded", "fused", "heads first", "transposed")
 
 @dataclass
 class Problem:
-    """One set of operands, each with a layout of its own, and every option."""
+    """One set of operands, each with its own layout, and every option."""
 
     number: int
     dtype: str

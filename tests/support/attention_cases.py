@@ -147,7 +147,7 @@ def each(sequences: Sequences, form: str, **options: Any) -> list[dict[str, Any]
 
 
 def alone(sequences: Sequences, **options: Any) -> list[dict[str, Any]]:
-    """Results of every sequence, each from a call of its own."""
+    """Results of every sequence, each from a separate call."""
     found = []
     for q, k, v, dout in zip(sequences.q, sequences.k, sequences.v, sequences.dout, strict=True):
         r = results(((q[None], k[None], v[None], dout[None]), {}), **options)

@@ -28,7 +28,7 @@ CHUNKS = (1, 17, 256)
 
 
 def make_model(name: str, *, layers: int = 1, device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> Any:
-    """A decoder with a head of its own and random weights, in evaluation mode, not patched."""
+    """A decoder with its own head and random weights, in evaluation mode, not patched."""
     import transformers
 
     family, shape = SHAPES[name]
@@ -110,7 +110,7 @@ class Run:
 
 
 def alone(model: Any, ids: torch.Tensor) -> Trace:
-    """The sequence in a forward of its own."""
+    """The sequence in a separate forward."""
     run = Run(model, ids)
     run.forward(0, 0, 0, len(ids), input_ids=ids[None], use_cache=False)
     return run.trace

@@ -510,7 +510,7 @@ def checked(stem: str) -> str:
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_output_is_checked_through_the_table(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One bound at a time is replaced by a bound that nothing meets; the operator's own test must then fail. A test may
-    ask for rows by name, to compare a property of its own. Such rows are found in its source."""
+    ask for rows by name, to compare a further property. Such rows are found in its source."""
     sources = "\n".join(path.read_text() for path in sorted((ROOT / "tests/ops").glob(f"test_{stem}*.py")))
     right, broken = Row.allowed, [("", "")]
 

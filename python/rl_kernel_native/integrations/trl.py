@@ -125,7 +125,7 @@ class _Context(contextlib.ContextDecorator):
 
     _inner: contextlib.AbstractContextManager[None] | None = None
 
-    def _recreate_cm(self) -> _Context:  # contextlib's, for a decorated function: each call has a context of its own
+    def _recreate_cm(self) -> _Context:  # contextlib's, for a decorated function: each call has its own context
         self._inner = contextlib.nullcontext()
         return _Context()
 

@@ -463,7 +463,7 @@ _OFF_HEAD_DLOGITS = Bound(
 
 
 def _carried(of: Bound) -> Bound:
-    """The bound for sums of products with logit gradients, which have errors of their own. ``of`` is the bound of the
+    """The bound for sums of products with logit gradients, which have their own errors. ``of`` is the bound of the
     sum."""
     first, *_ = of.facts
     if first == "rows":

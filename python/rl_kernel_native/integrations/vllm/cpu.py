@@ -3,7 +3,7 @@
 It consists of an out-of-tree platform, Python versions of the two C++ operators that the runner calls, and torch's own
 operators as the stock control.
 
-It is slow, and supports only eager mode. Call :func:`install` in a process of its own, before anything else of vLLM.
+It is slow, and supports only eager mode. Call :func:`install` in a separate process, before anything else of vLLM.
 """
 
 from __future__ import annotations

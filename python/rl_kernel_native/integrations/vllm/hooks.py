@@ -120,7 +120,7 @@ def not_served(model: Any) -> list[str]:
     return found
 
 
-# Modules that compute nothing of their own; the parent module does the rotation of a RotaryEmbedding.
+# Modules without computation; the parent module does the rotation of a RotaryEmbedding.
 _WITHOUT_ARITHMETIC = ("ApplyRotaryEmb", "LogitsProcessor", "PPMissingLayer")
 
 
