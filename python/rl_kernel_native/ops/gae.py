@@ -38,13 +38,9 @@ class GaeResult(NamedTuple, Generic[ArrayT]):
     returns: ArrayT
 
 
-_MASK, _SEQUENCES = "mask?", "cu_seqlens?"
-_BOOTSTRAP = "bootstrap?"
-
-
 _GAE = Operator(
     "gae",
-    ("rewards", "values", _MASK, _SEQUENCES, _BOOTSTRAP),
+    ("rewards", "values", "mask?", "cu_seqlens?", "bootstrap?"),
     "float gamma, float lam",
     outputs=lambda arrays, how: (arrays[0].shape,) * 2,
     dtypes=("float32",) * 2,
@@ -52,7 +48,7 @@ _GAE = Operator(
 )
 _DISCOUNTED_RETURNS = Operator(
     "discounted_returns",
-    ("rewards", _MASK, _SEQUENCES),
+    ("rewards", "mask?", "cu_seqlens?"),
     "float gamma, bool reset",
     outputs=lambda arrays, how: (None, arrays[0].shape),
     dtypes=("float32",) * 2,
@@ -60,15 +56,7 @@ _DISCOUNTED_RETURNS = Operator(
 )
 _VTRACE = Operator(
     "vtrace",
-    (
-        "rewards",
-        "values",
-        "logprob",
-        "rollout_logprob",
-        _MASK,
-        _SEQUENCES,
-        _BOOTSTRAP,
-    ),
+    ("rewards", "values", "logprob", "rollout_logprob", "mask?", "cu_seqlens?", "bootstrap?"),
     "float gamma, float lam, float rho_bar, float c_bar, bool rollout_neutral",
     outputs=lambda arrays, how: (arrays[0].shape,) * 2,
     dtypes=("float32",) * 2,

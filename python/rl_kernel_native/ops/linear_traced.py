@@ -123,11 +123,10 @@ def _product(name: str, arrays: tuple[Array | str, ...], options: str, **descrip
     return Operator(name, arrays, options, native=resolved, sharded=SHARDED, **description)
 
 
-_X, _DY, _WEIGHT = "x", "dy", "weight"
 # In addition to the schema's options: the dtype of the weight's gradient, and main_grad.
 LINEAR: Operator = _product(
     "linear",
-    (_X, _WEIGHT, "bias?"),
+    ("x", "weight", "bias?"),
     "int k_segments, ScalarType out_dtype, ",
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[0]),),
     dtypes=(lambda how: _code(how[1]),),
@@ -145,7 +144,7 @@ LINEAR: Operator = _product(
 )
 INPUT_GRAD: Operator = _product(
     "linear_input_grad",
-    (_DY, _WEIGHT),
+    ("dy", "weight"),
     "",
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[1]),),
     dtypes=(None,),
@@ -161,7 +160,7 @@ INPUT_GRAD: Operator = _product(
 )
 WEIGHT_GRAD: Operator = _product(
     "linear_weight_grad",
-    (_DY, _X),
+    ("dy", "x"),
     "ScalarType out_dtype, ",
     outputs=lambda arrays, how: ((arrays[0].shape[-1], arrays[1].shape[-1]),),
     dtypes=(lambda how: _code(how[0]),),
@@ -176,7 +175,7 @@ WEIGHT_GRAD: Operator = _product(
 )
 WEIGHT_GRAD_INTO = _product(
     "linear_weight_grad_",
-    (Array("main_grad", written=True), _DY, _X),
+    (Array("main_grad", written=True), "dy", "x"),
     "",
     outputs=lambda arrays, how: (),
     dtypes=(),
@@ -186,7 +185,7 @@ WEIGHT_GRAD_INTO = _product(
 )
 BIAS_GRAD = Operator(
     "linear_bias_grad",
-    (_DY,),
+    ("dy",),
     "ScalarType out_dtype",
     outputs=lambda arrays, how: (arrays[0].shape[-1:],),
     dtypes=(lambda how: _code(how[0]),),
