@@ -232,7 +232,7 @@ def group_advantage(
     if norm != 1 and not of.by_nonzero:
         raise ValueError(f"f_norm: expected 1 for kind {kind!r}, which does not divide by it, got {f_norm!r}")
     if given_alone and of.baseline in _NOT_OF_GROUPS and scale != "group":
-        raise ValueError(f"alone: expected None for kind {kind!r}, which takes nothing of its group, got {alone!r}")
+        raise ValueError(f"alone: expected None for kind {kind!r}, which uses no statistic of its group, got {alone!r}")
     how = (
         size,
         _BASELINES[of.baseline],

@@ -321,7 +321,7 @@ def _validate_combination(s: PolicySpec) -> None:
     if s.clip == "gmpo" and (s.level != "geometric" or s.aggregation != "seq-mean-token-mean" or s.straight_through):
         raise ValueError(
             'clip: expected level="geometric", aggregation="seq-mean-token-mean" and no straight_through with "gmpo", '
-            f'got level="{s.level}", aggregation="{s.aggregation}": its loss is one per sequence, of the geometric mean'
+            f'got level="{s.level}", aggregation="{s.aggregation}": its loss has one term per sequence'
         )
     if s.clip == "gmpo" and s.importance in ("sequence", "geometric"):
         refuse("importance", 'None, "token" or "given" with clip="gmpo"', "it takes the weights' geometric mean itself")
