@@ -11,8 +11,10 @@
 namespace rlk::cuda {
 namespace {
 
-using enum LinearPass;
-using enum DType;
+// Names of the records; g++ 10 has no using enum.
+constexpr auto kForward = LinearPass::kForward, kInputGrad = LinearPass::kInputGrad,
+               kWeightGrad = LinearPass::kWeightGrad;
+constexpr auto kFloat32 = DType::kFloat32, kBFloat16 = DType::kBFloat16, kFloat16 = DType::kFloat16;
 
 // Sorted by products.
 constexpr CublasLtRecord kH200Version130100[] = {

@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import importlib.util
+import re
 import subprocess
 import sys
 import zipfile
@@ -150,3 +151,21 @@ def test_only_files_that_git_knows_get_into_a_wheel(tool: Any, tmp_path: Path, m
     (tree / "python" / "known.py").write_text("x = 2\n")
     assert tool.sources(tmp_path / "b").endswith(", with changes")
     assert (tmp_path / "b" / "python" / "known.py").read_text() == "x = 2\n"
+
+
+# What g++ 10 lacks, which compiles the wheels for old systems. Builtins are asked for first.
+BUILTINS = r"__builtin_(?:shufflevector|bit_cast)"
+LATER_THAN_GCC_10 = rf"{BUILTINS}|std::(?:bit_cast|source_location|format|to_underlying)\b|using enum"
+
+
+def test_host_code_uses_nothing_that_the_compiler_of_wheels_lacks() -> None:
+    """Device code has compilers of its own, and emulations are no part of a wheel."""
+    names = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "cpp/*.h", "cpp/*.cpp", "cuda/*.cpp", "hip/*.cpp", ":!hip/emulation"],
+        capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    assert len(names) > 200
+    for name in names:
+        text = re.sub(r"//.*", "", (ROOT / name).read_text())
+        asked = set(re.findall(rf"__has_builtin\(({BUILTINS})\)", text))
+        assert set(re.findall(LATER_THAN_GCC_10, text)) <= asked, name
