@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "rlk/base.h"
+#include "rlk/math/ieee.h"
 
 namespace rlk::hip {
 
@@ -36,7 +37,7 @@ struct Accumulator {
 namespace rlk::hip {
 
 RLK_DEVICE float shuffle_xor(float value, int mask RLK_HERE_PARAMETER) {
-  return __builtin_bit_cast(float, shuffle_xor(__builtin_bit_cast(std::int32_t, value), mask RLK_HERE_ARGUMENT));
+  return float_of(shuffle_xor(bits_of(value), mask RLK_HERE_ARGUMENT));
 }
 // For code that CUDA shares (rlk/tokens.h).
 struct GlobalMemory {

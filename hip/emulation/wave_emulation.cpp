@@ -101,7 +101,7 @@ struct Lane {
   int thread = 0;  // number in its block
   // The operation that the lane waits for.
   Meeting meeting = Meeting::kEnd;
-  std::source_location here;
+  SourceLocation here;
   std::int32_t value = 0;  // operand of a shuffle or a ballot, then its result
   int mask = 0;
   std::uint64_t votes = 0;
@@ -179,7 +179,7 @@ void run_lane() {
   leave_lane(b, true);
 }
 
-Lane& meet(Meeting meeting, std::source_location here) {
+Lane& meet(Meeting meeting, SourceLocation here) {
   Lane& lane = *block_->running;
   lane.meeting = meeting;
   lane.here = here;
@@ -304,23 +304,23 @@ int block_id_y() { return block_->y; }
 unsigned char* lds() { return block_->lds.get(); }
 void atomic_or(std::uint32_t* word, std::uint32_t bits) { *word |= bits; }  // a block's lanes share a thread
 
-std::int32_t shuffle_xor(std::int32_t value, int mask, std::source_location here) {
+std::int32_t shuffle_xor(std::int32_t value, int mask, SourceLocation here) {
   block_->running->value = value;
   block_->running->mask = mask;
   return meet(Meeting::kShuffle, here).value;
 }
-std::uint64_t ballot(bool value, std::source_location here) {
+std::uint64_t ballot(bool value, SourceLocation here) {
   block_->running->value = value;
   return meet(Meeting::kBallot, here).votes;
 }
-void wave_barrier(std::source_location here) { meet(Meeting::kWaveBarrier, here); }
-void block_barrier(std::source_location here) { meet(Meeting::kBlockBarrier, here); }
+void wave_barrier(SourceLocation here) { meet(Meeting::kWaveBarrier, here); }
+void block_barrier(SourceLocation here) { meet(Meeting::kBlockBarrier, here); }
 
 namespace {
 
 template <class Operand, int kOutputs>
 Accumulator<kOutputs> mfma(Meeting meeting, DType type, const Operand& a, const Operand& b,
-                           const Accumulator<kOutputs>& c, std::source_location here) {
+                           const Accumulator<kOutputs>& c, SourceLocation here) {
   Lane& lane = *block_->running;
   lane.type = type;
   std::copy_n(a.v, 4, lane.a);
@@ -334,16 +334,16 @@ Accumulator<kOutputs> mfma(Meeting meeting, DType type, const Operand& a, const 
 
 }  // namespace
 
-Accumulator<16> mfma_32x32x8(Fp16x4 a, Fp16x4 b, Accumulator<16> c, std::source_location here) {
+Accumulator<16> mfma_32x32x8(Fp16x4 a, Fp16x4 b, Accumulator<16> c, SourceLocation here) {
   return mfma(Meeting::kMfma32, DType::kFloat16, a, b, c, here);
 }
-Accumulator<16> mfma_32x32x8(Bf16x4 a, Bf16x4 b, Accumulator<16> c, std::source_location here) {
+Accumulator<16> mfma_32x32x8(Bf16x4 a, Bf16x4 b, Accumulator<16> c, SourceLocation here) {
   return mfma(Meeting::kMfma32, DType::kBFloat16, a, b, c, here);
 }
-Accumulator<4> mfma_16x16x16(Fp16x4 a, Fp16x4 b, Accumulator<4> c, std::source_location here) {
+Accumulator<4> mfma_16x16x16(Fp16x4 a, Fp16x4 b, Accumulator<4> c, SourceLocation here) {
   return mfma(Meeting::kMfma16, DType::kFloat16, a, b, c, here);
 }
-Accumulator<4> mfma_16x16x16(Bf16x4 a, Bf16x4 b, Accumulator<4> c, std::source_location here) {
+Accumulator<4> mfma_16x16x16(Bf16x4 a, Bf16x4 b, Accumulator<4> c, SourceLocation here) {
   return mfma(Meeting::kMfma16, DType::kBFloat16, a, b, c, here);
 }
 

@@ -9,26 +9,36 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#if __has_include(<source_location>)
 #include <source_location>
+#else  // g++ 10
+#include <experimental/source_location>
+#endif
 
 #include "rlk/math/mma_model.h"
 
 #define RLK_KERNEL(threads) inline void
 #define RLK_WAVES_PER_SIMD(waves)
-#define RLK_HERE_PARAMETER , std::source_location here = std::source_location::current()
+#define RLK_HERE_PARAMETER , ::rlk::hip::SourceLocation here = ::rlk::hip::SourceLocation::current()
 #define RLK_HERE_ARGUMENT , here
 
 namespace rlk::hip {
+
+#if __has_include(<source_location>)
+using SourceLocation = std::source_location;
+#else
+using SourceLocation = std::experimental::source_location;
+#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // For kernels. `here` is the caller's line.
 int thread_id();
 int block_id_x();
 int block_id_y();
-std::int32_t shuffle_xor(std::int32_t value, int mask, std::source_location here = std::source_location::current());
-std::uint64_t ballot(bool value, std::source_location here = std::source_location::current());
-void block_barrier(std::source_location here = std::source_location::current());
-void wave_barrier(std::source_location here = std::source_location::current());
+std::int32_t shuffle_xor(std::int32_t value, int mask, SourceLocation here = SourceLocation::current());
+std::uint64_t ballot(bool value, SourceLocation here = SourceLocation::current());
+void block_barrier(SourceLocation here = SourceLocation::current());
+void wave_barrier(SourceLocation here = SourceLocation::current());
 void atomic_or(std::uint32_t* word, std::uint32_t bits);
 template <class T>
 T* typed_global(T* p) {
@@ -48,14 +58,10 @@ template <class T>
 T* global_pointer(T* p) {
   return p;
 }
-Accumulator<16> mfma_32x32x8(Fp16x4 a, Fp16x4 b, Accumulator<16> c,
-                             std::source_location here = std::source_location::current());
-Accumulator<16> mfma_32x32x8(Bf16x4 a, Bf16x4 b, Accumulator<16> c,
-                             std::source_location here = std::source_location::current());
-Accumulator<4> mfma_16x16x16(Fp16x4 a, Fp16x4 b, Accumulator<4> c,
-                             std::source_location here = std::source_location::current());
-Accumulator<4> mfma_16x16x16(Bf16x4 a, Bf16x4 b, Accumulator<4> c,
-                             std::source_location here = std::source_location::current());
+Accumulator<16> mfma_32x32x8(Fp16x4 a, Fp16x4 b, Accumulator<16> c, SourceLocation here = SourceLocation::current());
+Accumulator<16> mfma_32x32x8(Bf16x4 a, Bf16x4 b, Accumulator<16> c, SourceLocation here = SourceLocation::current());
+Accumulator<4> mfma_16x16x16(Fp16x4 a, Fp16x4 b, Accumulator<4> c, SourceLocation here = SourceLocation::current());
+Accumulator<4> mfma_16x16x16(Bf16x4 a, Bf16x4 b, Accumulator<4> c, SourceLocation here = SourceLocation::current());
 
 // ---------------------------------------------------------------------------------------------------------------------
 // For launches.
