@@ -61,7 +61,7 @@ def compare(
         packing: ``"packed"`` or ``"padded"`` training batches.
         dtype, device: of both sides. dtype=None: the checkpoint's, or the model's own; device="auto": a GPU
             for models that are loaded, and the model's own. A model in memory of another dtype or device is copied.
-        atol: largest |dlogp| that counts as aligned; 0: equal bytes.
+        atol: largest ``|dlogp|`` that counts as aligned; 0: equal bytes.
         probe_mb: MiB for recorded hidden states, both sides together.
         fault_tolerance: relative error on equal input above which an operator is at fault; None: more than rounding
             explains.
