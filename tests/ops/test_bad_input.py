@@ -533,7 +533,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "logits meta, target short": (
         lambda: rk.logprob(X.to("meta"), Y[:2].to("meta")),
         ValueError,
-        r"target: expected shape \[3\], got \[2\]",
+        r"target: expected shape \[3\] \(logits without the last dimension\), got \[2\]",
     ),
 }
 
