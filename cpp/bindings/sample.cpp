@@ -74,29 +74,65 @@ nb::object tokens(Frame frame, nb::handle logits, nb::tuple rows, nb::handle raw
       .run(rlk::sample, &p, sample_workspace_bytes);
 }
 
+// Payloads of the rounds before, and the width of the widest shard.
+class EarlierRounds {
+ public:
+  EarlierRounds(const nb::tuple& given, nb::handle widest, const TensorView& logits, SamplePartialParams* p) {
+    if (p->round == 0) return;
+    p->widest = widest.is_none() ? logits.shape[1] : read_integer(widest, "max_shard", "an integer");
+    require(p->widest >= logits.shape[1] && p->widest <= p->vocab_size, "max_shard", "an integer in [", logits.shape[1],
+            ", ", p->vocab_size, "], got ", p->widest);
+    p->sorted_columns = p->round == 1 && p->parts.count > 0 ? columns_of_shard(*p) : 0;
+    for (int k = 1; k < p->round; ++k) {
+      const TensorView& v = payloads_[k - 1].emplace(entry(given, k - 1), "earlier", kInt32).view();
+      require_device(*payloads_[k - 1], logits.device);
+      if (k == 1) p->num_shards = static_cast<std::int32_t>(v.ndim == 3 ? v.shape[0] : 0);
+      require(p->num_shards >= 1 && p->num_shards <= kNumParts, "earlier", "payloads of 1 to 8 shards, got shape ",
+              payloads_[k - 1]->shape());
+      const std::int64_t words = round_words(k, p->vocab_size, p->widest, p->num_shards);
+      require(v.ndim == 3 && v.shape[0] == p->num_shards && v.shape[1] == p->num_rows && v.shape[2] == words &&
+                  v.is_contiguous(),
+              "earlier", "a contiguous array of shape [", p->num_shards, ", ", p->num_rows, ", ", words, "] for round ",
+              k, ", got shape ", payloads_[k - 1]->shape());
+      p->before[k - 1] = static_cast<const std::int32_t*>(v.data);
+    }
+  }
+
+ private:
+  std::optional<Array> payloads_[3];
+};
+
 nb::object partial(Frame frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
-                   nb::handle vocab_start, nb::handle vocab_size, nb::handle valid_vocab, int exp, int order,
-                   std::int64_t max_top_k, int random_stream, bool takes_raw) {
+                   nb::tuple before, nb::handle vocab_start, nb::handle vocab_size, nb::handle valid_vocab, int exp,
+                   int order, std::int64_t max_top_k, int random_stream, bool takes_raw, int round, nb::handle widest,
+                   bool keeps) {
   SamplePartialParams p;
   const Array x = read_logits(logits, &p, vocab_size, "logits_shard");
   const TensorView& v = x.view();
   read_valid_vocab(valid_vocab, &p);
   const std::int64_t start = read_vocab_start(vocab_start, p.vocab_size, v.shape[1]);
   p.parts = read_parts(p.vocab_size, p.valid_vocab, start, v.shape[1]);
-  p.most_top_k = max_top_k;
+  if (round == 0) p.most_top_k = max_top_k;
   p.random_stream = random_stream;
   p.takes_raw = takes_raw;
+  p.round = round;
+  const EarlierRounds earlier(before, widest, v, &p);
   const DrawnRows drawn(rows, v.device, &p);
   const Unprocessed raw(raw_logits, row_status, v.device, &p);
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
+  p.kept_capacity = keeps ? p.num_rows * v.shape[1] : 0;
+  const std::int64_t words =
+      round == 0 ? payload_words(max_top_k) : round_words(round, p.vocab_size, p.widest, p.num_shards);
   return Results("sample", x, frame)
-      .add(&p.payload, {p.num_rows, payload_words(max_top_k)})
+      .add(&p.payload, {p.num_rows, words})
+      .add(&p.kept_ids, {p.kept_capacity}, keeps)
+      .add(&p.kept_offsets, {p.num_rows + 1}, keeps)
       .run(rlk::sample_partial, &p, workspace_bytes<SamplePartialParams>);
 }
 
 nb::object merge(Frame frame, nb::handle payloads, nb::tuple rows, nb::handle vocab_size, nb::handle valid_vocab,
-                 int exp, int order, std::int64_t kept_capacity, int random_stream, int wants) {
+                 int exp, int order, std::int64_t kept_capacity, int random_stream, int wants, bool in_rounds) {
   SampleMergeParams p;
   const Array x(payloads, "payloads", kInt32);
   const TensorView& v = x.view();
@@ -110,7 +146,9 @@ nb::object merge(Frame frame, nb::handle payloads, nb::tuple rows, nb::handle vo
   p.payload = static_cast<const std::int32_t*>(v.data);
   p.num_shards = static_cast<std::int32_t>(v.shape[0]);
   p.num_rows = v.shape[1];
-  p.most_top_k = candidates;
+  require(!in_rounds || candidates == 0, x, "shape [shards, num_rows, 16], as round 4 gives, got shape ", x.shape());
+  p.in_rounds = in_rounds;
+  if (!in_rounds) p.most_top_k = candidates;
   p.vocab_size = read_vocab_size(vocab_size);
   read_valid_vocab(valid_vocab, &p);
   p.random_stream = random_stream;

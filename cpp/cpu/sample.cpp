@@ -68,9 +68,9 @@ void sample_partial(const SamplePartialParams& p) {
   check_sample_partial(p);
   const SamplePartialParams of_raw = raw_pass(p);
   const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_simd);
-  by_rows(p, lanes, [&](std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t*) {
-    lanes.partial(p, row, mask, nodes);
-    if (p.takes_raw) lanes.partial_raw(of_raw, row, nodes);
+  by_rows(p, lanes, [&](std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count) {
+    lanes.partial(p, row, mask, nodes, count);
+    if (p.takes_raw && (p.round == 0 || p.round == kRounds)) lanes.partial_raw(of_raw, row, nodes);
   });
 }
 

@@ -1,11 +1,14 @@
 // Rows of sample, compiled once per instruction set. A thread is a team of one, and the chains of a leaf are its lanes.
 #include "sample_simd.h"
 
+#include <vector>
+
 #include "simd.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_kept.h"
 #include "rlk/kernels/sample_merge.h"
+#include "rlk/kernels/sample_round.h"
 #include "rlk/kernels/sample_shard.h"
 #include "rlk/kernels/sample_top.h"
 #include "rlk/kernels/sample_tree.h"
@@ -104,15 +107,23 @@ void raw(const SampleParams& p, std::int64_t row, float* nodes) {
     }
   });
 }
-void partial(const SamplePartialParams& p, std::int64_t row, std::uint32_t* mask, float* nodes) {
+void partial(const SamplePartialParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count) {
   SampleShared shared;
   by_type_and_mode(p, [&](auto type, auto mode) {
     using T = decltype(type);
     SampleState state;
     std::uint64_t firsts[1];
-    RowOfShard<Alone, T>(Alone(), p, row, &shared, mask, &state, firsts).run();
+    if (p.round == 0) {
+      RowOfShard<Alone, T>(Alone(), p, row, &shared, mask, &state, firsts).run();
+    } else if (p.round == kRounds) {
+      RowOfCut<Alone, mode()>(Alone(), p, row, &shared, mask, &state, firsts).run();
+    } else {
+      std::vector<std::uint64_t> scratch(static_cast<std::size_t>(2 * p.sorted_columns));
+      RowOfRound<Alone, T, mode()>(Alone(), p, row, &shared, mask, &state, firsts, scratch.data()).run();
+      return;
+    }
     TreeOfShard<Alone, T, mode()> tree(Alone(), p, row, &shared, mask, &state, nodes);
-    tree.run_tree();
+    tree.run_tree(count);
     tree.run_draw();
   });
 }

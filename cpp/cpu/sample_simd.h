@@ -15,8 +15,9 @@ struct SampleLanes {
               float* nodes);  // raw_logprob and its n best, from the raw pass's params
   void (*offsets)(const SampleParams& p, std::int64_t first, std::int64_t rows, std::uint32_t* closed);
   // A shard's payload except raw words; then the raw words, from the raw pass's params; then `row` and `raw` computed
-  // from payloads.
-  void (*partial)(const SamplePartialParams& p, std::int64_t row, std::uint32_t* mask, float* nodes);
+  // from payloads. `count` is null except in round 4.
+  void (*partial)(const SamplePartialParams& p, std::int64_t row, std::uint32_t* mask, float* nodes,
+                  std::int64_t* count);
   void (*partial_raw)(const SamplePartialParams& p, std::int64_t row, float* nodes);
   void (*merge)(const SampleMergeParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count);
   void (*kept)(const SampleParams& p, std::int64_t row, const std::uint32_t* mask);

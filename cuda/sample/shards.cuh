@@ -1,9 +1,10 @@
-// Rows of sample_partial and sample_merge: a block has a row. The bodies stand in rlk/kernels/sample_shard.h and
-// sample_merge.h, shared with the CPU and HIP. Bound by reads of the shard: one without truncation, two if top-k leaves
+// Rows of sample_partial and sample_merge: a block has a row. The bodies stand in rlk/kernels/sample_shard.h,
+// sample_round.h and sample_merge.h, shared with the CPU and HIP. Bound by reads of the shard: one without truncation, two if top-k leaves
 // few columns. The merge reads payloads alone. One body serves every architecture, and each has its own machine code.
 #pragma once
 
 #include "rlk/kernels/sample_merge.h"
+#include "rlk/kernels/sample_round.h"
 #include "rlk/kernels/sample_shard.h"
 #include "rows.cuh"
 
@@ -23,6 +24,28 @@ __global__ void __launch_bounds__(kRowThreads, 3)
       .run();
 }
 
+template <class T, Exp kExp>
+__global__ void __launch_bounds__(kRowThreads, 2)
+    sample_round_kernel(const __grid_constant__ SamplePartialParams p, const __grid_constant__ SampleChunk chunk) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const std::int64_t i = blockIdx.x;
+  RowOfRound<RowTeam, T, kExp>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
+                               chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                               chunk.firsts + i * kMaxTeam, chunk.sorted + i * 2 * p.sorted_columns)
+      .run();
+}
+
+template <Exp kExp>
+__global__ void __launch_bounds__(kRowThreads, 3)
+    sample_cut_kernel(const __grid_constant__ SamplePartialParams p, const __grid_constant__ SampleChunk chunk) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const std::int64_t i = blockIdx.x;
+  RowOfCut<RowTeam, kExp>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
+                          chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                          chunk.firsts + i * kMaxTeam)
+      .run();
+}
+
 template <class T, Exp kExp, TreePass kPass>
 __global__ void __launch_bounds__(kTreeThreads<kPass>, kPass == TreePass::kDraw ? 16 : 2)
     sample_shard_tree_kernel(const __grid_constant__ SamplePartialParams p, const __grid_constant__ SampleChunk chunk) {
@@ -33,7 +56,7 @@ __global__ void __launch_bounds__(kTreeThreads<kPass>, kPass == TreePass::kDraw 
                                   chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
                                   chunk.nodes + i * sample_node_floats(p.vocab_size));
   if constexpr (kPass == TreePass::kTree) {
-    tree.run_tree();
+    tree.run_tree(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
   } else if constexpr (kPass == TreePass::kDraw) {
     tree.run_draw();
   } else {
@@ -73,17 +96,28 @@ void run_shard_tree(const SamplePartialParams& p, const SampleChunk& chunk, cuda
 
 inline void run(const SamplePartialParams& p, cudaStream_t stream) {
   const SamplePartialParams of_raw = raw_pass(p);
-  for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
+  const bool in_rounds = p.round > 0, has_tree = !in_rounds || p.round == kRounds;
+  for (std::int64_t first = 0; first < p.num_rows; first += sample_chunk_rows(p)) {
     const SampleChunk chunk = sample_chunk(p, first, p.workspace);
+    const auto blocks = static_cast<unsigned>(chunk.rows);
     by_type_and_mode(p, [&]<class T, Exp kExp>() {
-      sample_shard_kernel<T><<<static_cast<unsigned>(chunk.rows), kRowThreads, kSharedBytes, stream>>>(p, chunk);
-      check(cudaGetLastError(), "launch of sample_partial's first ranks");
+      if (!in_rounds) {
+        sample_shard_kernel<T><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
+      } else if (has_tree) {
+        sample_cut_kernel<kExp><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
+      } else {
+        sample_round_kernel<T, kExp><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
+      }
+      check(cudaGetLastError(), "launch of sample_partial's ranks");
+      if (!has_tree) return;
       run_shard_tree<T, kExp, TreePass::kTree>(p, chunk, stream);
       run_shard_tree<T, kExp, TreePass::kDraw>(p, chunk, stream);
     });
-    if (!p.takes_raw) continue;
-    by_type_and_mode(of_raw,
-                     [&]<class T, Exp kExp>() { run_shard_tree<T, kExp, TreePass::kRaw>(of_raw, chunk, stream); });
+    if (p.takes_raw && has_tree) {
+      by_type_and_mode(of_raw,
+                       [&]<class T, Exp kExp>() { run_shard_tree<T, kExp, TreePass::kRaw>(of_raw, chunk, stream); });
+    }
+    run_kept(p, chunk, stream);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_kept.h"
 #include "rlk/kernels/sample_merge.h"
+#include "rlk/kernels/sample_round.h"
 #include "rlk/kernels/sample_shard.h"
 #include "rlk/kernels/sample_top.h"
 #include "rlk/kernels/sample_tree.h"
@@ -108,6 +109,21 @@ RLK_DEVICE void sample_shard(const SamplePartialParams& p, const SampleChunk& ch
                             chunk.firsts + i * kMaxTeam)
       .run();
 }
+template <class T>
+RLK_DEVICE void sample_round(const SamplePartialParams& p, const SampleChunk& chunk, std::int64_t i) {
+  const SamplePartialParams& q = params_in_lds(p);
+  RowOfRound<SampleTeam, T, Exp::kPortable>(SampleTeam(), q, chunk.first + i, sample_shared(),
+                                            chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                                            chunk.firsts + i * kMaxTeam, chunk.sorted + i * 2 * p.sorted_columns)
+      .run();
+}
+RLK_DEVICE void sample_cut(const SamplePartialParams& p, const SampleChunk& chunk, std::int64_t i) {
+  const SamplePartialParams& q = params_in_lds(p);
+  RowOfCut<SampleTeam, Exp::kPortable>(SampleTeam(), q, chunk.first + i, sample_shared(),
+                                       chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                                       chunk.firsts + i * kMaxTeam)
+      .run();
+}
 template <class T, TreePass kPass>
 RLK_DEVICE void sample_shard_tree(const SamplePartialParams& p, const SampleChunk& chunk, std::int64_t i) {
   const SamplePartialParams& q = params_in_lds(p);
@@ -115,7 +131,7 @@ RLK_DEVICE void sample_shard_tree(const SamplePartialParams& p, const SampleChun
                                                   chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
                                                   chunk.nodes + i * sample_node_floats(p.vocab_size));
   if constexpr (kPass == TreePass::kTree) {
-    tree.run_tree();
+    tree.run_tree(count_of(p, chunk, i));
   } else if constexpr (kPass == TreePass::kDraw) {
     tree.run_draw();
   } else {

@@ -58,14 +58,22 @@ void sample_partial(const SamplePartialParams& p, int device, Stream stream) {
   check_launch(p);
   const std::string suffix = type_suffix(p.dtype);
   const SamplePartialParams of_raw = raw_pass(p);
-  for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
+  const bool in_rounds = p.round > 0, has_tree = !in_rounds || p.round == kRounds;
+  if (p.num_rows == 0) return launch_kept(p, SampleChunk{}, device, stream);
+  for (std::int64_t first = 0; first < p.num_rows; first += sample_chunk_rows(p)) {
     const SampleChunk chunk = sample_chunk(p, first, p.workspace);
-    launch_blocks(device, stream, kBlock, "rlk_sample_shard" + suffix, chunk.rows, p, chunk);
+    const std::string ranks = !in_rounds ? "rlk_sample_shard" + suffix
+                              : has_tree ? std::string("rlk_sample_cut")
+                                         : "rlk_sample_round" + suffix;
+    launch_blocks(device, stream, kBlock, ranks, chunk.rows, p, chunk);
+    if (!has_tree) continue;
     launch_blocks(device, stream, kBlock, "rlk_sample_shard_tree" + suffix, chunk.rows, p, chunk);
     launch_blocks(device, stream, kBlock, "rlk_sample_shard_draw" + suffix, chunk.rows, p, chunk);
-    if (!p.takes_raw) continue;
-    launch_blocks(device, stream, kBlock, std::string("rlk_sample_shard_raw") + type_suffix(of_raw.dtype), chunk.rows,
-                  of_raw, chunk);
+    if (p.takes_raw) {
+      launch_blocks(device, stream, kBlock, std::string("rlk_sample_shard_raw") + type_suffix(of_raw.dtype), chunk.rows,
+                    of_raw, chunk);
+    }
+    launch_kept(p, chunk, device, stream);
   }
 }
 

@@ -21,6 +21,7 @@
   RLK_SAMPLE_PASS(rlk_sample_top_##type, (rlk::hip::sample_top<rlk::hip::T, false>))                                  \
   RLK_SAMPLE_PASS(rlk_sample_raw_top_##type, (rlk::hip::sample_top<rlk::hip::T, true>))                               \
   RLK_SHARD_PASS(rlk_sample_shard_##type, (rlk::hip::sample_shard<rlk::hip::T>))                                      \
+  RLK_SHARD_PASS(rlk_sample_round_##type, (rlk::hip::sample_round<rlk::hip::T>))                                      \
   RLK_SHARD_PASS(rlk_sample_shard_tree_##type, (rlk::hip::sample_shard_tree<rlk::hip::T, rlk::hip::TreePass::kTree>)) \
   RLK_SHARD_PASS(rlk_sample_shard_draw_##type, (rlk::hip::sample_shard_tree<rlk::hip::T, rlk::hip::TreePass::kDraw>)) \
   RLK_SHARD_PASS(rlk_sample_shard_raw_##type, (rlk::hip::sample_shard_tree<rlk::hip::T, rlk::hip::TreePass::kRaw>))
@@ -29,6 +30,7 @@ RLK_SAMPLE_ROWS(bf16, Bf16)
 RLK_SAMPLE_ROWS(f16, Fp16)
 RLK_SAMPLE_ROWS(f32, Fp32)
 
+RLK_SHARD_PASS(rlk_sample_cut, rlk::hip::sample_cut)
 RLK_SAMPLE_PASS_OF(SampleMergeParams, rlk_sample_merge, rlk::hip::sample_merge_row)
 RLK_SAMPLE_PASS_OF(SampleMergeParams, rlk_sample_merge_tree, rlk::hip::sample_merge_tree)
 

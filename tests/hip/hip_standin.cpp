@@ -222,7 +222,7 @@ const Table kSample = {
     RLK_OF_FLOATS(rlk_sample_raw_top),    RLK_OF(rlk_sample_offsets),          RLK_OF(rlk_sample_kept),
     RLK_OF_FLOATS(rlk_sample_process),    RLK_OF_FLOATS(rlk_sample_shard),     RLK_OF_FLOATS(rlk_sample_shard_tree),
     RLK_OF_FLOATS(rlk_sample_shard_draw), RLK_OF_FLOATS(rlk_sample_shard_raw), RLK_OF(rlk_sample_merge),
-    RLK_OF(rlk_sample_merge_tree)};
+    RLK_OF(rlk_sample_merge_tree),        RLK_OF_FLOATS(rlk_sample_round),     RLK_OF(rlk_sample_cut)};
 const Table kScatterRewards = {RLK_OF(rlk_scatter_rewards_tokens),        RLK_OF(rlk_scatter_rewards_blanks),
                                RLK_OF(rlk_scatter_rewards_sequences),     RLK_OF(rlk_scatter_rewards_spread),
                                RLK_OF(rlk_scatter_rewards_spread_blocks), RLK_OF(rlk_scatter_rewards_rest)};

@@ -52,6 +52,7 @@ import test_optimal_token_baseline as baseline_tests  # noqa: E402
 import test_policy_loss as policy_tests  # noqa: E402
 import test_rms_norm_fuzz as rms_norm_fuzz  # noqa: E402
 import test_rope_fuzz as rope_fuzz  # noqa: E402
+import test_sample_rounds as round_tests  # noqa: E402
 import test_sample_shards as shard_tests  # noqa: E402
 import test_silu_mul_fuzz as silu_mul_fuzz  # noqa: E402
 import test_value_loss as value_tests  # noqa: E402
@@ -391,7 +392,8 @@ def test_tokens_of_hidden_states_are_those_of_a_cpu(rng: np.random.Generator, lo
 
 @pytest.mark.parametrize("split", ["1", "3", "8"])
 def test_tokens_of_shards_are_those_of_a_cpu(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of every kind under masks, padding, penalties and bias: the payloads and their merges."""
+    """Rows of every kind under masks, padding, penalties and bias: the payloads, in one exchange and in rounds, and
+    their merges."""
     rng = np.random.default_rng(36)
     for number, vocab in enumerate((20, 130, 1100)):
         monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number])
@@ -409,6 +411,14 @@ def test_tokens_of_shards_are_those_of_a_cpu(split: str, monkeypatch: pytest.Mon
             assert torch.equal(payloads, shard_tests.payloads_of(x, shard_tests.SPLITS[split], **how))
             merge = {name: value for name, value in there.items() if name not in shard_tests.OF_PARTIAL}
             found = rk.sample_merge(on_device(payloads), vocab_size=vocab, **merge)
+            assert_sampled(found, rk.sample(x, **how))
+            how = {name: value for name, value in how.items() if name not in shard_tests.OF_MERGE} | {"top_p": 0.9}
+            wanted, kept = round_tests.rounds_of(x, shard_tests.SPLITS[split], **how)
+            rounds, owned = round_tests.rounds_of(x, shard_tests.SPLITS[split], on_device, back, **how)
+            assert all(map(torch.equal, rounds, wanted))
+            assert all(round_tests.owned(owned, i) == round_tests.owned(kept, i) for i in range(6))
+            merge = {name: on_device(value) for name, value in how.items() if name not in shard_tests.OF_PARTIAL}
+            found = rk.sample_merge(on_device(wanted[-1]), vocab_size=vocab, in_rounds=True, **merge)
             assert_sampled(found, rk.sample(x, **how))
             found = rk.sample_merge(on_device(payloads), vocab_size=vocab, **merge | {"seed": 1 << 40})
             assert set(back(found.status).tolist()) == {SampleStatus.BAD_SHARDS}  # by the tags of the rows

@@ -368,10 +368,20 @@ def test_opcheck(device: str) -> None:
     rows = (None, 7, ids, 0, None, 3, None, 1.0, None, 5, None, 0.9, None, 0.0, None, False, None)
     utils = ("test_schema", "test_faketensor", "test_autograd_registration")
     ops = torch.ops.rl_kernel_native
-    own = (x, *rows, None, None, 0, 128, None, 0, 0, 5, 0, True)
+    none = (None, None, None)
+    own = (x, *rows, None, None, *none, 0, 128, None, 0, 0, 5, 0, True, 0, None, False)
     torch.library.opcheck(ops.sample_partial, own, test_utils=utils)
-    payload = ops.sample_partial(*own)
-    torch.library.opcheck(ops.sample_merge, (payload[None], *rows, 128, None, 0, 0, 20, 0, 3), test_utils=utils)
+    payload = ops.sample_partial(*own)[0]
+    torch.library.opcheck(ops.sample_merge, (payload[None], *rows, 128, None, 0, 0, 20, 0, 3, False), test_utils=utils)
+    earlier: list[torch.Tensor] = []
+    for k in range(1, 5):
+        how = (*earlier, *none[k - 1 :], 0, 128, None, 0, 0, 0, 0, True, k, None, k == 4)
+        of_round = (x, *rows, None, None, *how)
+        torch.library.opcheck(ops.sample_partial, of_round, test_utils=utils)
+        payload = ops.sample_partial(*of_round)[0]
+        if k < 4:
+            earlier.append(payload[None])
+    torch.library.opcheck(ops.sample_merge, (payload[None], *rows, 128, None, 0, 0, -1, 0, 3, True), test_utils=utils)
 
 
 def test_bad_input() -> None:
@@ -390,8 +400,8 @@ def test_bad_input() -> None:
         r"top_k: expected an integer in \[0, 256\] with shards \(0 cuts nothing\), got 257": {"top_k": 257},
         r"max_top_k: expected an integer in \[0, 256\], got 257": {"max_top_k": 257},
         "max_top_k: expected at least top_k, which is 9, got 8": {"max_top_k": 8, "top_k": 9},
-        "top_p: expected 1 without top_k, got 0.9: shards .*; pass top_k, at most 256": {"top_p": 0.9},
-        "min_p: expected 0 without top_k, got 0.1: shards .*; pass top_k, at most 256": {"min_p": 0.1},
+        "top_p: expected 1 without top_k, got 0.9: one exchange .*; pass top_k, at most 256, or": {"top_p": 0.9},
+        "min_p: expected 0 without top_k, got 0.1: one exchange .*; pass top_k, at most 256, or": {"min_p": 0.1},
         'top_p: expected 1 with order="sglang", .* got 0.9': {"top_p": 0.9, "top_k": 5, "order": "sglang"},
         "temperature: expected a finite number > 0, got 0; for greedy rows pass greedy=True": {"temperature": 0},
         r"allowed: expected shape \[3, 4\] or wider, got \[3, 3\]": {"allowed": torch.zeros(3, 3, dtype=torch.int32)},

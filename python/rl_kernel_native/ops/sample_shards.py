@@ -1,11 +1,12 @@
-"""Sampling from a vocabulary that is split over ranks: one payload per shard, one merge. The contract is a part of
-cpp/include/rlk/ops/sample.h."""
+"""Sampling from a vocabulary that is split over ranks: payloads of each shard, in one exchange or in four rounds, and
+one merge. The contract is a part of cpp/include/rlk/ops/sample.h."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from .. import _check
+from .. import _check, _dispatch
 from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
@@ -17,10 +18,27 @@ from .sample import LOGPROB, LOGPROBS, RAW, ROWS, SampleResult, draw_numbers, ke
 
 __all__ = ["sample_merge", "sample_partial"]
 
-_C = functions(sample_merge="object*4, int*5, object, int", sample_partial="object*7, int*4, bool, object, int")
+_C = functions(
+    sample_merge="object*4, int*5, bool, object, int",
+    sample_partial="object*8, int*4, bool, int, object, bool, object, int",
+)
 
 MOST_TOP_K, USUAL_TOP_K = 256, 64
 HEAD_WORDS, CANDIDATE_WORDS = 16, 3
+ROUNDS, SPLITTERS, BINS = 4, 1024, 1033
+
+
+def _words(round_: int, vocab_size: Any, widest: Any, shards: Any) -> Any:
+    """Words of a row's payload in a round."""
+    step = (vocab_size + SPLITTERS - 1) // SPLITTERS
+    if round_ == 1:
+        return HEAD_WORDS + 2 * ((widest + step - 1) // step)
+    if round_ == 2:
+        return HEAD_WORDS + 3 * BINS
+    if round_ == ROUNDS:
+        return HEAD_WORDS
+    most = (3 + shards + (shards + 3) // 4) * step + 2
+    return HEAD_WORDS + 2 * (most if most < widest else widest)
 
 
 def _results(arrays: Any, how: tuple[Any, ...]) -> Any:
@@ -30,6 +48,18 @@ def _results(arrays: Any, how: tuple[Any, ...]) -> Any:
     return (rows,), (rows,) if wants & LOGPROB else None, (rows,) if wants & RAW else None, *kept, (rows,)
 
 
+def _payloads(arrays: Any, how: tuple[Any, ...]) -> Any:
+    """The payload, kept ids, kept offsets."""
+    (rows, columns), vocab_size = arrays[0].shape, how[1]
+    max_top_k, round_, widest, keeps = how[5], *how[8:]
+    words = HEAD_WORDS + CANDIDATE_WORDS * max_top_k
+    if round_:
+        words = _words(
+            round_, vocab_size, columns if widest is None else widest, 1 if round_ == 1 else arrays[12].shape[0]
+        )
+    return (rows, words), *(((rows * columns,), (rows + 1,)) if keeps else (None, None))
+
+
 _PARTIAL = Operator(
     "sample_partial",
     (
@@ -37,18 +67,22 @@ _PARTIAL = Operator(
         *ROWS,
         Array("raw_logits", optional=True, called=lambda how, _: "logits_shard"),
         "row_status?",
+        *(Array(f"round_{k}", optional=True, called=lambda how, _: "earlier") for k in (1, 2, 3)),
     ),
     "SymInt vocab_start, SymInt vocab_size, SymInt? valid_vocab, int exp, int order, SymInt max_top_k, int stream, "
-    "bool takes_raw",
-    outputs=lambda arrays, how: ((arrays[0].shape[0], HEAD_WORDS + CANDIDATE_WORDS * how[5]),),
-    dtypes=("int32",),
-    native=lambda arrays, how, *tail: (_C.sample_partial(arrays[0], tuple(arrays[1:10]), *arrays[10:], *how, *tail),),
+    "bool takes_raw, int round, SymInt? max_shard, bool keeps",
+    outputs=_payloads,
+    dtypes=("int32", "int32", "int64"),
+    native=lambda arrays, how, *tail: _C.sample_partial(
+        arrays[0], tuple(arrays[1:10]), *arrays[10:12], tuple(arrays[12:]), *how, *tail
+    ),
     exp=3,
 )
 _MERGE = Operator(
     "sample_merge",
     ("payloads", *ROWS),
-    "SymInt vocab_size, SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int stream, int wants",
+    "SymInt vocab_size, SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int stream, int wants, "
+    "bool in_rounds",
     outputs=_results,
     dtypes=("int64", "float32", "float32", "int32", "int64", "int32"),
     native=lambda arrays, how, *tail: _C.sample_merge(arrays[0], tuple(arrays[1:]), *how, *tail),
@@ -56,11 +90,15 @@ _MERGE = Operator(
 )
 
 
-def _served(temperature: Any, top_k: Any, top_p: Any, min_p: Any, greedy: Any, order: Any) -> tuple[Any, ...]:
-    """Checked parameters of rows that one exchange can serve; entries of arrays are checked row by row."""
+def _numbers(temperature: Any, top_k: Any, top_p: Any, min_p: Any, greedy: Any, order: Any) -> tuple[Any, ...]:
     _check.one_of("order", order, ORDERS)
     t, k, m, flags = draw_numbers(temperature, top_k, min_p, greedy)
-    p = number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
+    return t, k, number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]"), m, flags
+
+
+def _served(temperature: Any, top_k: Any, top_p: Any, min_p: Any, greedy: Any, order: Any) -> tuple[Any, ...]:
+    """Checked parameters of rows that one exchange can serve; entries of arrays are checked row by row."""
+    t, k, p, m, flags = _numbers(temperature, top_k, top_p, min_p, greedy, order)
     if _check.is_number(k) and k > MOST_TOP_K:
         raise ValueError(f"top_k: expected an integer in [0, {MOST_TOP_K}] with shards (0 cuts nothing), got {k}")
     if flags is True:
@@ -68,12 +106,13 @@ def _served(temperature: Any, top_k: Any, top_p: Any, min_p: Any, greedy: Any, o
     for name, x, nothing in (("top_p", p, 1), ("min_p", m, 0)):
         if _check.is_number(x) and x != nothing and _check.is_number(k) and k == 0:
             raise ValueError(
-                f"{name}: expected {nothing} without top_k, got {x}: shards exchange their first top_k tokens alone; "
-                f"pass top_k, at most {MOST_TOP_K}"
+                f"{name}: expected {nothing} without top_k, got {x}: one exchange sends the first top_k tokens "
+                f"alone; pass top_k, at most {MOST_TOP_K}, or exchange in rounds (docs/sampling.md)"
             )
     if order == "sglang" and _check.is_number(p) and p != 1:
         raise ValueError(
-            f'top_p: expected 1 with order="sglang", whose share is of the whole row, got {p}; pass "vllm" or "hf"'
+            f'top_p: expected 1 with order="sglang", whose share is of the whole row, got {p}; pass "vllm" or "hf", '
+            "or exchange in rounds (docs/sampling.md)"
         )
     return t, k, p, m, flags
 
@@ -101,24 +140,35 @@ def sample_partial(
     order: Literal["vllm", "hf", "sglang"] = "vllm",
     return_logprob: Literal["processed", "raw", "both", "none"] = "processed",
     max_top_k: int | None = None,
+    earlier: Sequence[ArrayT] | None = None,
+    max_shard: int | None = None,
+    return_kept: bool = False,
     stream: int = 0,
     exp: Exp = None,
-) -> ArrayT:
+) -> Any:
     """A shard's part of :func:`sample`, for a vocabulary that is split over ranks. Ranks exchange their payloads once,
-    and :func:`sample_merge` then draws the tokens.
+    or in four rounds, and :func:`sample_merge` then draws the tokens. One exchange serves greedy rows, rows that
+    nothing cuts, and a ``top_k`` of at most 256. Rounds serve every row.
 
     Args:
         logits_shard: ``[num_rows, shard]`` float32, float16 or bfloat16: columns ``vocab_start`` to
             ``vocab_start + shard`` of the rows; columns contiguous. Not modified.
         vocab_start, vocab_size: as for :func:`logprob_partial`: a shard consists of whole parts of docs/numerics.md,
             rule 5. Shards need not be equal, and a shard without valid columns may be at any place.
-        top_k: as for :func:`sample`, at most 256. A row with ``top_p`` or ``min_p`` must also have ``top_k``.
-        top_p: as for :func:`sample`; with ``order="sglang"`` it must be 1.
+        top_k: as for :func:`sample`; in one exchange at most 256, and a row with ``top_p`` or ``min_p`` needs it.
+        top_p: as for :func:`sample`; in one exchange with ``order="sglang"`` it must be 1.
         max_top_k: the largest ``top_k`` of any row, in [0, 256]: the payload has 64 + 12 * max_top_k bytes per row.
-            None: ``top_k`` if that is a number, else 64.
+            None: ``top_k`` if that is a number, else 64. In rounds None.
+        earlier: None for one exchange. In rounds, the payloads of the earlier rounds: none to three int32 arrays
+            ``[shards, num_rows, words]``. Round k takes k - 1 of them, with all shards in the same order.
+        max_shard: in rounds, the number of columns of the widest shard; None: that of this one.
+        return_kept: whether round 4 also returns the kept tokens that this shard owns.
         history, logit_bias, allowed: those of the whole vocabulary, with global ids and columns.
     The other arguments are those of :func:`sample`, the same on every rank.
-    Returns: int32 ``[num_rows, 16 + 3 * max_top_k]``; the contract defines its words.
+    Returns: int32 ``[num_rows, 16 + 3 * max_top_k]``; the contract defines its words. In rounds, int32
+        ``[num_rows, words]``. With ``return_kept``, that array and ``(kept_ids, kept_offsets)``: int32
+        ``[num_rows * shard]`` with global ids, ascending in each row, and int64 ``[num_rows + 1]``. A row of which
+        nothing is cut lists every column of the shard.
     Raises: as :func:`sample`; ValueError for a shard that is not whole parts, or for parameters that one exchange
         cannot serve. In per-row arrays, such parameters give their row ``SampleStatus.BAD_PARAMETER``.
     Source: the contract; docs/sampling.md.
@@ -132,7 +182,9 @@ def sample_partial(
     """
     _check.one_of("return_logprob", return_logprob, tuple(LOGPROBS))
     keys: tuple[Any, ...] = (seed_of(seed), sample_id_of(sample_id), position_of(position))
-    t, k, p, m, flags = _served(temperature, top_k, top_p, min_p, greedy, order)
+    in_rounds = earlier is not None
+    rounds = _earlier(earlier, max_top_k, max_shard, return_kept)
+    t, k, p, m, flags = (_numbers if in_rounds else _served)(temperature, top_k, top_p, min_p, greedy, order)
     start, size = (_check.integer64(*x) for x in (("vocab_start", vocab_start), ("vocab_size", vocab_size)))
     how = (
         start,
@@ -140,17 +192,44 @@ def sample_partial(
         valid_vocab,
         exp,
         ORDERS.index(order),
-        _most_top_k(max_top_k, k),
+        0 if in_rounds else _most_top_k(max_top_k, k),
         stream_of(stream),
         LOGPROBS[return_logprob] & RAW != 0,
+        len(rounds) + 1 if in_rounds else 0,
+        None if max_shard is None else _check.integer64("max_shard", max_shard),
+        return_kept,
     )
     penalties = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)
     raw, status, z = None, None, logits_shard
     if penalties is not None:
         raw = logits_shard
         z, status = processed(logits_shard, penalties, order, start, size)
-    payload: ArrayT = call(_PARTIAL, (z, *keys, t, k, p, m, flags, allowed, raw, status), how)[0]
-    return payload
+    arrays = (z, *keys, t, k, p, m, flags, allowed, raw, status, *rounds, *[None] * (3 - len(rounds)))
+    payload, kept_ids, kept_offsets = call(_PARTIAL, arrays, how)
+    return (payload, (kept_ids, kept_offsets)) if return_kept else payload
+
+
+def _earlier(earlier: Any, max_top_k: Any, max_shard: Any, return_kept: Any) -> tuple[Any, ...]:
+    """Payloads of the earlier rounds."""
+    _check.flag("return_kept", return_kept)
+    if earlier is None:
+        if max_shard is not None:
+            raise ValueError(f"max_shard: expected None without earlier, got {max_shard!r}")
+        if return_kept:
+            raise ValueError("return_kept: expected False without earlier, got True; sample_merge has the kept sets")
+        return ()
+    if not isinstance(earlier, list | tuple):
+        raise TypeError(f"earlier: expected a list of arrays or None, got {type(earlier).__name__}")
+    if len(earlier) >= ROUNDS:
+        raise ValueError(f"earlier: expected at most {ROUNDS - 1} arrays, got {len(earlier)}")
+    for x in earlier:
+        if not _dispatch.is_array(x):
+            raise TypeError(f"earlier: expected a list of arrays or None, got an entry {type(x).__name__}")
+    if max_top_k is not None:
+        raise ValueError(f"max_top_k: expected None with earlier, got {max_top_k!r}")
+    if return_kept and len(earlier) < ROUNDS - 1:
+        raise ValueError(f"return_kept: expected False before round {ROUNDS}, got True in round {len(earlier) + 1}")
+    return tuple(earlier)
 
 
 def _most_top_k(given: Any, top_k: Any) -> Any:
@@ -182,6 +261,7 @@ def sample_merge(
     return_logprob: Literal["processed", "raw", "both", "none"] = "processed",
     return_kept: bool = False,
     kept_capacity: int | None = None,
+    in_rounds: bool = False,
     stream: int = 0,
     exp: Exp = None,
 ) -> SampleResult[ArrayT]:
@@ -196,7 +276,8 @@ def sample_merge(
         allowed: as for :func:`sample`; read only if ``return_kept`` asks for the sets of rows that nothing else cuts.
         return_logprob: as for the partials. ``"raw"`` and ``"both"`` make equal payloads, and so do ``"processed"`` and
             ``"none"``.
-        return_kept, kept_capacity: as for :func:`sample`.
+        return_kept, kept_capacity: as for :func:`sample`. In rounds False and None: each shard has its own kept ids.
+        in_rounds: whether the payloads are those of round 4.
     The other arguments are those of the partials.
     Returns:
         :class:`SampleResult`; the fields of the most probable tokens are None.
@@ -212,7 +293,11 @@ def sample_merge(
     """
     _check.one_of("return_logprob", return_logprob, tuple(LOGPROBS))
     keys: tuple[Any, ...] = (seed_of(seed), sample_id_of(sample_id), position_of(position))
-    t, k, p, m, flags = _served(temperature, top_k, top_p, min_p, greedy, order)
+    if _check.flag("in_rounds", in_rounds) and return_kept:
+        raise ValueError(
+            "return_kept: expected False with in_rounds, got True; sample_partial gives each shard its kept ids"
+        )
+    t, k, p, m, flags = (_numbers if in_rounds else _served)(temperature, top_k, top_p, min_p, greedy, order)
     size = _check.integer64("vocab_size", vocab_size)
     shape = _check.shape_of(payloads)
     rows = shape[1] if len(shape) == 3 else 0  # the check of the payloads refuses other shapes
@@ -224,6 +309,7 @@ def sample_merge(
         kept_capacity_of(return_kept, kept_capacity, rows, size, k, flags),
         stream_of(stream),
         LOGPROBS[return_logprob],
+        in_rounds,
     )
     ids, logprob, raw, kept_ids, offsets, status = call(_MERGE, (payloads, *keys, t, k, p, m, flags, allowed), how)
     return SampleResult(ids, logprob, raw, None, None, None, None, kept_ids, offsets, status)

@@ -32,7 +32,9 @@ inline void check_sample(const SampleParams& p) {
 }
 inline void check_sample_partial(const SamplePartialParams& p) {
   check_rows_of_sample(p);
-  RLK_CHECK(p.most_top_k >= 0 && p.most_top_k <= kMostCandidates, "sample_partial: the capacity is in [0, 256]");
+  RLK_CHECK(p.round >= 0 && p.round <= kRounds, "sample_partial: the round is 1 to 4, or 0");
+  RLK_CHECK(p.round > 0 || (p.most_top_k >= 0 && p.most_top_k <= kMostCandidates),
+            "sample_partial: the capacity is in [0, 256]");
   const PartRange& own = p.parts;
   RLK_CHECK(own.count == 0 || own.count == 1 || own.count == 2 || own.count == 4 || own.count == 8,
             "sample_partial: a shard has 0, 1, 2, 4 or 8 parts");
@@ -40,11 +42,24 @@ inline void check_sample_partial(const SamplePartialParams& p) {
             "sample_partial: the parts make up a subtree");
   RLK_CHECK(p.num_rows == 0 || (p.payload != nullptr && (own.count == 0 || p.logits != nullptr)),
             "sample_partial: logits and payload are given");
+  RLK_CHECK(p.num_shards >= 1 && p.num_shards <= kNumParts, "sample_partial: 1 to 8 shards");
+  const std::int64_t columns = own.count == 0 ? 0 : columns_of_shard(p);
+  RLK_CHECK(p.round == 0 || (p.widest >= columns && p.widest <= p.vocab_size),
+            "sample_partial: no shard is wider than the widest");
+  RLK_CHECK(p.sorted_columns == (p.round == 1 ? columns : 0), "sample_partial: round 1 sorts the shard's columns");
+  for (int k = 1; k < p.round; ++k) {
+    RLK_CHECK(p.num_rows == 0 || p.before[k - 1] != nullptr, "sample_partial: the rounds before are given");
+  }
+  RLK_CHECK(p.kept_offsets == nullptr || (p.round == kRounds && p.kept_capacity >= p.num_rows * columns &&
+                                          (p.kept_ids != nullptr || p.kept_capacity == 0)),
+            "sample_partial: round 4 has kept sets, with room for every column");
 }
 inline void check_sample_merge(const SampleMergeParams& p) {
   check_rows_of_sample(p);
   check_results_of_sample(p);
-  RLK_CHECK(p.most_top_k >= 0 && p.most_top_k <= kMostCandidates, "sample_merge: the capacity is in [0, 256]");
+  RLK_CHECK(p.in_rounds || (p.most_top_k >= 0 && p.most_top_k <= kMostCandidates),
+            "sample_merge: the capacity is in [0, 256]");
+  RLK_CHECK(!p.in_rounds || p.kept_offsets == nullptr, "sample_merge: round 4 has the kept sets");
   RLK_CHECK(p.num_shards >= 1 && p.num_shards <= kNumParts, "sample_merge: 1 to 8 shards");
   RLK_CHECK(p.row_status == nullptr && p.top_ids == nullptr && p.raw_top_ids == nullptr,
             "sample_merge: no status of rows and no n best");
@@ -52,17 +67,23 @@ inline void check_sample_merge(const SampleMergeParams& p) {
 }
 static_assert(kNumParts * kMostCandidates <= kListColumns && kMostCandidates <= kMaxTeam);
 
-// Rows that one launch takes together use the workspace as [flag][states][firsts][masks][nodes].
-constexpr std::int64_t kSampleChunk = 1024, kSampleFlagBytes = 16;
+static_assert(kRoundBins <= kListColumns && kRoundBins <= kDigitBins);
+
+// Rows that one launch takes together use the workspace as [flag][states][firsts][masks][nodes][sorted ranks].
+constexpr std::int64_t kSampleChunk = 1024, kSortChunk = 128, kSampleFlagBytes = 16;
+inline std::int64_t sample_chunk_rows(const SampleParams& p) {
+  return p.sorted_columns > 0 ? kSortChunk : kSampleChunk;
+}
 struct SampleWorkspace {
-  std::int64_t states, firsts, masks, nodes, bytes;
+  std::int64_t states, firsts, masks, nodes, sorted, bytes;
 };
 inline SampleWorkspace sample_workspace(const SampleParams& p) {
-  const std::int64_t rows = p.num_rows < kSampleChunk ? p.num_rows : kSampleChunk;
+  const std::int64_t rows = p.num_rows < sample_chunk_rows(p) ? p.num_rows : sample_chunk_rows(p);
   const std::int64_t firsts = kSampleFlagBytes + rows * static_cast<std::int64_t>(sizeof(SampleState));
   const std::int64_t masks = firsts + rows * kMaxTeam * 8;
   const std::int64_t nodes = masks + rows * sample_mask_words(p.vocab_size) * 4;
-  return {kSampleFlagBytes, firsts, masks, nodes, nodes + rows * sample_node_floats(p.vocab_size) * 4};
+  const std::int64_t sorted = nodes + rows * sample_node_floats(p.vocab_size) * 4;
+  return {kSampleFlagBytes, firsts, masks, nodes, sorted, sorted + rows * p.sorted_columns * 2 * 8};
 }
 
 // Parts of a workspace of `p` that the rows of a launch use.
@@ -73,18 +94,20 @@ struct SampleChunk {
   std::uint64_t* firsts = nullptr;
   std::uint32_t* masks = nullptr;
   float* nodes = nullptr;
+  std::uint64_t* sorted = nullptr;
 };
 inline SampleChunk sample_chunk(const SampleParams& p, std::int64_t first, void* workspace) {
   const SampleWorkspace at = sample_workspace(p);
   auto* const base = static_cast<unsigned char*>(workspace);
   const std::int64_t left = p.num_rows - first;
   return {first,
-          left < kSampleChunk ? left : kSampleChunk,
+          left < sample_chunk_rows(p) ? left : sample_chunk_rows(p),
           reinterpret_cast<std::uint32_t*>(base),
           reinterpret_cast<SampleState*>(base + at.states),
           reinterpret_cast<std::uint64_t*>(base + at.firsts),
           reinterpret_cast<std::uint32_t*>(base + at.masks),
-          reinterpret_cast<float*>(base + at.nodes)};
+          reinterpret_cast<float*>(base + at.nodes),
+          reinterpret_cast<std::uint64_t*>(base + at.sorted)};
 }
 
 }  // namespace rlk

@@ -17,10 +17,13 @@ template <class Team>
 class RowPayloads {
  public:
   RLK_DEVICE RowPayloads(const Team& team, const SampleMergeParams& p, std::int64_t row)
-      : team_(team), p_(p), row_(row), words_(payload_words(p.most_top_k)) {}
+      : RowPayloads(team, p, p.payload, p.in_rounds ? kPayloadHead : payload_words(p.most_top_k), p.num_shards, row) {}
+  RLK_DEVICE RowPayloads(const Team& team, const SampleParams& p, const std::int32_t* payloads, std::int64_t words,
+                         int num_shards, std::int64_t row)
+      : team_(team), p_(p), payloads_(payloads), row_(row), words_(words), num_shards_(num_shards) {}
 
   RLK_DEVICE std::int32_t word(int shard, std::int64_t at) const {
-    return team_.global(p_.payload)[(shard * p_.num_rows + row_) * words_ + at];
+    return team_.global(payloads_)[(shard * p_.num_rows + row_) * words_ + at];
   }
   RLK_DEVICE float number(int shard, std::int64_t at) const { return float_of(word(shard, at)); }
   RLK_DEVICE PartRange parts(int shard) const {
@@ -34,10 +37,12 @@ class RowPayloads {
            id < p_.valid_vocab;
   }
   // Whether the payloads hold every part once and belong to this call. The rows' ids are checked when they are read.
-  RLK_DEVICE bool fit(std::int32_t kind, std::int32_t status, bool takes_raw, std::uint32_t tag) const {
+  // most: the largest count of a payload.
+  RLK_DEVICE bool fit(std::int32_t kind, std::int32_t status, bool takes_raw, std::uint32_t tag,
+                      std::int64_t most) const {
     unsigned covered = 0;
     RLK_UNROLL_NOT
-    for (int s = 0; s < p_.num_shards; ++s) {
+    for (int s = 0; s < num_shards_; ++s) {
       const PartRange own = parts(s);
       const bool power = own.count == 0 || own.count == 1 || own.count == 2 || own.count == 4 || own.count == 8;
       if (word(s, kOfParts) != payload_parts(own, takes_raw, tag) || !power || own.first + own.count > kNumParts)
@@ -47,7 +52,7 @@ class RowPayloads {
       if ((covered & these) != 0) return false;
       covered |= these;
       if (word(s, kOfVocab) != p_.vocab_size || word(s, kOfValid) != p_.valid_vocab || word(s, kOfKind) != kind ||
-          word(s, kOfStatus) != status || word(s, kOfCount) < 0 || word(s, kOfCount) > (kind > 0 ? kind : 0)) {
+          word(s, kOfStatus) != status || word(s, kOfCount) < 0 || word(s, kOfCount) > most) {
         return false;
       }
     }
@@ -62,8 +67,10 @@ class RowPayloads {
 
  private:
   const Team team_;
-  const SampleMergeParams& p_;
+  const SampleParams& p_;
+  const std::int32_t* const payloads_;
   const std::int64_t row_, words_;
+  const int num_shards_;
 };
 
 // Tree of a row above the shards' roots, in shared memory. Node 1 is the root; 2 i and 2 i + 1 are the children of node
@@ -128,12 +135,13 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
   // Writes all results of a row, except kept ids, and except the draw of a cut row. count: number of columns that the
   // row keeps (0 for all), or null.
   RLK_DEVICE void run(std::int64_t* count) {
-    const SampleRow want = sharded_row_of<typename Team::Memory>(p_, row_);
+    const SampleRow want =
+        p_.in_rounds ? sample_row_of<typename Team::Memory>(p_, row_) : sharded_row_of<typename Team::Memory>(p_, row_);
     // A payload holds the status of penalties and that of parameters; this call knows only the latter.
     const std::int32_t known = want.status | of_.word(0, kOfStatus);
-    const std::int32_t kind = known == kOk ? payload_kind(want) : 0;
+    const std::int32_t kind = known == kOk ? payload_kind(want, p_.in_rounds) : 0;
     const std::uint32_t tag = payload_tag<typename Team::Memory>(p_, row_, want);
-    if (!of_.fit(kind, known, p_.raw_logprob != nullptr, tag)) return fail(kBadShards, count);
+    if (!of_.fit(kind, known, p_.raw_logprob != nullptr, tag, kind > 0 ? kind : 0)) return fail(kBadShards, count);
     if (known != kOk) return fail(known, count);
     c_ = team_.own(log2_scale(want.temperature));
     kind > 0 ? cut(want, count) : whole(want, count);

@@ -38,7 +38,7 @@ struct SampleState {
   std::uint64_t last, least;
   std::int64_t id;  // a greedy row's token
   float m, q;
-  std::int64_t kept;  // columns, by the tree
+  std::uint64_t kept;  // columns, by the tree
   std::int32_t status;
   std::int32_t marked;  // whether the mask holds the kept set; otherwise `last` and `least` do
   std::int32_t listed;  // number of columns of a merged row whose z are in a list
@@ -52,13 +52,16 @@ constexpr int kMaskWords = kLeafColumns / 32;
 RLK_HD std::int64_t sample_mask_words(std::int64_t vocab_size) { return kMaskWords * sample_leaf_slots(vocab_size); }
 RLK_HD std::int64_t sample_node_floats(std::int64_t vocab_size) { return 4 * sample_leaf_slots(vocab_size); }
 
-// Where z of a column is found: in the row's logits, in a shard's logits, or in the short list of columns that a merged
-// row keeps.
-enum class Columns { kRow, kShard, kListed };
+// Where z of a column is found: in the row's logits, in a shard's logits, in the short list of columns that a merged
+// row keeps, or in the payloads of round 3.
+enum class Columns { kRow, kShard, kListed, kCandidates };
 struct ColumnsAt {
-  PartRange parts = {0, kNumParts};       // for kShard: the shard's parts
-  const std::uint64_t* listed = nullptr;  // for kListed: entries of id and z, ids ascending; SampleState has their
-                                          // number
+  PartRange parts = {0, kNumParts};          // for kShard: the shard's parts
+  const std::uint64_t* listed = nullptr;     // for kListed: entries of id and z, ids ascending; SampleState has their
+                                             // number
+  const std::int32_t* candidates = nullptr;  // for kCandidates: the row's payload of the first shard, and the words
+  std::int64_t candidates_apart = 0;         // between shards
+  int num_shards = 0;
 };
 RLK_HD std::uint64_t listed_column(std::int64_t id, float z) {
   return static_cast<std::uint64_t>(id) << 32 | static_cast<std::uint32_t>(bits_of(z));

@@ -10,8 +10,8 @@ template <class Team, class T, Exp kExp, Columns kColumns = Columns::kRow>
 class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
  protected:
   using Base = SampleColumns<Team, T, kExp, kColumns>;
+  using Base::at_, Base::first_column, Base::end_column;
   using Base::c_, Base::m_, Base::q_, Base::last_, Base::least_;
-  using Base::first_column, Base::end_column;
   using Base::is_allowed, Base::z_at, Base::mass_of, Base::survives, Base::reduce, Base::mask_bit_of;
   using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::height_;
 
@@ -59,6 +59,10 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
   // Visits this thread's present columns.
   template <class F>
   RLK_DEVICE void each_present(F fn) const {
+    if constexpr (kColumns == Columns::kCandidates) {
+      each_candidate(fn);
+      return;
+    }
     constexpr int kAhead = Team::kAhead;
     const std::int64_t end = end_column();
     RLK_UNROLL_NOT
@@ -73,6 +77,21 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       for (int i = 0; i < kAhead; ++i) {
         const std::int64_t j = base + i * team_.threads();
         if (j < end && is_allowed(j)) fn(rank_of(z[i], j), z[i]);
+      }
+    }
+  }
+  // Visits this thread's candidates with ranks in [from_, to_).
+  template <class F>
+  RLK_DEVICE void each_candidate(F fn) const {
+    RLK_UNROLL_NOT
+    for (int s = 0; s < at_.num_shards; ++s) {
+      const auto words = team_.global(at_.candidates) + s * at_.candidates_apart;
+      const std::int64_t count = words[kPayloadHead - 1];
+      RLK_UNROLL_NOT
+      for (std::int64_t i = team_.thread(); i < count; i += team_.threads()) {
+        const std::uint64_t rank = static_cast<std::uint32_t>(words[kPayloadHead + 2 * i]) |
+                                   static_cast<std::uint64_t>(words[kPayloadHead + 2 * i + 1]) << 32;
+        if (rank >= from_ && rank < to_) fn(rank, z_of_rank(rank));
       }
     }
   }
@@ -261,7 +280,8 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
 
   std::uint64_t* const firsts_;
   std::int64_t list_size_ = 0;
-  bool listed_ = false;  // the list holds every column that may be kept
+  bool listed_ = false;                      // the list holds every column that may be kept
+  std::uint64_t from_ = 0, to_ = kLastRank;  // ranks of the candidates that are visited
 };
 
 }  // namespace rlk

@@ -54,8 +54,12 @@ RLK_HD std::uint32_t payload_tag(const SampleParams& p, std::int64_t row, const 
                     0, 0)
       .x;
 }
-RLK_HD std::int32_t payload_kind(const SampleRow& r) {
-  return r.greedy ? -1 : r.truncates() ? static_cast<std::int32_t>(r.top_k) : 0;
+RLK_HD std::int32_t payload_kind(const SampleRow& r, bool in_rounds) {
+  if (r.greedy || !r.truncates()) return r.greedy ? -1 : 0;
+  return static_cast<std::int32_t>(in_rounds ? -2 - (r.top_k < kSampleVocab ? r.top_k : kSampleVocab) : r.top_k);
+}
+RLK_HD std::int64_t partial_words(const SamplePartialParams& p) {
+  return p.round == 0 ? payload_words(p.most_top_k) : round_words(p.round, p.vocab_size, p.widest, p.num_shards);
 }
 
 // Writes everything except the tree and the raw words, and stores in the row's state whether there is a tree.
@@ -71,7 +75,7 @@ class RowOfShard : RowSelection<Team, T, Exp::kPortable, Columns::kShard> {
                         std::uint32_t* mask, SampleState* state, std::uint64_t* firsts)
       : Base(team, p, row, shared, mask, state, firsts, {p.parts, nullptr}),
         p_(p),
-        words_(p.payload + row * payload_words(p.most_top_k)) {}
+        words_(p.payload + row * partial_words(p)) {}
 
   RLK_DEVICE void run() {
     const SampleRow want = sharded_row_of<typename Team::Memory>(p_, row_);
@@ -87,7 +91,7 @@ class RowOfShard : RowSelection<Team, T, Exp::kPortable, Columns::kShard> {
       word[kOfVocab] = static_cast<std::int32_t>(p_.vocab_size);
       word[kOfValid] = static_cast<std::int32_t>(p_.valid_vocab);
       word[kOfStatus] = want.status;
-      word[kOfKind] = want.status == kOk ? payload_kind(want) : 0;
+      word[kOfKind] = want.status == kOk ? payload_kind(want, false) : 0;
       word[kOfM] = word[kOfRawM] = bits_of(-infinity());
       const bool is_nan_row = first == 0, is_there = !is_nan_row && first != kLastRank;
       word[kOfFirst] = is_there ? static_cast<std::int32_t>(id_of_rank(first - 1)) : -1;
@@ -131,29 +135,38 @@ template <class Team, class T, Exp kExp>
 class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
   using Base = RowTree<Team, T, kExp, Columns::kShard>;
   using Base::c_, Base::z_at, Base::load_state, Base::draw, Base::first_column, Base::end_column;
-  using Base::team_, Base::row_, Base::state_;
+  using Base::team_, Base::row_, Base::mask_, Base::state_;
 
  public:
   RLK_DEVICE TreeOfShard(const Team& team, const SamplePartialParams& p, std::int64_t row, SampleShared* shared,
                          std::uint32_t* mask, SampleState* state, float* nodes)
       : Base(team, p, row, shared, mask, state, nodes, {p.parts, nullptr}),
         p_(p),
-        words_(p.payload + row * payload_words(p.most_top_k)) {}
+        words_(p.payload + row * partial_words(p)) {}
 
-  RLK_DEVICE void run_tree() {
-    if (!has_tree()) return;
+  // count: number of columns that the shard keeps, or null.
+  RLK_DEVICE void run_tree(std::int64_t* count) {
+    if (!has_tree()) {
+      if (count != nullptr && team_.thread() == 0) *count = 0;
+      return;
+    }
+    if (count != nullptr) {
+      for (std::int64_t i = team_.thread(); i < sample_mask_words(p_.vocab_size); i += team_.threads()) mask_[i] = 0;
+      team_.barrier();
+    }
     load_state();
     std::int64_t present;
     const SoftmaxStats root = this->template leaves<false>(&present);
     if (team_.thread() == 0) {
       team_.global(words_)[kOfM] = payload_float(root.m);
       team_.global(words_)[kOfSum] = payload_float(root.S);
+      if (count != nullptr) *count = present;
     }
   }
   // Runs after run_tree.
   RLK_DEVICE void run_draw() {
     const float m = float_of(team_.global(words_)[kOfM]);
-    if (!has_tree() || team_.global(words_)[kOfKind] < 0 || is_nan(m) || m == -infinity()) return;
+    if (!has_tree() || team_.global(words_)[kOfKind] == -1 || is_nan(m) || m == -infinity()) return;
     load_state();
     const std::int64_t id = draw();
     if (team_.thread() == 0) {
@@ -180,7 +193,7 @@ class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
   }
 
  private:
-  // Whether the row has no fault and is not cut.
+  // Whether the row has no fault, and either is not cut or is cut in rounds.
   RLK_DEVICE bool has_tree() const {
     return p_.parts.count > 0 && team_.global(words_)[kOfStatus] == kOk && team_.global(words_)[kOfKind] <= 0;
   }

@@ -62,8 +62,24 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     const SoftmaxStats root = leaves<false>(&kept);
     if (team_.thread() == 0) {
       state_->status = status_of(root) | (root.m == -infinity() ? kEmptyRow : kOk);
-      state_->kept = kept;
+      state_->kept = static_cast<std::uint64_t>(kept);
     }
+  }
+
+  // The same in two launches: a team for each part, then run_join() by one team before run_draw().
+  RLK_DEVICE void run_part(int part) {
+    if (state_->status != kOk) return;
+    load_state();
+    const std::uint64_t kept = all_of(leaves_of_part<false>(part));
+    if (team_.thread() == 0) team_.add(&state_->kept, kept);
+  }
+  RLK_DEVICE void run_join() {
+    if (state_->status == kOk) {
+      const SoftmaxStats root = join_parts();
+      team_.barrier();
+      if (team_.thread() == 0) state_->status = status_of(root) | (root.m == -infinity() ? kEmptyRow : kOk);
+    }
+    team_.barrier();
   }
 
   // Writes the row's results except kept ids and raw_logprob. `count` is the number of columns that it kept, or 0 for
@@ -79,7 +95,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
       logprob = logprob_outputs(node(2 * slots_ - 2), z_at(id), want.temperature).logprob;
     }
     if (team_.thread() == 0) {
-      const std::int64_t kept = state_->kept;
+      const auto kept = static_cast<std::int64_t>(state_->kept);
       team_.global(p_.ids)[row_] = id;
       team_.global(p_.status)[row_] = status;
       if (p_.logprob != nullptr) team_.global(p_.logprob)[row_] = logprob;
@@ -87,14 +103,20 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     }
   }
 
-  // Another launch writes raw_logprob of the id that run_draw() wrote.
+  // Another launch writes raw_logprob of the id that run_draw() wrote. kInParts: run_raw_part() has run for each part.
+  RLK_DEVICE void run_raw_part(int part) {
+    if (team_.global(p_.ids)[row_] < 0) return;
+    c_ = log2_scale(1.0f);
+    leaves_of_part<true>(part);
+  }
+  template <bool kInParts = false>
   RLK_DEVICE void run_raw() {
     const std::int64_t id = team_.global(p_.ids)[row_];
     float raw = canonical_nan();
     if (id >= 0) {
       c_ = log2_scale(1.0f);
       std::int64_t all;
-      raw = logprob_outputs(leaves<true>(&all), z_at(id), 1.0f).logprob;
+      raw = logprob_outputs(kInParts ? join_parts() : leaves<true>(&all), z_at(id), 1.0f).logprob;
     }
     if (team_.thread() == 0) team_.global(p_.raw_logprob)[row_] = raw;
   }
@@ -102,18 +124,16 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
  protected:
   RLK_DEVICE void load_state() {
     c_ = team_.own(log2_scale(sample_row_of<typename Team::Memory>(p_, row_).temperature));
-    if constexpr (kColumns == Columns::kShard) return;
     m_ = team_.own(state_->m);
     q_ = team_.own(state_->q);
     last_ = team_.own(state_->last);
     least_ = team_.own(state_->least);
     marked_ = state_->marked != 0;
+    cuts_ = kColumns != Columns::kShard || last_ != kLastRank || least_ > 0;
   }
 
-  // Whether truncation keeps a present column. A shard has a tree only if nothing is cut.
-  RLK_DEVICE bool is_kept(float z, std::int64_t id) const {
-    return kColumns == Columns::kShard || (rank_of(z, id) <= last_ && survives(z));
-  }
+  // Whether truncation keeps a present column.
+  RLK_DEVICE bool is_kept(float z, std::int64_t id) const { return !cuts_ || (rank_of(z, id) <= last_ && survives(z)); }
 
   // A thread's part of a leaf: z of its chains, with -Inf for missing columns, and the sums of the chains.
   struct Leaf {
@@ -179,13 +199,27 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   // columns; their mask is not written.
   template <bool kRaw>
   RLK_DEVICE SoftmaxStats leaves(std::int64_t* count) {
+    std::uint64_t mine = 0;
+    for (int part = 0; part < num_parts(); ++part) mine += leaves_of_part<kRaw>(part);
+    *count = kRaw ? p_.valid_vocab : static_cast<std::int64_t>(all_of(mine));
+    return join_parts();
+  }
+  RLK_DEVICE std::int64_t num_parts() const { return slots_ >> height_; }
+  RLK_DEVICE std::uint64_t all_of(std::uint64_t mine) const {
+    return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; });
+  }
+  // The same up to a part's root; parts count from the first one that is available here. Returns the number of columns
+  // that this thread has seen kept.
+  template <bool kRaw>
+  RLK_DEVICE std::uint64_t leaves_of_part(std::int64_t part) {
     const int lane = team_.thread() % kLanes, groups = team_.threads() / kLanes;
     std::uint64_t mine = 0;
-    const std::int64_t rounds = (slots_ + groups - 1) / groups;
+    const std::int64_t own = std::int64_t{1} << height_, begin = part << height_, end = begin + own;
+    const std::int64_t rounds = (own + groups - 1) / groups;
     for (std::int64_t round = 0; round < rounds; ++round) {
-      const std::int64_t slot = round * groups + team_.thread() / kLanes;
+      const std::int64_t slot = begin + round * groups + team_.thread() / kLanes;
       std::int64_t columns = 0, first = 0;
-      if (slot < slots_) first = leaf_first(slot, &columns);
+      if (slot < end) first = leaf_first(slot, &columns);
       Leaf leaf;
       std::uint32_t words[kMaskWords] = {};
       bool any = columns > 0;
@@ -213,39 +247,46 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
             if (!keeps) leaf.z[i][k] = -infinity();
           }
         }
-        if (kColumns != Columns::kShard && !marked_) {
+        if ((kColumns != Columns::kShard || p_.kept_offsets != nullptr) && !marked_) {
+          const std::int64_t at = slot + (kColumns == Columns::kShard ? std::int64_t{at_.parts.first} << height_ : 0);
           RLK_UNROLL
           for (int k = 0; k < kMaskWords; ++k) {
             auto word = static_cast<std::int32_t>(own[k]);
             RLK_UNROLL
             for (int d = 1; d < kLanes; d *= 2) word |= team_.shuffle_xor(word, d);
-            if (lane == k % kLanes && slot < slots_) {
-              mask_[slot * kMaskWords + k] = static_cast<std::uint32_t>(word);
+            if (lane == k % kLanes && slot < end) {
+              mask_[at * kMaskWords + k] = static_cast<std::uint32_t>(word);
             }
           }
         }
       }
       sum_leaf(&leaf);
-      if (lane == 0 && slot < slots_) {
+      if (lane == 0 && slot < end) {
         nodes_[2 * slot] = leaf.stats.m;
         nodes_[2 * slot + 1] = leaf.stats.S;
       }
     }
-    *count = kRaw ? p_.valid_vocab
-                  : static_cast<std::int64_t>(reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; }));
     team_.barrier();
-    std::int64_t level = 0;
-    for (std::int64_t size = slots_ / 2; size > 0; size /= 2) {
-      const std::int64_t above = level + 2 * size;
-      for (std::int64_t i = team_.thread(); i < size; i += team_.threads()) {
-        const SoftmaxStats parent = combine(node(level + 2 * i), node(level + 2 * i + 1));
-        nodes_[2 * (above + i)] = parent.m;
-        nodes_[2 * (above + i) + 1] = parent.S;
-      }
-      level = above;
-      team_.barrier();
-    }
+    std::int64_t level = 0, size = slots_ / 2;
+    for (std::int64_t n = own / 2; n > 0; n /= 2) level = join(level, size, part * n, n), size /= 2;
+    return mine;
+  }
+  // The tree above the parts' roots; returns the root.
+  RLK_DEVICE SoftmaxStats join_parts() {
+    std::int64_t size = num_parts() / 2, level = 2 * slots_ - 2 * num_parts();
+    for (; size > 0; size /= 2) level = join(level, size, 0, size);
     return node(2 * slots_ - 2);
+  }
+  // Computes `count` of the `size` nodes above those that begin at `level`; returns where these nodes begin.
+  RLK_DEVICE std::int64_t join(std::int64_t level, std::int64_t size, std::int64_t first, std::int64_t count) {
+    const std::int64_t above = level + 2 * size;
+    for (std::int64_t i = first + team_.thread(); i < first + count; i += team_.threads()) {
+      const SoftmaxStats parent = combine(node(level + 2 * i), node(level + 2 * i + 1));
+      nodes_[2 * (above + i)] = parent.m;
+      nodes_[2 * (above + i) + 1] = parent.S;
+    }
+    team_.barrier();
+    return above;
   }
   RLK_DEVICE SoftmaxStats node(std::int64_t i) const { return {nodes_[2 * i], nodes_[2 * i + 1], 0.0f, 0.0f}; }
 
@@ -337,6 +378,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   float* const nodes_;
   const std::int64_t slots_;
   bool marked_ = false;
+  bool cuts_ = true;
 };
 
 }  // namespace rlk

@@ -59,7 +59,7 @@
 // A shard's logits are columns [vocab_start, vocab_start + num_columns) of the vocabulary. Ids are ids of the whole
 // vocabulary; an id outside the shard's columns is checked and has no other effect.
 //
-// The vocabulary-parallel form needs one exchange. sample_partial makes a payload of each shard. From the payloads of
+// The vocabulary-parallel form needs one exchange, or four rounds. In one exchange, sample_partial makes a payload of each shard. From the payloads of
 // all shards, sample_merge makes the results of sample on the whole row; every rank runs it by itself. A shard is 1, 2,
 // 4 or 8 parts of rule 5 that make up a subtree. The shards hold every part once, in any order. Three kinds of rows can
 // be drawn:
@@ -91,6 +91,22 @@
 //   9 to 11: first rank of a greedy or cut row: id (-1: no column is present), z, raw z; z is NaN where any z is
 //   12 to 14: the same values of the column drawn below the root     15: how many of the following there are
 //   16 + 3 i: id, z, raw z of rank i among the present columns of a cut row, i below min(top_k, columns present)
+//
+// In rounds, sample_partial makes four payloads of each shard, and reads those of the rounds before, of all shards.
+// sample_merge reads those of round 4. Every row has the bits of sample: id, logprob, raw_logprob and status, except
+// for kBadShards. step = ceil(vocab_size / 1024). A rank is the number of 51 bits that sample_terms.h defines; one of
+// two words has the lower half first. Words 0 to 3 and 15 are as above; the others are too, in rounds 1 and 4. Word 4
+// of a cut row is -2 - min(top_k, 2^19). Behind the head, a cut row has
+//   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on
+//   round 2: 1033 bins, bin i from splitter i - 1 of all shards to before splitter i: counts of the present columns
+//            that survive min_p (kVllm; otherwise of all present columns), lower words of their masses, upper words
+//   round 3: candidates: ranks of these columns, by id, in the bins that may hold the last one kept
+//   round 4: nothing; the root and the drawn column are those of the kept columns
+// Round 2 knows the row's reference, since round 1 has all first ranks. The bins of round 2 hold at most `step` columns
+// of each shard. Their counts tell which bin has the k-th column. The total of top_p is known up to the mass of that
+// bin. The last column that top_p keeps therefore lies in one of few bins. Round 3 sends these bins and that one.
+// Round 4 finds both columns among the candidates, as sample does. So a rank and a mass decide for each column whether
+// it is kept. Round 4 also gives the kept ids that a shard owns, ascending, in every good row.
 #pragma once
 
 #include <cstdint>
@@ -176,6 +192,7 @@ struct SampleParams {
   std::int32_t* kept_ids = nullptr;      // [kept_capacity]; null, as kept_offsets then is: no kept set is wanted
   std::int64_t* kept_offsets = nullptr;  // [num_rows + 1]
   void* workspace = nullptr;             // sample_workspace_bytes(...), 16-byte aligned
+  std::int64_t sorted_columns = 0;       // columns of a row that the workspace sorts: a shard's in round 1, else 0
   DType dtype = DType::kFloat32;         // kFloat32, kBFloat16, kFloat16
   DType raw_dtype = DType::kFloat32;
   std::int32_t random_stream = 0;  // in [0, kRandomStreams)
@@ -188,17 +205,47 @@ constexpr std::int64_t kPayloadHead = 16, kCandidateWords = 3;
 constexpr std::int64_t kMostCandidates = 256;  // most candidates per shard
 RLK_HD std::int64_t payload_words(std::int64_t capacity) { return kPayloadHead + kCandidateWords * capacity; }
 
+constexpr int kRounds = 4;
+constexpr std::int64_t kRoundSplitters = 1024, kRoundBins = kRoundSplitters + kNumParts + 1;
+RLK_HD std::int64_t splitter_step(std::int64_t vocab_size) {
+  return (vocab_size + kRoundSplitters - 1) / kRoundSplitters;
+}
+// Most splitters, bins or candidates of a payload. num_shards is read in round 3.
+RLK_HD std::int64_t round_capacity(int round, std::int64_t vocab_size, std::int64_t widest, std::int64_t num_shards) {
+  const std::int64_t step = splitter_step(vocab_size);
+  if (round == 1) return (widest + step - 1) / step;
+  if (round == 2) return kRoundBins;
+  if (round != 3) return 0;
+  const std::int64_t most = (3 + num_shards + (num_shards + 3) / 4) * step + 2;
+  return most < widest ? most : widest;
+}
+RLK_HD std::int64_t round_words(int round, std::int64_t vocab_size, std::int64_t widest, std::int64_t num_shards) {
+  return kPayloadHead + (round == 2 ? 3 : 2) * round_capacity(round, vocab_size, widest, num_shards);
+}
+
 // Parameters of sample for whole rows, without results. logits and raw_logits alone are the shard's: its columns from
 // the first on, at least the valid ones. most_top_k is the capacity of the payload.
 struct SamplePartialParams : SampleParams {
   PartRange parts;
   bool takes_raw = false;           // whether the merge gives raw_logprob
-  std::int32_t* payload = nullptr;  // [num_rows, payload_words(most_top_k)], contiguous
+  std::int32_t* payload = nullptr;  // [num_rows, words], contiguous: payload_words(most_top_k), or those of the round
+  // In rounds, kept_ids and kept_offsets are results of round 4. kept_capacity is num_rows times the shard's columns.
+  std::int32_t round = 0;              // 1 to 4, or 0: the only exchange
+  std::int32_t num_shards = 1;         // 1 to 8, of the rounds before
+  std::int64_t widest = 0;             // columns of the widest shard
+  const std::int32_t* before[3] = {};  // payloads of the rounds before, [num_shards, num_rows, words], contiguous
 };
+// Valid columns of a shard.
+RLK_HD std::int64_t columns_of_shard(const SamplePartialParams& p) {
+  const std::int64_t first = part_cut(p.vocab_size, p.parts.first);
+  const std::int64_t end = part_cut(p.vocab_size, p.parts.first + p.parts.count);
+  return first >= p.valid_vocab ? 0 : (end < p.valid_vocab ? end : p.valid_vocab) - first;
+}
 // The same parameters, without those of a shard: logits, raw_logits and row_status are null.
 struct SampleMergeParams : SampleParams {
-  const std::int32_t* payload = nullptr;  // [num_shards, num_rows, payload_words(most_top_k)], contiguous
+  const std::int32_t* payload = nullptr;  // [num_shards, num_rows, words], contiguous; words as for sample_partial
   std::int32_t num_shards = 1;            // 1 to 8
+  bool in_rounds = false;                 // whether the payloads are those of round 4
 };
 
 std::int64_t sample_workspace_bytes(const SampleParams& p, Device device);  // enough for sample_partial and
