@@ -1,4 +1,4 @@
-// Rows of sample: a block has a row, and eight threads have a leaf. Then one block computes the offsets of the kept
+// Rows of sample: a block has a row, or a part of a row's tree, and eight threads have a leaf. Then one block computes the offsets of the kept
 // sets, and a block for each row writes their ids. The formulas stand in rlk/kernels/sample_select.h and sample_tree.h,
 // shared with the CPU and HIP. Bound by reads of the logits: one without truncation, two if top-k leaves few columns,
 // up to six for a large top-p set. One body serves every architecture, and each has its own machine code.
@@ -27,7 +27,9 @@ __global__ void __launch_bounds__(kRowThreads, 3)
   kTruncate ? selection.run_truncate() : selection.run_first();
 }
 
-enum class TreePass { kTree, kDraw, kRaw };
+// The tree of the kept columns in parts, its draw, the raw tree in parts, and its log-probability. Shards (shards.cuh)
+// have no kRawTree: kRaw is all of it.
+enum class TreePass { kTree, kDraw, kRawTree, kRaw };
 
 // A row's draw needs one leaf, which one warp computes.
 template <TreePass kPass>
@@ -38,16 +40,21 @@ __global__ void __launch_bounds__(kTreeThreads<kPass>, kPass == TreePass::kDraw 
     sample_tree_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
   using Team = BlockTeam<kTreeThreads<kPass>>;
-  const std::int64_t i = blockIdx.x;
+  constexpr bool kInParts = kPass == TreePass::kTree || kPass == TreePass::kRawTree;
+  const std::int64_t i = kInParts ? blockIdx.x / kNumParts : blockIdx.x;
+  const int part = static_cast<int>(blockIdx.x % kNumParts);  // neighbouring blocks read neighbouring columns
   RowTree<Team, T, kExp> tree(Team(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
                               chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
                               chunk.nodes + i * sample_node_floats(p.vocab_size));
   if constexpr (kPass == TreePass::kTree) {
-    tree.run_tree();
+    tree.run_part(part);
+  } else if constexpr (kPass == TreePass::kRawTree) {
+    tree.run_raw_part(part);
   } else if constexpr (kPass == TreePass::kDraw) {
+    tree.run_join();
     tree.run_draw(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
   } else {
-    tree.run_raw();
+    tree.template run_raw<true>();
   }
 }
 
@@ -94,7 +101,7 @@ void run_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stre
     sample_select_kernel<T, kExp, true><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
     check(cudaGetLastError(), "launch of sample's truncation");
   }
-  sample_tree_kernel<T, kExp, TreePass::kTree><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
+  sample_tree_kernel<T, kExp, TreePass::kTree><<<blocks * kNumParts, kRowThreads, kSharedBytes, stream>>>(p, chunk);
   check(cudaGetLastError(), "launch of sample's tree");
   sample_tree_kernel<T, kExp, TreePass::kDraw><<<blocks, kTreeThreads<TreePass::kDraw>, 0, stream>>>(p, chunk);
   check(cudaGetLastError(), "launch of sample's draw");
@@ -103,6 +110,8 @@ void run_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stre
 template <class T, Exp kExp>
 void run_raw(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(chunk.rows);
+  sample_tree_kernel<T, kExp, TreePass::kRawTree><<<blocks * kNumParts, kRowThreads, kSharedBytes, stream>>>(p, chunk);
+  check(cudaGetLastError(), "launch of sample's raw tree");
   sample_tree_kernel<T, kExp, TreePass::kRaw><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
   check(cudaGetLastError(), "launch of sample's raw_logprob");
   run_top<T, true>(p, chunk, stream);
