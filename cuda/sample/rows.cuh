@@ -1,13 +1,17 @@
-// Rows of sample: a block has a row, or a part of a row's tree, and eight threads have a leaf. Then one block computes the offsets of the kept
-// sets, and a block for each row writes their ids. The formulas stand in rlk/kernels/sample_select.h and sample_tree.h,
-// shared with the CPU and HIP. Bound by reads of the logits: one without truncation, two if top-k leaves few columns,
-// up to six for a large top-p set. One body serves every architecture, and each has its own machine code.
+// Rows of sample: a block has a row, or a part of a row's tree, and eight threads have a leaf. Then one block computes
+// the offsets of the kept sets, and a block for each row writes their ids. The formulas stand in
+// rlk/kernels/sample_select.h and sample_tree.h, shared with the CPU and HIP. Bound by reads of the logits: one without
+// truncation, two if top-k leaves few columns, up to six for a large top-p set. One body serves every architecture, and
+// each has its own machine code.
 #pragma once
 
 #include "rlk/kernels/sample_kept.h"
 #include "rlk/kernels/sample_top.h"
 #include "rlk/kernels/sample_tree.h"
 #include "team.cuh"
+#if RLK_CUDA_SM90
+#include "row_clusters_sm90.cuh"
+#endif
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -139,8 +143,19 @@ inline void run(const SampleParams& p, cudaStream_t stream) {
   const SampleParams of_raw = raw_pass(p);
   for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
     const SampleChunk chunk = sample_chunk(p, first, p.workspace);
+    bool takes_raw = p.raw_logprob != nullptr;
+#if RLK_CUDA_SM90
+    if (takes_clusters(p)) {
+      const bool of_logits = takes_raw && p.raw_logits == nullptr;
+      by_type_and_mode(p, [&]<class T, Exp kExp>() { run_clusters<T, kExp>(p, chunk, of_logits, stream); });
+      takes_raw = takes_raw && !of_logits;
+    } else {
+      by_type_and_mode(p, [&]<class T, Exp kExp>() { run_rows<T, kExp>(p, chunk, stream); });
+    }
+#else
     by_type_and_mode(p, [&]<class T, Exp kExp>() { run_rows<T, kExp>(p, chunk, stream); });
-    if (p.raw_logprob != nullptr) {
+#endif
+    if (takes_raw) {
       by_type_and_mode(of_raw, [&]<class T, Exp kExp>() { run_raw<T, kExp>(of_raw, chunk, stream); });
     }
     run_kept(p, chunk, stream);

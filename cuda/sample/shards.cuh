@@ -1,6 +1,7 @@
 // Rows of sample_partial and sample_merge: a block has a row. The bodies stand in rlk/kernels/sample_shard.h,
-// sample_round.h and sample_merge.h, shared with the CPU and HIP. Bound by reads of the shard: one without truncation, two if top-k leaves
-// few columns. The merge reads payloads alone. One body serves every architecture, and each has its own machine code.
+// sample_round.h and sample_merge.h, shared with the CPU and HIP. Bound by reads of the shard: one without truncation,
+// two if top-k leaves few columns. The merge reads payloads alone. One body serves every architecture, and each has its
+// own machine code.
 #pragma once
 
 #include "rlk/kernels/sample_merge.h"
@@ -46,8 +47,14 @@ __global__ void __launch_bounds__(kRowThreads, 3)
       .run();
 }
 
+// Blocks that fit on a multiprocessor. For two on sm_80, a shard's tree would spill registers.
+template <TreePass kPass>
+constexpr int kShardTreeBlocks = kPass == TreePass::kDraw ? 16
+                                 : RLK_CUDA_SM90          ? 2
+                                                          : 1;
+
 template <class T, Exp kExp, TreePass kPass>
-__global__ void __launch_bounds__(kTreeThreads<kPass>, kPass == TreePass::kDraw ? 16 : 2)
+__global__ void __launch_bounds__(kTreeThreads<kPass>, kShardTreeBlocks<kPass>)
     sample_shard_tree_kernel(const __grid_constant__ SamplePartialParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
   const std::int64_t i = blockIdx.x;

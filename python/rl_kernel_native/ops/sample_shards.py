@@ -183,7 +183,7 @@ def sample_partial(
     _check.one_of("return_logprob", return_logprob, tuple(LOGPROBS))
     keys: tuple[Any, ...] = (seed_of(seed), sample_id_of(sample_id), position_of(position))
     in_rounds = earlier is not None
-    rounds = _earlier(earlier, max_top_k, max_shard, return_kept)
+    rounds: tuple[Any, ...] = _earlier(earlier, max_top_k, max_shard, return_kept)
     t, k, p, m, flags = (_numbers if in_rounds else _served)(temperature, top_k, top_p, min_p, greedy, order)
     start, size = (_check.integer64(*x) for x in (("vocab_start", vocab_start), ("vocab_size", vocab_size)))
     how = (

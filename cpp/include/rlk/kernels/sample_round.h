@@ -1,5 +1,5 @@
-// A row of sample_partial in rounds, by a team (sample_row.h). Rounds 1 to 3 read the shard's columns: RowOfRound. Round
-// 4 finds the last kept rank from payloads alone: RowOfCut. TreeOfShard then builds the tree and draws.
+// A row of sample_partial in rounds, by a team (sample_row.h). Rounds 1 to 3 read the shard's columns: RowOfRound.
+// Round 4 finds the last kept rank from payloads alone: RowOfCut. TreeOfShard then builds the tree and draws.
 #pragma once
 
 #include "rlk/kernels/sample_merge.h"

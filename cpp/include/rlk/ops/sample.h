@@ -59,10 +59,10 @@
 // A shard's logits are columns [vocab_start, vocab_start + num_columns) of the vocabulary. Ids are ids of the whole
 // vocabulary; an id outside the shard's columns is checked and has no other effect.
 //
-// The vocabulary-parallel form needs one exchange, or four rounds. In one exchange, sample_partial makes a payload of each shard. From the payloads of
-// all shards, sample_merge makes the results of sample on the whole row; every rank runs it by itself. A shard is 1, 2,
-// 4 or 8 parts of rule 5 that make up a subtree. The shards hold every part once, in any order. Three kinds of rows can
-// be drawn:
+// The vocabulary-parallel form needs one exchange, or four rounds. In one exchange, sample_partial makes a payload of
+// each shard. From the payloads of all shards, sample_merge makes the results of sample on the whole row; every rank
+// runs it by itself. A shard is 1, 2, 4 or 8 parts of rule 5 that make up a subtree. The shards hold every part once,
+// in any order. Three kinds of rows can be drawn:
 //   greedy        : the first rank of all shards' first ranks
 //   nothing cut   : the merge uses words 0 to 2 and 7 + h above the shards' roots; each shard draws below its root in
 //   advance
