@@ -49,7 +49,7 @@ class ClusterRow : RowTree<Team, T, kExp, Columns::kShard> {
   using Base = RowTree<Team, T, kExp, Columns::kShard>;
   using Base::c_, Base::m_, Base::q_, Base::last_, Base::least_, Base::marked_, Base::cuts_;
   using Base::first_column, Base::end_column, Base::is_allowed, Base::z_at, Base::mass_of, Base::survives, Base::reduce;
-  using Base::team_, Base::p_, Base::row_, Base::height_, Base::slots_, Base::node;
+  using Base::team_, Base::p_, Base::row_, Base::height_, Base::slots_, Base::node, Base::logits_;
 
  public:
   // p.logits is this part's columns, p.logits_stride is 0. whole: the row in global memory. nodes: a part's share of
@@ -146,19 +146,20 @@ class ClusterRow : RowTree<Team, T, kExp, Columns::kShard> {
   template <class F>
   RLK_DEVICE void each(F fn) const {
     constexpr int kAhead = 2;
-    const std::int64_t end = end_column();
+    const std::int64_t first = first_column();
+    const int columns = static_cast<int>(end_column() - first);
     RLK_UNROLL_NOT
-    for (std::int64_t base = first_column() + team_.thread(); base < end; base += kAhead * team_.threads()) {
+    for (int base = team_.thread(); base < columns; base += kAhead * team_.threads()) {
       float z[kAhead];
       RLK_UNROLL
       for (int i = 0; i < kAhead; ++i) {
-        const std::int64_t j = base + i * team_.threads();
-        z[i] = z_at(j < end ? j : base);
+        const int j = base + i * team_.threads();
+        z[i] = T::load(logits_[j < columns ? j : base]);
       }
       RLK_UNROLL
       for (int i = 0; i < kAhead; ++i) {
-        const std::int64_t j = base + i * team_.threads();
-        if (j < end && (takes_all_ || is_allowed(j))) fn(rank_of(z[i], j), z[i]);
+        const int j = base + i * team_.threads();
+        if (j < columns && (takes_all_ || is_allowed(first + j))) fn(rank_of(z[i], first + j), z[i]);
       }
     }
   }

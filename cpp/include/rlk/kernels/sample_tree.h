@@ -37,7 +37,7 @@ template <class Team, class T, Exp kExp, Columns kColumns = Columns::kRow>
 class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
  protected:
   using Base = SampleColumns<Team, T, kExp, kColumns>;
-  using Base::at_, Base::first_column, Base::end_column;
+  using Base::at_, Base::first_column, Base::end_column, Base::allowed_, Base::logits_;
   using Base::c_, Base::m_, Base::q_, Base::last_, Base::least_;
   using Base::is_allowed, Base::z_at, Base::mass_of, Base::survives, Base::reduce, Base::leaf_first;
   using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::height_;
@@ -129,11 +129,11 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     last_ = team_.own(state_->last);
     least_ = team_.own(state_->least);
     marked_ = state_->marked != 0;
-    cuts_ = kColumns != Columns::kShard || last_ != kLastRank || least_ > 0;
+    cuts_ = !marked_ && (last_ != kLastRank || least_ > 0);
   }
 
   // Whether truncation keeps a present column.
-  RLK_DEVICE bool is_kept(float z, std::int64_t id) const { return !cuts_ || (rank_of(z, id) <= last_ && survives(z)); }
+  RLK_DEVICE bool is_kept(float z, std::int64_t id) const { return rank_of(z, id) <= last_ && survives(z); }
 
   // A thread's part of a leaf: z of its chains, with -Inf for missing columns, and the sums of the chains.
   struct Leaf {
@@ -142,15 +142,45 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     float chains[kOwnChains];
   };
 
-  RLK_DEVICE void load_leaf(std::int64_t first, std::int64_t columns, Leaf* leaf) const {
+  RLK_DEVICE void load_leaf(std::int64_t first, int columns, Leaf* leaf) const {
     const int lane = team_.thread() % kLanes;
+    constexpr bool kInMemory = kColumns == Columns::kRow || kColumns == Columns::kShard;
+    const auto logits = team_.global(logits_) + (kInMemory && columns > 0 ? first - first_column() : 0);
     RLK_UNROLL
     for (int i = 0; i < kSteps; ++i) {
       RLK_UNROLL
       for (int k = 0; k < kOwnChains; ++k) {
         const int column = i * kNumChains + lane + k;
-        leaf->z[i][k] = column < columns ? z_at(first + column) : -infinity();
+        if constexpr (kInMemory) {
+          leaf->z[i][k] = column < columns ? T::load(logits[column]) : -infinity();
+        } else {
+          leaf->z[i][k] = column < columns ? z_at(first + column) : -infinity();
+        }
       }
+    }
+  }
+  // Bits of the leaf's columns that are present: those of the mask, if it has the kept set, else those that `allowed`
+  // has. kAll: all that are valid.
+  template <bool kAll>
+  RLK_DEVICE void present_in_leaf(std::int64_t slot, std::int64_t first, int columns,
+                                  std::uint32_t (&words)[kMaskWords]) const {
+    const std::int64_t at = first / 32, end = (first + columns + 31) / 32;
+    const int shift = static_cast<int>(first % 32);
+    RLK_UNROLL
+    for (int k = 0; k < kMaskWords; ++k) {
+      const int left = columns - 32 * k;
+      const std::uint32_t valid = left >= 32 ? ~0u : left <= 0 ? 0u : (1u << left) - 1;
+      std::uint32_t word = ~0u;
+      if (!kAll && valid != 0) {
+        if (marked_) {
+          word = mask_[slot * kMaskWords + k];
+        } else if (allowed_ != nullptr) {
+          const auto allowed = team_.global(allowed_);
+          word = static_cast<std::uint32_t>(allowed[at + k]) >> shift;
+          if (shift > 0 && at + k + 1 < end) word |= static_cast<std::uint32_t>(allowed[at + k + 1]) << (32 - shift);
+        }
+      }
+      words[k] = word & valid;
     }
   }
   RLK_DEVICE float lane_sum(const float* chains) const {
@@ -218,46 +248,45 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     const std::int64_t rounds = (own + groups - 1) / groups;
     for (std::int64_t round = 0; round < rounds; ++round) {
       const std::int64_t slot = begin + round * groups + team_.thread() / kLanes;
-      std::int64_t columns = 0, first = 0;
-      if (slot < end) first = leaf_first(slot, &columns);
+      std::int64_t all = 0, first = 0;
+      if (slot < end) first = leaf_first(slot, &all);
+      const auto columns = static_cast<int>(all);
+      std::uint32_t words[kMaskWords];
+      present_in_leaf<kRaw>(slot, first, columns, words);
+      const bool any = (words[0] | words[1] | words[2] | words[3]) != 0;
       Leaf leaf;
-      std::uint32_t words[kMaskWords] = {};
-      bool any = columns > 0;
-      if (!kRaw && marked_ && any) {
-        RLK_UNROLL
-        for (int k = 0; k < kMaskWords; ++k) words[k] = mask_[slot * kMaskWords + k];
-        any = (words[0] | words[1] | words[2] | words[3]) != 0;
-      }
       load_leaf(first, any ? columns : 0, &leaf);
-      if constexpr (!kRaw) {
+      if (!kRaw && (cuts_ || marked_ || allowed_ != nullptr)) {
         std::uint32_t own[kMaskWords] = {};
         RLK_UNROLL
         for (int i = 0; i < kSteps; ++i) {
           RLK_UNROLL
           for (int k = 0; k < kOwnChains; ++k) {
             const int column = i * kNumChains + lane + k;
-            bool keeps;
-            if (marked_) {
-              keeps = (words[i * kNumChains / 32] >> (column % 32) & 1) != 0;
-            } else {
-              keeps = any && column < columns && is_allowed(first + column) && is_kept(leaf.z[i][k], first + column);
-              if (keeps) own[i * kNumChains / 32] |= 1u << (column % 32);
-            }
-            mine += keeps ? 1 : 0;
+            const std::uint32_t bit = 1u << (column % 32);
+            const bool keeps =
+                (words[i * kNumChains / 32] & bit) != 0 && (!cuts_ || is_kept(leaf.z[i][k], first + column));
+            if (keeps) own[i * kNumChains / 32] |= bit;
             if (!keeps) leaf.z[i][k] = -infinity();
           }
         }
-        if ((kColumns != Columns::kShard || p_.kept_offsets != nullptr) && !marked_) {
-          const std::int64_t at = slot + (kColumns == Columns::kShard ? std::int64_t{at_.parts.first} << height_ : 0);
+        if (cuts_) {
           RLK_UNROLL
           for (int k = 0; k < kMaskWords; ++k) {
             auto word = static_cast<std::int32_t>(own[k]);
             RLK_UNROLL
             for (int d = 1; d < kLanes; d *= 2) word |= team_.shuffle_xor(word, d);
-            if (lane == k % kLanes && slot < end) {
-              mask_[at * kMaskWords + k] = static_cast<std::uint32_t>(word);
-            }
+            words[k] = static_cast<std::uint32_t>(word);
           }
+        }
+      }
+      if (!kRaw && lane == 0 && slot < end) {
+        const bool writes = (kColumns != Columns::kShard || p_.kept_offsets != nullptr) && !marked_;
+        const std::int64_t at = slot + (kColumns == Columns::kShard ? std::int64_t{at_.parts.first} << height_ : 0);
+        RLK_UNROLL
+        for (int k = 0; k < kMaskWords; ++k) {
+          mine += static_cast<std::uint64_t>(set_bits_of(words[k]));
+          if (writes) mask_[at * kMaskWords + k] = words[k];
         }
       }
       sum_leaf(&leaf);
@@ -307,9 +336,12 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
 
   template <class Word>
   RLK_DEVICE std::int64_t draw_of_leaf(std::int64_t slot, Word word) const {
-    std::int64_t columns;
-    const std::int64_t first = leaf_first(slot, &columns);
+    std::int64_t all;
+    const std::int64_t first = leaf_first(slot, &all);
+    const auto columns = static_cast<int>(all);
     const int lane = team_.thread() % kLanes;
+    std::uint32_t words[kMaskWords];
+    present_in_leaf<false>(slot, first, columns, words);
     Leaf leaf;
     load_leaf(first, columns, &leaf);
     float largest = -infinity();
@@ -318,12 +350,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
       RLK_UNROLL
       for (int k = 0; k < kOwnChains; ++k) {
         const int column = i * kNumChains + lane + k;
-        bool keeps = column < columns && is_allowed(first + column);
-        if (keeps && marked_) {
-          keeps = (mask_[slot * kMaskWords + column / 32] >> (column % 32) & 1) != 0;
-        } else if (keeps) {
-          keeps = is_kept(leaf.z[i][k], first + column);
-        }
+        const bool keeps =
+            (words[i * kNumChains / 32] >> (column % 32) & 1) != 0 && (!cuts_ || is_kept(leaf.z[i][k], first + column));
         if (!keeps) leaf.z[i][k] = -infinity();
         largest = larger(largest, leaf.z[i][k]);
       }
@@ -378,7 +406,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   float* const nodes_;
   const std::int64_t slots_;
   bool marked_ = false;
-  bool cuts_ = true;
+  bool cuts_ = true;  // columns are tested by last_ and least_
 };
 
 }  // namespace rlk
