@@ -22,6 +22,11 @@ def _code(dtype: Any) -> int:
     return dtype_code(dtype, "out_dtype")
 
 
+def _code_beside(dtype: Any, x: Any) -> int:
+    """The same, or -1 for the dtype of ``x``, which the extension then checks under the name of ``x``."""
+    return -1 if dtype == x.dtype else _code(dtype)
+
+
 # ---- derivatives ----------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +135,7 @@ LINEAR: Operator = _product(
     "int k_segments, ScalarType out_dtype, ",
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[0]),),
     dtypes=(lambda how: _code(how[1]),),
-    native=lambda arrays, how, *tail: (_C.linear(*arrays, how[0], _code(how[1]), *how[2:], *tail),),
+    native=lambda arrays, how, *tail: (_C.linear(*arrays, how[0], _code_beside(how[1], arrays[0]), *how[2:], *tail),),
     gradient=Composed(
         of=(0, 1, 2),
         incoming=("dy",),

@@ -309,7 +309,7 @@ def _validate_combination(s: PolicySpec) -> None:
     if s.clip in ("kl_cov", "dppo") and s.level != "token":
         refuse("level", f'"token" with clip="{s.clip}"', "tokens are selected, not sequences")
     if s.drop_selected and s.clip in (*SELECTING, "gmpo"):
-        why = "its loss is one per sequence" if s.clip == "gmpo" else "it takes selected tokens itself"
+        why = "its loss has one term per sequence" if s.clip == "gmpo" else "it takes selected tokens itself"
         refuse("drop_selected", f'False with clip="{s.clip}"', why)
     of_sequence = s.kl_times_ratio and not s.kl_ratio_of_token
     if s.clip in ("none", "dro") and s.level != "token" and not of_sequence:
@@ -327,7 +327,7 @@ def _validate_combination(s: PolicySpec) -> None:
         refuse("importance", 'None, "token" or "given" with clip="gmpo"', "it takes the weights' geometric mean itself")
     if s.clip == "gmpo" and s.drop_above is not None:
         refuse(
-            "drop_above", 'None with clip="gmpo"', "its loss is one per sequence, not of tokens that could be dropped"
+            "drop_above", 'None with clip="gmpo"', "its loss has one term per sequence, not of tokens that could be dropped"
         )
     if s.clip == "gmpo" and s.log_ratio_clamp is not None:
         refuse("log_ratio_clamp", 'None with clip="gmpo"', "it limits the log-ratios itself")
