@@ -169,7 +169,9 @@ WEIGHT_GRAD: Operator = _product(
     "ScalarType out_dtype, ",
     outputs=lambda arrays, how: ((arrays[0].shape[-1], arrays[1].shape[-1]),),
     dtypes=(lambda how: _code(how[0]),),
-    native=lambda arrays, how, *tail: (_C.linear_weight_grad(*arrays, None, None, _code(how[0]), *how[1:], *tail),),
+    native=lambda arrays, how, *tail: (
+        _C.linear_weight_grad(*arrays, None, None, _code_beside(how[0], arrays[0]), *how[1:], *tail),
+    ),
     gradient=Composed(
         of=(0, 1),
         incoming=("ddweight",),
@@ -194,7 +196,7 @@ BIAS_GRAD = Operator(
     "ScalarType out_dtype",
     outputs=lambda arrays, how: (arrays[0].shape[-1:],),
     dtypes=(lambda how: _code(how[0]),),
-    native=lambda arrays, how, *tail: (_C.linear_bias_grad(*arrays, _code(how[0]), *tail),),
+    native=lambda arrays, how, *tail: (_C.linear_bias_grad(*arrays, _code_beside(how[0], arrays[0]), *tail),),
     gradient=linear(of=(0,), incoming=("ddbias",), along=_bias_grad_along),
     sharded=SHARDED,
 )

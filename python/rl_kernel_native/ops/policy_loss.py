@@ -314,7 +314,9 @@ def _operands(
 
 def _weighed(token_weight: Any, logprob: Any, mask: Any, cu_seqlens: Any, spec: PolicySpec, counts: bool) -> Any:
     if spec.clip == "gmpo":
-        raise ValueError('token_weight: expected None with clip="gmpo", whose loss has one term per sequence, got an array')
+        raise ValueError(
+            'token_weight: expected None with clip="gmpo", whose loss has one term per sequence, got an array'
+        )
     if spec.entropy_aggregation == "token-mean":
         raise ValueError('token_weight: expected None with entropy_aggregation="token-mean", got an array')
     over_tokens, mean = counts and spec.aggregation == "token-mean", spec.aggregation == "seq-mean-token-mean"

@@ -326,9 +326,7 @@ def _validate_combination(s: PolicySpec) -> None:
     if s.clip == "gmpo" and s.importance in ("sequence", "geometric"):
         refuse("importance", 'None, "token" or "given" with clip="gmpo"', "it takes the weights' geometric mean itself")
     if s.clip == "gmpo" and s.drop_above is not None:
-        refuse(
-            "drop_above", 'None with clip="gmpo"', "its loss has one term per sequence, not of tokens that could be dropped"
-        )
+        refuse("drop_above", 'None with clip="gmpo"', "its loss has one term per sequence, and no tokens to drop")
     if s.clip == "gmpo" and s.log_ratio_clamp is not None:
         refuse("log_ratio_clamp", 'None with clip="gmpo"', "it limits the log-ratios itself")
     if s.kl_ratio_of_token and (s.level == "token" or not s.kl_times_ratio):
