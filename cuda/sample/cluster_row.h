@@ -49,7 +49,7 @@ class ClusterRow : RowTree<Team, T, kExp, Columns::kShard> {
   using Base = RowTree<Team, T, kExp, Columns::kShard>;
   using Base::c_, Base::m_, Base::q_, Base::last_, Base::least_, Base::marked_, Base::cuts_;
   using Base::first_column, Base::end_column, Base::is_allowed, Base::z_at, Base::mass_of, Base::survives, Base::reduce;
-  using Base::team_, Base::p_, Base::row_, Base::height_, Base::slots_, Base::node, Base::logits_;
+  using Base::team_, Base::p_, Base::row_, Base::height_, Base::logits_;
 
  public:
   // p.logits is this part's columns, p.logits_stride is 0. whole: the row in global memory. nodes: a part's share of

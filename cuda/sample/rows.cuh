@@ -143,18 +143,16 @@ inline void run(const SampleParams& p, cudaStream_t stream) {
   const SampleParams of_raw = raw_pass(p);
   for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
     const SampleChunk chunk = sample_chunk(p, first, p.workspace);
-    bool takes_raw = p.raw_logprob != nullptr;
+    bool clusters = false, takes_raw = p.raw_logprob != nullptr;
 #if RLK_CUDA_SM90
-    if (takes_clusters(p)) {
+    clusters = takes_clusters(p);
+    if (clusters) {
       const bool of_logits = takes_raw && p.raw_logits == nullptr;
       by_type_and_mode(p, [&]<class T, Exp kExp>() { run_clusters<T, kExp>(p, chunk, of_logits, stream); });
       takes_raw = takes_raw && !of_logits;
-    } else {
-      by_type_and_mode(p, [&]<class T, Exp kExp>() { run_rows<T, kExp>(p, chunk, stream); });
     }
-#else
-    by_type_and_mode(p, [&]<class T, Exp kExp>() { run_rows<T, kExp>(p, chunk, stream); });
 #endif
+    if (!clusters) by_type_and_mode(p, [&]<class T, Exp kExp>() { run_rows<T, kExp>(p, chunk, stream); });
     if (takes_raw) {
       by_type_and_mode(of_raw, [&]<class T, Exp kExp>() { run_raw<T, kExp>(of_raw, chunk, stream); });
     }

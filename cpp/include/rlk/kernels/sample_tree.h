@@ -37,10 +37,10 @@ template <class Team, class T, Exp kExp, Columns kColumns = Columns::kRow>
 class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
  protected:
   using Base = SampleColumns<Team, T, kExp, kColumns>;
-  using Base::at_, Base::first_column, Base::end_column, Base::allowed_, Base::logits_;
+  using Base::at_, Base::first_column, Base::allowed_, Base::logits_;
   using Base::c_, Base::m_, Base::q_, Base::last_, Base::least_;
-  using Base::is_allowed, Base::z_at, Base::mass_of, Base::survives, Base::reduce, Base::leaf_first;
   using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::height_;
+  using Base::z_at, Base::mass_of, Base::survives, Base::reduce, Base::leaf_first;
 
  public:
   static constexpr int kLanes = Team::kLanes;
