@@ -76,28 +76,22 @@ def _register(op: Operator) -> None:
             return op.native(arrays, how, None, 0)
         return of.native(arrays, how, tuple(arrays[i] is not None for i in of.of), None, 0)
 
+    called = functools.partial(write, op) if op.written else native
+
     def kernel(*arguments: Any) -> Any:
         arrays, how = apart(op, arguments)
         first = arrays[op.leads]
         prepare(first)
         if not op.written:
             arrays = tuple(map(operand, arrays))
-        try:
-            found = (write(op, arrays, how) or ()) if op.written else native(arrays, how)
-        except (TypeError, ValueError) as error:
-            op.add_cure(error, arrays, how)
-            raise
+        found = op.with_cures(called, arrays, how, arrays, how)
         named = zip(found, dtypes, strict=True)
         results = [first.new_empty(0, dtype=dtype_of(d, how, arrays)) if o is None else o for o, d in named]
         return given(results) if results else None
 
     def shapes(*arguments: Any) -> Any:
         arrays, how = apart(op, arguments)
-        try:
-            check(native, arrays, how)
-        except (TypeError, ValueError) as error:
-            op.add_cure(error, arrays, how)
-            raise
+        op.with_cures(check, arrays, how, native, arrays, how)
         if not dtypes:
             return None
         gradients = () if of is None else (None if arrays[i] is None else arrays[i].shape for i in of.of)
@@ -174,11 +168,7 @@ def _with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], w
     first = arrays[0]
     device_type(first, op.arrays[0].label(how))
     prepare(first)
-    try:
-        return op.gradient.native(arrays, how, wanted, None, 0)  # type: ignore[union-attr]
-    except (TypeError, ValueError) as error:
-        op.add_cure(error, arrays, how)
-        raise
+    return op.with_cures(op.gradient.native, arrays, how, arrays, how, wanted, None, 0)  # type: ignore[union-attr]
 
 
 def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -217,10 +217,16 @@ class Operator:
         self.native = native
         OPERATORS.append(self)
 
-    def add_cure(self, error: Exception, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
-        """Adds to an error about an argument what to do about it."""
-        named = [(a.label(how, arrays), x) for a, x in zip(self.arrays, arrays, strict=True)]
-        _cures.add(error, (named[self.leads], *named))
+    def with_cures(
+        self, function: Callable[..., Any], arrays: Sequence[Any], how: tuple[Any, ...], *arguments: Any
+    ) -> Any:
+        """Calls a function with the arguments. An error about one of the arrays then says what to do about it."""
+        try:
+            return function(*arguments)
+        except (TypeError, ValueError) as error:
+            named = [(a.label(how, arrays), x) for a, x in zip(self.arrays, arrays, strict=True)]
+            _cures.add(error, (named[self.leads], *named))
+            raise
 
     def resolved(self, how: tuple[Any, ...], mode: Callable[..., int], *device: str) -> tuple[Any, ...]:
         """The options with ``exp`` as the extension's number, which ``mode`` computes from exp and device."""

@@ -66,11 +66,7 @@ def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
         match_torch_threads()
     elif not first.is_cuda:
         _torch.device_type(first, op.arrays[op.leads].label(how, arrays))
-    try:
-        found = op.native(arrays, how, None, 0)
-    except (TypeError, ValueError) as error:
-        op.add_cure(error, arrays, how)
-        raise
+    found = op.with_cures(op.native, arrays, how, arrays, how, None, 0)
     if op.written:
         for i in op.written:
             count_write(arrays[i])
@@ -90,7 +86,7 @@ def write(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
     found = op.native(given, how, None, 0)
     for i in op.written:
         count_write(arrays[i])
-    return found
+    return found or ()
 
 
 def refuse_derivatives(op: Operator, arrays: Sequence[Any]) -> None:
