@@ -100,6 +100,10 @@ OF_STEM = {
     "team_sum": ["group_advantage", "masked_whiten"], "merge_order": ["group_advantage"],
     "central": ["value_loss", "mismatch_metrics", "importance_weights"], "packed_fields": ["policy_loss"],
     "moment": ["group_advantage", "masked_whiten"], "philox": ["random_bits", "sample"], "mma_model": ["linear"],
+    "token_operators": [
+        "covariance_mask", "importance_weights", "kl", "masked_whiten", "mismatch_metrics", "optimal_token_baseline",
+        "value_loss",
+    ],
     "token": ["kl", "value_loss", "sequence_logprob", "policy_loss"], "call": ["workspace", "torch", "frameworks"],
     "plain_tokens": ["kl", "policy_loss"], "flag_words": ["pack", "scatter_rewards"], "lora": ["linear_logprob"],
     "tree_sum": ["sequence_logprob", "linear"], "exp": ["kl", "policy_loss", "logprob"], "log": ["logprob", "kl"],
