@@ -281,7 +281,7 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site")
-    return build(parser.parse_args().out)
+    return build(parser.parse_args().out.resolve())  # Sphinx reads a relative path from the sources
 
 
 if __name__ == "__main__":

@@ -265,9 +265,11 @@ nb::object eager(nb::tuple arrays, nb::tuple options, nb::handle exp, bool wants
       may_bypass_dispatcher({entry(arrays, kQ), entry(arrays, kK), entry(arrays, kV), entry(arrays, kSinks)});
   const int mode = direct ? read_exp(exp) : -1;
   if (mode < 0) return nb::borrow(Py_NotImplemented);
-  const Call call(arrays, options, mode, 0);
-  if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
-  return run({}, call, wants_lse);
+  return unless_refused([&] {
+    const Call call(arrays, options, mode, 0);
+    if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
+    return run({}, call, wants_lse);
+  });
 }
 
 // Numbers of the splits that a call for partials computes, ascending.

@@ -124,6 +124,17 @@ void define(nb::module_& m, const char* name, nb::object (*function)(Frame, Argu
       });
 }
 
+// An eager call, or NotImplemented where it refuses an argument. The general path then resolves torch's negative bit, or
+// raises the error. A call refuses arguments before it starts a kernel.
+template <class Call>
+nb::object unless_refused(Call call) {
+  try {
+    return call();
+  } catch (const nb::builtin_exception&) {
+    return nb::borrow(Py_NotImplemented);
+  }
+}
+
 // Defines the eager call of a function that allocates. It keeps the host cost of a decode step low. The first kTensors
 // arguments must be plain CUDA tensors without gradient. Any other call gets NotImplemented and takes the general path.
 template <auto kFunction, int kTensors, class... Arguments>
@@ -135,7 +146,8 @@ void define_eager(nb::module_& m, const char* name, nb::object (*)(Frame, Argume
           return may_bypass_dispatcher({std::get<kFirst>(arguments)...});
         }
         (std::make_index_sequence<kTensors>{});
-        return direct ? kFunction({}, given...) : nb::borrow(Py_NotImplemented);
+        if (!direct) return nb::borrow(Py_NotImplemented);
+        return unless_refused([&] { return kFunction({}, given...); });
       });
 }
 template <auto kFunction, int kTensors>

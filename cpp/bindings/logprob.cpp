@@ -27,9 +27,11 @@ nb::object forward(Frame frame, nb::handle logits, nb::handle target, nb::tuple 
 nb::object eager(nb::handle logits, nb::handle target, nb::tuple numbers, nb::handle exp, int returns) {
   const int mode = may_bypass_dispatcher({logits}) ? read_exp(exp) : -1;
   if (mode < 0) return nb::borrow(Py_NotImplemented);
-  const LogprobCall call({logits, target, numbers, mode});
-  if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
-  return run({}, call, returns, nb::none());
+  return unless_refused([&] {
+    const LogprobCall call({logits, target, numbers, mode});
+    if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
+    return run({}, call, returns, nb::none());
+  });
 }
 
 nb::object partial(Frame frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,

@@ -36,6 +36,7 @@ NB_MODULE(_C, m) {
     }
     throw nb::value_error(("isa: expected baseline, avx2 or avx512, got '" + name + "'").c_str());
   });
+  m.def("set_cures", &rlk::bindings::set_cures);
   m.def("is_direct", &rlk::bindings::is_direct);
   m.def("set_torch", &rlk::bindings::set_torch);
   for (const auto define : rlk::bindings::Functions::all()) define(m);

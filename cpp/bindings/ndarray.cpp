@@ -85,11 +85,13 @@ Device device_of(DLDevice d, const char* name) {
   type_error(name, "an array on a CPU, CUDA or ROCm device, got DLPack device type ", d.device_type);
 }
 
+PyObject* cure_of;  // never released, since errors may still be raised at exit
+
 [[noreturn]] void refuse_object(nb::handle object, const char* name) {
   const bool foreign = PyObject_HasAttrString(object.ptr(), "__dlpack__");
-  const bool number = !foreign && PyNumber_Check(object.ptr());
-  type_error(name, foreign ? "an array of the framework of the first argument" : "an array that speaks DLPack",
-             ", got ", kind_of(object), number ? "; put a number in an array: torch.tensor(3) or np.array(3)" : "");
+  const char* const wanted =
+      foreign ? "an array of the framework of the first argument" : "an array that speaks DLPack";
+  cured_type_error(object, name, words("expected ", wanted, ", got ", kind_of(object)));
 }
 
 // Whether the farthest element of a view lies within 63 bits of bytes.
@@ -172,6 +174,12 @@ static void refuse_distributed(nb::handle object, const char* name) {
 
 void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
 void raise_type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
+
+void set_cures(nb::object of) { cure_of = of.release().ptr(); }
+void cured_type_error(nb::handle object, const char* name, const std::string& said) {
+  const nb::object cure = cure_of ? nb::handle(cure_of)(name, object, said.c_str()) : nb::str("");
+  raise_type_error(words(name, ": ", said, nb::handle(cure)));
+}
 
 const char* name_of(DType dtype) {
   for (const Format& f : kFormats) {
@@ -289,7 +297,9 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
     const Format* format = format_of(t.dtype);
     const bool moves = any_dtype && t.dtype.lanes == 1 && t.dtype.bits >= 8 && t.dtype.bits <= 128 &&
                        std::has_single_bit(t.dtype.bits);
-    if (!format && !moves) type_error(name, "dtype ", dtypes, ", got ", dtype_text(t.dtype));
+    if (!format && !moves) {
+      cured_type_error(object, name, words("expected dtype ", dtypes, ", got ", dtype_text(t.dtype)));
+    }
     if (format) view_.dtype = format->dtype;
     code_ = t.dtype.code;
     bits_ = t.dtype.bits;
@@ -367,8 +377,20 @@ bool is_array(nb::handle given) {
   return PyCapsule_CheckExact(given.ptr()) || exchange_api(given) != nullptr || nb::hasattr(given, "__dlpack__");
 }
 
+// The same words are in _variants.py, for the doctor.
+constexpr const char* kHowToBuild =
+    "; uninstall it, and in a clone of the repository run: pip install . -C cmake.define.RLK_VARIANT=";
+
 void require_backend(const char* op, const Array& a) {
-  if (!a.is_described()) rlk::require_backend(op, a.view().device);
+  if (a.is_described()) return;
+  const Device device = a.view().device;
+  try {
+    rlk::require_backend(op, device);
+  } catch (const Unsupported& error) {
+    const std::string text = error.what();  // its cure, after ';', names wheels that no index has
+    const std::string variant = device.type == DeviceType::kRocm ? "rocm6" : "cu130";
+    throw Unsupported(text.substr(0, text.find(';')) + kHowToBuild + variant + " (docs/build.md)");
+  }
 }
 
 Caller make_caller(const Array& first, const Frame& frame) {

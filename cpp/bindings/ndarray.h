@@ -155,6 +155,9 @@ std::string words(const Words&... all) {
   return (std::string() + ... + word(all));
 }
 
+// Stores _cures.of, a function (name, value, message without the name) -> text.
+void set_cures(nb::object of);
+
 // These raise a ValueError or a TypeError. `name` is the name of an argument, or its array.
 [[noreturn]] void value_error(const std::string& message);
 [[noreturn]] void raise_type_error(const std::string& message);
@@ -166,9 +169,11 @@ template <class... Words>
 [[noreturn, gnu::cold, gnu::noinline]] void type_error(const char* name, const Words&... expected) {
   raise_type_error(words(name, ": expected ", expected...));
 }
+// Raises a TypeError about an argument. What to do about it, as _cures.of says, ends the message.
+[[noreturn]] void cured_type_error(nb::handle object, const char* name, const std::string& said);
 template <class... Words>
 [[noreturn, gnu::cold, gnu::noinline]] void dtype_error(const Array& a, const Words&... expected) {
-  type_error(a.name(), "dtype ", expected..., ", got ", a.view().dtype);
+  cured_type_error(a.object(), a.name(), words("expected dtype ", expected..., ", got ", a.view().dtype));
 }
 // Raises a ValueError unless the condition holds. The message is put together only then.
 template <class Name, class... Words>

@@ -146,6 +146,7 @@ from .ops.value_loss import (
 from .ops.verify_draft import DraftVerification, verify_draft
 
 _native.require_no_others()
+_native.module.set_cures(_cures.of)
 _cures.name_fields(
     PolicyLoss, PolicyGradients, PreferenceLoss, ValueLoss, ValueGradients, CrossEntropy, CrossEntropyAccuracy,
     SequenceLogprob, SequenceLogprobAndStatus,

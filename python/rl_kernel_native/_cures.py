@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -10,20 +11,51 @@ NO_ARRAY = "expected an array that speaks DLPack, got "
 _FOREIGN = "expected an array of the framework of the first argument, got "
 _ONLY_FLOAT32 = re.compile(r"expected dtype float32, got (bfloat16|u?int\d+|float16|float64)$")
 _DTYPES = re.compile(r"expected dtype .*float32.* got float64$")
+_WRITTEN = re.compile(r"(out\b.*|main_grad|k_cache|v_cache)$")  # a call would write into a copy
 
 
 def of_value(name: str, value: Any) -> str:
     """The cure of a value that is no array; empty if none is known."""
     if isinstance(value, list) or type(value) is tuple:
         return f"; pass torch.tensor({name}) or np.array({name})"
+    if isinstance(value, numbers.Number):
+        return "; put a number in an array: torch.tensor(3) or np.array(3)"
     for field in ("sum", "logprob") if isinstance(value, tuple) else ("weight",):
         if hasattr(value, field) and hasattr(getattr(value, field), "__dlpack__"):
             return f"; pass {name}.{field}"
     return ""
 
 
+def of(name: str, value: Any, said: str) -> str:
+    """The cure for what the extension says about an argument: "; " and what to do, or empty.
+
+    Args:
+        value: a torch tensor, or what describes one in a trace; the DLPack capsule of another framework's array; or a
+            value that is no array.
+        said: the message without the argument's name.
+    """
+    if _WRITTEN.match(name):
+        return ""
+    if said.startswith(NO_ARRAY):
+        return of_value(name, value)
+    if said.startswith(_FOREIGN):
+        framework = type(value).__module__.split(".")[0]
+        return f"; the first argument is an array of torch and {name} one of {framework}: convert one of them"
+    if not (_ONLY_FLOAT32.match(said) or _DTYPES.match(said)):
+        return ""
+    if not hasattr(value, "is_cuda"):
+        return f"; pass {name}.astype('float32')"
+    of_model = ", or call model.float() for a model in float64" if name in ("x", "hidden") else ""
+    return f"; pass {name}.float(){of_model}"
+
+
+def type_error(name: str, value: Any, said: str) -> TypeError:
+    """The error of a check in Python, in the extension's words and with its cure."""
+    return TypeError(f"{name}: {said}{of(name, value, said)}")
+
+
 def add(error: Exception, arrays: Iterable[tuple[str, Any]]) -> None:
-    """Adds the cure to an error about one of these arrays, whose first one names the framework."""
+    """Adds the cure to an error whose argument is wrong beside the others."""
     text = str(error)
     name, _, said = text.partition(": ")
     given: dict[str, Any] = {}
@@ -31,19 +63,8 @@ def add(error: Exception, arrays: Iterable[tuple[str, Any]]) -> None:
         given.setdefault(label, array)
     if name not in given or ";" in said:
         return
-    value, first = given[name], next(iter(given))
     cure = ""
-    if said.startswith(NO_ARRAY):
-        cure = of_value(name, value)
-    elif said.startswith(_FOREIGN):
-        of_first, of_value_ = (type(x).__module__.split(".")[0] for x in (given[first], value))
-        cure = f"; {first} is an array of {of_first} and {name} one of {of_value_}: convert one of them"
-    elif _ONLY_FLOAT32.match(said) or _DTYPES.match(said):
-        is_torch = type(value).__module__.startswith("torch")
-        cure = f"; pass {name}.float()" if is_torch else f"; pass {name}.astype('float32')"
-        if name in ("x", "hidden") and is_torch:
-            cure += ", or call model.float() for a model in float64"
-    elif said.startswith("expected shape [num_pairs], got [") and "," in said.partition("got")[2]:
+    if said.startswith("expected shape [num_pairs], got [") and "," in said.partition("got")[2]:
         cure = "; sums over tokens are those of rk.sequence_logprob(logprob, mask).sum"
     elif name == "advantage" and said.startswith("expected shape ") and given.get("cu_seqlens", given) is None:
         cure = "; packed sequences need cu_seqlens"

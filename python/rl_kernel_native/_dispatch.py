@@ -154,7 +154,7 @@ def require_array(array: Any, name: str) -> None:
     if module == "torch.fx.proxy":
         raise TypeError(f"{name}: torch.fx.symbolic_trace is not supported; use torch.export")
     if not is_array(array):
-        raise TypeError(f"{name}: {_cures.NO_ARRAY}{kind}{_cures.of_value(name, array)}")
+        raise _cures.type_error(name, array, _cures.NO_ARRAY + kind)
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{name}: expected an array without a mask, got {kind}; pass array.filled(value)")
     if isinstance(array, np.ndarray) and not _is_numeric(array.dtype):
@@ -246,7 +246,7 @@ class Frame:
     def export_array(self, array: Any, name: str) -> Any:
         """Like :meth:`export`, but refuses a number."""
         if isinstance(array, (int, float, np.number)):
-            raise TypeError(f"{name}: expected an array that speaks DLPack, got {type(array).__name__}")
+            raise _cures.type_error(name, array, _cures.NO_ARRAY + type(array).__name__)
         return self.export(array, name)
 
     def export_output(self, array: Any, name: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _check, _dispatch
+from . import _check, _cures, _dispatch
 
 
 def checked(token_weight: Any, like: Any, name: str) -> Any:
@@ -21,7 +21,8 @@ def checked(token_weight: Any, like: Any, name: str) -> Any:
         _dispatch.namespace(like, name)
         _dispatch.namespace(token_weight, "token_weight")
     if str(token_weight.dtype).removeprefix("torch.") != "float32":
-        raise TypeError(f"token_weight: expected dtype float32, got {token_weight.dtype}")
+        dtype = str(token_weight.dtype).removeprefix("torch.")
+        raise _cures.type_error("token_weight", token_weight, f"expected dtype float32, got {dtype}")
     shape, wanted = _check.shape_of(token_weight), _check.shape_of(like)
     if tuple(shape) != tuple(wanted):
         raise ValueError(f"token_weight: expected shape {list(wanted)} (that of {name}), got {list(shape)}")

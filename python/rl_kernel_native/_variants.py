@@ -32,6 +32,14 @@ def how_to_install(extra: str) -> str:
     return f'in a clone of the repository: pip install ".[{extra}]"'
 
 
+def how_to_build(variant: str) -> str:
+    """The cure for a build that lacks a backend; no index has wheels."""
+    return (
+        "uninstall it, and in a clone of the repository run: "
+        f"pip install . -C cmake.define.RLK_VARIANT={variant} (docs/build.md)"
+    )
+
+
 @contextlib.contextmanager
 def needed(expected: str, cure: str, *modules: str) -> Iterator[None]:
     """Around imports of other packages: a missing one becomes an error that names it and its installation.

@@ -25,7 +25,6 @@ from . import __version__, _blas, _dispatch, _native, _variants, cases, variant
 from ._machine import cpu_model
 
 _PEERS = ("torch", "jax", "cupy")
-_HOW_TO_ADD_CUDA = "pip install . -C cmake.define.RLK_VARIANT=cu130 with a CUDA toolkit at hand"
 
 
 class Device(NamedTuple):
@@ -146,7 +145,7 @@ def _hip_gpus() -> tuple[list[Device], str]:
         hip = importlib.import_module("hip.hip")
     except Exception as error:  # hip-python raises its own errors if it cannot open its library
         if isinstance(error, ModuleNotFoundError):
-            return [], "neither torch for ROCm nor hip-python (pip install rl-kernel-rocm6[rocm]) is here to ask"
+            return [], "neither torch for ROCm nor hip-python (pip install hip-python) is here to ask"
         return [], f"hip-python cannot be imported: {error}"
     status, count = hip.hipGetDeviceCount()
     if int(status) != 0:
@@ -206,12 +205,12 @@ def _choose(device: Device, built: list[str]) -> tuple[str | None, str]:
     if device.kind == "rocm":
         gfx = [name for name in built if name.startswith("gfx")]
         if not gfx:
-            return None, f"this build (variant {variant}) has no HIP kernels; uninstall it and install rl-kernel-rocm6"
+            return None, f"this build (variant {variant}) has no HIP kernels; {_variants.how_to_build('rocm6')}"
         if device.architecture not in gfx:
             return None, f"{device.architecture} is not served by this build ({', '.join(gfx)})"
         return "hip", f"kernels for {' and '.join(gfx)}, verified under emulation alone"
     if not any(name.startswith("sm_") for name in built):
-        return None, f"this build (variant {variant}) has no CUDA kernels: {_HOW_TO_ADD_CUDA}"
+        return None, f"this build (variant {variant}) has no CUDA kernels; {_variants.how_to_build('cu130')}"
     major, minor = device.capability or (0, 0)
     if (major, minor) == (9, 0) and "sm_90a" in built:
         return "cuda (sm_90a)", "compute capability 9.0 has kernels of its own"

@@ -43,6 +43,15 @@ def test_every_command_has_help(name: str) -> None:
     assert name in done.stdout
 
 
+@pytest.mark.parametrize("name", ["compare", "demo", "digest", "align", "certify", "contract"])
+def test_help_names_the_exit_statuses(name: str) -> None:
+    pytest.importorskip("typer")
+    words = " ".join(re.sub(r"[│|]", " ", rlk(name, "--help").stdout).split())
+    found = re.search("Exit status: (.*?program itself)", words)
+    assert found, words
+    assert re.findall(r"(?:^|[,;] )(\d) ", found[1])[-1] == "3", "a failure of the program itself"
+
+
 @pytest.mark.parametrize("name", ["main", "cli"])
 def test_the_modules_run_as_the_command_does(name: str) -> None:
     pytest.importorskip("typer")

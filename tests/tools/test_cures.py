@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import dlpack
 import rl_kernel_native as rk
+from call_cases import CALLS, OPERATORS, Draw, Operand
 
 L = np.full((2, 3), -1.0, np.float32)
 A, M = np.array([1.0, -1.0], np.float32), np.ones((2, 3), np.float32)
@@ -84,13 +88,13 @@ def of_torch() -> dict[str, tuple[Any, type[Exception], str]]:
         "a list of rewards": (lambda: rk.gae([1.0], [1.0]), TypeError, r"; pass torch\.tensor\(rewards\) or np\.arr"),
         "NumPy's target": (
             lambda: rk.logprob(x, ids.numpy()), TypeError,
-            "; logits is an array of torch and target one of numpy: convert one of them$",
+            "; the first argument is an array of torch and target one of numpy: convert one of them$",
         ),
         "NumPy's target of a head": (
-            lambda: rk.linear_logprob(x, x, ids.numpy()), TypeError, "; hidden is an array of torch and target",
+            lambda: rk.linear_logprob(x, x, ids.numpy()), TypeError, "argument is an array of torch and target",
         ),
         "NumPy's advantage": (
-            lambda: policy(lp, A), TypeError, "; logprob is an array of torch and advantage one of numpy: convert one",
+            lambda: policy(lp, A), TypeError, "argument is an array of torch and advantage one of numpy: convert",
         ),
         "integer advantages": (lambda: policy(lp, a.int()), TypeError, r"got int32; pass advantage\.float\(\)$"),
         "a logprob in bf16": (
@@ -131,6 +135,78 @@ def test_errors_of_torchs_arrays_and_modules_name_their_cure() -> None:
         if not re.search(words, str(found.value)):
             lacking.append(f"{case}: {found.value}")
     assert not lacking, "\n".join(lacking)
+
+
+class Module:
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+
+
+def made(value: Any, make: Any) -> Any:
+    if isinstance(value, Operand):
+        return make(value)
+    return type(value)(made(v, make) for v in value) if type(value) in (tuple, list) else value
+
+
+def of_numpy(o: Operand) -> np.ndarray:
+    return np.ascontiguousarray(o.values).astype("float32" if o.dtype == "bfloat16" else o.dtype)
+
+
+def wrong_calls(operator: str, make: Any, widen: Any, cast: str) -> Iterator[tuple[Any, str]]:
+    """Calls with one array as a list, in float64, or as a module's weight, and the cure of each."""
+    for seed in range(12):  # enough draws for every operator to use most of its arrays
+        d = Draw(np.random.default_rng(seed))
+        d.dtype = "float32"
+        drawn = CALLS[operator](d)
+        given = {name: made(value, make) for name, value in drawn.items()}
+        for name in (k for k, v in drawn.items() if isinstance(v, Operand) and not v.written):
+            x = given[name]
+            yield given | {name: x.tolist()}, "torch.tensor(NAME)"
+            yield given | {name: widen(x)}, cast
+            yield given | {name: Module(x)}, "NAME.weight"
+
+
+# What the extension says of an array that a call reads.
+SAID = (
+    r"(?!out\b|main_grad|k_cache|v_cache)(\w+): "
+    r"expected (an array that speaks DLPack, got (list|Module)|dtype .*float32.*, got float64)"
+)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("operator", sorted(set(OPERATORS) & set(CALLS) - {"tree_sum"}))  # which takes a list of arrays
+def test_every_operator_says_what_to_do_about_a_wrong_array(operator: str, framework: str) -> None:
+    kind: Any = (of_numpy, lambda x: x.astype("float64"), "NAME.astype('float32')")
+    if framework == "torch":
+        torch = pytest.importorskip("torch")
+        kind = (lambda o: torch.from_numpy(of_numpy(o)), lambda x: x.double(), "NAME.float()")
+    refused, lacking = 0, set()
+    for arguments, cure in wrong_calls(operator, *kind):
+        with contextlib.suppress(BufferError):
+            try:
+                getattr(rk, operator)(**arguments)
+            except (TypeError, ValueError) as error:
+                if said := re.match(SAID, str(error)):
+                    refused += 1
+                    if f"; pass {cure.replace('NAME', said[1])}" not in str(error):
+                        lacking.add(str(error))
+    assert not lacking, "\n".join(sorted(lacking))
+    assert refused
+
+
+def test_a_build_without_a_backend_says_how_to_build_it() -> None:
+    """No index has wheels, so their names would lead nowhere."""
+    from rl_kernel_native import _variants, doctor
+
+    there = {"cu130": dlpack.CUDA, "rocm6": dlpack.ROCM}
+    gpus = {"cu130": doctor.Device("cuda:0", "cuda", "H100", (9, 0)), "rocm6": doctor.Device("0", "rocm", "MI300X")}
+    for variant, device in there.items():
+        if variant == rk.variant:
+            continue
+        with pytest.raises((RuntimeError, TypeError)) as found:
+            rk.sequence_logprob(dlpack.Exporter(L, device=device))
+        for said in (str(found.value), doctor.backend(gpus[variant], [])["why"]):
+            assert said.endswith(f"; {_variants.how_to_build(variant)}"), said
 
 
 def test_a_result_without_the_protocols_of_an_array_is_still_a_tuple() -> None:

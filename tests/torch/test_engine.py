@@ -287,6 +287,50 @@ SHORT_WAYS = {
 }
 
 
+def caches_of(k: Any, v: Any) -> Any:
+    caches = cache()
+    rk.kv_cache_append(k, v, *caches, torch.zeros(1, dtype=torch.int64))
+    return caches
+
+
+# The short way of a GPU by its function of the extension: a public call, and its operands.
+EAGER: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
+    "attention_eager": (lambda q, k, v: rk.attention(q, k, v, exp="portable"), ((1, 2, 1, 8),) * 3),
+    "embedding_eager": (lambda w: rk.embedding(torch.arange(2), w), ((2, 4),)),
+    "gated_mul_eager": (rk.silu_mul, ((2, 4),) * 2),
+    "kv_cache_append_eager": (caches_of, ((1, 1, 8),) * 2),
+    "linear_eager": (rk.linear, ((2, 4), (3, 4), (3,))),
+    "logprob_eager": (lambda z: rk.logprob(z, torch.arange(2), exp="portable"), ((2, 4),)),
+    "rms_norm_eager": (lambda x, w, r: rk.rms_norm(x, w, 1e-6, residual=r), ((2, 4), (4,), (2, 4))),
+    "rope_eager": (rk.rope, ((2, 1, 8), (2, 1, 8), (2, 8), (2, 8))),
+    "sequence_logprob_eager": (rk.sequence_logprob, ((2, 3),) * 2),
+}
+
+
+def test_every_short_way_is_in_the_table() -> None:
+    from rl_kernel_native._native import module
+
+    assert set(EAGER) == {name for name in vars(module) if name.endswith("_eager")}
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_a_negated_operand_leaves_the_short_way_and_is_resolved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of a CPU stand in for a GPU's, and take its short way."""
+    from rl_kernel_native._native import module
+
+    call, shapes = EAGER[name]
+    given = [torch.randn(shape) for shape in shapes]
+    want = call(*given)
+    found, own = [], getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *arguments: found.append(own(*arguments)) or found[-1])
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    for i, x in enumerate(given):
+        got = call(*given[:i], torch._neg_view(-x), *given[i + 1 :])
+        assert not differing(plain(got), plain(want)), f"operand {i}"
+    assert len(found) == len(given)
+    assert all(result is NotImplemented for result in found)
+
+
 @pytest.mark.parametrize("name", SHORT_WAYS)
 def test_the_first_call_of_any_operator_opens_the_short_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eager calls keep the engine. A process that calls one operator alone has the same host cost as any other."""

@@ -204,7 +204,7 @@ def compare(
 ) -> None:
     """Compare the log-probabilities of a rollout with those of a training forward.
 
-    Exit status: 0 aligned, 1 drift, 2 bad input.
+    Exit status: 0 aligned, 1 drift, 2 bad input, 3 a failure of the program itself.
     """
     with _statuses():
         from .compare import run_compare
@@ -297,7 +297,8 @@ def demo(
 ) -> None:
     """Train a small Qwen3-shaped model on the Python standard library and compare it, without downloads.
 
-    Exit status: 0 when the demo completes, drift or not; 2 bad input.
+    Exit status: 0 when the demo completes, drift or not; 2 bad input; 3 a failure of the
+    program itself.
     """
     with _statuses():
         from .demo import run_demo
@@ -326,7 +327,7 @@ def digest(
 
     A CPU under `--arithmetic sm_90` computes what a Hopper GPU computes: run it on both.
 
-    Exit status: 0 the recorded digest, 1 another, 2 bad input.
+    Exit status: 0 the recorded digest, 1 another, 2 bad input, 3 a failure of the program itself.
     """
     with _statuses():
         from .digest import compute_digest
@@ -370,7 +371,8 @@ def run_align(
 ) -> None:
     """Compare a real engine's rollout with its own prefill and with a trainer, token by token.
 
-    Exit status: 0 where settings rk and rk-v1 are aligned and every update's ratio is 1; 1 drift, 2 bad input.
+    Exit status: 0 where settings rk and rk-v1 are aligned and every update's ratio is 1; 1 drift, 2 bad input,
+    3 a failure of the program itself.
     """
     with _statuses():
         from . import align as runs
@@ -405,7 +407,7 @@ def print_contract(
 ) -> None:
     """Say what keeps its bits, and how far every output of every operator may be off float64.
 
-    Exit status: 0 printed, 2 bad input.
+    Exit status: 0 printed, 2 bad input, 3 a failure of the program itself.
     """
     with _statuses():
         from .contract_table import chosen_operators, print_table_of
@@ -425,7 +427,7 @@ def certify(
 ) -> None:
     """Check that each operator of a model's chain, and kl, gives a row one sha256, alone, in batches and other layouts.
 
-    Exit status: 0 invariant, 1 not, 2 bad input.
+    Exit status: 0 invariant, 1 not, 2 bad input, 3 a failure of the program itself.
     """
     with _statuses():
         from .certify import certify as compute

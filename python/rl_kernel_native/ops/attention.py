@@ -199,7 +199,7 @@ def attention(
             Hugging Face's ``sliding_window`` (FlashAttention's ``window_size=(window_size - 1, 0)``). Only causal.
         softmax_scale: > 0; default ``1 / sqrt(head_dim)``.
         softcap: > 0: scores become ``softcap * tanh(score / softcap)``, after the scale (Gemma 2's
-            ``attn_logit_softcapping``). On CUDA such a call uses mma.sync instead of wgmma, and decodes without splits.
+            ``attn_logit_softcapping``). On CUDA such a call never uses wgmma.
         sinks: float32 ``[q_heads]``, one extra score per head, in natural logarithms, after ``softmax_scale`` and
             ``softcap``. It has no value (gpt-oss): ``exp(sink)`` is added to a row's sum.
         cu_seqlens_q, cu_seqlens_k: int32 or int64 ``[num_sequences + 1]``, offsets of the packed sequences

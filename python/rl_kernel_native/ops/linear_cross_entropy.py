@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from .. import _check, _dispatch
+from .. import _check, _cures, _dispatch
 from .._token_weight import checked
 from .._types import AnyArray, ArrayT, DType, Exp, Generic, NamedTuple, OnBadId
 from ..contract import ONE_ARCHITECTURE, Bound, Row, U, add_rows
@@ -306,7 +306,8 @@ def _one_element(denominator: Any, *dtypes: str) -> Any:
     if not hasattr(denominator, "shape") or not hasattr(denominator, "dtype"):
         raise TypeError(f"denominator: expected a number or an array, got {type(denominator).__name__}")
     if str(denominator.dtype) not in dtypes:
-        raise TypeError(f"denominator: expected dtype float32, int32 or int64, got {denominator.dtype}")
+        dtype = str(denominator.dtype).removeprefix("torch.")
+        raise _cures.type_error("denominator", denominator, f"expected dtype float32, int32 or int64, got {dtype}")
     if tuple(denominator.shape) not in ((), (1,)):
         raise ValueError(f"denominator: expected one element, got shape {list(denominator.shape)}")
     return denominator

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, overload
 
-from .. import _call, _check, _dispatch
+from .. import _call, _check, _cures, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._native import functions
 from .._types import AnyArray, ArrayT, DType, Exp, Generic, NamedTuple, OnBadId
@@ -319,7 +319,7 @@ def linear_logprob_pair(
             ref[0], ref[1], target, bias=ref[2], lora_a=ref[3], lora_b=ref[4], lora_scale=ref_lora_scale, **of_both
         )
     except (TypeError, ValueError, BufferError) as error:
-        names = r"\b(hidden|weight|bias|lora_a|lora_b|lora_scale)\b"
+        names = r"(?<!\.)\b(hidden|weight|bias|lora_a|lora_b|lora_scale)\b"
         of_reference = re.sub(names, r"ref_\1", str(error))
         if of_reference == str(error):  # an error about values, which names no argument
             of_reference = f"ref_hidden, ref_weight: {error}"
@@ -371,7 +371,7 @@ def linear_logprob_partial(
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
     if not _dispatch.is_array(weight_shard):
-        raise TypeError(f"weight_shard: expected an array that speaks DLPack, got {type(weight_shard).__name__}")
+        raise _cures.type_error("weight_shard", weight_shard, _cures.NO_ARRAY + type(weight_shard).__name__)
     if _dispatch.is_tensor(hidden):
         head = (hidden, weight_shard, bias, lora_a, lora_b, scale)
         return _torch().partial(head, target, arguments, exp, logits, workspace_bytes, vocab_start, vocab_size)

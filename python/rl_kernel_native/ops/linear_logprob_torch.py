@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed
 
-from .. import _check, _cures, _main_grad, _torch
+from .. import _check, _main_grad, _torch
 from .._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
 from .._composed import Composing
 from .._dispatch import count_write
@@ -245,11 +245,7 @@ def _forward(
     head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], shard: Shard | None, returns: int
 ) -> Any:
     if shard is None:
-        try:
-            return _C.linear_logprob(head, arguments, how, returns, None, 0)
-        except (TypeError, ValueError) as error:
-            _cures.add(error, zip(("hidden", "weight", "bias", "lora_a", "lora_b", "target"), head, strict=False))
-            raise
+        return _C.linear_logprob(head, arguments, how, returns, None, 0)
     stats = _gathered(_C.linear_logprob_partial(head, arguments, how, shard[1:], None, 0), shard.group)
     valid = _valid_vocab(shard.vocab_size, arguments)
     return _C.logprob_merge(stats, arguments[0], returns, how[-1], valid, None, 0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _check, _cures, _engine, _main_grad, _torch
+from .. import _check, _engine, _main_grad, _torch
 from .._arithmetic import AS_CALLED, product_unit
 from .._described import check
 from .._dispatch import count_write, dtype_code
@@ -93,11 +93,7 @@ def linear(
     if direct and not wants_grad(x, weight, bias):
         _torch.device_type(x, "x")
         prepare(x)
-        try:
-            return _C.linear(x, weight, bias, k_segments, out, allow_vendor, unit, None, 0)
-        except (TypeError, ValueError) as error:
-            _cures.add(error, (("x", x), ("weight", weight), ("bias", bias)))
-            raise
+        return _C.linear(x, weight, bias, k_segments, out, allow_vendor, unit, None, 0)
     if not direct:
         _require_tensors(x=x, weight=weight, optional={"bias": bias})
         k_segments = _check.segment_count("k_segments", k_segments)

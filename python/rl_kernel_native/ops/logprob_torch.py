@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import _cures
 from .._arithmetic import resolve_exp, unresolved_exp
 from .._dispatch import count_write
 from .._native import module as _C
@@ -52,11 +51,7 @@ def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str
     if wants_grad:
         return _selected(_Logprob.run(logits, target, arguments, mode, returns), returns)
     prepare(logits)
-    try:
-        result = _C.logprob(logits, target, arguments, mode, returns, out, None, 0)
-    except (TypeError, ValueError) as error:
-        _cures.add(error, (("logits", logits), ("target", target)))
-        raise
+    result = _C.logprob(logits, target, arguments, mode, returns, out, None, 0)
     if out is not None:
         for array in out:
             count_write(array)

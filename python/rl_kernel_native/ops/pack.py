@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from .. import _call, _check, _cures, _dispatch
+from .. import _call, _check, _dispatch
 from .._native import functions
 from .._operator import Array, Operator, linear
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
@@ -197,11 +197,7 @@ def pack(
             raise ValueError(f"max_tokens: expected a number >= 0, got {capacity}")
     if frame is None:
         if _is_direct(arrays, lengths, mask):
-            try:
-                cu_seqlens, positions, status = _C.pack_layout(lengths, mask, num_tokens, capacity, None, 0)
-            except (TypeError, ValueError) as error:
-                _cures.add(error, (("tensors", arrays[0]), ("lengths", lengths), ("mask", mask)))
-                raise
+            cu_seqlens, positions, status = _C.pack_layout(lengths, mask, num_tokens, capacity, None, 0)
             found = _moved(arrays, cu_seqlens, positions, False, True, num_tokens, capacity, fills)
         else:
             kept, by_mask = (lengths, False) if mask is None else (mask, True)

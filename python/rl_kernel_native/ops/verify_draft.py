@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .. import _check, _dispatch
+from .. import _check, _cures, _dispatch
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
 from ._rejection import STREAM, Arrays, Rejection
 from .random_bits import given, position_of, seed_of
@@ -158,7 +158,8 @@ def _require_array(name: str, value: Any) -> None:
 
 def _check_dtype(name: str, value: Any, dtypes: tuple[str, ...]) -> None:
     if value is not None and (dtype := str(value.dtype).removeprefix("torch.")) not in dtypes:
-        raise TypeError(f"{name}: expected dtype {', '.join(dtypes[:-1])} or {dtypes[-1]}, got {dtype}")
+        said = f"expected dtype {', '.join(dtypes[:-1])} or {dtypes[-1]}, got {dtype}"
+        raise _cures.type_error(name, value, said)
 
 
 def _require_alike(target_logits: Any, draft_ids: Any, optional: dict[str, Any]) -> None:
