@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_PUBLIC = re.compile(
-    r"rl_kernel_native\.(_|bench|consistency|doctor|integrations\.|ops\.\w+_(torch|traced|autograd)|ops\.\w+\.[A-Z_]+$)"
+    r"rl_kernel_native\.(_|bench|consistency|doctor|integrations\.|ops\.\w+_(torch|traced|composed|autograd)|ops\.\w+\.[A-Z_]+$)"
 )
 OF_TORCH = {"Type of metaclass unknown", "Type of base class unknown"}  # caused by the base classes of rk.nn
 

@@ -5,8 +5,9 @@
 
 It counts four parts, with every line of each file:
 
-- torch layer: ``ops/*_torch.py``, ``ops/*_traced.py``, ``ops/*_autograd.py``, engine and shared checks. Other files of
-  ``ops`` add the statements that make an ``Operator``, and the private functions that these name.
+- torch layer: engine, shared checks, and files of ``ops`` that end with ``_torch``, ``_traced``, ``_composed`` or
+  ``_autograd``. Other files of ``ops`` add the statements that make an ``Operator``, and the private functions that
+  these name.
 - dispatch: its template and table, ``cpp/ops/<operator>.cpp``, and headers that declare an operator for one backend.
   ``linear_logprob.cpp`` is not dispatch, since it computes.
 - architecture stubs: ``.cu`` files of fewer than 20 lines, and the ``kernels.h`` that declare them.
@@ -37,7 +38,7 @@ STUB_LINES = 20
 
 def is_torch_layer(name: str) -> bool:
     stem = name.removeprefix(PACKAGE).removesuffix(".py")
-    by_hand = re.fullmatch(r"ops/\w+_(torch|traced|autograd)", stem)
+    by_hand = re.fullmatch(r"ops/\w+_(torch|traced|composed|autograd)", stem)
     return name.startswith(PACKAGE) and name.endswith(".py") and (bool(by_hand) or stem in ENGINE)
 
 

@@ -117,7 +117,7 @@ OF_STEM = {
 ANY = ["test_exact_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input", "test_token_model",
        "test_other_device"]  # fmt: skip
 # Compiled calls run the same formulas, so their tests are left out for a file that is not part of the way to torch.
-OF_TORCH = re.compile(r"python/rl_kernel_native/(_\w+|ops/\w+_(torch|traced|autograd))\.py")
+OF_TORCH = re.compile(r"python/rl_kernel_native/(_\w+|ops/\w+_(torch|traced|composed|autograd))\.py")
 
 # (path, line with the fault) -> why no test can notice. If a line changes, its entry leaves the table and is judged
 # again.
@@ -304,7 +304,7 @@ def redrawn(fault: Fault, used: set[str]) -> Fault | None:
 def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
     """The operator's own tests, its C++ tests, and the tests of shared files and of all operators."""
     stem = Path(fault.path).stem.lstrip("_")
-    for suffix in ("_torch", "_traced", "_autograd", "_backward", "_kernels", "_fill", "_lists"):
+    for suffix in ("_torch", "_traced", "_composed", "_autograd", "_backward", "_kernels", "_fill", "_lists"):
         stem = stem.removesuffix(suffix)
     stem = {"policy_spec": "policy_loss", "preference_kinds": "preference_loss"}.get(stem, stem)
     parts = [stem]

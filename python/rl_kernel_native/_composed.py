@@ -43,14 +43,15 @@ def _keep(ctx: Any, op: Operator, arrays: Sequence[Any], found: Sequence[Any]) -
         ctx.dtypes = [None if o is None else o.dtype for o in found[: len(of.incoming)]]
         return [arrays[i] for i in of.reads]
     kept: Sequence[Any] = of.kept(arrays, found)
-    ctx.likes, ctx.dtypes = (), (kept[0].dtype,) * len(of.incoming)
+    more = found[1 : len(of.incoming)]
+    ctx.likes, ctx.dtypes = (), (kept[0].dtype, *(None if o is None else o.dtype for o in more))
     return kept
 
 
 def _kept(ctx: Any, of: Composed) -> list[Any]:
     if of.is_linear:
         return [*ctx.likes, *ctx.saved_tensors]
-    return [None if x is None else rows_of(x) for x in ctx.saved_tensors]
+    return [x if x is None or of.as_kept else rows_of(x) for x in ctx.saved_tensors]
 
 
 class Composing(Eager):

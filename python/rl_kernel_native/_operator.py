@@ -130,6 +130,7 @@ class Composed:
         allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
         is_linear: whether derivatives read a :class:`Like` of each array ``of``, then the arrays ``reads``.
         dims: most dimensions that kernels read at any stride; the last must be contiguous.
+        as_kept: whether ``backward`` reads what was kept at any strides, so that a trace copies none of it.
     """
 
     of: tuple[int, ...]
@@ -147,6 +148,7 @@ class Composed:
     allows: Callable[[int, tuple[Any, ...]], bool] = lambda i, how: True
     is_linear: bool = False
     dims: int = 3
+    as_kept: bool = False
 
 
 def linear(of: tuple[int, ...], along: Callable[..., Sequence[Any]], constants: str = "", **more: Any) -> Composed:

@@ -109,7 +109,7 @@ def test_lists_that_change_before_backward_are_noticed(s: Sequences) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_opcheck(form: str, s: Sequences) -> None:
-    import rl_kernel_native.ops.attention_traced  # noqa: F401 - registers them
+    rk._call.load()
 
     (q, k, v, dout), lists = s.call(form)
     names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "parents", "block_table")

@@ -278,7 +278,7 @@ def test_autograd_and_compiled_have_the_bytes_of_backward(
 def test_opcheck_and_fakes(device: str, rng: np.random.Generator) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    import rl_kernel_native.ops.attention_traced  # noqa: F401 - registers the operators
+    rk._call.load()
 
     tree = Tree(rng, [9, 5, 7], [-1, 0, 0], head_dim=16, device=device)
     lists = (tree.cu, tree.cu, None, None, None, tree.parents)

@@ -134,7 +134,7 @@ def test_autograd_compiled_and_fakes(device: str, rng: np.random.Generator) -> N
 
 
 def test_opcheck(device: str, rng: np.random.Generator) -> None:
-    import rl_kernel_native.ops.attention_traced  # noqa: F401 - registers the operators
+    rk._call.load()
 
     s = narrowed(Sequences(rng, [(5, 9)], (4, 2), 24, "bfloat16", device), 16)
     q, k, v, dout = (t[0][None] for t in (s.q, s.k, s.v, s.dout))

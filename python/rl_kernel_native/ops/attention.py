@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, overload
 
-from .. import _check, _dispatch
+from .. import _call, _check, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._native import functions
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
@@ -62,6 +62,7 @@ def _torch() -> Any:
     global _torch_path, _plain, _plain_or_none
     if _torch_path is None:
         _dispatch.require_torch()
+        _call.load()
         from . import attention_torch
 
         _torch_path = attention_torch

@@ -19,6 +19,7 @@ from ..reference.attention_partials import (
     split_count,
 )
 from .attention_lists import PAGES, PLACES
+from .attention_traced import checked
 
 __all__ = ["AttentionPartials", "attention_merge_reference", "attention_partials_reference", "attention_splits"]
 
@@ -135,7 +136,6 @@ def partials(q: Any, k: Any, v: Any, lists: Any, splits: Any, options: Any, exp:
     own, traced = _own(splits), False
     if _dispatch.is_tensor(q):
         from .._torch import autocast, is_compiling
-        from .attention_traced import checked
 
         traced = is_compiling()  # a traced call cannot read the context of rk.arithmetic
         refuse_gradients(

@@ -13,6 +13,7 @@ from torch import Tensor
 from .._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
 from .._main_grad import is_asked_for
 from .._native import module as _C
+from .._run import applied
 from .._torch import (
     PLAIN,
     Eager,
@@ -58,7 +59,8 @@ def attention(
     if not direct:
         names = list_names(PLACES + PAGES, lists)
         require_tensors(q=q, k=k, v=v, optional={"sinks": sinks, **dict(zip(names, lists, strict=True))})
-        return traced.attention(q, k, v, sinks, *lists, *traced.checked(options), mode, unit)
+        out, lse = applied(traced.FORWARD, (q, k, v, sinks, *lists), (*options, mode, unit))
+        return out, lse
     return _Attention.run(q, k, v, sinks, *lists[:6], *options, mode, unit)
 
 
@@ -89,14 +91,14 @@ class _Attention(Eager):
         direct = not is_grad_enabled() and all(map(is_direct_gradient, given.values()))
         if not direct:
             require_tensors(**given)
-        dout, dlse = traced.incoming(dout, dlse, out)
+        arrays = (q, k, v, *rest, *NO_PAGES)
         if direct:
             prepare(q)
-            arrays = (q, k, v, *rest, *NO_PAGES)
+            dout, dlse = traced.incoming(dout, dlse, out)
             found = _C.attention_backward(dout, dlse, out, lse, arrays, *ctx.options, *wants, None, 0)
         else:
             options, *how = ctx.options
-            found = traced.backward(dout, dlse, q, k, v, out, lse, *rest, *options, *how, *wants)
+            found = traced.gradients(applied, (dout, dlse), (out, lse, *arrays), (*options, *how), asked[:4])
         return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * 12
 
 
@@ -117,7 +119,5 @@ def backward(
         return found
     optional = {"dlse": dlse, "sinks": sinks, **dict(zip(list_names(PLACES, lists), lists, strict=True))}
     require_tensors(q=q, k=k, v=v, dout=dout, out=out, lse=lse, optional=optional)
-    return traced.backward(
-        gradient(dout, q.dtype, "dout", dims=4), dlse, q, k, v, out, lse, sinks, *lists, *traced.checked(options), mode,
-        unit, *wants,
-    )  # fmt: skip
+    inputs = (gradient(dout, q.dtype, "dout", dims=4), *inputs[1:])
+    return applied(traced.BACKWARD, inputs, (*options, mode, unit, *wants))

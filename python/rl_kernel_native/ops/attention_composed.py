@@ -1,0 +1,157 @@
+"""Derivatives of attention by torch's own operators in float64. They are built for correctness, and need memory for
+every pair of a query and a key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .attention_lists import NO_PAGES, lse_shape, out_shape
+
+
+def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Each token's sequence, each token's number in it, and each sequence's count of tokens in use.
+
+    A token that is not in use has a negative number, or one that is at least the count. Tokens [batch, tokens, ...]
+    give [batch, tokens], packed ones [1, tokens].
+    """
+    if cu is None:
+        batch, length = x.shape[:2]
+        sequence = torch.arange(batch, device=x.device)[:, None].expand(batch, length)
+        number = torch.arange(length, device=x.device).expand(batch, length)
+        count = torch.full((batch,), length, device=x.device)
+    else:
+        offsets, tokens = cu.long(), torch.arange(x.shape[0], device=x.device)
+        sequence = torch.searchsorted(offsets[1:].contiguous(), tokens, right=True)[None]
+        number = tokens - offsets[sequence.clamp(max=max(len(offsets) - 2, 0))]
+        count = offsets[1:] - offsets[:-1]
+    if leftpad is not None:
+        number, count = number - leftpad.long()[:, None], count - leftpad.long()
+    if used is not None:
+        count = used.long()
+    return sequence, number, count
+
+
+def _paths(parents: Tensor) -> Tensor:
+    """Whether the segment of a row has the segment of a column on its path, which is itself and its ancestors."""
+    segments = torch.arange(len(parents), device=parents.device)
+    path = (segments == segments[:, None]) | (segments == parents[:, None])
+    for _ in range(len(parents).bit_length()):  # paths of 1, 2, 4, ... steps
+        path = (path.double() @ path.double()) > 0
+    return path
+
+
+def _paged(k: Tensor, table: Tensor, prefix_table: Any, prefix_lens: Any, group_offsets: Any) -> tuple[Tensor, Tensor]:
+    """The page of each key of a sequence, and the key's place in the page."""
+    size = k.shape[1]
+    own = torch.arange(size * table.shape[1], device=k.device).expand(table.shape[0], -1)
+    page = table.long().repeat_interleave(size, 1)
+    place = own % size
+    if prefix_table is not None and prefix_table.shape[0]:
+        b, of = torch.arange(table.shape[0], device=k.device), group_offsets.long()
+        group = torch.searchsorted(of[1:].contiguous(), b, right=True)
+        lens = torch.where(group < len(prefix_lens), prefix_lens.long()[group.clamp(max=len(prefix_lens) - 1)], 0)
+        j = torch.arange(size * (prefix_table.shape[1] + table.shape[1]), device=k.device)[None]
+        shares, number = j < lens[:, None], j - lens[:, None]
+        shared = prefix_table.long()[group.clamp(max=len(prefix_lens) - 1)].repeat_interleave(size, 1)
+        shared, page = (torch.nn.functional.pad(t, (0, j.shape[1] - t.shape[1])) for t in (shared, page))
+        own = number.clamp(0, max(own.shape[1] - 1, 0))
+        page = torch.where(shares, shared, page.gather(1, own))
+        place = torch.where(shares, j % size, own % size)
+    return page.clamp(0, max(k.shape[0] - 1, 0)), place
+
+
+def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
+    """q [b, i, kv_heads, group, d], k and v [b, j, kv_heads, d] in float64, which query sees which key [b, 1, 1, i, j],
+    and the scale."""
+    cu_q, cu_k, used_q, used_k, leftpad, parents, *pages = lists
+    causal, window_size, softmax_scale = how[:3]
+    if pages[0] is not None:
+        page, place = _paged(k, *pages)
+        k, v = (t[page, place] for t in (k, v))
+    of_q, of_k = _numbers(q, cu_q, used_q, None), _numbers(k, cu_k, used_k, leftpad)
+    if cu_q is not None or cu_k is not None:  # one batch of all tokens, each beside all others
+        of_q, of_k = ((s.reshape(1, -1), n.reshape(1, -1), c) for s, n, c in (of_q, of_k))
+        q, k, v = (t.reshape(1, -1, *t.shape[-2:]) for t in (q, k, v))
+    (seq_q, i, queries), (seq_k, j, keys) = of_q, of_k
+    b, of = seq_q.clamp(max=max(len(queries) - 1, 0)), seq_k.clamp(max=max(len(keys) - 1, 0))
+    alike = seq_q[:, :, None] == seq_k[:, None, :]
+    first: Any = 0
+    if parents is not None and len(queries):
+        path = _paths(parents)
+        alike = path[b[:, :, None], of[:, None, :]]
+        first = ((path.double() @ queries.double()).long() - queries)[b]
+    sees = alike & ((i >= 0) & (i < queries[b]))[:, :, None]
+    sees = sees & ((j >= 0) & (j < keys[of]))[:, None, :]
+    if causal:
+        j = j + first  # q and k have the same segments
+        behind = (keys[b] - queries[b] + i + first)[:, :, None] - j[:, None, :]
+        sees = sees & (behind >= 0)
+        sees = sees if window_size is None else sees & (behind < window_size)
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    # Elements that attention does not read may hold any value, so they become 0.
+    x = _where(sees.any(2), q.double()).unflatten(2, (k.shape[2], q.shape[2] // k.shape[2]))
+    seen = sees.any(1)
+    return x, _where(seen, k.double()), _where(seen, v.double()), sees[:, None, None], scale
+
+
+def _where(used: Tensor, x: Tensor) -> Tensor:
+    return torch.where(used[:, :, None, None], x, torch.zeros_like(x))
+
+
+def _probabilities(x: Tensor, y: Tensor, sinks: Any, sees: Tensor, scale: float, softcap: float | None) -> Any:
+    """Probabilities [b, kv_heads, group, i, j], those of sinks [b, kv_heads, group, i, 1] or None, lse [b, kv_heads,
+    group, i], and the softcap's slope."""
+    s = torch.einsum("bihgd,bjhd->bhgij", x, y) * scale
+    slope: Any = 1.0
+    if softcap is not None:
+        h = torch.tanh(s / softcap)
+        s, slope = softcap * h, 1 - h * h
+    any_key = sees.any(-1, keepdim=True)
+    s = torch.where(sees, s, torch.where(any_key, float("-inf"), 0.0))
+    lse = torch.logsumexp(s, -1, keepdim=True) if s.shape[-1] else s.sum(-1, keepdim=True)
+    of_sinks = None
+    if sinks is not None:
+        u = sinks.double().view(1, *x.shape[2:4], 1, 1)
+        lse = torch.where(any_key, torch.logaddexp(lse, u), lse)
+        of_sinks = torch.where(any_key, torch.exp(u - lse), 0.0)
+    p = torch.where(sees, torch.exp(s - lse), torch.zeros_like(s))
+    return p, of_sinks, torch.where(any_key, lse, float("-inf")).squeeze(-1), slope
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Any, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
+    """out and lse."""
+    x, y, z, sees, scale = _scene(q, k, v, lists, how)
+    p, _, lse, _ = _probabilities(x, y, sinks, sees, scale, how[3])
+    out = torch.einsum("bhgij,bjhd->bihgd", p, z).to(q.dtype)
+    lse = lse.flatten(1, 2)
+    if lists[0] is None and lists[1] is not None:  # [1, heads, batch * tokens]
+        lse = lse[0].unflatten(1, (q.shape[0], q.shape[1])).transpose(0, 1)
+    return out.reshape(out_shape(q, v)), lse.reshape(lse_shape(q)).float()
+
+
+def backward(
+    dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, lists: tuple[Any, ...], how: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """dq, dk, dv and dsinks or None."""
+    x, y, z, sees, scale = _scene(q, k, v, (*lists, *NO_PAGES), how)
+    p, of_sinks, _, slope = _probabilities(x, y, sinks, sees, scale, how[3])
+    g = _where(sees.any(-1)[:, 0, 0], dout.double().reshape(*x.shape[:2], q.shape[-2], v.shape[-1]))
+    g = g.unflatten(2, x.shape[2:4])
+    dp = torch.einsum("bihgd,bjhd->bhgij", g, z)
+    delta = (p * dp).sum(-1, keepdim=True)
+    if dlse is not None:
+        wide = dlse.double()
+        if lists[0] is None and lists[1] is not None:
+            wide = wide.transpose(0, 1).flatten(1)[None]
+        rows = wide.reshape(p.shape[:-1])[..., None]
+        delta = delta - torch.where(sees.any(-1, keepdim=True), rows, torch.zeros_like(rows))
+    ds = p * (dp - delta) * slope * scale
+    dq = torch.einsum("bhgij,bjhd->bihgd", ds, y)
+    dk = torch.einsum("bhgij,bihgd->bjhd", ds, x)
+    dv = torch.einsum("bhgij,bihgd->bjhd", p, g)
+    dsinks = None if of_sinks is None else -(of_sinks * delta).sum((0, 3, 4)).reshape(sinks.shape).float()
+    dq, dk, dv = (g.reshape(t.shape).to(q.dtype) for g, t in ((dq, q), (dk, k), (dv, v)))
+    return dq, dk, dv, dsinks
