@@ -19,7 +19,7 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Arrives at a barrier of another block of the cluster, whose address map_to_rank gives. It orders no memory accesses.
-// It suits memory that the copy engine filled and wgmma read, which the proxies order.
+// It suits memory that TMA filled and wgmma read, which the proxies order.
 __device__ __forceinline__ void mbarrier_arrive_remote(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -38,7 +38,7 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity)
       "r"(parity)
       : "memory");
 }
-// Waits for the copy engine or for threads of this block. mbarrier_wait also invalidates L1, for stores of other
+// Waits for TMA or for threads of this block. mbarrier_wait also invalidates L1, for stores of other
 // blocks.
 __device__ __forceinline__ void mbarrier_wait_block(std::uint32_t barrier, int parity) {
   asm volatile(

@@ -1,4 +1,4 @@
-// The pass over tokens of plain arrays (rlk/kernels/plain_tokens.h). A lane copies its quads of the next steps into its
+// The pass over tokens of plain arrays (rlk/kernels/plain_tokens.h). A lane copies its vec4s of the next steps into its
 // own slots of a ring in shared memory, and reads them back itself. So it needs no barrier, and copies in flight hold
 // no registers.
 #pragma once
@@ -14,7 +14,7 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kPlainStages = 2;  // stages of the ring
-constexpr int kMaskVectors = 2;  // vectors of a quad's mask of the widest type
+constexpr int kMaskVectors = 2;  // vectors of a vec4's mask of the widest type
 // A warp keeps the sums of kKeptSteps steps in shared memory and then adds them up together. A step has four sums of
 // each lane. Gaps between them let the threads that add them read different banks.
 constexpr int kKeptSteps = 4, kKeptHalf = 4 * 16 + 16, kKeptStep = 2 * kKeptHalf - 16 + 4,

@@ -1,4 +1,4 @@
-// Tensor maps for the copy engine of compute capability 9.0.
+// Tensor maps for TMA on compute capability 9.0.
 #pragma once
 
 #include <cuda.h>

@@ -28,7 +28,7 @@ struct TileRing {
   int stages;
   RingPosition at;
 
-  // A whole warp calls it. All lanes compute the same values, which stay in the uniform registers that the copy engine
+  // A whole warp calls it. All lanes compute the same values, which stay in the uniform registers that the TMA unit
   // reads. If one lane called it, each operand would be moved there (README of linear).
   template <class PortionA, class PortionB>
   __device__ __forceinline__ void load(const PortionA& a, const PortionB& b, int first_a, int first_b, int k) {
@@ -137,8 +137,8 @@ struct TileRing {
   }
 };
 
-// The portion of an operand's tile that a block loads by the copy engine, and the bytes that arrive. Rows that do not
-// exist are left out: the engine is slow to fill in zeros, and products of these rows are not stored. K-major: one
+// The portion of an operand's tile that a block loads by TMA, and the bytes that arrive. Rows that do not
+// exist are left out: TMA is slow to fill in zeros, and products of these rows are not stored. K-major: one
 // chunk of kRows rows by 64 k. MN-major: chunks of 64 columns by 64 k. If `sharing` blocks share the tile, each loads a
 // slice of every chunk into all of them. kPasses: loads are evict-first.
 template <int kRows, bool kMnMajor, bool kPasses = false>

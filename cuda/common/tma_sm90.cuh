@@ -1,5 +1,5 @@
-// TMA, the copy engine of compute capability 9.0. It copies boxes of a tensor to the shared memory of one or several
-// blocks of a cluster, and back.
+// TMA, the tensor memory accelerator of compute capability 9.0. It copies boxes of a tensor to the shared memory of one
+// or several blocks of a cluster, and back.
 #pragma once
 
 #include <cuda.h>

@@ -40,7 +40,7 @@ constexpr std::int64_t kPrefetchBytes = std::int64_t{4} << 20;
 // Prefetches bytes into L2 for a block that will load them. `bytes` and the address are multiples of 16. No register
 // waits, so more bytes can be in flight than registers hold. It reads no value, so it may run before
 // wait_for_previous_kernel: that kernel's later writes reach the same L2. It does nothing where the hardware has no
-// copy engine.
+// bulk prefetch.
 __device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* from,
                                                [[maybe_unused]] std::uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900

@@ -15,7 +15,7 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Descriptor of an operand tile that the copy engine wrote with the 128-byte swizzle. K-major: rows of 64 k (128
+// Descriptor of an operand tile that TMA wrote with the 128-byte swizzle. K-major: rows of 64 k (128
 // bytes), where groups of eight rows lie 1024 bytes apart. MN-major: chunks of 64 rows or columns, each [k][64],
 // `chunk_bytes` apart.
 template <bool kMnMajor>

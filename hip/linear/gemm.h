@@ -66,12 +66,12 @@ RLK_DEVICE void multiply_step(const std::uint16_t* stage, const WavePlace<Tile>&
   Operand a[kParts][Tile::kMfmasDown], b[kParts][Tile::kMfmasAcross];
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    const int quad = step * 4 + part * kVec4s + lane / kSize;
+    const int vec4 = step * 4 + part * kVec4s + lane / kSize;
 #pragma unroll
-    for (int j = 0; j < Tile::kMfmasDown; ++j) a[part][j] = load_vec4<Operand, kStageK>(stage, row + j * kSize, quad);
+    for (int j = 0; j < Tile::kMfmasDown; ++j) a[part][j] = load_vec4<Operand, kStageK>(stage, row + j * kSize, vec4);
 #pragma unroll
     for (int j = 0; j < Tile::kMfmasAcross; ++j) {
-      b[part][j] = load_vec4<Operand, kStageK>(stage_b, column + j * kSize, quad);
+      b[part][j] = load_vec4<Operand, kStageK>(stage_b, column + j * kSize, vec4);
     }
   }
 #pragma unroll

@@ -1,8 +1,9 @@
 // A stage of an operand of linear: global memory to registers, registers to LDS, LDS to a matrix instruction.
 //
-// LDS holds a tile's rows (outputs of one operand) with consecutive contraction indices, in quads of four. A lane gives
-// one quad to a matrix instruction. The quads of a row are permuted by the row's number. So the 16 lanes that LDS
-// serves at once, each at the same quad of its own row, hit all 32 banks. Elements past the operand's edges are +0.
+// LDS holds a tile's rows (outputs of one operand) with consecutive contraction indices, in vec4s of four 16-bit
+// elements. A lane gives one vec4 to a matrix instruction. The vec4s of a row are permuted by the row's number. So the 16
+// lanes that LDS serves at once, each at the same vec4 of its own row, hit all 32 banks. Elements past the operand's
+// edges are +0.
 #pragma once
 
 #include "hip/common/wave.h"
@@ -15,20 +16,20 @@ struct Vec8 {
   Vec4 low, high;
 };
 
-// The position of a quad of a tile's row.
+// The position of a vec4 of a tile's row.
 template <int kStageK>
-RLK_DEVICE int vec4_at(int row, int quad) {
-  constexpr int kVec4s = kStageK / 4, kBankVec4s = 16;  // 16 quads cover the 32 banks
-  return (row * kVec4s + (quad ^ (row * kVec4s / kBankVec4s) % kVec4s)) * 4;
+RLK_DEVICE int vec4_at(int row, int vec4) {
+  constexpr int kVec4s = kStageK / 4, kBankVec4s = 16;  // 16 vec4s cover the 32 banks
+  return (row * kVec4s + (vec4 ^ (row * kVec4s / kBankVec4s) % kVec4s)) * 4;
 }
 template <int kStageK>
-RLK_DEVICE void store_vec4(std::uint16_t* tile, int row, int quad, Vec4 x) {
-  __builtin_memcpy(__builtin_assume_aligned(tile + vec4_at<kStageK>(row, quad), 8), &x, sizeof x);
+RLK_DEVICE void store_vec4(std::uint16_t* tile, int row, int vec4, Vec4 x) {
+  __builtin_memcpy(__builtin_assume_aligned(tile + vec4_at<kStageK>(row, vec4), 8), &x, sizeof x);
 }
 template <class Operand, int kStageK>
-RLK_DEVICE Operand load_vec4(const std::uint16_t* tile, int row, int quad) {
+RLK_DEVICE Operand load_vec4(const std::uint16_t* tile, int row, int vec4) {
   Operand x;
-  __builtin_memcpy(&x, __builtin_assume_aligned(tile + vec4_at<kStageK>(row, quad), 8), sizeof x);
+  __builtin_memcpy(&x, __builtin_assume_aligned(tile + vec4_at<kStageK>(row, vec4), 8), sizeof x);
   return x;
 }
 
@@ -47,13 +48,13 @@ RLK_DEVICE Vec4 load_clamped(const std::uint16_t* row, std::int64_t first, std::
   for (int j = 0; j < 4; ++j) x |= Vec4{row[first + j < end ? first + j : end - 1]} << (16 * j);
   return x;
 }
-// The first `count` elements of a quad, +0 after them.
+// The first `count` elements of a vec4, +0 after them.
 RLK_DEVICE Vec4 first_of(Vec4 x, std::int64_t count) {
   if (count >= 4) return x;
   return count <= 0 ? 0 : x & ((Vec4{1} << (16 * static_cast<int>(count))) - 1);
 }
 
-// kRows rows of a tile, for an operand whose rows run along the contraction. A thread takes vec8s of a row.
+// kRows rows of a tile, for an operand whose memory rows run along the contraction index. A thread takes vec8s of a row.
 template <int kRows, int kStageK>
 class AlongRows {
   static constexpr int kVec8s = kStageK / kAlongRow, kUnits = kRows * kVec8s;
@@ -101,7 +102,8 @@ class AlongRows {
   Vec8 values_[kEach];
 };
 
-// The same for rows that run across the contraction. A thread takes squares of four by four and transposes them.
+// The same for an operand that is stored transposed: its memory rows hold one contraction index each. A thread takes
+// squares of four by four and transposes them.
 template <int kRows, int kStageK>
 class AcrossRows {
   static constexpr int kVec4s = kStageK / 4, kRowVec4s = (kRows / 4 + 7) / 8 * 8, kUnits = kVec4s * kRowVec4s;
@@ -113,7 +115,7 @@ class AcrossRows {
   RLK_DEVICE AcrossRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : x_(x), from_(global_pointer(static_cast<const std::uint16_t*>(x.data)) + first), size_(size - first) {}
   RLK_DEVICE void load(std::int64_t k, std::int64_t end) {
-    const auto row = [&](int i, int j) { return k + quad(i) * 4 + j; };
+    const auto row = [&](int i, int j) { return k + vec4(i) * 4 + j; };
     if (x_.vectors && end - k >= kStageK) {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
@@ -142,14 +144,14 @@ class AcrossRows {
         Vec4 x = 0;
 #pragma unroll
         for (int row = 0; row < 4; ++row) x |= (values_[i][row] >> (16 * j) & 0xffff) << (16 * row);
-        store_vec4<kStageK>(tile, column(i) + j, quad(i), x);
+        store_vec4<kStageK>(tile, column(i) + j, vec4(i), x);
       }
     }
   }
 
  private:
   // Eight neighbouring lanes read 64 bytes of a row. Their writes to LDS have few bank conflicts.
-  static RLK_DEVICE int quad(int i) { return (thread_id() + i * kGemmThreads) / 8 % kVec4s; }
+  static RLK_DEVICE int vec4(int i) { return (thread_id() + i * kGemmThreads) / 8 % kVec4s; }
   static RLK_DEVICE int column(int i) {
     const int unit = thread_id() + i * kGemmThreads;
     return (unit / (8 * kVec4s) * 8 + unit % 8) * 4;

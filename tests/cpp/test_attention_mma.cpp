@@ -123,7 +123,7 @@ struct BackwardCall {
   std::vector<float> lse, dlse, workspace;
 };
 
-// Steps of queries count from key 0, whatever the number of keys before query 0; blocks have either width.
+// Steps of 16 queries are counted from the query at key 0, even if keys precede query 0. Both block widths occur.
 TEST_F(AttentionMma, GradientsHaveTheBitsOfRule1) {
   unsigned seed = 500;
   bool decides = false;  // whether the unit's arithmetic changes a bit

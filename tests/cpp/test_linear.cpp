@@ -81,7 +81,7 @@ TEST_F(Linear, SumsGoOnFromOnePanelOfTheContractionToTheNext) {
 }
 
 TEST_F(Linear, RowsThatAreManyTakeTheContractionInTurns) {
-  // A block of the CPU has up to 384 rows; 150 rows leave room for two panels of 256 at a time.
+  // The CPU packs rows times panels up to 384: with 150 rows, two panels of 256 contraction indices at a time.
   for (const Arithmetic arithmetic : kArithmetics) {
     ASSERT_NO_FATAL_FAILURE(
         check_shape(150, 1031, 19, DType::kBFloat16, DType::kFloat32, arithmetic, Data::kNormal, 4));

@@ -109,7 +109,7 @@ std::vector<std::uint16_t> operand(std::int64_t size, DType dtype, std::mt19937*
 bool run_case(const Case& c, DType dtype) {
   std::mt19937 random(1);
   const bool a_contiguous = c.product != Product::kWeightGrad, b_contiguous = c.product == Product::kForward;
-  // Rows are 16-byte aligned, as the copy engine needs them, or are not.
+  // Rows are 16-byte aligned, as TMA needs them, or are not.
   const auto stride_of = [&](std::int64_t columns) { return (columns + 7) / 8 * 8 + 8 + (c.odd ? 1 : 0); };
   const std::int64_t gap = 16;  // elements added to the stride between rows that `split` separates
   const std::int64_t a_stride = stride_of(a_contiguous ? c.contraction : c.m);

@@ -56,7 +56,7 @@ int main() {
       cuda::run_case(c, &check);
     }
   });
-  // Some shapes end within a step of quads or within a tile. Sequences take one block, a cluster's blocks, or more.
+  // Some shapes end within a step of vec4s or within a tile. Sequences take one block, a cluster's blocks, or more.
   constexpr std::int64_t kPlainShapes[][2] = {{1, 4},    {5, 12},    {300, 128},  {700, 8},  {1030, 4},  {2048, 4},
                                               {2050, 4}, {9, 256},   {520, 260},  {2, 1028}, {33, 2048}, {1, 9000},
                                               {4, 8196}, {2, 20000}, {600, 4100}, {1, 70000}};

@@ -229,7 +229,7 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("named", OTHER_VALUES)
 @pytest.mark.parametrize("cut", [True, False])
 def test_payloads_of_another_call_are_refused(named: str, cut: bool, device: str, rng: np.random.Generator) -> None:
-    """The merge's value, or a single shard's, is another one than the payloads'. Each row tells by itself."""
+    """The merge, or one shard, is called with another value than the payloads. Every row's status says so."""
     name = named.removeprefix("the ").partition("'")[0]
     mine, other = OTHER_VALUES[named]
     x = logits_of(rng, 2, 700).to(device)

@@ -185,7 +185,7 @@ def group_advantage(
         exclude_nan: a NaN reward does not count in its group and gets advantage 0, as in TRL; otherwise its group is
             NaN. None: the kind's.
         alone: the advantage of a group of one. ``"score"``: mean 0 and standard deviation 1, as in verl; ``"zero"``.
-            None: the kind's. It has no effect where nothing depends on the group; areal keeps the batch's mean.
+            None: the kind's. Kinds without a statistic of the group refuse it. areal keeps the mean of a batch of one.
         process_group: a group of torch.distributed: the batch consists of the sequences of its ranks, in rank order,
             with the bits of one rank that has them all. Reward groups may span ranks. A rank may have no sequence, but
             all ranks must call. Reward groups are given by ids, or by a size. The host waits for the device once.

@@ -1,4 +1,4 @@
-// Plain arrays of tokens, which most calls have: padded sequences of whole quads, no optional array missing, and quads
+// Plain arrays of tokens, which most calls have: padded sequences of whole vec4s, no optional array missing, and vec4s
 // aligned to their vector's size. CUDA has a separate pass for them, which tests none of these properties per token.
 //
 // In addition to what token_terms.h requires, its terms have:
@@ -31,8 +31,8 @@ template <class Terms>
 inline bool has_plain_arrays(const typename Terms::Params& p) {
   const Sequences& q = Terms::sequences(p);
   const auto whole = [&](const void* data, std::int64_t stride, int bytes) {  // bytes: size of an element
-    const int quad = bytes * kVec4 < 16 ? bytes * kVec4 : 16;
-    return data != nullptr && is_aligned(data, static_cast<unsigned>(quad)) && stride * bytes % quad == 0;
+    const int vec4 = bytes * kVec4 < 16 ? bytes * kVec4 : 16;
+    return data != nullptr && is_aligned(data, static_cast<unsigned>(vec4)) && stride * bytes % vec4 == 0;
   };
   if (q.packed() || q.num_slots() == 0 || q.num_tokens % kVec4 != 0 || q.num_tokens >= std::int64_t{1} << 30) {
     return false;

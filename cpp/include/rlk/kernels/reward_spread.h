@@ -220,10 +220,10 @@ class RewardSpread {
     const ScatterRewardsParams& p = this->p();
     float* const to = in_global(p.to_tokens) + to_ + mask_.begin;
     const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) / sizeof(float) % kVec4);
-    const int quads = (mask_.tokens + shift + kVec4 - 1) / kVec4, waves = parts_ * kTokenWaves<Gpu>;
-    const int each = ((quads + waves - 1) / waves + Gpu::kLanes - 1) / Gpu::kLanes * Gpu::kLanes;
+    const int vec4s = (mask_.tokens + shift + kVec4 - 1) / kVec4, waves = parts_ * kTokenWaves<Gpu>;
+    const int each = ((vec4s + waves - 1) / waves + Gpu::kLanes - 1) / Gpu::kLanes * Gpu::kLanes;
     const int first = (part_ * kTokenWaves<Gpu> + thread() / Gpu::kLanes) * each, lane = thread() % Gpu::kLanes;
-    const int after = first + each < quads ? first + each : quads;
+    const int after = first + each < vec4s ? first + each : vec4s;
     const auto as_one = [&](const float* other) {
       return other == nullptr || is_aligned(other + to_ + mask_.begin - shift, sizeof(Vec4));
     };
