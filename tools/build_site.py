@@ -40,18 +40,20 @@ TOOLS = (
     "compare", "patch_model", "unpatch_model", "status", "arithmetic", "current_arithmetic", "checkpoint_contexts",
     "canonical_blas", "trace", "workspace_stats",
 )  # fmt: skip
-# Pages as wide as the tables, never wider than the window; pictures without a dark form stand on white.
+# Pages as wide as the tables, never wider than the window, beside headings of one width; pictures without a dark form
+# stand on white.
 STYLE = """\
 .sidebar-drawer { width: calc(50% - 36em); }
 .main { min-width: 0; }
-.content { box-sizing: border-box; width: 66em; max-width: 100%; }
+.content { box-sizing: border-box; width: 66em; min-width: 0; max-width: 100%; }
+.toc-drawer { flex: 0 1000 15em; min-width: 9em; }
 @media (max-width: 30em) { h1 { font-size: 1.8em; } }
 img[src$=".png"] { background: #fff; border-radius: 4px; padding: 4px; }
 """
 ABOUT_TYPES = """\
 Each operator has a page. In its signatures, `ArrayT` is an array of torch, JAX, NumPy or CuPy, and results have the
 same type. `AnyArray` is any array of the same framework."""
-LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^)\s]+)\)")
 
 
 def operator_modules() -> dict[str, ModuleType]:

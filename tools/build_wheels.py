@@ -39,7 +39,7 @@ HOST_COMPILER = CACHE / "gcc-10" / "bin" / "c++"  # made by tools/fetch_gcc10.sh
 HIP_TOOLS = ("clang++-19", "ld.lld-19", "llvm-objdump-19", "clang-offload-bundler-19")
 MAX_BYTES = 60_000_000
 PROJECT = "rl-kernel-native"
-LINK = r"(!?)\[([^\]]*)\]\(([^)\s]+)\)"
+LINK = r"(!?)\[([^\[\]]*)\]\(([^)\s]+)\)"
 
 # An installed wheel must pass this with only NumPy beside it.
 TRIAL = """

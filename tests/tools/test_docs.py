@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
-import importlib
+import importlib.util
 import inspect
 import io
 import re
 import socket
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,6 +46,18 @@ def test_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"stock: [1-9]\d* of 192 tokens differ, max \|ratio - 1\| 0\.\d+", stock)
     assert ours in readme
     assert "rl_kernel_native: 0 of 192 tokens differ, max |ratio - 1| 0" in ours
+
+
+@pytest.mark.parametrize("name", ["build_site", "build_wheels"])
+def test_a_bracket_before_a_link_is_no_part_of_it(name: str) -> None:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    tool = importlib.util.module_from_spec(spec)
+    sys.modules[name] = tool  # where dataclasses look for it
+    spec.loader.exec_module(tool)
+    assert re.findall(tool.LINK, "in `[0, 2^32)`. [`a`](b.md) and ![c](d.png)") == [
+        ("", "`a`", "b.md"),
+        ("!", "c", "d.png"),
+    ]
 
 
 def test_the_readme_is_read_in_a_minute() -> None:
