@@ -19,7 +19,7 @@ class Side {
   Side(const Names& names, nb::handle policy, nb::handle reference, nb::handle count, nb::handle aligned,
        const PreferenceSide* other, std::optional<Device> device)
       : policy_(policy, names[0], kFloat32, other ? other->num : -1, other ? "that of policy_chosen" : "num_pairs",
-                device) {
+                device, other ? "" : "; sums over tokens are those of rk.sequence_logprob(logprob, mask).sum") {
     const auto read = [&]<class T>(int i, nb::handle object, const Dtypes& dtypes, const T** data,
                                    std::int64_t* stride) {
       const VectorArgument& a = others_[i - 1].emplace(object, names[i], dtypes, side.num, names[4], policy_.device());

@@ -120,8 +120,10 @@ PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
   }
   const bool has_one_shape = shape().size() == 1 && n == sequences_.num_tokens;
   const std::string one = per_sequence ? words(" or [", n, has_one_shape ? ", 1]" : "]") : "";
-  argument_error(a, "expected shape ", shape(), one, " (that of ", first_, per_sequence ? ", or one a sequence" : "",
-                 "), got ", a.shape());
+  argument_error(
+      a, "expected shape ", shape(), one, " (that of ", first_, per_sequence ? ", or one a sequence" : "", "), got ",
+      a.shape(),
+      a.name() == std::string_view("advantage") && !sequences_.packed() ? "; packed sequences need cu_seqlens" : "");
 }
 
 PolicyTokens TokenArguments::optional(nb::handle object, const char* name, bool per_sequence) {
@@ -164,18 +166,19 @@ Array read_spans(nb::handle object) {
 }
 
 VectorArgument::VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count,
-                               const char* of, std::optional<Device> device) {
+                               const char* of, std::optional<Device> device, const char* cure) {
   if (object.is_none()) return;
   array_.emplace(object, name, dtypes);
-  check(count, of, device);
+  check(count, of, device, cure);
 }
 
-void VectorArgument::check(std::int64_t count, const char* of, std::optional<Device> device) const {
+void VectorArgument::check(std::int64_t count, const char* of, std::optional<Device> device, const char* cure) const {
   const TensorView& v = array_->view();
   if (device) require_device(*array_, *device);
   if (v.ndim == 1 && (count < 0 || v.shape[0] == count)) return;
   const bool has_words = count >= 0 && *of != 0;
-  require_shape(false, *array_, "shape [", count < 0 ? of : word(count), "]", has_words ? words(" (", of, ")") : "");
+  argument_error(*array_, "expected shape [", count < 0 ? of : word(count), "]", has_words ? words(" (", of, ")") : "",
+                 ", got ", array_->shape(), v.ndim > 1 ? cure : "");
 }
 
 void VectorArgument::require_contiguous() const {

@@ -97,15 +97,15 @@ inline TokenArray<const float> rows_of(const PolicyTokens& a) { return {a.data, 
 constexpr Dtypes kCounts{set_of({DType::kInt32, DType::kInt64, DType::kFloat32}), "int32, int64 or float32"};
 
 // An array [count] of any stride, or None. A negative count allows any number of elements. In errors `of` says what is
-// counted.
+// counted, and `cure` what to do about an array of more dimensions.
 class VectorArgument {
  public:
   VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count, const char* of,
-                 std::optional<Device> device);
+                 std::optional<Device> device, const char* cure = "");
   // Reads the first array of a call, which is not None and has any count.
   VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, const char* of)
       : array_(std::in_place, object, name, dtypes) {
-    check(-1, of, std::nullopt);
+    check(-1, of, std::nullopt, "");
   }
   template <class T = void>
   const T* data() const {
@@ -121,7 +121,7 @@ class VectorArgument {
   void require_contiguous() const;
 
  private:
-  void check(std::int64_t count, const char* of, std::optional<Device> device) const;
+  void check(std::int64_t count, const char* of, std::optional<Device> device, const char* cure) const;
 
   std::optional<Array> array_;
 };

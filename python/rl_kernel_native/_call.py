@@ -21,7 +21,7 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
         return found
     frame, exported = _exported(op, arrays, how)
     how = op.resolved(how, resolve_exp, frame.device)
-    outputs = op.with_cures(op.native, arrays, how, exported, how, frame.allocate, frame.stream)
+    outputs = op.native(exported, how, frame.allocate, frame.stream)
     for i in op.written:
         _dispatch.count_write(arrays[i])
     return tuple(map(frame.result, outputs or ()))
@@ -42,7 +42,7 @@ def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
         return outputs
     frame, exported = _exported(op, arrays, how)
     wanted = tuple(arrays[i] is not None for i in op.gradient.of)
-    found = op.with_cures(op.gradient.native, arrays, how, exported, how, wanted, frame.allocate, frame.stream)
+    found = op.gradient.native(exported, how, wanted, frame.allocate, frame.stream)
     return tuple(map(frame.result, found))
 
 

@@ -43,8 +43,8 @@ def _keep(ctx: Any, op: Operator, arrays: Sequence[Any], found: Sequence[Any]) -
         ctx.dtypes = [None if o is None else o.dtype for o in found[: len(of.incoming)]]
         return [arrays[i] for i in of.reads]
     kept: Sequence[Any] = of.kept(arrays, found)
-    more = found[1 : len(of.incoming)]
-    ctx.likes, ctx.dtypes = (), (kept[0].dtype, *(None if o is None else o.dtype for o in more))
+    count = len(of.incoming)
+    ctx.likes, ctx.dtypes = (), [o.dtype for o in found[:count]] if of.as_kept else (kept[0].dtype,) * count
     return kept
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 import re
-from collections.abc import Iterable
 from typing import Any
 
 NO_ARRAY = "expected an array that speaks DLPack, got "
@@ -52,24 +51,6 @@ def of(name: str, value: Any, said: str) -> str:
 def type_error(name: str, value: Any, said: str) -> TypeError:
     """The error of a check in Python, in the extension's words and with its cure."""
     return TypeError(f"{name}: {said}{of(name, value, said)}")
-
-
-def add(error: Exception, arrays: Iterable[tuple[str, Any]]) -> None:
-    """Adds the cure to an error whose argument is wrong beside the others."""
-    text = str(error)
-    name, _, said = text.partition(": ")
-    given: dict[str, Any] = {}
-    for label, array in arrays:  # a label may name several operands, of which the first is given
-        given.setdefault(label, array)
-    if name not in given or ";" in said:
-        return
-    cure = ""
-    if said.startswith("expected shape [num_pairs], got [") and "," in said.partition("got")[2]:
-        cure = "; sums over tokens are those of rk.sequence_logprob(logprob, mask).sum"
-    elif name == "advantage" and said.startswith("expected shape ") and given.get("cu_seqlens", given) is None:
-        cure = "; packed sequences need cu_seqlens"
-    if cure:
-        error.args = (text + cure,)
 
 
 def name_fields(*kinds: type) -> None:

@@ -84,14 +84,14 @@ def _register(op: Operator) -> None:
         prepare(first)
         if not op.written:
             arrays = tuple(map(operand, arrays))
-        found = op.with_cures(called, arrays, how, arrays, how)
+        found = called(arrays, how)
         named = zip(found, dtypes, strict=True)
         results = [first.new_empty(0, dtype=dtype_of(d, how, arrays)) if o is None else o for o, d in named]
         return given(results) if results else None
 
     def shapes(*arguments: Any) -> Any:
         arrays, how = apart(op, arguments)
-        op.with_cures(check, arrays, how, native, arrays, how)
+        check(native, arrays, how)
         if not dtypes:
             return None
         gradients = () if of is None else (None if arrays[i] is None else arrays[i].shape for i in of.of)
@@ -168,7 +168,7 @@ def _with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], w
     first = arrays[0]
     device_type(first, op.arrays[0].label(how))
     prepare(first)
-    return op.with_cures(op.gradient.native, arrays, how, arrays, how, wanted, None, 0)  # type: ignore[union-attr]
+    return op.gradient.native(arrays, how, wanted, None, 0)  # type: ignore[union-attr]
 
 
 def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import _cures
-
 Native = Callable[..., Any]
 Dtype = str | int | Callable[[tuple[Any, ...]], int | None] | None
 
@@ -130,7 +128,8 @@ class Composed:
         allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
         is_linear: whether derivatives read a :class:`Like` of each array ``of``, then the arrays ``reads``.
         dims: most dimensions that kernels read at any stride; the last must be contiguous.
-        as_kept: whether ``backward`` reads what was kept at any strides, so that a trace copies none of it.
+        as_kept: whether ``backward`` reads what was kept at any strides, so that a trace copies none of it, and each
+            incoming gradient in the dtype of its output. Otherwise all have the dtype of what is kept first.
     """
 
     of: tuple[int, ...]
@@ -218,17 +217,6 @@ class Operator:
             native = lambda arrays, how, *tail: of_loss(arrays, how, none, *tail)[: len(dtypes)]  # noqa: E731
         self.native = native
         OPERATORS.append(self)
-
-    def with_cures(
-        self, function: Callable[..., Any], arrays: Sequence[Any], how: tuple[Any, ...], *arguments: Any
-    ) -> Any:
-        """Calls a function with the arguments. An error about one of the arrays then says what to do about it."""
-        try:
-            return function(*arguments)
-        except (TypeError, ValueError) as error:
-            named = [(a.label(how, arrays), x) for a, x in zip(self.arrays, arrays, strict=True)]
-            _cures.add(error, (named[self.leads], *named))
-            raise
 
     def resolved(self, how: tuple[Any, ...], mode: Callable[..., int], *device: str) -> tuple[Any, ...]:
         """The options with ``exp`` as the extension's number, which ``mode`` computes from exp and device."""

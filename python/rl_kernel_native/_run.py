@@ -66,7 +66,7 @@ def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
         match_torch_threads()
     elif not first.is_cuda:
         _torch.device_type(first, op.arrays[op.leads].label(how, arrays))
-    found = op.with_cures(op.native, arrays, how, arrays, how, None, 0)
+    found = op.native(arrays, how, None, 0)
     if op.written:
         for i in op.written:
             count_write(arrays[i])
