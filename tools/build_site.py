@@ -255,6 +255,7 @@ SETTINGS: dict[str, Any] = {
     "napoleon_google_docstring": True,
     "napoleon_use_param": False,  # names that share a description share a line
     "python_maximum_signature_line_length": 90,
+    "toc_object_entries_show_parents": "hide",  # a method under its class needs no longer name
     "html_copy_source": False,
     "html_css_files": ["wide.css"],
     "html_show_sourcelink": False,
