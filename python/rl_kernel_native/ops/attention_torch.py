@@ -15,7 +15,7 @@ from .._main_grad import is_asked_for
 from .._native import module as _C
 from .._run import applied
 from .._torch import (
-    PLAIN,
+    PLAIN,  # noqa: F401 - for attention's own short way
     Eager,
     autocast,
     device_type,
@@ -25,15 +25,13 @@ from .._torch import (
     is_direct,
     is_direct_gradient,
     is_grad_enabled,
-    is_read_by_dynamo,
+    is_read_by_dynamo,  # noqa: F401 - likewise
     prepare,
     require_tensors,
     wants_grad,
 )
 from . import attention_traced as traced
 from .attention_lists import NO_PAGES, PAGES, PLACES, list_names
-
-__all__ = ["PLAIN", "attention", "backward", "is_autocasting", "is_read_by_dynamo"]
 
 
 def _mode(exp: str | None, q: Tensor, direct: bool) -> int:

@@ -31,7 +31,7 @@ from .._torch import (
     wants_grad,
 )
 from .linear_logprob_traced import FORWARD, LARGEST, bits, native_backward, no_second
-from .logprob_torch import _selected
+from .logprob_torch import _selected, check_temperature
 from .logprob_traced import split
 
 __all__ = ["linear_logprob", "partial", "require_tensors", "scored_target"]
@@ -74,8 +74,7 @@ def linear_logprob(
         hidden, weight, bias, lora_a, lora_b = autocast(hidden, weight, bias, lora_a, lora_b)
     temperature, *_, kept_ids, kept_offsets = arguments
     direct = is_direct(hidden, weight, bias, lora_a, lora_b, target, temperature, kept_ids, kept_offsets)
-    if isinstance(temperature, Tensor) and temperature.requires_grad and is_grad_enabled():
-        raise ValueError("temperature: has no gradient here; pass temperature.detach()")
+    check_temperature(temperature)
     compiling = not direct and is_compiling()
     mode = unresolved_exp(exp) if compiling else resolve_exp(exp, _torch.device_type(hidden, "hidden"))
     unit = AS_CALLED if compiling else product_unit()
@@ -102,7 +101,6 @@ def linear_logprob(
         }
         optional |= {"temperature": temperature} if isinstance(temperature, Tensor) else {}
         require_tensors(hidden=hidden, weight=weight, target=target, optional=optional)
-        _require_both(lora_a, lora_b)
         if where[0] is not None:
             raise ValueError("process_group: not under torch.compile, torch.func or a dispatch mode")
         workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
@@ -118,16 +116,6 @@ def linear_logprob(
         return _selected(_LinearLogprob.run(*given, arguments, how, shard, returns, main_grad), returns)
     prepare(hidden)
     return _forward(given, arguments, how, shard, returns)
-
-
-def _require_both(lora_a: Any, lora_b: Any) -> None:
-    """Raises the binding's error."""
-    for name, array, name_of_other, other in (
-        ("lora_a", lora_a, "lora_b", lora_b),
-        ("lora_b", lora_b, "lora_a", lora_a),
-    ):
-        if array is None and other is not None:
-            raise ValueError(f"{name}: expected an array beside {name_of_other}, got None")
 
 
 def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any, vocab_size: Any) -> Shard | None:

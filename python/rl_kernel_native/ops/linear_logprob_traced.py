@@ -27,9 +27,6 @@ _OPERANDS = 5  # hidden, weight, bias, lora_a and lora_b, which have gradients
 LARGEST = 32  # a bit of `returns`, after those of logprob's outputs: the largest logit's id
 
 
-# ---- shapes and dtypes ----------------------------------------------------------------------------------------------
-
-
 # ---- calls of the extension -----------------------------------------------------------------------------------------
 
 

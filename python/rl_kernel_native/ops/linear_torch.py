@@ -24,7 +24,7 @@ from .._run import applied, traced
 from .._torch import (
     CODES,
     DTYPES,
-    PLAIN,
+    PLAIN,  # noqa: F401 - for linear's own short way
     Eager,
     apply_function,
     autocast,
@@ -35,7 +35,7 @@ from .._torch import (
     is_direct,
     is_direct_gradient,
     is_grad_enabled,
-    is_read_by_dynamo,
+    is_read_by_dynamo,  # noqa: F401 - likewise
     memory,
     prepare,
     require_tensors,
@@ -52,17 +52,6 @@ from .linear_traced import (
     bias_gradient,
     sum_of,
 )
-
-__all__ = [
-    "PLAIN",
-    "bias_grad",
-    "input_grad",
-    "is_autocasting",
-    "is_read_by_dynamo",
-    "linear",
-    "tree_sum",
-    "weight_grad",
-]
 
 _require_tensors = functools.partial(require_tensors, sharded=SHARDED)
 

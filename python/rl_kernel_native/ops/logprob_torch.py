@@ -38,7 +38,7 @@ def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str
     mode = resolve_exp(exp, device_type(logits, "logits")) if direct or not is_compiling() else unresolved_exp(exp)
     wants_grad = logits.requires_grad and is_grad_enabled()
     if type(arguments[0]) is not float:
-        _check_temperature(arguments[0])
+        check_temperature(arguments[0])
     if out is not None:
         _check_out(out, direct, wants_grad)
     if not direct:
@@ -58,7 +58,7 @@ def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str
     return result
 
 
-def _check_temperature(temperature: Any) -> None:
+def check_temperature(temperature: Any) -> None:
     if isinstance(temperature, Tensor) and temperature.requires_grad and is_grad_enabled():
         raise ValueError("temperature: has no gradient here; pass temperature.detach()")
 
