@@ -385,8 +385,9 @@ def print_report(report: Mapping[str, Any]) -> None:
         return
     for title, rows in _sections(report):
         print(f"\n{title}")
+        width = max([18, *(len(name) for name, _ in rows)])
         for name, text in rows:
-            print(f"  {name:18} {text}")
+            print(f"  {name:{width}} {text}")
     print(f"\n{verdict}")
 
 

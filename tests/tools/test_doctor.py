@@ -406,3 +406,11 @@ def test_amd_gpus_come_from_hip_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "HIP" in note
     assert doctor.backend(found[0], ["gfx90a", "gfx942"])["backend"] == "hip"
     assert doctor.backend(found[0], ["sm_80"])["backend"] is None
+
+
+def test_names_of_any_length_leave_one_column_of_results(monkeypatch, capsys):
+    rows = [("kl cpu", "ok"), ("optimal_token_baseline cpu", "ok")]
+    monkeypatch.setattr(doctor, "_sections", lambda report: [("self-test", rows), ("nothing", [])])
+    doctor.print_report({"installed_variants": {"conflict": False}, "warm": [], "healthy": True})
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith("ok")]
+    assert len({line.index(" ok") for line in lines}) == 1, lines
