@@ -37,7 +37,7 @@ MOST_OUTPUTS = 2_300_000_000
 
 
 def calls(which: str, rows: int, layer: tuple[int, int]) -> tuple[list[Call], int]:
-    """Ours by each engine, torch's last, and the number of buffers."""
+    """A call of rk.linear for each engine, then torch's call, and the number of buffers that they rotate over."""
     outs, ins = layer
     # At least three: with a single matrix, a part stays in L2, whatever its size.
     count = min(12, max(3, ROTATED_BYTES // (outs * ins * 2))) if which == "y" else 1

@@ -19,8 +19,8 @@ namespace rlk::cpu::RLK_CPU_ISA {
 constexpr int kTileColumns = 2 * kLanes;
 
 constexpr std::int32_t kLeastExponent = -90, kLargestExponent = 100;
-// 16-bit values that replace the exponents of zeros, Infs and NaNs. A sum of exponents with a zero is far below every
-// exponent. A sum with an Inf or NaN is far above, even next to a zero.
+// 16-bit values that replace the exponents of zeros, Infs and NaNs. A product with a zero gets a sum of exponents far
+// below those of numbers. A product with an Inf or NaN gets one far above, even if the other factor is zero.
 constexpr std::int32_t kZeroExponent = -8000, kSpecialExponent = 16000;
 constexpr std::int32_t kNoProduct = kZeroExponent / 2;  // below this, a group's products are all zero
 

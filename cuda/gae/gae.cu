@@ -99,7 +99,7 @@ struct WholeChunk {
   float step = 0.0f;              // 0: these chunks take the general scan
   float before[kStages] = {};     // coefficient of a block before each stage, if another block follows it
   float total = 0.0f;             // coefficient of the chunk
-  float behind[kScanLanes] = {};  // coefficient of the lanes behind each one; the last has none
+  float behind[kScanLanes] = {};  // for each lane, coefficient of the lanes behind it; unused for the last lane
 
   // Coefficients that a step may cut to 0, or that are near the subnormals, which the host may round differently, take
   // the general scan.

@@ -61,7 +61,7 @@ class AlongRows {
   static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads, kApart = kGemmThreads / kVec8s;
 
  public:
-  // Rows from `first` on. The last row takes the place of those from `size` on, whose outputs are not stored.
+  // Rows from `first` on. Where there is no row, from `size` on, it loads the last one, whose output is not stored.
   RLK_DEVICE AlongRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : vectors_(x.vectors), row_(thread_id() / kVec8s), column_(thread_id() % kVec8s * kAlongRow) {
 #pragma unroll
@@ -111,7 +111,7 @@ class AcrossRows {
   static constexpr bool kAllWork = kRowVec4s == kRows / 4 && kUnits % kGemmThreads == 0;
 
  public:
-  // Columns from `first` on. Some other column takes the place of those from `size` on.
+  // Columns from `first` on. Where there is no column, from `size` on, it loads another one, whose output is not stored.
   RLK_DEVICE AcrossRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : x_(x), from_(global_pointer(static_cast<const std::uint16_t*>(x.data)) + first), size_(size - first) {}
   RLK_DEVICE void load(std::int64_t k, std::int64_t end) {
