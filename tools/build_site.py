@@ -40,14 +40,15 @@ TOOLS = (
     "compare", "patch_model", "unpatch_model", "status", "arithmetic", "current_arithmetic", "checkpoint_contexts",
     "canonical_blas", "trace", "workspace_stats",
 )  # fmt: skip
-# Pages as wide as the tables, never wider than the window, beside headings of one width; pictures without a dark form
-# stand on white.
+# Pages as wide as the tables, never wider than the window, beside headings of one width; names of modules
+# do not look like links; pictures without a dark form stand on white.
 STYLE = """\
 .sidebar-drawer { width: calc(50% - 36em); }
 .main { min-width: 0; }
 .content { box-sizing: border-box; width: 66em; min-width: 0; max-width: 100%; }
 .toc-drawer { flex: 0 1000 15em; min-width: 9em; }
 @media (max-width: 30em) { h1 { font-size: 1.8em; } }
+.highlight .nn { color: inherit !important; text-decoration: none !important; }
 img[src$=".png"] { background: #fff; border-radius: 4px; padding: 4px; }
 """
 ABOUT_TYPES = """\
@@ -80,7 +81,7 @@ def relinked(text: str, source: Path, place: Path, pages: dict[Path, Path]) -> s
         if mark and file.exists():
             return f"![{words}]({Path(*['..'] * len(place.parent.parts), file.name)})"
         name = str(file.relative_to(ROOT))
-        return words if words.startswith("`") else f"`{name}`" if words == name else f"{words} (`{name}`)"
+        return words if words.startswith("`") else f"`{name}`" if words in (name, file.name) else f"{words} (`{name}`)"
 
     return LINK.sub(link, text)
 
