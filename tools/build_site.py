@@ -40,8 +40,8 @@ TOOLS = (
     "compare", "patch_model", "unpatch_model", "status", "arithmetic", "current_arithmetic", "checkpoint_contexts",
     "canonical_blas", "trace", "workspace_stats",
 )  # fmt: skip
-# Pages as wide as the tables, never wider than the window, beside headings of one width; names of modules
-# do not look like links; pictures without a dark form stand on white.
+# Pages are as wide as the tables, and never wider than the window; the headings beside them keep their words whole.
+# Names of modules do not look like links. Pictures without a dark form stand on white.
 STYLE = """\
 .sidebar-drawer { width: calc(50% - 36em); }
 .main { min-width: 0; }
