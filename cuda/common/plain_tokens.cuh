@@ -14,7 +14,7 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kPlainStages = 2;  // stages of the ring
-constexpr int kMaskVectors = 2;  // vectors of a vec4's mask of the widest type
+constexpr int kMaskVectors = 2;  // 16-byte vectors that hold the mask of four tokens in the widest type
 // A warp keeps the sums of kKeptSteps steps in shared memory and then adds them up together. A step has four sums of
 // each lane. Gaps between them let the threads that add them read different banks.
 constexpr int kKeptSteps = 4, kKeptHalf = 4 * 16 + 16, kKeptStep = 2 * kKeptHalf - 16 + 4,

@@ -1,5 +1,5 @@
-// The main loop of the sm_90 products. One or two warps load tiles of the operands into a ring of stages by the copy
-// engine. Warpgroups multiply them by wgmma.
+// The main loop of the sm_90 products. One or two warps load tiles of the operands into a ring of stages by TMA.
+// Warpgroups multiply them by wgmma.
 #pragma once
 
 #include "mbarrier_sm90.cuh"

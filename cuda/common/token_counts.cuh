@@ -33,7 +33,8 @@ __device__ __forceinline__ unsigned counted_in(const uint4& v, int bytes, std::u
   }
   return count;
 }
-// One thread's share, of `threads`, of a count: the tokens that count among `length`, whose mask begins at `from`.
+// `threads` threads count the set tokens among `length`, whose mask begins at `from`. Returns the count of this thread's
+// share.
 __device__ __forceinline__ unsigned count_tokens(const TokenMask& mask, const unsigned char* from, int length,
                                                  int thread, int threads) {
   constexpr int kAtOnce = 8;

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kBatchThreads, 1) batch_kernel(const __grid_co
   statistics_of_batch(block, p, static_cast<BatchStatistics*>(p.workspace));
 }
 template <bool kByIds>
-__global__ void __launch_bounds__(kGroupThreads, 8)  // without a number of blocks ptxas spills
+__global__ void __launch_bounds__(kGroupThreads, 8)  // without this minimum of blocks ptxas spills
     groups_kernel(const __grid_constant__ GroupAdvantageParams p, std::int64_t groups) {
   if (warp_of_grid() >= groups) return;
   kByIds ? run_ids(Warp(), p, warp_of_grid()) : run_range(Warp(), p, warp_of_grid());

@@ -311,7 +311,7 @@ class AttentionForward {
     }
   }
 
-  // Sinks are nodes without sums, so a thread's sums of them are +0.
+  // A sink is merged as a node that has a maximum and l, but no sum of values: that sum is +0.
   RLK_DEVICE void merge_sinks() {
     Machine::barrier();  // all threads have read the merges
     if (tid() < kRows) {

@@ -122,7 +122,8 @@ struct AttentionPath {
   static RLK_HD std::uint32_t ancestor(const Params& p, int level, std::int64_t s) {
     return in_memory(p.paths)[(kAncestors + level) * p.num_sequences + s];
   }
-  // The highest segment of the path for which `holds` is true. It is true for this one, and then for all between.
+  // The highest segment of the path for which `holds` is true. `holds` must be true for this segment, and for every segment
+  // between this one and the result.
   template <class Params, class F>
   RLK_HD std::int64_t highest(const Params& p, const F& holds) const {
     const int levels = attention_path_levels(p.num_sequences);

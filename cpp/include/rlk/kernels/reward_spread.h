@@ -129,7 +129,7 @@ class RewardSpread {
     if (thread() == kRewardThread) {
       shared_->reward = are_good ? given_reward(p, s_) : canonical_nan();
       shared_->cost = p.cost.data == nullptr ? 0.0f : in_global(p.cost.data)[s_ * p.cost.sequence_stride];
-      // of_lane keeps the compiler from choosing between addresses in the arguments and elsewhere.
+      // of_lane makes a copy. Otherwise the compiler selects between the address of an argument and one in global memory.
       float lagrange = float_of(static_cast<std::int32_t>(of_lane(bits_of(p.lagrange_value))));
       if (p.lagrange != nullptr) lagrange = checked_lagrange(*in_global(p.lagrange));
       const float blank = has_good_cuts ? 0.0f : canonical_nan();

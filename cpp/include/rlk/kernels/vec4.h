@@ -115,7 +115,7 @@ RLK_HD Vec4 canonical_product(const Vec4& a) {
 }
 
 // Replaces the templates of token_terms.h: one instruction in place of a comparison and a selection. If a bound is a
-// zero, the result may be the zero of the other sign. No caller's result shows this.
+// zero, the result may be the zero of the other sign, on which no output of a caller depends.
 #if defined(__CUDA_ARCH__)
 RLK_HD float min_or_nan(float a, float b) {
   float least;

@@ -63,7 +63,7 @@ RLK_HD float ceil_of(float a) { return __builtin_ceilf(a); }
 
 // n / d, correctly rounded, from a reciprocal of d with a relative error of at most 2^-23. One Newton step corrects the
 // reciprocal, and a second one the quotient, whose remainder is exact. d lies in [1, 2^64]. The numerator is a power of
-// two no larger than d, or d - 1 for the d before it was rounded. The test of math/ tries every significand of d with
+// two no larger than d, or the unrounded d minus 1. The test of math/ tries every significand of d with
 // every such reciprocal.
 // For d = 2^k (2 - 2^-23) the reciprocal must not lie below 1 / d; the GPUs' reciprocals do not.
 RLK_HD float quotient_of(float n, float d, float reciprocal) {
