@@ -29,7 +29,7 @@ nb::object product(Frame frame, nb::handle x, nb::handle weight, nb::handle bias
   p.y_rows = contiguous_rows(p.num_rows, p.out_features);
   return Results("linear", a.array, frame)
       .add(&p.y, shape_with(a.leading(), p.out_features), p.out_dtype)
-      .run(rlk::linear, p);
+      .run(rlk::linear, &p, linear_workspace_bytes);
 }
 
 nb::object input_grad(Frame frame, nb::handle dy, nb::handle weight, bool allow_vendor, int arithmetic) {
@@ -45,7 +45,7 @@ nb::object input_grad(Frame frame, nb::handle dy, nb::handle weight, bool allow_
   p.dx_rows = contiguous_rows(p.num_rows, p.in_features);
   return Results("linear", g.array, frame)
       .add(&p.dx, shape_with(g.leading(), p.in_features), p.dtype)
-      .run(rlk::linear_input_grad, p);
+      .run(rlk::linear_input_grad, &p, linear_workspace_bytes);
 }
 
 // Accumulates main_grad in place; without it, writes out or a new array. At most one of the two is given.
@@ -88,7 +88,7 @@ nb::object weight_grad(Frame frame, nb::handle dy, nb::handle x, nb::handle main
     p.dweight_stride = p.in_features;
     results.add(&p.dweight, {p.out_features, p.in_features}, p.dweight_dtype);
   }
-  return results.run(rlk::linear_weight_grad, p, p.main_grad != nullptr);
+  return results.run(rlk::linear_weight_grad, &p, linear_workspace_bytes, p.main_grad != nullptr);
 }
 
 nb::object bias_grad(Frame frame, nb::handle dy, int out_dtype) {

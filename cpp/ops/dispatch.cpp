@@ -93,6 +93,24 @@ std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p
   return device.type == DeviceType::kRocm ? delta + attention_path_bytes(p) : delta;
 }
 
+namespace {
+template <class Params>
+std::int64_t bytes_for_linear([[maybe_unused]] const Params& p, Device device) {
+  require_backend("linear", device);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::linear_workspace_bytes(p, device.index);
+#endif
+  return 0;
+}
+}  // namespace
+std::int64_t linear_workspace_bytes(const LinearParams& p, Device device) { return bytes_for_linear(p, device); }
+std::int64_t linear_workspace_bytes(const LinearInputGradParams& p, Device device) {
+  return bytes_for_linear(p, device);
+}
+std::int64_t linear_workspace_bytes(const LinearWeightGradParams& p, Device device) {
+  return bytes_for_linear(p, device);
+}
+
 std::vector<LinearProducts> linear_vendor_products(Device device) {
   require_backend("linear", device);
 #if RLK_WITH_CUDA

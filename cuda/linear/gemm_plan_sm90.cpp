@@ -23,12 +23,6 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 bool is_one_stride(const RowLayout& rows, std::int64_t extent) { return rows.inner >= extent; }
 
-bool can_copy(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction) {
-  const std::int64_t rows = operand.contraction_contiguous ? extent : contraction, stride = operand.rows.inner_stride;
-  const bool in_range = rows == 1 || (stride > 0 && stride < std::int64_t{1} << 38);
-  return rows_begin_at_16_bytes(operand.data, operand.rows, rows, 2) && in_range && is_one_stride(operand.rows, rows);
-}
-
 // Whether a kernel adds the sums of a token block to memory, as those of a weight gradient do.
 bool adds_to_memory(const GemmParams& p) {
   return !p.a.contraction_contiguous && !p.b.contraction_contiguous && p.segments == 1 &&
@@ -82,10 +76,17 @@ std::string GemmPlan::name() const {
   return shape + (transposed ? " transposed" : "") + (cluster > 1 ? " cluster " + std::to_string(cluster) : "");
 }
 
+bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction) {
+  const std::int64_t rows = operand.contraction_contiguous ? extent : contraction, stride = operand.rows.inner_stride;
+  const bool in_range = rows == 1 || (stride > 0 && stride < std::int64_t{1} << 38);
+  return rows_begin_at_16_bytes(operand.data, operand.rows, rows, 2) && in_range && is_one_stride(operand.rows, rows);
+}
+
 bool gemm_sm90_serves(const GemmParams& p) {
   constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 256;
   return p.m > 0 && p.n > 0 && p.contraction > 0 && p.m < kMost && p.n < kMost && p.contraction < kMost &&
-         can_copy(p.a, p.m, p.contraction) && can_copy(p.b, p.n, p.contraction) && is_one_stride(p.d_rows, p.m) &&
+         gemm_sm90_reads(p.a, p.m, p.contraction) && gemm_sm90_reads(p.b, p.n, p.contraction) &&
+         is_one_stride(p.d_rows, p.m) &&
          (p.addend == nullptr || (is_one_stride(p.addend_rows, p.m) && (p.continues || adds_to_memory(p)))) &&
          (p.segments == 1 || p.contraction % (kBoxK * p.segments) == 0) && p.block % kBoxK == 0;
 }

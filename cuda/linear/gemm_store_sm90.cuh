@@ -1,10 +1,12 @@
 // Stores accumulators. A warp turns its fragments into rows in a staging area of shared memory, and the copy engine
-// stores them. If the rows are read again, or do not begin at 16 bytes, the warp stores them itself, 16 bytes a lane.
+// stores them. If the rows are read again, the warp stores them itself, 16 bytes a lane. If rows do not begin at 16
+// bytes, it stores them element by element, neighbouring lanes side by side.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -70,10 +72,34 @@ __device__ __forceinline__ void store_vector(const GemmLaunch& g, const uint4& v
   }
 }
 
-// Stores rows [row, row + 16) of the warp, columns [column, column + 128 bytes), from the warp's staging memory.
-template <class Element>
+__device__ __forceinline__ void load_shared(std::uint16_t* v, std::uint32_t shared) {
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(*v) : "r"(shared));
+}
+__device__ __forceinline__ void load_shared(float* v, std::uint32_t shared) {
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(*v) : "r"(shared));
+}
+
+// Stores rows [row, row + 16) of the warp, columns [column, column + kWidth), from the warp's staging memory. kWidth:
+// 128 bytes, or fewer at the tile's end, behind which the columns belong to another tile.
+template <class Element, int kWidth>
 __device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t staging, int row, int column, int lane) {
-  const int r = lane / 8, c = column + lane % 8 * 16 / static_cast<int>(sizeof(Element));
+  constexpr int kBytes = static_cast<int>(sizeof(Element));
+  if (!g.vector_stores) {
+    Element* to = static_cast<Element*>(g.d) + row * g.d_stride + column + lane;
+    const int rows = min(16, g.rows - row), columns = min(kWidth, g.columns - column);
+#pragma unroll 1
+    for (int i = 0; i < rows; ++i, to += g.d_stride, staging += kStagingPitch) {
+#pragma unroll
+      for (int c = 0; c < kWidth; c += 32) {
+        Element v;
+        load_shared(&v, staging + (c + lane) * kBytes);
+        if (c + lane < columns) to[c] = v;
+      }
+    }
+    return;
+  }
+  if (lane % 8 * 16 >= kWidth * kBytes) return;
+  const int r = lane / 8, c = column + lane % 8 * 16 / kBytes;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     store_vector<Element>(g, load_shared_16(staging + (4 * i + r) * kStagingPitch + lane % 8 * 16), row + 4 * i + r, c);
@@ -210,9 +236,10 @@ __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN /
                      : "memory");
       }
       __syncwarp();
-      // If 32 does not divide the width, the end of the last chunk is not written: its columns belong to another tile.
-      if (kBN % 32 == 0 || chunk < kBN / 32 || lane % 8 * 4 < kBN % 32) {
-        store_chunk<float>(g, staging, row, column + chunk * 32, lane);
+      if (kBN % 32 == 0 || chunk < kBN / 32) {
+        store_chunk<float, 32>(g, staging, row, column + chunk * 32, lane);
+      } else {
+        store_chunk<float, std::max(kBN % 32, 1)>(g, staging, row, column + chunk * 32, lane);
       }
       __syncwarp();
     }
@@ -233,8 +260,10 @@ __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN /
       }
     }
     __syncwarp();
-    if (kBN % 64 == 0 || chunk < kBN / 64 || lane % 8 * 8 < kBN % 64) {
-      store_chunk<std::uint16_t>(g, staging, row, column + chunk * 64, lane);
+    if (kBN % 64 == 0 || chunk < kBN / 64) {
+      store_chunk<std::uint16_t, 64>(g, staging, row, column + chunk * 64, lane);
+    } else {
+      store_chunk<std::uint16_t, std::max(kBN % 64, 1)>(g, staging, row, column + chunk * 64, lane);
     }
     __syncwarp();
   }

@@ -4,6 +4,7 @@
 #include "../common/launch.h"
 #include "cublaslt_records.h"
 #include "gemm.h"
+#include "gemm_copies.h"
 #include "gemm_sm90.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/linear_check.h"
@@ -13,15 +14,22 @@ namespace rlk::cuda {
 
 namespace {
 
+constexpr std::int64_t kCopyAlign = 16;
+
+void* at_16_bytes(void* workspace) {
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace);
+  return reinterpret_cast<void*>((address + kCopyAlign - 1) / kCopyAlign * kCopyAlign);
+}
+
 RowLayout dense_rows(std::int64_t rows, std::int64_t stride) { return {rows > 0 ? rows : 1, 0, stride}; }
 
 void require_16_bit(DType t) {
   RLK_CHECK(t == DType::kBFloat16 || t == DType::kFloat16, "linear: CUDA kernels take bfloat16 and float16");
 }
 
-// Runs cuBLASLt if it is allowed and recorded, the sm_90 kernels if the copy engine can read the operands, else the
-// kernel for any layout. All have the same bits.
-void run(const GemmParams& p, bool allow_vendor, int device, Stream stream) {
+// Runs cuBLASLt if it is allowed and recorded. Else it runs the sm_90 kernels if the copy engine can read the operands,
+// or copies in the workspace, and the kernel for any layout otherwise. All have the same bits.
+void run(const GemmParams& p, bool allow_vendor, void* workspace, int device, Stream stream) {
   if (p.m == 0 || p.n == 0) return;
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
@@ -34,14 +42,14 @@ void run(const GemmParams& p, bool allow_vendor, int device, Stream stream) {
   if (capability == 90 && gemm_sm90_serves(p)) {
     return gemm_sm90(p, choose_plan_sm90(p, multiprocessors(device)), to_stream(stream));
   }
+  if (capability == 90 && workspace != nullptr) {
+    const GemmCopies copies = gemm_copies(p);
+    if (copies.bytes > 0) return gemm_by_copies(p, copies, at_16_bytes(workspace), device, to_stream(stream));
+  }
   RLK_CUDA_IN_USE("linear", device, gemm)(p, to_stream(stream));
 }
 
-}  // namespace
-
-void linear(const LinearParams& p, int device, Stream stream) {
-  check_linear(p);
-  require_16_bit(p.dtype);
+GemmParams gemm_of(const LinearParams& p) {
   GemmParams g;
   g.a = {p.x, p.x_rows, true};
   g.b = {p.weight, dense_rows(p.out_features, p.weight_stride), true};
@@ -58,12 +66,10 @@ void linear(const LinearParams& p, int device, Stream stream) {
   g.dtype = p.dtype;
   g.d_dtype = p.out_dtype;
   g.bias_dtype = p.bias_dtype;
-  run(g, p.allow_vendor, device, stream);
+  return g;
 }
 
-void linear_input_grad(const LinearInputGradParams& p, int device, Stream stream) {
-  check_linear_input_grad(p);
-  require_16_bit(p.dtype);
+GemmParams gemm_of(const LinearInputGradParams& p) {
   GemmParams g;
   g.a = {p.dy, p.dy_rows, true};
   g.b = {p.weight, dense_rows(p.out_features, p.weight_stride), false};
@@ -78,12 +84,10 @@ void linear_input_grad(const LinearInputGradParams& p, int device, Stream stream
   g.row_limit = p.row_limit;
   g.dtype = p.dtype;
   g.d_dtype = p.dx_dtype;
-  run(g, p.allow_vendor, device, stream);
+  return g;
 }
 
-void linear_weight_grad(const LinearWeightGradParams& p, int device, Stream stream) {
-  check_linear_weight_grad(p);
-  require_16_bit(p.dtype);
+GemmParams gemm_of(const LinearWeightGradParams& p) {
   GemmParams g;
   g.a = {p.dy, p.dy_rows, false};
   g.b = {p.x, p.x_rows, false};
@@ -98,7 +102,41 @@ void linear_weight_grad(const LinearWeightGradParams& p, int device, Stream stre
   g.row_limit = p.row_limit;
   g.dtype = p.dtype;
   g.d_dtype = p.dweight_dtype;
-  run(g, p.allow_vendor, device, stream);
+  return g;
+}
+
+template <class Params>
+std::int64_t workspace_bytes_of(const Params& p, int device) {
+  if (compute_capability(device) != 90) return 0;
+  const std::int64_t bytes = gemm_copies(gemm_of(p)).bytes;
+  return bytes == 0 ? 0 : bytes + kCopyAlign;
+}
+
+}  // namespace
+
+void linear(const LinearParams& p, int device, Stream stream) {
+  check_linear(p);
+  require_16_bit(p.dtype);
+  run(gemm_of(p), p.allow_vendor, p.workspace, device, stream);
+}
+std::int64_t linear_workspace_bytes(const LinearParams& p, int device) { return workspace_bytes_of(p, device); }
+
+void linear_input_grad(const LinearInputGradParams& p, int device, Stream stream) {
+  check_linear_input_grad(p);
+  require_16_bit(p.dtype);
+  run(gemm_of(p), p.allow_vendor, p.workspace, device, stream);
+}
+std::int64_t linear_workspace_bytes(const LinearInputGradParams& p, int device) {
+  return workspace_bytes_of(p, device);
+}
+
+void linear_weight_grad(const LinearWeightGradParams& p, int device, Stream stream) {
+  check_linear_weight_grad(p);
+  require_16_bit(p.dtype);
+  run(gemm_of(p), p.allow_vendor, p.workspace, device, stream);
+}
+std::int64_t linear_workspace_bytes(const LinearWeightGradParams& p, int device) {
+  return workspace_bytes_of(p, device);
 }
 
 void linear_bias_grad(const LinearBiasGradParams& p, int device, Stream stream) {

@@ -1,5 +1,6 @@
-// Every kernel that can serve a product of linear has the CPU's bits under sm_90 arithmetic. It runs the sm_90 plans
-// and each tile of the sm_80 kernel. The latter takes any layout, and its PTX runs here.
+// Every kernel that can serve a product of linear has the CPU's bits under sm_90 arithmetic. It runs the sm_90 plans,
+// in pieces of copied operands where the copy engine cannot read these, and each tile of the sm_80 kernel. The latter
+// takes any layout, and its PTX runs here.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "cuda/common/launch.h"
+#include "cuda/linear/gemm_copies.h"
 #include "cuda/linear/gemm_sm90.h"
 #include "rlk/backends.h"
 #include "rlk/math/half.h"
@@ -30,9 +32,10 @@ struct Case {
   int segments = 1;
   DType d_dtype = DType::kBFloat16;
   bool bias = false, addend = false;
-  std::int64_t pad = 0;    // elements between the end of a row of d and the next
-  std::int64_t split = 0;  // number of rows of an operand before another stride follows (not for weights): sm_80 alone
-  bool odd = false;        // rows are not 16-byte aligned: sm_80 alone
+  std::int64_t pad = 0;  // elements between the end of a row of d and the next
+  std::int64_t split =
+      0;             // number of rows of an operand before another stride follows (not for weights); sm_90 copies it
+  bool odd = false;  // rows are not 16-byte aligned; sm_90 copies them
 };
 
 // Sizes: around a tile and a stage; several tiles; once a head's width; more than one token block.
@@ -80,6 +83,11 @@ const std::vector<Case> kCases = {
     {Product::kWeightGrad, 129, 257, 8300, 1, DType::kBFloat16, false, false, 3, 65, true},
     {Product::kWeightGrad, 136, 520, 1000, 1, DType::kFloat32, false, false, 0, 100},
     {Product::kWeightGrad, 136, 264, 200, 1, DType::kFloat32, false, false, 0, 1},
+    // Several pieces of copies along both operands.
+    {Product::kForward, 600, 777, 1003, 1, DType::kBFloat16, true, false, 0, 0, true},
+    {Product::kInputGrad, 600, 530, 777, 1, DType::kFloat32, false, true, 2, 0, true},
+    {Product::kWeightGrad, 521, 700, 1000, 1, DType::kFloat32, false, true, 3, 0, true},
+    {Product::kWeightGrad, 300, 523, 8300, 1, DType::kBFloat16, false, false, 0, 0, true},
 };
 
 template <class T>
@@ -217,7 +225,17 @@ bool run_case(const Case& c, DType dtype) {
     std::printf("%s: sm_90 serves it, or does not, unexpectedly\n", name.c_str());
     return false;
   }
-  if (c.split > 0 || c.odd) return same;
+  if (c.split > 0 || c.odd) {
+    for (const std::int64_t within : {std::int64_t{1}, std::int64_t{1} << 20, std::int64_t{1} << 30}) {
+      const GemmCopies copies = gemm_copies_within(p, within);
+      const OnDevice<unsigned char> workspace(std::vector<unsigned char>(static_cast<std::size_t>(copies.bytes) + 1));
+      const auto run = [&] { gemm_by_copies(p, copies, workspace.data, 0, nullptr); };
+      if (copies.bytes > 0 && result(run) == cpu) continue;
+      std::printf("%s: copies of %lld bytes and the CPU differ\n", name.c_str(), static_cast<long long>(copies.bytes));
+      same = false;
+    }
+    return same;
+  }
   auto plans = gemm_plans_sm90(p);
   plans.push_back(choose_plan_sm90(p, multiprocessors(0)));
   for (const GemmPlan& plan : plans) {

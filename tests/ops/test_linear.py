@@ -200,6 +200,36 @@ def test_any_row_layout_gives_the_same_bytes(layout: str, device: str, rng: np.r
         assert_same(got, results(Operands(*(t.contiguous() for t in o))), (layout, dtype))
 
 
+# Every array is odd, or the contraction is; from 256 rows and columns on sm_90 copies such operands.
+@pytest.mark.parametrize("shape", [(300, 1003, 777), (600, 1004, 520), (260, 258, 1029)], ids=str)
+def test_rows_off_16_bytes_have_the_bytes_of_aligned_ones(
+    shape: tuple[int, ...], device: str, rng: np.random.Generator
+) -> None:
+    rows, ins, outs = shape
+    o = operands(rng, (rows,), ins, outs, "bfloat16", device)
+
+    def aligned(t: Any) -> Any:
+        wide = torch.empty(len(t), -(-t.shape[1] // 8) * 8, dtype=t.dtype, device=device)
+        wide[:, : t.shape[1]] = t
+        return wide[:, : t.shape[1]]
+
+    def found(x: Any, weight: Any, dy: Any) -> Any:
+        return (
+            rk.linear(x, weight, o.bias),
+            rk.linear_input_grad(dy, weight),
+            rk.linear_weight_grad(dy, x),
+            rk.linear_weight_grad(dy, x, main_grad=torch.ones(outs, ins, device=device)),
+        )
+
+    rk.workspace_stats(reset=True)
+    odd = found(o.x, o.weight, o.dy)
+    copied = rk.workspace_stats(reset=True)
+    assert_same(odd, found(*map(aligned, (o.x, o.weight, o.dy))))
+    assert not rk.workspace_stats()
+    if device != "cpu" and torch.cuda.get_device_capability() == (9, 0):
+        assert next(iter(copied.values())).calls >= 2
+
+
 def test_engines_threads_and_instruction_sets_have_the_same_bytes(
     device: str, native_settings: None, rng: np.random.Generator
 ) -> None:

@@ -64,6 +64,7 @@ struct LinearParams {
   int k_segments = 1;
   Arithmetic arithmetic = Arithmetic::kIeee;
   bool allow_vendor = true;
+  void* workspace = nullptr;  // linear_workspace_bytes(...), or null: then a slower kernel may compute the product
 };
 void linear(const LinearParams& p, Device device, Stream stream);
 
@@ -81,6 +82,7 @@ struct LinearInputGradParams {
   DType dx_dtype = DType::kBFloat16;  // dtype or kFloat32
   Arithmetic arithmetic = Arithmetic::kIeee;
   bool allow_vendor = true;
+  void* workspace = nullptr;  // linear_workspace_bytes(...), or null: then a slower kernel may compute the product
 };
 void linear_input_grad(const LinearInputGradParams& p, Device device, Stream stream);
 
@@ -98,8 +100,15 @@ struct LinearWeightGradParams {
   DType dweight_dtype = DType::kFloat32;  // dtype or kFloat32
   Arithmetic arithmetic = Arithmetic::kIeee;
   bool allow_vendor = true;
+  void* workspace = nullptr;  // linear_workspace_bytes(...), or null: then a slower kernel may compute the product
 };
 void linear_weight_grad(const LinearWeightGradParams& p, Device device, Stream stream);
+
+// Bytes that make a product faster, else 0: on sm_90, copies of operands whose rows do not begin at multiples of 16
+// bytes, in about 256 MiB at most. No bit depends on them.
+std::int64_t linear_workspace_bytes(const LinearParams& p, Device device);
+std::int64_t linear_workspace_bytes(const LinearInputGradParams& p, Device device);
+std::int64_t linear_workspace_bytes(const LinearWeightGradParams& p, Device device);
 
 struct LinearBiasGradParams {
   const void* dy = nullptr;  // [num_rows, out_features], dtype

@@ -1,0 +1,103 @@
+// The pieces of a product whose operands are copied, and their launches.
+#include "gemm_copies.h"
+
+#include <algorithm>
+
+#include "gemm_sm90.h"
+
+namespace rlk::cuda {
+namespace {
+
+constexpr std::int64_t kUsualBytes = std::int64_t{256} << 20;
+constexpr std::int64_t kTogether = 256;  // rows of a piece are a multiple of this: whole tiles, and D stays aligned
+constexpr std::int64_t kFewest = 256;    // with fewer rows or columns of D, copies cost more than they save
+
+std::int64_t pitch_of(std::int64_t columns) { return (columns + 7) / 8 * 8; }
+std::int64_t bytes_of(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
+  return x.contraction_contiguous ? extent * pitch_of(contraction) * 2 : contraction * pitch_of(extent) * 2;
+}
+// The largest number of rows whose copy fits into `bytes`, in multiples of kTogether, at least one.
+std::int64_t most_rows(const GemmOperand& x, std::int64_t extent, std::int64_t contraction, std::int64_t bytes) {
+  if (bytes_of(x, extent, contraction) <= bytes) return extent;
+  const std::int64_t fitting = bytes / bytes_of(x, kTogether, contraction) * kTogether;
+  return std::min(std::max(fitting, kTogether), extent);
+}
+
+GemmOperand of_copy(const GemmOperand& x, void* to, std::int64_t extent, std::int64_t contraction) {
+  const std::int64_t rows = x.contraction_contiguous ? extent : contraction;
+  return {to,
+          {std::max<std::int64_t>(rows, 1), 0, pitch_of(x.contraction_contiguous ? contraction : extent)},
+          x.contraction_contiguous};
+}
+// Rows [first, first + extent) of an operand, side by side at `to`.
+GemmOperand copied(const GemmOperand& x, std::int64_t first, std::int64_t extent, std::int64_t contraction, void* to,
+                   int device, cudaStream_t stream) {
+  AlignedRowsParams p;
+  const bool rows = x.contraction_contiguous;
+  p.from = static_cast<const unsigned char*>(x.data) + (rows ? 0 : first * 2);
+  p.from_rows = x.rows;
+  p.first_row = rows ? first : 0;
+  p.rows = rows ? extent : contraction;
+  p.columns = rows ? contraction : extent;
+  p.pitch = pitch_of(p.columns);
+  p.to = to;
+  RLK_CUDA_IN_USE("linear", device, aligned_rows)(p, stream);
+  return of_copy(x, to, extent, contraction);
+}
+
+}  // namespace
+
+GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
+  const bool a = !gemm_sm90_reads(p.a, p.m, p.contraction), b = !gemm_sm90_reads(p.b, p.n, p.contraction);
+  void* const somewhere = reinterpret_cast<void*>(256);
+  GemmParams q = p;
+  if (a) q.a = of_copy(p.a, somewhere, p.m, p.contraction);
+  if (b) q.b = of_copy(p.b, somewhere, p.n, p.contraction);
+  // A row limit counts rows of the whole product.
+  if ((!a && !b) || p.row_limit != nullptr || !gemm_sm90_serves(q)) return {};
+  // An operand that fits into half of the bytes is copied once. If neither does, each has half.
+  const std::int64_t all_a = a ? bytes_of(p.a, p.m, p.contraction) : 0;
+  const std::int64_t all_b = b ? bytes_of(p.b, p.n, p.contraction) : 0;
+  GemmCopies copies;
+  if (a) {
+    copies.rows_a = most_rows(p.a, p.m, p.contraction, std::max(bytes / 2, bytes - all_b));
+    copies.bytes += bytes_of(p.a, copies.rows_a, p.contraction);
+  }
+  if (b) {
+    copies.rows_b = most_rows(p.b, p.n, p.contraction, std::max(bytes / 2, bytes - all_a));
+    copies.bytes += bytes_of(p.b, copies.rows_b, p.contraction);
+  }
+  return copies;
+}
+
+GemmCopies gemm_copies(const GemmParams& p) {
+  if (std::min(p.m, p.n) < kFewest || gemm_sm90_serves(p)) return {};
+  return gemm_copies_within(p, kUsualBytes);
+}
+
+void gemm_by_copies(const GemmParams& p, const GemmCopies& copies, void* workspace, int device, cudaStream_t stream) {
+  const std::int64_t rows_a = copies.rows_a == 0 ? p.m : copies.rows_a;
+  const std::int64_t rows_b = copies.rows_b == 0 ? p.n : copies.rows_b;
+  auto* const of_a = static_cast<unsigned char*>(workspace);
+  auto* const of_b = of_a + (copies.rows_a == 0 ? 0 : bytes_of(p.a, rows_a, p.contraction));
+  const int blocks = multiprocessors(device);
+  GemmOperand a = p.a;  // the last copy, which serves all columns of D if it is the whole operand
+  for (std::int64_t j = 0; j < p.n; j += rows_b) {
+    GemmParams q = p;
+    q.n = std::min(rows_b, p.n - j);
+    q.b = copies.rows_b == 0 ? p.b : copied(p.b, j, q.n, p.contraction, of_b, device, stream);
+    if (p.bias != nullptr) q.bias = static_cast<const unsigned char*>(p.bias) + j * size_of(p.bias_dtype);
+    for (std::int64_t i = 0; i < p.m; i += rows_a) {
+      q.m = std::min(rows_a, p.m - i);
+      if (copies.rows_a > 0 && (j == 0 || rows_a < p.m)) {
+        a = copied(p.a, i, q.m, p.contraction, of_a, device, stream);
+      }
+      q.a = a;
+      q.d = static_cast<unsigned char*>(p.d) + (i * p.d_rows.inner_stride + j) * size_of(p.d_dtype);
+      if (p.addend != nullptr) q.addend = p.addend + i * p.addend_rows.inner_stride + j;
+      gemm_sm90(q, choose_plan_sm90(q, blocks), stream);
+    }
+  }
+}
+
+}  // namespace rlk::cuda

@@ -1,0 +1,33 @@
+// Products of operands that the copy engine cannot read: their rows do not begin at multiples of 16 bytes, or have two
+// strides. The operands are copied, some rows of the product at a time, for the sm_90 kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm.h"
+
+namespace rlk::cuda {
+
+// Copies elements of 16 bits to rows that begin at multiples of 16 bytes. A row's end is filled with zeros.
+struct AlignedRowsParams {
+  const void* from = nullptr;  // [rows, columns], at multiples of 2 bytes
+  void* to = nullptr;          // [rows, pitch], at a multiple of 16 bytes
+  RowLayout from_rows;         // in elements
+  std::int64_t first_row = 0;  // the first row that is copied
+  std::int64_t rows = 0, columns = 0, pitch = 0;
+};
+RLK_CUDA_KERNELS(void aligned_rows(const AlignedRowsParams& p, cudaStream_t stream);)
+
+// How many rows of D (of A) and columns of D (rows of B) a piece of the product has; 0 for an operand that is read in
+// place. `bytes`: workspace of the copies, 16-byte aligned.
+struct GemmCopies {
+  std::int64_t rows_a = 0, rows_b = 0, bytes = 0;
+};
+// The copies of a product, in about 256 MiB at most. Without bytes there are none: the product needs none, or has too
+// few rows or columns to gain by them, or copies would not help.
+GemmCopies gemm_copies(const GemmParams& p);
+// The same in about `bytes`, for a product of any size.
+GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes);
+void gemm_by_copies(const GemmParams& p, const GemmCopies& copies, void* workspace, int device, cudaStream_t stream);
+
+}  // namespace rlk::cuda
