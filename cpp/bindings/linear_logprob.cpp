@@ -28,12 +28,12 @@ struct HeadArguments {
   int dh_segments;
   LogprobCall call;
   BiasArgument bias;
-  std::int64_t workspace_bytes;
+  std::optional<std::int64_t> workspace_bytes;  // none: the usual size
   std::optional<Array> lora_a, lora_b;
   Head head;
 
   // `of`: entries of a head. `numbers` are those of LogprobArguments. `how` is (exp, dtype of the logits or -1,
-  // workspace_bytes, unit, dh_segments, lora_scale, label_smoothing). `shard` is (vocab_start, vocab_size) of the
+  // workspace_bytes or None, unit, dh_segments, lora_scale, label_smoothing). `shard` is (vocab_start, vocab_size) of the
   // weight's rows, or None.
   HeadArguments(const nb::tuple& of, const nb::tuple& numbers, const nb::tuple& how, nb::handle shard = Py_None)
       : hidden(entry(of, kHidden), "hidden"),
@@ -43,8 +43,7 @@ struct HeadArguments {
               of_shard(shard, 1), nb::cast<double>(entry(how, 6))},
              hidden.array, weight.out_features, read_logits_dtype(nb::cast<int>(entry(how, 1)), hidden.view().dtype)),
         bias(entry(of, kBias), "float32 or that of hidden", weight.out_features, hidden.view().device,
-             hidden.view().dtype, " (that of hidden)"),
-        workspace_bytes(0) {
+             hidden.view().dtype, " (that of hidden)") {
     require(call.input().num_rows == 0 || weight.out_features > 0, "weight", "at least one row");
     require_one_stride(call.input().target_rows, call.input().num_rows, "target");
     bias.put(&head);
@@ -52,7 +51,7 @@ struct HeadArguments {
     weight.put(&head);
     head.arithmetic = read_arithmetic(nb::cast<int>(entry(how, 3)), hidden.view());
     read_lora(entry(of, kLoraA), entry(of, kLoraB), nb::cast<double>(entry(how, 5)));
-    workspace_bytes = read_integer(entry(how, 2), "workspace_bytes", "a number of bytes");
+    workspace_bytes = read_workspace_bytes(entry(how, 2));
   }
 
   template <class Params>
@@ -94,15 +93,16 @@ struct HeadArguments {
   }
 };
 
-// Calls a kernel with a workspace of at most `bytes`. If no workspace is given, the CPU backend allocates its own.
+// Calls a kernel with a workspace of at most `limit` bytes, or of the usual size. The CPU backend allocates its own.
 template <class Params>
-nb::object run_within(std::int64_t bytes, WorkspaceRange (*range_of)(const Params&, Device), Results* results,
-                      void (*kernel)(const Params&, Device, Stream), Params* p, bool accumulates = false) {
+nb::object run_within(std::optional<std::int64_t> limit, WorkspaceRange (*range_of)(const Params&, Device),
+                      Results* results, void (*kernel)(const Params&, Device, Stream), Params* p,
+                      bool accumulates = false) {
   if (results->caller().describes()) return results->result();
   const WorkspaceRange range = range_of(*p, results->caller().device);
-  require_bytes(least_bytes(range), bytes, "this call");
+  if (limit) require_bytes(least_bytes(range), *limit, "this call");
   const bool on_cpu = results->caller().device.type == DeviceType::kCpu;
-  const nb::object workspace = on_cpu ? nb::none() : allocate_workspace(p, range, bytes, *results);
+  const nb::object workspace = on_cpu ? nb::none() : allocate_workspace(p, range, limit, *results);
   return results->run(kernel, *p, accumulates);
 }
 
@@ -157,7 +157,7 @@ nb::object require_workspace(nb::tuple head, nb::tuple numbers, nb::tuple how, n
   p.dlora_a = some(kLoraA, a.head.lora_rank > 0);
   p.dlora_b = some(kLoraB, a.head.lora_rank > 0);
   const WorkspaceRange range = linear_logprob_backward_workspace(p, a.call.device());
-  require_bytes(least_bytes(range), a.workspace_bytes, "the backward of this call");
+  if (a.workspace_bytes) require_bytes(least_bytes(range), *a.workspace_bytes, "the backward of this call");
   return nb::none();
 }
 

@@ -96,7 +96,7 @@ void forward_by_rows(const LinearLogprobParams& p, Device device, Stream stream)
     copy_scored(p, p.head, row, rows, nullptr, pieces.hidden, device, stream);
     pieces.lora.compute(p.head, pieces.hidden, rows, device, stream);
     compute_logits(p.head, p.dtype, pieces.hidden, pieces.lora.u, rows, 0, p.num_columns, pieces.sums, pieces.logits,
-                   device, stream);
+                   p.num_columns, device, stream);
     const LinearLogprobParams of_rows = rows_of(p, row, rows);
     LogprobParams q = of_rows;
     q.logits = pieces.logits;

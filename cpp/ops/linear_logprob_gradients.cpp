@@ -46,8 +46,8 @@ class Backward {
     Pieces pieces(workspace);
     if (fused_) all_groups_ = pieces.take<ScoredGroups>((chunks_outside_ ? blocks_ : 1) * sizeof(ScoredGroups));
     if (!cut.borrows) hidden_ = pieces.take(block_rows_ * features() * operand_bytes());
-    own_gradients_ = pieces.take(block_rows_ * chunk * operand_bytes());
-    if (p.dtype != head_.dtype && !fused_) logits_ = pieces.take<float>(logit_rows_ * chunk * 4);
+    own_gradients_ = pieces.take(block_rows_ * row_pitch(chunk) * operand_bytes());
+    if (p.dtype != head_.dtype && !fused_) logits_ = pieces.take<float>(logit_rows_ * row_pitch(chunk) * 4);
     if (sums_logits_here) logit_sums_ = pieces.take<float>(logit_rows_ * chunk * 4);
     const std::int64_t kept_rows = chunks_outside_ ? p.num_rows : block_rows_;
     const std::int64_t kept_columns = chunks_outside_ ? chunk : p.num_columns;
@@ -70,6 +70,12 @@ class Backward {
     bytes_ = pieces.used();
   }
   std::int64_t bytes() const { return bytes_; }
+  // Bytes of float32 sums beyond those of one block of tokens.
+  std::int64_t sum_bytes() const {
+    if (!sums_dweight_) return 0;
+    const std::int64_t of_dhidden = dhidden_ == nullptr ? 0 : aligned(p_.num_rows * features() * 4);
+    return chunks_outside_ ? of_dhidden : aligned(p_.num_columns * features() * 4);
+  }
 
   void run(Stream stream) {
     stream_ = stream;
@@ -89,6 +95,8 @@ class Backward {
   std::int64_t features() const { return head_.in_features; }
   std::int64_t rank() const { return head_.lora_rank; }
   std::int64_t operand_bytes() const { return size_of(head_.dtype); }
+
+  std::int64_t pitch() const { return row_pitch(columns_); }
 
   bool is_first() const { return first_ == 0; }
   bool is_last() const { return first_ + columns_ == p_.num_columns; }
@@ -110,7 +118,7 @@ class Backward {
       lora_.compute(head_, hidden_, rows_, device_, stream_);
     }
     // The zeros of the last chunk are still valid, unless the rows or the layout of gradients changed.
-    if (new_rows || gradients_ != gradients_before || columns_ != columns_before) zero_left_out(gradients_, columns_);
+    if (new_rows || gradients_ != gradients_before || columns_ != columns_before) zero_left_out(gradients_, pitch());
     logit_gradients();
     if (v_ != nullptr) compute_v();
     if (p_.dlora_a != nullptr && is_last()) lora_a_gradient(b);
@@ -150,17 +158,32 @@ class Backward {
       return cuda::logit_gradients(q, head, lora_.u, groups_, device_.index, stream_);
     }
 #endif
+    if (logits_ != nullptr && pitch() > columns_) zero_padding();
     for (std::int64_t i = 0; i < rows_; i += logit_rows_) {
       const std::int64_t rows = std::min(logit_rows_, rows_ - i);
-      unsigned char* const to = at(gradients_, i * columns_ * operand_bytes());
+      unsigned char* const to = at(gradients_, i * pitch() * operand_bytes());
       void* const logits = logits_ == nullptr ? static_cast<void*>(to) : logits_;
       compute_logits(head_, p_.dtype, at(hidden_, i * features() * operand_bytes()),
-                     at(lora_.u, i * rank() * operand_bytes()), rows, first_, columns_, logit_sums_, logits, device_,
-                     stream_);
+                     at(lora_.u, i * rank() * operand_bytes()), rows, first_, columns_, logit_sums_, logits, pitch(),
+                     device_, stream_);
       const LogprobBackwardParams q = of_rows(i, rows, logits);
       logprob_backward(q, device_, stream_);
-      if (logits_ != nullptr) round_to(logits_, to, head_.dtype, rows * columns_, device_, stream_);
+      if (logits_ != nullptr) round_to(logits_, to, head_.dtype, rows * pitch(), device_, stream_);
     }
+  }
+
+  // Zeros between rows of logits_, which are rounded in one piece.
+  void zero_padding() const {
+    LinearInputGradParams q;  // an empty sum
+    q.dy_rows = dense(logit_rows_, 0);
+    q.weight_stride = q.in_features = pitch() - columns_;
+    q.dx = logits_ + columns_;
+    q.dx_rows = dense(logit_rows_, pitch());
+    q.dx_dtype = DType::kFloat32;
+    q.num_rows = logit_rows_;
+    q.dtype = head_.dtype;
+    q.arithmetic = head_.arithmetic;
+    linear_input_grad(q, device_, stream_);
   }
 
   // The call for rows [i, i + rows) and the columns of the step, with logits and their gradients at `logits`.
@@ -170,7 +193,7 @@ class Backward {
     q.vocab_start += first_;
     q.num_columns = columns_;
     q.logits = q.dlogits = logits;
-    q.logits_rows = q.dlogits_rows = dense(rows, columns_);
+    q.logits_rows = q.dlogits_rows = dense(rows, pitch());
     q.lse = from_row(p_.lse, row_ + i);
     q.entropy = from_row(p_.entropy, row_ + i);
     q.dlogprob = from_row(p_.dlogprob, row_ + i, p_.dlogprob_rows.inner_stride);
@@ -186,7 +209,7 @@ class Backward {
                                           float* sums) const {
     LinearInputGradParams q;
     q.dy = gradients_;
-    q.dy_rows = dense(rows_, columns_);
+    q.dy_rows = dense(rows_, pitch());
     q.weight = at(weight, first_ * stride * operand_bytes());
     q.weight_stride = stride;
     q.start = is_first() ? nullptr : sums;
@@ -259,7 +282,7 @@ class Backward {
   void lora_b_gradient(std::int64_t b) {
     LinearWeightGradParams q;
     q.dy = gradients_;
-    q.dy_rows = dense(rows_, columns_);
+    q.dy_rows = dense(rows_, pitch());
     q.x = lora_.u;
     q.x_rows = dense(rows_, rank());
     q.out_features = columns_;
@@ -288,7 +311,7 @@ class Backward {
     float* const sums = from_row(dweight_, chunks_outside_ ? 0 : first_, features());
     LinearWeightGradParams q;
     q.dy = gradients_;
-    q.dy_rows = dense(rows_, columns_);
+    q.dy_rows = dense(rows_, pitch());
     q.x = hidden_;
     q.x_rows = dense(rows_, features());
     q.dweight =
@@ -315,7 +338,7 @@ class Backward {
     float* const sums = dbias_ + first_;
     LinearBiasGradParams q;
     q.dy = gradients_;
-    q.dy_rows = dense(rows_, columns_);
+    q.dy_rows = dense(rows_, pitch());
     q.dbias = b == 0 ? sums : block_dbias_;
     q.dbias_dtype = DType::kFloat32;
     q.num_rows = rows_;
@@ -404,8 +427,10 @@ Cut cut_of(const LinearLogprobBackwardParams& p, Device device) {
 WorkspaceRange gradients_workspace(const LinearLogprobBackwardParams& p, Device device) {
   // With all columns at once no sums of dhidden are needed, which may take less memory than a narrow chunk with these
   // sums.
+  const Backward narrow(p, {std::min(p.num_columns, kLeastColumns)}, device, nullptr);
   const std::int64_t most = backward_bytes(p, {widest_chunk(p)}, device);
-  return {std::min(backward_bytes(p, {std::min(p.num_columns, kLeastColumns)}, device), most), most};
+  const std::int64_t least = std::min(narrow.bytes(), most);
+  return {least, most, std::min(narrow.sum_bytes(), least)};
 }
 
 void compute_gradients(const LinearLogprobBackwardParams& p, Device device, Stream stream) {

@@ -62,7 +62,8 @@ void LoraRows::compute(Head head, const void* hidden, std::int64_t rows, Device 
 }
 
 void compute_logits(const Head& head, DType logits_dtype, const void* hidden, const void* u, std::int64_t rows,
-                    std::int64_t first, std::int64_t columns, float* sums, void* to, Device device, Stream stream) {
+                    std::int64_t first, std::int64_t columns, float* sums, void* to, std::int64_t stride, Device device,
+                    Stream stream) {
   LinearParams q;
   q.x = hidden;
   q.x_rows = dense(rows, head.in_features);
@@ -71,7 +72,7 @@ void compute_logits(const Head& head, DType logits_dtype, const void* hidden, co
   if (head.bias != nullptr) q.bias = at(head.bias, first * size_of(head.bias_dtype));
   q.bias_dtype = head.bias_dtype;
   q.y = to;
-  q.y_rows = dense(rows, columns);
+  q.y_rows = dense(rows, stride);
   q.num_rows = rows;
   q.in_features = head.in_features;
   q.out_features = columns;
@@ -82,10 +83,13 @@ void compute_logits(const Head& head, DType logits_dtype, const void* hidden, co
   LinearParams of_hidden = q;
   of_hidden.bias = nullptr;
   of_hidden.out_dtype = DType::kFloat32;
-  of_hidden.y = sums_logits(head, logits_dtype) ? sums : to;
+  if (sums_logits(head, logits_dtype)) {
+    of_hidden.y = sums;
+    of_hidden.y_rows = dense(rows, columns);
+  }
   linear(of_hidden, device, stream);
   q.start = static_cast<const float*>(of_hidden.y);
-  q.start_stride = columns;
+  q.start_stride = of_hidden.y_rows.inner_stride;
   q.x = u;
   q.x_rows = dense(rows, head.lora_rank);
   q.weight = at(head.lora_b, first * head.lora_b_stride * size_of(head.dtype));

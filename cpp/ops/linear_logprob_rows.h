@@ -47,10 +47,11 @@ inline bool sums_logits(const Head& head, DType logits_dtype) {
   return has_lora(head) && logits_dtype != DType::kFloat32;
 }
 
-// Logits [rows, columns] of rows of `hidden` and columns [first, first + columns). LoRA adds the rows of u. If
-// sums_logits holds, the logits are first summed in `sums`.
+// Logits [rows, columns], with `stride` between rows, of rows of `hidden` and columns [first, first + columns). LoRA
+// adds the rows of u. If sums_logits holds, the logits are first summed in `sums`, which is contiguous.
 void compute_logits(const Head& head, DType logits_dtype, const void* hidden, const void* u, std::int64_t rows,
-                    std::int64_t first, std::int64_t columns, float* sums, void* to, Device device, Stream stream);
+                    std::int64_t first, std::int64_t columns, float* sums, void* to, std::int64_t stride, Device device,
+                    Stream stream);
 
 void round_to(const float* from, void* to, DType dtype, std::int64_t size, Device device, Stream stream);
 

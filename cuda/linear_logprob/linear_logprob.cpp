@@ -124,13 +124,14 @@ bool fuses_logit_gradients(const LogprobBackwardParams& p, const Head& head, int
   const RowLayout weight_rows{std::max<std::int64_t>(p.num_columns, 1), 0, head.weight_stride};
   return compute_capability(device) == 90 && (head.dtype == DType::kBFloat16 || head.dtype == DType::kFloat16) &&
          head.bias == nullptr && p.logit_scale == 1.0f && p.softcap == 0.0f && p.kept_offsets == nullptr &&
-         head.in_features > 0 && head.in_features % 8 == 0 && p.num_columns % 8 == 0 &&
-         p.num_columns < (std::int64_t{1} << 30) &&
+         head.in_features > 0 && head.in_features % 8 == 0 && p.num_columns < (std::int64_t{1} << 30) &&
          rows_begin_at_16_bytes(head.weight, weight_rows, p.num_columns, 2) && reads_lora(head, p.num_columns);
 }
 
 void logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
                      int device, Stream stream) {
+  RLK_CHECK(rows_begin_at_16_bytes(p.dlogits, p.dlogits_rows, p.num_rows, 2),
+            "linear_logprob: rows of gradients begin at multiples of 16 bytes");
   const DeviceGuard guard(device);
   head.dtype == DType::kBFloat16 ? logit_gradients_bf16_sm90(p, head, u, groups, to_stream(stream))
                                  : logit_gradients_f16_sm90(p, head, u, groups, to_stream(stream));

@@ -185,7 +185,7 @@ def _gradients_on_host(
     hidden, weight, target, lse, gradient = (frame.export(array, name) for name, array in operands.items())
     options = (temperature, 1.0, None, -100, None, None, None, None)
     dtype = _dispatch.dtype_code(logits_dtype, "logits_dtype")
-    how = (resolve_exp(None, frame.device), dtype, 512 << 20, product_unit(), 1, 1.0, 0.0)
+    how = (resolve_exp(None, frame.device), dtype, None, product_unit(), 1, 1.0, 0.0)
     wanted, no_bias_nor_lora = asked[0] | asked[1] << 1, (None, None, None)
     found = _C.linear_logprob_backward(
         (hidden, weight, *no_bias_nor_lora, target), options, how, None, (lse, None, gradient, None, None), wanted,

@@ -76,6 +76,46 @@ void with_workspaces(const WorkspaceRange& range, Params* p, const F& f) {
   p->workspace = nullptr;
 }
 
+// Rows, features and columns of a head; whether its gradient of the weight is float32, as with main_grad; the bytes of
+// its default workspace.
+struct UsualCase {
+  std::int64_t rows, features, columns;
+  bool wide;
+  std::int64_t bytes;
+};
+class UsualWorkspace : public testing::TestWithParam<UsualCase> {};
+
+TEST_P(UsualWorkspace, ServesTheCallAndIsSmall) {
+  const UsualCase& c = GetParam();
+  LinearLogprobBackwardParams p;
+  p.num_rows = c.rows;
+  p.num_columns = p.vocab_size = p.valid_vocab = c.columns;
+  p.head.dtype = DType::kBFloat16;
+  p.head.in_features = p.head.weight_stride = p.dweight_stride = c.features;
+  p.dhidden_rows = {c.rows, 0, c.features};
+  p.dweight_dtype = c.wide ? DType::kFloat32 : DType::kBFloat16;
+  p.dhidden = p.dweight = reinterpret_cast<void*>(256);  // sizes alone are asked for
+  const WorkspaceRange range = linear_logprob_backward_workspace(p, {DeviceType::kCpu, 0});
+  EXPECT_LE(range.sums, range.least);
+  EXPECT_EQ(usual_workspace(range), c.bytes);
+}
+
+constexpr std::int64_t kMiB = 1 << 20;
+INSTANTIATE_TEST_SUITE_P(Heads, UsualWorkspace,
+                         testing::Values(UsualCase{8192, 4096, 128256, true, 256 * kMiB},
+                                         UsualCase{8192, 4096, 128256, false, 256 * kMiB},
+                                         UsualCase{32768, 4096, 128256, true, 256 * kMiB},
+                                         // float32 sums of dhidden for all rows
+                                         UsualCase{32768, 4096, 128256, false, (512 + 256) * kMiB},
+                                         // float32 sums of dweight, since it has fewer rows
+                                         UsualCase{32768, 4096, 16384, false, (256 + 256) * kMiB}));
+
+// Where the other arrays nearly fill 256 MiB: a quarter more than the least.
+TEST(UsualWorkspaceOf, GrowsWithTheLeast) {
+  EXPECT_EQ(usual_workspace({400 * kMiB, 900 * kMiB, 0}), 500 * kMiB);
+  EXPECT_EQ(usual_workspace({500 * kMiB, 900 * kMiB, 100 * kMiB}), 600 * kMiB);
+}
+
 class LinearLogprob : public testing::TestWithParam<Case> {};
 
 TEST_P(LinearLogprob, IsLogprobOfLinear) {

@@ -144,6 +144,52 @@ def test_gradients_of_logits_may_lie_in_dweight(in_features: int, logits_dtype: 
     assert not differing(found[0], found[1])
 
 
+# Rows of a chunk's gradients begin at multiples of 16 bytes, and the last chunk has an odd number of columns.
+@pytest.mark.parametrize("form", ["plain", "rounded", "bias", "softcap"])
+@pytest.mark.parametrize("size", [LEAST, None], ids=["chunks", "at once"])
+def test_gradients_of_an_odd_vocabulary(form: str, size: int | None, device: str) -> None:
+    rows, features, columns = 300, 64, 4003
+    generator = torch.Generator().manual_seed(5)
+    hidden, weight, of_columns, dy = (
+        torch.randn(shape, generator=generator).to(device, torch.bfloat16)
+        for shape in ((rows, features), (columns, features), (columns,), (rows,))
+    )
+    target = torch.randint(0, columns, (rows,), generator=generator).to(device)
+    target[40:90] = -100
+    logits_dtype = "bfloat16" if form == "rounded" else "float32"
+    options: dict[str, Any] = {"softcap": 9.0} if form == "softcap" else {}
+    leaves = [t.clone().requires_grad_() for t in (hidden, weight, of_columns)[: 3 if form == "bias" else 2]]
+    bias = leaves[2] if form == "bias" else None
+    kept = {"return_lse": True, "workspace_bytes": size}
+    result = rk.linear_logprob(*leaves[:2], target, bias=bias, logits_dtype=logits_dtype, **kept, **options)
+    result.logprob.backward(dy.float())
+    logits = rk.linear(hidden, weight, bias, out_dtype=logits_dtype).detach()
+    d = rk.logprob_backward(logits, target, result.lse.detach(), dlogprob=dy.float(), **options).to(hidden.dtype)
+    scored = torch.where((target != -100).unsqueeze(-1), hidden, torch.zeros_like(hidden))
+    want = (rk.linear_input_grad(d, weight), rk.linear_weight_grad(d, scored), rk.linear_bias_grad(d))
+    assert not differing(tuple(t.grad for t in leaves), want[: len(leaves)])
+
+
+def test_the_default_workspace_serves_many_rows(device: str) -> None:
+    if device == "cpu":
+        pytest.skip("a CPU allocates its own workspace; tests/cpp/test_linear_logprob.cpp tests the sizes")
+    rows, features, columns = 32768, 4096, 40_000  # more than 512 MiB for float32 sums of gradients of 16 bits
+    hidden = torch.randn(rows, features, device=device).bfloat16().requires_grad_()
+    weight = (torch.randn(columns, features, device=device) / 64).bfloat16().requires_grad_()
+    target = torch.randint(0, columns, (rows,), device=device)
+    dy = torch.randn(rows, device=device)
+    found = []
+    for size in (None, 2 << 30):
+        logprob = rk.linear_logprob(hidden, weight, target, workspace_bytes=size)
+        found.append(torch.autograd.grad(logprob, (hidden, weight), dy))
+    assert not differing(*found)
+    total = torch.zeros(columns, features, device=device)
+    rk.workspace_stats(reset=True)
+    rk.linear_logprob(hidden, weight, target, main_grad=total).backward(dy)
+    assert rk.workspace_stats()[f"cuda:{torch.cuda.current_device()}"].most_bytes <= 256 << 20
+    assert not differing(hidden.grad, found[0][0])
+
+
 def test_a_workspace_serves_the_rows_that_are_left_over(device: str) -> None:
     """A fused kernel takes 8192 rows, then 7296, which leave more work for the last wave of 132 blocks."""
     if device == "cpu":

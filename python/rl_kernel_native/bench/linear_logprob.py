@@ -36,7 +36,7 @@ def peers(device: torch.device, use_compile: bool) -> tuple[list[tuple[str, Forw
     """This library first, then every peer that can run here; and the reason for each that cannot."""
     found: list[tuple[str, Forward]] = [
         ("rk", lambda head: rk.linear_logprob(*head)),
-        ("rk, 256 MiB", lambda head: rk.linear_logprob(*head, workspace_bytes=256 << 20)),
+        ("rk, 512 MiB", lambda head: rk.linear_logprob(*head, workspace_bytes=512 << 20)),
         ("rk logprob of linear", lambda head: rk.logprob(rk.linear(head.hidden, head.weight), head.target)),
         ("torch", _torch),
     ]

@@ -48,8 +48,9 @@ def linear_cross_entropy(
     = ..., logits_dtype: DType = ..., ignore_index: int = ..., valid_vocab: int | None = ..., canonical_vocab:
     int | None = ..., check: bool = ..., on_bad_id: OnBadId = ..., exp: Exp = ..., loss_mask: AnyArray | None =
     ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
-    lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ..., workspace_bytes: int =
-    ..., process_group: Any = ..., vocab_start: int = ..., vocab_size: int | None = ..., dh_segments: int = ...,
+    lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ...,
+    workspace_bytes: int | None = ..., process_group: Any = ..., vocab_start: int = ...,
+    vocab_size: int | None = ..., dh_segments: int = ...,
     return_z_loss: Literal[False] = ..., return_token_accuracy: Literal[False] = ...,
 ) -> ArrayT: ...  # fmt: skip
 
@@ -63,8 +64,9 @@ def linear_cross_entropy(
     = ..., logits_dtype: DType = ..., ignore_index: int = ..., valid_vocab: int | None = ..., canonical_vocab:
     int | None = ..., check: bool = ..., on_bad_id: OnBadId = ..., exp: Exp = ..., loss_mask: AnyArray | None =
     ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
-    lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ..., workspace_bytes: int =
-    ..., process_group: Any = ..., vocab_start: int = ..., vocab_size: int | None = ..., dh_segments: int = ...,
+    lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ...,
+    workspace_bytes: int | None = ..., process_group: Any = ..., vocab_start: int = ...,
+    vocab_size: int | None = ..., dh_segments: int = ...,
     return_z_loss: Literal[True], return_token_accuracy: Literal[False] = ...,
 ) -> CrossEntropy[ArrayT]: ...  # fmt: skip
 
@@ -78,8 +80,9 @@ def linear_cross_entropy(
     = ..., logits_dtype: DType = ..., ignore_index: int = ..., valid_vocab: int | None = ..., canonical_vocab:
     int | None = ..., check: bool = ..., on_bad_id: OnBadId = ..., exp: Exp = ..., loss_mask: AnyArray | None =
     ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
-    lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ..., workspace_bytes: int =
-    ..., process_group: Any = ..., vocab_start: int = ..., vocab_size: int | None = ..., dh_segments: int = ...,
+    lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ...,
+    workspace_bytes: int | None = ..., process_group: Any = ..., vocab_start: int = ...,
+    vocab_size: int | None = ..., dh_segments: int = ...,
     return_z_loss: bool = ..., return_token_accuracy: Literal[True],
 ) -> CrossEntropyAccuracy[ArrayT]: ...  # fmt: skip
 
@@ -114,7 +117,7 @@ def linear_cross_entropy(
     lora_scale: float = 1.0,
     weight_grad: bool = True,
     main_grad: AnyArray | None = None,
-    workspace_bytes: int = 512 << 20,
+    workspace_bytes: int | None = None,
     process_group: Any = None,
     vocab_start: int = 0,
     vocab_size: int | None = None,

@@ -75,7 +75,7 @@ def linear_logprob(
     return_sum_p_sq: Literal[False] = False, return_status: Literal[False] = False, check: bool = False,
     on_bad_id: OnBadId = "nan", exp: Exp = None, loss_mask: AnyArray | None = None, lora_a: AnyArray | None = None,
     lora_b: AnyArray | None = None, lora_scale: float = 1.0, weight_grad: bool = True,
-    main_grad: AnyArray | None = None, workspace_bytes: int = 512 << 20, process_group: Any = None,
+    main_grad: AnyArray | None = None, workspace_bytes: int | None = None, process_group: Any = None,
     vocab_start: int = 0, vocab_size: int | None = None, dh_segments: int = 1
 ) -> ArrayT: ...  # fmt: skip
 
@@ -89,7 +89,7 @@ def linear_logprob(
     return_entropy: bool = False, return_sum_p_sq: bool = False, return_status: bool = False, check: bool = False,
     on_bad_id: OnBadId = "nan", exp: Exp = None, loss_mask: AnyArray | None = None, lora_a: AnyArray | None = None,
     lora_b: AnyArray | None = None, lora_scale: float = 1.0, weight_grad: bool = True,
-    main_grad: AnyArray | None = None, workspace_bytes: int = 512 << 20, process_group: Any = None,
+    main_grad: AnyArray | None = None, workspace_bytes: int | None = None, process_group: Any = None,
     vocab_start: int = 0, vocab_size: int | None = None, dh_segments: int = 1
 ) -> LogprobResult[ArrayT]: ...  # fmt: skip
 def linear_logprob(
@@ -119,7 +119,7 @@ def linear_logprob(
     lora_scale: float = 1.0,
     weight_grad: bool = True,
     main_grad: Any = None,
-    workspace_bytes: int = 512 << 20,
+    workspace_bytes: int | None = None,
     process_group: Any = None,
     vocab_start: int = 0,
     vocab_size: int | None = None,
@@ -158,9 +158,11 @@ def linear_logprob(
         main_grad: float32 ``[vocab_size, in_features]``; backward adds the gradient of ``weight`` to it in place, as in
             :func:`linear`.
         workspace_bytes: the most memory that a call takes in addition to its inputs, outputs and gradients. More is
-            faster, up to a point; results do not change by a bit. A gradient of ``weight`` in its own dtype over more
-            than 8192 rows needs float32 sums. They take 4 ``in_features`` bytes times the lesser of the rows and the
-            vocabulary; ``main_grad`` needs none. Forward already raises an error if backward would need more. On sm_90,
+            faster, up to a point; results do not change by a bit. Default: 256 MiB, and as much more as the call needs
+            (docs/linear.md); :func:`workspace_stats` says what calls took. A gradient of ``weight`` in its own dtype
+            over more than 8192 rows needs float32 sums. They take 4 ``in_features`` bytes times the lesser of the rows
+            and the vocabulary; ``main_grad`` needs none. Forward raises an error if backward needs more than a given
+            number. On sm_90,
             two kinds of hidden states are copied, 8192 rows at a time: those with two strides, such as ``hidden[:,
             :-1]``, and those not aligned to 16 bytes. The CPU backend allocates its own memory, 64 MiB if possible.
         process_group: a group of torch.distributed with 1, 2, 4 or 8 ranks, over which the vocabulary is split in rank
@@ -214,7 +216,8 @@ def head_rows(
     scale = _check.number("lora_scale", lora_scale)
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     ignore_index, vocab_start = _check.integer("ignore_index", ignore_index), _check.integer("vocab_start", vocab_start)
-    workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
+    if workspace_bytes is not None:
+        workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
     weight_grad = _check.flag("weight_grad", weight_grad)
     verify = _check.flag("check", check) or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
@@ -349,7 +352,7 @@ def linear_logprob_partial(
     lora_a: AnyArray | None = None,
     lora_b: AnyArray | None = None,
     lora_scale: float = 1.0,
-    workspace_bytes: int = 512 << 20,
+    workspace_bytes: int | None = None,
 ) -> ArrayT:
     """:func:`logprob_partial` for one shard of a head. ``weight_shard`` has rows of a head of ``vocab_size``, from row
     ``vocab_start`` on. ``bias`` and ``lora_b`` have the same rows, and ``lora_a`` is whole. Then :func:`logprob_merge`
@@ -363,9 +366,9 @@ def linear_logprob_partial(
     """
     scale = _check.number("lora_scale", lora_scale)
     kept_ids, kept_offsets = _check.kept_arrays(kept)
-    ignore_index, workspace_bytes = (
-        _check.integer64(*x) for x in (("ignore_index", ignore_index), ("workspace_bytes", workspace_bytes))
-    )
+    ignore_index = _check.integer64("ignore_index", ignore_index)
+    if workspace_bytes is not None:
+        workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
     logits = _code(logits_dtype, "logits_dtype")
     if loss_mask is not None:

@@ -65,7 +65,7 @@ class Shard(NamedTuple):
 
 def linear_logprob(
     head: tuple[Any, ...], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int, returns: int,
-    weight_grad: bool, main_grad: Any, workspace_bytes: int, dh_segments: int, where: tuple[Any, Any, Any],
+    weight_grad: bool, main_grad: Any, workspace_bytes: int | None, dh_segments: int, where: tuple[Any, Any, Any],
 ) -> Any:  # fmt: skip
     """``head`` holds hidden, weight, bias, lora_a, lora_b, lora_scale and label_smoothing; ``where`` holds
     process_group, vocab_start and vocab_size."""
@@ -103,7 +103,6 @@ def linear_logprob(
         require_tensors(hidden=hidden, weight=weight, target=target, optional=optional)
         if where[0] is not None:
             raise ValueError("process_group: not under torch.compile, torch.func or a dispatch mode")
-        workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
     shard = _shard(weight, arguments, *where)
     if not direct:
         options = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, label_smoothing, returns)
@@ -187,8 +186,8 @@ def _gathered(share: Tensor, group: Any) -> Tensor:
 
 
 def partial(
-    head: tuple[Any, ...], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int, workspace_bytes: int,
-    vocab_start: int, vocab_size: int,
+    head: tuple[Any, ...], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int,
+    workspace_bytes: int | None, vocab_start: int, vocab_size: int,
 ) -> Tensor:  # fmt: skip
     hidden, weight, bias, lora_a, lora_b, lora_scale = head
     if is_autocasting():
@@ -251,7 +250,8 @@ class _LinearLogprob(Composing):
         head, needs = (hidden, weight, bias, lora_a, lora_b, target), bits(ctx.needs_input_grad[:5])
         # Raises before forward if the workspace is too small for backward.
         place = None if shard is None else shard[1:]
-        _C.linear_logprob_require_workspace(head, arguments, how, place, needs, main_grad is not None)
+        if how[2] is not None:
+            _C.linear_logprob_require_workspace(head, arguments, how, place, needs, main_grad is not None)
         outputs = _forward(head, arguments, how, shard, returns | 2)
         # main_grad is not saved, because other backwards may add to it in between
         rows, ctx.how = split(arguments, *how, returns, shard, main_grad)

@@ -20,7 +20,7 @@ _HEAD = (
     "target",
 )
 _OPTIONS = (
-    f"{NUMBERS}, int logits_dtype, int workspace_bytes, int unit, int dh_segments, float lora_scale, "
+    f"{NUMBERS}, int logits_dtype, int? workspace_bytes, int unit, int dh_segments, float lora_scale, "
     "float label_smoothing"
 )
 _OPERANDS = 5  # hidden, weight, bias, lora_a and lora_b, which have gradients

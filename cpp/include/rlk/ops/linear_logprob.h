@@ -39,6 +39,7 @@
 // main_grad may hold anything.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "rlk/ops/linear.h"
@@ -74,10 +75,18 @@ struct LinearLogprobParams : LogprobParams {  // workspace: workspace_bytes byte
   std::int64_t workspace_bytes = 0;
 };
 
-// Range of workspace bytes: a call with fewer than `least` is refused, and more than `most` makes it no faster.
+// Range of workspace bytes: a call with fewer than `least` is refused, and more than `most` makes it no faster. `sums`:
+// bytes of `least` that hold float32 sums beyond those of one block of 8192 rows.
 struct WorkspaceRange {
-  std::int64_t least = 0, most = 0;
+  std::int64_t least = 0, most = 0, sums = 0;
 };
+// Workspace bytes of a call whose caller names no limit: all of `sums`, and 256 MiB for everything else. A call whose
+// other arrays nearly fill 256 MiB gets a quarter more than the least.
+inline std::int64_t usual_workspace(const WorkspaceRange& range) {
+  constexpr std::int64_t kUsual = 256 << 20;
+  const std::int64_t others = range.least - range.sums;
+  return range.sums + std::max(kUsual, others + others / 4);
+}
 WorkspaceRange linear_logprob_workspace(const LinearLogprobParams& p, Device device);
 void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream);
 
