@@ -159,7 +159,6 @@ BACKWARD: Operator = Operator(
     outputs=_gradient_shapes,
     dtypes=(2, 3, 4, "float32"),
     native=_native_backward,
-    schema_options=checked,
     gradient=Composed(
         of=(0, 1, 2, 3, 4, 7),
         composed=_composed_backward,
