@@ -104,7 +104,7 @@ def ours(batch: Batch, main_grad: Tensor | None = None) -> Tensor:
 
 
 def ways(batch: Batch) -> tuple[dict[str, Callable[[Batch], Tensor]], list[str]]:
-    """By name; and a sentence for each that is not installed."""
+    """The ways to compute the loss, by name, and a sentence for each library that is not installed."""
     found: dict[str, Callable[[Batch], Tensor]] = {"torch": stock}
     absent = []
     for name, load in (("TRL", trl), ("Liger", liger)):

@@ -59,13 +59,13 @@ def flag(name: str, value: Any) -> bool:
 
 
 def _no_rows(of: Kind) -> np.ndarray:
-    """An array of this kind, but without rows."""
+    """An array with no rows, otherwise of this kind."""
     shape, dtype = of
     return np.empty((0, shape[-1]) if shape else (), dtype)
 
 
 def _one_row(of: Kind) -> np.ndarray:
-    """An array of this kind whose rows are one in memory."""
+    """An array of this kind, all of whose rows share the memory of one."""
     shape, dtype = of
     row = np.zeros(shape[-1:], dtype)
     return np.lib.stride_tricks.as_strided(row, shape, (*(0,) * (len(shape) - 1), *row.strides))

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="layouts are made with torch; test_f
 # One column; around a vec8; around a leaf. Further: a prime with eight uneven parts, and GPT-2. Its last leaf is short,
 # and its parts are not 16-byte aligned.
 VOCAB = [1, 7, 8, 9, 127, 128, 129, 4099, 50257]
-FULL_VOCAB = [128256, 151936]  # Llama 3, Qwen3: one row here fills the GPU
+FULL_VOCAB = [128256, 151936]  # Llama 3, Qwen3: wide enough for one row to occupy the whole GPU
 
 
 def call(logits: Any, target: Any, exp: str, **options: Any) -> Any:
