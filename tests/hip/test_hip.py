@@ -317,7 +317,7 @@ def test_the_head_finds_its_kernels(rng: np.random.Generator, columns: int) -> N
 
 @pytest.mark.parametrize("logits_dtype", ["float32", "bfloat16"])
 def test_the_largest_logits_are_those_of_a_cpu(rng: np.random.Generator, logits_dtype: str) -> None:
-    """Token accuracy of bf16 logits with ties. One row holds a NaN, one an ignored target and one a target out of range."""
+    """Logits in bf16 have ties. One row holds a NaN, one an ignored target and one a target out of range."""
     hidden, weight = (torch.from_numpy(rng.standard_normal((n, 32))).to(torch.bfloat16) for n in (12, 203))
     largest = rk.linear(hidden, weight, out_dtype="float32").argmax(-1)
     target, weight[7] = largest.clone(), weight[largest[6]]
