@@ -74,6 +74,9 @@ bool fits_wgmma(const AttentionBackwardParams& p) {
   if (p.dq == nullptr && p.dk == nullptr) return false;  // dsinks alone
   const GradientLayout layout(p);
   constexpr std::int64_t kMostHeads = 65535;  // the largest second dimension of a grid
+  // Blocks of keys of all paths together, each with 1 KiB of workspace.
+  constexpr std::int64_t kMostPathBlocks = std::int64_t{1} << 18;
+  if (p.parents != nullptr && layout.key_blocks > kMostPathBlocks) return false;
   return layout.slots * p.num_q_heads < kMostTokens / 64 && layout.jobs < kMostTokens && p.num_q_heads <= kMostHeads;
 }
 
@@ -87,8 +90,8 @@ std::int64_t sequences_of(const AttentionInput& p) {
 
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability) {
   if (plan.kernel == AttentionKernel::kTiles) return true;
-  if (p.parents != nullptr) return false;
   if (plan.kernel == AttentionKernel::kWgmma) return capability == 90 && fits_wgmma(p);
+  if (p.parents != nullptr) return false;
   if (p.dtype == DType::kFloat32) return plan.kernel == AttentionKernel::kFewRows;
   const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
   if (rows >= kMostTokens || p.num_q_heads >= kMostTokens || p.num_sequences >= kMostTokens) return false;
@@ -117,7 +120,7 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
 }
 
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan) {
-  if (plan.kernel == AttentionKernel::kWgmma) return 4;
+  if (plan.kernel == AttentionKernel::kWgmma) return attention_path_bytes(p) + 4;
   if (plan.kernel == AttentionKernel::kTiles || p.dtype == DType::kFloat32) return attention_path_bytes(p);
   return 4 * SplitGrid(p).end;
 }
@@ -134,7 +137,7 @@ void attention(const AttentionParams& p, int device, Stream stream) {
   const int capability = supported_capability(device);
   const AttentionPlan plan = choose_plan(p, capability, multiprocessors(device));
   RLK_CHECK(p.workspace != nullptr || workspace_bytes_of(p, plan) == 0, "attention: workspace");
-  if (p.parents != nullptr) return RLK_CUDA_IN_USE("attention", device, attention_tree)(p, to_stream(stream));
+  if (p.parents != nullptr) return RLK_CUDA_IN_USE("attention", device, attention_tree)(p, plan, to_stream(stream));
   RLK_CUDA_IN_USE("attention", device, attention)(p, plan, to_stream(stream));
 }
 
@@ -155,7 +158,7 @@ void attention_merge(const AttentionMergeParams& p, int device, Stream stream) {
 }
 
 bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability) {
-  return kernel != GradientKernel::kWgmma || (p.parents == nullptr && capability == 90 && fits_wgmma(p));
+  return kernel != GradientKernel::kWgmma || (capability == 90 && fits_wgmma(p));
 }
 
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability) {
@@ -178,8 +181,11 @@ void attention_backward(const AttentionBackwardParams& p, int device, Stream str
   if (attention_rows(p) * p.num_q_heads == 0 && attention_keys(p) == 0 && p.dsinks == nullptr) return;
   const DeviceGuard guard(device);
   const int capability = supported_capability(device);
-  if (p.parents != nullptr) return RLK_CUDA_IN_USE("attention", device, attention_tree_backward)(p, to_stream(stream));
-  RLK_CUDA_IN_USE("attention", device, attention_backward)(p, choose_plan(p, capability), to_stream(stream));
+  const GradientKernel kernel = choose_plan(p, capability);
+  if (p.parents != nullptr) {
+    return RLK_CUDA_IN_USE("attention", device, attention_tree_backward)(p, kernel, to_stream(stream));
+  }
+  RLK_CUDA_IN_USE("attention", device, attention_backward)(p, kernel, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -2,6 +2,10 @@
 // its number along the path. One block of threads makes the table of paths before the other kernels run.
 #include "backward.cuh"
 #include "forward.cuh"
+#if RLK_CUDA_SM90
+#include "backward_sm90.cuh"
+#include "forward_sm90.cuh"
+#endif
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
 
@@ -24,13 +28,16 @@ AttentionTree<Params> with_paths(const Params& p, void* table, cudaStream_t stre
 
 }  // namespace
 
-void attention_tree(const AttentionParams& given, cudaStream_t stream) {
+void attention_tree(const AttentionParams& given, [[maybe_unused]] const AttentionPlan& plan, cudaStream_t stream) {
   const AttentionTree<AttentionParams> p = with_paths(given, given.workspace, stream);
   bool vectors = true;
   for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (T::kPacked) {
+#if RLK_CUDA_SM90
+      if (plan.kernel == AttentionKernel::kWgmma) return run_attention_wgmma<T>(p, stream);
+#endif
       run_attention_mma<T>(p, vectors, stream);
     } else {
       p.head_dim <= 128 ? launch_attention<T, AttentionTile<1, 128, 16>>(p, vectors, stream)
@@ -40,7 +47,14 @@ void attention_tree(const AttentionParams& given, cudaStream_t stream) {
   check(cudaGetLastError(), "launch of attention");
 }
 
-void attention_tree_backward(const AttentionBackwardParams& given, cudaStream_t stream) {
+void attention_tree_backward(const AttentionBackwardParams& given, [[maybe_unused]] GradientKernel kernel,
+                             cudaStream_t stream) {
+#if RLK_CUDA_SM90
+  if (kernel == GradientKernel::kWgmma) {
+    auto* const workspace = static_cast<unsigned char*>(given.workspace);
+    return run_attention_gradients(with_paths(given, workspace + GradientLayout(given).paths_at, stream), stream);
+  }
+#endif
   float* const behind_delta = static_cast<float*>(given.workspace) + attention_rows(given) * given.num_q_heads;
   run_attention_backward(with_paths(given, behind_delta, stream), stream);
 }

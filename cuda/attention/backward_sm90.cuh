@@ -10,16 +10,17 @@
 #include "../common/async_copy_sm80.cuh"
 #include "../common/kernel_memory.h"
 #include "../common/vec8.cuh"
+#include "backward.cuh"
 #include "gradient_rows_sm90.cuh"
+#include "gradient_trees_sm90.cuh"
 #include "head_maps.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-template <class T, class Tile, Exp kExp>
+template <class T, class Tile, Exp kExp, class Params>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    attention_gradient_kernel(const __grid_constant__ AttentionBackwardParams p,
-                              const __grid_constant__ GradientCall call) {
+    attention_gradient_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
   extern __shared__ unsigned char unaligned[];
   unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   const GradientShared<Tile> shared{shared_address(memory)};
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-  GradientRows<T, Tile, kExp> rows(p, shared, warpgroup);
+  GradientRows<T, Tile, kExp, Params> rows(p, call, shared, warpgroup);
 #pragma unroll 1
   for (int job = 0;; ++job) {
     mbarrier_wait_block(shared.work_full(job & 1), job >> 1 & 1);
@@ -54,8 +55,8 @@ struct GradientPlace {
   std::int64_t q_first;
   bool exists;
 };
-__device__ __forceinline__ GradientPlace gradient_place(const AttentionBackwardParams& p, const GradientCall& call,
-                                                        std::int32_t slot) {
+template <class Params>
+__device__ __forceinline__ GradientPlace gradient_place(const Params& p, const GradientCall& call, std::int32_t slot) {
   GradientPlace at = {};
   if (p.num_sequences == 0) return at;
   at.sequence = p.cu_seqlens_q == nullptr ? slot / call.of_sequence
@@ -73,10 +74,9 @@ __device__ __forceinline__ GradientPlace gradient_place(const AttentionBackwardP
 
 // Computes every job, and u and delta of a tile's rows, four heads a block.
 constexpr int kPreparedHeads = 4;
-template <class T, class Tile>
+template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(kPreparedHeads * 64)
-    attention_prepare_kernel(const __grid_constant__ AttentionBackwardParams p,
-                             const __grid_constant__ GradientCall call) {
+    attention_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
   const std::int32_t slot = blockIdx.x;
   if (blockIdx.x == 0 && blockIdx.y == 0) {
     for (std::int64_t b = threadIdx.x; b < p.num_sequences; b += blockDim.x) {
@@ -87,7 +87,8 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
     }
   }
   const auto threads = static_cast<std::int32_t>(gridDim.x * gridDim.y * blockDim.x);
-  for (std::int32_t job = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; job < call.jobs;
+  const std::int32_t jobs = jobs_of<Params>(call);
+  for (std::int32_t job = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; job < jobs;
        job += threads) {
     call.works[job] = gradient_work(p, call, job);
   }
@@ -156,9 +157,9 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
 }
 
 // Scales and rounds the summed dq of a tile.
-template <class T, class Tile>
-__global__ void __launch_bounds__(256) attention_round_dq_kernel(const __grid_constant__ AttentionBackwardParams p,
-                                                                 const __grid_constant__ GradientCall call) {
+template <class T, class Tile, class Params>
+__global__ void __launch_bounds__(256)
+    attention_round_dq_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
   const GradientPlace at = gradient_place(p, call, blockIdx.x);
   if (!at.exists) return;
   const std::int64_t head = blockIdx.y;
@@ -226,10 +227,10 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-template <class T, class Tile, Exp kExp>
-void launch_attention_gradients(const AttentionBackwardParams& p, cudaStream_t stream) {
+template <class T, class Tile, Exp kExp, class Params>
+void launch_attention_gradients(const Params& p, cudaStream_t stream) {
   const GradientLayout layout(p);
-  GradientCall call;
+  GradientCallOf<Params> call;
   call.q = attention_map(p, p.q, true, Tile::kQueries);
   call.dout = attention_map(p, p.dout, true, Tile::kQueries);
   call.k = attention_map(p, p.k, false, Tile::kKeys);
@@ -256,16 +257,25 @@ void launch_attention_gradients(const AttentionBackwardParams& p, cudaStream_t s
   call.scalars = reinterpret_cast<float*>(workspace + layout.scalars_at);
   call.sums = reinterpret_cast<float*>(workspace + layout.sums_at);
   check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(layout.works_at), stream), "attention's turns");
+  if constexpr (kMayBranch<Params>) {
+    call.section = multiprocessors(current_device());
+    call.jobs_of_paths = reinterpret_cast<std::int32_t*>(call.counter + 2);
+    call.firsts = reinterpret_cast<std::int32_t*>(workspace + layout.firsts_at);
+    call.rows = reinterpret_cast<GradientRow*>(workspace + layout.rows_at);
+    call.row_turns = reinterpret_cast<std::uint32_t*>(workspace + layout.row_turns_at);
+    call.row_sums = reinterpret_cast<float*>(workspace + layout.row_sums_at);
+    launch_path_blocks(p, call, stream);
+  }
   const auto slots = static_cast<unsigned>(layout.slots), heads = static_cast<unsigned>(p.num_q_heads);
-  attention_prepare_kernel<T, Tile>
+  attention_prepare_kernel<T, Tile, Params>
       <<<dim3(slots, (heads + kPreparedHeads - 1) / kPreparedHeads), kPreparedHeads * 64, 0, stream>>>(p, call);
   check(cudaGetLastError(), "launch of attention's lse and delta");
-  allow_shared_memory<attention_gradient_kernel<T, Tile, kExp>>();
+  allow_shared_memory<attention_gradient_kernel<T, Tile, kExp, Params>>();
   const int grid = std::min(call.jobs, multiprocessors(current_device()));
-  attention_gradient_kernel<T, Tile, kExp><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+  attention_gradient_kernel<T, Tile, kExp, Params><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
   check(cudaGetLastError(), "launch of attention's gradients");
   if (p.dq != nullptr) {
-    attention_round_dq_kernel<T, Tile><<<dim3(slots, heads), 256, 0, stream>>>(p, call);
+    attention_round_dq_kernel<T, Tile, Params><<<dim3(slots, heads), 256, 0, stream>>>(p, call);
     check(cudaGetLastError(), "launch of attention's dq");
   }
   const auto clear = [&](auto is_query, std::int64_t tokens) {
@@ -282,14 +292,25 @@ void launch_attention_gradients(const AttentionBackwardParams& p, cudaStream_t s
   if (p.dk != nullptr && some_keys) clear(std::false_type{}, attention_keys(p));
 }
 
-template <class T>
-void run_attention_gradients(const AttentionBackwardParams& p, cudaStream_t stream) {
-  const auto launch = [&](auto tile) {
-    using Tile = decltype(tile);
-    p.exp == Exp::kHardware ? launch_attention_gradients<T, Tile, Exp::kHardware>(p, stream)
-                            : launch_attention_gradients<T, Tile, Exp::kPortable>(p, stream);
-  };
-  p.head_dim == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
+// All gradients of a call.
+template <class Params>
+void run_attention_gradients(const Params& p, cudaStream_t stream) {
+  with_element_type(p.dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (T::kPacked) {
+      const auto launch = [&](auto tile) {
+        using Tile = decltype(tile);
+        p.exp == Exp::kHardware ? launch_attention_gradients<T, Tile, Exp::kHardware>(p, stream)
+                                : launch_attention_gradients<T, Tile, Exp::kPortable>(p, stream);
+      };
+      p.head_dim == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
+      if (p.dsinks == nullptr) return;
+      AttentionBackwardParams of_delta = p;  // delta lies behind the workspace of the gradients
+      of_delta.workspace = static_cast<unsigned char*>(p.workspace) + GradientLayout(p).end;
+      run_attention_delta<T>(of_delta, stream);
+      run_attention_sinks(p, static_cast<const float*>(of_delta.workspace), stream);
+    }
+  });
 }
 
 }  // namespace

@@ -16,9 +16,9 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-template <class T, class Tile, Exp kExp>
+template <class T, class Tile, Exp kExp, class Params>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    attention_wgmma_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ WgmmaCall call) {
+    attention_wgmma_kernel(const __grid_constant__ Params p, const __grid_constant__ WgmmaCallOf<Params> call) {
   extern __shared__ unsigned char unaligned[];
   unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   const WgmmaShared<Tile> shared{shared_address(memory)};
@@ -58,14 +58,18 @@ inline PageBoxes page_boxes(const AttentionParams& p, int keys) {
           std::countr_zero(static_cast<std::uint32_t>(p.page_size))};
 }
 
-template <class T, class Tile, Exp kExp>
-void launch_attention_wgmma(const AttentionParams& p, cudaStream_t stream) {
-  WgmmaCall call;
+template <class T, class Tile, Exp kExp, class Params>
+void launch_attention_wgmma(const Params& p, cudaStream_t stream) {
+  WgmmaCallOf<Params> call;
   call.q = attention_map(p, p.q, true, Tile::kQueries);
   call.pages = page_boxes(p, Tile::kKeys);
   const int box = call.pages.box > 0 ? call.pages.box : Tile::kKeys;
   call.k = attention_map(p, p.k, false, box);
   call.v = attention_map(p, p.v, false, box);
+  if constexpr (kMayBranch<Params>) {
+    call.k_parts = attention_map(p, p.k, false, kPartKeys);
+    call.v_parts = attention_map(p, p.v, false, kPartKeys);
+  }
   const bool packed = p.cu_seqlens_q != nullptr;
   const std::int64_t blocks = packed ? p.q_tokens / 128 + p.num_sequences : (p.q_tokens + 127) / 128;
   const std::int64_t heads = p.num_q_heads * (packed ? 1 : p.num_sequences);
@@ -81,15 +85,15 @@ void launch_attention_wgmma(const AttentionParams& p, cudaStream_t stream) {
   const int grid = std::min(call.tiles, multiprocessors(current_device()));
   call.counter = nullptr;
   if (call.tiles > grid) {
-    call.counter = static_cast<std::uint32_t*>(p.workspace);
+    call.counter = static_cast<std::uint32_t*>(p.workspace) + attention_path_bytes(p) / 4;
     check(cudaMemsetAsync(call.counter, 0, 4, stream), "attention's counter of tiles");
   }
-  allow_shared_memory<attention_wgmma_kernel<T, Tile, kExp>>();
-  attention_wgmma_kernel<T, Tile, kExp><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+  allow_shared_memory<attention_wgmma_kernel<T, Tile, kExp, Params>>();
+  attention_wgmma_kernel<T, Tile, kExp, Params><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
 }
 
-template <class T>
-void run_attention_wgmma(const AttentionParams& p, cudaStream_t stream) {
+template <class T, class Params>
+void run_attention_wgmma(const Params& p, cudaStream_t stream) {
   const auto launch = [&](auto tile) {
     using Tile = decltype(tile);
     p.exp == Exp::kHardware ? launch_attention_wgmma<T, Tile, Exp::kHardware>(p, stream)

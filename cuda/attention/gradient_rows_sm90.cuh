@@ -2,6 +2,7 @@
 // keys' dk and dv in registers, and computes half of the columns of each tile's dq.
 #pragma once
 
+#include "../common/mma_sm80.cuh"
 #include "../common/wgmma_sm90.cuh"
 #include "gradient_work_sm90.cuh"
 #include "machine.cuh"
@@ -13,33 +14,42 @@ namespace {  // one copy per architecture
 
 // A thread has two keys: 16 w + g and the one 8 behind, where w is its warp and g = lane / 4. For scores it has the
 // queries 8 j + 2 (lane % 4) and the next, for sums the columns of these numbers: x[4 j + 2 {row} + {column}].
-template <class T, class Tile, Exp kExp>
+template <class T, class Tile, Exp kExp, class Params>
 class GradientRows {
  public:
-  __device__ __forceinline__ GradientRows(const AttentionBackwardParams& p, const GradientShared<Tile>& shared,
-                                          int warpgroup)
-      : p_(p), shared_(shared), warpgroup_(warpgroup), c_(attention_scale(p.softmax_scale)) {
+  __device__ __forceinline__ GradientRows(const Params& p, const GradientCallOf<Params>& call,
+                                          const GradientShared<Tile>& shared, int warpgroup)
+      : p_(p), call_(call), shared_(shared), warpgroup_(warpgroup), c_(attention_scale(p.softmax_scale)) {
     thread_ = threadIdx.x % 128;
     row_ = warpgroup * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
   }
 
   __device__ __forceinline__ void run(const GradientWork& work) {
+    const bool has_tiles = work.tile < work.last_tile;
+    if (kMayBranch<Params> && has_tiles) begin(work);  // it needs the registers of dk and dv
 #pragma unroll
     for (int i = 0; i < Tile::kSums; ++i) dk_[i] = dv_[i] = 0.0f;
     pin(dk_);  // computed here, not among products in flight
     pin(dv_);
-    if (work.tile < work.last_tile) {
-      mbarrier_wait_block(shared_.keys_full(), jobs_++ & 1);
-      clear_keys(work);
+    if (has_tiles) {
+      if (!kMayBranch<Params>) begin(work);
       walk(work);
       release(shared_.keys_empty());
     }
     if (p_.dk == nullptr) return;
-    store(work, dk_, p_.softmax_scale, p_.dk);
-    store(work, dv_, 1.0f, p_.dv);
+    if constexpr (kMayBranch<Params>) {
+      add_in_turn(work);
+    } else {
+      store(work, dk_, p_.softmax_scale, p_.dk);
+      store(work, dv_, 1.0f, p_.dv);
+    }
   }
 
  private:
+  __device__ __forceinline__ void begin(const GradientWork& work) {
+    mbarrier_wait_block(shared_.keys_full(), jobs_++ & 1);
+    clear_keys(work);
+  }
   template <int kCount>
   static __device__ __forceinline__ void pin(float (&x)[kCount]) {
 #pragma unroll
@@ -219,12 +229,41 @@ class GradientRows {
   }
   // Sets keys past the sequence's last to +0, whatever they hold.
   __device__ __forceinline__ void clear_keys(const GradientWork& work) const {
+    if constexpr (kMayBranch<Params>) {
+      if (work.k_token < 0) return gather_keys(work);
+    }
     if (work.key + Tile::kKeys <= work.num_keys) return;
     clear_rows(shared_.keys(), Tile::kKeyBox, work.num_keys - work.key, Tile::kKeys);
     clear_rows(shared_.values(), Tile::kKeyBox, work.num_keys - work.key, Tile::kKeys);
     fence_for_copy_engine();
     meet();
   }
+  // Copies keys and values whose tokens do not follow one another. Those without a token are +0.
+  __device__ __forceinline__ void gather_keys(const GradientWork& work) const {
+    constexpr int kChunks = Tile::kColumns / 8;
+    using Element = typename T::Storage;
+    const auto* k = static_cast<const Element*>(p_.k.data) + work.kv_head * p_.k.head_stride;
+    const auto* v = static_cast<const Element*>(p_.v.data) + work.kv_head * p_.v.head_stride;
+#pragma unroll 1  // more would spill
+    for (int i = warpgroup_ * 128 + thread_; i < Tile::kKeys * kChunks; i += 256) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      const std::int32_t token = rows_of(work)[row].token;
+      auto of_key = Machine::fill_vec8<T>(false), of_value = of_key;
+      if (token >= 0) {
+        of_key = Machine::load_vec8<T>(k + token * p_.k.token_stride + chunk * 8, true);
+        of_value = Machine::load_vec8<T>(v + token * p_.v.token_stride + chunk * 8, true);
+      }
+      const std::uint32_t at = chunk / 8 * Tile::kKeyBox + row * 128 + ((chunk ^ row) & 7) * 16;
+      store_shared_16(shared_.keys() + at, of_key.v[0].v);
+      store_shared_16(shared_.values() + at, of_value.v[0].v);
+    }
+    fence_for_copy_engine();
+    meet();
+  }
+  __device__ __forceinline__ const GradientRow* rows_of(const GradientWork& work) const {
+    return call_.rows + std::int64_t{work.block} * Tile::kKeys;
+  }
+
   // Clears rows that are no queries in use, or see no key.
   __device__ __forceinline__ void clear_queries(const GradientWork& work, int tile, int stage) const {
     mbarrier_wait_block(shared_.dout_full(stage), phase());
@@ -261,7 +300,82 @@ class GradientRows {
     }
   }
 
-  const AttentionBackwardParams& p_;
+  // Adds dk and dv to those of earlier segments, which come first. The last segment writes the gradients.
+  __device__ __forceinline__ void add_in_turn(const GradientWork& work) {
+    GradientRow rows[2];
+    std::int64_t at[2];
+    const bool ordered = *call_.unordered == 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rows[r] = rows_of(work)[row_ + 8 * r];
+      at[r] = rows[r].token * p_.num_kv_heads + work.kv_head;
+      if (ordered && rows[r].turn > 1) wait_for_turn(call_.row_turns + at[r], rows[r].turn / 2);
+    }
+    __syncwarp();
+    add_and_store(rows, at, dk_, 0, p_.softmax_scale, p_.dk);
+    add_and_store(rows, at, dv_, 1, 1.0f, p_.dv);
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (thread_ % 4 == 0 && rows[r].turn % 2 == 0) end_turn(call_.row_turns + at[r]);
+    }
+  }
+  // Sums of earlier segments, in L2; +0 if there are none.
+  static __device__ __forceinline__ float2 load_kept(const float2* from, bool exists) {
+    float2 x = make_float2(0.0f, 0.0f);
+    asm volatile(
+        "{\n"
+        ".reg .pred exists;\n"
+        "setp.ne.s32 exists, %3, 0;\n"
+        "@exists ld.global.cg.v2.f32 {%0, %1}, [%2];\n"
+        "}\n"
+        : "+f"(x.x), "+f"(x.y)
+        : "l"(from), "r"(static_cast<int>(exists))
+        : "memory");
+    return x;
+  }
+  static __device__ __forceinline__ void store_kept(float2* to, const float2& x, bool keeps) {
+    asm volatile(
+        "{\n"
+        ".reg .pred keeps;\n"
+        "setp.ne.s32 keeps, %3, 0;\n"
+        "@keeps st.global.cg.v2.f32 [%2], {%0, %1};\n"
+        "}\n" ::"f"(x.x),
+        "f"(x.y), "l"(to), "r"(static_cast<int>(keeps))
+        : "memory");
+  }
+  __device__ __forceinline__ void add_and_store(const GradientRow (&rows)[2], const std::int64_t (&at)[2],
+                                                float (&sums)[Tile::kSums], int which, float scale, void* to) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool adds = rows[r].turn > 1, is_last = rows[r].turn % 2 != 0, exists = rows[r].token >= 0;
+      auto* const kept = reinterpret_cast<float2*>(call_.row_sums + (at[r] * 2 + which) * Tile::kColumns) + thread_ % 4;
+      auto* const row = static_cast<typename T::Storage*>(to) + at[r] * Tile::kColumns;
+#pragma unroll
+      for (int tile = 0; tile < Tile::kSums / 4; tile += 4) {
+        float2 before[4];
+        std::uint32_t x[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          before[k] = load_kept(kept + (tile + k) * 4, adds);
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const int i = 4 * (tile + k) + 2 * r;
+          const float2 sum = make_float2(add_rn(before[k].x, sums[i]), add_rn(before[k].y, sums[i + 1]));
+          store_kept(kept + (tile + k) * 4, sum, !is_last);
+          x[k] = T::pack(add_rn(mul_rn(sum.x, scale), 0.0f), add_rn(mul_rn(sum.y, scale), 0.0f));
+        }
+        exchange_in_quad(x);
+        if (is_last && exists) {
+          *reinterpret_cast<uint4*>(row + (tile + thread_ % 4) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+      }
+    }
+  }
+
+  const Params& p_;
+  const GradientCallOf<Params>& call_;
   const GradientShared<Tile>& shared_;
   const int warpgroup_;
   const float c_;

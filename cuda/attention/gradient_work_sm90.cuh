@@ -5,7 +5,7 @@
 #include "../common/mbarrier_sm90.cuh"
 #include "../common/tma_sm90.cuh"
 #include "kernels.h"
-#include "rlk/kernels/attention_span.h"
+#include "path_runs.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -45,6 +45,29 @@ struct GradientCall {
   float* sums;                      // [heads, slots, 64 * columns]: dq
 };
 
+// A row of a block of keys of a path: its token, or -1 if it has none; twice the number of earlier segments that add to
+// the token's dk and dv, plus 1 if no later one does.
+struct GradientRow {
+  std::int32_t token;
+  std::uint32_t turn;
+};
+static_assert(sizeof(GradientRow) == GradientLayout::kRowBytes);
+// Trees: a sequence is a segment, and its keys are those of its path. `section` is the number of multiprocessors.
+struct GradientTreeCall : GradientCall {
+  std::int32_t* jobs_of_paths;
+  std::int32_t* firsts;      // [segments + 1]: blocks of keys of earlier segments
+  GradientRow* rows;         // [blocks of keys, 128]
+  std::uint32_t* row_turns;  // [k_tokens, key heads]: the number of segments that have added
+  float* row_sums;           // [k_tokens, key heads, 2, columns]: dk and dv, while segments are yet to add
+};
+template <class Params>
+using GradientCallOf = std::conditional_t<kMayBranch<Params>, GradientTreeCall, GradientCall>;
+template <class Params>
+__device__ __forceinline__ std::int32_t jobs_of(const GradientCallOf<Params>& call) {
+  if constexpr (kMayBranch<Params>) return *call.jobs_of_paths;
+  return call.jobs;
+}
+
 // A sequence's queries that see keys, by position.
 struct GradientQueries {
   std::int32_t first, last;  // a query's position is the number of the key at its place
@@ -81,36 +104,49 @@ __device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequen
   return low;
 }
 
+// The number of key heads of a sequence whose blocks alternate. Blocks of one head that run at once follow one another
+// through its tiles, about two tiles apart.
+template <class Params>
+__device__ __forceinline__ std::int64_t section_size(const Params& p, const GradientCallOf<Params>& call,
+                                                     std::int64_t sequence, std::int64_t blocks) {
+  if constexpr (!kMayBranch<Params>) return call.section;
+  const AttentionRange own = attention_place(p.cu_seqlens_q, sequence, p.q_tokens);
+  const std::int64_t room = max((own.last - own.first) / 64 * (p.num_q_heads / p.num_kv_heads) / 2, std::int64_t{1});
+  return blocks <= room ? 1 : clamp_to(call.section / room, 1, p.num_kv_heads);
+}
+
 // A job: 128 keys of one sequence and key head, and the tiles of queries that see any of them.
 struct alignas(16) GradientWork {
   std::int32_t sequence, kv_head;  // sequence < 0: no jobs are left
   std::int32_t key, num_keys;      // number of the first key; keys of the sequence
-  std::int32_t k_token;            // token of the first key
+  std::int32_t k_token;            // token of the first key; trees: -1 if the tokens do not follow one another
   std::int32_t q_token;            // token of position 0
   std::int32_t first, last;        // positions of queries in use that see keys
   std::int32_t tile, last_tile;    // positions of tiles
   std::int32_t slot;               // slot of the tile at `tile`
-  std::int32_t unused;
+  std::int32_t block;              // trees: index of the block, for its rows
 };
 static_assert(sizeof(GradientWork) == GradientLayout::kWorkBytes);
 
-__device__ __forceinline__ GradientWork gradient_work(const AttentionBackwardParams& p, const GradientCall& call,
+template <class Params>
+__device__ __forceinline__ GradientWork gradient_work(const Params& p, const GradientCallOf<Params>& call,
                                                       std::int32_t job) {
   const auto heads = static_cast<std::int32_t>(p.num_kv_heads);
   GradientWork work = {};
   // Jobs go sequence by sequence and a few heads at a time, so that operands that blocks share stay in L2. Blocks of
   // keys descend, so that a block starts after those whose dq it waits for.
   const auto first = [&](std::int64_t s) -> std::int64_t {
+    if constexpr (kMayBranch<Params>) return call.firsts[s];
     if (p.cu_seqlens_k == nullptr) return s * call.key_blocks;
     return s < p.num_sequences ? clamp_to(p.cu_seqlens_k[s], 0, p.k_tokens) / 128 + s : call.jobs / heads;
   };
   const std::int64_t sequence = sequence_of_slot(p.num_sequences, job / heads, first);
   const std::int64_t blocks = first(sequence + 1) - first(sequence), within = job - heads * first(sequence);
   if (blocks <= 0 || within < 0) return work;
-  const std::int64_t of_section = call.section * blocks, section = within / of_section;
-  const std::int64_t in_section = min(std::int64_t{call.section}, heads - section * call.section);
+  const std::int64_t size = section_size(p, call, sequence, blocks), of_section = size * blocks;
+  const std::int64_t section = within / of_section, in_section = min(size, heads - section * size);
   if (in_section <= 0) return work;
-  work.kv_head = static_cast<std::int32_t>(section * call.section + within % of_section % in_section);
+  work.kv_head = static_cast<std::int32_t>(section * size + within % of_section % in_section);
   const std::int64_t block = blocks - 1 - within % of_section / in_section;
   const AttentionSpan span(p, sequence);
   work.sequence = static_cast<std::int32_t>(sequence);
@@ -121,7 +157,14 @@ __device__ __forceinline__ GradientWork gradient_work(const AttentionBackwardPar
     return work;
   }
   const GradientQueries q = gradient_queries(p, call, span);
-  work.k_token = static_cast<std::int32_t>(span.k_first) + work.key;
+  if constexpr (kMayBranch<Params>) {
+    work.block = static_cast<std::int32_t>(first(sequence) + block);
+    const PathRun run = path_run(p, sequence, work.key);
+    const bool follow = run.holds(work.key, min(work.key + 128, work.num_keys));
+    work.k_token = follow ? run.token + work.key - run.first : -1;
+  } else {
+    work.k_token = static_cast<std::int32_t>(span.k_first) + work.key;
+  }
   work.q_token = static_cast<std::int32_t>(span.q_first) - q.past;
   work.first = q.first;
   work.last = q.last;
@@ -190,8 +233,8 @@ struct GradientShared {
 };
 
 // The loading warp: hands out jobs, and fetches each one's keys, values, queries and dout.
-template <class Tile>
-__device__ __forceinline__ void load_gradient_work(const AttentionBackwardParams& p, const GradientCall& call,
+template <class Tile, class Params>
+__device__ __forceinline__ void load_gradient_work(const Params& p, const GradientCallOf<Params>& call,
                                                    const GradientShared<Tile>& shared, GradientWork* works) {
   RingPosition at, slot;
   int keys_phase = 0;
@@ -205,7 +248,7 @@ __device__ __forceinline__ void load_gradient_work(const AttentionBackwardParams
   };
   std::int32_t job = blockIdx.x;
   for (;;) {
-    const bool more = job < call.jobs;
+    const bool more = job < jobs_of<Params>(call);
     // Read from shared memory: a copy in registers would spill.
     const GradientWork& work = works[slot.stage];
     const bool exists = !more || call.works[job].num_keys > 0;
@@ -228,7 +271,11 @@ __device__ __forceinline__ void load_gradient_work(const AttentionBackwardParams
       const int sequence_k = p.cu_seqlens_k != nullptr ? 0 : work.sequence;
       mbarrier_wait_block(shared.keys_empty(), keys_phase ^ 1);
       keys_phase ^= 1;
-      if (elect_one()) {
+      // The warpgroups gather tokens that do not follow one another.
+      const bool gathers = kMayBranch<Params> && work.k_token < 0;
+      if (gathers) {
+        if (elect_one()) mbarrier_arrive(shared.keys_full());
+      } else if (elect_one()) {
         mbarrier_arrive_expect(shared.keys_full(), 2 * Tile::kKeyBytes);
         load(shared.keys(), Tile::kKeyBox, &call.k, work.kv_head, work.k_token, sequence_k, shared.keys_full());
         load(shared.values(), Tile::kKeyBox, &call.v, work.kv_head, work.k_token, sequence_k, shared.keys_full());

@@ -32,7 +32,8 @@ constexpr const char* name_of(const AttentionPlan& plan) {
 // on this number of multiprocessors.
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability);
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors);
-// Bytes of workspace: a counter of tiles for kWgmma, splits' results for kFewRows to kGroups.
+// Bytes of workspace: a tree's table of paths; behind it a counter of tiles for kWgmma; splits' results for kFewRows to
+// kGroups.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
 // kFewRows to kGroups: a block of threads, or a cluster, takes one split of kRows rows of a key head; a row
@@ -90,22 +91,33 @@ struct GradientLayout {
   std::int64_t of_sequence, slots;  // tiles of queries: those of one unpacked sequence; of all sequences
   std::int64_t key_blocks, jobs;  // blocks of keys of a sequence, or of all if packed; jobs: key_blocks times key heads
   std::int64_t works_at, scalars_at, sums_at, end;  // bytes
-  static constexpr std::int64_t kWorkBytes = 48;
+  // Trees: turns and sums of the rows of dk and dv, which several segments add to; each block's rows; the number of
+  // blocks of earlier segments; the table of paths.
+  std::int64_t row_turns_at, row_sums_at, rows_at, firsts_at, paths_at;
+  static constexpr std::int64_t kWorkBytes = 48, kRowBytes = 8;
 
   explicit GradientLayout(const AttentionBackwardParams& p) {
     // Each query stands at the key of its own number, so a sequence begins at a multiple of 64.
-    const bool aligned = p.seqused_q == nullptr && p.seqused_k == nullptr && p.leftpad_k == nullptr &&
+    const bool trees = p.parents != nullptr;
+    const bool aligned = !trees && p.seqused_q == nullptr && p.seqused_k == nullptr && p.leftpad_k == nullptr &&
                          p.cu_seqlens_q == p.cu_seqlens_k && p.q_tokens == p.k_tokens;
     slack = aligned ? 1 : 2;
     of_sequence = (p.q_tokens + 63) / 64 + (aligned ? 0 : 1);
     slots = p.cu_seqlens_q != nullptr ? p.q_tokens / 64 + slack * p.num_sequences : of_sequence * p.num_sequences;
     key_blocks = p.cu_seqlens_k != nullptr ? p.k_tokens / 128 + p.num_sequences : (p.k_tokens + 127) / 128;
+    if (trees) key_blocks = (p.q_tokens / 128 + 1) * p.num_sequences;  // the most that paths can have
     jobs = key_blocks * p.num_kv_heads * (p.cu_seqlens_k != nullptr ? 1 : p.num_sequences);
     const std::int64_t tiles = slots * p.num_q_heads;
-    works_at = (kTurnsAt + 4 * tiles + 255) / 256 * 256;
+    const std::int64_t rows = trees && p.dk != nullptr ? p.k_tokens * p.num_kv_heads : 0;
+    row_turns_at = kTurnsAt + 4 * tiles;
+    works_at = (row_turns_at + 4 * rows + 255) / 256 * 256;
     scalars_at = (works_at + kWorkBytes * jobs + 255) / 256 * 256;
     sums_at = scalars_at + 512 * tiles;
-    end = sums_at + (p.dq != nullptr ? 256 * p.head_dim * tiles : 0);
+    row_sums_at = sums_at + (p.dq != nullptr ? 256 * p.head_dim * tiles : 0);
+    rows_at = row_sums_at + 8 * p.head_dim * rows;
+    firsts_at = rows_at + (trees ? 128 * kRowBytes * key_blocks : 0);
+    paths_at = firsts_at + (trees ? 4 * (p.num_sequences + 1) : 0);
+    end = paths_at + attention_path_bytes(p);
   }
 };
 
@@ -113,8 +125,9 @@ RLK_CUDA_KERNELS(void attention(const AttentionParams& p, const AttentionPlan& p
 RLK_CUDA_KERNELS(void attention_partials(const AttentionPartialsParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_merge(const AttentionMergeParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_backward(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);)
-// Calls with trees, whose plans are kTiles and kPasses.
-RLK_CUDA_KERNELS(void attention_tree(const AttentionParams& p, cudaStream_t stream);)
-RLK_CUDA_KERNELS(void attention_tree_backward(const AttentionBackwardParams& p, cudaStream_t stream);)
+// Calls with trees. Forward plans are kTiles and kWgmma.
+RLK_CUDA_KERNELS(void attention_tree(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void attention_tree_backward(const AttentionBackwardParams& p, GradientKernel kernel,
+                                              cudaStream_t stream);)
 
 }  // namespace rlk::cuda

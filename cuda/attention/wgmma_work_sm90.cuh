@@ -5,7 +5,7 @@
 #include "../common/mbarrier_sm90.cuh"
 #include "../common/tma_sm90.cuh"
 #include "machine.cuh"
-#include "rlk/kernels/attention_span.h"
+#include "path_runs.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -37,6 +37,13 @@ struct WgmmaCall {
   std::uint32_t* counter;            // tiles taken beyond each block's first; null: each block has one tile
 };
 
+// Trees also have maps of parts: boxes of eight keys.
+struct WgmmaTreeCall : WgmmaCall {
+  CUtensorMap k_parts, v_parts;
+};
+template <class Params>
+using WgmmaCallOf = std::conditional_t<kMayBranch<Params>, WgmmaTreeCall, WgmmaCall>;
+
 // A tile: 128 places of q of one sequence and head, and the keys that any of its queries sees. The loading warp
 // computes it for all warps.
 struct WgmmaWork {
@@ -54,7 +61,8 @@ __device__ __forceinline__ std::int64_t first_query_slot(const AttentionParams& 
   return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) / 128 + sequence;
 }
 
-__device__ __forceinline__ WgmmaWork work_of(const AttentionParams& p, const WgmmaCall& call, std::int32_t tile) {
+template <class Params>
+__device__ __forceinline__ WgmmaWork work_of(const Params& p, const WgmmaCall& call, std::int32_t tile) {
   const std::int32_t section = tile / call.in_section, rest = tile - section * call.in_section;
   const std::int32_t heads = min(call.section, call.heads - section * call.section);
   const std::int32_t in_section = rest / heads, head = section * call.section + rest - in_section * heads;
@@ -183,47 +191,121 @@ __device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* 
   __syncwarp();
 }
 
+// A block of keys that lie in several runs has parts of eight keys. Lane i < 16 has the first token of part i, if the
+// part lies in one run.
+constexpr int kPartKeys = 8;
+constexpr std::int32_t kNoPart = -2, kMixedPart = -1;  // past the last key; in several runs, or with a key of no token
+template <class Tile, class Params>
+__device__ __forceinline__ std::int32_t part_of_lane(const Params& p, const WgmmaWork& work, int block) {
+  const int row = threadIdx.x % 32 * kPartKeys, key = block + row;
+  if (row >= Tile::kKeys || key >= work.num_keys) return kNoPart;
+  const PathRun run = path_run(p, work.sequence, key);
+  return run.holds(key, min(key + kPartKeys, work.num_keys)) ? run.token + key - run.first : kMixedPart;
+}
+// Loads a block of K or V from the lanes' parts. A key without a token is NaN, and its value +0. Rows past the last key
+// may hold anything. A whole warp calls this function.
+template <class T, class Tile, bool kIsKey, class Params>
+__device__ __forceinline__ void load_parts(const Params& p, std::uint32_t to, const CUtensorMap* map, std::int32_t part,
+                                           const WgmmaWork& work, int kv_head, int block, std::uint32_t barrier) {
+  const int lane = threadIdx.x % 32;
+  const AttentionHeads& a = kIsKey ? p.k : p.v;
+  const auto* head = in_memory(static_cast<const typename T::Storage*>(a.data)) + kv_head * a.head_stride;
+#pragma unroll 1
+  for (unsigned mixed = __ballot_sync(~0u, part == kMixedPart); mixed != 0; mixed &= mixed - 1) {
+    const int first = (__ffs(static_cast<int>(mixed)) - 1) * kPartKeys, key = block + first + lane;
+    std::int32_t token = kNoPart;  // that of the part's key `lane`
+    if (lane < kPartKeys && key < work.num_keys) {
+      token = static_cast<std::int32_t>(AttentionPath(p, work.sequence).token(p, key));
+    }
+    constexpr int kChunks = Tile::kColumns / 8;
+#pragma unroll 1
+    for (int i = lane; i < kPartKeys * kChunks; i += 32) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      const std::int32_t from = __shfl_sync(~0u, token, row);
+      if (from == kNoPart) continue;
+      const auto x = from < 0 ? Machine::fill_vec8<T>(kIsKey)
+                              : Machine::load_vec8<T>(head + from * a.token_stride + chunk * 8, true);
+      store_shared_16(to + chunk / 8 * Tile::kBoxBytes + (first + row) * 128 + ((chunk ^ row) & 7) * 16, x.v[0].v);
+    }
+    fence_for_copy_engine();
+    __syncwarp();
+  }
+  const bool loads = part >= 0;
+  const int parts = __popc(__ballot_sync(~0u, loads));
+  if (lane == 0) mbarrier_arrive_expect(barrier, parts * kPartKeys * Tile::kColumns * 2);
+  __syncwarp();
+  if (loads) {
+#pragma unroll
+    for (int box = 0; box < Tile::kBoxes; ++box) {
+      load_head_box(to + box * Tile::kBoxBytes + lane * kPartKeys * 128, map, box * 64, kv_head, part, 0, barrier);
+    }
+  }
+  __syncwarp();
+}
+
 // The loading warp: hands out tiles, and fetches each one's queries, keys and values.
-template <class T, class Tile>
-__device__ __forceinline__ void load_tiles(const AttentionParams& p, const WgmmaCall& call,
+template <class T, class Tile, class Params>
+__device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Params>& call,
                                            const WgmmaShared<Tile>& shared, WgmmaWork* slots) {
+  constexpr bool kBranches = kMayBranch<Params>;
   RingPosition at, slot;
   int queries_phase = 0;
   const int group = static_cast<int>(p.num_q_heads / p.num_kv_heads);
   std::int32_t tile = blockIdx.x;
   for (;;) {
     const bool more = tile < call.tiles;
-    WgmmaWork work = {};
-    work.places = -1;
-    if (more) work = work_of(p, call, tile);
+    WgmmaWork found = {};
+    found.places = -1;
+    if (more) found = work_of(p, call, tile);
     std::uint32_t taken = 0;  // claimed early: the code that follows hides the latency
     if (threadIdx.x == 0 && more && call.counter != nullptr) taken = atomicAdd(call.counter, 1u);
-    if (!more || work.places > 0) {
+    const int stage = kBranches ? slot.stage : 0;
+    if (!more || found.places > 0) {
       mbarrier_wait_block(shared.tile_empty(slot.stage), slot.phase ^ 1);
       if (threadIdx.x == 0) {
-        slots[slot.stage] = work;
+        slots[slot.stage] = found;
         mbarrier_arrive(shared.tile_full(slot.stage));
       }
       slot.advance(2);
     }
     if (!more) return;
-    if (work.last_key > work.first_key) {
+    if constexpr (kBranches) __syncwarp();
+    // Trees read it from shared memory, since the paths need the registers.
+    const WgmmaWork& work = kBranches ? slots[stage] : found;
+    if (found.last_key > found.first_key) {
       const int sequence_q = p.cu_seqlens_q != nullptr ? 0 : work.sequence;
       const int sequence_k = p.cu_seqlens_k != nullptr ? 0 : work.sequence, kv_head = work.head / group;
       bool first = true;
       const int first_block = work.first_key / Tile::kKeys * Tile::kKeys;
       const std::int32_t* table = p.block_table + work.sequence * p.table_stride;
-      std::int32_t next_page = page_of_lane<Tile>(p, table, call.pages, work.num_keys, first_block);
+      std::int32_t next_page = kNoBox;
+      if constexpr (!kBranches) next_page = page_of_lane<Tile>(p, table, call.pages, work.num_keys, first_block);
+      PathRun run = {0, 0, 0};
 #pragma unroll 1
       for (int block = first_block; block < work.last_key; block += Tile::kKeys) {
         const std::int32_t page = next_page;
-        next_page = page_of_lane<Tile>(p, table, call.pages, work.num_keys, block + Tile::kKeys);
+        std::int32_t token = 0, part = kNoPart;
+        bool whole = true;  // whether the block's tokens follow one another
+        if constexpr (kBranches) {
+          const int end = min(block + Tile::kKeys, work.num_keys);
+          if (!run.holds(block, end)) run = path_run(p, work.sequence, block);
+          whole = run.holds(block, end);
+          token = run.token + block - run.first;
+          if (!whole) part = part_of_lane<Tile>(p, work, block);
+        } else {
+          next_page = page_of_lane<Tile>(p, table, call.pages, work.num_keys, block + Tile::kKeys);
+        }
         mbarrier_wait_block(shared.keys_empty(at.stage), at.phase ^ 1);
-        if (call.pages.box > 0) {
+        if (kBranches && !whole) {
+          if constexpr (kBranches) {
+            load_parts<T, Tile, true>(p, shared.keys(at.stage), &call.k_parts, part, work, kv_head, block,
+                                      shared.keys_full(at.stage));
+          }
+        } else if (!kBranches && call.pages.box > 0) {
           load_pages<T, Tile, true>(shared.keys(at.stage), &call.k, call.pages, page, kv_head, block,
                                     shared.keys_full(at.stage));
         } else if (elect_one()) {
-          load_tile<Tile>(shared.keys(at.stage), &call.k, kv_head, work.k_token + block, sequence_k,
+          load_tile<Tile>(shared.keys(at.stage), &call.k, kv_head, kBranches ? token : work.k_token + block, sequence_k,
                           shared.keys_full(at.stage));
         }
         if (first) {
@@ -234,12 +316,17 @@ __device__ __forceinline__ void load_tiles(const AttentionParams& p, const Wgmma
           first = false;
         }
         mbarrier_wait_block(shared.values_empty(at.stage), at.phase ^ 1);
-        if (call.pages.box > 0) {
+        if (kBranches && !whole) {
+          if constexpr (kBranches) {
+            load_parts<T, Tile, false>(p, shared.values(at.stage), &call.v_parts, part, work, kv_head, block,
+                                       shared.values_full(at.stage));
+          }
+        } else if (!kBranches && call.pages.box > 0) {
           load_pages<T, Tile, false>(shared.values(at.stage), &call.v, call.pages, page, kv_head, block,
                                      shared.values_full(at.stage));
         } else if (elect_one()) {
-          load_tile<Tile>(shared.values(at.stage), &call.v, kv_head, work.k_token + block, sequence_k,
-                          shared.values_full(at.stage));
+          load_tile<Tile>(shared.values(at.stage), &call.v, kv_head, kBranches ? token : work.k_token + block,
+                          sequence_k, shared.values_full(at.stage));
         }
         at.advance(Tile::kStages);
       }

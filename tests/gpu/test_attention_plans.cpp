@@ -114,7 +114,7 @@ void run_case(const Case& c) {
       const OnDevice workspace(Memory(static_cast<std::size_t>(workspace_bytes_of(got, plan)) + 16, kCanary));
       got.workspace = workspace.data;
       if (got.parents != nullptr) {
-        arch == 90 ? sm90::attention_tree(got, nullptr) : sm80::attention_tree(got, nullptr);
+        arch == 90 ? sm90::attention_tree(got, plan, nullptr) : sm80::attention_tree(got, plan, nullptr);
       } else {
         arch == 90 ? sm90::attention(got, plan, nullptr) : sm80::attention(got, plan, nullptr);
       }
@@ -160,7 +160,8 @@ void run_case(const Case& c) {
     const OnDevice workspace_got(Memory(static_cast<std::size_t>(workspace_bytes_of(got, kernel)) + 16, kCanary));
     got.workspace = workspace_got.data;
     if (got.parents != nullptr) {
-      arch == 90 ? sm90::attention_tree_backward(got, nullptr) : sm80::attention_tree_backward(got, nullptr);
+      arch == 90 ? sm90::attention_tree_backward(got, kernel, nullptr)
+                 : sm80::attention_tree_backward(got, kernel, nullptr);
     } else {
       arch == 90 ? sm90::attention_backward(got, kernel, nullptr) : sm80::attention_backward(got, kernel, nullptr);
     }
@@ -322,6 +323,17 @@ void run_cases() {
     c.softcap = 2.0f;
     c.lengths = {{1000, 1000}, {30, 30}, {100, 100}, {1, 1}};
     c.parents = {-1, 0, 1, 0};
+    run(c);
+  }
+  // Long segments: several splits, tiles and blocks of one segment, keys that four segments see.
+  for (const std::int64_t head_dim : {64, 128}) {
+    Case c{{{1000, 1000}, {28, 28}, {300, 300}, {330, 330}, {1, 1}, {130, 130}, {64, 64}}};
+    c.parents = {-1, 0, 0, 1, 3, 2, 0};
+    c.q_heads = 2;
+    c.head_dim = head_dim;
+    run(c);
+    c.window = 1100;
+    c.sinks = true;
     run(c);
   }
   // Values narrower than keys: prefill, decode, splits, pages, shared prefixes, trees, strides off 16 bytes.

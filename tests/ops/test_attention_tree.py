@@ -125,6 +125,14 @@ def test_other_heads(heads: tuple[int, int], head_dim: int, device: str, exp: st
     assert_rows_of_paths(tree, device, exp, sinks=sinks)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_long_segments(head_dim: int, device: str, exp: str, rng: np.random.Generator) -> None:
+    """More than 64 tokens a segment, the least that wgmma serves on a GPU. Paths branch inside and at the end of blocks
+    of 128 keys, and inside and at the end of eight keys."""
+    tree = Tree(rng, [203, 149, 0, 128, 61, 65, 53], [-1, 0, 0, 1, 0, -1, 5], (2, 1), head_dim, device=device)
+    assert_rows_of_paths(tree, device, exp)
+
+
 @pytest.mark.parametrize("window", [None, 1100])
 def test_paths_of_several_splits(window: int | None, device: str, exp: str, rng: np.random.Generator) -> None:
     """Splits end at keys 1024 and 2048 of a path: inside a segment, at a branch point, and before a single token."""
@@ -158,8 +166,11 @@ def test_roots_alone_are_packed_sequences(device: str, exp: str, rng: np.random.
         assert not differing(got[name], want[name]), name
 
 
-def test_a_row_reads_nothing_of_siblings(device: str, exp: str, rng: np.random.Generator) -> None:
-    tree = Tree(rng, [20, 33, 50, 40], [-1, 0, 0, 2], device=device)
+@pytest.mark.parametrize(("lengths", "head_dim"), [([20, 33, 50, 40], 32), ([90, 133, 70, 60], 64)])
+def test_a_row_reads_nothing_of_siblings(
+    lengths: list[int], head_dim: int, device: str, exp: str, rng: np.random.Generator
+) -> None:
+    tree = Tree(rng, lengths, [-1, 0, 0, 2], head_dim=head_dim, device=device)
     want = results((tree.arrays, tree.lists), device=device, exp=exp)
     for t in tree.arrays:
         t[tree.own(1)] = float("nan")
@@ -437,24 +448,29 @@ def test_lists_are_read_on_the_cpu(case: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("lengths", "head_dim"), [([40, 30, 20, 10], 32), ([140, 130, 70, 60], 64)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_gpu_clamps_lists_and_marks_parents_that_are_none(dtype: str, rng: np.random.Generator) -> None:
+def test_a_gpu_clamps_lists_and_marks_parents_that_are_none(
+    dtype: str, lengths: list[int], head_dim: int, rng: np.random.Generator
+) -> None:
     """Rows below an invalid parent are NaN, and no other row changes; a token in no segment is +0."""
-    tree = Tree(rng, [40, 30, 20, 10], [-1, 0, 1, 0], dtype=dtype, device="cuda")
+    tree = Tree(rng, lengths, [-1, 0, 1, 0], head_dim=head_dim, dtype=dtype, device="cuda")
     want = results((tree.arrays, tree.lists), device="cuda")
     got = results(
         (tree.arrays, {"tree": (tree.cu, torch.tensor([-1, 7, 1, 0], dtype=torch.int32, device="cuda"))}), device="cuda"
     )
     for name in ("out", "dq"):
-        assert torch.isnan(got[name][40:90]).all(), name
+        assert torch.isnan(got[name][tree.own(1).start : tree.own(2).stop]).all(), name
         for s in (0, 3):
             assert not differing(got[name][tree.own(s)], want[name][tree.own(s)]), (name, s)
-    short = torch.tensor([0, 40, 70, 90, 95], dtype=torch.int32, device="cuda")
+    short = tree.cu.clone()
+    short[-1] -= 5
+    end = int(short[-1])
     got = results((tree.arrays, {"tree": (short, tree.parents)}), device="cuda")
-    assert not differing(got["out"][:95], want["out"][:95])
+    assert not differing(got["out"][:end], want["out"][:end])
     for name in ("out", "dq", "dk", "dv"):
-        assert not got[name][95:].count_nonzero(), name
-        assert not torch.signbit(got[name][95:]).any(), name
+        assert not got[name][end:].count_nonzero(), name
+        assert not torch.signbit(got[name][end:]).any(), name
 
 
 def test_nothing_to_attend_to() -> None:

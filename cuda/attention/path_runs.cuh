@@ -1,0 +1,26 @@
+// Trees: runs of a path's keys whose tokens follow one another in memory.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/kernels/attention_span.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+// Keys [first, last) of a path, which are the tokens from `token` on.
+struct PathRun {
+  std::int32_t first, last, token;
+  __device__ __forceinline__ bool holds(int begin, int end) const { return first <= begin && end <= last; }
+};
+// The run of key j of a segment's path. It is empty if the key has no token.
+template <class Params>
+__device__ __forceinline__ PathRun path_run(const Params& p, std::int64_t segment, int j) {
+  AttentionPath path(p, segment);
+  if (path.token(p, j) < 0) return {0, 0, 0};
+  return {static_cast<std::int32_t>(path.depth), static_cast<std::int32_t>(path.keys()),
+          static_cast<std::int32_t>(path.tokens.first)};
+}
+
+}  // namespace
+}  // namespace rlk::cuda
