@@ -1,10 +1,10 @@
-"""rk.attention beside FlashAttention-3: paged decode, also behind shared prompts, and prefill. It prints the tables of
-cuda/attention/README.md.
+"""rk.attention beside FlashAttention-3: paged decode, also behind shared prompts, and prefill; trees beside the same
+paths unshared. It prints the tables of cuda/attention/README.md.
 
-    python bench/attention_peers.py [--fa3 _vllm_fa3_C.abi3.so] [--softcap C] [--only decode|shared|prefill|chunks]
+    python bench/attention_peers.py [--fa3 FILE] [--softcap C] [--only decode|shared|prefill|chunks|trees]
 
-FlashAttention-3 is the library inside vLLM's wheel. CUDA graphs over rotated caches time decode. Events time
-prefill, each call after a rest. Both alternate with the peer. R is torch's bf16 product of 8192 x 8192 x 8192.
+FILE is vLLM's _vllm_fa3_C.abi3.so, which has FlashAttention-3. CUDA graphs over rotated caches time decode. Events time
+prefill, chunks and trees, each call after a rest. Works alternate. R is torch's bf16 product of 8192 x 8192 x 8192.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +34,7 @@ CHUNKS = [
     (32, 512, 512),
     (64, 128, 2048),
 ]  # sequences, their queries and keys in pages
+TREES = [(8, 4096, 1024), (16, 1000, 500), (64, 2048, 256)]  # rollouts, tokens of the prompt and of each rollout
 ROUNDS = 7
 
 Call = Callable[[], object]
@@ -174,6 +176,38 @@ def chunks(batch: int, queries: int, keys: int, with_fa3: bool) -> str:
     return row_of(f"{batch} x {queries} of {keys}", in_turn_us(works, 1, rest=0.04))
 
 
+def trees(rollouts: int, prompt: int, own: int) -> str:
+    """A prompt and its rollouts as a tree, and as one sequence for each rollout: forward, and with the backward."""
+    torch.manual_seed(1)
+
+    def ints(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, device="cuda", dtype=torch.int32)
+
+    cu = ints([0, *(prompt + i * own for i in range(rollouts + 1))])
+    paths = ints([i * (prompt + own) for i in range(rollouts + 1)])
+    forms: dict[str, tuple[int, dict[str, Any]]] = {
+        "tree": (prompt + rollouts * own, {"tree": (cu, ints([-1] + [0] * rollouts))}),
+        "unshared": (rollouts * (prompt + own), {"cu_seqlens_q": paths, "cu_seqlens_k": paths}),
+    }
+
+    def calls(total: int, lists: dict[str, Any]) -> tuple[Call, Call]:
+        q, dout = (torch.randn(total, Q_HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in "qd")
+        k, v = (torch.randn(total, KV_HEADS, HEAD_DIM, device="cuda", dtype=q.dtype) for _ in "kv")
+
+        def forward() -> Any:
+            return rk.attention(q, k, v, softmax_scale=SCALE, return_lse=True, **lists)
+
+        return forward, lambda: rk.attention_backward(dout, q, k, v, *forward(), softmax_scale=SCALE, **lists)
+
+    works: dict[str, Call] = {}
+    for form, (total, lists) in forms.items():
+        works[f"{form}, forward"], works[form] = calls(total, lists)
+    times = in_turn_us(works, 1, rest=0.04)
+    ratios = [times[f"unshared{which}"] / times[f"tree{which}"] for which in (", forward", "")]
+    text = ", ".join(f"{name} {us:.1f} us" for name, us in times.items())
+    return f"{rollouts} x ({prompt} + {own}): {text}; unshared / tree: forward {ratios[0]:.3f}, both {ratios[1]:.3f}"
+
+
 def row_of(name: str, times: dict[str, float]) -> str:
     base = times.get("FlashAttention-3", times["ours"])
     return f"{name:>12}: " + ", ".join(f"{n} {us:.1f} us ({us / base:.3f})" for n, us in times.items())
@@ -183,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fa3", type=Path)
     parser.add_argument("--softcap", type=float)
-    parser.add_argument("--only", choices=("decode", "shared", "prefill", "chunks"))
+    parser.add_argument("--only", choices=("decode", "shared", "prefill", "chunks", "trees"))
     options = parser.parse_args()
     if options.fa3 is not None:
         torch.ops.load_library(str(options.fa3))
@@ -200,6 +234,9 @@ def main() -> None:
     if options.only in (None, "chunks"):
         for case in CHUNKS:
             print(chunks(*case, options.fa3 is not None), flush=True)
+    if options.only in (None, "trees"):
+        for rollouts, prompt, own in TREES:
+            print(trees(rollouts, prompt, own), flush=True)
 
 
 if __name__ == "__main__":
