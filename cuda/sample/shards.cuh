@@ -14,6 +14,12 @@ namespace {  // one copy per architecture
 
 using RowTeam = BlockTeam<kRowThreads>;
 
+// The tree of a shard's kept columns, its draw, and its raw tree.
+enum class TreePass { kTree, kDraw, kRaw };
+// A draw needs one leaf, which one warp computes.
+template <TreePass kPass>
+constexpr int kTreeThreads = kPass == TreePass::kDraw ? 32 : kRowThreads;
+
 template <class T>
 __global__ void __launch_bounds__(kRowThreads, 3)
     sample_shard_kernel(const __grid_constant__ SamplePartialParams p, const __grid_constant__ SampleChunk chunk) {

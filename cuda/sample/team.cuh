@@ -11,6 +11,9 @@ namespace {  // one copy per architecture
 constexpr int kRowThreads = kMaxTeam;
 constexpr int kKeptThreads = 256;
 
+// What a row of sample still needs after the first scan: nothing, its selection and its tree, or its tree.
+enum Waits : std::int32_t { kDone, kForSelection, kForTree };
+
 template <int kThreads>
 struct BlockTeam {
   using Memory = PlainMemory;

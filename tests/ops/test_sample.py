@@ -322,6 +322,29 @@ def test_a_gpu_has_the_bytes_of_the_cpu(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("top_k", [1, 50, 512, 513])
+@pytest.mark.parametrize("vocab", [5, 600, 5000, 128_256])
+def test_ties_that_fit_no_list_have_the_bytes_of_the_cpu(vocab: int, top_k: int, rng: np.random.Generator) -> None:
+    """Rows of one value, of few values, and of a value that one leaf alone has."""
+    x = torch.zeros(3, vocab)
+    x[1] = torch.from_numpy(rng.integers(0, 3, vocab).astype(np.float32))
+    x[2, vocab // 2 : vocab // 2 + 100] = 1.0
+    for how in (
+        {"top_k": top_k},
+        {"top_k": top_k, "top_p": 0.7, "min_p": 0.01},
+        {"n_logprobs": min(top_k, 200, vocab)},
+    ):
+        for order in ("vllm", "hf", "sglang"):
+            want, got = (draw(y, **how, order=order) for y in (x, x.cuda()))
+            assert all(
+                same(getattr(got, n), getattr(want, n))
+                for n in (*NAMES, "top_ids", "top_logprobs")
+                if getattr(want, n) is not None
+            )
+            assert rows_of(got) == rows_of(want)
+
+
+@pytest.mark.gpu
 def test_nothing_waits_for_the_host_and_a_graph_replays(rng: np.random.Generator) -> None:
     x, given = logits_of(rng, 8, 32000).cuda(), mixed(rng, 8, "cuda")
     want = draw(x, **given, kept_capacity=1 << 18)

@@ -26,16 +26,13 @@ struct GroupGrid {
   int part_first[kNumParts], part_last[kNumParts];  // valid columns of each part, [first, last), global
 };
 
-// Throws InvalidArgument unless the columns are a whole, aligned group of parts.
-inline GroupGrid group_grid(const LogprobInput& p) {
-  const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
-  RLK_CHECK(parts.count > 0, "logprob: the columns are a whole, aligned group of parts of the vocabulary");
+inline GroupGrid group_grid(PartRange parts, std::int64_t vocab_size, std::int64_t valid_vocab) {
   GroupGrid grid{};
   grid.num_parts = parts.count;
   std::int64_t longest = 0;
   for (int i = 0; i < grid.num_parts; ++i) {
-    const std::int64_t first = part_cut(p.vocab_size, parts.first + i);
-    const std::int64_t last = std::min(part_cut(p.vocab_size, parts.first + i + 1), p.valid_vocab);
+    const std::int64_t first = part_cut(vocab_size, parts.first + i);
+    const std::int64_t last = std::min(part_cut(vocab_size, parts.first + i + 1), valid_vocab);
     grid.part_first[i] = static_cast<int>(std::min(first, last));  // puts a part without columns next to the others
     grid.part_last[i] = static_cast<int>(last);
     longest = std::max(longest, last - first);
@@ -57,6 +54,12 @@ inline GroupGrid group_grid(const LogprobInput& p) {
     grid.groups = grid.nodes = grid.num_parts / grid.parts_per_group;
   }
   return grid;
+}
+// Throws InvalidArgument unless the columns are a whole, aligned group of parts.
+inline GroupGrid group_grid(const LogprobInput& p) {
+  const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
+  RLK_CHECK(parts.count > 0, "logprob: the columns are a whole, aligned group of parts of the vocabulary");
+  return group_grid(parts, p.vocab_size, p.valid_vocab);
 }
 
 // A group: its first part, and its index among that part's groups.

@@ -6,6 +6,7 @@
 #include "rlk/math/ieee.h"
 #include "rlk/math/softmax_stats.h"
 #include "rlk/ops/sample.h"
+#include "rlk/unroll.h"
 
 namespace rlk {
 
@@ -70,41 +71,45 @@ RLK_DEVICE RowSpan row_span(const Team& team, const std::int64_t* offsets, std::
   return {begin, end, true};
 }
 
+// Computes columns [begin, end) of a row. The team reads all of the row's history and bias, so it finds the faults of
+// the whole row, and writes them to `found`. `all_words` has a word for each of these columns: another array, or their
+// place in `out`.
 template <class Team, class T>
-RLK_DEVICE void process_row(const Team& team, const ProcessLogitsParams& p, std::int64_t row) {
+RLK_DEVICE void process_columns(const Team& team, const ProcessLogitsParams& p, std::int64_t row, std::int64_t begin,
+                                std::int64_t end, std::uint32_t* all_words, std::uint32_t* found) {
   using Memory = typename Team::Memory;
   using Storage = typename T::Storage;
   const auto logits = team.global(static_cast<const Storage*>(p.logits) + row * p.logits_stride);
-  auto* const words = reinterpret_cast<std::uint32_t*>(p.out + row * p.num_columns);
-  auto* const status = reinterpret_cast<std::uint32_t*>(p.status + row);
+  const auto words = team.global(all_words);
+  const auto out = team.global(reinterpret_cast<std::uint32_t*>(p.out + row * p.num_columns));
   const Penalties penalties = {p.repetition.template at<Memory>(row), p.presence.template at<Memory>(row),
                                p.frequency.template at<Memory>(row)};
   const RowSpan history =
       p.history_offsets == nullptr ? RowSpan{0, 0, true} : row_span(team, p.history_offsets, p.history_size, row);
   const RowSpan bias =
       p.bias_offsets == nullptr ? RowSpan{0, 0, true} : row_span(team, p.bias_offsets, p.bias_size, row);
-  for (std::int64_t j = team.thread(); j < p.num_columns; j += team.threads()) team.global(words)[j] = 0;
+  for (std::int64_t j = begin + team.thread(); j < end; j += team.threads()) words[j - begin] = 0;
   if (team.thread() == 0) {
     const auto is_finite = [](float x) { return sub_rn(x, x) == 0.0f; };
     const bool good =
         is_temperature(penalties.repetition) && is_finite(penalties.presence) && is_finite(penalties.frequency);
-    std::uint32_t found = 0;
-    if (!good) found |= kBadPenalty;
-    if (!history.good) found |= kBadHistory;
-    if (!bias.good) found |= kBadBias;
-    team.global(status)[0] = found;
+    std::uint32_t faults = 0;
+    if (!good) faults |= kBadPenalty;
+    if (!history.good) faults |= kBadHistory;
+    if (!bias.good) faults |= kBadBias;
+    team.global(found)[0] = faults;
   }
   team.barrier();
   for (std::int64_t i = history.begin + team.thread(); i < history.end; i += team.threads()) {
     const std::int64_t id = p.history_ids.template at<Memory>(i), j = id - p.vocab_start;
     if (id < 0 || id >= p.vocab_size) {
-      team.set_bits(status, kBadHistory);
-    } else if (j < 0 || j >= p.num_columns) {
-      continue;  // the id belongs to another shard
+      team.set_bits(found, kBadHistory);
+    } else if (j < begin || j >= end) {
+      continue;  // the id belongs to another team or another shard
     } else if (p.is_prompt != nullptr && team.global(p.is_prompt)[i] != 0) {
-      team.set_bits(words + j, kInPrompt);
+      team.set_bits(all_words + (j - begin), kInPrompt);
     } else {
-      team.count(words + j);
+      team.count(all_words + (j - begin));
     }
   }
   std::int64_t before = -1;
@@ -112,27 +117,45 @@ RLK_DEVICE void process_row(const Team& team, const ProcessLogitsParams& p, std:
     const std::int64_t id = p.bias_ids.template at<Memory>(i), j = id - p.vocab_start;
     if (i > bias.begin) before = p.bias_ids.template at<Memory>(i - 1);
     if (id <= before || id >= p.vocab_size) {
-      team.set_bits(status, kBadBias);
-    } else if (j >= 0 && j < p.num_columns) {
-      team.set_bits(words + j, kHasBias);
+      team.set_bits(found, kBadBias);
+    } else if (j >= begin && j < end) {
+      team.set_bits(all_words + (j - begin), kHasBias);
     }
   }
   team.barrier();
-  const bool bad = team.global(status)[0] != 0;
-  for (std::int64_t j = team.thread(); j < p.num_columns; j += team.threads()) {
-    const std::uint32_t word = team.global(words)[j];
-    if (!bad && (word & kHasBias) != 0) continue;
-    const float z = bad ? canonical_nan() : penalties.of(T::load(logits[j]), word, 0.0f, p.order);
-    team.global(words)[j] = static_cast<std::uint32_t>(bits_of(z));
+  const bool bad = team.global(found)[0] != 0;
+  constexpr int kAhead = Team::kAhead;
+  for (std::int64_t base = begin + team.thread(); base < end; base += kAhead * team.threads()) {
+    float z[kAhead];
+    RLK_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const std::int64_t j = base + i * team.threads();
+      z[i] = T::load(logits[j < end ? j : base]);
+    }
+    RLK_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const std::int64_t j = base + i * team.threads();
+      if (j >= end) continue;
+      const std::uint32_t word = words[j - begin];
+      if (!bad && (word & kHasBias) != 0) continue;
+      out[j] = static_cast<std::uint32_t>(bits_of(bad ? canonical_nan() : penalties.of(z[i], word, 0.0f, p.order)));
+    }
   }
   if (bad) return;
   team.barrier();
   for (std::int64_t i = bias.begin + team.thread(); i < bias.end; i += team.threads()) {
     const std::int64_t j = p.bias_ids.template at<Memory>(i) - p.vocab_start;
-    if (j < 0 || j >= p.num_columns) continue;
-    const float z = penalties.of(T::load(logits[j]), team.global(words)[j], team.global(p.bias_values)[i], p.order);
-    team.global(words)[j] = static_cast<std::uint32_t>(bits_of(z));
+    if (j < begin || j >= end) continue;
+    const float z = penalties.of(T::load(logits[j]), words[j - begin], team.global(p.bias_values)[i], p.order);
+    out[j] = static_cast<std::uint32_t>(bits_of(z));
   }
+}
+// A whole row.
+template <class Team, class T>
+RLK_DEVICE void process_row(const Team& team, const ProcessLogitsParams& p, std::int64_t row) {
+  process_columns<Team, T>(team, p, row, 0, p.num_columns,
+                           reinterpret_cast<std::uint32_t*>(p.out + row * p.num_columns),
+                           reinterpret_cast<std::uint32_t*>(p.status + row));
 }
 
 }  // namespace rlk

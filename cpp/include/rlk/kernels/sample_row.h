@@ -34,14 +34,15 @@ struct SampleShared {
 };
 
 // The result of a row's selection, which the tree reads.
-struct SampleState {
+struct alignas(16) SampleState {
   std::uint64_t last, least;
   std::int64_t id;  // a greedy row's token
   float m, q;
   std::uint64_t kept;  // columns, by the tree
   std::int32_t status;
-  std::int32_t marked;  // whether the mask holds the kept set; otherwise `last` and `least` do
-  std::int32_t listed;  // number of columns of a merged row whose z are in a list
+  std::int32_t marked;     // whether the mask holds the kept set; otherwise `last` and `least` do
+  std::int32_t listed;     // number of columns of a merged row whose z are in a list
+  std::int32_t waits = 0;  // what a row still needs on CUDA (cuda/sample/team.cuh)
 };
 
 // A row's workspace: four words per leaf slot for the kept columns, then the tree's nodes (m, S), root last.
@@ -51,6 +52,25 @@ RLK_HD std::int64_t sample_leaf_slots(std::int64_t vocab_size) {
 constexpr int kMaskWords = kLeafColumns / 32;
 RLK_HD std::int64_t sample_mask_words(std::int64_t vocab_size) { return kMaskWords * sample_leaf_slots(vocab_size); }
 RLK_HD std::int64_t sample_node_floats(std::int64_t vocab_size) { return 4 * sample_leaf_slots(vocab_size); }
+
+// Bits of a leaf's `columns` columns, which begin at column `first`: those that `allowed`, a row's words, has, or all if
+// it is null.
+template <class Words>
+RLK_DEVICE void allowed_in_leaf(Words allowed, std::int64_t first, int columns, std::uint32_t (&words)[kMaskWords]) {
+  const std::int64_t at = first / 32, end = (first + columns + 31) / 32;
+  const int shift = static_cast<int>(first % 32);
+  RLK_UNROLL
+  for (int k = 0; k < kMaskWords; ++k) {
+    const int left = columns - 32 * k;
+    const std::uint32_t valid = left >= 32 ? ~0u : left <= 0 ? 0u : (1u << left) - 1;
+    std::uint32_t word = ~0u;
+    if (allowed != nullptr && valid != 0) {
+      word = static_cast<std::uint32_t>(allowed[at + k]) >> shift;
+      if (shift > 0 && at + k + 1 < end) word |= static_cast<std::uint32_t>(allowed[at + k + 1]) << (32 - shift);
+    }
+    words[k] = word & valid;
+  }
+}
 
 // Where z of a column is found: in the row's logits, in a shard's logits, in the short list of columns that a merged
 // row keeps, or in the payloads of round 3.

@@ -56,17 +56,26 @@ RLK_HD std::uint64_t share_of_mass(float share, std::uint64_t mass) {
   return (high >> above) + (more ? 1 : 0);
 }
 
-// Whether r * both < 2^32 * left, for sums with 0 <= left <= both whose magnitude is 0 or normal.
-RLK_HD bool draws_left(std::uint32_t r, float left, float both) {
-  if (!(left > 0.0f)) return false;
-  const auto l = static_cast<std::uint32_t>(bits_of(left)), b = static_cast<std::uint32_t>(bits_of(both));
-  const int apart = static_cast<int>(b >> 23) - static_cast<int>(l >> 23);
-  const std::uint64_t reached = std::uint64_t{r} * ((b & 0x7fffffu) | 0x800000u);  // < 2^56
-  const std::uint64_t bound = std::uint64_t{(l & 0x7fffffu) | 0x800000u} << 32;
-  if (apart >= 64) return reached == 0;
-  // reached * 2^apart < bound
-  return reached < (bound >> apart) + ((bound & ((std::uint64_t{1} << apart) - 1)) != 0 ? 1 : 0);
+// Position of the highest bit of x, which is not 0.
+RLK_HD int highest_bit_of(std::uint64_t x) {
+#if defined(__CUDA_ARCH__)
+  return 63 - __clzll(static_cast<long long>(x));
+#else
+  return 63 - __builtin_clzll(x);
+#endif
 }
+// The largest of 0 and the normal numbers that is at most r * both / 2^32, for a sum whose magnitude is 0 or normal.
+RLK_HD float left_bound(std::uint32_t r, float both) {
+  if (r == 0) return 0.0f;
+  const auto b = static_cast<std::uint32_t>(bits_of(both));
+  const std::uint64_t product = std::uint64_t{r} * ((b & 0x7fffffu) | 0x800000u);  // < 2^56
+  const int top = highest_bit_of(product), exponent = static_cast<int>(b >> 23) + top - 55;
+  if (exponent <= 0) return 0.0f;
+  const auto significand = static_cast<std::uint32_t>(top > 23 ? product >> (top - 23) : product << (23 - top));
+  return float_of(exponent << 23 | static_cast<std::int32_t>(significand & 0x7fffffu));
+}
+// Whether r * both < 2^32 * left, for sums with 0 <= left <= both whose magnitude is 0 or normal.
+RLK_HD bool draws_left(std::uint32_t r, float left, float both) { return left > left_bound(r, both); }
 
 RLK_HD int set_bits_of(std::uint32_t word) {
 #if defined(__CUDA_ARCH__)

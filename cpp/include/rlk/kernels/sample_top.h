@@ -9,7 +9,8 @@ namespace rlk {
 // kRaw: reads the parameters of the raw pass. Ranks alone decide, without probabilities, so any Exp would give the same
 //   result.
 template <class Team, class T, bool kRaw>
-class RowTop : RowSelection<Team, T, Exp::kPortable> {
+class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
+ protected:
   using Base = RowSelection<Team, T, Exp::kPortable>;
   using Base::is_allowed, Base::z_at, Base::mask_bit_of, Base::each_listed, Base::collect, Base::truncate;
   using Base::listed_, Base::list_size_;
@@ -25,17 +26,29 @@ class RowTop : RowSelection<Team, T, Exp::kPortable> {
   }
 
   RLK_DEVICE void run() {
-    if (team_.global(p_.ids)[row_] < 0 || status_of(root_) != kOk || root_.m == -infinity()) {
-      for (std::int64_t i = team_.thread(); i < count_; i += team_.threads()) write(i, -1, canonical_nan());
-      return;
-    }
     const SampleRow want = sample_row_of<typename Team::Memory>(p_, row_);
-    temperature_ = kRaw ? 1.0f : want.temperature;
-    const bool has_firsts = !kRaw && (want.greedy || want.truncates());
+    run_from(!kRaw && (want.greedy || want.truncates()));
+  }
+
+ protected:
+  // has_firsts: whether an earlier pass has stored the first ranks and the first column's id.
+  RLK_DEVICE void run_from(bool has_firsts) {
+    if (fails()) return;
     const std::int64_t first = has_firsts ? state_->id : id_of_rank(Base::behind_first() - 1);
     truncate({1.0f, 1.0f, 0.0f, count_, false, kOk}, z_at(first));
     if (!listed_) collect(last_);  // all columns together are no more than n
-    team_.barrier();               // every thread has read found_count
+    write_listed();
+  }
+  // Whether the row has no results; then it writes none.
+  RLK_DEVICE bool fails() const {
+    if (team_.global(p_.ids)[row_] >= 0 && status_of(root_) == kOk && root_.m != -infinity()) return false;
+    for (std::int64_t i = team_.thread(); i < count_; i += team_.threads()) write(i, -1, canonical_nan());
+    return true;
+  }
+  // Writes the first n columns of the list, which holds them.
+  RLK_DEVICE void write_listed() {
+    temperature_ = kRaw ? 1.0f : sample_row_of<typename Team::Memory>(p_, row_).temperature;
+    team_.barrier();  // every thread has read found_count
     if (team_.thread() == 0) s_.found_count = 0;
     team_.barrier();
     // Columns with mass come before all others in rank.
@@ -44,6 +57,7 @@ class RowTop : RowSelection<Team, T, Exp::kPortable> {
       std::int64_t place = 0;
       RLK_UNROLL_NOT
       for (std::int64_t i = 0; i < list_size_; ++i) place += s_.list[i] < rank ? 1 : 0;
+      if (place >= count_) return;
       write(place, id_of_rank(rank), z_at(id_of_rank(rank)));
       team_.take(&s_.found_count);
     });
@@ -51,7 +65,6 @@ class RowTop : RowSelection<Team, T, Exp::kPortable> {
     if (s_.found_count < count_) fill(s_.found_count);
   }
 
- private:
   // Whether column j is kept and its z is not -Inf.
   RLK_DEVICE bool has_mass(std::int64_t j) const {
     if constexpr (!kRaw) {

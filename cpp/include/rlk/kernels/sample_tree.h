@@ -66,22 +66,6 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     }
   }
 
-  // The same in two launches: a team for each part, then run_join() by one team before run_draw().
-  RLK_DEVICE void run_part(int part) {
-    if (state_->status != kOk) return;
-    load_state();
-    const std::uint64_t kept = all_of(leaves_of_part<false>(part));
-    if (team_.thread() == 0) team_.add(&state_->kept, kept);
-  }
-  RLK_DEVICE void run_join() {
-    if (state_->status == kOk) {
-      const SoftmaxStats root = join_parts();
-      team_.barrier();
-      if (team_.thread() == 0) state_->status = status_of(root) | (root.m == -infinity() ? kEmptyRow : kOk);
-    }
-    team_.barrier();
-  }
-
   // Writes the row's results except kept ids and raw_logprob. `count` is the number of columns that it kept, or 0 for
   // all.
   RLK_DEVICE void run_draw(std::int64_t* count) {
@@ -103,20 +87,14 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     }
   }
 
-  // Another launch writes raw_logprob of the id that run_draw() wrote. kInParts: run_raw_part() has run for each part.
-  RLK_DEVICE void run_raw_part(int part) {
-    if (team_.global(p_.ids)[row_] < 0) return;
-    c_ = log2_scale(1.0f);
-    leaves_of_part<true>(part);
-  }
-  template <bool kInParts = false>
+  // Writes raw_logprob of the id that run_draw() wrote, by another launch.
   RLK_DEVICE void run_raw() {
     const std::int64_t id = team_.global(p_.ids)[row_];
     float raw = canonical_nan();
     if (id >= 0) {
       c_ = log2_scale(1.0f);
       std::int64_t all;
-      raw = logprob_outputs(kInParts ? join_parts() : leaves<true>(&all), z_at(id), 1.0f).logprob;
+      raw = logprob_outputs(leaves<true>(&all), z_at(id), 1.0f).logprob;
     }
     if (team_.thread() == 0) team_.global(p_.raw_logprob)[row_] = raw;
   }
@@ -164,23 +142,14 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   template <bool kAll>
   RLK_DEVICE void present_in_leaf(std::int64_t slot, std::int64_t first, int columns,
                                   std::uint32_t (&words)[kMaskWords]) const {
-    const std::int64_t at = first / 32, end = (first + columns + 31) / 32;
-    const int shift = static_cast<int>(first % 32);
-    RLK_UNROLL
-    for (int k = 0; k < kMaskWords; ++k) {
-      const int left = columns - 32 * k;
-      const std::uint32_t valid = left >= 32 ? ~0u : left <= 0 ? 0u : (1u << left) - 1;
-      std::uint32_t word = ~0u;
-      if (!kAll && valid != 0) {
-        if (marked_) {
-          word = mask_[slot * kMaskWords + k];
-        } else if (allowed_ != nullptr) {
-          const auto allowed = team_.global(allowed_);
-          word = static_cast<std::uint32_t>(allowed[at + k]) >> shift;
-          if (shift > 0 && at + k + 1 < end) word |= static_cast<std::uint32_t>(allowed[at + k + 1]) << (32 - shift);
-        }
+    auto allowed = team_.global(allowed_);
+    if (kAll || marked_) allowed = nullptr;
+    allowed_in_leaf(allowed, first, columns, words);
+    if constexpr (!kAll) {
+      RLK_UNROLL
+      for (int k = 0; k < kMaskWords; ++k) {
+        if (marked_ && words[k] != 0) words[k] &= mask_[slot * kMaskWords + k];
       }
-      words[k] = word & valid;
     }
   }
   RLK_DEVICE float lane_sum(const float* chains) const {
@@ -242,44 +211,22 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   // that this thread has seen kept.
   template <bool kRaw>
   RLK_DEVICE std::uint64_t leaves_of_part(std::int64_t part) {
+    const std::int64_t own = std::int64_t{1} << height_;
+    const std::uint64_t mine = leaf_nodes<kRaw>(part << height_, (part + 1) << height_);
+    std::int64_t level = 0, size = slots_ / 2;
+    for (std::int64_t n = own / 2; n > 0; n /= 2) level = join(level, size, part * n, n), size /= 2;
+    return mine;
+  }
+  // The nodes of leaf slots [begin, end), with the masks of their kept columns.
+  template <bool kRaw>
+  RLK_DEVICE std::uint64_t leaf_nodes(std::int64_t begin, std::int64_t end) {
     const int lane = team_.thread() % kLanes, groups = team_.threads() / kLanes;
     std::uint64_t mine = 0;
-    const std::int64_t own = std::int64_t{1} << height_, begin = part << height_, end = begin + own;
-    const std::int64_t rounds = (own + groups - 1) / groups;
+    const std::int64_t rounds = (end - begin + groups - 1) / groups;
     for (std::int64_t round = 0; round < rounds; ++round) {
       const std::int64_t slot = begin + round * groups + team_.thread() / kLanes;
-      std::int64_t all = 0, first = 0;
-      if (slot < end) first = leaf_first(slot, &all);
-      const auto columns = static_cast<int>(all);
       std::uint32_t words[kMaskWords];
-      present_in_leaf<kRaw>(slot, first, columns, words);
-      const bool any = (words[0] | words[1] | words[2] | words[3]) != 0;
-      Leaf leaf;
-      load_leaf(first, any ? columns : 0, &leaf);
-      if (!kRaw && (cuts_ || marked_ || allowed_ != nullptr)) {
-        std::uint32_t own[kMaskWords] = {};
-        RLK_UNROLL
-        for (int i = 0; i < kSteps; ++i) {
-          RLK_UNROLL
-          for (int k = 0; k < kOwnChains; ++k) {
-            const int column = i * kNumChains + lane + k;
-            const std::uint32_t bit = 1u << (column % 32);
-            const bool keeps =
-                (words[i * kNumChains / 32] & bit) != 0 && (!cuts_ || is_kept(leaf.z[i][k], first + column));
-            if (keeps) own[i * kNumChains / 32] |= bit;
-            if (!keeps) leaf.z[i][k] = -infinity();
-          }
-        }
-        if (cuts_) {
-          RLK_UNROLL
-          for (int k = 0; k < kMaskWords; ++k) {
-            auto word = static_cast<std::int32_t>(own[k]);
-            RLK_UNROLL
-            for (int d = 1; d < kLanes; d *= 2) word |= team_.shuffle_xor(word, d);
-            words[k] = static_cast<std::uint32_t>(word);
-          }
-        }
-      }
+      const SoftmaxStats stats = leaf_of_slot<kRaw>(slot, slot < end, words);
       if (!kRaw && lane == 0 && slot < end) {
         const bool writes = (kColumns != Columns::kShard || p_.kept_offsets != nullptr) && !marked_;
         const std::int64_t at = slot + (kColumns == Columns::kShard ? std::int64_t{at_.parts.first} << height_ : 0);
@@ -289,16 +236,52 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
           if (writes) mask_[at * kMaskWords + k] = words[k];
         }
       }
-      sum_leaf(&leaf);
       if (lane == 0 && slot < end) {
-        nodes_[2 * slot] = leaf.stats.m;
-        nodes_[2 * slot + 1] = leaf.stats.S;
+        nodes_[2 * slot] = stats.m;
+        nodes_[2 * slot + 1] = stats.S;
       }
     }
     team_.barrier();
-    std::int64_t level = 0, size = slots_ / 2;
-    for (std::int64_t n = own / 2; n > 0; n /= 2) level = join(level, size, part * n, n), size /= 2;
     return mine;
+  }
+  // Statistics of a slot's kept columns, by the kLanes threads of the slot; words: the mask of these columns. `exists`:
+  // whether there is such a slot.
+  template <bool kRaw>
+  RLK_DEVICE SoftmaxStats leaf_of_slot(std::int64_t slot, bool exists, std::uint32_t (&words)[kMaskWords]) const {
+    const int lane = team_.thread() % kLanes;
+    std::int64_t all = 0, first = 0;
+    if (exists) first = leaf_first(slot, &all);
+    const auto columns = static_cast<int>(all);
+    present_in_leaf<kRaw>(slot, first, columns, words);
+    const bool any = (words[0] | words[1] | words[2] | words[3]) != 0;
+    Leaf leaf;
+    load_leaf(first, any ? columns : 0, &leaf);
+    if (!kRaw && (cuts_ || marked_ || allowed_ != nullptr)) {
+      std::uint32_t own[kMaskWords] = {};
+      RLK_UNROLL
+      for (int i = 0; i < kSteps; ++i) {
+        RLK_UNROLL
+        for (int k = 0; k < kOwnChains; ++k) {
+          const int column = i * kNumChains + lane + k;
+          const std::uint32_t bit = 1u << (column % 32);
+          const bool keeps =
+              (words[i * kNumChains / 32] & bit) != 0 && (!cuts_ || is_kept(leaf.z[i][k], first + column));
+          if (keeps) own[i * kNumChains / 32] |= bit;
+          if (!keeps) leaf.z[i][k] = -infinity();
+        }
+      }
+      if (cuts_) {
+        RLK_UNROLL
+        for (int k = 0; k < kMaskWords; ++k) {
+          auto word = static_cast<std::int32_t>(own[k]);
+          RLK_UNROLL
+          for (int d = 1; d < kLanes; d *= 2) word |= team_.shuffle_xor(word, d);
+          words[k] = static_cast<std::uint32_t>(word);
+        }
+      }
+    }
+    sum_leaf(&leaf);
+    return leaf.stats;
   }
   // The tree above the parts' roots; returns the root.
   RLK_DEVICE SoftmaxStats join_parts() {
