@@ -178,7 +178,8 @@ WorkspaceRange linear_logprob_workspace(const LinearLogprobParams& p, Device dev
             copies_workspace(p, std::min(p.num_rows, kMostCopies), device.index).most};
   }
 #endif
-  return {ForwardPieces(p, 1, device).bytes, ForwardPieces(p, p.num_rows, device).bytes};
+  constexpr std::int64_t kMoreRows = 256 << 20;  // fewer rows of logits at a time take longer (cuda/linear_logprob)
+  return {ForwardPieces(p, 1, device).bytes, ForwardPieces(p, p.num_rows, device).bytes, kMoreRows};
 }
 
 void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream) {

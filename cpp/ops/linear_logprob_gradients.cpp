@@ -119,6 +119,7 @@ class Backward {
     }
     // The zeros of the last chunk are still valid, unless the rows or the layout of gradients changed.
     if (new_rows || gradients_ != gradients_before || columns_ != columns_before) zero_left_out(gradients_, pitch());
+    if (pitch() > columns_) zero_padding();
     logit_gradients();
     if (v_ != nullptr) compute_v();
     if (p_.dlora_a != nullptr && is_last()) lora_a_gradient(b);
@@ -158,7 +159,6 @@ class Backward {
       return cuda::logit_gradients(q, head, lora_.u, groups_, device_.index, stream_);
     }
 #endif
-    if (logits_ != nullptr && pitch() > columns_) zero_padding();
     for (std::int64_t i = 0; i < rows_; i += logit_rows_) {
       const std::int64_t rows = std::min(logit_rows_, rows_ - i);
       unsigned char* const to = at(gradients_, i * pitch() * operand_bytes());
@@ -172,15 +172,16 @@ class Backward {
     }
   }
 
-  // Zeros between rows of logits_, which are rounded in one piece.
+  // Zeros between rows of gradients, or of the float32 logits that are rounded to gradients in one piece.
   void zero_padding() const {
     LinearInputGradParams q;  // an empty sum
-    q.dy_rows = dense(logit_rows_, 0);
+    const bool wide = logits_ != nullptr;
+    q.num_rows = wide ? logit_rows_ : rows_;
+    q.dy_rows = dense(q.num_rows, 0);
     q.weight_stride = q.in_features = pitch() - columns_;
-    q.dx = logits_ + columns_;
-    q.dx_rows = dense(logit_rows_, pitch());
-    q.dx_dtype = DType::kFloat32;
-    q.num_rows = logit_rows_;
+    q.dx = wide ? static_cast<void*>(logits_ + columns_) : at(gradients_, columns_ * operand_bytes());
+    q.dx_rows = dense(q.num_rows, pitch());
+    q.dx_dtype = wide ? DType::kFloat32 : head_.dtype;
     q.dtype = head_.dtype;
     q.arithmetic = head_.arithmetic;
     linear_input_grad(q, device_, stream_);

@@ -85,10 +85,10 @@ WorkspaceRange by_parts_workspace(const LinearLogprobBackwardParams& p, Device d
     const WorkspaceRange of_part = linear_logprob_backward_workspace(of_columns(p, c), device);
     range.least = std::max(range.least, of_part.least);
     range.most = std::max(range.most, of_part.most);
-    range.sums = std::max(range.sums, of_part.sums);
+    range.more = std::max(range.more, of_part.more);
   }
   const std::int64_t sums = sums_bytes(p, parts.size());
-  return {range.least + sums, range.most + sums, range.sums + sums};
+  return {range.least + sums, range.most + sums, range.more + sums};
 }
 
 void backward_by_parts(const LinearLogprobBackwardParams& p, Device device, Stream stream) {

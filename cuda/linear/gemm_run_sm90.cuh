@@ -122,7 +122,10 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   if constexpr (Tile::kBoxStores) {
     constexpr bool kInRegisters = Tile::kCombine == Combine::kTree || Tile::kCombine == Combine::kFold;
     const std::int64_t stride = p.m > 1 ? p.d_rows.inner_stride : (p.n + 7) / 8 * 8;
-    g.box_stores = g.vector_stores && (kInRegisters || g.chunks == 1) && stride < std::int64_t{1} << 36;
+    // A box may write whole 16 bytes at the end of a row of D, which may belong to others.
+    const bool whole_vectors = p.n * size_of(p.d_dtype) % 16 == 0;
+    g.box_stores =
+        g.vector_stores && whole_vectors && (kInRegisters || g.chunks == 1) && stride < std::int64_t{1} << 36;
     if (g.box_stores) map_d = tensor_map(p.d, p.d_dtype, p.m, p.n, stride, kStoreBoxRows);
   }
   constexpr bool kWide = !Tile::kTransposed && Tile::kBN >= 192;

@@ -86,6 +86,7 @@ const std::vector<Case> kCases = {
     // Several pieces of copies along both operands.
     {Product::kForward, 600, 777, 1003, 1, DType::kBFloat16, true, false, 0, 0, true},
     {Product::kInputGrad, 600, 530, 777, 1, DType::kFloat32, false, true, 2, 0, true},
+    {Product::kInputGrad, 600, 530, 777, 1, DType::kFloat32, false, true, 3, 0, true},
     {Product::kWeightGrad, 521, 700, 1000, 1, DType::kFloat32, false, true, 3, 0, true},
     {Product::kWeightGrad, 300, 523, 8300, 1, DType::kBFloat16, false, false, 0, 0, true},
 };
@@ -230,7 +231,9 @@ bool run_case(const Case& c, DType dtype) {
       const GemmCopies copies = gemm_copies_within(p, within);
       const OnDevice<unsigned char> workspace(std::vector<unsigned char>(static_cast<std::size_t>(copies.bytes) + 1));
       const auto run = [&] { gemm_by_copies(p, copies, workspace.data, 0, nullptr); };
-      if (copies.bytes > 0 && result(run) == cpu) continue;
+      // gemm_copies_within leaves out rows of d at multiples of 16 bytes that end inside 16 bytes.
+      const bool left_out = d_stride * size_of(p.d_dtype) % 16 == 0 && p.n * size_of(p.d_dtype) % 16 != 0;
+      if (left_out ? copies.bytes == 0 : copies.bytes > 0 && result(run) == cpu) continue;
       std::printf("%s: copies of %lld bytes and the CPU differ\n", name.c_str(), static_cast<long long>(copies.bytes));
       same = false;
     }

@@ -75,17 +75,18 @@ struct LinearLogprobParams : LogprobParams {  // workspace: workspace_bytes byte
   std::int64_t workspace_bytes = 0;
 };
 
-// Range of workspace bytes: a call with fewer than `least` is refused, and more than `most` makes it no faster. `sums`:
-// bytes of `least` that hold float32 sums beyond those of one block of 8192 rows.
+// Range of workspace bytes: a call with fewer than `least` is refused, and more than `most` makes it no faster. `more`:
+// bytes that the usual workspace has beyond 256 MiB. These are float32 sums of more rows than one block of 8192, or,
+// where rows of logits lie in memory, 256 MiB.
 struct WorkspaceRange {
-  std::int64_t least = 0, most = 0, sums = 0;
+  std::int64_t least = 0, most = 0, more = 0;
 };
-// Workspace bytes of a call whose caller names no limit: all of `sums`, and 256 MiB for everything else. A call whose
-// other arrays nearly fill 256 MiB gets a quarter more than the least.
+// Workspace bytes of a call whose caller names no limit: `more`, and 256 MiB for everything else. A call whose other
+// arrays nearly fill 256 MiB gets a quarter more than the least.
 inline std::int64_t usual_workspace(const WorkspaceRange& range) {
   constexpr std::int64_t kUsual = 256 << 20;
-  const std::int64_t others = range.least - range.sums;
-  return range.sums + std::max(kUsual, others + others / 4);
+  const std::int64_t others = range.least - range.more;
+  return range.more + std::max(kUsual, others + others / 4);
 }
 WorkspaceRange linear_logprob_workspace(const LinearLogprobParams& p, Device device);
 void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream);
