@@ -12,7 +12,7 @@ namespace rlk {
 constexpr std::int64_t kColumnsTogether = 256;    // chunks of the vocabulary are multiples of this, where they can be
 constexpr std::int64_t kMostColumns = 24 * 1024;  // wider chunks gain nothing
 
-// Elements between rows of `columns` gradients: rows begin at multiples of 16 bytes, as a copy engine needs.
+// Elements between rows of `columns` gradients: rows begin at multiples of 16 bytes, as TMA needs.
 constexpr std::int64_t row_pitch(std::int64_t columns) { return (columns + 7) / 8 * 8; }
 
 // The cut of a call. `chunk`: the largest number of columns whose logits' gradients the workspace can hold. `borrows`:

@@ -23,7 +23,7 @@ bool at_16_bytes(std::initializer_list<const void*> arrays) {
   return std::ranges::all_of(arrays, [](const void* a) { return reinterpret_cast<std::uintptr_t>(a) % 16 == 0; });
 }
 
-// Whether the copy engine can fetch an array's heads: it needs strides that are multiples of 16 bytes and not 0.
+// Whether TMA can fetch an array's heads: it needs strides that are multiples of 16 bytes and not 0.
 // `alone`: there is one sequence, whose stride is not used.
 bool can_fetch(const AttentionInput& p, const AttentionHeads& a, bool alone) {
   constexpr std::int64_t kMostStride = std::int64_t{1} << 39;
@@ -39,7 +39,7 @@ bool fits_tiles(const AttentionInput& p) {
   if (p.dtype == DType::kFloat32 || p.softcap > 0.0f || p.value_dim != p.head_dim) return false;
   return (p.head_dim == 64 || p.head_dim == 128) && p.q_tokens > 0 && p.q_tokens < kMostTokens;
 }
-// Whether the copy engine can fetch K and V. Where they are paged, a page takes the place of a sequence.
+// Whether TMA can fetch K and V. Where they are paged, a page takes the place of a sequence.
 bool can_fetch_keys(const AttentionParams& p) {
   if (p.dtype == DType::kFloat32 || p.head_dim > 128 || p.value_dim != p.head_dim) return false;
   if (p.num_sequences == 0 || p.k_tokens == 0 || p.k_tokens >= kMostTokens) return false;

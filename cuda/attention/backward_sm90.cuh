@@ -1,7 +1,7 @@
-// attention, backward, of bf16 and fp16 by wgmma, for SM90: heads of 64 or 128 columns whose tokens the copy engine can
+// attention, backward, of bf16 and fp16 by wgmma, for SM90: heads of 64 or 128 columns whose tokens TMA can
 // fetch. One kernel prepares lse and delta by tiles of 64 queries. The main one is persistent. Its block of three
 // warpgroups takes 128 keys of a key head and keeps their dk and dv in registers. It walks the query tiles that see
-// those keys, query head by query head. The copy engine adds each tile's dq to a sum in memory, in the contract's
+// those keys, query head by query head. TMA adds each tile's dq to a sum in memory, in the contract's
 // order. A third kernel scales and rounds those sums. Bound by wgmma; numbers: README.md.
 #pragma once
 

@@ -84,7 +84,7 @@ class GradientRows {
       pin(dp_);
       differentiate(stage);
       store_ds();
-      fence_for_copy_engine();
+      fence_for_tma();
       meet();
       multiply_dq();
       accumulate(ds_of_, shared_.queries(stage), dk_);
@@ -215,7 +215,7 @@ class GradientRows {
                    "f"(dq_[4 * j + 1]), "f"(dq_[4 * j + 2]), "f"(dq_[4 * j + 3])
                    : "memory");
     }
-    fence_for_copy_engine();
+    fence_for_tma();
     mbarrier_arrive(shared_.dq_full(stage));
   }
 
@@ -235,7 +235,7 @@ class GradientRows {
     if (work.key + Tile::kKeys <= work.num_keys) return;
     clear_rows(shared_.keys(), Tile::kKeyBox, work.num_keys - work.key, Tile::kKeys);
     clear_rows(shared_.values(), Tile::kKeyBox, work.num_keys - work.key, Tile::kKeys);
-    fence_for_copy_engine();
+    fence_for_tma();
     meet();
   }
   // Copies keys and values whose tokens do not follow one another. Those without a token are +0.
@@ -257,7 +257,7 @@ class GradientRows {
       store_shared_16(shared_.keys() + at, of_key.v[0].v);
       store_shared_16(shared_.values() + at, of_value.v[0].v);
     }
-    fence_for_copy_engine();
+    fence_for_tma();
     meet();
   }
   __device__ __forceinline__ const GradientRow* rows_of(const GradientWork& work) const {
@@ -273,7 +273,7 @@ class GradientRows {
     clear_rows(shared_.queries(stage), Tile::kQueryBox, last, Tile::kQueries);
     clear_rows(shared_.dout(stage), Tile::kQueryBox, 0, first);
     clear_rows(shared_.dout(stage), Tile::kQueryBox, last, Tile::kQueries);
-    fence_for_copy_engine();
+    fence_for_tma();
     meet();
   }
 

@@ -1,4 +1,4 @@
-// Tensor maps of attention's arrays for the copy engine.
+// Tensor maps of attention's arrays for TMA.
 #pragma once
 
 #include "../common/tensor_map.h"

@@ -10,13 +10,13 @@
 namespace rlk::cuda {
 
 enum class AttentionKernel : std::int32_t {
-  kTiles,    // blocks of 64 rows; float32: 64, or 32 for more than 128 columns
-  kFewRows,  // blocks of 16 rows, for sequences with few rows; bf16 and fp16: a block for each split
-  kPairs,  // sm_90: kFewRows for few blocks of threads; at most 128 columns that the copy engine can fetch, pages too;
-           // value_dim equals head_dim, as for all that follow
+  kTiles,     // blocks of 64 rows; float32: 64, or 32 for more than 128 columns
+  kFewRows,   // blocks of 16 rows, for sequences with few rows; bf16 and fp16: a block for each split
+  kPairs,     // sm_90: kFewRows for few blocks of threads; at most 128 columns that TMA can fetch, pages too;
+              // value_dim equals head_dim, as for all that follow
   kClusters,  // sm_90: kPairs for fewer blocks still, by four blocks of threads a split; 65 to 128 columns
   kGroups,    // sm_90: kFewRows where groups share splits, which wgmma multiplies for 64 of a group's rows
-  kWgmma,     // sm_90: bf16 and fp16, heads of 64 and 128 columns that the copy engine can fetch, no softcap
+  kWgmma,     // sm_90: bf16 and fp16, heads of 64 and 128 columns that TMA can fetch, no softcap
 };
 struct AttentionPlan {
   AttentionKernel kernel = AttentionKernel::kTiles;

@@ -34,7 +34,7 @@ struct ClusterTile : SplitShape<kColumns_, 2> {
   static constexpr int kLargestAt = kReferencesAt + kRoundBlocks * 16 * 8;
   static constexpr int kBarriersAt = kLargestAt + 2 * 16 * 4, kWholeAt = kBarriersAt + 8 * 8;
   static constexpr int kBytes = kWholeAt + 2 * kLoaders * 4 + 1024;  // 1024 bytes align the start
-  // The address of 16 bytes of a row: of K with the copy engine's swizzle of 128 bytes, of V with that of 64.
+  // The address of 16 bytes of a row: of K with TMA's swizzle of 128 bytes, of V with that of 64.
   static __device__ __forceinline__ std::uint32_t chunk(std::uint32_t operand, int row, int chunk) {
     return operand + chunk / 8 * kPanelBytes + row * 128 + ((chunk ^ row) & 7) * 16;
   }
@@ -90,7 +90,7 @@ class SplitByClusters : SplitRows<T, Tile> {
     __syncwarp();
     if (lane() < Tile::kRanks) mbarrier_arrive_cluster(map_to_rank(sent(what), lane()));
   }
-  // Whether the copy engine loaded all rows of K or of V, and all are existing keys. Each loading warp has a flag; the
+  // Whether TMA loaded all rows of K or of V, and all are existing keys. Each loading warp has a flag; the
   // second function combines them.
   __device__ __forceinline__ volatile int& whole(bool is_key, int loader) const {
     return reinterpret_cast<volatile int*>(memory_ + Tile::kWholeAt)[is_key * Tile::kLoaders + loader];
@@ -165,7 +165,7 @@ class SplitByClusters : SplitRows<T, Tile> {
       }
     }
   }
-  // Fills rows that the copy engine did not load. Keys of no page are NaN and their values +0. Values past the last key
+  // Fills rows that TMA did not load. Keys of no page are NaN and their values +0. Values past the last key
   // are +0, too.
   template <bool kIsKey>
   __device__ __forceinline__ void complete(int begin, int keys) const {
@@ -188,7 +188,7 @@ class SplitByClusters : SplitRows<T, Tile> {
         }
       }
     }
-    fence_for_copy_engine();  // the copy engine writes there later
+    fence_for_tma();  // TMA writes there later
     meet();
   }
   __device__ __forceinline__ void free(bool is_key) const {

@@ -1,5 +1,5 @@
 // attention, forward, for few queries a sequence, for SM90: splits that lie in the shared pages of a group, by wgmma. A
-// warpgroup has 64 rows of the group and one split; a warp loads pages by the copy engine. Its bits are those of
+// warpgroup has 64 rows of the group and one split; a warp loads pages by TMA. Its bits are those of
 // split_groups.cuh.
 #pragma once
 
@@ -91,7 +91,7 @@ class WgmmaGroupRows : WgmmaRows<T, Tile, kExp> {
       store_shared_16(shared_.queries() + chunk / 8 * Tile::kBoxBytes + in_tile * 128 + ((chunk ^ in_tile) & 7) * 16,
                       x.v[0].v);
     }
-    fence_for_copy_engine();
+    fence_for_tma();
     asm volatile("bar.sync 1, 128;" ::: "memory");
   }
   // Stores rows that see a key of the split. The merge reads no others.

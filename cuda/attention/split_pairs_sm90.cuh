@@ -1,5 +1,5 @@
 // attention, forward, of few queries a sequence, for SM90: eight warps walk two blocks of keys at a time. Four more
-// load K and V by the copy engine; a box is a page, or a block's part of one. It serves calls with so few splits that
+// load K and V by TMA; a box is a page, or a block's part of one. It serves calls with so few splits that
 // each has a multiprocessor to itself. There a chain over blocks of keys is the bound. Its bits are those of
 // split_mma.cuh. Numbers: README.md.
 #pragma once
@@ -27,7 +27,7 @@ struct PairTile : SplitShape<kColumns_, 2> {
   static constexpr int kSumsAt = kMaximaAt + Shape::kMaximaBytes, kFactorsAt = kSumsAt + Shape::kSumBytes;
   static constexpr int kBarriersAt = kFactorsAt + Shape::kFactorBytes, kWholeAt = kBarriersAt + 2 * kSlots * 8;
   static constexpr int kBytes = kWholeAt + kSlots * 4 + 1024;  // 1024 bytes align the start
-  // The address of 16 bytes of a row, with the copy engine's swizzle.
+  // The address of 16 bytes of a row, with TMA's swizzle.
   static __device__ __forceinline__ std::uint32_t chunk(std::uint32_t operand, int row, int chunk) {
     return operand + chunk / 8 * kPanelBytes + row * 128 + ((chunk ^ row) & 7) * 16;
   }
@@ -87,7 +87,7 @@ class SplitByPairs : SplitRows<T, Tile> {
   __device__ __forceinline__ std::uint32_t operand(int slot, int which) const {
     return shared_ + slot * Tile::kSlotBytes + which * Tile::kOperandBytes;
   }
-  // Whether the copy engine loaded all rows of a slot's pair of blocks, and all are existing keys.
+  // Whether TMA loaded all rows of a slot's pair of blocks, and all are existing keys.
   __device__ __forceinline__ volatile int& whole(int slot) const {
     return reinterpret_cast<volatile int*>(memory_ + Tile::kWholeAt)[slot];
   }
@@ -155,7 +155,7 @@ class SplitByPairs : SplitRows<T, Tile> {
     }
     at.advance(Tile::kSlots);
   }
-  // Fills rows that the copy engine did not load. Keys of no page are NaN and their values +0. Values past the last key
+  // Fills rows that TMA did not load. Keys of no page are NaN and their values +0. Values past the last key
   // are +0, too.
   template <bool kIsKey>
   __device__ __forceinline__ void complete(const AttentionSpan& span, int block, int slot) const {
@@ -168,7 +168,7 @@ class SplitByPairs : SplitRows<T, Tile> {
           const auto x = Machine::fill_vec8<T>(kIsKey && chunk * 8 < p_.head_dim);
           store_shared_16(Tile::chunk(operand(slot, row / Tile::kKeys), row % Tile::kKeys, chunk), x.v[0].v);
         }
-        fence_for_copy_engine();  // the copy engine writes there later
+        fence_for_tma();  // TMA writes there later
       }
     }
     if (kIsKey) meet();

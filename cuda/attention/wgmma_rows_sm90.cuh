@@ -328,7 +328,7 @@ class WgmmaRows {
       const std::uint32_t to = shared_.values(stage) + chunk / 8 * Tile::kBoxBytes + row * 128 + chunk % 8 * 16;
       asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
     }
-    fence_for_copy_engine();
+    fence_for_tma();
     asm volatile("bar.sync 1, 256;" ::: "memory");
   }
 

@@ -175,7 +175,7 @@ __device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* 
       store_shared_16(to + i / (pages.box * 8) * Tile::kBoxBytes + first * 128 + in_box * 16,
                       Machine::fill_vec8<T>(kIsKey).v[0].v);
     }
-    fence_for_copy_engine();
+    fence_for_tma();
   }
   const bool loads = page >= 0;
   const int boxes = __popc(__ballot_sync(~0u, loads));
@@ -227,7 +227,7 @@ __device__ __forceinline__ void load_parts(const Params& p, std::uint32_t to, co
                               : Machine::load_vec8<T>(head + from * a.token_stride + chunk * 8, true);
       store_shared_16(to + chunk / 8 * Tile::kBoxBytes + (first + row) * 128 + ((chunk ^ row) & 7) * 16, x.v[0].v);
     }
-    fence_for_copy_engine();
+    fence_for_tma();
     __syncwarp();
   }
   const bool loads = part >= 0;

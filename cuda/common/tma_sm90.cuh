@@ -82,7 +82,7 @@ __device__ __forceinline__ void load_box_multicast(std::uint32_t shared, const C
 
 // store_box copies the box in `shared` to column x, row y. Before it, every thread that wrote the box calls the fence,
 // and a barrier follows. The box may be overwritten once the storing thread has waited.
-__device__ __forceinline__ void fence_for_copy_engine() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_for_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t shared, std::int32_t x,
                                           std::int32_t y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),

@@ -1,4 +1,4 @@
-// Products of operands that the copy engine cannot read: their rows do not begin at multiples of 16 bytes, or have two
+// Products of operands that TMA cannot read: their rows do not begin at multiples of 16 bytes, or have two
 // strides. The operands are copied, some rows of the product at a time, for the sm_90 kernels.
 #pragma once
 

@@ -25,7 +25,7 @@ struct GemmLaunch {
   int prefetched_steps;  // stages of weights that a block prefetches while the previous kernel still runs
   DType d_dtype, bias_dtype;
   bool vector_stores, vector_addend;  // rows of d, of addend begin at 16 bytes
-  bool box_stores;                    // the copy engine stores d; nothing is added to d in memory
+  bool box_stores;                    // TMA stores d; nothing is added to d in memory
 };
 
 // The boxes in a stage, by the rows that a block takes of A and of B. A box has 64 of the contraction. A stage has two

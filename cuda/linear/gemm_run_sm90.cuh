@@ -64,7 +64,7 @@ inline CUtensorMap map_of(const GemmOperand& operand, DType dtype, std::int64_t 
                           int box_rows, L2Reads reads = L2Reads::k256Bytes) {
   const std::int64_t rows = operand.contraction_contiguous ? extent : contraction;
   const std::int64_t columns = operand.contraction_contiguous ? contraction : extent;
-  // The stride of a single row has no meaning, and the copy engine may refuse it.
+  // The stride of a single row has no meaning, and TMA may refuse it.
   const std::int64_t stride = rows > 1 ? operand.rows.inner_stride : (columns + 7) / 8 * 8;
   return tensor_map(operand.data, dtype, rows, columns, stride, box_rows, reads);
 }

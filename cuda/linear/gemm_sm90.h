@@ -19,7 +19,7 @@ struct GemmPlan {
   std::string name() const;
 };
 
-// Whether the copy engine can read an operand.
+// Whether TMA can read an operand.
 bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction);
 // Whether it can read both operands, and the segments end where stages end.
 bool gemm_sm90_serves(const GemmParams& p);

@@ -1,4 +1,4 @@
-// Stores accumulators. A warp turns its fragments into rows in a staging area of shared memory, and the copy engine
+// Stores accumulators. A warp turns its fragments into rows in a staging area of shared memory, and TMA
 // stores them. If the rows are read again, the warp stores them itself, 16 bytes a lane. If rows do not begin at 16
 // bytes, it stores them element by element, neighbouring lanes side by side.
 #pragma once
@@ -163,7 +163,7 @@ __device__ __forceinline__ void add_bias(const GemmLaunch& g, float (&d)[kBN / 2
   }
 }
 
-// Stores a warpgroup's 64 rows of the tile by the copy engine, 128 bytes of each row at a time. They pass through
+// Stores a warpgroup's 64 rows of the tile by TMA, 128 bytes of each row at a time. They pass through
 // kBuffers boxes of its staging memory. Stored: Bf16 or Fp16 if d is known to have that type and no bias, else void.
 template <int kBN, int kBuffers, class Stored = void>
 __device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorMap& map, float (&d)[kBN / 2],
@@ -181,7 +181,7 @@ __device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorM
     return staging + i % kBuffers * kStoreBoxBytes;
   };
   const auto end = [&](std::uint32_t box, int first_column) {
-    fence_for_copy_engine();
+    fence_for_tma();
     all_warps();
     if (stores) store_box(&map, box, first_column, row);
   };

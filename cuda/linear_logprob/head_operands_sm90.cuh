@@ -1,4 +1,4 @@
-// Loads of a head's operands by the copy engine on compute capability 9.0: hidden states and weights. With LoRA the
+// Loads of a head's operands by TMA on compute capability 9.0: hidden states and weights. With LoRA the
 // stages of u and lora_b follow in the same ring and add to the same accumulators.
 #pragma once
 
@@ -76,7 +76,7 @@ inline HeadMaps head_maps(DType dtype, std::int64_t contraction, const HeadOpera
   // Each weight is read once if one tile holds all rows of x.
   const L2Reads reads = x.rows <= x.tile ? L2Reads::k128Bytes : L2Reads::k256Bytes;
   const auto map = [&](const HeadOperand& o, int box_rows) {
-    // The stride of a single row has no meaning, and the copy engine may refuse it.
+    // The stride of a single row has no meaning, and TMA may refuse it.
     const std::int64_t stride = o.rows > 1 ? o.stride : (contraction + 7) / 8 * 8;
     return tensor_map(o.data, dtype, o.rows, contraction, stride, box_rows, reads);
   };

@@ -30,7 +30,7 @@ struct LoraBytes {
   }
 };
 
-// Whether the copy engine can read lora_b, and u, which is contiguous.
+// Whether TMA can read lora_b, and u, which is contiguous.
 bool reads_lora(const Head& head, std::int64_t columns) {
   const RowLayout rows{std::max<std::int64_t>(columns, 1), 0, head.lora_b_stride};
   return head.lora_rank == 0 || (head.lora_rank % 8 == 0 && head.lora_rank < std::int64_t{1} << 30 &&

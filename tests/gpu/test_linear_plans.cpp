@@ -1,5 +1,5 @@
 // Every kernel that can serve a product of linear has the CPU's bits under sm_90 arithmetic. It runs the sm_90 plans,
-// in pieces of copied operands where the copy engine cannot read these, and each tile of the sm_80 kernel. The latter
+// in pieces of copied operands where TMA cannot read these, and each tile of the sm_80 kernel. The latter
 // takes any layout, and its PTX runs here.
 #include <cuda_runtime.h>
 
