@@ -93,7 +93,7 @@ void run(const Case& c, double ceiling, bool every_plan, const std::string& only
   };
 
   const double moved = static_cast<double>(bytes) * (c.residual ? 4 : 2);
-  const double moved_back = static_cast<double>(bytes) * (c.residual ? 4 : 3);  // dweight's workspace is ours to save
+  const double moved_back = static_cast<double>(bytes) * (c.residual ? 4 : 3);  // without dweight's workspace
   const auto wanted = [&](const char* pass) { return std::string(pass).find(only) != std::string::npos; };
   const std::string forward_name = c.residual ? "forward residual" : "forward";
   const std::string backward_name = c.residual ? "backward residual" : "backward";

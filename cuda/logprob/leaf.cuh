@@ -34,7 +34,7 @@ struct Leaf {
   }
 };
 
-// Bytes [shift, shift + 16) of two neighbouring vectors. The shift is given in words, and in bits of a half word.
+// Bytes [shift, shift + 16) of two neighbouring vectors. The shift is `words` whole words and then `bits`, 0 or 16.
 __device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, int words, int bits) {
   const std::uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   std::uint32_t pair[6], word[5];

@@ -366,7 +366,7 @@ TEST(MmaModel, Gfx942CutsDownwardAndRoundsToNearest) {
   EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {-0x1p-40f}), 1.0f);  // products keep 31 bits, so it is rounded away
   EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {0x1p-24f}), 1.0f);   // a tie goes to even
   EXPECT_EQ(step(MmaUnit::kGfx942, of(0x3f800001), {0x1p-24f}), of(0x3f800002));
-  EXPECT_EQ(step(MmaUnit::kGfx942, 0.0f, {1.0f, -0x1p-26f}), 1.0f);  // among products the cut is toward zero
+  EXPECT_EQ(step(MmaUnit::kGfx942, 0.0f, {1.0f, -0x1p-26f}), 1.0f);  // a sum of products truncates toward zero
   EXPECT_EQ(step(MmaUnit::kGfx942, DType::kBFloat16, -0x1p127f, {0x1p64f}, {0x1p64f}),
             std::numeric_limits<float>::infinity());  // a product beyond fp32 is Inf by itself
 }

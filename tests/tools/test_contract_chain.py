@@ -91,7 +91,7 @@ def test_the_recorded_error_of_stock_torch_is_what_it_is() -> None:
 
 
 def test_a_random_model_has_errors_of_that_size() -> None:
-    """Its bounds are twice its own error, as the chain's rows say for any model."""
+    """The bounds of any model are twice the stock error of the same model."""
     found = figures(random_model())
     assert 0.3 * contract.STOCK_MAX_DLOGP < found[0] < 3 * contract.STOCK_MAX_DLOGP
     for output, stock in zip(OUTPUTS, found, strict=True):

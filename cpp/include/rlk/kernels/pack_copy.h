@@ -117,7 +117,7 @@ void for_each_pack_launch(const PackParams& p, const F& launch) {
 
 namespace pack_detail {
 
-// An element divides a unit, or the fill is zero, so every unit is the same.
+// A unit holds whole elements, or the fill is zero. So all units of the fill are equal.
 template <class Unit>
 RLK_HD Unit fill_unit(std::uint64_t fill) {
   if constexpr (sizeof(Unit) == 16) {

@@ -48,9 +48,8 @@
 // backend. The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 //
 // process_logits works on all columns [0, vocab_size). The row's repetition, presence and frequency penalties are R, P
-// and F. Its bias for column j is b. The number of entries of its history that hold j, without those of the prompt, is
-// n. The flag s says whether any entry holds j, one of the prompt included. A step whose condition fails changes no
-// bit. Each operation rounds to fp32:
+// and F. Its bias for column j is b. Its history, without the prompt, holds j n times. The flag s says whether the
+// history, prompt included, holds j. A step whose condition fails changes no bit. Each operation rounds to fp32:
 //   repeat(z) = z > 0 ? z / R : z * R
 //   kVllm, kHf:  z + b where there is a bias;  repeat(z) where s;  z - F * n, then z - P where n > 0
 //   kSglang:     z - (F * n + P), then repeat(z) where n > 0;  z + b where there is a bias
