@@ -430,7 +430,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     for (int level = num_roots() > kWarp ? 10 : 5; level >= 0; level -= 5) {
       const int i = at * kWarp + lane();
       SoftmaxStats mine = level == 0 ? node_of(i) : root_at(i);
-      if (level == 10) {  // the roots of 32 roots each
+      if (level == 10) {  // a lane has the root of 32 roots
         mine = identity_stats();
 #pragma unroll 1
         for (int k = 0; k < num_roots() / kWarp; ++k) {
