@@ -146,7 +146,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
         listed_ = true;
         list_size_ = team_.threads();
       }
-      std::uint64_t last = kLastRank;  // of the bin that a first search by z has found
+      std::uint64_t last = kLastRank;  // the last rank of the bin that a search by z has found
       bool keeps_list = true;
       if (step == 2) {
         const float share = apart ? 1.0f : want.top_p;
@@ -163,11 +163,11 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     least_ = min_mass;
   }
 
-  // First step of a search for the columns that reach a mass, among those that survive up to last_. Bins of equal width
-  // in z get counts and masses; z is the row's largest. If the bin that holds the searched column fits the list, the
-  // list gets it, with the columns before it if they fit, too. Returns the mass that the columns to be searched must
-  // reach.
-  // share, goal: of the mass of all these columns; or, if the share is 1, the mass itself.
+  // First step of a search for the columns that reach a mass. It visits the columns that survive up to last_. Bins of
+  // equal width in z get their counts and masses; z_first is the row's largest z. The list gets the bin that holds the
+  // searched column, if it fits, and the columns before this bin, if they fit, too. Returns the mass that the columns to
+  // be searched must reach.
+  // share, goal: of the mass of all visited columns; or, if the share is 1, the mass itself.
   // last: the last rank of the list; keeps_list: whether the list has the columns before the bin.
   RLK_DEVICE std::uint64_t list_bin(float z_first, float share, std::uint64_t goal, std::uint64_t* last,
                                     bool* keeps_list) {
