@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ports import free_port
 
 torch = pytest.importorskip("torch")
 
@@ -41,9 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
     def run(ops: str) -> tuple[int, str, list[dict[str, float]]]:
         command = [sys.executable, str(EXAMPLE), "--ops", ops, "--steps", str(STEPS), "--log", str(folder / ops)]
-        with socket.socket() as free:  # TRL looks for a free port, too, and both programs would find the same one
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        port = str(free_port())  # TRL looks for a free port, too, and both programs would find the same one
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MASTER_PORT": port}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, cwd=folder)
         assert (folder / ops).exists(), done.stderr[-4000:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import socket
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import linear_logprob_cases
 import rl_kernel_native as rk
 from cases import ALL, beyond, differing
 from linear_logprob_cases import Head, Lora
+from ports import free_port
 from rl_kernel_native.contract import row
 
 torch = pytest.importorskip("torch")
@@ -556,9 +556,7 @@ def on_a_rank(rank: int, ranks: int, port: int) -> None:
 
 
 def test_ranks_have_the_bits_of_one_and_shares_of_lora_a() -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     running = [context.Process(target=on_a_rank, args=(rank, 2, port)) for rank in range(2)]
     for process in running:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import linear_logprob_cases
 import rl_kernel_native as rk
 from cases import ALL, differing
 from linear_logprob_cases import Head, gradients
+from ports import free_port
 
 torch = pytest.importorskip("torch")
 
@@ -174,9 +174,7 @@ def on_a_rank(rank: int, ranks: int, port: int) -> None:
 
 
 def test_ranks_of_a_process_group_have_the_bits_of_one_rank() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     # One process imports torch, and the ranks are forked from it.
     multiprocessing.set_forkserver_preload(["torch.distributed", "rl_kernel_native", "linear_logprob_cases", __name__])
     torch.multiprocessing.start_processes(on_a_rank, (8, port), nprocs=8, start_method="forkserver")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import differing
+from ports import free_port
 
 torch = pytest.importorskip("torch")
 
@@ -112,8 +112,6 @@ def on_a_rank(rank: int, port: int) -> None:
 
 
 def test_a_batch_over_ranks_has_the_bits_of_one_rank() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     multiprocessing.set_forkserver_preload(["torch.distributed", "rl_kernel_native", "cases", __name__])
     torch.multiprocessing.start_processes(on_a_rank, (port,), nprocs=RANKS, start_method="forkserver")

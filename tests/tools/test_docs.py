@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import io
 import re
-import socket
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +18,7 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import differing
+from ports import free_port
 from rl_kernel_native.ops.policy_spec import CLIPS
 
 torch = pytest.importorskip("torch")
@@ -268,7 +268,5 @@ def on_a_rank(rank: int, ranks: int, port: int, k_segments: int) -> None:
 
 @pytest.mark.parametrize(("ranks", "k_segments"), [(2, 2), (2, 8)])
 def test_a_row_parallel_layer_of_the_docs_has_the_bytes_of_one_rank(ranks: int, k_segments: int) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     torch.multiprocessing.spawn(on_a_rank, (ranks, port, k_segments), nprocs=ranks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ transformers = pytest.importorskip("transformers", reason="patch_model patches m
 
 import rl_kernel_native as rk  # noqa: E402
 from patch_cases import IDS, logits_of, tiny  # noqa: E402
+from ports import free_port  # noqa: E402
 from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
 from rl_kernel_native.integrations.decoder import cache_name  # noqa: E402
 
@@ -24,9 +24,7 @@ ROUNDING = {"rtol": 0, "atol": 1e-5}
 @pytest.fixture(scope="module")
 def group() -> Iterator[None]:
     """A group with one process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo", rank=0, world_size=1)
     yield
