@@ -1,7 +1,7 @@
 // Launches of sample for any number of rows. A scan reads all logits; then a block a row finishes what the scan left. A
 // call whose rows may keep many columns scans once more, over these columns. Then one block computes the offsets of the
 // kept sets, and a block for each row writes their ids. Bound by reads of the logits: one, or two for many kept columns;
-// the search for a cut that no list holds reads them two to five times more.
+// the search for a top-p cut that no list holds reads them up to five times more.
 #pragma once
 
 #include "finish.cuh"

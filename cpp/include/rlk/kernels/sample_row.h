@@ -103,7 +103,7 @@ class SampleColumns {
         mask_(mask),
         state_(state),
         logits_(team.own(static_cast<const Storage*>(p.logits) + row * p.logits_stride)),
-        allowed_(p.allowed ? p.allowed + row * p.allowed_stride : nullptr),
+        allowed_(team.own(p.allowed ? p.allowed + row * p.allowed_stride : nullptr)),
         height_(team.own(leaf_height(p.vocab_size))) {}
 
  protected:

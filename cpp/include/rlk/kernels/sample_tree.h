@@ -220,11 +220,11 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   // The nodes of leaf slots [begin, end), with the masks of their kept columns.
   template <bool kRaw>
   RLK_DEVICE std::uint64_t leaf_nodes(std::int64_t begin, std::int64_t end) {
-    const int lane = team_.thread() % kLanes, groups = team_.threads() / kLanes;
+    const int lane = team_.thread() % kLanes, groups = team_.own(team_.threads() / kLanes);
     std::uint64_t mine = 0;
-    const std::int64_t rounds = (end - begin + groups - 1) / groups;
-    for (std::int64_t round = 0; round < rounds; ++round) {
-      const std::int64_t slot = begin + round * groups + team_.thread() / kLanes;
+    end = team_.own(end);
+    for (std::int64_t base = team_.own(begin); base < end; base += groups) {
+      const std::int64_t slot = base + team_.thread() / kLanes;
       std::uint32_t words[kMaskWords];
       const SoftmaxStats stats = leaf_of_slot<kRaw>(slot, slot < end, words);
       if (!kRaw && lane == 0 && slot < end) {
