@@ -82,12 +82,30 @@ class Computing:
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """For ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=rk.checkpoint_contexts)``: the part
-    that backward recomputes uses the arithmetic of the forward, in any thread."""
+    that backward recomputes uses the arithmetic of the forward, in any thread.
+
+    Example:
+        >>> from torch.utils.checkpoint import checkpoint
+        >>> x, weight = torch.ones(2, 32).bfloat16().requires_grad_(), torch.randn(8, 32).bfloat16()
+        >>> with rk.arithmetic("sm_90"):
+        ...     y = checkpoint(rk.linear, x, weight, use_reentrant=False, context_fn=rk.checkpoint_contexts)
+        >>> y.sum().backward()  # computes y again, by the arithmetic of sm_90
+        >>> torch.equal(x.grad[0], x.grad[1])
+        True
+    """
     return nullcontext(), arithmetic(_current.get())
 
 
 def current_arithmetic() -> str:
-    """The unit that :func:`arithmetic` chose for this context; ``"ieee"`` outside of it."""
+    """The unit that :func:`arithmetic` chose for this context; ``"ieee"`` outside of it.
+
+    Example:
+        >>> with rk.arithmetic("sm_90"):
+        ...     rk.current_arithmetic()
+        'sm_90'
+        >>> rk.current_arithmetic()
+        'ieee'
+    """
     return _current.get()
 
 

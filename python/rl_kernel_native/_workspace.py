@@ -26,5 +26,9 @@ def workspace_stats(*, reset: bool = False) -> dict[str, WorkspaceStats]:
         reset: whether to reset the counts to 0 afterwards.
     Returns: ``{"cuda:0": WorkspaceStats(calls, last_bytes, most_bytes)}``, one entry for each device on which a call
         took any. Memory that the CPU backend allocates itself is not counted.
+    Example:
+        >>> _ = rk.workspace_stats(reset=True)
+        >>> rk.workspace_stats()  # since then no call took any
+        {}
     """
     return {device: WorkspaceStats(*numbers) for device, numbers in _C.workspace_stats(reset).items()}

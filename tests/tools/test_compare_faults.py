@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -514,8 +515,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return model, directory
 
 
-def test_a_python_caller_meets_arguments_and_a_command_line_options(tmp_path: Path) -> None:
+def test_a_python_caller_meets_arguments_and_a_command_line_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every sentence that names a setting: of the page, of the explanation, of what an engine recorded."""
+    monkeypatch.setattr(sys, "argv", ["train.py"])  # the page shows the command, and pytest's has options
     rollout, trainer = tiny(), tiny()
     scaled("model.layers.1.mlp.down_proj.weight", 1.0001)(trainer)
     found = rk.compare(rollout, trainer, PROMPTS, max_new_tokens=NEW, atol=9.0, fault_tolerance=1.0, report=tmp_path)

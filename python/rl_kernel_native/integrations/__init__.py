@@ -126,6 +126,13 @@ def status(model: Any) -> Patched:
         model: the model that was given to :func:`patch_model`, a copy of it, or one loaded from its file.
     Returns: as :func:`patch_model`; switches and hooks that changed since are checked again.
     Raises: ValueError if the model is not patched.
+    Example:
+        >>> import transformers
+        >>> shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=99, **shape))
+        >>> _ = rk.patch_model(model)
+        >>> rk.status(model)["linear"]
+        8
     """
     return _patch("status").status(model)
 
@@ -136,5 +143,15 @@ def unpatch_model(model: Any) -> None:
     Args:
         model: the model that was given to :func:`patch_model`, a copy of it, or one loaded from its file.
     Raises: ValueError if the model is not patched, or if something else has wrapped a forward since.
+    Example:
+        >>> import transformers
+        >>> shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=99, **shape))
+        >>> ids = torch.tensor([[3, 4, 5]])
+        >>> before = model(ids).logits
+        >>> _ = rk.patch_model(model)
+        >>> rk.unpatch_model(model)
+        >>> torch.equal(model(ids).logits, before)
+        True
     """
     _patch("unpatch_model").unpatch(model)

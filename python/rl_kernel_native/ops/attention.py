@@ -339,6 +339,12 @@ def attention_backward(
         their gradient, float32 ``[q_heads]``, summed over all sequences. Tokens not in use get +0.
     Raises: as :func:`attention`.
     Source: docs/numerics.md, rule 6; arXiv:2307.08691.
+    Example:
+        >>> q, k, v = torch.randn(1, 4, 2, 16), torch.randn(1, 4, 1, 16), torch.randn(1, 4, 1, 16)
+        >>> out, lse = rk.attention(q, k, v, return_lse=True)
+        >>> dq, dk, dv = rk.attention_backward(torch.ones_like(out), q, k, v, out, lse)
+        >>> tuple(dk.shape)
+        (1, 4, 1, 16)
     """
     options = (_check.flag("causal", causal), window_size, softmax_scale, softcap)
     if tree is None:

@@ -123,6 +123,11 @@ def covariance_mask(
         ValueError (docs/tokens.md); on a GPU the whole result is NaN.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; Cui et al. 2025, arXiv:2505.22617; verl's
         compute_policy_loss_clip_cov and compute_policy_loss_kl_cov; Philox after Salmon et al., SC 2011.
+    Example:
+        >>> logprob = torch.tensor([[-1.0, -2.0, -0.5, -3.0]])
+        >>> advantage = torch.tensor([[1.0, -1.0, 2.0, -2.0]])
+        >>> rk.covariance_mask(logprob, None, advantage, kind="kl", ratio=0.5)  # the half with the largest covariance
+        tensor([[0., 0., 1., 1.]])
     """
     options = options_of(kind, ratio, lower, upper, epsilon_low, epsilon_high, seed)
     if kind == "kl" and old_logprob is not None:

@@ -254,6 +254,11 @@ def embedding_backward(
     Returns: ``dweight``, ``[num_rows, columns]``, zeros where a row has no token; or ``main_grad`` itself.
     Raises: as :func:`embedding`; BufferError where ``main_grad`` is read-only.
     Source: docs/numerics.md, rule 9.
+    Example:
+        >>> rk.embedding_backward(torch.ones(3, 2), torch.tensor([1, 1, 0]), num_rows=3)
+        tensor([[1., 1.],
+                [2., 2.],
+                [0., 0.]])
     """
     code = SAME if dweight_dtype is None else _dispatch.dtype_code(dweight_dtype, "dweight_dtype")
     if main_grad is not None and code > 0:

@@ -180,6 +180,10 @@ def kl_backward(
     Returns: :class:`KlGradients`, of the shape of ``logprob``, float32; +0 where masked.
     Raises: as :func:`kl`.
     Source: docs/numerics.md, rule 3.
+    Example:
+        >>> d_kl = torch.ones(1, 2)
+        >>> rk.kl_backward(d_kl, torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -2.0]]), estimator="k1")
+        KlGradients(d_logprob=tensor([[1., 1.]]), d_importance_weight=None)
     """
     if d_kl is None:
         raise TypeError("d_kl: expected an array, got NoneType")

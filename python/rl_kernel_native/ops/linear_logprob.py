@@ -301,6 +301,11 @@ def linear_logprob_pair(
     Returns: :class:`LinearLogprobPair`, with the bits of two separate calls.
     Raises: as :func:`linear_logprob`; an error about the reference names its arguments with the prefix ``ref_``.
     Source: as :func:`linear_logprob`.
+    Example:
+        >>> hidden, ref_hidden, head = torch.randn(2, 16), torch.randn(2, 16), torch.randn(100, 16)
+        >>> found = rk.linear_logprob_pair(hidden, head, ref_hidden, head, torch.tensor([3, 7]))
+        >>> torch.equal(found.ref_logprob, rk.linear_logprob(ref_hidden, head, torch.tensor([3, 7])))
+        True
     """
     if unknown := options.keys() - (linear_logprob.__kwdefaults__ or {}).keys():
         raise TypeError(f"linear_logprob_pair() got an unexpected keyword argument {min(unknown)!r}")
@@ -363,6 +368,14 @@ def linear_logprob_partial(
     Returns: ``[..., 5]`` float32, as :func:`logprob_partial`.
     Raises: as :func:`linear_logprob`; ValueError if a shard is not whole parts of the vocabulary.
     Source: docs/numerics.md, rules 1, 4 and 5.
+    Example:
+        >>> hidden, head, target = torch.randn(2, 32), torch.randn(512, 32), torch.tensor([3, 300])
+        >>> halves = [
+        ...     rk.linear_logprob_partial(hidden, head[start : start + 256], target, vocab_start=start, vocab_size=512)
+        ...     for start in (0, 256)
+        ... ]
+        >>> torch.equal(rk.logprob_merge(torch.stack(halves)), rk.linear_logprob(hidden, head, target))
+        True
     """
     scale = _check.number("lora_scale", lora_scale)
     kept_ids, kept_offsets = _check.kept_arrays(kept)

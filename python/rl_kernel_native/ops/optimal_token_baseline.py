@@ -93,6 +93,12 @@ def optimal_token_baseline(
         build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError (docs/tokens.md); on a GPU, the
         neighbouring sequences are NaN.
     Source: docs/numerics.md, rules 3 and 10; verl's compute_optimal_token_baseline_advantage.
+    Example:
+        >>> logprob, sum_p_sq = torch.full((2, 2), -1.0), torch.full((2, 2), 0.3)
+        >>> rewards = torch.tensor([1.0, 0.0])  # of two answers to one prompt
+        >>> rk.optimal_token_baseline(rewards, logprob, sum_p_sq, group_size=2).advantages
+        tensor([[ 0.5000,  0.5000],
+                [-0.5000, -0.5000]])
     """
     size = _group_size(group_offsets, group_size)
     arrays = (logprob, rewards, sum_p_sq, mask, importance_weight, cu_seqlens, group_offsets)

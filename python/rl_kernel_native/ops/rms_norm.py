@@ -325,6 +325,11 @@ def rms_norm_backward(
         is the gradient of ``x`` and of ``residual``, ``dweight`` is ``[K]``, or ``main_grad`` itself.
     Raises: as :func:`rms_norm`; BufferError where ``main_grad`` is read-only.
     Source: docs/numerics.md, rules 3 and 9.
+    Example:
+        >>> x, weight = torch.randn(2, 8), torch.ones(8)
+        >>> dx, dweight = rk.rms_norm_backward(torch.ones(2, 8), x, weight, 1e-6)
+        >>> tuple(dx.shape), tuple(dweight.shape)
+        ((2, 8), (8,))
     """
     code = SAME if dweight_dtype is None else _dispatch.dtype_code(dweight_dtype, "dweight_dtype")
     if main_grad is not None and code > 0:

@@ -190,6 +190,12 @@ def rope_backward(
     Returns: ``(dq, dk)``, contiguous; None where there is no ``dk_out``.
     Raises: as :func:`rope`.
     Source: docs/numerics.md, rules 3 and 8.
+    Example:
+        >>> q, angle = torch.randn(3, 2, 8), torch.randn(3, 4)
+        >>> cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
+        >>> turned, _ = rk.rope(q, None, cos, sin)
+        >>> torch.allclose(rk.rope_backward(turned, None, cos, sin)[0], q, atol=1e-6)  # turns it back
+        True
     """
     return _rotate(
         dq_out, dk_out, cos, sin, position_ids, interleaved, partial_dim, intermediate, mrope_sections, head_axis, True

@@ -178,6 +178,11 @@ def sequence_logprob_backward(
         the token's sequence if the token counts, else 0.
     Raises: as :func:`sequence_logprob`.
     Source: docs/numerics.md, rule 10.
+    Example:
+        >>> mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+        >>> rk.sequence_logprob_backward(torch.tensor([2.0, 3.0]), mask, num_tokens=3)
+        tensor([[2., 2., 0.],
+                [3., 0., 0.]])
     """
     code = _dispatch.dtype_code(dtype, "dtype")
     num_tokens = _check.integer64("num_tokens", num_tokens)

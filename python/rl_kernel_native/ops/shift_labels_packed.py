@@ -129,6 +129,10 @@ def loss_mask_from_spans(
     Raises:
         As :func:`shift_labels_packed`; on the CPU also for a span that leaves its sequence; a GPU uses the part inside.
     Source: the contract.
+    Example:
+        >>> spans, span_offsets = torch.tensor([[1, 3], [4, 5]]), torch.tensor([0, 2])  # two spans of one sequence
+        >>> rk.loss_mask_from_spans(spans, span_offsets, num_tokens=6).int()
+        tensor([[0, 1, 1, 0, 1, 0]], dtype=torch.int32)
     """
     count = _check.integer64("num_tokens", num_tokens)
     if count < 0:
@@ -166,6 +170,10 @@ def tool_mask(
     Raises:
         As :func:`shift_labels_packed`.
     Source: the contract.
+    Example:
+        >>> ids = torch.tensor([5, 6, 1, 8, 9, 2, 5, 1, 7, 2])  # 1 begins an assistant's turn, 2 ends it
+        >>> rk.tool_mask(ids, begin=[1], end=[2]).int()
+        tensor([0, 0, 0, 1, 1, 1, 0, 0, 1, 1], dtype=torch.int32)
     """
     include_end = _check.flag("include_end", include_end)
     markers: list[Any] = [_marker("begin", begin), _marker("end", end)]

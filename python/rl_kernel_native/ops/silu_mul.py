@@ -235,6 +235,11 @@ def silu_mul_backward(
         for.
     Raises: as :func:`silu_mul`.
     Source: docs/numerics.md, rules 3 and 8.
+    Example:
+        >>> gate, up = torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0, 2.0]])
+        >>> d_gate, d_up = rk.silu_mul_backward(torch.ones(1, 2), gate, up)
+        >>> d_up  # the activation of gate
+        tensor([[0.0000, 0.7311]])
     """
     return _backward(dy, gate, up, SILU, round_before_mul, return_d_gate, return_d_up)
 
@@ -261,7 +266,14 @@ def gelu_mul_backward(
     return_d_gate: bool = True,
     return_d_up: bool = True,
 ) -> Any:
-    """Gradients of :func:`gelu_mul`; everything else is as for :func:`silu_mul_backward`."""
+    """Gradients of :func:`gelu_mul`; everything else is as for :func:`silu_mul_backward`.
+
+    Example:
+        >>> gate, up = torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0, 2.0]])
+        >>> d_gate, d_up = rk.gelu_mul_backward(torch.ones(1, 2), gate, up)
+        >>> d_up  # the activation of gate
+        tensor([[0.0000, 0.8412]])
+    """
     return _backward(dy, gate, up, _gelu(approximate), round_before_mul, return_d_gate, return_d_up)
 
 

@@ -193,6 +193,10 @@ def value_loss_and_grad(
     Returns: :class:`ValueGradients`: the gradient has the shape of ``value``, float32; masked slots are 0.
     Raises: as :func:`value_loss`.
     Source: docs/numerics.md, rules 3 and 10.
+    Example:
+        >>> value, returns = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 2.0]])
+        >>> rk.value_loss_and_grad(value, None, returns).d_value
+        tensor([[0.5000, 0.0000]])
     """
     operands, how = _operands(
         value, old_value, returns, mask, cu_seqlens, clip, loss_type, huber_delta, aggregation, count_empty, horizon,
