@@ -54,6 +54,13 @@ img[src$=".png"] { background: #fff; border-radius: 4px; padding: 4px; }
 ABOUT_TYPES = """\
 Each operator has a page. In its signatures, `ArrayT` is an array of torch, JAX, NumPy or CuPy, and results have the
 same type. `AnyArray` is any array of the same framework."""
+# Operators without a contract header, and the operator whose header is theirs.
+CONTRACT_OF = {
+    "attention_merge": "attention", "entropy_mask": "covariance_mask", "linear_cross_entropy": "linear_logprob",
+    "process_logits": "sample", "verify_draft": "sample",
+}  # fmt: skip
+# Operators without a folder of CUDA kernels, and the folder whose notes are theirs.
+NOTES_OF = {**CONTRACT_OF, "linear_sample": "sample", "silu_mul": "elementwise"}
 LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^)\s]+)\)")
 
 
@@ -120,12 +127,18 @@ def operator_page(stem: str, module: Any) -> str:
             cells = (f"{row.operator}: {row.output} ({row.kind})", kept(row), row.backends, bound(row))
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         parts.append("\n[The contract](../contract.md) says what these words mean.\n")
-    if (ROOT / "cuda" / stem / "README.md").exists():
-        parts.append(
-            f"## Speed\n\nMeasured figures, with commands: [the notes of the CUDA kernels](../kernels/{stem}.md).\n"
-        )
+    else:
+        base = CONTRACT_OF[stem]
+        parts.append(f"## Bits and bounds\n\nThey follow from those of [{base}]({base}.md#bits-and-bounds).\n")
+    notes = NOTES_OF.get(stem, stem)
+    parts.append(
+        f"## Speed\n\nMeasured figures, with commands: [the notes of the CUDA kernels](../kernels/{notes}.md).\n"
+    )
     header = ROOT / "cpp" / "include" / "rlk" / "ops" / f"{stem}.h"
-    if header.exists():
+    if stem in CONTRACT_OF:
+        base = CONTRACT_OF[stem]
+        parts.append(f"## Contract\n\nThis operator follows the contract of [{base}]({base}.md#contract).\n")
+    else:
         parts.append(
             f"## Contract\n\nFrom `{header.relative_to(ROOT)}`:\n\n```cpp\n{header.read_text().strip()}\n```\n"
         )

@@ -607,6 +607,31 @@ def test_bad_records(saved: tuple[Any, Path], tmp_path: Path, line: str, message
     assert message in result.output.replace("\n", "")
 
 
+def test_stock_and_rk_are_compared_beside_each_other(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    """The last line is the news, and one page shows both."""
+    (tmp_path / "prompts").write_text('{"prompt_ids": [96, 3, 4, 5]}\n')
+    command = ["compare", "--model", str(saved[1]), "--prompts", str(tmp_path / "prompts"), "--device", "cpu"]
+    done = CliRunner().invoke(app, [*command, "--ops", "both", "--max-new-tokens", "8", "--report", str(tmp_path)])
+    assert done.exit_code == 1, done.output
+    last = done.stdout.splitlines()[-1]
+    assert re.fullmatch(r"stock: [1-9]\d* of 16 tokens differ; rl_kernel_native: 0 of 16", last)
+    found = json.loads((tmp_path / "report.json").read_text())["comparisons"]
+    assert [x["settings"]["training_ops"] for x in found] == ["stock", "rk"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ops", "both", "--training-ops", "rk"], "--ops both: want no --rollout-ops, --training-ops or --recorded"),
+        (["--ops", "both", "--recorded", "file"], "--ops both: want no --rollout-ops, --training-ops or --recorded"),
+        (["--ops", "torch"], "--ops torch: want one of stock, sdpa, eager, flash, rk, both"),
+    ],
+)
+def test_operators_that_no_comparison_has(saved: tuple[Any, Path], options: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["compare", "--model", str(saved[1]), *options])
+    assert (done.exit_code, message in done.output.replace("\n", " ")) == (2, True), done.output
+
+
 def test_prompts_or_a_record_has_to_be_given(saved: tuple[Any, Path]) -> None:
     result = CliRunner().invoke(app, ["compare", "--model", str(saved[1])])
     assert result.exit_code == 2

@@ -48,13 +48,37 @@ def test_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rl_kernel_native: 0 of 192 tokens differ, max |ratio - 1| 0" in ours
 
 
+def tool(name: str) -> Any:
+    """A module of tools/."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_an_operator_has_signature_bits_speed_and_contract() -> None:
+    """Composed operators, too: their sections lead to the operator that has the contract and the kernels."""
+    site = tool("build_site")
+    modules = site.operator_modules()
+    assert len(modules) > 30
+    for stem, module in modules.items():
+        page = site.operator_page(stem, module)
+        assert f"autofunction:: rl_kernel_native.{stem}\n" in page
+        assert [*re.findall("^## (Bits and bounds|Speed|Contract)$", page, re.M)] == [
+            "Bits and bounds", "Speed", "Contract",
+        ], stem  # fmt: skip
+        for folder in re.findall(r"\.\./kernels/(\w+)\.md", page):
+            assert stem in (ROOT / "cuda" / folder / "README.md").read_text() or stem in site.CONTRACT_OF, stem
+        for base in re.findall(r"\]\((\w+)\.md#contract\)", page):
+            assert (ROOT / "cpp" / "include" / "rlk" / "ops" / f"{base}.h").is_file(), stem
+
+
 @pytest.mark.parametrize("name", ["build_site", "build_wheels"])
 def test_a_bracket_before_a_link_is_no_part_of_it(name: str) -> None:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    tool = importlib.util.module_from_spec(spec)
-    sys.modules[name] = tool  # where dataclasses look for it
-    spec.loader.exec_module(tool)
-    assert re.findall(tool.LINK, "in `[0, 2^32)`. [`a`](b.md) and ![c](d.png)") == [
+    assert re.findall(tool(name).LINK, "in `[0, 2^32)`. [`a`](b.md) and ![c](d.png)") == [
         ("", "`a`", "b.md"),
         ("!", "c", "d.png"),
     ]
@@ -64,6 +88,19 @@ def test_the_readme_is_read_in_a_minute() -> None:
     readme = (ROOT / "README.md").read_text()
     assert len(readme.split()) <= 700
     assert readme.index("pip install") < readme.index("```python"), "install before code"
+
+
+def test_the_speeds_of_the_front_page_stand_in_the_notes() -> None:
+    """A row repeats figures of the page that it links to; a row without a link, those of the row before it."""
+    (section,) = re.findall(r"^## Speed\n(.*?)^## ", (ROOT / "README.md").read_text(), re.S | re.M)
+    figures = re.compile(r"\d+\.\d+|\d\d+")
+    page, rows = "", re.findall(r"^\| (.*?\w.*?) \| (.*\d.*?) \| (.*?) \|$", section, re.M)
+    assert len(rows) >= 10
+    for what, here, peer in rows:
+        page = next(iter(re.findall(r"\]\(([^)]+)\)", what)), page)
+        assert figures.search(here), what
+        missing = set(figures.findall(f"{here} {peer}")) - set(figures.findall((ROOT / page).read_text()))
+        assert not missing, f"{page} does not have {missing} of the row {what}"
 
 
 def test_the_table_of_tasks_names_functions_and_their_arguments() -> None:

@@ -41,6 +41,26 @@ def test_the_example_of_a_call_gives_what_it_shows(name: str) -> None:
     assert not said.getvalue()
 
 
+CLASSES = {name: getattr(rk, name) for name in rk.__all__ if inspect.isclass(getattr(rk, name))}
+IN_CLASSES = {
+    test.name: test
+    for name, kind in CLASSES.items()
+    for test in doctest.DocTestFinder().find(kind, name, globs={"torch": torch, "rk": rk})
+    if test.examples
+}
+
+
+def test_classes_with_examples_are_found() -> None:
+    assert {"LogprobSemantics", "DenominatorStatus.of"} <= set(IN_CLASSES)
+
+
+@pytest.mark.parametrize("name", IN_CLASSES)
+def test_the_example_of_a_class_gives_what_it_shows(name: str) -> None:
+    said = io.StringIO()
+    doctest.DocTestRunner(verbose=False).run(IN_CLASSES[name], out=said.write)
+    assert not said.getvalue()
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_sections_stand_in_order(name: str) -> None:
     sections = re.findall(r"^(Args|Returns|Raises|Source|Example):", inspect.getdoc(getattr(rk, name)) or "", re.M)

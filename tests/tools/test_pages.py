@@ -6,6 +6,7 @@ import doctest
 import io
 import re
 import shlex
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,20 @@ HERE = [
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
+    """Blocks of one language; those inside a list are indented."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", page.read_text(), re.S | re.M)
+    return [textwrap.dedent(block) for _, block in found]
+
+
+def test_a_block_inside_a_list_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("1. Build:\n\n   ```sh\n   cmake --preset cpu\n   ```\n\n```sh\nrlk doctor\n```\n")
+    assert blocks(page, "sh") == ["cmake --preset cpu\n", "rlk doctor\n"]
 
 
 def test_languages_are_known() -> None:
     """A block in a language that no test collects would never run."""
-    found = {language for page in PAGES for language in re.findall(r"^```(\w*)\n(?!```)", page.read_text(), re.M)}
+    found = {language for page in PAGES for language in re.findall(r"^ *```(\w*)\n(?! *```)", page.read_text(), re.M)}
     assert found <= {"", "python", "pycon", "sh", "json", "text", "math"}, found
 
 
@@ -180,6 +189,12 @@ def pytest_files(words: list[str]) -> None:
 
 def preset(words: list[str]) -> None:
     assert f'"{words[0]}"' in (ROOT / "CMakePresets.json").read_text()
+    for target in (word for word in words if word.startswith("test_")):
+        cpp_test([target])
+
+
+def cpp_test(words: list[str]) -> None:
+    assert (ROOT / "tests" / "cpp" / f"{words[0].replace('<op>', 'kl')}.cpp").is_file(), words
 
 
 # The begin of a command, and its check here. CI runs them: stage package (`pip install .`), python (`rlk`, pytest, the
@@ -193,6 +208,7 @@ CHECKS: dict[str, Any] = {
     r"python -m pytest ": pytest_files,
     r"(python3? )?(\./)?(?=(scripts|tools|tests|examples)/)": script,
     r"cmake --preset |cmake --build build/|ctest --test-dir build/": preset,
+    r"build/cpu/(?=test_)": cpp_test,
 }
 
 
@@ -212,7 +228,8 @@ def test_a_command_of_a_page_exists_with_its_options(page: str, command: str) ->
     [
         "rlk compare --no-such-option 1", "rlk nothing --help", "rlk doctor --no-such",
         "python -m rl_kernel_native.bench nothing", 'pip install ".[nothing]"', "scripts/test.sh nothing",
-        "python tests/run_gpu.py --no-such", "cmake --preset nothing", "python -m pytest tests/ops/test_nothing.py",
+        "python tests/run_gpu.py --no-such", "cmake --preset nothing", "build/cpu/test_nothing",
+        "cmake --build build/cpu --target test_nothing", "python -m pytest tests/ops/test_nothing.py",
         "python tools/nothing.py", "make install",
     ],
 )  # fmt: skip

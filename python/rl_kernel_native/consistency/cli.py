@@ -181,7 +181,8 @@ def compare(
     ops: Annotated[
         str,
         typer.Option(
-            help="Operators of both sides: stock (torch's, attention sdpa), sdpa, eager, flash (flash-attn), or rk."
+            help="Operators of both sides: stock (torch's, attention sdpa), sdpa, eager, flash (flash-attn), or rk; "
+            "both: stock, then rk, beside each other."
         ),
     ] = "stock",
     rollout_ops: Annotated[str | None, typer.Option(help="Operators of the rollout. Default: --ops.")] = None,
@@ -215,14 +216,15 @@ def compare(
         from .report import exit_status, prepare_directory, write_report
         from .settings import CompareSettings
 
+        names = _names_of(ops, rollout_ops or training_ops or recorded)
         settings = CompareSettings(
             seed=seed,
             batch_sizes=parse_batches(batch),
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             training_temperature=training_temperature,
-            rollout_ops=rollout_ops or ops,
-            training_ops=training_ops or ops,
+            rollout_ops=rollout_ops or names[0],
+            training_ops=training_ops or names[0],
             packing=packing,
             padding_side=padding_side,
             atol=atol,
@@ -245,14 +247,31 @@ def compare(
         if training_model:
             trainer = load_model(training_model, torch_dtype, torch_device, "model_b")
         found = load_prompts(prompts, loaded, max_new_tokens)
-        comparison = run_compare(loaded, found, settings, training_model=trainer, progress=Progress())
-        print(f"model {loaded.name}, {comparison.model['dtype']}, {comparison.model['device']}")
-        print_table([comparison])
+        each = [settings, *(dataclasses.replace(settings, rollout_ops=x, training_ops=x) for x in names[1:])]
+        comparisons = [run_compare(loaded, found, one, training_model=trainer, progress=Progress()) for one in each]
+        print(f"model {loaded.name}, {comparisons[0].model['dtype']}, {comparisons[0].model['device']}")
+        print_table(comparisons)
         if report is not None:
-            print(f"report: {write_report(report, [comparison])[0]}")
-        print(news([comparison]))
-        status = exit_status([comparison])
+            print(f"report: {write_report(report, comparisons)[0]}")
+        print(news(comparisons))
+        status = exit_status(comparisons)
     raise typer.Exit(status)
+
+
+def _names_of(ops: str, one_alone: object) -> list[str]:
+    """The operators of each comparison, by --ops; only one can be run beside other options or a record."""
+    from .settings import OPERATOR_SETS
+
+    if ops in OPERATOR_SETS:
+        return [ops]
+    if ops != "both":
+        raise BadInput(f"--ops {ops}: want one of {', '.join(OPERATOR_SETS)}, both")
+    if one_alone:
+        raise BadInput(
+            "--ops both: want no --rollout-ops, --training-ops or --recorded beside it; each of stock and rk serves "
+            "both sides"
+        )
+    return ["stock", "rk"]
 
 
 def _compare_recorded(path: Path, loaded: LoadedModel, settings: CompareSettings) -> int:
