@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bench/token_bench.h"
-#include "cuda/common/token_operators.h"
+#include "cuda/common/kernels.h"
 #include "rlk/kernels/covariance_terms.h"
 
 namespace rlk::bench {

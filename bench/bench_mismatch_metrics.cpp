@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "bench/token_bench.h"
-#include "cuda/common/token_operators.h"
+#include "cuda/common/kernels.h"
 #include "rlk/kernels/mismatch_terms.h"
 
 namespace rlk::bench {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "bench/token_bench.h"
-#include "cuda/common/token_operators.h"
+#include "cuda/common/kernels.h"
 #include "rlk/kernels/value_terms.h"
 #include "rlk/math/ieee.h"
 

@@ -17,6 +17,8 @@ struct PackGrid;
   namespace rlk::cuda {                                                                             \
   RLK_CUDA_KERNELS(void function(const Params& p __VA_OPT__(, ) __VA_ARGS__, cudaStream_t stream);) \
   }
+#define RLK_TOKEN_OPERATOR(op, function, Params, Batch) RLK_KERNEL(function, Params, const TokenPlan& plan)
 #include "kernels.inc"
+#include "token_operators.inc"
+#undef RLK_TOKEN_OPERATOR
 #undef RLK_KERNEL
-#include "token_operators.h"

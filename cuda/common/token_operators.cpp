@@ -1,8 +1,7 @@
 // CUDA backend of the operators of token_operators.inc: checks of memory safety, the cut of the work, and the
 // architecture that runs it.
-#include "token_operators.h"
-
 #include "../policy_loss/kernels.h"
+#include "kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/covariance_terms.h"
 #include "rlk/kernels/mismatch_terms.h"

@@ -2,7 +2,7 @@
 // serves every architecture. Bound by launches on batches that L2 holds, otherwise by HBM: all inputs except the old
 // log-probabilities are read twice. The output holds the candidates: it is written three times, and read once for each
 // digit and twice more.
-#include "../common/token_operators.h"
+#include "../common/kernels.h"
 #include "../common/token_passes.cuh"
 #include "rlk/kernels/covariance_select.h"
 

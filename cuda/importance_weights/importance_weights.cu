@@ -1,7 +1,7 @@
 // importance_weights: passes over tokens, and with normalize one over weights. One body serves every architecture.
 // Bound by HBM. It reads log-probabilities and mask once, or twice if a sequence decides, and writes weights and kept
 // once. normalize reads and writes weights once more.
-#include "../common/token_operators.h"
+#include "../common/kernels.h"
 #include "../common/token_passes.cuh"
 #include "rlk/kernels/importance_kernels.h"
 

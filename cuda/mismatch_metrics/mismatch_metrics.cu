@@ -1,6 +1,6 @@
 // mismatch_metrics on CUDA, compiled once per architecture: passes over tokens. Bound by arithmetic: a token has nine
 // bytes and five exponentials.
-#include "../common/token_operators.h"
+#include "../common/kernels.h"
 #include "../common/token_passes.cuh"
 #include "rlk/kernels/mismatch_terms.h"
 

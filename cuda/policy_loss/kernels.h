@@ -1,7 +1,7 @@
 // Parts of policy_loss besides its line in ../common/token_operators.inc: its plan, and the product with gradients.
 #pragma once
 
-#include "../common/token_operators.h"
+#include "../common/kernels.h"
 #include "rlk/kernels/policy_batch.h"
 #include "rlk/kernels/policy_plain.h"
 

@@ -1,5 +1,5 @@
 // value_loss on CUDA, compiled once per architecture: passes over tokens. Bound by HBM: the arrays of tokens are read once, the gradient written once.
-#include "../common/token_operators.h"
+#include "../common/kernels.h"
 #include "../common/token_passes.cuh"
 #include "rlk/kernels/value_terms.h"
 

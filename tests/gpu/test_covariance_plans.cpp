@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/common/token_operators.h"
+#include "cuda/common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/covariance_terms.h"
 #include "rlk/ops/covariance_mask.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/common/token_operators.h"
+#include "cuda/common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/mismatch_terms.h"
 #include "rlk/kernels/rejection_terms.h"
