@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
-#include <optional>
 #include <vector>
 
 #include "call.h"
@@ -24,15 +22,16 @@ constexpr const char* kNames[] = {
     "q",         "k",         "v",       "sinks",       "cu_seqlens_q", "cu_seqlens_k", "seqused_q",
     "seqused_k", "leftpad_k", "parents", "block_table", "prefix_table", "prefix_lens",  "group_offsets"};
 
-// Checked arguments, shared by all calls. Keeps the arrays alive.
+// Checked arguments, shared by all calls.
 class Call {
  public:
   // `options`: (causal, window_size, softmax_scale, softcap).
-  Call(const nb::tuple& arrays, const nb::tuple& options, int exp, int arithmetic)
-      : arrays_(arrays),
-        q_(given(kQ), "q", kFloats),
-        k_(given(kK), "k", kFloats.names),
-        v_(given(kV), "v", kFloats.names) {
+  Call(Frame* frame, const nb::tuple& arrays, const nb::tuple& options, int exp, int arithmetic)
+      : frame_(frame),
+        arrays_(arrays),
+        q_(frame->read(given(kQ), "q", kFloats)),
+        k_(frame->read(given(kK), "k", kFloats.names)),
+        v_(frame->read(given(kV), "v", kFloats.names)) {
     check_same(k_, q_);
     check_same(v_, q_);
     input_.dtype = q_.view().dtype;
@@ -74,25 +73,25 @@ class Call {
   // A list of `size`, contiguous, or nothing; `what` has so many.
   template <class T = std::int32_t>
   const T* list(int of, std::int64_t size, const char* what, const Dtypes& dtypes = kInt32) {
-    if (!has(of)) return nullptr;
-    const Array& a = held_[of].emplace(given(of), kNames[of], dtypes);
-    require_device(a, device());
-    require_shape(a.view().ndim == 1 && a.view().shape[0] == size, a, "shape [", size, "] (", what, ")");
-    require_columns(a);
-    return a.elements<T>();
+    const Array* const a = frame_->optional(given(of), kNames[of], dtypes, device());
+    if (!a) return nullptr;
+    require_shape(a->view().ndim == 1 && a->view().shape[0] == size, *a, "shape [", size, "] (", what, ")");
+    require_columns(*a);
+    return a->elements<T>();
   }
 
   // Kernels read int32. It copies int64 offsets in the CPU's memory. An offset that does not fit int32 becomes one that
   // is out of range. ops/attention.py does the same for torch tensors, on their device.
   struct HeldOffsets {
-    std::optional<OffsetsArgument> given;
+    std::int64_t num_sequences = 0;
     std::vector<std::int32_t> narrow;
   };
   const std::int32_t* offsets(HeldOffsets* held, int of, const char* name, std::int64_t size) {
-    held->given.emplace(given(of), device(), name);
-    const std::int64_t count = held->given->num_sequences + 1;
+    const OffsetsArgument list(frame_, given(of), device(), name);
+    held->num_sequences = list.num_sequences;
+    const std::int64_t count = list.num_sequences + 1;
     require(size < 0 || count == size, name, "shape [", size, "] (num_sequences + 1), got [", count, "]");
-    const Offsets& o = held->given->offsets;
+    const Offsets& o = list.offsets;
     if (o.dtype == DType::kInt32 || q_.is_described()) return static_cast<const std::int32_t*>(o.data);
     if (device().type != DeviceType::kCpu) type_error(name, "dtype int32 on a GPU, got int64");
     for (std::int64_t i = 0; i < count; ++i) {
@@ -121,7 +120,7 @@ class Call {
     input_.q_tokens = v.shape[v.ndim - 3];
     input_.q = heads(q_);
     if (packed) input_.cu_seqlens_q = offsets(&cu_seqlens_q_, kCuSeqlensQ, name, -1);
-    input_.num_sequences = packed ? cu_seqlens_q_.given->num_sequences : v.shape[0];
+    input_.num_sequences = packed ? cu_seqlens_q_.num_sequences : v.shape[0];
   }
 
   // ops/attention.py has refused arguments that cannot be combined with a tree.
@@ -181,9 +180,8 @@ class Call {
 
   // Reads a table of pages with `rows` rows; `rest` is what its shape ends with.
   const std::int32_t* table(int of, std::int64_t rows, const char* rest, std::int64_t* pages, std::int64_t* stride) {
-    const Array& a = held_[of].emplace(given(of), kNames[of], kInt32);
+    const Array& a = frame_->read(given(of), kNames[of], kInt32, device());
     const TensorView& t = a.view();
-    require_device(a, device());
     require_shape(t.ndim == 2 && t.shape[0] == rows, a, "shape [", rows, ", ", rest);
     require_columns(a);
     *pages = t.shape[1];
@@ -199,7 +197,7 @@ class Call {
     input_.k_tokens = input_.page_size * input_.max_pages;
     if (!has(kPrefixTable)) return;
     input_.group_offsets = offsets(&group_offsets_, kGroupOffsets, "group_offsets", -1);
-    input_.num_groups = group_offsets_.given->num_sequences;
+    input_.num_groups = group_offsets_.num_sequences;
     input_.prefix_lens = list(kPrefixLens, input_.num_groups, "the groups");
     input_.prefix_table = table(kPrefixTable, input_.num_groups, "max_prefix_pages] (the groups of group_offsets)",
                                 &input_.max_prefix_pages, &input_.prefix_stride);
@@ -239,14 +237,14 @@ class Call {
             "None or a number for which softmax_scale / softcap is finite and not subnormal in fp32, got ", x);
   }
 
+  Frame* frame_;
   const nb::tuple& arrays_;
-  Array q_, k_, v_;
+  const Array &q_, &k_, &v_;
   HeldOffsets cu_seqlens_q_, cu_seqlens_k_, group_offsets_;
-  std::optional<Array> held_[std::size(kNames)];
   AttentionInput input_;
 };
 
-nb::object run(Frame frame, const Call& call, bool wants_lse) {
+nb::object run(Frame* frame, const Call& call, bool wants_lse) {
   AttentionParams p{call.input()};
   return Results("attention", call.q(), frame)
       .add(&p.out, call.out_shape(), p.dtype)
@@ -254,8 +252,8 @@ nb::object run(Frame frame, const Call& call, bool wants_lse) {
       .run(rlk::attention, &p, attention_workspace_bytes);
 }
 
-nb::object forward(Frame frame, nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_lse) {
-  return run(frame, Call(arrays, options, exp, arithmetic), wants_lse);
+nb::object forward(Frame* frame, nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_lse) {
+  return run(frame, Call(frame, arrays, options, exp, arithmetic), wants_lse);
 }
 
 // Fast path for an eager call on plain CUDA tensors without gradient, such as a decode step. Any other call gets
@@ -265,10 +263,11 @@ nb::object eager(nb::tuple arrays, nb::tuple options, nb::handle exp, bool wants
       may_bypass_dispatcher({entry(arrays, kQ), entry(arrays, kK), entry(arrays, kV), entry(arrays, kSinks)});
   const int mode = direct ? read_exp(exp) : -1;
   if (mode < 0) return nb::borrow(Py_NotImplemented);
+  Frame frame;
   return unless_refused([&] {
-    const Call call(arrays, options, mode, 0);
+    const Call call(&frame, arrays, options, mode, 0);
     if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
-    return run({}, call, wants_lse);
+    return run(&frame, call, wants_lse);
   });
 }
 
@@ -293,9 +292,9 @@ Sizes read_splits(nb::handle given, const AttentionInput& p) {
   return splits;
 }
 
-nb::object partials(Frame frame, nb::tuple arrays, nb::tuple options, nb::handle splits_given, int exp,
+nb::object partials(Frame* frame, nb::tuple arrays, nb::tuple options, nb::handle splits_given, int exp,
                     int arithmetic) {
-  const Call call(arrays, options, exp, arithmetic);
+  const Call call(frame, arrays, options, exp, arithmetic);
   AttentionPartialsParams p{call.input()};
   const Sizes splits = read_splits(splits_given, p);
   Sizes shape = call.out_shape();
@@ -318,20 +317,22 @@ nb::object partials(Frame frame, nb::tuple arrays, nb::tuple options, nb::handle
   return results.result();
 }
 
-const float* read_rows(const Array& a, const Call& call) {
-  require_device(a, call.device());
-  check_shape(a, call.lse_shape(), "lse");
-  require_contiguous(a);
-  return a.data<float>();
+const float* read_rows(Frame* frame, nb::handle given, const char* name, const Call& call) {
+  const Array* const a = frame->optional(given, name, kFloat32, call.device());
+  if (!a) return nullptr;
+  check_shape(*a, call.lse_shape(), "lse");
+  require_contiguous(*a);
+  return a->data<float>();
 }
 
-nb::object backward(Frame frame, nb::handle dout_given, nb::handle dlse_given, nb::handle out_given,
+nb::object backward(Frame* frame, nb::handle dout_given, nb::handle dlse_given, nb::handle out_given,
                     nb::handle lse_given, nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_q,
                     bool wants_kv, bool wants_sinks) {
-  const Call call(arrays, options, exp, arithmetic);
+  const Call call(frame, arrays, options, exp, arithmetic);
   AttentionBackwardParams p{call.input()};
   if (wants_sinks && p.sinks == nullptr) type_error("sinks", "an array, got None");
-  const Array dout(dout_given, "dout", kFloats.names), out(out_given, "out", kFloats.names);
+  const Array &dout = frame->read(dout_given, "dout", kFloats.names),
+              &out = frame->read(out_given, "out", kFloats.names);
   for (const Array* a : {&dout, &out}) {
     check_same(*a, call.q());
     const Sizes wanted = call.out_shape();
@@ -342,13 +343,8 @@ nb::object backward(Frame frame, nb::handle dout_given, nb::handle dlse_given, n
   p.dout = Call::heads(dout);
   p.out = Call::heads(out);
   if (lse_given.is_none()) type_error("lse", "the lse that attention returned, got None");
-  const Array lse(lse_given, "lse", kFloat32);
-  p.lse = read_rows(lse, call);
-  std::optional<Array> dlse;
-  if (!dlse_given.is_none()) {
-    dlse.emplace(dlse_given, "dlse", kFloat32);
-    p.dlse = read_rows(*dlse, call);
-  }
+  p.lse = read_rows(frame, lse_given, "lse", call);
+  p.dlse = read_rows(frame, dlse_given, "dlse", call);
   return Results("attention", call.q(), frame)
       .add(&p.dq, call.q().shape(), p.dtype, wants_q)
       .add(&p.dk, call.k().shape(), p.dtype, wants_kv)

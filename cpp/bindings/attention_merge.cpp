@@ -1,7 +1,6 @@
 // Python's entry to attention_merge.
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
 #include "call.h"
 #include "linear_args.h"
@@ -38,7 +37,7 @@ void check_like(const Array& a, const Sizes& shape, const Array& like, const cha
   require_contiguous(a);
 }
 
-nb::object run(Frame frame, AttentionMergeParams* p, const Array& first, bool wants_lse) {
+nb::object run(Frame* frame, AttentionMergeParams* p, const Array& first, bool wants_lse) {
   return Results("attention", first, frame)
       .add(&p->out, first.shape().subspan(1), p->dtype)
       .add(&p->lse, rows_of(first), wants_lse)
@@ -46,10 +45,10 @@ nb::object run(Frame frame, AttentionMergeParams* p, const Array& first, bool wa
 }
 
 // `splits` has the split numbers of the partials, in any order.
-nb::object merge(Frame frame, nb::handle sums_given, nb::handle stats_given, nb::handle sinks_given, nb::handle splits,
+nb::object merge(Frame* frame, nb::handle sums_given, nb::handle stats_given, nb::handle sinks_given, nb::handle splits,
                  int dtype, int exp, bool wants_lse) {
   AttentionMergeParams p;
-  const Array sums(sums_given, "sums", kFloat32), stats(stats_given, "stats", kFloat32);
+  const Array &sums = frame->read(sums_given, "sums", kFloat32), &stats = frame->read(stats_given, "stats", kFloat32);
   read_shape(sums, &p);
   const Sizes of_stats = shape_with(sums.shape().first(sums.view().ndim - 1), 2);
   check_like(stats, of_stats, sums, "m and l of each row of sums");
@@ -63,9 +62,7 @@ nb::object merge(Frame frame, nb::handle sums_given, nb::handle stats_given, nb:
     const std::int64_t number = numbers[p.order[i]];
     require(number != numbers[p.order[i - 1]], "splits", "each number once, got ", number, " twice");
   }
-  std::optional<Array> sinks;
-  if (!sinks_given.is_none()) {
-    sinks.emplace(sinks_given, "sinks", kFloat32);
+  if (const Array* const sinks = frame->optional(sinks_given, "sinks", kFloat32)) {
     check_like(*sinks, {p.num_q_heads}, sums, "the heads of sums");
     p.sinks = sinks->elements<float>();
   }
@@ -76,9 +73,9 @@ nb::object merge(Frame frame, nb::handle sums_given, nb::handle stats_given, nb:
   return run(frame, &p, sums, wants_lse);
 }
 
-nb::object approximate(Frame frame, nb::handle outs_given, nb::handle lses_given, int exp, bool wants_lse) {
+nb::object approximate(Frame* frame, nb::handle outs_given, nb::handle lses_given, int exp, bool wants_lse) {
   AttentionMergeParams p;
-  const Array outs(outs_given, "outs", kFloats), lses(lses_given, "lses", kFloat32);
+  const Array &outs = frame->read(outs_given, "outs", kFloats), &lses = frame->read(lses_given, "lses", kFloat32);
   read_shape(outs, &p);
   Sizes of_lses = rows_of(outs);
   of_lses.insert(of_lses.begin(), p.num_splits);

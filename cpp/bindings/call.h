@@ -33,8 +33,8 @@ nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data)
 class Results {
  public:
   // `first` is the array whose framework allocates. It refuses a device for which this build has no kernels of `op`.
-  Results(const char* op, const Array& first, const Frame& frame)
-      : caller_((require_backend(op, first), make_caller(first, frame))) {}
+  Results(const char* op, const Array& first, const Frame* frame)
+      : caller_((require_backend(op, first), make_caller(first, *frame))) {}
 
   const Caller& caller() const { return caller_; }
 
@@ -117,10 +117,11 @@ void define(nb::module_& m, const char* name, nb::object (*function)(Arguments..
 }
 // The same for a function that allocates, whose frame Python passes last.
 template <class... Arguments>
-void define(nb::module_& m, const char* name, nb::object (*function)(Frame, Arguments...)) {
+void define(nb::module_& m, const char* name, nb::object (*function)(Frame*, Arguments...)) {
   define_call<Arguments..., nb::handle, std::uintptr_t>(
       m, name, [function](Arguments... given, nb::handle allocate, std::uintptr_t stream) {
-        return function({allocate, stream}, std::forward<Arguments>(given)...);
+        Frame frame{allocate, stream};
+        return function(&frame, std::forward<Arguments>(given)...);
       });
 }
 
@@ -138,7 +139,7 @@ nb::object unless_refused(Call call) {
 // Defines the eager call of a function that allocates. It keeps the host cost of a decode step low. The first kTensors
 // arguments must be plain CUDA tensors without gradient. Any other call gets NotImplemented and takes the general path.
 template <auto kFunction, int kTensors, class... Arguments>
-void define_eager(nb::module_& m, const char* name, nb::object (*)(Frame, Arguments...)) {
+void define_eager(nb::module_& m, const char* name, nb::object (*)(Frame*, Arguments...)) {
   define(
       m, name, +[](Arguments... given) -> nb::object {
         const auto arguments = std::tie(given...);
@@ -147,7 +148,8 @@ void define_eager(nb::module_& m, const char* name, nb::object (*)(Frame, Argume
         }
         (std::make_index_sequence<kTensors>{});
         if (!direct) return nb::borrow(Py_NotImplemented);
-        return unless_refused([&] { return kFunction({}, given...); });
+        Frame frame;
+        return unless_refused([&] { return kFunction(&frame, given...); });
       });
 }
 template <auto kFunction, int kTensors>

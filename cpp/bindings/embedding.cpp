@@ -2,7 +2,6 @@
 #include "rlk/ops/embedding.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "call.h"
 #include "linear_args.h"
@@ -17,10 +16,9 @@ std::int64_t read_size(nb::handle value, const char* name) {
 }
 
 // Reads ids [...], with any shape whose dimensions collapse to two strides.
-Array read_ids(nb::handle object, Device device, EmbeddingTokens* to) {
-  Array ids(object, "ids", kIndices);
+const Array& read_ids(Frame* frame, nb::handle object, Device device, EmbeddingTokens* to) {
+  const Array& ids = frame->read(object, "ids", kIndices, device);
   const TensorView& v = ids.view();
-  require_device(ids, device);
   to->id_rows = read_layout(ids, v.ndim, "dimensions");
   to->ids = v.data;
   to->id_dtype = v.dtype;
@@ -44,14 +42,14 @@ std::int64_t read_vocabulary(nb::handle vocab_start, nb::handle vocab_size, nb::
   return id;
 }
 
-nb::object forward(Frame frame, nb::handle ids, nb::handle weight, nb::handle vocab_start, nb::handle vocab_size,
+nb::object forward(Frame* frame, nb::handle ids, nb::handle weight, nb::handle vocab_start, nb::handle vocab_size,
                    nb::handle padding_idx) {
-  const RowsArgument table(weight, "weight");
+  const RowsArgument table(frame, weight, "weight");
   const TensorView& w = table.view();
   require_shape(w.ndim == 2, table.array, "shape [rows, columns]");
   require_columns_below(table, 31);
   EmbeddingParams p;
-  const Array tokens = read_ids(ids, w.device, &p);
+  const Array& tokens = read_ids(frame, ids, w.device, &p);
   p.num_rows = table.num_rows;
   p.columns = table.columns;
   read_vocabulary(vocab_start, vocab_size, padding_idx, "weight", &p);
@@ -65,13 +63,13 @@ nb::object forward(Frame frame, nb::handle ids, nb::handle weight, nb::handle vo
 }
 
 // Returns dweight, or main_grad, which is accumulated in place.
-nb::object backward(Frame frame, nb::handle dy, nb::handle ids, nb::handle num_rows, nb::handle vocab_start,
+nb::object backward(Frame* frame, nb::handle dy, nb::handle ids, nb::handle num_rows, nb::handle vocab_start,
                     nb::handle vocab_size, nb::handle padding_idx, nb::handle main_grad, int dweight_dtype) {
-  const RowsArgument g(dy, "dy");
+  const RowsArgument g(frame, dy, "dy");
   require_columns_below(g, 31);
   const Device device = g.view().device;
   EmbeddingBackwardParams p;
-  const Array tokens = read_ids(ids, device, &p);
+  const Array& tokens = read_ids(frame, ids, device, &p);
   require_shape(std::ranges::equal(tokens.shape(), g.leading()), tokens, "shape ", g.leading(),
                 " (the leading dimensions of dy)");
   p.num_rows = read_size(num_rows, "num_rows");
@@ -82,16 +80,15 @@ nb::object backward(Frame frame, nb::handle dy, nb::handle ids, nb::handle num_r
   p.dweight_dtype = main_grad.is_none() ? read_dtype(dweight_dtype, p.dtype) : DType::kFloat32;
   check_gradient_dtype("dweight_dtype", p.dweight_dtype, p.dtype);
   Results results("embedding", g.array, frame);
-  std::optional<Array> given;
   if (main_grad.is_none()) {
     p.dweight_stride = p.columns;
     results.add(&p.dweight, {p.num_rows, p.columns}, p.dweight_dtype);
   } else {
-    given.emplace(main_grad, "main_grad", kFloat32);
-    p.dweight_stride = check_output(*given, p.num_rows, p.columns, device, "num_rows, columns of dy");
-    check_apart(*given, g.array);
-    check_apart(*given, tokens);
-    p.dweight = given->view().data;
+    const Array& given = frame->read(main_grad, "main_grad", kFloat32);
+    p.dweight_stride = check_output(given, p.num_rows, p.columns, device, "num_rows, columns of dy");
+    check_apart(given, g.array);
+    check_apart(given, tokens);
+    p.dweight = given.view().data;
     p.accumulate = true;
     results.add(main_grad);
   }

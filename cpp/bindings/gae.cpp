@@ -12,13 +12,13 @@ float read_share(nb::handle value, const char* name) {
 }
 
 // Returns (advantages or None, returns).
-nb::object run(Frame frame, GaeParams p, TokenArguments* tokens, nb::handle mask, nb::handle bootstrap) {
-  const VectorArgument boots(bootstrap, "bootstrap", kFloat32, tokens->sequences().num_sequences, "num_sequences",
-                             tokens->device());
+nb::object run(Frame* frame, GaeParams p, TokenArguments* tokens, nb::handle mask, nb::handle bootstrap) {
+  const VectorArgument boots(frame, bootstrap, "bootstrap", kFloat32, tokens->sequences().num_sequences,
+                             "num_sequences", tokens->device());
   boots.require_contiguous();
   p.sequences = tokens->sequences();
   p.rewards = rows_of(tokens->first());
-  p.mask = tokens->optional_mask(mask);
+  p.mask = tokens->mask(mask);
   p.bootstrap = boots.floats();
   p.advantages = p.returns = tokens->output();
   return Results("gae", tokens->array(), frame)
@@ -27,9 +27,9 @@ nb::object run(Frame frame, GaeParams p, TokenArguments* tokens, nb::handle mask
       .run(rlk::gae, p);
 }
 
-nb::object call_gae(Frame frame, nb::handle rewards, nb::handle values, nb::handle mask, nb::handle cu_seqlens,
+nb::object call_gae(Frame* frame, nb::handle rewards, nb::handle values, nb::handle mask, nb::handle cu_seqlens,
                     nb::handle bootstrap, nb::handle gamma, nb::handle lam) {
-  TokenArguments tokens(rewards, "rewards", cu_seqlens);
+  TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
   GaeParams p;
   p.kind = GaeKind::kGae;
   p.values = rows_of(tokens.optional(values, "values"));
@@ -38,9 +38,9 @@ nb::object call_gae(Frame frame, nb::handle rewards, nb::handle values, nb::hand
   return run(frame, p, &tokens, mask, bootstrap);
 }
 
-nb::object call_discounted_returns(Frame frame, nb::handle rewards, nb::handle mask, nb::handle cu_seqlens,
+nb::object call_discounted_returns(Frame* frame, nb::handle rewards, nb::handle mask, nb::handle cu_seqlens,
                                    nb::handle gamma, bool reset) {
-  TokenArguments tokens(rewards, "rewards", cu_seqlens);
+  TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
   GaeParams p;
   p.kind = GaeKind::kDiscountedReturns;
   p.gamma = read_share(gamma, "gamma");
@@ -48,10 +48,10 @@ nb::object call_discounted_returns(Frame frame, nb::handle rewards, nb::handle m
   return run(frame, p, &tokens, mask, nb::none());
 }
 
-nb::object call_vtrace(Frame frame, nb::handle rewards, nb::handle values, nb::handle logprob,
+nb::object call_vtrace(Frame* frame, nb::handle rewards, nb::handle values, nb::handle logprob,
                        nb::handle rollout_logprob, nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap,
                        nb::handle gamma, nb::handle lam, nb::handle rho_bar, nb::handle c_bar, bool rollout_neutral) {
-  TokenArguments tokens(rewards, "rewards", cu_seqlens);
+  TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
   GaeParams p;
   p.kind = GaeKind::kVtrace;
   p.values = rows_of(tokens.optional(values, "values"));

@@ -9,11 +9,11 @@ namespace {
 
 // Returns (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's
 // numbers, from ops/group_advantage.py. Exactly one of offsets, ids and a size is given.
-nb::object call(Frame frame, nb::handle rewards, nb::handle group_offsets, nb::handle group_ids,
+nb::object call(Frame* frame, nb::handle rewards, nb::handle group_offsets, nb::handle group_ids,
                 std::int64_t group_size, nb::handle lengths, nb::handle baseline, int baseline_kind, int scale,
                 int alone, bool leave_one_out, bool best_only, bool by_nonzero, bool exclude_nan, nb::handle eps,
                 nb::handle f_norm, bool return_stats, bool return_status) {
-  const VectorArgument of_rewards(rewards, "rewards", kFloat32, "num_sequences");
+  const VectorArgument of_rewards(frame, rewards, "rewards", kFloat32, "num_sequences");
   const Device device = of_rewards.device();
   GroupAdvantageParams p;
   p.num_sequences = of_rewards.size();
@@ -21,12 +21,12 @@ nb::object call(Frame frame, nb::handle rewards, nb::handle group_offsets, nb::h
   p.rewards = of_rewards.floats();
   p.reward_stride = of_rewards.stride();
   const auto one_a_sequence = [&](nb::handle given, const char* name, const Dtypes& dtypes) {
-    return VectorArgument(given, name, dtypes, p.num_sequences, "num_sequences", device);
+    return VectorArgument(frame, given, name, dtypes, p.num_sequences, "num_sequences", device);
   };
   const VectorArgument ids = one_a_sequence(group_ids, "group_ids", kIndices);
   ids.require_contiguous();
   const bool by_ids = group_offsets.is_none() && !group_ids.is_none();
-  const GroupsArgument groups(group_offsets, by_ids ? 1 : group_size, p.num_sequences, 31, device);
+  const GroupsArgument groups(frame, group_offsets, by_ids ? 1 : group_size, p.num_sequences, 31, device);
   p.group_offsets = groups.offsets.data;
   if (groups.offsets.data != nullptr) p.num_groups = groups.num_groups;
   if (by_ids) p.group_ids = ids.data();

@@ -14,16 +14,16 @@ namespace rlk::bindings {
 namespace {
 
 // Reads k or v: [num_tokens, num_heads, columns].
-Array read_tokens(nb::handle object, const char* name) {
-  Array a(object, name, kFloats);
+const Array& read_tokens(Frame* frame, nb::handle object, const char* name) {
+  const Array& a = frame->read(object, name, kFloats);
   require_shape(a.view().ndim == 3, a, "shape [num_tokens, num_heads, columns]");
   require_columns(a);
   return a;
 }
 
 // Reads k_cache or v_cache for such tokens: [num_pages, page_size, num_heads, columns], or one row per slot.
-Array read_cache(nb::handle object, const char* name, const Array& tokens) {
-  Array a(object, name, kFloats.names);
+const Array& read_cache(Frame* frame, nb::handle object, const char* name, const Array& tokens) {
+  const Array& a = frame->read(object, name, kFloats.names);
   check_same(a, tokens);
   const TensorView &v = a.view(), &t = tokens.view();
   const int ndim = v.ndim;
@@ -87,15 +87,15 @@ CacheAppendSide side_of(const Array& tokens, const Array& cache) {
   return s;
 }
 
-nb::object call(Frame frame, nb::handle k_given, nb::handle v_given, nb::handle k_cache_given, nb::handle v_cache_given,
-                nb::handle slot_mapping) {
-  const Array k = read_tokens(k_given, "k"), v = read_tokens(v_given, "v");
-  const Device device = k.view().device;
+nb::object call(Frame* frame, nb::handle k_given, nb::handle v_given, nb::handle k_cache_given,
+                nb::handle v_cache_given, nb::handle slot_mapping) {
+  const Array &k = read_tokens(frame, k_given, "k"), &v = read_tokens(frame, v_given, "v");
   check_same(v, k);
   const std::int64_t num_tokens = k.view().shape[0], num_heads = k.view().shape[1];
   require_shape(v.view().shape[0] == num_tokens && v.view().shape[1] == num_heads, v, "shape [", num_tokens, ", ",
                 num_heads, ", columns] (tokens and heads of k)");
-  const Array k_cache = read_cache(k_cache_given, "k_cache", k), v_cache = read_cache(v_cache_given, "v_cache", v);
+  const Array& k_cache = read_cache(frame, k_cache_given, "k_cache", k);
+  const Array& v_cache = read_cache(frame, v_cache_given, "v_cache", v);
   const TensorView &kc = k_cache.view(), &vc = v_cache.view();
   require_shape(vc.ndim == kc.ndim && vc.shape[0] == kc.shape[0] && (kc.ndim == 3 || vc.shape[1] == kc.shape[1]),
                 v_cache, "as many slots, in the same pages, as k_cache of shape ", k_cache.shape());
@@ -104,9 +104,8 @@ nb::object call(Frame frame, nb::handle k_given, nb::handle v_given, nb::handle 
     check_apart(*cache, k);
     check_apart(*cache, v);
   }
-  const Array slots(slot_mapping, "slot_mapping", kIndices);
+  const Array& slots = frame->read(slot_mapping, "slot_mapping", kIndices, k.view().device);
   const TensorView& s = slots.view();
-  require_device(slots, device);
   require(s.ndim == 1 && s.shape[0] <= num_tokens && s.is_contiguous(), slots, "a contiguous array of at most ",
           num_tokens, " slots (the tokens of k), got shape ", slots.shape());
   for (const Array* cache : {&k_cache, &v_cache}) check_apart(*cache, slots);

@@ -1,24 +1,20 @@
 // Python's entry to linear.
-#include <optional>
-#include <vector>
-
 #include "call.h"
 #include "linear_args.h"
 
 namespace rlk::bindings {
 namespace {
 
-nb::object product(Frame frame, nb::handle x, nb::handle weight, nb::handle bias, nb::handle k_segments, int out_dtype,
+nb::object product(Frame* frame, nb::handle x, nb::handle weight, nb::handle bias, nb::handle k_segments, int out_dtype,
                    bool allow_vendor, int arithmetic) {
-  const RowsArgument a(x, "x");
+  const RowsArgument a(frame, x, "x");
   check_operand(a);
-  const WeightArgument w(weight, "weight", a, 1);
-  const Device device = a.view().device;
+  const WeightArgument w(frame, weight, "weight", a, 1);
   LinearParams p;
   a.lead(&p.x, &p.x_rows, &p);
   w.put(&p);
-  const BiasArgument b(bias, "float32 or that of x", p.out_features, device, p.dtype, " (that of x)");
-  b.put(&p);
+  const char* const dtypes = "float32 or that of x";
+  put_bias(read_bias(frame, bias, dtypes, p.out_features, a.view().device, p.dtype, " (that of x)"), &p);
   p.out_dtype = read_dtype(out_dtype, p.dtype);
   if (p.dtype == DType::kFloat32 && p.out_dtype != DType::kFloat32) {
     type_error("out_dtype", "float32 (that of x), got ", p.out_dtype);
@@ -32,10 +28,10 @@ nb::object product(Frame frame, nb::handle x, nb::handle weight, nb::handle bias
       .run(rlk::linear, &p, linear_workspace_bytes);
 }
 
-nb::object input_grad(Frame frame, nb::handle dy, nb::handle weight, bool allow_vendor, int arithmetic) {
-  const RowsArgument g(dy, "dy");
+nb::object input_grad(Frame* frame, nb::handle dy, nb::handle weight, bool allow_vendor, int arithmetic) {
+  const RowsArgument g(frame, dy, "dy");
   check_operand(g);
-  const WeightArgument w(weight, "weight", g, 0);
+  const WeightArgument w(frame, weight, "weight", g, 0);
   LinearInputGradParams p;
   g.lead(&p.dy, &p.dy_rows, &p);
   w.put(&p);
@@ -49,9 +45,9 @@ nb::object input_grad(Frame frame, nb::handle dy, nb::handle weight, bool allow_
 }
 
 // Accumulates main_grad in place; without it, writes out or a new array. At most one of the two is given.
-nb::object weight_grad(Frame frame, nb::handle dy, nb::handle x, nb::handle main_grad, nb::handle out, int out_dtype,
+nb::object weight_grad(Frame* frame, nb::handle dy, nb::handle x, nb::handle main_grad, nb::handle out, int out_dtype,
                        bool allow_vendor, int arithmetic) {
-  const RowsArgument g(dy, "dy"), a(x, "x");
+  const RowsArgument g(frame, dy, "dy"), a(frame, x, "x");
   check_operand(g);
   check_same(a.array, g.array);
   check_leading(a, g);
@@ -64,10 +60,10 @@ nb::object weight_grad(Frame frame, nb::handle dy, nb::handle x, nb::handle main
   p.arithmetic = read_arithmetic(arithmetic, g.view());
   p.allow_vendor = allow_vendor;
   Results results("linear", g.array, frame);
-  std::optional<Array> given;
+  const Array* given = nullptr;
   if (!main_grad.is_none() || !out.is_none()) {
     const bool accumulate = !main_grad.is_none();
-    given.emplace(accumulate ? main_grad : out, accumulate ? "main_grad" : "out", "float32");
+    given = &frame->read(accumulate ? main_grad : out, accumulate ? "main_grad" : "out", "float32");
     const TensorView& v = given->view();
     p.dweight_dtype = accumulate ? DType::kFloat32 : read_dtype(out_dtype, v.dtype);
     if (v.dtype != p.dweight_dtype) dtype_error(*given, name_of(p.dweight_dtype));
@@ -91,8 +87,8 @@ nb::object weight_grad(Frame frame, nb::handle dy, nb::handle x, nb::handle main
   return results.run(rlk::linear_weight_grad, &p, linear_workspace_bytes, p.main_grad != nullptr);
 }
 
-nb::object bias_grad(Frame frame, nb::handle dy, int out_dtype) {
-  const RowsArgument g(dy, "dy");
+nb::object bias_grad(Frame* frame, nb::handle dy, int out_dtype) {
+  const RowsArgument g(frame, dy, "dy");
   LinearBiasGradParams p;
   g.lead(&p.dy, &p.dy_rows, &p);
   p.out_features = g.columns;
@@ -102,19 +98,18 @@ nb::object bias_grad(Frame frame, nb::handle dy, int out_dtype) {
 }
 
 // `parts` is a sequence of 1, 2, 4 or 8 arrays in rank order.
-nb::object sum_of_parts(Frame frame, nb::handle parts, nb::handle bias, int out_dtype) {
+nb::object sum_of_parts(Frame* frame, nb::handle parts, nb::handle bias, int out_dtype) {
   const auto count = static_cast<int>(nb::len(parts));
   require(is_tree(count), "parts", "1, 2, 4 or 8 arrays, got ", count);
   constexpr const char* kNames[kMaxSegments] = {"parts[0]", "parts[1]", "parts[2]", "parts[3]",
                                                 "parts[4]", "parts[5]", "parts[6]", "parts[7]"};
   TreeSumParams p;
   p.count = count;
-  std::vector<Array> arrays;
-  arrays.reserve(count);
+  const Array& whole = frame->read(parts[0], kNames[0], kFloat32);
   for (int i = 0; i < count; ++i) {
-    const Array& part = arrays.emplace_back(parts[i], kNames[i], kFloat32);
-    check_same(part, arrays[0]);
-    check_shape(part, arrays[0].shape(), kNames[0]);
+    const Array& part = i == 0 ? whole : frame->read(parts[i], kNames[i], kFloat32);
+    check_same(part, whole);
+    check_shape(part, whole.shape(), kNames[0]);
     const TensorView& v = part.view();
     Sizes strides;
     for (int dim = 0; dim < v.ndim && !v.is_contiguous(); ++dim) strides.push_back(v.stride(dim));
@@ -122,16 +117,17 @@ nb::object sum_of_parts(Frame frame, nb::handle parts, nb::handle bias, int out_
             kCopyHint);
     p.parts[i] = part.data<float>();
   }
-  const TensorView& first = arrays[0].view();
+  const TensorView& first = whole.view();
   p.size = first.num_elements();
   p.out_dtype = read_dtype(out_dtype, DType::kFloat32);
   if (!bias.is_none()) {
     require(first.ndim > 0, kNames[0], "shape [..., features] with a bias, got []");
     p.columns = first.shape[first.ndim - 1];
   }
-  const BiasArgument b(bias, kFloats.names, p.columns, first.device, DType::kBFloat16, " or float16", DType::kFloat16);
-  b.put(&p);
-  return Results("linear", arrays[0], frame).add(&p.sum, arrays[0].shape(), p.out_dtype).run(rlk::tree_sum, p);
+  put_bias(
+      read_bias(frame, bias, kFloats.names, p.columns, first.device, DType::kBFloat16, " or float16", DType::kFloat16),
+      &p);
+  return Results("linear", whole, frame).add(&p.sum, whole.shape(), p.out_dtype).run(rlk::tree_sum, p);
 }
 
 // The products that cuBLASLt serves on a CUDA device, each as (pass, dtype, out_dtype, in_features, out_features,

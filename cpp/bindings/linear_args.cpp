@@ -25,7 +25,8 @@ void require_device(const Array& a, Device device) {
   require(a.view().device == device, a, "device ", device, ", got ", a.view().device);
 }
 
-RowsArgument::RowsArgument(nb::handle object, const char* name) : array(object, name, kFloats) {
+RowsArgument::RowsArgument(Frame* frame, nb::handle object, const char* name)
+    : array(frame->read(object, name, kFloats)) {
   const TensorView& v = view();
   require_shape(v.ndim > 0, array, "shape [..., features]");
   columns = v.shape[v.ndim - 1];
@@ -47,8 +48,9 @@ Sizes shape_with(std::span<const std::int64_t> leading, std::int64_t columns) {
   return shape;
 }
 
-WeightArgument::WeightArgument(nb::handle object, const char* name, const RowsArgument& like, int dimension)
-    : array(object, name, kFloats) {
+WeightArgument::WeightArgument(Frame* frame, nb::handle object, const char* name, const RowsArgument& like,
+                               int dimension)
+    : array(frame->read(object, name, kFloats)) {
   check_same(array, like.array);
   const TensorView& v = array.view();
   const bool first = dimension == 0;
@@ -154,16 +156,18 @@ void check_float32_or(const Array& a, const Array& like) {
   dtype_error(a, "float32", dtype == DType::kFloat32 ? "" : words(" or ", dtype, " (that of ", like, ")"));
 }
 
-BiasArgument::BiasArgument(nb::handle object, const char* dtypes, std::int64_t columns, Device device, DType dtype,
-                           const char* like, DType also) {
-  if (object.is_none()) return;
-  const TensorView& v = array_.emplace(object, "bias", dtypes).view();
+const Array* read_bias(Frame* frame, nb::handle object, const char* dtypes, std::int64_t columns, Device device,
+                       DType dtype, const char* like, DType also) {
+  const Array* const bias = frame->optional(object, "bias", dtypes);
+  if (!bias) return nullptr;
+  const TensorView& v = bias->view();
   if (v.dtype != DType::kFloat32 && v.dtype != dtype && v.dtype != also) {
-    dtype_error(*array_, "float32", dtype == DType::kFloat32 ? "" : words(" or ", dtype, like));
+    dtype_error(*bias, "float32", dtype == DType::kFloat32 ? "" : words(" or ", dtype, like));
   }
-  require_device(*array_, device);
-  require_shape(v.ndim == 1 && v.shape[0] == columns, *array_, "shape [", columns, "] (out_features)");
-  require_columns(*array_);
+  require_device(*bias, device);
+  require_shape(v.ndim == 1 && v.shape[0] == columns, *bias, "shape [", columns, "] (out_features)");
+  require_columns(*bias);
+  return bias;
 }
 
 void check_head_dim(const Array& a) {

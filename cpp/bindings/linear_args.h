@@ -2,7 +2,6 @@
 // argument, what was expected and what came.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "ndarray.h"
@@ -17,7 +16,7 @@ Sizes shape_with(std::span<const std::int64_t> leading, std::int64_t columns);
 
 // An operand [..., columns] with contiguous columns, whose leading dimensions are rows.
 struct RowsArgument {
-  RowsArgument(nb::handle object, const char* name);
+  RowsArgument(Frame* frame, nb::handle object, const char* name);
 
   const TensorView& view() const { return array.view(); }
   std::span<const std::int64_t> leading() const { return array.shape().first(array.view().ndim - 1); }
@@ -34,7 +33,7 @@ struct RowsArgument {
     p->dtype = view().dtype;
   }
 
-  Array array;
+  const Array& array;
   RowLayout rows;
   std::int64_t num_rows = 1, columns = 0;
 };
@@ -43,7 +42,7 @@ struct RowsArgument {
 struct WeightArgument {
   // Raises an error if the dtype or device differs from that of `like`, or if the weight's dimension `dimension`
   // differs from its number of columns.
-  WeightArgument(nb::handle object, const char* name, const RowsArgument& like, int dimension);
+  WeightArgument(Frame* frame, nb::handle object, const char* name, const RowsArgument& like, int dimension);
 
   template <class Params>
   void put(Params* p) const {
@@ -53,25 +52,20 @@ struct WeightArgument {
     if constexpr (requires { p->out_features; }) p->out_features = out_features;
   }
 
-  Array array;
+  const Array& array;
   std::int64_t out_features = 0, in_features = 0;
 };
 
-// A bias [out_features] in float32 or in the operands' dtype, or None. `dtypes` and `like` are words for errors.
-class BiasArgument {
- public:
-  BiasArgument(nb::handle object, const char* dtypes, std::int64_t columns, Device device, DType dtype,
-               const char* like, DType also = DType::kFloat32);
-  template <class Params>
-  void put(Params* p) const {
-    if (!array_) return;
-    p->bias = array_->data();
-    p->bias_dtype = array_->view().dtype;
-  }
-
- private:
-  std::optional<Array> array_;
-};
+// Reads a bias [out_features] in float32, in the operands' dtype or in `also`; null for None. `dtypes` and `like` are
+// words for errors.
+const Array* read_bias(Frame* frame, nb::handle object, const char* dtypes, std::int64_t columns, Device device,
+                       DType dtype, const char* like, DType also = DType::kFloat32);
+template <class Params>
+void put_bias(const Array* bias, Params* p) {
+  if (!bias) return;
+  p->bias = bias->data();
+  p->bias_dtype = bias->view().dtype;
+}
 
 RowLayout contiguous_rows(std::int64_t num_rows, std::int64_t columns);
 // Layout of the rows that the leading dimensions span; errors call them `what`.
@@ -93,8 +87,7 @@ int read_segments(nb::handle k_segments, std::int64_t in_features);
 void require_contiguous(const Array& a);
 void require_columns(const Array& a);                         // requires contiguous columns
 void require_columns_below(const RowsArgument& a, int bits);  // requires fewer than 2^bits columns
-void require_device(const Array& a, Device device);
-void check_same(const Array& a, const Array& like);                                       // compares dtype and device
+void check_same(const Array& a, const Array& like);           // compares dtype and device
 void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like);  // requires `like`'s shape
 void check_like(const RowsArgument& a, const RowsArgument& like);                         // dtype, device and shape
 void check_head_dim(const Array& a);                                   // the last dimension, of attention

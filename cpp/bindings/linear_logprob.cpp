@@ -27,30 +27,30 @@ struct HeadArguments {
   WeightArgument weight;
   int dh_segments;
   LogprobCall call;
-  BiasArgument bias;
   std::optional<std::int64_t> workspace_bytes;  // none: the usual size
-  std::optional<Array> lora_a, lora_b;
   Head head;
 
   // `of`: entries of a head. `numbers` are those of LogprobArguments. `how` is (exp, dtype of the logits or -1,
   // workspace_bytes or None, unit, dh_segments, lora_scale, label_smoothing). `shard` is (vocab_start, vocab_size) of the
   // weight's rows, or None.
-  HeadArguments(const nb::tuple& of, const nb::tuple& numbers, const nb::tuple& how, nb::handle shard = Py_None)
-      : hidden(entry(of, kHidden), "hidden"),
-        weight((check_operand(hidden), entry(of, kWeight)), "weight", hidden, 1),
+  HeadArguments(Frame* frame, const nb::tuple& of, const nb::tuple& numbers, const nb::tuple& how,
+                nb::handle shard = Py_None)
+      : hidden(frame, entry(of, kHidden), "hidden"),
+        weight((check_operand(hidden), frame), entry(of, kWeight), "weight", hidden, 1),
         dh_segments(nb::cast<int>(entry(how, 4))),
-        call({Py_None, entry(of, kTarget), numbers, nb::cast<int>(entry(how, 0)), of_shard(shard, 0),
+        call(frame,
+             {Py_None, entry(of, kTarget), numbers, nb::cast<int>(entry(how, 0)), of_shard(shard, 0),
               of_shard(shard, 1), nb::cast<double>(entry(how, 6))},
-             hidden.array, weight.out_features, read_logits_dtype(nb::cast<int>(entry(how, 1)), hidden.view().dtype)),
-        bias(entry(of, kBias), "float32 or that of hidden", weight.out_features, hidden.view().device,
-             hidden.view().dtype, " (that of hidden)") {
+             hidden.array, weight.out_features, read_logits_dtype(nb::cast<int>(entry(how, 1)), hidden.view().dtype)) {
+    put_bias(read_bias(frame, entry(of, kBias), "float32 or that of hidden", weight.out_features, hidden.view().device,
+                       hidden.view().dtype, " (that of hidden)"),
+             &head);
     require(call.input().num_rows == 0 || weight.out_features > 0, "weight", "at least one row");
     require_one_stride(call.input().target_rows, call.input().num_rows, "target");
-    bias.put(&head);
     hidden.lead(&head.hidden, &head.hidden_rows, &head);
     weight.put(&head);
     head.arithmetic = read_arithmetic(nb::cast<int>(entry(how, 3)), hidden.view());
-    read_lora(entry(of, kLoraA), entry(of, kLoraB), nb::cast<double>(entry(how, 5)));
+    read_lora(frame, entry(of, kLoraA), entry(of, kLoraB), nb::cast<double>(entry(how, 5)));
     workspace_bytes = read_workspace_bytes(entry(how, 2));
   }
 
@@ -67,25 +67,25 @@ struct HeadArguments {
     return shard.is_none() ? shard : entry(nb::borrow<nb::tuple>(shard), i);
   }
 
-  void read_lora(nb::handle a, nb::handle b, double scale) {
+  void read_lora(Frame* frame, nb::handle given_a, nb::handle given_b, double scale) {
     head.lora_scale = static_cast<float>(scale);
     require(std::isfinite(head.lora_scale), "lora_scale", "a finite number of float32, got ", scale);
-    if (a.is_none() && b.is_none()) return;
-    require(!a.is_none(), "lora_a", "an array beside lora_b, got None");
-    require(!b.is_none(), "lora_b", "an array beside lora_a, got None");
-    lora_a.emplace(a, "lora_a", name_of(head.dtype));
-    lora_b.emplace(b, "lora_b", name_of(head.dtype));
-    const TensorView &va = lora_a->view(), &vb = lora_b->view();
+    if (given_a.is_none() && given_b.is_none()) return;
+    require(!given_a.is_none(), "lora_a", "an array beside lora_b, got None");
+    require(!given_b.is_none(), "lora_b", "an array beside lora_a, got None");
+    const Array &a = frame->read(given_a, "lora_a", name_of(head.dtype)),
+                &b = frame->read(given_b, "lora_b", name_of(head.dtype));
+    const TensorView &va = a.view(), &vb = b.view();
     const std::int64_t ins = head.in_features, outs = weight.out_features;
-    check_same(*lora_a, hidden.array);
-    require_shape(va.ndim == 2 && va.shape[1] == ins && va.shape[0] > 0, *lora_a, "shape [rank, ", ins,
+    check_same(a, hidden.array);
+    require_shape(va.ndim == 2 && va.shape[1] == ins && va.shape[0] > 0, a, "shape [rank, ", ins,
                   "], at least one row of the last dimension of hidden");
-    require_columns(*lora_a);
+    require_columns(a);
     head.lora_rank = va.shape[0];
-    check_same(*lora_b, hidden.array);
-    require_shape(vb.ndim == 2 && vb.shape[1] == head.lora_rank && vb.shape[0] == outs, *lora_b, "shape [", outs, ", ",
+    check_same(b, hidden.array);
+    require_shape(vb.ndim == 2 && vb.shape[1] == head.lora_rank && vb.shape[0] == outs, b, "shape [", outs, ", ",
                   head.lora_rank, "] (the rows of weight, those of lora_a)");
-    require_columns(*lora_b);
+    require_columns(b);
     head.lora_a = va.data;
     head.lora_b = vb.data;
     head.lora_a_stride = va.stride(0);
@@ -106,11 +106,11 @@ nb::object run_within(std::optional<std::int64_t> limit, WorkspaceRange (*range_
   return results->run(kernel, *p, accumulates);
 }
 
-nb::object forward(Frame frame, nb::tuple head, nb::tuple numbers, nb::tuple how, int returns) {
-  const HeadArguments a(head, numbers, how);
+nb::object forward(Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, int returns) {
+  const HeadArguments a(frame, head, numbers, how);
   Results results("linear_logprob", a.hidden.array, frame);
   auto p = a.params<LinearLogprobParams>();
-  Outputs().add(&results, a.call.rows_shape(), returns, &p);
+  add_outputs(frame, &results, a.call.rows_shape(), returns, &p);
   if (returns & kReturnsLargest) {
     require(p.num_columns <= kSampleVocab, "weight", "at most ", kSampleVocab, " rows for the token accuracy, got ",
             p.num_columns);
@@ -120,8 +120,8 @@ nb::object forward(Frame frame, nb::tuple head, nb::tuple numbers, nb::tuple how
 }
 
 // Returns the statistics of a shard, [..., 5].
-nb::object partial(Frame frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple shard) {
-  const HeadArguments a(head, numbers, how, shard);
+nb::object partial(Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple shard) {
+  const HeadArguments a(frame, head, numbers, how, shard);
   Results results("linear_logprob", a.hidden.array, frame);
   auto p = a.params<LinearLogprobParams>();
   results.add(&p.stats, shape_with(a.hidden.leading(), kStatsFields));
@@ -144,7 +144,8 @@ LinearLogprobBackwardParams backward_params(const HeadArguments& a, int needs, b
 // Refuses, before a forward, a workspace that is too small for its backward.
 nb::object require_workspace(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard, int needs,
                              bool has_main_grad) {
-  const HeadArguments a(head, numbers, how, shard);
+  Frame frame;
+  const HeadArguments a(&frame, head, numbers, how, shard);
   auto p = backward_params(a, needs, has_main_grad, shard);
   // Replaces memory that is not allocated yet by an address. The size of the workspace does not depend on it.
   const auto some = [&](int operand, bool there = true) {
@@ -163,26 +164,25 @@ nb::object require_workspace(nb::tuple head, nb::tuple numbers, nb::tuple how, n
 
 // Returns (dhidden, dweight, dbias, dlora_a, dlora_b), with None for each that is not wanted. If main_grad is given,
 // dweight is main_grad itself.
-// `rows` are those of BackwardRows.
-nb::object backward(Frame frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard, nb::tuple rows,
+// `rows` are those of read_backward_rows.
+nb::object backward(Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard, nb::tuple rows,
                     int needs, nb::handle main_grad) {
-  const HeadArguments a(head, numbers, how, shard);
+  const HeadArguments a(frame, head, numbers, how, shard);
   const Device device = a.call.device();
   const auto wants = [&](int operand) { return (needs >> operand & 1) != 0; };
   const bool accumulates = wants(kWeight) && !main_grad.is_none();
   auto p = backward_params(a, needs, accumulates, shard);
-  const BackwardRows of_rows(a.call, rows, &p);
+  read_backward_rows(frame, a.call, rows, &p);
   if (p.dlogprob != nullptr) require_one_stride(p.dlogprob_rows, p.num_rows, "dlogprob");
   if (p.dlse != nullptr) require_one_stride(p.dlse_rows, p.num_rows, "dlse");
   if (p.dentropy != nullptr) require_one_stride(p.dentropy_rows, p.num_rows, "dentropy");
   Results results("linear_logprob", a.hidden.array, frame);
   results.add(&p.dhidden, a.hidden.array.shape(), p.wide_dhidden ? DType::kFloat32 : a.head.dtype, wants(kHidden));
-  std::optional<Array> total;
   if (accumulates) {
-    total.emplace(main_grad, "main_grad", kFloat32);
-    p.main_grad_stride = p.dweight_stride = check_output(*total, p.num_columns, a.head.in_features, device);
-    p.dweight = total->view().data;
-    p.main_grad = total->data<float>();
+    const Array& total = frame->read(main_grad, "main_grad", kFloat32);
+    p.main_grad_stride = p.dweight_stride = check_output(total, p.num_columns, a.head.in_features, device);
+    p.dweight = total.view().data;
+    p.main_grad = total.data<float>();
     results.add(main_grad);
   } else {
     results.add(&p.dweight, {p.num_columns, a.head.in_features}, p.dweight_dtype, wants(kWeight));

@@ -8,18 +8,17 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object run(Frame frame, const LogprobCall& call, int returns, nb::handle out) {
+nb::object run(Frame* frame, const LogprobCall& call, int returns, nb::handle out) {
   LogprobParams p{call.input()};
   Results results("logprob", call.logits(), frame);
-  Outputs outputs;
-  outputs.add(&results, call.rows_shape(), returns, &p, &call, out);
+  add_outputs(frame, &results, call.rows_shape(), returns, &p, &call, out);
   return results.run(rlk::logprob, &p, logprob_workspace_bytes);
 }
 
 // `numbers`: those of LogprobArguments.
-nb::object forward(Frame frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp, int returns,
+nb::object forward(Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp, int returns,
                    nb::handle out) {
-  return run(frame, LogprobCall({logits, target, numbers, exp}), returns, out);
+  return run(frame, LogprobCall(frame, {logits, target, numbers, exp}), returns, out);
 }
 
 // Fast path for an eager call on a plain CUDA tensor without gradient, kept set or given outputs, such as a decode
@@ -27,16 +26,17 @@ nb::object forward(Frame frame, nb::handle logits, nb::handle target, nb::tuple 
 nb::object eager(nb::handle logits, nb::handle target, nb::tuple numbers, nb::handle exp, int returns) {
   const int mode = may_bypass_dispatcher({logits}) ? read_exp(exp) : -1;
   if (mode < 0) return nb::borrow(Py_NotImplemented);
+  Frame frame;
   return unless_refused([&] {
-    const LogprobCall call({logits, target, numbers, mode});
+    const LogprobCall call(&frame, {logits, target, numbers, mode});
     if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
-    return run({}, call, returns, nb::none());
+    return run(&frame, call, returns, nb::none());
   });
 }
 
-nb::object partial(Frame frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
+nb::object partial(Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
                    nb::handle vocab_start, nb::handle vocab_size) {
-  const LogprobCall call({logits, target, numbers, exp, vocab_start, vocab_size});
+  const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
   LogprobParams p{call.input()};
   return Results("logprob", call.logits(), frame)
       .add(&p.stats, shape_with(call.rows_shape(), kStatsFields))
@@ -44,9 +44,9 @@ nb::object partial(Frame frame, nb::handle logits, nb::handle target, nb::tuple 
 }
 
 // stats is [num_shards, ..., 5]. valid_vocab is that of the whole vocabulary; only label smoothing reads it.
-nb::object merge(Frame frame, nb::handle stats, nb::handle temperature, int returns, double label_smoothing,
+nb::object merge(Frame* frame, nb::handle stats, nb::handle temperature, int returns, double label_smoothing,
                  std::int64_t valid_vocab) {
-  const Array s(stats, "stats", kFloat32);
+  const Array& s = frame->read(stats, "stats", kFloat32);
   const TensorView& v = s.view();
   require_shape(v.ndim >= 2 && v.shape[v.ndim - 1] == kStatsFields && v.is_contiguous(), s,
                 "a contiguous array of shape [shards, ..., 5]");
@@ -59,17 +59,16 @@ nb::object merge(Frame frame, nb::handle stats, nb::handle temperature, int retu
   p.num_rows = v.num_elements() / shards / kStatsFields;
   p.label_smoothing = static_cast<float>(label_smoothing);
   p.valid_vocab = valid_vocab;
-  std::optional<Array> t;
   if (is_array(temperature)) {
-    const TensorView& of_rows = t.emplace(temperature, "temperature", kFloat32).view();
-    require(of_rows.device == v.device, *t, "device ", v.device, " (that of stats), got ", of_rows.device);
-    require(std::ranges::equal(t->shape(), rows) && of_rows.is_contiguous(), *t, "a contiguous array of shape ", rows);
-    p.temperature = t->data<float>();
+    const Array& t = frame->read(temperature, "temperature", kFloat32);
+    require(t.view().device == v.device, t, "device ", v.device, " (that of stats), got ", t.view().device);
+    require(std::ranges::equal(t.shape(), rows) && t.view().is_contiguous(), t, "a contiguous array of shape ", rows);
+    p.temperature = t.data<float>();
   } else {
     p.temperature_value = read_temperature_value(temperature);
   }
   Results results("logprob", s, frame);
-  Outputs().add(&results, rows, returns, &p);
+  add_outputs(frame, &results, rows, returns, &p);
   return results.run(rlk::logprob_merge, p);
 }
 
@@ -92,29 +91,30 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
   return *layout;
 }
 
-// `rows` are those of BackwardRows.
-nb::object backward(Frame frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
+// `rows` are those of read_backward_rows.
+nb::object backward(Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
                     nb::handle vocab_start, nb::handle vocab_size, nb::tuple rows, nb::handle out) {
-  const LogprobCall call({logits, target, numbers, exp, vocab_start, vocab_size});
+  const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
   LogprobBackwardParams p;
   static_cast<LogprobInput&>(p) = call.input();
   if (entry(rows, 0).is_none()) type_error("lse", "the lse that logprob returned, got None");
-  const BackwardRows of_rows(call, rows, &p);
+  const auto of_rows = read_backward_rows(frame, call, rows, &p);
   if (!entry(rows, 4).is_none() && entry(rows, 1).is_none()) {
     type_error("entropy", "the entropy that logprob returned, got None");
   }
   Results results("logprob", call.logits(), frame);
   const TensorView& x = call.logits().view();
-  std::optional<Array> given;
   if (out.is_none()) {
     results.add(&p.dlogits, call.logits().shape(), x.dtype);
     p.dlogits_rows = contiguous_rows(p.num_rows, p.num_columns);
   } else {
-    given.emplace(out, "out", name_of(x.dtype));
-    p.dlogits_rows = gradient_layout(*given, call.logits());
-    call.check_apart(*given, false);
-    for (const Array& row : of_rows.arrays()) check_apart(*given, row);
-    p.dlogits = given->view().data;
+    const Array& given = frame->read(out, "out", name_of(x.dtype));
+    p.dlogits_rows = gradient_layout(given, call.logits());
+    call.check_apart(given, false);
+    for (const Array* row : of_rows) {
+      if (row) check_apart(given, *row);
+    }
+    p.dlogits = given.view().data;
     results.add(out);
   }
   return results.run(rlk::logprob_backward, p);

@@ -44,9 +44,8 @@ void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t colu
                  ")", padded == vocab_size ? "" : pad);
 }
 
-LogprobCall::LogprobCall(const LogprobArguments& a) {
-  logits_.emplace(a.logits, "logits", kFloats);
-  rows_of_ = &*logits_;
+LogprobCall::LogprobCall(Frame* frame, const LogprobArguments& a)
+    : rows_of_(&frame->read(a.logits, "logits", kFloats)), logits_(rows_of_) {
   const TensorView& x = logits_->view();
   require_backend("logprob", *logits_);
   require_shape(x.ndim > 0, *logits_, "shape [..., vocab_size]");
@@ -58,15 +57,16 @@ LogprobCall::LogprobCall(const LogprobArguments& a) {
   require(input_.num_rows == 0 || input_.num_columns <= 1 || stride == 1, *logits_,
           "a contiguous last dimension (stride 1), got stride ", stride, kCopyHint);
   input_.logits_rows = read_layout(*logits_, x.ndim - 1, "leading dimensions");
-  read(a);
+  read(frame, a);
 }
 
-LogprobCall::LogprobCall(const LogprobArguments& a, const Array& hidden, std::int64_t num_columns, DType logits_dtype)
+LogprobCall::LogprobCall(Frame* frame, const LogprobArguments& a, const Array& hidden, std::int64_t num_columns,
+                         DType logits_dtype)
     : rows_of_(&hidden) {
   input_.dtype = logits_dtype;
   input_.num_columns = num_columns;
   count_rows();
-  read(a);
+  read(frame, a);
 }
 
 void LogprobCall::count_rows() {
@@ -74,27 +74,20 @@ void LogprobCall::count_rows() {
   for (std::int64_t s : rows_shape()) input_.num_rows *= s;
 }
 
-void LogprobCall::read(const LogprobArguments& a) {
-  target_.emplace(a.target, "target", kIndices);
+void LogprobCall::read(Frame* frame, const LogprobArguments& a) {
+  target_ = &frame->read(a.target, "target", kIndices);
   check_rows(*target_, target_->view().dtype, &input_.target_rows);
   input_.target = target_->view().data;
   input_.target_dtype = target_->view().dtype;
   input_.ignore_index = read_integer(entry(a.numbers, 3), "ignore_index", "an integer");
-  read_temperature(entry(a.numbers, 0));
+  read_temperature(frame, entry(a.numbers, 0));
   input_.logit_scale = read_positive(entry(a.numbers, 1), "logit_scale", "");
   const nb::handle softcap = entry(a.numbers, 2);
   if (!softcap.is_none()) input_.softcap = read_positive(softcap, "softcap", "None or ");
   input_.label_smoothing = static_cast<float>(a.label_smoothing);
   input_.exp = a.exp == 1 ? Exp::kHardware : Exp::kPortable;
   read_vocabulary(a);
-  read_kept(entry(a.numbers, 6), entry(a.numbers, 7));
-}
-
-const float* BackwardRows::read(const LogprobCall& call, nb::handle given, const char* name, RowLayout* layout) {
-  if (given.is_none()) return nullptr;
-  const Array& array = arrays_.emplace_back(given, name, "float32");
-  call.check_rows(array, DType::kFloat32, layout);
-  return array.data<float>();
+  read_kept(frame, entry(a.numbers, 6), entry(a.numbers, 7));
 }
 
 void LogprobCall::check_device(const Array& array) const {
@@ -121,18 +114,17 @@ void LogprobCall::check_output(const Array& array, DType dtype) const {
 }
 
 void LogprobCall::check_apart(const Array& output, bool from_logits) const {
-  for (const auto* input : {&target_, &temperature_, &kept_ids_, &kept_offsets_}) {
-    if (*input) bindings::check_apart(output, **input);
+  for (const Array* input : {target_, temperature_, kept_ids_, kept_offsets_, from_logits ? logits_ : nullptr}) {
+    if (input) bindings::check_apart(output, *input);
   }
-  if (from_logits && logits_) bindings::check_apart(output, *logits_);
 }
 
-void LogprobCall::read_temperature(nb::handle temperature) {
+void LogprobCall::read_temperature(Frame* frame, nb::handle temperature) {
   if (!is_array(temperature)) {
     input_.temperature_value = read_temperature_value(temperature);
     return;
   }
-  temperature_.emplace(temperature, "temperature", "float32");
+  temperature_ = &frame->read(temperature, "temperature", "float32");
   require(temperature_->view().ndim > 0 || rows_shape().empty(), *temperature_, "a number, or an array of shape ",
           rows_shape(), ", one for each row; got an array of shape []");
   check_rows(*temperature_, DType::kFloat32);
@@ -169,10 +161,10 @@ void LogprobCall::require_whole_parts() const {
   refuse_parts(input_.vocab_size, input_.vocab_start, input_.num_columns, "canonical_vocab=");
 }
 
-void LogprobCall::read_kept(nb::handle ids, nb::handle offsets) {
+void LogprobCall::read_kept(Frame* frame, nb::handle ids, nb::handle offsets) {
   if (offsets.is_none()) return;
-  kept_ids_.emplace(ids, "kept ids", kInt32);
-  kept_offsets_.emplace(offsets, "kept offsets", kInt64);
+  kept_ids_ = &frame->read(ids, "kept ids", kInt32);
+  kept_offsets_ = &frame->read(offsets, "kept offsets", kInt64);
   const auto check = [&](const Array& array, std::int64_t length) {
     check_device(array);
     const TensorView& v = array.view();

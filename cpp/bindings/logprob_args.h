@@ -2,8 +2,7 @@
 // that names the argument, what was expected and what came.
 #pragma once
 
-#include <optional>
-#include <vector>
+#include <array>
 
 #include "ndarray.h"
 #include "rlk/ops/logprob.h"
@@ -25,12 +24,13 @@ inline nb::handle entry(const nb::tuple& of, int i) {
   throw nb::python_error();
 }
 
-// Keeps the arrays of a call alive, together with the params that point into them.
+// The arrays of a call, together with the params that point into them.
 class LogprobCall {
  public:
-  explicit LogprobCall(const LogprobArguments& a);
+  LogprobCall(Frame* frame, const LogprobArguments& a);
   // For logits [rows of hidden, num_columns] that are not in memory; a.logits is not read.
-  LogprobCall(const LogprobArguments& a, const Array& hidden, std::int64_t num_columns, DType logits_dtype);
+  LogprobCall(Frame* frame, const LogprobArguments& a, const Array& hidden, std::int64_t num_columns,
+              DType logits_dtype);
 
   const LogprobInput& input() const { return input_; }
   const Array& logits() const { return *logits_; }
@@ -45,38 +45,34 @@ class LogprobCall {
 
  private:
   void count_rows();
-  void read(const LogprobArguments& a);
-  void read_temperature(nb::handle temperature);
+  void read(Frame* frame, const LogprobArguments& a);
+  void read_temperature(Frame* frame, nb::handle temperature);
   void read_vocabulary(const LogprobArguments& a);
   void require_whole_parts() const;
-  void read_kept(nb::handle ids, nb::handle offsets);
+  void read_kept(Frame* frame, nb::handle ids, nb::handle offsets);
   void check_device(const Array& array) const;
 
   LogprobInput input_;
-  const Array* rows_of_ = nullptr;  // array whose leading dimensions are the rows: logits or hidden
-  std::optional<Array> logits_, target_, temperature_, kept_ids_, kept_offsets_;
+  const Array* rows_of_;  // array whose leading dimensions are the rows: logits or hidden
+  const Array *logits_ = nullptr, *target_ = nullptr, *temperature_ = nullptr, *kept_ids_ = nullptr,
+              *kept_offsets_ = nullptr;
 };
 
-// Inputs of a backward besides those of forward, which it keeps alive: lse, entropy and gradients of rows.
-class BackwardRows {
- public:
-  // `rows` is (lse, entropy, dlogprob, dlse, dentropy).
-  template <class Params>
-  BackwardRows(const LogprobCall& call, const nb::tuple& rows, Params* p) {
-    arrays_.reserve(5);
-    p->lse = read(call, entry(rows, 0), "lse", nullptr);
-    p->entropy = read(call, entry(rows, 1), "entropy", nullptr);
-    p->dlogprob = read(call, entry(rows, 2), "dlogprob", &p->dlogprob_rows);
-    p->dlse = read(call, entry(rows, 3), "dlse", &p->dlse_rows);
-    p->dentropy = read(call, entry(rows, 4), "dentropy", &p->dentropy_rows);
-  }
-  const std::vector<Array>& arrays() const { return arrays_; }
-
- private:
-  const float* read(const LogprobCall& call, nb::handle given, const char* name, RowLayout* layout);
-
-  std::vector<Array> arrays_;
-};
+// Reads the inputs of a backward besides those of forward: `rows` is (lse, entropy, dlogprob, dlse, dentropy). Returns
+// them, with null for None.
+template <class Params>
+std::array<const Array*, 5> read_backward_rows(Frame* frame, const LogprobCall& call, const nb::tuple& rows,
+                                               Params* p) {
+  const auto read = [&](int i, const char* name, const float** data, RowLayout* layout) {
+    const Array* const array = frame->optional(entry(rows, i), name, "float32");
+    if (array) call.check_rows(*array, DType::kFloat32, layout);
+    if (array) *data = array->data<float>();
+    return array;
+  };
+  return {read(0, "lse", &p->lse, nullptr), read(1, "entropy", &p->entropy, nullptr),
+          read(2, "dlogprob", &p->dlogprob, &p->dlogprob_rows), read(3, "dlse", &p->dlse, &p->dlse_rows),
+          read(4, "dentropy", &p->dentropy, &p->dentropy_rows)};
+}
 
 float read_temperature_value(nb::handle temperature);
 // Number of a call's exp on a GPU, or -1 if Python must decide.

@@ -8,6 +8,7 @@
 #include <nanobind/nanobind.h>
 
 #include <concepts>
+#include <forward_list>
 #include <initializer_list>
 #include <span>
 #include <string>
@@ -100,11 +101,35 @@ class Array {
   void* owner_ = nullptr;
 };
 
+void require_device(const Array& a, Device device);
+
 // What Python passes last to a function that allocates: `allocate`, a callable (shape, dtype name) -> (array, DLPack
 // capsule of it), or None for torch tensors; and the stream of arrays that come as capsules.
+// It keeps the arrays of the call alive.
 struct Frame {
   nb::handle allocate = Py_None;
   std::uintptr_t stream = 0;
+  std::forward_list<Array> kept = {};
+
+  // Reads an array, which lives as long as the frame. `dtypes` as for Array; with a device the array must be on it.
+  template <class Expected>
+  const Array& read(nb::handle object, const char* name, const Expected& dtypes) {
+    return kept.emplace_front(object, name, dtypes);
+  }
+  const Array& read_any(nb::handle object, const char* name) {
+    return kept.emplace_front(Array::of_any_dtype(object, name));
+  }
+  template <class Expected>
+  const Array& read(nb::handle object, const char* name, const Expected& dtypes, Device device) {
+    const Array& array = read(object, name, dtypes);
+    require_device(array, device);
+    return array;
+  }
+  // Null for None.
+  template <class Expected, class... Place>
+  const Array* optional(nb::handle object, const char* name, const Expected& dtypes, Place... device) {
+    return object.is_none() ? nullptr : &read(object, name, dtypes, device...);
+  }
 };
 
 // Allocator of outputs, and stream of the work. The allocator is torch, through its exchange API, or `allocate`.

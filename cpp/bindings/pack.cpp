@@ -2,7 +2,6 @@
 #include "rlk/ops/pack.h"
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "call.h"
@@ -21,10 +20,10 @@ void check_counts(std::int64_t num_tokens, std::int64_t capacity, bool unpacks) 
 }
 
 // Returns (cu_seqlens, positions or None, status) for lengths [rows] or a mask [rows, tokens].
-nb::object layout(Frame frame, nb::handle lengths, nb::handle mask, std::int64_t num_tokens, std::int64_t capacity) {
+nb::object layout(Frame* frame, nb::handle lengths, nb::handle mask, std::int64_t num_tokens, std::int64_t capacity) {
   const bool by_lengths = mask.is_none();
   const char* name = by_lengths ? "lengths" : "mask";
-  const Array in = by_lengths ? Array(lengths, name, kIndices) : Array::of_any_dtype(mask, name);
+  const Array& in = by_lengths ? frame->read(lengths, name, kIndices) : frame->read_any(mask, name);
   const TensorView& v = in.view();
   check_counts(num_tokens, capacity, false);
   PackLayoutParams p;
@@ -70,7 +69,7 @@ std::int64_t token_bytes(const Array& a, int first) {
 
 // Packs or unpacks a list of arrays. `fills` has eight bytes for each array. `num_tokens` is the length of a padded
 // row. `capacity` is the length of the new packed arrays.
-nb::object move(Frame frame, nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bool unpacks, bool covered,
+nb::object move(Frame* frame, nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bool unpacks, bool covered,
                 std::int64_t num_tokens, std::int64_t capacity, nb::list fills) {
   const std::size_t count = nb::len(arrays);
   require(count > 0, "tensors", "at least one array, got none");
@@ -82,8 +81,8 @@ nb::object move(Frame frame, nb::list arrays, nb::handle cu_seqlens, nb::handle 
   for (std::size_t i = 0; i < count; ++i) in.push_back(Array::of_any_dtype(arrays[i], names[i].c_str()));
   const Device device = in[0].view().device;
   check_counts(num_tokens, capacity, unpacks);
-  const OffsetsArgument offsets(cu_seqlens, device);
-  offsets.require_given();
+  require_given(cu_seqlens, "cu_seqlens");
+  const OffsetsArgument offsets(frame, cu_seqlens, device);
   PackParams p;
   p.unpacks = unpacks;
   p.covered = covered;
@@ -91,11 +90,8 @@ nb::object move(Frame frame, nb::list arrays, nb::handle cu_seqlens, nb::handle 
   p.num_sequences = offsets.num_sequences;
   p.num_tokens = num_tokens;
   p.capacity = unpacks && in[0].view().ndim > 0 ? in[0].view().shape[0] : capacity;
-  std::optional<Array> where;
-  if (!positions.is_none()) {
-    where.emplace(positions, "positions", kInt32);
+  if (const Array* const where = frame->optional(positions, "positions", kInt32, device)) {
     const std::int64_t shape[] = {p.num_sequences, num_tokens};
-    require_device(*where, device);
     require_shape(std::ranges::equal(where->shape(), shape) && where->view().is_contiguous(), *where,
                   "a contiguous array of shape ", Shape(shape));
     p.positions = where->view().num_elements() == 0 ? nullptr : where->data<std::int32_t>();

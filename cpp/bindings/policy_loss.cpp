@@ -1,8 +1,6 @@
 // Python's entry to policy_loss.
 #include "rlk/ops/policy_loss.h"
 
-#include <optional>
-
 #include "call.h"
 #include "packed_fields.h"
 #include "tokens.h"
@@ -26,17 +24,18 @@ PolicySpec read_spec(nb::handle packed) {
 }
 
 // Returns (loss, metrics, d_logprob or None, d_entropy or None). The ratio's metrics come last.
-nb::object loss(Frame frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
+nb::object loss(Frame* frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
                 nb::handle cu_seqlens, nb::handle ref_logprob, nb::handle importance, nb::handle entropy,
                 nb::handle selected, nb::handle token_weight, nb::handle spec, nb::handle denominator,
                 bool ratio_metrics, bool return_d_logprob, bool return_d_entropy) {
-  TokenArguments tokens(logprob, "logprob", cu_seqlens);
+  TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
   PolicyLossParams p;
   p.spec = read_spec(spec);
   p.sequences = tokens.sequences();
   p.logprob = tokens.first();
   p.old_logprob = tokens.optional(old_logprob, "old_logprob");
   p.advantage = tokens.required(advantage, "advantage", true);
+  require_given(mask, "mask");
   p.mask = tokens.mask(mask);
   p.ref_logprob = tokens.optional(ref_logprob, "ref_logprob");
   const bool given = p.spec.importance == ImportanceLevel::kGiven;
@@ -56,14 +55,15 @@ nb::object loss(Frame frame, nb::handle logprob, nb::handle old_logprob, nb::han
 
 // Multiplies gradients by a factor in place. If the factor is 1, nothing is read.
 nb::object scale(nb::handle first, nb::handle second, nb::handle factor, std::uintptr_t stream) {
-  const Array a(first, "d_logprob", "float32"), f(factor, "factor", "float32");
-  std::optional<Array> b;
+  Frame frame{nb::none(), stream};
+  const Array &a = frame.read(first, "d_logprob", "float32"), &f = frame.read(factor, "factor", "float32");
   ScaleGradientsParams p;
   p.first = static_cast<float*>(a.view().data);
   p.count = a.view().num_elements();
-  if (!second.is_none()) p.second = static_cast<float*>(b.emplace(second, "d_entropy", "float32").view().data);
+  const Array* const b = frame.optional(second, "d_entropy", "float32");
+  if (b) p.second = static_cast<float*>(b->view().data);
   p.factor = f.data<float>();
-  return Results("policy_loss", a, {nb::none(), stream}).run(rlk::scale_gradients, p);
+  return Results("policy_loss", a, &frame).run(rlk::scale_gradients, p);
 }
 
 const Functions kFunctions([](nb::module_& m) {

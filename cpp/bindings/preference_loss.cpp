@@ -2,7 +2,6 @@
 #include "rlk/ops/preference_loss.h"
 
 #include <optional>
-#include <utility>
 
 #include "call.h"
 #include "linear_args.h"
@@ -16,13 +15,14 @@ namespace {
 class Side {
  public:
   using Names = const char* const[5];
-  Side(const Names& names, nb::handle policy, nb::handle reference, nb::handle count, nb::handle aligned,
+  Side(Frame* frame, const Names& names, nb::handle policy, nb::handle reference, nb::handle count, nb::handle aligned,
        const PreferenceSide* other, std::optional<Device> device)
-      : policy_(policy, names[0], kFloat32, other ? other->num : -1, other ? "that of policy_chosen" : "num_pairs",
-                device, other ? "" : "; sums over tokens are those of rk.sequence_logprob(logprob, mask).sum") {
+      : policy_(frame, policy, names[0], kFloat32, other ? other->num : -1,
+                other ? "that of policy_chosen" : "num_pairs", device,
+                other ? "" : "; sums over tokens are those of rk.sequence_logprob(logprob, mask).sum") {
     const auto read = [&]<class T>(int i, nb::handle object, const Dtypes& dtypes, const T** data,
                                    std::int64_t* stride) {
-      const VectorArgument& a = others_[i - 1].emplace(object, names[i], dtypes, side.num, names[4], policy_.device());
+      const VectorArgument a(frame, object, names[i], dtypes, side.num, names[4], policy_.device());
       *data = a.data<T>();
       *stride = a.stride();
     };
@@ -38,7 +38,6 @@ class Side {
 
  private:
   const VectorArgument policy_;
-  std::optional<VectorArgument> others_[3];
 };
 constexpr Side::Names kChosen = {"policy_chosen", "ref_chosen", "chosen_aligned", "chosen_count",
                                  "that of policy_chosen"};
@@ -49,14 +48,13 @@ float number(nb::list numbers, std::size_t i) { return static_cast<float>(nb::ca
 
 // Returns (losses, chosen_rewards, rejected_rewards, metrics, d_chosen, d_rejected, ranks or None). `numbers` has the
 // order of the contract's fields.
-nb::object forward(Frame frame, nb::handle policy_chosen, nb::handle policy_rejected, nb::handle ref_chosen,
+nb::object forward(Frame* frame, nb::handle policy_chosen, nb::handle policy_rejected, nb::handle ref_chosen,
                    nb::handle ref_rejected, nb::handle chosen_count, nb::handle rejected_count,
                    nb::handle chosen_aligned, nb::handle rejected_aligned, nb::handle kl, int kind, int sort, int score,
                    int average, nb::list numbers) {
-  for (const auto& [array, name] : {std::pair{policy_chosen, "policy_chosen"}, {policy_rejected, "policy_rejected"}}) {
-    if (array.is_none()) type_error(name, kNothing);
-  }
-  const Side chosen(kChosen, policy_chosen, ref_chosen, chosen_count, chosen_aligned, nullptr, std::nullopt);
+  require_given(policy_chosen, "policy_chosen");
+  require_given(policy_rejected, "policy_rejected");
+  const Side chosen(frame, kChosen, policy_chosen, ref_chosen, chosen_count, chosen_aligned, nullptr, std::nullopt);
   const Device device = chosen.array().view().device;
   PreferenceLossParams p;
   p.kind = static_cast<Preference>(kind);
@@ -69,10 +67,10 @@ nb::object forward(Frame frame, nb::handle policy_chosen, nb::handle policy_reje
   for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = number(numbers, i);
   const bool pairs = p.kind != Preference::kKto;
   p.chosen = chosen.side;
-  const Side rejected(kRejected, policy_rejected, ref_rejected, rejected_count, rejected_aligned,
+  const Side rejected(frame, kRejected, policy_rejected, ref_rejected, rejected_count, rejected_aligned,
                       pairs ? &p.chosen : nullptr, device);
   p.rejected = rejected.side;
-  const VectorArgument of_kl(kl, "kl", kFloat32, 1, "that of one number", device);
+  const VectorArgument of_kl(frame, kl, "kl", kFloat32, 1, "that of one number", device);
   p.kl = of_kl.floats();
   const std::int64_t w = p.chosen.num, l = p.rejected.num;
   Results results("preference_loss", chosen.array(), frame);
@@ -91,11 +89,11 @@ nb::object forward(Frame frame, nb::handle policy_chosen, nb::handle policy_reje
 }
 
 // Returns (d_policy_chosen, d_policy_rejected). `sort` is that of the forward.
-nb::object backward(Frame frame, nb::handle dlosses, nb::handle d_chosen, nb::handle d_rejected, nb::handle ranks,
+nb::object backward(Frame* frame, nb::handle dlosses, nb::handle d_chosen, nb::handle d_rejected, nb::handle ranks,
                     int sort) {
-  const VectorArgument in(dlosses, "dlosses", kFloat32, "num_losses");
+  const VectorArgument in(frame, dlosses, "dlosses", kFloat32, "num_losses");
   const Device device = in.device();
-  const Array w(d_chosen, "d_chosen", kFloat32), l(d_rejected, "d_rejected", kFloat32);
+  const Array &w = frame->read(d_chosen, "d_chosen", kFloat32), &l = frame->read(d_rejected, "d_rejected", kFloat32);
   for (const Array* a : {&w, &l}) {
     require_device(*a, device);
     require_shape(a->view().ndim == 1 && a->view().is_contiguous(), *a, "a contiguous array of shape [num]");
@@ -111,11 +109,8 @@ nb::object backward(Frame frame, nb::handle dlosses, nb::handle d_chosen, nb::ha
   const bool pairs = p.num_losses == p.chosen.num && p.chosen.num == p.rejected.num;
   require_shape(pairs || p.num_losses == p.chosen.num + p.rejected.num, *in.array(), "shape [", p.chosen.num, "]");
   p.rejected.first = pairs ? 0 : p.chosen.num;
-  std::optional<Array> of_ranks;
-  if (!ranks.is_none()) {
-    of_ranks.emplace(ranks, "ranks", "int32");
+  if (const Array* const of_ranks = frame->optional(ranks, "ranks", "int32", device)) {
     const TensorView& r = of_ranks->view();
-    require_device(*of_ranks, device);
     require_shape(
         r.dtype == DType::kInt32 && r.ndim == 2 && r.shape[0] == 2 && r.shape[1] == p.chosen.num && r.is_contiguous(),
         *of_ranks, "a contiguous int32 array of shape [2, ", p.chosen.num, "]");

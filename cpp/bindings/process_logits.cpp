@@ -5,18 +5,18 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object processed(Frame frame, nb::handle logits, nb::handle repetition, nb::handle presence, nb::handle frequency,
+nb::object processed(Frame* frame, nb::handle logits, nb::handle repetition, nb::handle presence, nb::handle frequency,
                      nb::handle history_ids, nb::handle history_offsets, nb::handle is_prompt, nb::handle bias_ids,
                      nb::handle bias_values, nb::handle bias_offsets, int order, nb::handle vocab_start,
                      nb::handle vocab_size) {
   ProcessLogitsParams p;
-  const Array x = read_logits(logits, &p, vocab_size);
+  const Array& x = read_logits(frame, logits, &p, vocab_size);
   p.num_columns = x.view().shape[1];
   p.vocab_start = read_vocab_start(vocab_start, p.vocab_size, p.num_columns);
   const TensorView& v = x.view();
   p.order = static_cast<SampleOrder>(order);
   const auto rows = [&](nb::handle given, const char* name) {
-    return RowArgument(given, name, kFloat32, p.num_rows, v.device);
+    return RowArgument(frame, given, name, kFloat32, p.num_rows, v.device);
   };
   const RowArgument repetitions = rows(repetition, "repetition_penalty"),
                     presences = rows(presence, "presence_penalty"), frequencies = rows(frequency, "frequency_penalty");
@@ -25,7 +25,7 @@ nb::object processed(Frame frame, nb::handle logits, nb::handle repetition, nb::
   p.frequency = frequencies.numbers();
   // Reads one contiguous array of a CSR, or nothing. It has `size` elements, or any number if `size` is negative.
   const auto entries = [&](nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t size) {
-    VectorArgument found(given, name, dtypes, size, size < 0 ? "num_entries" : "", v.device);
+    VectorArgument found(frame, given, name, dtypes, size, size < 0 ? "num_entries" : "", v.device);
     if (found.array()) require_columns(*found.array());
     return found;
   };

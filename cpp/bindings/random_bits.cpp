@@ -7,12 +7,12 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object words(Frame frame, nb::handle sample_id, nb::handle seed, nb::handle position, std::int64_t num_words,
+nb::object words(Frame* frame, nb::handle sample_id, nb::handle seed, nb::handle position, std::int64_t num_words,
                  std::int64_t random_stream) {
   require(is_array(sample_id), "sample_id", "an array that speaks DLPack, got a number");
-  const VectorArgument ids(sample_id, "sample_id", kIndices, "num_rows");
-  const RowArgument seeds(seed, "seed", kIndices, ids.size(), ids.device());
-  const RowArgument positions(position, "position", kIndices, ids.size(), ids.device());
+  const VectorArgument ids(frame, sample_id, "sample_id", kIndices, "num_rows");
+  const RowArgument seeds(frame, seed, "seed", kIndices, ids.size(), ids.device());
+  const RowArgument positions(frame, position, "position", kIndices, ids.size(), ids.device());
   RandomBitsParams p;
   p.sample_id = ids.integers();
   p.seed = seeds.integers();

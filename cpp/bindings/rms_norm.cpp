@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 
 #include "call.h"
 #include "linear_args.h"
@@ -27,78 +26,70 @@ void check_vector(const Array& a, const RowsArgument& like) {
   require(v.shape[0] <= 1 || v.stride(0) == 1, a, "contiguous elements (stride 1), got stride ", v.stride(0));
 }
 
-// Arguments that a norm's forward and backward share.
-struct Weight {
-  std::optional<Array> array;
-  float offset = 0.0f;
+// Reads the weight, null for None, and its offset.
+template <class Params>
+const Array* read_weight(Frame* frame, nb::handle given, nb::handle weight_offset, const RowsArgument& like,
+                         Params* p) {
+  p->weight_offset = static_cast<float>(read_number(weight_offset, "weight_offset"));
+  require(std::isfinite(p->weight_offset), "weight_offset", "a finite number, got ", weight_offset);
+  require(!given.is_none() || p->weight_offset == 0.0f, "weight_offset", "0 where weight is None");
+  p->weight_dtype = like.view().dtype;
+  const Array* const weight = frame->optional(given, "weight", "float32 or that of x");
+  if (!weight) return nullptr;
+  check_float32_or(*weight, like.array);
+  check_vector(*weight, like);
+  p->weight = weight->data();
+  p->weight_dtype = weight->view().dtype;
+  return weight;
+}
 
-  Weight(nb::handle weight, nb::handle weight_offset, const RowsArgument& like)
-      : offset(static_cast<float>(read_number(weight_offset, "weight_offset"))) {
-    require(std::isfinite(offset), "weight_offset", "a finite number, got ", weight_offset);
-    require(!weight.is_none() || offset == 0.0f, "weight_offset", "0 where weight is None");
-    if (weight.is_none()) return;
-    array.emplace(weight, "weight", "float32 or that of x");
-    check_float32_or(*array, like.array);
-    check_vector(*array, like);
-  }
-  template <class Params>
-  void put(Params* p) const {
-    p->weight = array ? array->data() : nullptr;
-    p->weight_dtype = array ? array->view().dtype : p->dtype;
-    p->weight_offset = offset;
-  }
-};
-
-// Reads optional rows with the shape, dtype and device of `like`; nullopt if none are given.
-std::optional<RowsArgument> read_more(nb::handle object, const char* name, const RowsArgument& like, const void** data,
-                                      RowLayout* rows) {
-  std::optional<RowsArgument> more;
-  if (object.is_none()) return more;
-  check_like(more.emplace(object, name), like);
-  more->put(data, rows);
-  return more;
+// Reads optional rows with the shape, dtype and device of `like`.
+void read_more(Frame* frame, nb::handle object, const char* name, const RowsArgument& like, const void** data,
+               RowLayout* rows) {
+  if (object.is_none()) return;
+  const RowsArgument more(frame, object, name);
+  check_like(more, like);
+  more.put(data, rows);
 }
 
 // Returns y, or (y, new_residual or None, rstd or None) if one of the latter two is wanted.
-nb::object forward(Frame frame, nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps,
+nb::object forward(Frame* frame, nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps,
                    nb::handle weight_offset, bool round_before_weight, bool return_rstd) {
-  const RowsArgument a(x, "x");
+  const RowsArgument a(frame, x, "x");
   require_columns_below(a, 31);
-  const Weight w(weight, weight_offset, a);
   RmsNormParams p;
+  read_weight(frame, weight, weight_offset, a, &p);
   a.lead(&p.x, &p.x_rows, &p);
   p.columns = a.columns;
-  w.put(&p);
   p.eps = read_eps(eps);
   p.round_before_weight = round_before_weight;
-  const auto more = read_more(residual, "residual", a, &p.residual, &p.residual_rows);
+  read_more(frame, residual, "residual", a, &p.residual, &p.residual_rows);
   p.y_rows = p.new_residual_rows = contiguous_rows(p.num_rows, p.columns);
   Results results("rms_norm", a.array, frame);
   results.add(&p.y, a.array.shape(), p.dtype);
-  if (more || return_rstd) {
-    results.add(&p.new_residual, a.array.shape(), p.dtype, more.has_value()).add(&p.rstd, a.leading(), return_rstd);
+  const bool adds = !residual.is_none();
+  if (adds || return_rstd) {
+    results.add(&p.new_residual, a.array.shape(), p.dtype, adds).add(&p.rstd, a.leading(), return_rstd);
   }
   return results.run(rlk::rms_norm, p);
 }
 
 // Returns (dx or None, dweight or None). If rstd is None, it is computed from h and eps; otherwise eps is not read.
 // main_grad is accumulated in place and returned as dweight.
-nb::object backward(Frame frame, nb::handle dy, nb::handle h, nb::handle weight, nb::handle eps, nb::handle rstd,
+nb::object backward(Frame* frame, nb::handle dy, nb::handle h, nb::handle weight, nb::handle eps, nb::handle rstd,
                     nb::handle d_new_residual, nb::handle weight_offset, bool round_before_weight, nb::handle main_grad,
                     bool return_dx, bool return_dweight, int dweight_dtype) {
-  const RowsArgument g(dy, "dy"), a(h, "h");
+  const RowsArgument g(frame, dy, "dy"), a(frame, h, "h");
   require_columns_below(g, 31);
   check_like(a, g);
-  const Weight w(weight, weight_offset, g);
   RmsNormBackwardParams p;
+  const Array* const w = read_weight(frame, weight, weight_offset, g, &p);
   g.lead(&p.dy, &p.dy_rows, &p);
   a.put(&p.h, &p.h_rows);
   p.columns = g.columns;
-  w.put(&p);
   p.round_before_weight = round_before_weight;
-  const auto third = read_more(d_new_residual, "d_new_residual", g, &p.d_new_residual, &p.d_new_residual_rows);
+  read_more(frame, d_new_residual, "d_new_residual", g, &p.d_new_residual, &p.d_new_residual_rows);
   Results results("rms_norm", g.array, frame);
-  std::optional<Array> given_rstd, given;
   RmsNormParams statistics;
   Caller::Fresh fresh;
   if (rstd.is_none()) {
@@ -108,21 +99,21 @@ nb::object backward(Frame frame, nb::handle dy, nb::handle h, nb::handle weight,
     fresh = results.caller().empty(g.leading(), DType::kFloat32);
     p.rstd = statistics.rstd = static_cast<float*>(fresh.data);
   } else {
-    const TensorView& v = given_rstd.emplace(rstd, "rstd", kFloat32).view();
-    require_device(*given_rstd, g.view().device);
-    require_shape(std::ranges::equal(given_rstd->shape(), g.leading()) && v.is_contiguous(), *given_rstd,
+    const Array& given = frame->read(rstd, "rstd", kFloat32, g.view().device);
+    require_shape(std::ranges::equal(given.shape(), g.leading()) && given.view().is_contiguous(), given,
                   "a contiguous array of shape ", g.leading(), " (the leading dimensions of dy)");
-    p.rstd = given_rstd->data<float>();
+    p.rstd = given.data<float>();
   }
   p.dx_rows = contiguous_rows(p.num_rows, p.columns);
   results.add(&p.dx, g.array.shape(), p.dtype, return_dx);
   if (!main_grad.is_none()) {
-    check_vector(given.emplace(main_grad, "main_grad", kFloat32), g);
-    require_writable(*given);
-    check_apart(*given, g.array);
-    check_apart(*given, a.array);
-    if (w.array) check_apart(*given, *w.array);
-    p.dweight = given->view().data;
+    const Array& total = frame->read(main_grad, "main_grad", kFloat32);
+    check_vector(total, g);
+    require_writable(total);
+    for (const Array* input : {&g.array, &a.array, w}) {
+      if (input) check_apart(total, *input);
+    }
+    p.dweight = total.view().data;
     p.main_grad = static_cast<const float*>(p.dweight);
     p.dweight_dtype = DType::kFloat32;
     results.add(main_grad);

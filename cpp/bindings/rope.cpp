@@ -13,7 +13,8 @@ namespace {
 
 // An array [..., num_heads, ..., head_dim] with the axis of its heads. The remaining dimensions are tokens.
 struct HeadsArgument {
-  HeadsArgument(nb::handle object, const char* name, nb::handle head_axis) : array(object, name, kFloats) {
+  HeadsArgument(Frame* frame, nb::handle object, const char* name, nb::handle head_axis)
+      : array(frame->read(object, name, kFloats)) {
     const TensorView& v = array.view();
     require_shape(v.ndim >= 2, array, "shape [..., num_heads, head_dim]");
     const std::int64_t given = read_integer(head_axis, "head_axis", "an integer");
@@ -37,7 +38,7 @@ struct HeadsArgument {
     head_dim = v.shape[v.ndim - 1];
   }
 
-  Array array;
+  const Array& array;
   int axis = 0;
   Sizes tokens, in_strides, out_strides;
   RopeHeads heads;  // its strides of tokens and y are not set
@@ -147,8 +148,8 @@ Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, std:
 }
 
 // cos or sin.
-Array read_angles(nb::handle object, const char* name, const HeadsArgument& q) {
-  Array a(object, name, "float32 or that of q");
+const Array& read_angles(Frame* frame, nb::handle object, const char* name, const HeadsArgument& q) {
+  const Array& a = frame->read(object, name, "float32 or that of q");
   check_float32_or(a, q.array);
   require_device(a, q.array.view().device);
   require(a.view().ndim > 0, a, "a last dimension of angles, got shape []");
@@ -156,11 +157,10 @@ Array read_angles(nb::handle object, const char* name, const HeadsArgument& q) {
   return a;
 }
 
-nb::object call(Frame frame, nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb::handle sin_given,
+nb::object call(Frame* frame, nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb::handle sin_given,
                 nb::handle ids_given, bool interleaved, nb::handle partial_dim, bool round_products,
                 nb::handle sections, nb::handle head_axis, bool transposed) {
-  HeadsArgument q(q_given, transposed ? "dq_out" : "q", head_axis);
-  const Device device = q.array.view().device;
+  HeadsArgument q(frame, q_given, transposed ? "dq_out" : "q", head_axis);
   RopeParams p;
   p.head_dim = q.head_dim;
   p.dtype = q.array.view().dtype;
@@ -169,7 +169,7 @@ nb::object call(Frame frame, nb::handle q_given, nb::handle k_given, nb::handle 
   p.transposed = transposed;
   std::optional<HeadsArgument> k;
   if (!k_given.is_none()) {
-    k.emplace(k_given, transposed ? "dk_out" : "k", head_axis);
+    k.emplace(frame, k_given, transposed ? "dk_out" : "k", head_axis);
     check_same(k->array, q.array);
     if (k->axis != q.axis || k->tokens != q.tokens || k->head_dim != q.head_dim) {
       const std::string before = shape_text(q.array.shape().first(q.axis)),
@@ -181,7 +181,7 @@ nb::object call(Frame frame, nb::handle q_given, nb::handle k_given, nb::handle 
   p.rotary_dim = read_rotary_dim(partial_dim, q);
   read_sections(sections, &p);
 
-  const Array cos = read_angles(cos_given, "cos", q), sin = read_angles(sin_given, "sin", q);
+  const Array &cos = read_angles(frame, cos_given, "cos", q), &sin = read_angles(frame, sin_given, "sin", q);
   check_same(sin, cos);
   p.angle_dtype = cos.view().dtype;
   p.width = cos.view().shape[cos.view().ndim - 1];
@@ -193,10 +193,7 @@ nb::object call(Frame frame, nb::handle q_given, nb::handle k_given, nb::handle 
   p.sin.data = sin.view().data;
 
   Tokens tokens(q.tokens);
-  std::optional<Array> ids;
-  if (!ids_given.is_none()) {
-    ids.emplace(ids_given, "position_ids", kIndices);
-    require_device(*ids, device);
+  if (const Array* const ids = frame->optional(ids_given, "position_ids", kIndices, q.array.view().device)) {
     require(cos.view().ndim == 2, cos, "a table [max_position, ", p.rotary_dim, " or ", pairs,
             "] beside position_ids, got shape ", cos.shape());
     tokens.add(read_tokens(*ids, q, p.num_sections, -1, &p.id_section_stride), &p.id_tokens);

@@ -17,8 +17,9 @@ inline std::int64_t read_vocab_size(nb::handle given) {
 // Checks logits [num_rows, vocab_size], and sets their address, sizes and strides in `p`. vocab_size is None, or the
 // size of the vocabulary whose columns they are.
 template <class Params>
-Array read_logits(nb::handle given, Params* p, nb::handle vocab_size = nb::none(), const char* name = "logits") {
-  Array x(given, name, kFloats);
+const Array& read_logits(Frame* frame, nb::handle given, Params* p, nb::handle vocab_size = nb::none(),
+                         const char* name = "logits") {
+  const Array& x = frame->read(given, name, kFloats);
   const TensorView& v = x.view();
   const bool whole = vocab_size.is_none();
   require_shape(v.ndim == 2, x, "shape [num_rows, vocab_size]");
@@ -45,8 +46,9 @@ inline std::int64_t read_vocab_start(nb::handle given, std::int64_t vocab_size, 
 // An array with one element per row, or a number for all rows, which Python has checked.
 class RowArgument : public VectorArgument {
  public:
-  RowArgument(nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t num_rows, Device device)
-      : VectorArgument(is_array(given) ? given : nb::none(), name, dtypes, num_rows, "", device),
+  RowArgument(Frame* frame, nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t num_rows,
+              Device device)
+      : VectorArgument(frame, is_array(given) ? given : nb::none(), name, dtypes, num_rows, "", device),
         given_(given),
         name_(name) {}
   RowIntegers integers() const {

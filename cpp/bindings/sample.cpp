@@ -2,7 +2,6 @@
 #include "rlk/ops/sample.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "call.h"
 #include "draw_args.h"
@@ -25,38 +24,30 @@ PartRange read_parts(std::int64_t vocab_size, std::int64_t valid_vocab, std::int
   return parts;
 }
 
-// Logits before bias and penalties, and the statuses of rows; nothing if no bias or penalty was applied.
-class Unprocessed {
- public:
-  Unprocessed(nb::handle logits, nb::handle row_status, Device device, SampleParams* p)
-      : known_(row_status, "row_status", kInt32, p->num_rows, "", device) {
-    if (!logits.is_none()) {
-      const TensorView& v = logits_.emplace(logits, "logits", kFloats).view();
-      p->raw_logits = v.data;
-      p->raw_stride = v.stride(0);
-      p->raw_dtype = v.dtype;
-    }
-    p->row_status = known_.data<std::int32_t>();
+// Reads logits before bias and penalties, and the statuses of rows; nothing if no bias or penalty was applied.
+void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, Device device, SampleParams* p) {
+  const VectorArgument known(frame, row_status, "row_status", kInt32, p->num_rows, "", device);
+  p->row_status = known.data<std::int32_t>();
+  if (const Array* const raw = frame->optional(logits, "logits", kFloats)) {
+    p->raw_logits = raw->data();
+    p->raw_stride = raw->view().stride(0);
+    p->raw_dtype = raw->view().dtype;
   }
+}
 
- private:
-  std::optional<Array> logits_;
-  const VectorArgument known_;
-};
-
-nb::object tokens(Frame frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
+nb::object tokens(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
                   nb::handle valid_vocab, int exp, int order, std::int64_t kept_capacity, std::int64_t n_logprobs,
                   int random_stream, int wants) {
   SampleParams p;
-  const Array x = read_logits(logits, &p);
+  const Array& x = read_logits(frame, logits, &p);
   const TensorView& v = x.view();
   read_valid_vocab(valid_vocab, &p);
   const std::int64_t most = std::min(kTopLogprobs, p.valid_vocab);
   require(n_logprobs >= 0 && n_logprobs <= most, "n_logprobs", "an integer in [0, ", most, "], got ", n_logprobs);
   p.n_logprobs = n_logprobs;
   p.random_stream = random_stream;
-  const DrawnRows drawn(rows, v.device, &p);
-  const Unprocessed raw(raw_logits, row_status, v.device, &p);
+  read_drawn_rows(frame, rows, v.device, &p);
+  read_unprocessed(frame, raw_logits, row_status, v.device, &p);
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
@@ -74,40 +65,35 @@ nb::object tokens(Frame frame, nb::handle logits, nb::tuple rows, nb::handle raw
       .run(rlk::sample, &p, sample_workspace_bytes);
 }
 
-// Payloads of the rounds before, and the width of the widest shard.
-class EarlierRounds {
- public:
-  EarlierRounds(const nb::tuple& given, nb::handle widest, const TensorView& logits, SamplePartialParams* p) {
-    if (p->round == 0) return;
-    p->widest = widest.is_none() ? logits.shape[1] : read_integer(widest, "max_shard", "an integer");
-    require(p->widest >= logits.shape[1] && p->widest <= p->vocab_size, "max_shard", "an integer in [", logits.shape[1],
-            ", ", p->vocab_size, "], got ", p->widest);
-    p->sorted_columns = p->round == 1 && p->parts.count > 0 ? columns_of_shard(*p) : 0;
-    for (int k = 1; k < p->round; ++k) {
-      const TensorView& v = payloads_[k - 1].emplace(entry(given, k - 1), "earlier", kInt32).view();
-      require_device(*payloads_[k - 1], logits.device);
-      if (k == 1) p->num_shards = static_cast<std::int32_t>(v.ndim == 3 ? v.shape[0] : 0);
-      require(p->num_shards >= 1 && p->num_shards <= kNumParts, "earlier", "payloads of 1 to 8 shards, got shape ",
-              payloads_[k - 1]->shape());
-      const std::int64_t words = round_words(k, p->vocab_size, p->widest, p->num_shards);
-      require(v.ndim == 3 && v.shape[0] == p->num_shards && v.shape[1] == p->num_rows && v.shape[2] == words &&
-                  v.is_contiguous(),
-              "earlier", "a contiguous array of shape [", p->num_shards, ", ", p->num_rows, ", ", words, "] for round ",
-              k, ", got shape ", payloads_[k - 1]->shape());
-      p->before[k - 1] = static_cast<const std::int32_t*>(v.data);
-    }
+// Reads payloads of the rounds before, and the width of the widest shard.
+void read_earlier_rounds(Frame* frame, const nb::tuple& given, nb::handle widest, const TensorView& logits,
+                         SamplePartialParams* p) {
+  if (p->round == 0) return;
+  p->widest = widest.is_none() ? logits.shape[1] : read_integer(widest, "max_shard", "an integer");
+  require(p->widest >= logits.shape[1] && p->widest <= p->vocab_size, "max_shard", "an integer in [", logits.shape[1],
+          ", ", p->vocab_size, "], got ", p->widest);
+  p->sorted_columns = p->round == 1 && p->parts.count > 0 ? columns_of_shard(*p) : 0;
+  for (int k = 1; k < p->round; ++k) {
+    const Array& payloads = frame->read(entry(given, k - 1), "earlier", kInt32, logits.device);
+    const TensorView& v = payloads.view();
+    if (k == 1) p->num_shards = static_cast<std::int32_t>(v.ndim == 3 ? v.shape[0] : 0);
+    require(p->num_shards >= 1 && p->num_shards <= kNumParts, "earlier", "payloads of 1 to 8 shards, got shape ",
+            payloads.shape());
+    const std::int64_t words = round_words(k, p->vocab_size, p->widest, p->num_shards);
+    require(v.ndim == 3 && v.shape[0] == p->num_shards && v.shape[1] == p->num_rows && v.shape[2] == words &&
+                v.is_contiguous(),
+            "earlier", "a contiguous array of shape [", p->num_shards, ", ", p->num_rows, ", ", words, "] for round ",
+            k, ", got shape ", payloads.shape());
+    p->before[k - 1] = static_cast<const std::int32_t*>(v.data);
   }
+}
 
- private:
-  std::optional<Array> payloads_[3];
-};
-
-nb::object partial(Frame frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
+nb::object partial(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
                    nb::tuple before, nb::handle vocab_start, nb::handle vocab_size, nb::handle valid_vocab, int exp,
                    int order, std::int64_t max_top_k, int random_stream, bool takes_raw, int round, nb::handle widest,
                    bool keeps) {
   SamplePartialParams p;
-  const Array x = read_logits(logits, &p, vocab_size, "logits_shard");
+  const Array& x = read_logits(frame, logits, &p, vocab_size, "logits_shard");
   const TensorView& v = x.view();
   read_valid_vocab(valid_vocab, &p);
   const std::int64_t start = read_vocab_start(vocab_start, p.vocab_size, v.shape[1]);
@@ -116,9 +102,9 @@ nb::object partial(Frame frame, nb::handle logits, nb::tuple rows, nb::handle ra
   p.random_stream = random_stream;
   p.takes_raw = takes_raw;
   p.round = round;
-  const EarlierRounds earlier(before, widest, v, &p);
-  const DrawnRows drawn(rows, v.device, &p);
-  const Unprocessed raw(raw_logits, row_status, v.device, &p);
+  read_earlier_rounds(frame, before, widest, v, &p);
+  read_drawn_rows(frame, rows, v.device, &p);
+  read_unprocessed(frame, raw_logits, row_status, v.device, &p);
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = keeps ? p.num_rows * v.shape[1] : 0;
@@ -131,10 +117,10 @@ nb::object partial(Frame frame, nb::handle logits, nb::tuple rows, nb::handle ra
       .run(rlk::sample_partial, &p, workspace_bytes<SamplePartialParams>);
 }
 
-nb::object merge(Frame frame, nb::handle payloads, nb::tuple rows, nb::handle vocab_size, nb::handle valid_vocab,
+nb::object merge(Frame* frame, nb::handle payloads, nb::tuple rows, nb::handle vocab_size, nb::handle valid_vocab,
                  int exp, int order, std::int64_t kept_capacity, int random_stream, int wants, bool in_rounds) {
   SampleMergeParams p;
-  const Array x(payloads, "payloads", kInt32);
+  const Array& x = frame->read(payloads, "payloads", kInt32);
   const TensorView& v = x.view();
   const std::int64_t candidates = v.ndim == 3 ? (v.shape[2] - kPayloadHead) / kCandidateWords : -1;
   require(candidates >= 0 && candidates <= kMostCandidates && v.shape[2] == payload_words(candidates) &&
@@ -152,7 +138,7 @@ nb::object merge(Frame frame, nb::handle payloads, nb::tuple rows, nb::handle vo
   p.vocab_size = read_vocab_size(vocab_size);
   read_valid_vocab(valid_vocab, &p);
   p.random_stream = random_stream;
-  const DrawnRows drawn(rows, v.device, &p);
+  read_drawn_rows(frame, rows, v.device, &p);
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);

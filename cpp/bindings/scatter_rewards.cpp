@@ -1,8 +1,6 @@
 // Python's entry to scatter_rewards.
 #include "rlk/ops/scatter_rewards.h"
 
-#include <optional>
-
 #include "call.h"
 #include "linear_args.h"
 #include "packed_fields.h"
@@ -20,40 +18,32 @@ RewardSpec read_spec(nb::handle packed) {
   return s;
 }
 
-class SpanArguments {
- public:
-  SpanArguments(nb::handle spans, nb::handle offsets, nb::handle rewards, const TokenArguments& of)
-      : spans_(read_spans(spans)),
-        offsets_(offsets, of.device(), "span_offsets"),
-        rewards_(rewards, "span_rewards", kFloat32, spans_.view().shape[0], "one a span", of.device()) {
-    require_device(spans_, of.device());
-    offsets_.require_given();
-    rewards_.require_contiguous();
-    const std::int64_t n = of.sequences().num_sequences, given = offsets_.num_sequences;
-    require(given == n, "span_offsets", "shape [", n + 1, "] (num_sequences + 1), got [", given + 1, "]");
-  }
-  void put(ScatterRewardsParams* p) const {
-    p->spans = {spans_.view().data, spans_.view().dtype};
-    p->span_offsets = offsets_.offsets;
-    p->span_rewards = rewards_.floats();
-    p->num_spans = spans_.view().shape[0];
-  }
-
- private:
-  Array spans_;
-  OffsetsArgument offsets_;
-  VectorArgument rewards_;
-};
+void read_rewards_of_spans(Frame* frame, nb::handle spans_given, nb::handle offsets_given, nb::handle rewards_given,
+                           const TokenArguments& of, ScatterRewardsParams* p) {
+  const Array& spans = read_spans(frame, spans_given);
+  p->num_spans = spans.view().shape[0];
+  const OffsetsArgument offsets(frame, offsets_given, of.device(), "span_offsets");
+  const VectorArgument rewards(frame, rewards_given, "span_rewards", kFloat32, p->num_spans, "one a span", of.device());
+  require_device(spans, of.device());
+  require_given(offsets_given, "span_offsets");
+  rewards.require_contiguous();
+  const std::int64_t n = of.sequences().num_sequences, given = offsets.num_sequences;
+  require(given == n, "span_offsets", "shape [", n + 1, "] (num_sequences + 1), got [", given + 1, "]");
+  p->spans = {spans.view().data, spans.view().dtype};
+  p->span_offsets = offsets.offsets;
+  p->span_rewards = rewards.floats();
+}
 
 // Returns (rewards, costs or None, combined or None, lengths). lagrange is None, a number, or one element on the
 // device.
-nb::object call(Frame frame, nb::handle mask, nb::handle rewards, nb::handle token_rewards, nb::handle spans,
+nb::object call(Frame* frame, nb::handle mask, nb::handle rewards, nb::handle token_rewards, nb::handle spans,
                 nb::handle span_offsets, nb::handle span_rewards, nb::handle logprob, nb::handle ref_logprob,
                 nb::handle cost, nb::handle cu_seqlens, nb::handle lagrange, nb::handle spec) {
-  TokenArguments tokens(mask, "mask", cu_seqlens, TokenKind::kMask);
+  TokenArguments tokens(frame, mask, "mask", cu_seqlens, TokenKind::kMask);
   const Sequences& q = tokens.sequences();
-  const VectorArgument of_sequences(rewards, "rewards", kFloat32, q.num_sequences, "one a sequence", tokens.device());
-  const VectorArgument costs(cost, "cost", kFloat32, q.num_sequences, "one a sequence", tokens.device());
+  const VectorArgument of_sequences(frame, rewards, "rewards", kFloat32, q.num_sequences, "one a sequence",
+                                    tokens.device());
+  const VectorArgument costs(frame, cost, "cost", kFloat32, q.num_sequences, "one a sequence", tokens.device());
   ScatterRewardsParams p;
   p.spec = read_spec(spec);
   p.sequences = q;
@@ -63,8 +53,7 @@ nb::object call(Frame frame, nb::handle mask, nb::handle rewards, nb::handle tok
   p.logprob = tokens.optional(logprob, "logprob");
   p.ref_logprob = tokens.optional(ref_logprob, "ref_logprob");
   p.cost = {costs.floats(), costs.stride(), 0};
-  std::optional<SpanArguments> of_spans;
-  if (!spans.is_none()) of_spans.emplace(spans, span_offsets, span_rewards, tokens).put(&p);
+  if (!spans.is_none()) read_rewards_of_spans(frame, spans, span_offsets, span_rewards, tokens, &p);
   p.lagrange_value = tokens.number(lagrange, "lagrange", &p.lagrange);
   return Results("scatter_rewards", tokens.array(), frame)
       .add(&p.to_tokens, tokens.shape())

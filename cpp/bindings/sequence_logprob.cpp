@@ -10,12 +10,12 @@ namespace rlk::bindings {
 namespace {
 
 // Returns (sum, count, status or None).
-nb::object forward(Frame frame, nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, bool return_status) {
-  TokenArguments tokens(logprob, "logprob", cu_seqlens, TokenKind::kFloats);
+nb::object forward(Frame* frame, nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, bool return_status) {
+  TokenArguments tokens(frame, logprob, "logprob", cu_seqlens, TokenKind::kFloats);
   SequenceLogprobParams p;
   p.logprob = tokens.array().view().data;
   p.logprob_stride = tokens.row_stride();
-  p.mask = tokens.optional_mask(mask);
+  p.mask = tokens.mask(mask);
   p.cu_seqlens = tokens.sequences().offsets();
   p.num_sequences = tokens.sequences().num_sequences;
   p.num_tokens = tokens.sequences().num_tokens;
@@ -29,11 +29,11 @@ nb::object forward(Frame frame, nb::handle logprob, nb::handle mask, nb::handle 
 
 // Returns d_logprob for `num_tokens` tokens (per row, or of all packed sequences), in the dtype of `code`. The mask has
 // the same shape. With `is_flat`, tokens of one sequence without offsets have the shape [num_tokens].
-nb::object backward(Frame frame, nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std::int64_t num_tokens,
+nb::object backward(Frame* frame, nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std::int64_t num_tokens,
                     int code, bool is_flat) {
-  const Array in(dsum, "dsum", kFloat32);
+  const Array& in = frame->read(dsum, "dsum", kFloat32);
   const TensorView& v = in.view();
-  const OffsetsArgument offsets(cu_seqlens, v.device);
+  const OffsetsArgument offsets(frame, cu_seqlens, v.device);
   const bool packed = !cu_seqlens.is_none();
   if (v.ndim != 1 || (packed && v.shape[0] != offsets.num_sequences)) {
     require_shape(false, in, "shape [", packed ? word(offsets.num_sequences) : "num_sequences", "]");
@@ -48,8 +48,7 @@ nb::object backward(Frame frame, nb::handle dsum, nb::handle mask, nb::handle cu
   require_shape(!is_flat || packed || p.num_sequences == 1, in, "shape [1] (one sequence)");
   std::vector<std::int64_t> shape{num_tokens};
   if (!packed && !is_flat) shape.insert(shape.begin(), p.num_sequences);
-  const MaskArgument flags(mask, shape, "logprob", v.device);
-  p.mask = flags.mask;
+  p.mask = read_mask(frame, mask, shape, "logprob", v.device);
   return Results("sequence_logprob", in, frame)
       .add(&p.d_logprob, shape, p.dtype)
       .run(rlk::sequence_logprob_backward, p);

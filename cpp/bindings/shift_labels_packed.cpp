@@ -10,20 +10,19 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object labels(Frame frame, nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::int64_t cp_rank,
+nb::object labels(Frame* frame, nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::int64_t cp_rank,
                   std::int64_t cp_size, bool zigzag, std::int64_t ignore_index) {
-  const Array in = Array(ids, "ids", kIndices);
+  const Array& in = frame->read(ids, "ids", kIndices);
   const TensorView& v = in.view();
   require_shape(v.ndim == 1, in, "shape [num_tokens]");
   require_columns(in);
-  const OffsetsArgument offsets(cu_seqlens, v.device);
-  offsets.require_given();
-  const MaskArgument flags(mask, in.shape(), "ids", v.device);
+  require_given(cu_seqlens, "cu_seqlens");
+  const OffsetsArgument offsets(frame, cu_seqlens, v.device);
+  ShiftLabelsParams p;
+  p.mask = read_mask(frame, mask, in.shape(), "ids", v.device);
   require(cp_size > 0 && cp_size < 1 << 20, "cp_size", "a number in [1, 2^20), got ", cp_size);
   require(cp_rank >= 0 && cp_rank < cp_size, "cp_rank", "a number in [0, ", cp_size, "), got ", cp_rank);
-  ShiftLabelsParams p;
   p.ids = v.data;
-  p.mask = flags.mask;
   p.cu_seqlens = offsets.offsets;
   p.num_sequences = offsets.num_sequences;
   p.num_tokens = v.shape[0];
@@ -41,14 +40,13 @@ nb::object labels(Frame frame, nb::handle ids, nb::handle cu_seqlens, nb::handle
       .run(rlk::shift_labels_packed, p);
 }
 
-nb::object spans(Frame frame, nb::handle given, nb::handle span_offsets, nb::handle cu_seqlens,
+nb::object spans(Frame* frame, nb::handle given, nb::handle span_offsets, nb::handle cu_seqlens,
                  std::int64_t num_tokens) {
-  const Array in = read_spans(given);
+  const Array& in = read_spans(frame, given);
   const TensorView& v = in.view();
-  const Array of_sequences(span_offsets, "span_offsets", kIndices);
+  const Array& of_sequences = frame->read(span_offsets, "span_offsets", kIndices, v.device);
   const TensorView& o = of_sequences.view();
-  require_device(of_sequences, v.device);
-  const OffsetsArgument offsets(cu_seqlens, v.device);
+  const OffsetsArgument offsets(frame, cu_seqlens, v.device);
   const bool packed = !cu_seqlens.is_none();
   if (o.ndim != 1 || o.shape[0] < 1 || !o.is_contiguous() || (packed && o.shape[0] != offsets.num_sequences + 1)) {
     require_shape(false, of_sequences, "a contiguous array of shape [",
@@ -74,8 +72,8 @@ Marker read_marker(nb::list ids) {
   return m;
 }
 
-nb::object turns(Frame frame, nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seqlens, bool include_end) {
-  const TokenArguments tokens(ids, "ids", cu_seqlens, TokenKind::kIntegers);
+nb::object turns(Frame* frame, nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seqlens, bool include_end) {
+  const TokenArguments tokens(frame, ids, "ids", cu_seqlens, TokenKind::kIntegers);
   const TensorView& v = tokens.array().view();
   ToolMaskParams p;
   p.ids = v.data;

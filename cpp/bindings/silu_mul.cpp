@@ -15,11 +15,11 @@ struct GateAndUp {
   std::optional<RowsArgument> second;
   std::int64_t columns;
 
-  GateAndUp(nb::handle gate, nb::handle up)
-      : first(gate, up.is_none() ? "gate_up" : "gate"), columns(first.columns / (up.is_none() ? 2 : 1)) {
+  GateAndUp(Frame* frame, nb::handle gate, nb::handle up)
+      : first(frame, gate, up.is_none() ? "gate_up" : "gate"), columns(first.columns / (up.is_none() ? 2 : 1)) {
     require_columns_below(first, up.is_none() ? 31 : 30);
     if (!up.is_none()) {
-      second.emplace(up, "up");
+      second.emplace(frame, up, "up");
       check_like(*second, first);
     } else {
       require(first.columns % 2 == 0, first.array, "an even last dimension, whose halves are gate and up, got shape ",
@@ -44,8 +44,8 @@ struct GateAndUp {
   }
 };
 
-nb::object forward(Frame frame, nb::handle gate, nb::handle up, int activation, bool round_before_mul) {
-  const GateAndUp in(gate, up);
+nb::object forward(Frame* frame, nb::handle gate, nb::handle up, int activation, bool round_before_mul) {
+  const GateAndUp in(frame, gate, up);
   GatedMulParams p;
   in.fill(&p, activation, round_before_mul);
   p.y_rows = contiguous_rows(p.num_rows, p.columns);
@@ -53,10 +53,10 @@ nb::object forward(Frame frame, nb::handle gate, nb::handle up, int activation, 
 }
 
 // Returns d_gate_up for a packed array, else (d_gate or None, d_up or None).
-nb::object backward(Frame frame, nb::handle dy, nb::handle gate, nb::handle up, int activation, bool round_before_mul,
+nb::object backward(Frame* frame, nb::handle dy, nb::handle gate, nb::handle up, int activation, bool round_before_mul,
                     bool return_d_gate, bool return_d_up) {
-  const GateAndUp in(gate, up);
-  const RowsArgument g(dy, "dy");
+  const GateAndUp in(frame, gate, up);
+  const RowsArgument g(frame, dy, "dy");
   check_same(g.array, in.first.array);
   const Sizes shape = in.shape();
   check_shape(g.array, shape, "the result");

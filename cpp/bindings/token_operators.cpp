@@ -13,18 +13,18 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object covariance_mask(Frame frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage,
+nb::object covariance_mask(Frame* frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage,
                            nb::handle mask, nb::handle cu_seqlens, int kind, double ratio, double lower, double upper,
                            double clip_low, double clip_high, std::int64_t seed) {
   const bool entropy = static_cast<CovarianceKind>(kind) == CovarianceKind::kEntropy;
-  TokenArguments tokens(logprob, entropy ? "entropy" : "logprob", cu_seqlens);
+  TokenArguments tokens(frame, logprob, entropy ? "entropy" : "logprob", cu_seqlens);
   CovarianceMaskParams p;
   p.sequences = tokens.sequences();
   require(p.sequences.num_slots() < std::int64_t{1} << 32, tokens.array(), "fewer than 2^32 elements");
   p.logprob = tokens.first();
   p.old_logprob = tokens.optional(old_logprob, "old_logprob");
   if (!entropy) p.advantage = tokens.required(advantage, "advantage", true);
-  p.mask = tokens.optional_mask(mask);
+  p.mask = tokens.mask(mask);
   p.kind = static_cast<CovarianceKind>(kind);
   p.ratio = ratio;
   p.lower = static_cast<float>(lower);
@@ -48,15 +48,15 @@ ImportanceSpec read_spec(nb::handle packed) {
 }
 
 // Returns (weights, kept, metrics or None).
-nb::object importance_weights(Frame frame, nb::handle logprob, nb::handle rollout_logprob, nb::handle mask,
+nb::object importance_weights(Frame* frame, nb::handle logprob, nb::handle rollout_logprob, nb::handle mask,
                               nb::handle cu_seqlens, nb::handle spec, bool return_metrics) {
-  TokenArguments tokens(logprob, "logprob", cu_seqlens);
+  TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
   ImportanceWeightsParams p;
   p.spec = read_spec(spec);
   p.sequences = tokens.sequences();
   p.logprob = tokens.first();
   p.rollout_logprob = tokens.required(rollout_logprob, "rollout_logprob");
-  p.mask = tokens.optional_mask(mask);
+  p.mask = tokens.mask(mask);
   return Results("importance_weights", tokens.array(), frame)
       .add(&p.weights, tokens.shape())
       .add(&p.kept, tokens.shape())
@@ -66,10 +66,10 @@ nb::object importance_weights(Frame frame, nb::handle logprob, nb::handle rollou
 
 // Returns (kl, None, None). With d_kl it returns (None, d_logprob, d_importance_weight or None), as far as they are
 // wanted.
-nb::object kl(Frame frame, nb::handle logprob, nb::handle ref_logprob, nb::handle weight, nb::handle mask,
+nb::object kl(Frame* frame, nb::handle logprob, nb::handle ref_logprob, nb::handle weight, nb::handle mask,
               nb::handle d_kl, int estimator, bool straight_through, int weight_kind, double input_limit, double limit,
               bool return_d_logprob, bool return_d_importance_weight) {
-  TokenArguments tokens(logprob, "logprob", nb::none());
+  TokenArguments tokens(frame, logprob, "logprob", nb::none());
   KlParams p;
   p.spec = {static_cast<KlEstimator>(estimator), straight_through, static_cast<KlWeight>(weight_kind),
             static_cast<float>(input_limit), static_cast<float>(limit)};
@@ -77,7 +77,7 @@ nb::object kl(Frame frame, nb::handle logprob, nb::handle ref_logprob, nb::handl
   p.logprob = tokens.first();
   p.ref_logprob = tokens.required(ref_logprob, "ref_logprob");
   p.weight = tokens.optional(weight, p.spec.weight == KlWeight::kOldLogprob ? "old_logprob" : "importance_weight");
-  p.mask = tokens.optional_mask(mask);
+  p.mask = tokens.mask(mask);
   p.d_kl = tokens.optional(d_kl, "d_kl");
   const bool backward = !d_kl.is_none();
   return Results("kl", tokens.array(), frame)
@@ -88,13 +88,13 @@ nb::object kl(Frame frame, nb::handle logprob, nb::handle ref_logprob, nb::handl
 }
 
 // Returns (y, mean or None, var or None).
-nb::object masked_whiten(Frame frame, nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle eps,
+nb::object masked_whiten(Frame* frame, nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle eps,
                          bool shift_mean, bool unbiased, bool return_stats) {
-  TokenArguments tokens(x, "x", cu_seqlens);
+  TokenArguments tokens(frame, x, "x", cu_seqlens);
   MaskedWhitenParams p;
   p.sequences = tokens.sequences();
   p.x = rows_of(tokens.first());
-  p.mask = tokens.optional_mask(mask);
+  p.mask = tokens.mask(mask);
   p.eps = read_positive(eps, "eps");
   p.shift_mean = shift_mean;
   p.unbiased = unbiased;
@@ -106,14 +106,14 @@ nb::object masked_whiten(Frame frame, nb::handle x, nb::handle mask, nb::handle 
       .run(rlk::masked_whiten, &p, masked_whiten_workspace_bytes);
 }
 
-nb::object mismatch_metrics(Frame frame, nb::handle logprob_train, nb::handle logprob_rollout, nb::handle mask,
+nb::object mismatch_metrics(Frame* frame, nb::handle logprob_train, nb::handle logprob_rollout, nb::handle mask,
                             nb::handle cu_seqlens, double limit, bool rollout_neutral) {
-  TokenArguments tokens(logprob_train, "logprob_train", cu_seqlens);
+  TokenArguments tokens(frame, logprob_train, "logprob_train", cu_seqlens);
   MismatchMetricsParams p;
   p.sequences = tokens.sequences();
   p.logprob_train = tokens.first();
   p.logprob_rollout = tokens.required(logprob_rollout, "logprob_rollout");
-  p.mask = tokens.optional_mask(mask);
+  p.mask = tokens.mask(mask);
   p.limit = static_cast<float>(limit);
   p.rollout_neutral = rollout_neutral;
   return Results("mismatch_metrics", tokens.array(), frame)
@@ -122,18 +122,18 @@ nb::object mismatch_metrics(Frame frame, nb::handle logprob_train, nb::handle lo
 }
 
 // Returns (advantages, returns). The caller gives either offsets or a size; the missing one is None or 0.
-nb::object optimal_token_baseline(Frame frame, nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq,
+nb::object optimal_token_baseline(Frame* frame, nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq,
                                   nb::handle mask, nb::handle importance, nb::handle cu_seqlens,
                                   nb::handle group_offsets, std::int64_t group_size, bool zero_tail, nb::handle eps) {
-  TokenArguments tokens(logprob, "logprob", cu_seqlens);
+  TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
   OptimalTokenBaselineParams p;
   p.sequences = tokens.sequences();
   p.logprob = tokens.first();
   p.rewards = tokens.required(rewards, "rewards", true);
   p.sum_p_sq = tokens.required(sum_p_sq, "sum_p_sq");
   p.importance = tokens.optional(importance, "importance_weight", true);
-  p.mask = tokens.optional_mask(mask);
-  const GroupsArgument groups(group_offsets, group_size, p.sequences.num_sequences, 25, tokens.device());
+  p.mask = tokens.mask(mask);
+  const GroupsArgument groups(frame, group_offsets, group_size, p.sequences.num_sequences, 25, tokens.device());
   p.group_offsets = groups.offsets.data;
   p.group_dtype = groups.offsets.dtype;
   p.group_size = groups.size;
@@ -147,10 +147,10 @@ nb::object optimal_token_baseline(Frame frame, nb::handle logprob, nb::handle re
 }
 
 // Returns (loss, metrics, d_value or None).
-nb::object value_loss(Frame frame, nb::handle value, nb::handle old_value, nb::handle returns, nb::handle mask,
+nb::object value_loss(Frame* frame, nb::handle value, nb::handle old_value, nb::handle returns, nb::handle mask,
                       nb::handle cu_seqlens, nb::handle token_weight, double clip, double huber, int denominator_kind,
                       bool sequence_mean, double horizon, double scale, nb::handle denominator, bool return_d_value) {
-  TokenArguments tokens(value, "value", cu_seqlens);
+  TokenArguments tokens(frame, value, "value", cu_seqlens);
   ValueLossParams p;
   p.spec = {static_cast<float>(clip),
             static_cast<float>(huber),
@@ -162,7 +162,7 @@ nb::object value_loss(Frame frame, nb::handle value, nb::handle old_value, nb::h
   p.value = tokens.first();
   p.old_value = tokens.optional(old_value, "old_value");
   p.returns = tokens.required(returns, "returns");
-  p.mask = tokens.optional_mask(mask);
+  p.mask = tokens.mask(mask);
   p.token_weight = tokens.optional(token_weight, "token_weight");
   p.denominator_value = tokens.denominator(denominator, &p.denominator);
   return Results("value_loss", tokens.array(), frame)

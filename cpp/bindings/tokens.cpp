@@ -7,25 +7,21 @@
 namespace rlk::bindings {
 namespace {
 
-Array read_first(nb::handle tokens, const char* name, TokenKind kind) {
+const Array& read_first(Frame* frame, nb::handle tokens, const char* name, TokenKind kind) {
   if (kind == TokenKind::kMask) {
-    Array mask = Array::of_any_dtype(tokens, name);
+    const Array& mask = frame->read_any(tokens, name);
     require_flags(mask);
     return mask;
   }
-  return {tokens, name, kind == TokenKind::kFloat32 ? kFloat32 : kind == TokenKind::kFloats ? kFloats : kIndices};
-}
-
-Array read_mask(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device) {
-  Array a = Array::of_any_dtype(object, "mask");
-  require_flags(a);
-  require_device(a, device);
-  check_shape(a, shape, whose);
-  if (a.view().ndim > 0) require_columns(a);
-  return a;
+  const bool floats = kind == TokenKind::kFloats;
+  return frame->read(tokens, name, kind == TokenKind::kFloat32 ? kFloat32 : floats ? kFloats : kIndices);
 }
 
 }  // namespace
+
+void require_given(nb::handle object, const char* name) {
+  if (object.is_none()) type_error(name, kNothing);
+}
 
 void require_flags(const Array& mask) {
   const std::string dtype = mask.dtype_name();
@@ -42,35 +38,36 @@ TokenMask flags_of(const Array& mask) {
   return {v.data, v.ndim == 2 ? v.stride(0) : 0, mask.element_bytes(), mask.is_float()};
 }
 
-MaskArgument::MaskArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device) {
-  if (object.is_none()) return;
-  array_.emplace(read_mask(object, shape, whose, device));
-  mask = flags_of(*array_);
+TokenMask read_mask(Frame* frame, nb::handle object, std::span<const std::int64_t> shape, const char* whose,
+                    Device device) {
+  if (object.is_none()) return {};
+  const Array& a = frame->read_any(object, "mask");
+  require_flags(a);
+  require_device(a, device);
+  check_shape(a, shape, whose);
+  if (a.view().ndim > 0) require_columns(a);
+  return flags_of(a);
 }
 
-OffsetsArgument::OffsetsArgument(nb::handle object, Device device, const char* name, const char* count) : name_(name) {
-  if (object.is_none()) return;
-  const TensorView& v = array_.emplace(object, name, kIndices).view();
-  require_device(*array_, device);
-  require_shape(v.ndim == 1 && v.shape[0] > 0, *array_, "shape [", count, " + 1]");
-  require_columns(*array_);
+OffsetsArgument::OffsetsArgument(Frame* frame, nb::handle object, Device device, const char* name, const char* count) {
+  const Array* const a = frame->optional(object, name, kIndices, device);
+  if (!a) return;
+  const TensorView& v = a->view();
+  require_shape(v.ndim == 1 && v.shape[0] > 0, *a, "shape [", count, " + 1]");
+  require_columns(*a);
   offsets.data = v.data;
   offsets.dtype = v.dtype;
   num_sequences = v.shape[0] - 1;
 }
 
-void OffsetsArgument::require_given() const {
-  if (!array_) type_error(name_, kNothing);
-}
-
-GroupsArgument::GroupsArgument(nb::handle group_offsets, std::int64_t group_size, std::int64_t num_sequences, int bits,
-                               Device device)
-    : given_(group_offsets, device, "group_offsets", "num_groups") {
+GroupsArgument::GroupsArgument(Frame* frame, nb::handle group_offsets, std::int64_t group_size,
+                               std::int64_t num_sequences, int bits, Device device) {
+  const OffsetsArgument given(frame, group_offsets, device, "group_offsets", "num_groups");
   const bool by_offsets = !group_offsets.is_none();
   const char* const name = by_offsets ? "group_offsets" : "group_size";
   if (by_offsets) {
-    offsets = given_.offsets;
-    num_groups = given_.num_sequences;
+    offsets = given.offsets;
+    num_groups = given.num_sequences;
   } else {
     require(group_size > 0 && num_sequences % group_size == 0, name, "a divisor of ", num_sequences,
             " (the number of sequences), got ", group_size);
@@ -82,8 +79,8 @@ GroupsArgument::GroupsArgument(nb::handle group_offsets, std::int64_t group_size
           " (the number of sequences) last, got shape [1]");
 }
 
-TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle cu_seqlens, TokenKind kind)
-    : first_(read_first(tokens, name, kind)) {
+TokenArguments::TokenArguments(Frame* frame, nb::handle tokens, const char* name, nb::handle cu_seqlens, TokenKind kind)
+    : frame_(frame), first_(read_first(frame, tokens, name, kind)) {
   const TensorView& v = first_.view();
   const bool packed = !cu_seqlens.is_none();
   require_shape(v.ndim == 1 || (!packed && v.ndim == 2), first_, "shape ",
@@ -91,10 +88,10 @@ TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle c
   sequences_.num_tokens = v.shape[v.ndim - 1];
   sequences_.num_sequences = v.ndim == 2 ? v.shape[0] : 1;
   if (packed) {
-    offsets_.emplace(cu_seqlens, v.device);
-    sequences_.cu_seqlens = offsets_->offsets.data;
-    sequences_.cu_dtype = offsets_->offsets.dtype;
-    sequences_.num_sequences = offsets_->num_sequences;
+    const OffsetsArgument given(frame, cu_seqlens, v.device);
+    sequences_.cu_seqlens = given.offsets.data;
+    sequences_.cu_dtype = given.offsets.dtype;
+    sequences_.num_sequences = given.num_sequences;
   }
   require(sequences_.num_sequences < std::int64_t{1} << 31, first_, "fewer than 2^31 sequences, got ",
           sequences_.num_sequences);
@@ -131,22 +128,17 @@ PolicyTokens TokenArguments::optional(nb::handle object, const char* name, bool 
 }
 
 PolicyTokens TokenArguments::required(nb::handle object, const char* name, bool per_sequence) {
-  kept_.emplace_back(object, name, kFloat32);
-  return read(kept_.back(), per_sequence);
+  return read(frame_->read(object, name, kFloat32), per_sequence);
 }
 
 TokenMask TokenArguments::mask(nb::handle object) {
-  kept_.push_back(read_mask(object, shape(), first_.name(), device()));
-  return flags_of(kept_.back());
+  return read_mask(frame_, object, shape(), first_.name(), device());
 }
-
-TokenMask TokenArguments::optional_mask(nb::handle object) { return object.is_none() ? TokenMask{} : mask(object); }
 
 float TokenArguments::number(nb::handle object, const char* name, const float** element) {
   if (PyFloat_Check(object.ptr())) return static_cast<float>(PyFloat_AsDouble(object.ptr()));
   if (object.is_none()) return 0.0f;
-  const Array& a = kept_.emplace_back(object, name, kFloat32);
-  require_device(a, device());
+  const Array& a = frame_->read(object, name, kFloat32, device());
   require(a.view().num_elements() == 1, a, "one element, got shape ", a.shape());
   *element = a.data<float>();
   return 0.0f;
@@ -158,18 +150,17 @@ float read_number_in(nb::handle value, const char* name, float low, float high, 
   return narrow;
 }
 
-Array read_spans(nb::handle object) {
-  Array a(object, "spans", kIndices);
+const Array& read_spans(Frame* frame, nb::handle object) {
+  const Array& a = frame->read(object, "spans", kIndices);
   const TensorView& v = a.view();
   require_shape(v.ndim == 2 && v.shape[1] == 2 && v.is_contiguous(), a, "a contiguous array of shape [num_spans, 2]");
   return a;
 }
 
-VectorArgument::VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count,
-                               const char* of, std::optional<Device> device, const char* cure) {
-  if (object.is_none()) return;
-  array_.emplace(object, name, dtypes);
-  check(count, of, device, cure);
+VectorArgument::VectorArgument(Frame* frame, nb::handle object, const char* name, const Dtypes& dtypes,
+                               std::int64_t count, const char* of, std::optional<Device> device, const char* cure)
+    : array_(frame->optional(object, name, dtypes)) {
+  if (array_) check(count, of, device, cure);
 }
 
 void VectorArgument::check(std::int64_t count, const char* of, std::optional<Device> device, const char* cure) const {

@@ -4,7 +4,6 @@
 
 #include <limits>
 #include <optional>
-#include <vector>
 
 #include "ndarray.h"
 #include "rlk/ops/random_bits.h"
@@ -12,44 +11,32 @@
 
 namespace rlk::bindings {
 
+// Refuses None where an array is required.
+void require_given(nb::handle object, const char* name);
 // Raises an error if the rules for zero do not cover the mask's dtype.
 void require_flags(const Array& mask);
 // Flags of a checked mask.
 TokenMask flags_of(const Array& mask);
 
-// A mask that must have the shape of the array named `whose`.
-struct MaskArgument {
-  // None: every token counts.
-  MaskArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device);
-  TokenMask mask;
-
- private:
-  std::optional<Array> array_;
-};
+// Reads a mask that must have the shape of the array named `whose`. None: every token counts.
+TokenMask read_mask(Frame* frame, nb::handle object, std::span<const std::int64_t> shape, const char* whose,
+                    Device device);
 
 // Offsets [num + 1], or None.
 struct OffsetsArgument {
-  OffsetsArgument(nb::handle object, Device device, const char* name = "cu_seqlens",
+  OffsetsArgument(Frame* frame, nb::handle object, Device device, const char* name = "cu_seqlens",
                   const char* count = "num_sequences");
   Offsets offsets;
   std::int64_t num_sequences = 0;
-  void require_given() const;
-
- private:
-  std::optional<Array> array_;
-  const char* name_;
 };
 
 // Groups of consecutive sequences, given by offsets (fewer than 2^bits groups), or by one size that divides the number
 // of sequences.
 struct GroupsArgument {
-  GroupsArgument(nb::handle group_offsets, std::int64_t group_size, std::int64_t num_sequences, int bits,
+  GroupsArgument(Frame* frame, nb::handle group_offsets, std::int64_t group_size, std::int64_t num_sequences, int bits,
                  Device device);
   Offsets offsets{nullptr, DType::kInt64};
   std::int64_t num_groups = 0, size = 0;
-
- private:
-  OffsetsArgument given_;
 };
 
 // Dtypes of the first array, which gives the others their shape.
@@ -59,7 +46,8 @@ enum class TokenKind { kFloat32, kFloats, kIntegers, kMask };
 // [num_tokens] for one sequence. Tokens are contiguous. The first array decides which form it is.
 class TokenArguments {
  public:
-  TokenArguments(nb::handle tokens, const char* name, nb::handle cu_seqlens, TokenKind kind = TokenKind::kFloat32);
+  TokenArguments(Frame* frame, nb::handle tokens, const char* name, nb::handle cu_seqlens,
+                 TokenKind kind = TokenKind::kFloat32);
 
   const Sequences& sequences() const { return sequences_; }
   Device device() const { return first_.view().device; }
@@ -74,8 +62,7 @@ class TokenArguments {
   // data.
   PolicyTokens optional(nb::handle object, const char* name, bool per_sequence = false);
   PolicyTokens required(nb::handle object, const char* name, bool per_sequence = false);
-  TokenMask mask(nb::handle object);
-  TokenMask optional_mask(nb::handle object);  // None: every token counts
+  TokenMask mask(nb::handle object);  // None: every token counts
   // Returns a number unchanged, and 0 for None. For one float32 element on the device, it sets `element` to its address
   // and returns 0.
   float denominator(nb::handle object, const float** element) { return number(object, "denominator", element); }
@@ -85,9 +72,8 @@ class TokenArguments {
   static std::int64_t stride_of(const Array& a) { return a.view().ndim == 2 ? a.view().stride(0) : 0; }
   PolicyTokens read(const Array& a, bool per_sequence) const;
 
-  Array first_;
-  std::optional<OffsetsArgument> offsets_;
-  std::vector<Array> kept_;  // keep the exporters' memory alive during the call
+  Frame* frame_;
+  const Array& first_;
   Sequences sequences_;
 };
 
@@ -100,11 +86,11 @@ constexpr Dtypes kCounts{set_of({DType::kInt32, DType::kInt64, DType::kFloat32})
 // counted, and `cure` what to do about an array of more dimensions.
 class VectorArgument {
  public:
-  VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count, const char* of,
-                 std::optional<Device> device, const char* cure = "");
+  VectorArgument(Frame* frame, nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count,
+                 const char* of, std::optional<Device> device, const char* cure = "");
   // Reads the first array of a call, which is not None and has any count.
-  VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, const char* of)
-      : array_(std::in_place, object, name, dtypes) {
+  VectorArgument(Frame* frame, nb::handle object, const char* name, const Dtypes& dtypes, const char* of)
+      : array_(&frame->read(object, name, dtypes)) {
     check(-1, of, std::nullopt, "");
   }
   template <class T = void>
@@ -115,7 +101,7 @@ class VectorArgument {
   RowIntegers integers() const { return {data(), 0, stride(), dtype(DType::kInt64)}; }
   std::int64_t size() const { return array_ ? array_->view().shape[0] : 0; }
   Device device() const { return array_->view().device; }
-  const Array* array() const { return array_ ? &*array_ : nullptr; }
+  const Array* array() const { return array_; }
   DType dtype(DType otherwise) const { return array_ ? array_->view().dtype : otherwise; }
   std::int64_t stride() const { return array_ && array_->view().shape[0] > 1 ? array_->view().stride(0) : 1; }
   void require_contiguous() const;
@@ -123,11 +109,11 @@ class VectorArgument {
  private:
   void check(std::int64_t count, const char* of, std::optional<Device> device, const char* cure) const;
 
-  std::optional<Array> array_;
+  const Array* array_;
 };
 
 // Reads `spans`, [num_spans, 2], int32 or int64, contiguous.
-Array read_spans(nb::handle object);
+const Array& read_spans(Frame* frame, nb::handle object);
 
 // Reads a Python number as a float32 in [low, high].
 float read_number_in(nb::handle value, const char* name, float low, float high, const char* expected);
