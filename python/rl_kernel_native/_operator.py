@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import _check
+from ._native import module as _C
+
 Native = Callable[..., Any]
 Dtype = str | int | Callable[[tuple[Any, ...]], int | None] | None
 
@@ -168,6 +171,32 @@ def linear(of: tuple[int, ...], along: Callable[..., Sequence[Any]], constants: 
     return Composed(of, backward=along, tangents=tangents, asked=asked, constants=constants, is_linear=True, **more)
 
 
+class Declared:
+    """Gives options the types that a schema declares. Errors name the option."""
+
+    def __init__(self, options: str) -> None:
+        self.options = tuple(tuple(option.split()) for option in options.split(", "))
+
+    def __call__(self, how: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(_declared(kind, name, x) for (kind, name), x in zip(self.options, how, strict=True))
+
+
+def _declared(kind: str, name: str, x: Any) -> Any:
+    is_symbol = not isinstance(x, (int, float)) and hasattr(x, "node")  # a trace's, in a backward
+    if is_symbol or (x is None and kind.endswith("?")):
+        return x
+    kind = kind.rstrip("?")
+    if kind == "float":
+        return _check.number(name.removesuffix("_value"), x)
+    if kind == "SymInt":
+        return _check.integer64(name, x)
+    if kind == "ScalarType" and type(x) is int:  # the extension's number
+        from ._torch import DTYPES
+
+        return None if x < 0 else DTYPES[x]
+    return x
+
+
 class Operator:
     """One operator. Arrays and options always stand in the order of its description."""
 
@@ -177,11 +206,11 @@ class Operator:
         arrays: tuple[Array | str, ...],
         options: str,
         *,
-        outputs: Callable[[Sequence[Any], tuple[Any, ...]], Sequence[Any]],
+        outputs: Callable[[Sequence[Any], tuple[Any, ...]], Sequence[Any]] | None = None,
         dtypes: tuple[Dtype, ...] = ("float32",),
         native: Native | None = None,
         gradient: Kept | Composed | None = None,
-        schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda how: how,
+        schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = lambda how: how,
         exp: int | None = None,
         leads: int = 0,
         sharded: str = "",
@@ -192,31 +221,64 @@ class Operator:
             arrays: operands, or names of operands about which there is no more to say.
             options: the options in the schema's form.
             outputs: a function of arrays and options that returns each output's shape, or None for an output that is
-                not asked for.
+                not asked for. If left out, every output has the shape of the leading array.
             dtypes: one for each output: a name; None for that of the leading array; the position of an array; or a
                 function of the options that returns the extension's number or None.
             native: a function of arrays, options, allocate and stream. It returns the outputs, or None where it writes
-                arrays instead. If left out, the function of :class:`Kept` serves.
+                arrays instead. If left out, the function of :class:`Kept` serves, or without one the extension's
+                function of the operator's name.
             gradient: None for an operator without gradients, which treats its inputs as detached.
-            schema_options: options in the schema's form, if ``native`` takes others as well.
+            schema_options: a function that returns options in the schema's form, if ``native`` takes others as well.
+                None: :class:`Declared` checks them by the types that ``options`` declares.
             exp: position of the option ``exp``, which the engine resolves for the device of the call.
             leads: position of the array whose device and framework the others must have.
             sharded: end of the error for a DTensor, which names the call to use instead.
             flops: a function of the arrays' shapes that returns the count for torch's FlopCounterMode.
         """
         self.name, self.arrays, self.options = name, tuple(map(Array.of, arrays)), options
-        self.outputs, self.dtypes, self.gradient = outputs, dtypes, gradient
-        self.schema_options, self.exp, self.leads = schema_options, exp, leads
+        self.outputs = outputs or (lambda arrays, how: (arrays[leads].shape,) * len(dtypes))
+        self.dtypes, self.gradient = dtypes, gradient
+        self.schema_options, self.exp, self.leads = schema_options or Declared(options), exp, leads
         self.sharded, self.flops = sharded, flops
         self.num_options = options.count(",") + 1 if options else 0
         self.has_numbers = any(a.number for a in self.arrays)
         self.written = tuple(i for i, a in enumerate(self.arrays) if a.written)
-        if native is None:
-            assert isinstance(gradient, Kept)
+        if native is None and isinstance(gradient, Kept):
             of_loss, none = gradient.native, (False,) * len(gradient.of)
             native = lambda arrays, how, *tail: of_loss(arrays, how, none, *tail)[: len(dtypes)]  # noqa: E731
-        self.native = native
+        elif native is None and len(dtypes) == 1:
+            native = lambda arrays, how, *tail: (getattr(_C, name)(*arrays, *how, *tail),)  # noqa: E731
+        elif native is None:
+            native = lambda arrays, how, *tail: getattr(_C, name)(*arrays, *how, *tail)  # noqa: E731
+        self.native: Native = native
         OPERATORS.append(self)
+
+    def into(self, at: int) -> Operator:
+        """The operator that adds output ``at`` to main_grad, its first array, and returns the other outputs.
+
+        It lacks the option for the dtype of that output. ``native`` gets None for this option, and main_grad by name.
+        """
+        options = self.options.split(", ")
+        place = next((i for i, option in enumerate(options) if option.startswith("ScalarType")), len(options))
+
+        def others(found: Sequence[Any]) -> tuple[Any, ...]:
+            return *found[:at], *found[at + 1 :]
+
+        def whole(how: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (*how[:place], None, *how[place:])[: len(options)]
+
+        flops = self.flops
+        return Operator(
+            f"{self.name}_",
+            (Array("main_grad", written=True), *self.arrays),
+            ", ".join(options[:place] + options[place + 1 :]),
+            outputs=lambda arrays, how: others(self.outputs(arrays[1:], whole(how))),
+            dtypes=others([d + 1 if isinstance(d, int) else d for d in self.dtypes]),
+            native=lambda arrays, how, *tail: others(self.native(arrays[1:], whole(how), *tail, main_grad=arrays[0])),
+            schema_options=None,
+            leads=self.leads + 1,
+            flops=None if flops is None else lambda main_grad, *given: flops(*given),
+        )
 
     def resolved(self, how: tuple[Any, ...], mode: Callable[..., int], *device: str) -> tuple[Any, ...]:
         """The options with ``exp`` as the extension's number, which ``mode`` computes from exp and device."""

@@ -24,6 +24,7 @@ from ..contract import (
     derivatives,
 )
 from ..reference.attention import attention_reference
+from . import attention_traced  # noqa: F401 - describes the operators
 from .attention_lists import BESIDE_TREE, NO_PAGES, PAGES, PLACES, list_names
 from .attention_partials import AttentionPartials, partials
 

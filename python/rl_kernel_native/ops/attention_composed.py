@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attention_lists import NO_PAGES, lse_shape, out_shape
+from .attention_lists import lse_shape, out_shape
 
 
 def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,57 +101,24 @@ def _where(used: Tensor, x: Tensor) -> Tensor:
     return torch.where(used[:, :, None, None], x, torch.zeros_like(x))
 
 
-def _probabilities(x: Tensor, y: Tensor, sinks: Any, sees: Tensor, scale: float, softcap: float | None) -> Any:
-    """Probabilities [b, kv_heads, group, i, j], those of sinks [b, kv_heads, group, i, 1] or None, lse [b, kv_heads,
-    group, i], and the softcap's slope."""
-    s = torch.einsum("bihgd,bjhd->bhgij", x, y) * scale
-    slope: Any = 1.0
-    if softcap is not None:
-        h = torch.tanh(s / softcap)
-        s, slope = softcap * h, 1 - h * h
-    any_key = sees.any(-1, keepdim=True)
-    s = torch.where(sees, s, torch.where(any_key, float("-inf"), 0.0))
-    lse = torch.logsumexp(s, -1, keepdim=True) if s.shape[-1] else s.sum(-1, keepdim=True)
-    of_sinks = None
-    if sinks is not None:
-        u = sinks.double().view(1, *x.shape[2:4], 1, 1)
-        lse = torch.where(any_key, torch.logaddexp(lse, u), lse)
-        of_sinks = torch.where(any_key, torch.exp(u - lse), 0.0)
-    p = torch.where(sees, torch.exp(s - lse), torch.zeros_like(s))
-    return p, of_sinks, torch.where(any_key, lse, float("-inf")).squeeze(-1), slope
-
-
 def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Any, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
     """out and lse."""
     x, y, z, sees, scale = _scene(q, k, v, lists, how)
-    p, _, lse, _ = _probabilities(x, y, sinks, sees, scale, how[3])
-    out = torch.einsum("bhgij,bjhd->bihgd", p, z).to(q.dtype)
-    lse = lse.flatten(1, 2)
+    s = torch.einsum("bihgd,bjhd->bhgij", x, y) * scale
+    if how[3] is not None:
+        s = how[3] * torch.tanh(s / how[3])
+    any_key = sees.any(-1, keepdim=True)
+    s = torch.where(sees, s, torch.where(any_key, float("-inf"), 0.0))
+    lse = torch.logsumexp(s, -1, keepdim=True) if s.shape[-1] else s.sum(-1, keepdim=True)
+    if sinks is not None:
+        u = sinks.double().view(1, *x.shape[2:4], 1, 1)
+        lse = torch.where(any_key, torch.logaddexp(lse, u), lse)
+    p = torch.where(sees, torch.exp(s - lse), torch.zeros_like(s))
+    out = torch.einsum("bhgij,bjhd->bihgd", p, z)
+    out = torch.where(
+        any_key[:, 0, 0, ..., None, None], out, torch.zeros_like(out)
+    )  # the gradient may hold any value there
+    lse = torch.where(any_key, lse, float("-inf")).squeeze(-1).flatten(1, 2)
     if lists[0] is None and lists[1] is not None:  # [1, heads, batch * tokens]
         lse = lse[0].unflatten(1, (q.shape[0], q.shape[1])).transpose(0, 1)
-    return out.reshape(out_shape(q, v)), lse.reshape(lse_shape(q)).float()
-
-
-def backward(
-    dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, lists: tuple[Any, ...], how: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """dq, dk, dv and dsinks or None."""
-    x, y, z, sees, scale = _scene(q, k, v, (*lists, *NO_PAGES), how)
-    p, of_sinks, _, slope = _probabilities(x, y, sinks, sees, scale, how[3])
-    g = _where(sees.any(-1)[:, 0, 0], dout.double().reshape(*x.shape[:2], q.shape[-2], v.shape[-1]))
-    g = g.unflatten(2, x.shape[2:4])
-    dp = torch.einsum("bihgd,bjhd->bhgij", g, z)
-    delta = (p * dp).sum(-1, keepdim=True)
-    if dlse is not None:
-        wide = dlse.double()
-        if lists[0] is None and lists[1] is not None:
-            wide = wide.transpose(0, 1).flatten(1)[None]
-        rows = wide.reshape(p.shape[:-1])[..., None]
-        delta = delta - torch.where(sees.any(-1, keepdim=True), rows, torch.zeros_like(rows))
-    ds = p * (dp - delta) * slope * scale
-    dq = torch.einsum("bhgij,bjhd->bihgd", ds, y)
-    dk = torch.einsum("bhgij,bihgd->bjhd", ds, x)
-    dv = torch.einsum("bhgij,bihgd->bjhd", p, g)
-    dsinks = None if of_sinks is None else -(of_sinks * delta).sum((0, 3, 4)).reshape(sinks.shape).float()
-    dq, dk, dv = (g.reshape(t.shape).to(q.dtype) for g, t in ((dq, q), (dk, k), (dv, v)))
-    return dq, dk, dv, dsinks
+    return out.to(q.dtype).reshape(out_shape(q, v)), lse.reshape(lse_shape(q)).float()

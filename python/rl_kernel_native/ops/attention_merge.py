@@ -15,7 +15,7 @@ from .attention_partials import MOST_SPLITS, AttentionPartials, numbers_of, refu
 
 __all__ = ["attention_merge", "attention_merge_approximate"]
 
-_C = functions(
+functions(
     attention_merge="object*4, int*2, bool, object, int",
     attention_merge_approximate="object*2, int, bool, object, int",
 )
@@ -34,7 +34,6 @@ _MERGE = Operator(
     "int[] splits, int out_dtype, int exp, bool return_lse",
     outputs=lambda arrays, how: (arrays[0].shape[1:], _rows(arrays[0]) if how[3] else None),
     dtypes=(lambda how: how[1], "float32"),
-    native=lambda arrays, how, *tail: _C.attention_merge(*arrays, *how, *tail),
     exp=2,
 )
 _APPROXIMATE = Operator(
@@ -43,7 +42,6 @@ _APPROXIMATE = Operator(
     "int exp, bool return_lse",
     outputs=lambda arrays, how: (arrays[0].shape[1:], _rows(arrays[0]) if how[1] else None),
     dtypes=(0, "float32"),
-    native=lambda arrays, how, *tail: _C.attention_merge_approximate(*arrays, *how, *tail),
     exp=0,
 )
 

@@ -19,7 +19,6 @@ from ..reference.attention_partials import (
     split_count,
 )
 from .attention_lists import PAGES, PLACES
-from .attention_traced import checked
 
 __all__ = ["AttentionPartials", "attention_merge_reference", "attention_partials_reference", "attention_splits"]
 
@@ -127,6 +126,7 @@ _PARTIALS = Operator(
     outputs=_shapes,
     dtypes=("float32", "float32"),
     native=_native,
+    schema_options=None,
     exp=5,
 )
 
@@ -146,7 +146,6 @@ def partials(q: Any, k: Any, v: Any, lists: Any, splits: Any, options: Any, exp:
             v=v,
         )
         q, k, v = autocast(q, k, v)
-        options = checked(options)
     how = (own, *options, exp, AS_CALLED if traced else product_unit())
     stats, sums = call(_PARTIALS, (q, k, v, *lists), how)
     return AttentionPartials(stats, sums, tuple(range(stats.shape[0])) if own is None else own)

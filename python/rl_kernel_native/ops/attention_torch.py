@@ -118,4 +118,4 @@ def backward(
     optional = {"dlse": dlse, "sinks": sinks, **dict(zip(list_names(PLACES, lists), lists, strict=True))}
     require_tensors(q=q, k=k, v=v, dout=dout, out=out, lse=lse, optional=optional)
     inputs = (gradient(dout, q.dtype, "dout", dims=4), *inputs[1:])
-    return applied(traced.BACKWARD, inputs, (*traced.checked(options), mode, unit, *wants))
+    return applied(traced.BACKWARD, inputs, (*options, mode, unit, *wants))

@@ -7,27 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _check
 from .._arithmetic import AS_CALLED, IEEE, PORTABLE, resolve_traced, resolve_traced_unit
 from .._native import module as _C
 from .._operator import Composed, Operator
-from .._transforms import batched
+from .._transforms import batched, pulled
 from .attention_lists import NO_PAGES, PAGES, PLACES, lse_shape, out_shape
 
 MOST_HEAD_DIM = 256
 _HOW = "bool causal, SymInt? window_size, float? softmax_scale, float? softcap, int exp, int unit"
-
-
-def checked(how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The options in the schema's form."""
-    causal, window_size, softmax_scale, softcap, *rest = how
-    return (
-        causal,
-        None if window_size is None else _check.integer("window_size", window_size),
-        None if softmax_scale is None else _check.number("softmax_scale", softmax_scale),
-        None if softcap is None else _check.number("softcap", softcap),
-        *rest,
-    )
 
 
 # ---- calls of the extension -----------------------------------------------------------------------------------------
@@ -91,10 +78,15 @@ def _composed_forward(operands: Any, how: Any) -> Any:
 
 
 def _composed_backward(operands: Any, how: Any) -> Any:
-    from .attention_composed import backward
+    from .attention_composed import forward
 
     dout, dlse, q, k, v, sinks, *lists = operands
-    found = backward(dout, dlse, q, k, v, sinks, tuple(lists), how)
+    given = (dout,) if dlse is None else (dout, dlse)
+
+    def outputs(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        return forward(q, k, v, sinks, (*lists, *NO_PAGES), how)[: len(given)]
+
+    found = pulled(outputs, (q, k, v, sinks), given)
     return tuple(g for g, is_wanted in zip(found, _wanted(how), strict=True) if is_wanted)
 
 
@@ -139,7 +131,7 @@ FORWARD = Operator(
     outputs=lambda arrays, how: (out_shape(arrays[0], arrays[2]), lse_shape(arrays[0])),
     dtypes=(None, "float32"),
     native=_native_forward,
-    schema_options=checked,
+    schema_options=None,
     gradient=Composed(
         of=(0, 1, 2, 3),
         composed=_composed_forward,
@@ -159,6 +151,7 @@ BACKWARD: Operator = Operator(
     outputs=_gradient_shapes,
     dtypes=(2, 3, 4, "float32"),
     native=_native_backward,
+    schema_options=None,
     gradient=Composed(
         of=(0, 1, 2, 3, 4, 7),
         composed=_composed_backward,

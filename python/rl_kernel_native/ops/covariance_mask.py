@@ -17,7 +17,7 @@ from ..reference.covariance_mask import covariance_mask_reference
 
 __all__ = ["covariance_mask", "covariance_mask_reference"]
 
-_C = functions(covariance_mask="object*5, int, float*5, int, object, int")
+functions(covariance_mask="object*5, int, float*5, int, object, int")
 
 _KINDS = {"clip": 0, "kl": 1}  # CovarianceKind
 ENTROPY = 2  # a further kind, for entropy_mask
@@ -37,8 +37,6 @@ COVARIANCE_MASK = Operator(
         "cu_seqlens?",
     ),
     "int kind, float ratio, float lower, float upper, float clip_low, float clip_high, SymInt seed",
-    outputs=lambda arrays, how: (arrays[0].shape,),
-    native=lambda arrays, how, *tail: (_C.covariance_mask(*arrays, *how, *tail),),
 )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _call, _check, _dispatch
 from .._native import functions
-from .._operator import Array, Operator, linear
+from .._operator import Operator, linear
 from .._transforms import batched
 from .._types import AnyArray, ArrayT, DType, OnBadId
 from ..contract import EVERY_BACKEND, GROUPS, TOKEN_SUMS, Bound, Row, add_rows
@@ -20,29 +20,6 @@ __all__ = ["embedding", "embedding_backward", "embedding_reference"]
 _C = functions(embedding="object*6, int", embedding_backward="object*7, int, object, int", embedding_eager="object*5")
 
 SAME = -1  # the code that means the dtype of the weight, or of dy
-
-
-def _where(how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """vocab_start, vocab_size and padding_idx in the schema's form."""
-    start, size, padding = how[:3]
-    return (
-        _check.integer64("vocab_start", start),
-        None if size is None else _check.integer64("vocab_size", size),
-        None if padding is None else _check.integer64("padding_idx", padding),
-    )
-
-
-def _rows_and_where(how: tuple[Any, ...]) -> tuple[Any, ...]:
-    return _check.integer64("num_rows", how[0]), *_where(how[1:]), *map(_dtype, how[4:])
-
-
-def _dtype(code: Any) -> Any:
-    """torch's dtype for the extension's number, or None for the dtype of dy. A torch dtype is returned unchanged."""
-    if type(code) is not int:
-        return code
-    from .._torch import DTYPES
-
-    return None if code < 0 else DTYPES[code]
 
 
 def _code(dtype: Any) -> int:
@@ -96,7 +73,7 @@ _FORWARD = Operator(
     outputs=lambda arrays, how: ((*arrays[0].shape, arrays[1].shape[1]),),
     dtypes=(None,),
     native=lambda arrays, how, *tail: (_C.embedding(*arrays, *how[:3], *tail),),
-    schema_options=_where,
+    schema_options=None,
     gradient=linear(of=(1,), reads=(0,), incoming=("dy",), along=_along, accumulates=1, batch=_batch),
     leads=1,
 )
@@ -106,20 +83,13 @@ _BACKWARD = Operator(
     f"SymInt num_rows, {_WHERE}, ScalarType? dtype",
     outputs=lambda arrays, how: ((how[0], arrays[0].shape[-1]),),
     dtypes=(lambda how: None if how[4] is None else _code(how[4]),),
-    native=lambda arrays, how, *tail: (_C.embedding_backward(*arrays, *how[:4], None, _code(how[4]), *tail),),
-    schema_options=_rows_and_where,
+    native=lambda arrays, how, *tail, main_grad=None: (
+        _C.embedding_backward(*arrays, *how[:4], main_grad, _code(how[4]), *tail),
+    ),
+    schema_options=None,
     gradient=linear(of=(0,), reads=(1,), incoming=("dweight",), along=_along_backward),
 )
-_INTO = Operator(
-    "embedding_backward_",
-    (Array("main_grad", written=True), "dy", "ids"),
-    f"SymInt num_rows, {_WHERE}",
-    outputs=lambda arrays, how: (),
-    dtypes=(),
-    native=lambda arrays, how, *tail: (_C.embedding_backward(*arrays[1:], *how, arrays[0], SAME, *tail),)[1:],
-    schema_options=_rows_and_where,
-    leads=1,
-)
+_INTO = _BACKWARD.into(0)
 _OPERATORS = (_FORWARD, _BACKWARD, _INTO)
 _torch_path: Any = None
 

@@ -24,7 +24,7 @@ __all__ = [
     "vtrace_reference",
 ]
 
-_C = functions(
+functions(
     discounted_returns="object*4, bool, object, int",
     gae="object*8, int",
     vtrace="object*11, bool, object, int",
@@ -42,9 +42,7 @@ _GAE = Operator(
     "gae",
     ("rewards", "values", "mask?", "cu_seqlens?", "bootstrap?"),
     "float gamma, float lam",
-    outputs=lambda arrays, how: (arrays[0].shape,) * 2,
     dtypes=("float32",) * 2,
-    native=lambda arrays, how, *tail: _C.gae(*arrays, *how, *tail),
 )
 _DISCOUNTED_RETURNS = Operator(
     "discounted_returns",
@@ -52,15 +50,12 @@ _DISCOUNTED_RETURNS = Operator(
     "float gamma, bool reset",
     outputs=lambda arrays, how: (None, arrays[0].shape),
     dtypes=("float32",) * 2,
-    native=lambda arrays, how, *tail: _C.discounted_returns(*arrays, *how, *tail),
 )
 _VTRACE = Operator(
     "vtrace",
     ("rewards", "values", "logprob", "rollout_logprob", "mask?", "cu_seqlens?", "bootstrap?"),
     "float gamma, float lam, float rho_bar, float c_bar, bool rollout_neutral",
-    outputs=lambda arrays, how: (arrays[0].shape,) * 2,
     dtypes=("float32",) * 2,
-    native=lambda arrays, how, *tail: _C.vtrace(*arrays, *how, *tail),
 )
 
 

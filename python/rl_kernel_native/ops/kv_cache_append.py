@@ -28,9 +28,7 @@ _KV_CACHE_APPEND = Operator(
         "slot_mapping",
     ),
     "",
-    outputs=lambda arrays, how: (),
     dtypes=(),
-    native=lambda arrays, how, *tail: _C.kv_cache_append(*arrays, *tail),
 )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from .._arithmetic import AS_CALLED, resolve_traced, resolve_traced_unit
 from .._native import module as _C
-from .._operator import Array, Composed, Operator
-from .logprob_traced import GRADIENTS, INCOMING, NUMBERS, ROWS, SAVED, checked, joined, outputs_of
+from .._operator import Composed, Operator
+from .logprob_traced import GRADIENTS, INCOMING, NUMBERS, ROWS, SAVED, joined, outputs_of
 
 _HEAD = (
     "hidden",
@@ -52,11 +52,6 @@ def native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None, pl
     given = tuple(None if x is None else x.contiguous() for x in arrays[6:11])
     resolved = _resolved(arrays[:6], arrays[11:], how, of_backward=True)
     return _C.linear_logprob_backward(*resolved, place, given, how[-1], main_grad, *tail)
-
-
-def _native_into(arrays: Any, how: Any, *tail: Any) -> Any:
-    dhidden, _, *others = native_backward(arrays[1:], how, *tail, main_grad=arrays[0])
-    return dhidden, *others
 
 
 # ---- derivatives ----------------------------------------------------------------------------------------------------
@@ -116,7 +111,7 @@ FORWARD = Operator(
     outputs=lambda arrays, how: outputs_of(how[-1], arrays[0].shape[:-1], 6),
     dtypes=("float32",) * 4 + ("int32", "int64"),
     native=_native_forward,
-    schema_options=checked,
+    schema_options=None,
     gradient=Composed(
         of=(0, 1, 2, 3, 4),
         incoming=INCOMING,
@@ -138,15 +133,4 @@ BACKWARD: Operator = Operator(
     gradient=Composed(of=(0, 1, 2, 3, 4, 8, 9, 10), composed=no_second, tangents=_no_tangents),
     flops=lambda hidden, weight, bias, lora_a, *rest: _flops(hidden, weight, lora_a, bools(rest[-1])),
 )
-BACKWARD_INTO = Operator(
-    "linear_logprob_backward_",
-    (Array("main_grad", written=True), *_HEAD, *SAVED, *GRADIENTS, *ROWS),
-    f"{_OPTIONS}, int needs",
-    outputs=lambda arrays, how: (lambda dhidden, _, *others: (dhidden, *others))(
-        *_shapes_of_gradients(arrays[1 : 1 + _OPERANDS], how[-1])
-    ),
-    dtypes=(1, 3, 4, 5),
-    native=_native_into,
-    leads=1,
-    flops=lambda main_grad, hidden, weight, bias, lora_a, *rest: _flops(hidden, weight, lora_a, bools(rest[-1])),
-)
+BACKWARD_INTO = BACKWARD.into(1)

@@ -23,8 +23,8 @@ def _code(dtype: Any) -> int:
 
 
 def _code_beside(dtype: Any, x: Any) -> int:
-    """The same, or -1 for the dtype of ``x``, which the extension then checks under the name of ``x``."""
-    return -1 if dtype == x.dtype else _code(dtype)
+    """The same, or -1 for the dtype of ``x``, which the extension then checks under the name of ``x``, and for None."""
+    return -1 if dtype is None or dtype == x.dtype else _code(dtype)
 
 
 # ---- derivatives ----------------------------------------------------------------------------------------------------
@@ -119,10 +119,10 @@ def _product(name: str, arrays: tuple[Array | str, ...], options: str, **descrip
     """An operator whose last options are the engine and the unit; a traced call resolves its unit when it runs."""
     native = description.pop("native")
 
-    def resolved(arrays: Any, how: Any, *tail: Any) -> Any:
+    def resolved(arrays: Any, how: Any, *tail: Any, **more: Any) -> Any:
         if how[-1] == AS_CALLED:
             how = (*how[:-1], resolve_traced_unit(AS_CALLED, "cuda" if arrays[0].is_cuda else "cpu"))
-        return native(arrays, how, *tail)
+        return native(arrays, how, *tail, **more)
 
     options = f"{options}bool allow_vendor, int unit"
     return Operator(name, arrays, options, native=resolved, sharded=SHARDED, **description)
@@ -169,8 +169,8 @@ WEIGHT_GRAD: Operator = _product(
     "ScalarType out_dtype, ",
     outputs=lambda arrays, how: ((arrays[0].shape[-1], arrays[1].shape[-1]),),
     dtypes=(lambda how: _code(how[0]),),
-    native=lambda arrays, how, *tail: (
-        _C.linear_weight_grad(*arrays, None, None, _code_beside(how[0], arrays[0]), *how[1:], *tail),
+    native=lambda arrays, how, *tail, main_grad=None: (
+        _C.linear_weight_grad(*arrays, main_grad, None, _code_beside(how[0], arrays[0]), *how[1:], *tail),
     ),
     gradient=Composed(
         of=(0, 1),
@@ -180,16 +180,7 @@ WEIGHT_GRAD: Operator = _product(
     ),
     flops=lambda dy, x, *_: 2 * math.prod(dy) * x[-1],
 )
-WEIGHT_GRAD_INTO = _product(
-    "linear_weight_grad_",
-    (Array("main_grad", written=True), "dy", "x"),
-    "",
-    outputs=lambda arrays, how: (),
-    dtypes=(),
-    native=lambda arrays, how, *tail: (_C.linear_weight_grad(*arrays[1:], arrays[0], None, -1, *how, *tail),)[1:],
-    leads=1,
-    flops=lambda main_grad, dy, x, *_: 2 * math.prod(dy) * x[-1],
-)
+WEIGHT_GRAD_INTO = WEIGHT_GRAD.into(0)
 BIAS_GRAD = Operator(
     "linear_bias_grad",
     ("dy",),

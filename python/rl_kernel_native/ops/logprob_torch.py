@@ -26,7 +26,7 @@ from .._torch import (
     prepare,
     refuse_jit_trace,
 )
-from .logprob_traced import BACKWARD, FORWARD, checked, split
+from .logprob_traced import BACKWARD, FORWARD, split
 
 
 def _is_direct(logits: Tensor) -> bool:
@@ -104,7 +104,7 @@ class _Logprob(Eager):
         # The dispatcher serves create_graph, a backward with its own backward, and gradients that only it understands.
         if is_grad_enabled() or not all(g is None or is_direct_gradient(g) for g in rows[2:]):
             of_logits, numbers = split(arguments, ctx.mode)
-            found = applied(BACKWARD, (logits, target, *rows, *of_logits), checked(numbers))
+            found = applied(BACKWARD, (logits, target, *rows, *of_logits), numbers)
             return found[0], None, None, None, None
         prepare(logits)
         dlogits = _C.logprob_backward(logits, target, arguments, ctx.mode, 0, None, rows, None, None, 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _check, _dispatch
+from .. import _dispatch
 from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
 from .._native import module as _C
 from .._operator import Array, Composed, Operator
@@ -35,20 +35,6 @@ def split(arguments: tuple[Any, ...], *how: Any) -> tuple[tuple[Any, ...], tuple
     if _dispatch.is_tensor(temperature):
         return (temperature, kept_ids, kept_offsets), (1.0, *numbers, *how)
     return (None, kept_ids, kept_offsets), (temperature, *numbers, *how)
-
-
-def checked(how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The options in the schema's form."""
-    temperature, scale, softcap, ignore_index, valid_vocab, canonical_vocab, *rest = how
-    return (
-        _check.number("temperature", temperature),
-        _check.number("logit_scale", scale),
-        None if softcap is None else _check.number("softcap", softcap),
-        _check.integer("ignore_index", ignore_index),
-        None if valid_vocab is None else _check.integer("valid_vocab", valid_vocab),
-        None if canonical_vocab is None else _check.integer("canonical_vocab", canonical_vocab),
-        *rest,
-    )
 
 
 def joined(rows: Any, numbers: Any) -> tuple[Any, ...]:
@@ -159,7 +145,7 @@ FORWARD = Operator(
     outputs=lambda arrays, how: outputs_of(how[-1], arrays[0].shape[:-1], 5),
     dtypes=("float32",) * 4 + ("int32",),
     native=_native_forward,
-    schema_options=checked,
+    schema_options=None,
     gradient=Composed(
         of=(0,),
         composed=_composed_forward,
@@ -175,8 +161,8 @@ BACKWARD: Operator = Operator(
     "logprob_backward",
     ("logits", "target", *SAVED, *GRADIENTS, *ROWS),
     NUMBERS,
-    outputs=lambda arrays, how: (arrays[0].shape,),
     dtypes=(None,),
     native=_native_backward,
+    schema_options=None,
     gradient=Composed(of=(0, 4, 5, 6), composed=_composed_backward, reads=(1, 7, 8), batch=_batch(8)),
 )

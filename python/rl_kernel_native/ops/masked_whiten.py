@@ -16,7 +16,7 @@ from ..reference.masked_whiten import masked_whiten_reference
 
 __all__ = ["MaskedWhitenResult", "masked_whiten", "masked_whiten_reference"]
 
-_C = functions(masked_whiten="object*4, bool*3, object, int")
+functions(masked_whiten="object*4, bool*3, object, int")
 
 
 class MaskedWhitenResult(NamedTuple, Generic[ArrayT]):
@@ -31,7 +31,6 @@ _MASKED_WHITEN = Operator(
     "float eps, bool shift_mean, bool unbiased, bool return_stats",
     outputs=lambda arrays, how: (arrays[0].shape, *((() if how[3] else None,) * 2)),
     dtypes=("float32",) * 3,
-    native=lambda arrays, how, *tail: _C.masked_whiten(*arrays, *how, *tail),
 )
 
 

@@ -20,7 +20,7 @@ from ..reference.mismatch_metrics import mismatch_metrics_reference
 
 __all__ = ["MismatchMetrics", "mismatch_metrics", "mismatch_metrics_reference"]
 
-_C = functions(mismatch_metrics="object*4, float, bool, object, int")
+functions(mismatch_metrics="object*4, float, bool, object, int")
 
 HISTOGRAM_EDGES = (-1.0, -0.1, -0.01, -0.001, 0.001, 0.01, 0.1, 1.0)
 _SCALARS = (
@@ -75,7 +75,6 @@ _MISMATCH_METRICS = Operator(
     ("logprob_train", "logprob_rollout", "mask?", "cu_seqlens?"),
     "float limit, bool rollout_neutral",
     outputs=lambda arrays, how: ((len(MismatchMetrics.names),),),
-    native=lambda arrays, how, *tail: (_C.mismatch_metrics(*arrays, *how, *tail),),
 )
 
 

@@ -16,7 +16,7 @@ from ..reference.optimal_token_baseline import optimal_token_baseline_reference
 
 __all__ = ["OptimalTokenBaseline", "optimal_token_baseline", "optimal_token_baseline_reference"]
 
-_C = functions(optimal_token_baseline="object*7, int, bool, object*2, int")
+functions(optimal_token_baseline="object*7, int, bool, object*2, int")
 
 
 class OptimalTokenBaseline(NamedTuple, Generic[ArrayT]):
@@ -30,9 +30,7 @@ _OPTIMAL_TOKEN_BASELINE = Operator(
     "optimal_token_baseline",
     ("logprob", "rewards", "sum_p_sq", "mask?", "importance_weight?", "cu_seqlens?", "group_offsets?"),
     "SymInt group_size, bool zero_tail, float eps",
-    outputs=lambda arrays, how: (arrays[0].shape,) * 2,
     dtypes=("float32",) * 2,
-    native=lambda arrays, how, *tail: _C.optimal_token_baseline(*arrays, *how, *tail),
 )
 
 

@@ -15,7 +15,7 @@ from ..reference.random_bits import random_bits_reference
 
 __all__ = ["random_bits", "random_bits_reference"]
 
-_C = functions(random_bits="object*3, int*2, object, int")
+functions(random_bits="object*3, int*2, object, int")
 
 MOST_WORDS = 1024  # kStreamWords
 STREAMS = 1 << 24  # kRandomStreams
@@ -30,7 +30,6 @@ _RANDOM_BITS = Operator(
     "int n, int stream",
     outputs=lambda arrays, how: ((arrays[0].shape[0], how[0]),),
     dtypes=("int64",),
-    native=lambda arrays, how, *tail: (_C.random_bits(*arrays, *how, *tail),),
 )
 
 

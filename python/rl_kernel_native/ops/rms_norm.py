@@ -7,8 +7,8 @@ from typing import Any, Literal, overload
 
 from .. import _call, _check, _dispatch
 from .._native import functions
-from .._operator import Array, Composed, Operator
-from .._transforms import batched
+from .._operator import Composed, Operator
+from .._transforms import batched, pulled
 from .._types import AnyArray, ArrayT, DType
 from ..contract import (
     COMPOSED,
@@ -49,18 +49,12 @@ def _composed_forward(operands: Any, how: Any) -> tuple[Any, ...]:
 def _composed_backward(operands: Any, how: Any) -> list[Any]:
     """The wanted ones of dx and dweight, as differentiable functions of the operands."""
     dy, h, weight, d_new_residual = operands
-    eps, weight_offset, _, return_dx, dweight_dtype = how
-    g, wide = dy.double(), h.double()
-    rstd = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
-    xhat = wide * rstd
-    outputs = []
-    if return_dx:
-        gw = g if weight is None else g * (weight.double() + weight_offset)
-        dx = rstd * (gw - xhat * (gw * xhat).mean(-1, keepdim=True))
-        outputs.append((dx if d_new_residual is None else dx + d_new_residual.double()).to(h.dtype))
-    if dweight_dtype is not None:
-        outputs.append((g * xhat).reshape(-1, h.shape[-1]).sum(0).to(dweight_dtype))
-    return outputs
+    wide = [None if x is None else x.double() for x in (h, weight)]
+    dx, dweight = pulled(lambda *given: _composed_forward((*given, None), how), wide, (dy.double(),))
+    if d_new_residual is not None:
+        dx = dx + d_new_residual.double()
+    dtypes = (h.dtype if how[3] else None, how[4])
+    return [d.to(dtype) for d, dtype in zip((dx, dweight), dtypes, strict=True) if dtype is not None]
 
 
 def _batch_forward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
@@ -80,16 +74,6 @@ def _batch_backward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
     return apply(dy, h, weight, rstd, third, *rest), (0 if rest[-2] else None, None)
 
 
-def _number(name: str, value: Any) -> Any:
-    """A number in the schema's type. A symbolic number of a trace, which a backward may receive, stays unchanged."""
-    is_symbol = not isinstance(value, (int, float)) and hasattr(value, "node")
-    return value if is_symbol else _check.number(name, value)
-
-
-def _numbers(how: Any) -> tuple[Any, ...]:
-    return _number("eps", how[0]), _number("weight_offset", how[1]), *how[2:]
-
-
 def _code(dtype: Any) -> int:
     """The code of a dtype; a code is returned as it is, and None gives the code of the weight's own dtype."""
     return SAME if dtype is None else dtype if type(dtype) is int else _dispatch.dtype_code(dtype, "dweight_dtype")
@@ -100,17 +84,11 @@ def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
     return found if isinstance(found, tuple) else (found, None, None)
 
 
-def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
+def _native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None) -> Any:
     dy, h, weight, rstd, third = arrays
     eps, weight_offset, rounds, return_dx, dtype = how
-    wanted = (None, return_dx, dtype is not None, _code(dtype))
+    wanted = (main_grad, return_dx, main_grad is not None or dtype is not None, _code(dtype))
     return _C.rms_norm_backward(dy, h, weight, eps, rstd, third, weight_offset, rounds, *wanted, *tail)
-
-
-def _native_into(arrays: Any, how: Any, *tail: Any) -> Any:
-    main_grad, dy, h, weight, rstd, third = arrays
-    eps, *numbers, return_dx = how
-    return _C.rms_norm_backward(dy, h, weight, eps, rstd, third, *numbers, main_grad, return_dx, True, SAME, *tail)[:1]
 
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
@@ -139,19 +117,10 @@ _BACKWARD = Operator(
     ),
     dtypes=(None, lambda how: max(_code(how[4]), 0)),
     native=_native_backward,
-    schema_options=_numbers,
+    schema_options=None,
     gradient=Composed(of=(0, 1, 2, 4), composed=_composed_backward, batch=_batch_backward),
 )
-_INTO = Operator(
-    "rms_norm_backward_",
-    (Array("main_grad", written=True), *_GIVEN),
-    f"{_NUMBERS}, bool return_dx",
-    outputs=lambda arrays, how: (arrays[1].shape if how[3] else None,),
-    dtypes=(None,),
-    native=_native_into,
-    schema_options=_numbers,
-    leads=1,
-)
+_INTO = _BACKWARD.into(1)
 # In addition to the schema's options: whether rstd is returned, and main_grad.
 _FORWARD = Operator(
     "rms_norm",
@@ -164,7 +133,7 @@ _FORWARD = Operator(
     ),
     dtypes=(None, None, "float32"),
     native=_native_forward,
-    schema_options=_numbers,
+    schema_options=None,
     gradient=Composed(
         of=(0, 1, 2),
         composed=_composed_forward,

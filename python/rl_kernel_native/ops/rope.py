@@ -82,7 +82,6 @@ _ROPE = Operator(
     "bool interleaved, int? partial_dim, bool round_products, int[]? mrope_sections, int head_axis, bool transposed",
     outputs=lambda arrays, how: (arrays[0].shape, None if arrays[1] is None else arrays[1].shape),
     dtypes=(None, None),
-    native=lambda arrays, how, *tail: _C.rope(*arrays, *how, *tail),
     schema_options=_integers,
     gradient=linear(
         of=(0, 1),

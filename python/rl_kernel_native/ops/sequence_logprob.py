@@ -78,7 +78,6 @@ _SEQUENCE_LOGPROB = Operator(
     "bool return_status",
     outputs=_outputs,
     dtypes=("float32", "int64", "int32"),
-    native=lambda arrays, how, *tail: _C.sequence_logprob(*arrays, *how, *tail),
     gradient=linear(of=(0,), reads=(1, 2), incoming=("dsum",), along=_along),
 )
 _BACKWARD = Operator(
@@ -87,7 +86,6 @@ _BACKWARD = Operator(
     "SymInt num_tokens, int dtype, bool is_flat",
     outputs=_gradient_shape,
     dtypes=(lambda how: how[1],),
-    native=lambda arrays, how, *tail: (_C.sequence_logprob_backward(*arrays, *how, *tail),),
     gradient=linear(of=(0,), reads=(1, 2), incoming=("d_logprob",), along=_along_backward),
 )
 

@@ -47,7 +47,6 @@ _SHIFT_LABELS_PACKED = Operator(
     "SymInt cp_rank, SymInt cp_size, bool zigzag, SymInt ignore_index",
     outputs=lambda arrays, how: ((arrays[0].shape[0] // how[1],),),
     dtypes=(None,),
-    native=lambda arrays, how, *tail: (_C.shift_labels_packed(*arrays, *how, *tail),),
 )
 _LOSS_MASK_FROM_SPANS = Operator(
     "loss_mask_from_spans",
@@ -55,13 +54,11 @@ _LOSS_MASK_FROM_SPANS = Operator(
     "SymInt num_tokens",
     outputs=_spans_shape,
     dtypes=("bool",),
-    native=lambda arrays, how, *tail: (_C.loss_mask_from_spans(*arrays, *how, *tail),),
 )
 _TOOL_MASK = Operator(
     "tool_mask",
     ("ids", "cu_seqlens?"),
     "int[] begin, int[] end, bool include_end",
-    outputs=lambda arrays, how: (arrays[0].shape,),
     dtypes=("bool",),
     native=lambda arrays, how, *tail: (_C.tool_mask(arrays[0], *map(list, how[:2]), arrays[1], how[2], *tail),),
 )

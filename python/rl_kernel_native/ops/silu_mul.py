@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 from .. import _call, _check
 from .._native import functions
 from .._operator import Array, Composed, Operator
-from .._transforms import batched
+from .._transforms import batched, pulled
 from .._types import AnyArray, ArrayT
 from ..contract import COMPOSED, EVERY_BACKEND, Bound, Row, U, add_rows, derivatives, roundings
 from ..reference.silu_mul import gelu_mul_reference, silu_mul_reference
@@ -43,42 +43,27 @@ def _shape(gate: Any, up: Any) -> list[int]:
     return [*gate.shape[:-1], gate.shape[-1] // (2 if up is None else 1)]
 
 
-def _activation(gate: Any, activation: int) -> tuple[Any, Any]:
-    """The activation and its derivative by torch's operators, without roundings."""
+def _activation(gate: Any, activation: int) -> Any:
+    """The activation by torch's operators, without roundings."""
     if activation == SILU:
-        s = gate.sigmoid()
-        return gate * s, s * (1 + gate * (1 - s))
+        return gate * gate.sigmoid()
     if activation == GELU:
-        half = (1 + (gate * math.sqrt(0.5)).erf()) / 2
-        return gate * half, half + gate * (-gate * gate / 2).exp() / math.sqrt(2 * math.pi)
-    root = math.sqrt(2 / math.pi)
-    t = (root * (gate + 0.044715 * gate * gate * gate)).tanh()
-    half = (1 + t) / 2
-    return gate * half, half + gate / 2 * (1 - t * t) * root * (1 + 3 * 0.044715 * gate * gate)
-
-
-def _halves(gate: Any, up: Any) -> Any:
-    return (gate.double(), up.double()) if up is not None else gate.double().chunk(2, -1)
+        return gate * ((1 + (gate * math.sqrt(0.5)).erf()) / 2)
+    t = (math.sqrt(2 / math.pi) * (gate + 0.044715 * gate * gate * gate)).tanh()
+    return gate * ((1 + t) / 2)
 
 
 def _composed_forward(operands: Any, how: Any) -> tuple[Any]:
     gate, up = operands
-    g, u = _halves(gate, up)
-    return ((_activation(g, how[0])[0] * u).to(gate.dtype),)
+    g, u = (gate.double(), up.double()) if up is not None else gate.double().chunk(2, -1)
+    return ((_activation(g, how[0]) * u).to(gate.dtype),)
 
 
 def _composed_backward(operands: Any, how: Any) -> list[Any]:
     """The wanted ones of d_gate, or d_gate_up, and d_up."""
-    dy, gate, up = operands
-    g, u = _halves(gate, up)
-    value, slope = _activation(g, how[0])
-    wide = dy.double()
-    d_gate, d_up = wide * u * slope, wide * value
-    if up is None:
-        import torch
-
-        return [torch.cat((d_gate, d_up), -1).to(gate.dtype)]
-    return [d.to(gate.dtype) for d, wanted in zip((d_gate, d_up), how[2:], strict=True) if wanted]
+    dy, *inputs = operands
+    found = pulled(lambda *given: _composed_forward(given, how), inputs, (dy,))
+    return [d for d, wanted in zip(found, how[2:], strict=True) if d is not None and (wanted or inputs[1] is None)]
 
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
@@ -125,7 +110,6 @@ _FORWARD = Operator(
     "int activation, bool round_before_mul",
     outputs=lambda arrays, how: (_shape(*arrays),),
     dtypes=(None,),
-    native=lambda arrays, how, *tail: (_C.gated_mul(*arrays, *how, *tail),),
     gradient=Composed(
         of=(0, 1),
         composed=_composed_forward,
