@@ -427,7 +427,7 @@ class Copy:
                 return NO_BUILD
             if self.code() == self.of_tree:
                 return SAME_CODE
-            first = path.suffix == ".cpp" and fault.layer == "kernels"  # C++ tests are then but linked
+            first = path.suffix == ".cpp" and fault.layer == "kernels"  # C++ tests are then only linked
             by = self.compiled_notice(compiled) if first else ""
             if by:
                 return by

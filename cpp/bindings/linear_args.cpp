@@ -92,7 +92,7 @@ DType read_logits_dtype(int code, DType operands) {
   return logits;
 }
 
-// A Python int, which a bool is not.
+// Returns the value as a Python int; refuses a bool.
 static nb::object index_of(nb::handle value, bool refused, const char* name, const char* expected) {
   PyObject* const index = refused || PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr());
   if (index) return nb::steal(index);

@@ -90,9 +90,9 @@ TotalsOf<Batch> sums_of_batch(const typename Batch::Params& p, const TokenContex
   return total;
 }
 
-// The passes of an operator with a Batch (token_terms.h). run_statistics(tile, partial) is the first pass;
-// run_terms(factors, tile, partials of each group) is the pass over tokens, whose terms are Terms. Returns the values
-// that all sequences share, for a pass that follows.
+// The passes of an operator with a Batch (token_terms.h). The first pass calls run_statistics(tile, partial). The pass
+// over tokens, whose terms are Terms, calls run_terms(factors, tile, partials of each group). Returns the values that
+// all sequences share, for a pass that follows.
 template <class Batch, class Terms, class RunStatistics, class RunTerms>
 typename Batch::Shared run_token_passes(const typename Batch::Params& p,
                                         [[maybe_unused]] const RunStatistics& run_statistics, const RunTerms& run_terms,

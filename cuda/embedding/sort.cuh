@@ -185,7 +185,8 @@ struct TileRuns {
       run[i] = at >= 0 && at < num ? keys[at] >> kEmbeddingRunBits : ~EmbeddingKey{0};
     }
   }
-  // The number of neighbours of token i of the tile, up to kAround, in its run. Tokens of a run are consecutive.
+  // Number of tokens, up to kAround, that follow or precede token i of the tile (by `direction`) in the same run. The
+  // tokens of a run are consecutive.
   __device__ __forceinline__ int same(int i, int direction) const {
     const EmbeddingKey mine = run[kAround + i];
     int count = 0;

@@ -18,8 +18,8 @@ struct AlignedRowsParams {
 };
 RLK_CUDA_KERNELS(void aligned_rows(const AlignedRowsParams& p, cudaStream_t stream);)
 
-// How many rows of D (of A) and columns of D (rows of B) a piece of the product has; 0 for an operand that is read in
-// place. `bytes`: workspace of the copies, 16-byte aligned.
+// The product is computed in pieces: rows_a rows of A and rows_b rows of B are copied at a time. 0: the operand is read
+// in place. `bytes`: workspace of the copies, 16-byte aligned.
 struct GemmCopies {
   std::int64_t rows_a = 0, rows_b = 0, bytes = 0;
 };

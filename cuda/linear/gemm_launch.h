@@ -24,7 +24,7 @@ struct GemmLaunch {
   int stages;
   int prefetched_steps;  // stages of weights that a block prefetches while the previous kernel still runs
   DType d_dtype, bias_dtype;
-  bool vector_stores, vector_addend;  // rows of d, of addend begin at 16 bytes
+  bool vector_stores, vector_addend;  // whether each row of d, of addend begins at a multiple of 16 bytes
   bool box_stores;                    // TMA stores d; nothing is added to d in memory
 };
 

@@ -18,8 +18,7 @@ namespace {  // one copy per architecture
 
 constexpr int kBackwardThreads = 128;
 constexpr int kBackwardVectors = 8;  // vectors per thread
-// Blocks per multiprocessor, as measured. The portable exponential, which computes longer, is fastest with one block
-// more.
+// Blocks per multiprocessor, as measured: the portable exponential takes longer and is fastest with one more block.
 template <Exp kExp>
 constexpr int kBackwardBlocks = kExp == Exp::kHardware ? 6 : 7;
 template <class T>

@@ -114,7 +114,7 @@ enum class Data {
   kNormal,
   kWide,     // every exponent of the format, subnormals and both zeros
   kTiny,     // exponents near the least
-  kSparse,   // mostly zeros of both signs, whole groups of them
+  kSparse,   // mostly +0 and -0, also in whole groups
   kEqual,    // the largest significand everywhere, one exponent: the largest sums that an alignment can make
   kSpecial,  // normal, with some Inf and NaN
 };

@@ -49,7 +49,7 @@ OTHERS: dict[str, Any] = {
 
 
 def plans(operator: str) -> Iterator[tuple[Plan, str]]:
-    """Valid calls; each combines one of its operands with another one as no earlier call did."""
+    """Valid calls and one operand of each. It meets an argument that it has not met in an earlier call."""
     seen: set[tuple[str, str, bool]] = set()
     for number in range(DRAWS):
         d = Draw(np.random.default_rng([31, number]))

@@ -11,8 +11,8 @@ import rl_kernel_native as rk
 from rl_kernel_native.consistency.divergence import compare_traces, first_divergent
 from rl_kernel_native.consistency.probes import ProbePlan, Recorder, Trace, attached
 
-# Shapes of published models. "qwen3" and "llama" replace them where a CPU computes: they keep the ratio of heads and
-# their width, and their vocabulary ends in a partial leaf.
+# Shapes of published models. On a CPU, the smaller "qwen3" and "llama" replace them. These have the same head_dim and
+# ratio of query heads to key heads, and their vocabulary ends in a partial leaf.
 _LARGE = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 _SMALL = {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128, "vocab_size": 2003}
 _QWEN3 = {"rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}

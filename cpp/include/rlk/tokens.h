@@ -22,7 +22,7 @@
 
 namespace rlk {
 
-// Returns the same pointer. The compiler then knows that it does not point into a block's shared memory.
+// Returns the pointer unchanged, and tells the compiler that it points to global memory, never to shared memory.
 template <class T>
 RLK_HD T* in_global(T* p) {
 #if defined(__HIP_DEVICE_COMPILE__)

@@ -387,7 +387,7 @@ def makes_cache(module: Any, use_cache: bool | None) -> bool:
 
 
 def why_own_attention(body: Any, kwargs: dict[str, Any]) -> str | None:
-    """The reason why `rk.attention` does not compute this call's attention: switches that may change at any time."""
+    """Why `rk.attention` does not compute this call's attention, or None. The switches may change between calls."""
     config = body.config
     if config._attn_implementation != body.__dict__[PROVED]:
         return _why_another_function(body, config._attn_implementation)

@@ -158,7 +158,7 @@ def sample_partial(
         top_k: as for :func:`sample`; in one exchange at most 256, and a row with ``top_p`` or ``min_p`` needs it.
         top_p: as for :func:`sample`; in one exchange with ``order="sglang"`` it must be 1.
         max_top_k: the largest ``top_k`` of any row, in [0, 256]: the payload has 64 + 12 * max_top_k bytes per row.
-            None: ``top_k`` if that is a number, else 64. In rounds None.
+            None: ``top_k`` if that is a number, else 64. It must be None in rounds.
         earlier: None for one exchange. In rounds, the payloads of the earlier rounds: none to three int32 arrays
             ``[shards, num_rows, words]``. Round k takes k - 1 of them, with all shards in the same order.
         max_shard: in rounds, the number of columns of the widest shard; None: that of this one.
@@ -276,7 +276,8 @@ def sample_merge(
         allowed: as for :func:`sample`; read only if ``return_kept`` asks for the sets of rows that nothing else cuts.
         return_logprob: as for the partials. ``"raw"`` and ``"both"`` make equal payloads, and so do ``"processed"`` and
             ``"none"``.
-        return_kept, kept_capacity: as for :func:`sample`. In rounds False and None: each shard has its own kept ids.
+        return_kept, kept_capacity: as for :func:`sample`. With ``in_rounds`` they must be False and None, since each
+            shard has its own kept ids.
         in_rounds: whether the payloads are those of round 4.
     The other arguments are those of the partials.
     Returns:

@@ -51,8 +51,8 @@ enum : int {
 };  // extremes of |d|, the last two negated
 static_assert(kCentralMaxima <= kTokenMaxima && kCentralSquaresB < kLowerSums);
 
-// The operator Of has Params, Pair, kInputs, kProducts; input; values(pair, inputs, values), which gives the two values
-// of a token.
+// `Of` describes the operator by Params, Pair, kInputs, kProducts, input and values. values(pair, inputs, values) writes
+// the two values of a token.
 template <class Of>
 struct CentralTerms : EverySum {
   static constexpr int kInputs = Of::kInputs, kOutputs = 1, kSums = 8, kMaxima = kCentralMaxima;

@@ -202,7 +202,7 @@ class RewardSpread {
     }
     Gpu::barrier();
   }
-  // First turn that ends behind a position, or one that begins behind all positions.
+  // Index of the first turn that ends behind the position; if none does, that of a turn behind all positions.
   RLK_DEVICE int turn_of(int position) const {
     int i = 0;
     RLK_UNROLL_NOT
