@@ -107,7 +107,7 @@ def test_the_operator_has(op: str, piece: str) -> None:
 def test_the_dispatch_table_has_a_line_of(op: str) -> None:
     """The table declares the functions of every backend; a line that no backend defines fails at the link."""
     lines = (ROOT / OPERATOR_TABLE).read_text().splitlines() + (ROOT / ELEMENTWISE_TABLE).read_text().splitlines()
-    begin = (f"RLK_RUNS({op}, ", f"RLK_COMPOSED({op}, ", f"RLK_ELEMENTWISE({op}, ")
+    begin = tuple(f"RLK_{line}({op}, " for line in ("RUNS", "RUNS_IN_WORKSPACE", "COMPOSED", "ELEMENTWISE"))
     assert [line for line in lines if line.startswith(begin)]
 
 

@@ -6,7 +6,6 @@
 
 #include "rlk/base.h"
 
-#define RLK_WORKSPACE(operator, function, Params)
 #define RLK_COMPOSED(operator, function, Params) \
   struct Params;                                 \
   void function(const Params& p, Device device, Stream stream);
@@ -22,15 +21,6 @@
   namespace hip {                                               \
   void function(const Params& p, int device, Stream stream);    \
   }
-namespace rlk {
-#include "rlk/operators.inc"
-}  // namespace rlk
-#undef RLK_WORKSPACE
-#undef RLK_COMPOSED
-#undef RLK_RUNS
-
-#define RLK_RUNS(operator, function, Params)
-#define RLK_COMPOSED(operator, function, Params)
 #define RLK_WORKSPACE(operator, function, Params)                          \
   std::int64_t function##_workspace_bytes(const Params& p, Device device); \
   namespace cuda {                                                         \
