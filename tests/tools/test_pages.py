@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import io
 import re
@@ -104,10 +105,10 @@ def test_the_code_of_a_page_runs(name: str) -> None:
     assert not said.getvalue()
 
 
-def lines() -> list[tuple[str, str]]:
+def lines(pages: dict[str, Path]) -> list[tuple[str, str]]:
     """(page, command) for each line of a shell block."""
     found = []
-    for name, page in {**NAMED, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}.items():
+    for name, page in pages.items():
         for block in blocks(page, "sh"):
             for line in block.replace("\\\n", " ").splitlines():
                 bare = re.sub(r"(^|\s)#.*$", "", line).strip()
@@ -155,6 +156,15 @@ def bench(words: list[str]) -> None:
         make_parser("bench").parse_args(words)
 
 
+def plugin(words: list[str]) -> None:
+    """A program of the reader's, under the plugin's variable."""
+    from rl_kernel_native.integrations import vllm
+
+    source = "".join(file.read_text() for file in Path(vllm.__file__).parent.glob("*.py"))
+    assert '"RLK_VLLM"' in source
+    assert f'"{words[0]}"' in source
+
+
 def setting(words: list[str]) -> None:
     """A shell's own command; the pattern already matches all of it."""
     assert not words
@@ -169,7 +179,9 @@ def pip(words: list[str]) -> None:
     for variant in re.findall(r"RLK_VARIANT=(\w+)", " ".join(words)):
         assert f"rl-kernel-{variant}" in Path(_variants.__file__).read_text() or variant == "cpu", variant
     for pinned in (word for word in words if "==" in word):
-        assert pinned in (ROOT / "scripts/test.sh").read_text() or pinned.startswith(("trl==1.16", "torch==")), pinned
+        (vllm,) = re.findall(r"^readonly kVersion=(.*)$", (ROOT / "tools/fetch_vllm.sh").read_text(), re.M)
+        scripts = (ROOT / "scripts/test.sh").read_text() + f" vllm=={vllm} "
+        assert f"{pinned} " in scripts or pinned.startswith(("trl==1.16", "torch==")), pinned
 
 
 def script(words: list[str]) -> None:
@@ -209,10 +221,13 @@ CHECKS: dict[str, Any] = {
     r"(python3? )?(\./)?(?=(scripts|tools|tests|examples)/)": script,
     r"cmake --preset |cmake --build build/|ctest --test-dir build/": preset,
     r"build/cpu/(?=test_)": cpp_test,
+    r"RLK_VLLM=(?=\w+ python rollout\.py$)": plugin,
 }
 
 
-@pytest.mark.parametrize(("page", "command"), dict.fromkeys([*lines(), *in_text()]))
+@pytest.mark.parametrize(
+    ("page", "command"), dict.fromkeys([*lines({**NAMED, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}), *in_text()])
+)
 def test_a_command_of_a_page_exists_with_its_options(page: str, command: str) -> None:
     pytest.importorskip("typer")
     for pattern, check in CHECKS.items():
@@ -237,6 +252,64 @@ def test_a_command_that_does_not_exist_is_noticed(command: str) -> None:
     pytest.importorskip("typer")
     with pytest.raises(BaseException, match=r"."):
         test_a_command_of_a_page_exists_with_its_options("page", command)
+
+
+def built(words: list[str]) -> None:
+    """A program that CMake builds from a source of the same name, or the prefix of such programs."""
+    name = words[0].replace("gpu_test_", "test_").replace("<op>", "kl")
+    folders = ("bench", "tests/cpp", "tests/gpu", "tests/hip", "cuda", "hip")
+    assert any(list((ROOT / folder).rglob(f"{name}.c*")) for folder in folders), words
+
+
+def targets(words: list[str]) -> None:
+    preset(words[:1])
+    for word in words[words.index("--target") + 1 :] if "--target" in words else ():
+        built([word])
+
+
+BESIDE_CHECKS: dict[str, Any] = {
+    r"(compute-sanitizer --tool \w+ )?build/(cuda|cpu|hip)/(hip/)?": built,
+    r"cmake --build build/": targets,
+    r"python (?=bench/)": script,
+    **CHECKS,
+}
+
+
+@pytest.mark.parametrize(("page", "command"), dict.fromkeys(lines({str(p.relative_to(ROOT)): p for p in BESIDE_CODE})))
+def test_a_command_of_the_notes_names_programs_that_exist(page: str, command: str) -> None:
+    """They need a GPU. What they measured can be measured again only while they exist."""
+    pytest.importorskip("typer")
+    for pattern, check in BESIDE_CHECKS.items():
+        match = re.match(pattern, command)
+        if match:
+            check(shlex.split(command[match.end() :]))
+            return
+    pytest.fail(f"{page}: nothing checks `{command}`")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["build/cuda/bench_nothing", "python bench/nothing.py", "cmake --build build/cuda --target bench_nothing", "ncu"],
+)
+def test_a_program_that_does_not_exist_is_noticed(command: str) -> None:
+    with pytest.raises(BaseException, match=r"."):
+        test_a_command_of_the_notes_names_programs_that_exist("page", command)
+
+
+def test_python_that_needs_an_engine_is_that_of_its_example() -> None:
+    """It cannot run without the engine; CI runs examples/grpo_vllm.py beside one, in stage engines."""
+    (block,) = [b for b in blocks(ROOT / "docs" / "vllm.md", "text") if "rk." in b]
+    example = (ROOT / "examples" / "grpo_vllm.py").read_text()
+    found = [node for node in ast.walk(ast.parse(block.replace(", ...)", ")"))) if isinstance(node, ast.Call)]
+    options = [ast.unparse(x).replace("'", '"') for call in found for x in call.keywords]
+    assert len(options) > 5
+    assert [x for x in options if not x.startswith(("model=", "args=")) and x not in example] == []
+    assert not [
+        b
+        for page in PAGES
+        for b in blocks(page, "text")
+        if "rk." in b and page.name not in ("vllm.md", "architecture.md")
+    ]
 
 
 def test_the_errors_that_are_explained_exist() -> None:
