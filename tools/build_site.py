@@ -53,7 +53,7 @@ img[src$=".png"] { background: #fff; border-radius: 4px; padding: 4px; }
 """
 ABOUT_TYPES = """\
 Each operator has a page. In its signatures, `ArrayT` is an array of torch, JAX, NumPy or CuPy, and results have the
-same type. `AnyArray` is any array of the same framework."""
+same type. `AnyArray` is any array of the same framework. `DType` is a framework's dtype, or its name."""
 # Operators without a contract header, and the operator whose header is theirs.
 CONTRACT_OF = {
     "attention_merge": "attention", "entropy_mask": "covariance_mask", "linear_cross_entropy": "linear_logprob",
@@ -219,6 +219,8 @@ def lay_out(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines
             made.append(line[4:])
         else:
             inside = False
+            if line.rstrip() == "Example:":  # begins a paragraph, whatever stands before it
+                made.append("")
             made.append(line)
     lines[:] = made
 
@@ -279,7 +281,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def build(out: Path) -> int:
-    """Writes the site to `out`; returns Sphinx's status, which is not 0 after a warning."""
+    """Writes the site to `out`; returns Sphinx's status, which is not 0 after a warning, or 1 if markup is shown."""
     from sphinx.application import Sphinx
 
     sources = out / "sources"
@@ -291,7 +293,11 @@ def build(out: Path) -> int:
     app.connect("autodoc-process-docstring", lay_out, priority=400)  # runs before napoleon, which reads Args
     join_overloads()
     app.build()
-    return int(app.statuscode)
+    pages = sorted((out / "html").rglob("*.html"))
+    unread = [str(page.relative_to(out)) for page in pages if ".. rubric::" in page.read_text()]
+    if unread:
+        print(f"markup that is shown as text: {', '.join(unread)}", file=sys.stderr)
+    return int(app.statuscode) or int(bool(unread))
 
 
 def main() -> int:

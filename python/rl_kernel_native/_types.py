@@ -21,7 +21,6 @@ class AnyArray(Protocol):
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
 
 
-DType: TypeAlias = Any  # a framework's dtype, or its name
 Exp: TypeAlias = Literal["hardware", "portable"] | None
 Engine: TypeAlias = Literal["auto", "native"]
 OnBadId: TypeAlias = Literal["nan", "raise"]
@@ -71,11 +70,14 @@ if TYPE_CHECKING:
     from typing import NamedTuple as NamedTuple
 
     import jax
+    import numpy as np
     import torch
     from numpy.typing import NDArray
 
+    DType: TypeAlias = torch.dtype | np.dtype[Any] | type[Any] | str | None  # a framework's dtype, or its name
     ArrayT = TypeVar("ArrayT", torch.Tensor, NDArray[Any], jax.Array, AnyArray)
 else:
+    DType = typing.NewType("DType", object)
     ArrayT = TypeVar("ArrayT")
 
     class _Bases:

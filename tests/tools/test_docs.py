@@ -76,6 +76,13 @@ def test_the_page_of_an_operator_has_signature_bits_speed_and_contract() -> None
             assert (ROOT / "cpp" / "include" / "rlk" / "ops" / f"{base}.h").is_file(), stem
 
 
+def test_an_example_is_no_part_of_the_section_before_it() -> None:
+    """Sphinx showed its markup as text where no empty line stood between them."""
+    lines = ["Sums.", "", "Source: a page.", "Example:", "    >>> 1 + 1", "    2"]
+    tool("build_site").lay_out(None, "", "", None, None, lines)
+    assert lines == ["Sums.", "", "", "**Source:** a page.", "", "Example:", "    >>> 1 + 1", "    2"]
+
+
 @pytest.mark.parametrize("name", ["build_site", "build_wheels"])
 def test_a_bracket_before_a_link_is_no_part_of_it(name: str) -> None:
     assert re.findall(tool(name).LINK, "in `[0, 2^32)`. [`a`](b.md) and ![c](d.png)") == [

@@ -317,7 +317,7 @@ def linear_partial(
         tensor([[64., 64.]], dtype=torch.bfloat16)
     """
     num_segments = _check.segments(k_segments, first_segment, num_segments, x_shard)
-    options = {"engine": engine, "main_grad": main_grad, "weight_grad_dtype": weight_grad_dtype}
+    options: dict[str, Any] = {"engine": engine, "main_grad": main_grad, "weight_grad_dtype": weight_grad_dtype}
     try:
         return linear(x_shard, weight_shard, k_segments=num_segments, out_dtype="float32", **options)
     except (TypeError, ValueError) as error:
