@@ -23,6 +23,7 @@ template <class Terms>
 struct PlainShared {
   uint4 ring[kPlainStages][Terms::kInputs + kMaskVectors][kTokenThreads];
   float kept[kTokenWaves<TokenGpu>][kKept];
+  unsigned tokens[kTokenWaves<TokenGpu>];
   WaveResults of_waves;
 };
 
@@ -131,6 +132,18 @@ class PlainCopies {
     const uint4 bits = *slot(stage, i);
     return {{__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)}};
   }
+  // Keeps a step's output and mask in place of its inputs, which have been read.
+  __device__ __forceinline__ void keep(int stage, const Vec4& out, const Vec4Mask& mask) const {
+    static_assert(kInputs >= 2);
+    const auto bits = [](float x) { return __float_as_uint(x); };
+    *slot(stage, 0) = {bits(out.v[0]), bits(out.v[1]), bits(out.v[2]), bits(out.v[3])};
+    const std::int32_t* const of = mask.v;
+    *slot(stage, 1) = make_uint4(of[0], of[1], of[2], of[3]);
+  }
+  __device__ __forceinline__ Vec4Mask kept_mask(int stage) const {
+    const uint4 of = *slot(stage, 1);
+    return {{static_cast<int>(of.x), static_cast<int>(of.y), static_cast<int>(of.z), static_cast<int>(of.w)}};
+  }
   __device__ __forceinline__ Vec4Mask mask(int stage, bool is_float) const {
     Vec4Mask taken = {{-1, -1, -1, -1}};
     if (mask_bytes_ == 0) return taken;
@@ -171,8 +184,8 @@ class PlainCopies {
 };
 
 // Processes a warp's stretch of a tile: `left` tokens. `output` points to the output of this lane's first token.
-// kShared: `value` is the input of all of them.
-template <class Terms, bool kShared>
+// kShared: `value` is the input of all of them. kKeeps: outputs are kept, at most one of each stage, and not stored.
+template <class Terms, bool kShared, bool kKeeps = false>
 __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params& p,
                                                    const typename Terms::Factors& factors, int left,
                                                    const PlainCopies<Terms, kShared>& copies, float value,
@@ -205,7 +218,11 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
         counts[(i - 1) / 2] = add_if(condition.v[j], counts[(i - 1) / 2], i % 2 == 1 ? 1.0f : float{kOther});
       }
     });
-    store_vec4_if(exists, output + at, out);
+    if constexpr (kKeeps) {
+      copies.keep(stage, out, taken);
+    } else {
+      store_vec4_if(exists, output + at, out);
+    }
 #pragma unroll
     for (int j = 0; j < kVec4; ++j) {
       tokens -= taken.v[j];
@@ -297,10 +314,76 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot_of_warp(of_wave), &shared->of_waves);
 }
 
+// The same for calls that need numbers of tokens alone, of few sequences (counts_few). It runs beside few_counts_kernel
+// and computes outputs of weight 1, which a warp's one or two steps keep. The counts then give the weights.
+template <class Batch, class Terms, bool kShared>
+__global__ void __launch_bounds__(kTokenThreads, 2)
+    plain_counted_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
+                         std::int64_t slots, int tile) {
+  extern __shared__ uint4 plain_memory[];
+  auto* const shared = reinterpret_cast<PlainShared<Terms>*>(plain_memory);
+  allow_next_kernel();
+  constexpr int kLanes = TokenGpu::kLanes, kStep = kLanes * kVec4;
+  const Sequences& q = Terms::sequences(p);
+  const auto num_tokens = static_cast<int>(q.num_tokens);
+  const auto tiles = static_cast<unsigned>(tiles_of(num_tokens, tile));
+  const int wave = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
+  const bool of_wave = tile == kWaveTile<TokenGpu>;
+  const unsigned slot = slot_of_warp(of_wave), s = slot / tiles;
+  const bool exists = slot < slots;
+  const int of_warp = of_wave ? 1 << tile : (1 << tile) / kTokenWaves<TokenGpu>;
+  const int first = static_cast<int>((slot - s * tiles) << tile) + (of_wave ? 0 : wave * of_warp);
+  const int left = exists ? min(num_tokens - first, of_warp) : 0, mine = first + lane * kVec4;
+  const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kVec4, shared);
+#pragma unroll
+  for (int i = 0; i < kPlainStages; ++i) copies.begin(i * kStep, i);
+  float value = 0.0f;
+  if constexpr (kShared) {
+    const PolicyTokens a = Terms::input(p, Terms::kShareable);
+    if (exists) value = a.data[std::int64_t{s} * a.sequence_stride];
+  }
+  static_assert(!Terms::kOfSequence);
+  typename Batch::Factors factors;
+  factors.weight = 1.0f;
+  const WaveTokens of =
+      plain_tokens<Terms, kShared, true>(p, factors, left, copies, value, nullptr, shared->kept[wave]);
+  wait_for_previous_kernel();
+  const PolicyTotals totals = totals_of_few<Batch>(q, w.factors, shared->tokens);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    *w.shared = totals;  // for the sums
+    *w.finished = 0;
+  }
+  if (!exists) return;
+  set_weights(p, totals, w.factors[s].tokens, &factors);
+  float* const output = Terms::output(p) + std::int64_t{s} * num_tokens + mine;
+#pragma unroll
+  for (int i = 0; i < kPlainStages; ++i) {
+    if (i * kStep >= left - lane * kVec4) continue;
+    const Vec4 scaled = mul_rn(broadcast<Vec4>(factors.weight), copies.input(i, 0));
+    const Vec4 out = canonical_product(where(copies.kept_mask(i), scaled));
+    TokenGpu::store_vec4(output + i * kStep, either(factors.weight == 0.0f, broadcast<Vec4>(0.0f), out));
+  }
+  store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot_of_warp(of_wave), &shared->of_waves);
+}
+template <class Batch>
+bool counts_few(const typename Batch::Params& p, int tile) {
+  constexpr int kMost = kPlainStages * TokenGpu::kLanes * kVec4;  // tokens of a warp
+  return Batch::needs_pass_before(p) && Batch::counts_alone(p) && are_few(Batch::sequences(p), tile) &&
+         (tile == kWaveTile<TokenGpu> || (1 << tile) / kTokenWaves<TokenGpu> <= kMost);
+}
+
 // Few blocks run two to a multiprocessor, without a limit of registers; more blocks run three.
 template <bool kOverlap, class Batch, class Terms>
 void run_plain_tokens(const typename Batch::Params& p, const TokenPlan& plan, cudaStream_t stream) {
   constexpr auto kBytes = static_cast<int>(sizeof(PlainShared<Terms>));
+  if (counts_few<Batch>(p, plan.tile)) {
+    const auto run_counted = [&](auto shared) {
+      constexpr auto* kKernel = &plain_counted_kernel<Batch, Terms, decltype(shared)::value>;
+      RLK_CHECK(allow_shared_memory<kKernel>() >= kBytes, "the device has shared memory for the pass over tokens");
+      run_token_passes<kOverlap, Batch>(p, plan, {kKernel, kBytes, true}, stream);
+    };
+    return shares_input<Terms>(p) ? run_counted(std::true_type()) : run_counted(std::false_type());
+  }
   const auto run = [&](auto blocks, auto shared) {
     constexpr auto* kKernel = &plain_tokens_kernel<Batch, Terms, decltype(blocks)::value, decltype(shared)::value>;
     RLK_CHECK(allow_shared_memory<kKernel>() >= kBytes, "the device has shared memory for the pass over tokens");

@@ -61,6 +61,17 @@ __device__ __forceinline__ unsigned count_tokens(const TokenMask& mask, const un
   return count;
 }
 
+// The sum of a count over the threads of a block.
+__device__ __forceinline__ unsigned sum_over_block(unsigned count, unsigned (&of_waves)[kTokenWaves<TokenGpu>]) {
+  count = TokenGpu::sum_over_wave(count);
+  if (threadIdx.x % TokenGpu::kLanes == 0) of_waves[threadIdx.x / TokenGpu::kLanes] = count;
+  __syncthreads();
+  unsigned sum = 0;
+#pragma unroll
+  for (const unsigned of : of_waves) sum += of;
+  return sum;
+}
+
 // Does the work of token_statistics_kernel; all partial results besides the number of tokens are 0.
 template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads)
@@ -92,19 +103,42 @@ __global__ void __launch_bounds__(kTokenThreads)
     count = of_wave ? count_tokens(mask, from, length, lane, kLanes)
                     : count_tokens(mask, from, length, thread, kTokenThreads);
   }
-  count = TokenGpu::sum_over_wave(count);
   TilePartial<8> partial{};
   if (of_wave) {
-    partial.count[kCountTokens] = count;
+    partial.count[kCountTokens] = TokenGpu::sum_over_wave(count);
     if (lane == 0) w.partials[0][slot] = partial;
     return;
   }
-  if (lane == 0) of_waves[wave] = count;
-  __syncthreads();
-  if (thread > 0) return;
-#pragma unroll
-  for (const unsigned of : of_waves) partial.count[kCountTokens] += of;
-  w.partials[0][slot] = partial;
+  partial.count[kCountTokens] = sum_over_block(count, of_waves);
+  if (thread == 0) w.partials[0][slot] = partial;
+}
+
+// The first pass of few sequences of plain arrays: a block counts the tokens of a sequence. The next kernel begins once
+// the kernels before this one are done, and adds up the counts itself (plain_counted_kernel).
+template <class Batch>
+__global__ void __launch_bounds__(kTokenThreads)
+    few_counts_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w) {
+  using Terms = typename Batch::Statistics;
+  __shared__ unsigned of_waves[kTokenWaves<TokenGpu>];
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const Sequences& q = Terms::sequences(p);
+  const TokenMask& mask = Terms::mask(p);
+  const auto length = static_cast<int>(q.num_tokens), thread = static_cast<int>(threadIdx.x);
+  const auto* const from = static_cast<const unsigned char*>(mask.data) + blockIdx.x * mask.row_stride * mask.bytes;
+  unsigned count = thread == 0 ? static_cast<unsigned>(length) : 0;
+  if (mask.data != nullptr) count = count_tokens(mask, from, length, thread, kTokenThreads);
+  count = sum_over_block(count, of_waves);
+  if (thread == 0) w.factors[blockIdx.x].tokens = count;
+}
+// The totals of few sequences whose tokens few_counts_kernel has counted. All threads of a block call it.
+template <class Batch>
+__device__ __forceinline__ PolicyTotals totals_of_few(const Sequences& q, const typename Batch::Factors* factors,
+                                                      unsigned (&of_waves)[kTokenWaves<TokenGpu>]) {
+  static_assert(kFewSequences <= kTokenThreads);
+  const unsigned tokens = threadIdx.x < q.num_sequences ? static_cast<unsigned>(factors[threadIdx.x].tokens) : 0;
+  const int sequences = __syncthreads_count(tokens > 0);
+  return {sum_over_block(tokens, of_waves), sequences};
 }
 
 }  // namespace

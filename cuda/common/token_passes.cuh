@@ -133,12 +133,14 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
 
 template <class Batch>
 using TermsKernel = void (*)(typename Batch::Params, TokenWorkspace<Batch>, std::int64_t, int);
-// The dynamic shared memory of this kernel.
+// The dynamic shared memory of this kernel. follows_counts: few_counts_kernel is all that it needs before it.
 template <class Batch>
 struct TermsLaunch {
-  TermsLaunch(TermsKernel<Batch> launched, int bytes = 0) : kernel(launched), shared_bytes(bytes) {}
+  TermsLaunch(TermsKernel<Batch> launched, int bytes = 0, bool follows = false)
+      : kernel(launched), shared_bytes(bytes), follows_counts(follows) {}
   TermsKernel<Batch> kernel;
   int shared_bytes;
+  bool follows_counts;
 };
 
 inline TokenPasses token_passes(const Sequences& q, const TokenPlan& plan) {
@@ -169,7 +171,9 @@ class TokenLaunches {
   void run(const TermsLaunch<Batch>& terms) {
     const auto [slots, token_blocks, sequence_blocks, lanes] = passes_;
     if constexpr (kHasStatistics<Batch>) {
-      if (Batch::needs_pass_before(p_)) {
+      if (terms.follows_counts) {
+        launch(few_counts_kernel<Batch>, Batch::sequences(p_).num_sequences, kTokenThreads);
+      } else if (Batch::needs_pass_before(p_)) {
         launch(Batch::counts_alone(p_) ? token_counts_kernel<Batch> : token_statistics_kernel<Batch>,
                token_blocks > 0 ? token_blocks : 1, kTokenThreads, slots, tile_);
         launch(token_sequences_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
