@@ -12,7 +12,8 @@ mkdir -p build/wheels
 cat <<PLAN
 This machine has $(nproc) cores; the variant is $variant. What follows:
   1. torch, unless it is here: a download, some hundred MB for the CPU, gigabytes for CUDA
-  2. a wheel of these sources, unless build/wheels has it: compiled on all cores, so minutes on 2 and less on 8
+  2. a wheel of these sources, unless build/wheels has it: compiled on all cores. One core of an
+     AMD EPYC needs 290 s for it: 2 cores need half of that, 8 an eighth
   3. the wheel, and transformers and other packages beside it
   4. rlk demo: 5 minutes at most, or what --minutes says; its responses get shorter where that is little time
 Each step says every 15 seconds how far it is.

@@ -270,6 +270,7 @@ SETTINGS: dict[str, Any] = {
     "autodoc_typehints_format": "short",
     "napoleon_google_docstring": True,
     "napoleon_use_param": False,  # names that share a description share a line
+    "napoleon_attr_annotations": False,  # the signature has the types
     "python_maximum_signature_line_length": 90,
     "toc_object_entries_show_parents": "hide",  # a method under its class needs no longer name
     "html_copy_source": False,

@@ -5,7 +5,7 @@ build and why.
     python tools/build_wheels.py --variant cpu --python 3.12
 
 The distributions are rl-kernel-cpu, rl-kernel-cu124, rl-kernel-cu130 and rl-kernel-rocm6; all import as
-rl_kernel_native. Wheels go to dist/, their sizes and hashes to dist/wheels.md.
+rl_kernel_native. Wheels go to dist/, their sizes, hashes and commits to dist/wheels.md.
 
     python tools/build_wheels.py --check --tag v0.1.0       builds nothing; checks dist/ against its wheels.md
 
@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -222,12 +223,31 @@ def trial(wheel: Path, variant: str, name: str, python: Path, scratch: Path) -> 
     return run([scratch / "trial" / "bin" / "python", "-c", code], cwd=scratch).strip()
 
 
-def table(folder: Path, commit: str) -> str:
-    lines = [f"Built last from {commit}.", "", "| wheel | bytes | sha256 |", "|---|---|---|"]
+def table(folder: Path, commits: Mapping[str, str]) -> str:
+    """The wheels of a folder; `commits` has the commit that each was built from."""
+    lines = ["| wheel | bytes | sha256 | commit |", "|---|---|---|---|"]
     for wheel in sorted(folder.glob("*.whl")):
         data = wheel.read_bytes()
-        lines.append(f"| {wheel.name} | {len(data)} | {hashlib.sha256(data).hexdigest()} |")
+        cells = (wheel.name, str(len(data)), hashlib.sha256(data).hexdigest(), commits.get(wheel.name, "unknown"))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def recorded(folder: Path) -> dict[str, tuple[str, str]]:
+    """sha256 and commit of each wheel, as the folder's wheels.md has them."""
+    file = folder / "wheels.md"
+    rows = re.findall(r"^\| (\S+\.whl) \| \d+ \| (\w+) \| (.+) \|$", file.read_text(), re.M) if file.exists() else []
+    return {name: (digest, commit) for name, digest, commit in rows}
+
+
+def write_table(folder: Path, built: Iterable[str], commit: str) -> None:
+    """Writes wheels.md. A wheel of an earlier build keeps its commit while its bytes are those that were recorded."""
+    commits = {
+        name: of_wheel
+        for name, (digest, of_wheel) in recorded(folder).items()
+        if (folder / name).exists() and hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+    }
+    (folder / "wheels.md").write_text(table(folder, {**commits, **dict.fromkeys(built, commit)}))
 
 
 def check(folder: Path, tag: str | None) -> list[str]:
@@ -235,18 +255,20 @@ def check(folder: Path, tag: str | None) -> list[str]:
 
     A release has every variant for every Python, built from the checked-out commit.
     """
-    recorded = folder / "wheels.md"
-    if not recorded.exists():
-        return [f"{recorded}: expected a table that this tool wrote, found none"]
-    text, wheels = recorded.read_text(), sorted(folder.glob("*.whl"))
-    commit = text.partition("Built last from ")[2].partition(".\n")[0]
-    wrong = [] if text == table(folder, commit) else [f"{recorded}: sizes and hashes are not those of the wheels"]
-    if tag is not None and commit.endswith("with changes"):
-        wrong.append(f"{recorded}: built from a tree with changes that no commit has")
+    file, wheels = folder / "wheels.md", sorted(folder.glob("*.whl"))
+    if not file.exists():
+        return [f"{file}: expected a table that this tool wrote, found none"]
+    commits = {name: commit for name, (_, commit) in recorded(folder).items()}
+    wrong = (
+        [] if file.read_text() == table(folder, commits) else [f"{file}: sizes and hashes are not those of the wheels"]
+    )
     if tag is not None:
         head = run(["git", "-C", ROOT, "rev-parse", "HEAD"]).strip()
-        if not head.startswith(commit.partition(",")[0] or "none"):
-            wrong.append(f"{recorded}: expected wheels of commit {head}, got those of {commit or 'no commit'}")
+        for name, commit in commits.items():
+            if commit.endswith("with changes"):
+                wrong.append(f"{name}: built from a tree with changes that no commit has")
+            elif not head.startswith(commit):
+                wrong.append(f"{name}: expected a wheel of commit {head}, got one of {commit}")
         for variant, python in itertools.product(VARIANTS, PYTHONS.values()):
             if not list(folder.glob(f"rl_kernel_{variant}-*-{python}-*.whl")):
                 wrong.append(f"{folder}: expected a wheel of rl-kernel-{variant} for {python}, found none")
@@ -296,7 +318,7 @@ def main() -> int:
             "tools/fetch_gcc10.sh gets an older one"
         )
     if built:
-        (options.out / "wheels.md").write_text(table(options.out, commit))
+        write_table(options.out, [made.path.name for made in built], commit)
     print(f"{len(built)} built and tested, {len(skipped)} not possible here, {len(failed)} failed")
     return 1 if failed or not built else 0
 
