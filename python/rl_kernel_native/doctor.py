@@ -17,7 +17,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -329,12 +329,23 @@ def _sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, 
     yield "cuBLAS", [("batch invariant", verdict + cublas["why"]), *engines]
     if report["warm"]:
         yield "compiled ahead", [(row["device"], _of_warm(row)) for row in report["warm"]]
-    words = {True: "ok", False: "FAILED", None: "not run"}
-    tests = []
-    for test in report["self_tests"]:
-        text = f"{words[test['passed']]}: {test['check']}; {test['detail']} ({test['seconds']:.2f} s)"
-        tests.append((f"{test['operator']} {test['device']}", text))
-    yield "self-test", tests
+    yield "self-test", _self_tests(report["self_tests"])
+
+
+def _self_tests(tests: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """A line for each test that did not pass, then one for all operators of a device that passed the same test."""
+    rows, passed = [], dict[tuple[str, str], list[Mapping[str, Any]]]()
+    for test in tests:
+        said = f"{test['check']}; {test['detail']}"
+        if test["passed"]:
+            passed.setdefault((test["device"], said), []).append(test)
+        else:
+            word = "not run" if test["passed"] is None else "FAILED"
+            rows.append((f"{test['operator']} {test['device']}", f"{word}: {said} ({test['seconds']:.2f} s)"))
+    for (device, said), alike in passed.items():
+        names = ", ".join(dict.fromkeys(test["operator"] for test in alike))
+        rows.append((device, f"ok: {said}: {names} ({sum(test['seconds'] for test in alike):.2f} s)"))
+    return rows
 
 
 def _of_warm(row: Mapping[str, Any]) -> str:

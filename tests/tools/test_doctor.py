@@ -179,6 +179,24 @@ def test_a_machine_without_a_gpu_gets_no_advice_on_cublas(monkeypatch, capsys):
     assert "before the process starts, set CUBLAS_WORKSPACE_CONFIG=:0:0" in capsys.readouterr().out
 
 
+def test_operators_that_passed_the_same_test_share_a_line():
+    """A newcomer read one sentence 23 times. A test that failed, or did not run, has a line of its own, first."""
+    passed = {"device": "cpu", "check": "against float64", "passed": True, "detail": "within", "seconds": 1.0}
+    tests = [
+        {**passed, "operator": "kl"},
+        {**passed, "operator": "rope", "passed": False, "detail": "off"},
+        {**passed, "operator": "gae"},
+        {**passed, "operator": "gae", "check": "same bytes"},
+        {**passed, "operator": "kl", "device": "cuda:0", "passed": None, "detail": "no torch"},
+    ]
+    assert doctor._self_tests(tests) == [
+        ("rope cpu", "FAILED: against float64; off (1.00 s)"),
+        ("kl cuda:0", "not run: against float64; no torch (1.00 s)"),
+        ("cpu", "ok: against float64; within: kl, gae (2.00 s)"),
+        ("cpu", "ok: same bytes; within: gae (1.00 s)"),
+    ]
+
+
 def test_two_variants_are_not_healthy(monkeypatch, capsys):
     monkeypatch.setattr(_variants, "installed", lambda: ["rl-kernel-cpu 0.1.0", "rl-kernel-cu130 0.1.0"])
     assert doctor.main(["--no-self-test"]) == 1
