@@ -94,7 +94,7 @@ OF_STEM = {
     "cache_append": ["kv_cache_append"], "byte_copy": ["pack"], "covariance": ["covariance_mask"],
     "importance": ["importance_weights"], "mismatch": ["mismatch_metrics"], "mufu": ["logprob"],
     "optimal": ["optimal_token_baseline"], "policy": ["policy_loss"], "preference": ["preference_loss"],
-    "process_logits": ["process_logits", "sample"], "reward": ["scatter_rewards"], "row_array": ["sample"],
+    "process_logits": ["process_logits", "sample"], "reward": ["scatter_rewards"],
     "rejection": ["policy_loss", "importance_weights"], "sequence": ["sequence_logprob", "policy_loss"],
     "scored": ["linear_logprob"], "softmax": ["logprob"], "span": ["scatter_rewards"], "value": ["value_loss"],
     "team_sum": ["group_advantage", "masked_whiten"], "merge_order": ["group_advantage"],
@@ -111,7 +111,7 @@ OF_STEM = {
     "half": ["linear", "rms_norm"], "torch_state": ["torch", "engine"], "row_integers": ["sample", "random_bits"],
     "isa": ["logprob", "kl"], "rows": ["rms_norm", "silu_mul"], "simd": ["logprob", "kl", "rms_norm"],
     "thread_pool": ["logprob", "gae"], "divisor": ["policy_loss"], "vec4": ["policy_loss"], "ieee": ["kl", "logprob"],
-    "draw_args": ["sample", "random_bits"], "workspace": ["linear_logprob"], "random_words": ["random_bits"],
+    "row_array": ["sample", "random_bits"], "workspace": ["linear_logprob"], "random_words": ["random_bits"],
     "row_split": ["silu_mul", "embedding"], "elementwise": ["silu_mul"],
 }  # fmt: skip
 ANY = ["test_exact_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input", "test_token_model",

@@ -6,7 +6,7 @@
 
 #include "call.h"
 #include "linear_args.h"
-#include "logprob_outputs.h"
+#include "logprob_args.h"
 #include "rlk/ops/sample.h"
 #include "workspace.h"
 

@@ -1,7 +1,7 @@
 // Python's entry to linear_sample.
 #include "rlk/ops/linear_sample.h"
 
-#include "draw_args.h"
+#include "row_array.h"
 #include "workspace.h"
 
 namespace rlk::bindings {

@@ -3,7 +3,7 @@
 
 #include "call.h"
 #include "linear_args.h"
-#include "logprob_outputs.h"
+#include "logprob_args.h"
 
 namespace rlk::bindings {
 namespace {

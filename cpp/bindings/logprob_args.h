@@ -1,10 +1,12 @@
-// The only checks of logprob's arguments. They turn Python's arrays and numbers into a LogprobInput, or raise an error
-// that names the argument, what was expected and what came.
+// The only checks of logprob's arguments, and the outputs of logprob and linear_logprob. The checks turn Python's arrays
+// and numbers into a LogprobInput, or raise an error that names the argument, what was expected and what came.
 #pragma once
 
 #include <array>
+#include <type_traits>
 
-#include "ndarray.h"
+#include "call.h"
+#include "linear_args.h"
 #include "rlk/ops/logprob.h"
 
 namespace rlk::bindings {
@@ -80,5 +82,36 @@ int read_exp(nb::handle exp);
 // Refuses a shard that is not whole parts of rule 5. The message puts `names` before the padded width: the name of the
 // argument that takes it, with "=", or an empty text.
 [[noreturn]] void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t columns, const char* names);
+
+// The outputs, each [...], in the order that is used everywhere, by the names in errors. Bit i of `returns` asks for output i.
+constexpr std::array<const char*, 5> kOutputs = {"out.logprob", "out.lse", "out.entropy", "out.sum_p_sq", "out.status"};
+
+// Adds outputs over `rows`, and points the params to them. `out` has the caller's outputs of a call, which are checked.
+// If only logprob is wanted, it is the only output.
+template <class Params>
+void add_outputs(Frame* frame, Results* results, std::span<const std::int64_t> rows, int returns, Params* p,
+                 const LogprobCall* call = nullptr, nb::handle out = nb::none()) {
+  std::array<const Array*, kOutputs.size()> others = {};
+  const auto add_one = [&]<class T>(int i, T** field) {
+    const bool wanted = returns >> i & 1;
+    const nb::object given = wanted && call != nullptr && !out.is_none() ? nb::object(out[i]) : nb::none();
+    if (given.is_none()) return void(results->add(field, rows, wanted));
+    constexpr DType kDtype = std::is_same_v<T, float> ? DType::kFloat32 : DType::kInt32;
+    const Array& a = frame->read(given, kOutputs[i], name_of(kDtype));
+    call->check_output(a, kDtype);
+    for (const Array* other : others) {
+      if (other) check_apart(a, *other);
+    }
+    others[i] = &a;
+    *field = static_cast<T*>(a.view().data);
+    results->add(given);
+  };
+  add_one(0, &p->logprob);
+  if (returns == 1) return;
+  add_one(1, &p->lse);
+  add_one(2, &p->entropy);
+  add_one(3, &p->sum_p_sq);
+  add_one(4, &p->status);
+}
 
 }  // namespace rlk::bindings

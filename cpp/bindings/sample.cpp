@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "call.h"
-#include "draw_args.h"
+#include "row_array.h"
 
 namespace rlk::bindings {
 namespace {
