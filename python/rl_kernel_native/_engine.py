@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _composed, _in_graph
-from ._arithmetic import resolve_traced
+from ._arithmetic import resolve_traced, resolve_traced_unit
 from ._described import check
 from ._native import module as _C
 from ._operator import OPERATORS, Composed, Kept, Operator, products
@@ -69,14 +69,28 @@ def _register(op: Operator) -> None:
     def given(outputs: Any) -> Any:
         return outputs[0] if len(dtypes) == 1 else tuple(outputs)
 
+    resolvers = {"int exp": resolve_traced, "int unit": resolve_traced_unit}
+    in_context = [(i, resolvers[option]) for i, option in enumerate(op.options.split(", ")) if option in resolvers]
+
+    def when_run(arrays: Any, how: Any) -> Any:
+        """The options, with the numbers of exp and unit that a trace could not read from the context. A backward has
+        those of its forward; a compiled forward is portable on a CPU."""
+        found = list(how)
+        for i, resolve in in_context:
+            kind = device_type(arrays[op.leads], op.arrays[op.leads].name)
+            found[i] = max(found[i], 0) if op.follows and kind == "cpu" else resolve(found[i], kind)
+        return tuple(found)
+
     def native(arrays: Any, how: Any) -> Any:
-        if op.exp is not None:
-            how = op.resolved(how, resolve_traced, device_type(arrays[op.leads], op.arrays[0].name))
+        how = when_run(arrays, how)
         if of is None:
             return op.native(arrays, how, None, 0)
         return of.native(arrays, how, tuple(arrays[i] is not None for i in of.of), None, 0)
 
-    called = functools.partial(write, op) if op.written else native
+    def written(arrays: Any, how: Any) -> Any:
+        return write(op, arrays, when_run(arrays, how))
+
+    called = written if op.written else native
 
     def kernel(*arguments: Any) -> Any:
         arrays, how = apart(op, arguments)

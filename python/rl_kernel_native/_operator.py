@@ -211,7 +211,7 @@ class Operator:
         native: Native | None = None,
         gradient: Kept | Composed | None = None,
         schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = lambda how: how,
-        exp: int | None = None,
+        follows: bool = False,
         leads: int = 0,
         sharded: str = "",
         flops: Callable[..., int] | None = None,
@@ -230,7 +230,7 @@ class Operator:
             gradient: None for an operator without gradients, which treats its inputs as detached.
             schema_options: a function that returns options in the schema's form, if ``native`` takes others as well.
                 None: :class:`Declared` checks them by the types that ``options`` declares.
-            exp: position of the option ``exp``, which the engine resolves for the device of the call.
+            follows: whether it has the numbers of its forward for the options ``exp`` and ``unit``.
             leads: position of the array whose device and framework the others must have.
             sharded: end of the error for a DTensor, which names the call to use instead.
             flops: a function of the arrays' shapes that returns the count for torch's FlopCounterMode.
@@ -238,8 +238,12 @@ class Operator:
         self.name, self.arrays, self.options = name, tuple(map(Array.of, arrays)), options
         self.outputs = outputs or (lambda arrays, how: (arrays[leads].shape,) * len(dtypes))
         self.dtypes, self.gradient = dtypes, gradient
-        self.schema_options, self.exp, self.leads = schema_options or Declared(options), exp, leads
-        self.sharded, self.flops = sharded, flops
+        self.schema_options, self.leads = schema_options or Declared(options), leads
+        # The engine resolves exp of an operator without gradients. An operator with gradients, and a backward, gets its
+        # number, which autograd keeps.
+        is_alone = gradient is None and not follows and "int exp" in options
+        self.exp = options.split(", ").index("int exp") if is_alone else None
+        self.sharded, self.flops, self.follows = sharded, flops, follows
         self.num_options = options.count(",") + 1 if options else 0
         self.has_numbers = any(a.number for a in self.arrays)
         self.written = tuple(i for i, a in enumerate(self.arrays) if a.written)
@@ -276,7 +280,9 @@ class Operator:
             dtypes=others([d + 1 if isinstance(d, int) else d for d in self.dtypes]),
             native=lambda arrays, how, *tail: others(self.native(arrays[1:], whole(how), *tail, main_grad=arrays[0])),
             schema_options=None,
+            follows=self.follows,
             leads=self.leads + 1,
+            sharded=self.sharded,
             flops=None if flops is None else lambda main_grad, *given: flops(*given),
         )
 

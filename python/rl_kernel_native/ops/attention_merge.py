@@ -34,7 +34,6 @@ _MERGE = Operator(
     "int[] splits, int out_dtype, int exp, bool return_lse",
     outputs=lambda arrays, how: (arrays[0].shape[1:], _rows(arrays[0]) if how[3] else None),
     dtypes=(lambda how: how[1], "float32"),
-    exp=2,
 )
 _APPROXIMATE = Operator(
     "attention_merge_approximate",
@@ -42,7 +41,6 @@ _APPROXIMATE = Operator(
     "int exp, bool return_lse",
     outputs=lambda arrays, how: (arrays[0].shape[1:], _rows(arrays[0]) if how[1] else None),
     dtypes=(0, "float32"),
-    exp=0,
 )
 
 

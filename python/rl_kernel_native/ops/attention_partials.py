@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _check, _dispatch
-from .._arithmetic import AS_CALLED, product_unit, resolve_traced_unit
+from .._arithmetic import AS_CALLED, IEEE, product_unit
 from .._call import call
 from .._native import functions
 from .._operator import Operator
@@ -110,11 +110,7 @@ def _shapes(arrays: Any, how: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
-    """The product unit of a traced call is resolved when the call runs."""
     splits, *options, exp, unit = how
-    if unit == AS_CALLED:
-        q = arrays[0]
-        unit = 0 if str(q.dtype) == "torch.float32" else resolve_traced_unit(AS_CALLED, "cuda" if q.is_cuda else "cpu")
     arrays = (*arrays[:3], None, *arrays[3:8], None, *arrays[8:])
     return _C.attention_partials(arrays, tuple(options), splits, exp, unit, *tail)
 
@@ -127,7 +123,6 @@ _PARTIALS = Operator(
     dtypes=("float32", "float32"),
     native=_native,
     schema_options=None,
-    exp=5,
 )
 
 
@@ -146,6 +141,7 @@ def partials(q: Any, k: Any, v: Any, lists: Any, splits: Any, options: Any, exp:
             v=v,
         )
         q, k, v = autocast(q, k, v)
-    how = (own, *options, exp, AS_CALLED if traced else product_unit())
+    unit = product_unit() if not traced else IEEE if str(q.dtype) == "torch.float32" else AS_CALLED
+    how = (own, *options, exp, unit)
     stats, sums = call(_PARTIALS, (q, k, v, *lists), how)
     return AttentionPartials(stats, sums, tuple(range(stats.shape[0])) if own is None else own)

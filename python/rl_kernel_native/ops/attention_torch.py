@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
+from .._arithmetic import AS_CALLED, IEEE, product_unit, resolve_exp, unresolved_exp
 from .._main_grad import is_asked_for
 from .._native import module as _C
 from .._run import applied
@@ -34,8 +35,11 @@ from . import attention_traced as traced
 from .attention_lists import NO_PAGES, PAGES, PLACES, list_names
 
 
-def _mode(exp: str | None, q: Tensor, direct: bool) -> int:
-    return resolve_exp(exp, device_type(q, "q")) if direct or not is_compiling() else unresolved_exp(exp)
+def _numbers(exp: str | None, q: Tensor, direct: bool) -> tuple[int, int]:
+    """The numbers of exp and of the unit. float32 has ieee products in any unit."""
+    if direct or not is_compiling():
+        return resolve_exp(exp, device_type(q, "q")), product_unit()
+    return unresolved_exp(exp), IEEE if q.dtype is torch.float32 else AS_CALLED
 
 
 def attention(
@@ -45,8 +49,7 @@ def attention(
     if is_autocasting():
         q, k, v = autocast(q, k, v)
     direct = is_direct(q, k, v, sinks, *lists)
-    mode = _mode(exp, q, direct)
-    unit = product_unit() if direct or not is_compiling() else AS_CALLED
+    mode, unit = _numbers(exp, q, direct)
     differentiable = wants_grad(q, k, v, sinks)
     traced.require_no_pages(lists[6], differentiable)
     if direct and not differentiable:
@@ -107,8 +110,7 @@ def backward(
     inputs = (dout, dlse, q, k, v, out, lse, sinks, *lists)
     wants = (True, True, sinks is not None)
     direct = is_direct(*inputs)
-    mode = _mode(exp, q, direct)
-    unit = product_unit() if direct or not is_compiling() else AS_CALLED
+    mode, unit = _numbers(exp, q, direct)
     if direct and not wants_grad(*inputs):
         prepare(q)
         arrays = (q, k, v, sinks, *lists, *NO_PAGES)

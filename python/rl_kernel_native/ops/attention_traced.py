@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._arithmetic import AS_CALLED, IEEE, PORTABLE, resolve_traced, resolve_traced_unit
 from .._native import module as _C
 from .._operator import Composed, Operator
 from .._transforms import batched, pulled
@@ -20,28 +19,9 @@ _HOW = "bool causal, SymInt? window_size, float? softmax_scale, float? softcap, 
 # ---- calls of the extension -----------------------------------------------------------------------------------------
 
 
-def _resolved(q: Any, mode: int, unit: int, of_backward: bool = False) -> tuple[int, int]:
-    """The numbers of exp and unit on the device of ``q``. A backward has its forward's; a compiled forward was portable
-    on a CPU."""
-    from .._torch import device_type, dtype_name
-
-    kind = device_type(q, "q")
-    if not of_backward or (mode == AS_CALLED and q.is_cuda):
-        mode = resolve_traced(mode, kind)
-    elif mode == AS_CALLED:
-        mode = PORTABLE
-    return mode, IEEE if dtype_name(q.dtype) == "float32" else resolve_traced_unit(unit, kind)
-
-
-def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
-    *options, mode, unit = how
-    return _C.attention(arrays, tuple(options), *_resolved(arrays[0], mode, unit), True, *tail)
-
-
 def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
-    (dout, dlse, q, k, v, out, lse, *rest), (*options, mode, unit) = arrays, how[:6]
-    call = (q, k, v, *rest, *NO_PAGES), tuple(options), *_resolved(q, mode, unit, of_backward=True)
-    return _C.attention_backward(dout, dlse, out, lse, *call, *how[6:], *tail)
+    dout, dlse, q, k, v, out, lse, *rest = arrays
+    return _C.attention_backward(dout, dlse, out, lse, (q, k, v, *rest, *NO_PAGES), tuple(how[:4]), *how[4:], *tail)
 
 
 # ---- derivatives ----------------------------------------------------------------------------------------------------
@@ -130,7 +110,7 @@ FORWARD = Operator(
     _HOW,
     outputs=lambda arrays, how: (out_shape(arrays[0], arrays[2]), lse_shape(arrays[0])),
     dtypes=(None, "float32"),
-    native=_native_forward,
+    native=lambda arrays, how, *tail: _C.attention(arrays, tuple(how[:4]), *how[4:], True, *tail),
     schema_options=None,
     gradient=Composed(
         of=(0, 1, 2, 3),
@@ -152,6 +132,7 @@ BACKWARD: Operator = Operator(
     dtypes=(2, 3, 4, "float32"),
     native=_native_backward,
     schema_options=None,
+    follows=True,
     gradient=Composed(
         of=(0, 1, 2, 3, 4, 7),
         composed=_composed_backward,

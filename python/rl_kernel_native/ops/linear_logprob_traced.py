@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .._arithmetic import AS_CALLED, resolve_traced, resolve_traced_unit
 from .._native import module as _C
 from .._operator import Composed, Operator
 from .logprob_traced import GRADIENTS, INCOMING, NUMBERS, ROWS, SAVED, joined, outputs_of
@@ -30,28 +29,21 @@ LARGEST = 32  # a bit of `returns`, after those of logprob's outputs: the larges
 # ---- calls of the extension -----------------------------------------------------------------------------------------
 
 
-def _resolved(head: Any, rows: Any, how: Any, of_backward: bool = False) -> tuple[Any, ...]:
-    """A head, with the options of logprob and of the head in the extension's form. A backward has its forward's mode
-    and unit."""
-    mode, logits_dtype, workspace_bytes, unit, *others = how[6:13]
-    if not of_backward or AS_CALLED in (mode, unit):
-        from .._torch import device_type
-
-        kind = device_type(head[0], "hidden")
-        mode, unit = resolve_traced(mode, kind), resolve_traced_unit(unit, kind)
-    return tuple(head), joined(rows, how[:7]), (mode, logits_dtype, workspace_bytes, unit, *others)
+def _called(head: Any, rows: Any, how: Any) -> tuple[Any, ...]:
+    """A head, with the options of logprob and of the head in the extension's form."""
+    return tuple(head), joined(rows, how[:7]), tuple(how[6:13])
 
 
 def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
-    found = _C.linear_logprob(*_resolved(arrays[:6], arrays[6:], how), how[-1] | 2, *tail)
+    found = _C.linear_logprob(*_called(arrays[:6], arrays[6:], how), how[-1] | 2, *tail)
     return found if how[-1] & LARGEST else (*found, None)
 
 
 def native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None, place: Any = None) -> Any:
     """``place``: vocab_start and vocab_size of a shard."""
     given = tuple(None if x is None else x.contiguous() for x in arrays[6:11])
-    resolved = _resolved(arrays[:6], arrays[11:], how, of_backward=True)
-    return _C.linear_logprob_backward(*resolved, place, given, how[-1], main_grad, *tail)
+    called = _called(arrays[:6], arrays[11:], how)
+    return _C.linear_logprob_backward(*called, place, given, how[-1], main_grad, *tail)
 
 
 # ---- derivatives ----------------------------------------------------------------------------------------------------
@@ -130,6 +122,7 @@ BACKWARD: Operator = Operator(
     outputs=lambda arrays, how: _shapes_of_gradients(arrays[:_OPERANDS], how[-1]),
     dtypes=(0, 1, 2, 3, 4),
     native=native_backward,
+    follows=True,
     gradient=Composed(of=(0, 1, 2, 3, 4, 8, 9, 10), composed=no_second, tangents=_no_tangents),
     flops=lambda hidden, weight, bias, lora_a, *rest: _flops(hidden, weight, lora_a, bools(rest[-1])),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from .. import _check, _dispatch
-from .._arithmetic import AS_CALLED, product_unit, resolve_traced_unit
+from .._arithmetic import AS_CALLED, product_unit
 from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
@@ -31,12 +31,8 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
 
 
 def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
-    """The product unit of a traced call is resolved when the call runs."""
-    unit = how[2]
-    if unit == AS_CALLED:
-        unit = resolve_traced_unit(AS_CALLED, "cuda" if arrays[0].is_cuda else "cpu")
     rows = (*arrays[3:8], None, *arrays[8:], None)  # without top_p and allowed
-    return _C.linear_sample(*arrays[:3], rows, *how[:2], unit, *how[3:], *tail)
+    return _C.linear_sample(*arrays[:3], rows, *how, *tail)
 
 
 _LINEAR_SAMPLE = Operator(
@@ -55,7 +51,6 @@ _LINEAR_SAMPLE = Operator(
     outputs=_outputs,
     dtypes=("int64", "float32", "float32", "int32"),
     native=_native,
-    exp=1,
     flops=lambda hidden, weight, *_: 2 * math.prod(hidden) * weight[0],
 )
 

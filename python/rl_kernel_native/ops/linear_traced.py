@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._arithmetic import AS_CALLED, IEEE, resolve_traced_unit
+from .._arithmetic import AS_CALLED, IEEE
 from .._dispatch import dtype_code
 from .._native import module as _C
-from .._operator import Array, Composed, Operator, linear
+from .._operator import Composed, Operator, linear
 from .._transforms import batched
 
 SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
@@ -115,24 +115,13 @@ def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 # ---- the operators --------------------------------------------------------------------------------------------------
 
 
-def _product(name: str, arrays: tuple[Array | str, ...], options: str, **description: Any) -> Operator:
-    """An operator whose last options are the engine and the unit; a traced call resolves its unit when it runs."""
-    native = description.pop("native")
-
-    def resolved(arrays: Any, how: Any, *tail: Any, **more: Any) -> Any:
-        if how[-1] == AS_CALLED:
-            how = (*how[:-1], resolve_traced_unit(AS_CALLED, "cuda" if arrays[0].is_cuda else "cpu"))
-        return native(arrays, how, *tail, **more)
-
-    options = f"{options}bool allow_vendor, int unit"
-    return Operator(name, arrays, options, native=resolved, sharded=SHARDED, **description)
-
-
+_ENGINE = "bool allow_vendor, int unit"
 # In addition to the schema's options: the dtype of the weight's gradient, and main_grad.
-LINEAR: Operator = _product(
+LINEAR: Operator = Operator(
     "linear",
     ("x", "weight", "bias?"),
-    "int k_segments, ScalarType out_dtype, ",
+    f"int k_segments, ScalarType out_dtype, {_ENGINE}",
+    sharded=SHARDED,
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[0]),),
     dtypes=(lambda how: _code(how[1]),),
     native=lambda arrays, how, *tail: (_C.linear(*arrays, how[0], _code_beside(how[1], arrays[0]), *how[2:], *tail),),
@@ -147,13 +136,13 @@ LINEAR: Operator = _product(
     ),
     flops=lambda x, weight, *_: 2 * math.prod(x) * weight[0],
 )
-INPUT_GRAD: Operator = _product(
+INPUT_GRAD: Operator = Operator(
     "linear_input_grad",
     ("dy", "weight"),
-    "",
+    _ENGINE,
+    sharded=SHARDED,
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[1]),),
     dtypes=(None,),
-    native=lambda arrays, how, *tail: (_C.linear_input_grad(*arrays, *how, *tail),),
     gradient=Composed(
         of=(0, 1),
         incoming=("ddx",),
@@ -163,10 +152,11 @@ INPUT_GRAD: Operator = _product(
     ),
     flops=lambda dy, weight, *_: 2 * math.prod(dy) * weight[1],
 )
-WEIGHT_GRAD: Operator = _product(
+WEIGHT_GRAD: Operator = Operator(
     "linear_weight_grad",
     ("dy", "x"),
-    "ScalarType out_dtype, ",
+    f"ScalarType out_dtype, {_ENGINE}",
+    sharded=SHARDED,
     outputs=lambda arrays, how: ((arrays[0].shape[-1], arrays[1].shape[-1]),),
     dtypes=(lambda how: _code(how[0]),),
     native=lambda arrays, how, *tail, main_grad=None: (

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _dispatch
-from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
 from .._native import module as _C
 from .._operator import Array, Composed, Operator
 from .._transforms import batched
@@ -44,21 +43,13 @@ def joined(rows: Any, numbers: Any) -> tuple[Any, ...]:
 
 
 def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
-    from .._torch import device_type
-
-    (logits, target, *rows), (*numbers, mode, returns) = arrays, how
-    mode = resolve_traced(mode, device_type(logits, "logits"))
-    return _C.logprob(logits, target, joined(rows, (*numbers, mode)), mode, returns | 2, None, *tail)
+    *numbers, returns = how
+    return _C.logprob(*arrays[:2], joined(arrays[2:], numbers), numbers[-1], returns | 2, None, *tail)
 
 
 def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
-    """Runs the backward in its forward's mode, in any context. A compiled forward was portable on a CPU."""
-    from .._torch import device_type
-
-    (logits, target, *given), rows, mode = arrays[:7], arrays[7:], how[-1]
-    if mode == AS_CALLED:
-        mode = resolve_traced(mode, device_type(logits, "logits")) if logits.is_cuda else PORTABLE
-    return (_C.logprob_backward(logits, target, joined(rows, how), mode, 0, None, tuple(given), None, *tail),)
+    rows, numbers = tuple(arrays[2:7]), joined(arrays[7:], how)
+    return (_C.logprob_backward(*arrays[:2], numbers, how[-1], 0, None, rows, None, *tail),)
 
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
@@ -164,5 +155,6 @@ BACKWARD: Operator = Operator(
     dtypes=(None,),
     native=_native_backward,
     schema_options=None,
+    follows=True,
     gradient=Composed(of=(0, 4, 5, 6), composed=_composed_backward, reads=(1, 7, 8), batch=_batch(8)),
 )

@@ -126,7 +126,6 @@ _SAMPLE = Operator(
     outputs=_outputs,
     dtypes=("int64", "float32", "float32", *("int64", "float32") * 2, "int32", "int64", "int32"),
     native=lambda arrays, how, *tail: _C.sample(arrays[0], tuple(arrays[1:10]), *arrays[10:], *how, *tail),
-    exp=1,
 )
 
 

@@ -76,7 +76,6 @@ _PARTIAL = Operator(
     native=lambda arrays, how, *tail: _C.sample_partial(
         arrays[0], tuple(arrays[1:10]), *arrays[10:12], tuple(arrays[12:]), *how, *tail
     ),
-    exp=3,
 )
 _MERGE = Operator(
     "sample_merge",
@@ -86,7 +85,6 @@ _MERGE = Operator(
     outputs=_results,
     dtypes=("int64", "float32", "float32", "int32", "int64", "int32"),
     native=lambda arrays, how, *tail: _C.sample_merge(arrays[0], tuple(arrays[1:]), *how, *tail),
-    exp=2,
 )
 
 
