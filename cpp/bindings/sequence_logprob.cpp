@@ -27,8 +27,8 @@ nb::object forward(Frame* frame, nb::handle logprob, nb::handle mask, nb::handle
       .run(rlk::sequence_logprob, p);
 }
 
-// Returns d_logprob for `num_tokens` tokens (per row, or of all packed sequences), in the dtype of `code`. The mask has
-// the same shape. With `is_flat`, tokens of one sequence without offsets have the shape [num_tokens].
+// Returns d_logprob for `num_tokens` tokens (per row, or of all packed sequences). `code` is the number of its DType. The
+// mask has the same shape. With `is_flat`, tokens of one sequence without offsets have the shape [num_tokens].
 nb::object backward(Frame* frame, nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std::int64_t num_tokens,
                     int code, bool is_flat) {
   const Array& in = frame->read(dsum, "dsum", kFloat32);
