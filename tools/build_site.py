@@ -53,7 +53,8 @@ img[src$=".png"] { background: #fff; border-radius: 4px; padding: 4px; }
 """
 ABOUT_TYPES = """\
 Each operator has a page. In its signatures, `ArrayT` is an array of torch, JAX, NumPy or CuPy, and results have the
-same type. `AnyArray` is any array of the same framework. `DType` is a framework's dtype, or its name."""
+same type. `AnyArray` is any array of the same framework. `DType` is a framework's dtype, or its name;
+`Group` is a process group of torch.distributed."""
 # Operators without a contract header, and the operator whose header is theirs.
 CONTRACT_OF = {
     "attention_merge": "attention", "entropy_mask": "covariance_mask", "linear_cross_entropy": "linear_logprob",

@@ -127,6 +127,13 @@ def options_of(variant: str) -> list[str]:
     return options
 
 
+def device_code_of(variant: str, source: Path) -> list[str]:
+    """A CMake definition that takes HIP's device code from a finished build of these sources for another Python. ccache
+    does this for other code."""
+    finished = [file.parent / "hip" for file in sorted((source / "build").glob(f"{variant}-*/_C*.so"))]
+    return [f"RLK_HIP_DEVICE_CODE={folder}" for folder in finished[:1] if any(folder.glob("*.hsaco"))]
+
+
 def renamed(wheel: Path, name: str) -> Path:
     """Renames a wheel to another distribution: file name, dist-info, metadata and RECORD."""
     old, new = PROJECT.replace("-", "_"), name.replace("-", "_")
@@ -190,7 +197,7 @@ def sources(to: Path) -> str:
 
 
 def build(variant: str, version: str, source: Path, out: Path, tools: Path) -> Built:
-    python, options = find_python(version), options_of(variant)
+    python, options = find_python(version), options_of(variant) + device_code_of(variant, source)
     name = f"rl-kernel-{variant}"
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch)

@@ -72,11 +72,14 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
     import torch
+    import torch.distributed
     from numpy.typing import NDArray
 
+    Group: TypeAlias = torch.distributed.ProcessGroup | None
     DType: TypeAlias = torch.dtype | np.dtype[Any] | type[Any] | str | None  # a framework's dtype, or its name
     ArrayT = TypeVar("ArrayT", torch.Tensor, NDArray[Any], jax.Array, AnyArray)
 else:
+    Group = typing.NewType("Group", object)
     DType = typing.NewType("DType", object)
     ArrayT = TypeVar("ArrayT")
 

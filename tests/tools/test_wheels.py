@@ -156,6 +156,17 @@ def test_a_missing_compiler_is_a_reason_and_not_an_error(tool: Any, monkeypatch:
     assert "RLK_VARIANT=cpu" in tool.options_of("cpu")
 
 
+def test_device_code_comes_from_a_finished_build(tool: Any, tmp_path: Path) -> None:
+    """It is the same for every Python, and takes minutes to compile."""
+    build = tmp_path / "build" / "rocm6-3.10"
+    (build / "hip").mkdir(parents=True)
+    (build / "hip" / "kl.gfx942.hsaco").write_bytes(b"code")
+    assert tool.device_code_of("rocm6", tmp_path) == [], "a build that stopped may lack files"
+    (build / "_C.cpython-310-x86_64-linux-gnu.so").write_bytes(b"")
+    assert tool.device_code_of("rocm6", tmp_path) == [f"RLK_HIP_DEVICE_CODE={build / 'hip'}"]
+    assert tool.device_code_of("cu130", tmp_path) == []
+
+
 def test_only_files_that_git_knows_get_into_a_wheel(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = tmp_path / "tree"
     (tree / "python").mkdir(parents=True)

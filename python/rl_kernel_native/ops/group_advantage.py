@@ -11,7 +11,7 @@ from .. import _check, _rewards
 from .._call import call
 from .._native import functions
 from .._operator import Operator
-from .._types import AnyArray, ArrayT, Generic, GroupKind, NamedTuple
+from .._types import AnyArray, ArrayT, Generic, Group, GroupKind, NamedTuple
 from ..contract import OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.group_advantage import group_advantage_reference
 
@@ -99,7 +99,7 @@ def group_advantage(
     group_size: int | None = None, kind: GroupKind = "grpo", eps: float | None = None,
     scale: Literal["none", "group", "batch"] | None = None, lengths: AnyArray | None = None,
     baseline: AnyArray | None = None, f_norm: float = 1.0, exclude_nan: bool | None = None,
-    alone: Literal["score", "zero"] | None = None, process_group: Any = None, return_stats: Literal[False] = False,
+    alone: Literal["score", "zero"] | None = None, process_group: Group = None, return_stats: Literal[False] = False,
     return_status: Literal[False] = False
 ) -> ArrayT: ...  # fmt: skip
 
@@ -110,7 +110,7 @@ def group_advantage(
     group_size: int | None = None, kind: GroupKind = "grpo", eps: float | None = None,
     scale: Literal["none", "group", "batch"] | None = None, lengths: AnyArray | None = None,
     baseline: AnyArray | None = None, f_norm: float = 1.0, exclude_nan: bool | None = None,
-    alone: Literal["score", "zero"] | None = None, process_group: Any = None, return_stats: bool = False,
+    alone: Literal["score", "zero"] | None = None, process_group: Group = None, return_stats: bool = False,
     return_status: bool = False
 ) -> GroupAdvantageResult[ArrayT]: ...  # fmt: skip
 
@@ -121,7 +121,7 @@ def group_advantage(
     group_size: int | None = None, kind: GroupKind = "grpo", eps: float | None = None,
     scale: Literal["none", "group", "batch"] | None = None, lengths: AnyArray | None = None,
     baseline: AnyArray | None = None, f_norm: float = 1.0, exclude_nan: bool | None = None,
-    alone: Literal["score", "zero"] | None = None, process_group: Any = None, return_stats: bool = False,
+    alone: Literal["score", "zero"] | None = None, process_group: Group = None, return_stats: bool = False,
     return_status: bool = False
 ) -> Any: ...  # fmt: skip
 def group_advantage(
@@ -138,7 +138,7 @@ def group_advantage(
     f_norm: float = 1.0,
     exclude_nan: bool | None = None,
     alone: str | None = None,
-    process_group: Any = None,
+    process_group: Group = None,
     return_stats: bool = False,
     return_status: bool = False,
 ) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import _check, _cures, _dispatch
 from .._token_weight import checked
-from .._types import AnyArray, ArrayT, DType, Exp, Generic, NamedTuple, OnBadId
+from .._types import AnyArray, ArrayT, DType, Exp, Generic, Group, NamedTuple, OnBadId
 from ..contract import ONE_ARCHITECTURE, Bound, Row, U, add_rows
 from ..reference.linear_logprob import linear_cross_entropy_reference
 from .linear import tree_sum
@@ -49,7 +49,7 @@ def linear_cross_entropy(
     int | None = ..., check: bool = ..., on_bad_id: OnBadId = ..., exp: Exp = ..., loss_mask: AnyArray | None =
     ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
     lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ...,
-    workspace_bytes: int | None = ..., process_group: Any = ..., vocab_start: int = ...,
+    workspace_bytes: int | None = ..., process_group: Group = ..., vocab_start: int = ...,
     vocab_size: int | None = ..., dh_segments: int = ...,
     return_z_loss: Literal[False] = ..., return_token_accuracy: Literal[False] = ...,
 ) -> ArrayT: ...  # fmt: skip
@@ -65,7 +65,7 @@ def linear_cross_entropy(
     int | None = ..., check: bool = ..., on_bad_id: OnBadId = ..., exp: Exp = ..., loss_mask: AnyArray | None =
     ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
     lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ...,
-    workspace_bytes: int | None = ..., process_group: Any = ..., vocab_start: int = ...,
+    workspace_bytes: int | None = ..., process_group: Group = ..., vocab_start: int = ...,
     vocab_size: int | None = ..., dh_segments: int = ...,
     return_z_loss: Literal[True], return_token_accuracy: Literal[False] = ...,
 ) -> CrossEntropy[ArrayT]: ...  # fmt: skip
@@ -81,7 +81,7 @@ def linear_cross_entropy(
     int | None = ..., check: bool = ..., on_bad_id: OnBadId = ..., exp: Exp = ..., loss_mask: AnyArray | None =
     ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
     lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ...,
-    workspace_bytes: int | None = ..., process_group: Any = ..., vocab_start: int = ...,
+    workspace_bytes: int | None = ..., process_group: Group = ..., vocab_start: int = ...,
     vocab_size: int | None = ..., dh_segments: int = ...,
     return_z_loss: bool = ..., return_token_accuracy: Literal[True],
 ) -> CrossEntropyAccuracy[ArrayT]: ...  # fmt: skip
@@ -118,7 +118,7 @@ def linear_cross_entropy(
     weight_grad: bool = True,
     main_grad: AnyArray | None = None,
     workspace_bytes: int | None = None,
-    process_group: Any = None,
+    process_group: Group = None,
     vocab_start: int = 0,
     vocab_size: int | None = None,
     dh_segments: int = 1,

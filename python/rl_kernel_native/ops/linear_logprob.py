@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 from .. import _call, _check, _cures, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._native import functions
-from .._types import AnyArray, ArrayT, DType, Exp, Generic, NamedTuple, OnBadId
+from .._types import AnyArray, ArrayT, DType, Exp, Generic, Group, NamedTuple, OnBadId
 from ..contract import (
     FMA,
     GROUPS,
@@ -75,7 +75,7 @@ def linear_logprob(
     return_sum_p_sq: Literal[False] = False, return_status: Literal[False] = False, check: bool = False,
     on_bad_id: OnBadId = "nan", exp: Exp = None, loss_mask: AnyArray | None = None, lora_a: AnyArray | None = None,
     lora_b: AnyArray | None = None, lora_scale: float = 1.0, weight_grad: bool = True,
-    main_grad: AnyArray | None = None, workspace_bytes: int | None = None, process_group: Any = None,
+    main_grad: AnyArray | None = None, workspace_bytes: int | None = None, process_group: Group = None,
     vocab_start: int = 0, vocab_size: int | None = None, dh_segments: int = 1
 ) -> ArrayT: ...  # fmt: skip
 
@@ -89,7 +89,7 @@ def linear_logprob(
     return_entropy: bool = False, return_sum_p_sq: bool = False, return_status: bool = False, check: bool = False,
     on_bad_id: OnBadId = "nan", exp: Exp = None, loss_mask: AnyArray | None = None, lora_a: AnyArray | None = None,
     lora_b: AnyArray | None = None, lora_scale: float = 1.0, weight_grad: bool = True,
-    main_grad: AnyArray | None = None, workspace_bytes: int | None = None, process_group: Any = None,
+    main_grad: AnyArray | None = None, workspace_bytes: int | None = None, process_group: Group = None,
     vocab_start: int = 0, vocab_size: int | None = None, dh_segments: int = 1
 ) -> LogprobResult[ArrayT]: ...  # fmt: skip
 def linear_logprob(
@@ -120,7 +120,7 @@ def linear_logprob(
     weight_grad: bool = True,
     main_grad: Any = None,
     workspace_bytes: int | None = None,
-    process_group: Any = None,
+    process_group: Group = None,
     vocab_start: int = 0,
     vocab_size: int | None = None,
     dh_segments: int = 1,

@@ -10,7 +10,7 @@ from .. import _check, _dispatch
 from .._call import call
 from .._native import functions
 from .._operator import Operator
-from .._types import AnyArray, ArrayT, Generic, NamedTuple
+from .._types import AnyArray, ArrayT, Generic, Group, NamedTuple
 from ..contract import BATCH_OF_TOKENS, OF_TOKENS, Bound, Row, U, add_rows
 from ..reference.masked_whiten import masked_whiten_reference
 
@@ -37,14 +37,14 @@ _MASKED_WHITEN = Operator(
 @overload
 def masked_whiten(
     x: ArrayT, mask: AnyArray | None = None, cu_seqlens: AnyArray | None = None, *, eps: float = 1e-08,
-    shift_mean: bool = True, unbiased: bool = True, process_group: Any = None, return_stats: Literal[False] = False
+    shift_mean: bool = True, unbiased: bool = True, process_group: Group = None, return_stats: Literal[False] = False
 ) -> ArrayT: ...  # fmt: skip
 
 
 @overload
 def masked_whiten(
     x: ArrayT, mask: AnyArray | None = None, cu_seqlens: AnyArray | None = None, *, eps: float = 1e-08,
-    shift_mean: bool = True, unbiased: bool = True, process_group: Any = None, return_stats: bool = False
+    shift_mean: bool = True, unbiased: bool = True, process_group: Group = None, return_stats: bool = False
 ) -> MaskedWhitenResult[ArrayT]: ...  # fmt: skip
 def masked_whiten(
     x: Any,
@@ -54,7 +54,7 @@ def masked_whiten(
     eps: float = 1e-8,
     shift_mean: bool = True,
     unbiased: bool = True,
-    process_group: Any = None,
+    process_group: Group = None,
     return_stats: bool = False,
 ) -> Any:
     """``(x - mean) / sqrt(var + eps)`` over all tokens of a batch that count, as verl and TRL do with advantages.
