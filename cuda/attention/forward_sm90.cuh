@@ -28,8 +28,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
   if (warpgroup < 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    if (threadIdx.x < 32) {
+    const int warp = same_in_warp(threadIdx.x / 32);
+    if (warp == 0) {
       load_tiles<T, Tile>(p, call, shared, slots);
+    } else if (warp == 1) {
+      load_values<T, Tile>(p, call, shared, slots);
     } else if (p.cu_seqlens_q != nullptr) {
       clear_outside<T, Tile>(p);
     }

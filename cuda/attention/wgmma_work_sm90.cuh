@@ -1,5 +1,5 @@
-// The work of attention's wgmma kernel: the tiles of a call, the queries and keys of each, and the warp that hands them
-// out and loads them.
+// The work of attention's wgmma kernel: the tiles of a call, the queries and keys of each, and the warps that hand
+// them out and load them.
 #pragma once
 
 #include "../common/mbarrier_sm90.cuh"
@@ -136,7 +136,7 @@ struct WgmmaShared {
       mbarrier_init(values_full(i), 1);
       mbarrier_init(values_empty(i), 2);
       mbarrier_init(tile_full(i), 1);
-      mbarrier_init(tile_empty(i), 256);  // the threads of both warpgroups
+      mbarrier_init(tile_empty(i), 256 + 1);  // the threads of both warpgroups, and a lane of the warp that loads V
     }
     mbarrier_init_fence();
   }
@@ -243,14 +243,65 @@ __device__ __forceinline__ void load_parts(const Params& p, std::uint32_t to, co
   __syncwarp();
 }
 
-// The loading warp: hands out tiles, and fetches each one's queries, keys and values.
+// Fetches a tile's blocks of K, and its queries beside the first one; or its blocks of V. A whole warp calls this
+// function.
+template <class T, class Tile, bool kIsKey, class Params>
+__device__ __forceinline__ void load_blocks(const Params& p, const WgmmaCallOf<Params>& call,
+                                            const WgmmaShared<Tile>& shared, const WgmmaWork& work, RingPosition& at,
+                                            int queries_phase) {
+  constexpr bool kBranches = kMayBranch<Params>;
+  const int sequence_q = p.cu_seqlens_q != nullptr ? 0 : work.sequence;
+  const int sequence_k = p.cu_seqlens_k != nullptr ? 0 : work.sequence;
+  const int kv_head = work.head / static_cast<int>(p.num_q_heads / p.num_kv_heads);
+  const int first_block = work.first_key / Tile::kKeys * Tile::kKeys;
+  const std::int32_t* table = p.block_table + work.sequence * p.table_stride;
+  const CUtensorMap* const map = kIsKey ? &call.k : &call.v;
+  std::int32_t next_page = kNoBox;
+  if constexpr (!kBranches) next_page = page_of_lane<Tile>(p, table, call.pages, work.num_keys, first_block);
+  PathRun run = {0, 0, 0};
+#pragma unroll 1
+  for (int block = first_block; block < work.last_key; block += Tile::kKeys) {
+    const std::int32_t page = next_page;
+    std::int32_t token = 0, part = kNoPart;
+    bool whole = true;  // whether the block's tokens follow one another
+    if constexpr (kBranches) {
+      const int end = min(block + Tile::kKeys, work.num_keys);
+      if (!run.holds(block, end)) run = path_run(p, work.sequence, block);
+      whole = run.holds(block, end);
+      token = run.token + block - run.first;
+      if (!whole) part = part_of_lane<Tile>(p, work, block);
+    } else {
+      next_page = page_of_lane<Tile>(p, table, call.pages, work.num_keys, block + Tile::kKeys);
+    }
+    const std::uint32_t to = kIsKey ? shared.keys(at.stage) : shared.values(at.stage);
+    const std::uint32_t full = kIsKey ? shared.keys_full(at.stage) : shared.values_full(at.stage);
+    mbarrier_wait_block(kIsKey ? shared.keys_empty(at.stage) : shared.values_empty(at.stage), at.phase ^ 1);
+    if (kBranches && !whole) {
+      if constexpr (kBranches) {
+        load_parts<T, Tile, kIsKey>(p, to, kIsKey ? &call.k_parts : &call.v_parts, part, work, kv_head, block, full);
+      }
+    } else if (!kBranches && call.pages.box > 0) {
+      load_pages<T, Tile, kIsKey>(to, map, call.pages, page, kv_head, block, full);
+    } else if (elect_one()) {
+      load_tile<Tile>(to, map, kv_head, kBranches ? token : work.k_token + block, sequence_k, full);
+    }
+    if (kIsKey && block == first_block) {
+      mbarrier_wait_block(shared.queries_empty(), queries_phase ^ 1);
+      if (elect_one()) {
+        load_tile<Tile>(shared.queries(), &call.q, work.head, work.token, sequence_q, shared.queries_full());
+      }
+    }
+    at.advance(Tile::kStages);
+  }
+}
+
+// The first loading warp: hands out tiles, and fetches each one's queries and keys.
 template <class T, class Tile, class Params>
 __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Params>& call,
                                            const WgmmaShared<Tile>& shared, WgmmaWork* slots) {
   constexpr bool kBranches = kMayBranch<Params>;
   RingPosition at, slot;
   int queries_phase = 0;
-  const int group = static_cast<int>(p.num_q_heads / p.num_kv_heads);
   std::int32_t tile = blockIdx.x;
   for (;;) {
     const bool more = tile < call.tiles;
@@ -270,70 +321,30 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
     }
     if (!more) return;
     if constexpr (kBranches) __syncwarp();
-    // Trees read it from shared memory, since the paths need the registers.
-    const WgmmaWork& work = kBranches ? slots[stage] : found;
     if (found.last_key > found.first_key) {
-      const int sequence_q = p.cu_seqlens_q != nullptr ? 0 : work.sequence;
-      const int sequence_k = p.cu_seqlens_k != nullptr ? 0 : work.sequence, kv_head = work.head / group;
-      bool first = true;
-      const int first_block = work.first_key / Tile::kKeys * Tile::kKeys;
-      const std::int32_t* table = p.block_table + work.sequence * p.table_stride;
-      std::int32_t next_page = kNoBox;
-      if constexpr (!kBranches) next_page = page_of_lane<Tile>(p, table, call.pages, work.num_keys, first_block);
-      PathRun run = {0, 0, 0};
-#pragma unroll 1
-      for (int block = first_block; block < work.last_key; block += Tile::kKeys) {
-        const std::int32_t page = next_page;
-        std::int32_t token = 0, part = kNoPart;
-        bool whole = true;  // whether the block's tokens follow one another
-        if constexpr (kBranches) {
-          const int end = min(block + Tile::kKeys, work.num_keys);
-          if (!run.holds(block, end)) run = path_run(p, work.sequence, block);
-          whole = run.holds(block, end);
-          token = run.token + block - run.first;
-          if (!whole) part = part_of_lane<Tile>(p, work, block);
-        } else {
-          next_page = page_of_lane<Tile>(p, table, call.pages, work.num_keys, block + Tile::kKeys);
-        }
-        mbarrier_wait_block(shared.keys_empty(at.stage), at.phase ^ 1);
-        if (kBranches && !whole) {
-          if constexpr (kBranches) {
-            load_parts<T, Tile, true>(p, shared.keys(at.stage), &call.k_parts, part, work, kv_head, block,
-                                      shared.keys_full(at.stage));
-          }
-        } else if (!kBranches && call.pages.box > 0) {
-          load_pages<T, Tile, true>(shared.keys(at.stage), &call.k, call.pages, page, kv_head, block,
-                                    shared.keys_full(at.stage));
-        } else if (elect_one()) {
-          load_tile<Tile>(shared.keys(at.stage), &call.k, kv_head, kBranches ? token : work.k_token + block, sequence_k,
-                          shared.keys_full(at.stage));
-        }
-        if (first) {
-          mbarrier_wait_block(shared.queries_empty(), queries_phase ^ 1);
-          if (elect_one()) {
-            load_tile<Tile>(shared.queries(), &call.q, work.head, work.token, sequence_q, shared.queries_full());
-          }
-          first = false;
-        }
-        mbarrier_wait_block(shared.values_empty(at.stage), at.phase ^ 1);
-        if (kBranches && !whole) {
-          if constexpr (kBranches) {
-            load_parts<T, Tile, false>(p, shared.values(at.stage), &call.v_parts, part, work, kv_head, block,
-                                       shared.values_full(at.stage));
-          }
-        } else if (!kBranches && call.pages.box > 0) {
-          load_pages<T, Tile, false>(shared.values(at.stage), &call.v, call.pages, page, kv_head, block,
-                                     shared.values_full(at.stage));
-        } else if (elect_one()) {
-          load_tile<Tile>(shared.values(at.stage), &call.v, kv_head, kBranches ? token : work.k_token + block,
-                          sequence_k, shared.values_full(at.stage));
-        }
-        at.advance(Tile::kStages);
-      }
+      // Trees read it from shared memory, since the paths need the registers.
+      load_blocks<T, Tile, true>(p, call, shared, kBranches ? slots[stage] : found, at, queries_phase);
       queries_phase ^= 1;
     }
     taken = __shfl_sync(0xffffffffu, taken, 0);
     tile = call.counter != nullptr ? static_cast<std::int32_t>(gridDim.x + taken) : call.tiles;
+  }
+}
+
+// The second loading warp: fetches the values of each tile. A page is a box of its own, and one warp alone would issue
+// the boxes of K and V too slowly.
+template <class T, class Tile, class Params>
+__device__ __forceinline__ void load_values(const Params& p, const WgmmaCallOf<Params>& call,
+                                            const WgmmaShared<Tile>& shared, const WgmmaWork* slots) {
+  RingPosition at, slot;
+  for (;;) {
+    mbarrier_wait_block(shared.tile_full(slot.stage), slot.phase);
+    const WgmmaWork& work = slots[slot.stage];
+    if (work.places < 0) return;
+    if (work.last_key > work.first_key) load_blocks<T, Tile, false>(p, call, shared, work, at, 0);
+    __syncwarp();
+    if (elect_one()) mbarrier_arrive(shared.tile_empty(slot.stage));
+    slot.advance(2);
   }
 }
 
@@ -343,7 +354,7 @@ __device__ __forceinline__ void clear_outside(const AttentionParams& p) {
   const std::int64_t first = clamp_to(p.cu_seqlens_q[0], 0, p.q_tokens);
   const std::int64_t last = clamp_to(p.cu_seqlens_q[p.num_sequences], first, p.q_tokens);
   const std::int64_t outside = first + p.q_tokens - last, row_chunks = p.num_q_heads * Tile::kColumns / 8;
-  const std::int64_t begin = blockIdx.x * std::int64_t{96} + threadIdx.x - 32, step = gridDim.x * std::int64_t{96};
+  const std::int64_t begin = blockIdx.x * std::int64_t{64} + threadIdx.x - 64, step = gridDim.x * std::int64_t{64};
   for (std::int64_t i = begin; i < outside * row_chunks; i += step) {
     const std::int64_t token = i / row_chunks < first ? i / row_chunks : last + i / row_chunks - first;
     static_cast<uint4*>(p.out)[token * row_chunks + i % row_chunks] = make_uint4(0, 0, 0, 0);
