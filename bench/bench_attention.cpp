@@ -1,5 +1,5 @@
 // Microbenchmark of the CUDA kernels of attention: one row per case, with its arithmetic and the share of the fp32 units'
-// peak. Usage: bench_attention [--only PART_OF_A_NAME] [--head-dim D] [--portable]
+// peak. Usage: bench_attention [--only PART_OF_A_NAME] [--plan PART_OF_A_NAME] [--head-dim D] [--portable]
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -47,7 +47,8 @@ double pairs(const Case& c) {
   return sum;
 }
 
-void run(const Case& c, Exp exp) {
+// `only`: a part of the names of the plans to run.
+void run(const Case& c, Exp exp, const std::string& only) {
   const std::int64_t q_rows = c.sequences * c.queries * c.q_heads, k_rows = c.sequences * c.keys * c.kv_heads;
   const Memory q(q_rows * c.head_dim, c.dtype, true), dout(q_rows * c.head_dim, c.dtype, true);
   const Memory k(k_rows * c.head_dim, c.dtype, true), v(k_rows * c.head_dim, c.dtype, true);
@@ -101,7 +102,7 @@ void run(const Case& c, Exp exp) {
   const auto report = [&](const char* pass, double us, double products) {
     const double work = 2 * products * pairs(c) * static_cast<double>(c.sequences * c.q_heads * c.head_dim);
     std::printf(
-        "%-18s %-8s %-4s %4lld x %5lld/%5lld (%lld/%lld) x %-3lld %11.1f us %7.2f TFLOP/s %5.1f %% of fp32's peak\n",
+        "%-18s %-16s %-4s %4lld x %5lld/%5lld (%lld/%lld) x %-3lld %11.1f us %7.2f TFLOP/s %5.1f %% of fp32's peak\n",
         c.name, pass,
         c.dtype == DType::kFloat32   ? "f32"
         : c.dtype == DType::kFloat16 ? "f16"
@@ -114,14 +115,18 @@ void run(const Case& c, Exp exp) {
   const cuda::AttentionPlan plan = cuda::choose_plan(p, 90, cuda::multiprocessors(0));
   const Memory results(cuda::workspace_bytes_of(p, plan) / 4, DType::kFloat32, false);
   p.workspace = results.data();
-  report(cuda::name_of(plan), median_us([&](cudaStream_t s, int) { cuda::sm90::attention(p, plan, s); }, 3, 5), 2);
+  const auto is_wanted = [&](const std::string& name) { return name.find(only) != std::string::npos; };
+  const auto forward = [&](cudaStream_t s, int) { cuda::sm90::attention(p, plan, s); };
+  if (is_wanted(cuda::name_of(plan))) report(cuda::name_of(plan), median_us(forward, 3, 5), 2);
   if (c.queries == 1) return;
+  forward(nullptr, 0);  // the backward reads its results
   for (const cuda::GradientKernel kernel : cuda::kGradientKernels) {
-    if (!cuda::fits_plan(b, kernel, 90)) continue;
+    const std::string name = std::string("backward, ") + cuda::name_of(kernel);
+    if (!cuda::fits_plan(b, kernel, 90) || !is_wanted(name)) continue;
     const Memory workspace(cuda::workspace_bytes_of(b, kernel) / 4, DType::kFloat32, false);
     b.workspace = workspace.data();
-    report(kernel == cuda::GradientKernel::kWgmma ? "backward" : "passes",
-           median_us([&](cudaStream_t s, int) { cuda::sm90::attention_backward(b, kernel, s); }, 2, 5), 5);
+    const auto call = [&](cudaStream_t s, int) { cuda::sm90::attention_backward(b, kernel, s); };
+    report(name.c_str(), median_us(call, 2, 5), 5);
   }
 }
 
@@ -131,17 +136,20 @@ void run(const Case& c, Exp exp) {
 int main(int argc, char** argv) {
   using namespace rlk::bench;
   using rlk::DType;
-  std::string only;
+  std::string only, plan;
   std::int64_t head_dim = 0;
   bool portable = false;
   CommandLine line;
-  line.value("only", "PART_OF_A_NAME", &only).value("head-dim", "D", &head_dim).flag("portable", &portable);
+  line.value("only", "PART_OF_A_NAME", &only).value("plan", "PART_OF_A_NAME", &plan);
+  line.value("head-dim", "D", &head_dim).flag("portable", &portable);
   if (!line.read(argc, argv)) return 2;
   if (!has_hopper()) return 1;
   // Shapes of Llama 3 8B and Qwen3 8B: training, prefill, a chunk of a prefill, decode; then other widths.
   const std::vector<Case> cases = {
       {"train", 4, 2048, 2048, 32, 8, 128},
       {"train packed", 16, 512, 512, 32, 8, 128, DType::kBFloat16, 0, true},
+      {"train of 4096", 4, 4096, 4096, 32, 8, 128, DType::kBFloat16, 0, true},
+      {"train of 16384", 1, 16384, 16384, 32, 8, 128, DType::kBFloat16, 0, true},
       {"prefill", 1, 8192, 8192, 32, 8, 128},
       {"window", 1, 8192, 8192, 32, 8, 128, DType::kBFloat16, 1024},
       {"chunk", 1, 512, 16384, 32, 8, 128},
@@ -153,6 +161,7 @@ int main(int argc, char** argv) {
   };
   for (const Case& each : cases) {
     if (std::string(each.name).find(only) == std::string::npos) continue;
-    if (head_dim == 0 || each.head_dim == head_dim) run(each, portable ? rlk::Exp::kPortable : rlk::Exp::kHardware);
+    if (head_dim == 0 || each.head_dim == head_dim)
+      run(each, portable ? rlk::Exp::kPortable : rlk::Exp::kHardware, plan);
   }
 }

@@ -66,13 +66,14 @@ bool fits_wgmma(const AttentionParams& p) {
   return blocks * p.num_q_heads * (packed ? 1 : p.num_sequences) < kMostTokens;
 }
 
-bool fits_wgmma(const AttentionBackwardParams& p) {
+bool fits_wgmma(const AttentionBackwardParams& p, GradientKernel kernel) {
   const bool packed = p.cu_seqlens_q != nullptr;
   if (!fits_tiles(p) || !can_fetch(p) || !can_fetch(p, p.dout, packed) || !attention_at_16_bytes(p.out, p.dtype))
     return false;
   if (!at_16_bytes({p.dq, p.dk, p.dv}) || p.num_sequences == 0) return false;
   if (p.dq == nullptr && p.dk == nullptr) return false;  // dsinks alone
-  const GradientLayout layout(p);
+  if (kernel == GradientKernel::kParts && (p.parents != nullptr || p.num_q_heads == p.num_kv_heads)) return false;
+  const GradientLayout layout(p, kernel);
   constexpr std::int64_t kMostHeads = 65535;  // the largest second dimension of a grid
   // Blocks of keys of all paths together, each with 1 KiB of workspace.
   constexpr std::int64_t kMostPathBlocks = std::int64_t{1} << 18;
@@ -158,18 +159,23 @@ void attention_merge(const AttentionMergeParams& p, int device, Stream stream) {
 }
 
 bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability) {
-  return kernel != GradientKernel::kWgmma || (capability == 90 && fits_wgmma(p));
+  return kernel == GradientKernel::kPasses || (capability == 90 && fits_wgmma(p, kernel));
 }
 
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability) {
-  const bool fits = p.q_tokens >= kWgmmaQueries * sequences_of(p) && fits_plan(p, GradientKernel::kWgmma, capability);
-  return fits ? GradientKernel::kWgmma : GradientKernel::kPasses;
+  constexpr std::int64_t kPartQueries = 2048;  // queries of a sequence, from which a query head is worth a job
+  const std::int64_t sequences = sequences_of(p);
+  const auto fits = [&](std::int64_t queries, GradientKernel kernel) {
+    return p.q_tokens >= queries * sequences && fits_plan(p, kernel, capability);
+  };
+  if (fits(kPartQueries, GradientKernel::kParts)) return GradientKernel::kParts;
+  return fits(kWgmmaQueries, GradientKernel::kWgmma) ? GradientKernel::kWgmma : GradientKernel::kPasses;
 }
 
 std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel) {
   const std::int64_t delta = 4 * attention_rows(p) * p.num_q_heads;
-  if (kernel != GradientKernel::kWgmma) return delta + attention_path_bytes(p);
-  return GradientLayout(p).end + (p.dsinks != nullptr ? delta : 0);
+  if (kernel == GradientKernel::kPasses) return delta + attention_path_bytes(p);
+  return GradientLayout(p, kernel).end + (p.dsinks != nullptr ? delta : 0);
 }
 
 std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, int device) {

@@ -8,7 +8,7 @@ namespace rlk::cuda::RLK_CUDA_ARCH {
 
 void attention_backward(const AttentionBackwardParams& p, [[maybe_unused]] GradientKernel kernel, cudaStream_t stream) {
 #if RLK_CUDA_SM90
-  if (kernel == GradientKernel::kWgmma) return run_attention_gradients(p, stream);
+  if (kernel != GradientKernel::kPasses) return run_attention_gradients(p, kernel, stream);
 #endif
   run_attention_backward(p, stream);
 }

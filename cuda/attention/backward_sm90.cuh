@@ -1,7 +1,8 @@
 // attention, backward, of bf16 and fp16 by wgmma, for SM90: heads of 64 or 128 columns whose tokens TMA can
 // fetch. One kernel prepares lse and delta by tiles of 64 queries. The main one is persistent. Its block of three
 // warpgroups takes 128 keys of a key head and keeps their dk and dv in registers. It walks the query tiles that see
-// those keys, query head by query head. TMA adds each tile's dq to a sum in memory, in the contract's
+// those keys, query head by query head. A job is all of a key head's query heads, or one of them; then memory keeps dk
+// and dv between a block's jobs. TMA adds each tile's dq to a sum in memory, in the contract's
 // order. A third kernel scales and rounds those sums. Bound by wgmma; numbers: README.md.
 #pragma once
 
@@ -228,8 +229,8 @@ __global__ void __launch_bounds__(256)
 }
 
 template <class T, class Tile, Exp kExp, class Params>
-void launch_attention_gradients(const Params& p, cudaStream_t stream) {
-  const GradientLayout layout(p);
+void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_t stream) {
+  const GradientLayout layout(p, kernel);
   GradientCallOf<Params> call;
   call.q = attention_map(p, p.q, true, Tile::kQueries);
   call.dout = attention_map(p, p.dout, true, Tile::kQueries);
@@ -240,12 +241,14 @@ void launch_attention_gradients(const Params& p, cudaStream_t stream) {
   call.slack = static_cast<std::int32_t>(layout.slack);
   call.key_blocks = static_cast<std::int32_t>(layout.key_blocks);
   call.jobs = static_cast<std::int32_t>(layout.jobs);
+  call.block_jobs = static_cast<std::int32_t>(layout.block_jobs);
+  call.part_heads = static_cast<std::int32_t>(p.num_q_heads / p.num_kv_heads / layout.parts);
   // The blocks of one head follow one another through its tiles, about two tiles apart. If there are more blocks than
   // this distance allows, heads alternate.
   const auto of_each = [&](std::int64_t tokens, const std::int32_t* offsets) {
     return offsets != nullptr ? tokens / p.num_sequences : tokens;
   };
-  const std::int64_t tiles = of_each(p.q_tokens, p.cu_seqlens_q) / Tile::kQueries * (p.num_q_heads / p.num_kv_heads);
+  const std::int64_t tiles = of_each(p.q_tokens, p.cu_seqlens_q) / Tile::kQueries * call.part_heads;
   const std::int64_t room = std::max<std::int64_t>(tiles / 2, 1), blocks = multiprocessors(current_device());
   const bool has_room = of_each(p.k_tokens, p.cu_seqlens_k) / Tile::kKeys <= room;
   call.section = has_room ? 1 : static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks / room, 1, p.num_kv_heads));
@@ -256,6 +259,8 @@ void launch_attention_gradients(const Params& p, cudaStream_t stream) {
   call.works = reinterpret_cast<GradientWork*>(workspace + layout.works_at);
   call.scalars = reinterpret_cast<float*>(workspace + layout.scalars_at);
   call.sums = reinterpret_cast<float*>(workspace + layout.sums_at);
+  call.kept_turns = reinterpret_cast<std::uint32_t*>(workspace + layout.kept_turns_at);
+  call.kept = reinterpret_cast<float*>(workspace + layout.kept_at);
   check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(layout.works_at), stream), "attention's turns");
   if constexpr (kMayBranch<Params>) {
     call.section = multiprocessors(current_device());
@@ -294,19 +299,19 @@ void launch_attention_gradients(const Params& p, cudaStream_t stream) {
 
 // All gradients of a call.
 template <class Params>
-void run_attention_gradients(const Params& p, cudaStream_t stream) {
+void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_t stream) {
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (T::kPacked) {
       const auto launch = [&](auto tile) {
         using Tile = decltype(tile);
-        p.exp == Exp::kHardware ? launch_attention_gradients<T, Tile, Exp::kHardware>(p, stream)
-                                : launch_attention_gradients<T, Tile, Exp::kPortable>(p, stream);
+        p.exp == Exp::kHardware ? launch_attention_gradients<T, Tile, Exp::kHardware>(p, kernel, stream)
+                                : launch_attention_gradients<T, Tile, Exp::kPortable>(p, kernel, stream);
       };
       p.head_dim == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
       if (p.dsinks == nullptr) return;
       AttentionBackwardParams of_delta = p;  // delta lies behind the workspace of the gradients
-      of_delta.workspace = static_cast<unsigned char*>(p.workspace) + GradientLayout(p).end;
+      of_delta.workspace = static_cast<unsigned char*>(p.workspace) + GradientLayout(p, kernel).end;
       run_attention_delta<T>(of_delta, stream);
       run_attention_sinks(p, static_cast<const float*>(of_delta.workspace), stream);
     }

@@ -27,8 +27,12 @@ class GradientRows {
   __device__ __forceinline__ void run(const GradientWork& work) {
     const bool has_tiles = work.tile < work.last_tile;
     if (kMayBranch<Params> && has_tiles) begin(work);  // it needs the registers of dk and dv
+    if (!kMayBranch<Params> && has_tiles && work.part > 0 && p_.dk != nullptr) {
+      load_kept_sums(work);
+    } else {
 #pragma unroll
-    for (int i = 0; i < Tile::kSums; ++i) dk_[i] = dv_[i] = 0.0f;
+      for (int i = 0; i < Tile::kSums; ++i) dk_[i] = dv_[i] = 0.0f;
+    }
     pin(dk_);  // computed here, not among products in flight
     pin(dv_);
     if (has_tiles) {
@@ -39,6 +43,8 @@ class GradientRows {
     if (p_.dk == nullptr) return;
     if constexpr (kMayBranch<Params>) {
       add_in_turn(work);
+    } else if ((work.part + 1) * call_.part_heads < p_.num_q_heads / p_.num_kv_heads) {
+      if (has_tiles) keep_sums(work);
     } else {
       store(work, dk_, p_.softmax_scale, p_.dk);
       store(work, dv_, 1.0f, p_.dv);
@@ -65,8 +71,7 @@ class GradientRows {
   static __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
   __device__ __forceinline__ void walk(const GradientWork& work) {
-    const int group = static_cast<int>(p_.num_q_heads / p_.num_kv_heads);
-    const int end = tiles_ + (work.last_tile - work.tile) / Tile::kQueries * group;
+    const int end = tiles_ + (work.last_tile - work.tile) / Tile::kQueries * call_.part_heads;
     int tile = work.tile;
 #pragma unroll 1
     while (tiles_ < end) {
@@ -298,6 +303,32 @@ class GradientRows {
         }
       }
     }
+  }
+
+  // Between two jobs of a block of keys, memory holds dk and dv, four sums of each thread at a time.
+  __device__ __forceinline__ float4* kept_sums(const GradientWork& work) const {
+    return reinterpret_cast<float4*>(call_.kept) + std::int64_t{work.block} * (Tile::kSums / 2 * 256) +
+           warpgroup_ * 128 + thread_;
+  }
+  __device__ __forceinline__ void load_kept_sums(const GradientWork& work) {
+    wait_for_turn(call_.kept_turns + work.block, 8 * work.part);
+    const float4* from = kept_sums(work);
+#pragma unroll
+    for (int i = 0; i < Tile::kSums; i += 4) {
+      const float4 of_k = __ldcg(from + i / 4 * 256), of_v = __ldcg(from + (Tile::kSums + i) / 4 * 256);
+      dk_[i] = of_k.x, dk_[i + 1] = of_k.y, dk_[i + 2] = of_k.z, dk_[i + 3] = of_k.w;
+      dv_[i] = of_v.x, dv_[i + 1] = of_v.y, dv_[i + 2] = of_v.z, dv_[i + 3] = of_v.w;
+    }
+  }
+  __device__ __forceinline__ void keep_sums(const GradientWork& work) const {
+    float4* to = kept_sums(work);
+#pragma unroll
+    for (int i = 0; i < Tile::kSums; i += 4) {
+      __stcg(to + i / 4 * 256, make_float4(dk_[i], dk_[i + 1], dk_[i + 2], dk_[i + 3]));
+      __stcg(to + (Tile::kSums + i) / 4 * 256, make_float4(dv_[i], dv_[i + 1], dv_[i + 2], dv_[i + 3]));
+    }
+    __syncwarp();
+    if (thread_ % 32 == 0) end_turn(call_.kept_turns + work.block);
   }
 
   // Adds dk and dv to those of earlier segments, which come first. The last segment writes the gradients.

@@ -35,6 +35,8 @@ struct GradientCall {
   CUtensorMap q, dout, k, v;
   std::int32_t section;             // key heads of a sequence whose blocks alternate
   std::int32_t jobs, key_blocks;    // blocks of keys: those of one sequence; if packed, slots for all sequences
+  std::int32_t block_jobs;          // jobs of a part: key_blocks of all sequences and key heads
+  std::int32_t part_heads;          // query heads of a job; the block's job of the next part goes on with dk and dv
   std::int32_t slots, of_sequence;  // tiles of queries: those of all sequences, and of each one if q is not packed
   std::int32_t slack;               // slots between packed sequences
   struct GradientWork* works;       // each job's work
@@ -43,6 +45,8 @@ struct GradientCall {
   std::uint32_t* turns;             // [heads, slots]: the number of blocks of keys whose dq is in a tile's sum
   float* scalars;                   // [heads, slots, 2, 64]: u and delta; u is +Inf for a row that is no query in use
   float* sums;                      // [heads, slots, 64 * columns]: dq
+  std::uint32_t* kept_turns;        // [block_jobs]: the number of warps that have kept dk and dv, over all parts
+  float* kept;                      // [block_jobs, 128 * 2 * columns]: dk and dv between two parts
 };
 
 // A row of a block of keys of a path: its token, or -1 if it has none; twice the number of earlier segments that add to
@@ -91,7 +95,6 @@ __device__ __forceinline__ GradientQueries gradient_queries(const AttentionBackw
 __device__ __forceinline__ std::int32_t first_contributor(bool causal, std::int32_t num_keys, std::int32_t tile) {
   return (causal ? min(tile + 63, num_keys - 1) : num_keys - 1) / 128;
 }
-
 // The sequence of a slot: the last one whose first slot is at or before it. first(s) ascends with s.
 template <class First>
 __device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequences, std::int64_t slot,
@@ -124,21 +127,29 @@ struct alignas(16) GradientWork {
   std::int32_t first, last;        // positions of queries in use that see keys
   std::int32_t tile, last_tile;    // positions of tiles
   std::int32_t slot;               // slot of the tile at `tile`
-  std::int32_t block;              // trees: index of the block, for its rows
+  std::int32_t block;              // index of the block among those of a part; trees: for its rows
+  std::int32_t q_head, part;       // first query head; number of the job among those of its keys
 };
 static_assert(sizeof(GradientWork) == GradientLayout::kWorkBytes);
 
 template <class Params>
 __device__ __forceinline__ GradientWork gradient_work(const Params& p, const GradientCallOf<Params>& call,
-                                                      std::int32_t job) {
+                                                      std::int32_t job_of_call) {
   const auto heads = static_cast<std::int32_t>(p.num_kv_heads);
   GradientWork work = {};
+  // All jobs of a part come before those of the next one. So a block's previous job has ended when the next one begins,
+  // unless the call is small.
+  std::int32_t job = job_of_call;
+  if constexpr (!kMayBranch<Params>) {
+    work.part = job_of_call / call.block_jobs;
+    work.block = job = job_of_call - work.part * call.block_jobs;
+  }
   // Jobs go sequence by sequence and a few heads at a time, so that operands that blocks share stay in L2. Blocks of
   // keys descend, so that a block starts after those whose dq it waits for.
   const auto first = [&](std::int64_t s) -> std::int64_t {
     if constexpr (kMayBranch<Params>) return call.firsts[s];
     if (p.cu_seqlens_k == nullptr) return s * call.key_blocks;
-    return s < p.num_sequences ? clamp_to(p.cu_seqlens_k[s], 0, p.k_tokens) / 128 + s : call.jobs / heads;
+    return s < p.num_sequences ? clamp_to(p.cu_seqlens_k[s], 0, p.k_tokens) / 128 + s : call.block_jobs / heads;
   };
   const std::int64_t sequence = sequence_of_slot(p.num_sequences, job / heads, first);
   const std::int64_t blocks = first(sequence + 1) - first(sequence), within = job - heads * first(sequence);
@@ -152,6 +163,8 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
   work.sequence = static_cast<std::int32_t>(sequence);
   work.key = static_cast<std::int32_t>(block * 128);
   work.num_keys = static_cast<std::int32_t>(span.num_keys);
+  const auto group = static_cast<std::int32_t>(p.num_q_heads / heads);
+  work.q_head = work.kv_head * group + work.part * call.part_heads;
   if (work.kv_head >= heads || work.key >= work.num_keys) {
     work.num_keys = 0;
     return work;
@@ -238,7 +251,6 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
                                                    const GradientShared<Tile>& shared, GradientWork* works) {
   RingPosition at, slot;
   int keys_phase = 0;
-  const int group = static_cast<int>(p.num_q_heads / p.num_kv_heads);
   const auto load = [&](std::uint32_t to, int box_bytes, const CUtensorMap* map, int head, int token, int sequence,
                         std::uint32_t barrier) {
 #pragma unroll
@@ -281,7 +293,7 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
         load(shared.values(), Tile::kKeyBox, &call.v, work.kv_head, work.k_token, sequence_k, shared.keys_full());
       }
 #pragma unroll 1
-      for (int head = work.kv_head * group; head < (work.kv_head + 1) * group; ++head) {
+      for (int head = work.q_head; head < work.q_head + call.part_heads; ++head) {
         const float* scalars = call.scalars + (head * std::int64_t{call.slots} + work.slot) * 128;
 #pragma unroll 1
         for (int tile = work.tile; tile < work.last_tile; tile += Tile::kQueries, scalars += 128) {
@@ -319,7 +331,6 @@ __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, 
                                               int parity) {
   RingPosition slot;
   int tiles = 0;
-  const int group = static_cast<int>(p.num_q_heads / p.num_kv_heads);
   if (!elect_one()) return;
   const bool ordered = *call.unordered == 0, wanted = p.dq != nullptr;
 #pragma unroll 1
@@ -328,7 +339,7 @@ __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, 
     const GradientWork& work = works[slot.stage];
     if (work.sequence < 0) return;
 #pragma unroll 1
-    for (int head = work.kv_head * group; head < (work.kv_head + 1) * group; ++head) {
+    for (int head = work.q_head; head < work.q_head + call.part_heads; ++head) {
       std::int64_t at = head * std::int64_t{call.slots} + work.slot;
 #pragma unroll 1
       for (int tile = work.tile; tile < work.last_tile; tile += Tile::kQueries, ++at) {

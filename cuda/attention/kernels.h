@@ -76,27 +76,35 @@ struct SplitGrid {
 enum class GradientKernel : std::int32_t {
   kPasses,  // one pass for dq, one for dk and dv; serves every call
   kWgmma,   // sm_90: all three at once; serves the calls of the forward's kWgmma
+  kParts,   // kWgmma with a job for each query head of a block of keys, where key heads serve several; no trees
 };
-constexpr GradientKernel kGradientKernels[] = {GradientKernel::kPasses, GradientKernel::kWgmma};
+constexpr GradientKernel kGradientKernels[] = {GradientKernel::kPasses, GradientKernel::kWgmma, GradientKernel::kParts};
+constexpr const char* name_of(GradientKernel kernel) {
+  constexpr const char* kNames[] = {"passes", "wgmma", "parts"};
+  return kNames[static_cast<int>(kernel)];
+}
 bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability);
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability);
-// Bytes of workspace. kPasses: delta. kWgmma: a GradientLayout, and delta behind it if dsinks are wanted.
+// Bytes of workspace. kPasses: delta. Others: a GradientLayout, and delta behind it if dsinks are wanted.
 std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel);
 
-// kWgmma's tiles of 64 queries and blocks of 128 keys, and the parts of its workspace. Tiles begin at positions that
-// are multiples of 64. So a sequence may touch one tile more than its queries fill.
+// kWgmma and kParts: tiles of 64 queries, blocks of 128 keys, and the parts of the workspace. Tiles begin at positions
+// that are multiples of 64. So a sequence may touch one tile more than its queries fill.
 struct GradientLayout {
   static constexpr std::int64_t kTurnsAt = 16;
   std::int64_t slack;               // slots between packed sequences
   std::int64_t of_sequence, slots;  // tiles of queries: those of one unpacked sequence; of all sequences
-  std::int64_t key_blocks, jobs;  // blocks of keys of a sequence, or of all if packed; jobs: key_blocks times key heads
+  std::int64_t key_blocks;          // blocks of keys of a sequence, or of all if packed
+  // A job has a block of keys, and all of its query heads or one of them. block_jobs: blocks times key heads.
+  std::int64_t block_jobs, parts, jobs;
   std::int64_t works_at, scalars_at, sums_at, end;  // bytes
   // Trees: turns and sums of the rows of dk and dv, which several segments add to; each block's rows; the number of
   // blocks of earlier segments; the table of paths.
   std::int64_t row_turns_at, row_sums_at, rows_at, firsts_at, paths_at;
-  static constexpr std::int64_t kWorkBytes = 48, kRowBytes = 8;
+  std::int64_t kept_turns_at, kept_at;  // dk and dv between two jobs of a block of keys
+  static constexpr std::int64_t kWorkBytes = 64, kRowBytes = 8;
 
-  explicit GradientLayout(const AttentionBackwardParams& p) {
+  GradientLayout(const AttentionBackwardParams& p, GradientKernel kernel) {
     // Each query stands at the key of its own number, so a sequence begins at a multiple of 64.
     const bool trees = p.parents != nullptr;
     const bool aligned = !trees && p.seqused_q == nullptr && p.seqused_k == nullptr && p.leftpad_k == nullptr &&
@@ -106,16 +114,21 @@ struct GradientLayout {
     slots = p.cu_seqlens_q != nullptr ? p.q_tokens / 64 + slack * p.num_sequences : of_sequence * p.num_sequences;
     key_blocks = p.cu_seqlens_k != nullptr ? p.k_tokens / 128 + p.num_sequences : (p.k_tokens + 127) / 128;
     if (trees) key_blocks = (p.q_tokens / 128 + 1) * p.num_sequences;  // the most that paths can have
-    jobs = key_blocks * p.num_kv_heads * (p.cu_seqlens_k != nullptr ? 1 : p.num_sequences);
+    block_jobs = key_blocks * p.num_kv_heads * (p.cu_seqlens_k != nullptr ? 1 : p.num_sequences);
+    parts = kernel == GradientKernel::kParts ? p.num_q_heads / p.num_kv_heads : 1;
+    jobs = block_jobs * parts;
+    const std::int64_t keeping = parts > 1 && p.dk != nullptr ? block_jobs : 0;
     const std::int64_t tiles = slots * p.num_q_heads;
     const std::int64_t rows = trees && p.dk != nullptr ? p.k_tokens * p.num_kv_heads : 0;
     row_turns_at = kTurnsAt + 4 * tiles;
-    works_at = (row_turns_at + 4 * rows + 255) / 256 * 256;
+    kept_turns_at = row_turns_at + 4 * rows;
+    works_at = (kept_turns_at + 4 * keeping + 255) / 256 * 256;
     scalars_at = (works_at + kWorkBytes * jobs + 255) / 256 * 256;
     sums_at = scalars_at + 512 * tiles;
     row_sums_at = sums_at + (p.dq != nullptr ? 256 * p.head_dim * tiles : 0);
     rows_at = row_sums_at + 8 * p.head_dim * rows;
-    firsts_at = rows_at + (trees ? 128 * kRowBytes * key_blocks : 0);
+    kept_at = rows_at;  // trees have no parts
+    firsts_at = kept_at + 1024 * p.head_dim * keeping + (trees ? 128 * kRowBytes * key_blocks : 0);
     paths_at = firsts_at + (trees ? 4 * (p.num_sequences + 1) : 0);
     end = paths_at + attention_path_bytes(p);
   }
