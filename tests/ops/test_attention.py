@@ -286,6 +286,36 @@ def test_the_gpu_has_the_bytes_of_the_cpu(dtype: str, exp: str, rng: np.random.G
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"window_size": 700}, {"causal": False}], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_long_sequence_has_the_same_gradients_alone_and_among_short_ones(
+    head_dim: int, options: dict[str, Any]
+) -> None:
+    """Alone, each query head of a block of keys has a job. Beside short sequences, jobs have whole groups of heads.
+    There are more jobs than multiprocessors, so jobs wait for the sums of others."""
+    torch.manual_seed(1)
+    long, short = 4200, [70] * 12
+
+    def normal(heads: int) -> Any:
+        return torch.randn(long + sum(short), heads, head_dim, dtype=torch.bfloat16, device="cuda")
+
+    q, dout, k, v = normal(32), normal(32), normal(8), normal(8)
+
+    def gradients(lengths: list[int]) -> dict[str, Any]:
+        cu = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+        arrays = [x[: sum(lengths)] for x in (q, k, v)]
+        how: dict[str, Any] = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, **options}
+        found = rk.attention_backward(
+            dout[: sum(lengths)], *arrays, *rk.attention(*arrays, return_lse=True, **how), **how
+        )
+        return {name: x[:long] for name, x in zip(("dq", "dk", "dv"), found, strict=True)}
+
+    want = gradients([long, *short])
+    for _ in range(3):
+        assert_same(gradients([long]), want)
+
+
+@pytest.mark.gpu
 def test_more_than_2_to_the_31_elements() -> None:
     """k and v have 2.2 G elements each; the last sequence lies behind element 2^31."""
     tokens, heads, d = 8192, 8, 256
