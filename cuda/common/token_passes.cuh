@@ -171,9 +171,12 @@ class TokenLaunches {
   void run(const TermsLaunch<Batch>& terms) {
     const auto [slots, token_blocks, sequence_blocks, lanes] = passes_;
     if constexpr (kHasStatistics<Batch>) {
-      if (terms.follows_counts) {
-        launch(few_counts_kernel<Batch>, Batch::sequences(p_).num_sequences, kTokenThreads);
-      } else if (Batch::needs_pass_before(p_)) {
+      bool is_counted = false;
+      if constexpr (requires(typename Batch::Factors f) { f.tokens; }) {
+        is_counted = terms.follows_counts;
+        if (is_counted) launch(few_counts_kernel<Batch>, Batch::sequences(p_).num_sequences, kTokenThreads);
+      }
+      if (!is_counted && Batch::needs_pass_before(p_)) {
         launch(Batch::counts_alone(p_) ? token_counts_kernel<Batch> : token_statistics_kernel<Batch>,
                token_blocks > 0 ? token_blocks : 1, kTokenThreads, slots, tile_);
         launch(token_sequences_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
