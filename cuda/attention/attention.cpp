@@ -163,12 +163,14 @@ bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capa
 }
 
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability) {
-  constexpr std::int64_t kPartQueries = 2048;  // queries of a sequence, from which a query head is worth a job
+  // Queries that see a key, from which a query head is worth a job.
+  constexpr std::int64_t kPartQueries = 2048;
+  const bool is_narrow = p.window_size > 0 && p.window_size < kPartQueries;
   const std::int64_t sequences = sequences_of(p);
   const auto fits = [&](std::int64_t queries, GradientKernel kernel) {
     return p.q_tokens >= queries * sequences && fits_plan(p, kernel, capability);
   };
-  if (fits(kPartQueries, GradientKernel::kParts)) return GradientKernel::kParts;
+  if (!is_narrow && fits(kPartQueries, GradientKernel::kParts)) return GradientKernel::kParts;
   return fits(kWgmmaQueries, GradientKernel::kWgmma) ? GradientKernel::kWgmma : GradientKernel::kPasses;
 }
 
