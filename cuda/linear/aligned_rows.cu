@@ -1,32 +1,19 @@
 // Copies rows of 16-bit elements, wherever they begin, to rows at multiples of 16 bytes. A thread makes a few vectors
 // of 16 bytes; it loads each as two aligned vectors and shifts them. Bound by HBM.
-#include "../common/launch.h"
+#include "../common/dependent_launch.cuh"
 #include "gemm_copies.h"
 #include "rlk/kernels/row_split.h"
+#include "row_vectors.cuh"
 
 namespace rlk::cuda {
 namespace {
 
-constexpr int kVectors = 4, kLog2Threads = 8, kPerVector = 8;
-
-// Eight elements from byte `shift` (even, below 16) of two vectors on.
-__device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, unsigned shift) {
-  std::uint32_t x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  if (shift & 8) {
-#pragma unroll
-    for (int i = 0; i < 6; ++i) x[i] = x[i + 2];
-  }
-  if (shift & 4) {
-#pragma unroll
-    for (int i = 0; i < 5; ++i) x[i] = x[i + 1];
-  }
-  const unsigned bits = (shift & 2) * 8;
-  return {__funnelshift_r(x[0], x[1], bits), __funnelshift_r(x[1], x[2], bits), __funnelshift_r(x[2], x[3], bits),
-          __funnelshift_r(x[3], x[4], bits)};
-}
+constexpr int kVectors = 4, kLog2Threads = 8;
 
 __global__ void __launch_bounds__(1 << kLog2Threads)
     aligned_rows_kernel(const __grid_constant__ AlignedRowsParams p, const RowSplit split) {
+  wait_for_previous_kernel();
+  allow_next_kernel();  // after the wait: the next kernel may read at once what this one does not write
   const RowPlace place = place_in_rows(split, kVectors, blockIdx.x, static_cast<int>(threadIdx.x));
   if (place.row >= p.rows) return;
   const auto* const from = static_cast<const std::uint16_t*>(p.from) + p.from_rows.offset(p.first_row + place.row);
@@ -34,11 +21,7 @@ __global__ void __launch_bounds__(1 << kLog2Threads)
   const auto shift = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(from) % 16);
   const auto* const aligned = reinterpret_cast<const uint4*>(reinterpret_cast<std::uintptr_t>(from) - shift);
   const int columns = static_cast<int>(p.columns), vectors = static_cast<int>(p.pitch / kPerVector);
-  const int before = static_cast<int>(shift) / 2;  // elements between the aligned address and the row
-  // Vectors whose two loads stay inside the row.
-  const auto is_inner = [&](int v) {
-    return shift == 0 ? (v + 1) * kPerVector <= columns : v > 0 && (v + 2) * kPerVector - before <= columns;
-  };
+  const auto is_inner = [&](int v) { return is_inner_vector(v, shift, columns); };
   uint4 low[kVectors], high[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
@@ -56,13 +39,7 @@ __global__ void __launch_bounds__(1 << kLog2Threads)
     if (is_inner(v)) {
       out = shifted(low[i], high[i], shift);
     } else {
-      std::uint32_t words[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int c = v * kPerVector + 2 * j;
-        words[j] = (c < columns ? from[c] : 0u) | (c + 1 < columns ? std::uint32_t{from[c + 1]} << 16 : 0u);
-      }
-      out = {words[0], words[1], words[2], words[3]};
+      out = vector_of_elements(from, v, columns);
     }
     reinterpret_cast<uint4*>(to)[v] = out;
   }
@@ -77,8 +54,7 @@ void aligned_rows(const AlignedRowsParams& p, cudaStream_t stream) {
   const RowSplit split = split_rows(p.pitch / kPerVector, kVectors, kLog2Threads);
   const std::int64_t blocks = blocks_of(split, p.rows);
   RLK_CHECK(blocks < std::int64_t{1} << 31, "linear: too many rows to copy in one launch");
-  aligned_rows_kernel<<<static_cast<unsigned>(blocks), 1 << kLog2Threads, 0, stream>>>(p, split);
-  check(cudaGetLastError(), "launch of aligned_rows");
+  launch_dependent<kOverlap>(aligned_rows_kernel, static_cast<int>(blocks), 1 << kLog2Threads, 0, stream, p, split);
 }
 
 }  // namespace RLK_CUDA_ARCH

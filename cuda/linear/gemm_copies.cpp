@@ -12,6 +12,8 @@ namespace {
 constexpr std::int64_t kUsualBytes = std::int64_t{256} << 20;
 constexpr std::int64_t kTogether = 256;  // rows of a piece are a multiple of this: whole tiles, and D stays aligned
 constexpr std::int64_t kFewest = 256;    // with fewer rows or columns of D, copies cost more than they save
+// Up to so many rows of D a copy of B would take longer than ordinary loads of B lose.
+constexpr std::int64_t kMostLoaded = 256;
 
 std::int64_t pitch_of(std::int64_t columns) { return (columns + 7) / 8 * 8; }
 std::int64_t bytes_of(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
@@ -75,6 +77,13 @@ GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
 }
 
 GemmCopies gemm_copies(const GemmParams& p) {
+  if (p.m <= kMostLoaded && gemm_sm90_loads_rows(p) && !gemm_sm90_reads(p.b, p.n, p.contraction)) {
+    GemmCopies copies;
+    copies.loads_rows = true;
+    if (!gemm_sm90_reads(p.a, p.m, p.contraction))
+      copies.rows_a = p.m, copies.bytes = bytes_of(p.a, p.m, p.contraction);
+    return copies;
+  }
   if (std::min(p.m, p.n) < kFewest || gemm_sm90_serves(p)) return {};
   return gemm_copies_within(p, kUsualBytes);
 }
@@ -97,6 +106,7 @@ void gemm_by_copies(const GemmParams& p, const GemmCopies& copies, void* workspa
         a = copied(p.a, i, q.m, p.contraction, of_a, device, stream);
       }
       q.a = a;
+      q.a_is_copy = copies.rows_a > 0;
       q.d = static_cast<unsigned char*>(p.d) + (i * p.d_rows.inner_stride + j) * size_of(p.d_dtype);
       if (p.addend != nullptr) q.addend = p.addend + i * p.addend_rows.inner_stride + j;
       gemm_sm90(q, choose_plan_sm90(q, blocks), stream);

@@ -19,12 +19,14 @@ struct AlignedRowsParams {
 RLK_CUDA_KERNELS(void aligned_rows(const AlignedRowsParams& p, cudaStream_t stream);)
 
 // The product is computed in pieces: rows_a rows of A and rows_b rows of B are copied at a time. 0: the operand is read
-// in place. `bytes`: workspace of the copies, 16-byte aligned.
+// in place. `bytes`: workspace of the copies, 16-byte aligned. loads_rows: ordinary loads read B in place.
 struct GemmCopies {
   std::int64_t rows_a = 0, rows_b = 0, bytes = 0;
+  bool loads_rows = false;
+  bool serve() const { return bytes > 0 || loads_rows; }
 };
-// The copies of a product, in about 256 MiB at most. Without bytes there are none: the product needs none, or has too
-// few rows or columns to gain by them, or copies would not help.
+// The copies of a product, in about 256 MiB at most. If they do not serve, the product needs none, or has too few rows
+// or columns to gain by them, or copies would not help.
 GemmCopies gemm_copies(const GemmParams& p);
 // The same in about `bytes`, for a product of any size.
 GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes);

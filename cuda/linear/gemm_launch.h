@@ -26,6 +26,11 @@ struct GemmLaunch {
   DType d_dtype, bias_dtype;
   bool vector_stores, vector_addend;  // whether each row of d, of addend begins at a multiple of 16 bytes
   bool box_stores;                    // TMA stores d; nothing is added to d in memory
+  // Tile::kLoadsRows: A, whose rows begin at any element; its row stride and columns.
+  const void* rows_of_a;
+  std::int64_t rows_of_a_stride;
+  int contraction;
+  bool follows_copy;  // the kernel before it copies B
 };
 
 // The boxes in a stage, by the rows that a block takes of A and of B. A box has 64 of the contraction. A stage has two

@@ -11,12 +11,14 @@ namespace rlk::cuda {
 
 bool run_plan_bf16(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);
 bool run_plan_f16(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);
+bool run_row_plan(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);
 
 namespace {
 
 constexpr int kBoxK = 64;           // contraction indices per box of the tiled kernel
 constexpr int kSmallMStageK = 128;  // contraction indices per stage of the kernel for few rows
 constexpr int kWidestSlice = 128;
+constexpr std::int64_t kMostIndices = (std::int64_t{1} << 31) - 256;
 constexpr std::int64_t kMostTransposedRows = 1024;  // more rows fill the tiles of any height
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -73,6 +75,7 @@ double cost(const GemmParams& p, const GemmPlan& plan, int multiprocessors) {
 std::string GemmPlan::name() const {
   const std::string shape = std::to_string(tile_m) + "x" + std::to_string(tile_n);
   if (small_m) return "few rows " + shape;
+  if (loads_rows) return "rows anywhere " + shape;
   return shape + (transposed ? " transposed" : "") + (cluster > 1 ? " cluster " + std::to_string(cluster) : "");
 }
 
@@ -82,11 +85,17 @@ bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64
   return rows_begin_at_16_bytes(operand.data, operand.rows, rows, 2) && in_range && is_one_stride(operand.rows, rows);
 }
 
+bool gemm_sm90_loads_rows(const GemmParams& p) {
+  return p.a.contraction_contiguous && p.b.contraction_contiguous && p.segments == 1 && p.addend == nullptr &&
+         p.block == 0 && p.row_limit == nullptr && p.m > 0 && p.n > 0 && p.contraction > 0 && p.m < kMostIndices &&
+         p.n < kMostIndices && p.contraction < kMostIndices && is_one_stride(p.d_rows, p.m) &&
+         is_one_stride(p.b.rows, p.n) && reinterpret_cast<std::uintptr_t>(p.b.data) % 2 == 0;
+}
+
 bool gemm_sm90_serves(const GemmParams& p) {
-  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 256;
-  return p.m > 0 && p.n > 0 && p.contraction > 0 && p.m < kMost && p.n < kMost && p.contraction < kMost &&
-         gemm_sm90_reads(p.a, p.m, p.contraction) && gemm_sm90_reads(p.b, p.n, p.contraction) &&
-         is_one_stride(p.d_rows, p.m) &&
+  return p.m > 0 && p.n > 0 && p.contraction > 0 && p.m < kMostIndices && p.n < kMostIndices &&
+         p.contraction < kMostIndices && gemm_sm90_reads(p.a, p.m, p.contraction) &&
+         gemm_sm90_reads(p.b, p.n, p.contraction) && is_one_stride(p.d_rows, p.m) &&
          (p.addend == nullptr || (is_one_stride(p.addend_rows, p.m) && (p.continues || adds_to_memory(p)))) &&
          (p.segments == 1 || p.contraction % (kBoxK * p.segments) == 0) && p.block % kBoxK == 0;
 }
@@ -99,6 +108,10 @@ std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p) {
     }
   };
   const auto add_transposed = [&](int tile_m, int tile_n) { plans.push_back({false, tile_m, tile_n, 1, true}); };
+  if (!gemm_sm90_reads(p.b, p.n, p.contraction)) {
+    for (int tile_m : {64, 128, 256}) plans.push_back({false, tile_m, 64, 1, true, true});
+    return plans;
+  }
   const bool forward = p.a.contraction_contiguous && p.b.contraction_contiguous;
   const bool whole_stages = p.segments == 1 || p.contraction % (kSmallMStageK * p.segments) == 0;
   if (forward && p.m <= 32 && p.block == 0 && p.addend == nullptr && whole_stages) {
@@ -147,7 +160,9 @@ GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors) {
 }
 
 void gemm_sm90(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
-  const bool done = p.dtype == DType::kBFloat16 ? run_plan_bf16(p, plan, stream) : run_plan_f16(p, plan, stream);
+  const bool done = plan.loads_rows               ? run_row_plan(p, plan, stream)
+                    : p.dtype == DType::kBFloat16 ? run_plan_bf16(p, plan, stream)
+                                                  : run_plan_f16(p, plan, stream);
   RLK_CHECK(done, "linear: no kernel of plan " + plan.name());
 }
 

@@ -33,6 +33,8 @@ template <int kM, int kN>
 using ContinuedForwardTile = GemmTile<kM, kN, false, false, Combine::kContinue>;
 template <int kM, int kN>
 using ContinuedInputGradTile = GemmTile<kM, kN, false, true, Combine::kContinue>;
+template <int kM, int kN>
+using RowTile = GemmTile<kM, kN, false, false, Combine::kAdd, true, true>;
 
 using BuiltTiles =
     TileList<ForwardTile<64, 32>, ForwardTile<64, 48>, ForwardTile<64, 64>, ForwardTile<64, 96>, ForwardTile<64, 112>,
@@ -55,9 +57,9 @@ inline Combine combination_of(const GemmParams& p) {
 template <class Tile>
 bool fits(const GemmParams& p, const GemmPlan& plan) {
   constexpr int kRows = Tile::kTransposed ? Tile::kBN : Tile::kBM, kColumns = Tile::kTransposed ? Tile::kBM : Tile::kBN;
-  return !plan.small_m && plan.transposed == Tile::kTransposed && plan.tile_m == kRows && plan.tile_n == kColumns &&
-         p.a.contraction_contiguous == !Tile::kAMnMajor && p.b.contraction_contiguous == !Tile::kBMnMajor &&
-         combination_of(p) == Tile::kCombine;
+  return !plan.small_m && plan.transposed == Tile::kTransposed && plan.loads_rows == Tile::kLoadsRows &&
+         plan.tile_m == kRows && plan.tile_n == kColumns && p.a.contraction_contiguous == !Tile::kAMnMajor &&
+         p.b.contraction_contiguous == !Tile::kBMnMajor && combination_of(p) == Tile::kCombine;
 }
 
 inline CUtensorMap map_of(const GemmOperand& operand, DType dtype, std::int64_t extent, std::int64_t contraction,
@@ -114,10 +116,17 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   const auto map = [&](const GemmOperand& operand, std::int64_t extent, int box_rows) {
     return map_of(operand, p.dtype, extent, p.contraction, box_rows, streams ? L2Reads::k128Bytes : L2Reads::k256Bytes);
   };
-  const CUtensorMap map_a = map(a, extent_a, Tile::kAMnMajor ? kBoxK : Tile::kBM);
   const CUtensorMap map_b = map(b, extent_b, (Tile::kBMnMajor ? kBoxK : Tile::kBN) / plan.cluster);
-  const CUtensorMap map_last_a = Tile::kAMnMajor || g.last_a == 0 ? map_a : map(a, extent_a, g.last_a);
+  const CUtensorMap map_a = Tile::kLoadsRows ? map_b : map(a, extent_a, Tile::kAMnMajor ? kBoxK : Tile::kBM);
+  const CUtensorMap map_last_a =
+      Tile::kLoadsRows || Tile::kAMnMajor || g.last_a == 0 ? map_a : map(a, extent_a, g.last_a);
   const CUtensorMap map_last_b = Tile::kBMnMajor || g.last_b == 0 ? map_b : map(b, extent_b, g.last_b);
+  if constexpr (Tile::kLoadsRows) {
+    g.rows_of_a = a.data;
+    g.rows_of_a_stride = a.rows.inner_stride;
+    g.contraction = static_cast<int>(p.contraction);
+    g.follows_copy = p.a_is_copy;
+  }
   CUtensorMap map_d{};
   if constexpr (Tile::kBoxStores) {
     constexpr bool kInRegisters = Tile::kCombine == Combine::kTree || Tile::kCombine == Combine::kFold;
@@ -155,16 +164,20 @@ void run_small_m(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream)
                          (plan.tile_m / 16 + 1) * 32, fixed + launch.gemm.stages * stage, stream, weight, x, launch);
 }
 
-// Returns false if no kernel of the plan is built.
+// Both return false if no kernel of the plan is built.
 template <class T, class... Tiles>
-bool run_plan(TileList<Tiles...>, const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
+bool run_tiled_plan(TileList<Tiles...>, const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
+  return ((fits<Tiles>(p, plan) && (run_tiles<T, Tiles>(p, plan, stream), true)) || ...);
+}
+template <class T, class... Tiles>
+bool run_plan(TileList<Tiles...> tiles, const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   if (plan.small_m) {
     if (plan.tile_n == 8) run_small_m<T, 1>(p, plan, stream);
     if (plan.tile_n == 16) run_small_m<T, 2>(p, plan, stream);
     if (plan.tile_n == 32) run_small_m<T, 4>(p, plan, stream);
     return plan.tile_n == 8 || plan.tile_n == 16 || plan.tile_n == 32;
   }
-  return ((fits<Tiles>(p, plan) && (run_tiles<T, Tiles>(p, plan, stream), true)) || ...);
+  return run_tiled_plan<T>(tiles, p, plan, stream);
 }
 
 }  // namespace rlk::cuda

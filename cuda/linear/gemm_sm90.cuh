@@ -10,15 +10,16 @@
 #include "../common/dependent_launch.cuh"
 #include "../common/tile_ring_sm90.cuh"
 #include "gemm_combine.cuh"
+#include "gemm_rows_sm90.cuh"
 #include "gemm_store_sm90.cuh"
 
 namespace rlk::cuda {
 
 // A block's tile: rows of A and of B, whether the operands' contiguous index is the extent, and how chunks are
 // combined. The output d is the product of A and B, or its transpose. Transposed, the weights are A, so that tiles fit
-// few rows.
+// few rows. kRowsAnywhere: rows of A begin at any element (gemm_rows_sm90.cuh).
 template <int kM, int kN, bool kAExtentContiguous, bool kBExtentContiguous, Combine kCombination,
-          bool kIsTransposed = false>
+          bool kIsTransposed = false, bool kRowsAnywhere = false>
 struct GemmTile {
   static constexpr int kBM = kM, kBN = kN;
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
@@ -27,8 +28,10 @@ struct GemmTile {
   // Wide tiles find the next tile's position while their products run. The short steps of narrow tiles would not hide
   // that.
   static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192;
-  static constexpr int kBoxes = kCombine == Combine::kTree ? 1 : stage_boxes(kM, kN), kStageK = kBoxK * kBoxes;
-  static constexpr bool kTransposed = kIsTransposed;
+  static constexpr int kBoxes = kCombine == Combine::kTree || kRowsAnywhere ? 1 : stage_boxes(kM, kN),
+                       kStageK = kBoxK * kBoxes;
+  static constexpr bool kTransposed = kIsTransposed, kLoadsRows = kRowsAnywhere;
+  static_assert(!kLoadsRows || (kTransposed && !kAMnMajor && kCombine == Combine::kAdd));
   static constexpr int kWarpgroups = kBM / 64;
   static constexpr bool kTakesTurns = kWarpgroups == 2 && kBN >= 192;
   // Where stages are short, a loading warp for each operand requests them sooner than one warp for both (README.md).
@@ -44,7 +47,9 @@ struct GemmTile {
   static constexpr int kStaging =                           // bytes per warpgroup; boxes begin at 1024 bytes
       kBoxStores ? std::max(kStoreBuffers * kStoreBoxBytes, (4 * kStagingBytes + 1023) / 1024 * 1024)
                  : 4 * kStagingBytes;
-  static constexpr int kFixedBytes = 1024 + kKeptBytes + kWarpgroups * kStaging + 2 * kMaxStages * 8;
+  static constexpr int kRawStages = !kLoadsRows ? 0 : kBN == 256 ? 5 : 8;  // stages of copies of A
+  static constexpr int kFixedBytes =
+      1024 + kKeptBytes + kWarpgroups * kStaging + 2 * kMaxStages * 8 + kRawStages * kBytesA;
 };
 
 // The tile of a cluster's i-th turn. Tiles go in columns of `group_a` clusters, so that a wave is nearly square.
@@ -104,7 +109,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       prefetch_tensor_map(&map_a);
       prefetch_tensor_map(&map_b);
     }
-    if constexpr (!Tile::kAMnMajor && !Tile::kBMnMajor) {
+    if constexpr (!Tile::kAMnMajor && !Tile::kBMnMajor && !Tile::kLoadsRows) {
       // Prefetches the first weights while the previous kernel still runs. They go to L2 alone, since that kernel may
       // write them.
       const TilePosition at = block_tile<Tile>(g, g.tiles_a, blockIdx.x / g.cluster, rank);
@@ -116,7 +121,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
   }
   if (threadIdx.x < g.stages) {
-    mbarrier_init(full + threadIdx.x * 8, Tile::kTwoLoaders ? 2 : 1);
+    mbarrier_init(full + threadIdx.x * 8, Tile::kLoadsRows ? 5 : Tile::kTwoLoaders ? 2 : 1);
     mbarrier_init(empty + threadIdx.x * 8, g.cluster * Tile::kWarpgroups * 4);
     mbarrier_init_fence();
   }
@@ -127,7 +132,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     __syncthreads();
   }
-  wait_for_previous_kernel();
+  if (!Tile::kLoadsRows || warpgroup < Tile::kWarpgroups) wait_for_previous_kernel();  // else load_rows waits
 
   int tiles_a = g.tiles_a, k_steps = g.k_steps;
   if constexpr (Tile::kBMnMajor) {
@@ -153,7 +158,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         load(at, (Tile::kTransposed ? g.columns : g.rows) - at.a, (Tile::kTransposed ? g.rows : g.columns) - at.b);
       }
     };
-    if (Tile::kTwoLoaders && warp == Tile::kWarpgroups * 4) {
+    if constexpr (Tile::kLoadsRows) {
+      for_each_tile([&](TilePosition at, int left_a, int left_b) {
+        const RowLoads<kBM> a(g, at.a, left_a, empty + kMaxStages * 8);
+        load_rows<Tile>(&ring, a, portion_b(left_b, 1, 0), at.b, k_steps, g.follows_copy);
+      });
+    } else if (Tile::kTwoLoaders && warp == Tile::kWarpgroups * 4) {
       for_each_tile([&](TilePosition at, int left_a, int) {
         const auto a = portion_a(left_a);
 #pragma unroll 1
@@ -201,7 +211,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         if (Tile::kPlacesAhead && k == 0) place_next();
       };
       const auto multiply = [&](float(&sum)[kFragment], int steps) {
-        ring.template multiply<T>(sum, steps, warpgroup, release, meanwhile);
+        ring.template multiply<T, false, Tile::kLoadsRows>(sum, steps, warpgroup, release, meanwhile);
       };
       const auto store = [&](float(&d)[kFragment], bool first_chunk) {
         if constexpr (Tile::kTransposed) {

@@ -16,6 +16,7 @@ struct GemmPlan {
   int tile_m = 128, tile_n = 256;  // rows and columns of d
   int cluster = 1;                 // 1 or 2 blocks that share loads: neighbours along m, or along n if transposed
   bool transposed = false;         // the weights are the first operand
+  bool loads_rows = false;         // the weights' rows begin at any element
   std::string name() const;
 };
 
@@ -23,7 +24,10 @@ struct GemmPlan {
 bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction);
 // Whether it can read both operands, and the segments end where stages end.
 bool gemm_sm90_serves(const GemmParams& p);
-// Every plan for a product that gemm_sm90_serves.
+// Whether a kernel that reads the weights by ordinary loads serves a product of B that TMA cannot read, once A is an
+// operand that it can.
+bool gemm_sm90_loads_rows(const GemmParams& p);
+// Every plan for a product that gemm_sm90_serves, or whose B alone TMA cannot read and gemm_sm90_loads_rows.
 std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p);
 GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors);
 void gemm_sm90(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);

@@ -42,9 +42,11 @@ void run(const GemmParams& p, bool allow_vendor, void* workspace, int device, St
   if (capability == 90 && gemm_sm90_serves(p)) {
     return gemm_sm90(p, choose_plan_sm90(p, multiprocessors(device)), to_stream(stream));
   }
-  if (capability == 90 && workspace != nullptr) {
+  if (capability == 90) {
     const GemmCopies copies = gemm_copies(p);
-    if (copies.bytes > 0) return gemm_by_copies(p, copies, at_16_bytes(workspace), device, to_stream(stream));
+    if (copies.serve() && (copies.bytes == 0 || workspace != nullptr)) {
+      return gemm_by_copies(p, copies, at_16_bytes(workspace), device, to_stream(stream));
+    }
   }
   RLK_CUDA_IN_USE("linear", device, gemm)(p, to_stream(stream));
 }

@@ -1,6 +1,6 @@
 // Every kernel that can serve a product of linear has the CPU's bits under sm_90 arithmetic. It runs the sm_90 plans,
-// in pieces of copied operands where TMA cannot read these, and each tile of the sm_80 kernel. The latter
-// takes any layout, and its PTX runs here.
+// in pieces of copied operands where TMA cannot read these, each plan that reads weights in place, and each tile of the
+// sm_80 kernel. The latter takes any layout, and its PTX runs here.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -85,6 +85,10 @@ const std::vector<Case> kCases = {
     {Product::kWeightGrad, 136, 264, 200, 1, DType::kFloat32, false, false, 0, 1},
     // Several pieces of copies along both operands.
     {Product::kForward, 600, 777, 1003, 1, DType::kBFloat16, true, false, 0, 0, true},
+    // Weights that are read in place: less than a vector; several tiles of a block, the last stage partial.
+    {Product::kForward, 1, 1, 1, 1, DType::kBFloat16, true, false, 0, 0, true},
+    {Product::kForward, 70, 9000, 190, 1, DType::kBFloat16, false, false, 3, 0, true},
+    {Product::kForward, 300, 521, 4092, 1, DType::kFloat32, true, false, 2, 0, true},
     {Product::kInputGrad, 600, 530, 777, 1, DType::kFloat32, false, true, 2, 0, true},
     {Product::kInputGrad, 600, 530, 777, 1, DType::kFloat32, false, true, 3, 0, true},
     {Product::kWeightGrad, 521, 700, 1000, 1, DType::kFloat32, false, true, 3, 0, true},
@@ -235,6 +239,26 @@ bool run_case(const Case& c, DType dtype) {
       const bool left_out = d_stride * size_of(p.d_dtype) % 16 == 0 && p.n * size_of(p.d_dtype) % 16 != 0;
       if (left_out ? copies.bytes == 0 : copies.bytes > 0 && result(run) == cpu) continue;
       std::printf("%s: copies of %lld bytes and the CPU differ\n", name.c_str(), static_cast<long long>(copies.bytes));
+      same = false;
+    }
+    const GemmCopies copies = gemm_copies(p);
+    if (!copies.loads_rows) return same;
+    const std::int64_t pitch = (p.contraction + 7) / 8 * 8;
+    const OnDevice<unsigned char> workspace(std::vector<unsigned char>(static_cast<std::size_t>(p.m * pitch * 2)));
+    if (result([&] { gemm_by_copies(p, copies, workspace.data, 0, nullptr); }) != cpu) {
+      std::printf("%s: weights read in place and the CPU differ\n", name.c_str());
+      same = false;
+    }
+    for (const GemmPlan& plan : gemm_plans_sm90(p)) {
+      const auto run = [&] {
+        GemmParams q = p;
+        sm90::aligned_rows({p.a.data, workspace.data, p.a.rows, 0, p.m, p.contraction, pitch}, nullptr);
+        q.a = {workspace.data, {p.m, 0, pitch}, true};
+        q.a_is_copy = true;
+        gemm_sm90(q, plan, nullptr);
+      };
+      if (result(run) == cpu) continue;
+      std::printf("%s: plan %s and the CPU differ\n", name.c_str(), plan.name().c_str());
       same = false;
     }
     return same;

@@ -95,7 +95,7 @@ def linear(
     ``y.sum().backward()``. Under ``torch.autocast``, operands are cast like those of ``torch.nn.functional.linear``. In
     a column-parallel layer (docs/linear.md), ``y`` has the same bits for any number of ranks, but its gradient in ``x``
     does not. Products are fastest on sm_90 where rows begin at multiples of 16 bytes: others are copied, from 256 rows
-    and columns on, up to 256 MiB at a time.
+    and columns on, up to 256 MiB at a time. Up to 256 rows, only ``x`` is copied for ``y``.
 
     Args:
         x: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
