@@ -86,9 +86,9 @@ const std::vector<Case> kCases = {
     // Several pieces of copies along both operands.
     {Product::kForward, 600, 777, 1003, 1, DType::kBFloat16, true, false, 0, 0, true},
     // Weights that are read in place: less than a vector; several tiles of a block, the last stage partial.
-    {Product::kForward, 1, 1, 1, 1, DType::kBFloat16, true, false, 0, 0, true},
+    {Product::kForward, 2, 3, 1, 1, DType::kBFloat16, true, false, 0, 0, true},
     {Product::kForward, 70, 9000, 190, 1, DType::kBFloat16, false, false, 3, 0, true},
-    {Product::kForward, 300, 521, 4092, 1, DType::kFloat32, true, false, 2, 0, true},
+    {Product::kForward, 200, 521, 4092, 1, DType::kFloat32, true, false, 2, 0, true},
     {Product::kInputGrad, 600, 530, 777, 1, DType::kFloat32, false, true, 2, 0, true},
     {Product::kInputGrad, 600, 530, 777, 1, DType::kFloat32, false, true, 3, 0, true},
     {Product::kWeightGrad, 521, 700, 1000, 1, DType::kFloat32, false, true, 3, 0, true},
