@@ -70,6 +70,9 @@ def verl_rollout_correction(
     Returns: keyword arguments.
     Raises: ValueError for a value that verl does not know.
     Source: docs/objectives/rollout_correction.md.
+    Example:
+        >>> rk.presets.verl_rollout_correction(rollout_is="token")
+        {'level': 'token', 'upper': 2.0, 'normalize': False}
     """
     if rollout_is not in (None, "token", "sequence"):
         raise ValueError(f"rollout_is: expected 'token', 'sequence' or None, got {rollout_is!r}")
@@ -125,6 +128,10 @@ def slime_mis(
     Returns: keyword arguments.
     Raises: ValueError for a value that slime does not know.
     Source: docs/objectives/rollout_correction.md.
+    Example:
+        >>> logprob, rollout = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.0, -2.5]])
+        >>> rk.importance_weights(logprob, rollout, **rk.presets.slime_mis()).weights
+        tensor([[1.0000, 1.6487]])
     """
     criteria = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
     if not isinstance(mis_level, str) or mis_level not in criteria:

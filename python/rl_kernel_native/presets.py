@@ -101,6 +101,10 @@ def verl(
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that verl does not know, or that this library does not support.
     Source: docs/objectives.md.
+    Example:
+        >>> spec = rk.presets.verl(clip_ratio_high=0.28, use_kl_loss=True, kl_loss_coef=0.01)
+        >>> spec.epsilon_high, spec.kl, spec.kl_coef
+        (0.28, 'k3', 0.01)
     """
     _choice("loss_mode", loss_mode, _VERL_LOSSES)
     _choice("loss_agg_mode", loss_agg_mode, _VERL_AGGREGATIONS)
@@ -221,6 +225,10 @@ def trl(
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that TRL does not know, or that this library does not support.
     Source: docs/objectives.md.
+    Example:
+        >>> spec = rk.presets.trl(loss_type="dapo", epsilon_high=0.28)
+        >>> spec.epsilon_high, spec.aggregation
+        (0.28, 'constant')
     """
     _choice("loss_type", loss_type, _TRL_LOSSES)
     _choice("importance_sampling_level", importance_sampling_level, ("token", "sequence"))
@@ -305,6 +313,9 @@ def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> Poli
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for an invalid bound.
     Source: docs/objectives/rloo.md.
+    Example:
+        >>> rk.presets.trl_rloo(epsilon=0.1).level
+        'sequence'
     """
     # Each sequence has one number: the mean over its tokens is that number itself.
     return _spec(
@@ -326,6 +337,10 @@ def trl_gmpo(
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for an invalid bound.
     Source: docs/objectives/gmpo.md.
+    Example:
+        >>> spec = rk.presets.trl_gmpo()
+        >>> spec.clip, spec.level
+        ('gmpo', 'geometric')
     """
     fields: dict[str, Any] = {"kl": "k3", "kl_coef": beta} if beta != 0 else {}
     return _spec(
@@ -367,6 +382,9 @@ def slime(
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that slime does not know.
     Source: docs/objectives.md.
+    Example:
+        >>> rk.presets.slime(advantage_estimator="cispo").clip
+        'cispo'
     """
     kinds = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
     _choice("kl_loss_type", kl_loss_type, tuple(kinds))
@@ -442,6 +460,9 @@ def openrlhf(
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that OpenRLHF does not know, or that this library does not support.
     Source: docs/objectives.md.
+    Example:
+        >>> rk.presets.openrlhf(policy_loss_type="gspo").level
+        'geometric'
     """
     _choice("policy_loss_type", policy_loss_type, ("ppo", "gspo"))
     _choice("is_correction_level", is_correction_level, ("off", "token", "seq"))

@@ -41,6 +41,15 @@ def test_the_example_of_a_call_gives_what_it_shows(name: str) -> None:
     assert not said.getvalue()
 
 
+@pytest.mark.parametrize("name", rk.presets.__all__)
+def test_the_example_of_a_preset_gives_what_it_shows(name: str) -> None:
+    said, runner = io.StringIO(), doctest.DocTestRunner(verbose=False)
+    text = inspect.getdoc(getattr(rk.presets, name)) or ""
+    runner.run(doctest.DocTestParser().get_doctest(text, {"torch": torch, "rk": rk}, name, name, 0), out=said.write)
+    assert runner.tries > 0
+    assert not said.getvalue()
+
+
 CLASSES = {name: getattr(rk, name) for name in rk.__all__ if inspect.isclass(getattr(rk, name))}
 IN_CLASSES = {
     test.name: test

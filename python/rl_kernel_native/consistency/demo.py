@@ -73,13 +73,13 @@ def run_demo(
 
     Args:
         directory: receives model/, prompts.jsonl and the report files.
-        ops: "stock", "rk" or "both"; "both" continues without rk if the native library is missing, and says so.
+        ops: "stock", "rk" or "both", which compares stock and then rk.
         minutes: the time for everything: training ends early, and a trial of a few tokens decides how long responses
             are. The minimum is half a minute on two free cores, for imports, some training, the trial and the charts.
         started: time.monotonic() when the program began, imports included; None: now.
 
     Raises:
-        BadInput: bad option, or --ops rk without the native library.
+        BadInput: a bad option.
     """
     started = time.monotonic() if started is None else started
     progress = progress or Progress(silent=True)
