@@ -109,6 +109,11 @@ struct GroupCopy {
   // Starts the copy, in rounds of a chunk a lane. It reads nothing past the last column, and before the first column
   // only the rest of its chunk.
   __device__ __forceinline__ void start(std::uint32_t image, int lane) const {
+    start(image, lane, [](int) { return true; });
+  }
+  // needs(byte): whether the copy takes the chunk that begins at this byte of the columns, which may be negative.
+  template <class Needs>
+  __device__ __forceinline__ void start(std::uint32_t image, int lane, Needs needs) const {
     constexpr int kSize = static_cast<int>(sizeof(typename T::Storage));
     constexpr int kRound = kWarp * 16, kRounds = kGroupColumns * kSize / kRound;
     constexpr int kPeriod = 8 * Leaf<T>::kBytes / kRound;  // period of the permutation, in rounds
@@ -116,7 +121,9 @@ struct GroupCopy {
 #pragma unroll
     for (int i = 0; i < kPeriod; ++i) to[i] = Leaf<T>::place(image + lane * 16 + i * kRound);
     const auto copy = [&](int i) {
-      copy_async_16(to[i % kPeriod] + i / kPeriod * kPeriod * kRound, from + i * kRound);
+      if (needs(lane * 16 + i * kRound - begin)) {
+        copy_async_16(to[i % kPeriod] + i / kPeriod * kPeriod * kRound, from + i * kRound);
+      }
     };
     const int left = (end >> 4) - lane;  // whole chunks from this lane's first on
     if (lane >= begin / 16 && 0 < left) copy(0);

@@ -1,7 +1,7 @@
 // Launches of sample for any number of rows. A scan reads all logits; then a block a row finishes what the scan left. A
 // call whose rows may keep many columns scans once more, over these columns. Then one block computes the offsets of the
 // kept sets, and a block for each row writes their ids. Bound by reads of the logits: one, or two for many kept columns;
-// the search for a top-p cut that no list holds reads them up to five times more.
+// the search for a cut that no list holds reads them two to five times more.
 #pragma once
 
 #include "finish.cuh"
@@ -56,13 +56,15 @@ template <class T, Exp kExp>
 void run_rows(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
   const Waiting waiting = waiting_of(p);
   run_scan<T, kExp, ScanPass::kFirst, false>(p, grid, chunk, stream);
-  launch_rows(sample_finish_kernel<T, kExp, Finish::kFirst>, chunk, stream, p, chunk);
+  if (waiting == Waiting::kRarely) {
+    launch_rows(sample_finish_kernel<T, kExp, Finish::kWhole>, chunk, stream, p, chunk);
+  } else {
+    launch_rows(sample_finish_kernel<T, kExp, Finish::kFirst>, chunk, stream, p, chunk);
+  }
   if (waiting == Waiting::kOften) {
     launch_rows(sample_finish_kernel<T, kExp, Finish::kSelection>, chunk, stream, p, chunk);
     run_scan<T, kExp, ScanPass::kKept, true>(p, grid, chunk, stream);
     launch_rows(sample_finish_kernel<T, kExp, Finish::kRest>, chunk, stream, p, chunk);
-  } else if (waiting == Waiting::kRarely) {
-    launch_rows(sample_finish_kernel<T, kExp, Finish::kAlone>, chunk, stream, p, chunk);
   }
   run_best<T, false>(p, chunk, stream);
 }

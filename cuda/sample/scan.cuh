@@ -84,7 +84,8 @@ __device__ __forceinline__ SoftmaxStats masked_stats(const Leaf<T>& leaf, int n,
   return chains.total(reference.m);
 }
 
-// The columns that a waiting row keeps, by its state.
+// The columns that a waiting row keeps, by its state. Two bounds of z decide most columns; rank and mass decide those
+// between them.
 template <class T, Exp kExp>
 class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
   using Base = RowTree<BlockTeam<kWarp>, T, kExp>;
@@ -94,6 +95,27 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
                                       std::uint32_t* mask, SampleState* state)
       : Base(BlockTeam<kWarp>(), p, row, unused, mask, state, nullptr) {
     this->load_state();
+    if (!this->cuts_) return;
+    if (this->least_ > 0) {
+      // Far more than the error of an exponential, of its exponent and of this logarithm.
+      const float margin = 0x1p-6f + abs_of(this->m_) * 0x1p-18f;
+      const float exponent = __log2f(__ull2float_rn(this->least_)) - 44.0f + this->m_;
+      const float below = div_rn(exponent - margin, this->c_), above = div_rn(exponent + margin, this->c_);
+      lower_ = below < infinity() ? below : -infinity();
+      upper_ = is_nan(above) ? infinity() : above;
+    }
+    if (this->last_ != kLastRank) {
+      const float last = z_of_rank(this->last_);
+      const float behind = is_nan(last) ? infinity() : nextafterf(last, infinity());
+      lower_ = last > lower_ ? last : lower_;
+      upper_ = behind > upper_ ? behind : upper_;
+    }
+  }
+  // Whether the row may keep a column of a leaf, whose largest z is given.
+  __device__ __forceinline__ bool may_keep(std::int64_t slot, float largest) const {
+    if (!this->marked_) return !(largest < lower_);
+    const uint4 words = reinterpret_cast<const uint4*>(this->mask_)[slot];
+    return (words.x | words.y | words.z | words.w) != 0;
   }
   // The bits of the columns of a leaf that the row keeps.
   __device__ __forceinline__ void find(const Leaf<T>& leaf, std::int64_t slot, int first, int columns,
@@ -101,13 +123,26 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     this->template present_in_leaf<false>(slot, first, columns, words);
     if (!this->cuts_) return;
     each_vec8(leaf, columns, words, [&](const float(&z)[kVec8], int at, std::uint32_t bits, int shift, int k) {
+      std::uint32_t may = 0, must = 0;
 #pragma unroll
       for (int r = 0; r < kVec8; ++r) {
-        if ((bits >> r & 1) != 0 && !this->is_kept(z[r], first + at + r)) words[k] &= ~(1u << (shift + r));
+        may |= z[r] >= lower_ ? 1u << r : 0;
+        must |= z[r] >= upper_ ? 1u << r : 0;
       }
+      std::uint32_t keeps = bits & must;
+      if (std::uint32_t open = bits & may & ~must; open != 0) {
+#pragma unroll
+        for (int r = 0; r < kVec8; ++r) {
+          if ((open >> r & 1) != 0 && this->is_kept(z[r], first + at + r)) keeps |= 1u << r;
+        }
+      }
+      words[k] = (words[k] & ~(0xffu << shift)) | keeps << shift;
     });
   }
   __device__ __forceinline__ float scale() const { return this->c_; }
+
+ private:
+  float lower_ = -infinity(), upper_ = -infinity();
 };
 
 template <class T, Exp kExp, ScanPass kPass, int kMaxWarps>
@@ -130,11 +165,36 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
     if constexpr (kPass == ScanPass::kKept) return work.chunk.states[row_of(task)].waits != kDone;
     return kPass != ScanPass::kRaw || p.ids[work.chunk.first + row_of(task)] >= 0;
   };
+  const auto slot_of = [&](const Group& group) {  // the lane's leaf
+    const bool whole = grid.groups_per_part > 0;
+    const int part = group.part + (whole ? 0 : lane / grid.leaves);
+    return (std::int64_t{part} << work.height) + (whole ? group.step * kGroupLeaves + lane : lane % grid.leaves);
+  };
+  // The largest z of the lane's leaf, and the leaves that may keep a column, in the group whose copy has started.
+  float next_top = 0.0f;
+  unsigned next_leaves = kAllLanes;
+  const auto test_of = [&](int i) {
+    return KeptTest<T, kExp>(p, work.chunk.first + i, reinterpret_cast<SampleShared*>(shared),
+                             work.chunk.masks + i * kMaskWords * slots, work.chunk.states + i);
+  };
   const auto start = [&](int task) {
-    const auto* logits =
-        static_cast<const typename T::Storage*>(p.logits) + (work.chunk.first + row_of(task)) * p.logits_stride;
-    const GroupCopy<T> copy(logits, grid, group_of(task), image, lane);
-    if (takes(task)) copy.start(image, lane);
+    const int i = row_of(task);
+    const Group group = group_of(task);
+    const auto* logits = static_cast<const typename T::Storage*>(p.logits) + (work.chunk.first + i) * p.logits_stride;
+    const GroupCopy<T> copy(logits, grid, group, image, lane);
+    if (!takes(task)) return copy;
+    if constexpr (kPass == ScanPass::kKept) {
+      const std::int64_t slot = slot_of(group);
+      next_top = copy.leaf_columns > 0 ? work.chunk.nodes[i * 4 * slots + 2 * slots + slot] : -infinity();
+      next_leaves = __ballot_sync(kAllLanes, copy.leaf_columns > 0 && test_of(i).may_keep(slot, next_top));
+      const unsigned needed = grid.groups_per_part > 0 || next_leaves == 0 ? next_leaves : kAllLanes;
+      copy.start(image, lane, [needed](int byte) {
+        const int first = byte / Leaf<T>::kBytes, last = (byte + 15) / Leaf<T>::kBytes;
+        return (needed >> max(first, 0) & 1) != 0 || (needed >> min(last, kWarp - 1) & 1) != 0;
+      });
+    } else {
+      copy.start(image, lane);
+    }
     return copy;
   };
 
@@ -154,24 +214,22 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
     float top = 0.0f;
     SoftmaxStats node = identity_stats();
     std::uint32_t words[kMaskWords] = {};
-    int part = group.part, at = group.step * kGroupLeaves + lane;  // the lane's leaf
-    if (grid.groups_per_part == 0) {
-      part += lane / grid.leaves;
-      at = lane % grid.leaves;
-    }
-    const std::int64_t slot = (std::int64_t{part} << work.height) + at;
+    const std::int64_t slot = slot_of(group);
     if (taken) {
       const std::int64_t row = work.chunk.first + i;
-      std::uint32_t* const mask = work.chunk.masks + i * kMaskWords * slots;
       SampleRow want = {1.0f, 1.0f, 0.0f, 0, false, kOk};
       if constexpr (kPass == ScanPass::kFirst) want = sample_row_of<PlainMemory>(p, row);
       copy_async_wait_all();
       __syncwarp();
       if (copy.shift() != 0) align_leaf<T>(leaf, n, copy.shift());
       if constexpr (kPass == ScanPass::kKept) {
-        const KeptTest<T, kExp> test(p, row, reinterpret_cast<SampleShared*>(shared), mask, work.chunk.states + i);
-        test.find(leaf, slot, span.first, n, words);
-        node = masked_stats<T, kExp>(leaf, n, words, test.scale(), masked_top<T>(leaf, n, words));
+        if ((next_leaves >> lane & 1) != 0) {
+          const KeptTest<T, kExp> test = test_of(i);
+          test.find(leaf, slot, span.first, n, words);
+          const bool keeps = (words[0] | words[1] | words[2] | words[3]) != 0;
+          // A leaf that keeps a column keeps its largest.
+          if (keeps) node = masked_stats<T, kExp>(leaf, n, words, test.scale(), next_top);
+        }
         has_node = has_mask = true;
       } else if (want.status == kOk) {
         const bool whole = kPass == ScanPass::kRaw || want.greedy || !want.truncates();
@@ -211,17 +269,22 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
 #pragma unroll
       for (int k = 0; k < kMaskWords; ++k) kept += set_bits_of(words[k]);
       kept = __reduce_add_sync(kAllLanes, kept);
-      if (lane == 0 && kept > 0) BlockTeam<kWarp>().add(&work.chunk.states[i].kept, static_cast<std::uint64_t>(kept));
+      if (lane == 0 && kept > 0) {
+        atomicAdd(reinterpret_cast<unsigned long long*>(&work.chunk.states[i].kept),
+                  static_cast<unsigned long long>(kept));
+      }
     }
   }
 }
 
 #if RLK_CUDA_SM90
 // Warps whose groups shared memory holds, for elements of 4 and of 2 bytes. The test of kept columns needs more registers.
+// 22 of the first scan's warps leave memory for a finishing block, which waits beside them.
 template <class T, ScanPass kPass>
-constexpr int kScanWarps = !T::kPacked                ? 14
-                           : kPass == ScanPass::kKept ? 20
-                                                      : 27;
+constexpr int kScanWarps = !T::kPacked                 ? 14
+                           : kPass == ScanPass::kKept  ? 20
+                           : kPass == ScanPass::kFirst ? 22
+                                                       : 27;
 #else
 template <class T, ScanPass kPass>
 constexpr int kScanWarps = T::kPacked ? 19 : 9;

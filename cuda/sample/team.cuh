@@ -18,6 +18,7 @@ template <int kThreads>
 struct BlockTeam {
   using Memory = PlainMemory;
   static constexpr int kLanes = 8, kAhead = 8;
+  static constexpr bool kSearchesByZ = true;
   __device__ __forceinline__ int thread() const { return static_cast<int>(threadIdx.x); }
   static constexpr int threads() { return kThreads; }
   __device__ __forceinline__ void barrier() const { __syncthreads(); }
@@ -28,8 +29,13 @@ struct BlockTeam {
     return __shfl_xor_sync(0xffffffffu, x, distance);
   }
   __device__ __forceinline__ void add(std::uint32_t* to, std::uint32_t x) const { atomicAdd(to, x); }
+  // Adds the halves, since shared memory has no addition of 64 bits.
   __device__ __forceinline__ void add(std::uint64_t* to, std::uint64_t x) const {
-    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(x));
+    auto* const halves = reinterpret_cast<std::uint32_t*>(to);
+    const auto low = static_cast<std::uint32_t>(x);
+    const std::uint32_t carry = atomicAdd(halves, low) > ~low ? 1 : 0;
+    const std::uint32_t high = static_cast<std::uint32_t>(x >> 32) + carry;
+    if (high != 0) atomicAdd(halves + 1, high);
   }
   __device__ __forceinline__ std::uint32_t take(std::uint32_t* counter) const { return atomicAdd(counter, 1u); }
   __device__ __forceinline__ void count(std::uint32_t* word) const { atomicAdd(word, 1u); }

@@ -23,6 +23,7 @@ struct SampleTeam {
     }
   };
   static constexpr int kLanes = 8, kAhead = 1;
+  static constexpr bool kSearchesByZ = false;  // its code would need more scalar registers than there are
   RLK_DEVICE int thread() const { return thread_id(); }
   static constexpr int threads() { return kSampleThreads; }
   RLK_DEVICE void barrier() const { block_barrier(); }

@@ -3,6 +3,7 @@
 //   Memory              access to the row's arrays (rlk/tokens.h)
 //   kLanes              threads that share a leaf: 8 neighbours, of which thread r has chain r, or 1, which has all
 //   kAhead              columns that a thread loads before it looks at them
+//   kSearchesByZ        whether a search for top_p's cut begins with bins of equal width in z
 //   thread(), threads() the number of threads is a multiple of kLanes
 //   barrier()           orders accesses to shared memory and to this row's workspace
 //   shuffle_xor(x, d)   float or int32 of the lane that differs in d, among kLanes

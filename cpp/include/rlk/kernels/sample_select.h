@@ -130,10 +130,16 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     if (p_.order == SampleOrder::kVllm) least_ = min_mass;  // otherwise min_p cuts last
     const bool by_mass = want.top_p<1.0f, by_count = want.top_k> 0 && want.top_k < p_.valid_vocab;
     const auto count = team_.own(static_cast<std::uint64_t>(want.top_k));
+    // top_p's share is of more columns than top_k keeps
+    [[maybe_unused]] const bool apart = p_.order == SampleOrder::kSglang && by_count;
     std::uint64_t total = 0;
     RLK_UNROLL_NOT
     for (int step = 0; step < 3; ++step) {
-      if (by_mass && step == (p_.order == SampleOrder::kSglang ? 0 : 2)) total = team_.own(total_mass());
+      if constexpr (Team::kSearchesByZ) {
+        if (by_mass && apart && step == 0) total = total_mass();
+      } else {
+        if (by_mass && step == (p_.order == SampleOrder::kSglang ? 0 : 2)) total = team_.own(total_mass());
+      }
       if (kColumns == Columns::kListed && step == 0) continue;
       if (step == 0 && (!by_count || count > static_cast<std::uint64_t>(team_.threads()) || least_ > 0)) continue;
       if (step == 1 && !by_count) continue;
@@ -145,8 +151,23 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
         listed_ = true;
         list_size_ = team_.threads();
       }
-      const std::uint64_t found =
-          last_kept(step < 2 ? count : kLastRank, step < 2 ? kLastRank : share_of_mass(want.top_p, total), step == 0);
+      std::uint64_t found;
+      if constexpr (Team::kSearchesByZ) {
+        std::uint64_t goal = kLastRank, last = kLastRank;
+        bool keeps_list = true;
+        if (step == 2) {
+          goal = apart ? share_of_mass(want.top_p, total) : 0;
+          goal = list_bin(z, apart ? 1.0f : want.top_p, goal, &last, &keeps_list);
+        }
+        found = last_kept(step < 2 ? count : kLastRank, goal, step == 0);
+        if (step == 2) {
+          listed_ = listed_ && keeps_list;
+          found = found < last ? found : last;
+        }
+      } else {
+        found =
+            last_kept(step < 2 ? count : kLastRank, step < 2 ? kLastRank : share_of_mass(want.top_p, total), step == 0);
+      }
       if (step > 0) {
         last_ = found;
       } else {
@@ -154,6 +175,70 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       }
     }
     least_ = min_mass;
+  }
+
+  // The first step of a search for the columns that reach a mass. It looks at columns that survive up to last_. Bins of
+  // equal width in z get counts and masses; z_first is the row's largest. The bin that holds the searched column goes to
+  // the list if it fits, with the columns before it if they fit, too. Returns the mass that the columns left to search
+  // must reach.
+  // share, goal: the share of the mass of all these columns, or, if the share is 1, the mass itself.
+  // last: the last rank of the list. keeps_list: whether the list has the columns before the bin.
+  RLK_DEVICE std::uint64_t list_bin(float z_first, float share, std::uint64_t goal, std::uint64_t* last,
+                                    bool* keeps_list) {
+    const float scale = mul_rn(c_, static_cast<float>(kDigitBins) / kMassRange);
+    const auto bin_of = [&](float z) {
+      const float x = mul_rn(sub_rn(z_first, z), scale);
+      return x >= static_cast<float>(kDigitBins - 1) ? kDigitBins - 1 : x > 0.0f ? static_cast<int>(x) : 0;
+    };
+    team_.barrier();
+    for (int i = team_.thread(); i < kDigitBins; i += team_.threads()) {
+      s_.counts[i] = 0;
+      s_.masses[i] = 0;
+    }
+    team_.barrier();
+    each([&](std::uint64_t rank, float z) {
+      if (rank > last_) return;
+      const std::uint64_t w = mass_of(z);
+      if (w < least_) return;
+      team_.add(&s_.counts[bin_of(z)], std::uint32_t{1});
+      team_.add(&s_.masses[bin_of(z)], w);
+    });
+    team_.barrier();
+    if (share < 1.0f) goal = team_.own(share_of_mass(share, mass_of_bins()));
+    find_bin(kDigitBins, kLastRank, goal, 0, 0);
+    const std::uint64_t in_bin = s_.found_count, before = s_.found_rank_before, mass_before = s_.found_before;
+    const int bin = static_cast<int>(s_.found_prefix);
+    if (listed_ || in_bin > kListColumns) return goal;
+    const bool all = before + in_bin <= kListColumns;
+    *keeps_list = all;
+    if (team_.thread() == 0) s_.listed = 0;
+    team_.barrier();
+    std::uint64_t mine = 0;
+    each_present([&](std::uint64_t rank, float z) {
+      if (rank > last_ || !survives(z)) return;
+      const int own = bin_of(z);
+      if (own > bin || (own < bin && !all)) return;
+      s_.list[team_.take(&s_.listed)] = rank;
+      mine = rank > mine ? rank : mine;
+    });
+    *last = reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a > b ? a : b; });
+    list_size_ = s_.listed;
+    listed_ = true;
+    return all ? goal : team_.own(goal - mass_before);
+  }
+  // The sum of the bins' masses.
+  RLK_DEVICE std::uint64_t mass_of_bins() const {
+    for (int i = team_.thread(); i < kScanChunks; i += team_.threads()) {
+      std::uint64_t w = 0;
+      for (int k = 0; k < kDigitBins / kScanChunks; ++k) w += s_.masses[i * (kDigitBins / kScanChunks) + k];
+      s_.chunk_masses[i] = w;
+    }
+    team_.barrier();
+    std::uint64_t sum = 0;
+    RLK_UNROLL_NOT
+    for (int i = 0; i < kScanChunks; ++i) sum += s_.chunk_masses[i];
+    team_.barrier();
+    return sum;
   }
 
   RLK_DEVICE std::uint64_t total_mass() const {

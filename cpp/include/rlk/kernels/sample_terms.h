@@ -38,6 +38,8 @@ RLK_HD std::uint64_t fixed_mass(float e) {
   return shift > -24 ? significand >> -shift : 0;
 }
 
+constexpr float kMassRange = 46.0f;  // a column whose exponential is 2^-46 of the largest has no mass
+
 // ceil(share * mass), exact, for a share in [0, 1] and a mass of at most 2^63.
 RLK_HD std::uint64_t share_of_mass(float share, std::uint64_t mass) {
   const auto bits = static_cast<std::uint32_t>(bits_of(share));

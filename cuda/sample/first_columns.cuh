@@ -1,0 +1,243 @@
+// The first columns of a row by the largest z of its leaves: a block lists the columns of the leaves that may hold them.
+// finish.cuh and the n best use the list.
+#pragma once
+
+#include "../logprob/leaf_group.cuh"
+#include "rlk/kernels/sample_row.h"
+#include "team.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+constexpr int kRowWarps = kRowThreads / kWarp;
+constexpr int kMostSlots = 4096;   // leaf slots of the largest vocabulary
+constexpr int kMostListed = 1024;  // columns of a list
+constexpr int kMostListedK = 512;  // largest top_k that a list serves
+// Words of a draw in shared memory: one for each level from the leaves up, then those of a leaf's chains and prefix.
+constexpr int kMostLevels = 15, kDrawWords = kMostLevels + 4;
+static_assert((kSampleVocab + kLeafColumns - 1) / kLeafColumns <= kMostSlots);
+
+struct FinishShared {
+  SampleShared base;  // its arrays hold other data while no selection runs: see the accessors of FinishedRow
+  float2 roots[kMostSlots / kWarp];  // one for 32 neighbouring slots
+  uint4 counts[2][kRowWarps];
+  std::uint64_t wide[kRowWarps];
+  std::uint32_t bitmap[kMostSlots / 32];  // slots that keep a column
+  std::uint32_t words[kDrawWords];
+  float terms[kLeafColumns];
+  int cuts[kNumParts + 1];
+  std::uint32_t listed, slots;
+};
+static_assert(sizeof(FinishShared) <= 48 * 1024);
+
+__device__ __forceinline__ int thread_of_block() { return static_cast<int>(threadIdx.x); }
+__device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadIdx.x % kWarp); }
+__device__ __forceinline__ int warp_of_block() { return static_cast<int>(threadIdx.x / kWarp); }
+
+// Sums over a block. Calls that follow each other name different buffers.
+__device__ __forceinline__ uint2 block_sum(uint2 x, FinishShared* s, int buffer) {
+  x.x = __reduce_add_sync(kAllLanes, x.x);
+  x.y = __reduce_add_sync(kAllLanes, x.y);
+  if (lane_of_warp() == 0) s->counts[buffer][warp_of_block()] = make_uint4(x.x, x.y, 0, 0);
+  __syncthreads();
+  const uint4 sum = s->counts[buffer][lane_of_warp() % kRowWarps];
+  const bool adds = lane_of_warp() < kRowWarps;
+  return {__reduce_add_sync(kAllLanes, adds ? sum.x : 0), __reduce_add_sync(kAllLanes, adds ? sum.y : 0)};
+}
+__device__ __forceinline__ std::uint32_t block_sum(std::uint32_t x, FinishShared* s, int buffer) {
+  return block_sum(uint2{x, 0}, s, buffer).x;
+}
+__device__ __forceinline__ std::uint64_t block_sum(std::uint64_t x, FinishShared* s) {
+#pragma unroll
+  for (int d = 1; d < kWarp; d *= 2) x += __shfl_xor_sync(kAllLanes, x, d);
+  if (lane_of_warp() == 0) s->wide[warp_of_block()] = x;
+  __syncthreads();
+  std::uint64_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kRowWarps; ++i) sum += s->wide[i];
+  return sum;
+}
+
+// z's bits in ascending order, and z of such bits.
+__device__ __forceinline__ std::uint32_t key_of(float z) {
+  return ~static_cast<std::uint32_t>(rank_of(z, 0) >> kIdBits);
+}
+__device__ __forceinline__ float z_of_key(std::uint32_t key) { return z_of_rank(std::uint64_t{~key} << kIdBits); }
+
+// Where the leaf slots' columns are, by the parts' cuts in shared memory.
+struct SlotMap {
+  const int* cuts;
+  int valid, height;
+
+  // Fills `cuts`, before a barrier.
+  static __device__ __forceinline__ SlotMap make(const SampleParams& p, int* cuts) {
+    if (thread_of_block() <= kNumParts) {
+      cuts[thread_of_block()] = static_cast<int>(part_cut(p.vocab_size, thread_of_block()));
+    }
+    return {cuts, static_cast<int>(p.valid_vocab), leaf_height(p.vocab_size)};
+  }
+  // First column of a slot; `columns`: how many of them are valid.
+  __device__ __forceinline__ int first(int slot, int* columns) const {
+    const int part = slot >> height, at = cuts[part] + (slot - (part << height)) * kLeafColumns;
+    *columns = max(0, min(kLeafColumns, min(cuts[part + 1], valid) - at));
+    return at;
+  }
+  __device__ __forceinline__ bool has_columns(int slot) const {
+    int columns;
+    first(slot, &columns);
+    return columns > 0;
+  }
+  // Slot of a column; `at`: the column's number in the slot.
+  __device__ __forceinline__ int slot_of(int column, int* at) const {
+    int part = 0;
+#pragma unroll
+    for (int i = 1; i < kNumParts; ++i) part += column >= cuts[i] ? 1 : 0;
+    const int local = column - cuts[part];
+    *at = local % kLeafColumns;
+    return (part << height) + local / kLeafColumns;
+  }
+};
+
+// Keys of the leaves' largest z, in the registers of the threads that have these leaves; 0 for a leaf without columns.
+constexpr int kOwnKeys = kMostSlots / kRowThreads;
+struct LeafKeys {
+  std::uint32_t own[kOwnKeys];
+  int slots;
+  std::uint32_t largest, smallest, present;  // bounds and number of the keys above 0; a NaN has the largest key of all
+  int slot;                                  // first with the largest key
+
+  // Calls fn(key, slot) for the thread's leaves.
+  template <class F>
+  __device__ __forceinline__ void each(F fn) const {
+#pragma unroll
+    for (int k = 0; k < kOwnKeys; ++k) {
+      if (k * kRowThreads >= slots) break;
+      fn(own[k], k * kRowThreads + thread_of_block());
+    }
+  }
+};
+__device__ __forceinline__ LeafKeys load_keys(const float* tops, int slots, const SlotMap& map, FinishShared* s) {
+  LeafKeys keys;
+  keys.slots = slots;
+  float top[kOwnKeys];
+#pragma unroll
+  for (int k = 0; k < kOwnKeys; ++k) {
+    const int slot = k * kRowThreads + thread_of_block();
+    top[k] = slot < slots ? tops[slot] : 0.0f;
+  }
+  std::uint32_t largest = 0, smallest = ~0u, present = 0;
+  int first = kMostSlots;
+#pragma unroll
+  for (int k = 0; k < kOwnKeys; ++k) {
+    const int slot = k * kRowThreads + thread_of_block();
+    keys.own[k] = 0;
+    if (k * kRowThreads >= slots || slot >= slots || !map.has_columns(slot)) continue;
+    const std::uint32_t key = is_nan(top[k]) ? ~0u : key_of(top[k]);
+    keys.own[k] = key;
+    first = key > largest ? slot : first;
+    largest = max(largest, key);
+    smallest = min(smallest, key);
+    ++present;
+  }
+  std::uint32_t all = __reduce_max_sync(kAllLanes, largest);
+  first = __reduce_min_sync(kAllLanes, largest == all ? first : kMostSlots);
+  smallest = __reduce_min_sync(kAllLanes, smallest);
+  present = __reduce_add_sync(kAllLanes, present);
+  if (lane_of_warp() == 0) {
+    s->counts[0][warp_of_block()] = make_uint4(all, static_cast<std::uint32_t>(first), smallest, present);
+  }
+  __syncthreads();
+  const uint4 of_warp = s->counts[0][lane_of_warp() % kRowWarps];
+  keys.largest = __reduce_max_sync(kAllLanes, of_warp.x);
+  keys.slot = __reduce_min_sync(kAllLanes, of_warp.x == keys.largest ? static_cast<int>(of_warp.y) : kMostSlots);
+  keys.smallest = __reduce_min_sync(kAllLanes, of_warp.z);
+  keys.present = __reduce_add_sync(kAllLanes, lane_of_warp() < kRowWarps ? of_warp.w : 0);
+  return keys;
+}
+
+// A bound that at least `count` keys reach, and not many more where the keys allow it; 0 if there are fewer keys.
+__device__ __forceinline__ std::uint32_t bound_of_keys(const LeafKeys& keys, std::uint32_t count, FinishShared* s) {
+  if (keys.present < count) return 0;
+  const std::uint32_t differs = keys.largest ^ keys.smallest;
+  int shift = differs == 0 ? 0 : (32 - __clz(static_cast<int>(differs)) + 1) / 2 * 2;  // the bits above are equal
+  std::uint32_t bound = shift >= 32 ? 0 : keys.largest >> shift << shift, reach = keys.present;
+  const std::uint32_t enough = count + count / 2 + 8;
+  int buffer = 0;
+#pragma unroll 1
+  while (shift > 12 && reach > enough) {  // decides two bits
+    shift -= 2;
+    buffer ^= 1;
+    const std::uint32_t step = 1u << shift;
+    uint2 mine = {0, 0};
+    keys.each([&](std::uint32_t key, int) {
+      mine.x += (key >= bound + step ? 1 : 0) + (key >= bound + 2 * step ? 1 << 16 : 0);
+      mine.y += key >= bound + 3 * step ? 1 : 0;
+    });
+    const uint2 sum = block_sum(mine, s, buffer);
+    const std::uint32_t reaches[] = {sum.x & 0xffffu, sum.x >> 16, sum.y};
+#pragma unroll
+    for (int i = 0, at = 0; i < 3; ++i) {
+      if (reaches[i] < count) continue;
+      bound += (i + 1 - at) * step;
+      at = i + 1;
+      reach = reaches[i];
+    }
+  }
+  return bound;
+}
+
+// A list in base.list of the ranks of present columns. It holds every column whose key is at least `bound`. So if
+// it has `count` columns, the first `count` of the row are among them. size is -1 if the columns do not fit.
+struct FirstColumns {
+  int size;
+  std::uint32_t bound;
+};
+// columns: z_at(id) and is_allowed(id), those of SampleColumns.
+template <class Columns>
+__device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys& keys, std::uint32_t count,
+                                                           const SlotMap& map, FinishShared* s,
+                                                           const Columns& columns) {
+  auto* const found = reinterpret_cast<std::uint16_t*>(s->base.counts);
+  static_assert(sizeof s->base.counts >= 2 * kMostSlots);
+  if (thread_of_block() == 0) s->listed = s->slots = 0;
+  const std::uint32_t bound = bound_of_keys(keys, count, s);
+  __syncthreads();
+  keys.each([&](std::uint32_t key, int slot) {
+    if (key != 0 && key >= bound) found[atomicAdd(&s->slots, 1u)] = static_cast<std::uint16_t>(slot);
+  });
+  __syncthreads();
+  const int leaves = static_cast<int>(s->slots);
+  if (leaves > kMostListed) return {-1, bound};
+  constexpr int kAtOnce = 2, kOwn = kLeafColumns / kWarp;
+#pragma unroll 1
+  for (int k = warp_of_block() * kAtOnce; k < leaves; k += kRowWarps * kAtOnce) {
+    float z[kAtOnce][kOwn];
+    int first[kAtOnce], valid[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      first[u] = map.first(found[min(k + u, leaves - 1)], &valid[u]);
+      if (k + u >= leaves) valid[u] = 0;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int column = i * kWarp + lane_of_warp();
+        z[u][i] = column < valid[u] ? columns.z_at(first[u] + column) : -infinity();
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int column = i * kWarp + lane_of_warp();
+        if (column >= valid[u] || key_of(z[u][i]) < bound || !columns.is_allowed(first[u] + column)) continue;
+        const std::uint32_t at = atomicAdd(&s->listed, 1u);
+        if (at < kMostListed) s->base.list[at] = rank_of(z[u][i], first[u] + column);
+      }
+    }
+  }
+  __syncthreads();
+  const std::uint32_t size = s->listed;
+  return {size <= kMostListed ? static_cast<int>(size) : -1, bound};
+}
+
+}  // namespace
+}  // namespace rlk::cuda
