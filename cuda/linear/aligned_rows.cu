@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kVectors = 4, kLog2Threads = 8;
 
-__global__ void __launch_bounds__(1 << kLog2Threads)
+__global__ void __launch_bounds__(1 << kLog2Threads, 4)
     aligned_rows_kernel(const __grid_constant__ AlignedRowsParams p, const RowSplit split) {
   wait_for_previous_kernel();
   allow_next_kernel();  // after the wait: the next kernel may read at once what this one does not write
