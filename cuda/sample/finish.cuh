@@ -37,7 +37,7 @@ __device__ __forceinline__ int draw_over_lanes(SoftmaxStats s, const std::uint32
   return at;
 }
 
-// What a row of sample is after its tree: the token and z of it.
+// A row's token, and its z.
 struct Drawn {
   std::int64_t id;
   float z;

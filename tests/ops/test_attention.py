@@ -291,8 +291,8 @@ def test_the_gpu_has_the_bytes_of_the_cpu(dtype: str, exp: str, rng: np.random.G
 def test_a_long_sequence_has_the_same_gradients_alone_and_among_short_ones(
     head_dim: int, options: dict[str, Any]
 ) -> None:
-    """Alone, each query head of a block of keys has a job. Beside short sequences, jobs have whole groups of heads.
-    There are more jobs than multiprocessors, so jobs wait for the sums of others."""
+    """The two calls may take plans whose jobs have one query head or a whole group of them. There are more jobs than
+    multiprocessors, so jobs wait for the sums of others."""
     torch.manual_seed(1)
     long, short = 4200, [70] * 12
 
