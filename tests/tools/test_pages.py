@@ -225,17 +225,22 @@ CHECKS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("page", "command"), dict.fromkeys([*lines({**NAMED, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}), *in_text()])
-)
-def test_a_command_of_a_page_exists_with_its_options(page: str, command: str) -> None:
+def check_command(checks: dict[str, Any], page: str, command: str) -> None:
+    """Calls the check of the first pattern that the command begins with."""
     pytest.importorskip("typer")
-    for pattern, check in CHECKS.items():
+    for pattern, check in checks.items():
         match = re.match(pattern, command)
         if match:
             check(shlex.split(command[match.end() :]))
             return
     pytest.fail(f"{page}: nothing checks `{command}`")
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), dict.fromkeys([*lines({**NAMED, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}), *in_text()])
+)
+def test_a_command_of_a_page_exists_with_its_options(page: str, command: str) -> None:
+    check_command(CHECKS, page, command)
 
 
 @pytest.mark.parametrize(
@@ -278,13 +283,7 @@ BESIDE_CHECKS: dict[str, Any] = {
 @pytest.mark.parametrize(("page", "command"), dict.fromkeys(lines({str(p.relative_to(ROOT)): p for p in BESIDE_CODE})))
 def test_a_command_of_the_notes_names_programs_that_exist(page: str, command: str) -> None:
     """They need a GPU. What they measured can be measured again only while they exist."""
-    pytest.importorskip("typer")
-    for pattern, check in BESIDE_CHECKS.items():
-        match = re.match(pattern, command)
-        if match:
-            check(shlex.split(command[match.end() :]))
-            return
-    pytest.fail(f"{page}: nothing checks `{command}`")
+    check_command(BESIDE_CHECKS, page, command)
 
 
 @pytest.mark.parametrize(
