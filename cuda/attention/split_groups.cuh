@@ -32,7 +32,8 @@ struct GroupGrid {
   }
 };
 
-// The rows of a block of threads: up to kRows of a group's queries and heads, whatever their sequences, and one split.
+// The job of a block of threads: one split, and up to kRows rows of a group. A row is one head of a query; the rows of
+// a job may belong to several sequences.
 template <int kRows>
 class GroupJob {
  public:
