@@ -47,7 +47,7 @@ template <class T, Exp kExp>
 class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   using Team = BlockTeam<kRowThreads>;
   using Base = RowTree<Team, T, kExp>;
-  using Base::allowed_, Base::c_, Base::m_, Base::q_, Base::cuts_;
+  using Base::allowed_, Base::c_, Base::m_, Base::q_;
   using Base::mass_of;
   using Base::p_, Base::row_, Base::mask_, Base::state_, Base::nodes_, Base::slots_;
   static constexpr int kOwn = kLeafColumns / kWarp;  // columns of a leaf in a lane
