@@ -4,33 +4,44 @@
     python tools/mutate.py --list                        # the faults that would be planted
     python tools/mutate.py --layer python                # the drawn faults of one layer
     python tools/mutate.py --only python/rl_kernel_native/ops/pack.py:41:bound
+    python tools/mutate.py --share 1/2   # beside --share 2/2: two workers with one record
+    python tools/mutate.py --table       # what the record has decided
+    python tools/mutate.py --again       # plants the survivors anew, after tests were added
 
-Faults are drawn by a rule: every file and every kind of fault in turn, at a place that the seed picks. The work happens
-in a copy of the tree, ``build/mutate``. The extension and the C++ tests concerned are built there incrementally; a
-fault in Python needs no build. A fault that does not compile is drawn again. So is a fault that does not change the
-object code: either the compiler shows it equivalent, or it lies in device code. A test that does not end counts as
-having noticed the fault. EQUIVALENT lists faults that change nothing observable, with the reason; these count neither
-way.
+Faults are drawn by a rule: every file and every kind of fault in turn, at a place that a hash of the seed and the line
+picks. A change of one file therefore leaves the faults of all others. The work happens in a copy of the tree,
+``build/mutate``. The extension and the C++ tests concerned are built there incrementally; a fault in Python needs no
+build. A fault that does not compile is drawn again. So is a fault that does not change the object code: either the
+compiler shows it equivalent, or it lies in device code. A test that does not end counts as having noticed the fault.
+EQUIVALENT lists faults that change nothing observable, with the reason; these count neither way.
+
+This process imports torch once and forks for each file of tests; the fork imports the package with the fault. A test
+that fails or does not end is run without the fault, too. Each verdict is a line of the record, from which a stopped run
+continues.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import fnmatch
 import functools
 import hashlib
+import importlib
+import json
 import os
-import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "python/rl_kernel_native"
@@ -144,9 +155,15 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "a store of 0 elements writes nothing",
 }
 
-UNDECIDED = "undecided"  # the machine is busy, or a test fails without the fault: it counts neither way
-NO_BUILD, SAME_CODE = "does not compile", "same object code"
-TEST_LIMIT_S = 180  # limit of a test, which normally takes seconds
+UNDECIDED = "undecided"  # the machine is busy: it counts neither way
+NO_BUILD, SAME_CODE, EQUAL = "does not compile", "same object code", "equivalent"
+TEST_LIMIT_S = 120  # limit of a test, which normally takes seconds
+FILE_LIMIT_S = 900
+ENDLESS = 1000  # in place of an exit status
+PYTEST = [
+    *("-q", "--tb=no", "-pno:cacheprovider", "-pno:xdist", "-m", "not gpu and not slow and not alone", "--timeout=0"),
+    *("-o", f"faulthandler_timeout={TEST_LIMIT_S}", "-o", "faulthandler_exit_on_timeout=true"),
+]
 
 
 class Fault(NamedTuple):
@@ -185,7 +202,12 @@ def python_faults(source: str) -> Iterator[tuple[str, int, int, str]]:
             return None
         return begin + found.start(), begin + found.end(), table[found[0]]
 
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    declared = {id(k.value) for k in ast.walk(tree) if isinstance(k, ast.keyword) and k.arg == "strict"}  # zip's check
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "overload" for d in node.decorator_list):
+            declared |= {id(inner) for inner in ast.walk(node)}
+    for node in (node for node in ast.walk(tree) if id(node) not in declared):
         if isinstance(node, ast.Compare):
             for left, right in zip([node.left, *node.comparators], node.comparators, strict=False):
                 if place := between(left, right, COMPARISONS):
@@ -272,26 +294,28 @@ def faults_of(layer: str) -> list[Fault]:
 
 
 def drawn(layer: str, count: int, seed: int, of: str = "*") -> list[Fault]:
-    """Takes files in turn, and from each file the kind that was drawn least so far."""
-    rng = random.Random(f"{layer} {seed}")
-    left: dict[str, list[Fault]] = {}
+    """Takes files in turn, and from each file a kind of fault that it has not given yet. Hashes order them, so a run
+    that was stopped has judged a sample."""
+
+    def place(*of_draw: str) -> str:
+        return hashlib.sha256(" ".join((str(seed), *of_draw)).encode()).hexdigest()
+
+    files: dict[str, dict[str, list[Fault]]] = {}
     for fault in faults_of(layer):
         if fnmatch.fnmatch(fault.path, of):
-            left.setdefault(fault.path, []).append(fault)
-    kinds: Counter[str] = Counter()
-    chosen: list[Fault] = []
-    while left and len(chosen) < count:
-        paths = sorted(left)
-        rng.shuffle(paths)
-        for path in paths[: count - len(chosen)]:
-            least = min(kinds[f.kind] for f in left[path])
-            fault = rng.choice([f for f in left[path] if kinds[f.kind] == least])
-            kinds[fault.kind] += 1
-            chosen.append(fault)
-            left[path] = [f for f in left[path] if f.line != fault.line]
-            if not left[path]:
-                del left[path]
-    return sorted(chosen)
+            files.setdefault(fault.path, {}).setdefault(fault.kind, []).append(fault)
+    ranked = []
+    for path, kinds in files.items():
+        turns = []
+        for kind, faults in kinds.items():
+            faults.sort(key=lambda f: place(f.path, f.kind, planted_line(f)))
+            turns += [(turn, place(path, kind), fault) for turn, fault in enumerate(faults)]
+        ranked += [(rank, place(path), fault) for rank, (*_, fault) in enumerate(sorted(turns))]
+    chosen: dict[tuple[str, int], Fault] = {}
+    for *_, fault in sorted(ranked):
+        if len(chosen) < count:
+            chosen.setdefault((fault.path, fault.line), fault)
+    return list(chosen.values())
 
 
 def redrawn(fault: Fault, used: set[str]) -> Fault | None:
@@ -316,24 +340,28 @@ def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
         longest = [max(operators, key=len)] if operators else []
         parts = longest or next((OF_STEM[k] for k in sorted(OF_STEM, key=len)[::-1] if stem.startswith(k)), [])
         own = sorted(name for part in parts for name in files if name.startswith(f"test_{part}"))
-    compiled = sorted({p.stem for part in parts for p in (ROOT / "tests/cpp").glob(f"test_{part}*.cpp")})
-    own.sort(key=lambda name: (name.endswith("_fuzz"), not name.endswith("_bad_input")))  # the fastest first
-    others = [name for name in dict.fromkeys([*shared, *ANY]) if name not in own]
-    return (
-        *([files[name] for name in names if name in files] for names in (own, others)),
-        compiled,
-    )
+    compiled = {p.stem for part in parts for p in (ROOT / "tests/cpp").glob(f"test_{part}*.cpp")}
+    if not fault.path.startswith((PACKAGE, "cpp/bindings")):
+        includes = f'/{Path(fault.path).name}"'
+        compiled |= {p.stem for p in (ROOT / "tests/cpp").glob("test_*.cpp") if includes in p.read_text()}
+        compiled.add("test_preconditions")
+    first = [f"test_{part}" for part in parts]
+    own.sort(key=lambda name: (name.endswith("_fuzz"), name not in first, not name.endswith("_bad_input")))
+    described = ["test_contract"] if f"{PACKAGE}/ops" in fault.path else []
+    others = [name for name in dict.fromkeys([*shared, *ANY, *described]) if name not in own]
+    return [files[name] for name in own], [files[name] for name in others if name in files], sorted(compiled)
 
 
 class Copy:
     """A copy of the tree in build/mutate, in which faults are planted."""
 
-    def __init__(self, jobs: int) -> None:
-        self.root, self.jobs = ROOT / "build" / "mutate", jobs
+    def __init__(self, jobs: int, share: str) -> None:
+        self.root, self.jobs = ROOT / "build" / f"mutate{share}", jobs
         self.of_tree: dict[str, bytes] = {}
-        self.tree = ROOT / "build" / "mutate_tree"  # the Python files without a fault
+        self.failing: list[str] = []  # tests that fail without a fault
+        self.tree = ROOT / "build" / f"mutate_tree{share}"  # the Python files without a fault
         self.root.mkdir(parents=True, exist_ok=True)
-        for name in ("python", "cpp", "tests", "cmake", "bench", "tools", "examples", "docs"):
+        for name in ("python", "cpp", "cuda", "hip", "tests", "cmake", "bench", "tools", "examples", "docs"):
             self.copy(ROOT / name)
         for path in ROOT.glob("*.*"):
             if path.is_file():
@@ -374,30 +402,52 @@ class Copy:
         objects = [p for of in built.glob("*.dir") if not of.name.startswith("test_") for p in of.rglob("*.o")]
         return {str(p): hashlib.sha256(p.read_bytes()).digest() for p in objects}
 
-    def python_notices(self, fault: Fault, tests: list[str], limit_s: float) -> str:
-        """The test that fails, or "" if none does."""
-        if not tests:
-            return ""
-        options = [] if OF_TORCH.fullmatch(fault.path) else ["-k", "not compile"]
-        try:
-            done = self.pytest(self.root / "python", [*tests, *options], limit_s)
-        except subprocess.TimeoutExpired:
-            return f"{UNDECIDED}: no end in {limit_s:.0f} s"
-        if done.returncode in (0, 5):  # 5: pytest found no test
-            return ""
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
-        if not failed and "Timeout" in done.stdout + done.stderr:
-            return f"a test that takes more than {TEST_LIMIT_S} s"
-        if failed and self.pytest(self.tree, [failed[1].partition("[")[0]], limit_s).returncode:
-            return f"{UNDECIDED}: {failed[1]} fails without a fault"
-        return failed[1] if failed else f"pytest ended with {done.returncode}"
+    def forked(self, package: Path, options: list[str], limit_s: float) -> tuple[int, str]:
+        """Pytest's exit status and output. A fork of this process has torch, but not yet the package."""
+        with tempfile.TemporaryFile("w+") as output:
+            child = os.fork()
+            if not child:
+                os.setsid()
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+                sys.stdout = sys.stderr = os.fdopen(1, "w", closefd=False)
+                os.chdir(self.root)
+                others = os.environ.get("PYTHONPATH", "")
+                os.environ |= {"PYTHONPATH": f"{package}:{others}", "PYTHONDONTWRITEBYTECODE": "1"}
+                sys.path.insert(0, str(package))
+                sys.dont_write_bytecode = package != self.tree
+                import pytest
 
-    def pytest(self, package: Path, options: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-m",
-                   "not gpu and not slow and not alone", f"--timeout={TEST_LIMIT_S}", "--timeout-method=thread",
-                   *options]  # fmt: skip
-        environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=limit_s)
+                code = pytest.main([*PYTEST, *options])
+                sys.stdout.flush()
+                os._exit(code)
+            ends = time.monotonic() + limit_s
+            while not (done := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < ends:
+                time.sleep(0.02)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # with what its tests started
+            if not done[0]:
+                os.waitpid(child, 0)
+            output.seek(0)
+            return (os.waitstatus_to_exitcode(done[1]) if done[0] else ENDLESS), output.read()
+
+    def python_notices(self, tests: list[str], chosen: str = "not compile") -> str:
+        """The test that fails, or "" if none does. Each file has a fork of its own, so the first one starts at once."""
+        for test in tests:
+            while True:
+                options = ["-x", "-k", chosen, test, *self.failing]
+                code, output = self.forked(self.root / "python", options, FILE_LIMIT_S)
+                if code in (0, 5):  # 5: pytest found no test
+                    break
+                failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
+                name = failed[1] if failed else test  # a crash, or a test without an end: any of the file
+                again = ["-k", chosen, name.partition("[")[0], *self.failing]
+                if code != ENDLESS and self.forked(self.tree, again, FILE_LIMIT_S)[0] == 0:
+                    return name if failed else f"{test}, which ends with {code}"
+                if not failed:
+                    return f"{UNDECIDED}: {test} does not end without the fault either"
+                self.failing.append(f"--deselect={name}")
+        return ""
 
     def compiled_notice(self, tests: list[str]) -> str:
         """The same for C++ tests. A test that does not compile has noticed the fault, since static_asserts check
@@ -415,14 +465,17 @@ class Copy:
                 return f"{name}: {failed[1].rstrip(',') if failed else done.returncode}"
         return ""
 
-    def plant(self, fault: Fault, limit_s: float) -> str:
+    def plant(self, fault: Fault) -> str:
         path = self.root / fault.path
-        whole = path.read_text()
+        whole, stamp = path.read_text(), path.stat()
         own, others, compiled = tests_of(fault)
         path.write_text(whole[: fault.begin] + fault.text + whole[fault.end :])
         try:
             if fault.layer == "python":
-                return self.python_notices(fault, [*own, *others], limit_s)
+                by = self.python_notices(own) or self.python_notices(others)
+                if OF_TORCH.fullmatch(fault.path):  # they take the longest
+                    by = by or self.python_notices([*own, *others], "compile")
+                return by
             if not self.build("rlk_core") or (fault.layer == "bindings" and not self.build("_C")):
                 return NO_BUILD
             if self.code() == self.of_tree:
@@ -433,10 +486,12 @@ class Copy:
                 return by
             if not self.build("_C"):
                 return NO_BUILD
-            by = self.python_notices(fault, own, limit_s) or ("" if first else self.compiled_notice(compiled))
-            return by or self.python_notices(fault, others, limit_s)
+            by = self.python_notices(own) or ("" if first else self.compiled_notice(compiled))
+            return by or self.python_notices(others)
         finally:
             path.write_text(whole)
+            if fault.layer == "python":  # so that its bytecode stays valid; a C++ file must be built again
+                os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
 
 
 def planted_line(fault: Fault) -> str:
@@ -451,6 +506,67 @@ def shown(fault: Fault) -> str:
     return f"{line}   [{source[fault.begin : fault.end]} -> {fault.text or 'nothing'}]"
 
 
+class Record:
+    """Verdicts, one a line of JSON. A fault is known by its file and its line with the fault, so it outlives others."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.of: dict[tuple[str, str], dict[str, Any]] = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            entry = json.loads(line)
+            self.of[entry["path"], entry["planted"]] = entry
+
+    def known(self, fault: Fault, again: bool) -> str | None:
+        entry = self.of.get((fault.path, planted_line(fault)))
+        if entry is None or entry["by"].startswith(UNDECIDED) or (again and not entry["by"]):
+            return None
+        return entry["by"]
+
+    def add(self, fault: Fault, by: str, seconds: float) -> None:
+        key = fault.path, planted_line(fault)
+        self.of[key] = {"layer": fault.layer, "kind": fault.kind, "path": key[0], "planted": key[1], "by": by,
+                        "seconds": round(seconds, 1)}  # fmt: skip
+        with self.path.open("a") as file:
+            file.write(json.dumps(self.of[key]) + "\n")
+
+
+def judged(faults: list[Fault], record: Record, copy: Copy | None, again: bool) -> Iterator[tuple[Fault, str | None]]:
+    """Each fault, and those drawn in place of others, with who notices it. Without a copy: None for what the record
+    does not have."""
+    used = {fault.name for fault in faults}
+    left = faults[::-1]
+    while left:
+        fault = left.pop()
+        if (fault.path, planted_line(fault)) in EQUIVALENT:
+            yield fault, EQUAL
+            continue
+        by = record.known(fault, again)
+        if by is None and copy:
+            began = time.monotonic()
+            by = copy.plant(fault)
+            record.add(fault, by, time.monotonic() - began)
+            print(f"{record.of[fault.path, planted_line(fault)]['seconds']:6.1f} s", end="  ")
+            print(f"{'noticed ' if by else 'SURVIVES'} {fault.name} by {by or 'nobody'}", flush=True)
+        yield fault, by
+        if by in (NO_BUILD, SAME_CODE) and (another := redrawn(fault, used)):
+            used.add(another.name)
+            left.append(another)
+
+
+def table(found: list[tuple[Fault, str | None]]) -> str:
+    """What became of the faults, in Markdown, and the survivors."""
+    columns = "layer", "drawn", "no code of its own", "equivalent", "undecided", "noticed", "survive"
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for layer in LAYERS:
+        by = [by for fault, by in found if fault.layer == layer]
+        none, equal = sum(x in (NO_BUILD, SAME_CODE) for x in by), by.count(EQUAL)
+        undecided = sum(x is None or x.startswith(UNDECIDED) for x in by)
+        noticed = len(by) - none - equal - undecided - by.count("")
+        share = f" ({100 * noticed / (noticed + by.count('')):.1f} %)" if noticed else ""
+        rows.append(f"| {layer} | {len(by)} | {none} | {equal} | {undecided} | {noticed}{share} | {by.count('')} |")
+    return "\n".join([*rows, "", *(f"{fault.name}   {shown(fault)}" for fault, by in found if by == "")])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layer", choices=LAYERS, action="append", help="one or more; all by default")
@@ -459,8 +575,11 @@ def main() -> int:
     parser.add_argument("--files", default="*", help="a pattern of the paths to draw from")
     parser.add_argument("--only", action="append", help="the name of a fault, as --list prints it; or part of one")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--table", action="store_true", help="print what the record has, and plant nothing")
+    parser.add_argument("--again", action="store_true", help="plant the record's survivors again")
+    parser.add_argument("--record", type=Path, default=ROOT / "build" / "mutants.jsonl")
+    parser.add_argument("--share", default="1/1", help="the part of the files that this worker takes, as in 1/2")
     parser.add_argument("--jobs", type=int, default=1, help="of the compiler at once")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds for the tests of one fault")
     arguments = parser.parse_args()
     layers = arguments.layer or list(LAYERS)
     faults = [
@@ -469,6 +588,9 @@ def main() -> int:
     if arguments.only:
         everything = [f for layer in layers for f in faults_of(layer)]
         faults = [f for f in everything if any(part in f.name for part in arguments.only)]
+    part, parts = map(int, arguments.share.split("/"))
+    paths = sorted({fault.path for fault in faults})
+    faults = [fault for fault in faults if paths.index(fault.path) % parts == part - 1]
     if arguments.list:
         for fault in faults:
             print(fault.name, "  ", shown(fault))
@@ -476,46 +598,20 @@ def main() -> int:
             f"{len(faults)} faults: {dict(Counter(f.layer for f in faults))}, {dict(Counter(f.kind for f in faults))}"
         )
         return 0
-    copy = Copy(arguments.jobs)
-    if not copy.build("_C"):
-        print("the tree itself does not build")
-        return 2
-    copy.of_tree = copy.code()
-    shutil.copytree(copy.root / "python", copy.tree, dirs_exist_ok=True)
-    noticed: Counter[str] = Counter()
-    survivors: list[Fault] = []
-    used = {fault.name for fault in faults}
-    left = faults[::-1]
-    while left:
-        fault = left.pop()
-        if reason := EQUIVALENT.get((fault.path, planted_line(fault))):
-            print(f"equivalent {fault.name}: {reason}", flush=True)
-            continue
-        began = time.monotonic()
-        by = copy.plant(fault, arguments.limit)
-        if by in (NO_BUILD, SAME_CODE):
-            print(f"drawn anew {fault.name}: {by} ({time.monotonic() - began:.0f} s)", flush=True)
-            if another := redrawn(fault, used):
-                used.add(another.name)
-                left.append(another)
-            continue
-        if by.startswith(UNDECIDED):
-            print(f"{by}: {fault.name}", flush=True)
-            continue
-        noticed[fault.layer] += bool(by)
-        if not by:
-            survivors.append(fault)
-        print(
-            f"{'noticed ' if by else 'SURVIVES'} {fault.name} by {by or 'nobody'} ({time.monotonic() - began:.0f} s)",
-            flush=True,
-        )
-    copy.build("_C")
-    total = sum(noticed.values()) + len(survivors)
-    of_layer = {x: f"{noticed[x]} of {noticed[x] + sum(f.layer == x for f in survivors)}" for x in layers}
-    print(f"\n{sum(noticed.values())} of {total} noticed: {of_layer}; survivors:")
-    for fault in survivors:
-        print(fault.name, "  ", shown(fault))
-    return int(sum(noticed.values()) < 0.95 * total)
+    arguments.record.parent.mkdir(parents=True, exist_ok=True)
+    record, copy = Record(arguments.record), None
+    if not arguments.table:
+        copy = Copy(arguments.jobs, f"_{part}" if parts > 1 else "")
+        if not copy.build("_C"):
+            print("the tree itself does not build")
+            return 2
+        copy.of_tree = copy.code()
+        shutil.copytree(copy.root / "python", copy.tree, dirs_exist_ok=True)
+        for name in ("torch", "torch._dynamo", "hypothesis", "pytest"):
+            importlib.import_module(name)
+    found = list(judged(faults, record, copy, arguments.again))
+    print(table(found))
+    return int(sum(by == "" for _, by in found) > 0.05 * sum(bool(by) or by == "" for _, by in found))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +31,7 @@ def copy(tool: Any, tmp_path: Path) -> Any:
     """A Copy whose compiler and pytest will be replaced."""
     made = tool.Copy.__new__(tool.Copy)
     made.root, made.tree, made.jobs, made.of_tree = tmp_path, tmp_path / "tree", 1, {"a.o": b"1"}
+    made.failing = []
     return made
 
 
@@ -48,10 +48,33 @@ def test_every_drawn_fault_has_tests_and_changes_its_line(tool: Any) -> None:
         assert source[fault.begin : fault.end] != fault.text, fault.name
 
 
-def test_refusals_are_tried_first_and_fuzzing_last(tool: Any) -> None:
+def test_an_operators_first_test_runs_first_and_fuzzing_last(tool: Any) -> None:
     own, _, _ = tool.tests_of(SimpleNamespace(path="python/rl_kernel_native/ops/rope.py"))
-    assert (own[0], own[-1]) == ("tests/ops/test_rope_bad_input.py", "tests/ops/test_rope_fuzz.py")
-    assert "tests/ops/test_rope.py" in own
+    assert own[:2] == ["tests/ops/test_rope.py", "tests/ops/test_rope_bad_input.py"]
+    assert own[-1] == "tests/ops/test_rope_fuzz.py"
+
+
+def test_a_changed_file_leaves_the_faults_of_others(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tool.drawn("python", 70, 1)
+    path = whole[0].path
+    every = [f for f in tool.faults_of("python") if f.path != path or f.kind == "bound"]
+    monkeypatch.setattr(tool, "faults_of", lambda layer: every)
+    assert [f for f in tool.drawn("python", 70, 1) if f.path != path] == [f for f in whole if f.path != path]
+
+
+@pytest.mark.parametrize(
+    ("path", "python", "compiled"),
+    [
+        ("python/rl_kernel_native/ops/rope.py", "tests/ops/test_rope.py", None),
+        ("cpp/bindings/rope.cpp", "tests/ops/test_rope.py", "test_rope"),
+        ("cpp/include/rlk/math/philox.h", "tests/ops/test_random_bits.py", "test_models"),
+        ("cpp/cpu/rope.cpp", "tests/ops/test_rope.py", "test_preconditions"),
+    ],
+)
+def test_the_tests_of_a_file(tool: Any, path: str, python: str, compiled: str | None) -> None:
+    own, _, in_cpp = tool.tests_of(SimpleNamespace(path=path))
+    assert python in own
+    assert compiled in in_cpp if compiled else True
 
 
 def test_faults_that_are_called_equivalent_are_ones_that_may_be_drawn(tool: Any) -> None:
@@ -76,43 +99,91 @@ def test_another_fault_is_of_the_file_and_not_one_that_was_drawn(tool: Any) -> N
     assert used == {f.name for f in tool.faults_of("bindings") if f.path == fault.path}
 
 
-def ended(code: int, words: str = "") -> Any:
-    return subprocess.CompletedProcess([], code, words, "")
+FAILED = "FAILED tests/ops/test_kl.py::test_a[1] - x\n"
 
 
 @pytest.mark.parametrize(
     ("with_fault", "without", "judged"),
     [
-        (ended(0), None, ""),
-        (ended(5), None, ""),
-        (ended(1, "FAILED tests/ops/test_kl.py::test_a[1] - x\n"), ended(0), "tests/ops/test_kl.py::test_a[1]"),
-        (
-            ended(1, "FAILED tests/ops/test_kl.py::test_a[1] - x\n"),
-            ended(1),
-            "undecided: tests/ops/test_kl.py::test_a[1] fails",
-        ),
-        (ended(1, "+++ Timeout +++"), None, "a test that takes more than"),
-        (ended(2, "ERROR tests/ops/test_kl.py - ImportError\n"), ended(0), "tests/ops/test_kl.py"),
-        (ended(-11), None, "pytest ended with -11"),
-        (subprocess.TimeoutExpired("x", 1), None, "undecided: no end"),
+        ((0, ""), None, ""),
+        ((5, ""), None, ""),
+        ((1, FAILED), 0, "tests/ops/test_kl.py::test_a[1]"),
+        ((1, "Timeout (0:02:00)!"), 0, "tests/ops/test_kl.py, which ends with 1"),
+        ((1, "Timeout (0:02:00)!"), 1, "undecided: tests/ops/test_kl.py does not end"),
+        ((2, "ERROR tests/ops/test_kl.py - ImportError\n"), 0, "tests/ops/test_kl.py"),
+        ((-11, ""), 0, "tests/ops/test_kl.py, which ends with -11"),
+        ((1000, ""), None, "undecided: tests/ops/test_kl.py does not end"),
     ],
 )
-def test_who_noticed(tool: Any, copy: Any, with_fault: Any, without: Any, judged: str) -> None:
+def test_who_noticed(tool: Any, copy: Any, with_fault: Any, without: int | None, judged: str) -> None:
     asked: list[Path] = []
 
-    def pytest_of(package: Path, options: list[str], limit_s: float) -> Any:
+    def forked(package: Path, options: list[str], limit_s: float) -> tuple[int, str]:
         asked.append(package)
-        found = without if package == copy.tree else with_fault
-        if isinstance(found, Exception):
-            raise found
-        return found
+        return (without or 0, "") if package == copy.tree else with_fault
 
-    copy.pytest = pytest_of
-    fault = SimpleNamespace(path="cpp/cpu/kl.cpp", layer="kernels")
-    by = copy.python_notices(fault, ["tests/ops/test_kl.py"], 1.0)
+    copy.forked = forked
+    by = copy.python_notices(["tests/ops/test_kl.py"])
     assert by.startswith(judged)
     assert bool(by) == bool(judged)
     assert asked == [copy.root / "python", *([] if without is None else [copy.tree])]
+
+
+def test_what_fails_without_the_fault_is_left_out(tool: Any, copy: Any) -> None:
+    left_out: list[list[str]] = []
+
+    def forked(package: Path, options: list[str], limit_s: float) -> tuple[int, str]:
+        if package == copy.tree:
+            return (1, "")
+        left_out.append([o for o in options if o.startswith("--deselect")])
+        return (0, "") if left_out[-1] else (1, FAILED)
+
+    copy.forked = forked
+    assert copy.python_notices(["tests/ops/test_kl.py"]) == copy.python_notices(["tests/ops/test_kl.py"]) == ""
+    assert left_out == [[], *[["--deselect=tests/ops/test_kl.py::test_a[1]"]] * 2]
+
+
+def test_files_run_one_after_the_other_up_to_the_first_that_notices(tool: Any, copy: Any) -> None:
+    asked: list[str] = []
+
+    def forked(package: Path, options: list[str], limit_s: float) -> tuple[int, str]:
+        asked.append(options[-1])
+        return (1, "FAILED b.py::x") if asked[-1] == "b.py" else (0, "")
+
+    copy.forked = forked
+    assert copy.python_notices(["a.py", "b.py", "c.py"]) == "b.py::x"
+    assert asked == ["a.py", "b.py", "b.py::x"]
+
+
+@pytest.mark.parametrize(
+    ("body", "limit_s", "found"),
+    [("assert True", 60.0, 0), ("assert False", 60.0, 1), ("import time; time.sleep(60)", 1.0, 1000)],
+    ids=["passes", "fails", "does not end"],
+)
+def test_a_fork_runs_tests_with_the_package_of_its_tree(
+    tool: Any, copy: Any, body: str, limit_s: float, found: int
+) -> None:
+    package = copy.root / "python"
+    package.mkdir()
+    (package / "planted.py").write_text("fault = True\n")
+    (copy.root / "pyproject.toml").write_text((tool.ROOT / "pyproject.toml").read_text())
+    (copy.root / "test_a.py").write_text(f"def test_a():\n    import planted\n    assert planted.fault\n    {body}\n")
+    code, output = copy.forked(package, ["test_a.py"], limit_s)
+    assert code == found, output
+    assert ("FAILED test_a.py::test_a" in output) == (found == 1)
+
+
+def test_a_record_is_read_again(tool: Any, tmp_path: Path) -> None:
+    path = tmp_path / "mutants.jsonl"
+    faults = tool.drawn("python", 3, 1)
+    for fault, by in zip(faults, ("tests/a.py::b", "", f"{tool.UNDECIDED}: no end"), strict=True):
+        tool.Record(path).add(fault, by, 1.0)
+    record = tool.Record(path)
+    assert [record.known(f, False) for f in faults] == ["tests/a.py::b", "", None]
+    assert [record.known(f, True) for f in faults] == ["tests/a.py::b", None, None]
+    record.add(faults[1], "tests/a.py::c", 1.0)
+    table = tool.table(list(tool.judged(faults, tool.Record(path), None, False)))
+    assert "| python | 3 | 0 | 0 | 1 | 2 (100.0 %) | 0 |" in table
 
 
 @pytest.mark.parametrize(
@@ -135,9 +206,9 @@ def test_a_fault_of_cpp_is_judged_by_its_object_code(
         return compiles
 
     copy.build, copy.code = build, lambda: {"a.o": code}
-    copy.python_notices = lambda *given: ""
+    copy.python_notices = lambda tests: ""
     copy.compiled_notice = lambda tests: ""
-    assert copy.plant(fault, 1.0) == (getattr(tool, judged) if judged else "")
+    assert copy.plant(fault) == (getattr(tool, judged) if judged else "")
     assert built == [("rlk_core",), ("_C",)][: 1 if judged else 2]
     assert path.read_text() == whole
 
