@@ -125,8 +125,8 @@ OF_STEM = {
     "row_array": ["sample", "random_bits"], "workspace": ["linear_logprob"], "random_words": ["random_bits"],
     "row_split": ["silu_mul", "embedding"], "elementwise": ["silu_mul"],
 }  # fmt: skip
-ANY = ["test_exact_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input", "test_token_model",
-       "test_other_device"]  # fmt: skip
+ANY = ["test_exact_bounds", "test_option_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input",
+       "test_token_model", "test_other_device"]  # fmt: skip
 # Compiled calls run the same formulas, so their tests are left out for a file that is not part of the way to torch.
 OF_TORCH = re.compile(r"python/rl_kernel_native/(_\w+|ops/\w+_(torch|traced|composed|autograd))\.py")
 

@@ -189,15 +189,6 @@ def single(name: str, value: Any, allows: Callable[[float], bool], expected: str
     return x
 
 
-def positive(name: str, value: Any) -> None:
-    """Checks a number that the extension reads as float32."""
-    single(name, value, lambda x: 0 < x < math.inf, "a finite number > 0 in float32")
-
-
-def share(name: str, value: Any) -> None:
-    single(name, value, lambda x: 0 <= x <= 1, "a number in [0, 1]")
-
-
 def is_number(value: Any) -> bool:
     """Whether the value is a number of Python or NumPy, where an array is allowed as well."""
     if isinstance(value, (int, float)):
