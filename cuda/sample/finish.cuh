@@ -5,6 +5,8 @@
 
 #include "../common/dependent_launch.cuh"
 #include "first_columns.cuh"
+#include "kept_place.cuh"
+#include "rlk/kernels/sample_kept.h"
 #include "rlk/kernels/sample_top.h"
 #include "rlk/kernels/sample_tree.h"
 
@@ -66,7 +68,9 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     __syncthreads();
   }
 
-  // After the first scan. Returns whether the row waits, since its selection does not fit a list.
+  // After the first scan. Returns whether the row waits, since its selection does not fit a list. kEnds: no later launch
+  // reads the mask for the kept set.
+  template <bool kEnds>
   __device__ __forceinline__ bool run() {
     const SampleRow want = sample_row_of<PlainMemory>(p_, row_);
     std::int32_t status = want.status;
@@ -82,7 +86,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       status = refer_to(largest);
       if (status == kOk && cut) {
         const std::uint64_t min_mass = share_of_mass(want.min_p, mass_of(largest));
-        if (!by_list(want, min_mass, keys, &kept)) {
+        if (!by_list<kEnds>(want, min_mass, keys, &kept)) {
           load_best(keys.slot, largest, &best);
           wait(want, min_mass, best_of(best).id);
           return true;
@@ -118,7 +122,10 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   }
   // After the scan of kept columns.
   __device__ void run_rest() {
-    if (state_->waits == kDone) return;
+    if (state_->waits == kDone) {
+      kept_ = static_cast<std::int64_t>(state_->kept);
+      return;
+    }
     this->load_state();
     masked_ = true;
     finish(sample_row_of<PlainMemory>(p_, row_), false, {}, state_->kept);
@@ -132,6 +139,23 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     masked_ = true;
     const std::uint64_t kept = block_sum(this->template leaf_nodes<false>(0, slots_), &s_);
     finish(sample_row_of<PlainMemory>(p_, row_), false, {}, kept);
+  }
+  // Writes the row's offset and kept ids, after all else but the n best.
+  __device__ void write_kept(const SampleChunk& chunk) {
+    if (p_.kept_offsets == nullptr) return;
+    if (warp_of_block() == 0) {
+      const std::int64_t begin = place_of_kept(p_, chunk, row_, kept_);
+      if (lane() == 0) s_.kept_begin = begin;
+    }
+    __syncthreads();
+    const std::int64_t begin = s_.kept_begin;
+    if (begin < 0) return;
+    if (!listed_) return write_ids_of_mask(Team(), p_, begin, mask_, &s_.base);
+    for (int i = thread(); i < static_cast<int>(kept_); i += kRowThreads) p_.kept_ids[begin + i] = ids()[i];
+  }
+  // Leaves the row's count to a later launch.
+  __device__ void store_count() const {
+    if (thread() == 0) state_->kept = static_cast<std::uint64_t>(kept_);
   }
   // After the raw scan.
   __device__ void run_raw() {
@@ -152,25 +176,29 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
 
   __device__ const float* tops() const { return nodes_ + 2 * slots_; }
   // Shared memory of the tree, in place of base's arrays. A row without a list has the nodes of all slots. A listed row
-  // has the nodes of slots that keep a column; places() has their order. masks() has these slots' bits, sorted() the z
-  // of their columns, and ends() where each slot's columns end there.
+  // has the nodes of the slots that keep a column, and their masks, in ascending order. sorted() and ids() have the kept
+  // columns in ascending order, and ends() where those of each slot end.
   __device__ float2* all_nodes() const { return reinterpret_cast<float2*>(&s_.base); }
   __device__ uint4* masks() const { return reinterpret_cast<uint4*>(s_.base.masses); }
-  __device__ std::uint16_t* places() const { return reinterpret_cast<std::uint16_t*>(s_.base.masses + kMostListed); }
   __device__ float2* listed_nodes() const { return reinterpret_cast<float2*>(s_.base.list); }
   __device__ float* sorted() const { return reinterpret_cast<float*>(s_.base.list + kMostListed); }
-  __device__ std::uint32_t* ends() const { return reinterpret_cast<std::uint32_t*>(s_.base.list) + 3 * kMostListed; }
+  __device__ std::int32_t* ids() const { return reinterpret_cast<std::int32_t*>(sorted() + kMostListedK); }
+  __device__ std::uint32_t* ends() const { return reinterpret_cast<std::uint32_t*>(ids() + kMostListedK); }
   static_assert(sizeof(SampleShared) >= sizeof(float2) * kMostSlots);
-  static_assert(sizeof(SampleShared::masses) >= 8 * kMostListed + 2 * kMostSlots &&
-                16 * kMostListedK <= 8 * kMostListed);
-  static_assert(sizeof(SampleShared::list) >= 16 * kMostListed);
+  static_assert(sizeof(SampleShared::masses) >= 16 * kMostListedK);
+  static_assert(sizeof(SampleShared::list) >= 8 * kMostListed + 12 * kMostListedK);
+  // The number of a listed slot among those that keep a column.
+  __device__ int place_of(int slot) const {
+    const int word = slot / 32;
+    return static_cast<int>(s_.before[word]) + set_bits_of(s_.bitmap[word] & ((1u << (slot % 32)) - 1));
+  }
 
   __device__ SoftmaxStats node_of(int slot) const {
     float2 node = {-infinity(), 0.0f};
     if (!listed_) {
       if (slot < num_slots_) node = all_nodes()[slot];
     } else if (slot < num_slots_ && (s_.bitmap[slot / 32] >> (slot % 32) & 1) != 0) {
-      node = listed_nodes()[places()[slot]];
+      node = listed_nodes()[place_of(slot)];
     }
     return {node.x, node.y, 0.0f, 0.0f};
   }
@@ -275,6 +303,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
 
   // Cuts the row by a list of its first columns. Returns whether the list was enough; then the mask has the kept
   // columns, and the slots that keep one have nodes.
+  template <bool kEnds>
   __device__ __forceinline__ bool by_list(const SampleRow& want, std::uint64_t min_mass, const LeafKeys& keys,
                                           std::uint64_t* kept) {
     const bool vllm = p_.order == SampleOrder::kVllm;
@@ -327,17 +356,16 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       own += keeps[k] ? 1 : 0;
     }
     *kept = block_sum(own, &s_, 1);
-    mark(keeps);
+    mark<kEnds>(keeps);
     return true;
   }
   // Makes the masks, the sorted columns and the nodes of the slots that keep a listed column.
-  template <int kOwnListed>
+  template <bool kEnds, int kOwnListed>
   __device__ __forceinline__ void mark(const bool (&keeps)[kOwnListed]) {
     std::uint32_t* const bitmap = s_.bitmap;
     auto* const words = reinterpret_cast<std::uint32_t*>(masks());
     for (int i = thread(); i < kMostListedK; i += kRowThreads) masks()[i] = make_uint4(0, 0, 0, 0);
     if (thread() < kMostSlots / 32) bitmap[thread()] = 0;
-    if (thread() == 0) s_.slots = s_.listed = 0;
     __syncthreads();
     // Calls fn(rank, slot, column in the slot) for the thread's columns.
     const auto each = [&](auto fn) {
@@ -350,31 +378,41 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
         fn(rank, slot, column);
       }
     };
-    each([&](std::uint64_t, int slot, int) {
-      const std::uint32_t own = 1u << (slot % 32);
-      if ((atomicOr(bitmap + slot / 32, own) & own) != 0) return;
-      places()[slot] = static_cast<std::uint16_t>(atomicAdd(&s_.slots, 1u));
-    });
+    each([&](std::uint64_t, int slot, int) { atomicOr(bitmap + slot / 32, 1u << (slot % 32)); });
+    __syncthreads();
+    static_assert(kMostSlots / 32 <= kRowThreads);
+    const auto of_word = static_cast<std::uint32_t>(thread() < kMostSlots / 32 ? set_bits_of(bitmap[thread()]) : 0);
+    const std::uint32_t before = block_scan(of_word, &s_, 0);
+    if (thread() < kMostSlots / 32) s_.before[thread()] = before;
+    if (thread() == kRowThreads - 1) s_.slots = before + of_word;
     __syncthreads();
     each([&](std::uint64_t, int slot, int column) {
-      atomicOr(words + places()[slot] * kMaskWords + column / 32, 1u << (column % 32));
+      atomicOr(words + place_of(slot) * kMaskWords + column / 32, 1u << (column % 32));
     });
     __syncthreads();
     const int leaves = static_cast<int>(s_.slots);
-    for (int i = thread(); i < leaves; i += kRowThreads) {
-      const auto bits = static_cast<std::uint32_t>(bits_before(i, kLeafColumns));
-      ends()[i] = atomicAdd(&s_.listed, bits) + bits;
+    constexpr int kOwnPlaces = kMostListedK / kRowThreads;
+    std::uint32_t of_place[kOwnPlaces], of_thread = 0;
+#pragma unroll
+    for (int k = 0; k < kOwnPlaces; ++k) {
+      of_place[k] = static_cast<std::uint32_t>(bits_before(thread() * kOwnPlaces + k, kLeafColumns));
+      of_thread += of_place[k];
     }
-    if (p_.kept_offsets != nullptr || p_.top_ids != nullptr) {
+    std::uint32_t end = block_scan(of_thread, &s_, 1);
+#pragma unroll
+    for (int k = 0; k < kOwnPlaces; ++k) ends()[thread() * kOwnPlaces + k] = end += of_place[k];
+    if ((!kEnds && p_.kept_offsets != nullptr) || p_.top_ids != nullptr) {
       for (int i = thread(); i < num_slots_; i += kRowThreads) {
         const bool has = (bitmap[i / 32] >> (i % 32) & 1) != 0;
-        reinterpret_cast<uint4*>(mask_)[i] = has ? masks()[places()[i]] : make_uint4(0, 0, 0, 0);
+        reinterpret_cast<uint4*>(mask_)[i] = has ? masks()[place_of(i)] : make_uint4(0, 0, 0, 0);
       }
     }
     __syncthreads();
     each([&](std::uint64_t rank, int slot, int column) {
-      const int place = places()[slot];
-      sorted()[ends()[place] - bits_before(place, kLeafColumns) + bits_before(place, column)] = z_of_rank(rank);
+      const int place = place_of(slot);
+      const auto at = ends()[place] - bits_before(place, kLeafColumns) + bits_before(place, column);
+      sorted()[at] = z_of_rank(rank);
+      ids()[at] = static_cast<std::int32_t>(id_of_rank(rank));
     });
     __syncthreads();
     // Eight lanes have a slot, and each of them a chain. Warps loop alike, since lanes exchange values.
@@ -448,15 +486,15 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   // Computes the tree, draws unless `best` has the token, and writes the row's results. All threads call it.
   __device__ __forceinline__ void finish(const SampleRow& want, bool has_best, const Best& best, std::uint64_t kept) {
     const SoftmaxStats root = root_of();
-    if (thread() >= kWarp) return;
     const std::int32_t status = status_of(root) | (root.m == -infinity() ? kEmptyRow : kOk);
+    const auto columns = static_cast<std::int64_t>(kept);
+    kept_ = status != kOk || columns == p_.valid_vocab ? 0 : columns;
+    if (thread() >= kWarp) return;
     if (status != kOk) return write_failed(status);
     const Drawn drawn = has_best ? best_of(best) : draw();
     if (lane() != 0) return;
     store_root(root);
-    const auto columns = static_cast<std::int64_t>(kept);
-    write(drawn.id, status, logprob_outputs(root, drawn.z, want.temperature).logprob,
-          columns == p_.valid_vocab ? 0 : columns);
+    write(drawn.id, status, logprob_outputs(root, drawn.z, want.temperature).logprob);
   }
   // By one warp.
   __device__ Drawn draw() const {
@@ -478,7 +516,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   // z of a slot's kept columns, -Inf for all others, in the lanes of a warp.
   __device__ void load_kept(int slot, int first, int columns, float (&z)[kOwn]) const {
     if (listed_) {
-      const int place = places()[slot];
+      const int place = place_of(slot);
       const float* const from = sorted() + ends()[place] - bits_before(place, kLeafColumns);
       const auto* const words = reinterpret_cast<const std::uint32_t*>(masks() + place);
 #pragma unroll
@@ -545,21 +583,21 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   __device__ void write_failed(std::int32_t status) const {
     if (thread() != 0) return;
     store_root(failed_stats(status));
-    write(-1, status, canonical_nan(), 0);
+    write(-1, status, canonical_nan());
   }
-  __device__ void write(std::int64_t id, std::int32_t status, float logprob, std::int64_t count) const {
+  __device__ void write(std::int64_t id, std::int32_t status, float logprob) const {
     p_.ids[row_] = id;
     p_.status[row_] = status;
     if (p_.logprob != nullptr) p_.logprob[row_] = logprob;
-    if (p_.kept_offsets != nullptr) p_.kept_offsets[row_ + 1] = count;
   }
 
   FinishShared& s_;
   std::uint64_t* const firsts_;
   const SlotMap map_;
   const int num_slots_;
-  bool listed_ = false;  // the nodes are those of a list
-  bool masked_ = false;  // the mask in memory has the kept columns
+  std::int64_t kept_ = 0;  // columns of the kept set; 0 if nothing was cut
+  bool listed_ = false;    // the nodes are those of a list
+  bool masked_ = false;    // the mask in memory has the kept columns
 };
 
 // The n best, by the leaves that may hold them.
@@ -579,6 +617,7 @@ class BestOfRow : RowTop<BlockTeam<kRowThreads>, T, kRaw> {
         map_(SlotMap::make(p, shared->cuts)) {}
   __device__ void run() {
     if (this->fails()) return;
+    if (!kRaw && (this->p_.status[this->row_] & kKeptOverflow) != 0) return this->write_none();
     __syncthreads();
     const auto count = static_cast<std::uint32_t>(this->p_.n_logprobs);
     const LeafKeys keys = load_keys(tops_, slots_, map_, &s_);
@@ -597,8 +636,8 @@ class BestOfRow : RowTop<BlockTeam<kRowThreads>, T, kRaw> {
   const SlotMap map_;
 };
 
-// kWhole: kFirst, and at once what a row that waits still needs.
-enum class Finish { kFirst, kSelection, kRest, kWhole, kRaw };
+// kOnly: kFirst for rows of which none waits. kWhole: kFirst, and at once what a row that waits still needs.
+enum class Finish { kFirst, kOnly, kWhole, kSelection, kRest, kRaw };
 
 template <class T, Exp kExp, Finish kFinish>
 __global__ void __launch_bounds__(kRowThreads, 2)
@@ -611,13 +650,17 @@ __global__ void __launch_bounds__(kRowThreads, 2)
                            chunk.firsts + i * kMaxTeam, chunk.nodes + i * sample_node_floats(p.vocab_size));
   wait_for_previous_kernel();
   allow_next_kernel();
-  if constexpr (kFinish == Finish::kFirst || kFinish == Finish::kWhole) {
-    const bool waits = row.run();
+  if constexpr (kFinish == Finish::kFirst) {
+    if (!row.template run<false>()) row.store_count();
+  } else if constexpr (kFinish == Finish::kOnly || kFinish == Finish::kWhole) {
+    const bool waits = row.template run<true>();
     if (kFinish == Finish::kWhole && waits) row.run_alone();
+    row.write_kept(chunk);
   } else if constexpr (kFinish == Finish::kSelection) {
     row.run_selection();
   } else if constexpr (kFinish == Finish::kRest) {
     row.run_rest();
+    row.write_kept(chunk);
   } else {
     row.run_raw();
   }

@@ -23,10 +23,13 @@ struct FinishShared {
   uint4 counts[2][kRowWarps];
   std::uint64_t wide[kRowWarps];
   std::uint32_t bitmap[kMostSlots / 32];  // slots that keep a column
+  std::uint32_t before[kMostSlots / 32];  // such slots before those of a word
+  std::int64_t kept_begin;
   std::uint32_t words[kDrawWords];
   float terms[kLeafColumns];
   int cuts[kNumParts + 1];
   std::uint32_t listed, slots;
+  uint3 bin;  // a bin of keys: its number, the keys before it, and these with its own
 };
 static_assert(sizeof(FinishShared) <= 48 * 1024);
 
@@ -46,6 +49,20 @@ __device__ __forceinline__ uint2 block_sum(uint2 x, FinishShared* s, int buffer)
 }
 __device__ __forceinline__ std::uint32_t block_sum(std::uint32_t x, FinishShared* s, int buffer) {
   return block_sum(uint2{x, 0}, s, buffer).x;
+}
+// The sum over the threads before this one.
+__device__ __forceinline__ std::uint32_t block_scan(std::uint32_t x, FinishShared* s, int buffer) {
+  std::uint32_t sum = x;
+#pragma unroll
+  for (int d = 1; d < kWarp; d *= 2) {
+    const std::uint32_t of_lower = __shfl_up_sync(kAllLanes, sum, d);
+    sum += lane_of_warp() >= d ? of_lower : 0;
+  }
+  if (lane_of_warp() == kWarp - 1) s->counts[buffer][warp_of_block()].x = sum;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kRowWarps; ++i) sum += i < warp_of_block() ? s->counts[buffer][i].x : 0;
+  return sum - x;
 }
 __device__ __forceinline__ std::uint64_t block_sum(std::uint64_t x, FinishShared* s) {
 #pragma unroll
@@ -155,35 +172,34 @@ __device__ __forceinline__ LeafKeys load_keys(const float* tops, int slots, cons
   return keys;
 }
 
+constexpr int kKeyBinBits = 8;
+static_assert(1 << kKeyBinBits == kRowThreads);
 // A bound that at least `count` keys reach, and not many more where the keys allow it; 0 if there are fewer keys.
 __device__ __forceinline__ std::uint32_t bound_of_keys(const LeafKeys& keys, std::uint32_t count, FinishShared* s) {
   if (keys.present < count) return 0;
-  const std::uint32_t differs = keys.largest ^ keys.smallest;
-  int shift = differs == 0 ? 0 : (32 - __clz(static_cast<int>(differs)) + 1) / 2 * 2;  // the bits above are equal
-  std::uint32_t bound = shift >= 32 ? 0 : keys.largest >> shift << shift, reach = keys.present;
+  auto* const bins = reinterpret_cast<std::uint32_t*>(s->base.masses);  // one of each thread, from the largest keys
+  std::uint32_t low = keys.smallest, high = keys.largest, above = 0, reach = keys.present;
   const std::uint32_t enough = count + count / 2 + 8;
-  int buffer = 0;
 #pragma unroll 1
-  while (shift > 12 && reach > enough) {  // decides two bits
-    shift -= 2;
-    buffer ^= 1;
-    const std::uint32_t step = 1u << shift;
-    uint2 mine = {0, 0};
+  while (reach > enough && high > low) {
+    const int shift = max(0, 32 - __clz(static_cast<int>(high - low)) - kKeyBinBits);
+    bins[thread_of_block()] = 0;
+    __syncthreads();
     keys.each([&](std::uint32_t key, int) {
-      mine.x += (key >= bound + step ? 1 : 0) + (key >= bound + 2 * step ? 1 << 16 : 0);
-      mine.y += key >= bound + 3 * step ? 1 : 0;
+      if (key >= low && key <= high) atomicAdd(bins + (high - key >> shift), 1u);
     });
-    const uint2 sum = block_sum(mine, s, buffer);
-    const std::uint32_t reaches[] = {sum.x & 0xffffu, sum.x >> 16, sum.y};
-#pragma unroll
-    for (int i = 0, at = 0; i < 3; ++i) {
-      if (reaches[i] < count) continue;
-      bound += (i + 1 - at) * step;
-      at = i + 1;
-      reach = reaches[i];
-    }
+    __syncthreads();
+    const std::uint32_t own = bins[thread_of_block()], before = above + block_scan(own, s, 0);
+    if (before < count && before + own >= count) s->bin = make_uint3(thread_of_block(), before, before + own);
+    __syncthreads();
+    const uint3 bin = s->bin;
+    const std::uint32_t top = high - (bin.x << shift), step = (1u << shift) - 1;
+    high = top;
+    low = top - low > step ? top - step : low;
+    above = bin.y;
+    reach = bin.z;
   }
-  return bound;
+  return low;
 }
 
 // A list in base.list of the ranks of present columns. It holds every column whose key is at least `bound`. So if

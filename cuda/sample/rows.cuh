@@ -1,6 +1,6 @@
 // Launches of sample for any number of rows. A scan reads all logits; then a block a row finishes what the scan left. A
-// call whose rows may keep many columns scans once more, over these columns. Then one block computes the offsets of the
-// kept sets, and a block for each row writes their ids. Bound by reads of the logits: one, or two for many kept columns;
+// call whose rows may keep many columns scans once more, over these columns. The row's last block writes its kept set,
+// whose place it finds by the counts of the rows before it. Bound by reads of the logits: one, or two for many kept columns;
 // the search for a cut that no list holds reads them two to five times more.
 #pragma once
 
@@ -56,12 +56,12 @@ template <class T, Exp kExp>
 void run_rows(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
   const Waiting waiting = waiting_of(p);
   run_scan<T, kExp, ScanPass::kFirst, false>(p, grid, chunk, stream);
-  if (waiting == Waiting::kRarely) {
+  if (waiting == Waiting::kNever) {
+    launch_rows(sample_finish_kernel<T, kExp, Finish::kOnly>, chunk, stream, p, chunk);
+  } else if (waiting == Waiting::kRarely) {
     launch_rows(sample_finish_kernel<T, kExp, Finish::kWhole>, chunk, stream, p, chunk);
   } else {
     launch_rows(sample_finish_kernel<T, kExp, Finish::kFirst>, chunk, stream, p, chunk);
-  }
-  if (waiting == Waiting::kOften) {
     launch_rows(sample_finish_kernel<T, kExp, Finish::kSelection>, chunk, stream, p, chunk);
     run_scan<T, kExp, ScanPass::kKept, true>(p, grid, chunk, stream);
     launch_rows(sample_finish_kernel<T, kExp, Finish::kRest>, chunk, stream, p, chunk);
@@ -84,7 +84,7 @@ void by_type_and_mode(const SampleParams& p, F fn) {
   p.dtype == DType::kFloat32 ? by_mode(Fp32()) : p.dtype == DType::kBFloat16 ? by_mode(Bf16()) : by_mode(Fp16());
 }
 
-// Writes the kept sets of rows, which earlier launches have marked and counted.
+// Writes the kept sets of a shard's rows, which earlier launches have marked and counted.
 inline void run_kept(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
   if (p.kept_offsets == nullptr) return;
   launch_dependent<RLK_CUDA_ARCH::kOverlap>(sample_offsets_kernel, 1, kRowThreads, kSharedBytes, stream, p, chunk);
@@ -101,7 +101,6 @@ inline void run(const SampleParams& p, cudaStream_t stream) {
     if (p.raw_logprob != nullptr) {
       by_type_and_mode(of_raw, [&]<class T, Exp kExp>() { run_raw<T, kExp>(of_raw, grid, chunk, stream); });
     }
-    run_kept(p, chunk, stream);
   }
 }
 

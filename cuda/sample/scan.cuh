@@ -8,6 +8,7 @@
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
 #include "../logprob/leaf_group.cuh"
+#include "kept_place.cuh"
 #include "rlk/kernels/divisor.h"
 #include "rlk/kernels/sample_check.h"
 #include "rlk/kernels/sample_tree.h"
@@ -199,6 +200,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
   };
 
   wait_for_previous_kernel();
+  if (kPass == ScanPass::kFirst && p.kept_offsets != nullptr) unpublish_counts(work.chunk);
   allow_next_kernel();
   int task = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x);
   if (task >= work.tasks) return;

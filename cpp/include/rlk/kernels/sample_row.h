@@ -41,9 +41,10 @@ struct alignas(16) SampleState {
   float m, q;
   std::uint64_t kept;  // columns, by the tree
   std::int32_t status;
-  std::int32_t marked;     // whether the mask holds the kept set; otherwise `last` and `least` do
-  std::int32_t listed;     // number of columns of a merged row whose z are in a list
-  std::int32_t waits = 0;  // what a row still needs on CUDA (cuda/sample/team.cuh)
+  std::int32_t marked;          // whether the mask holds the kept set; otherwise `last` and `least` do
+  std::int32_t listed;          // number of columns of a merged row whose z are in a list
+  std::int32_t waits = 0;       // what a row still needs on CUDA (cuda/sample/team.cuh)
+  std::uint64_t published = 0;  // on CUDA: 1 + the count of kept_offsets, once later rows may use it; 0 before
 };
 
 // A row's workspace: four words per leaf slot for the kept columns, then the tree's nodes (m, S), root last.

@@ -42,8 +42,11 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
   // Whether the row has no results; then it writes none.
   RLK_DEVICE bool fails() const {
     if (team_.global(p_.ids)[row_] >= 0 && status_of(root_) == kOk && root_.m != -infinity()) return false;
-    for (std::int64_t i = team_.thread(); i < count_; i += team_.threads()) write(i, -1, canonical_nan());
+    write_none();
     return true;
+  }
+  RLK_DEVICE void write_none() const {
+    for (std::int64_t i = team_.thread(); i < count_; i += team_.threads()) write(i, -1, canonical_nan());
   }
   // Writes the first n columns of the list, which holds them.
   RLK_DEVICE void write_listed() {
