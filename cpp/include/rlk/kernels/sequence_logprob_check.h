@@ -13,6 +13,12 @@ void check_sequence_logprob(const Params& p) {
   RLK_CHECK(p.num_tokens >= 0, "sequence_logprob: num_tokens is not negative");
   check_mask(p.mask);
   check_offsets(p.cu_seqlens);
+  if (p.num_sequences == 0 || p.num_tokens == 0) return;
+  if constexpr (requires { p.logprob; }) {
+    RLK_CHECK(p.logprob && p.sum && p.count, "sequence_logprob: logprob, sum and count are given");
+  } else {
+    RLK_CHECK(p.dsum && p.d_logprob, "sequence_logprob_backward: dsum and d_logprob are given");
+  }
 }
 
 }  // namespace rlk
