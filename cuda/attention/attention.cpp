@@ -162,11 +162,16 @@ bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capa
   return kernel == GradientKernel::kPasses || (capability == 90 && fits_wgmma(p, kernel));
 }
 
-// kParts is not chosen: a caller names it, until its bytes have been compared on a GPU.
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability) {
-  const bool has_tiles = p.q_tokens >= kWgmmaQueries * sequences_of(p);
-  return has_tiles && fits_plan(p, GradientKernel::kWgmma, capability) ? GradientKernel::kWgmma
-                                                                       : GradientKernel::kPasses;
+  // Queries that see a key, from which a query head is worth a job.
+  constexpr std::int64_t kPartQueries = 2048;
+  const bool is_narrow = p.window_size > 0 && p.window_size < kPartQueries;
+  const std::int64_t sequences = sequences_of(p);
+  const auto fits = [&](std::int64_t queries, GradientKernel kernel) {
+    return p.q_tokens >= queries * sequences && fits_plan(p, kernel, capability);
+  };
+  if (!is_narrow && fits(kPartQueries, GradientKernel::kParts)) return GradientKernel::kParts;
+  return fits(kWgmmaQueries, GradientKernel::kWgmma) ? GradientKernel::kWgmma : GradientKernel::kPasses;
 }
 
 std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel) {
