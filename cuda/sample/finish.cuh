@@ -13,32 +13,6 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The lane of the node that a draw takes among the lanes' 32 neighbouring nodes, by the words of five levels.
-__device__ __forceinline__ int draw_over_lanes(SoftmaxStats s, const std::uint32_t* words) {
-  float left[5], both[5];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) {
-    const float m = shuffle_xor(s.m, 1 << i), S = shuffle_xor(s.S, 1 << i), most = s.m > m ? s.m : m;
-    // Both sums at the common reference, as combine() does. An identity has the sum 0 at any reference.
-    const auto at_most = [most](float sum, float m_of_sum) {
-      const float gap = m_of_sum == most ? 0.0f : sub_rn(m_of_sum, most);
-      return scale_down(sum, static_cast<std::int32_t>(gap > -600.0f ? gap : -600.0f));
-    };
-    const float own = at_most(s.S, s.m), other = at_most(S, m);
-    left[i] = (lane_of_warp() >> i & 1) != 0 ? other : own;
-    both[i] = add_rn(own, other);
-    s.m = most;
-    s.S = both[i];
-  }
-  unsigned lefts[5];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) lefts[i] = __ballot_sync(kAllLanes, draws_left(words[i], left[i], both[i]));
-  int at = 0;
-#pragma unroll
-  for (int i = 4; i >= 0; --i) at += (lefts[i] >> at & 1) != 0 ? 0 : 1 << i;
-  return at;
-}
-
 // A row's token, and its z.
 struct Drawn {
   std::int64_t id;
@@ -49,13 +23,17 @@ template <class T, Exp kExp>
 class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   using Team = BlockTeam<kRowThreads>;
   using Base = RowTree<Team, T, kExp>;
-  using Base::allowed_, Base::c_, Base::m_, Base::q_;
+  using Base::allowed_, Base::logits_, Base::c_, Base::m_, Base::q_;
   using Base::mass_of;
   using Base::p_, Base::row_, Base::mask_, Base::state_, Base::nodes_, Base::slots_;
-  static constexpr int kOwn = kLeafColumns / kWarp;  // columns of a leaf in a lane
+  static constexpr int kOwn = kOwnColumns;
 
  public:
-  using Base::is_allowed, Base::z_at;
+  // As Base's, with the index of a valid column.
+  __device__ __forceinline__ bool is_allowed(int column) const {
+    return allowed_ == nullptr || (static_cast<std::uint32_t>(allowed_[column >> 5]) >> (column & 31) & 1) != 0;
+  }
+  __device__ __forceinline__ float z_at(int column) const { return T::load(logits_[column]); }
 
   __device__ FinishedRow(const SampleParams& p, std::int64_t row, FinishShared* shared, std::uint32_t* mask,
                          SampleState* state, std::uint64_t* firsts, float* nodes)
@@ -92,6 +70,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
           return true;
         }
         listed_ = true;
+        scanned_ = false;
       } else if (status == kOk) {
         load_best(keys.slot, largest, &best);
       }
@@ -137,6 +116,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     __syncthreads();
     this->load_state();
     masked_ = true;
+    scanned_ = false;
     const std::uint64_t kept = block_sum(this->template leaf_nodes<false>(0, slots_), &s_);
     finish(sample_row_of<PlainMemory>(p_, row_), false, {}, kept);
   }
@@ -151,6 +131,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     const std::int64_t begin = s_.kept_begin;
     if (begin < 0) return;
     if (!listed_) return write_ids_of_mask(Team(), p_, begin, mask_, &s_.base);
+#pragma unroll 1
     for (int i = thread(); i < static_cast<int>(kept_); i += kRowThreads) p_.kept_ids[begin + i] = ids()[i];
   }
   // Leaves the row's count to a later launch.
@@ -162,7 +143,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     const std::int64_t id = p_.ids[row_];
     float raw = canonical_nan();
     if (id >= 0) {
-      const float z = z_at(id);
+      const float z = z_at(static_cast<int>(id));
       const SoftmaxStats root = root_of();
       if (thread() == 0) store_root(root);
       raw = logprob_outputs(root, z, 1.0f).logprob;
@@ -175,16 +156,13 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   static __device__ __forceinline__ int lane() { return lane_of_warp(); }
 
   __device__ const float* tops() const { return nodes_ + 2 * slots_; }
-  // Shared memory of the tree, in place of base's arrays. A row without a list has the nodes of all slots. A listed row
-  // has the nodes of the slots that keep a column, and their masks, in ascending order. sorted() and ids() have the kept
+  // Shared memory of a list, in place of base's arrays. It has the nodes of the slots that keep a column, and their masks, in ascending order. sorted() and ids() have the kept
   // columns in ascending order, and ends() where those of each slot end.
-  __device__ float2* all_nodes() const { return reinterpret_cast<float2*>(&s_.base); }
   __device__ uint4* masks() const { return reinterpret_cast<uint4*>(s_.base.masses); }
   __device__ float2* listed_nodes() const { return reinterpret_cast<float2*>(s_.base.list); }
   __device__ float* sorted() const { return reinterpret_cast<float*>(s_.base.list + kMostListed); }
   __device__ std::int32_t* ids() const { return reinterpret_cast<std::int32_t*>(sorted() + kMostListedK); }
   __device__ std::uint32_t* ends() const { return reinterpret_cast<std::uint32_t*>(ids() + kMostListedK); }
-  static_assert(sizeof(SampleShared) >= sizeof(float2) * kMostSlots);
   static_assert(sizeof(SampleShared::masses) >= 16 * kMostListedK);
   static_assert(sizeof(SampleShared::list) >= 8 * kMostListed + 12 * kMostListedK);
   // The number of a listed slot among those that keep a column.
@@ -196,33 +174,16 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   __device__ SoftmaxStats node_of(int slot) const {
     float2 node = {-infinity(), 0.0f};
     if (!listed_) {
-      if (slot < num_slots_) node = all_nodes()[slot];
+      if (slot < num_slots_ && map_.has_columns(slot)) node = reinterpret_cast<const float2*>(nodes_)[slot];
     } else if (slot < num_slots_ && (s_.bitmap[slot / 32] >> (slot % 32) & 1) != 0) {
       node = listed_nodes()[place_of(slot)];
     }
     return {node.x, node.y, 0.0f, 0.0f};
   }
-  // Loads the nodes that a scan wrote.
-  __device__ void load_nodes() const {
-    const float2* const nodes = reinterpret_cast<const float2*>(nodes_);
-    constexpr int kAhead = 4;
-#pragma unroll 1
-    for (int base = thread(); base < num_slots_; base += kAhead * kRowThreads) {
-      float2 node[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int slot = base + i * kRowThreads;
-        node[i] = slot < num_slots_ && map_.has_columns(slot) ? nodes[slot] : make_float2(-infinity(), 0.0f);
-      }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (base + i * kRowThreads < num_slots_) all_nodes()[base + i * kRowThreads] = node[i];
-      }
-    }
-  }
   // Clears the masks of slots without columns, which no scan writes.
   __device__ void clear_padding() const {
     if (p_.kept_offsets == nullptr) return;
+#pragma unroll 1
     for (int i = thread(); i < num_slots_; i += kRowThreads) {
       if (!map_.has_columns(i)) reinterpret_cast<uint4*>(mask_)[i] = make_uint4(0, 0, 0, 0);
     }
@@ -230,14 +191,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   // The random words, before a barrier.
   __device__ void find_words() const {
     if (thread() >= kDrawWords) return;
-    const int level = thread(), height = map_.height;
-    const int above = 2 - (level - height);  // levels above the root's take the left node whatever their word is
-    s_.words[level] = DrawWords<PlainMemory>(p_, row_)(level >= kMostLevels ? kChainWord + level - kMostLevels
-                                                       : level < height     ? 7 + level
-                                                       : above > 0          ? above
-                                                                            : 0);
+    s_.words[thread()] = DrawWords<PlainMemory>(p_, row_)(draw_word(thread(), map_.height));
   }
-  static_assert(kPrefixWord == kChainWord + 3);
 
   // Sets m_ and q_ by the row's largest z; returns the row's status.
   __device__ std::int32_t refer_to(float largest) {
@@ -271,14 +226,6 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     for (int k = kOwn - 1; k >= 0; --k) mine = best.z[k] == best.largest ? k * kWarp + lane() : mine;
     const int column = __reduce_min_sync(kAllLanes, mine);
     return {first + column, z_in_lanes(best.z, column)};
-  }
-  static __device__ __forceinline__ float z_in_lanes(const float (&z)[kOwn], int column) {
-    static_assert(kOwn == 4);
-    float of[kOwn];
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) of[k] = __shfl_sync(kAllLanes, z[k], column % kWarp);
-    const float low = column < kWarp ? of[0] : of[1], high = column < 3 * kWarp ? of[2] : of[3];
-    return column < 2 * kWarp ? low : high;
   }
   // Columns of a row that nothing cuts.
   __device__ std::uint64_t count_allowed() {
@@ -314,13 +261,14 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     const int size = found.size;
     if (size < static_cast<int>(count)) return false;
     std::uint64_t* const masses = s_.base.masses;
+#pragma unroll 1
     for (int i = thread(); i < size; i += kRowThreads) masses[i] = mass_of(z_of_rank(s_.base.list[i]));
     __syncthreads();
     constexpr int kOwnListed = kMostListed / kRowThreads;
     const std::uint64_t least = vllm ? min_mass : 0;
     std::uint64_t before[kOwnListed], mass[kOwnListed], mine = 0;
     bool keeps[kOwnListed];
-    std::uint32_t survivors = 0;
+    std::uint32_t survivors = 0, kept_bits = 0;
 #pragma unroll
     for (int k = 0; k < kOwnListed; ++k) {
       const int at = k * kRowThreads + thread();
@@ -352,27 +300,29 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     std::uint32_t own = 0;
 #pragma unroll
     for (int k = 0; k < kOwnListed; ++k) {
-      keeps[k] = keeps[k] && before[k] < goal && (vllm || mass[k] >= min_mass);
-      own += keeps[k] ? 1 : 0;
+      const bool stays = keeps[k] && before[k] < goal && (vllm || mass[k] >= min_mass);
+      kept_bits |= stays ? 1u << k : 0;
+      own += stays ? 1 : 0;
     }
     *kept = block_sum(own, &s_, 1);
-    mark<kEnds>(keeps);
+    mark<kEnds>(kept_bits);
     return true;
   }
-  // Makes the masks, the sorted columns and the nodes of the slots that keep a listed column.
-  template <bool kEnds, int kOwnListed>
-  __device__ __forceinline__ void mark(const bool (&keeps)[kOwnListed]) {
+  // Makes the masks, the sorted columns and the nodes of the slots that keep a listed column. kept: bit k for the
+  // thread's k-th column of the list.
+  template <bool kEnds>
+  __device__ __forceinline__ void mark(std::uint32_t kept) {
     std::uint32_t* const bitmap = s_.bitmap;
     auto* const words = reinterpret_cast<std::uint32_t*>(masks());
+#pragma unroll 1
     for (int i = thread(); i < kMostListedK; i += kRowThreads) masks()[i] = make_uint4(0, 0, 0, 0);
     if (thread() < kMostSlots / 32) bitmap[thread()] = 0;
     __syncthreads();
     // Calls fn(rank, slot, column in the slot) for the thread's columns.
     const auto each = [&](auto fn) {
-#pragma unroll
-      for (int k = 0; k < kOwnListed; ++k) {
-        if (!keeps[k]) continue;
-        const std::uint64_t rank = s_.base.list[k * kRowThreads + thread()];
+#pragma unroll 1
+      for (std::uint32_t left = kept; left != 0; left &= left - 1) {
+        const std::uint64_t rank = s_.base.list[lowest_bit_of(left) * kRowThreads + thread()];
         int column;
         const int slot = map_.slot_of(static_cast<int>(id_of_rank(rank)), &column);
         fn(rank, slot, column);
@@ -402,6 +352,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
 #pragma unroll
     for (int k = 0; k < kOwnPlaces; ++k) ends()[thread() * kOwnPlaces + k] = end += of_place[k];
     if ((!kEnds && p_.kept_offsets != nullptr) || p_.top_ids != nullptr) {
+#pragma unroll 1
       for (int i = thread(); i < num_slots_; i += kRowThreads) {
         const bool has = (bitmap[i / 32] >> (i % 32) & 1) != 0;
         reinterpret_cast<uint4*>(mask_)[i] = has ? masks()[place_of(i)] : make_uint4(0, 0, 0, 0);
@@ -416,12 +367,14 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     });
     __syncthreads();
     // Eight lanes have a slot, and each of them a chain. Warps loop alike, since lanes exchange values.
+#pragma unroll 1
     for (int base = 0; base < leaves; base += kRowThreads / kNumChains) {
       const int place = base + thread() / kNumChains, chain = thread() % kNumChains;
       const bool has = place < leaves;
       const int count = has ? bits_before(place, kLeafColumns) : 0;
       const float* const columns = sorted() + (has ? ends()[place] - count : 0);
       float largest = -infinity();
+#pragma unroll 1
       for (int i = chain; i < count; i += kNumChains) largest = Base::larger(largest, columns[i]);
 #pragma unroll
       for (int d = 1; d < kNumChains; d *= 2) largest = Base::larger(largest, shuffle_xor(largest, d));
@@ -431,6 +384,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       if (has && reference.usable) {
 #pragma unroll 1
         for (int k = 0; k < kMaskWords; ++k) {
+#pragma unroll 1
           for (std::uint32_t bits = words[place * kMaskWords + k] & 0x01010101u << chain; bits != 0; bits &= bits - 1) {
             sum = add_rn(sum, this->term(columns[bits_before(place, k * 32 + lowest_bit_of(bits))], reference));
           }
@@ -458,11 +412,16 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
 
   // Roots of 32 neighbouring slots each, in shared memory.
   __device__ void find_roots() const {
-    if (!listed_) {
-      load_nodes();
+    if (scanned_ && map_.scans_roots()) {
+      const auto* const roots = reinterpret_cast<const float2*>(scanned_roots(nodes_, slots_));
+#pragma unroll 1
+      for (int k = thread(); k < num_roots(); k += kRowThreads) {
+        s_.roots[k] = map_.has_columns(k * kWarp) ? roots[k] : make_float2(-infinity(), 0.0f);
+      }
       __syncthreads();
+      return;
     }
-#pragma unroll 4
+#pragma unroll 1
     for (int k = warp_of_block(); k < num_roots(); k += kRowWarps) {
       const SoftmaxStats root = tree_over_lanes<false>(node_of(k * kWarp + lane()));
       if (lane() == 0) s_.roots[k] = make_float2(root.m, root.S);
@@ -498,20 +457,18 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   }
   // By one warp.
   __device__ Drawn draw() const {
-    int at = 0;
-    if (num_roots() > kWarp) {
-      SoftmaxStats mine = identity_stats();  // a lane has the root of 32 roots
-#pragma unroll 1
-      for (int k = 0; k < num_roots() / kWarp; ++k) {
-        const SoftmaxStats root = tree_over_lanes<false>(root_at(k * kWarp + lane()));
-        if (lane() == k) mine = root;
-      }
-      at = draw_over_lanes(mine, s_.words + 10);
-    }
-    at = at * kWarp + draw_over_lanes(root_at(at * kWarp + lane()), s_.words + 5);
-    const SoftmaxStats node = node_of(at * kWarp + lane());
-    const int of_lanes = draw_over_lanes(node, s_.words);
-    return draw_of_leaf(at * kWarp + of_lanes, __shfl_sync(kAllLanes, node.m, of_lanes));
+    const auto word = [&](int i) { return s_.words[i]; };
+    const DrawnSlot drawn = draw_slot(
+        num_roots(), [&](int i) { return root_at(i); }, [&](int slot) { return node_of(slot); }, word);
+    int columns;
+    const int first = map_.first(drawn.slot, &columns);
+    float z[kOwn], terms[kOwn];
+    load_kept(drawn.slot, first, columns, z);
+    const LeafReference reference = {drawn.m, leaf_clamp(c_, drawn.m), true};
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) terms[k] = this->term(z[k], reference);
+    const int column = draw_column(terms, word);
+    return {first + column, z_in_lanes(z, column)};
   }
   // z of a slot's kept columns, -Inf for all others, in the lanes of a warp.
   __device__ void load_kept(int slot, int first, int columns, float (&z)[kOwn]) const {
@@ -543,43 +500,6 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       z[k] = has[k] ? z[k] : -infinity();
     }
   }
-  // Draws among the kept columns of a slot, whose reference is m.
-  __device__ Drawn draw_of_leaf(int slot, float m) const {
-    constexpr int kSteps = kLeafColumns / kNumChains;
-    int columns;
-    const int first = map_.first(slot, &columns);
-    float z[kOwn];
-    load_kept(slot, first, columns, z);
-    const LeafReference reference = {m, leaf_clamp(c_, m), true};
-#pragma unroll
-    for (int k = 0; k < kOwn; ++k) s_.terms[k * kWarp + lane()] = this->term(z[k], reference);
-    __syncwarp();
-    const std::uint32_t* const words = s_.words + kMostLevels;
-    const int own = lane() % kNumChains;
-    float one = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) one = add_rn(one, s_.terms[i * kNumChains + own]);
-    const float next = shuffle_xor(one, 1), two = add_rn(one, next);
-    const float next_two = shuffle_xor(two, 2), four = add_rn(two, next_two);
-    const float next_four = shuffle_xor(four, 4), all = add_rn(four, next_four);
-    const bool upper_four = (own & 4) != 0, upper_two = (own & 2) != 0, upper_one = (own & 1) != 0;
-    const bool drawn = (draws_left(words[0], upper_four ? next_four : four, all) != upper_four) &
-                       (draws_left(words[1], upper_two ? next_two : two, four) != upper_two) &
-                       (draws_left(words[2], upper_one ? next : one, two) != upper_one);
-    const int chain = __ffs(static_cast<int>(__ballot_sync(kAllLanes, drawn))) - 1;
-    // Lane i tests the sum of the chain's first i + 1 terms.
-    float prefix = 0.0f, mine = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      prefix = add_rn(prefix, s_.terms[i * kNumChains + chain]);
-      mine = lane() == i ? prefix : mine;
-    }
-    const bool found = lane() < kSteps && draws_left(words[3], mine, prefix);
-    const int step = __ffs(static_cast<int>(__ballot_sync(kAllLanes, found))) - 1;
-    const int column = step * kNumChains + chain;
-    return {first + column, z_in_lanes(z, column)};
-  }
-
   __device__ void write_failed(std::int32_t status) const {
     if (thread() != 0) return;
     store_root(failed_stats(status));
@@ -597,6 +517,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   const int num_slots_;
   std::int64_t kept_ = 0;  // columns of the kept set; 0 if nothing was cut
   bool listed_ = false;    // the nodes are those of a list
+  bool scanned_ = true;    // a scan has stored the nodes
   bool masked_ = false;    // the mask in memory has the kept columns
 };
 

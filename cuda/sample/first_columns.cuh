@@ -2,8 +2,7 @@
 // finish.cuh and the n best use the list.
 #pragma once
 
-#include "../logprob/leaf_group.cuh"
-#include "rlk/kernels/sample_row.h"
+#include "draw.cuh"
 #include "team.cuh"
 
 namespace rlk::cuda {
@@ -13,8 +12,6 @@ constexpr int kRowWarps = kRowThreads / kWarp;
 constexpr int kMostSlots = 4096;   // leaf slots of the largest vocabulary
 constexpr int kMostListed = 1024;  // columns of a list
 constexpr int kMostListedK = 512;  // largest top_k that a list serves
-// Words of a draw in shared memory: one for each level from the leaves up, then those of a leaf's chains and prefix.
-constexpr int kMostLevels = 15, kDrawWords = kMostLevels + 4;
 static_assert((kSampleVocab + kLeafColumns - 1) / kLeafColumns <= kMostSlots);
 
 struct FinishShared {
@@ -26,7 +23,6 @@ struct FinishShared {
   std::uint32_t before[kMostSlots / 32];  // such slots before those of a word
   std::int64_t kept_begin;
   std::uint32_t words[kDrawWords];
-  float terms[kLeafColumns];
   int cuts[kNumParts + 1];
   std::uint32_t listed, slots;
   uint3 bin;  // a bin of keys: its number, the keys before it, and these with its own
@@ -103,6 +99,13 @@ struct SlotMap {
     int columns;
     first(slot, &columns);
     return columns > 0;
+  }
+  // Whether scans store roots of 32 slots: their groups hold slots of one part (group_grid).
+  __device__ __forceinline__ bool scans_roots() const {
+    int longest = 0;
+#pragma unroll
+    for (int i = 0; i < kNumParts; ++i) longest = max(longest, min(cuts[i + 1], valid) - cuts[i]);
+    return longest > kGroupColumns / 2;
   }
   // Slot of a column; `at`: the column's number in the slot.
   __device__ __forceinline__ int slot_of(int column, int* at) const {
@@ -202,6 +205,19 @@ __device__ __forceinline__ std::uint32_t bound_of_keys(const LeafKeys& keys, std
   return low;
 }
 
+// z[i] of registers.
+__device__ __forceinline__ float element_of(const float (&z)[16], int i) {
+  float x[8];
+#pragma unroll
+  for (int k = 0; k < 8; ++k) x[k] = (i & 8) != 0 ? z[k + 8] : z[k];
+#pragma unroll
+  for (int half = 4; half > 0; half /= 2) {
+#pragma unroll
+    for (int k = 0; k < half; ++k) x[k] = (i & half) != 0 ? x[k + half] : x[k];
+  }
+  return x[0];
+}
+
 // A list in base.list of the ranks of present columns. It holds every column whose key is at least `bound`. So if
 // it has `count` columns, the first `count` of the row are among them. size is -1 if the columns do not fit.
 struct FirstColumns {
@@ -224,30 +240,34 @@ __device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys& keys,
   __syncthreads();
   const int leaves = static_cast<int>(s->slots);
   if (leaves > kMostListed) return {-1, bound};
-  constexpr int kAtOnce = 2, kOwn = kLeafColumns / kWarp;
+  constexpr int kAtOnce = 4;
 #pragma unroll 1
-  for (int k = warp_of_block() * kAtOnce; k < leaves; k += kRowWarps * kAtOnce) {
-    float z[kAtOnce][kOwn];
-    int first[kAtOnce], valid[kAtOnce];
+  for (int k = warp_of_block(); k < leaves; k += kRowWarps * kAtOnce) {
+    float z[kAtOnce * kOwnColumns];
+    std::uint32_t above = 0;  // bit i: whether the key of z[i] reaches the bound
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      first[u] = map.first(found[min(k + u, leaves - 1)], &valid[u]);
-      if (k + u >= leaves) valid[u] = 0;
+      int valid;
+      const int first = map.first(found[min(k + u * kRowWarps, leaves - 1)], &valid);
+      if (k + u * kRowWarps >= leaves) valid = 0;
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
+      for (int i = 0; i < kOwnColumns; ++i) {
         const int column = i * kWarp + lane_of_warp();
-        z[u][i] = column < valid[u] ? columns.z_at(first[u] + column) : -infinity();
+        z[u * kOwnColumns + i] = column < valid ? columns.z_at(first + column) : -infinity();
+        above |= column < valid ? 1u << (u * kOwnColumns + i) : 0;
       }
     }
 #pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        const int column = i * kWarp + lane_of_warp();
-        if (column >= valid[u] || key_of(z[u][i]) < bound || !columns.is_allowed(first[u] + column)) continue;
-        const std::uint32_t at = atomicAdd(&s->listed, 1u);
-        if (at < kMostListed) s->base.list[at] = rank_of(z[u][i], first[u] + column);
-      }
+    for (int i = 0; i < kAtOnce * kOwnColumns; ++i) above &= ~(key_of(z[i]) < bound ? 1u << i : 0);
+#pragma unroll 1
+    for (; above != 0; above &= above - 1) {
+      const int i = lowest_bit_of(above);
+      int valid;
+      const int first = map.first(found[k + i / kOwnColumns * kRowWarps], &valid);
+      const int id = first + i % kOwnColumns * kWarp + lane_of_warp();
+      if (!columns.is_allowed(id)) continue;
+      const std::uint32_t at = atomicAdd(&s->listed, 1u);
+      if (at < kMostListed) s->base.list[at] = rank_of(element_of(z, i), id);
     }
   }
   __syncthreads();

@@ -8,8 +8,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// By all threads of a kernel that precedes the one that publishes.
-__device__ __forceinline__ void unpublish_counts(const SampleChunk& chunk) {
+// By all threads of a kernel that precedes the one that publishes counts.
+__device__ __forceinline__ void clear_published(const SampleChunk& chunk) {
   const std::int64_t threads = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < chunk.rows; i += threads) {
     chunk.states[i].published = 0;

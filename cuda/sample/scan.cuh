@@ -8,17 +8,17 @@
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
 #include "../logprob/leaf_group.cuh"
+#include "draw.cuh"
 #include "kept_place.cuh"
 #include "rlk/kernels/divisor.h"
 #include "rlk/kernels/sample_check.h"
-#include "rlk/kernels/sample_tree.h"
-#include "team.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 // kFirst: the leaves' largest z; for rows that nothing cuts also their nodes. kKept: nodes and masks of the columns that
-// waiting rows keep. kRaw: nodes, and for the n best the largest z, of all valid columns at temperature 1.
+// waiting rows keep. kRaw: nodes, and for the n best the largest z, of all valid columns at temperature 1. Where groups
+// hold leaves of one part, a pass stores the root of each group beside its nodes.
 enum class ScanPass { kFirst, kKept, kRaw };
 
 struct ScanWork {
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
   };
 
   wait_for_previous_kernel();
-  if (kPass == ScanPass::kFirst && p.kept_offsets != nullptr) unpublish_counts(work.chunk);
+  if (kPass == ScanPass::kFirst && p.kept_offsets != nullptr) clear_published(work.chunk);
   allow_next_kernel();
   int task = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x);
   if (task >= work.tasks) return;
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
         has_mask =
             kPass == ScanPass::kFirst && whole && (p.top_ids != nullptr || (masked && p.kept_offsets != nullptr));
         const float c = log2_scale(want.temperature);
-        if (kPass == ScanPass::kFirst && (masked || has_mask)) {
+        if (masked || has_mask) {
           allowed_in_leaf(masked ? p.allowed + row * p.allowed_stride : nullptr, span.first, n, words);
         }
         if (masked) {
@@ -264,6 +264,13 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
       if (has_mask) {
         *reinterpret_cast<uint4*>(work.chunk.masks + (i * slots + slot) * kMaskWords) =
             make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    }
+    if (has_node && grid.groups_per_part > 0) {
+      const SoftmaxStats root = tree_over_lanes<false>(n > 0 ? node : identity_stats());
+      if (lane == 0) {
+        float* const roots = scanned_roots(work.chunk.nodes + i * 4 * slots, slots);
+        *reinterpret_cast<float2*>(roots + 2 * (slot / kWarp)) = make_float2(root.m, root.S);
       }
     }
     if constexpr (kPass == ScanPass::kKept) {

@@ -68,13 +68,12 @@ RLK_HD int highest_bit_of(std::uint64_t x) {
 }
 // The largest of 0 and the normal numbers that is at most r * both / 2^32, for a sum whose magnitude is 0 or normal.
 RLK_HD float left_bound(std::uint32_t r, float both) {
-  if (r == 0) return 0.0f;
   const auto b = static_cast<std::uint32_t>(bits_of(both));
-  const std::uint64_t product = std::uint64_t{r} * ((b & 0x7fffffu) | 0x800000u);  // < 2^56
+  const std::uint64_t product = std::uint64_t{r == 0 ? 1 : r} * ((b & 0x7fffffu) | 0x800000u);  // in [2^23, 2^56)
   const int top = highest_bit_of(product), exponent = static_cast<int>(b >> 23) + top - 55;
-  if (exponent <= 0) return 0.0f;
-  const auto significand = static_cast<std::uint32_t>(top > 23 ? product >> (top - 23) : product << (23 - top));
-  return float_of(exponent << 23 | static_cast<std::int32_t>(significand & 0x7fffffu));
+  const auto significand = static_cast<std::uint32_t>(product >> (top - 23));
+  const float bound = float_of(exponent << 23 | static_cast<std::int32_t>(significand & 0x7fffffu));
+  return r == 0 || exponent <= 0 ? 0.0f : bound;
 }
 // Whether r * both < 2^32 * left, for sums with 0 <= left <= both whose magnitude is 0 or normal.
 RLK_HD bool draws_left(std::uint32_t r, float left, float both) { return left > left_bound(r, both); }
