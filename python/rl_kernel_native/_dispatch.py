@@ -275,9 +275,10 @@ class Frame:
             if self.device != "cpu":
                 with self._on_device():
                     _cupy(self.device).cuda.Stream(null=True).synchronize()  # JAX continues on its own streams
-            if isinstance(array, np.ndarray):
-                return jax.numpy.asarray(array)
-            return jax.dlpack.from_dlpack(array)
+            if not isinstance(array, np.ndarray):
+                return jax.dlpack.from_dlpack(array)
+            made, devices = jax.numpy.asarray(array), self._owner.devices()
+            return made if made.devices() == devices else jax.device_put(array, next(iter(devices)))
         namespace: Callable[[], Any] | None = getattr(self._owner, "__array_namespace__", None)
         if namespace is not None and hasattr(namespace(), "from_dlpack"):
             return namespace().from_dlpack(array)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,8 +60,9 @@ def assert_cupy_has_the_bytes_of_torch(everything: Everything, dtype: str) -> No
     assert bytes_of(got) == bytes_of(everything(lambda a: torch.from_numpy(a).cuda(), dtype))
 
 
-def assert_prints_without_torch(code: str, printed: str) -> None:
-    """Runs ``code`` in another process, where it must not import torch."""
+def assert_prints_without_torch(code: str, printed: str, **environment: str) -> None:
+    """Runs ``code`` in another process, with these variables, where it must not import torch."""
     whole = f"import sys, numpy as np, rl_kernel_native as rk\n{code}\nassert 'torch' not in sys.modules\n"
-    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=False)
+    env = {**os.environ, **environment}
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=False, env=env)
     assert (done.stdout, done.returncode) == (f"{printed}\n", 0), done.stderr
