@@ -1,6 +1,8 @@
 // The frame of a binding: it defines functions, allocates outputs and workspace, and calls kernels.
 #pragma once
 
+#include <unistd.h>
+
 #include <initializer_list>
 #include <mutex>
 #include <type_traits>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "../cpu/float_environment.h"
-#include "gil.h"
 #include "ndarray.h"
 #include "torch_state.h"
 
@@ -28,6 +29,28 @@ std::unique_lock<std::mutex> lock_accumulation(Device device);
 // Takes at least `bytes` of workspace from the caller's allocator, whose cache keeps them for the next call. The pointer
 // *data is valid as long as the result lives; 0 bytes leave it unchanged. The bytes are counted per device.
 nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data);
+
+// Releases the GIL for its scope: a launch may wait for a full queue, whose callbacks may need the interpreter.
+//
+// A daemon thread that returns while the interpreter ends gets no GIL. Before Python 3.14, PyEval_RestoreThread then
+// ends the thread by unwinding its stack. A noexcept frame, such as nanobind's calls, forbids this and ends the whole
+// process with SIGABRT. Here the thread sleeps instead, as in Python 3.14, until the process ends.
+class ReleasedGil {
+ public:
+  ReleasedGil() : state_(PyEval_SaveThread()) {}
+  ~ReleasedGil() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {  // unwinding by pthread_exit, which a return must not interrupt
+      for (;;) pause();
+    }
+  }
+  ReleasedGil(const ReleasedGil&) = delete;
+  ReleasedGil& operator=(const ReleasedGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
 
 // Collects the outputs of a call in order, then makes the call.
 class Results {

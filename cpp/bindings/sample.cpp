@@ -1,15 +1,178 @@
-// Python's entry to sample.
+// Python's entries to operators that draw tokens: sample and its shards, linear_sample, process_logits and random_bits.
+// Arrays have one element per row; Python may give a number for all rows instead.
 #include "rlk/ops/sample.h"
 
 #include <algorithm>
 
 #include "call.h"
-#include "row_array.h"
+#include "linear_args.h"
+#include "logprob_args.h"
+#include "rlk/ops/linear_sample.h"
+#include "rlk/ops/random_bits.h"
+#include "tokens.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
 
 constexpr int kWantsLogprob = 1, kWantsRaw = 2;
+
+std::int64_t read_vocab_size(nb::handle given) {
+  const std::int64_t size = read_integer(given, "vocab_size", "an integer");
+  require(size >= 1 && size <= kSampleVocab, "vocab_size", "an integer in [1, ", kSampleVocab, "], got ", size);
+  return size;
+}
+
+// Checks logits [num_rows, vocab_size], and sets their address, sizes and strides in `p`. vocab_size is None, or the
+// size of the vocabulary whose columns they are.
+template <class Params>
+const Array& read_logits(Frame* frame, nb::handle given, Params* p, nb::handle vocab_size = nb::none(),
+                         const char* name = "logits") {
+  const Array& x = frame->read(given, name, kFloats);
+  const TensorView& v = x.view();
+  const bool whole = vocab_size.is_none();
+  require_shape(v.ndim == 2, x, "shape [num_rows, vocab_size]");
+  require(v.shape[1] >= (whole ? 1 : 0) && v.shape[1] <= kSampleVocab, x, "1 to ", kSampleVocab, " columns, got ",
+          v.shape[1]);
+  require_columns(x);
+  p->logits = v.data;
+  p->dtype = v.dtype;
+  p->num_rows = v.shape[0];
+  p->vocab_size = whole ? v.shape[1] : read_vocab_size(vocab_size);
+  p->logits_stride = v.stride(0);
+  return x;
+}
+
+// The first column of a shard.
+std::int64_t read_vocab_start(nb::handle given, std::int64_t vocab_size, std::int64_t columns) {
+  const std::int64_t start = given.is_none() ? 0 : read_integer(given, "vocab_start", "an integer");
+  require(start >= 0 && start <= vocab_size && columns <= vocab_size - start, "vocab_start",
+          "0 <= vocab_start and vocab_start + ", columns, " (columns of the shard) <= vocab_size, got vocab_start ",
+          start, ", vocab_size ", vocab_size);
+  return start;
+}
+
+// An array with one element per row, or a number for all rows, which Python has checked.
+class RowArgument : public VectorArgument {
+ public:
+  RowArgument(Frame* frame, nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t num_rows,
+              Device device)
+      : VectorArgument(frame, is_array(given) ? given : nb::none(), name, dtypes, num_rows, "", device),
+        given_(given),
+        name_(name) {}
+  RowIntegers integers() const {
+    if (array()) return VectorArgument::integers();
+    return {.value = read_integer(given_, name_, "an integer or an array of them")};
+  }
+  RowFloats numbers() const {
+    if (array()) return {floats(), 0.0f, stride()};
+    return {nullptr, static_cast<float>(read_number(given_, name_)), 0};
+  }
+
+ private:
+  nb::handle given_;
+  const char* name_;
+};
+
+void read_valid_vocab(nb::handle given, SampleParams* p) {
+  p->valid_vocab = given.is_none() ? p->vocab_size : read_integer(given, "valid_vocab", "an integer");
+  require(p->valid_vocab > 0 && p->valid_vocab <= p->vocab_size, "valid_vocab", "an integer in [1, ", p->vocab_size,
+          "], got ", p->valid_vocab);
+}
+
+// Reads the arguments for drawing each row. `rows` is (seed, sample_id, position, temperature, top_k, top_p, min_p,
+// greedy, allowed). Each is an array with one element per row, or a number for all rows. `allowed` has a bit for each
+// column. It may be None, and so may top_p.
+void read_drawn_rows(Frame* frame, const nb::tuple& rows, Device device, SampleParams* p) {
+  const auto read = [&](int i, const char* name, const Dtypes& dtypes) {
+    return RowArgument(frame, entry(rows, i), name, dtypes, p->num_rows, device);
+  };
+  p->seed = read(0, "seed", kIndices).integers();
+  p->sample_id = read(1, "sample_id", kIndices).integers();
+  p->position = read(2, "position", kIndices).integers();
+  p->top_k = read(4, "top_k", kIndices).integers();
+  const RowArgument temperature = read(3, "temperature", kFloat32);
+  const RowArgument min_p = read(6, "min_p", kFloat32);
+  const RowArgument greedy = read(7, "greedy", kBool);
+  p->temperature = temperature.numbers();
+  p->min_p = min_p.numbers();
+  p->is_greedy = greedy.data<std::uint8_t>();
+  p->greedy_stride = greedy.stride();
+  p->greedy = entry(rows, 7).ptr() == Py_True;
+  if (!greedy.array() && !PyBool_Check(entry(rows, 7).ptr())) {
+    type_error("greedy", "a bool or an array of them, got ", kind_of(entry(rows, 7)));
+  }
+  if (!entry(rows, 5).is_none()) p->top_p = read(5, "top_p", kFloat32).numbers();
+  const Array* const allowed = frame->optional(entry(rows, 8), "allowed", kInt32, device);
+  if (!allowed) return;
+  const TensorView& m = allowed->view();
+  const std::int64_t words = (p->valid_vocab + 31) / 32;
+  require_shape(m.ndim == 2 && m.shape[0] == p->num_rows && m.shape[1] >= words, *allowed, "shape [", p->num_rows, ", ",
+                words, "] or wider");
+  require_columns(*allowed);
+  p->allowed = allowed->data<std::int32_t>();
+  p->allowed_stride = m.stride(0);
+}
+
+nb::object random_bits(Frame* frame, nb::handle sample_id, nb::handle seed, nb::handle position, std::int64_t num_words,
+                       std::int64_t random_stream) {
+  require(is_array(sample_id), "sample_id", "an array that speaks DLPack, got a number");
+  const VectorArgument ids(frame, sample_id, "sample_id", kIndices, "num_rows");
+  const RowArgument seeds(frame, seed, "seed", kIndices, ids.size(), ids.device());
+  const RowArgument positions(frame, position, "position", kIndices, ids.size(), ids.device());
+  RandomBitsParams p;
+  p.sample_id = ids.integers();
+  p.seed = seeds.integers();
+  p.position = positions.integers();
+  p.num_rows = ids.size();
+  p.num_words = static_cast<std::int32_t>(num_words);  // Python has checked both
+  p.random_stream = static_cast<std::int32_t>(random_stream);
+  return Results("random_bits", *ids.array(), frame).add(&p.bits, {p.num_rows, num_words}).run(rlk::random_bits, p);
+}
+
+nb::object process_logits(Frame* frame, nb::handle logits, nb::handle repetition, nb::handle presence,
+                          nb::handle frequency, nb::handle history_ids, nb::handle history_offsets,
+                          nb::handle is_prompt, nb::handle bias_ids, nb::handle bias_values, nb::handle bias_offsets,
+                          int order, nb::handle vocab_start, nb::handle vocab_size) {
+  ProcessLogitsParams p;
+  const Array& x = read_logits(frame, logits, &p, vocab_size);
+  p.num_columns = x.view().shape[1];
+  p.vocab_start = read_vocab_start(vocab_start, p.vocab_size, p.num_columns);
+  const TensorView& v = x.view();
+  p.order = static_cast<SampleOrder>(order);
+  const auto rows = [&](nb::handle given, const char* name) {
+    return RowArgument(frame, given, name, kFloat32, p.num_rows, v.device);
+  };
+  const RowArgument repetitions = rows(repetition, "repetition_penalty"),
+                    presences = rows(presence, "presence_penalty"), frequencies = rows(frequency, "frequency_penalty");
+  p.repetition = repetitions.numbers();
+  p.presence = presences.numbers();
+  p.frequency = frequencies.numbers();
+  // Reads one contiguous array of a CSR, or nothing. It has `size` elements, or any number if `size` is negative.
+  const auto entries = [&](nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t size) {
+    VectorArgument found(frame, given, name, dtypes, size, size < 0 ? "num_entries" : "", v.device);
+    if (found.array()) require_columns(*found.array());
+    return found;
+  };
+  const VectorArgument ids = entries(history_ids, "history ids", kIndices, -1);
+  const VectorArgument offsets = entries(history_offsets, "history offsets", kInt64, p.num_rows + 1);
+  const VectorArgument prompt = entries(is_prompt, "history is_prompt", kBool, ids.size());
+  const VectorArgument biased = entries(bias_ids, "logit_bias ids", kIndices, -1);
+  const VectorArgument values = entries(bias_values, "logit_bias values", kFloat32, biased.size());
+  const VectorArgument bounds = entries(bias_offsets, "logit_bias offsets", kInt64, p.num_rows + 1);
+  p.history_ids = ids.integers();
+  p.history_offsets = offsets.data<std::int64_t>();
+  p.is_prompt = prompt.data<std::uint8_t>();
+  p.history_size = ids.size();
+  p.bias_ids = biased.integers();
+  p.bias_values = values.data<float>();
+  p.bias_offsets = bounds.data<std::int64_t>();
+  p.bias_size = biased.size();
+  return Results("process_logits", x, frame)
+      .add(&p.out, {p.num_rows, p.num_columns})
+      .add(&p.status, {p.num_rows})
+      .run(rlk::process_logits, p);
+}
 
 template <class Params>
 std::int64_t workspace_bytes(const Params& p, Device device) {
@@ -35,7 +198,7 @@ void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, De
   }
 }
 
-nb::object tokens(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
+nb::object sample(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
                   nb::handle valid_vocab, int exp, int order, std::int64_t kept_capacity, std::int64_t n_logprobs,
                   int random_stream, int wants) {
   SampleParams p;
@@ -88,10 +251,10 @@ void read_earlier_rounds(Frame* frame, const nb::tuple& given, nb::handle widest
   }
 }
 
-nb::object partial(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
-                   nb::tuple before, nb::handle vocab_start, nb::handle vocab_size, nb::handle valid_vocab, int exp,
-                   int order, std::int64_t max_top_k, int random_stream, bool takes_raw, int round, nb::handle widest,
-                   bool keeps) {
+nb::object sample_partial(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
+                          nb::tuple before, nb::handle vocab_start, nb::handle vocab_size, nb::handle valid_vocab,
+                          int exp, int order, std::int64_t max_top_k, int random_stream, bool takes_raw, int round,
+                          nb::handle widest, bool keeps) {
   SamplePartialParams p;
   const Array& x = read_logits(frame, logits, &p, vocab_size, "logits_shard");
   const TensorView& v = x.view();
@@ -117,8 +280,9 @@ nb::object partial(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle r
       .run(rlk::sample_partial, &p, workspace_bytes<SamplePartialParams>);
 }
 
-nb::object merge(Frame* frame, nb::handle payloads, nb::tuple rows, nb::handle vocab_size, nb::handle valid_vocab,
-                 int exp, int order, std::int64_t kept_capacity, int random_stream, int wants, bool in_rounds) {
+nb::object sample_merge(Frame* frame, nb::handle payloads, nb::tuple rows, nb::handle vocab_size,
+                        nb::handle valid_vocab, int exp, int order, std::int64_t kept_capacity, int random_stream,
+                        int wants, bool in_rounds) {
   SampleMergeParams p;
   const Array& x = frame->read(payloads, "payloads", kInt32);
   const TensorView& v = x.view();
@@ -152,10 +316,48 @@ nb::object merge(Frame* frame, nb::handle payloads, nb::tuple rows, nb::handle v
       .run(rlk::sample_merge, &p, workspace_bytes<SampleMergeParams>);
 }
 
+nb::object linear_sample(Frame* frame, nb::handle hidden, nb::handle weight, nb::handle bias, nb::tuple rows,
+                         nb::handle valid_vocab, int exp, int arithmetic, int logits_dtype, int wants,
+                         nb::handle workspace_bytes) {
+  const RowsArgument x(frame, hidden, "hidden");
+  check_operand(x);
+  require_shape(x.view().ndim == 2, x.array, "shape [num_rows, in_features]");
+  const WeightArgument w(frame, weight, "weight", x, 1);
+  require(w.out_features > 0 && w.out_features <= kSampleVocab, w.array, "1 to ", kSampleVocab, " rows, got ",
+          w.out_features);
+  const Device device = x.view().device;
+  LinearSampleParams p;
+  x.lead(&p.product.x, &p.product.x_rows, &p.product);
+  w.put(&p.product);
+  put_bias(
+      read_bias(frame, bias, "float32 or that of hidden", w.out_features, device, p.product.dtype, " (that of hidden)"),
+      &p.product);
+  p.product.out_dtype = read_logits_dtype(logits_dtype, p.product.dtype);
+  p.product.arithmetic = read_arithmetic(arithmetic, x.view());
+  p.draw.num_rows = x.num_rows;
+  p.draw.vocab_size = w.out_features;
+  p.draw.top_p.value = 1.0f;
+  read_valid_vocab(valid_vocab, &p.draw);
+  read_drawn_rows(frame, rows, device, &p.draw);
+  p.draw.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
+  const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
+  Results results("linear_sample", x.array, frame);
+  results.add(&p.draw.ids, {x.num_rows})
+      .add(&p.draw.logprob, {x.num_rows}, wants & kWantsLogprob)
+      .add(&p.draw.raw_logprob, {x.num_rows}, wants & kWantsRaw)
+      .add(&p.draw.status, {x.num_rows});
+  if (results.caller().describes()) return results.result();
+  const nb::object workspace = allocate_workspace(&p, linear_sample_workspace(p, device), bytes, results);
+  return results.run(rlk::linear_sample, p);
+}
+
 const Functions kFunctions([](nb::module_& m) {
-  define(m, "sample", &tokens);
-  define(m, "sample_partial", &partial);
-  define(m, "sample_merge", &merge);
+  define(m, "linear_sample", &linear_sample);
+  define(m, "process_logits", &process_logits);
+  define(m, "random_bits", &random_bits);
+  define(m, "sample", &sample);
+  define(m, "sample_partial", &sample_partial);
+  define(m, "sample_merge", &sample_merge);
 });
 
 }  // namespace

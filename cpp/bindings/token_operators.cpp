@@ -1,30 +1,54 @@
-// Python's entries to operators over tokens that have one function each.
+// Python's entries to operators over tokens.
+#include <cstring>
+#include <vector>
+
 #include "call.h"
-#include "packed_fields.h"
+#include "linear_args.h"
 #include "rlk/ops/covariance_mask.h"
+#include "rlk/ops/gae.h"
+#include "rlk/ops/group_advantage.h"
 #include "rlk/ops/importance_weights.h"
 #include "rlk/ops/kl.h"
 #include "rlk/ops/masked_whiten.h"
 #include "rlk/ops/mismatch_metrics.h"
 #include "rlk/ops/optimal_token_baseline.h"
+#include "rlk/ops/policy_loss.h"
+#include "rlk/ops/scatter_rewards.h"
+#include "rlk/ops/sequence_logprob.h"
+#include "rlk/ops/shift_labels_packed.h"
 #include "rlk/ops/value_loss.h"
 #include "tokens.h"
 
 namespace rlk::bindings {
 namespace {
 
+// Reads Python's packed form of a struct: doubles in the order of `fields`.
+template <class... Fields>
+void unpack(nb::handle packed, const char* expected, Fields*... fields) {
+  char* bytes = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(packed.ptr(), &bytes, &size) != 0) throw nb::python_error();
+  require(size == static_cast<Py_ssize_t>(sizeof...(fields) * sizeof(double)), "spec", expected);
+  const auto read = [&]<class Field>(Field* field) {
+    constexpr bool kIsNumber = std::is_floating_point_v<Field> || sizeof(Field) == 8;
+    double value;
+    std::memcpy(&value, bytes, sizeof value);
+    bytes += sizeof value;
+    *field = static_cast<Field>(static_cast<std::conditional_t<kIsNumber, double, std::int32_t>>(value));
+  };
+  (read(fields), ...);
+}
+
 nb::object covariance_mask(Frame* frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage,
                            nb::handle mask, nb::handle cu_seqlens, int kind, double ratio, double lower, double upper,
                            double clip_low, double clip_high, std::int64_t seed) {
   const bool entropy = static_cast<CovarianceKind>(kind) == CovarianceKind::kEntropy;
   TokenArguments tokens(frame, logprob, entropy ? "entropy" : "logprob", cu_seqlens);
-  CovarianceMaskParams p;
-  p.sequences = tokens.sequences();
+  auto p = tokens.params<CovarianceMaskParams>(mask);
   require(p.sequences.num_slots() < std::int64_t{1} << 32, tokens.array(), "fewer than 2^32 elements");
   p.logprob = tokens.first();
   p.old_logprob = tokens.optional(old_logprob, "old_logprob");
   if (!entropy) p.advantage = tokens.required(advantage, "advantage", true);
-  p.mask = tokens.mask(mask);
   p.kind = static_cast<CovarianceKind>(kind);
   p.ratio = ratio;
   p.lower = static_cast<float>(lower);
@@ -37,26 +61,125 @@ nb::object covariance_mask(Frame* frame, nb::handle logprob, nb::handle old_logp
       .run(rlk::covariance_mask, &p, covariance_mask_workspace_bytes);
 }
 
-ImportanceSpec read_spec(nb::handle packed) {
-  ImportanceSpec s;
-  PackedFields fields(packed, "24 doubles");
-  fields.read(&s.level, &s.zero_outside, &s.normalize, &s.low, &s.high, &s.limit);
-  for (RejectionBounds* b : {&s.token, &s.sum, &s.mean, &s.most}) fields.read(&b->k1_low, &b->k1_high, &b->k2, &b->k3);
-  fields.read(&s.veto_below, &s.rollout_neutral);
-  fields.require_end();
-  return s;
+float read_share(nb::handle value, const char* name) {
+  return read_number_in(value, name, 0.0f, 1.0f, "a number in [0, 1]");
+}
+
+// Returns (advantages or None, returns).
+nb::object run_gae(Frame* frame, GaeParams p, TokenArguments* tokens, nb::handle mask, nb::handle bootstrap) {
+  const VectorArgument boots(frame, bootstrap, "bootstrap", kFloat32, tokens->sequences().num_sequences,
+                             "num_sequences", tokens->device());
+  boots.require_contiguous();
+  p.sequences = tokens->sequences();
+  p.rewards = rows_of(tokens->first());
+  p.mask = tokens->mask(mask);
+  p.bootstrap = boots.floats();
+  p.advantages = p.returns = tokens->output();
+  return Results("gae", tokens->array(), frame)
+      .add(&p.advantages.data, tokens->shape(), p.kind != GaeKind::kDiscountedReturns)
+      .add(&p.returns.data, tokens->shape())
+      .run(rlk::gae, p);
+}
+
+nb::object gae(Frame* frame, nb::handle rewards, nb::handle values, nb::handle mask, nb::handle cu_seqlens,
+               nb::handle bootstrap, nb::handle gamma, nb::handle lam) {
+  TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
+  GaeParams p;
+  p.kind = GaeKind::kGae;
+  p.values = rows_of(tokens.optional(values, "values"));
+  p.gamma = read_share(gamma, "gamma");
+  p.lam = read_share(lam, "lam");
+  return run_gae(frame, p, &tokens, mask, bootstrap);
+}
+
+nb::object discounted_returns(Frame* frame, nb::handle rewards, nb::handle mask, nb::handle cu_seqlens,
+                              nb::handle gamma, bool reset) {
+  TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
+  GaeParams p;
+  p.kind = GaeKind::kDiscountedReturns;
+  p.gamma = read_share(gamma, "gamma");
+  p.reset = reset;
+  return run_gae(frame, p, &tokens, mask, nb::none());
+}
+
+nb::object vtrace(Frame* frame, nb::handle rewards, nb::handle values, nb::handle logprob, nb::handle rollout_logprob,
+                  nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap, nb::handle gamma, nb::handle lam,
+                  nb::handle rho_bar, nb::handle c_bar, bool rollout_neutral) {
+  TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
+  GaeParams p;
+  p.kind = GaeKind::kVtrace;
+  p.values = rows_of(tokens.optional(values, "values"));
+  p.logprob = rows_of(tokens.optional(logprob, "logprob"));
+  p.rollout_logprob = rows_of(tokens.optional(rollout_logprob, "rollout_logprob"));
+  p.gamma = read_share(gamma, "gamma");
+  p.lam = read_share(lam, "lam");
+  p.rho_bar = read_positive(rho_bar, "rho_bar");
+  p.c_bar = read_positive(c_bar, "c_bar");
+  p.rollout_neutral = rollout_neutral;
+  return run_gae(frame, p, &tokens, mask, bootstrap);
+}
+
+// Returns (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's
+// numbers, from ops/group_advantage.py. Exactly one of offsets, ids and a size is given.
+nb::object group_advantage(Frame* frame, nb::handle rewards, nb::handle group_offsets, nb::handle group_ids,
+                           std::int64_t group_size, nb::handle lengths, nb::handle baseline, int baseline_kind,
+                           int scale, int alone, bool leave_one_out, bool best_only, bool by_nonzero, bool exclude_nan,
+                           nb::handle eps, nb::handle f_norm, bool return_stats, bool return_status) {
+  const VectorArgument of_rewards(frame, rewards, "rewards", kFloat32, "num_sequences");
+  const Device device = of_rewards.device();
+  GroupAdvantageParams p;
+  p.num_sequences = of_rewards.size();
+  require(p.num_sequences < std::int64_t{1} << 30, "rewards", "fewer than 2^30 sequences, got ", p.num_sequences);
+  p.rewards = of_rewards.floats();
+  p.reward_stride = of_rewards.stride();
+  const auto one_a_sequence = [&](nb::handle given, const char* name, const Dtypes& dtypes) {
+    return VectorArgument(frame, given, name, dtypes, p.num_sequences, "num_sequences", device);
+  };
+  const VectorArgument ids = one_a_sequence(group_ids, "group_ids", kIndices);
+  ids.require_contiguous();
+  const bool by_ids = group_offsets.is_none() && !group_ids.is_none();
+  const GroupsArgument groups(frame, group_offsets, by_ids ? 1 : group_size, p.num_sequences, 31, device);
+  p.group_offsets = groups.offsets.data;
+  if (groups.offsets.data != nullptr) p.num_groups = groups.num_groups;
+  if (by_ids) p.group_ids = ids.data();
+  p.index_dtype = by_ids ? ids.dtype(DType::kInt64) : groups.offsets.dtype;
+  p.group_size = group_size;
+  const VectorArgument of_lengths = one_a_sequence(lengths, "lengths", kCounts);
+  const VectorArgument of_baseline = one_a_sequence(baseline, "baseline", kFloat32);
+  p.lengths = of_lengths.data();
+  p.length_dtype = of_lengths.dtype(DType::kInt64);
+  p.length_stride = of_lengths.stride();
+  p.baseline = of_baseline.floats();
+  p.baseline_stride = of_baseline.stride();
+  p.baseline_kind = static_cast<GroupBaseline>(baseline_kind);
+  p.scale = static_cast<GroupScale>(scale);
+  p.alone = static_cast<GroupAlone>(alone);
+  p.leave_one_out = leave_one_out;
+  p.best_only = best_only;
+  p.by_nonzero = by_nonzero;
+  p.exclude_nan = exclude_nan;
+  p.eps = read_number_in(eps, "eps", 0.0f, kMostFloat, "a finite number >= 0 in float32");
+  p.f_norm = read_positive(f_norm, "f_norm");
+  return Results("group_advantage", *of_rewards.array(), frame)
+      .add(&p.advantage, {p.num_sequences})
+      .add(&p.mean, {p.num_sequences}, return_stats)
+      .add(&p.std, {p.num_sequences}, return_stats)
+      .add(&p.status, {p.num_sequences}, return_status)
+      .run(rlk::group_advantage, &p, group_advantage_workspace_bytes);
 }
 
 // Returns (weights, kept, metrics or None).
 nb::object importance_weights(Frame* frame, nb::handle logprob, nb::handle rollout_logprob, nb::handle mask,
                               nb::handle cu_seqlens, nb::handle spec, bool return_metrics) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
-  ImportanceWeightsParams p;
-  p.spec = read_spec(spec);
-  p.sequences = tokens.sequences();
+  auto p = tokens.params<ImportanceWeightsParams>(mask);
+  ImportanceSpec& s = p.spec;
+  unpack(spec, "24 doubles", &s.level, &s.zero_outside, &s.normalize, &s.low, &s.high, &s.limit, &s.token.k1_low,
+         &s.token.k1_high, &s.token.k2, &s.token.k3, &s.sum.k1_low, &s.sum.k1_high, &s.sum.k2, &s.sum.k3,
+         &s.mean.k1_low, &s.mean.k1_high, &s.mean.k2, &s.mean.k3, &s.most.k1_low, &s.most.k1_high, &s.most.k2,
+         &s.most.k3, &s.veto_below, &s.rollout_neutral);
   p.logprob = tokens.first();
   p.rollout_logprob = tokens.required(rollout_logprob, "rollout_logprob");
-  p.mask = tokens.mask(mask);
   return Results("importance_weights", tokens.array(), frame)
       .add(&p.weights, tokens.shape())
       .add(&p.kept, tokens.shape())
@@ -70,14 +193,12 @@ nb::object kl(Frame* frame, nb::handle logprob, nb::handle ref_logprob, nb::hand
               nb::handle d_kl, int estimator, bool straight_through, int weight_kind, double input_limit, double limit,
               bool return_d_logprob, bool return_d_importance_weight) {
   TokenArguments tokens(frame, logprob, "logprob", nb::none());
-  KlParams p;
+  auto p = tokens.params<KlParams>(mask);
   p.spec = {static_cast<KlEstimator>(estimator), straight_through, static_cast<KlWeight>(weight_kind),
             static_cast<float>(input_limit), static_cast<float>(limit)};
-  p.sequences = tokens.sequences();
   p.logprob = tokens.first();
   p.ref_logprob = tokens.required(ref_logprob, "ref_logprob");
   p.weight = tokens.optional(weight, p.spec.weight == KlWeight::kOldLogprob ? "old_logprob" : "importance_weight");
-  p.mask = tokens.mask(mask);
   p.d_kl = tokens.optional(d_kl, "d_kl");
   const bool backward = !d_kl.is_none();
   return Results("kl", tokens.array(), frame)
@@ -91,10 +212,8 @@ nb::object kl(Frame* frame, nb::handle logprob, nb::handle ref_logprob, nb::hand
 nb::object masked_whiten(Frame* frame, nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle eps,
                          bool shift_mean, bool unbiased, bool return_stats) {
   TokenArguments tokens(frame, x, "x", cu_seqlens);
-  MaskedWhitenParams p;
-  p.sequences = tokens.sequences();
+  auto p = tokens.params<MaskedWhitenParams>(mask);
   p.x = rows_of(tokens.first());
-  p.mask = tokens.mask(mask);
   p.eps = read_positive(eps, "eps");
   p.shift_mean = shift_mean;
   p.unbiased = unbiased;
@@ -109,11 +228,9 @@ nb::object masked_whiten(Frame* frame, nb::handle x, nb::handle mask, nb::handle
 nb::object mismatch_metrics(Frame* frame, nb::handle logprob_train, nb::handle logprob_rollout, nb::handle mask,
                             nb::handle cu_seqlens, double limit, bool rollout_neutral) {
   TokenArguments tokens(frame, logprob_train, "logprob_train", cu_seqlens);
-  MismatchMetricsParams p;
-  p.sequences = tokens.sequences();
+  auto p = tokens.params<MismatchMetricsParams>(mask);
   p.logprob_train = tokens.first();
   p.logprob_rollout = tokens.required(logprob_rollout, "logprob_rollout");
-  p.mask = tokens.mask(mask);
   p.limit = static_cast<float>(limit);
   p.rollout_neutral = rollout_neutral;
   return Results("mismatch_metrics", tokens.array(), frame)
@@ -126,13 +243,11 @@ nb::object optimal_token_baseline(Frame* frame, nb::handle logprob, nb::handle r
                                   nb::handle mask, nb::handle importance, nb::handle cu_seqlens,
                                   nb::handle group_offsets, std::int64_t group_size, bool zero_tail, nb::handle eps) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
-  OptimalTokenBaselineParams p;
-  p.sequences = tokens.sequences();
+  auto p = tokens.params<OptimalTokenBaselineParams>(mask);
   p.logprob = tokens.first();
   p.rewards = tokens.required(rewards, "rewards", true);
   p.sum_p_sq = tokens.required(sum_p_sq, "sum_p_sq");
   p.importance = tokens.optional(importance, "importance_weight", true);
-  p.mask = tokens.mask(mask);
   const GroupsArgument groups(frame, group_offsets, group_size, p.sequences.num_sequences, 25, tokens.device());
   p.group_offsets = groups.offsets.data;
   p.group_dtype = groups.offsets.dtype;
@@ -146,23 +261,247 @@ nb::object optimal_token_baseline(Frame* frame, nb::handle logprob, nb::handle r
       .run(rlk::optimal_token_baseline, &p, optimal_token_baseline_workspace_bytes);
 }
 
+void read_policy_spec(nb::handle packed, PolicySpec* spec) {
+  PolicySpec& s = *spec;
+  unpack(packed, "a PolicySpec", &s.level, &s.surrogate, &s.straight_through, &s.log_ratio_min, &s.log_ratio_max,
+         &s.clip_low, &s.clip_high, &s.ratio_cap, &s.dual_clip, &s.tau_positive, &s.tau_negative, &s.k_positive,
+         &s.lambda_positive, &s.k_negative, &s.lambda_negative, &s.quadratic, &s.kl, &s.kl_straight_through,
+         &s.kl_times_ratio, &s.kl_coef, &s.kl_input_limit, &s.kl_limit, &s.selected_kl, &s.selected_drops,
+         &s.entropy_coef, &s.entropy_scale, &s.entropy_token_mean, &s.importance, &s.importance_of_current,
+         &s.importance_mask, &s.gate, &s.importance_low, &s.importance_high, &s.importance_limit, &s.gate_low,
+         &s.gate_high, &s.drop_above, &s.drop_by_rollout, &s.denominator, &s.sequence_mean, &s.horizon, &s.scale,
+         &s.kl_gradient_ratio, &s.rollout_neutral);
+}
+
+// Returns (loss, metrics, d_logprob or None, d_entropy or None). The ratio's metrics come last.
+nb::object policy_loss(Frame* frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
+                       nb::handle cu_seqlens, nb::handle ref_logprob, nb::handle importance, nb::handle entropy,
+                       nb::handle selected, nb::handle token_weight, nb::handle spec, nb::handle denominator,
+                       bool ratio_metrics, bool return_d_logprob, bool return_d_entropy) {
+  TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
+  require_given(mask, "mask");
+  auto p = tokens.params<PolicyLossParams>(mask);
+  read_policy_spec(spec, &p.spec);
+  p.logprob = tokens.first();
+  p.old_logprob = tokens.optional(old_logprob, "old_logprob");
+  p.advantage = tokens.required(advantage, "advantage", true);
+  p.ref_logprob = tokens.optional(ref_logprob, "ref_logprob");
+  const bool given = p.spec.importance == ImportanceLevel::kGiven;
+  p.importance = tokens.optional(importance, given ? "importance_weight" : "rollout_logprob", given);
+  p.entropy = tokens.optional(entropy, "entropy");
+  p.selected = tokens.optional(selected, "selected");
+  p.token_weight = tokens.optional(token_weight, "token_weight");
+  p.denominator_value = tokens.denominator(denominator, &p.denominator);
+  Results results("policy_loss", tokens.array(), frame);
+  results.add(&p.loss, {})
+      .add(&p.metrics, {kPolicyMetrics + (ratio_metrics ? kMismatchMetrics : 0)})
+      .add(&p.d_logprob, tokens.shape(), return_d_logprob)
+      .add(&p.d_entropy, tokens.shape(), return_d_entropy && !entropy.is_none());
+  if (ratio_metrics) p.ratio_metrics = p.metrics + kPolicyMetrics;
+  return results.run(rlk::policy_loss, &p, policy_loss_workspace_bytes);
+}
+
+// Multiplies gradients by a factor in place. If the factor is 1, nothing is read.
+nb::object scale_gradients(nb::handle first, nb::handle second, nb::handle factor, std::uintptr_t stream) {
+  Frame frame{nb::none(), stream};
+  const Array &a = frame.read(first, "d_logprob", "float32"), &f = frame.read(factor, "factor", "float32");
+  ScaleGradientsParams p;
+  p.first = static_cast<float*>(a.view().data);
+  p.count = a.view().num_elements();
+  const Array* const b = frame.optional(second, "d_entropy", "float32");
+  if (b) p.second = static_cast<float*>(b->view().data);
+  p.factor = f.data<float>();
+  return Results("policy_loss", a, &frame).run(rlk::scale_gradients, p);
+}
+
+void read_rewards_of_spans(Frame* frame, nb::handle spans_given, nb::handle offsets_given, nb::handle rewards_given,
+                           const TokenArguments& of, ScatterRewardsParams* p) {
+  const Array& spans = read_spans(frame, spans_given);
+  p->num_spans = spans.view().shape[0];
+  const OffsetsArgument offsets(frame, offsets_given, of.device(), "span_offsets");
+  const VectorArgument rewards(frame, rewards_given, "span_rewards", kFloat32, p->num_spans, "one a span", of.device());
+  require_device(spans, of.device());
+  require_given(offsets_given, "span_offsets");
+  rewards.require_contiguous();
+  const std::int64_t n = of.sequences().num_sequences, given = offsets.num_sequences;
+  require(given == n, "span_offsets", "shape [", n + 1, "] (num_sequences + 1), got [", given + 1, "]");
+  p->spans = {spans.view().data, spans.view().dtype};
+  p->span_offsets = offsets.offsets;
+  p->span_rewards = rewards.floats();
+}
+
+// Returns (rewards, costs or None, combined or None, lengths). lagrange is None, a number, or one element on the
+// device.
+nb::object scatter_rewards(Frame* frame, nb::handle mask, nb::handle rewards, nb::handle token_rewards,
+                           nb::handle spans, nb::handle span_offsets, nb::handle span_rewards, nb::handle logprob,
+                           nb::handle ref_logprob, nb::handle cost, nb::handle cu_seqlens, nb::handle lagrange,
+                           nb::handle spec) {
+  TokenArguments tokens(frame, mask, "mask", cu_seqlens, TokenKind::kMask);
+  const Sequences& q = tokens.sequences();
+  const VectorArgument of_sequences(frame, rewards, "rewards", kFloat32, q.num_sequences, "one a sequence",
+                                    tokens.device());
+  const VectorArgument costs(frame, cost, "cost", kFloat32, q.num_sequences, "one a sequence", tokens.device());
+  ScatterRewardsParams p;
+  RewardSpec& s = p.spec;
+  unpack(spec, "10 doubles", &s.kl, &s.kl_coef, &s.kl_input_limit, &s.kl_limit, &s.length_penalty, &s.overlong_penalty,
+         &s.overlong_begin, &s.overlong_buffer, &s.place, &s.normalize_lagrange);
+  p.sequences = q;
+  p.mask = tokens.first_mask();
+  p.rewards = {of_sequences.floats(), of_sequences.stride(), 0};
+  p.token_rewards = tokens.optional(token_rewards, "token_rewards");
+  p.logprob = tokens.optional(logprob, "logprob");
+  p.ref_logprob = tokens.optional(ref_logprob, "ref_logprob");
+  p.cost = {costs.floats(), costs.stride(), 0};
+  if (!spans.is_none()) read_rewards_of_spans(frame, spans, span_offsets, span_rewards, tokens, &p);
+  p.lagrange_value = tokens.number(lagrange, "lagrange", &p.lagrange);
+  return Results("scatter_rewards", tokens.array(), frame)
+      .add(&p.to_tokens, tokens.shape())
+      .add(&p.costs, tokens.shape(), !cost.is_none())
+      .add(&p.combined, tokens.shape(), !lagrange.is_none())
+      .add(&p.lengths, {q.num_sequences})
+      .run(rlk::scatter_rewards, &p, scatter_rewards_workspace_bytes);
+}
+
+// Returns (sum, count, status or None).
+nb::object sequence_logprob(Frame* frame, nb::handle logprob, nb::handle mask, nb::handle cu_seqlens,
+                            bool return_status) {
+  TokenArguments tokens(frame, logprob, "logprob", cu_seqlens, TokenKind::kFloats);
+  SequenceLogprobParams p;
+  p.logprob = tokens.array().view().data;
+  p.logprob_stride = tokens.row_stride();
+  p.mask = tokens.mask(mask);
+  p.cu_seqlens = tokens.sequences().offsets();
+  p.num_sequences = tokens.sequences().num_sequences;
+  p.num_tokens = tokens.sequences().num_tokens;
+  p.dtype = tokens.array().view().dtype;
+  return Results("sequence_logprob", tokens.array(), frame)
+      .add(&p.sum, {p.num_sequences})
+      .add(&p.count, {p.num_sequences})
+      .add(&p.status, {p.num_sequences}, return_status)
+      .run(rlk::sequence_logprob, p);
+}
+
+// Returns d_logprob for `num_tokens` tokens (per row, or of all packed sequences). `code` is the number of its DType. The
+// mask has the same shape. With `is_flat`, tokens of one sequence without offsets have the shape [num_tokens].
+nb::object sequence_logprob_backward(Frame* frame, nb::handle dsum, nb::handle mask, nb::handle cu_seqlens,
+                                     std::int64_t num_tokens, int code, bool is_flat) {
+  const Array& in = frame->read(dsum, "dsum", kFloat32);
+  const TensorView& v = in.view();
+  const OffsetsArgument offsets(frame, cu_seqlens, v.device);
+  const bool packed = !cu_seqlens.is_none();
+  if (v.ndim != 1 || (packed && v.shape[0] != offsets.num_sequences)) {
+    require_shape(false, in, "shape [", packed ? word(offsets.num_sequences) : "num_sequences", "]");
+  }
+  SequenceLogprobBackwardParams p;
+  p.dsum = in.data<float>();
+  p.dsum_stride = v.shape[0] > 1 ? v.stride(0) : 1;
+  p.cu_seqlens = offsets.offsets;
+  p.num_sequences = v.shape[0];
+  p.num_tokens = num_tokens;
+  p.dtype = static_cast<DType>(code);
+  require_shape(!is_flat || packed || p.num_sequences == 1, in, "shape [1] (one sequence)");
+  std::vector<std::int64_t> shape{num_tokens};
+  if (!packed && !is_flat) shape.insert(shape.begin(), p.num_sequences);
+  p.mask = read_mask(frame, mask, shape, "logprob", v.device);
+  return Results("sequence_logprob", in, frame)
+      .add(&p.d_logprob, shape, p.dtype)
+      .run(rlk::sequence_logprob_backward, p);
+}
+
+nb::object shift_labels_packed(Frame* frame, nb::handle ids, nb::handle cu_seqlens, nb::handle mask,
+                               std::int64_t cp_rank, std::int64_t cp_size, bool zigzag, std::int64_t ignore_index) {
+  const Array& in = frame->read(ids, "ids", kIndices);
+  const TensorView& v = in.view();
+  require_shape(v.ndim == 1, in, "shape [num_tokens]");
+  require_columns(in);
+  require_given(cu_seqlens, "cu_seqlens");
+  const OffsetsArgument offsets(frame, cu_seqlens, v.device);
+  ShiftLabelsParams p;
+  p.mask = read_mask(frame, mask, in.shape(), "ids", v.device);
+  require(cp_size > 0 && cp_size < 1 << 20, "cp_size", "a number in [1, 2^20), got ", cp_size);
+  require(cp_rank >= 0 && cp_rank < cp_size, "cp_rank", "a number in [0, ", cp_size, "), got ", cp_rank);
+  p.ids = v.data;
+  p.cu_seqlens = offsets.offsets;
+  p.num_sequences = offsets.num_sequences;
+  p.num_tokens = v.shape[0];
+  p.cp_rank = static_cast<std::int32_t>(cp_rank);
+  p.cp_size = static_cast<std::int32_t>(cp_size);
+  p.zigzag = zigzag;
+  p.ignore_index = ignore_index;
+  p.dtype = v.dtype;
+  require(p.num_tokens % cp_size == 0, in, "a number of tokens that is a multiple of ", cp_size, " (cp_size), got ",
+          p.num_tokens, "; pad them");
+  require(p.dtype == DType::kInt64 || static_cast<std::int32_t>(ignore_index) == ignore_index, "ignore_index",
+          "a number that int32 holds, got ", ignore_index);
+  return Results("shift_labels_packed", in, frame)
+      .add(&p.labels, {p.num_tokens / cp_size}, p.dtype)
+      .run(rlk::shift_labels_packed, p);
+}
+
+nb::object loss_mask_from_spans(Frame* frame, nb::handle given, nb::handle span_offsets, nb::handle cu_seqlens,
+                                std::int64_t num_tokens) {
+  const Array& in = read_spans(frame, given);
+  const TensorView& v = in.view();
+  const Array& of_sequences = frame->read(span_offsets, "span_offsets", kIndices, v.device);
+  const TensorView& o = of_sequences.view();
+  const OffsetsArgument offsets(frame, cu_seqlens, v.device);
+  const bool packed = !cu_seqlens.is_none();
+  if (o.ndim != 1 || o.shape[0] < 1 || !o.is_contiguous() || (packed && o.shape[0] != offsets.num_sequences + 1)) {
+    require_shape(false, of_sequences, "a contiguous array of shape [",
+                  packed ? word(offsets.num_sequences + 1) : "num_sequences + 1", "]");
+  }
+  SpanMaskParams p;
+  p.spans = v.data;
+  p.span_offsets = {o.data, o.dtype};
+  p.cu_seqlens = offsets.offsets;
+  p.num_sequences = o.shape[0] - 1;
+  p.num_tokens = num_tokens;
+  p.num_spans = v.shape[0];
+  p.dtype = v.dtype;
+  std::vector<std::int64_t> shape{num_tokens};
+  if (!packed) shape.insert(shape.begin(), p.num_sequences);
+  return Results("shift_labels_packed", in, frame).add(&p.mask, shape).run(rlk::loss_mask_from_spans, p);
+}
+
+Marker read_marker(nb::list ids) {
+  Marker m;
+  m.length = static_cast<std::int32_t>(nb::len(ids));  // Python has checked their number
+  for (int i = 0; i < m.length; ++i) m.ids[i] = nb::cast<std::int64_t>(ids[static_cast<std::size_t>(i)]);
+  return m;
+}
+
+nb::object tool_mask(Frame* frame, nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seqlens,
+                     bool include_end) {
+  const TokenArguments tokens(frame, ids, "ids", cu_seqlens, TokenKind::kIntegers);
+  const TensorView& v = tokens.array().view();
+  ToolMaskParams p;
+  p.ids = v.data;
+  p.ids_stride = tokens.row_stride();
+  p.cu_seqlens = tokens.sequences().offsets();
+  p.num_sequences = tokens.sequences().num_sequences;
+  p.num_tokens = tokens.sequences().num_tokens;
+  p.begin = read_marker(begin);
+  p.end = read_marker(end);
+  p.dtype = v.dtype;
+  p.include_end = include_end;
+  return Results("shift_labels_packed", tokens.array(), frame).add(&p.mask, tokens.shape()).run(rlk::tool_mask, p);
+}
+
 // Returns (loss, metrics, d_value or None).
 nb::object value_loss(Frame* frame, nb::handle value, nb::handle old_value, nb::handle returns, nb::handle mask,
                       nb::handle cu_seqlens, nb::handle token_weight, double clip, double huber, int denominator_kind,
                       bool sequence_mean, double horizon, double scale, nb::handle denominator, bool return_d_value) {
   TokenArguments tokens(frame, value, "value", cu_seqlens);
-  ValueLossParams p;
+  auto p = tokens.params<ValueLossParams>(mask);
   p.spec = {static_cast<float>(clip),
             static_cast<float>(huber),
             static_cast<DenominatorKind>(denominator_kind),
             sequence_mean,
             static_cast<float>(horizon),
             static_cast<float>(scale)};
-  p.sequences = tokens.sequences();
   p.value = tokens.first();
   p.old_value = tokens.optional(old_value, "old_value");
   p.returns = tokens.required(returns, "returns");
-  p.mask = tokens.mask(mask);
   p.token_weight = tokens.optional(token_weight, "token_weight");
   p.denominator_value = tokens.denominator(denominator, &p.denominator);
   return Results("value_loss", tokens.array(), frame)
@@ -174,12 +513,25 @@ nb::object value_loss(Frame* frame, nb::handle value, nb::handle old_value, nb::
 
 const Functions kFunctions([](nb::module_& m) {
   define(m, "covariance_mask", &covariance_mask);
+  define(m, "discounted_returns", &discounted_returns);
+  define(m, "gae", &gae);
+  define(m, "group_advantage", &group_advantage);
   define(m, "importance_weights", &importance_weights);
   define(m, "kl", &kl);
+  define(m, "loss_mask_from_spans", &loss_mask_from_spans);
   define(m, "masked_whiten", &masked_whiten);
   define(m, "mismatch_metrics", &mismatch_metrics);
   define(m, "optimal_token_baseline", &optimal_token_baseline);
+  define(m, "policy_loss", &policy_loss);
+  define(m, "scale_gradients", &scale_gradients);
+  define(m, "scatter_rewards", &scatter_rewards);
+  define(m, "sequence_logprob", &sequence_logprob);
+  define_eager<&sequence_logprob, 3>(m, "sequence_logprob_eager");
+  define(m, "sequence_logprob_backward", &sequence_logprob_backward);
+  define(m, "shift_labels_packed", &shift_labels_packed);
+  define(m, "tool_mask", &tool_mask);
   define(m, "value_loss", &value_loss);
+  define(m, "vtrace", &vtrace);
 });
 
 }  // namespace

@@ -63,6 +63,14 @@ class TokenArguments {
   PolicyTokens optional(nb::handle object, const char* name, bool per_sequence = false);
   PolicyTokens required(nb::handle object, const char* name, bool per_sequence = false);
   TokenMask mask(nb::handle object);  // None: every token counts
+  // Params with the sequences and the mask.
+  template <class Params>
+  Params params(nb::handle mask_object) {
+    Params p;
+    p.sequences = sequences_;
+    p.mask = mask(mask_object);
+    return p;
+  }
   // Returns a number unchanged, and 0 for None. For one float32 element on the device, it sets `element` to its address
   // and returns 0.
   float denominator(nb::handle object, const float** element) { return number(object, "denominator", element); }
