@@ -2,6 +2,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "call.h"
 #include "cpp/cpu/isa.h"
 #include "cpp/cpu/thread_pool.h"
@@ -23,7 +25,7 @@ NB_MODULE(_C, m) {
   m.attr("variant") = RLK_VARIANT_NAME;
   m.attr("version") = RLK_VERSION;
   m.attr("architectures") = RLK_ARCHITECTURES;
-  m.def("set_num_threads", &rlk::cpu::set_num_threads);
+  m.def("set_num_threads", [](int n) { rlk::cpu::set_num_threads(std::min(n, rlk::cpu::kMostThreads)); });
   m.def("num_threads", &rlk::cpu::num_threads);
   m.def("cpu_isa", [] { return std::string(rlk::cpu::isa_name(rlk::cpu::isa())); });
   m.def("has_exchange_api", [](nb::handle array) { return rlk::bindings::exchange_api(array) != nullptr; });
@@ -37,7 +39,8 @@ NB_MODULE(_C, m) {
     throw nb::value_error(("isa: expected baseline, avx2 or avx512, got '" + name + "'").c_str());
   });
   m.def("set_cures", &rlk::bindings::set_cures);
-  m.def("is_direct", &rlk::bindings::is_direct);
+  m.def("wanted_gradients", &rlk::bindings::wanted_gradients);
+  m.def("is_direct_gradient", &rlk::bindings::is_direct_gradient);
   m.def("set_torch", &rlk::bindings::set_torch);
   for (const auto define : rlk::bindings::Functions::all()) define(m);
 }

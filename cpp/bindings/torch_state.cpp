@@ -8,7 +8,7 @@ namespace rlk::bindings {
 namespace {
 
 // These are never released. torch outlives every call, and at exit the interpreter may end first.
-PyObject *tracing_[3], *grad_enabled_, *is_wrapped_, *autocast_hint_;
+PyObject *tracing_[3], *grad_enabled_, *is_wrapped_, *is_batched_, *autocast_hint_;
 PyObject *tensor_, *parameter_;     // the types
 PyObject *compiler_, *forward_ad_;  // the modules' dicts, since an attribute's lookup takes three times as long
 PyObject *requires_grad_, *is_meta_, *is_compiling_, *current_level_;
@@ -31,17 +31,30 @@ bool is_untraced() {
   return PyDict_GetItemWithError(compiler_, is_compiling_) == Py_False && level && PyLong_AsLong(level) < 0;
 }
 
+bool truth(PyObject* predicate, nb::handle tensor) {
+  PyObject* const arguments[] = {tensor.ptr()};
+  return truth(PyObject_Vectorcall(predicate, arguments, 1, nullptr));
+}
+
+// Whether the memory of a torch tensor holds its numbers.
+bool is_plain(nb::handle tensor) {
+  auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
+  return (type == tensor_ || type == parameter_) && !is_negated(tensor) &&
+         !truth(PyObject_GetAttr(tensor.ptr(), is_meta_)) && !truth(is_wrapped_, tensor);
+}
+
 }  // namespace
 
 void set_torch(nb::tuple tracing, nb::object grad_enabled, nb::object compiler, nb::object forward_ad, nb::tuple plain,
-               nb::object is_wrapped, nb::object autocast_hint) {
+               nb::tuple wrapped, nb::object autocast_hint) {
   for (std::size_t i = 0; i < std::size(tracing_); ++i) tracing_[i] = nb::object(tracing[i]).release().ptr();
   grad_enabled_ = grad_enabled.release().ptr();
   compiler_ = PyModule_GetDict(compiler.release().ptr());
   forward_ad_ = PyModule_GetDict(forward_ad.release().ptr());
   tensor_ = nb::object(plain[0]).release().ptr();
   parameter_ = nb::object(plain[1]).release().ptr();
-  is_wrapped_ = is_wrapped.release().ptr();
+  is_wrapped_ = nb::object(wrapped[0]).release().ptr();
+  is_batched_ = nb::object(wrapped[1]).release().ptr();
   requires_grad_ = PyUnicode_InternFromString("requires_grad");
   is_meta_ = PyUnicode_InternFromString("is_meta");
   is_compiling_ = PyUnicode_InternFromString("_is_compiling_flag");
@@ -49,25 +62,24 @@ void set_torch(nb::tuple tracing, nb::object grad_enabled, nb::object compiler, 
   autocast_hint_ = autocast_hint.release().ptr();
 }
 
-bool is_direct(nb::tuple tensors) {
-  if (!is_untraced()) return false;
+std::int64_t wanted_gradients(nb::tuple tensors) {
+  if (!is_untraced()) return -1;
+  std::int64_t wanted = 0, bit = 1;
   for (nb::handle tensor : tensors) {
-    if (tensor.is_none()) continue;
-    PyObject* const t = tensor.ptr();
-    auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(t));
-    if (type == tensor_ || type == parameter_) {
-      PyObject* const arguments[] = {t};
-      if (is_negated(tensor) || truth(PyObject_GetAttr(t, is_meta_)) ||
-          truth(PyObject_Vectorcall(is_wrapped_, arguments, 1, nullptr))) {
-        return false;
-      }
-      continue;
+    if (is_plain(tensor)) {
+      if (truth(PyObject_GetAttr(tensor.ptr(), requires_grad_))) wanted |= bit;
+    } else if (!tensor.is_none()) {
+      const int is_tensor = PyObject_IsInstance(tensor.ptr(), tensor_);
+      if (is_tensor < 0) throw nb::python_error();
+      if (is_tensor) return -1;
     }
-    const int is_tensor = PyObject_IsInstance(t, tensor_);
-    if (is_tensor < 0) throw nb::python_error();
-    if (is_tensor) return false;
+    bit <<= 1;
   }
-  return true;
+  return wanted != 0 && truth(PyObject_CallNoArgs(grad_enabled_)) ? wanted : 0;
+}
+
+bool is_direct_gradient(nb::handle gradient) {
+  return is_untraced() && is_plain(gradient) && !truth(is_batched_, gradient);
 }
 
 bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors) {

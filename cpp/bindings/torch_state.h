@@ -15,13 +15,15 @@ namespace nb = nanobind;
 //   compiler     torch.compiler, whose _is_compiling_flag is set during an export
 //   forward_ad   torch.autograd.forward_ad, whose _current_level is not negative if tensors may carry tangents
 //   plain        the types Tensor and Parameter
-//   is_wrapped   whether functorch wrapped a tensor
+//   wrapped      two functions, for functorch's wrapper of a tensor and for its batch of gradients: whether it is one
 void set_torch(nb::tuple tracing, nb::object grad_enabled, nb::object compiler, nb::object forward_ad, nb::tuple plain,
-               nb::object is_wrapped, nb::object autocast_hint);
+               nb::tuple wrapped, nb::object autocast_hint);
 
-// Whether nothing traces or transforms the running code, and every tensor of the tuple has its numbers in memory.
-// Values that are not tensors pass.
-bool is_direct(nb::tuple tensors);
+// The gradients that autograd wants of a call: bit i for tensor i. Negative unless nothing traces or transforms the
+// running code, and every tensor has its numbers in memory. Values that are not tensors pass.
+std::int64_t wanted_gradients(nb::tuple tensors);
+// Whether a backward may go straight to a kernel: its gradients may be of another kind than the forward's tensors.
+bool is_direct_gradient(nb::handle gradient);
 
 // Whether plain CUDA tensors, or None, may go straight to a kernel. Nothing may trace or transform them, and no
 // gradient may be wanted. Python has asked the first for its device.

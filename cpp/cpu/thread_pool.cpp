@@ -192,7 +192,7 @@ State& state() {
 int num_threads() { return state().threads.load(std::memory_order_relaxed); }
 
 void set_num_threads(int n) {
-  RLK_CHECK(n >= 1 && n <= 1024, "the number of threads lies between 1 and 1024");
+  RLK_CHECK(n >= 1 && n <= kMostThreads, "the number of threads lies between 1 and 1024");
   State& s = state();
   std::shared_ptr<Pool>* old = nullptr;
   {

@@ -10,7 +10,8 @@ namespace rlk::cpu {
 // Number of threads that parallel_for uses, its caller included. It starts as the number of CPUs that this process may
 // run on.
 int num_threads();
-void set_num_threads(int n);  // n >= 1; running calls keep their threads
+constexpr int kMostThreads = 1024;
+void set_num_threads(int n);  // 1 <= n <= kMostThreads; running calls keep their threads
 
 namespace detail {
 using Range = void (*)(void* context, std::int64_t begin, std::int64_t end);

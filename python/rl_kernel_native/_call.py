@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _check, _dispatch
-from ._arithmetic import resolve_exp
 from ._operator import OPERATORS, Kept, Operator
 
 loaded: Any = None  # the engine, loaded by the first call with a torch tensor
@@ -20,11 +19,24 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
         found: tuple[Any, ...] = (loaded or _engine()).call(op, arrays, how)
         return found
     frame, exported = _exported(op, arrays, how)
-    how = op.resolved(how, resolve_exp, frame.device)
+    how = op.resolved(how, frame.device)
     outputs = op.native(exported, how, frame.allocate, frame.stream)
     for i in op.written:
         _dispatch.count_write(arrays[i])
     return tuple(map(frame.result, outputs or ()))
+
+
+def call_with_main_grad(
+    op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], main_grad: Any, dtype: int
+) -> tuple[Any, ...]:
+    """Outputs of an operator whose backward adds the gradient of a weight to main_grad, or returns it in a dtype."""
+    if _dispatch.is_tensor(arrays[op.leads]):
+        found: tuple[Any, ...] = engine().call_with_main_grad(op, arrays, how, main_grad, dtype)
+        return found
+    if main_grad is None and dtype < 0:
+        return call(op, arrays, how)
+    name = "main_grad" if main_grad is not None else "weight_grad_dtype"
+    raise ValueError(f"{name}: only torch has an autograd that could use it; call {op.main_grad_call} instead")
 
 
 def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
@@ -46,7 +58,7 @@ def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
     return tuple(map(frame.result, found))
 
 
-def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[_dispatch.Frame, list[Any]]:
+def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[_dispatch.Frame, tuple[Any, ...]]:
     for i in op.written:
         _check.writable(op.arrays[i].name, arrays[i])
     frame = _dispatch.Frame(arrays[op.leads], op.arrays[op.leads].label(how, arrays))
@@ -55,7 +67,7 @@ def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tupl
     for a, x in zip(op.arrays, arrays, strict=True):
         export = frame.export_output if a.written else frame.export if a.number else frame.export_array
         found.append(export(x, a.label(how, arrays)))
-    return frame, found
+    return frame, tuple(found)
 
 
 def engine() -> Any:

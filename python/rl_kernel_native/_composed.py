@@ -17,7 +17,7 @@ from ._transforms import pulled, pushed, refuse_tangents
 _ops = torch.ops.rl_kernel_native
 
 
-def _asked(ctx: Any, of: Any, places: Sequence[int], main_grad: Any) -> list[bool]:
+def asked_for(ctx: Any, of: Any, places: Sequence[int], main_grad: Any) -> list[bool]:
     """The gradients that the running backward asks for. ``places``: positions of the arrays ``of`` in the arguments."""
     _main_grad.refuse_create_graph(main_grad)
     needs = ctx.needs_input_grad
@@ -35,51 +35,44 @@ def _require_addable(of: Any, d: Any, needs: Sequence[bool], main_grad: Any) -> 
         _main_grad.require_addable(d, main_grad)
 
 
-def _keep(ctx: Any, op: Operator, arrays: Sequence[Any], found: Sequence[Any]) -> Sequence[Any]:
-    """The tensors that a backward reads. ``ctx`` gets what it reads in front of them, and dtypes of the gradients."""
+def _keep(ctx: Any, op: Operator, arrays: Sequence[Any], how: Any, found: Sequence[Any]) -> Sequence[Any]:
+    """The tensors that a backward reads. ``ctx`` gets what it reads beside them."""
     of: Any = op.gradient
-    if of.is_linear:
-        ctx.likes = [None if arrays[i] is None else Like(arrays[i].shape, arrays[i].dtype) for i in of.of]
-        ctx.dtypes = [None if o is None else o.dtype for o in found[: len(of.incoming)]]
-        return [arrays[i] for i in of.reads]
     kept: Sequence[Any] = of.kept(arrays, found)
-    count = len(of.incoming)
-    ctx.likes, ctx.dtypes = (), [o.dtype for o in found[:count]] if of.as_kept else (kept[0].dtype,) * count
+    ctx.state = op, how, None if of.as_kept else kept[0].dtype, [Like.of(arrays[i]) for i in of.likes]
     return kept
 
 
-def _kept(ctx: Any, of: Composed) -> list[Any]:
-    if of.is_linear:
-        return [*ctx.likes, *ctx.saved_tensors]
+def _saved(ctx: Any, of: Composed) -> list[Any]:
     return [x if x is None or of.as_kept else rows_of(x) for x in ctx.saved_tensors]
 
 
 class Composing(Eager):
-    """Eager autograd. Arguments are the operands that may have gradients, the operator, all its arrays and its options.
+    """Eager autograd. Arguments are the operands that may have gradients, and (operator, all its arrays, its options).
     A subclass may have another forward, whose first arguments are these operands. A forward that takes ctx costs a
     third of the time of one with setup_context."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
-        op, arrays, how = given[-3:]
+        op, arrays, how = given[-1]
         of = op.gradient
         found = straight(op, arrays, how[: op.num_options])
-        ctx.save_for_backward(*_keep(ctx, op, arrays, found))
-        ctx.op, ctx.how = op, how
+        ctx.save_for_backward(*_keep(ctx, op, arrays, how, found))
         if len(found) == 1 or not of.asked(arrays, how):  # each output costs a microsecond
             return found[0]
-        ctx.mark_non_differentiable(*(o for o in found[len(of.incoming) :] if o is not None))
+        if constants := [o for o in found[len(of.incoming) :] if o is not None]:
+            ctx.mark_non_differentiable(*constants)
         ctx.set_materialize_grads(False)
         return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Any) -> Any:
-        op, needs = ctx.op, ctx.needs_input_grad
+        (op, how, dtype, likes), needs = ctx.state, ctx.needs_input_grad
         of = op.gradient
-        main_grad = None if of.accumulates is None else ctx.how[-1]
+        main_grad = None if of.accumulates is None else how[-1]
         asked = needs[: len(of.of)]
         if main_grad is not None or sum(asked) > 1:
-            asked = _asked(ctx, of, range(len(asked)), main_grad)
+            asked = asked_for(ctx, of, range(len(asked)), main_grad)
         direct = not is_grad_enabled()  # with create_graph, backward itself is differentiated
         given: list[Any] = [None] * len(of.incoming)
         comes = False
@@ -90,10 +83,10 @@ class Composing(Eager):
                     direct = False
                     require_tensors(**{of.incoming[i]: d})
                     _require_addable(of, d, asked, main_grad)
-                given[i] = gradient(d, ctx.dtypes[i], of.incoming[i], of.dims)
+                given[i] = gradient(d, dtype or d.dtype, of.incoming[i], of.dims)
         if not comes:
             return (None,) * len(needs)
-        kept, how = (*ctx.likes, *ctx.saved_tensors), ctx.how
+        kept = (*likes, *ctx.saved_tensors)
         if not direct:
             how = (*op.schema_options(how[: op.num_options]), *how[op.num_options :])
         found = of.backward(straight if direct else applied, given, kept, how, asked)
@@ -117,7 +110,7 @@ def register_composed(op: Operator, of: Composed) -> None:
             ctx.shown = [shape is not None for shape in op.outputs(arrays, ctx.how[: op.num_options])]
             operands = [arrays[i] for i in (*places, *of.reads)]
             there = [o if t else None for o, t in zip(found, ctx.shown, strict=True)]
-            kept = operands if of.backward is None else _keep(ctx, op, arrays, there)
+            kept = operands if of.backward is None else _keep(ctx, op, arrays, ctx.how, there)
             ctx.save_for_backward(*kept)
             ctx.save_for_forward(*(kept if of.is_linear else operands))
             ctx.mark_non_differentiable(
@@ -142,14 +135,15 @@ def register_composed(op: Operator, of: Composed) -> None:
             else:
                 main_grad = ctx.how[-1] if of.accumulates is not None and len(ctx.how) > op.num_options else None
                 if main_grad is not None:
-                    needs = _asked(ctx, of, places, main_grad)
+                    needs = asked_for(ctx, of, places, main_grad)
                     for d in given:
                         _require_addable(of, d, needs, main_grad)
+                *_, dtype, likes = ctx.state
                 rounded = [
-                    None if d is None else gradient(d, dtype, name, of.dims)
-                    for d, dtype, name in zip(given, ctx.dtypes, of.incoming, strict=True)
+                    None if d is None else gradient(d, dtype or d.dtype, name, of.dims)
+                    for d, name in zip(given, of.incoming, strict=True)
                 ]
-                results = list(of.backward(applied, rounded, _kept(ctx, of), ctx.how, needs))
+                results = list(of.backward(applied, rounded, [*likes, *_saved(ctx, of)], ctx.how, needs))
             for i, g in zip(places, results, strict=True):
                 found[i] = g
             return tuple(found)
@@ -166,7 +160,7 @@ def register_composed(op: Operator, of: Composed) -> None:
                 function, operands = composed(ctx)
                 found = iter(pushed(function, operands, given))
             else:
-                operands = _kept(ctx, of)
+                operands = [*(ctx.state[-1] if of.is_linear else ()), *_saved(ctx, of)]
                 rounded = [
                     None if t is None else gradient(t, x.dtype, op.arrays[i].label(ctx.how), of.dims)
                     for t, x, i in zip(given, operands, places, strict=False)

@@ -46,9 +46,6 @@ def dtype_code(dtype: Any, name: str) -> int:
     return _DTYPE_CODES[dtype]
 
 
-_MOST_THREADS = 1024  # must equal the limit in cpp/cpu/thread_pool.cpp
-
-
 _torch_at_import = sys.modules.get("torch")
 
 
@@ -99,9 +96,7 @@ def match_torch_threads() -> None:
     """Gives the CPU backend as many threads as torch uses, if torch is loaded."""
     torch = torch_module()
     if torch is not None:
-        n = torch.get_num_threads()
-        if n != _C.num_threads():
-            _C.set_num_threads(min(n, _MOST_THREADS))
+        _C.set_num_threads(torch.get_num_threads())
 
 
 def follow_omp_num_threads() -> None:
@@ -109,7 +104,7 @@ def follow_omp_num_threads() -> None:
     that understand it."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if first.isdecimal() and int(first) > 0:
-        _C.set_num_threads(min(int(first), _MOST_THREADS))
+        _C.set_num_threads(min(int(first), 1 << 30))
 
 
 def count_write(array: Any) -> None:

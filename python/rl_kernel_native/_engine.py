@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import _composed, _in_graph
+from . import _composed, _in_graph, _main_grad
 from ._arithmetic import resolve_traced, resolve_traced_unit
 from ._described import check
 from ._native import module as _C
@@ -33,13 +33,16 @@ from ._schema import apart, dtype_of, operand, schema, title
 from ._torch import (
     Eager,
     apply_function,
+    autocast,
     device_type,
     functorch_active,
     gradient,
+    is_autocasting,
+    is_compiling,
     is_direct,
     is_direct_gradient,
     is_grad_enabled,
-    is_read_by_dynamo,  # noqa: F401 - for operators' own short ways
+    is_read_by_dynamo,
     prepare,
     require_dense,
     wants_grad,
@@ -53,8 +56,11 @@ def register(operators: Iterable[Operator]) -> None:
     for op in operators:
         _register(op)
         if isinstance(op.gradient, Kept):
+            op.function = _Kept
             _register_kept(op, op.gradient)
         elif isinstance(op.gradient, Composed):
+            if op.gradient.backward is not None:
+                op.function = op.gradient.eager() if op.gradient.eager else _composed.Composing
             _composed.register_composed(op, op.gradient)
 
 
@@ -70,7 +76,7 @@ def _register(op: Operator) -> None:
         return outputs[0] if len(dtypes) == 1 else tuple(outputs)
 
     resolvers = {"int exp": resolve_traced, "int unit": resolve_traced_unit}
-    in_context = [(i, resolvers[option]) for i, option in enumerate(op.options.split(", ")) if option in resolvers]
+    in_context = [(i, resolvers[option]) for i, option in op.in_context]
 
     def when_run(arrays: Any, how: Any) -> Any:
         """The options, with the numbers of exp and unit that a trace could not read from the context. A backward has
@@ -129,29 +135,66 @@ def _register(op: Operator) -> None:
 
 
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
+    if op.casts and is_autocasting():
+        arrays = _cast(op, arrays)
     of = op.gradient
+    if type(of) is Kept:
+        arrays = _of_float32(op, arrays)
+    wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients(arrays)  # bit i: of array i; negative: not direct
+    if op.in_context:
+        how = _numbers(op, arrays, how, wanted)
+    if wanted == 0:
+        return straight(op, arrays, how)
     if of is None:
         if op.written:
             refuse_derivatives(op, arrays)
-        return straight(op, arrays, how) if is_direct(*arrays) else traced(op, arrays, how)
-    differentiated = is_grad_enabled() and is_differentiated(op, of, arrays, how)
-    if differentiated and type(of) is Composed and of.backward is None:
-        return traced(op, arrays, how)
-    if type(of) is Kept:
-        arrays = _of_float32(op, arrays)
-    if is_direct(*arrays):
-        if differentiated:
-            found = _EAGER[type(of)].run(*(arrays[i] for i in of.of), op, arrays, how)
-            return found if type(found) is tuple else (found,)
+        return straight(op, arrays, how) if wanted > 0 else traced(op, arrays, how)
+    if wanted < 0:
+        if is_grad_enabled():
+            is_differentiated(op, of, arrays, how)
+        return traced(op, arrays, how)[: len(op.dtypes)]
+    if wanted & ~op.differentiable and not is_differentiated(op, of, arrays, how):
         return straight(op, arrays, how)
-    return traced(op, arrays, how)[: len(op.dtypes)]
+    if op.function is None:
+        return traced(op, arrays, how)
+    found = op.function.run(*[arrays[i] for i in of.of], (op, arrays, how))
+    return found if type(found) is tuple else (found,)
+
+
+def _numbers(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], wanted: int) -> tuple[Any, ...]:
+    """The options with the numbers of exp and unit."""
+    kind = device_type(arrays[op.leads], op.arrays[op.leads].label(how, arrays)) if op.has_exp else ""
+    return op.resolved(how, kind, wanted < 0 and is_compiling())
+
+
+def _cast(op: Operator, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """The arrays, with the operands of a matrix product in the dtype of torch.autocast."""
+    found = list(arrays)
+    for i, x in zip(op.casts, autocast(*(arrays[i] for i in op.casts)), strict=True):
+        found[i] = x
+    return tuple(found)
+
+
+def call_with_main_grad(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], main_grad: Any, dtype: int) -> Any:
+    """The options of the backward are those of the forward, the dtype of the weight's gradient, and main_grad."""
+    if op.casts and is_autocasting():
+        arrays = _cast(op, arrays)
+    at = op.gradient.accumulates  # type: ignore[union-attr]
+    weight = arrays[at]
+    of_gradient = _main_grad.check_weight_grad(weight, dtype, main_grad)
+    if main_grad is not None:
+        others = {a.name: x for a, x in zip(op.arrays, arrays, strict=True) if x is not weight}
+        _main_grad.check(main_grad, weight, **others)
+    return call(op, arrays, (*how, of_gradient, main_grad))
 
 
 def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
     """Calls an operator that adds a gradient to main_grad, for callers that compute backward by themselves."""
     if wants_grad(*arrays) or (isinstance(main_grad, Tensor) and main_grad.requires_grad):
         raise ValueError("main_grad: cannot be given where a gradient is wanted; call under torch.no_grad()")
-    if is_direct(main_grad, *arrays):
+    wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients((main_grad, *arrays))
+    how = _numbers(op, (main_grad, *arrays), how, wanted)
+    if wanted >= 0:
         return straight(op, (main_grad, *arrays), how)
     if functorch_active():
         raise ValueError("main_grad: cannot be given under torch.func")
@@ -202,10 +245,10 @@ class _Kept(Eager):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
-        *operands, op, arrays, how = given
+        *operands, (op, arrays, how) = given
         of = op.gradient
         if of.scale is products:
-            ctx.wanted = (True, *ctx.needs_input_grad[1:-3])
+            ctx.wanted = (True, *ctx.needs_input_grad[1:-1])
             found = _with_gradients(op, arrays, how, ctx.wanted)
             ctx.save_for_backward(*arrays)
         else:
@@ -219,7 +262,7 @@ class _Kept(Eager):
 
     @staticmethod
     def backward(ctx: Any, d_loss: Any, *_: Any) -> Any:
-        needs = ctx.needs_input_grad[:-3]
+        needs = ctx.needs_input_grad[:-1]
         if d_loss is None:
             return (None,) * len(ctx.needs_input_grad)
         arrays, op = ctx.saved_tensors, ctx.op  # saved_tensors raises if arrays were changed in place
@@ -227,9 +270,9 @@ class _Kept(Eager):
         direct = not is_grad_enabled() and is_direct_gradient(d_loss)
         if of.scale is not products:
             if direct and d_loss.layout is torch.strided:
-                return *of.scale(straight, d_loss, found, ctx.how[: of.reads]), None, None, None
+                return *of.scale(straight, d_loss, found, ctx.how[: of.reads]), None
             d_loss = gradient(d_loss, torch.float32, of.incoming)
-            return *scaled(op, d_loss, found, arrays, ctx.how), None, None, None
+            return *scaled(op, d_loss, found, arrays, ctx.how), None
         ctx.gradients = None
         if found is None:
             detached = [None if x is None else x.detach() for x in arrays]
@@ -238,7 +281,7 @@ class _Kept(Eager):
             _C.scale_gradients(found[0], found[1] if len(found) > 1 else None, d_loss, 0)
         else:
             found = scaled(op, d_loss, found, [arrays[i] for i in of.of], ctx.how)
-        return *(g if need else None for g, need in zip(found, needs, strict=True)), None, None, None
+        return *(g if need else None for g, need in zip(found, needs, strict=True)), None
 
 
 def scaled(op: Operator, d_loss: Tensor, kept: Sequence[Any], operands: Sequence[Any], how: tuple[Any, ...]) -> Any:
@@ -342,6 +385,3 @@ def _register_kept(op: Operator, of: Kept) -> None:
             return along, *(None,) * (constants + len(places) + len(of.extra) - 1)
 
     named(Forward, title(op))
-
-
-_EAGER: dict[type, Any] = {Kept: _Kept, Composed: _composed.Composing}

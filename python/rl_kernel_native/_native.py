@@ -62,7 +62,7 @@ functions(  # functions that belong to no operator
     bool_capsule="object",
     cpu_isa="",
     has_exchange_api="object",
-    is_direct="object",
+    is_direct_gradient="object",
     num_threads="",
     scale_gradients="object*3, int",
     set_cpu_isa="str",
@@ -70,6 +70,7 @@ functions(  # functions that belong to no operator
     set_num_threads="int",
     set_torch="object*7",
     shape_and_dtype="object, str",
+    wanted_gradients="object",
     workspace_stats="bool",
 )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _check
+from ._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
 from ._native import module as _C
 
 Native = Callable[..., Any]
@@ -61,6 +62,10 @@ def sum_of_products(tangents: Sequence[Any], kept: Sequence[Any], how: tuple[Any
     return found
 
 
+def _always(i: int, how: tuple[Any, ...]) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Kept:
     """Derivatives of a loss whose forward also computes its gradients.
@@ -90,16 +95,19 @@ class Kept:
     scale: Callable[..., Sequence[Any]] = products
     along: Callable[..., Any] = sum_of_products
 
-    def allows(self, i: int, how: tuple[Any, ...]) -> bool:
-        return True
+    allows = staticmethod(_always)
 
 
 @dataclass(slots=True)
 class Like:
-    """The part that is kept of an array in which an operator is linear."""
+    """The shape and dtype of an array that is not kept."""
 
     shape: Any
     dtype: Any
+
+    @staticmethod
+    def of(array: Any) -> Like | None:
+        return None if array is None else Like(array.shape, array.dtype)
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,8 @@ class Composed:
         reads: positions of the constants that ``composed`` takes after the arrays ``of``.
         incoming: names of the incoming gradients, one for each of the first outputs.
         kept: a function of arrays and outputs that returns what the backward reads.
+        eager: a function that returns the autograd Function of eager calls, for an operator so short that the engine's
+            general one would add a tenth to its time.
         backward: a function that returns the gradients of ``of``, None for those that are not wanted. It takes a way to
             call operators, the incoming gradients or None, what was kept, the options and what is wanted. None: use
             ``composed``.
@@ -129,10 +139,11 @@ class Composed:
         constants: words that refuse a gradient or a tangent of another array; "" takes those of every operator. With
             None, other arrays are results of a forward, whose derivatives come through ``of``.
         allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
-        is_linear: whether derivatives read a :class:`Like` of each array ``of``, then the arrays ``reads``.
+        likes: positions of arrays whose :class:`Like` a backward reads in front of what was kept.
+        is_linear: whether the operator is linear in the arrays ``of``, as :func:`linear` says.
         dims: most dimensions that kernels read at any stride; the last must be contiguous.
-        as_kept: whether ``backward`` reads what was kept at any strides, so that a trace copies none of it, and each
-            incoming gradient in the dtype of its output. Otherwise all have the dtype of what is kept first.
+        as_kept: whether ``backward`` reads what was kept at any strides, so that a trace copies none of it, and
+            incoming gradients as they are. Otherwise these get the dtype of what is kept first.
     """
 
     of: tuple[int, ...]
@@ -140,6 +151,7 @@ class Composed:
     reads: tuple[int, ...] = ()
     incoming: tuple[str, ...] = ()
     kept: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] = lambda arrays, outputs: arrays
+    eager: Callable[[], Any] | None = None
     backward: Callable[..., Sequence[Any]] | None = None
     tangents: Callable[..., Sequence[Any]] | None = None
     asked: Callable[[Sequence[Any], tuple[Any, ...]], bool] = lambda arrays, how: False
@@ -147,28 +159,32 @@ class Composed:
     beside: int | None = None
     batch: Callable[..., Any] | None = None
     constants: str | None = None
-    allows: Callable[[int, tuple[Any, ...]], bool] = lambda i, how: True
+    allows: Callable[[int, tuple[Any, ...]], bool] = _always
+    likes: tuple[int, ...] = ()
     is_linear: bool = False
     dims: int = 3
     as_kept: bool = False
 
 
-def linear(of: tuple[int, ...], along: Callable[..., Sequence[Any]], constants: str = "", **more: Any) -> Composed:
+def linear(
+    of: tuple[int, ...], along: Callable[..., Any], constants: str = "", reads: tuple[int, ...] = (), **more: Any
+) -> Composed:
     """Derivatives of an operator that is linear in the arrays ``of``.
 
     The operator itself maps tangents. Its transpose, which is linear in the same way, maps gradients.
 
     Args:
         along: a function that returns tangents of the first outputs, or gradients of ``of``. It takes a way to call
-            operators; tangents or incoming gradients, None where there is none; the arrays that :class:`Composed`
-            names; the options; and which gradients of ``of`` are wanted, None for tangents.
+            operators; tangents or incoming gradients, None where there is none; a :class:`Like` of each array ``of``,
+            then the arrays ``reads``; the options; and which gradients of ``of`` are wanted, None for tangents.
     """
 
     def tangents(call: Any, given: Any, arrays: Any, how: Any) -> Sequence[Any]:
         return along(call, given, arrays, how, None)
 
-    asked = lambda arrays, how: True  # noqa: E731
-    return Composed(of, backward=along, tangents=tangents, asked=asked, constants=constants, is_linear=True, **more)
+    more |= {"backward": along, "tangents": tangents, "constants": constants, "reads": reads, "is_linear": True}
+    more |= {"asked": lambda arrays, how: True, "kept": lambda arrays, outputs: [arrays[i] for i in reads]}
+    return Composed(of, likes=of, as_kept=True, **more)
 
 
 class Declared:
@@ -212,9 +228,11 @@ class Operator:
         gradient: Kept | Composed | None = None,
         schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = lambda how: how,
         follows: bool = False,
+        casts: tuple[int, ...] = (),
         leads: int = 0,
         sharded: str = "",
         flops: Callable[..., int] | None = None,
+        main_grad_call: str = "",
     ) -> None:
         """
         Args:
@@ -231,19 +249,21 @@ class Operator:
             schema_options: a function that returns options in the schema's form, if ``native`` takes others as well.
                 None: :class:`Declared` checks them by the types that ``options`` declares.
             follows: whether it has the numbers of its forward for the options ``exp`` and ``unit``.
+            casts: positions of the operands of a matrix product, which torch.autocast casts.
             leads: position of the array whose device and framework the others must have.
             sharded: end of the error for a DTensor, which names the call to use instead.
             flops: a function of the arrays' shapes that returns the count for torch's FlopCounterMode.
+            main_grad_call: the function that takes a main_grad for callers without autograd.
         """
         self.name, self.arrays, self.options = name, tuple(map(Array.of, arrays)), options
         self.outputs = outputs or (lambda arrays, how: (arrays[leads].shape,) * len(dtypes))
         self.dtypes, self.gradient = dtypes, gradient
         self.schema_options, self.leads = schema_options or Declared(options), leads
-        # The engine resolves exp of an operator without gradients. An operator with gradients, and a backward, gets its
-        # number, which autograd keeps.
-        is_alone = gradient is None and not follows and "int exp" in options
-        self.exp = options.split(", ").index("int exp") if is_alone else None
-        self.sharded, self.flops, self.follows = sharded, flops, follows
+        names = options.split(", ")
+        self.in_context = tuple((i, name) for i, name in enumerate(names) if name in ("int exp", "int unit"))
+        self.has_exp = "int exp" in names
+        self.sharded, self.flops, self.follows, self.casts = sharded, flops, follows, casts
+        self.main_grad_call = main_grad_call
         self.num_options = options.count(",") + 1 if options else 0
         self.has_numbers = any(a.number for a in self.arrays)
         self.written = tuple(i for i, a in enumerate(self.arrays) if a.written)
@@ -255,6 +275,10 @@ class Operator:
         elif native is None:
             native = lambda arrays, how, *tail: getattr(_C, name)(*arrays, *how, *tail)  # noqa: E731
         self.native: Native = native
+        self.function: Any = None  # the Function of eager calls, once the engine has registered the operator
+        # Bit i: array i may have a gradient, with any options.
+        of = gradient.of if gradient is not None and gradient.allows is _always else ()
+        self.differentiable = sum(1 << i for i in of)
         OPERATORS.append(self)
 
     def into(self, at: int) -> Operator:
@@ -286,7 +310,14 @@ class Operator:
             flops=None if flops is None else lambda main_grad, *given: flops(*given),
         )
 
-    def resolved(self, how: tuple[Any, ...], mode: Callable[..., int], *device: str) -> tuple[Any, ...]:
-        """The options with ``exp`` as the extension's number, which ``mode`` computes from exp and device."""
-        at = self.exp
-        return how if at is None else (*how[:at], mode(how[at], *device), *how[at + 1 :])
+    def resolved(self, how: tuple[Any, ...], device: str, is_compiling: bool = False) -> tuple[Any, ...]:
+        """The options with the extension's numbers of exp, and of a unit that is None.
+
+        The context decides them; a compiled call reads it when it runs."""
+        found = list(how)
+        for i, option in self.in_context:
+            if option == "int exp":
+                found[i] = unresolved_exp(how[i]) if is_compiling else resolve_exp(how[i], device)
+            elif how[i] is None:
+                found[i] = AS_CALLED if is_compiling else product_unit()
+        return tuple(found)

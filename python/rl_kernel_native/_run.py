@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _in_graph, _torch
-from ._arithmetic import resolve_exp, unresolved_exp
-from ._dispatch import count_write, match_torch_threads
+from ._dispatch import count_write
 from ._operator import Kept, Operator
 from ._schema import as_schema, is_number, operand, title
 from ._torch import (
@@ -18,8 +17,6 @@ from ._torch import (
     functorch_active,
     is_compiling,
     is_grad_enabled,
-    is_plain,
-    is_untraced,
     require_tensors,
 )
 
@@ -34,13 +31,8 @@ def traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[A
 
 def applied(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
     how, more = op.schema_options(how[: op.num_options]), how[op.num_options :]
-    if op.exp is not None:
-        if is_compiling():
-            how = op.resolved(how, unresolved_exp)
-        else:
-            how = op.resolved(how, resolve_exp, _torch.device_type(arrays[0], op.arrays[0].name))
     if op.gradient is None:
-        if is_untraced() and not all(is_plain(x) for x in arrays if isinstance(x, Tensor)):
+        if not is_compiling():
             _torch.device_type(arrays[0], op.arrays[0].label(how))
         if op.written:
             found = getattr(_ops, op.name)(*arrays, *how)
@@ -60,11 +52,9 @@ def applied(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[
 
 def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
     first = arrays[op.leads]
-    if op.exp is not None:
-        how = op.resolved(how, resolve_exp, _torch.device_type(first, op.arrays[0].name))
-    if first.is_cpu:
-        match_torch_threads()
-    elif not first.is_cuda:
+    if first.is_cpu or first.is_cuda:
+        _torch.prepare(first)
+    else:
         _torch.device_type(first, op.arrays[op.leads].label(how, arrays))
     found = op.native(arrays, how, None, 0)
     if op.written:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _dispatch, _in_graph
+from . import _in_graph
 from ._native import module as _C
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # indexed by the extension's number
@@ -25,35 +25,20 @@ is_compiling = torch.compiler.is_compiling
 is_read_by_dynamo = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
 is_autocasting = torch._C._is_any_autocast_enabled
+_num_threads = torch.get_num_threads
 
 _GPU = "rocm" if torch.version.hip else "cuda"
 
 
-def is_untraced() -> bool:
-    """Whether nothing traces or transforms the running code, and no tensor can carry a tangent."""
-    return (
-        not is_compiling()
-        and not functorch_active()
-        and _modes_active() == 0
-        and not _is_jit_tracing()
-        and forward_ad._current_level < 0
-    )
-
-
-def is_plain(tensor: Any) -> bool:
-    """Whether a tensor's memory holds its numbers; a leftover tensor of a torch.func transform wraps another one."""
-    return type(tensor) in PLAIN and not tensor.is_neg() and not tensor.is_meta and not _is_wrapped(tensor)
-
-
 def is_direct(*tensors: Any) -> bool:
-    """Whether a call may skip the dispatcher: :func:`is_untraced`, and :func:`is_plain` of every tensor. The extension
-    decides it, because a call costs as much as its checks, and refuses values that are not tensors."""
-    return not is_read_by_dynamo() and _C.is_direct(tensors)
+    """Whether a call may skip the dispatcher: nothing traces or transforms it, and memory holds the tensors' numbers.
+    The extension decides it, because a call costs as much as its checks, and refuses values that are not tensors."""
+    return not is_read_by_dynamo() and _C.wanted_gradients(tensors) >= 0
 
 
 def is_direct_gradient(dy: Tensor) -> bool:
     """Whether a backward may skip the dispatcher: its gradients may be of another kind than the forward's inputs."""
-    return is_untraced() and is_plain(dy) and not _is_legacy_batched(dy)
+    return not is_read_by_dynamo() and _C.is_direct_gradient(dy)
 
 
 def wants_grad(*tensors: Any) -> bool:
@@ -200,7 +185,7 @@ def device_type(tensor: Tensor, name: str) -> str:
 def prepare(tensor: Tensor) -> None:
     """Prepares a native call: on the CPU, it sets as many threads as torch uses."""
     if not tensor.is_cuda:
-        _dispatch.match_torch_threads()
+        _C.set_num_threads(_num_threads())
 
 
 _C.set_torch(
@@ -209,6 +194,6 @@ _C.set_torch(
     torch.compiler,
     forward_ad,
     PLAIN,
-    _is_wrapped,
+    (_is_wrapped, _is_legacy_batched),
     autocast_hint,
 )

@@ -71,7 +71,7 @@ def test_autograd_has_the_bytes_of_backward(form: str, dtype: str, device: str, 
 
 
 def test_a_gradient_that_nobody_asks_for_is_not_computed(s: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_kernel_native.ops import attention_torch
+    from rl_kernel_native.ops import attention_traced
 
     arrays, lists = s.call("packed")
     leaves = [leaf * 1 for leaf in leaves_of(arrays)]  # torch.autograd.grad cannot handle these leaves directly
@@ -84,8 +84,8 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(s: Sequences, monkeypat
             asked.append(arguments[-5:-2])
             return native.attention_backward(*arguments)
 
-    native = attention_torch._C
-    monkeypatch.setattr(attention_torch, "_C", Recording())
+    native = attention_traced._C
+    monkeypatch.setattr(attention_traced, "_C", Recording())
     for wanted, expected in (
         (leaves, (True, True, True)), (leaves[:1], (True, False, False)), (leaves[2:3], (False, True, False)),
         (leaves[3:], (False, False, True)),

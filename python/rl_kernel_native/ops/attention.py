@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, overload
 
 from .. import _call, _check, _dispatch
-from .._arithmetic import product_unit, resolve_exp
 from .._native import functions
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
 from ..contract import (
@@ -24,9 +23,9 @@ from ..contract import (
     derivatives,
 )
 from ..reference.attention import attention_reference
-from . import attention_traced  # noqa: F401 - describes the operators
-from .attention_lists import BESIDE_TREE, NO_PAGES, PAGES, PLACES, list_names
-from .attention_partials import AttentionPartials, partials
+from . import attention_traced
+from .attention_lists import BESIDE_TREE, PAGES
+from .attention_partials import AttentionPartials, partials, unit_of
 
 __all__ = ["AttentionResult", "attention", "attention_backward", "attention_reference"]
 
@@ -52,24 +51,6 @@ class AttentionResult(NamedTuple, Generic[ArrayT]):
 
 
 _NO_PREFIX = (None, None, None)
-
-_torch_path: Any = None
-_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, set when the first tensor is seen
-_plain_or_none: tuple[Any, ...] = ()
-
-
-def _torch() -> Any:
-    """ops/attention_torch.py, imported for the first torch tensor."""
-    global _torch_path, _plain, _plain_or_none
-    if _torch_path is None:
-        _dispatch.require_torch()
-        _call.load()
-        from . import attention_torch
-
-        _torch_path = attention_torch
-        _plain = attention_torch.PLAIN
-        _plain_or_none = (*_plain, type(None))
-    return _torch_path
 
 
 def _narrow(offsets: Any) -> Any:
@@ -274,36 +255,25 @@ def attention(
         return partials(q, k, v, (*lists[:5], *lists[6:]), splits, options, exp)
     if splits is not None:
         raise ValueError(f"splits: expected None without return_partials, got {type(splits).__name__}")
+    plain, return_lse = _call.plain, _check.flag("return_lse", return_lse)
     if (
-        type(q) in _plain
-        and type(k) in _plain
-        and type(v) in _plain
-        and type(sinks) in _plain_or_none
+        type(q) in plain
+        and type(k) in plain
+        and type(v) in plain
+        and (sinks is None or type(sinks) in plain)
         and q.is_cuda
-        and all(type(x) in _plain_or_none for x in lists)
-        and not _torch_path.is_read_by_dynamo()
-        and not _torch_path.is_autocasting()
+        and all(x is None or type(x) in plain for x in lists)
+        and not _call.loaded.is_read_by_dynamo()
+        and not _call.loaded.is_autocasting()
     ):
         arrays = (q, k, v, sinks, *lists)
-        result = _C.attention_eager(arrays, options, exp, _check.flag("return_lse", return_lse))
+        result = _C.attention_eager(arrays, options, exp, return_lse)
         if result is not NotImplemented:
             return AttentionResult(*result) if return_lse else result[0]
-    if _dispatch.is_tensor(q):
-        out, lse = _torch().attention(q, k, v, sinks, lists, options, exp, _check.flag("return_lse", return_lse))
-    else:
-        frame = _dispatch.Frame(q, "q")
-        _dispatch.match_torch_threads()
-        names = ("q", "k", "v", "sinks", *list_names(PLACES + PAGES, lists))
-        out, lse = _C.attention(
-            tuple(frame.export(x, name) for x, name in zip((q, k, v, sinks, *lists), names, strict=True)),
-            options,
-            resolve_exp(exp, frame.device),
-            product_unit(),
-            _check.flag("return_lse", return_lse),
-            frame.allocate,
-            frame.stream,
-        )
-        out, lse = frame.result(out), frame.result(lse)
+    if block_table is not None and _dispatch.is_tensor(q) and _call.engine().wants_grad(q, k, v, sinks):
+        attention_traced.refuse_pages(block_table)
+    how = (*options, exp, unit_of(q), return_lse)
+    out, lse = _call.call(attention_traced.FORWARD, (q, k, v, sinks, *lists), how)
     return AttentionResult(out, lse) if return_lse else out
 
 
@@ -353,30 +323,11 @@ def attention_backward(
     else:
         given = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
         lists = _tree(tree, causal, dict(zip(BESIDE_TREE, given, strict=False)))
-    if _dispatch.is_tensor(q):
-        found: tuple[Any, ...] = _torch().backward(dout, dlse, q, k, v, out, lse, sinks, lists, options, exp)
-        return found if sinks is not None else found[:3]
-    frame = _dispatch.Frame(q, "q")
-    _dispatch.match_torch_threads()
-    named = {"dout": dout, "dlse": dlse, "q": q, "k": k, "v": v, "out": out, "lse": lse, "sinks": sinks}
-    dout, dlse, q, k, v, out, lse, sinks = (frame.export(x, name) for name, x in named.items())
-    lists = tuple(frame.export(x, name) for x, name in zip(lists, list_names(PLACES, lists), strict=True))
-    gradients = _C.attention_backward(
-        dout,
-        dlse,
-        out,
-        lse,
-        (q, k, v, sinks, *lists, *NO_PAGES),
-        options,
-        resolve_exp(exp, frame.device),
-        product_unit(),
-        True,
-        True,
-        sinks is not None,
-        frame.allocate,
-        frame.stream,
+    arrays = (dout, dlse, q, k, v, out, lse, sinks, *lists)
+    gradients = _call.call(
+        attention_traced.BACKWARD, arrays, (*options, exp, unit_of(q), True, True, sinks is not None)
     )
-    return tuple(frame.result(x) for x in (gradients if sinks is not None else gradients[:3]))
+    return gradients if sinks is not None else gradients[:3]
 
 
 # ---- how far results may be off float64 ----------------------------------------------------------------------------

@@ -10,11 +10,6 @@ NO_PAGES = (None,) * len(PAGES)
 BESIDE_TREE = (*PLACES[:5], "block_table", "shared_prefix")  # arguments that a tree excludes
 
 
-def list_names(names: tuple[str, ...], lists: tuple[Any, ...]) -> tuple[str, ...]:
-    """The names that a call uses for `names`: under ``parents``, both offsets are those of segments."""
-    return names if lists[5] is None else ("cu_segments", "cu_segments", *names[2:])
-
-
 def out_shape(q: Any, v: Any) -> tuple[Any, ...]:
     """The shape of out: that of q, with the last dimension of v."""
     return (*q.shape[:-1], v.shape[-1])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _check, _dispatch
-from .._arithmetic import AS_CALLED, IEEE, product_unit
+from .._arithmetic import IEEE
 from .._call import call
 from .._native import functions
 from .._operator import Operator
@@ -123,16 +123,19 @@ _PARTIALS = Operator(
     dtypes=("float32", "float32"),
     native=_native,
     schema_options=None,
+    casts=(0, 1, 2),
 )
+
+
+def unit_of(q: Any) -> int | None:
+    """The unit of the products, or None for that of the context; float32 has those of ieee in any unit."""
+    return IEEE if getattr(getattr(q, "dtype", None), "itemsize", 0) == 4 else None
 
 
 def partials(q: Any, k: Any, v: Any, lists: Any, splits: Any, options: Any, exp: Any) -> AttentionPartials[Any]:
     """``options`` are causal, window_size, softmax_scale and softcap."""
-    own, traced = _own(splits), False
+    own = _own(splits)
     if _dispatch.is_tensor(q):
-        from .._torch import autocast, is_compiling
-
-        traced = is_compiling()  # a traced call cannot read the context of rk.arithmetic
         refuse_gradients(
             "partials have none; call under torch.no_grad(), or let a training pass merge attention(..., "
             "return_lse=True) of its parts, whose out and lse have gradients",
@@ -140,8 +143,5 @@ def partials(q: Any, k: Any, v: Any, lists: Any, splits: Any, options: Any, exp:
             k=k,
             v=v,
         )
-        q, k, v = autocast(q, k, v)
-    unit = product_unit() if not traced else IEEE if str(q.dtype) == "torch.float32" else AS_CALLED
-    how = (own, *options, exp, unit)
-    stats, sums = call(_PARTIALS, (q, k, v, *lists), how)
+    stats, sums = call(_PARTIALS, (q, k, v, *lists), (own, *options, exp, unit_of(q)))
     return AttentionPartials(stats, sums, tuple(range(stats.shape[0])) if own is None else own)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._native import module as _C
-from .._operator import Composed, Operator
+from .._operator import Array, Composed, Operator
 from .._transforms import batched, pulled
 from .attention_lists import NO_PAGES, PAGES, PLACES, lse_shape, out_shape
 
@@ -27,26 +27,18 @@ def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
 # ---- derivatives ----------------------------------------------------------------------------------------------------
 
 
-def require_no_pages(block_table: Any, differentiable: bool) -> None:
-    if differentiable and block_table is not None:
+def refuse_pages(block_table: Any) -> None:
+    if block_table is not None:
         raise ValueError("block_table: pages have no gradient; call under torch.no_grad(), or without block_table")
 
 
-def incoming(dout: Any, dlse: Any, out: Any) -> tuple[Any, Any]:
-    """The incoming gradients in the form that the operator takes."""
-    import torch
-
-    from .._torch import gradient
-
-    dout = torch.zeros_like(out) if dout is None else gradient(dout, out.dtype, "dout", dims=4)
-    return dout, None if dlse is None else gradient(dlse, torch.float32, "dlse").contiguous()
-
-
-def gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
+def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
     (dout, dlse), (out, lse, q, k, v, sinks, *lists) = given, kept
-    require_no_pages(lists[6], True)  # for calls of the registered operator; attention itself has already checked
-    arrays = (*incoming(dout, dlse, out), q, k, v, out, lse, sinks, *lists[:6])
-    found = call(BACKWARD, arrays, (*how, wanted[0], wanted[1] or wanted[2], wanted[3]))
+    refuse_pages(lists[6])  # for calls of the registered operator; attention itself has already checked
+    if dout is None:
+        dout = out.new_zeros(out.shape)
+    arrays = (dout, None if dlse is None else dlse.contiguous(), q, k, v, out, lse, sinks, *lists[:6])
+    found = call(BACKWARD, arrays, (*how[:6], wanted[0], wanted[1] or wanted[2], wanted[3]))
     return tuple(g if is_wanted else None for g, is_wanted in zip(found, wanted, strict=True))
 
 
@@ -104,21 +96,38 @@ def _batch(folded: tuple[int, ...], sinks: int, alone: tuple[int, ...], wanted: 
 # ---- the operators --------------------------------------------------------------------------------------------------
 
 
+def _lists(names: tuple[str, ...], parents: int) -> list[Array]:
+    """Lists of sequences. ``parents``: position of these; beside them, both offsets are those of segments."""
+
+    def called(name: str) -> Any:
+        is_offsets = name in PLACES[:2]
+        return lambda _, arrays: "cu_segments" if is_offsets and arrays and arrays[parents] is not None else name
+
+    return [Array(name, optional=True, called=called(name)) for name in names]
+
+
+def _native(arrays: Any, how: Any, *tail: Any) -> Any:
+    """In addition to the schema's options, an eager call may have the one that asks for lse."""
+    return _C.attention(arrays, how[:4], how[4], how[5], len(how) == 6 or how[6], *tail)
+
+
 FORWARD = Operator(
     "attention",
-    (*"qkv", "sinks?", *(f"{name}?" for name in PLACES + PAGES)),
+    (*"qkv", "sinks?", *_lists(PLACES + PAGES, 9)),
     _HOW,
     outputs=lambda arrays, how: (out_shape(arrays[0], arrays[2]), lse_shape(arrays[0])),
     dtypes=(None, "float32"),
-    native=lambda arrays, how, *tail: _C.attention(arrays, tuple(how[:4]), *how[4:], True, *tail),
+    native=_native,
     schema_options=None,
+    casts=(0, 1, 2),
     gradient=Composed(
         of=(0, 1, 2, 3),
         composed=_composed_forward,
         reads=tuple(range(4, 14)),
         incoming=("dout", "dlse"),
-        kept=lambda arrays, outputs: (*outputs, *arrays),
-        backward=gradients,
+        kept=lambda arrays, outputs: (*outputs, *arrays[:11]),
+        backward=_gradients,
+        asked=lambda arrays, how: True,
         batch=_batch((0, 1, 2, *range(4, 14)), 3, (4, 5, 10), lambda inputs: (True, True)),
         dims=4,
         as_kept=True,
@@ -126,7 +135,7 @@ FORWARD = Operator(
 )
 BACKWARD: Operator = Operator(
     "attention_backward",
-    ("dout", "dlse?", *"qkv", "out", "lse", "sinks?", *(f"{name}?" for name in PLACES)),
+    ("dout", "dlse?", *"qkv", "out", "lse", "sinks?", *_lists(PLACES, 13)),
     f"{_HOW}, bool wants_q, bool wants_kv, bool wants_sinks",
     outputs=_gradient_shapes,
     dtypes=(2, 3, 4, "float32"),

@@ -64,6 +64,12 @@ def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -
     return (found.to(dy.dtype),)
 
 
+def _eager() -> Any:
+    from .eager_autograd import Embedding
+
+    return Embedding
+
+
 _WHERE = "SymInt vocab_start, SymInt? vocab_size, SymInt? padding_idx"
 # In addition to the schema's options: the dtype of the weight's gradient, and main_grad.
 _FORWARD = Operator(
@@ -74,8 +80,9 @@ _FORWARD = Operator(
     dtypes=(None,),
     native=lambda arrays, how, *tail: (_C.embedding(*arrays, *how[:3], *tail),),
     schema_options=None,
-    gradient=linear(of=(1,), reads=(0,), incoming=("dy",), along=_along, accumulates=1, batch=_batch),
+    gradient=linear(of=(1,), reads=(0,), incoming=("dy",), along=_along, accumulates=1, batch=_batch, eager=_eager),
     leads=1,
+    main_grad_call="embedding_backward",
 )
 _BACKWARD = Operator(
     "embedding_backward",
@@ -90,18 +97,6 @@ _BACKWARD = Operator(
     gradient=linear(of=(0,), reads=(1,), incoming=("dweight",), along=_along_backward),
 )
 _INTO = _BACKWARD.into(0)
-_OPERATORS = (_FORWARD, _BACKWARD, _INTO)
-_torch_path: Any = None
-
-
-def _torch() -> Any:
-    """ops/embedding_torch.py, imported for the first torch tensor."""
-    global _torch_path
-    _call.engine()  # the eager call needs it
-    from . import embedding_torch
-
-    _torch_path = embedding_torch
-    return _torch_path
 
 
 def embedding(
@@ -165,20 +160,15 @@ def embedding(
     ):
         y = _C.embedding_eager(ids, weight, vocab_start, vocab_size, padding_idx)
     if y is NotImplemented:
-        y = _called(ids, weight, (vocab_start, vocab_size, padding_idx), main_grad, weight_grad_dtype)
+        code = SAME if weight_grad_dtype is None else _dispatch.dtype_code(weight_grad_dtype, "weight_grad_dtype")
+        where = (vocab_start, vocab_size, padding_idx)
+        if main_grad is None and code < 0:
+            (y,) = _call.call(_FORWARD, (ids, weight), (*where, None, None))
+        else:
+            (y,) = _call.call_with_main_grad(_FORWARD, (ids, weight), where, main_grad, code)
     if check or on_bad_id == "raise":
         _raise_for_bad_id(ids, vocab_start + weight.shape[0] if vocab_size is None else vocab_size)
     return y
-
-
-def _called(ids: Any, weight: Any, where: tuple[Any, ...], main_grad: Any, dtype: Any) -> Any:
-    code = SAME if dtype is None else _dispatch.dtype_code(dtype, "weight_grad_dtype")
-    if _dispatch.is_tensor(weight):
-        return (_torch_path or _torch()).embedding(_OPERATORS, ids, weight, where, main_grad, code)
-    if main_grad is not None or dtype is not None:
-        name = "main_grad" if main_grad is not None else "weight_grad_dtype"
-        raise ValueError(f"{name}: only torch has an autograd that could use it; call embedding_backward instead")
-    return _call.call(_FORWARD, (ids, weight), where)[0]
 
 
 def _raise_for_bad_id(ids: Any, vocab_size: int) -> None:
@@ -239,12 +229,8 @@ def embedding_backward(
         _call.accumulate(_INTO, main_grad, (dy, ids), how)
         given: Any = main_grad
         return given
-    how = (*how, code)
     dweight: ArrayT
-    if _dispatch.is_tensor(dy):
-        dweight = (_torch_path or _torch()).backward(_OPERATORS, dy, ids, how)
-    else:
-        (dweight,) = _call.call(_BACKWARD, (dy, ids), how)
+    (dweight,) = _call.call(_BACKWARD, (dy, ids), (*how, code))
     return dweight
 
 

@@ -23,7 +23,7 @@ from ..contract import (
     derivatives,
 )
 from ..reference.linear import linear_reference
-from . import linear_traced  # noqa: F401 - describes the operators
+from .linear_traced import BIAS_GRAD, INPUT_GRAD, LINEAR, WEIGHT_GRAD, WEIGHT_GRAD_INTO
 
 __all__ = [
     "linear",
@@ -47,21 +47,13 @@ _C = functions(
 
 SAME = -1  # the code that means the operands' dtype
 
-_torch_path: Any = None
-_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, set when the first tensor is seen
-
 
 def _torch() -> Any:
-    """ops/linear_torch.py, imported for the first torch tensor."""
-    global _torch_path, _plain
-    if _torch_path is None:
-        _dispatch.require_torch()
-        _call.load()
-        from . import linear_torch
+    """ops/linear_torch.py, with every operator registered."""
+    _call.engine()
+    from . import linear_torch
 
-        _torch_path = linear_torch
-        _plain = linear_torch.PLAIN
-    return _torch_path
+    return linear_torch
 
 
 def _allows_vendor(engine: str) -> bool:
@@ -134,39 +126,25 @@ def linear(
     out = _code(out_dtype)
     if type(k_segments) is not int:
         k_segments = _check.integer("k_segments", k_segments)
+    plain = _call.plain
     if (
-        type(x) in _plain
-        and type(weight) in _plain
-        and (bias is None or type(bias) in _plain)
+        type(x) in plain
+        and type(weight) in plain
+        and (bias is None or type(bias) in plain)
         and main_grad is None
         and weight_grad_dtype is None
         and x.is_cuda  # type: ignore[attr-defined]
-        and not _torch_path.is_read_by_dynamo()
-        and not _torch_path.is_autocasting()
+        and not _call.loaded.is_read_by_dynamo()
+        and not _call.loaded.is_autocasting()
     ):
         result = _C.linear_eager(x, weight, bias, k_segments, out, allow_vendor, 0)
         if result is not NotImplemented:
             return result
     weight_grad = _code(weight_grad_dtype, "weight_grad_dtype")
-    if _dispatch.is_tensor(x):
-        return _torch().linear(x, weight, bias, k_segments, out, allow_vendor, main_grad, weight_grad)
-    if main_grad is not None or weight_grad != SAME:
-        name = "main_grad" if main_grad is not None else "weight_grad_dtype"
-        raise ValueError(f"{name}: only torch has an autograd that could use it; call linear_weight_grad instead")
-    frame = _dispatch.Frame(x, "x")
-    _dispatch.match_torch_threads()
-    y = _C.linear(
-        frame.export(x, "x"),
-        frame.export(weight, "weight"),
-        frame.export(bias, "bias"),
-        k_segments,
-        out,
-        allow_vendor,
-        product_unit(),
-        frame.allocate,
-        frame.stream,
-    )
-    return frame.result(y)
+    arrays, how = (x, weight, bias), (k_segments, out, allow_vendor, None)
+    if main_grad is None and weight_grad < 0:
+        return _call.call(LINEAR, arrays, (*how, None, None))[0]
+    return _call.call_with_main_grad(LINEAR, arrays, how, main_grad, weight_grad)[0]
 
 
 def linear_input_grad(dy: ArrayT, weight: AnyArray, *, engine: Engine = "auto") -> ArrayT:
@@ -184,20 +162,7 @@ def linear_input_grad(dy: ArrayT, weight: AnyArray, *, engine: Engine = "auto") 
         >>> rk.linear_input_grad(torch.ones(1, 2), torch.arange(6.0).view(2, 3))
         tensor([[3., 5., 7.]])
     """
-    allow_vendor = _allows_vendor(engine)
-    if _dispatch.is_tensor(dy):
-        return _torch().input_grad(dy, weight, allow_vendor)
-    frame = _dispatch.Frame(dy, "dy")
-    _dispatch.match_torch_threads()
-    dx = _C.linear_input_grad(
-        frame.export(dy, "dy"),
-        frame.export(weight, "weight"),
-        allow_vendor,
-        product_unit(),
-        frame.allocate,
-        frame.stream,
-    )
-    return frame.result(dx)
+    return _call.call(INPUT_GRAD, (dy, weight), (_allows_vendor(engine), None))[0]
 
 
 def linear_weight_grad(
@@ -237,26 +202,19 @@ def linear_weight_grad(
         raise TypeError(f"out_dtype: expected float32, that of main_grad, got {out_dtype!r}")
     _check.writable("main_grad", main_grad)
     _check.writable("out", out)
+    if main_grad is not None:
+        _call.accumulate(WEIGHT_GRAD_INTO, main_grad, (dy, x), (allow_vendor, None))
+        return main_grad  # type: ignore[return-value]
+    if out is None:
+        return _call.call(WEIGHT_GRAD, (dy, x), (code, allow_vendor, None))[0]
     if _dispatch.is_tensor(dy):
-        return _torch().weight_grad(dy, x, main_grad, out, code, allow_vendor)
+        return _torch().into(dy, x, out, code, allow_vendor)
     frame = _dispatch.Frame(dy, "dy")
     _dispatch.match_torch_threads()
-    dweight = _C.linear_weight_grad(
-        frame.export(dy, "dy"),
-        frame.export(x, "x"),
-        frame.export_output(main_grad, "main_grad"),
-        frame.export_output(out, "out"),
-        code,
-        allow_vendor,
-        product_unit(),
-        frame.allocate,
-        frame.stream,
-    )
-    given: Any = main_grad if main_grad is not None else out
-    if given is None:
-        return frame.result(dweight)
-    _dispatch.count_write(given)
-    return given
+    arrays = (frame.export(dy, "dy"), frame.export(x, "x"), None, frame.export_output(out, "out"))
+    _C.linear_weight_grad(*arrays, code, allow_vendor, product_unit(), frame.allocate, frame.stream)
+    _dispatch.count_write(out)
+    return out  # type: ignore[return-value]
 
 
 def linear_bias_grad(dy: ArrayT, *, out_dtype: DType = None) -> ArrayT:
@@ -273,12 +231,7 @@ def linear_bias_grad(dy: ArrayT, *, out_dtype: DType = None) -> ArrayT:
         >>> rk.linear_bias_grad(torch.ones(4, 2))
         tensor([4., 4.])
     """
-    code = _code(out_dtype)
-    if _dispatch.is_tensor(dy):
-        return _torch().bias_grad(dy, code)
-    frame = _dispatch.Frame(dy, "dy")
-    _dispatch.match_torch_threads()
-    return frame.result(_C.linear_bias_grad(frame.export(dy, "dy"), code, frame.allocate, frame.stream))
+    return _call.call(BIAS_GRAD, (dy,), (_code(out_dtype),))[0]
 
 
 def linear_partial(

@@ -254,9 +254,9 @@ class _LinearLogprob(Composing):
             _C.linear_logprob_require_workspace(head, arguments, how, place, needs, main_grad is not None)
         outputs = _forward(head, arguments, how, shard, returns | 2)
         # main_grad is not saved, because other backwards may add to it in between
-        rows, ctx.how = split(arguments, *how, returns, shard, main_grad)
+        rows, options = split(arguments, *how, returns, shard, main_grad)
         ctx.save_for_backward(outputs[1], *head, outputs[2], *rows)
-        ctx.op, ctx.likes, ctx.dtypes = FORWARD, (), (torch.float32,) * 3
+        ctx.state = FORWARD, options, torch.float32, ()
         ctx.mark_non_differentiable(*(o for o in outputs[3:] if o is not None))
         ctx.set_materialize_grads(False)
         return outputs
@@ -264,6 +264,6 @@ class _LinearLogprob(Composing):
     @staticmethod
     def backward(ctx: Any, *incoming: Any) -> Any:
         if is_grad_enabled():
-            _main_grad.refuse_create_graph(ctx.how[-1])
+            _main_grad.refuse_create_graph(ctx.state[1][-1])
             no_second()
         return Composing.backward(ctx, *incoming)

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from .. import _check, _dispatch
-from .._arithmetic import AS_CALLED, product_unit
+from .. import _check
 from .._call import call
 from .._native import functions
 from .._operator import Array, Operator
@@ -51,6 +50,7 @@ _LINEAR_SAMPLE = Operator(
     outputs=_outputs,
     dtypes=("int64", "float32", "float32", "int32"),
     native=_native,
+    casts=(0, 1, 2),
     flops=lambda hidden, weight, *_: 2 * math.prod(hidden) * weight[0],
 )
 
@@ -111,13 +111,7 @@ def linear_sample(
         raise ValueError(f"top_k: expected an integer in [0, {MOST_TOP_K}] (0 cuts nothing), got {k}")
     logits = _code(logits_dtype, "logits_dtype")
     workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
-    traced = False
-    if _dispatch.is_tensor(hidden):
-        from .._torch import autocast, is_compiling
-
-        traced = is_compiling()  # a traced call cannot read the context of rk.arithmetic
-        hidden, weight, bias = autocast(hidden, weight, bias)
-    how = (valid_vocab, exp, AS_CALLED if traced else product_unit(), logits, LOGPROBS[return_logprob], workspace_bytes)
+    how = (valid_vocab, exp, None, logits, LOGPROBS[return_logprob], workspace_bytes)
     ids, logprob, raw_logprob, status = call(_LINEAR_SAMPLE, (hidden, weight, bias, *keys, t, k, p, flags), how)
     return SampleResult(ids, logprob, raw_logprob, None, None, None, None, None, None, status)
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from .. import _check
 from .._arithmetic import AS_CALLED, IEEE
 from .._dispatch import dtype_code
 from .._native import module as _C
-from .._operator import Composed, Operator, linear
+from .._operator import Composed, Declared, Operator, linear
 from .._transforms import batched
 
 SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
@@ -18,13 +19,14 @@ SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
 
 
-def _code(dtype: Any) -> int:
-    return dtype_code(dtype, "out_dtype")
+def _code(dtype: Any) -> int | None:
+    return None if dtype is None else dtype_code(dtype, "out_dtype")
 
 
 def _code_beside(dtype: Any, x: Any) -> int:
-    """The same, or -1 for the dtype of ``x``, which the extension then checks under the name of ``x``, and for None."""
-    return -1 if dtype is None or dtype == x.dtype else _code(dtype)
+    """The same, or -1 for the dtype of ``x``, which the extension then checks under the name of ``x``, and for None. A
+    number stays."""
+    return dtype if type(dtype) is int else -1 if dtype is None or dtype == x.dtype else dtype_code(dtype, "out_dtype")
 
 
 # ---- derivatives ----------------------------------------------------------------------------------------------------
@@ -50,20 +52,20 @@ def _float32() -> Any:
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
     """Gradients of x, weight and bias. If main_grad is given, the weight's gradient is added to it."""
-    (dy,), (x, weight), engine = given, kept, _backwards(how[2:4])
-    weight_dtype, main_grad = how[4:] or (weight.dtype, None)
+    (dy,), (bias, x, weight), engine = given, kept, _backwards(how[2:4])
+    weight_dtype, main_grad = how[4:] or (None, None)
     dx = call(INPUT_GRAD, (dy, weight), engine)[0] if wanted[0] else None
     dweight = None
     if wanted[1] and main_grad is not None:
         call(WEIGHT_GRAD_INTO, (main_grad, dy, x), engine)
     elif wanted[1]:
         (dweight,) = call(WEIGHT_GRAD, (dy, x), (weight_dtype, *engine))
-    return dx, dweight, bias_gradient(call, dy) if wanted[2] else None
+    return dx, dweight, bias_gradient(call, dy, bias.dtype) if wanted[2] else None
 
 
-def bias_gradient(call: Any, dy: Any) -> Any:
-    """dbias in float32, which autograd rounds to the dtype of the bias."""
-    return call(BIAS_GRAD, (dy,), (_float32(),))[0]
+def bias_gradient(call: Any, dy: Any, dtype: Any = None) -> Any:
+    """dbias, by default in float32, which autograd rounds to the dtype of the bias."""
+    return call(BIAS_GRAD, (dy,), (dtype or _float32(),))[0]
 
 
 def _tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
@@ -75,7 +77,7 @@ def _tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
     )
     if dbias is not None:
         total = sum_of((total, dbias.float().expand(*x.shape[:-1], weight.shape[0])))
-    return (None if total is None else total.to(how[1]),)
+    return (None if total is None else total.to(how[1] or x.dtype),)
 
 
 def _input_grad_gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
@@ -106,6 +108,12 @@ def _bias_grad_along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) 
     return call(BIAS_GRAD, given, how) if wanted is None else (given[0].to(dy.dtype).expand(dy.shape),)
 
 
+def _eager() -> Any:
+    from .eager_autograd import Linear
+
+    return Linear
+
+
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
     """A batch adds one dimension of rows, unless another operand is batched too."""
     first, *rest = inputs
@@ -116,22 +124,30 @@ def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 
 
 _ENGINE = "bool allow_vendor, int unit"
+_OPTIONS = f"int k_segments, ScalarType? out_dtype, {_ENGINE}"
+_declared = Declared(_OPTIONS)
 # In addition to the schema's options: the dtype of the weight's gradient, and main_grad.
 LINEAR: Operator = Operator(
     "linear",
     ("x", "weight", "bias?"),
-    f"int k_segments, ScalarType out_dtype, {_ENGINE}",
+    _OPTIONS,
     sharded=SHARDED,
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[0]),),
     dtypes=(lambda how: _code(how[1]),),
-    native=lambda arrays, how, *tail: (_C.linear(*arrays, how[0], _code_beside(how[1], arrays[0]), *how[2:], *tail),),
+    native=lambda arrays, how, *tail: (_C.linear(*arrays, how[0], _code_beside(how[1], arrays[0]), *how[2:4], *tail),),
+    schema_options=lambda how: (_check.segment_count("k_segments", how[0]), *_declared(how)[1:]),
+    casts=(0, 1, 2),
+    main_grad_call="linear_weight_grad",
     gradient=Composed(
         of=(0, 1, 2),
         incoming=("dy",),
+        likes=(2,),
         kept=lambda arrays, outputs: arrays[:2],
+        eager=_eager,
         backward=_gradients,
         tangents=_tangents,
         accumulates=1,
+        beside=2,
         batch=_batch,
     ),
     flops=lambda x, weight, *_: 2 * math.prod(x) * weight[0],
@@ -155,7 +171,8 @@ INPUT_GRAD: Operator = Operator(
 WEIGHT_GRAD: Operator = Operator(
     "linear_weight_grad",
     ("dy", "x"),
-    f"ScalarType out_dtype, {_ENGINE}",
+    f"ScalarType? out_dtype, {_ENGINE}",
+    schema_options=None,
     sharded=SHARDED,
     outputs=lambda arrays, how: ((arrays[0].shape[-1], arrays[1].shape[-1]),),
     dtypes=(lambda how: _code(how[0]),),
@@ -174,7 +191,8 @@ WEIGHT_GRAD_INTO = WEIGHT_GRAD.into(0)
 BIAS_GRAD = Operator(
     "linear_bias_grad",
     ("dy",),
-    "ScalarType out_dtype",
+    "ScalarType? out_dtype",
+    schema_options=None,
     outputs=lambda arrays, how: (arrays[0].shape[-1:],),
     dtypes=(lambda how: _code(how[0]),),
     native=lambda arrays, how, *tail: (_C.linear_bias_grad(*arrays, _code_beside(how[0], arrays[0]), *tail),),

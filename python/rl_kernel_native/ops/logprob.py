@@ -87,21 +87,12 @@ def wanted_bits(return_lse: Any, return_entropy: Any, return_sum_p_sq: Any, retu
     return wanted
 
 
-_torch_path: Any = None
-_plain_tensor: Any = None  # torch.Tensor, set when the first tensor is seen
-
-
 def _torch() -> Any:
-    """ops/logprob_torch.py, imported for the first torch tensor."""
-    global _torch_path, _plain_tensor
-    if _torch_path is None:
-        _dispatch.require_torch()
-        _call.load()
-        from . import logprob_torch
+    """ops/logprob_torch.py, with every operator registered."""
+    _call.engine()
+    from . import logprob_torch
 
-        _torch_path = logprob_torch
-        _plain_tensor = logprob_torch.Tensor
-    return _torch_path
+    return logprob_torch
 
 
 @overload
@@ -190,11 +181,11 @@ def logprob(
     verify = (check is not False and _check.flag("check", check)) or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
     if (
-        type(logits) is _plain_tensor
+        type(logits) in _call.plain
         and kept is None
         and out is None
         and logits.is_cuda
-        and not _torch_path.is_read_by_dynamo()
+        and not _call.loaded.is_read_by_dynamo()
     ):
         numbers = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, None, None)
         result = _C.logprob_eager(logits, target, numbers, exp, returns)

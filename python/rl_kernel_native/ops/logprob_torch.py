@@ -18,23 +18,17 @@ from .._torch import (
     Eager,
     device_type,
     is_compiling,
+    is_direct,
     is_direct_gradient,
     is_grad_enabled,
-    is_plain,
-    is_read_by_dynamo,  # noqa: F401 - for the operator's own short way
-    is_untraced,
     prepare,
     refuse_jit_trace,
 )
 from .logprob_traced import BACKWARD, FORWARD, split
 
 
-def _is_direct(logits: Tensor) -> bool:
-    return is_untraced() and is_plain(logits)
-
-
 def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str | None, returns: int, out: Any) -> Any:
-    direct = _is_direct(logits)
+    direct = is_direct(logits)
     mode = resolve_exp(exp, device_type(logits, "logits")) if direct or not is_compiling() else unresolved_exp(exp)
     wants_grad = logits.requires_grad and is_grad_enabled()
     if type(arguments[0]) is not float:
@@ -153,5 +147,5 @@ def _require_direct(tensor: Tensor, name: str) -> None:
     refuse_jit_trace()
     if type(tensor).__name__ == "DTensor":
         raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local()")
-    if not _is_direct(tensor):
+    if not is_direct(tensor):
         raise TypeError(f"{name}: expected a plain torch.Tensor in eager mode, got {type(tensor).__name__} or a trace")

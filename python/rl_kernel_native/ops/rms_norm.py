@@ -97,8 +97,8 @@ def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
     if dy is None:  # y was not used, so no gradient reaches the norm
         return third if wanted[0] else None, None, third if wanted[2] else None
     arrays, returns_dx = (dy, *kept, third), wanted[0] or wanted[2]
-    if wanted[1] and len(how) > 4 and how[4] is not None:
-        dx = call(_INTO, (how[4], *arrays), (*how[:3], returns_dx))[0]
+    if wanted[1] and len(how) > 4 and how[5] is not None:
+        dx = call(_INTO, (how[5], *arrays), (*how[:3], returns_dx))[0]
         return dx if wanted[0] else None, None, dx if wanted[2] else None
     dtype = kept[1].dtype if wanted[1] else None
     dx, dweight = call(_BACKWARD, arrays, (*how[:3], returns_dx, dtype))
@@ -134,6 +134,7 @@ _FORWARD = Operator(
     dtypes=(None, None, "float32"),
     native=_native_forward,
     schema_options=None,
+    main_grad_call="rms_norm_backward",
     gradient=Composed(
         of=(0, 1, 2),
         composed=_composed_forward,
@@ -235,21 +236,14 @@ def rms_norm(
         result = _C.rms_norm_eager(x, weight, residual, eps, weight_offset, rounds, return_rstd)
         if result is not NotImplemented:
             return _selected(result, residual is not None, return_rstd)
-    if main_grad is not None:
-        _check_main_grad(main_grad, x, weight, residual)
-    result = _call.call(_FORWARD, (x, weight, residual), (eps, weight_offset, rounds, return_rstd, main_grad))
-    return _selected(result, residual is not None, return_rstd)
-
-
-def _check_main_grad(main_grad: Any, x: Any, weight: Any, residual: Any) -> None:
-    if weight is None:
+    arrays, how = (x, weight, residual), (eps, weight_offset, rounds, return_rstd)
+    if main_grad is None:
+        result = _call.call(_FORWARD, arrays, (*how, None, None))
+    elif weight is None:
         raise ValueError("main_grad: expected None where weight is None")
-    if not _dispatch.is_tensor(x):
-        raise ValueError("main_grad: only torch has an autograd that could use it; call rms_norm_backward instead")
-    _dispatch.require_torch()
-    from .. import _main_grad
-
-    _main_grad.check(main_grad, weight, x=x, residual=residual)
+    else:
+        result = _call.call_with_main_grad(_FORWARD, arrays, how, main_grad, SAME)
+    return _selected(result, residual is not None, return_rstd)
 
 
 def _selected(result: Any, has_residual: bool, return_rstd: bool) -> Any:
