@@ -88,6 +88,7 @@ SHARED = {
     "_transforms": ["test_engine", "test_torch", "test_linear_func"],
     "_workspace": ["test_linear_logprob", "test_torch"],
     "attention_merge": ["test_attention_partials", "test_attention_partials_bad_input"],
+    "eager_autograd": ["test_linear_engine", "test_linear_torch", "test_embedding_engine"],
     "linear_cross_entropy": [
         "test_linear_logprob_loss",
         "test_token_accuracy",
@@ -96,6 +97,7 @@ SHARED = {
         "test_pairs",
     ],
     "policy_loss": ["test_token_weight"],
+    "sample": ["test_linear_sample", "test_process_logits", "test_random_bits"],
     "value_loss": ["test_token_weight"],
     "ndarray": ["test_bad_export", "test_bad_input", "test_words"],
     "tokens": ["test_token_model", "test_exact_bounds"],
@@ -109,10 +111,11 @@ OF_STEM = {
     "rejection": ["policy_loss", "importance_weights"], "sequence": ["sequence_logprob", "policy_loss"],
     "scored": ["linear_logprob"], "softmax": ["logprob"], "span": ["scatter_rewards"], "value": ["value_loss"],
     "team_sum": ["group_advantage", "masked_whiten"], "merge_order": ["group_advantage"],
-    "central": ["value_loss", "mismatch_metrics", "importance_weights"], "packed_fields": ["policy_loss"],
+    "central": ["value_loss", "mismatch_metrics", "importance_weights"],
     "moment": ["group_advantage", "masked_whiten"], "philox": ["random_bits", "sample"], "mma_model": ["linear"],
     "token_operators": [
-        "covariance_mask", "importance_weights", "kl", "masked_whiten", "mismatch_metrics", "optimal_token_baseline",
+        "covariance_mask", "gae", "group_advantage", "importance_weights", "kl", "masked_whiten", "mismatch_metrics",
+        "optimal_token_baseline", "policy_loss", "scatter_rewards", "sequence_logprob", "shift_labels_packed",
         "value_loss",
     ],
     "token": ["kl", "value_loss", "sequence_logprob", "policy_loss"], "call": ["workspace", "torch", "frameworks"],
@@ -122,7 +125,7 @@ OF_STEM = {
     "half": ["linear", "rms_norm"], "torch_state": ["torch", "engine"], "row_integers": ["sample", "random_bits"],
     "isa": ["logprob", "kl"], "rows": ["rms_norm", "silu_mul"], "simd": ["logprob", "kl", "rms_norm"],
     "thread_pool": ["logprob", "gae"], "divisor": ["policy_loss"], "vec4": ["policy_loss"], "ieee": ["kl", "logprob"],
-    "row_array": ["sample", "random_bits"], "workspace": ["linear_logprob"], "random_words": ["random_bits"],
+    "workspace": ["linear_logprob"], "random_words": ["random_bits"],
     "row_split": ["silu_mul", "embedding"], "elementwise": ["silu_mul"],
 }  # fmt: skip
 ANY = ["test_exact_bounds", "test_option_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input",

@@ -179,8 +179,8 @@ def call_with_main_grad(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
     """The options of the backward are those of the forward, the dtype of the weight's gradient, and main_grad."""
     if op.casts and is_autocasting():
         arrays = _cast(op, arrays)
-    at = op.gradient.accumulates  # type: ignore[union-attr]
-    weight = arrays[at]
+    of: Any = op.gradient
+    weight = arrays[of.accumulates]
     of_gradient = _main_grad.check_weight_grad(weight, dtype, main_grad)
     if main_grad is not None:
         others = {a.name: x for a, x in zip(op.arrays, arrays, strict=True) if x is not weight}

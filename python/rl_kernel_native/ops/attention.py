@@ -317,7 +317,7 @@ def attention_backward(
         >>> tuple(dk.shape)
         (1, 4, 1, 16)
     """
-    options = (_check.flag("causal", causal), window_size, softmax_scale, softcap)
+    options: tuple[Any, ...] = (_check.flag("causal", causal), window_size, softmax_scale, softcap)
     if tree is None:
         lists: tuple[Any, ...] = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k, None)
     else:

@@ -161,7 +161,7 @@ def embedding(
         y = _C.embedding_eager(ids, weight, vocab_start, vocab_size, padding_idx)
     if y is NotImplemented:
         code = SAME if weight_grad_dtype is None else _dispatch.dtype_code(weight_grad_dtype, "weight_grad_dtype")
-        where = (vocab_start, vocab_size, padding_idx)
+        where: tuple[Any, ...] = (vocab_start, vocab_size, padding_idx)
         if main_grad is None and code < 0:
             (y,) = _call.call(_FORWARD, (ids, weight), (*where, None, None))
         else:

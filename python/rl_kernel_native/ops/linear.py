@@ -141,7 +141,8 @@ def linear(
         if result is not NotImplemented:
             return result
     weight_grad = _code(weight_grad_dtype, "weight_grad_dtype")
-    arrays, how = (x, weight, bias), (k_segments, out, allow_vendor, None)
+    arrays: tuple[Any, ...] = (x, weight, bias)
+    how: tuple[Any, ...] = (k_segments, out, allow_vendor, None)
     if main_grad is None and weight_grad < 0:
         return _call.call(LINEAR, arrays, (*how, None, None))[0]
     return _call.call_with_main_grad(LINEAR, arrays, how, main_grad, weight_grad)[0]
