@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <vector>
 
 #include "call.h"
@@ -354,95 +353,11 @@ nb::object backward(Frame* frame, nb::handle dout_given, nb::handle dlse_given, 
       .run(rlk::attention_backward, &p, attention_backward_workspace_bytes);
 }
 
-// ---- partials of several calls ----
-
-// The parts or partials of a call: [parts, batch, tokens, heads, head_dim], packed without batch.
-void read_parts(const Array& a, AttentionMergeParams* p) {
-  const TensorView& v = a.view();
-  require_shape(v.ndim == 4 || v.ndim == 5, a,
-                "shape [splits, batch, tokens, heads, head_dim], or packed [splits, tokens, heads, head_dim]");
-  p->num_splits = v.shape[0];
-  p->value_dim = v.shape[v.ndim - 1];
-  p->num_q_heads = v.shape[v.ndim - 2];
-  p->q_tokens = v.shape[v.ndim - 3];
-  p->rows = p->q_tokens * (v.ndim == 5 ? v.shape[1] : 1);
-  check_head_dim(a);
-  require(p->num_splits <= kMaxMergedSplits, a, "at most ", kMaxMergedSplits, " splits, got shape ", a.shape());
-  require_contiguous(a);
-}
-
-// The shape of lse, where heads precede tokens.
-Sizes shape_of_lse(const Array& a) {
-  Sizes shape(a.shape().begin() + 1, a.shape().end() - 1);
-  std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
-  return shape;
-}
-
-void check_part(const Array& a, const Sizes& shape, const Array& like, const char* what) {
-  require_device(a, like.view().device);
-  require_shape(std::ranges::equal(a.shape(), shape), a, "shape ", shape, " (", what, ")");
-  require_contiguous(a);
-}
-
-nb::object run_merge(Frame* frame, AttentionMergeParams* p, const Array& first, bool wants_lse) {
-  return Results("attention", first, frame)
-      .add(&p->out, first.shape().subspan(1), p->dtype)
-      .add(&p->lse, shape_of_lse(first), wants_lse)
-      .run(rlk::attention_merge, *p);
-}
-
-// `splits` has the split numbers of the partials, in any order.
-nb::object attention_merge(Frame* frame, nb::handle sums_given, nb::handle stats_given, nb::handle sinks_given,
-                           nb::handle splits, int dtype, int exp, bool wants_lse) {
-  AttentionMergeParams p;
-  const Array &sums = frame->read(sums_given, "sums", kFloat32), &stats = frame->read(stats_given, "stats", kFloat32);
-  read_parts(sums, &p);
-  const Sizes of_stats = shape_with(sums.shape().first(sums.view().ndim - 1), 2);
-  check_part(stats, of_stats, sums, "m and l of each row of sums");
-  Sizes numbers;
-  for (const nb::handle number : splits) numbers.push_back(nb::cast<std::int64_t>(number));
-  require(std::ssize(numbers) == p.num_splits, "splits", p.num_splits, " numbers (the first dimension of sums), got ",
-          numbers.size());
-  std::iota(p.order, p.order + p.num_splits, std::int16_t{0});
-  std::sort(p.order, p.order + p.num_splits, [&](std::int16_t a, std::int16_t b) { return numbers[a] < numbers[b]; });
-  for (std::int64_t i = 1; i < p.num_splits; ++i) {
-    const std::int64_t number = numbers[p.order[i]];
-    require(number != numbers[p.order[i - 1]], "splits", "each number once, got ", number, " twice");
-  }
-  if (const Array* const sinks = frame->optional(sinks_given, "sinks", kFloat32)) {
-    check_part(*sinks, {p.num_q_heads}, sums, "the heads of sums");
-    p.sinks = sinks->elements<float>();
-  }
-  p.stats = stats.data<float>();
-  p.sums = sums.data<float>();
-  p.dtype = static_cast<DType>(dtype);
-  p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
-  return run_merge(frame, &p, sums, wants_lse);
-}
-
-nb::object attention_merge_approximate(Frame* frame, nb::handle outs_given, nb::handle lses_given, int exp,
-                                       bool wants_lse) {
-  AttentionMergeParams p;
-  const Array &outs = frame->read(outs_given, "outs", kFloats), &lses = frame->read(lses_given, "lses", kFloat32);
-  read_parts(outs, &p);
-  Sizes of_lses = shape_of_lse(outs);
-  of_lses.insert(of_lses.begin(), p.num_splits);
-  check_part(lses, of_lses, outs, "a number for each row of outs, heads in front of tokens");
-  std::iota(p.order, p.order + p.num_splits, std::int16_t{0});
-  p.outs = outs.data();
-  p.lses = lses.data<float>();
-  p.dtype = outs.view().dtype;
-  p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
-  return run_merge(frame, &p, outs, wants_lse);
-}
-
 const Functions kFunctions([](nb::module_& m) {
   define(m, "attention", &forward);
   define(m, "attention_eager", &eager);
   define(m, "attention_backward", &backward);
   define(m, "attention_partials", &partials);
-  define(m, "attention_merge", &attention_merge);
-  define(m, "attention_merge_approximate", &attention_merge_approximate);
 });
 
 }  // namespace

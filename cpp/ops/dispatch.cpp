@@ -75,40 +75,32 @@ void require_backend(const char* op, Device device) {
 #include "rlk/operators.inc"
 
 // Functions for which the backends differ.
-std::int64_t attention_workspace_bytes(const AttentionParams& p, Device device) {
-  require_backend("attention", device);
-#if RLK_WITH_CUDA
-  if (device.type == DeviceType::kCuda) return cuda::attention_workspace_bytes(p, device.index);
-#endif
-  const bool any = attention_rows(p) * p.num_q_heads > 0;
-  return device.type == DeviceType::kRocm && any ? attention_path_bytes(p) : 0;
-}
-
-std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, Device device) {
-  require_backend("attention", device);
-#if RLK_WITH_CUDA
-  if (device.type == DeviceType::kCuda) return cuda::attention_backward_workspace_bytes(p, device.index);
-#endif
-  const std::int64_t delta = 4 * attention_rows(p) * p.num_q_heads;
-  return device.type == DeviceType::kRocm ? delta + attention_path_bytes(p) : delta;
-}
-
 namespace {
 template <class Params>
-std::int64_t bytes_for_linear([[maybe_unused]] const Params& p, Device device) {
-  require_backend("linear", device);
-#if RLK_WITH_CUDA
-  if (device.type == DeviceType::kCuda) return cuda::linear_workspace_bytes(p, device.index);
-#endif
-  return 0;
+std::int64_t bytes_on_cuda(const char* op, WorkspaceBytes<Params> cuda, const Params& p, Device device) {
+  require_backend(op, device);
+  return cuda && device.type == DeviceType::kCuda ? cuda(p, device.index) : 0;
 }
 }  // namespace
-std::int64_t linear_workspace_bytes(const LinearParams& p, Device device) { return bytes_for_linear(p, device); }
+
+std::int64_t attention_workspace_bytes(const AttentionParams& p, Device device) {
+  if (device.type == DeviceType::kRocm && attention_rows(p) * p.num_q_heads > 0) return attention_path_bytes(p);
+  return bytes_on_cuda<AttentionParams>("attention", RLK_CUDA(attention_workspace_bytes), p, device);
+}
+std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, Device device) {
+  const std::int64_t on_cuda =
+      bytes_on_cuda<AttentionBackwardParams>("attention", RLK_CUDA(attention_backward_workspace_bytes), p, device);
+  if (device.type == DeviceType::kCuda) return on_cuda;
+  return 4 * attention_rows(p) * p.num_q_heads + (device.type == DeviceType::kRocm ? attention_path_bytes(p) : 0);
+}
+std::int64_t linear_workspace_bytes(const LinearParams& p, Device device) {
+  return bytes_on_cuda<LinearParams>("linear", RLK_CUDA(linear_workspace_bytes), p, device);
+}
 std::int64_t linear_workspace_bytes(const LinearInputGradParams& p, Device device) {
-  return bytes_for_linear(p, device);
+  return bytes_on_cuda<LinearInputGradParams>("linear", RLK_CUDA(linear_workspace_bytes), p, device);
 }
 std::int64_t linear_workspace_bytes(const LinearWeightGradParams& p, Device device) {
-  return bytes_for_linear(p, device);
+  return bytes_on_cuda<LinearWeightGradParams>("linear", RLK_CUDA(linear_workspace_bytes), p, device);
 }
 
 std::vector<LinearProducts> linear_vendor_products(Device device) {

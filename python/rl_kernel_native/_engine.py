@@ -163,7 +163,9 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
 
 def _numbers(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], wanted: int) -> tuple[Any, ...]:
     """The options with the numbers of exp and unit."""
-    kind = device_type(arrays[op.leads], op.arrays[op.leads].label(how, arrays)) if op.has_exp else ""
+    first, kind = arrays[op.leads], "cpu"
+    if op.has_exp and not first.is_cpu:
+        kind = device_type(first, op.arrays[op.leads].label(how, arrays))
     return op.resolved(how, kind, wanted < 0 and is_compiling())
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import _in_graph, _torch
 from ._dispatch import count_write
+from ._native import module as _C
 from ._operator import Kept, Operator
 from ._schema import as_schema, is_number, operand, title
 from ._torch import (
@@ -21,6 +22,7 @@ from ._torch import (
 )
 
 _ops = torch.ops.rl_kernel_native
+get_num_threads, set_num_threads = torch.get_num_threads, _C.set_num_threads
 
 
 def traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -52,9 +54,9 @@ def applied(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[
 
 def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
     first = arrays[op.leads]
-    if first.is_cpu or first.is_cuda:
-        _torch.prepare(first)
-    else:
+    if first.is_cpu:
+        set_num_threads(get_num_threads())
+    elif not first.is_cuda:
         _torch.device_type(first, op.arrays[op.leads].label(how, arrays))
     found = op.native(arrays, how, None, 0)
     if op.written:

@@ -62,7 +62,9 @@ ELEMENTWISE_TABLE = "cpp/include/rlk/elementwise.inc"
 COMPOSED = (OPERATOR_TABLE, "RLK_COMPOSED({op}, ")
 ELEMENTWISE = (ELEMENTWISE_TABLE, "RLK_ELEMENTWISE({op}, ")
 TABLES = {
-    "binding": [(f"cpp/bindings/{name}.cpp", "nb::object {op}(") for name in ("token_operators", "sample")],
+    "binding": [
+        (f"cpp/bindings/{name}.cpp", "nb::object {op}(") for name in ("token_operators", "row_operators", "sample")
+    ],
     "CUDA dispatch": [("cuda/common/token_operators.inc", "RLK_TOKEN_OPERATOR({op}, "), COMPOSED, ELEMENTWISE],
     **{piece: [COMPOSED, ELEMENTWISE] for piece in ("CPU backend", "CUDA kernel", "CUDA figures")},
     **{piece: [COMPOSED, ELEMENTWISE] for piece in ("HIP dispatch", "HIP kernel", "HIP notes")},

@@ -48,12 +48,18 @@ _C = functions(
 SAME = -1  # the code that means the operands' dtype
 
 
-def _torch() -> Any:
-    """ops/linear_torch.py, with every operator registered."""
-    _call.engine()
-    from . import linear_torch
+_torch_path: Any = None
 
-    return linear_torch
+
+def _torch() -> Any:
+    """ops/linear_torch.py, imported for the first torch tensor, with every operator registered."""
+    global _torch_path
+    if _torch_path is None:
+        _call.engine()
+        from . import linear_torch
+
+        _torch_path = linear_torch
+    return _torch_path
 
 
 def _allows_vendor(engine: str) -> bool:

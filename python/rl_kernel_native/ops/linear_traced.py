@@ -26,7 +26,9 @@ def _code(dtype: Any) -> int | None:
 def _code_beside(dtype: Any, x: Any) -> int:
     """The same, or -1 for the dtype of ``x``, which the extension then checks under the name of ``x``, and for None. A
     number stays."""
-    return dtype if type(dtype) is int else -1 if dtype is None or dtype == x.dtype else dtype_code(dtype, "out_dtype")
+    if type(dtype) is int:
+        return dtype
+    return -1 if dtype is None or dtype == x.dtype else dtype_code(dtype, "out_dtype")
 
 
 # ---- derivatives ----------------------------------------------------------------------------------------------------
@@ -126,7 +128,15 @@ def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 _ENGINE = "bool allow_vendor, int unit"
 _OPTIONS = f"int k_segments, ScalarType? out_dtype, {_ENGINE}"
 _declared = Declared(_OPTIONS)
-# In addition to the schema's options: the dtype of the weight's gradient, and main_grad.
+
+
+def _native(arrays: Any, how: Any, *tail: Any) -> Any:
+    """In addition to the schema's options, ``how`` may have the dtype of the weight's gradient, and main_grad."""
+    k_segments, dtype, allow_vendor, unit = how[:4]
+    code = dtype if type(dtype) is int else _code_beside(dtype, arrays[0])
+    return (_C.linear(*arrays, k_segments, code, allow_vendor, unit, *tail),)
+
+
 LINEAR: Operator = Operator(
     "linear",
     ("x", "weight", "bias?"),
@@ -134,7 +144,7 @@ LINEAR: Operator = Operator(
     sharded=SHARDED,
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[0]),),
     dtypes=(lambda how: _code(how[1]),),
-    native=lambda arrays, how, *tail: (_C.linear(*arrays, how[0], _code_beside(how[1], arrays[0]), *how[2:4], *tail),),
+    native=_native,
     schema_options=lambda how: (_check.segment_count("k_segments", how[0]), *_declared(how)[1:]),
     casts=(0, 1, 2),
     main_grad_call="linear_weight_grad",

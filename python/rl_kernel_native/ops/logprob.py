@@ -87,12 +87,18 @@ def wanted_bits(return_lse: Any, return_entropy: Any, return_sum_p_sq: Any, retu
     return wanted
 
 
-def _torch() -> Any:
-    """ops/logprob_torch.py, with every operator registered."""
-    _call.engine()
-    from . import logprob_torch
+_torch_path: Any = None
 
-    return logprob_torch
+
+def _torch() -> Any:
+    """ops/logprob_torch.py, imported for the first torch tensor, with every operator registered."""
+    global _torch_path
+    if _torch_path is None:
+        _call.engine()
+        from . import logprob_torch
+
+        _torch_path = logprob_torch
+    return _torch_path
 
 
 @overload

@@ -1,0 +1,296 @@
+// Python's entries to operators over rows of a matrix: embedding, rms_norm, silu_mul and gelu_mul.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "call.h"
+#include "linear_args.h"
+#include "rlk/ops/embedding.h"
+#include "rlk/ops/rms_norm.h"
+#include "rlk/ops/silu_mul.h"
+#include "tokens.h"
+
+namespace rlk::bindings {
+namespace {
+
+std::int64_t read_size(nb::handle value, const char* name) {
+  const std::int64_t size = read_integer(value, name, "an integer");
+  require(size >= 0, name, "an integer >= 0, got ", size);
+  return size;
+}
+
+// Reads ids [...], with any shape whose dimensions collapse to two strides.
+const Array& read_ids(Frame* frame, nb::handle object, Device device, EmbeddingTokens* to) {
+  const Array& ids = frame->read(object, "ids", kIndices, device);
+  const TensorView& v = ids.view();
+  to->id_rows = read_layout(ids, v.ndim, "dimensions");
+  to->ids = v.data;
+  to->id_dtype = v.dtype;
+  to->num_tokens = v.num_elements();
+  require(to->num_tokens < std::int64_t{1} << 32, ids, "fewer than 2^32 ids, got ", to->num_tokens);
+  return ids;
+}
+
+// Reads the vocabulary of a table of num_rows rows. It returns padding_idx, or -1 for None.
+std::int64_t read_vocabulary(nb::handle vocab_start, nb::handle vocab_size, nb::handle padding_idx, const char* table,
+                             EmbeddingTokens* to) {
+  require(to->num_rows < INT32_MAX, table, "fewer than 2^31 - 1 rows, got ", to->num_rows);
+  const std::int64_t start = to->vocab_start = read_size(vocab_start, "vocab_start");
+  require(start <= INT64_MAX - to->num_rows, "vocab_start", "vocab_start + rows in 64 bits, got ", start);
+  const std::int64_t size = vocab_size.is_none() ? start + to->num_rows : read_size(vocab_size, "vocab_size");
+  require(start <= size, "vocab_start", "an id in [0, ", size, "] (vocab_size), got ", start);
+  to->vocab_size = size;
+  if (padding_idx.is_none()) return -1;
+  const std::int64_t id = read_integer(padding_idx, "padding_idx", "an integer or None");
+  require(id >= 0 && id < size, "padding_idx", "None or an id in [0, ", size, ") (vocab_size), got ", id);
+  return id;
+}
+
+nb::object embedding(Frame* frame, nb::handle ids, nb::handle weight, nb::handle vocab_start, nb::handle vocab_size,
+                     nb::handle padding_idx) {
+  const RowsArgument table(frame, weight, "weight");
+  const TensorView& w = table.view();
+  require_shape(w.ndim == 2, table.array, "shape [rows, columns]");
+  require_columns_below(table, 31);
+  EmbeddingParams p;
+  const Array& tokens = read_ids(frame, ids, w.device, &p);
+  p.num_rows = table.num_rows;
+  p.columns = table.columns;
+  read_vocabulary(vocab_start, vocab_size, padding_idx, "weight", &p);
+  p.weight = w.data;
+  p.weight_stride = w.stride(0);
+  p.dtype = w.dtype;
+  p.y_stride = p.columns;
+  return Results("embedding", table.array, frame)
+      .add(&p.y, shape_with(tokens.shape(), p.columns), p.dtype)
+      .run(rlk::embedding, p);
+}
+
+// Returns dweight, or main_grad, which is accumulated in place.
+nb::object embedding_backward(Frame* frame, nb::handle dy, nb::handle ids, nb::handle num_rows, nb::handle vocab_start,
+                              nb::handle vocab_size, nb::handle padding_idx, nb::handle main_grad, int dweight_dtype) {
+  const RowsArgument g(frame, dy, "dy");
+  require_columns_below(g, 31);
+  const Device device = g.view().device;
+  EmbeddingBackwardParams p;
+  const Array& tokens = read_ids(frame, ids, device, &p);
+  require_shape(std::ranges::equal(tokens.shape(), g.leading()), tokens, "shape ", g.leading(),
+                " (the leading dimensions of dy)");
+  p.num_rows = read_size(num_rows, "num_rows");
+  p.columns = g.columns;
+  p.padding_idx = read_vocabulary(vocab_start, vocab_size, padding_idx, "num_rows", &p);
+  g.put(&p.dy, &p.dy_rows);
+  p.dtype = g.view().dtype;
+  p.dweight_dtype = main_grad.is_none() ? read_dtype(dweight_dtype, p.dtype) : DType::kFloat32;
+  check_gradient_dtype("dweight_dtype", p.dweight_dtype, p.dtype);
+  Results results("embedding", g.array, frame);
+  if (main_grad.is_none()) {
+    p.dweight_stride = p.columns;
+    results.add(&p.dweight, {p.num_rows, p.columns}, p.dweight_dtype);
+  } else {
+    const Array& given = frame->read(main_grad, "main_grad", kFloat32);
+    p.dweight_stride = check_output(given, p.num_rows, p.columns, device, "num_rows, columns of dy");
+    check_apart(given, g.array);
+    check_apart(given, tokens);
+    p.dweight = given.view().data;
+    p.accumulate = true;
+    results.add(main_grad);
+  }
+  return results.run(rlk::embedding_backward, &p, embedding_backward_workspace_bytes, p.accumulate);
+}
+
+// One that may be subnormal.
+float read_eps(nb::handle value) {
+  return read_number_in(value, "eps", std::numeric_limits<float>::denorm_min(), kMostFloat, kPositive);
+}
+
+// Checks a vector [columns], contiguous, on the device of `like`.
+void check_vector(const Array& a, const RowsArgument& like) {
+  const TensorView& v = a.view();
+  require_device(a, like.view().device);
+  require_shape(v.ndim == 1 && v.shape[0] == like.columns, a, "shape [", like.columns, "] (the last dimension of ",
+                like.array, ")");
+  require(v.shape[0] <= 1 || v.stride(0) == 1, a, "contiguous elements (stride 1), got stride ", v.stride(0));
+}
+
+// Reads the weight, null for None, and its offset.
+template <class Params>
+const Array* read_weight(Frame* frame, nb::handle given, nb::handle weight_offset, const RowsArgument& like,
+                         Params* p) {
+  p->weight_offset = static_cast<float>(read_number(weight_offset, "weight_offset"));
+  require(std::isfinite(p->weight_offset), "weight_offset", "a finite number, got ", weight_offset);
+  require(!given.is_none() || p->weight_offset == 0.0f, "weight_offset", "0 where weight is None");
+  p->weight_dtype = like.view().dtype;
+  const Array* const weight = frame->optional(given, "weight", "float32 or that of x");
+  if (!weight) return nullptr;
+  check_float32_or(*weight, like.array);
+  check_vector(*weight, like);
+  p->weight = weight->data();
+  p->weight_dtype = weight->view().dtype;
+  return weight;
+}
+
+// Reads optional rows with the shape, dtype and device of `like`.
+void read_more(Frame* frame, nb::handle object, const char* name, const RowsArgument& like, const void** data,
+               RowLayout* rows) {
+  if (object.is_none()) return;
+  const RowsArgument more(frame, object, name);
+  check_like(more, like);
+  more.put(data, rows);
+}
+
+// Returns y, or (y, new_residual or None, rstd or None) if one of the latter two is wanted.
+nb::object rms_norm(Frame* frame, nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps,
+                    nb::handle weight_offset, bool round_before_weight, bool return_rstd) {
+  const RowsArgument a(frame, x, "x");
+  require_columns_below(a, 31);
+  RmsNormParams p;
+  read_weight(frame, weight, weight_offset, a, &p);
+  a.lead(&p.x, &p.x_rows, &p);
+  p.columns = a.columns;
+  p.eps = read_eps(eps);
+  p.round_before_weight = round_before_weight;
+  read_more(frame, residual, "residual", a, &p.residual, &p.residual_rows);
+  p.y_rows = p.new_residual_rows = contiguous_rows(p.num_rows, p.columns);
+  Results results("rms_norm", a.array, frame);
+  results.add(&p.y, a.array.shape(), p.dtype);
+  const bool adds = !residual.is_none();
+  if (adds || return_rstd) {
+    results.add(&p.new_residual, a.array.shape(), p.dtype, adds).add(&p.rstd, a.leading(), return_rstd);
+  }
+  return results.run(rlk::rms_norm, p);
+}
+
+// Returns (dx or None, dweight or None). If rstd is None, it is computed from h and eps; otherwise eps is not read.
+// main_grad is accumulated in place and returned as dweight.
+nb::object rms_norm_backward(Frame* frame, nb::handle dy, nb::handle h, nb::handle weight, nb::handle eps,
+                             nb::handle rstd, nb::handle d_new_residual, nb::handle weight_offset,
+                             bool round_before_weight, nb::handle main_grad, bool return_dx, bool return_dweight,
+                             int dweight_dtype) {
+  const RowsArgument g(frame, dy, "dy"), a(frame, h, "h");
+  require_columns_below(g, 31);
+  check_like(a, g);
+  RmsNormBackwardParams p;
+  const Array* const w = read_weight(frame, weight, weight_offset, g, &p);
+  g.lead(&p.dy, &p.dy_rows, &p);
+  a.put(&p.h, &p.h_rows);
+  p.columns = g.columns;
+  p.round_before_weight = round_before_weight;
+  read_more(frame, d_new_residual, "d_new_residual", g, &p.d_new_residual, &p.d_new_residual_rows);
+  Results results("rms_norm", g.array, frame);
+  RmsNormParams statistics;
+  Caller::Fresh fresh;
+  if (rstd.is_none()) {
+    statistics.eps = read_eps(eps);
+    a.lead(&statistics.x, &statistics.x_rows, &statistics);
+    statistics.columns = p.columns;
+    fresh = results.caller().empty(g.leading(), DType::kFloat32);
+    p.rstd = statistics.rstd = static_cast<float*>(fresh.data);
+  } else {
+    const Array& given = frame->read(rstd, "rstd", kFloat32, g.view().device);
+    require_shape(std::ranges::equal(given.shape(), g.leading()) && given.view().is_contiguous(), given,
+                  "a contiguous array of shape ", g.leading(), " (the leading dimensions of dy)");
+    p.rstd = given.data<float>();
+  }
+  p.dx_rows = contiguous_rows(p.num_rows, p.columns);
+  results.add(&p.dx, g.array.shape(), p.dtype, return_dx);
+  if (!main_grad.is_none()) {
+    const Array& total = frame->read(main_grad, "main_grad", kFloat32);
+    check_vector(total, g);
+    require_writable(total);
+    for (const Array* input : {&g.array, &a.array, w}) {
+      if (input) check_apart(total, *input);
+    }
+    p.dweight = total.view().data;
+    p.main_grad = static_cast<const float*>(p.dweight);
+    p.dweight_dtype = DType::kFloat32;
+    results.add(main_grad);
+  } else {
+    if (return_dweight) p.dweight_dtype = read_dtype(dweight_dtype, p.weight_dtype);
+    if (return_dweight) check_gradient_dtype("dweight_dtype", p.dweight_dtype, p.dtype);
+    results.add(&p.dweight, {p.columns}, p.dweight_dtype, return_dweight);
+  }
+  if (statistics.rstd != nullptr) results.call(rlk::rms_norm, statistics);
+  return results.run(rlk::rms_norm_backward, &p, rms_norm_backward_workspace_bytes, p.main_grad != nullptr);
+}
+
+// gate and up in two arrays, or in one array whose last dimension holds gate, then up.
+struct GateAndUp {
+  RowsArgument first;
+  std::optional<RowsArgument> second;
+  std::int64_t columns;
+
+  GateAndUp(Frame* frame, nb::handle gate, nb::handle up)
+      : first(frame, gate, up.is_none() ? "gate_up" : "gate"), columns(first.columns / (up.is_none() ? 2 : 1)) {
+    require_columns_below(first, up.is_none() ? 31 : 30);
+    if (!up.is_none()) {
+      second.emplace(frame, up, "up");
+      check_like(*second, first);
+    } else {
+      require(first.columns % 2 == 0, first.array, "an even last dimension, whose halves are gate and up, got shape ",
+              first.array.shape());
+    }
+  }
+  Sizes shape() const { return shape_with(first.leading(), columns); }
+  // The start of up in a packed array that has the shape and dtype of `first`; null stays null.
+  template <class Byte>
+  Byte* half_way(Byte* packed) const {
+    return packed == nullptr ? nullptr : packed + columns * size_of(first.view().dtype);
+  }
+
+  template <class Params>
+  void fill(Params* p, int activation, bool round_before_mul) const {
+    first.lead(&p->gate, &p->gate_rows, p);
+    p->up = second ? second->view().data : half_way(static_cast<const unsigned char*>(p->gate));
+    p->up_rows = second ? second->rows : first.rows;
+    p->columns = columns;
+    p->activation = static_cast<Activation>(activation);
+    p->round_before_mul = round_before_mul;
+  }
+};
+
+nb::object silu_mul(Frame* frame, nb::handle gate, nb::handle up, int activation, bool round_before_mul) {
+  const GateAndUp in(frame, gate, up);
+  GatedMulParams p;
+  in.fill(&p, activation, round_before_mul);
+  p.y_rows = contiguous_rows(p.num_rows, p.columns);
+  return Results("silu_mul", in.first.array, frame).add(&p.y, in.shape(), p.dtype).run(gated_mul, p);
+}
+
+// Returns d_gate_up for a packed array, else (d_gate or None, d_up or None).
+nb::object silu_mul_backward(Frame* frame, nb::handle dy, nb::handle gate, nb::handle up, int activation,
+                             bool round_before_mul, bool return_d_gate, bool return_d_up) {
+  const GateAndUp in(frame, gate, up);
+  const RowsArgument g(frame, dy, "dy");
+  check_same(g.array, in.first.array);
+  const Sizes shape = in.shape();
+  check_shape(g.array, shape, "the result");
+  GatedMulBackwardParams p;
+  in.fill(&p, activation, round_before_mul);
+  g.put(&p.dy, &p.dy_rows);
+  p.d_gate_rows = p.d_up_rows = contiguous_rows(p.num_rows, in.first.columns);
+  Results results("silu_mul", in.first.array, frame);
+  if (in.second) {
+    results.add(&p.d_gate, shape, p.dtype, return_d_gate).add(&p.d_up, shape, p.dtype, return_d_up);
+  } else {
+    results.add(&p.d_gate, in.first.array.shape(), p.dtype);
+    p.d_up = in.half_way(static_cast<unsigned char*>(p.d_gate));
+  }
+  return results.run(gated_mul_backward, p);
+}
+
+const Functions kFunctions([](nb::module_& m) {
+  define(m, "embedding", &embedding);
+  define_eager<&embedding, 2>(m, "embedding_eager");
+  define(m, "embedding_backward", &embedding_backward);
+  define(m, "rms_norm", &rms_norm);
+  define_eager<&rms_norm, 3>(m, "rms_norm_eager");
+  define(m, "rms_norm_backward", &rms_norm_backward);
+  define(m, "gated_mul", &silu_mul);
+  define_eager<&silu_mul, 2>(m, "gated_mul_eager");
+  define(m, "gated_mul_backward", &silu_mul_backward);
+});
+
+}  // namespace
+}  // namespace rlk::bindings
