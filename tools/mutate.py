@@ -96,6 +96,7 @@ SHARED = {
         "test_denominators",
         "test_pairs",
     ],
+    "logprob": ["test_linear_logprob", "test_linear_logprob_engine", "test_linear_logprob_shards"],
     "policy_loss": ["test_token_weight"],
     "sample": ["test_linear_sample", "test_process_logits", "test_random_bits"],
     "value_loss": ["test_token_weight"],

@@ -7,7 +7,6 @@
 
 #include "call.h"
 #include "linear_args.h"
-#include "logprob_args.h"
 #include "rlk/kernels/attention_row.h"
 #include "rlk/kernels/attention_span.h"
 #include "tokens.h"

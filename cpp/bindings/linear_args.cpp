@@ -92,6 +92,20 @@ DType read_logits_dtype(int code, DType operands) {
   return logits;
 }
 
+int read_exp(nb::handle exp) {
+  if (exp.is_none()) return 1;
+  return PyUnicode_Check(exp.ptr()) && PyUnicode_CompareWithASCIIString(exp.ptr(), "portable") == 0 ? 0 : -1;
+}
+
+void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t columns, const char* names) {
+  const std::int64_t padded = (vocab_size + 63) / 64 * 64;
+  const std::string pad = words("; pad the vocabulary to a multiple of 64 columns (", names, padded,
+                                "), so that equal shards are whole parts");
+  argument_error("vocab_start", "expected a shard of whole parts of a vocabulary of ", vocab_size,
+                 " columns (it has eight parts, so 1, 2, 4 or 8 equal shards), got [", start, ", ", start + columns,
+                 ")", padded == vocab_size ? "" : pad);
+}
+
 // Returns the value as a Python int; refuses a bool.
 static nb::object index_of(nb::handle value, bool refused, const char* name, const char* expected) {
   PyObject* const index = refused || PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr());

@@ -80,6 +80,16 @@ Arithmetic read_arithmetic(int code, const TensorView& operand);
 // `code` is the number of a DType, or negative for `otherwise`.
 DType read_dtype(int code, DType otherwise);
 DType read_logits_dtype(int code, DType operands);  // float32, or the operands' dtype
+// Number of a call's exp on a GPU, or -1 if Python must decide.
+int read_exp(nb::handle exp);
+// Refuses a shard that is not whole parts of rule 5. The message puts `names` before the padded width: the name of the
+// argument that takes it, with "=", or an empty text.
+[[noreturn]] void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t columns, const char* names);
+// An element of a tuple, valid as long as the tuple.
+inline nb::handle entry(const nb::tuple& of, int i) {
+  if (PyObject* const found = PyTuple_GetItem(of.ptr(), i)) return found;
+  throw nb::python_error();
+}
 // Reads a Python integer that fits 64 bits.
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected);
 int read_segments(nb::handle k_segments, std::int64_t in_features);

@@ -1,12 +1,243 @@
-// Python's entry to logprob.
+// Python's entries to logprob and linear_logprob, which share all arguments but the logits. Checks turn Python's arrays
+// and numbers into a LogprobInput, or raise an error that names the argument, what was expected and what came.
+#include "rlk/ops/logprob.h"
+
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <type_traits>
 
 #include "call.h"
 #include "linear_args.h"
-#include "logprob_args.h"
+#include "rlk/ops/linear_logprob.h"
+#include "rlk/ops/sample.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
+
+float read_positive(nb::handle h, const char* name, const char* expected) {
+  const double x = read_number(h, name);
+  const auto single = static_cast<float>(x);
+  require(single > 0.0f && std::isfinite(single), name, expected, "a finite number > 0, got ", x);
+  return single;
+}
+
+std::int64_t read_size(nb::handle value, const char* name, std::int64_t otherwise = 0) {
+  return value.is_none() ? otherwise : read_integer(value, name, "an integer");
+}
+
+float read_temperature_value(nb::handle temperature) {
+  const double t = read_number(temperature, "temperature");
+  const auto single = static_cast<float>(t);
+  require(single > 0.0f && std::isnormal(single), "temperature", "a finite number > 0 (fp32, not subnormal), got ", t,
+          "; for greedy decoding take the argmax, a temperature of 0 has no log-probabilities");
+  return single;
+}
+
+// Arguments that the Python operator passes; None if the user gave nothing.
+struct LogprobArguments {
+  nb::handle logits, target;
+  // (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept ids, kept offsets)
+  const nb::tuple& numbers;
+  int exp;
+  nb::handle vocab_start = Py_None, vocab_size = Py_None;  // None if the logits hold the whole row
+  double label_smoothing = 0.0;
+};
+
+// The arrays of a call, together with the params that point into them.
+class LogprobCall {
+ public:
+  LogprobCall(Frame* frame, const LogprobArguments& a)
+      : rows_of_(&frame->read(a.logits, "logits", kFloats)), logits_(rows_of_) {
+    const TensorView& x = logits_->view();
+    require_backend("logprob", *logits_);
+    require_shape(x.ndim > 0, *logits_, "shape [..., vocab_size]");
+    input_.dtype = x.dtype;
+    input_.logits = x.data;
+    input_.num_columns = x.shape[x.ndim - 1];
+    count_rows();
+    const std::int64_t stride = x.stride(x.ndim - 1);  // NumPy gives an empty array the stride 0
+    require(input_.num_rows == 0 || input_.num_columns <= 1 || stride == 1, *logits_,
+            "a contiguous last dimension (stride 1), got stride ", stride, kCopyHint);
+    input_.logits_rows = read_layout(*logits_, x.ndim - 1, "leading dimensions");
+    read(frame, a);
+  }
+  // For logits [rows of hidden, num_columns] that are not in memory; a.logits is not read.
+  LogprobCall(Frame* frame, const LogprobArguments& a, const Array& hidden, std::int64_t num_columns,
+              DType logits_dtype)
+      : rows_of_(&hidden) {
+    input_.dtype = logits_dtype;
+    input_.num_columns = num_columns;
+    count_rows();
+    read(frame, a);
+  }
+
+  const LogprobInput& input() const { return input_; }
+  const Array& logits() const { return *logits_; }
+  Device device() const { return rows_of_->view().device; }
+  std::span<const std::int64_t> rows_shape() const { return rows_of_->shape().first(rows_of_->view().ndim - 1); }
+
+  // Checks a further input or output with one element per row: [rows], contiguous unless `layout` takes its strides.
+  void check_rows(const Array& array, DType dtype, RowLayout* layout = nullptr) const {
+    const TensorView& v = array.view();
+    if (v.dtype != dtype) dtype_error(array, name_of(dtype));
+    check_device(array);
+    require_shape(std::ranges::equal(array.shape(), rows_shape()), array, "shape ", rows_shape(), " (", *rows_of_,
+                  " without the last dimension)");
+    if (layout == nullptr) return require(v.is_contiguous(), array, "a contiguous array", kCopyHint);
+    const auto rows = row_layout(v, v.ndim);
+    require(rows.has_value(), array, "at most two strides", kCopyHint);
+    *layout = *rows;
+  }
+  void check_output(const Array& array, DType dtype) const {
+    check_rows(array, dtype);
+    require_writable(array);
+    check_apart(array, true);
+  }
+  // Raises an error if an output shares memory with an input. Logits may be excepted, for work in place.
+  void check_apart(const Array& output, bool from_logits) const {
+    for (const Array* input : {target_, temperature_, kept_ids_, kept_offsets_, from_logits ? logits_ : nullptr}) {
+      if (input) bindings::check_apart(output, *input);
+    }
+  }
+
+ private:
+  void count_rows() {
+    input_.num_rows = 1;
+    for (std::int64_t s : rows_shape()) input_.num_rows *= s;
+  }
+  void read(Frame* frame, const LogprobArguments& a) {
+    target_ = &frame->read(a.target, "target", kIndices);
+    check_rows(*target_, target_->view().dtype, &input_.target_rows);
+    input_.target = target_->view().data;
+    input_.target_dtype = target_->view().dtype;
+    input_.ignore_index = read_integer(entry(a.numbers, 3), "ignore_index", "an integer");
+    read_temperature(frame, entry(a.numbers, 0));
+    input_.logit_scale = read_positive(entry(a.numbers, 1), "logit_scale", "");
+    const nb::handle softcap = entry(a.numbers, 2);
+    if (!softcap.is_none()) input_.softcap = read_positive(softcap, "softcap", "None or ");
+    input_.label_smoothing = static_cast<float>(a.label_smoothing);
+    input_.exp = a.exp == 1 ? Exp::kHardware : Exp::kPortable;
+    read_vocabulary(a);
+    read_kept(frame, entry(a.numbers, 6), entry(a.numbers, 7));
+  }
+  void read_temperature(Frame* frame, nb::handle temperature) {
+    if (!is_array(temperature)) {
+      input_.temperature_value = read_temperature_value(temperature);
+      return;
+    }
+    temperature_ = &frame->read(temperature, "temperature", "float32");
+    require(temperature_->view().ndim > 0 || rows_shape().empty(), *temperature_, "a number, or an array of shape ",
+            rows_shape(), ", one for each row; got an array of shape []");
+    check_rows(*temperature_, DType::kFloat32);
+    input_.temperature = temperature_->data<float>();
+  }
+  void read_vocabulary(const LogprobArguments& a) {
+    constexpr std::int64_t kWidest = std::numeric_limits<std::int32_t>::max();
+    const nb::handle valid_vocab = entry(a.numbers, 4);
+    const bool shard = !a.vocab_size.is_none();
+    const std::int64_t whole = read_size(a.vocab_size, "vocab_size", input_.num_columns);
+    const std::int64_t start = input_.vocab_start = read_size(a.vocab_start, "vocab_start");
+    if (!shard && input_.num_rows > 0 && whole < 1) {
+      if (logits_) argument_error(*logits_, "expected at least one column, got shape ", logits_->shape());
+      argument_error("weight", "expected at least one row");
+    }
+    require(whole <= kWidest, "vocab_size", "at most ", kWidest, " columns, got ", whole);
+    require(start >= 0 && start <= whole && input_.num_columns <= whole - start && (!shard || whole >= 1),
+            "vocab_start, vocab_size", "0 <= vocab_start and vocab_start + ", input_.num_columns,
+            " (columns of the shard) <= vocab_size, got vocab_start ", start, ", vocab_size ", whole);
+    const std::int64_t canonical = input_.vocab_size = read_size(entry(a.numbers, 5), "canonical_vocab", whole);
+    require(canonical >= 0 && canonical <= kWidest, "canonical_vocab", "a width up to ", kWidest, ", got ", canonical);
+    require(!valid_vocab.is_none() || whole <= canonical, "canonical_vocab", "at least the ", whole,
+            " columns of logits, got ", canonical, "; or give valid_vocab, the number of real tokens");
+    const std::int64_t widest = std::min(whole, canonical);
+    const std::int64_t valid = input_.valid_vocab = read_size(valid_vocab, "valid_vocab", widest);
+    require(valid <= widest && valid >= (input_.num_rows > 0 ? 1 : 0), "valid_vocab", "1 <= valid_vocab <= ", widest,
+            ", got ", valid);
+    if (shard) require_whole_parts();
+  }
+  void require_whole_parts() const {
+    if (parts_of_columns(input_.vocab_size, input_.valid_vocab, input_.vocab_start, input_.num_columns).count > 0)
+      return;
+    refuse_parts(input_.vocab_size, input_.vocab_start, input_.num_columns, "canonical_vocab=");
+  }
+  void read_kept(Frame* frame, nb::handle ids, nb::handle offsets) {
+    if (offsets.is_none()) return;
+    kept_ids_ = &frame->read(ids, "kept ids", kInt32);
+    kept_offsets_ = &frame->read(offsets, "kept offsets", kInt64);
+    const auto check = [&](const Array& array, std::int64_t length) {
+      check_device(array);
+      const TensorView& v = array.view();
+      if (v.ndim == 1 && (length < 0 || v.shape[0] == length) && v.is_contiguous()) return;
+      require_shape(false, array, "a contiguous array of shape [",
+                    length < 0 ? "number of ids]" : words(length, "] (rows + 1)"));
+    };
+    check(*kept_ids_, -1);
+    check(*kept_offsets_, input_.num_rows + 1);
+    input_.kept_ids = kept_ids_->data<std::int32_t>();
+    input_.kept_offsets = kept_offsets_->data<std::int64_t>();
+    input_.kept_size = kept_ids_->view().shape[0];
+  }
+  void check_device(const Array& array) const {
+    require(array.view().device == device(), array, "device ", device(), " (that of ", *rows_of_, "), got ",
+            array.view().device);
+  }
+
+  LogprobInput input_;
+  const Array* rows_of_;  // array whose leading dimensions are the rows: logits or hidden
+  const Array *logits_ = nullptr, *target_ = nullptr, *temperature_ = nullptr, *kept_ids_ = nullptr,
+              *kept_offsets_ = nullptr;
+};
+
+// Reads the inputs of a backward besides those of forward: `rows` is (lse, entropy, dlogprob, dlse, dentropy). Returns
+// them, with null for None.
+template <class Params>
+std::array<const Array*, 5> read_backward_rows(Frame* frame, const LogprobCall& call, const nb::tuple& rows,
+                                               Params* p) {
+  const auto read = [&](int i, const char* name, const float** data, RowLayout* layout) {
+    const Array* const array = frame->optional(entry(rows, i), name, "float32");
+    if (array) call.check_rows(*array, DType::kFloat32, layout);
+    if (array) *data = array->data<float>();
+    return array;
+  };
+  return {read(0, "lse", &p->lse, nullptr), read(1, "entropy", &p->entropy, nullptr),
+          read(2, "dlogprob", &p->dlogprob, &p->dlogprob_rows), read(3, "dlse", &p->dlse, &p->dlse_rows),
+          read(4, "dentropy", &p->dentropy, &p->dentropy_rows)};
+}
+
+// The outputs, each [...], in the order that is used everywhere, by the names in errors. Bit i of `returns` asks for output i.
+constexpr std::array<const char*, 5> kOutputs = {"out.logprob", "out.lse", "out.entropy", "out.sum_p_sq", "out.status"};
+
+// Adds outputs over `rows`, and points the params to them. `out` has the caller's outputs of a call, which are checked.
+// If only logprob is wanted, it is the only output.
+template <class Params>
+void add_outputs(Frame* frame, Results* results, std::span<const std::int64_t> rows, int returns, Params* p,
+                 const LogprobCall* call = nullptr, nb::handle out = nb::none()) {
+  std::array<const Array*, kOutputs.size()> others = {};
+  const auto add_one = [&]<class T>(int i, T** field) {
+    const bool wanted = returns >> i & 1;
+    const nb::object given = wanted && call != nullptr && !out.is_none() ? nb::object(out[i]) : nb::none();
+    if (given.is_none()) return void(results->add(field, rows, wanted));
+    constexpr DType kDtype = std::is_same_v<T, float> ? DType::kFloat32 : DType::kInt32;
+    const Array& a = frame->read(given, kOutputs[i], name_of(kDtype));
+    call->check_output(a, kDtype);
+    for (const Array* other : others) {
+      if (other) check_apart(a, *other);
+    }
+    others[i] = &a;
+    *field = static_cast<T*>(a.view().data);
+    results->add(given);
+  };
+  add_one(0, &p->logprob);
+  if (returns == 1) return;
+  add_one(1, &p->lse);
+  add_one(2, &p->entropy);
+  add_one(3, &p->sum_p_sq);
+  add_one(4, &p->status);
+}
 
 nb::object run(Frame* frame, const LogprobCall& call, int returns, nb::handle out) {
   LogprobParams p{call.input()};
@@ -16,14 +247,14 @@ nb::object run(Frame* frame, const LogprobCall& call, int returns, nb::handle ou
 }
 
 // `numbers`: those of LogprobArguments.
-nb::object forward(Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp, int returns,
+nb::object logprob(Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp, int returns,
                    nb::handle out) {
   return run(frame, LogprobCall(frame, {logits, target, numbers, exp}), returns, out);
 }
 
 // Fast path for an eager call on a plain CUDA tensor without gradient, kept set or given outputs, such as a decode
 // step. Any other call gets NotImplemented and takes the general path.
-nb::object eager(nb::handle logits, nb::handle target, nb::tuple numbers, nb::handle exp, int returns) {
+nb::object logprob_eager(nb::handle logits, nb::handle target, nb::tuple numbers, nb::handle exp, int returns) {
   const int mode = may_bypass_dispatcher({logits}) ? read_exp(exp) : -1;
   if (mode < 0) return nb::borrow(Py_NotImplemented);
   Frame frame;
@@ -34,8 +265,8 @@ nb::object eager(nb::handle logits, nb::handle target, nb::tuple numbers, nb::ha
   });
 }
 
-nb::object partial(Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
-                   nb::handle vocab_start, nb::handle vocab_size) {
+nb::object logprob_partial(Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
+                           nb::handle vocab_start, nb::handle vocab_size) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
   LogprobParams p{call.input()};
   return Results("logprob", call.logits(), frame)
@@ -44,8 +275,8 @@ nb::object partial(Frame* frame, nb::handle logits, nb::handle target, nb::tuple
 }
 
 // stats is [num_shards, ..., 5]. valid_vocab is that of the whole vocabulary; only label smoothing reads it.
-nb::object merge(Frame* frame, nb::handle stats, nb::handle temperature, int returns, double label_smoothing,
-                 std::int64_t valid_vocab) {
+nb::object logprob_merge(Frame* frame, nb::handle stats, nb::handle temperature, int returns, double label_smoothing,
+                         std::int64_t valid_vocab) {
   const Array& s = frame->read(stats, "stats", kFloat32);
   const TensorView& v = s.view();
   require_shape(v.ndim >= 2 && v.shape[v.ndim - 1] == kStatsFields && v.is_contiguous(), s,
@@ -92,8 +323,8 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
 }
 
 // `rows` are those of read_backward_rows.
-nb::object backward(Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
-                    nb::handle vocab_start, nb::handle vocab_size, nb::tuple rows, nb::handle out) {
+nb::object logprob_backward(Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
+                            nb::handle vocab_start, nb::handle vocab_size, nb::tuple rows, nb::handle out) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
   LogprobBackwardParams p;
   static_cast<LogprobInput&>(p) = call.input();
@@ -120,12 +351,198 @@ nb::object backward(Frame* frame, nb::handle logits, nb::handle target, nb::tupl
   return results.run(rlk::logprob_backward, p);
 }
 
+constexpr int kReturnsLargest = 32;  // a bit of `returns`, behind the bits of logprob's outputs
+// Entries of a head; all but the last have gradients.
+constexpr int kHidden = 0, kWeight = 1, kBias = 2, kLoraA = 3, kLoraB = 4, kTarget = 5;
+
+void require_one_stride(const RowLayout& rows, std::int64_t num_rows, const char* name) {
+  if (num_rows > 1 && rows.inner < num_rows) argument_error(name, "expected one stride", kCopyHint);
+}
+
+// Hidden states, the weight, and logprob's arguments for their logits.
+struct HeadArguments {
+  RowsArgument hidden;
+  WeightArgument weight;
+  int dh_segments;
+  LogprobCall call;
+  std::optional<std::int64_t> workspace_bytes;  // none: the usual size
+  Head head;
+
+  // `of`: entries of a head. `numbers` are those of LogprobArguments. `how` is (exp, dtype of the logits or -1,
+  // workspace_bytes or None, unit, dh_segments, lora_scale, label_smoothing). `shard` is (vocab_start, vocab_size) of the
+  // weight's rows, or None.
+  HeadArguments(Frame* frame, const nb::tuple& of, const nb::tuple& numbers, const nb::tuple& how,
+                nb::handle shard = Py_None)
+      : hidden(frame, entry(of, kHidden), "hidden"),
+        weight((check_operand(hidden), frame), entry(of, kWeight), "weight", hidden, 1),
+        dh_segments(nb::cast<int>(entry(how, 4))),
+        call(frame,
+             {Py_None, entry(of, kTarget), numbers, nb::cast<int>(entry(how, 0)), of_shard(shard, 0),
+              of_shard(shard, 1), nb::cast<double>(entry(how, 6))},
+             hidden.array, weight.out_features, read_logits_dtype(nb::cast<int>(entry(how, 1)), hidden.view().dtype)) {
+    put_bias(read_bias(frame, entry(of, kBias), "float32 or that of hidden", weight.out_features, hidden.view().device,
+                       hidden.view().dtype, " (that of hidden)"),
+             &head);
+    require(call.input().num_rows == 0 || weight.out_features > 0, "weight", "at least one row");
+    require_one_stride(call.input().target_rows, call.input().num_rows, "target");
+    hidden.lead(&head.hidden, &head.hidden_rows, &head);
+    weight.put(&head);
+    head.arithmetic = read_arithmetic(nb::cast<int>(entry(how, 3)), hidden.view());
+    read_lora(frame, entry(of, kLoraA), entry(of, kLoraB), nb::cast<double>(entry(how, 5)));
+    workspace_bytes = read_workspace_bytes(entry(how, 2));
+  }
+
+  template <class Params>
+  Params params() const {
+    Params p;
+    static_cast<LogprobInput&>(p) = call.input();
+    p.head = head;
+    return p;
+  }
+
+ private:
+  static nb::handle of_shard(nb::handle shard, int i) {
+    return shard.is_none() ? shard : entry(nb::borrow<nb::tuple>(shard), i);
+  }
+
+  void read_lora(Frame* frame, nb::handle given_a, nb::handle given_b, double scale) {
+    head.lora_scale = static_cast<float>(scale);
+    require(std::isfinite(head.lora_scale), "lora_scale", "a finite number of float32, got ", scale);
+    if (given_a.is_none() && given_b.is_none()) return;
+    require(!given_a.is_none(), "lora_a", "an array beside lora_b, got None");
+    require(!given_b.is_none(), "lora_b", "an array beside lora_a, got None");
+    const Array &a = frame->read(given_a, "lora_a", name_of(head.dtype)),
+                &b = frame->read(given_b, "lora_b", name_of(head.dtype));
+    const TensorView &va = a.view(), &vb = b.view();
+    const std::int64_t ins = head.in_features, outs = weight.out_features;
+    check_same(a, hidden.array);
+    require_shape(va.ndim == 2 && va.shape[1] == ins && va.shape[0] > 0, a, "shape [rank, ", ins,
+                  "], at least one row of the last dimension of hidden");
+    require_columns(a);
+    head.lora_rank = va.shape[0];
+    check_same(b, hidden.array);
+    require_shape(vb.ndim == 2 && vb.shape[1] == head.lora_rank && vb.shape[0] == outs, b, "shape [", outs, ", ",
+                  head.lora_rank, "] (the rows of weight, those of lora_a)");
+    require_columns(b);
+    head.lora_a = va.data;
+    head.lora_b = vb.data;
+    head.lora_a_stride = va.stride(0);
+    head.lora_b_stride = vb.stride(0);
+  }
+};
+
+// Calls a kernel with a workspace of at most `limit` bytes, or of the usual size. The CPU backend allocates its own.
+template <class Params>
+nb::object run_within(std::optional<std::int64_t> limit, WorkspaceRange (*range_of)(const Params&, Device),
+                      Results* results, void (*kernel)(const Params&, Device, Stream), Params* p,
+                      bool accumulates = false) {
+  if (results->caller().describes()) return results->result();
+  const WorkspaceRange range = range_of(*p, results->caller().device);
+  if (limit) require_bytes(least_bytes(range), *limit, "this call");
+  const bool on_cpu = results->caller().device.type == DeviceType::kCpu;
+  const nb::object workspace = on_cpu ? nb::none() : allocate_workspace(p, range, limit, *results);
+  return results->run(kernel, *p, accumulates);
+}
+
+nb::object linear_logprob(Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, int returns) {
+  const HeadArguments a(frame, head, numbers, how);
+  Results results("linear_logprob", a.hidden.array, frame);
+  auto p = a.params<LinearLogprobParams>();
+  add_outputs(frame, &results, a.call.rows_shape(), returns, &p);
+  if (returns & kReturnsLargest) {
+    require(p.num_columns <= kSampleVocab, "weight", "at most ", kSampleVocab, " rows for the token accuracy, got ",
+            p.num_columns);
+    results.add(&p.largest, a.call.rows_shape());
+  }
+  return run_within(a.workspace_bytes, linear_logprob_workspace, &results, rlk::linear_logprob, &p);
+}
+
+// Returns the statistics of a shard, [..., 5].
+nb::object linear_logprob_partial(Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple shard) {
+  const HeadArguments a(frame, head, numbers, how, shard);
+  Results results("linear_logprob", a.hidden.array, frame);
+  auto p = a.params<LinearLogprobParams>();
+  results.add(&p.stats, shape_with(a.hidden.leading(), kStatsFields));
+  return run_within(a.workspace_bytes, linear_logprob_workspace, &results, rlk::linear_logprob, &p);
+}
+
+// Params for the gradients of the operands whose bits `needs` has, before their memory is allocated. The gradient of a
+// weight with a main_grad is float32. The gradient of hidden is float32, too, if it is a shard's share of a tree.
+LinearLogprobBackwardParams backward_params(const HeadArguments& a, int needs, bool accumulates, nb::handle shard) {
+  auto p = a.params<LinearLogprobBackwardParams>();
+  p.dh_segments = a.dh_segments;
+  p.wide_dhidden = needs & 1 << kHidden && !shard.is_none() && a.dh_segments > 1;
+  p.dhidden_rows = contiguous_rows(p.num_rows, a.head.in_features);
+  p.dweight_dtype = accumulates ? DType::kFloat32 : a.head.dtype;
+  p.dweight_stride = p.main_grad_stride = a.head.in_features;
+  p.dbias_dtype = a.head.bias_dtype;
+  return p;
+}
+
+// Refuses, before a forward, a workspace that is too small for its backward.
+nb::object require_workspace(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard, int needs,
+                             bool has_main_grad) {
+  Frame frame;
+  const HeadArguments a(&frame, head, numbers, how, shard);
+  auto p = backward_params(a, needs, has_main_grad, shard);
+  // Replaces memory that is not allocated yet by an address. The size of the workspace does not depend on it.
+  const auto some = [&](int operand, bool there = true) {
+    return needs >> operand & 1 && there ? reinterpret_cast<void*>(kAlign) : nullptr;
+  };
+  p.dhidden = some(kHidden);
+  p.dweight = some(kWeight);
+  p.main_grad = static_cast<const float*>(some(kWeight, has_main_grad));
+  p.dbias = some(kBias);
+  p.dlora_a = some(kLoraA, a.head.lora_rank > 0);
+  p.dlora_b = some(kLoraB, a.head.lora_rank > 0);
+  const WorkspaceRange range = linear_logprob_backward_workspace(p, a.call.device());
+  if (a.workspace_bytes) require_bytes(least_bytes(range), *a.workspace_bytes, "the backward of this call");
+  return nb::none();
+}
+
+// Returns (dhidden, dweight, dbias, dlora_a, dlora_b), with None for each that is not wanted. If main_grad is given,
+// dweight is main_grad itself.
+// `rows` are those of read_backward_rows.
+nb::object linear_logprob_backward(Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
+                                   nb::tuple rows, int needs, nb::handle main_grad) {
+  const HeadArguments a(frame, head, numbers, how, shard);
+  const Device device = a.call.device();
+  const auto wants = [&](int operand) { return (needs >> operand & 1) != 0; };
+  const bool accumulates = wants(kWeight) && !main_grad.is_none();
+  auto p = backward_params(a, needs, accumulates, shard);
+  read_backward_rows(frame, a.call, rows, &p);
+  if (p.dlogprob != nullptr) require_one_stride(p.dlogprob_rows, p.num_rows, "dlogprob");
+  if (p.dlse != nullptr) require_one_stride(p.dlse_rows, p.num_rows, "dlse");
+  if (p.dentropy != nullptr) require_one_stride(p.dentropy_rows, p.num_rows, "dentropy");
+  Results results("linear_logprob", a.hidden.array, frame);
+  results.add(&p.dhidden, a.hidden.array.shape(), p.wide_dhidden ? DType::kFloat32 : a.head.dtype, wants(kHidden));
+  if (accumulates) {
+    const Array& total = frame->read(main_grad, "main_grad", kFloat32);
+    p.main_grad_stride = p.dweight_stride = check_output(total, p.num_columns, a.head.in_features, device);
+    p.dweight = total.view().data;
+    p.main_grad = total.data<float>();
+    results.add(main_grad);
+  } else {
+    results.add(&p.dweight, {p.num_columns, a.head.in_features}, p.dweight_dtype, wants(kWeight));
+  }
+  const std::int64_t rank = a.head.lora_rank;
+  results.add(&p.dbias, {p.num_columns}, p.dbias_dtype, wants(kBias))
+      .add(&p.dlora_a, {rank, a.head.in_features}, a.head.dtype, wants(kLoraA) && rank > 0)
+      .add(&p.dlora_b, {p.num_columns, rank}, a.head.dtype, wants(kLoraB) && rank > 0);
+  return run_within(a.workspace_bytes, linear_logprob_backward_workspace, &results, rlk::linear_logprob_backward, &p,
+                    true);
+}
+
 const Functions kFunctions([](nb::module_& m) {
-  define(m, "logprob", &forward);
-  define(m, "logprob_eager", &eager);
-  define(m, "logprob_partial", &partial);
-  define(m, "logprob_merge", &merge);
-  define(m, "logprob_backward", &backward);
+  define(m, "logprob", &logprob);
+  define(m, "logprob_eager", &logprob_eager);
+  define(m, "logprob_partial", &logprob_partial);
+  define(m, "logprob_merge", &logprob_merge);
+  define(m, "logprob_backward", &logprob_backward);
+  define(m, "linear_logprob", &linear_logprob);
+  define(m, "linear_logprob_partial", &linear_logprob_partial);
+  define(m, "linear_logprob_backward", &linear_logprob_backward);
+  define(m, "linear_logprob_require_workspace", &require_workspace);
 });
 
 }  // namespace

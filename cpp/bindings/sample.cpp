@@ -6,7 +6,6 @@
 
 #include "call.h"
 #include "linear_args.h"
-#include "logprob_args.h"
 #include "rlk/ops/linear_sample.h"
 #include "rlk/ops/random_bits.h"
 #include "tokens.h"

@@ -61,10 +61,9 @@ OPERATOR_TABLE = "cpp/include/rlk/operators.inc"
 ELEMENTWISE_TABLE = "cpp/include/rlk/elementwise.inc"
 COMPOSED = (OPERATOR_TABLE, "RLK_COMPOSED({op}, ")
 ELEMENTWISE = (ELEMENTWISE_TABLE, "RLK_ELEMENTWISE({op}, ")
+BINDINGS = ("logprob", "row_operators", "sample", "token_operators")  # of several operators
 TABLES = {
-    "binding": [
-        (f"cpp/bindings/{name}.cpp", "nb::object {op}(") for name in ("token_operators", "row_operators", "sample")
-    ],
+    "binding": [(f"cpp/bindings/{name}.cpp", "nb::object {op}(") for name in BINDINGS],
     "CUDA dispatch": [("cuda/common/token_operators.inc", "RLK_TOKEN_OPERATOR({op}, "), COMPOSED, ELEMENTWISE],
     **{piece: [COMPOSED, ELEMENTWISE] for piece in ("CPU backend", "CUDA kernel", "CUDA figures")},
     **{piece: [COMPOSED, ELEMENTWISE] for piece in ("HIP dispatch", "HIP kernel", "HIP notes")},
