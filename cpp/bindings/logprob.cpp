@@ -291,8 +291,7 @@ nb::object logprob_merge(Frame* frame, nb::handle stats, nb::handle temperature,
   p.label_smoothing = static_cast<float>(label_smoothing);
   p.valid_vocab = valid_vocab;
   if (is_array(temperature)) {
-    const Array& t = frame->read(temperature, "temperature", kFloat32);
-    require(t.view().device == v.device, t, "device ", v.device, " (that of stats), got ", t.view().device);
+    const Array& t = frame->read(temperature, "temperature", kFloat32, v.device);
     require(std::ranges::equal(t.shape(), rows) && t.view().is_contiguous(), t, "a contiguous array of shape ", rows);
     p.temperature = t.data<float>();
   } else {
@@ -306,20 +305,15 @@ nb::object logprob_merge(Frame* frame, nb::handle stats, nb::handle temperature,
 // Layout of a given dlogits. It raises an error if dlogits does not match logits, overlaps itself, or overlaps logits
 // without being logits.
 RowLayout gradient_layout(const Array& out, const Array& logits) {
-  const TensorView& v = out.view();
-  const TensorView& x = logits.view();
-  if (v.dtype != x.dtype) dtype_error(out, x.dtype, " (that of logits)");
-  require(v.device == x.device, out, "device ", x.device, " (that of logits), got ", v.device);
+  const TensorView &v = out.view(), &x = logits.view();
+  check_same(out, logits);
   require_shape(std::ranges::equal(out.shape(), logits.shape()), out, "shape ", logits.shape());
   require_writable(out);
-  require(v.num_elements() == 0 || v.shape[v.ndim - 1] <= 1 || v.stride(v.ndim - 1) == 1, out,
-          "a contiguous last dimension (stride 1)");
+  require_columns(out);
   bool same = v.data == x.data;
   for (int i = 0; i < v.ndim && same; ++i) same = x.shape[i] == 1 || v.stride(i) == x.stride(i);
   if (!same && ranges_overlap(v, x)) argument_error(out, "overlaps logits without being logits itself");
-  const auto layout = row_layout(v, v.ndim - 1);
-  require(layout.has_value(), out, "leading dimensions that collapse to at most two strides");
-  return *layout;
+  return read_layout(out, v.ndim - 1, "leading dimensions");
 }
 
 // `rows` are those of read_backward_rows.

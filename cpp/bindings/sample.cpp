@@ -82,7 +82,8 @@ void read_valid_vocab(nb::handle given, SampleParams* p) {
 // Reads the arguments for drawing each row. `rows` is (seed, sample_id, position, temperature, top_k, top_p, min_p,
 // greedy, allowed). Each is an array with one element per row, or a number for all rows. `allowed` has a bit for each
 // column. It may be None, and so may top_p.
-void read_drawn_rows(Frame* frame, const nb::tuple& rows, Device device, SampleParams* p) {
+void read_drawn_rows(Frame* frame, const nb::tuple& rows, Device device, int exp, SampleParams* p) {
+  p->exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   const auto read = [&](int i, const char* name, const Dtypes& dtypes) {
     return RowArgument(frame, entry(rows, i), name, dtypes, p->num_rows, device);
   };
@@ -208,9 +209,8 @@ nb::object sample(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle ra
   require(n_logprobs >= 0 && n_logprobs <= most, "n_logprobs", "an integer in [0, ", most, "], got ", n_logprobs);
   p.n_logprobs = n_logprobs;
   p.random_stream = random_stream;
-  read_drawn_rows(frame, rows, v.device, &p);
+  read_drawn_rows(frame, rows, v.device, exp, &p);
   read_unprocessed(frame, raw_logits, row_status, v.device, &p);
-  p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
   return Results("sample", x, frame)
@@ -265,9 +265,8 @@ nb::object sample_partial(Frame* frame, nb::handle logits, nb::tuple rows, nb::h
   p.takes_raw = takes_raw;
   p.round = round;
   read_earlier_rounds(frame, before, widest, v, &p);
-  read_drawn_rows(frame, rows, v.device, &p);
+  read_drawn_rows(frame, rows, v.device, exp, &p);
   read_unprocessed(frame, raw_logits, row_status, v.device, &p);
-  p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = keeps ? p.num_rows * v.shape[1] : 0;
   const std::int64_t words =
@@ -301,8 +300,7 @@ nb::object sample_merge(Frame* frame, nb::handle payloads, nb::tuple rows, nb::h
   p.vocab_size = read_vocab_size(vocab_size);
   read_valid_vocab(valid_vocab, &p);
   p.random_stream = random_stream;
-  read_drawn_rows(frame, rows, v.device, &p);
-  p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
+  read_drawn_rows(frame, rows, v.device, exp, &p);
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
   return Results("sample", x, frame)
@@ -337,8 +335,7 @@ nb::object linear_sample(Frame* frame, nb::handle hidden, nb::handle weight, nb:
   p.draw.vocab_size = w.out_features;
   p.draw.top_p.value = 1.0f;
   read_valid_vocab(valid_vocab, &p.draw);
-  read_drawn_rows(frame, rows, device, &p.draw);
-  p.draw.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
+  read_drawn_rows(frame, rows, device, exp, &p.draw);
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
   Results results("linear_sample", x.array, frame);
   results.add(&p.draw.ids, {x.num_rows})
