@@ -61,7 +61,7 @@ OPERATOR_TABLE = "cpp/include/rlk/operators.inc"
 ELEMENTWISE_TABLE = "cpp/include/rlk/elementwise.inc"
 COMPOSED = (OPERATOR_TABLE, "RLK_COMPOSED({op}, ")
 ELEMENTWISE = (ELEMENTWISE_TABLE, "RLK_ELEMENTWISE({op}, ")
-BINDINGS = ("logprob", "row_operators", "sample", "token_operators")  # of several operators
+BINDINGS = ("logprob", "row_operators", "sample", "token_operators")  # each serves several operators
 TABLES = {
     "binding": [(f"cpp/bindings/{name}.cpp", "nb::object {op}(") for name in BINDINGS],
     "CUDA dispatch": [("cuda/common/token_operators.inc", "RLK_TOKEN_OPERATOR({op}, "), COMPOSED, ELEMENTWISE],
