@@ -49,6 +49,19 @@ def dtype_code(dtype: Any, name: str) -> int:
 _torch_at_import = sys.modules.get("torch")
 
 
+SAME = -1  # in place of a dtype's number: that of another operand
+
+
+def code_or_same(dtype: Any, name: str) -> int:
+    """The extension's number of a dtype, or SAME for None."""
+    return SAME if dtype is None else dtype_code(dtype, name)
+
+
+def option_code(dtype: Any, name: str) -> int:
+    """The same for an option that the public function may have turned into its number."""
+    return dtype if type(dtype) is int else code_or_same(dtype, name)
+
+
 def _is_torch_loaded() -> bool:
     return "torch" in sys.modules
 

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import register_flop_formula
 from . import _composed, _in_graph, _main_grad
 from ._arithmetic import resolve_traced, resolve_traced_unit
 from ._described import check
+from ._dispatch import count_write
 from ._native import module as _C
 from ._operator import OPERATORS, Composed, Kept, Operator, products
 from ._register import LIBRARY, define, fake, implement
@@ -27,7 +28,6 @@ from ._run import (
     refuse_derivatives,
     straight,
     traced,
-    write,
 )
 from ._schema import apart, dtype_of, operand, schema, title
 from ._torch import (
@@ -93,18 +93,16 @@ def _register(op: Operator) -> None:
             return op.native(arrays, how, None, 0)
         return of.native(arrays, how, tuple(arrays[i] is not None for i in of.of), None, 0)
 
-    def written(arrays: Any, how: Any) -> Any:
-        return write(op, arrays, when_run(arrays, how))
-
-    called = written if op.written else native
-
     def kernel(*arguments: Any) -> Any:
         arrays, how = apart(op, arguments)
+        for i in op.written:
+            if isinstance(arrays[i], Tensor) and arrays[i].is_neg():
+                raise ValueError(f"{op.arrays[i].name}: has torch's negative bit; call .resolve_neg()")
         first = arrays[op.leads]
         prepare(first)
-        if not op.written:
-            arrays = tuple(map(operand, arrays))
-        found = called(arrays, how)
+        found = native(tuple(map(operand, arrays)), how) or ()
+        for i in op.written:
+            count_write(arrays[i])
         named = zip(found, dtypes, strict=True)
         results = [first.new_empty(0, dtype=dtype_of(d, how, arrays)) if o is None else o for o, d in named]
         return given(results) if results else None

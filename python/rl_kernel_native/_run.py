@@ -12,7 +12,7 @@ from . import _in_graph, _torch
 from ._dispatch import count_write
 from ._native import module as _C
 from ._operator import Kept, Operator
-from ._schema import as_schema, is_number, operand, title
+from ._schema import as_schema, is_number, title
 from ._torch import (
     apply_function,
     functorch_active,
@@ -64,21 +64,6 @@ def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
             count_write(arrays[i])
         return found or ()
     return found
-
-
-def write(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """Calls through the dispatcher an operator that writes some of its arrays, and tells autograd of the writes."""
-    given = list(map(operand, arrays))
-    for i in op.written:
-        x, name = arrays[i], op.arrays[i].name
-        if isinstance(x, Tensor):
-            if x.is_neg():
-                raise ValueError(f"{name}: has torch's negative bit; call .resolve_neg()")
-            given[i] = x.detach()
-    found = op.native(given, how, None, 0)
-    for i in op.written:
-        count_write(arrays[i])
-    return found or ()
 
 
 def refuse_derivatives(op: Operator, arrays: Sequence[Any]) -> None:

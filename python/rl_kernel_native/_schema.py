@@ -66,8 +66,8 @@ def dtype_of(entry: Any, how: tuple[Any, ...], arrays: Sequence[Any]) -> Any:
     if type(entry) is int:
         return None if arrays[entry] is None else arrays[entry].dtype
     if callable(entry):
-        code = entry(how)
-        return None if code is None else DTYPES[code]
+        found = entry(how)
+        return DTYPES[found] if type(found) is int else found
     return entry
 
 

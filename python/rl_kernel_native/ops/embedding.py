@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import _call, _check, _dispatch
+from .. import _call, _check
+from .._dispatch import SAME, code_or_same, option_code
 from .._native import functions
 from .._operator import Operator, linear
 from .._transforms import batched
@@ -18,12 +19,6 @@ from ..reference.embedding import embedding_reference
 __all__ = ["embedding", "embedding_backward", "embedding_reference"]
 
 _C = functions(embedding="object*6, int", embedding_backward="object*7, int, object, int", embedding_eager="object*5")
-
-SAME = -1  # the code that means the dtype of the weight, or of dy
-
-
-def _code(dtype: Any) -> int:
-    return dtype if type(dtype) is int else SAME if dtype is None else _dispatch.dtype_code(dtype, "dweight_dtype")
 
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
@@ -89,9 +84,9 @@ _BACKWARD = Operator(
     ("dy", "ids"),
     f"SymInt num_rows, {_WHERE}, ScalarType? dtype",
     outputs=lambda arrays, how: ((how[0], arrays[0].shape[-1]),),
-    dtypes=(lambda how: None if how[4] is None else _code(how[4]),),
+    dtypes=(lambda how: how[4],),
     native=lambda arrays, how, *tail, main_grad=None: (
-        _C.embedding_backward(*arrays, *how[:4], main_grad, _code(how[4]), *tail),
+        _C.embedding_backward(*arrays, *how[:4], main_grad, option_code(how[4], "dweight_dtype"), *tail),
     ),
     schema_options=None,
     gradient=linear(of=(0,), reads=(1,), incoming=("dweight",), along=_along_backward),
@@ -160,7 +155,7 @@ def embedding(
     ):
         y = _C.embedding_eager(ids, weight, vocab_start, vocab_size, padding_idx)
     if y is NotImplemented:
-        code = SAME if weight_grad_dtype is None else _dispatch.dtype_code(weight_grad_dtype, "weight_grad_dtype")
+        code = code_or_same(weight_grad_dtype, "weight_grad_dtype")
         where: tuple[Any, ...] = (vocab_start, vocab_size, padding_idx)
         if main_grad is None and code < 0:
             (y,) = _call.call(_FORWARD, (ids, weight), (*where, None, None))
@@ -220,7 +215,7 @@ def embedding_backward(
                 [2., 2.],
                 [0., 0.]])
     """
-    code = SAME if dweight_dtype is None else _dispatch.dtype_code(dweight_dtype, "dweight_dtype")
+    code = code_or_same(dweight_dtype, "dweight_dtype")
     if main_grad is not None and code > 0:
         raise TypeError(f"dweight_dtype: expected float32, that of main_grad, got {dweight_dtype!r}")
     _check.writable("main_grad", main_grad)

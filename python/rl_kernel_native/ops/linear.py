@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import _call, _check, _dispatch
 from .._arithmetic import product_unit
+from .._dispatch import code_or_same
 from .._native import functions
 from .._types import AnyArray, ArrayT, DType, Engine
 from ..contract import (
@@ -45,8 +46,6 @@ _C = functions(
     tree_sum="object*2, int, object, int",
 )
 
-SAME = -1  # the code that means the operands' dtype
-
 
 _torch_path: Any = None
 
@@ -67,10 +66,6 @@ def _allows_vendor(engine: str) -> bool:
         return True
     _check.one_of("engine", engine, ("auto", "native"))
     return False
-
-
-def _code(dtype: Any, name: str = "out_dtype") -> int:
-    return SAME if dtype is None else _dispatch.dtype_code(dtype, name)
 
 
 def linear(
@@ -129,7 +124,7 @@ def linear(
                 [ 3.5000, 11.5000]])
     """
     allow_vendor = _allows_vendor(engine)
-    out = _code(out_dtype)
+    out = code_or_same(out_dtype, "out_dtype")
     if type(k_segments) is not int:
         k_segments = _check.integer("k_segments", k_segments)
     plain = _call.plain
@@ -146,7 +141,7 @@ def linear(
         result = _C.linear_eager(x, weight, bias, k_segments, out, allow_vendor, 0)
         if result is not NotImplemented:
             return result
-    weight_grad = _code(weight_grad_dtype, "weight_grad_dtype")
+    weight_grad = code_or_same(weight_grad_dtype, "weight_grad_dtype")
     arrays: tuple[Any, ...] = (x, weight, bias)
     how: tuple[Any, ...] = (k_segments, out, allow_vendor, None)
     if main_grad is None and weight_grad < 0:
@@ -202,7 +197,7 @@ def linear_weight_grad(
                 [4., 4., 4.]])
     """
     allow_vendor = _allows_vendor(engine)
-    code = _code(out_dtype)
+    code = code_or_same(out_dtype, "out_dtype")
     if main_grad is not None and out is not None:
         raise ValueError("out: cannot be given together with main_grad, which is accumulated in place")
     if main_grad is not None and code > 0:
@@ -238,7 +233,7 @@ def linear_bias_grad(dy: ArrayT, *, out_dtype: DType = None) -> ArrayT:
         >>> rk.linear_bias_grad(torch.ones(4, 2))
         tensor([4., 4.])
     """
-    return _call.call(BIAS_GRAD, (dy,), (_code(out_dtype),))[0]
+    return _call.call(BIAS_GRAD, (dy,), (code_or_same(out_dtype, "out_dtype"),))[0]
 
 
 def linear_partial(
@@ -302,7 +297,7 @@ def tree_sum(parts: Sequence[ArrayT], *, bias: AnyArray | None = None, out_dtype
         >>> rk.tree_sum([torch.ones(2), torch.full((2,), 2.0)])
         tensor([3., 3.])
     """
-    code = _code(out_dtype)
+    code = code_or_same(out_dtype, "out_dtype")
     arrays = _check.parts(parts)
     if _dispatch.is_tensor(arrays[0]):
         return _torch().tree_sum(arrays, bias, code)

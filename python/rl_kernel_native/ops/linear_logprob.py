@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 
 from .. import _call, _check, _cures, _dispatch
 from .._arithmetic import product_unit, resolve_exp
+from .._dispatch import code_or_same
 from .._native import functions
 from .._types import AnyArray, ArrayT, DType, Exp, Generic, Group, NamedTuple, OnBadId
 from ..contract import (
@@ -30,7 +31,6 @@ from ..contract import (
 )
 from ..reference.linear_logprob import linear_logprob_reference
 from . import linear_logprob_traced  # noqa: F401 - describes the operators
-from .linear import _code
 from .logprob import LOGPROB, STATUS, LogprobResult, _exported, _native_results, _selected, wanted_bits
 
 __all__ = [
@@ -222,7 +222,7 @@ def head_rows(
     verify = _check.flag("check", check) or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
-    logits = _code(logits_dtype, "logits_dtype")
+    logits = code_or_same(logits_dtype, "logits_dtype")
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
     if _dispatch.is_tensor(hidden):
@@ -383,7 +383,7 @@ def linear_logprob_partial(
     if workspace_bytes is not None:
         workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
-    logits = _code(logits_dtype, "logits_dtype")
+    logits = code_or_same(logits_dtype, "logits_dtype")
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
     if not _dispatch.is_array(weight_shard):

@@ -210,18 +210,11 @@ def partial(
 
 
 def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
-    if not is_direct(target, loss_mask):
-        require_tensors(target=target, loss_mask=loss_mask)
-    for name, tensor in (("target", target), ("loss_mask", loss_mask)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        require_dense(tensor, name)
+    require_tensors(target=target, loss_mask=loss_mask)
     _check.mask_dtype("loss_mask", _torch.dtype_name(loss_mask.dtype))
     if loss_mask.shape != target.shape:
         wanted = list(target.shape)
         raise ValueError(f"loss_mask: expected shape {wanted} (that of target), got {list(loss_mask.shape)}")
-    if loss_mask.device != target.device:
-        raise ValueError(f"loss_mask: expected device {target.device} (that of target), got {loss_mask.device}")
     if target.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"target: expected dtype int32 or int64, got {_torch.dtype_name(target.dtype)}")
     _check.held_by("target", ignored, "ignore_index", str(target.dtype))

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from .. import _check
 from .._call import call
+from .._dispatch import code_or_same
 from .._native import functions
 from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT, DType, Exp
 from ..contract import BITWISE, NO_SHARDS, OFF_HEAD_LOGPROB, ONE_ARCHITECTURE, Row, add_rows
 from ..reference.linear_sample import linear_sample_reference
-from .linear import _code
 from .random_bits import position_of, seed_of
 from .sample import LOGPROB, LOGPROBS, RAW, SampleResult, draw_numbers, sample_id_of
 
@@ -109,7 +109,7 @@ def linear_sample(
     t, k, p, flags = draw_numbers(temperature, top_k, min_p, greedy)
     if _check.is_number(k) and k > MOST_TOP_K:
         raise ValueError(f"top_k: expected an integer in [0, {MOST_TOP_K}] (0 cuts nothing), got {k}")
-    logits = _code(logits_dtype, "logits_dtype")
+    logits = code_or_same(logits_dtype, "logits_dtype")
     workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
     how = (valid_vocab, exp, None, logits, LOGPROBS[return_logprob], workspace_bytes)
     ids, logprob, raw_logprob, status = call(_LINEAR_SAMPLE, (hidden, weight, bias, *keys, t, k, p, flags), how)

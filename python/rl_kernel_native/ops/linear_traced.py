@@ -8,27 +8,12 @@ from typing import Any
 
 from .. import _check
 from .._arithmetic import AS_CALLED, IEEE
-from .._dispatch import dtype_code
+from .._dispatch import option_code
 from .._native import module as _C
 from .._operator import Composed, Declared, Operator, linear
 from .._transforms import batched
 
 SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
-
-
-# ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
-
-
-def _code(dtype: Any) -> int | None:
-    return None if dtype is None else dtype_code(dtype, "out_dtype")
-
-
-def _code_beside(dtype: Any, x: Any) -> int:
-    """The same, or -1 for the dtype of ``x``, which the extension then checks under the name of ``x``, and for None. A
-    number stays."""
-    if type(dtype) is int:
-        return dtype
-    return -1 if dtype is None or dtype == x.dtype else dtype_code(dtype, "out_dtype")
 
 
 # ---- derivatives ----------------------------------------------------------------------------------------------------
@@ -133,8 +118,7 @@ _declared = Declared(_OPTIONS)
 def _native(arrays: Any, how: Any, *tail: Any) -> Any:
     """In addition to the schema's options, ``how`` may have the dtype of the weight's gradient, and main_grad."""
     k_segments, dtype, allow_vendor, unit = how[:4]
-    code = dtype if type(dtype) is int else _code_beside(dtype, arrays[0])
-    return (_C.linear(*arrays, k_segments, code, allow_vendor, unit, *tail),)
+    return (_C.linear(*arrays, k_segments, option_code(dtype, "out_dtype"), allow_vendor, unit, *tail),)
 
 
 LINEAR: Operator = Operator(
@@ -143,7 +127,7 @@ LINEAR: Operator = Operator(
     _OPTIONS,
     sharded=SHARDED,
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[0]),),
-    dtypes=(lambda how: _code(how[1]),),
+    dtypes=(lambda how: how[1],),
     native=_native,
     schema_options=lambda how: (_check.segment_count("k_segments", how[0]), *_declared(how)[1:]),
     casts=(0, 1, 2),
@@ -185,9 +169,9 @@ WEIGHT_GRAD: Operator = Operator(
     schema_options=None,
     sharded=SHARDED,
     outputs=lambda arrays, how: ((arrays[0].shape[-1], arrays[1].shape[-1]),),
-    dtypes=(lambda how: _code(how[0]),),
+    dtypes=(lambda how: how[0],),
     native=lambda arrays, how, *tail, main_grad=None: (
-        _C.linear_weight_grad(*arrays, main_grad, None, _code_beside(how[0], arrays[0]), *how[1:], *tail),
+        _C.linear_weight_grad(*arrays, main_grad, None, option_code(how[0], "out_dtype"), *how[1:], *tail),
     ),
     gradient=Composed(
         of=(0, 1),
@@ -204,8 +188,8 @@ BIAS_GRAD = Operator(
     "ScalarType? out_dtype",
     schema_options=None,
     outputs=lambda arrays, how: (arrays[0].shape[-1:],),
-    dtypes=(lambda how: _code(how[0]),),
-    native=lambda arrays, how, *tail: (_C.linear_bias_grad(*arrays, _code_beside(how[0], arrays[0]), *tail),),
+    dtypes=(lambda how: how[0],),
+    native=lambda arrays, how, *tail: (_C.linear_bias_grad(*arrays, option_code(how[0], "out_dtype"), *tail),),
     gradient=linear(of=(0,), incoming=("ddbias",), along=_bias_grad_along),
     sharded=SHARDED,
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, overload
 
 from .. import _call, _check, _dispatch
+from .._dispatch import SAME, code_or_same, option_code
 from .._native import functions
 from .._operator import Composed, Operator
 from .._transforms import batched, pulled
@@ -32,8 +33,6 @@ _C = functions(
     rms_norm_backward="object*7, bool, object, bool*2, int, object, int",
     rms_norm_eager="object*5, bool*2",
 )
-
-SAME = -1  # the code that means the dtype of the weight
 
 
 def _composed_forward(operands: Any, how: Any) -> tuple[Any, ...]:
@@ -74,11 +73,6 @@ def _batch_backward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
     return apply(dy, h, weight, rstd, third, *rest), (0 if rest[-2] else None, None)
 
 
-def _code(dtype: Any) -> int:
-    """The code of a dtype; a code is returned as it is, and None gives the code of the weight's own dtype."""
-    return SAME if dtype is None else dtype if type(dtype) is int else _dispatch.dtype_code(dtype, "dweight_dtype")
-
-
 def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
     found = _C.rms_norm(*arrays, *how[:3], len(how) == 3 or how[3], *tail)
     return found if isinstance(found, tuple) else (found, None, None)
@@ -87,7 +81,7 @@ def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
 def _native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None) -> Any:
     dy, h, weight, rstd, third = arrays
     eps, weight_offset, rounds, return_dx, dtype = how
-    wanted = (main_grad, return_dx, main_grad is not None or dtype is not None, _code(dtype))
+    wanted = (main_grad, return_dx, main_grad is not None or dtype is not None, option_code(dtype, "dweight_dtype"))
     return _C.rms_norm_backward(dy, h, weight, eps, rstd, third, weight_offset, rounds, *wanted, *tail)
 
 
@@ -115,7 +109,7 @@ _BACKWARD = Operator(
         arrays[0].shape if how[3] else None,
         None if how[4] is None else arrays[0].shape[-1:],
     ),
-    dtypes=(None, lambda how: max(_code(how[4]), 0)),
+    dtypes=(None, lambda how: how[4]),
     native=_native_backward,
     schema_options=None,
     gradient=Composed(of=(0, 1, 2, 4), composed=_composed_backward, batch=_batch_backward),
@@ -294,7 +288,7 @@ def rms_norm_backward(
         >>> tuple(dx.shape), tuple(dweight.shape)
         ((2, 8), (8,))
     """
-    code = SAME if dweight_dtype is None else _dispatch.dtype_code(dweight_dtype, "dweight_dtype")
+    code = code_or_same(dweight_dtype, "dweight_dtype")
     if main_grad is not None and code > 0:
         raise TypeError(f"dweight_dtype: expected float32, that of main_grad, got {dweight_dtype!r}")
     _check.writable("main_grad", main_grad)
