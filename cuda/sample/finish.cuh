@@ -4,10 +4,9 @@
 #pragma once
 
 #include "../common/dependent_launch.cuh"
-#include "first_columns.cuh"
+#include "bracket.cuh"
+#include "kept_ids.cuh"
 #include "kept_place.cuh"
-#include "rlk/kernels/sample_kept.h"
-#include "rlk/kernels/sample_top.h"
 #include "rlk/kernels/sample_tree.h"
 
 namespace rlk::cuda {
@@ -27,6 +26,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   using Base::mass_of;
   using Base::p_, Base::row_, Base::mask_, Base::state_, Base::nodes_, Base::slots_;
   static constexpr int kOwn = kOwnColumns;
+  static constexpr int kMostFewLeaves = 512;  // that a block computes sooner than a scan of all rows
 
  public:
   // As Base's, with the index of a valid column.
@@ -99,6 +99,48 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     __syncthreads();
     if (thread() == 0) state_->waits = kForTree;
   }
+  // After the selection: finishes a row whose kept columns are in few leaves, so that no scan is needed.
+  __device__ void run_few() {
+    if (state_->waits != kForTree || state_->marked != 0 || state_->last == kLastRank) return;
+    this->load_state();
+    const float least = z_of_rank(this->last_);
+    auto* const found = reinterpret_cast<std::uint16_t*>(s_.base.counts);
+    std::uint32_t own = 0;
+    const auto each_slot = [&](auto fn) {
+      for (int slot = thread(); slot < num_slots_; slot += kRowThreads) {
+        fn(slot, map_.has_columns(slot) && tops()[slot] >= least);
+      }
+    };
+    each_slot([&](int, bool keeps) { own += keeps ? 1 : 0; });
+    if (thread() == 0) s_.slots = 0;
+    const auto leaves = static_cast<int>(block_sum(own, &s_, 0));
+    if (leaves > kMostFewLeaves) return;
+    each_slot([&](int slot, bool keeps) {
+      if (keeps) {
+        found[atomicAdd(&s_.slots, 1u)] = static_cast<std::uint16_t>(slot);
+      } else {
+        reinterpret_cast<uint4*>(mask_)[slot] = make_uint4(0, 0, 0, 0);
+        reinterpret_cast<float2*>(nodes_)[slot] = make_float2(-infinity(), 0.0f);
+      }
+    });
+    __syncthreads();
+    own = 0;
+#pragma unroll 1
+    for (int base = 0; base < leaves; base += kRowThreads / Team::kLanes) {
+      const int place = base + thread() / Team::kLanes, slot = place < leaves ? found[place] : 0;
+      std::uint32_t words[kMaskWords];
+      const SoftmaxStats stats = this->template leaf_of_slot<false>(slot, place < leaves, words);
+      if (place >= leaves || thread() % Team::kLanes != 0) continue;
+      reinterpret_cast<uint4*>(mask_)[slot] = make_uint4(words[0], words[1], words[2], words[3]);
+      reinterpret_cast<float2*>(nodes_)[slot] = make_float2(stats.m, stats.S);
+      for (int k = 0; k < kMaskWords; ++k) own += static_cast<std::uint32_t>(set_bits_of(words[k]));
+    }
+    masked_ = true;
+    scanned_ = false;
+    finish(sample_row_of<PlainMemory>(p_, row_), false, {}, block_sum(own, &s_, 1));
+    store_count();
+    if (thread() == 0) state_->waits = kDone;
+  }
   // After the scan of kept columns.
   __device__ void run_rest() {
     if (state_->waits == kDone) {
@@ -130,7 +172,10 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     __syncthreads();
     const std::int64_t begin = s_.kept_begin;
     if (begin < 0) return;
-    if (!listed_) return write_ids_of_mask(Team(), p_, begin, mask_, &s_.base);
+    if (!listed_) {
+      auto* const counts = reinterpret_cast<std::uint32_t*>(s_.wide);
+      return write_ids_of_mask<kRowThreads>(map_, mask_, kMaskWords * num_slots_, p_.kept_ids + begin, counts);
+    }
 #pragma unroll 1
     for (int i = thread(); i < static_cast<int>(kept_); i += kRowThreads) p_.kept_ids[begin + i] = ids()[i];
   }
@@ -521,44 +566,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   bool masked_ = false;    // the mask in memory has the kept columns
 };
 
-// The n best, by the leaves that may hold them.
-template <class T, bool kRaw>
-class BestOfRow : RowTop<BlockTeam<kRowThreads>, T, kRaw> {
-  using Base = RowTop<BlockTeam<kRowThreads>, T, kRaw>;
-
- public:
-  using Base::is_allowed, Base::z_at;
-
-  __device__ BestOfRow(const SampleParams& p, std::int64_t row, FinishShared* shared, std::uint32_t* mask,
-                       SampleState* state, std::uint64_t* firsts, const float* nodes)
-      : Base(BlockTeam<kRowThreads>(), p, row, &shared->base, mask, state, firsts, nodes),
-        s_(*shared),
-        slots_(static_cast<int>(sample_leaf_slots(p.vocab_size))),
-        tops_(nodes + 2 * slots_),
-        map_(SlotMap::make(p, shared->cuts)) {}
-  __device__ void run() {
-    if (this->fails()) return;
-    if (!kRaw && (this->p_.status[this->row_] & kKeptOverflow) != 0) return this->write_none();
-    __syncthreads();
-    const auto count = static_cast<std::uint32_t>(this->p_.n_logprobs);
-    const LeafKeys keys = load_keys(tops_, slots_, map_, &s_);
-    const FirstColumns found = list_first_columns(keys, count, map_, &s_, *this);
-    // Fewer columns than n are all columns if no bound left one out.
-    if (found.size < 0 || (found.size < static_cast<int>(count) && found.bound > 0)) return this->run_from(false);
-    this->list_size_ = found.size;
-    this->listed_ = true;
-    this->write_listed();
-  }
-
- private:
-  FinishShared& s_;
-  const int slots_;
-  const float* const tops_;
-  const SlotMap map_;
-};
-
 // kOnly: kFirst for rows of which none waits. kWhole: kFirst, and at once what a row that waits still needs.
-enum class Finish { kFirst, kOnly, kWhole, kSelection, kRest, kRaw };
+enum class Finish { kFirst, kOnly, kWhole, kRest, kRaw };
 
 template <class T, Exp kExp, Finish kFinish>
 __global__ void __launch_bounds__(kRowThreads, 2)
@@ -572,13 +581,13 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   wait_for_previous_kernel();
   allow_next_kernel();
   if constexpr (kFinish == Finish::kFirst) {
-    if (!row.template run<false>()) row.store_count();
+    if (!row.template run<false>()) return row.store_count();
+    __syncthreads();
+    MassCut<T, kExp>(p, chunk.first + i, reinterpret_cast<FinishShared*>(memory), chunk, i).find_bracket();
   } else if constexpr (kFinish == Finish::kOnly || kFinish == Finish::kWhole) {
     const bool waits = row.template run<true>();
     if (kFinish == Finish::kWhole && waits) row.run_alone();
     row.write_kept(chunk);
-  } else if constexpr (kFinish == Finish::kSelection) {
-    row.run_selection();
   } else if constexpr (kFinish == Finish::kRest) {
     row.run_rest();
     row.write_kept(chunk);
@@ -587,17 +596,23 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
 }
 
-template <class T, bool kRaw>
+template <class T, Exp kExp>
 __global__ void __launch_bounds__(kRowThreads, 2)
-    sample_best_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
+    sample_selection_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
   const std::int64_t i = blockIdx.x;
+  auto* const shared = reinterpret_cast<FinishShared*>(memory);
+  FinishedRow<T, kExp> row(p, chunk.first + i, shared, chunk.masks + i * sample_mask_words(p.vocab_size),
+                           chunk.states + i, chunk.firsts + i * kMaxTeam,
+                           chunk.nodes + i * sample_node_floats(p.vocab_size));
+  MassCut<T, kExp> of_row(p, chunk.first + i, shared, chunk, i);
   wait_for_previous_kernel();
   allow_next_kernel();
-  BestOfRow<T, kRaw>(p, chunk.first + i, reinterpret_cast<FinishShared*>(memory),
-                     chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i, chunk.firsts + i * kMaxTeam,
-                     chunk.nodes + i * sample_node_floats(p.vocab_size))
-      .run();
+  of_row.cut();
+  __syncthreads();
+  row.run_selection();
+  __syncthreads();
+  row.run_few();
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 // Launches of sample for any number of rows. A scan reads all logits; then a block a row finishes what the scan left. A
 // call whose rows may keep many columns scans once more, over these columns. The row's last block writes its kept set,
-// whose place it finds by the counts of the rows before it. Bound by reads of the logits: one, or two for many kept columns;
-// the search for a cut that no list holds reads them two to five times more.
+// whose place it finds by the counts of the rows before it. Bound by reads of the logits: one, or two for many kept
+// columns; a cut by top_p adds one read, and a search for a cut that no list holds two to five.
 #pragma once
 
+#include "best.cuh"
 #include "finish.cuh"
+#include "kept_ids.cuh"
 #include "rlk/kernels/sample_kept.h"
 #include "scan.cuh"
 
@@ -26,11 +28,15 @@ __global__ void __launch_bounds__(kRowThreads)
 
 __global__ void __launch_bounds__(kKeptThreads)
     sample_kept_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  const std::int64_t i = blockIdx.x;
+  __shared__ int cuts[kNumParts + 1];
+  __shared__ std::uint32_t counts[kKeptThreads / kWarp];
+  const std::int64_t row = chunk.first + blockIdx.x, words = sample_mask_words(p.vocab_size);
+  const SlotMap map = SlotMap::make(p, cuts);
   wait_for_previous_kernel();
-  write_kept_ids(BlockTeam<kKeptThreads>(), p, chunk.first + i, chunk.masks + i * sample_mask_words(p.vocab_size),
-                 reinterpret_cast<SampleShared*>(memory));
+  const std::int64_t begin = p.kept_offsets[row];
+  if (begin == p.kept_offsets[row + 1]) return;
+  write_ids_of_mask<kKeptThreads>(map, chunk.masks + blockIdx.x * words, static_cast<int>(words), p.kept_ids + begin,
+                                  counts);
 }
 
 // Launches a block for each row after this call's previous kernel.
@@ -45,8 +51,8 @@ void run_best(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stre
 }
 // Whether the rows that wait after the first scan are an exception (ties), or may be many.
 enum class Waiting { kNever, kRarely, kOften };
+inline bool cuts(const RowFloats& x, float nothing) { return x.data != nullptr || x.value != nothing; }
 inline Waiting waiting_of(const SampleParams& p) {
-  const auto cuts = [](const RowFloats& x, float nothing) { return x.data != nullptr || x.value != nothing; };
   const bool by_share = cuts(p.top_p, 1.0f), by_list = p.order != SampleOrder::kSglang || !by_share;
   if (p.top_k.data == nullptr && p.top_k.value > 0 && p.top_k.value <= kMostListedK && by_list) return Waiting::kRarely;
   const bool by_count = p.top_k.data != nullptr || p.top_k.value > 0;
@@ -62,7 +68,10 @@ void run_rows(const SampleParams& p, const GroupGrid& grid, const SampleChunk& c
     launch_rows(sample_finish_kernel<T, kExp, Finish::kWhole>, chunk, stream, p, chunk);
   } else {
     launch_rows(sample_finish_kernel<T, kExp, Finish::kFirst>, chunk, stream, p, chunk);
-    launch_rows(sample_finish_kernel<T, kExp, Finish::kSelection>, chunk, stream, p, chunk);
+    const bool by_share = cuts(p.top_p, 1.0f), by_count = p.top_k.data != nullptr || p.top_k.value > 0;
+    const bool by_mass = by_share && (p.top_k.data != nullptr || p.top_k.value <= 0 || p.top_k.value >= p.valid_vocab);
+    if (by_mass) run_scan<T, kExp, ScanPass::kMasses, true>(p, grid, chunk, stream);
+    if (by_share || by_count) launch_rows(sample_selection_kernel<T, kExp>, chunk, stream, p, chunk);
     run_scan<T, kExp, ScanPass::kKept, true>(p, grid, chunk, stream);
     launch_rows(sample_finish_kernel<T, kExp, Finish::kRest>, chunk, stream, p, chunk);
   }
@@ -88,8 +97,8 @@ void by_type_and_mode(const SampleParams& p, F fn) {
 inline void run_kept(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
   if (p.kept_offsets == nullptr) return;
   launch_dependent<RLK_CUDA_ARCH::kOverlap>(sample_offsets_kernel, 1, kRowThreads, kSharedBytes, stream, p, chunk);
-  launch_dependent<RLK_CUDA_ARCH::kOverlap>(sample_kept_kernel, static_cast<int>(chunk.rows), kKeptThreads,
-                                            kSharedBytes, stream, p, chunk);
+  launch_dependent<RLK_CUDA_ARCH::kOverlap>(sample_kept_kernel, static_cast<int>(chunk.rows), kKeptThreads, 0, stream,
+                                            p, chunk);
 }
 
 inline void run(const SampleParams& p, cudaStream_t stream) {

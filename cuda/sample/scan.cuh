@@ -10,16 +10,18 @@
 #include "../logprob/leaf_group.cuh"
 #include "draw.cuh"
 #include "kept_place.cuh"
+#include "masses.cuh"
 #include "rlk/kernels/divisor.h"
 #include "rlk/kernels/sample_check.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kFirst: the leaves' largest z; for rows that nothing cuts also their nodes. kKept: nodes and masks of the columns that
-// waiting rows keep. kRaw: nodes, and for the n best the largest z, of all valid columns at temperature 1. Where groups
-// hold leaves of one part, a pass stores the root of each group beside its nodes.
-enum class ScanPass { kFirst, kKept, kRaw };
+// kFirst: the leaves' largest z; for rows that nothing cuts, and for those that masses alone cut, also their nodes.
+// kMasses: masses around the cut of rows that wait for them. kKept: nodes and masks of the columns that waiting rows
+// keep. kRaw: nodes, and for the n best the largest z, of all valid columns at temperature 1. Where groups hold leaves
+// of one part, a pass stores the root of each group beside its nodes.
+enum class ScanPass { kFirst, kMasses, kKept, kRaw };
 
 struct ScanWork {
   SampleChunk chunk;
@@ -118,29 +120,57 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     const uint4 words = reinterpret_cast<const uint4*>(this->mask_)[slot];
     return (words.x | words.y | words.z | words.w) != 0;
   }
-  // The bits of the columns of a leaf that the row keeps.
-  __device__ __forceinline__ void find(const Leaf<T>& leaf, std::int64_t slot, int first, int columns,
-                                       std::uint32_t (&words)[kMaskWords]) const {
+  // Statistics of the columns of a leaf that the row keeps, and their bits. A leaf that keeps one keeps its largest.
+  __device__ __forceinline__ SoftmaxStats find(const Leaf<T>& leaf, std::int64_t slot, int first, int columns,
+                                               float largest, std::uint32_t (&words)[kMaskWords]) const {
     this->template present_in_leaf<false>(slot, first, columns, words);
-    if (!this->cuts_) return;
-    each_vec8(leaf, columns, words, [&](const float(&z)[kVec8], int at, std::uint32_t bits, int shift, int k) {
-      std::uint32_t may = 0, must = 0;
+    SoftmaxStats stats;
+    const LeafReference reference = leaf_reference(this->c_, largest, &stats);
+    Chains<kExp, false> chains;
+    const float c = this->c_, addend = chains.addend(reference.m);
+    constexpr int kStep = 2 * kVec8;
+    std::uint32_t any = 0;
 #pragma unroll
-      for (int r = 0; r < kVec8; ++r) {
-        may |= z[r] >= lower_ ? 1u << r : 0;
-        must |= z[r] >= upper_ ? 1u << r : 0;
-      }
-      std::uint32_t keeps = bits & must;
-      if (std::uint32_t open = bits & may & ~must; open != 0) {
+    for (int k = 0; k < kMaskWords; ++k) {
+      std::uint32_t kept = 0;
+#pragma unroll 1
+      for (int shift = 0; shift < 32 && 32 * k + shift < columns; shift += kStep) {
+        const int at = 32 * k + shift;
+        float half[2][kVec8], z[kStep];
 #pragma unroll
-        for (int r = 0; r < kVec8; ++r) {
-          if ((open >> r & 1) != 0 && this->is_kept(z[r], first + at + r)) keeps |= 1u << r;
+        for (int i = 0; i < 2; ++i) leaf.vec8(at / kVec8 + i).to_float(half[i]);
+#pragma unroll
+        for (int r = 0; r < kStep; ++r) z[r] = half[r / kVec8][r % kVec8];
+        const std::uint32_t bits = words[k] >> shift;
+        std::uint32_t keeps = 0, open = 0;
+#pragma unroll
+        for (int r = 0; r < kStep; ++r) {
+          const bool must = z[r] >= upper_;
+          keeps |= must ? 1u << r : 0;
+          open |= z[r] >= lower_ && !must ? 1u << r : 0;
+        }
+        keeps &= bits;
+#pragma unroll 1
+        for (open &= bits; open != 0; open &= open - 1) {
+          const int r = lowest_bit_of(open);
+          if (this->is_kept(T::load(*leaf.element(at + r)), first + at + r)) keeps |= 1u << r;
+        }
+        kept |= keeps << shift;
+        if (upper_ == -infinity()) {  // a column of -Inf has no term
+#pragma unroll
+          for (int r = 0; r < kStep; ++r) keeps &= z[r] == -infinity() ? ~(1u << r) : ~0u;
+        }
+#pragma unroll
+        for (int r = 0; r < kStep; ++r) {
+          const float e = chains.exponential(fmaxf(z[r], reference.q), c, addend);
+          chains.add(r % kVec8, 0.0f, (keeps >> r & 1) != 0 ? e : 0.0f);
         }
       }
-      words[k] = (words[k] & ~(0xffu << shift)) | keeps << shift;
-    });
+      words[k] = kept;
+      any |= kept;
+    }
+    return any == 0 ? identity_stats() : reference.usable ? chains.total(reference.m) : stats;
   }
-  __device__ __forceinline__ float scale() const { return this->c_; }
 
  private:
   float lower_ = -infinity(), upper_ = -infinity();
@@ -163,6 +193,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
   };
   const auto takes = [&](int task) {
     if (task >= work.tasks) return false;
+    if constexpr (kPass == ScanPass::kMasses) return work.chunk.states[row_of(task)].waits == kForMasses;
     if constexpr (kPass == ScanPass::kKept) return work.chunk.states[row_of(task)].waits != kDone;
     return kPass != ScanPass::kRaw || p.ids[work.chunk.first + row_of(task)] >= 0;
   };
@@ -221,22 +252,32 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
       const std::int64_t row = work.chunk.first + i;
       SampleRow want = {1.0f, 1.0f, 0.0f, 0, false, kOk};
       if constexpr (kPass == ScanPass::kFirst) want = sample_row_of<PlainMemory>(p, row);
+      MassRow of_row;
+      if constexpr (kPass == ScanPass::kMasses) of_row = MassRow(p, row, work.chunk, i);
       copy_async_wait_all();
       __syncwarp();
       if (copy.shift() != 0) align_leaf<T>(leaf, n, copy.shift());
       if constexpr (kPass == ScanPass::kKept) {
         if ((next_leaves >> lane & 1) != 0) {
-          const KeptTest<T, kExp> test = test_of(i);
-          test.find(leaf, slot, span.first, n, words);
-          const bool keeps = (words[0] | words[1] | words[2] | words[3]) != 0;
-          // A leaf that keeps a column keeps its largest.
-          if (keeps) node = masked_stats<T, kExp>(leaf, n, words, test.scale(), next_top);
+          node = test_of(i).find(leaf, slot, span.first, n, next_top, words);
         }
         has_node = has_mask = true;
+      } else if constexpr (kPass == ScanPass::kMasses) {
+        LeafMasses masses;
+        if (p.allowed == nullptr && __all_sync(kAllLanes, n == 0 || n == kLeafColumns)) {
+          if (n > 0) {
+            masses = masses_of_leaf<T, kExp, true>(leaf, n, of_row, words);
+          }
+        } else {
+          allowed_in_leaf(p.allowed ? p.allowed + row * p.allowed_stride : nullptr, span.first, n, words);
+          masses = masses_of_leaf<T, kExp, false>(leaf, n, of_row, words);
+        }
+        __syncwarp();
+        add_masses<T>(masses, leaf, span.first, words, work.chunk, i, lane);
       } else if (want.status == kOk) {
         const bool whole = kPass == ScanPass::kRaw || want.greedy || !want.truncates();
         const bool masked = kPass == ScanPass::kFirst && p.allowed != nullptr;
-        has_node = whole;
+        has_node = whole || cuts_by_mass(p, want);
         has_top = !whole || want.greedy || p.top_ids != nullptr;
         has_mask =
             kPass == ScanPass::kFirst && whole && (p.top_ids != nullptr || (masked && p.kept_offsets != nullptr));
@@ -290,10 +331,10 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
 // Warps whose groups shared memory holds, for elements of 4 and of 2 bytes. The test of kept columns needs more registers.
 // 22 of the first scan's warps leave memory for a finishing block, which waits beside them.
 template <class T, ScanPass kPass>
-constexpr int kScanWarps = !T::kPacked                 ? 14
-                           : kPass == ScanPass::kKept  ? 20
-                           : kPass == ScanPass::kFirst ? 22
-                                                       : 27;
+constexpr int kScanWarps = !T::kPacked                                              ? 14
+                           : kPass == ScanPass::kKept || kPass == ScanPass::kMasses ? 20
+                           : kPass == ScanPass::kFirst                              ? 22
+                                                                                    : 27;
 #else
 template <class T, ScanPass kPass>
 constexpr int kScanWarps = T::kPacked ? 19 : 9;

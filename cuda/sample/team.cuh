@@ -9,10 +9,17 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kRowThreads = kMaxTeam;
-constexpr int kKeptThreads = 256;
+constexpr int kKeptThreads = 512;
 
-// What a row of sample still needs after the first scan: nothing, its selection and its tree, or its tree.
-enum Waits : std::int32_t { kDone, kForSelection, kForTree };
+// What a row of sample still needs after the first scan: nothing; the masses around its cut, its selection and its
+// tree; its selection and its tree; or its tree.
+enum Waits : std::int32_t { kDone, kForMasses, kForSelection, kForTree };
+
+// Whether the last kept column follows from masses of the row's present columns alone.
+__device__ __forceinline__ bool cuts_by_mass(const SampleParams& p, const SampleRow& want) {
+  return !want.greedy && want.top_p < 1.0f && (want.top_k <= 0 || want.top_k >= p.valid_vocab) &&
+         (want.min_p == 0.0f || p.order != SampleOrder::kVllm);
+}
 
 template <int kThreads>
 struct BlockTeam {

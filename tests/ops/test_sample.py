@@ -345,6 +345,32 @@ def test_ties_that_fit_no_list_have_the_bytes_of_the_cpu(vocab: int, top_k: int,
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("vocab", [1000, 32_000, 128_256])
+def test_top_p_alone_has_the_bytes_of_the_cpu(vocab: int, rng: np.random.Generator) -> None:
+    """A sample of the leaves' columns brackets the last kept column. Some rows fail its bracket: a flat row, rows of
+    few values and of one, and a row that is low wherever the sample looks."""
+    scales = torch.tensor([1e-6, 0.01, 0.5, 1.0, 4.0, 10.0, 1.0, 1.0, 1.0])[:, None]
+    x = logits_of(rng, len(scales), vocab, 1.0) * scales
+    x[6] = torch.from_numpy(rng.integers(0, 3, vocab).astype(np.float32))
+    x[7] = 0.25
+    eighth = (vocab + 7) // 8
+    for part in range(8):
+        begin, end = (8 * (eighth * i // 8) if i < 8 else vocab for i in (part, part + 1))
+        for leaf, first in enumerate(range(begin, end, 128)):
+            for run in (0, 64):
+                at = first + run + 40 * leaf % 64
+                x[8, min(at, end) : min(at + 8, end)] = -3.0
+    allowed = torch.from_numpy(rng.integers(-(1 << 31), 1 << 31, (len(x), (vocab + 31) // 32)).astype(np.int32))
+    for how in ({}, {"min_p": 0.01}, {"allowed": allowed}, {"valid_vocab": vocab - 77}):
+        for order, top_p in itertools.product(("vllm", "hf", "sglang"), (0.5, 0.95)):
+            given = {**how, "order": order, "top_p": top_p}
+            want = draw(x, **given)
+            got = draw(x.cuda(), **{n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in given.items()})
+            assert all(same(getattr(got, n), getattr(want, n)) for n in NAMES)
+            assert rows_of(got) == rows_of(want)
+
+
+@pytest.mark.gpu
 def test_nothing_waits_for_the_host_and_a_graph_replays(rng: np.random.Generator) -> None:
     x, given = logits_of(rng, 8, 32000).cuda(), mixed(rng, 8, "cuda")
     want = draw(x, **given, kept_capacity=1 << 18)

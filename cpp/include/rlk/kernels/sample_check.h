@@ -69,13 +69,20 @@ static_assert(kNumParts * kMostCandidates <= kListColumns && kMostCandidates <= 
 
 static_assert(kRoundBins <= kListColumns && kRoundBins <= kDigitBins);
 
-// Rows that one launch takes together use the workspace as [flag][states][firsts][masks][nodes][sorted ranks].
+// Rows that one launch takes together use the workspace as [flag][states][firsts][masks][nodes][sorted ranks][listed
+// ranks].
 constexpr std::int64_t kSampleChunk = 1024, kSortChunk = 128, kSampleFlagBytes = 16;
 inline std::int64_t sample_chunk_rows(const SampleParams& p) {
   return p.sorted_columns > 0 ? kSortChunk : kSampleChunk;
 }
+// Ranks of a row that the workspace lists on CUDA: those of the columns that may be the last that top_p keeps.
+inline std::int64_t sample_listed_columns(const SampleParams& p) {
+  if (p.top_p.data == nullptr && p.top_p.value == 1.0f) return 0;
+  const std::int64_t share = 8 * sample_leaf_slots(p.vocab_size), most = share < 4096 ? 4096 : share;
+  return p.vocab_size < most ? p.vocab_size : most;
+}
 struct SampleWorkspace {
-  std::int64_t states, firsts, masks, nodes, sorted, bytes;
+  std::int64_t states, firsts, masks, nodes, sorted, listed, bytes;
 };
 inline SampleWorkspace sample_workspace(const SampleParams& p) {
   const std::int64_t rows = p.num_rows < sample_chunk_rows(p) ? p.num_rows : sample_chunk_rows(p);
@@ -83,7 +90,8 @@ inline SampleWorkspace sample_workspace(const SampleParams& p) {
   const std::int64_t masks = firsts + rows * kMaxTeam * 8;
   const std::int64_t nodes = masks + rows * sample_mask_words(p.vocab_size) * 4;
   const std::int64_t sorted = nodes + rows * sample_node_floats(p.vocab_size) * 4;
-  return {kSampleFlagBytes, firsts, masks, nodes, sorted, sorted + rows * p.sorted_columns * 2 * 8};
+  const std::int64_t listed = sorted + rows * p.sorted_columns * 2 * 8;
+  return {kSampleFlagBytes, firsts, masks, nodes, sorted, listed, listed + rows * sample_listed_columns(p) * 8};
 }
 
 // Parts of a workspace of `p` that the rows of a launch use.
@@ -95,6 +103,8 @@ struct SampleChunk {
   std::uint32_t* masks = nullptr;
   float* nodes = nullptr;
   std::uint64_t* sorted = nullptr;
+  std::uint64_t* listed = nullptr;
+  std::int64_t most_listed = 0;  // per row
 };
 inline SampleChunk sample_chunk(const SampleParams& p, std::int64_t first, void* workspace) {
   const SampleWorkspace at = sample_workspace(p);
@@ -107,7 +117,9 @@ inline SampleChunk sample_chunk(const SampleParams& p, std::int64_t first, void*
           reinterpret_cast<std::uint64_t*>(base + at.firsts),
           reinterpret_cast<std::uint32_t*>(base + at.masks),
           reinterpret_cast<float*>(base + at.nodes),
-          reinterpret_cast<std::uint64_t*>(base + at.sorted)};
+          reinterpret_cast<std::uint64_t*>(base + at.sorted),
+          reinterpret_cast<std::uint64_t*>(base + at.listed),
+          sample_listed_columns(p)};
 }
 
 }  // namespace rlk

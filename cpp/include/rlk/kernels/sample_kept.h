@@ -60,10 +60,12 @@ RLK_DEVICE void offsets_of_counts(const Team& team, const SampleParams& p, std::
   }
 }
 
-// Writes the kept ids of a row from its mask; `begin` is their place in kept_ids.
+// Writes the kept ids of a row from its mask.
 template <class Team>
-RLK_DEVICE void write_ids_of_mask(const Team& team, const SampleParams& p, std::int64_t begin,
-                                  const std::uint32_t* mask, SampleShared* shared) {
+RLK_DEVICE void write_kept_ids(const Team& team, const SampleParams& p, std::int64_t row, const std::uint32_t* mask,
+                               SampleShared* shared) {
+  const std::int64_t begin = team.global(p.kept_offsets)[row], end = team.global(p.kept_offsets)[row + 1];
+  if (end == begin) return;
   const int height = leaf_height(p.vocab_size);
   const std::int64_t words = sample_mask_words(p.vocab_size), share = (words + team.threads() - 1) / team.threads();
   const std::int64_t from = team.thread() * share, to = from + share < words ? from + share : words;
@@ -92,13 +94,6 @@ RLK_DEVICE void write_ids_of_mask(const Team& team, const SampleParams& p, std::
     }
   }
   team.barrier();
-}
-// The same of a row whose offsets are known.
-template <class Team>
-RLK_DEVICE void write_kept_ids(const Team& team, const SampleParams& p, std::int64_t row, const std::uint32_t* mask,
-                               SampleShared* shared) {
-  const std::int64_t begin = team.global(p.kept_offsets)[row], end = team.global(p.kept_offsets)[row + 1];
-  if (end > begin) write_ids_of_mask(team, p, begin, mask, shared);
 }
 
 }  // namespace rlk

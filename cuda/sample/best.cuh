@@ -1,0 +1,60 @@
+// The n best of a row, by the leaves that may hold them: a block has a row.
+#pragma once
+
+#include "../common/dependent_launch.cuh"
+#include "first_columns.cuh"
+#include "rlk/kernels/sample_top.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+template <class T, bool kRaw>
+class BestOfRow : RowTop<BlockTeam<kRowThreads>, T, kRaw> {
+  using Base = RowTop<BlockTeam<kRowThreads>, T, kRaw>;
+
+ public:
+  using Base::is_allowed, Base::z_at;
+
+  __device__ BestOfRow(const SampleParams& p, std::int64_t row, FinishShared* shared, std::uint32_t* mask,
+                       SampleState* state, std::uint64_t* firsts, const float* nodes)
+      : Base(BlockTeam<kRowThreads>(), p, row, &shared->base, mask, state, firsts, nodes),
+        s_(*shared),
+        slots_(static_cast<int>(sample_leaf_slots(p.vocab_size))),
+        tops_(nodes + 2 * slots_),
+        map_(SlotMap::make(p, shared->cuts)) {}
+  __device__ void run() {
+    if (this->fails()) return;
+    if (!kRaw && (this->p_.status[this->row_] & kKeptOverflow) != 0) return this->write_none();
+    __syncthreads();
+    const auto count = static_cast<std::uint32_t>(this->p_.n_logprobs);
+    const LeafKeys keys = load_keys(tops_, slots_, map_, &s_);
+    const FirstColumns found = list_first_columns(keys, count, map_, &s_, *this);
+    // Fewer columns than n are all columns if no bound left one out.
+    if (found.size < 0 || (found.size < static_cast<int>(count) && found.bound > 0)) return this->run_from(false);
+    this->list_size_ = found.size;
+    this->listed_ = true;
+    this->write_listed();
+  }
+
+ private:
+  FinishShared& s_;
+  const int slots_;
+  const float* const tops_;
+  const SlotMap map_;
+};
+
+template <class T, bool kRaw>
+__global__ void __launch_bounds__(kRowThreads, 2)
+    sample_best_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const std::int64_t i = blockIdx.x;
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  BestOfRow<T, kRaw>(p, chunk.first + i, reinterpret_cast<FinishShared*>(memory),
+                     chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i, chunk.firsts + i * kMaxTeam,
+                     chunk.nodes + i * sample_node_floats(p.vocab_size))
+      .run();
+}
+
+}  // namespace
+}  // namespace rlk::cuda

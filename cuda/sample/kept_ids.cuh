@@ -1,0 +1,55 @@
+// Kept ids from the mask of a row.
+#pragma once
+
+#include "first_columns.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+// Writes the ids of a mask's bits in ascending order, by a block of kThreads. A warp has a stretch of the words, and a
+// lane a bit of each word. counts: one for each warp. A barrier is passed before `map` is used.
+template <int kThreads>
+__device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask, int words, std::int32_t* out,
+                                  std::uint32_t* counts) {
+  constexpr int kWarps = kThreads / kWarp;
+  const int share = (words + kThreads - 1) / kThreads * kWarp, lane = lane_of_warp();
+  const int from = warp_of_block() * share, to = min(from + share, words);
+  std::uint32_t mine = 0;
+#pragma unroll 4
+  for (int i = from + lane; i < to; i += kWarp) mine += static_cast<std::uint32_t>(set_bits_of(mask[i]));
+  mine = __reduce_add_sync(kAllLanes, mine);
+  if (lane == 0) counts[warp_of_block()] = mine;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) out += i < warp_of_block() ? counts[i] : 0;
+#pragma unroll 1
+  for (int base = from; base < to; base += kWarp) {
+    const int at = base + lane;
+    const std::uint32_t word = at < to ? mask[at] : 0;
+    int columns;
+    const int first = map.first(min(at, to - 1) / kMaskWords, &columns) + at % kMaskWords * 32;
+    int end = set_bits_of(word);  // where this lane's ids end behind `out`
+#pragma unroll
+    for (int d = 1; d < kWarp; d *= 2) {
+      const int before = __shfl_up_sync(kAllLanes, end, d);
+      end += lane >= d ? before : 0;
+    }
+    const unsigned have = __ballot_sync(kAllLanes, word != 0);
+    // Writes the ids of lane `of`'s word.
+    const auto write = [&](int of) {
+      const std::uint32_t bits = __shfl_sync(kAllLanes, word, of) >> lane;
+      const int behind = __shfl_sync(kAllLanes, end, of), id = __shfl_sync(kAllLanes, first, of) + lane;
+      if ((bits & 1) != 0) out[behind - set_bits_of(bits)] = id;
+    };
+    if (set_bits_of(have) > kWarp / 2) {
+#pragma unroll
+      for (int of = 0; of < kWarp; ++of) write(of);
+    } else {
+      for (unsigned left = have; left != 0; left &= left - 1) write(lowest_bit_of(left));
+    }
+    out += __shfl_sync(kAllLanes, end, kWarp - 1);
+  }
+}
+
+}  // namespace
+}  // namespace rlk::cuda

@@ -1,0 +1,135 @@
+// Masses of a leaf's columns by one lane, for the cut by top_p (bracket.cuh).
+#pragma once
+
+#include "../logprob/leaf_group.cuh"
+#include "rlk/kernels/sample_check.h"
+#include "team.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+// The columns that may be a row's last kept one have z in [low, high). A scan sums the masses, and lists these columns.
+struct Bracket {
+  std::uint64_t above, total;  // masses of the columns with z >= high, and of all
+  float low, high;
+  std::uint32_t listed;  // columns in the list, or too many for it
+};
+__device__ __forceinline__ Bracket* bracket_of(std::uint64_t* firsts, std::int64_t i) {
+  static_assert(sizeof(Bracket) <= 8 * kMaxTeam);  // a row that has a bracket has no first ranks
+  return reinterpret_cast<Bracket*>(firsts + i * kMaxTeam);
+}
+
+// A sum of masses without integers of 64 bits. From 2^8 on, a double counts units of 2^-44, so an addition toward zero
+// adds floor(2^44 e) of them. The sum of 128 columns stays below 2^9, where the unit changes.
+class MassSum {
+ public:
+  // Adds the mass of e if `takes`. An e that is not normal is too small for a unit, before and after it is widened.
+  __device__ __forceinline__ void add(float e, bool takes = true) {
+    const auto bits = static_cast<std::uint32_t>(bits_of(e));
+    const auto high = static_cast<int>((bits >> 3) + 0x38000000u);
+    sum_ = __dadd_rz(sum_, __hiloint2double(takes ? high : 0, static_cast<int>(bits << 29)));
+  }
+  __device__ __forceinline__ std::uint64_t value() const {
+    return static_cast<std::uint64_t>(__double_as_longlong(sum_)) & ((std::uint64_t{1} << 52) - 1);
+  }
+
+ private:
+  double sum_ = 0x1p8;
+};
+
+// What a leaf's masses need of their row.
+struct MassRow {
+  float c = 0.0f, m = 0.0f, q = 0.0f, low = 0.0f, high = 0.0f;
+
+  MassRow() = default;
+  __device__ __forceinline__ MassRow(const SampleParams& p, std::int64_t row, const SampleChunk& chunk, int i)
+      : c(log2_scale(p.temperature.at(row))),
+        m(chunk.states[i].m),
+        q(chunk.states[i].q),
+        low(bracket_of(chunk.firsts, i)->low),
+        high(bracket_of(chunk.firsts, i)->high) {}
+};
+
+struct LeafMasses {
+  std::uint64_t above = 0, total = 0;
+};
+// The masses of a leaf's n columns, and the bits of those in the bracket. kAll: a whole leaf; otherwise only columns
+// with a bit in `words` count.
+template <class T, Exp kExp, bool kAll>
+__device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n, const MassRow& row,
+                                                     std::uint32_t (&words)[kMaskWords]) {
+  using Exponential = Chains<kExp, false>;
+  const float addend = Exponential::addend(row.m);
+  constexpr int kSums = 4;  // additions that do not wait for each other
+  MassSum total[kSums], above[kSums];
+#pragma unroll
+  for (int k = 0; k < kMaskWords; ++k) {
+    std::uint32_t inside = 0;
+#pragma unroll 2
+    for (int shift = 0; shift < 32 && (kAll || 32 * k + shift < n); shift += kVec8) {
+      float z[kVec8];
+      leaf.vec8((32 * k + shift) / kVec8).to_float(z);
+      std::uint32_t open = 0;
+#pragma unroll
+      for (int r = 0; r < kVec8; ++r) {
+        if (!kAll) z[r] = (words[k] >> shift >> r & 1) != 0 ? z[r] : -infinity();
+        // The hardware's exponential has no mass below the clamp, too.
+        const float clamped = kExp == Exp::kHardware ? z[r] : fmaxf(z[r], row.q);
+        const float e = Exponential::exponential(clamped, row.c, addend);
+        const bool is_above = z[r] >= row.high;
+        total[r % kSums].add(e);
+        above[r % kSums].add(e, is_above);
+        if (z[r] >= row.low && !is_above) open |= 1u << r;
+      }
+      inside |= open << shift;
+    }
+    words[k] = inside;
+  }
+  LeafMasses sum;
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) sum = {sum.above + above[i].value(), sum.total + total[i].value()};
+  return sum;
+}
+
+// Adds the masses of a warp's leaves to the row's, and lists their columns in the bracket. words: their bits.
+template <class T>
+__device__ __forceinline__ void add_masses(LeafMasses masses, const Leaf<T>& leaf, int first,
+                                           std::uint32_t (&words)[kMaskWords], const SampleChunk& chunk, int row,
+                                           int lane) {
+  Bracket* const bracket = bracket_of(chunk.firsts, row);
+  std::uint64_t* const list = chunk.listed + row * chunk.most_listed;
+  std::uint32_t own = 0;
+#pragma unroll
+  for (int k = 0; k < kMaskWords; ++k) own += static_cast<std::uint32_t>(set_bits_of(words[k]));
+  const std::uint32_t found = __reduce_add_sync(kAllLanes, own);
+  std::uint32_t at = 0;
+  if (found > 0 && lane == 0) at = atomicAdd(&bracket->listed, found);
+#pragma unroll
+  for (int d = 1; d < kWarp; d *= 2) {
+    masses.above += __shfl_xor_sync(kAllLanes, masses.above, d);
+    masses.total += __shfl_xor_sync(kAllLanes, masses.total, d);
+  }
+  if (lane == 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(&bracket->above), masses.above);
+    atomicAdd(reinterpret_cast<unsigned long long*>(&bracket->total), masses.total);
+  }
+  if (found == 0) return;
+  at = __shfl_sync(kAllLanes, at, 0);
+  if (at + found > chunk.most_listed) return;
+#pragma unroll
+  for (int k = 0; k < kMaskWords; ++k) {
+    std::uint32_t left = words[k];
+#pragma unroll 1
+    for (unsigned have; (have = __ballot_sync(kAllLanes, left != 0)) != 0;) {
+      if (left != 0) {
+        const int column = 32 * k + lowest_bit_of(left);
+        list[at + set_bits_of(have & ((1u << lane) - 1))] = rank_of(T::load(*leaf.element(column)), first + column);
+        left &= left - 1;
+      }
+      at += static_cast<std::uint32_t>(set_bits_of(have));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rlk::cuda
