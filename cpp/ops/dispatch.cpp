@@ -93,15 +93,13 @@ std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p
   if (device.type == DeviceType::kCuda) return on_cuda;
   return 4 * attention_rows(p) * p.num_q_heads + (device.type == DeviceType::kRocm ? attention_path_bytes(p) : 0);
 }
-std::int64_t linear_workspace_bytes(const LinearParams& p, Device device) {
-  return bytes_on_cuda<LinearParams>("linear", RLK_CUDA(linear_workspace_bytes), p, device);
+template <class Params>
+std::int64_t linear_workspace_bytes(const Params& p, Device device) {
+  return bytes_on_cuda<Params>("linear", RLK_CUDA(linear_workspace_bytes<Params>), p, device);
 }
-std::int64_t linear_workspace_bytes(const LinearInputGradParams& p, Device device) {
-  return bytes_on_cuda<LinearInputGradParams>("linear", RLK_CUDA(linear_workspace_bytes), p, device);
-}
-std::int64_t linear_workspace_bytes(const LinearWeightGradParams& p, Device device) {
-  return bytes_on_cuda<LinearWeightGradParams>("linear", RLK_CUDA(linear_workspace_bytes), p, device);
-}
+template std::int64_t linear_workspace_bytes(const LinearParams& p, Device device);
+template std::int64_t linear_workspace_bytes(const LinearInputGradParams& p, Device device);
+template std::int64_t linear_workspace_bytes(const LinearWeightGradParams& p, Device device);
 
 std::vector<LinearProducts> linear_vendor_products(Device device) {
   require_backend("linear", device);

@@ -5,15 +5,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "rlk/kernels/row_pitch.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk {
 
 constexpr std::int64_t kColumnsTogether = 256;    // chunks of the vocabulary are multiples of this, where they can be
 constexpr std::int64_t kMostColumns = 24 * 1024;  // wider chunks gain nothing
-
-// Elements between rows of `columns` gradients: rows begin at multiples of 16 bytes, as TMA needs.
-constexpr std::int64_t row_pitch(std::int64_t columns) { return (columns + 7) / 8 * 8; }
 
 // The cut of a call. `chunk`: the largest number of columns whose logits' gradients the workspace can hold. `borrows`:
 // a block's hidden states are copied into the memory of its dhidden, which leaves more workspace for wider chunks. A

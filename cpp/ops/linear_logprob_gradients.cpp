@@ -46,8 +46,8 @@ class Backward {
     Pieces pieces(workspace);
     if (fused_) all_groups_ = pieces.take<ScoredGroups>((chunks_outside_ ? blocks_ : 1) * sizeof(ScoredGroups));
     if (!cut.borrows) hidden_ = pieces.take(block_rows_ * features() * operand_bytes());
-    own_gradients_ = pieces.take(block_rows_ * row_pitch(chunk) * operand_bytes());
-    if (p.dtype != head_.dtype && !fused_) logits_ = pieces.take<float>(logit_rows_ * row_pitch(chunk) * 4);
+    own_gradients_ = pieces.take(block_rows_ * round_up_8(chunk) * operand_bytes());
+    if (p.dtype != head_.dtype && !fused_) logits_ = pieces.take<float>(logit_rows_ * round_up_8(chunk) * 4);
     if (sums_logits_here) logit_sums_ = pieces.take<float>(logit_rows_ * chunk * 4);
     const std::int64_t kept_rows = chunks_outside_ ? p.num_rows : block_rows_;
     const std::int64_t kept_columns = chunks_outside_ ? chunk : p.num_columns;
@@ -96,7 +96,7 @@ class Backward {
   std::int64_t rank() const { return head_.lora_rank; }
   std::int64_t operand_bytes() const { return size_of(head_.dtype); }
 
-  std::int64_t pitch() const { return row_pitch(columns_); }
+  std::int64_t pitch() const { return round_up_8(columns_); }
 
   bool is_first() const { return first_ == 0; }
   bool is_last() const { return first_ + columns_ == p_.num_columns; }

@@ -5,6 +5,7 @@
 
 #include "../common/alignment.h"
 #include "gemm_sm90.h"
+#include "rlk/kernels/row_pitch.h"
 
 namespace rlk::cuda {
 namespace {
@@ -15,9 +16,8 @@ constexpr std::int64_t kFewest = 256;    // with fewer rows or columns of D, cop
 // Up to so many rows of D a copy of B would take longer than ordinary loads of B lose.
 constexpr std::int64_t kMostLoaded = 256;
 
-std::int64_t pitch_of(std::int64_t columns) { return (columns + 7) / 8 * 8; }
 std::int64_t bytes_of(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
-  return x.contraction_contiguous ? extent * pitch_of(contraction) * 2 : contraction * pitch_of(extent) * 2;
+  return x.contraction_contiguous ? extent * round_up_8(contraction) * 2 : contraction * round_up_8(extent) * 2;
 }
 // The largest number of rows whose copy fits into `bytes`, in multiples of kTogether, at least one.
 std::int64_t most_rows(const GemmOperand& x, std::int64_t extent, std::int64_t contraction, std::int64_t bytes) {
@@ -29,7 +29,7 @@ std::int64_t most_rows(const GemmOperand& x, std::int64_t extent, std::int64_t c
 GemmOperand of_copy(const GemmOperand& x, void* to, std::int64_t extent, std::int64_t contraction) {
   const std::int64_t rows = x.contraction_contiguous ? extent : contraction;
   return {to,
-          {std::max<std::int64_t>(rows, 1), 0, pitch_of(x.contraction_contiguous ? contraction : extent)},
+          {std::max<std::int64_t>(rows, 1), 0, round_up_8(x.contraction_contiguous ? contraction : extent)},
           x.contraction_contiguous};
 }
 // Rows [first, first + extent) of an operand, side by side at `to`.
@@ -42,7 +42,7 @@ GemmOperand copied(const GemmOperand& x, std::int64_t first, std::int64_t extent
   p.first_row = rows ? first : 0;
   p.rows = rows ? extent : contraction;
   p.columns = rows ? contraction : extent;
-  p.pitch = pitch_of(p.columns);
+  p.pitch = round_up_8(p.columns);
   p.to = to;
   RLK_CUDA_IN_USE("linear", device, aligned_rows)(p, stream);
   return of_copy(x, to, extent, contraction);

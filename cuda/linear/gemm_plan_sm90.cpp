@@ -42,11 +42,18 @@ int slice_rows(const GemmParams& p, int multiprocessors) {
   return std::min(balanced, kWidestSlice);
 }
 
-// A smooth maximum: a cost near the largest one adds to it.
+// A smooth maximum: the fifth root of the sum of fifth powers, so that a cost near the largest one adds to it. Newton's
+// method finds the root; the C library's pow would need glibc 2.29.
 double smooth_max(std::initializer_list<double> costs) {
-  double sum = 0;
-  for (double cost : costs) sum += cost * cost * cost * cost * cost;
-  return std::pow(sum, 0.2);
+  const double largest = std::max(costs);
+  double sum = 0;  // 1 ... the number of costs
+  for (double cost : costs) {
+    const double part = cost / largest;
+    sum += part * part * part * part * part;
+  }
+  double root = 1;
+  for (int i = 0; i < 8; ++i) root -= (root - sum / (root * root * root * root)) / 5;
+  return largest * root;
 }
 
 // Time of a plan in cycles of a multiprocessor. The constants are fitted to measurements on an H200 (README.md).

@@ -10,6 +10,7 @@
 #include "gemm_sm90.cuh"
 #include "gemm_sm90.h"
 #include "gemm_small_m_sm90.cuh"
+#include "rlk/kernels/row_pitch.h"
 
 namespace rlk::cuda {
 
@@ -67,7 +68,7 @@ inline CUtensorMap map_of(const GemmOperand& operand, DType dtype, std::int64_t 
   const std::int64_t rows = operand.contraction_contiguous ? extent : contraction;
   const std::int64_t columns = operand.contraction_contiguous ? contraction : extent;
   // The stride of a single row has no meaning, and TMA may refuse it.
-  const std::int64_t stride = rows > 1 ? operand.rows.inner_stride : (columns + 7) / 8 * 8;
+  const std::int64_t stride = rows > 1 ? operand.rows.inner_stride : round_up_8(columns);
   return tensor_map(operand.data, dtype, rows, columns, stride, box_rows, reads);
 }
 
@@ -105,8 +106,8 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   GemmLaunch g = launch_of(p, Tile::kStageK, Tile::kTransposed ? Tile::kBM : Tile::kBN);
   g.cluster = plan.cluster;
   if (plan.cluster > 1) g.prefetched_steps = 0;  // clusters lose 1 to 2 % by prefetches
-  g.last_a = static_cast<int>((extent_a % Tile::kBM + 7) / 8 * 8);
-  g.last_b = static_cast<int>((extent_b % Tile::kBN + 7) / 8 * 8);
+  g.last_a = static_cast<int>(round_up_8(extent_a % Tile::kBM));
+  g.last_b = static_cast<int>(round_up_8(extent_b % Tile::kBN));
   const auto tiles = [](std::int64_t extent, int tile) { return static_cast<int>((extent + tile - 1) / tile); };
   g.tiles_a = tiles(extent_a, Tile::kBM * plan.cluster);
   g.tiles_b = tiles(extent_b, Tile::kBN);
@@ -130,7 +131,7 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   CUtensorMap map_d{};
   if constexpr (Tile::kBoxStores) {
     constexpr bool kInRegisters = Tile::kCombine == Combine::kTree || Tile::kCombine == Combine::kFold;
-    const std::int64_t stride = p.m > 1 ? p.d_rows.inner_stride : (p.n + 7) / 8 * 8;
+    const std::int64_t stride = p.m > 1 ? p.d_rows.inner_stride : round_up_8(p.n);
     // A box may write whole 16 bytes at the end of a row of D, which may belong to others.
     const bool whole_vectors = p.n * size_of(p.d_dtype) % 16 == 0;
     g.box_stores =

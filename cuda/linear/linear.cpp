@@ -107,38 +107,34 @@ GemmParams gemm_of(const LinearWeightGradParams& p) {
   return g;
 }
 
+}  // namespace
+
 template <class Params>
-std::int64_t workspace_bytes_of(const Params& p, int device) {
+std::int64_t linear_workspace_bytes(const Params& p, int device) {
   if (compute_capability(device) != 90) return 0;
   const std::int64_t bytes = gemm_copies(gemm_of(p)).bytes;
   return bytes == 0 ? 0 : bytes + kCopyAlign;
 }
-
-}  // namespace
+template std::int64_t linear_workspace_bytes(const LinearParams& p, int device);
+template std::int64_t linear_workspace_bytes(const LinearInputGradParams& p, int device);
+template std::int64_t linear_workspace_bytes(const LinearWeightGradParams& p, int device);
 
 void linear(const LinearParams& p, int device, Stream stream) {
   check_linear(p);
   require_16_bit(p.dtype);
   run(gemm_of(p), p.allow_vendor, p.workspace, device, stream);
 }
-std::int64_t linear_workspace_bytes(const LinearParams& p, int device) { return workspace_bytes_of(p, device); }
 
 void linear_input_grad(const LinearInputGradParams& p, int device, Stream stream) {
   check_linear_input_grad(p);
   require_16_bit(p.dtype);
   run(gemm_of(p), p.allow_vendor, p.workspace, device, stream);
 }
-std::int64_t linear_workspace_bytes(const LinearInputGradParams& p, int device) {
-  return workspace_bytes_of(p, device);
-}
 
 void linear_weight_grad(const LinearWeightGradParams& p, int device, Stream stream) {
   check_linear_weight_grad(p);
   require_16_bit(p.dtype);
   run(gemm_of(p), p.allow_vendor, p.workspace, device, stream);
-}
-std::int64_t linear_workspace_bytes(const LinearWeightGradParams& p, int device) {
-  return workspace_bytes_of(p, device);
 }
 
 void linear_bias_grad(const LinearBiasGradParams& p, int device, Stream stream) {

@@ -6,6 +6,7 @@
 
 #include "../common/tensor_map.h"
 #include "../common/tile_ring_sm90.cuh"
+#include "rlk/kernels/row_pitch.h"
 #include "rlk/kernels/scored_groups.h"
 #include "rlk/ops/linear_logprob.h"
 
@@ -65,7 +66,7 @@ __device__ __forceinline__ void load_stages(Ring* ring, const HeadMaps& maps, in
 inline int head_steps(std::int64_t count) { return static_cast<int>((count + kBoxK - 1) / kBoxK); }
 
 // Rows of the last tile, rounded up to a multiple of 8; 0 if all tiles are full.
-inline int last_tile(int rows, int tile) { return (rows % tile + 7) / 8 * 8; }
+inline int last_tile(int rows, int tile) { return static_cast<int>(round_up_8(rows % tile)); }
 
 struct HeadOperand {
   const void* data;
@@ -77,7 +78,7 @@ inline HeadMaps head_maps(DType dtype, std::int64_t contraction, const HeadOpera
   const L2Reads reads = x.rows <= x.tile ? L2Reads::k128Bytes : L2Reads::k256Bytes;
   const auto map = [&](const HeadOperand& o, int box_rows) {
     // The stride of a single row has no meaning, and TMA may refuse it.
-    const std::int64_t stride = o.rows > 1 ? o.stride : (contraction + 7) / 8 * 8;
+    const std::int64_t stride = o.rows > 1 ? o.stride : round_up_8(contraction);
     return tensor_map(o.data, dtype, o.rows, contraction, stride, box_rows, reads);
   };
   HeadMaps maps;

@@ -43,8 +43,7 @@ struct LinearProducts;
 namespace rlk::cuda {
 std::int64_t attention_workspace_bytes(const AttentionParams& p, int device);
 std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, int device);
-std::int64_t linear_workspace_bytes(const LinearParams& p, int device);
-std::int64_t linear_workspace_bytes(const LinearInputGradParams& p, int device);
-std::int64_t linear_workspace_bytes(const LinearWeightGradParams& p, int device);
+template <class Params>
+std::int64_t linear_workspace_bytes(const Params& p, int device);
 std::vector<LinearProducts> linear_vendor_products(int device);
 }  // namespace rlk::cuda

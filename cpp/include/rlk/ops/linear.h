@@ -105,10 +105,9 @@ struct LinearWeightGradParams {
 void linear_weight_grad(const LinearWeightGradParams& p, Device device, Stream stream);
 
 // Bytes that make a product faster, else 0: on sm_90, copies of operands whose rows do not begin at multiples of 16
-// bytes, in about 256 MiB at most. No bit depends on them.
-std::int64_t linear_workspace_bytes(const LinearParams& p, Device device);
-std::int64_t linear_workspace_bytes(const LinearInputGradParams& p, Device device);
-std::int64_t linear_workspace_bytes(const LinearWeightGradParams& p, Device device);
+// bytes, in about 256 MiB at most. No bit depends on them. Params: those of the three products above.
+template <class Params>
+std::int64_t linear_workspace_bytes(const Params& p, Device device);
 
 struct LinearBiasGradParams {
   const void* dy = nullptr;  // [num_rows, out_features], dtype
