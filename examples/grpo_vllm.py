@@ -141,7 +141,7 @@ def in_its_own_process(ops: str, steps: int, seed: int) -> list[dict[str, float]
 
 
 def show(runs: dict[str, list[dict[str, float]]]) -> bool:
-    """Prints each run's news; whether every ratio of rk was 1."""
+    """Prints each run's summary; returns whether every ratio of rk was 1."""
     for ops, steps in runs.items():
         differing, off = (max(step[name] for step in steps) for name in METRICS[:2])
         rate = sum(step["tokens_per_second"] for step in steps) / len(steps)

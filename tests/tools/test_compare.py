@@ -662,6 +662,8 @@ def test_the_verdict_and_the_news(qwen: LoadedModel) -> None:
 
     drift, none = changed(), changed("rk", differing_tokens=0)
     assert verdict(drift).startswith("rounding, no fault: 10 of 16 tokens differ, max |ratio - 1| 0.25; it begins in ")
+    below = verdict(changed("rk"))  # no rounding lies between two sides of this library
+    assert below.startswith("weights or settings differ, by less than rounding: 10 of 16 tokens differ"), below
     assert verdict(none) == "aligned: all 16 log-probabilities have the same bytes on both sides."
     assert news([drift, none]) == "stock: 10 of 16 tokens differ; rl_kernel_native: 0 of 16"
     mixed = dataclasses.replace(drift, settings=dataclasses.replace(settings, rollout_ops="eager"))

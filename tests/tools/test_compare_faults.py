@@ -445,7 +445,7 @@ def test_the_command_names_the_fault_of_another_checkpoint(tmp_path: Path) -> No
     lines = result.output.splitlines()
     assert "bfloat16, cpu" in lines[0], "the checkpoint's dtype, and where it ran"
     assert "fault: layers.1.mlp.up_proj" in lines[1], "the verdict comes first"
-    assert lines[-1].endswith("tokens differ; fault: layers.1.mlp.up_proj"), "the last line is the news"
+    assert lines[-1].endswith("tokens differ; fault: layers.1.mlp.up_proj"), "the last line is the summary"
     (comparison,) = json.loads((out / "report.json").read_text())["comparisons"]
     assert comparison["verdict"].startswith("fault: layers.1.mlp.up_proj")
     assert comparison["runs"][0]["faults"][0]["name"] == "layers.1.mlp.up_proj"
@@ -608,7 +608,7 @@ def test_bad_records(saved: tuple[Any, Path], tmp_path: Path, line: str, message
 
 
 def test_stock_and_rk_are_compared_beside_each_other(saved: tuple[Any, Path], tmp_path: Path) -> None:
-    """The last line is the news, and one page shows both."""
+    """The last line is the summary, and one page shows both."""
     (tmp_path / "prompts").write_text('{"prompt_ids": [96, 3, 4, 5]}\n')
     command = ["compare", "--model", str(saved[1]), "--prompts", str(tmp_path / "prompts"), "--device", "cpu"]
     done = CliRunner().invoke(app, [*command, "--ops", "both", "--max-new-tokens", "8", "--report", str(tmp_path)])

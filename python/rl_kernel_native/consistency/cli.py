@@ -32,7 +32,7 @@ _STARTED = time.monotonic()  # before torch is imported, which takes seconds
 
 app = typer.Typer(
     name="rlk",
-    help="Check whether rollout and training give a token the same log-probability, and this machine can compute it.",
+    help="Compare the log-probabilities of rollout and training, and test what this machine can run.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -102,7 +102,7 @@ def _statuses() -> Iterator[None]:
         raise typer.Exit(EXIT_BAD_INPUT) from None
     except (typer.Exit, typer.Abort, KeyboardInterrupt):
         raise
-    except BrokenPipeError:  # who reads the output has what it wants
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_FAILURE) from None
     except SystemExit:  # rich's, for the same reason; its status means drift here
@@ -314,7 +314,7 @@ def demo(
     device: DeviceOption = "auto",
     seed: SeedOption = 0,
 ) -> None:
-    """Train a small Qwen3-shaped model on the Python standard library and compare it, without downloads.
+    """Train a small Qwen3-shaped model on the standard library's source text, without downloads, and compare it.
 
     Exit status: 0 when the demo completes, drift or not; 2 bad input; 3 a failure of the
     program itself.
@@ -342,7 +342,7 @@ def digest(
     arithmetic: ArithmeticOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Score the package's own text with its own model, and compare the log-probabilities' sha256 with the record.
+    """Score the package's text with its model, and compare the sha256 of the log-probabilities with the recorded one.
 
     A CPU under `--arithmetic sm_90` computes what a Hopper GPU computes: run it on both.
 
@@ -424,7 +424,7 @@ def print_contract(
     operator: OperatorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what keeps its bits, and how far every output of every operator may be off float64.
+    """Say what each output's bits do not depend on, and how far each output may be off float64.
 
     Exit status: 0 printed, 2 bad input, 3 a failure of the program itself.
     """
@@ -444,7 +444,7 @@ def certify(
     out: Annotated[Path | None, typer.Option(help="File for the certificate.")] = None,
     date: Annotated[bool, typer.Option("--date", help="Put the date into the certificate.")] = False,
 ) -> None:
-    """Check that each operator of a model's chain, and kl, gives a row one sha256, alone, in batches and other layouts.
+    """Check that a model's operators, and kl, give a row the same bytes alone, in batches and in other layouts.
 
     Exit status: 0 invariant, 1 not, 2 bad input, 3 a failure of the program itself.
     """

@@ -20,7 +20,10 @@ _NAMES = {"stock": "stock", "sdpa": "sdpa", "eager": "eager", "flash": "flash", 
 
 
 def verdict(comparison: Comparison) -> str:
-    """One sentence: a fault and its operator, rounding and where it begins, or aligned."""
+    """One sentence: a fault and its operator, rounding and where it begins, or aligned.
+
+    This library's operators on both sides give equal bytes for equal weights, so a difference there is no rounding.
+    """
     tokens, differing, ratio = _totals(comparison)
     figures = f"{differing} of {tokens} tokens differ, max |ratio - 1| {ratio:.3g}"
     found = faults(comparison)
@@ -42,6 +45,8 @@ def verdict(comparison: Comparison) -> str:
             "drift across batch sizes alone: rollouts of other batch sizes differ, each agrees with its training side."
         )
     begins = f"it begins in {first_drift.name}" if first_drift else "no recorded operator differs"
+    if first_drift and comparison.settings.rollout_ops == comparison.settings.training_ops == "rk":
+        return f"weights or settings differ, by less than rounding: {figures}; {begins}."
     return f"rounding, no fault: {figures}; {begins}."
 
 
@@ -71,8 +76,8 @@ def _how_far(fault: Judgement, comparison: Comparison) -> str:
         return f"{times} on equal logits"
     scale = ""
     if abs(fault.factor - 1) > 0.5 * fault.error:
-        scale = f", training's is {fault.factor:.4g} times the rollout's"
-    return f"{times} on equal input (error {fault.error:.2%}{scale})"
+        scale = f" (training's outputs are {fault.factor:.4g} times the rollout's)"
+    return f"error {fault.error:.2%} on equal input, {times}{scale}"
 
 
 def _totals(comparison: Comparison) -> tuple[int, int, float]:

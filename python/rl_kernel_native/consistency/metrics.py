@@ -79,7 +79,7 @@ def compare_logprobs(
     Args:
         rollout, training: float32 [response length] of each sequence.
         responses: sampled ids, same shape.
-        logits_equal: whether the logits rows behind a token have the same bytes, same shape.
+        logits_equal: whether the rows of logits that score a token have the same bytes; same shape.
     """
     old, new = torch.cat(list(rollout)), torch.cat(list(training))
     differs = bytes_differ(old, new).numpy()
