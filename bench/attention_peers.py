@@ -1,4 +1,4 @@
-"""rk.attention beside FlashAttention-3: paged decode, also behind shared prompts, and prefill; trees beside the same
+"""rk.attention beside FlashAttention-3: paged decode, also after shared prompts, and prefill; trees beside the same
 paths unshared. It prints the tables of cuda/attention/README.md.
 
     python bench/attention_peers.py [--fa3 FILE] [--softcap C] [--only decode|shared|prefill|chunks|trees]

@@ -1,8 +1,8 @@
 // The prototype that decided the length of attention's canonical splits. It decodes one query a sequence, with groups
-// of at most 8 heads of 128 columns, bf16, pages of 16. Blocks cannot share a split's chains over keys. So the number
-// of blocks of a lone sequence is splits times key heads times, here, shares of V's columns. One kernel scores blocks
-// of 256 keys. The next has a split's keys and 128 / C columns of V. The last merges splits. Programmatic launches load
-// V while K is scored. attention_splits.py builds, checks and times it beside FlashAttention-3.
+// of at most 8 heads of 128 columns, bf16, pages of 16. Blocks cannot share a split's chains over keys. So a single
+// sequence has one block for each split, key head and, here, share of V's columns. One kernel scores blocks of 256
+// keys. The next has a split's keys and 128 / C columns of V. The last merges splits. Programmatic launches load V
+// while K is scored. attention_splits.py builds, checks and times it beside FlashAttention-3.
 #include <cuda_runtime.h>
 
 #include <cstdint>

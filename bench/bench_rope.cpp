@@ -47,7 +47,7 @@ constexpr std::int64_t kPositions = 40960;  // positions of Qwen3
 
 void run(const Case& c, double ceiling, bool every_plan) {
   const std::int64_t heads = c.q_heads + c.k_heads, width = c.per_pair ? c.rotary_dim / 2 : c.rotary_dim;
-  const std::int64_t all_heads = c.fused ? heads + c.k_heads : heads;  // values lie behind the keys
+  const std::int64_t all_heads = c.fused ? heads + c.k_heads : heads;  // values lie after the keys
   const auto bytes_of = [&](std::int64_t h) {
     return static_cast<std::size_t>(c.tokens * h * c.head_dim * size_of(c.dtype));
   };

@@ -59,7 +59,7 @@ def cpp_prose(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _joined(comments: Iterable[tuple[int, bool, str]]) -> Iterator[tuple[int, str]]:
-    """Joins comments on consecutive lines into blocks; a comment behind code is its own block."""
+    """Joins comments on consecutive lines into blocks; a comment after code is its own block."""
     block: list[str] = []
     begins, last = 0, -1
     for i, is_alone, text in comments:

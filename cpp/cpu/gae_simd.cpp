@@ -109,7 +109,7 @@ class Sequence {
     for (int i = count; i < kScanChunk; ++i) to[i] = 0.0f;
   }
 
-  // Turns steps_ into x at each token; after_ becomes x behind it.
+  // Turns steps_ into x at each token; after_ becomes x after it.
   void scan() {
     alignas(64) float c[kScanLanes], d[kScanLanes], x[kScanLanes];
     for (int l = 0; l < kScanLanes; ++l) {
@@ -172,7 +172,7 @@ class Sequence {
   GaeConstants constants_;
   TokenSpan span_;
   float next_ = 0.0f;  // value of the nearest later token that counts
-  float x_ = 0.0f;     // x behind the chunk
+  float x_ = 0.0f;     // x after the chunk
   Tokens tokens_ = {};
   Steps steps_;
   alignas(64) float after_[kScanLaneTokens][kScanLanes];

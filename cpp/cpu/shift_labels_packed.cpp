@@ -31,7 +31,7 @@ class Labels {
     while (first < last) {
       const std::int64_t sequence =
           sequence_of(p_.cu_seqlens, {0, p_.num_sequences}, p_.num_tokens, cut_.searched(first));
-      if (sequence < 0) return std::fill(labels_ + first, labels_ + last, none_);  // tokens behind the last sequence
+      if (sequence < 0) return std::fill(labels_ + first, labels_ + last, none_);  // tokens after the last sequence
       first = write_run(span_of(p_.cu_seqlens, p_.num_tokens, sequence), first, last);
     }
   }

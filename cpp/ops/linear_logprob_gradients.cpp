@@ -144,7 +144,7 @@ class Backward {
     cuda::zero_rows_past(groups_, rows, rows_, width * operand_bytes(), device_.index, stream_);
 #endif
   }
-  // The limit of a block's rows, for kernels that can skip the rows behind it.
+  // The limit of a block's rows, for kernels that can skip the rows after it.
   const std::int32_t* row_limit() const { return groups_ == nullptr ? nullptr : &groups_->limit; }
 
   void logit_gradients() {

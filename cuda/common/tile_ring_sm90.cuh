@@ -103,8 +103,8 @@ struct TileRing {
     };
     int k = 0;
     if constexpr (kContinues) {
-      // The first step stands outside the loop. Inside, where wgmmas are in flight, ptxas would take the loaded sums
-      // for another definition of their accumulators and serialise all wgmmas (C7515).
+      // The first step stands outside the loop. Inside, where wgmmas are in flight, ptxas would treat the loaded sums
+      // as another definition of their accumulators and serialise all wgmmas (C7515).
 #pragma unroll
       for (int i = 0; i < Tile::kBN / 2; ++i) {
         d[i] = sum[i];

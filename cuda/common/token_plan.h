@@ -11,7 +11,7 @@ struct TokenPlan {
 };
 constexpr TokenPlan kTokenPlans[] = {{7}, {10}, {11}, {12}, {13}};
 constexpr int kWarpTile = 7, kLeastPlanTile = 10, kMostPlanTile = 13;
-constexpr std::int64_t kWarpTokens = 256;  // sequences of at most so many tokens go to warps
+constexpr std::int64_t kWarpTokens = 256;  // sequences of at most this many tokens go to warps
 
 inline TokenPlan choose_token_plan(const Sequences& q, int multiprocessors) {
   const std::int64_t mean = mean_length(q);

@@ -23,7 +23,7 @@ constexpr int kRunLevels = 3;
 static_assert(kEmbeddingGroupTokens << kRunLevels == kRunTokens);
 
 template <class T, bool kVector>
-constexpr int kBatch = T::kPacked&& kVector ? 8 : 4;  // rows of a thread in flight
+constexpr int kBatch = T::kPacked&& kVector ? 8 : 4;  // rows whose loads a thread has in flight
 
 // Partial sums of each thread's columns that wait in the tree for later ones.
 template <int kLevels>

@@ -99,7 +99,7 @@ struct WholeChunk {
   float step = 0.0f;              // 0: these chunks take the general scan
   float before[kStages] = {};     // coefficient of a block before each stage, if another block follows it
   float total = 0.0f;             // coefficient of the chunk
-  float behind[kScanLanes] = {};  // for each lane, coefficient of the lanes behind it; unused for the last lane
+  float behind[kScanLanes] = {};  // for each lane, coefficient of the lanes after it; unused for the last lane
 
   // Coefficients that a step may cut to 0, or that are near the subnormals, which the host may round differently, take
   // the general scan.
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
     next_tokens.load(arrays, span.length, chunk - kAhead * warps, lane);
     const bool is_whole = kHasWhole && whole.step != 0.0f && __all_sync(kAllLanes, counted == (1u << kLaneTokens) - 1);
 
-    float next = next_behind;  // value behind the lane's last token
+    float next = next_behind;  // value after the lane's last token
     if constexpr (kHasValues) {
       if (is_whole && warps == 1) {
         const float after = __shfl_down_sync(kAllLanes, tokens.value.v[0], 1);
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
       block = scan_lanes(block, lane);
     }
 
-    ScanStep total, behind;  // step of the chunk; step of the lanes behind this one
+    ScanStep total, behind;  // step of the chunk; step of the lanes after this one
     total.d = __shfl_sync(kAllLanes, block.d, 0);
     behind.d = __shfl_down_sync(kAllLanes, block.d, 1);
     if (is_whole) {
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
       total.c = __shfl_sync(kAllLanes, block.c, 0);
       behind.c = __shfl_down_sync(kAllLanes, block.c, 1);
     }
-    float x = x_behind;  // x behind the chunk
+    float x = x_behind;  // x after the chunk
     if (warps > 1) {
       if (lane == 0) totals[tiles & 1][warp] = total;
       __syncthreads();

@@ -1,4 +1,4 @@
-// The tiles of passes over tokens on HIP. They are guesses: no GPU was there to measure on.
+// The tiles of passes over tokens on HIP. They are guesses: no AMD GPU was available to measure on.
 #pragma once
 
 #include "hip/common/token_gpu.h"
@@ -6,7 +6,7 @@
 
 namespace rlk::hip {
 
-// Sequences of at most so many tokens go to waves; to blocks.
+// Most tokens of a sequence that goes to a wave; that goes to a block.
 constexpr std::int64_t kWaveTokens = 128, kLeastBlockTokens = 4096;
 
 inline int token_tile(const Sequences& q) {

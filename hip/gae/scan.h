@@ -71,7 +71,7 @@ RLK_DEVICE void gae_kernel(const GaeParams& p, std::int64_t first_block) {
       counted = load_mask(p.mask, span.offset(p.mask.row_stride) + first_token, count);
     }
 
-    float next = next_behind;  // value behind the lane's last token
+    float next = next_behind;  // value after the lane's last token
     if constexpr (kHasValues) {
       const std::uint32_t lanes = ballot_team(counted != 0);
       float first = 0.0f;
@@ -119,7 +119,7 @@ RLK_DEVICE void gae_kernel(const GaeParams& p, std::int64_t first_block) {
       if (lane + h < kScanLanes) block = scan_compose(block, other);
     }
 
-    float x = x_behind;  // x behind the chunk
+    float x = x_behind;  // x after the chunk
     if (lane == 0) shared.totals[tiles & 1][team] = block;
     block_barrier();
 #pragma unroll 1

@@ -19,8 +19,8 @@ def workspace_stats(*, reset: bool = False) -> dict[str, WorkspaceStats]:
     """The workspace that calls took from the caller's allocator.
 
     It is the framework's own memory (torch's caching allocator, JAX's, CuPy's pool), which keeps what a call gave back
-    for the next one, whichever operator that is of: a second call of the same size allocates nothing anew, and between
-    calls others may use it.
+    for the next one, whichever operator that is of: a second call of the same size allocates nothing, and between calls
+    others may use it.
 
     Args:
         reset: whether to reset the counts to 0 afterwards.

@@ -35,7 +35,7 @@ struct Case : rollout_test::Batch {
       for (std::int64_t s = 0; s < count; ++s) (*array)[static_cast<std::size_t>(s * step)] = value();
     }
     span_offsets64.push_back(0);
-    const bool turns = pick(2) == 0;  // spans one behind another, often more than a wave has lanes
+    const bool turns = pick(2) == 0;  // spans one after another, often more than a wave has lanes
     for (std::int64_t s = 0; s < count; ++s) {
       const auto length = static_cast<unsigned long>(this->length(s));
       std::int64_t at = 0;

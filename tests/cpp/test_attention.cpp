@@ -116,7 +116,7 @@ TEST_F(Attention, EveryFormOfQueriesWithEveryFormOfKeysInEveryLayout) {
   }
 }
 
-// Prefixes end inside a page, at its end, at once, and behind a sequence's last key. One sequence has no group. A
+// Prefixes end inside a page, at its end, at once, and after a sequence's last key. One sequence has no group. A
 // window ends inside a prefix, and there are several splits.
 TEST_F(Attention, SharedPrefixes) {
   unsigned seed = 80;

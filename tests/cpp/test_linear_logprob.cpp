@@ -48,7 +48,7 @@ bool same(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// The least workspace, some between, the largest useful one, and the operator's own. Bytes behind a workspace must not
+// The least workspace, some between, the largest useful one, and the operator's own. Bytes after a workspace must not
 // change.
 template <class Params, class F>
 void with_workspaces(const WorkspaceRange& range, Params* p, const F& f) {

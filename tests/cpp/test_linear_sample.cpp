@@ -142,7 +142,7 @@ TEST_P(LinearSample, IsSampleOfLinearInAnyWorkspace) {
   for (const std::int64_t part : {0, 5, 16}) {  // in sixteenths of the way from the least to the most workspace
     p.workspace_bytes = range.least + (range.most - range.least) * part / 16;
     SCOPED_TRACE(p.workspace_bytes);
-    constexpr unsigned char kCanary = 0x5a;  // the bytes behind the workspace must keep this value
+    constexpr unsigned char kCanary = 0x5a;  // the bytes after the workspace must keep this value
     unsigned char* const end = static_cast<unsigned char*>(p.workspace) + p.workspace_bytes;
     std::fill(end, memory.data() + memory.size(), kCanary);
     got = Outputs(problem.c.rows);

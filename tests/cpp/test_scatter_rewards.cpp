@@ -206,7 +206,7 @@ TEST(ScatterRewards, SpreadRewardsOfALongSequenceWhoseLastTokensAreMasked) {
   EXPECT_EQ(got.lengths, (std::vector<std::int64_t>{kCounted}));
 }
 
-// A packed batch becomes padded rows. The room behind them holds arbitrary values and is masked.
+// A packed batch becomes padded rows. The room after them holds arbitrary values and is masked.
 TEST(ScatterRewards, PaddingChangesNoBit) {
   for (unsigned seed = 1; seed < kPaddedCases; ++seed) {
     const Case c(seed, 6, 700, true);

@@ -75,7 +75,7 @@ def test_stock_operators_part(runs: dict[str, Any]) -> None:
 
 
 def test_a_ratio_that_is_not_1_is_counted(example: Any) -> None:
-    """Without an engine: one of two tokens differs, and so does one behind the mask, which must not count."""
+    """Without an engine: one of two tokens differs, and so does a masked one, which must not count."""
     one = torch.tensor([[-1.0, -1.0, -1.0]])
     batch = {
         "old_per_token_logps": one,

@@ -317,7 +317,7 @@ def test_a_long_sequence_has_the_same_gradients_alone_and_among_short_ones(
 
 @pytest.mark.gpu
 def test_more_than_2_to_the_31_elements() -> None:
-    """k and v have 2.2 G elements each; the last sequence lies behind element 2^31."""
+    """k and v have 2.2 G elements each; the last sequence lies after element 2^31."""
     tokens, heads, d = 8192, 8, 256
     batch = 2**31 // (tokens * heads * d) + 3
     k = torch.empty(batch, tokens, heads, d, dtype=torch.bfloat16, device="cuda").normal_()

@@ -21,7 +21,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"window_size": 40}, {"softcap": 1.5, "soft
 
 
 class Tree:
-    """Random operands of segments with the given numbers of tokens; each segment lies behind its parent."""
+    """Random operands of segments with the given numbers of tokens; each segment lies after its parent."""
 
     def __init__(
         self, rng: np.random.Generator, lengths: list[int], parents: list[int], heads: tuple[int, int] = (4, 2),
@@ -142,7 +142,7 @@ def test_paths_of_several_splits(window: int | None, device: str, exp: str, rng:
 
 
 def test_siblings_and_their_order_move_no_row(device: str, exp: str, rng: np.random.Generator) -> None:
-    """The answers of a group, each alone with its prompt, or in any order behind it."""
+    """The answers of a group, each alone with its prompt, or in any order after it."""
     tree = Tree(rng, [70, 50, 90, 20], [-1, 0, 0, 0], device=device)
     got = results((tree.arrays, tree.lists), device=device, exp=exp)
     order = [0, 3, 1, 2]

@@ -144,7 +144,7 @@ def test_packing_padding_and_strides_change_no_choice(name: str, device: str) ->
         strided[k] = wide[:, 3 + i : 303 + i]
     assert same(run(strided, name).cpu(), want.cpu())
     more = {k: np.concatenate((x, x[:1]), 0) for k, x in a.items()}
-    more["mask"][5] = False  # rows without tokens, behind the others
+    more["mask"][5] = False  # rows without tokens, after the others
     assert same(run(more, name)[:5], want.cpu())
 
 

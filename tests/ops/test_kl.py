@@ -139,7 +139,7 @@ def test_equal_policies_have_zeros_without_a_sign() -> None:
 
 @pytest.mark.parametrize("name", HOW)
 def test_a_token_has_the_same_bits_anywhere(name: str) -> None:
-    """Tokens are packed, alone, in other batches, behind gaps and off alignment, with arbitrary values in masked
+    """Tokens are packed, alone, in other batches, after gaps and off alignment, with arbitrary values in masked
     slots."""
     how, a = HOW[name], arrays(5, 300, seed=1)
     want = run(a, how)

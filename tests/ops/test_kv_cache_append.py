@@ -82,7 +82,7 @@ def test_attention_reads_the_pages_of_every_layout(layout: str, device: str) -> 
 
 
 def test_strided_tokens_and_tokens_without_a_slot(device: str) -> None:
-    """k and v lie as in the output of a merged projection, with padding behind the last slot."""
+    """k and v lie as in the output of a merged projection, with padding after the last slot."""
     qkv = torch.randn(12, 4 * HEADS * COLUMNS, generator=torch.Generator().manual_seed(4)).bfloat16().to(device)
     k, v = (qkv[:, i * HEADS * COLUMNS : (i + 1) * HEADS * COLUMNS].view(12, HEADS, COLUMNS) for i in (2, 3))
     cache = torch.zeros(PAGES, PAGE, HEADS, 2 * COLUMNS, dtype=torch.bfloat16, device=device)

@@ -215,7 +215,7 @@ def test_transforms(kind: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("name", ["ref_chosen", "ref_rejected", "chosen_aligned", "rejected_aligned", "kl"])
 def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
-    """Their part of the derivative would silently be zero."""
+    """Otherwise their part of the derivative would silently be zero."""
     w = torch.randn(3)
     arrays = {"ref_chosen": w, "ref_rejected": w * 2}
     if name == "kl":

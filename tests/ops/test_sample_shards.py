@@ -326,7 +326,7 @@ def test_kept_sets_that_do_not_fit_and_results_not_asked_for(device: str, rng: n
 
 
 def test_a_padded_vocabulary_need_not_be_in_memory(device: str, rng: np.random.Generator) -> None:
-    """The last shard holds only its valid columns, and a shard behind them is empty."""
+    """The last shard holds only its valid columns, and a shard after them is empty."""
     x = logits_of(rng, 4, 512).to(device)
     for given in ({}, {"top_k": 12}, {"greedy": True}):
         how = asked(x, **given) | {"valid_vocab": 300}

@@ -383,7 +383,7 @@ def _parts(found: Any) -> Iterator[Any]:
         return
     if hasattr(found, "vector"):
         yield found.vector
-    # nothing is written behind the last kept set
+    # nothing is written after the last kept set
     elif isinstance(found, rk.SampleResult) and found.kept_ids is not None:
         yield from _parts(found._replace(kept_ids=None))
         yield found.kept_ids[: int(found.kept_offsets[-1])]

@@ -31,7 +31,7 @@ if (ROOT / "hip").is_dir():
     PIECES["HIP kernel"] = "hip/{op}/{op}*.hip"
     PIECES["HIP notes"] = "hip/{op}/README.md"
 
-# For files of this project; a file with more lines does more than one thing.
+# The most lines of a file; a longer one does more than one thing.
 MAX_LINES = 700
 SUFFIXES = {".cpp", ".cu", ".cuh", ".h", ".hip", ".py", ".cmake", ".md", ".in", ".toml"}
 FOLDERS = ("cpp", "cuda", "hip", "python", "tests", "bench", "cmake", "docs", "tools")
@@ -45,7 +45,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 
 # A promise to do it later belongs in the tracker. The words are split, so that this file does not contain them.
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3, "HA" + "CK")) + r")\b")
-# Names that tell when or how proudly a thing was made, but not what it is.
+# Names that say when a thing was made or praise it, but not what it is.
 OVERCLAIMING = re.compile(r"(^|_)(v2|v3|fast|opt|optimized|new|old|final)(_|\.|$)")
 
 

@@ -282,7 +282,7 @@ BESIDE_CHECKS: dict[str, Any] = {
 
 @pytest.mark.parametrize(("page", "command"), dict.fromkeys(lines({str(p.relative_to(ROOT)): p for p in BESIDE_CODE})))
 def test_a_command_of_the_notes_names_programs_that_exist(page: str, command: str) -> None:
-    """They need a GPU. What they measured can be measured again only while they exist."""
+    """They need a GPU. A figure can be measured again only while its program exists."""
     check_command(BESIDE_CHECKS, page, command)
 
 

@@ -315,7 +315,7 @@ def test_every_short_way_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", EAGER)
 def test_a_negated_operand_leaves_the_short_way_and_is_resolved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of a CPU stand in for a GPU's, and take its short way."""
+    """Tensors of a CPU stand in for a GPU's, and take the GPU's short path."""
     from rl_kernel_native._native import module
 
     call, shapes = EAGER[name]

@@ -202,7 +202,7 @@ def test_packed_sequences_named_by_their_lengths_need_no_host(model: Any, counte
     ("offsets", "positions"),
     [
         ([0, 3, 3, 5, 6, 10], [[0, 1, 2, 0, 1, 0, 0, 1, 2, 3]]),  # an empty sequence has no position
-        ([0, 2, 4], [[0, 1, 0, 1, 0, 1, 2, 3, 4, 5]]),  # tokens behind the last offset belong to no sequence
+        ([0, 2, 4], [[0, 1, 0, 1, 0, 1, 2, 3, 4, 5]]),  # tokens after the last offset belong to no sequence
         ([3, 1, 2], None),  # bad offsets on a device: any result is allowed, but no access out of range
     ],
 )

@@ -1,7 +1,7 @@
 // THE model of tokens of sequences, for every operator, host and GPU (docs/tokens.md): masks, offsets, spans.
 //
 // Padded: [num_sequences, num_tokens], sequence s is row s. Packed: [num_tokens], sequence s is tokens [cu_seqlens[s],
-// cu_seqlens[s + 1]). Tokens behind the last offset belong to no sequence: they are not read, never count, and have
+// cu_seqlens[s + 1]). Tokens after the last offset belong to no sequence: they are not read, never count, and have
 // outputs of +0. A position is an index into a sequence.
 //
 // Sums are perfect binary trees (math/tree_sum.h): over the position in a sequence, and over the index of sequences. A
@@ -171,7 +171,7 @@ RLK_HD TokenSpan span_of(const Sequences& q, std::int64_t s) {
   const OffsetRange r = range_of(q.offsets(), s, q.num_tokens);
   return {r.begin, r.end - r.begin};
 }
-// The tokens behind the last offset; they belong to no sequence.
+// The tokens after the last offset; they belong to no sequence.
 RLK_HD TokenSpan rest_of(const Sequences& q) {
   if (!q.packed()) return {0, 0};
   const std::int64_t begin = begin_of(q, q.num_sequences);

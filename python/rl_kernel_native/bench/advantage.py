@@ -22,8 +22,8 @@ MASKED_SHARE = 0.1
 
 
 class Operands(NamedTuple):
-    """One buffer's arguments: of group_advantage the first column of ``rewards`` alone; of scatter_rewards that for its
-    rewards, and the arrays for log-probabilities."""
+    """The arguments in one buffer. group_advantage takes the first column of ``rewards`` alone. scatter_rewards takes
+    that column for its rewards, and the other arrays for log-probabilities."""
 
     rewards: Tensor  # [sequences, tokens]
     values: Tensor

@@ -77,7 +77,7 @@ class Comparison:
         Args:
             bytes_moved: by one call, at least.
             operations: floating-point operations of a call, if they limit its speed.
-        Raises: what the first candidate raises: the others' times are told against it.
+        Raises: the error of the first candidate, since the other times are relative to it.
         """
         calls: list[tuple[Candidate, float | None]] = []
         for candidate in candidates:

@@ -49,7 +49,7 @@ LAYOUTS = ("batch", "chunks", "decode", "padding", "packing")
 
 
 def make(family: str, *, small: bool, layers: int | None, dtype: torch.dtype, device: torch.device) -> Any:
-    """A family's model with random weights, of its published shape or a small one, of so many layers."""
+    """A family's model with random weights, of its published shape or a small one, with the given number of layers."""
     import transformers
 
     _, shape, options = FAMILIES[family]

@@ -69,8 +69,9 @@ def metrics(o: Operands) -> Tensor:
 
 
 def chosen(o: Operands) -> Tensor:
-    """Clip-Cov as verl chooses, whose number comes from the host: a random number a candidate, the largest of them.
-    The rollout's log-probabilities stand for the old ones, and those of a trainer for the advantage."""
+    """Clip-Cov's choice in verl: each candidate gets a random number, and the candidates with the largest are chosen.
+    The host computes how many. The rollout's log-probabilities serve as the old ones, and the trainer's as the
+    advantage."""
     advantage = o.train + 0.8
     a, ell = advantage - _mean(advantage, o.mask), o.train - _mean(o.train, o.mask)
     ratio = (o.train - o.rollout).exp()
@@ -82,7 +83,7 @@ def chosen(o: Operands) -> Tensor:
 
 
 def uncertain(o: Operands) -> Tensor:
-    """TRL's mask of the fifth of the tokens with the highest entropy, for which a log-probability's size stands."""
+    """TRL's mask of the fifth of the tokens with the highest entropy. Negative log-probabilities serve as entropies."""
     h = -o.train
     return ((h >= torch.quantile(h[o.mask > 0], 0.8)) & (o.mask > 0)).to(h.dtype)
 
@@ -121,7 +122,7 @@ def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands
 
 
 def _comparable(result: Any) -> Tensor:
-    """Weights; how many are chosen; or the metrics that both have, without counts and what is not finite."""
+    """The weights; the number of chosen tokens; or the metrics that both have, without counts and Inf or NaN."""
     if isinstance(result, tuple):
         weights: Tensor = result[0]
         return weights

@@ -59,7 +59,7 @@ def _policies(arrays: Arrays) -> Iterator[tuple[str, dict[str, np.ndarray], dict
         yield f"{name} {list(shape)}", found, expected
 
 
-# From arrays of a device to (case, results, what they may be off by and are compared with: by name, float64 and bound).
+# Functions from a device's arrays to (case, results by name, float64 values and bounds by name).
 _Found = Iterator[tuple[str, dict[str, np.ndarray], dict[str, tuple[np.ndarray, Any]]]]
 
 

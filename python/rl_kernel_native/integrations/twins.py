@@ -54,7 +54,7 @@ def attributes(module: Any) -> dict[str, Any]:
     return {name: value for name, value in module.__dict__.items() if name not in _OF_EVERY_MODULE}
 
 
-# A module's place in the model, and attributes that transformers' kernels keep beside functions: no forward reads them.
+# Attributes that no forward reads: a module's place in the model, and those that transformers' kernels add.
 _ASIDE = ("layer_idx", "_hidden_kernels")
 
 

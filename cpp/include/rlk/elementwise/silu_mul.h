@@ -24,7 +24,7 @@ RLK_HD Activated<F> activated(F g) {
   const F c = kSlope ? select(m > limit, limit, m) : m;
   Activated<F> r{g, g};
   if constexpr (kActivation == Activation::kSilu) {
-    const F s = sigmoid_of_number(g);  // not right for a NaN, which the products restore
+    const F s = sigmoid_of_number(g);  // wrong for a NaN, which the products below restore
     r.value = mul_rn(m, s);
     if constexpr (kSlope) r.slope = mul_rn(s, fma_rn(c, sub_rn(one, s), one));
   } else if constexpr (kActivation == Activation::kGelu) {

@@ -422,7 +422,7 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
     const std::int64_t k_first = AttentionSpan(p_, own_segment()).k_first;
     const AttentionRange queries = span.queries_of(AttentionRange{scene.begin - k_first, scene.end - k_first});
     if (queries.empty()) return false;
-    Machine::barrier();  // all threads have read the scene
+    Machine::barrier();  // all threads have read `scene`
     begin_rows(span, k_first, scene.kv_head, scene.begin, scene.end, queries);
     return true;
   }

@@ -36,7 +36,7 @@ RLK_HD AttentionRange attention_place(const std::int32_t* offsets, std::int64_t 
   return {first, clamp_to(in_memory(offsets)[b + 1], first, tokens)};
 }
 
-// The first sequence that ends behind a token, by ascending offsets; num_sequences if there is none.
+// The first sequence that ends after a token, by ascending offsets; num_sequences if there is none.
 RLK_HD std::int64_t sequence_of(const std::int32_t* offsets, std::int64_t num_sequences, std::int64_t token) {
   std::int64_t first = 0, last = num_sequences;
   while (first < last) {

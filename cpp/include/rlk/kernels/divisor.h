@@ -13,9 +13,9 @@ struct Divisor {
   int shift = 31;
 
   Divisor() = default;
-  // d lies in [1, 2^31]. With 2^(l - 1) < d <= 2^l the multiplier is 2^(31 + l) / d, rounded up. Relative to
-  // 2^(31 + l), it exceeds the exact value by less than 2^l / d parts. So a quotient below 2^31 / d is off by less than
-  // 1 / d.
+  // d lies in [1, 2^31]. With 2^(l - 1) < d <= 2^l the multiplier is 2^(31 + l) / d, rounded up, so it is too large by
+  // less than 1. A product with n < 2^31, divided by 2^(31 + l), is then too large by less than 2^-l <= 1 / d, too
+  // little to reach the next integer.
   explicit Divisor(std::uint32_t d) : value(d) {
     while ((std::uint64_t{1} << (shift - 31)) < d) ++shift;
     multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + d - 1) / d);

@@ -22,7 +22,7 @@ RLK_HD bool clears_or_spoils(const GaeParams& p, std::int64_t block, int thread,
   return rest >= 0 || is_bad;
 }
 
-// Step of the scan from x behind a token to x at the token: x becomes advance(c, x, d).
+// Step of the scan from x after a token to x at the token: x becomes advance(c, x, d).
 struct ScanStep {
   float c, d;
 };
@@ -56,7 +56,7 @@ RLK_HD ScanStep gae_step(const GaeConstants& k, float reward, float value, float
   return {mul_rn(k.decay, min_or_nan(ratio, k.c_bar)), mul_rn(*rho, delta)};
 }
 
-// Advantage of vtrace for a token that counts, from x behind the token.
+// Advantage of vtrace for a token that counts, from x after the token.
 RLK_HD float vtrace_advantage(const GaeConstants& k, float reward, float value, float next, float x, float rho) {
   return mul_rn(rho, sub_rn(fma_rn(k.gamma, add_rn(next, x), reward), value));
 }

@@ -49,7 +49,7 @@ RLK_HD OffsetRange group_of(const OptimalTokenBaselineParams& p, std::int64_t g)
   return range_of({p.group_offsets, p.group_dtype}, g, p.sequences.num_sequences);
 }
 
-// Position from which a sequence of the group has no baseline. Call add() for each sequence, ascending.
+// The first position at which a sequence of the group has no baseline. Call add() for each sequence, ascending.
 struct BaselineTail {
   std::int64_t sequence = -1, longest = -1, second = -1;
   RLK_HD void add(std::int64_t s, std::int64_t tokens) {

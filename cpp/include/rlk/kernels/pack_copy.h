@@ -2,7 +2,7 @@
 //
 // Blocks take padded rows, since the host knows their number. A block finds its row by a division and the row's
 // packed place by two offsets, without a search. A row past its sequence's end is not copied. Further blocks go over
-// the packed array and fill it behind the last sequence.
+// the packed array and fill it after the last sequence.
 //
 // If tokens follow one another on both sides, a row is a run of bytes (kernels/byte_copy.h). Otherwise a token's bytes
 // are copied in units: the largest of 1, 2, 4, 8, 16 bytes that divides every address.

@@ -15,7 +15,7 @@ constexpr int kPackScanTile = kPackScanThreads * kPackScanLengths;
 struct PackScanShared {
   struct alignas(16) {
     std::int32_t of[kPackScanLengths + 4];  // the 4 puts neighbouring threads into different banks
-  } lengths[kPackScanThreads];              // later the offsets behind the lengths
+  } lengths[kPackScanThreads];              // later the offsets after the lengths
   std::uint32_t sums[2][kPackScanThreads];
   std::int32_t status;
 };

@@ -12,7 +12,7 @@ constexpr int kPolicyTotalSums = kPolicySums + 3;
 enum : int { kWeightedPolicy = kPolicySums, kWeightedKl, kWeightedEntropy };
 using PolicyTotalSums = TotalSums<kPolicyTotalSums, kLossCounts, kPolicyMaxima>;
 
-// The loss is stored behind the metrics.
+// The loss is stored after the metrics.
 constexpr int kPolicyResults = kPolicyMetrics + 1;
 struct PolicyResults {
   static constexpr ResultSources<kPolicyResults> sources() {

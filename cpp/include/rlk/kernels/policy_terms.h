@@ -397,7 +397,7 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
   if (!has_shared_slope(s)) return f;
   float gradient = 0.0f;
   if (s.surrogate == Surrogate::kRatio || s.surrogate == Surrogate::kSigmoid) {
-    // If no advantage has a sign, that sign adds no slope, whatever the ratio.
+    // A sign that no advantage has adds no slope, whatever the ratio.
     const float positive = of.sum[kStatPositive], negative = f.dropped ? 0.0f : of.sum[kStatNegative];
     const float up = positive == 0.0f ? 0.0f : scaled_by(positive, shared_slope(s, 1.0f, f.ratio, f.slope));
     const float down = negative == 0.0f ? 0.0f : scaled_by(negative, shared_slope(s, -1.0f, f.ratio, f.slope));
@@ -439,8 +439,8 @@ struct PolicyTokenTerms : EverySum {
     return policy_input(p, i);
   }
   static RLK_HD float* output(const Params& p, int i) { return i == 0 ? p.d_logprob : p.d_entropy; }
-  // Without importance weights, their sums are exactly the number of tokens. Only the entropy is left of the upper
-  // sums.
+  // Without importance weights, their sums are exactly the number of tokens. The only upper sum left to add is the
+  // entropy's.
   static RLK_HD bool sums_upper(const Params& p) { return !kClipped || p.entropy.data != nullptr; }
   static RLK_HD float upper_sum(int i, std::uint32_t tokens) {
     return i == kSumImportance || i == kSumImportanceSquared ? static_cast<float>(tokens) : 0.0f;

@@ -91,8 +91,7 @@ RLK_HD PreferenceValue preference_sigmoid(const PreferenceLossParams& p, float z
   return {loss, g, -g};
 }
 
-// Uses 1 minus the probabilities in place of 1 / (1 - e^v) and the sigmoid of its logarithm. Neither factor overflows
-// unless the product does.
+// ORPO. Its slopes use 1 minus the probabilities, since 1 / (1 - e^v) could overflow where the slopes do not.
 RLK_HD PreferenceValue preference_orpo(const PreferenceLossParams& p, const PreferenceElement& chosen,
                                        const PreferenceElement& rejected) {
   if (chosen.empty || rejected.empty) return {0.0f, 0.0f, 0.0f};

@@ -124,7 +124,7 @@ enum : int { kMostRatio, kLeastRatio, kMostWeight, kLeastWeightOfTokens };
 
 RLK_HD float low_ratio(const ImportanceSpec& s) { return s.low > -infinity() ? s.low : div_rn(1.0f, s.high); }
 
-// Results beside the weights and `kept`: none, the mean of the weights, or the inputs of the metrics.
+// Results in addition to the weights and `kept`: none, the mean of the weights, or the inputs of the metrics.
 enum class ImportanceForm { kAlone, kNormalized, kMeasured };
 RLK_HD ImportanceForm form_of(const ImportanceWeightsParams& p) {
   if (p.metrics != nullptr) return ImportanceForm::kMeasured;
@@ -249,7 +249,7 @@ struct ImportanceBatch {
     t.maximum[kMostDeviation] = abs_of(deviation);
     return t;
   }
-  // The divisor is stored behind the metrics.
+  // The divisor is stored after the metrics.
   static RLK_HD void store(const Params& p, const Context& context, const Total& t, int i) {
     const bool of_divisor = i == kImportanceMetrics;
     if (!of_divisor && p.metrics == nullptr) return;

@@ -202,7 +202,7 @@ class RewardSpread {
     }
     Gpu::barrier();
   }
-  // Index of the first turn that ends behind the position; if none does, that of a turn behind all positions.
+  // Index of the first turn that ends after the position; if none does, that of a turn after all positions.
   RLK_DEVICE int turn_of(int position) const {
     int i = 0;
     RLK_UNROLL_NOT
@@ -214,7 +214,7 @@ class RewardSpread {
 
   // ---- tokens ---------------------------------------------------------------------------------------------------------
 
-  // Each vector is read and written by the same thread, and a wave has neighbouring vectors. is_last: no more spans
+  // Each vector is read and written by the same thread, and a wave has neighbouring vectors. is_last: no further spans
   // follow.
   RLK_DEVICE void write(bool is_last) const {
     const ScatterRewardsParams& p = this->p();
@@ -270,7 +270,7 @@ class RewardSpread {
     if (p.costs != nullptr) Gpu::store_vec4(in_global(p.costs) + to, Vec4{});
     if (p.combined != nullptr) Gpu::store_vec4(in_global(p.combined) + to, of_counted(run.combined));
   }
-  // Writes four positions of any kind. i: the first turn that ends behind the first position, or the first span.
+  // Writes four positions of any kind. i: the first turn that ends after the first position, or the first span.
   RLK_DEVICE void write_vec4(int at, bool is_last, int i) const {
     const ScatterRewardsParams& p = this->p();
     const std::uint32_t counted = mask_.counted_of(at);
@@ -346,7 +346,7 @@ class RewardSpread {
   int num_tokens_ = 0, last_ = kNowhere;  // number of the sequence's tokens that count, and position of the last one
 };
 
-// Blocks behind those of the sequences clear packed tokens of no sequence. `rest` is this block's index among them.
+// Blocks after those of the sequences clear packed tokens of no sequence. `rest` is this block's index among them.
 template <class Gpu>
 RLK_DEVICE void clear_spread_rest(const ScatterRewardsParams& p, std::int64_t rest) {
   // Written out, since HIP's compiler would forget in a loop that the arrays are not in shared memory.

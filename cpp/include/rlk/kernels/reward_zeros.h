@@ -43,7 +43,7 @@ struct CountedTokens {
 };
 
 // Splits `count` elements of `bytes` each, from an address on, into whole vectors of 16 bytes and the elements before
-// and behind them.
+// and after them.
 struct VectorRun {
   int head, vectors;
   RLK_DEVICE VectorRun(const void* from, int count, int bytes) {

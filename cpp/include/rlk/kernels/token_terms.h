@@ -194,7 +194,8 @@ template <class F>
 RLK_HD F exp_where(MaskOf<F>, F x) {
   return exp(x);
 }
-// x times a factor; zero times infinity is +0, since each operand only stands for a value near it. A NaN stays NaN.
+// x times a factor. Zero times infinity is +0, because the infinity is a large number that was rounded. A NaN stays
+// NaN.
 template <class F>
 RLK_HD F scaled_by(F x, F factor) {
   const F product = mul_rn(x, factor);

@@ -119,7 +119,7 @@ struct ValueTokenTerms : EverySum {
 constexpr int kWeightedValue = kValueSums;
 using ValueTotalSums = TotalSums<kValueSums + 1, kLossCounts, 2>;
 
-// The loss is stored behind the metrics.
+// The loss is stored after the metrics.
 constexpr int kValueResults = kValueMetrics + 1;
 struct ValueResults {
   static constexpr ResultSources<kValueResults> sources() {

@@ -3,7 +3,7 @@
 // k - 1. A term that is missing or does not count is +0 and keeps its place.
 //
 // +0 changes no sum except the sign of a zero, which finished_sum makes positive. So a missing node may be added or
-// left out, and padding behind the last term changes no sum. Parts of 2^k terms each, cut at multiples of 2^k, are
+// left out, and padding after the last term changes no sum. Parts of 2^k terms each, cut at multiples of 2^k, are
 // nodes. Finish the sum of each part by itself and add them by this tree over the parts' index: the result is the sum
 // of the whole.
 #pragma once

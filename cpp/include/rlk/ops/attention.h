@@ -7,7 +7,7 @@
 //   k: batched [B, k_tokens, Hkv, D], packed [k_tokens, Hkv, D] with cu_seqlens_k, or pages
 //      [num_pages, page_size, Hkv, D].
 //      block_table[b] lists the pages of sequence b. The first leftpad_k keys are skipped; seqused_k counts the keys in
-//      use behind them.
+//      use after them.
 //   v: as k, with value_dim columns in place of D = head_dim. out and dout are as q with value_dim columns. The bits are
 //      those of v and dout padded with zero columns to D. Each column of O is a chain of its own, and zeros at the end
 //      of dp and delta change at most the sign of a zero.
@@ -45,7 +45,7 @@
 //       row does not see is +0. The block's sum is (g0 + g1) + (g2 + g3) for 128 keys, g0 + g1 for 64 keys
 //     O_d = fma(round(p_j), v_jd, O_d), one chain from +0
 //   l of a split = ((0+1)+(2+3))+((4+5)+(6+7)) of its chains.
-//   With sinks, u = fl(log2e * sinks[h]) is one more split behind the row's last one, without a value: m = ceil(u),
+//   With sinks, u = fl(log2e * sinks[h]) is one more split after the row's last one, without a value: m = ceil(u),
 //     O = 0, l = portable: stat_exp_portable(u, 1, m); hardware: ex2(fl(u - m)). If m <= -2^21 the sink contributes
 //     nothing. If m >= 2^21 or the sink is NaN, those rows of head h that see keys are NaN.
 //   Splits merge in ascending order, a the splits before and b the next one: m = max(m_a, m_b),
@@ -163,7 +163,7 @@ struct AttentionInput {
                                                // packed
   const std::int32_t* seqused_q = nullptr;     // [num_sequences], at most the tokens of the sequence's place, or null:
                                                // all
-  const std::int32_t* seqused_k = nullptr;     // [num_sequences], counted behind leftpad_k, or null: all
+  const std::int32_t* seqused_k = nullptr;     // [num_sequences], counted after leftpad_k, or null: all
   const std::int32_t* leftpad_k = nullptr;     // [num_sequences], for k neither packed nor paged, or null: 0
   const std::int32_t* block_table = nullptr;   // [num_sequences, max_pages] of ids in [0, num_pages), or null: k and v
                                                // are not paged
@@ -202,7 +202,7 @@ struct AttentionParams : AttentionInput {
   void* workspace = nullptr;  // attention_workspace_bytes(...) bytes, 16-byte aligned
 };
 
-// seqused_k counts keys that k and v need not hold. A GPU does not clamp it, and rows do not see keys behind the
+// seqused_k counts keys that k and v need not hold. A GPU does not clamp it, and rows do not see keys after the
 // arrays. Pages are not shared where absent_keys is not 0. Outputs are contiguous, and every element is written.
 struct AttentionPartialsParams : AttentionInput {
   float* stats = nullptr;  // [num_splits, B, q_tokens, Hq, 2] or [num_splits, q_tokens, Hq, 2]: m, l

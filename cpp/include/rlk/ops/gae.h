@@ -11,7 +11,7 @@
 //                      rollout_logprob_t
 //                      is NaN
 //                      d = fl(rho * fl(fl(fma(gamma, next_t, reward_t)) - value_t)). min of a NaN is that NaN
-// The scan is x_t = advance(c_t, x_{t+1}, d_t), from x = +0 behind the last token. A token that does not count passes x
+// The scan is x_t = advance(c_t, x_{t+1}, d_t), from x = +0 after the last token. A token that does not count passes x
 // on; for discounted_returns with `reset` it sets x to +0 instead. Rewards, values and log-probabilities of such a
 // token are never used. Outputs:
 //   gae                advantage = x_t,  returns = fl(x_t + value_t); fl(x_t + next_t) where t does not count
@@ -27,8 +27,8 @@
 //   The block of a lane begins as (1, +0). Over its tokens, last to first, block becomes (c_t, d_t) . block. A token
 //   that does not count leaves the block as it is, or with `reset` makes it (0, +0).
 //   Then for h = 1, 2, 4, 8, 16: block_l becomes block_l . block_{l+h}, for all lanes at once, where l + h < 32.
-//   x behind chunk k - 1 is advance(c, x behind chunk k, d) with the block of lane 0 of chunk k. x behind lane 31 is x
-//   behind its chunk. x behind lane l < 31 is advance(c, x behind the chunk, d) with block_{l+1}. Within a lane, x_t
+//   x after chunk k - 1 is advance(c, x after chunk k, d) with the block of lane 0 of chunk k. x after lane 31 is x
+//   after its chunk. x after lane l < 31 is advance(c, x after the chunk, d) with block_{l+1}. Within a lane, x_t
 //   follows as above.
 // So trailing padding changes no bit, and padded and packed sequences have the same bits. A sequence has the same bits
 // in any batch, at any position and stride, and on every backend. NaN outputs are canonical. A NaN or an infinity that

@@ -118,7 +118,7 @@ struct PolicySpec {
   std::int32_t rollout_neutral = 0;
 };
 
-// Outputs beside the loss, in this order. Means are over tokens, and are 0 without tokens.
+// Outputs in addition to the loss, in this order. Means are over tokens, and are 0 without tokens.
 enum PolicyMetric : int {
   kPolicyMetricLoss,
   kPolicyMetricPolicyLoss,  // this and the next two: weighted as the loss is, without coefficients

@@ -38,7 +38,7 @@ struct ValueSpec {
   float horizon = 0.0f, scale = 1.0f;
 };
 
-// Outputs beside the loss, in this order. Means are over tokens, and are 0 without tokens.
+// Outputs in addition to the loss, in this order. Means are over tokens, and are 0 without tokens.
 enum ValueMetric : int {
   kValueMetricLoss,
   kValueMetricNumTokens,
