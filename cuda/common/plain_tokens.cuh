@@ -195,7 +195,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   constexpr unsigned kOther = 64;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, of_lane = left - lane * kVec4;
   static_assert(kCounts < kTokenCounts && kCounts % 2 == 0 && (kVec4 << kMostSteps) < kOther);
-  float counts[kCounts / 2] = {};  // two conditions each: one's count plus kOther times the other's
+  float counts[kCounts / 2] = {};  // two conditions each: the first count plus kOther times the second
   int tokens = 0;
   std::uint32_t most = 0;  // a pattern: WaveSums
   const auto take_step = [&](unsigned at, int stage, float* to) {

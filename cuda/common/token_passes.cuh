@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
 
 template <class Batch>
 using TermsKernel = void (*)(typename Batch::Params, TokenWorkspace<Batch>, std::int64_t, int);
-// The dynamic shared memory of this kernel. follows_counts: few_counts_kernel is all that it needs before it.
+// The dynamic shared memory of this kernel. follows_counts: It needs no kernel before it except few_counts_kernel.
 template <class Batch>
 struct TermsLaunch {
   TermsLaunch(TermsKernel<Batch> launched, int bytes = 0, bool follows = false)

@@ -11,14 +11,14 @@ namespace rlk::cuda {
 namespace {
 
 #if RLK_CUDA_SM90
-// Warps whose groups shared memory holds, for elements of 2 and of 4 bytes. Moments need more registers than 24 warps
+// Warps for which shared memory has room, for elements of 2 and of 4 bytes. Moments need more registers than 24 warps
 // leave.
 template <class T, bool kMoments>
 constexpr int kStreamWarps = !T::kPacked ? 14
                              : kMoments  ? 20
                                          : 27;
 #else
-// Warps whose groups the shared memory of compute capability 8.0 holds, for elements of 2 and of 4 bytes. Other
+// Warps for which the shared memory of compute capability 8.0 has room, for elements of 2 and of 4 bytes. Other
 // capabilities have less and run fewer warps.
 template <class T, bool kMoments>
 constexpr int kStreamWarps = T::kPacked ? 19 : 9;

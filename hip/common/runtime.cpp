@@ -10,7 +10,8 @@
 #include <string_view>
 #include <type_traits>
 
-// An operator's kernels, whose names begin with `prefix`, as the code objects of all architectures: bundles.S.in.
+// The code objects of an operator's kernels for all architectures (bundles.S.in). Names of the kernels begin with
+// `prefix`.
 extern "C" struct RlkHipBundle {
   const char* prefix;
   const unsigned char* image;

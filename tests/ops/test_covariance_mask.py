@@ -50,7 +50,7 @@ def want_of(a: dict[str, Any], **options: Any) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("shape", [(1, 1), (12, 97), (3, 1300)])
 def test_the_choice_is_the_references(shape: tuple[int, int], name: str, device: str) -> None:
-    """Covariances are far enough apart, and from the bounds, that float32 makes the same choice."""
+    """Covariances differ from each other and from the bounds by enough that float32 makes the same choice."""
     a = make(*shape, seed=3)
     want = want_of(a, **OPTIONS[name])["selected"]
     got = run(tensors(a, device), name).cpu()

@@ -118,7 +118,7 @@ class Certificate:
 
     @property
     def first_failure(self) -> str:
-        """The first entry that is not invariant and how, or nothing."""
+        """The first entry that is not invariant and the variation that shows it; nothing if all are."""
         return next((f"{entry.key}: {entry.differs}" for entry in self.entries if entry.differs), "")
 
     def as_json(self) -> dict[str, Any]:

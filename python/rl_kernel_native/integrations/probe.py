@@ -16,8 +16,8 @@ from .families import Family
 from .served import serve
 from .twins import HIDDEN, Float64, Twins, duplicate, facts, undisturbed
 
-# rk.attention's portable exponential is off by 2^-18.4 (docs/numerics.md, rule 3), above and below a quotient's line.
-# Only float32 shows it.
+# rk.attention's portable exponential is off by 2^-18.4 (docs/numerics.md, rule 3), in a quotient's numerator and
+# denominator. Only float32 shows it.
 _EXPONENTIAL = 2 * 2**-18.4
 
 

@@ -143,7 +143,7 @@ struct LogprobOutputs {
 };
 
 // negative_part and positive_part: x if it is below, or above, 0, else +0. They compare integers, since clang turns a
-// float comparison with 0 into a minimum or maximum. The zero of that may have either sign, and clang drops a
+// float comparison with 0 into a minimum or maximum. The zero of a minimum may have either sign, and clang drops a
 // later + 0.
 RLK_HD float negative_part(float x) {
   const auto bits = static_cast<std::uint32_t>(bits_of(x));
