@@ -72,7 +72,7 @@ inline bool is_small_m(const LinearLogprobParams& p, std::int64_t rows) {
   return rows <= kSmallM && !(has_moments(p) && (rounded || (p.exp == Exp::kPortable && !plain)));
 }
 
-// Whether a warp has room for the nodes of all parts. From about a million columns on it has not.
+// Whether a warp has room for the nodes of all parts. It lacks room from about a million columns on.
 inline bool fits_one_tree(const HeadColumns& columns) {
   return columns.num_parts * next_power_of_two(nodes_per_part(columns)) <= kMostNodes;
 }

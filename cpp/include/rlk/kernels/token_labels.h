@@ -31,7 +31,8 @@ struct LabelCut {
   }
   RLK_HD std::int64_t searched(std::int64_t local) const { return first + step * local; }
 };
-// The packed token whose id is a local token's label, within the sequence of the searched token; -1 for none.
+// The packed token whose id is the label of local token `local`, or -1 if it has no label. [begin, begin + length) is
+// the sequence of cut.searched(local).
 RLK_HD std::int64_t label_source(const ShiftLabelsParams& p, const LabelCut& cut, std::int64_t local,
                                  std::int64_t begin, std::int64_t length) {
   std::int64_t t = cut.searched(local);
