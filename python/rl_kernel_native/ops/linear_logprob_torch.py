@@ -17,7 +17,7 @@ from .._composed import Composing
 from .._dispatch import count_write
 from .._native import module as _C
 from .._ranks import require_group
-from .._run import applied, straight
+from .._run import straight, traced
 from .._torch import (
     CODES,
     autocast,
@@ -35,8 +35,6 @@ from .logprob_torch import _selected, check_temperature
 from .logprob_traced import split
 
 __all__ = ["linear_logprob", "partial", "require_tensors", "scored_target"]
-
-_SAME = -1  # the code that means the operands' dtype
 
 
 class Shard(NamedTuple):
@@ -81,7 +79,6 @@ def linear_logprob(
     if main_grad is not None:
         if not weight_grad:
             raise ValueError("main_grad: weight_grad is False, so nothing would be added to it")
-        _main_grad.check_weight_grad(weight, _SAME, main_grad)
         _main_grad.check(
             main_grad, weight, hidden=hidden, bias=bias, lora_a=lora_a, lora_b=lora_b, target=target,
             temperature=temperature, kept_ids=kept_ids, kept_offsets=kept_offsets,
@@ -91,23 +88,13 @@ def linear_logprob(
         target = target.contiguous()
     if not weight_grad and isinstance(weight, Tensor):
         weight = weight.detach()
-    if not direct:
-        optional = {
-            "bias": bias,
-            "lora_a": lora_a,
-            "lora_b": lora_b,
-            "kept ids": kept_ids,
-            "kept offsets": kept_offsets,
-        }
-        optional |= {"temperature": temperature} if isinstance(temperature, Tensor) else {}
-        require_tensors(hidden=hidden, weight=weight, target=target, optional=optional)
-        if where[0] is not None:
-            raise ValueError("process_group: not under torch.compile, torch.func or a dispatch mode")
+    if not direct and where[0] is not None:
+        raise ValueError("process_group: not under torch.compile, torch.func or a dispatch mode")
     shard = _shard(weight, arguments, *where)
     if not direct:
         options = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, label_smoothing, returns)
         rows, options = split(arguments, *options, None, main_grad)
-        outputs = applied(FORWARD, (hidden, weight, bias, lora_a, lora_b, target, *rows), options)
+        outputs = traced(FORWARD, (hidden, weight, bias, lora_a, lora_b, target, *rows), options)
         return _selected(outputs if returns & LARGEST else outputs[:-1], returns)
     how = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, label_smoothing)
     given = (hidden, weight, bias, lora_a, lora_b, target)
