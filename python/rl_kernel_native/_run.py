@@ -78,20 +78,17 @@ def refuse_derivatives(op: Operator, arrays: Sequence[Any]) -> None:
         raise ValueError(f"{op.arrays[op.written[0]].name}: cannot be written under torch.func")
 
 
-def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: Any) -> None:
-    at = op.leads
-    labelled = [*zip(op.arrays[at:], arrays[at:], strict=True), *zip(op.arrays[:at], arrays[:at], strict=True)]
-    named: dict[str, Any] = {}
-    for a, x in labelled:
+def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
+    leads = op.arrays[op.leads]
+    required: dict[str, Any] = {}
+    optional: dict[str, Any] = {}
+    for a, x in sorted(zip(op.arrays, arrays, strict=True), key=lambda pair: pair[0] is not leads):
         if not ((a.number and is_number(x)) or (a.optional and x is None)):
             name = a.label(how, arrays)
-            named[a.name if name in named else name] = x  # if two share a label, the second keeps its name
-    required = {a.label(how, arrays) for a in op.arrays if not (a.optional or a.number)}
-    require_tensors(
-        **{name: x for name, x in named.items() if name in required},
-        sharded=op.sharded,
-        optional={name: x for name, x in named.items() if name not in required} | more,
-    )
+            if name in required or name in optional:  # if two share a label, the second keeps its name
+                name = a.name
+            (optional if a.optional or a.number else required)[name] = x
+    require_tensors(**required, sharded=op.sharded, optional=optional)
 
 
 def is_differentiated(op: Operator, of: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> bool:

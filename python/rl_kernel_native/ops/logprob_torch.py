@@ -22,7 +22,7 @@ from .._torch import (
     is_direct_gradient,
     is_grad_enabled,
     prepare,
-    refuse_jit_trace,
+    require_tensors,
 )
 from .logprob_traced import BACKWARD, FORWARD, split
 
@@ -144,8 +144,7 @@ def backward(
 
 
 def _require_direct(tensor: Tensor, name: str) -> None:
-    refuse_jit_trace()
-    if type(tensor).__name__ == "DTensor":
-        raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local()")
+    named: Any = {name: tensor}
+    require_tensors(**named)
     if not is_direct(tensor):
         raise TypeError(f"{name}: expected a plain torch.Tensor in eager mode, got {type(tensor).__name__} or a trace")
