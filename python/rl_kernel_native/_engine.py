@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _composed, _in_graph, _main_grad
-from ._arithmetic import resolve_traced, resolve_traced_unit
+from ._arithmetic import AS_CALLED, product_unit, resolve_traced, resolve_traced_unit
 from ._described import check
 from ._dispatch import count_write
 from ._native import module as _C
@@ -161,10 +161,13 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
 
 def _numbers(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], wanted: int) -> tuple[Any, ...]:
     """The options with the numbers of exp and unit."""
-    first, kind = arrays[op.leads], "cpu"
-    if op.has_exp and not first.is_cpu:
-        kind = device_type(first, op.arrays[op.leads].label(how, arrays))
-    return op.resolved(how, kind, wanted < 0 and is_compiling())
+    is_traced = wanted < 0 and is_compiling()
+    if not op.has_exp:
+        ((i, _),) = op.in_context
+        unit = how[i] if how[i] is not None else AS_CALLED if is_traced else product_unit()
+        return (*how[:i], unit, *how[i + 1 :])
+    first = arrays[op.leads]
+    return op.resolved(how, "cpu" if first.is_cpu else device_type(first, op.arrays[op.leads].name), is_traced)
 
 
 def _cast(op: Operator, arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -193,7 +196,8 @@ def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[A
     if wants_grad(*arrays) or (isinstance(main_grad, Tensor) and main_grad.requires_grad):
         raise ValueError("main_grad: cannot be given where a gradient is wanted; call under torch.no_grad()")
     wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients((main_grad, *arrays))
-    how = _numbers(op, (main_grad, *arrays), how, wanted)
+    if op.in_context:
+        how = _numbers(op, (main_grad, *arrays), how, wanted)
     if wanted >= 0:
         return straight(op, (main_grad, *arrays), how)
     if functorch_active():

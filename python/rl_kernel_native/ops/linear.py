@@ -143,9 +143,9 @@ def linear(
             return result
     weight_grad = code_or_same(weight_grad_dtype, "weight_grad_dtype")
     arrays: tuple[Any, ...] = (x, weight, bias)
-    how: tuple[Any, ...] = (k_segments, out, allow_vendor, None)
     if main_grad is None and weight_grad < 0:
-        return _call.call(LINEAR, arrays, (*how, None, None))[0]
+        return _call.call(LINEAR, arrays, (k_segments, out, allow_vendor, None, None, None))[0]
+    how: tuple[Any, ...] = (k_segments, out, allow_vendor, None)
     return _call.call_with_main_grad(LINEAR, arrays, how, main_grad, weight_grad)[0]
 
 

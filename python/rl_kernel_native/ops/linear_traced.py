@@ -118,7 +118,8 @@ _declared = Declared(_OPTIONS)
 def _native(arrays: Any, how: Any, *tail: Any) -> Any:
     """In addition to the schema's options, ``how`` may have the dtype of the weight's gradient, and main_grad."""
     k_segments, dtype, allow_vendor, unit = how[:4]
-    return (_C.linear(*arrays, k_segments, option_code(dtype, "out_dtype"), allow_vendor, unit, *tail),)
+    code = dtype if type(dtype) is int else option_code(dtype, "out_dtype")
+    return (_C.linear(*arrays, k_segments, code, allow_vendor, unit, *tail),)
 
 
 LINEAR: Operator = Operator(
@@ -182,6 +183,13 @@ WEIGHT_GRAD: Operator = Operator(
     flops=lambda dy, x, *_: 2 * math.prod(dy) * x[-1],
 )
 WEIGHT_GRAD_INTO = WEIGHT_GRAD.into(0)
+
+
+def _native_bias_grad(arrays: Any, how: Any, *tail: Any) -> Any:
+    (dtype,) = how
+    return (_C.linear_bias_grad(*arrays, dtype if type(dtype) is int else option_code(dtype, "out_dtype"), *tail),)
+
+
 BIAS_GRAD = Operator(
     "linear_bias_grad",
     ("dy",),
@@ -189,7 +197,7 @@ BIAS_GRAD = Operator(
     schema_options=None,
     outputs=lambda arrays, how: (arrays[0].shape[-1:],),
     dtypes=(lambda how: how[0],),
-    native=lambda arrays, how, *tail: (_C.linear_bias_grad(*arrays, option_code(how[0], "out_dtype"), *tail),),
+    native=_native_bias_grad,
     gradient=linear(of=(0,), incoming=("ddbias",), along=_bias_grad_along),
     sharded=SHARDED,
 )
