@@ -91,7 +91,7 @@ def verl_rollout_correction(
     names = list(dict.fromkeys(part.strip() for part in rollout_rs.split(",") if part.strip()))
     unknown = [name for name in names if name not in CRITERIA]
     if unknown or not names:
-        raise ValueError(f"rollout_rs: expected of {', '.join(CRITERIA)}, got {rollout_rs!r}")
+        raise ValueError(f"rollout_rs: expected one or more of {', '.join(CRITERIA)}, got {rollout_rs!r}")
     if rollout_rs_threshold is None:
         raise ValueError("rollout_rs_threshold: expected a threshold beside rollout_rs, got None")
     if isinstance(rollout_rs_threshold, (bool, list, tuple)):

@@ -72,6 +72,14 @@ def test_defaults_are_openrlhfs() -> None:
         (lambda: presets.trl_gmpo(gradient_accumulation_steps=-2), "gradient_accumulation_steps: expected an integer"),
         (lambda: presets.verl(loss_agg_mode="constant"), "loss_agg_mode: expected"),
         (lambda: presets.verl(rollout_is="token", rollout_is_threshold="a"), "rollout_is_threshold: expected a number"),
+        (
+            lambda: presets.verl(rollout_is="token", rollout_is_threshold="3_2"),
+            "^rollout_is_threshold: expected finite numbers > 0, ascending, got '3_2'$",
+        ),
+        (
+            lambda: presets.verl_rollout_correction(rollout_rs="seq_mean_k3", rollout_rs_threshold="-1"),
+            "^rollout_rs_threshold: expected finite numbers > 0, got '-1'$",
+        ),
         (lambda: presets.openrlhf(is_correction_gating="kl"), "is_correction_gating: expected"),
         (
             lambda: presets.openrlhf(is_correction_level="seq", is_correction_mode="clip"),

@@ -231,6 +231,15 @@ def test_rows_off_16_bytes_have_the_bytes_of_aligned_ones(
         assert next(iter(copied.values())).calls >= 2
 
 
+def test_the_counts_of_workspaces_stay_unless_a_reset_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    # A CPU takes no workspace, so its counts are always empty.
+    monkeypatch.setattr(native, "workspace_stats", lambda reset: asked.append(reset) or {})
+    rk.workspace_stats()
+    rk.workspace_stats(reset=True)
+    assert asked == [False, True]
+
+
 def test_engines_threads_and_instruction_sets_have_the_same_bytes(
     device: str, native_settings: None, rng: np.random.Generator
 ) -> None:

@@ -93,6 +93,11 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "main_grad: expected strides that do not overlap",
     ),
+    "main_grad of two columns, strided": (
+        lambda: rk.linear_weight_grad(DY, X[:, :2].contiguous(), main_grad=torch.zeros(8, 4)[:, ::2]),
+        ValueError,
+        "main_grad: expected a contiguous last dimension",
+    ),
     "main_grad by columns": (
         lambda: rk.linear_weight_grad(DY, X, main_grad=torch.zeros(32, 8).t()),
         ValueError,

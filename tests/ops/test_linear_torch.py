@@ -12,6 +12,7 @@ import pytest
 import rl_kernel_native as rk
 from cases import differing
 from linear_cases import Operands, operands, results
+from rl_kernel_native import _arithmetic
 
 torch = pytest.importorskip("torch")
 
@@ -108,6 +109,7 @@ def test_a_compiled_graph_is_ieee_and_says_so_where_a_context_asks_for_more(rng:
     torch.compiler.reset()
     compiled = torch.compile(lambda x, w: rk.linear(x, w), fullgraph=True, backend="aot_eager")
     assert not differing(compiled(o.x, o.weight), rk.linear(o.x, o.weight))
+    assert [_arithmetic.resolve_traced_unit(unit, "cpu") for unit in (0, 2, _arithmetic.AS_CALLED)] == [0, 2, 0]
     with rk.arithmetic("sm_90"), pytest.raises(ValueError, match=r"arithmetic: a compiled call .*rk.arithmetic\("):
         compiled(o.x, o.weight)
     x = o.x.clone().requires_grad_()

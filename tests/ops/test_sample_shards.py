@@ -27,6 +27,15 @@ def edges_of(split: list[int], vocab: int) -> list[int]:
     return [part_cut(vocab, i) for i in (0, *itertools.accumulate(split))]
 
 
+@pytest.mark.parametrize("call", [rk.sample_partial, rk.sample_merge])
+def test_an_order_is_named(call: Any) -> None:
+    given: dict[str, Any] = {"vocab_size": 8, "seed": 1, "sample_id": 1, "position": 1}
+    if call is rk.sample_partial:
+        given["vocab_start"] = 0
+    with pytest.raises(ValueError, match=r"^order: expected .*, got 'xyz'$"):
+        call(torch.zeros(1, 1, 30) if call is rk.sample_merge else torch.zeros(1, 8), order="xyz", **given)
+
+
 def payloads_of(x: torch.Tensor, split: list[int], **given: Any) -> torch.Tensor:
     vocab = x.shape[1]
     how = {name: v for name, v in given.items() if name not in OF_MERGE}

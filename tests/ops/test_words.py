@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import inspect
 import re
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
 import rl_kernel_native as rk
+from cases import raw
 
 torch = pytest.importorskip("torch")
 
@@ -93,6 +96,23 @@ def test_an_integer_is_one(name: str, option: str) -> None:
     for wrong in OTHER_INTEGERS:
         with pytest.raises(TypeError, match=re.escape(f"{option}: expected an integer, got {type(wrong).__name__}")):
             getattr(rk, name)(*given, **how, **{option: wrong})
+
+
+def leaves_of(result: Any) -> list[Any]:
+    """Bytes of a result's tensors, and the text of its metrics."""
+    return [raw(x) if isinstance(x, torch.Tensor) else str(x) for x in torch.utils._pytree.tree_leaves(result)]
+
+
+@pytest.mark.parametrize(("name", "option"), options(float))
+def test_a_number_may_be_of_any_type_of_python_that_is_one(name: str, option: str) -> None:
+    given, how = CALLS[name]
+    number = inspect.signature(getattr(rk, name)).parameters[option].default
+    want = leaves_of(getattr(rk, name)(*given, **{**how, option: number}))
+    for same in (Fraction(number), Decimal(number), np.float64(number)):
+        assert leaves_of(getattr(rk, name)(*given, **{**how, option: same})) == want
+    for wrong in (str(number), True, [number]):
+        with pytest.raises(TypeError, match=f"{option}: expected .*got {type(wrong).__name__}"):
+            getattr(rk, name)(*given, **{**how, option: wrong})
 
 
 # An error about a shard may use the name of the whole argument.
