@@ -518,7 +518,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 def test_a_python_caller_meets_arguments_and_a_command_line_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every sentence that names a setting: of the page, of the explanation, of what an engine recorded."""
+    """The page, the explanation and the errors about an engine's records name settings as the caller gives them."""
     monkeypatch.setattr(sys, "argv", ["train.py"])  # the page shows the command, and pytest's has options
     rollout, trainer = tiny(), tiny()
     scaled("model.layers.1.mlp.down_proj.weight", 1.0001)(trainer)

@@ -20,7 +20,7 @@ from .page import render_page, slug
 from .result import Comparison
 
 SCHEMA_VERSION = 2
-# Steps of batch membership kept in the JSON; the number of changes is counted over all of them.
+# The JSON keeps this many steps of batch membership. Changes are counted over all steps.
 _MEMBERSHIP_STEPS = 64
 
 
