@@ -63,7 +63,7 @@ COUNT = {"python": 70, "bindings": 30, "kernels": 60}
 
 # Tests of files that belong to no operator.
 SHARED = {
-    "_arithmetic": ["test_sum_order", "test_linear", "test_torch"],
+    "_arithmetic": ["test_sum_order", "test_linear", "test_linear_torch", "test_torch"],
     "_check": ["test_bad_input", "test_words", "test_token_model"],
     "_call": ["test_engine", "test_torch"],
     "_composed": ["test_engine", "test_silu_mul_torch", "test_rms_norm_torch"],
@@ -86,7 +86,7 @@ SHARED = {
     "_schema": ["test_engine", "test_fake_tensors"],
     "_described": ["test_fake_tensors", "test_engine", "test_token_model"],
     "_transforms": ["test_engine", "test_torch", "test_linear_func"],
-    "_workspace": ["test_linear_logprob", "test_torch"],
+    "_workspace": ["test_linear", "test_linear_logprob", "test_torch"],
     "attention_merge": ["test_attention_partials", "test_attention_partials_bad_input"],
     "eager_autograd": ["test_linear_engine", "test_linear_torch", "test_embedding_engine"],
     "linear_cross_entropy": [

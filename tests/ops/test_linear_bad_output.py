@@ -143,6 +143,13 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "autograd main_grad a list": (with_weight_of(main_grad=[1.0]), TypeError, "main_grad: expected a torch.Tensor"),
     "autograd main_grad half": (with_weight_of(main_grad=MAIN.half()), TypeError, "main_grad: expected dtype float32"),
     "autograd main_grad short": (with_weight_of(main_grad=MAIN[:4]), ValueError, r"main_grad: .*\[8, 32\].*\[4, 32\]"),
+    "autograd main_grad of two columns, strided": (
+        lambda: rk.linear(
+            X[:, :2].contiguous(), W[:, :2].clone().requires_grad_(), main_grad=torch.zeros(8, 4)[:, ::2]
+        ),
+        ValueError,
+        "main_grad: expected a contiguous last",
+    ),
     "autograd main_grad by columns": (
         with_weight_of(main_grad=torch.zeros(32, 8).t()),
         ValueError,

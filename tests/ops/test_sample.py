@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import rl_kernel_native as rk
+from cases import part_cut
 from rl_kernel_native.ops.sample import SampleStatus
 
 NAMES = ("ids", "logprob", "raw_logprob", "status")
@@ -353,9 +354,7 @@ def test_top_p_alone_has_the_bytes_of_the_cpu(vocab: int, rng: np.random.Generat
     x = logits_of(rng, len(scales), vocab, 1.0) * scales
     x[6] = torch.from_numpy(rng.integers(0, 3, vocab).astype(np.float32))
     x[7] = 0.25
-    eighth = (vocab + 7) // 8
-    for part in range(8):
-        begin, end = (8 * (eighth * i // 8) if i < 8 else vocab for i in (part, part + 1))
+    for begin, end in itertools.pairwise(part_cut(vocab, i) for i in range(9)):
         for leaf, first in enumerate(range(begin, end, 128)):
             for run in (0, 64):
                 at = first + run + 40 * leaf % 64
