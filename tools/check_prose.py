@@ -26,6 +26,9 @@ MOST_WORDS = 30
 OPENING = re.compile(r"(Of|What of|By whoever)\b(?! course)")
 FRAGMENT = re.compile(r"\s*of\b")
 COMMENT = re.compile(r"//+ ?(.*)$")
+SENTENCE_END = re.compile(
+    r"(?:(?<=[A-Za-z0-9)\]/`'\"][.!?])|(?<=[.!?]\))|(?<=[.!?]\*\*))\s+(?=[A-Z`\"(*]|k[A-Z]|\w+[_\[(])"
+)
 LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
@@ -74,9 +77,11 @@ def _joined(comments: Iterable[tuple[int, bool, str]]) -> Iterator[tuple[int, st
 
 
 def sentences(block: str) -> Iterator[str]:
-    """Yields the sentences of a block. An indented or listed line, or a row of a table, begins a new sentence."""
+    """Yields the sentences of a block. A listed line, or a row of a table, begins a new sentence. So does an indented
+    line, unless it continues a listed line that is indented less."""
     for paragraph in re.split(r"\n\s*\n", block):
         text = ""
+        item = None  # the indent of the listed line that a line may continue
         for line in paragraph.split("\n"):
             if re.match(r"\s*\S.*\S\s{3,}\S|\s{2,}\S.*\S\s{2,}\S|\s{16,}\S", line):  # a row of a table
                 text += "\n"
@@ -84,7 +89,12 @@ def sentences(block: str) -> Iterator[str]:
             if re.search(r" = |\bfl\(", line):  # a formula
                 text += "\n"
                 continue
-            is_new = re.match(r"\s*([-*|]|\d+[.)] |[\w, .*]+:( |$)|\.\. )|  ", line)
+            indent = len(line) - len(line.lstrip())
+            is_listed = re.match(r"\s*([-*] |\d+[.)] |[\w, .*`]+: )", line)
+            continues = item is not None and indent > item and not is_listed
+            is_new = not continues and re.match(r"\s*([-*|]|\d+[.)] |[\w, .*]+:( |$)|\.\. )|  ", line)
+            if not continues:
+                item = indent if is_listed else None
             text += ("\n" if is_new else " ") + line.strip()
         for part in text.split("\n"):
             if "|" in part or "::" in part:
@@ -92,7 +102,7 @@ def sentences(block: str) -> Iterator[str]:
             part = re.sub(r"^\s*([-*]|\d+[.)])\s+", "", part.strip())
             if not OPENING.match(part):
                 part = re.sub(r"^[\w, .*`]+: ", "", part)
-            yield from re.split(r"(?<=[A-Za-z0-9)\]/`'\"][.!?])\s+(?=[A-Z`\"]|k[A-Z]|\w+[_\[(])", part)
+            yield from SENTENCE_END.split(part)
 
 
 def words(sentence: str) -> int:

@@ -278,8 +278,7 @@ def cpp_faults(source: str) -> Iterator[tuple[str, int, int, str]]:
 
 
 def read_by_the_cpu() -> set[Path]:
-    """Files that the CPU's extension is compiled from. Headers for devices alone are left to the tests of these
-    devices."""
+    """Files that the CPU's extension is compiled from. Tests on GPUs cover the headers that only GPU code includes."""
     left = [p for folder in ("cpp/cpu", "cpp/ops", "cpp/bindings") for p in (ROOT / folder).glob("*.cpp")]
     found = set(left)
     while left:

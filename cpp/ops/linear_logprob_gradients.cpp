@@ -204,8 +204,8 @@ class Backward {
     return q;
   }
 
-  // The product of the step's gradients and `weight`, whose rows are the step's columns. `sums` accumulate over the
-  // chunks.
+  // The product dlogits * weight of one step: `weight` has a row for each column of the vocabulary in the step. `sums`
+  // accumulate over the chunks.
   LinearInputGradParams sums_over_columns(const void* weight, std::int64_t stride, std::int64_t width,
                                           float* sums) const {
     LinearInputGradParams q;

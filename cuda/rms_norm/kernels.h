@@ -34,9 +34,9 @@ RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocess
 bool has_vectors(const RmsNormParams& p);
 bool has_vectors(const RmsNormBackwardParams& p);
 
-// Whether y is wanted, the weight has the rows' type, and the rows of every array are one stride apart.
+// Whether y is wanted, the weight and x have one dtype, and each array has one stride between consecutive rows.
 bool is_plain(const RmsNormParams& p);
-// Whether the rows of every array are one stride of less than 2^31 bytes apart. An address then takes one instruction.
+// Whether each array has one stride between consecutive rows, below 2^31 bytes. An address then takes one instruction.
 bool is_plain(const RmsNormBackwardParams& p);
 
 RLK_CUDA_KERNELS(void rms_norm(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream);)

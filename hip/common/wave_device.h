@@ -53,7 +53,7 @@ RLK_DEVICE T in_vector(T x) {
 RLK_DEVICE std::uint32_t atomic_take(std::uint32_t* counter) {
   return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-// Adds to a counter in global memory, for all blocks, or in LDS.
+// Adds to a counter in LDS, or to one in global memory that all blocks share.
 template <class To, class T>
 RLK_DEVICE void atomic_add(To* to, T value) {
   __hip_atomic_fetch_add(to, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

@@ -129,9 +129,9 @@ RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64
   sums.for_each([](float& sum, int, int, int) { sum = add_rn(sum, 0.0f); });
 }
 
-// A patch of LDS turns the layout of matrix instructions into rows of memory. It has one instruction's outputs for each
-// wave. A lane thus handles whole runs of columns in a loop. Every lane calls f(patch, row, column, exists) for its
-// share, with the position among all outputs.
+// A buffer in LDS converts the layout of matrix instructions into rows of memory. The buffer has room for one
+// instruction's outputs per wave. A lane thus handles consecutive columns in a loop. Every lane calls f(patch, row,
+// column, exists) for its columns; row and column count among all outputs.
 template <class Tile>
 RLK_DEVICE float* wave_patch() {
   return reinterpret_cast<float*>(lds()) + thread_id() / kWave * Tile::kMfma * Tile::kMfma;

@@ -1,9 +1,9 @@
 // A stage of an operand of linear: global memory to registers, registers to LDS, LDS to a matrix instruction.
 //
 // LDS holds a tile's rows (outputs of one operand) with consecutive contraction indices, in vec4s of four 16-bit
-// elements. A lane gives one vec4 to a matrix instruction. The vec4s of a row are permuted by the row's number. So the 16
-// lanes that LDS serves at once, each at the same vec4 of its own row, hit all 32 banks. Elements past the operand's
-// edges are +0.
+// elements. A lane gives one vec4 to a matrix instruction. The vec4s of a row are permuted by the row's number. So the
+// 16 lanes that LDS serves together, each at the same vec4 of its own row, hit all 32 banks. Elements past the
+// operand's edges are +0.
 #pragma once
 
 #include "hip/common/wave.h"
@@ -54,14 +54,15 @@ RLK_DEVICE Vec4 first_of(Vec4 x, std::int64_t count) {
   return count <= 0 ? 0 : x & ((Vec4{1} << (16 * static_cast<int>(count))) - 1);
 }
 
-// kRows rows of a tile, for an operand whose memory rows run along the contraction index. A thread takes vec8s of a row.
+// kRows rows of a tile, for an operand whose memory rows run along the contraction index. A thread loads vec8s of a
+// row.
 template <int kRows, int kStageK>
 class AlongRows {
   static constexpr int kVec8s = kStageK / kAlongRow, kUnits = kRows * kVec8s;
   static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads, kApart = kGemmThreads / kVec8s;
 
  public:
-  // Rows from `first` on. Where there is no row, from `size` on, it loads the last one, whose output is not stored.
+  // Loads rows from `first` on. Past the last row, it loads the last row again; no output of these is stored.
   RLK_DEVICE AlongRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : vectors_(x.vectors), row_(thread_id() / kVec8s), column_(thread_id() % kVec8s * kAlongRow) {
 #pragma unroll
@@ -111,7 +112,7 @@ class AcrossRows {
   static constexpr bool kAllWork = kRowVec4s == kRows / 4 && kUnits % kGemmThreads == 0;
 
  public:
-  // Columns from `first` on. Where there is no column, from `size` on, it loads another one, whose output is not stored.
+  // Loads columns from `first` on. Past the last column, it loads another one again; no output of these is stored.
   RLK_DEVICE AcrossRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : x_(x), from_(global_pointer(static_cast<const std::uint16_t*>(x.data)) + first), size_(size - first) {}
   RLK_DEVICE void load(std::int64_t k, std::int64_t end) {

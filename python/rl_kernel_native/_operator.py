@@ -174,9 +174,10 @@ def linear(
     The operator itself maps tangents. Its transpose, which is linear in the same way, maps gradients.
 
     Args:
-        along: a function that returns tangents of the first outputs, or gradients of ``of``. It takes a way to call
-            operators; tangents or incoming gradients, None where there is none; a :class:`Like` of each array ``of``,
-            then the arrays ``reads``; the options; and which gradients of ``of`` are wanted, None for tangents.
+        along: a function that returns tangents of the first outputs, or gradients of ``of``. Its arguments are: a
+            function that calls operators; the tangents or incoming gradients, None for a missing one; the operands; the
+            options; and which gradients are wanted, None for tangents. The operands are a :class:`Like` of each array
+            ``of``, then the arrays ``reads``.
     """
 
     def tangents(call: Any, given: Any, arrays: Any, how: Any) -> Sequence[Any]:
@@ -240,8 +241,8 @@ class Operator:
             options: the options in the schema's form.
             outputs: a function of arrays and options that returns each output's shape, or None for an output that is
                 not asked for. If left out, every output has the shape of the leading array.
-            dtypes: one for each output: a name; None for that of the leading array; the position of an array; or a
-                function of the options that returns the extension's number or None.
+            dtypes: one for each output: a name; None for that of the leading array; or the position of an array. It may
+                also be a function of the options that returns the extension's number or None.
             native: a function of arrays, options, allocate and stream. It returns the outputs, or None where it writes
                 arrays instead. If left out, the function of :class:`Kept` serves, or without one the extension's
                 function of the operator's name.
@@ -311,9 +312,9 @@ class Operator:
         )
 
     def resolved(self, how: tuple[Any, ...], device: str, is_compiling: bool = False) -> tuple[Any, ...]:
-        """The options with the extension's numbers of exp, and of a unit that is None.
+        """The options, with the extension's numbers for ``exp`` and for a ``unit`` of None.
 
-        The context decides them; a compiled call reads it when it runs."""
+        The context ``rk.arithmetic`` decides these numbers; a compiled call reads it when it runs."""
         found = list(how)
         for i, option in self.in_context:
             if option == "int exp":

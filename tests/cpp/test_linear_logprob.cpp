@@ -519,7 +519,7 @@ TEST_P(LinearLogprobLora, IsAHeadOfMoreFeatures) {
   check(false);
   b.dhidden = nullptr;
   check(false);
-  // Combined by the tree over the parts of the vocabulary; each part has its own v.
+  // The parts of the vocabulary, each with its own v, are combined by the tree.
   std::vector<float> parts[kNumParts];
   bool adds = false;
   for (int i = 0; i < kNumParts; ++i) {
@@ -541,7 +541,8 @@ TEST_P(LinearLogprobLora, IsAHeadOfMoreFeatures) {
   check(false);
 }
 
-// Some ranks are whole steps of 16 and have rows of whole 16 bytes, others do not. The features do not fill a step.
+// Some LoRA ranks are multiples of 16 and their rows multiples of 16 bytes, others are not. The number of features is
+// no multiple of a step.
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearLogprobLora,
                          testing::Values(LoraCase{1, 16, 64, 64, 1}, LoraCase{7, 40, 300, 290, 7, 2.0f},
                                          LoraCase{20, 48, 200, 200, 16, -0.3f, DType::kBFloat16, true}));

@@ -229,8 +229,8 @@ def test_cpu_and_hip_trees_have_the_same_bytes(number: int, monkeypatch: pytest.
 
 @pytest.mark.parametrize("number", range(10))
 def test_cpu_and_hip_partials_have_the_same_bytes(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits with a gap, rows that see none of their keys, scores that fail, both widths of tiles, every form, and
-    values narrower than keys."""
+    """The cases have splits with a gap, rows that see no key of their splits, and scores that make a row NaN. They also
+    have both tile widths, every layout, and values with fewer columns than keys."""
     monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
     form = ("cache", "paged", "right", "packed", "shared")[number % 5]
     options = list(partials_tests.OPTIONS.values())[(number + number // 5) % 5]

@@ -219,8 +219,8 @@ def test_keys_of_ancestors_add_one_chain_a_segment(
 def test_values_are_those_of_float64(
     dtype: str, options: dict[str, Any], device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """Errors are at most an ulp plus twice those of a call per path in the same dtype. The gradients of keys of those
-    calls are added in float64."""
+    """Errors are at most an ulp plus twice those of separate calls for each path in the same dtype. Keys that several
+    paths share get the sum of those calls' gradients in float64."""
     tree = random_tree(rng, 9, dtype=dtype, device=device)
     sinks = torch.linspace(-2, 3, 4, device=device)
     options = {**options, "sinks": sinks}

@@ -473,7 +473,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "out: .*dlogprob",
     ),
-    # Gradients that are not there.
+    # Inputs that have no gradient.
     "gradient of temperature": (
         lambda: rk.logprob(X, Y, temperature=torch.ones(3, requires_grad=True)),
         ValueError,

@@ -173,7 +173,7 @@ def test_gradients_have_the_same_bytes_run_to_run_at_a_published_models_shape(sh
 
 
 def test_the_first_operator_that_differs_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted dependence on the batch, to see the report of every test above."""
+    """Plants a fault, an operator whose bits depend on the batch, and reads the report that every test above makes."""
     ids = sequence(model, 12, 3)
     want = alone(model, ids)
     honest = rk.silu_mul

@@ -56,3 +56,30 @@ def test_allows(tool: Any, case: str, tmp_path: Path) -> None:
     name, text = ALLOWED[case]
     (tmp_path / name).write_text(text)
     assert not list(tool.faults(tmp_path / name))
+
+
+SPLIT = {
+    "a listed line that the next line continues": (
+        "- A row\n  has columns.\n- A column.",
+        ["A row has columns.", "A column."],
+    ),
+    "an argument that the next line continues": (
+        "Args:\n    x: a row\n        of floats.\n    y: a row.",
+        ["a row of floats.", "a row."],
+    ),
+    "an indented line without a listed one": (
+        "A row has columns:\n    rlk bench rows",
+        ["A row has columns:", "rlk bench rows"],
+    ),
+    "a sentence in bold": ("**A row is short.** A column is not.", ["**A row is short.**", "A column is not."]),
+    "a sentence in parentheses": (
+        "A row is short. (A column is not.) A tile is.",
+        ["A row is short.", "(A column is not.)", "A tile is."],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPLIT)
+def test_splits_a_block_into_sentences(tool: Any, case: str) -> None:
+    block, want = SPLIT[case]
+    assert [found for found in tool.sentences(block) if len(found.split()) > 1] == want

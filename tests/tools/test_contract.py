@@ -38,7 +38,7 @@ from rollout_cases import rollouts  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 STEMS = sorted(path.stem for path in (ROOT / "cpp" / "include" / "rlk" / "ops").glob("*.h"))
-# Constants of a loss; integers.
+# Operators without gradients: their results are constants of a loss, or integers.
 WITHOUT_GRADIENT = (
     "covariance_mask",
     "gae",

@@ -352,7 +352,7 @@ def doubled(module: Any) -> Callable[..., Any]:
     "path", ["lm_head", "model.norm", "model.embed_tokens", "model.layers.0.mlp", "model.layers.1.self_attn.q_proj"]
 )
 def test_a_forward_that_is_set_later_runs_and_is_named(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A forward that calls ours is no exception, such as those of accelerate's hooks."""
+    """This includes a new forward that calls the patched one, such as those of accelerate's hooks."""
     net = make()
     stock = copy.deepcopy(net)
     rk.patch_model(net, probe=False)

@@ -74,8 +74,8 @@ class Result:
     Attributes:
         runner: vLLM's model runner, V1 or V2.
         ranks: number of tokens whose rank differs in the trainer's logits.
-        redrawn: tokens that are drawn differently: by rk.sample from the trainer's logits and the request's seed, or by
-            the engine itself in another batch; None where vLLM's own sampler drew them.
+        redrawn: number of tokens that are drawn differently: by rk.sample from the trainer's logits and the request's
+            seed, or by the engine itself in another batch. None where vLLM's own sampler drew them.
         preemptions: number of sequences that the rollout preempted and computed again.
         launches, kernels: host launches (kernels and CUDA graphs) and kernels on the device per engine step, the mean
             over eight requests of 16 tokens; None on a CPU.

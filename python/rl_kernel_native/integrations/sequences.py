@@ -79,10 +79,10 @@ def locate_sequences(
     Raises:
         TypeError: positions that are not integers; a mask that is no tensor.
         TypeError: offsets that are no tensor of int32 or int64.
-        ValueError: no token; positions or a mask of another shape; a mask narrower than the cache and the new tokens,
-            or with padding inside a sequence; positions that begin another sequence with a cache, given or made;
-            `cu_seq_lens_q` with several rows, with a cache that is given, or with a mask that has zeros;
-            `cu_seq_lens_k` alone; offsets of another shape.
+        ValueError: no token; positions, a mask or offsets of another shape; `cu_seq_lens_k` alone.
+        ValueError: a mask narrower than the cache and the new tokens, or with padding inside a sequence.
+        ValueError: positions that begin another sequence with a cache, given or made.
+        ValueError: `cu_seq_lens_q` with several rows, with a cache that is given, or with a mask that has zeros.
     """
     if batch == 0 or num_queries == 0:
         raise ValueError(f"input_ids: expected at least one row and one token, got [{batch}, {num_queries}]")

@@ -220,13 +220,13 @@ def importance_weights(
         lower: in ``[0, upper]``; None with ``"clip"`` and ``"mask"``: ``1 / upper``; None with ``"truncate"``.
         log_ratio_clamp: a limit of the ``|log ratio|`` of a token, and of that of a sequence; None: none. The veto, and
             the sequence sums behind the weights, use the ratio without this limit.
-        rejection: thresholds by criterion. ``token_ratio``, ``seq_sum_ratio``, ``seq_mean_ratio``: ``(lower, upper)``
-            for the ratio ``pi / mu`` of a token, of a sequence's product, or of its geometric mean. ``upper`` alone
-            means ``(1 / upper, upper)``. ``token_``, ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2`` or
-            ``k3`` (except ``seq_max_k1``) are verl's. k2 and k3 take their largest value. k1 is MINUS the log ratio and
-            takes ``(lower, upper)``, the bounds of exp(k1). Warning: exp(k1) is the INVERSE ratio, so a ``token_k1`` of
-            ``(0.6, 1.4)`` keeps ratios in [1 / 1.4, 1 / 0.6]. A token is kept if all criteria allow it. A NaN is not
-            kept.
+        rejection: thresholds by criterion. ``token_ratio``, ``seq_sum_ratio`` and ``seq_mean_ratio`` take ``(lower,
+            upper)`` for the ratio ``pi / mu`` of a token, of a sequence's product, or of its geometric mean. ``upper``
+            alone means ``(1 / upper, upper)``. The other criteria are verl's. They combine ``token_``, ``seq_sum_``,
+            ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2`` or ``k3``, except ``seq_max_k1``. For k2 and k3 the
+            threshold is the largest value. k1 is MINUS the log ratio and takes ``(lower, upper)``, the bounds of
+            exp(k1). Warning: exp(k1) is the INVERSE ratio, so a ``token_k1`` of ``(0.6, 1.4)`` keeps ratios in [1 /
+            1.4, 1 / 0.6]. A token is kept if all criteria allow it. A NaN is not kept.
         veto: a sequence is not kept if one token's ratio is below this value.
         normalize: divide weights by their mean over this call: over tokens with ``"token"``, else over sequences with a
             token. A mean of at most 1e-8 does not divide. Rejected tokens count in the mean.

@@ -42,7 +42,7 @@ def _tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
 
 
 def _sum_of_products(call: Any, given: Any, operands: Any, how: Any) -> Any:
-    """The sum over logprob and weight of what comes along each, times its slope; None where nothing comes."""
+    """The sum of the given tangents of logprob and weight, each times its derivative; None if neither is given."""
     found = None
     for i, d in enumerate(given):
         if d is not None:

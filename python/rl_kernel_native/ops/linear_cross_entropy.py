@@ -23,7 +23,7 @@ __all__ = ["CrossEntropy", "CrossEntropyAccuracy", "linear_cross_entropy", "line
 
 
 class CrossEntropy(NamedTuple, Generic[ArrayT]):
-    """``loss``, and ``z_loss``, the part of it that is the z-loss: the same reduction of ``z_loss * lse**2``, without a
+    """The ``loss``, and the ``z_loss`` that it includes: the same reduction of ``z_loss * lse**2``, without a
     gradient."""
 
     loss: ArrayT

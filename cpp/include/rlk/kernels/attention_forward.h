@@ -114,9 +114,8 @@ class AttentionForward {
   static constexpr bool kPartial = std::is_same_v<Params, AttentionPartialsParams>;
   static constexpr int kOfThread = Tile::kOfThread, kRows = Tile::kRows;
   static constexpr int kBlock = Tile::kBlock, kScores = Tile::kScores;
-  static_assert(kRows <= kBlock);  // offsets of rows use the memory of offsets of keys
-  // A thread's chains are those of kOfThread / 2 neighbouring threads of a row. With 16 rows, half of the threads have
-  // one chain.
+  static_assert(kRows <= kBlock);  // the rows' offsets reuse the memory of the keys' offsets
+  // The number of chains that a thread sums. Tiles of 16 rows occupy only half of the threads.
   static constexpr int kChainsOfThread = kOfThread == 4 ? 2 : 1;
   static RLK_DEVICE int tid() { return Machine::thread(); }
   static RLK_DEVICE bool has_chains() { return tid() < kRows * kAttentionChains / kChainsOfThread; }

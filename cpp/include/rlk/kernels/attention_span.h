@@ -80,11 +80,11 @@ struct AttentionSpan {
     const std::int64_t at = j - position(0);
     return {at > 0 ? at : 0, at + window < num_queries ? at + window : num_queries};
   }
-  // Keys among `keys` that a call of partials computes.
+  // The part of `keys` that a call of attention_partials computes.
   RLK_HD AttentionRange here(AttentionRange keys) const {
     return {keys.first > first_key ? keys.first : first_key, keys.last < last_key ? keys.last : last_key};
   }
-  // Union of the keys that the queries of a range see, and of the queries that see the keys of a range.
+  // keys_of: all keys that some query of a range sees. queries_of: all queries that see some key of a range.
   RLK_HD AttentionRange keys_of(AttentionRange queries) const {
     const AttentionRange a = keys_of(queries.first), b = keys_of(queries.last - 1);
     return {a.first, b.last};

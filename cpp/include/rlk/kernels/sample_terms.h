@@ -75,7 +75,7 @@ RLK_HD float left_bound(std::uint32_t r, float both) {
   const float bound = float_of(exponent << 23 | static_cast<std::int32_t>(significand & 0x7fffffu));
   return r == 0 || exponent <= 0 ? 0.0f : bound;
 }
-// Whether r * both < 2^32 * left, for sums with 0 <= left <= both whose magnitude is 0 or normal.
+// Whether r * both < 2^32 * left. The sums satisfy 0 <= left <= both, and each is 0 or normal.
 RLK_HD bool draws_left(std::uint32_t r, float left, float both) { return left > left_bound(r, both); }
 
 RLK_HD int set_bits_of(std::uint32_t word) {

@@ -48,7 +48,7 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
   RLK_DEVICE void write_none() const {
     for (std::int64_t i = team_.thread(); i < count_; i += team_.threads()) write(i, -1, canonical_nan());
   }
-  // Writes the first n columns of the list, which holds them.
+  // Writes the first n columns, all of which are in the list.
   RLK_DEVICE void write_listed() {
     temperature_ = kRaw ? 1.0f : sample_row_of<typename Team::Memory>(p_, row_).temperature;
     team_.barrier();  // every thread has read found_count

@@ -97,8 +97,8 @@
 // two words has the lower half first. Words 0 to 3 and 15 are as above; the others are too, in rounds 1 and 4. Word 4
 // of a cut row is -2 - min(top_k, 2^19). Behind the head, a cut row has
 //   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on
-//   round 2: 1033 bins, bin i from splitter i - 1 of all shards to before splitter i: counts of the present columns
-//            that survive min_p (kVllm; otherwise of all present columns), lower words of their masses, upper words
+//   round 2: 1033 bins; bin i goes from splitter i - 1 of all shards to before splitter i. Their counts, then the lower
+//            and the upper words of their masses, include the present columns that survive min_p (kVllm), or all.
 //   round 3: candidates: ranks of these columns, by id, in the bins that may hold the last one kept
 //   round 4: nothing; the root and the drawn column are those of the kept columns
 // Round 2 knows the row's reference, since round 1 has all first ranks. The bins of round 2 hold at most `step` columns
