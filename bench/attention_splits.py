@@ -2,8 +2,8 @@
 
     python bench/attention_splits.py [--fa3 _vllm_fa3_C.abi3.so]
 
-Builds attention_splits.cu with nvcc, checks it against float64, and prints microseconds by CUDA graph: medians of
-seven, keys and values rotated through more memory than L2 holds. numerics.md, rule 6, has the figures that decided.
+Builds attention_splits.cu with nvcc, checks it against float64, and prints microseconds by CUDA graph, medians of
+seven. Keys and values rotate through more memory than L2 holds. Rule 6 of numerics.md has the decisive figures.
 """
 
 from __future__ import annotations

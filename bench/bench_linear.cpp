@@ -1,5 +1,5 @@
-// Microbenchmark of the CUDA kernels of linear: one row per product, with its operations, the bytes it must move and their
-// share of the copy ceiling measured in the same run. Usage:
+// Microbenchmark of the CUDA kernels of linear. It prints one row per product: its operations, the bytes it must move,
+// and their share of the bandwidth of a copy in the same run. Usage:
 // bench_linear [--only PART_OF_A_NAME] [--rows M,M,...] [--plans] [--plan NAME]... [--sm80]
 //   --only: measures products whose names, such as "y 64 x 4096 x 14336", contain this text
 //   --rows: the only numbers of rows of y

@@ -1,5 +1,5 @@
-// Microbenchmark of the CUDA kernels of mismatch_metrics: one row per case, with the bytes that it must move (both arrays and a
-// float32 mask, once) and their share of the copy ceiling measured in the same run. Usage:
+// Microbenchmark of the CUDA kernels of mismatch_metrics. It prints one row per case: the bytes that it must move, and
+// their share of the bandwidth of a copy in the same run. A case reads both arrays and a float32 mask once. Usage:
 // bench_mismatch_metrics [--plans]    --plans: every plan, not the chosen one
 #include <vector>
 

@@ -2,10 +2,11 @@
 
     python bench/grpo_head_memory.py [--groups 64,128,256,512] [--plot grpo_head_memory.png]
 
-One group of answers of 512 tokens through a head of Llama 3 8B: hidden states and weight in bfloat16, log-probabilities
-of the answers' tokens, PPO's clip over all tokens, gradients of hidden states and weight. Memory is the peak of torch's
-allocator, less what was allocated before the step (hidden states, weight, ids, masks) and less the two gradients that
-remain after it. TRL's and Liger's functions come from the installed packages. Out of memory is a reported result.
+One group of answers of 512 tokens goes through a head of Llama 3 8B, with hidden states and weight in bfloat16. A step
+computes the log-probabilities of the answers' tokens, PPO's clip over all tokens, and the gradients of hidden states
+and weight. Memory is the peak of torch's allocator, less what was allocated before the step (hidden states, weight,
+ids, masks) and less the two gradients that remain after it. TRL's and Liger's functions come from the installed
+packages. Out of memory is a reported result.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def ways(batch: Batch) -> tuple[dict[str, Callable[[Batch], Tensor]], list[str]]
             found[name] = load()
         except ImportError as error:
             absent.append(f"{name}: {error}")
-    total = torch.zeros_like(batch.weight, dtype=torch.float32)  # a trainer's, which is there before the step
+    total = torch.zeros_like(batch.weight, dtype=torch.float32)  # the trainer's main_grad, allocated before the step
     found["rk"] = ours
     found["rk, main_grad"] = functools.partial(ours, main_grad=total)
     return found, absent

@@ -1,7 +1,7 @@
-// Records which algorithms of cuBLASLt give the bits of our kernels and take less time: the rows of
-// cuda/linear/cublaslt_<gpu>_<version>.inc on standard output, a line a product on standard error. Usage:
-// LD_LIBRARY_PATH=<folder of torch's libcublasLt> record_cublaslt [--rows M,M,...] > rows
-// --rows: forward products of these numbers of rows alone
+// Records which algorithms of cuBLASLt give the bits of our kernels and take less time. It prints the rows of
+// cuda/linear/cublaslt_<gpu>_<version>.inc on standard output, and a line per product on standard error. Usage:
+// LD_LIBRARY_PATH=<folder of torch's libcublasLt> record_cublaslt [--rows M,M,...] > rows --rows: forward products of
+// these numbers of rows alone
 //
 // An algorithm is admitted if its result equals ours to the byte and its time, in alternation, is at least kGain below ours.
 // Every buffer of weights must agree, with normal data and with exponents that spread over many orders. Up to kMostRangeRows

@@ -147,7 +147,7 @@ HALF_LN2 = 0.34658  # half of ln 2, plus the rounding error of x * log2(e)
 SQUARE_LOW = 1e-4  # start of tables in x^2: below it the series is constant in fp32, and quotients by x^2 lose digits
 TANH_SPLIT = 0.7
 
-# The weight of a table turns an error of its polynomial into the relative error of the function's result.
+# The weight of a table converts an error of its polynomial into the relative error of the function's result.
 TABLES = [
     Table("kExp2StatC", "exp2.h", 4, -0.5, 0.5, lambda f: mp.mpf(2) ** f, exp2_relative, fixed=(1.0,)),
     Table("kExp2C", "exp2.h", 6, -0.5, 0.5, lambda f: mp.mpf(2) ** f, exp2_relative, fixed=(1.0,)),

@@ -103,9 +103,9 @@ class Array {
 
 void require_device(const Array& a, Device device);
 
-// What Python passes last to a function that allocates: `allocate`, a callable (shape, dtype name) -> (array, DLPack
-// capsule of it), or None for torch tensors; and the stream of arrays that come as capsules.
-// It keeps the arrays of the call alive.
+// The last arguments of a function that allocates. `allocate` is a callable (shape, dtype name) -> (array, its DLPack
+// capsule), or None for torch tensors. `stream` is the stream of arrays that come as capsules. A Frame keeps the arrays
+// of the call alive.
 struct Frame {
   nb::handle allocate = Py_None;
   std::uintptr_t stream = 0;

@@ -34,7 +34,7 @@ void check_head(const LogprobInput& p, const Head& head) {
             "linear_logprob: lora_a and lora_b are given");
 }
 
-// The first ranks of rows of logits, as greedy rows of sample.
+// Params of sample that give each row's first rank: every row is greedy.
 SampleParams first_ranks(const LinearLogprobParams& p, const void* logits, std::int64_t rows) {
   SampleParams s;
   s.logits = logits;

@@ -8,10 +8,11 @@ namespace rlk {
 WorkspaceRange gradients_workspace(const LinearLogprobBackwardParams& p, Device device);
 void compute_gradients(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 
-// Writes the empty sums.
+// Writes the dhidden of a head without columns: empty sums.
 void dhidden_of_no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 
-// For no rows, or a head without columns: gives main_grad as it is, and zeros.
+// For a call without rows, or a head without columns: leaves main_grad unchanged, and writes zeros to the other
+// gradients.
 void gradients_of_empty(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 
 }  // namespace rlk

@@ -69,7 +69,7 @@ std::int64_t share_bytes(const LinearLogprobBackwardParams& p) {
   return aligned(p.num_rows * p.head.in_features * size_of(DType::kFloat32));
 }
 bool sums_lora_a(const LinearLogprobBackwardParams& p) { return p.dlora_a != nullptr && !p.wide_dlora_a; }
-// Bytes of all shares and of the sum of dlora_a.
+// Bytes of the parts' shares of dhidden, and of the sum of dlora_a.
 std::int64_t sums_bytes(const LinearLogprobBackwardParams& p, std::size_t parts) {
   const std::int64_t of_lora_a = p.head.lora_rank * p.head.in_features * size_of(DType::kFloat32);
   return shares_in_workspace(p, parts) * share_bytes(p) + (sums_lora_a(p) ? aligned(of_lora_a) : 0);

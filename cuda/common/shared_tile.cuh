@@ -1,5 +1,5 @@
-// Tiles of 16-bit elements in shared memory with swizzled chunks of 16 bytes. Eight lanes that fill a row have no bank
-// conflict. Neither have eight lanes that read one chunk of eight rows.
+// Tiles of 16-bit elements in shared memory with swizzled chunks of 16 bytes. Eight lanes have no bank conflict when
+// they write a row, or when they read the same chunk of eight rows.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The pieces of a product whose operands are copied, and their launches.
+// Products whose operands must be copied first: splits them into parts that fit the workspace, and launches each part.
 #include "gemm_copies.h"
 
 #include <algorithm>
@@ -11,9 +11,9 @@ namespace rlk::cuda {
 namespace {
 
 constexpr std::int64_t kUsualBytes = std::int64_t{256} << 20;
-constexpr std::int64_t kTogether = 256;  // rows of a piece are a multiple of this: whole tiles, and D stays aligned
+constexpr std::int64_t kTogether = 256;  // a part's rows are a multiple of this: whole tiles, and D stays aligned
 constexpr std::int64_t kFewest = 256;    // with fewer rows or columns of D, copies cost more than they save
-// Up to so many rows of D a copy of B would take longer than ordinary loads of B lose.
+// Up to this number of rows of D, ordinary loads of B lose less time than a copy of B takes.
 constexpr std::int64_t kMostLoaded = 256;
 
 std::int64_t bytes_of(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {

@@ -1,6 +1,6 @@
-// Loads of weights whose rows begin at any element, which TMA cannot read. The loading warpgroup copies aligned vectors
-// to a ring of its own by cp.async. Some stages later it shifts them into the ring that wgmma reads, where TMA would
-// have written them.
+// Loads weights whose rows are not aligned to 16 bytes, so that TMA cannot read them. The loading warpgroup copies
+// aligned vectors to its own ring by cp.async. Some stages later it shifts their elements into the ring that wgmma
+// reads, in the layout that TMA would have written.
 #pragma once
 
 #include "../common/async_copy_groups_sm80.cuh"
@@ -12,8 +12,8 @@
 
 namespace rlk::cuda {
 
-// A thread's vectors of a tile of kRows rows by 64 of the contraction: one of every 16th row. The eight vectors of a row
-// belong to neighbouring threads of a warp, so a warp alone reads what its threads copied.
+// A thread's vectors of a tile of kRows rows by 64 contraction indices: one vector in every 16th row. Neighbouring
+// threads of one warp have the eight vectors of a row, so each warp reads only what its own threads copied.
 template <int kRows>
 class RowLoads {
  public:
@@ -31,7 +31,8 @@ class RowLoads {
     left_ = left - row;
   }
 
-  // Begins the copies of stage k to `slot`; a group. The vector at an address is the aligned one that holds it.
+  // Begins the copies of stage k to `slot`, as one group of cp.async. The vector of an address is the aligned vector
+  // that contains it.
   __device__ __forceinline__ void begin_copies(int k, int slot) const {
     const int at = (k * kOfRow + vector_) * 16;
 #pragma unroll
@@ -85,7 +86,7 @@ __device__ __forceinline__ void load_rows(TileRing<Tile>* ring, const RowLoads<T
                                           int first_b, int steps, bool follows_copy) {
   constexpr int kRaw = Tile::kRawStages;
   if (!follows_copy) wait_for_previous_kernel();
-    // A shifted stage needs a vector of the one behind it, so one stage more than `steps` is copied.
+    // The shift of a stage needs a vector of the next stage, so one stage more than `steps` is copied.
 #pragma unroll 1
   for (int k = 0; k < kRaw - 1; ++k) a.begin_copies(k, k);
   if (follows_copy) wait_for_previous_kernel();

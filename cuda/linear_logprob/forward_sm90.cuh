@@ -27,7 +27,7 @@ struct alignas(16) PairShared {
                [kWarpgroup];                      // [row of a thread, eight columns][thread]
   float2 rows[PairTile::kWarpgroups][kPairRows];  // c and target of each row, for either warpgroup
   PairWork work[PairTile::kWarpgroups];           // in shared memory, since the accumulators take the registers
-  int pairs_before[PairTile::kWarpgroups];        // pairs of the earlier works
+  int pairs_before[PairTile::kWarpgroups];        // pairs in the warpgroup's earlier PairWork items
   std::uint64_t full[kMaxStages], empty[kMaxStages], turn[PairTile::kWarpgroups], handed_full, handed_empty;
 };
 template <bool kMoments>

@@ -42,7 +42,7 @@ RLK_HD HeadItems head_items(const HeadColumns& columns, int blocks) {
 // A block's work: consecutive tiles of a strip.
 struct HeadWork {
   int part, strip;        // `strip` counts within the part
-  int first_tile, tiles;  // position in the strip; tiles is 0 past the end of the part
+  int first_tile, tiles;  // position in the strip, and number of tiles: 0 past the end of the part
   bool whole;             // the node is that of the whole strip
   int slot;               // index among the nodes of tiles
 };

@@ -15,7 +15,7 @@ constexpr int kWarpsOfSmallM = 16;  // warps per row
 struct HeadNodes {
   HeadColumns columns;
   const float4* nodes;       // [strips][padded rows]
-  const float4* tile_nodes;  // [items that are not whole][kStripTiles][padded rows]
+  const float4* tile_nodes;  // [items that do not cover a whole strip][kStripTiles][padded rows]
   const float* target_z;     // [rows]
   HeadItems items;
   int padded_rows;

@@ -1,5 +1,5 @@
-// pack and unpack, bound by HBM: bytes are read once and written once. rlk/kernels/pack_copy.h, shared with HIP, has
-// the copy and its distribution over threads; rlk/kernels/pack_scan.h the prefix sum.
+// pack and unpack, bound by HBM: bytes are read once and written once. The header rlk/kernels/pack_copy.h, shared with
+// HIP, has the copy and its distribution over threads. rlk/kernels/pack_scan.h has the prefix sum.
 //
 // pack_kernel: up to eight arrays in one launch.
 // pack_positions_kernel: a block has a row of the mask, 1,024 tokens at a time by ballots, and stores the row's length

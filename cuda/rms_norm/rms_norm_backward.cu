@@ -1,5 +1,5 @@
-// rms_norm backward. Bound by HBM: it reads dy, h and the gradient of the new residual once, and writes dx once.
-// dweight also writes and reads 4 bytes for each column of each group of 64 rows.
+// rms_norm backward. Bound by HBM. The kernels read dy, h and the gradient of the new residual once, and write dx once.
+// For dweight they also write and read 4 bytes for each column of each group of 64 rows.
 //
 // rms_norm_groups_kernel: kThreads threads take a group of 64 rows, one after another. A thread owns vec8s t, t +
 //   kThreads, ... of a row: it reads back only what it copied itself into its ring of stages in shared memory. It keeps

@@ -1,7 +1,7 @@
-// embedding backward after the sort: rows of dweight from their tokens, and the rows that have none.
+// embedding backward after the sort: sums the tokens of each row of dweight, and clears the rows without tokens.
 //
-// A block is a wave with eight columns a thread. It sums the rows that begin among 16 sorted tokens, each to its end.
-// Sums that wait for a later group lie in LDS, separately for each thread's columns.
+// A block is a wave with eight columns a thread. It sums every row whose first token is among 16 sorted tokens, up to
+// the row's last token. Sums that wait for a later group stay in LDS, separately for each thread's columns.
 #pragma once
 
 #include "hip/common/vec8.h"

@@ -261,7 +261,7 @@ class Problem {
     memories_.emplace_back(static_cast<std::size_t>(size) * bytes + case_.shift + 16, 0xff);
     unsigned char* data = memories_.back().data();
     data += (16 - reinterpret_cast<std::uintptr_t>(data) % 16) % 16 + case_.shift;
-    // Allocations are 16-byte aligned, so every element kept its place above.
+    // The buffers are 16-byte aligned, so the elements are where the lines above put them.
     each([&](std::int64_t at) {
       for (std::int64_t d = 0; d < columns; ++d) {
         std::uint32_t pattern = linear_test::random_pattern(random_, case_.dtype, case_.data);

@@ -424,7 +424,7 @@ struct MmaCase {
 
 // Results of an H200, equal for mma.sync and wgmma, recorded from tests/gpu/test_models.cu.
 const MmaCase kSm90Cases[] = {
-    // A zero accumulator does not align: all of these fail if it counts with exponent -126.
+    // The exponent of a zero accumulator is ignored. All of these cases fail if it counts as -126.
     {DType::kBFloat16, 0x00000000, 0x000051b7,
      "964a 9403 1e4f 1a95 99cc 94e8 9afc 1410 1c13 133d 9677 96f6 9d5a 1648 1956 1417",
      "9f23 17dd 93ec 20fc 1ecf 9cda 1b80 96ea 1e00 9bc0 1f5c 1618 9aa3 9df5 1c1c 1928"},

@@ -489,7 +489,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         TypeError,
         "entropy: expected the entropy",
     ),
-    # Tensors without memory, or whose memory holds other numbers than they show.
+    # Tensors without memory, and tensors whose memory holds other values than their elements.
     "logits a DTensor": (
         lambda: rk.logprob(DTensor(X), Y),
         TypeError,

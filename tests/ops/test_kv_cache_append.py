@@ -65,7 +65,8 @@ def test_every_layout_has_the_bytes_of_the_reference(layout: str, dtype: Any, de
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "slots"])
 def test_attention_reads_the_pages_of_every_layout(layout: str, device: str) -> None:
-    """A chunk over tokens that arrived in three calls has the bytes of attention over the tokens themselves."""
+    """Queries that read tokens appended in three calls get the bytes of attention over the keys and values
+    themselves."""
     shape, views = LAYOUTS[layout]
     cache = torch.full(shape, float("nan"), device=device).bfloat16()
     k, v = tokens(40, device, torch.bfloat16)

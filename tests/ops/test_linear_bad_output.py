@@ -36,7 +36,7 @@ def twice_with_main_grad() -> None:
 
 
 def once_twice_differentiated() -> None:
-    """Asks for the gradient of x alone. A later gradient of weight through it would miss main_grad."""
+    """Asks only for the gradient of x. A gradient of weight through this graph would not be added to main_grad."""
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
     torch.autograd.grad(rk.linear(x, w, main_grad=MAIN.clone()).float().sum(), x, create_graph=True)
 

@@ -1,5 +1,5 @@
-"""Every numeric option at the ends of its range, in one table: the last value inside of each end is accepted, and the
-first one outside is refused by the option's name."""
+"""Every numeric option at the ends of its range, in one table. The last value inside each end is accepted. The first
+value outside is refused, with the option's name."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _liger(a: Angles) -> Peer:
     cos, sin = a.wide_cos[None], a.wide_sin[None]
 
     def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        # [batch, heads, seq, head_dim], written in place of what autograd keeps: a copy keeps the operands.
+        # Liger takes [batch, heads, seq, head_dim] and overwrites its inputs, so it gets copies.
         q_out, k_out = function.apply(q.clone()[None].transpose(1, 2), k.clone()[None].transpose(1, 2), cos, sin)
         return q_out.transpose(1, 2)[0], k_out.transpose(1, 2)[0]
 

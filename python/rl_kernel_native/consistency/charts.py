@@ -178,7 +178,7 @@ def to_png(figure: Figure) -> bytes:
 def inline_svg(document: str, prefix: str) -> str:
     """An SVG element for an HTML page: no prolog, metadata or namespace addresses; ids start with `prefix`.
 
-    HTML needs none of those, and ids of two charts on one page must differ.
+    HTML needs no prolog, metadata or namespaces. The prefix keeps the ids of two charts on one page apart.
     """
     svg = document[document.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

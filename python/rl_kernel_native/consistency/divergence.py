@@ -111,7 +111,7 @@ def _phase(token: tuple[int, int], prompt_lengths: list[int]) -> str:
 def first_divergent(drifts: list[OperatorDrift]) -> OperatorDrift | None:
     """The first operator with a differing byte, or None.
 
-    The recorded tokens are beginnings of sequences, so every input of this operator, the keys and values of earlier
-    positions included, has equal bytes on both sides: the difference begins here and was not inherited.
+    The recorded tokens are beginnings of sequences. Every input of this operator, the keys and values of earlier
+    positions included, therefore has equal bytes on both sides. The difference begins here and was not inherited.
     """
     return next((drift for drift in drifts if drift.differing_tokens), None)

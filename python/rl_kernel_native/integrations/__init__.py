@@ -74,7 +74,7 @@ def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = 
 
     A module is replaced only if its class is known and its functions are those of their file. Classes are torch's own
     and those of Llama, Qwen2, Qwen3, Mistral, Gemma 2 and 3, Phi-3, OLMo 2, GLM-4, and the dense parts of Qwen3-MoE
-    and Mixtral. A probe on a small twin must show that the replacement computes the same: its error against float64 is
+    and Mixtral. A probe on a small copy must show that the replacement computes the same. Its error against float64 is
     at most twice the module's own, plus one unit in the last place. A module without this proof keeps its own forward.
     One warning logs it, and the result names it with the reason.
 

@@ -69,9 +69,9 @@ class RotaryTables:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin), [..., 2 * frequencies] in `dtype`, of positions [...], each times `scaling`.
 
-        Positions past the table, or negative ones, are computed. The CPU computes them like the table. Other devices
-        and compiled code use the device's own float64 functions. These round to the same float32, except once in many
-        millions. Positions are never copied back to the host.
+        Positions past the table, or negative ones, are computed at each call. The CPU computes them by the functions
+        that made the table. Other devices and compiled code use the device's own float64 functions. These round to the
+        same float32, except once in many millions. Positions are never copied back to the host.
         """
         if scaling != self.scaling:
             self.scaling, self._tables, self._placed = scaling, [], {}

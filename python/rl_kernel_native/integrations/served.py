@@ -1,7 +1,7 @@
 """Gives a transformers module another forward: the module gets its own class, derived from its former one.
 
-Nothing shared is changed, and no module contains itself: copies, replicas and pickles of a module compute with their
-own tensors, and its memory is freed with the last reference to it. The class keeps its name, module and other
+Nothing shared is changed, so copies, replicas and pickles of a module compute with their own tensors. No module
+contains itself, so its memory is freed with the last reference to it. The class keeps its name, module and other
 attributes, so isinstance checks and look-ups by name find it.
 """
 

@@ -66,10 +66,10 @@ def attention_merge(
 
     Args:
         partials: the result of ``attention(..., return_partials=True)``, or the :class:`AttentionPartials` of several
-            ranks joined on the first dimension: ``stats`` float32 ``[splits, *q.shape[:-1], 2]``, ``sums`` float32
-            ``[splits, *out.shape]``, both contiguous, and ``splits``, the number of each split. The numbers may be in
-            any order, each once. At most 1024. A number past a sequence's last split changes nothing, so ranks may pad
-            to equal length.
+            ranks joined on the first dimension. ``stats`` is float32 ``[splits, *q.shape[:-1], 2]``, and ``sums`` is
+            float32 ``[splits, *out.shape]``; both are contiguous. ``splits`` has the number of each split. The numbers
+            may be in any order, each once. At most 1024. A number past a sequence's last split changes nothing, so
+            ranks may pad to equal length.
         out_dtype: that of ``q``: float32, bfloat16 or float16.
         sinks: float32 ``[q_heads]``, as for :func:`attention`, which does not take them together with
             ``return_partials``.

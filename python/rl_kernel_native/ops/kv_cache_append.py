@@ -35,10 +35,10 @@ _KV_CACHE_APPEND = Operator(
 def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray, slot_mapping: AnyArray) -> None:
     """Writes keys and values of new tokens into their slots of a paged cache, in place; :func:`attention` reads it.
 
-    Every layout of vLLM is a view of the shape below: ``cache[:, 0]`` and ``cache[:, 1]`` of ``[num_pages, 2,
-    page_size, heads, columns]``, ``cache[0]`` and ``cache[1]`` of ``[2, num_pages, ...]``, ``cache[..., :columns]``
-    and ``cache[..., columns:]`` where K and V are packed, and ``cache.transpose(1, 2)`` where heads come before slots
-    (HND).
+    Every layout of vLLM has a view of the shape below. With ``[num_pages, 2, page_size, heads, columns]`` the views are
+    ``cache[:, 0]`` and ``cache[:, 1]``; with ``[2, num_pages, ...]`` they are ``cache[0]`` and ``cache[1]``. If K and V
+    are packed, they are ``cache[..., :columns]`` and ``cache[..., columns:]``. If heads come before slots (HND),
+    ``cache.transpose(1, 2)`` is the view.
 
     Args:
         k: ``[num_tokens, num_heads, columns]``, float32, bfloat16 or float16; columns contiguous, other strides any.

@@ -52,7 +52,7 @@ class Shard(NamedTuple):
         dhidden, dweight, *others = native_backward(
             arrays, (*how, bits(needs)), None, 0, main_grad=main_grad, place=self[1:]
         )
-        if needs[0] and how[10] > 1:  # dhidden is this rank's share of the tree
+        if needs[0] and how[10] > 1:  # dhidden is only this rank's part of the tree sum
             shares = _gathered(dhidden, self.group).unbind(0)
             dhidden = _C.tree_sum(list(shares), None, CODES[arrays[0].dtype], None, 0)
         if needs[1] and main_grad is not None:

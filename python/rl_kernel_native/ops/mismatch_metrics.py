@@ -50,9 +50,9 @@ _SCALARS = (
 
 
 class MismatchMetrics(MetricVector):
-    """Scalars of one call in one float32 vector on its device: ``metrics.k3`` is one element, without a copy to the
-    host; ``metrics.histogram`` is its fractions of tokens by log-ratio, with the edges ``histogram_edges``;
-    ``metrics.asdict()`` copies all elements once. Definitions: the contract, and docs/objectives.md."""
+    """The metrics of one call, as one float32 vector on its device. ``metrics.k3`` is one element, without a copy to
+    the host. ``metrics.histogram`` has the fractions of tokens by log-ratio, between the edges ``histogram_edges``.
+    ``metrics.asdict()`` copies all elements to the host once. The contract and docs/objectives.md define them."""
 
     names: tuple[str, ...] = (*_SCALARS, *(f"histogram_{i}" for i in range(len(HISTOGRAM_EDGES) + 1)))
     histogram_edges = HISTOGRAM_EDGES

@@ -46,7 +46,7 @@ def _composed_forward(operands: Any, how: Any) -> tuple[Any, ...]:
 
 
 def _composed_backward(operands: Any, how: Any) -> list[Any]:
-    """The wanted ones of dx and dweight, as differentiable functions of the operands."""
+    """The wanted gradients among dx and dweight, as differentiable functions of the operands."""
     dy, h, weight, d_new_residual = operands
     wide = [None if x is None else x.double() for x in (h, weight)]
     dx, dweight = pulled(lambda *given: _composed_forward((*given, None), how), wide, (dy.double(),))

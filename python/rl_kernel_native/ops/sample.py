@@ -216,8 +216,9 @@ def sample(
             ``return_logprob`` names; at most 256 and ``valid_vocab``. Those that are not -Inf equal :func:`logprob` of
             their ids, bit for bit.
         return_kept: whether to return the kept sets.
-        kept_capacity: number of entries of ``kept_ids``. None is enough for any row: ``num_rows * top_k`` if ``top_k``
-            is a number > 0 that alone decides, else ``num_rows * vocab_size``. A row that does not fit gets a status.
+        kept_capacity: number of entries of ``kept_ids``. None leaves room for any result: ``num_rows * top_k`` if
+            ``top_k`` is one number > 0 and ``greedy`` is False, else ``num_rows * vocab_size``. A row that does not fit
+            gets a status.
         stream: a number that selects further random words; see :func:`random_bits`.
         exp: ``"portable"`` or ``"hardware"``, as for :func:`logprob`.
     Returns:

@@ -104,9 +104,9 @@ def sequence_logprob(
 def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, return_status: bool = False) -> Any:
     """The sum of each sequence's log-probabilities over the tokens that count, and the number of these tokens.
 
-    A sequence has the same bits padded and packed, for any number of sequences, at any position and stride, for any
-    length of the padding to its right, and on every backend: the sum is a perfect binary tree over positions from the
-    sequence's first token on, as in every operator. Differentiable (torch) in ``logprob``, any number of times.
+    A sequence has the same bits padded and packed, among any number of sequences, at any position and stride, with any
+    padding to its right, and on every backend. The sum is a perfect binary tree over positions from the sequence's
+    first token on, as in every operator. It is differentiable (torch) in ``logprob``, any number of times.
 
     A sequence cut at multiples of 2^k tokens can be summed part by part. ``sequence_logprob(parts)``, with the parts'
     float32 sums ``[num_sequences, num_parts]`` in order, has the bits of the whole.

@@ -1,5 +1,6 @@
-// Paths through the trees of a call, for every backend. Each call first makes a table of its lists: the ancestors of every
-// segment at distances 1, 2, 4, ... A key is then found in a number of steps that grows with the logarithm of the depth.
+// Paths through the trees of a call, for every backend. Each call first makes a table with the ancestors of every
+// segment at distances 1, 2, 4, and so on. The number of steps to find a key then grows with the logarithm of the
+// depth.
 #pragma once
 
 #include "rlk/kernels/attention_places.h"
@@ -21,8 +22,8 @@ constexpr bool kMayBranch = false;
 template <class Params>
 constexpr bool kMayBranch<AttentionTree<Params>> = true;
 
-// Rows of the table, with a word per segment: its depth; a spare row for sums; from kAncestors on the ancestors at distance
-// 1, 2, 4, ..., up to the length of a chain of all segments.
+// Rows of the table, with a word per segment. They are: its depth; a spare row for sums; from kAncestors on, the
+// ancestors at distance 1, 2, 4 and so on, up to the longest possible path.
 constexpr int kDepths = 0, kAncestors = 2;
 constexpr std::uint32_t kNoSegment = ~std::uint32_t{0};
 RLK_HD constexpr int attention_path_levels(std::int64_t segments) {

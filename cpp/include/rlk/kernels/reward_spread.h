@@ -159,7 +159,7 @@ class RewardSpread {
     if (left > 0 && thread() == kRewardThread) shared_->reward = canonical_nan();
     num_spans_ -= static_cast<int>(left);
   }
-  // Loads as many spans from `first` on as there is room for.
+  // Loads spans from `first` on, at most kSpreadSpans.
   RLK_DEVICE void begin_spans(int first) {
     const int rest = num_spans_ - first, i = own_span();
     count_ = rest < kSpreadSpans ? rest : kSpreadSpans;

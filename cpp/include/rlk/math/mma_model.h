@@ -3,8 +3,7 @@
 // Every unit forms exact products of bfloat16 or binary16 operands and adds them to an fp32 accumulator. Units differ in the
 // number of products summed at once, in how aligned addends are cut, and in the last rounding.
 //   sm_90         16 products and the accumulator at once; each addend cut toward zero to a multiple of 2^(e - 25);
-//                 exact sum; rounded toward zero. e is the largest exponent of a nonzero addend, or -133 if that is
-//                 more: zeros do not align
+// exact sum; rounded toward zero. e is the largest exponent of a nonzero addend, at least -133; zeros are ignored
 //   sm_80, sm_89  the same with 24 fractional bits, 8 products at a time: k = 0..7, then 8..15
 //   gfx942        8 products, each cut toward zero to 24 fractional bits of the largest product exponent, are summed.
 //                 Their sum, cut downward to 31 bits, is added to the accumulator, cut downward to 24 bits. The result
@@ -14,7 +13,7 @@
 // A zero sum of a gfx step is +0: its kernels add +0 to a dot product, since the sign of an underflowed sum depends on
 // the instruction's shape. Instructions of gfx90a flush their accumulator to +0 when they begin; 32x32x8 does so twice
 // in a step. "Exponent" means the value of the exponent field. A product's exponent is the sum of its operands'
-// exponents, so its significand lies in [1, 4). A subnormal has the least exponent with a significand below 1.
+// exponents, so its significand lies in [1, 4). A subnormal has the smallest normal exponent and a significand below 1.
 // The ends of the range on sm_90: subnormal operands, accumulators and results count in full. A zero sum is +0, even if
 // every addend is -0, and so is a negative sum that rounds to zero. A sum of magnitude 2^128 or more becomes Inf,
 // although rounding is toward zero. Products beyond fp32 may cancel before that. Any NaN, 0 * Inf, and Inf of both

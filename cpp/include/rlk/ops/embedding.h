@@ -5,10 +5,10 @@
 // v = id - vocab_start:
 //   bad    : id < 0 or id >= vocab_size: y is dtype's canonical NaN in every column, and nothing is read
 //   owned  : else, where 0 <= v < num_rows: y[t, k] = weight[v, k] with the same bits, NaNs included
-//   another rank's, else: y[t, k] = +0. At most one rank of a vocabulary has the row, so the sum of all ranks' y is
-//            exact in any order. That sum turns a -0 of the table into +0
-// Backward, from dy. The tokens of row v are the tokens that own it, except those with id == padding_idx. dy of any
-// other token is not read: a bad id, another rank's id and padding_idx give no gradient.
+// another rank's, else: y[t, k] = +0. At most one rank of a vocabulary has the row, so the sum of all ranks' y is exact
+//            in any order. That sum turns a -0 of the table into +0
+// Backward, from dy. The tokens of row v are the owned tokens with this row, except those with id == padding_idx. Other
+// tokens' dy is not read: a bad id, another rank's id and padding_idx give no gradient.
 //   block  : 8192 tokens by original index (rule 9), in 128 groups of 64. A group is the chain s = fl(s + dy[t, k])
 //            over the tokens of row v, ascending, from +0. A perfect binary tree over their index combines the groups
 //   dweight[v, k] = fold over the blocks that hold a token of row v, ascending: total = fl(total + block), from +0 or
