@@ -107,9 +107,11 @@ void run(const Case& c, double ceiling, bool every_plan) {
   };
   // Angles are not counted: each token reads them once, from caches if positions repeat.
   const double moved = 2.0 * static_cast<double>(out_bytes);
-  const cuda::RopePlan chosen = cuda::choose_plan(params_of(0), cuda::multiprocessors(0));
+  const cuda::RopePlan chosen = cuda::choose_plan(params_of(0), 90, cuda::multiprocessors(0));
   for (const cuda::RopePlan& plan : cuda::kRopePlans) {
-    if (!cuda::serves(plan, params_of(0)) || (!every_plan && plan.heads != chosen.heads)) continue;
+    if (!cuda::serves(plan, params_of(0), 90) ||
+        (!every_plan && (plan.heads != chosen.heads || plan.streams != chosen.streams)))
+      continue;
     const double us =
         median_us([&](cudaStream_t s, int call) { cuda::sm90::rope(params_of(call), plan, s); }, calls, 15);
     std::printf("%-22s %-4s %7lld x (%lld + %lld) x %-4lld %9.2f us %8.1f MB %6.2f TB/s %5.1f %% of copy  %d heads%s\n",

@@ -102,6 +102,14 @@ __device__ __forceinline__ void load_bytes(std::uint32_t shared, const void* fro
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
+__device__ __forceinline__ void load_bytes(std::uint32_t shared, const void* from, int bytes, std::uint32_t barrier,
+                                           std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
 // L2's policy for lines of a sum: evict-last while it grows, evict-first once it is complete.
 __device__ __forceinline__ std::uint64_t l2_policy(bool keeps) {
   std::uint64_t kept, passing;
@@ -109,13 +117,18 @@ __device__ __forceinline__ std::uint64_t l2_policy(bool keeps) {
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(passing));
   return keeps ? kept : passing;
 }
-// store_bytes copies bytes back to memory; add_floats adds them there. The additions are IEEE fp32: nearest even,
-// subnormals kept, NaN 0x7fffffff.
-__device__ __forceinline__ void store_bytes(void* to, std::uint32_t shared, int bytes, std::uint64_t policy) {
+// copy_bytes copies bytes back to memory; commit_copies ends a group of copies, as wait_for_stored_boxes counts them.
+__device__ __forceinline__ void copy_bytes(void* to, std::uint32_t shared, int bytes, std::uint64_t policy) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to), "r"(shared),
                "r"(bytes), "l"(policy)
                : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// store_bytes copies bytes back to memory; add_floats adds them there. The additions are IEEE fp32: nearest even,
+// subnormals kept, NaN 0x7fffffff.
+__device__ __forceinline__ void store_bytes(void* to, std::uint32_t shared, int bytes, std::uint64_t policy) {
+  copy_bytes(to, shared, bytes, policy);
+  commit_copies();
 }
 __device__ __forceinline__ void add_floats(void* to, std::uint32_t shared, int bytes, std::uint64_t policy) {
   asm volatile(

@@ -2,22 +2,43 @@
 // rope.cpp checks the arguments.
 #pragma once
 
+#include <algorithm>
+
 #include "../common/launch.h"
 #include "rlk/kernels/rope_rotate.h"
 #include "rlk/kernels/rope_vec8s.h"
 
 namespace rlk::cuda {
 
-constexpr int kRopeThreads = 128;  // threads per block
+constexpr int kRopeThreads = 128;    // threads per block
+constexpr int kStreamThreads = 224;  // most threads of a block that rotate, where tokens are streamed
 
 // A thread has two vec8s of `heads` heads of a token, aligned to 16 bytes, and loads their angles once. 0 heads: a
-// thread has a pair of one head, at any alignment.
+// thread has a pair of one head, at any alignment. `streams` (sm_90): TMA moves tokens whose heads are neighbours.
 struct RopePlan {
   int heads = 0;
+  bool streams = false;
 };
-constexpr RopePlan kRopePlans[] = {{4}, {2}, {1}, {0}};
-bool serves(const RopePlan& plan, const RopeParams& p);
-RopePlan choose_plan(const RopeParams& p, int multiprocessors);
+constexpr RopePlan kRopePlans[] = {{0, true}, {4}, {2}, {1}, {0}};
+// `capability` is 10 * major + minor.
+bool serves(const RopePlan& plan, const RopeParams& p, int capability);
+RopePlan choose_plan(const RopeParams& p, int capability, int multiprocessors);
+
+// Shared memory of the plan that streams: a ring of stages, each with a token's queries, keys and angles.
+struct RopeStages {
+  static constexpr int kMost = 16, kWrites = 2;          // stages; tokens whose stores may still read their stage
+  static constexpr int kBlocks = 2, kBytes = 110 << 10;  // blocks of a multiprocessor; bytes of a block
+  std::int64_t q_bytes, k_bytes;
+  std::int64_t row_bytes;  // one row of cos or of sin; a stage has one of each for every section
+  std::int64_t bytes, stages;
+
+  explicit RopeStages(const RopeParams& p)
+      : q_bytes(p.q.num_heads * p.head_dim * size_of(p.dtype)),
+        k_bytes(p.k.num_heads * p.head_dim * size_of(p.dtype)),
+        row_bytes(p.width * size_of(p.angle_dtype)),
+        bytes((q_bytes + k_bytes + 2 * p.num_sections * row_bytes + 127) / 128 * 128),
+        stages(std::min<std::int64_t>(kMost, kBytes / std::max<std::int64_t>(bytes, 1))) {}
+};
 
 RLK_CUDA_KERNELS(void rope(const RopeParams& p, const RopePlan& plan, cudaStream_t stream);)
 

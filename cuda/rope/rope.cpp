@@ -9,17 +9,36 @@ namespace rlk::cuda {
 namespace {
 
 constexpr std::int64_t kThreadsWanted = 2048;  // threads per multiprocessor; with fewer, a thread takes fewer heads
+constexpr std::int64_t kTokensWanted = 8;      // tokens per multiprocessor from which streams pay
+
+// Whether a token's heads, and a row of angles, are each one piece of memory for TMA, and enough of them fit.
+bool can_stream(const RopeParams& p) {
+  const auto is_one_piece = [&](const RopeHeads& h) {
+    return h.num_heads <= 1 || (h.x_head_stride == p.head_dim && h.y_head_stride == p.head_dim);
+  };
+  const RopeStages stages(p);
+  return rope_has_vec8s(p) && p.rotary_dim > 0 && is_one_piece(p.q) && is_one_piece(p.k) &&
+         stages.row_bytes % 16 == 0 && stages.stages > RopeStages::kWrites && p.num_tokens < std::int64_t{1} << 31 &&
+         p.rotary_dim / (2 * kRopeVec8) <= kStreamThreads;
+}
 
 }  // namespace
 
-bool serves(const RopePlan& plan, const RopeParams& p) {
+bool serves(const RopePlan& plan, const RopeParams& p, int capability) {
+  if (plan.streams) return capability == 90 && can_stream(p);
   if (plan.heads == 0) return true;
   return rope_has_vec8s(p) && (plan.heads < 4 || p.dtype != DType::kFloat32);
 }
 
-RopePlan choose_plan(const RopeParams& p, int multiprocessors) {
+RopePlan choose_plan(const RopeParams& p, int capability, int multiprocessors) {
   for (const RopePlan& plan : kRopePlans) {
-    if (!serves(plan, p)) continue;
+    if (!serves(plan, p, capability)) continue;
+    if (plan.streams) {
+      // Other calls are as fast by vec8s: one angle a pair leaves registers for more loads.
+      const bool wide = p.interleaved || p.width == p.rotary_dim;
+      if (wide && p.dtype != DType::kFloat32 && p.num_tokens >= kTokensWanted * multiprocessors) return plan;
+      continue;
+    }
     if (plan.heads <= 1) return plan;
     RopeGrid g;
     rope_grid(p, true, plan.heads, kRopeThreads, 0, &g);
@@ -33,7 +52,7 @@ void rope(const RopeParams& p, int device, Stream stream) {
   check_rope(p);
   if (p.num_tokens == 0 || p.head_dim == 0 || p.q.num_heads + p.k.num_heads == 0) return;
   const DeviceGuard guard(device);
-  const RopePlan plan = choose_plan(p, multiprocessors(device));
+  const RopePlan plan = choose_plan(p, compute_capability(device), multiprocessors(device));
   RLK_CUDA_IN_USE("rope", device, rope)(p, plan, to_stream(stream));
 }
 

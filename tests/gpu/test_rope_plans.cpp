@@ -181,11 +181,11 @@ void run_case(const Case& c, int options, std::mt19937* random) {
     for (const int arch : {90, 80}) {
       const OnDevice q_got(q_clean), k_got(k_clean);
       point(q_gpu.data, k_gpu.data, cos_gpu.data, sin_gpu.data, ids_gpu.data, q_got.data, k_got.data);
-      if (!serves(plan, p)) continue;
+      if (!serves(plan, p, arch)) continue;
       arch == 90 ? sm90::rope(p, plan, nullptr) : sm80::rope(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "rope");
       const std::string what = text(c) + ", options " + std::to_string(options) + ", plan " +
-                               std::to_string(plan.heads) + ", sm_" + std::to_string(arch);
+                               (plan.streams ? "streams" : std::to_string(plan.heads)) + ", sm_" + std::to_string(arch);
       expect(q_got.host(), q_out, what + ", q");
       expect(k_got.host(), k_out, what + ", k");
     }

@@ -67,20 +67,13 @@ inline std::int64_t rope_blocks(const RopeGrid& g) {
   return (std::int64_t{g.slots} + g.slots_of_block - 1) / g.slots_of_block;
 }
 
-// Place of a thread.
-struct RopePlace {
-  bool exists;
-  std::int32_t lane, first_unit;
-  std::uint32_t outer, inner;  // indices of the token
+// Indices of a token, and its offsets.
+struct RopeToken {
+  std::uint32_t outer, inner;
 
-  RLK_HD RopePlace(const RopeParams& p, const RopeGrid& g, std::uint32_t block, std::uint32_t thread) {
-    const std::uint32_t slot_of_block = g.threads.quotient(thread);
-    const std::uint32_t slot = block * g.slots_of_block + slot_of_block;
-    exists = slot_of_block < g.slots_of_block && slot < g.slots;
-    first_unit = static_cast<std::int32_t>(thread - slot_of_block * g.threads.value);
-    const std::uint32_t of_launch = g.lanes.quotient(slot);
-    lane = static_cast<std::int32_t>(slot - of_launch * g.lanes.value);
-    const std::uint32_t token = g.first_token + of_launch, inner_tokens = static_cast<std::uint32_t>(p.inner_tokens);
+  RopeToken() = default;
+  RLK_HD RopeToken(const RopeParams& p, std::uint32_t token) {
+    const std::uint32_t inner_tokens = static_cast<std::uint32_t>(p.inner_tokens);
     outer = token < inner_tokens ? 0 : token / inner_tokens;
     inner = token - outer * inner_tokens;
   }
@@ -92,12 +85,29 @@ struct RopePlace {
   }
 };
 
+// Place of a thread.
+struct RopePlace : RopeToken {
+  bool exists;
+  std::int32_t lane, first_unit;
+
+  RLK_HD RopePlace(const RopeParams& p, const RopeGrid& g, std::uint32_t block, std::uint32_t thread) {
+    const std::uint32_t slot_of_block = g.threads.quotient(thread);
+    const std::uint32_t slot = block * g.slots_of_block + slot_of_block;
+    exists = slot_of_block < g.slots_of_block && slot < g.slots;
+    first_unit = static_cast<std::int32_t>(thread - slot_of_block * g.threads.value);
+    const std::uint32_t of_launch = g.lanes.quotient(slot);
+    lane = static_cast<std::int32_t>(slot - of_launch * g.lanes.value);
+    static_cast<RopeToken&>(*this) = RopeToken(p, g.first_token + of_launch);
+  }
+};
+
 // Offsets of a section's rows of cos and sin. `id` is the token's position id, if the call has ids.
 struct RopeRows {
   bool exist;  // whether the id is in the tables
   std::int64_t cos, sin;
 
-  RLK_HD RopeRows(const RopeParams& p, const RopePlace& at, int section, std::int64_t id) {
+  RopeRows() = default;
+  RLK_HD RopeRows(const RopeParams& p, const RopeToken& at, int section, std::int64_t id) {
     const bool ids = p.position_ids != nullptr;
     exist = !ids || (id >= 0 && id < p.max_position);
     cos = ids ? id * p.cos.tokens.inner : section * p.cos.section_stride + at.offset(p.cos.tokens);
