@@ -33,8 +33,8 @@ struct RopeStream {
   }
   int shared_bytes() const { return 128 + stages * (bytes + kControlBytes); }
 
-  static constexpr int kControlBytes =
-      24;  // of a stage: barriers "loaded" and "rotated", and which rows of angles exist
+  // A stage has two barriers, "loaded" and "rotated", and bits that say which rows of angles exist.
+  static constexpr int kControlBytes = 24;
 };
 
 // Angles of a token in shared memory.
