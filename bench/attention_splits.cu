@@ -1,4 +1,4 @@
-// The prototype that decided the length of attention's canonical splits. It decodes one query a sequence, with groups
+// The prototype that decided the length of attention's canonical splits. It decodes one query per sequence, with groups
 // of at most 8 heads of 128 columns, bf16, pages of 16. Blocks cannot share a split's chains over keys. So a single
 // sequence has one block for each split, key head and, here, share of V's columns. One kernel scores blocks of 256
 // keys. The next has a split's keys and 128 / C columns of V. The last merges splits. Programmatic launches load V
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(256) values(const P p, const float* sc) {
   constexpr int kBlocks = kSplit / 128, kCols = 128 / C, kRow = kCols * 2, kPer = kRow / 16, kOf = kBlocks / 8;
   extern __shared__ __align__(128) unsigned char mem[];
   const uint32_t base = (uint32_t)__cvta_generic_to_shared(mem), sv = base;
-  unsigned char* sp = mem + kSplit * kRow;         // P: 256 bytes a step
+  unsigned char* sp = mem + kSplit * kRow;         // P: 256 bytes per step
   float* bmax = (float*)(sp + kSplit / 16 * 256);  // [kBlocks][8]
   float* bsum = bmax + kBlocks * 8;                // [kBlocks][8][8]
   const int rank = blockIdx.x % C, split = blockIdx.x / C, hk = blockIdx.y, b = blockIdx.z, group = p.Hq / p.Hk;

@@ -1,7 +1,6 @@
-// Microbenchmark of linear_logprob on CUDA: forward, and forward with backward, in turns with the products that it is made
-// of, whose time is the measure. Usage:
-// bench_linear_logprob [--workspace MIB] [--rows N] [--forward] [--sm80]
-// --sm80: forward by the kernels of compute capability 8.0 as well, whose PTX runs on later ones
+// Microbenchmark of linear_logprob on CUDA: forward, and forward with backward. Calls alternate with the operator's
+// bare matrix products; times are relative to these. Usage: bench_linear_logprob [--workspace MIB] [--rows N]
+// [--forward] [--sm80] --sm80: forward by the kernels of compute capability 8.0 as well, whose PTX runs on later ones
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

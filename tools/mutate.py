@@ -568,7 +568,7 @@ def judged(faults: list[Fault], record: Record, copy: Copy | None, again: bool) 
 
 
 def table(found: list[tuple[Fault, str | None]]) -> str:
-    """What became of the faults, in Markdown, and the survivors."""
+    """The verdicts on the faults as a table in Markdown, and the faults that survived."""
     columns = "layer", "drawn", "no code of its own", "equivalent", "undecided", "noticed", "survive"
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for layer in LAYERS:

@@ -69,7 +69,7 @@ class Call {
   nb::handle given(int of) const { return entry(arrays_, of); }
   bool has(int of) const { return !given(of).is_none(); }
 
-  // A list of `size`, contiguous, or nothing; `what` has so many.
+  // A contiguous list of `size` elements, or null for None. `what` names the size in errors.
   template <class T = std::int32_t>
   const T* list(int of, std::int64_t size, const char* what, const Dtypes& dtypes = kInt32) {
     const Array* const a = frame_->optional(given(of), kNames[of], dtypes, device());

@@ -82,8 +82,8 @@ DType read_dtype(int code, DType otherwise);
 DType read_logits_dtype(int code, DType operands);  // float32, or the operands' dtype
 // Number of a call's exp on a GPU, or -1 if Python must decide.
 int read_exp(nb::handle exp);
-// Refuses a shard that is not whole parts of rule 5. The message puts `names` before the padded width: the name of the
-// argument that takes it, with "=", or an empty text.
+// Refuses a shard that is not whole parts of rule 5. The message puts `names` before the padded width. `names` is
+// empty, or the argument that takes this width, followed by "=".
 [[noreturn]] void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t columns, const char* names);
 // An element of a tuple, valid as long as the tuple.
 inline nb::handle entry(const nb::tuple& of, int i) {

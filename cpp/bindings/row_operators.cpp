@@ -100,7 +100,7 @@ nb::object embedding_backward(Frame* frame, nb::handle dy, nb::handle ids, nb::h
   return results.run(rlk::embedding_backward, &p, embedding_backward_workspace_bytes, p.accumulate);
 }
 
-// One that may be subnormal.
+// Reads eps, which may be subnormal.
 float read_eps(nb::handle value) {
   return read_number_in(value, "eps", std::numeric_limits<float>::denorm_min(), kMostFloat, kPositive);
 }

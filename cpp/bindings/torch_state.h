@@ -19,14 +19,14 @@ namespace nb = nanobind;
 void set_torch(nb::tuple tracing, nb::object grad_enabled, nb::object compiler, nb::object forward_ad, nb::tuple plain,
                nb::tuple wrapped, nb::object autocast_hint);
 
-// The gradients that autograd wants of a call: bit i for tensor i. Negative unless nothing traces or transforms the
-// running code, and every tensor has its numbers in memory. Values that are not tensors pass.
+// The gradients that autograd wants of a call: bit i for tensor i. The result is negative if the running code is traced
+// or transformed, or if a tensor does not have its numbers in memory. Values that are not tensors are ignored.
 std::int64_t wanted_gradients(nb::tuple tensors);
 // Whether a backward may go straight to a kernel: its gradients may be of another kind than the forward's tensors.
 bool is_direct_gradient(nb::handle gradient);
 
-// Whether plain CUDA tensors, or None, may go straight to a kernel. Nothing may trace or transform them, and no
-// gradient may be wanted. Python has asked the first for its device.
+// Whether plain CUDA tensors, or None, may go straight to a kernel. They may not if they are traced or transformed, or
+// if a gradient is wanted. Python has already checked the first tensor's device.
 bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors);
 
 // Hint for an error about different dtypes; empty if torch's autocast is off.

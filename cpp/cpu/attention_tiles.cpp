@@ -32,8 +32,8 @@ void check_pages(const AttentionInput& p, const char* name, const std::int32_t* 
   }
 }
 
-// Checks that k has places for a sequence's keys in the splits of a call for partials. `place` covers all tokens in the
-// arrays.
+// Checks, for a call of attention_partials, that k has room for a sequence's keys in the call's splits. `place` covers
+// all tokens in the arrays.
 void check_keys_of_splits(const AttentionInput& p, const AttentionSpan& span, const AttentionSpan& place) {
   check_count("seqused_k", p.seqused_k, span.sequence, INT32_MAX);
   const std::int64_t last = std::min(span.num_keys, attention_split_begin(p.first_split + p.num_splits));
@@ -95,7 +95,7 @@ void check_attention_lists(const AttentionInput& p) {
 
 namespace {
 
-// What kernels/attention_tree.h asks of a backend: a lone thread.
+// The block of threads that kernels/attention_tree.h requires, as one thread.
 struct Alone {
   static int thread() { return 0; }
   static int threads() { return 1; }

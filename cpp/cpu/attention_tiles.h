@@ -90,7 +90,7 @@ struct Sm90Exp {
   static void barrier() {}
 };
 
-// Parameters from a call's products to exponents.
+// The parameters that turn a call's products into exponents.
 AttentionScores scores_of(const AttentionInput& p);
 
 // Columns of a range within the `count` columns from `begin` on.

@@ -108,7 +108,7 @@ RLK_HD Floats add_accumulator(Ints products, Ints largest, Floats c, Ints both, 
   const Ints drop = smaller(both - largest, splat(62));
   const Ints upper =
       shifted_right(value, smaller(both - field + 127, splat(31))) + shifted_right(products, smaller(drop, splat(31)));
-  // The seven bits below the unit, of products * 2^7 >> drop.
+  // The seven lowest bits of products * 2^7 >> drop, which lie below the unit.
   const Ints kept = shifted_right(products, larger(smaller(drop - 7, splat(31)), splat(0)));
   const Ints lower = shifted_left(kept, larger(splat(7) - drop, splat(0))) & 127;
   // Below 2^24 both parts fit one integer. Above, the rounding drops two bits of `sticky` or more, so the seven bits

@@ -22,7 +22,7 @@ struct Cut {
   bool borrows = false, lends = false;
 };
 
-// Columns [first, first + count), and the place of the gradients of their logits.
+// Columns [first, first + count), and where the gradients of their logits are stored.
 struct Chunk {
   std::int64_t first, count;
   bool in_dweight;

@@ -19,7 +19,7 @@ constexpr std::int64_t kLeastColumns = 16;  // a step of rule 1, where a contrac
 
 bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[maybe_unused]] Device device) {
 #if RLK_WITH_CUDA
-  // dbias sums the rows at their own places, which a fused backward does not keep.
+  // dbias sums rows by their original index (rule 9), and a fused backward packs the scored rows
   return device.type == DeviceType::kCuda && p.dbias == nullptr && cuda::fuses_logit_gradients(p, p.head, device.index);
 #else
   return false;
@@ -137,7 +137,7 @@ class Backward {
     cuda::find_scored_groups(q, groups_, device_.index, stream_);
 #endif
   }
-  // Products that take all rows need zeros in rows without a scored row; past the limit nothing else writes them.
+  // Products over all rows need zeros in groups without a scored row. Nothing else writes the rows past the limit.
   void zero_left_out([[maybe_unused]] void* rows, [[maybe_unused]] std::int64_t width) {
 #if RLK_WITH_CUDA
     if (groups_ == nullptr) return;
@@ -172,7 +172,8 @@ class Backward {
     }
   }
 
-  // Zeros between rows of gradients, or of the float32 logits that are rounded to gradients in one piece.
+  // Clears the padding between rows of gradients. If float32 logits are rounded to gradients in one pass, it clears the
+  // padding of these logits.
   void zero_padding() const {
     LinearInputGradParams q;  // an empty sum
     const bool wide = logits_ != nullptr;
@@ -244,7 +245,7 @@ class Backward {
     q.dx_dtype = p_.wide_dhidden ? DType::kFloat32 : head_.dtype;
     unsigned char* const dhidden = at(p_.dhidden, row_ * stride * size_of(q.dx_dtype));
     if (cut_.borrows) {
-      q.dx_dtype = DType::kFloat32;  // the sums themselves, once more
+      q.dx_dtype = DType::kFloat32;  // dx stays the float32 sums
     } else if (groups_ == nullptr) {
       q.dx = dhidden;
       q.dx_rows.inner_stride = stride;

@@ -1,5 +1,5 @@
-// Workspaces of operators that call other operators on some rows at a time: pieces, the number of rows that fit, and
-// refusals.
+// Workspaces of operators that call other operators on some rows at a time: their arrays, the number of rows that fit,
+// and the error if too few fit.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ T* from_row(T* array, std::int64_t row, std::int64_t each = 1) {
 }
 inline RowLayout dense(std::int64_t rows, std::int64_t columns) { return {rows > 1 ? rows : 1, 0, columns}; }
 
-// Pieces of a workspace, one after another. Without a workspace only their sizes are valid.
+// The arrays in a workspace, one after another. Without a workspace only their sizes are valid.
 class Pieces {
  public:
   explicit Pieces(void* base) : base_(reinterpret_cast<std::uintptr_t>(base)) {}

@@ -1,4 +1,4 @@
-// cp.async: copies 16 bytes a thread from global to shared memory without registers.
+// cp.async: copies 16 bytes per thread from global to shared memory without registers.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ __device__ __forceinline__ void multiply_in_turn(TileRing<Tile>* ring, float (&s
                                                  int steps, const Release& release, const Issued& issued) {
   float low[Tile::kFragment], high[Tile::kFragment];  // separate arrays: none may be touched while a wgmma is in flight
 #pragma unroll
-  // The registers are then free since the previous tile.
+  // This ends the registers' live range at the previous tile.
   for (int i = 0; i < Tile::kFragment; ++i) low[i] = high[i] = 0.0f;
   int previous = 0;
 #pragma unroll 1

@@ -314,8 +314,9 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot_of_warp(of_wave), &shared->of_waves);
 }
 
-// The same for calls that need numbers of tokens alone, of few sequences (counts_few). It runs beside few_counts_kernel
-// and computes outputs of weight 1, which a warp's one or two steps keep. The counts then give the weights.
+// The same for calls of few sequences whose weights need only the sequences' numbers of tokens (counts_few). It runs
+// beside few_counts_kernel and computes outputs of weight 1, which a warp's one or two steps keep. The counts then give
+// the weights.
 template <class Batch, class Terms, bool kShared>
 __global__ void __launch_bounds__(kTokenThreads, 2)
     plain_counted_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,

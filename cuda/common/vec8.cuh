@@ -88,7 +88,7 @@ template <class T>
 __device__ __forceinline__ void round_vec8(float (&z)[kVec8]) {
   if constexpr (T::kPacked) vec8_of<T>(z).to_float(z);
 }
-// x times z, rounded to type T: round(fl(round(z) * x)). 16-bit types take two products an instruction.
+// x times z, rounded to type T: round(fl(round(z) * x)). 16-bit types take two products per instruction.
 template <class T>
 __device__ __forceinline__ Vec8<T> rounded_product(const float (&z)[kVec8], const Vec8<T>& x) {
   if constexpr (T::kPacked) {

@@ -7,7 +7,7 @@
 #include "rlk/base.h"
 
 namespace rlk::cuda {
-namespace {  // one count a translation unit
+namespace {  // one count per translation unit
 
 __device__ unsigned arrived_loaders;
 constexpr unsigned kLoaderRound = 1024;  // one round adds this much; a launch has fewer blocks

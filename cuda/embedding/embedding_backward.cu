@@ -1,8 +1,9 @@
 // embedding backward. Bound by HBM: dy is read once. dweight is written once, including rows without a token. Long runs
-// also write and read 4 bytes a column.
+// also write and read 4 bytes per column.
 //
 // After sort.cuh, tokens are ordered by row. Several blocks share the sum of a frequent id:
-// embedding_runs_kernel: a block sums a long run, eight columns a thread, as 8 groups and the tree over them. A run is
+// embedding_runs_kernel: a block sums a long run, eight columns per thread, as 8 groups and the tree over them. A run
+// is
 //   long if a row has 16 tokens or more among 512 consecutive ones.
 // embedding_rows_kernel: a block sums the rows that begin among its 16 items, each to its end. An item is a token or
 //   the sum of a long run. All items load together, whatever row they belong to. Partial sums that wait for a later
@@ -108,10 +109,10 @@ __global__ void __launch_bounds__(kSumThreads, 6)
   if (place >= p.num_tokens) return;
   const EmbeddingKey run = keys[place] >> kEmbeddingRunBits;
   if (row_of(keys[place]) >= p.num_rows) return;
-  // The slot belongs to the run that contains the slot's place, if that run begins after the previous slot's place.
+  // The slot belongs to the run that contains index `place`, if that run begins after the previous slot's index.
   const std::int64_t at = place - static_cast<int>(threadIdx.x % 32);
   const unsigned equal = __ballot_sync(~0u, at >= 0 && keys[at < 0 ? 0 : at] >> kEmbeddingRunBits == run);
-  const int before = __ffs(static_cast<int>(~equal)) - 2;  // equal has lane 0; no lane but 0: none
+  const int before = __ffs(static_cast<int>(~equal)) - 2;  // 0 if only lane 0 is set
   if (equal == ~0u || before >= kEmbeddingLongRun) return;
   const std::int64_t first = place - before;
   int count = 0;

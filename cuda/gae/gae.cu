@@ -1,6 +1,7 @@
 // gae, discounted_returns and vtrace. Bound by HBM: every input is read once and every output written once.
 //
-// A block has a sequence and walks it from its end. A warp takes a chunk of 128 tokens at a time, four tokens a lane. A
+// A block has a sequence and walks it from its end. A warp takes a chunk of 128 tokens at a time, four tokens per lane.
+// A
 // chunk needs two values of the later chunks: the value of their first token that counts, and x. Both go through shared
 // memory. Warps read the first, scan their chunks as if x were unknown, and then each run the short chain over the
 // chunks' totals. The next chunks' loads are in flight meanwhile. In most chunks all tokens count. If coefficients are
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
   constexpr bool kHasValues = kKind != GaeKind::kDiscountedReturns, kHasWhole = kKind != GaeKind::kVtrace;
   constexpr int kAhead = kChunksAhead<kKind, kWideMask>;
   // For each warp's chunk: the scan step of the whole chunk, and the value of its first token that counts. Buffers of
-  // two tiles, alternating, so that one barrier a tile is enough.
+  // two tiles, alternating, so that one barrier per tile is enough.
   __shared__ ScanStep totals[2][kMostScanWarps];
   __shared__ float first_values[kMostScanWarps];
   __shared__ int any_counts[kMostScanWarps];

@@ -102,8 +102,8 @@ bool can_have(const GemmParams& p, Sm80Tile tile) {
   return false;
 }
 
-// The cost of a tile: the tiles that one multiprocessor takes in turn, times a tile's products, over the share of the
-// tensor cores' speed that it reaches. The share is relative to mma.sync alone on an H100.
+// The cost of a tile: the number of tiles per multiprocessor, times a tile's products, divided by `efficiency`. This is
+// the tile's speed relative to mma.sync alone on an H100.
 template <class Tile>
 double cost(const GemmParams& p, double efficiency) {
   const std::int64_t blocks = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN);

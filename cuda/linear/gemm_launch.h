@@ -33,7 +33,7 @@ struct GemmLaunch {
   bool follows_copy;  // the kernel before it copies B
 };
 
-// The boxes in a stage, by the rows that a block takes of A and of B. A box has 64 of the contraction. A stage has two
+// The boxes in a stage, by the rows that a block takes of A and of B. A box has 64 contraction indices. A stage has two
 // boxes where the products of one take less time than its barriers.
 constexpr int stage_boxes(int rows_a, int rows_b) { return rows_a == 64 && rows_b <= 112 ? 2 : 1; }
 

@@ -52,7 +52,7 @@ struct GemmTile {
       1024 + kKeptBytes + kWarpgroups * kStaging + 2 * kMaxStages * 8 + kRawStages * kBytesA;
 };
 
-// The tile of a cluster's i-th turn. Tiles go in columns of `group_a` clusters, so that a wave is nearly square.
+// The i-th tile of a cluster. Tiles are ordered in columns of `group_a` clusters, so that a wave is nearly square.
 struct TilePosition {
   int a, b;
 };

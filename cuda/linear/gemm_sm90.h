@@ -24,10 +24,10 @@ struct GemmPlan {
 bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction);
 // Whether it can read both operands, and the segments end where stages end.
 bool gemm_sm90_serves(const GemmParams& p);
-// Whether a kernel that reads the weights by ordinary loads serves a product of B that TMA cannot read, once A is an
-// operand that it can.
+// Whether a kernel can read the weights by ordinary loads, for a product whose B TMA cannot read. A must be readable by
+// TMA, or is copied first.
 bool gemm_sm90_loads_rows(const GemmParams& p);
-// Every plan for a product that gemm_sm90_serves, or whose B alone TMA cannot read and gemm_sm90_loads_rows.
+// Every plan for a product. Either gemm_sm90_serves holds, or gemm_sm90_loads_rows, where TMA cannot read B.
 std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p);
 GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors);
 void gemm_sm90(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);

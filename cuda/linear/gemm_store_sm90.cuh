@@ -1,5 +1,5 @@
 // Stores accumulators. A warp turns its fragments into rows in a staging area of shared memory, and TMA
-// stores them. If the rows are read again, the warp stores them itself, 16 bytes a lane. If rows do not begin at 16
+// stores them. If the rows are read again, the warp stores them itself, 16 bytes per lane. If rows do not begin at 16
 // bytes, it stores them element by element, neighbouring lanes side by side.
 #pragma once
 
@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_shared(float* v, std::uint32_t shared) {
 }
 
 // Stores rows [row, row + 16) of the warp, columns [column, column + kWidth), from the warp's staging memory. kWidth:
-// 128 bytes, or fewer at the tile's end, behind which the columns belong to another tile.
+// 128 bytes, or fewer at the tile's end, since later columns belong to another tile.
 template <class Element, int kWidth>
 __device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t staging, int row, int column, int lane) {
   constexpr int kBytes = static_cast<int>(sizeof(Element));

@@ -9,7 +9,7 @@ namespace {  // one copy per architecture
 
 constexpr int kPerVector = 8;  // elements
 
-// Eight elements from byte `shift` (even, below 16) of two vectors on.
+// The eight elements that begin at byte `shift` (even, below 16) of two adjacent vectors.
 __device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, unsigned shift) {
   std::uint32_t x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   if (shift & 8) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ bool is_inner_vector(int v, unsigned shift, int colum
   const int before = static_cast<int>(shift) / 2;
   return shift == 0 ? (v + 1) * kPerVector <= columns : v > 0 && (v + 2) * kPerVector - before <= columns;
 }
-// The vector v of a row that begins at `from`, element by element, with zeros behind the row.
+// The vector v of a row that begins at `from`, element by element, with zeros after the row's end.
 __device__ __forceinline__ uint4 vector_of_elements(const std::uint16_t* from, int v, int columns) {
   std::uint32_t words[4];
 #pragma unroll

@@ -225,8 +225,8 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
 #pragma unroll 1
     for (int pair = 0; pair < work.pairs; ++pair) {
       float d[Tile::kHalves][Tile::kFragment];
-      // In a pair the second warpgroup's turn follows the first's. The first's turn follows the second's turn of the
-      // last pair.
+      // Within a pair, the second warpgroup multiplies after the first. The first waits for the second's products of
+      // the previous pair.
       mbarrier_wait_block(turn + warpgroup * 8, ((fixed.pairs_before[warpgroup] + pair) & 1) ^ (warpgroup == 0));
       multiply_in_turn<T>(&ring, d, g.k_steps, release, [&] { arrive(turn + (warpgroup ^ 1) * 8); });
       skip_stages(&ring, g.k_steps);

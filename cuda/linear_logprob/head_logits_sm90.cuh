@@ -22,7 +22,7 @@ struct HeadLaunch {
   std::int64_t target_stride, vocab_start;
   float temperature_value, logit_scale, softcap, inverse_softcap;
   int rows, padded_rows, last_rows, last_columns, stages;
-  int k_steps, lora_steps;  // stages of a tile, including those of LoRA at its end; these alone
+  int k_steps, lora_steps;  // stages of a tile, LoRA's last ones included; stages of LoRA
   DType bias_dtype, target_dtype, logits_dtype;
 };
 

@@ -19,7 +19,8 @@ struct HeadMaps {
 };
 
 // Rows of a tile of hidden states. `left` rows exist from row `first` on. If `count` is not 0, they are groups of rows
-// at any position. Kernels look the groups up before a tile's first stage: box by box that took a seventh longer.
+// at any position. Kernels look up all groups before a tile's first stage: a look-up for each box took a seventh
+// longer.
 template <int kRows>
 struct TileRows {
   static constexpr int kGroups = kRows / kScoredGroupRows;

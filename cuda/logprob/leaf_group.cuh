@@ -1,4 +1,4 @@
-// Statistics of up to 32 leaves of one row by one warp: loads through shared memory, one lane a leaf, a tree by
+// Statistics of up to 32 leaves of one row by one warp: loads through shared memory, one lane per leaf, a tree by
 // shuffles. The sm_80 and sm_90 kernels share it; they differ in how the groups' nodes reach the root.
 #pragma once
 

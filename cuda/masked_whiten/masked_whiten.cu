@@ -47,7 +47,7 @@ __device__ __forceinline__ bool has_vectors(const MaskedWhitenParams& p, const T
 // Sums of a sequence: of its tokens, with their minimum and maximum, or of the squares of their deviations.
 template <bool kSquares>
 __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_constant__ MaskedWhitenParams p) {
-  // Buffers of two tiles, alternating, so that one barrier a tile is enough.
+  // Buffers of two tiles, alternating, so that one barrier per tile is enough.
   __shared__ float sums[2][kMostWhitenWarps];
   __shared__ float least_of[kMostWhitenWarps], largest_of[kMostWhitenWarps];
   __shared__ int counts_of[kMostWhitenWarps];

@@ -21,8 +21,8 @@ constexpr int kRowBlock = kThreads < kForwardBlock ? kForwardBlock : kThreads;
 template <class T, int kThreads, int kVec8s>
 constexpr int kRowBlocks = kForwardThreads / kRowBlock<kThreads> / (Vec8<T>::kVectors * kVec8s > 4 ? 2 : 1);
 
-// Prefetches into L2 rows of up to kVec8s vec8s: this block's row if no earlier block did, and a row that a later block
-// will load.
+// Prefetches two rows of up to kVec8s vec8s into L2: a row that a later block will load, and this block's own row if no
+// earlier block has prefetched it.
 template <class T, int kVec8s, bool kResidual>
 __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64_t row) {
   using Storage = typename T::Storage;

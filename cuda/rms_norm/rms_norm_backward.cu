@@ -8,8 +8,8 @@
 //   half of the columns for all rows. It reads half of the other block's rows a second time, from L2.
 // rms_norm_rows_kernel: for too few groups to fill all multiprocessors, and for any width and alignment. A group has 64
 //   blocks that take one row each, for dx; its further blocks take columns of all rows, for dweight's chains.
-// rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns a block.
-// One body serves every architecture, and each has its own machine code.
+// rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns per block. One
+// body serves every architecture, and each has its own machine code.
 #include <type_traits>
 
 #include "../common/async_copy_groups_sm80.cuh"

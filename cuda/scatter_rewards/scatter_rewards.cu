@@ -1,6 +1,7 @@
 // scatter_rewards: a pass over tokens writes all of them and counts. A second pass has a warp for each sequence and
 // adds to the tokens that have a reward. One body serves every architecture, and each has its own machine code. Bound
-// by HBM: each array is read or written once; the second pass reads 64 bytes a tile and touches the tokens of rewards.
+// by HBM: each array is read or written once; the second pass reads 64 bytes per tile and touches the tokens of
+// rewards.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
 #include "../common/token_gpu.cuh"

@@ -21,7 +21,7 @@ struct Machine {
   static RLK_DEVICE int thread() { return thread_id(); }
   static RLK_DEVICE int threads() { return kAttentionThreads; }
   static RLK_DEVICE void barrier() { block_barrier(); }
-  // Whether the value is true in any thread of the block. It is also a barrier. `flags`: one word a wave in LDS, not
+  // Whether the value is true in any thread of the block. It is also a barrier. `flags`: one word per wave in LDS, not
   // written again before another barrier.
   static RLK_DEVICE bool any(bool value, std::uint32_t* flags) {
     static_assert(kAttentionThreads == 4 * kWave);

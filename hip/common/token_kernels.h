@@ -1,8 +1,8 @@
 // The kernels of passes over tokens, by name. An operator is given by its Batch:
 //
-//   RLK_TOKEN_STATISTICS(operator, Batch): a pass before, and what it says of sequences
+//   RLK_TOKEN_STATISTICS(operator, Batch): the pass before, and its results for sequences
 //
-//   RLK_TOKEN_TERMS(operator, name, Batch, Terms): the terms of tokens, of every group of sums
+//   RLK_TOKEN_TERMS(operator, name, Batch, Terms): the tokens' terms, for every group of sums
 //
 //   RLK_TOKEN_SUMS(operator, Batch): the sums of the batch
 #pragma once

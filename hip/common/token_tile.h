@@ -6,7 +6,8 @@
 
 namespace rlk::hip {
 
-// Most tokens of a sequence that goes to a wave; that goes to a block.
+// If sequences have at most kWaveTokens tokens on average, a tile goes to a wave. Up to kLeastBlockTokens it is a
+// block's smallest tile, above its largest.
 constexpr std::int64_t kWaveTokens = 128, kLeastBlockTokens = 4096;
 
 inline int token_tile(const Sequences& q) {

@@ -1,6 +1,6 @@
 // embedding backward after the sort: sums the tokens of each row of dweight, and clears the rows without tokens.
 //
-// A block is a wave with eight columns a thread. It sums every row whose first token is among 16 sorted tokens, up to
+// A block is a wave with eight columns per thread. It sums every row whose first token is among 16 sorted tokens, up to
 // the row's last token. Sums that wait for a later group stay in LDS, separately for each thread's columns.
 #pragma once
 

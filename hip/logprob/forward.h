@@ -1,4 +1,4 @@
-// Forward of logprob on a GPU of 64-lane waves. One wave computes the statistics of 32 leaves, two lanes a leaf; then
+// Forward of logprob on a GPU of 64-lane waves. One wave computes the statistics of 32 leaves, two lanes per leaf; then
 // one wave combines a row's leaves. The exponential is portable, so the bits are the CPU's.
 // Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row).
 #pragma once
@@ -39,7 +39,8 @@ RLK_DEVICE LeafHalf leaf_half(const GroupGrid& grid, Group group, int lane) {
   return {leaf_span(grid, group, lane / 2), lane / 2, lane % 2};
 }
 
-// Copies a group's leaves to LDS, one vec8 a lane in each round. `row` is the address that global column 0 would have.
+// Copies a group's leaves to LDS, one vec8 per lane in each round. `row` is the address that global column 0 would
+// have.
 template <class T>
 RLK_DEVICE void load_group(const typename T::Storage* row, const GroupGrid& grid, Group group, const Tile<T>& tile,
                            int lane) {

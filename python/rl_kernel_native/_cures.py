@@ -14,7 +14,7 @@ _WRITTEN = re.compile(r"(out\b.*|main_grad|k_cache|v_cache)$")  # a call would w
 
 
 def of_value(name: str, value: Any) -> str:
-    """The cure of a value that is no array; empty if none is known."""
+    """The remedy for a value that is no array; empty if none is known."""
     if isinstance(value, list) or type(value) is tuple:
         return f"; pass torch.tensor({name}) or np.array({name})"
     if isinstance(value, numbers.Number):
@@ -49,7 +49,7 @@ def of(name: str, value: Any, said: str) -> str:
 
 
 def type_error(name: str, value: Any, said: str) -> TypeError:
-    """The error of a check in Python, in the extension's words and with its cure."""
+    """The error of a check in Python, in the extension's words and with its remedy."""
     return TypeError(f"{name}: {said}{of(name, value, said)}")
 
 

@@ -80,8 +80,8 @@ class Kept:
         constants: error text that refuses a gradient of another array.
         extra: dtypes of further arrays that a backward reads. Their shapes follow those of the outputs.
         reads: number of options that are passed to ``scale`` and ``along``.
-        scale: a function that returns gradients from a way to call operators, the incoming gradient, what the forward
-            kept and those options.
+        scale: a function that returns gradients. Its arguments are a function that calls operators, the incoming
+            gradient, what the forward kept and those options.
         along: a function that returns the loss's tangent from tangents of ``of`` or None, what the forward kept and
             those options.
     """
@@ -124,15 +124,15 @@ class Composed:
         kept: a function of arrays and outputs that returns what the backward reads.
         eager: a function that returns the autograd Function of eager calls, for an operator so short that the engine's
             general one would add a tenth to its time.
-        backward: a function that returns the gradients of ``of``, None for those that are not wanted. It takes a way to
-            call operators, the incoming gradients or None, what was kept, the options and what is wanted. None: use
-            ``composed``.
-        tangents: a function that returns the tangents of the first outputs. It takes a way to call operators, tangents
-            and arrays of ``of``, and the options. None: use ``composed``.
+        backward: a function that returns the gradients of ``of``, None for those that are not wanted. Its arguments are
+            a function that calls operators, the incoming gradients or None, what was kept, the options and which
+            gradients are wanted. None: use ``composed``.
+        tangents: a function that returns the tangents of the first outputs. Its arguments are a function that calls
+            operators, tangents and arrays of ``of``, and the options. None: use ``composed``.
         asked: a function of arrays and options that tells whether outputs after the first are asked for. If not,
             autograd sees the first alone.
-        accumulates: position of the array whose gradient a ``main_grad`` takes, the last of the options and none of a
-            schema's.
+        accumulates: position of the array whose gradient is added to a ``main_grad``. That is the last of the options;
+            a schema does not have it.
         beside: position of an array whose gradient is cheap, and computed whenever that of ``accumulates`` is.
         batch: a function of torch.func's info, dimensions, inputs and a call. It returns outputs with the batch in
             front, and their dimensions. None: one call for each element.
@@ -142,8 +142,8 @@ class Composed:
         likes: positions of arrays whose :class:`Like` a backward reads in front of what was kept.
         is_linear: whether the operator is linear in the arrays ``of``, as :func:`linear` says.
         dims: most dimensions that kernels read at any stride; the last must be contiguous.
-        as_kept: whether ``backward`` reads what was kept at any strides, so that a trace copies none of it, and
-            incoming gradients as they are. Otherwise these get the dtype of what is kept first.
+        as_kept: whether ``backward`` reads kept arrays with any strides, so that a trace copies none, and incoming
+            gradients unchanged. Otherwise, incoming gradients are cast to the dtype of the first kept array.
     """
 
     of: tuple[int, ...]

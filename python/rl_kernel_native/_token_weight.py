@@ -36,8 +36,8 @@ def checked(token_weight: Any, like: Any, name: str) -> Any:
 def weighed(
     token_weight: Any, like: Any, name: str, mask: Any, cu_seqlens: Any, counts_tokens: bool, mean: bool
 ) -> tuple[Any, Any]:
-    """The weights, with ``mean`` times a sequence's tokens over the sum of their weights; and, where the loss
-    ``counts_tokens``, that sum over the batch, by the order of rule 10."""
+    """The weights, and the sum of the batch's weights by the order of rule 10 if the loss ``counts_tokens``. With
+    ``mean``, weights are multiplied by a sequence's number of tokens and divided by the sum of its weights."""
     from .ops.sequence_logprob import sequence_logprob
 
     weight = checked(token_weight, like, name)

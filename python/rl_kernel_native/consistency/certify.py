@@ -43,7 +43,7 @@ class Variation:
 
     Attributes:
         neighbours: seed of the other rows' content.
-        way: another way to call, among the case's ways, or "".
+        way: the name of another call of the case with the same results, or "".
     """
 
     batch: int = 1

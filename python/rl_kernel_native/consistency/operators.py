@@ -210,8 +210,8 @@ class RkOperators:
     def training_logprob(
         self, head: Any, hidden: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, temperature: float
     ) -> torch.Tensor:
-        """From the head's [N, hidden_size] input, float32, bfloat16 or float16, int64 [N] -> float32 [N], nats. The
-        logits give their dtype alone."""
+        """From the head's [N, hidden_size] input, float32, bfloat16 or float16, int64 [N] -> float32 [N], nats. Only
+        the dtype of ``logits`` is used."""
         result: torch.Tensor = self._library.linear_logprob(
             hidden, head.weight, target, bias=head.bias, temperature=temperature, logits_dtype=logits.dtype
         )

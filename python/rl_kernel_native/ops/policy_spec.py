@@ -57,7 +57,8 @@ class PolicySpec:
             ``"gmpo"`` bounds the log-ratio, ``[-epsilon_low, epsilon_high]``.
         epsilon_absolute: the range is ``[epsilon_low, epsilon_high]`` itself (TRL's CISPO).
         dual_clip: the loss of a token with a negative advantage is at most ``-A * dual_clip``; > 1, or None.
-        delta: the ratio itself is at most this before it meets the clipped one (INTELLECT-2); > 0, or None.
+        delta: the ratio is limited to this value before it is compared with the clipped ratio (INTELLECT-2); > 0, or
+            None.
         tau_positive, tau_negative: SAPO's temperatures, > 0.
         k_positive, lambda_positive, k_negative, lambda_negative: VESPO's parameters, by the advantage's sign.
         dro_beta: for ``"dro"``; > 0.

@@ -69,7 +69,7 @@ def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
     return apply(q, k, *rest, *options), (0, None if k is None else 0)
 
 
-# A rotation's transpose is the same operator with `transposed` turned.
+# A rotation's transpose is the same operator with `transposed` inverted.
 _ROPE = Operator(
     "rope",
     (

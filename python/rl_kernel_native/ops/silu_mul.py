@@ -60,7 +60,7 @@ def _composed_forward(operands: Any, how: Any) -> tuple[Any]:
 
 
 def _composed_backward(operands: Any, how: Any) -> list[Any]:
-    """The wanted ones of d_gate, or d_gate_up, and d_up."""
+    """The wanted gradients among d_gate (or d_gate_up) and d_up."""
     dy, *inputs = operands
     found = pulled(lambda *given: _composed_forward(given, how), inputs, (dy,))
     return [d for d, wanted in zip(found, how[2:], strict=True) if d is not None and (wanted or inputs[1] is None)]

@@ -387,7 +387,7 @@ class AttentionForward {
     Machine::barrier();  // m and factors are written again
   }
 
-  // Offset of a row of out or lse. Its token is counted within the sequence's place.
+  // Offset of a row in out or lse.
   RLK_DEVICE std::int64_t out_offset(std::int64_t sequence, std::int64_t kv_head, std::int64_t row) const {
     const std::int64_t token = row_of(p_, sequence, row / g_.group);
     return (token * p_.num_q_heads + kv_head * g_.group + row % g_.group) * p_.value_dim;

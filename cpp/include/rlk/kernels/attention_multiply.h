@@ -228,7 +228,7 @@ RLK_DEVICE const typename T::Storage* attention_head(const AttentionHeads& a, st
   return in_memory(static_cast<const typename T::Storage*>(a.data)) + head * a.head_stride;
 }
 
-// Divides shared memory into pieces.
+// Assigns arrays to shared memory, one after another.
 class Carver {
  public:
   RLK_DEVICE explicit Carver(void* memory) : at_(static_cast<unsigned char*>(memory)) {}

@@ -1,4 +1,4 @@
-// Partials of attention: the state that a split leaves of a row, and its place in memory. For every backend.
+// Partials of attention: the state of a row after a split, and where it is stored. For every backend.
 #pragma once
 
 #include "rlk/kernels/attention_row.h"

@@ -51,9 +51,9 @@ RLK_DEVICE AttentionSink attention_sink(const AttentionInput& p, std::int64_t he
   return attention_node<Machine>(in_memory(p.sinks)[head], p.exp);
 }
 
-// The query at a place in q; places count over all sequences.
+// The query at an index in q, which counts over all sequences.
 struct AttentionQuery {
-  std::int64_t sequence, token;  // token: its place in packed q, or within its sequence
+  std::int64_t sequence, token;  // token: index in packed q, or in its sequence
   AttentionRange sees = {0, 0};  // keys that it sees; none if it is not in use
 
   template <class Params>

@@ -1,6 +1,6 @@
-// Copies of runs of bytes between any addresses, for CUDA and HIP. A thread writes 16-byte vectors of the destination.
-// The source's alignment decides how it reads them: whole, as halves, as a half between two words, or as words that are
-// shifted together. Bytes before and after the whole vectors are copied one by one.
+// Copies byte ranges between any addresses, for CUDA and HIP. A thread writes 16-byte vectors of the destination. The
+// source's alignment decides how the thread reads them: whole, as halves, as a half between two words, or as words that
+// are shifted together. Bytes before and after the whole vectors are copied one by one.
 #pragma once
 
 #include <cstdint>
@@ -151,7 +151,7 @@ RLK_HD void copy_byte_run(const ByteRun& r, std::int32_t first, std::int32_t ste
   };
   const int unit = words ? 4 : 1;
   std::uint32_t single = 0;
-  // Its load is in flight together with those of the vectors.
+  // The load of the single unit is in flight together with the vectors' loads.
   if (first * unit < singles) single = load(place(first * unit));
   const std::int32_t chunk = first + kRunChunk * step, limit = last || parts.vectors < chunk ? parts.vectors : chunk;
   if (parts.from_vector == 0) {

@@ -22,7 +22,7 @@ inline EmbeddingCopyGrid embedding_copy_grid(const EmbeddingParams& p, int unit_
   return g;
 }
 
-// Place of a thread's copy.
+// The row and the units that a thread copies.
 struct EmbeddingCopyPlace {
   std::int64_t token;
   std::uint32_t first, step;  // units

@@ -14,7 +14,7 @@ RLK_HD F rollout_log_ratio(bool neutral, F x, F y, F missing) {
   return neutral ? select(is_nan(missing), broadcast<F>(0.0f), d) : d;
 }
 
-// The rollout's log-probability. With `neutral` a NaN is replaced by the trainer's.
+// The rollout's log-probability. With `neutral`, a NaN of the rollout is replaced by the trainer's log-probability.
 template <class F>
 RLK_HD F rollout_or(bool neutral, F rollout, F trainer) {
   return neutral ? select(is_nan(rollout), trainer, rollout) : rollout;

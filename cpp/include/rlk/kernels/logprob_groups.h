@@ -33,7 +33,7 @@ inline GroupGrid group_grid(PartRange parts, std::int64_t vocab_size, std::int64
   for (int i = 0; i < grid.num_parts; ++i) {
     const std::int64_t first = part_cut(vocab_size, parts.first + i);
     const std::int64_t last = std::min(part_cut(vocab_size, parts.first + i + 1), valid_vocab);
-    grid.part_first[i] = static_cast<int>(std::min(first, last));  // puts a part without columns next to the others
+    grid.part_first[i] = static_cast<int>(std::min(first, last));  // clamps a part without columns to an empty range
     grid.part_last[i] = static_cast<int>(last);
     longest = std::max(longest, last - first);
   }

@@ -24,8 +24,8 @@ inline void check_mismatch_metrics(const MismatchMetricsParams& p) {
             "mismatch_metrics: logprob_rollout, one a token");
 }
 
-// Whether x and y have different bits; all NaN count as one. Vectors cannot compare bits. Instead, the bits of a zero
-// plus those of 1 are the bits of 1 or of -1.
+// Whether x and y have different bits; all NaN count as one. Vectors compare only floats, which makes +0 equal to -0.
+// So the bits of 1 are added to those of a zero, which gives 1 or -1.
 template <class F>
 RLK_HD MaskOf<F> differ(F x, F y) {
   constexpr std::int32_t kOne = 0x3f800000;

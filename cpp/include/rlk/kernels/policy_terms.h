@@ -223,7 +223,7 @@ RLK_HD PolicyTerm<F> sigmoid_term(const PolicySpec& s, F advantage, F r, F slope
   const F gate = gates.up, bump = mul_rn(mul_rn(broadcast<F>(4.0f), gate), gates.down);
   PolicyTerm<F> t;
   t.value = mul_rn(-mul_rn(gate, gain), advantage);
-  t.along_ratio = mul_rn(-advantage, select(bump == zero, zero, mul_rn(bump, slope)));  // an infinite ratio has bump 0
+  t.along_ratio = mul_rn(-advantage, select(bump == zero, zero, mul_rn(bump, slope)));  // 0 for an infinite ratio
   t.along_logprob = zero;
   t.clipped = t.dual = r < r;
   return t;
@@ -278,7 +278,8 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
   return t;
 }
 
-// Slope of a ratio's policy term divided by A, for A of either sign. A sequence's shared gradient is made of it.
+// Derivative of the policy term along the ratio, divided by A, for an A of this sign. A sequence's shared gradient sums
+// it for both signs.
 RLK_HD float shared_slope(const PolicySpec& s, float sign, float r, float slope) {
   const PolicyTerm<float> t =
       s.surrogate == Surrogate::kSigmoid ? sigmoid_term(s, sign, r, slope) : clipped_ratio_term(s, sign, r, slope);
@@ -397,7 +398,7 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
   if (!has_shared_slope(s)) return f;
   float gradient = 0.0f;
   if (s.surrogate == Surrogate::kRatio || s.surrogate == Surrogate::kSigmoid) {
-    // A sign that no advantage has adds no slope, whatever the ratio.
+    // If no advantage has a sign, that sign adds no slope, whatever the ratio.
     const float positive = of.sum[kStatPositive], negative = f.dropped ? 0.0f : of.sum[kStatNegative];
     const float up = positive == 0.0f ? 0.0f : scaled_by(positive, shared_slope(s, 1.0f, f.ratio, f.slope));
     const float down = negative == 0.0f ? 0.0f : scaled_by(negative, shared_slope(s, -1.0f, f.ratio, f.slope));

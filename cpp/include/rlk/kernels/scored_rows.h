@@ -18,7 +18,7 @@ struct ScoredRowsParams {
   const void* target = nullptr;  // [first_row + num_rows], target_stride elements apart
   const std::int32_t* from_group =
       nullptr;          // group of `from` for each group of `to`, or -1 (zeros); null: the same group
-  bool back = false;    // `to`, not `from`, has the layout of the targets' rows
+  bool back = false;    // copies back: `to` has the layout of the targets' rows, in place of `from`
   RowLayout from_rows;  // in elements of element_bytes
   std::int64_t first_row = 0, num_rows = 0;  // range of the targets' rows, and of rows of `from` unless `back`
   std::int64_t row_bytes = 0, to_stride = 0, target_stride = 1, ignore_index = -100;  // to_stride in elements

@@ -123,7 +123,7 @@ RLK_DEVICE Mask load_mask(const TokenMask& mask, const unsigned char* at, int co
   return m;
 }
 
-// Index of the sum, among four sums over a wave's lanes, that a lane gets.
+// After four sums over a wave's lanes each lane has one sum. This is the index of the lane's sum.
 RLK_HD int sum_index(int lane) { return (lane & 1) << 1 | (lane >> 1 & 1); }
 template <class Gpu, int kDistance, int kHalf, class Of>
 RLK_DEVICE void exchange(float (&x)[kLowerSums], const Of& of) {
@@ -148,7 +148,7 @@ RLK_DEVICE float scattered_sum(float (&x)[kLowerSums]) {
   return scattered<Gpu>(x, [](float a, float b) { return add_rn(a, b); });
 }
 
-// One of four sums over a step goes to this lane; the step's tokens are those of all lanes.
+// Computes four sums over the tokens of a step, in all lanes. Returns the one of this lane (sum_index).
 template <class Gpu>
 RLK_DEVICE float sum_of_step(typename Gpu::Tokens* sum) {
   constexpr int kEach = kPerLane<Gpu>;

@@ -161,7 +161,8 @@ RLK_HD bool ends_at(const ToolMaskParams& p, const Marker& m, std::int64_t first
   }
   return true;
 }
-// An event: 0 if nothing happens at a position. Later events are larger, and openings are odd.
+// The number of a position's event, or 0 if the position neither opens nor closes a turn. Numbers rise with the
+// position; those of openings are odd.
 template <class Memory>
 RLK_HD std::int64_t turn_event(const ToolMaskParams& p, std::int64_t first, std::int64_t at) {
   if (ends_at<Memory>(p, p.begin, first, at)) return 2 * (at + 1) + 1;

@@ -1,6 +1,6 @@
 // THE CONTRACT of scatter_rewards: makes one reward per token from rewards of sequences, spans and tokens, as gae and
-// discounted_returns take them. A cost may go along. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with
-// the roundings and the order that they show.
+// discounted_returns take them. It may also place a cost per sequence. Rule numbers refer to docs/numerics.md. Formulas
+// are in fp32, with the roundings and the order that they show.
 //
 // rlk/tokens.h defines sequences. n is the number of a sequence's tokens that count, and `last` is the last of these
 // tokens.
