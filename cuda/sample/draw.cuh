@@ -19,97 +19,100 @@ __device__ __forceinline__ int draw_word(int i, int height) {
   return i >= kMostLevels ? kChainWord + i - kMostLevels : i < height ? 7 + i : above > 0 ? above : 0;
 }
 
-// The functions below take the i-th word from word(i), alike in all lanes.
-
-// The lane of the node that a draw takes among the lanes' 32 neighbouring nodes; `level`: that of these nodes. Loops stay
-// loops, since a row's block reads its instructions once and waits for each line of them.
-template <class Word>
-__device__ __forceinline__ int draw_over_lanes(SoftmaxStats s, int level, Word word) {
+struct DrawnLane {
+  SoftmaxStats root;
+  int lane;  // the drawn node's
+};
+// The tree over the lanes' 32 neighbouring nodes, and a draw among them; `level`: that of these nodes. The words are known
+// before the draw, so no node waits for the way to it: lane l decides for the node whose children end before lane l and
+// begin with it. A draw in a failed tree is arbitrary.
+__device__ __forceinline__ DrawnLane draw_over_lanes(SoftmaxStats s, int level, const std::uint32_t* words) {
   constexpr int kLevels = 5;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
-  unsigned lefts = 0;  // in lane i: the nodes of level i whose parent's draw goes left
+  const int own_level = lane == 0 ? 0 : lowest_bit_of(static_cast<std::uint32_t>(lane));
+  const std::uint32_t r = words[level + own_level];
+  float left = 0.0f, both = 0.0f;  // sums below the lane's node, at one reference
+  // Bits of m that ascend as integers; a NaN has the largest ones or the least.
+  const std::int32_t bits = bits_of(s.m), key = bits < 0 ? bits ^ 0x7fffffff : bits;
+  const std::int32_t most = __reduce_max_sync(kAllLanes, key);
+  const float m = float_of(most < 0 ? most ^ 0x7fffffff : most), gap = sub_rn(s.m, m);
+  const bool none = s.m == -infinity();
+  if (__all_sync(kAllLanes, (none || gap >= -kTreeGap) && abs_of(m) < infinity())) {
+    // One reference for all nodes, as in tree_over_lanes().
+    const float factor = float_of((bits_of(add_rn(gap, kStatsShift)) << 23) + (127 << 23));
+    float sum = none ? 0.0f : mul_rn(s.S, factor);
+#pragma unroll
+    for (int i = 0; i < kLevels; ++i) {
+      const float other = shuffle_xor(sum, 1 << i);
+      sum = add_rn(sum, other);
+      left = own_level == i ? other : left;
+      both = own_level == i ? sum : both;
+    }
+    s = {m, sum, 0.0f, 0.0f};
+  } else {
 #pragma unroll 1
-  for (int i = 0; i < kLevels; ++i) {
-    const float m = shuffle_xor(s.m, 1 << i), S = shuffle_xor(s.S, 1 << i), most = s.m > m ? s.m : m;
-    // Both sums at the common reference, as combine() does. An identity has the sum 0 at any reference.
-    const auto at_most = [most](float sum, float m_of_sum) {
-      const float gap = m_of_sum == most ? 0.0f : sub_rn(m_of_sum, most);
-      return scale_down(sum, static_cast<std::int32_t>(gap > -600.0f ? gap : -600.0f));
-    };
-    const float own = at_most(s.S, s.m), other = at_most(S, m), both = add_rn(own, other);
-    const float left = (lane >> i & 1) != 0 ? other : own;
-    const unsigned of_level = __ballot_sync(kAllLanes, draws_left(word(level + i), left, both));
-    lefts = lane == i ? of_level : lefts;
-    s.m = most;
-    s.S = both;
+    for (int i = 0; i < kLevels; ++i) {
+      const SoftmaxStats other = {shuffle_xor(s.m, 1 << i), shuffle_xor(s.S, 1 << i), 0.0f, 0.0f};
+      s = combine(s, other);
+      if (own_level != i) continue;
+      both = s.S;
+      left = other.m == -infinity() ? 0.0f : combine(other, {s.m, 0.0f, 0.0f, 0.0f}).S;
+    }
   }
+  const unsigned lefts = __ballot_sync(kAllLanes, draws_left(r, left, both));
   int at = 0;
-#pragma unroll 1
+#pragma unroll
   for (int i = kLevels - 1; i >= 0; --i) {
-    at += (__shfl_sync(kAllLanes, lefts, i) >> at & 1) != 0 ? 0 : 1 << i;
+    const int node = at | 1 << i;
+    at = (lefts >> node & 1) != 0 ? at : node;
   }
-  return at;
+  return {s, at};
 }
 
-struct DrawnSlot {
-  int slot;
-  float m;  // reference of its node
-};
-// root_at(i): root of the 32 slots from 32 i on, or an identity for i >= roots. node_at(slot): a slot's node.
-template <class Root, class Node, class Word>
-__device__ __forceinline__ DrawnSlot draw_slot(int roots, Root root_at, Node node_at, Word word) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  int at = 0;
-  float m = 0.0f;
+// As draw_over_lanes() for `count` nodes of level 5, by node_at(i), which is an identity for i >= count.
+template <class Node>
+__device__ __forceinline__ DrawnLane draw_over_nodes(int count, Node node_at, const std::uint32_t* words) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp), groups = count > kWarp ? count / kWarp : 1;
+  DrawnLane drawn, of_group = {identity_stats(), 0};  // lane i has group i
 #pragma unroll 1
-  for (int level = roots > kWarp ? 10 : 5; level >= 0; level -= 5) {
-    SoftmaxStats node = identity_stats();
-    if (level == 10) {  // a lane has the root of 32 roots
-#pragma unroll 1
-      for (int k = 0; k < roots / kWarp; ++k) {
-        const SoftmaxStats root = tree_over_lanes<false>(root_at(k * kWarp + lane));
-        if (lane == k) node = root;
-      }
-    } else {
-      node = level == 5 ? root_at(at * kWarp + lane) : node_at(at * kWarp + lane);
-    }
-    const int of_lanes = draw_over_lanes(node, level, word);
-    m = __shfl_sync(kAllLanes, node.m, of_lanes);
-    at = at * kWarp + of_lanes;
+  for (int i = 0; i < groups + (groups > 1 ? 1 : 0); ++i) {
+    const bool last = i == groups;
+    drawn = draw_over_lanes(last ? of_group.root : node_at(i * kWarp + lane), last ? 10 : 5, words);
+    if (last) drawn.lane = drawn.lane * kWarp + __shfl_sync(kAllLanes, of_group.lane, drawn.lane);
+    if (lane == i) of_group = drawn;
   }
-  return {at, m};
+  return drawn;
 }
 
 // The column of a leaf that a draw takes, by the columns' terms; the term of a column that is not kept is +0.
-template <class Word>
-__device__ __forceinline__ int draw_column(const float (&terms)[kOwnColumns], Word word) {
-  constexpr int kSteps = kLeafColumns / kNumChains, kInWarp = kWarp / kNumChains;
-  const int lane = static_cast<int>(threadIdx.x % kWarp), own = lane % kNumChains;
-  const auto term = [&](int step, int chain) {
-    return __shfl_sync(kAllLanes, terms[step / kInWarp], step % kInWarp * kNumChains + chain);
-  };
-  float one = 0.0f;
+__device__ __forceinline__ int draw_column(const float (&terms)[kOwnColumns], const std::uint32_t* words) {
+  constexpr int kSteps = kLeafColumns / kNumChains, kShares = kWarp / kNumChains, kShare = kSteps / kShares;
+  static_assert(kShares == 4 && kShare == 4 && kNumChains == 8);
+  const int lane = static_cast<int>(threadIdx.x % kWarp), own = lane % kNumChains, share = lane / kNumChains;
+  // Four lanes have a chain, and each of them tests four of its prefix sums.
+  float one = 0.0f, mine[kShare] = {};
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) one = add_rn(one, term(i, own));
+  for (int i = 0; i < kSteps; ++i) {
+    one = add_rn(one, __shfl_sync(kAllLanes, terms[i / kShares], i % kShares * kNumChains + own));
+    mine[i % kShare] = share == i / kShare ? one : mine[i % kShare];
+  }
   const float next = shuffle_xor(one, 1), two = add_rn(one, next);
   const float next_two = shuffle_xor(two, 2), four = add_rn(two, next_two);
   const float next_four = shuffle_xor(four, 4), all = add_rn(four, next_four);
   const bool upper_four = (own & 4) != 0, upper_two = (own & 2) != 0, upper_one = (own & 1) != 0;
-  const bool left_four = draws_left(word(kMostLevels), upper_four ? next_four : four, all);
-  const bool left_two = draws_left(word(kMostLevels + 1), upper_two ? next_two : two, four);
-  const bool left_one = draws_left(word(kMostLevels + 2), upper_one ? next : one, two);
+  const bool left_four = draws_left(words[kMostLevels], upper_four ? next_four : four, all);
+  const bool left_two = draws_left(words[kMostLevels + 1], upper_two ? next_two : two, four);
+  const bool left_one = draws_left(words[kMostLevels + 2], upper_one ? next : one, two);
   const bool drawn = (left_four != upper_four) & (left_two != upper_two) & (left_one != upper_one);
   const int chain = __ffs(static_cast<int>(__ballot_sync(kAllLanes, drawn))) - 1;
-  // Lane i tests the sum of the chain's first i + 1 terms.
-  float prefix = 0.0f, mine = 0.0f;
+  const std::uint32_t r = words[kMostLevels + 3];
+  std::uint32_t found = 0;  // bit k of byte i: whether the sum that ends with step kShare * i + k is large enough
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    prefix = add_rn(prefix, term(i, chain));
-    mine = lane == i ? prefix : mine;
+  for (int k = 0; k < kShare; ++k) {
+    found |= (__ballot_sync(kAllLanes, draws_left(r, mine[k], one)) >> chain & 0x01010101u) << k;
   }
-  const bool found = draws_left(word(kMostLevels + 3), mine, prefix) && lane < kSteps;
-  const int step = __ffs(static_cast<int>(__ballot_sync(kAllLanes, found))) - 1;
-  return step * kNumChains + chain;
+  const int first = __ffs(static_cast<int>(found)) - 1;
+  return (first / 8 * kShare + first % 8) * kNumChains + chain;
 }
 
 // z of a column that a lane of the warp has.

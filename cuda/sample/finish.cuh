@@ -189,7 +189,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     float raw = canonical_nan();
     if (id >= 0) {
       const float z = z_at(static_cast<int>(id));
-      const SoftmaxStats root = root_of();
+      const SoftmaxStats root = root_of().root;
       if (thread() == 0) store_root(root);
       raw = logprob_outputs(root, z, 1.0f).logprob;
     }
@@ -455,32 +455,35 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     return count;
   }
 
-  // Roots of 32 neighbouring slots each, in shared memory.
+  // Roots of 32 neighbouring slots each, in shared memory. Unless a scan has stored them, also the slot that a draw takes
+  // among those of each.
   __device__ void find_roots() const {
-    if (scanned_ && map_.scans_roots()) {
+    if (has_scanned_roots()) {
       const auto* const roots = reinterpret_cast<const float2*>(scanned_roots(nodes_, slots_));
 #pragma unroll 1
       for (int k = thread(); k < num_roots(); k += kRowThreads) {
         s_.roots[k] = map_.has_columns(k * kWarp) ? roots[k] : make_float2(-infinity(), 0.0f);
       }
-      __syncthreads();
-      return;
-    }
+    } else {
 #pragma unroll 1
-    for (int k = warp_of_block(); k < num_roots(); k += kRowWarps) {
-      const SoftmaxStats root = tree_over_lanes<false>(node_of(k * kWarp + lane()));
-      if (lane() == 0) s_.roots[k] = make_float2(root.m, root.S);
+      for (int k = warp_of_block(); k < num_roots(); k += kRowWarps) {
+        const DrawnLane drawn = draw_over_lanes(node_of(k * kWarp + lane()), 0, s_.words);
+        if (lane() == 0) s_.roots[k] = make_float2(drawn.root.m, drawn.root.S);
+        if (lane() == 0) s_.drawn[k] = static_cast<std::uint8_t>(drawn.lane);
+      }
     }
     __syncthreads();
   }
+  __device__ bool has_scanned_roots() const { return scanned_ && map_.scans_roots(); }
   __device__ int num_roots() const { return (num_slots_ + kWarp - 1) / kWarp; }
-  __device__ SoftmaxStats root_at(int i) const {
-    if (i >= num_roots()) return identity_stats();
-    return {s_.roots[i].x, s_.roots[i].y, 0.0f, 0.0f};
-  }
-  __device__ SoftmaxStats root_of() const {
+  // The root of all slots, and the group of 32 slots that a draw takes.
+  __device__ DrawnLane root_of() const {
     find_roots();
-    return tree_over_nodes<false>(num_roots(), lane(), [&](int i) { return root_at(i); });
+    const auto root_at = [&](int i) {
+      const float2 root = i < num_roots() ? s_.roots[i] : make_float2(-infinity(), 0.0f);
+      return SoftmaxStats{root.x, root.y, 0.0f, 0.0f};
+    };
+    return draw_over_nodes(num_roots(), root_at, s_.words);
   }
   __device__ void store_root(const SoftmaxStats& root) const {
     nodes_[4 * slots_ - 4] = root.m;
@@ -489,30 +492,32 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
 
   // Computes the tree, draws unless `best` has the token, and writes the row's results. All threads call it.
   __device__ __forceinline__ void finish(const SampleRow& want, bool has_best, const Best& best, std::uint64_t kept) {
-    const SoftmaxStats root = root_of();
+    const DrawnLane of_roots = root_of();
+    const SoftmaxStats root = of_roots.root;
     const std::int32_t status = status_of(root) | (root.m == -infinity() ? kEmptyRow : kOk);
     const auto columns = static_cast<std::int64_t>(kept);
     kept_ = status != kOk || columns == p_.valid_vocab ? 0 : columns;
     if (thread() >= kWarp) return;
     if (status != kOk) return write_failed(status);
-    const Drawn drawn = has_best ? best_of(best) : draw();
+    const Drawn drawn = has_best ? best_of(best) : draw(of_roots.lane);
     if (lane() != 0) return;
     store_root(root);
     write(drawn.id, status, logprob_outputs(root, drawn.z, want.temperature).logprob);
   }
-  // By one warp.
-  __device__ Drawn draw() const {
-    const auto word = [&](int i) { return s_.words[i]; };
-    const DrawnSlot drawn = draw_slot(
-        num_roots(), [&](int i) { return root_at(i); }, [&](int slot) { return node_of(slot); }, word);
+  // By one warp; group: the 32 slots that the draw takes.
+  __device__ Drawn draw(int group) const {
+    const bool is_known = !has_scanned_roots();
+    const SoftmaxStats node = node_of(group * kWarp + (is_known ? s_.drawn[group] : lane()));
+    const int at = is_known ? s_.drawn[group] : draw_over_lanes(node, 0, s_.words).lane, slot = group * kWarp + at;
+    const float m = __shfl_sync(kAllLanes, node.m, at);
     int columns;
-    const int first = map_.first(drawn.slot, &columns);
+    const int first = map_.first(slot, &columns);
     float z[kOwn], terms[kOwn];
-    load_kept(drawn.slot, first, columns, z);
-    const LeafReference reference = {drawn.m, leaf_clamp(c_, drawn.m), true};
+    load_kept(slot, first, columns, z);
+    const LeafReference reference = {m, leaf_clamp(c_, m), true};
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) terms[k] = this->term(z[k], reference);
-    const int column = draw_column(terms, word);
+    const int column = draw_column(terms, s_.words);
     return {first + column, z_in_lanes(z, column)};
   }
   // z of a slot's kept columns, -Inf for all others, in the lanes of a warp.

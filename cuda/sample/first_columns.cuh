@@ -23,6 +23,7 @@ struct FinishShared {
   std::uint32_t before[kMostSlots / 32];  // such slots before those of a word
   std::int64_t kept_begin;
   std::uint32_t words[kDrawWords];
+  std::uint8_t drawn[kMostSlots / kWarp];  // the slot that a draw takes among 32 neighbouring ones
   int cuts[kNumParts + 1];
   std::uint32_t listed, slots;
   uint3 bin;  // a bin of keys: its number, the keys before it, and these with its own
