@@ -97,7 +97,7 @@ class LogprobCall {
     require_writable(array);
     check_apart(array, true);
   }
-  // Raises an error if an output shares memory with an input. Logits may be excepted, for work in place.
+  // Raises an error if an output shares memory with an input. The logits are exempt if the call may work in place.
   void check_apart(const Array& output, bool from_logits) const {
     for (const Array* input : {target_, temperature_, kept_ids_, kept_offsets_, from_logits ? logits_ : nullptr}) {
       if (input) bindings::check_apart(output, *input);

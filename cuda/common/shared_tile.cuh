@@ -22,9 +22,9 @@ struct SharedTile {
   static constexpr RLK_HD int offset(int row, int chunk) { return row * kRowBytes + (chunk ^ key(row)) * 16; }
 };
 
-// A stage of one operand of a matrix product: kExtent of its rows (columns of D for the second operand) by kStageK of
-// the contraction. The index that is contiguous in memory is the contraction or the extent. The same index is
-// contiguous in the tile's rows.
+// A stage of one operand of a matrix product: kExtent rows (columns of D for the second operand) by kStageK contraction
+// indices. kContraction says which index is contiguous in memory: the contraction, or the rows. The same index is
+// contiguous in the tile.
 template <int kExtent, int kStageK, bool kContraction>
 struct OperandTile : SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent> {
   using Base = SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent>;

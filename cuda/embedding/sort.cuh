@@ -267,8 +267,8 @@ __global__ void __launch_bounds__(kItemThreads)
     const std::uint32_t token = static_cast<std::uint32_t>(key);
     EmbeddingItem item{static_cast<std::uint32_t>(key >> 32), token, kEmbeddingNoSlot, 0};
     if (is_long[i]) {
-      // A long run has a multiple of kEmbeddingLongRun among its places. The first such multiple gives it a slot that
-      // no other run has.
+      // At least one index in a long run is a multiple of kEmbeddingLongRun. The first such multiple gives the run a
+      // slot of its own.
       item.slot = static_cast<std::uint32_t>((at + kAround) / kEmbeddingLongRun);
       item.token = token >> kEmbeddingRunBits << kEmbeddingRunBits;
     }

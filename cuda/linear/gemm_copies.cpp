@@ -61,7 +61,7 @@ GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
   const bool ends_inside =
       rows_begin_at_16_bytes(p.d, p.d_rows, p.m, size_of(p.d_dtype)) && p.n * size_of(p.d_dtype) % 16 != 0;
   if ((!a && !b) || p.row_limit != nullptr || ends_inside || !gemm_sm90_serves(q)) return {};
-  // An operand that fits into half of the bytes is copied once. If neither does, each has half.
+  // An operand that fits into half of the bytes is copied once. If neither operand fits, each gets half of the bytes.
   const std::int64_t all_a = a ? bytes_of(p.a, p.m, p.contraction) : 0;
   const std::int64_t all_b = b ? bytes_of(p.b, p.n, p.contraction) : 0;
   GemmCopies copies;

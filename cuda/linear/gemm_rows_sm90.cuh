@@ -94,7 +94,7 @@ __device__ __forceinline__ void load_rows(TileRing<Tile>* ring, const RowLoads<T
 #pragma unroll 1
   for (int k = 0; k < steps; ++k) {
     const int before = slot == 0 ? kRaw - 1 : slot - 1, next = slot + 1 == kRaw ? 0 : slot + 1;
-    __syncwarp();  // all threads have shifted the stage before
+    __syncwarp();  // all threads have shifted the previous stage
     a.begin_copies(k + kRaw - 1, before);
     const std::uint32_t to = ring->base + ring->at.stage * Tile::kStageBytes, barrier = ring->full + ring->at.stage * 8;
     mbarrier_wait_block(ring->empty + ring->at.stage * 8, ring->at.phase ^ 1);

@@ -73,5 +73,5 @@ def weighed(
     of = xp.searchsorted(cu_seqlens[1:], places, side="right")
     if not share.shape[0]:
         return weight, None
-    # Tokens after the last sequence are never read, so they may have any share.
+    # Tokens after the last sequence are never read, so they may have any weight.
     return weight * share[xp.where(of < share.shape[0], of, 0)], None

@@ -126,7 +126,7 @@ def roundings(count: int, why: str) -> Bound:
 OF_TOKENS: dict[str, Any] = {
     "backends": EVERY_BACKEND, "rounded": False, "keeps": NO_SHARDS, "dtypes": ("float32",),
 }  # fmt: skip
-BATCH_OF_TOKENS = ("layout", "padding", "packing", "runs")  # what an operator of a whole batch keeps
+BATCH_OF_TOKENS = ("layout", "padding", "packing", "runs")  # variations that change no bit of a batch's results
 TOKEN_SUMS: dict[str, Any] = {"kind": "token sum", "backends": EVERY_BACKEND, "keeps": TOKEN_SUM}
 COMPOSED: dict[str, Any] = {"kind": "composed", "rounded": False, "keeps": ("runs",), "dtypes": ("float32",)}
 

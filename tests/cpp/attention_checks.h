@@ -48,7 +48,7 @@ void run_here(const AttentionBackwardParams& p) { rlk::cpu::attention_backward(p
 constexpr std::size_t kGuard = 64;
 constexpr unsigned char kCanary = 0x5a;
 
-// In a workspace of the bytes that were asked for; nothing may be written after them.
+// Runs a call with a workspace of exactly the required bytes, and checks that nothing is written after them.
 template <class Params>
 void run_with(Params p, std::int64_t bytes) {
   std::vector<unsigned char> workspace(static_cast<std::size_t>(bytes) + kGuard, kCanary);

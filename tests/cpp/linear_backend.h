@@ -227,7 +227,8 @@ inline void for_each_backend(const std::function<void(const std::string&)>& test
   }
 }
 
-// Runs `params` every way into a fresh copy of `output`, which `point(params, copy)` puts into it.
+// Runs `params` on every variant of the backend. Each run writes to a fresh copy of `output`, to which `point(params,
+// copy)` sets the pointers.
 template <class Params, class Point>
 void check_call(Params params, const Matrix& output, const Point& point, const std::string& what) {
   const Patterns want = reference(params);

@@ -111,8 +111,8 @@ struct Case : rollout_test::Batch {
 };
 
 // Calls that spread the rewards of spans of every kind. In most of them tokens have no rewards themselves. With
-// bad_spans some sequences have an invalid span, for a GPU. Without, the call has the results that the contract
-// requires of the former.
+// bad_spans, some sequences have an invalid span, as only a GPU accepts. The same case without bad_spans gives the
+// results that the contract requires then.
 struct SpreadCase : Case {
   SpreadCase(unsigned seed, std::int64_t count, std::int64_t longest, bool packed, bool bad_spans = false)
       : Case(seed, count, longest, packed) {

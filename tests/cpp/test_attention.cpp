@@ -99,7 +99,7 @@ TEST_F(Attention, EveryFormOfQueriesWithEveryFormOfKeysInEveryLayout) {
         // With kInTurn, each pair of forms runs in only one of the three layouts.
         if (kInTurn && (int(q_form) + int(k_form) + int(layout)) % 3 != 0) continue;
         Case c{{{4, 7}, {2, 30}, {6, 6}}};
-        // Padding in front gives queries that stand before the first key, so all sequences have as many.
+        // With left padding all sequences need the same number of queries; some of these stand before the first key.
         if (q_form == Form::kLeftPadded) c.lengths = {{6, 4}, {6, 30}, {6, 6}};
         c.q_form = q_form;
         c.k_form = k_form;

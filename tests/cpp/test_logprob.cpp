@@ -153,7 +153,7 @@ TEST_F(Logprob, ColumnsFarBelowTheLargest) {
         p.set(3, j, std::uniform_real_distribution<float>(-900.0f, -300.0f)(random));
         p.set(4, j, std::uniform_real_distribution<float>(-60000.0f, 60000.0f)(random));
         p.set(5, j, j == 1500 ? 30000.0f : -60000.0f + static_cast<float>(j));  // one column has all the probability
-        // The largest logit adds nothing to E. Then E comes from clamped columns alone, and shows q and its rounding.
+        // The largest logit adds nothing to E. Then only clamped columns add to E, which shows q and its rounding.
         p.set(6, j, j % 128 == 5 ? 0.0f : -1000.0f - static_cast<float>(j % 50));
         p.set(7, j, j % 128 == 5 ? 0.0f : -50.0f - static_cast<float>(j % 100));
       }

@@ -301,8 +301,8 @@ def in_float64(self: Any, model: Any, input_ids: Any, attention_mask: Any, logit
 
 
 def high_entropy_in_float32(self: Any, entropies: Any, mask: Any, threshold: float) -> Any:
-    """GRPOTrainer.get_high_entropy_mask with float32 entropies, as in a step. It compares them with one of them that is
-    rounded to float32. In float64 that one would often be below itself."""
+    """GRPOTrainer.get_high_entropy_mask with float32 entropies, as in a step. TRL's threshold is one of the entropies,
+    rounded to float32. In float64 that entropy would often be below its own threshold."""
     return type(self).get_high_entropy_mask(self, entropies.float(), mask, threshold)
 
 
@@ -322,8 +322,8 @@ def norms_of_tokens(trainer: Any) -> tuple[Any, Any]:
 
 def allowed_gradient(trainer: Any, exact: Any) -> float:
     """The allowed error of the parameters' gradient, as a norm: a sum over tokens. The loss's gradient in a
-    log-probability has an error from its own bound and one from errors of log-probabilities. A log-probability's
-    gradient in the logits has an error within its bound."""
+    log-probability has two errors: one within its own bound, and one from the errors of the log-probabilities. A
+    log-probability's gradient in the logits has an error within its bound."""
     given = exact.of_float64.grad.abs()
     of_entropy = 0.0 if exact.entropy_of_float64.grad is None else exact.entropy_of_float64.grad.abs()
     facts = {"max_abs_z": exact.max_abs_z, "p": 1.0, "log_p": exact.max_log_p, "spread": exact.max_log_p}

@@ -87,7 +87,7 @@ def test_it_stays_on_though_its_result_is_dropped(trainer_class: Any, monkeypatc
 def test_a_trainer_that_exists_already_is_named_at_its_first_loss(
     trainer_class: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, patched: bool
 ) -> None:
-    """With a stand-in of the colocated engine; only the loss is swapped, which said nothing."""
+    """The colocated engine is a stand-in. Only the loss is replaced, and without a warning the user would not know."""
     from rl_kernel_native.integrations import switch
 
     made(trainer_class, monkeypatch)

@@ -83,7 +83,7 @@ const std::vector<Case> kCases = {
     {Product::kWeightGrad, 129, 257, 8300, 1, DType::kBFloat16, false, false, 3, 65, true},
     {Product::kWeightGrad, 136, 520, 1000, 1, DType::kFloat32, false, false, 0, 100},
     {Product::kWeightGrad, 136, 264, 200, 1, DType::kFloat32, false, false, 0, 1},
-    // Several pieces of copies along both operands.
+    // Both operands are copied in several parts.
     {Product::kForward, 600, 777, 1003, 1, DType::kBFloat16, true, false, 0, 0, true},
     // Weights that are read in place: less than a vector; several tiles of a block, the last stage partial.
     {Product::kForward, 2, 3, 1, 1, DType::kBFloat16, true, false, 0, 0, true},

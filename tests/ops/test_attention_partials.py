@@ -120,7 +120,8 @@ def test_every_form_gives_partials(form: str, device: str, exp: str, rng: np.ran
 
 
 def _in_use(form: str, result: Any, s: Sequences) -> Any:
-    """Parts of every sequence that are in use. With left padding, a rank has other places than one device."""
+    """The parts of every sequence that are in use. With left padding, a token has another index on a rank than on a
+    single device."""
     out, lse = s.split(form, result.out), s.split(form, result.lse, 0, True)
     return tuple(x.contiguous() for x in (*out, *lse))
 

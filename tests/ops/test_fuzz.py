@@ -211,8 +211,8 @@ def backward(problem: Problem, device: str, exp: str, result: rk.LogprobResult, 
 
 
 def shard_counts(problem: Problem) -> list[int]:
-    """Numbers of ranks that can share the problem's vocabulary without an empty part; the last rank may lack
-    padding."""
+    """The numbers of ranks that can share the problem's vocabulary without an empty part. The last rank may leave out
+    the padding."""
     vocab = problem.shape[-1]
     whole = problem.options.get("canonical_vocab", vocab)
     if whole <= 56:  # with fewer than eight vec8s some cuts coincide

@@ -200,8 +200,8 @@ def test_any_row_layout_gives_the_same_bytes(layout: str, device: str, rng: np.r
         assert_same(got, results(Operands(*(t.contiguous() for t in o))), (layout, dtype))
 
 
-# Every array is odd, or the contraction is. From 256 rows and columns on, sm_90 copies such operands. Fewer rows read
-# the weight in place.
+# Either all sizes are odd, or only the contraction is. From 256 rows and columns on, sm_90 copies such operands. Fewer
+# rows read the weight in place.
 @pytest.mark.parametrize("shape", [(300, 1003, 777), (600, 1004, 520), (260, 258, 1029), (70, 1003, 777)], ids=str)
 def test_rows_off_16_bytes_have_the_bytes_of_aligned_ones(
     shape: tuple[int, ...], device: str, rng: np.random.Generator

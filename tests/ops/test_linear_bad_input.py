@@ -198,7 +198,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
             ("weight grad", lambda: rk.linear_weight_grad(DY.float(), X.float())),
         )
     },
-    # Tensors without memory, or whose memory holds other numbers than they show.
+    # Tensors without memory, and tensors whose memory holds other values than their elements.
     "x a DTensor": (
         lambda: rk.linear(DTensor(X), W),
         TypeError,

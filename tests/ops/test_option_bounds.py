@@ -21,7 +21,7 @@ Range = tuple[tuple[Any, ...], tuple[Any, ...]]  # what is accepted, what is ref
 POSITIVE: Range = (TINY, MOST), (0.0, -TINY, INF, NAN)
 AT_LEAST_0: Range = (0.0, TINY, MOST), (-TINY, INF, NAN)
 SHARE: Range = (0.0, 1.0), (-TINY, ABOVE_1, NAN)
-PART: Range = (TINY, 1.0), (0.0, ABOVE_1, NAN)  # a share that is not nothing
+PART: Range = (TINY, 1.0), (0.0, ABOVE_1, NAN)  # a share above 0
 FINITE: Range = (-MOST, MOST), (-INF, INF, NAN)
 COUNT: Range = (1, 3), (0, -1)
 
@@ -43,7 +43,7 @@ Call = Callable[..., Any]
 
 
 def given(call: Call, *arrays: Any, **others: Any) -> Call:
-    """The call with options that the option in question replaces."""
+    """The call with default options; the tested option replaces its default."""
     return lambda **option: call(*arrays, **(others | option))
 
 

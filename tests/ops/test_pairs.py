@@ -49,7 +49,8 @@ OTHERS: dict[str, Any] = {
 
 
 def plans(operator: str) -> Iterator[tuple[Plan, str]]:
-    """Valid calls and one operand of each. It meets an argument that it has not met in an earlier call."""
+    """Valid calls, each with one of its operands. This operand is paired with an argument that no earlier call paired
+    with it."""
     seen: set[tuple[str, str, bool]] = set()
     for number in range(DRAWS):
         d = Draw(np.random.default_rng([31, number]))
@@ -83,7 +84,7 @@ def test_something_else_beside_each_operand_is_named(operator: str) -> None:
             fault = "" if error is None else _of_error(plan, error)
             assert not fault, (operand, what, [n for n, v in plan.arguments.items() if v is not None], fault)
             tried += error is not None
-    assert tried, operator  # the table must contain something that the operator refuses
+    assert tried, operator  # the operator must refuse some entry of the table
 
 
 @pytest.mark.parametrize("with_gradients", [False, True])

@@ -56,7 +56,7 @@ def twice_with_main_grad() -> None:
 
 
 def once_twice_differentiated() -> None:
-    """Asks for the gradient of x alone. A later gradient of weight through it would miss main_grad."""
+    """Asks only for the gradient of x. A gradient of weight through this graph would not be added to main_grad."""
     x = X.float().requires_grad_()
     y = rk.rms_norm(x, W.float().requires_grad_(), 1e-6, main_grad=MAIN)
     torch.autograd.grad(y.sum(), x, create_graph=True)
@@ -220,7 +220,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "main_grad: may share memory with dy: their addresses overlap",
     ),
-    # Tensors without memory, or whose memory holds other numbers than they show.
+    # Tensors without memory, and tensors whose memory holds other values than their elements.
     "x a DTensor": (norm(DTensor(X)), TypeError, "x: expected a local tensor, got a DTensor; .*to_local"),
     "weight a DTensor": (norm(weight=DTensor(W)), TypeError, "weight: expected a local tensor, got a DTensor"),
     "weight freed": (  # FSDP frees it between its gathers

@@ -248,7 +248,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "sin: is a constant",
     ),
-    # Tensors without memory, or whose memory holds other numbers than they show.
+    # Tensors without memory, and tensors whose memory holds other values than their elements.
     "q a DTensor": (rope(q=DTensor(Q)), TypeError, "q: expected a local tensor, got a DTensor; .*to_local"),
     "cos a DTensor": (rope(cos=DTensor(COS)), TypeError, "cos: expected a local tensor, got a DTensor"),
     "cos freed": (

@@ -1,5 +1,5 @@
-"""Hostile calls of every public operator. Each gives a result that its layout and its repetition cannot change, or a
-typed error that names an argument.
+"""Hostile calls of every public operator. Each gives a result that stays the same in another layout and when repeated,
+or a typed error that names an argument.
 
 ``python tests/support/fuzz_calls.py --calls 20000 --seed 1`` draws calls; ``--case N`` runs and prints one. Calls run
 in another process. If it dies or hangs, its current call is at fault.
@@ -75,7 +75,7 @@ try:
     NUMPY_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 except ImportError:  # then NumPy has no bfloat16
     NUMPY_BFLOAT16 = None
-# Phrases of errors about a gradient that a call wants, and about an argument that needs another one.
+# Phrases of errors about a required gradient, and about an argument that must fit another one.
 RELATIONS = re.compile(
     "gradient|autograd|expected (shape|device|a torch.Tensor|an array of the framework|sequences of at most)"
     r"|at most \d+ \(the number of|a divisor of \d+ \(the number of"
@@ -453,7 +453,7 @@ def _has_bfloat16(plan: Plan) -> bool:
 
 
 def _take_numbers(plan: Plan, attempt: Attempt) -> None:
-    """Gives aliases the numbers that were there before the call, which a new attempt makes again."""
+    """Gives aliases the values from before the call, which a new attempt draws again."""
     fresh = Attempt.__new__(Attempt)
     fresh.memories, fresh.plan, fresh.plain, fresh.other = {}, plan, False, attempt.other
     for name, value in plan.arguments.items():

@@ -578,7 +578,7 @@ def test_no_test_of_an_operator_has_a_tolerance_of_its_own() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("activation", silu_mul_cases.ACTIVATIONS)
 def test_all_gates_of_16_bits_lie_within_the_bounds(activation: str, dtype: str) -> None:
-    """The slope's bound is the tighter of two earlier ones: the doctor's, by one rounding of float32."""
+    """An earlier bound of the slope was one float32 rounding wider than the doctor's. This is the doctor's."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(getattr(torch, dtype))
     gate = bits[torch.isfinite(bits)]
     gate = gate[gate.double().abs() < 10_000][None].expand(2, -1)  # so that products stay finite

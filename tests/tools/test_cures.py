@@ -380,7 +380,7 @@ def test_a_missing_package_is_named_with_its_installation(absent: str, call: str
 
 
 def test_a_loss_takes_what_pack_gives_without_max_tokens() -> None:
-    """The tensors then end with places of no sequence, which no sum counts."""
+    """The tensors then end with slots that belong to no sequence, and no sum counts these."""
     torch = pytest.importorskip("torch")
     logprob = torch.tensor([[-1.0, -2.0, -9.0, -9.0], [-0.5, -0.25, -3.0, -9.0]])
     lengths, advantage, losses = torch.tensor([2, 3]), torch.tensor([1.0, -1.0]), []

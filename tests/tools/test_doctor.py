@@ -180,7 +180,8 @@ def test_a_machine_without_a_gpu_gets_no_advice_on_cublas(monkeypatch, capsys):
 
 
 def test_operators_that_passed_the_same_test_share_a_line():
-    """A newcomer read one sentence 23 times. A test that failed, or did not run, has a line of its own, first."""
+    """The doctor would otherwise print one sentence 23 times. A test that failed, or did not run, has its own line
+    before the others."""
     passed = {"device": "cpu", "check": "against float64", "passed": True, "detail": "within", "seconds": 1.0}
     tests = [
         {**passed, "operator": "kl"},

@@ -68,7 +68,7 @@ class Doubled(llama.LlamaRotaryEmbedding):
 
 
 class Looser(llama.LlamaAttention):
-    """Passes another mask on: one of the layer's own making, not the model's."""
+    """Passes on a mask that the layer makes itself, in place of the model's."""
 
     def forward(self, *args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
         return super().forward(*args, attention_mask=torch.zeros(1, 1, 12, 12), **kwargs)

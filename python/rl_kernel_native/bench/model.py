@@ -178,7 +178,7 @@ class Served:
 
 def _differing(logits: torch.Tensor, alone: torch.Tensor) -> int:
     words = torch.int32 if alone.dtype == torch.float32 else torch.int16
-    return sum(  # a row at a time: the comparison takes as much memory as what it compares
+    return sum(  # a row at a time: comparing logits takes as much memory as the logits
         int((a.contiguous().view(words) != b.contiguous().view(words)).any(-1).sum())
         for a, b in zip(logits, alone, strict=True)
     )

@@ -23,9 +23,9 @@ RLK_HD std::int64_t embedding_grad_row(const EmbeddingBackwardParams& p, std::in
   return id == p.padding_idx ? p.num_rows : embedding_row(p, id);
 }
 
-// The tree over a block's groups, walked over the groups that hold a token of the row. The chain of a group joins the
-// subtrees that end before the next such group. Subtrees without a token are left out. `pending` has a bit for each
-// level at which a left subtree waits.
+// The tree over a block's groups, for one row. The walk visits only groups that hold a token of the row, ascending, and
+// leaves out subtrees without a token. After each group it adds up all subtrees that end before the next visited group.
+// `pending` has a bit for each level at which a left subtree waits for the right one.
 struct EmbeddingTree {
   unsigned pending = 0;
 
