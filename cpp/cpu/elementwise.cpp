@@ -12,7 +12,7 @@
 namespace rlk::cpu {
 namespace {
 
-// Points at[k] to the start of a piece in array k; null stays null.
+// Sets at[k] to the first of these columns in array k; null stays null.
 template <class Params, class List, class Byte>
 void point(const Params& p, List arrays, std::int64_t row, std::int64_t first, Byte** at) {
   for_each(arrays, [&](auto array, int k) {

@@ -33,8 +33,8 @@ __device__ __forceinline__ unsigned counted_in(const uint4& v, int bytes, std::u
   }
   return count;
 }
-// `threads` threads count the set tokens among `length`, whose mask begins at `from`. Returns the count of this thread's
-// share.
+// `threads` threads count the set elements of a mask of `length` tokens at `from`. Returns this thread's part of the
+// count.
 __device__ __forceinline__ unsigned count_tokens(const TokenMask& mask, const unsigned char* from, int length,
                                                  int thread, int threads) {
   constexpr int kAtOnce = 8;

@@ -106,7 +106,7 @@ RLK_HD PairWork pair_work(const HeadColumns& columns, const PairItems& items, in
   return work;
 }
 
-// The number of a part's nodes of eight leaves.
+// The number of nodes of eight leaves in a part.
 RLK_HD int nodes_per_part(const HeadColumns& columns) {
   const int longest = columns.longest > 1 ? columns.longest : 1;
   return (longest + kNodeLeaves * kLeafColumns - 1) / (kNodeLeaves * kLeafColumns);

@@ -80,7 +80,7 @@ def _register(op: Operator) -> None:
 
     def when_run(arrays: Any, how: Any) -> Any:
         """The options, with the numbers of exp and unit that a trace could not read from the context. A backward has
-        those of its forward; a compiled forward is portable on a CPU."""
+        the numbers of its forward. A compiled forward on a CPU uses the portable exponential."""
         found = list(how)
         for i, resolve in in_context:
             kind = device_type(arrays[op.leads], op.arrays[op.leads].name)

@@ -155,7 +155,7 @@ def test_spans_of_one_token_add_in_their_order() -> None:
 
 
 def test_turns_are_placed_where_their_tokens_count() -> None:
-    """Two turns of the model with a tool's answer between them. Spans over both turns give their rewards."""
+    """Two turns of the model with a tool's answer between them. Spans that cover both turns place their rewards."""
     mask = np.array([[0, 1, 1, 0, 0, 1, 1, 1, 0, 0]], bool)
     call: dict[str, Any] = {
         "spans": np.array([[0, 5], [5, 10]], np.int32), "span_offsets": np.array([0, 2]),

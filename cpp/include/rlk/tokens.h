@@ -196,8 +196,8 @@ RLK_HD std::int64_t offset_of(const PolicyTokens& a, const Sequences& q, std::in
   return q.packed() && a.token_stride != 0 ? span.begin : s * a.sequence_stride;
 }
 
-// Place of a sequence that is skipped if its offsets are bad. `good` is false unless 0 <= begin <= end <= num_tokens,
-// and for the first sequence unless it begins at 0. The length is then 0.
+// Place of a sequence that is skipped if its offsets are bad. `good` requires 0 <= begin <= end <= num_tokens, and
+// begin = 0 for the first sequence. The length is then 0.
 struct Span {
   std::int64_t begin, length;
   bool good;

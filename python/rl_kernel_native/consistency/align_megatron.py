@@ -68,8 +68,8 @@ def make(directory: str, dtype: Any, device: str) -> Any:
 
 
 def renamed(state: dict[str, Any], heads: int, groups: int) -> dict[str, Any]:
-    """transformers' parameters under megatron-core's names. Each query group has its queries, key and value together,
-    and gate stands above up."""
+    """transformers' parameters under megatron-core's names. The merged projection holds the queries, key and value of
+    each query group together. The gate's rows come before those of up."""
     import torch
 
     found: dict[str, Any] = {

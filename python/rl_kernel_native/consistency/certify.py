@@ -39,7 +39,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Variation:
-    """One way to compute the row.
+    """One variation of the row's computation.
 
     Attributes:
         neighbours: seed of the other rows' content.

@@ -42,8 +42,8 @@ def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
 
 
 def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """The sums of a tangent, or for each token the gradient of the row that it is summed into; zeros for tokens without
-    a row."""
+    """Returns the tangent's sums per table row. With a gradient of the table, each token gets the gradient of its row,
+    and zeros if it has none."""
     dy, ids = arrays
     if wanted is None:
         return call(_BACKWARD, (given[0], ids), how)

@@ -322,7 +322,7 @@ class AttentionForward {
     merge_totals();
   }
 
-  // Ends the split that holds the last of the first `keys` keys.
+  // Ends the split that contains key `keys` - 1.
   RLK_DEVICE void end_split(int keys) {
     if (has_chains()) {
 #pragma unroll

@@ -32,7 +32,7 @@ RLK_HD Vector16 filled_vector(std::uint64_t fill) {
   return {{low, high, low, high}};
 }
 
-// The parts of a run.
+// The parts of a byte range.
 struct RunParts {
   std::int32_t lead;     // bytes before the first vector
   std::int32_t shift;    // bytes from a word boundary of the source to the first vector's bytes
