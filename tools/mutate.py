@@ -65,7 +65,7 @@ COUNT = {"python": 70, "bindings": 30, "kernels": 60}
 SHARED = {
     "_arithmetic": ["test_sum_order", "test_linear", "test_linear_torch", "test_torch"],
     "_check": ["test_bad_input", "test_words", "test_token_model"],
-    "_call": ["test_engine", "test_torch"],
+    "_call": ["test_first_calls", "test_engine", "test_torch"],
     "_composed": ["test_engine", "test_silu_mul_torch", "test_rms_norm_torch"],
     "_contract_terms": ["test_contract"],
     "_dispatch": ["test_pairs", "test_bad_export", "test_frameworks", "test_bad_input", "test_out_writes"],
@@ -102,6 +102,7 @@ SHARED = {
     "policy_loss": ["test_token_weight"],
     "sample": ["test_linear_sample", "test_process_logits", "test_random_bits"],
     "value_loss": ["test_token_weight"],
+    "call": ["test_engine"],
     "ndarray": ["test_bad_export", "test_bad_input", "test_words"],
     "tokens": ["test_token_model", "test_exact_bounds"],
 }
@@ -361,9 +362,18 @@ def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
         compiled.add("test_preconditions")
     first = [f"test_{part}" for part in parts]
     own.sort(key=lambda name: (name.endswith("_fuzz"), name not in first, not name.endswith("_bad_input")))
-    described = ["test_contract"] if f"{PACKAGE}/ops" in fault.path else []
+    described = ["test_engine", "test_words"] if fault.path.startswith(PACKAGE) else []
+    described += ["test_contract"] if f"{PACKAGE}/ops" in fault.path else []
     others = [name for name in dict.fromkeys([*shared, *ANY, *described]) if name not in own]
     return [files[name] for name in own], [files[name] for name in others if name in files], sorted(compiled)
+
+
+@functools.cache
+def lacking() -> list[str]:
+    """The instruction sets of the build that this CPU lacks."""
+    listed = Path("/proc/cpuinfo")
+    flags = listed.read_text().split() if listed.exists() else ["avx2", "avx512f"]
+    return [isa for isa, flag in (("avx2", "avx2"), ("avx512", "avx512f")) if flag not in flags]
 
 
 class Copy:
@@ -479,12 +489,52 @@ class Copy:
                 return f"{name}: {failed[1].rstrip(',') if failed else done.returncode}"
         return ""
 
-    def plant(self, fault: Fault) -> str:
+    def compiled_from(self, path: str) -> list[Path]:
+        """The object files compiled from a file, as the build has recorded it; without those that no test can run here,
+        since this CPU lacks their instructions."""
+        command = ["cmake", "--build", "build/cpu", "--", "-t", "deps"]
+        recorded = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=True).stdout
+        found = []
+        for of_object in recorded.split("\n\n"):
+            name, *read = of_object.split("\n")
+            name = name.partition(": #deps")[0]
+            if any(line.endswith(f"/{path}") for line in read) and not any(f"_{isa}.dir/" in name for isa in lacking()):
+                found.append(self.root / "build" / "cpu" / name)
+        return found
+
+    @contextlib.contextmanager
+    def planted(self, fault: Fault) -> Iterator[None]:
+        """The file keeps its time stamp and the objects compiled from it are put aside. So the build compiles these
+        alone, and nothing when they are back."""
         path = self.root / fault.path
         whole, stamp = path.read_text(), path.stat()
-        own, others, compiled = tests_of(fault)
-        path.write_text(whole[: fault.begin] + fault.text + whole[fault.end :])
+
+        def write(text: str) -> None:
+            path.write_text(text)
+            os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+
+        objects = [] if fault.layer == "python" else self.compiled_from(fault.path)
+        aside = {made: made.with_suffix(".whole") for made in objects if made.exists()}
+        write(whole[: fault.begin] + fault.text + whole[fault.end :])
+        for made, kept in aside.items():
+            made.rename(kept)
         try:
+            yield
+        finally:
+            write(whole)
+            if fault.layer != "python":
+                built = self.root / "build" / "cpu"
+                for made in (*self.compiled_from(fault.path), *built.glob("*.a"), *built.glob("_C*.so")):
+                    made.unlink(missing_ok=True)
+                for made, kept in aside.items():
+                    kept.rename(made)
+
+    def is_same_code(self) -> bool:
+        return all(self.of_tree.get(name) == code for name, code in self.code().items())
+
+    def plant(self, fault: Fault) -> str:
+        own, others, compiled = tests_of(fault)
+        with self.planted(fault):
             if fault.layer == "python":
                 by = self.python_notices(own) or self.python_notices(others)
                 if OF_TORCH.fullmatch(fault.path):  # they take the longest
@@ -492,9 +542,12 @@ class Copy:
                 return by
             if not self.build("rlk_core") or (fault.layer == "bindings" and not self.build("_C")):
                 return NO_BUILD
-            if self.code() == self.of_tree:
-                return SAME_CODE
-            first = path.suffix == ".cpp" and fault.layer == "kernels"  # C++ tests are then only linked
+            if self.is_same_code():
+                if not self.build("_C"):
+                    return NO_BUILD
+                if self.is_same_code():
+                    return SAME_CODE
+            first = fault.path.endswith(".cpp") and fault.layer == "kernels"  # C++ tests are then only linked
             by = self.compiled_notice(compiled) if first else ""
             if by:
                 return by
@@ -502,10 +555,6 @@ class Copy:
                 return NO_BUILD
             by = self.python_notices(own) or ("" if first else self.compiled_notice(compiled))
             return by or self.python_notices(others)
-        finally:
-            path.write_text(whole)
-            if fault.layer == "python":  # so that its bytecode stays valid; a C++ file must be built again
-                os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
 
 
 def planted_line(fault: Fault) -> str:

@@ -205,12 +205,44 @@ def test_a_fault_of_cpp_is_judged_by_its_object_code(
         built.append(targets)
         return compiles
 
-    copy.build, copy.code = build, lambda: {"a.o": code}
+    copy.build, copy.code, copy.compiled_from = build, lambda: {"a.o": code}, lambda path: []
     copy.python_notices = lambda tests: ""
     copy.compiled_notice = lambda tests: ""
     assert copy.plant(fault) == (getattr(tool, judged) if judged else "")
-    assert built == [("rlk_core",), ("_C",)][: 1 if judged else 2]
+    assert built == [("rlk_core",), ("_C",)][: 2 if compiles else 1]
     assert path.read_text() == whole
+
+
+def test_a_build_sees_the_objects_of_the_planted_file_alone(
+    tool: Any, copy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object of an instruction set that the CPU lacks stays, and what a fault compiled goes."""
+    (fault,) = tool.drawn("kernels", 1, 1, "cpp/cpu/rope_simd.cpp")
+    whole = (tool.ROOT / fault.path).read_text()
+    path, built = copy.root / fault.path, copy.root / "build" / "cpu"
+    path.parent.mkdir(parents=True)
+    path.write_text(whole)
+    stamp = path.stat().st_mtime_ns
+    names = "rlk_cpu_avx2.dir/rope.o", "rlk_cpu_avx512.dir/rope.o", "rlk_cpu_avx2.dir/gae.o", "test_rope.dir/rope.o"
+    objects = [built / name for name in names]
+    recorded = [f"{name}: #deps 1, (VALID)\n    ../../cpp/cpu/rope_simd.cpp" for name in names]
+    recorded[2] = recorded[2].replace("rope_simd", "gae_simd")
+    for made in objects[:3]:
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.write_text("of the tree")
+    (built / "librlk.a").write_text("with the fault")
+    monkeypatch.setattr(tool, "lacking", lambda: ["avx512"])
+    monkeypatch.setattr(tool.subprocess, "run", lambda *_, **how: SimpleNamespace(stdout="\n\n".join(recorded)))
+    with copy.planted(fault):
+        assert path.read_text() == whole[: fault.begin] + fault.text + whole[fault.end :]
+        assert path.stat().st_mtime_ns == stamp
+        assert [made.exists() for made in objects] == [False, True, True, False]
+        for made in (objects[0], objects[3]):
+            made.parent.mkdir(parents=True, exist_ok=True)
+            made.write_text("with the fault")
+    assert [made.exists() and made.read_text() for made in objects] == [*["of the tree"] * 3, False]
+    assert not (built / "librlk.a").exists()
+    assert (path.read_text(), path.stat().st_mtime_ns) == (whole, stamp)
 
 
 def test_a_cpp_test_that_fails_or_does_not_end_has_noticed(
