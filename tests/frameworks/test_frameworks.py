@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -206,6 +208,35 @@ x = np.arange(12, dtype=np.float32).reshape(3, 4)
 print(rk.logprob(x, np.array([0, 1, 2]), return_entropy=True, check=True).entropy.shape)
 """
     assert_prints_without_torch(code, "(3,)")
+
+
+def test_numpys_calls_of_every_operator_leave_torch_alone() -> None:
+    code = """
+import call_cases as cases
+class NotOfNumpy(Exception): pass
+def made(value):
+    if isinstance(value, cases.Operand):
+        if value.dtype == "bfloat16":
+            raise NotOfNumpy
+        return np.ascontiguousarray(value.values).astype(value.dtype)
+    return type(value)(map(made, value)) if type(value) in (tuple, list) else value
+called = set()
+for name in cases.OPERATORS:
+    for seed in range(12):
+        draw = cases.Draw(np.random.default_rng(seed))
+        draw.dtype = "float32"
+        given = cases.CALLS[name](draw)
+        try:
+            given = {k: made(x) for k, x in given.items() if k != "main_grad" or name.endswith("_backward")}
+        except NotOfNumpy:
+            continue
+        getattr(rk, name)(**given)
+        called.add(name)
+        assert "torch" not in sys.modules, name
+print(called == set(cases.OPERATORS))
+"""
+    support = str(Path(__file__).parents[1] / "support")
+    assert_prints_without_torch(code, "True", PYTHONPATH=os.pathsep.join([support, *sys.path]))
 
 
 # ---- GPU ------------------------------------------------------------------------------------------------------------

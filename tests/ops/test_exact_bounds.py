@@ -76,6 +76,26 @@ def test_a_zigzag_shift_refuses_offsets_between_chunks(size: int, offset: int, d
     assert found.shape == (24 // size,)
 
 
+X, CUTS = torch.zeros(2, 3), torch.tensor([0, 2, 3])
+# Calls with a size of rows or tokens, that size's name, and the least one that is refused.
+SIZES: dict[str, tuple[Any, str, int]] = {
+    "pack": (lambda n: rk.pack(X, torch.tensor([3, 2]), max_tokens=n), "max_tokens", 1 << 31),
+    "unpack": (lambda n: rk.unpack(X[0], CUTS, max_seqlen=n), "max_seqlen", 1 << 31),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_size_is_refused_from_its_bound_on(name: str) -> None:
+    """The calls take no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    call, argument, bound = SIZES[name]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        call(bound - 1)
+        with pytest.raises(ValueError, match=rf"^{argument}: expected .*, got {bound}"):
+            call(bound)
+
+
 SPANS = {
     "one too many": ([0, 1, 2, 3], "span_offsets: expected a contiguous array of shape [3], got [4]"),
     "one too few": ([0, 3], "span_offsets: expected a contiguous array of shape [3], got [2]"),

@@ -45,6 +45,20 @@ def test_every_operator_is_called_with_every_dtype_and_those_of_training_backwar
     assert all(row["seconds"] > 0 for row in found)
 
 
+@pytest.mark.parametrize("call", ["rk.kl(x, x, estimator='k1')", "rk.linear(x, x)"])
+def test_the_first_call_of_a_process_may_be_a_traced_one(call: str) -> None:
+    """It registers the operators, which is no part of the graph."""
+    code = (
+        "import rl_kernel_native as rk, torch\n"
+        "x = torch.ones(2, 2)\n"
+        f"function = lambda x: {call}\n"
+        "got = torch.compile(function, backend='eager', fullgraph=True)(x)\n"
+        "print(torch.equal(got, function(x)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "True", done.stderr
+
+
 def row(operator: str, seconds: float, error: str = "") -> dict[str, Any]:
     return {"operator": operator, "dtype": "float32", "pass": "forward", "seconds": seconds, "error": error}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,24 @@ import pytest
 
 import dlpack
 import rl_kernel_native as rk
-from call_cases import CALLS, OPERATORS, Draw, Operand
+from call_arrays import by_array
+from call_cases import CALLS, OPERATORS, Operand
 
 torch = pytest.importorskip("torch")
 
 CUDA = 2  # DLPack's code for CUDA
-DRAWS = 24  # enough draws for every operator to use all of its arrays
 # Arrays that NumPy's own operators read, next to others of the same framework.
 OF_NUMPY = {
     ("tool_mask", "mask"), ("linear_cross_entropy", "token_weight"), ("linear_cross_entropy", "denominator")
+}  # fmt: skip
+
+# Arrays whose device others must have, where these are not the first argument alone.
+DECIDE = {
+    "attention_backward": {"q"}, "embedding": {"weight"}, "gelu_mul_backward": {"gate"}, "kl_backward": {"logprob"},
+    "linear_cross_entropy": {"hidden", "target"}, "linear_logprob": {"hidden", "target"},
+    "linear_logprob_pair": {"hidden", "ref_hidden", "target"}, "linear_logprob_partial": {"hidden", "target"},
+    "optimal_token_baseline": {"logprob"}, "random_bits": {"sample_id"}, "scatter_rewards": {"mask"},
+    "silu_mul_backward": {"gate"},
 }  # fmt: skip
 
 
@@ -31,35 +39,9 @@ class There(dlpack.Exporter):
         self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
 
 
-def mapped(value: Any, make: Callable[[Operand], Any]) -> Any:
-    if isinstance(value, Operand):
-        return make(value)
-    return type(value)(mapped(v, make) for v in value) if type(value) in (tuple, list) else value
-
-
-def calls(operator: str, make: Callable[[Operand], Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each array argument of the operator once, with the arguments of a valid call that uses it."""
-    seen: set[str] = set()
-    for seed in range(DRAWS):
-        d = Draw(np.random.default_rng(seed))
-        d.dtype = "float32"
-        drawn = CALLS[operator](d)
-        names = {k for k, v in drawn.items() if isinstance(v, Operand) and not v.written and v.values.size} - seen
-        if not names or any(isinstance(v, Operand) and v.dtype == "bfloat16" for v in drawn.values()):
-            continue
-        optional = {
-            k for k, v in inspect.signature(getattr(rk, operator)).parameters.items() if v.default is not v.empty
-        }
-        written = {k for k, v in drawn.items() if isinstance(v, Operand) and v.written}
-        arguments = {k: mapped(v, make) for k, v in drawn.items() if k not in written & optional}
-        seen |= names
-        for name in sorted(names):
-            yield name, arguments
-
-
 @pytest.mark.parametrize("operator", sorted(set(OPERATORS) & set(CALLS)))
 def test_an_array_of_another_device_is_refused_by_the_extension(operator: str) -> None:
-    for name, arguments in calls(operator, lambda o: np.ascontiguousarray(o.values).astype(o.dtype)):
+    for name, arguments in by_array(operator, lambda o: np.ascontiguousarray(o.values).astype(o.dtype)):
         if (operator, name) in OF_NUMPY:
             continue
         with pytest.raises((ValueError, TypeError, RuntimeError)) as refused:
@@ -78,9 +60,16 @@ def test_a_tensor_of_another_device_is_refused(operator: str) -> None:
     def tensor(o: Operand) -> Any:
         return torch.from_numpy(np.ascontiguousarray(o.values)).to(getattr(torch, o.dtype))
 
-    for name, arguments in calls(operator, tensor):
+    for name, arguments in by_array(operator, tensor):
         tensors = [v for v in arguments.values() if isinstance(v, torch.Tensor)]
         if len(tensors) < 2:
             continue  # this is a call on that device
-        with pytest.raises((ValueError, TypeError), match=r"device|\bmeta\b|plain torch\.Tensor in eager mode"):
+        with pytest.raises(
+            (ValueError, TypeError), match=r"device|\bmeta\b|plain torch\.Tensor in eager mode"
+        ) as refused:
             getattr(rk, operator)(**arguments | {name: arguments[name].to("meta")})
+        words = str(refused.value)
+        decides = name in DECIDE.get(operator, {next(iter(inspect.signature(getattr(rk, operator)).parameters))})
+        if ": expected device " in words and operator != "pack":  # pack is two operators
+            assert words.endswith("expected device meta, got cpu" if decides else "expected device cpu, got meta")
+            assert words.startswith(f"{name}: ") != decides, words

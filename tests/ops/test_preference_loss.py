@@ -314,6 +314,23 @@ def test_bad_input() -> None:
             f()
 
 
+RANKS = {
+    "int64": torch.zeros(2, 3, dtype=torch.int64),
+    "one side": torch.zeros(3, dtype=torch.int32),
+    "three sides": torch.zeros(3, 3, dtype=torch.int32),
+    "four pairs": torch.zeros(2, 4, dtype=torch.int32),
+    "strided": torch.zeros(3, 2, dtype=torch.int32).T,
+}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_ranks_that_are_not_the_forwards_are_refused(name: str) -> None:
+    call, d = torch.ops.rl_kernel_native.preference_loss_backward, torch.ones(3)
+    call(d, d, d, torch.zeros(2, 3, dtype=torch.int32), 1)
+    with pytest.raises((TypeError, ValueError), match=r"^ranks: expected "):
+        call(d, d, d, RANKS[name], 1)
+
+
 # ---- TRL's own losses -----------------------------------------------------------------------------------------------
 
 

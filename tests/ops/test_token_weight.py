@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import dlpack
 import rl_kernel_native as rk
 from cases import beyond
 from policy_loss_cases import TORCH, arrays, assert_packed_has_the_bits_of_padded, keywords, same, specs, tensors
@@ -214,3 +215,43 @@ def test_cuts_of_another_framework_are_named(xp: Any, aggregation: str) -> None:
         return
     with pytest.raises(TypeError, match=r"^cu_seqlens: expected an array"):
         rk.value_loss(x, None, x, cu_seqlens=cuts, clip=None, token_weight=x, aggregation=aggregation)
+
+
+class Bare(dlpack.Exporter):
+    """An array whose framework has no functions."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        super().__init__(array)
+        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
+
+
+P = -np.linspace(0.1, 1.0, 6, dtype=np.float32).reshape(2, 3)
+HEAD = np.linspace(-1.0, 1.0, 24, dtype=np.float32).reshape(3, 8)
+# A loss of its first operand and its weights, and the name of this operand.
+OF_WEIGHTS: dict[str, tuple[Any, np.ndarray, str]] = {
+    "policy_loss": (
+        lambda x, w: rk.policy_loss(x, P, P, P != 0, spec=rk.PolicySpec(), token_weight=w), P, "logprob",
+    ),
+    "value_loss": (lambda x, w: rk.value_loss(x, None, P, clip=None, token_weight=w), P, "value"),
+    "linear_cross_entropy": (
+        lambda x, w: rk.linear_cross_entropy(HEAD, HEAD, x, token_weight=w), np.arange(3), "target",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+@pytest.mark.parametrize("weighs", [False, True])
+def test_arrays_without_functions_of_their_framework_are_named(name: str, weighs: bool) -> None:
+    call, x, operand = OF_WEIGHTS[name]
+    weight = np.ones(x.shape, np.float32)
+    call(x, weight)
+    words = "expected an array of a framework with __array_namespace__, .* got Bare$"
+    with pytest.raises(TypeError, match=f"^{'token_weight' if weighs else operand}: {words}"):
+        call(*((x, Bare(weight)) if weighs else (Bare(x), weight)))
+
+
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+def test_weights_of_a_symbolic_trace_are_refused_by_their_name(name: str) -> None:
+    call, x, _ = OF_WEIGHTS[name]
+    with pytest.raises(TypeError, match=r"^token_weight: torch.fx.symbolic_trace is not supported"):
+        torch.fx.symbolic_trace(lambda weight: call(x, weight))

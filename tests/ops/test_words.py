@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 import rl_kernel_native as rk
+from call_arrays import by_array
+from call_cases import CALLS as DRAWN
+from call_cases import OPERATORS, Operand
 from cases import raw
 
 torch = pytest.importorskip("torch")
@@ -162,3 +165,23 @@ def test_a_distributed_operand_is_to_be_made_local(mesh: Any, name: str, index: 
     assert kind is TypeError
     assert "got a DTensor; pass " in words, words
     assert "to_local()" in words
+
+
+@pytest.mark.parametrize("operator", sorted(set(OPERATORS) & set(DRAWN)))
+@pytest.mark.parametrize("framework", ["torch", "NumPy"])
+def test_none_in_place_of_a_required_operand_is_named(operator: str, framework: str) -> None:
+    def made(o: Operand) -> Any:
+        array = np.ascontiguousarray(o.values)
+        return torch.from_numpy(array).to(getattr(torch, o.dtype)) if framework == "torch" else array.astype(o.dtype)
+
+    parameters = inspect.signature(getattr(rk, operator)).parameters
+    optional = {"scatter_rewards": ["rewards"]}.get(operator, [])  # other rewards may be given alone
+    optional += [name for name, p in parameters.items() if p.default is not p.empty or "None" in str(p.annotation)]
+    for name, arguments in by_array(operator, made):
+        if name in optional:
+            continue
+        with pytest.raises((TypeError, ValueError)) as refused:
+            getattr(rk, operator)(**arguments | {name: None})
+        words = str(refused.value)
+        assert words.startswith((name, ALSO.get(name, name))), words
+        assert words.endswith("None") or "NoneType" in words, words

@@ -307,6 +307,9 @@ EAGER: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
 }
 
 
+OF_A_GPU_ALONE = {"attention_eager", "logprob_eager"}  # they look where the memory is
+
+
 def test_every_short_way_is_in_the_table() -> None:
     from rl_kernel_native._native import module
 
@@ -329,6 +332,31 @@ def test_a_negated_operand_leaves_the_short_way_and_is_resolved(name: str, monke
         assert not differing(plain(got), plain(want)), f"operand {i}"
     assert len(found) == len(given)
     assert all(result is NotImplemented for result in found)
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_the_short_way_is_that_of_plain_tensors_without_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from rl_kernel_native._native import module
+
+    call, shapes = EAGER[name]
+    given = [torch.randn(shape) for shape in shapes]
+    want, asked, own = call(*given), [], getattr(module, name)
+    with monkeypatch.context() as gpu:
+        gpu.setattr(module, name, lambda *arguments: asked.append(arguments) or own(*arguments))
+        gpu.setattr(torch.Tensor, "is_cuda", True, raising=False)
+        assert not differing(plain(call(*given)), plain(want))
+    (plain_ones,) = asked
+    leaf = given[0].clone().requires_grad_()
+    found = {"plain": own(*plain_ones), "gradient": own(*(leaf if x is given[0] else x for x in plain_ones))}
+    with torch.no_grad():
+        found["no_grad"] = own(*(leaf if x is given[0] else x for x in plain_ones))
+    with TorchDispatchMode():
+        found["mode"] = own(*plain_ones)
+    torch.vmap(lambda x: found.update(vmap=own(*plain_ones)) or x)(torch.zeros(2))
+    short = {kind for kind, result in found.items() if result is not NotImplemented}
+    assert short == (set() if name in OF_A_GPU_ALONE else {"plain", "no_grad"})
 
 
 @pytest.mark.parametrize("name", SHORT_WAYS)
