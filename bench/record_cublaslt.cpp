@@ -4,8 +4,9 @@
 // these numbers of rows alone
 //
 // An algorithm is admitted if its result equals ours to the byte and its time, in alternation, is at least kGain below ours.
-// Every buffer of weights must agree, with normal data and with exponents that spread over many orders. Up to kMostRangeRows
-// rows it is also tried with every number of rows down to the batch before, and recorded for all of them.
+// Every buffer of weights must agree, with normal data and with exponents that spread over many orders. Up to
+// kMostRangeRows rows an algorithm is also tried with every number of rows above the next smaller batch, and recorded
+// for all of them.
 #include <algorithm>
 #include <cstdio>
 #include <memory>

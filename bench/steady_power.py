@@ -64,7 +64,7 @@ def steady(call: Callable[[], Any], gpu: Any, seconds: float) -> Steady:
     torch.cuda.synchronize()
     if len(changes) < FEWEST_CHANGES:
         raise RuntimeError("the energy counter stood still: more --seconds, or a GPU that counts energy")
-    first, last = changes[1], changes[-1]  # the first is no change, but the counter as it was found
+    first, last = changes[1], changes[-1]  # changes[0] is the counter's first reading, not a change
     watts = (last[1] - first[1]) / 1e3 / (last[0] - first[0])
     mhz = sum(clock for *_, clock in changes) / len(changes)
     return Steady(start.elapsed_time(stop) / measured, watts, mhz)

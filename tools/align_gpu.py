@@ -23,7 +23,7 @@ The commands, in this order; each is useful only if those before it succeed:
     python tools/align_gpu.py "$OUT" small rk fsdp2               # on two GPUs
 
 Settings rk and rk-v1 must not differ at any token from prefill and trainer. No token is drawn differently, and every
-ratio is 1. stock and canonical-blas do differ. rk generates at least 0.98 times as many tokens a second as stock.
+ratio is 1. stock and canonical-blas do differ. rk generates at least 0.98 times as many tokens per second as stock.
 """
 
 from __future__ import annotations

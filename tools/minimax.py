@@ -91,7 +91,7 @@ def solve(table: Table):
     angle = np.cos(np.pi * (np.arange(GRID) + 0.5) / GRID)[::-1]
     x = (table.low + table.high) / 2 + angle * (table.high - table.low) / 2
     x[0], x[-1] = table.low, table.high
-    x = x[np.abs(x) > 1e-6]  # since quotients by x follow
+    x = x[np.abs(x) > 1e-6]  # the steps below divide by x
     target = np.array([float(table.target(mp.mpf(float(v)))) for v in x])
     weight = np.array([float(table.weight(mp.mpf(float(v)))) for v in x])
     coefficients = [float(np.float32(c)) for c in table.fixed]

@@ -30,8 +30,8 @@ struct OperandTile : SharedTile<kContraction ? kExtent : kStageK, kContraction ?
   using Base = SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent>;
 
   // The positions of the four matrices of a 16 x 16 fragment, in the order of mma's registers. A takes the lower and
-  // the upper half of the extent at k 0 ... 7, then both halves at 8 ... 15. An operand B takes one half of the extent
-  // at both ranges of k. So a fragment holds two operands B, the lower half first.
+  // the upper half of the extent at k 0 ... 7, then both halves at 8 ... 15. B takes the lower half of the extent at k
+  // 0 ... 7 and 8 ... 15, then the upper half at both. So a fragment holds two operands B.
   enum class Order { kA, kB };
   static constexpr RLK_HD int upper_extent(Order order, int matrix) {
     return order == Order::kA ? matrix % 2 : matrix / 2;

@@ -1,5 +1,5 @@
-// The first pass of calls that need only the number of tokens of each sequence. It reads the masks alone, by vectors of
-// 16 bytes. Bound by HBM.
+// The first pass of calls that need only the number of tokens of each sequence. It reads only the masks, in 16-byte
+// vectors. Bound by HBM.
 #pragma once
 
 #include "dependent_launch.cuh"

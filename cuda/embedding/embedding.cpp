@@ -9,7 +9,7 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr std::int64_t kThreadsWanted = 2048;  // threads per multiprocessor; with fewer a thread has one vector
+constexpr std::int64_t kThreadsWanted = 2048;  // threads per multiprocessor; with fewer, a thread copies one vector
 
 bool rows_are_vectors(const void* base, std::int64_t stride, std::int64_t rows, std::int64_t columns, DType t) {
   return columns * size_of(t) % 16 == 0 && rows_begin_at_16_bytes(base, {rows + 1, 0, stride}, rows, size_of(t));

@@ -284,7 +284,7 @@ __device__ __forceinline__ void sum_rows(const EmbeddingBackwardParams& p, const
   if (exists && current != kNone) sum.end();
 }
 
-// A warp has a row.
+// Each warp computes one row.
 template <bool kVector>
 __device__ __forceinline__ void clear_rows(const EmbeddingBackwardParams& p, const EmbeddingWorkspace& w,
                                            std::int64_t first) {

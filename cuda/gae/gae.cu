@@ -1,7 +1,6 @@
 // gae, discounted_returns and vtrace. Bound by HBM: every input is read once and every output written once.
 //
-// A block has a sequence and walks it from its end. A warp takes a chunk of 128 tokens at a time, four tokens per lane.
-// A
+// Each block walks one sequence from its end. A warp takes a chunk of 128 tokens at a time, four tokens per lane. A
 // chunk needs two values of the later chunks: the value of their first token that counts, and x. Both go through shared
 // memory. Warps read the first, scan their chunks as if x were unknown, and then each run the short chain over the
 // chunks' totals. The next chunks' loads are in flight meanwhile. In most chunks all tokens count. If coefficients are

@@ -1,4 +1,4 @@
-// tree_sum, compiled once per architecture. A thread has four elements. Bound by HBM: every part is read once.
+// tree_sum, compiled once per architecture. A thread adds four elements. Bound by HBM: every part is read once.
 #include "../common/element_dtype.cuh"
 #include "../common/launch.h"
 #include "sums.h"

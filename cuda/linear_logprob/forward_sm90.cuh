@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
           load(head, g.k_steps - g.lora_steps);
           load(lora, g.lora_steps);
         }
-        if (index < items.full.whole) {  // every block has a whole run
+        if (index < items.full.whole) {  // every block computes a whole run
           if (elect_one()) wait_for_other_loaders();
           __syncwarp();
         }
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
           }
         }
       };
-      // A warpgroup has one copy of the statistics' instructions, and columns are moved to the registers that it reads.
+      // The statistics' instructions exist once per warpgroup, and columns are moved to the registers that they read.
       // When each leaf and each half of the rows had its own copy, the instructions left the cache, and the other
       // warpgroup's products waited.
       if (warpgroup == 0) {

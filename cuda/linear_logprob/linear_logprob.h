@@ -9,8 +9,8 @@ namespace rlk::cuda {
 
 void scored_rows(const ScoredRowsParams& p, int device, Stream stream);
 
-// fuses_linear_logprob: whether a fused forward serves a call without logits in memory. The others: its workspace, and
-// the forward itself.
+// fuses_linear_logprob: whether a fused forward serves a call without logits in memory. The next two functions give the
+// forward's workspace and launch it.
 bool fuses_linear_logprob(const LinearLogprobParams& p, int device);
 WorkspaceRange fused_linear_logprob_workspace(const LinearLogprobParams& p, int device);
 void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream stream);

@@ -44,7 +44,7 @@ __device__ __forceinline__ SoftmaxStats root_by_warp(int num_parts, int nodes_pe
   });
 }
 
-// The same by a block; each warp has a sixteenth of the nodes of tiles. With few rows no other rows hide the latency:
+// The same by a block; each warp adds a sixteenth of the tiles' nodes. With few rows no other rows hide the latency:
 // loads and trees by one warp took 12 us.
 template <bool kMoments>
 __device__ __forceinline__ SoftmaxStats root_by_block(const HeadNodes& n, int row) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void write_row(const LogprobParams& p, const float* t
   write_outputs(p, row, fails ? failed_stats(kBadTemperature) : root, is_nan(z) ? canonical_nan() : z);
 }
 
-// Roots from the pairs' nodes; a warp has a row.
+// Computes roots from the pairs' nodes, one row per warp.
 template <bool kMoments>
 __global__ void __launch_bounds__(kRootWarps* kWarp)
     linear_logprob_roots_kernel(const __grid_constant__ LogprobParams p,

@@ -1,5 +1,6 @@
-// logprob of few rows on SM90. A cluster has a row, and its warps send their nodes to block 0 by asynchronous stores.
-// It takes one launch and no workspace. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row).
+// logprob of few rows on SM90. Each cluster computes one row, and its warps send their nodes to block 0 by asynchronous
+// stores.
+// It takes one launch and no workspace. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes per row).
 // Numbers: README.md.
 #pragma once
 

@@ -1,5 +1,5 @@
 // logprob on CUDA, compiled once per architecture: stream.cuh for any number of rows, on sm_90 clusters for few rows, and the
-// merge of shards. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row). Numbers: README.md.
+// merge of shards. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes per row). Numbers: README.md.
 #include "../common/kernels.h"
 #include "rlk/kernels/logprob_groups.h"
 #include "stream.cuh"

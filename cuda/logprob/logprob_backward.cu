@@ -1,11 +1,11 @@
 // dlogits of logprob, lse and entropy: elementwise over a row given its saved lse and entropy. Bound by HBM: each logit
-// is read once and each gradient written once (2 * vocab_size * sizeof(T) bytes a row).
+// is read once and each gradient written once (2 * vocab_size * sizeof(T) bytes per row).
 //
-// A block has a segment of a row. Segments are so short that the hardware's scheduler sweeps memory in order and
-// balances the multiprocessors. A thread loads a few 16-byte vectors of its segment before it uses the first. Vectors
-// are aligned to dlogits. If a row does not begin at a multiple of 16 bytes, its first and last columns go one by one.
-// In place (dlogits == logits) one thread reads a vector and then writes it. One body serves every architecture, and
-// each has its own machine code.
+// Each block computes one segment of a row. Segments are so short that the hardware's scheduler sweeps memory in order
+// and balances the multiprocessors. A thread loads a few 16-byte vectors of its segment before it uses the first.
+// Vectors are aligned to dlogits. If a row does not begin at a multiple of 16 bytes, its first and last columns go one
+// by one. In place (dlogits == logits) one thread reads a vector and then writes it. One body serves every
+// architecture, and each has its own machine code.
 #include <algorithm>
 
 #include "../common/element.cuh"

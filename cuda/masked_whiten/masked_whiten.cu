@@ -1,8 +1,8 @@
 // masked_whiten in five launches: sums of sequences, their mean, sums of squares, the variance, the tokens. Bound by
 // HBM: x is read three times and y written once.
 //
-// A block has a sequence. Each warp takes a chunk of 128 tokens at a time, four a lane. The first warp adds up the
-// chunks. One body serves every architecture, and each has its own machine code.
+// Each block sums one sequence. Each warp takes a chunk of 128 tokens at a time, four per lane. The first warp adds up
+// the chunks. One body serves every architecture, and each has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "../common/tokens.cuh"

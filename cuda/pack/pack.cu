@@ -2,8 +2,8 @@
 // HIP, has the copy and its distribution over threads. rlk/kernels/pack_scan.h has the prefix sum.
 //
 // pack_kernel: up to eight arrays in one launch.
-// pack_positions_kernel: a block has a row of the mask, 1,024 tokens at a time by ballots, and stores the row's length
-//   in cu_seqlens.
+// pack_positions_kernel: each block counts one row of the mask, 1,024 tokens at a time by ballots, and stores the row's
+//   length in cu_seqlens.
 // pack_scan_kernel: one block.
 // One body serves every architecture, and each has its own machine code.
 #include "../common/dependent_launch.cuh"

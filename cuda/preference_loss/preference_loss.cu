@@ -1,9 +1,10 @@
 // preference_loss and its gradient. They are bound by their launches, since a pair has a few numbers. The formulas
 // stand in rlk/kernels/preference_pair.h, shared with the CPU and HIP.
 //
-// preference_pairs_kernel: a thread has a pair. For sorted losses rlk/kernels/merge_order.h first sorts their keys.
-//   preference_metrics_kernel runs after it: a block has a metric.
-// One body serves every architecture, and each has its own machine code.
+// preference_pairs_kernel: each thread computes one pair. For sorted losses rlk/kernels/merge_order.h first sorts their
+// keys.
+// preference_metrics_kernel runs after it: each block computes one metric. One body serves every architecture, and each
+// has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "rlk/kernels/preference_pair.h"

@@ -1,5 +1,6 @@
-// Random words on CUDA. A thread has a block of four words of one row, and neighbouring threads have neighbouring
-// blocks. Bound by the stores: 8 bytes a word. One body serves every architecture, and each has its own machine code.
+// Random words on CUDA. A thread computes a block of four words of one row, and neighbouring threads compute
+// neighbouring blocks. Bound by the stores: 8 bytes per word. One body serves every architecture, and each has its own
+// machine code.
 #include "../common/kernels.h"
 #include "rlk/kernels/random_words.h"
 

@@ -19,8 +19,8 @@ RmsNormPlan choose_plan(const RmsNormParams& p);
 
 // Groups: `threads` threads take 64 rows one after another and read each row once. Halves: two blocks share a group,
 // for dx and dweight together; half of each row is read twice. They serve 16-bit types and rows one stride apart. Rows:
-// a block has a row for dx, and other threads have two columns of 64 rows for dweight. Rows are read twice, with any
-// width and alignment.
+// each block computes one row of dx, and other threads each sum two columns of 64 rows for dweight. Rows are read
+// twice, with any width and alignment.
 struct RmsNormBackwardPlan {
   int threads = 0, vec8s = 0;  // 0 threads: rows
   bool halves = false;

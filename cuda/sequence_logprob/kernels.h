@@ -8,7 +8,7 @@
 namespace rlk::cuda {
 
 constexpr int kSequenceMostThreads = 512;  // the most threads per block
-constexpr int kSequencesOfBlock = 4;       // sequences per block if a warp has a sequence
+constexpr int kSequencesOfBlock = 4;       // sequences per block if a warp sums a sequence
 constexpr int kSequenceChunk = 2048;       // positions that a warp adds up at a time
 
 // The number of warps that share a sequence: one, or all of a block.

@@ -22,7 +22,7 @@ constexpr std::size_t kSortLds = kDigits * sizeof(std::uint32_t);
 constexpr int kBeginThreads = 256;
 constexpr std::size_t kBeginLds = kBeginThreads * sizeof(std::uint32_t);
 
-// Sums: a block has the rows that begin among this many sorted tokens, with eight columns per thread.
+// Sums: a block sums the rows that begin among this many sorted tokens, with eight columns per thread.
 constexpr int kEmbeddingThreads = 64;
 constexpr int kSliceColumns = kEmbeddingThreads * kVec8;
 constexpr int kWindow = 16;

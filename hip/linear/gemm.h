@@ -43,7 +43,7 @@ template <class Tile>
 struct WavePlace {
   std::int64_t row, column;    // first row and column of the tile
   int wave_row, wave_column;   // first row and column of the wave, in the tile
-  std::int64_t rows, columns;  // rows and columns from the wave's first on; not positive: none
+  std::int64_t rows, columns;  // rows and columns of the result from the wave's first on; none if not positive
   RLK_DEVICE WavePlace(const GemmParams& p, std::int64_t tile)
       : row(tile % p.tiles_down * kTileRows<Tile>), column(tile / p.tiles_down * kTileColumns<Tile>) {
     const int wave = thread_id() / kWave;
@@ -196,7 +196,7 @@ RLK_DEVICE void store_outputs(const GemmParams& p, const WavePlace<Tile>& place,
   }
 }
 
-// A block has a tile of outputs. LoadA and LoadB are AlongRows or AcrossRows for the tile's rows and columns.
+// Each block computes one tile of outputs. LoadA and LoadB are AlongRows or AcrossRows for the tile's rows and columns.
 template <class Operand, class Tile, class LoadA, class LoadB, Fold kFold>
 RLK_DEVICE void gemm_kernel(const GemmParams& p, std::int64_t first_tile) {
   const WavePlace<Tile> place(p, first_tile + block_id_x());

@@ -1,5 +1,5 @@
 // Backward of logprob: dlogits, elementwise over a row given its saved lse and entropy.
-// Bound by HBM: each logit is read once and each gradient written once (2 * vocab_size * sizeof(T) bytes a row).
+// Bound by HBM: each logit is read once and each gradient written once (2 * vocab_size * sizeof(T) bytes per row).
 #pragma once
 
 #include "hip/common/element.h"
@@ -25,8 +25,8 @@ RLK_DEVICE bool mark_segment(const LogprobBackwardParams& p, std::int64_t row, s
   return true;
 }
 
-// A block has a segment of a row of the launch. In place (dlogits == logits) one thread reads a column and then writes
-// it.
+// Each block computes one segment of a row of the launch. In place (dlogits == logits) one thread reads a column and
+// then writes it.
 template <class T>
 RLK_DEVICE void backward_kernel(const LogprobBackwardParams& p, std::int64_t first_row) {
   using Storage = typename T::Storage;

@@ -1,6 +1,6 @@
 // Forward of logprob on a GPU of 64-lane waves. One wave computes the statistics of 32 leaves, two lanes per leaf; then
 // one wave combines a row's leaves. The exponential is portable, so the bits are the CPU's.
-// Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row).
+// Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes per row).
 #pragma once
 
 #include "hip/common/element.h"

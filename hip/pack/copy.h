@@ -7,7 +7,7 @@
 
 namespace rlk::hip {
 
-// A block has a row of the mask, one token per thread at a time, and stores the row's length in cu_seqlens.
+// Each block counts one row of the mask, one token per thread at a time, and stores the row's length in cu_seqlens.
 RLK_DEVICE void pack_positions_kernel(const PackLayoutParams& p, std::int64_t first_block) {
   constexpr int kWaves = kPositionThreads / kWave;
   // [2][kWaves]: two buffers, so that a tile need not wait for the previous one.

@@ -43,7 +43,7 @@ RLK_DEVICE void rms_norm_dx_kernel(const RmsNormBackwardParams& p, std::int64_t 
   }
 }
 
-// A block has kNormThreads vec8s of columns of one group; `column_blocks` blocks a group.
+// A block has kNormThreads vec8s of columns of one group; `column_blocks` blocks per group.
 template <class T, bool kVector>
 RLK_DEVICE void rms_norm_chains_kernel(const RmsNormBackwardParams& p, std::int64_t first_block,
                                        std::int64_t column_blocks) {

@@ -11,11 +11,11 @@ namespace rlk::hip {
 
 constexpr int kNormThreads = kRmsNormLanes;  // threads per block: four waves
 static_assert(kVec8 == kRmsNormLaneColumns);
-// A wave has a row of at most this many columns; a block has a wider one.
+// A wave computes a row of at most this many columns; a block computes a wider one.
 constexpr std::int64_t kMostWaveColumns = 64 * kVec8;
 constexpr std::size_t kNormLds = kNormThreads / 64 * sizeof(float);
 
-// dweight: a thread has eight columns of a group of 64 rows; then one column of all groups.
+// dweight: a thread sums eight columns of a group of 64 rows, and then one column of all groups.
 constexpr int kNormGroups = static_cast<int>(kRmsNormBlock) / kRmsNormGroupRows;  // groups per 8192 rows
 
 }  // namespace rlk::hip

@@ -4,7 +4,7 @@
 // Vec8s: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token. They are the
 //   halves of eight pairs, or four neighbouring pairs and four more. Threads of their own copy columns that are not
 //   rotated.
-// Elements: a thread has one pair of one head, with any width and alignment.
+// Elements: a thread rotates one pair of one head, with any width and alignment.
 #pragma once
 
 #include "hip/common/vec8.h"

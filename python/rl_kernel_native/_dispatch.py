@@ -58,7 +58,7 @@ def code_or_same(dtype: Any, name: str) -> int:
 
 
 def option_code(dtype: Any, name: str) -> int:
-    """The same for an option that the public function may have turned into its number."""
+    """As :func:`code_or_same`, for an option that may already be a dtype's number."""
     return dtype if type(dtype) is int else code_or_same(dtype, name)
 
 

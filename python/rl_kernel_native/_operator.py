@@ -199,7 +199,7 @@ class Declared:
 
 
 def _declared(kind: str, name: str, x: Any) -> Any:
-    is_symbol = not isinstance(x, (int, float)) and hasattr(x, "node")  # a trace's, in a backward
+    is_symbol = not isinstance(x, (int, float)) and hasattr(x, "node")  # a traced number, in a backward
     if is_symbol or (x is None and kind.endswith("?")):
         return x
     kind = kind.rstrip("?")

@@ -133,7 +133,7 @@ def _unknown(tensors: Iterator[Tensor], x: Any) -> Any:
 
 
 def _known(name: str, function: Callable[..., Any], number: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a kernel so that ``number`` gives the value of each number."""
+    """Wraps a kernel so that each number among its arguments passes through ``number``."""
     places = _numbers.get(name)
     if places is None:
         return function

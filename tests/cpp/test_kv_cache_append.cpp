@@ -147,7 +147,7 @@ TEST_F(KvCacheAppend, EveryLayoutOfAnEngine) {
   for (const Layout layout : kLayouts) {
     const std::int64_t page_size = layout == Layout::kPlain ? 1 : 16;
     for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
-      // Vectors: one head with fewer than a lane each; several tokens per block; more than a block's lanes.
+      // Tokens of a few vectors, of enough for several tokens per block, and of more vectors than a block has lanes.
       for (const Shape& s :
            {Shape{400 / page_size, page_size, 37, 1, 8, 8}, Shape{160 / page_size, page_size, 9, 3, 40, 40},
             Shape{64 / page_size, page_size, 5, 8, 128, 128}}) {

@@ -255,7 +255,7 @@ TEST(MufuEx2, ArgumentIsCutThenComplemented) {
   EXPECT_EQ(mufu_ex2_fixed(-1.0f), -(1 << 23));  // a whole number is negated exactly
   EXPECT_EQ(mufu_ex2_fixed(0x1.8p-23f), 1);
   EXPECT_EQ(mufu_ex2_fixed(-0x1.8p-23f), -2);
-  EXPECT_EQ(mufu_ex2_fixed(-0x1p-24f), 0);  // cut to zero, which is a whole number
+  EXPECT_EQ(mufu_ex2_fixed(-0x1p-24f), 0);  // cut to zero, and then negated like a whole number
   EXPECT_EQ(mufu_ex2_fixed(-255.0f), -255 * (1 << 23));
 }
 

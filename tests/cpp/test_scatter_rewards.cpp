@@ -40,7 +40,7 @@ struct Results {
   std::vector<std::int64_t> lengths;
 };
 
-// Outputs lie `shift` elements off a multiple of 16 bytes; each lies `more` further than the one before it.
+// The first output begins `shift` elements past a multiple of 16 bytes, and each next one `more` elements further.
 Results run(rlk::ScatterRewardsParams p, std::size_t shift = 0, std::size_t more = 0) {
   constexpr float kCanary = -12345.0f;
   constexpr std::size_t kGuard = 16;

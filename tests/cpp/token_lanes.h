@@ -1,4 +1,4 @@
-// A lane of CUDA has four tokens at once; each has the bits that it has alone.
+// A CUDA thread computes four tokens at once. Each must get the bits that it gets alone.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -56,7 +56,7 @@ void check_forward(std::int64_t rows, std::int64_t in_features, std::int64_t out
             std::to_string(segments));
 }
 
-// As many rows as small tiles take, one more for the large tiles, and two blocks of each with a rest.
+// Rows that small tiles serve, the most that they serve, one more, for large tiles, and several tiles with a remainder.
 constexpr std::int64_t kRows[] = {20, rlk::hip::kMostSmallRows, rlk::hip::kMostSmallRows + 1, 141};
 
 TEST_F(Linear, ForwardTilesStagesAndLoads) {

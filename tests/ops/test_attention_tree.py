@@ -127,7 +127,7 @@ def test_other_heads(heads: tuple[int, int], head_dim: int, device: str, exp: st
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_long_segments(head_dim: int, device: str, exp: str, rng: np.random.Generator) -> None:
-    """More than 64 tokens a segment, the least that wgmma serves on a GPU. Paths branch inside and at the end of blocks
+    """Four segments have more than 64 tokens, enough for wgmma on a GPU. Paths branch inside and at the end of blocks
     of 128 keys, and inside and at the end of eight keys."""
     tree = Tree(rng, [203, 149, 0, 128, 61, 65, 53], [-1, 0, 0, 1, 0, -1, 5], (2, 1), head_dim, device=device)
     assert_rows_of_paths(tree, device, exp)

@@ -215,7 +215,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "weight: has no memory",
     ),
-    **{  # a subclass may refuse with its own message, and torch with those for mixed devices or modes
+    **{  # a subclass or torch may refuse with its own message
         f"{what} {kind.__name__}": (call, Exception, rf"{what}: |does not do|Fake|fake")
         for kind in (fake, Wrapper)
         for what, call in (

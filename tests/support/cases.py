@@ -141,7 +141,7 @@ class Truth:
     p: np.ndarray
     present: np.ndarray  # columns that are neither padding nor outside a kept set
     slope: np.ndarray  # d(z / T) / d logits
-    softcap_slope: np.ndarray  # the softcap's factor of it
+    softcap_slope: np.ndarray  # the softcap's factor in slope
     capped: bool
     target: np.ndarray
     counted: np.ndarray  # rows whose target is not ignore_index

@@ -453,7 +453,7 @@ def _has_bfloat16(plan: Plan) -> bool:
 
 
 def _take_numbers(plan: Plan, attempt: Attempt) -> None:
-    """Gives aliases the values from before the call, which a new attempt draws again."""
+    """Gives aliases the values that they had before the call. A new attempt draws the same values."""
     fresh = Attempt.__new__(Attempt)
     fresh.memories, fresh.plan, fresh.plain, fresh.other = {}, plan, False, attempt.other
     for name, value in plan.arguments.items():

@@ -172,7 +172,7 @@ def contract(o: Operands, activation: str = "silu", round_before_mul: bool = Fal
 
 
 def canonical(values: Any) -> tuple[Any, ...]:
-    """The results with every NaN replaced by one NaN, since NumPy's and torch's NaNs have other bits."""
+    """The results with every NaN replaced by one NaN, since NumPy's and torch's NaNs have different bits."""
     import torch
 
     return tuple(

@@ -55,8 +55,8 @@ def test_there_is_an_operator() -> None:
     assert len(FILES) > 60
 
 
-# Pieces that are a line of a table, and how that line begins. An operator made of other operators has no kernel of its
-# own. Elementwise operators share one body and one microbenchmark.
+# The two tables of operators, and how an operator's line in them begins. An operator made of other operators has no
+# kernel of its own. Elementwise operators share one body and one microbenchmark.
 OPERATOR_TABLE = "cpp/include/rlk/operators.inc"
 ELEMENTWISE_TABLE = "cpp/include/rlk/elementwise.inc"
 COMPOSED = (OPERATOR_TABLE, "RLK_COMPOSED({op}, ")

@@ -87,7 +87,7 @@ def _liger() -> Peer:
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-    # The casts that round once; not in place, which would write the gradient over dy.
+    # "gemma" selects the casts that round once. False turns off in-place gradients, which would overwrite dy.
     return Peer(
         "Liger",
         lambda x, weight: LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "gemma", False),

@@ -97,7 +97,7 @@ class StockOperators:
             yield
 
     def training_mask(self, batch: MicroBatch) -> dict[str, Any]:
-        """The arguments that tell the model the places of a training batch's sequences."""
+        """The arguments that tell the model where each sequence of a training batch lies."""
         if self.name != "flash":
             return {"attention_mask": batch.mask}
         if batch.cu_seqlens is None:
@@ -176,7 +176,7 @@ class RkOperators:
             self._library.unpatch_model(model)
 
     def training_mask(self, batch: MicroBatch) -> dict[str, Any]:
-        """The arguments that tell the model the places of a training batch's sequences."""
+        """The arguments that tell the model where each sequence of a training batch lies."""
         if batch.cu_seqlens is not None:
             return {"cu_seq_lens_q": batch.cu_seqlens}
         return {"attention_mask": batch.key_mask}

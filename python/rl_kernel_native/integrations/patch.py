@@ -177,7 +177,7 @@ def chosen_ops(model: Any) -> frozenset[str] | None:
 
 
 def is_proved(model: Any) -> bool:
-    """Whether a patched model, or the one that it contains, is entirely on this library's operators."""
+    """Whether a patched model, or the patched model that it contains, runs this library's operators alone."""
     return not status(_holder(model)).unproved
 
 

@@ -326,7 +326,7 @@ def _fill(value: Any) -> int | float:
 
 
 def _check_rows(frame: Any, name: str, array: Any, shape: Any) -> None:
-    """Checks that each sequence has one length, or one row of the mask. Other checks refuse values that are no
+    """Checks that the lengths, or the mask's rows, are as many as the sequences. Other checks refuse values that are no
     arrays."""
     if frame is None and not _dispatch.is_tensor(array):
         return

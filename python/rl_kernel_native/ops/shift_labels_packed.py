@@ -149,9 +149,9 @@ def tool_mask(
     """True for the tokens of an assistant's turns, found by the ids of the markers around them. Training then skips
     prompts and tool results.
 
-    A turn begins after the ids of ``begin``. It ends with the next ids of ``end``, which belong to it because the model
-    wrote them, or at the end of its sequence. The same ids give the same mask in rollout and trainer, because nothing
-    is tokenised again.
+    A turn begins after the ids of ``begin``. It ends with the next ids of ``end`` or with its sequence. The model wrote
+    the ids of ``end``, so they belong to the turn. The same ids give the same mask in rollout and trainer, because
+    nothing is tokenised again.
 
     Args:
         ids: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; int32 or

@@ -8,7 +8,7 @@
 
 namespace rlk {
 
-// Sum over d of dout * out, for every query and head that sees a key. Each of eight lanes has a chain.
+// Sum over d of dout * out, for every query and head that sees a key. Each of eight lanes computes one chain.
 template <class Machine, class T>
 RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t rows, std::int64_t block,
                                 std::int64_t blocks) {

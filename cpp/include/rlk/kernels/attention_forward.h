@@ -1,7 +1,7 @@
-// Forward of attention for the kernels of CUDA and HIP. A block has a tile of rows; a row is a query with one of the
-// heads that share a key head. The block walks the rows' keys in blocks of keys. For each block of keys it computes
-// scores in registers, the reference of each row, probabilities in shared memory, and sums of values in registers. The
-// fp32 units bound it.
+// Forward of attention for the kernels of CUDA and HIP. Each block computes one tile of rows; a row is a query with one
+// of the heads that share a key head. The block walks the rows' keys in blocks of keys. For each block of keys it
+// computes scores in registers, the reference of each row, probabilities in shared memory, and sums of values in
+// registers. The fp32 units bound it.
 #pragma once
 
 #include "rlk/kernels/attention_multiply.h"

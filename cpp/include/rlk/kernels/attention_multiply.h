@@ -24,8 +24,8 @@ constexpr std::int64_t kZeroRow = kNoPage + 1;
 RLK_HD float nothing() { return float_of(static_cast<std::int32_t>(0x80000000u)); }
 RLK_HD bool is_absent(float weight) { return bits_of(weight) == static_cast<std::int32_t>(0x80000000u); }
 
-// A tile's shape, for heads of kColumns or fewer columns, with kBlock keys a block. A thread has kOfThread consecutive
-// rows.
+// A tile's shape, for heads of kColumns or fewer columns, with kBlock keys per block. Each thread has kOfThread
+// consecutive rows.
 template <int kOfThread_, int kColumns_, int kDepth_>
 struct AttentionTile {
   static constexpr int kOfThread = kOfThread_, kColumns = kColumns_, kDepth = kDepth_;

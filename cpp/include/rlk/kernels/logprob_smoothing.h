@@ -12,7 +12,7 @@ namespace rlk {
 
 constexpr int kSmoothingThreads = 256;
 constexpr int kSmoothingTeams = kSmoothingThreads / 32;
-constexpr int kTeamLeaves = 32 / kNumChains;  // each lane has one chain
+constexpr int kTeamLeaves = 32 / kNumChains;  // each lane computes one chain
 constexpr int kMostSmoothingNodes = kNumParts * kGroupLeaves * kGroupLeaves / kTeamLeaves;
 
 template <class T, class Block>

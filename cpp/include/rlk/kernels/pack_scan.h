@@ -38,8 +38,7 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
     RLK_UNROLL
     for (int k = 0; k < kPackScanLengths; ++k) {
       const std::int64_t i = tile + k * kPackScanThreads + thread, last = p.num_sequences - 1;
-      ahead[k] = length(i < last ? i : last);  // loads without a branch and before use, so that they are in flight
-                                               // together
+      ahead[k] = length(i < last ? i : last);  // no branch, so that all loads are in flight together
     }
   };
   if (thread == 0) shared.status = 0;

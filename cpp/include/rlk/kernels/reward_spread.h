@@ -36,7 +36,7 @@ struct alignas(16) SpreadSpan {
 struct SpreadShared {
   MaskShared mask;
   SpreadSpan spans[kTokenThreads];
-  float shares[kTokenThreads];  // a span's share, which each of its tokens gets; until they are counted, its reward
+  float shares[kTokenThreads];  // the reward per token of a span; the span's reward until its tokens are counted
   std::uint32_t counts[kTokenThreads];
   // One value per wave: the number of spans from the first invalid one on; whether spans do not overlap.
   std::uint32_t left[kMostTokenWaves], are_apart[kMostTokenWaves];

@@ -26,7 +26,7 @@ struct ScoredRowsParams {
   DType target_dtype = DType::kInt64;
 };
 
-// Row of `from` that row i of `to` copies; -1 for a row of zeros.
+// The row of `from` that is copied to row i of `to`; -1 for a row of zeros.
 RLK_HD std::int64_t scored_source(const ScoredRowsParams& p, std::int64_t i) {
   std::int64_t source = i;
   if (p.from_group != nullptr) {

@@ -14,7 +14,7 @@ constexpr int kTeamLanes = 32;
 constexpr int kTeamChunk = 128;  // elements that a team adds at a time
 constexpr int kLaneElements = kTeamChunk / kTeamLanes;
 
-// The node over a chunk; each lane has four consecutive elements of it. All lanes get the node.
+// The node over a chunk; each lane holds four consecutive elements. All lanes get the node.
 template <class Team>
 RLK_DEVICE float tree_of_chunk(const Team& team, const float (&v)[kLaneElements]) {
   return sum_over_lanes<kTeamLanes>(team, add_rn(add_rn(v[0], v[1]), add_rn(v[2], v[3])));

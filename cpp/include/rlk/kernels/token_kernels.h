@@ -1,4 +1,4 @@
-// Passes over tokens on every vendor's GPUs. A lane has four neighbouring positions, or one position. Six shuffles
+// Passes over tokens on every vendor's GPUs. A lane computes four neighbouring positions, or one position. Six shuffles
 // add four sums up the tree over positions: each exchange halves the number of sums that a lane holds, until it is one.
 //
 // token_tiles: sums tiles of positions. A tile belongs to a wave, or it has 2^tile >= 1024 positions, of which each wave

@@ -124,7 +124,7 @@ class TeamSumTree {
   float kept_ = 0.0f;
 };
 
-// Rows of kLanes consecutive terms. A lane has the term of its own index in every row: v[r] of row r. A lane gets the
+// Rows of kLanes consecutive terms. A lane holds the term of its own index in every row: v[r] of row r. A lane gets the
 // sum of one row. The row's index is the reverse of the lane's lowest bits. At the first levels neighbouring lanes
 // split the rows between them: each passes half of its terms to the other, which adds them.
 template <int kLanes, int kRows, class Team>

@@ -9,8 +9,8 @@
 //              no addition.
 //              With k_segments S > 1 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)). These are
 //              fp32 additions of S dot products over K / S consecutive indices each (rule 2).
-//              With `start` the accumulator begins there instead of at +0. A contraction may be cut at multiples of 16,
-//              each piece continuing from the fp32 y of the previous piece. It then has the bits of one product
+// With `start` the accumulator begins there instead of at +0. A contraction may be cut at multiples of 16. Each further
+//              part then starts from the fp32 y of the part before, and the result has the bits of one product
 //   dx[m, k] = round(dot_n(dy[m, n], weight[n, k]))                 to dx_dtype. If y has another dtype, the caller
 //              rounds dy to dtype first, for dx, dw and db alike. `start` works as for y
 //   dw[n, k] = fold over blocks of 8192 rows (rule 9). Block b is dot_m(dy[m, n], x[m, k]) over its rows. The first
