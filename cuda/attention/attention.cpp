@@ -41,7 +41,6 @@ bool fits_tiles(const AttentionInput& p) {
 }
 // Whether TMA can fetch K and V. Where they are paged, a page takes the place of a sequence.
 bool can_fetch_keys(const AttentionParams& p) {
-  if (p.dtype == DType::kFloat32 || p.head_dim > 128 || p.value_dim != p.head_dim) return false;
   if (p.num_sequences == 0 || p.k_tokens == 0 || p.k_tokens >= kMostTokens) return false;
   const bool paged = p.block_table != nullptr;
   if (paged && (p.num_pages == 0 || p.num_pages >= kMostTokens)) return false;
@@ -58,8 +57,14 @@ bool can_fetch(const AttentionInput& p) {
   return can_fetch(p, p.q, packed_q) && can_fetch(p, p.k, packed_k) && can_fetch(p, p.v, packed_k);
 }
 
+// Whether the forward's wgmma has tiles for more than 128 columns. Values may be narrower.
+bool fits_wide_tiles(const AttentionInput& p) {
+  if (p.dtype == DType::kFloat32 || p.softcap > 0.0f || p.parents != nullptr) return false;
+  return p.head_dim > 128 && p.q_tokens > 0 && p.q_tokens < kMostTokens;
+}
+
 bool fits_wgmma(const AttentionParams& p) {
-  if (!fits_tiles(p) || p.group_offsets != nullptr || !at_16_bytes({p.out})) return false;
+  if (!(fits_tiles(p) || fits_wide_tiles(p)) || p.group_offsets != nullptr || !at_16_bytes({p.out})) return false;
   const bool packed = p.cu_seqlens_q != nullptr;
   if (p.block_table != nullptr ? !can_fetch_keys(p) || !can_fetch(p, p.q, packed) : !can_fetch(p)) return false;
   const std::int64_t blocks = p.q_tokens / 128 + std::max<std::int64_t>(p.num_sequences, 1);
@@ -97,7 +102,7 @@ bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capabili
   const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
   if (rows >= kMostTokens || p.num_q_heads >= kMostTokens || p.num_sequences >= kMostTokens) return false;
   if (plan.kernel == AttentionKernel::kFewRows) return true;
-  if (capability != 90 || !can_fetch_keys(p)) return false;
+  if (capability != 90 || p.head_dim > 128 || p.value_dim != p.head_dim || !can_fetch_keys(p)) return false;
   if (plan.kernel == AttentionKernel::kGroups) return SplitGrid(p, SplitGrid::kSharedRows / 2).shares && fits_tiles(p);
   if (p.group_offsets != nullptr) return false;  // pages begin inside blocks of keys
   return plan.kernel == AttentionKernel::kPairs || p.head_dim > 64;
@@ -121,7 +126,10 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
 }
 
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan) {
-  if (plan.kernel == AttentionKernel::kWgmma) return attention_path_bytes(p) + 4;
+  if (plan.kernel == AttentionKernel::kWgmma) {
+    const bool has_outer_totals = p.head_dim > 128 && (p.head_dim > 192 || p.value_dim > 128);
+    return attention_path_bytes(p) + (has_outer_totals ? kOuterTotalsAt + kOuterTotals * kOuterTotalBytes : 4);
+  }
   if (plan.kernel == AttentionKernel::kTiles || p.dtype == DType::kFloat32) return attention_path_bytes(p);
   return 4 * SplitGrid(p).end;
 }

@@ -23,7 +23,7 @@ void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t
           case AttentionKernel::kGroups:
             return run_attention_groups<T, kOverlap>(p, stream);
           default:
-            return run_attention_wgmma<T>(p, stream);
+            return p.head_dim > 128 ? attention_wide(p, stream) : run_attention_wgmma<T>(p, stream);
         }
       }
     });

@@ -1,6 +1,6 @@
-// attention, forward, of bf16 and fp16 by wgmma, for SM90. It serves heads of 64 or 128 columns whose tokens the copy
-// engine can fetch, also from pages, and sequences with many queries. A block of threads is persistent. One warp loads.
-// Two warpgroups have 64 rows each of a tile of 128 queries of one head, and take turns on the matrix units. Inside a
+// attention, forward, of bf16 and fp16 by wgmma, for SM90. It serves heads of 64, 128 or 136 to 256 columns whose tokens
+// the copy engine can fetch, also from pages, and sequences with many queries. A block of threads is persistent. One
+// warp loads. Two warpgroups have 64 rows each of a tile of 128 queries of one head, and take turns on the matrix units. Inside a
 // warpgroup, a block's softmax runs beside the previous block's P V and the next block's Q K^T. Bound by wgmma;
 // numbers: README.md.
 #pragma once
@@ -10,6 +10,7 @@
 
 #include "../common/async_copy_sm80.cuh"
 #include "../common/kernel_memory.h"
+#include "../common/register_shares_sm90.cuh"
 #include "head_maps.h"
 #include "wgmma_rows_sm90.cuh"
 
@@ -19,6 +20,7 @@ namespace {  // one copy per architecture
 template <class T, class Tile, Exp kExp, class Params>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     attention_wgmma_kernel(const __grid_constant__ Params p, const __grid_constant__ WgmmaCallOf<Params> call) {
+  using Registers = std::conditional_t<Tile::kOuterFours == 0, RegisterShares<56, 224>, RegisterShares<40, 232>>;
   extern __shared__ unsigned char unaligned[];
   unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   const WgmmaShared<Tile> shared{shared_address(memory)};
@@ -27,7 +29,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
   const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
   if (warpgroup < 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    Registers::release();
     const int warp = same_in_warp(threadIdx.x / 32);
     if (warp == 0) {
       load_tiles<T, Tile>(p, call, shared, slots);
@@ -38,20 +40,24 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     return;
   }
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-  WgmmaRows<T, Tile, kExp> rows(p, shared, warpgroup);
+  Registers::claim();
+  WgmmaRows<T, Tile, kExp> rows(p, shared, warpgroup, &call,
+                                reinterpret_cast<float2*>(memory + WgmmaShared<Tile>::kRowTotalsAt));
   if (warpgroup == 1) asm volatile("bar.arrive 2, 256;" ::: "memory");  // the first turn is warpgroup 0's
+  constexpr bool kCopiesWork = Tile::kOuterFours == 0;                  // else sums fill the registers
   RingPosition slot;
 #pragma unroll 1
   for (;;) {
     mbarrier_wait_block(shared.tile_full(slot.stage), slot.phase);
-    const WgmmaWork work = slots[slot.stage];
+    std::conditional_t<kCopiesWork, const WgmmaWork, const WgmmaWork&> work = slots[slot.stage];
     // The barrier tells ptxas that warps have converged. Values after it then stay in uniform registers.
     asm volatile("bar.sync %0, 128;" ::"r"(4 + warpgroup) : "memory");
-    mbarrier_arrive(shared.tile_empty(slot.stage));  // every thread arrives after its read
+    if (kCopiesWork) mbarrier_arrive(shared.tile_empty(slot.stage));  // every thread arrives after its read
+    const int stage = slot.stage;
     slot.advance(2);
     if (work.places < 0) break;
     rows.run(work);
+    if (!kCopiesWork) mbarrier_arrive(shared.tile_empty(stage));
   }
 }
 
@@ -68,7 +74,7 @@ void launch_attention_wgmma(const Params& p, cudaStream_t stream) {
   call.pages = page_boxes(p, Tile::kKeys);
   const int box = call.pages.box > 0 ? call.pages.box : Tile::kKeys;
   call.k = attention_map(p, p.k, false, box);
-  call.v = attention_map(p, p.v, false, box);
+  call.v = attention_map(p, p.v, false, box, 64, p.value_dim);
   if constexpr (kMayBranch<Params>) {
     call.k_parts = attention_map(p, p.k, false, kPartKeys);
     call.v_parts = attention_map(p, p.v, false, kPartKeys);
@@ -79,20 +85,36 @@ void launch_attention_wgmma(const Params& p, cudaStream_t stream) {
   // The number of heads whose keys and values together stay in L2 while their tiles run.
   constexpr std::int64_t kOfL2 = std::int64_t{24} << 20;
   const std::int64_t group = p.num_q_heads / p.num_kv_heads;
-  const std::int64_t fit = std::max<std::int64_t>(kOfL2 / (p.k_tokens * Tile::kColumns * 4), 1) * group;
+  const std::int64_t fit = std::max<std::int64_t>(kOfL2 / (p.k_tokens * (p.head_dim + p.value_dim) * 2), 1) * group;
   call.blocks = static_cast<std::int32_t>(blocks);
   call.heads = static_cast<std::int32_t>(heads);
   call.section = static_cast<std::int32_t>(packed ? heads : std::min(heads, fit));
   call.in_section = static_cast<std::int32_t>(call.section * blocks);
   call.tiles = static_cast<std::int32_t>(blocks * heads);
-  const int grid = std::min(call.tiles, multiprocessors(current_device()));
+  int grid = std::min(call.tiles, multiprocessors(current_device()));
   call.counter = nullptr;
+  call.totals = nullptr;
+  if constexpr (Tile::kOuterFours > 0) {
+    grid = std::min(grid, kOuterTotals);
+    call.totals = reinterpret_cast<float4*>(static_cast<unsigned char*>(p.workspace) + kOuterTotalsAt);
+  }
   if (call.tiles > grid) {
     call.counter = static_cast<std::uint32_t*>(p.workspace) + attention_path_bytes(p) / 4;
     check(cudaMemsetAsync(call.counter, 0, 4, stream), "attention's counter of tiles");
   }
   allow_shared_memory<attention_wgmma_kernel<T, Tile, kExp, Params>>();
   attention_wgmma_kernel<T, Tile, kExp, Params><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+}
+
+// More than 128 columns. Narrower heads run in wider tiles, with columns of +0.
+template <class T>
+void run_attention_wide(const AttentionParams& p, cudaStream_t stream) {
+  const auto launch = [&](auto tile) {
+    using Tile = decltype(tile);
+    p.exp == Exp::kHardware ? launch_attention_wgmma<T, Tile, Exp::kHardware>(p, stream)
+                            : launch_attention_wgmma<T, Tile, Exp::kPortable>(p, stream);
+  };
+  p.head_dim <= 192 && p.value_dim <= 128 ? launch(WgmmaTile<192, 128>{}) : launch(WgmmaTile<256>{});
 }
 
 template <class T, class Params>

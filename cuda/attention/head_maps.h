@@ -7,19 +7,20 @@
 namespace rlk::cuda {
 
 // A map of q or an array of its shape, of k, v or their pages. A box has `box_tokens` tokens of one head by 64 columns,
-// or by 32.
+// or by 32. Columns past the array's are +0.
 inline CUtensorMap attention_map(const AttentionInput& p, const AttentionHeads& a, bool is_query, int box_tokens,
-                                 int box_columns = 64) {
+                                 int box_columns = 64, std::int64_t columns = 0) {
+  if (columns == 0) columns = p.head_dim;
   const bool packed = (is_query ? p.cu_seqlens_q : p.cu_seqlens_k) != nullptr;
   const bool paged = !is_query && p.block_table != nullptr;
   HeadsExtent e;
-  e.columns = p.head_dim;
+  e.columns = columns;
   e.heads = is_query ? p.num_q_heads : p.num_kv_heads;
   e.tokens = is_query ? p.q_tokens : paged ? p.page_size : p.k_tokens;
   e.sequences = paged ? p.num_pages : packed ? 1 : p.num_sequences;
-  e.head_stride = e.heads > 1 ? a.head_stride : p.head_dim;
-  e.token_stride = e.tokens > 1 ? a.token_stride : p.head_dim;
-  e.sequence_stride = e.sequences > 1 ? a.sequence_stride : p.head_dim;
+  e.head_stride = e.heads > 1 ? a.head_stride : columns;
+  e.token_stride = e.tokens > 1 ? a.token_stride : columns;
+  e.sequence_stride = e.sequences > 1 ? a.sequence_stride : columns;
   return heads_tensor_map(a.data, p.dtype, e, box_tokens, box_columns * 2);
 }
 

@@ -16,7 +16,7 @@ enum class AttentionKernel : std::int32_t {
               // value_dim equals head_dim, as for all that follow
   kClusters,  // sm_90: kPairs for fewer blocks still, by four blocks of threads a split; 65 to 128 columns
   kGroups,    // sm_90: kFewRows where groups share splits, which wgmma multiplies for 64 of a group's rows
-  kWgmma,     // sm_90: bf16 and fp16, heads of 64 and 128 columns that TMA can fetch, no softcap
+  kWgmma,     // sm_90: bf16 and fp16, heads that TMA can fetch of 64, 128, or if no tree 136 to 256 columns; no softcap
 };
 struct AttentionPlan {
   AttentionKernel kernel = AttentionKernel::kTiles;
@@ -35,6 +35,11 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
 // Bytes of workspace: a tree's table of paths; behind it a counter of tiles for kWgmma; splits' results for kFewRows to
 // kGroups.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
+
+// kWgmma, more than 128 columns of v: totals of splits that do not fit into a block's shared memory, for this many blocks
+// of threads. No GPU of compute capability 9.0 has more multiprocessors. The counter of tiles lies before them.
+constexpr int kOuterTotals = 132;
+constexpr std::int64_t kOuterTotalsAt = 16, kOuterTotalBytes = 24 * 256 * 16;
 
 // kFewRows to kGroups: a block of threads, or a cluster, takes one split of kRows rows of a key head; a row
 // is one head of a query. The workspace has m and l of each row and split, then O, aligned to 16 bytes.
@@ -135,6 +140,8 @@ struct GradientLayout {
 };
 
 RLK_CUDA_KERNELS(void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);)
+// kWgmma for more than 128 columns, not over trees; on sm_90 only.
+RLK_CUDA_KERNELS(void attention_wide(const AttentionParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_partials(const AttentionPartialsParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_merge(const AttentionMergeParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_backward(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);)

@@ -16,14 +16,42 @@ namespace {  // one copy per architecture
 template <class T, class Tile, Exp kExp>
 class WgmmaRows {
  public:
-  __device__ __forceinline__ WgmmaRows(const AttentionParams& p, const WgmmaShared<Tile>& shared, int warpgroup)
-      : p_(p), shared_(shared), warpgroup_(warpgroup), c_(attention_scale(p.softmax_scale)) {
+  __device__ __forceinline__ WgmmaRows(const AttentionParams& p, const WgmmaShared<Tile>& shared, int warpgroup,
+                                       const WgmmaCall* call = nullptr, float2* row_totals = nullptr)
+      : p_(p),
+        shared_(shared),
+        warpgroup_(warpgroup),
+        call_(call),
+        row_totals_(row_totals),
+        c_(attention_scale(p.softmax_scale)) {
     thread_ = threadIdx.x % 128;
     first_row_ = warpgroup * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
     total_ = shared.base + Tile::kTotalAt + warpgroup * (Tile::kTotalBytes / 2) + thread_ * 16;
   }
 
   __device__ __forceinline__ void run(const WgmmaWork& work) {
+    if constexpr (!kIsLean) find_keys(work);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (kIsLean) {
+        m_[r] = -infinity();
+        l_[r][0] = l_[r][1] = 0.0f;
+        set_total(r, -infinity(), 0.0f);
+      } else {
+        m_[r] = m_total_[r] = -infinity();
+        l_total_[r] = l_[r][0] = l_[r][1] = 0.0f;
+      }
+    }
+    has_total_ = false;
+    if (work.last_key > work.first_key) walk(work);
+    store(work);
+  }
+
+ protected:
+  // Where sums fill the registers, the keys that a row sees are computed again, and shared memory holds m and l of the
+  // total.
+  static constexpr bool kIsLean = Tile::kOuterFours > 0;
+  __device__ __forceinline__ void find_keys(const WgmmaWork& work) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int i = first_row_ + 8 * r, n = work.position + i;
@@ -34,29 +62,47 @@ class WgmmaRows {
           sees_first_[r] = static_cast<int>(clamp_to(n + 1 - p_.window_size, 0, sees_last_[r]));
         }
       }
-      m_[r] = m_total_[r] = -infinity();
-      l_total_[r] = l_[r][0] = l_[r][1] = 0.0f;
     }
-    has_total_ = false;
-    if (work.last_key > work.first_key) walk(work);
-    store(work);
+  }
+  __device__ __forceinline__ float2* total_of_row(int r) const { return row_totals_ + first_row_ + 8 * r; }
+  __device__ __forceinline__ void set_total(int r, float m, float l) {
+    if constexpr (kIsLean) {
+      __syncwarp();  // four lanes share a row
+      *total_of_row(r) = make_float2(m, l);
+    } else {
+      m_total_[r] = m;
+      l_total_[r] = l;
+    }
+  }
+  __device__ __forceinline__ void load_total(int r) {
+    if constexpr (kIsLean) {
+      const float2 x = *total_of_row(r);
+      m_total_[r] = x.x;
+      l_total_[r] = x.y;
+    }
   }
 
- protected:
-  static __device__ __forceinline__ void pin(float (&x)[64]) {
+  static constexpr int kKeyTiles = Tile::kKeys / 8;  // tiles of eight keys
+  static __device__ __forceinline__ void pin(float (&x)[Tile::kScores]) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(x[i])::"memory");
+    for (int i = 0; i < Tile::kScores; ++i) asm volatile("" : "+f"(x[i])::"memory");
   }
   __device__ __forceinline__ void pin_sums() {
 #pragma unroll
     for (int i = 0; i < Tile::kSums; ++i) asm volatile("" : "+f"(o_[i])::"memory");
   }
-  // Sums of the first two groups of keys are formed here. Later they would wait for the exponentials one by one.
+  // Sums of the first half of the keys are formed here. Later they would wait for the exponentials one by one.
   __device__ __forceinline__ void pin_groups() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) asm volatile("" : "+f"(groups_[r][i][0]), "+f"(groups_[r][i][1]));
+      for (int i = 0; i < 2; ++i) {
+        if constexpr (kKeyTiles == 16) {
+          asm volatile("" : "+f"(groups_[r][i][0]), "+f"(groups_[r][i][1]));
+        } else {
+          asm volatile("" : "+f"(groups_[r][i][0]));
+        }
+      }
     }
   }
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
@@ -86,7 +132,7 @@ class WgmmaRows {
     hide(work, block);
     raise();
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < kKeyTiles; ++j) {
       exponentiate(j);
       pack(j);
     }
@@ -119,10 +165,10 @@ class WgmmaRows {
       }
       raise();
       // Half of the exponentials come before the wait for P V. The branches below keep ptxas from moving the wait up.
-      constexpr int kAhead = kExp == Exp::kHardware ? 8 : 0;
+      constexpr int kAhead = kExp == Exp::kHardware ? kKeyTiles / 2 : 0;
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) exponentiate(j);
-      if constexpr (kAhead == 8) pin_groups();
+      if constexpr (kAhead > 0) pin_groups();
       keeps = !begins;
       if (begins) {
         asm volatile("wgmma.wait_group.sync.aligned 0;  // a split begins" ::: "memory");
@@ -131,12 +177,14 @@ class WgmmaRows {
         merge_rows(m, l);
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
-          if (j < Tile::kSums / 4) merge_sums(j);
-          if (j >= kAhead) exponentiate(j);
+          if (j < Tile::kSharedFours) merge_sums(j);
+          if (kIsLean) __syncwarp();  // keeps ptxas from loading more at once than registers hold
+          if (j >= kAhead && j < kKeyTiles) exponentiate(j);
         }
+        if constexpr (Tile::kOuterFours > 0) merge_outer_sums();
         has_total_ = true;
 #pragma unroll
-        for (int j = 0; j < 16; ++j) pack(j);
+        for (int j = 0; j < kKeyTiles; ++j) pack(j);
         add_probabilities();
         asm volatile("// sums of a split's first block"
                      : "+f"(l_[0][0]), "+f"(l_[0][1]), "+f"(l_[1][0]), "+f"(l_[1][1]));
@@ -146,7 +194,7 @@ class WgmmaRows {
         release(shared_.values_empty(before.stage));
         if (__any_sync(0xffffffffu, rises_)) rescale();
 #pragma unroll
-        for (int j = kAhead; j < 16; ++j) {
+        for (int j = kAhead; j < kKeyTiles; ++j) {
           exponentiate(j);
           pack(j);
           if (kAhead > 0) pack(j - kAhead);
@@ -174,8 +222,9 @@ class WgmmaRows {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Tile::kColumns / 16; ++step) {
-      const int at = step / 4 * (Tile::kBoxBytes >> 4) + step % 4 * static_cast<int>(kDescriptorStep<false>);
-      wgmma<T, 128, false, false>(s_, q + at, k + at, step > 0);
+      const int within = step % 4 * static_cast<int>(kDescriptorStep<false>);
+      wgmma<T, Tile::kKeys, false, false>(s_, q + step / 4 * (Tile::kQueryBoxBytes >> 4) + within,
+                                          k + step / 4 * (Tile::kBoxBytes >> 4) + within, step > 0);
     }
     wgmma_commit();
   }
@@ -185,8 +234,8 @@ class WgmmaRows {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Tile::kKeys / 16; ++step) {
-      wgmma_registers<T, Tile::kColumns, true>(o_, weights_[step], v + step * kDescriptorStep<true>,
-                                               step > 0 ? 1 : keeps);
+      wgmma_registers<T, Tile::kValueColumns, true>(o_, weights_[step], v + step * kDescriptorStep<true>,
+                                                    step > 0 ? 1 : keeps);
     }
     wgmma_commit();
   }
@@ -194,8 +243,9 @@ class WgmmaRows {
   // Sets the scores of keys that a row does not see to -Inf.
   __device__ __forceinline__ void hide(const WgmmaWork& work, int block) {
     if (block >= work.all_first && block + Tile::kKeys <= work.all_last) return;
+    if constexpr (kIsLean) find_keys(work);
 #pragma unroll
-    for (int i = 0; i < 64; ++i) {
+    for (int i = 0; i < Tile::kScores; ++i) {
       const int key = block + i / 4 * 8 + thread_ % 4 * 2 + i % 2, r = i / 2 % 2;
       if (key < sees_first_[r] || key >= sees_last_[r]) s_[i] = -infinity();
     }
@@ -205,7 +255,7 @@ class WgmmaRows {
   __device__ __forceinline__ void raise() {
     float most[2][2] = {{s_[0], s_[1]}, {s_[2], s_[3]}};
 #pragma unroll
-    for (int j = 1; j < 16; ++j) {
+    for (int j = 1; j < kKeyTiles; ++j) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         most[r][0] = max_nan(most[r][0], s_[4 * j + 2 * r]);
@@ -277,8 +327,10 @@ class WgmmaRows {
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float(&g)[4] = groups_[r][i];
-        l_[r][i] = add_rn(l_[r][i], add_rn(add_rn(g[0], g[1]), add_rn(g[2], g[3])));
+        const auto& g = groups_[r][i];
+        float sum = add_rn(g[0], g[1]);
+        if constexpr (kKeyTiles == 16) sum = add_rn(sum, add_rn(g[2], g[3]));
+        l_[r][i] = add_rn(l_[r][i], sum);
       }
     }
   }
@@ -290,14 +342,15 @@ class WgmmaRows {
       float l = add_rn(chains[r][0], chains[r][1]);
       l = add_rn(l, Machine::shuffle_xor(l, 1));
       l = add_rn(l, Machine::shuffle_xor(l, 2));
+      load_total(r);
       const AttentionMerge merge(m_total_[r], m[r] >= kStatsRange ? canonical_nan() : m[r]);
       of_total_[r] = merge.factor;
       of_split_[r] = merge.factor_of_split;
-      l_total_[r] = merge(l_total_[r], l);
-      m_total_[r] = merge.m;
+      set_total(r, merge.m, merge(l_total_[r], l));
     }
   }
-  __device__ __forceinline__ float4 merged(int j) const {
+  // The total of sums 4 j ... 4 j + 3, which is +0 before the first merge.
+  __device__ __forceinline__ float4 total(int j) const {
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     asm volatile(
         "{\n"
@@ -307,6 +360,26 @@ class WgmmaRows {
         "}\n"
         : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
         : "r"(total_ + j * 128 * 16), "r"(static_cast<int>(has_total_)));
+    return x;
+  }
+  // Totals that do not fit into shared memory. The address is computed again at each use.
+  __device__ __forceinline__ float4* outer_totals() const {
+    return call_->totals + std::int64_t{blockIdx.x} * (Tile::kOuterFours * 256) + (Machine::thread() - 128);
+  }
+  __device__ __forceinline__ float4 outer_total(const float4* totals, int j) const {
+    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    asm volatile(
+        "{\n"
+        ".reg .pred has_total;\n"
+        "setp.ne.s32 has_total, %5, 0;\n"
+        "@has_total ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+        "}\n"
+        : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+        : "l"(totals + (j - Tile::kSharedFours) * 256), "r"(static_cast<int>(has_total_))
+        : "memory");
+    return x;
+  }
+  __device__ __forceinline__ float4 merged(int j, float4 x) const {
     x.x = fma_rn(x.x, of_total_[0], mul_rn(o_[4 * j], of_split_[0]));
     x.y = fma_rn(x.y, of_total_[0], mul_rn(o_[4 * j + 1], of_split_[0]));
     x.z = fma_rn(x.z, of_total_[1], mul_rn(o_[4 * j + 2], of_split_[1]));
@@ -314,15 +387,36 @@ class WgmmaRows {
     return x;
   }
   __device__ __forceinline__ void merge_sums(int j) {
-    const float4 x = merged(j);
+    const float4 x = merged(j, total(j));
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(total_ + j * 128 * 16), "f"(x.x), "f"(x.y), "f"(x.z),
                  "f"(x.w)
                  : "memory");
   }
+  // Several loads are in flight at a time. One after the other, each would wait for L2.
+  template <int kCount>
+  __device__ __forceinline__ void load_outer_totals(const float4* totals, int first, float4 (&x)[kCount]) const {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) x[j] = outer_total(totals, first + j);
+  }
+  __device__ __forceinline__ void merge_outer_sums() {
+    constexpr int kAtOnce = kExp == Exp::kHardware ? 4 : 2;  // more would spill
+    float4* const totals = outer_totals();
+#pragma unroll
+    for (int first = Tile::kSharedFours; first < Tile::kSums / 4; first += kAtOnce) {
+      float4 before[kAtOnce];
+      __syncwarp();
+      load_outer_totals(totals, first, before);
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        __stcg(totals + (first + j - Tile::kSharedFours) * 256, merged(first + j, before[j]));
+      }
+    }
+  }
 
   // Sets rows of V from `first` on, which are past the sequence, to +0, whatever they hold.
   __device__ __forceinline__ void clear_values(int stage, int first) const {
-    constexpr int kChunks = Tile::kBoxes * 8;
+    constexpr int kChunks = Tile::kValueBoxes * 8;
     for (int i = (warpgroup_ * 128 + thread_) + first * kChunks; i < Tile::kKeys * kChunks; i += 256) {
       const int row = i / kChunks, chunk = i % kChunks;
       const std::uint32_t to = shared_.values(stage) + chunk / 8 * Tile::kBoxBytes + row * 128 + chunk % 8 * 16;
@@ -332,10 +426,13 @@ class WgmmaRows {
     asm volatile("bar.sync 1, 256;" ::: "memory");
   }
 
+  // Tiles for wide heads also serve narrower ones, whose columns beyond value_dim are not stored.
+  __device__ __forceinline__ std::int64_t value_dim() const {
+    return Tile::kColumns > 128 ? p_.value_dim : Tile::kValueColumns;
+  }
   __device__ __forceinline__ typename T::Storage* output(const WgmmaWork& work, int row) const {
     return static_cast<typename T::Storage*>(p_.out) +
-           (row_of(p_, work.sequence, work.token + row) * p_.num_q_heads + work.head) * Tile::kColumns +
-           thread_ % 4 * 8;
+           (row_of(p_, work.sequence, work.token + row) * p_.num_q_heads + work.head) * value_dim() + thread_ % 4 * 8;
   }
   __device__ __forceinline__ void store_lse(const WgmmaWork& work, int row, float lse) const {
     if (p_.lse == nullptr || thread_ % 4 != 0) return;
@@ -359,6 +456,9 @@ class WgmmaRows {
     float inverse[2], factor[2] = {1.0f, 1.0f};          // a factor of 1 changes no sum
     std::uint32_t used[2] = {0xffffffffu, 0xffffffffu};  // mask of the bits to keep: all or none
     bool exists[2];                                      // whether the row belongs to this sequence
+    if constexpr (kIsLean) find_keys(work);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) load_total(r);
     if (p_.sinks != nullptr) merge_sinks(work, factor, used);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -372,21 +472,33 @@ class WgmmaRows {
         store_lse(work, row, fails ? canonical_nan() : is_used ? attention_lse(m_total_[r], l_total_[r]) : -infinity());
       }
     }
+    constexpr int kAtOnce = 8;
+    const float4* outer = nullptr;
+    if constexpr (Tile::kOuterFours > 0) outer = outer_totals();
     auto* to = reinterpret_cast<uint4*>(output(work, first_row_));
-    const auto to_next = static_cast<std::uint32_t>(p_.num_q_heads) * Tile::kColumns;  // eight rows behind
+    const auto to_next = static_cast<std::uint32_t>(p_.num_q_heads * value_dim());  // eight rows behind
 #pragma unroll
-    for (int tile = 0; tile < Tile::kSums / 4; tile += 4) {
-      std::uint32_t pairs[2][4];
+    for (int first = 0; first < Tile::kSums / 4; first += kAtOnce) {
+      float4 before[kAtOnce];
+      const bool is_outer = first >= Tile::kSharedFours;
+      if (is_outer) load_outer_totals(outer, first, before);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float4 x = merged(tile + k);
-        pairs[0][k] = used[0] & packed(x.x, x.y, factor[0], inverse[0]);
-        pairs[1][k] = used[1] & packed(x.z, x.w, factor[1], inverse[1]);
-      }
+      for (int tile = first; tile < first + kAtOnce; tile += 4) {
+        std::uint32_t pairs[2][4];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        exchange_in_quad(pairs[r]);
-        if (exists[r]) to[tile + r * to_next] = make_uint4(pairs[r][0], pairs[r][1], pairs[r][2], pairs[r][3]);
+        for (int k = 0; k < 4; ++k) {
+          const float4 x = merged(tile + k, is_outer ? before[tile - first + k] : total(tile + k));
+          pairs[0][k] = used[0] & packed(x.x, x.y, factor[0], inverse[0]);
+          pairs[1][k] = used[1] & packed(x.z, x.w, factor[1], inverse[1]);
+        }
+        const bool is_stored = Tile::kColumns <= 128 || (tile + thread_ % 4) * 8 < value_dim();
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          exchange_in_quad(pairs[r]);
+          if (exists[r] && is_stored) {
+            to[tile + r * to_next] = make_uint4(pairs[r][0], pairs[r][1], pairs[r][2], pairs[r][3]);
+          }
+        }
       }
     }
   }
@@ -394,17 +506,19 @@ class WgmmaRows {
   const AttentionParams& p_;
   const WgmmaShared<Tile>& shared_;
   const int warpgroup_;
+  const WgmmaCall* const call_;
+  float2* const row_totals_;  // m and l of each row's total
   const float c_;
   int thread_, first_row_;
   std::uint32_t total_;  // address of this thread's sums in shared memory
   RingPosition at_;
   int queries_phase_ = 0;
   int sees_first_[2], sees_last_[2];
-  float m_[2], before_[2], addend_[2], q_[2], l_[2][2], groups_[2][2][4];
+  float m_[2], before_[2], addend_[2], q_[2], l_[2][2], groups_[2][2][kKeyTiles / 4];
   float m_total_[2], l_total_[2], of_total_[2], of_split_[2];
   bool rises_, has_total_;
-  float s_[64], o_[Tile::kSums];
-  std::uint32_t weights_[8][4];
+  float s_[Tile::kScores], o_[Tile::kSums];
+  std::uint32_t weights_[Tile::kKeys / 16][4];
 };
 
 }  // namespace

@@ -10,17 +10,25 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-template <int kColumns_>
+// kColumns: those of q and k. kValueColumns: those of v and O.
+template <int kColumns_, int kValueColumns_ = kColumns_>
 struct WgmmaTile {
-  static constexpr int kColumns = kColumns_, kQueries = 128, kKeys = 128, kStages = 2;
+  static constexpr int kColumns = kColumns_, kValueColumns = kValueColumns_;
+  static constexpr int kQueries = 128, kKeys = attention_block(kColumns), kStages = 2;
   static constexpr int kThreads = 3 * 128;
-  static constexpr int kBoxes = kColumns / 64, kBoxBytes = 128 * 128;  // 128 tokens by 64 columns
-  static constexpr int kTileBytes = kBoxes * kBoxBytes;
-  static constexpr int kSums = kColumns / 2;  // sums per thread
-  static constexpr int kTotalBytes = kQueries * kColumns * 4;
-  static constexpr int kKeysAt = kTileBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
-  static constexpr int kTotalAt = kValuesAt + kStages * kTileBytes, kBarriersAt = kTotalAt + kTotalBytes;
-  static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * 48 + 1024;  // 1024 bytes align the start
+  static constexpr int kBoxes = kColumns / 64, kValueBoxes = kValueColumns / 64;  // 64 columns each
+  static constexpr int kQueryBoxBytes = kQueries * 128, kBoxBytes = kKeys * 128;
+  static constexpr int kQueryBytes = kBoxes * kQueryBoxBytes, kTileBytes = kBoxes * kBoxBytes;
+  static constexpr int kValueBytes = kValueBoxes * kBoxBytes;
+  static constexpr int kScores = kKeys / 2, kSums = kValueColumns / 2;  // per thread
+  // Groups of four sums of a thread whose totals lie in shared memory, and those behind them, whose totals lie in L2.
+  static constexpr int kSharedFours = kSums <= 64 ? kSums / 4 : 8, kOuterFours = kSums / 4 - kSharedFours;
+  static constexpr int kTotalBytes = 256 * 16 * kSharedFours;
+  static constexpr int kKeysAt = kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
+  static constexpr int kTotalAt = kValuesAt + kStages * kValueBytes, kBarriersAt = kTotalAt + kTotalBytes;
+  static constexpr int kRowBytes = kOuterFours > 0 ? kQueries * 8 : 0;             // m and l of the rows' totals
+  static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * 48 + kRowBytes + 1024;  // 1024 bytes align the start
+  static_assert(kBytes <= 227 * 1024);
 };
 
 struct PageBoxes {
@@ -35,6 +43,7 @@ struct WgmmaCall {
   PageBoxes pages;
   std::int32_t section, in_section;  // heads whose keys and values stay in L2 together; the number of their tiles
   std::uint32_t* counter;            // tiles taken beyond each block's first; null: each block has one tile
+  float4* totals;                    // [blocks of threads, kOuterFours, 256], for tiles that have such totals
 };
 
 // Trees also have maps of parts: boxes of eight keys.
@@ -114,7 +123,7 @@ struct WgmmaShared {
     return base + Tile::kKeysAt + stage * Tile::kTileBytes;
   }
   __device__ __forceinline__ std::uint32_t values(int stage) const {
-    return base + Tile::kValuesAt + stage * Tile::kTileBytes;
+    return base + Tile::kValuesAt + stage * Tile::kValueBytes;
   }
   __device__ __forceinline__ std::uint32_t barrier(int i) const { return base + Tile::kBarriersAt + i * 8; }
   __device__ __forceinline__ std::uint32_t queries_full() const { return barrier(0); }
@@ -126,6 +135,7 @@ struct WgmmaShared {
   __device__ __forceinline__ std::uint32_t tile_full(int slot) const { return barrier(10 + slot); }
   __device__ __forceinline__ std::uint32_t tile_empty(int slot) const { return barrier(12 + slot); }
   static constexpr int kWorkAt = Tile::kBarriersAt + 14 * 8;  // work of two consecutive tiles
+  static constexpr int kRowTotalsAt = kWorkAt + 2 * 48;
 
   __device__ __forceinline__ void init() const {
     mbarrier_init(queries_full(), 1);
@@ -142,13 +152,13 @@ struct WgmmaShared {
   }
 };
 
-template <class Tile>
+template <int kBoxes, int kBoxBytes>
 __device__ __forceinline__ void load_tile(std::uint32_t to, const CUtensorMap* map, int head, int token, int sequence,
                                           std::uint32_t barrier) {
-  mbarrier_arrive_expect(barrier, Tile::kTileBytes);
+  mbarrier_arrive_expect(barrier, kBoxes * kBoxBytes);
 #pragma unroll
-  for (int box = 0; box < Tile::kBoxes; ++box) {
-    load_head_box(to + box * Tile::kBoxBytes, map, box * 64, head, token, sequence, barrier);
+  for (int box = 0; box < kBoxes; ++box) {
+    load_head_box(to + box * kBoxBytes, map, box * 64, head, token, sequence, barrier);
   }
 }
 
@@ -167,10 +177,11 @@ __device__ __forceinline__ std::int32_t page_of_lane(const AttentionParams& p, c
 template <class T, class Tile, bool kIsKey>
 __device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* map, const PageBoxes& pages,
                                            std::int32_t page, int kv_head, int block, std::uint32_t barrier) {
+  constexpr int kBoxes = kIsKey ? Tile::kBoxes : Tile::kValueBoxes;
   const int lane = threadIdx.x % 32;
   for (unsigned lost = __ballot_sync(~0u, page == kLostPage); lost != 0; lost &= lost - 1) {
     const int first = (__ffs(static_cast<int>(lost)) - 1) * pages.box;
-    for (int i = lane; i < Tile::kBoxes * pages.box * 8; i += 32) {  // 16 bytes each
+    for (int i = lane; i < kBoxes * pages.box * 8; i += 32) {  // 16 bytes each
       const int in_box = i % (pages.box * 8);
       store_shared_16(to + i / (pages.box * 8) * Tile::kBoxBytes + first * 128 + in_box * 16,
                       Machine::fill_vec8<T>(kIsKey).v[0].v);
@@ -179,12 +190,12 @@ __device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* 
   }
   const bool loads = page >= 0;
   const int boxes = __popc(__ballot_sync(~0u, loads));
-  if (lane == 0) mbarrier_arrive_expect(barrier, boxes * pages.box * Tile::kColumns * 2);
+  if (lane == 0) mbarrier_arrive_expect(barrier, boxes * pages.box * kBoxes * 128);
   __syncwarp();
   if (loads) {
     const int row = lane * pages.box, token = (block + row) & ((1 << pages.shift) - 1);
 #pragma unroll
-    for (int box = 0; box < Tile::kBoxes; ++box) {
+    for (int box = 0; box < kBoxes; ++box) {
       load_head_box(to + box * Tile::kBoxBytes + row * 128, map, box * 64, kv_head, token, page, barrier);
     }
   }
@@ -283,12 +294,14 @@ __device__ __forceinline__ void load_blocks(const Params& p, const WgmmaCallOf<P
     } else if (!kBranches && call.pages.box > 0) {
       load_pages<T, Tile, kIsKey>(to, map, call.pages, page, kv_head, block, full);
     } else if (elect_one()) {
-      load_tile<Tile>(to, map, kv_head, kBranches ? token : work.k_token + block, sequence_k, full);
+      constexpr int kBoxes = kIsKey ? Tile::kBoxes : Tile::kValueBoxes;
+      load_tile<kBoxes, Tile::kBoxBytes>(to, map, kv_head, kBranches ? token : work.k_token + block, sequence_k, full);
     }
     if (kIsKey && block == first_block) {
       mbarrier_wait_block(shared.queries_empty(), queries_phase ^ 1);
       if (elect_one()) {
-        load_tile<Tile>(shared.queries(), &call.q, work.head, work.token, sequence_q, shared.queries_full());
+        load_tile<Tile::kBoxes, Tile::kQueryBoxBytes>(shared.queries(), &call.q, work.head, work.token, sequence_q,
+                                                      shared.queries_full());
       }
     }
     at.advance(Tile::kStages);
@@ -299,7 +312,7 @@ __device__ __forceinline__ void load_blocks(const Params& p, const WgmmaCallOf<P
 template <class T, class Tile, class Params>
 __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Params>& call,
                                            const WgmmaShared<Tile>& shared, WgmmaWork* slots) {
-  constexpr bool kBranches = kMayBranch<Params>;
+  constexpr bool kKeepsWork = !kMayBranch<Params> && Tile::kOuterFours == 0;
   RingPosition at, slot;
   int queries_phase = 0;
   std::int32_t tile = blockIdx.x;
@@ -310,7 +323,7 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
     if (more) found = work_of(p, call, tile);
     std::uint32_t taken = 0;  // claimed early: the code that follows hides the latency
     if (threadIdx.x == 0 && more && call.counter != nullptr) taken = atomicAdd(call.counter, 1u);
-    const int stage = kBranches ? slot.stage : 0;
+    const int stage = kKeepsWork ? 0 : slot.stage;
     if (!more || found.places > 0) {
       mbarrier_wait_block(shared.tile_empty(slot.stage), slot.phase ^ 1);
       if (threadIdx.x == 0) {
@@ -320,10 +333,10 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
       slot.advance(2);
     }
     if (!more) return;
-    if constexpr (kBranches) __syncwarp();
+    if constexpr (!kKeepsWork) __syncwarp();
     if (found.last_key > found.first_key) {
-      // Trees read it from shared memory, since the paths need the registers.
-      load_blocks<T, Tile, true>(p, call, shared, kBranches ? slots[stage] : found, at, queries_phase);
+      // Trees read it from shared memory, since the paths need the registers; so do wide tiles, whose sums need them.
+      load_blocks<T, Tile, true>(p, call, shared, kKeepsWork ? found : slots[stage], at, queries_phase);
       queries_phase ^= 1;
     }
     taken = __shfl_sync(0xffffffffu, taken, 0);
@@ -353,7 +366,7 @@ template <class T, class Tile>
 __device__ __forceinline__ void clear_outside(const AttentionParams& p) {
   const std::int64_t first = clamp_to(p.cu_seqlens_q[0], 0, p.q_tokens);
   const std::int64_t last = clamp_to(p.cu_seqlens_q[p.num_sequences], first, p.q_tokens);
-  const std::int64_t outside = first + p.q_tokens - last, row_chunks = p.num_q_heads * Tile::kColumns / 8;
+  const std::int64_t outside = first + p.q_tokens - last, row_chunks = p.num_q_heads * p.value_dim / 8;
   const std::int64_t begin = blockIdx.x * std::int64_t{64} + threadIdx.x - 64, step = gridDim.x * std::int64_t{64};
   for (std::int64_t i = begin; i < outside * row_chunks; i += step) {
     const std::int64_t token = i / row_chunks < first ? i / row_chunks : last + i / row_chunks - first;

@@ -225,6 +225,26 @@ void run_cases(unsigned shard, unsigned shards) {
       run(c);
     }
   }
+  // Heads of more than 128 columns, whole and padded: blocks of 64 keys, splits, tokens not in use, windows.
+  for (const auto& [head_dim, value_dim] : {std::pair{256, 256}, {192, 128}, {136, 136}, {200, 64}}) {
+    for (const Form form : {Form::kPacked, Form::kPadded, Form::kPaged}) {
+      Case c{{{150, 150}, {1, 1}, {70, 1190}, {100, 75}, {64, 128}, {0, 5}, {5, 0}}};
+      c.q_form = form == Form::kPaged ? Form::kPadded : Form::kPacked;
+      c.k_form = form;
+      c.q_heads = 2;
+      c.head_dim = head_dim;
+      c.value_dim = value_dim;
+      c.page_size = 16;
+      run(c);
+      c.window = 70;
+      c.sinks = true;
+      run(c);
+      c.window = 0;
+      c.causal = form == Form::kPaged;
+      c.lengths = {{130, 140}, {66, 66}};
+      run(c);
+    }
+  }
   // Every form and layout; slices are not aligned to vectors.
   for (const Form q_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked}) {
     for (const Form k_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked, Form::kPaged}) {

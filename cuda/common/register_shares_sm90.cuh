@@ -1,0 +1,20 @@
+// The registers of warpgroups that have different work.
+#pragma once
+
+namespace rlk::cuda {
+
+// One warpgroup loads and two multiply. Registers are handed out for 168 a thread at launch, 504 for a thread of each. A
+// claim beyond that never returns.
+template <int kLoads, int kMultiplies>
+struct RegisterShares {
+  static_assert(kLoads % 8 == 0 && kMultiplies % 8 == 0 && kLoads >= 24);
+  static_assert(kLoads + 2 * kMultiplies <= 504);
+  static __device__ __forceinline__ void release() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoads));
+  }
+  static __device__ __forceinline__ void claim() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplies));
+  }
+};
+
+}  // namespace rlk::cuda
