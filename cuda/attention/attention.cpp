@@ -57,7 +57,7 @@ bool can_fetch(const AttentionInput& p) {
   return can_fetch(p, p.q, packed_q) && can_fetch(p, p.k, packed_k) && can_fetch(p, p.v, packed_k);
 }
 
-// Whether the forward's wgmma has tiles for more than 128 columns. Values may be narrower.
+// Whether wgmma has tiles for more than 128 columns. Values may be narrower.
 bool fits_wide_tiles(const AttentionInput& p) {
   if (p.dtype == DType::kFloat32 || p.softcap > 0.0f || p.parents != nullptr) return false;
   return p.head_dim > 128 && p.q_tokens > 0 && p.q_tokens < kMostTokens;
@@ -73,8 +73,8 @@ bool fits_wgmma(const AttentionParams& p) {
 
 bool fits_wgmma(const AttentionBackwardParams& p, GradientKernel kernel) {
   const bool packed = p.cu_seqlens_q != nullptr;
-  if (!fits_tiles(p) || !can_fetch(p) || !can_fetch(p, p.dout, packed) || !attention_at_16_bytes(p.out, p.dtype))
-    return false;
+  if (!fits_tiles(p) && !fits_wide_tiles(p)) return false;
+  if (!can_fetch(p) || !can_fetch(p, p.dout, packed) || !attention_at_16_bytes(p.out, p.dtype)) return false;
   if (!at_16_bytes({p.dq, p.dk, p.dv}) || p.num_sequences == 0) return false;
   if (p.dq == nullptr && p.dk == nullptr) return false;  // dsinks alone
   if (kernel == GradientKernel::kParts && (p.parents != nullptr || p.num_q_heads == p.num_kv_heads)) return false;
@@ -127,7 +127,7 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
 
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan) {
   if (plan.kernel == AttentionKernel::kWgmma) {
-    const bool has_outer_totals = p.head_dim > 128 && (p.head_dim > 192 || p.value_dim > 128);
+    const bool has_outer_totals = p.head_dim > 128 && WideColumns::of(p.head_dim, p.value_dim).values > 128;
     return attention_path_bytes(p) + (has_outer_totals ? kOuterTotalsAt + kOuterTotals * kOuterTotalBytes : 4);
   }
   if (plan.kernel == AttentionKernel::kTiles || p.dtype == DType::kFloat32) return attention_path_bytes(p);

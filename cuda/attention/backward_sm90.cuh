@@ -1,19 +1,21 @@
-// attention, backward, of bf16 and fp16 by wgmma, for SM90: heads of 64 or 128 columns whose tokens TMA can
+// attention, backward, of bf16 and fp16 by wgmma, for SM90: heads of 64, 128 or 136 to 256 columns whose tokens TMA can
 // fetch. One kernel prepares lse and delta by tiles of 64 queries. The main one is persistent. Its block of three
-// warpgroups takes 128 keys of a key head and keeps their dk and dv in registers. It walks the query tiles that see
-// those keys, query head by query head. A job is all of a key head's query heads, or one of them; then memory keeps dk
-// and dv between a block's jobs. TMA adds each tile's dq to a sum in memory, in the contract's
-// order. A third kernel scales and rounds those sums. Bound by wgmma; numbers: README.md.
+// warpgroups takes 128 keys of a key head, or 64 of a wide one (gradient_wide_sm90.cuh). It keeps their dk and dv in
+// registers, and walks the query tiles that see those keys, query head by query head. A job is all of a key head's
+// query heads, or one of them; then memory keeps dk and dv between a block's jobs. TMA adds each tile's dq to a sum in
+// memory, in the contract's order. A third kernel scales and rounds those sums. Bound by wgmma; numbers: README.md.
 #pragma once
 
 #include <algorithm>
 
 #include "../common/async_copy_sm80.cuh"
 #include "../common/kernel_memory.h"
+#include "../common/register_shares_sm90.cuh"
 #include "../common/vec8.cuh"
 #include "backward.cuh"
 #include "gradient_rows_sm90.cuh"
 #include "gradient_trees_sm90.cuh"
+#include "gradient_wide_sm90.cuh"
 #include "head_maps.h"
 
 namespace rlk::cuda {
@@ -22,6 +24,7 @@ namespace {  // one copy per architecture
 template <class T, class Tile, Exp kExp, class Params>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     attention_gradient_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
+  using Registers = RegisterShares<24, 240>;
   extern __shared__ unsigned char unaligned[];
   unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   const GradientShared<Tile> shared{shared_address(memory)};
@@ -30,13 +33,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
   const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
   if (warpgroup < 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    Registers::release();
     const int warp = same_in_warp(threadIdx.x / 32);
     if (warp == 0) load_gradient_work<Tile>(p, call, shared, works);
     if (warp == 1 || warp == 2) add_gradients<Tile>(p, call, shared, works, warp - 1);
     return;
   }
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+  Registers::claim();
   GradientRows<T, Tile, kExp, Params> rows(p, call, shared, warpgroup);
 #pragma unroll 1
   for (int job = 0;; ++job) {
@@ -91,11 +94,11 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
   const std::int32_t jobs = jobs_of<Params>(call);
   for (std::int32_t job = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; job < jobs;
        job += threads) {
-    call.works[job] = gradient_work(p, call, job);
+    call.works[job] = gradient_work<Tile::kKeys>(p, call, job);
   }
   // A warp takes 32 rows of a head, four at a time. Eight lanes share a row and have one chain each. Rows are loaded in
   // whole chunks and read from shared memory by columns.
-  constexpr int kRowBytes = Tile::kColumns * 2, kStride = kRowBytes + 16, kChunks = kRowBytes / 16;
+  constexpr int kRowBytes = Tile::kValueColumns * 2, kStride = kRowBytes + 16, kChunks = kRowBytes / 16;
   constexpr int kLoads = 4 * kChunks / 32;
   __shared__ __align__(16) unsigned char staged[kPreparedHeads * 2][2][4 * kStride];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -116,7 +119,7 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
     for (int i = 0; i < kLoads; ++i) {
       const int row = first + (lane + 32 * i) / kChunks, column = (lane + 32 * i) % kChunks * 8;
       chunks[0][i] = chunks[1][i] = make_uint4(0, 0, 0, 0);
-      if (!exists(row)) continue;
+      if (!exists(row) || (Tile::kColumns > 128 && column >= p.value_dim)) continue;
       const std::int64_t token = at.q_first + at.tile + row - at.queries.past;
       const auto* dout = static_cast<const typename T::Storage*>(p.dout.data) + column +
                          offset_of(p.dout, packed, at.sequence, token) + head * p.dout.head_stride;
@@ -135,7 +138,7 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
     __syncwarp();
     float sum = 0.0f;
 #pragma unroll
-    for (int column = lane % 8; column < Tile::kColumns; column += 8) {
+    for (int column = lane % 8; column < Tile::kValueColumns; column += 8) {
       const int from = lane / 8 * kStride + column * 2;
       sum = fma_rn(T::load(*reinterpret_cast<const typename T::Storage*>(rows[0] + from)),
                    T::load(*reinterpret_cast<const typename T::Storage*>(rows[1] + from)), sum);
@@ -164,17 +167,18 @@ __global__ void __launch_bounds__(256)
   const GradientPlace at = gradient_place(p, call, blockIdx.x);
   if (!at.exists) return;
   const std::int64_t head = blockIdx.y;
-  constexpr int kFours = Tile::kQueryColumns / 8;
   const int half = threadIdx.x / 128, thread = threadIdx.x % 128;
   const auto* sums = reinterpret_cast<const float4*>(call.sums + (head * call.slots + blockIdx.x) *
                                                                      (Tile::kQueries * Tile::kColumns)) +
-                     half * kFours * 128 + thread;
+                     thread;
+  const std::int64_t columns = Tile::kColumns > 128 ? p.head_dim : Tile::kColumns;
   const int row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
-  for (int tile = 0; tile < kFours; tile += 4) {
+  for (int tile = 0; tile < Tile::kFours; tile += 4) {
     float4 found[4];
+    const int column = Tile::column_of(half, tile) + thread % 4 * 8;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) found[k] = sums[(tile + k) * 128];
+    for (int k = 0; k < 4; ++k) found[k] = sums[(Tile::four_at(half, tile) + k) * 128];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       std::uint32_t x[4];
@@ -185,11 +189,10 @@ __global__ void __launch_bounds__(256)
       }
       exchange_in_quad(x);
       const std::int32_t n = at.tile + row + 8 * r;
-      if (n >= at.queries.first && n < at.queries.last) {
+      if (n >= at.queries.first && n < at.queries.last && (Tile::kColumns <= 128 || column < columns)) {
         const std::int64_t token = row_of(p, at.sequence, at.q_first + n - at.queries.past);
-        auto* to = static_cast<typename T::Storage*>(p.dq) + (token * p.num_q_heads + head) * Tile::kColumns +
-                   half * Tile::kQueryColumns;
-        *reinterpret_cast<uint4*>(to + (tile + thread % 4) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
+        auto* to = static_cast<typename T::Storage*>(p.dq) + (token * p.num_q_heads + head) * columns + column;
+        *reinterpret_cast<uint4*>(to) = make_uint4(x[0], x[1], x[2], x[3]);
       }
     }
   }
@@ -220,9 +223,10 @@ __global__ void __launch_bounds__(256)
     if (kIsQuery && used) used = !span.keys_of(i).empty();
   }
   if (used) return;
-  const std::int64_t chunks = (kIsQuery ? p.num_q_heads : p.num_kv_heads) * p.head_dim / 8;
+  const std::int64_t heads = kIsQuery ? p.num_q_heads : p.num_kv_heads;
   for (void* to : {kIsQuery ? p.dq : p.dk, kIsQuery ? nullptr : p.dv}) {
     if (to == nullptr) continue;
+    const std::int64_t chunks = heads * (to == p.dv ? p.value_dim : p.head_dim) / 8;
     auto* row = static_cast<uint4*>(to) + token * chunks;
     for (std::int64_t i = threadIdx.x % 32; i < chunks; i += 32) row[i] = make_uint4(0, 0, 0, 0);
   }
@@ -233,9 +237,9 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   const GradientLayout layout(p, kernel);
   GradientCallOf<Params> call;
   call.q = attention_map(p, p.q, true, Tile::kQueries);
-  call.dout = attention_map(p, p.dout, true, Tile::kQueries);
+  call.dout = attention_map(p, p.dout, true, Tile::kQueries, 64, p.value_dim);
   call.k = attention_map(p, p.k, false, Tile::kKeys);
-  call.v = attention_map(p, p.v, false, Tile::kKeys);
+  call.v = attention_map(p, p.v, false, Tile::kKeys, 64, p.value_dim);
   call.slots = static_cast<std::int32_t>(layout.slots);
   call.of_sequence = static_cast<std::int32_t>(layout.of_sequence);
   call.slack = static_cast<std::int32_t>(layout.slack);
@@ -275,9 +279,14 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   attention_prepare_kernel<T, Tile, Params>
       <<<dim3(slots, (heads + kPreparedHeads - 1) / kPreparedHeads), kPreparedHeads * 64, 0, stream>>>(p, call);
   check(cudaGetLastError(), "launch of attention's lse and delta");
-  allow_shared_memory<attention_gradient_kernel<T, Tile, kExp, Params>>();
   const int grid = std::min(call.jobs, multiprocessors(current_device()));
-  attention_gradient_kernel<T, Tile, kExp, Params><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+  if constexpr (Tile::kColumns > 128) {
+    allow_shared_memory<attention_wide_gradient_kernel<T, Tile, kExp>>();
+    attention_wide_gradient_kernel<T, Tile, kExp><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+  } else {
+    allow_shared_memory<attention_gradient_kernel<T, Tile, kExp, Params>>();
+    attention_gradient_kernel<T, Tile, kExp, Params><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+  }
   check(cudaGetLastError(), "launch of attention's gradients");
   if (p.dq != nullptr) {
     attention_round_dq_kernel<T, Tile, Params><<<dim3(slots, heads), 256, 0, stream>>>(p, call);
@@ -297,8 +306,8 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   if (p.dk != nullptr && some_keys) clear(std::false_type{}, attention_keys(p));
 }
 
-// All gradients of a call.
-template <class Params>
+// All gradients of a call. kIsWide: heads have more than 128 columns.
+template <bool kIsWide, class Params>
 void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_t stream) {
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
@@ -308,7 +317,12 @@ void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_
         p.exp == Exp::kHardware ? launch_attention_gradients<T, Tile, Exp::kHardware>(p, kernel, stream)
                                 : launch_attention_gradients<T, Tile, Exp::kPortable>(p, kernel, stream);
       };
-      p.head_dim == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
+      if constexpr (kIsWide) {
+        WideColumns::of(p.head_dim, p.value_dim).keys == 192 ? launch(WideGradientTile<192, 128>{})
+                                                             : launch(WideGradientTile<256, 256>{});
+      } else {
+        p.head_dim == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
+      }
       if (p.dsinks == nullptr) return;
       AttentionBackwardParams of_delta = p;  // delta lies behind the workspace of the gradients
       of_delta.workspace = static_cast<unsigned char*>(p.workspace) + GradientLayout(p, kernel).end;

@@ -114,7 +114,7 @@ void run_attention_wide(const AttentionParams& p, cudaStream_t stream) {
     p.exp == Exp::kHardware ? launch_attention_wgmma<T, Tile, Exp::kHardware>(p, stream)
                             : launch_attention_wgmma<T, Tile, Exp::kPortable>(p, stream);
   };
-  p.head_dim <= 192 && p.value_dim <= 128 ? launch(WgmmaTile<192, 128>{}) : launch(WgmmaTile<256>{});
+  WideColumns::of(p.head_dim, p.value_dim).keys == 192 ? launch(WgmmaTile<192, 128>{}) : launch(WgmmaTile<256>{});
 }
 
 template <class T, class Params>

@@ -15,9 +15,10 @@ template <int kColumns_>
 struct GradientTile {
   static constexpr int kColumns = kColumns_, kQueries = 64, kKeys = 128, kStages = 2;
   static constexpr int kThreads = 3 * 128;
-  static constexpr int kBoxes = kColumns / 64;
+  static constexpr int kBoxes = kColumns / 64, kValueColumns = kColumns, kValueBoxes = kBoxes, kDoutStages = kStages;
   static constexpr int kQueryBox = kQueries * 128, kKeyBox = kKeys * 128;
   static constexpr int kQueryBytes = kBoxes * kQueryBox, kKeyBytes = kBoxes * kKeyBox;
+  static constexpr int kDoutBytes = kQueryBytes, kValueBytes = kKeyBytes;
   static constexpr int kSums = kColumns / 2;                  // sums per thread, of dk or dv
   static constexpr int kQueryColumns = kColumns / 2;          // columns of dq per warpgroup
   static constexpr int kTileBytes = kQueries * kColumns * 4;  // a tile of dq in fp32
@@ -28,6 +29,11 @@ struct GradientTile {
   static constexpr int kBarriersAt = kScalarsAt + kStages * 2 * kScalarBytes, kBarriers = 18;
   static constexpr int kWorkAt = kBarriersAt + kBarriers * 8;
   static constexpr int kBytes = kWorkAt + 2 * 64 + 1024;  // 1024 bytes align the start
+  // A tile of dq has the sums of each half of the columns, four of each thread at a time. Where fours `four` and the next
+  // lie, in units of 128 fours; and their first column.
+  static constexpr int kFours = kQueryColumns / 8;
+  static __device__ __forceinline__ int four_at(int half, int four) { return half * kFours + four; }
+  static __device__ __forceinline__ int column_of(int half, int four) { return half * kQueryColumns + four * 8; }
 };
 
 // Tiles of queries begin at keys whose numbers are multiples of 64. Slots number the tiles of all sequences.
@@ -46,7 +52,7 @@ struct GradientCall {
   float* scalars;                   // [heads, slots, 2, 64]: u and delta; u is +Inf for a row that is no query in use
   float* sums;                      // [heads, slots, 64 * columns]: dq
   std::uint32_t* kept_turns;        // [block_jobs]: the number of warps that have kept dk and dv, over all parts
-  float* kept;                      // [block_jobs, 128 * 2 * columns]: dk and dv between two parts
+  float* kept;                      // [block_jobs, keys * (columns + those of v)]: dk and dv between two parts
 };
 
 // A row of a block of keys of a path: its token, or -1 if it has none; twice the number of earlier segments that add to
@@ -91,9 +97,10 @@ __device__ __forceinline__ GradientQueries gradient_queries(const AttentionBackw
                                      : static_cast<std::int32_t>(call.of_sequence * span.sequence);
   return q;
 }
-// The block of keys whose dq comes first in the sum of the tile at position `tile`.
+// The block of kKeys keys whose dq comes first in the sum of the tile at position `tile`.
+template <int kKeys>
 __device__ __forceinline__ std::int32_t first_contributor(bool causal, std::int32_t num_keys, std::int32_t tile) {
-  return (causal ? min(tile + 63, num_keys - 1) : num_keys - 1) / 128;
+  return (causal ? min(tile + 63, num_keys - 1) : num_keys - 1) / kKeys;
 }
 // The sequence of a slot: the last one whose first slot is at or before it. first(s) ascends with s.
 template <class First>
@@ -118,7 +125,7 @@ __device__ __forceinline__ std::int64_t section_size(const Params& p, const Grad
   return blocks <= room ? 1 : clamp_to(call.section / room, 1, p.num_kv_heads);
 }
 
-// A job: 128 keys of one sequence and key head, and the tiles of queries that see any of them.
+// A job: a block of keys of one sequence and key head, and the tiles of queries that see any of them.
 struct alignas(16) GradientWork {
   std::int32_t sequence, kv_head;  // sequence < 0: no jobs are left
   std::int32_t key, num_keys;      // number of the first key; keys of the sequence
@@ -132,7 +139,7 @@ struct alignas(16) GradientWork {
 };
 static_assert(sizeof(GradientWork) == GradientLayout::kWorkBytes);
 
-template <class Params>
+template <int kKeys, class Params>
 __device__ __forceinline__ GradientWork gradient_work(const Params& p, const GradientCallOf<Params>& call,
                                                       std::int32_t job_of_call) {
   const auto heads = static_cast<std::int32_t>(p.num_kv_heads);
@@ -149,7 +156,7 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
   const auto first = [&](std::int64_t s) -> std::int64_t {
     if constexpr (kMayBranch<Params>) return call.firsts[s];
     if (p.cu_seqlens_k == nullptr) return s * call.key_blocks;
-    return s < p.num_sequences ? clamp_to(p.cu_seqlens_k[s], 0, p.k_tokens) / 128 + s : call.block_jobs / heads;
+    return s < p.num_sequences ? clamp_to(p.cu_seqlens_k[s], 0, p.k_tokens) / kKeys + s : call.block_jobs / heads;
   };
   const std::int64_t sequence = sequence_of_slot(p.num_sequences, job / heads, first);
   const std::int64_t blocks = first(sequence + 1) - first(sequence), within = job - heads * first(sequence);
@@ -161,7 +168,7 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
   const std::int64_t block = blocks - 1 - within % of_section / in_section;
   const AttentionSpan span(p, sequence);
   work.sequence = static_cast<std::int32_t>(sequence);
-  work.key = static_cast<std::int32_t>(block * 128);
+  work.key = static_cast<std::int32_t>(block * kKeys);
   work.num_keys = static_cast<std::int32_t>(span.num_keys);
   const auto group = static_cast<std::int32_t>(p.num_q_heads / heads);
   work.q_head = work.kv_head * group + work.part * call.part_heads;
@@ -173,7 +180,7 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
   if constexpr (kMayBranch<Params>) {
     work.block = static_cast<std::int32_t>(first(sequence) + block);
     const PathRun run = path_run(p, sequence, work.key);
-    const bool follow = run.holds(work.key, min(work.key + 128, work.num_keys));
+    const bool follow = run.holds(work.key, min(work.key + kKeys, work.num_keys));
     work.k_token = follow ? run.token + work.key - run.first : -1;
   } else {
     work.k_token = static_cast<std::int32_t>(span.k_first) + work.key;
@@ -182,7 +189,7 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
   work.first = q.first;
   work.last = q.last;
   if (q.first >= q.last) return work;
-  const std::int32_t last_key = min(work.key + 127, work.num_keys - 1);
+  const std::int32_t last_key = min(work.key + kKeys - 1, work.num_keys - 1);
   const std::int32_t first_seeing = p.causal ? max(q.first, work.key) : q.first;
   std::int64_t last_seeing = q.last - 1;
   if (p.window_size > 0) last_seeing = min(last_seeing, last_key + p.window_size - 1);
@@ -204,7 +211,7 @@ struct GradientShared {
     return base + Tile::kQueriesAt + stage * Tile::kQueryBytes;
   }
   __device__ __forceinline__ std::uint32_t dout(int stage) const {
-    return base + Tile::kDoutAt + stage * Tile::kQueryBytes;
+    return base + Tile::kDoutAt + stage * Tile::kDoutBytes;
   }
   __device__ __forceinline__ std::uint32_t ds(int parity) const {
     return base + Tile::kScoresAt + parity * Tile::kKeyBox;
@@ -251,13 +258,15 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
                                                    const GradientShared<Tile>& shared, GradientWork* works) {
   RingPosition at, slot;
   int keys_phase = 0;
-  const auto load = [&](std::uint32_t to, int box_bytes, const CUtensorMap* map, int head, int token, int sequence,
-                        std::uint32_t barrier) {
+  const auto load = [&](auto boxes, std::uint32_t to, int box_bytes, const CUtensorMap* map, int head, int token,
+                        int sequence, std::uint32_t barrier) {
 #pragma unroll
-    for (int box = 0; box < Tile::kBoxes; ++box) {
+    for (int box = 0; box < decltype(boxes)::value; ++box) {
       load_passing_head_box(to + box * box_bytes, map, box * 64, head, token, sequence, barrier);
     }
   };
+  const std::integral_constant<int, Tile::kBoxes> boxes;
+  const std::integral_constant<int, Tile::kValueBoxes> value_boxes;
   std::int32_t job = blockIdx.x;
   for (;;) {
     const bool more = job < jobs_of<Params>(call);
@@ -288,9 +297,10 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
       if (gathers) {
         if (elect_one()) mbarrier_arrive(shared.keys_full());
       } else if (elect_one()) {
-        mbarrier_arrive_expect(shared.keys_full(), 2 * Tile::kKeyBytes);
-        load(shared.keys(), Tile::kKeyBox, &call.k, work.kv_head, work.k_token, sequence_k, shared.keys_full());
-        load(shared.values(), Tile::kKeyBox, &call.v, work.kv_head, work.k_token, sequence_k, shared.keys_full());
+        mbarrier_arrive_expect(shared.keys_full(), Tile::kKeyBytes + Tile::kValueBytes);
+        load(boxes, shared.keys(), Tile::kKeyBox, &call.k, work.kv_head, work.k_token, sequence_k, shared.keys_full());
+        load(value_boxes, shared.values(), Tile::kKeyBox, &call.v, work.kv_head, work.k_token, sequence_k,
+             shared.keys_full());
       }
 #pragma unroll 1
       for (int head = work.q_head; head < work.q_head + call.part_heads; ++head) {
@@ -300,16 +310,19 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
           mbarrier_wait_block(shared.queries_empty(at.stage), at.phase ^ 1);
           if (elect_one()) {
             mbarrier_arrive_expect(shared.queries_full(at.stage), Tile::kQueryBytes + Tile::kScalarBytes);
-            load(shared.queries(at.stage), Tile::kQueryBox, &call.q, head, work.q_token + tile, sequence_q,
+            load(boxes, shared.queries(at.stage), Tile::kQueryBox, &call.q, head, work.q_token + tile, sequence_q,
                  shared.queries_full(at.stage));
             load_bytes(shared.u(at.stage), scalars, Tile::kScalarBytes, shared.queries_full(at.stage));
           }
-          mbarrier_wait_block(shared.dout_empty(at.stage), at.phase ^ 1);
+          // With one stage, a tile's phase alternates as the stage of its queries does.
+          const int dout_stage = Tile::kDoutStages == 1 ? 0 : at.stage;
+          const int dout_phase = Tile::kDoutStages == 1 ? at.stage : at.phase;
+          mbarrier_wait_block(shared.dout_empty(dout_stage), dout_phase ^ 1);
           if (elect_one()) {
-            mbarrier_arrive_expect(shared.dout_full(at.stage), Tile::kQueryBytes + Tile::kScalarBytes);
-            load(shared.dout(at.stage), Tile::kQueryBox, &call.dout, head, work.q_token + tile, sequence_q,
-                 shared.dout_full(at.stage));
-            load_bytes(shared.delta(at.stage), scalars + 64, Tile::kScalarBytes, shared.dout_full(at.stage));
+            mbarrier_arrive_expect(shared.dout_full(dout_stage), Tile::kDoutBytes + Tile::kScalarBytes);
+            load(value_boxes, shared.dout(dout_stage), Tile::kQueryBox, &call.dout, head, work.q_token + tile,
+                 sequence_q, shared.dout_full(dout_stage));
+            load_bytes(shared.delta(dout_stage), scalars + 64, Tile::kScalarBytes, shared.dout_full(dout_stage));
           }
           at.advance(Tile::kStages);
         }
@@ -348,8 +361,8 @@ __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, 
           continue;
         }
         const int phase = tiles++ >> 1 & 1;
-        const auto turn =
-            static_cast<std::uint32_t>(first_contributor(p.causal, work.num_keys, tile) - work.key / Tile::kKeys);
+        const auto turn = static_cast<std::uint32_t>(first_contributor<Tile::kKeys>(p.causal, work.num_keys, tile) -
+                                                     work.key / Tile::kKeys);
         float* sums = call.sums + at * (Tile::kQueries * Tile::kColumns);
         // Usually the turn comes before the sums are ready.
         if (wanted && ordered && turn > 0) wait_for_turn(call.turns + at, turn);

@@ -93,7 +93,15 @@ GradientKernel choose_plan(const AttentionBackwardParams& p, int capability);
 // Bytes of workspace. kPasses: delta. Others: a GradientLayout, and delta behind it if dsinks are wanted.
 std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel);
 
-// kWgmma and kParts: tiles of 64 queries, blocks of 128 keys, and the parts of the workspace. Tiles begin at positions
+// Columns of the wgmma kernels' tiles for more than 128 columns. A head's columns end before theirs.
+struct WideColumns {
+  std::int64_t keys, values;
+  static constexpr WideColumns of(std::int64_t head_dim, std::int64_t value_dim) {
+    return head_dim <= 192 && value_dim <= 128 ? WideColumns{192, 128} : WideColumns{256, 256};
+  }
+};
+
+// kWgmma and kParts: tiles of 64 queries, blocks of keys, and the parts of the workspace. Tiles begin at positions
 // that are multiples of 64. So a sequence may touch one tile more than its queries fill.
 struct GradientLayout {
   static constexpr std::int64_t kTurnsAt = 16;
@@ -117,7 +125,10 @@ struct GradientLayout {
     slack = aligned ? 1 : 2;
     of_sequence = (p.q_tokens + 63) / 64 + (aligned ? 0 : 1);
     slots = p.cu_seqlens_q != nullptr ? p.q_tokens / 64 + slack * p.num_sequences : of_sequence * p.num_sequences;
-    key_blocks = p.cu_seqlens_k != nullptr ? p.k_tokens / 128 + p.num_sequences : (p.k_tokens + 127) / 128;
+    const std::int64_t keys = attention_block(p.head_dim);
+    const WideColumns columns =
+        p.head_dim > 128 ? WideColumns::of(p.head_dim, p.value_dim) : WideColumns{p.head_dim, p.head_dim};
+    key_blocks = p.cu_seqlens_k != nullptr ? p.k_tokens / keys + p.num_sequences : (p.k_tokens + keys - 1) / keys;
     if (trees) key_blocks = (p.q_tokens / 128 + 1) * p.num_sequences;  // the most that paths can have
     block_jobs = key_blocks * p.num_kv_heads * (p.cu_seqlens_k != nullptr ? 1 : p.num_sequences);
     parts = kernel == GradientKernel::kParts ? p.num_q_heads / p.num_kv_heads : 1;
@@ -130,10 +141,11 @@ struct GradientLayout {
     works_at = (kept_turns_at + 4 * keeping + 255) / 256 * 256;
     scalars_at = (works_at + kWorkBytes * jobs + 255) / 256 * 256;
     sums_at = scalars_at + 512 * tiles;
-    row_sums_at = sums_at + (p.dq != nullptr ? 256 * p.head_dim * tiles : 0);
+    row_sums_at = sums_at + (p.dq != nullptr ? 256 * columns.keys * tiles : 0);
     rows_at = row_sums_at + 8 * p.head_dim * rows;
     kept_at = rows_at;  // trees have no parts
-    firsts_at = kept_at + 1024 * p.head_dim * keeping + (trees ? 128 * kRowBytes * key_blocks : 0);
+    firsts_at =
+        kept_at + 4 * keys * (columns.keys + columns.values) * keeping + (trees ? 128 * kRowBytes * key_blocks : 0);
     paths_at = firsts_at + (trees ? 4 * (p.num_sequences + 1) : 0);
     end = paths_at + attention_path_bytes(p);
   }
@@ -142,6 +154,8 @@ struct GradientLayout {
 RLK_CUDA_KERNELS(void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);)
 // kWgmma for more than 128 columns, not over trees; on sm_90 only.
 RLK_CUDA_KERNELS(void attention_wide(const AttentionParams& p, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void attention_wide_backward(const AttentionBackwardParams& p, GradientKernel kernel,
+                                              cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_partials(const AttentionPartialsParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_merge(const AttentionMergeParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_backward(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);)

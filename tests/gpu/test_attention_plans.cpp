@@ -440,7 +440,8 @@ void run_cases(unsigned shard, unsigned shards) {
 void run_bad_lists() {
   for (const std::vector<std::int32_t>& offsets : std::vector<std::vector<std::int32_t>>{
            {1, 4, 6}, {0, 4, 9}, {0, 7, 6}, {0, 4, 3}, {-3, 4, 6}, {0, 2000000000, 6}, {6, 6, 6}, {0, 0, 0}}) {
-    for (const auto& [of_queries, head_dim] : {std::pair{true, 8}, {false, 8}, {true, 64}, {false, 64}}) {
+    for (const auto& [of_queries, head_dim] :
+         {std::pair{true, 8}, {false, 8}, {true, 64}, {false, 64}, {true, 136}, {false, 136}}) {
       Case c{{{4, 4}, {2, 2}}};
       c.head_dim = head_dim;
       Problem problem(c);
