@@ -71,7 +71,7 @@ def stock(batch: Batch) -> Tensor:
 def trl() -> Callable[[Batch], Tensor]:
     from trl.kernels import ChunkedLogProbFunction
 
-    def loss(batch: Batch) -> Tensor:  # scores the tokens that count alone, as its trainers do on a GPU
+    def loss(batch: Batch) -> Tensor:  # scores only tokens that count, as TRL's trainers do on a GPU
         rows, ids = batch.hidden[batch.mask], batch.ids[batch.mask]
         scored = ChunkedLogProbFunction.apply(rows, batch.weight, None, ids, 1.0, TRL_CHUNK, None, 1.0, ())[0]
         return clipped(scored.new_zeros(batch.mask.shape).masked_scatter(batch.mask, scored), batch)

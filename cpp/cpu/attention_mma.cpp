@@ -9,7 +9,7 @@
 
 namespace rlk::cpu {
 
-// A head is one A panel of whole steps. So is a block of keys, for either block size.
+// A head fits one A panel and has whole steps. A block of keys does too, for either block size.
 static_assert(kColumns % kMmaStepK == 0 && kMaxColumns <= kPanelK);
 static_assert(kTileKeys / 2 % kMmaStepK == 0 && kTileKeys <= kPanelK);
 

@@ -93,7 +93,7 @@ struct Sm90Exp {
 // The parameters that turn a call's products into exponents.
 AttentionScores scores_of(const AttentionInput& p);
 
-// Columns of a range within the `count` columns from `begin` on.
+// The part of a range that lies in [begin, begin + count), counted from `begin`.
 inline AttentionColumns within(AttentionRange range, std::int64_t begin, std::int64_t count) {
   return {static_cast<int>(clamp_to(range.first - begin, 0, count)),
           static_cast<int>(clamp_to(range.last - begin, 0, count))};

@@ -33,7 +33,8 @@ RLK_HD Ints shifted_left(Ints a, Ints n) { return ints_of(unsigned_of(a) << unsi
 RLK_HD Ints exponent_field(Floats a) { return (bits_of(a) >> 23) & 0xff; }
 RLK_HD Floats power_of_two(Ints exponent) { return float_of((exponent + 127) << 23); }  // for normal numbers only
 
-// The model's exponent of an operand that was widened to fp32. There a binary16 subnormal has a smaller exponent.
+// The model's exponent of an operand that was widened to fp32. For a binary16 subnormal it is -14, above that of the
+// widened number.
 RLK_HD Ints operand_exponent(Floats x, DType dtype) {
   const Ints field = exponent_field(x);
   const Ints finite = larger(field - 127, splat(dtype == DType::kBFloat16 ? -126 : -14));

@@ -106,8 +106,8 @@ struct GroupCopy {
   // have the same shift.
   __device__ __forceinline__ int shift() const { return begin % 16; }
 
-  // Starts the copy, in rounds of a chunk a lane. It reads nothing past the last column, and before the first column
-  // only the rest of its chunk.
+  // Starts the copy, in rounds of one chunk per lane. It reads nothing past the last column, and before the first
+  // column only the rest of its chunk.
   __device__ __forceinline__ void start(std::uint32_t image, int lane) const {
     start(image, lane, [](int) { return true; });
   }

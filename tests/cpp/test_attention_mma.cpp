@@ -191,7 +191,7 @@ TEST_F(AttentionMma, ValuesThatAreNotFiniteReachTheRowsOfTheirBlock) {
 // On the CPU a gradient multiplies only the steps of 16 in which its token sees something. A GPU's tiles multiply at
 // least those steps. So a GPU may have NaN where the CPU has a number, and has NaN where the CPU has it.
 TEST_F(AttentionMma, GradientsTakeTheStepsThatTheirTokenSees) {
-  constexpr std::int64_t kBad = 20;  // a token in use; a query's number is that of its key
+  constexpr std::int64_t kBad = 20;  // a token in use, as key and as query
   for (const bool bad_query : {false, true}) {
     Case c{{{70, 70}}};
     c.kv_heads = 2;

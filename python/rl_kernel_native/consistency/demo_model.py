@@ -28,7 +28,7 @@ _HELD_OUT = "argparse.py"
 
 @dataclass(frozen=True)
 class TrainOutcome:
-    """Steps done and the loss (nats a byte) of the first step and of the last ten."""
+    """Steps done and the loss (nats per byte) of the first step and of the last ten."""
 
     steps: int
     first_loss: float

@@ -97,7 +97,7 @@ class Trace:
         return self._sorted[name]
 
     def lookup(self, name: str, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(bool [n]: which of keys int64 [n] are recorded, their values [number recorded, width])."""
+        """Whether each key of int64 [n] is recorded, as bool [n], and the recorded keys' values."""
         have, values = self.values(name)
         place = torch.searchsorted(have, keys).clamp_max(len(have) - 1)
         known = have[place] == keys

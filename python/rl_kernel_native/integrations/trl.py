@@ -433,7 +433,7 @@ def compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     logs = self._metrics[mode]
     if self._entropy_bonus_enabled:
         policy = result.metrics.loss + spec.entropy_coef * result.metrics.entropy_loss
-        policy = policy / spec.scale  # TRL logs it without the accumulation's share
+        policy = policy / spec.scale  # TRL logs it without the accumulation's factor
         logs["policy_loss"].append(self.accelerator.gather(policy).nanmean().item())
         _adapt_entropy_coef(self, mode, entropy, mask if entropy_mask is None else mask * entropy_mask)
     if self.aux_loss_enabled:

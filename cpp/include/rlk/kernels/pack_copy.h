@@ -60,8 +60,8 @@ inline bool is_run(const PackParams& p, const PackArray& a) {
          a.packed_stride == a.token_bytes && a.token_bytes <= kMostRunBytes;
 }
 
-// Makes the launch for tokens from `first` on of every row; with `tail` also for the packed array. Returns the first
-// token of the next launch.
+// Describes in `g` the launch for tokens from `first` on of every row, and with `tail` also for the tail of the packed
+// array. Returns the first token of the next launch.
 inline std::int64_t pack_grid(const PackParams& p, std::int64_t first, bool rows, bool tail, PackGrid* g) {
   std::int64_t most = 1, blocks = 0;  // most: largest number of units, or of bytes of a run
   for (int i = 0; i < p.num_arrays; ++i) {

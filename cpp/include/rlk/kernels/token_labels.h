@@ -117,8 +117,8 @@ RLK_HD void shift_labels_block(const ShiftLabelsParams& p, std::int64_t block, i
   }
 }
 
-// `index` of the mask: sequence * num_tokens + position for padded rows. Packed: an index whose sequence is in the
-// range.
+// `index` is that of the token in the mask. In padded rows it is sequence * num_tokens + position. In packed arrays its
+// sequence lies in `range`.
 template <class Memory>
 RLK_HD void write_span_flag(const SpanMaskParams& p, const SequenceRange& range, std::int64_t index) {
   std::int64_t sequence, position;
