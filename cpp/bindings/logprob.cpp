@@ -345,7 +345,7 @@ nb::object logprob_backward(Frame* frame, nb::handle logits, nb::handle target, 
   return results.run(rlk::logprob_backward, p);
 }
 
-constexpr int kReturnsLargest = 32;  // a bit of `returns`, behind the bits of logprob's outputs
+constexpr int kReturnsLargest = 32;  // a bit of `returns`, after the bits of logprob's outputs
 // Entries of a head; all but the last have gradients.
 constexpr int kHidden = 0, kWeight = 1, kBias = 2, kLoraA = 3, kLoraB = 4, kTarget = 5;
 

@@ -1,5 +1,5 @@
-// CPU backend of attention. A task is a piece of a sequence's queries with every query head of a key head. A block
-// of keys is widened and transposed once for all of them.
+// CPU backend of attention. A task is some of a sequence's queries with every query head of a key head. A block of keys
+// is widened and transposed once for all of them.
 #include "rlk/ops/attention.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// CPU backend of attention's backward: delta, then dq by pieces of queries, then dk and dv by blocks of keys. Each
-// chain belongs to one task, so no sum crosses threads, but scores are computed twice. Under trees, a task of keys
-// goes through the segments whose queries see these keys.
+// CPU backend of attention's backward: delta, then dq by tasks of queries, then dk and dv by tasks of keys. Each chain
+// belongs to one task, so no sum crosses threads, but scores are computed twice. Under trees, a task of keys goes
+// through the segments whose queries see these keys.
 #include <algorithm>
 #include <cstring>
 #include <optional>

@@ -16,7 +16,7 @@ Arithmetic attention_products(const AttentionInput& p);
 // multiply and accumulate of AttentionLanes with the same tiles, in rule 1's steps of 16.
 class AttentionMma {
  public:
-  // For at most `rows` rows.
+  // The tiles have at most `rows` rows.
   AttentionMma(LinearUnit unit, std::int64_t rows);
 
   // scores[i][j] = q[i] . k[j] from +0, for j below `keys`. q is [rows, columns]. The keys lie transposed: [head_dim,

@@ -27,7 +27,7 @@ class AttentionCall {
   AttentionTree<AttentionInput> params_;
 };
 
-// Tasks: pieces of at most `piece` queries, or keys, of each sequence, for each key head.
+// Tasks: at most `piece` queries, or keys, of a sequence, for one key head.
 class AttentionTasks {
  public:
   struct Task {

@@ -1,4 +1,4 @@
-// CPU backend of elementwise operators: checks a call and spreads pieces of rows over threads.
+// CPU backend of elementwise operators: checks a call and spreads rows, or parts of them, over threads.
 #include <algorithm>
 
 #include "elementwise_simd.h"
@@ -25,7 +25,7 @@ template <int kForms, class Params>
 void run(const Params& p, const ElementwiseLanes<Params>& lanes) {
   check_elementwise<kForms>(p);
   if (!writes(p)) return;
-  const std::int64_t pieces = (p.columns + kTaskElements - 1) / kTaskElements;  // pieces per row
+  const std::int64_t pieces = (p.columns + kTaskElements - 1) / kTaskElements;  // tasks per row
   parallel_for(p.num_rows * pieces, pieces > 1 ? 1 : rows_of_a_task(p.columns),
                [&](std::int64_t begin, std::int64_t end) {
                  const FloatEnvironment environment;

@@ -42,7 +42,7 @@ class Pieces {
   std::int64_t used_ = 0;
 };
 
-// The largest number of rows, up to `num_rows`, whose pieces fit the workspace. bytes_of(rows) must be ascending.
+// The largest number of rows, up to `num_rows`, whose arrays fit the workspace. bytes_of(rows) must be ascending.
 template <class Bytes>
 std::int64_t most_rows(std::int64_t num_rows, std::int64_t workspace_bytes, const Bytes& bytes_of) {
   std::int64_t low = 1, high = num_rows;  // bisects for the largest number of rows in [low, high] that fits

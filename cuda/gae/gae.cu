@@ -92,8 +92,8 @@ __device__ __forceinline__ ScanStep scan_lanes(ScanStep block, int lane) {
   return block;
 }
 
-// The scan's coefficients for a chunk whose tokens all count and share one coefficient. All such chunks of a call have
-// the same ones.
+// The scan's coefficients for a chunk whose tokens all count and share one coefficient. They are equal for all such
+// chunks of a call.
 struct WholeChunk {
   static constexpr int kStages = 5;
   float step = 0.0f;              // 0: these chunks take the general scan

@@ -6,8 +6,8 @@
 
 namespace rlk::hip {
 
-// If sequences have at most kWaveTokens tokens on average, a tile goes to a wave. Up to kLeastBlockTokens it is a
-// block's smallest tile, above its largest.
+// If sequences have at most kWaveTokens tokens on average, a wave takes each tile. Up to kLeastBlockTokens a block
+// takes the smallest tile that it can, above that the largest.
 constexpr std::int64_t kWaveTokens = 128, kLeastBlockTokens = 4096;
 
 inline int token_tile(const Sequences& q) {

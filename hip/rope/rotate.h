@@ -1,8 +1,8 @@
 // rope, queries and keys in one launch. Bound by HBM: heads are read once and written once; the angles of a token,
 // which all of its heads share, come from a cache.
 //
-// Vec8s: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token. They are the
-//   halves of eight pairs, or four neighbouring pairs and four more. Threads of their own copy columns that are not
+// Vec8s: a thread rotates columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token. They are the
+//   halves of eight pairs, or four neighbouring pairs and four more. Separate threads copy columns that are not
 //   rotated.
 // Elements: a thread rotates one pair of one head, with any width and alignment.
 #pragma once

@@ -29,7 +29,7 @@ class Mirror {
   template <class T>
   const T* operator()(const T* host, std::size_t bytes) {
     if (host == nullptr) return nullptr;
-    // The same address modulo 16, so that memory without vectors on the host has none here.
+    // The copy has the address of `host` modulo 16, so that arrays which vectors cannot load stay so.
     const std::size_t shift = reinterpret_cast<std::uintptr_t>(host) % 16;
     Memory copy(bytes + shift);
     std::memcpy(copy.data() + shift, host, bytes);
@@ -357,7 +357,8 @@ void run_cases(unsigned shard, unsigned shards) {
     c.sinks = true;
     run(c);
   }
-  // Values narrower than keys: prefill, decode, splits, pages, shared prefixes, trees, strides off 16 bytes.
+  // Values narrower than keys: prefill, decode, splits, pages, shared prefixes, trees, strides that are no multiples of
+  // 16 bytes.
   for (const auto& [head_dim, value_dim] : {std::pair{64, 8}, {128, 64}, {192, 128}, {40, 24}}) {
     Case c{{{1, 300}, {90, 150}, {3, 1100}}};
     c.q_heads = 4;

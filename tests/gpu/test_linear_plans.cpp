@@ -1,6 +1,6 @@
 // Every kernel that can serve a product of linear has the CPU's bits under sm_90 arithmetic. It runs the sm_90 plans,
-// in pieces of copied operands where TMA cannot read these, each plan that reads weights in place, and each tile of the
-// sm_80 kernel. The latter takes any layout, and its PTX runs here.
+// over copied parts of operands that TMA cannot read, each plan that reads weights in place, and each tile of the sm_80
+// kernel. The latter takes any layout, and its PTX runs here.
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kSkipped = 77;
 constexpr unsigned char kCanary = 0xcd;
-constexpr std::int64_t kPositions = 60;  // the tables have a row of NaN besides
+constexpr std::int64_t kPositions = 60;  // the tables have one more row, of NaN
 
 struct Case {
   std::int64_t tokens, q_heads, k_heads, head_dim, rotary_dim;

@@ -30,7 +30,8 @@ struct Case {
 };
 
 // Column counts: a vec8; a block's share in each plan, also with one vec8 less and more; rows that need fewer threads
-// than a block has; widths of models. Odd counts allow no vectors, and neither do rows off a multiple of 16 bytes.
+// than a block has; widths of models. Odd counts allow no vectors, and neither do rows that are not aligned to 16
+// bytes.
 const std::vector<Case> kCases = {
     {1, 8},
     {300, 8, DType::kBFloat16, true},

@@ -371,8 +371,8 @@ def assert_sampled(found: Any, want: Any) -> None:
 
 @pytest.mark.parametrize("logits_dtype", ["float32", "bfloat16"])
 def test_tokens_of_hidden_states_are_those_of_a_cpu(rng: np.random.Generator, logits_dtype: str) -> None:
-    """Runs in one piece and, with a small workspace, some rows at a time. One row is greedy, and one has an excessive
-    top_k."""
+    """Computes all rows at once and, with a small workspace, some rows at a time. One row is greedy, and one has an
+    excessive top_k."""
     hidden, weight = (torch.from_numpy(rng.standard_normal((n, 32))).to(torch.bfloat16) for n in (9, 1100))
     hidden[3, 0] = torch.nan
     rows = {

@@ -49,8 +49,8 @@ OTHERS: dict[str, Any] = {
 
 
 def plans(operator: str) -> Iterator[tuple[Plan, str]]:
-    """Valid calls, each with one of its operands. This operand is paired with an argument that no earlier call paired
-    with it."""
+    """Valid calls, each with the name of one operand. The call has an argument that no earlier call had together with
+    this operand."""
     seen: set[tuple[str, str, bool]] = set()
     for number in range(DRAWS):
         d = Draw(np.random.default_rng([31, number]))

@@ -21,7 +21,7 @@ from framework_arrays import (
 )
 from rl_kernel_native.contract import row
 
-ROWS, COLUMNS = 13, 100  # all rows but the first may begin off a multiple of 16 bytes
+ROWS, COLUMNS = 13, 100  # rows after the first may not be aligned to 16 bytes
 
 _random = np.random.default_rng(11)
 GATE, UP, DY = (_random.standard_normal((ROWS, COLUMNS)).astype(np.float32) for _ in range(3))

@@ -22,7 +22,7 @@ def batch(seed: int = 0, advantage_per_sequence: bool = False) -> dict[str, Any]
 
 
 def compare(a: dict[str, Any], spec: rk.PolicySpec, theirs: Any, **more: Any) -> None:
-    """Loss and gradients to float32 rounding of the largest terms."""
+    """Compares loss and gradients. The tolerance is the float32 rounding of the largest terms."""
     logprob, entropy = a["logprob"].clone().requires_grad_(), a["entropy"].clone().requires_grad_()
     ours = rk.policy_loss(
         logprob,

@@ -19,7 +19,7 @@ from rl_kernel_native.consistency.settings import CompareSettings
 def test_the_demo_keeps_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, seconds_a_token: float
 ) -> None:
-    """Uses its own clock, for machines of three speeds; two busy cores need 0.01."""
+    """Replaces the clock, and models machines of three speeds. On two busy cores a token takes 0.01 s."""
     now = [100.0]  # imports took this long
     done: list[int] = []
 

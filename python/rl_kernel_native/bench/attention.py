@@ -128,7 +128,7 @@ def run(
             which,
             [Candidate(name, call, partial(_error, call, which, buffers[0])) for name, call in calls],
             (2 if which == "forward" else 4) * tokens * sum(heads) * head_dim * dtype.itemsize,
-            PRODUCTS[which] * tokens * tokens * heads[0] * head_dim,  # 2 a link, half of the pairs
+            PRODUCTS[which] * tokens * tokens * heads[0] * head_dim,  # 2 operations per pair, half of the pairs
         )
     return comparison.report(
         "attention", f"[{tokens}, {heads[0]} + {heads[1]}, {head_dim}]", dtype_name, len(buffers),

@@ -1,4 +1,4 @@
-"""The shared parts of the case modules: the pieces of an operator's cases, arrays on a device, comparisons,
+"""The shared parts of the case modules: how an operator's cases are described, arrays on a device, comparisons,
 outcomes."""
 
 from __future__ import annotations

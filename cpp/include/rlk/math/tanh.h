@@ -29,8 +29,8 @@ constexpr float kTanhC5 = 0x1.f256p-10f;
 template <class F>
 RLK_HD F tanh(F x) {
   const F magnitude = abs_of(x);
-  const F a = select(magnitude < broadcast<F>(10.0f), magnitude, broadcast<F>(10.0f));  // taken for NaN, too; tanh(10)
-                                                                                        // is 1
+  // NaN becomes 10, too; tanh(10) = 1.
+  const F a = select(magnitude < broadcast<F>(10.0f), magnitude, broadcast<F>(10.0f));
 
   const F u = mul_rn(a, a);
   const F p = horner(u, kTanhC0, kTanhC1, kTanhC2, kTanhC3, kTanhC4, kTanhC5);
