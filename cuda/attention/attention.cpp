@@ -86,10 +86,24 @@ bool fits_wgmma(const AttentionBackwardParams& p, GradientKernel kernel) {
   return layout.slots * p.num_q_heads < kMostTokens / 64 && layout.jobs < kMostTokens && p.num_q_heads <= kMostHeads;
 }
 
+bool fits_mixed(const AttentionParams& p) {
+  if (p.cu_seqlens_q == nullptr || p.num_sequences == 0 || p.parents != nullptr || p.group_offsets != nullptr)
+    return false;
+  if (p.dtype == DType::kFloat32 || p.q_tokens >= kMostTokens || p.num_sequences >= kMostTokens) return false;
+  return p.num_q_heads < kMostTokens && MixedGrid(p).blocks < kMostTokens;
+}
+
 constexpr std::int64_t kWgmmaQueries = 64;  // queries of a sequence: half of a forward tile, one backward tile
 
 std::int64_t sequences_of(const AttentionInput& p) {
   return p.cu_seqlens_q != nullptr && p.num_sequences > 0 ? p.num_sequences : 1;
+}
+
+// Whether sequences may differ so much that a mixed plan pays: some may have many queries, and others few queries and
+// many keys.
+bool may_mix(const AttentionParams& p) {
+  if (p.cu_seqlens_q == nullptr || p.num_sequences < 2 || p.q_tokens <= p.num_sequences) return false;
+  return p.cu_seqlens_k == nullptr || p.k_tokens > p.q_tokens;
 }
 
 }  // namespace
@@ -97,6 +111,7 @@ std::int64_t sequences_of(const AttentionInput& p) {
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability) {
   if (plan.kernel == AttentionKernel::kTiles) return true;
   if (plan.kernel == AttentionKernel::kWgmma) return capability == 90 && fits_wgmma(p);
+  if (plan.kernel == AttentionKernel::kMixed) return fits_mixed(p);
   if (p.parents != nullptr) return false;
   if (p.dtype == DType::kFloat32) return plan.kernel == AttentionKernel::kFewRows;
   const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
@@ -109,20 +124,26 @@ bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capabili
 }
 
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors) {
-  constexpr std::int64_t kFewRows = 32;  // rows of a sequence, for which most of a larger tile would be empty
   const std::int64_t sequences = sequences_of(p);
   const AttentionPlan few_rows = {AttentionKernel::kFewRows}, pairs = {AttentionKernel::kPairs};
   const AttentionPlan clusters = {AttentionKernel::kClusters}, groups = {AttentionKernel::kGroups};
-  const AttentionPlan wgmma = {AttentionKernel::kWgmma};
+  const AttentionPlan wgmma = {AttentionKernel::kWgmma}, mixed = {AttentionKernel::kMixed};
+  const bool mixes = may_mix(p) && fits_plan(p, mixed, capability), fits = fits_plan(p, wgmma, capability);
   if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences && fits_plan(p, few_rows, capability)) {
     if (fits_plan(p, groups, capability)) return groups;
     const std::int64_t blocks = SplitGrid(p).blocks;
     if (blocks * SplitGrid::kCluster * 4 / 3 <= multiprocessors && fits_plan(p, clusters, capability)) return clusters;
     // Not every multiprocessor finds three others for a cluster. Calls with more blocks than multiprocessors take
     // kFewRows: three blocks run on a multiprocessor and hide each other's waits.
-    return blocks <= multiprocessors && fits_plan(p, pairs, capability) ? pairs : few_rows;
+    if (blocks <= multiprocessors && fits_plan(p, pairs, capability)) return pairs;
+    // Drafts give all sequences equally many queries, so these divide evenly. kFewRows serves them without other kernels.
+    const bool differ = mixes && p.q_tokens % sequences != 0;
+    const bool fills = blocks > 3 * std::int64_t{multiprocessors};
+    return differ && fits && p.head_dim <= 128 && fills ? mixed : few_rows;
   }
-  return p.q_tokens >= kWgmmaQueries * sequences && fits_plan(p, wgmma, capability) ? wgmma : AttentionPlan{};
+  const bool by_wgmma = fits && p.q_tokens >= kWgmmaQueries * sequences;
+  if (mixes && !(by_wgmma && p.head_dim > 128)) return mixed;  // kMixed has no wgmma for more columns
+  return by_wgmma ? wgmma : AttentionPlan{};
 }
 
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan) {
@@ -130,6 +151,7 @@ std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& p
     const bool has_outer_totals = p.head_dim > 128 && WideColumns::of(p.head_dim, p.value_dim).values > 128;
     return attention_path_bytes(p) + (has_outer_totals ? kOuterTotalsAt + kOuterTotals * kOuterTotalBytes : 4);
   }
+  if (plan.kernel == AttentionKernel::kMixed) return 4 * MixedGrid(p).end;
   if (plan.kernel == AttentionKernel::kTiles || p.dtype == DType::kFloat32) return attention_path_bytes(p);
   return 4 * SplitGrid(p).end;
 }

@@ -11,7 +11,7 @@ namespace rlk::cuda::RLK_CUDA_ARCH {
 
 void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
 #if RLK_CUDA_SM90
-  if (plan.kernel >= AttentionKernel::kPairs) {
+  if (plan.kernel >= AttentionKernel::kPairs && plan.kernel <= AttentionKernel::kWgmma) {
     with_element_type(p.dtype, [&](auto t) {
       using T = decltype(t);
       if constexpr (T::kPacked) {
@@ -30,6 +30,7 @@ void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t
     return check(cudaGetLastError(), "launch of attention");
   }
 #endif
+  if (plan.kernel == AttentionKernel::kMixed) return attention_mixed(p, stream);
   run_attention<kOverlap>(p, plan, stream);
 }
 

@@ -6,6 +6,7 @@
 
 #include "../common/async_copy_groups_sm80.cuh"
 #include "../common/async_copy_sm80.cuh"
+#include "../common/dependent_launch.cuh"
 #include "../common/mma_sm80.cuh"
 #include "machine.cuh"
 #include "rlk/kernels/attention_row.h"
@@ -96,6 +97,9 @@ class MmaForward {
   // Processes the rows of a tile from `begin` on that lie in one sequence. Returns where the next sequence begins.
   __device__ __forceinline__ std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, p_.cu_seqlens_q, place, begin);
+    if constexpr (kMayMix<Params>) {
+      if (segment.exists && p_.has_few(segment.sequence)) return segment.last;
+    }
     kv_head_ = place.kv_head;
     first_key_ = last_key_ = 0;
 #pragma unroll
@@ -456,6 +460,7 @@ template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(Tile::kThreads)
     attention_mma_kernel(const __grid_constant__ Params p, const __grid_constant__ AttentionGrid g) {
   extern __shared__ __align__(128) unsigned char memory[];
+  if constexpr (kMayMix<Params>) allow_next_kernel();
   const AttentionPlace place(p, g, blockIdx.x, Tile::kRows);
   MmaForward<T, Tile, Params> forward(p, g, memory);
 #pragma unroll 1

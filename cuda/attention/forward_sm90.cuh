@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   const WgmmaShared<Tile> shared{shared_address(memory)};
   auto* slots = reinterpret_cast<WgmmaWork*>(memory + WgmmaShared<Tile>::kWorkAt);
+  if constexpr (kMayMix<Params>) allow_next_kernel();
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
@@ -35,6 +36,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       load_tiles<T, Tile>(p, call, shared, slots);
     } else if (warp == 1) {
       load_values<T, Tile>(p, call, shared, slots);
+    } else if constexpr (kMayMix<Params>) {
+      if (call.first_block == 0) clear_outside<T, Tile>(p);
+      say_done(call);
+      if (warp == 2 && call.waits && blockIdx.x == gridDim.x - 1) wait_for_launches(call);
     } else if (p.cu_seqlens_q != nullptr) {
       clear_outside<T, Tile>(p);
     }
@@ -59,6 +64,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     rows.run(work);
     if (!kCopiesWork) mbarrier_arrive(shared.tile_empty(stage));
   }
+  if constexpr (kMayMix<Params>) say_done(call);
 }
 
 inline PageBoxes page_boxes(const AttentionParams& p, int keys) {
@@ -67,8 +73,8 @@ inline PageBoxes page_boxes(const AttentionParams& p, int keys) {
           std::countr_zero(static_cast<std::uint32_t>(p.page_size))};
 }
 
-template <class T, class Tile, Exp kExp, class Params>
-void launch_attention_wgmma(const Params& p, cudaStream_t stream) {
+template <class Tile, class Params>
+WgmmaCallOf<Params> wgmma_call(const Params& p) {
   WgmmaCallOf<Params> call;
   call.q = attention_map(p, p.q, true, Tile::kQueries);
   call.pages = page_boxes(p, Tile::kKeys);
@@ -91,9 +97,15 @@ void launch_attention_wgmma(const Params& p, cudaStream_t stream) {
   call.section = static_cast<std::int32_t>(packed ? heads : std::min(heads, fit));
   call.in_section = static_cast<std::int32_t>(call.section * blocks);
   call.tiles = static_cast<std::int32_t>(blocks * heads);
-  int grid = std::min(call.tiles, multiprocessors(current_device()));
   call.counter = nullptr;
   call.totals = nullptr;
+  return call;
+}
+
+template <class T, class Tile, Exp kExp, class Params>
+void launch_attention_wgmma(const Params& p, cudaStream_t stream) {
+  WgmmaCallOf<Params> call = wgmma_call<Tile>(p);
+  int grid = std::min(call.tiles, multiprocessors(current_device()));
   if constexpr (Tile::kOuterFours > 0) {
     grid = std::min(grid, kOuterTotals);
     call.totals = reinterpret_cast<float4*>(static_cast<unsigned char*>(p.workspace) + kOuterTotalsAt);

@@ -17,15 +17,17 @@ enum class AttentionKernel : std::int32_t {
   kClusters,  // sm_90: kPairs for fewer blocks still, by four blocks of threads a split; 65 to 128 columns
   kGroups,    // sm_90: kFewRows where groups share splits, which wgmma multiplies for 64 of a group's rows
   kWgmma,     // sm_90: bf16 and fp16, heads that TMA can fetch of 64, 128, or if no tree 136 to 256 columns; no softcap
+  kMixed,  // bf16 and fp16, packed queries: splits as kFewRows' for sequences with few queries. The others take wgmma, if
+           // their heads have 64 or 128 columns and kWgmma fits, else kTiles' kernel
 };
 struct AttentionPlan {
   AttentionKernel kernel = AttentionKernel::kTiles;
 };
-constexpr AttentionPlan kAttentionPlans[] = {{AttentionKernel::kTiles},  {AttentionKernel::kFewRows},
-                                             {AttentionKernel::kPairs},  {AttentionKernel::kClusters},
-                                             {AttentionKernel::kGroups}, {AttentionKernel::kWgmma}};
+constexpr AttentionPlan kAttentionPlans[] = {
+    {AttentionKernel::kTiles},  {AttentionKernel::kFewRows}, {AttentionKernel::kPairs}, {AttentionKernel::kClusters},
+    {AttentionKernel::kGroups}, {AttentionKernel::kWgmma},   {AttentionKernel::kMixed}};
 constexpr const char* name_of(const AttentionPlan& plan) {
-  constexpr const char* kNames[] = {"tiles", "few rows", "pairs", "clusters", "groups", "wgmma"};
+  constexpr const char* kNames[] = {"tiles", "few rows", "pairs", "clusters", "groups", "wgmma", "mixed"};
   return kNames[static_cast<int>(plan.kernel)];
 }
 // fits_plan: whether a plan can serve a call on `capability` (10 * major + minor). choose_plan: the plan that serves it
@@ -33,13 +35,16 @@ constexpr const char* name_of(const AttentionPlan& plan) {
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability);
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors);
 // Bytes of workspace: a tree's table of paths; behind it a counter of tiles for kWgmma; splits' results for kFewRows to
-// kGroups.
+// kGroups; kMixed: MixedGrid.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
 // kWgmma, more than 128 columns of v: totals of splits that do not fit into a block's shared memory, for this many blocks
 // of threads. No GPU of compute capability 9.0 has more multiprocessors. The counter of tiles lies before them.
 constexpr int kOuterTotals = 132;
 constexpr std::int64_t kOuterTotalsAt = 16, kOuterTotalBytes = 24 * 256 * 16;
+
+// Rows of a key head of a sequence, for which most of a larger tile would be empty.
+constexpr std::int64_t kFewRows = 32;
 
 // kFewRows to kGroups: a block of threads, or a cluster, takes one split of kRows rows of a key head; a row
 // is one head of a query. The workspace has m and l of each row and split, then O, aligned to 16 bytes.
@@ -76,6 +81,49 @@ struct SplitGrid {
     end = merges ? sums_at + results * p.value_dim : 0;
   }
 };
+
+// kMixed: sequences with at most `few` queries take splits, and the others take tiles of queries. The lists stay on the
+// device, so sizes are bounds.
+struct MixedGrid {
+  static constexpr std::int64_t kMostRows = 64;  // rows of a key head of a sequence with few queries; times: README.md
+  static constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;  // where results take more, `few` is smaller
+  std::int64_t few, splits;
+  bool is_decode;                      // whether most sequences have few queries
+  bool by_token;                       // results lie by token; else each sequence has places for `few` queries
+  std::int64_t slots, blocks;          // blocks of threads that take turns with the tiles of a split; those of the call
+  std::int64_t rows_at, sums_at, end;  // offsets in floats, behind two counters
+  bool merges;                         // else there is one split, whose blocks of threads write the results
+
+  explicit MixedGrid(const AttentionParams& p) : splits(attention_splits(p.k_tokens)), merges(splits != 1) {
+    const std::int64_t group = p.num_q_heads / p.num_kv_heads, rows = p.q_tokens * group;
+    few = std::max<std::int64_t>(kMostRows / group, 1);
+    const std::int64_t results = p.num_q_heads * splits;  // results of one query
+    is_decode = rows <= kFewRows * p.num_sequences;
+    while (!is_decode && merges && few > 1 && places(p) * results * (2 + p.value_dim) * 4 > kMostBytes) few /= 2;
+    by_token = p.q_tokens <= few * p.num_sequences;
+    // Tiles of one split run at once, so that the later ones find its keys in L2. Drafts give all sequences about as many
+    // tiles. Beside long prompts most sequences have one tile, and a few have two.
+    const std::int64_t mean = (rows + SplitGrid::kRows * p.num_sequences - 1) / (SplitGrid::kRows * p.num_sequences);
+    slots = std::clamp<std::int64_t>(by_token ? mean : 2, 1, (few * group + SplitGrid::kRows - 1) / SplitGrid::kRows);
+    blocks = slots * splits * p.num_kv_heads * p.num_sequences;
+    rows_at = 4;
+    sums_at = rows_at + (merges ? (places(p) * results * 2 + 3) / 4 * 4 : 0);
+    end = sums_at + (merges ? places(p) * results * p.value_dim : 0);
+  }
+  std::int64_t places(const AttentionParams& p) const { return std::min(p.q_tokens, few * p.num_sequences); }
+};
+struct MixedParams : AttentionParams {
+  std::int64_t few;  // these two: as in MixedGrid
+  bool by_token;
+  // Whether sequence b takes splits.
+  RLK_HD bool has_few(std::int64_t b) const {
+    const AttentionRange q = attention_place(cu_seqlens_q, b, q_tokens);
+    return q.last - q.first <= few;
+  }
+};
+// Whether code for these params skips sequences, or takes only those, with few queries.
+template <class Params>
+constexpr bool kMayMix = std::is_same_v<Params, MixedParams>;
 
 // The plans of a backward.
 enum class GradientKernel : std::int32_t {
@@ -156,6 +204,7 @@ RLK_CUDA_KERNELS(void attention(const AttentionParams& p, const AttentionPlan& p
 RLK_CUDA_KERNELS(void attention_wide(const AttentionParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_wide_backward(const AttentionBackwardParams& p, GradientKernel kernel,
                                               cudaStream_t stream);)
+RLK_CUDA_KERNELS(void attention_mixed(const AttentionParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_partials(const AttentionPartialsParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_merge(const AttentionMergeParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_backward(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);)

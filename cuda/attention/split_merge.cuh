@@ -7,24 +7,19 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A warp merges the splits of a row. Every row is written, also rows of no sequence and of queries that are not in use.
+// Merges the splits of a row, one head of a token, by a warp. `sees`: the row's keys; `row`: its place in out; `at`: its
+// first split's place among the results.
 template <class T>
-__global__ void __launch_bounds__(128)
-    attention_merge_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ SplitCall call,
-                           std::int64_t rows) {
-  const std::int64_t row = blockIdx.x * std::int64_t{4} + threadIdx.x / 32;
-  if (row >= rows) return;
-  const std::int64_t head = row % p.num_q_heads;
-  const AttentionQuery query(p, row / p.num_q_heads);
-  const bool used = query.used();
-  wait_for_previous_kernel();
+__device__ __forceinline__ void merge_row(const AttentionParams& p, const SplitCall& call, const AttentionRange& sees,
+                                          std::int64_t sequence, std::int64_t token, std::int64_t head,
+                                          std::int64_t row, std::int64_t at) {
+  const bool used = !sees.empty();
   // Loads of eight splits are in flight at a time. One after the other, each would wait for L2.
   constexpr int kAtOnce = 8, kVec4s = kMaxHeadDim / 128;
   const int lane = threadIdx.x % 32;
   float m = -infinity(), l = 0.0f, o[kVec4s][4] = {};
-  const int last = used ? static_cast<int>(attention_splits(query.sees.last)) : 0;
-  const int first = used ? static_cast<int>(attention_splits(query.sees.first + 1)) - 1 : 0;
-  const std::int64_t at = row * call.splits;
+  const int last = used ? static_cast<int>(attention_splits(sees.last)) : 0;
+  const int first = used ? static_cast<int>(attention_splits(sees.first + 1)) - 1 : 0;
 #pragma unroll 1
   for (int begin = first; begin < last; begin += kAtOnce) {
     float2 of_split[kAtOnce];
@@ -75,10 +70,21 @@ __global__ void __launch_bounds__(128)
     for (int j = 0; j < 4; ++j) to[column + j] = T::store(used ? attention_output(o[i][j], inverse) : 0.0f);
   }
   if (lane == 0 && p.lse != nullptr) {
-    p.lse[lse_index(p, query.sequence, query.token, head)] = fails  ? canonical_nan()
-                                                             : used ? attention_lse(m, l)
-                                                                    : -infinity();
+    p.lse[lse_index(p, sequence, token, head)] = fails ? canonical_nan() : used ? attention_lse(m, l) : -infinity();
   }
+}
+
+// A warp has a row. Every row is written, also rows of no sequence and of queries that are not in use.
+template <class T>
+__global__ void __launch_bounds__(128)
+    attention_merge_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ SplitCall call,
+                           std::int64_t rows) {
+  const std::int64_t row = blockIdx.x * std::int64_t{4} + threadIdx.x / 32;
+  if (row >= rows) return;
+  const std::int64_t head = row % p.num_q_heads;
+  const AttentionQuery query(p, row / p.num_q_heads);
+  wait_for_previous_kernel();
+  merge_row<T>(p, call, query.sees, query.sequence, query.token, head, row, row * call.splits);
 }
 
 // launch(call, blocks) launches the splits.

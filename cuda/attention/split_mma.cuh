@@ -10,10 +10,11 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-template <int kColumns_, bool kShares_ = false>
+template <int kColumns_, bool kShares_ = false, bool kMixed_ = false>
 struct SplitTile : SplitShape<kColumns_, 1> {
   using Shape = SplitShape<kColumns_, 1>;
-  static constexpr bool kShares = kShares_;
+  using Params = std::conditional_t<kMixed_, MixedParams, AttentionParams>;
+  static constexpr bool kShares = kShares_, kMixed = kMixed_;
   static constexpr int kThreads = 32 * Shape::kWarps;
   // Offsets in shared memory: K and V; the addresses of keys (K's and V's of two blocks); results.
   static constexpr int kValuesAt = Shape::kOperandBytes, kOffsetsAt = 2 * Shape::kOperandBytes;
@@ -35,14 +36,28 @@ class SplitByCopies : SplitRows<T, Tile> {
     same_places_ = p.k.sequence_stride == p.v.sequence_stride && p.k.token_stride == p.v.token_stride;
   }
   __device__ __forceinline__ void run() {
-    const bool found = this->find(blockIdx.x);
-    this->store_unused();
-    if (!found) return;
+    if constexpr (Tile::kMixed) {
+      if (!this->find_sequence(blockIdx.x)) return;
+    } else {
+      const bool found = this->find(blockIdx.x);
+      this->store_unused();
+      if (!found) return;
+    }
     const AttentionSpan span(p_, this->sequence_);
     k_head_ = attention_head<T>(p_.k, kv_head_);
     v_head_ = attention_head<T>(p_.v, kv_head_);
     asm volatile("" : "+l"(k_head_), "+l"(v_head_));  // computed once
-    if constexpr (Tile::kShares) {
+    if constexpr (Tile::kMixed) {
+      const auto rows = static_cast<unsigned>(this->places_of(span)) * this->group_;
+      const unsigned step = this->call_.tiles * Tile::kRows;
+#pragma unroll 1
+      for (unsigned first = this->first_row_; first < rows; first += step) {
+        const bool found = this->find_rows(span, first);
+        this->store_unused();
+        if (found) compute(span);
+        __syncthreads();  // the next tile overwrites memory that this one reads
+      }
+    } else if constexpr (Tile::kShares) {
       do {
         compute(span);
         __syncthreads();  // the next split overwrites memory that this one reads

@@ -21,6 +21,7 @@ struct SplitShape {
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8, kOperandBytes = kKeys * kRowBytes;
   using Params = AttentionParams;
   static constexpr bool kPartial = false;  // results are stored in the layout of partials
+  static constexpr bool kMixed = false;    // sequences with few queries of a mixed batch
   static constexpr bool kShares = false;   // the splits that a group shares are computed elsewhere
   // Bytes of probabilities, maxima, sums and factors.
   static constexpr int kWeightBytes = kBlocks * kKeys / 16 * 512, kMaximaBytes = kWarps * 16 * 4;
@@ -29,7 +30,7 @@ struct SplitShape {
 
 // Partial results of row (token, head) and split s: m and l at [row][s][2], O at [row][s][value_dim].
 struct SplitCall {
-  std::uint32_t tiles, splits;    // the same fields of SplitGrid
+  std::uint32_t tiles, splits;    // the same fields of SplitGrid; tiles of a mixed batch: MixedGrid's slots
   std::uint32_t stride;           // likewise
   std::uint32_t kv_heads, group;  // query heads per key head; 32 bits: a 64-bit division takes a hundred instructions
   bool merges;                    // the same field of SplitGrid
@@ -83,10 +84,11 @@ class SplitRows {
   __device__ __forceinline__ float* factors() const { return reinterpret_cast<float*>(memory_ + Tile::kFactorsAt); }
 
   // Prefetches lists, pages and queries into L2, which a block would otherwise read one after the other. It assumes one
-  // query for each sequence. `at`: the tile's number in SplitGrid.
+  // query for each sequence. `at`: the tile's number in SplitGrid; for a mixed batch, the sequence.
   __device__ __forceinline__ void prefetch(unsigned at) const {
     const bool packed = p_.cu_seqlens_q != nullptr;
-    const unsigned guess = packed ? at - at * group_ / (Tile::kRows + group_) : at / call_.tiles;
+    unsigned guess = at;
+    if (!Tile::kMixed) guess = packed ? at - at * group_ / (Tile::kRows + group_) : at / call_.tiles;
     const std::int64_t sequence = min(std::int64_t{guess}, p_.num_sequences - 1);
     const void* from = nullptr;
     if (lane() < 8) {
@@ -151,6 +153,28 @@ class SplitRows {
     if (!find_keys(span)) last_row_ = first_row_;
     return first_row_ < last_row_;
   }
+  // The same for a mixed batch, but tiles are not found yet. Returns whether the sequence has few queries.
+  __device__ __forceinline__ bool find_sequence(unsigned block) {
+    group_ = call_.group;
+    const unsigned of_slots = block / call_.tiles, of_splits = of_slots / call_.splits;
+    first_row_ = block % call_.tiles * Tile::kRows;
+    split_ = of_slots % call_.splits;
+    kv_head_ = static_cast<int>(of_splits % call_.kv_heads);
+    sequence_ = static_cast<int>(of_splits / call_.kv_heads);
+    if (warp() == 0) prefetch(of_splits / call_.kv_heads);
+    const AttentionRange q = attention_place(p_.cu_seqlens_q, sequence_, p_.q_tokens);
+    first_place_ = q.first;
+    return q.last - q.first <= p_.few;
+  }
+  // Takes the tile whose rows begin at `first`. Returns whether it has rows, and keys that they see.
+  __device__ __forceinline__ bool find_rows(const AttentionSpan& span, unsigned first) {
+    const auto rows = static_cast<unsigned>(span.num_queries) * group_;
+    first_row_ = first;
+    end_row_ = min(first + Tile::kRows, static_cast<unsigned>(places_of(span)) * group_);
+    last_row_ = max(first, min(end_row_, rows));
+    if (first_row_ < last_row_ && !find_keys(span)) last_row_ = first_row_;
+    return first_row_ < last_row_;
+  }
   // Finds the split's keys that the rows see. Returns whether there are any.
   __device__ __forceinline__ bool find_keys(const AttentionSpan& span) {
     AttentionRange keys = span.keys_of(AttentionRange{first_row_ / group_, (last_row_ - 1) / group_ + 1});
@@ -169,7 +193,7 @@ class SplitRows {
   // Places of q that a sequence's rows have: the last one's reach to the end of a packed q.
   __device__ __forceinline__ std::int64_t places_of(const AttentionSpan& span) const {
     if (p_.cu_seqlens_q == nullptr) return p_.q_tokens;
-    if (sequence_ + 1 == p_.num_sequences) return p_.q_tokens - span.q_first;
+    if (!Tile::kMixed && sequence_ + 1 == p_.num_sequences) return p_.q_tokens - span.q_first;
     return clamp_to(p_.cu_seqlens_q[sequence_ + 1], span.q_first, p_.q_tokens) - span.q_first;
   }
   __device__ __forceinline__ void begin(const AttentionSpan& span) {
@@ -405,7 +429,10 @@ class SplitRows {
   }
 
   __device__ __forceinline__ std::int64_t index(unsigned row) const {
-    const std::int64_t token = first_place_ + row / group_;
+    std::int64_t token = first_place_ + row / group_;
+    if constexpr (Tile::kMixed) {
+      if (!p_.by_token) token += sequence_ * p_.few - first_place_;
+    }
     return (token * p_.num_q_heads + kv_head_ * group_ + row % group_) * call_.splits + split_;
   }
   // The index of a row's results, in rows.
@@ -449,7 +476,7 @@ class SplitRows {
   __device__ __forceinline__ void store_unused() const {
     if constexpr (!Tile::kPartial) {
       if (call_.merges) return;
-      if (p_.cu_seqlens_q != nullptr && split_ == 0 && first_slot_ && sequence_ == 0) {
+      if (!Tile::kMixed && p_.cu_seqlens_q != nullptr && split_ == 0 && first_slot_ && sequence_ == 0) {
         clear_rows(0, static_cast<unsigned>(clamp_to(p_.cu_seqlens_q[0], 0, p_.q_tokens)) * group_, 0);
       }
       clear_rows(last_row_, end_row_, first_place_);

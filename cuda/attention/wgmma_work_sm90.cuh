@@ -2,6 +2,7 @@
 // them out and load them.
 #pragma once
 
+#include "../common/dependent_launch.cuh"
 #include "../common/mbarrier_sm90.cuh"
 #include "../common/tma_sm90.cuh"
 #include "machine.cuh"
@@ -50,8 +51,16 @@ struct WgmmaCall {
 struct WgmmaTreeCall : WgmmaCall {
   CUtensorMap k_parts, v_parts;
 };
+// Mixed batches: one launch takes all tiles, or two share a counter of tiles.
+struct WgmmaMixedCall : WgmmaCall {
+  static constexpr std::uint32_t kStoringWarps = 10;  // warps of a block of threads that store results
+  std::int32_t first_block, all_blocks;               // blocks of threads of an earlier launch; of all launches
+  std::uint32_t* done;  // warps of the first of two launches that have stored their results; null: there is one launch
+  bool waits;           // whether this launch is the last one before the merge, which waits for it alone
+};
 template <class Params>
-using WgmmaCallOf = std::conditional_t<kMayBranch<Params>, WgmmaTreeCall, WgmmaCall>;
+using WgmmaCallOf = std::conditional_t<kMayBranch<Params>, WgmmaTreeCall,
+                                       std::conditional_t<kMayMix<Params>, WgmmaMixedCall, WgmmaCall>>;
 
 // A tile: 128 places of q of one sequence and head, and the keys that any of its queries sees. The loading warp
 // computes it for all warps.
@@ -68,6 +77,27 @@ struct WgmmaWork {
 // slots have no queries.
 __device__ __forceinline__ std::int64_t first_query_slot(const AttentionParams& p, std::int64_t sequence) {
   return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) / 128 + sequence;
+}
+
+// Completes a tile of `places` places of a sequence from place `query` on.
+template <class Params>
+__device__ __forceinline__ void see_keys(const Params& p, std::int64_t query, std::int64_t places, WgmmaWork* of) {
+  WgmmaWork& work = *of;
+  const AttentionSpan span(p, work.sequence);
+  work.token = static_cast<std::int32_t>(span.q_first + query);
+  work.places = static_cast<std::int32_t>(places - query);
+  work.queries = static_cast<std::int32_t>(span.num_queries - query);
+  work.position = static_cast<std::int32_t>(span.position(query));
+  work.k_token = static_cast<std::int32_t>(span.k_first);
+  work.num_keys = static_cast<std::int32_t>(span.num_keys);
+  const AttentionRange queries = {query, min(query + 128, span.num_queries)};
+  if (queries.empty()) return;
+  const AttentionRange keys = span.keys_of(queries);
+  if (keys.empty()) return;
+  work.first_key = static_cast<std::int32_t>(keys.first);
+  work.last_key = static_cast<std::int32_t>(keys.last);
+  work.all_first = static_cast<std::int32_t>(span.keys_of(queries.last - 1).first);
+  work.all_last = static_cast<std::int32_t>(span.keys_of(queries.first).last);
 }
 
 template <class Params>
@@ -96,23 +126,59 @@ __device__ __forceinline__ WgmmaWork work_of(const Params& p, const WgmmaCall& c
     work.head = head - work.sequence * num_q_heads;
   }
   if (query < 0 || query >= places) return work;  // a slot without queries
-  const AttentionSpan span(p, work.sequence);
-  work.token = static_cast<std::int32_t>(span.q_first + query);
-  work.places = static_cast<std::int32_t>(places - query);
-  work.queries = static_cast<std::int32_t>(span.num_queries - query);
-  work.position = static_cast<std::int32_t>(span.position(query));
-  work.k_token = static_cast<std::int32_t>(span.k_first);
-  work.num_keys = static_cast<std::int32_t>(span.num_keys);
-  const AttentionRange queries = {query, min(query + 128, span.num_queries)};
-  if (queries.empty()) return work;
-  const AttentionRange keys = span.keys_of(queries);
-  if (keys.empty()) return work;
-  work.first_key = static_cast<std::int32_t>(keys.first);
-  work.last_key = static_cast<std::int32_t>(keys.last);
-  work.all_first = static_cast<std::int32_t>(span.keys_of(queries.last - 1).first);
-  work.all_last = static_cast<std::int32_t>(span.keys_of(queries.first).last);
+  see_keys(p, query, places, &work);
   return work;
 }
+
+// The blocks of 128 queries of a mixed batch's sequences with many queries, the last sequence's last block first. A warp
+// finds them, 32 sequences at a time, in ascending order of their numbers.
+class LongSequences {
+ public:
+  __device__ __forceinline__ explicit LongSequences(const MixedParams& p)
+      : end_(static_cast<std::int32_t>(p.num_sequences) + 32) {}
+
+  // Whether block `number` exists: then its tile of a head.
+  __device__ __forceinline__ bool find(const MixedParams& p, std::int32_t number, std::int32_t head, WgmmaWork* work) {
+    const int lane = threadIdx.x % 32;
+    for (;;) {
+      const unsigned behind = __ballot_sync(~0u, through_ > number - before_);
+      if (behind != 0) {
+        const int of = __ffs(static_cast<int>(behind)) - 1;
+        const std::int64_t query = std::int64_t{before_ + __shfl_sync(~0u, through_, of) - 1 - number} * 128;
+        *work = {};
+        work->sequence = end_ - 1 - of;
+        work->head = head;
+        const AttentionRange q = attention_place(p.cu_seqlens_q, work->sequence, p.q_tokens);
+        see_keys(p, query, q.last - q.first, work);
+        return true;
+      }
+      before_ += __shfl_sync(~0u, through_, 31);
+      end_ -= 32;
+      if (end_ <= 0) return false;
+      const std::int32_t sequence = end_ - 1 - lane;
+      through_ = 0;
+      if (sequence >= 0) {
+        const AttentionRange q = attention_place(p.cu_seqlens_q, sequence, p.q_tokens);
+        const std::int64_t places = q.last - q.first;
+        if (places > p.few) through_ = static_cast<std::int32_t>((places + 127) / 128);
+      }
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const std::int32_t earlier = __shfl_up_sync(~0u, through_, distance);
+        if (lane >= distance) through_ += earlier;
+      }
+    }
+  }
+
+ private:
+  std::int32_t end_;          // lane i has sequence end_ - 1 - i
+  std::int32_t before_ = 0;   // number of blocks of the sequences from end_ on
+  std::int32_t through_ = 0;  // number of blocks from the lane's sequence on, up to end_
+};
+struct NoSequences {
+  template <class Params>
+  __device__ __forceinline__ explicit NoSequences(const Params&) {}
+};
 
 // Shared memory and barriers of a block.
 template <class Tile>
@@ -315,12 +381,20 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
   constexpr bool kKeepsWork = !kMayBranch<Params> && Tile::kOuterFours == 0;
   RingPosition at, slot;
   int queries_phase = 0;
+  constexpr bool kMixes = kMayMix<Params>;
+  std::conditional_t<kMixes, LongSequences, NoSequences> sequences(p);
   std::int32_t tile = blockIdx.x;
+  if constexpr (kMixes) tile += call.first_block;
   for (;;) {
-    const bool more = tile < call.tiles;
+    bool more = tile < call.tiles;
     WgmmaWork found = {};
     found.places = -1;
-    if (more) found = work_of(p, call, tile);
+    if constexpr (kMixes) {
+      const std::int32_t block = tile / call.heads;
+      more = sequences.find(p, block, tile - block * call.heads, &found);
+    } else {
+      if (more) found = work_of(p, call, tile);
+    }
     std::uint32_t taken = 0;  // claimed early: the code that follows hides the latency
     if (threadIdx.x == 0 && more && call.counter != nullptr) taken = atomicAdd(call.counter, 1u);
     const int stage = kKeepsWork ? 0 : slot.stage;
@@ -340,6 +414,10 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
       queries_phase ^= 1;
     }
     taken = __shfl_sync(0xffffffffu, taken, 0);
+    if constexpr (kMixes) {
+      tile = call.counter != nullptr ? static_cast<std::int32_t>(call.all_blocks + taken) : tile + call.all_blocks;
+      continue;
+    }
     tile = call.counter != nullptr ? static_cast<std::int32_t>(gridDim.x + taken) : call.tiles;
   }
 }
@@ -377,6 +455,20 @@ __device__ __forceinline__ void clear_outside(const AttentionParams& p) {
     const std::int64_t at = i / p.num_q_heads, token = at < first ? at : last + at - first;
     p.lse[i % p.num_q_heads * p.q_tokens + token] = -infinity();
   }
+}
+
+// Mixed batches: a warp of the first of two launches says that it has stored its results.
+__device__ __forceinline__ void say_done(const WgmmaMixedCall& call) {
+  if (call.done == nullptr || call.first_block > 0) return;
+  __threadfence();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) end_turn(call.done);
+}
+// The last launch of tiles ends after the splits before it, and after the first launch. Both launches share the tiles,
+// so the second wait is short.
+__device__ __forceinline__ void wait_for_launches(const WgmmaMixedCall& call) {
+  wait_for_previous_kernel();
+  if (call.done != nullptr) wait_for_turn(call.done, call.first_block * WgmmaMixedCall::kStoringWarps);
 }
 
 }  // namespace

@@ -310,6 +310,26 @@ void run_cases(unsigned shard, unsigned shards) {
       run(c);
     }
   }
+  // Mixed batches: sequences on both sides of the number of queries from which wgmma serves them, with one and several
+  // splits.
+  for (const std::int64_t head_dim : {64, 128}) {
+    for (const Form form : {Form::kPaged, Form::kPadded, Form::kPacked}) {
+      Case c{{{1, 700}, {300, 1300}, {0, 30}, {16, 1040}, {17, 500}, {2, 1100}, {64, 64}, {65, 1090}, {1, 1}, {3, 2}}};
+      c.q_heads = 8;
+      c.kv_heads = 2;
+      c.head_dim = head_dim;
+      c.q_form = Form::kPacked;
+      c.k_form = form;
+      run(c);
+      c.window = 70;
+      c.sinks = true;
+      run(c);
+      c.window = 0;
+      c.data = Data::kSpecial;
+      c.lengths = {{1, 700}, {130, 200}, {16, 900}, {17, 500}, {2, 30}};
+      run(c);
+    }
+  }
   // Splits of a prefix that rows of several sequences read together, and a group in which one sequence has too few
   // keys.
   for (const Form q_form : {Form::kPacked, Form::kPadded}) {
@@ -457,6 +477,16 @@ void run_bad_lists() {
       const OnDevice results(Memory(static_cast<std::size_t>(attention_workspace_bytes(p, 0)) + 16, 0));
       p.workspace = results.data;
       attention(p, 0, 0);
+      for (const AttentionPlan& plan : kAttentionPlans) {
+        if (!fits_plan(p, plan, 90)) continue;
+        AttentionParams given = p;
+        const OnDevice of_plan(Memory(static_cast<std::size_t>(workspace_bytes_of(p, plan)) + 16, kCanary));
+        given.workspace = of_plan.data;
+        sm90::attention(given, plan, nullptr);
+        check(cudaDeviceSynchronize(), "a plan of attention with bad lists");
+        const Memory host = of_plan.host();
+        expect(Memory(host.end() - 16, host.end()), Memory(16, kCanary), "bad lists, behind the workspace");
+      }
       const OnDevice dq(Memory(size + 16, kCanary)), dk(Memory(size + 16, kCanary)), dv(Memory(size + 16, kCanary));
       AttentionBackwardParams b{device};
       b.dout = b.out = device.q;

@@ -324,3 +324,46 @@ def test_more_than_2_to_the_31_elements() -> None:
     q = torch.randn(batch, 2, 16, d, dtype=torch.bfloat16, device="cuda")
     out = rk.attention(q, k, k)
     assert not differing(out[-1:], rk.attention(q[-1:], k[-1:].clone(), k[-1:].clone()))
+
+
+MIXED = [(1, 700), (300, 1300), (0, 30), (1, 2100), (16, 1040), (17, 500), (1, 5), (2, 1100), (64, 64), (65, 1090)]
+
+
+@pytest.mark.parametrize("options", [{}, {"window_size": 70}, {"softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_mixed_batch_of_prefill_and_decode_has_the_bytes_of_calls_apart(
+    dtype: str, options: dict[str, Any], device: str, exp: str
+) -> None:
+    """Pages, queries in use that end early, tokens of no sequence, and sinks. On a GPU kernels of their own serve
+    sequences with few queries beside those with many."""
+    torch.manual_seed(2)
+    kind, page, heads, kv_heads, d = getattr(torch, dtype), 16, 8, 2, 64
+    lengths = MIXED if device == "cuda" else [(min(n, 40), min(m, 200)) for n, m in MIXED]
+    pages = [-(-m // page) for _, m in lengths]
+    k, v = (torch.randn(sum(pages), page, kv_heads, d, device=device).to(kind) for _ in range(2))
+    order, table = torch.randperm(sum(pages)).int(), torch.zeros(len(lengths), max(pages), dtype=torch.int32)
+    for b, of_sequence in enumerate(order.split(pages)):
+        table[b, : pages[b]] = of_sequence
+    first = torch.tensor([0, *(n for n, _ in lengths)]).cumsum(0).int()
+    q = torch.randn(int(first[-1]) + 5, heads, d, device=device).to(kind)
+    sinks = torch.randn(heads, device=device)
+    used_q = torch.tensor([n - n // 10 for n, _ in lengths], dtype=torch.int32, device=device)
+    used_k = torch.tensor([m for _, m in lengths], dtype=torch.int32, device=device)
+    table, offsets = table.to(device), first.to(device)
+
+    def call(queries: Any, cu: Any, which: slice) -> Any:
+        with mode(device, exp):
+            return rk.attention(
+                queries, k, v, cu_seqlens_q=cu, block_table=table[which], seqused_q=used_q[which],
+                seqused_k=used_k[which], sinks=sinks, exp=exp, return_lse=True, **options,
+            )  # fmt: skip
+
+    together = call(q, offsets, slice(None))
+    out, lse = torch.zeros_like(q), torch.full_like(together.lse, -float("inf"))
+    for b, (n, _) in enumerate(lengths):
+        if n == 0:
+            continue
+        at = slice(int(first[b]), int(first[b]) + n)
+        cu = torch.tensor([0, n], dtype=torch.int32, device=device)
+        out[at], lse[:, at] = call(q[at], cu, slice(b, b + 1))
+    assert_same({"out": together.out, "lse": together.lse}, {"out": out, "lse": lse})
