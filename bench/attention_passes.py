@@ -1,7 +1,7 @@
-"""Both passes of rk.attention beside torch's SDPA: training shapes, other head sizes, values narrower than keys, and
-partials. It prints the tables of cuda/attention/README.md.
+"""Both passes of rk.attention beside torch's SDPA: training shapes, other head sizes, values narrower than keys,
+partials, and an engine's steps on pages. It prints the tables of cuda/attention/README.md.
 
-    python bench/attention_passes.py [--only training|widths|values|partials]
+    python bench/attention_passes.py [--only training|widths|values|partials|steps]
 
 Each call follows a rest; works alternate; numbers are medians. R is torch's bf16 product of 8192 x 8192 x 8192 in the
 same run. cuDNN and FlashAttention-2 are the kernels that torch's SDPA brings. A pass that SDPA refuses has no number.
@@ -19,7 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import rl_kernel_native as rk
-from attention_peers import KV_HEADS, Q_HEADS, Call, in_turn_us
+from attention_peers import KV_HEADS, PAGE, Q_HEADS, Call, in_turn_us
+from attention_splits import graph_of
 
 REST = 0.04
 RAGGED = [64, 4096, 130, 2900, 1800, 4018, 3700, 229, 3100, 2400, 3600, 3330, 3401]
@@ -27,6 +28,21 @@ TRAINING = [[4096] * 4, [16384], [1024] * 32, RAGGED]
 WIDTHS = [(64, [4096] * 4), (64, [16384]), (256, [4096] * 4)]  # columns of a head, tokens of sequences
 VALUES = [(192, 128, [4096] * 4)]  # columns of q and k, columns of v, tokens of sequences
 PARTIALS = [(1, 16384), (4, 4096), (64, 4096)]  # sequences, keys; one query each, and 128
+# An engine's steps: sequences, queries of each, keys of each. Mixed batches, prefill behind a cache, drafts.
+STEPS = [
+    [(2, 2048, 4096), (62, 1, 4096)],
+    [(1, 512, 8192), (31, 1, 8192)],
+    [(4, 1024, 2048), (252, 1, 2048)],
+    [(1, 2048, 2048), (128, 1, 2048)],
+    [(1, 256, 4096), (63, 1, 4096)],
+    [(4, 4096, 4096)],
+    [(8, 1024, 8192)],
+    [(32, 512, 512)],
+    [(64, 128, 2048)],
+    [(64, 4, 4096)],
+    [(64, 8, 4096)],
+    [(256, 4, 1024)],
+]
 PEERS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FlashAttention-2": SDPBackend.FLASH_ATTENTION}
 
 
@@ -151,6 +167,33 @@ def partials(batch: int, keys: int, queries: int) -> None:
     print(f"{batch} x ({queries} of {keys}): {text}; both over whole {ratio:.2f}; same bytes: {same}", flush=True)
 
 
+def step(parts: list[tuple[int, int, int]]) -> Call:
+    """A call of sequences whose keys lie in pages in random order. Those with the fewest queries come first."""
+    torch.manual_seed(1)
+    lengths = [(queries, keys) for n, queries, keys in sorted(parts, key=lambda part: part[1]) for _ in range(n)]
+    pages = [keys // PAGE for _, keys in lengths]
+    k, v = (normal(sum(pages), PAGE, KV_HEADS, 128) for _ in "kv")
+    table = torch.zeros(len(lengths), max(pages), device="cuda", dtype=torch.int32)
+    for b, of_sequence in enumerate(torch.randperm(sum(pages), device="cuda").int().split(pages)):
+        table[b, : pages[b]] = of_sequence
+    offsets = torch.tensor([0, *(n for n, _ in lengths)], device="cuda").cumsum(0).int()
+    used = torch.tensor([n for _, n in lengths], device="cuda", dtype=torch.int32)
+    q = normal(int(offsets[-1]), Q_HEADS, 128)
+    return lambda: rk.attention(q, k, v, cu_seqlens_q=offsets, seqused_k=used, block_table=table)
+
+
+def steps(parts: list[tuple[int, int, int]]) -> None:
+    """An engine's step in one call, and each kind of its sequences in a call apart. CUDA graphs of four calls."""
+    names = [f"{n} x {queries} of {keys}" for n, queries, keys in parts]
+    works = {" + ".join(names): step(parts)}
+    if len(parts) > 1:
+        works |= {name: step([part]) for name, part in zip(names, parts, strict=True)}
+    replays = {name: graph_of([work] * 4).replay for name, work in works.items()}
+    times = in_turn_us(replays, 4, rest=REST)
+    print(", ".join(f"{name}: {us:.1f} us" for name, us in times.items()), flush=True)
+    torch.cuda.empty_cache()
+
+
 def name_of(lengths: list[int]) -> str:
     same = len(set(lengths)) == 1
     return f"{len(lengths)} x {lengths[0]}" if same else f"{sum(lengths)} tokens in {len(lengths)} sequences"
@@ -158,7 +201,7 @@ def name_of(lengths: list[int]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("training", "widths", "values", "partials"))
+    parser.add_argument("--only", choices=("training", "widths", "values", "partials", "steps"))
     only = parser.parse_args().only
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     if only in (None, "training"):
@@ -174,6 +217,9 @@ def main() -> None:
         for batch, keys in PARTIALS:
             for queries in (1, 128):
                 partials(batch, keys, queries)
+    if only in (None, "steps"):
+        for parts in STEPS:
+            steps(parts)
 
 
 if __name__ == "__main__":
