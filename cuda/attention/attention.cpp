@@ -193,7 +193,7 @@ bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capa
 }
 
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability) {
-  // Queries that see a key, from which a query head is worth a job.
+  // The number of queries that see a key, from which each query head is worth a job of its own.
   constexpr std::int64_t kPartQueries = 2048;
   const bool is_narrow = p.window_size > 0 && p.window_size < kPartQueries;
   const std::int64_t sequences = sequences_of(p);

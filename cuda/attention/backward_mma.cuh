@@ -368,7 +368,7 @@ class MmaBackward {
     }
   }
 
-  // Adds dq's chain of a block of keys to the sum of the blocks behind it.
+  // Adds dq's chain of a block of keys to the sum over the later blocks.
   __device__ __forceinline__ void add_block() {
 #pragma unroll
     for (int tile = 0; tile < Tile::kSums; ++tile) {

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-// A tile of queries for the kernels that take one each.
+// A tile of queries, for kernels whose blocks take one tile each.
 struct GradientPlace {
   std::int64_t sequence;
   std::int32_t tile;  // the tile's position
@@ -324,7 +324,7 @@ void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_
         p.head_dim == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
       }
       if (p.dsinks == nullptr) return;
-      AttentionBackwardParams of_delta = p;  // delta lies behind the workspace of the gradients
+      AttentionBackwardParams of_delta = p;  // delta follows the workspace of the gradients
       of_delta.workspace = static_cast<unsigned char*>(p.workspace) + GradientLayout(p, kernel).end;
       run_attention_delta<T>(of_delta, stream);
       run_attention_sinks(p, static_cast<const float*>(of_delta.workspace), stream);

@@ -12,8 +12,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A thread has two keys: 16 w + g and the one 8 behind, where w is its warp and g = lane / 4. For scores it has the
-// queries 8 j + 2 (lane % 4) and the next, for sums the columns of these numbers: x[4 j + 2 {row} + {column}].
+// A thread holds two keys, 16 w + g and 16 w + g + 8, where w is its warp and g = lane / 4. It holds scores of queries
+// 8 j + 2 (lane % 4) and the next, and columns with these numbers of the sums: x[4 j + 2 {row} + {column}].
 template <class T, class Tile, Exp kExp, class Params>
 class GradientRows {
  public:

@@ -1,5 +1,6 @@
 // Blocks of keys of the paths of trees, for attention's wgmma backward. A segment's queries see the blocks of its path.
-// So several jobs may have a token's key, one for each segment that sees it. They add to its dk and dv in turns.
+// So a token's key may be in several jobs, one for each segment that sees it. They add to its dk and dv one after
+// another.
 #pragma once
 
 #include "gradient_work_sm90.cuh"

@@ -42,7 +42,7 @@ struct GradientCall {
   std::int32_t section;             // key heads of a sequence whose blocks alternate
   std::int32_t jobs, key_blocks;    // blocks of keys: those of one sequence; if packed, slots for all sequences
   std::int32_t block_jobs;          // jobs of a part: key_blocks of all sequences and key heads
-  std::int32_t part_heads;          // query heads of a job; the block's job of the next part goes on with dk and dv
+  std::int32_t part_heads;          // query heads of a job; the job of the next part continues the block's dk and dv
   std::int32_t slots, of_sequence;  // tiles of queries: those of all sequences, and of each one if q is not packed
   std::int32_t slack;               // slots between packed sequences
   struct GradientWork* works;       // each job's work
@@ -55,8 +55,8 @@ struct GradientCall {
   float* kept;                      // [block_jobs, keys * (columns + those of v)]: dk and dv between two parts
 };
 
-// A row of a block of keys of a path: its token, or -1 if it has none; twice the number of earlier segments that add to
-// the token's dk and dv, plus 1 if no later one does.
+// A row in a block of keys of a path. `token` is -1 if the row has none. `turn` is twice the number of earlier segments
+// that add to the token's dk and dv, plus 1 if no later segment does.
 struct GradientRow {
   std::int32_t token;
   std::uint32_t turn;
@@ -114,8 +114,8 @@ __device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequen
   return low;
 }
 
-// The number of key heads of a sequence whose blocks alternate. Blocks of one head that run at once follow one another
-// through its tiles, about two tiles apart.
+// The number of a sequence's key heads whose blocks alternate in the order of jobs. Blocks of one head that run at once
+// follow one another through its tiles, about two tiles apart.
 template <class Params>
 __device__ __forceinline__ std::int64_t section_size(const Params& p, const GradientCallOf<Params>& call,
                                                      std::int64_t sequence, std::int64_t blocks) {
@@ -151,7 +151,7 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
     work.part = job_of_call / call.block_jobs;
     work.block = job = job_of_call - work.part * call.block_jobs;
   }
-  // Jobs go sequence by sequence and a few heads at a time, so that operands that blocks share stay in L2. Blocks of
+  // Jobs are numbered by sequence and a few heads at a time, so that operands that blocks share stay in L2. Blocks of
   // keys descend, so that a block starts after those whose dq it waits for.
   const auto first = [&](std::int64_t s) -> std::int64_t {
     if constexpr (kMayBranch<Params>) return call.firsts[s];

@@ -14,7 +14,7 @@ enum class AttentionKernel : std::int32_t {
   kFewRows,   // blocks of 16 rows, for sequences with few rows; bf16 and fp16: a block for each split
   kPairs,     // sm_90: kFewRows for few blocks of threads; at most 128 columns that TMA can fetch, pages too;
               // value_dim equals head_dim, as for all that follow
-  kClusters,  // sm_90: kPairs for fewer blocks still, by four blocks of threads a split; 65 to 128 columns
+  kClusters,  // sm_90: kPairs for fewer blocks still, by four blocks of threads per split; 65 to 128 columns
   kGroups,    // sm_90: kFewRows where groups share splits, which wgmma multiplies for 64 of a group's rows
   kWgmma,     // sm_90: bf16 and fp16, heads that TMA can fetch of 64, 128, or if no tree 136 to 256 columns; no softcap
   kMixed,  // bf16 and fp16, packed queries: splits as kFewRows' for sequences with few queries. The others take wgmma, if
@@ -56,12 +56,12 @@ struct SplitGrid {
   // Whether rows of a group read shared splits together, 64 at a time. It pays where groups have kSharedRows rows on
   // average; half as many suffice for kGroups.
   bool shares;
-  // Blocks of threads of a tile of a key head. Each takes one split; if groups share some, those behind them that are
-  // this far apart.
+  // Blocks of threads per tile and key head. Each takes one split, and if groups share some, also every `stride`-th
+  // split after it.
   std::int64_t stride;
   std::int64_t blocks;
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats
-  bool merges;                // else the blocks of threads of the only split write the results, and need no workspace
+  bool merges;                // false: calls have one split, whose blocks write the results without a workspace
 
   explicit SplitGrid(const AttentionParams& p, std::int64_t shared_rows = kSharedRows)
       : SplitGrid(
@@ -138,7 +138,7 @@ constexpr const char* name_of(GradientKernel kernel) {
 }
 bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability);
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability);
-// Bytes of workspace. kPasses: delta. Others: a GradientLayout, and delta behind it if dsinks are wanted.
+// Bytes of workspace. kPasses: delta. Others: a GradientLayout, then delta if dsinks are wanted.
 std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel);
 
 // Columns of the wgmma kernels' tiles for more than 128 columns. A head's columns end before theirs.
@@ -159,8 +159,8 @@ struct GradientLayout {
   // A job has a block of keys, and all of its query heads or one of them. block_jobs: blocks times key heads.
   std::int64_t block_jobs, parts, jobs;
   std::int64_t works_at, scalars_at, sums_at, end;  // bytes
-  // Trees: turns and sums of the rows of dk and dv, which several segments add to; each block's rows; the number of
-  // blocks of earlier segments; the table of paths.
+  // Trees: counters and sums of the rows of dk and dv, to which several segments add. Then each block's rows, the
+  // number of blocks of earlier segments, and the table of paths.
   std::int64_t row_turns_at, row_sums_at, rows_at, firsts_at, paths_at;
   std::int64_t kept_turns_at, kept_at;  // dk and dv between two jobs of a block of keys
   static constexpr std::int64_t kWorkBytes = 64, kRowBytes = 8;

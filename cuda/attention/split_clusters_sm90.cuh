@@ -165,8 +165,8 @@ class SplitByClusters : SplitRows<T, Tile> {
       }
     }
   }
-  // Fills rows that TMA did not load. Keys of no page are NaN and their values +0. Values past the last key
-  // are +0, too.
+  // Fills rows that TMA did not load. Keys of a page that does not exist become NaN, and their values +0. Values past
+  // the last key become +0, too.
   template <bool kIsKey>
   __device__ __forceinline__ void complete(int begin, int keys) const {
     const AttentionSpan span(p_, this->sequence_);  // computed again: kept, it would hold registers in every round
@@ -331,7 +331,7 @@ class SplitByClusters : SplitRows<T, Tile> {
     }
   }
 
-  // Whether this rank adds the rows' chains up: without a merge each needs l.
+  // Whether this rank adds up the rows' chains. Without a merge each rank needs l.
   __device__ __forceinline__ bool has_chains() const { return rank_ == 0 || !this->call_.merges; }
 
   __device__ __forceinline__ void store_outputs() const {

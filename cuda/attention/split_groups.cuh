@@ -140,7 +140,7 @@ class GroupRows : MmaForward<T, Tile> {
     for (int r = 0; r < 2; ++r) {
       std::int64_t offset;
       const AttentionRange keys = job_.row(p_, this->row_of_thread(r), &offset);
-      // Until the walk has keys there.
+      // The walk later stores keys' offsets there.
       if (this->quad_lane() == 0) this->offsets(0, 0)[this->row_of_thread(r)] = offset;
       sees_[r][0] = static_cast<int>(keys.first);
       sees_[r][1] = static_cast<int>(keys.last);

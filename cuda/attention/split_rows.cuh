@@ -190,7 +190,7 @@ class SplitRows {
     }
     return false;
   }
-  // Places of q that a sequence's rows have: the last one's reach to the end of a packed q.
+  // The number of a sequence's places in q. Those of the last sequence reach to the end of a packed q.
   __device__ __forceinline__ std::int64_t places_of(const AttentionSpan& span) const {
     if (p_.cu_seqlens_q == nullptr) return p_.q_tokens;
     if (!Tile::kMixed && sequence_ + 1 == p_.num_sequences) return p_.q_tokens - span.q_first;
@@ -215,8 +215,8 @@ class SplitRows {
     common_[1] = static_cast<int>(span.keys_of(first_row_ / group_).last);
   }
 
-  // Whether a lane has a second row in use. In a call of at most eight query heads a key head no lane has one. Results
-  // of rows that are not in use are never stored.
+  // Whether a lane has a second row in use. With one query per sequence and at most eight query heads per key head, no
+  // lane has one. Results of rows that are not in use are never stored.
   __device__ __forceinline__ bool has_row(int r) const { return r == 0 || last_row_ - first_row_ > 8; }
   __device__ __forceinline__ bool has_key(const AttentionSpan& span, int key) const {
     if (Tile::kPartial && key >= span.last_key) return false;
@@ -471,8 +471,8 @@ class SplitRows {
       }
     }
   }
-  // Without a merge. Places that no row of this block of threads uses, by all of its threads; ahead of the first sequence,
-  // too, where offsets do not begin at 0.
+  // Without a merge, all threads clear the outputs of places that no row of this block uses, also those before the
+  // first sequence if offsets do not begin at 0.
   __device__ __forceinline__ void store_unused() const {
     if constexpr (!Tile::kPartial) {
       if (call_.merges) return;
@@ -497,7 +497,7 @@ class SplitRows {
     const bool packed = p_.cu_seqlens_q != nullptr;
     p_.lse[lse_index(p_, sequence_, packed ? place : place - sequence_ * p_.q_tokens, head)] = lse;
   }
-  // Without a merge, of row `row` with m and l: what its sums take, a factor and then a division. `used`: it sees keys.
+  // Without a merge: the factor of the sums of row `row` with m and l, and then 1 / l. `used`: the row sees keys.
   struct RowScale {
     float factor, inverse;  // a negative factor: sums are 0
   };
@@ -521,7 +521,8 @@ class SplitRows {
     to[0] = T::store(attention_output(none ? 0.0f : fma_rn(a, scale.factor, 0.0f), scale.inverse));
     to[1] = T::store(attention_output(none ? 0.0f : fma_rn(b, scale.factor, 0.0f), scale.inverse));
   }
-  // m of the rows, or +Inf of those that see no key, for the threads that have their chains; and these threads' answers.
+  // Through shared memory the threads that hold a row's chains get its m, or +Inf if it sees no key, and return its
+  // RowScale.
   __device__ __forceinline__ RowScale* scales() const { return reinterpret_cast<RowScale*>(maxima() + 16); }
   __device__ __forceinline__ void put_references() const {
     if (warp() != 0 || lane() % 4 != 0) return;
@@ -590,7 +591,7 @@ class SplitRows {
   bool vectors_;
   int page_shift_;  // log2 of the page size where that is a power of 2, else -1
   unsigned group_ = 1, split_ = 0, first_row_ = 0, last_row_ = 0;
-  unsigned end_row_ = 0;     // without a merge: of the places behind last_row_
+  unsigned end_row_ = 0;     // without a merge: end of the places after last_row_
   bool first_slot_ = false;  // whether the tile is the first of the grid
   int sequence_ = 0, kv_head_ = 0;
   std::int64_t first_place_ = 0;      // place of row 0, a token in q over all sequences

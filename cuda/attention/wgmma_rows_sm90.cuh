@@ -11,8 +11,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A warpgroup's 64 rows of a tile. A thread has two rows: 16 w + g and the one 8 behind, where w is its warp and g =
-// lane / 4. For scores and sums it has columns 8 j + 2 (lane % 4) and the next: s[4 j + 2 {row} + {column}].
+// A warpgroup's 64 rows of a tile. A thread holds two rows, 16 w + g and 16 w + g + 8, where w is its warp and g = lane
+// / 4. It holds columns 8 j + 2 (lane % 4) and the next of scores and sums: s[4 j + 2 {row} + {column}].
 template <class T, class Tile, Exp kExp>
 class WgmmaRows {
  public:
