@@ -167,44 +167,54 @@ class WideGradientRows {
   }
 
   __device__ __forceinline__ void walk(const GradientWork& work) {
-    const int end = tiles_ + (work.last_tile - work.tile) / Tile::kQueries * call_.part_heads;
+    const int begin = tiles_, end = begin + (work.last_tile - work.tile) / Tile::kQueries * call_.part_heads;
     int tile = work.tile;
 #pragma unroll 1
     while (tiles_ < end) {
       const int stage = same_in_warp(this->stage()), dout_stage = same_in_warp(this->dout_stage());
       mbarrier_wait_block(shared_.queries_full(stage), phase());
       if (tile < work.first || tile + Tile::kQueries > work.last) clear_queries(work, tile, stage, dout_stage);
+      // The previous tile's second part of dq comes here, so that the parts are added half a tile apart. A job's first
+      // tile computes one that is not used.
+      float others[Tile::kOthers / 2];
+      multiply_others(others, stage ^ 1);
       multiply<Tile::kBoxes>(shared_.keys(), shared_.queries(stage), s_);
+      wgmma_wait<1>();
+      pin(others);
+      if (tiles_ > begin) store_dq<1>(others, stage ^ 1);
       mbarrier_wait_block(shared_.dout_full(dout_stage), dout_phase());
       multiply<Tile::kValueBoxes>(shared_.values(), shared_.dout(dout_stage), dp_);
       wgmma_wait<1>();
       pin(s_);
       exponentiate(work, tile, stage);
       store_weights(s_, probabilities(stage));
-      wgmma_wait<0>();
+      fence_for_tma();
+      meet();
+      accumulate<kValueHalf>(dv_, probabilities(stage), shared_.dout(dout_stage));
+      wgmma_wait<1>();
       pin(dp_);
       differentiate(dout_stage);
       store_weights(dp_, shared_.ds(stage));
       fence_for_tma();
       meet();
-      accumulate<kValueHalf>(dv_, probabilities(stage), shared_.dout(dout_stage));
       multiply_dq<64>(dq_, shared_.ds(stage), shared_.keys() + warpgroup_ * 2 * Tile::kBox);
       accumulate<kHalf>(dk_, shared_.ds(stage), shared_.queries(stage));
       wgmma_wait<2>();
       release(shared_.dout_empty(dout_stage));
       wgmma_wait<1>();
       pin(dq_);
-      store_dq<0>(dq_);
-      float others[Tile::kOthers / 2];
-      multiply_dq<Tile::kOthers>(others, shared_.ds(stage), shared_.keys() + others_at(warpgroup_));
-      wgmma_wait<1>();
-      release(shared_.queries_empty(stage));
+      store_dq<0>(dq_, stage);
       wgmma_wait<0>();
-      pin(others);
-      store_dq<1>(others);
+      release(shared_.queries_empty(stage));
       ++tiles_;
       tile = tile + Tile::kQueries < work.last_tile ? tile + Tile::kQueries : work.tile;
     }
+    const int stage = same_in_warp(this->stage() ^ 1);
+    float others[Tile::kOthers / 2];
+    multiply_others(others, stage);
+    wgmma_wait<0>();
+    pin(others);
+    store_dq<1>(others, stage);
     pin(dk_);
     pin(dv_);
   }
@@ -256,6 +266,10 @@ class WideGradientRows {
       wgmma<T, kColumns, true, true>(x, a + step * kDescriptorStep<true>, b + step * kDescriptorStep<true>, step > 0);
     }
     wgmma_commit();
+  }
+
+  __device__ __forceinline__ void multiply_others(float (&x)[Tile::kOthers / 2], int stage) const {
+    multiply_dq<Tile::kOthers>(x, shared_.ds(stage), shared_.keys() + others_at(warpgroup_));
   }
 
   static __device__ __forceinline__ float2 load_pair(std::uint32_t from) {
@@ -320,7 +334,7 @@ class WideGradientRows {
   }
   // Hands a part of dq to the warp that adds it, in the order of the threads' sums.
   template <int kPart, int kCount>
-  __device__ __forceinline__ void store_dq(const float (&x)[kCount]) {
+  __device__ __forceinline__ void store_dq(const float (&x)[kCount], int stage) {
     mbarrier_wait_block(shared_.dq_empty(0), kPart ^ 1);  // two parts a tile, so a part's phase is its number
     const std::uint32_t to = shared_.dq(0) + (warpgroup_ * (kCount / 4) * 128 + thread_) * 16;
 #pragma unroll
@@ -330,7 +344,7 @@ class WideGradientRows {
                    : "memory");
     }
     fence_for_tma();
-    mbarrier_arrive(shared_.dq_full(stage()));
+    mbarrier_arrive(shared_.dq_full(stage));
   }
 
   // Clears rows [first, last) of 128 bytes in each box of an operand, by 256 threads.
