@@ -3,9 +3,19 @@
 // is tested, too.
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <string>
 #include <type_traits>
 
 #include "rlk/backends.h"
+#include "rlk/kernels/covariance_terms.h"
+#include "rlk/kernels/gae_check.h"
+#include "rlk/kernels/group_advantage_check.h"
+#include "rlk/kernels/kl_check.h"
+#include "rlk/kernels/linear_check.h"
+#include "rlk/kernels/pack_check.h"
+#include "rlk/kernels/sample_check.h"
+#include "rlk/kernels/value_check.h"
 #include "rlk/ops/attention.h"
 #include "rlk/ops/covariance_mask.h"
 #include "rlk/ops/embedding.h"
@@ -110,6 +120,91 @@ void expect_refusals(const F& call) {
     expect_refusals<rlk::Params>([](const auto& p) { RLK_CALL(function, p); }); \
   }
 #include "rlk/operators.inc"
+
+// What a check says about params, or nothing.
+template <class Check>
+std::string refusal(const Check& check) {
+  try {
+    check();
+  } catch (const rlk::InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// A size is refused from `bound` on, in these words. Below it another check may refuse the call.
+template <class Params, class Set, class Check>
+void expect_bound(const char* words, std::int64_t bound, const Set& set, const Check& check) {
+  Params p{};
+  set(p) = bound - 1;
+  EXPECT_EQ(refusal([&] { check(p); }).find(words), std::string::npos) << words;
+  set(p) = bound;
+  EXPECT_NE(refusal([&] { check(p); }).find(words), std::string::npos) << words;
+}
+#define RLK_BOUND(Params, member, bound, check, words)                        \
+  expect_bound<rlk::Params>(                                                  \
+      words, bound, [](rlk::Params& p) -> std::int64_t& { return p.member; }, \
+      [](const rlk::Params& p) { rlk::check(p); })
+
+TEST(Preconditions, SizesAreRefusedFromTheirBoundOn) {
+  constexpr std::int64_t kOne = 1;
+  RLK_BOUND(GaeParams, sequences.num_tokens, kOne << 38, check_gae, "gae: fewer than 2^38 tokens");
+  RLK_BOUND(GaeParams, sequences.num_sequences, kOne << 31, check_gae, "sequences: fewer than 2^31");
+  RLK_BOUND(KlParams, sequences.num_sequences, kOne << 31, check_kl, "kl: fewer than 2^31 sequences");
+  RLK_BOUND(KlParams, sequences.num_tokens, kOne << 33, check_kl, "kl: fewer than 2^33 tokens");
+  RLK_BOUND(GroupAdvantageParams, num_sequences, kOne << 30, check_group_advantage, "fewer than 2^30 sequences");
+  RLK_BOUND(GroupAdvantageParams, num_groups, kOne << 31, check_group_advantage, "fewer than 2^31 groups");
+  RLK_BOUND(PackLayoutParams, num_sequences, kOne << 31, check_pack_layout, "pack: fewer than 2^31 sequences");
+  RLK_BOUND(PackLayoutParams, num_tokens, kOne << 31, check_pack_layout, "pack: fewer than 2^31 tokens in a row");
+  RLK_BOUND(PackLayoutParams, capacity, kOne << 31, check_pack_layout, "pack: a capacity below 2^31 tokens");
+  RLK_BOUND(PackParams, num_sequences, kOne << 31, check_pack, "pack: fewer than 2^31 sequences");
+  RLK_BOUND(PackParams, num_tokens, kOne << 31, check_pack, "pack: fewer than 2^31 tokens in a row");
+  RLK_BOUND(LinearParams, num_rows, kOne << 32, check_linear, "linear: fewer than 2^32 rows");
+  RLK_BOUND(LinearBiasGradParams, num_rows, kOne << 32, check_linear_bias_grad, "fewer than 2^32 rows");
+  RLK_BOUND(SampleParams, num_rows, kOne << 31, check_sample, "sample: fewer than 2^31 rows");
+  RLK_BOUND(SampleParams, vocab_size, rlk::kSampleVocab + 1, check_sample, "sample: 1 to 2^19 columns");
+}
+
+// The first array of an operator over tokens is given, with a value for each token.
+template <class Params, class Array, class Check>
+void expect_values_of_tokens(const char* words, const Array& array, const Check& check) {
+  const float value = 0.0f;
+  Params p{};
+  p.sequences.num_sequences = p.sequences.num_tokens = 1;
+  const auto is_refused = [&] { return refusal([&] { check(p); }).find(words) != std::string::npos; };
+  EXPECT_TRUE(is_refused()) << words << ", without it";
+  array(p).data = &value;
+  EXPECT_FALSE(is_refused()) << words;
+  array(p).token_stride = 0;
+  EXPECT_TRUE(is_refused()) << words << ", with one a sequence";
+}
+#define RLK_VALUES(Params, member, check, words)                            \
+  expect_values_of_tokens<rlk::Params>(                                     \
+      words, [](rlk::Params& p) -> rlk::PolicyTokens& { return p.member; }, \
+      [](const rlk::Params& p) { rlk::check(p); })
+
+TEST(Preconditions, ValuesAreGivenForEachToken) {
+  RLK_VALUES(CovarianceMaskParams, logprob, check_covariance_mask, "covariance_mask: logprob, one a token");
+  RLK_VALUES(ValueLossParams, value, check_value_loss, "value_loss: value is given, one a token");
+}
+
+TEST(Preconditions, AMaskHasElementsOfAKnownSize) {
+  const unsigned char flags[8] = {};
+  std::int32_t position = 0;
+  for (const int bytes : {0, 1, 2, 3, 4, 5, 8, 16}) {
+    rlk::TokenMask mask;
+    mask.data = flags;
+    mask.bytes = bytes;
+    rlk::PackLayoutParams layout;
+    layout.mask = mask;
+    layout.positions = &position;
+    rlk::KlParams tokens;
+    tokens.mask = mask;
+    const bool known = bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8;
+    EXPECT_EQ(refusal([&] { rlk::check_pack_layout(layout); }).empty(), known) << bytes;
+    EXPECT_EQ(refusal([&] { rlk::check_kl(tokens); }).empty(), known) << bytes;
+  }
+}
 
 }  // namespace
 }  // namespace preconditions_test

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import rl_kernel_native as rk
+from call_arrays import valid_calls
+from call_cases import CALLS, OPERATORS
 
 torch = pytest.importorskip("torch")
 
@@ -72,3 +74,29 @@ def test_a_saved_tensor_that_was_written_stops_backward(name: str) -> None:
     call(torch.from_numpy, saved)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+WITHOUT_OUTPUTS = {"kv_cache_append"}  # NumPy's own operators, and those that write the caller's arrays alone
+GUARD, FILL = 4096, 0xA5  # bytes before and behind each output, and what they hold
+
+
+@pytest.mark.parametrize("operator", sorted(set(OPERATORS) & set(CALLS)))
+def test_no_byte_around_an_output_is_written(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_kernel_native import _dispatch
+
+    made: list[np.ndarray] = []
+
+    def allocate(frame: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Any]:
+        kind = _dispatch._numpy_dtype(dtype)
+        size = int(np.prod(shape)) * kind.itemsize
+        made.append(np.full(size + 2 * GUARD, FILL, np.uint8))
+        array = made[-1][GUARD : GUARD + size].view(kind).reshape(shape)
+        return array, _dispatch._numpy_capsule(array)
+
+    monkeypatch.setattr(_dispatch.Frame, "allocate", allocate)
+    for _, arguments in valid_calls(operator, lambda o: np.ascontiguousarray(o.values).astype(o.dtype)):
+        getattr(rk, operator)(**arguments)
+        for bytes_ in made:
+            assert (bytes_[:GUARD] == FILL).all()
+            assert (bytes_[len(bytes_) - GUARD :] == FILL).all()
+    assert made or operator in WITHOUT_OUTPUTS

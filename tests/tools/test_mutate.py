@@ -69,6 +69,7 @@ def test_a_changed_file_leaves_the_faults_of_others(tool: Any, monkeypatch: pyte
         ("cpp/bindings/rope.cpp", "tests/ops/test_rope.py", "test_rope"),
         ("cpp/include/rlk/math/philox.h", "tests/ops/test_random_bits.py", "test_models"),
         ("cpp/cpu/rope.cpp", "tests/ops/test_rope.py", "test_preconditions"),
+        ("cpp/cpu/thread_pool.cpp", "tests/ops/test_gae.py", "test_thread_pool"),
     ],
 )
 def test_the_tests_of_a_file(tool: Any, path: str, python: str, compiled: str | None) -> None:
@@ -81,6 +82,11 @@ def test_faults_that_are_called_equivalent_are_ones_that_may_be_drawn(tool: Any)
     every = {(f.path, tool.planted_line(f)) for layer in tool.LAYERS for f in tool.faults_of(layer)}
     assert set(tool.EQUIVALENT) <= every, "a line that changed is judged anew: take it out"
     assert all(tool.EQUIVALENT.values())
+
+
+def test_no_fault_lies_in_what_changes_no_code(tool: Any) -> None:
+    source = "static_assert(a == b &&\n              c < d);\n// e == f\n#if G == h\n#endif\nint i = j + k;\n"
+    assert [(kind, text) for kind, _, _, text in tool.cpp_faults(source)] == [("sum", "-")]
 
 
 def test_files_are_drawn_by_pattern(tool: Any) -> None:
