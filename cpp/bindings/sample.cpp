@@ -3,6 +3,7 @@
 #include "rlk/ops/sample.h"
 
 #include <algorithm>
+#include <array>
 
 #include "call.h"
 #include "linear_args.h"
@@ -130,6 +131,40 @@ nb::object random_bits(Frame* frame, nb::handle sample_id, nb::handle seed, nb::
   return Results("random_bits", *ids.array(), frame).add(&p.bits, {p.num_rows, num_words}).run(rlk::random_bits, p);
 }
 
+// Reads penalties, history and bias of the rows in `p`: repetition, presence, frequency, history ids, history offsets,
+// is_prompt, bias ids, bias values, bias offsets. Each of the first three is an array or a number for all rows; the
+// others may be None.
+void read_edits(Frame* frame, const std::array<nb::handle, 9>& given, Device device, ProcessLogitsParams* p) {
+  const auto rows = [&](nb::handle x, const char* name) {
+    return RowArgument(frame, x, name, kFloat32, p->num_rows, device);
+  };
+  const RowArgument repetitions = rows(given[0], "repetition_penalty"), presences = rows(given[1], "presence_penalty"),
+                    frequencies = rows(given[2], "frequency_penalty");
+  p->repetition = repetitions.numbers();
+  p->presence = presences.numbers();
+  p->frequency = frequencies.numbers();
+  // Reads one contiguous array of a CSR, or nothing. It has `size` elements, or any number if `size` is negative.
+  const auto entries = [&](nb::handle x, const char* name, const Dtypes& dtypes, std::int64_t size) {
+    VectorArgument found(frame, x, name, dtypes, size, size < 0 ? "num_entries" : "", device);
+    if (found.array()) require_columns(*found.array());
+    return found;
+  };
+  const VectorArgument ids = entries(given[3], "history ids", kIndices, -1);
+  const VectorArgument offsets = entries(given[4], "history offsets", kInt64, p->num_rows + 1);
+  const VectorArgument prompt = entries(given[5], "history is_prompt", kBool, ids.size());
+  const VectorArgument biased = entries(given[6], "logit_bias ids", kIndices, -1);
+  const VectorArgument values = entries(given[7], "logit_bias values", kFloat32, biased.size());
+  const VectorArgument bounds = entries(given[8], "logit_bias offsets", kInt64, p->num_rows + 1);
+  p->history_ids = ids.integers();
+  p->history_offsets = offsets.data<std::int64_t>();
+  p->is_prompt = prompt.data<std::uint8_t>();
+  p->history_size = ids.size();
+  p->bias_ids = biased.integers();
+  p->bias_values = values.data<float>();
+  p->bias_offsets = bounds.data<std::int64_t>();
+  p->bias_size = biased.size();
+}
+
 nb::object process_logits(Frame* frame, nb::handle logits, nb::handle repetition, nb::handle presence,
                           nb::handle frequency, nb::handle history_ids, nb::handle history_offsets,
                           nb::handle is_prompt, nb::handle bias_ids, nb::handle bias_values, nb::handle bias_offsets,
@@ -138,36 +173,11 @@ nb::object process_logits(Frame* frame, nb::handle logits, nb::handle repetition
   const Array& x = read_logits(frame, logits, &p, vocab_size);
   p.num_columns = x.view().shape[1];
   p.vocab_start = read_vocab_start(vocab_start, p.vocab_size, p.num_columns);
-  const TensorView& v = x.view();
   p.order = static_cast<SampleOrder>(order);
-  const auto rows = [&](nb::handle given, const char* name) {
-    return RowArgument(frame, given, name, kFloat32, p.num_rows, v.device);
-  };
-  const RowArgument repetitions = rows(repetition, "repetition_penalty"),
-                    presences = rows(presence, "presence_penalty"), frequencies = rows(frequency, "frequency_penalty");
-  p.repetition = repetitions.numbers();
-  p.presence = presences.numbers();
-  p.frequency = frequencies.numbers();
-  // Reads one contiguous array of a CSR, or nothing. It has `size` elements, or any number if `size` is negative.
-  const auto entries = [&](nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t size) {
-    VectorArgument found(frame, given, name, dtypes, size, size < 0 ? "num_entries" : "", v.device);
-    if (found.array()) require_columns(*found.array());
-    return found;
-  };
-  const VectorArgument ids = entries(history_ids, "history ids", kIndices, -1);
-  const VectorArgument offsets = entries(history_offsets, "history offsets", kInt64, p.num_rows + 1);
-  const VectorArgument prompt = entries(is_prompt, "history is_prompt", kBool, ids.size());
-  const VectorArgument biased = entries(bias_ids, "logit_bias ids", kIndices, -1);
-  const VectorArgument values = entries(bias_values, "logit_bias values", kFloat32, biased.size());
-  const VectorArgument bounds = entries(bias_offsets, "logit_bias offsets", kInt64, p.num_rows + 1);
-  p.history_ids = ids.integers();
-  p.history_offsets = offsets.data<std::int64_t>();
-  p.is_prompt = prompt.data<std::uint8_t>();
-  p.history_size = ids.size();
-  p.bias_ids = biased.integers();
-  p.bias_values = values.data<float>();
-  p.bias_offsets = bounds.data<std::int64_t>();
-  p.bias_size = biased.size();
+  read_edits(
+      frame,
+      {repetition, presence, frequency, history_ids, history_offsets, is_prompt, bias_ids, bias_values, bias_offsets},
+      x.view().device, &p);
   return Results("process_logits", x, frame)
       .add(&p.out, {p.num_rows, p.num_columns})
       .add(&p.status, {p.num_rows})
@@ -198,10 +208,11 @@ void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, De
   }
 }
 
-nb::object sample(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
-                  nb::handle valid_vocab, int exp, int order, std::int64_t kept_capacity, std::int64_t n_logprobs,
-                  int random_stream, int wants) {
-  SampleParams p;
+// edits: those of read_edits(), or None.
+nb::object sample(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle edits, nb::handle valid_vocab, int exp,
+                  int order, std::int64_t kept_capacity, std::int64_t n_logprobs, int random_stream, int wants) {
+  ProcessedSampleParams both;
+  SampleParams& p = both.draw;
   const Array& x = read_logits(frame, logits, &p);
   const TensorView& v = x.view();
   read_valid_vocab(valid_vocab, &p);
@@ -210,11 +221,23 @@ nb::object sample(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle ra
   p.n_logprobs = n_logprobs;
   p.random_stream = random_stream;
   read_drawn_rows(frame, rows, v.device, exp, &p);
-  read_unprocessed(frame, raw_logits, row_status, v.device, &p);
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
-  return Results("sample", x, frame)
-      .add(&p.ids, {p.num_rows})
+  if (!edits.is_none()) {
+    ProcessLogitsParams& process = both.process;
+    process.logits = p.logits;
+    process.dtype = p.dtype;
+    process.num_rows = p.num_rows;
+    process.vocab_size = process.num_columns = p.vocab_size;
+    process.logits_stride = p.logits_stride;
+    process.order = p.order;
+    const auto of_rows = nb::cast<nb::tuple>(edits);
+    std::array<nb::handle, 9> given;
+    for (int i = 0; i < 9; ++i) given[static_cast<std::size_t>(i)] = entry(of_rows, i);
+    read_edits(frame, given, v.device, &process);
+  }
+  Results results("sample", x, frame);
+  results.add(&p.ids, {p.num_rows})
       .add(&p.logprob, {p.num_rows}, wants & kWantsLogprob)
       .add(&p.raw_logprob, {p.num_rows}, wants & kWantsRaw)
       .add(&p.top_ids, {p.num_rows, n_logprobs}, n_logprobs > 0 && wants & kWantsLogprob)
@@ -223,8 +246,9 @@ nb::object sample(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle ra
       .add(&p.raw_top_logprobs, {p.num_rows, n_logprobs}, n_logprobs > 0 && wants & kWantsRaw)
       .add(&p.kept_ids, {kept_capacity}, kept_capacity >= 0)
       .add(&p.kept_offsets, {p.num_rows + 1}, kept_capacity >= 0)
-      .add(&p.status, {p.num_rows})
-      .run(rlk::sample, &p, sample_workspace_bytes);
+      .add(&p.status, {p.num_rows});
+  if (edits.is_none()) return results.run(rlk::sample, &p, sample_workspace_bytes);
+  return results.run(rlk::sample_processed, &both, processed_sample_workspace_bytes);
 }
 
 // Reads payloads of the rounds before, and the width of the widest shard.

@@ -34,7 +34,7 @@ struct Fp16 {
 struct Alone {
   using Memory = PlainMemory;
   static constexpr int kLanes = 1, kAhead = 1;
-  static constexpr bool kSearchesByZ = true;
+  static constexpr bool kSearchesByZ = true, kEdits = false;
   static constexpr int thread() { return 0; }
   static constexpr int threads() { return 1; }
   static void barrier() {}

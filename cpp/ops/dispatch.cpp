@@ -109,6 +109,9 @@ std::vector<LinearProducts> linear_vendor_products(Device device) {
   return {};
 }
 
+bool sample_takes_edits(const SampleParams& p, Device device) {
+  return device.type == DeviceType::kCuda && p.dtype == DType::kFloat32;
+}
 std::int64_t sample_workspace_bytes(const SampleParams& p, Device device) {
   return device.type == DeviceType::kCpu || p.num_rows == 0 ? 0 : sample_workspace(p).bytes;
 }

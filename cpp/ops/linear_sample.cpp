@@ -22,8 +22,9 @@ void check_linear_sample(const LinearSampleParams& p) {
   RLK_CHECK(product.y == nullptr && product.start == nullptr && product.k_segments == 1,
             "linear_sample: the product has no y, no start and one segment");
   RLK_CHECK(draw.top_p.data == nullptr && draw.top_p.value == 1.0f && draw.allowed == nullptr &&
-                draw.raw_logits == nullptr && draw.row_status == nullptr && draw.n_logprobs == 0 &&
-                draw.top_ids == nullptr && draw.raw_top_ids == nullptr && draw.kept_offsets == nullptr,
+                draw.edited == nullptr && draw.raw_logits == nullptr && draw.row_status == nullptr &&
+                draw.n_logprobs == 0 && draw.top_ids == nullptr && draw.raw_top_ids == nullptr &&
+                draw.kept_offsets == nullptr,
             "linear_sample: neither top_p, allowed columns, other raw logits, the n best nor kept sets");
 }
 

@@ -13,7 +13,8 @@ class BestOfRow : RowTop<BlockTeam<kRowThreads>, T, kRaw> {
   using Base = RowTop<BlockTeam<kRowThreads>, T, kRaw>;
 
  public:
-  using Base::is_allowed, Base::z_at;
+  using Base::is_allowed, Base::has_edits, Base::edited;
+  __device__ __forceinline__ float logit_at(int column) const { return T::load(this->logits_[column]); }
 
   __device__ BestOfRow(const SampleParams& p, std::int64_t row, FinishShared* shared, std::uint32_t* mask,
                        SampleState* state, std::uint64_t* firsts, const float* nodes)

@@ -122,6 +122,9 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
         if (allowed_ != nullptr) takes[i] &= static_cast<std::uint32_t>(allowed_[column / 32]) >> (column % 32);
 #pragma unroll
         for (int k = 0; k < kOwn; ++k) z[i][k] = T::load(logits_[has ? column + k : 0]);
+        if (!this->has_edits()) continue;
+#pragma unroll
+        for (int k = 0; k < kOwn; ++k) z[i][k] = this->edited(has ? column + k : 0, z[i][k]);
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {

@@ -26,14 +26,19 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   using Base::mass_of;
   using Base::p_, Base::row_, Base::mask_, Base::state_, Base::nodes_, Base::slots_;
   static constexpr int kOwn = kOwnColumns;
-  static constexpr int kMostFewLeaves = 512;  // that a block computes sooner than a scan of all rows
+  static constexpr int kMostFewLeaves = 96;  // that a block computes sooner than a scan of all rows
 
  public:
+  using Base::has_edits, Base::edited;
   // As Base's, with the index of a valid column.
   __device__ __forceinline__ bool is_allowed(int column) const {
     return allowed_ == nullptr || (static_cast<std::uint32_t>(allowed_[column >> 5]) >> (column & 31) & 1) != 0;
   }
-  __device__ __forceinline__ float z_at(int column) const { return T::load(logits_[column]); }
+  __device__ __forceinline__ float logit_at(int column) const { return T::load(logits_[column]); }
+  __device__ __forceinline__ float z_at(int column) const {
+    const float z = logit_at(column);
+    return has_edits() ? edited(column, z) : z;
+  }
 
   __device__ FinishedRow(const SampleParams& p, std::int64_t row, FinishShared* shared, std::uint32_t* mask,
                          SampleState* state, std::uint64_t* firsts, float* nodes)
@@ -201,8 +206,9 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   static __device__ __forceinline__ int lane() { return lane_of_warp(); }
 
   __device__ const float* tops() const { return nodes_ + 2 * slots_; }
-  // Shared memory of a list, in place of base's arrays. It has the nodes of the slots that keep a column, and their masks, in ascending order. sorted() and ids() have the kept
-  // columns in ascending order, and ends() where those of each slot end.
+  // Shared memory of a list, in place of base's arrays. It has the nodes of the slots that keep a column, and their masks,
+  // in ascending order. sorted() and ids() have the kept columns in ascending order, and ends() where those of each slot
+  // end.
   __device__ uint4* masks() const { return reinterpret_cast<uint4*>(s_.base.masses); }
   __device__ float2* listed_nodes() const { return reinterpret_cast<float2*>(s_.base.list); }
   __device__ float* sorted() const { return reinterpret_cast<float*>(s_.base.list + kMostListed); }
@@ -467,6 +473,10 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     } else {
 #pragma unroll 1
       for (int k = warp_of_block(); k < num_roots(); k += kRowWarps) {
+        if (listed_ && s_.bitmap[k] == 0) {
+          if (lane() == 0) s_.roots[k] = make_float2(-infinity(), 0.0f);
+          continue;
+        }
         const DrawnLane drawn = draw_over_lanes(node_of(k * kWarp + lane()), 0, s_.words);
         if (lane() == 0) s_.roots[k] = make_float2(drawn.root.m, drawn.root.S);
         if (lane() == 0) s_.drawn[k] = static_cast<std::uint8_t>(drawn.lane);

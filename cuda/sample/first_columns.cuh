@@ -225,7 +225,7 @@ struct FirstColumns {
   int size;
   std::uint32_t bound;
 };
-// columns: z_at(id) and is_allowed(id), those of SampleColumns.
+// columns: is_allowed(id), has_edits() and edited(id, z), those of SampleColumns, and logit_at(id), z before edits.
 template <class Columns>
 __device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys& keys, std::uint32_t count,
                                                            const SlotMap& map, FinishShared* s,
@@ -254,8 +254,19 @@ __device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys& keys,
 #pragma unroll
       for (int i = 0; i < kOwnColumns; ++i) {
         const int column = i * kWarp + lane_of_warp();
-        z[u * kOwnColumns + i] = column < valid ? columns.z_at(first + column) : -infinity();
+        z[u * kOwnColumns + i] = column < valid ? columns.logit_at(first + column) : -infinity();
         above |= column < valid ? 1u << (u * kOwnColumns + i) : 0;
+      }
+    }
+    if (columns.has_edits()) {
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        int valid;
+        const int first = map.first(found[min(k + u * kRowWarps, leaves - 1)], &valid) + lane_of_warp();
+#pragma unroll
+        for (int i = u * kOwnColumns; i < (u + 1) * kOwnColumns; ++i) {
+          if ((above >> i & 1) != 0) z[i] = columns.edited(first + i % kOwnColumns * kWarp, z[i]);
+        }
       }
     }
 #pragma unroll

@@ -22,10 +22,12 @@ __device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask,
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) out += i < warp_of_block() ? counts[i] : 0;
+  std::uint32_t next = from + lane < to ? mask[from + lane] : 0;
 #pragma unroll 1
   for (int base = from; base < to; base += kWarp) {
     const int at = base + lane;
-    const std::uint32_t word = at < to ? mask[at] : 0;
+    const std::uint32_t word = next;
+    next = at + kWarp < to ? mask[at + kWarp] : 0;
     int columns;
     const int first = map.first(min(at, to - 1) / kMaskWords, &columns) + at % kMaskWords * 32;
     int end = set_bits_of(word);  // where this lane's ids end behind `out`
@@ -34,6 +36,15 @@ __device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask,
       const int before = __shfl_up_sync(kAllLanes, end, d);
       end += lane >= d ? before : 0;
     }
+    constexpr int kFewBits = 4;
+    if (__all_sync(kAllLanes, set_bits_of(word) <= kFewBits)) {  // each lane writes the ids of its word
+      std::int32_t* own = out + end - set_bits_of(word);
+#pragma unroll 1
+      for (std::uint32_t left = word; left != 0; left &= left - 1) *own++ = first + lowest_bit_of(left);
+      out += __shfl_sync(kAllLanes, end, kWarp - 1);
+      continue;
+    }
+    // The lanes write the ids of a word together.
     const unsigned have = __ballot_sync(kAllLanes, word != 0);
     // Writes the ids of lane `of`'s word.
     const auto write = [&](int of) {

@@ -1,25 +1,79 @@
 // process_logits: a block has a tile of a row's columns, whose counts stand in shared memory, and reads all of the row's
-// history. The body is rlk/kernels/process_logits.h, shared with the CPU and HIP. Bound by HBM: one read of the logits
-// and one write of the output. One body serves every architecture.
+// history. Where edited columns alone are wanted, a block has a row. The bodies use rlk/kernels/process_logits.h, shared
+// with the CPU and HIP. Bound by HBM: one read of the logits and one write of the output, or by the latency of few
+// columns. One body serves every architecture.
 #pragma once
 
+#include "../common/dependent_launch.cuh"
+#include "../common/kernel_memory.h"
 #include "team.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kProcessColumns = 8192;
+using ProcessTeam = BlockTeam<kRowThreads>;
+constexpr int kEditThreads = 512;  // each has few of the row's entries, since it waits for memory in turn
+using EditTeam = BlockTeam<kEditThreads>;
 
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) process_logits_kernel(const __grid_constant__ ProcessLogitsParams p) {
   __shared__ std::uint32_t words[kProcessColumns], found;
   const std::int64_t row = blockIdx.x, begin = std::int64_t{blockIdx.y} * kProcessColumns;
   const std::int64_t end = begin + kProcessColumns < p.num_columns ? begin + kProcessColumns : p.num_columns;
-  process_columns<BlockTeam<kRowThreads>, T>(BlockTeam<kRowThreads>(), p, row, begin, end, words, &found);
+  process_columns<ProcessTeam, T>(ProcessTeam(), p, row, begin, end, words, &found);
   if (begin == 0 && threadIdx.x == 0) p.status[row] = static_cast<std::int32_t>(found);
 }
 
+// The columns of the row's history and bias alone. Their place in `out` first holds their words.
+template <class T>
+__global__ void __launch_bounds__(kEditThreads) edit_columns_kernel(const __grid_constant__ ProcessLogitsParams p) {
+  extern __shared__ std::uint32_t bits[];  // those of the row's edited columns
+  __shared__ std::uint32_t found;
+  const EditTeam team;
+  const std::int64_t row = blockIdx.x, columns = p.num_columns;
+  const auto size = static_cast<int>(edit_words(columns));
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const RowEdits<EditTeam> edits(team, p, row);
+  const auto* const logits = static_cast<const typename T::Storage*>(p.logits) + row * p.logits_stride;
+  auto* const words = reinterpret_cast<std::uint32_t*>(p.out + row * columns);
+  for (int i = team.thread(); i < size; i += kEditThreads) bits[i] = 0;
+  edits.find_faults(&found);
+  __syncthreads();
+  const auto mark = [&](std::int64_t j, std::int64_t) {
+    words[j] = 0;
+    atomicOr(bits + j / 32, 1u << (j % 32));
+  };
+  edits.each_of_history(0, columns, &found, mark);
+  edits.each_of_bias(0, columns, &found, mark);
+  __syncthreads();
+  const bool bad = found != 0;
+  if (team.thread() == 0) p.status[row] = static_cast<std::int32_t>(found);
+  for (int i = team.thread(); i < size; i += kEditThreads) p.edited[row * size + i] = bad ? 0 : bits[i];
+  if (bad) return;
+  edits.count(0, columns, words, &found);
+  __syncthreads();
+  const auto write = [&](std::int64_t j, std::uint32_t word, float bias) {
+    words[j] = static_cast<std::uint32_t>(bits_of(edits.penalties.of(T::load(logits[j]), word, bias, p.order)));
+  };
+  // A column may have several entries in the history. The one that clears its bit writes it, unless it has a bias.
+  edits.each_of_history(0, columns, &found, [&](std::int64_t j, std::int64_t) {
+    const std::uint32_t bit = 1u << (j % 32);
+    if ((atomicAnd(bits + j / 32, ~bit) & bit) == 0) return;
+    const std::uint32_t word = words[j];
+    if ((word & kHasBias) == 0) write(j, word, 0.0f);
+  });
+  edits.each_of_bias(0, columns, &found, [&](std::int64_t j, std::int64_t i) { write(j, words[j], p.bias_values[i]); });
+}
+
 inline void run(const ProcessLogitsParams& p, cudaStream_t stream) {
+  if (p.edited != nullptr) {
+    allow_shared_memory<edit_columns_kernel<Fp32>>();
+    const auto bytes = static_cast<int>(4 * edit_words(p.num_columns));
+    return launch_dependent<RLK_CUDA_ARCH::kOverlap>(edit_columns_kernel<Fp32>, static_cast<int>(p.num_rows),
+                                                     kEditThreads, bytes, stream, p);
+  }
   const auto tiles = static_cast<unsigned>((p.num_columns + kProcessColumns - 1) / kProcessColumns);
   const dim3 blocks(static_cast<unsigned>(p.num_rows), tiles > 0 ? tiles : 1);
   const auto launch = [&](auto type) { process_logits_kernel<decltype(type)><<<blocks, kRowThreads, 0, stream>>>(p); };

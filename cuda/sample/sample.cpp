@@ -20,7 +20,7 @@ bool has_rows(const SampleParams& p, Stream stream) {
 }  // namespace
 
 void sample(const SampleParams& p, int device, Stream stream) {
-  check_sample(p);
+  check_sample(p, true);
   const DeviceGuard guard(device);
   if (has_rows(p, stream)) RLK_CUDA_IN_USE("sample", device, sample)(p, to_stream(stream));
 }
@@ -38,7 +38,7 @@ void sample_merge(const SampleMergeParams& p, int device, Stream stream) {
 }
 
 void process_logits(const ProcessLogitsParams& p, int device, Stream stream) {
-  check_process_logits(p);
+  check_process_logits(p, true);
   if (p.num_rows == 0) return;
   const DeviceGuard guard(device);
   RLK_CUDA_IN_USE("process_logits", device, process_logits)(p, to_stream(stream));

@@ -87,6 +87,32 @@ __device__ __forceinline__ SoftmaxStats masked_stats(const Leaf<T>& leaf, int n,
   return chains.total(reference.m);
 }
 
+// Puts z of edited columns into their leaf. words: bits of these columns; edits: z of the leaf's first column on.
+template <class T>
+__device__ __forceinline__ void edit_leaf(const Leaf<T>& leaf, const std::uint32_t (&words)[kMaskWords],
+                                          const float* edits) {
+  constexpr int kAtOnce = 4;
+  std::uint64_t low = std::uint64_t{words[1]} << 32 | words[0], high = std::uint64_t{words[3]} << 32 | words[2];
+#pragma unroll 1
+  while ((low | high) != 0) {
+    int column[kAtOnce];
+    float z[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const bool is_low = low != 0;
+      const std::uint64_t left = is_low ? low : high, rest = left & (left - 1);
+      column[i] = left == 0 ? -1 : __ffsll(static_cast<long long>(left)) - 1 + (is_low ? 0 : 64);
+      z[i] = left == 0 ? 0.0f : edits[column[i]];
+      low = is_low ? rest : 0;
+      high = is_low ? high : rest;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (column[i] >= 0) *leaf.element(column[i]) = T::store(z[i]);
+    }
+  }
+}
+
 // The columns that a waiting row keeps, by its state. Two bounds of z decide most columns; rank and mass decide those
 // between them.
 template <class T, Exp kExp>
@@ -254,9 +280,13 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
       if constexpr (kPass == ScanPass::kFirst) want = sample_row_of<PlainMemory>(p, row);
       MassRow of_row;
       if constexpr (kPass == ScanPass::kMasses) of_row = MassRow(p, row, work.chunk, i);
+      const bool edits = !T::kPacked && kPass != ScanPass::kRaw && p.edited != nullptr;
+      std::uint32_t edited[kMaskWords] = {};
+      if (edits) allowed_in_leaf(p.edited + row * edit_words(p.vocab_size), span.first, n, edited);
       copy_async_wait_all();
       __syncwarp();
       if (copy.shift() != 0) align_leaf<T>(leaf, n, copy.shift());
+      if (edits) edit_leaf<T>(leaf, edited, p.edits + row * p.vocab_size + span.first);
       if constexpr (kPass == ScanPass::kKept) {
         if ((next_leaves >> lane & 1) != 0) {
           node = test_of(i).find(leaf, slot, span.first, n, next_top, words);
@@ -340,7 +370,7 @@ template <class T, ScanPass kPass>
 constexpr int kScanWarps = T::kPacked ? 19 : 9;
 #endif
 
-// kAfter: this call's previous kernel lets the scan begin while it ends.
+// kAfter: the scan may begin while the kernel before it ends, for which it waits.
 template <class T, Exp kExp, ScanPass kPass, bool kAfter>
 void run_scan(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
   constexpr int kMost = kScanWarps<T, kPass>;

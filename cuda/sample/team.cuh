@@ -25,7 +25,7 @@ template <int kThreads>
 struct BlockTeam {
   using Memory = PlainMemory;
   static constexpr int kLanes = 8, kAhead = 8;
-  static constexpr bool kSearchesByZ = true;
+  static constexpr bool kSearchesByZ = true, kEdits = true;
   __device__ __forceinline__ int thread() const { return static_cast<int>(threadIdx.x); }
   static constexpr int threads() { return kThreads; }
   __device__ __forceinline__ void barrier() const { __syncthreads(); }

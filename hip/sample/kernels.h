@@ -23,6 +23,7 @@ struct SampleTeam {
     }
   };
   static constexpr int kLanes = 8, kAhead = 1;
+  static constexpr bool kEdits = false;
   static constexpr bool kSearchesByZ = false;  // its code would need more scalar registers than there are
   RLK_DEVICE int thread() const { return thread_id(); }
   static constexpr int threads() { return kSampleThreads; }
@@ -142,15 +143,15 @@ RLK_DEVICE void sample_shard_tree(const SamplePartialParams& p, const SampleChun
 RLK_DEVICE void sample_merge_row(const SampleMergeParams& p, const SampleChunk& chunk, std::int64_t i) {
   const SampleMergeParams& q = params_in_lds(p);
   RowOfMerge<SampleTeam, Exp::kPortable>(SampleTeam(), q, chunk.first + i, sample_shared(),
-                                         chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                                         chunk.masks + i * sample_mask_words(q.vocab_size), chunk.states + i,
                                          chunk.firsts + i * kMaxTeam)
       .run(count_of(p, chunk, i));
 }
 RLK_DEVICE void sample_merge_tree(const SampleMergeParams& p, const SampleChunk& chunk, std::int64_t i) {
   const SampleMergeParams& q = params_in_lds(p);
   TreeOfMerge<SampleTeam, Exp::kPortable>(
-      SampleTeam(), q, chunk.first + i, sample_shared(), chunk.masks + i * sample_mask_words(p.vocab_size),
-      chunk.states + i, chunk.firsts + i * kMaxTeam, chunk.nodes + i * sample_node_floats(p.vocab_size))
+      SampleTeam(), q, chunk.first + i, sample_shared(), chunk.masks + i * sample_mask_words(q.vocab_size),
+      chunk.states + i, chunk.firsts + i * kMaxTeam, chunk.nodes + i * sample_node_floats(q.vocab_size))
       .run(count_of(p, chunk, i));
 }
 RLK_DEVICE void sample_offsets(const SampleParams& p, const SampleChunk& chunk) {

@@ -79,9 +79,9 @@ def test_it_is_the_references(order: str, device: str, rng: np.random.Generator)
 @pytest.mark.parametrize("order", ["vllm", "sglang"])
 def test_sample_draws_from_it(order: str, device: str, rng: np.random.Generator) -> None:
     """The trainer's equality: logprob of the processed logits over the kept set has the bits of sample's."""
-    for dtype in (torch.float32, torch.bfloat16):
-        x = logits_of(rng, 24, 1500).to(dtype).to(device)
-        given, penalties = mixed(rng, 24, device), edits(rng, 24, 1500, device)
+    for dtype, vocab in ((torch.float32, 1500), (torch.bfloat16, 1500), (torch.float32, 9000)):
+        x = logits_of(rng, 24, vocab).to(dtype).to(device)
+        given, penalties = mixed(rng, 24, device), edits(rng, 24, vocab, device)
         result = draw(x, **given, **penalties, order=order)
         assert (result.status == 0).all()
         z = rk.process_logits(x, **penalties, order=order)

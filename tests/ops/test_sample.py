@@ -265,7 +265,9 @@ def test_opcheck(device: str) -> None:
     )
     utils = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(
-        torch.ops.rl_kernel_native.sample, (x, *rows, None, None, None, 40, 0, 0, -1, 2, 0, 3), test_utils=utils
+        torch.ops.rl_kernel_native.sample,
+        (x, *rows, None, None, 1.0, None, 0.0, None, 0.0, *(None,) * 6, 40, 0, 0, -1, 2, 0, 3),
+        test_utils=utils,
     )
 
 

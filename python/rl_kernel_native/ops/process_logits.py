@@ -25,13 +25,14 @@ def _called(name: str) -> Any:
     return lambda how, _: name
 
 
+EDITS: tuple[Array, ...] = (
+    *(Array(name, number="float") for name in NAMES[:3]),
+    *(Array(name.replace(" ", "_"), optional=True, called=_called(name)) for name in NAMES[3:]),
+)
+NO_EDITS: tuple[Any, ...] = (1.0, 0.0, 0.0, *(None,) * 6)
 _PROCESS_LOGITS = Operator(
     "process_logits",
-    (
-        "logits",
-        *(Array(name, number="float") for name in NAMES[:3]),
-        *(Array(name.replace(" ", "_"), optional=True, called=_called(name)) for name in NAMES[3:]),
-    ),
+    ("logits", *EDITS),
     "int order, SymInt vocab_start, SymInt? vocab_size",
     outputs=lambda arrays, how: (arrays[0].shape, arrays[0].shape[:1]),
     dtypes=("float32", "int32"),
@@ -92,7 +93,7 @@ def process_logits(
     """
     _check.one_of("order", order, ORDERS)
     found = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)
-    penalties = (1.0, 0.0, 0.0, *(None,) * 6) if found is None else found
+    penalties = NO_EDITS if found is None else found
     given: Any = logits
     if _dispatch.is_tensor(given) and given.requires_grad:
         raise ValueError("logits: expected a tensor without gradient, which process_logits has not; call .detach()")

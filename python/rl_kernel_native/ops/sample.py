@@ -15,12 +15,12 @@ from .._penalties import ORDERS, number_or_rows, penalties_of
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
 from ..contract import BITWISE, BY_EXPONENTIAL, OFF_LOGPROB, Row, add_rows
 from ..reference.sample import sample_reference
-from .process_logits import processed
+from .process_logits import EDITS, NO_EDITS
 from .random_bits import given, position_of, seed_of, stream_of
 
 __all__ = ["SampleResult", "SampleStatus", "sample", "sample_reference"]
 
-_C = functions(sample="object*5, int*6, object, int")
+_C = functions(sample="object*4, int*6, object, int")
 
 LOGPROBS = {"processed": 1, "raw": 2, "both": 3, "none": 0}  # bits: processed, raw
 LOGPROB, RAW = 1, 2
@@ -116,16 +116,17 @@ ROWS: tuple[Array | str, ...] = (
 )
 _SAMPLE = Operator(
     "sample",
-    (
-        "logits",
-        *ROWS,
-        Array("raw_logits", optional=True, called=lambda how, _: "logits"),
-        "row_status?",
-    ),
+    ("logits", *ROWS, *EDITS),
     "SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int n_logprobs, int stream, int wants",
     outputs=_outputs,
     dtypes=("int64", "float32", "float32", *("int64", "float32") * 2, "int32", "int64", "int32"),
-    native=lambda arrays, how, *tail: _C.sample(arrays[0], tuple(arrays[1:10]), *arrays[10:], *how, *tail),
+    native=lambda arrays, how, *tail: _C.sample(
+        arrays[0],
+        tuple(arrays[1:10]),
+        None if arrays[14] is None and arrays[18] is None else tuple(arrays[10:]),  # neither history nor bias
+        *how,
+        *tail,
+    ),
 )
 
 
@@ -248,11 +249,8 @@ def sample(
         stream_of(stream),
         LOGPROBS[return_logprob],
     )
-    penalties = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)
-    if penalties is None:
-        return SampleResult(*call(_SAMPLE, (logits, *keys, t, k, p, m, greedy, allowed, None, None), how))
-    z, row_status = processed(logits, penalties, order)
-    return SampleResult(*call(_SAMPLE, (z, *keys, t, k, p, m, greedy, allowed, logits, row_status), how))
+    edits = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias) or NO_EDITS
+    return SampleResult(*call(_SAMPLE, (logits, *keys, t, k, p, m, greedy, allowed, *edits), how))
 
 
 def _count(n_logprobs: Any, return_logprob: str) -> int:

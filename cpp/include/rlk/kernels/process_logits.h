@@ -12,7 +12,8 @@ namespace rlk {
 
 constexpr std::uint32_t kInPrompt = 1u << 31, kHasBias = 1u << 30, kCountOfOutput = kHasBias - 1;
 
-inline void check_process_logits(const ProcessLogitsParams& p) {
+// takes_edited: whether the backend computes edited columns alone.
+inline void check_process_logits(const ProcessLogitsParams& p, bool takes_edited = false) {
   RLK_CHECK(p.num_rows >= 0 && p.num_rows < std::int64_t{1} << 31, "process_logits: fewer than 2^31 rows");
   RLK_CHECK(p.vocab_size >= 1 && p.vocab_size <= kSampleVocab, "process_logits: 1 to 2^19 columns");
   RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
@@ -24,12 +25,15 @@ inline void check_process_logits(const ProcessLogitsParams& p) {
   RLK_CHECK(p.num_rows == 0 || p.num_columns == 0 || (p.logits != nullptr && p.out != nullptr),
             "process_logits: logits and out are given");
   RLK_CHECK(p.num_rows == 0 || p.status != nullptr, "process_logits: status is given");
+  RLK_CHECK(p.edited == nullptr || (takes_edited && p.dtype == DType::kFloat32),
+            "process_logits: CUDA alone computes edited columns, of float32");
 }
 
 // Params for the pass that computes raw_logprob.
 template <class Params>
 inline Params raw_pass(Params p) {
   p.allowed = nullptr;
+  p.edited = nullptr;
   p.top_ids = p.raw_top_ids;
   p.top_logprobs = p.raw_top_logprobs;
   if (p.raw_logits == nullptr) return p;
@@ -71,57 +75,93 @@ RLK_DEVICE RowSpan row_span(const Team& team, const std::int64_t* offsets, std::
   return {begin, end, true};
 }
 
-// Computes columns [begin, end) of a row. The team reads all of the row's history and bias, so it finds the faults of
-// the whole row, and writes them to `found`. `all_words` has a word for each of these columns: another array, or their
-// place in `out`.
-template <class Team, class T>
-RLK_DEVICE void process_columns(const Team& team, const ProcessLogitsParams& p, std::int64_t row, std::int64_t begin,
-                                std::int64_t end, std::uint32_t* all_words, std::uint32_t* found) {
+// A row's penalties, history and bias. A team reads all of them, so it finds the faults of the whole row.
+template <class Team>
+class RowEdits {
   using Memory = typename Team::Memory;
-  using Storage = typename T::Storage;
-  const auto logits = team.global(static_cast<const Storage*>(p.logits) + row * p.logits_stride);
-  const auto words = team.global(all_words);
-  const auto out = team.global(reinterpret_cast<std::uint32_t*>(p.out + row * p.num_columns));
-  const Penalties penalties = {p.repetition.template at<Memory>(row), p.presence.template at<Memory>(row),
-                               p.frequency.template at<Memory>(row)};
-  const RowSpan history =
-      p.history_offsets == nullptr ? RowSpan{0, 0, true} : row_span(team, p.history_offsets, p.history_size, row);
-  const RowSpan bias =
-      p.bias_offsets == nullptr ? RowSpan{0, 0, true} : row_span(team, p.bias_offsets, p.bias_size, row);
-  for (std::int64_t j = begin + team.thread(); j < end; j += team.threads()) words[j - begin] = 0;
-  if (team.thread() == 0) {
+
+ public:
+  RLK_DEVICE RowEdits(const Team& team, const ProcessLogitsParams& p, std::int64_t row)
+      : penalties{p.repetition.template at<Memory>(row), p.presence.template at<Memory>(row),
+                  p.frequency.template at<Memory>(row)},
+        team_(team),
+        p_(p),
+        history_(p.history_offsets == nullptr ? RowSpan{0, 0, true}
+                                              : row_span(team, p.history_offsets, p.history_size, row)),
+        bias_(p.bias_offsets == nullptr ? RowSpan{0, 0, true} : row_span(team, p.bias_offsets, p.bias_size, row)) {}
+
+  // Writes the faults that are known before an entry is read, before a barrier.
+  RLK_DEVICE void find_faults(std::uint32_t* found) const {
+    if (team_.thread() != 0) return;
     const auto is_finite = [](float x) { return sub_rn(x, x) == 0.0f; };
     const bool good =
         is_temperature(penalties.repetition) && is_finite(penalties.presence) && is_finite(penalties.frequency);
     std::uint32_t faults = 0;
     if (!good) faults |= kBadPenalty;
-    if (!history.good) faults |= kBadHistory;
-    if (!bias.good) faults |= kBadBias;
-    team.global(found)[0] = faults;
+    if (!history_.good) faults |= kBadHistory;
+    if (!bias_.good) faults |= kBadBias;
+    team_.global(found)[0] = faults;
   }
+  // Adds the thread's entries of columns [begin, end) to their words, and faults to `found`.
+  RLK_DEVICE void count(std::int64_t begin, std::int64_t end, std::uint32_t* words, std::uint32_t* found) const {
+    each_of_history(begin, end, found, [&](std::int64_t j, std::int64_t i) {
+      if (p_.is_prompt != nullptr && team_.global(p_.is_prompt)[i] != 0) {
+        team_.set_bits(words + j, kInPrompt);
+      } else {
+        team_.count(words + j);
+      }
+    });
+    each_of_bias(begin, end, found, [&](std::int64_t j, std::int64_t) { team_.set_bits(words + j, kHasBias); });
+  }
+  // Calls fn(column, entry) for the thread's entries; columns count from `begin`.
+  template <class F>
+  RLK_DEVICE void each_of_history(std::int64_t begin, std::int64_t end, std::uint32_t* found, F fn) const {
+    for (std::int64_t i = history_.begin + team_.thread(); i < history_.end; i += team_.threads()) {
+      const std::int64_t id = p_.history_ids.template at<Memory>(i), j = id - p_.vocab_start;
+      if (id < 0 || id >= p_.vocab_size) {
+        team_.set_bits(found, kBadHistory);
+      } else if (j >= begin && j < end) {  // other ids belong to another team or another shard
+        fn(j - begin, i);
+      }
+    }
+  }
+  template <class F>
+  RLK_DEVICE void each_of_bias(std::int64_t begin, std::int64_t end, std::uint32_t* found, F fn) const {
+    std::int64_t before = -1;
+    for (std::int64_t i = bias_.begin + team_.thread(); i < bias_.end; i += team_.threads()) {
+      const std::int64_t id = p_.bias_ids.template at<Memory>(i), j = id - p_.vocab_start;
+      if (i > bias_.begin) before = p_.bias_ids.template at<Memory>(i - 1);
+      if (id <= before || id >= p_.vocab_size) {
+        team_.set_bits(found, kBadBias);
+      } else if (j >= begin && j < end) {
+        fn(j - begin, i);
+      }
+    }
+  }
+
+  const Penalties penalties;
+
+ private:
+  const Team& team_;
+  const ProcessLogitsParams& p_;
+  const RowSpan history_, bias_;
+};
+
+// Computes columns [begin, end) of a row, and writes the row's faults to `found`. `all_words` has a word for each of
+// these columns: another array, or their place in `out`.
+template <class Team, class T>
+RLK_DEVICE void process_columns(const Team& team, const ProcessLogitsParams& p, std::int64_t row, std::int64_t begin,
+                                std::int64_t end, std::uint32_t* all_words, std::uint32_t* found) {
+  using Storage = typename T::Storage;
+  const auto logits = team.global(static_cast<const Storage*>(p.logits) + row * p.logits_stride);
+  const auto words = team.global(all_words);
+  const auto out = team.global(reinterpret_cast<std::uint32_t*>(p.out + row * p.num_columns));
+  const RowEdits<Team> edits(team, p, row);
+  const Penalties& penalties = edits.penalties;
+  for (std::int64_t j = begin + team.thread(); j < end; j += team.threads()) words[j - begin] = 0;
+  edits.find_faults(found);
   team.barrier();
-  for (std::int64_t i = history.begin + team.thread(); i < history.end; i += team.threads()) {
-    const std::int64_t id = p.history_ids.template at<Memory>(i), j = id - p.vocab_start;
-    if (id < 0 || id >= p.vocab_size) {
-      team.set_bits(found, kBadHistory);
-    } else if (j < begin || j >= end) {
-      continue;  // the id belongs to another team or another shard
-    } else if (p.is_prompt != nullptr && team.global(p.is_prompt)[i] != 0) {
-      team.set_bits(all_words + (j - begin), kInPrompt);
-    } else {
-      team.count(all_words + (j - begin));
-    }
-  }
-  std::int64_t before = -1;
-  for (std::int64_t i = bias.begin + team.thread(); i < bias.end; i += team.threads()) {
-    const std::int64_t id = p.bias_ids.template at<Memory>(i), j = id - p.vocab_start;
-    if (i > bias.begin) before = p.bias_ids.template at<Memory>(i - 1);
-    if (id <= before || id >= p.vocab_size) {
-      team.set_bits(found, kBadBias);
-    } else if (j >= begin && j < end) {
-      team.set_bits(all_words + (j - begin), kHasBias);
-    }
-  }
+  edits.count(begin, end, all_words, found);
   team.barrier();
   const bool bad = team.global(found)[0] != 0;
   constexpr int kAhead = Team::kAhead;
@@ -143,12 +183,10 @@ RLK_DEVICE void process_columns(const Team& team, const ProcessLogitsParams& p, 
   }
   if (bad) return;
   team.barrier();
-  for (std::int64_t i = bias.begin + team.thread(); i < bias.end; i += team.threads()) {
-    const std::int64_t j = p.bias_ids.template at<Memory>(i) - p.vocab_start;
-    if (j < begin || j >= end) continue;
-    const float z = penalties.of(T::load(logits[j]), words[j - begin], team.global(p.bias_values)[i], p.order);
-    out[j] = static_cast<std::uint32_t>(bits_of(z));
-  }
+  edits.each_of_bias(begin, end, found, [&](std::int64_t j, std::int64_t i) {
+    const float z = penalties.of(T::load(logits[begin + j]), words[j], team.global(p.bias_values)[i], p.order);
+    out[begin + j] = static_cast<std::uint32_t>(bits_of(z));
+  });
 }
 // A whole row.
 template <class Team, class T>

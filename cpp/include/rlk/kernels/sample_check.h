@@ -6,21 +6,24 @@
 namespace rlk {
 
 // Checks that hold for whole rows and for shards.
-inline void check_rows_of_sample(const SampleParams& p) {
+// takes_edited: whether the backend reads edited columns.
+inline void check_rows_of_sample(const SampleParams& p, bool takes_edited = false) {
   RLK_CHECK(p.num_rows >= 0 && p.num_rows < std::int64_t{1} << 31, "sample: fewer than 2^31 rows");
   RLK_CHECK(p.vocab_size >= 1 && p.vocab_size <= kSampleVocab, "sample: 1 to 2^19 columns");
   RLK_CHECK(p.valid_vocab >= 1 && p.valid_vocab <= p.vocab_size, "sample: valid_vocab is in [1, vocab_size]");
   RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
             "sample: logits are float32, bfloat16 or float16");
   RLK_CHECK(p.random_stream >= 0 && p.random_stream < kRandomStreams, "sample: the stream is in [0, 2^24)");
+  RLK_CHECK(p.edited == nullptr || (takes_edited && p.dtype == DType::kFloat32 && p.edits != nullptr),
+            "sample: CUDA alone takes edited columns, of float32");
 }
 inline void check_results_of_sample(const SampleParams& p) {
   RLK_CHECK(p.kept_capacity >= 0 && (p.kept_ids != nullptr || p.kept_capacity == 0 || p.kept_offsets == nullptr),
             "sample: kept_ids are given");
   RLK_CHECK(p.num_rows == 0 || (p.ids != nullptr && p.status != nullptr), "sample: ids and status are given");
 }
-inline void check_sample(const SampleParams& p) {
-  check_rows_of_sample(p);
+inline void check_sample(const SampleParams& p, bool takes_edited = false) {
+  check_rows_of_sample(p, takes_edited);
   check_results_of_sample(p);
   RLK_CHECK(p.n_logprobs >= 0 && p.n_logprobs <= kTopLogprobs && p.n_logprobs <= p.valid_vocab,
             "sample: n_logprobs is in [0, 256] and at most valid_vocab");

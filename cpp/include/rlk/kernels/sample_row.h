@@ -4,6 +4,7 @@
 //   kLanes              threads that share a leaf: 8 neighbours, of which thread r has chain r, or 1, which has all
 //   kAhead              columns that a thread loads before it looks at them
 //   kSearchesByZ        whether a search for top_p's cut begins with bins of equal width in z
+//   kEdits              whether z may lie in SampleParams::edits, for float32
 //   thread(), threads() the number of threads is a multiple of kLanes
 //   barrier()           orders accesses to shared memory and to this row's workspace
 //   shuffle_xor(x, d)   float or int32 of the lane that differs in d, among kLanes
@@ -109,6 +110,16 @@ class SampleColumns {
         height_(team.own(leaf_height(p.vocab_size))) {}
 
  protected:
+  // Whether the columns of the row may have their z in `edits`.
+  RLK_DEVICE bool has_edits() const {
+    if constexpr (!Team::kEdits || kColumns != Columns::kRow || sizeof(Storage) != sizeof(float)) return false;
+    return p_.edited != nullptr;
+  }
+  // z of column j, of which `z` is the logit, if has_edits().
+  RLK_DEVICE float edited(std::int64_t j, float z) const {
+    const std::uint32_t word = p_.edited[row_ * edit_words(p_.vocab_size) + j / 32];
+    return (word >> (j % 32) & 1) != 0 ? p_.edits[row_ * p_.vocab_size + j] : z;
+  }
   RLK_DEVICE bool is_allowed(std::int64_t j) const {
     return allowed_ == nullptr || (static_cast<std::uint32_t>(team_.global(allowed_)[j / 32]) >> (j % 32) & 1) != 0;
   }
@@ -135,7 +146,9 @@ class SampleColumns {
       const float z = float_of(static_cast<std::int32_t>(static_cast<std::uint32_t>(entry)));
       return static_cast<std::int64_t>(entry >> 32) == j ? z : -infinity();
     } else {
-      return T::load(team_.global(logits_)[j - first_column()]);
+      const float z = T::load(team_.global(logits_)[j - first_column()]);
+      if constexpr (Team::kEdits) return has_edits() ? edited(j, z) : z;
+      return z;
     }
   }
 

@@ -131,6 +131,9 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
         const int column = i * kNumChains + lane + k;
         if constexpr (kInMemory) {
           leaf->z[i][k] = column < columns ? T::load(logits[column]) : -infinity();
+          if constexpr (Team::kEdits) {
+            if (this->has_edits() && column < columns) leaf->z[i][k] = this->edited(first + column, leaf->z[i][k]);
+          }
         } else {
           leaf->z[i][k] = column < columns ? z_at(first + column) : -infinity();
         }

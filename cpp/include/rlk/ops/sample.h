@@ -54,7 +54,7 @@
 //   kVllm, kHf:  z + b where there is a bias;  repeat(z) where s;  z - F * n, then z - P where n > 0
 //   kSglang:     z - (F * n + P), then repeat(z) where n > 0;  z + b where there is a bias
 // A NaN is canonical. A row with any status has NaN in every column. To apply bias and penalties, call sample with
-// logits = process_logits(...), its row_status, and raw_logits = the original logits.
+// logits = process_logits(...), its row_status, and raw_logits = the original logits. sample_processed does so.
 // A shard's logits are columns [vocab_start, vocab_start + num_columns) of the vocabulary. Ids are ids of the whole
 // vocabulary; an id outside the shard's columns is checked and has no other effect.
 //
@@ -160,10 +160,15 @@ struct ProcessLogitsParams {
   std::int64_t logits_stride = 0, num_rows = 0, vocab_size = 0;
   std::int64_t vocab_start = 0, num_columns = 0;  // columns of `logits`; for the whole vocabulary 0 and vocab_size
   float* out = nullptr;                           // [num_rows, num_columns], contiguous; must not overlap the logits
-  std::int32_t* status = nullptr;                 // [num_rows]
-  DType dtype = DType::kFloat32;                  // kFloat32, kBFloat16, kFloat16
+  // Not null, on CUDA with float32 logits alone: `out` has only the columns that the row's history or bias holds. Their
+  // bits are those of `allowed`. A row with a status has no bit.
+  std::uint32_t* edited = nullptr;  // [num_rows, edit_words(num_columns)], contiguous
+  std::int32_t* status = nullptr;   // [num_rows]
+  DType dtype = DType::kFloat32;    // kFloat32, kBFloat16, kFloat16
   SampleOrder order = SampleOrder::kVllm;
 };
+
+RLK_HD std::int64_t edit_words(std::int64_t columns) { return (columns + 31) / 32; }
 
 struct SampleParams {
   const void* logits = nullptr;      // [num_rows, vocab_size], dtype; columns contiguous, any alignment. The kernel
@@ -198,6 +203,9 @@ struct SampleParams {
   Exp exp = Exp::kPortable;
   SampleOrder order = SampleOrder::kVllm;
   bool greedy = false;
+  // Edited columns and their z, as process_logits gives them, or null. The z of all others are those of `logits`.
+  const std::uint32_t* edited = nullptr;
+  const float* edits = nullptr;
 };
 
 constexpr std::int64_t kPayloadHead = 16, kCandidateWords = 3;
@@ -253,5 +261,16 @@ void sample_partial(const SamplePartialParams& p, Device device, Stream stream);
 void sample_merge(const SampleMergeParams& p, Device device, Stream stream);
 void sample(const SampleParams& p, Device device, Stream stream);
 void process_logits(const ProcessLogitsParams& p, Device device, Stream stream);
+bool sample_takes_edits(const SampleParams& p, Device device);  // whether these logits may have edited columns
+
+// process_logits, then sample on its result. The logits are those of `process`, whose results are unset. `draw` has the
+// other parameters of sample, with the sizes and the dtype of these logits.
+struct ProcessedSampleParams {
+  ProcessLogitsParams process;
+  SampleParams draw;
+  void* workspace = nullptr;  // processed_sample_workspace_bytes(...), 16-byte aligned
+};
+std::int64_t processed_sample_workspace_bytes(const ProcessedSampleParams& p, Device device);
+void sample_processed(const ProcessedSampleParams& p, Device device, Stream stream);
 
 }  // namespace rlk
