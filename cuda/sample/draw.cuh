@@ -12,7 +12,7 @@ constexpr int kMostLevels = 15, kDrawWords = kMostLevels + 4;
 constexpr int kOwnColumns = kLeafColumns / kWarp;  // columns of a leaf in a lane: lane, lane + 32, ...
 static_assert(kPrefixWord == kChainWord + 3 && kDrawWords <= kWarp);
 
-// The i-th of these words is this one of the token's words. Levels above the root's take the left node whatever their
+// The index among the token's words of the draw's i-th word. Levels above the root's take the left node whatever their
 // word is.
 __device__ __forceinline__ int draw_word(int i, int height) {
   const int above = 2 - (i - height);
@@ -23,9 +23,9 @@ struct DrawnLane {
   SoftmaxStats root;
   int lane;  // the drawn node's
 };
-// The tree over the lanes' 32 neighbouring nodes, and a draw among them; `level`: that of these nodes. The words are known
-// before the draw, so no node waits for the way to it: lane l decides for the node whose children end before lane l and
-// begin with it. A draw in a failed tree is arbitrary.
+// The tree over the lanes' 32 neighbouring nodes, and a draw among them; `level`: that of these nodes. The words are
+// known before the draw, so each node decides without the choices above it. Lane l decides for the node whose left
+// child ends before lane l and whose right child begins with lane l. A draw in a failed tree is arbitrary.
 __device__ __forceinline__ DrawnLane draw_over_lanes(SoftmaxStats s, int level, const std::uint32_t* words) {
   constexpr int kLevels = 5;
   const int lane = static_cast<int>(threadIdx.x % kWarp);

@@ -581,7 +581,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   bool masked_ = false;    // the mask in memory has the kept columns
 };
 
-// kOnly: kFirst for rows of which none waits. kWhole: kFirst, and at once what a row that waits still needs.
+// kOnly: kFirst, if no row can wait. kWhole: kFirst, and then also the remaining steps of a row that waits.
 enum class Finish { kFirst, kOnly, kWhole, kRest, kRaw };
 
 template <class T, Exp kExp, Finish kFinish>

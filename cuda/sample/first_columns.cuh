@@ -1,5 +1,5 @@
-// The first columns of a row by the largest z of its leaves: a block lists the columns of the leaves that may hold them.
-// finish.cuh and the n best use the list.
+// Finds the first columns of a row by the largest z of its leaves. A block lists the columns of the leaves that may
+// hold them. finish.cuh and the n best use the list.
 #pragma once
 
 #include "draw.cuh"
@@ -20,13 +20,13 @@ struct FinishShared {
   uint4 counts[2][kRowWarps];
   std::uint64_t wide[kRowWarps];
   std::uint32_t bitmap[kMostSlots / 32];  // slots that keep a column
-  std::uint32_t before[kMostSlots / 32];  // such slots before those of a word
+  std::uint32_t before[kMostSlots / 32];  // number of set bits before each word of bitmap
   std::int64_t kept_begin;
   std::uint32_t words[kDrawWords];
   std::uint8_t drawn[kMostSlots / kWarp];  // the slot that a draw takes among 32 neighbouring ones
   int cuts[kNumParts + 1];
   std::uint32_t listed, slots;
-  uint3 bin;  // a bin of keys: its number, the keys before it, and these with its own
+  uint3 bin;  // a bin of keys: its index, the number of keys before it, and the number of keys up to its end
 };
 static_assert(sizeof(FinishShared) <= 48 * 1024);
 

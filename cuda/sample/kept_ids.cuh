@@ -30,7 +30,7 @@ __device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask,
     next = at + kWarp < to ? mask[at + kWarp] : 0;
     int columns;
     const int first = map.first(min(at, to - 1) / kMaskWords, &columns) + at % kMaskWords * 32;
-    int end = set_bits_of(word);  // where this lane's ids end behind `out`
+    int end = set_bits_of(word);  // end of this lane's ids, relative to `out`
 #pragma unroll
     for (int d = 1; d < kWarp; d *= 2) {
       const int before = __shfl_up_sync(kAllLanes, end, d);

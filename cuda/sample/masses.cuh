@@ -19,8 +19,8 @@ __device__ __forceinline__ Bracket* bracket_of(std::uint64_t* firsts, std::int64
   return reinterpret_cast<Bracket*>(firsts + i * kMaxTeam);
 }
 
-// A sum of masses without integers of 64 bits. From 2^8 on, a double counts units of 2^-44, so an addition toward zero
-// adds floor(2^44 e) of them. The sum of 128 columns stays below 2^9, where the unit changes.
+// A sum of masses without 64-bit integers. From 2^8 on, a double counts units of 2^-44, so an addition toward zero adds
+// floor(2^44 e) of them. The sum of 128 columns stays below 2^9, where the unit changes.
 class MassSum {
  public:
   // Adds the mass of e if `takes`. An e that is not normal is too small for a unit, before and after it is widened.
@@ -73,7 +73,7 @@ __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n,
 #pragma unroll
       for (int r = 0; r < kVec8; ++r) {
         if (!kAll) z[r] = (words[k] >> shift >> r & 1) != 0 ? z[r] : -infinity();
-        // The hardware's exponential has no mass below the clamp, too.
+        // With the hardware's exponential there is no mass below the clamp either.
         const float clamped = kExp == Exp::kHardware ? z[r] : fmaxf(z[r], row.q);
         const float e = Exponential::exponential(clamped, row.c, addend);
         const bool is_above = z[r] >= row.high;

@@ -1,7 +1,7 @@
-// Launches of sample for any number of rows. A scan reads all logits; then a block a row finishes what the scan left. A
-// call whose rows may keep many columns scans once more, over these columns. The row's last block writes its kept set,
+// Launches of sample for any number of rows. A scan reads all logits; then one block per row computes the rest. A call
+// whose rows may keep many columns scans once more, over these columns. The row's last block writes its kept set,
 // whose place it finds by the counts of the rows before it. Bound by reads of the logits: one, or two for many kept
-// columns; a cut by top_p adds one read, and a search for a cut that no list holds two to five.
+// columns. A cut by top_p adds one read, and a search for a cut that no list holds adds two to five.
 #pragma once
 
 #include "best.cuh"

@@ -11,8 +11,8 @@ namespace {  // one copy per architecture
 constexpr int kRowThreads = kMaxTeam;
 constexpr int kKeptThreads = 512;
 
-// What a row of sample still needs after the first scan: nothing; the masses around its cut, its selection and its
-// tree; its selection and its tree; or its tree.
+// What a row of sample still needs after the first scan: nothing; masses around its cut, then selection and tree;
+// selection and tree; or the tree alone.
 enum Waits : std::int32_t { kDone, kForMasses, kForSelection, kForTree };
 
 // Whether the last kept column follows from masses of the row's present columns alone.

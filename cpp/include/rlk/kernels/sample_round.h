@@ -128,8 +128,8 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
     team_.barrier();
   }
 
-  // What counts and masses of all shards tell about the cuts: the ranks [k_from, k_to) that hold the k-th column, and
-  // [p_from, p_to) that hold the last one that top_p keeps.
+  // What counts and masses of all shards tell about the cuts. Ranks [k_from, k_to) hold the k-th column. Ranks [p_from,
+  // p_to) hold the last column that top_p keeps.
   struct Cuts {
     std::uint64_t k_from, k_to, p_from, p_to;
     std::uint64_t count_before, mass_before;  // before k_from

@@ -75,8 +75,8 @@ RLK_DEVICE void allowed_in_leaf(Words allowed, std::int64_t first, int columns, 
   }
 }
 
-// Where z of a column is found: in the row's logits, in a shard's logits, in the short list of columns that a merged
-// row keeps, or in the payloads of round 3.
+// The source of a column's z: the row's logits, a shard's logits, the short list of columns that a merged row keeps, or
+// the payloads of round 3.
 enum class Columns { kRow, kShard, kListed, kCandidates };
 struct ColumnsAt {
   PartRange parts = {0, kNumParts};          // for kShard: the shard's parts

@@ -123,8 +123,8 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return id_of_rank(first - 1);
   }
 
-  // One loop runs the searches in turn, so that their code exists once: a bound of the first k, the first k themselves,
-  // then the mass. z is that of the first rank. If a list already exists, it holds the first k.
+  // One loop runs three searches, so that their code exists once. They find a bound of the first k, the first k
+  // themselves, and then the mass. z is that of the first rank. If a list already exists, it holds the first k.
   RLK_DEVICE void truncate(const SampleRow& want, float z) {
     const std::uint64_t min_mass = team_.own(share_of_mass(want.min_p, mass_of(z)));
     if (p_.order == SampleOrder::kVllm) least_ = min_mass;  // otherwise min_p cuts last
