@@ -249,7 +249,8 @@ def sample(
         stream_of(stream),
         LOGPROBS[return_logprob],
     )
-    edits = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias) or NO_EDITS
+    found = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)
+    edits: tuple[Any, ...] = NO_EDITS if found is None else found
     return SampleResult(*call(_SAMPLE, (logits, *keys, t, k, p, m, greedy, allowed, *edits), how))
 
 
