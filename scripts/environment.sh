@@ -151,7 +151,7 @@ wheel_of_tree() {
   if ! ls "$folder"/*.whl >/dev/null 2>&1; then
     rm -rf "$folder.new"
     CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} \
-      pip wheel -v --no-deps -w "$folder.new" . -C "cmake.define.RLK_VARIANT=$1" || return
+      pip wheel -v --no-deps -w "$folder.new" . --config-settings="cmake.define.RLK_VARIANT=$1" || return
     rm -rf "$folder"
     mv "$folder.new" "$folder"
   fi
@@ -161,5 +161,5 @@ wheel_of_tree() {
 # install_package VARIANT EXTRA: this source tree, compiled.
 install_package() {
   CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} \
-    pip install -q ".[$2]" -C "cmake.define.RLK_VARIANT=$1"
+    pip install -q ".[$2]" --config-settings="cmake.define.RLK_VARIANT=$1"
 }

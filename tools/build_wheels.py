@@ -205,10 +205,10 @@ def build(variant: str, version: str, source: Path, out: Path, tools: Path) -> B
         pip = made / "venv" / "bin" / "pip"
         # the pip of Python 3.10 is too old
         run([made / "venv" / "bin" / "python", "-m", "pip", "install", "-q", "--upgrade", "pip"])
-        defines = [x for option in options for x in ("-C", f"cmake.define.{option}")]
+        defines = [x for option in options for x in ("--config-settings", f"cmake.define.{option}")]
         # Two folders below the sources, as in every build, so that ccache finds what another build compiled.
         directory = f"build-dir={source / 'build' / f'{variant}-{version}'}"
-        run([pip, "wheel", "-q", "--no-deps", source, "-w", made / "wheel", "-C", directory, *defines])
+        run([pip, "wheel", "-q", "--no-deps", source, "-w", made / "wheel", "--config-settings", directory, *defines])
         wheel = renamed(next((made / "wheel").glob("*.whl")), name)
         run(
             [tools / "auditwheel", "repair", wheel, "-w", made / "repaired", "--exclude", "libcuda.so.1"],

@@ -379,7 +379,7 @@ bool is_array(nb::handle given) {
 
 // The same words are in _variants.py, for the doctor.
 constexpr const char* kHowToBuild =
-    "; uninstall it, and in a clone of the repository run: pip install . -C cmake.define.RLK_VARIANT=";
+    "; uninstall it, and in a clone of the repository run: pip install . --config-settings=cmake.define.RLK_VARIANT=";
 
 void require_backend(const char* op, const Array& a) {
   if (a.is_described()) return;

@@ -36,7 +36,7 @@ def how_to_build(variant: str) -> str:
     """The remedy for a build that lacks a backend; no index has wheels."""
     return (
         "uninstall it, and in a clone of the repository run: "
-        f"pip install . -C cmake.define.RLK_VARIANT={variant} (docs/build.md)"
+        f"pip install . --config-settings=cmake.define.RLK_VARIANT={variant} (docs/build.md)"
     )
 
 
