@@ -22,6 +22,9 @@ The commands, in this order; each is useful only if those before it succeed:
     python tools/align_gpu.py "$OUT" small rk hf 0 16             # pages for 16 sequences: forced preemption
     python tools/align_gpu.py "$OUT" small rk fsdp2               # on two GPUs
 
+RLK_ALIGN_LOCK=FILE lets several commands run at once on one GPU. The measured rollouts then take turns. The starts of
+the engines, which are most of the time, do not.
+
 Settings rk and rk-v1 must not differ at any token from prefill and trainer. No token is drawn differently, and every
 ratio is 1. stock and canonical-blas do differ. rk generates at least 0.98 times as many tokens per second as stock.
 """
@@ -42,7 +45,9 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 # 128 prompts x 64 tokens: at most 8192.
 REQUEST: dict[str, Any] = {"num_prompts": 128, "prompt_tokens": 512, "max_tokens": 64, "logprobs": 5}
-UPDATES: dict[str, Any] = {"num_prompts": 8, "prompt_tokens": 64, "max_tokens": 32, "gpu_memory": 0.3}
+UPDATES: dict[str, Any] = {"num_prompts": 8, "prompt_tokens": 64, "max_tokens": 32}
+# Enough for all sequences at once. Engines that start together could not each profile their memory.
+CACHE_GIB = {"small": 4.0, "wide": 4.0, "whole": 12.0}
 ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -74,14 +79,15 @@ def main(
     if not (folder / "model" / "config.json").is_file():
         subprocess.run([sys.executable, __file__, "--make", str(folder / "model"), name], check=True)
     start, model = time.perf_counter(), folder / "model"
-    request = align.request_of(model, **REQUEST, pages_for=int(pages))
+    memory: dict[str, Any] = {"gpu_memory": 0.2, "cache_gib": CACHE_GIB[name]}
+    request = align.request_of(model, **REQUEST, **memory, pages_for=int(pages))
     results, steps = [], []
     for setting in settings.split(","):
         results += align.align(request, [setting], trainers.split(","))
         print(align.text(results), f"{time.perf_counter() - start:.0f} s", sep="\n", flush=True)
         align.write_report(folder / settings.replace(",", "_"), request, results)
     if int(updates):
-        steps = align.updates(align.request_of(model, **UPDATES), int(updates))
+        steps = align.updates(align.request_of(model, **UPDATES, **memory), int(updates))
         print(align.text_of_updates(steps), f"{time.perf_counter() - start:.0f} s", sep="\n", flush=True)
         align.write_report(folder / settings.replace(",", "_"), request, results, steps)
     return int(not all(r.aligned for r in results if r.is_served) or any(s.ratio_not_one for s in steps))

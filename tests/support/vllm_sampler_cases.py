@@ -131,11 +131,12 @@ def second_runner(ids: list[int]) -> None:
     states.vocab_size = COLUMNS
     for name in ("temperature", "top_k", "top_p", "min_p"):
         setattr(states, name, held(c[name]))
-    states.seeds = held(c["keys"][0])
+    states.seeds, states.num_logprobs = held(c["keys"][0]), np.zeros(ROWS, dtype=np.int32)
     prompt = torch.tensor([5, 6, 7, 8, 9, 10], dtype=torch.int32)
     sampler: Any = Sampler.__new__(Sampler)
     sampler.logprobs_mode, sampler.sampling_states = "processed_logprobs", states
-    sampler.rlk_sample_ids, sampler.req_states = held(c["keys"][1]), SimpleNamespace(prompt_len=held(prompt))
+    sampler.rlk_sample_ids, sampler.rlk_rows = held(c["keys"][1]).np, None
+    sampler.req_states = SimpleNamespace(prompt_len=held(prompt))
     sampler.logit_bias_state = SimpleNamespace(use_logit_bias=np.zeros(ROWS, dtype=bool))
     sampler.bad_words_state = SimpleNamespace(num_bad_words=SimpleNamespace(np=np.zeros(ROWS, dtype=np.int32)))
     last = c["keys"][2] + prompt - 1  # position in the sequence of the token before the drawn one
@@ -147,6 +148,9 @@ def second_runner(ids: list[int]) -> None:
     found, unchanged = sampler.sample(logits, order, order.numpy(), last, None, None, return_logprobs=True)
     assert found.tolist() == ids
     assert unchanged is logits
+    every, values = found.rlk_scores
+    assert every[:, 0].tolist() == ids
+    assert torch.equal(values[:, 0], rk.logprob(logits, found))
 
 
 def run() -> None:

@@ -42,6 +42,7 @@ class Request:
         logprobs: the most probable tokens per position, beside a token's own.
         pages_for: the longest sequences that the engine's cache holds at once. More at once force preemption. 0 leaves
             the cache to ``gpu_memory``, and means 2 on a CPU.
+        cache_gib: GiB of the engine's cache on a GPU; 0 leaves it to ``gpu_memory``, with a profile of vLLM's memory.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Request:
     gpu_memory: float = 0.5
     logprobs: int = 0
     pages_for: int = 0
+    cache_gib: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Result:
     Attributes:
         runner: vLLM's model runner, V1 or V2.
         ranks: number of tokens whose rank differs in the trainer's logits.
+        tokens_per_second: of the rollout; on a GPU the median of three, after one that is not timed.
         redrawn: number of tokens that are drawn differently: by rk.sample from the trainer's logits and the request's
             seed, or by the engine itself in another batch. None where vLLM's own sampler drew them.
         preemptions: number of sequences that the rollout preempted and computed again.

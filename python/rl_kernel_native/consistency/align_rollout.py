@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 import random
 import re
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from . import align_turns as turns
+
 MAX_BATCHED_TOKENS = 64  # on a CPU; prompts above it are prefilled in chunks
 PAGE = 16
+TIMED = 3  # rollouts on a GPU whose rates are measured, after one that is not
 LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel|GraphLaunch)")  # runtime and driver API
 
 
@@ -52,6 +56,8 @@ def make_engine(request: dict[str, Any], on_gpu: bool, **more: Any) -> Any:
     }
     if on_gpu:
         options |= {"max_num_batched_tokens": max(512, length), "gpu_memory_utilization": request["gpu_memory"]}
+        if request["cache_gib"]:
+            options |= {"kv_cache_memory_bytes": int(request["cache_gib"] * (1 << 30))}
     else:
         options |= {"max_num_batched_tokens": MAX_BATCHED_TOKENS, "max_num_seqs": 8, "enforce_eager": True}
     if pages_for := request["pages_for"] or (0 if on_gpu else 2):
@@ -87,6 +93,10 @@ def per_step(engine: Any, run: Callable[[], Any]) -> tuple[float, float]:
     return host / count, device / count
 
 
+def counted(engine: Any) -> dict[str, Any]:
+    return {m.name: getattr(m, "value", None) for m in engine.get_metrics()}
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     import torch
 
@@ -112,13 +122,28 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     def generate(token_ids: list[list[int]], how: list[Any]) -> Any:
         return engine.generate([{"prompt_token_ids": ids} for ids in token_ids], how, use_tqdm=False)
 
-    generate(prompts[:2], [sampling(2), sampling(2)])  # loads kernels and fills caches
-    start = time.perf_counter()
-    outputs = generate(prompts, [sampling(n, logprobs=request["logprobs"]) for n in counts])
-    seconds = time.perf_counter() - start
-    counted = {m.name: getattr(m, "value", None) for m in engine.get_metrics()}
-    short = [sampling(16)] * len(prompts[:8])  # after the counts, which are the rollout's alone
-    launches, kernels = per_step(engine, lambda: generate(prompts[:8], short)) if on_gpu else (None, None)
+    def forget() -> None:
+        """Empties the prefix cache. A step that was scheduled ahead may hold pages until the next one."""
+        for _ in range(2):
+            if engine.reset_prefix_cache():
+                return
+            generate(prompts[:1], [sampling(1)])
+        raise RuntimeError("the prefix cache of an earlier rollout could not be reset")
+
+    how = [sampling(n, logprobs=request["logprobs"]) for n in counts]
+    # The first steps of each batch size load kernels and fill caches.
+    generate(prompts, how) if on_gpu else generate(prompts[:2], [sampling(2)] * 2)
+    rates = []
+    with turns.alone():
+        for _ in range(TIMED if on_gpu else 1):
+            forget()
+            before = counted(engine)
+            start = time.perf_counter()
+            outputs = generate(prompts, how)
+            rates.append(sum(counts) / (time.perf_counter() - start))
+            after = counted(engine)
+        short = [sampling(16)] * len(prompts[:8])  # after the counts, which are the rollout's alone
+        launches, kernels = per_step(engine, lambda: generate(prompts[:8], short)) if on_gpu else (None, None)
     sequences: list[dict[str, Any]] = []
     for output in outputs:
         completion = output.outputs[0]
@@ -152,13 +177,13 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "sequences": sequences,
         "replayed": replayed,
-        "tokens_per_second": sum(counts) / seconds,
+        "tokens_per_second": statistics.median(rates),
         "runner": "V2" if engine.llm_engine.vllm_config.use_v2_model_runner else "V1",
         "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
-        "preemptions": counted["vllm:num_preemptions"],
+        "preemptions": after["vllm:num_preemptions"] - before["vllm:num_preemptions"],
         "launches": launches,
         "kernels": kernels,
-        "prefix_cache_hits": counted["vllm:prefix_cache_hits"],
+        "prefix_cache_hits": after["vllm:prefix_cache_hits"] - before["vllm:prefix_cache_hits"],
         "plugin": engine.llm_engine.vllm_config.additional_config,
     }
 
@@ -167,6 +192,7 @@ def main(path: Path) -> None:
     import rl_kernel_native as rk
 
     request = json.loads(path.read_text())
+    turns.beside_others()
     with rk.trace() as traced:  # before the engine, whose creation captures graphs
         found = answer(request)
     path.write_text(json.dumps(request | found | {"rollout_trace": traced.as_json()}))

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from . import align_turns as turns
+
 PACKED_TOKENS = 4096  # most tokens in one forward, unless one sequence is longer
 
 
@@ -110,6 +112,7 @@ def main(path: Path) -> None:
     import rl_kernel_native as rk
 
     request = json.loads(path.read_text())
+    turns.beside_others()
     with rk.trace() as traced:
         answer(request)
     if int(os.environ.get("RANK", "0")) == 0:

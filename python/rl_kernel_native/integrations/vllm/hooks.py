@@ -22,7 +22,7 @@ def install(enabled: Any) -> None:
     from vllm.model_executor.custom_op import CustomOp, op_registry_oot
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from . import attention, layers, logprobs, requests, rotary, sampler, weights
+    from . import attention, layers, logprobs, requests, rotary, sampler, second_sampler, weights
 
     classes = {
         "RMSNorm": layers.RlkRMSNorm,
@@ -49,10 +49,10 @@ def install(enabled: Any) -> None:
     _replace("vllm.v1.sample.sampler:Sampler.sample", sampler.sample)
     _wrap("vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample", sampler.keyed)
     _wrap("vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_sampler_run", sampler.rehearsed)
-    _replace("vllm.v1.worker.gpu.sample.sampler:Sampler.sample", sampler.sample_of_second)
-    _wrap("vllm.v1.worker.gpu.sample.sampler:Sampler.__init__", sampler.made)
-    _wrap("vllm.v1.worker.gpu.sample.sampler:Sampler.add_request", sampler.added)
-    _wrap("vllm.v1.worker.gpu.sample.sampler:Sampler.apply_staged_writes", sampler.written)
+    _replace("vllm.v1.worker.gpu.sample.sampler:Sampler.sample", second_sampler.sample)
+    _wrap("vllm.v1.worker.gpu.sample.sampler:Sampler.__init__", second_sampler.made)
+    _wrap("vllm.v1.worker.gpu.sample.sampler:Sampler.add_request", second_sampler.added)
+    _wrap("vllm.v1.worker.gpu.sample.sampler:compute_topk_scores", second_sampler.compute_topk_scores)
     _wrap("vllm.v1.engine.input_processor:InputProcessor.process_inputs", requests.arrived)
     _wrap("vllm.v1.engine.output_processor:OutputProcessor.add_request", requests.followed)
     _wrap("vllm.v1.engine.output_processor:RequestState._new_completion_output", requests.completed)

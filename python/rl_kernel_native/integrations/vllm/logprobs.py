@@ -8,6 +8,8 @@ logits, together with the temperature.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor
 from vllm.v1.outputs import LogprobsTensors
 
 import rl_kernel_native as rk
+
+_known: Tensor | None = None
 
 
 def temperature_of(logits: Tensor) -> Any:
@@ -38,20 +42,25 @@ def compute_logprobs(logits: Tensor) -> Tensor:
     return logits.clone()
 
 
+def best_of(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids int64 and log-probabilities ``[rows, 1 + count]``: of the tokens ``[rows, 1]``, then of the ``count`` most
+    probable ones."""
+    found = of_tokens(logits, ids)
+    if count > 0:  # the token that is also drawn belongs to no request
+        best = rk.sample(logits, seed=0, sample_id=0, position=0, temperature=temperature_of(logits), n_logprobs=count)
+        ids = torch.cat((ids, best.top_ids.clamp_min(0)), 1)  # a bad row has none
+        found = torch.cat((found, best.top_logprobs), 1)
+    return ids, found
+
+
 def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
     """The token's own log-probability first, then those of the most probable tokens. ``logprobs`` comes from
     :func:`compute_logprobs`."""
     logits = logprobs
     ids = token_ids.to(torch.int64).unsqueeze(-1)
     rank = (logits >= logits.gather(-1, ids)).sum(-1)
-    found = of_tokens(logits, ids)
-    if num_logprobs > 0:  # the token that is also drawn belongs to no request
-        best = rk.sample(
-            logits, seed=0, sample_id=0, position=0, temperature=temperature_of(logits), n_logprobs=num_logprobs
-        )
-        ids = torch.cat((ids, best.top_ids.clamp_min(0)), 1)  # a bad row has none
-        found = torch.cat((found, best.top_logprobs), 1)
-    return LogprobsTensors(ids.to(torch.int32), found, rank)
+    every, found = best_of(logits, num_logprobs, ids)
+    return LogprobsTensors(every.to(torch.int32), found, rank)
 
 
 def gather_specific_token_logprobs(self: Any, logprobs: Tensor, logprob_token_ids: Any, sampled: Tensor) -> Any:
@@ -62,6 +71,17 @@ def gather_specific_token_logprobs(self: Any, logprobs: Tensor, logprob_token_id
     )
 
 
+@contextlib.contextmanager
+def known(values: Tensor) -> Iterator[None]:
+    """Within it, :func:`compute_token_logprobs` has been called before, with this result."""
+    global _known
+    _known = values
+    try:
+        yield
+    finally:
+        _known = None
+
+
 def compute_token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
     """The function of the second runner."""
-    return of_tokens(logits, token_ids)
+    return of_tokens(logits, token_ids) if _known is None else _known

@@ -110,7 +110,7 @@ HOOKS = (
     # Names of the second model runner.
     Hook("vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs", "logits token_ids"),
     Hook(
-        "vllm.v1.worker.gpu.sample.logprob:compute_topk_scores",
+        "vllm.v1.worker.gpu.sample.sampler:compute_topk_scores",
         "logits num_logprobs sampled_token_ids cu_num_logits logprob_token_ids_state expanded_idx_mapping "
         "max_per_req_token_ids logits_mode",
     ),
@@ -119,13 +119,11 @@ HOOKS = (
         "self max_num_reqs vocab_size device req_states logprobs_mode num_speculative_tokens use_fp64_gumbel",
     ),
     Hook("vllm.v1.worker.gpu.sample.sampler:Sampler.add_request", "self req_idx prompt_len sampling_params"),
-    Hook("vllm.v1.worker.gpu.sample.sampler:Sampler.apply_staged_writes", "self"),
     Hook(
         "vllm.v1.worker.gpu.sample.sampler:Sampler.sample",
         "self logits expanded_idx_mapping idx_mapping_np pos input_ids expanded_local_pos return_logprobs",
     ),
-    Hook("vllm.v1.worker.gpu.sample.states:SamplingStates.get_top_k_top_p", "self expanded_idx_mapping idx_mapping_np"),
-    Hook("vllm.v1.worker.gpu.sample.states:SamplingStates.any_greedy", "self idx_mapping_np"),
+    Hook("vllm.v1.worker.gpu.sample.states:SamplingStates.max_num_logprobs", "self idx_mapping_np"),
     Hook(
         "vllm.v1.worker.gpu.sample.logit_bias:LogitBiasState.apply_logit_bias",
         "self logits expanded_idx_mapping idx_mapping_np pos",
