@@ -134,16 +134,17 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     # The first steps of each batch size load kernels and fill caches.
     generate(prompts, how) if on_gpu else generate(prompts[:2], [sampling(2)] * 2)
     rates = []
-    with turns.alone():
-        for _ in range(TIMED if on_gpu else 1):
+    for _ in range(TIMED if on_gpu else 1):
+        with turns.alone():
             forget()
             before = counted(engine)
             start = time.perf_counter()
             outputs = generate(prompts, how)
             rates.append(sum(counts) / (time.perf_counter() - start))
             after = counted(engine)
-        short = [sampling(16)] * len(prompts[:8])  # after the counts, which are the rollout's alone
-        launches, kernels = per_step(engine, lambda: generate(prompts[:8], short)) if on_gpu else (None, None)
+    turns.measured()
+    short = [sampling(16)] * len(prompts[:8])  # after the counts, which are the rollout's alone
+    launches, kernels = per_step(engine, lambda: generate(prompts[:8], short)) if on_gpu else (None, None)
     sequences: list[dict[str, Any]] = []
     for output in outputs:
         completion = output.outputs[0]
@@ -192,7 +193,7 @@ def main(path: Path) -> None:
     import rl_kernel_native as rk
 
     request = json.loads(path.read_text())
-    turns.beside_others()
+    turns.beside_others(measures=True)
     with rk.trace() as traced:  # before the engine, whose creation captures graphs
         found = answer(request)
     path.write_text(json.dumps(request | found | {"rollout_trace": traced.as_json()}))

@@ -112,7 +112,7 @@ def main(path: Path) -> None:
     import rl_kernel_native as rk
 
     request = json.loads(path.read_text())
-    turns.beside_others()
+    turns.beside_others(measures=False)
     with rk.trace() as traced:
         answer(request)
     if int(os.environ.get("RANK", "0")) == 0:

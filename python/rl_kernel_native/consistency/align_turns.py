@@ -1,7 +1,9 @@
-"""Turns of runs of `rlk align` that share a GPU: they start together, and one measures while the others wait.
+"""Turns of runs of `rlk align` that share a GPU. They start together, measure in turns while the others wait, and go on
+together.
 
 The environment variable RLK_ALIGN_LOCK names a file, which the processes of all these runs lock. Without it, a process
-is alone.
+is alone. Whoever computes holds a shared lock of the file, and whoever measures the exclusive one. Whoever has yet to
+measure also holds a shared lock of a second file.
 """
 
 from __future__ import annotations
@@ -9,29 +11,53 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
 VARIABLE = "RLK_ALIGN_LOCK"
+PAUSE = 0.1  # seconds in which a process that waits takes its turn; the lock itself prefers the one that just had it
 
 _file: Any = None
+_before: Any = None
 
 
-def beside_others() -> None:
-    """From now on, no other process measures. Waits for one that does."""
-    global _file
-    if os.environ.get(VARIABLE):
-        _file = open(os.environ[VARIABLE], "a")  # noqa: SIM115 (the end of the process closes it)
-        fcntl.flock(_file, fcntl.LOCK_SH)
+def beside_others(*, measures: bool) -> None:
+    """From now on no other process measures. Waits for one that does.
+
+    Args:
+        measures: whether this process will measure, and then call :func:`measured`.
+    """
+    global _file, _before
+    path = os.environ.get(VARIABLE)
+    if not path:
+        return
+    if measures:
+        _before = open(path + ".before", "a")  # noqa: SIM115 (the end of the process closes it)
+        fcntl.flock(_before, fcntl.LOCK_SH)
+    _file = open(path, "a")  # noqa: SIM115
+    fcntl.flock(_file, fcntl.LOCK_SH)
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Within it, every other process waits for its own turn."""
-    if _file is not None:
-        fcntl.flock(_file, fcntl.LOCK_EX)
+    """Within it, every other process waits. Afterwards it is another one's turn."""
+    if _file is None:
+        yield
+        return
+    fcntl.flock(_file, fcntl.LOCK_EX)
     try:
         yield
     finally:
-        if _file is not None:
-            fcntl.flock(_file, fcntl.LOCK_SH)
+        fcntl.flock(_file, fcntl.LOCK_UN)
+        time.sleep(PAUSE)
+        fcntl.flock(_file, fcntl.LOCK_SH)
+
+
+def measured() -> None:
+    """Waits until every process has measured: what this one does next would delay the others."""
+    if _before is not None:
+        fcntl.flock(_file, fcntl.LOCK_UN)
+        fcntl.flock(_before, fcntl.LOCK_EX)
+        fcntl.flock(_before, fcntl.LOCK_UN)
+        fcntl.flock(_file, fcntl.LOCK_SH)
