@@ -251,13 +251,13 @@ nb::object run(Frame* frame, const Call& call, bool wants_lse) {
       .run(rlk::attention, &p, attention_workspace_bytes);
 }
 
-nb::object forward(Frame* frame, nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_lse) {
+RLK_FUNCTION(attention, Frame* frame, nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_lse) {
   return run(frame, Call(frame, arrays, options, exp, arithmetic), wants_lse);
 }
 
 // Fast path for an eager call on plain CUDA tensors without gradient, such as a decode step. Any other call gets
 // NotImplemented and takes the general path.
-nb::object eager(nb::tuple arrays, nb::tuple options, nb::handle exp, bool wants_lse) {
+RLK_FUNCTION(attention_eager, nb::tuple arrays, nb::tuple options, nb::handle exp, bool wants_lse) {
   const bool direct =
       may_bypass_dispatcher({entry(arrays, kQ), entry(arrays, kK), entry(arrays, kV), entry(arrays, kSinks)});
   const int mode = direct ? read_exp(exp) : -1;
@@ -291,8 +291,8 @@ Sizes read_splits(nb::handle given, const AttentionInput& p) {
   return splits;
 }
 
-nb::object partials(Frame* frame, nb::tuple arrays, nb::tuple options, nb::handle splits_given, int exp,
-                    int arithmetic) {
+RLK_FUNCTION(attention_partials, Frame* frame, nb::tuple arrays, nb::tuple options, nb::handle splits_given, int exp,
+             int arithmetic) {
   const Call call(frame, arrays, options, exp, arithmetic);
   AttentionPartialsParams p{call.input()};
   const Sizes splits = read_splits(splits_given, p);
@@ -324,9 +324,9 @@ const float* read_rows(Frame* frame, nb::handle given, const char* name, const C
   return a->data<float>();
 }
 
-nb::object backward(Frame* frame, nb::handle dout_given, nb::handle dlse_given, nb::handle out_given,
-                    nb::handle lse_given, nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_q,
-                    bool wants_kv, bool wants_sinks) {
+RLK_FUNCTION(attention_backward, Frame* frame, nb::handle dout_given, nb::handle dlse_given, nb::handle out_given,
+             nb::handle lse_given, nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_q,
+             bool wants_kv, bool wants_sinks) {
   const Call call(frame, arrays, options, exp, arithmetic);
   AttentionBackwardParams p{call.input()};
   if (wants_sinks && p.sinks == nullptr) type_error("sinks", "an array, got None");
@@ -351,13 +351,6 @@ nb::object backward(Frame* frame, nb::handle dout_given, nb::handle dlse_given, 
       .add(&p.dsinks, {call.input().num_q_heads}, wants_sinks)
       .run(rlk::attention_backward, &p, attention_backward_workspace_bytes);
 }
-
-const Functions kFunctions([](nb::module_& m) {
-  define(m, "attention", &forward);
-  define(m, "attention_eager", &eager);
-  define(m, "attention_backward", &backward);
-  define(m, "attention_partials", &partials);
-});
 
 }  // namespace
 }  // namespace rlk::bindings

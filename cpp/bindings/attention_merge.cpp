@@ -45,8 +45,8 @@ nb::object run(Frame* frame, AttentionMergeParams* p, const Array& first, bool w
 }
 
 // `splits` has the split numbers of the partials, in any order.
-nb::object merge(Frame* frame, nb::handle sums_given, nb::handle stats_given, nb::handle sinks_given, nb::handle splits,
-                 int dtype, int exp, bool wants_lse) {
+RLK_FUNCTION(attention_merge, Frame* frame, nb::handle sums_given, nb::handle stats_given, nb::handle sinks_given,
+             nb::handle splits, int dtype, int exp, bool wants_lse) {
   AttentionMergeParams p;
   const Array &sums = frame->read(sums_given, "sums", kFloat32), &stats = frame->read(stats_given, "stats", kFloat32);
   read_shape(sums, &p);
@@ -73,7 +73,8 @@ nb::object merge(Frame* frame, nb::handle sums_given, nb::handle stats_given, nb
   return run(frame, &p, sums, wants_lse);
 }
 
-nb::object approximate(Frame* frame, nb::handle outs_given, nb::handle lses_given, int exp, bool wants_lse) {
+RLK_FUNCTION(attention_merge_approximate, Frame* frame, nb::handle outs_given, nb::handle lses_given, int exp,
+             bool wants_lse) {
   AttentionMergeParams p;
   const Array &outs = frame->read(outs_given, "outs", kFloats), &lses = frame->read(lses_given, "lses", kFloat32);
   read_shape(outs, &p);
@@ -87,11 +88,6 @@ nb::object approximate(Frame* frame, nb::handle outs_given, nb::handle lses_give
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   return run(frame, &p, outs, wants_lse);
 }
-
-const Functions kFunctions([](nb::module_& m) {
-  define(m, "attention_merge", &merge);
-  define(m, "attention_merge_approximate", &approximate);
-});
 
 }  // namespace
 }  // namespace rlk::bindings

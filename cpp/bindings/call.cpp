@@ -48,22 +48,20 @@ nb::object Results::result() {
   return tuple;
 }
 
-std::vector<void (*)(nb::module_&)>& Functions::all() {
+std::vector<void (*)(nb::module_&)>& Registered::all() {
   static std::vector<void (*)(nb::module_&)> functions;
   return functions;
 }
 
 // {device: (calls, last_bytes, most_bytes)}
-static const Functions kStats([](nb::module_& m) {
-  m.def("workspace_stats", [](bool reset) {
-    nb::dict found;
-    const std::lock_guard lock(mutex);
-    for (const auto& [device, of] : taken) {
-      found[device.c_str()] = nb::make_tuple(of.calls, of.last_bytes, of.most_bytes);
-    }
-    if (reset) taken.clear();
-    return found;
-  });
-});
+RLK_FUNCTION(workspace_stats, bool reset) {
+  nb::dict found;
+  const std::lock_guard lock(mutex);
+  for (const auto& [device, of] : taken) {
+    found[device.c_str()] = nb::make_tuple(of.calls, of.last_bytes, of.most_bytes);
+  }
+  if (reset) taken.clear();
+  return found;
+}
 
 }  // namespace rlk::bindings

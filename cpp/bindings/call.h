@@ -118,11 +118,21 @@ class Results {
   int count_ = 0;
 };
 
-// Registers functions of the module, which defines them when it is loaded.
-struct Functions {
-  explicit Functions(void (*define)(nb::module_&)) { all().push_back(define); }
+// Registers a function of the module, which defines it when it is loaded.
+struct Registered {
+  explicit Registered(void (*define)(nb::module_&)) { all().push_back(define); }
   static std::vector<void (*)(nb::module_&)>& all();
 };
+// RLK_FUNCTION(name, parameters) { body } is a function of the module, which returns an nb::object.
+#define RLK_FUNCTION(name, ...)                                               \
+  nb::object name(__VA_ARGS__);                                               \
+  const Registered k_##name([](nb::module_& m) { define(m, #name, &name); }); \
+  nb::object name(__VA_ARGS__)
+// The same for a function with an eager call, <name>_eager, whose first `tensors` arguments are tensors.
+#define RLK_EAGER_FUNCTION(name, tensors, ...)                                                                \
+  nb::object name(__VA_ARGS__);                                                                               \
+  const Registered k_##name##_eager([](nb::module_& m) { define_eager<&name, tensors>(m, #name "_eager"); }); \
+  RLK_FUNCTION(name, __VA_ARGS__)
 
 // Defines a function with positional arguments, each of which may be None. A keyword would cost more than the work of a
 // small call. Numbers are rounded to float32 to nearest even in any rounding mode of the caller.

@@ -87,8 +87,8 @@ CacheAppendSide side_of(const Array& tokens, const Array& cache) {
   return s;
 }
 
-nb::object call(Frame* frame, nb::handle k_given, nb::handle v_given, nb::handle k_cache_given,
-                nb::handle v_cache_given, nb::handle slot_mapping) {
+RLK_EAGER_FUNCTION(kv_cache_append, 5, Frame* frame, nb::handle k_given, nb::handle v_given, nb::handle k_cache_given,
+                   nb::handle v_cache_given, nb::handle slot_mapping) {
   const Array &k = read_tokens(frame, k_given, "k"), &v = read_tokens(frame, v_given, "v");
   check_same(v, k);
   const std::int64_t num_tokens = k.view().shape[0], num_heads = k.view().shape[1];
@@ -121,11 +121,6 @@ nb::object call(Frame* frame, nb::handle k_given, nb::handle v_given, nb::handle
   p.dtype = k.view().dtype;
   return Results("kv_cache_append", k, frame).run(rlk::kv_cache_append, p);
 }
-
-const Functions kFunctions([](nb::module_& m) {
-  define(m, "kv_cache_append", &call);
-  define_eager<&call, 5>(m, "kv_cache_append_eager");
-});
 
 }  // namespace
 }  // namespace rlk::bindings

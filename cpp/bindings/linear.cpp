@@ -5,8 +5,8 @@
 namespace rlk::bindings {
 namespace {
 
-nb::object product(Frame* frame, nb::handle x, nb::handle weight, nb::handle bias, nb::handle k_segments, int out_dtype,
-                   bool allow_vendor, int arithmetic) {
+RLK_EAGER_FUNCTION(linear, 3, Frame* frame, nb::handle x, nb::handle weight, nb::handle bias, nb::handle k_segments,
+                   int out_dtype, bool allow_vendor, int arithmetic) {
   const RowsArgument a(frame, x, "x");
   check_operand(a);
   const WeightArgument w(frame, weight, "weight", a, 1);
@@ -28,7 +28,7 @@ nb::object product(Frame* frame, nb::handle x, nb::handle weight, nb::handle bia
       .run(rlk::linear, &p, linear_workspace_bytes);
 }
 
-nb::object input_grad(Frame* frame, nb::handle dy, nb::handle weight, bool allow_vendor, int arithmetic) {
+RLK_FUNCTION(linear_input_grad, Frame* frame, nb::handle dy, nb::handle weight, bool allow_vendor, int arithmetic) {
   const RowsArgument g(frame, dy, "dy");
   check_operand(g);
   const WeightArgument w(frame, weight, "weight", g, 0);
@@ -45,8 +45,8 @@ nb::object input_grad(Frame* frame, nb::handle dy, nb::handle weight, bool allow
 }
 
 // Accumulates main_grad in place; without it, writes out or a new array. At most one of the two is given.
-nb::object weight_grad(Frame* frame, nb::handle dy, nb::handle x, nb::handle main_grad, nb::handle out, int out_dtype,
-                       bool allow_vendor, int arithmetic) {
+RLK_FUNCTION(linear_weight_grad, Frame* frame, nb::handle dy, nb::handle x, nb::handle main_grad, nb::handle out,
+             int out_dtype, bool allow_vendor, int arithmetic) {
   const RowsArgument g(frame, dy, "dy"), a(frame, x, "x");
   check_operand(g);
   check_same(a.array, g.array);
@@ -87,7 +87,7 @@ nb::object weight_grad(Frame* frame, nb::handle dy, nb::handle x, nb::handle mai
   return results.run(rlk::linear_weight_grad, &p, linear_workspace_bytes, p.main_grad != nullptr);
 }
 
-nb::object bias_grad(Frame* frame, nb::handle dy, int out_dtype) {
+RLK_FUNCTION(linear_bias_grad, Frame* frame, nb::handle dy, int out_dtype) {
   const RowsArgument g(frame, dy, "dy");
   LinearBiasGradParams p;
   g.lead(&p.dy, &p.dy_rows, &p);
@@ -98,7 +98,7 @@ nb::object bias_grad(Frame* frame, nb::handle dy, int out_dtype) {
 }
 
 // `parts` is a sequence of 1, 2, 4 or 8 arrays in rank order.
-nb::object sum_of_parts(Frame* frame, nb::handle parts, nb::handle bias, int out_dtype) {
+RLK_FUNCTION(tree_sum, Frame* frame, nb::handle parts, nb::handle bias, int out_dtype) {
   const auto count = static_cast<int>(nb::len(parts));
   require(is_tree(count), "parts", "1, 2, 4 or 8 arrays, got ", count);
   constexpr const char* kNames[kMaxSegments] = {"parts[0]", "parts[1]", "parts[2]", "parts[3]",
@@ -132,25 +132,15 @@ nb::object sum_of_parts(Frame* frame, nb::handle parts, nb::handle bias, int out
 
 // The products that cuBLASLt serves on a CUDA device, each as (pass, dtype, out_dtype, in_features, out_features,
 // first_rows, last_rows).
-nb::list vendor_products(int device) {
+RLK_FUNCTION(linear_vendor_products, int device) {
   constexpr const char* kPasses[] = {"forward", "input_grad", "weight_grad"};
   nb::list products;
-  for (const LinearProducts& p : linear_vendor_products({DeviceType::kCuda, device})) {
+  for (const LinearProducts& p : rlk::linear_vendor_products({DeviceType::kCuda, device})) {
     products.append(nb::make_tuple(kPasses[static_cast<int>(p.pass)], name_of(p.dtype), name_of(p.out_dtype),
                                    p.in_features, p.out_features, p.first_rows, p.last_rows));
   }
   return products;
 }
-
-const Functions kFunctions([](nb::module_& m) {
-  define(m, "linear", &product);
-  define_eager<&product, 3>(m, "linear_eager");
-  define(m, "linear_input_grad", &input_grad);
-  define(m, "linear_weight_grad", &weight_grad);
-  define(m, "linear_bias_grad", &bias_grad);
-  define(m, "tree_sum", &sum_of_parts);
-  m.def("linear_vendor_products", &vendor_products);
-});
 
 }  // namespace
 }  // namespace rlk::bindings

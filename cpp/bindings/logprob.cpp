@@ -247,14 +247,14 @@ nb::object run(Frame* frame, const LogprobCall& call, int returns, nb::handle ou
 }
 
 // `numbers`: those of LogprobArguments.
-nb::object logprob(Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp, int returns,
-                   nb::handle out) {
+RLK_FUNCTION(logprob, Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp, int returns,
+             nb::handle out) {
   return run(frame, LogprobCall(frame, {logits, target, numbers, exp}), returns, out);
 }
 
 // Fast path for an eager call on a plain CUDA tensor without gradient, kept set or given outputs, such as a decode
 // step. Any other call gets NotImplemented and takes the general path.
-nb::object logprob_eager(nb::handle logits, nb::handle target, nb::tuple numbers, nb::handle exp, int returns) {
+RLK_FUNCTION(logprob_eager, nb::handle logits, nb::handle target, nb::tuple numbers, nb::handle exp, int returns) {
   const int mode = may_bypass_dispatcher({logits}) ? read_exp(exp) : -1;
   if (mode < 0) return nb::borrow(Py_NotImplemented);
   Frame frame;
@@ -265,8 +265,8 @@ nb::object logprob_eager(nb::handle logits, nb::handle target, nb::tuple numbers
   });
 }
 
-nb::object logprob_partial(Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
-                           nb::handle vocab_start, nb::handle vocab_size) {
+RLK_FUNCTION(logprob_partial, Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
+             nb::handle vocab_start, nb::handle vocab_size) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
   LogprobParams p{call.input()};
   return Results("logprob", call.logits(), frame)
@@ -275,8 +275,8 @@ nb::object logprob_partial(Frame* frame, nb::handle logits, nb::handle target, n
 }
 
 // stats is [num_shards, ..., 5]. valid_vocab is that of the whole vocabulary; only label smoothing reads it.
-nb::object logprob_merge(Frame* frame, nb::handle stats, nb::handle temperature, int returns, double label_smoothing,
-                         std::int64_t valid_vocab) {
+RLK_FUNCTION(logprob_merge, Frame* frame, nb::handle stats, nb::handle temperature, int returns, double label_smoothing,
+             std::int64_t valid_vocab) {
   const Array& s = frame->read(stats, "stats", kFloat32);
   const TensorView& v = s.view();
   require_shape(v.ndim >= 2 && v.shape[v.ndim - 1] == kStatsFields && v.is_contiguous(), s,
@@ -317,8 +317,8 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
 }
 
 // `rows` are those of read_backward_rows.
-nb::object logprob_backward(Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
-                            nb::handle vocab_start, nb::handle vocab_size, nb::tuple rows, nb::handle out) {
+RLK_FUNCTION(logprob_backward, Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
+             nb::handle vocab_start, nb::handle vocab_size, nb::tuple rows, nb::handle out) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
   LogprobBackwardParams p;
   static_cast<LogprobInput&>(p) = call.input();
@@ -438,7 +438,7 @@ nb::object run_within(std::optional<std::int64_t> limit, WorkspaceRange (*range_
   return results->run(kernel, *p, accumulates);
 }
 
-nb::object linear_logprob(Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, int returns) {
+RLK_FUNCTION(linear_logprob, Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, int returns) {
   const HeadArguments a(frame, head, numbers, how);
   Results results("linear_logprob", a.hidden.array, frame);
   auto p = a.params<LinearLogprobParams>();
@@ -452,7 +452,7 @@ nb::object linear_logprob(Frame* frame, nb::tuple head, nb::tuple numbers, nb::t
 }
 
 // Returns the statistics of a shard, [..., 5].
-nb::object linear_logprob_partial(Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple shard) {
+RLK_FUNCTION(linear_logprob_partial, Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple shard) {
   const HeadArguments a(frame, head, numbers, how, shard);
   Results results("linear_logprob", a.hidden.array, frame);
   auto p = a.params<LinearLogprobParams>();
@@ -474,8 +474,8 @@ LinearLogprobBackwardParams backward_params(const HeadArguments& a, int needs, b
 }
 
 // Refuses, before a forward, a workspace that is too small for its backward.
-nb::object require_workspace(nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard, int needs,
-                             bool has_main_grad) {
+RLK_FUNCTION(linear_logprob_require_workspace, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
+             int needs, bool has_main_grad) {
   Frame frame;
   const HeadArguments a(&frame, head, numbers, how, shard);
   auto p = backward_params(a, needs, has_main_grad, shard);
@@ -497,8 +497,8 @@ nb::object require_workspace(nb::tuple head, nb::tuple numbers, nb::tuple how, n
 // Returns (dhidden, dweight, dbias, dlora_a, dlora_b), with None for each that is not wanted. If main_grad is given,
 // dweight is main_grad itself.
 // `rows` are those of read_backward_rows.
-nb::object linear_logprob_backward(Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
-                                   nb::tuple rows, int needs, nb::handle main_grad) {
+RLK_FUNCTION(linear_logprob_backward, Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
+             nb::tuple rows, int needs, nb::handle main_grad) {
   const HeadArguments a(frame, head, numbers, how, shard);
   const Device device = a.call.device();
   const auto wants = [&](int operand) { return (needs >> operand & 1) != 0; };
@@ -526,18 +526,6 @@ nb::object linear_logprob_backward(Frame* frame, nb::tuple head, nb::tuple numbe
   return run_within(a.workspace_bytes, linear_logprob_backward_workspace, &results, rlk::linear_logprob_backward, &p,
                     true);
 }
-
-const Functions kFunctions([](nb::module_& m) {
-  define(m, "logprob", &logprob);
-  define(m, "logprob_eager", &logprob_eager);
-  define(m, "logprob_partial", &logprob_partial);
-  define(m, "logprob_merge", &logprob_merge);
-  define(m, "logprob_backward", &logprob_backward);
-  define(m, "linear_logprob", &linear_logprob);
-  define(m, "linear_logprob_partial", &linear_logprob_partial);
-  define(m, "linear_logprob_backward", &linear_logprob_backward);
-  define(m, "linear_logprob_require_workspace", &require_workspace);
-});
 
 }  // namespace
 }  // namespace rlk::bindings

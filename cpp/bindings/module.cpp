@@ -42,5 +42,5 @@ NB_MODULE(_C, m) {
   m.def("wanted_gradients", &rlk::bindings::wanted_gradients);
   m.def("is_direct_gradient", &rlk::bindings::is_direct_gradient);
   m.def("set_torch", &rlk::bindings::set_torch);
-  for (const auto define : rlk::bindings::Functions::all()) define(m);
+  for (const auto define : rlk::bindings::Registered::all()) define(m);
 }

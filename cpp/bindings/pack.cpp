@@ -20,7 +20,8 @@ void check_counts(std::int64_t num_tokens, std::int64_t capacity, bool unpacks) 
 }
 
 // Returns (cu_seqlens, positions or None, status) for lengths [rows] or a mask [rows, tokens].
-nb::object layout(Frame* frame, nb::handle lengths, nb::handle mask, std::int64_t num_tokens, std::int64_t capacity) {
+RLK_FUNCTION(pack_layout, Frame* frame, nb::handle lengths, nb::handle mask, std::int64_t num_tokens,
+             std::int64_t capacity) {
   const bool by_lengths = mask.is_none();
   const char* name = by_lengths ? "lengths" : "mask";
   const Array& in = by_lengths ? frame->read(lengths, name, kIndices) : frame->read_any(mask, name);
@@ -48,7 +49,7 @@ nb::object layout(Frame* frame, nb::handle lengths, nb::handle mask, std::int64_
 }
 
 // Returns (shape, name of the dtype) of any exporter, even one without these attributes.
-nb::object shape_and_dtype(nb::handle array, const char* name) {
+RLK_FUNCTION(shape_and_dtype, nb::handle array, const char* name) {
   const Array a = Array::of_any_dtype(array, name);
   nb::list shape;
   for (const std::int64_t size : a.shape()) shape.append(size);
@@ -69,8 +70,8 @@ std::int64_t token_bytes(const Array& a, int first) {
 
 // Packs or unpacks a list of arrays. `fills` has eight bytes for each array. `num_tokens` is the length of a padded
 // row. `capacity` is the length of the new packed arrays.
-nb::object move(Frame* frame, nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bool unpacks, bool covered,
-                std::int64_t num_tokens, std::int64_t capacity, nb::list fills) {
+RLK_FUNCTION(pack, Frame* frame, nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bool unpacks,
+             bool covered, std::int64_t num_tokens, std::int64_t capacity, nb::list fills) {
   const std::size_t count = nb::len(arrays);
   require(count > 0, "tensors", "at least one array, got none");
   std::vector<std::string> names;
@@ -133,12 +134,6 @@ nb::object move(Frame* frame, nb::list arrays, nb::handle cu_seqlens, nb::handle
   }
   return out;
 }
-
-const Functions kFunctions([](nb::module_& m) {
-  define(m, "pack_layout", &layout);
-  define(m, "pack", &move);
-  define(m, "shape_and_dtype", &shape_and_dtype);
-});
 
 }  // namespace
 }  // namespace rlk::bindings

@@ -48,10 +48,9 @@ float number(nb::list numbers, std::size_t i) { return static_cast<float>(nb::ca
 
 // Returns (losses, chosen_rewards, rejected_rewards, metrics, d_chosen, d_rejected, ranks or None). `numbers` has the
 // order of the contract's fields.
-nb::object forward(Frame* frame, nb::handle policy_chosen, nb::handle policy_rejected, nb::handle ref_chosen,
-                   nb::handle ref_rejected, nb::handle chosen_count, nb::handle rejected_count,
-                   nb::handle chosen_aligned, nb::handle rejected_aligned, nb::handle kl, int kind, int sort, int score,
-                   int average, nb::list numbers) {
+RLK_FUNCTION(preference_loss, Frame* frame, nb::handle policy_chosen, nb::handle policy_rejected, nb::handle ref_chosen,
+             nb::handle ref_rejected, nb::handle chosen_count, nb::handle rejected_count, nb::handle chosen_aligned,
+             nb::handle rejected_aligned, nb::handle kl, int kind, int sort, int score, int average, nb::list numbers) {
   require_given(policy_chosen, "policy_chosen");
   require_given(policy_rejected, "policy_rejected");
   const Side chosen(frame, kChosen, policy_chosen, ref_chosen, chosen_count, chosen_aligned, nullptr, std::nullopt);
@@ -89,8 +88,8 @@ nb::object forward(Frame* frame, nb::handle policy_chosen, nb::handle policy_rej
 }
 
 // Returns (d_policy_chosen, d_policy_rejected). `sort` is that of the forward.
-nb::object backward(Frame* frame, nb::handle dlosses, nb::handle d_chosen, nb::handle d_rejected, nb::handle ranks,
-                    int sort) {
+RLK_FUNCTION(preference_loss_backward, Frame* frame, nb::handle dlosses, nb::handle d_chosen, nb::handle d_rejected,
+             nb::handle ranks, int sort) {
   const VectorArgument in(frame, dlosses, "dlosses", kFloat32, "num_losses");
   const Device device = in.device();
   const Array &w = frame->read(d_chosen, "d_chosen", kFloat32), &l = frame->read(d_rejected, "d_rejected", kFloat32);
@@ -123,11 +122,6 @@ nb::object backward(Frame* frame, nb::handle dlosses, nb::handle d_chosen, nb::h
       .add(&p.rejected.d, l.shape())
       .run(rlk::preference_loss_backward, p);
 }
-
-const Functions kFunctions([](nb::module_& m) {
-  define(m, "preference_loss", &forward);
-  define(m, "preference_loss_backward", &backward);
-});
 
 }  // namespace
 }  // namespace rlk::bindings

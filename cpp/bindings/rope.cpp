@@ -157,9 +157,9 @@ const Array& read_angles(Frame* frame, nb::handle object, const char* name, cons
   return a;
 }
 
-nb::object call(Frame* frame, nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb::handle sin_given,
-                nb::handle ids_given, bool interleaved, nb::handle partial_dim, bool round_products,
-                nb::handle sections, nb::handle head_axis, bool transposed) {
+RLK_EAGER_FUNCTION(rope, 5, Frame* frame, nb::handle q_given, nb::handle k_given, nb::handle cos_given,
+                   nb::handle sin_given, nb::handle ids_given, bool interleaved, nb::handle partial_dim,
+                   bool round_products, nb::handle sections, nb::handle head_axis, bool transposed) {
   HeadsArgument q(frame, q_given, transposed ? "dq_out" : "q", head_axis);
   RopeParams p;
   p.head_dim = q.head_dim;
@@ -224,11 +224,6 @@ nb::object call(Frame* frame, nb::handle q_given, nb::handle k_given, nb::handle
           ", cos, sin and position_ids alike, to at most two strides, got shape ", q.array.shape(), kCopyHint);
   return results.run(rlk::rope, p);
 }
-
-const Functions kFunctions([](nb::module_& m) {
-  define(m, "rope", &call);
-  define_eager<&call, 5>(m, "rope_eager");
-});
 
 }  // namespace
 }  // namespace rlk::bindings

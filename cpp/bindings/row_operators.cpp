@@ -47,8 +47,8 @@ std::int64_t read_vocabulary(nb::handle vocab_start, nb::handle vocab_size, nb::
   return id;
 }
 
-nb::object embedding(Frame* frame, nb::handle ids, nb::handle weight, nb::handle vocab_start, nb::handle vocab_size,
-                     nb::handle padding_idx) {
+RLK_EAGER_FUNCTION(embedding, 2, Frame* frame, nb::handle ids, nb::handle weight, nb::handle vocab_start,
+                   nb::handle vocab_size, nb::handle padding_idx) {
   const RowsArgument table(frame, weight, "weight");
   const TensorView& w = table.view();
   require_shape(w.ndim == 2, table.array, "shape [rows, columns]");
@@ -68,8 +68,9 @@ nb::object embedding(Frame* frame, nb::handle ids, nb::handle weight, nb::handle
 }
 
 // Returns dweight, or main_grad, which is accumulated in place.
-nb::object embedding_backward(Frame* frame, nb::handle dy, nb::handle ids, nb::handle num_rows, nb::handle vocab_start,
-                              nb::handle vocab_size, nb::handle padding_idx, nb::handle main_grad, int dweight_dtype) {
+RLK_FUNCTION(embedding_backward, Frame* frame, nb::handle dy, nb::handle ids, nb::handle num_rows,
+             nb::handle vocab_start, nb::handle vocab_size, nb::handle padding_idx, nb::handle main_grad,
+             int dweight_dtype) {
   const RowsArgument g(frame, dy, "dy");
   require_columns_below(g, 31);
   const Device device = g.view().device;
@@ -141,8 +142,8 @@ void read_more(Frame* frame, nb::handle object, const char* name, const RowsArgu
 }
 
 // Returns y, or (y, new_residual or None, rstd or None) if one of the latter two is wanted.
-nb::object rms_norm(Frame* frame, nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps,
-                    nb::handle weight_offset, bool round_before_weight, bool return_rstd) {
+RLK_EAGER_FUNCTION(rms_norm, 3, Frame* frame, nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps,
+                   nb::handle weight_offset, bool round_before_weight, bool return_rstd) {
   const RowsArgument a(frame, x, "x");
   require_columns_below(a, 31);
   RmsNormParams p;
@@ -164,10 +165,9 @@ nb::object rms_norm(Frame* frame, nb::handle x, nb::handle weight, nb::handle re
 
 // Returns (dx or None, dweight or None). If rstd is None, it is computed from h and eps; otherwise eps is not read.
 // main_grad is accumulated in place and returned as dweight.
-nb::object rms_norm_backward(Frame* frame, nb::handle dy, nb::handle h, nb::handle weight, nb::handle eps,
-                             nb::handle rstd, nb::handle d_new_residual, nb::handle weight_offset,
-                             bool round_before_weight, nb::handle main_grad, bool return_dx, bool return_dweight,
-                             int dweight_dtype) {
+RLK_FUNCTION(rms_norm_backward, Frame* frame, nb::handle dy, nb::handle h, nb::handle weight, nb::handle eps,
+             nb::handle rstd, nb::handle d_new_residual, nb::handle weight_offset, bool round_before_weight,
+             nb::handle main_grad, bool return_dx, bool return_dweight, int dweight_dtype) {
   const RowsArgument g(frame, dy, "dy"), a(frame, h, "h");
   require_columns_below(g, 31);
   check_like(a, g);
@@ -250,17 +250,17 @@ struct GateAndUp {
   }
 };
 
-nb::object silu_mul(Frame* frame, nb::handle gate, nb::handle up, int activation, bool round_before_mul) {
+RLK_EAGER_FUNCTION(gated_mul, 2, Frame* frame, nb::handle gate, nb::handle up, int activation, bool round_before_mul) {
   const GateAndUp in(frame, gate, up);
   GatedMulParams p;
   in.fill(&p, activation, round_before_mul);
   p.y_rows = contiguous_rows(p.num_rows, p.columns);
-  return Results("silu_mul", in.first.array, frame).add(&p.y, in.shape(), p.dtype).run(gated_mul, p);
+  return Results("silu_mul", in.first.array, frame).add(&p.y, in.shape(), p.dtype).run(rlk::gated_mul, p);
 }
 
 // Returns d_gate_up for a packed array, else (d_gate or None, d_up or None).
-nb::object silu_mul_backward(Frame* frame, nb::handle dy, nb::handle gate, nb::handle up, int activation,
-                             bool round_before_mul, bool return_d_gate, bool return_d_up) {
+RLK_FUNCTION(gated_mul_backward, Frame* frame, nb::handle dy, nb::handle gate, nb::handle up, int activation,
+             bool round_before_mul, bool return_d_gate, bool return_d_up) {
   const GateAndUp in(frame, gate, up);
   const RowsArgument g(frame, dy, "dy");
   check_same(g.array, in.first.array);
@@ -277,20 +277,8 @@ nb::object silu_mul_backward(Frame* frame, nb::handle dy, nb::handle gate, nb::h
     results.add(&p.d_gate, in.first.array.shape(), p.dtype);
     p.d_up = in.half_way(static_cast<unsigned char*>(p.d_gate));
   }
-  return results.run(gated_mul_backward, p);
+  return results.run(rlk::gated_mul_backward, p);
 }
-
-const Functions kFunctions([](nb::module_& m) {
-  define(m, "embedding", &embedding);
-  define_eager<&embedding, 2>(m, "embedding_eager");
-  define(m, "embedding_backward", &embedding_backward);
-  define(m, "rms_norm", &rms_norm);
-  define_eager<&rms_norm, 3>(m, "rms_norm_eager");
-  define(m, "rms_norm_backward", &rms_norm_backward);
-  define(m, "gated_mul", &silu_mul);
-  define_eager<&silu_mul, 2>(m, "gated_mul_eager");
-  define(m, "gated_mul_backward", &silu_mul_backward);
-});
 
 }  // namespace
 }  // namespace rlk::bindings

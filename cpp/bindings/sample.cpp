@@ -115,8 +115,8 @@ void read_drawn_rows(Frame* frame, const nb::tuple& rows, Device device, int exp
   p->allowed_stride = m.stride(0);
 }
 
-nb::object random_bits(Frame* frame, nb::handle sample_id, nb::handle seed, nb::handle position, std::int64_t num_words,
-                       std::int64_t random_stream) {
+RLK_FUNCTION(random_bits, Frame* frame, nb::handle sample_id, nb::handle seed, nb::handle position,
+             std::int64_t num_words, std::int64_t random_stream) {
   require(is_array(sample_id), "sample_id", "an array that speaks DLPack, got a number");
   const VectorArgument ids(frame, sample_id, "sample_id", kIndices, "num_rows");
   const RowArgument seeds(frame, seed, "seed", kIndices, ids.size(), ids.device());
@@ -165,10 +165,10 @@ void read_edits(Frame* frame, const std::array<nb::handle, 9>& given, Device dev
   p->bias_size = biased.size();
 }
 
-nb::object process_logits(Frame* frame, nb::handle logits, nb::handle repetition, nb::handle presence,
-                          nb::handle frequency, nb::handle history_ids, nb::handle history_offsets,
-                          nb::handle is_prompt, nb::handle bias_ids, nb::handle bias_values, nb::handle bias_offsets,
-                          int order, nb::handle vocab_start, nb::handle vocab_size) {
+RLK_FUNCTION(process_logits, Frame* frame, nb::handle logits, nb::handle repetition, nb::handle presence,
+             nb::handle frequency, nb::handle history_ids, nb::handle history_offsets, nb::handle is_prompt,
+             nb::handle bias_ids, nb::handle bias_values, nb::handle bias_offsets, int order, nb::handle vocab_start,
+             nb::handle vocab_size) {
   ProcessLogitsParams p;
   const Array& x = read_logits(frame, logits, &p, vocab_size);
   p.num_columns = x.view().shape[1];
@@ -209,8 +209,8 @@ void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, De
 }
 
 // edits: those of read_edits(), or None.
-nb::object sample(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle edits, nb::handle valid_vocab, int exp,
-                  int order, std::int64_t kept_capacity, std::int64_t n_logprobs, int random_stream, int wants) {
+RLK_FUNCTION(sample, Frame* frame, nb::handle logits, nb::tuple rows, nb::handle edits, nb::handle valid_vocab, int exp,
+             int order, std::int64_t kept_capacity, std::int64_t n_logprobs, int random_stream, int wants) {
   ProcessedSampleParams both;
   SampleParams& p = both.draw;
   const Array& x = read_logits(frame, logits, &p);
@@ -274,10 +274,10 @@ void read_earlier_rounds(Frame* frame, const nb::tuple& given, nb::handle widest
   }
 }
 
-nb::object sample_partial(Frame* frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits, nb::handle row_status,
-                          nb::tuple before, nb::handle vocab_start, nb::handle vocab_size, nb::handle valid_vocab,
-                          int exp, int order, std::int64_t max_top_k, int random_stream, bool takes_raw, int round,
-                          nb::handle widest, bool keeps) {
+RLK_FUNCTION(sample_partial, Frame* frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits,
+             nb::handle row_status, nb::tuple before, nb::handle vocab_start, nb::handle vocab_size,
+             nb::handle valid_vocab, int exp, int order, std::int64_t max_top_k, int random_stream, bool takes_raw,
+             int round, nb::handle widest, bool keeps) {
   SamplePartialParams p;
   const Array& x = read_logits(frame, logits, &p, vocab_size, "logits_shard");
   const TensorView& v = x.view();
@@ -302,9 +302,9 @@ nb::object sample_partial(Frame* frame, nb::handle logits, nb::tuple rows, nb::h
       .run(rlk::sample_partial, &p, workspace_bytes<SamplePartialParams>);
 }
 
-nb::object sample_merge(Frame* frame, nb::handle payloads, nb::tuple rows, nb::handle vocab_size,
-                        nb::handle valid_vocab, int exp, int order, std::int64_t kept_capacity, int random_stream,
-                        int wants, bool in_rounds) {
+RLK_FUNCTION(sample_merge, Frame* frame, nb::handle payloads, nb::tuple rows, nb::handle vocab_size,
+             nb::handle valid_vocab, int exp, int order, std::int64_t kept_capacity, int random_stream, int wants,
+             bool in_rounds) {
   SampleMergeParams p;
   const Array& x = frame->read(payloads, "payloads", kInt32);
   const TensorView& v = x.view();
@@ -337,9 +337,8 @@ nb::object sample_merge(Frame* frame, nb::handle payloads, nb::tuple rows, nb::h
       .run(rlk::sample_merge, &p, workspace_bytes<SampleMergeParams>);
 }
 
-nb::object linear_sample(Frame* frame, nb::handle hidden, nb::handle weight, nb::handle bias, nb::tuple rows,
-                         nb::handle valid_vocab, int exp, int arithmetic, int logits_dtype, int wants,
-                         nb::handle workspace_bytes) {
+RLK_FUNCTION(linear_sample, Frame* frame, nb::handle hidden, nb::handle weight, nb::handle bias, nb::tuple rows,
+             nb::handle valid_vocab, int exp, int arithmetic, int logits_dtype, int wants, nb::handle workspace_bytes) {
   const RowsArgument x(frame, hidden, "hidden");
   check_operand(x);
   require_shape(x.view().ndim == 2, x.array, "shape [num_rows, in_features]");
@@ -370,15 +369,6 @@ nb::object linear_sample(Frame* frame, nb::handle hidden, nb::handle weight, nb:
   const nb::object workspace = allocate_workspace(&p, linear_sample_workspace(p, device), bytes, results);
   return results.run(rlk::linear_sample, p);
 }
-
-const Functions kFunctions([](nb::module_& m) {
-  define(m, "linear_sample", &linear_sample);
-  define(m, "process_logits", &process_logits);
-  define(m, "random_bits", &random_bits);
-  define(m, "sample", &sample);
-  define(m, "sample_partial", &sample_partial);
-  define(m, "sample_merge", &sample_merge);
-});
 
 }  // namespace
 }  // namespace rlk::bindings

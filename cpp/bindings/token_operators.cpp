@@ -39,9 +39,9 @@ void unpack(nb::handle packed, const char* expected, Fields*... fields) {
   (read(fields), ...);
 }
 
-nb::object covariance_mask(Frame* frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage,
-                           nb::handle mask, nb::handle cu_seqlens, int kind, double ratio, double lower, double upper,
-                           double clip_low, double clip_high, std::int64_t seed) {
+RLK_FUNCTION(covariance_mask, Frame* frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage,
+             nb::handle mask, nb::handle cu_seqlens, int kind, double ratio, double lower, double upper,
+             double clip_low, double clip_high, std::int64_t seed) {
   const bool entropy = static_cast<CovarianceKind>(kind) == CovarianceKind::kEntropy;
   TokenArguments tokens(frame, logprob, entropy ? "entropy" : "logprob", cu_seqlens);
   auto p = tokens.params<CovarianceMaskParams>(mask);
@@ -81,8 +81,8 @@ nb::object run_gae(Frame* frame, GaeParams p, TokenArguments* tokens, nb::handle
       .run(rlk::gae, p);
 }
 
-nb::object gae(Frame* frame, nb::handle rewards, nb::handle values, nb::handle mask, nb::handle cu_seqlens,
-               nb::handle bootstrap, nb::handle gamma, nb::handle lam) {
+RLK_FUNCTION(gae, Frame* frame, nb::handle rewards, nb::handle values, nb::handle mask, nb::handle cu_seqlens,
+             nb::handle bootstrap, nb::handle gamma, nb::handle lam) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
   GaeParams p;
   p.kind = GaeKind::kGae;
@@ -92,8 +92,8 @@ nb::object gae(Frame* frame, nb::handle rewards, nb::handle values, nb::handle m
   return run_gae(frame, p, &tokens, mask, bootstrap);
 }
 
-nb::object discounted_returns(Frame* frame, nb::handle rewards, nb::handle mask, nb::handle cu_seqlens,
-                              nb::handle gamma, bool reset) {
+RLK_FUNCTION(discounted_returns, Frame* frame, nb::handle rewards, nb::handle mask, nb::handle cu_seqlens,
+             nb::handle gamma, bool reset) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
   GaeParams p;
   p.kind = GaeKind::kDiscountedReturns;
@@ -102,9 +102,9 @@ nb::object discounted_returns(Frame* frame, nb::handle rewards, nb::handle mask,
   return run_gae(frame, p, &tokens, mask, nb::none());
 }
 
-nb::object vtrace(Frame* frame, nb::handle rewards, nb::handle values, nb::handle logprob, nb::handle rollout_logprob,
-                  nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap, nb::handle gamma, nb::handle lam,
-                  nb::handle rho_bar, nb::handle c_bar, bool rollout_neutral) {
+RLK_FUNCTION(vtrace, Frame* frame, nb::handle rewards, nb::handle values, nb::handle logprob,
+             nb::handle rollout_logprob, nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap, nb::handle gamma,
+             nb::handle lam, nb::handle rho_bar, nb::handle c_bar, bool rollout_neutral) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
   GaeParams p;
   p.kind = GaeKind::kVtrace;
@@ -121,10 +121,10 @@ nb::object vtrace(Frame* frame, nb::handle rewards, nb::handle values, nb::handl
 
 // Returns (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's
 // numbers, from ops/group_advantage.py. Exactly one of offsets, ids and a size is given.
-nb::object group_advantage(Frame* frame, nb::handle rewards, nb::handle group_offsets, nb::handle group_ids,
-                           std::int64_t group_size, nb::handle lengths, nb::handle baseline, int baseline_kind,
-                           int scale, int alone, bool leave_one_out, bool best_only, bool by_nonzero, bool exclude_nan,
-                           nb::handle eps, nb::handle f_norm, bool return_stats, bool return_status) {
+RLK_FUNCTION(group_advantage, Frame* frame, nb::handle rewards, nb::handle group_offsets, nb::handle group_ids,
+             std::int64_t group_size, nb::handle lengths, nb::handle baseline, int baseline_kind, int scale, int alone,
+             bool leave_one_out, bool best_only, bool by_nonzero, bool exclude_nan, nb::handle eps, nb::handle f_norm,
+             bool return_stats, bool return_status) {
   const VectorArgument of_rewards(frame, rewards, "rewards", kFloat32, "num_sequences");
   const Device device = of_rewards.device();
   GroupAdvantageParams p;
@@ -169,8 +169,8 @@ nb::object group_advantage(Frame* frame, nb::handle rewards, nb::handle group_of
 }
 
 // Returns (weights, kept, metrics or None).
-nb::object importance_weights(Frame* frame, nb::handle logprob, nb::handle rollout_logprob, nb::handle mask,
-                              nb::handle cu_seqlens, nb::handle spec, bool return_metrics) {
+RLK_FUNCTION(importance_weights, Frame* frame, nb::handle logprob, nb::handle rollout_logprob, nb::handle mask,
+             nb::handle cu_seqlens, nb::handle spec, bool return_metrics) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
   auto p = tokens.params<ImportanceWeightsParams>(mask);
   ImportanceSpec& s = p.spec;
@@ -189,9 +189,9 @@ nb::object importance_weights(Frame* frame, nb::handle logprob, nb::handle rollo
 
 // Returns (kl, None, None). With d_kl it returns (None, d_logprob, d_importance_weight or None), as far as they are
 // wanted.
-nb::object kl(Frame* frame, nb::handle logprob, nb::handle ref_logprob, nb::handle weight, nb::handle mask,
-              nb::handle d_kl, int estimator, bool straight_through, int weight_kind, double input_limit, double limit,
-              bool return_d_logprob, bool return_d_importance_weight) {
+RLK_FUNCTION(kl, Frame* frame, nb::handle logprob, nb::handle ref_logprob, nb::handle weight, nb::handle mask,
+             nb::handle d_kl, int estimator, bool straight_through, int weight_kind, double input_limit, double limit,
+             bool return_d_logprob, bool return_d_importance_weight) {
   TokenArguments tokens(frame, logprob, "logprob", nb::none());
   auto p = tokens.params<KlParams>(mask);
   p.spec = {static_cast<KlEstimator>(estimator), straight_through, static_cast<KlWeight>(weight_kind),
@@ -209,8 +209,8 @@ nb::object kl(Frame* frame, nb::handle logprob, nb::handle ref_logprob, nb::hand
 }
 
 // Returns (y, mean or None, var or None).
-nb::object masked_whiten(Frame* frame, nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle eps,
-                         bool shift_mean, bool unbiased, bool return_stats) {
+RLK_FUNCTION(masked_whiten, Frame* frame, nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle eps,
+             bool shift_mean, bool unbiased, bool return_stats) {
   TokenArguments tokens(frame, x, "x", cu_seqlens);
   auto p = tokens.params<MaskedWhitenParams>(mask);
   p.x = rows_of(tokens.first());
@@ -225,8 +225,8 @@ nb::object masked_whiten(Frame* frame, nb::handle x, nb::handle mask, nb::handle
       .run(rlk::masked_whiten, &p, masked_whiten_workspace_bytes);
 }
 
-nb::object mismatch_metrics(Frame* frame, nb::handle logprob_train, nb::handle logprob_rollout, nb::handle mask,
-                            nb::handle cu_seqlens, double limit, bool rollout_neutral) {
+RLK_FUNCTION(mismatch_metrics, Frame* frame, nb::handle logprob_train, nb::handle logprob_rollout, nb::handle mask,
+             nb::handle cu_seqlens, double limit, bool rollout_neutral) {
   TokenArguments tokens(frame, logprob_train, "logprob_train", cu_seqlens);
   auto p = tokens.params<MismatchMetricsParams>(mask);
   p.logprob_train = tokens.first();
@@ -239,9 +239,9 @@ nb::object mismatch_metrics(Frame* frame, nb::handle logprob_train, nb::handle l
 }
 
 // Returns (advantages, returns). The caller gives either offsets or a size; the missing one is None or 0.
-nb::object optimal_token_baseline(Frame* frame, nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq,
-                                  nb::handle mask, nb::handle importance, nb::handle cu_seqlens,
-                                  nb::handle group_offsets, std::int64_t group_size, bool zero_tail, nb::handle eps) {
+RLK_FUNCTION(optimal_token_baseline, Frame* frame, nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq,
+             nb::handle mask, nb::handle importance, nb::handle cu_seqlens, nb::handle group_offsets,
+             std::int64_t group_size, bool zero_tail, nb::handle eps) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
   auto p = tokens.params<OptimalTokenBaselineParams>(mask);
   p.logprob = tokens.first();
@@ -274,10 +274,10 @@ void read_policy_spec(nb::handle packed, PolicySpec* spec) {
 }
 
 // Returns (loss, metrics, d_logprob or None, d_entropy or None). The ratio's metrics come last.
-nb::object policy_loss(Frame* frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
-                       nb::handle cu_seqlens, nb::handle ref_logprob, nb::handle importance, nb::handle entropy,
-                       nb::handle selected, nb::handle token_weight, nb::handle spec, nb::handle denominator,
-                       bool ratio_metrics, bool return_d_logprob, bool return_d_entropy) {
+RLK_FUNCTION(policy_loss, Frame* frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage,
+             nb::handle mask, nb::handle cu_seqlens, nb::handle ref_logprob, nb::handle importance, nb::handle entropy,
+             nb::handle selected, nb::handle token_weight, nb::handle spec, nb::handle denominator, bool ratio_metrics,
+             bool return_d_logprob, bool return_d_entropy) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
   require_given(mask, "mask");
   auto p = tokens.params<PolicyLossParams>(mask);
@@ -302,7 +302,7 @@ nb::object policy_loss(Frame* frame, nb::handle logprob, nb::handle old_logprob,
 }
 
 // Multiplies gradients by a factor in place. If the factor is 1, nothing is read.
-nb::object scale_gradients(nb::handle first, nb::handle second, nb::handle factor, std::uintptr_t stream) {
+RLK_FUNCTION(scale_gradients, nb::handle first, nb::handle second, nb::handle factor, std::uintptr_t stream) {
   Frame frame{nb::none(), stream};
   const Array &a = frame.read(first, "d_logprob", "float32"), &f = frame.read(factor, "factor", "float32");
   ScaleGradientsParams p;
@@ -332,10 +332,9 @@ void read_rewards_of_spans(Frame* frame, nb::handle spans_given, nb::handle offs
 
 // Returns (rewards, costs or None, combined or None, lengths). lagrange is None, a number, or one element on the
 // device.
-nb::object scatter_rewards(Frame* frame, nb::handle mask, nb::handle rewards, nb::handle token_rewards,
-                           nb::handle spans, nb::handle span_offsets, nb::handle span_rewards, nb::handle logprob,
-                           nb::handle ref_logprob, nb::handle cost, nb::handle cu_seqlens, nb::handle lagrange,
-                           nb::handle spec) {
+RLK_FUNCTION(scatter_rewards, Frame* frame, nb::handle mask, nb::handle rewards, nb::handle token_rewards,
+             nb::handle spans, nb::handle span_offsets, nb::handle span_rewards, nb::handle logprob,
+             nb::handle ref_logprob, nb::handle cost, nb::handle cu_seqlens, nb::handle lagrange, nb::handle spec) {
   TokenArguments tokens(frame, mask, "mask", cu_seqlens, TokenKind::kMask);
   const Sequences& q = tokens.sequences();
   const VectorArgument of_sequences(frame, rewards, "rewards", kFloat32, q.num_sequences, "one a sequence",
@@ -363,8 +362,8 @@ nb::object scatter_rewards(Frame* frame, nb::handle mask, nb::handle rewards, nb
 }
 
 // Returns (sum, count, status or None).
-nb::object sequence_logprob(Frame* frame, nb::handle logprob, nb::handle mask, nb::handle cu_seqlens,
-                            bool return_status) {
+RLK_EAGER_FUNCTION(sequence_logprob, 3, Frame* frame, nb::handle logprob, nb::handle mask, nb::handle cu_seqlens,
+                   bool return_status) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens, TokenKind::kFloats);
   SequenceLogprobParams p;
   p.logprob = tokens.array().view().data;
@@ -383,8 +382,8 @@ nb::object sequence_logprob(Frame* frame, nb::handle logprob, nb::handle mask, n
 
 // Returns d_logprob for `num_tokens` tokens (per row, or of all packed sequences). `code` is the number of its DType. The
 // mask has the same shape. With `is_flat`, tokens of one sequence without offsets have the shape [num_tokens].
-nb::object sequence_logprob_backward(Frame* frame, nb::handle dsum, nb::handle mask, nb::handle cu_seqlens,
-                                     std::int64_t num_tokens, int code, bool is_flat) {
+RLK_FUNCTION(sequence_logprob_backward, Frame* frame, nb::handle dsum, nb::handle mask, nb::handle cu_seqlens,
+             std::int64_t num_tokens, int code, bool is_flat) {
   const Array& in = frame->read(dsum, "dsum", kFloat32);
   const TensorView& v = in.view();
   const OffsetsArgument offsets(frame, cu_seqlens, v.device);
@@ -408,8 +407,8 @@ nb::object sequence_logprob_backward(Frame* frame, nb::handle dsum, nb::handle m
       .run(rlk::sequence_logprob_backward, p);
 }
 
-nb::object shift_labels_packed(Frame* frame, nb::handle ids, nb::handle cu_seqlens, nb::handle mask,
-                               std::int64_t cp_rank, std::int64_t cp_size, bool zigzag, std::int64_t ignore_index) {
+RLK_FUNCTION(shift_labels_packed, Frame* frame, nb::handle ids, nb::handle cu_seqlens, nb::handle mask,
+             std::int64_t cp_rank, std::int64_t cp_size, bool zigzag, std::int64_t ignore_index) {
   const Array& in = frame->read(ids, "ids", kIndices);
   const TensorView& v = in.view();
   require_shape(v.ndim == 1, in, "shape [num_tokens]");
@@ -438,8 +437,8 @@ nb::object shift_labels_packed(Frame* frame, nb::handle ids, nb::handle cu_seqle
       .run(rlk::shift_labels_packed, p);
 }
 
-nb::object loss_mask_from_spans(Frame* frame, nb::handle given, nb::handle span_offsets, nb::handle cu_seqlens,
-                                std::int64_t num_tokens) {
+RLK_FUNCTION(loss_mask_from_spans, Frame* frame, nb::handle given, nb::handle span_offsets, nb::handle cu_seqlens,
+             std::int64_t num_tokens) {
   const Array& in = read_spans(frame, given);
   const TensorView& v = in.view();
   const Array& of_sequences = frame->read(span_offsets, "span_offsets", kIndices, v.device);
@@ -470,8 +469,8 @@ Marker read_marker(nb::list ids) {
   return m;
 }
 
-nb::object tool_mask(Frame* frame, nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seqlens,
-                     bool include_end) {
+RLK_FUNCTION(tool_mask, Frame* frame, nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seqlens,
+             bool include_end) {
   const TokenArguments tokens(frame, ids, "ids", cu_seqlens, TokenKind::kIntegers);
   const TensorView& v = tokens.array().view();
   ToolMaskParams p;
@@ -488,9 +487,9 @@ nb::object tool_mask(Frame* frame, nb::handle ids, nb::list begin, nb::list end,
 }
 
 // Returns (loss, metrics, d_value or None).
-nb::object value_loss(Frame* frame, nb::handle value, nb::handle old_value, nb::handle returns, nb::handle mask,
-                      nb::handle cu_seqlens, nb::handle token_weight, double clip, double huber, int denominator_kind,
-                      bool sequence_mean, double horizon, double scale, nb::handle denominator, bool return_d_value) {
+RLK_FUNCTION(value_loss, Frame* frame, nb::handle value, nb::handle old_value, nb::handle returns, nb::handle mask,
+             nb::handle cu_seqlens, nb::handle token_weight, double clip, double huber, int denominator_kind,
+             bool sequence_mean, double horizon, double scale, nb::handle denominator, bool return_d_value) {
   TokenArguments tokens(frame, value, "value", cu_seqlens);
   auto p = tokens.params<ValueLossParams>(mask);
   p.spec = {static_cast<float>(clip),
@@ -510,29 +509,6 @@ nb::object value_loss(Frame* frame, nb::handle value, nb::handle old_value, nb::
       .add(&p.d_value, tokens.shape(), return_d_value)
       .run(rlk::value_loss, &p, value_loss_workspace_bytes);
 }
-
-const Functions kFunctions([](nb::module_& m) {
-  define(m, "covariance_mask", &covariance_mask);
-  define(m, "discounted_returns", &discounted_returns);
-  define(m, "gae", &gae);
-  define(m, "group_advantage", &group_advantage);
-  define(m, "importance_weights", &importance_weights);
-  define(m, "kl", &kl);
-  define(m, "loss_mask_from_spans", &loss_mask_from_spans);
-  define(m, "masked_whiten", &masked_whiten);
-  define(m, "mismatch_metrics", &mismatch_metrics);
-  define(m, "optimal_token_baseline", &optimal_token_baseline);
-  define(m, "policy_loss", &policy_loss);
-  define(m, "scale_gradients", &scale_gradients);
-  define(m, "scatter_rewards", &scatter_rewards);
-  define(m, "sequence_logprob", &sequence_logprob);
-  define_eager<&sequence_logprob, 3>(m, "sequence_logprob_eager");
-  define(m, "sequence_logprob_backward", &sequence_logprob_backward);
-  define(m, "shift_labels_packed", &shift_labels_packed);
-  define(m, "tool_mask", &tool_mask);
-  define(m, "value_loss", &value_loss);
-  define(m, "vtrace", &vtrace);
-});
 
 }  // namespace
 }  // namespace rlk::bindings

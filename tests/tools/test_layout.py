@@ -63,7 +63,10 @@ COMPOSED = (OPERATOR_TABLE, "RLK_COMPOSED({op}, ")
 ELEMENTWISE = (ELEMENTWISE_TABLE, "RLK_ELEMENTWISE({op}, ")
 BINDINGS = ("logprob", "row_operators", "sample", "token_operators")  # each serves several operators
 TABLES = {
-    "binding": [(f"cpp/bindings/{name}.cpp", "nb::object {op}(") for name in BINDINGS],
+    "binding": [
+        *((f"cpp/bindings/{name}.cpp", f"RLK_{kind}FUNCTION({{op}}, ") for name in BINDINGS for kind in ("", "EAGER_")),
+        ("cpp/bindings/row_operators.cpp", '#include "rlk/ops/{op}.h"'),  # one function serves all gated products
+    ],
     "CUDA dispatch": [("cuda/common/token_operators.inc", "RLK_TOKEN_OPERATOR({op}, "), COMPOSED, ELEMENTWISE],
     **{piece: [COMPOSED, ELEMENTWISE] for piece in ("CPU backend", "CUDA kernel", "CUDA figures")},
     **{piece: [COMPOSED, ELEMENTWISE] for piece in ("HIP dispatch", "HIP kernel", "HIP notes")},
