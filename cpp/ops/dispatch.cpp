@@ -1,5 +1,7 @@
 // Dispatches every operator by the device of its arguments, one line each in rlk/operators.inc. If this build lacks a
 // backend that is an error; no other path is taken.
+#include <type_traits>
+
 #include "rlk/backends.h"
 #include "rlk/build.h"
 #include "rlk/kernels/attention_span.h"
@@ -27,29 +29,15 @@ namespace {
                                  : "CUDA kernels; uninstall it and install rl-kernel-cu130 or rl-kernel-cu124"));
 }
 
-// The functions of one operator; each is null if this build lacks the backend.
-template <class Params>
-struct Backends {
-  void (*cpu)(const Params& p);
-  void (*cuda)(const Params& p, int device, Stream stream);
-  void (*hip)(const Params& p, int device, Stream stream);
-};
-template <class Params>
-inline void dispatch(const char* op, const Backends<Params>& of, const Params& p, Device device, Stream stream) {
-  if (device.type == DeviceType::kCpu) return of.cpu(p);
-  if (of.cuda && device.type == DeviceType::kCuda) return of.cuda(p, device.index, stream);
-  if (of.hip && device.type == DeviceType::kRocm) return of.hip(p, device.index, stream);
-  no_backend(op, device);
-}
-
-template <class Params>
-using WorkspaceBytes = std::int64_t (*)(const Params& p, int device);
-template <class Params>
-inline std::int64_t dispatch_workspace(const char* op, WorkspaceBytes<Params> cuda, WorkspaceBytes<Params> hip,
-                                       const Params& p, Device device) {
-  if (device.type == DeviceType::kCpu) return 0;
-  if (cuda && device.type == DeviceType::kCuda) return cuda(p, device.index);
-  if (hip && device.type == DeviceType::kRocm) return hip(p, device.index);
+// A function of a GPU's backend; null if this build lacks the backend.
+template <class Result, class Params, class... Streams>
+using OnGpu = std::type_identity_t<Result (*)(const Params& p, int device, Streams...)>;
+template <class Result, class Params, class... Streams>
+Result dispatch(const char* op, Result (*cpu)(const Params&), OnGpu<Result, Params, Streams...> cuda,
+                OnGpu<Result, Params, Streams...> hip, const Params& p, Device device, Streams... stream) {
+  if (device.type == DeviceType::kCpu) return cpu(p);
+  if (cuda && device.type == DeviceType::kCuda) return cuda(p, device.index, stream...);
+  if (hip && device.type == DeviceType::kRocm) return hip(p, device.index, stream...);
   no_backend(op, device);
 }
 
@@ -62,14 +50,15 @@ void require_backend(const char* op, Device device) {
   no_backend(op, device);
 }
 
-#define RLK_RUNS(operator, function, Params)                                                                \
-  void function(const Params& p, Device device, Stream stream) {                                            \
-    dispatch<Params>(#operator, {cpu::function, RLK_CUDA(function), RLK_HIP(function)}, p, device, stream); \
+#define RLK_RUNS(operator, function, Params)                                                                    \
+  void function(const Params& p, Device device, Stream stream) {                                                \
+    dispatch<void, Params>(#operator, cpu::function, RLK_CUDA(function), RLK_HIP(function), p, device, stream); \
   }
-#define RLK_WORKSPACE(operator, function, Params)                                      \
-  std::int64_t function##_workspace_bytes(const Params& p, Device device) {            \
-    return dispatch_workspace<Params>(#operator, RLK_CUDA(function##_workspace_bytes), \
-                                      RLK_HIP(function##_workspace_bytes), p, device); \
+#define RLK_WORKSPACE(operator, function, Params)                                                  \
+  std::int64_t function##_workspace_bytes(const Params& p, Device device) {                        \
+    constexpr auto kOnCpu = [](const Params&) -> std::int64_t { return 0; };                       \
+    return dispatch<std::int64_t, Params>(#operator, kOnCpu, RLK_CUDA(function##_workspace_bytes), \
+                                          RLK_HIP(function##_workspace_bytes), p, device);         \
   }
 #define RLK_COMPOSED(operator, function, Params)
 #include "rlk/operators.inc"
@@ -77,7 +66,7 @@ void require_backend(const char* op, Device device) {
 // Functions for which the backends differ.
 namespace {
 template <class Params>
-std::int64_t bytes_on_cuda(const char* op, WorkspaceBytes<Params> cuda, const Params& p, Device device) {
+std::int64_t bytes_on_cuda(const char* op, OnGpu<std::int64_t, Params> cuda, const Params& p, Device device) {
   require_backend(op, device);
   return cuda && device.type == DeviceType::kCuda ? cuda(p, device.index) : 0;
 }
