@@ -33,7 +33,7 @@ class Call {
         v_(frame->read(given(kV), "v", kFloats.names)) {
     check_same(k_, q_);
     check_same(v_, q_);
-    input_.dtype = q_.view().dtype;
+    input_.dtype = q_->dtype;
     input_.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
     input_.arithmetic = static_cast<Arithmetic>(arithmetic);
     input_.causal = entry(options, 0).ptr() == Py_True;
@@ -49,7 +49,7 @@ class Call {
   }
 
   const AttentionInput& input() const { return input_; }
-  Device device() const { return q_.view().device; }
+  Device device() const { return q_->device; }
   const Array& q() const { return q_; }
   const Array& k() const { return k_; }
   const Array& v() const { return v_; }
@@ -61,8 +61,7 @@ class Call {
 
   // The address and strides of an array [..., tokens, heads, head_dim].
   static AttentionHeads heads(const Array& a) {
-    const TensorView& v = a.view();
-    return {v.data, v.ndim == 4 ? v.stride(0) : 0, v.stride(v.ndim - 3), v.stride(v.ndim - 2)};
+    return {a->data, a->ndim == 4 ? a->stride(0) : 0, a->stride(a->ndim - 3), a->stride(a->ndim - 2)};
   }
 
  private:
@@ -101,7 +100,7 @@ class Call {
 
   // Tokens of heads in a batch, in pages, or packed beside a list of offsets.
   void require_tokens(const Array& a, bool packed, bool paged, const char* offsets) const {
-    if (a.view().ndim == (packed ? 3 : 4)) return require_columns(a);
+    if (a->ndim == (packed ? 3 : 4)) return require_columns(a);
     require_shape(false, a, "shape ",
                   paged ? "[pages, page_size, heads, head_dim] beside block_table"
                         : words(packed ? "" : "[batch, tokens, heads, head_dim], or packed ",
@@ -109,31 +108,30 @@ class Call {
   }
 
   void read_queries() {
-    const TensorView& v = q_.view();
     const bool packed = has(kCuSeqlensQ);
     const char* const name = packed && has(kParents) ? "cu_segments" : "cu_seqlens_q";
     require_tokens(q_, packed, false, name);
-    input_.head_dim = v.shape[v.ndim - 1];
+    input_.head_dim = q_->shape[q_->ndim - 1];
     check_head_dim(q_);
-    input_.num_q_heads = v.shape[v.ndim - 2];
-    input_.q_tokens = v.shape[v.ndim - 3];
+    input_.num_q_heads = q_->shape[q_->ndim - 2];
+    input_.q_tokens = q_->shape[q_->ndim - 3];
     input_.q = heads(q_);
     if (packed) input_.cu_seqlens_q = offsets(&cu_seqlens_q_, kCuSeqlensQ, name, -1);
-    input_.num_sequences = packed ? cu_seqlens_q_.num_sequences : v.shape[0];
+    input_.num_sequences = packed ? cu_seqlens_q_.num_sequences : q_->shape[0];
   }
 
   // ops/attention.py has refused arguments that cannot be combined with a tree.
   void read_tree() {
     require(has(kCuSeqlensQ) && input_.causal, "tree", "causal and packed tokens, got others");
     read_heads(true, false, "cu_segments");
-    input_.k_tokens = k_.view().shape[0];
+    input_.k_tokens = k_->shape[0];
     require_keys(input_.q_tokens, "the tokens of q) beside cu_segments");
     input_.cu_seqlens_k = input_.cu_seqlens_q;
     input_.parents = list(kParents, input_.num_sequences, "the segments");
   }
 
   void require_keys(std::int64_t size, const char* what) const {
-    require(k_.view().shape[0] == size, k_, "a first dimension of ", size, " (", what, ", got shape ", k_.shape());
+    require(k_->shape[0] == size, k_, "a first dimension of ", size, " (", what, ", got shape ", k_.shape());
   }
 
   void read_keys() {
@@ -146,22 +144,21 @@ class Call {
     require(!paged || has(kSequsedK), "seqused_k", "the keys in use of each sequence beside block_table, got None");
     read_heads(packed, paged, "cu_seqlens_k");
     if (packed) {
-      input_.k_tokens = k_.view().shape[0];
+      input_.k_tokens = k_->shape[0];
       input_.cu_seqlens_k = offsets(&cu_seqlens_k_, kCuSeqlensK, "cu_seqlens_k", input_.num_sequences + 1);
     } else if (paged) {
       read_pages();
     } else {
-      input_.k_tokens = k_.view().shape[1];
+      input_.k_tokens = k_->shape[1];
       require_keys(input_.num_sequences, "the sequences of q)");
     }
   }
 
   // Reads the shapes and addresses of k and v.
   void read_heads(bool packed, bool paged, const char* offsets) {
-    const TensorView& v = k_.view();
     require_tokens(k_, packed, paged, offsets);
-    input_.num_kv_heads = v.shape[v.ndim - 2];
-    require(v.shape[v.ndim - 1] == input_.head_dim, k_, "a last dimension of ", input_.head_dim,
+    input_.num_kv_heads = k_->shape[k_->ndim - 2];
+    require(k_->shape[k_->ndim - 1] == input_.head_dim, k_, "a last dimension of ", input_.head_dim,
             " (that of q), got shape ", k_.shape());
     require(input_.num_kv_heads >= 1 && input_.num_q_heads % input_.num_kv_heads == 0, k_,
             "a number of heads that divides q's ", input_.num_q_heads, ", got shape ", k_.shape());
@@ -180,18 +177,17 @@ class Call {
   // Reads a table of pages with `rows` rows; `rest` is what its shape ends with.
   const std::int32_t* table(int of, std::int64_t rows, const char* rest, std::int64_t* pages, std::int64_t* stride) {
     const Array& a = frame_->read(given(of), kNames[of], kInt32, device());
-    const TensorView& t = a.view();
-    require_shape(t.ndim == 2 && t.shape[0] == rows, a, "shape [", rows, ", ", rest);
+    require_shape(a->ndim == 2 && a->shape[0] == rows, a, "shape [", rows, ", ", rest);
     require_columns(a);
-    *pages = t.shape[1];
-    *stride = t.stride(0);
+    *pages = a->shape[1];
+    *stride = a->stride(0);
     return a.elements<std::int32_t>();
   }
   void read_pages() {
     input_.block_table = table(kBlockTable, input_.num_sequences, "max_pages] (the sequences of q)", &input_.max_pages,
                                &input_.table_stride);
-    input_.num_pages = k_.view().shape[0];
-    input_.page_size = k_.view().shape[1];
+    input_.num_pages = k_->shape[0];
+    input_.page_size = k_->shape[1];
     require(input_.page_size >= 1, k_, "pages of at least one key, got shape ", k_.shape());
     input_.k_tokens = input_.page_size * input_.max_pages;
     if (!has(kPrefixTable)) return;

@@ -11,14 +11,13 @@ namespace {
 
 // The parts or partials of a call: [parts, batch, tokens, heads, head_dim], packed without batch.
 void read_shape(const Array& a, AttentionMergeParams* p) {
-  const TensorView& v = a.view();
-  require_shape(v.ndim == 4 || v.ndim == 5, a,
+  require_shape(a->ndim == 4 || a->ndim == 5, a,
                 "shape [splits, batch, tokens, heads, head_dim], or packed [splits, tokens, heads, head_dim]");
-  p->num_splits = v.shape[0];
-  p->value_dim = v.shape[v.ndim - 1];
-  p->num_q_heads = v.shape[v.ndim - 2];
-  p->q_tokens = v.shape[v.ndim - 3];
-  p->rows = p->q_tokens * (v.ndim == 5 ? v.shape[1] : 1);
+  p->num_splits = a->shape[0];
+  p->value_dim = a->shape[a->ndim - 1];
+  p->num_q_heads = a->shape[a->ndim - 2];
+  p->q_tokens = a->shape[a->ndim - 3];
+  p->rows = p->q_tokens * (a->ndim == 5 ? a->shape[1] : 1);
   check_head_dim(a);
   require(p->num_splits <= kMaxMergedSplits, a, "at most ", kMaxMergedSplits, " splits, got shape ", a.shape());
   require_contiguous(a);
@@ -32,7 +31,7 @@ Sizes rows_of(const Array& a) {
 }
 
 void check_like(const Array& a, const Sizes& shape, const Array& like, const char* what) {
-  require_device(a, like.view().device);
+  require_device(a, like->device);
   require_shape(std::ranges::equal(a.shape(), shape), a, "shape ", shape, " (", what, ")");
   require_contiguous(a);
 }
@@ -50,7 +49,7 @@ RLK_FUNCTION(attention_merge, Frame* frame, nb::handle sums_given, nb::handle st
   AttentionMergeParams p;
   const Array &sums = frame->read(sums_given, "sums", kFloat32), &stats = frame->read(stats_given, "stats", kFloat32);
   read_shape(sums, &p);
-  const Sizes of_stats = shape_with(sums.shape().first(sums.view().ndim - 1), 2);
+  const Sizes of_stats = shape_with(sums.shape().first(sums->ndim - 1), 2);
   check_like(stats, of_stats, sums, "m and l of each row of sums");
   Sizes numbers;
   for (const nb::handle number : splits) numbers.push_back(nb::cast<std::int64_t>(number));
@@ -84,7 +83,7 @@ RLK_FUNCTION(attention_merge_approximate, Frame* frame, nb::handle outs_given, n
   std::iota(p.order, p.order + p.num_splits, std::int16_t{0});
   p.outs = outs.data();
   p.lses = lses.data<float>();
-  p.dtype = outs.view().dtype;
+  p.dtype = outs->dtype;
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   return run(frame, &p, outs, wants_lse);
 }

@@ -16,7 +16,7 @@ namespace {
 // Reads k or v: [num_tokens, num_heads, columns].
 const Array& read_tokens(Frame* frame, nb::handle object, const char* name) {
   const Array& a = frame->read(object, name, kFloats);
-  require_shape(a.view().ndim == 3, a, "shape [num_tokens, num_heads, columns]");
+  require_shape(a->ndim == 3, a, "shape [num_tokens, num_heads, columns]");
   require_columns(a);
   return a;
 }
@@ -91,9 +91,9 @@ RLK_EAGER_FUNCTION(kv_cache_append, 5, Frame* frame, nb::handle k_given, nb::han
                    nb::handle v_cache_given, nb::handle slot_mapping) {
   const Array &k = read_tokens(frame, k_given, "k"), &v = read_tokens(frame, v_given, "v");
   check_same(v, k);
-  const std::int64_t num_tokens = k.view().shape[0], num_heads = k.view().shape[1];
-  require_shape(v.view().shape[0] == num_tokens && v.view().shape[1] == num_heads, v, "shape [", num_tokens, ", ",
-                num_heads, ", columns] (tokens and heads of k)");
+  const std::int64_t num_tokens = k->shape[0], num_heads = k->shape[1];
+  require_shape(v->shape[0] == num_tokens && v->shape[1] == num_heads, v, "shape [", num_tokens, ", ", num_heads,
+                ", columns] (tokens and heads of k)");
   const Array& k_cache = read_cache(frame, k_cache_given, "k_cache", k);
   const Array& v_cache = read_cache(frame, v_cache_given, "v_cache", v);
   const TensorView &kc = k_cache.view(), &vc = v_cache.view();
@@ -104,21 +104,20 @@ RLK_EAGER_FUNCTION(kv_cache_append, 5, Frame* frame, nb::handle k_given, nb::han
     check_apart(*cache, k);
     check_apart(*cache, v);
   }
-  const Array& slots = frame->read(slot_mapping, "slot_mapping", kIndices, k.view().device);
-  const TensorView& s = slots.view();
-  require(s.ndim == 1 && s.shape[0] <= num_tokens && s.is_contiguous(), slots, "a contiguous array of at most ",
-          num_tokens, " slots (the tokens of k), got shape ", slots.shape());
+  const Array& slots = frame->read(slot_mapping, "slot_mapping", kIndices, k->device);
+  require(slots->ndim == 1 && slots->shape[0] <= num_tokens && slots->is_contiguous(), slots,
+          "a contiguous array of at most ", num_tokens, " slots (the tokens of k), got shape ", slots.shape());
   for (const Array* cache : {&k_cache, &v_cache}) check_apart(*cache, slots);
   CacheAppendParams p;
   p.k = side_of(k, k_cache);
   p.v = side_of(v, v_cache);
-  p.slots = s.data;
-  p.slot_dtype = s.dtype;
-  p.num_slots = s.shape[0];
+  p.slots = slots->data;
+  p.slot_dtype = slots->dtype;
+  p.num_slots = slots->shape[0];
   p.num_heads = num_heads;
   p.num_pages = kc.shape[0];
   p.page_size = kc.ndim == 4 ? kc.shape[1] : 1;
-  p.dtype = k.view().dtype;
+  p.dtype = k->dtype;
   return Results("kv_cache_append", k, frame).run(rlk::kv_cache_append, p);
 }
 

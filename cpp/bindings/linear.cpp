@@ -14,13 +14,13 @@ RLK_EAGER_FUNCTION(linear, 3, Frame* frame, nb::handle x, nb::handle weight, nb:
   a.lead(&p.x, &p.x_rows, &p);
   w.put(&p);
   const char* const dtypes = "float32 or that of x";
-  put_bias(read_bias(frame, bias, dtypes, p.out_features, a.view().device, p.dtype, " (that of x)"), &p);
+  put_bias(read_bias(frame, bias, dtypes, p.out_features, a->device, p.dtype, " (that of x)"), &p);
   p.out_dtype = read_dtype(out_dtype, p.dtype);
   if (p.dtype == DType::kFloat32 && p.out_dtype != DType::kFloat32) {
     type_error("out_dtype", "float32 (that of x), got ", p.out_dtype);
   }
   p.k_segments = read_segments(k_segments, p.in_features);
-  p.arithmetic = read_arithmetic(arithmetic, a.view());
+  p.arithmetic = read_arithmetic(arithmetic, a);
   p.allow_vendor = allow_vendor;
   p.y_rows = contiguous_rows(p.num_rows, p.out_features);
   return Results("linear", a.array, frame)
@@ -36,7 +36,7 @@ RLK_FUNCTION(linear_input_grad, Frame* frame, nb::handle dy, nb::handle weight, 
   g.lead(&p.dy, &p.dy_rows, &p);
   w.put(&p);
   p.dx_dtype = p.dtype;
-  p.arithmetic = read_arithmetic(arithmetic, g.view());
+  p.arithmetic = read_arithmetic(arithmetic, g);
   p.allow_vendor = allow_vendor;
   p.dx_rows = contiguous_rows(p.num_rows, p.in_features);
   return Results("linear", g.array, frame)
@@ -51,13 +51,13 @@ RLK_FUNCTION(linear_weight_grad, Frame* frame, nb::handle dy, nb::handle x, nb::
   check_operand(g);
   check_same(a.array, g.array);
   check_leading(a, g);
-  const Device device = g.view().device;
+  const Device device = g->device;
   LinearWeightGradParams p;
   g.lead(&p.dy, &p.dy_rows, &p);
   a.put(&p.x, &p.x_rows);
   p.in_features = a.columns;
   p.out_features = g.columns;
-  p.arithmetic = read_arithmetic(arithmetic, g.view());
+  p.arithmetic = read_arithmetic(arithmetic, g);
   p.allow_vendor = allow_vendor;
   Results results("linear", g.array, frame);
   const Array* given = nullptr;
@@ -110,22 +110,20 @@ RLK_FUNCTION(tree_sum, Frame* frame, nb::handle parts, nb::handle bias, int out_
     const Array& part = i == 0 ? whole : frame->read(parts[i], kNames[i], kFloat32);
     check_same(part, whole);
     check_shape(part, whole.shape(), kNames[0]);
-    const TensorView& v = part.view();
     Sizes strides;
-    for (int dim = 0; dim < v.ndim && !v.is_contiguous(); ++dim) strides.push_back(v.stride(dim));
+    for (int dim = 0; dim < part->ndim && !part->is_contiguous(); ++dim) strides.push_back(part->stride(dim));
     require(strides.empty(), part, "a contiguous array, got shape ", part.shape(), " with strides ", strides,
             kCopyHint);
     p.parts[i] = part.data<float>();
   }
-  const TensorView& first = whole.view();
-  p.size = first.num_elements();
+  p.size = whole->num_elements();
   p.out_dtype = read_dtype(out_dtype, DType::kFloat32);
   if (!bias.is_none()) {
-    require(first.ndim > 0, kNames[0], "shape [..., features] with a bias, got []");
-    p.columns = first.shape[first.ndim - 1];
+    require(whole->ndim > 0, kNames[0], "shape [..., features] with a bias, got []");
+    p.columns = whole->shape[whole->ndim - 1];
   }
   put_bias(
-      read_bias(frame, bias, kFloats.names, p.columns, first.device, DType::kBFloat16, " or float16", DType::kFloat16),
+      read_bias(frame, bias, kFloats.names, p.columns, whole->device, DType::kBFloat16, " or float16", DType::kFloat16),
       &p);
   return Results("linear", whole, frame).add(&p.sum, whole.shape(), p.out_dtype).run(rlk::tree_sum, p);
 }

@@ -8,26 +8,25 @@
 
 namespace rlk::bindings {
 void require_columns(const Array& a) {
-  const TensorView& v = a.view();
-  const std::int64_t stride = v.stride(v.ndim - 1);
-  require(v.shape[v.ndim - 1] <= 1 || stride == 1 || v.num_elements() == 0, a,
+  const std::int64_t stride = a->stride(a->ndim - 1);
+  require(a->shape[a->ndim - 1] <= 1 || stride == 1 || a->num_elements() == 0, a,
           "a contiguous last dimension (stride 1), got stride ", stride, stride == 0 ? " (one element, expanded)" : "",
           kCopyHint);
 }
 
-void require_contiguous(const Array& a) { require(a.view().is_contiguous(), a, "a contiguous array", kCopyHint); }
+void require_contiguous(const Array& a) { require(a->is_contiguous(), a, "a contiguous array", kCopyHint); }
 
 void require_columns_below(const RowsArgument& a, int bits) {
   require(a.columns < std::int64_t{1} << bits, a.array, "fewer than 2^", bits, " columns, got ", a.columns);
 }
 
 void require_device(const Array& a, Device device) {
-  require(a.view().device == device, a, "device ", device, ", got ", a.view().device);
+  require(a->device == device, a, "device ", device, ", got ", a->device);
 }
 
 RowsArgument::RowsArgument(Frame* frame, nb::handle object, const char* name)
     : array(frame->read(object, name, kFloats)) {
-  const TensorView& v = view();
+  const TensorView& v = array.view();
   require_shape(v.ndim > 0, array, "shape [..., features]");
   columns = v.shape[v.ndim - 1];
   for (std::int64_t s : leading()) num_rows *= s;
@@ -52,14 +51,13 @@ WeightArgument::WeightArgument(Frame* frame, nb::handle object, const char* name
                                int dimension)
     : array(frame->read(object, name, kFloats)) {
   check_same(array, like.array);
-  const TensorView& v = array.view();
   const bool first = dimension == 0;
-  require_shape(v.ndim == 2 && v.shape[dimension] == like.columns, array, first ? "shape [" : "shape [out_features, ",
-                like.columns, first ? ", in_features] (" : "] (", like.columns, " is the last dimension of ",
-                like.array, ")");
+  require_shape(array->ndim == 2 && array->shape[dimension] == like.columns, array,
+                first ? "shape [" : "shape [out_features, ", like.columns, first ? ", in_features] (" : "] (",
+                like.columns, " is the last dimension of ", like.array, ")");
   require_columns(array);
-  out_features = v.shape[0];
-  in_features = v.shape[1];
+  out_features = array->shape[0];
+  in_features = array->shape[1];
 }
 
 RowLayout contiguous_rows(std::int64_t num_rows, std::int64_t columns) {
@@ -68,15 +66,15 @@ RowLayout contiguous_rows(std::int64_t num_rows, std::int64_t columns) {
 
 void check_operand(const RowsArgument& a) {
   require_backend("linear", a.array);
-  if (a.view().device.type != DeviceType::kCpu && a.view().dtype == DType::kFloat32) {
-    dtype_error(a.array, "bfloat16 or float16 on ", a.view().device,
+  if (a->device.type != DeviceType::kCpu && a->dtype == DType::kFloat32) {
+    dtype_error(a.array, "bfloat16 or float16 on ", a->device,
                 " (float32 products are the CPU's alone: a GPU's matrix units would round to TF32)");
   }
 }
 
-Arithmetic read_arithmetic(int code, const TensorView& operand) {
-  if (operand.device.type != DeviceType::kCpu) return Arithmetic::kIeee;
-  require(operand.dtype != DType::kFloat32 || code == 0, "arithmetic",
+Arithmetic read_arithmetic(int code, const RowsArgument& operand) {
+  if (operand->device.type != DeviceType::kCpu) return Arithmetic::kIeee;
+  require(operand->dtype != DType::kFloat32 || code == 0, "arithmetic",
           "ieee for float32 operands, matrix units have no such product; got another unit from rk.arithmetic");
   return static_cast<Arithmetic>(code);
 }
@@ -142,10 +140,10 @@ int read_segments(nb::handle k_segments, std::int64_t in_features) {
 }
 
 void check_same(const Array& a, const Array& like) {
-  if (a.view().dtype != like.view().dtype) {
-    type_error(a.name(), "dtype ", like.view().dtype, " (that of ", like, "), got ", a.view().dtype, autocast_hint());
+  if (a->dtype != like->dtype) {
+    type_error(a.name(), "dtype ", like->dtype, " (that of ", like, "), got ", a->dtype, autocast_hint());
   }
-  require_device(a, like.view().device);
+  require_device(a, like->device);
 }
 
 void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like) {
@@ -165,23 +163,22 @@ void check_leading(const RowsArgument& a, const RowsArgument& like) {
 }
 
 void check_float32_or(const Array& a, const Array& like) {
-  const DType dtype = like.view().dtype;
-  if (a.view().dtype == DType::kFloat32 || a.view().dtype == dtype) return;
+  const DType dtype = like->dtype;
+  if (a->dtype == DType::kFloat32 || a->dtype == dtype) return;
   dtype_error(a, "float32", dtype == DType::kFloat32 ? "" : words(" or ", dtype, " (that of ", like, ")"));
 }
 
 const Array* read_bias(Frame* frame, nb::handle object, const char* dtypes, std::int64_t columns, Device device,
                        DType dtype, const char* like, DType also) {
-  const Array* const bias = frame->optional(object, "bias", dtypes);
-  if (!bias) return nullptr;
-  const TensorView& v = bias->view();
-  if (v.dtype != DType::kFloat32 && v.dtype != dtype && v.dtype != also) {
-    dtype_error(*bias, "float32", dtype == DType::kFloat32 ? "" : words(" or ", dtype, like));
+  if (object.is_none()) return nullptr;
+  const Array& bias = frame->read(object, "bias", dtypes);
+  if (bias->dtype != DType::kFloat32 && bias->dtype != dtype && bias->dtype != also) {
+    dtype_error(bias, "float32", dtype == DType::kFloat32 ? "" : words(" or ", dtype, like));
   }
-  require_device(*bias, device);
-  require_shape(v.ndim == 1 && v.shape[0] == columns, *bias, "shape [", columns, "] (out_features)");
-  require_columns(*bias);
-  return bias;
+  require_device(bias, device);
+  require_shape(bias->ndim == 1 && bias->shape[0] == columns, bias, "shape [", columns, "] (out_features)");
+  require_columns(bias);
+  return &bias;
 }
 
 void check_head_dim(const Array& a) {
@@ -196,17 +193,16 @@ void check_gradient_dtype(const char* name, DType dtype, DType rows) {
 }
 
 std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device, const char* what) {
-  const TensorView& v = out.view();
   require_device(out, device);
-  require_shape(v.ndim == 2 && v.shape[0] == rows && v.shape[1] == columns, out, "shape [", rows, ", ", columns, "] (",
-                what, ")");
+  require_shape(out->ndim == 2 && out->shape[0] == rows && out->shape[1] == columns, out, "shape [", rows, ", ",
+                columns, "] (", what, ")");
   require_writable(out);
   require_columns(out);
-  return v.stride(0);
+  return out->stride(0);
 }
 
 void require_writable(const Array& out) {
-  if (out.view().read_only) throw nb::buffer_error(words(out, ": is read-only").c_str());
+  if (out->read_only) throw nb::buffer_error(words(out, ": is read-only").c_str());
   require(!overlaps_itself(out.view()), out, "strides that do not overlap");
 }
 

@@ -18,8 +18,8 @@ Sizes shape_with(std::span<const std::int64_t> leading, std::int64_t columns);
 struct RowsArgument {
   RowsArgument(Frame* frame, nb::handle object, const char* name);
 
-  const TensorView& view() const { return array.view(); }
-  std::span<const std::int64_t> leading() const { return array.shape().first(array.view().ndim - 1); }
+  const TensorView* operator->() const { return array.operator->(); }
+  std::span<const std::int64_t> leading() const { return array.shape().first(array->ndim - 1); }
   // Sets the rows in a kernel's params; the first operand also sets their number.
   template <class T>
   void put(const T** data, RowLayout* layout) const {
@@ -30,7 +30,7 @@ struct RowsArgument {
   void lead(const T** data, RowLayout* layout, Params* p) const {
     put(data, layout);
     if constexpr (requires { p->num_rows; }) p->num_rows = num_rows;
-    p->dtype = view().dtype;
+    p->dtype = array->dtype;
   }
 
   const Array& array;
@@ -47,7 +47,7 @@ struct WeightArgument {
   template <class Params>
   void put(Params* p) const {
     p->weight = array.data();
-    p->weight_stride = array.view().stride(0);
+    p->weight_stride = array->stride(0);
     p->in_features = in_features;
     if constexpr (requires { p->out_features; }) p->out_features = out_features;
   }
@@ -76,7 +76,7 @@ inline bool is_tree(std::int64_t parts) { return parts == 1 || parts == 2 || par
 // A GPU's matrix units have no float32, and a build may lack the device's backend.
 void check_operand(const RowsArgument& a);
 // `code` is a number from _arithmetic.py. GPUs ignore it and compute with their own units.
-Arithmetic read_arithmetic(int code, const TensorView& operand);
+Arithmetic read_arithmetic(int code, const RowsArgument& operand);
 // `code` is the number of a DType, or negative for `otherwise`.
 DType read_dtype(int code, DType otherwise);
 DType read_logits_dtype(int code, DType operands);  // float32, or the operands' dtype

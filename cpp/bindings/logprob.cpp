@@ -52,17 +52,17 @@ class LogprobCall {
  public:
   LogprobCall(Frame* frame, const LogprobArguments& a)
       : rows_of_(&frame->read(a.logits, "logits", kFloats)), logits_(rows_of_) {
-    const TensorView& x = logits_->view();
     require_backend("logprob", *logits_);
-    require_shape(x.ndim > 0, *logits_, "shape [..., vocab_size]");
-    input_.dtype = x.dtype;
-    input_.logits = x.data;
-    input_.num_columns = x.shape[x.ndim - 1];
+    const Array& x = *logits_;
+    require_shape(x->ndim > 0, x, "shape [..., vocab_size]");
+    input_.dtype = x->dtype;
+    input_.logits = x->data;
+    input_.num_columns = x->shape[x->ndim - 1];
     count_rows();
-    const std::int64_t stride = x.stride(x.ndim - 1);  // NumPy gives an empty array the stride 0
-    require(input_.num_rows == 0 || input_.num_columns <= 1 || stride == 1, *logits_,
+    const std::int64_t stride = x->stride(x->ndim - 1);  // NumPy gives an empty array the stride 0
+    require(input_.num_rows == 0 || input_.num_columns <= 1 || stride == 1, x,
             "a contiguous last dimension (stride 1), got stride ", stride, kCopyHint);
-    input_.logits_rows = read_layout(*logits_, x.ndim - 1, "leading dimensions");
+    input_.logits_rows = read_layout(x, x->ndim - 1, "leading dimensions");
     read(frame, a);
   }
   // For logits [rows of hidden, num_columns] that are not in memory; a.logits is not read.
@@ -82,13 +82,12 @@ class LogprobCall {
 
   // Checks a further input or output with one element per row: [rows], contiguous unless `layout` takes its strides.
   void check_rows(const Array& array, DType dtype, RowLayout* layout = nullptr) const {
-    const TensorView& v = array.view();
-    if (v.dtype != dtype) dtype_error(array, name_of(dtype));
+    if (array->dtype != dtype) dtype_error(array, name_of(dtype));
     check_device(array);
     require_shape(std::ranges::equal(array.shape(), rows_shape()), array, "shape ", rows_shape(), " (", *rows_of_,
                   " without the last dimension)");
-    if (layout == nullptr) return require(v.is_contiguous(), array, "a contiguous array", kCopyHint);
-    const auto rows = row_layout(v, v.ndim);
+    if (layout == nullptr) return require(array->is_contiguous(), array, "a contiguous array", kCopyHint);
+    const auto rows = row_layout(array.view(), array->ndim);
     require(rows.has_value(), array, "at most two strides", kCopyHint);
     *layout = *rows;
   }
@@ -170,8 +169,7 @@ class LogprobCall {
     kept_offsets_ = &frame->read(offsets, "kept offsets", kInt64);
     const auto check = [&](const Array& array, std::int64_t length) {
       check_device(array);
-      const TensorView& v = array.view();
-      if (v.ndim == 1 && (length < 0 || v.shape[0] == length) && v.is_contiguous()) return;
+      if (array->ndim == 1 && (length < 0 || array->shape[0] == length) && array->is_contiguous()) return;
       require_shape(false, array, "a contiguous array of shape [",
                     length < 0 ? "number of ids]" : words(length, "] (rows + 1)"));
     };
@@ -182,8 +180,7 @@ class LogprobCall {
     input_.kept_size = kept_ids_->view().shape[0];
   }
   void check_device(const Array& array) const {
-    require(array.view().device == device(), array, "device ", device(), " (that of ", *rows_of_, "), got ",
-            array.view().device);
+    require(array->device == device(), array, "device ", device(), " (that of ", *rows_of_, "), got ", array->device);
   }
 
   LogprobInput input_;
@@ -228,7 +225,7 @@ void add_outputs(Frame* frame, Results* results, std::span<const std::int64_t> r
       if (other) check_apart(a, *other);
     }
     others[i] = &a;
-    *field = static_cast<T*>(a.view().data);
+    *field = static_cast<T*>(a->data);
     results->add(given);
   };
   add_one(0, &p->logprob);
@@ -278,21 +275,20 @@ RLK_FUNCTION(logprob_partial, Frame* frame, nb::handle logits, nb::handle target
 RLK_FUNCTION(logprob_merge, Frame* frame, nb::handle stats, nb::handle temperature, int returns, double label_smoothing,
              std::int64_t valid_vocab) {
   const Array& s = frame->read(stats, "stats", kFloat32);
-  const TensorView& v = s.view();
-  require_shape(v.ndim >= 2 && v.shape[v.ndim - 1] == kStatsFields && v.is_contiguous(), s,
+  require_shape(s->ndim >= 2 && s->shape[s->ndim - 1] == kStatsFields && s->is_contiguous(), s,
                 "a contiguous array of shape [shards, ..., 5]");
-  const std::int64_t shards = v.shape[0];
+  const std::int64_t shards = s->shape[0];
   require_shape(is_tree(shards), s, "1, 2, 4 or 8 shards (first dimension)");
-  const std::span<const std::int64_t> rows = s.shape().subspan(1, v.ndim - 2);
+  const std::span<const std::int64_t> rows = s.shape().subspan(1, s->ndim - 2);
   LogprobMergeParams p;
   p.stats = s.data<float>();
   p.num_shards = static_cast<std::int32_t>(shards);
-  p.num_rows = v.num_elements() / shards / kStatsFields;
+  p.num_rows = s->num_elements() / shards / kStatsFields;
   p.label_smoothing = static_cast<float>(label_smoothing);
   p.valid_vocab = valid_vocab;
   if (is_array(temperature)) {
-    const Array& t = frame->read(temperature, "temperature", kFloat32, v.device);
-    require(std::ranges::equal(t.shape(), rows) && t.view().is_contiguous(), t, "a contiguous array of shape ", rows);
+    const Array& t = frame->read(temperature, "temperature", kFloat32, s->device);
+    require(std::ranges::equal(t.shape(), rows) && t->is_contiguous(), t, "a contiguous array of shape ", rows);
     p.temperature = t.data<float>();
   } else {
     p.temperature_value = read_temperature_value(temperature);
@@ -328,18 +324,17 @@ RLK_FUNCTION(logprob_backward, Frame* frame, nb::handle logits, nb::handle targe
     type_error("entropy", "the entropy that logprob returned, got None");
   }
   Results results("logprob", call.logits(), frame);
-  const TensorView& x = call.logits().view();
   if (out.is_none()) {
-    results.add(&p.dlogits, call.logits().shape(), x.dtype);
+    results.add(&p.dlogits, call.logits().shape(), call.logits()->dtype);
     p.dlogits_rows = contiguous_rows(p.num_rows, p.num_columns);
   } else {
-    const Array& given = frame->read(out, "out", name_of(x.dtype));
+    const Array& given = frame->read(out, "out", name_of(call.logits()->dtype));
     p.dlogits_rows = gradient_layout(given, call.logits());
     call.check_apart(given, false);
     for (const Array* row : of_rows) {
       if (row) check_apart(given, *row);
     }
-    p.dlogits = given.view().data;
+    p.dlogits = given->data;
     results.add(out);
   }
   return results.run(rlk::logprob_backward, p);
@@ -373,15 +368,15 @@ struct HeadArguments {
         call(frame,
              {Py_None, entry(of, kTarget), numbers, nb::cast<int>(entry(how, 0)), of_shard(shard, 0),
               of_shard(shard, 1), nb::cast<double>(entry(how, 6))},
-             hidden.array, weight.out_features, read_logits_dtype(nb::cast<int>(entry(how, 1)), hidden.view().dtype)) {
-    put_bias(read_bias(frame, entry(of, kBias), "float32 or that of hidden", weight.out_features, hidden.view().device,
-                       hidden.view().dtype, " (that of hidden)"),
+             hidden.array, weight.out_features, read_logits_dtype(nb::cast<int>(entry(how, 1)), hidden->dtype)) {
+    put_bias(read_bias(frame, entry(of, kBias), "float32 or that of hidden", weight.out_features, hidden->device,
+                       hidden->dtype, " (that of hidden)"),
              &head);
     require(call.input().num_rows == 0 || weight.out_features > 0, "weight", "at least one row");
     require_one_stride(call.input().target_rows, call.input().num_rows, "target");
     hidden.lead(&head.hidden, &head.hidden_rows, &head);
     weight.put(&head);
-    head.arithmetic = read_arithmetic(nb::cast<int>(entry(how, 3)), hidden.view());
+    head.arithmetic = read_arithmetic(nb::cast<int>(entry(how, 3)), hidden);
     read_lora(frame, entry(of, kLoraA), entry(of, kLoraB), nb::cast<double>(entry(how, 5)));
     workspace_bytes = read_workspace_bytes(entry(how, 2));
   }
@@ -513,7 +508,7 @@ RLK_FUNCTION(linear_logprob_backward, Frame* frame, nb::tuple head, nb::tuple nu
   if (accumulates) {
     const Array& total = frame->read(main_grad, "main_grad", kFloat32);
     p.main_grad_stride = p.dweight_stride = check_output(total, p.num_columns, a.head.in_features, device);
-    p.dweight = total.view().data;
+    p.dweight = total->data;
     p.main_grad = total.data<float>();
     results.add(main_grad);
   } else {

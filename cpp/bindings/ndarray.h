@@ -68,6 +68,7 @@ class Array {
   Array& operator=(const Array&) = delete;
 
   const TensorView& view() const { return view_; }
+  const TensorView* operator->() const { return &view_; }
   template <class T = void>
   const T* data() const {
     return static_cast<const T*>(view_.data);
@@ -198,7 +199,7 @@ template <class... Words>
 [[noreturn]] void cured_type_error(nb::handle object, const char* name, const std::string& said);
 template <class... Words>
 [[noreturn, gnu::cold, gnu::noinline]] void dtype_error(const Array& a, const Words&... expected) {
-  cured_type_error(a.object(), a.name(), words("expected dtype ", expected..., ", got ", a.view().dtype));
+  cured_type_error(a.object(), a.name(), words("expected dtype ", expected..., ", got ", a->dtype));
 }
 // Raises a ValueError unless the condition holds. The message is put together only then.
 template <class Name, class... Words>

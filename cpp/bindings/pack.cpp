@@ -25,20 +25,19 @@ RLK_FUNCTION(pack_layout, Frame* frame, nb::handle lengths, nb::handle mask, std
   const bool by_lengths = mask.is_none();
   const char* name = by_lengths ? "lengths" : "mask";
   const Array& in = by_lengths ? frame->read(lengths, name, kIndices) : frame->read_any(mask, name);
-  const TensorView& v = in.view();
   check_counts(num_tokens, capacity, false);
   PackLayoutParams p;
   if (by_lengths) {
-    require_shape(v.ndim == 1 && v.is_contiguous(), in, "a contiguous array of shape [num_sequences]");
-    p.lengths = v.shape[0] == 0 ? nullptr : v.data;
-    p.lengths_dtype = v.dtype;
+    require_shape(in->ndim == 1 && in->is_contiguous(), in, "a contiguous array of shape [num_sequences]");
+    p.lengths = in->shape[0] == 0 ? nullptr : in->data;
+    p.lengths_dtype = in->dtype;
   } else {
-    require_shape(v.ndim == 2 && v.shape[1] == num_tokens, in, "shape [num_sequences, ", num_tokens, "]");
+    require_shape(in->ndim == 2 && in->shape[1] == num_tokens, in, "shape [num_sequences, ", num_tokens, "]");
     require_flags(in);
     require_columns(in);
     p.mask = flags_of(in);
   }
-  p.num_sequences = v.shape[0];
+  p.num_sequences = in->shape[0];
   p.num_tokens = num_tokens;
   p.capacity = capacity;
   return Results("pack", in, frame)
@@ -58,12 +57,11 @@ RLK_FUNCTION(shape_and_dtype, nb::handle array, const char* name) {
 
 // Number of bytes of a token: the dimensions from `first` on, which must have no gaps.
 std::int64_t token_bytes(const Array& a, int first) {
-  const TensorView& v = a.view();
   std::int64_t elements = 1;
-  for (int i = v.ndim; i-- > first;) {
-    require(v.shape[i] <= 1 || v.stride(i) == elements || v.num_elements() == 0, a,
-            "contiguous dimensions after those of tokens, got stride ", v.stride(i), " of dimension ", i, kCopyHint);
-    elements *= v.shape[i];
+  for (int i = a->ndim; i-- > first;) {
+    require(a->shape[i] <= 1 || a->stride(i) == elements || a->num_elements() == 0, a,
+            "contiguous dimensions after those of tokens, got stride ", a->stride(i), " of dimension ", i, kCopyHint);
+    elements *= a->shape[i];
   }
   return elements * a.element_bytes();
 }
@@ -102,19 +100,18 @@ RLK_FUNCTION(pack, Frame* frame, nb::list arrays, nb::handle cu_seqlens, nb::han
   std::vector<PackArray> parts;
   for (std::size_t i = 0; i < count; ++i) {
     const Array& a = in[i];
-    const TensorView& v = a.view();
     require_device(a, device);
     const int dims = unpacks ? 1 : 2;  // those of tokens
-    if (unpacks ? v.ndim < 1 || v.shape[0] != p.capacity
-                : v.ndim < 2 || v.shape[0] != p.num_sequences || v.shape[1] != num_tokens) {
+    if (unpacks ? a->ndim < 1 || a->shape[0] != p.capacity
+                : a->ndim < 2 || a->shape[0] != p.num_sequences || a->shape[1] != num_tokens) {
       const std::string tokens =
           unpacks ? (i == 0 ? "num_tokens" : word(p.capacity)) : words(p.num_sequences, ", ", num_tokens);
       require_shape(false, a, "shape [", tokens, ", ...]");
     }
     PackArray part;
     part.token_bytes = token_bytes(a, dims);
-    (unpacks ? part.packed : part.padded) = v.data;
-    const auto stride = [&](int dim) { return v.stride(dim) * a.element_bytes(); };
+    (unpacks ? part.packed : part.padded) = a->data;
+    const auto stride = [&](int dim) { return a->stride(dim) * a.element_bytes(); };
     part.packed_stride = unpacks ? stride(0) : part.token_bytes;
     part.sequence_stride = unpacks ? num_tokens * part.token_bytes : stride(0);
     part.token_stride = unpacks ? part.token_bytes : stride(1);

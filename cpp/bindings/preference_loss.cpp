@@ -54,7 +54,7 @@ RLK_FUNCTION(preference_loss, Frame* frame, nb::handle policy_chosen, nb::handle
   require_given(policy_chosen, "policy_chosen");
   require_given(policy_rejected, "policy_rejected");
   const Side chosen(frame, kChosen, policy_chosen, ref_chosen, chosen_count, chosen_aligned, nullptr, std::nullopt);
-  const Device device = chosen.array().view().device;
+  const Device device = chosen.array()->device;
   PreferenceLossParams p;
   p.kind = static_cast<Preference>(kind);
   p.sort = static_cast<PreferenceSort>(sort);
@@ -101,19 +101,19 @@ RLK_FUNCTION(preference_loss_backward, Frame* frame, nb::handle dlosses, nb::han
   p.dlosses = in.floats();
   p.dlosses_stride = in.stride();
   p.num_losses = in.size();
-  p.chosen.num = w.view().shape[0];
-  p.rejected.num = l.view().shape[0];
+  p.chosen.num = w->shape[0];
+  p.rejected.num = l->shape[0];
   p.chosen.d_policy = w.data<float>();
   p.rejected.d_policy = l.data<float>();
   const bool pairs = p.num_losses == p.chosen.num && p.chosen.num == p.rejected.num;
   require_shape(pairs || p.num_losses == p.chosen.num + p.rejected.num, *in.array(), "shape [", p.chosen.num, "]");
   p.rejected.first = pairs ? 0 : p.chosen.num;
-  if (const Array* const of_ranks = frame->optional(ranks, "ranks", "int32", device)) {
-    const TensorView& r = of_ranks->view();
-    require_shape(
-        r.dtype == DType::kInt32 && r.ndim == 2 && r.shape[0] == 2 && r.shape[1] == p.chosen.num && r.is_contiguous(),
-        *of_ranks, "a contiguous int32 array of shape [2, ", p.chosen.num, "]");
-    p.chosen.rank = of_ranks->data<std::int32_t>();
+  if (!ranks.is_none()) {
+    const Array& r = frame->read(ranks, "ranks", "int32", device);
+    require_shape(r->dtype == DType::kInt32 && r->ndim == 2 && r->shape[0] == 2 && r->shape[1] == p.chosen.num &&
+                      r->is_contiguous(),
+                  r, "a contiguous int32 array of shape [2, ", p.chosen.num, "]");
+    p.chosen.rank = r.data<std::int32_t>();
     p.rejected.rank =
         p.chosen.rank + (static_cast<PreferenceSort>(sort) == PreferenceSort::kAotUnpaired ? p.chosen.num : 0);
   }

@@ -15,27 +15,26 @@ namespace {
 struct HeadsArgument {
   HeadsArgument(Frame* frame, nb::handle object, const char* name, nb::handle head_axis)
       : array(frame->read(object, name, kFloats)) {
-    const TensorView& v = array.view();
-    require_shape(v.ndim >= 2, array, "shape [..., num_heads, head_dim]");
+    require_shape(array->ndim >= 2, array, "shape [..., num_heads, head_dim]");
     const std::int64_t given = read_integer(head_axis, "head_axis", "an integer");
-    axis = static_cast<int>(given < 0 ? given + v.ndim : given);
-    require(given >= -v.ndim && given < v.ndim && axis != v.ndim - 1, "head_axis", "an axis of ", name,
-            " before its last, in [0, ", v.ndim - 1, ") or negative, got ", given);
+    axis = static_cast<int>(given < 0 ? given + array->ndim : given);
+    require(given >= -array->ndim && given < array->ndim && axis != array->ndim - 1, "head_axis", "an axis of ", name,
+            " before its last, in [0, ", array->ndim - 1, ") or negative, got ", given);
     require_columns(array);
     TensorView out;  // contiguous
-    out.ndim = v.ndim;
-    out.shape = v.shape;
-    for (int i = 0; i < v.ndim - 1; ++i) {
+    out.ndim = array->ndim;
+    out.shape = array->shape;
+    for (int i = 0; i < array->ndim - 1; ++i) {
       if (i == axis) continue;
-      tokens.push_back(v.shape[i]);
-      in_strides.push_back(v.stride(i));
+      tokens.push_back(array->shape[i]);
+      in_strides.push_back(array->stride(i));
       out_strides.push_back(out.stride(i));
     }
-    heads.num_heads = v.shape[axis];
-    heads.x = v.data;
-    heads.x_head_stride = v.stride(axis);
+    heads.num_heads = array->shape[axis];
+    heads.x = array->data;
+    heads.x_head_stride = array->stride(axis);
     heads.y_head_stride = out.stride(axis);
-    head_dim = v.shape[v.ndim - 1];
+    head_dim = array->shape[array->ndim - 1];
   }
 
   const Array& array;
@@ -125,15 +124,14 @@ void read_sections(nb::handle sections, RopeParams* p) {
 // error. `width` is the last dimension, or negative if there are only token dimensions.
 Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, std::int64_t width,
                   std::int64_t* section_stride) {
-  const TensorView& v = a.view();
   const int first = num_sections > 1 ? 1 : 0, after = width < 0 ? 0 : 1;
   bool right =
-      v.ndim == first + after + static_cast<int>(q.tokens.size()) && (first == 0 || v.shape[0] == num_sections);
+      a->ndim == first + after + static_cast<int>(q.tokens.size()) && (first == 0 || a->shape[0] == num_sections);
   Sizes strides;
   for (std::size_t i = 0; right && i < q.tokens.size(); ++i) {
     const int dim = first + static_cast<int>(i);
-    right = v.shape[dim] == q.tokens[i] || v.shape[dim] == 1;
-    strides.push_back(v.shape[dim] == 1 ? 0 : v.stride(dim));
+    right = a->shape[dim] == q.tokens[i] || a->shape[dim] == 1;
+    strides.push_back(a->shape[dim] == 1 ? 0 : a->stride(dim));
   }
   if (!right) {
     Sizes expected = q.tokens;
@@ -143,7 +141,7 @@ Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, std:
                   " but for head_axis and the last, each of which may be 1", first ? ", after one of the sections" : "",
                   ")");
   }
-  *section_stride = first ? v.stride(0) : 0;
+  *section_stride = first ? a->stride(0) : 0;
   return strides;
 }
 
@@ -151,8 +149,8 @@ Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, std:
 const Array& read_angles(Frame* frame, nb::handle object, const char* name, const HeadsArgument& q) {
   const Array& a = frame->read(object, name, "float32 or that of q");
   check_float32_or(a, q.array);
-  require_device(a, q.array.view().device);
-  require(a.view().ndim > 0, a, "a last dimension of angles, got shape []");
+  require_device(a, q.array->device);
+  require(a->ndim > 0, a, "a last dimension of angles, got shape []");
   require_columns(a);
   return a;
 }
@@ -163,7 +161,7 @@ RLK_EAGER_FUNCTION(rope, 5, Frame* frame, nb::handle q_given, nb::handle k_given
   HeadsArgument q(frame, q_given, transposed ? "dq_out" : "q", head_axis);
   RopeParams p;
   p.head_dim = q.head_dim;
-  p.dtype = q.array.view().dtype;
+  p.dtype = q.array->dtype;
   p.interleaved = interleaved;
   p.round_products = round_products;
   p.transposed = transposed;
@@ -183,25 +181,25 @@ RLK_EAGER_FUNCTION(rope, 5, Frame* frame, nb::handle q_given, nb::handle k_given
 
   const Array &cos = read_angles(frame, cos_given, "cos", q), &sin = read_angles(frame, sin_given, "sin", q);
   check_same(sin, cos);
-  p.angle_dtype = cos.view().dtype;
-  p.width = cos.view().shape[cos.view().ndim - 1];
+  p.angle_dtype = cos->dtype;
+  p.width = cos->shape[cos->ndim - 1];
   const std::int64_t pairs = p.rotary_dim / 2;
   require(p.width == p.rotary_dim || p.width == pairs, cos, "a last dimension of ", p.rotary_dim, " or ", pairs,
           " (the rotated columns or their pairs), got shape ", cos.shape());
   check_shape(sin, cos.shape(), "cos");
-  p.cos.data = cos.view().data;
-  p.sin.data = sin.view().data;
+  p.cos.data = cos->data;
+  p.sin.data = sin->data;
 
   Tokens tokens(q.tokens);
-  if (const Array* const ids = frame->optional(ids_given, "position_ids", kIndices, q.array.view().device)) {
-    require(cos.view().ndim == 2, cos, "a table [max_position, ", p.rotary_dim, " or ", pairs,
+  if (const Array* const ids = frame->optional(ids_given, "position_ids", kIndices, q.array->device)) {
+    require(cos->ndim == 2, cos, "a table [max_position, ", p.rotary_dim, " or ", pairs,
             "] beside position_ids, got shape ", cos.shape());
     tokens.add(read_tokens(*ids, q, p.num_sections, -1, &p.id_section_stride), &p.id_tokens);
     p.position_ids = ids->view().data;
     p.id_dtype = ids->view().dtype;
-    p.max_position = cos.view().shape[0];
-    p.cos.tokens.inner = cos.view().stride(0);
-    p.sin.tokens.inner = sin.view().stride(0);
+    p.max_position = cos->shape[0];
+    p.cos.tokens.inner = cos->stride(0);
+    p.sin.tokens.inner = sin->stride(0);
   } else {
     tokens.add(read_tokens(cos, q, p.num_sections, p.width, &p.cos.section_stride), &p.cos.tokens);
     tokens.add(read_tokens(sin, q, p.num_sections, p.width, &p.sin.section_stride), &p.sin.tokens);

@@ -23,11 +23,10 @@ std::int64_t read_size(nb::handle value, const char* name) {
 // Reads ids [...], with any shape whose dimensions collapse to two strides.
 const Array& read_ids(Frame* frame, nb::handle object, Device device, EmbeddingTokens* to) {
   const Array& ids = frame->read(object, "ids", kIndices, device);
-  const TensorView& v = ids.view();
-  to->id_rows = read_layout(ids, v.ndim, "dimensions");
-  to->ids = v.data;
-  to->id_dtype = v.dtype;
-  to->num_tokens = v.num_elements();
+  to->id_rows = read_layout(ids, ids->ndim, "dimensions");
+  to->ids = ids->data;
+  to->id_dtype = ids->dtype;
+  to->num_tokens = ids->num_elements();
   require(to->num_tokens < std::int64_t{1} << 32, ids, "fewer than 2^32 ids, got ", to->num_tokens);
   return ids;
 }
@@ -50,17 +49,16 @@ std::int64_t read_vocabulary(nb::handle vocab_start, nb::handle vocab_size, nb::
 RLK_EAGER_FUNCTION(embedding, 2, Frame* frame, nb::handle ids, nb::handle weight, nb::handle vocab_start,
                    nb::handle vocab_size, nb::handle padding_idx) {
   const RowsArgument table(frame, weight, "weight");
-  const TensorView& w = table.view();
-  require_shape(w.ndim == 2, table.array, "shape [rows, columns]");
+  require_shape(table->ndim == 2, table.array, "shape [rows, columns]");
   require_columns_below(table, 31);
   EmbeddingParams p;
-  const Array& tokens = read_ids(frame, ids, w.device, &p);
+  const Array& tokens = read_ids(frame, ids, table->device, &p);
   p.num_rows = table.num_rows;
   p.columns = table.columns;
   read_vocabulary(vocab_start, vocab_size, padding_idx, "weight", &p);
-  p.weight = w.data;
-  p.weight_stride = w.stride(0);
-  p.dtype = w.dtype;
+  p.weight = table->data;
+  p.weight_stride = table->stride(0);
+  p.dtype = table->dtype;
   p.y_stride = p.columns;
   return Results("embedding", table.array, frame)
       .add(&p.y, shape_with(tokens.shape(), p.columns), p.dtype)
@@ -73,7 +71,7 @@ RLK_FUNCTION(embedding_backward, Frame* frame, nb::handle dy, nb::handle ids, nb
              int dweight_dtype) {
   const RowsArgument g(frame, dy, "dy");
   require_columns_below(g, 31);
-  const Device device = g.view().device;
+  const Device device = g->device;
   EmbeddingBackwardParams p;
   const Array& tokens = read_ids(frame, ids, device, &p);
   require_shape(std::ranges::equal(tokens.shape(), g.leading()), tokens, "shape ", g.leading(),
@@ -82,7 +80,7 @@ RLK_FUNCTION(embedding_backward, Frame* frame, nb::handle dy, nb::handle ids, nb
   p.columns = g.columns;
   p.padding_idx = read_vocabulary(vocab_start, vocab_size, padding_idx, "num_rows", &p);
   g.put(&p.dy, &p.dy_rows);
-  p.dtype = g.view().dtype;
+  p.dtype = g->dtype;
   p.dweight_dtype = main_grad.is_none() ? read_dtype(dweight_dtype, p.dtype) : DType::kFloat32;
   check_gradient_dtype("dweight_dtype", p.dweight_dtype, p.dtype);
   Results results("embedding", g.array, frame);
@@ -94,7 +92,7 @@ RLK_FUNCTION(embedding_backward, Frame* frame, nb::handle dy, nb::handle ids, nb
     p.dweight_stride = check_output(given, p.num_rows, p.columns, device, "num_rows, columns of dy");
     check_apart(given, g.array);
     check_apart(given, tokens);
-    p.dweight = given.view().data;
+    p.dweight = given->data;
     p.accumulate = true;
     results.add(main_grad);
   }
@@ -108,11 +106,10 @@ float read_eps(nb::handle value) {
 
 // Checks a vector [columns], contiguous, on the device of `like`.
 void check_vector(const Array& a, const RowsArgument& like) {
-  const TensorView& v = a.view();
-  require_device(a, like.view().device);
-  require_shape(v.ndim == 1 && v.shape[0] == like.columns, a, "shape [", like.columns, "] (the last dimension of ",
+  require_device(a, like->device);
+  require_shape(a->ndim == 1 && a->shape[0] == like.columns, a, "shape [", like.columns, "] (the last dimension of ",
                 like.array, ")");
-  require(v.shape[0] <= 1 || v.stride(0) == 1, a, "contiguous elements (stride 1), got stride ", v.stride(0));
+  require(a->shape[0] <= 1 || a->stride(0) == 1, a, "contiguous elements (stride 1), got stride ", a->stride(0));
 }
 
 // Reads the weight, null for None, and its offset.
@@ -122,7 +119,7 @@ const Array* read_weight(Frame* frame, nb::handle given, nb::handle weight_offse
   p->weight_offset = static_cast<float>(read_number(weight_offset, "weight_offset"));
   require(std::isfinite(p->weight_offset), "weight_offset", "a finite number, got ", weight_offset);
   require(!given.is_none() || p->weight_offset == 0.0f, "weight_offset", "0 where weight is None");
-  p->weight_dtype = like.view().dtype;
+  p->weight_dtype = like->dtype;
   const Array* const weight = frame->optional(given, "weight", "float32 or that of x");
   if (!weight) return nullptr;
   check_float32_or(*weight, like.array);
@@ -188,8 +185,8 @@ RLK_FUNCTION(rms_norm_backward, Frame* frame, nb::handle dy, nb::handle h, nb::h
     fresh = results.caller().empty(g.leading(), DType::kFloat32);
     p.rstd = statistics.rstd = static_cast<float*>(fresh.data);
   } else {
-    const Array& given = frame->read(rstd, "rstd", kFloat32, g.view().device);
-    require_shape(std::ranges::equal(given.shape(), g.leading()) && given.view().is_contiguous(), given,
+    const Array& given = frame->read(rstd, "rstd", kFloat32, g->device);
+    require_shape(std::ranges::equal(given.shape(), g.leading()) && given->is_contiguous(), given,
                   "a contiguous array of shape ", g.leading(), " (the leading dimensions of dy)");
     p.rstd = given.data<float>();
   }
@@ -202,7 +199,7 @@ RLK_FUNCTION(rms_norm_backward, Frame* frame, nb::handle dy, nb::handle h, nb::h
     for (const Array* input : {&g.array, &a.array, w}) {
       if (input) check_apart(total, *input);
     }
-    p.dweight = total.view().data;
+    p.dweight = total->data;
     p.main_grad = static_cast<const float*>(p.dweight);
     p.dweight_dtype = DType::kFloat32;
     results.add(main_grad);
@@ -236,13 +233,13 @@ struct GateAndUp {
   // The start of up in a packed array that has the shape and dtype of `first`; null stays null.
   template <class Byte>
   Byte* half_way(Byte* packed) const {
-    return packed == nullptr ? nullptr : packed + columns * size_of(first.view().dtype);
+    return packed == nullptr ? nullptr : packed + columns * size_of(first->dtype);
   }
 
   template <class Params>
   void fill(Params* p, int activation, bool round_before_mul) const {
     first.lead(&p->gate, &p->gate_rows, p);
-    p->up = second ? second->view().data : half_way(static_cast<const unsigned char*>(p->gate));
+    p->up = second ? (*second)->data : half_way(static_cast<const unsigned char*>(p->gate));
     p->up_rows = second ? second->rows : first.rows;
     p->columns = columns;
     p->activation = static_cast<Activation>(activation);

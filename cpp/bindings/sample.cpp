@@ -3,7 +3,6 @@
 #include "rlk/ops/sample.h"
 
 #include <algorithm>
-#include <array>
 
 #include "call.h"
 #include "linear_args.h"
@@ -29,17 +28,16 @@ template <class Params>
 const Array& read_logits(Frame* frame, nb::handle given, Params* p, nb::handle vocab_size = nb::none(),
                          const char* name = "logits") {
   const Array& x = frame->read(given, name, kFloats);
-  const TensorView& v = x.view();
   const bool whole = vocab_size.is_none();
-  require_shape(v.ndim == 2, x, "shape [num_rows, vocab_size]");
-  require(v.shape[1] >= (whole ? 1 : 0) && v.shape[1] <= kSampleVocab, x, "1 to ", kSampleVocab, " columns, got ",
-          v.shape[1]);
+  require_shape(x->ndim == 2, x, "shape [num_rows, vocab_size]");
+  require(x->shape[1] >= (whole ? 1 : 0) && x->shape[1] <= kSampleVocab, x, "1 to ", kSampleVocab, " columns, got ",
+          x->shape[1]);
   require_columns(x);
-  p->logits = v.data;
-  p->dtype = v.dtype;
-  p->num_rows = v.shape[0];
-  p->vocab_size = whole ? v.shape[1] : read_vocab_size(vocab_size);
-  p->logits_stride = v.stride(0);
+  p->logits = x->data;
+  p->dtype = x->dtype;
+  p->num_rows = x->shape[0];
+  p->vocab_size = whole ? x->shape[1] : read_vocab_size(vocab_size);
+  p->logits_stride = x->stride(0);
   return x;
 }
 
@@ -104,15 +102,14 @@ void read_drawn_rows(Frame* frame, const nb::tuple& rows, Device device, int exp
     type_error("greedy", "a bool or an array of them, got ", kind_of(entry(rows, 7)));
   }
   if (!entry(rows, 5).is_none()) p->top_p = read(5, "top_p", kFloat32).numbers();
-  const Array* const allowed = frame->optional(entry(rows, 8), "allowed", kInt32, device);
-  if (!allowed) return;
-  const TensorView& m = allowed->view();
+  if (entry(rows, 8).is_none()) return;
+  const Array& allowed = frame->read(entry(rows, 8), "allowed", kInt32, device);
   const std::int64_t words = (p->valid_vocab + 31) / 32;
-  require_shape(m.ndim == 2 && m.shape[0] == p->num_rows && m.shape[1] >= words, *allowed, "shape [", p->num_rows, ", ",
-                words, "] or wider");
-  require_columns(*allowed);
-  p->allowed = allowed->data<std::int32_t>();
-  p->allowed_stride = m.stride(0);
+  require_shape(allowed->ndim == 2 && allowed->shape[0] == p->num_rows && allowed->shape[1] >= words, allowed,
+                "shape [", p->num_rows, ", ", words, "] or wider");
+  require_columns(allowed);
+  p->allowed = allowed.data<std::int32_t>();
+  p->allowed_stride = allowed->stride(0);
 }
 
 RLK_FUNCTION(random_bits, Frame* frame, nb::handle sample_id, nb::handle seed, nb::handle position,
@@ -134,12 +131,13 @@ RLK_FUNCTION(random_bits, Frame* frame, nb::handle sample_id, nb::handle seed, n
 // Reads penalties, history and bias of the rows in `p`: repetition, presence, frequency, history ids, history offsets,
 // is_prompt, bias ids, bias values, bias offsets. Each of the first three is an array or a number for all rows; the
 // others may be None.
-void read_edits(Frame* frame, const std::array<nb::handle, 9>& given, Device device, ProcessLogitsParams* p) {
+void read_edits(Frame* frame, const nb::tuple& given, Device device, ProcessLogitsParams* p) {
   const auto rows = [&](nb::handle x, const char* name) {
     return RowArgument(frame, x, name, kFloat32, p->num_rows, device);
   };
-  const RowArgument repetitions = rows(given[0], "repetition_penalty"), presences = rows(given[1], "presence_penalty"),
-                    frequencies = rows(given[2], "frequency_penalty");
+  const RowArgument repetitions = rows(entry(given, 0), "repetition_penalty"),
+                    presences = rows(entry(given, 1), "presence_penalty"),
+                    frequencies = rows(entry(given, 2), "frequency_penalty");
   p->repetition = repetitions.numbers();
   p->presence = presences.numbers();
   p->frequency = frequencies.numbers();
@@ -149,12 +147,12 @@ void read_edits(Frame* frame, const std::array<nb::handle, 9>& given, Device dev
     if (found.array()) require_columns(*found.array());
     return found;
   };
-  const VectorArgument ids = entries(given[3], "history ids", kIndices, -1);
-  const VectorArgument offsets = entries(given[4], "history offsets", kInt64, p->num_rows + 1);
-  const VectorArgument prompt = entries(given[5], "history is_prompt", kBool, ids.size());
-  const VectorArgument biased = entries(given[6], "logit_bias ids", kIndices, -1);
-  const VectorArgument values = entries(given[7], "logit_bias values", kFloat32, biased.size());
-  const VectorArgument bounds = entries(given[8], "logit_bias offsets", kInt64, p->num_rows + 1);
+  const VectorArgument ids = entries(entry(given, 3), "history ids", kIndices, -1);
+  const VectorArgument offsets = entries(entry(given, 4), "history offsets", kInt64, p->num_rows + 1);
+  const VectorArgument prompt = entries(entry(given, 5), "history is_prompt", kBool, ids.size());
+  const VectorArgument biased = entries(entry(given, 6), "logit_bias ids", kIndices, -1);
+  const VectorArgument values = entries(entry(given, 7), "logit_bias values", kFloat32, biased.size());
+  const VectorArgument bounds = entries(entry(given, 8), "logit_bias offsets", kInt64, p->num_rows + 1);
   p->history_ids = ids.integers();
   p->history_offsets = offsets.data<std::int64_t>();
   p->is_prompt = prompt.data<std::uint8_t>();
@@ -165,19 +163,14 @@ void read_edits(Frame* frame, const std::array<nb::handle, 9>& given, Device dev
   p->bias_size = biased.size();
 }
 
-RLK_FUNCTION(process_logits, Frame* frame, nb::handle logits, nb::handle repetition, nb::handle presence,
-             nb::handle frequency, nb::handle history_ids, nb::handle history_offsets, nb::handle is_prompt,
-             nb::handle bias_ids, nb::handle bias_values, nb::handle bias_offsets, int order, nb::handle vocab_start,
+RLK_FUNCTION(process_logits, Frame* frame, nb::handle logits, nb::tuple edits, int order, nb::handle vocab_start,
              nb::handle vocab_size) {
   ProcessLogitsParams p;
   const Array& x = read_logits(frame, logits, &p, vocab_size);
-  p.num_columns = x.view().shape[1];
+  p.num_columns = x->shape[1];
   p.vocab_start = read_vocab_start(vocab_start, p.vocab_size, p.num_columns);
   p.order = static_cast<SampleOrder>(order);
-  read_edits(
-      frame,
-      {repetition, presence, frequency, history_ids, history_offsets, is_prompt, bias_ids, bias_values, bias_offsets},
-      x.view().device, &p);
+  read_edits(frame, edits, x->device, &p);
   return Results("process_logits", x, frame)
       .add(&p.out, {p.num_rows, p.num_columns})
       .add(&p.status, {p.num_rows})
@@ -214,13 +207,12 @@ RLK_FUNCTION(sample, Frame* frame, nb::handle logits, nb::tuple rows, nb::handle
   ProcessedSampleParams both;
   SampleParams& p = both.draw;
   const Array& x = read_logits(frame, logits, &p);
-  const TensorView& v = x.view();
   read_valid_vocab(valid_vocab, &p);
   const std::int64_t most = std::min(kTopLogprobs, p.valid_vocab);
   require(n_logprobs >= 0 && n_logprobs <= most, "n_logprobs", "an integer in [0, ", most, "], got ", n_logprobs);
   p.n_logprobs = n_logprobs;
   p.random_stream = random_stream;
-  read_drawn_rows(frame, rows, v.device, exp, &p);
+  read_drawn_rows(frame, rows, x->device, exp, &p);
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
   if (!edits.is_none()) {
@@ -231,10 +223,7 @@ RLK_FUNCTION(sample, Frame* frame, nb::handle logits, nb::tuple rows, nb::handle
     process.vocab_size = process.num_columns = p.vocab_size;
     process.logits_stride = p.logits_stride;
     process.order = p.order;
-    const auto of_rows = nb::cast<nb::tuple>(edits);
-    std::array<nb::handle, 9> given;
-    for (int i = 0; i < 9; ++i) given[static_cast<std::size_t>(i)] = entry(of_rows, i);
-    read_edits(frame, given, v.device, &process);
+    read_edits(frame, nb::cast<nb::tuple>(edits), x->device, &process);
   }
   Results results("sample", x, frame);
   results.add(&p.ids, {p.num_rows})
@@ -261,16 +250,15 @@ void read_earlier_rounds(Frame* frame, const nb::tuple& given, nb::handle widest
   p->sorted_columns = p->round == 1 && p->parts.count > 0 ? columns_of_shard(*p) : 0;
   for (int k = 1; k < p->round; ++k) {
     const Array& payloads = frame->read(entry(given, k - 1), "earlier", kInt32, logits.device);
-    const TensorView& v = payloads.view();
-    if (k == 1) p->num_shards = static_cast<std::int32_t>(v.ndim == 3 ? v.shape[0] : 0);
+    if (k == 1) p->num_shards = static_cast<std::int32_t>(payloads->ndim == 3 ? payloads->shape[0] : 0);
     require(p->num_shards >= 1 && p->num_shards <= kNumParts, "earlier", "payloads of 1 to 8 shards, got shape ",
             payloads.shape());
     const std::int64_t words = round_words(k, p->vocab_size, p->widest, p->num_shards);
-    require(v.ndim == 3 && v.shape[0] == p->num_shards && v.shape[1] == p->num_rows && v.shape[2] == words &&
-                v.is_contiguous(),
+    require(payloads->ndim == 3 && payloads->shape[0] == p->num_shards && payloads->shape[1] == p->num_rows &&
+                payloads->shape[2] == words && payloads->is_contiguous(),
             "earlier", "a contiguous array of shape [", p->num_shards, ", ", p->num_rows, ", ", words, "] for round ",
             k, ", got shape ", payloads.shape());
-    p->before[k - 1] = static_cast<const std::int32_t*>(v.data);
+    p->before[k - 1] = static_cast<const std::int32_t*>(payloads->data);
   }
 }
 
@@ -280,19 +268,18 @@ RLK_FUNCTION(sample_partial, Frame* frame, nb::handle logits, nb::tuple rows, nb
              int round, nb::handle widest, bool keeps) {
   SamplePartialParams p;
   const Array& x = read_logits(frame, logits, &p, vocab_size, "logits_shard");
-  const TensorView& v = x.view();
   read_valid_vocab(valid_vocab, &p);
-  const std::int64_t start = read_vocab_start(vocab_start, p.vocab_size, v.shape[1]);
-  p.parts = read_parts(p.vocab_size, p.valid_vocab, start, v.shape[1]);
+  const std::int64_t start = read_vocab_start(vocab_start, p.vocab_size, x->shape[1]);
+  p.parts = read_parts(p.vocab_size, p.valid_vocab, start, x->shape[1]);
   if (round == 0) p.most_top_k = max_top_k;
   p.random_stream = random_stream;
   p.takes_raw = takes_raw;
   p.round = round;
-  read_earlier_rounds(frame, before, widest, v, &p);
-  read_drawn_rows(frame, rows, v.device, exp, &p);
-  read_unprocessed(frame, raw_logits, row_status, v.device, &p);
+  read_earlier_rounds(frame, before, widest, x.view(), &p);
+  read_drawn_rows(frame, rows, x->device, exp, &p);
+  read_unprocessed(frame, raw_logits, row_status, x->device, &p);
   p.order = static_cast<SampleOrder>(order);
-  p.kept_capacity = keeps ? p.num_rows * v.shape[1] : 0;
+  p.kept_capacity = keeps ? p.num_rows * x->shape[1] : 0;
   const std::int64_t words =
       round == 0 ? payload_words(max_top_k) : round_words(round, p.vocab_size, p.widest, p.num_shards);
   return Results("sample", x, frame)
@@ -307,24 +294,23 @@ RLK_FUNCTION(sample_merge, Frame* frame, nb::handle payloads, nb::tuple rows, nb
              bool in_rounds) {
   SampleMergeParams p;
   const Array& x = frame->read(payloads, "payloads", kInt32);
-  const TensorView& v = x.view();
-  const std::int64_t candidates = v.ndim == 3 ? (v.shape[2] - kPayloadHead) / kCandidateWords : -1;
-  require(candidates >= 0 && candidates <= kMostCandidates && v.shape[2] == payload_words(candidates) &&
-              v.shape[0] >= 1 && v.shape[0] <= kNumParts && v.is_contiguous(),
+  const std::int64_t candidates = x->ndim == 3 ? (x->shape[2] - kPayloadHead) / kCandidateWords : -1;
+  require(candidates >= 0 && candidates <= kMostCandidates && x->shape[2] == payload_words(candidates) &&
+              x->shape[0] >= 1 && x->shape[0] <= kNumParts && x->is_contiguous(),
           x,
           "a contiguous array of shape [shards, num_rows, 16 + 3 * max_top_k], with 1 to 8 shards and max_top_k up to "
           "256, got shape ",
           x.shape());
-  p.payload = static_cast<const std::int32_t*>(v.data);
-  p.num_shards = static_cast<std::int32_t>(v.shape[0]);
-  p.num_rows = v.shape[1];
+  p.payload = static_cast<const std::int32_t*>(x->data);
+  p.num_shards = static_cast<std::int32_t>(x->shape[0]);
+  p.num_rows = x->shape[1];
   require(!in_rounds || candidates == 0, x, "shape [shards, num_rows, 16], as round 4 gives, got shape ", x.shape());
   p.in_rounds = in_rounds;
   if (!in_rounds) p.most_top_k = candidates;
   p.vocab_size = read_vocab_size(vocab_size);
   read_valid_vocab(valid_vocab, &p);
   p.random_stream = random_stream;
-  read_drawn_rows(frame, rows, v.device, exp, &p);
+  read_drawn_rows(frame, rows, x->device, exp, &p);
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
   return Results("sample", x, frame)
@@ -341,11 +327,11 @@ RLK_FUNCTION(linear_sample, Frame* frame, nb::handle hidden, nb::handle weight, 
              nb::handle valid_vocab, int exp, int arithmetic, int logits_dtype, int wants, nb::handle workspace_bytes) {
   const RowsArgument x(frame, hidden, "hidden");
   check_operand(x);
-  require_shape(x.view().ndim == 2, x.array, "shape [num_rows, in_features]");
+  require_shape(x->ndim == 2, x.array, "shape [num_rows, in_features]");
   const WeightArgument w(frame, weight, "weight", x, 1);
   require(w.out_features > 0 && w.out_features <= kSampleVocab, w.array, "1 to ", kSampleVocab, " rows, got ",
           w.out_features);
-  const Device device = x.view().device;
+  const Device device = x->device;
   LinearSampleParams p;
   x.lead(&p.product.x, &p.product.x_rows, &p.product);
   w.put(&p.product);
@@ -353,7 +339,7 @@ RLK_FUNCTION(linear_sample, Frame* frame, nb::handle hidden, nb::handle weight, 
       read_bias(frame, bias, "float32 or that of hidden", w.out_features, device, p.product.dtype, " (that of hidden)"),
       &p.product);
   p.product.out_dtype = read_logits_dtype(logits_dtype, p.product.dtype);
-  p.product.arithmetic = read_arithmetic(arithmetic, x.view());
+  p.product.arithmetic = read_arithmetic(arithmetic, x);
   p.draw.num_rows = x.num_rows;
   p.draw.vocab_size = w.out_features;
   p.draw.top_p.value = 1.0f;

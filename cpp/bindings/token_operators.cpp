@@ -306,8 +306,8 @@ RLK_FUNCTION(scale_gradients, nb::handle first, nb::handle second, nb::handle fa
   Frame frame{nb::none(), stream};
   const Array &a = frame.read(first, "d_logprob", "float32"), &f = frame.read(factor, "factor", "float32");
   ScaleGradientsParams p;
-  p.first = static_cast<float*>(a.view().data);
-  p.count = a.view().num_elements();
+  p.first = static_cast<float*>(a->data);
+  p.count = a->num_elements();
   const Array* const b = frame.optional(second, "d_entropy", "float32");
   if (b) p.second = static_cast<float*>(b->view().data);
   p.factor = f.data<float>();
@@ -317,7 +317,7 @@ RLK_FUNCTION(scale_gradients, nb::handle first, nb::handle second, nb::handle fa
 void read_rewards_of_spans(Frame* frame, nb::handle spans_given, nb::handle offsets_given, nb::handle rewards_given,
                            const TokenArguments& of, ScatterRewardsParams* p) {
   const Array& spans = read_spans(frame, spans_given);
-  p->num_spans = spans.view().shape[0];
+  p->num_spans = spans->shape[0];
   const OffsetsArgument offsets(frame, offsets_given, of.device(), "span_offsets");
   const VectorArgument rewards(frame, rewards_given, "span_rewards", kFloat32, p->num_spans, "one a span", of.device());
   require_device(spans, of.device());
@@ -325,7 +325,7 @@ void read_rewards_of_spans(Frame* frame, nb::handle spans_given, nb::handle offs
   rewards.require_contiguous();
   const std::int64_t n = of.sequences().num_sequences, given = offsets.num_sequences;
   require(given == n, "span_offsets", "shape [", n + 1, "] (num_sequences + 1), got [", given + 1, "]");
-  p->spans = {spans.view().data, spans.view().dtype};
+  p->spans = {spans->data, spans->dtype};
   p->span_offsets = offsets.offsets;
   p->span_rewards = rewards.floats();
 }
@@ -366,13 +366,13 @@ RLK_EAGER_FUNCTION(sequence_logprob, 3, Frame* frame, nb::handle logprob, nb::ha
                    bool return_status) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens, TokenKind::kFloats);
   SequenceLogprobParams p;
-  p.logprob = tokens.array().view().data;
+  p.logprob = tokens.array()->data;
   p.logprob_stride = tokens.row_stride();
   p.mask = tokens.mask(mask);
   p.cu_seqlens = tokens.sequences().offsets();
   p.num_sequences = tokens.sequences().num_sequences;
   p.num_tokens = tokens.sequences().num_tokens;
-  p.dtype = tokens.array().view().dtype;
+  p.dtype = tokens.array()->dtype;
   return Results("sequence_logprob", tokens.array(), frame)
       .add(&p.sum, {p.num_sequences})
       .add(&p.count, {p.num_sequences})
@@ -385,23 +385,22 @@ RLK_EAGER_FUNCTION(sequence_logprob, 3, Frame* frame, nb::handle logprob, nb::ha
 RLK_FUNCTION(sequence_logprob_backward, Frame* frame, nb::handle dsum, nb::handle mask, nb::handle cu_seqlens,
              std::int64_t num_tokens, int code, bool is_flat) {
   const Array& in = frame->read(dsum, "dsum", kFloat32);
-  const TensorView& v = in.view();
-  const OffsetsArgument offsets(frame, cu_seqlens, v.device);
+  const OffsetsArgument offsets(frame, cu_seqlens, in->device);
   const bool packed = !cu_seqlens.is_none();
-  if (v.ndim != 1 || (packed && v.shape[0] != offsets.num_sequences)) {
+  if (in->ndim != 1 || (packed && in->shape[0] != offsets.num_sequences)) {
     require_shape(false, in, "shape [", packed ? word(offsets.num_sequences) : "num_sequences", "]");
   }
   SequenceLogprobBackwardParams p;
   p.dsum = in.data<float>();
-  p.dsum_stride = v.shape[0] > 1 ? v.stride(0) : 1;
+  p.dsum_stride = in->shape[0] > 1 ? in->stride(0) : 1;
   p.cu_seqlens = offsets.offsets;
-  p.num_sequences = v.shape[0];
+  p.num_sequences = in->shape[0];
   p.num_tokens = num_tokens;
   p.dtype = static_cast<DType>(code);
   require_shape(!is_flat || packed || p.num_sequences == 1, in, "shape [1] (one sequence)");
   std::vector<std::int64_t> shape{num_tokens};
   if (!packed && !is_flat) shape.insert(shape.begin(), p.num_sequences);
-  p.mask = read_mask(frame, mask, shape, "logprob", v.device);
+  p.mask = read_mask(frame, mask, shape, "logprob", in->device);
   return Results("sequence_logprob", in, frame)
       .add(&p.d_logprob, shape, p.dtype)
       .run(rlk::sequence_logprob_backward, p);
@@ -410,24 +409,23 @@ RLK_FUNCTION(sequence_logprob_backward, Frame* frame, nb::handle dsum, nb::handl
 RLK_FUNCTION(shift_labels_packed, Frame* frame, nb::handle ids, nb::handle cu_seqlens, nb::handle mask,
              std::int64_t cp_rank, std::int64_t cp_size, bool zigzag, std::int64_t ignore_index) {
   const Array& in = frame->read(ids, "ids", kIndices);
-  const TensorView& v = in.view();
-  require_shape(v.ndim == 1, in, "shape [num_tokens]");
+  require_shape(in->ndim == 1, in, "shape [num_tokens]");
   require_columns(in);
   require_given(cu_seqlens, "cu_seqlens");
-  const OffsetsArgument offsets(frame, cu_seqlens, v.device);
+  const OffsetsArgument offsets(frame, cu_seqlens, in->device);
   ShiftLabelsParams p;
-  p.mask = read_mask(frame, mask, in.shape(), "ids", v.device);
+  p.mask = read_mask(frame, mask, in.shape(), "ids", in->device);
   require(cp_size > 0 && cp_size < 1 << 20, "cp_size", "a number in [1, 2^20), got ", cp_size);
   require(cp_rank >= 0 && cp_rank < cp_size, "cp_rank", "a number in [0, ", cp_size, "), got ", cp_rank);
-  p.ids = v.data;
+  p.ids = in->data;
   p.cu_seqlens = offsets.offsets;
   p.num_sequences = offsets.num_sequences;
-  p.num_tokens = v.shape[0];
+  p.num_tokens = in->shape[0];
   p.cp_rank = static_cast<std::int32_t>(cp_rank);
   p.cp_size = static_cast<std::int32_t>(cp_size);
   p.zigzag = zigzag;
   p.ignore_index = ignore_index;
-  p.dtype = v.dtype;
+  p.dtype = in->dtype;
   require(p.num_tokens % cp_size == 0, in, "a number of tokens that is a multiple of ", cp_size, " (cp_size), got ",
           p.num_tokens, "; pad them");
   require(p.dtype == DType::kInt64 || static_cast<std::int32_t>(ignore_index) == ignore_index, "ignore_index",
@@ -440,23 +438,22 @@ RLK_FUNCTION(shift_labels_packed, Frame* frame, nb::handle ids, nb::handle cu_se
 RLK_FUNCTION(loss_mask_from_spans, Frame* frame, nb::handle given, nb::handle span_offsets, nb::handle cu_seqlens,
              std::int64_t num_tokens) {
   const Array& in = read_spans(frame, given);
-  const TensorView& v = in.view();
-  const Array& of_sequences = frame->read(span_offsets, "span_offsets", kIndices, v.device);
+  const Array& of_sequences = frame->read(span_offsets, "span_offsets", kIndices, in->device);
   const TensorView& o = of_sequences.view();
-  const OffsetsArgument offsets(frame, cu_seqlens, v.device);
+  const OffsetsArgument offsets(frame, cu_seqlens, in->device);
   const bool packed = !cu_seqlens.is_none();
   if (o.ndim != 1 || o.shape[0] < 1 || !o.is_contiguous() || (packed && o.shape[0] != offsets.num_sequences + 1)) {
     require_shape(false, of_sequences, "a contiguous array of shape [",
                   packed ? word(offsets.num_sequences + 1) : "num_sequences + 1", "]");
   }
   SpanMaskParams p;
-  p.spans = v.data;
+  p.spans = in->data;
   p.span_offsets = {o.data, o.dtype};
   p.cu_seqlens = offsets.offsets;
   p.num_sequences = o.shape[0] - 1;
   p.num_tokens = num_tokens;
-  p.num_spans = v.shape[0];
-  p.dtype = v.dtype;
+  p.num_spans = in->shape[0];
+  p.dtype = in->dtype;
   std::vector<std::int64_t> shape{num_tokens};
   if (!packed) shape.insert(shape.begin(), p.num_sequences);
   return Results("shift_labels_packed", in, frame).add(&p.mask, shape).run(rlk::loss_mask_from_spans, p);
@@ -472,16 +469,15 @@ Marker read_marker(nb::list ids) {
 RLK_FUNCTION(tool_mask, Frame* frame, nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seqlens,
              bool include_end) {
   const TokenArguments tokens(frame, ids, "ids", cu_seqlens, TokenKind::kIntegers);
-  const TensorView& v = tokens.array().view();
   ToolMaskParams p;
-  p.ids = v.data;
+  p.ids = tokens.array()->data;
   p.ids_stride = tokens.row_stride();
   p.cu_seqlens = tokens.sequences().offsets();
   p.num_sequences = tokens.sequences().num_sequences;
   p.num_tokens = tokens.sequences().num_tokens;
   p.begin = read_marker(begin);
   p.end = read_marker(end);
-  p.dtype = v.dtype;
+  p.dtype = tokens.array()->dtype;
   p.include_end = include_end;
   return Results("shift_labels_packed", tokens.array(), frame).add(&p.mask, tokens.shape()).run(rlk::tool_mask, p);
 }

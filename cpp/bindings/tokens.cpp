@@ -33,9 +33,8 @@ void require_flags(const Array& mask) {
 }
 
 TokenMask flags_of(const Array& mask) {
-  const TensorView& v = mask.view();
-  if (v.num_elements() == 0) return {};
-  return {v.data, v.ndim == 2 ? v.stride(0) : 0, mask.element_bytes(), mask.is_float()};
+  if (mask->num_elements() == 0) return {};
+  return {mask->data, mask->ndim == 2 ? mask->stride(0) : 0, mask.element_bytes(), mask.is_float()};
 }
 
 TokenMask read_mask(Frame* frame, nb::handle object, std::span<const std::int64_t> shape, const char* whose,
@@ -45,19 +44,18 @@ TokenMask read_mask(Frame* frame, nb::handle object, std::span<const std::int64_
   require_flags(a);
   require_device(a, device);
   check_shape(a, shape, whose);
-  if (a.view().ndim > 0) require_columns(a);
+  if (a->ndim > 0) require_columns(a);
   return flags_of(a);
 }
 
 OffsetsArgument::OffsetsArgument(Frame* frame, nb::handle object, Device device, const char* name, const char* count) {
-  const Array* const a = frame->optional(object, name, kIndices, device);
-  if (!a) return;
-  const TensorView& v = a->view();
-  require_shape(v.ndim == 1 && v.shape[0] > 0, *a, "shape [", count, " + 1]");
-  require_columns(*a);
-  offsets.data = v.data;
-  offsets.dtype = v.dtype;
-  num_sequences = v.shape[0] - 1;
+  if (object.is_none()) return;
+  const Array& a = frame->read(object, name, kIndices, device);
+  require_shape(a->ndim == 1 && a->shape[0] > 0, a, "shape [", count, " + 1]");
+  require_columns(a);
+  offsets.data = a->data;
+  offsets.dtype = a->dtype;
+  num_sequences = a->shape[0] - 1;
 }
 
 GroupsArgument::GroupsArgument(Frame* frame, nb::handle group_offsets, std::int64_t group_size,
@@ -81,14 +79,13 @@ GroupsArgument::GroupsArgument(Frame* frame, nb::handle group_offsets, std::int6
 
 TokenArguments::TokenArguments(Frame* frame, nb::handle tokens, const char* name, nb::handle cu_seqlens, TokenKind kind)
     : frame_(frame), first_(read_first(frame, tokens, name, kind)) {
-  const TensorView& v = first_.view();
   const bool packed = !cu_seqlens.is_none();
-  require_shape(v.ndim == 1 || (!packed && v.ndim == 2), first_, "shape ",
+  require_shape(first_->ndim == 1 || (!packed && first_->ndim == 2), first_, "shape ",
                 packed ? "[num_tokens] beside cu_seqlens" : "[num_sequences, num_tokens] or [num_tokens]");
-  sequences_.num_tokens = v.shape[v.ndim - 1];
-  sequences_.num_sequences = v.ndim == 2 ? v.shape[0] : 1;
+  sequences_.num_tokens = first_->shape[first_->ndim - 1];
+  sequences_.num_sequences = first_->ndim == 2 ? first_->shape[0] : 1;
   if (packed) {
-    const OffsetsArgument given(frame, cu_seqlens, v.device);
+    const OffsetsArgument given(frame, cu_seqlens, first_->device);
     sequences_.cu_seqlens = given.offsets.data;
     sequences_.cu_dtype = given.offsets.dtype;
     sequences_.num_sequences = given.num_sequences;
@@ -99,12 +96,11 @@ TokenArguments::TokenArguments(Frame* frame, nb::handle tokens, const char* name
 }
 
 PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
-  const TensorView& v = a.view();
   require_device(a, device());
   const auto* const data = a.data<float>();
   if (std::ranges::equal(a.shape(), shape())) {
-    const std::int64_t tokens = v.shape[v.ndim - 1];
-    const bool is_expanded = tokens > 1 && v.num_elements() > 0 && v.stride(v.ndim - 1) == 0;
+    const std::int64_t tokens = a->shape[a->ndim - 1];
+    const bool is_expanded = tokens > 1 && a->num_elements() > 0 && a->stride(a->ndim - 1) == 0;
     if (per_sequence && is_expanded && !sequences_.packed()) return {data, stride_of(a), 0};
     require_columns(a);
     return {data, stride_of(a), 1};
@@ -112,8 +108,8 @@ PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
   // If there are as many packed tokens as sequences, [n] means one value per token, since on a GPU the lengths cannot
   // be read. [n, 1] means one value per sequence.
   const std::int64_t n = sequences_.num_sequences;
-  if (per_sequence && (v.ndim == 1 || (v.ndim == 2 && v.shape[1] == 1)) && v.shape[0] == n) {
-    return {data, v.stride(0), 0};
+  if (per_sequence && (a->ndim == 1 || (a->ndim == 2 && a->shape[1] == 1)) && a->shape[0] == n) {
+    return {data, a->stride(0), 0};
   }
   const bool has_one_shape = shape().size() == 1 && n == sequences_.num_tokens;
   const std::string one = per_sequence ? words(" or [", n, has_one_shape ? ", 1]" : "]") : "";
@@ -139,7 +135,7 @@ float TokenArguments::number(nb::handle object, const char* name, const float** 
   if (PyFloat_Check(object.ptr())) return static_cast<float>(PyFloat_AsDouble(object.ptr()));
   if (object.is_none()) return 0.0f;
   const Array& a = frame_->read(object, name, kFloat32, device());
-  require(a.view().num_elements() == 1, a, "one element, got shape ", a.shape());
+  require(a->num_elements() == 1, a, "one element, got shape ", a.shape());
   *element = a.data<float>();
   return 0.0f;
 }
@@ -164,8 +160,8 @@ VectorArgument::VectorArgument(Frame* frame, nb::handle object, const char* name
 }
 
 void VectorArgument::check(std::int64_t count, const char* of, std::optional<Device> device, const char* cure) const {
-  const TensorView& v = array_->view();
   if (device) require_device(*array_, *device);
+  const TensorView& v = array_->view();
   if (v.ndim == 1 && (count < 0 || v.shape[0] == count)) return;
   const bool has_words = count >= 0 && *of != 0;
   argument_error(*array_, "expected shape [", count < 0 ? of : word(count), "]", has_words ? words(" (", of, ")") : "",

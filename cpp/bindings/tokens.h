@@ -50,12 +50,12 @@ class TokenArguments {
                  TokenKind kind = TokenKind::kFloat32);
 
   const Sequences& sequences() const { return sequences_; }
-  Device device() const { return first_.view().device; }
+  Device device() const { return first_->device; }
   std::span<const std::int64_t> shape() const { return first_.shape(); }
   const Array& array() const { return first_; }
   std::int64_t row_stride() const { return stride_of(first_); }  // stride of the first array
   TokenArray<float> output() const { return {nullptr, shape().size() == 2 ? sequences_.num_tokens : 0}; }
-  PolicyTokens first() const { return {static_cast<const float*>(first_.view().data), row_stride(), 1}; }
+  PolicyTokens first() const { return {static_cast<const float*>(first_->data), row_stride(), 1}; }
   TokenMask first_mask() const { return flags_of(first_); }
 
   // A float32 array of the same shape; with `per_sequence` also one value per sequence. None gives an array without
@@ -77,7 +77,7 @@ class TokenArguments {
   float number(nb::handle object, const char* name, const float** element);
 
  private:
-  static std::int64_t stride_of(const Array& a) { return a.view().ndim == 2 ? a.view().stride(0) : 0; }
+  static std::int64_t stride_of(const Array& a) { return a->ndim == 2 ? a->stride(0) : 0; }
   PolicyTokens read(const Array& a, bool per_sequence) const;
 
   Frame* frame_;

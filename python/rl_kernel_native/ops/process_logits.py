@@ -16,7 +16,7 @@ from ..reference.process_logits import process_logits_reference
 
 __all__ = ["process_logits", "process_logits_reference"]
 
-functions(process_logits="object*10, int, object*3, int")
+_C = functions(process_logits="object*2, int, object*3, int")
 
 MOST_COLUMNS = 1 << 19
 
@@ -36,6 +36,7 @@ _PROCESS_LOGITS = Operator(
     "int order, SymInt vocab_start, SymInt? vocab_size",
     outputs=lambda arrays, how: (arrays[0].shape, arrays[0].shape[:1]),
     dtypes=("float32", "int32"),
+    native=lambda arrays, how, *tail: _C.process_logits(arrays[0], tuple(arrays[1:]), *how, *tail),
 )
 
 
