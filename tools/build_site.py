@@ -283,7 +283,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def build(out: Path) -> int:
-    """Writes the site to `out`; returns Sphinx's status, which is not 0 after a warning, or 1 if markup is shown."""
+    """Writes the site to `out`. Returns Sphinx's status, which is not 0 after a warning, or 1 if a page shows
+    raw markup as text."""
     from sphinx.application import Sphinx
 
     sources = out / "sources"

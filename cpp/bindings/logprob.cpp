@@ -1,5 +1,5 @@
-// Python's entries to logprob and linear_logprob, which share all arguments but the logits. Checks turn Python's arrays
-// and numbers into a LogprobInput, or raise an error that names the argument, what was expected and what came.
+// Bindings of logprob and linear_logprob, which share all arguments but the logits. Checks turn Python's arrays and
+// numbers into a LogprobInput, or raise an error that names the argument, what was expected and what came.
 #include "rlk/ops/logprob.h"
 
 #include <algorithm>

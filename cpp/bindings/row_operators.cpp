@@ -1,4 +1,4 @@
-// Python's entries to operators over rows of a matrix: embedding, rms_norm, silu_mul and gelu_mul.
+// Bindings of the operators over rows of a matrix: embedding, rms_norm, silu_mul and gelu_mul.
 #include <algorithm>
 #include <cmath>
 #include <limits>

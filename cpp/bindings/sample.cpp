@@ -1,4 +1,4 @@
-// Python's entries to operators that draw tokens: sample and its shards, linear_sample, process_logits and random_bits.
+// Bindings of the operators that draw tokens: sample and its shards, linear_sample, process_logits and random_bits.
 // Arrays have one element per row; Python may give a number for all rows instead.
 #include "rlk/ops/sample.h"
 

@@ -1,4 +1,4 @@
-// Python's entries to operators over tokens.
+// Bindings of the operators over tokens.
 #include <cstring>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// Shared by the CPU's passes over attention: checks of lists, tasks, and tiles of a sequence as fp32.
+// Shared by the CPU's attention passes: the check of a call's lists, its tasks, and fp32 copies of its rows.
 #pragma once
 
 #include <vector>

@@ -112,8 +112,8 @@ RLK_HD Floats add_accumulator(Ints products, Ints largest, Floats c, Ints both, 
   // The seven lowest bits of products * 2^7 >> drop, which lie below the unit.
   const Ints kept = shifted_right(products, larger(smaller(drop - 7, splat(31)), splat(0)));
   const Ints lower = shifted_left(kept, larger(splat(7) - drop, splat(0))) & 127;
-  // Below 2^24 both parts fit one integer. Above 2^24 the conversion rounds off at least two bits of `sticky`. So of
-  // the seven bits it needs only whether one is set.
+  // Below 2^24 both parts fit one integer. Above 2^24 the conversion rounds off at least two bits of `sticky`. One
+  // sticky bit then stands for the seven bits: it is set if any of them is.
   const Mask fits = (upper >= -(1 << 24)) & (upper < (1 << 24));
   const Ints all = (upper << 7) | lower;
   const Ints sticky = (upper << 1) | select(lower == 0, splat(0), splat(1));

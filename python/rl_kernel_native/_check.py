@@ -172,8 +172,8 @@ def in_float32(x: float) -> float:
 
 
 def single(name: str, value: Any, allows: Callable[[float], bool], expected: str | Callable[[], str]) -> float:
-    """Checks a number as float32, which the operator uses. A number that becomes infinite only in float32 is refused.
-    ``expected`` is a function if the text contains a number, because a number in a trace has no text.
+    """Checks a number, and the float32 that the operator uses. A number that becomes infinite only in float32 is
+    refused. ``expected`` is a function if the text contains a number, because a number in a trace has no text.
 
     Returns: the number, not rounded."""
     x = number(name, value)

@@ -154,8 +154,8 @@ class Row:
         backends: those of BACKENDS whose bits are equal.
         bound: the bound against float64; for a matrix product, that of fused multiply-adds.
         unit_bound: the bound for products by a matrix unit; None: the same.
-        rounded: the result is finally rounded to the dtype of the inputs; otherwise its dtype is float32 and the bound
-            includes everything.
+        rounded: whether the last step rounds the result to the dtype of the inputs. Otherwise the result is float32,
+            and the bound includes its rounding.
         dtypes: those of the inputs.
     """
 

@@ -58,7 +58,7 @@ def code_or_same(dtype: Any, name: str) -> int:
 
 
 def option_code(dtype: Any, name: str) -> int:
-    """As :func:`code_or_same`, for an option that may already be a dtype's number."""
+    """As :func:`code_or_same`, for an option that may already be the extension's number."""
     return dtype if type(dtype) is int else code_or_same(dtype, name)
 
 

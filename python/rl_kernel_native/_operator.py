@@ -207,7 +207,7 @@ def _declared(kind: str, name: str, x: Any) -> Any:
         return _check.number(name.removesuffix("_value"), x)
     if kind == "SymInt":
         return _check.integer64(name, x)
-    if kind == "ScalarType" and type(x) is int:  # the extension's number
+    if kind == "ScalarType" and type(x) is int:  # the extension's number of a dtype
         from ._torch import DTYPES
 
         return None if x < 0 else DTYPES[x]

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from . import _in_graph
 from ._native import module as _C
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # indexed by the extension's number
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # index: the extension's number of the dtype
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -164,8 +164,8 @@ def _readable(tensor: Tensor, dims: int = 3) -> Tensor:
 
 
 def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy", dims: int = 3) -> Tensor:
-    """An incoming gradient as an operand: rounded to the dtype of the others. ``dims`` is the largest number of
-    dimensions that kernels read with any strides except the last."""
+    """An incoming gradient as an operand: rounded to ``dtype``, and copied if its strides need it. Kernels read up to
+    ``dims`` dimensions, with any strides before a contiguous last one."""
     if is_compiling():
         return dy.to(dtype).contiguous()
     if dy.layout is not torch.strided:

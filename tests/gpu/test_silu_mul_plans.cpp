@@ -65,7 +65,7 @@ std::string text(const Case& c, Activation activation) {
          ", " + std::to_string(c.columns) + "]" + (c.packed ? " packed" : "");
 }
 
-// The memory of a matrix of `halves` times the columns, which begins `shift` elements into it.
+// Bytes of a matrix with `halves` times the columns of the case, behind `shift` elements of kCanary.
 std::vector<unsigned char> memory_of(const Case& c, int halves, std::mt19937* random, bool special) {
   const std::int64_t columns = halves * c.columns;
   auto values = matrix(c.rows, columns, columns + c.pad, c.dtype, random, special);

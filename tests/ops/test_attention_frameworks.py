@@ -1,4 +1,4 @@
-"""attention for every framework: the same bytes, and results in the caller's own."""
+"""attention for every framework: the same bytes, and results in the caller's framework."""
 
 from __future__ import annotations
 

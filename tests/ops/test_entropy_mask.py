@@ -1,5 +1,5 @@
-"""entropy_mask: torch.quantile and TRL's own mask, the same tokens however sequences are presented, bad input, torch's
-ways to call. test_covariance_mask.cpp compares the contract's bytes."""
+"""entropy_mask: torch.quantile and TRL's own mask, the same tokens for every layout of sequences, bad input, and calls
+through torch. test_covariance_mask.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""gae, discounted_returns and vtrace: the contract's bytes, float64, verl's formula, the same bits however sequences
-are presented, bad input, and torch's ways to call."""
+"""gae, discounted_returns and vtrace: the contract's bytes, float64, verl's formula, the same bits for every layout
+of sequences, bad input, and calls through torch."""
 
 from __future__ import annotations
 

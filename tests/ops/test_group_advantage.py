@@ -1,5 +1,5 @@
-"""group_advantage: float64, the formulas of verl and TRL, the same bits however groups are given, bad input, and
-torch's ways to call. test_group_advantage.cpp compares the contract's bytes."""
+"""group_advantage: float64, the formulas of verl and TRL, the same bits for every layout of groups, bad input, and
+calls through torch. test_group_advantage.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""importance_weights: float64, the formulas of verl and slime, the bits of policy_loss, the same bits however sequences
-are presented, bad input, and torch's ways to call. test_importance_weights.cpp compares the contract's bytes."""
+"""importance_weights: float64, the formulas of verl and slime, the bits of policy_loss, the same bits for every layout
+of sequences, bad input, and calls through torch. test_importance_weights.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 
@@ -431,7 +431,8 @@ def test_a_mistake_names_the_argument(case: str) -> None:
 
 @pytest.mark.parametrize("criterion", ["token_ratio", "seq_sum_ratio", "seq_mean_ratio"])
 def test_bounds_of_a_ratio_are_the_ratios_own(criterion: str) -> None:
-    """(0.6, 1.4) keeps 0.65 and drops 1.5; token_k1 keeps 1.5 and drops 0.65, as in verl."""
+    """Bounds of (0.6, 1.4) keep the ratio 0.65 and drop 1.5. For k1 they bound the inverse ratio, as in verl, so they
+    keep 1.5 and drop 0.65."""
     rollout = np.full((5, 1), -3, np.float32)
     logprob = rollout + np.log(np.array([[1.5], [0.65], [1.0], [0.55], [1.7]], np.float32))
     bounds = (0.6, 1.4)

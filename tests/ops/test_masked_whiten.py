@@ -1,5 +1,5 @@
-"""masked_whiten: float64, verl's formula, the same bits however sequences are presented, bad input, and torch's ways to
-call. test_masked_whiten.cpp compares the contract's bytes."""
+"""masked_whiten: float64, verl's formula, the same bits for every layout of sequences, bad input, and calls through
+torch. test_masked_whiten.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 

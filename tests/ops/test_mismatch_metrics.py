@@ -1,5 +1,5 @@
-"""mismatch_metrics: float64, verl's formulas, the same bits however sequences are presented, bad input, and torch's
-ways to call. test_mismatch_metrics.cpp compares the contract's bytes."""
+"""mismatch_metrics: float64, verl's formulas, the same bits for every layout of sequences, bad input, and calls
+through torch. test_mismatch_metrics.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""optimal_token_baseline: float64, verl's own function, the same bits however sequences are presented, bad input,
-torch's ways to call. test_optimal_token_baseline.cpp compares the contract's bytes."""
+"""optimal_token_baseline: float64, verl's own function, the same bits for every layout of sequences, bad input, and
+calls through torch. test_optimal_token_baseline.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rope for every framework: the same bytes, and results in the caller's own."""
+"""rope for every framework: the same bytes, and results in the caller's framework."""
 
 from __future__ import annotations
 

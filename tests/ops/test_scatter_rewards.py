@@ -1,5 +1,5 @@
-"""scatter_rewards: float64, the formulas of verl, OpenRLHF and TRL, the bits of kl, the same bits however sequences are
-presented, bad input, and torch's ways to call. test_scatter_rewards.cpp compares the contract's bytes."""
+"""scatter_rewards: float64, the formulas of verl, OpenRLHF and TRL, the bits of kl, the same bits for every layout of
+sequences, bad input, and calls through torch. test_scatter_rewards.cpp compares the contract's bytes."""
 
 from __future__ import annotations
 

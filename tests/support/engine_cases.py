@@ -24,8 +24,8 @@ class Case(NamedTuple):
     """``call(*leaves)`` gives the outputs that ``gradients`` belong to; errors use these names.
 
     Attributes:
-        accumulated: the leaf whose gradient ``call(*leaves, main_grad=...)`` adds to main_grad, or None. adds: the
-        registered operator that does so.
+        accumulated: the leaf whose gradient ``call(*leaves, main_grad=...)`` adds to main_grad, or None.
+        adds: the registered operator that does so.
         tangents: the operator whose bound in contract.py applies to tangents of gradients, which torch composes. "":
             they have the bytes of gradients.
     """

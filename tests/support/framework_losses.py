@@ -1,4 +1,4 @@
-"""A batch of tokens, and the comparison of an objective with a framework's own loss of it."""
+"""A batch of tokens, and the comparison of an objective with a framework's own loss on it."""
 
 from __future__ import annotations
 

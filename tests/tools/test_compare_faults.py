@@ -317,12 +317,14 @@ def test_a_patch_that_cannot_be_taken_off_names_the_model_and_the_cure() -> None
     rk.patch_model(wrapped)
     norm, forward = wrapped.model.norm, wrapped.model.norm.forward
     norm.forward = lambda *arguments: forward(*arguments)
-    with pytest.raises(BadInput, match=r"model_a: it is patched.*the forward of model.norm was wrapped since; undo"):
+    with pytest.raises(
+        BadInput, match=r"model_a: it is patched.*the forward of model.norm was wrapped after the patch; undo"
+    ):
         rk.compare(wrapped, None, PROMPTS)
 
 
 def test_an_operator_is_judged_by_itself() -> None:
-    """Everything after a fault differs on its own inputs; on equal inputs only the fault differs."""
+    """Operators after a fault differ on the inputs of their own run. On equal inputs only the faulty one differs."""
     trainer = tiny()
     scaled("model.layers.0.self_attn.v_proj.weight", 1.5)(trainer)
     found = rk.compare(tiny(), trainer, PROMPTS, max_new_tokens=NEW)

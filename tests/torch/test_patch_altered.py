@@ -313,7 +313,7 @@ def test_a_function_that_is_replaced_later_is_refused(name: str) -> None:
     want = logits(net)
     with restored():
         ALTERED[name][0](net)
-        with pytest.raises(ValueError, match=r"expected \w+(\.forward)? as patch_model found it, got another since"):
+        with pytest.raises(ValueError, match=r"expected \w+(\.forward)? as patch_model found it, got a later one"):
             logits(net)
         other = make()
         counts = rk.patch_model(other)  # patched with the current function
@@ -380,7 +380,9 @@ def test_a_class_that_is_set_later_raises_where_the_patch_was_strict() -> None:
     net = make()
     rk.patch_model(net, strict=True, probe=False)
     net.model.norm.__class__ = OnePlus
-    with pytest.raises(ValueError, match="norm of this forward stays torch's: its class was set to OnePlus since"):
+    with pytest.raises(
+        ValueError, match="norm of this forward stays torch's: its class was set to OnePlus after the patch"
+    ):
         logits(net)
 
 
@@ -627,7 +629,7 @@ def test_layers_that_come_later_are_refused() -> None:
         net = make()
         rk.patch_model(net)
         change(net)
-        with pytest.raises(ValueError, match=r"model: expected the modules that patch_model found, got .* since"):
+        with pytest.raises(ValueError, match=r"model: expected the modules that patch_model found, got a later one, "):
             logits(net)
 
 

@@ -80,7 +80,7 @@ def test_weights_of_torchao_stay_torchs(kind: str, first: str) -> None:
     quantization.quantize_(net, getattr(quantization, kind)())
     if first == "patch":
         with pytest.raises(
-            ValueError, match=r"model: .*, got a Int\w+ since, which only its own kernels multiply: call"
+            ValueError, match=r"model: .*, got a later Int\w+, which only its own kernels multiply; call"
         ):
             logits_of(net)
         rk.unpatch_model(net)

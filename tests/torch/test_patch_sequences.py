@@ -228,7 +228,7 @@ _OFFSETS = torch.tensor([0, 7, 20], dtype=torch.int32)
         (1, {"cu_seqlens": _OFFSETS}, TypeError, "cu_seqlens: expected offsets by the names cu_seq_lens_q and "),
         (1, {"cu_seq_lens_q": _OFFSETS, "cu_seqlens_k": _OFFSETS}, TypeError, "cu_seqlens_k: expected offsets by the"),
         (1, {"cu_seq_lens_k": _OFFSETS}, ValueError, "cu_seq_lens_q: expected offsets .* beside cu_seq_lens_k, got No"),
-        (2, {"cu_seq_lens_q": _OFFSETS}, ValueError, "input_ids: expected one row beside cu_seq_lens_q, .*, got 2"),
+        (2, {"cu_seq_lens_q": _OFFSETS}, ValueError, "input_ids: expected one row that .* cu_seq_lens_q, got 2 rows"),
         (1, {"cu_seq_lens_q": [0, 7, 20]}, TypeError, "cu_seq_lens_q: expected a torch.Tensor or None, got a list"),
         (1, {"cu_seq_lens_q": _OFFSETS.float()}, TypeError, "cu_seq_lens_q: expected int32 or int64, got torch.float3"),
         (

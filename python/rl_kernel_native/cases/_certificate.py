@@ -192,7 +192,7 @@ def in_words(options: Mapping[str, Any]) -> str:
 
 
 def chunks_of(arrays: Arrays, a: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of a token sum in blocks."""
+    """Yields the arrays of a token sum in blocks of rows."""
     tensors = {name: arrays.unwrap(array) for name, array in a.items()}
     count = next(iter(tensors.values())).shape[0]
     for first in range(0, count, BLOCK):

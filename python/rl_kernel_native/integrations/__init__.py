@@ -142,7 +142,7 @@ def unpatch_model(model: Any) -> None:
 
     Args:
         model: the model that was given to :func:`patch_model`, a copy of it, or one loaded from its file.
-    Raises: ValueError if the model is not patched, or if something else has wrapped a forward since.
+    Raises: ValueError if the model is not patched, or if something else wrapped a forward after the patch.
     Example:
         >>> import transformers
         >>> shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)

@@ -56,8 +56,8 @@ def linear(module: Any, input: torch.Tensor) -> torch.Tensor:
     weight = module.weight
     if type(weight) is not torch.nn.Parameter and type(weight).__module__.partition(".")[0] != "torch":
         raise ValueError(
-            f"model: expected the weights that patch_model found, got a {type(weight).__name__} since, which only "
-            "its own kernels multiply: call unpatch_model, and patch_model last"
+            f"model: expected the weights that patch_model found, got a later {type(weight).__name__}, which only its "
+            "own kernels multiply; call unpatch_model, and patch_model after all other changes"
         )
     return rk.linear(_rows(input), weight, module.bias)
 
@@ -398,7 +398,7 @@ def why_own_attention(body: Any, kwargs: dict[str, Any]) -> str | None:
     for each in body.__dict__[ATTENTIONS]:
         kind: Any = type(each)
         if not is_served(each):
-            return f"the class of an attention was set to {kind.__name__} since"
+            return f"the class of an attention was set to {kind.__name__} after the patch"
         if not each.is_causal:
             return "is_causal is False"
         reason = why_no_softcap(each, kind._rk_family)
@@ -437,7 +437,7 @@ def why_other_windows(body: Any, family: Any) -> str | None:
 def _why_another_function(body: Any, name: str) -> str | None:
     """The reason why `rk.attention` cannot compute an attention function that was set after the patch; checked at each
     call."""
-    reason = f"its attention function was set to {name!r} since"
+    reason = f"its attention function was set to {name!r} after the patch"
     if not torch.compiler.is_compiling():
         attention = body.__dict__[ATTENTIONS][0]
         reason = unchanged.why_attention_changed(attention, type(attention)._rk_family)  # type: ignore[assignment]
@@ -504,10 +504,10 @@ def _stay(module: Any, what: str, reason: str, strict: bool | None = None) -> No
 
 
 def require_no_others(module: Any, *_: Any) -> None:
-    """ValueError if a module that computes with torch was added since. This is a hook before each forward; it is cheap
-    if nothing was added.
+    """ValueError if a module that computes with torch was added after the patch. This is a hook before each forward; it
+    is cheap if nothing was added.
 
-    Removing modules, or wrapping known ones, is no error. If a served module got another class or forward since, torch
+    Removing modules, or wrapping known ones, is no error. If a served module later got another class or forward, torch
     computes it, and a warning says so.
     """
     if torch.compiler.is_compiling():
@@ -524,8 +524,8 @@ def require_no_others(module: Any, *_: Any) -> None:
         other = other_than_served(base)
         if other is not None:
             raise ValueError(
-                f"model: expected {other} as patch_model found it, got another since, which no served module calls: "
-                "call unpatch_model, and patch_model last"
+                f"model: expected {other} as patch_model found it, got a later one, which no patched module calls; "
+                "call unpatch_model, and patch_model after all other changes"
             )
     if all(tuple(children.values()) == found for children, found in known):
         return
@@ -533,8 +533,8 @@ def require_no_others(module: Any, *_: Any) -> None:
     for at, each in _below(module, name):
         if id(each) not in before and not is_served(each) and servable(each, chosen):
             raise ValueError(
-                f"model: expected the modules that patch_model found, got {at} since, which computes by torch; "
-                "resize_token_embeddings and adapters make new modules: call unpatch_model, and patch_model last"
+                f"model: expected the modules that patch_model found, got a later one, {at}, which torch computes; "
+                "resize_token_embeddings and adapters make new modules: call unpatch_model, and patch_model after them"
             )
     remember(module, name, chosen, strict)
 

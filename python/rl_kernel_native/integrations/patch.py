@@ -138,7 +138,7 @@ def status(model: Any) -> Patched:
         for op in ops:
             counts[op] += 1
         if not is_served(module) and name not in unproved and _is_of_an_operator(module, record.chosen):
-            stays(name, f"all: its class was set to {plain_type(module).__name__} since")
+            stays(name, f"all: its class was set to {plain_type(module).__name__} after the patch")
         if decoder.TABLES in module.__dict__:
             reason = decoder.why_own_angles(module)
             if reason:

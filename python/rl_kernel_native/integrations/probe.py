@@ -266,12 +266,12 @@ def _serve_attention(module: Any, family: Family, ops: set[str]) -> None:
 
 
 def serve_layer(module: Any, family: Family) -> None:
-    """A layer whose norm adds the residual."""
+    """Replaces the forward of a layer, so that its norms add the residual."""
     serve(module, decoder.layer, _rk_norms=family.norms, _rk_dropouts=family.dropouts)
 
 
 def serve_body(module: Any, attentions: tuple[Any, ...], strict: bool) -> None:
-    """A decoder whose attentions are replaced."""
+    """Replaces the forward of a decoder whose attentions are replaced."""
     module.__dict__[decoder.ATTENTIONS] = attentions
     module.__dict__[decoder.PROVED] = module.config._attn_implementation
     serve(module, decoder.body, _rk_strict=strict)

@@ -104,7 +104,7 @@ def locate_sequences(
         _require_offsets("cu_seq_lens_q", cu_seq_lens_q)
         if batch != 1:
             raise ValueError(
-                f"input_ids: expected one row beside cu_seq_lens_q, whose sequences lie in it, got {batch}; "
+                f"input_ids: expected one row that holds all sequences of cu_seq_lens_q, got {batch} rows; "
                 "pass ids of [1, num_tokens], or padded rows with an attention_mask"
             )
         if past_key_values is not None:

@@ -114,28 +114,28 @@ def _forward_set(module: Any) -> Any:
 
 
 def why_kept(module: Any) -> str | None:
-    """The reason why a replaced module cannot get its class back: its forward was wrapped since."""
+    """The reason why a replaced module cannot get its class back: its forward was wrapped after the patch."""
     forward = _forward_set(module)
     if forward is None:
         return None
     kind: Any = type(module)
     if getattr(forward, "__self__", None) is module and forward.__func__ is kind.forward:
         return None  # its wrapper put it back
-    return "the forward of {} was wrapped since; undo that first"
+    return "the forward of {} was wrapped after the patch; undo that first"
 
 
 def taken_over(module: Any) -> str | None:
-    """The reason why torch now computes a replaced module: something set on it since does not lead to this library's
-    forward."""
+    """The reason why torch now computes a replaced module: something that was set on it after the patch does not lead
+    to this library's forward."""
     kind: Any = type(module)
     if not is_served(module):
-        return f"its class was set to {kind.__name__} since"
+        return f"its class was set to {kind.__name__} after the patch"
     forward = _forward_set(module)
     if forward is None:
         return None
     inner = inspect.unwrap(forward)  # accelerate's hooks call the wrapped forward, and can be unwrapped
     is_ours = getattr(inner, "__func__", inner) is inspect.unwrap(kind.forward)
-    return None if is_ours else "a forward of its own was set since"
+    return None if is_ours else "a forward of its own was set after the patch"
 
 
 def observed(module: Any) -> bool:

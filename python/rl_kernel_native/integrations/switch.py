@@ -19,7 +19,7 @@ ROLLOUTS = ("vllm",)
 TRAINERS = ("trl",)
 
 _logger = logging.getLogger("rl_kernel_native")
-_open: list[Enabled] = []  # a caller may drop the result of enable(), which must not turn it off
+_open: list[Enabled] = []  # keeps each one on if its caller drops the result of enable()
 
 
 class Enabled:

@@ -203,8 +203,8 @@ def attention(
             answers. ``cu_segments``, int32 or int64 ``[num_segments + 1]``: offsets of the segments, from 0 to the
             number of tokens. ``parents``, int32 ``[num_segments]``: the segment's parent, which has a lower number, or
             -1 for a root. A token sees its own segment up to itself, and all segments of its ancestors. For windows and
-            RoPE, its position is its depth: the number of tokens before it on its path. The bits of a row are those of
-            the path as a sequence. So are those of the gradients of queries, and of keys in segments without children.
+            RoPE, its position is its depth: the number of tokens before it on its path. A row has the same bits as if
+            its path were one sequence. So have the gradients of queries, and of keys in segments without children.
             Only causal, and without the other lists of sequences. A GPU treats a parent that is out of range as a root
             of one key, which is NaN.
         exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``. Portable has

@@ -156,7 +156,7 @@ def pack(
         tensors: ``[num_sequences, num_tokens, ...]``, one array or a list or tuple of them, any dtypes of 1, 2, 4, 8 or
             16 bytes, on one device. The dimensions after the tokens are contiguous; other strides are free.
         lengths: ``[num_sequences]`` int32 or int64, in ``[0, num_tokens]``: a row's first tokens are kept.
-        mask: ``[num_sequences, num_tokens]`` bool, integers or floats of 16 bits and more: tokens with a nonzero mask
+        mask: ``[num_sequences, num_tokens]`` bool, integers, or floats of at least 16 bits: tokens with a nonzero mask
             are kept, in order, wherever they are (for example without left padding or prompts). Pass either this or
             ``lengths``.
         max_tokens: number of rows of the results, below 2^31. If there are more tokens, the CPU raises a ValueError; a

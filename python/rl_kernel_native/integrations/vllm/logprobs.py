@@ -1,8 +1,8 @@
 """Log-probabilities of sampled and prompt tokens with rk.logprob, in both of vLLM's model runners.
 
 The first runner computes the log-probabilities of a whole vocabulary and then keeps a few. Here it keeps a copy of the
-logits, because the sampler changes them in place. The token is scored by rk.logprob, and rk.sample finds the most
-probable ones, ordered by logit, and equal logits by id. For processed log-probabilities, `sampler.draw` provides the
+logits, because the sampler changes them in place. rk.logprob scores the token, and rk.sample finds the most probable
+tokens. They descend by logit; equal logits ascend by id. For processed log-probabilities, `sampler.draw` provides the
 logits, together with the temperature.
 """
 
