@@ -183,13 +183,6 @@ WEIGHT_GRAD: Operator = Operator(
     flops=lambda dy, x, *_: 2 * math.prod(dy) * x[-1],
 )
 WEIGHT_GRAD_INTO = WEIGHT_GRAD.into(0)
-
-
-def _native_bias_grad(arrays: Any, how: Any, *tail: Any) -> Any:
-    (dtype,) = how
-    return (_C.linear_bias_grad(*arrays, dtype if type(dtype) is int else option_code(dtype, "out_dtype"), *tail),)
-
-
 BIAS_GRAD = Operator(
     "linear_bias_grad",
     ("dy",),
@@ -197,7 +190,7 @@ BIAS_GRAD = Operator(
     schema_options=None,
     outputs=lambda arrays, how: (arrays[0].shape[-1:],),
     dtypes=(lambda how: how[0],),
-    native=_native_bias_grad,
+    native=lambda arrays, how, *tail: (_C.linear_bias_grad(*arrays, option_code(how[0], "out_dtype"), *tail),),
     gradient=linear(of=(0,), incoming=("ddbias",), along=_bias_grad_along),
     sharded=SHARDED,
 )

@@ -103,7 +103,6 @@ _BACKWARD = Operator(
     "int sort",
     outputs=lambda arrays, how: (arrays[1].shape, arrays[2].shape),
     dtypes=("float32",) * 2,
-    native=lambda arrays, how, *tail: _C.preference_loss_backward(*arrays, *how, *tail),
 )
 
 
