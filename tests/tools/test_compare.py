@@ -276,7 +276,7 @@ def test_sides_must_agree_on_special_ids() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"prompts.jsonl:2: not JSON"),
+        ("{", r"prompts.jsonl:2: want JSON such as"),
         ("[1]", r":2: want a JSON object"),
         ('{"prompt": [1], "id": 3}', "want 'prompt_ids' or 'text', got 'prompt', 'id'$"),
         ("{}", "want 'prompt_ids' or 'text', got no field$"),

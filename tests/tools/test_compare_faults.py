@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,20 @@ def test_patched_models_are_compared_as_their_unpatched_twins(sides: str, option
         assert not rk.status(model).unproved, "the caller's model stays patched"
         assert sum(rk.status(model).values()) > 0
     assert [model.config._attn_implementation for model in patched] == attention
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}], ids=str)
+def test_a_forward_on_the_patched_instance_does_not_run_the_original(options: dict[str, str]) -> None:
+    """TRL's GRPOTrainer puts such a forward on its model."""
+    want = rk.compare(tiny(), None, PROMPTS, max_new_tokens=NEW, rollout_ops="rk", **options)
+    model = tiny()
+    original = model.forward
+    model.forward = types.MethodType(lambda self, *args, **more: original(*args, **more), model)
+    rk.patch_model(model)
+    found = rk.compare(model, None, PROMPTS, max_new_tokens=NEW, **options)
+    assert found.aligned
+    assert [run.metrics for run in found.runs] == [run.metrics for run in want.runs]
+    assert "forward" in model.__dict__, "the caller's model is as it was"
 
 
 def test_a_comparison_names_operators_by_their_public_names() -> None:

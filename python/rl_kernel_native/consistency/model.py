@@ -259,10 +259,11 @@ def _copies(model: Any, dtype: torch.dtype | None, device: torch.device | None) 
 
 
 def _twin(model: Any, name: str, copies: dict[int, torch.Tensor]) -> Any:
-    """A copy without a patch, in evaluation mode. It shares the model's parameters and buffers, except for those with
-    copies."""
+    """A copy without a patch, in evaluation mode, with its class's forward. It shares the model's parameters and
+    buffers, except for those with copies."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, shared | copies)
+    twin.__dict__.pop("forward", None)  # TRL's GRPOTrainer and accelerate put one there, which runs the original
     holding = [module for module in twin.modules() if patch.chosen_ops(module) is not None]
     try:
         for module in holding:

@@ -124,9 +124,9 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{where}: not JSON: {error}") from error
+        raise BadInput(f'{where}: want JSON such as {{"text": "hello"}}: {error}') from error
     if not isinstance(record, dict):
-        raise BadInput(f"{where}: want a JSON object")
+        raise BadInput(f'{where}: want a JSON object such as {{"text": "hello"}}')
     if "prompt_ids" not in record and "text" not in record:
         got = ", ".join(map(repr, record)) or "no field"
         raise BadInput(f"{where}: want 'prompt_ids' or 'text', got {got}")
