@@ -129,9 +129,9 @@ struct Registered {
   const Registered k_##name([](nb::module_& m) { define(m, #name, &name); }); \
   nb::object name(__VA_ARGS__)
 // The same for a function with an eager call, <name>_eager, whose first `tensors` arguments are tensors.
-#define RLK_EAGER_FUNCTION(name, tensors, ...)                                                                \
-  nb::object name(__VA_ARGS__);                                                                               \
-  const Registered k_##name##_eager([](nb::module_& m) { define_eager<&name, tensors>(m, #name "_eager"); }); \
+#define RLK_EAGER_FUNCTION(name, tensors, ...)                                                                       \
+  nb::object name(__VA_ARGS__);                                                                                      \
+  const Registered k_##name##_eager([](nb::module_& m) { define_eager<&name, tensors>(m, #name "_eager", &name); }); \
   RLK_FUNCTION(name, __VA_ARGS__)
 
 // Defines a function with positional arguments, each of which may be None. A keyword would cost more than the work of a
@@ -184,10 +184,6 @@ void define_eager(nb::module_& m, const char* name, nb::object (*)(Frame*, Argum
         Frame frame;
         return unless_refused([&] { return kFunction(&frame, given...); });
       });
-}
-template <auto kFunction, int kTensors>
-void define_eager(nb::module_& m, const char* name) {
-  define_eager<kFunction, kTensors>(m, name, kFunction);
 }
 
 }  // namespace rlk::bindings

@@ -201,8 +201,8 @@ void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, De
   }
 }
 
-// edits: those of read_edits(), or None.
-RLK_FUNCTION(sample, Frame* frame, nb::handle logits, nb::tuple rows, nb::handle edits, nb::handle valid_vocab, int exp,
+// edits: those of read_edits().
+RLK_FUNCTION(sample, Frame* frame, nb::handle logits, nb::tuple rows, nb::tuple edits, nb::handle valid_vocab, int exp,
              int order, std::int64_t kept_capacity, std::int64_t n_logprobs, int random_stream, int wants) {
   ProcessedSampleParams both;
   SampleParams& p = both.draw;
@@ -215,7 +215,8 @@ RLK_FUNCTION(sample, Frame* frame, nb::handle logits, nb::tuple rows, nb::handle
   read_drawn_rows(frame, rows, x->device, exp, &p);
   p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
-  if (!edits.is_none()) {
+  const bool has_edits = !entry(edits, 4).is_none() || !entry(edits, 8).is_none();  // a history or a bias
+  if (has_edits) {
     ProcessLogitsParams& process = both.process;
     process.logits = p.logits;
     process.dtype = p.dtype;
@@ -223,7 +224,7 @@ RLK_FUNCTION(sample, Frame* frame, nb::handle logits, nb::tuple rows, nb::handle
     process.vocab_size = process.num_columns = p.vocab_size;
     process.logits_stride = p.logits_stride;
     process.order = p.order;
-    read_edits(frame, nb::cast<nb::tuple>(edits), x->device, &process);
+    read_edits(frame, edits, x->device, &process);
   }
   Results results("sample", x, frame);
   results.add(&p.ids, {p.num_rows})
@@ -236,7 +237,7 @@ RLK_FUNCTION(sample, Frame* frame, nb::handle logits, nb::tuple rows, nb::handle
       .add(&p.kept_ids, {kept_capacity}, kept_capacity >= 0)
       .add(&p.kept_offsets, {p.num_rows + 1}, kept_capacity >= 0)
       .add(&p.status, {p.num_rows});
-  if (edits.is_none()) return results.run(rlk::sample, &p, sample_workspace_bytes);
+  if (!has_edits) return results.run(rlk::sample, &p, sample_workspace_bytes);
   return results.run(rlk::sample_processed, &both, processed_sample_workspace_bytes);
 }
 

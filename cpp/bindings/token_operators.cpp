@@ -122,7 +122,7 @@ RLK_FUNCTION(vtrace, Frame* frame, nb::handle rewards, nb::handle values, nb::ha
 // Returns (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's
 // numbers, from ops/group_advantage.py. Exactly one of offsets, ids and a size is given.
 RLK_FUNCTION(group_advantage, Frame* frame, nb::handle rewards, nb::handle group_offsets, nb::handle group_ids,
-             std::int64_t group_size, nb::handle lengths, nb::handle baseline, int baseline_kind, int scale, int alone,
+             nb::handle lengths, nb::handle baseline, std::int64_t group_size, int baseline_kind, int scale, int alone,
              bool leave_one_out, bool best_only, bool by_nonzero, bool exclude_nan, nb::handle eps, nb::handle f_norm,
              bool return_stats, bool return_status) {
   const VectorArgument of_rewards(frame, rewards, "rewards", kFloat32, "num_sequences");
@@ -466,7 +466,7 @@ Marker read_marker(nb::list ids) {
   return m;
 }
 
-RLK_FUNCTION(tool_mask, Frame* frame, nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seqlens,
+RLK_FUNCTION(tool_mask, Frame* frame, nb::handle ids, nb::handle cu_seqlens, nb::list begin, nb::list end,
              bool include_end) {
   const TokenArguments tokens(frame, ids, "ids", cu_seqlens, TokenKind::kIntegers);
   ToolMaskParams p;

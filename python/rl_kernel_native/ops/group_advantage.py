@@ -17,7 +17,7 @@ from ..reference.group_advantage import group_advantage_reference
 
 __all__ = ["GroupAdvantageResult", "GroupAdvantageStatus", "group_advantage", "group_advantage_reference"]
 
-_C = functions(group_advantage="object*3, int, object*2, int*3, bool*4, object*2, bool*2, object, int")
+functions(group_advantage="object*5, int*4, bool*4, object*2, bool*2, object, int")
 
 
 class GroupAdvantageStatus(enum.IntFlag):
@@ -89,7 +89,6 @@ _GROUP_ADVANTAGE = Operator(
     "bool exclude_nan, float eps, float f_norm, bool return_stats, bool return_status",
     outputs=_outputs,
     dtypes=("float32", "float32", "float32", "int32"),
-    native=lambda arrays, how, *tail: _C.group_advantage(*arrays[:3], how[0], *arrays[3:], *how[1:], *tail),
 )
 
 

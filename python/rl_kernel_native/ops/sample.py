@@ -120,13 +120,7 @@ _SAMPLE = Operator(
     "SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int n_logprobs, int stream, int wants",
     outputs=_outputs,
     dtypes=("int64", "float32", "float32", *("int64", "float32") * 2, "int32", "int64", "int32"),
-    native=lambda arrays, how, *tail: _C.sample(
-        arrays[0],
-        tuple(arrays[1:10]),
-        None if arrays[14] is None and arrays[18] is None else tuple(arrays[10:]),  # neither history nor bias
-        *how,
-        *tail,
-    ),
+    native=lambda arrays, how, *tail: _C.sample(arrays[0], tuple(arrays[1:10]), tuple(arrays[10:]), *how, *tail),
 )
 
 

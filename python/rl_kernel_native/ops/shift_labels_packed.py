@@ -27,7 +27,7 @@ __all__ = [
     "tool_mask_reference",
 ]
 
-_C = functions(
+functions(
     loss_mask_from_spans="object*3, int, object, int",
     shift_labels_packed="object*3, int*2, bool, int, object, int",
     tool_mask="object*4, bool, object, int",
@@ -60,7 +60,6 @@ _TOOL_MASK = Operator(
     ("ids", "cu_seqlens?"),
     "int[] begin, int[] end, bool include_end",
     dtypes=("bool",),
-    native=lambda arrays, how, *tail: (_C.tool_mask(arrays[0], *map(list, how[:2]), arrays[1], how[2], *tail),),
 )
 
 
