@@ -16,9 +16,9 @@ template <class T, Exp kExp>
 class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   using Team = BlockTeam<kRowThreads>;
   using Base = RowSelection<Team, T, kExp>;
-  using Base::allowed_, Base::logits_, Base::z_at, Base::mass_of;
   using Base::c_, Base::m_, Base::q_;
   using Base::p_, Base::row_, Base::state_;
+  using Base::z_at, Base::mass_of;
 
  public:
   __device__ MassCut(const SampleParams& p, std::int64_t row, FinishShared* shared, const SampleChunk& chunk,
@@ -67,8 +67,14 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   }
 
  private:
-  // Columns of a leaf in the sample: two runs of eight, whose place differs from leaf to leaf.
-  static constexpr int kRun = 8, kRuns = 2, kEach = kLeafColumns / (kRun * kRuns);  // a sampled column stands for kEach
+  static constexpr int kEach = kLeafColumns / kSampledColumns;  // columns that one of the sample stands for
+
+  struct Binned {  // sums over bins: the columns' masses, the squares of these, and the columns
+    float mass, squares, columns;
+    __device__ __forceinline__ Binned operator+(const Binned& o) const {
+      return {mass + o.mass, squares + o.squares, columns + o.columns};
+    }
+  };
 
   // The bracket, the columns below the cut, and the columns around it that the bracket holds, by the estimate.
   __device__ float& low() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[0]; }
@@ -89,9 +95,14 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     const float largest = z_at(state_->id), *const tops = nodes_ + 2 * num_slots_;
     constexpr float kWidth = kMassRange / kDigitBins;  // a bin's width in log2 of mass
     const float scale = mul_rn(c_, 1.0f / kWidth);
+    std::uint32_t far = 0;  // columns of the last bin, which may be most of a row's
     const auto count = [&](float z, std::uint32_t columns) {
-      const float x = fminf(fmaxf(mul_rn(sub_rn(largest, z), scale), 0.0f), kDigitBins - 1);
-      atomicAdd(counts + static_cast<int>(x), columns);
+      const float x = mul_rn(sub_rn(largest, z), scale);
+      if (x >= kDigitBins - 1) {
+        far += columns;
+      } else {
+        atomicAdd(counts + (x > 0.0f ? static_cast<int>(x) : 0), columns);
+      }
     };
     for (int i = thread_of_block(); i < kDigitBins; i += kRowThreads) counts[i] = 0;
     __syncthreads();
@@ -103,66 +114,60 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
       total += S * ex2_approx(fmaxf(m - m_, -120.0f));
       count(top, 1);
     }
-    // Four threads have the runs of a slot, and each four columns, which begin at a multiple of four.
-    constexpr int kOwn = 4, kOfSlot = kRun * kRuns / kOwn, kAtOnce = kRowThreads / kOfSlot, kAhead = 4;
-    const int own_run = thread_of_block() % kOfSlot / 2 * (kLeafColumns / kRuns) + thread_of_block() % 2 * kOwn;
+    const auto* const sample = reinterpret_cast<const float4*>(list_);
+    constexpr int kAhead = 8, kOfSlot = kSampledColumns / 4;  // columns of a thread's load are of one leaf
 #pragma unroll 1
-    for (int base = thread_of_block() / kOfSlot; base < num_slots_; base += kAhead * kAtOnce) {
-      float z[kAhead][kOwn], top[kAhead];
-      std::uint32_t takes[kAhead];  // bits of the columns that count
+    for (int base = thread_of_block(); base < kOfSlot * num_slots_; base += kAhead * kRowThreads) {
+      float4 z[kAhead];
+      float top[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const int slot = base + i * kAtOnce;
-        int columns;
-        const int first = map_.first(min(slot, num_slots_ - 1), &columns), at = own_run + slot * 5 % kRun * kRun;
-        const bool has = slot < num_slots_ && at + kOwn <= columns;
-        const int column = has ? first + at : 0;
-        top[i] = tops[has ? slot : 0];
-        takes[i] = has ? ~0u : 0u;
-        if (allowed_ != nullptr) takes[i] &= static_cast<std::uint32_t>(allowed_[column / 32]) >> (column % 32);
-#pragma unroll
-        for (int k = 0; k < kOwn; ++k) z[i][k] = T::load(logits_[has ? column + k : 0]);
-        if (!this->has_edits()) continue;
-#pragma unroll
-        for (int k = 0; k < kOwn; ++k) z[i][k] = this->edited(has ? column + k : 0, z[i][k]);
+        const int at = base + i * kRowThreads;
+        const bool has = at < kOfSlot * num_slots_ && map_.has_columns(at / kOfSlot);
+        z[i] = has ? sample[at] : make_float4(-infinity(), -infinity(), -infinity(), -infinity());
+        top[i] = has ? tops[at / kOfSlot] : -infinity();
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
+        const float own[] = {z[i].x, z[i].y, z[i].z, z[i].w};
 #pragma unroll
-        for (int k = 0; k < kOwn; ++k) {
-          if ((takes[i] >> k & 1) != 0 && z[i][k] != top[i]) count(z[i][k], kEach);
+        for (int k = 0; k < 4; ++k) {
+          if (own[k] != -infinity() && own[k] != top[i]) count(own[k], kEach);
         }
       }
     }
-    total = block_sums(make_float4(total, 0.0f, 0.0f, 0.0f), 0).x;  // its barrier ends the counting
+    far = __reduce_add_sync(kAllLanes, far);
+    if (lane_of_warp() == 0 && far > 0) atomicAdd(counts + kDigitBins - 1, far);
+    total = block_sum(total, reinterpret_cast<float*>(s_.counts[0]));  // its barrier ends the counting
     // A thread has eight neighbouring bins, and the first thread has those of the least mass.
     constexpr int kOwnBins = kDigitBins / kRowThreads;
     const int last = kDigitBins - 1 - thread_of_block() * kOwnBins;
-    float4 own = {};  // mass, squares of the masses, columns
+    Binned own = {};
 #pragma unroll
     for (int k = 0; k < kOwnBins; ++k) add_bin(last - k, counts[last - k], &own);
-    const float4 before = sums_before(own);
+    const Binned before = block_scan(own, reinterpret_cast<Binned*>(s_.counts[1]));
     const float goal = (1.0f - want.top_p) * total / ex2_approx(mul_rn(c_, largest) - m_);
     if (thread_of_block() == 0) columns() = margin() = 0.0f;
     __syncthreads();
-    if (before.x < goal && goal <= before.x + own.x) {
-      float4 sum = before;
+    if (before.mass < goal && goal <= before.mass + own.mass) {
+      Binned sum = before;
 #pragma unroll 1
       for (int k = 0; k < kOwnBins; ++k) {
-        const float4 behind = sum;
+        const Binned behind = sum;
         add_bin(last - k, counts[last - k], &sum);
-        if (sum.x < goal) continue;
+        if (sum.mass < goal) continue;
         const float mass = mass_of_bin(last - k);
-        columns() = behind.z + (goal - behind.x) / mass;
+        columns() = behind.columns + (goal - behind.mass) / mass;
         // Five standard deviations of the number of columns that the sample's masses give, and some for sparse bins.
-        margin() = fminf(256.0f + 5.0f * sqrtf((kEach - 1) * sum.y) / mass, 0.45f * static_cast<float>(capacity_));
+        margin() =
+            fminf(256.0f + 5.0f * sqrtf((kEach - 1) * sum.squares) / mass, 0.45f * static_cast<float>(capacity_));
         break;
       }
     }
     __syncthreads();
     const auto z_behind = [&](float columns, float* z) {  // where that many columns of the row lie below
-      if (!(before.z < columns && columns <= before.z + own.z)) return;
-      float sum = before.z;
+      if (!(before.columns < columns && columns <= before.columns + own.columns)) return;
+      float sum = before.columns;
 #pragma unroll 1
       for (int k = 0; k < kOwnBins; ++k) {
         const auto in_bin = static_cast<float>(counts[last - k]);
@@ -179,67 +184,11 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   static __device__ __forceinline__ float mass_of_bin(int bin) {
     return ex2_approx((static_cast<float>(bin) + 0.5f) * (-kMassRange / kDigitBins));
   }
-  static __device__ __forceinline__ void add_bin(int bin, std::uint32_t columns, float4* sum) {
+  static __device__ __forceinline__ void add_bin(int bin, std::uint32_t columns, Binned* sum) {
     const float mass = mass_of_bin(bin), n = static_cast<float>(columns);
-    sum->x += n * mass;
-    sum->y += n * mass * mass;
-    sum->z += n;
-  }
-  static __device__ __forceinline__ float4 plus(const float4& a, const float4& b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, 0.0f);
-  }
-  __device__ float4& sum_of_warp(int buffer, int warp) const {
-    return reinterpret_cast<float4*>(s_.counts[buffer])[warp];
-  }
-  // Sums over the block; buffer as in block_sum().
-  __device__ float4 block_sums(float4 x, int buffer) const {
-#pragma unroll
-    for (int d = 1; d < kWarp; d *= 2) {
-      x = plus(x, make_float4(shuffle_xor(x.x, d), shuffle_xor(x.y, d), shuffle_xor(x.z, d), 0.0f));
-    }
-    if (lane_of_warp() == 0) sum_of_warp(buffer, warp_of_block()) = x;
-    __syncthreads();
-    float4 sum = {};
-#pragma unroll
-    for (int i = 0; i < kRowWarps; ++i) sum = plus(sum, sum_of_warp(buffer, i));
-    return sum;
-  }
-  // Sums over the threads before this one.
-  __device__ float4 sums_before(const float4& x) const {
-    float4 sum = x;
-#pragma unroll
-    for (int d = 1; d < kWarp; d *= 2) {
-      const float4 other = make_float4(__shfl_up_sync(kAllLanes, sum.x, d), __shfl_up_sync(kAllLanes, sum.y, d),
-                                       __shfl_up_sync(kAllLanes, sum.z, d), 0.0f);
-      if (lane_of_warp() >= d) sum = plus(sum, other);
-    }
-    if (lane_of_warp() == kWarp - 1) sum_of_warp(1, warp_of_block()) = sum;
-    __syncthreads();
-    float4 before = make_float4(__shfl_up_sync(kAllLanes, sum.x, 1), __shfl_up_sync(kAllLanes, sum.y, 1),
-                                __shfl_up_sync(kAllLanes, sum.z, 1), 0.0f);
-    if (lane_of_warp() == 0) before = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kRowWarps; ++i) {
-      if (i < warp_of_block()) before = plus(before, sum_of_warp(1, i));
-    }
-    return before;
+    *sum = *sum + Binned{n * mass, n * mass * mass, n};
   }
 
-  // The masses of the threads before this one.
-  __device__ std::uint64_t sum_before(std::uint64_t mass) const {
-    std::uint64_t sum = mass;
-#pragma unroll
-    for (int d = 1; d < kWarp; d *= 2) {
-      const std::uint64_t other = __shfl_up_sync(kAllLanes, sum, d);
-      sum += lane_of_warp() >= d ? other : 0;
-    }
-    if (lane_of_warp() == kWarp - 1) s_.wide[warp_of_block()] = sum;
-    __syncthreads();
-    sum -= mass;
-#pragma unroll
-    for (int i = 0; i < kRowWarps; ++i) sum += i < warp_of_block() ? s_.wide[i] : 0;
-    return sum;
-  }
   // Calls fn(rank, z) for this thread's share of the list in memory.
   template <class F>
   __device__ __forceinline__ void each_of_bracket(F fn) const {
@@ -283,7 +232,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     std::uint64_t own_mass = 0;
 #pragma unroll
     for (int k = 0; k < kOwnBins; ++k) own_mass += s.masses[first_bin + k];
-    std::uint64_t sum = sum_before(own_mass) + bracket_.above;
+    std::uint64_t sum = block_scan(own_mass, s_.wide) + bracket_.above;
     if (thread_of_block() == 0) s.found_count = 0;
     __syncthreads();
     if (sum < goal && sum + own_mass >= goal) {

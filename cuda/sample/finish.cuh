@@ -26,7 +26,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   using Base::mass_of;
   using Base::p_, Base::row_, Base::mask_, Base::state_, Base::nodes_, Base::slots_;
   static constexpr int kOwn = kOwnColumns;
-  static constexpr int kMostFewLeaves = 96;  // that a block computes sooner than a scan of all rows
+  static constexpr int kMostFewLeaves = kRowThreads / Team::kLanes;  // that a block computes at once
 
  public:
   using Base::has_edits, Base::edited;
@@ -104,47 +104,14 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     __syncthreads();
     if (thread() == 0) state_->waits = kForTree;
   }
-  // After the selection: finishes a row whose kept columns are in few leaves, so that no scan is needed.
-  __device__ void run_few() {
+  // After the selection: leaves a row whose kept columns are in few leaves to run_few(), so that no scan reads it.
+  __device__ void find_few() {
     if (state_->waits != kForTree || state_->marked != 0 || state_->last == kLastRank) return;
-    this->load_state();
-    const float least = z_of_rank(this->last_);
-    auto* const found = reinterpret_cast<std::uint16_t*>(s_.base.counts);
+    const float least = z_of_rank(state_->last);
     std::uint32_t own = 0;
-    const auto each_slot = [&](auto fn) {
-      for (int slot = thread(); slot < num_slots_; slot += kRowThreads) {
-        fn(slot, map_.has_columns(slot) && tops()[slot] >= least);
-      }
-    };
-    each_slot([&](int, bool keeps) { own += keeps ? 1 : 0; });
-    if (thread() == 0) s_.slots = 0;
-    const auto leaves = static_cast<int>(block_sum(own, &s_, 0));
-    if (leaves > kMostFewLeaves) return;
-    each_slot([&](int slot, bool keeps) {
-      if (keeps) {
-        found[atomicAdd(&s_.slots, 1u)] = static_cast<std::uint16_t>(slot);
-      } else {
-        reinterpret_cast<uint4*>(mask_)[slot] = make_uint4(0, 0, 0, 0);
-        reinterpret_cast<float2*>(nodes_)[slot] = make_float2(-infinity(), 0.0f);
-      }
-    });
-    __syncthreads();
-    own = 0;
-#pragma unroll 1
-    for (int base = 0; base < leaves; base += kRowThreads / Team::kLanes) {
-      const int place = base + thread() / Team::kLanes, slot = place < leaves ? found[place] : 0;
-      std::uint32_t words[kMaskWords];
-      const SoftmaxStats stats = this->template leaf_of_slot<false>(slot, place < leaves, words);
-      if (place >= leaves || thread() % Team::kLanes != 0) continue;
-      reinterpret_cast<uint4*>(mask_)[slot] = make_uint4(words[0], words[1], words[2], words[3]);
-      reinterpret_cast<float2*>(nodes_)[slot] = make_float2(stats.m, stats.S);
-      for (int k = 0; k < kMaskWords; ++k) own += static_cast<std::uint32_t>(set_bits_of(words[k]));
-    }
-    masked_ = true;
-    scanned_ = false;
-    finish(sample_row_of<PlainMemory>(p_, row_), false, {}, block_sum(own, &s_, 1));
-    store_count();
-    if (thread() == 0) state_->waits = kDone;
+    each_leaf(least, [&](int, bool keeps) { own += keeps ? 1 : 0; });
+    const std::uint32_t leaves = block_sum(own, &s_, 0);
+    if (thread() == 0 && leaves <= kMostFewLeaves) state_->waits = kForFew;
   }
   // After the scan of kept columns.
   __device__ void run_rest() {
@@ -154,7 +121,12 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     }
     this->load_state();
     masked_ = true;
-    finish(sample_row_of<PlainMemory>(p_, row_), false, {}, state_->kept);
+    std::uint64_t kept = state_->kept;
+    if (state_->waits == kForFew) {
+      kept = run_few();
+      scanned_ = false;
+    }
+    finish(sample_row_of<PlainMemory>(p_, row_), false, {}, kept);
   }
   // The selection, the tree and the rest of a waiting row, without a scan.
   __device__ void run_alone() {
@@ -204,6 +176,43 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
  private:
   static __device__ __forceinline__ int thread() { return thread_of_block(); }
   static __device__ __forceinline__ int lane() { return lane_of_warp(); }
+
+  // Calls fn(slot, whether the slot's largest z is at least `least`) for the thread's slots.
+  template <class F>
+  __device__ __forceinline__ void each_leaf(float least, F fn) const {
+#pragma unroll 4
+    for (int slot = thread(); slot < num_slots_; slot += kRowThreads) {
+      fn(slot, map_.has_columns(slot) && tops()[slot] >= least);
+    }
+  }
+  // Nodes and masks of a row whose kept columns are in few leaves. Returns the number of these columns.
+  __device__ std::uint64_t run_few() {
+    auto* const found = reinterpret_cast<std::uint16_t*>(s_.base.counts);
+    if (thread() == 0) s_.slots = 0;
+    __syncthreads();
+    each_leaf(z_of_rank(this->last_), [&](int slot, bool keeps) {
+      if (keeps) {
+        found[atomicAdd(&s_.slots, 1u)] = static_cast<std::uint16_t>(slot);
+      } else {
+        reinterpret_cast<uint4*>(mask_)[slot] = make_uint4(0, 0, 0, 0);
+        reinterpret_cast<float2*>(nodes_)[slot] = make_float2(-infinity(), 0.0f);
+      }
+    });
+    __syncthreads();
+    const auto leaves = static_cast<int>(s_.slots);
+    std::uint32_t own = 0;
+#pragma unroll 1
+    for (int base = 0; base < leaves; base += kRowThreads / Team::kLanes) {
+      const int place = base + thread() / Team::kLanes, slot = place < leaves ? found[place] : 0;
+      std::uint32_t words[kMaskWords];
+      const SoftmaxStats stats = this->template leaf_of_slot<false>(slot, place < leaves, words);
+      if (place >= leaves || thread() % Team::kLanes != 0) continue;
+      reinterpret_cast<uint4*>(mask_)[slot] = make_uint4(words[0], words[1], words[2], words[3]);
+      reinterpret_cast<float2*>(nodes_)[slot] = make_float2(stats.m, stats.S);
+      for (int k = 0; k < kMaskWords; ++k) own += static_cast<std::uint32_t>(set_bits_of(words[k]));
+    }
+    return block_sum(own, &s_, 1);
+  }
 
   __device__ const float* tops() const { return nodes_ + 2 * slots_; }
   // Shared memory of a list, in place of base's arrays. It has the nodes of the slots that keep a column, and their masks,
@@ -627,7 +636,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   __syncthreads();
   row.run_selection();
   __syncthreads();
-  row.run_few();
+  row.find_few();
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // hold them. finish.cuh and the n best use the list.
 #pragma once
 
+#include <cstring>
+
 #include "draw.cuh"
 #include "team.cuh"
 
@@ -34,43 +36,66 @@ __device__ __forceinline__ int thread_of_block() { return static_cast<int>(threa
 __device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadIdx.x % kWarp); }
 __device__ __forceinline__ int warp_of_block() { return static_cast<int>(threadIdx.x / kWarp); }
 
-// Sums over a block. Calls that follow each other name different buffers.
-__device__ __forceinline__ uint2 block_sum(uint2 x, FinishShared* s, int buffer) {
-  x.x = __reduce_add_sync(kAllLanes, x.x);
-  x.y = __reduce_add_sync(kAllLanes, x.y);
-  if (lane_of_warp() == 0) s->counts[buffer][warp_of_block()] = make_uint4(x.x, x.y, 0, 0);
-  __syncthreads();
-  const uint4 sum = s->counts[buffer][lane_of_warp() % kRowWarps];
-  const bool adds = lane_of_warp() < kRowWarps;
-  return {__reduce_add_sync(kAllLanes, adds ? sum.x : 0), __reduce_add_sync(kAllLanes, adds ? sum.y : 0)};
-}
+// The sum over a block. Calls that follow each other name different buffers.
 __device__ __forceinline__ std::uint32_t block_sum(std::uint32_t x, FinishShared* s, int buffer) {
-  return block_sum(uint2{x, 0}, s, buffer).x;
+  x = __reduce_add_sync(kAllLanes, x);
+  if (lane_of_warp() == 0) s->counts[buffer][warp_of_block()].x = x;
+  __syncthreads();
+  const std::uint32_t sum = s->counts[buffer][lane_of_warp() % kRowWarps].x;
+  return __reduce_add_sync(kAllLanes, lane_of_warp() < kRowWarps ? sum : 0);
 }
-// The sum over the threads before this one.
-__device__ __forceinline__ std::uint32_t block_scan(std::uint32_t x, FinishShared* s, int buffer) {
-  std::uint32_t sum = x;
+// Calls fn on the words of a value that lanes exchange.
+template <class N, class F>
+__device__ __forceinline__ N exchanged(const N& x, F fn) {
+  static_assert(sizeof(N) % 4 == 0);
+  std::uint32_t words[sizeof(N) / 4];
+  memcpy(words, &x, sizeof(N));
+#pragma unroll
+  for (std::uint32_t& word : words) word = fn(word);
+  N other;
+  memcpy(&other, words, sizeof(N));
+  return other;
+}
+// The same of any type with an addition, and the sum over the threads before this one. of_warps: one value for each warp;
+// calls that follow each other name different ones.
+template <class N>
+__device__ __forceinline__ N block_sum(N x, N* of_warps) {
 #pragma unroll
   for (int d = 1; d < kWarp; d *= 2) {
-    const std::uint32_t of_lower = __shfl_up_sync(kAllLanes, sum, d);
-    sum += lane_of_warp() >= d ? of_lower : 0;
+    x = x + exchanged(x, [d](std::uint32_t word) { return __shfl_xor_sync(kAllLanes, word, d); });
   }
-  if (lane_of_warp() == kWarp - 1) s->counts[buffer][warp_of_block()].x = sum;
+  if (lane_of_warp() == 0) of_warps[warp_of_block()] = x;
   __syncthreads();
+  N sum = of_warps[0];
 #pragma unroll
-  for (int i = 0; i < kRowWarps; ++i) sum += i < warp_of_block() ? s->counts[buffer][i].x : 0;
-  return sum - x;
-}
-__device__ __forceinline__ std::uint64_t block_sum(std::uint64_t x, FinishShared* s) {
-#pragma unroll
-  for (int d = 1; d < kWarp; d *= 2) x += __shfl_xor_sync(kAllLanes, x, d);
-  if (lane_of_warp() == 0) s->wide[warp_of_block()] = x;
-  __syncthreads();
-  std::uint64_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < kRowWarps; ++i) sum += s->wide[i];
+  for (int i = 1; i < kRowWarps; ++i) sum = sum + of_warps[i];
   return sum;
 }
+template <class N>
+__device__ __forceinline__ N block_scan(const N& x, N* of_warps) {
+  const auto of_lower = [](const N& of, int d) {
+    return exchanged(of, [d](std::uint32_t word) { return __shfl_up_sync(kAllLanes, word, d); });
+  };
+  N sum = x;
+#pragma unroll
+  for (int d = 1; d < kWarp; d *= 2) {
+    const N other = of_lower(sum, d);
+    if (lane_of_warp() >= d) sum = sum + other;
+  }
+  if (lane_of_warp() == kWarp - 1) of_warps[warp_of_block()] = sum;
+  __syncthreads();
+  N before = of_lower(sum, 1);
+  if (lane_of_warp() == 0) before = N{};
+#pragma unroll
+  for (int i = 0; i < kRowWarps; ++i) {
+    if (i < warp_of_block()) before = before + of_warps[i];
+  }
+  return before;
+}
+__device__ __forceinline__ std::uint32_t block_scan(std::uint32_t x, FinishShared* s, int buffer) {
+  return block_scan(x, reinterpret_cast<std::uint32_t*>(s->counts[buffer]));
+}
+__device__ __forceinline__ std::uint64_t block_sum(std::uint64_t x, FinishShared* s) { return block_sum(x, s->wide); }
 
 // z's bits in ascending order, and z of such bits.
 __device__ __forceinline__ std::uint32_t key_of(float z) {

@@ -19,6 +19,13 @@ __device__ __forceinline__ Bracket* bracket_of(std::uint64_t* firsts, std::int64
   return reinterpret_cast<Bracket*>(firsts + i * kMaxTeam);
 }
 
+// Columns of a leaf in the sample that the first scan leaves in the row's list, for the bracket.
+constexpr int kSampledColumns = 16;
+// Whether the first scan leaves a sample of the row. A list of all columns needs none, and has no room for it.
+__device__ __forceinline__ bool takes_sample(const SampleParams& p, const SampleRow& want, const SampleChunk& chunk) {
+  return p.valid_vocab > chunk.most_listed && cuts_by_mass(p, want);
+}
+
 // A sum of masses without 64-bit integers. From 2^8 on, a double counts units of 2^-44, so an addition toward zero adds
 // floor(2^44 e) of them. The sum of 128 columns stays below 2^9, where the unit changes.
 class MassSum {

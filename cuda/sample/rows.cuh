@@ -7,8 +7,8 @@
 #include "best.cuh"
 #include "finish.cuh"
 #include "kept_ids.cuh"
+#include "leaf_scan.cuh"
 #include "rlk/kernels/sample_kept.h"
-#include "scan.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -63,9 +63,9 @@ void run_rows(const SampleParams& p, const GroupGrid& grid, const SampleChunk& c
   const Waiting waiting = waiting_of(p);
   // Calls without a list lose up to 3 us at 256 rows if their scan begins early.
   if (waiting == Waiting::kRarely) {
-    run_scan<T, kExp, ScanPass::kFirst, true>(p, grid, chunk, stream);
+    run_pass<T, kExp, ScanPass::kFirst, true>(p, grid, chunk, stream);
   } else {
-    run_scan<T, kExp, ScanPass::kFirst, false>(p, grid, chunk, stream);
+    run_pass<T, kExp, ScanPass::kFirst, false>(p, grid, chunk, stream);
   }
   if (waiting == Waiting::kNever) {
     launch_rows(sample_finish_kernel<T, kExp, Finish::kOnly>, chunk, stream, p, chunk);
@@ -75,16 +75,16 @@ void run_rows(const SampleParams& p, const GroupGrid& grid, const SampleChunk& c
     launch_rows(sample_finish_kernel<T, kExp, Finish::kFirst>, chunk, stream, p, chunk);
     const bool by_share = cuts(p.top_p, 1.0f), by_count = p.top_k.data != nullptr || p.top_k.value > 0;
     const bool by_mass = by_share && (p.top_k.data != nullptr || p.top_k.value <= 0 || p.top_k.value >= p.valid_vocab);
-    if (by_mass) run_scan<T, kExp, ScanPass::kMasses, true>(p, grid, chunk, stream);
+    if (by_mass) run_pass<T, kExp, ScanPass::kMasses, true>(p, grid, chunk, stream);
     if (by_share || by_count) launch_rows(sample_selection_kernel<T, kExp>, chunk, stream, p, chunk);
-    run_scan<T, kExp, ScanPass::kKept, true>(p, grid, chunk, stream);
+    run_pass<T, kExp, ScanPass::kKept, true>(p, grid, chunk, stream);
     launch_rows(sample_finish_kernel<T, kExp, Finish::kRest>, chunk, stream, p, chunk);
   }
   run_best<T, false>(p, chunk, stream);
 }
 template <class T, Exp kExp>
 void run_raw(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
-  run_scan<T, kExp, ScanPass::kRaw, true>(p, grid, chunk, stream);
+  run_pass<T, kExp, ScanPass::kRaw, true>(p, grid, chunk, stream);
   launch_rows(sample_finish_kernel<T, kExp, Finish::kRaw>, chunk, stream, p, chunk);
   run_best<T, true>(p, chunk, stream);
 }

@@ -1,4 +1,4 @@
-// Passes of sample over all logits of its rows. A warp has a group of 32 leaves in shared memory, and a lane a leaf, as
+// Passes of sample over all logits of 16 bits, and what the passes of leaf_scan.cuh share with them. A warp has a group of 32 leaves in shared memory, and a lane a leaf, as
 // in logprob's stream. Finishing kernels (finish.cuh) read what a pass writes. Bound by HBM: each pass reads each logit
 // once. One body serves every architecture, and each has its own machine code.
 #pragma once
@@ -87,29 +87,21 @@ __device__ __forceinline__ SoftmaxStats masked_stats(const Leaf<T>& leaf, int n,
   return chains.total(reference.m);
 }
 
-// Puts z of edited columns into their leaf. words: bits of these columns; edits: z of the leaf's first column on.
+// Writes z of two runs of eight columns, whose place differs between neighbouring leaves; -Inf for absent ones.
 template <class T>
-__device__ __forceinline__ void edit_leaf(const Leaf<T>& leaf, const std::uint32_t (&words)[kMaskWords],
-                                          const float* edits) {
-  constexpr int kAtOnce = 4;
-  std::uint64_t low = std::uint64_t{words[1]} << 32 | words[0], high = std::uint64_t{words[3]} << 32 | words[2];
-#pragma unroll 1
-  while ((low | high) != 0) {
-    int column[kAtOnce];
-    float z[kAtOnce];
+__device__ __forceinline__ void sample_leaf(const Leaf<T>& leaf, int n, bool masked,
+                                            const std::uint32_t (&words)[kMaskWords], int lane, float* to) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const bool is_low = low != 0;
-      const std::uint64_t left = is_low ? low : high, rest = left & (left - 1);
-      column[i] = left == 0 ? -1 : __ffsll(static_cast<long long>(left)) - 1 + (is_low ? 0 : 64);
-      z[i] = left == 0 ? 0.0f : edits[column[i]];
-      low = is_low ? rest : 0;
-      high = is_low ? high : rest;
-    }
+  for (int half = 0; half < 2; ++half) {
+    const int first = half * kLeafColumns / 2 + lane % kVec8 * kVec8;
+    float z[kVec8];
+    leaf.vec8(first / kVec8).to_float(z);
+    const std::uint32_t low = words[2 * half], high = words[2 * half + 1];
+    const std::uint32_t bits = masked ? ((lane & 4) != 0 ? high : low) >> first % 32 : ~0u;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (column[i] >= 0) *leaf.element(column[i]) = T::store(z[i]);
-    }
+    for (int r = 0; r < kVec8; ++r) z[r] = first + r < n && (bits >> r & 1) != 0 ? z[r] : -infinity();
+    reinterpret_cast<float4*>(to)[2 * half] = make_float4(z[0], z[1], z[2], z[3]);
+    reinterpret_cast<float4*>(to)[2 * half + 1] = make_float4(z[4], z[5], z[6], z[7]);
   }
 }
 
@@ -198,6 +190,60 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     return any == 0 ? identity_stats() : reference.usable ? chains.total(reference.m) : stats;
   }
 
+  // The same by the eight lanes of a leaf, each with the columns of its chain. A whole warp calls it.
+  __device__ __forceinline__ SoftmaxStats find_in_lanes(const float (&z)[kLeafColumns / kNumChains], std::int64_t slot,
+                                                        int first, int columns, float largest,
+                                                        std::uint32_t (&words)[kMaskWords]) const {
+    constexpr int kSteps = kLeafColumns / kNumChains;
+    const int lane = static_cast<int>(threadIdx.x % kWarp), chain = lane % kNumChains, quarter = lane / kNumChains;
+    this->template present_in_leaf<false>(slot, first, columns, words);
+    SoftmaxStats stats;
+    const LeafReference reference = leaf_reference(this->c_, largest, &stats);
+    using Exponential = Chains<kExp, false>;
+    const float addend = Exponential::addend(reference.m);
+    const bool all = __all_sync(kAllLanes, (words[0] & words[1] & words[2] & words[3]) == ~0u);
+    std::uint32_t keeps = 0, open = 0;  // bit k: the lane's k-th column
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      keeps |= z[k] >= upper_ ? 1u << k : 0;
+      open |= z[k] >= lower_ ? 1u << k : 0;
+    }
+    if (!all) {
+      std::uint32_t present = 0;
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) present |= (words[k / 4] >> (k % 4 * kNumChains + chain) & 1) << k;
+      keeps &= present;
+      open &= present;
+    }
+    if (__any_sync(kAllLanes, open != keeps)) {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        if (((open ^ keeps) >> k & 1) != 0 && this->is_kept(z[k], first + k * kNumChains + chain)) keeps |= 1u << k;
+      }
+    }
+    std::uint32_t bits[kSteps];
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      const bool has = (keeps >> k & 1) != 0;
+      bits[k] = __ballot_sync(kAllLanes, has);
+      const float e = Exponential::exponential(fmaxf(z[k], reference.q), this->c_, addend);
+      sum = add_rn(sum, has && z[k] != -infinity() ? e : 0.0f);  // a column of -Inf has no term
+    }
+#pragma unroll
+    for (int d = 1; d < kNumChains; d *= 2) sum = add_rn(sum, shuffle_xor(sum, d));
+    const std::uint32_t pair = static_cast<std::uint32_t>(quarter | (quarter + 4) << 4);
+    std::uint32_t any = 0;
+#pragma unroll
+    for (int k = 0; k < kMaskWords; ++k) {
+      const std::uint32_t low = __byte_perm(bits[4 * k], bits[4 * k + 1], pair);
+      const std::uint32_t high = __byte_perm(bits[4 * k + 2], bits[4 * k + 3], pair);
+      words[k] = __byte_perm(low, high, 0x5410);
+      any |= words[k];
+    }
+    return any == 0 ? identity_stats() : reference.usable ? SoftmaxStats{reference.m, sum, 0.0f, 0.0f} : stats;
+  }
+
  private:
   float lower_ = -infinity(), upper_ = -infinity();
 };
@@ -220,7 +266,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
   const auto takes = [&](int task) {
     if (task >= work.tasks) return false;
     if constexpr (kPass == ScanPass::kMasses) return work.chunk.states[row_of(task)].waits == kForMasses;
-    if constexpr (kPass == ScanPass::kKept) return work.chunk.states[row_of(task)].waits != kDone;
+    if constexpr (kPass == ScanPass::kKept) return work.chunk.states[row_of(task)].waits == kForTree;
     return kPass != ScanPass::kRaw || p.ids[work.chunk.first + row_of(task)] >= 0;
   };
   const auto slot_of = [&](const Group& group) {  // the lane's leaf
@@ -280,13 +326,9 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
       if constexpr (kPass == ScanPass::kFirst) want = sample_row_of<PlainMemory>(p, row);
       MassRow of_row;
       if constexpr (kPass == ScanPass::kMasses) of_row = MassRow(p, row, work.chunk, i);
-      const bool edits = !T::kPacked && kPass != ScanPass::kRaw && p.edited != nullptr;
-      std::uint32_t edited[kMaskWords] = {};
-      if (edits) allowed_in_leaf(p.edited + row * edit_words(p.vocab_size), span.first, n, edited);
       copy_async_wait_all();
       __syncwarp();
       if (copy.shift() != 0) align_leaf<T>(leaf, n, copy.shift());
-      if (edits) edit_leaf<T>(leaf, edited, p.edits + row * p.vocab_size + span.first);
       if constexpr (kPass == ScanPass::kKept) {
         if ((next_leaves >> lane & 1) != 0) {
           node = test_of(i).find(leaf, slot, span.first, n, next_top, words);
@@ -314,6 +356,10 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
         const float c = log2_scale(want.temperature);
         if (masked || has_mask) {
           allowed_in_leaf(masked ? p.allowed + row * p.allowed_stride : nullptr, span.first, n, words);
+        }
+        if (kPass == ScanPass::kFirst && n > 0 && takes_sample(p, want, work.chunk)) {
+          float* const list = reinterpret_cast<float*>(work.chunk.listed + i * work.chunk.most_listed);
+          sample_leaf<T>(leaf, n, masked, words, lane, list + slot * kSampledColumns);
         }
         if (masked) {
           top = masked_top<T>(leaf, n, words);
@@ -358,22 +404,22 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
 }
 
 #if RLK_CUDA_SM90
-// Warps whose groups shared memory holds, for elements of 4 and of 2 bytes. The test of kept columns needs more registers.
-// 22 of the first scan's warps leave memory for a finishing block, which waits beside them.
-template <class T, ScanPass kPass>
-constexpr int kScanWarps = !T::kPacked                                              ? 14
-                           : kPass == ScanPass::kKept || kPass == ScanPass::kMasses ? 20
-                           : kPass == ScanPass::kFirst                              ? 22
-                                                                                    : 27;
+// Warps whose groups shared memory holds. The test of kept columns needs more registers. 22 of the first scan's warps leave
+// memory for a finishing block, which waits beside them.
+template <ScanPass kPass>
+constexpr int kScanWarps = kPass == ScanPass::kKept || kPass == ScanPass::kMasses ? 20
+                           : kPass == ScanPass::kFirst                            ? 22
+                                                                                  : 27;
 #else
-template <class T, ScanPass kPass>
-constexpr int kScanWarps = T::kPacked ? 19 : 9;
+template <ScanPass kPass>
+constexpr int kScanWarps = 19;
 #endif
 
 // kAfter: the scan may begin while the kernel before it ends, for which it waits.
 template <class T, Exp kExp, ScanPass kPass, bool kAfter>
 void run_scan(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
-  constexpr int kMost = kScanWarps<T, kPass>;
+  static_assert(T::kPacked);
+  constexpr int kMost = kScanWarps<kPass>;
   auto* kernel = sample_scan_kernel<T, kExp, kPass, kMost>;
   const int warps = std::min(kMost, allow_shared_memory<sample_scan_kernel<T, kExp, kPass, kMost>>() / kGroupBytes<T>);
   const ScanWork work = scan_work(p, chunk, grid);

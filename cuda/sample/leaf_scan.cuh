@@ -1,0 +1,406 @@
+// The passes of sample over float32 logits. Eight lanes have a leaf, each the columns of one chain, and load them without
+// a copy in shared memory. So many warps fit on a multiprocessor, and some compute while others wait for memory. Bound by
+// HBM: each pass reads each logit once. One body serves every architecture, and each has its own machine code.
+#pragma once
+
+#include "scan.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+constexpr int kLeafSteps = kLeafColumns / kNumChains, kAtOnce = kWarp / kNumChains;  // leaves of a warp at once
+constexpr int kLeafScanWarps = 8;                                                    // a block has so many
+
+// The leaves of a group, a few of them at once.
+template <class T, Exp kExp, ScanPass kPass>
+class LeafScan {
+  using Storage = typename T::Storage;
+
+ public:
+  struct Shared {  // what warps keep of their group
+    float2 nodes[kWarp];
+    float tops[kWarp];
+    std::uint8_t leaves[kWarp];
+    std::uint16_t inside[kGroupLeaves / kAtOnce][kWarp];  // bits of a lane's columns in the bracket
+  };
+
+  // together: the warps of a block share a group, and `shared`.
+  __device__ __forceinline__ LeafScan(const SampleParams& p, const GroupGrid& grid, const ScanWork& work,
+                                      Shared* shared, const bool& together)
+      : p_(p),
+        grid_(grid),
+        work_(work),
+        s_(*shared),
+        together_(together),
+        lane_(static_cast<int>(threadIdx.x % kWarp)),
+        chain_(lane_ % kNumChains),
+        quarter_(lane_ / kNumChains),
+        slots_(std::int64_t{kNumParts} << work.height),
+        whole_(grid.groups_per_part > 0) {}
+
+  __device__ __forceinline__ void run(int task) {
+    const int i = static_cast<int>(work_.groups.quotient(task));
+    if (!takes(i)) return;
+    const int index = task - i * static_cast<int>(work_.groups.value);
+    const int row = static_cast<int>(work_.chunk.first) + i;
+    const int part = static_cast<int>(work_.steps.quotient(index));
+    group_ = {whole_ ? part : index * grid_.parts_per_group, index - part * static_cast<int>(work_.steps.value)};
+    first_ = grid_.part_first[group_.part] + group_.step * kGroupColumns;
+    columns_ = grid_.part_last[group_.part] - first_;
+    leaves_ = whole_ ? max(0, min((columns_ + kLeafColumns - 1) / kLeafColumns, kGroupLeaves)) : kGroupLeaves;
+    own_ = span_of(lane_);
+    slot_ = slot_of(lane_);
+    logits_ = static_cast<const Storage*>(p_.logits) + row * p_.logits_stride;
+    if constexpr (kPass == ScanPass::kKept) {
+      run_kept(row, i);
+    } else if constexpr (kPass == ScanPass::kMasses) {
+      run_masses(row, i);
+    } else {
+      run_nodes(row, i);
+    }
+  }
+
+ private:
+  // The warp's leaves, and whether it stores what the group's leaves give.
+  __device__ __forceinline__ int first_leaf() const { return together_ ? warp() * kAtOnce : 0; }
+  __device__ __forceinline__ int step() const { return together_ ? kLeafScanWarps * kAtOnce : kAtOnce; }
+  __device__ __forceinline__ bool ends() const { return !together_ || warp() == 0; }
+  static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / kWarp); }
+  __device__ __forceinline__ void barrier() const { together_ ? __syncthreads() : __syncwarp(); }
+  __device__ __forceinline__ bool takes(int i) const {
+    if constexpr (kPass == ScanPass::kMasses) return work_.chunk.states[i].waits == kForMasses;
+    if constexpr (kPass == ScanPass::kKept) return work_.chunk.states[i].waits == kForTree;
+    return kPass != ScanPass::kRaw || p_.ids[work_.chunk.first + i] >= 0;
+  }
+  // A leaf of the group, below 32.
+  __device__ __forceinline__ LeafSpan span_of(int leaf) const {
+    if (!whole_) return leaf_span(grid_, group_, leaf);
+    const int left = columns_ - leaf * kLeafColumns;
+    return {first_ + leaf * kLeafColumns, max(0, min(left, kLeafColumns))};
+  }
+  __device__ __forceinline__ int slot_of(int leaf) const {
+    if (whole_) return (group_.part << work_.height) + group_.step * kGroupLeaves + leaf;
+    return (group_.part + leaf / grid_.leaves << work_.height) + leaf % grid_.leaves;
+  }
+  // z of the lane's columns, with -Inf for missing ones.
+  __device__ __forceinline__ void load(int i, const LeafSpan& leaf, float (&z)[kLeafSteps]) const {
+    const Storage* const from = logits_ + leaf.first + chain_;
+    if (__all_sync(kAllLanes, leaf.columns == kLeafColumns)) {
+#pragma unroll
+      for (int k = 0; k < kLeafSteps; ++k) z[k] = T::load(from[k * kNumChains]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kLeafSteps; ++k) {
+        z[k] = k * kNumChains + chain_ < leaf.columns ? T::load(from[k * kNumChains]) : -infinity();
+      }
+    }
+    if (kPass == ScanPass::kRaw || p_.edited == nullptr) return;
+    const std::int64_t row = work_.chunk.first + i;
+    std::uint32_t words[kMaskWords];
+    allowed_in_leaf(p_.edited + row * edit_words(p_.vocab_size), leaf.first, leaf.columns, words);
+    const float* const edits = p_.edits + row * p_.vocab_size + leaf.first;
+    if ((words[0] | words[1] | words[2] | words[3]) == 0) return;
+    each_own_bit(words, [&](int k) { z[k] = edits[k * kNumChains + chain_]; });
+  }
+  // Calls fn(k) for the lane's columns with a bit.
+  template <class F>
+  __device__ __forceinline__ void each_own_bit(const std::uint32_t (&words)[kMaskWords], F fn) const {
+#pragma unroll
+    for (int k = 0; k < kLeafSteps; ++k) {
+      if ((words[k / 4] >> (k % 4 * kNumChains + chain_) & 1) != 0) fn(k);
+    }
+  }
+  // Drops the lane's columns without a bit.
+  __device__ __forceinline__ void drop(const std::uint32_t (&words)[kMaskWords], float (&z)[kLeafSteps]) const {
+#pragma unroll
+    for (int k = 0; k < kLeafSteps; ++k) {
+      if ((words[k / 4] >> (k % 4 * kNumChains + chain_) & 1) == 0) z[k] = -infinity();
+    }
+  }
+  __device__ __forceinline__ float sum_of_chains(float sum) const {
+#pragma unroll
+    for (int d = 1; d < kNumChains; d *= 2) sum = add_rn(sum, shuffle_xor(sum, d));
+    return sum;
+  }
+
+  // The first and the raw pass.
+  __device__ __forceinline__ void run_nodes(int row, int i) {
+    SampleRow want = {1.0f, 1.0f, 0.0f, 0, false, kOk};
+    if constexpr (kPass == ScanPass::kFirst) want = sample_row_of<PlainMemory>(p_, row);
+    if (want.status != kOk) return;
+    const bool whole = kPass == ScanPass::kRaw || want.greedy || !want.truncates();
+    const bool masked = kPass == ScanPass::kFirst && p_.allowed != nullptr;
+    const bool has_node = whole || cuts_by_mass(p_, want);
+    const bool has_top = !whole || want.greedy || p_.top_ids != nullptr;
+    const bool has_mask =
+        kPass == ScanPass::kFirst && whole && (p_.top_ids != nullptr || (masked && p_.kept_offsets != nullptr));
+    const bool samples = kPass == ScanPass::kFirst && takes_sample(p_, want, work_.chunk);
+    float* const sample = reinterpret_cast<float*>(work_.chunk.listed + i * work_.chunk.most_listed);
+    const float c = log2_scale(want.temperature);
+    const std::int32_t* const allowed = masked ? p_.allowed + row * p_.allowed_stride : nullptr;
+#pragma unroll 1
+    for (int base = first_leaf(); base < leaves_; base += step()) {
+      const LeafSpan leaf = span_of(base + quarter_);
+      float z[kLeafSteps];
+      load(i, leaf, z);
+      if (masked) {
+        std::uint32_t words[kMaskWords];
+        allowed_in_leaf(allowed, leaf.first, leaf.columns, words);
+        drop(words, z);
+      }
+      if (samples && leaf.columns > 0) {
+        // Two runs of eight columns, whose place differs between neighbouring leaves.
+        const bool odd = (quarter_ & 1) != 0, high = (quarter_ & 2) != 0;
+        float* const to = sample + slot_of(base + quarter_) * kSampledColumns + chain_;
+        to[0] = high ? odd ? z[6] : z[4] : odd ? z[2] : z[0];
+        to[kNumChains] = high ? odd ? z[15] : z[13] : odd ? z[11] : z[9];
+      }
+      float largest = z[0], smallest = z[0];
+#pragma unroll
+      for (int k = 1; k < kLeafSteps; ++k) {
+        largest = max_nan(largest, z[k]);
+        smallest = fminf(smallest, z[k]);
+      }
+#pragma unroll
+      for (int d = 1; d < kNumChains; d *= 2) largest = max_nan(largest, shuffle_xor(largest, d));
+      SoftmaxStats stats = identity_stats();
+      if (has_node) stats = stats_of(z, c, largest, smallest);
+      if (chain_ == 0) {
+        s_.nodes[base + quarter_] = make_float2(stats.m, stats.S);
+        s_.tops[base + quarter_] = largest;
+      }
+    }
+    barrier();
+    if (ends()) store_leaves(i, allowed, has_node, has_top, has_mask);
+    barrier();
+  }
+  // Stores what the first and the raw pass have found.
+  __device__ __forceinline__ void store_leaves(int i, const std::int32_t* allowed, bool has_node, bool has_top,
+                                               bool has_mask) const {
+    const bool exists = own_.columns > 0;
+    float* const nodes = work_.chunk.nodes + i * 4 * slots_;
+    const float2 node = exists ? s_.nodes[lane_] : make_float2(-infinity(), 0.0f);
+    if (exists && has_top) nodes[2 * slots_ + slot_] = s_.tops[lane_];
+    if (exists && has_mask) {
+      std::uint32_t words[kMaskWords];
+      allowed_in_leaf(allowed, own_.first, own_.columns, words);
+      reinterpret_cast<uint4*>(work_.chunk.masks)[i * slots_ + slot_] =
+          make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    if (has_node) store_nodes(nodes, exists, node);
+  }
+  // Stores the nodes of the lanes' leaves and their root.
+  __device__ __forceinline__ void store_nodes(float* nodes, bool exists, const float2& node) const {
+    if (exists) reinterpret_cast<float2*>(nodes)[slot_] = node;
+    if (!whole_) return;
+    const SoftmaxStats root = tree_over_lanes<false>({node.x, node.y, 0.0f, 0.0f});
+    if (lane_ == 0) {
+      reinterpret_cast<float2*>(scanned_roots(nodes, slots_))[slot_ / kWarp] = make_float2(root.m, root.S);
+    }
+  }
+  // Statistics of a leaf. In the common case, no column is missing or clamped.
+  __device__ __forceinline__ SoftmaxStats stats_of(const float (&z)[kLeafSteps], float c, float largest,
+                                                   float smallest) const {
+    using Exponential = Chains<kExp, false>;
+    const float m = add_rn(ceil_of(mul_rn(c, largest)), 0.0f);
+    const bool common = abs_of(m) < 0.5f * kStatsRange && fma_rn(smallest, c, -m) >= 1.0f - kStatsFloor;
+    if (__all_sync(kAllLanes, common)) {
+      const float addend = Exponential::addend(m);
+      float sum = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kLeafSteps; ++k) sum = add_rn(sum, Exponential::exponential(z[k], c, addend));
+      return {m, sum_of_chains(sum), 0.0f, 0.0f};
+    }
+    SoftmaxStats stats;
+    const LeafReference reference = leaf_reference(c, largest, &stats);
+    const float addend = Exponential::addend(reference.m);
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kLeafSteps; ++k) {
+      const float e = Exponential::exponential(z[k] > reference.q ? z[k] : reference.q, c, addend);
+      sum = add_rn(sum, z[k] != -infinity() ? e : 0.0f);
+    }
+    sum = sum_of_chains(sum);
+    if (reference.usable) stats = {reference.m, sum, 0.0f, 0.0f};
+    return stats;
+  }
+
+  // The masses around the cut.
+  __device__ __forceinline__ void run_masses(int row, int i) {
+    using Exponential = Chains<kExp, false>;
+    const MassRow of_row(p_, row, work_.chunk, i);
+    const float addend = Exponential::addend(of_row.m);
+    const std::int32_t* const allowed = p_.allowed ? p_.allowed + row * p_.allowed_stride : nullptr;
+    MassSum total, above;   // a lane adds 128 columns at most
+    std::uint32_t own = 0;  // columns in the bracket
+#pragma unroll 1
+    for (int base = first_leaf(); base < leaves_; base += step()) {
+      const LeafSpan leaf = span_of(base + quarter_);
+      float z[kLeafSteps];
+      load(i, leaf, z);
+      if (allowed != nullptr) {
+        std::uint32_t words[kMaskWords];
+        allowed_in_leaf(allowed, leaf.first, leaf.columns, words);
+        drop(words, z);
+      }
+      std::uint32_t open = 0;
+      constexpr int kHalf = kLeafSteps / 2;  // columns whose masses registers hold
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int k = 0; k < kHalf; ++k) {
+          // With the hardware's exponential there is no mass below the clamp either.
+          const float clamped = kExp == Exp::kHardware ? z[k] : fmaxf(z[k], of_row.q);
+          const float e = Exponential::exponential(clamped, of_row.c, addend);
+          const bool is_above = z[k] >= of_row.high;
+          total.add(e);
+          above.add(e, is_above);
+          if (z[k] >= of_row.low && !is_above) open |= 1u << (half * kHalf + k);
+          z[k] = z[kHalf + k];
+        }
+      }
+      s_.inside[base / kAtOnce][lane_] = static_cast<std::uint16_t>(open);
+      own += static_cast<std::uint32_t>(set_bits_of(open));
+    }
+    list(total.value(), above.value(), own, i);
+  }
+  // Adds the lanes' masses to the row's, and lists the columns in the bracket.
+  __device__ __forceinline__ void list(std::uint64_t total, std::uint64_t above, std::uint32_t own, int i) const {
+    const std::int64_t row = work_.chunk.first + i;
+    Bracket* const bracket = bracket_of(work_.chunk.firsts, i);
+    std::uint32_t end = own;  // where the lane's columns end among the warp's
+#pragma unroll
+    for (int d = 1; d < kWarp; d *= 2) {
+      const std::uint32_t before = __shfl_up_sync(kAllLanes, end, d);
+      end += lane_ >= d ? before : 0;
+      above += __shfl_xor_sync(kAllLanes, above, d);
+      total += __shfl_xor_sync(kAllLanes, total, d);
+    }
+    const std::uint32_t found = __shfl_sync(kAllLanes, end, kWarp - 1);
+    std::uint32_t at = 0;
+    if (lane_ == 0) {
+      if (found > 0) at = atomicAdd(&bracket->listed, found);
+      atomicAdd(reinterpret_cast<unsigned long long*>(&bracket->above), above);
+      atomicAdd(reinterpret_cast<unsigned long long*>(&bracket->total), total);
+    }
+    if (found == 0) return;
+    at = __shfl_sync(kAllLanes, at, 0);
+    if (at + found > work_.chunk.most_listed) return;
+    std::uint64_t* to = work_.chunk.listed + i * work_.chunk.most_listed + at + end - own;
+#pragma unroll 1
+    for (int base = first_leaf(); base < leaves_ && own > 0; base += step()) {
+      const int first = span_of(base + quarter_).first + chain_;
+#pragma unroll 1
+      for (std::uint32_t left = s_.inside[base / kAtOnce][lane_]; left != 0; left &= left - 1) {
+        const int id = first + lowest_bit_of(left) * kNumChains;
+        float z = T::load(logits_[id]);
+        if (p_.edited != nullptr && (p_.edited[row * edit_words(p_.vocab_size) + id / 32] >> (id % 32) & 1) != 0) {
+          z = p_.edits[row * p_.vocab_size + id];
+        }
+        *to++ = rank_of(z, id);
+      }
+    }
+  }
+
+  // The columns that the row keeps.
+  __device__ __forceinline__ void run_kept(int row, int i) {
+    float* const nodes = work_.chunk.nodes + i * 4 * slots_;
+    auto* const masks = reinterpret_cast<uint4*>(work_.chunk.masks) + i * slots_;
+    const KeptTest<T, kExp> test(p_, row, reinterpret_cast<SampleShared*>(&s_),
+                                 work_.chunk.masks + i * kMaskWords * slots_, work_.chunk.states + i);
+    const bool exists = own_.columns > 0;
+    const float top = exists ? nodes[2 * slots_ + slot_] : -infinity();
+    const bool has = exists && test.may_keep(slot_, top);
+    const unsigned needed = __ballot_sync(kAllLanes, has);
+    if (ends()) {
+      if (has) s_.leaves[set_bits_of(needed & ((1u << lane_) - 1))] = static_cast<std::uint8_t>(lane_);
+      s_.tops[lane_] = top;
+      s_.nodes[lane_] = make_float2(-infinity(), 0.0f);
+      if (exists && !has) masks[slot_] = make_uint4(0, 0, 0, 0);
+    }
+    barrier();
+    const int leaves = set_bits_of(needed);
+    int kept = 0;
+#pragma unroll 1
+    for (int base = first_leaf(); base < leaves; base += step()) {
+      const bool takes = base + quarter_ < leaves;
+      const int at = takes ? s_.leaves[base + quarter_] : 0, slot = slot_of(at);
+      LeafSpan leaf = span_of(at);
+      if (!takes) leaf.columns = 0;
+      float z[kLeafSteps];
+      load(i, leaf, z);
+      std::uint32_t words[kMaskWords];
+      const SoftmaxStats stats = test.find_in_lanes(z, slot, leaf.first, leaf.columns, s_.tops[at], words);
+      if (takes && chain_ == 0) {
+        masks[slot] = make_uint4(words[0], words[1], words[2], words[3]);
+        s_.nodes[at] = make_float2(stats.m, stats.S);
+#pragma unroll
+        for (int k = 0; k < kMaskWords; ++k) kept += set_bits_of(words[k]);
+      }
+    }
+    barrier();
+    if (ends()) store_nodes(nodes, exists, s_.nodes[lane_]);
+    kept = __reduce_add_sync(kAllLanes, kept);
+    if (lane_ == 0 && kept > 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(&work_.chunk.states[i].kept),
+                static_cast<unsigned long long>(kept));
+    }
+    barrier();
+  }
+
+  const SampleParams& p_;
+  const GroupGrid& grid_;
+  const ScanWork& work_;
+  Shared& s_;
+  const bool& together_;
+  const int lane_, chain_, quarter_;
+  const std::int64_t slots_;
+  const bool whole_;  // whether a group has leaves of one part
+  Group group_ = {};
+  int first_ = 0, columns_ = 0,
+      leaves_ = 0;     // such a group's first column, the part's columns from there on, its leaves
+  LeafSpan own_ = {};  // the lane's leaf, and its slot
+  int slot_ = 0;
+  const Storage* logits_ = nullptr;
+};
+
+// Blocks that fit on a multiprocessor. The test of kept columns needs more registers; on sm_80, so do masses.
+template <ScanPass kPass>
+constexpr int kLeafScanBlocks = kPass == ScanPass::kKept || (kPass == ScanPass::kMasses && !RLK_CUDA_SM90) ? 3 : 4;
+
+template <class T, Exp kExp, ScanPass kPass>
+__global__ void __launch_bounds__(kLeafScanWarps* kWarp, kLeafScanBlocks<kPass>)
+    sample_leaf_scan_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ GroupGrid grid,
+                            const __grid_constant__ ScanWork work, const __grid_constant__ bool together) {
+  using Scan = LeafScan<T, kExp, kPass>;
+  __shared__ typename Scan::Shared shared[kLeafScanWarps];
+  const int warp = threadIdx.x / kWarp, own = together ? 0 : warp;
+  Scan scan(p, grid, work, shared + own, together);
+  wait_for_previous_kernel();
+  if (kPass == ScanPass::kFirst && p.kept_offsets != nullptr) clear_published(work.chunk);
+  allow_next_kernel();
+  const int blocks = static_cast<int>(gridDim.x), step = together ? blocks : kLeafScanWarps * blocks;
+#pragma unroll 1
+  for (int task = static_cast<int>(blockIdx.x) + own * blocks; task < work.tasks; task += step) {
+    // The second cache still holds the rows that the pass before read last.
+    scan.run(kPass == ScanPass::kMasses ? work.tasks - 1 - task : task);
+  }
+}
+
+// kAfter: the pass may begin while the kernel before it ends, for which it waits.
+template <class T, Exp kExp, ScanPass kPass, bool kAfter>
+void run_pass(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
+  if constexpr (T::kPacked) {
+    run_scan<T, kExp, kPass, kAfter>(p, grid, chunk, stream);
+  } else {
+    const ScanWork work = scan_work(p, chunk, grid);
+    const int most = multiprocessors(current_device()) * kLeafScanBlocks<kPass>, blocks = std::min(most, work.tasks);
+    // Few groups would leave most warps without work.
+    const bool together = work.tasks <= kLeafScanWarps / 2 * most;
+    launch_dependent<kAfter && RLK_CUDA_ARCH::kOverlap>(sample_leaf_scan_kernel<T, kExp, kPass>, blocks,
+                                                        kLeafScanWarps * kWarp, 0, stream, p, grid, work, together);
+  }
+}
+
+}  // namespace
+}  // namespace rlk::cuda
