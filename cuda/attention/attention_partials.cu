@@ -95,8 +95,7 @@ void run_partials(const AttentionPartialsParams& p, bool vectors, cudaStream_t s
 namespace RLK_CUDA_ARCH {
 
 void attention_partials(const AttentionPartialsParams& p, cudaStream_t stream) {
-  bool vectors = true;
-  for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
+  const bool vectors = attention_at_16_bytes(p);
   const std::int64_t blank = attention_blank_threads(p);
   attention_blank_kernel<<<blocks_of(blank), kAttentionThreads, 0, stream>>>(p, blank);
   check(cudaGetLastError(), "launch of attention's blanks");

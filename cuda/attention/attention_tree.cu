@@ -30,8 +30,7 @@ AttentionTree<Params> with_paths(const Params& p, void* table, cudaStream_t stre
 
 void attention_tree(const AttentionParams& given, [[maybe_unused]] const AttentionPlan& plan, cudaStream_t stream) {
   const AttentionTree<AttentionParams> p = with_paths(given, given.workspace, stream);
-  bool vectors = true;
-  for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
+  const bool vectors = attention_at_16_bytes(p);
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (T::kPacked) {

@@ -86,8 +86,7 @@ void run_attention_delta(const AttentionBackwardParams& p, cudaStream_t stream) 
 
 template <class Params>
 void run_attention_backward(const Params& p, cudaStream_t stream) {
-  bool vectors = true;
-  for (const AttentionHeads* a : {&p.q, &p.k, &p.v, &p.dout}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
+  const bool vectors = attention_at_16_bytes(p) && attention_at_16_bytes(p.dout, p.dtype);
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
     run_attention_delta<T>(p, stream);

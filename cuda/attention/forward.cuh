@@ -33,8 +33,7 @@ void launch_attention(const Params& p, bool vectors, cudaStream_t stream) {
 // kOverlap: built for compute capability 9.0.
 template <bool kOverlap>
 void run_attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
-  bool vectors = true;
-  for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
+  const bool vectors = attention_at_16_bytes(p);
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (T::kPacked) {

@@ -53,8 +53,7 @@ void attention(const AttentionParams& p, int device, Stream stream) {
   check_attention(p);
   check_exp(p);
   if (attention_rows(p) * p.num_q_heads == 0) return;
-  bool vectors = true;
-  for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
+  const bool vectors = attention_at_16_bytes(p);
   launch_pass("forward", p, launch_paths(p, p.workspace, device, stream),
               attention_query_grid(p, NarrowTile::kRows, vectors), kAttentionForwardLds<NarrowTile>,
               kAttentionForwardLds<WideTile>, device, stream);
@@ -67,8 +66,7 @@ void attention_partials(const AttentionPartialsParams& p, int device, Stream str
   if (blank == 0) return;
   launch_blocks(device, stream, {kAttentionThreads, 0}, "rlk_attention_blank", ceil_div(blank, kAttentionThreads), p,
                 blank);
-  bool vectors = true;
-  for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
+  const bool vectors = attention_at_16_bytes(p);
   launch_tiles("partials", p, attention_query_grid(p, NarrowTile::kRows, vectors), kAttentionForwardLds<NarrowTile>,
                kAttentionForwardLds<WideTile>, device, stream);
 }
@@ -85,8 +83,7 @@ void attention_merge(const AttentionMergeParams& p, int device, Stream stream) {
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream) {
   check_attention(p);
   check_exp(p);
-  bool vectors = true;
-  for (const AttentionHeads* a : {&p.q, &p.k, &p.v, &p.dout}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
+  const bool vectors = attention_at_16_bytes(p) && attention_at_16_bytes(p.dout, p.dtype);
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;
   if (rows > 0) {
     const std::int64_t blocks = ceil_div(rows, kAttentionThreads / kAttentionChains);

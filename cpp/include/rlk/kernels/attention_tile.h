@@ -11,6 +11,11 @@ inline bool attention_at_16_bytes(const AttentionHeads& a, DType t) {
   return reinterpret_cast<std::uintptr_t>(a.data) % 16 == 0 && aligned(a.sequence_stride) && aligned(a.token_stride) &&
          aligned(a.head_stride);
 }
+// Whether the heads of q, k and v begin at multiples of 16 bytes.
+inline bool attention_at_16_bytes(const AttentionInput& p) {
+  return attention_at_16_bytes(p.q, p.dtype) && attention_at_16_bytes(p.k, p.dtype) &&
+         attention_at_16_bytes(p.v, p.dtype);
+}
 
 // A launch. A row is either a key, or a query with one of the heads that share a key head. The heads of a query are
 // neighbouring rows.
