@@ -77,7 +77,8 @@ bool fits_wgmma(const AttentionBackwardParams& p, GradientKernel kernel) {
   if (!can_fetch(p) || !can_fetch(p, p.dout, packed) || !attention_at_16_bytes(p.out, p.dtype)) return false;
   if (!at_16_bytes({p.dq, p.dk, p.dv}) || p.num_sequences == 0) return false;
   if (p.dq == nullptr && p.dk == nullptr) return false;  // dsinks alone
-  if (kernel == GradientKernel::kParts && (p.parents != nullptr || p.num_q_heads == p.num_kv_heads)) return false;
+  const bool has_parts = p.parents == nullptr && p.num_q_heads != p.num_kv_heads && p.head_dim <= 128;
+  if (kernel == GradientKernel::kParts && !has_parts) return false;
   const GradientLayout layout(p, kernel);
   constexpr std::int64_t kMostHeads = 65535;  // the largest second dimension of a grid
   // Blocks of keys of all paths together, each with 1 KiB of workspace.
@@ -128,7 +129,8 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
   const AttentionPlan few_rows = {AttentionKernel::kFewRows}, pairs = {AttentionKernel::kPairs};
   const AttentionPlan clusters = {AttentionKernel::kClusters}, groups = {AttentionKernel::kGroups};
   const AttentionPlan wgmma = {AttentionKernel::kWgmma}, mixed = {AttentionKernel::kMixed};
-  const bool mixes = may_mix(p) && fits_plan(p, mixed, capability), fits = fits_plan(p, wgmma, capability);
+  const bool mixes = may_mix(p) && fits_plan(p, mixed, capability);
+  const auto fits = [&] { return fits_plan(p, wgmma, capability); };  // asked where the answer matters
   if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences && fits_plan(p, few_rows, capability)) {
     if (fits_plan(p, groups, capability)) return groups;
     const std::int64_t blocks = SplitGrid(p).blocks;
@@ -139,17 +141,16 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
     // Drafts give all sequences equally many queries, so these divide evenly. kFewRows serves them without other kernels.
     const bool differ = mixes && p.q_tokens % sequences != 0;
     const bool fills = blocks > 3 * std::int64_t{multiprocessors};
-    return differ && fits && p.head_dim <= 128 && fills ? mixed : few_rows;
+    return differ && fills && p.head_dim <= 128 && fits() ? mixed : few_rows;
   }
-  const bool by_wgmma = fits && p.q_tokens >= kWgmmaQueries * sequences;
+  const bool by_wgmma = p.q_tokens >= kWgmmaQueries * sequences && fits();
   if (mixes && !(by_wgmma && p.head_dim > 128)) return mixed;  // kMixed has no wgmma for more columns
   return by_wgmma ? wgmma : AttentionPlan{};
 }
 
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan) {
   if (plan.kernel == AttentionKernel::kWgmma) {
-    const bool has_outer_totals = p.head_dim > 128 && WideColumns::of(p.head_dim, p.value_dim).values > 128;
-    return attention_path_bytes(p) + (has_outer_totals ? kOuterTotalsAt + kOuterTotals * kOuterTotalBytes : 4);
+    return attention_path_bytes(p) + (has_outer_totals(p) ? kOuterTotalsAt + kOuterTotals * kOuterTotalBytes : 4);
   }
   if (plan.kernel == AttentionKernel::kMixed) return 4 * MixedGrid(p).end;
   if (plan.kernel == AttentionKernel::kTiles || p.dtype == DType::kFloat32) return attention_path_bytes(p);

@@ -1,18 +1,21 @@
 // attention, backward, of bf16 and fp16 by wgmma, for SM90: heads of 64, 128 or 136 to 256 columns whose tokens TMA can
 // fetch. One kernel prepares lse and delta by tiles of 64 queries. The main one is persistent. Its block of three
-// warpgroups takes 128 keys of a key head, or 64 of a wide one (gradient_wide_sm90.cuh). It keeps their dk and dv in
-// registers, and walks the query tiles that see those keys, query head by query head. A job is all of a key head's
-// query heads, or one of them; then memory keeps dk and dv between a block's jobs. TMA adds each tile's dq to a sum in
-// memory, in the contract's order. A third kernel scales and rounds those sums. Bound by wgmma; numbers: README.md.
+// warpgroups takes 128 keys of a key head. It keeps their dk and dv in registers, and walks the query tiles that see those
+// keys, query head by query head. A job is all of a key head's query heads, or one of them; then memory keeps dk and dv
+// between a block's jobs. TMA adds each tile's dq to a sum in memory, in the contract's order. A third kernel scales
+// and rounds those sums. Heads of more than 128 columns have one kernel for dk and dv (gradient_wide_sm90.cuh) and one
+// for dq (gradient_queries_sm90.cuh). Bound by wgmma and shared memory; numbers: README.md.
 #pragma once
 
 #include <algorithm>
 
 #include "../common/async_copy_sm80.cuh"
+#include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
 #include "../common/register_shares_sm90.cuh"
 #include "../common/vec8.cuh"
 #include "backward.cuh"
+#include "gradient_queries_sm90.cuh"
 #include "gradient_rows_sm90.cuh"
 #include "gradient_trees_sm90.cuh"
 #include "gradient_wide_sm90.cuh"
@@ -31,6 +34,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   auto* works = reinterpret_cast<GradientWork*>(memory + Tile::kWorkAt);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
+  allow_next_kernel();
   const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
   if (warpgroup < 0) {
     Registers::release();
@@ -96,6 +100,13 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
        job += threads) {
     call.works[job] = gradient_work<Tile::kKeys>(p, call, job);
   }
+  if constexpr (Tile::kColumns > 128) {
+    const std::int32_t pairs = call.query_jobs / static_cast<std::int32_t>(p.num_q_heads);
+    for (std::int32_t pair = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; pair < pairs;
+         pair += threads) {
+      call.query_works[pair] = query_work<QueryGradientTile<Tile::kColumns, Tile::kValueColumns>::kKeys>(p, call, pair);
+    }
+  }
   // A warp takes 32 rows of a head, four at a time. Eight lanes share a row and have one chain each. Rows are loaded in
   // whole chunks and read from shared memory by columns.
   constexpr int kRowBytes = Tile::kValueColumns * 2, kStride = kRowBytes + 16, kChunks = kRowBytes / 16;
@@ -160,17 +171,34 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
   }
 }
 
-// Scales and rounds the summed dq of a tile.
+// Scales and rounds the summed dq of a tile. Blocks begin once multiprocessors have no jobs left, while others still add
+// to tiles. So a block waits until the last block of keys has added to its tile; a tree's waits for the kernel's launch.
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(256)
     attention_round_dq_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
-  const GradientPlace at = gradient_place(p, call, blockIdx.x);
-  if (!at.exists) return;
-  const std::int64_t head = blockIdx.y;
+  // The next kernel waits for this one alone.
+  if (blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
+  const std::int64_t slot = blockIdx.x % call.slots, head = blockIdx.x / call.slots;
+  const GradientPlace at = gradient_place(p, call, static_cast<std::int32_t>(slot));
+  if (!at.exists || at.tile + Tile::kQueries <= at.queries.first) return;
+  if constexpr (!kMayBranch<Params>) {
+    if (*call.unordered != 0) {
+      wait_for_previous_kernel();
+    } else {
+      if (threadIdx.x == 0) {
+        const std::uint32_t* const turns = call.turns + head * call.slots + slot;
+        const std::uint32_t all = contributors<Tile::kKeys>(p, at.queries, at.tile);
+        // Many blocks wait here. Without pauses their reads delay the jobs that read and raise neighbouring counters.
+        while (*static_cast<const volatile std::uint32_t*>(turns) < all) __nanosleep(500);
+        wait_for_turn(turns, all);
+      }
+      __syncthreads();
+    }
+  }
   const int half = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const auto* sums = reinterpret_cast<const float4*>(call.sums + (head * call.slots + blockIdx.x) *
-                                                                     (Tile::kQueries * Tile::kColumns)) +
-                     thread;
+  const auto* sums =
+      reinterpret_cast<const float4*>(call.sums + (head * call.slots + slot) * (Tile::kQueries * Tile::kColumns)) +
+      thread;
   const std::int64_t columns = Tile::kColumns > 128 ? p.head_dim : Tile::kColumns;
   const int row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
@@ -178,7 +206,7 @@ __global__ void __launch_bounds__(256)
     float4 found[4];
     const int column = Tile::column_of(half, tile) + thread % 4 * 8;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) found[k] = sums[(Tile::four_at(half, tile) + k) * 128];
+    for (int k = 0; k < 4; ++k) found[k] = __ldcg(sums + (Tile::four_at(half, tile) + k) * 128);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       std::uint32_t x[4];
@@ -265,6 +293,9 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   call.sums = reinterpret_cast<float*>(workspace + layout.sums_at);
   call.kept_turns = reinterpret_cast<std::uint32_t*>(workspace + layout.kept_turns_at);
   call.kept = reinterpret_cast<float*>(workspace + layout.kept_at);
+  call.query_jobs = static_cast<std::int32_t>(layout.query_pairs * p.num_q_heads);
+  call.query_works = reinterpret_cast<QueryWork*>(workspace + layout.query_works_at);
+  call.query_counter = call.counter + 3;
   check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(layout.works_at), stream), "attention's turns");
   if constexpr (kMayBranch<Params>) {
     call.section = multiprocessors(current_device());
@@ -281,16 +312,33 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   check(cudaGetLastError(), "launch of attention's lse and delta");
   const int grid = std::min(call.jobs, multiprocessors(current_device()));
   if constexpr (Tile::kColumns > 128) {
-    allow_shared_memory<attention_wide_gradient_kernel<T, Tile, kExp>>();
-    attention_wide_gradient_kernel<T, Tile, kExp><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+    if (p.dk != nullptr) {
+      allow_shared_memory<attention_wide_gradient_kernel<T, Tile, kExp>>();
+      attention_wide_gradient_kernel<T, Tile, kExp><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+      check(cudaGetLastError(), "launch of attention's gradients");
+    }
+    if (p.dq != nullptr) {
+      using QueryTile = QueryGradientTile<Tile::kColumns, Tile::kValueColumns>;
+      GradientCall of_queries = call;
+      of_queries.k = attention_map(p, p.k, false, QueryTile::kKeys);
+      of_queries.v = attention_map(p, p.v, false, QueryTile::kKeys, 64, p.value_dim);
+      const auto launch = [&](auto overlaps) {
+        constexpr bool kBeside = decltype(overlaps)::value;
+        allow_shared_memory<attention_query_gradient_kernel<T, QueryTile, kExp>>();
+        launch_dependent<kBeside>(attention_query_gradient_kernel<T, QueryTile, kExp>,
+                                  std::min(call.query_jobs, multiprocessors(current_device())), QueryTile::kThreads,
+                                  QueryTile::kBytes, stream, p, of_queries, kBeside);
+      };
+      p.dk != nullptr ? launch(std::true_type{}) : launch(std::false_type{});
+    }
   } else {
     allow_shared_memory<attention_gradient_kernel<T, Tile, kExp, Params>>();
     attention_gradient_kernel<T, Tile, kExp, Params><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
-  }
-  check(cudaGetLastError(), "launch of attention's gradients");
-  if (p.dq != nullptr) {
-    attention_round_dq_kernel<T, Tile, Params><<<dim3(slots, heads), 256, 0, stream>>>(p, call);
-    check(cudaGetLastError(), "launch of attention's dq");
+    check(cudaGetLastError(), "launch of attention's gradients");
+    if (p.dq != nullptr) {
+      launch_dependent<!kMayBranch<Params>>(attention_round_dq_kernel<T, Tile, Params>, static_cast<int>(slots * heads),
+                                            256, 0, stream, p, call);
+    }
   }
   const auto clear = [&](auto is_query, std::int64_t tokens) {
     attention_clear_kernel<decltype(is_query)::value>
@@ -318,8 +366,8 @@ void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_
                                 : launch_attention_gradients<T, Tile, Exp::kPortable>(p, kernel, stream);
       };
       if constexpr (kIsWide) {
-        WideColumns::of(p.head_dim, p.value_dim).keys == 192 ? launch(WideGradientTile<192, 128>{})
-                                                             : launch(WideGradientTile<256, 256>{});
+        WideColumns::of(p.head_dim, p.value_dim).keys == 192 ? launch(WideGradientTile<192, 128, 128>{})
+                                                             : launch(WideGradientTile<256, 256, 64>{});
       } else {
         p.head_dim == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
       }

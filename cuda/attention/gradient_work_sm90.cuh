@@ -15,7 +15,7 @@ template <int kColumns_>
 struct GradientTile {
   static constexpr int kColumns = kColumns_, kQueries = 64, kKeys = 128, kStages = 2;
   static constexpr int kThreads = 3 * 128;
-  static constexpr int kBoxes = kColumns / 64, kValueColumns = kColumns, kValueBoxes = kBoxes, kDoutStages = kStages;
+  static constexpr int kBoxes = kColumns / 64, kValueColumns = kColumns, kValueBoxes = kBoxes;
   static constexpr int kQueryBox = kQueries * 128, kKeyBox = kKeys * 128;
   static constexpr int kQueryBytes = kBoxes * kQueryBox, kKeyBytes = kBoxes * kKeyBox;
   static constexpr int kDoutBytes = kQueryBytes, kValueBytes = kKeyBytes;
@@ -53,6 +53,10 @@ struct GradientCall {
   float* sums;                      // [heads, slots, 64 * columns]: dq
   std::uint32_t* kept_turns;        // [block_jobs]: the number of warps that have kept dk and dv, over all parts
   float* kept;                      // [block_jobs, keys * (columns + those of v)]: dk and dv between two parts
+  // More than 128 columns: a kernel of its own computes dq. Nothing uses the turns, sums and kept sums above.
+  std::int32_t query_jobs;        // pairs of tiles of queries, of all heads; else 0
+  struct QueryWork* query_works;  // [query_jobs / heads]
+  std::uint32_t* query_counter;
 };
 
 // A row in a block of keys of a path. `token` is -1 if the row has none. `turn` is twice the number of earlier segments
@@ -102,6 +106,14 @@ template <int kKeys>
 __device__ __forceinline__ std::int32_t first_contributor(bool causal, std::int32_t num_keys, std::int32_t tile) {
   return (causal ? min(tile + 63, num_keys - 1) : num_keys - 1) / kKeys;
 }
+// The number of blocks of kKeys keys whose dq is in the sum of the tile at position `tile`, which has queries.
+template <int kKeys>
+__device__ __forceinline__ std::uint32_t contributors(const AttentionBackwardParams& p, const GradientQueries& q,
+                                                      std::int32_t tile) {
+  std::int64_t first_key = 0;
+  if (p.window_size > 0) first_key = max(max(tile, q.first) - p.window_size + 1, std::int64_t{0});
+  return first_contributor<kKeys>(p.causal, q.last, tile) - static_cast<std::uint32_t>(first_key / kKeys) + 1;
+}
 // The sequence of a slot: the last one whose first slot is at or before it. first(s) ascends with s.
 template <class First>
 __device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequences, std::int64_t slot,
@@ -139,6 +151,54 @@ struct alignas(16) GradientWork {
 };
 static_assert(sizeof(GradientWork) == GradientLayout::kWorkBytes);
 
+// A pair of tiles of queries of one sequence, and the blocks of keys that each sees.
+struct alignas(16) QueryWork {
+  std::int32_t sequence, head;     // sequence < 0: no queries, or no jobs are left
+  std::int32_t k_token, num_keys;  // token of the first key; keys of the sequence
+  std::int32_t q_token;            // token of position 0
+  std::int32_t first, last;        // positions of queries in use that see keys
+  std::int32_t tile, slot;         // position and slot of the first tile
+  std::int32_t high[2], low[2];    // last and first blocks of keys of each tile; of a tile without queries -1 and kNone
+  static constexpr std::int32_t kNone = 0x7fffffff;
+  __device__ __forceinline__ std::int32_t first_block() const { return max(high[0], high[1]); }
+  __device__ __forceinline__ std::int32_t last_block() const { return min(low[0], low[1]); }
+};
+static_assert(sizeof(QueryWork) == GradientLayout::kWorkBytes);
+
+template <int kKeys>
+__device__ __forceinline__ QueryWork query_work(const AttentionBackwardParams& p, const GradientCall& call,
+                                                std::int32_t pair) {
+  QueryWork work = {};
+  work.sequence = -1;
+  if (p.num_sequences == 0) return work;
+  // Numbers of a sequence's pairs, as GradientLayout counts them.
+  const std::int64_t of_sequence = (call.of_sequence + 1) / 2;
+  const auto first = [&](std::int64_t s) { return clamp_to(p.cu_seqlens_q[s], 0, p.q_tokens) / 128 + 2 * s; };
+  const bool packed = p.cu_seqlens_q != nullptr;
+  const std::int64_t sequence = packed ? sequence_of_slot(p.num_sequences, pair, first) : pair / of_sequence;
+  const auto number = static_cast<std::int32_t>(2 * (pair - (packed ? first(sequence) : sequence * of_sequence)));
+  const AttentionSpan span(p, sequence);
+  const GradientQueries q = gradient_queries(p, call, span);
+  work.head = 0;
+  work.k_token = static_cast<std::int32_t>(span.k_first);
+  work.num_keys = static_cast<std::int32_t>(span.num_keys);
+  work.q_token = static_cast<std::int32_t>(span.q_first) - q.past;
+  work.first = q.first;
+  work.last = q.last;
+  work.tile = q.base + 64 * number;
+  work.slot = q.slot + number;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const std::int32_t tile = work.tile + 64 * i;
+    const bool exists = number >= 0 && number + i < q.tiles() && tile + 64 > q.first;
+    work.high[i] = exists ? first_contributor<kKeys>(p.causal, q.last, tile) : -1;
+    work.low[i] =
+        exists ? work.high[i] + 1 - static_cast<std::int32_t>(contributors<kKeys>(p, q, tile)) : QueryWork::kNone;
+    if (exists) work.sequence = static_cast<std::int32_t>(sequence);
+  }
+  return work;
+}
+
 template <int kKeys, class Params>
 __device__ __forceinline__ GradientWork gradient_work(const Params& p, const GradientCallOf<Params>& call,
                                                       std::int32_t job_of_call) {
@@ -165,7 +225,8 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
   const std::int64_t section = within / of_section, in_section = min(size, heads - section * size);
   if (in_section <= 0) return work;
   work.kv_head = static_cast<std::int32_t>(section * size + within % of_section % in_section);
-  const std::int64_t block = blocks - 1 - within % of_section / in_section;
+  // Where no dq waits for a turn, the blocks that most queries see come first.
+  const std::int64_t place = within % of_section / in_section, block = call.query_jobs > 0 ? place : blocks - 1 - place;
   const AttentionSpan span(p, sequence);
   work.sequence = static_cast<std::int32_t>(sequence);
   work.key = static_cast<std::int32_t>(block * kKeys);
@@ -246,7 +307,8 @@ struct GradientShared {
       mbarrier_init(work_full(i), 1);
       mbarrier_init(dq_full(i), 256);
       mbarrier_init(dq_empty(i), 1);
-      mbarrier_init(work_empty(i), 256 + 2);  // the threads of both warpgroups, and the two lanes that add dq
+      // The threads of both warpgroups, and the two lanes that add dq.
+      mbarrier_init(work_empty(i), 256 + (Tile::kColumns > 128 ? 0 : 2));
     }
     mbarrier_init_fence();
   }
@@ -314,15 +376,12 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
                  shared.queries_full(at.stage));
             load_bytes(shared.u(at.stage), scalars, Tile::kScalarBytes, shared.queries_full(at.stage));
           }
-          // With one stage, a tile's phase alternates as the stage of its queries does.
-          const int dout_stage = Tile::kDoutStages == 1 ? 0 : at.stage;
-          const int dout_phase = Tile::kDoutStages == 1 ? at.stage : at.phase;
-          mbarrier_wait_block(shared.dout_empty(dout_stage), dout_phase ^ 1);
+          mbarrier_wait_block(shared.dout_empty(at.stage), at.phase ^ 1);
           if (elect_one()) {
-            mbarrier_arrive_expect(shared.dout_full(dout_stage), Tile::kDoutBytes + Tile::kScalarBytes);
-            load(value_boxes, shared.dout(dout_stage), Tile::kQueryBox, &call.dout, head, work.q_token + tile,
-                 sequence_q, shared.dout_full(dout_stage));
-            load_bytes(shared.delta(dout_stage), scalars + 64, Tile::kScalarBytes, shared.dout_full(dout_stage));
+            mbarrier_arrive_expect(shared.dout_full(at.stage), Tile::kDoutBytes + Tile::kScalarBytes);
+            load(value_boxes, shared.dout(at.stage), Tile::kQueryBox, &call.dout, head, work.q_token + tile, sequence_q,
+                 shared.dout_full(at.stage));
+            load_bytes(shared.delta(at.stage), scalars + 64, Tile::kScalarBytes, shared.dout_full(at.stage));
           }
           at.advance(Tile::kStages);
         }

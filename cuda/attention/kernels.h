@@ -18,7 +18,7 @@ enum class AttentionKernel : std::int32_t {
   kGroups,    // sm_90: kFewRows where groups share splits, which wgmma multiplies for 64 of a group's rows
   kWgmma,     // sm_90: bf16 and fp16, heads that TMA can fetch of 64, 128, or if no tree 136 to 256 columns; no softcap
   kMixed,  // bf16 and fp16, packed queries: splits as kFewRows' for sequences with few queries. The others take wgmma, if
-           // their heads have 64 or 128 columns and kWgmma fits, else kTiles' kernel
+           // kWgmma fits, else kTiles' kernel
 };
 struct AttentionPlan {
   AttentionKernel kernel = AttentionKernel::kTiles;
@@ -38,10 +38,21 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
 // kGroups; kMixed: MixedGrid.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
+// Columns of the wgmma kernels' tiles for more than 128 columns. A head's columns end before theirs.
+struct WideColumns {
+  std::int64_t keys, values;
+  static constexpr WideColumns of(std::int64_t head_dim, std::int64_t value_dim) {
+    return head_dim <= 192 && value_dim <= 128 ? WideColumns{192, 128} : WideColumns{256, 256};
+  }
+};
+
 // kWgmma, more than 128 columns of v: totals of splits that do not fit into a block's shared memory, for this many blocks
 // of threads. No GPU of compute capability 9.0 has more multiprocessors. The counter of tiles lies before them.
 constexpr int kOuterTotals = 132;
 constexpr std::int64_t kOuterTotalsAt = 16, kOuterTotalBytes = 24 * 256 * 16;
+inline bool has_outer_totals(const AttentionParams& p) {
+  return p.head_dim > 128 && WideColumns::of(p.head_dim, p.value_dim).values > 128;
+}
 
 // Rows of a key head of a sequence, for which most of a larger tile would be empty.
 constexpr std::int64_t kFewRows = 32;
@@ -88,11 +99,11 @@ struct MixedGrid {
   static constexpr std::int64_t kMostRows = 64;  // rows of a key head of a sequence with few queries; times: README.md
   static constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;  // where results take more, `few` is smaller
   std::int64_t few, splits;
-  bool is_decode;                      // whether most sequences have few queries
-  bool by_token;                       // results lie by token; else each sequence has places for `few` queries
-  std::int64_t slots, blocks;          // blocks of threads that take turns with the tiles of a split; those of the call
-  std::int64_t rows_at, sums_at, end;  // offsets in floats, behind two counters
-  bool merges;                         // else there is one split, whose blocks of threads write the results
+  bool is_decode;              // whether most sequences have few queries
+  bool by_token;               // results lie by token; else each sequence has places for `few` queries
+  std::int64_t slots, blocks;  // blocks of threads that take turns with the tiles of a split; those of the call
+  std::int64_t rows_at, sums_at, totals_at, end;  // offsets in floats, behind two counters
+  bool merges;                                    // else there is one split, whose blocks of threads write the results
 
   explicit MixedGrid(const AttentionParams& p) : splits(attention_splits(p.k_tokens)), merges(splits != 1) {
     const std::int64_t group = p.num_q_heads / p.num_kv_heads, rows = p.q_tokens * group;
@@ -108,7 +119,8 @@ struct MixedGrid {
     blocks = slots * splits * p.num_kv_heads * p.num_sequences;
     rows_at = 4;
     sums_at = rows_at + (merges ? (places(p) * results * 2 + 3) / 4 * 4 : 0);
-    end = sums_at + (merges ? places(p) * results * p.value_dim : 0);
+    totals_at = sums_at + (merges ? places(p) * results * p.value_dim : 0);
+    end = totals_at + (has_outer_totals(p) ? kOuterTotals * kOuterTotalBytes / 4 : 0);
   }
   std::int64_t places(const AttentionParams& p) const { return std::min(p.q_tokens, few * p.num_sequences); }
 };
@@ -129,7 +141,8 @@ constexpr bool kMayMix = std::is_same_v<Params, MixedParams>;
 enum class GradientKernel : std::int32_t {
   kPasses,  // one pass for dq, one for dk and dv; serves every call
   kWgmma,   // sm_90: all three at once; serves the calls of the forward's kWgmma
-  kParts,   // kWgmma with a job for each query head of a block of keys, where key heads serve several; no trees
+  kParts,   // kWgmma with a job for each query head of a block of keys, where key heads serve several; no trees, and at
+            // most 128 columns
 };
 constexpr GradientKernel kGradientKernels[] = {GradientKernel::kPasses, GradientKernel::kWgmma, GradientKernel::kParts};
 constexpr const char* name_of(GradientKernel kernel) {
@@ -140,14 +153,6 @@ bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capa
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability);
 // Bytes of workspace. kPasses: delta. Others: a GradientLayout, then delta if dsinks are wanted.
 std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel);
-
-// Columns of the wgmma kernels' tiles for more than 128 columns. A head's columns end before theirs.
-struct WideColumns {
-  std::int64_t keys, values;
-  static constexpr WideColumns of(std::int64_t head_dim, std::int64_t value_dim) {
-    return head_dim <= 192 && value_dim <= 128 ? WideColumns{192, 128} : WideColumns{256, 256};
-  }
-};
 
 // kWgmma and kParts: tiles of 64 queries, blocks of keys, and the parts of the workspace. Tiles begin at positions
 // that are multiples of 64. So a sequence may touch one tile more than its queries fill.
@@ -163,6 +168,8 @@ struct GradientLayout {
   // number of blocks of earlier segments, and the table of paths.
   std::int64_t row_turns_at, row_sums_at, rows_at, firsts_at, paths_at;
   std::int64_t kept_turns_at, kept_at;  // dk and dv between two jobs of a block of keys
+  // More than 128 columns: pairs of tiles of queries, of all sequences. A kernel of their own computes dq.
+  std::int64_t query_pairs, query_works_at;
   static constexpr std::int64_t kWorkBytes = 64, kRowBytes = 8;
 
   GradientLayout(const AttentionBackwardParams& p, GradientKernel kernel) {
@@ -173,9 +180,12 @@ struct GradientLayout {
     slack = aligned ? 1 : 2;
     of_sequence = (p.q_tokens + 63) / 64 + (aligned ? 0 : 1);
     slots = p.cu_seqlens_q != nullptr ? p.q_tokens / 64 + slack * p.num_sequences : of_sequence * p.num_sequences;
-    const std::int64_t keys = attention_block(p.head_dim);
-    const WideColumns columns =
-        p.head_dim > 128 ? WideColumns::of(p.head_dim, p.value_dim) : WideColumns{p.head_dim, p.head_dim};
+    const bool wide = p.head_dim > 128;
+    const std::int64_t keys = wide && WideColumns::of(p.head_dim, p.value_dim).keys == 256 ? 64 : 128;
+    const std::int64_t of_pairs = (of_sequence + 1) / 2;
+    query_pairs = !wide                       ? 0
+                  : p.cu_seqlens_q != nullptr ? p.q_tokens / 128 + 2 * p.num_sequences
+                                              : of_pairs * p.num_sequences;
     key_blocks = p.cu_seqlens_k != nullptr ? p.k_tokens / keys + p.num_sequences : (p.k_tokens + keys - 1) / keys;
     if (trees) key_blocks = (p.q_tokens / 128 + 1) * p.num_sequences;  // the most that paths can have
     block_jobs = key_blocks * p.num_kv_heads * (p.cu_seqlens_k != nullptr ? 1 : p.num_sequences);
@@ -184,16 +194,16 @@ struct GradientLayout {
     const std::int64_t keeping = parts > 1 && p.dk != nullptr ? block_jobs : 0;
     const std::int64_t tiles = slots * p.num_q_heads;
     const std::int64_t rows = trees && p.dk != nullptr ? p.k_tokens * p.num_kv_heads : 0;
-    row_turns_at = kTurnsAt + 4 * tiles;
+    row_turns_at = kTurnsAt + (wide ? 0 : 4 * tiles);
     kept_turns_at = row_turns_at + 4 * rows;
     works_at = (kept_turns_at + 4 * keeping + 255) / 256 * 256;
-    scalars_at = (works_at + kWorkBytes * jobs + 255) / 256 * 256;
+    query_works_at = works_at + kWorkBytes * jobs;
+    scalars_at = (query_works_at + kWorkBytes * query_pairs + 255) / 256 * 256;
     sums_at = scalars_at + 512 * tiles;
-    row_sums_at = sums_at + (p.dq != nullptr ? 256 * columns.keys * tiles : 0);
+    row_sums_at = sums_at + (p.dq != nullptr && !wide ? 256 * p.head_dim * tiles : 0);
     rows_at = row_sums_at + 8 * p.head_dim * rows;
     kept_at = rows_at;  // trees have no parts
-    firsts_at =
-        kept_at + 4 * keys * (columns.keys + columns.values) * keeping + (trees ? 128 * kRowBytes * key_blocks : 0);
+    firsts_at = kept_at + 8 * keys * p.head_dim * keeping + (trees ? 128 * kRowBytes * key_blocks : 0);
     paths_at = firsts_at + (trees ? 4 * (p.num_sequences + 1) : 0);
     end = paths_at + attention_path_bytes(p);
   }
@@ -202,6 +212,8 @@ struct GradientLayout {
 RLK_CUDA_KERNELS(void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);)
 // kWgmma for more than 128 columns, not over trees; on sm_90 only.
 RLK_CUDA_KERNELS(void attention_wide(const AttentionParams& p, cudaStream_t stream);)
+// kMixed likewise.
+RLK_CUDA_KERNELS(void attention_wide_mixed(const AttentionParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_wide_backward(const AttentionBackwardParams& p, GradientKernel kernel,
                                               cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_mixed(const AttentionParams& p, cudaStream_t stream);)

@@ -136,6 +136,8 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[kN / 2], const std::u
   if constexpr (kN == 64 && !kIsBf16) RLK_WGMMA_A(64, "f16", "%32,%33,%34,%35", "36", "37", "38");
   if constexpr (kN == 128 && kIsBf16) RLK_WGMMA_A(128, "bf16", "%64,%65,%66,%67", "68", "69", "70");
   if constexpr (kN == 128 && !kIsBf16) RLK_WGMMA_A(128, "f16", "%64,%65,%66,%67", "68", "69", "70");
+  if constexpr (kN == 192 && kIsBf16) RLK_WGMMA_A(192, "bf16", "%96,%97,%98,%99", "100", "101", "102");
+  if constexpr (kN == 192 && !kIsBf16) RLK_WGMMA_A(192, "f16", "%96,%97,%98,%99", "100", "101", "102");
   if constexpr (kN == 256 && kIsBf16) RLK_WGMMA_A(256, "bf16", "%128,%129,%130,%131", "132", "133", "134");
   if constexpr (kN == 256 && !kIsBf16) RLK_WGMMA_A(256, "f16", "%128,%129,%130,%131", "132", "133", "134");
 }
