@@ -141,11 +141,10 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
     // Drafts give all sequences equally many queries, so these divide evenly. kFewRows serves them without other kernels.
     const bool differ = mixes && p.q_tokens % sequences != 0;
     const bool fills = blocks > 3 * std::int64_t{multiprocessors};
-    return differ && fills && p.head_dim <= 128 && fits() ? mixed : few_rows;
+    return differ && fills && fits() ? mixed : few_rows;
   }
-  const bool by_wgmma = p.q_tokens >= kWgmmaQueries * sequences && fits();
-  if (mixes && !(by_wgmma && p.head_dim > 128)) return mixed;  // kMixed has no wgmma for more columns
-  return by_wgmma ? wgmma : AttentionPlan{};
+  if (mixes) return mixed;
+  return p.q_tokens >= kWgmmaQueries * sequences && fits() ? wgmma : AttentionPlan{};
 }
 
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan) {
