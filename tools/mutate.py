@@ -7,13 +7,14 @@
     python tools/mutate.py --share 1/2   # beside --share 2/2: two workers with one record
     python tools/mutate.py --table       # what the record has decided
     python tools/mutate.py --again       # plants the survivors anew, after tests were added
+    python tools/mutate.py --layer kernels --switches    # one build for all faults, another for each survivor
 
 Faults are drawn by a rule: every file and every kind of fault in turn, at a place that a hash of the seed and the line
 picks. A change of one file therefore leaves the faults of all others. The work happens in a copy of the tree,
 ``build/mutate``. The extension and the C++ tests concerned are built there incrementally; a fault in Python needs no
 build. A fault that does not compile is drawn again. So is a fault that does not change the object code: either the
 compiler shows it equivalent, or it lies in device code. A test that does not end counts as having noticed the fault.
-EQUIVALENT lists faults that change nothing observable, with the reason; these count neither way.
+mutate_tables.EQUIVALENT lists faults that change nothing observable, with the reason; these count neither way.
 
 This process imports torch once and forks for each file of tests; the fork imports the package with the fault. A test
 that fails or does not end is run without the fault, too. Each verdict is a line of the record, from which a stopped run
@@ -43,6 +44,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from mutate_switches import Switches
+from mutate_tables import ANY, EQUIVALENT, OF_STEM, SHARED
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "python/rl_kernel_native"
 # Files of each layer. Headers of contracts are left out, since a pure declaration of shapes and types has no place for
@@ -61,123 +66,8 @@ LAYERS = {
 LEFT_OUT = {"_trace.py", "_types.py", "_machine.py", "_variants.py", "_blas.py", "__init__.py", "module.cpp"}
 COUNT = {"python": 70, "bindings": 30, "kernels": 60}
 
-# Tests of files that belong to no operator.
-SHARED = {
-    "_arithmetic": ["test_sum_order", "test_linear", "test_linear_torch", "test_torch"],
-    "_check": ["test_bad_input", "test_words", "test_token_model"],
-    "_call": ["test_first_calls", "test_engine", "test_torch"],
-    "_composed": ["test_engine", "test_silu_mul_torch", "test_rms_norm_torch"],
-    "_contract_terms": ["test_contract"],
-    "_dispatch": ["test_pairs", "test_bad_export", "test_frameworks", "test_bad_input", "test_out_writes"],
-    "_cures": ["test_cures"],
-    "_in_graph": ["test_changing_numbers", "test_engine"],
-    "_jax_checks": ["test_jax"],
-    "_metrics": ["test_denominators", "test_policy_loss"],
-    "_penalties": ["test_process_logits", "test_sample"],
-    "_rewards": ["test_group_advantage"],
-    "_main_grad": ["test_linear_bad_output", "test_rms_norm_engine", "test_overlaps"],
-    "_engine": ["test_engine", "test_torch"],
-    "_native": ["test_interface", "test_doctor"],
-    "_operator": ["test_engine", "test_torch"],
-    "_register": ["test_engine", "test_torch", "test_fake_tensors"],
-    "_rejection": ["test_verify_draft"],
-    "_rollout_presets": ["test_presets", "test_verl_advantages"],
-    "_run": ["test_engine", "test_torch"],
-    "_schema": ["test_engine", "test_fake_tensors"],
-    "_described": ["test_fake_tensors", "test_engine", "test_token_model"],
-    "_transforms": ["test_engine", "test_torch", "test_linear_func"],
-    "_workspace": ["test_linear", "test_linear_logprob", "test_torch"],
-    "attention_merge": ["test_attention_partials", "test_attention_partials_bad_input"],
-    "eager_autograd": ["test_linear_engine", "test_linear_torch", "test_embedding_engine"],
-    "linear_cross_entropy": [
-        "test_linear_logprob_loss",
-        "test_token_accuracy",
-        "test_label_smoothing",
-        "test_denominators",
-        "test_pairs",
-    ],
-    "group_advantage": ["test_ranks"],
-    "logprob": ["test_linear_logprob", "test_linear_logprob_engine", "test_linear_logprob_shards"],
-    "masked_whiten": ["test_ranks"],
-    "policy_loss": ["test_token_weight"],
-    "sample": ["test_linear_sample", "test_process_logits", "test_random_bits"],
-    "value_loss": ["test_token_weight"],
-    "call": ["test_engine"],
-    "ndarray": ["test_bad_export", "test_bad_input", "test_words"],
-    "tokens": ["test_token_model", "test_exact_bounds"],
-}
-# Tests of C++ files whose names begin with no operator's name.
-OF_STEM = {
-    "cache_append": ["kv_cache_append"], "byte_copy": ["pack"], "covariance": ["covariance_mask"],
-    "importance": ["importance_weights"], "mismatch": ["mismatch_metrics"], "mufu": ["logprob"],
-    "optimal": ["optimal_token_baseline"], "policy": ["policy_loss"], "preference": ["preference_loss"],
-    "process_logits": ["process_logits", "sample"], "reward": ["scatter_rewards"],
-    "rejection": ["policy_loss", "importance_weights"], "sequence": ["sequence_logprob", "policy_loss"],
-    "scored": ["linear_logprob"], "softmax": ["logprob"], "span": ["scatter_rewards"], "value": ["value_loss"],
-    "team_sum": ["group_advantage", "masked_whiten"], "merge_order": ["group_advantage"],
-    "central": ["value_loss", "mismatch_metrics", "importance_weights"],
-    "moment": ["group_advantage", "masked_whiten"], "philox": ["random_bits", "sample"], "mma_model": ["linear"],
-    "row_operators": ["embedding", "rms_norm", "silu_mul"],
-    "token_operators": [
-        "covariance_mask", "gae", "group_advantage", "importance_weights", "kl", "masked_whiten", "mismatch_metrics",
-        "optimal_token_baseline", "policy_loss", "scatter_rewards", "sequence_logprob", "shift_labels_packed",
-        "value_loss",
-    ],
-    "token": ["kl", "value_loss", "sequence_logprob", "policy_loss"], "call": ["workspace", "torch", "frameworks"],
-    "plain_tokens": ["kl", "policy_loss"], "flag_words": ["pack", "scatter_rewards"], "lora": ["linear_logprob"],
-    "tree_sum": ["sequence_logprob", "linear"], "exp": ["kl", "policy_loss", "logprob"], "log": ["logprob", "kl"],
-    "sigmoid": ["preference_loss", "silu_mul"], "tanh": ["logprob", "silu_mul"], "erf": ["silu_mul"],
-    "half": ["linear", "rms_norm"], "torch_state": ["torch", "engine"], "row_integers": ["sample", "random_bits"],
-    "isa": ["logprob", "kl"], "rows": ["rms_norm", "silu_mul"], "simd": ["logprob", "kl", "rms_norm"],
-    "thread_pool": ["logprob", "gae"], "divisor": ["policy_loss"], "vec4": ["policy_loss"], "ieee": ["kl", "logprob"],
-    "workspace": ["linear_logprob"], "random_words": ["random_bits"],
-    "row_split": ["silu_mul", "embedding"], "elementwise": ["silu_mul"],
-}  # fmt: skip
-ANY = ["test_exact_bounds", "test_option_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input",
-       "test_token_model", "test_other_device"]  # fmt: skip
 # Compiled calls run the same formulas, so their tests are left out for a file that is not part of the way to torch.
 OF_TORCH = re.compile(r"python/rl_kernel_native/(_\w+|ops/\w+_(torch|traced|composed|autograd))\.py")
-
-# (path, line with the fault) -> why no test can notice. If a line changes, its entry leaves the table and is judged
-# again.
-EQUIVALENT: dict[tuple[str, str], str] = {
-    (
-        "python/rl_kernel_native/_schema.py",
-        '_NO_NUMBER: dict[str, Any] = {"SymInt": 0, "float": 0.0, "bool": True}',
-    ): "the number beside an array, which no operator reads",
-    (
-        "python/rl_kernel_native/ops/covariance_mask.py",
-        "return _KINDS[kind], share, 0.0, 0.0, 0.0, 0.0, 1",
-    ): 'the seed of kind="kl", which draws nothing',
-    (
-        "cpp/cpu/group_advantage.cpp",
-        "const std::int64_t size = p.num_sequences / std::min<std::int64_t>(groups.count(), 1);",
-    ): "how many groups a thread takes at once; sequences without a group were refused above",
-    (
-        "cpp/cpu/importance_weights_simd.cpp",
-        "for (std::int64_t k = 0; k <= count; k += kLanes) {",
-    ): "a load and a store of 0 elements touch nothing",
-    (
-        "cpp/cpu/masked_whiten.cpp",
-        "all.least = o.least <= all.least ? o.least : all.least;",
-    ): "equal minima differ in the sign of zero alone, which a comparison and a magnitude do not see",
-    (
-        "cpp/cpu/pack.cpp",
-        "while (t < p_.num_tokens && (position < 0 ? at(t) < 0 : at(t) == position + t + first)) ++t;",
-    ): "runs of tokens that are copied at once end early; kept tokens have ascending positions, so none ends late",
-    (
-        "cpp/cpu/rope_simd.cpp",
-        "if (second >= 0) store_at<T>(row.y + at_b, 0, second, b);",
-    ): "a store of 0 elements writes nothing",
-    (
-        "cpp/cpu/policy_loss.cpp",
-        "if (p.count == 0 && *p.factor == 1.0f) return;",
-    ): "a gradient times 1 is the gradient, whose NaN is canonical, and no elements are no work",
-    (
-        "cpp/include/rlk/math/half.h",
-        "const std::uint32_t normal = magnitude > 0x47800000u ? 0x7c00u : rebased;",
-    ): "2^16 is Inf either way: its exponent with binary16's bias is that of Inf",
-}
 
 UNDECIDED = "undecided"  # the machine is busy: it counts neither way
 NO_BUILD, SAME_CODE, EQUAL = "does not compile", "same object code", "equivalent"
@@ -390,6 +280,7 @@ class Copy:
     def __init__(self, jobs: int, share: str) -> None:
         self.root, self.jobs = ROOT / "build" / f"mutate{share}", jobs
         self.of_tree: dict[str, bytes] = {}
+        self.said = ""  # by the last build
         self.failing: list[str] = []  # tests that fail without a fault
         self.tree = ROOT / "build" / f"mutate_tree{share}"  # the Python files without a fault
         self.root.mkdir(parents=True, exist_ok=True)
@@ -406,12 +297,15 @@ class Copy:
 
     def refresh(self, path: Path) -> None:
         """Unchanged files keep their time stamps, so that a build is incremental."""
-        to = self.root / path.relative_to(ROOT)
-        if to.exists() and to.read_bytes() == path.read_bytes():
+        to, content = self.root / path.relative_to(ROOT), self.content(path)
+        if to.exists() and to.read_bytes() == content:
             return
         to.parent.mkdir(parents=True, exist_ok=True)
         to.unlink(missing_ok=True)
-        shutil.copyfile(path, to)
+        to.write_bytes(content)
+
+    def content(self, path: Path) -> bytes:
+        return path.read_bytes()
 
     def build(self, *targets: str) -> bool:
         """Whether the targets compile. The extension lies next to the copy's Python files."""
@@ -420,7 +314,9 @@ class Copy:
             options = ["-DRLK_BUILD_PYTHON=ON", "-DRLK_BUILD_BENCH=OFF", "-Wno-dev"]
             commands.insert(0, ["cmake", "--preset", "cpu", *options, f"-DPython_EXECUTABLE={sys.executable}"])
         for command in commands:
-            if subprocess.run(command, cwd=self.root, capture_output=True).returncode:
+            done = subprocess.run(command, cwd=self.root, capture_output=True, text=True)
+            self.said = done.stdout
+            if done.returncode:
                 return False
         for made in (self.root / "build" / "cpu").glob("_C*.so"):
             to = self.root / PACKAGE / made.name
@@ -565,10 +461,23 @@ class Copy:
             return by or self.python_notices(others)
 
 
+class Switched(Switches, Copy):
+    """A copy that holds many faults."""
+
+
 def planted_line(fault: Fault) -> str:
     source = (ROOT / fault.path).read_text()
     begin, end = source.rfind("\n", 0, fault.begin) + 1, source.find("\n", fault.end)
     return (source[begin : fault.begin] + fault.text + source[fault.end : end]).strip()
+
+
+def key_of(fault: Fault) -> tuple[str, str]:
+    """The record and the table of equivalents know a fault by its file and its line with the fault. A call that is gone
+    leaves no line, so its own stands for it."""
+    if fault.kind != "call":
+        return fault.path, planted_line(fault)
+    source = (ROOT / fault.path).read_text()
+    return fault.path, f"without {source[fault.begin : fault.end].splitlines()[0]}"
 
 
 def shown(fault: Fault) -> str:
@@ -588,36 +497,39 @@ class Record:
             self.of[entry["path"], entry["planted"]] = entry
 
     def known(self, fault: Fault, again: bool) -> str | None:
-        entry = self.of.get((fault.path, planted_line(fault)))
+        entry = self.of.get(key_of(fault))
         if entry is None or entry["by"].startswith(UNDECIDED) or (again and not entry["by"]):
             return None
         return entry["by"]
 
     def add(self, fault: Fault, by: str, seconds: float) -> None:
-        key = fault.path, planted_line(fault)
+        key = key_of(fault)
         self.of[key] = {"layer": fault.layer, "kind": fault.kind, "path": key[0], "planted": key[1], "by": by,
                         "seconds": round(seconds, 1)}  # fmt: skip
         with self.path.open("a") as file:
             file.write(json.dumps(self.of[key]) + "\n")
 
 
-def judged(faults: list[Fault], record: Record, copy: Copy | None, again: bool) -> Iterator[tuple[Fault, str | None]]:
+def judged(
+    faults: list[Fault], record: Record, copy: Copy | None, again: bool, switches: Switched | None = None
+) -> Iterator[tuple[Fault, str | None]]:
     """Each fault, and those drawn in place of others, with who notices it. Without a copy: None for what the record
-    does not have."""
+    does not have. What survives behind a switch is planted alone."""
     used = {fault.name for fault in faults}
     left = faults[::-1]
     while left:
         fault = left.pop()
-        if (fault.path, planted_line(fault)) in EQUIVALENT:
+        if key_of(fault) in EQUIVALENT:
             yield fault, EQUAL
             continue
         by = record.known(fault, again)
         if by is None and copy:
             began = time.monotonic()
-            by = copy.plant(fault)
+            by = (switches.plant(fault) if switches and fault in switches.numbers else "") or copy.plant(fault)
             record.add(fault, by, time.monotonic() - began)
-            print(f"{record.of[fault.path, planted_line(fault)]['seconds']:6.1f} s", end="  ")
-            print(f"{'noticed ' if by else 'SURVIVES'} {fault.name} by {by or 'nobody'}", flush=True)
+            print(f"{record.of[key_of(fault)]['seconds']:6.1f} s", end="  ")
+            found = by if by in (NO_BUILD, SAME_CODE) else f"noticed by {by}" if by else "SURVIVES"
+            print(fault.name, found, flush=True)
         yield fault, by
         if by in (NO_BUILD, SAME_CODE) and (another := redrawn(fault, used)):
             used.add(another.name)
@@ -649,6 +561,7 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="print what the record has, and plant nothing")
     parser.add_argument("--again", action="store_true", help="plant the record's survivors again")
     parser.add_argument("--record", type=Path, default=ROOT / "build" / "mutants.jsonl")
+    parser.add_argument("--switches", action="store_true", help="build the C++ faults together, each behind a switch")
     parser.add_argument("--share", default="1/1", help="the part of the files that this worker takes, as in 1/2")
     parser.add_argument("--jobs", type=int, default=1, help="of the compiler at once")
     arguments = parser.parse_args()
@@ -670,7 +583,7 @@ def main() -> int:
         )
         return 0
     arguments.record.parent.mkdir(parents=True, exist_ok=True)
-    record, copy = Record(arguments.record), None
+    record, copy, switches = Record(arguments.record), None, None
     if not arguments.table:
         copy = Copy(arguments.jobs, f"_{part}" if parts > 1 else "")
         if not copy.build("_C"):
@@ -678,9 +591,16 @@ def main() -> int:
             return 2
         copy.of_tree = copy.code()
         shutil.copytree(copy.root / "python", copy.tree, dirs_exist_ok=True)
+        if arguments.switches:
+            new = [f for f in faults if f.layer != "python" and record.known(f, arguments.again) is None]
+            new = [f for f in new if key_of(f) not in EQUIVALENT]
+            switches = Switched(arguments.jobs, f"_{part}" if parts > 1 else "", new, tests_of)
+            if not switches.build_all():
+                print(switches.said)
+                return 2
         for name in ("torch", "torch._dynamo", "hypothesis", "pytest"):
             importlib.import_module(name)
-    found = list(judged(faults, record, copy, arguments.again))
+    found = list(judged(faults, record, copy, arguments.again, switches))
     print(table(found))
     return int(sum(by == "" for _, by in found) > 0.05 * sum(bool(by) or by == "" for _, by in found))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,9 +80,11 @@ def test_the_tests_of_a_file(tool: Any, path: str, python: str, compiled: str | 
 
 
 def test_faults_that_are_called_equivalent_are_ones_that_may_be_drawn(tool: Any) -> None:
-    every = {(f.path, tool.planted_line(f)) for layer in tool.LAYERS for f in tool.faults_of(layer)}
+    every = {tool.key_of(f) for layer in tool.LAYERS for f in tool.faults_of(layer)}
     assert set(tool.EQUIVALENT) <= every, "a line that changed is judged anew: take it out"
     assert all(tool.EQUIVALENT.values())
+    calls = [f for f in tool.faults_of("bindings") if f.kind == "call" and f.path.endswith("/preference_loss.cpp")]
+    assert len({tool.key_of(f) for f in calls}) == len(calls) > 1, "each call that may be gone has a key of its own"
 
 
 def test_no_fault_lies_in_what_changes_no_code(tool: Any) -> None:
@@ -270,3 +273,112 @@ def test_a_cpp_test_that_fails_or_does_not_end_has_noticed(
     assert copy.compiled_notice(["test_a", "test_b"]) == "the compiler, in test_b"
     assert copy.compiled_notice(["test_a", "test_c"]) == "test_c: Kl.Bits"
     assert copy.compiled_notice(["test_d"]).startswith("test_d, without an end")
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "where", "text", "switched"),
+    [
+        ("int f() { return a + b * c; }", "sum", "+", "-", "return ({} ? (a - b * c) : (a + b * c));"),
+        ("x += p[i] * q(i, j);", "sum", "*", "+", "x += ({} ? (p[i] + q(i, j)) : (p[i] * q(i, j)));"),
+        ("for (int i = 0; i < n; ++i) f(i);", "bound", "<", "<=", "; ({} ? (i <= n) : (i < n)); ++i)"),
+        ("if (a == 1 && b > 2 || c) f();", "bound", ">", ">=", "a == 1 && ({} ? (b >= 2) : (b > 2)) || c)"),
+        ("if (a && b || c) f();", "logic", "&&", "||", "if (({} ? (a || b || c) : (a && b || c))) f();"),
+        ("k = w ? a::b <= 1 : 2;", "bound", "<=", "<", "w ? ({} ? (a::b < 1) : (a::b <= 1)) : 2;"),
+        ("if (!done(x) && y) f();", "not", "!", "", "if (({} ? (done(x)) : (!done(x))) && y) f();"),
+        ("f(a, std::max(b, c) / 2);", "extremum", "max", "min", "f(a, ({} ? (std::min(b, c) / 2) : (std::max"),
+        ("F one = of(1.0f, ')');", "constant", "1.0f", "0.0f", "of(({} ? (0.0f) : (1.0f)), ')')"),
+        ("  check_it(p);", "call", "check_it(p)", "(void)0", "  ({} ? (void)0 : (void)(check_it(p)));"),
+        ('f(") ;", a /* ; */ - b, 1);', "sum", "-", "+", 'f(") ;", ({} ? (a /* ; */ + b) : (a /* ; */ - b)), 1)'),
+    ],
+)
+def test_a_fault_behind_a_switch(tool: Any, source: str, kind: str, where: str, text: str, switched: str) -> None:
+    begin = source.index(where)
+    fault = tool.Fault("kernels", "a.cpp", 1, kind, begin, begin + len(where), text)
+    found, held = sys.modules["mutate_switches"].switched(source, {fault: 3})
+    assert switched.replace("{}", "RLK_IS_MUTANT(3)") in found
+    assert held == [fault]
+
+
+def test_of_faults_in_one_expression_one_has_a_switch(tool: Any) -> None:
+    first, second = (tool.Fault("kernels", "a.cpp", 1, "sum", at, at + 1, "-") for at in (6, 10))
+    found, held = sys.modules["mutate_switches"].switched("x = a + b + c;", {second: 1, first: 2})
+    assert len(held) == 1
+    assert found.endswith("x = (RLK_IS_MUTANT(1) ? (a + b - c) : (a + b + c));")
+
+
+@pytest.fixture
+def switches(tool: Any, copy: Any) -> Any:
+    """A copy with switches for three faults in three files."""
+    made = tool.Switched.__new__(tool.Switched)
+    made.__dict__ |= copy.__dict__
+    made.numbers = {fault: number for number, fault in enumerate(tool.drawn("kernels", 3, 1), 1)}
+    made.tests_of, made.current, made.said = tool.tests_of, 0, ""
+    (made.root / "python").mkdir()
+    return made
+
+
+def test_a_copy_has_the_switches_of_its_files_and_what_reads_the_environment(tool: Any, switches: Any) -> None:
+    for fault, number in switches.numbers.items():
+        whole, found = (tool.ROOT / fault.path).read_text(), switches.content(tool.ROOT / fault.path).decode()
+        assert f"RLK_IS_MUTANT({number}) ? " in found
+        before = whole[: whole.rindex("\n", 0, fault.begin)].rpartition("\n")[0]
+        assert found.partition("#endif\n")[2].startswith(before)
+    pool = sys.modules["mutate_switches"].DEFINED_IN
+    assert b"std::getenv" in switches.content(tool.ROOT / pool)
+    assert switches.content(tool.ROOT / "README.md") == (tool.ROOT / "README.md").read_bytes()
+
+
+def test_a_file_that_does_not_compile_loses_its_switches(tool: Any, switches: Any) -> None:
+    bad, *good = switches.numbers
+    refreshed: list[Path] = []
+
+    def build(*targets: str) -> bool:
+        switches.said = f"In file included from {good[0].path}:1:\n/a/{bad.path}:7:9: error: no operator\n"
+        return bad not in switches.numbers
+
+    switches.build, switches.refresh = build, refreshed.append
+    assert switches.build_all()
+    assert list(switches.numbers) == good
+    assert refreshed == [tool.ROOT / bad.path]
+    assert switches.tree.is_dir()
+
+
+def test_a_build_that_fails_without_switches_is_an_error(switches: Any) -> None:
+    switches.build = lambda *targets: False
+    assert not switches.build_all()
+
+
+def test_the_environment_plants_the_fault_and_the_tree_has_none(
+    tool: Any, switches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def forked(copy: Any, package: Path, options: list[str], limit_s: float) -> tuple[int, str]:
+        seen.append((package.name, os.environ["RLK_MUTANT"]))
+        return (1, FAILED) if package == copy.root / "python" else (0, "")
+
+    monkeypatch.setattr(tool.Copy, "forked", forked)
+    switches.compiled_notice = lambda tests: seen.append(("compiled", os.environ["RLK_MUTANT"])) or ""
+    fault = list(switches.numbers)[2]
+    assert switches.plant(fault) == "tests/ops/test_kl.py::test_a[1]"
+    assert seen == [("compiled", "3"), ("python", "3"), ("tree", "0")]
+    assert "RLK_MUTANT" not in os.environ
+
+
+def test_what_survives_behind_a_switch_is_planted_alone(tool: Any, tmp_path: Path) -> None:
+    faults = tool.drawn("kernels", 3, 1)
+    planted: list[str] = []
+
+    class Planter:
+        def __init__(self, name: str, verdicts: dict[Any, str]) -> None:
+            self.name, self.numbers = name, verdicts
+
+        def plant(self, fault: Any) -> str:
+            planted.append(self.name)
+            return self.numbers[fault]
+
+    switches = Planter("switched", {faults[0]: "a", faults[1]: ""})
+    alone = Planter("alone", {faults[1]: "", faults[2]: "b"})
+    found = list(tool.judged(faults, tool.Record(tmp_path / "r.jsonl"), alone, False, switches))
+    assert dict(found) == {faults[0]: "a", faults[1]: "", faults[2]: "b"}
+    assert planted == ["switched", "switched", "alone", "alone"]
