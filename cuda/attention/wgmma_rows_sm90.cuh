@@ -91,18 +91,12 @@ class WgmmaRows {
 #pragma unroll
     for (int i = 0; i < Tile::kSums; ++i) asm volatile("" : "+f"(o_[i])::"memory");
   }
-  // Sums of the first half of the keys are formed here. Later they would wait for the exponentials one by one.
-  __device__ __forceinline__ void pin_groups() {
+  // A row's sums of probabilities are formed here. Later they would wait for the exponentials one by one.
+  __device__ __forceinline__ void pin_groups(int r) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if constexpr (kKeyTiles == 16) {
-          asm volatile("" : "+f"(groups_[r][i][0]), "+f"(groups_[r][i][1]));
-        } else {
-          asm volatile("" : "+f"(groups_[r][i][0]));
-        }
-      }
+      for (int k = 0; k < kKeyTiles / 4; ++k) asm volatile("" : "+f"(groups_[r][i][k]));
     }
   }
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
@@ -137,75 +131,26 @@ class WgmmaRows {
       pack(j);
     }
     add_probabilities();
-    RingPosition before = at_;
+    before_at_ = at_;
     at_.advance(Tile::kStages);
     int keeps = 0;  // whether P V adds to o_
+    block += Tile::kKeys;
+    wait_ahead(block < work.last_key);
 #pragma unroll 1
-    for (block += Tile::kKeys; block < work.last_key; block += Tile::kKeys) {
-      const bool begins = block >= split_end;
-      mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
-      take_turn();
-      multiply(at_.stage);
-      mbarrier_wait_block(shared_.values_full(before.stage), before.phase);
-      accumulate(before.stage, keeps);
-      give_turn();
-      wgmma_wait<1>();
-      pin(s_);
-      release(shared_.keys_empty(at_.stage));
-      if (block + Tile::kKeys >= work.last_key) release(shared_.queries_empty());
-      hide(work, block);
-      const float m[2] = {m_[0], m_[1]}, l[2][2] = {{l_[0][0], l_[0][1]}, {l_[1][0], l_[1][1]}};
-      if (begins) {
-        split_end = static_cast<int>(attention_split_end(block));
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          m_[r] = -infinity();
-          l_[r][0] = l_[r][1] = 0.0f;
+    for (;;) {
+      if constexpr (!kIsLean) {
+        const int plain_end = block >= work.all_first ? min(split_end, min(work.all_last, work.last_key)) : 0;
+#pragma unroll 1
+        for (; block + Tile::kKeys <= plain_end; block += Tile::kKeys) {
+          step<true>(work, block, keeps, split_end);
+          keeps = 1;
         }
       }
-      raise();
-      // Half of the exponentials come before the wait for P V. The branches below keep ptxas from moving the wait up.
-      constexpr int kAhead = kExp == Exp::kHardware ? kKeyTiles / 2 : 0;
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) exponentiate(j);
-      if constexpr (kAhead > 0) pin_groups();
-      keeps = !begins;
-      if (begins) {
-        asm volatile("wgmma.wait_group.sync.aligned 0;  // a split begins" ::: "memory");
-        pin_sums();
-        release(shared_.values_empty(before.stage));
-        merge_rows(m, l);
-#pragma unroll
-        for (int j = 0; j < 16; ++j) {
-          if (j < Tile::kSharedFours) merge_sums(j);
-          if (kIsLean) __syncwarp();  // keeps ptxas from loading more at once than registers hold
-          if (j >= kAhead && j < kKeyTiles) exponentiate(j);
-        }
-        if constexpr (Tile::kOuterFours > 0) merge_outer_sums();
-        has_total_ = true;
-#pragma unroll
-        for (int j = 0; j < kKeyTiles; ++j) pack(j);
-        add_probabilities();
-        asm volatile("// sums of a split's first block"
-                     : "+f"(l_[0][0]), "+f"(l_[0][1]), "+f"(l_[1][0]), "+f"(l_[1][1]));
-      } else {
-        asm volatile("wgmma.wait_group.sync.aligned 0;  // a split goes on" ::: "memory");
-        pin_sums();
-        release(shared_.values_empty(before.stage));
-        if (__any_sync(0xffffffffu, rises_)) rescale();
-#pragma unroll
-        for (int j = kAhead; j < kKeyTiles; ++j) {
-          exponentiate(j);
-          pack(j);
-          if (kAhead > 0) pack(j - kAhead);
-        }
-        add_probabilities();
-        asm volatile("// sums of a block" : "+f"(l_[0][0]), "+f"(l_[0][1]), "+f"(l_[1][0]), "+f"(l_[1][1]));
-      }
-      before = at_;
-      at_.advance(Tile::kStages);
+      if (block >= work.last_key) break;
+      keeps = step<false>(work, block, keeps, split_end);
+      block += Tile::kKeys;
     }
-    mbarrier_wait_block(shared_.values_full(before.stage), before.phase);
+    const RingPosition before = before_at_;
     // Only the last block of a sequence has rows past the sequence's end.
     if (block > work.num_keys) clear_values(before.stage, work.num_keys - (block - Tile::kKeys));
     accumulate(before.stage, keeps);
@@ -215,10 +160,88 @@ class WgmmaRows {
     merge_rows(m_, l_);
   }
 
+  // Waits for the operands of the next step: a block of keys, and the values of the block before.
+  __device__ __forceinline__ void wait_ahead(bool has_keys) const {
+    if (has_keys) mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
+    mbarrier_wait_block(shared_.values_full(before_at_.stage), before_at_.phase);
+  }
+  // A block's scores and probabilities, beside P V of the previous block. kPlain: every row sees the whole block, and
+  // no split begins. Returns whether the block's P V adds to the sums.
+  template <bool kPlain>
+  __device__ __forceinline__ int step(const WgmmaWork& work, int block, int keeps, int& split_end) {
+    const bool begins = !kPlain && block >= split_end;
+    take_turn();
+    multiply(at_.stage);
+    accumulate(before_at_.stage, keeps);
+    give_turn();
+    wgmma_wait<1>();
+    pin(s_);
+    release(shared_.keys_empty(at_.stage));
+    const bool has_next = block + Tile::kKeys < work.last_key;
+    if (!has_next) release(shared_.queries_empty());
+    if (!kPlain) hide(work, block);
+    const float m[2] = {m_[0], m_[1]}, l[2][2] = {{l_[0][0], l_[0][1]}, {l_[1][0], l_[1][1]}};
+    if (begins) {
+      split_end = static_cast<int>(attention_split_end(block));
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        m_[r] = -infinity();
+        l_[r][0] = l_[r][1] = 0.0f;
+      }
+    }
+    const int values_stage = before_at_.stage;
+    before_at_ = at_;
+    at_.advance(Tile::kStages);
+    // The first row's exponentials come before the wait for P V, the second row's beside the rescaling.
+    constexpr bool kAhead = kExp == Exp::kHardware;
+    raise(0);
+    raise(1);
+    if constexpr (kAhead) {
+#pragma unroll
+      for (int j = 0; j < kKeyTiles; ++j) exponentiate(j, 0);
+      pin_groups(0);
+    }
+    wait_ahead(has_next);  // also keeps ptxas from moving the next wait up
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    pin_sums();
+    release(shared_.values_empty(values_stage));
+    if (begins) {
+      merge_rows(m, l);
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        if (j < Tile::kSharedFours) merge_sums(j);
+        if (kIsLean) __syncwarp();  // keeps ptxas from loading more at once than registers hold
+        if (kAhead && j < kKeyTiles) exponentiate(j, 1);
+      }
+      if constexpr (Tile::kOuterFours > 0) merge_outer_sums();
+      has_total_ = true;
+#pragma unroll
+      for (int j = 0; j < kKeyTiles; ++j) {
+        if (!kAhead) exponentiate(j);
+        pack(j);
+      }
+    } else {
+      // Without a branch, since most blocks raise the reference of some row.
+      const float factor[2] = {factor_of(0), factor_of(1)};
+      rescale_chains(factor);
+#pragma unroll
+      for (int j = 0; j < kKeyTiles; ++j) {
+        if (!kAhead) exponentiate(j, 0);
+        exponentiate(j, 1);
+        pack(j);
+        rescale_sums<kKeyTiles>(factor, j);
+      }
+    }
+    add_probabilities();
+    asm volatile("// sums of a block" : "+f"(l_[0][0]), "+f"(l_[0][1]), "+f"(l_[1][0]), "+f"(l_[1][1]));
+    return !begins;
+  }
+
   __device__ __forceinline__ void multiply(int stage_of_thread) {
     const int stage = same_in_warp(stage_of_thread);
     const std::uint64_t q = tile_descriptor<false>(shared_.queries() + warpgroup_ * 64 * 128, 0);
-    const std::uint64_t k = tile_descriptor<false>(shared_.keys(stage), 0);
+    const std::uint64_t k =
+        tile_descriptor<false>(shared_.keys(0), 0) + static_cast<std::uint32_t>(stage * (Tile::kTileBytes >> 4));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Tile::kColumns / 16; ++step) {
@@ -230,7 +253,8 @@ class WgmmaRows {
   }
   __device__ __forceinline__ void accumulate(int stage_of_thread, int keeps) {
     const int stage = same_in_warp(stage_of_thread);
-    const std::uint64_t v = tile_descriptor<true>(shared_.values(stage), Tile::kBoxBytes);
+    const std::uint64_t v = tile_descriptor<true>(shared_.values(0), Tile::kBoxBytes) +
+                            static_cast<std::uint32_t>(stage * (Tile::kValueBytes >> 4));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Tile::kKeys / 16; ++step) {
@@ -251,71 +275,75 @@ class WgmmaRows {
     }
   }
 
-  // Updates the reference (rule 4) by this block's largest score: m_ is the new one, before_ the previous one.
-  __device__ __forceinline__ void raise() {
-    float most[2][2] = {{s_[0], s_[1]}, {s_[2], s_[3]}};
+  // A row's largest score: four chains of the thread, then the four lanes that share the row.
+  __device__ __forceinline__ float largest(int r) const {
+    float chains[4] = {s_[2 * r], s_[2 * r + 1], s_[4 + 2 * r], s_[4 + 2 * r + 1]};
 #pragma unroll
-    for (int j = 1; j < kKeyTiles; ++j) {
+    for (int j = 2; j < kKeyTiles; ++j) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        most[r][0] = max_nan(most[r][0], s_[4 * j + 2 * r]);
-        most[r][1] = max_nan(most[r][1], s_[4 * j + 2 * r + 1]);
+      for (int i = 0; i < 2; ++i) {
+        chains[j % 2 * 2 + i] = max_nan(chains[j % 2 * 2 + i], s_[4 * j + 2 * r + i]);
       }
     }
-    float top[2] = {max_nan(most[0][0], most[0][1]), max_nan(most[1][0], most[1][1])};
-#pragma unroll
-    for (int distance = 1; distance < 4; distance *= 2) {
-      const float other[2] = {Machine::shuffle_xor(top[0], distance), Machine::shuffle_xor(top[1], distance)};
-      top[0] = max_nan(top[0], other[0]);
-      top[1] = max_nan(top[1], other[1]);
-    }
-    rises_ = false;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      before_[r] = m_[r];
-      const float scaled = mul_rn(c_, top[r]);
-      rises_ |= !(scaled <= m_[r]);
-      // ceil, exact for magnitudes below the range's end. Larger values stay larger, and the row fails when the split
-      // ends.
-      const float ceiled = sub_rn(__fadd_ru(scaled, kStatsShift), kStatsShift);
-      m_[r] = max_nan(m_[r], ceiled <= -kStatsRange ? -infinity() : ceiled);
-      if constexpr (kExp == Exp::kHardware) {
-        addend_[r] = m_[r] == -infinity() ? -kStatsRange : -m_[r];
-      } else {
-        q_[r] = leaf_clamp(c_, m_[r]);
-        addend_[r] = sub_rn(kStatsShift, m_[r]);
-      }
+    float top = max_nan(max_nan(chains[0], chains[1]), max_nan(chains[2], chains[3]));
+    top = max_nan(top, Machine::shuffle_xor(top, 1));
+    return max_nan(top, Machine::shuffle_xor(top, 2));
+  }
+  // Updates a row's reference (rule 4) by this block's largest score: m_ is the new one, before_ the previous one.
+  __device__ __forceinline__ void raise(int r) {
+    before_[r] = m_[r];
+    // ceil, exact for magnitudes below the range's end. Larger values stay larger, and the row fails when the split
+    // ends.
+    const float ceiled = sub_rn(__fadd_ru(mul_rn(c_, largest(r)), kStatsShift), kStatsShift);
+    m_[r] = max_nan(m_[r], ceiled <= -kStatsRange ? -infinity() : ceiled);
+    if constexpr (kExp == Exp::kHardware) {
+      addend_[r] = m_[r] == -infinity() ? -kStatsRange : -m_[r];
+    } else {
+      q_[r] = leaf_clamp(c_, m_[r]);
+      addend_[r] = sub_rn(kStatsShift, m_[r]);
     }
   }
-  __device__ __forceinline__ void rescale() {
+  __device__ __forceinline__ void raise() {
+    raise(0);
+    raise(1);
+  }
+  // attention_factor(before_[r], m_[r]) without a branch. It is 0 where no block has contributed, since the sums are 0
+  // there, and where the row has failed.
+  __device__ __forceinline__ float factor_of(int r) const {
+    const float e = fmaxf(sub_rn(before_[r], m_[r]), -127.0f);
+    return __int_as_float(__float_as_int(add_rn(e, kStatsShift + 127.0f)) << 23);
+  }
+  __device__ __forceinline__ void rescale_chains(const float (&factor)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float factor = before_[r] > -infinity() ? attention_factor(before_[r], m_[r]) : 1.0f;
-      l_[r][0] = mul_rn(l_[r][0], factor);
-      l_[r][1] = mul_rn(l_[r][1], factor);
-#pragma unroll
-      for (int i = 0; i < Tile::kSums; i += 4) {
-        o_[i + 2 * r] = mul_rn(o_[i + 2 * r], factor);
-        o_[i + 2 * r + 1] = mul_rn(o_[i + 2 * r + 1], factor);
-      }
+      l_[r][0] = mul_rn(l_[r][0], factor[r]);
+      l_[r][1] = mul_rn(l_[r][1], factor[r]);
     }
+  }
+  // Part `part` of kParts.
+  template <int kParts>
+  __device__ __forceinline__ void rescale_sums(const float (&factor)[2], int part) {
+    constexpr int kEach = Tile::kSums / kParts;
+#pragma unroll
+    for (int i = part * kEach; i < (part + 1) * kEach; ++i) o_[i] = mul_rn(o_[i], factor[i / 2 % 2]);
   }
 
   // Turns scores of keys 8 j ... 8 j + 7 into probabilities.
   __device__ __forceinline__ void exponentiate(int j) {
+    exponentiate(j, 0);
+    exponentiate(j, 1);
+  }
+  __device__ __forceinline__ void exponentiate(int j, int r) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& z = s_[4 * j + 2 * r + i];
-        if constexpr (kExp == Exp::kHardware) {
-          z = ex2_approx(fma_rn(z, c_, addend_[r]));
-        } else {
-          const float w = stat_exp_portable(z > q_[r] ? z : q_[r], c_, addend_[r]);
-          z = is_nan(m_[r]) ? canonical_nan() : z == -infinity() || m_[r] == -infinity() ? 0.0f : w;
-        }
-        groups_[r][i][j / 4] = j % 4 == 0 ? z : add_rn(groups_[r][i][j / 4], z);
+    for (int i = 0; i < 2; ++i) {
+      float& z = s_[4 * j + 2 * r + i];
+      if constexpr (kExp == Exp::kHardware) {
+        z = ex2_approx(fma_rn(z, c_, addend_[r]));
+      } else {
+        const float w = stat_exp_portable(z > q_[r] ? z : q_[r], c_, addend_[r]);
+        z = is_nan(m_[r]) ? canonical_nan() : z == -infinity() || m_[r] == -infinity() ? 0.0f : w;
       }
+      groups_[r][i][j / 4] = j % 4 == 0 ? z : add_rn(groups_[r][i][j / 4], z);
     }
   }
   __device__ __forceinline__ void pack(int j) {
@@ -510,13 +538,13 @@ class WgmmaRows {
   float2* const row_totals_;  // m and l of each row's total
   const float c_;
   int thread_, first_row_;
-  std::uint32_t total_;  // address of this thread's sums in shared memory
-  RingPosition at_;
+  std::uint32_t total_;          // address of this thread's sums in shared memory
+  RingPosition at_, before_at_;  // the next keys, and the block before them
   int queries_phase_ = 0;
   int sees_first_[2], sees_last_[2];
   float m_[2], before_[2], addend_[2], q_[2], l_[2][2], groups_[2][2][kKeyTiles / 4];
   float m_total_[2], l_total_[2], of_total_[2], of_split_[2];
-  bool rises_, has_total_;
+  bool has_total_;
   float s_[Tile::kScores], o_[Tile::kSums];
   std::uint32_t weights_[Tile::kKeys / 16][4];
 };
