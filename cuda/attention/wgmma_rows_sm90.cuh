@@ -138,7 +138,7 @@ class WgmmaRows {
     wait_ahead(block < work.last_key);
 #pragma unroll 1
     for (;;) {
-      if constexpr (!kIsLean) {
+      if constexpr (!kIsLean && kExp == Exp::kHardware) {  // else registers would spill
         const int plain_end = block >= work.all_first ? min(split_end, min(work.all_last, work.last_key)) : 0;
 #pragma unroll 1
         for (; block + Tile::kKeys <= plain_end; block += Tile::kKeys) {
