@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,33 @@ def sources(tree: Path) -> list[Path]:
     )
 
 
+# Comments of C++ cannot change a result, so they do not count. Literals are matched, since they may hold what
+# looks like a comment. A quote between digits separates them.
+CPP = {".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".inc"}
+LITERAL_OR_COMMENT = re.compile(
+    rb'''R"(?P<delimiter>[^(\s"]*)\(.*?\)(?P=delimiter)"'''
+    rb"""|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])*'|(?P<comment>//[^\n]*|/\*.*?\*/)""",
+    re.DOTALL,
+)
+
+
+def without_comments(code: bytes) -> bytes:
+    code = LITERAL_OR_COMMENT.sub(lambda found: b" " if found["comment"] else found[0], code)
+    return b"\n".join(line.strip() for line in code.splitlines() if line.strip())
+
+
+def contents(path: Path) -> bytes:
+    """What a file's hash covers. A checkout with other line ends counts as the same source."""
+    found = path.read_bytes().replace(b"\r\n", b"\n")
+    return without_comments(found) if path.suffix in CPP else found
+
+
 def tree_hash(tree: Path) -> str:
     """sha256 over (path inside the tree, sha256 of the contents), sorted by path."""
     total = hashlib.sha256()
     for path in sorted(sources(tree), key=lambda p: p.relative_to(tree).as_posix()):
-        # A checkout with other line ends counts as the same source.
-        contents = hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
-        total.update(f"{path.relative_to(tree).as_posix()}\0{contents}\n".encode())
+        digest = hashlib.sha256(contents(path)).hexdigest()
+        total.update(f"{path.relative_to(tree).as_posix()}\0{digest}\n".encode())
     return total.hexdigest()
 
 

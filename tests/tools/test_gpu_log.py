@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu_log import ROOT, TREES, sources, tree_hash, tree_hashes, why_stale
+from tests.gpu_log import ROOT, TREES, sources, tree_hash, tree_hashes, why_stale, without_comments
 
 
 def test_the_gpu_log_covers_these_sources() -> None:
@@ -67,6 +67,30 @@ def test_each_change_of_a_source_is_named(tree: str, change: str, copy: Path) ->
     else:
         path.rename(path.with_name("d.cpp"))
     assert why_stale(log, copy) == f"tests/gpu_log.json is stale: changed since the run of today: {tree}"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_same"),
+    [
+        ("int x;  // a number\n", True),
+        ("/* two\n   lines */\nint x;\n\n", True),
+        ("int /* here */x;\n", False),  # spaces inside of a line count
+        ("int x;  /* an end */ int y;\n", False),
+        ("int x;\n#define Y 1\n", False),
+    ],
+)
+def test_comments_of_cpp_do_not_count(code: str, is_same: bool, copy: Path) -> None:
+    log = write_log(copy)
+    (copy / "cuda" / "b.cpp").write_text(code)
+    assert (why_stale(log, copy) == "") is is_same
+
+
+@pytest.mark.parametrize(
+    "literal",
+    ['"http://a"', "'\"'", 'R"x(a // ")y" b)x"', r'"a\" // b"', "1'000'000", "'/'"],
+)
+def test_literals_count_whole(literal: str) -> None:
+    assert without_comments(f"f({literal});  // end\n".encode()) == f"f({literal});".encode()
 
 
 def test_a_new_tree_a_failed_run_and_no_log_are_named(copy: Path) -> None:
