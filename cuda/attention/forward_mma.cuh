@@ -105,7 +105,7 @@ class MmaForward {
 #pragma unroll
     for (auto& sees : sees_) sees[0] = sees[1] = 0;
     begin_rows();
-    // Set only here, since tokens of no sequence have no offsets.
+    // Tokens of no sequence have no offsets to read.
     if (segment.exists) visit(AttentionSpan(p_, segment.sequence), begin, segment.last);
     finish(segment.sequence, begin, segment.last);
     __syncthreads();  // the next segment overwrites memory that this one reads

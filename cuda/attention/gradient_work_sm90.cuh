@@ -40,8 +40,8 @@ struct GradientTile {
 struct GradientCall {
   CUtensorMap q, dout, k, v;
   std::int32_t section;             // key heads of a sequence whose blocks alternate
-  std::int32_t jobs, key_blocks;    // blocks of keys: those of one sequence; if packed, slots for all sequences
-  std::int32_t block_jobs;          // jobs of a part: key_blocks of all sequences and key heads
+  std::int32_t jobs, key_blocks;    // blocks of keys per sequence; if packed, slots for all sequences
+  std::int32_t block_jobs;          // jobs per part: one per block of keys and key head of all sequences
   std::int32_t part_heads;          // query heads of a job; the job of the next part continues the block's dk and dv
   std::int32_t slots, of_sequence;  // tiles of queries: those of all sequences, and of each one if q is not packed
   std::int32_t slack;               // slots between packed sequences

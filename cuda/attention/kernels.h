@@ -62,7 +62,7 @@ constexpr std::int64_t kFewRows = 32;
 struct SplitGrid {
   static constexpr int kCluster = 4;  // blocks of threads of kClusters
   static constexpr std::int64_t kRows = 16, kSharedRows = 64;
-  std::int64_t tiles;   // tiles of rows: those of a sequence; if packed, slots for all sequences
+  std::int64_t tiles;   // tiles of rows per sequence; if packed, slots for all sequences
   std::int64_t splits;  // the most that any sequence has
   // Whether rows of a group read shared splits together, 64 at a time. It pays where groups have kSharedRows rows on
   // average; half as many suffice for kGroups.

@@ -1,5 +1,5 @@
 // attention's gradient of sinks, from lse and delta alone. A block has a query head, and each of its threads a group of
-// 64 rows. Bound by the latency of memory, row by row.
+// 64 rows. Bound by the latency of memory, since a thread reads its rows one after another.
 #pragma once
 
 #include "machine.cuh"

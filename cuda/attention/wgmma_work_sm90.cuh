@@ -39,7 +39,7 @@ struct PageBoxes {
 struct WgmmaCall {
   CUtensorMap q, k, v;
   std::int32_t tiles;
-  std::int32_t blocks;  // blocks of queries: those of a sequence; if packed, slots for all sequences
+  std::int32_t blocks;  // blocks of queries per sequence; if packed, slots for all sequences
   std::int32_t heads;   // heads, times sequences if not packed
   PageBoxes pages;
   std::int32_t section, in_section;  // heads whose keys and values stay in L2 together; the number of their tiles

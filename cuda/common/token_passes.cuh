@@ -81,9 +81,9 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
   few_sums<TokenGpu>(p, w, tile, &shared);
 }
 
-// A cluster adds more sequences, from compute capability 9.0 on. A block has `each` sequences, a power of two. The
-// first block computes the results from all blocks' totals. Blocks exchange totals through shared memory in a fraction
-// of the time of global memory, but a cluster's launch takes longer than a block's.
+// A cluster sums a batch with too many sequences for one block, from compute capability 9.0 on. A block has `each`
+// sequences, a power of two. The first block computes the results from all blocks' totals. Blocks exchange totals
+// through shared memory in a fraction of the time of global memory, but a cluster's launch takes longer than a block's.
 constexpr int kMostFewBlocks = 8, kLeastOfFewBlock = 32;
 template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads, 1)

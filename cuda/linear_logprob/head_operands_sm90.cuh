@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_stages(Ring* ring, const HeadMaps& maps, in
   for (int k = 0; k < steps; ++k) ring->load(x, w, rows.first, column, k);
 }
 
-// Stages of a contraction of `count`.
+// Number of stages that hold `count` contraction indices.
 inline int head_steps(std::int64_t count) { return static_cast<int>((count + kBoxK - 1) / kBoxK); }
 
 // Rows of the last tile, rounded up to a multiple of 8; 0 if all tiles are full.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kVec8 = kRmsNormLaneColumns;
 
-// The threads and vec8s of a plan that hold a row of `columns` in registers or shared memory.
+// Whether the threads of a plan can hold a row in registers or shared memory. A plan of 0 threads serves any row.
 template <class Plan, class Params>
 bool holds_row(const Plan& plan, const Params& p) {
   if (plan.threads == 0) return true;

@@ -4,8 +4,8 @@
 // rms_norm_groups_kernel: kThreads threads take a group of 64 rows, one after another. A thread owns vec8s t, t +
 //   kThreads, ... of a row: it reads back only what it copied itself into its ring of stages in shared memory. It keeps
 //   dweight's chains of its columns in registers. The next rows load meanwhile.
-// rms_norm_halves_kernel: two blocks share a group. A block computes dx for every second row, and dweight's chains of
-//   half of the columns for all rows. It reads half of the other block's rows a second time, from L2.
+// rms_norm_halves_kernel: two blocks share a group. A block computes dx of every second row, and dweight's chains of
+//   half of the columns, over all rows. It reads half of the other block's rows a second time, from L2.
 // rms_norm_rows_kernel: for too few groups to fill all multiprocessors, and for any width and alignment. A group has 64
 //   blocks that take one row each, for dx; its further blocks take columns of all rows, for dweight's chains.
 // rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns per block. One

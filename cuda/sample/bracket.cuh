@@ -87,8 +87,8 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     m_ = state_->m;
     q_ = state_->q;
   }
-  // Sets low and high. The leaves' largest columns and the sample give the number of columns by bins of equal width in
-  // z. The mass that the row drops is (1 - top_p) of the sum of the leaves' nodes.
+  // Sets low and high. Bins of equal width in z count columns: the largest one of each leaf, and kEach for each sampled
+  // one. The row drops the share 1 - top_p of its mass, which is the sum of the leaves' nodes.
   __device__ void estimate(const SampleRow& want) {
     load_reference(want);
     std::uint32_t* const counts = s_.base.counts;

@@ -139,7 +139,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     const std::uint64_t kept = block_sum(this->template leaf_nodes<false>(0, slots_), &s_);
     finish(sample_row_of<PlainMemory>(p_, row_), false, {}, kept);
   }
-  // Writes the row's offset and kept ids, after all else but the n best.
+  // Writes the row's offset and kept ids. Only the n best are written later.
   __device__ void write_kept(const SampleChunk& chunk) {
     if (p_.kept_offsets == nullptr) return;
     if (warp_of_block() == 0) {
@@ -225,7 +225,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   __device__ std::uint32_t* ends() const { return reinterpret_cast<std::uint32_t*>(ids() + kMostListedK); }
   static_assert(sizeof(SampleShared::masses) >= 16 * kMostListedK);
   static_assert(sizeof(SampleShared::list) >= 8 * kMostListed + 12 * kMostListedK);
-  // The number of a listed slot among those that keep a column.
+  // Index of a listed slot among the slots that keep a column.
   __device__ int place_of(int slot) const {
     const int word = slot / 32;
     return static_cast<int>(s_.before[word]) + set_bits_of(s_.bitmap[word] & ((1u << (slot % 32)) - 1));

@@ -18,7 +18,7 @@ template <class Params>
 constexpr bool kMayShare =
     kMayBeAny<Params> || std::is_same_v<Params, AttentionParams> || std::is_same_v<Params, AttentionPartialsParams>;
 
-// Whether Params may be those of partials, so that other kernels skip the test.
+// Whether a call with Params may be of partials. Kernels of other Params then need no test at run time.
 template <class Params>
 constexpr bool kMayBePartial = kMayBeAny<Params> || std::is_same_v<Params, AttentionPartialsParams>;
 

@@ -580,7 +580,7 @@ struct PolicyTokenTerms : EverySum {
     if (kOfSequence) sum[kSumPolicy] = where(mask, sum[kSumPolicy]);  // the same value at all tokens of a sequence
     sums->maximum[0] = sum[kSumRatio];
     sums->maximum[1] = mismatch;
-    // Given importance weights may be negative.
+    // Importance weights that the caller gives may be negative.
     if (!kClipped) sums->maximum[2] = max_of(add_rn(sum[kSumImportance], zero), zero);
   }
 };

@@ -86,7 +86,7 @@ RLK_HD F stat_exp_portable(F z, F c, F shift_minus_m) {
   return float_of(bits_of(e) + (bits_of(t) << 23));
 }
 
-// 2^t of backward, portable. The result for a NaN is arbitrary.
+// 2^t for a backward, by the portable exponential. The result for a NaN is arbitrary.
 struct PortableProbability {
   static RLK_HD float of(float t) {
     const float p = exp2_normal(t > 127.0f ? 127.0f : t);

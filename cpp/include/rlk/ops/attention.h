@@ -97,7 +97,7 @@
 //           added in fp32 (IEEE, nearest even, subnormals kept) from +0, segments ascending. A segment that does not
 //           see the key adds +0.
 //   dsinks_h = fl(0 - sum over rows of p_ih * delta_i), where p_ih is the exponential above of t =
-//           fma(lse_i, -log2e, u_h). The sum has the order of rms_norm's dw. Its rows are the places of q:
+//           fma(lse_i, -log2e, u_h). The sum runs over the positions of q, in the order of rms_norm's dw:
 //           [B, q_tokens] one after another, or packed. Rows that are not in use or see no key are skipped
 //   Gradients are +0 at positions not in use, for queries that see no key, and for keys that no query sees. These are
 //   not read.

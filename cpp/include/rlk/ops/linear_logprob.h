@@ -14,9 +14,9 @@
 // steps of 16 over the rank. So a row has the bits of linear of [hidden, u] and [weight, lora_b], each padded in
 // this way.
 //   largest[i] = the lowest column id in [0, valid_vocab) of the largest x[i, j], with +0 equal to -0. It is the id of
-//                a greedy row of ops/sample.h. It is -1 where that row has a status (a NaN, +Inf, only -Inf, |x| from
-//                about 1.4e6 on). Neither logit_scale nor softcap nor temperature is applied, since they do not change
-//                the order.
+//                a greedy row of ops/sample.h. It is -1 where that row has a nonzero status (a NaN, +Inf, only -Inf,
+//                |x| from about 1.4e6 on). Neither logit_scale nor softcap nor temperature is applied, since
+//                they do not change the order.
 // A row with target == ignore_index takes part in nothing: hidden[i] is not read, and its outputs and dhidden[i] are 0,
 // whatever weight holds. Its `largest` has no meaning.
 //

@@ -31,7 +31,7 @@
 // dlogprob is not 0. Columns past valid_vocab and columns not kept get +0, even in NaN rows.
 // Row i has the same bits for any number of rows, any stride and any shard count. With Exp::kPortable it has them on
 // every backend. Ignored rows (target == ignore_index) are never read: every output is 0 and every gradient +0.
-// A row with a status other than kLabelMasked has logprob NaN. Only kBadTarget leaves lse, entropy and sum_p_sq valid.
+// A row with any status bit but kLabelMasked has logprob NaN. Only kBadTarget leaves lse, entropy and sum_p_sq valid.
 // Both functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once
 
@@ -120,8 +120,8 @@ struct LogprobParams : LogprobInput {
   float* sum_p_sq = nullptr;
   std::int32_t* status = nullptr;
   // Vocabulary-parallel form: the subtree of this shard's parts, [num_rows, 5], in place of the outputs above.
-  // A row with a status has m = NaN, and S holds the status bits. m = -Inf with target z = +Inf marks an ignored row.
-  // target z is NaN if the target is in another shard.
+  // A row with a nonzero status has m = NaN, and S holds the status bits. m = -Inf with target z = +Inf marks an
+  // ignored row. target z is NaN if the target is in another shard.
   float* stats = nullptr;
   void* workspace = nullptr;  // logprob_workspace_bytes(...) bytes, 16-byte aligned
 };

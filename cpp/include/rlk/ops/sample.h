@@ -42,8 +42,8 @@
 //
 // The kept set is CSR with ascending ids. A row of count 0 kept all of [0, valid_vocab). Rows fill kept_ids in their
 // order until one does not fit kept_capacity. From that row on, every row whose count is not 0 gets kKeptOverflow,
-// count 0 and logprob NaN; its id and raw_logprob stay. A row with any other status has id -1, logprob and raw_logprob
-// NaN, and count 0. It affects no other row.
+// count 0 and logprob NaN; its id and raw_logprob stay. A row with any other nonzero status has id -1, logprob and
+// raw_logprob NaN, and count 0. It affects no other row.
 // Row i has the same bits at any row index, in any batch and at any stride. With Exp::kPortable it has them on every
 // backend. The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 //
@@ -53,8 +53,8 @@
 //   repeat(z) = z > 0 ? z / R : z * R
 //   kVllm, kHf:  z + b where there is a bias;  repeat(z) where s;  z - F * n, then z - P where n > 0
 //   kSglang:     z - (F * n + P), then repeat(z) where n > 0;  z + b where there is a bias
-// A NaN is canonical. A row with any status has NaN in every column. To apply bias and penalties, call sample with
-// logits = process_logits(...), its row_status, and raw_logits = the original logits. sample_processed does so.
+// A NaN is canonical. A row with a nonzero status has NaN in every column. To apply bias and penalties, call sample
+// with logits = process_logits(...), its row_status, and raw_logits = the original logits. sample_processed does so.
 // A shard's logits are columns [vocab_start, vocab_start + num_columns) of the vocabulary. Ids are ids of the whole
 // vocabulary; an id outside the shard's columns is checked and has no other effect.
 //
@@ -161,7 +161,7 @@ struct ProcessLogitsParams {
   std::int64_t vocab_start = 0, num_columns = 0;  // columns of `logits`; for the whole vocabulary 0 and vocab_size
   float* out = nullptr;                           // [num_rows, num_columns], contiguous; must not overlap the logits
   // Not null, on CUDA with float32 logits alone: `out` has only the columns that the row's history or bias holds. Their
-  // bits are those of `allowed`. A row with a status has no bit.
+  // bits are those of `allowed`. A row with a nonzero status has no bit.
   std::uint32_t* edited = nullptr;  // [num_rows, edit_words(num_columns)], contiguous
   std::int32_t* status = nullptr;   // [num_rows]
   DType dtype = DType::kFloat32;    // kFloat32, kBFloat16, kFloat16
