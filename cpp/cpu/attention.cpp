@@ -1,5 +1,5 @@
-// CPU backend of attention. A task is some of a sequence's queries with every query head of a key head. A block of keys
-// is widened and transposed once for all of them.
+// CPU backend of attention. A task takes some queries of a sequence, in every query head that reads one key head. A
+// block of keys is widened and transposed once for all of them.
 #include "rlk/ops/attention.h"
 
 #include <algorithm>
@@ -215,7 +215,7 @@ class Forward {
   int block_;  // in keys
   AttentionScores how_;
   std::vector<float> q_, k_, v_, transposed_, scores_;
-  std::vector<float> sums_, total_;  // O of the split, and of the earlier splits
+  std::vector<float> sums_, total_;  // O of the split; O of all earlier splits
   std::vector<AttentionColumns> sees_;
   std::vector<Row> rows_;
   std::optional<AttentionMma> mma_;

@@ -77,7 +77,7 @@ void write_labels(const ShiftLabelsParams& p) {
   });
 }
 
-// Clears the mask of packed tokens of no sequence.
+// Clears the mask of packed tokens outside every sequence.
 template <class Params>
 void clear_spare(const Params& p) {
   const std::int64_t used = tokens_used<PlainMemory>(p.cu_seqlens, p.num_sequences, p.num_tokens);

@@ -14,7 +14,7 @@
 
 namespace rlk::cpu {
 
-// Writes the outputs of packed tokens of no sequence.
+// Writes the outputs of packed tokens outside every sequence.
 inline void clear_rest(const Sequences& q, std::initializer_list<float*> outputs, float value = 0.0f) {
   const TokenSpan rest = rest_of(q);
   for (float* const to : outputs) {

@@ -79,7 +79,7 @@ class TileSums {
       maxima_[i] = select(is_nan(maxima_[i]) | (maxima_[i] > x), maxima_[i], x);
     }
   }
-  // Adds `vectors` vectors. Unless `upper`, upper_sum(i, tokens) gives the sums from kLowerSums on.
+  // Adds `vectors` vectors. If `upper` is false, upper_sum(i, tokens) gives sums kLowerSums and later.
   template <class UpperSum>
   RLK_HD void finish(int vectors, bool upper, const UpperSum& upper_sum, TilePartial<kSums>* partial) {
     for (int i = 0; i < kSums; ++i) {

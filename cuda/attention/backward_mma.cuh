@@ -46,7 +46,7 @@ class MmaBackward {
     }
     clear(a_);
     clear(b_);
-    // Tokens of no sequence have no offsets to read.
+    // Tokens outside every sequence have no offsets to read.
     if (segment.exists) {
       if constexpr (kSharesKeys) {
         visit_segment(segment.sequence, begin, segment.last);

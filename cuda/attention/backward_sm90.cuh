@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(256)
     attention_round_dq_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
-  // The next kernel waits for this one alone.
+  // The next kernel waits only for this one.
   if (blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
   const std::int64_t slot = blockIdx.x % call.slots, head = blockIdx.x / call.slots;
   const GradientPlace at = gradient_place(p, call, static_cast<std::int32_t>(slot));

@@ -105,7 +105,7 @@ class MmaForward {
 #pragma unroll
     for (auto& sees : sees_) sees[0] = sees[1] = 0;
     begin_rows();
-    // Tokens of no sequence have no offsets to read.
+    // Tokens outside every sequence have no offsets to read.
     if (segment.exists) visit(AttentionSpan(p_, segment.sequence), begin, segment.last);
     finish(segment.sequence, begin, segment.last);
     __syncthreads();  // the next segment overwrites memory that this one reads
@@ -256,7 +256,7 @@ class MmaForward {
       if constexpr (!Tile::kHoldsQueries) queries_of(step, a);
 #pragma unroll
       for (int tile = 0; tile < Tile::kScores; tile += 2) {
-        std::uint32_t b[4];  // k 0 ... 7 and 8 ... 15 of 8 keys, then of the next 8
+        std::uint32_t b[4];  // 8 keys: k 0 ... 7, k 8 ... 15; then the next 8 keys
         const int key = tile * 8 + lane() / 16 * 8 + lane() % 8;
         load_matrices_4<false>(b, chunk_of<Tile>(keys_at(), key, 2 * step + lane() / 8 % 2));
         if constexpr (Tile::kHoldsQueries) {

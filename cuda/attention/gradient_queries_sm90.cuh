@@ -361,7 +361,8 @@ class QueryGradientRows {
   std::uint32_t ds_[4][4];
 };
 
-// `waits`: the kernel before it computes dk and dv, and the next kernel waits for this one alone.
+// `waits`: this kernel waits for the previous one, which computes dk and dv, since the next kernel waits only for this
+// one.
 template <class T, class Tile, Exp kExp>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     attention_query_gradient_kernel(const __grid_constant__ AttentionBackwardParams p,

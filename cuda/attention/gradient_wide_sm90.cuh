@@ -76,7 +76,7 @@ class WideGradientRows {
   }
   // A barrier of both warpgroups.
   static __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-  // The warpgroup's first key, and the thread's, counted from the job's first.
+  // The first key of the warpgroup, and that of the thread. Both are counted from the job's first key.
   __device__ __forceinline__ int first_key() const { return Tile::kKeys == 128 ? warpgroup_ * 64 : 0; }
   __device__ __forceinline__ int row() const { return first_key() + thread_ / 32 * 16 + thread_ % 32 / 4; }
 

@@ -67,8 +67,8 @@ struct SplitGrid {
   // Whether rows of a group read shared splits together, 64 at a time. It pays where groups have kSharedRows rows on
   // average; half as many suffice for kGroups.
   bool shares;
-  // Blocks of threads per tile and key head. Each takes one split, and if groups share some, also every `stride`-th
-  // split after it.
+  // Blocks of threads per tile and key head. A block takes one split. If groups share splits, it also takes every
+  // `stride`-th split after that one.
   std::int64_t stride;
   std::int64_t blocks;
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats

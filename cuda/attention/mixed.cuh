@@ -10,8 +10,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The splits of sequences with few queries. `waits`: the kernel before it ends first, since the merge waits for this one
-// alone. counter: that of the tiles which the next kernel takes, or null.
+// The splits of sequences with few queries. `waits`: this kernel waits for the previous one, since the merge waits only
+// for this kernel. counter: that of the tiles which the next kernel takes, or null.
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads)
     attention_mixed_split_kernel(const __grid_constant__ MixedParams p, const __grid_constant__ SplitCall call,
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(128)
     if (p.by_token) sequence = sequence_of(p.cu_seqlens_q, p.num_sequences, unit);
     if (sequence < p.num_sequences) tokens = attention_place(p.cu_seqlens_q, sequence, p.q_tokens);
   }
-  wait_for_previous_kernel();  // also where there is nothing to merge, since the next kernel waits for this one alone
+  wait_for_previous_kernel();  // also where there is nothing to merge, since the next kernel waits only for this one
   if (tokens.last - tokens.first > p.few || tokens.empty()) return;
   const AttentionSpan span(p, sequence);
   const std::int64_t first_result = p.by_token ? 0 : sequence * p.few - tokens.first, head = warp % p.num_q_heads;
@@ -86,9 +86,9 @@ class MixedLaunches {
   }
 
 #if RLK_CUDA_SM90
-  // A block of threads of wgmma fills a multiprocessor, as three of the splits do. A first launch of wgmma leaves
-  // multiprocessors to the splits, so that these read memory beside its products. A second one begins once all splits
-  // have begun, and takes what is left.
+  // One block of threads of the wgmma kernel fills a multiprocessor; so do three blocks of the splits' kernel. A first
+  // launch of wgmma leaves multiprocessors to the splits, so that these read memory beside its products. A second one
+  // begins once all splits have begun, and takes what is left.
   template <class Tile, Exp kExp>
   void run_by_wgmma() {
     constexpr bool kHasTotals = Tile::kOuterFours > 0;
@@ -105,7 +105,7 @@ class MixedLaunches {
     auto* const totals = reinterpret_cast<float4*>(static_cast<float*>(p_.workspace) + grid_.totals_at);
     if (kHasTotals) call.totals = totals;
     auto* const counters = static_cast<std::uint32_t*>(p_.workspace);
-    if (grid_.is_decode || likely <= all) {  // most tiles run at once, so none is counted
+    if (grid_.is_decode || likely <= all) {  // most tiles run at once, so no counter hands them out
       call.all_blocks = static_cast<int>(std::min<std::int64_t>(likely, grid_.is_decode ? part : all));
       launch_tiles<Tile, kExp, false>(call, call.all_blocks);
       launch_splits(true, true, nullptr);

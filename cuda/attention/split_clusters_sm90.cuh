@@ -90,7 +90,7 @@ class SplitByClusters : SplitRows<T, Tile> {
     __syncwarp();
     if (lane() < Tile::kRanks) mbarrier_arrive_cluster(map_to_rank(sent(what), lane()));
   }
-  // Whether TMA loaded all rows of K or of V, and all are existing keys. Each loading warp has a flag; the
+  // Whether TMA loaded all rows of K or of V, and every row is an existing key. Each loading warp has a flag; the
   // second function combines them.
   __device__ __forceinline__ volatile int& whole(bool is_key, int loader) const {
     return reinterpret_cast<volatile int*>(memory_ + Tile::kWholeAt)[is_key * Tile::kLoaders + loader];
@@ -169,7 +169,7 @@ class SplitByClusters : SplitRows<T, Tile> {
   // the last key become +0, too.
   template <bool kIsKey>
   __device__ __forceinline__ void complete(int begin, int keys) const {
-    const AttentionSpan span(p_, this->sequence_);  // computed again: kept, it would hold registers in every round
+    const AttentionSpan span(p_, this->sequence_);  // computed again: a kept copy would hold registers in every round
     for (int row = threadIdx.x; row < keys; row += 32 * Tile::kWarps) {
       const int key = begin + row;
       if (key / Tile::kKeys * Tile::kKeys >= last_key_) break;

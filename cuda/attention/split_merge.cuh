@@ -74,7 +74,7 @@ __device__ __forceinline__ void merge_row(const AttentionParams& p, const SplitC
   }
 }
 
-// A warp has a row. Every row is written, also rows of no sequence and of queries that are not in use.
+// A warp has a row. Every row is written, also rows outside every sequence and rows of queries that are not in use.
 template <class T>
 __global__ void __launch_bounds__(128)
     attention_merge_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ SplitCall call,

@@ -87,7 +87,7 @@ class SplitByPairs : SplitRows<T, Tile> {
   __device__ __forceinline__ std::uint32_t operand(int slot, int which) const {
     return shared_ + slot * Tile::kSlotBytes + which * Tile::kOperandBytes;
   }
-  // Whether TMA loaded all rows of a slot's pair of blocks, and all are existing keys.
+  // Whether TMA loaded all rows of a slot's pair of blocks, and every row is an existing key.
   __device__ __forceinline__ volatile int& whole(int slot) const {
     return reinterpret_cast<volatile int*>(memory_ + Tile::kWholeAt)[slot];
   }

@@ -73,7 +73,7 @@ class SplitRows {
   }
 
  protected:
-  static constexpr int kAhead = 2;  // steps by which operands are read ahead of their products
+  static constexpr int kAhead = 2;  // operands are read this many steps before their products
 
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
@@ -153,7 +153,8 @@ class SplitRows {
     if (!find_keys(span)) last_row_ = first_row_;
     return first_row_ < last_row_;
   }
-  // The same for a mixed batch, but tiles are not found yet. Returns whether the sequence has few queries.
+  // Finds the block's sequence, split and key head in a mixed batch; find_rows() then finds its tiles. Returns whether
+  // the sequence has few queries.
   __device__ __forceinline__ bool find_sequence(unsigned block) {
     group_ = call_.group;
     const unsigned of_slots = block / call_.tiles, of_splits = of_slots / call_.splits;
@@ -369,7 +370,7 @@ class SplitRows {
       put_weights(step, make_uint4(T::pack(a[0], a[1]), T::pack(a[2], a[3]), T::pack(b[0], b[1]), T::pack(b[2], b[3])));
     }
   }
-  // The same, stored for this block of threads alone.
+  // The same, stored only for this block of threads.
   template <Exp kExp>
   __device__ __forceinline__ void put_probabilities(const AttentionReference (&reference)[2], float (&s)[4][4]) const {
     const int group = warp() / 4 * Tile::kGroups + group_of_keys();
@@ -594,7 +595,7 @@ class SplitRows {
   unsigned end_row_ = 0;     // without a merge: end of the places after last_row_
   bool first_slot_ = false;  // whether the tile is the first of the grid
   int sequence_ = 0, kv_head_ = 0;
-  std::int64_t first_place_ = 0;      // place of row 0, a token in q over all sequences
+  std::int64_t first_place_ = 0;      // token of row 0, counted over all sequences of q
   int first_key_ = 0, last_key_ = 0;  // the split's keys that any row sees
   int common_[2];                     // the range of keys that every row sees
   int sees_[2][2];

@@ -56,7 +56,7 @@ struct WgmmaMixedCall : WgmmaCall {
   static constexpr std::uint32_t kStoringWarps = 10;  // warps of a block of threads that store results
   std::int32_t first_block, all_blocks;               // blocks of threads of an earlier launch; of all launches
   std::uint32_t* done;  // warps of the first of two launches that have stored their results; null: there is one launch
-  bool waits;           // whether this launch is the last one before the merge, which waits for it alone
+  bool waits;           // whether this launch is the last one before the merge, which waits only for it
 };
 template <class Params>
 using WgmmaCallOf = std::conditional_t<kMayBranch<Params>, WgmmaTreeCall,
@@ -271,7 +271,7 @@ __device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* 
 // A block of keys that lie in several runs has parts of eight keys. Lane i < 16 has the first token of part i, if the
 // part lies in one run.
 constexpr int kPartKeys = 8;
-constexpr std::int32_t kNoPart = -2, kMixedPart = -1;  // past the last key; in several runs, or with a key of no token
+constexpr std::int32_t kNoPart = -2, kMixedPart = -1;  // past the last key; in several runs, or a key has no token
 template <class Tile, class Params>
 __device__ __forceinline__ std::int32_t part_of_lane(const Params& p, const WgmmaWork& work, int block) {
   const int row = threadIdx.x % 32 * kPartKeys, key = block + row;
@@ -290,7 +290,7 @@ __device__ __forceinline__ void load_parts(const Params& p, std::uint32_t to, co
 #pragma unroll 1
   for (unsigned mixed = __ballot_sync(~0u, part == kMixedPart); mixed != 0; mixed &= mixed - 1) {
     const int first = (__ffs(static_cast<int>(mixed)) - 1) * kPartKeys, key = block + first + lane;
-    std::int32_t token = kNoPart;  // that of the part's key `lane`
+    std::int32_t token = kNoPart;  // token of the part's key number `lane`
     if (lane < kPartKeys && key < work.num_keys) {
       token = static_cast<std::int32_t>(AttentionPath(p, work.sequence).token(p, key));
     }

@@ -38,8 +38,8 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity)
       "r"(parity)
       : "memory");
 }
-// Waits for TMA or for threads of this block. mbarrier_wait also invalidates L1, for stores of other
-// blocks.
+// Waits for TMA or for threads of this block. mbarrier_wait also invalidates L1, so that the thread sees stores of
+// other blocks.
 __device__ __forceinline__ void mbarrier_wait_block(std::uint32_t barrier, int parity) {
   asm volatile(
       "{\n"

@@ -15,8 +15,8 @@ namespace {  // one copy per architecture
 
 constexpr int kPlainStages = 2;  // stages of the ring
 constexpr int kMaskVectors = 2;  // 16-byte vectors that hold the mask of four tokens in the widest type
-// A warp keeps the sums of kKeptSteps steps in shared memory and then adds them up together. A step has four sums of
-// each lane. Gaps between them let the threads that add them read different banks.
+// A warp keeps the sums of kKeptSteps steps in shared memory and then adds them up together. In a step, each lane has
+// four sums. Gaps between them let the threads that add them read different banks.
 constexpr int kKeptSteps = 4, kKeptHalf = 4 * 16 + 16, kKeptStep = 2 * kKeptHalf - 16 + 4,
               kKept = kKeptSteps * kKeptStep;
 template <class Terms>

@@ -12,8 +12,7 @@ constexpr int kBoxK = 64;  // 128 bytes: the widest swizzle
 constexpr int kWarpgroup = 128;
 constexpr int kMaxStages = 24;
 constexpr int kLead = 3;  // stages
-// Named barriers. Each warpgroup has one from number 1 on (store_boxes). The next two serve the warpgroups that take
-// turns.
+// Named barriers. Warpgroup i has number 1 + i (store_boxes). Numbers 3 and 4 serve two warpgroups that take turns.
 constexpr int kTurnBarrier = 3;
 
 // A ring in shared memory. Tile gives the rows of A and of B (kBM, kBN) and whether their contiguous index is the

@@ -25,8 +25,8 @@ struct GemmCopies {
   bool loads_rows = false;
   bool serve() const { return bytes > 0 || loads_rows; }
 };
-// The copies of a product, in about 256 MiB at most. serve() is false if the product needs no copies, has too few rows
-// or columns to gain by them, or if copies would not help.
+// The copies of a product, in about 256 MiB at most. serve() is false if the product needs no copies, or if they would
+// not help, as with few rows or columns.
 GemmCopies gemm_copies(const GemmParams& p);
 // The same in about `bytes`, for a product of any size.
 GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes);

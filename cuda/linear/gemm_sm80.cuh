@@ -156,7 +156,8 @@ class PendingSums {
   Accumulators<kRowTiles, kColumnTiles> sums_[kLevels];
 };
 
-// kLevels: levels of pending sums. 0: one part; 1: token blocks; kSegmentLevels: token blocks or segments.
+// kLevels: levels of pending sums. It is 0 for a single part, 1 for token blocks, and kSegmentLevels for token blocks
+// or segments.
 template <class Tile, bool kContractionA, bool kContractionB, int kLevels>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     gemm_sm80_kernel(const __grid_constant__ GemmLaunchSm80 g) {

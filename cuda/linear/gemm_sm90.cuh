@@ -16,8 +16,8 @@
 namespace rlk::cuda {
 
 // A block's tile: rows of A and of B, whether the operands' contiguous index is the extent, and how chunks are
-// combined. The output d is the product of A and B, or its transpose. Transposed, the weights are A, so that tiles fit
-// few rows. kRowsAnywhere: rows of A begin at any element (gemm_rows_sm90.cuh).
+// combined. The output d is the product of A and B, or its transpose. In a transposed product the weights are A, so
+// that tiles fit few rows. kRowsAnywhere: rows of A begin at any element (gemm_rows_sm90.cuh).
 template <int kM, int kN, bool kAExtentContiguous, bool kBExtentContiguous, Combine kCombination,
           bool kIsTransposed = false, bool kRowsAnywhere = false>
 struct GemmTile {
@@ -47,7 +47,7 @@ struct GemmTile {
   static constexpr int kStaging =                           // bytes per warpgroup; boxes begin at 1024 bytes
       kBoxStores ? std::max(kStoreBuffers * kStoreBoxBytes, (4 * kStagingBytes + 1023) / 1024 * 1024)
                  : 4 * kStagingBytes;
-  static constexpr int kRawStages = !kLoadsRows ? 0 : kBN == 256 ? 5 : 8;  // stages of copies of A
+  static constexpr int kRawStages = !kLoadsRows ? 0 : kBN == 256 ? 5 : 8;  // stages of load_rows()'s own ring
   static constexpr int kFixedBytes =
       1024 + kKeptBytes + kWarpgroups * kStaging + 2 * kMaxStages * 8 + kRawStages * kBytesA;
 };
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
   } else {
     if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-    // Lane i of every warp signals block i of the cluster, which loads into this block.
+    // Block i of the cluster loads into this block, so lane i of every warp signals block i.
     const std::uint32_t tell = g.cluster > 1 && lane < g.cluster ? map_to_rank(empty, lane) : empty;
     const auto release = [&](int which) {
       if (lane >= g.cluster) return;

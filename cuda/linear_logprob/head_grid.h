@@ -32,7 +32,7 @@ RLK_HD int scored_row_blocks(const ScoredGroups* groups, int row_blocks, int blo
 // Items of work for at most kSmallM rows. Whole strips keep all blocks equally busy; the remaining strips are divided
 // into tiles.
 struct HeadItems {
-  int whole, all;  // items from `whole` on are tiles, with a node each
+  int whole, all;  // items from `whole` on are tiles; each has a node
 };
 RLK_HD HeadItems head_items(const HeadColumns& columns, int blocks) {
   const int all = strips_of(columns);

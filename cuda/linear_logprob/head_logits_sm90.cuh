@@ -97,7 +97,7 @@ __device__ __forceinline__ float2 pair_at(const float (&d)[kFragment], int j, in
   }
 }
 
-// The rows of a tile that begins at `row`, which counts rows of scored groups alone. A whole warp calls it.
+// The rows of a tile that begins at `row`. This index counts only rows of scored groups. A whole warp calls it.
 // Neighbouring rows of a full tile are loaded as one box. The shorter box of the call's last tile fits no tile that
 // begins elsewhere.
 template <int kRows>

@@ -22,7 +22,7 @@ inline HeadColumns head_columns(const LogprobInput& p) {
     const int count = columns.part_last[i] - columns.part_first[i];
     columns.longest = std::max(columns.longest, count);
   }
-  // A shard that holds padding alone has one strip, too.
+  // A shard that holds only padding has one strip, too.
   columns.strips_per_part = std::max(1, (columns.longest + kStripColumns - 1) / kStripColumns);
   return columns;
 }

@@ -9,7 +9,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kRootWarps = 8;       // warps of a block, with a row each
+constexpr int kRootWarps = 8;       // warps of a block; each has a row
 constexpr int kWarpsOfSmallM = 16;  // warps per row
 
 struct HeadNodes {

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
   __syncthreads();
 
   TileRing<Tile> ring{base, full, empty, g.stages, {}};
-  // Computed again at each use: kept, it would take one register too many.
+  // Computed again at each use, since a kept value would take one register too many.
   const auto exists = [&](int index) { return index < head_work_items(items); };
 
   if (warpgroup == Tile::kWarpgroups) {

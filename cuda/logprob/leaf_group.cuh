@@ -111,7 +111,8 @@ struct GroupCopy {
   __device__ __forceinline__ void start(std::uint32_t image, int lane) const {
     start(image, lane, [](int) { return true; });
   }
-  // needs(byte): whether the copy takes the chunk that begins at this byte of the columns, which may be negative.
+  // needs(byte): whether the copy takes the chunk that begins `byte` bytes after the first column; `byte` may be
+  // negative.
   template <class Needs>
   __device__ __forceinline__ void start(std::uint32_t image, int lane, Needs needs) const {
     constexpr int kSize = static_cast<int>(sizeof(typename T::Storage));

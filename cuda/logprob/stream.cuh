@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
   const int first = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x), counter = first % work.counters;
   int now = first;
   allow_next_kernel();
-  StreamRow row{nullptr, 0.0f, kIgnoredRow};  // empty, so that nothing waits for the first group's row
+  StreamRow row{nullptr, 0.0f, kIgnoredRow};  // the first group's, computed here: work.of_row is not ready yet
   if (now < total) row = stream_row<T>(p, work.first_row + work.groups.divide(now));
   GroupCopy<T> copy = copy_of_task(now, row);
   if (row.status != kIgnoredRow) copy.start(image, lane);

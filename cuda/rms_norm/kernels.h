@@ -18,9 +18,9 @@ bool serves(const RmsNormPlan& plan, const RmsNormParams& p);
 RmsNormPlan choose_plan(const RmsNormParams& p);
 
 // Groups: `threads` threads take 64 rows one after another and read each row once. Halves: two blocks share a group,
-// for dx and dweight together; half of each row is read twice. They serve 16-bit types and rows one stride apart. Rows:
-// each block computes one row of dx, and other threads each sum two columns of 64 rows for dweight. Rows are read
-// twice, with any width and alignment.
+// for dx and dweight together; half of each row is read twice. Halves serve 16-bit types and arrays whose rows have one
+// stride. Rows: each block computes one row of dx, and other threads each sum two columns of 64 rows for dweight. Rows
+// are read twice, with any width and alignment.
 struct RmsNormBackwardPlan {
   int threads = 0, vec8s = 0;  // 0 threads: rows
   bool halves = false;

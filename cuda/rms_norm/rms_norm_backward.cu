@@ -498,7 +498,7 @@ __device__ __forceinline__ void chains_of_group(const RmsNormBackwardParams& p, 
   }
 }
 
-// Blocks of a group: `row_blocks` blocks with a row each (64, or 0 without dx), then `column_blocks`.
+// A group has `row_blocks` blocks, one for each row (64, or 0 without dx), and then `column_blocks` blocks.
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kRowThreads, 2)
     rms_norm_rows_kernel(const __grid_constant__ RmsNormBackwardParams p, int row_blocks, int column_blocks) {

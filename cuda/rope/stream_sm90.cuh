@@ -1,6 +1,7 @@
 // rope for many tokens, on SM90: TMA moves a token's queries, keys and angles through a ring in shared memory. A block
-// is persistent. One warp loads tokens and stores them; the others rotate them where they lie. So many tokens are in
-// flight while no register waits for them, and columns that are not rotated pass through untouched.
+// is persistent. One warp loads tokens and stores them; the others rotate them where they lie. Many tokens are
+// therefore in flight, and none occupies a register while it waits. Columns that are not rotated pass through
+// untouched.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"

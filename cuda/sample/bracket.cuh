@@ -1,6 +1,6 @@
-// The cut of rows that masses alone cut: top_p without top_k. A block has a row. Before the scan of masses, a sample of
-// the row's columns brackets the last kept column. After it, the exact masses of the listed columns decide. A row whose
-// bracket fails takes the selection of rlk/kernels/sample_select.h.
+// The cut of rows whose masses alone decide it: top_p without top_k. A block has a row. Before the scan of masses, a
+// sample of the row's columns brackets the last kept column. After it, the exact masses of the listed columns decide. A
+// row whose bracket fails takes the selection of rlk/kernels/sample_select.h.
 #pragma once
 
 #include <cfloat>

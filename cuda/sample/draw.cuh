@@ -24,8 +24,8 @@ struct DrawnLane {
   int lane;  // the drawn node's
 };
 // The tree over the lanes' 32 neighbouring nodes, and a draw among them; `level`: that of these nodes. The words are
-// known before the draw, so each node decides without the choices above it. Lane l decides for the node whose left
-// child ends before lane l and whose right child begins with lane l. A draw in a failed tree is arbitrary.
+// known before the draw, so each node decides without the choices above it. Lane l decides for the node whose children
+// meet there: the left one ends at lane l - 1, the right one begins at lane l. A draw in a failed tree is arbitrary.
 __device__ __forceinline__ DrawnLane draw_over_lanes(SoftmaxStats s, int level, const std::uint32_t* words) {
   constexpr int kLevels = 5;
   const int lane = static_cast<int>(threadIdx.x % kWarp);

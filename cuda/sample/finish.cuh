@@ -98,7 +98,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     const SampleRow want = sample_row_of<PlainMemory>(p_, row_);
     RowSelection<Team, T, kExp> selection(Team(), p_, row_, &s_.base, mask_, state_, firsts_);
     __syncthreads();
-    if (want.top_k > 0 && want.top_k < p_.valid_vocab) selection.run_first();  // its bounds serve top_k alone
+    if (want.top_k > 0 && want.top_k < p_.valid_vocab) selection.run_first();  // its bounds serve only top_k
     __syncthreads();
     selection.run_truncate();
     __syncthreads();
@@ -590,7 +590,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   bool masked_ = false;    // the mask in memory has the kept columns
 };
 
-// kOnly: kFirst, if no row can wait. kWhole: kFirst, and then also the remaining steps of a row that waits.
+// kFirst: the first steps. kOnly: all steps, where no row can wait. kWhole: all steps; a row that waits takes the
+// remaining ones at once. kRest: the remaining steps.
 enum class Finish { kFirst, kOnly, kWhole, kRest, kRaw };
 
 template <class T, Exp kExp, Finish kFinish>

@@ -1,5 +1,5 @@
-// Finds the first columns of a row by the largest z of its leaves. A block lists the columns of the leaves that may
-// hold them. finish.cuh and the n best use the list.
+// Finds the first columns of a row by the largest z of its leaves. Only some leaves can hold such columns. A block
+// lists the columns of these leaves. finish.cuh and best.cuh use the list.
 #pragma once
 
 #include <cstring>
@@ -244,8 +244,9 @@ __device__ __forceinline__ float element_of(const float (&z)[16], int i) {
   return x[0];
 }
 
-// A list in base.list of the ranks of present columns. It holds every column whose key is at least `bound`. So if
-// it has `count` columns, the first `count` of the row are among them. size is -1 if the columns do not fit.
+// A list in base.list of the ranks of present columns. It holds every column whose key is at least `bound`. If the list
+// has `count` columns or more, it therefore holds the first `count` columns of the row. size is -1 if the columns do
+// not fit.
 struct FirstColumns {
   int size;
   std::uint32_t bound;

@@ -1,6 +1,7 @@
-// The passes of sample over float32 logits. Eight lanes have a leaf, each the columns of one chain, and load them without
-// a copy in shared memory. So many warps fit on a multiprocessor, and some compute while others wait for memory. Bound by
-// HBM: each pass reads each logit once. One body serves every architecture, and each has its own machine code.
+// The passes of sample over float32 logits. Eight lanes share a leaf. Each loads the columns of one chain to registers,
+// without a copy in shared memory. A multiprocessor therefore holds many warps, and some compute while others wait for
+// memory. Bound by HBM: each pass reads each logit once. One body serves every architecture, and each has its own
+// machine code.
 #pragma once
 
 #include "scan.cuh"
@@ -61,7 +62,7 @@ class LeafScan {
   }
 
  private:
-  // The warp's leaves, and whether it stores what the group's leaves give.
+  // The warp's first leaf, the step to its next one, and whether the warp stores the results of the group.
   __device__ __forceinline__ int first_leaf() const { return together_ ? warp() * kAtOnce : 0; }
   __device__ __forceinline__ int step() const { return together_ ? kLeafScanWarps * kAtOnce : kAtOnce; }
   __device__ __forceinline__ bool ends() const { return !together_ || warp() == 0; }

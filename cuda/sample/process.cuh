@@ -1,5 +1,5 @@
 // process_logits: a block has a tile of a row's columns, whose counts stand in shared memory, and reads all of the row's
-// history. Where edited columns alone are wanted, a block has a row. The bodies use rlk/kernels/process_logits.h, shared
+// history. Where only edited columns are wanted, a block has a row. The bodies use rlk/kernels/process_logits.h, shared
 // with the CPU and HIP. Bound by HBM: one read of the logits and one write of the output, or by the latency of few
 // columns. One body serves every architecture.
 #pragma once
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kRowThreads) process_logits_kernel(const __gri
   if (begin == 0 && threadIdx.x == 0) p.status[row] = static_cast<std::int32_t>(found);
 }
 
-// The columns of the row's history and bias alone. Their place in `out` first holds their words.
+// Processes only the columns of the row's history and bias. Their place in `out` first holds their words.
 template <class T>
 __global__ void __launch_bounds__(kEditThreads) edit_columns_kernel(const __grid_constant__ ProcessLogitsParams p) {
   extern __shared__ std::uint32_t bits[];  // those of the row's edited columns

@@ -17,7 +17,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kFirst: the leaves' largest z; for rows that nothing cuts, and for those that masses alone cut, also their nodes.
+// kFirst: the leaves' largest z; for rows that nothing cuts, and for those whose masses alone decide the cut, also
+// their nodes.
 // kMasses: masses around the cut of rows that wait for them. kKept: nodes and masks of the columns that waiting rows
 // keep. kRaw: nodes, and for the n best the largest z, of all valid columns at temperature 1. Where groups hold leaves
 // of one part, a pass stores the root of each group beside its nodes.

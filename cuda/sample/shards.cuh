@@ -1,6 +1,6 @@
 // Rows of sample_partial and sample_merge: a block has a row. The bodies stand in rlk/kernels/sample_shard.h,
 // sample_round.h and sample_merge.h, shared with the CPU and HIP. Bound by reads of the shard: one without truncation,
-// two if top-k leaves few columns. The merge reads payloads alone. One body serves every architecture, and each has its
+// two if top-k leaves few columns. The merge reads only payloads. One body serves every architecture, and each has its
 // own machine code.
 #pragma once
 

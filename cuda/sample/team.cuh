@@ -15,7 +15,7 @@ constexpr int kKeptThreads = 512;
 // selection and tree; the tree alone; or the tree over few leaves.
 enum Waits : std::int32_t { kDone, kForMasses, kForSelection, kForTree, kForFew };
 
-// Whether the last kept column follows from masses of the row's present columns alone.
+// Whether the masses of the row's present columns alone decide which column is the last kept one.
 __device__ __forceinline__ bool cuts_by_mass(const SampleParams& p, const SampleRow& want) {
   return !want.greedy && want.top_p < 1.0f && (want.top_k <= 0 || want.top_k >= p.valid_vocab) &&
          (want.min_p == 0.0f || p.order != SampleOrder::kVllm);

@@ -136,7 +136,7 @@ void loss_mask_from_spans(const SpanMaskParams& p, cudaStream_t stream) {
 }
 
 void tool_mask(const ToolMaskParams& p, cudaStream_t stream) {
-  if (p.cu_seqlens.data != nullptr) {  // clears tokens of no sequence
+  if (p.cu_seqlens.data != nullptr) {  // clears tokens outside every sequence
     check(cudaMemsetAsync(p.mask, 0, static_cast<std::size_t>(p.num_tokens), stream), "clearing of tool_mask");
   }
   if (p.num_sequences == 0) return;

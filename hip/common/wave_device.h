@@ -1,4 +1,4 @@
-// wave.h on a GPU (gfx90a and gfx942). It uses compiler builtins alone, so that no ROCm header is needed.
+// wave.h on a GPU (gfx90a and gfx942). It uses only compiler builtins, so that no ROCm header is needed.
 #pragma once
 
 #define RLK_KERNEL(threads) \

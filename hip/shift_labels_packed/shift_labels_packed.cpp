@@ -22,7 +22,7 @@ void loss_mask_from_spans(const SpanMaskParams& p, int device, Stream stream) {
 void tool_mask(const ToolMaskParams& p, int device, Stream stream) {
   check_tool_mask(p);
   if (p.num_tokens == 0) return;
-  if (p.cu_seqlens.data != nullptr) {  // clears tokens of no sequence
+  if (p.cu_seqlens.data != nullptr) {  // clears tokens outside every sequence
     launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_shift_labels_packed_rest",
                   ceil_div(p.num_tokens, kTokenThreads), p);
   }

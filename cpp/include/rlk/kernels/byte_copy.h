@@ -35,10 +35,10 @@ RLK_HD Vector16 filled_vector(std::uint64_t fill) {
 // The parts of a byte range.
 struct RunParts {
   std::int32_t lead;     // bytes before the first vector
-  std::int32_t shift;    // bytes from a word boundary of the source to the first vector's bytes
+  std::int32_t shift;    // source address of the first vector's bytes, modulo 4
   std::int32_t vectors;  // [copied_from, copied_to) are copied, [filled_from, vectors) filled
   std::int32_t copied_from, copied_to, filled_from;
-  std::int32_t from_vector;  // bytes from a multiple of 16 of the source to the first vector's bytes
+  std::int32_t from_vector;  // source address of the first vector's bytes, modulo 16
 
   RLK_HD explicit RunParts(const ByteRun& r) {
     lead = static_cast<std::int32_t>(-reinterpret_cast<std::uintptr_t>(r.to) & 15);

@@ -14,7 +14,7 @@
 //   };
 //
 // Every backend calls apply() with its own type V of columns. each(f, in[0], ...) applies f to the numbers of each
-// column. out[i] takes numbers or columns, and the backend rounds them to dtype when it stores them.
+// column. apply() may set out[i] to numbers or to columns. The backend rounds them to dtype when it stores them.
 #pragma once
 
 #include "rlk/base.h"

@@ -8,7 +8,7 @@ namespace rlk {
 // `lanes` threads copy a row, or a slice of a row. Each copies `count` units at a stride of lanes. A block has several
 // rows if they are short. A unit is 16 bytes or one element.
 struct EmbeddingCopyGrid {
-  std::uint32_t units, lanes_log2, slices;  // units per row; slices per row, each of at most a block
+  std::uint32_t units, lanes_log2, slices;  // units per row; slices per row (1 if a block can copy a row)
   std::int64_t blocks;
 };
 inline EmbeddingCopyGrid embedding_copy_grid(const EmbeddingParams& p, int unit_bytes, int count, int threads) {

@@ -1,7 +1,7 @@
 // Formulas of ops/mismatch_metrics.h that every backend shares, and checks of memory safety.
 //
-// A tile sums eight and counts six values at a time. The twelve sums and twelve counts are therefore two groups. Each
-// group reads the tokens; the second finds them in a cache.
+// One pass over a tile computes at most eight sums and six counts. The twelve sums and twelve counts are therefore two
+// groups. Each group reads the tokens; the second finds them in a cache.
 #pragma once
 
 #include "rlk/kernels/central_moments.h"

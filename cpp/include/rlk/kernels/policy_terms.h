@@ -440,8 +440,8 @@ struct PolicyTokenTerms : EverySum {
     return policy_input(p, i);
   }
   static RLK_HD float* output(const Params& p, int i) { return i == 0 ? p.d_logprob : p.d_entropy; }
-  // Without importance weights, their sums are exactly the number of tokens. The only upper sum left to add is the
-  // entropy's.
+  // Without importance weights, the sums of the weights and of their squares are exactly the number of tokens. The only
+  // upper sum left to add is the entropy's.
   static RLK_HD bool sums_upper(const Params& p) { return !kClipped || p.entropy.data != nullptr; }
   static RLK_HD float upper_sum(int i, std::uint32_t tokens) {
     return i == kSumImportance || i == kSumImportanceSquared ? static_cast<float>(tokens) : 0.0f;

@@ -15,7 +15,7 @@ namespace rlk {
 
 RLK_HD float one_nan(float x) { return is_nan(x) ? canonical_nan() : x; }
 
-// A side's element: x, the score and its derivative, n.
+// An element of a side, with x, its score s, the derivative h of the score, and n.
 struct PreferenceElement {
   float policy, x, s, h, n, aligned;
   bool empty;  // its count is below 1

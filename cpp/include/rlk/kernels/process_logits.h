@@ -12,7 +12,7 @@ namespace rlk {
 
 constexpr std::uint32_t kInPrompt = 1u << 31, kHasBias = 1u << 30, kCountOfOutput = kHasBias - 1;
 
-// takes_edited: whether the backend computes edited columns alone.
+// takes_edited: whether the backend can compute only the edited columns.
 inline void check_process_logits(const ProcessLogitsParams& p, bool takes_edited = false) {
   RLK_CHECK(p.num_rows >= 0 && p.num_rows < std::int64_t{1} << 31, "process_logits: fewer than 2^31 rows");
   RLK_CHECK(p.vocab_size >= 1 && p.vocab_size <= kSampleVocab, "process_logits: 1 to 2^19 columns");

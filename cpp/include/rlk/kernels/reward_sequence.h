@@ -143,7 +143,7 @@ class RewardSequence {
     return true;
   }
   // Adds spans at once if they do not overlap, as for turns, and the last or first token of each one counts. Their
-  // tokens are then distinct, so each span is one lane's. If any span is of another kind, none is added.
+  // tokens are then distinct, so one lane adds each span. If any span is of another kind, none is added.
   RLK_DEVICE bool add_turns(std::int64_t first, std::int64_t after) const {
     const std::int64_t i = first + lane_;
     std::int64_t begin = 0, end = 0;

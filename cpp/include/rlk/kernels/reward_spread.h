@@ -346,7 +346,8 @@ class RewardSpread {
   int num_tokens_ = 0, last_ = kNowhere;  // number of the sequence's tokens that count, and position of the last one
 };
 
-// Blocks after those of the sequences clear packed tokens of no sequence. `rest` is this block's index among them.
+// Blocks after those of the sequences clear packed tokens outside every sequence. `rest` is this block's index among
+// them.
 template <class Gpu>
 RLK_DEVICE void clear_spread_rest(const ScatterRewardsParams& p, std::int64_t rest) {
   // Written out, since HIP's compiler would forget in a loop that the arrays are not in shared memory.

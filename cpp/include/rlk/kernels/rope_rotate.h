@@ -12,7 +12,7 @@ RLK_HD int rope_section(const RopeParams& p, std::int64_t pair) {
   return pair < p.section_pairs[0] ? 0 : pair < p.section_pairs[0] + p.section_pairs[1] ? 1 : 2;
 }
 
-// The angle's values that rotate a pair.
+// The cosines and sines that rotate a pair (a, b).
 template <class F>
 struct RopeAngle {
   F cos_a, sin_a, cos_b, sin_b;

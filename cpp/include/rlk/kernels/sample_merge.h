@@ -1,5 +1,5 @@
 // A row of sample_merge from the payloads of all shards. It merges the shards' roots, or truncates their first ranks.
-// For a row that is cut, it then builds the tree over the kept columns and draws. By a team (sample_row.h).
+// For a row that is cut, it then builds the tree over the kept columns and draws. A team (sample_row.h) has a row.
 #pragma once
 
 #include "rlk/kernels/sample_shard.h"

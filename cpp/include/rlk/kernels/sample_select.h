@@ -178,9 +178,9 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
   }
 
   // The first step of a search for the columns that reach a mass. It looks at columns that survive up to last_. Bins of
-  // equal width in z get counts and masses; z_first is the row's largest. The bin that holds the searched column goes to
-  // the list if it fits, with the columns before it if they fit, too. Returns the mass that the columns left to search
-  // must reach.
+  // equal width in z get counts and masses; z_first is the row's largest. The bin that holds the searched column goes
+  // to the list if it fits. The columns before this bin go there, too, if both fit. Returns the mass that the rest of
+  // the search must reach.
   // share, goal: the share of the mass of all these columns, or, if the share is 1, the mass itself.
   // last: the last rank of the list. keeps_list: whether the list has the columns before the bin.
   RLK_DEVICE std::uint64_t list_bin(float z_first, float share, std::uint64_t goal, std::uint64_t* last,
@@ -250,8 +250,8 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; });
   }
 
-  // Cuts the columns that survive up to last_. It returns a rank between the last kept column, included, and the next
-  // column, excluded. It keeps `count` columns. If `mass` is not kLastRank, it keeps the first columns that reach
+  // Cuts the columns that survive up to last_. The rank that it returns is at or behind the last kept column, and
+  // before the next column. It keeps `count` columns. If `mass` is not kLastRank, it keeps the first columns that reach
   // `mass`. If there are fewer, it keeps all.
   // of_bounds: the list holds ranks that bound columns, and the kept columns replace it.
   RLK_DEVICE std::uint64_t last_kept(std::uint64_t count, std::uint64_t mass, bool of_bounds) {

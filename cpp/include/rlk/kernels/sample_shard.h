@@ -197,7 +197,7 @@ class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
   RLK_DEVICE bool has_tree() const {
     return p_.parts.count > 0 && team_.global(words_)[kOfStatus] == kOk && team_.global(words_)[kOfKind] <= 0;
   }
-  // Writes the raw z after the words of an id and its z.
+  // Writes the raw z of a column. The words from `at` on hold the column's id, z and raw z.
   RLK_DEVICE void copy_raw(std::int64_t at) const {
     const std::int64_t id = team_.global(words_)[at];
     if (id >= 0) team_.global(words_)[at + 2] = payload_float(z_at(id));

@@ -36,7 +36,7 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
     if (fails()) return;
     const std::int64_t first = has_firsts ? state_->id : id_of_rank(Base::behind_first() - 1);
     truncate({1.0f, 1.0f, 0.0f, count_, false, kOk}, z_at(first));
-    if (!listed_) collect(last_);  // all columns together are no more than n
+    if (!listed_) collect(last_);  // the row has at most n columns in all
     write_listed();
   }
   // Whether the row has no results; then it writes none.

@@ -286,7 +286,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     sum_leaf(&leaf);
     return leaf.stats;
   }
-  // The tree above the parts' roots; returns the root.
+  // Builds the tree above the parts' roots, and returns its root.
   RLK_DEVICE SoftmaxStats join_parts() {
     std::int64_t size = num_parts() / 2, level = 2 * slots_ - 2 * num_parts();
     for (; size > 0; size /= 2) level = join(level, size, 0, size);

@@ -74,8 +74,8 @@ RLK_DEVICE std::int32_t ones_unless_zero(T x) {
   return x != T{0} ? -1 : 0;
 #endif
 }
-// The mask of a lane's tokens. With kWhole all of them exist, at a multiple of their size or of 16 bytes. `bits` are
-// the bits of an element that make it count.
+// The mask of a lane's tokens. With kWhole all of them exist, and their address is a multiple of their size or of 16
+// bytes. `bits` are the bits of an element that make it count.
 template <class Mask, bool kWhole, class T>
 RLK_DEVICE Mask mask_of_elements(const T* from, int count, T bits) {
   Mask m;
@@ -447,7 +447,7 @@ RLK_DEVICE void store_tile(const WaveTokens& of, bool of_wave, TilePartial<8>* p
   }
 }
 
-// Clears the outputs of packed tokens of no sequence, with `threads` threads.
+// Clears the outputs of packed tokens outside every sequence, with `threads` threads.
 template <class Gpu, class Terms>
 RLK_DEVICE void clear_tokens(const typename Terms::Params& p, std::int64_t first, int count, int thread, int threads) {
   RLK_UNROLL

@@ -1,7 +1,7 @@
 // Work over tokens is cut into tiles of 2^tile positions of a sequence. Each tile has a slot of its own in a workspace.
 // The first slot of packed sequence s is floor(begin / 2^tile) + s. This leaves some slots unused, but needs no sum
-// over the lengths of other sequences. Packed tokens of no sequence have the last slots, as if they were sequence
-// num_sequences.
+// over the lengths of other sequences. Packed tokens outside every sequence have the last slots, as if they were
+// sequence num_sequences.
 #pragma once
 
 #include "rlk/math/ieee.h"
@@ -18,7 +18,7 @@ inline std::int64_t workspace_slots(const Sequences& q, int tile) {
   if (!q.packed()) return q.num_sequences * tiles_of(q.num_tokens, tile);
   return (q.num_tokens >> tile) + q.num_sequences + 1;
 }
-// Number of sequences with slots; packed tokens of no sequence count as one.
+// Number of sequences with slots; packed tokens outside every sequence count as one.
 RLK_HD std::int64_t slotted_sequences(const Sequences& q) { return q.num_sequences + (q.packed() ? 1 : 0); }
 RLK_HD bool is_rest(const Sequences& q, std::int64_t s) { return s == q.num_sequences; }
 RLK_HD TokenSpan slotted_span(const Sequences& q, std::int64_t s) { return is_rest(q, s) ? rest_of(q) : span_of(q, s); }
@@ -35,13 +35,14 @@ RLK_HD std::int64_t sequence_of_slot(const Sequences& q, std::int64_t slot, int 
   return low;
 }
 
-// Number of further blocks that write the outputs of packed tokens of no sequence, for operators whose blocks have
-// sequences instead of slots.
+// Number of further blocks that write the outputs of packed tokens outside every sequence, for operators whose blocks
+// have sequences instead of slots.
 RLK_HD std::int64_t rest_blocks(const Sequences& q) {
   constexpr std::int64_t kEach = 8192, kMost = 32;
   return q.packed() ? clamp_index(q.num_tokens / kEach, 1, kMost) : 0;
 }
-// Writes +0 to the share of block `part` among `parts`, with `threads` threads. A null array is skipped.
+// Block `part` of `parts` blocks writes +0 to its share of the tokens outside every sequence, by `threads` threads. A
+// null array is skipped.
 template <class T>
 RLK_HD void clear_rest(const Sequences& q, T* array, std::int64_t part, std::int64_t parts, int thread, int threads) {
   const TokenSpan rest = rest_of(q);

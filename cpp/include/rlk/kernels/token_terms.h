@@ -65,8 +65,8 @@ RLK_HD void clear(TokenSums<F, kSums>* sums) {
   for (auto& c : sums->count) c = counted<F>(MaskOf<F>(zero > zero));
 }
 
-// Base of terms whose sums are all over their tokens. In other terms, sums_upper(p) tells whether this holds. If it
-// does not, upper_sum gives the last four sums from the tile's number of tokens.
+// Base of terms that add every sum over the tokens. In other terms, sums_upper(p) tells whether this holds. If it does
+// not, upper_sum gives the last four sums from the tile's number of tokens.
 constexpr int kLowerSums = 4;
 struct EverySum {
   static constexpr int kMaxima = 2;
@@ -76,7 +76,7 @@ struct EverySum {
     return true;
   }
   static RLK_HD float upper_sum(int, std::uint32_t) { return 0.0f; }
-  static RLK_HD float rest() { return 0.0f; }  // outputs of packed tokens of no sequence
+  static RLK_HD float rest() { return 0.0f; }  // outputs of packed tokens outside every sequence
 };
 // For terms whose last four sums are 0.
 struct LowerSums : EverySum {

@@ -1,7 +1,7 @@
 // IEEE fp32 primitives that no compiler may contract, reassociate or flush, for host, CUDA and HIP.
 //
-// Every formula of math/ uses these names alone, so it means the same bits everywhere. A formula that is a template on
-// F also runs on the vector types of cpu/simd.h, which offer the same names.
+// Every formula of math/ uses only these names, so it gives the same bits everywhere. A formula that is a template on F
+// also runs on the vector types of cpu/simd.h, which offer the same names.
 #pragma once
 
 #include <cstdint>

@@ -55,7 +55,7 @@
 //   A row that sees keys is NaN if its merged splits are the identity, if one of its scores is NaN, or if m >= 2^21.
 //
 // Partials are the (m, l, O) of each split before the merge. A call for partials computes splits
-//   [first_split, first_split + num_splits) of every row. k and v may hold the keys of the caller's own splits alone,
+//   [first_split, first_split + num_splits) of every row. k and v may hold only the keys of the caller's own splits,
 //   one split after another. Key j of these splits then lies where key j - absent_keys of a whole sequence would lie,
 //   in the sequence's place or pages. absent_keys is a multiple of 1024. L (given by seqused_k), the numbers of keys
 //   and n remain those of the whole sequence. Sinks are not allowed. Each split leaves for a row:
@@ -107,9 +107,9 @@
 // NaN results are canonical.
 // Lists may contradict the arrays: an offset that descends or is out of range, a count that is negative or too large, a
 // page id that does not exist. The CPU then throws InvalidArgument before it writes anything. A GPU reads nothing out
-// of range and writes everything: it clamps offsets and counts, takes a token of no sequence as not in use, and takes
-// NaN for the keys of a page that does not exist. A parent outside [-1, s) makes the segment a root with one key, which
-// is NaN. Under `parents` the last offset is q_tokens.
+// of range and writes everything: it clamps offsets and counts, takes a token outside every sequence as not in use, and
+// takes NaN for the keys of a page that does not exist. A parent outside [-1, s) makes the segment a root with one key,
+// which is NaN. Under `parents` the last offset is q_tokens.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once
 
@@ -202,7 +202,7 @@ struct AttentionParams : AttentionInput {
   void* workspace = nullptr;  // attention_workspace_bytes(...) bytes, 16-byte aligned
 };
 
-// seqused_k counts keys that k and v need not hold. A GPU does not clamp it, and rows do not see keys after the
+// seqused_k also counts keys that k and v do not hold. A GPU does not clamp it, and rows do not see keys after the
 // arrays. Pages are not shared where absent_keys is not 0. Outputs are contiguous, and every element is written.
 struct AttentionPartialsParams : AttentionInput {
   float* stats = nullptr;  // [num_splits, B, q_tokens, Hq, 2] or [num_splits, q_tokens, Hq, 2]: m, l

@@ -23,8 +23,8 @@
 //                Among equal priorities the lower sequence comes first, then the lower position
 //   selected   = 1 where a token is chosen, else +0
 // No bit depends on what a masked slot holds. Sequences are numbered by their place in the call. Padded and packed
-// sequences have the same bits, at any stride and on every backend, since atomics count integers alone. The call
-// enqueues on `stream`; it neither allocates nor synchronises.
+// sequences have the same bits, at any stride and on every backend, since atomics add only integers. The call enqueues
+// on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

@@ -101,7 +101,7 @@ struct ImportanceWeightsParams {
 };
 std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p, Device device);
 // Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU the sequences next to a bad offset have NaN
-// weights; with normalize all sequences do. The metrics are then NaN, and slots of no sequence are not written.
+// weights; with normalize all sequences do. The metrics are then NaN, and slots outside every sequence are not written.
 void importance_weights(const ImportanceWeightsParams& p, Device device, Stream stream);
 
 }  // namespace rlk

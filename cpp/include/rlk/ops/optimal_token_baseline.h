@@ -50,8 +50,8 @@ struct OptimalTokenBaselineParams {
 };
 std::int64_t optimal_token_baseline_workspace_bytes(const OptimalTokenBaselineParams& p, Device device);
 // Offsets and group cuts that do not ascend are an InvalidArgument on the CPU. On a GPU the sequences next to such a
-// cut have NaN, groups are cut short, and no memory outside the arrays is touched. Slots of no group or no sequence are
-// not written.
+// cut have NaN, groups are cut short, and no memory outside the arrays is touched. Slots outside every sequence or
+// group are not written.
 void optimal_token_baseline(const OptimalTokenBaselineParams& p, Device device, Stream stream);
 
 }  // namespace rlk

@@ -163,15 +163,15 @@ struct PolicyLossParams {
   PolicyTokens token_weight;  // [slots], or null: 1
   TokenMask mask;             // [slots]
   PolicySpec spec;
-  const float* denominator = nullptr;  // one element on the device, or null: denominator_value, where 0 means to count
-  float denominator_value = 0.0f;
-  float* loss = nullptr;           // [1]
-  float* metrics = nullptr;        // [kPolicyMetrics]
-  float* ratio_metrics = nullptr;  // [kMismatchMetrics], or null: not wanted. mismatch_metrics of logprob and
-                                   // old_logprob with the limit kRatioMetricsLimit, computed by one more pass
-  float* d_logprob = nullptr;      // [slots], contiguous, or null: not wanted
-  float* d_entropy = nullptr;      // [slots], contiguous, or null: not wanted
-  void* workspace = nullptr;       // policy_loss_workspace_bytes(...), 16-byte aligned
+  const float* denominator = nullptr;  // one element on the device, or null: denominator_value
+  float denominator_value = 0.0f;      // 0: spec.denominator decides
+  float* loss = nullptr;               // [1]
+  float* metrics = nullptr;            // [kPolicyMetrics]
+  float* ratio_metrics = nullptr;      // [kMismatchMetrics], or null: not wanted. One more pass computes
+                                       // mismatch_metrics of logprob and old_logprob, with the limit kRatioMetricsLimit
+  float* d_logprob = nullptr;          // [slots], contiguous, or null: not wanted
+  float* d_entropy = nullptr;          // [slots], contiguous, or null: not wanted
+  void* workspace = nullptr;           // policy_loss_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p, Device device);
 // Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU they make the loss NaN.

@@ -30,8 +30,8 @@
 //   7 + h     where both children have height h above the leaves (0: two leaves)
 //   3, 4, 5   in the leaf, at its reference: ((0+1)+(2+3))+((4+5)+(6+7)) from the last addition back
 //   6         along the chain: its first kept column whose prefix sum P, itself included, has r * P_last < 2^32 * P.
-// The n best are columns of [0, valid_vocab) by z'_j descending, then id ascending, with logprob's formula on the same
-// root.
+// The n best are the first n columns of [0, valid_vocab), ordered by z'_j descending, then id ascending. Their
+// log-probabilities have logprob's formula, on the same root.
 //   top_ids, top_logprobs         : z'_j = z_j where j is kept, else -Inf; logprob's root and T
 //   raw_top_ids, raw_top_logprobs : z'_j = z_j of the raw logits; raw_logprob's root, T = 1
 // A column that is not kept has -Inf, and comes after every kept column of finite z, by id. Any other log-probability
@@ -93,9 +93,9 @@
 //
 // In rounds, sample_partial makes four payloads of each shard, and reads those of the rounds before, of all shards.
 // sample_merge reads those of round 4. Every row has the bits of sample: id, logprob, raw_logprob and status, except
-// for kBadShards. step = ceil(vocab_size / 1024). A rank is the number of 51 bits that sample_terms.h defines; one of
-// two words has the lower half first. Words 0 to 3 and 15 are as above; the others are too, in rounds 1 and 4. Word 4
-// of a cut row is -2 - min(top_k, 2^19). Behind the head, a cut row has
+// for kBadShards. step = ceil(vocab_size / 1024). A rank is the number of 51 bits that sample_terms.h defines. It takes
+// two words, the lower half first. Words 0 to 3 and 15 are as above; the others are too, in rounds 1 and 4. Word 4 of a
+// cut row is -2 - min(top_k, 2^19). Behind the head, a cut row has
 //   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on
 //   round 2: 1033 bins; bin i goes from splitter i - 1 of all shards to before splitter i. Their counts, then the lower
 //            and the upper words of their masses, include the present columns that survive min_p (kVllm), or all.
@@ -143,7 +143,7 @@ struct RowFloats {
 };
 
 constexpr std::int64_t kSampleVocab = std::int64_t{1} << 19;  // largest vocabulary
-constexpr std::int64_t kTopLogprobs = 256;                    // most entries of the n best
+constexpr std::int64_t kTopLogprobs = 256;                    // largest n of the n best
 
 struct ProcessLogitsParams {
   const void* logits = nullptr;  // [num_rows, num_columns], dtype; columns contiguous, any alignment. The kernel does
@@ -160,8 +160,8 @@ struct ProcessLogitsParams {
   std::int64_t logits_stride = 0, num_rows = 0, vocab_size = 0;
   std::int64_t vocab_start = 0, num_columns = 0;  // columns of `logits`; for the whole vocabulary 0 and vocab_size
   float* out = nullptr;                           // [num_rows, num_columns], contiguous; must not overlap the logits
-  // Not null, on CUDA with float32 logits alone: `out` has only the columns that the row's history or bias holds. Their
-  // bits are those of `allowed`. A row with a nonzero status has no bit.
+  // May be given only on CUDA, with float32 logits. `out` then has only the columns that the row's history or bias
+  // holds. Their bits are those of `allowed`. A row with a nonzero status has no bit.
   std::uint32_t* edited = nullptr;  // [num_rows, edit_words(num_columns)], contiguous
   std::int32_t* status = nullptr;   // [num_rows]
   DType dtype = DType::kFloat32;    // kFloat32, kBFloat16, kFloat16

@@ -26,7 +26,7 @@
 // does so too for span_offsets that do not ascend from 0 to num_spans. On a GPU R of that sequence is NaN, and its
 // spans from there on have no reward.
 // With bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU the sequences next to a bad offset have
-// NaN rewards and lengths of 0, and slots of no sequence are not written.
+// NaN rewards and lengths of 0, and slots outside every sequence are not written.
 // The call enqueues on `stream`; it neither allocates nor synchronises.
 #pragma once
 

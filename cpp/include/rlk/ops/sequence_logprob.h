@@ -11,7 +11,7 @@
 // of sequences, at any position and stride, and on every backend. Padding to the right changes no sum.
 // Sums of parts: cut a sequence at multiples of 2^k positions, and take the sums of the parts as the tokens of a
 // sequence. The sum of that sequence is the sum of the whole, bit for bit.
-//   d_logprob = round(dsum[sequence]) where a token counts, +0 elsewhere; +0 for packed tokens of no sequence
+//   d_logprob = round(dsum[sequence]) where a token counts, +0 elsewhere; +0 for packed tokens outside every sequence
 // `round` rounds to dtype, to nearest even. A NaN is canonical.
 // For invalid offsets (rlk/tokens.h) the CPU throws InvalidArgument before it writes anything. A GPU gives such a
 // sequence NaN, count 0 and status 1, reads nothing for it, and gives its tokens the gradient +0. Where offsets

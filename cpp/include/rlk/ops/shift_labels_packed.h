@@ -20,7 +20,7 @@
 // the `end` ids end at p and the `begin` ids do not. mask = 1 if the last such event before p is an opening; without
 // include_end, tokens of the `end` ids are 0 even then. So the `begin` ids are not the model's. The tokens after them
 // are, up to and including the `end` ids. A turn that nothing closes lasts until the end of the sequence.
-// For packed tokens of no sequence the masks are 0 and the labels ignore_index.
+// For packed tokens outside every sequence the masks are 0 and the labels ignore_index.
 // The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 

@@ -68,12 +68,12 @@ struct ValueLossParams {
   PolicyTokens token_weight;  // [slots], or null: 1
   TokenMask mask;             // [slots], or null: every token counts
   ValueSpec spec;
-  const float* denominator = nullptr;  // one element on the device, or null: denominator_value, where 0 means to count
-  float denominator_value = 0.0f;
-  float* loss = nullptr;      // [1]
-  float* metrics = nullptr;   // [kValueMetrics]
-  float* d_value = nullptr;   // [slots], contiguous, or null: not wanted
-  void* workspace = nullptr;  // value_loss_workspace_bytes(...), 16-byte aligned
+  const float* denominator = nullptr;  // one element on the device, or null: denominator_value
+  float denominator_value = 0.0f;      // 0: spec.denominator decides
+  float* loss = nullptr;               // [1]
+  float* metrics = nullptr;            // [kValueMetrics]
+  float* d_value = nullptr;            // [slots], contiguous, or null: not wanted
+  void* workspace = nullptr;           // value_loss_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t value_loss_workspace_bytes(const ValueLossParams& p, Device device);
 // Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU they make the loss NaN.
