@@ -363,7 +363,7 @@ def test_a_forward_that_is_set_later_runs_and_is_named(path: str, caplog: pytest
         assert (logits(net) - logits(stock)).abs().max() < 2 * ROUNDING
         logits(net)
     assert [r.message.count(f"{path} of this forward stays torch's") for r in caplog.records] == [1]
-    assert rk.status(net).unproved == {path: "all: a forward of its own was set since"}
+    assert rk.status(net).unproved == {path: "all: a forward of its own was set after the patch"}
     strict = make()
     rk.patch_model(strict, strict=True, probe=False)
     module = strict.get_submodule(path)
