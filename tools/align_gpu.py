@@ -1,10 +1,11 @@
 """Runs `rlk align` on a GPU for models with random weights, made on the spot, without a network.
 
-    python tools/align_gpu.py OUT MODEL [SETTINGS [TRAINERS [UPDATES [PAGES_FOR]]]]
+    python tools/align_gpu.py OUT MODEL [options]       # --help lists them
+    python tools/align_gpu.py OUT --make small,wide     # only the models, beside each other
 
-MODEL is small (344M), wide (8B-shaped, 2 layers) or whole (8B-shaped, 36 layers). OUT/MODEL gets a model and, per
-setting, align.json and align.html. The exit status is 1 if a setting of this library differs. Results are printed and
-written after every setting, so a command that is cut off loses one result.
+MODEL is small (344M), wide (8B-shaped, 2 layers) or whole (8B-shaped, 36 layers). OUT/MODEL gets a model, and
+OUT/MODEL/NAME gets align.json and align.html. The exit status is 1 if a setting of this library differs. Results are
+printed and written after every setting and trainer, so a command that is cut off loses one result.
 
 PYTHONPATH must have vLLM 0.26.0 with its libraries and packages (scripts/requirements-vllm.txt), megatron-core
 (scripts/requirements-megatron.txt), and this package, built for the GPU.
@@ -14,13 +15,15 @@ its first model runner.
 
 The commands, in this order; each is useful only if those before it succeed:
 
-    python tools/align_gpu.py "$OUT" small stock,rk hf            # the second runner, CUDA graphs, torch.compile
-    python tools/align_gpu.py "$OUT" small rk-v1 hf,megatron 3    # the first runner; Megatron; updates with weight sync
-    python tools/align_gpu.py "$OUT" small canonical-blas hf      # vLLM's own operators without split products
-    python tools/align_gpu.py "$OUT" wide stock,rk hf,megatron
-    python tools/align_gpu.py "$OUT" whole rk hf
-    python tools/align_gpu.py "$OUT" small rk hf 0 16             # pages for 16 sequences: forced preemption
-    python tools/align_gpu.py "$OUT" small rk fsdp2               # on two GPUs
+    align_gpu.py OUT small --settings stock,rk                     # the second runner, CUDA graphs, torch.compile
+    align_gpu.py OUT small --settings rk-v1 --steps 3              # the first runner; updates with weight sync
+    align_gpu.py OUT small --settings canonical-blas               # vLLM's own operators without split products
+    align_gpu.py OUT small --settings rk --trainers megatron,fsdp2-one-gpu
+    align_gpu.py OUT wide --settings stock,rk
+    align_gpu.py OUT whole --settings stock,rk
+    align_gpu.py OUT small --settings rk --pages-for 16            # pages for 16 sequences: forced preemption
+    align_gpu.py OUT small --settings rk --prompts 256 --logprobs 0 --logprobs-mode processed_logprobs
+    align_gpu.py OUT small --settings rk --trainers fsdp2          # on two GPUs
 
 RLK_ALIGN_LOCK=FILE lets several commands run at once on one GPU. The measured rollouts then take turns. The starts of
 the engines, which are most of the time, do not.
@@ -31,6 +34,7 @@ ratio is 1. stock and canonical-blas do differ. rk generates at least 0.98 times
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -43,8 +47,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "wide": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 2, "num_attention_heads": 32},
     "whole": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
 }
-# 128 prompts x 64 tokens: at most 8192.
-REQUEST: dict[str, Any] = {"num_prompts": 128, "prompt_tokens": 512, "max_tokens": 64, "logprobs": 5}
+REQUEST: dict[str, Any] = {"prompt_tokens": 512, "max_tokens": 64}
 UPDATES: dict[str, Any] = {"num_prompts": 8, "prompt_tokens": 64, "max_tokens": 32}
 # Enough for all sequences at once. Engines that start together could not each profile their memory.
 CACHE_GIB = {"small": 4.0, "wide": 4.0, "whole": 12.0}
@@ -69,36 +72,73 @@ def make(folder: Path, shape: dict[str, int]) -> None:
     model.save_pretrained(folder)
 
 
-def main(
-    out: str, name: str, settings: str = "stock,rk", trainers: str = "hf", updates: str = "0", pages: str = "0"
-) -> int:
+def made(out: Path, names: list[str]) -> None:
+    """Makes the models that are missing, beside each other."""
+    missing = [name for name in names if not (out / name / "model" / "config.json").is_file()]
+    commands = [[sys.executable, __file__, str(out), name, "--make-one"] for name in missing]
+    for name, process in [(name, subprocess.Popen(command)) for name, command in zip(missing, commands, strict=True)]:
+        if process.wait() != 0:
+            raise RuntimeError(f"the model {name} was not made")
+
+
+def main(asked: argparse.Namespace) -> int:
     # Leaves out the command's own packages, which a GPU machine need not have.
     from rl_kernel_native.consistency import align
 
-    folder = Path(out) / name
-    if not (folder / "model" / "config.json").is_file():
-        subprocess.run([sys.executable, __file__, "--make", str(folder / "model"), name], check=True)
-    start, model = time.perf_counter(), folder / "model"
-    memory: dict[str, Any] = {"gpu_memory": 0.2, "cache_gib": CACHE_GIB[name]}
-    request = align.request_of(model, **REQUEST, **memory, pages_for=int(pages))
-    results, steps = [], []
-    for setting in settings.split(","):
-        results += align.align(request, [setting], trainers.split(","))
-        print(align.text(results), f"{time.perf_counter() - start:.0f} s", sep="\n", flush=True)
-        align.write_report(folder / settings.replace(",", "_"), request, results)
-    if int(updates):
-        steps = align.updates(align.request_of(model, **UPDATES, **memory), int(updates))
-        print(align.text_of_updates(steps), f"{time.perf_counter() - start:.0f} s", sep="\n", flush=True)
-        align.write_report(folder / settings.replace(",", "_"), request, results, steps)
+    made(asked.out, [asked.model])
+    start, folder = time.perf_counter(), asked.out / asked.model
+    model, report = folder / "model", folder / (asked.name or asked.settings.replace(",", "_"))
+    # The share is only what must be free at the start, beside the engines that start together.
+    memory: dict[str, Any] = {"gpu_memory": 0.05, "cache_gib": CACHE_GIB[asked.model] * max(1, asked.prompts / 128)}
+    request = align.request_of(
+        model, **REQUEST, **memory, num_prompts=asked.prompts, pages_for=asked.pages_for, logprobs=asked.logprobs,
+        logprobs_mode=asked.logprobs_mode,
+    )  # fmt: skip
+    results: list[align.Result] = []
+    steps: list[align.Step] = []
+
+    def say(what: str) -> None:
+        print(what, f"{time.perf_counter() - start:.0f} s", sep="\n", flush=True)
+        align.write_report(report, request, results, steps)
+
+    def take(result: align.Result) -> None:
+        results.append(result)
+        say(align.text(results))
+
+    for setting in filter(None, asked.settings.split(",")):
+        align.align(request, [setting], asked.trainers.split(","), found=take)
+    if asked.steps:
+        steps = align.updates(align.request_of(model, **UPDATES, **memory), asked.steps)
+        say(align.text_of_updates(steps))
     return int(not all(r.aligned for r in results if r.is_served) or any(s.ratio_not_one for s in steps))
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("model", nargs="?", choices=SHAPES)
+    parser.add_argument("--settings", default="stock,rk", help="settings of rlk align, by commas; may be empty")
+    parser.add_argument("--trainers", default="hf", help="trainers of rlk align, by commas")
+    parser.add_argument("--steps", type=int, default=0, help="GRPO updates with weight sync, in setting rk")
+    parser.add_argument("--pages-for", type=int, default=0, help="longest sequences that the engine's cache holds")
+    parser.add_argument("--prompts", type=int, default=128, help="requests of a rollout")
+    parser.add_argument("--logprobs", type=int, default=5, help="most probable tokens to score")
+    parser.add_argument("--logprobs-mode", default="raw_logprobs")
+    parser.add_argument("--name", help="folder of the report; default: the settings")
+    parser.add_argument("--make", help="models to make, by commas, without a run")
+    parser.add_argument("--make-one", action="store_true", help=argparse.SUPPRESS)
+    return parser
 
 
 if __name__ == "__main__":
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    if sys.argv[1:2] == ["--make"]:
-        make(Path(sys.argv[2]), SHAPES[sys.argv[3]])
-    elif len(sys.argv) < 3 or sys.argv[2] not in SHAPES:
-        sys.exit(__doc__)
+    asked = options().parse_args()
+    if asked.make:
+        made(asked.out, asked.make.split(","))
+    elif asked.model is None:
+        options().error("expected a MODEL or --make")
+    elif asked.make_one:
+        make(asked.out / asked.model / "model", SHAPES[asked.model])
     else:
-        sys.exit(main(*sys.argv[1:]))
+        sys.exit(main(asked))

@@ -23,7 +23,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rl_kernel_native import contract  # noqa: E402
-from rl_kernel_native.consistency import align, align_rollout  # noqa: E402
+from rl_kernel_native.consistency import align, align_rollout, align_trainer  # noqa: E402
 from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
 from rl_kernel_native.integrations import vllm as plugin  # noqa: E402
 from rl_kernel_native.integrations.vllm import config, requests, versions  # noqa: E402
@@ -197,8 +197,35 @@ def test_pages_of_the_engine(monkeypatch: pytest.MonkeyPatch, on_gpu: bool, page
     request = align.Request("model", 10, prompt_tokens=40, max_tokens=10, pages_for=pages_for)
     options = align_rollout.make_engine(dataclasses.asdict(request), on_gpu)
     assert options["max_model_len"] == 58
+    assert options["logprobs_mode"] == "raw_logprobs"
     assert options.get("num_gpu_blocks_override") == blocks
     assert options.get("block_size") == (None if blocks is None else 16)
+
+
+@pytest.mark.parametrize(
+    ("trained_by", "gpus", "rank", "backend", "device"),
+    [
+        ("fsdp2", 0, 1, "gloo", "cpu"), ("fsdp2", 2, 1, "nccl", "cuda:1"), ("fsdp2-one-gpu", 0, 1, "gloo", "cpu"),
+        ("fsdp2-one-gpu", 1, 1, "gloo", "cuda:0"), ("fsdp2", 1, 1, "nccl", None),
+    ],
+)  # fmt: skip
+def test_a_sharded_trainer_has_a_gpu_for_each_process_or_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, trained_by: str, gpus: int, rank: int, backend: str, device: str | None
+) -> None:
+    joined, chosen = [], []
+    monkeypatch.setattr(torch.distributed, "init_process_group", joined.append)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    given = "cuda" if gpus else "cpu"
+    if device is None:
+        with pytest.raises(RuntimeError, match="fsdp2: expected 2 GPUs, got 1; trainer fsdp2-one-gpu shares one"):
+            align_trainer.join(trained_by, given)
+    else:
+        assert align_trainer.join(trained_by, given) == device
+        assert chosen == [device] * bool(gpus)
+    assert joined == [backend]
 
 
 def test_launches_and_kernels_of_a_step() -> None:
@@ -244,7 +271,7 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(BadInput, match=r"expected a vocab_size in config\.json, got None"):
         align.request_of(tmp_path)
-    with pytest.raises(BadInput, match="--trainer best: expected hf, fsdp2, megatron"):
+    with pytest.raises(BadInput, match="--trainer best: expected hf, fsdp2, fsdp2-one-gpu, megatron"):
         align.align(align.Request("none", 5), ["rk"], ["best"])
     with pytest.raises(BadInput, match="--settings best: expected stock, canonical-blas, rk, rk-v1"):
         align.align(align.Request("none", 5), ["best"])

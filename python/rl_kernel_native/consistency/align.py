@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,8 +30,8 @@ SETTINGS: dict[str, dict[str, str]] = {
     "rk-v1": {"RLK_VLLM": "check", "VLLM_USE_V2_MODEL_RUNNER": "0"},  # the first runner, on GPUs too
 }
 ROLLOUTS = ("vllm",)
-TRAINERS = ("hf", "fsdp2", "megatron")
-SHARDS = 2  # processes of fsdp2
+TRAINERS = ("hf", "fsdp2", "fsdp2-one-gpu", "megatron")
+SHARDS = 2  # processes of a sharded trainer
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Request:
         pages_for: the longest sequences that the engine's cache holds at once. More at once force preemption. 0 leaves
             the cache to ``gpu_memory``, and means 2 on a CPU.
         cache_gib: GiB of the engine's cache on a GPU; 0 leaves it to ``gpu_memory``, with a profile of vLLM's memory.
+        logprobs_mode: the engine's: ``"raw_logprobs"`` or ``"processed_logprobs"``, equal numbers at temperature 1.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Request:
     logprobs: int = 0
     pages_for: int = 0
     cache_gib: float = 0.0
+    logprobs_mode: str = "raw_logprobs"
 
 
 @dataclass(frozen=True)
@@ -207,29 +209,36 @@ def require_installed(settings: Sequence[str], trainers: Sequence[str]) -> None:
 
 
 def align(
-    request: Request, settings: Sequence[str], trainers: Sequence[str] = ("hf",), *, workers: int = 1
+    request: Request,
+    settings: Sequence[str],
+    trainers: Sequence[str] = ("hf",),
+    *,
+    workers: int = 1,
+    found: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
     """Runs the settings, ``workers`` at a time; tokens per second are meaningful with one worker. Trainers share a
-    rollout.
+    rollout. ``found`` gets each result as soon as there is one.
 
     Raises: BadInput for another name; RuntimeError if a process fails.
     """
     require_known(settings, trainers)
     with ThreadPoolExecutor(workers) as pool:
-        return [r for found in pool.map(lambda name: _results(request, name, trainers), settings) for r in found]
+        every = pool.map(lambda name: _results(request, name, trainers, found), settings)
+        return [result for of_setting in every for result in of_setting]
 
 
-def _results(request: Request, setting: str, trainers: Sequence[str]) -> list[Result]:
+def _results(request: Request, setting: str, trainers: Sequence[str], found: Callable[[Result], None]) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "request.json"
         file.write_text(json.dumps({**asdict(request), "setting": setting, "served": serves(setting)}))
         _run("align_rollout", file, setting)
-        rollout, found = json.loads(file.read_text()), []
+        rollout, results = json.loads(file.read_text()), []
         for name in trainers:
             file.write_text(json.dumps({**rollout, "trained_by": name}))
-            _run("align_trainer", file, setting, SHARDS if name == "fsdp2" else 1)
-            found.append(result_of(setting, json.loads(file.read_text()), name))
-        return found
+            _run("align_trainer", file, setting, SHARDS if name.startswith("fsdp2") else 1)
+            results.append(result_of(setting, json.loads(file.read_text()), name))
+            found(results[-1])
+        return results
 
 
 @dataclass(frozen=True)

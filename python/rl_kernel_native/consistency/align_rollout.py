@@ -52,6 +52,7 @@ def make_engine(request: dict[str, Any], on_gpu: bool, **more: Any) -> Any:
         "max_model_len": length,
         "enable_prefix_caching": True,
         "seed": request["seed"],
+        "logprobs_mode": request["logprobs_mode"],
         "disable_log_stats": False,  # needed to count preemptions and hits of the prefix cache
     }
     if on_gpu:

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from . import align_turns as turns
+
 GROUP = 4
 LEARNING_RATE = 1e-3
 
@@ -88,6 +90,7 @@ def logprobs(model: Any, prompt: list[int], tokens: list[int]) -> Any:
 
 def main(path: Path) -> None:
     request = json.loads(path.read_text())
+    turns.beside_others(measures=False)
     path.write_text(json.dumps(request | {"updates": run(request)}))
 
 

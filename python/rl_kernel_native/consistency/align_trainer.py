@@ -5,7 +5,9 @@ FILE holds the rollout's answer (align_rollout.py). The trainer writes its own l
 it.
 
 - hf: a transformers model, which scores one sequence at a time.
-- fsdp2: the same with its parameters sharded over the processes that torch.distributed.run starts.
+- fsdp2: the same with its parameters sharded over the processes that torch.distributed.run starts, each on a GPU of its
+  own. Sequences are packed if the model uses this library.
+- fsdp2-one-gpu: the same with all processes on one GPU. NCCL refuses that, so gloo gathers the shards through the host.
 - megatron: a megatron-core model, packed if it uses this library.
 """
 
@@ -21,6 +23,7 @@ from typing import Any
 from . import align_turns as turns
 
 PACKED_TOKENS = 4096  # most tokens in one forward, unless one sequence is longer
+SHARDED = ("fsdp2", "fsdp2-one-gpu")
 
 
 def of_transformers(request: dict[str, Any], device: str, dtype: Any, served: bool) -> Callable[..., Iterator[Any]]:
@@ -33,9 +36,40 @@ def of_transformers(request: dict[str, Any], device: str, dtype: Any, served: bo
     model = model.to(device).eval()
     if served:
         request["patched"] = dict(rk.patch_model(model, strict=True))
-    if request["trained_by"] == "fsdp2":
+    if request["trained_by"] in SHARDED:
         shard(model, device)
+        if served:
+            return lambda sequences: (x for pack in packs(sequences) for x in packed(model, pack, device))
     return lambda sequences: (model(torch.tensor([ids], device=device)).logits[0] for ids in sequences)
+
+
+def packed(model: Any, sequences: list[list[int]], device: str) -> list[Any]:
+    """Logits of each sequence, all of them in one packed forward of a patched model."""
+    import torch
+
+    lengths = [len(ids) for ids in sequences]
+    starts = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+    ids = torch.tensor([[x for ids in sequences for x in ids]], device=device)
+    return list(model(ids, cu_seq_lens_q=starts, cu_seq_lens_k=starts, use_cache=False).logits[0].split(lengths))
+
+
+def join(trained_by: str, device: str) -> str:
+    """Joins the processes of a sharded model, and returns this one's device.
+
+    Raises: RuntimeError for fsdp2 with fewer GPUs than processes.
+    """
+    import torch
+
+    alone = device == "cuda" and trained_by == "fsdp2"
+    torch.distributed.init_process_group("nccl" if alone else "gloo")
+    if device == "cpu":
+        return device
+    processes, gpus = torch.distributed.get_world_size(), torch.cuda.device_count()
+    if alone and gpus < processes:
+        raise RuntimeError(f"fsdp2: expected {processes} GPUs, got {gpus}; trainer fsdp2-one-gpu shares one")
+    device = f"cuda:{torch.distributed.get_rank() if alone else 0}"
+    torch.cuda.set_device(device)
+    return device
 
 
 def shard(model: Any, device: str) -> None:
@@ -77,13 +111,10 @@ def answer(request: dict[str, Any]) -> None:
     import rl_kernel_native as rk
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if request["trained_by"] == "fsdp2":
-        torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
-        if device == "cuda":
-            device = f"cuda:{torch.distributed.get_rank()}"
-            torch.cuda.set_device(device)
+    if request["trained_by"] in SHARDED:
+        device = join(request["trained_by"], device)
     served = request["served"]
-    make = {"hf": of_transformers, "fsdp2": of_transformers, "megatron": of_megatron}[request["trained_by"]]
+    make = of_megatron if request["trained_by"] == "megatron" else of_transformers
     score = make(request, device, getattr(torch, request["dtype"]), served)
     every = [sequence["prompt"] + sequence["tokens"] for sequence in request["sequences"]]
     with torch.no_grad():
@@ -117,7 +148,7 @@ def main(path: Path) -> None:
         answer(request)
     if int(os.environ.get("RANK", "0")) == 0:
         path.write_text(json.dumps(request | {"trainer_trace": traced.as_json()}))
-    if request["trained_by"] == "fsdp2":
+    if request["trained_by"] in SHARDED:
         import torch
 
         torch.distributed.destroy_process_group()

@@ -368,7 +368,7 @@ def digest(
 def run_align(
     model: Annotated[Path, typer.Option(help="Directory of a model; its weights may be random.")],
     rollout: Annotated[str, typer.Option(help="Engine of the rollout: vllm.")] = "vllm",
-    trainer: Annotated[str, typer.Option(help="Trainers, separated by commas: hf, fsdp2, megatron.")] = "hf",
+    trainer: Annotated[str, typer.Option(help="Trainers, by commas: hf, fsdp2, fsdp2-one-gpu, megatron.")] = "hf",
     settings: Annotated[
         str, typer.Option(help="Settings, separated by commas: stock, canonical-blas, rk, rk-v1.")
     ] = "stock,rk",
@@ -380,6 +380,9 @@ def run_align(
     logprobs: Annotated[
         int, typer.Option(min=0, help="Number of most probable tokens to score beside a token's own.")
     ] = 0,
+    logprobs_mode: Annotated[
+        str, typer.Option(help="raw_logprobs or processed_logprobs, which are equal at temperature 1.")
+    ] = "raw_logprobs",
     pages_for: Annotated[
         int, typer.Option(min=0, help="Number of longest sequences that fit; more are preempted. 0: any.")
     ] = 0,
@@ -401,9 +404,11 @@ def run_align(
             raise BadInput(f"--rollout {rollout}: expected {', '.join(runs.ROLLOUTS)}")
         if dtype not in ("bfloat16", "float16", "float32"):
             raise BadInput(f"--dtype {dtype}: expected bfloat16, float16 or float32")
+        if logprobs_mode not in ("raw_logprobs", "processed_logprobs"):
+            raise BadInput(f"--logprobs-mode {logprobs_mode}: expected raw_logprobs or processed_logprobs")
         request = runs.request_of(
             model, num_prompts=prompts, prompt_tokens=prompt_tokens, max_tokens=max_tokens, dtype=dtype, seed=seed,
-            gpu_memory=gpu_memory, logprobs=logprobs, pages_for=pages_for,
+            gpu_memory=gpu_memory, logprobs=logprobs, pages_for=pages_for, logprobs_mode=logprobs_mode,
         )  # fmt: skip
         runs.require_known(names, trainers)
         runs.require_installed(names, trainers)
