@@ -102,7 +102,7 @@ def main(asked: argparse.Namespace) -> int:
         align.write_report(report, request, results, steps)
 
     def take(result: align.Result) -> None:
-        results.append(result)
+        results[:] = [r for r in results if (r.setting, r.trained_by) != (result.setting, result.trained_by)] + [result]
         say(align.text(results))
 
     for setting in filter(None, asked.settings.split(",")):

@@ -23,7 +23,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rl_kernel_native import contract  # noqa: E402
-from rl_kernel_native.consistency import align, align_rollout, align_trainer  # noqa: E402
+from rl_kernel_native.consistency import align, align_layers, align_rollout, align_trainer  # noqa: E402
 from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
 from rl_kernel_native.integrations import vllm as plugin  # noqa: E402
 from rl_kernel_native.integrations.vllm import config, requests, versions  # noqa: E402
@@ -236,6 +236,29 @@ def test_launches_and_kernels_of_a_step() -> None:
     assert align_rollout.launched(events) == (4, 3)
 
 
+def test_the_first_operator_that_differs_is_named() -> None:
+    """The engine computes in two chunks, the trainer at once; a module that one side lacks is not compared."""
+    names = [name for name, *_ in align_layers.places(2)]
+    assert len(names) == 2 + 2 * len(align_layers.IN_LAYER)
+    rows = torch.arange(15.0).view(5, 3).bfloat16()
+    trainer = {name: [rows.clone()] for name in names if not name.endswith("q_norm")}
+    for planted in ("layers.1.self_attn.attn", "layers.0.mlp.down_proj", "layers.0.self_attn.q_norm", None):
+        engine = {name: [rows[:2].clone(), rows[2:].clone()] for name in names}
+        if planted is not None:
+            for name in names[names.index(planted) :]:
+                engine[name][1][1, 2] += 0.5
+        found = align_layers.first_divergent(2, engine, trainer, 5)
+        seen = "layers.0.self_attn.k_norm" if planted == "layers.0.self_attn.q_norm" else planted
+        assert found["module"] == (seen or "lm_head")
+        assert found["modules"] == len(trainer) == len(names) - 2
+        assert (found["tokens"], found["max_abs"]) == ((0, 0.0) if planted is None else (1, 0.5))
+    assert align.place_of(None) == "-"
+    assert align.place_of(found) == "head or log-probability"
+    assert align.place_of(found | {"operator": "linear", "layer": 3}) == "layer 3, linear"
+    assert align_layers.split("layers.12.mlp.act_fn") == ("layers.12", "mlp.act_fn")
+    assert align_layers.split("norm") == ("", "norm")
+
+
 def test_two_contracts_are_not_aligned() -> None:
     side = {
         "rollout": [-1.0], "prefill": [-1.0], "trainer": [-1.0], "ranks": [2], "first_rank": [1],
@@ -426,12 +449,15 @@ def test_no_token_of_a_rollout_differs_and_stock_ones_do(runs: dict[str, Any], t
         assert ours.trainer.tokens == stock.trainer.tokens > 200
         assert ours.aligned, align.text([stock, *runs["rk"]])
         assert (ours.ranks, ours.redrawn, stock.redrawn) == (0, 0, None)
+        assert ours.first_divergent is None
         assert ours.preemptions > 0
         assert ours.prefix_cache_hits > 0
         assert ours.trainer.max_abs_dlogp == ours.prefill.max_abs_dlogp == 0.0
         assert set(ours.served["rollout"]["calls"]) == set(config.OPERATORS)
         assert set(ours.served["trainer"]["calls"]) == {*config.OPERATORS} - {"kv_cache_append"}
     assert stock.served["rollout"]["calls"] == stock.served["trainer"]["calls"] == {}
+    assert stock.first_divergent["layer"] == 0
+    assert stock.first_divergent["modules"] == 2 + 2 * len(align_layers.IN_LAYER)
     assert stock.trainer.differing > 0, "the control does not differ: the comparison would not see a difference"
     align.write_report(tmp_path, runs["request"], [stock, *runs["rk"]], runs["steps"])
     report = json.loads((tmp_path / "align.json").read_text())

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,9 @@ class Result:
         prefix_cache_hits: number of rollout tokens whose keys and values were already in the cache.
         served: the records of rk.trace for the engine (``"rollout"``) and the trainer: contract, and calls by operator.
         same_contract: whether one contract served engine and trainer; None: this library served neither.
+        first_divergent: the first operator whose result differs between the engine, run eagerly, and the transformers
+            model: operator, layer, module, differing tokens, and the largest difference. None where no token differs,
+            and for other trainers.
     """
 
     setting: str
@@ -104,6 +107,7 @@ class Result:
     prefix_cache_hits: int
     served: dict[str, Any]
     same_contract: bool | None
+    first_divergent: dict[str, Any] | None = None
 
     @property
     def is_served(self) -> bool:
@@ -217,7 +221,7 @@ def align(
     found: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
     """Runs the settings, ``workers`` at a time; tokens per second are meaningful with one worker. Trainers share a
-    rollout. ``found`` gets each result as soon as there is one.
+    rollout. ``found`` gets each result as soon as there is one, and again with its first divergent operator.
 
     Raises: BadInput for another name; RuntimeError if a process fails.
     """
@@ -236,8 +240,13 @@ def _results(request: Request, setting: str, trainers: Sequence[str], found: Cal
         for name in trainers:
             file.write_text(json.dumps({**rollout, "trained_by": name}))
             _run("align_trainer", file, setting, SHARDS if name.startswith("fsdp2") else 1)
-            results.append(result_of(setting, json.loads(file.read_text()), name))
-            found(results[-1])
+            result = result_of(setting, json.loads(file.read_text()), name)
+            found(result)
+            if name == "hf" and result.trainer.differing:
+                _run("align_layers", file, setting)
+                result = replace(result, first_divergent=json.loads(file.read_text())["first_divergent"])
+                found(result)
+            results.append(result)
         return results
 
 
@@ -286,6 +295,7 @@ HEAD = (
     "setting", "runner", "trainer", "tokens", "against prefill: differing", "max |dlogp|", "mean |dlogp|",
     "against trainer: differing", "max |dlogp|", "mean |dlogp|", "KL k3", "other rank", "drawn otherwise",
     "tok/s", "launches/step", "kernels/step", "preemptions", "cached tokens", "same contract",
+    "first divergent",
 )  # fmt: skip
 
 
@@ -297,10 +307,18 @@ def rows(results: Sequence[Result]) -> list[list[Any]]:
             r.prefill.differing, r.prefill.max_abs_dlogp, r.prefill.mean_abs_dlogp,
             r.trainer.differing, r.trainer.max_abs_dlogp, r.trainer.mean_abs_dlogp, r.trainer.kl_k3,
             r.ranks, *("-" if x is None else x for x in (r.redrawn, r.tokens_per_second, r.launches, r.kernels)),
-            r.preemptions, r.prefix_cache_hits, said[r.same_contract],
+            r.preemptions, r.prefix_cache_hits, said[r.same_contract], place_of(r.first_divergent),
         ]
         for r in results
     ]  # fmt: skip
+
+
+def place_of(divergent: dict[str, Any] | None) -> str:
+    if divergent is None:
+        return "-"
+    return (
+        divergent["operator"] if divergent["layer"] is None else f"layer {divergent['layer']}, {divergent['operator']}"
+    )
 
 
 def text(results: Sequence[Result]) -> str:
