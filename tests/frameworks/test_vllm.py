@@ -167,6 +167,20 @@ def test_a_hook_that_is_gone_or_differs_is_named() -> None:
     assert "expected parameters (obj), got (obj skipkeys" in found[0]
 
 
+@pytest.mark.parametrize(
+    ("version", "cuda", "is_tried"),
+    [("2.11.0+cu130", "13.0", True), ("2.13.1+cpu", None, True), ("2.13.0", "13.0", False), ("2.1.0", None, False)],
+)
+def test_a_torch_that_was_not_tried_is_named(
+    monkeypatch: pytest.MonkeyPatch, version: str, cuda: str | None, is_tried: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    said = versions.untried_torch()
+    assert (said is None) == is_tried
+    assert is_tried or said == f"vllm 0.26.0 was tried with torch 2.11 (cuda) and 2.13 (cpu), got {version}"
+
+
 def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLK_VLLM", "yes")
     with pytest.raises(ValueError, match="RLK_VLLM: expected 0, 1 or check, got 'yes'"):
@@ -234,6 +248,17 @@ def test_launches_and_kernels_of_a_step() -> None:
     events = [SimpleNamespace(device_type=torch.autograd.DeviceType.CPU, name=name) for name in on_host]
     events += [SimpleNamespace(device_type=torch.autograd.DeviceType.CUDA, name=name) for name in on_device]
     assert align_rollout.launched(events) == (4, 3)
+
+
+def test_kernels_of_this_library_are_named_without_their_templates() -> None:
+    names = (
+        "void rlk::cuda::(anonymous namespace)::rms_norm_kernel<rlk::cuda::Half, 4>(rlk::NormParams)",
+        "rlk::cuda::sm90::rope_kernel(rlk::RopeParams)", "void at::native::vectorized_elementwise_kernel<4>(int)",
+        "void rlk::cuda::(anonymous namespace)::rms_norm_kernel<float, 2>(rlk::NormParams)", "nvjet_hsh_128x64",
+    )  # fmt: skip
+    events = [SimpleNamespace(device_type=torch.autograd.DeviceType.CUDA, name=name) for name in names]
+    events.append(SimpleNamespace(device_type=torch.autograd.DeviceType.CPU, name=names[0]))
+    assert align_rollout.kernel_names(events) == {"rms_norm_kernel": 2, "rope_kernel": 1}
 
 
 def test_the_first_operator_that_differs_is_named() -> None:

@@ -86,6 +86,8 @@ class Result:
             over eight requests of 16 tokens; None on a CPU.
         prefix_cache_hits: number of rollout tokens whose keys and values were already in the cache.
         served: the records of rk.trace for the engine (``"rollout"``) and the trainer: contract, and calls by operator.
+            On a GPU also this library's kernels, by name: over the steps that ``launches`` counts, and in the trainer's
+            first forward.
         same_contract: whether one contract served engine and trainer; None: this library served neither.
         first_divergent: the first operator whose result differs between the engine, run eagerly, and the transformers
             model: operator, layer, module, differing tokens, and the largest difference. None where no token differs,
@@ -360,4 +362,10 @@ def write_report(directory: Path, request: Request, results: Sequence[Result], s
         for r in results
         for side, trace in r.served.items()
     }
-    (directory / "align.html").write_text(table_page(title, HEAD, rows(results), asdict(request) | calls))
+    kernels = {
+        f"{r.setting}, {r.trained_by}: kernels of the {side}": ", ".join(f"{name} {n}" for name, n in found.items())
+        for r in results
+        for side, trace in r.served.items()
+        if (found := trace.get("kernels"))
+    }
+    (directory / "align.html").write_text(table_page(title, HEAD, rows(results), asdict(request) | calls | kernels))

@@ -13,6 +13,7 @@ import re
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ MAX_BATCHED_TOKENS = 64  # on a CPU; prompts above it are prefilled in chunks
 PAGE = 16
 TIMED = 3  # rollouts on a GPU whose rates are measured, after one that is not
 LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel|GraphLaunch)")  # runtime and driver API
+KERNEL = re.compile(r"\brlk::(?:\w+::)*(?:\(anonymous namespace\)::)?(\w+)")
 
 
 def prompts_of(request: dict[str, Any]) -> list[list[int]]:
@@ -78,20 +80,39 @@ def launched(events: Iterable[Any]) -> tuple[int, int]:
     return host, device
 
 
-def per_step(engine: Any, run: Callable[[], Any]) -> tuple[float, float]:
-    """Host launches and kernels of one engine step, the mean over the steps of ``run()``."""
+def kernel_names(events: Iterable[Any]) -> dict[str, int]:
+    """How often each kernel of this library ran, among a profile's events, by name without template arguments. Calls of
+    an operator choose among kernels by shape and GPU: the names say which they took."""
+    found: Counter[str] = Counter()
+    for event in events:
+        name = KERNEL.search(event.name) if "CUDA" in str(event.device_type) else None
+        if name:
+            found[name[1]] += 1
+    return dict(sorted(found.items()))
+
+
+def profiled(run: Callable[[], Any]) -> Any:
+    """The events of ``run()`` on host and GPU."""
     import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    return profile.events()
+
+
+def per_step(engine: Any, run: Callable[[], Any]) -> tuple[float, float, dict[str, int]]:
+    """Host launches and kernels of one engine step, the mean over the steps of ``run()``, and their names over all
+    steps."""
 
     def steps() -> int:
         return sum(m.count for m in engine.get_metrics() if m.name == "vllm:iteration_tokens_total")
 
     before = steps()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        run()
-        torch.cuda.synchronize()
-    host, device = launched(profile.events())
+    events = profiled(run)
+    host, device = launched(events)
     count = steps() - before
-    return host / count, device / count
+    return host / count, device / count, kernel_names(events)
 
 
 def counted(engine: Any) -> dict[str, Any]:
@@ -145,7 +166,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             after = counted(engine)
     turns.measured()
     short = [sampling(16)] * len(prompts[:8])  # after the counts, which are the rollout's alone
-    launches, kernels = per_step(engine, lambda: generate(prompts[:8], short)) if on_gpu else (None, None)
+    launches, kernels, names = (
+        per_step(engine, lambda: generate(prompts[:8], short)) if on_gpu else (None, None, dict[str, int]())
+    )
     sequences: list[dict[str, Any]] = []
     for output in outputs:
         completion = output.outputs[0]
@@ -185,6 +208,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         "preemptions": after["vllm:num_preemptions"] - before["vllm:num_preemptions"],
         "launches": launches,
         "kernels": kernels,
+        "kernel_names": names,
         "prefix_cache_hits": after["vllm:prefix_cache_hits"] - before["vllm:prefix_cache_hits"],
         "plugin": engine.llm_engine.vllm_config.additional_config,
     }
@@ -197,7 +221,9 @@ def main(path: Path) -> None:
     turns.beside_others(measures=True)
     with rk.trace() as traced:  # before the engine, whose creation captures graphs
         found = answer(request)
-    path.write_text(json.dumps(request | found | {"rollout_trace": traced.as_json()}))
+    path.write_text(
+        json.dumps(request | found | {"rollout_trace": traced.as_json() | {"kernels": found["kernel_names"]}})
+    )
 
 
 if __name__ == "__main__":

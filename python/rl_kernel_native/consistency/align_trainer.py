@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from . import align_rollout
 from . import align_turns as turns
 
 PACKED_TOKENS = 4096  # most tokens in one forward, unless one sequence is longer
@@ -118,6 +119,9 @@ def answer(request: dict[str, Any]) -> None:
     score = make(request, device, getattr(torch, request["dtype"]), served)
     every = [sequence["prompt"] + sequence["tokens"] for sequence in request["sequences"]]
     with torch.no_grad():
+        if device != "cpu":
+            one = align_rollout.profiled(lambda: list(score(every[:1])))
+            request["kernel_names"] = align_rollout.kernel_names(one)
         for sequence, whole, row in zip(request["sequences"], every, score(every), strict=True):
             count = len(sequence["tokens"])
             logits, targets = row[:-1], torch.tensor(whole[1:], device=device)
@@ -146,8 +150,9 @@ def main(path: Path) -> None:
     turns.beside_others(measures=False)
     with rk.trace() as traced:
         answer(request)
+    kernels = request.pop("kernel_names", {})
     if int(os.environ.get("RANK", "0")) == 0:
-        path.write_text(json.dumps(request | {"trainer_trace": traced.as_json()}))
+        path.write_text(json.dumps(request | {"trainer_trace": traced.as_json() | {"kernels": kernels}}))
     if request["trained_by"] in SHARDED:
         import torch
 

@@ -17,6 +17,9 @@ def install(enabled: Any) -> None:
     global _enabled
     _enabled = enabled
     versions.require_known()
+    untried = versions.untried_torch()
+    if untried is not None:
+        _log.warning(untried)
 
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.model_executor.custom_op import CustomOp, op_registry_oot

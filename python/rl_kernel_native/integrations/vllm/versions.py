@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ... import _variants
 
 VERSIONS = ("0.26.0",)
+TORCH = {"cuda": "2.11", "cpu": "2.13"}  # tried beside it, by device
 INSTALL = f"pip install vllm=={VERSIONS[-1]} (docs/vllm.md)"
 
 
@@ -159,6 +160,17 @@ def unknown(hooks: tuple[Hook, ...]) -> list[str]:
         if got != hook.parameters:
             found.append(f"{hook.place}: expected parameters ({hook.parameters}), got ({got})")
     return found
+
+
+def untried_torch() -> str | None:
+    """A warning if this torch was not tried beside vLLM."""
+    import torch
+
+    tried = TORCH["cuda" if torch.version.cuda else "cpu"]
+    if torch.__version__.startswith(tried + "."):
+        return None
+    every = " and ".join(f"{version} ({device})" for device, version in TORCH.items())
+    return f"vllm {VERSIONS[-1]} was tried with torch {every}, got {torch.__version__}"
 
 
 def require_known() -> None:
