@@ -1,5 +1,5 @@
 // Finds the first columns of a row by the largest z of its leaves. Only some leaves can hold such columns. A block
-// lists the columns of these leaves. finish.cuh and best.cuh use the list.
+// lists the columns of these leaves. finish.cuh and sample_best.cu use the list.
 #pragma once
 
 #include <cstring>

@@ -1,11 +1,18 @@
-// Tokens on CUDA, compiled once per architecture.
-#include "process.cuh"
-#include "rows.cuh"
-#include "shards.cuh"
+// The launches of sample. Compiled once per architecture; sample_<type>_<exponential>.cu have the kernels.
+#include "launches.cuh"
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
-void sample(const SampleParams& p, cudaStream_t stream) { run(p, stream); }
-void sample_partial(const SamplePartialParams& p, cudaStream_t stream) { run(p, stream); }
-void sample_merge(const SampleMergeParams& p, cudaStream_t stream) { run(p, stream); }
-void process_logits(const ProcessLogitsParams& p, cudaStream_t stream) { run(p, stream); }
+
+void sample(const SampleParams& p, cudaStream_t stream) {
+  const SampleParams of_raw = raw_pass(p);
+  for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
+    const SampleChunk chunk = sample_chunk(p, first, p.workspace);
+    by_type_and_mode(p, [&]<class T, Exp kExp>() { sample_rows<T, kExp>(p, chunk, stream); });
+    sample_best(p, chunk, false, stream);
+    if (p.raw_logprob == nullptr) continue;
+    by_type_and_mode(of_raw, [&]<class T, Exp kExp>() { sample_raw<T, kExp>(of_raw, chunk, stream); });
+    sample_best(of_raw, chunk, true, stream);
+  }
+}
+
 }  // namespace rlk::cuda::RLK_CUDA_ARCH

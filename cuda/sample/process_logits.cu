@@ -2,8 +2,6 @@
 // history. Where only edited columns are wanted, a block has a row. The bodies use rlk/kernels/process_logits.h, shared
 // with the CPU and HIP. Bound by HBM: one read of the logits and one write of the output, or by the latency of few
 // columns. One body serves every architecture.
-#pragma once
-
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
 #include "team.cuh"
@@ -67,12 +65,16 @@ __global__ void __launch_bounds__(kEditThreads) edit_columns_kernel(const __grid
   edits.each_of_bias(0, columns, &found, [&](std::int64_t j, std::int64_t i) { write(j, words[j], p.bias_values[i]); });
 }
 
-inline void run(const ProcessLogitsParams& p, cudaStream_t stream) {
+}  // namespace
+
+namespace RLK_CUDA_ARCH {
+
+void process_logits(const ProcessLogitsParams& p, cudaStream_t stream) {
   if (p.edited != nullptr) {
     allow_shared_memory<edit_columns_kernel<Fp32>>();
     const auto bytes = static_cast<int>(4 * edit_words(p.num_columns));
-    return launch_dependent<RLK_CUDA_ARCH::kOverlap>(edit_columns_kernel<Fp32>, static_cast<int>(p.num_rows),
-                                                     kEditThreads, bytes, stream, p);
+    return launch_dependent<kOverlap>(edit_columns_kernel<Fp32>, static_cast<int>(p.num_rows), kEditThreads, bytes,
+                                      stream, p);
   }
   const auto tiles = static_cast<unsigned>((p.num_columns + kProcessColumns - 1) / kProcessColumns);
   const dim3 blocks(static_cast<unsigned>(p.num_rows), tiles > 0 ? tiles : 1);
@@ -81,5 +83,5 @@ inline void run(const ProcessLogitsParams& p, cudaStream_t stream) {
   check(cudaGetLastError(), "launch of process_logits");
 }
 
-}  // namespace
+}  // namespace RLK_CUDA_ARCH
 }  // namespace rlk::cuda

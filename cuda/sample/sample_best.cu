@@ -1,8 +1,7 @@
-// The n best of a row, by the leaves that may hold them: a block has a row.
-#pragma once
-
+// The n best of a row, by the leaves that may hold them: a block has a row. Compiled once per architecture.
 #include "../common/dependent_launch.cuh"
 #include "first_columns.cuh"
+#include "launches.cuh"
 #include "rlk/kernels/sample_top.h"
 
 namespace rlk::cuda {
@@ -57,5 +56,21 @@ __global__ void __launch_bounds__(kRowThreads, 2)
       .run();
 }
 
+template <class T>
+void run(const SampleParams& p, const SampleChunk& chunk, bool raw, cudaStream_t stream) {
+  launch_dependent<RLK_CUDA_ARCH::kOverlap>(raw ? sample_best_kernel<T, true> : sample_best_kernel<T, false>,
+                                            static_cast<int>(chunk.rows), kRowThreads, sizeof(FinishShared), stream, p,
+                                            chunk);
+}
+
 }  // namespace
+
+namespace RLK_CUDA_ARCH {
+
+void sample_best(const SampleParams& p, const SampleChunk& chunk, bool raw, cudaStream_t stream) {
+  if (p.top_ids == nullptr) return;
+  by_type(p, [&]<class T>() { run<T>(p, chunk, raw, stream); });
+}
+
+}  // namespace RLK_CUDA_ARCH
 }  // namespace rlk::cuda

@@ -1,18 +1,16 @@
-// Rows of sample_partial and sample_merge: a block has a row. The bodies stand in rlk/kernels/sample_shard.h,
-// sample_round.h and sample_merge.h, shared with the CPU and HIP. Bound by reads of the shard: one without truncation,
-// two if top-k leaves few columns. The merge reads only payloads. One body serves every architecture, and each has its
-// own machine code.
-#pragma once
-
-#include "rlk/kernels/sample_merge.h"
+// Rows of sample_partial: a block has a row. The bodies stand in rlk/kernels/sample_shard.h and sample_round.h, shared
+// with the CPU and HIP. Bound by reads of the shard: one without truncation, two if top-k leaves few columns. One body
+// serves every architecture, and each has its own machine code.
+#include "launches.cuh"
 #include "rlk/kernels/sample_round.h"
 #include "rlk/kernels/sample_shard.h"
-#include "rows.cuh"
+#include "team.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 using RowTeam = BlockTeam<kRowThreads>;
+constexpr int kSharedBytes = sizeof(SampleShared);
 
 // The tree of a shard's kept columns, its draw, and its raw tree.
 enum class TreePass { kTree, kDraw, kRaw };
@@ -77,28 +75,6 @@ __global__ void __launch_bounds__(kTreeThreads<kPass>, kShardTreeBlocks<kPass>)
   }
 }
 
-template <Exp kExp>
-__global__ void __launch_bounds__(kRowThreads, 3)
-    sample_merge_kernel(const __grid_constant__ SampleMergeParams p, const __grid_constant__ SampleChunk chunk) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  const std::int64_t i = blockIdx.x;
-  RowOfMerge<RowTeam, kExp>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
-                            chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
-                            chunk.firsts + i * kMaxTeam)
-      .run(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
-}
-
-template <Exp kExp>
-__global__ void __launch_bounds__(kRowThreads, 2)
-    sample_merge_tree_kernel(const __grid_constant__ SampleMergeParams p, const __grid_constant__ SampleChunk chunk) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  const std::int64_t i = blockIdx.x;
-  TreeOfMerge<RowTeam, kExp>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
-                             chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
-                             chunk.firsts + i * kMaxTeam, chunk.nodes + i * sample_node_floats(p.vocab_size))
-      .run(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
-}
-
 template <class T, Exp kExp, TreePass kPass>
 void run_shard_tree(const SamplePartialParams& p, const SampleChunk& chunk, cudaStream_t stream) {
   constexpr int kBytes = kPass == TreePass::kDraw ? 0 : kSharedBytes;
@@ -107,7 +83,11 @@ void run_shard_tree(const SamplePartialParams& p, const SampleChunk& chunk, cuda
   check(cudaGetLastError(), "launch of sample_partial's tree");
 }
 
-inline void run(const SamplePartialParams& p, cudaStream_t stream) {
+}  // namespace
+
+namespace RLK_CUDA_ARCH {
+
+void sample_partial(const SamplePartialParams& p, cudaStream_t stream) {
   const SamplePartialParams of_raw = raw_pass(p);
   const bool in_rounds = p.round > 0, has_tree = !in_rounds || p.round == kRounds;
   for (std::int64_t first = 0; first < p.num_rows; first += sample_chunk_rows(p)) {
@@ -130,26 +110,9 @@ inline void run(const SamplePartialParams& p, cudaStream_t stream) {
       by_type_and_mode(of_raw,
                        [&]<class T, Exp kExp>() { run_shard_tree<T, kExp, TreePass::kRaw>(of_raw, chunk, stream); });
     }
-    run_kept(p, chunk, stream);
+    sample_kept(p, chunk, stream);
   }
 }
 
-template <Exp kExp>
-void run_merge(const SampleMergeParams& p, const SampleChunk& chunk, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(chunk.rows);
-  sample_merge_kernel<kExp><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
-  check(cudaGetLastError(), "launch of sample_merge's rows");
-  sample_merge_tree_kernel<kExp><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
-  check(cudaGetLastError(), "launch of sample_merge's tree");
-}
-
-inline void run(const SampleMergeParams& p, cudaStream_t stream) {
-  for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
-    const SampleChunk chunk = sample_chunk(p, first, p.workspace);
-    p.exp == Exp::kHardware ? run_merge<Exp::kHardware>(p, chunk, stream) : run_merge<Exp::kPortable>(p, chunk, stream);
-    run_kept(p, chunk, stream);
-  }
-}
-
-}  // namespace
+}  // namespace RLK_CUDA_ARCH
 }  // namespace rlk::cuda

@@ -1,0 +1,38 @@
+// What the files of sample launch, so that each of them compiles few kernels. An explicit instantiation of a template
+// stands in the file that has its kernels.
+#pragma once
+
+#include "../common/element.cuh"
+#include "kernels.h"
+#include "rlk/kernels/sample_check.h"
+
+namespace rlk::cuda {
+
+// Calls fn<T>() for the params' type, and fn<T, kExp>() for their type and exponential.
+template <class F>
+void by_type(const SampleParams& p, F fn) {
+  p.dtype == DType::kFloat32    ? fn.template operator()<Fp32>()
+  : p.dtype == DType::kBFloat16 ? fn.template operator()<Bf16>()
+                                : fn.template operator()<Fp16>();
+}
+template <class F>
+void by_type_and_mode(const SampleParams& p, F fn) {
+  by_type(p, [&]<class T>() {
+    p.exp == Exp::kHardware ? fn.template operator()<T, Exp::kHardware>() : fn.template operator()<T, Exp::kPortable>();
+  });
+}
+
+namespace RLK_CUDA_ARCH {
+
+// The results of a chunk's rows but the n best, and their raw log-probabilities. rows.cuh defines them.
+template <class T, Exp kExp>
+void sample_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
+template <class T, Exp kExp>
+void sample_raw(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
+// The n best of a chunk's rows, where the call asks for them.
+void sample_best(const SampleParams& p, const SampleChunk& chunk, bool raw, cudaStream_t stream);
+// The kept sets of a shard's rows, which earlier launches have marked and counted.
+void sample_kept(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
+
+}  // namespace RLK_CUDA_ARCH
+}  // namespace rlk::cuda

@@ -1,0 +1,57 @@
+// Rows of sample_merge: a block has a row. The bodies stand in rlk/kernels/sample_merge.h, shared with the CPU and HIP.
+// The merge reads only payloads. One body serves every architecture, and each has its own machine code.
+#include "launches.cuh"
+#include "rlk/kernels/sample_merge.h"
+#include "team.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+using RowTeam = BlockTeam<kRowThreads>;
+constexpr int kSharedBytes = sizeof(SampleShared);
+
+template <Exp kExp>
+__global__ void __launch_bounds__(kRowThreads, 3)
+    sample_merge_kernel(const __grid_constant__ SampleMergeParams p, const __grid_constant__ SampleChunk chunk) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const std::int64_t i = blockIdx.x;
+  RowOfMerge<RowTeam, kExp>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
+                            chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                            chunk.firsts + i * kMaxTeam)
+      .run(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
+}
+
+template <Exp kExp>
+__global__ void __launch_bounds__(kRowThreads, 2)
+    sample_merge_tree_kernel(const __grid_constant__ SampleMergeParams p, const __grid_constant__ SampleChunk chunk) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const std::int64_t i = blockIdx.x;
+  TreeOfMerge<RowTeam, kExp>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
+                             chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                             chunk.firsts + i * kMaxTeam, chunk.nodes + i * sample_node_floats(p.vocab_size))
+      .run(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
+}
+
+template <Exp kExp>
+void run_merge(const SampleMergeParams& p, const SampleChunk& chunk, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(chunk.rows);
+  sample_merge_kernel<kExp><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
+  check(cudaGetLastError(), "launch of sample_merge's rows");
+  sample_merge_tree_kernel<kExp><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
+  check(cudaGetLastError(), "launch of sample_merge's tree");
+}
+
+}  // namespace
+
+namespace RLK_CUDA_ARCH {
+
+void sample_merge(const SampleMergeParams& p, cudaStream_t stream) {
+  for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
+    const SampleChunk chunk = sample_chunk(p, first, p.workspace);
+    p.exp == Exp::kHardware ? run_merge<Exp::kHardware>(p, chunk, stream) : run_merge<Exp::kPortable>(p, chunk, stream);
+    sample_kept(p, chunk, stream);
+  }
+}
+
+}  // namespace RLK_CUDA_ARCH
+}  // namespace rlk::cuda
