@@ -4,10 +4,10 @@
     python tools/mutate.py --list                        # the faults that would be planted
     python tools/mutate.py --layer python                # the drawn faults of one layer
     python tools/mutate.py --only python/rl_kernel_native/ops/pack.py:41:bound
-    python tools/mutate.py --share 1/2   # beside --share 2/2: two workers with one record
+    python tools/mutate.py --switches --workers 8 --jobs 8   # one build for all faults, another for each survivor
     python tools/mutate.py --table       # what the record has decided
     python tools/mutate.py --again       # plants the survivors anew, after tests were added
-    python tools/mutate.py --layer kernels --switches    # one build for all faults, another for each survivor
+    python tools/mutate.py --save        # writes the verdicts of this machine into tools/mutants.json
 
 Faults are drawn by a rule: every file and every kind of fault in turn, at a place that a hash of the seed and the line
 picks. A change of one file therefore leaves the faults of all others. The work happens in a copy of the tree,
@@ -17,8 +17,10 @@ compiler shows it equivalent, or it lies in device code. A test that does not en
 mutate_tables.EQUIVALENT lists faults that change nothing observable, with the reason; these count neither way.
 
 This process imports torch once and forks for each file of tests; the fork imports the package with the fault. A test
-that fails or does not end is run without the fault, too. Each verdict is a line of the record, from which a stopped run
-continues.
+that fails or does not end is run without the fault, too.
+
+The record is tools/mutants.json, which is committed, and after it the lines of build/mutants.jsonl. A run judges only
+what both lack. A line is a verdict, or a file of tests that passed with a fault, so a stopped run repeats little.
 """
 
 from __future__ import annotations
@@ -40,16 +42,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from mutate_switches import Switches
 from mutate_tables import ANY, EQUIVALENT, OF_STEM, SHARED
+from mutate_workers import in_parallel, locked
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "python/rl_kernel_native"
+COMMITTED = ROOT / "tools" / "mutants.json"
 # Files of each layer. Headers of contracts are left out, since a pure declaration of shapes and types has no place for
 # a fault.
 LAYERS = {
@@ -277,12 +281,16 @@ def lacking() -> list[str]:
 class Copy:
     """A copy of the tree in build/mutate, in which faults are planted."""
 
-    def __init__(self, jobs: int, share: str) -> None:
-        self.root, self.jobs = ROOT / "build" / f"mutate{share}", jobs
+    way = "alone"
+    done: Container[str] = ()  # files of tests that passed with the present fault, and how they were run
+    note: Callable[[str], None] = staticmethod(lambda run: None)  # told of each further one
+
+    def __init__(self, jobs: int, of: str = "") -> None:
+        self.root, self.jobs = ROOT / "build" / f"mutate{of}", jobs
         self.of_tree: dict[str, bytes] = {}
         self.said = ""  # by the last build
         self.failing: list[str] = []  # tests that fail without a fault
-        self.tree = ROOT / "build" / f"mutate_tree{share}"  # the Python files without a fault
+        self.tree = ROOT / "build" / f"mutate_tree{of}"  # the Python files without a fault
         self.root.mkdir(parents=True, exist_ok=True)
         for name in ("python", "cpp", "cuda", "hip", "tests", "cmake", "bench", "tools", "examples", "docs"):
             self.copy(ROOT / name)
@@ -362,17 +370,20 @@ class Copy:
     def python_notices(self, tests: list[str], chosen: str = "not compile") -> str:
         """The test that fails, or "" if none does. Each file has a fork of its own, so the first one starts at once."""
         for test in tests:
-            while True:
+            content = (self.root / test).read_bytes() if (self.root / test).exists() else b""
+            run = f"{self.way}: {test} -k '{chosen}' {hashlib.sha256(content).hexdigest()[:8]}"
+            while run not in self.done and f"--deselect={test}" not in self.failing:
                 options = ["-x", "-k", chosen, test, *self.failing]
                 code, output = self.forked(self.root / "python", options, FILE_LIMIT_S)
                 if code in (0, 5):  # 5: pytest found no test
+                    self.note(run)
                     break
                 failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
                 name = failed[1] if failed else test  # a crash, or a test without an end: any of the file
                 again = ["-k", chosen, name.partition("[")[0], *self.failing]
                 if code != ENDLESS and self.forked(self.tree, again, FILE_LIMIT_S)[0] == 0:
                     return name if failed else f"{test}, which ends with {code}"
-                if not failed:
+                if not failed or f"--deselect={name}" in self.failing:
                     return f"{UNDECIDED}: {test} does not end without the fault either"
                 self.failing.append(f"--deselect={name}")
         return ""
@@ -438,7 +449,7 @@ class Copy:
 
     def plant(self, fault: Fault) -> str:
         own, others, compiled = tests_of(fault)
-        with self.planted(fault):
+        with locked(self.root / "planted"), self.planted(fault):
             if fault.layer == "python":
                 by = self.python_notices(own) or self.python_notices(others)
                 if OF_TORCH.fullmatch(fault.path):  # they take the longest
@@ -486,28 +497,57 @@ def shown(fault: Fault) -> str:
     return f"{line}   [{source[fault.begin : fault.end]} -> {fault.text or 'nothing'}]"
 
 
-class Record:
-    """Verdicts, one a line of JSON. A fault is known by its file and its line with the fault, so it outlives others."""
+def commit() -> str:
+    """The commit of the tree, or "" outside a repository."""
+    command = ["git", "rev-parse", "--short=10", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+
+class Record:
+    """Verdicts, one a line of JSON: the committed ones, and those of this machine, which come later. A fault is known
+    by its file and its line with the fault, so it outlives others."""
+
+    def __init__(self, path: Path, committed: Path = COMMITTED, at: str = "") -> None:
+        self.path, self.at = path, at
         self.of: dict[tuple[str, str], dict[str, Any]] = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            entry = json.loads(line)
-            self.of[entry["path"], entry["planted"]] = entry
+        self.passed: dict[tuple[str, str], set[str]] = {}
+        entries = json.loads(committed.read_text()) if committed.exists() else []
+        for entry in [*entries, *map(json.loads, path.read_text().splitlines() if path.exists() else ())]:
+            key = entry["path"], entry["planted"]
+            if "passed" in entry:
+                self.passed.setdefault(key, set()).add(entry["passed"])
+            else:
+                self.of[key] = entry
+                self.passed.pop(key, None)
 
     def known(self, fault: Fault, again: bool) -> str | None:
         entry = self.of.get(key_of(fault))
         if entry is None or entry["by"].startswith(UNDECIDED) or (again and not entry["by"]):
             return None
+        named = re.match(r"(tests/[\w/]+\.py)|(?:the compiler, in )?(test_\w+)", entry["by"])
+        if named and not (ROOT / (named[1] or f"tests/cpp/{named[2]}.cpp")).exists():
+            return None  # the tests that noticed are gone
         return entry["by"]
 
     def add(self, fault: Fault, by: str, seconds: float) -> None:
         key = key_of(fault)
-        self.of[key] = {"layer": fault.layer, "kind": fault.kind, "path": key[0], "planted": key[1], "by": by,
-                        "seconds": round(seconds, 1)}  # fmt: skip
+        self.of[key] = {"path": key[0], "planted": key[1], "by": by, "at": self.at}
+        self.append(self.of[key] | {"seconds": round(seconds, 1)})
+
+    def add_passed(self, fault: Fault, run: str) -> None:
+        path, planted = key_of(fault)
+        self.append({"path": path, "planted": planted, "passed": run})
+
+    def append(self, entry: dict[str, Any]) -> None:
         with self.path.open("a") as file:
-            file.write(json.dumps(self.of[key]) + "\n")
+            file.write(json.dumps(entry) + "\n")
+
+    def save(self, faults: list[Fault], committed: Path) -> None:
+        """Commits the verdicts on the faults, a line each."""
+        kept = {key_of(fault): self.of[key_of(fault)] for fault in faults if self.known(fault, False) is not None}
+        names = "path", "planted", "by", "at"
+        lines = [json.dumps({name: entry[name] for name in names}) for _, entry in sorted(kept.items())]
+        committed.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def judged(
@@ -525,15 +565,68 @@ def judged(
         by = record.known(fault, again)
         if by is None and copy:
             began = time.monotonic()
+            for planter in (copy, switches) if switches else (copy,):
+                planter.done = record.passed.get(key_of(fault), ())
+                planter.note = functools.partial(record.add_passed, fault)
             by = (switches.plant(fault) if switches and fault in switches.numbers else "") or copy.plant(fault)
             record.add(fault, by, time.monotonic() - began)
-            print(f"{record.of[key_of(fault)]['seconds']:6.1f} s", end="  ")
             found = by if by in (NO_BUILD, SAME_CODE) else f"noticed by {by}" if by else "SURVIVES"
-            print(fault.name, found, flush=True)
+            print(f"{time.monotonic() - began:6.1f} s  {fault.name} {found}", flush=True)
         yield fault, by
         if by in (NO_BUILD, SAME_CODE) and (another := redrawn(fault, used)):
             used.add(another.name)
             left.append(another)
+
+
+def judge(faults: list[Fault], arguments: argparse.Namespace) -> bool:
+    """Judges faults in forks of this process, those of a file in one fork. False if the tree does not build."""
+    record = Record(arguments.record, at=arguments.at)
+    alone, switches = Copy(arguments.jobs), None
+    if not alone.build("_C"):
+        print(f"the tree itself does not build:\n{alone.said}")
+        return False
+    shutil.copytree(alone.root / "python", alone.tree, dirs_exist_ok=True)
+    for name in ("torch", "torch._dynamo", "hypothesis", "pytest"):
+        importlib.import_module(name)
+    failing = alone.root / "failing.txt"
+    failing.unlink(missing_ok=True)
+
+    def judge_file(of_file: list[Fault], worker: int) -> None:
+        copy = alone
+        if of_file[0].layer == "python":
+            copy = Copy(1, f"_{worker}")
+            copy.tree = alone.tree
+            for made in (alone.root / PACKAGE).glob("_C*.so"):
+                shutil.copyfile(made, copy.root / PACKAGE / made.name)
+        known = failing.read_text().splitlines() if failing.exists() else []
+        for planter in (copy, switches) if switches else (copy,):
+            planter.failing = list(known)
+        for _ in judged(of_file, record, copy, arguments.again, switches):
+            found = {*copy.failing, *(switches.failing if switches else ())} - set(known)
+            known += found
+            with failing.open("a") as file:
+                file.writelines(f"{name}\n" for name in found)
+
+    def of_files(chosen: list[Fault]) -> Iterator[Callable[[int], None]]:
+        for path in dict.fromkeys(fault.path for fault in chosen):
+            yield functools.partial(judge_file, [fault for fault in chosen if fault.path == path])
+
+    def works() -> Iterator[Callable[[int], None]]:
+        nonlocal switches
+        yield from of_files([fault for fault in faults if fault.layer == "python"])
+        compiled = [fault for fault in faults if fault.layer != "python"]
+        new = [f for f in compiled if key_of(f) not in EQUIVALENT and record.known(f, arguments.again) is None]
+        if compiled:
+            alone.of_tree = alone.code()
+        if new and arguments.switches:  # other workers go on meanwhile
+            switches = Switched(arguments.jobs, "_switched", new, tests_of)
+            if not switches.build_all():
+                print(switches.said)
+                raise SystemExit(2)
+        yield from of_files(compiled)
+
+    in_parallel(works(), arguments.workers)
+    return True
 
 
 def table(found: list[tuple[Fault, str | None]]) -> str:
@@ -562,7 +655,9 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="plant the record's survivors again")
     parser.add_argument("--record", type=Path, default=ROOT / "build" / "mutants.jsonl")
     parser.add_argument("--switches", action="store_true", help="build the C++ faults together, each behind a switch")
-    parser.add_argument("--share", default="1/1", help="the part of the files that this worker takes, as in 1/2")
+    parser.add_argument("--workers", type=int, default=1, help="how many faults are judged at once")
+    parser.add_argument("--save", action="store_true", help="commit the record to tools/mutants.json; plant nothing")
+    parser.add_argument("--at", default=commit(), help="the commit that new verdicts name; by default HEAD")
     parser.add_argument("--jobs", type=int, default=1, help="of the compiler at once")
     arguments = parser.parse_args()
     layers = arguments.layer or list(LAYERS)
@@ -572,9 +667,6 @@ def main() -> int:
     if arguments.only:
         everything = [f for layer in layers for f in faults_of(layer)]
         faults = [f for f in everything if any(part in f.name for part in arguments.only)]
-    part, parts = map(int, arguments.share.split("/"))
-    paths = sorted({fault.path for fault in faults})
-    faults = [fault for fault in faults if paths.index(fault.path) % parts == part - 1]
     if arguments.list:
         for fault in faults:
             print(fault.name, "  ", shown(fault))
@@ -583,24 +675,12 @@ def main() -> int:
         )
         return 0
     arguments.record.parent.mkdir(parents=True, exist_ok=True)
-    record, copy, switches = Record(arguments.record), None, None
-    if not arguments.table:
-        copy = Copy(arguments.jobs, f"_{part}" if parts > 1 else "")
-        if not copy.build("_C"):
-            print("the tree itself does not build")
-            return 2
-        copy.of_tree = copy.code()
-        shutil.copytree(copy.root / "python", copy.tree, dirs_exist_ok=True)
-        if arguments.switches:
-            new = [f for f in faults if f.layer != "python" and record.known(f, arguments.again) is None]
-            new = [f for f in new if key_of(f) not in EQUIVALENT]
-            switches = Switched(arguments.jobs, f"_{part}" if parts > 1 else "", new, tests_of)
-            if not switches.build_all():
-                print(switches.said)
-                return 2
-        for name in ("torch", "torch._dynamo", "hypothesis", "pytest"):
-            importlib.import_module(name)
-    found = list(judged(faults, record, copy, arguments.again, switches))
+    if not (arguments.table or arguments.save) and not judge(faults, arguments):
+        return 2
+    record = Record(arguments.record)
+    found = list(judged(faults, record, None, False))
+    if arguments.save:
+        record.save([fault for fault, _ in found], COMMITTED)
     print(table(found))
     return int(sum(by == "" for _, by in found) > 0.05 * sum(bool(by) or by == "" for _, by in found))
 

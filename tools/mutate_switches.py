@@ -80,10 +80,13 @@ def switched(source: str, numbers: Mapping[Any, int]) -> tuple[str, list[Any]]:
 class Switches:
     """What a mutate.Copy needs to hold many faults."""
 
-    def __init__(self, jobs: int, share: str, faults: Iterable[Any], tests_of: Callable[[Any], Any]) -> None:
+    way = "behind a switch"
+    is_built = False
+
+    def __init__(self, jobs: int, of: str, faults: Iterable[Any], tests_of: Callable[[Any], Any]) -> None:
         self.numbers = {fault: number for number, fault in enumerate(faults, 1)}
         self.tests_of, self.current = tests_of, 0
-        super().__init__(jobs, f"{share}_switched")
+        super().__init__(jobs, of)
 
     def content(self, path: Path) -> bytes:
         name, source = str(path.relative_to(ROOT)), path.read_bytes()
@@ -93,6 +96,9 @@ class Switches:
             for fault in set(of_file) - set(held):
                 del self.numbers[fault]
         return source + DEFINITION.encode() if name == DEFINED_IN else source
+
+    def build(self: Any, *targets: str) -> bool:
+        return self.is_built or super().build(*targets)
 
     def build_all(self: Any) -> bool:
         """Builds the extension and the tests. A file with a fault that does not compile loses its switches."""
@@ -107,6 +113,7 @@ class Switches:
             else:
                 return False
         shutil.copytree(self.root / "python", self.tree, dirs_exist_ok=True)
+        self.is_built = True
         return True
 
     def forked(self: Any, package: Path, options: list[str], limit_s: float) -> tuple[int, str]:

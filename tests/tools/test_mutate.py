@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
@@ -152,6 +153,23 @@ def test_what_fails_without_the_fault_is_left_out(tool: Any, copy: Any) -> None:
     assert left_out == [[], *[["--deselect=tests/ops/test_kl.py::test_a[1]"]] * 2]
 
 
+def test_a_file_that_cannot_be_imported_without_the_fault_is_left_out(tool: Any, copy: Any) -> None:
+    asked: list[str] = []
+
+    def forked(package: Path, options: list[str], limit_s: float) -> tuple[int, str]:
+        asked.append(next(o for o in options if o.endswith(".py")))
+        return (2, "ERROR a.py - ImportError") if asked[-1] == "a.py" else (0, "")
+
+    copy.forked = forked
+    assert copy.python_notices(["a.py", "b.py"]) == copy.python_notices(["a.py"]) == ""
+    assert asked == ["a.py", "a.py", "b.py"]
+
+
+def test_a_test_that_cannot_be_left_out_decides_nothing(tool: Any, copy: Any) -> None:
+    copy.forked = lambda package, options, limit_s: (1, FAILED)
+    assert copy.python_notices(["tests/ops/test_kl.py"]).startswith(tool.UNDECIDED)
+
+
 def test_files_run_one_after_the_other_up_to_the_first_that_notices(tool: Any, copy: Any) -> None:
     asked: list[str] = []
 
@@ -183,16 +201,80 @@ def test_a_fork_runs_tests_with_the_package_of_its_tree(
 
 
 def test_a_record_is_read_again(tool: Any, tmp_path: Path) -> None:
-    path = tmp_path / "mutants.jsonl"
-    faults = tool.drawn("python", 3, 1)
-    for fault, by in zip(faults, ("tests/a.py::b", "", f"{tool.UNDECIDED}: no end"), strict=True):
-        tool.Record(path).add(fault, by, 1.0)
-    record = tool.Record(path)
-    assert [record.known(f, False) for f in faults] == ["tests/a.py::b", "", None]
-    assert [record.known(f, True) for f in faults] == ["tests/a.py::b", None, None]
-    record.add(faults[1], "tests/a.py::c", 1.0)
-    table = tool.table(list(tool.judged(faults, tool.Record(path), None, False)))
-    assert "| python | 3 | 0 | 0 | 1 | 2 (100.0 %) | 0 |" in table
+    path, none = tmp_path / "mutants.jsonl", tmp_path / "none.json"
+    faults = tool.drawn("python", 4, 1)
+    noticed, gone = "tests/ops/test_kl.py::test_a", "tests/ops/test_gone.py::test_a"
+    for fault, by in zip(faults, (noticed, "", f"{tool.UNDECIDED}: no end", gone), strict=True):
+        tool.Record(path, none).add(fault, by, 1.0)
+    record = tool.Record(path, none)
+    assert [record.known(f, False) for f in faults] == [noticed, "", None, None]
+    assert [record.known(f, True) for f in faults] == [noticed, None, None, None]
+    record.add(faults[1], noticed, 1.0)
+    table = tool.table(list(tool.judged(faults, tool.Record(path, none), None, False)))
+    assert "| python | 4 | 0 | 0 | 2 | 2 (100.0 %) | 0 |" in table
+
+
+def test_a_committed_record_comes_first_and_holds_decided_faults_alone(tool: Any, tmp_path: Path) -> None:
+    path, committed = tmp_path / "mutants.jsonl", tmp_path / "mutants.json"
+    first, second, third = tool.drawn("python", 3, 1)
+    record = tool.Record(path, committed, at="abc")
+    record.add(first, "", 1.0)
+    record.add(second, "tests/ops/test_kl.py::test_a", 1.0)
+    record.save([first, second, third], committed)
+    assert len(committed.read_text().splitlines()) == 4
+    path.unlink()
+    again = tool.Record(path, committed)
+    assert again.of == record.of
+    assert again.of[tool.key_of(first)]["at"] == "abc"
+    again.add(first, "tests/ops/test_kl.py::test_a", 1.0)
+    assert tool.Record(path, committed).known(first, False) == "tests/ops/test_kl.py::test_a"
+
+
+def test_a_stopped_run_repeats_no_file_of_tests_that_passed(tool: Any, copy: Any, tmp_path: Path) -> None:
+    path, none = tmp_path / "mutants.jsonl", tmp_path / "none.json"
+    (fault,) = tool.drawn("python", 1, 1)
+    asked: list[str] = []
+
+    def forked(package: Path, options: list[str], limit_s: float) -> tuple[int, str]:
+        asked.append(options[-1])
+        if options[-1] == "b.py" and "stopped" not in asked:
+            asked.append("stopped")
+            raise KeyboardInterrupt
+        return 0, ""
+
+    copy.forked = forked
+    copy.plant = lambda fault: copy.python_notices(["a.py", "b.py"])
+    with pytest.raises(KeyboardInterrupt):
+        list(tool.judged([fault], tool.Record(path, none), copy, False))
+    assert list(tool.judged([fault], tool.Record(path, none), copy, False)) == [(fault, "")]
+    assert asked == ["a.py", "b.py", "stopped", "b.py"]
+    assert not tool.Record(path, none).passed, "a verdict ends what was stopped"
+    (copy.root / "a.py").write_text("changed")
+    copy.done = {"alone: a.py -k 'not compile' e3b0c442", "alone: b.py -k 'not compile' e3b0c442"}
+    copy.python_notices(["a.py", "b.py"])
+    assert asked[4:] == ["a.py"]
+
+
+def test_workers_share_works_and_one_that_fails_stops_no_other(
+    tool: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prepared: list[int] = []
+
+    def work(number: int, worker: int) -> None:
+        with tool.locked(tmp_path / "lock"), (tmp_path / "done").open("a") as file:
+            file.write(f"{number}\n")
+        assert worker in (0, 1)
+        assert number != 1, "work 1 fails"
+
+    def works() -> Any:
+        for number in range(4):
+            prepared.append(number)
+            yield functools.partial(work, number)
+
+    tool.in_parallel(works(), 2)
+    assert sorted((tmp_path / "done").read_text().split()) == ["0", "1", "2", "3"]
+    assert prepared == [0, 1, 2, 3]
+    assert capfd.readouterr().err.count("AssertionError: work 1 fails") == 1
 
 
 @pytest.mark.parametrize(
@@ -379,6 +461,7 @@ def test_what_survives_behind_a_switch_is_planted_alone(tool: Any, tmp_path: Pat
 
     switches = Planter("switched", {faults[0]: "a", faults[1]: ""})
     alone = Planter("alone", {faults[1]: "", faults[2]: "b"})
-    found = list(tool.judged(faults, tool.Record(tmp_path / "r.jsonl"), alone, False, switches))
+    record = tool.Record(tmp_path / "r.jsonl", tmp_path / "none.json")
+    found = list(tool.judged(faults, record, alone, False, switches))
     assert dict(found) == {faults[0]: "a", faults[1]: "", faults[2]: "b"}
     assert planted == ["switched", "switched", "alone", "alone"]

@@ -1,0 +1,52 @@
+"""Forks of tools/mutate.py that judge faults at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+
+def in_parallel(works: Iterable[Callable[[int], None]], workers: int) -> None:
+    """Runs each work in a fork of this process, at most `workers` at once. A work is told the number of its worker,
+    which no other has meanwhile. Works are taken when a worker is free, so the iterable may prepare later ones."""
+    free, running = list(range(workers)), dict[int, int]()
+
+    def end_one() -> None:
+        child, _ = os.wait()
+        free.append(running.pop(child))
+
+    try:
+        for work in works:
+            while not free:
+                end_one()
+            worker = free.pop(0)
+            sys.stdout.flush()
+            child = os.fork()
+            if not child:
+                status = 1
+                try:
+                    work(worker)
+                    status = 0
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    os._exit(status)
+            running[child] = worker
+    finally:
+        while running:
+            end_one()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; the path names the lock."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
