@@ -247,13 +247,13 @@ nb::object run(Frame* frame, const Call& call, bool wants_lse) {
       .run(rlk::attention, &p, attention_workspace_bytes);
 }
 
-RLK_FUNCTION(attention, Frame* frame, nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_lse) {
+RLK_FUNCTION(attention, (), nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_lse) {
   return run(frame, Call(frame, arrays, options, exp, arithmetic), wants_lse);
 }
 
 // Fast path for an eager call on plain CUDA tensors without gradient, such as a decode step. Any other call gets
 // NotImplemented and takes the general path.
-RLK_FUNCTION(attention_eager, nb::tuple arrays, nb::tuple options, nb::handle exp, bool wants_lse) {
+RLK_PLAIN_FUNCTION(attention_eager, nb::tuple arrays, nb::tuple options, nb::handle exp, bool wants_lse) {
   const bool direct =
       may_bypass_dispatcher({entry(arrays, kQ), entry(arrays, kK), entry(arrays, kV), entry(arrays, kSinks)});
   const int mode = direct ? read_exp(exp) : -1;
@@ -287,7 +287,7 @@ Sizes read_splits(nb::handle given, const AttentionInput& p) {
   return splits;
 }
 
-RLK_FUNCTION(attention_partials, Frame* frame, nb::tuple arrays, nb::tuple options, nb::handle splits_given, int exp,
+RLK_FUNCTION(attention_partials, (), nb::tuple arrays, nb::tuple options, nb::handle splits_given, int exp,
              int arithmetic) {
   const Call call(frame, arrays, options, exp, arithmetic);
   AttentionPartialsParams p{call.input()};
@@ -320,9 +320,8 @@ const float* read_rows(Frame* frame, nb::handle given, const char* name, const C
   return a->data<float>();
 }
 
-RLK_FUNCTION(attention_backward, Frame* frame, nb::handle dout_given, nb::handle dlse_given, nb::handle out_given,
-             nb::handle lse_given, nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_q,
-             bool wants_kv, bool wants_sinks) {
+RLK_FUNCTION(attention_backward, (dout_given, dlse_given, out_given, lse_given), nb::tuple arrays, nb::tuple options,
+             int exp, int arithmetic, bool wants_q, bool wants_kv, bool wants_sinks) {
   const Call call(frame, arrays, options, exp, arithmetic);
   AttentionBackwardParams p{call.input()};
   if (wants_sinks && p.sinks == nullptr) type_error("sinks", "an array, got None");

@@ -44,8 +44,7 @@ nb::object run(Frame* frame, AttentionMergeParams* p, const Array& first, bool w
 }
 
 // `splits` has the split numbers of the partials, in any order.
-RLK_FUNCTION(attention_merge, Frame* frame, nb::handle sums_given, nb::handle stats_given, nb::handle sinks_given,
-             nb::handle splits, int dtype, int exp, bool wants_lse) {
+RLK_FUNCTION(attention_merge, (sums_given, stats_given, sinks_given, splits), int dtype, int exp, bool wants_lse) {
   AttentionMergeParams p;
   const Array &sums = frame->read(sums_given, "sums", kFloat32), &stats = frame->read(stats_given, "stats", kFloat32);
   read_shape(sums, &p);
@@ -72,8 +71,7 @@ RLK_FUNCTION(attention_merge, Frame* frame, nb::handle sums_given, nb::handle st
   return run(frame, &p, sums, wants_lse);
 }
 
-RLK_FUNCTION(attention_merge_approximate, Frame* frame, nb::handle outs_given, nb::handle lses_given, int exp,
-             bool wants_lse) {
+RLK_FUNCTION(attention_merge_approximate, (outs_given, lses_given), int exp, bool wants_lse) {
   AttentionMergeParams p;
   const Array &outs = frame->read(outs_given, "outs", kFloats), &lses = frame->read(lses_given, "lses", kFloat32);
   read_shape(outs, &p);

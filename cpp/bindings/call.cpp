@@ -54,7 +54,7 @@ std::vector<void (*)(nb::module_&)>& Registered::all() {
 }
 
 // {device: (calls, last_bytes, most_bytes)}
-RLK_FUNCTION(workspace_stats, bool reset) {
+RLK_PLAIN_FUNCTION(workspace_stats, bool reset) {
   nb::dict found;
   const std::lock_guard lock(mutex);
   for (const auto& [device, of] : taken) {

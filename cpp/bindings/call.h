@@ -81,6 +81,11 @@ class Results {
     *field = static_cast<T*>(data);
     return *this;
   }
+  // Likewise for several outputs of one shape.
+  template <class... T>
+  Results& each(Shape shape, bool wanted, T**... fields) {
+    return (add(fields, shape, wanted), ...);
+  }
   // Adds one of the caller's arrays, which is written in place.
   Results& add(nb::handle array) {
     arrays_[count_++] = nb::borrow(array);
@@ -123,16 +128,44 @@ struct Registered {
   explicit Registered(void (*define)(nb::module_&)) { all().push_back(define); }
   static std::vector<void (*)(nb::module_&)>& all();
 };
-// RLK_FUNCTION(name, parameters) { body } is a function of the module, which returns an nb::object.
-#define RLK_FUNCTION(name, ...)                                               \
+// RLK_PLAIN_FUNCTION(name, parameters) { body } is a function of the module, which returns an nb::object.
+#define RLK_PLAIN_FUNCTION(name, ...)                                         \
   nb::object name(__VA_ARGS__);                                               \
   const Registered k_##name([](nb::module_& m) { define(m, #name, &name); }); \
   nb::object name(__VA_ARGS__)
-// The same for a function with an eager call, <name>_eager, whose first `tensors` arguments are tensors.
-#define RLK_EAGER_FUNCTION(name, tensors, ...)                                                                       \
-  nb::object name(__VA_ARGS__);                                                                                      \
+// The same for a function that allocates. It has a `frame`, then objects, then parameters with their types.
+#define RLK_FUNCTION(name, objects, ...) \
+  RLK_PLAIN_FUNCTION(name, Frame* frame RLK_EACH(RLK_OBJECT, , , RLK_UNPACKED objects) __VA_OPT__(, ) __VA_ARGS__)
+// The same for a function with an eager call, <name>_eager, whose first `tensors` objects are tensors.
+#define RLK_EAGER_FUNCTION(name, tensors, objects, ...)                                                              \
+  nb::object name(Frame* frame RLK_EACH(RLK_OBJECT, , , RLK_UNPACKED objects) __VA_OPT__(, ) __VA_ARGS__);           \
   const Registered k_##name##_eager([](nb::module_& m) { define_eager<&name, tensors>(m, #name "_eager", &name); }); \
-  RLK_FUNCTION(name, __VA_ARGS__)
+  RLK_FUNCTION(name, objects, __VA_ARGS__)
+#define RLK_OBJECT(x, y, object) , nb::handle object
+#define RLK_UNPACKED(...) __VA_ARGS__
+
+// RLK_FILL(params, read, a, b, ...) sets fields of params from arguments of the same names, which `read` takes.
+#define RLK_FILL(params, read, ...) RLK_EACH(RLK_FILL_FIELD, params, read, __VA_ARGS__)
+#define RLK_FILL_FIELD(params, read, name) fill(&(params).name, read(name, #name));
+template <class Field, class Value>
+void fill(Field* field, const Value& value) {
+  *field = static_cast<Field>(value);
+}
+// A reader for values that Python has checked.
+template <class Value>
+Value as_given(Value value, const char*) {
+  return value;
+}
+
+// RLK_EACH(m, x, y, a, b, ...) is m(x, y, a) m(x, y, b) ..., up to 27 times.
+#define RLK_EACH(m, x, y, ...) __VA_OPT__(RLK_SCAN_27(RLK_NEXT(m, x, y, __VA_ARGS__)))
+#define RLK_NEXT(m, x, y, first, ...) m(x, y, first) __VA_OPT__(RLK_NEXT_LATER RLK_NOTHING(m, x, y, __VA_ARGS__))
+#define RLK_NEXT_LATER() RLK_NEXT
+#define RLK_NOTHING ()
+#define RLK_SCAN_27(...) RLK_SCAN_9(RLK_SCAN_9(RLK_SCAN_9(__VA_ARGS__)))
+#define RLK_SCAN_9(...) RLK_SCAN_3(RLK_SCAN_3(RLK_SCAN_3(__VA_ARGS__)))
+#define RLK_SCAN_3(...) RLK_SCAN(RLK_SCAN(RLK_SCAN(__VA_ARGS__)))
+#define RLK_SCAN(...) __VA_ARGS__
 
 // Defines a function with positional arguments, each of which may be None. A keyword would cost more than the work of a
 // small call. Numbers are rounded to float32 to nearest even in any rounding mode of the caller.

@@ -87,8 +87,7 @@ CacheAppendSide side_of(const Array& tokens, const Array& cache) {
   return s;
 }
 
-RLK_EAGER_FUNCTION(kv_cache_append, 5, Frame* frame, nb::handle k_given, nb::handle v_given, nb::handle k_cache_given,
-                   nb::handle v_cache_given, nb::handle slot_mapping) {
+RLK_EAGER_FUNCTION(kv_cache_append, 5, (k_given, v_given, k_cache_given, v_cache_given, slot_mapping)) {
   const Array &k = read_tokens(frame, k_given, "k"), &v = read_tokens(frame, v_given, "v");
   check_same(v, k);
   const std::int64_t num_tokens = k->shape[0], num_heads = k->shape[1];

@@ -5,8 +5,7 @@
 namespace rlk::bindings {
 namespace {
 
-RLK_EAGER_FUNCTION(linear, 3, Frame* frame, nb::handle x, nb::handle weight, nb::handle bias, nb::handle k_segments,
-                   int out_dtype, bool allow_vendor, int arithmetic) {
+RLK_EAGER_FUNCTION(linear, 3, (x, weight, bias, k_segments), int out_dtype, bool allow_vendor, int arithmetic) {
   const RowsArgument a(frame, x, "x");
   check_operand(a);
   const WeightArgument w(frame, weight, "weight", a, 1);
@@ -28,7 +27,7 @@ RLK_EAGER_FUNCTION(linear, 3, Frame* frame, nb::handle x, nb::handle weight, nb:
       .run(rlk::linear, &p, linear_workspace_bytes);
 }
 
-RLK_FUNCTION(linear_input_grad, Frame* frame, nb::handle dy, nb::handle weight, bool allow_vendor, int arithmetic) {
+RLK_FUNCTION(linear_input_grad, (dy, weight), bool allow_vendor, int arithmetic) {
   const RowsArgument g(frame, dy, "dy");
   check_operand(g);
   const WeightArgument w(frame, weight, "weight", g, 0);
@@ -45,8 +44,7 @@ RLK_FUNCTION(linear_input_grad, Frame* frame, nb::handle dy, nb::handle weight, 
 }
 
 // Accumulates main_grad in place; without it, writes out or a new array. At most one of the two is given.
-RLK_FUNCTION(linear_weight_grad, Frame* frame, nb::handle dy, nb::handle x, nb::handle main_grad, nb::handle out,
-             int out_dtype, bool allow_vendor, int arithmetic) {
+RLK_FUNCTION(linear_weight_grad, (dy, x, main_grad, out), int out_dtype, bool allow_vendor, int arithmetic) {
   const RowsArgument g(frame, dy, "dy"), a(frame, x, "x");
   check_operand(g);
   check_same(a.array, g.array);
@@ -87,7 +85,7 @@ RLK_FUNCTION(linear_weight_grad, Frame* frame, nb::handle dy, nb::handle x, nb::
   return results.run(rlk::linear_weight_grad, &p, linear_workspace_bytes, p.main_grad != nullptr);
 }
 
-RLK_FUNCTION(linear_bias_grad, Frame* frame, nb::handle dy, int out_dtype) {
+RLK_FUNCTION(linear_bias_grad, (dy), int out_dtype) {
   const RowsArgument g(frame, dy, "dy");
   LinearBiasGradParams p;
   g.lead(&p.dy, &p.dy_rows, &p);
@@ -98,7 +96,7 @@ RLK_FUNCTION(linear_bias_grad, Frame* frame, nb::handle dy, int out_dtype) {
 }
 
 // `parts` is a sequence of 1, 2, 4 or 8 arrays in rank order.
-RLK_FUNCTION(tree_sum, Frame* frame, nb::handle parts, nb::handle bias, int out_dtype) {
+RLK_FUNCTION(tree_sum, (parts, bias), int out_dtype) {
   const auto count = static_cast<int>(nb::len(parts));
   require(is_tree(count), "parts", "1, 2, 4 or 8 arrays, got ", count);
   constexpr const char* kNames[kMaxSegments] = {"parts[0]", "parts[1]", "parts[2]", "parts[3]",
@@ -130,7 +128,7 @@ RLK_FUNCTION(tree_sum, Frame* frame, nb::handle parts, nb::handle bias, int out_
 
 // The products that cuBLASLt serves on a CUDA device, each as (pass, dtype, out_dtype, in_features, out_features,
 // first_rows, last_rows).
-RLK_FUNCTION(linear_vendor_products, int device) {
+RLK_PLAIN_FUNCTION(linear_vendor_products, int device) {
   constexpr const char* kPasses[] = {"forward", "input_grad", "weight_grad"};
   nb::list products;
   for (const LinearProducts& p : rlk::linear_vendor_products({DeviceType::kCuda, device})) {

@@ -2,6 +2,7 @@
 // argument, what was expected and what came.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "ndarray.h"
@@ -89,6 +90,12 @@ int read_exp(nb::handle exp);
 inline nb::handle entry(const nb::tuple& of, int i) {
   if (PyObject* const found = PyTuple_GetItem(of.ptr(), i)) return found;
   throw nb::python_error();
+}
+template <std::size_t kCount>
+std::array<nb::handle, kCount> entries(const nb::tuple& of) {
+  std::array<nb::handle, kCount> found;
+  for (std::size_t i = 0; i < kCount; ++i) found[i] = entry(of, static_cast<int>(i));
+  return found;
 }
 // Reads a Python integer that fits 64 bits.
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected);

@@ -113,15 +113,16 @@ class LogprobCall {
     check_rows(*target_, target_->view().dtype, &input_.target_rows);
     input_.target = target_->view().data;
     input_.target_dtype = target_->view().dtype;
-    input_.ignore_index = read_integer(entry(a.numbers, 3), "ignore_index", "an integer");
-    read_temperature(frame, entry(a.numbers, 0));
-    input_.logit_scale = read_positive(entry(a.numbers, 1), "logit_scale", "");
-    const nb::handle softcap = entry(a.numbers, 2);
+    const auto [temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, ids, offsets] =
+        entries<8>(a.numbers);
+    input_.ignore_index = read_integer(ignore_index, "ignore_index", "an integer");
+    read_temperature(frame, temperature);
+    input_.logit_scale = read_positive(logit_scale, "logit_scale", "");
     if (!softcap.is_none()) input_.softcap = read_positive(softcap, "softcap", "None or ");
     input_.label_smoothing = static_cast<float>(a.label_smoothing);
     input_.exp = a.exp == 1 ? Exp::kHardware : Exp::kPortable;
-    read_vocabulary(a);
-    read_kept(frame, entry(a.numbers, 6), entry(a.numbers, 7));
+    read_vocabulary(a, valid_vocab, canonical_vocab);
+    if (!offsets.is_none()) read_kept(frame, ids, offsets);
   }
   void read_temperature(Frame* frame, nb::handle temperature) {
     if (!is_array(temperature)) {
@@ -134,9 +135,8 @@ class LogprobCall {
     check_rows(*temperature_, DType::kFloat32);
     input_.temperature = temperature_->data<float>();
   }
-  void read_vocabulary(const LogprobArguments& a) {
+  void read_vocabulary(const LogprobArguments& a, nb::handle valid_vocab, nb::handle canonical_vocab) {
     constexpr std::int64_t kWidest = std::numeric_limits<std::int32_t>::max();
-    const nb::handle valid_vocab = entry(a.numbers, 4);
     const bool shard = !a.vocab_size.is_none();
     const std::int64_t whole = read_size(a.vocab_size, "vocab_size", input_.num_columns);
     const std::int64_t start = input_.vocab_start = read_size(a.vocab_start, "vocab_start");
@@ -148,7 +148,7 @@ class LogprobCall {
     require(start >= 0 && start <= whole && input_.num_columns <= whole - start && (!shard || whole >= 1),
             "vocab_start, vocab_size", "0 <= vocab_start and vocab_start + ", input_.num_columns,
             " (columns of the shard) <= vocab_size, got vocab_start ", start, ", vocab_size ", whole);
-    const std::int64_t canonical = input_.vocab_size = read_size(entry(a.numbers, 5), "canonical_vocab", whole);
+    const std::int64_t canonical = input_.vocab_size = read_size(canonical_vocab, "canonical_vocab", whole);
     require(canonical >= 0 && canonical <= kWidest, "canonical_vocab", "a width up to ", kWidest, ", got ", canonical);
     require(!valid_vocab.is_none() || whole <= canonical, "canonical_vocab", "at least the ", whole,
             " columns of logits, got ", canonical, "; or give valid_vocab, the number of real tokens");
@@ -156,15 +156,11 @@ class LogprobCall {
     const std::int64_t valid = input_.valid_vocab = read_size(valid_vocab, "valid_vocab", widest);
     require(valid <= widest && valid >= (input_.num_rows > 0 ? 1 : 0), "valid_vocab", "1 <= valid_vocab <= ", widest,
             ", got ", valid);
-    if (shard) require_whole_parts();
-  }
-  void require_whole_parts() const {
-    if (parts_of_columns(input_.vocab_size, input_.valid_vocab, input_.vocab_start, input_.num_columns).count > 0)
-      return;
-    refuse_parts(input_.vocab_size, input_.vocab_start, input_.num_columns, "canonical_vocab=");
+    if (shard && parts_of_columns(canonical, valid, start, input_.num_columns).count == 0) {
+      refuse_parts(canonical, start, input_.num_columns, "canonical_vocab=");
+    }
   }
   void read_kept(Frame* frame, nb::handle ids, nb::handle offsets) {
-    if (offsets.is_none()) return;
     kept_ids_ = &frame->read(ids, "kept ids", kInt32);
     kept_offsets_ = &frame->read(offsets, "kept offsets", kInt64);
     const auto check = [&](const Array& array, std::int64_t length) {
@@ -194,15 +190,16 @@ class LogprobCall {
 template <class Params>
 std::array<const Array*, 5> read_backward_rows(Frame* frame, const LogprobCall& call, const nb::tuple& rows,
                                                Params* p) {
-  const auto read = [&](int i, const char* name, const float** data, RowLayout* layout) {
-    const Array* const array = frame->optional(entry(rows, i), name, "float32");
+  const auto [lse, entropy, dlogprob, dlse, dentropy] = entries<5>(rows);
+  const auto read = [&](nb::handle given, const char* name, const float** data, RowLayout* layout) {
+    const Array* const array = frame->optional(given, name, "float32");
     if (array) call.check_rows(*array, DType::kFloat32, layout);
     if (array) *data = array->data<float>();
     return array;
   };
-  return {read(0, "lse", &p->lse, nullptr), read(1, "entropy", &p->entropy, nullptr),
-          read(2, "dlogprob", &p->dlogprob, &p->dlogprob_rows), read(3, "dlse", &p->dlse, &p->dlse_rows),
-          read(4, "dentropy", &p->dentropy, &p->dentropy_rows)};
+  return {read(lse, "lse", &p->lse, nullptr), read(entropy, "entropy", &p->entropy, nullptr),
+          read(dlogprob, "dlogprob", &p->dlogprob, &p->dlogprob_rows), read(dlse, "dlse", &p->dlse, &p->dlse_rows),
+          read(dentropy, "dentropy", &p->dentropy, &p->dentropy_rows)};
 }
 
 // The outputs, each [...], in the order that is used everywhere, by the names in errors. Bit i of `returns` asks for output i.
@@ -244,14 +241,14 @@ nb::object run(Frame* frame, const LogprobCall& call, int returns, nb::handle ou
 }
 
 // `numbers`: those of LogprobArguments.
-RLK_FUNCTION(logprob, Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp, int returns,
-             nb::handle out) {
+RLK_FUNCTION(logprob, (logits, target), nb::tuple numbers, int exp, int returns, nb::handle out) {
   return run(frame, LogprobCall(frame, {logits, target, numbers, exp}), returns, out);
 }
 
 // Fast path for an eager call on a plain CUDA tensor without gradient, kept set or given outputs, such as a decode
 // step. Any other call gets NotImplemented and takes the general path.
-RLK_FUNCTION(logprob_eager, nb::handle logits, nb::handle target, nb::tuple numbers, nb::handle exp, int returns) {
+RLK_PLAIN_FUNCTION(logprob_eager, nb::handle logits, nb::handle target, nb::tuple numbers, nb::handle exp,
+                   int returns) {
   const int mode = may_bypass_dispatcher({logits}) ? read_exp(exp) : -1;
   if (mode < 0) return nb::borrow(Py_NotImplemented);
   Frame frame;
@@ -262,8 +259,8 @@ RLK_FUNCTION(logprob_eager, nb::handle logits, nb::handle target, nb::tuple numb
   });
 }
 
-RLK_FUNCTION(logprob_partial, Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
-             nb::handle vocab_start, nb::handle vocab_size) {
+RLK_FUNCTION(logprob_partial, (logits, target), nb::tuple numbers, int exp, nb::handle vocab_start,
+             nb::handle vocab_size) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
   LogprobParams p{call.input()};
   return Results("logprob", call.logits(), frame)
@@ -272,8 +269,7 @@ RLK_FUNCTION(logprob_partial, Frame* frame, nb::handle logits, nb::handle target
 }
 
 // stats is [num_shards, ..., 5]. valid_vocab is that of the whole vocabulary; only label smoothing reads it.
-RLK_FUNCTION(logprob_merge, Frame* frame, nb::handle stats, nb::handle temperature, int returns, double label_smoothing,
-             std::int64_t valid_vocab) {
+RLK_FUNCTION(logprob_merge, (stats, temperature), int returns, double label_smoothing, std::int64_t valid_vocab) {
   const Array& s = frame->read(stats, "stats", kFloat32);
   require_shape(s->ndim >= 2 && s->shape[s->ndim - 1] == kStatsFields && s->is_contiguous(), s,
                 "a contiguous array of shape [shards, ..., 5]");
@@ -313,8 +309,8 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
 }
 
 // `rows` are those of read_backward_rows.
-RLK_FUNCTION(logprob_backward, Frame* frame, nb::handle logits, nb::handle target, nb::tuple numbers, int exp,
-             nb::handle vocab_start, nb::handle vocab_size, nb::tuple rows, nb::handle out) {
+RLK_FUNCTION(logprob_backward, (logits, target), nb::tuple numbers, int exp, nb::handle vocab_start,
+             nb::handle vocab_size, nb::tuple rows, nb::handle out) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
   LogprobBackwardParams p;
   static_cast<LogprobInput&>(p) = call.input();
@@ -433,7 +429,7 @@ nb::object run_within(std::optional<std::int64_t> limit, WorkspaceRange (*range_
   return results->run(kernel, *p, accumulates);
 }
 
-RLK_FUNCTION(linear_logprob, Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, int returns) {
+RLK_FUNCTION(linear_logprob, (), nb::tuple head, nb::tuple numbers, nb::tuple how, int returns) {
   const HeadArguments a(frame, head, numbers, how);
   Results results("linear_logprob", a.hidden.array, frame);
   auto p = a.params<LinearLogprobParams>();
@@ -447,7 +443,7 @@ RLK_FUNCTION(linear_logprob, Frame* frame, nb::tuple head, nb::tuple numbers, nb
 }
 
 // Returns the statistics of a shard, [..., 5].
-RLK_FUNCTION(linear_logprob_partial, Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple shard) {
+RLK_FUNCTION(linear_logprob_partial, (), nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple shard) {
   const HeadArguments a(frame, head, numbers, how, shard);
   Results results("linear_logprob", a.hidden.array, frame);
   auto p = a.params<LinearLogprobParams>();
@@ -469,8 +465,8 @@ LinearLogprobBackwardParams backward_params(const HeadArguments& a, int needs, b
 }
 
 // Refuses, before a forward, a workspace that is too small for its backward.
-RLK_FUNCTION(linear_logprob_require_workspace, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
-             int needs, bool has_main_grad) {
+RLK_PLAIN_FUNCTION(linear_logprob_require_workspace, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
+                   int needs, bool has_main_grad) {
   Frame frame;
   const HeadArguments a(&frame, head, numbers, how, shard);
   auto p = backward_params(a, needs, has_main_grad, shard);
@@ -492,7 +488,7 @@ RLK_FUNCTION(linear_logprob_require_workspace, nb::tuple head, nb::tuple numbers
 // Returns (dhidden, dweight, dbias, dlora_a, dlora_b), with None for each that is not wanted. If main_grad is given,
 // dweight is main_grad itself.
 // `rows` are those of read_backward_rows.
-RLK_FUNCTION(linear_logprob_backward, Frame* frame, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
+RLK_FUNCTION(linear_logprob_backward, (), nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
              nb::tuple rows, int needs, nb::handle main_grad) {
   const HeadArguments a(frame, head, numbers, how, shard);
   const Device device = a.call.device();

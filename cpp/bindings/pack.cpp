@@ -20,8 +20,7 @@ void check_counts(std::int64_t num_tokens, std::int64_t capacity, bool unpacks) 
 }
 
 // Returns (cu_seqlens, positions or None, status) for lengths [rows] or a mask [rows, tokens].
-RLK_FUNCTION(pack_layout, Frame* frame, nb::handle lengths, nb::handle mask, std::int64_t num_tokens,
-             std::int64_t capacity) {
+RLK_FUNCTION(pack_layout, (lengths, mask), std::int64_t num_tokens, std::int64_t capacity) {
   const bool by_lengths = mask.is_none();
   const char* name = by_lengths ? "lengths" : "mask";
   const Array& in = by_lengths ? frame->read(lengths, name, kIndices) : frame->read_any(mask, name);
@@ -48,7 +47,7 @@ RLK_FUNCTION(pack_layout, Frame* frame, nb::handle lengths, nb::handle mask, std
 }
 
 // Returns (shape, name of the dtype) of any exporter, even one without these attributes.
-RLK_FUNCTION(shape_and_dtype, nb::handle array, const char* name) {
+RLK_PLAIN_FUNCTION(shape_and_dtype, nb::handle array, const char* name) {
   const Array a = Array::of_any_dtype(array, name);
   nb::list shape;
   for (const std::int64_t size : a.shape()) shape.append(size);
@@ -68,8 +67,8 @@ std::int64_t token_bytes(const Array& a, int first) {
 
 // Packs or unpacks a list of arrays. `fills` has eight bytes for each array. `num_tokens` is the length of a padded
 // row. `capacity` is the length of the new packed arrays.
-RLK_FUNCTION(pack, Frame* frame, nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bool unpacks,
-             bool covered, std::int64_t num_tokens, std::int64_t capacity, nb::list fills) {
+RLK_FUNCTION(pack, (), nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bool unpacks, bool covered,
+             std::int64_t num_tokens, std::int64_t capacity, nb::list fills) {
   const std::size_t count = nb::len(arrays);
   require(count > 0, "tensors", "at least one array, got none");
   std::vector<std::string> names;

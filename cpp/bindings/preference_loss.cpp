@@ -22,12 +22,9 @@ class Side {
                 other ? "" : "; sums over tokens are those of rk.sequence_logprob(logprob, mask).sum") {
     const auto read = [&]<class T>(int i, nb::handle object, const Dtypes& dtypes, const T** data,
                                    std::int64_t* stride) {
-      const VectorArgument a(frame, object, names[i], dtypes, side.num, names[4], policy_.device());
-      *data = a.data<T>();
-      *stride = a.stride();
+      VectorArgument(frame, object, names[i], dtypes, side.num, names[4], policy_.device()).put(data, stride);
     };
-    side.policy = policy_.floats();
-    side.policy_stride = policy_.stride();
+    policy_.put(&side.policy, &side.policy_stride);
     side.num = policy_.size();
     read(1, reference, kFloat32, &side.reference, &side.reference_stride);
     read(2, aligned, kFloat32, &side.aligned, &side.aligned_stride);
@@ -48,18 +45,16 @@ float number(nb::list numbers, std::size_t i) { return static_cast<float>(nb::ca
 
 // Returns (losses, chosen_rewards, rejected_rewards, metrics, d_chosen, d_rejected, ranks or None). `numbers` has the
 // order of the contract's fields.
-RLK_FUNCTION(preference_loss, Frame* frame, nb::handle policy_chosen, nb::handle policy_rejected, nb::handle ref_chosen,
-             nb::handle ref_rejected, nb::handle chosen_count, nb::handle rejected_count, nb::handle chosen_aligned,
-             nb::handle rejected_aligned, nb::handle kl, int kind, int sort, int score, int average, nb::list numbers) {
+RLK_FUNCTION(preference_loss,
+             (policy_chosen, policy_rejected, ref_chosen, ref_rejected, chosen_count, rejected_count, chosen_aligned,
+              rejected_aligned, kl),
+             int kind, int sort, int score, int average, nb::list numbers) {
   require_given(policy_chosen, "policy_chosen");
   require_given(policy_rejected, "policy_rejected");
   const Side chosen(frame, kChosen, policy_chosen, ref_chosen, chosen_count, chosen_aligned, nullptr, std::nullopt);
   const Device device = chosen.array()->device;
   PreferenceLossParams p;
-  p.kind = static_cast<Preference>(kind);
-  p.sort = static_cast<PreferenceSort>(sort);
-  p.score = static_cast<PreferenceScore>(score);
-  p.average = static_cast<PreferenceAverage>(average);
+  RLK_FILL(p, as_given, kind, sort, score, average)
   float* const fields[] = {&p.beta,     &p.label_smoothing, &p.margin,        &p.tau,
                            &p.alpha,    &p.nll_weight,      &p.half,          &p.log_keep,
                            &p.log_flip, &p.unflipped,       &p.chosen_weight, &p.rejected_weight};
@@ -88,8 +83,7 @@ RLK_FUNCTION(preference_loss, Frame* frame, nb::handle policy_chosen, nb::handle
 }
 
 // Returns (d_policy_chosen, d_policy_rejected). `sort` is that of the forward.
-RLK_FUNCTION(preference_loss_backward, Frame* frame, nb::handle dlosses, nb::handle d_chosen, nb::handle d_rejected,
-             nb::handle ranks, int sort) {
+RLK_FUNCTION(preference_loss_backward, (dlosses, d_chosen, d_rejected, ranks), int sort) {
   const VectorArgument in(frame, dlosses, "dlosses", kFloat32, "num_losses");
   const Device device = in.device();
   const Array &w = frame->read(d_chosen, "d_chosen", kFloat32), &l = frame->read(d_rejected, "d_rejected", kFloat32);
@@ -98,8 +92,7 @@ RLK_FUNCTION(preference_loss_backward, Frame* frame, nb::handle dlosses, nb::han
     require_shape(a->view().ndim == 1 && a->view().is_contiguous(), *a, "a contiguous array of shape [num]");
   }
   PreferenceLossBackwardParams p;
-  p.dlosses = in.floats();
-  p.dlosses_stride = in.stride();
+  in.put(&p.dlosses, &p.dlosses_stride);
   p.num_losses = in.size();
   p.chosen.num = w->shape[0];
   p.rejected.num = l->shape[0];

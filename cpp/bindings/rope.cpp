@@ -155,9 +155,9 @@ const Array& read_angles(Frame* frame, nb::handle object, const char* name, cons
   return a;
 }
 
-RLK_EAGER_FUNCTION(rope, 5, Frame* frame, nb::handle q_given, nb::handle k_given, nb::handle cos_given,
-                   nb::handle sin_given, nb::handle ids_given, bool interleaved, nb::handle partial_dim,
-                   bool round_products, nb::handle sections, nb::handle head_axis, bool transposed) {
+RLK_EAGER_FUNCTION(rope, 5, (q_given, k_given, cos_given, sin_given, ids_given), bool interleaved,
+                   nb::handle partial_dim, bool round_products, nb::handle sections, nb::handle head_axis,
+                   bool transposed) {
   HeadsArgument q(frame, q_given, transposed ? "dq_out" : "q", head_axis);
   RopeParams p;
   p.head_dim = q.head_dim;

@@ -46,8 +46,7 @@ std::int64_t read_vocabulary(nb::handle vocab_start, nb::handle vocab_size, nb::
   return id;
 }
 
-RLK_EAGER_FUNCTION(embedding, 2, Frame* frame, nb::handle ids, nb::handle weight, nb::handle vocab_start,
-                   nb::handle vocab_size, nb::handle padding_idx) {
+RLK_EAGER_FUNCTION(embedding, 2, (ids, weight, vocab_start, vocab_size, padding_idx)) {
   const RowsArgument table(frame, weight, "weight");
   require_shape(table->ndim == 2, table.array, "shape [rows, columns]");
   require_columns_below(table, 31);
@@ -66,8 +65,7 @@ RLK_EAGER_FUNCTION(embedding, 2, Frame* frame, nb::handle ids, nb::handle weight
 }
 
 // Returns dweight, or main_grad, which is accumulated in place.
-RLK_FUNCTION(embedding_backward, Frame* frame, nb::handle dy, nb::handle ids, nb::handle num_rows,
-             nb::handle vocab_start, nb::handle vocab_size, nb::handle padding_idx, nb::handle main_grad,
+RLK_FUNCTION(embedding_backward, (dy, ids, num_rows, vocab_start, vocab_size, padding_idx, main_grad),
              int dweight_dtype) {
   const RowsArgument g(frame, dy, "dy");
   require_columns_below(g, 31);
@@ -139,8 +137,7 @@ void read_more(Frame* frame, nb::handle object, const char* name, const RowsArgu
 }
 
 // Returns y, or (y, new_residual or None, rstd or None) if one of the latter two is wanted.
-RLK_EAGER_FUNCTION(rms_norm, 3, Frame* frame, nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps,
-                   nb::handle weight_offset, bool round_before_weight, bool return_rstd) {
+RLK_EAGER_FUNCTION(rms_norm, 3, (x, weight, residual, eps, weight_offset), bool round_before_weight, bool return_rstd) {
   const RowsArgument a(frame, x, "x");
   require_columns_below(a, 31);
   RmsNormParams p;
@@ -162,8 +159,7 @@ RLK_EAGER_FUNCTION(rms_norm, 3, Frame* frame, nb::handle x, nb::handle weight, n
 
 // Returns (dx or None, dweight or None). If rstd is None, it is computed from h and eps; otherwise eps is not read.
 // main_grad is accumulated in place and returned as dweight.
-RLK_FUNCTION(rms_norm_backward, Frame* frame, nb::handle dy, nb::handle h, nb::handle weight, nb::handle eps,
-             nb::handle rstd, nb::handle d_new_residual, nb::handle weight_offset, bool round_before_weight,
+RLK_FUNCTION(rms_norm_backward, (dy, h, weight, eps, rstd, d_new_residual, weight_offset), bool round_before_weight,
              nb::handle main_grad, bool return_dx, bool return_dweight, int dweight_dtype) {
   const RowsArgument g(frame, dy, "dy"), a(frame, h, "h");
   require_columns_below(g, 31);
@@ -247,7 +243,7 @@ struct GateAndUp {
   }
 };
 
-RLK_EAGER_FUNCTION(gated_mul, 2, Frame* frame, nb::handle gate, nb::handle up, int activation, bool round_before_mul) {
+RLK_EAGER_FUNCTION(gated_mul, 2, (gate, up), int activation, bool round_before_mul) {
   const GateAndUp in(frame, gate, up);
   GatedMulParams p;
   in.fill(&p, activation, round_before_mul);
@@ -256,8 +252,8 @@ RLK_EAGER_FUNCTION(gated_mul, 2, Frame* frame, nb::handle gate, nb::handle up, i
 }
 
 // Returns d_gate_up for a packed array, else (d_gate or None, d_up or None).
-RLK_FUNCTION(gated_mul_backward, Frame* frame, nb::handle dy, nb::handle gate, nb::handle up, int activation,
-             bool round_before_mul, bool return_d_gate, bool return_d_up) {
+RLK_FUNCTION(gated_mul_backward, (dy, gate, up), int activation, bool round_before_mul, bool return_d_gate,
+             bool return_d_up) {
   const GateAndUp in(frame, gate, up);
   const RowsArgument g(frame, dy, "dy");
   check_same(g.array, in.first.array);

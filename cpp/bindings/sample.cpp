@@ -50,26 +50,25 @@ std::int64_t read_vocab_start(nb::handle given, std::int64_t vocab_size, std::in
   return start;
 }
 
-// An array with one element per row, or a number for all rows, which Python has checked.
-class RowArgument : public VectorArgument {
- public:
-  RowArgument(Frame* frame, nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t num_rows,
-              Device device)
-      : VectorArgument(frame, is_array(given) ? given : nb::none(), name, dtypes, num_rows, "", device),
-        given_(given),
-        name_(name) {}
-  RowIntegers integers() const {
-    if (array()) return VectorArgument::integers();
-    return {.value = read_integer(given_, name_, "an integer or an array of them")};
-  }
-  RowFloats numbers() const {
-    if (array()) return {floats(), 0.0f, stride()};
-    return {nullptr, static_cast<float>(read_number(given_, name_)), 0};
-  }
+// Reads arguments that are an array with one element per row, or a number for all rows, which Python has checked.
+struct RowReader {
+  Frame* frame;
+  std::int64_t num_rows;
+  Device device;
 
- private:
-  nb::handle given_;
-  const char* name_;
+  RowIntegers integers(nb::handle given, const char* name) const {
+    const VectorArgument a = array(given, name, kIndices);
+    if (a.array()) return a.integers();
+    return {.value = read_integer(given, name, "an integer or an array of them")};
+  }
+  RowFloats numbers(nb::handle given, const char* name) const {
+    const VectorArgument a = array(given, name, kFloat32);
+    if (a.array()) return {a.floats(), 0.0f, a.stride()};
+    return {nullptr, static_cast<float>(read_number(given, name)), 0};
+  }
+  VectorArgument array(nb::handle given, const char* name, const Dtypes& dtypes) const {
+    return {frame, is_array(given) ? given : nb::none(), name, dtypes, num_rows, "", device};
+  }
 };
 
 void read_valid_vocab(nb::handle given, SampleParams* p) {
@@ -78,93 +77,71 @@ void read_valid_vocab(nb::handle given, SampleParams* p) {
           "], got ", p->valid_vocab);
 }
 
-// Reads the arguments for drawing each row. `rows` is (seed, sample_id, position, temperature, top_k, top_p, min_p,
-// greedy, allowed). Each is an array with one element per row, or a number for all rows. `allowed` has a bit for each
-// column. It may be None, and so may top_p.
+// Reads the arguments for drawing each row: arrays with one element per row, or numbers for all rows. `allowed` has a
+// bit for each column. It may be None, and so may top_p.
 void read_drawn_rows(Frame* frame, const nb::tuple& rows, Device device, int exp, SampleParams* p) {
   p->exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
-  const auto read = [&](int i, const char* name, const Dtypes& dtypes) {
-    return RowArgument(frame, entry(rows, i), name, dtypes, p->num_rows, device);
-  };
-  p->seed = read(0, "seed", kIndices).integers();
-  p->sample_id = read(1, "sample_id", kIndices).integers();
-  p->position = read(2, "position", kIndices).integers();
-  p->top_k = read(4, "top_k", kIndices).integers();
-  const RowArgument temperature = read(3, "temperature", kFloat32);
-  const RowArgument min_p = read(6, "min_p", kFloat32);
-  const RowArgument greedy = read(7, "greedy", kBool);
-  p->temperature = temperature.numbers();
-  p->min_p = min_p.numbers();
-  p->is_greedy = greedy.data<std::uint8_t>();
-  p->greedy_stride = greedy.stride();
-  p->greedy = entry(rows, 7).ptr() == Py_True;
-  if (!greedy.array() && !PyBool_Check(entry(rows, 7).ptr())) {
-    type_error("greedy", "a bool or an array of them, got ", kind_of(entry(rows, 7)));
+  const auto [seed, sample_id, position, temperature, top_k, top_p, min_p, greedy, allowed] = entries<9>(rows);
+  const RowReader read{frame, p->num_rows, device};
+  RLK_FILL(*p, read.integers, seed, sample_id, position, top_k)
+  RLK_FILL(*p, read.numbers, temperature, min_p)
+  const VectorArgument of_greedy = read.array(greedy, "greedy", kBool);
+  of_greedy.put(&p->is_greedy, &p->greedy_stride);
+  p->greedy = greedy.ptr() == Py_True;
+  if (!of_greedy.array() && !PyBool_Check(greedy.ptr())) {
+    type_error("greedy", "a bool or an array of them, got ", kind_of(greedy));
   }
-  if (!entry(rows, 5).is_none()) p->top_p = read(5, "top_p", kFloat32).numbers();
-  if (entry(rows, 8).is_none()) return;
-  const Array& allowed = frame->read(entry(rows, 8), "allowed", kInt32, device);
+  if (!top_p.is_none()) RLK_FILL(*p, read.numbers, top_p)
+  if (allowed.is_none()) return;
+  const Array& bits = frame->read(allowed, "allowed", kInt32, device);
   const std::int64_t words = (p->valid_vocab + 31) / 32;
-  require_shape(allowed->ndim == 2 && allowed->shape[0] == p->num_rows && allowed->shape[1] >= words, allowed,
-                "shape [", p->num_rows, ", ", words, "] or wider");
-  require_columns(allowed);
-  p->allowed = allowed.data<std::int32_t>();
-  p->allowed_stride = allowed->stride(0);
+  require_shape(bits->ndim == 2 && bits->shape[0] == p->num_rows && bits->shape[1] >= words, bits, "shape [",
+                p->num_rows, ", ", words, "] or wider");
+  require_columns(bits);
+  p->allowed = bits.data<std::int32_t>();
+  p->allowed_stride = bits->stride(0);
 }
 
-RLK_FUNCTION(random_bits, Frame* frame, nb::handle sample_id, nb::handle seed, nb::handle position,
-             std::int64_t num_words, std::int64_t random_stream) {
+RLK_FUNCTION(random_bits, (sample_id, seed, position), std::int64_t num_words, std::int64_t random_stream) {
   require(is_array(sample_id), "sample_id", "an array that speaks DLPack, got a number");
   const VectorArgument ids(frame, sample_id, "sample_id", kIndices, "num_rows");
-  const RowArgument seeds(frame, seed, "seed", kIndices, ids.size(), ids.device());
-  const RowArgument positions(frame, position, "position", kIndices, ids.size(), ids.device());
+  const RowReader rows{frame, ids.size(), ids.device()};
   RandomBitsParams p;
   p.sample_id = ids.integers();
-  p.seed = seeds.integers();
-  p.position = positions.integers();
+  RLK_FILL(p, rows.integers, seed, position)
   p.num_rows = ids.size();
-  p.num_words = static_cast<std::int32_t>(num_words);  // Python has checked both
-  p.random_stream = static_cast<std::int32_t>(random_stream);
+  RLK_FILL(p, as_given, num_words, random_stream)
   return Results("random_bits", *ids.array(), frame).add(&p.bits, {p.num_rows, num_words}).run(rlk::random_bits, p);
 }
 
-// Reads penalties, history and bias of the rows in `p`: repetition, presence, frequency, history ids, history offsets,
-// is_prompt, bias ids, bias values, bias offsets. Each of the first three is an array or a number for all rows; the
-// others may be None.
+// Reads penalties, history and bias of the rows in `p`. Each penalty is an array or a number for all rows; the others
+// may be None.
 void read_edits(Frame* frame, const nb::tuple& given, Device device, ProcessLogitsParams* p) {
-  const auto rows = [&](nb::handle x, const char* name) {
-    return RowArgument(frame, x, name, kFloat32, p->num_rows, device);
-  };
-  const RowArgument repetitions = rows(entry(given, 0), "repetition_penalty"),
-                    presences = rows(entry(given, 1), "presence_penalty"),
-                    frequencies = rows(entry(given, 2), "frequency_penalty");
-  p->repetition = repetitions.numbers();
-  p->presence = presences.numbers();
-  p->frequency = frequencies.numbers();
+  const auto [repetition, presence, frequency, ids, offsets, is_prompt, bias_ids, bias_values, bias_offsets] =
+      entries<9>(given);
+  const RowReader rows{frame, p->num_rows, device};
+  p->repetition = rows.numbers(repetition, "repetition_penalty");
+  p->presence = rows.numbers(presence, "presence_penalty");
+  p->frequency = rows.numbers(frequency, "frequency_penalty");
   // Reads one contiguous array of a CSR, or nothing. It has `size` elements, or any number if `size` is negative.
-  const auto entries = [&](nb::handle x, const char* name, const Dtypes& dtypes, std::int64_t size) {
+  const auto list = [&](nb::handle x, const char* name, const Dtypes& dtypes, std::int64_t size) {
     VectorArgument found(frame, x, name, dtypes, size, size < 0 ? "num_entries" : "", device);
     if (found.array()) require_columns(*found.array());
     return found;
   };
-  const VectorArgument ids = entries(entry(given, 3), "history ids", kIndices, -1);
-  const VectorArgument offsets = entries(entry(given, 4), "history offsets", kInt64, p->num_rows + 1);
-  const VectorArgument prompt = entries(entry(given, 5), "history is_prompt", kBool, ids.size());
-  const VectorArgument biased = entries(entry(given, 6), "logit_bias ids", kIndices, -1);
-  const VectorArgument values = entries(entry(given, 7), "logit_bias values", kFloat32, biased.size());
-  const VectorArgument bounds = entries(entry(given, 8), "logit_bias offsets", kInt64, p->num_rows + 1);
-  p->history_ids = ids.integers();
-  p->history_offsets = offsets.data<std::int64_t>();
-  p->is_prompt = prompt.data<std::uint8_t>();
-  p->history_size = ids.size();
-  p->bias_ids = biased.integers();
-  p->bias_values = values.data<float>();
-  p->bias_offsets = bounds.data<std::int64_t>();
-  p->bias_size = biased.size();
+  const VectorArgument history = list(ids, "history ids", kIndices, -1);
+  p->history_ids = history.integers();
+  p->history_size = history.size();
+  p->history_offsets = list(offsets, "history offsets", kInt64, p->num_rows + 1).data<std::int64_t>();
+  p->is_prompt = list(is_prompt, "history is_prompt", kBool, history.size()).data<std::uint8_t>();
+  const VectorArgument bias = list(bias_ids, "logit_bias ids", kIndices, -1);
+  p->bias_ids = bias.integers();
+  p->bias_size = bias.size();
+  p->bias_values = list(bias_values, "logit_bias values", kFloat32, bias.size()).data<float>();
+  p->bias_offsets = list(bias_offsets, "logit_bias offsets", kInt64, p->num_rows + 1).data<std::int64_t>();
 }
 
-RLK_FUNCTION(process_logits, Frame* frame, nb::handle logits, nb::tuple edits, int order, nb::handle vocab_start,
-             nb::handle vocab_size) {
+RLK_FUNCTION(process_logits, (logits), nb::tuple edits, int order, nb::handle vocab_start, nb::handle vocab_size) {
   ProcessLogitsParams p;
   const Array& x = read_logits(frame, logits, &p, vocab_size);
   p.num_columns = x->shape[1];
@@ -202,18 +179,16 @@ void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, De
 }
 
 // edits: those of read_edits().
-RLK_FUNCTION(sample, Frame* frame, nb::handle logits, nb::tuple rows, nb::tuple edits, nb::handle valid_vocab, int exp,
-             int order, std::int64_t kept_capacity, std::int64_t n_logprobs, int random_stream, int wants) {
+RLK_FUNCTION(sample, (logits), nb::tuple rows, nb::tuple edits, nb::handle valid_vocab, int exp, int order,
+             std::int64_t kept_capacity, std::int64_t n_logprobs, int random_stream, int wants) {
   ProcessedSampleParams both;
   SampleParams& p = both.draw;
   const Array& x = read_logits(frame, logits, &p);
   read_valid_vocab(valid_vocab, &p);
   const std::int64_t most = std::min(kTopLogprobs, p.valid_vocab);
   require(n_logprobs >= 0 && n_logprobs <= most, "n_logprobs", "an integer in [0, ", most, "], got ", n_logprobs);
-  p.n_logprobs = n_logprobs;
-  p.random_stream = random_stream;
+  RLK_FILL(p, as_given, n_logprobs, order, random_stream)
   read_drawn_rows(frame, rows, x->device, exp, &p);
-  p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
   const bool has_edits = !entry(edits, 4).is_none() || !entry(edits, 8).is_none();  // a history or a bias
   if (has_edits) {
@@ -227,13 +202,12 @@ RLK_FUNCTION(sample, Frame* frame, nb::handle logits, nb::tuple rows, nb::tuple 
     read_edits(frame, edits, x->device, &process);
   }
   Results results("sample", x, frame);
+  const std::int64_t several[] = {p.num_rows, n_logprobs};
   results.add(&p.ids, {p.num_rows})
       .add(&p.logprob, {p.num_rows}, wants & kWantsLogprob)
       .add(&p.raw_logprob, {p.num_rows}, wants & kWantsRaw)
-      .add(&p.top_ids, {p.num_rows, n_logprobs}, n_logprobs > 0 && wants & kWantsLogprob)
-      .add(&p.top_logprobs, {p.num_rows, n_logprobs}, n_logprobs > 0 && wants & kWantsLogprob)
-      .add(&p.raw_top_ids, {p.num_rows, n_logprobs}, n_logprobs > 0 && wants & kWantsRaw)
-      .add(&p.raw_top_logprobs, {p.num_rows, n_logprobs}, n_logprobs > 0 && wants & kWantsRaw)
+      .each(several, n_logprobs > 0 && wants & kWantsLogprob, &p.top_ids, &p.top_logprobs)
+      .each(several, n_logprobs > 0 && wants & kWantsRaw, &p.raw_top_ids, &p.raw_top_logprobs)
       .add(&p.kept_ids, {kept_capacity}, kept_capacity >= 0)
       .add(&p.kept_offsets, {p.num_rows + 1}, kept_capacity >= 0)
       .add(&p.status, {p.num_rows});
@@ -263,23 +237,19 @@ void read_earlier_rounds(Frame* frame, const nb::tuple& given, nb::handle widest
   }
 }
 
-RLK_FUNCTION(sample_partial, Frame* frame, nb::handle logits, nb::tuple rows, nb::handle raw_logits,
-             nb::handle row_status, nb::tuple before, nb::handle vocab_start, nb::handle vocab_size,
-             nb::handle valid_vocab, int exp, int order, std::int64_t max_top_k, int random_stream, bool takes_raw,
-             int round, nb::handle widest, bool keeps) {
+RLK_FUNCTION(sample_partial, (logits), nb::tuple rows, nb::handle raw_logits, nb::handle row_status, nb::tuple before,
+             nb::handle vocab_start, nb::handle vocab_size, nb::handle valid_vocab, int exp, int order,
+             std::int64_t max_top_k, int random_stream, bool takes_raw, int round, nb::handle widest, bool keeps) {
   SamplePartialParams p;
   const Array& x = read_logits(frame, logits, &p, vocab_size, "logits_shard");
   read_valid_vocab(valid_vocab, &p);
   const std::int64_t start = read_vocab_start(vocab_start, p.vocab_size, x->shape[1]);
   p.parts = read_parts(p.vocab_size, p.valid_vocab, start, x->shape[1]);
   if (round == 0) p.most_top_k = max_top_k;
-  p.random_stream = random_stream;
-  p.takes_raw = takes_raw;
-  p.round = round;
+  RLK_FILL(p, as_given, order, random_stream, takes_raw, round)
   read_earlier_rounds(frame, before, widest, x.view(), &p);
   read_drawn_rows(frame, rows, x->device, exp, &p);
   read_unprocessed(frame, raw_logits, row_status, x->device, &p);
-  p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = keeps ? p.num_rows * x->shape[1] : 0;
   const std::int64_t words =
       round == 0 ? payload_words(max_top_k) : round_words(round, p.vocab_size, p.widest, p.num_shards);
@@ -290,9 +260,8 @@ RLK_FUNCTION(sample_partial, Frame* frame, nb::handle logits, nb::tuple rows, nb
       .run(rlk::sample_partial, &p, workspace_bytes<SamplePartialParams>);
 }
 
-RLK_FUNCTION(sample_merge, Frame* frame, nb::handle payloads, nb::tuple rows, nb::handle vocab_size,
-             nb::handle valid_vocab, int exp, int order, std::int64_t kept_capacity, int random_stream, int wants,
-             bool in_rounds) {
+RLK_FUNCTION(sample_merge, (payloads), nb::tuple rows, nb::handle vocab_size, nb::handle valid_vocab, int exp,
+             int order, std::int64_t kept_capacity, int random_stream, int wants, bool in_rounds) {
   SampleMergeParams p;
   const Array& x = frame->read(payloads, "payloads", kInt32);
   const std::int64_t candidates = x->ndim == 3 ? (x->shape[2] - kPayloadHead) / kCandidateWords : -1;
@@ -306,13 +275,11 @@ RLK_FUNCTION(sample_merge, Frame* frame, nb::handle payloads, nb::tuple rows, nb
   p.num_shards = static_cast<std::int32_t>(x->shape[0]);
   p.num_rows = x->shape[1];
   require(!in_rounds || candidates == 0, x, "shape [shards, num_rows, 16], as round 4 gives, got shape ", x.shape());
-  p.in_rounds = in_rounds;
+  RLK_FILL(p, as_given, order, random_stream, in_rounds)
   if (!in_rounds) p.most_top_k = candidates;
   p.vocab_size = read_vocab_size(vocab_size);
   read_valid_vocab(valid_vocab, &p);
-  p.random_stream = random_stream;
   read_drawn_rows(frame, rows, x->device, exp, &p);
-  p.order = static_cast<SampleOrder>(order);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
   return Results("sample", x, frame)
       .add(&p.ids, {p.num_rows})
@@ -324,8 +291,8 @@ RLK_FUNCTION(sample_merge, Frame* frame, nb::handle payloads, nb::tuple rows, nb
       .run(rlk::sample_merge, &p, workspace_bytes<SampleMergeParams>);
 }
 
-RLK_FUNCTION(linear_sample, Frame* frame, nb::handle hidden, nb::handle weight, nb::handle bias, nb::tuple rows,
-             nb::handle valid_vocab, int exp, int arithmetic, int logits_dtype, int wants, nb::handle workspace_bytes) {
+RLK_FUNCTION(linear_sample, (hidden, weight, bias), nb::tuple rows, nb::handle valid_vocab, int exp, int arithmetic,
+             int logits_dtype, int wants, nb::handle workspace_bytes) {
   const RowsArgument x(frame, hidden, "hidden");
   check_operand(x);
   require_shape(x->ndim == 2, x.array, "shape [num_rows, in_features]");

@@ -39,23 +39,16 @@ void unpack(nb::handle packed, const char* expected, Fields*... fields) {
   (read(fields), ...);
 }
 
-RLK_FUNCTION(covariance_mask, Frame* frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage,
-             nb::handle mask, nb::handle cu_seqlens, int kind, double ratio, double lower, double upper,
-             double clip_low, double clip_high, std::int64_t seed) {
+RLK_FUNCTION(covariance_mask, (logprob, old_logprob, advantage, mask, cu_seqlens), int kind, double ratio, double lower,
+             double upper, double clip_low, double clip_high, std::int64_t seed) {
   const bool entropy = static_cast<CovarianceKind>(kind) == CovarianceKind::kEntropy;
   TokenArguments tokens(frame, logprob, entropy ? "entropy" : "logprob", cu_seqlens);
   auto p = tokens.params<CovarianceMaskParams>(mask);
   require(p.sequences.num_slots() < std::int64_t{1} << 32, tokens.array(), "fewer than 2^32 elements");
   p.logprob = tokens.first();
-  p.old_logprob = tokens.optional(old_logprob, "old_logprob");
+  RLK_FILL(p, tokens.optional, old_logprob)
   if (!entropy) p.advantage = tokens.required(advantage, "advantage", true);
-  p.kind = static_cast<CovarianceKind>(kind);
-  p.ratio = ratio;
-  p.lower = static_cast<float>(lower);
-  p.upper = static_cast<float>(upper);
-  p.clip_low = static_cast<float>(clip_low);
-  p.clip_high = static_cast<float>(clip_high);
-  p.seed = static_cast<std::uint64_t>(seed);
+  RLK_FILL(p, as_given, kind, ratio, lower, upper, clip_low, clip_high, seed)
   return Results("covariance_mask", tokens.array(), frame)
       .add(&p.selected, tokens.shape())
       .run(rlk::covariance_mask, &p, covariance_mask_workspace_bytes);
@@ -71,7 +64,7 @@ nb::object run_gae(Frame* frame, GaeParams p, TokenArguments* tokens, nb::handle
                              "num_sequences", tokens->device());
   boots.require_contiguous();
   p.sequences = tokens->sequences();
-  p.rewards = rows_of(tokens->first());
+  fill(&p.rewards, tokens->first());
   p.mask = tokens->mask(mask);
   p.bootstrap = boots.floats();
   p.advantages = p.returns = tokens->output();
@@ -81,57 +74,43 @@ nb::object run_gae(Frame* frame, GaeParams p, TokenArguments* tokens, nb::handle
       .run(rlk::gae, p);
 }
 
-RLK_FUNCTION(gae, Frame* frame, nb::handle rewards, nb::handle values, nb::handle mask, nb::handle cu_seqlens,
-             nb::handle bootstrap, nb::handle gamma, nb::handle lam) {
+RLK_FUNCTION(gae, (rewards, values, mask, cu_seqlens, bootstrap, gamma, lam)) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  GaeParams p;
-  p.kind = GaeKind::kGae;
-  p.values = rows_of(tokens.optional(values, "values"));
-  p.gamma = read_share(gamma, "gamma");
-  p.lam = read_share(lam, "lam");
+  GaeParams p{.kind = GaeKind::kGae};
+  RLK_FILL(p, tokens.optional, values)
+  RLK_FILL(p, read_share, gamma, lam)
   return run_gae(frame, p, &tokens, mask, bootstrap);
 }
 
-RLK_FUNCTION(discounted_returns, Frame* frame, nb::handle rewards, nb::handle mask, nb::handle cu_seqlens,
-             nb::handle gamma, bool reset) {
+RLK_FUNCTION(discounted_returns, (rewards, mask, cu_seqlens, gamma), bool reset) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  GaeParams p;
-  p.kind = GaeKind::kDiscountedReturns;
-  p.gamma = read_share(gamma, "gamma");
-  p.reset = reset;
+  GaeParams p{.kind = GaeKind::kDiscountedReturns, .reset = reset};
+  RLK_FILL(p, read_share, gamma)
   return run_gae(frame, p, &tokens, mask, nb::none());
 }
 
-RLK_FUNCTION(vtrace, Frame* frame, nb::handle rewards, nb::handle values, nb::handle logprob,
-             nb::handle rollout_logprob, nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap, nb::handle gamma,
-             nb::handle lam, nb::handle rho_bar, nb::handle c_bar, bool rollout_neutral) {
+RLK_FUNCTION(vtrace,
+             (rewards, values, logprob, rollout_logprob, mask, cu_seqlens, bootstrap, gamma, lam, rho_bar, c_bar),
+             bool rollout_neutral) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  GaeParams p;
-  p.kind = GaeKind::kVtrace;
-  p.values = rows_of(tokens.optional(values, "values"));
-  p.logprob = rows_of(tokens.optional(logprob, "logprob"));
-  p.rollout_logprob = rows_of(tokens.optional(rollout_logprob, "rollout_logprob"));
-  p.gamma = read_share(gamma, "gamma");
-  p.lam = read_share(lam, "lam");
-  p.rho_bar = read_positive(rho_bar, "rho_bar");
-  p.c_bar = read_positive(c_bar, "c_bar");
-  p.rollout_neutral = rollout_neutral;
+  GaeParams p{.kind = GaeKind::kVtrace, .rollout_neutral = rollout_neutral};
+  RLK_FILL(p, tokens.optional, values, logprob, rollout_logprob)
+  RLK_FILL(p, read_share, gamma, lam)
+  RLK_FILL(p, read_positive, rho_bar, c_bar)
   return run_gae(frame, p, &tokens, mask, bootstrap);
 }
 
 // Returns (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's
 // numbers, from ops/group_advantage.py. Exactly one of offsets, ids and a size is given.
-RLK_FUNCTION(group_advantage, Frame* frame, nb::handle rewards, nb::handle group_offsets, nb::handle group_ids,
-             nb::handle lengths, nb::handle baseline, std::int64_t group_size, int baseline_kind, int scale, int alone,
-             bool leave_one_out, bool best_only, bool by_nonzero, bool exclude_nan, nb::handle eps, nb::handle f_norm,
-             bool return_stats, bool return_status) {
+RLK_FUNCTION(group_advantage, (rewards, group_offsets, group_ids, lengths, baseline), std::int64_t group_size,
+             int baseline_kind, int scale, int alone, bool leave_one_out, bool best_only, bool by_nonzero,
+             bool exclude_nan, nb::handle eps, nb::handle f_norm, bool return_stats, bool return_status) {
   const VectorArgument of_rewards(frame, rewards, "rewards", kFloat32, "num_sequences");
   const Device device = of_rewards.device();
   GroupAdvantageParams p;
   p.num_sequences = of_rewards.size();
   require(p.num_sequences < std::int64_t{1} << 30, "rewards", "fewer than 2^30 sequences, got ", p.num_sequences);
-  p.rewards = of_rewards.floats();
-  p.reward_stride = of_rewards.stride();
+  of_rewards.put(&p.rewards, &p.reward_stride);
   const auto one_a_sequence = [&](nb::handle given, const char* name, const Dtypes& dtypes) {
     return VectorArgument(frame, given, name, dtypes, p.num_sequences, "num_sequences", device);
   };
@@ -143,34 +122,22 @@ RLK_FUNCTION(group_advantage, Frame* frame, nb::handle rewards, nb::handle group
   if (groups.offsets.data != nullptr) p.num_groups = groups.num_groups;
   if (by_ids) p.group_ids = ids.data();
   p.index_dtype = by_ids ? ids.dtype(DType::kInt64) : groups.offsets.dtype;
-  p.group_size = group_size;
   const VectorArgument of_lengths = one_a_sequence(lengths, "lengths", kCounts);
-  const VectorArgument of_baseline = one_a_sequence(baseline, "baseline", kFloat32);
-  p.lengths = of_lengths.data();
+  of_lengths.put(&p.lengths, &p.length_stride);
   p.length_dtype = of_lengths.dtype(DType::kInt64);
-  p.length_stride = of_lengths.stride();
-  p.baseline = of_baseline.floats();
-  p.baseline_stride = of_baseline.stride();
-  p.baseline_kind = static_cast<GroupBaseline>(baseline_kind);
-  p.scale = static_cast<GroupScale>(scale);
-  p.alone = static_cast<GroupAlone>(alone);
-  p.leave_one_out = leave_one_out;
-  p.best_only = best_only;
-  p.by_nonzero = by_nonzero;
-  p.exclude_nan = exclude_nan;
+  one_a_sequence(baseline, "baseline", kFloat32).put(&p.baseline, &p.baseline_stride);
+  RLK_FILL(p, as_given, group_size, baseline_kind, scale, alone, leave_one_out, best_only, by_nonzero, exclude_nan)
   p.eps = read_number_in(eps, "eps", 0.0f, kMostFloat, "a finite number >= 0 in float32");
   p.f_norm = read_positive(f_norm, "f_norm");
   return Results("group_advantage", *of_rewards.array(), frame)
       .add(&p.advantage, {p.num_sequences})
-      .add(&p.mean, {p.num_sequences}, return_stats)
-      .add(&p.std, {p.num_sequences}, return_stats)
+      .each({p.num_sequences}, return_stats, &p.mean, &p.std)
       .add(&p.status, {p.num_sequences}, return_status)
       .run(rlk::group_advantage, &p, group_advantage_workspace_bytes);
 }
 
 // Returns (weights, kept, metrics or None).
-RLK_FUNCTION(importance_weights, Frame* frame, nb::handle logprob, nb::handle rollout_logprob, nb::handle mask,
-             nb::handle cu_seqlens, nb::handle spec, bool return_metrics) {
+RLK_FUNCTION(importance_weights, (logprob, rollout_logprob, mask, cu_seqlens, spec), bool return_metrics) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
   auto p = tokens.params<ImportanceWeightsParams>(mask);
   ImportanceSpec& s = p.spec;
@@ -181,23 +148,21 @@ RLK_FUNCTION(importance_weights, Frame* frame, nb::handle logprob, nb::handle ro
   p.logprob = tokens.first();
   p.rollout_logprob = tokens.required(rollout_logprob, "rollout_logprob");
   return Results("importance_weights", tokens.array(), frame)
-      .add(&p.weights, tokens.shape())
-      .add(&p.kept, tokens.shape())
+      .each(tokens.shape(), true, &p.weights, &p.kept)
       .add(&p.metrics, {kImportanceMetrics}, return_metrics)
       .run(rlk::importance_weights, &p, importance_weights_workspace_bytes);
 }
 
 // Returns (kl, None, None). With d_kl it returns (None, d_logprob, d_importance_weight or None), as far as they are
 // wanted.
-RLK_FUNCTION(kl, Frame* frame, nb::handle logprob, nb::handle ref_logprob, nb::handle weight, nb::handle mask,
-             nb::handle d_kl, int estimator, bool straight_through, int weight_kind, double input_limit, double limit,
-             bool return_d_logprob, bool return_d_importance_weight) {
+RLK_FUNCTION(kl, (logprob, ref_logprob, weight, mask, d_kl), int estimator, bool straight_through, int weight_kind,
+             double input_limit, double limit, bool return_d_logprob, bool return_d_importance_weight) {
   TokenArguments tokens(frame, logprob, "logprob", nb::none());
   auto p = tokens.params<KlParams>(mask);
   p.spec = {static_cast<KlEstimator>(estimator), straight_through, static_cast<KlWeight>(weight_kind),
             static_cast<float>(input_limit), static_cast<float>(limit)};
   p.logprob = tokens.first();
-  p.ref_logprob = tokens.required(ref_logprob, "ref_logprob");
+  RLK_FILL(p, tokens.required, ref_logprob)
   p.weight = tokens.optional(weight, p.spec.weight == KlWeight::kOldLogprob ? "old_logprob" : "importance_weight");
   p.d_kl = tokens.optional(d_kl, "d_kl");
   const bool backward = !d_kl.is_none();
@@ -209,38 +174,32 @@ RLK_FUNCTION(kl, Frame* frame, nb::handle logprob, nb::handle ref_logprob, nb::h
 }
 
 // Returns (y, mean or None, var or None).
-RLK_FUNCTION(masked_whiten, Frame* frame, nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle eps,
-             bool shift_mean, bool unbiased, bool return_stats) {
+RLK_FUNCTION(masked_whiten, (x, mask, cu_seqlens, eps), bool shift_mean, bool unbiased, bool return_stats) {
   TokenArguments tokens(frame, x, "x", cu_seqlens);
   auto p = tokens.params<MaskedWhitenParams>(mask);
-  p.x = rows_of(tokens.first());
-  p.eps = read_positive(eps, "eps");
-  p.shift_mean = shift_mean;
-  p.unbiased = unbiased;
+  fill(&p.x, tokens.first());
+  RLK_FILL(p, read_positive, eps)
+  RLK_FILL(p, as_given, shift_mean, unbiased)
   p.y = tokens.output();
   return Results("masked_whiten", tokens.array(), frame)
       .add(&p.y.data, tokens.shape())
-      .add(&p.mean, {}, return_stats)
-      .add(&p.var, {}, return_stats)
+      .each({}, return_stats, &p.mean, &p.var)
       .run(rlk::masked_whiten, &p, masked_whiten_workspace_bytes);
 }
 
-RLK_FUNCTION(mismatch_metrics, Frame* frame, nb::handle logprob_train, nb::handle logprob_rollout, nb::handle mask,
-             nb::handle cu_seqlens, double limit, bool rollout_neutral) {
+RLK_FUNCTION(mismatch_metrics, (logprob_train, logprob_rollout, mask, cu_seqlens), double limit, bool rollout_neutral) {
   TokenArguments tokens(frame, logprob_train, "logprob_train", cu_seqlens);
   auto p = tokens.params<MismatchMetricsParams>(mask);
   p.logprob_train = tokens.first();
-  p.logprob_rollout = tokens.required(logprob_rollout, "logprob_rollout");
-  p.limit = static_cast<float>(limit);
-  p.rollout_neutral = rollout_neutral;
+  RLK_FILL(p, tokens.required, logprob_rollout)
+  RLK_FILL(p, as_given, limit, rollout_neutral)
   return Results("mismatch_metrics", tokens.array(), frame)
       .add(&p.metrics, {kMismatchMetrics})
       .run(rlk::mismatch_metrics, &p, mismatch_metrics_workspace_bytes);
 }
 
 // Returns (advantages, returns). The caller gives either offsets or a size; the missing one is None or 0.
-RLK_FUNCTION(optimal_token_baseline, Frame* frame, nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq,
-             nb::handle mask, nb::handle importance, nb::handle cu_seqlens, nb::handle group_offsets,
+RLK_FUNCTION(optimal_token_baseline, (logprob, rewards, sum_p_sq, mask, importance, cu_seqlens, group_offsets),
              std::int64_t group_size, bool zero_tail, nb::handle eps) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
   auto p = tokens.params<OptimalTokenBaselineParams>(mask);
@@ -253,16 +212,14 @@ RLK_FUNCTION(optimal_token_baseline, Frame* frame, nb::handle logprob, nb::handl
   p.group_dtype = groups.offsets.dtype;
   p.group_size = groups.size;
   p.num_groups = groups.num_groups;
-  p.zero_tail = zero_tail ? 1 : 0;
-  p.eps = read_positive(eps, "eps");
+  RLK_FILL(p, as_given, zero_tail)
+  RLK_FILL(p, read_positive, eps)
   return Results("optimal_token_baseline", tokens.array(), frame)
-      .add(&p.advantages, tokens.shape())
-      .add(&p.returns, tokens.shape())
+      .each(tokens.shape(), true, &p.advantages, &p.returns)
       .run(rlk::optimal_token_baseline, &p, optimal_token_baseline_workspace_bytes);
 }
 
-void read_policy_spec(nb::handle packed, PolicySpec* spec) {
-  PolicySpec& s = *spec;
+void read_policy_spec(nb::handle packed, PolicySpec& s) {
   unpack(packed, "a PolicySpec", &s.level, &s.surrogate, &s.straight_through, &s.log_ratio_min, &s.log_ratio_max,
          &s.clip_low, &s.clip_high, &s.ratio_cap, &s.dual_clip, &s.tau_positive, &s.tau_negative, &s.k_positive,
          &s.lambda_positive, &s.k_negative, &s.lambda_negative, &s.quadratic, &s.kl, &s.kl_straight_through,
@@ -274,24 +231,21 @@ void read_policy_spec(nb::handle packed, PolicySpec* spec) {
 }
 
 // Returns (loss, metrics, d_logprob or None, d_entropy or None). The ratio's metrics come last.
-RLK_FUNCTION(policy_loss, Frame* frame, nb::handle logprob, nb::handle old_logprob, nb::handle advantage,
-             nb::handle mask, nb::handle cu_seqlens, nb::handle ref_logprob, nb::handle importance, nb::handle entropy,
+RLK_FUNCTION(policy_loss, (logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, entropy),
              nb::handle selected, nb::handle token_weight, nb::handle spec, nb::handle denominator, bool ratio_metrics,
              bool return_d_logprob, bool return_d_entropy) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
   require_given(mask, "mask");
   auto p = tokens.params<PolicyLossParams>(mask);
-  read_policy_spec(spec, &p.spec);
+  read_policy_spec(spec, p.spec);
   p.logprob = tokens.first();
-  p.old_logprob = tokens.optional(old_logprob, "old_logprob");
+  RLK_FILL(p, tokens.optional, old_logprob)
   p.advantage = tokens.required(advantage, "advantage", true);
-  p.ref_logprob = tokens.optional(ref_logprob, "ref_logprob");
+  RLK_FILL(p, tokens.optional, ref_logprob)
   const bool given = p.spec.importance == ImportanceLevel::kGiven;
   p.importance = tokens.optional(importance, given ? "importance_weight" : "rollout_logprob", given);
-  p.entropy = tokens.optional(entropy, "entropy");
-  p.selected = tokens.optional(selected, "selected");
-  p.token_weight = tokens.optional(token_weight, "token_weight");
-  p.denominator_value = tokens.denominator(denominator, &p.denominator);
+  RLK_FILL(p, tokens.optional, entropy, selected, token_weight)
+  p.denominator_value = tokens.number(denominator, "denominator", &p.denominator);
   Results results("policy_loss", tokens.array(), frame);
   results.add(&p.loss, {})
       .add(&p.metrics, {kPolicyMetrics + (ratio_metrics ? kMismatchMetrics : 0)})
@@ -302,7 +256,7 @@ RLK_FUNCTION(policy_loss, Frame* frame, nb::handle logprob, nb::handle old_logpr
 }
 
 // Multiplies gradients by a factor in place. If the factor is 1, nothing is read.
-RLK_FUNCTION(scale_gradients, nb::handle first, nb::handle second, nb::handle factor, std::uintptr_t stream) {
+RLK_PLAIN_FUNCTION(scale_gradients, nb::handle first, nb::handle second, nb::handle factor, std::uintptr_t stream) {
   Frame frame{nb::none(), stream};
   const Array &a = frame.read(first, "d_logprob", "float32"), &f = frame.read(factor, "factor", "float32");
   ScaleGradientsParams p;
@@ -332,9 +286,8 @@ void read_rewards_of_spans(Frame* frame, nb::handle spans_given, nb::handle offs
 
 // Returns (rewards, costs or None, combined or None, lengths). lagrange is None, a number, or one element on the
 // device.
-RLK_FUNCTION(scatter_rewards, Frame* frame, nb::handle mask, nb::handle rewards, nb::handle token_rewards,
-             nb::handle spans, nb::handle span_offsets, nb::handle span_rewards, nb::handle logprob,
-             nb::handle ref_logprob, nb::handle cost, nb::handle cu_seqlens, nb::handle lagrange, nb::handle spec) {
+RLK_FUNCTION(scatter_rewards, (mask, rewards, token_rewards, spans, span_offsets, span_rewards, logprob, ref_logprob,
+                               cost, cu_seqlens, lagrange, spec)) {
   TokenArguments tokens(frame, mask, "mask", cu_seqlens, TokenKind::kMask);
   const Sequences& q = tokens.sequences();
   const VectorArgument of_sequences(frame, rewards, "rewards", kFloat32, q.num_sequences, "one a sequence",
@@ -347,9 +300,7 @@ RLK_FUNCTION(scatter_rewards, Frame* frame, nb::handle mask, nb::handle rewards,
   p.sequences = q;
   p.mask = tokens.first_mask();
   p.rewards = {of_sequences.floats(), of_sequences.stride(), 0};
-  p.token_rewards = tokens.optional(token_rewards, "token_rewards");
-  p.logprob = tokens.optional(logprob, "logprob");
-  p.ref_logprob = tokens.optional(ref_logprob, "ref_logprob");
+  RLK_FILL(p, tokens.optional, token_rewards, logprob, ref_logprob)
   p.cost = {costs.floats(), costs.stride(), 0};
   if (!spans.is_none()) read_rewards_of_spans(frame, spans, span_offsets, span_rewards, tokens, &p);
   p.lagrange_value = tokens.number(lagrange, "lagrange", &p.lagrange);
@@ -362,28 +313,20 @@ RLK_FUNCTION(scatter_rewards, Frame* frame, nb::handle mask, nb::handle rewards,
 }
 
 // Returns (sum, count, status or None).
-RLK_EAGER_FUNCTION(sequence_logprob, 3, Frame* frame, nb::handle logprob, nb::handle mask, nb::handle cu_seqlens,
-                   bool return_status) {
+RLK_EAGER_FUNCTION(sequence_logprob, 3, (logprob, mask, cu_seqlens), bool return_status) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens, TokenKind::kFloats);
   SequenceLogprobParams p;
-  p.logprob = tokens.array()->data;
-  p.logprob_stride = tokens.row_stride();
-  p.mask = tokens.mask(mask);
-  p.cu_seqlens = tokens.sequences().offsets();
-  p.num_sequences = tokens.sequences().num_sequences;
-  p.num_tokens = tokens.sequences().num_tokens;
-  p.dtype = tokens.array()->dtype;
+  tokens.put(&p.logprob, &p.logprob_stride, &p);
+  RLK_FILL(p, tokens.mask, mask)
   return Results("sequence_logprob", tokens.array(), frame)
-      .add(&p.sum, {p.num_sequences})
-      .add(&p.count, {p.num_sequences})
+      .each({p.num_sequences}, true, &p.sum, &p.count)
       .add(&p.status, {p.num_sequences}, return_status)
       .run(rlk::sequence_logprob, p);
 }
 
 // Returns d_logprob for `num_tokens` tokens (per row, or of all packed sequences). `code` is the number of its DType. The
 // mask has the same shape. With `is_flat`, tokens of one sequence without offsets have the shape [num_tokens].
-RLK_FUNCTION(sequence_logprob_backward, Frame* frame, nb::handle dsum, nb::handle mask, nb::handle cu_seqlens,
-             std::int64_t num_tokens, int code, bool is_flat) {
+RLK_FUNCTION(sequence_logprob_backward, (dsum, mask, cu_seqlens), std::int64_t num_tokens, int code, bool is_flat) {
   const Array& in = frame->read(dsum, "dsum", kFloat32);
   const OffsetsArgument offsets(frame, cu_seqlens, in->device);
   const bool packed = !cu_seqlens.is_none();
@@ -406,8 +349,8 @@ RLK_FUNCTION(sequence_logprob_backward, Frame* frame, nb::handle dsum, nb::handl
       .run(rlk::sequence_logprob_backward, p);
 }
 
-RLK_FUNCTION(shift_labels_packed, Frame* frame, nb::handle ids, nb::handle cu_seqlens, nb::handle mask,
-             std::int64_t cp_rank, std::int64_t cp_size, bool zigzag, std::int64_t ignore_index) {
+RLK_FUNCTION(shift_labels_packed, (ids, cu_seqlens, mask), std::int64_t cp_rank, std::int64_t cp_size, bool zigzag,
+             std::int64_t ignore_index) {
   const Array& in = frame->read(ids, "ids", kIndices);
   require_shape(in->ndim == 1, in, "shape [num_tokens]");
   require_columns(in);
@@ -421,11 +364,8 @@ RLK_FUNCTION(shift_labels_packed, Frame* frame, nb::handle ids, nb::handle cu_se
   p.cu_seqlens = offsets.offsets;
   p.num_sequences = offsets.num_sequences;
   p.num_tokens = in->shape[0];
-  p.cp_rank = static_cast<std::int32_t>(cp_rank);
-  p.cp_size = static_cast<std::int32_t>(cp_size);
-  p.zigzag = zigzag;
-  p.ignore_index = ignore_index;
   p.dtype = in->dtype;
+  RLK_FILL(p, as_given, cp_rank, cp_size, zigzag, ignore_index)
   require(p.num_tokens % cp_size == 0, in, "a number of tokens that is a multiple of ", cp_size, " (cp_size), got ",
           p.num_tokens, "; pad them");
   require(p.dtype == DType::kInt64 || static_cast<std::int32_t>(ignore_index) == ignore_index, "ignore_index",
@@ -435,8 +375,7 @@ RLK_FUNCTION(shift_labels_packed, Frame* frame, nb::handle ids, nb::handle cu_se
       .run(rlk::shift_labels_packed, p);
 }
 
-RLK_FUNCTION(loss_mask_from_spans, Frame* frame, nb::handle given, nb::handle span_offsets, nb::handle cu_seqlens,
-             std::int64_t num_tokens) {
+RLK_FUNCTION(loss_mask_from_spans, (given, span_offsets, cu_seqlens), std::int64_t num_tokens) {
   const Array& in = read_spans(frame, given);
   const Array& of_sequences = frame->read(span_offsets, "span_offsets", kIndices, in->device);
   const TensorView& o = of_sequences.view();
@@ -459,46 +398,35 @@ RLK_FUNCTION(loss_mask_from_spans, Frame* frame, nb::handle given, nb::handle sp
   return Results("shift_labels_packed", in, frame).add(&p.mask, shape).run(rlk::loss_mask_from_spans, p);
 }
 
-Marker read_marker(nb::list ids) {
+Marker read_marker(nb::list ids, const char*) {
   Marker m;
   m.length = static_cast<std::int32_t>(nb::len(ids));  // Python has checked their number
   for (int i = 0; i < m.length; ++i) m.ids[i] = nb::cast<std::int64_t>(ids[static_cast<std::size_t>(i)]);
   return m;
 }
 
-RLK_FUNCTION(tool_mask, Frame* frame, nb::handle ids, nb::handle cu_seqlens, nb::list begin, nb::list end,
-             bool include_end) {
+RLK_FUNCTION(tool_mask, (ids, cu_seqlens), nb::list begin, nb::list end, bool include_end) {
   const TokenArguments tokens(frame, ids, "ids", cu_seqlens, TokenKind::kIntegers);
   ToolMaskParams p;
-  p.ids = tokens.array()->data;
-  p.ids_stride = tokens.row_stride();
-  p.cu_seqlens = tokens.sequences().offsets();
-  p.num_sequences = tokens.sequences().num_sequences;
-  p.num_tokens = tokens.sequences().num_tokens;
-  p.begin = read_marker(begin);
-  p.end = read_marker(end);
-  p.dtype = tokens.array()->dtype;
-  p.include_end = include_end;
+  tokens.put(&p.ids, &p.ids_stride, &p);
+  RLK_FILL(p, read_marker, begin, end)
+  RLK_FILL(p, as_given, include_end)
   return Results("shift_labels_packed", tokens.array(), frame).add(&p.mask, tokens.shape()).run(rlk::tool_mask, p);
 }
 
 // Returns (loss, metrics, d_value or None).
-RLK_FUNCTION(value_loss, Frame* frame, nb::handle value, nb::handle old_value, nb::handle returns, nb::handle mask,
-             nb::handle cu_seqlens, nb::handle token_weight, double clip, double huber, int denominator_kind,
-             bool sequence_mean, double horizon, double scale, nb::handle denominator, bool return_d_value) {
+RLK_FUNCTION(value_loss, (value, old_value, returns, mask, cu_seqlens, token_weight), double clip, double huber,
+             int denominator_kind, bool sequence_mean, double horizon, double scale, nb::handle denominator,
+             bool return_d_value) {
   TokenArguments tokens(frame, value, "value", cu_seqlens);
   auto p = tokens.params<ValueLossParams>(mask);
-  p.spec = {static_cast<float>(clip),
-            static_cast<float>(huber),
-            static_cast<DenominatorKind>(denominator_kind),
-            sequence_mean,
-            static_cast<float>(horizon),
-            static_cast<float>(scale)};
+  fill(&p.spec.denominator, denominator_kind);
+  RLK_FILL(p.spec, as_given, clip, huber, sequence_mean, horizon, scale)
   p.value = tokens.first();
-  p.old_value = tokens.optional(old_value, "old_value");
-  p.returns = tokens.required(returns, "returns");
-  p.token_weight = tokens.optional(token_weight, "token_weight");
-  p.denominator_value = tokens.denominator(denominator, &p.denominator);
+  RLK_FILL(p, tokens.optional, old_value)
+  RLK_FILL(p, tokens.required, returns)
+  RLK_FILL(p, tokens.optional, token_weight)
+  p.denominator_value = tokens.number(denominator, "denominator", &p.denominator);
   return Results("value_loss", tokens.array(), frame)
       .add(&p.loss, {})
       .add(&p.metrics, {kValueMetrics})

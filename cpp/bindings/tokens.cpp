@@ -127,7 +127,7 @@ PolicyTokens TokenArguments::required(nb::handle object, const char* name, bool 
   return read(frame_->read(object, name, kFloat32), per_sequence);
 }
 
-TokenMask TokenArguments::mask(nb::handle object) {
+TokenMask TokenArguments::mask(nb::handle object, const char*) {
   return read_mask(frame_, object, shape(), first_.name(), device());
 }
 

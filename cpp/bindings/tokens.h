@@ -62,7 +62,7 @@ class TokenArguments {
   // data.
   PolicyTokens optional(nb::handle object, const char* name, bool per_sequence = false);
   PolicyTokens required(nb::handle object, const char* name, bool per_sequence = false);
-  TokenMask mask(nb::handle object);  // None: every token counts
+  TokenMask mask(nb::handle object, const char* name = "mask");  // None: every token counts
   // Params with the sequences and the mask.
   template <class Params>
   Params params(nb::handle mask_object) {
@@ -71,9 +71,18 @@ class TokenArguments {
     p.mask = mask(mask_object);
     return p;
   }
+  // Sets the first array and its sequences in params that have no Sequences.
+  template <class Params>
+  void put(const void** data, std::int64_t* between_rows, Params* p) const {
+    *data = first_->data;
+    *between_rows = row_stride();
+    p->cu_seqlens = sequences_.offsets();
+    p->num_sequences = sequences_.num_sequences;
+    p->num_tokens = sequences_.num_tokens;
+    p->dtype = first_->dtype;
+  }
   // Returns a number unchanged, and 0 for None. For one float32 element on the device, it sets `element` to its address
   // and returns 0.
-  float denominator(nb::handle object, const float** element) { return number(object, "denominator", element); }
   float number(nb::handle object, const char* name, const float** element);
 
  private:
@@ -86,7 +95,7 @@ class TokenArguments {
 };
 
 // One value per token, as rows of a padded or a packed array.
-inline TokenArray<const float> rows_of(const PolicyTokens& a) { return {a.data, a.sequence_stride}; }
+inline void fill(TokenArray<const float>* rows, const PolicyTokens& a) { *rows = {a.data, a.sequence_stride}; }
 
 constexpr Dtypes kCounts{set_of({DType::kInt32, DType::kInt64, DType::kFloat32}), "int32, int64 or float32"};
 
@@ -106,6 +115,11 @@ class VectorArgument {
     return array_ ? array_->data<T>() : nullptr;
   }
   const float* floats() const { return data<float>(); }
+  template <class T>
+  void put(const T** elements, std::int64_t* between) const {
+    *elements = data<T>();
+    *between = stride();
+  }
   RowIntegers integers() const { return {data(), 0, stride(), dtype(DType::kInt64)}; }
   std::int64_t size() const { return array_ ? array_->view().shape[0] : 0; }
   Device device() const { return array_->view().device; }
