@@ -24,6 +24,24 @@ def batched(info: Any, in_dims: Sequence[Any], tensors: Sequence[Any]) -> list[A
     return moved
 
 
+def rows(*places: int, alone: Callable[[Any], bool] = lambda inputs: False) -> Any:
+    """A batch rule: in the arrays at ``places`` the batch becomes one more dimension of rows. Each element is called
+    alone where another input has a batch, or where ``alone`` of the inputs holds."""
+
+    def batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
+        if alone(inputs) or any(type(d) is int and i not in places for i, d in enumerate(dims)):
+            return None
+        given = list(inputs)
+        for i, x in zip(places, batched(info, [dims[i] for i in places], [inputs[i] for i in places]), strict=True):
+            given[i] = x
+        found = apply(*given)
+        if not isinstance(found, tuple):
+            return found, 0
+        return found, tuple(0 if o.dim() and o.shape[0] == info.batch_size else None for o in found)
+
+    return batch
+
+
 def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs: Sequence[Any]) -> Any:
     """Calls once for each element of the batch, and stacks the outputs, a tensor or a tuple of tensors."""
     import torch

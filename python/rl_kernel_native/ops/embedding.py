@@ -11,7 +11,7 @@ from .. import _call, _check
 from .._dispatch import SAME, code_or_same, option_code
 from .._native import functions
 from .._operator import Operator, linear
-from .._transforms import batched
+from .._transforms import rows
 from .._types import AnyArray, ArrayT, DType, OnBadId
 from ..contract import EVERY_BACKEND, GROUPS, TOKEN_SUMS, Bound, Row, add_rows
 from ..reference.embedding import embedding_reference
@@ -19,12 +19,6 @@ from ..reference.embedding import embedding_reference
 __all__ = ["embedding", "embedding_backward", "embedding_reference"]
 
 _C = functions(embedding="object*6, int", embedding_backward="object*7, int, object, int", embedding_eager="object*5")
-
-
-def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    """A batch adds one dimension to the ids, unless each element has its own table."""
-    ids, *rest = inputs
-    return None if dims[1] is not None else (apply(*batched(info, dims[:1], (ids,)), *rest), 0)
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
@@ -75,7 +69,7 @@ _FORWARD = Operator(
     dtypes=(None,),
     native=lambda arrays, how, *tail: (_C.embedding(*arrays, *how[:3], *tail),),
     schema_options=None,
-    gradient=linear(of=(1,), reads=(0,), incoming=("dy",), along=_along, accumulates=1, batch=_batch, eager=_eager),
+    gradient=linear(of=(1,), reads=(0,), incoming=("dy",), along=_along, accumulates=1, batch=rows(0), eager=_eager),
     leads=1,
     main_grad_call="embedding_backward",
 )

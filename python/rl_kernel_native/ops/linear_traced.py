@@ -11,7 +11,7 @@ from .._arithmetic import AS_CALLED, IEEE
 from .._dispatch import option_code
 from .._native import module as _C
 from .._operator import Composed, Declared, Operator, linear
-from .._transforms import batched
+from .._transforms import rows
 
 SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
 
@@ -101,12 +101,6 @@ def _eager() -> Any:
     return Linear
 
 
-def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    """A batch adds one dimension of rows, unless another operand is batched too."""
-    first, *rest = inputs
-    return None if any(d is not None for d in dims[1:]) else (apply(*batched(info, dims[:1], (first,)), *rest), 0)
-
-
 # ---- the operators --------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +137,7 @@ LINEAR: Operator = Operator(
         tangents=_tangents,
         accumulates=1,
         beside=2,
-        batch=_batch,
+        batch=rows(0),
     ),
     flops=lambda x, weight, *_: 2 * math.prod(x) * weight[0],
 )
@@ -159,7 +153,7 @@ INPUT_GRAD: Operator = Operator(
         incoming=("ddx",),
         backward=_input_grad_gradients,
         tangents=_of_product(lambda: INPUT_GRAD),
-        batch=_batch,
+        batch=rows(0),
     ),
     flops=lambda dy, weight, *_: 2 * math.prod(dy) * weight[1],
 )

@@ -11,7 +11,7 @@ from typing import Any
 from .. import _dispatch
 from .._native import module as _C
 from .._operator import Array, Composed, Operator
-from .._transforms import batched
+from .._transforms import rows
 
 # The options of logprob and linear_logprob about a row's logits.
 ROWS = (
@@ -115,18 +115,10 @@ def _composed_backward(operands: Any, how: Any) -> Any:
     return tuple(pulled(outputs, (logits,), tuple(wide)))
 
 
-def _batch(count: int) -> Any:
-    """The vmap rule: in the first ``count`` arrays the batch becomes one more dimension of rows."""
-
-    def batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-        if inputs[count] is not None:
-            raise NotImplementedError("logprob: vmap with kept sets")
-        found = apply(*batched(info, dims[:count], inputs[:count]), *inputs[count:])
-        several = found if isinstance(found, tuple) else (found,)
-        places = tuple(0 if o.dim() and o.shape[0] == info.batch_size else None for o in several)
-        return found, places if isinstance(found, tuple) else 0
-
-    return batch
+def _refuse_kept(kept_ids: Any) -> bool:
+    if kept_ids is not None:
+        raise NotImplementedError("logprob: vmap with kept sets")
+    return False
 
 
 FORWARD = Operator(
@@ -144,7 +136,7 @@ FORWARD = Operator(
         incoming=INCOMING,
         kept=lambda arrays, outputs: (outputs[1], *arrays[:2], outputs[2], *arrays[2:]),
         backward=_gradients,
-        batch=_batch(3),
+        batch=rows(0, 1, 2, alone=lambda inputs: _refuse_kept(inputs[3])),
     ),
     sharded=", or for a sharded vocabulary logprob_partial and logprob_merge",
 )
@@ -156,5 +148,10 @@ BACKWARD: Operator = Operator(
     native=_native_backward,
     schema_options=None,
     follows=True,
-    gradient=Composed(of=(0, 4, 5, 6), composed=_composed_backward, reads=(1, 7, 8), batch=_batch(8)),
+    gradient=Composed(
+        of=(0, 4, 5, 6),
+        composed=_composed_backward,
+        reads=(1, 7, 8),
+        batch=rows(*range(8), alone=lambda inputs: _refuse_kept(inputs[8])),
+    ),
 )

@@ -9,7 +9,7 @@ from .. import _call, _check, _dispatch
 from .._dispatch import SAME, code_or_same, option_code
 from .._native import functions
 from .._operator import Composed, Operator
-from .._transforms import batched, pulled
+from .._transforms import pulled, rows
 from .._types import AnyArray, ArrayT, DType
 from ..contract import (
     COMPOSED,
@@ -56,23 +56,6 @@ def _composed_backward(operands: Any, how: Any) -> list[Any]:
     return [d.to(dtype) for d, dtype in zip((dx, dweight), dtypes, strict=True) if dtype is not None]
 
 
-def _batch_forward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    """A batch adds one dimension of rows, unless each element has its own weight."""
-    x, weight, residual, *rest = inputs
-    if dims[1] is not None:
-        return None
-    x, residual = batched(info, (dims[0], dims[2]), (x, residual))
-    return apply(x, weight, residual, *rest), (0, None if residual is None else 0, 0)
-
-
-def _batch_backward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    dy, h, weight, rstd, third, *rest = inputs
-    if dims[2] is not None or rest[-1] is not None:  # each element has its own weight or weight gradient
-        return None
-    dy, h, rstd, third = batched(info, (*dims[:2], *dims[3:5]), (dy, h, rstd, third))
-    return apply(dy, h, weight, rstd, third, *rest), (0 if rest[-2] else None, None)
-
-
 def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
     found = _C.rms_norm(*arrays, *how[:3], len(how) == 3 or how[3], *tail)
     return found if isinstance(found, tuple) else (found, None, None)
@@ -112,7 +95,11 @@ _BACKWARD = Operator(
     dtypes=(None, lambda how: how[4]),
     native=_native_backward,
     schema_options=None,
-    gradient=Composed(of=(0, 1, 2, 4), composed=_composed_backward, batch=_batch_backward),
+    gradient=Composed(
+        of=(0, 1, 2, 4),
+        composed=_composed_backward,
+        batch=rows(0, 1, 3, 4, alone=lambda inputs: inputs[9] is not None),  # each element has its weight gradient
+    ),
 )
 _INTO = _BACKWARD.into(1)
 # In addition to the schema's options: whether rstd is returned, and main_grad.
@@ -137,7 +124,7 @@ _FORWARD = Operator(
         backward=_gradients,
         asked=lambda arrays, how: arrays[2] is not None or how[3],
         accumulates=1,
-        batch=_batch_forward,
+        batch=rows(0, 2),
     ),
 )
 

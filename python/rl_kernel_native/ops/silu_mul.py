@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 from .. import _call, _check
 from .._native import functions
 from .._operator import Array, Composed, Operator
-from .._transforms import batched, pulled
+from .._transforms import pulled, rows
 from .._types import AnyArray, ArrayT
 from ..contract import COMPOSED, EVERY_BACKEND, Bound, Row, U, add_rows, derivatives, roundings
 from ..reference.silu_mul import gelu_mul_reference, silu_mul_reference
@@ -66,18 +66,6 @@ def _composed_backward(operands: Any, how: Any) -> list[Any]:
     return [d for d, wanted in zip(found, how[2:], strict=True) if d is not None and (wanted or inputs[1] is None)]
 
 
-def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    """A batch adds one dimension of rows."""
-    *options, returns_gate, returns_up = inputs[3:]
-    found = apply(*batched(info, dims[:3], inputs[:3]), *options, returns_gate, returns_up)
-    wanted = (True, False) if inputs[2] is None else (returns_gate, returns_up)
-    return found, tuple(0 if w else None for w in wanted)
-
-
-def _batch_forward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    return apply(*batched(info, dims[:2], inputs[:2]), *inputs[2:]), 0
-
-
 def _gradient_shapes(arrays: Any, how: Any) -> Any:
     dy, gate, up = arrays
     if up is None:
@@ -101,7 +89,7 @@ _BACKWARD = Operator(
     outputs=_gradient_shapes,
     dtypes=(None, None),
     native=_native_backward,
-    gradient=Composed(of=(0, 1, 2), composed=_composed_backward, batch=_batch),
+    gradient=Composed(of=(0, 1, 2), composed=_composed_backward, batch=rows(0, 1, 2)),
     leads=1,
 )
 _FORWARD = Operator(
@@ -117,7 +105,7 @@ _FORWARD = Operator(
         backward=lambda call, given, kept, how, wanted: (
             (None, None) if given[0] is None else call(_BACKWARD, (*given, *kept), (*how, *wanted))
         ),
-        batch=_batch_forward,
+        batch=rows(0, 1),
     ),
 )
 
