@@ -29,8 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "python/rl_kernel_native/"
 ENGINE = (
-    "_call", "_check", "_composed", "_constants", "_described", "_engine", "_in_graph", "_main_grad", "_operator",
-    "_register", "_run", "_schema", "_shapes", "_torch", "_transforms",
+    "_call", "_check", "_composed", "_constants", "_described", "_engine", "_in_graph", "_kept", "_main_grad",
+    "_operator", "_register", "_run", "_schema", "_shapes", "_torch", "_transforms",
 )  # fmt: skip
 DISPATCH = ("cpp/ops/dispatch.cpp", "cpp/include/rlk/backends.h", "cpp/include/rlk/operators.inc")
 STUB_LINES = 20

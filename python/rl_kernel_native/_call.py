@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _check, _dispatch
-from ._operator import OPERATORS, Kept, Operator
+from ._operator import OPERATORS, Operator
 
 loaded: Any = None  # the engine, loaded by the first call with a torch tensor
 plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, set together with `loaded`
@@ -48,14 +48,9 @@ def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[A
 
 def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
     """Outputs and gradients of a loss, with None for the gradient of a missing array."""
-    assert isinstance(op.gradient, Kept)
     if _dispatch.is_tensor(arrays[0]):
-        outputs: tuple[Any, ...] = engine().call_with_gradients(op, arrays, how)
-        return outputs
-    frame, exported = _exported(op, arrays, how)
-    wanted = tuple(arrays[i] is not None for i in op.gradient.of)
-    found = op.gradient.native(exported, how, wanted, frame.allocate, frame.stream)
-    return tuple(map(frame.result, found))
+        engine().refuse_gradients(op, arrays, how)
+    return call(op, arrays, how)
 
 
 def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[_dispatch.Frame, tuple[Any, ...]]:

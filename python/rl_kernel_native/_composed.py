@@ -93,7 +93,7 @@ class Composing(Eager):
         return *found, *(None,) * (len(needs) - len(asked))
 
 
-def register_composed(op: Operator, of: Composed) -> None:
+def register_composed(op: Operator, of: Composed, derived: Any) -> None:
     count, places = len(op.arrays), of.of
     total = count + op.num_options
     outputs = len(of.incoming) or len(op.dtypes)
@@ -110,13 +110,13 @@ def register_composed(op: Operator, of: Composed) -> None:
             ctx.shown = [shape is not None for shape in op.outputs(arrays, ctx.how[: op.num_options])]
             operands = [arrays[i] for i in (*places, *of.reads)]
             there = [o if t else None for o, t in zip(found, ctx.shown, strict=True)]
-            kept = operands if of.backward is None else _keep(ctx, op, arrays, ctx.how, there)
+            kept = operands if derived is None else _keep(ctx, op, arrays, ctx.how, there)
             ctx.save_for_backward(*kept)
-            ctx.save_for_forward(*(kept if of.is_linear else operands))
+            ctx.save_for_forward(*(kept if of.reads_kept else operands))
             ctx.mark_non_differentiable(
                 *(o for i, (o, t) in enumerate(zip(found, ctx.shown, strict=True)) if i >= outputs or not t)
             )
-            ctx.set_materialize_grads(of.backward is None)
+            ctx.set_materialize_grads(derived is None)
 
         @staticmethod
         def backward(ctx: Any, *incoming: Any) -> Any:
@@ -126,7 +126,7 @@ def register_composed(op: Operator, of: Composed) -> None:
             given = [d if t else None for d, t in zip(incoming[:outputs], ctx.shown, strict=False)]
             needs = [ctx.needs_input_grad[i] for i in places]
             found: list[Any] = [None] * ctx.count
-            if of.backward is None:
+            if derived is None:
                 cotangents: Any = tuple(d for d, t in zip(given, ctx.shown, strict=False) if t)
                 function, operands = composed(ctx)
                 results = pulled(function, operands, cotangents)
@@ -143,7 +143,7 @@ def register_composed(op: Operator, of: Composed) -> None:
                     None if d is None else gradient(d, dtype or d.dtype, name, of.dims)
                     for d, name in zip(given, of.incoming, strict=True)
                 ]
-                results = list(of.backward(applied, rounded, [*likes, *_saved(ctx, of)], ctx.how, needs))
+                results = list(derived(applied, rounded, [*likes, *_saved(ctx, of)], ctx.how, needs))
             for i, g in zip(places, results, strict=True):
                 found[i] = g
             return tuple(found)
@@ -154,19 +154,18 @@ def register_composed(op: Operator, of: Composed) -> None:
             if of.constants is not None:
                 others = [i for i in range(count) if not (i in places and of.allows(i, ctx.how))]
                 names = [op.arrays[i].label(ctx.how) for i in others]
-                words = of.constants.replace("gets no gradient", "carries no tangent")
-                refuse_tangents(op.name, names, [tangents[i] for i in others], words)
+                refuse_tangents(op.name, names, [tangents[i] for i in others], of.no_tangent)
             if of.tangents is None:
                 function, operands = composed(ctx)
                 found = iter(pushed(function, operands, given))
             else:
-                operands = [*(ctx.state[-1] if of.is_linear else ()), *_saved(ctx, of)]
+                operands = [*(ctx.state[-1] if of.reads_kept else ()), *_saved(ctx, of)]
                 rounded = [
                     None if t is None else gradient(t, x.dtype, op.arrays[i].label(ctx.how), of.dims)
                     for t, x, i in zip(given, operands, places, strict=False)
                 ]
                 pushed_on = of.tangents(applied, rounded, operands, ctx.how)
-                there = ctx.shown if of.is_linear else [True] * len(pushed_on)
+                there = ctx.shown if of.reads_kept else [True] * len(pushed_on)
                 found = iter(o for o, t in zip(pushed_on, there, strict=False) if t)
             along = [next(found) if t and i < outputs else None for i, t in enumerate(ctx.shown)]
             return tuple(along) if len(along) > 1 else along[0]

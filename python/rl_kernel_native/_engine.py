@@ -14,40 +14,33 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import _composed, _in_graph, _main_grad
+from . import _composed, _in_graph, _kept, _main_grad
 from ._arithmetic import AS_CALLED, product_unit, resolve_traced, resolve_traced_unit
 from ._described import check
 from ._dispatch import count_write
 from ._native import module as _C
-from ._operator import OPERATORS, Composed, Kept, Operator, products
+from ._operator import Operator
 from ._register import LIBRARY, define, fake, implement
 from ._run import (
-    applied,
     is_differentiated,
-    named,
     refuse_derivatives,
     straight,
     traced,
 )
 from ._schema import apart, dtype_of, operand, schema, title
 from ._torch import (
-    Eager,
-    apply_function,
     autocast,
     device_type,
     functorch_active,
-    gradient,
     is_autocasting,
     is_compiling,
-    is_direct,
-    is_direct_gradient,
     is_grad_enabled,
     is_read_by_dynamo,
     prepare,
     require_dense,
     wants_grad,
 )
-from ._transforms import in_batches, refuse_tangents
+from ._transforms import in_batches
 
 _ops = torch.ops.rl_kernel_native
 
@@ -55,20 +48,17 @@ _ops = torch.ops.rl_kernel_native
 def register(operators: Iterable[Operator]) -> None:
     for op in operators:
         _register(op)
-        if isinstance(op.gradient, Kept):
-            op.function = _Kept
-            _register_kept(op, op.gradient)
-        elif isinstance(op.gradient, Composed):
-            if op.gradient.backward is not None:
-                op.function = op.gradient.eager() if op.gradient.eager else _composed.Composing
-            _composed.register_composed(op, op.gradient)
+        if (of := op.gradient) is not None:
+            backward = of.backward if of.loss is None else functools.partial(_kept.backward, op)
+            if of.loss is not None:
+                op.function = _kept.Kept
+            elif backward is not None:
+                op.function = of.eager() if of.eager else _composed.Composing
+            _composed.register_composed(op, of, backward)
 
 
 def _register(op: Operator) -> None:
     dtypes: list[Any] = [getattr(torch, name) if isinstance(name, str) else name for name in op.dtypes]
-    of = op.gradient if isinstance(op.gradient, Kept) else None
-    if of is not None:  # gradients follow the outputs
-        dtypes += [torch.float32] * len(of.of) + [getattr(torch, name) for name in of.extra]
     results = "()" if not dtypes else "Tensor" if len(dtypes) == 1 else f"({', '.join(['Tensor'] * len(dtypes))})"
     define(f"{op.name}({schema(op)}) -> {results}")
 
@@ -88,10 +78,7 @@ def _register(op: Operator) -> None:
         return tuple(found)
 
     def native(arrays: Any, how: Any) -> Any:
-        how = when_run(arrays, how)
-        if of is None:
-            return op.native(arrays, how, None, 0)
-        return of.native(arrays, how, tuple(arrays[i] is not None for i in of.of), None, 0)
+        return op.native(arrays, when_run(arrays, how), None, 0)
 
     def kernel(*arguments: Any) -> Any:
         arrays, how = apart(op, arguments)
@@ -112,9 +99,7 @@ def _register(op: Operator) -> None:
         check(native, arrays, how)
         if not dtypes:
             return None
-        gradients = () if of is None else (None if arrays[i] is None else arrays[i].shape for i in of.of)
-        outputs = op.outputs(arrays, how)
-        found = zip((*outputs[: len(op.dtypes)], *gradients, *outputs[len(op.dtypes) :]), dtypes, strict=True)
+        found = zip(op.outputs(arrays, how), dtypes, strict=True)
         return given(
             [arrays[op.leads].new_empty((0,) if s is None else s, dtype=dtype_of(d, how, arrays)) for s, d in found]
         )
@@ -136,7 +121,7 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
     if op.casts and is_autocasting():
         arrays = _cast(op, arrays)
     of = op.gradient
-    if type(of) is Kept:
+    if op.arrays[-1].is_float32:
         arrays = _of_float32(op, arrays)
     wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients(arrays)  # bit i: of array i; negative: not direct
     if op.in_context:
@@ -150,7 +135,7 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
     if wanted < 0:
         if is_grad_enabled():
             is_differentiated(op, of, arrays, how)
-        return traced(op, arrays, how)[: len(op.dtypes)]
+        return traced(op, arrays, how)
     if wanted & ~op.differentiable and not is_differentiated(op, of, arrays, how):
         return straight(op, arrays, how)
     if op.function is None:
@@ -205,187 +190,22 @@ def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[A
     return traced(op, (main_grad, *arrays), how)
 
 
-# ---- a loss whose forward gives its gradients -----------------------------------------------------------------------
-
-
-def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    of = op.gradient
-    assert isinstance(of, Kept)
-    for i in of.of:
+def refuse_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
+    """Refuses arrays that require a gradient, where the gradients are outputs."""
+    for i in op.gradient.of if op.gradient else ():
         if wants_grad(arrays[i]):
             name = op.arrays[i].label(how)
             raise ValueError(
                 f"{name}: requires a gradient; {op.name}_and_grad gives it as a constant: detach, or call {op.name}"
             )
-    if is_grad_enabled():
-        is_differentiated(op, of, arrays, how)
-    arrays = _of_float32(op, arrays)
-    if not is_direct(*arrays):
-        return traced(op, arrays, how)
-    return _with_gradients(op, arrays, how, tuple(arrays[i] is not None for i in of.of))
-
-
-def _with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], wanted: tuple[bool, ...]) -> Any:
-    first = arrays[0]
-    device_type(first, op.arrays[0].label(how))
-    prepare(first)
-    return op.gradient.native(arrays, how, wanted, None, 0)  # type: ignore[union-attr]
 
 
 def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
     """The arrays, with the last one cast to float32 where it is a number on the device."""
     number = arrays[-1]
-    if not isinstance(number, Tensor) or number.dtype is torch.float32 or not op.arrays[-1].is_float32:
+    if not isinstance(number, Tensor) or number.dtype is torch.float32:
         return arrays
     if number.dtype.is_complex or number.dtype is torch.bool:
         raise TypeError(f"{op.arrays[-1].name}: expected a real number, got {number.dtype}")
     require_dense(number, op.arrays[-1].name)
     return (*arrays[:-1], number.to(torch.float32))
-
-
-class _Kept(Eager):
-    """Eager autograd. The first backward returns the gradients that forward kept, scaled in place where needed. A later
-    one, over a retained graph, computes them again."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Any:
-        *operands, (op, arrays, how) = given
-        of = op.gradient
-        if of.scale is products:
-            ctx.wanted = (True, *ctx.needs_input_grad[1:-1])
-            found = _with_gradients(op, arrays, how, ctx.wanted)
-            ctx.save_for_backward(*arrays)
-        else:
-            found = straight(op, arrays, how)
-            ctx.save_for_backward(*operands)
-        count = len(op.dtypes)
-        ctx.gradients, ctx.op, ctx.how = found[count:], op, how
-        ctx.mark_non_differentiable(*found[1:count])
-        ctx.set_materialize_grads(False)
-        return found[:count]
-
-    @staticmethod
-    def backward(ctx: Any, d_loss: Any, *_: Any) -> Any:
-        needs = ctx.needs_input_grad[:-1]
-        if d_loss is None:
-            return (None,) * len(ctx.needs_input_grad)
-        arrays, op = ctx.saved_tensors, ctx.op  # saved_tensors raises if arrays were changed in place
-        of, found = op.gradient, ctx.gradients
-        direct = not is_grad_enabled() and is_direct_gradient(d_loss)
-        if of.scale is not products:
-            if direct and d_loss.layout is torch.strided:
-                return *of.scale(straight, d_loss, found, ctx.how[: of.reads]), None
-            d_loss = gradient(d_loss, torch.float32, of.incoming)
-            return *scaled(op, d_loss, found, arrays, ctx.how), None
-        ctx.gradients = None
-        if found is None:
-            detached = [None if x is None else x.detach() for x in arrays]
-            found = _with_gradients(op, detached, ctx.how, ctx.wanted)[len(op.dtypes) :]
-        if direct:
-            _C.scale_gradients(found[0], found[1] if len(found) > 1 else None, d_loss, 0)
-        else:
-            found = scaled(op, d_loss, found, [arrays[i] for i in of.of], ctx.how)
-        return *(g if need else None for g, need in zip(found, needs, strict=True)), None
-
-
-def scaled(op: Operator, d_loss: Tensor, kept: Sequence[Any], operands: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """The gradients times the loss's incoming gradient. The operands serve only to refuse a second derivative."""
-    of: Any = op.gradient
-    found = apply_function(None, "Scaled", op.name, *how[: of.reads], d_loss, *kept, *operands)
-    return tuple(None if g is None else o for o, g in zip(found, kept, strict=False))
-
-
-@_in_graph.callable_in_graph
-class Scaled(torch.autograd.Function):
-    """The call is linear in d_loss and has no derivative along the operands."""
-
-    @staticmethod
-    def forward(name: str, *arguments: Any) -> Any:
-        of, how, (d_loss, *rest) = _scale_of(name, arguments)
-        found = of.scale(_dispatched, d_loss, rest[: -len(of.of)], how)
-        return tuple(d_loss.new_empty(0) if g is None else g for g in found)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.name, ctx.count = inputs[0], len(inputs)
-        ctx.of, ctx.how, (_, *rest) = _scale_of(ctx.name, inputs[1:])
-        kept = rest[: -len(ctx.of.of)]
-        ctx.mark_non_differentiable(*(o for o, g in zip(output, kept, strict=False) if g is None))
-        ctx.save_for_backward(*kept)
-        ctx.save_for_forward(*kept)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        _refuse_second(ctx, ctx.needs_input_grad)
-        found: list[Any] = [None] * ctx.count
-        if any(x is not None for x in incoming):
-            found[1 + ctx.of.reads] = ctx.of.along(incoming, ctx.saved_tensors, ctx.how)
-        return tuple(found)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        _refuse_second(ctx, [t is not None for t in tangents])
-        kept, d_loss = ctx.saved_tensors, tangents[1 + ctx.of.reads]
-        if d_loss is None:
-            return tuple(None if g is None else torch.zeros_like(g) for g in kept[: len(ctx.of.of)])
-        return tuple(ctx.of.scale(applied, d_loss, kept, ctx.how))
-
-
-def _scale_of(name: str, arguments: Sequence[Any]) -> tuple[Kept, tuple[Any, ...], Sequence[Any]]:
-    """The rule, the options that it reads, and the tensors, from arguments of :class:`Scaled`."""
-    of: Any = next(op.gradient for op in OPERATORS if op.name == name)
-    return of, tuple(arguments[: of.reads]), arguments[of.reads :]
-
-
-def _dispatched(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """Calls an operator inside a Function's forward, where batches of ``is_grads_batched`` may arrive."""
-    return getattr(_ops, op.name)(*arrays, *how)
-
-
-def _refuse_second(ctx: Any, along: Sequence[bool]) -> None:
-    if any(along[-len(ctx.of.of) :]):
-        raise RuntimeError(f"{ctx.name}: has no second derivative")
-
-
-def _register_kept(op: Operator, of: Kept) -> None:
-    count, places, constants = len(op.arrays), of.of, len(op.dtypes)
-
-    class Forward(torch.autograd.Function):
-        @staticmethod
-        def forward(*arguments: Any) -> Any:
-            return getattr(_ops, op.name)(*arguments)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-            operands = [inputs[i] for i in places]
-            ctx.how, ctx.count = inputs[count:], len(inputs)
-            shown = [x is not None for x in operands]
-            shown += [shape is not None for shape in op.outputs(inputs[:count], ctx.how)[constants:]]
-            kept = [o if there else None for o, there in zip(output[constants:], shown, strict=True)]
-            ctx.mark_non_differentiable(*output[1:])
-            ctx.save_for_backward(*kept, *operands)
-            ctx.save_for_forward(*kept, *operands)
-            ctx.set_materialize_grads(False)
-
-        @staticmethod
-        def backward(ctx: Any, d_loss: Any, *_: Any) -> Any:
-            found: list[Any] = [None] * ctx.count
-            if d_loss is not None:
-                saved = ctx.saved_tensors
-                if of.scale is not products:
-                    d_loss = gradient(d_loss, torch.float32, of.incoming)
-                gradients = scaled(op, d_loss, saved[: -len(places)], saved[-len(places) :], ctx.how)
-                for i, g in zip(places, gradients, strict=True):
-                    found[i] = g
-            return tuple(found)
-
-        @staticmethod
-        def jvp(ctx: Any, *tangents: Any) -> Any:
-            others = [i for i in range(count) if i not in places]
-            names = [op.arrays[i].label(ctx.how) for i in others]
-            refuse_tangents(op.name, names, [tangents[i] for i in others])
-            along = of.along([tangents[i] for i in places], ctx.saved_tensors[: -len(places)], ctx.how[: of.reads])
-            return along, *(None,) * (constants + len(places) + len(of.extra) - 1)
-
-    named(Forward, title(op))

@@ -62,23 +62,14 @@ def sum_of_products(tangents: Sequence[Any], kept: Sequence[Any], how: tuple[Any
     return found
 
 
-def _always(i: int, how: tuple[Any, ...]) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
-class Kept:
-    """Derivatives of a loss whose forward also computes its gradients.
-
-    A backward multiplies them by the incoming gradient. There is no second derivative.
+class Loss:
+    """What :func:`kept` describes. A backward multiplies the kept gradients by the incoming one. There is no second
+    derivative.
 
     Attributes:
-        of: positions of the arrays that may have a gradient, which has the array's shape.
-        native: a function of the arrays, the options and one bool per array of ``of``. It returns the outputs, the
-            gradients and the ``extra`` arrays. The first output is the loss; the others are constants.
+        outputs: number of outputs in front of the gradients: the loss, then constants.
         incoming: name of the gradient that comes in.
-        constants: error text that refuses a gradient of another array.
-        extra: dtypes of further arrays that a backward reads. Their shapes follow those of the outputs.
         reads: number of options that are passed to ``scale`` and ``along``.
         scale: a function that returns gradients. Its arguments are a function that calls operators, the incoming
             gradient, what the forward kept and those options.
@@ -86,16 +77,15 @@ class Kept:
             those options.
     """
 
-    of: tuple[int, ...]
-    native: Native
+    outputs: int
     incoming: str = "d_loss"
-    constants: str = ""
-    extra: tuple[str, ...] = ()
     reads: int = 0
     scale: Callable[..., Sequence[Any]] = products
     along: Callable[..., Any] = sum_of_products
 
-    allows = staticmethod(_always)
+
+def _always(i: int, how: tuple[Any, ...]) -> bool:
+    return True
 
 
 @dataclass(slots=True)
@@ -136,11 +126,13 @@ class Composed:
         beside: position of an array whose gradient is cheap, and computed whenever that of ``accumulates`` is.
         batch: a function of torch.func's info, dimensions, inputs and a call. It returns outputs with the batch in
             front, and their dimensions. None: one call for each element.
-        constants: words that refuse a gradient or a tangent of another array; "" takes those of every operator. With
-            None, other arrays are results of a forward, whose derivatives come through ``of``.
+        constants: words that refuse a gradient of another array; "" takes those of every operator. With None, other
+            arrays are results of a forward, whose derivatives come through ``of``.
         allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
         likes: positions of arrays whose :class:`Like` a backward reads in front of what was kept.
-        is_linear: whether the operator is linear in the arrays ``of``, as :func:`linear` says.
+        reads_kept: whether ``tangents`` reads what a backward reads, instead of the arrays ``of`` and ``reads``.
+        loss: what :func:`kept` says.
+        no_tangent: words that refuse a tangent of another array; "" takes those of every operator.
         dims: most dimensions that kernels read at any stride; the last must be contiguous.
         as_kept: whether ``backward`` reads kept arrays with any strides, so that a trace copies none, and incoming
             gradients unchanged. Otherwise, incoming gradients are cast to the dtype of the first kept array.
@@ -161,7 +153,9 @@ class Composed:
     constants: str | None = None
     allows: Callable[[int, tuple[Any, ...]], bool] = _always
     likes: tuple[int, ...] = ()
-    is_linear: bool = False
+    reads_kept: bool = False
+    loss: Loss | None = None
+    no_tangent: str = ""
     dims: int = 3
     as_kept: bool = False
 
@@ -183,9 +177,27 @@ def linear(
     def tangents(call: Any, given: Any, arrays: Any, how: Any) -> Sequence[Any]:
         return along(call, given, arrays, how, None)
 
-    more |= {"backward": along, "tangents": tangents, "constants": constants, "reads": reads, "is_linear": True}
+    more |= {"backward": along, "tangents": tangents, "constants": constants, "reads": reads, "reads_kept": True}
+    more |= {"no_tangent": constants.replace("gets no gradient", "carries no tangent")}
     more |= {"asked": lambda arrays, how: True, "kept": lambda arrays, outputs: [arrays[i] for i in reads]}
     return Composed(of, likes=of, as_kept=True, **more)
+
+
+def kept(of: tuple[int, ...], loss: Loss, constants: str = "") -> Composed:
+    """Derivatives of a loss whose forward also computes its gradients.
+
+    ``native`` takes further options: for each array ``of``, whether its gradient is wanted. Without these options it
+    computes the gradients of all arrays that are present.
+    """
+
+    def tangents(call: Any, given: Any, arrays: Any, how: Any) -> Sequence[Any]:
+        return (loss.along(given, arrays[: -len(of)], how[: loss.reads]),)
+
+    def read(arrays: Any, outputs: Any) -> Sequence[Any]:
+        return *outputs[loss.outputs :], *(arrays[i] for i in of)
+
+    more: dict[str, Any] = {"incoming": (loss.incoming,), "kept": read, "reads_kept": True, "as_kept": True}
+    return Composed(of, loss=loss, tangents=tangents, constants=constants, **more)
 
 
 class Declared:
@@ -226,7 +238,7 @@ class Operator:
         outputs: Callable[[Sequence[Any], tuple[Any, ...]], Sequence[Any]] | None = None,
         dtypes: tuple[Dtype, ...] = ("float32",),
         native: Native | None = None,
-        gradient: Kept | Composed | None = None,
+        gradient: Composed | None = None,
         schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = lambda how: how,
         follows: bool = False,
         casts: tuple[int, ...] = (),
@@ -244,8 +256,7 @@ class Operator:
             dtypes: one for each output: a name; None for that of the leading array; or the position of an array. It may
                 also be a function of the options that returns the extension's number or None.
             native: a function of arrays, options, allocate and stream. It returns the outputs, or None where it writes
-                arrays instead. If left out, the function of :class:`Kept` serves, or without one the extension's
-                function of the operator's name.
+                arrays instead. If left out, the extension's function of the operator's name.
             gradient: None for an operator without gradients, which treats its inputs as detached.
             schema_options: a function that returns options in the schema's form, if ``native`` takes others as well.
                 None: :class:`Declared` checks them by the types that ``options`` declares.
@@ -268,10 +279,7 @@ class Operator:
         self.num_options = options.count(",") + 1 if options else 0
         self.has_numbers = any(a.number for a in self.arrays)
         self.written = tuple(i for i, a in enumerate(self.arrays) if a.written)
-        if native is None and isinstance(gradient, Kept):
-            of_loss, none = gradient.native, (False,) * len(gradient.of)
-            native = lambda arrays, how, *tail: of_loss(arrays, how, none, *tail)[: len(dtypes)]  # noqa: E731
-        elif native is None and len(dtypes) == 1:
+        if native is None and len(dtypes) == 1:
             native = lambda arrays, how, *tail: (getattr(_C, name)(*arrays, *how, *tail),)  # noqa: E731
         elif native is None:
             native = lambda arrays, how, *tail: getattr(_C, name)(*arrays, *how, *tail)  # noqa: E731

@@ -11,7 +11,7 @@ from torch import Tensor
 from . import _in_graph, _torch
 from ._dispatch import count_write
 from ._native import module as _C
-from ._operator import Kept, Operator
+from ._operator import Operator
 from ._schema import as_schema, is_number, title
 from ._torch import (
     apply_function,
@@ -46,10 +46,8 @@ def applied(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[
     else:
         found = apply_function(getattr(_ops, op.name), title(op), *arrays, *how, more=more)
     outputs = found if isinstance(found, tuple) else (found,)
-    there = [shape is not None for shape in op.outputs(arrays, how)]
-    if isinstance(op.gradient, Kept):
-        there[len(op.dtypes) : len(op.dtypes)] = [arrays[i] is not None for i in op.gradient.of]
-    return tuple(o if is_there else None for o, is_there in zip(outputs, there, strict=True))
+    shapes = op.outputs(arrays, how)
+    return tuple(None if shape is None else o for o, shape in zip(outputs, shapes, strict=True))
 
 
 def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:

@@ -267,11 +267,13 @@ def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = N
 
 def _is_direct(tensors: list[Any], *others: Any) -> bool:
     """Whether a call with torch tensors goes directly to the extension, with any number of tensors at once."""
-    engine = _call.engine()
-    if engine.wants_grad(*tensors) or not engine.is_direct(*tensors, *others):
+    _call.engine()
+    from .. import _torch
+
+    if _torch.wants_grad(*tensors) or not _torch.is_direct(*tensors, *others):
         return False
-    engine.device_type(tensors[0], "tensors")
-    engine.prepare(tensors[0])
+    _torch.device_type(tensors[0], "tensors")
+    _torch.prepare(tensors[0])
     return True
 
 

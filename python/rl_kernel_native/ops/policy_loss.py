@@ -9,7 +9,7 @@ from typing import Any
 from .._call import call, call_with_gradients
 from .._metrics import MetricVector
 from .._native import functions
-from .._operator import Array, Kept, Operator
+from .._operator import Array, Loss, Operator, kept
 from .._semantics import LogprobSemantics, require_same_semantics
 from .._token_weight import weighed
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
@@ -98,6 +98,7 @@ class PolicyGradients(NamedTuple, Generic[ArrayT]):
     d_entropy: ArrayT | Any
 
 
+_NO_GRADIENTS = (False, False)
 _IMPORTANCE_FIELD, _GIVEN = 27, 4.0  # index among a spec's numbers; the importance whose weights are the caller's
 
 
@@ -107,12 +108,18 @@ def _importance_name(how: tuple[Any, ...], _: Any) -> str:
     return "importance_weight" if gives else "rollout_logprob"
 
 
-def _native(arrays: Any, how: tuple[Any, ...], wanted: tuple[bool, ...], *tail: Any) -> Any:
-    spec, value, ratio_metrics = how
+def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
+    spec, value, ratio_metrics, *given = how
+    wanted = given or [x is not None for x in arrays[:2]]
     packed = spec.packed if isinstance(spec, PolicySpec) else struct.pack(f"{len(spec)}d", *spec)
     logprob, entropy, *others, selected, token_weight, denominator = arrays
     operands = (logprob, *others, entropy, selected, token_weight)
     return _C.policy_loss(*operands, packed, value or denominator, ratio_metrics, *wanted, *tail)
+
+
+def _shapes(arrays: Any, how: tuple[Any, ...]) -> tuple[Any, ...]:
+    metrics = len(_WITH_RATIO if how[2] else METRICS)
+    return (), (metrics,), *(None if x is None else x.shape for x in arrays[:2])
 
 
 # spec: a PolicySpec, or in a schema its numbers. denominator_value: 0 for none.
@@ -132,9 +139,10 @@ _POLICY_LOSS = Operator(
         Array("denominator", optional=True, is_float32=True),
     ),
     "float[] spec, float denominator_value, bool ratio_metrics",
-    outputs=lambda arrays, how: ((), (len(_WITH_RATIO if how[2] else METRICS),)),
-    dtypes=("float32",) * 2,
-    gradient=Kept(of=(0, 1), native=_native),
+    outputs=_shapes,
+    dtypes=("float32",) * 4,
+    native=_native,
+    gradient=kept((0, 1), Loss(outputs=2)),
     schema_options=lambda how: (list(how[0].numbers), *how[1:]),
 )  # fmt: skip
 
@@ -221,7 +229,7 @@ def policy_loss(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
         entropy, selected, token_weight, denominator, ratio_metrics,
     )  # fmt: skip
-    loss, vector = call(_POLICY_LOSS, operands, how)
+    loss, vector, *_ = call(_POLICY_LOSS, operands, how + _NO_GRADIENTS)
     return PolicyLoss(loss, PolicyMetrics(vector, ratio_metrics))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from .. import _call, _check
 from .._metrics import MetricVector
 from .._native import functions
-from .._operator import Kept, Operator
+from .._operator import Loss, Operator, kept
 from .._types import AnyArray, ArrayT, Generic, NamedTuple, PreferenceKind
 from ..contract import OF_TOKENS, Bound, Row, add_rows
 from ..reference.preference_loss import preference_loss_reference
@@ -55,7 +55,8 @@ class PreferenceLoss(NamedTuple, Generic[ArrayT]):
 
 def _shapes_of(arrays: Any, how: tuple[Any, ...]) -> tuple[Any, ...]:
     w, l = (a.shape[0] for a in arrays[:2])  # noqa: E741
-    return (w + l if how[0] == KTO else w,), (w,), (l,), (len(METRICS),), (2, w) if how[1] != UNSORTED else None
+    ranks = (2, w) if how[1] != UNSORTED else None
+    return (w + l if how[0] == KTO else w,), (w,), (l,), (len(METRICS),), (w,), (l,), ranks
 
 
 def _scale(call: Any, dlosses: Any, kept: Any, how: tuple[Any, ...]) -> Any:
@@ -84,17 +85,12 @@ _FORWARD = Operator(
     (*NAMES[:2], *(f"{name}?" for name in NAMES[2:])),
     "int kind, int sort, int score, int average, float[] numbers",
     outputs=_shapes_of,
-    dtypes=("float32",) * 4,
-    native=lambda arrays, how, *tail: _C.preference_loss(*arrays, *how, *tail),
-    gradient=Kept(
-        of=(0, 1),
-        native=lambda arrays, how, wanted, *tail: _C.preference_loss(*arrays, *how, *tail),
-        incoming="dlosses",
+    dtypes=("float32",) * 6 + ("int32",),
+    native=lambda arrays, how, *tail: _C.preference_loss(*arrays, *how[:5], *tail),
+    gradient=kept(
+        (0, 1),
+        Loss(outputs=4, incoming="dlosses", reads=2, scale=_scale, along=_along),
         constants="is a constant of the loss and gets no gradient",
-        extra=("int32",),
-        reads=2,
-        scale=_scale,
-        along=_along,
     ),
 )
 _BACKWARD = Operator(

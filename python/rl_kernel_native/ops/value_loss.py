@@ -9,7 +9,7 @@ from .. import _check, _dispatch
 from .._call import call, call_with_gradients
 from .._metrics import MetricVector
 from .._native import functions
-from .._operator import Array, Kept, Operator
+from .._operator import Array, Loss, Operator, kept
 from .._token_weight import weighed
 from .._types import Aggregation, AnyArray, ArrayT, Generic, NamedTuple
 from ..contract import LOSS, OF_TOKENS, SLOPE_OF_TOKEN, SUMMED_METRICS, Row, add_rows
@@ -79,9 +79,12 @@ class ValueGradients(NamedTuple, Generic[ArrayT]):
     d_value: ArrayT
 
 
-def _native(arrays: Any, how: tuple[Any, ...], wanted: tuple[bool, ...], *tail: Any) -> Any:
-    *numbers, number_given = how
-    return _C.value_loss(*arrays[:6], *numbers, number_given or arrays[6], *wanted, *tail)
+_NO_GRADIENT = (False,)
+
+
+def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
+    *numbers, number_given = how[:7]
+    return _C.value_loss(*arrays[:6], *numbers, number_given or arrays[6], *(how[7:] or (True,)), *tail)
 
 
 # clip and huber: infinite for none. denominator_kind: the contract's number. denominator_value: 0 for none.
@@ -98,9 +101,10 @@ _VALUE_LOSS = Operator(
     ),
     "float clip, float huber, int denominator_kind, bool sequence_mean, float horizon, float scale, "
     "float denominator_value",
-    outputs=lambda arrays, how: ((), (len(METRICS),)),
-    dtypes=("float32",) * 2,
-    gradient=Kept(of=(0,), native=_native),
+    outputs=lambda arrays, how: ((), (len(METRICS),), arrays[0].shape),
+    dtypes=("float32",) * 3,
+    native=_native,
+    gradient=kept((0,), Loss(outputs=2)),
 )
 
 
@@ -165,7 +169,7 @@ def value_loss(
         value, old_value, returns, mask, cu_seqlens, clip, loss_type, huber_delta, aggregation, count_empty, horizon,
         scale, dp_size, token_weight, denominator,
     )  # fmt: skip
-    loss, vector = call(_VALUE_LOSS, operands, how)
+    loss, vector, *_ = call(_VALUE_LOSS, operands, how + _NO_GRADIENT)
     return ValueLoss(loss, ValueMetrics(vector))
 
 
