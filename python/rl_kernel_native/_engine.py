@@ -27,7 +27,7 @@ from ._run import (
     straight,
     traced,
 )
-from ._schema import apart, dtype_of, operand, schema, title
+from ._schema import apart, dtype_of, schema, title
 from ._torch import (
     autocast,
     device_type,
@@ -36,6 +36,7 @@ from ._torch import (
     is_compiling,
     is_grad_enabled,
     is_read_by_dynamo,
+    memory,
     prepare,
     require_dense,
     wants_grad,
@@ -87,7 +88,7 @@ def _register(op: Operator) -> None:
                 raise ValueError(f"{op.arrays[i].name}: has torch's negative bit; call .resolve_neg()")
         first = arrays[op.leads]
         prepare(first)
-        found = native(tuple(map(operand, arrays)), how) or ()
+        found = native(tuple(map(memory, arrays)), how) or ()
         for i in op.written:
             count_write(arrays[i])
         named = zip(found, dtypes, strict=True)
@@ -106,7 +107,7 @@ def _register(op: Operator) -> None:
 
     differentiable = None if op.gradient is None else functools.partial(_in_graph.apply, title(op))
     implement(op.name, kernel, differentiable)
-    fake(op.name)(shapes)
+    fake(op.name, shapes)
     if (flops := op.flops) is not None:
         register_flop_formula(getattr(_ops, op.name))(lambda *given, **_: flops(*given))
     if op.gradient is None and not op.written:
@@ -121,7 +122,7 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
     if op.casts and is_autocasting():
         arrays = _cast(op, arrays)
     of = op.gradient
-    if op.arrays[-1].is_float32:
+    if op.has_float32:
         arrays = _of_float32(op, arrays)
     wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients(arrays)  # bit i: of array i; negative: not direct
     if op.in_context:

@@ -14,7 +14,6 @@ from . import _check
 from ._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
 from ._native import module as _C
 
-Native = Callable[..., Any]
 Dtype = str | int | Callable[[tuple[Any, ...]], int | None] | None
 
 OPERATORS: list[Operator] = []  # all of them, in the order of their modules
@@ -28,7 +27,7 @@ class Array:
         name: its name in the schema, and in errors unless ``called`` gives another.
         called: its name in errors, from the options and, if they are known, the arrays.
         written: whether the operator writes it; the operator then allocates no outputs.
-        is_float32: whether a real number on the device, of any dtype, is cast to float32.
+        is_float32: whether a real number on the device, of any dtype, is cast to float32; for the last array alone.
         number: the schema's type of a number that may replace the array; the schema has both.
     """
 
@@ -226,67 +225,64 @@ def _declared(kind: str, name: str, x: Any) -> Any:
     return x
 
 
+@dataclass(eq=False)
 class Operator:
-    """One operator. Arrays and options always stand in the order of its description."""
+    """One operator. Arrays and options always stand in the order of its description.
 
-    def __init__(
-        self,
-        name: str,
-        arrays: tuple[Array | str, ...],
-        options: str,
-        *,
-        outputs: Callable[[Sequence[Any], tuple[Any, ...]], Sequence[Any]] | None = None,
-        dtypes: tuple[Dtype, ...] = ("float32",),
-        native: Native | None = None,
-        gradient: Composed | None = None,
-        schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = lambda how: how,
-        follows: bool = False,
-        casts: tuple[int, ...] = (),
-        leads: int = 0,
-        sharded: str = "",
-        flops: Callable[..., int] | None = None,
-        main_grad_call: str = "",
-    ) -> None:
-        """
-        Args:
-            arrays: operands, or names of operands about which there is no more to say.
-            options: the options in the schema's form.
-            outputs: a function of arrays and options that returns each output's shape, or None for an output that is
-                not asked for. If left out, every output has the shape of the leading array.
-            dtypes: one for each output: a name; None for that of the leading array; or the position of an array. It may
-                also be a function of the options that returns the extension's number or None.
-            native: a function of arrays, options, allocate and stream. It returns the outputs, or None where it writes
-                arrays instead. If left out, the extension's function of the operator's name.
-            gradient: None for an operator without gradients, which treats its inputs as detached.
-            schema_options: a function that returns options in the schema's form, if ``native`` takes others as well.
-                None: :class:`Declared` checks them by the types that ``options`` declares.
-            follows: whether it has the numbers of its forward for the options ``exp`` and ``unit``.
-            casts: positions of the operands of a matrix product, which torch.autocast casts.
-            leads: position of the array whose device and framework the others must have.
-            sharded: end of the error for a DTensor, which names the call to use instead.
-            flops: a function of the arrays' shapes that returns the count for torch's FlopCounterMode.
-            main_grad_call: the function that takes a main_grad for callers without autograd.
-        """
-        self.name, self.arrays, self.options = name, tuple(map(Array.of, arrays)), options
-        self.outputs = outputs or (lambda arrays, how: (arrays[leads].shape,) * len(dtypes))
-        self.dtypes, self.gradient = dtypes, gradient
-        self.schema_options, self.leads = schema_options or Declared(options), leads
-        names = options.split(", ")
+    Attributes:
+        arrays: operands. A description may give the names of those about which there is no more to say.
+        options: the options in the schema's form.
+        outputs: a function of arrays and options that returns each output's shape, or None for an output that is not
+            asked for. If left out, every output has the shape of the leading array.
+        dtypes: one for each output: a name; None for that of the leading array; or the position of an array. It may
+            also be a function of the options that returns the extension's number or None.
+        native: a function of arrays, options, allocate and stream. It returns the outputs, or None where it writes
+            arrays instead. If left out, the extension's function of the operator's name.
+        gradient: None for an operator without gradients, which treats its inputs as detached.
+        schema_options: a function that returns options in the schema's form, if ``native`` takes others as well. None:
+            :class:`Declared` checks them by the types that ``options`` declares.
+        follows: whether it has the numbers of its forward for the options ``exp`` and ``unit``.
+        casts: positions of the operands of a matrix product, which torch.autocast casts.
+        leads: position of the array whose device and framework the others must have.
+        sharded: end of the error for a DTensor, which names the call to use instead.
+        flops: a function of the arrays' shapes that returns the count for torch's FlopCounterMode.
+        main_grad_call: the function that takes a main_grad for callers without autograd.
+        function: the Function of eager calls, once the engine has registered the operator.
+    """
+
+    name: str
+    arrays: Any
+    options: str
+    outputs: Any = None
+    dtypes: tuple[Dtype, ...] = ("float32",)
+    native: Any = None
+    gradient: Composed | None = None
+    schema_options: Any = lambda how: how
+    follows: bool = False
+    casts: tuple[int, ...] = ()
+    leads: int = 0
+    sharded: str = ""
+    flops: Callable[..., int] | None = None
+    main_grad_call: str = ""
+    function: Any = None
+
+    def __post_init__(self) -> None:
+        self.arrays, names = tuple(map(Array.of, self.arrays)), self.options.split(", ")
+        self.outputs = self.outputs or (lambda arrays, how: (arrays[self.leads].shape,) * len(self.dtypes))
+        self.schema_options = self.schema_options or Declared(self.options)
         self.in_context = tuple((i, name) for i, name in enumerate(names) if name in ("int exp", "int unit"))
         self.has_exp = "int exp" in names
-        self.sharded, self.flops, self.follows, self.casts = sharded, flops, follows, casts
-        self.main_grad_call = main_grad_call
-        self.num_options = options.count(",") + 1 if options else 0
+        self.num_options = len(names) if self.options else 0
         self.has_numbers = any(a.number for a in self.arrays)
+        self.has_float32 = self.arrays[-1].is_float32
         self.written = tuple(i for i, a in enumerate(self.arrays) if a.written)
-        if native is None and len(dtypes) == 1:
-            native = lambda arrays, how, *tail: (getattr(_C, name)(*arrays, *how, *tail),)  # noqa: E731
-        elif native is None:
-            native = lambda arrays, how, *tail: getattr(_C, name)(*arrays, *how, *tail)  # noqa: E731
-        self.native: Native = native
-        self.function: Any = None  # the Function of eager calls, once the engine has registered the operator
+        name = self.name
+        if self.native is None and len(self.dtypes) == 1:
+            self.native = lambda arrays, how, *tail: (getattr(_C, name)(*arrays, *how, *tail),)
+        elif self.native is None:
+            self.native = lambda arrays, how, *tail: getattr(_C, name)(*arrays, *how, *tail)
         # Bit i: array i may have a gradient, with any options.
-        of = gradient.of if gradient is not None and gradient.allows is _always else ()
+        of = self.gradient.of if self.gradient is not None and self.gradient.allows is _always else ()
         self.differentiable = sum(1 << i for i in of)
         OPERATORS.append(self)
 

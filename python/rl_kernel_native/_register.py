@@ -43,14 +43,9 @@ def define(schema: str) -> None:
     LIBRARY.define(f"{name}({arguments}) -> {results}")
 
 
-def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates an operator's fake kernel."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        torch.library.register_fake(f"rl_kernel_native::{name}", _known(name, function, _unknown), lib=LIBRARY)
-        return function
-
-    return decorate
+def fake(name: str, kernel: Callable[..., Any]) -> None:
+    """Registers an operator's fake kernel."""
+    torch.library.register_fake(f"rl_kernel_native::{name}", _known(name, kernel, _unknown), lib=LIBRARY)
 
 
 def implement(name: str, kernel: Any, differentiable: Any = None) -> None:

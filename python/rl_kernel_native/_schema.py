@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ._operator import Operator
-from ._torch import DTYPES, memory
+from ._torch import DTYPES
 
 
 def title(op: Operator) -> str:
@@ -69,7 +68,3 @@ def dtype_of(entry: Any, how: tuple[Any, ...], arrays: Sequence[Any]) -> Any:
         found = entry(how)
         return DTYPES[found] if type(found) is int else found
     return entry
-
-
-def operand(x: Any) -> Any:
-    return memory(x) if isinstance(x, Tensor) else x

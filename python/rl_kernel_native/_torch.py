@@ -142,9 +142,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def memory(tensor: Any) -> Any:
-    """A kernel's operand: the tensor with its numbers in memory; None passes."""
-    return tensor if tensor is None else tensor.resolve_neg().detach()
+def memory(x: Any) -> Any:
+    """A kernel's operand: a tensor with its numbers in memory; any other value passes."""
+    return x.resolve_neg().detach() if isinstance(x, Tensor) else x
 
 
 def rows_of(tensor: Tensor) -> Tensor:

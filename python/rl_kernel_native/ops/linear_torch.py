@@ -71,10 +71,12 @@ def _tree_sum_kernel(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> 
 implement("tree_sum", _tree_sum_kernel, lambda parts, bias, out_dtype: apply("TreeSum", bias, out_dtype, *parts))
 
 
-@fake("tree_sum")
 def _tree_sum_fake(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
     check(_tree_sum_kernel, parts, bias, out_dtype)
     return parts[0].new_empty(parts[0].shape, dtype=out_dtype)
+
+
+fake("tree_sum", _tree_sum_fake)
 
 
 @callable_in_graph
