@@ -1,6 +1,5 @@
 // Bindings of the operators over tokens.
 #include <cstring>
-#include <vector>
 
 #include "call.h"
 #include "linear_args.h"
@@ -43,9 +42,8 @@ RLK_FUNCTION(covariance_mask, (logprob, old_logprob, advantage, mask, cu_seqlens
              double upper, double clip_low, double clip_high, std::int64_t seed) {
   const bool entropy = static_cast<CovarianceKind>(kind) == CovarianceKind::kEntropy;
   TokenArguments tokens(frame, logprob, entropy ? "entropy" : "logprob", cu_seqlens);
-  auto p = tokens.params<CovarianceMaskParams>(mask);
+  auto p = tokens.params(mask, &CovarianceMaskParams::logprob);
   require(p.sequences.num_slots() < std::int64_t{1} << 32, tokens.array(), "fewer than 2^32 elements");
-  p.logprob = tokens.first();
   RLK_FILL(p, tokens.optional, old_logprob)
   if (!entropy) p.advantage = tokens.required(advantage, "advantage", true);
   RLK_FILL(p, as_given, kind, ratio, lower, upper, clip_low, clip_high, seed)
@@ -59,10 +57,12 @@ float read_share(nb::handle value, const char* name) {
 }
 
 // Returns (advantages or None, returns).
-nb::object run_gae(Frame* frame, GaeParams p, TokenArguments* tokens, nb::handle mask, nb::handle bootstrap) {
+nb::object run_gae(Frame* frame, GaeKind kind, GaeParams p, TokenArguments* tokens, nb::handle mask,
+                   nb::handle bootstrap) {
   const VectorArgument boots(frame, bootstrap, "bootstrap", kFloat32, tokens->sequences().num_sequences,
                              "num_sequences", tokens->device());
   boots.require_contiguous();
+  p.kind = kind;
   p.sequences = tokens->sequences();
   fill(&p.rewards, tokens->first());
   p.mask = tokens->mask(mask);
@@ -76,28 +76,30 @@ nb::object run_gae(Frame* frame, GaeParams p, TokenArguments* tokens, nb::handle
 
 RLK_FUNCTION(gae, (rewards, values, mask, cu_seqlens, bootstrap, gamma, lam)) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  GaeParams p{.kind = GaeKind::kGae};
+  GaeParams p;
   RLK_FILL(p, tokens.optional, values)
   RLK_FILL(p, read_share, gamma, lam)
-  return run_gae(frame, p, &tokens, mask, bootstrap);
+  return run_gae(frame, GaeKind::kGae, p, &tokens, mask, bootstrap);
 }
 
 RLK_FUNCTION(discounted_returns, (rewards, mask, cu_seqlens, gamma), bool reset) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  GaeParams p{.kind = GaeKind::kDiscountedReturns, .reset = reset};
+  GaeParams p;
+  RLK_FILL(p, as_given, reset)
   RLK_FILL(p, read_share, gamma)
-  return run_gae(frame, p, &tokens, mask, nb::none());
+  return run_gae(frame, GaeKind::kDiscountedReturns, p, &tokens, mask, nb::none());
 }
 
 RLK_FUNCTION(vtrace,
              (rewards, values, logprob, rollout_logprob, mask, cu_seqlens, bootstrap, gamma, lam, rho_bar, c_bar),
              bool rollout_neutral) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  GaeParams p{.kind = GaeKind::kVtrace, .rollout_neutral = rollout_neutral};
+  GaeParams p;
+  RLK_FILL(p, as_given, rollout_neutral)
   RLK_FILL(p, tokens.optional, values, logprob, rollout_logprob)
   RLK_FILL(p, read_share, gamma, lam)
   RLK_FILL(p, read_positive, rho_bar, c_bar)
-  return run_gae(frame, p, &tokens, mask, bootstrap);
+  return run_gae(frame, GaeKind::kVtrace, p, &tokens, mask, bootstrap);
 }
 
 // Returns (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's
@@ -139,13 +141,12 @@ RLK_FUNCTION(group_advantage, (rewards, group_offsets, group_ids, lengths, basel
 // Returns (weights, kept, metrics or None).
 RLK_FUNCTION(importance_weights, (logprob, rollout_logprob, mask, cu_seqlens, spec), bool return_metrics) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
-  auto p = tokens.params<ImportanceWeightsParams>(mask);
+  auto p = tokens.params(mask, &ImportanceWeightsParams::logprob);
   ImportanceSpec& s = p.spec;
   unpack(spec, "24 doubles", &s.level, &s.zero_outside, &s.normalize, &s.low, &s.high, &s.limit, &s.token.k1_low,
          &s.token.k1_high, &s.token.k2, &s.token.k3, &s.sum.k1_low, &s.sum.k1_high, &s.sum.k2, &s.sum.k3,
          &s.mean.k1_low, &s.mean.k1_high, &s.mean.k2, &s.mean.k3, &s.most.k1_low, &s.most.k1_high, &s.most.k2,
          &s.most.k3, &s.veto_below, &s.rollout_neutral);
-  p.logprob = tokens.first();
   p.rollout_logprob = tokens.required(rollout_logprob, "rollout_logprob");
   return Results("importance_weights", tokens.array(), frame)
       .each(tokens.shape(), true, &p.weights, &p.kept)
@@ -158,10 +159,9 @@ RLK_FUNCTION(importance_weights, (logprob, rollout_logprob, mask, cu_seqlens, sp
 RLK_FUNCTION(kl, (logprob, ref_logprob, weight, mask, d_kl), int estimator, bool straight_through, int weight_kind,
              double input_limit, double limit, bool return_d_logprob, bool return_d_importance_weight) {
   TokenArguments tokens(frame, logprob, "logprob", nb::none());
-  auto p = tokens.params<KlParams>(mask);
+  auto p = tokens.params(mask, &KlParams::logprob);
   p.spec = {static_cast<KlEstimator>(estimator), straight_through, static_cast<KlWeight>(weight_kind),
             static_cast<float>(input_limit), static_cast<float>(limit)};
-  p.logprob = tokens.first();
   RLK_FILL(p, tokens.required, ref_logprob)
   p.weight = tokens.optional(weight, p.spec.weight == KlWeight::kOldLogprob ? "old_logprob" : "importance_weight");
   p.d_kl = tokens.optional(d_kl, "d_kl");
@@ -176,8 +176,7 @@ RLK_FUNCTION(kl, (logprob, ref_logprob, weight, mask, d_kl), int estimator, bool
 // Returns (y, mean or None, var or None).
 RLK_FUNCTION(masked_whiten, (x, mask, cu_seqlens, eps), bool shift_mean, bool unbiased, bool return_stats) {
   TokenArguments tokens(frame, x, "x", cu_seqlens);
-  auto p = tokens.params<MaskedWhitenParams>(mask);
-  fill(&p.x, tokens.first());
+  auto p = tokens.params(mask, &MaskedWhitenParams::x);
   RLK_FILL(p, read_positive, eps)
   RLK_FILL(p, as_given, shift_mean, unbiased)
   p.y = tokens.output();
@@ -189,8 +188,7 @@ RLK_FUNCTION(masked_whiten, (x, mask, cu_seqlens, eps), bool shift_mean, bool un
 
 RLK_FUNCTION(mismatch_metrics, (logprob_train, logprob_rollout, mask, cu_seqlens), double limit, bool rollout_neutral) {
   TokenArguments tokens(frame, logprob_train, "logprob_train", cu_seqlens);
-  auto p = tokens.params<MismatchMetricsParams>(mask);
-  p.logprob_train = tokens.first();
+  auto p = tokens.params(mask, &MismatchMetricsParams::logprob_train);
   RLK_FILL(p, tokens.required, logprob_rollout)
   RLK_FILL(p, as_given, limit, rollout_neutral)
   return Results("mismatch_metrics", tokens.array(), frame)
@@ -202,8 +200,7 @@ RLK_FUNCTION(mismatch_metrics, (logprob_train, logprob_rollout, mask, cu_seqlens
 RLK_FUNCTION(optimal_token_baseline, (logprob, rewards, sum_p_sq, mask, importance, cu_seqlens, group_offsets),
              std::int64_t group_size, bool zero_tail, nb::handle eps) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
-  auto p = tokens.params<OptimalTokenBaselineParams>(mask);
-  p.logprob = tokens.first();
+  auto p = tokens.params(mask, &OptimalTokenBaselineParams::logprob);
   p.rewards = tokens.required(rewards, "rewards", true);
   p.sum_p_sq = tokens.required(sum_p_sq, "sum_p_sq");
   p.importance = tokens.optional(importance, "importance_weight", true);
@@ -236,9 +233,8 @@ RLK_FUNCTION(policy_loss, (logprob, old_logprob, advantage, mask, cu_seqlens, re
              bool return_d_logprob, bool return_d_entropy) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
   require_given(mask, "mask");
-  auto p = tokens.params<PolicyLossParams>(mask);
+  auto p = tokens.params(mask, &PolicyLossParams::logprob);
   read_policy_spec(spec, p.spec);
-  p.logprob = tokens.first();
   RLK_FILL(p, tokens.optional, old_logprob)
   p.advantage = tokens.required(advantage, "advantage", true);
   RLK_FILL(p, tokens.optional, ref_logprob)
@@ -341,8 +337,7 @@ RLK_FUNCTION(sequence_logprob_backward, (dsum, mask, cu_seqlens), std::int64_t n
   p.num_tokens = num_tokens;
   p.dtype = static_cast<DType>(code);
   require_shape(!is_flat || packed || p.num_sequences == 1, in, "shape [1] (one sequence)");
-  std::vector<std::int64_t> shape{num_tokens};
-  if (!packed && !is_flat) shape.insert(shape.begin(), p.num_sequences);
+  const Sizes shape = packed || is_flat ? Sizes{num_tokens} : Sizes{p.num_sequences, num_tokens};
   p.mask = read_mask(frame, mask, shape, "logprob", in->device);
   return Results("sequence_logprob", in, frame)
       .add(&p.d_logprob, shape, p.dtype)
@@ -393,8 +388,7 @@ RLK_FUNCTION(loss_mask_from_spans, (given, span_offsets, cu_seqlens), std::int64
   p.num_tokens = num_tokens;
   p.num_spans = in->shape[0];
   p.dtype = in->dtype;
-  std::vector<std::int64_t> shape{num_tokens};
-  if (!packed) shape.insert(shape.begin(), p.num_sequences);
+  const Sizes shape = packed ? Sizes{num_tokens} : Sizes{p.num_sequences, num_tokens};
   return Results("shift_labels_packed", in, frame).add(&p.mask, shape).run(rlk::loss_mask_from_spans, p);
 }
 
@@ -419,10 +413,9 @@ RLK_FUNCTION(value_loss, (value, old_value, returns, mask, cu_seqlens, token_wei
              int denominator_kind, bool sequence_mean, double horizon, double scale, nb::handle denominator,
              bool return_d_value) {
   TokenArguments tokens(frame, value, "value", cu_seqlens);
-  auto p = tokens.params<ValueLossParams>(mask);
+  auto p = tokens.params(mask, &ValueLossParams::value);
   fill(&p.spec.denominator, denominator_kind);
   RLK_FILL(p.spec, as_given, clip, huber, sequence_mean, horizon, scale)
-  p.value = tokens.first();
   RLK_FILL(p, tokens.optional, old_value)
   RLK_FILL(p, tokens.required, returns)
   RLK_FILL(p, tokens.optional, token_weight)

@@ -42,6 +42,10 @@ struct GroupsArgument {
 // Dtypes of the first array, which gives the others their shape.
 enum class TokenKind { kFloat32, kFloats, kIntegers, kMask };
 
+// Sets a field of params to one value per token.
+inline void fill(PolicyTokens* tokens, const PolicyTokens& a) { *tokens = a; }
+inline void fill(TokenArray<const float>* rows, const PolicyTokens& a) { *rows = {a.data, a.sequence_stride}; }
+
 // Arrays over the tokens of padded or packed sequences: [num_sequences, num_tokens], [num_tokens] with cu_seqlens, or
 // [num_tokens] for one sequence. Tokens are contiguous. The first array decides which form it is.
 class TokenArguments {
@@ -63,12 +67,13 @@ class TokenArguments {
   PolicyTokens optional(nb::handle object, const char* name, bool per_sequence = false);
   PolicyTokens required(nb::handle object, const char* name, bool per_sequence = false);
   TokenMask mask(nb::handle object, const char* name = "mask");  // None: every token counts
-  // Params with the sequences and the mask.
-  template <class Params>
-  Params params(nb::handle mask_object) {
+  // Params with the sequences, the mask, and the first array in the field `to`.
+  template <class Params, class Field>
+  Params params(nb::handle mask_object, Field Params::*to) {
     Params p;
     p.sequences = sequences_;
     p.mask = mask(mask_object);
+    fill(&(p.*to), first());
     return p;
   }
   // Sets the first array and its sequences in params that have no Sequences.
@@ -93,9 +98,6 @@ class TokenArguments {
   const Array& first_;
   Sequences sequences_;
 };
-
-// One value per token, as rows of a padded or a packed array.
-inline void fill(TokenArray<const float>* rows, const PolicyTokens& a) { *rows = {a.data, a.sequence_stride}; }
 
 constexpr Dtypes kCounts{set_of({DType::kInt32, DType::kInt64, DType::kFloat32}), "int32, int64 or float32"};
 
