@@ -161,6 +161,15 @@ int main(int argc, char** argv) {
   c.name = "input, hugging face";
   c.per_pair = c.ids = false;
   cases.push_back(c);
+  c.name = "columns, hugging face";
+  c.round_products = false;
+  cases.push_back(c);
+  c.name = "columns, hugging face, heads first";
+  c.heads_first = true;
+  cases.push_back(c);
+  c.name = "input, hugging face, heads first";
+  c.round_products = true;
+  cases.push_back(c);
   cases.push_back({"keys of MLA", 8192, 64, 1, 64, 64});
   cases.push_back({"a quarter", 8192, 16, 2, 256, 64});
   cases.push_back({"half", 8192, 32, 2, 128, 64});

@@ -36,13 +36,13 @@ __device__ __forceinline__ typename T::Storage* head_out(const RopeParams& p, co
 }
 
 // The number of blocks on a multiprocessor, as limited by the registers that hold loads in flight.
-template <class T, int kHeads, bool kPerPair>
+template <class T, int kHeads, class Angles>
 constexpr int kRopeBlocks = kHeads* Vec8<T>::kVectors >= 4   ? 4
-                            : kHeads* Vec8<T>::kVectors == 2 ? (kPerPair ? 6 : 5)
-                                                             : (kPerPair ? 8 : 6);
+                            : kHeads* Vec8<T>::kVectors == 2 ? (Angles::kRegisters <= 16 ? 6 : 5)
+                                                             : (Angles::kRegisters <= 16 ? 8 : 6);
 
-template <class T, int kHeads, bool kPerPair>
-__global__ void __launch_bounds__(kRopeThreads, (kRopeBlocks<T, kHeads, kPerPair>))
+template <class T, int kHeads, class Angles>
+__global__ void __launch_bounds__(kRopeThreads, (kRopeBlocks<T, kHeads, Angles>))
     rope_vec8s_kernel(const __grid_constant__ RopeParams p, const __grid_constant__ RopeGrid g) {
   allow_next_kernel();
   const RopePlace at(p, g, blockIdx.x, threadIdx.x);
@@ -70,13 +70,13 @@ __global__ void __launch_bounds__(kRopeThreads, (kRopeBlocks<T, kHeads, kPerPair
       a[j] = load_vec8_once<T>(x + column_a);
       if (has_b) b[j] = load_vec8_once<T>(x + column_b);
     }
-    Vec8Angles<T, kPerPair> angles;
+    Angles angles;
     if (rotates) angles.load(p, TableAngles{p, at}, column_a, column_b);
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
       const int head = at.lane + j * lanes;
       if (head >= heads) continue;
-      if (rotates) rotate_vec8s<T, kPerPair>(p, angles, &a[j], &b[j]);
+      if (rotates) rotate_vec8s<T>(p, angles, &a[j], &b[j]);
       typename T::Storage* y = head_out<T>(p, at, head);
       store_vec8<T>(y + column_a, a[j]);
       if (has_b) store_vec8<T>(y + column_b, b[j]);
@@ -142,16 +142,17 @@ void rope(const RopeParams& p, const RopePlan& plan, cudaStream_t stream) {
       const auto launch = [&](auto* kernel) {
         launch_dependent<kOverlap>(kernel, blocks, kRopeThreads, 0, stream, p, g);
       };
-      const bool per_pair = p.width < p.rotary_dim;
-      if (plan.heads == 0) {
-        launch(rope_elements_kernel<T>);
-      } else if (plan.heads == 1) {
-        per_pair ? launch(rope_vec8s_kernel<T, 1, true>) : launch(rope_vec8s_kernel<T, 1, false>);
-      } else if (plan.heads == 2) {
-        per_pair ? launch(rope_vec8s_kernel<T, 2, true>) : launch(rope_vec8s_kernel<T, 2, false>);
-      } else if constexpr (T::kPacked) {  // four heads of fp32 would not fit the registers
-        per_pair ? launch(rope_vec8s_kernel<T, 4, true>) : launch(rope_vec8s_kernel<T, 4, false>);
-      }
+      if (plan.heads == 0) return launch(rope_elements_kernel<T>);
+      with_angles<T>(p, [&](auto angles) {
+        using Angles = decltype(angles);
+        if (plan.heads == 1) {
+          launch(rope_vec8s_kernel<T, 1, Angles>);
+        } else if (plan.heads == 2) {
+          launch(rope_vec8s_kernel<T, 2, Angles>);
+        } else if constexpr (T::kPacked) {  // four heads of fp32 would not fit the registers
+          launch(rope_vec8s_kernel<T, 4, Angles>);
+        }
+      });
     });
   }
 }

@@ -1,6 +1,8 @@
 // The angles of a token and the rotation of its vec8s, for every kernel of rope.
 #pragma once
 
+#include <type_traits>
+
 #include "../common/vec8.cuh"
 #include "kernels.h"
 
@@ -28,86 +30,139 @@ struct TableAngles {
   }
 };
 
-// kCount values of T or float32, up to 16 bytes, aligned to their total size.
-template <class T, int kCount>
-__device__ __forceinline__ void load_angles(const void* from, DType dtype, std::int64_t at, float* to) {
-  if (dtype == DType::kFloat32) {
+// Angles as a thread keeps them: in float32, or two to a word in T.
+template <int kCount>
+struct WideValues {
+  float v[kCount];
+
+  __device__ __forceinline__ float operator()(int i) const { return v[i]; }
+  __device__ __forceinline__ void fill_nan(int first, int count) {
 #pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-      const float4 v = *reinterpret_cast<const float4*>(static_cast<const float*>(from) + at + i);
-      to[i] = v.x;
-      to[i + 1] = v.y;
-      to[i + 2] = v.z;
-      to[i + 3] = v.w;
-    }
-  } else if constexpr (T::kPacked) {
-    const typename T::Storage* p = static_cast<const typename T::Storage*>(from) + at;
-    if constexpr (kCount == kVec8) {
-      Vector<T>{*reinterpret_cast<const uint4*>(p)}.to_float(to);
-    } else {
-      const uint2 v = *reinterpret_cast<const uint2*>(p);
-      to[0] = T::low(v.x);
-      to[1] = T::high(v.x);
-      to[2] = T::low(v.y);
-      to[3] = T::high(v.y);
+    for (int i = 0; i < count; ++i) v[first + i] = canonical_nan();
+  }
+  // `count` values, aligned to their total size: four or eight.
+  __device__ __forceinline__ void load(const void* from, std::int64_t at, int first, int count) {
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      const float4 x = *reinterpret_cast<const float4*>(static_cast<const float*>(from) + at + i);
+      v[first + i] = x.x;
+      v[first + i + 1] = x.y;
+      v[first + i + 2] = x.z;
+      v[first + i + 3] = x.w;
     }
   }
-}
+  template <class T>
+  __device__ __forceinline__ void round(int first, int count) {
+#pragma unroll
+    for (int i = first; i < first + count; ++i) v[i] = T::load(T::store(v[i]));
+  }
+  __device__ __forceinline__ void negate() {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) v[i] = -v[i];
+  }
+  // Exchanges the angles of first and second columns: neighbours, or eight apart.
+  __device__ __forceinline__ void exchange(bool neighbours) {
+    float other[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) other[i] = neighbours ? v[i ^ 1] : v[i ^ kVec8];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) v[i] = other[i];
+  }
+};
+template <class T, int kCount>
+struct NarrowValues {
+  std::uint32_t v[kCount / 2];
+
+  __device__ __forceinline__ float operator()(int i) const { return i % 2 == 0 ? T::low(v[i / 2]) : T::high(v[i / 2]); }
+  __device__ __forceinline__ void fill_nan(int first, int count) {
+#pragma unroll
+    for (int i = 0; i < count / 2; ++i) v[first / 2 + i] = T::pack(canonical_nan(), canonical_nan());
+  }
+  __device__ __forceinline__ void load(const void* from, std::int64_t at, int first, int count) {
+    const typename T::Storage* p = static_cast<const typename T::Storage*>(from) + at;
+    if (count == kVec8) {
+      const uint4 x = *reinterpret_cast<const uint4*>(p);
+      v[first / 2] = x.x;
+      v[first / 2 + 1] = x.y;
+      v[first / 2 + 2] = x.z;
+      v[first / 2 + 3] = x.w;
+    } else {
+      const uint2 x = *reinterpret_cast<const uint2*>(p);
+      v[first / 2] = x.x;
+      v[first / 2 + 1] = x.y;
+    }
+  }
+  template <class>
+  __device__ __forceinline__ void round(int, int) {}  // they have the type's precision
+  __device__ __forceinline__ void negate() {
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) v[i] ^= 0x80008000u;
+  }
+  __device__ __forceinline__ void exchange(bool neighbours) {
+    std::uint32_t other[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      other[i] = neighbours ? __byte_perm(v[i], 0, 0x1032) : v[i ^ kVec8 / 2];
+    }
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) v[i] = other[i];
+  }
+};
 
 // The angles of the pairs in a thread's two vec8s. kPerPair: one angle a pair; else one a column, in the order of columns.
-// In the interleaved layout the first half of the angles belongs to the first vec8.
-template <class T, bool kPerPair>
+// In the interleaved layout the first half of the angles belongs to the first vec8. kNarrow: the angles have type T.
+template <class T, bool kPerPair_, bool kNarrow>
 struct Vec8Angles {
+  static constexpr bool kPerPair = kPerPair_;
   static constexpr int kCount = kPerPair ? kVec8 : 2 * kVec8;
-  float cos[kCount], sin[kCount];
+  static constexpr int kRegisters = kNarrow ? kCount : 2 * kCount;
+  using Values = std::conditional_t<kNarrow, NarrowValues<T, kCount>, WideValues<kCount>>;
+  Values cos, sin;
 
   template <class Angles>
   __device__ __forceinline__ void load(const RopeParams& p, const Angles& from, int column_a, int column_b) {
     if (p.interleaved) {
       constexpr int kHalf = kCount / 2;
-      load_rows<kHalf>(p, from, column_a / 2, kPerPair ? column_a / 2 : column_a, cos, sin);
-      load_rows<kHalf>(p, from, column_b / 2, kPerPair ? column_b / 2 : column_b, cos + kHalf, sin + kHalf);
+      load_rows<kHalf>(p, from, column_a / 2, kPerPair ? column_a / 2 : column_a, 0);
+      load_rows<kHalf>(p, from, column_b / 2, kPerPair ? column_b / 2 : column_b, kHalf);
     } else {
-      load_rows<kVec8>(p, from, column_a, column_a, cos, sin);
-      if constexpr (!kPerPair) load_rows<kVec8>(p, from, column_a, column_b, cos + kVec8, sin + kVec8);
+      load_rows<kVec8>(p, from, column_a, column_a, 0);
+      if constexpr (!kPerPair) load_rows<kVec8>(p, from, column_a, column_b, kVec8);
     }
-    if (p.transposed) transpose(p.interleaved);
+    if (!p.transposed) return;
+    sin.negate();  // -sin_b for sin_a and -sin_a for sin_b
+    if constexpr (!kPerPair) sin.exchange(p.interleaved);
   }
 
  private:
   template <int kSome, class Angles>
-  static __device__ __forceinline__ void load_rows(const RopeParams& p, const Angles& from, int pair, int column,
-                                                   float* cos, float* sin) {
+  __device__ __forceinline__ void load_rows(const RopeParams& p, const Angles& from, int pair, int column, int first) {
     const RopeRows rows = from.rows_of_pair(pair);
     if (rows.exist) {
-      load_angles<T, kSome>(from.cos(), p.angle_dtype, rows.cos + column, cos);
-      load_angles<T, kSome>(from.sin(), p.angle_dtype, rows.sin + column, sin);
+      cos.load(from.cos(), rows.cos + column, first, kSome);
+      sin.load(from.sin(), rows.sin + column, first, kSome);
     } else {
-#pragma unroll
-      for (int i = 0; i < kSome; ++i) cos[i] = sin[i] = canonical_nan();
+      cos.fill_nan(first, kSome);
+      sin.fill_nan(first, kSome);
     }
     if (T::kPacked && p.round_products) {
-#pragma unroll
-      for (int i = 0; i < kSome; ++i) {
-        cos[i] = T::load(T::store(cos[i]));
-        sin[i] = T::load(T::store(sin[i]));
-      }
-    }
-  }
-  // -sin_b for sin_a and -sin_a for sin_b.
-  __device__ __forceinline__ void transpose(bool interleaved) {
-    if constexpr (kPerPair) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sin[i] = -sin[i];
-    } else {
-      float other[kCount];
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) other[i] = -(interleaved ? sin[i ^ 1] : sin[i ^ kVec8]);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sin[i] = other[i];
+      cos.template round<T>(first, kSome);
+      sin.template round<T>(first, kSome);
     }
   }
 };
+
+// Calls f with the type of a call's angles.
+template <class T, class F>
+void with_angles(const RopeParams& p, const F& f) {
+  const auto with = [&](auto per_pair) {
+    if constexpr (T::kPacked) {
+      if (p.angle_dtype != DType::kFloat32) return f(Vec8Angles<T, per_pair(), true>{});
+    }
+    f(Vec8Angles<T, per_pair(), false>{});
+  };
+  p.width < p.rotary_dim ? with(std::true_type{}) : with(std::false_type{});
+}
 
 // A vec8 of first elements (kSign -1) or of second ones (+1) of pairs, or of pairs side by side (0): x cos -+ other sin.
 template <class T, int kSign, class Cos, class Sin>
@@ -133,9 +188,10 @@ __device__ __forceinline__ void rotate_vec8(const float (&x)[kVec8], const float
   }
 }
 
-template <class T, bool kPerPair>
-__device__ __forceinline__ void rotate_vec8s(const RopeParams& p, const Vec8Angles<T, kPerPair>& angles, Vec8<T>* a,
-                                             Vec8<T>* b) {
+template <class T, class Angles>
+__device__ __forceinline__ void rotate_vec8s(const RopeParams& p, const Angles& angles, Vec8<T>* a, Vec8<T>* b) {
+  constexpr bool kPerPair = Angles::kPerPair;
+  using Values = typename Angles::Values;
   float x[kVec8], y[kVec8], first[kVec8], second[kVec8];
   a->to_float(x);
   b->to_float(y);
@@ -146,15 +202,17 @@ __device__ __forceinline__ void rotate_vec8s(const RopeParams& p, const Vec8Angl
       x_other[j] = x[j ^ 1];
       y_other[j] = y[j ^ 1];
     }
-    constexpr int kHalf = Vec8Angles<T, kPerPair>::kCount / 2;
-    const auto of = [](const float* values) { return [values](int j) { return values[kPerPair ? j / 2 : j]; }; };
-    rotate_vec8<T, 0>(x, x_other, of(angles.cos), of(angles.sin), p.round_products, first);
-    rotate_vec8<T, 0>(y, y_other, of(angles.cos + kHalf), of(angles.sin + kHalf), p.round_products, second);
+    constexpr int kHalf = Angles::kCount / 2;
+    const auto of = [](const Values& values, int at) {
+      return [&values, at](int j) { return values(at + (kPerPair ? j / 2 : j)); };
+    };
+    rotate_vec8<T, 0>(x, x_other, of(angles.cos, 0), of(angles.sin, 0), p.round_products, first);
+    rotate_vec8<T, 0>(y, y_other, of(angles.cos, kHalf), of(angles.sin, kHalf), p.round_products, second);
   } else {
     constexpr int kSecond = kPerPair ? 0 : kVec8;
-    const auto of = [](const float* values) { return [values](int j) { return values[j]; }; };
-    rotate_vec8<T, -1>(x, y, of(angles.cos), of(angles.sin), p.round_products, first);
-    rotate_vec8<T, 1>(y, x, of(angles.cos + kSecond), of(angles.sin + kSecond), p.round_products, second);
+    const auto of = [](const Values& values, int at) { return [&values, at](int j) { return values(at + j); }; };
+    rotate_vec8<T, -1>(x, y, of(angles.cos, 0), of(angles.sin, 0), p.round_products, first);
+    rotate_vec8<T, 1>(y, x, of(angles.cos, kSecond), of(angles.sin, kSecond), p.round_products, second);
   }
   *a = vec8_of<T>(first);
   *b = vec8_of<T>(second);

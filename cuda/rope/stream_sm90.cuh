@@ -168,7 +168,7 @@ class StreamCopies {
   RingPosition to_;
 };
 
-template <class T, bool kPerPair>
+template <class T, class Angles>
 __global__ void __launch_bounds__(kStreamThreads + 32, RopeStages::kBlocks)
     rope_stream_kernel(const __grid_constant__ RopeParams p, const __grid_constant__ RopeStream s) {
   extern __shared__ unsigned char unaligned[];
@@ -198,14 +198,14 @@ __global__ void __launch_bounds__(kStreamThreads + 32, RopeStages::kBlocks)
     mbarrier_wait_block(memory.loaded(at.stage), at.phase);
     unsigned char* const stage = memory.stage(at.stage);
     if (lane < s.lanes) {
-      Vec8Angles<T, kPerPair> angles;
+      Angles angles;
       angles.load(p, StageAngles{p, stage + s.q_bytes + s.k_bytes, *memory.exist(at.stage)}, column_a, column_b);
       auto* const data = reinterpret_cast<typename T::Storage*>(stage);
 #pragma unroll kTurns
       for (int head = lane; head < heads; head += s.lanes) {
         typename T::Storage* const x = data + head * head_dim;
         Vec8<T> a = load_vec8<T>(x + column_a), b = load_vec8<T>(x + column_b);
-        rotate_vec8s<T, kPerPair>(p, angles, &a, &b);
+        rotate_vec8s<T>(p, angles, &a, &b);
         put_vec8<T>(x + column_a, a);
         put_vec8<T>(x + column_b, b);
       }
@@ -223,12 +223,11 @@ inline void stream_rope(const RopeParams& p, cudaStream_t stream) {
       std::min<std::int64_t>(p.num_tokens, RopeStages::kBlocks * multiprocessors(current_device()));
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
-    const auto launch = [&](auto per_pair) {
-      allow_shared_memory<rope_stream_kernel<T, per_pair()>>();
-      launch_dependent<true>(rope_stream_kernel<T, per_pair()>, static_cast<int>(blocks), (s.warps + 1) * 32,
-                             s.shared_bytes(), stream, p, s);
-    };
-    p.width < p.rotary_dim ? launch(std::true_type{}) : launch(std::false_type{});
+    with_angles<T>(p, [&](auto angles) {
+      constexpr auto kKernel = rope_stream_kernel<T, decltype(angles)>;
+      allow_shared_memory<kKernel>();
+      launch_dependent<true>(kKernel, static_cast<int>(blocks), (s.warps + 1) * 32, s.shared_bytes(), stream, p, s);
+    });
   });
 }
 
