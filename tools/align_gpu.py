@@ -35,10 +35,12 @@ ratio is 1. stock and canonical-blas do differ. rk generates at least 0.98 times
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,18 @@ def main(asked: argparse.Namespace) -> int:
         results[:] = [r for r in results if (r.setting, r.trained_by) != (result.setting, result.trained_by)] + [result]
         say(align.text(results))
 
+    if asked.rates:
+        found = [align.rates(request, setting) for setting in asked.settings.split(",")]
+        report.mkdir(parents=True, exist_ok=True)
+        (report / "rates.json").write_text(json.dumps({"request": asdict(request), "results": found}, indent=1) + "\n")
+        for one in found:
+            print(
+                one["setting"],
+                *(f"{rate:.0f}" for rate in one["rates"]),
+                "tok/s; kernels",
+                sum(one["seconds"].values()),
+            )
+        return 0
     for setting in filter(None, asked.settings.split(",")):
         align.align(request, [setting], asked.trainers.split(","), found=take)
     if asked.steps:
@@ -124,6 +138,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, default=128, help="requests of a rollout")
     parser.add_argument("--logprobs", type=int, default=5, help="most probable tokens to score")
     parser.add_argument("--logprobs-mode", default="raw_logprobs")
+    parser.add_argument("--rates", action="store_true", help="only rates and times of kernels: rates.json")
     parser.add_argument("--name", help="folder of the report; default: the settings")
     parser.add_argument("--make", help="models to make, by commas, without a run")
     parser.add_argument("--make-one", action="store_true", help=argparse.SUPPRESS)

@@ -259,6 +259,11 @@ def test_kernels_of_this_library_are_named_without_their_templates() -> None:
     events = [SimpleNamespace(device_type=torch.autograd.DeviceType.CUDA, name=name) for name in names]
     events.append(SimpleNamespace(device_type=torch.autograd.DeviceType.CPU, name=names[0]))
     assert align_rollout.kernel_names(events) == {"rms_norm_kernel": 2, "rope_kernel": 1}
+    for event in events:
+        event.time_range = SimpleNamespace(elapsed_us=lambda: 500_000)
+    seconds = align_rollout.kernel_seconds(events)
+    assert next(iter(seconds.items())) == ("rms_norm_kernel", 1.0)
+    assert seconds["at::native::vectorized_elementwise_kernel"] == seconds["nvjet_hsh_128x64"] == 0.5
 
 
 def test_the_first_operator_that_differs_is_named() -> None:
@@ -292,6 +297,7 @@ def test_two_contracts_are_not_aligned() -> None:
     base = {
         "sequences": [side], "tokens_per_second": 1.0, "device": "cpu", "runner": "V1", "preemptions": 0,
         "launches": None, "kernels": None, "prefix_cache_hits": 0, "replayed": 0,
+        "rates": [1.0],
     }  # fmt: skip
 
     def traced(contract: str, *operators: str) -> dict[str, Any]:

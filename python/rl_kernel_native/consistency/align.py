@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict[str, str]] = {
 }
 ROLLOUTS = ("vllm",)
 TRAINERS = ("hf", "fsdp2", "fsdp2-one-gpu", "megatron")
+RATES = 5  # timed rollouts of rates()
 SHARDS = 2  # processes of a sharded trainer
 
 
@@ -78,7 +79,8 @@ class Result:
     Attributes:
         runner: vLLM's model runner, V1 or V2.
         ranks: number of tokens whose rank differs in the trainer's logits.
-        tokens_per_second: of the rollout; on a GPU the median of three, after one that is not timed.
+        tokens_per_second: of the rollout; on a GPU the median of ``rates``, after a rollout that is not timed.
+        rates: tokens per second of every timed rollout.
         redrawn: number of tokens that are drawn differently: by rk.sample from the trainer's logits and the request's
             seed, or by the engine itself in another batch. None where vLLM's own sampler drew them.
         preemptions: number of sequences that the rollout preempted and computed again.
@@ -110,6 +112,7 @@ class Result:
     served: dict[str, Any]
     same_contract: bool | None
     first_divergent: dict[str, Any] | None = None
+    rates: tuple[float, ...] = ()
 
     @property
     def is_served(self) -> bool:
@@ -170,6 +173,7 @@ def result_of(setting: str, answer: dict[str, Any], trained_by: str = "hf") -> R
         prefix_cache_hits=answer["prefix_cache_hits"],
         served=served,
         same_contract=None if contracts == {None} else len(contracts) == 1,
+        rates=tuple(answer["rates"]),
     )
 
 
@@ -250,6 +254,17 @@ def _results(request: Request, setting: str, trainers: Sequence[str], found: Cal
                 found(result)
             results.append(result)
         return results
+
+
+def rates(request: Request, setting: str) -> dict[str, Any]:
+    """Tokens per second of timed rollouts, launches and kernels of a step, and the seconds of each kernel in one
+    rollout, on a GPU and without a comparison."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "request.json"
+        file.write_text(json.dumps({**asdict(request), "setting": setting, "rates_only": RATES}))
+        _run("align_rollout", file, setting)
+        answer = json.loads(file.read_text())
+        return {"setting": setting, **{name: answer[name] for name in ("rates", "launches", "kernels", "seconds")}}
 
 
 @dataclass(frozen=True)

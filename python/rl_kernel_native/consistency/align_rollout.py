@@ -91,6 +91,18 @@ def kernel_names(events: Iterable[Any]) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
+def kernel_seconds(events: Iterable[Any]) -> dict[str, float]:
+    """Seconds of each kernel on the device, by name without template arguments; the longest first."""
+    found: Counter[str] = Counter()
+    for event in events:
+        if "CUDA" in str(event.device_type):
+            name = KERNEL.search(event.name)
+            found[name[1] if name else re.split(r"[<(]", event.name.removeprefix("void "))[0]] += (
+                event.time_range.elapsed_us() / 1e6
+            )
+    return dict(found.most_common())
+
+
 def profiled(run: Callable[[], Any]) -> Any:
     """The events of ``run()`` on host and GPU."""
     import torch
@@ -156,7 +168,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     # The first steps of each batch size load kernels and fill caches.
     generate(prompts, how) if on_gpu else generate(prompts[:2], [sampling(2)] * 2)
     rates = []
-    for _ in range(TIMED if on_gpu else 1):
+    for _ in range(request.get("rates_only") or (TIMED if on_gpu else 1)):
         with turns.alone():
             forget()
             before = counted(engine)
@@ -169,6 +181,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     launches, kernels, names = (
         per_step(engine, lambda: generate(prompts[:8], short)) if on_gpu else (None, None, dict[str, int]())
     )
+    if request.get("rates_only"):
+        forget()
+        seconds = kernel_seconds(profiled(lambda: generate(prompts, how)))
+        return {"rates": rates, "launches": launches, "kernels": kernels, "kernel_names": names, "seconds": seconds}
     sequences: list[dict[str, Any]] = []
     for output in outputs:
         completion = output.outputs[0]
@@ -203,6 +219,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         "sequences": sequences,
         "replayed": replayed,
         "tokens_per_second": statistics.median(rates),
+        "rates": rates,
         "runner": "V2" if engine.llm_engine.vllm_config.use_v2_model_runner else "V1",
         "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
         "preemptions": after["vllm:num_preemptions"] - before["vllm:num_preemptions"],
