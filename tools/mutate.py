@@ -257,14 +257,15 @@ def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
         longest = [max(operators, key=len)] if operators else []
         parts = longest or next((OF_STEM[k] for k in sorted(OF_STEM, key=len)[::-1] if stem.startswith(k)), [])
         own = sorted(name for part in parts for name in files if name.startswith(f"test_{part}"))
-    compiled = {p.stem for part in (*parts, stem) for p in (ROOT / "tests/cpp").glob(f"test_{part}*.cpp")}
-    if not fault.path.startswith((PACKAGE, "cpp/bindings")):
+    compiled: set[str] = set()
+    if not fault.path.startswith((PACKAGE, "cpp/bindings")):  # C++ tests contain neither
+        compiled = {p.stem for part in (*parts, stem) for p in (ROOT / "tests/cpp").glob(f"test_{part}*.cpp")}
         includes = f'/{Path(fault.path).name}"'
         compiled |= {p.stem for p in (ROOT / "tests/cpp").glob("test_*.cpp") if includes in p.read_text()}
         compiled.add("test_preconditions")
     first = [f"test_{part}" for part in parts]
     own.sort(key=lambda name: (name.endswith("_fuzz"), name not in first, not name.endswith("_bad_input")))
-    described = ["test_engine", "test_words"] if fault.path.startswith(PACKAGE) else []
+    described = ["test_engine", "test_words", "test_frameworks"] if fault.path.startswith(PACKAGE) else []
     described += ["test_contract"] if f"{PACKAGE}/ops" in fault.path else []
     others = [name for name in dict.fromkeys([*shared, *ANY, *described]) if name not in own]
     return [files[name] for name in own], [files[name] for name in others if name in files], sorted(compiled)
@@ -323,7 +324,7 @@ class Copy:
             commands.insert(0, ["cmake", "--preset", "cpu", *options, f"-DPython_EXECUTABLE={sys.executable}"])
         for command in commands:
             done = subprocess.run(command, cwd=self.root, capture_output=True, text=True)
-            self.said = done.stdout
+            self.said = done.stdout + done.stderr
             if done.returncode:
                 return False
         for made in (self.root / "build" / "cpu").glob("_C*.so"):

@@ -68,7 +68,7 @@ def test_a_changed_file_leaves_the_faults_of_others(tool: Any, monkeypatch: pyte
     ("path", "python", "compiled"),
     [
         ("python/rl_kernel_native/ops/rope.py", "tests/ops/test_rope.py", None),
-        ("cpp/bindings/rope.cpp", "tests/ops/test_rope.py", "test_rope"),
+        ("cpp/bindings/rope.cpp", "tests/ops/test_rope.py", None),
         ("cpp/include/rlk/math/philox.h", "tests/ops/test_random_bits.py", "test_models"),
         ("cpp/cpu/rope.cpp", "tests/ops/test_rope.py", "test_preconditions"),
         ("cpp/cpu/thread_pool.cpp", "tests/ops/test_gae.py", "test_thread_pool"),
@@ -77,7 +77,7 @@ def test_a_changed_file_leaves_the_faults_of_others(tool: Any, monkeypatch: pyte
 def test_the_tests_of_a_file(tool: Any, path: str, python: str, compiled: str | None) -> None:
     own, _, in_cpp = tool.tests_of(SimpleNamespace(path=path))
     assert python in own
-    assert compiled in in_cpp if compiled else True
+    assert compiled in in_cpp if compiled else not in_cpp
 
 
 def test_faults_that_are_called_equivalent_are_ones_that_may_be_drawn(tool: Any) -> None:
