@@ -11,6 +11,7 @@ SHARED = {
     "_contract_terms": ["test_contract"],
     "_dispatch": ["test_pairs", "test_bad_export", "test_frameworks", "test_bad_input", "test_out_writes"],
     "_cures": ["test_cures"],
+    "_kept": ["test_policy_loss_torch", "test_preference_loss", "test_value_loss", "test_engine"],
     "_in_graph": ["test_changing_numbers", "test_engine"],
     "_jax_checks": ["test_jax"],
     "_metrics": ["test_denominators", "test_policy_loss"],
