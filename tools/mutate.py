@@ -484,12 +484,13 @@ def planted_line(fault: Fault) -> str:
 
 
 def key_of(fault: Fault) -> tuple[str, str]:
-    """The record and the table of equivalents know a fault by its file and its line with the fault. A call that is gone
-    leaves no line, so its own stands for it."""
-    if fault.kind != "call":
-        return fault.path, planted_line(fault)
+    """The record and the table of equivalents know a fault by its file and its line with the fault. A call or condition
+    that is gone leaves no line of its own, so what it was stands for it."""
     source = (ROOT / fault.path).read_text()
-    return fault.path, f"without {source[fault.begin : fault.end].splitlines()[0]}"
+    gone = source[fault.begin : fault.end].splitlines()[0]
+    if fault.kind in ("call", "branch"):
+        return fault.path, f"without {gone}"
+    return fault.path, planted_line(fault)
 
 
 def shown(fault: Fault) -> str:
