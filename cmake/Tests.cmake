@@ -45,7 +45,8 @@ endif()
 if(RLK_WITH_HIP)
   # A stand-in for libamdhip64 whose devices are the host. Kernels run under the emulation; all other code is the real
   # path.
-  add_library(hip_standin SHARED tests/hip/hip_standin.cpp hip/emulation/wave_emulation.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/hip/hip_standin*.cpp")
+  add_library(hip_standin SHARED ${sources} hip/emulation/wave_emulation.cpp)
   target_link_libraries(hip_standin PRIVATE rlk_options)
   target_compile_options(hip_standin PRIVATE ${test_flags} -Wno-unknown-pragmas)
   set_target_properties(hip_standin PROPERTIES
