@@ -25,12 +25,18 @@ readonly kStages=(lint cpp python engines cuda hip wheel site sanitize)
 readonly kNamedStages=(hip-isa)
 
 stage_setup() {
+  pip install -q 'cmake>=3.31' ninja
+  # pip waits and unpacks by one core. What every build compiles goes into ccache beside it, and build/cpu keeps it.
+  if have ccache; then
+    { configure cpu && nice cmake --build build/cpu --parallel "$(nproc)" --target rlk_core; } >build/ahead.log 2>&1 &
+  fi
   install_torch cpu
-  pip install -q -r scripts/requirements-lint.txt 'cmake>=3.31' ninja jax
+  pip install -q -r scripts/requirements-lint.txt jax
   # The trainers whose losses are compared with ours. verl and OpenRLHF without what they ask for, of which they pin other
   # versions.
   pip install -q 'trl>=1.15' datasets ray hydra-core codetiming torchdata pylatexenc cloudpickle orjson 'pyvers<0.2'
   pip install -q --no-deps verl==0.9.1 openrlhf==0.11.2 tensordict==0.10.0 peft
+  wait  # a file that does not compile fails the next stage, with its message
 }
 
 stage_package() {
