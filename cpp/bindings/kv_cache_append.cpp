@@ -99,14 +99,11 @@ RLK_EAGER_FUNCTION(kv_cache_append, 5, (k_given, v_given, k_cache_given, v_cache
   require_shape(vc.ndim == kc.ndim && vc.shape[0] == kc.shape[0] && (kc.ndim == 3 || vc.shape[1] == kc.shape[1]),
                 v_cache, "as many slots, in the same pages, as k_cache of shape ", k_cache.shape());
   require(!share_memory(kc, vc, k_cache.element_bytes()), v_cache, "memory other than k_cache's");
-  for (const Array* cache : {&k_cache, &v_cache}) {
-    check_apart(*cache, k);
-    check_apart(*cache, v);
-  }
+  for (const Array* cache : {&k_cache, &v_cache}) check_apart(*cache, {&k, &v});
   const Array& slots = frame->read(slot_mapping, "slot_mapping", kIndices, k->device);
   require(slots->ndim == 1 && slots->shape[0] <= num_tokens && slots->is_contiguous(), slots,
           "a contiguous array of at most ", num_tokens, " slots (the tokens of k), got shape ", slots.shape());
-  for (const Array* cache : {&k_cache, &v_cache}) check_apart(*cache, slots);
+  for (const Array* cache : {&k_cache, &v_cache}) check_apart(*cache, {&slots});
   CacheAppendParams p;
   p.k = side_of(k, k_cache);
   p.v = side_of(v, v_cache);

@@ -66,8 +66,7 @@ RLK_FUNCTION(linear_weight_grad, (dy, x, main_grad, out), int out_dtype, bool al
     p.dweight_dtype = accumulate ? DType::kFloat32 : read_dtype(out_dtype, v.dtype);
     if (v.dtype != p.dweight_dtype) dtype_error(*given, name_of(p.dweight_dtype));
     p.dweight_stride = p.main_grad_stride = check_output(*given, p.out_features, p.in_features, device);
-    check_apart(*given, g.array);
-    check_apart(*given, a.array);
+    check_apart(*given, {&g.array, &a.array});
     p.dweight = v.data;
     if (accumulate) p.main_grad = static_cast<const float*>(v.data);
     results.add(accumulate ? main_grad : out);

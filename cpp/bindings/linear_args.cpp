@@ -206,9 +206,4 @@ void require_writable(const Array& out) {
   require(!overlaps_itself(out.view()), out, "strides that do not overlap");
 }
 
-void check_apart(const Array& out, const Array& input) {
-  if (!ranges_overlap(out.view(), input.view())) return;
-  argument_error(out, "may share memory with ", input, ": their addresses overlap");
-}
-
 }  // namespace rlk::bindings

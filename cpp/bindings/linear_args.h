@@ -115,6 +115,13 @@ void check_float32_or(const Array& a, const Array& like);              // requir
 std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device,
                           const char* what = "out_features, in_features");
 void require_writable(const Array& out);  // no two elements may share memory
-void check_apart(const Array& out, const Array& input);
+// Raises an error if an output shares memory with an input. Null stands for no input.
+template <class Inputs = std::initializer_list<const Array*>>
+void check_apart(const Array& out, const Inputs& inputs) {
+  for (const Array* input : inputs) {
+    if (!input || !ranges_overlap(out.view(), input->view())) continue;
+    argument_error(out, "may share memory with ", *input, ": their addresses overlap");
+  }
+}
 
 }  // namespace rlk::bindings

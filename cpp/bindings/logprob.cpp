@@ -98,9 +98,7 @@ class LogprobCall {
   }
   // Raises an error if an output shares memory with an input. The logits are exempt if the call may work in place.
   void check_apart(const Array& output, bool from_logits) const {
-    for (const Array* input : {target_, temperature_, kept_ids_, kept_offsets_, from_logits ? logits_ : nullptr}) {
-      if (input) bindings::check_apart(output, *input);
-    }
+    bindings::check_apart(output, {target_, temperature_, kept_ids_, kept_offsets_, from_logits ? logits_ : nullptr});
   }
 
  private:
@@ -218,9 +216,7 @@ void add_outputs(Frame* frame, Results* results, std::span<const std::int64_t> r
     constexpr DType kDtype = std::is_same_v<T, float> ? DType::kFloat32 : DType::kInt32;
     const Array& a = frame->read(given, kOutputs[i], name_of(kDtype));
     call->check_output(a, kDtype);
-    for (const Array* other : others) {
-      if (other) check_apart(a, *other);
-    }
+    check_apart(a, others);
     others[i] = &a;
     *field = static_cast<T*>(a->data);
     results->add(given);
@@ -327,9 +323,7 @@ RLK_FUNCTION(logprob_backward, (logits, target), nb::tuple numbers, int exp, nb:
     const Array& given = frame->read(out, "out", name_of(call.logits()->dtype));
     p.dlogits_rows = gradient_layout(given, call.logits());
     call.check_apart(given, false);
-    for (const Array* row : of_rows) {
-      if (row) check_apart(given, *row);
-    }
+    check_apart(given, of_rows);
     p.dlogits = given->data;
     results.add(out);
   }

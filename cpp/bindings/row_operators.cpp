@@ -88,8 +88,7 @@ RLK_FUNCTION(embedding_backward, (dy, ids, num_rows, vocab_start, vocab_size, pa
   } else {
     const Array& given = frame->read(main_grad, "main_grad", kFloat32);
     p.dweight_stride = check_output(given, p.num_rows, p.columns, device, "num_rows, columns of dy");
-    check_apart(given, g.array);
-    check_apart(given, tokens);
+    check_apart(given, {&g.array, &tokens});
     p.dweight = given->data;
     p.accumulate = true;
     results.add(main_grad);
@@ -192,9 +191,7 @@ RLK_FUNCTION(rms_norm_backward, (dy, h, weight, eps, rstd, d_new_residual, weigh
     const Array& total = frame->read(main_grad, "main_grad", kFloat32);
     check_vector(total, g);
     require_writable(total);
-    for (const Array* input : {&g.array, &a.array, w}) {
-      if (input) check_apart(total, *input);
-    }
+    check_apart(total, {&g.array, &a.array, w});
     p.dweight = total->data;
     p.main_grad = static_cast<const float*>(p.dweight);
     p.dweight_dtype = DType::kFloat32;

@@ -113,15 +113,13 @@ def partial(
             "logits: logprob_partial has no autograd, its ranks exchange statistics in between; detach the shard and "
             "call logprob_backward with the merged lse"
         )
-    _require_direct(logits, "logits")
-    prepare(logits)
+    _prepare_direct(logits, "logits")
     mode = resolve_exp(exp, device_type(logits, "logits"))
     return _C.logprob_partial(logits.detach(), target, arguments, mode, vocab_start, vocab_size, None, 0)
 
 
 def merge(stats: Tensor, temperature: Any, returns: int) -> Any:
-    _require_direct(stats, "stats")
-    prepare(stats)
+    _prepare_direct(stats, "stats")
     return _C.logprob_merge(stats.detach(), temperature, returns, 0.0, 0, None, 0)
 
 
@@ -129,8 +127,7 @@ def backward(
     logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str | None, shard: tuple[int, int | None],
     rows: tuple[Any, ...], out: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    _require_direct(logits, "logits")
-    prepare(logits)
+    _prepare_direct(logits, "logits")
     mode = resolve_exp(exp, device_type(logits, "logits"))
     rows = tuple(r.detach() if isinstance(r, Tensor) else r for r in rows)
     if out is not None and not isinstance(out, Tensor):
@@ -143,8 +140,9 @@ def backward(
     return out
 
 
-def _require_direct(tensor: Tensor, name: str) -> None:
+def _prepare_direct(tensor: Tensor, name: str) -> None:
     named: Any = {name: tensor}
     require_tensors(**named)
     if not is_direct(tensor):
         raise TypeError(f"{name}: expected a plain torch.Tensor in eager mode, got {type(tensor).__name__} or a trace")
+    prepare(tensor)
