@@ -379,7 +379,7 @@ class Copy:
                 if code in (0, 5):  # 5: pytest found no test
                     self.note(run)
                     break
-                failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
+                failed = re.search(r"^(?:FAILED|ERROR) ([^\s[]+(?:\[.*?\](?= - |$))?)", output, re.M)
                 name = failed[1] if failed else test  # a crash, or a test without an end: any of the file
                 again = ["-k", chosen, name.partition("[")[0], *self.failing]
                 if code != ENDLESS and self.forked(self.tree, again, FILE_LIMIT_S)[0] == 0:

@@ -118,6 +118,7 @@ FAILED = "FAILED tests/ops/test_kl.py::test_a[1] - x\n"
         ((0, ""), None, ""),
         ((5, ""), None, ""),
         ((1, FAILED), 0, "tests/ops/test_kl.py::test_a[1]"),
+        ((1, "FAILED tests/ops/test_kl.py::test_a[b - c] - x\n"), 0, "tests/ops/test_kl.py::test_a[b - c]"),
         ((1, "Timeout (0:02:00)!"), 0, "tests/ops/test_kl.py, which ends with 1"),
         ((1, "Timeout (0:02:00)!"), 1, "undecided: tests/ops/test_kl.py does not end"),
         ((2, "ERROR tests/ops/test_kl.py - ImportError\n"), 0, "tests/ops/test_kl.py"),

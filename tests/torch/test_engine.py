@@ -26,6 +26,9 @@ WITHOUT_TANGENTS = ("logprob", "linear_logprob", "preference_loss")
 # torch itself refuses, or the message is about capsules; the other operators name the argument and say what to pass.
 BY_TORCH = (RuntimeError, "got mixed torch.Tensor and DTensor")
 DTENSORS = dict.fromkeys(("logprob", "preference_loss", "policy_loss", "value_loss"), BY_TORCH)
+# torch passes zeros to these, as it does unless a Function asks for None.
+FILLED_BY_TORCH = ("linear", "linear_input_grad", "linear_weight_grad", "linear_bias_grad", "embedding", "silu_mul",
+                   "gelu_mul", "kl")  # fmt: skip
 SPARSE = {
     "logprob": (TypeError, "(dlogprob|dlse|dentropy): expected a dense array in memory"),
     **dict.fromkeys(("policy_loss", "value_loss"), (TypeError, "factor: expected a dense array in memory")),
@@ -171,6 +174,28 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+class Ending(torch.autograd.Function):
+    """A later step whose backward has no gradient to pass on."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Any) -> Any:
+        return outputs[0].new_zeros(()).requires_grad_()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return (None,) * len(ctx.needs_input_grad)
+
+
+def test_no_gradient_from_later_steps_leaves_none(name: str, case: Case) -> None:
+    """Zeros in its place cost a backward, and an optimiser takes a step with them."""
+    leaves = case.fresh()
+    Ending.apply(*case.outputs(leaves)).backward()
+    if name.split()[0] in FILLED_BY_TORCH:
+        assert not any(leaf.grad is not None and leaf.grad.any() for leaf in leaves)
+    else:
+        assert [leaf.grad for leaf in leaves] == [None] * len(leaves)
 
 
 @pytest.mark.parametrize("device", ["cpu"])  # the group uses gloo
