@@ -107,6 +107,7 @@ stage_python() {
 
 stage_engines() {
   local status=0
+  export OMP_WAIT_POLICY=PASSIVE  # a thread that waits leaves its core to the compilers of stage cuda
   # Beside the environment: where it is installed, transformers and PEFT load it, and it prints.
   if pip install -q --no-deps --no-compile --upgrade --target build/torchao torchao==0.18.0; then
     PYTHONPATH=$PWD/build/torchao python -m pytest -q tests/torch/test_patch_frameworks.py -k torchao || return 1
