@@ -278,6 +278,12 @@ def test_workers_share_works_and_one_that_fails_stops_no_other(
     assert capfd.readouterr().err.count("AssertionError: work 1 fails") == 1
 
 
+def test_the_committed_record_is_read(tool: Any, tmp_path: Path) -> None:
+    record = tool.Record(tmp_path / "none.jsonl")
+    assert record.of
+    assert all(set(entry) == {"path", "planted", "by", "at"} for entry in record.of.values())
+
+
 @pytest.mark.parametrize(
     ("compiles", "code", "judged"),
     [(False, b"2", "NO_BUILD"), (True, b"1", "SAME_CODE"), (True, b"2", "")],
