@@ -27,7 +27,6 @@ namespace {  // one copy per architecture
 template <class T, class Tile, Exp kExp, class Params>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     attention_gradient_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
-  using Registers = RegisterShares<24, 240>;
   extern __shared__ unsigned char unaligned[];
   unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   const GradientShared<Tile> shared{shared_address(memory)};
@@ -37,22 +36,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   allow_next_kernel();
   const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
   if (warpgroup < 0) {
-    Registers::release();
+    GradientRegisters::release();
     const int warp = same_in_warp(threadIdx.x / 32);
     if (warp == 0) load_gradient_work<Tile>(p, call, shared, works);
     if (warp == 1 || warp == 2) add_gradients<Tile>(p, call, shared, works, warp - 1);
     return;
   }
-  Registers::claim();
+  GradientRegisters::claim();
   GradientRows<T, Tile, kExp, Params> rows(p, call, shared, warpgroup);
-#pragma unroll 1
-  for (int job = 0;; ++job) {
-    mbarrier_wait_block(shared.work_full(job & 1), job >> 1 & 1);
-    const GradientWork& work = works[job & 1];
-    if (work.sequence < 0) break;
-    rows.run(work);
-    mbarrier_arrive(shared.work_empty(job & 1));  // every thread arrives after its read
-  }
+  take_jobs(shared, works, &rows);
 }
 
 // A tile of queries, for kernels whose blocks take one tile each.

@@ -2,11 +2,8 @@
 // walks the blocks of keys that they see, in descending order, and keeps the sums of dq in registers.
 #pragma once
 
-#include "../common/wgmma_sm90.cuh"
-#include "gradient_work_sm90.cuh"
-#include "machine.cuh"
-#include "quad_rows.cuh"
-#include "rlk/kernels/attention_backward.h"
+#include "../common/dependent_launch.cuh"
+#include "gradient_steps_sm90.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -158,10 +155,9 @@ __device__ __forceinline__ void load_query_work(const AttentionBackwardParams& p
   }
 }
 
-// A thread has two queries, 16 w + g and 16 w + g + 8, where w is its warp and g = lane / 4. It has scores of keys
-// 8 j + 2 (lane % 4) and the next, and columns with these numbers: x[4 j + 2 {row} + {column}].
+// Rows are queries. Columns of scores are keys.
 template <class T, class Tile, Exp kExp>
-class QueryGradientRows {
+class QueryGradientRows : GradientSteps {
  public:
   __device__ __forceinline__ QueryGradientRows(const AttentionBackwardParams& p,
                                                const QueryGradientShared<Tile>& shared, int warpgroup)
@@ -195,9 +191,10 @@ class QueryGradientRows {
       if (partial) clear_keys(work.num_keys - block * Tile::kKeys, keys_stage, values_stage);
       if (sees) {
         const std::uint32_t keys = shared_.keys(keys_stage);
-        multiply<Tile::kBoxes>(shared_.queries(warpgroup_), keys, s_);
+        multiply<T, Tile::kBoxes, Tile::kBox, Tile::kBox>(shared_.queries(warpgroup_), keys, s_);
         mbarrier_wait_block(shared_.values_full(values_stage), values_at_.phase);
-        multiply<Tile::kValueBoxes>(shared_.dout(warpgroup_), shared_.values(values_stage), dp_);
+        multiply<T, Tile::kValueBoxes, Tile::kBox, Tile::kBox>(shared_.dout(warpgroup_), shared_.values(values_stage),
+                                                               dp_);
         wgmma_wait<1>();
         pin(s_);
         exponentiate(work, tile, block * Tile::kKeys);
@@ -219,41 +216,12 @@ class QueryGradientRows {
   }
 
  private:
-  template <int kCount>
-  static __device__ __forceinline__ void pin(float (&x)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i])::"memory");
-  }
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
     if (thread_ % 32 == 0) mbarrier_arrive(barrier);
   }
-  static __device__ __forceinline__ float load_float(std::uint32_t from) {
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
-    return x;
-  }
-
-  // x = 64 queries' rows times 64 keys, over all columns, from +0.
-  template <int kBoxes>
-  __device__ __forceinline__ void multiply(std::uint32_t queries, std::uint32_t keys, float (&x)[32]) const {
-    const std::uint64_t a = tile_descriptor<false>(queries, 0), b = tile_descriptor<false>(keys, 0);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kBoxes * 4; ++step) {
-      const int at = step / 4 * (Tile::kBox >> 4) + step % 4 * static_cast<int>(kDescriptorStep<false>);
-      wgmma<T, 64, false, false>(x, a + at, b + at, step > 0);
-    }
-    wgmma_commit();
-  }
   // x = ds times 64 columns of the 64 keys, from +0.
   __device__ __forceinline__ void multiply_columns(std::uint32_t keys, float (&x)[32]) const {
-    const std::uint64_t b = tile_descriptor<true>(keys, Tile::kBox);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Tile::kKeys / 16; ++step) {
-      wgmma_registers<T, 64, true>(x, ds_[step], b + step * kDescriptorStep<true>, step > 0);
-    }
-    wgmma_commit();
+    accumulate<T, Tile::kBox, false>(ds_, keys, 0, x);
   }
   // Adds the block's chains to the sums, 64 columns at a time. They take the registers of scores and dp in turn.
   __device__ __forceinline__ void add_block(std::uint32_t keys) {
@@ -282,18 +250,14 @@ class QueryGradientRows {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const float t = fma_rn(s_[i], c_, -u_[i / 2 % 2]);
-      s_[i] = kExp == Exp::kHardware ? ex2_approx(t) : attention_probability<Machine>(t, kExp);
+      s_[i] = probability<kExp>(t);
     }
   }
   // Sets the scores of pairs that do not see one another to -Inf.
   __device__ __forceinline__ void hide(const QueryWork& work, int tile, int first_key) {
-    const std::int64_t window = p_.window_size > 0 ? p_.window_size : std::int64_t{1} << 32;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int key = first_key + i / 4 * 8 + thread_ % 4 * 2 + i % 2, n = tile + row_ + i / 2 % 2 * 8;
-      const bool seen = key < work.num_keys && (!p_.causal || (key <= n && n - key < window));
-      if (!seen) s_[i] = -infinity();
-    }
+    GradientSteps::hide(
+        p_, work.num_keys, [&](int i) { return first_key + i / 4 * 8 + thread_ % 4 * 2 + i % 2; },
+        [&](int i) { return tile + row_ + i / 2 % 2 * 8; }, s_);
   }
   // Computes ds, which becomes the A operand of steps of 16 keys.
   __device__ __forceinline__ void differentiate() {
@@ -320,7 +284,7 @@ class QueryGradientRows {
       asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
     }
     fence_for_tma();
-    asm volatile("bar.sync 1, 256;" ::: "memory");
+    meet();
   }
 
   // Scales, rounds and stores the rows in use.
@@ -331,19 +295,12 @@ class QueryGradientRows {
     for (int four = 0; four < Tile::kColumns / 8; four += 4) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        std::uint32_t x[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const float* const sums = sums_ + 4 * (four + k) + 2 * r;
-          x[k] =
-              T::pack(add_rn(mul_rn(sums[0], p_.softmax_scale), 0.0f), add_rn(mul_rn(sums[1], p_.softmax_scale), 0.0f));
-        }
-        exchange_in_quad(x);
+        const uint4 x = rounded<T>(sums_ + 4 * four, r, p_.softmax_scale);
         const int n = tile + row_ + 8 * r, column = four * 8 + thread_ % 4 * 8;
         if (n >= work.first && n < work.last && column < columns) {
           auto* to = static_cast<typename T::Storage*>(p_.dq) +
                      ((first_token + n) * p_.num_q_heads + work.head) * columns + column;
-          *reinterpret_cast<uint4*>(to) = make_uint4(x[0], x[1], x[2], x[3]);
+          *reinterpret_cast<uint4*>(to) = x;
         }
       }
     }
@@ -367,7 +324,6 @@ template <class T, class Tile, Exp kExp>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     attention_query_gradient_kernel(const __grid_constant__ AttentionBackwardParams p,
                                     const __grid_constant__ GradientCall call, bool waits) {
-  using Registers = RegisterShares<24, 240>;
   extern __shared__ unsigned char unaligned[];
   unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   const QueryGradientShared<Tile> shared{shared_address(memory)};
@@ -376,21 +332,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
   const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
   if (warpgroup < 0) {
-    Registers::release();
+    GradientRegisters::release();
     if (same_in_warp(threadIdx.x / 32) == 0) load_query_work<Tile>(p, call, shared, works);
     if (waits && blockIdx.x == 0) wait_for_previous_kernel();
     return;
   }
-  Registers::claim();
+  GradientRegisters::claim();
   QueryGradientRows<T, Tile, kExp> rows(p, shared, warpgroup);
-#pragma unroll 1
-  for (int job = 0;; ++job) {
-    mbarrier_wait_block(shared.work_full(job & 1), job >> 1 & 1);
-    const QueryWork& work = works[job & 1];
-    if (work.sequence < 0) break;
-    rows.run(work);
-    mbarrier_arrive(shared.work_empty(job & 1));  // every thread arrives after its read
-  }
+  take_jobs(shared, works, &rows);
 }
 
 }  // namespace

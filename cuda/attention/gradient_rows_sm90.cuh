@@ -3,11 +3,7 @@
 #pragma once
 
 #include "../common/mma_sm80.cuh"
-#include "../common/wgmma_sm90.cuh"
-#include "gradient_work_sm90.cuh"
-#include "machine.cuh"
-#include "quad_rows.cuh"
-#include "rlk/kernels/attention_backward.h"
+#include "gradient_steps_sm90.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -15,7 +11,7 @@ namespace {  // one copy per architecture
 // A thread holds two keys, 16 w + g and 16 w + g + 8, where w is its warp and g = lane / 4. It holds scores of queries
 // 8 j + 2 (lane % 4) and the next, and columns with these numbers of the sums: x[4 j + 2 {row} + {column}].
 template <class T, class Tile, Exp kExp, class Params>
-class GradientRows {
+class GradientRows : GradientSteps {
  public:
   __device__ __forceinline__ GradientRows(const Params& p, const GradientCallOf<Params>& call,
                                           const GradientShared<Tile>& shared, int warpgroup)
@@ -56,19 +52,12 @@ class GradientRows {
     mbarrier_wait_block(shared_.keys_full(), jobs_++ & 1);
     clear_keys(work);
   }
-  template <int kCount>
-  static __device__ __forceinline__ void pin(float (&x)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i])::"memory");
-  }
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
     if (thread_ % 32 == 0) mbarrier_arrive(barrier);
   }
   __device__ __forceinline__ int stage() const { return tiles_ & 1; }
   __device__ __forceinline__ int phase() const { return tiles_ >> 1 & 1; }
   static_assert(Tile::kStages == 2);
-  // A barrier of both warpgroups.
-  static __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
   __device__ __forceinline__ void walk(const GradientWork& work) {
     const int end = tiles_ + (work.last_tile - work.tile) / Tile::kQueries * call_.part_heads;
@@ -78,13 +67,13 @@ class GradientRows {
       const int stage = same_in_warp(this->stage());
       mbarrier_wait_block(shared_.queries_full(stage), phase());
       if (tile < work.first || tile + Tile::kQueries > work.last) clear_queries(work, tile, stage);
-      multiply(shared_.keys() + warpgroup_ * 64 * 128, shared_.queries(stage), s_);
+      score(shared_.keys(), shared_.queries(stage), s_);
       mbarrier_wait_block(shared_.dout_full(stage), phase());
-      multiply(shared_.values() + warpgroup_ * 64 * 128, shared_.dout(stage), dp_);
+      score(shared_.values(), shared_.dout(stage), dp_);
       wgmma_wait<1>();
       pin(s_);
       exponentiate(work, tile, stage);
-      accumulate(p_of_, shared_.dout(stage), dv_);
+      accumulate<T, Tile::kQueryBox, true>(p_of_, shared_.dout(stage), 0, dv_);
       wgmma_wait<1>();
       pin(dp_);
       differentiate(stage);
@@ -92,7 +81,7 @@ class GradientRows {
       fence_for_tma();
       meet();
       multiply_dq();
-      accumulate(ds_of_, shared_.queries(stage), dk_);
+      accumulate<T, Tile::kQueryBox, true>(ds_of_, shared_.queries(stage), 0, dk_);
       wgmma_wait<1>();
       pin(dq_);
       release(shared_.dout_empty(stage));
@@ -106,28 +95,9 @@ class GradientRows {
     pin(dv_);
   }
 
-  // x = the 64 keys of `a` times 64 queries, over all columns, from +0.
-  __device__ __forceinline__ void multiply(std::uint32_t keys, std::uint32_t queries, float (&x)[32]) const {
-    const std::uint64_t a = tile_descriptor<false>(keys, 0), b = tile_descriptor<false>(queries, 0);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Tile::kColumns / 16; ++step) {
-      const int within = step % 4 * static_cast<int>(kDescriptorStep<false>);
-      wgmma<T, 64, false, false>(x, a + step / 4 * (Tile::kKeyBox >> 4) + within,
-                                 b + step / 4 * (Tile::kQueryBox >> 4) + within, step > 0);
-    }
-    wgmma_commit();
-  }
-  // sums += weights times the 64 queries' rows.
-  __device__ __forceinline__ void accumulate(const std::uint32_t (&weights)[4][4], std::uint32_t rows,
-                                             float (&sums)[Tile::kSums]) const {
-    const std::uint64_t b = tile_descriptor<true>(rows, Tile::kQueryBox);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Tile::kQueries / 16; ++step) {
-      wgmma_registers<T, Tile::kColumns, true>(sums, weights[step], b + step * kDescriptorStep<true>, 1);
-    }
-    wgmma_commit();
+  // x = the warpgroup's 64 keys times 64 queries, over all columns, from +0.
+  __device__ __forceinline__ void score(std::uint32_t keys, std::uint32_t queries, float (&x)[32]) const {
+    multiply<T, Tile::kBoxes, Tile::kKeyBox, Tile::kQueryBox>(keys + warpgroup_ * 64 * 128, queries, x);
   }
   // Computes dq for this tile and block of keys: the warpgroup's half of the columns.
   __device__ __forceinline__ void multiply_dq() {
@@ -143,12 +113,6 @@ class GradientRows {
     wgmma_commit();
   }
 
-  static __device__ __forceinline__ float2 load_pair(std::uint32_t from) {
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from));
-    return x;
-  }
-
   // Turns scores into probabilities. They stay in x and become the A operand of steps of 16 queries.
   __device__ __forceinline__ void exponentiate(const GradientWork& work, int tile, int stage) {
     const int first_key = work.key + warpgroup_ * 64, first = max(tile, work.first);
@@ -161,20 +125,16 @@ class GradientRows {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float t = fma_rn(s_[4 * j + i], c_, i % 2 == 0 ? -u.x : -u.y);
-        s_[4 * j + i] = kExp == Exp::kHardware ? ex2_approx(t) : attention_probability<Machine>(t, kExp);
+        s_[4 * j + i] = probability<kExp>(t);
       }
     }
-    pack(s_, p_of_);
+    pack<T>(s_, p_of_);
   }
   // Sets the scores of pairs that do not see one another to -Inf.
   __device__ __forceinline__ void hide(const GradientWork& work, int tile) {
-    const std::int64_t window = p_.window_size > 0 ? p_.window_size : std::int64_t{1} << 32;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int key = work.key + row_ + i / 2 % 2 * 8, n = tile + i / 4 * 8 + thread_ % 4 * 2 + i % 2;
-      const bool seen = key < work.num_keys && (!p_.causal || (key <= n && n - key < window));
-      if (!seen) s_[i] = -infinity();
-    }
+    GradientSteps::hide(
+        p_, work.num_keys, [&](int i) { return work.key + row_ + i / 2 % 2 * 8; },
+        [&](int i) { return tile + i / 4 * 8 + thread_ % 4 * 2 + i % 2; }, s_);
   }
   // Turns dp into ds.
   __device__ __forceinline__ void differentiate(int stage) {
@@ -186,28 +146,12 @@ class GradientRows {
         dp_[4 * j + i] = mul_rn(s_[4 * j + i], sub_rn(dp_[4 * j + i], i % 2 == 0 ? delta.x : delta.y));
       }
     }
-    pack(dp_, ds_of_);
-  }
-  static __device__ __forceinline__ void pack(const float (&x)[32], std::uint32_t (&to)[4][4]) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) to[j / 2][j % 2 * 2 + r] = T::pack(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]);
-    }
+    pack<T>(dp_, ds_of_);
   }
 
   // Stores ds as [keys][queries] for dq's products: rows of 128 bytes with the 128-byte swizzle.
   __device__ __forceinline__ void store_ds() const {
-    const int lane = thread_ % 32, row = warpgroup_ * 64 + thread_ / 32 * 16 + lane % 16;
-    const std::uint32_t to = shared_.ds(stage()) + row * 128;
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      const std::uint32_t at = to + ((2 * step + lane / 16) ^ (row & 7)) * 16;
-      const std::uint32_t(&x)[4] = ds_of_[step];
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x[0]), "r"(x[1]),
-                   "r"(x[2]), "r"(x[3])
-                   : "memory");
-    }
+    store_weights(ds_of_, shared_.ds(stage()), thread_ % 32, warpgroup_ * 64 + thread_ / 32 * 16, 0);
   }
   // Hands dq to the warp that adds it, in the order of the threads' sums.
   __device__ __forceinline__ void store_dq(int stage) {
@@ -288,18 +232,12 @@ class GradientRows {
     for (int tile = 0; tile < Tile::kSums / 4; tile += 4) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        std::uint32_t x[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const int i = 4 * (tile + k) + 2 * r;
-          x[k] = T::pack(add_rn(mul_rn(sums[i], scale), 0.0f), add_rn(mul_rn(sums[i + 1], scale), 0.0f));
-        }
-        exchange_in_quad(x);
+        const uint4 x = rounded<T>(sums + 4 * tile, r, scale);
         const int key = row_ + 8 * r;
         if (work.key + key < work.num_keys) {
           auto* row = static_cast<typename T::Storage*>(to) +
                       ((sequence_token + work.k_token + key) * p_.num_kv_heads + work.kv_head) * Tile::kColumns;
-          *reinterpret_cast<uint4*>(row + (tile + thread_ % 4) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
+          *reinterpret_cast<uint4*>(row + (tile + thread_ % 4) * 8) = x;
         }
       }
     }

@@ -2,7 +2,8 @@
 // of its own (gradient_queries_sm90.cuh).
 #pragma once
 
-#include "gradient_rows_sm90.cuh"
+#include "../common/dependent_launch.cuh"
+#include "gradient_steps_sm90.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -33,10 +34,9 @@ struct WideGradientTile {
 // A warpgroup scores 64 keys against 32 queries at a time. It takes half of 128 keys, against both halves of a tile, and
 // sums all columns. If dk and dv of 128 keys do not fit into registers, both warpgroups take the same 64 keys, each
 // against half of a tile. Then they exchange rounded p and ds, and each sums half of the columns.
-// A thread has two keys, 16 w + g and 16 w + g + 8, where w is its warp and g = lane / 4. It has scores of queries
-// 8 j + 2 (lane % 4) and the next, and columns with these numbers of the sums: x[4 j + 2 {row} + {column}].
+// Rows are keys. Columns of scores are queries.
 template <class T, class Tile, Exp kExp>
-class WideGradientRows {
+class WideGradientRows : GradientSteps {
  public:
   __device__ __forceinline__ WideGradientRows(const AttentionBackwardParams& p, const GradientCall& call,
                                               const GradientShared<Tile>& shared, int warpgroup)
@@ -66,16 +66,9 @@ class WideGradientRows {
   static constexpr int kSums = Tile::kColumns / (Tile::kExchanges ? 4 : 2);
   static constexpr int kValueSums = Tile::kValueColumns / (Tile::kExchanges ? 4 : 2);
 
-  template <int kCount>
-  static __device__ __forceinline__ void pin(float (&x)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i])::"memory");
-  }
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
     if (thread_ % 32 == 0) mbarrier_arrive(barrier);
   }
-  // A barrier of both warpgroups.
-  static __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
   // The first key of the warpgroup, and that of the thread. Both are counted from the job's first key.
   __device__ __forceinline__ int first_key() const { return Tile::kKeys == 128 ? warpgroup_ * 64 : 0; }
   __device__ __forceinline__ int row() const { return first_key() + thread_ / 32 * 16 + thread_ % 32 / 4; }
@@ -90,9 +83,9 @@ class WideGradientRows {
       mbarrier_wait_block(shared_.queries_full(stage), phase);
       if (tile < work.first || tile + Tile::kQueries > work.last) clear_queries(work, tile, stage, phase);
       const int first = Tile::kExchanges ? warpgroup_ * 32 : 0;
-      multiply<Tile::kBoxes>(shared_.keys(), queries + first * 128, s_);
+      score<Tile::kBoxes>(shared_.keys(), queries + first * 128, s_);
       mbarrier_wait_block(shared_.dout_full(stage), phase);
-      multiply<Tile::kValueBoxes>(shared_.values(), dout + first * 128, dp_);
+      score<Tile::kValueBoxes>(shared_.values(), dout + first * 128, dp_);
       if constexpr (Tile::kExchanges) {
         const std::uint32_t p = shared_.base + Tile::kProbabilitiesAt + stage * Tile::kKeyBox, ds = shared_.ds(stage);
         wgmma_wait<1>();
@@ -111,16 +104,16 @@ class WideGradientRows {
           wgmma_wait<1>();
           pin(s_);
           exponentiate(work, tile, half * 32, stage);
-          pack(s_, p_of_);
-          accumulate(dv_, p_of_, dout, half);
+          pack<T>(s_, p_of_);
+          accumulate<T, Tile::kQueryBox, true>(p_of_, dout, 2 * half, dv_);
           wgmma_wait<1>();
           pin(dp_);
           differentiate(half * 32, stage);
-          pack(dp_, ds_of_);
-          accumulate(dk_, ds_of_, queries, half);
+          pack<T>(dp_, ds_of_);
+          accumulate<T, Tile::kQueryBox, true>(ds_of_, queries, 2 * half, dk_);
           if (half == 1) break;
-          multiply<Tile::kBoxes>(shared_.keys(), queries + 32 * 128, s_);
-          multiply<Tile::kValueBoxes>(shared_.values(), dout + 32 * 128, dp_);
+          score<Tile::kBoxes>(shared_.keys(), queries + 32 * 128, s_);
+          score<Tile::kValueBoxes>(shared_.values(), dout + 32 * 128, dp_);
         }
       }
       wgmma_wait<1>();
@@ -134,32 +127,10 @@ class WideGradientRows {
     pin(dv_);
   }
 
-  // x = 64 keys times 32 queries, over all columns, from +0.
+  // x = the warpgroup's 64 keys times 32 queries, over all columns, from +0.
   template <int kBoxes>
-  __device__ __forceinline__ void multiply(std::uint32_t keys, std::uint32_t queries, float (&x)[16]) const {
-    const std::uint64_t a = tile_descriptor<false>(keys + first_key() * 128, 0);
-    const std::uint64_t b = tile_descriptor<false>(queries, 0);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kBoxes * 4; ++step) {
-      const int within = step % 4 * static_cast<int>(kDescriptorStep<false>);
-      wgmma<T, 32, false, false>(x, a + step / 4 * (Tile::kKeyBox >> 4) + within,
-                                 b + step / 4 * (Tile::kQueryBox >> 4) + within, step > 0);
-    }
-    wgmma_commit();
-  }
-
-  // sums += weights times the rows of half of the tile's queries.
-  template <int kCount>
-  __device__ __forceinline__ void accumulate(float (&sums)[kCount], const std::uint32_t (&weights)[2][4],
-                                             std::uint32_t rows, int half) const {
-    const std::uint64_t b = tile_descriptor<true>(rows, Tile::kQueryBox);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      wgmma_registers<T, kCount * 2, true>(sums, weights[step], b + (2 * half + step) * kDescriptorStep<true>, 1);
-    }
-    wgmma_commit();
+  __device__ __forceinline__ void score(std::uint32_t keys, std::uint32_t queries, float (&x)[16]) const {
+    multiply<T, kBoxes, Tile::kKeyBox, Tile::kQueryBox>(keys + first_key() * 128, queries, x);
   }
   // sums += weights times the warpgroup's half of the columns of a tile's queries.
   template <int kCount>
@@ -174,31 +145,15 @@ class WideGradientRows {
     }
     wgmma_commit();
   }
-  static __device__ __forceinline__ void pack(const float (&x)[16], std::uint32_t (&to)[2][4]) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[i / 4][i % 4] = T::pack(x[2 * i], x[2 * i + 1]);
-  }
   // Rounds weights, and stores them as [keys][queries]: rows of 128 bytes with the 128-byte swizzle.
   __device__ __forceinline__ void exchange(const float (&x)[16], std::uint32_t weights) const {
     std::uint32_t pairs[2][4];
-    pack(x, pairs);
-    const int lane = thread_ % 32, row = thread_ / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const std::uint32_t at = weights + row * 128 + ((warpgroup_ * 4 + 2 * step + lane / 16) ^ (row & 7)) * 16;
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(pairs[step][0]),
-                   "r"(pairs[step][1]), "r"(pairs[step][2]), "r"(pairs[step][3])
-                   : "memory");
-    }
+    pack<T>(x, pairs);
+    store_weights(pairs, weights, thread_ % 32, thread_ / 32 * 16, warpgroup_ * 4);
     fence_for_tma();
     meet();
   }
 
-  static __device__ __forceinline__ float2 load_pair(std::uint32_t from) {
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from));
-    return x;
-  }
   // Turns scores of the queries from `first` of a tile on into probabilities.
   __device__ __forceinline__ void exponentiate(const GradientWork& work, int tile, int first, int stage) {
     const int key = work.key + first_key(), query = tile + first;
@@ -211,19 +166,15 @@ class WideGradientRows {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float t = fma_rn(s_[4 * j + i], c_, i % 2 == 0 ? -u.x : -u.y);
-        s_[4 * j + i] = kExp == Exp::kHardware ? ex2_approx(t) : attention_probability<Machine>(t, kExp);
+        s_[4 * j + i] = probability<kExp>(t);
       }
     }
   }
   // Sets the scores of pairs that do not see one another to -Inf.
   __device__ __forceinline__ void hide(const GradientWork& work, int query) {
-    const std::int64_t window = p_.window_size > 0 ? p_.window_size : std::int64_t{1} << 32;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int key = work.key + row() + i / 2 % 2 * 8, n = query + i / 4 * 8 + thread_ % 4 * 2 + i % 2;
-      const bool seen = key < work.num_keys && (!p_.causal || (key <= n && n - key < window));
-      if (!seen) s_[i] = -infinity();
-    }
+    GradientSteps::hide(
+        p_, work.num_keys, [&](int i) { return work.key + row() + i / 2 % 2 * 8; },
+        [&](int i) { return query + i / 4 * 8 + thread_ % 4 * 2 + i % 2; }, s_);
   }
   // Turns dp into ds.
   __device__ __forceinline__ void differentiate(int first, int stage) {
@@ -277,18 +228,12 @@ class WideGradientRows {
     for (int four = 0; four < kSums / 4; four += 4) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        std::uint32_t x[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const float* const of = sums + 4 * (four + k) + 2 * r;
-          x[k] = T::pack(add_rn(mul_rn(of[0], scale), 0.0f), add_rn(mul_rn(of[1], scale), 0.0f));
-        }
-        exchange_in_quad(x);
+        const uint4 x = rounded<T>(sums + 4 * four, r, scale);
         const int key = row() + 8 * r, column = first + four * 8 + thread_ % 4 * 8;
         if (work.key + key < work.num_keys && column < columns) {
           auto* const to = static_cast<typename T::Storage*>(kIsKey ? p_.dk : p_.dv);
           auto* const of_key = to + ((sequence_token + work.k_token + key) * p_.num_kv_heads + work.kv_head) * columns;
-          *reinterpret_cast<uint4*>(of_key + column) = make_uint4(x[0], x[1], x[2], x[3]);
+          *reinterpret_cast<uint4*>(of_key + column) = x;
         }
       }
     }
@@ -309,7 +254,6 @@ template <class T, class Tile, Exp kExp>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     attention_wide_gradient_kernel(const __grid_constant__ AttentionBackwardParams p,
                                    const __grid_constant__ GradientCall call) {
-  using Registers = RegisterShares<24, 240>;
   extern __shared__ unsigned char unaligned[];
   unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   const GradientShared<Tile> shared{shared_address(memory)};
@@ -319,20 +263,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   allow_next_kernel();  // dq's
   const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
   if (warpgroup < 0) {
-    Registers::release();
+    GradientRegisters::release();
     if (same_in_warp(threadIdx.x / 32) == 0) load_gradient_work<Tile>(p, call, shared, works);
     return;
   }
-  Registers::claim();
+  GradientRegisters::claim();
   WideGradientRows<T, Tile, kExp> rows(p, call, shared, warpgroup);
-#pragma unroll 1
-  for (int job = 0;; ++job) {
-    mbarrier_wait_block(shared.work_full(job & 1), job >> 1 & 1);
-    const GradientWork& work = works[job & 1];
-    if (work.sequence < 0) break;
-    rows.run(work);
-    mbarrier_arrive(shared.work_empty(job & 1));  // every thread arrives after its read
-  }
+  take_jobs(shared, works, &rows);
 }
 
 }  // namespace

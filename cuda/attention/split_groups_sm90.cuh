@@ -57,9 +57,7 @@ class WgmmaGroupRows : WgmmaRows<T, Tile, kExp> {
       this->release(shared_.keys_empty(at_.stage));
       this->hide(work, block);
       this->raise();
-      const float factor[2] = {this->factor_of(0), this->factor_of(1)};
-      this->rescale_chains(factor);
-      this->template rescale_sums<1>(factor, 0);
+      this->template rescale_sums<1>(this->rescale_chains(), 0);
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
         this->exponentiate(j);

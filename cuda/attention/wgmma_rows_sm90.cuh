@@ -194,8 +194,7 @@ class WgmmaRows {
     at_.advance(Tile::kStages);
     // The first row's exponentials come before the wait for P V, the second row's beside the rescaling.
     constexpr bool kAhead = kExp == Exp::kHardware;
-    raise(0);
-    raise(1);
+    raise();
     if constexpr (kAhead) {
 #pragma unroll
       for (int j = 0; j < kKeyTiles; ++j) exponentiate(j, 0);
@@ -222,14 +221,13 @@ class WgmmaRows {
       }
     } else {
       // Without a branch, since most blocks raise the reference of some row.
-      const float factor[2] = {factor_of(0), factor_of(1)};
-      rescale_chains(factor);
+      const float2 factors = rescale_chains();
 #pragma unroll
       for (int j = 0; j < kKeyTiles; ++j) {
         if (!kAhead) exponentiate(j, 0);
         exponentiate(j, 1);
         pack(j);
-        rescale_sums<kKeyTiles>(factor, j);
+        rescale_sums<kKeyTiles>(factors, j);
       }
     }
     add_probabilities();
@@ -313,19 +311,24 @@ class WgmmaRows {
     const float e = fmaxf(sub_rn(before_[r], m_[r]), -127.0f);
     return __int_as_float(__float_as_int(add_rn(e, kStatsShift + 127.0f)) << 23);
   }
-  __device__ __forceinline__ void rescale_chains(const float (&factor)[2]) {
+  // Multiplies the chains of l by the rows' factors, which it returns for the sums.
+  __device__ __forceinline__ float2 rescale_chains() {
+    const float2 factors = make_float2(factor_of(0), factor_of(1));
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      l_[r][0] = mul_rn(l_[r][0], factor[r]);
-      l_[r][1] = mul_rn(l_[r][1], factor[r]);
+    for (int i = 0; i < 2; ++i) {
+      l_[0][i] = mul_rn(l_[0][i], factors.x);
+      l_[1][i] = mul_rn(l_[1][i], factors.y);
     }
+    return factors;
   }
   // Part `part` of kParts.
   template <int kParts>
-  __device__ __forceinline__ void rescale_sums(const float (&factor)[2], int part) {
+  __device__ __forceinline__ void rescale_sums(const float2& factors, int part) {
     constexpr int kEach = Tile::kSums / kParts;
 #pragma unroll
-    for (int i = part * kEach; i < (part + 1) * kEach; ++i) o_[i] = mul_rn(o_[i], factor[i / 2 % 2]);
+    for (int i = part * kEach; i < (part + 1) * kEach; ++i) {
+      o_[i] = mul_rn(o_[i], i / 2 % 2 == 0 ? factors.x : factors.y);
+    }
   }
 
   // Turns scores of keys 8 j ... 8 j + 7 into probabilities.

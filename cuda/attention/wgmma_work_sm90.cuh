@@ -4,6 +4,7 @@
 
 #include "../common/dependent_launch.cuh"
 #include "../common/mbarrier_sm90.cuh"
+#include "../common/mma_sm80.cuh"
 #include "../common/tma_sm90.cuh"
 #include "machine.cuh"
 #include "path_runs.cuh"
