@@ -49,20 +49,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   WgmmaRows<T, Tile, kExp> rows(p, shared, warpgroup, &call,
                                 reinterpret_cast<float2*>(memory + WgmmaShared<Tile>::kRowTotalsAt));
   if (warpgroup == 1) asm volatile("bar.arrive 2, 256;" ::: "memory");  // the first turn is warpgroup 0's
-  constexpr bool kCopiesWork = Tile::kOuterFours == 0;                  // else sums fill the registers
   RingPosition slot;
 #pragma unroll 1
   for (;;) {
     mbarrier_wait_block(shared.tile_full(slot.stage), slot.phase);
-    std::conditional_t<kCopiesWork, const WgmmaWork, const WgmmaWork&> work = slots[slot.stage];
+    const WgmmaWork& work = slots[slot.stage];
     // The barrier tells ptxas that warps have converged. Values after it then stay in uniform registers.
     asm volatile("bar.sync %0, 128;" ::"r"(4 + warpgroup) : "memory");
-    if (kCopiesWork) mbarrier_arrive(shared.tile_empty(slot.stage));  // every thread arrives after its read
-    const int stage = slot.stage;
-    slot.advance(2);
     if (work.places < 0) break;
     rows.run(work);
-    if (!kCopiesWork) mbarrier_arrive(shared.tile_empty(stage));
+    mbarrier_arrive(shared.tile_empty(slot.stage));  // every thread arrives after its last read
+    slot.advance(2);
   }
   if constexpr (kMayMix<Params>) say_done(call);
 }

@@ -29,22 +29,21 @@ class WgmmaRows {
     total_ = shared.base + Tile::kTotalAt + warpgroup * (Tile::kTotalBytes / 2) + thread_ * 16;
   }
 
-  __device__ __forceinline__ void run(const WgmmaWork& work) {
+  // `shared_work` lies in shared memory, so that no register holds what only the tile's end reads.
+  __device__ __forceinline__ void run(const WgmmaWork& shared_work) {
+    std::conditional_t<kIsLean, const WgmmaWork&, const WgmmaWork> work = shared_work;
     if constexpr (!kIsLean) find_keys(work);
+    begin_split();
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if constexpr (kIsLean) {
-        m_[r] = -infinity();
-        l_[r][0] = l_[r][1] = 0.0f;
-        set_total(r, -infinity(), 0.0f);
-      } else {
-        m_[r] = m_total_[r] = -infinity();
-        l_total_[r] = l_[r][0] = l_[r][1] = 0.0f;
-      }
-    }
+    for (int r = 0; r < 2; ++r) set_total(r, -infinity(), 0.0f);
     has_total_ = false;
-    if (work.last_key > work.first_key) walk(work);
-    store(work);
+    RowEnds ends;
+    if (work.last_key > work.first_key) {
+      walk(work, shared_work, &ends);
+    } else {
+      end_unused_rows(shared_work, &ends);
+    }
+    store(shared_work, ends);
   }
 
  protected:
@@ -82,6 +81,12 @@ class WgmmaRows {
     }
   }
 
+  // What the tile's end does with a thread's two rows.
+  struct RowEnds {
+    float inverse[2] = {1.0f, 1.0f}, factor[2] = {1.0f, 1.0f};  // a factor of 1 changes no sum
+    std::uint32_t used[2] = {0xffffffffu, 0xffffffffu};         // mask of the bits to keep: all or none
+  };
+
   static constexpr int kKeyTiles = Tile::kKeys / 8;  // tiles of eight keys
   static __device__ __forceinline__ void pin(float (&x)[Tile::kScores]) {
 #pragma unroll
@@ -110,9 +115,8 @@ class WgmmaRows {
     asm volatile("bar.arrive %0, 256;" ::"r"(3 - warpgroup_) : "memory");
   }
 
-  __device__ __forceinline__ void walk(const WgmmaWork& work) {
-    int block = work.first_key / Tile::kKeys * Tile::kKeys;
-    int split_end = static_cast<int>(attention_split_end(block));
+  __device__ __forceinline__ void walk(const WgmmaWork& work, const WgmmaWork& shared_work, RowEnds* ends) {
+    int block = work.first_key / Tile::kKeys * Tile::kKeys, split_end = work.split_end;
     mbarrier_wait_block(shared_.queries_full(), queries_phase_);
     queries_phase_ ^= 1;
     mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
@@ -135,7 +139,7 @@ class WgmmaRows {
     at_.advance(Tile::kStages);
     int keeps = 0;  // whether P V adds to o_
     block += Tile::kKeys;
-    wait_ahead(block < work.last_key);
+    if (block < work.last_key) mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
 #pragma unroll 1
     for (;;) {
       if constexpr (!kIsLean && kExp == Exp::kHardware) {  // else registers would spill
@@ -151,20 +155,17 @@ class WgmmaRows {
       block += Tile::kKeys;
     }
     const RingPosition before = before_at_;
+    mbarrier_wait_block(shared_.values_full(before.stage), before.phase);
     // Only the last block of a sequence has rows past the sequence's end.
     if (block > work.num_keys) clear_values(before.stage, work.num_keys - (block - Tile::kKeys));
     accumulate(before.stage, keeps);
+    merge_rows();
+    end_rows(shared_work, ends);
     wgmma_wait<0>();
     pin_sums();
     release(shared_.values_empty(before.stage));
-    merge_rows(m_, l_);
   }
 
-  // Waits for the operands of the next step: a block of keys, and the values of the block before.
-  __device__ __forceinline__ void wait_ahead(bool has_keys) const {
-    if (has_keys) mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
-    mbarrier_wait_block(shared_.values_full(before_at_.stage), before_at_.phase);
-  }
   // A block's scores and probabilities, beside P V of the previous block. kPlain: every row sees the whole block, and
   // no split begins. Returns whether the block's P V adds to the sums.
   template <bool kPlain>
@@ -172,26 +173,25 @@ class WgmmaRows {
     const bool begins = !kPlain && block >= split_end;
     take_turn();
     multiply(at_.stage);
+    mbarrier_wait_block(shared_.values_full(before_at_.stage), before_at_.phase);  // beside the scores
     accumulate(before_at_.stage, keeps);
     give_turn();
+    if (begins) {
+      merge_rows();
+      split_end = static_cast<int>(attention_split_end(block));
+      begin_split();
+    }
     wgmma_wait<1>();
     pin(s_);
     release(shared_.keys_empty(at_.stage));
     const bool has_next = block + Tile::kKeys < work.last_key;
     if (!has_next) release(shared_.queries_empty());
     if (!kPlain) hide(work, block);
-    const float m[2] = {m_[0], m_[1]}, l[2][2] = {{l_[0][0], l_[0][1]}, {l_[1][0], l_[1][1]}};
-    if (begins) {
-      split_end = static_cast<int>(attention_split_end(block));
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        m_[r] = -infinity();
-        l_[r][0] = l_[r][1] = 0.0f;
-      }
-    }
     const int values_stage = before_at_.stage;
     before_at_ = at_;
     at_.advance(Tile::kStages);
+    // Whether the next keys have arrived. The result is used later, so the test costs no time.
+    const bool is_ready = !has_next || mbarrier_test_block(shared_.keys_full(at_.stage), at_.phase);
     // The first row's exponentials come before the wait for P V, the second row's beside the rescaling.
     constexpr bool kAhead = kExp == Exp::kHardware;
     raise();
@@ -200,12 +200,12 @@ class WgmmaRows {
       for (int j = 0; j < kKeyTiles; ++j) exponentiate(j, 0);
       pin_groups(0);
     }
-    wait_ahead(has_next);  // also keeps ptxas from moving the next wait up
+    // The branch also keeps ptxas from moving the next wait up.
+    if (!is_ready) mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     pin_sums();
     release(shared_.values_empty(values_stage));
     if (begins) {
-      merge_rows(m, l);
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
         if (j < Tile::kSharedFours) merge_sums(j);
@@ -305,15 +305,15 @@ class WgmmaRows {
     raise(0);
     raise(1);
   }
-  // attention_factor(before_[r], m_[r]) without a branch. It is 0 where no block has contributed, since the sums are 0
-  // there, and where the row has failed.
-  __device__ __forceinline__ float factor_of(int r) const {
-    const float e = fmaxf(sub_rn(before_[r], m_[r]), -127.0f);
+  // attention_factor(before, m) without a branch. It is 0 where nothing has contributed, since the sums are 0 there, and
+  // where the row has failed.
+  static __device__ __forceinline__ float factor_of(float before, float m) {
+    const float e = fmaxf(sub_rn(before, m), -127.0f);
     return __int_as_float(__float_as_int(add_rn(e, kStatsShift + 127.0f)) << 23);
   }
   // Multiplies the chains of l by the rows' factors, which it returns for the sums.
   __device__ __forceinline__ float2 rescale_chains() {
-    const float2 factors = make_float2(factor_of(0), factor_of(1));
+    const float2 factors = make_float2(factor_of(before_[0], m_[0]), factor_of(before_[1], m_[1]));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       l_[0][i] = mul_rn(l_[0][i], factors.x);
@@ -366,18 +366,26 @@ class WgmmaRows {
     }
   }
 
-  // Merges a split, given by its reference and chains of l, into the rows' total. Returns the factors for merge_sums.
-  __device__ __forceinline__ void merge_rows(const float (&m)[2], const float (&chains)[2][2]) {
+  __device__ __forceinline__ void begin_split() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float l = add_rn(chains[r][0], chains[r][1]);
+      m_[r] = -infinity();
+      l_[r][0] = l_[r][1] = 0.0f;
+    }
+  }
+  // Merges m and l of the split that ends into the rows' total, beside its last products, and leaves the factors for
+  // merge_sums. An AttentionMerge without a branch: a side that contributed nothing has sums of 0 and the factor 0.
+  __device__ __forceinline__ void merge_rows() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float l = add_rn(l_[r][0], l_[r][1]);
       l = add_rn(l, Machine::shuffle_xor(l, 1));
       l = add_rn(l, Machine::shuffle_xor(l, 2));
       load_total(r);
-      const AttentionMerge merge(m_total_[r], m[r] >= kStatsRange ? canonical_nan() : m[r]);
-      of_total_[r] = merge.factor;
-      of_split_[r] = merge.factor_of_split;
-      set_total(r, merge.m, merge(l_total_[r], l));
+      const float of_split = m_[r] >= kStatsRange ? canonical_nan() : m_[r], m = max_nan(m_total_[r], of_split);
+      of_total_[r] = factor_of(m_total_[r], m);
+      of_split_[r] = factor_of(of_split, m);
+      set_total(r, m, fma_rn(l_total_[r], of_total_[r], mul_rn(l, of_split_[r])));
     }
   }
   // The total of sums 4 j ... 4 j + 3, which is +0 before the first merge.
@@ -461,14 +469,6 @@ class WgmmaRows {
   __device__ __forceinline__ std::int64_t value_dim() const {
     return Tile::kColumns > 128 ? p_.value_dim : Tile::kValueColumns;
   }
-  __device__ __forceinline__ typename T::Storage* output(const WgmmaWork& work, int row) const {
-    return static_cast<typename T::Storage*>(p_.out) +
-           (row_of(p_, work.sequence, work.token + row) * p_.num_q_heads + work.head) * value_dim() + thread_ % 4 * 8;
-  }
-  __device__ __forceinline__ void store_lse(const WgmmaWork& work, int row, float lse) const {
-    if (p_.lse == nullptr || thread_ % 4 != 0) return;
-    p_.lse[lse_index(p_, work.sequence, work.token + row, work.head)] = lse;
-  }
   // Merges the head's sink into m and l of the rows. factor: the factors of their sums. used: 0 where a row has nothing
   // but the sink. A product equals fma(O, factor, +0) except for a zero's sign, which out does not keep.
   __device__ __forceinline__ void merge_sinks(const WgmmaWork& work, float (&factor)[2], std::uint32_t (&used)[2]) {
@@ -483,31 +483,46 @@ class WgmmaRows {
   static __device__ __forceinline__ std::uint32_t packed(float a, float b, float factor, float inverse) {
     return T::pack(attention_output(mul_rn(a, factor), inverse), attention_output(mul_rn(b, factor), inverse));
   }
-  __device__ __forceinline__ void store(const WgmmaWork& work) {
-    float inverse[2], factor[2] = {1.0f, 1.0f};          // a factor of 1 changes no sum
-    std::uint32_t used[2] = {0xffffffffu, 0xffffffffu};  // mask of the bits to keep: all or none
-    bool exists[2];                                      // whether the row belongs to this sequence
+  // Stores lse, beside the last products. The four lanes of a quad share two rows, so each computes one of them.
+  __device__ __forceinline__ void end_rows(const WgmmaWork& work, RowEnds* ends) {
     if constexpr (kIsLean) find_keys(work);
 #pragma unroll
     for (int r = 0; r < 2; ++r) load_total(r);
-    if (p_.sinks != nullptr) merge_sinks(work, factor, used);
+    if (p_.sinks != nullptr) merge_sinks(work, ends->factor, ends->used);
+    const bool is_second = thread_ % 2 != 0;
+    const float m = is_second ? m_total_[1] : m_total_[0], l = is_second ? l_total_[1] : l_total_[0];
+    const bool is_used = (is_second ? sees_last_[1] : sees_last_[0]) != 0, fails = attention_fails(m, is_used);
+    const float inverse = fails ? canonical_nan() : div_rn(1.0f, is_used ? l : 1.0f);
+    const int row = first_row_ + (is_second ? 8 : 0);
+    if (p_.lse != nullptr && thread_ % 4 < 2 && row < work.places) {
+      p_.lse[work.lse + row] = fails ? canonical_nan() : is_used ? attention_lse(m, l) : -infinity();
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = first_row_ + 8 * r;
-      const bool is_used = sees_last_[r] != 0;
-      const bool fails = attention_fails(m_total_[r], is_used);
-      if (!is_used) used[r] = 0u;
-      inverse[r] = fails ? canonical_nan() : div_rn(1.0f, is_used ? l_total_[r] : 1.0f);
-      exists[r] = row < work.places;
-      if (exists[r]) {
-        store_lse(work, row, fails ? canonical_nan() : is_used ? attention_lse(m_total_[r], l_total_[r]) : -infinity());
-      }
+      ends->inverse[r] = __shfl_sync(~0u, inverse, r, 4);
+      if (sees_last_[r] == 0) ends->used[r] = 0u;
     }
+  }
+  // The same for rows that see no key.
+  __device__ __forceinline__ void end_unused_rows(const WgmmaWork& work, RowEnds* ends) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      ends->used[r] = 0u;
+      const int row = first_row_ + 8 * r;
+      if (p_.lse != nullptr && thread_ % 4 == 0 && row < work.places) p_.lse[work.lse + row] = -infinity();
+    }
+  }
+  __device__ __forceinline__ void store(const WgmmaWork& work, const RowEnds& ends) const {
+    bool exists[2];  // whether the row belongs to this sequence
+#pragma unroll
+    for (int r = 0; r < 2; ++r) exists[r] = first_row_ + 8 * r < work.places;
     constexpr int kAtOnce = 8;
     const float4* outer = nullptr;
     if constexpr (Tile::kOuterFours > 0) outer = outer_totals();
-    auto* to = reinterpret_cast<uint4*>(output(work, first_row_));
-    const auto to_next = static_cast<std::uint32_t>(p_.num_q_heads * value_dim());  // eight rows behind
+    const std::int64_t stride = p_.num_q_heads * value_dim();
+    auto* to = reinterpret_cast<uint4*>(static_cast<typename T::Storage*>(p_.out) + work.out + first_row_ * stride +
+                                        thread_ % 4 * 8);
+    const auto to_next = static_cast<std::uint32_t>(stride);  // eight rows behind
 #pragma unroll
     for (int first = 0; first < Tile::kSums / 4; first += kAtOnce) {
       float4 before[kAtOnce];
@@ -519,8 +534,8 @@ class WgmmaRows {
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           const float4 x = merged(tile + k, is_outer ? before[tile - first + k] : total(tile + k));
-          pairs[0][k] = used[0] & packed(x.x, x.y, factor[0], inverse[0]);
-          pairs[1][k] = used[1] & packed(x.z, x.w, factor[1], inverse[1]);
+          pairs[0][k] = ends.used[0] & packed(x.x, x.y, ends.factor[0], ends.inverse[0]);
+          pairs[1][k] = ends.used[1] & packed(x.z, x.w, ends.factor[1], ends.inverse[1]);
         }
         const bool is_stored = Tile::kColumns <= 128 || (tile + thread_ % 4) * 8 < value_dim();
 #pragma unroll

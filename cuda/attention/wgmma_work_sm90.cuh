@@ -28,8 +28,9 @@ struct WgmmaTile {
   static constexpr int kTotalBytes = 256 * 16 * kSharedFours;
   static constexpr int kKeysAt = kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
   static constexpr int kTotalAt = kValuesAt + kStages * kValueBytes, kBarriersAt = kTotalAt + kTotalBytes;
-  static constexpr int kRowBytes = kOuterFours > 0 ? kQueries * 8 : 0;             // m and l of the rows' totals
-  static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * 48 + kRowBytes + 1024;  // 1024 bytes align the start
+  static constexpr int kWorkBytes = 80;
+  static constexpr int kRowBytes = kOuterFours > 0 ? kQueries * 8 : 0;  // m and l of the rows' totals
+  static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * kWorkBytes + kRowBytes + 1024;  // 1024 bytes align the start
   static_assert(kBytes <= 227 * 1024);
 };
 
@@ -65,13 +66,15 @@ using WgmmaCallOf = std::conditional_t<kMayBranch<Params>, WgmmaTreeCall,
 
 // A tile: 128 places of q of one sequence and head, and the keys that any of its queries sees. The loading warp
 // computes it for all warps.
-struct WgmmaWork {
+struct alignas(16) WgmmaWork {
   std::int32_t sequence, head;
   std::int32_t token, places, queries;  // token of the first place; places and queries from there on
   std::int32_t position;                // number of the key at the first query's place
   std::int32_t k_token, num_keys;       // the sequence's first token of k, and its keys
   std::int32_t first_key, last_key;     // the range of keys that any query of the tile sees
   std::int32_t all_first, all_last;     // the range of keys that every query sees
+  std::int32_t split_end;               // one past the split that holds first_key
+  std::int64_t out, lse;                // indices of the first place in the arrays out and lse
 };
 
 // Packed sequences: sequence s begins at slot floor(begin / 128) + s, so no sum over earlier sequences is needed. Some
@@ -91,12 +94,15 @@ __device__ __forceinline__ void see_keys(const Params& p, std::int64_t query, st
   work.position = static_cast<std::int32_t>(span.position(query));
   work.k_token = static_cast<std::int32_t>(span.k_first);
   work.num_keys = static_cast<std::int32_t>(span.num_keys);
+  work.out = (row_of(p, work.sequence, work.token) * p.num_q_heads + work.head) * p.value_dim;
+  work.lse = lse_index(p, work.sequence, work.token, work.head);
   const AttentionRange queries = {query, min(query + 128, span.num_queries)};
   if (queries.empty()) return;
   const AttentionRange keys = span.keys_of(queries);
   if (keys.empty()) return;
   work.first_key = static_cast<std::int32_t>(keys.first);
   work.last_key = static_cast<std::int32_t>(keys.last);
+  work.split_end = static_cast<std::int32_t>(attention_split_end(keys.first));
   work.all_first = static_cast<std::int32_t>(span.keys_of(queries.last - 1).first);
   work.all_last = static_cast<std::int32_t>(span.keys_of(queries.first).last);
 }
@@ -202,7 +208,8 @@ struct WgmmaShared {
   __device__ __forceinline__ std::uint32_t tile_full(int slot) const { return barrier(10 + slot); }
   __device__ __forceinline__ std::uint32_t tile_empty(int slot) const { return barrier(12 + slot); }
   static constexpr int kWorkAt = Tile::kBarriersAt + 14 * 8;  // work of two consecutive tiles
-  static constexpr int kRowTotalsAt = kWorkAt + 2 * 48;
+  static constexpr int kRowTotalsAt = kWorkAt + 2 * Tile::kWorkBytes;
+  static_assert(sizeof(WgmmaWork) == Tile::kWorkBytes);
 
   __device__ __forceinline__ void init() const {
     mbarrier_init(queries_full(), 1);

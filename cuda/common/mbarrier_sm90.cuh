@@ -51,6 +51,20 @@ __device__ __forceinline__ void mbarrier_wait_block(std::uint32_t barrier, int p
       "r"(parity)
       : "memory");
 }
+// Whether that wait would end at once.
+__device__ __forceinline__ bool mbarrier_test_block(std::uint32_t barrier, int parity) {
+  int done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.s32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 
 // A thread's position in a ring of stages, each with its barriers. The phase is the parity to wait for.
 struct RingPosition {
