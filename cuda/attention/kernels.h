@@ -73,6 +73,7 @@ struct SplitGrid {
   std::int64_t blocks;
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats
   bool merges;                // false: calls have one split, whose blocks write the results without a workspace
+  bool long_first;  // whether blocks take the last splits first; for one sequence, whose last splits are longer
 
   explicit SplitGrid(const AttentionParams& p, std::int64_t shared_rows = kSharedRows)
       : SplitGrid(
@@ -90,6 +91,8 @@ struct SplitGrid {
     sums_at = (results * 2 + 3) / 4 * 4;
     merges = splits != 1 || p.num_sequences == 0 || p.group_offsets != nullptr;
     end = merges ? sums_at + results * p.value_dim : 0;
+    constexpr std::int64_t kShortSplits = 8;  // splits of 1024 keys
+    long_first = p.num_sequences == 1 && !shares && splits > kShortSplits;
   }
 };
 

@@ -13,7 +13,10 @@ template <int kColumns_>
 struct WgmmaGroupTile : WgmmaTile<kColumns_> {
   using Wgmma = WgmmaTile<kColumns_>;
   static constexpr int kRows = 64, kWarps = 5, kThreads = 32 * kWarps, kTotalBytes = 0;  // four multiply, one loads
-  static constexpr int kBarriersAt = Wgmma::kValuesAt + Wgmma::kStages * Wgmma::kTileBytes;
+  // Two blocks of threads fit on a multiprocessor, and hide each other's waits.
+  static constexpr int kStages = kColumns_ > 64 ? 1 : 2;
+  static constexpr int kValuesAt = Wgmma::kKeysAt + kStages * Wgmma::kTileBytes;
+  static constexpr int kBarriersAt = kValuesAt + kStages * Wgmma::kTileBytes;
   static constexpr int kRangeAt = kBarriersAt + 14 * 8, kBytes = kRangeAt + 2 * kWarps * 4 + 1024;
 };
 
@@ -115,7 +118,7 @@ class WgmmaGroupRows : WgmmaRows<T, Tile, kExp> {
 };
 
 template <class T, class Tile, Exp kExp>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
+__global__ void __launch_bounds__(Tile::kThreads, 2)
     attention_wgmma_group_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ SplitCall call,
                                  const __grid_constant__ WgmmaGroupCall groups) {
   extern __shared__ unsigned char unaligned[];

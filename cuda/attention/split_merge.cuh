@@ -99,7 +99,8 @@ void run_splits(const AttentionParams& p, const SplitGrid& grid, cudaStream_t st
                           static_cast<std::uint32_t>(p.num_q_heads / p.num_kv_heads),
                           grid.merges,
                           results,
-                          results + grid.sums_at};
+                          results + grid.sums_at,
+                          grid.long_first ? static_cast<std::uint32_t>(grid.blocks / grid.stride) : 0};
   if (grid.blocks > 0) {
     launch(call, checked_blocks(grid.blocks, "attention"));
     check(cudaGetLastError(), "launch of attention's splits");

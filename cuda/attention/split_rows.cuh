@@ -36,6 +36,7 @@ struct SplitCall {
   bool merges;                    // the same field of SplitGrid
   float* rows;
   float* sums;
+  std::uint32_t of_split = 0;  // blocks per split where the last splits come first, else 0
 };
 
 // Packed queries: rows of sequence s begin at slot floor(first row / kRows) + s, so no sum over earlier sequences is
@@ -117,7 +118,12 @@ class SplitRows {
     group_ = call_.group;
     split_ = block % call_.stride;
     if constexpr (Tile::kPartial) split_ += static_cast<unsigned>(p_.first_split);
-    const unsigned of_heads = block / call_.stride, at = of_heads / call_.kv_heads;
+    unsigned of_heads = block / call_.stride;
+    if (call_.of_split > 0) {
+      split_ = call_.stride - 1 - block / call_.of_split;
+      of_heads = block % call_.of_split;
+    }
+    const unsigned at = of_heads / call_.kv_heads;
     kv_head_ = static_cast<int>(of_heads % call_.kv_heads);
     first_slot_ = at == 0;
     if (p_.num_sequences == 0) return false;
