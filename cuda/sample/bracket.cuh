@@ -5,20 +5,25 @@
 
 #include <cfloat>
 
-#include "first_columns.cuh"
-#include "masses.cuh"
+#include "kept_list.cuh"
 #include "rlk/kernels/sample_select.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
+
+// A row that waits after the first scan, and its largest z.
+struct WaitingRow {
+  SampleRow want;
+  float largest, m;
+};
 
 template <class T, Exp kExp>
 class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   using Team = BlockTeam<kRowThreads>;
   using Base = RowSelection<Team, T, kExp>;
   using Base::c_, Base::m_, Base::q_;
+  using Base::mass_of;
   using Base::p_, Base::row_, Base::state_;
-  using Base::z_at, Base::mass_of;
 
  public:
   __device__ MassCut(const SampleParams& p, std::int64_t row, FinishShared* shared, const SampleChunk& chunk,
@@ -34,39 +39,45 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     __syncthreads();
   }
 
-  // After the first scan.
-  __device__ void find_bracket() {
-    if (state_->waits != kForSelection) return;
-    const SampleRow want = sample_row_of<PlainMemory>(p_, row_);
-    if (!cuts_by_mass(p_, want)) return;
+  __device__ const SlotMap& map() const { return map_; }
+  // After the first scan, for a row that waits. Returns whether the row takes a scan of masses.
+  __device__ bool find_bracket(const WaitingRow& waiting) {
+    if (!cuts_by_mass(p_, waiting.want)) return false;
     if (thread_of_block() == 0) {
       low() = -FLT_MAX;
       high() = infinity();
     }
     __syncthreads();
-    if (p_.valid_vocab > static_cast<std::int64_t>(capacity_)) estimate(want);
+    if (p_.valid_vocab > static_cast<std::int64_t>(capacity_)) estimate(waiting);
     __syncthreads();
-    if (thread_of_block() != 0) return;
-    bracket_ = {0, 0, low(), high(), 0};
-    state_->waits = kForMasses;
+    if (thread_of_block() == 0) bracket_ = {0, 0, low(), high(), waiting.largest, 0};
+    return true;
   }
-  // After the scan of masses.
-  __device__ void cut() {
-    if (state_->waits != kForMasses) return;
+  // After the scan of masses. `listed`: a row's list of all columns that it keeps makes its nodes.
+  __device__ void cut(KeptList<T, kExp>& listed) {
+    const SampleState state = *state_;
+    const Bracket bracket = bracket_;
+    if (state.waits != kForMasses) return;
     const SampleRow want = sample_row_of<PlainMemory>(p_, row_);
-    load_reference(want);
-    const float largest = z_at(state_->id);
-    const bool found = bracket_.listed <= capacity_ && find_last(largest, share_of_mass(want.top_p, bracket_.total));
+    c_ = log2_scale(want.temperature);
+    m_ = state.m;
+    q_ = state.q;
+    const bool found = bracket.listed <= capacity_ && find_last(bracket, share_of_mass(want.top_p, bracket.total));
+    const bool lists_all = found && bracket.high == infinity();
     __syncthreads();
-    if (thread_of_block() != 0) return;
-    if (found) {
-      state_->last = s_.base.found_prefix;
-      state_->least = share_of_mass(want.min_p, mass_of(largest));
+    if (thread_of_block() == 0) {
+      if (found) {
+        state_->last = s_.base.found_prefix;
+        state_->least = share_of_mass(want.min_p, mass_of(bracket.largest));
+      }
+      state_->waits = found ? kForTree : kForSelection;
     }
-    state_->waits = found ? kForTree : kForSelection;
+    __syncthreads();
+    if (lists_all) listed.run(list_, static_cast<int>(bracket.listed));
   }
 
  private:
+  static constexpr float kShortList = 4096.0f;
   static constexpr int kEach = kLeafColumns / kSampledColumns;  // columns that one of the sample stands for
 
   struct Binned {  // sums over bins: the columns' masses, the squares of these, and the columns
@@ -81,18 +92,15 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   __device__ float& high() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[1]; }
   __device__ float& columns() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[2]; }
   __device__ float& margin() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[3]; }
+  __device__ float& all() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[4]; }
 
-  __device__ void load_reference(const SampleRow& want) {
-    c_ = log2_scale(want.temperature);
-    m_ = state_->m;
-    q_ = state_->q;
-  }
   // Sets low and high. Bins of equal width in z count columns: the largest one of each leaf, and kEach for each sampled
   // one. The row drops the share 1 - top_p of its mass, which is the sum of the leaves' nodes.
-  __device__ void estimate(const SampleRow& want) {
-    load_reference(want);
+  __device__ void estimate(const WaitingRow& waiting) {
+    c_ = log2_scale(waiting.want.temperature);
+    m_ = waiting.m;
     std::uint32_t* const counts = s_.base.counts;
-    const float largest = z_at(state_->id), *const tops = nodes_ + 2 * num_slots_;
+    const float largest = waiting.largest, *const tops = nodes_ + 2 * num_slots_;
     constexpr float kWidth = kMassRange / kDigitBins;  // a bin's width in log2 of mass
     const float scale = mul_rn(c_, 1.0f / kWidth);
     std::uint32_t far = 0;  // columns of the last bin, which may be most of a row's
@@ -107,32 +115,38 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     for (int i = thread_of_block(); i < kDigitBins; i += kRowThreads) counts[i] = 0;
     __syncthreads();
     float total = 0.0f;
-    for (int slot = thread_of_block(); slot < num_slots_; slot += kRowThreads) {
-      if (!map_.has_columns(slot)) continue;
-      const float top = tops[slot], m = nodes_[2 * slot], S = nodes_[2 * slot + 1];
-      if (top == -infinity()) continue;
-      total += S * ex2_approx(fmaxf(m - m_, -120.0f));
-      count(top, 1);
-    }
+    constexpr int kAhead = 4, kOfSlot = kSampledColumns / 4;
     const auto* const sample = reinterpret_cast<const float4*>(list_);
-    constexpr int kAhead = 8, kOfSlot = kSampledColumns / 4;  // columns of a thread's load are of one leaf
+    const auto* const nodes = reinterpret_cast<const float2*>(nodes_);
 #pragma unroll 1
-    for (int base = thread_of_block(); base < kOfSlot * num_slots_; base += kAhead * kRowThreads) {
-      float4 z[kAhead];
+    for (int base = thread_of_block(); base < num_slots_; base += kAhead * kRowThreads) {
       float top[kAhead];
+      float2 node[kAhead];
+      float4 z[kAhead][kOfSlot];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const int at = base + i * kRowThreads;
-        const bool has = at < kOfSlot * num_slots_ && map_.has_columns(at / kOfSlot);
-        z[i] = has ? sample[at] : make_float4(-infinity(), -infinity(), -infinity(), -infinity());
-        top[i] = has ? tops[at / kOfSlot] : -infinity();
+        const int slot = base + i * kRowThreads;
+        const bool has = slot < num_slots_ && map_.has_columns(slot);
+        top[i] = has ? tops[slot] : -infinity();
+        node[i] = has ? nodes[slot] : make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int k = 0; k < kOfSlot; ++k) {
+          const float none = -infinity();
+          z[i][k] = has ? sample[kOfSlot * slot + k] : make_float4(none, none, none, none);
+        }
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const float own[] = {z[i].x, z[i].y, z[i].z, z[i].w};
+        if (top[i] == -infinity()) continue;
+        total += node[i].y * ex2_approx(fmaxf(node[i].x - m_, -120.0f));
+        count(top[i], 1);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          if (own[k] != -infinity() && own[k] != top[i]) count(own[k], kEach);
+        for (int k = 0; k < kOfSlot; ++k) {
+          const float own[] = {z[i][k].x, z[i][k].y, z[i][k].z, z[i][k].w};
+#pragma unroll
+          for (int r = 0; r < 4; ++r) {
+            if (own[r] != -infinity() && own[r] != top[i]) count(own[r], kEach);
+          }
         }
       }
     }
@@ -146,8 +160,9 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
 #pragma unroll
     for (int k = 0; k < kOwnBins; ++k) add_bin(last - k, counts[last - k], &own);
     const Binned before = block_scan(own, reinterpret_cast<Binned*>(s_.counts[1]));
-    const float goal = (1.0f - want.top_p) * total / ex2_approx(mul_rn(c_, largest) - m_);
+    const float goal = (1.0f - waiting.want.top_p) * total / ex2_approx(mul_rn(c_, largest) - m_);
     if (thread_of_block() == 0) columns() = margin() = 0.0f;
+    if (thread_of_block() == kRowThreads - 1) all() = before.columns + own.columns;
     __syncthreads();
     if (before.mass < goal && goal <= before.mass + own.mass) {
       Binned sum = before;
@@ -179,7 +194,9 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
       }
     };
     z_behind(columns() - margin(), &low());
-    z_behind(columns() + margin(), &high());
+    // A short list of all columns that the row may keep has no upper end.
+    const float most = fminf(kShortList, static_cast<float>(KeptList<T, kExp>::capacity(map_)));
+    if (all() - columns() + margin() > most) z_behind(columns() + margin(), &high());
   }
   static __device__ __forceinline__ float mass_of_bin(int bin) {
     return ex2_approx((static_cast<float>(bin) + 0.5f) * (-kMassRange / kDigitBins));
@@ -189,39 +206,24 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     *sum = *sum + Binned{n * mass, n * mass * mass, n};
   }
 
-  // Calls fn(rank, z) for this thread's share of the list in memory.
-  template <class F>
-  __device__ __forceinline__ void each_of_bracket(F fn) const {
-    constexpr int kAhead = 8;
-    const auto size = static_cast<int>(bracket_.listed);
-#pragma unroll 1
-    for (int base = thread_of_block(); base < size; base += kAhead * kRowThreads) {
-      std::uint64_t rank[kAhead];
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) rank[k] = list_[min(base + k * kRowThreads, size - 1)];
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) {
-        if (base + k * kRowThreads < size) fn(rank[k], z_of_rank(rank[k]));
-      }
-    }
-  }
   // Finds the first column in the order of ranks with which the mass reaches the goal; its rank is then found_prefix.
   // Returns whether the bracket and shared memory hold it.
-  __device__ bool find_last(float largest, std::uint64_t goal) {
+  __device__ bool find_last(const Bracket& bracket, std::uint64_t goal) {
     SampleShared& s = s_.base;
-    if (bracket_.above >= goal) return false;
-    const float high = fminf(bracket_.high, largest);
-    const float low = fmaxf(bracket_.low, largest - kMassRange / c_), scale = kDigitBins / (high - low);
+    if (bracket.above >= goal) return false;
+    const float high = fminf(bracket.high, bracket.largest);
+    const float low = fmaxf(bracket.low, bracket.largest - kMassRange / c_), scale = kDigitBins / (high - low);
     const auto bin_of = [&](float z) {
       const float x = mul_rn(sub_rn(high, z), scale);
       return x >= kDigitBins - 1 ? kDigitBins - 1 : x > 0.0f ? static_cast<int>(x) : 0;
     };
+    const auto size_of_list = static_cast<int>(bracket.listed);
     for (int i = thread_of_block(); i < kDigitBins; i += kRowThreads) {
       s.counts[i] = 0;
       s.masses[i] = 0;
     }
     __syncthreads();
-    each_of_bracket([&](std::uint64_t, float z) {
+    each_of_list<8>(list_, size_of_list, [&](std::uint64_t, float z) {
       Team().add(&s.counts[bin_of(z)], 1u);
       Team().add(&s.masses[bin_of(z)], mass_of(z));
     });
@@ -232,7 +234,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     std::uint64_t own_mass = 0;
 #pragma unroll
     for (int k = 0; k < kOwnBins; ++k) own_mass += s.masses[first_bin + k];
-    std::uint64_t sum = block_scan(own_mass, s_.wide) + bracket_.above;
+    std::uint64_t sum = block_scan(own_mass, s_.wide) + bracket.above;
     if (thread_of_block() == 0) s.found_count = 0;
     __syncthreads();
     if (sum < goal && sum + own_mass >= goal) {
@@ -255,7 +257,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     if (size == 0 || size > kListColumns) return false;
     if (thread_of_block() == 0) s.listed = 0;
     __syncthreads();
-    each_of_bracket([&](std::uint64_t rank, float z) {
+    each_of_list<2>(list_, size_of_list, [&](std::uint64_t rank, float z) {
       if (bin_of(z) == bin) s.list[Team().take(&s.listed)] = rank;
     });
     __syncthreads();

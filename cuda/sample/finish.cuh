@@ -40,21 +40,33 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     return has_edits() ? edited(column, z) : z;
   }
 
-  __device__ FinishedRow(const SampleParams& p, std::int64_t row, FinishShared* shared, std::uint32_t* mask,
-                         SampleState* state, std::uint64_t* firsts, float* nodes)
-      : Base(Team(), p, row, &shared->base, mask, state, nodes),
+  // i: the row's number in the chunk.
+  __device__ FinishedRow(const SampleParams& p, const SampleChunk& chunk, std::int64_t i, FinishShared* shared)
+      : Base(Team(), p, chunk.first + i, &shared->base, chunk.masks + i * sample_mask_words(p.vocab_size),
+             chunk.states + i, chunk.nodes + i * sample_node_floats(p.vocab_size)),
         s_(*shared),
-        firsts_(firsts),
+        firsts_(chunk.firsts + i * kMaxTeam),
         map_(SlotMap::make(p, shared->cuts)),
-        num_slots_(static_cast<int>(slots_)) {
+        num_slots_(static_cast<int>(slots_)),
+        place_(p, chunk, i) {
     find_words();
     __syncthreads();
   }
 
+  // The leaf with the largest z, whose columns' z are in the lanes of each warp.
+  struct Best {
+    int slot;
+    float largest, z[kOwn];
+  };
+  struct Waiting {
+    WaitingRow row;
+    std::uint64_t min_mass;
+    Best best;
+  };
   // After the first scan. Returns whether the row waits, since its selection does not fit a list. kEnds: no later launch
   // reads the mask for the kept set.
   template <bool kEnds>
-  __device__ __forceinline__ bool run() {
+  __device__ __forceinline__ bool run(Waiting* waiting) {
     const SampleRow want = sample_row_of<PlainMemory>(p_, row_);
     std::int32_t status = want.status;
     const bool cut = !want.greedy && want.truncates();
@@ -71,7 +83,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
         const std::uint64_t min_mass = share_of_mass(want.min_p, mass_of(largest));
         if (!by_list<kEnds>(want, min_mass, keys, &kept)) {
           load_best(keys.slot, largest, &best);
-          wait(want, min_mass, best_of(best).id);
+          *waiting = {{want, largest, m_}, min_mass, best};
           return true;
         }
         listed_ = true;
@@ -89,8 +101,19 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       clear_padding();
       kept = count_allowed();
     }
-    finish(want, want.greedy, best, kept);
+    finish<kEnds>(want, want.greedy, best, kept);
     return false;
+  }
+  // Leaves a row to later launches. by_mass: they sum its masses.
+  __device__ __forceinline__ void wait(const Waiting& waiting, bool by_mass) const {
+    clear_padding();
+    const SampleRow& want = waiting.row.want;
+    const bool ranks = want.top_p < 1.0f || (want.top_k > 0 && want.top_k < p_.valid_vocab);
+    const std::int64_t first = best_of(waiting.best).id;
+    if (thread() != 0) return;
+    SampleState state = {kLastRank, ranks ? 0 : waiting.min_mass, first, m_, q_, 0, kOk, 0, 0};
+    state.waits = by_mass ? kForMasses : ranks ? kForSelection : kForTree;
+    *state_ = state;
   }
   // Finds the columns that a waiting row keeps.
   __device__ void run_selection() {
@@ -122,11 +145,9 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     this->load_state();
     masked_ = true;
     std::uint64_t kept = state_->kept;
-    if (state_->waits == kForFew) {
-      kept = run_few();
-      scanned_ = false;
-    }
-    finish(sample_row_of<PlainMemory>(p_, row_), false, {}, kept);
+    if (state_->waits == kForFew) kept = run_few();
+    scanned_ = state_->waits == kForTree;
+    finish<true>(sample_row_of<PlainMemory>(p_, row_), false, {}, kept);
   }
   // The selection, the tree and the rest of a waiting row, without a scan.
   __device__ void run_alone() {
@@ -137,21 +158,25 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     masked_ = true;
     scanned_ = false;
     const std::uint64_t kept = block_sum(this->template leaf_nodes<false>(0, slots_), &s_);
-    finish(sample_row_of<PlainMemory>(p_, row_), false, {}, kept);
+    finish<true>(sample_row_of<PlainMemory>(p_, row_), false, {}, kept);
   }
   // Writes the row's offset and kept ids. Only the n best are written later.
-  __device__ void write_kept(const SampleChunk& chunk) {
+  __device__ void write_kept() {
     if (p_.kept_offsets == nullptr) return;
-    if (warp_of_block() == 0) {
-      const std::int64_t begin = place_of_kept(p_, chunk, row_, kept_);
-      if (lane() == 0) s_.kept_begin = begin;
+    if (thread() == 0) place_.publish(kept_);
+    std::uint64_t before = 0;
+    if (!place_.is_first()) {
+      if (warp_of_block() > 0) before = place_.counts_before(thread() - kWarp, kRowThreads - kWarp);
+      before = block_sum(before, &s_);  // until then, the first warp may still draw
     }
+    if (thread() == 0) s_.kept_begin = place_.place(static_cast<std::int64_t>(before), kept_);
     __syncthreads();
     const std::int64_t begin = s_.kept_begin;
     if (begin < 0) return;
     if (!listed_) {
       auto* const counts = reinterpret_cast<std::uint32_t*>(s_.wide);
-      return write_ids_of_mask<kRowThreads>(map_, mask_, kMaskWords * num_slots_, p_.kept_ids + begin, counts);
+      return write_ids_of_mask<kRowThreads>(map_, mask_, kMaskWords * num_slots_, p_.kept_ids + begin, counts,
+                                            s_.base.counts);
     }
 #pragma unroll 1
     for (int i = thread(); i < static_cast<int>(kept_); i += kRowThreads) p_.kept_ids[begin + i] = ids()[i];
@@ -262,11 +287,6 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     q_ = reference.q;
     return reference.usable ? kOk : status_of(stats) | (stats.m == -infinity() ? kEmptyRow : kOk);
   }
-  // The leaf with the largest z, whose columns' z are in the lanes of each warp.
-  struct Best {
-    int slot;
-    float largest, z[kOwn];
-  };
   __device__ __forceinline__ void load_best(int slot, float largest, Best* best) const {
     int columns;
     const int first = map_.first(slot, &columns);
@@ -300,14 +320,6 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     }
     return block_sum(mine, &s_, 1);
   }
-  // Leaves a row to later launches. first: its first column.
-  __device__ void wait(const SampleRow& want, std::uint64_t min_mass, std::int64_t first) const {
-    clear_padding();
-    const bool ranks = want.top_p < 1.0f || (want.top_k > 0 && want.top_k < p_.valid_vocab);
-    if (thread() != 0) return;
-    *state_ = {kLastRank, ranks ? 0 : min_mass, first, m_, q_, 0, kOk, 0, 0, ranks ? kForSelection : kForTree};
-  }
-
   // Cuts the row by a list of its first columns. Returns whether the list was enough; then the mask has the kept
   // columns, and the slots that keep one have nodes.
   template <bool kEnds>
@@ -459,15 +471,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   }
   // Kept columns of a listed slot before `column`.
   __device__ __forceinline__ int bits_before(int place, int column) const {
-    const uint4 mask = masks()[place];
-    const std::uint32_t words[] = {mask.x, mask.y, mask.z, mask.w};
-    int count = 0;
-#pragma unroll
-    for (int k = 0; k < kMaskWords; ++k) {
-      const int left = column - 32 * k;
-      count += set_bits_of(words[k] & (left >= 32 ? ~0u : left <= 0 ? 0u : (1u << left) - 1));
-    }
-    return count;
+    return rlk::cuda::bits_before(masks()[place], column);
   }
 
   // Roots of 32 neighbouring slots each, in shared memory. Unless a scan has stored them, also the slot that a draw takes
@@ -509,13 +513,16 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     nodes_[4 * slots_ - 3] = root.S;
   }
 
-  // Computes the tree, draws unless `best` has the token, and writes the row's results. All threads call it.
+  // Computes the tree, draws unless `best` has the token, and writes the row's results. All threads call it. kEnds: this
+  // launch writes the kept set, whose count later rows may use while this row draws.
+  template <bool kEnds>
   __device__ __forceinline__ void finish(const SampleRow& want, bool has_best, const Best& best, std::uint64_t kept) {
     const DrawnLane of_roots = root_of();
     const SoftmaxStats root = of_roots.root;
     const std::int32_t status = status_of(root) | (root.m == -infinity() ? kEmptyRow : kOk);
     const auto columns = static_cast<std::int64_t>(kept);
     kept_ = status != kOk || columns == p_.valid_vocab ? 0 : columns;
+    if (kEnds && p_.kept_offsets != nullptr && thread() == 0) place_.publish(kept_);
     if (thread() >= kWarp) return;
     if (status != kOk) return write_failed(status);
     const Drawn drawn = has_best ? best_of(best) : draw(of_roots.lane);
@@ -588,6 +595,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   bool listed_ = false;    // the nodes are those of a list
   bool scanned_ = true;    // a scan has stored the nodes
   bool masked_ = false;    // the mask in memory has the kept columns
+  KeptPlace place_;
 };
 
 // kFirst: the first steps. kOnly: all steps, where no row can wait. kWhole: all steps; a row that waits takes the
@@ -600,22 +608,26 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   extern __shared__ __align__(16) unsigned char memory[];
   const std::int64_t i = blockIdx.x;
   // The words and the slots depend on the call's arguments alone, which were complete before the call's first kernel.
-  FinishedRow<T, kExp> row(p, chunk.first + i, reinterpret_cast<FinishShared*>(memory),
-                           chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
-                           chunk.firsts + i * kMaxTeam, chunk.nodes + i * sample_node_floats(p.vocab_size));
+  FinishedRow<T, kExp> row(p, chunk, i, reinterpret_cast<FinishShared*>(memory));
   wait_for_previous_kernel();
   allow_next_kernel();
   if constexpr (kFinish == Finish::kFirst) {
-    if (!row.template run<false>()) return row.store_count();
+    typename FinishedRow<T, kExp>::Waiting waiting;
+    if (!row.template run<false>(&waiting)) return row.store_count();
     __syncthreads();
-    MassCut<T, kExp>(p, chunk.first + i, reinterpret_cast<FinishShared*>(memory), chunk, i).find_bracket();
+    MassCut<T, kExp> cut(p, chunk.first + i, reinterpret_cast<FinishShared*>(memory), chunk, i);
+    row.wait(waiting, cut.find_bracket(waiting.row));
   } else if constexpr (kFinish == Finish::kOnly || kFinish == Finish::kWhole) {
-    const bool waits = row.template run<true>();
-    if (kFinish == Finish::kWhole && waits) row.run_alone();
-    row.write_kept(chunk);
+    typename FinishedRow<T, kExp>::Waiting waiting;
+    const bool waits = row.template run<true>(&waiting);
+    if (kFinish == Finish::kWhole && waits) {
+      row.wait(waiting, false);
+      row.run_alone();
+    }
+    row.write_kept();
   } else if constexpr (kFinish == Finish::kRest) {
     row.run_rest();
-    row.write_kept(chunk);
+    row.write_kept();
   } else {
     row.run_raw();
   }
@@ -627,13 +639,12 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   extern __shared__ __align__(16) unsigned char memory[];
   const std::int64_t i = blockIdx.x;
   auto* const shared = reinterpret_cast<FinishShared*>(memory);
-  FinishedRow<T, kExp> row(p, chunk.first + i, shared, chunk.masks + i * sample_mask_words(p.vocab_size),
-                           chunk.states + i, chunk.firsts + i * kMaxTeam,
-                           chunk.nodes + i * sample_node_floats(p.vocab_size));
+  FinishedRow<T, kExp> row(p, chunk, i, shared);
   MassCut<T, kExp> of_row(p, chunk.first + i, shared, chunk, i);
   wait_for_previous_kernel();
   allow_next_kernel();
-  of_row.cut();
+  KeptList<T, kExp> listed(p, chunk, i, shared, of_row.map());
+  of_row.cut(listed);
   __syncthreads();
   row.run_selection();
   __syncthreads();

@@ -127,12 +127,15 @@ struct SlotMap {
     return columns > 0;
   }
   // Whether scans store roots of 32 slots: their groups hold slots of one part (group_grid).
-  __device__ __forceinline__ bool scans_roots() const {
+  __device__ __forceinline__ bool scans_roots() const { return most_columns() > kGroupColumns / 2; }
+  // Columns, and leaves, that a part has at most.
+  __device__ __forceinline__ int most_columns() const {
     int longest = 0;
 #pragma unroll
     for (int i = 0; i < kNumParts; ++i) longest = max(longest, min(cuts[i + 1], valid) - cuts[i]);
-    return longest > kGroupColumns / 2;
+    return longest;
   }
+  __device__ __forceinline__ int most_leaves() const { return (most_columns() + kLeafColumns - 1) / kLeafColumns; }
   // Slot of a column; `at`: the column's number in the slot.
   __device__ __forceinline__ int slot_of(int column, int* at) const {
     int part = 0;

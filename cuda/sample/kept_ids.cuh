@@ -6,28 +6,39 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
+constexpr int kMaskAhead = 8;  // words of a mask that a thread loads at once
+
 // Writes the ids of a mask's bits in ascending order, by a block of kThreads. A warp has a stretch of the words, and a
-// lane a bit of each word. counts: one for each warp. A barrier is passed before `map` is used.
+// lane a bit of each word. counts: one for each warp. ahead: kMaskAhead for each thread.
+// A barrier is passed before `map` is used.
 template <int kThreads>
 __device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask, int words, std::int32_t* out,
-                                  std::uint32_t* counts) {
+                                  std::uint32_t* counts, std::uint32_t* ahead) {
   constexpr int kWarps = kThreads / kWarp;
   const int share = (words + kThreads - 1) / kThreads * kWarp, lane = lane_of_warp();
   const int from = warp_of_block() * share, to = min(from + share, words);
   std::uint32_t mine = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int i = from + lane; i < to; i += kWarp) mine += static_cast<std::uint32_t>(set_bits_of(mask[i]));
   mine = __reduce_add_sync(kAllLanes, mine);
   if (lane == 0) counts[warp_of_block()] = mine;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) out += i < warp_of_block() ? counts[i] : 0;
-  std::uint32_t next = from + lane < to ? mask[from + lane] : 0;
+  ahead += threadIdx.x;
+  int loaded = kMaskAhead;
 #pragma unroll 1
   for (int base = from; base < to; base += kWarp) {
     const int at = base + lane;
-    const std::uint32_t word = next;
-    next = at + kWarp < to ? mask[at + kWarp] : 0;
+    if (loaded == kMaskAhead) {
+      std::uint32_t words[kMaskAhead];
+#pragma unroll
+      for (int k = 0; k < kMaskAhead; ++k) words[k] = at + k * kWarp < to ? mask[at + k * kWarp] : 0;
+#pragma unroll
+      for (int k = 0; k < kMaskAhead; ++k) ahead[k * kThreads] = words[k];
+      loaded = 0;
+    }
+    const std::uint32_t word = ahead[loaded++ * kThreads];
     int columns;
     const int first = map.first(min(at, to - 1) / kMaskWords, &columns) + at % kMaskWords * 32;
     int end = set_bits_of(word);  // end of this lane's ids, relative to `out`

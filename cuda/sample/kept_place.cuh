@@ -15,13 +15,15 @@ __device__ __forceinline__ void clear_published(const SampleChunk& chunk) {
     chunk.states[i].published = 0;
   }
 }
-__device__ __forceinline__ void publish_count(SampleState* state, std::int64_t count) {
-  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(&state->published), "l"(count + 1) : "memory");
+// orders: later rows' blocks also order what this thread has read before.
+__device__ __forceinline__ void publish_count(SampleState* state, std::int64_t count, bool orders) {
+  if (orders) __threadfence();
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&state->published), "l"(count + 1) : "memory");
 }
 __device__ __forceinline__ std::int64_t published_count(const SampleState* state) {
   std::int64_t published;
   do {
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(published) : "l"(&state->published) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(published) : "l"(&state->published) : "memory");
   } while (published == 0);
   return published - 1;
 }
@@ -37,34 +39,54 @@ __device__ __forceinline__ std::int64_t end_of_fitting(const SampleParams& p, co
   return end;
 }
 
-// Writes the row's offset, and its status if its `count` ids do not fit. Returns where they begin, or -1 if there are
-// none to write. By a warp whose first lane has written the row's results.
-__device__ __forceinline__ std::int64_t place_of_kept(const SampleParams& p, const SampleChunk& chunk, std::int64_t row,
-                                                      std::int64_t count) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const std::int64_t i = row - chunk.first;
-  // Read before the count is published: the last row's block, which waits for all counts, changes it.
-  const bool was_closed = chunk.first > 0 && *static_cast<volatile const std::uint32_t*>(chunk.closed) != 0;
-  const std::int64_t base = chunk.first > 0 ? p.kept_offsets[chunk.first] : 0;
-  __syncwarp();
-  if (lane == 0) publish_count(chunk.states + i, count);
-  std::int64_t before = 0;
-  for (std::int64_t k = lane; k < i; k += kWarp) before += published_count(chunk.states + k);
-#pragma unroll
-  for (int d = 1; d < kWarp; d *= 2) before += __shfl_xor_sync(kAllLanes, before, d);
-  const std::int64_t begin = base + before, end = begin + count;
-  const bool fits = !was_closed && end <= p.kept_capacity;
-  if (lane == 0) {
-    if (row == 0) p.kept_offsets[0] = 0;
-    p.kept_offsets[row + 1] = fits ? end : was_closed ? base : end_of_fitting(p, chunk, base, i);
-    if (!fits && count > 0) {
-      p.status[row] |= kKeptOverflow;
-      if (p.logprob != nullptr) p.logprob[row] = canonical_nan();
-    }
-    if (i + 1 == chunk.rows) *chunk.closed = fits ? 0 : 1;
+// A row's place by its block. The first thread publishes, and places the set after it has written the row's results.
+class KeptPlace {
+ public:
+  __device__ __forceinline__ KeptPlace(const SampleParams& p, const SampleChunk& chunk, std::int64_t i)
+      : p_(p), chunk_(chunk), i_(i) {}
+
+  // By the first thread, as soon as the count is known; a second call does nothing.
+  __device__ __forceinline__ void publish(std::int64_t count) {
+    if (published_) return;
+    published_ = true;
+    // Read before the count is published: the last row's block, which waits for all counts, changes it.
+    was_closed_ = chunk_.first > 0 && *static_cast<volatile const std::uint32_t*>(chunk_.closed) != 0;
+    publish_count(chunk_.states + i_, count, chunk_.first > 0);
   }
-  return fits && count > 0 ? begin : -1;
-}
+  __device__ __forceinline__ bool is_first() const { return i_ == 0; }
+  // The sum of every `step`-th count of the rows before this one, from the `from`-th on.
+  __device__ __forceinline__ std::uint64_t counts_before(int from, int step) const {
+    std::uint64_t sum = 0;
+#pragma unroll 1
+    for (std::int64_t k = from; k < i_; k += step) {
+      sum += static_cast<std::uint64_t>(published_count(chunk_.states + k));
+    }
+    if (chunk_.first > 0 && i_ + 1 == chunk_.rows) __threadfence();  // before this block changes `closed`
+    return sum;
+  }
+  // By the first thread: writes the row's offset, and its status if its `count` ids do not fit. before: the sum of the
+  // counts of the rows before this one. Returns where the ids begin, or -1 if there are none to write.
+  __device__ __forceinline__ std::int64_t place(std::int64_t before, std::int64_t count) const {
+    const std::int64_t base = chunk_.first > 0 ? p_.kept_offsets[chunk_.first] : 0;
+    const std::int64_t begin = base + before, end = begin + count;
+    const bool fits = !was_closed_ && end <= p_.kept_capacity;
+    const std::int64_t row = chunk_.first + i_;
+    if (row == 0) p_.kept_offsets[0] = 0;
+    p_.kept_offsets[row + 1] = fits ? end : was_closed_ ? base : end_of_fitting(p_, chunk_, base, i_);
+    if (!fits && count > 0) {
+      p_.status[row] |= kKeptOverflow;
+      if (p_.logprob != nullptr) p_.logprob[row] = canonical_nan();
+    }
+    if (i_ + 1 == chunk_.rows) *chunk_.closed = fits ? 0 : 1;
+    return fits && count > 0 ? begin : -1;
+  }
+
+ private:
+  const SampleParams& p_;
+  const SampleChunk& chunk_;
+  const std::int64_t i_;  // the row's number in the chunk
+  bool published_ = false, was_closed_ = false;
+};
 
 }  // namespace
 }  // namespace rlk::cuda

@@ -150,11 +150,10 @@ class LeafScan {
         drop(words, z);
       }
       if (samples && leaf.columns > 0) {
-        // Two runs of eight columns, whose place differs between neighbouring leaves.
+        // A run of eight columns, whose place differs between neighbouring leaves.
         const bool odd = (quarter_ & 1) != 0, high = (quarter_ & 2) != 0;
-        float* const to = sample + slot_of(base + quarter_) * kSampledColumns + chain_;
-        to[0] = high ? odd ? z[6] : z[4] : odd ? z[2] : z[0];
-        to[kNumChains] = high ? odd ? z[15] : z[13] : odd ? z[11] : z[9];
+        static_assert(kSampledColumns == kNumChains);
+        sample[slot_of(base + quarter_) * kSampledColumns + chain_] = high ? odd ? z[13] : z[9] : odd ? z[5] : z[1];
       }
       float largest = z[0], smallest = z[0];
 #pragma unroll
@@ -228,9 +227,9 @@ class LeafScan {
 
   // The masses around the cut.
   __device__ __forceinline__ void run_masses(int row, int i) {
-    using Exponential = Chains<kExp, false>;
     const MassRow of_row(p_, row, work_.chunk, i);
-    const float addend = Exponential::addend(of_row.m);
+    const float addend = Chains<kExp, false>::addend(of_row.m);
+    const bool bounded = of_row.high < infinity();  // otherwise no column is above the bracket
     const std::int32_t* const allowed = p_.allowed ? p_.allowed + row * p_.allowed_stride : nullptr;
     MassSum total, above;   // a lane adds 128 columns at most
     std::uint32_t own = 0;  // columns in the bracket
@@ -244,26 +243,34 @@ class LeafScan {
         allowed_in_leaf(allowed, leaf.first, leaf.columns, words);
         drop(words, z);
       }
-      std::uint32_t open = 0;
-      constexpr int kHalf = kLeafSteps / 2;  // columns whose masses registers hold
-#pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int k = 0; k < kHalf; ++k) {
-          // With the hardware's exponential there is no mass below the clamp either.
-          const float clamped = kExp == Exp::kHardware ? z[k] : fmaxf(z[k], of_row.q);
-          const float e = Exponential::exponential(clamped, of_row.c, addend);
-          const bool is_above = z[k] >= of_row.high;
-          total.add(e);
-          above.add(e, is_above);
-          if (z[k] >= of_row.low && !is_above) open |= 1u << (half * kHalf + k);
-          z[k] = z[kHalf + k];
-        }
-      }
+      const std::uint32_t open = bounded ? add_masses<true>(of_row, addend, z, &total, &above)
+                                         : add_masses<false>(of_row, addend, z, &total, &above);
       s_.inside[base / kAtOnce][lane_] = static_cast<std::uint16_t>(open);
       own += static_cast<std::uint32_t>(set_bits_of(open));
     }
     list(total.value(), above.value(), own, i);
+  }
+  // Adds the masses of the lane's columns. Returns the bits of those in the bracket.
+  template <bool kBounded>
+  __device__ __forceinline__ std::uint32_t add_masses(const MassRow& row, float addend, float (&z)[kLeafSteps],
+                                                      MassSum* total, MassSum* above) const {
+    std::uint32_t open = 0;
+    constexpr int kHalf = kLeafSteps / 2;  // columns whose masses registers hold
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int k = 0; k < kHalf; ++k) {
+        // With the hardware's exponential there is no mass below the clamp either.
+        const float clamped = kExp == Exp::kHardware ? z[k] : fmaxf(z[k], row.q);
+        const float e = Chains<kExp, false>::exponential(clamped, row.c, addend);
+        const bool is_above = kBounded && z[k] >= row.high;
+        total->add(e);
+        if constexpr (kBounded) above->add(e, is_above);
+        if (z[k] >= row.low && !is_above) open |= 1u << (half * kHalf + k);
+        z[k] = z[kHalf + k];
+      }
+    }
+    return open;
   }
   // Adds the lanes' masses to the row's, and lists the columns in the bracket.
   __device__ __forceinline__ void list(std::uint64_t total, std::uint64_t above, std::uint32_t own, int i) const {
@@ -288,17 +295,33 @@ class LeafScan {
     at = __shfl_sync(kAllLanes, at, 0);
     if (at + found > work_.chunk.most_listed) return;
     std::uint64_t* to = work_.chunk.listed + i * work_.chunk.most_listed + at + end - own;
+    int base = first_leaf();
+    std::uint32_t left = own > 0 ? s_.inside[base / kAtOnce][lane_] : 0;
+    const auto next = [&] {  // the lane's next column
+      while (left == 0) left = s_.inside[(base += step()) / kAtOnce][lane_];
+      const int id = span_of(base + quarter_).first + chain_ + lowest_bit_of(left) * kNumChains;
+      left &= left - 1;
+      return id;
+    };
+    constexpr int kBatch = 4;  // loads at once
 #pragma unroll 1
-    for (int base = first_leaf(); base < leaves_ && own > 0; base += step()) {
-      const int first = span_of(base + quarter_).first + chain_;
-#pragma unroll 1
-      for (std::uint32_t left = s_.inside[base / kAtOnce][lane_]; left != 0; left &= left - 1) {
-        const int id = first + lowest_bit_of(left) * kNumChains;
-        float z = T::load(logits_[id]);
-        if (p_.edited != nullptr && (p_.edited[row * edit_words(p_.vocab_size) + id / 32] >> (id % 32) & 1) != 0) {
-          z = p_.edits[row * p_.vocab_size + id];
+    for (std::uint32_t done = 0; done < own; done += kBatch) {
+      int id[kBatch] = {};
+      float z[kBatch] = {};
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (done + k >= own) break;
+        id[k] = next();
+        z[k] = T::load(logits_[id[k]]);
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (done + k >= own) break;
+        if (p_.edited != nullptr &&
+            (p_.edited[row * edit_words(p_.vocab_size) + id[k] / 32] >> (id[k] % 32) & 1) != 0) {
+          z[k] = p_.edits[row * p_.vocab_size + id[k]];
         }
-        *to++ = rank_of(z, id);
+        *to++ = rank_of(z[k], id[k]);
       }
     }
   }

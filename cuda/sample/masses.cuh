@@ -11,8 +11,8 @@ namespace {  // one copy per architecture
 // The columns that may be a row's last kept one have z in [low, high). A scan sums the masses, and lists these columns.
 struct Bracket {
   std::uint64_t above, total;  // masses of the columns with z >= high, and of all
-  float low, high;
-  std::uint32_t listed;  // columns in the list, or too many for it
+  float low, high, largest;    // the bracket, and the row's largest z
+  std::uint32_t listed;        // columns in the list, or too many for it
 };
 __device__ __forceinline__ Bracket* bracket_of(std::uint64_t* firsts, std::int64_t i) {
   static_assert(sizeof(Bracket) <= 8 * kMaxTeam);  // a row that has a bracket has no first ranks
@@ -20,7 +20,7 @@ __device__ __forceinline__ Bracket* bracket_of(std::uint64_t* firsts, std::int64
 }
 
 // Columns of a leaf in the sample that the first scan leaves in the row's list, for the bracket.
-constexpr int kSampledColumns = 16;
+constexpr int kSampledColumns = 8;
 // Whether the first scan leaves a sample of the row. A list of all columns needs none, and has no room for it.
 __device__ __forceinline__ bool takes_sample(const SampleParams& p, const SampleRow& want, const SampleChunk& chunk) {
   return p.valid_vocab > chunk.most_listed && cuts_by_mass(p, want);
@@ -57,12 +57,28 @@ struct MassRow {
         high(bracket_of(chunk.firsts, i)->high) {}
 };
 
+// Calls fn(rank, z) for this thread's share of a row's list of ranks, by a block. kAhead: loads at once; a list that the
+// block has read before is in its first cache.
+template <int kAhead, class F>
+__device__ __forceinline__ void each_of_list(const std::uint64_t* list, int size, F fn) {
+#pragma unroll 1
+  for (int base = static_cast<int>(threadIdx.x); base < size; base += kAhead * kRowThreads) {
+    std::uint64_t rank[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) rank[k] = list[min(base + k * kRowThreads, size - 1)];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (base + k * kRowThreads < size) fn(rank[k], z_of_rank(rank[k]));
+    }
+  }
+}
+
 struct LeafMasses {
   std::uint64_t above = 0, total = 0;
 };
 // The masses of a leaf's n columns, and the bits of those in the bracket. kAll: a whole leaf; otherwise only columns
-// with a bit in `words` count.
-template <class T, Exp kExp, bool kAll>
+// with a bit in `words` count. kBounded: the bracket has an upper end.
+template <class T, Exp kExp, bool kAll, bool kBounded>
 __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n, const MassRow& row,
                                                      std::uint32_t (&words)[kMaskWords]) {
   using Exponential = Chains<kExp, false>;
@@ -83,9 +99,9 @@ __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n,
         // With the hardware's exponential there is no mass below the clamp either.
         const float clamped = kExp == Exp::kHardware ? z[r] : fmaxf(z[r], row.q);
         const float e = Exponential::exponential(clamped, row.c, addend);
-        const bool is_above = z[r] >= row.high;
+        const bool is_above = kBounded && z[r] >= row.high;
         total[r % kSums].add(e);
-        above[r % kSums].add(e, is_above);
+        if constexpr (kBounded) above[r % kSums].add(e, is_above);
         if (z[r] >= row.low && !is_above) open |= 1u << r;
       }
       inside |= open << shift;

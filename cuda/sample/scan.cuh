@@ -88,22 +88,21 @@ __device__ __forceinline__ SoftmaxStats masked_stats(const Leaf<T>& leaf, int n,
   return chains.total(reference.m);
 }
 
-// Writes z of two runs of eight columns, whose place differs between neighbouring leaves; -Inf for absent ones.
+// Writes z of a run of eight columns, whose place differs between neighbouring leaves; -Inf for absent ones.
 template <class T>
 __device__ __forceinline__ void sample_leaf(const Leaf<T>& leaf, int n, bool masked,
                                             const std::uint32_t (&words)[kMaskWords], int lane, float* to) {
+  static_assert(kSampledColumns == kVec8);
+  const int first = lane % (kLeafColumns / kVec8) * kVec8;
+  float z[kVec8];
+  leaf.vec8(first / kVec8).to_float(z);
+  const bool odd = (lane & 4) != 0, behind = (lane & 8) != 0;
+  const std::uint32_t low = odd ? words[1] : words[0], high = odd ? words[3] : words[2];
+  const std::uint32_t bits = masked ? (behind ? high : low) >> first % 32 : ~0u;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int first = half * kLeafColumns / 2 + lane % kVec8 * kVec8;
-    float z[kVec8];
-    leaf.vec8(first / kVec8).to_float(z);
-    const std::uint32_t low = words[2 * half], high = words[2 * half + 1];
-    const std::uint32_t bits = masked ? ((lane & 4) != 0 ? high : low) >> first % 32 : ~0u;
-#pragma unroll
-    for (int r = 0; r < kVec8; ++r) z[r] = first + r < n && (bits >> r & 1) != 0 ? z[r] : -infinity();
-    reinterpret_cast<float4*>(to)[2 * half] = make_float4(z[0], z[1], z[2], z[3]);
-    reinterpret_cast<float4*>(to)[2 * half + 1] = make_float4(z[4], z[5], z[6], z[7]);
-  }
+  for (int r = 0; r < kVec8; ++r) z[r] = first + r < n && (bits >> r & 1) != 0 ? z[r] : -infinity();
+  reinterpret_cast<float4*>(to)[0] = make_float4(z[0], z[1], z[2], z[3]);
+  reinterpret_cast<float4*>(to)[1] = make_float4(z[4], z[5], z[6], z[7]);
 }
 
 // The columns that a waiting row keeps, by its state. Two bounds of z decide most columns; rank and mass decide those
@@ -339,11 +338,12 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
         LeafMasses masses;
         if (p.allowed == nullptr && __all_sync(kAllLanes, n == 0 || n == kLeafColumns)) {
           if (n > 0) {
-            masses = masses_of_leaf<T, kExp, true>(leaf, n, of_row, words);
+            masses = of_row.high < infinity() ? masses_of_leaf<T, kExp, true, true>(leaf, n, of_row, words)
+                                              : masses_of_leaf<T, kExp, true, false>(leaf, n, of_row, words);
           }
         } else {
           allowed_in_leaf(p.allowed ? p.allowed + row * p.allowed_stride : nullptr, span.first, n, words);
-          masses = masses_of_leaf<T, kExp, false>(leaf, n, of_row, words);
+          masses = masses_of_leaf<T, kExp, false, true>(leaf, n, of_row, words);
         }
         __syncwarp();
         add_masses<T>(masses, leaf, span.first, words, work.chunk, i, lane);

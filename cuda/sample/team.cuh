@@ -12,8 +12,8 @@ constexpr int kRowThreads = kMaxTeam;
 constexpr int kKeptThreads = 512;
 
 // What a row of sample still needs after the first scan: nothing; masses around its cut, then selection and tree;
-// selection and tree; the tree alone; or the tree over few leaves.
-enum Waits : std::int32_t { kDone, kForMasses, kForSelection, kForTree, kForFew };
+// selection and tree; the tree alone; the tree over few leaves; or what is above the leaves' nodes.
+enum Waits : std::int32_t { kDone, kForMasses, kForSelection, kForTree, kForFew, kForRoots };
 
 // Whether the masses of the row's present columns alone decide which column is the last kept one.
 __device__ __forceinline__ bool cuts_by_mass(const SampleParams& p, const SampleRow& want) {
