@@ -34,6 +34,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
         num_slots_(kNumParts << map_.height),
         nodes_(chunk.nodes + i * 4 * num_slots_),
         bracket_(*bracket_of(chunk.firsts, i)),
+        rows_(chunk.rows),
         capacity_(static_cast<std::uint32_t>(chunk.most_listed)),
         list_(chunk.listed + i * chunk.most_listed) {
     __syncthreads();
@@ -78,6 +79,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
 
  private:
   static constexpr float kShortList = 4096.0f;
+  static constexpr int kShortListRows = 96;  // a scan of the kept columns of fewer rows takes less than their lists
   static constexpr int kEach = kLeafColumns / kSampledColumns;  // columns that one of the sample stands for
 
   struct Binned {  // sums over bins: the columns' masses, the squares of these, and the columns
@@ -196,7 +198,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     z_behind(columns() - margin(), &low());
     // A short list of all columns that the row may keep has no upper end.
     const float most = fminf(kShortList, static_cast<float>(KeptList<T, kExp>::capacity(map_)));
-    if (all() - columns() + margin() > most) z_behind(columns() + margin(), &high());
+    if (rows_ < kShortListRows || all() - columns() + margin() > most) z_behind(columns() + margin(), &high());
   }
   static __device__ __forceinline__ float mass_of_bin(int bin) {
     return ex2_approx((static_cast<float>(bin) + 0.5f) * (-kMassRange / kDigitBins));
@@ -287,6 +289,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   const int num_slots_;
   const float* const nodes_;
   Bracket& bracket_;
+  const std::int64_t rows_;
   const std::uint32_t capacity_;
   const std::uint64_t* const list_;
 };
