@@ -28,7 +28,7 @@ SHARED = {
     "_engine": ["test_engine", "test_torch"],
     "_native": ["test_interface", "test_doctor"],
     "_operator": ["test_engine", "test_torch"],
-    "_register": ["test_engine", "test_torch", "test_fake_tensors"],
+    "_register": ["test_changing_numbers", "test_engine", "test_torch", "test_fake_tensors"],
     "_rejection": ["test_verify_draft"],
     "_rollout_presets": ["test_presets", "test_verl_advantages"],
     "_run": ["test_engine", "test_torch"],
