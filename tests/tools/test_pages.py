@@ -123,7 +123,8 @@ def in_text() -> list[tuple[str, str]]:
 
 def options_exist(words: list[str], file: Path) -> bool:
     text = file.read_text()
-    return all(f'"{word}"' in text or word == "--help" for word in words if word.startswith("--"))
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    return all(f'"{option}"' in text or option == "--help" for option in options)
 
 
 def rlk(words: list[str]) -> None:
