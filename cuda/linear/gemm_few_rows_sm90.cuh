@@ -16,6 +16,9 @@ struct FewRowsLaunch {
   int slice_rows;  // weight rows of a block, a multiple of 16
   int slices;      // slices of all weight rows
   int pieces;      // pieces of 256 bytes that the contraction fills
+  // Loading warps that copy a piece together, 1 or 4. In short slices each copies its own pieces, so that the warps wait and
+  // compute addresses beside each other. In long ones pieces then come too late.
+  int warps_of_piece;
 };
 
 constexpr int kFewRowsPiece = 256;  // bytes
@@ -65,7 +68,7 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
   const std::uint32_t staging = of_x + 8 * kTiles * Ring::kPitch;
   const std::uint32_t full = staging + warps * kStagingBytes, empty = full + Ring::kPieces * 8;
   if (threadIdx.x < Ring::kPieces) {
-    mbarrier_init(full + threadIdx.x * 8, 32);
+    mbarrier_init(full + threadIdx.x * 8, launch.warps_of_piece * 32);
     mbarrier_init(empty + threadIdx.x * 8, warps);
     mbarrier_init_fence();
   }
@@ -82,17 +85,24 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
 
   unsigned turn = 0;  // pieces so far
   if (warp >= warps) {
-    // Each warp copies every fourth piece, so that the warps wait and compute addresses beside each other.
+    const auto copy = [&]<int kThreads>(int slice, int piece, int slot, int thread) {
+      Ring::template begin_copies<kThreads>(launch.weight, slice * slice_rows, slice_rows, piece,
+                                            base + slot * Ring::kPiece, thread);
+      Ring::template begin_copies<kThreads>(launch.x, 0, 8 * kTiles, piece, of_x + slot * Ring::kPiece, thread);
+    };
+    const bool alone = launch.warps_of_piece == 1;
     for (int slice = mine.first; slice < mine.end; slice += mine.step) {
       // A row's last elements may lie in the line after the last piece.
 #pragma unroll 1
       for (int piece = 0; piece <= pieces; ++piece, ++turn) {
-        if (turn % 4 != static_cast<unsigned>(warp - warps)) continue;
+        if (alone && turn % 4 != static_cast<unsigned>(warp - warps)) continue;
         const int slot = Ring::slot(turn);
         mbarrier_wait_block(empty + slot * 8, Ring::phase(turn) ^ 1);
-        Ring::template begin_copies<32>(launch.weight, slice * slice_rows, slice_rows, piece,
-                                        base + slot * Ring::kPiece, lane);
-        Ring::template begin_copies<32>(launch.x, 0, 8 * kTiles, piece, of_x + slot * Ring::kPiece, lane);
+        if (alone) {
+          copy.template operator()<32>(slice, piece, slot, lane);
+        } else {
+          copy.template operator()<kWarpgroup>(slice, piece, slot, static_cast<int>(threadIdx.x) - warps * 32);
+        }
         mbarrier_arrive_after_copies(full + slot * 8);
       }
     }

@@ -186,6 +186,15 @@ GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors) {
     plan.tile_m = slice_rows(p, multiprocessors, plan.row_unit > 0);
     return plan;
   }
+  if (plans.front().row_unit > 0) {
+    // The widest tile that half of the multiprocessors get.
+    GemmPlan plan = plans.front();
+    for (const GemmPlan& wider : plans) {
+      const std::int64_t tiles = ceil_div(p.m, wider.tile_m) * ceil_div(p.n, wider.tile_n);
+      if (p.m > wider.tile_m / 2 && 2 * tiles >= multiprocessors) plan = wider;
+    }
+    return plan;
+  }
   const GemmPlan* best = nullptr;
   double least = 0;
   for (const GemmPlan& plan : plans) {

@@ -12,7 +12,8 @@ void run_few_rows(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream
                        row_streams(p.a, p.m, p.contraction),
                        plan.tile_m,
                        static_cast<int>((p.n + plan.tile_m - 1) / plan.tile_m),
-                       0};
+                       0,
+                       plan.tile_m < 64 ? 1 : 4};
   launch.pieces = launch.gemm.k_steps;
   auto* kernel = gemm_few_rows_sm90_kernel<T, kTiles, kUnit, kLogPieces>;
   allow_shared_memory<gemm_few_rows_sm90_kernel<T, kTiles, kUnit, kLogPieces>>();
