@@ -1,6 +1,6 @@
-// The cut of rows whose masses alone decide it: top_p without top_k. A block has a row. Before the scan of masses, a
-// sample of the row's columns brackets the last kept column. After it, the exact masses of the listed columns decide. A
-// row whose bracket fails takes the selection of rlk/kernels/sample_select.h.
+// The cut of rows by masses alone: top_p without top_k. Each block processes one row. Before the scan of masses, a
+// sample of the row's columns brackets the last kept column. After that scan, the exact masses of the listed columns
+// decide the cut. A row whose bracket fails takes the selection of rlk/kernels/sample_select.h.
 #pragma once
 
 #include <cfloat>
@@ -11,7 +11,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A row that waits after the first scan, and its largest z.
+// A row that waits after the first scan, and the row's largest z.
 struct WaitingRow {
   SampleRow want;
   float largest, m;
@@ -41,7 +41,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   }
 
   __device__ const SlotMap& map() const { return map_; }
-  // After the first scan, for a row that waits. Returns whether the row takes a scan of masses.
+  // Runs after the first scan, for a row that waits. Returns whether the row needs a scan of masses.
   __device__ bool find_bracket(const WaitingRow& waiting) {
     if (!cuts_by_mass(p_, waiting.want)) return false;
     if (thread_of_block() == 0) {
@@ -54,7 +54,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     if (thread_of_block() == 0) bracket_ = {0, 0, low(), high(), waiting.largest, 0};
     return true;
   }
-  // After the scan of masses. `listed`: a row's list of all columns that it keeps makes its nodes.
+  // Runs after the scan of masses. `listed`: a list of all columns that a row keeps serves to compute its nodes.
   __device__ void cut(KeptList<T, kExp>& listed) {
     const SampleState state = *state_;
     const Bracket bracket = bracket_;
@@ -79,25 +79,26 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
 
  private:
   static constexpr float kShortList = 4096.0f;
-  static constexpr int kShortListRows = 96;  // a scan of the kept columns of fewer rows takes less than their lists
-  static constexpr int kEach = kLeafColumns / kSampledColumns;  // columns that one of the sample stands for
+  static constexpr int kShortListRows = 96;                     // with fewer rows a scan of the kept columns is faster
+  static constexpr int kEach = kLeafColumns / kSampledColumns;  // columns that one sampled column represents
 
-  struct Binned {  // sums over bins: the columns' masses, the squares of these, and the columns
+  struct Binned {  // sums over bins: masses of columns, squares of the masses, numbers of columns
     float mass, squares, columns;
     __device__ __forceinline__ Binned operator+(const Binned& o) const {
       return {mass + o.mass, squares + o.squares, columns + o.columns};
     }
   };
 
-  // The bracket, the columns below the cut, and the columns around it that the bracket holds, by the estimate.
+  // The bracket, and numbers of columns: an estimate of the columns below the cut, the margin of this estimate, and all
+  // columns of the row.
   __device__ float& low() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[0]; }
   __device__ float& high() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[1]; }
   __device__ float& columns() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[2]; }
   __device__ float& margin() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[3]; }
   __device__ float& all() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[4]; }
 
-  // Sets low and high. Bins of equal width in z count columns: the largest one of each leaf, and kEach for each sampled
-  // one. The row drops the share 1 - top_p of its mass, which is the sum of the leaves' nodes.
+  // Sets low and high. Bins of equal width in z count columns: the largest column of each leaf once, and each sampled
+  // column kEach times. The row drops the share 1 - top_p of its mass; the sum of the leaves' nodes is that mass.
   __device__ void estimate(const WaitingRow& waiting) {
     c_ = log2_scale(waiting.want.temperature);
     m_ = waiting.m;
@@ -155,7 +156,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     far = __reduce_add_sync(kAllLanes, far);
     if (lane_of_warp() == 0 && far > 0) atomicAdd(counts + kDigitBins - 1, far);
     total = block_sum(total, reinterpret_cast<float*>(s_.counts[0]));  // its barrier ends the counting
-    // A thread has eight neighbouring bins, and the first thread has those of the least mass.
+    // Each thread sums eight neighbouring bins; the first thread has the bins of the least mass.
     constexpr int kOwnBins = kDigitBins / kRowThreads;
     const int last = kDigitBins - 1 - thread_of_block() * kOwnBins;
     Binned own = {};
@@ -175,14 +176,14 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
         if (sum.mass < goal) continue;
         const float mass = mass_of_bin(last - k);
         columns() = behind.columns + (goal - behind.mass) / mass;
-        // Five standard deviations of the number of columns that the sample's masses give, and some for sparse bins.
+        // The margin is five standard deviations of the estimated number of columns, and some more for sparse bins.
         margin() =
             fminf(256.0f + 5.0f * sqrtf((kEach - 1) * sum.squares) / mass, 0.45f * static_cast<float>(capacity_));
         break;
       }
     }
     __syncthreads();
-    const auto z_behind = [&](float columns, float* z) {  // where that many columns of the row lie below
+    const auto z_behind = [&](float columns, float* z) {  // the z below which that many columns of the row lie
       if (!(before.columns < columns && columns <= before.columns + own.columns)) return;
       float sum = before.columns;
 #pragma unroll 1
@@ -230,7 +231,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
       Team().add(&s.masses[bin_of(z)], mass_of(z));
     });
     __syncthreads();
-    // A thread has eight neighbouring bins.
+    // Each thread sums eight neighbouring bins.
     constexpr int kOwnBins = kDigitBins / kRowThreads;
     const int first_bin = thread_of_block() * kOwnBins;
     std::uint64_t own_mass = 0;

@@ -1,4 +1,5 @@
-// The draw by a warp: the levels of the tree five at a time, then a leaf's chains and the sums along a chain.
+// A warp draws a column: it descends five levels of the tree at a time, then decides among a leaf's chains and along a
+// chain.
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
@@ -7,13 +8,14 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Words of a draw: one for each level from the leaves up, then those of a leaf's chains and prefix.
+// Words of a draw: one for each level from the leaves up, then the words for a leaf's chains and for the prefix of a
+// chain.
 constexpr int kMostLevels = 15, kDrawWords = kMostLevels + 4;
-constexpr int kOwnColumns = kLeafColumns / kWarp;  // columns of a leaf in a lane: lane, lane + 32, ...
+constexpr int kOwnColumns = kLeafColumns / kWarp;  // columns of a leaf per lane: lane, lane + 32, ...
 static_assert(kPrefixWord == kChainWord + 3 && kDrawWords <= kWarp);
 
-// The index among the token's words of the draw's i-th word. Levels above the root's take the left node whatever their
-// word is.
+// The index, among the token's words, of the draw's i-th word. Levels above the root always take the left node,
+// whatever their word is.
 __device__ __forceinline__ int draw_word(int i, int height) {
   const int above = 2 - (i - height);
   return i >= kMostLevels ? kChainWord + i - kMostLevels : i < height ? 7 + i : above > 0 ? above : 0;
@@ -21,11 +23,11 @@ __device__ __forceinline__ int draw_word(int i, int height) {
 
 struct DrawnLane {
   SoftmaxStats root;
-  int lane;  // the drawn node's
+  int lane;  // lane of the drawn node
 };
-// The tree over the lanes' 32 neighbouring nodes, and a draw among them; `level`: that of these nodes. The words are
-// known before the draw, so each node decides without the choices above it. Lane l decides for the node whose children
-// meet there: the left one ends at lane l - 1, the right one begins at lane l. A draw in a failed tree is arbitrary.
+// The tree over 32 neighbouring nodes, one per lane, and a draw among them. `level` is the level of these nodes. The
+// words are known before the draw, so each node decides without the choices above it. Lane l decides for the node whose
+// left child ends at lane l - 1 and whose right child begins at lane l. A draw in a failed tree is arbitrary.
 __device__ __forceinline__ DrawnLane draw_over_lanes(SoftmaxStats s, int level, const std::uint32_t* words) {
   constexpr int kLevels = 5;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
@@ -69,7 +71,7 @@ __device__ __forceinline__ DrawnLane draw_over_lanes(SoftmaxStats s, int level, 
   return {s, at};
 }
 
-// As draw_over_lanes() for `count` nodes of level 5, by node_at(i), which is an identity for i >= count.
+// The same for `count` nodes of level 5. node_at(i) gives a node; for i >= count it gives the identity.
 template <class Node>
 __device__ __forceinline__ DrawnLane draw_over_nodes(int count, Node node_at, const std::uint32_t* words) {
   const int lane = static_cast<int>(threadIdx.x % kWarp), groups = count > kWarp ? count / kWarp : 1;
@@ -84,12 +86,12 @@ __device__ __forceinline__ DrawnLane draw_over_nodes(int count, Node node_at, co
   return drawn;
 }
 
-// The column of a leaf that a draw takes, by the columns' terms; the term of a column that is not kept is +0.
+// Draws a column of a leaf by the columns' terms; the term of a column that is not kept is +0.
 __device__ __forceinline__ int draw_column(const float (&terms)[kOwnColumns], const std::uint32_t* words) {
   constexpr int kSteps = kLeafColumns / kNumChains, kShares = kWarp / kNumChains, kShare = kSteps / kShares;
   static_assert(kShares == 4 && kShare == 4 && kNumChains == 8);
   const int lane = static_cast<int>(threadIdx.x % kWarp), own = lane % kNumChains, share = lane / kNumChains;
-  // Four lanes have a chain, and each of them tests four of its prefix sums.
+  // Four lanes share a chain; each lane tests four of the chain's prefix sums.
   float one = 0.0f, mine[kShare] = {};
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
@@ -115,7 +117,7 @@ __device__ __forceinline__ int draw_column(const float (&terms)[kOwnColumns], co
   return (first / 8 * kShare + first % 8) * kNumChains + chain;
 }
 
-// z of a column that a lane of the warp has.
+// z of a column, from the lane that holds it.
 __device__ __forceinline__ float z_in_lanes(const float (&z)[kOwnColumns], int column) {
   static_assert(kOwnColumns == 4);
   float of[kOwnColumns];
@@ -125,7 +127,8 @@ __device__ __forceinline__ float z_in_lanes(const float (&z)[kOwnColumns], int c
   return column < 2 * kWarp ? low : high;
 }
 
-// The roots that a scan stores, one for 32 neighbouring slots, behind the nodes and the leaves' largest z.
+// The roots that a scan stores, one for every 32 neighbouring slots. They lie behind the nodes and the leaves' largest
+// z.
 __device__ __forceinline__ float* scanned_roots(float* nodes, std::int64_t slots) { return nodes + 3 * slots; }
 
 }  // namespace

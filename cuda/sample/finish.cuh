@@ -1,6 +1,6 @@
-// What follows a scan (scan.cuh): a block has a row. It lists the first columns by the leaves that may hold them, cuts
-// the list, computes the tree above the leaves, draws, and writes the results. A row whose cut does not fit a list takes
-// the selection of rlk/kernels/sample_select.h. One body serves every architecture.
+// The work after a scan (scan.cuh): each block finishes one row. It lists the row's first columns, from the leaves that
+// may hold them, and cuts the list. Then it computes the tree above the leaves, draws, and writes the results. A row
+// whose cut does not fit a list takes the selection of rlk/kernels/sample_select.h. One body serves every architecture.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -26,11 +26,11 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   using Base::mass_of;
   using Base::p_, Base::row_, Base::mask_, Base::state_, Base::nodes_, Base::slots_;
   static constexpr int kOwn = kOwnColumns;
-  static constexpr int kMostFewLeaves = kRowThreads / Team::kLanes;  // that a block computes at once
+  static constexpr int kMostFewLeaves = kRowThreads / Team::kLanes;  // leaves that a block computes at once
 
  public:
   using Base::has_edits, Base::edited;
-  // As Base's, with the index of a valid column.
+  // The same as Base's function, but takes the index of a valid column.
   __device__ __forceinline__ bool is_allowed(int column) const {
     return allowed_ == nullptr || (static_cast<std::uint32_t>(allowed_[column >> 5]) >> (column & 31) & 1) != 0;
   }
@@ -53,7 +53,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     __syncthreads();
   }
 
-  // The leaf with the largest z, whose columns' z are in the lanes of each warp.
+  // The leaf with the largest z. The lanes of each warp hold z of its columns.
   struct Best {
     int slot;
     float largest, z[kOwn];
@@ -63,8 +63,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     std::uint64_t min_mass;
     Best best;
   };
-  // After the first scan. Returns whether the row waits, since its selection does not fit a list. kEnds: no later launch
-  // reads the mask for the kept set.
+  // Runs after the first scan. Returns whether the row waits for later launches, since its selection does not fit a
+  // list. kEnds: no later launch reads the mask for the kept set.
   template <bool kEnds>
   __device__ __forceinline__ bool run(Waiting* waiting) {
     const SampleRow want = sample_row_of<PlainMemory>(p_, row_);
@@ -104,7 +104,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     finish<kEnds>(want, want.greedy, best, kept);
     return false;
   }
-  // Leaves a row to later launches. by_mass: they sum its masses.
+  // Leaves a row to later launches. by_mass: these launches sum the row's masses.
   __device__ __forceinline__ void wait(const Waiting& waiting, bool by_mass) const {
     clear_padding();
     const SampleRow& want = waiting.row.want;
@@ -127,7 +127,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     __syncthreads();
     if (thread() == 0) state_->waits = kForTree;
   }
-  // After the selection: leaves a row whose kept columns are in few leaves to run_few(), so that no scan reads it.
+  // Runs after the selection. It leaves a row whose kept columns lie in few leaves to run_few(), so that no scan reads
+  // the row.
   __device__ void find_few() {
     if (state_->waits != kForTree || state_->marked != 0 || state_->last == kLastRank) return;
     const float least = z_of_rank(state_->last);
@@ -136,7 +137,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     const std::uint32_t leaves = block_sum(own, &s_, 0);
     if (thread() == 0 && leaves <= kMostFewLeaves) state_->waits = kForFew;
   }
-  // After the scan of kept columns.
+  // Runs after the scan of kept columns.
   __device__ void run_rest() {
     if (state_->waits == kDone) {
       kept_ = static_cast<std::int64_t>(state_->kept);
@@ -149,7 +150,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     scanned_ = state_->waits == kForTree;
     finish<true>(sample_row_of<PlainMemory>(p_, row_), false, {}, kept);
   }
-  // The selection, the tree and the rest of a waiting row, without a scan.
+  // Computes everything that a waiting row still needs, from the selection on, without a scan.
   __device__ void run_alone() {
     __syncthreads();
     run_selection();
@@ -167,7 +168,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     std::uint64_t before = 0;
     if (!place_.is_first()) {
       if (warp_of_block() > 0) before = place_.counts_before(thread() - kWarp, kRowThreads - kWarp);
-      before = block_sum(before, &s_);  // until then, the first warp may still draw
+      before = block_sum(before, &s_);  // until this barrier, the first warp may still draw
     }
     if (thread() == 0) s_.kept_begin = place_.place(static_cast<std::int64_t>(before), kept_);
     __syncthreads();
@@ -185,7 +186,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   __device__ void store_count() const {
     if (thread() == 0) state_->kept = static_cast<std::uint64_t>(kept_);
   }
-  // After the raw scan.
+  // Runs after the raw scan.
   __device__ void run_raw() {
     const std::int64_t id = p_.ids[row_];
     float raw = canonical_nan();
@@ -210,7 +211,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       fn(slot, map_.has_columns(slot) && tops()[slot] >= least);
     }
   }
-  // Nodes and masks of a row whose kept columns are in few leaves. Returns the number of these columns.
+  // Computes nodes and masks of a row whose kept columns lie in few leaves. Returns the number of these columns.
   __device__ std::uint64_t run_few() {
     auto* const found = reinterpret_cast<std::uint16_t*>(s_.base.counts);
     if (thread() == 0) s_.slots = 0;
@@ -240,9 +241,9 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   }
 
   __device__ const float* tops() const { return nodes_ + 2 * slots_; }
-  // Shared memory of a list, in place of base's arrays. It has the nodes of the slots that keep a column, and their masks,
-  // in ascending order. sorted() and ids() have the kept columns in ascending order, and ends() where those of each slot
-  // end.
+  // Shared memory of a list, which replaces the arrays of Base. It holds the nodes and masks of the slots that keep a
+  // column, in ascending order. sorted() and ids() hold z and ids of the kept columns, ascending by id. ends() holds
+  // the index at which each slot's columns end.
   __device__ uint4* masks() const { return reinterpret_cast<uint4*>(s_.base.masses); }
   __device__ float2* listed_nodes() const { return reinterpret_cast<float2*>(s_.base.list); }
   __device__ float* sorted() const { return reinterpret_cast<float*>(s_.base.list + kMostListed); }
@@ -320,8 +321,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     }
     return block_sum(mine, &s_, 1);
   }
-  // Cuts the row by a list of its first columns. Returns whether the list was enough; then the mask has the kept
-  // columns, and the slots that keep one have nodes.
+  // Cuts the row by a list of its first columns. Returns whether the list was long enough. If so, the mask has the kept
+  // columns, and each slot that keeps a column has a node.
   template <bool kEnds>
   __device__ __forceinline__ bool by_list(const SampleRow& want, std::uint64_t min_mass, const LeafKeys& keys,
                                           std::uint64_t* kept) {
@@ -438,7 +439,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       ids()[at] = static_cast<std::int32_t>(id_of_rank(rank));
     });
     __syncthreads();
-    // Eight lanes have a slot, and each of them a chain. Warps loop alike, since lanes exchange values.
+    // Eight lanes share a slot; each lane computes one chain. All warps loop equally often, since lanes exchange
+    // values.
 #pragma unroll 1
     for (int base = 0; base < leaves; base += kRowThreads / kNumChains) {
       const int place = base + thread() / kNumChains, chain = thread() % kNumChains;
@@ -474,8 +476,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     return rlk::cuda::bits_before(masks()[place], column);
   }
 
-  // Roots of 32 neighbouring slots each, in shared memory. Unless a scan has stored them, also the slot that a draw takes
-  // among those of each.
+  // Finds the root of every 32 neighbouring slots, in shared memory. If no scan has stored these roots, it also draws a
+  // slot below each root.
   __device__ void find_roots() const {
     if (has_scanned_roots()) {
       const auto* const roots = reinterpret_cast<const float2*>(scanned_roots(nodes_, slots_));
@@ -499,7 +501,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   }
   __device__ bool has_scanned_roots() const { return scanned_ && map_.scans_roots(); }
   __device__ int num_roots() const { return (num_slots_ + kWarp - 1) / kWarp; }
-  // The root of all slots, and the group of 32 slots that a draw takes.
+  // The root of all slots, and the drawn group of 32 slots.
   __device__ DrawnLane root_of() const {
     find_roots();
     const auto root_at = [&](int i) {
@@ -513,8 +515,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     nodes_[4 * slots_ - 3] = root.S;
   }
 
-  // Computes the tree, draws unless `best` has the token, and writes the row's results. All threads call it. kEnds: this
-  // launch writes the kept set, whose count later rows may use while this row draws.
+  // Computes the tree, draws unless `best` has the token, and writes the row's results. All threads call this function.
+  // kEnds: this launch writes the kept set, whose count later rows may use while this row draws.
   template <bool kEnds>
   __device__ __forceinline__ void finish(const SampleRow& want, bool has_best, const Best& best, std::uint64_t kept) {
     const DrawnLane of_roots = root_of();
@@ -530,7 +532,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     store_root(root);
     write(drawn.id, status, logprob_outputs(root, drawn.z, want.temperature).logprob);
   }
-  // By one warp; group: the 32 slots that the draw takes.
+  // One warp calls this function. `group` is the drawn group of 32 slots.
   __device__ Drawn draw(int group) const {
     const bool is_known = !has_scanned_roots();
     const SoftmaxStats node = node_of(group * kWarp + (is_known ? s_.drawn[group] : lane()));
@@ -546,7 +548,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     const int column = draw_column(terms, s_.words);
     return {first + column, z_in_lanes(z, column)};
   }
-  // z of a slot's kept columns, -Inf for all others, in the lanes of a warp.
+  // Loads z of a slot's columns into the lanes of a warp; z is -Inf for columns that are not kept.
   __device__ void load_kept(int slot, int first, int columns, float (&z)[kOwn]) const {
     if (listed_) {
       const int place = place_of(slot);
@@ -592,14 +594,14 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   const SlotMap map_;
   const int num_slots_;
   std::int64_t kept_ = 0;  // columns of the kept set; 0 if nothing was cut
-  bool listed_ = false;    // the nodes are those of a list
+  bool listed_ = false;    // the nodes lie in the shared memory of a list
   bool scanned_ = true;    // a scan has stored the nodes
   bool masked_ = false;    // the mask in memory has the kept columns
   KeptPlace place_;
 };
 
-// kFirst: the first steps. kOnly: all steps, where no row can wait. kWhole: all steps; a row that waits takes the
-// remaining ones at once. kRest: the remaining steps.
+// kFirst: the first steps. kOnly: all steps of a call in which no row can wait. kWhole: all steps, also those for which
+// a row would wait. kRest: the remaining steps. kRaw: the steps after the raw scan.
 enum class Finish { kFirst, kOnly, kWhole, kRest, kRaw };
 
 template <class T, Exp kExp, Finish kFinish>

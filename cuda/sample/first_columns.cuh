@@ -1,4 +1,4 @@
-// Finds the first columns of a row by the largest z of its leaves. Only some leaves can hold such columns. A block
+// Finds the first columns of a row. The largest z of each leaf tells which leaves can hold such columns, and a block
 // lists the columns of these leaves. finish.cuh and sample_best.cu use the list.
 #pragma once
 
@@ -17,15 +17,15 @@ constexpr int kMostListedK = 512;  // largest top_k that a list serves
 static_assert((kSampleVocab + kLeafColumns - 1) / kLeafColumns <= kMostSlots);
 
 struct FinishShared {
-  SampleShared base;  // its arrays hold other data while no selection runs: see the accessors of FinishedRow
-  float2 roots[kMostSlots / kWarp];  // one for 32 neighbouring slots
+  SampleShared base;                 // holds other data while no selection runs: see the accessors of FinishedRow
+  float2 roots[kMostSlots / kWarp];  // one for every 32 neighbouring slots
   uint4 counts[2][kRowWarps];
   std::uint64_t wide[kRowWarps];
   std::uint32_t bitmap[kMostSlots / 32];  // slots that keep a column
   std::uint32_t before[kMostSlots / 32];  // number of set bits before each word of bitmap
   std::int64_t kept_begin;
   std::uint32_t words[kDrawWords];
-  std::uint8_t drawn[kMostSlots / kWarp];  // the slot that a draw takes among 32 neighbouring ones
+  std::uint8_t drawn[kMostSlots / kWarp];  // the drawn slot among 32 neighbouring slots
   int cuts[kNumParts + 1];
   std::uint32_t listed, slots;
   uint3 bin;  // a bin of keys: its index, the number of keys before it, and the number of keys up to its end
@@ -36,7 +36,7 @@ __device__ __forceinline__ int thread_of_block() { return static_cast<int>(threa
 __device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadIdx.x % kWarp); }
 __device__ __forceinline__ int warp_of_block() { return static_cast<int>(threadIdx.x / kWarp); }
 
-// The sum over a block. Calls that follow each other name different buffers.
+// The sum over a block. Consecutive calls must name different buffers.
 __device__ __forceinline__ std::uint32_t block_sum(std::uint32_t x, FinishShared* s, int buffer) {
   x = __reduce_add_sync(kAllLanes, x);
   if (lane_of_warp() == 0) s->counts[buffer][warp_of_block()].x = x;
@@ -56,8 +56,8 @@ __device__ __forceinline__ N exchanged(const N& x, F fn) {
   memcpy(&other, words, sizeof(N));
   return other;
 }
-// The same of any type with an addition, and the sum over the threads before this one. of_warps: one value for each warp;
-// calls that follow each other name different ones.
+// The same for any type with an addition, and the sum over the threads before this one. of_warps has one value for each
+// warp; consecutive calls must pass different arrays.
 template <class N>
 __device__ __forceinline__ N block_sum(N x, N* of_warps) {
 #pragma unroll
@@ -97,13 +97,13 @@ __device__ __forceinline__ std::uint32_t block_scan(std::uint32_t x, FinishShare
 }
 __device__ __forceinline__ std::uint64_t block_sum(std::uint64_t x, FinishShared* s) { return block_sum(x, s->wide); }
 
-// z's bits in ascending order, and z of such bits.
+// The bits of z as an integer key that ascends with z, and z of such a key.
 __device__ __forceinline__ std::uint32_t key_of(float z) {
   return ~static_cast<std::uint32_t>(rank_of(z, 0) >> kIdBits);
 }
 __device__ __forceinline__ float z_of_key(std::uint32_t key) { return z_of_rank(std::uint64_t{~key} << kIdBits); }
 
-// Where the leaf slots' columns are, by the parts' cuts in shared memory.
+// The columns of each leaf slot, from the cuts between parts, which lie in shared memory.
 struct SlotMap {
   const int* cuts;
   int valid, height;
@@ -128,7 +128,7 @@ struct SlotMap {
   }
   // Whether scans store roots of 32 slots: their groups hold slots of one part (group_grid).
   __device__ __forceinline__ bool scans_roots() const { return most_columns() > kGroupColumns / 2; }
-  // Columns, and leaves, that a part has at most.
+  // The largest number of columns, and of leaves, in a part.
   __device__ __forceinline__ int most_columns() const {
     int longest = 0;
 #pragma unroll
@@ -147,13 +147,13 @@ struct SlotMap {
   }
 };
 
-// Keys of the leaves' largest z, in the registers of the threads that have these leaves; 0 for a leaf without columns.
+// Keys of the leaves' largest z, in registers of the threads to which the leaves belong; 0 for a leaf without columns.
 constexpr int kOwnKeys = kMostSlots / kRowThreads;
 struct LeafKeys {
   std::uint32_t own[kOwnKeys];
   int slots;
   std::uint32_t largest, smallest, present;  // bounds and number of the keys above 0; a NaN has the largest key of all
-  int slot;                                  // first with the largest key
+  int slot;                                  // first leaf with the largest key
 
   // Calls fn(key, slot) for the thread's leaves.
   template <class F>
@@ -206,10 +206,10 @@ __device__ __forceinline__ LeafKeys load_keys(const float* tops, int slots, cons
 
 constexpr int kKeyBinBits = 8;
 static_assert(1 << kKeyBinBits == kRowThreads);
-// A bound that at least `count` keys reach, and not many more where the keys allow it; 0 if there are fewer keys.
+// A bound that at least `count` keys reach, and not many more unless keys are equal; 0 if there are fewer keys.
 __device__ __forceinline__ std::uint32_t bound_of_keys(const LeafKeys& keys, std::uint32_t count, FinishShared* s) {
   if (keys.present < count) return 0;
-  auto* const bins = reinterpret_cast<std::uint32_t*>(s->base.masses);  // one of each thread, from the largest keys
+  auto* const bins = reinterpret_cast<std::uint32_t*>(s->base.masses);  // one key of each thread, from the largest keys
   std::uint32_t low = keys.smallest, high = keys.largest, above = 0, reach = keys.present;
   const std::uint32_t enough = count + count / 2 + 8;
 #pragma unroll 1

@@ -8,9 +8,9 @@ namespace {  // one copy per architecture
 
 constexpr int kMaskAhead = 8;  // words of a mask that a thread loads at once
 
-// Writes the ids of a mask's bits in ascending order, by a block of kThreads. A warp has a stretch of the words, and a
-// lane a bit of each word. counts: one for each warp. ahead: kMaskAhead for each thread.
-// A barrier is passed before `map` is used.
+// A block of kThreads threads writes the ids of a mask's bits in ascending order. Each warp takes neighbouring words,
+// and each lane one bit of every word. counts: one for each warp. ahead: kMaskAhead for each thread. The function
+// passes a barrier before it uses `map`.
 template <int kThreads>
 __device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask, int words, std::int32_t* out,
                                   std::uint32_t* counts, std::uint32_t* ahead) {

@@ -1,6 +1,6 @@
-// The masks and nodes of a row whose list holds every column that it keeps, without another read of the logits. A block
-// has a row. Shared memory has the masks of all leaves, and the kept columns in ascending order. One body serves every
-// architecture.
+// Computes the masks and nodes of a row whose list holds every column that it keeps, without another read of the
+// logits. Each block processes one row. Shared memory has the masks of all leaves, and the kept columns in ascending
+// order. One body serves every architecture.
 #pragma once
 
 #include "first_columns.cuh"
@@ -13,7 +13,7 @@ namespace {  // one copy per architecture
 __device__ __forceinline__ int bits_of(const uint4& mask) {
   return set_bits_of(mask.x) + set_bits_of(mask.y) + set_bits_of(mask.z) + set_bits_of(mask.w);
 }
-// Kept columns in a mask before `column`.
+// Number of kept columns in a mask before `column`.
 __device__ __forceinline__ int bits_before(const uint4& mask, int column) {
   const std::uint32_t words[] = {mask.x, mask.y, mask.z, mask.w};
   int count = 0;
@@ -91,7 +91,7 @@ class KeptList : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   }
 
  private:
-  // Shared memory has a mask for each leaf, then the number of kept columns before each leaf, then the kept columns.
+  // Shared memory holds a mask for each leaf, then the number of kept columns before each leaf, then the kept columns.
   static constexpr int kLeafBytes = 16 + 2;
   static_assert(kNumParts % 2 == 0);
   __device__ __forceinline__ uint4* masks() const { return reinterpret_cast<uint4*>(&s_.base); }
@@ -144,7 +144,7 @@ class KeptList : RowTree<BlockTeam<kRowThreads>, T, kExp> {
 
   FinishShared& s_;
   const SlotMap map_;
-  const int of_part_, leaves_;  // leaves that a part has at most, and those of all parts
+  const int of_part_, leaves_;  // most leaves of a part; leaves of all parts
 };
 
 }  // namespace

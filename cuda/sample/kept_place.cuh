@@ -8,14 +8,14 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// By all threads of a kernel that precedes the one that publishes counts.
+// All threads of an earlier kernel than the one that publishes counts call this function.
 __device__ __forceinline__ void clear_published(const SampleChunk& chunk) {
   const std::int64_t threads = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < chunk.rows; i += threads) {
     chunk.states[i].published = 0;
   }
 }
-// orders: later rows' blocks also order what this thread has read before.
+// orders: a fence orders this thread's earlier reads before the count, for the blocks of later rows.
 __device__ __forceinline__ void publish_count(SampleState* state, std::int64_t count, bool orders) {
   if (orders) __threadfence();
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&state->published), "l"(count + 1) : "memory");
@@ -27,7 +27,7 @@ __device__ __forceinline__ std::int64_t published_count(const SampleState* state
   } while (published == 0);
   return published - 1;
 }
-// The end of the last kept set of the chunk's first `rows` rows that fits; the first set begins at `begin`.
+// The end of the last kept set that fits, among the chunk's first `rows` rows. The first set begins at `begin`.
 __device__ __forceinline__ std::int64_t end_of_fitting(const SampleParams& p, const SampleChunk& chunk,
                                                        std::int64_t begin, std::int64_t rows) {
   std::int64_t end = begin;
@@ -39,17 +39,18 @@ __device__ __forceinline__ std::int64_t end_of_fitting(const SampleParams& p, co
   return end;
 }
 
-// A row's place by its block. The first thread publishes, and places the set after it has written the row's results.
+// A row's block finds the place of the row's kept set. The first thread publishes the count, writes the row's results,
+// and then places the set.
 class KeptPlace {
  public:
   __device__ __forceinline__ KeptPlace(const SampleParams& p, const SampleChunk& chunk, std::int64_t i)
       : p_(p), chunk_(chunk), i_(i) {}
 
-  // By the first thread, as soon as the count is known; a second call does nothing.
+  // The first thread calls this function as soon as the count is known; a second call does nothing.
   __device__ __forceinline__ void publish(std::int64_t count) {
     if (published_) return;
     published_ = true;
-    // Read before the count is published: the last row's block, which waits for all counts, changes it.
+    // Read before the count is published, because the last row's block changes `closed` once it has all counts.
     was_closed_ = chunk_.first > 0 && *static_cast<volatile const std::uint32_t*>(chunk_.closed) != 0;
     publish_count(chunk_.states + i_, count, chunk_.first > 0);
   }
@@ -64,8 +65,8 @@ class KeptPlace {
     if (chunk_.first > 0 && i_ + 1 == chunk_.rows) __threadfence();  // before this block changes `closed`
     return sum;
   }
-  // By the first thread: writes the row's offset, and its status if its `count` ids do not fit. before: the sum of the
-  // counts of the rows before this one. Returns where the ids begin, or -1 if there are none to write.
+  // The first thread writes the row's offset, and the row's status if its `count` ids do not fit. before: the sum of
+  // the counts of all earlier rows. Returns where the ids begin, or -1 if there are none to write.
   __device__ __forceinline__ std::int64_t place(std::int64_t before, std::int64_t count) const {
     const std::int64_t base = chunk_.first > 0 ? p_.kept_offsets[chunk_.first] : 0;
     const std::int64_t begin = base + before, end = begin + count;

@@ -1,5 +1,5 @@
-// What the files of sample launch, so that each of them compiles few kernels. An explicit instantiation of a template
-// stands in the file that has its kernels.
+// The launches of sample's files; each file compiles few kernels. The file that has the kernels of a template also has
+// its explicit instantiation.
 #pragma once
 
 #include "../common/element.cuh"
@@ -24,7 +24,7 @@ void by_type_and_mode(const SampleParams& p, F fn) {
 
 namespace RLK_CUDA_ARCH {
 
-// The results of a chunk's rows but the n best, and their raw log-probabilities. rows.cuh defines them.
+// The results of a chunk's rows except the n best, and the raw log-probabilities. rows.cuh defines both launches.
 template <class T, Exp kExp>
 void sample_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
 template <class T, Exp kExp>

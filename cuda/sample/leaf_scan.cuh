@@ -1,7 +1,7 @@
-// The passes of sample over float32 logits. Eight lanes share a leaf. Each loads the columns of one chain to registers,
-// without a copy in shared memory. A multiprocessor therefore holds many warps, and some compute while others wait for
-// memory. Bound by HBM: each pass reads each logit once. One body serves every architecture, and each has its own
-// machine code.
+// The passes of sample over float32 logits. Eight lanes share a leaf. Each lane loads the columns of one chain into
+// registers, without a copy in shared memory. A multiprocessor therefore holds many warps, and some compute while
+// others wait for memory. Bound by HBM: each pass reads each logit once. One body serves every architecture, and each
+// has its own machine code.
 #pragma once
 
 #include "scan.cuh"
@@ -10,7 +10,7 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kLeafSteps = kLeafColumns / kNumChains, kAtOnce = kWarp / kNumChains;  // leaves of a warp at once
-constexpr int kLeafScanWarps = 8;                                                    // a block has so many
+constexpr int kLeafScanWarps = 8;                                                    // warps per block
 
 // The leaves of a group, a few of them at once.
 template <class T, Exp kExp, ScanPass kPass>
@@ -18,14 +18,14 @@ class LeafScan {
   using Storage = typename T::Storage;
 
  public:
-  struct Shared {  // what warps keep of their group
+  struct Shared {  // results that warps keep for their group
     float2 nodes[kWarp];
     float tops[kWarp];
     std::uint8_t leaves[kWarp];
     std::uint16_t inside[kGroupLeaves / kAtOnce][kWarp];  // bits of a lane's columns in the bracket
   };
 
-  // together: the warps of a block share a group, and `shared`.
+  // together: the warps of a block share one group and `shared`.
   __device__ __forceinline__ LeafScan(const SampleParams& p, const GroupGrid& grid, const ScanWork& work,
                                       Shared* shared, const bool& together)
       : p_(p),
@@ -124,7 +124,7 @@ class LeafScan {
     return sum;
   }
 
-  // The first and the raw pass.
+  // The first pass and the raw pass.
   __device__ __forceinline__ void run_nodes(int row, int i) {
     SampleRow want = {1.0f, 1.0f, 0.0f, 0, false, kOk};
     if constexpr (kPass == ScanPass::kFirst) want = sample_row_of<PlainMemory>(p_, row);
@@ -174,7 +174,7 @@ class LeafScan {
     if (ends()) store_leaves(i, allowed, has_node, has_top, has_mask);
     barrier();
   }
-  // Stores what the first and the raw pass have found.
+  // Stores the results of the first pass or the raw pass.
   __device__ __forceinline__ void store_leaves(int i, const std::int32_t* allowed, bool has_node, bool has_top,
                                                bool has_mask) const {
     const bool exists = own_.columns > 0;
@@ -260,7 +260,7 @@ class LeafScan {
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int k = 0; k < kHalf; ++k) {
-        // With the hardware's exponential there is no mass below the clamp either.
+        // The hardware's exponential, too, gives no mass below the clamp.
         const float clamped = kExp == Exp::kHardware ? z[k] : fmaxf(z[k], row.q);
         const float e = Chains<kExp, false>::exponential(clamped, row.c, addend);
         const bool is_above = kBounded && z[k] >= row.high;
@@ -276,7 +276,7 @@ class LeafScan {
   __device__ __forceinline__ void list(std::uint64_t total, std::uint64_t above, std::uint32_t own, int i) const {
     const std::int64_t row = work_.chunk.first + i;
     Bracket* const bracket = bracket_of(work_.chunk.firsts, i);
-    std::uint32_t end = own;  // where the lane's columns end among the warp's
+    std::uint32_t end = own;  // end of the lane's columns among the warp's columns
 #pragma unroll
     for (int d = 1; d < kWarp; d *= 2) {
       const std::uint32_t before = __shfl_up_sync(kAllLanes, end, d);
@@ -326,7 +326,7 @@ class LeafScan {
     }
   }
 
-  // The columns that the row keeps.
+  // The pass over the columns that the row keeps.
   __device__ __forceinline__ void run_kept(int row, int i) {
     float* const nodes = work_.chunk.nodes + i * 4 * slots_;
     auto* const masks = reinterpret_cast<uint4*>(work_.chunk.masks) + i * slots_;
@@ -382,13 +382,13 @@ class LeafScan {
   const bool whole_;  // whether a group has leaves of one part
   Group group_ = {};
   int first_ = 0, columns_ = 0,
-      leaves_ = 0;     // such a group's first column, the part's columns from there on, its leaves
+      leaves_ = 0;     // first column of such a group; number of the part's columns from there on; leaves of the group
   LeafSpan own_ = {};  // the lane's leaf, and its slot
   int slot_ = 0;
   const Storage* logits_ = nullptr;
 };
 
-// Blocks that fit on a multiprocessor. The test of kept columns needs more registers; on sm_80, so do masses.
+// Blocks that fit on a multiprocessor. The test of kept columns needs more registers; on sm_80 the masses do, too.
 template <ScanPass kPass>
 constexpr int kLeafScanBlocks = kPass == ScanPass::kKept || (kPass == ScanPass::kMasses && !RLK_CUDA_SM90) ? 3 : 4;
 
@@ -406,7 +406,7 @@ __global__ void __launch_bounds__(kLeafScanWarps* kWarp, kLeafScanBlocks<kPass>)
   const int blocks = static_cast<int>(gridDim.x), step = together ? blocks : kLeafScanWarps * blocks;
 #pragma unroll 1
   for (int task = static_cast<int>(blockIdx.x) + own * blocks; task < work.tasks; task += step) {
-    // The second cache still holds the rows that the pass before read last.
+    // L2 still holds the rows that the previous pass read last.
     scan.run(kPass == ScanPass::kMasses ? work.tasks - 1 - task : task);
   }
 }

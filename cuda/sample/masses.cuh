@@ -1,4 +1,4 @@
-// Masses of a leaf's columns by one lane, for the cut by top_p (bracket.cuh).
+// One lane computes the masses of a leaf's columns, for the cut by top_p (bracket.cuh).
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
@@ -8,9 +8,9 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The columns that may be a row's last kept one have z in [low, high). A scan sums the masses, and lists these columns.
+// The row's last kept column has z in [low, high). A scan sums the masses, and lists these columns.
 struct Bracket {
-  std::uint64_t above, total;  // masses of the columns with z >= high, and of all
+  std::uint64_t above, total;  // mass of the columns with z >= high; mass of all columns
   float low, high, largest;    // the bracket, and the row's largest z
   std::uint32_t listed;        // columns in the list, or too many for it
 };
@@ -19,9 +19,10 @@ __device__ __forceinline__ Bracket* bracket_of(std::uint64_t* firsts, std::int64
   return reinterpret_cast<Bracket*>(firsts + i * kMaxTeam);
 }
 
-// Columns of a leaf in the sample that the first scan leaves in the row's list, for the bracket.
+// Columns per leaf in the sample from which the bracket is estimated. The first scan stores the sample in the row's
+// list.
 constexpr int kSampledColumns = 8;
-// Whether the first scan leaves a sample of the row. A list of all columns needs none, and has no room for it.
+// Whether the first scan stores a sample of the row. A list of all columns needs no sample, and has no room for one.
 __device__ __forceinline__ bool takes_sample(const SampleParams& p, const SampleRow& want, const SampleChunk& chunk) {
   return p.valid_vocab > chunk.most_listed && cuts_by_mass(p, want);
 }
@@ -30,7 +31,8 @@ __device__ __forceinline__ bool takes_sample(const SampleParams& p, const Sample
 // floor(2^44 e) of them. The sum of 128 columns stays below 2^9, where the unit changes.
 class MassSum {
  public:
-  // Adds the mass of e if `takes`. An e that is not normal is too small for a unit, before and after it is widened.
+  // Adds the mass of e if `takes`. A subnormal e has no mass: neither e nor the double that its bits give reaches a
+  // unit.
   __device__ __forceinline__ void add(float e, bool takes = true) {
     const auto bits = static_cast<std::uint32_t>(bits_of(e));
     const auto high = static_cast<int>((bits >> 3) + 0x38000000u);
@@ -44,7 +46,7 @@ class MassSum {
   double sum_ = 0x1p8;
 };
 
-// What a leaf's masses need of their row.
+// The row's values that a leaf's masses depend on.
 struct MassRow {
   float c = 0.0f, m = 0.0f, q = 0.0f, low = 0.0f, high = 0.0f;
 
@@ -57,8 +59,8 @@ struct MassRow {
         high(bracket_of(chunk.firsts, i)->high) {}
 };
 
-// Calls fn(rank, z) for this thread's share of a row's list of ranks, by a block. kAhead: loads at once; a list that the
-// block has read before is in its first cache.
+// Calls fn(rank, z) for this thread's share of a row's list of ranks; all threads of a block call it. kAhead: loads in
+// flight. A list that the block has read before is in L1.
 template <int kAhead, class F>
 __device__ __forceinline__ void each_of_list(const std::uint64_t* list, int size, F fn) {
 #pragma unroll 1
@@ -96,7 +98,7 @@ __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n,
 #pragma unroll
       for (int r = 0; r < kVec8; ++r) {
         if (!kAll) z[r] = (words[k] >> shift >> r & 1) != 0 ? z[r] : -infinity();
-        // With the hardware's exponential there is no mass below the clamp either.
+        // The hardware's exponential, too, gives no mass below the clamp.
         const float clamped = kExp == Exp::kHardware ? z[r] : fmaxf(z[r], row.q);
         const float e = Exponential::exponential(clamped, row.c, addend);
         const bool is_above = kBounded && z[r] >= row.high;
@@ -114,7 +116,8 @@ __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n,
   return sum;
 }
 
-// Adds the masses of a warp's leaves to the row's, and lists their columns in the bracket. words: their bits.
+// Adds the masses of a warp's leaves to the row's masses, and lists the leaves' columns in the bracket. words: the bits
+// of these columns.
 template <class T>
 __device__ __forceinline__ void add_masses(LeafMasses masses, const Leaf<T>& leaf, int first,
                                            std::uint32_t (&words)[kMaskWords], const SampleChunk& chunk, int row,

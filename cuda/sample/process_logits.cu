@@ -1,7 +1,7 @@
-// process_logits: a block has a tile of a row's columns, whose counts stand in shared memory, and reads all of the row's
-// history. Where only edited columns are wanted, a block has a row. The bodies use rlk/kernels/process_logits.h, shared
-// with the CPU and HIP. Bound by HBM: one read of the logits and one write of the output, or by the latency of few
-// columns. One body serves every architecture.
+// process_logits: a block computes a tile of a row's columns. It keeps the columns' counts in shared memory and reads
+// the row's whole history. If only edited columns are wanted, a block computes a whole row. The kernels use
+// rlk/kernels/process_logits.h, shared with the CPU and HIP. Bound by HBM: one read of the logits and one write of the
+// output, or by the latency of few columns. One body serves every architecture.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
 #include "team.cuh"
@@ -11,7 +11,7 @@ namespace {  // one copy per architecture
 
 constexpr int kProcessColumns = 8192;
 using ProcessTeam = BlockTeam<kRowThreads>;
-constexpr int kEditThreads = 512;  // each has few of the row's entries, since it waits for memory in turn
+constexpr int kEditThreads = 512;  // each has few of the row's entries, since each entry waits for memory
 using EditTeam = BlockTeam<kEditThreads>;
 
 template <class T>
@@ -23,10 +23,10 @@ __global__ void __launch_bounds__(kRowThreads) process_logits_kernel(const __gri
   if (begin == 0 && threadIdx.x == 0) p.status[row] = static_cast<std::int32_t>(found);
 }
 
-// Processes only the columns of the row's history and bias. Their place in `out` first holds their words.
+// Processes only the columns of the row's history and bias. The columns' place in `out` first holds their words.
 template <class T>
 __global__ void __launch_bounds__(kEditThreads) edit_columns_kernel(const __grid_constant__ ProcessLogitsParams p) {
-  extern __shared__ std::uint32_t bits[];  // those of the row's edited columns
+  extern __shared__ std::uint32_t bits[];  // a bit per column, set if it is edited
   __shared__ std::uint32_t found;
   const EditTeam team;
   const std::int64_t row = blockIdx.x, columns = p.num_columns;

@@ -1,7 +1,7 @@
 // Launches of sample for any number of rows. A scan reads all logits; then one block per row computes the rest. A call
-// whose rows may keep many columns scans once more, over these columns. The row's last block writes its kept set,
-// whose place it finds by the counts of the rows before it. Bound by reads of the logits: one, or two for many kept
-// columns. A cut by top_p adds one read, and a search for a cut that no list holds adds two to five.
+// whose rows may keep many columns scans these columns once more. The last block of a row writes the row's kept set;
+// the counts of earlier rows give its place. Bound by reads of the logits: one, or two for many kept columns. A cut by
+// top_p adds one read, and a search for a cut that no list holds adds two to five.
 #pragma once
 
 #include "finish.cuh"
@@ -17,7 +17,7 @@ void launch_rows(void (*kernel)(Args...), const SampleChunk& chunk, cudaStream_t
   launch_dependent<RLK_CUDA_ARCH::kOverlap>(kernel, static_cast<int>(chunk.rows), kRowThreads, sizeof(FinishShared),
                                             stream, args...);
 }
-// Whether the rows that wait after the first scan are an exception (ties), or may be many.
+// Whether rows that wait after the first scan are an exception (ties) or may be many.
 enum class Waiting { kNever, kRarely, kOften };
 inline bool cuts(const RowFloats& x, float nothing) { return x.data != nullptr || x.value != nothing; }
 inline Waiting waiting_of(const SampleParams& p) {

@@ -1,4 +1,5 @@
-// The n best of a row, by the leaves that may hold them: a block has a row. Compiled once per architecture.
+// The n best of a row, from the leaves that may hold them. Each block processes one row. Compiled once per
+// architecture.
 #include "../common/dependent_launch.cuh"
 #include "first_columns.cuh"
 #include "launches.cuh"
@@ -29,7 +30,7 @@ class BestOfRow : RowTop<BlockTeam<kRowThreads>, T, kRaw> {
     const auto count = static_cast<std::uint32_t>(this->p_.n_logprobs);
     const LeafKeys keys = load_keys(tops_, slots_, map_, &s_);
     const FirstColumns found = list_first_columns(keys, count, map_, &s_, *this);
-    // Fewer columns than n are all columns if no bound left one out.
+    // If no bound left a column out, a list of fewer than n columns has all of them.
     if (found.size < 0 || (found.size < static_cast<int>(count) && found.bound > 0)) return this->run_from(false);
     this->list_size_ = found.size;
     this->listed_ = true;

@@ -1,5 +1,5 @@
-// The kept sets of shards: one block makes the offsets of all rows, then a block writes the ids of a row. Compiled once
-// per architecture.
+// The kept sets of shards: one block computes the offsets of all rows, then one block per row writes the row's ids.
+// Compiled once per architecture.
 #include "../common/dependent_launch.cuh"
 #include "kept_ids.cuh"
 #include "launches.cuh"

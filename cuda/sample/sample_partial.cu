@@ -1,6 +1,6 @@
-// Rows of sample_partial: a block has a row. The bodies stand in rlk/kernels/sample_shard.h and sample_round.h, shared
-// with the CPU and HIP. Bound by reads of the shard: one without truncation, two if top-k leaves few columns. One body
-// serves every architecture, and each has its own machine code.
+// Rows of sample_partial: each block computes one row. The headers sample_shard.h and sample_round.h of rlk/kernels,
+// shared with the CPU and HIP, have the code of a row. Bound by reads of the shard: one without truncation, two if
+// top-k leaves few columns. One body serves every architecture, and each has its own machine code.
 #include "launches.cuh"
 #include "rlk/kernels/sample_round.h"
 #include "rlk/kernels/sample_shard.h"
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kRowThreads, 3)
       .run();
 }
 
-// Blocks that fit on a multiprocessor. For two on sm_80, a shard's tree would spill registers.
+// Blocks that fit on a multiprocessor. With two blocks on sm_80, a shard's tree would spill registers.
 template <TreePass kPass>
 constexpr int kShardTreeBlocks = kPass == TreePass::kDraw ? 16
                                  : RLK_CUDA_SM90          ? 2

@@ -1,6 +1,7 @@
-// Passes of sample over all logits of 16 bits, and what the passes of leaf_scan.cuh share with them. A warp has a group of 32 leaves in shared memory, and a lane a leaf, as
-// in logprob's stream. Finishing kernels (finish.cuh) read what a pass writes. Bound by HBM: each pass reads each logit
-// once. One body serves every architecture, and each has its own machine code.
+// Passes of sample over all logits of 16 bits, and code that these share with the passes of leaf_scan.cuh. A warp
+// copies a group of 32 leaves to shared memory, and each lane processes one leaf, as in logprob's stream. Finishing
+// kernels (finish.cuh) read what a pass writes. Bound by HBM: each pass reads each logit once. One body serves every
+// architecture, and each has its own machine code.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +18,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kFirst: the leaves' largest z; for rows that nothing cuts, and for those whose masses alone decide the cut, also
-// their nodes.
+// kFirst: the leaves' largest z. Rows that nothing cuts, and rows that masses alone cut, also get their leaves' nodes.
 // kMasses: masses around the cut of rows that wait for them. kKept: nodes and masks of the columns that waiting rows
 // keep. kRaw: nodes, and for the n best the largest z, of all valid columns at temperature 1. Where groups hold leaves
 // of one part, a pass stores the root of each group beside its nodes.
@@ -105,8 +105,8 @@ __device__ __forceinline__ void sample_leaf(const Leaf<T>& leaf, int n, bool mas
   reinterpret_cast<float4*>(to)[1] = make_float4(z[4], z[5], z[6], z[7]);
 }
 
-// The columns that a waiting row keeps, by its state. Two bounds of z decide most columns; rank and mass decide those
-// between them.
+// Decides, from a waiting row's state, which columns the row keeps. Two bounds of z decide most columns; rank and mass
+// decide the columns between the bounds.
 template <class T, Exp kExp>
 class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
   using Base = RowTree<BlockTeam<kWarp>, T, kExp>;
@@ -118,7 +118,7 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     this->load_state();
     if (!this->cuts_) return;
     if (this->least_ > 0) {
-      // Far more than the error of an exponential, of its exponent and of this logarithm.
+      // This margin is far larger than the errors of an exponential, of its exponent and of this logarithm together.
       const float margin = 0x1p-6f + abs_of(this->m_) * 0x1p-18f;
       const float exponent = __log2f(__ull2float_rn(this->least_)) - 44.0f + this->m_;
       const float below = div_rn(exponent - margin, this->c_), above = div_rn(exponent + margin, this->c_);
@@ -132,13 +132,14 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
       upper_ = behind > upper_ ? behind : upper_;
     }
   }
-  // Whether the row may keep a column of a leaf, whose largest z is given.
+  // Whether the row may keep a column of a leaf with this largest z.
   __device__ __forceinline__ bool may_keep(std::int64_t slot, float largest) const {
     if (!this->marked_) return !(largest < lower_);
     const uint4 words = reinterpret_cast<const uint4*>(this->mask_)[slot];
     return (words.x | words.y | words.z | words.w) != 0;
   }
-  // Statistics of the columns of a leaf that the row keeps, and their bits. A leaf that keeps one keeps its largest.
+  // Statistics of the columns of a leaf that the row keeps, and their bits. A leaf that keeps any column keeps its
+  // largest.
   __device__ __forceinline__ SoftmaxStats find(const Leaf<T>& leaf, std::int64_t slot, int first, int columns,
                                                float largest, std::uint32_t (&words)[kMaskWords]) const {
     this->template present_in_leaf<false>(slot, first, columns, words);
@@ -190,7 +191,8 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     return any == 0 ? identity_stats() : reference.usable ? chains.total(reference.m) : stats;
   }
 
-  // The same by the eight lanes of a leaf, each with the columns of its chain. A whole warp calls it.
+  // The same, computed by the eight lanes of a leaf; each lane has the columns of one chain. A whole warp calls this
+  // function.
   __device__ __forceinline__ SoftmaxStats find_in_lanes(const float (&z)[kLeafColumns / kNumChains], std::int64_t slot,
                                                         int first, int columns, float largest,
                                                         std::uint32_t (&words)[kMaskWords]) const {
@@ -405,8 +407,8 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
 }
 
 #if RLK_CUDA_SM90
-// Warps whose groups shared memory holds. The test of kept columns needs more registers. 22 of the first scan's warps leave
-// memory for a finishing block, which waits beside them.
+// Warps whose groups shared memory holds. The test of kept columns needs more registers. With 22 warps, the first scan
+// leaves memory for a finishing block, which waits beside them.
 template <ScanPass kPass>
 constexpr int kScanWarps = kPass == ScanPass::kKept || kPass == ScanPass::kMasses ? 20
                            : kPass == ScanPass::kFirst                            ? 22

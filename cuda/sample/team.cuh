@@ -11,8 +11,8 @@ namespace {  // one copy per architecture
 constexpr int kRowThreads = kMaxTeam;
 constexpr int kKeptThreads = 512;
 
-// What a row of sample still needs after the first scan: nothing; masses around its cut, then selection and tree;
-// selection and tree; the tree alone; the tree over few leaves; or what is above the leaves' nodes.
+// The work that a row of sample still needs after the first scan: none; masses around its cut, then selection and tree;
+// selection and tree; the tree alone; the tree over few leaves; or the levels above the leaves' nodes.
 enum Waits : std::int32_t { kDone, kForMasses, kForSelection, kForTree, kForFew, kForRoots };
 
 // Whether the masses of the row's present columns alone decide which column is the last kept one.
@@ -36,7 +36,7 @@ struct BlockTeam {
     return __shfl_xor_sync(0xffffffffu, x, distance);
   }
   __device__ __forceinline__ void add(std::uint32_t* to, std::uint32_t x) const { atomicAdd(to, x); }
-  // Adds the halves, since shared memory has no addition of 64 bits.
+  // Adds the two halves separately, since shared memory has no 64-bit addition.
   __device__ __forceinline__ void add(std::uint64_t* to, std::uint64_t x) const {
     auto* const halves = reinterpret_cast<std::uint32_t*>(to);
     const auto low = static_cast<std::uint32_t>(x);
