@@ -94,14 +94,13 @@ bool fits_mixed(const AttentionParams& p) {
   return p.num_q_heads < kMostTokens && MixedGrid(p).blocks < kMostTokens;
 }
 
-constexpr std::int64_t kWgmmaQueries = 64;  // queries of a sequence: half of a forward tile, one backward tile
+constexpr std::int64_t kWgmmaQueries = 64;  // least queries per sequence: half of a forward tile, one backward tile
 
 std::int64_t sequences_of(const AttentionInput& p) {
   return p.cu_seqlens_q != nullptr && p.num_sequences > 0 ? p.num_sequences : 1;
 }
 
-// Whether sequences may differ so much that a mixed plan pays: some may have many queries, and others few queries and
-// many keys.
+// Whether a mixed plan may pay off: some sequences may have many queries, and others few queries and many keys.
 bool may_mix(const AttentionParams& p) {
   if (p.cu_seqlens_q == nullptr || p.num_sequences < 2 || p.q_tokens <= p.num_sequences) return false;
   return p.cu_seqlens_k == nullptr || p.k_tokens > p.q_tokens;
@@ -138,7 +137,7 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
     // Not every multiprocessor finds three others for a cluster. Calls with more blocks than multiprocessors take
     // kFewRows: three blocks run on a multiprocessor and hide each other's waits.
     if (blocks <= multiprocessors && fits_plan(p, pairs, capability)) return pairs;
-    // Drafts give all sequences equally many queries, so these divide evenly. kFewRows serves them without other kernels.
+    // Speculative drafts give all sequences equally many queries, so kFewRows alone serves them.
     const bool differ = mixes && p.q_tokens % sequences != 0;
     const bool fills = blocks > 3 * std::int64_t{multiprocessors};
     return differ && fills && fits() ? mixed : few_rows;
@@ -193,7 +192,7 @@ bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capa
 }
 
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability) {
-  // The number of queries that see a key, from which each query head is worth a job of its own.
+  // The least number of queries that see a key for which separate jobs of the query heads pay off.
   constexpr std::int64_t kPartQueries = 2048;
   const bool is_narrow = p.window_size > 0 && p.window_size < kPartQueries;
   const std::int64_t sequences = sequences_of(p);

@@ -1,6 +1,6 @@
-// attention's partials and their merge on CUDA, compiled once per architecture. bf16 and fp16 take the blocks of
-// threads that serve few queries, with 16 rows and a split each. Their results leave in the public layout. float32
-// takes tiles of 16 rows.
+// attention's partials and their merge on CUDA, compiled once per architecture. For bf16 and fp16 each block of threads
+// computes 16 rows of one split, as for few queries. It stores its results in the public layout. For float32 a tile has
+// 16 rows.
 #include "forward.cuh"
 #include "rlk/kernels/attention_merge.h"
 

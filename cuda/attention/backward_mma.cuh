@@ -79,7 +79,7 @@ class MmaBackward {
     return reinterpret_cast<float*>(memory_ + Tile::kScalarsAt) + (2 * stage + which) * Tile::kOthers;
   }
 
-  // The keys that a row sees, or the queries that see it. A query counts by the number of the key at its place.
+  // The keys that a row sees, or the queries that see it. A query has the number of the key at its place.
   __device__ __forceinline__ AttentionRange seen_by(const AttentionSpan& span, std::int64_t row) const {
     if constexpr (Tile::kOfKeys) {
       const std::int64_t j = row - first_key_token(span);

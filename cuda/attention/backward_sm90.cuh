@@ -1,10 +1,11 @@
 // attention, backward, of bf16 and fp16 by wgmma, for SM90: heads of 64, 128 or 136 to 256 columns whose tokens TMA can
 // fetch. One kernel prepares lse and delta by tiles of 64 queries. The main one is persistent. Its block of three
-// warpgroups takes 128 keys of a key head. It keeps their dk and dv in registers, and walks the query tiles that see those
-// keys, query head by query head. A job is all of a key head's query heads, or one of them; then memory keeps dk and dv
-// between a block's jobs. TMA adds each tile's dq to a sum in memory, in the contract's order. A third kernel scales
-// and rounds those sums. Heads of more than 128 columns have one kernel for dk and dv (gradient_wide_sm90.cuh) and one
-// for dq (gradient_queries_sm90.cuh). Bound by wgmma and shared memory; numbers: README.md.
+// warpgroups takes 128 keys of a key head. It keeps their dk and dv in registers, and walks the query tiles that see
+// those keys, query head by query head. A job covers all query heads of the key head, or one of them. With one per job,
+// memory keeps dk and dv between the jobs of a block of keys. TMA adds each tile's dq to a sum in memory, in the
+// contract's order. A third kernel scales and rounds those sums. Heads of more than 128 columns have one kernel for dk
+// and dv (gradient_wide_sm90.cuh) and one for dq (gradient_queries_sm90.cuh). Bound by wgmma and shared memory;
+// numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -99,8 +100,8 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
       call.query_works[pair] = query_work<QueryGradientTile<Tile::kColumns, Tile::kValueColumns>::kKeys>(p, call, pair);
     }
   }
-  // A warp takes 32 rows of a head, four at a time. Eight lanes share a row and have one chain each. Rows are loaded in
-  // whole chunks and read from shared memory by columns.
+  // A warp processes 32 rows of a head, four at a time. Eight lanes share a row, and each lane computes one chain. Rows
+  // are loaded in whole chunks and read from shared memory by columns.
   constexpr int kRowBytes = Tile::kValueColumns * 2, kStride = kRowBytes + 16, kChunks = kRowBytes / 16;
   constexpr int kLoads = 4 * kChunks / 32;
   __shared__ __align__(16) unsigned char staged[kPreparedHeads * 2][2][4 * kStride];
@@ -163,8 +164,9 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
   }
 }
 
-// Scales and rounds the summed dq of a tile. Blocks begin once multiprocessors have no jobs left, while others still add
-// to tiles. So a block waits until the last block of keys has added to its tile; a tree's waits for the kernel's launch.
+// Scales and rounds the summed dq of a tile. Blocks begin once multiprocessors have no jobs left, while others still
+// add to tiles. So a block waits until the last block of keys has added to its tile. For a tree it waits for the whole
+// previous kernel.
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(256)
     attention_round_dq_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
@@ -267,7 +269,7 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   call.jobs = static_cast<std::int32_t>(layout.jobs);
   call.block_jobs = static_cast<std::int32_t>(layout.block_jobs);
   call.part_heads = static_cast<std::int32_t>(p.num_q_heads / p.num_kv_heads / layout.parts);
-  // The blocks of one head follow one another through its tiles, about two tiles apart. If there are more blocks than
+  // Concurrent blocks of one head walk through the head's tiles about two tiles apart. If there are more blocks than
   // this distance allows, heads alternate.
   const auto of_each = [&](std::int64_t tokens, const std::int32_t* offsets) {
     return offsets != nullptr ? tokens / p.num_sequences : tokens;

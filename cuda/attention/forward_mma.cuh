@@ -1,7 +1,7 @@
 // attention, forward, of bf16 and fp16 by mma.sync, for SM80 and later. It serves every shape, stride and list. A block
-// of four warps has 64 rows; a row is one query with one of the heads that share a key head. The block walks the rows'
-// keys block by block. K and V pass through shared memory; scores, probabilities and sums stay in registers. cp.async
-// loads V while K is multiplied, and the next K while V is multiplied. Bound by mma.sync; numbers: README.md.
+// of four warps computes 64 rows. A row is one query in one of the heads that share a key head. The block walks the
+// rows' keys block by block. K and V pass through shared memory; scores, probabilities and sums stay in registers.
+// cp.async loads V while K is multiplied, and the next K while V is multiplied. Bound by mma.sync; numbers: README.md.
 #pragma once
 
 #include "../common/async_copy_groups_sm80.cuh"

@@ -1,8 +1,8 @@
-// attention, forward, of bf16 and fp16 by wgmma, for SM90. It serves heads of 64, 128 or 136 to 256 columns whose tokens
-// the copy engine can fetch, also from pages, and sequences with many queries. A block of threads is persistent. One
-// warp loads. Two warpgroups have 64 rows each of a tile of 128 queries of one head, and take turns on the matrix units. Inside a
-// warpgroup, a block's softmax runs beside the previous block's P V and the next block's Q K^T. Bound by wgmma;
-// numbers: README.md.
+// attention, forward, of bf16 and fp16 by wgmma, for SM90. It serves heads of 64, 128 or 136 to 256 columns whose
+// tokens the copy engine can fetch, also from pages, and sequences with many queries. A block of threads is persistent.
+// One warp loads. Two warpgroups share a tile of 128 queries of one head, 64 rows each, and take turns on the tensor
+// cores. Inside a warpgroup, a block's softmax runs beside the previous block's P V and the next block's Q K^T. Bound
+// by wgmma; numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -85,7 +85,7 @@ WgmmaCallOf<Params> wgmma_call(const Params& p) {
   const bool packed = p.cu_seqlens_q != nullptr;
   const std::int64_t blocks = packed ? p.q_tokens / 128 + p.num_sequences : (p.q_tokens + 127) / 128;
   const std::int64_t heads = p.num_q_heads * (packed ? 1 : p.num_sequences);
-  // The number of heads whose keys and values together stay in L2 while their tiles run.
+  // The number of heads whose tiles run together, so that their keys and values stay in L2.
   constexpr std::int64_t kOfL2 = std::int64_t{24} << 20;
   const std::int64_t group = p.num_q_heads / p.num_kv_heads;
   const std::int64_t fit = std::max<std::int64_t>(kOfL2 / (p.k_tokens * (p.head_dim + p.value_dim) * 2), 1) * group;

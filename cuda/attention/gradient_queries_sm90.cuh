@@ -1,4 +1,4 @@
-// dq of attention's wgmma backward for more than 128 columns. A job has 128 queries of a head, 64 of each warpgroup. It
+// dq of attention's wgmma backward for more than 128 columns. A job is 128 queries of a head, 64 for each warpgroup. It
 // walks the blocks of keys that they see, in descending order, and keeps the sums of dq in registers.
 #pragma once
 
@@ -318,8 +318,7 @@ class QueryGradientRows : GradientSteps {
   std::uint32_t ds_[4][4];
 };
 
-// `waits`: this kernel waits for the previous one, which computes dk and dv, since the next kernel waits only for this
-// one.
+// `waits`: this kernel waits for the previous one, which computes dk and dv. The next kernel waits only for this one.
 template <class T, class Tile, Exp kExp>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     attention_query_gradient_kernel(const __grid_constant__ AttentionBackwardParams p,

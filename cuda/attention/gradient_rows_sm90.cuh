@@ -213,7 +213,7 @@ class GradientRows : GradientSteps {
     return call_.rows + std::int64_t{work.block} * Tile::kKeys;
   }
 
-  // Clears rows that are no queries in use, or see no key.
+  // Clears rows without a query in use, and rows that see no key.
   __device__ __forceinline__ void clear_queries(const GradientWork& work, int tile, int stage) const {
     mbarrier_wait_block(shared_.dout_full(stage), phase());
     const int first = min(max(work.first - tile, 0), Tile::kQueries);

@@ -29,8 +29,8 @@ __device__ __forceinline__ void take_jobs(const Shared& shared, const Work* work
   }
 }
 
-// Steps of a thread of two warpgroups that multiply. It holds rows 16 w + g and 16 w + g + 8 of 64, where w is its warp
-// and g = lane / 4. It holds columns 8 j + 2 (lane % 4) and the next: x[4 j + 2 {row} + {column}].
+// The work of a thread in the two warpgroups that multiply. It holds rows 16 w + g and 16 w + g + 8 of 64, where w is
+// its warp and g = lane / 4. It holds columns 8 j + 2 (lane % 4) and the next: x[4 j + 2 {row} + {column}].
 struct GradientSteps {
   // Values are computed here, not among products in flight.
   template <int kCount>

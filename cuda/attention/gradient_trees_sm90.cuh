@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kCountingThreads)
   *call.jobs_of_paths = first * static_cast<std::int32_t>(p.num_kv_heads);
 }
 
-// Finds the rows of every block of keys. A thread has a row. A warp looks at 32 segments at a time.
+// Finds the rows of every block of keys. Each thread finds one row. A warp searches 32 segments at a time.
 template <class Params>
 __global__ void __launch_bounds__(128)
     attention_path_rows_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientTreeCall call) {

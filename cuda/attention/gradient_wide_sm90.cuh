@@ -31,9 +31,10 @@ struct WideGradientTile {
   static_assert(kBytes <= 227 * 1024);
 };
 
-// A warpgroup scores 64 keys against 32 queries at a time. It takes half of 128 keys, against both halves of a tile, and
-// sums all columns. If dk and dv of 128 keys do not fit into registers, both warpgroups take the same 64 keys, each
-// against half of a tile. Then they exchange rounded p and ds, and each sums half of the columns.
+// A warpgroup scores 64 keys against 32 queries at a time. Usually each warpgroup has 64 of the block's 128 keys,
+// processes both halves of a tile, and sums all columns. If dk and dv of 128 keys do not fit into registers, both
+// warpgroups have the same 64 keys, and each processes half of a tile. Then they exchange rounded p and ds, and each
+// sums half of the columns.
 // Rows are keys. Columns of scores are queries.
 template <class T, class Tile, Exp kExp>
 class WideGradientRows : GradientSteps {
@@ -205,7 +206,7 @@ class WideGradientRows : GradientSteps {
     fence_for_tma();
     meet();
   }
-  // Clears rows of a tile that are no queries in use, or see no key.
+  // Clears rows of a tile without a query in use, and rows that see no key.
   __device__ __forceinline__ void clear_queries(const GradientWork& work, int tile, int stage, int phase) const {
     mbarrier_wait_block(shared_.dout_full(stage), phase);
     const int first = min(max(work.first - tile, 0), Tile::kQueries);

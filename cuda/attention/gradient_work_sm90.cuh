@@ -39,11 +39,11 @@ struct GradientTile {
 // Tiles of queries begin at keys whose numbers are multiples of 64. Slots number the tiles of all sequences.
 struct GradientCall {
   CUtensorMap q, dout, k, v;
-  std::int32_t section;             // key heads of a sequence whose blocks alternate
+  std::int32_t section;             // key heads of a sequence whose blocks of keys alternate in the order of jobs
   std::int32_t jobs, key_blocks;    // blocks of keys per sequence; if packed, slots for all sequences
   std::int32_t block_jobs;          // jobs per part: one per block of keys and key head of all sequences
   std::int32_t part_heads;          // query heads of a job; the job of the next part continues the block's dk and dv
-  std::int32_t slots, of_sequence;  // tiles of queries: those of all sequences, and of each one if q is not packed
+  std::int32_t slots, of_sequence;  // tiles of queries: of all sequences; of each sequence if q is not packed
   std::int32_t slack;               // slots between packed sequences
   struct GradientWork* works;       // each job's work
   std::uint32_t* counter;           // number of jobs taken beyond the first of each block
@@ -53,7 +53,7 @@ struct GradientCall {
   float* sums;                      // [heads, slots, 64 * columns]: dq
   std::uint32_t* kept_turns;        // [block_jobs]: the number of warps that have kept dk and dv, over all parts
   float* kept;                      // [block_jobs, keys * (columns + those of v)]: dk and dv between two parts
-  // More than 128 columns: a kernel of its own computes dq. Nothing uses the turns, sums and kept sums above.
+  // More than 128 columns: a separate kernel computes dq, and nothing uses the turns, sums and kept sums above.
   std::int32_t query_jobs;        // pairs of tiles of queries, of all heads; else 0
   struct QueryWork* query_works;  // [query_jobs / heads]
   std::uint32_t* query_counter;
@@ -126,8 +126,8 @@ __device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequen
   return low;
 }
 
-// The number of a sequence's key heads whose blocks alternate in the order of jobs. Blocks of one head that run at once
-// follow one another through its tiles, about two tiles apart.
+// The number of a sequence's key heads whose blocks of keys alternate in the order of jobs. Concurrent blocks of one
+// head then walk through the head's tiles about two tiles apart.
 template <class Params>
 __device__ __forceinline__ std::int64_t section_size(const Params& p, const GradientCallOf<Params>& call,
                                                      std::int64_t sequence, std::int64_t blocks) {
@@ -137,7 +137,7 @@ __device__ __forceinline__ std::int64_t section_size(const Params& p, const Grad
   return blocks <= room ? 1 : clamp_to(call.section / room, 1, p.num_kv_heads);
 }
 
-// A job: a block of keys of one sequence and key head, and the tiles of queries that see any of them.
+// A job: a block of keys of one sequence and key head, and the tiles of queries that see any of these keys.
 struct alignas(16) GradientWork {
   std::int32_t sequence, kv_head;  // sequence < 0: no jobs are left
   std::int32_t key, num_keys;      // number of the first key; keys of the sequence
@@ -146,8 +146,8 @@ struct alignas(16) GradientWork {
   std::int32_t first, last;        // positions of queries in use that see keys
   std::int32_t tile, last_tile;    // positions of tiles
   std::int32_t slot;               // slot of the tile at `tile`
-  std::int32_t block;              // index of the block among those of a part; trees: for its rows
-  std::int32_t q_head, part;       // first query head; number of the job among those of its keys
+  std::int32_t block;              // index of the block among the part's blocks; in a tree it gives the block's rows
+  std::int32_t q_head, part;       // first query head; number of the job among the jobs of its block of keys
 };
 static_assert(sizeof(GradientWork) == GradientLayout::kWorkBytes);
 
@@ -158,7 +158,7 @@ struct alignas(16) QueryWork {
   std::int32_t q_token;            // token of position 0
   std::int32_t first, last;        // positions of queries in use that see keys
   std::int32_t tile, slot;         // position and slot of the first tile
-  std::int32_t high[2], low[2];    // last and first blocks of keys of each tile; of a tile without queries -1 and kNone
+  std::int32_t high[2], low[2];    // last and first block of keys of each tile; -1 and kNone for a tile without queries
   static constexpr std::int32_t kNone = 0x7fffffff;
   __device__ __forceinline__ std::int32_t first_block() const { return max(high[0], high[1]); }
   __device__ __forceinline__ std::int32_t last_block() const { return min(low[0], low[1]); }
@@ -225,7 +225,7 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
   const std::int64_t section = within / of_section, in_section = min(size, heads - section * size);
   if (in_section <= 0) return work;
   work.kv_head = static_cast<std::int32_t>(section * size + within % of_section % in_section);
-  // Where no dq waits for a turn, the blocks that most queries see come first.
+  // If no dq waits for a turn, the blocks that most queries see come first.
   const std::int64_t place = within % of_section / in_section, block = call.query_jobs > 0 ? place : blocks - 1 - place;
   const AttentionSpan span(p, sequence);
   work.sequence = static_cast<std::int32_t>(sequence);
@@ -395,8 +395,8 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
   }
 }
 
-// One of two warps that add the tiles' dq to the sums in memory. Each takes every other tile. They wait for their
-// turns, since blocks of keys add in descending order.
+// One of two warps that add the tiles' dq to the sums in memory. Each takes every other tile. Each waits for its turn,
+// since blocks of keys add in descending order.
 template <class Tile>
 __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, const GradientCall& call,
                                               const GradientShared<Tile>& shared, const GradientWork* works,

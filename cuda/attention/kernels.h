@@ -10,12 +10,12 @@
 namespace rlk::cuda {
 
 enum class AttentionKernel : std::int32_t {
-  kTiles,     // blocks of 64 rows; float32: 64, or 32 for more than 128 columns
+  kTiles,     // blocks of 64 rows; float32: 64 rows, or 32 for more than 128 columns
   kFewRows,   // blocks of 16 rows, for sequences with few rows; bf16 and fp16: a block for each split
   kPairs,     // sm_90: kFewRows for few blocks of threads; at most 128 columns that TMA can fetch, pages too;
-              // value_dim equals head_dim, as for all that follow
-  kClusters,  // sm_90: kPairs for fewer blocks still, by four blocks of threads per split; 65 to 128 columns
-  kGroups,    // sm_90: kFewRows where groups share splits, which wgmma multiplies for 64 of a group's rows
+              // value_dim equals head_dim; the plans below need this, too
+  kClusters,  // sm_90: four blocks of threads per split, for fewer blocks than kPairs serves; 65 to 128 columns
+  kGroups,    // sm_90: kFewRows for groups that share splits; wgmma multiplies a shared split with 64 rows of the group
   kWgmma,     // sm_90: bf16 and fp16, heads that TMA can fetch of 64, 128, or if no tree 136 to 256 columns; no softcap
   kMixed,  // bf16 and fp16, packed queries: splits as kFewRows' for sequences with few queries. The others take wgmma, if
            // kWgmma fits, else kTiles' kernel
@@ -30,12 +30,12 @@ constexpr const char* name_of(const AttentionPlan& plan) {
   constexpr const char* kNames[] = {"tiles", "few rows", "pairs", "clusters", "groups", "wgmma", "mixed"};
   return kNames[static_cast<int>(plan.kernel)];
 }
-// fits_plan: whether a plan can serve a call on `capability` (10 * major + minor). choose_plan: the plan that serves it
-// on this number of multiprocessors.
+// fits_plan: whether a plan can serve a call on `capability` (10 * major + minor). choose_plan: the plan that serves
+// the call on this number of multiprocessors.
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability);
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors);
-// Bytes of workspace: a tree's table of paths; behind it a counter of tiles for kWgmma; splits' results for kFewRows to
-// kGroups; kMixed: MixedGrid.
+// Bytes of workspace. A tree needs its table of paths, and kWgmma a counter of tiles behind that table. kFewRows to
+// kGroups need the results of splits; kMixed needs what MixedGrid says.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
 // Columns of the wgmma kernels' tiles for more than 128 columns. A head's columns end before theirs.
@@ -54,7 +54,7 @@ inline bool has_outer_totals(const AttentionParams& p) {
   return p.head_dim > 128 && WideColumns::of(p.head_dim, p.value_dim).values > 128;
 }
 
-// Rows of a key head of a sequence, for which most of a larger tile would be empty.
+// Rows per key head and sequence that would leave most of a larger tile empty.
 constexpr std::int64_t kFewRows = 32;
 
 // kFewRows to kGroups: a block of threads, or a cluster, takes one split of kRows rows of a key head; a row
@@ -63,9 +63,9 @@ struct SplitGrid {
   static constexpr int kCluster = 4;  // blocks of threads of kClusters
   static constexpr std::int64_t kRows = 16, kSharedRows = 64;
   std::int64_t tiles;   // tiles of rows per sequence; if packed, slots for all sequences
-  std::int64_t splits;  // the most that any sequence has
-  // Whether rows of a group read shared splits together, 64 at a time. It pays where groups have kSharedRows rows on
-  // average; half as many suffice for kGroups.
+  std::int64_t splits;  // largest number of splits of any sequence
+  // Whether rows of a group read shared splits together, 64 at a time. This pays off if groups have at least
+  // kSharedRows rows on average; half as many suffice for kGroups.
   bool shares;
   // Blocks of threads per tile and key head. A block takes one split. If groups share splits, it also takes every
   // `stride`-th split after that one.
@@ -73,7 +73,7 @@ struct SplitGrid {
   std::int64_t blocks;
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats
   bool merges;                // false: calls have one split, whose blocks write the results without a workspace
-  bool long_first;  // whether blocks take the last splits first; for one sequence, whose last splits are longer
+  bool long_first;  // whether blocks take the last splits first, as for a single sequence, whose last splits are longer
 
   explicit SplitGrid(const AttentionParams& p, std::int64_t shared_rows = kSharedRows)
       : SplitGrid(
@@ -96,17 +96,17 @@ struct SplitGrid {
   }
 };
 
-// kMixed: sequences with at most `few` queries take splits, and the others take tiles of queries. The lists stay on the
-// device, so sizes are bounds.
+// kMixed: splits serve sequences with at most `few` queries, and tiles of queries serve the others. The host cannot
+// read the sequences' lengths, so its sizes are upper bounds.
 struct MixedGrid {
-  static constexpr std::int64_t kMostRows = 64;  // rows of a key head of a sequence with few queries; times: README.md
-  static constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;  // where results take more, `few` is smaller
+  static constexpr std::int64_t kMostRows = 64;  // most rows per key head of a sequence with few queries
+  static constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;  // if the results need more, `few` is smaller
   std::int64_t few, splits;
   bool is_decode;              // whether most sequences have few queries
-  bool by_token;               // results lie by token; else each sequence has places for `few` queries
-  std::int64_t slots, blocks;  // blocks of threads that take turns with the tiles of a split; those of the call
+  bool by_token;               // results are indexed by token; else each sequence has room for `few` queries
+  std::int64_t slots, blocks;  // blocks of threads that share the tiles of a split; blocks of threads of the call
   std::int64_t rows_at, sums_at, totals_at, end;  // offsets in floats, behind two counters
-  bool merges;                                    // else there is one split, whose blocks of threads write the results
+  bool merges;                                    // else blocks of threads of the only split write the results
 
   explicit MixedGrid(const AttentionParams& p) : splits(attention_splits(p.k_tokens)), merges(splits != 1) {
     const std::int64_t group = p.num_q_heads / p.num_kv_heads, rows = p.q_tokens * group;
@@ -115,8 +115,8 @@ struct MixedGrid {
     is_decode = rows <= kFewRows * p.num_sequences;
     while (!is_decode && merges && few > 1 && places(p) * results * (2 + p.value_dim) * 4 > kMostBytes) few /= 2;
     by_token = p.q_tokens <= few * p.num_sequences;
-    // Tiles of one split run at once, so that the later ones find its keys in L2. Drafts give all sequences about as many
-    // tiles. Beside long prompts most sequences have one tile, and a few have two.
+    // Tiles of one split run at once, so that the later ones find its keys in L2. Speculative drafts give all sequences
+    // about equally many tiles. Beside long prompts most sequences have one tile, and a few have two.
     const std::int64_t mean = (rows + SplitGrid::kRows * p.num_sequences - 1) / (SplitGrid::kRows * p.num_sequences);
     slots = std::clamp<std::int64_t>(by_token ? mean : 2, 1, (few * group + SplitGrid::kRows - 1) / SplitGrid::kRows);
     blocks = slots * splits * p.num_kv_heads * p.num_sequences;
@@ -128,22 +128,22 @@ struct MixedGrid {
   std::int64_t places(const AttentionParams& p) const { return std::min(p.q_tokens, few * p.num_sequences); }
 };
 struct MixedParams : AttentionParams {
-  std::int64_t few;  // these two: as in MixedGrid
+  std::int64_t few;  // `few` and `by_token`: as in MixedGrid
   bool by_token;
-  // Whether sequence b takes splits.
+  // Whether splits serve sequence b.
   RLK_HD bool has_few(std::int64_t b) const {
     const AttentionRange q = attention_place(cu_seqlens_q, b, q_tokens);
     return q.last - q.first <= few;
   }
 };
-// Whether code for these params skips sequences, or takes only those, with few queries.
+// Whether code for these params tests which sequences have few queries, to skip them or to serve them alone.
 template <class Params>
 constexpr bool kMayMix = std::is_same_v<Params, MixedParams>;
 
 // The plans of a backward.
 enum class GradientKernel : std::int32_t {
   kPasses,  // one pass for dq, one for dk and dv; serves every call
-  kWgmma,   // sm_90: all three at once; serves the calls of the forward's kWgmma
+  kWgmma,   // sm_90: dq, dk and dv in one pass; serves the calls of the forward's kWgmma
   kParts,   // kWgmma with a job for each query head of a block of keys, where key heads serve several; no trees, and at
             // most 128 columns
 };
@@ -171,7 +171,7 @@ struct GradientLayout {
   // number of blocks of earlier segments, and the table of paths.
   std::int64_t row_turns_at, row_sums_at, rows_at, firsts_at, paths_at;
   std::int64_t kept_turns_at, kept_at;  // dk and dv between two jobs of a block of keys
-  // More than 128 columns: pairs of tiles of queries, of all sequences. A kernel of their own computes dq.
+  // More than 128 columns: pairs of tiles of queries, of all sequences, for the separate kernel that computes dq.
   std::int64_t query_pairs, query_works_at;
   static constexpr std::int64_t kWorkBytes = 64, kRowBytes = 8;
 

@@ -1,5 +1,5 @@
-// attention, forward, of mixed batches: sequences with many queries take tiles of queries, and those with few queries
-// take splits, side by side.
+// attention, forward, of mixed batches: one kernel computes tiles of queries for sequences with many queries, and
+// another computes splits for sequences with few, at the same time.
 #pragma once
 
 #include "forward.cuh"
@@ -11,7 +11,7 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 // The splits of sequences with few queries. `waits`: this kernel waits for the previous one, since the merge waits only
-// for this kernel. counter: that of the tiles which the next kernel takes, or null.
+// for this kernel. `counter` hands out the tiles of the next kernel; it may be null.
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads)
     attention_mixed_split_kernel(const __grid_constant__ MixedParams p, const __grid_constant__ SplitCall call,
@@ -22,14 +22,15 @@ __global__ void __launch_bounds__(Tile::kThreads)
       atomicExch(counter, 0u);
       __threadfence();
     }
-    __syncthreads();  // the next kernel begins once all threads have got past this line
+    __syncthreads();  // the next kernel begins once all threads have passed this line
   }
   allow_next_kernel();
   SplitByCopies<T, Tile>(p, call, memory, vectors).run();
   if (waits && blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
 }
 
-// Merges their splits. A warp has one head of a token, or of all tokens of a sequence.
+// Merges the splits of sequences with few queries. Each warp merges one head of a token, or of all tokens of a
+// sequence.
 template <class T>
 __global__ void __launch_bounds__(128)
     attention_mixed_merge_kernel(const __grid_constant__ MixedParams p, const __grid_constant__ SplitCall call,
@@ -86,15 +87,15 @@ class MixedLaunches {
   }
 
 #if RLK_CUDA_SM90
-  // One block of threads of the wgmma kernel fills a multiprocessor; so do three blocks of the splits' kernel. A first
-  // launch of wgmma leaves multiprocessors to the splits, so that these read memory beside its products. A second one
-  // begins once all splits have begun, and takes what is left.
+  // One block of threads of the wgmma kernel fills a multiprocessor; so do three blocks of the splits' kernel. The
+  // first launch of wgmma leaves some multiprocessors to the splits, which read memory while it multiplies. The second
+  // launch begins once all splits have begun, and processes the remaining tiles.
   template <class Tile, Exp kExp>
   void run_by_wgmma() {
     constexpr bool kHasTotals = Tile::kOuterFours > 0;
     const int present = multiprocessors(current_device()), all = kHasTotals ? std::min(present, kOuterTotals) : present;
     const int part = std::max(all * 5 / 8, 1);
-    // Tiles, if one sequence had all queries beyond the first of each.
+    // The number of tiles if one sequence had all queries except one of each other sequence.
     const std::int64_t likely =
         (std::max(p_.q_tokens - p_.num_sequences, std::int64_t{1}) + 127) / 128 * p_.num_q_heads;
     WgmmaMixedCall call;

@@ -1,6 +1,6 @@
-// attention, forward, of few queries a sequence, for SM90: a cluster of four blocks of threads has 16 rows and one
-// split, and walks eight blocks of keys at a time. A block of threads scores two of them and sends their probabilities
-// to all four. Then it sums its quarter of V's columns over all keys, so that K and V are loaded once. It serves calls
+// attention, forward, of few queries a sequence, for SM90: a cluster of four blocks of threads computes 16 rows of one
+// split, eight blocks of keys at a time. Each block of threads scores two blocks of keys and sends the probabilities to
+// all four. Then it sums its quarter of V's columns over all keys, so that K and V are loaded once. It serves calls
 // with so few splits that each has four multiprocessors. Its bits are those of split_mma.cuh. Bound by the chain over
 // keys; numbers: README.md.
 #pragma once
@@ -54,7 +54,7 @@ class SplitByClusters : SplitRows<T, Tile> {
     const bool loads = warp() >= Tile::kWarps;
     if (threadIdx.x == 32 * Tile::kWarps) begin_barriers();
     if (threadIdx.x < 16) largest_of(0)[threadIdx.x] = -infinity();
-    const bool found = this->find(blockIdx.x / Tile::kRanks);  // all blocks of the cluster find alike
+    const bool found = this->find(blockIdx.x / Tile::kRanks);  // all blocks of the cluster compute the same
     if (rank_ == 0) this->store_unused();
     if (!found) return;
     const AttentionSpan span(p_, this->sequence_);
@@ -74,8 +74,8 @@ class SplitByClusters : SplitRows<T, Tile> {
 
   __device__ __forceinline__ std::uint32_t full(bool is_key) const { return shared_ + Tile::kBarriersAt + is_key * 8; }
   __device__ __forceinline__ std::uint32_t empty(bool is_key) const { return full(is_key) + 16; }
-  // Messages from every warp of the cluster to all four blocks: largest scores, probabilities, and the news that it has
-  // read both.
+  // Messages from every warp of the cluster to all four blocks: largest scores, probabilities, and the notice that the
+  // warp has read both.
   static constexpr int kMaxima = 0, kWeights = 1, kRead = 2;
   __device__ __forceinline__ std::uint32_t sent(int what) const { return full(false) + 32 + what * 8; }
   __device__ __forceinline__ void begin_barriers() const {
@@ -111,8 +111,8 @@ class SplitByClusters : SplitRows<T, Tile> {
   __device__ __forceinline__ std::uint32_t values() const { return shared_ + Tile::kValuesAt; }
   // A barrier of the multiplying warps.
   __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-  // The loading warps; a lane has a box. In each round they load K of this rank's blocks, then its columns of V for all
-  // keys.
+  // The loading warps; each lane loads one box. In each round they load K of this rank's blocks, then this rank's
+  // columns of V for all keys.
   __device__ __forceinline__ void fetch(const AttentionSpan& span) const {
     static_assert(Tile::kRoundKeys / 8 <= 32 * Tile::kLoaders);  // pages have at least eight keys
     const int loader = same_in_warp(warp() - Tile::kWarps), row = (lane() * Tile::kLoaders + loader) * maps_.box;

@@ -1,6 +1,6 @@
 // attention, forward, for few queries a sequence: splits that lie in the shared pages of a group. A block of threads
-// takes 64 rows of the group, whatever their sequences, and one split. So pages are read once for 64 rows. Results are
-// those of split_rows.cuh, at the same places. The tile is that of forward_mma.cuh.
+// computes 64 rows of the group for one split; the rows may belong to several sequences. So pages are read once for 64
+// rows. Results are those of split_rows.cuh, at the same places. The tile is that of forward_mma.cuh.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -19,10 +19,10 @@ struct GroupTile : MmaTile<kColumns_> {
   static constexpr int kBytes = kOffsets + 4 * Mma::kKeys * 8;
 };
 
-// The tiles of the groups' rows. Those of group g begin at slot floor(first row / kRows) + g.
+// The tiles of the groups' rows. The tiles of group g begin at slot floor(first row / kRows) + g.
 template <class Tile>
 struct GroupGrid {
-  std::int64_t splits;  // the most that any group shares
+  std::int64_t splits;  // largest number of splits that a group shares
   std::int64_t tiles, blocks;
 
   explicit GroupGrid(const AttentionParams& p) : splits(attention_splits(p.page_size * p.max_prefix_pages)) {
@@ -37,7 +37,8 @@ struct GroupGrid {
 template <int kRows>
 class GroupJob {
  public:
-  // `splits`: that of GroupGrid. Returns whether the block has rows and a shared split. A whole warp calls this function.
+  // `splits` is GroupGrid::splits. Returns whether the block has rows and a shared split. A whole warp calls this
+  // function.
   __device__ __forceinline__ bool find(const AttentionParams& p, const SplitCall& call, unsigned block,
                                        unsigned splits) {
     split = block % splits;
@@ -120,7 +121,7 @@ __device__ __forceinline__ AttentionRange keys_of_block(int* memory, unsigned sp
     least = min(least, memory[warp]);
     most = max(most, memory[kWarps + warp]);
   }
-  __syncthreads();  // the memory serves others afterwards
+  __syncthreads();  // the memory is reused afterwards
   return {max(std::int64_t{least}, attention_split_begin(split)),
           min(std::int64_t{most}, attention_split_begin(split + 1))};
 }

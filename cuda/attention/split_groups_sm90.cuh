@@ -1,5 +1,5 @@
 // attention, forward, for few queries a sequence, for SM90: splits that lie in the shared pages of a group, by wgmma. A
-// warpgroup has 64 rows of the group and one split; a warp loads pages by TMA. Its bits are those of
+// warpgroup computes 64 rows of the group for one split; a warp loads pages by TMA. Its bits are those of
 // split_groups.cuh.
 #pragma once
 
@@ -23,7 +23,7 @@ struct WgmmaGroupTile : WgmmaTile<kColumns_> {
 struct WgmmaGroupCall {
   CUtensorMap k, v;
   PageBoxes pages;
-  unsigned splits;  // that of GroupGrid
+  unsigned splits;  // GroupGrid::splits
 };
 
 template <class T, class Tile, Exp kExp>
@@ -46,7 +46,7 @@ class WgmmaGroupRows : WgmmaRows<T, Tile, kExp> {
       m_[r] = -infinity();
       l_[r][0] = l_[r][1] = 0.0f;
     }
-    WgmmaWork work = {};  // a block that every row of this thread sees is not looked at
+    WgmmaWork work = {};  // the blocks of keys that every row of this thread sees need no mask
     work.all_first = max(this->sees_first_[0], this->sees_first_[1]);
     work.all_last = min(this->sees_last_[0], this->sees_last_[1]);
     int keeps = 0;

@@ -7,8 +7,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Merges the splits of a row, one head of a token, by a warp. `sees`: the row's keys; `row`: its place in out; `at`: its
-// first split's place among the results.
+// A warp merges the splits of a row, which is one head of a token. `sees`: the keys that the row sees; `row`: its index
+// in out; `at`: the index of its first split's result.
 template <class T>
 __device__ __forceinline__ void merge_row(const AttentionParams& p, const SplitCall& call, const AttentionRange& sees,
                                           std::int64_t sequence, std::int64_t token, std::int64_t head,
@@ -74,7 +74,8 @@ __device__ __forceinline__ void merge_row(const AttentionParams& p, const SplitC
   }
 }
 
-// A warp has a row. Every row is written, also rows outside every sequence and rows of queries that are not in use.
+// Each warp merges one row. Every row is written, also rows outside every sequence and rows of queries that are not in
+// use.
 template <class T>
 __global__ void __launch_bounds__(128)
     attention_merge_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ SplitCall call,

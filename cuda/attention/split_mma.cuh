@@ -1,7 +1,7 @@
 // attention, forward, of few queries a sequence by mma.sync, for SM80 and later: decode, and short chunks behind a
-// cache. A block has 16 rows and one canonical split of their keys; a second kernel merges the splits. Four warps share
-// a block of keys. One block of K and one of V are in flight by cp.async. So three blocks of threads fit on a
-// multiprocessor and hide each other's waits. Bound by HBM; numbers: README.md.
+// cache. A block of threads computes 16 rows of one canonical split of their keys; a second kernel merges the splits.
+// Four warps share a block of keys. cp.async keeps one block of K and one of V in flight. So three blocks of threads
+// fit on a multiprocessor and hide each other's waits. Bound by HBM; numbers: README.md.
 #pragma once
 
 #include "split_groups.cuh"
@@ -124,8 +124,9 @@ class SplitByCopies : SplitRows<T, Tile> {
     }
     copy_async_commit();
   }
-  // A thread copies the same 16 bytes of every few rows. It reads the rows' addresses first: after a copy the compiler
-  // would wait for each address. A store between copies would cost more instructions than the copies.
+  // A thread copies the same 16 bytes of every few rows. It reads the rows' addresses first, since after a copy the
+  // compiler would wait for each address. It stores nothing between copies, since stores would take more instructions
+  // than the copies.
   __device__ __forceinline__ void copy_rows(const typename T::Storage* head, int dim, const std::int64_t* from,
                                             std::uint32_t to) const {
     constexpr int kRowsAtOnce = Tile::kThreads / Tile::kChunks;
@@ -144,7 +145,8 @@ class SplitByCopies : SplitRows<T, Tile> {
       }
     }
   }
-  // Columns past head_dim, which no copy reaches. No result has V's columns past value_dim, so they may hold anything.
+  // Clears columns past head_dim, which no copy writes. V's columns past value_dim reach no result, so they may hold
+  // anything.
   __device__ __forceinline__ void clear_columns() const {
     const int begin = static_cast<int>(p_.head_dim) / 8;
     for (int row = threadIdx.x; row < 2 * Tile::kKeys; row += Tile::kThreads) {

@@ -1,7 +1,7 @@
 // attention, forward, of few queries a sequence, for SM90: eight warps walk two blocks of keys at a time. Four more
-// load K and V by TMA; a box is a page, or a block's part of one. It serves calls with so few splits that
-// each has a multiprocessor to itself. There a chain over blocks of keys is the bound. Its bits are those of
-// split_mma.cuh. Numbers: README.md.
+// load K and V by TMA; a box is a page, or the part of a page in the block of keys. The kernel serves calls with so few
+// splits that each has a multiprocessor to itself. Such calls are bound by the chain over blocks of keys. Its bits are
+// those of split_mma.cuh. Numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -107,7 +107,7 @@ class SplitByPairs : SplitRows<T, Tile> {
     return box;
   }
 
-  // The loading warps. Every lane holds a box, and each warp loads some of them.
+  // The loading warps. Every lane holds the position of one box; each warp loads some of the boxes.
   __device__ __forceinline__ void fetch(const AttentionSpan& span) const {
     int block = first_block();
     Box box = box_of(span, block), next = box_of(span, block + 2 * Tile::kKeys);
@@ -155,7 +155,8 @@ class SplitByPairs : SplitRows<T, Tile> {
     }
     at.advance(Tile::kSlots);
   }
-  // Fills rows that TMA did not load. Keys of no page are NaN and their values +0. Values past the last key
+  // Fills rows that TMA did not load. Keys of a page that does not exist become NaN, and their values +0. Values past
+  // the last key
   // are +0, too.
   template <bool kIsKey>
   __device__ __forceinline__ void complete(const AttentionSpan& span, int block, int slot) const {

@@ -1,6 +1,6 @@
-// attention, forward, for few queries a sequence. A block of threads takes 16 rows and one canonical split of their
-// keys. A row is a query with one of the heads that share a key head. Each warp scores 32 keys. It then sums its share
-// of V's columns over all keys, since a chain over keys cannot be divided. split_mma.cuh (SM80 and later) and
+// attention, forward, for few queries a sequence. A block of threads computes 16 rows of one canonical split of their
+// keys. A row is a query in one of the heads that share a key head. Each warp scores 32 keys. It then sums its share of
+// V's columns over all keys, since a chain over keys cannot be divided. split_mma.cuh (SM80 and later) and
 // split_pairs_sm90.cuh load K and V.
 #pragma once
 
@@ -28,9 +28,9 @@ struct SplitShape {
   static constexpr int kSumBytes = kBlocks * kGroups * 16 * 8 * 4, kFactorBytes = kBlocks * 16 * 4;
 };
 
-// Partial results of row (token, head) and split s: m and l at [row][s][2], O at [row][s][value_dim].
+// Partial results of row (token, head) in split s: m and l at [row][s][2], O at [row][s][value_dim].
 struct SplitCall {
-  std::uint32_t tiles, splits;    // the same fields of SplitGrid; tiles of a mixed batch: MixedGrid's slots
+  std::uint32_t tiles, splits;    // the fields of SplitGrid; in a mixed batch `tiles` is MixedGrid::slots
   std::uint32_t stride;           // likewise
   std::uint32_t kv_heads, group;  // query heads per key head; 32 bits: a 64-bit division takes a hundred instructions
   bool merges;                    // the same field of SplitGrid
@@ -46,8 +46,8 @@ __device__ __forceinline__ std::int64_t first_row_slot(const AttentionInput& p, 
   return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) * group / SplitGrid::kRows + sequence;
 }
 
-// Number of splits of a sequence that lie in its group's shared pages, if every sequence of the group has their keys.
-// They are computed for all of the group's rows together, by split_groups.cuh. A whole warp calls this function.
+// Number of a sequence's splits that lie in the shared pages of its group, if every sequence of the group has the keys
+// of these splits. split_groups.cuh computes them for all rows of the group together. A whole warp calls this function.
 __device__ __forceinline__ unsigned shared_splits(const AttentionParams& p, const AttentionSpan& span) {
   if (p.group_offsets == nullptr || span.prefix == 0) return 0;
   const std::int64_t first = clamp_to(p.group_offsets[span.group], 0, p.num_sequences);
@@ -85,7 +85,7 @@ class SplitRows {
   __device__ __forceinline__ float* factors() const { return reinterpret_cast<float*>(memory_ + Tile::kFactorsAt); }
 
   // Prefetches lists, pages and queries into L2, which a block would otherwise read one after the other. It assumes one
-  // query for each sequence. `at`: the tile's number in SplitGrid; for a mixed batch, the sequence.
+  // query for each sequence. `at` is the tile's number in SplitGrid or, in a mixed batch, the sequence.
   __device__ __forceinline__ void prefetch(unsigned at) const {
     const bool packed = p_.cu_seqlens_q != nullptr;
     unsigned guess = at;
@@ -197,7 +197,7 @@ class SplitRows {
     }
     return false;
   }
-  // The number of a sequence's places in q. Those of the last sequence reach to the end of a packed q.
+  // The number of a sequence's places in q. The last sequence's places reach to the end of a packed q.
   __device__ __forceinline__ std::int64_t places_of(const AttentionSpan& span) const {
     if (p_.cu_seqlens_q == nullptr) return p_.q_tokens;
     if (!Tile::kMixed && sequence_ + 1 == p_.num_sequences) return p_.q_tokens - span.q_first;
@@ -384,14 +384,14 @@ class SplitRows {
         reference, s, [&](int r, float2 x) { *reinterpret_cast<float2*>(memory_ + sums_of(group, r)) = x; },
         [&](int step, uint4 x) { *reinterpret_cast<uint4*>(memory_ + weights_of(group, step)) = x; });
   }
-  // Each of 128 threads has chain thread % 8 of row thread / 8.
+  // Each of 128 threads computes chain thread % 8 of row thread / 8.
   __device__ __forceinline__ void add_probabilities(int which, int thread) {
     const float* sums = group_sums() + which * Tile::kGroups * 128 + thread;
     float sum = add_rn(sums[0], sums[128]);
     if constexpr (Tile::kGroups == 4) sum = add_rn(sum, add_rn(sums[256], sums[384]));
     chain_ = add_rn(mul_rn(chain_, factors()[which * 16 + thread / 8]), sum);
   }
-  // l of a row, from its eight threads.
+  // l of a row, from the chains in its eight threads.
   __device__ __forceinline__ float sum_of_chains() const {
     float l = chain_;
     l = add_rn(l, Machine::shuffle_xor(l, 1));
@@ -504,7 +504,8 @@ class SplitRows {
     const bool packed = p_.cu_seqlens_q != nullptr;
     p_.lse[lse_index(p_, sequence_, packed ? place : place - sequence_ * p_.q_tokens, head)] = lse;
   }
-  // Without a merge: the factor of the sums of row `row` with m and l, and then 1 / l. `used`: the row sees keys.
+  // Without a merge: the scale of row `row` with m and l, which is a factor of its sums and then 1 / l. `used`: the row
+  // sees keys.
   struct RowScale {
     float factor, inverse;  // a negative factor: sums are 0
   };
@@ -528,8 +529,8 @@ class SplitRows {
     to[0] = T::store(attention_output(none ? 0.0f : fma_rn(a, scale.factor, 0.0f), scale.inverse));
     to[1] = T::store(attention_output(none ? 0.0f : fma_rn(b, scale.factor, 0.0f), scale.inverse));
   }
-  // Through shared memory the threads that hold a row's chains get its m, or +Inf if it sees no key, and return its
-  // RowScale.
+  // Exchanges data through shared memory: the threads that hold a row's chains receive its m, or +Inf if it sees no
+  // key, and return its RowScale.
   __device__ __forceinline__ RowScale* scales() const { return reinterpret_cast<RowScale*>(maxima() + 16); }
   __device__ __forceinline__ void put_references() const {
     if (warp() != 0 || lane() % 4 != 0) return;

@@ -1,4 +1,5 @@
-// Rows of attention's wgmma kernel: a warpgroup's scores, probabilities, sums and splits, and its turns with the other.
+// Rows of attention's wgmma kernel: a warpgroup's scores, probabilities, sums and splits, and its turns with the other
+// warpgroup.
 #pragma once
 
 #include "../common/wgmma_sm90.cuh"
@@ -29,7 +30,7 @@ class WgmmaRows {
     total_ = shared.base + Tile::kTotalAt + warpgroup * (Tile::kTotalBytes / 2) + thread_ * 16;
   }
 
-  // `shared_work` lies in shared memory, so that no register holds what only the tile's end reads.
+  // `shared_work` lies in shared memory, so that no register holds values that only the end of the tile reads.
   __device__ __forceinline__ void run(const WgmmaWork& shared_work) {
     std::conditional_t<kIsLean, const WgmmaWork&, const WgmmaWork> work = shared_work;
     if constexpr (!kIsLean) find_keys(work);
@@ -47,8 +48,8 @@ class WgmmaRows {
   }
 
  protected:
-  // Where sums fill the registers, the keys that a row sees are computed again, and shared memory holds m and l of the
-  // total.
+  // If sums fill the registers, the range of keys that a row sees is computed again, and shared memory holds m and l of
+  // the total.
   static constexpr bool kIsLean = Tile::kOuterFours > 0;
   __device__ __forceinline__ void find_keys(const WgmmaWork& work) {
 #pragma unroll
@@ -96,7 +97,7 @@ class WgmmaRows {
 #pragma unroll
     for (int i = 0; i < Tile::kSums; ++i) asm volatile("" : "+f"(o_[i])::"memory");
   }
-  // A row's sums of probabilities are formed here. Later they would wait for the exponentials one by one.
+  // Makes the compiler sum a row's probabilities here. Later the additions would wait for the exponentials one by one.
   __device__ __forceinline__ void pin_groups(int r) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -192,7 +193,7 @@ class WgmmaRows {
     at_.advance(Tile::kStages);
     // Whether the next keys have arrived. The result is used later, so the test costs no time.
     const bool is_ready = !has_next || mbarrier_test_block(shared_.keys_full(at_.stage), at_.phase);
-    // The first row's exponentials come before the wait for P V, the second row's beside the rescaling.
+    // Computes the first row's exponentials before the wait for P V, and the second row's beside the rescaling.
     constexpr bool kAhead = kExp == Exp::kHardware;
     raise();
     if constexpr (kAhead) {
@@ -220,7 +221,7 @@ class WgmmaRows {
         pack(j);
       }
     } else {
-      // Without a branch, since most blocks raise the reference of some row.
+      // There is no branch, since most blocks raise the reference of some row.
       const float2 factors = rescale_chains();
 #pragma unroll
       for (int j = 0; j < kKeyTiles; ++j) {
@@ -305,8 +306,8 @@ class WgmmaRows {
     raise(0);
     raise(1);
   }
-  // attention_factor(before, m) without a branch. It is 0 where nothing has contributed, since the sums are 0 there, and
-  // where the row has failed.
+  // attention_factor(before, m) without a branch. It is 0 if no key has contributed, since the sums are then 0, and if
+  // the row has failed.
   static __device__ __forceinline__ float factor_of(float before, float m) {
     const float e = fmaxf(sub_rn(before, m), -127.0f);
     return __int_as_float(__float_as_int(add_rn(e, kStatsShift + 127.0f)) << 23);

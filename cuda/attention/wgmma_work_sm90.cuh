@@ -12,7 +12,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kColumns: those of q and k. kValueColumns: those of v and O.
+// kColumns: columns of q and k. kValueColumns: columns of v and O.
 template <int kColumns_, int kValueColumns_ = kColumns_>
 struct WgmmaTile {
   static constexpr int kColumns = kColumns_, kValueColumns = kValueColumns_;
@@ -23,7 +23,7 @@ struct WgmmaTile {
   static constexpr int kQueryBytes = kBoxes * kQueryBoxBytes, kTileBytes = kBoxes * kBoxBytes;
   static constexpr int kValueBytes = kValueBoxes * kBoxBytes;
   static constexpr int kScores = kKeys / 2, kSums = kValueColumns / 2;  // per thread
-  // Groups of four sums of a thread whose totals lie in shared memory, and those behind them, whose totals lie in L2.
+  // Numbers of groups of four sums of a thread: the first groups have their totals in shared memory, the others in L2.
   static constexpr int kSharedFours = kSums <= 64 ? kSums / 4 : 8, kOuterFours = kSums / 4 - kSharedFours;
   static constexpr int kTotalBytes = 256 * 16 * kSharedFours;
   static constexpr int kKeysAt = kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
@@ -44,9 +44,9 @@ struct WgmmaCall {
   std::int32_t blocks;  // blocks of queries per sequence; if packed, slots for all sequences
   std::int32_t heads;   // heads, times sequences if not packed
   PageBoxes pages;
-  std::int32_t section, in_section;  // heads whose keys and values stay in L2 together; the number of their tiles
+  std::int32_t section, in_section;  // heads whose keys and values stay in L2 together; number of tiles of these heads
   std::uint32_t* counter;            // tiles taken beyond each block's first; null: each block has one tile
-  float4* totals;                    // [blocks of threads, kOuterFours, 256], for tiles that have such totals
+  float4* totals;                    // [blocks of threads, kOuterFours, 256], for tiles with totals in L2
 };
 
 // Trees also have maps of parts: boxes of eight keys.
@@ -137,14 +137,14 @@ __device__ __forceinline__ WgmmaWork work_of(const Params& p, const WgmmaCall& c
   return work;
 }
 
-// The blocks of 128 queries of a mixed batch's sequences with many queries, the last sequence's last block first. A warp
-// finds them, 32 sequences at a time, in ascending order of their numbers.
+// Numbers the blocks of 128 queries in the sequences of a mixed batch that have many queries. Block 0 is the last block
+// of the last sequence. A warp searches 32 sequences at a time; calls must ask for ascending numbers.
 class LongSequences {
  public:
   __device__ __forceinline__ explicit LongSequences(const MixedParams& p)
       : end_(static_cast<std::int32_t>(p.num_sequences) + 32) {}
 
-  // Whether block `number` exists: then its tile of a head.
+  // Returns whether block `number` exists, and sets *work to its tile of a head.
   __device__ __forceinline__ bool find(const MixedParams& p, std::int32_t number, std::int32_t head, WgmmaWork* work) {
     const int lane = threadIdx.x % 32;
     for (;;) {
@@ -178,7 +178,7 @@ class LongSequences {
   }
 
  private:
-  std::int32_t end_;          // lane i has sequence end_ - 1 - i
+  std::int32_t end_;          // lane i holds sequence end_ - 1 - i
   std::int32_t before_ = 0;   // number of blocks of the sequences from end_ on
   std::int32_t through_ = 0;  // number of blocks from the lane's sequence on, up to end_
 };
@@ -279,7 +279,7 @@ __device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* 
 // A block of keys that lie in several runs has parts of eight keys. Lane i < 16 has the first token of part i, if the
 // part lies in one run.
 constexpr int kPartKeys = 8;
-constexpr std::int32_t kNoPart = -2, kMixedPart = -1;  // past the last key; in several runs, or a key has no token
+constexpr std::int32_t kNoPart = -2, kMixedPart = -1;  // past the last key; several runs, or a key without a token
 template <class Tile, class Params>
 __device__ __forceinline__ std::int32_t part_of_lane(const Params& p, const WgmmaWork& work, int block) {
   const int row = threadIdx.x % 32 * kPartKeys, key = block + row;
@@ -403,7 +403,7 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
     } else {
       if (more) found = work_of(p, call, tile);
     }
-    std::uint32_t taken = 0;  // claimed early: the code that follows hides the latency
+    std::uint32_t taken = 0;  // claimed early, so that the code below hides the latency
     if (threadIdx.x == 0 && more && call.counter != nullptr) taken = atomicAdd(call.counter, 1u);
     const int stage = kKeepsWork ? 0 : slot.stage;
     if (!more || found.places > 0) {
@@ -417,7 +417,7 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
     if (!more) return;
     if constexpr (!kKeepsWork) __syncwarp();
     if (found.last_key > found.first_key) {
-      // Trees read it from shared memory, since the paths need the registers; so do wide tiles, whose sums need them.
+      // Trees and wide tiles read it from shared memory: they need the registers for paths and for sums.
       load_blocks<T, Tile, true>(p, call, shared, kKeepsWork ? found : slots[stage], at, queries_phase);
       queries_phase ^= 1;
     }
@@ -430,8 +430,8 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
   }
 }
 
-// The second loading warp: fetches the values of each tile. A page is a box of its own, and one warp alone would issue
-// the boxes of K and V too slowly.
+// The second loading warp: fetches the values of each tile. Each page needs a separate box, and one warp would issue
+// the boxes of both K and V too slowly.
 template <class T, class Tile, class Params>
 __device__ __forceinline__ void load_values(const Params& p, const WgmmaCallOf<Params>& call,
                                             const WgmmaShared<Tile>& shared, const WgmmaWork* slots) {
@@ -465,7 +465,7 @@ __device__ __forceinline__ void clear_outside(const AttentionParams& p) {
   }
 }
 
-// Mixed batches: a warp of the first of two launches says that it has stored its results.
+// Mixed batches: a warp of the first of two launches signals that it has stored its results.
 __device__ __forceinline__ void say_done(const WgmmaMixedCall& call) {
   if (call.done == nullptr || call.first_block > 0) return;
   __threadfence();

@@ -8,8 +8,8 @@
 
 namespace rlk::cuda {
 
-// Allows `kKernel` all the shared memory that a block of the current device may have in addition to its static memory.
-// Returns these bytes.
+// Allows `kKernel` all the dynamic shared memory that a block of the current device may have. Returns its size in
+// bytes.
 template <auto* kKernel>
 int allow_shared_memory() {
   static std::array<std::atomic<int>, kMaxDevices> allowed{};

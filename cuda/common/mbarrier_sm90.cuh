@@ -18,8 +18,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, in
 __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives at a barrier of another block of the cluster, whose address map_to_rank gives. It orders no memory accesses.
-// It suits memory that TMA filled and wgmma read, which the proxies order.
+// Arrives at a barrier of another block of the cluster; map_to_rank gives the barrier's address. The arrival orders no
+// memory accesses. This suffices for memory that TMA filled and wgmma read, since the proxies order these accesses.
 __device__ __forceinline__ void mbarrier_arrive_remote(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -51,7 +51,7 @@ __device__ __forceinline__ void mbarrier_wait_block(std::uint32_t barrier, int p
       "r"(parity)
       : "memory");
 }
-// Whether that wait would end at once.
+// Whether mbarrier_wait would end at once.
 __device__ __forceinline__ bool mbarrier_test_block(std::uint32_t barrier, int parity) {
   int done;
   asm volatile(

@@ -1,6 +1,6 @@
-// The main loop of two warpgroups that alternate, each with a tile of its own. While one multiplies, the other
-// processes its sums. This processing is hidden if it takes less time than a tile's products. One ring of stages serves
-// both.
+// The main loop of two warpgroups that alternate, each with a tile of its own. While one warpgroup multiplies, the
+// other processes its sums. The processing is hidden if it takes less time than a tile's products. One ring of stages
+// serves both warpgroups.
 #pragma once
 
 #include "tile_ring_sm90.cuh"

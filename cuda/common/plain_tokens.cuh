@@ -15,8 +15,8 @@ namespace {  // one copy per architecture
 
 constexpr int kPlainStages = 2;  // stages of the ring
 constexpr int kMaskVectors = 2;  // 16-byte vectors that hold the mask of four tokens in the widest type
-// A warp keeps the sums of kKeptSteps steps in shared memory and then adds them up together. In a step, each lane has
-// four sums. Gaps between them let the threads that add them read different banks.
+// A warp keeps the sums of kKeptSteps steps in shared memory and then adds them up together. Each lane contributes four
+// sums per step. Gaps between them let the threads that add them read different banks.
 constexpr int kKeptSteps = 4, kKeptHalf = 4 * 16 + 16, kKeptStep = 2 * kKeptHalf - 16 + 4,
               kKept = kKeptSteps * kKeptStep;
 template <class Terms>
@@ -61,8 +61,8 @@ __device__ __forceinline__ int lane_again() {
   return lane;
 }
 
-// The sums over the steps that a warp has kept, at most kKeptSteps. A lane returns the sum with number sum_index(lane),
-// as scattered does.
+// Adds up the sums of the steps that a warp has kept, at most kKeptSteps. A lane returns the sum with number
+// sum_index(lane), as scattered does.
 __device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
   const int lane = lane_again(), step = lane / 4 % 4;
   const float* const from = kept + step * kKeptStep + lane / 16 * kKeptHalf + sum_index(lane % 4);
@@ -90,7 +90,7 @@ class PlainCopies {
   static constexpr int kInputs = Terms::kInputs;
   static constexpr bool is_copied(int i) { return !kShared || i != Terms::kShareable; }
 
-  // Copies of sequence s. `first` is this lane's first token; from there on, the stretch has `of_lane` tokens.
+  // Copies of sequence s. `first` is this lane's first token; the stretch has `of_lane` tokens from there on.
   __device__ __forceinline__ PlainCopies(const typename Terms::Params& p, std::int64_t s, int first, int of_lane,
                                          PlainShared<Terms>* shared)
       : shared_(shared), of_lane_(of_lane), is_given_(Terms::input(p, kInputs - 1).data != nullptr) {
@@ -255,7 +255,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   of.sum[0] = sum;
   of.count[0] = TokenGpu::sum_over_wave(static_cast<std::uint32_t>(tokens));
 #pragma unroll
-  for (int i = 0; i < kCounts; i += 2) {  // two at a time: a warp has fewer than 2^16
+  for (int i = 0; i < kCounts; i += 2) {  // two counts per word: a warp counts fewer than 2^16
     const auto both = static_cast<std::uint32_t>(counts[i / 2]);
     const std::uint32_t of_wave = TokenGpu::sum_over_wave(both % kOther | both / kOther << 16);
     of.count[1 + i] = of_wave & 0xffff;
@@ -266,7 +266,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   return of;
 }
 
-// The slot of the warp, or of its block. It is read again at each use, as in lane_again.
+// The slot of the warp, or of its block. The block index is read again at each use, as in lane_again.
 __device__ __forceinline__ unsigned slot_of_warp(bool of_wave) {
   unsigned block;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   const int first = static_cast<int>((slot - s * tiles) << tile) + (of_wave ? 0 : static_cast<int>(wave) * of_warp);
   const int left = min(num_tokens - first, of_warp), mine = first + lane * kVec4;
   const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kVec4, shared);
-  // Blocks that are resident while the previous kernel still runs. They prefetch into L2 the inputs that it does not
+  // Blocks that are resident while the previous kernel still runs prefetch into L2 the inputs that this kernel does not
   // write.
   constexpr unsigned kFirstBlocks = 132 * kLeastBlocks;  // blocks resident on an H100 or H200
   if (lane == 0 && blockIdx.x < kFirstBlocks && slot < slots && left > 0) {
@@ -314,9 +314,9 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot_of_warp(of_wave), &shared->of_waves);
 }
 
-// The same for calls of few sequences whose weights need only the sequences' numbers of tokens (counts_few). It runs
-// beside few_counts_kernel and computes outputs of weight 1, which a warp's one or two steps keep. The counts then give
-// the weights.
+// The same for calls of few sequences whose weights need only the sequences' numbers of tokens (counts_few). This
+// kernel runs beside few_counts_kernel. Each warp computes outputs of weight 1 and keeps them over its one or two
+// steps, until the counts give the weights.
 template <class Batch, class Terms, bool kShared>
 __global__ void __launch_bounds__(kTokenThreads, 2)
     plain_counted_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
@@ -373,7 +373,7 @@ bool counts_few(const typename Batch::Params& p, int tile) {
          (tile == kWaveTile<TokenGpu> || (1 << tile) / kTokenWaves<TokenGpu> <= kMost);
 }
 
-// Few blocks run two to a multiprocessor, without a limit of registers; more blocks run three.
+// With few blocks, a multiprocessor runs two without a register limit; with more blocks it runs three.
 template <bool kOverlap, class Batch, class Terms>
 void run_plain_tokens(const typename Batch::Params& p, const TokenPlan& plan, cudaStream_t stream) {
   constexpr auto kBytes = static_cast<int>(sizeof(PlainShared<Terms>));

@@ -3,8 +3,8 @@
 
 namespace rlk::cuda {
 
-// One warpgroup loads and two multiply. Registers are handed out for 168 a thread at launch, 504 for a thread of each. A
-// claim beyond that never returns.
+// One warpgroup loads and two multiply. A launch allots 168 registers per thread, so 504 for one thread of each
+// warpgroup. A claim beyond this sum never returns.
 template <int kLoads, int kMultiplies>
 struct RegisterShares {
   static_assert(kLoads % 8 == 0 && kMultiplies % 8 == 0 && kLoads >= 24);

@@ -1,5 +1,5 @@
-// Tiles of 16-bit elements in shared memory with swizzled chunks of 16 bytes. Eight lanes have no bank conflict when
-// they write a row, or when they read the same chunk of eight rows.
+// Tiles of 16-bit elements in shared memory with swizzled chunks of 16 bytes. Eight lanes cause no bank conflict if
+// they write one row, or if they read the same chunk of eight rows.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@ struct SharedTile {
   static constexpr RLK_HD int offset(int row, int chunk) { return row * kRowBytes + (chunk ^ key(row)) * 16; }
 };
 
-// A stage of one operand of a matrix product: kExtent rows (columns of D for the second operand) by kStageK contraction
-// indices. kContraction says which index is contiguous in memory: the contraction, or the rows. The same index is
-// contiguous in the tile.
+// A stage of one operand of a matrix product: kExtent rows by kStageK contraction indices. Rows are rows of D for the
+// first operand and columns of D for the second. kContraction says which index is contiguous, in memory and in the
+// tile: the contraction index, or the row.
 template <int kExtent, int kStageK, bool kContraction>
 struct OperandTile : SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent> {
   using Base = SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent>;

@@ -9,8 +9,8 @@
 
 namespace rlk::cuda {
 
-// The bytes that L2 reads from HBM for a request of 128 bytes. Weights that are read once arrive sooner with 128 bytes,
-// operands that blocks share with 256 (README of linear).
+// The bytes that L2 reads from HBM for a request of 128 bytes. Weights that are read once arrive sooner with 128 bytes.
+// Operands that blocks share arrive sooner with 256 (README of linear).
 enum class L2Reads { k128Bytes, k256Bytes };
 
 // A matrix [rows, columns] in boxes of box_rows by 128 bytes with the 128-byte swizzle. Elements outside the matrix

@@ -19,16 +19,16 @@ constexpr int kTurnBarrier = 3;
 // extent (kAMnMajor, kBMnMajor). kTakesTurns says whether its two warpgroups take turns at both ends of a product.
 //
 // Turns: one warpgroup processes its sums while the other multiplies. Near the end of a product the first warpgroup
-// runs kLead stages ahead, and the second then catches up. The next product begins in the same way. In between both
-// keep step, so that the ring prefetches as far ahead as it can.
+// runs kLead stages ahead, and the second then catches up. The next product begins in the same way. Between these
+// phases both warpgroups keep step, so that the ring prefetches as far ahead as it can.
 template <class Tile>
 struct TileRing {
   std::uint32_t base, full, empty;  // stages of [A, B], and their barriers
   int stages;
   RingPosition at;
 
-  // A whole warp calls it. All lanes compute the same values, which stay in the uniform registers that the TMA unit
-  // reads. If one lane called it, each operand would be moved there (README of linear).
+  // A whole warp calls this function. All lanes compute the same values, which stay in the uniform registers that the
+  // TMA unit reads. If one lane called it, each operand would be moved to these registers (README of linear).
   template <class PortionA, class PortionB>
   __device__ __forceinline__ void load(const PortionA& a, const PortionB& b, int first_a, int first_b, int k) {
     load_boxes(a.bytes + b.bytes, k, [&](std::uint32_t to, int first_k, std::uint32_t barrier) {
@@ -36,7 +36,7 @@ struct TileRing {
       b.load(to + Tile::kBytesA, first_b, first_k, barrier);
     });
   }
-  // Loads one operand, where a warp of its own loads each. Both warps arrive at a stage's barrier.
+  // Loads one operand; a separate warp loads the other. Both warps arrive at a stage's barrier.
   template <bool kIsA, class Loaded>
   __device__ __forceinline__ void load_one(const Loaded& portion, int first, int k) {
     load_boxes(portion.bytes, k, [&](std::uint32_t to, int first_k, std::uint32_t barrier) {
@@ -136,8 +136,8 @@ struct TileRing {
   }
 };
 
-// The portion of an operand's tile that a block loads by TMA, and the bytes that arrive. Rows that do not
-// exist are left out: TMA is slow to fill in zeros, and products of these rows are not stored. K-major: one
+// The portion of an operand's tile that a block loads by TMA, and the bytes that arrive. Rows that do not exist are not
+// loaded: TMA is slow to fill in zeros, and products of these rows are not stored. K-major: one
 // chunk of kRows rows by 64 k. MN-major: chunks of 64 columns by 64 k. If `sharing` blocks share the tile, each loads a
 // slice of every chunk into all of them. kPasses: loads are evict-first.
 template <int kRows, bool kMnMajor, bool kPasses = false>

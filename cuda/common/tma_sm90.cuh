@@ -8,8 +8,8 @@
 
 namespace rlk::cuda {
 
-// Elects one lane of a converged warp, and the compiler knows that it is one. A divergent branch would move every
-// operand of a copy to uniform registers in a loop over lanes.
+// Elects one lane of a converged warp, in a way that the compiler recognises. With any other divergent branch it would
+// move every operand of a copy to uniform registers in a loop over lanes.
 __device__ __forceinline__ bool elect_one() {
   std::uint32_t elected;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(elected));
@@ -42,8 +42,8 @@ __device__ __forceinline__ void load_head_box(std::uint32_t shared, const CUtens
       "l"(map), "r"(x), "r"(head), "r"(token), "r"(sequence), "r"(barrier)
       : "memory");
 }
-// The same as load_box, with evict-first lines: for data whose last read is near. The policy is created at each call;
-// kept, it would take two of a loader's registers.
+// The same as load_box, with evict-first lines, for data whose last read is near. The policy is created at each call,
+// since a kept policy would take two of a loader's registers.
 __device__ __forceinline__ void load_passing_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
                                                  std::int32_t y, std::uint32_t barrier) {
   std::uint64_t policy;
@@ -80,8 +80,8 @@ __device__ __forceinline__ void load_box_multicast(std::uint32_t shared, const C
       : "memory");
 }
 
-// store_box copies the box in `shared` to column x, row y. Before it, every thread that wrote the box calls the fence,
-// and a barrier follows. The box may be overwritten once the storing thread has waited.
+// store_box copies the box in `shared` to column x, row y. Before store_box, every thread that wrote the box calls the
+// fence, and a barrier follows. The box may be overwritten once the storing thread has waited.
 __device__ __forceinline__ void fence_for_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t shared, std::int32_t x,
                                           std::int32_t y) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t 
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 template <int kPending>
-// Until all but kPending of this thread's boxes have been read.
+// Waits until all but kPending of this thread's boxes have been read.
 __device__ __forceinline__ void wait_for_stored_boxes() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }

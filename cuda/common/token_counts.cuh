@@ -10,8 +10,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The number of elements that count in a mask's vector. `bits`: the bits of a word that make an element count. For
-// elements of eight bytes these are bits of the upper word.
+// The number of elements that count in a vector of the mask. `bits` selects the bits of a word that make an element
+// count. For elements of eight bytes it applies to the upper word.
 __device__ __forceinline__ unsigned counted_in(const uint4& v, int bytes, std::uint32_t bits) {
   const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
   unsigned count = 0;

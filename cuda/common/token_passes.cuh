@@ -1,6 +1,6 @@
-// Passes over tokens: the kernels of rlk/kernels/token_passes.h on CUDA. From compute capability 9.0 on each is
-// launched while the previous one runs, and waits for its results. One body serves every architecture, and each has its
-// own machine code.
+// Passes over tokens: the kernels of rlk/kernels/token_passes.h on CUDA. On compute capability 9.0 and later, each
+// kernel is launched while the previous one runs, and waits for that kernel's results. One source serves every
+// architecture; each architecture has its own machine code.
 #pragma once
 
 #include "cluster_sm90.cuh"
@@ -81,9 +81,10 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
   few_sums<TokenGpu>(p, w, tile, &shared);
 }
 
-// A cluster sums a batch with too many sequences for one block, from compute capability 9.0 on. A block has `each`
-// sequences, a power of two. The first block computes the results from all blocks' totals. Blocks exchange totals
-// through shared memory in a fraction of the time of global memory, but a cluster's launch takes longer than a block's.
+// On compute capability 9.0 and later, a cluster sums a batch with too many sequences for one block. Each block sums
+// `each` sequences, a power of two. The first block computes the results from all blocks' totals. Blocks exchange
+// totals through shared memory in a fraction of the time of global memory, but a cluster's launch takes longer than a
+// block's.
 constexpr int kMostFewBlocks = 8, kLeastOfFewBlock = 32;
 template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads, 1)
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
 
 template <class Batch>
 using TermsKernel = void (*)(typename Batch::Params, TokenWorkspace<Batch>, std::int64_t, int);
-// The dynamic shared memory of this kernel. follows_counts: It needs no kernel before it except few_counts_kernel.
+// The dynamic shared memory of this kernel. follows_counts: this kernel needs the results of few_counts_kernel alone.
 template <class Batch>
 struct TermsLaunch {
   TermsLaunch(TermsKernel<Batch> launched, int bytes = 0, bool follows = false)

@@ -5,7 +5,7 @@
 
 namespace rlk::cuda {
 
-// A tile of 2^tile positions of a sequence goes to a warp (7: sequences are short) or to a block.
+// A tile has 2^tile positions of a sequence. A block computes it, or a warp where tile is 7, for short sequences.
 struct TokenPlan {
   int tile = 0;
 };

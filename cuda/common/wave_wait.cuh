@@ -1,7 +1,7 @@
-// Blocks that run at one time and multiply neighbouring tiles load the same operands. Lines that they request together
-// are read once. A late request reads them again, which costs energy and, at the power limit, time. A block that fell
-// behind never catches up, since all blocks multiply equally fast. So their loaders wait for each other now and then.
-// This decides only when a stage is requested.
+// Concurrent blocks that multiply neighbouring tiles load the same operands. Lines that the blocks request together are
+// read once. A late request reads them again, which costs energy and, at the power limit, time. A block that fell
+// behind never catches up, since all blocks multiply equally fast. So the blocks' loaders wait for each other now and
+// then. The wait changes only the time at which a stage is requested.
 #pragma once
 
 #include "rlk/base.h"

@@ -6,7 +6,7 @@
 // is
 //   long if a row has 16 tokens or more among 512 consecutive ones.
 // embedding_rows_kernel: a block sums the rows that begin among its 16 items, each to its end. An item is a token or
-//   the sum of a long run. All items load together, whatever row they belong to. Partial sums that wait for a later
+//   the sum of a long run. All items load at once, whichever rows they belong to. Partial sums that wait for a later
 //   group lie in shared memory, separately for each thread's columns. Further blocks write rows without a token.
 // One body serves every architecture, and each has its own machine code.
 #include "../common/element_dtype.cuh"

@@ -36,7 +36,7 @@ constexpr std::uint32_t kEmbeddingNoSlot = 0xffffffffu;
 
 // A term of a row's sum: a token, or the sum of a long run.
 struct alignas(16) EmbeddingItem {
-  std::uint32_t row, token;  // token: index of the token, or the first of the 512 indices that a long run lies in
+  std::uint32_t row, token;  // token: index of the token, or first of the 512 indices among which a long run lies
   std::uint32_t slot;        // slot of a long run's sum; else kEmbeddingNoSlot
   std::uint32_t unused;
 };

@@ -185,7 +185,7 @@ struct TileRuns {
       run[i] = at >= 0 && at < num ? keys[at] >> kEmbeddingRunBits : ~EmbeddingKey{0};
     }
   }
-  // Number of tokens, up to kAround, that follow or precede token i of the tile (by `direction`) in the same run. The
+  // Number of tokens, up to kAround, that follow token i of the tile in the same run, or precede it (`direction`). The
   // tokens of a run are consecutive.
   __device__ __forceinline__ int same(int i, int direction) const {
     const EmbeddingKey mine = run[kAround + i];

@@ -2,7 +2,7 @@
 //
 // Each block walks one sequence from its end. A warp takes a chunk of 128 tokens at a time, four tokens per lane. A
 // chunk needs two values of the later chunks: the value of their first token that counts, and x. Both go through shared
-// memory. Warps read the first, scan their chunks as if x were unknown, and then each run the short chain over the
+// memory. Warps read the former and scan their chunks without x. Then each warp runs the short chain of x over the
 // chunks' totals. The next chunks' loads are in flight meanwhile. In most chunks all tokens count. If coefficients are
 // constants (gae and discounted_returns), all such chunks share the coefficients of the scan, and only x is scanned.
 // One body serves every architecture, and each has its own machine code.

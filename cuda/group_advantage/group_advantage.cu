@@ -1,6 +1,6 @@
-// group_advantage: each warp computes one group. One block computes the batch's statistics if they are wanted. Groups
-// by ids first sort the sequences by id (rlk/kernels/merge_order.h). Bound by launches and latency: a batch has some
-// thousand rewards. One body serves every architecture, and each has its own machine code.
+// group_advantage: each warp computes one group. One block computes the statistics of the batch if the call needs them.
+// Groups by ids first sort the sequences by id (rlk/kernels/merge_order.h). Bound by launches and latency: a batch has
+// some thousand rewards. One body serves every architecture, and each has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "rlk/kernels/group_advantage_team.h"

@@ -14,7 +14,8 @@
 
 namespace rlk::cuda {
 
-// The library's own description of an algorithm, which may be stored. Only the same version reads it in the same way.
+// The library's own description of an algorithm. It may be stored, but only the same version of the library can read
+// it.
 using CublasLtAlgorithm = std::array<std::uint64_t, 8>;
 
 class CublasLt {

@@ -56,8 +56,8 @@ GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
   GemmParams q = p;
   if (a) q.a = of_copy(p.a, somewhere, p.m, p.contraction);
   if (b) q.b = of_copy(p.b, somewhere, p.n, p.contraction);
-  // A row limit counts rows of the whole product. Rows of D at multiples of 16 bytes that end inside 16 bytes stay with
-  // the kernel for any layout: a test of such a product failed (README.md).
+  // A row limit counts rows of the whole product. The kernel for any layout also computes products whose rows of D
+  // begin at multiples of 16 bytes but do not end at one: a test of such a product failed (README.md).
   const bool ends_inside =
       rows_begin_at_16_bytes(p.d, p.d_rows, p.m, size_of(p.d_dtype)) && p.n * size_of(p.d_dtype) % 16 != 0;
   if ((!a && !b) || p.row_limit != nullptr || ends_inside || !gemm_sm90_serves(q)) return {};

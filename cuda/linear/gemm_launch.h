@@ -15,7 +15,7 @@ struct GemmLaunch {
   std::int64_t d_stride, addend_stride;
   int rows, columns;  // shape of d
   int k_steps;        // stages of the contraction
-  int chunk_steps;    // stages of a segment (rule 2) or a token block (rule 9); k_steps if there is one
+  int chunk_steps;    // stages of a segment (rule 2) or a token block (rule 9); k_steps without a cut
   int chunks;
   int cluster;           // blocks that are neighbours along A's rows and load their tile of B together
   int last_a, last_b;    // rows that a block of the last, partial tile loads, a multiple of 8
@@ -34,13 +34,13 @@ struct GemmLaunch {
 };
 
 // The boxes in a stage, by the rows that a block takes of A and of B. A box has 64 contraction indices. A stage has two
-// boxes where the products of one take less time than its barriers.
+// boxes if the products of one box take less time than the barriers of a stage.
 constexpr int stage_boxes(int rows_a, int rows_b) { return rows_a == 64 && rows_b <= 112 ? 2 : 1; }
 
 // How the sums of chunks are combined.
 enum class Combine : std::uint8_t {
   kAdd,       // each is added to d in memory, the first to the addend or nothing
-  kFold,      // the same in registers
+  kFold,      // sums are added in registers instead
   kTree,      // rule 2's tree
   kContinue,  // there is one chunk, whose sums begin with the addend
 };

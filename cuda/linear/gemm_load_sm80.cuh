@@ -130,7 +130,7 @@ class OperandLoad {
   // Address of this thread's chunk of row 0 of the operand. It is an integer, because nvcc would compute a pointer anew
   // for each chunk, in elements from the operand's beginning.
   std::uint64_t start_;
-  int rows_[kContraction ? kChunks : 1];  // chunks from there to row(i)
+  int rows_[kContraction ? kChunks : 1];  // chunks from row 0 to row(i)
   const int to_;
   int inside_;  // rows of the tile inside the extent, or elements of this thread's chunk of each row inside it
   const bool vector_;

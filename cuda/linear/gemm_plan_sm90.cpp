@@ -19,7 +19,7 @@ constexpr int kBoxK = 64;           // contraction indices per box of the tiled 
 constexpr int kSmallMStageK = 128;  // contraction indices per stage of the kernel for few rows
 constexpr int kWidestSlice = 128;
 constexpr std::int64_t kMostIndices = (std::int64_t{1} << 31) - 256;
-constexpr std::int64_t kMostTransposedRows = 1024;  // more rows fill the tiles of any height
+constexpr std::int64_t kMostTransposedRows = 1024;  // more rows than this fill the tiles of any height
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 

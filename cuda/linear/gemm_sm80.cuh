@@ -18,14 +18,14 @@ constexpr int kSegmentLevels = 3;  // levels of rule 2's tree
 // The launch's arguments.
 struct GemmLaunchSm80 {
   GemmParams p;
-  std::int64_t part;  // contraction of a segment or token block; all of it if there is one
+  std::int64_t part;  // contraction indices per segment or token block; all of them without a cut
   int tiles_m, tiles_n;
   int stages;
   bool vector_a, vector_b, vector_d;  // rows begin at 16 bytes
 };
 
-// A block's tile, its warps, and a stage's part of the contraction. kBlocks: blocks of a multiprocessor, which bound
-// the registers of each. kStages: the most stages that help.
+// A block's tile, its warps, and a stage's part of the contraction. kBlocks: blocks per multiprocessor, which limits
+// the registers of a block. kStages: the most stages that help.
 template <int kTileM, int kTileN, int kNumWarpsM, int kNumWarpsN, int kTileStageK, int kBlocks, int kStages>
 struct GemmTileSm80 {
   static constexpr int kM = kTileM, kN = kTileN, kWarpsM = kNumWarpsM, kStageK = kTileStageK, kMinBlocks = kBlocks;
@@ -35,7 +35,7 @@ struct GemmTileSm80 {
   static constexpr int kRowTiles = kWarpM / 16, kColumnTiles = kWarpN / 8;
   static constexpr int kStageBytes = (kM + kN) * kStageK * 2;
   // Whether a stage's first fragments load beside the products of the previous stage, whose last step then waits for
-  // the stage's copies. Small tiles have no registers for it; there other blocks' warps fill the wait.
+  // the stage's copies. Small tiles lack the registers for this; warps of other blocks then fill the wait.
   static constexpr bool kLoadsAhead = kM * kN >= 128 * 128;
 };
 using LargeTile = GemmTileSm80<128, 256, 2, 4, 64, 1, 3>;
@@ -86,8 +86,9 @@ struct StageProduct {
       }
     }
   }
-  // Multiplies a whole stage; s[0] is loaded already. copy(step) runs beside the products of each step except the last.
-  // next() follows the loads of the last step, so that its own loads are in flight during the products.
+  // Multiplies a whole stage, of which s[0] is loaded already. copy(step) runs beside the products of each step except
+  // the last. next() runs after the loads of the last step, so that the loads of next() are in flight during that
+  // step's products.
   template <class T, class Copy, class Next>
   __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, Sums& d, const Copy& copy,
                                            const Next& next) const {
@@ -169,7 +170,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
   const GemmParams& p = g.p;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
 
-  // Tiles go by groups of rows of tiles, column by column, so that the tiles that run at a time are nearly a square.
+  // Tiles are ordered by groups of rows of tiles, and column by column within a group, so that concurrent tiles form
+  // nearly a square.
   const int per_group = kGroupTiles * g.tiles_n, tile = static_cast<int>(blockIdx.x);
   const int group = tile / per_group, in_group = tile - group * per_group, first_tile = group * kGroupTiles;
   const int height = min(kGroupTiles, g.tiles_m - first_tile);

@@ -1,6 +1,6 @@
 // Matrix product for compute capability 9.0. One or two warps copy tiles by TMA, and others multiply them with wgmma.
-// Blocks are persistent, and the blocks of a cluster share their loads. A large m is bound by the tensor cores, a small
-// one by HBM. Numbers: README.md.
+// Blocks are persistent, and the blocks of a cluster share their loads. The tensor cores bound products with a large m,
+// and HBM bounds those with a small m. Numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ struct GemmTile {
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
   static constexpr Combine kCombine = kCombination;
   static constexpr bool kAdds = kAMnMajor && kBMnMajor;  // weight gradients: main_grad, and blocks of tokens
-  // Wide tiles find the next tile's position while their products run. The short steps of narrow tiles would not hide
-  // that.
+  // Wide tiles compute the next tile's position while their products run. The short steps of narrow tiles would not
+  // hide this work.
   static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192;
   static constexpr int kBoxes = kCombine == Combine::kTree || kRowsAnywhere ? 1 : stage_boxes(kM, kN),
                        kStageK = kBoxK * kBoxes;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const auto portion_b = [&](int left, int sharing, int slice) {
     return Portion<kBN, Tile::kBMnMajor>(&map_b, &map_last_b, g.last_b, left, sharing, slice);
   };
-  // Two loops, so that the loop of blocks without a cluster has no instructions for sharing.
+  // There are two loops, so that the loop of blocks without a cluster has no instructions for sharing.
   const auto alone_or_sharing_b = [&](const auto& load) {
     if (g.cluster > 1) {
       load(g.cluster, rank);
@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       prefetch_tensor_map(&map_b);
     }
     if constexpr (!Tile::kAMnMajor && !Tile::kBMnMajor && !Tile::kLoadsRows) {
-      // Prefetches the first weights while the previous kernel still runs. They go to L2 alone, since that kernel may
-      // write them.
+      // Prefetches the first weights while the previous kernel still runs. The prefetch fills L2 alone, since that
+      // kernel may write the weights.
       const TilePosition at = block_tile<Tile>(g, g.tiles_a, blockIdx.x / g.cluster, rank);
       if constexpr (Tile::kTransposed) {
         prefetch_stages<Tile>(portion_a(g.columns - at.a), at.a, g);

@@ -17,8 +17,9 @@ struct SmallMLaunch {
   int slices;       // slices of all weight rows
 };
 
-// Slices of a block. A block with many slices takes neighbouring ones, so that blocks read distant addresses: 4.5 TB/s
-// instead of 4.4. With few slices it strides, since blocks with one slice less would idle too long.
+// Slices of a block. A block with many slices takes neighbouring slices, so that blocks read distant addresses: 4.5
+// TB/s instead of 4.4. A block with few slices takes them at a stride, since blocks with one slice less would idle too
+// long.
 struct Slices {
   int first, step, end;
 };

@@ -45,7 +45,7 @@ __device__ __forceinline__ uint4 load_shared_16(std::uint32_t shared) {
   return v;
 }
 
-// The values that are added to a chunk's sums: the addend for the first chunk, d itself for later ones.
+// The values that are added to a chunk's sums: the addend for the first chunk, and d itself for later chunks.
 struct Addend {
   const float* data;  // null: nothing
   std::int64_t stride;
@@ -269,8 +269,8 @@ __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN /
   }
 }
 
-// The same for a transposed product, whose first operand is the weights. The accumulators hold 16 columns of d by kBN
-// rows.
+// The same for a transposed product, in which the weights are the first operand. The accumulators hold 16 columns of d
+// by kBN rows.
 template <int kBN>
 __device__ __forceinline__ void store_columns(const GemmLaunch& g, float (&d)[kBN / 2], std::uint32_t staging, int row,
                                               int column, int lane) {

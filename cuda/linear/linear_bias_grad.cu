@@ -83,7 +83,7 @@ template <class T, int kLanes>
 __global__ void __launch_bounds__(kGroups* kLanes, 2)
     linear_bias_grad_kernel(const __grid_constant__ LinearBiasGradParams p, bool vector) {
   constexpr int kColumns = kLanes * kVec8, kWarps = kGroups * kLanes / 32;
-  // Two buffers, one for each 8192 rows, alternating: the previous one is read meanwhile.
+  // Two buffers alternate between blocks of 8192 rows, since the previous buffer is still being read.
   __shared__ float of_warp[2][kWarps][kColumns];
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int group = thread / kLanes;

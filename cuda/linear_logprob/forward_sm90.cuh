@@ -1,8 +1,8 @@
 // Fused head for more than 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma, then logprob's leaf
 // statistics of the accumulators. No logits reach memory. Bound by the tensor cores, and by the power that they draw.
 //
-// Two warpgroups alternate over neighbouring tiles of 128 rows by 192 columns in the same rows. One processes the
-// logits of its tile while the other multiplies. A pair of tiles is three leaves. The first warpgroup computes the
+// Two warpgroups alternate over neighbouring tiles of 128 rows by 192 columns in the same rows. One warpgroup processes
+// the logits of its tile while the other multiplies. A pair of tiles is three leaves. The first warpgroup computes the
 // first leaf's statistics. It hands its 64 columns of the second leaf, as z, to the thread of the second warpgroup with
 // the same rows and chains.
 #pragma once
@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& 
     }
   }
   if (pair + 1 < work.pairs || leaf % kNodeLeaves == 0) return;
-  SoftmaxStats node = identity_stats();  // the last node from the nodes so far; its second ones are missing
+  SoftmaxStats node = identity_stats();  // the last node of the run; its missing leaves add nothing
 #pragma unroll 1
   for (int level = 0; level < kNodeLevels; ++level) {
     if (leaf >> level & 1) node = combine(nodes.kept[level][row].stats(), node);
@@ -76,7 +76,8 @@ __device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& 
   }
 }
 
-// The thread's index in its warpgroup, read at each use: values derived from it would not fit beside the accumulators.
+// The thread's index in its warpgroup. It is read at each use, since values derived from it would not fit in registers
+// beside the accumulators.
 __device__ __forceinline__ int thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));

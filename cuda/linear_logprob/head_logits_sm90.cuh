@@ -29,7 +29,7 @@ struct HeadLaunch {
 // The steps between accumulators and z (rule 8): none, rounding to bf16, or those of the launch's arguments.
 enum class HeadLogits : std::uint8_t { kPlain, kRounded, kGeneral };
 
-// Rounds two accumulators to bf16 in place. As separate conversions ptxas would keep both forms in registers.
+// Rounds two accumulators to bf16 in place. With separate conversions ptxas would keep both forms in registers.
 __device__ __forceinline__ void round_pair(float* low, float* high) {
   std::uint32_t a = __float_as_uint(*low), b = __float_as_uint(*high);
   asm("{\n.reg .b32 both;\ncvt.rn.bf16x2.f32 both, %3, %2;\nshl.b32 %0, both, 16;\nand.b32 %1, both, 0xffff0000;\n}\n"

@@ -12,7 +12,7 @@
 
 namespace rlk::cuda {
 
-// Maps of one contraction. The boxes of the `last` maps have the rows of the last tile, those of group_x the rows of a
+// Maps of one contraction. A box of the `last` maps has the rows of the last tile; a box of group_x has the rows of a
 // group.
 struct HeadMaps {
   CUtensorMap x, last_x, group_x, w, last_w;

@@ -27,15 +27,15 @@ RLK_HD PartRuns part_runs(const HeadColumns& columns) {
   return {all, pairs - (all - 1) * kRunPairs};
 }
 
-// Runs of one length over all rows. `whole` of them are each the work of one block; their number keeps all blocks
-// equally busy.
+// Runs of equal length, over all blocks of rows. One block computes each of the first `whole` runs. `whole` is a
+// multiple of the number of blocks, so all blocks are equally busy. Other items are single pairs.
 struct RunItems {
   int runs;        // runs per row block
   int all, whole;  // items
   int pairs;       // pairs per run
 };
 struct PairItems {
-  int row_blocks, group_rows;  // blocks of rows; the number that run at neighbouring times, for L2
+  int row_blocks, group_rows;  // blocks of rows; number of blocks of rows that run close in time, for L2
   RunItems full, ends;         // runs of kRunPairs, and the last of each part
 };
 // Chosen field by field: a choice between two structs would put both in memory.
@@ -61,7 +61,7 @@ RLK_HD int pair_work_items(const PairItems& items) {
   return items.full.whole + items.ends.whole + single_pairs(items.full) + single_pairs(items.ends);
 }
 
-// A stretch of a run's pairs, and its block of rows.
+// Neighbouring pairs of a run, and their block of rows.
 struct PairWork {
   int row_block, part, run;  // `run` counts within the part
   int first_pair, pairs;     // range of the run's pairs; pairs is 0 past the end of the part

@@ -34,7 +34,7 @@ __device__ __forceinline__ SoftmaxStats tile_node(const HeadNodes& n, int row, i
   return tile > 0 ? identity_stats() : stats_of(n.nodes[std::int64_t{item} * n.padded_rows + row]);
 }
 
-// A warp's root of a row, from the parts' nodes, which load(part, node) reads.
+// A warp computes the root of a row from the parts' nodes, which load(part, node) reads.
 template <bool kMoments, class Load>
 __device__ __forceinline__ SoftmaxStats root_by_warp(int num_parts, int nodes_per_part, const Load& load) {
   const int nodes = next_power_of_two(nodes_per_part), lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -44,8 +44,8 @@ __device__ __forceinline__ SoftmaxStats root_by_warp(int num_parts, int nodes_pe
   });
 }
 
-// The same by a block; each warp adds a sixteenth of the tiles' nodes. With few rows no other rows hide the latency:
-// loads and trees by one warp took 12 us.
+// A block computes the root of a row; each warp adds a sixteenth of the tiles' nodes. With few rows, no other rows hide
+// the latency: loads and trees by one warp took 12 us.
 template <bool kMoments>
 __device__ __forceinline__ SoftmaxStats root_by_block(const HeadNodes& n, int row) {
   __shared__ float4 of_warps[kWarpsOfSmallM];
@@ -62,7 +62,7 @@ __device__ __forceinline__ SoftmaxStats root_by_block(const HeadNodes& n, int ro
   return tree_over_lanes<kMoments>(lane < kWarpsOfSmallM ? stats_of(of_warps[lane]) : identity_stats());
 }
 
-// The outputs of a row, by one thread.
+// One thread writes the outputs of a row.
 __device__ __forceinline__ void write_row(const LogprobParams& p, const float* target_z, std::int64_t row, int place,
                                           std::int64_t target, const SoftmaxStats& root) {
   if (target == p.ignore_index) return write_ignored(p, row);

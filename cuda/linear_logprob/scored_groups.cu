@@ -1,4 +1,4 @@
-// Lists the groups of rows that have a scored row, and clears the rows of others. No call waits for the list: kernels
+// Lists the groups that have a scored row, and clears the rows of all other groups. No call waits for the list: kernels
 // read it from device memory.
 #include "../common/launch.h"
 #include "kernels.h"

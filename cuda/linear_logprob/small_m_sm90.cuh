@@ -1,5 +1,5 @@
 // Fused head for at most 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma, then logprob's leaf
-// statistics of the accumulators. No logits reach memory. One warpgroup has all rows and takes tiles of 256 columns.
+// statistics of the accumulators. No logits reach memory. One warpgroup computes all rows, in tiles of 256 columns.
 // Bound by HBM.
 #pragma once
 

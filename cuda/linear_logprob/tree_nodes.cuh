@@ -1,4 +1,4 @@
-// Nodes of the tree over leaves, which the fused head's kernel writes and the kernel of the outputs reads.
+// Nodes of the tree over leaves. The fused head's kernel writes them, and the kernel of the outputs reads them.
 #pragma once
 
 #include "head_grid.h"

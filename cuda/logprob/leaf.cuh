@@ -1,4 +1,4 @@
-// Statistics of one leaf by one lane, from shared memory.
+// One lane computes the statistics of one leaf, from shared memory.
 #pragma once
 
 #include "../common/element.cuh"
@@ -8,8 +8,8 @@
 namespace rlk::cuda {
 
 // A leaf in a copy of part of a row in shared memory. Lines of 128 bytes keep their alignment from global memory, since
-// a request for a line that lands in two lines costs twice. The 16-byte chunks of a line are permuted, so that lanes
-// that read the same chunk of their own leaves hit different banks.
+// a request costs twice as much if its line lands in two lines. The 16-byte chunks of a line are permuted, so that
+// lanes that read the same chunk of their own leaves hit different banks.
 template <class T>
 struct Leaf {
   static constexpr int kBytes = kLeafColumns * static_cast<int>(sizeof(typename T::Storage));
@@ -107,7 +107,7 @@ struct Chains {
   }
 };
 
-// A leaf is processed in blocks of this many vec8s. The rest goes one vec8 at a time, column by column.
+// A leaf is processed in blocks of this many vec8s. The remaining vec8s are processed one at a time, column by column.
 constexpr int kBlockVec8s = 4;
 constexpr int kBlockColumns = kBlockVec8s * kVec8;
 

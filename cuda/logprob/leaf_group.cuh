@@ -1,5 +1,5 @@
-// Statistics of up to 32 leaves of one row by one warp: loads through shared memory, one lane per leaf, a tree by
-// shuffles. The sm_80 and sm_90 kernels share it; they differ in how the groups' nodes reach the root.
+// One warp computes the statistics of up to 32 leaves of one row: loads through shared memory, one lane per leaf, a
+// tree by shuffles. The sm_80 and sm_90 kernels share this code; they differ in how the groups' nodes reach the root.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -106,8 +106,8 @@ struct GroupCopy {
   // have the same shift.
   __device__ __forceinline__ int shift() const { return begin % 16; }
 
-  // Starts the copy, in rounds of one chunk per lane. It reads nothing past the last column, and before the first
-  // column only the rest of its chunk.
+  // Starts the copy, in rounds of one chunk per lane. It reads nothing past the last column. Before the first column it
+  // reads only the rest of that column's chunk.
   __device__ __forceinline__ void start(std::uint32_t image, int lane) const {
     start(image, lane, [](int) { return true; });
   }
@@ -138,7 +138,7 @@ struct GroupCopy {
         if (i * kWarp < left) copy(i);
       }
     }
-    // The rest of a chunk is copied by elements, since nothing past it may be read.
+    // The last, partial chunk is copied element by element, since nothing past it may be read.
     const int rest = end / 16 * 16 + lane * kSize;
     if (begin <= rest && rest < end) {
       using Storage = typename T::Storage;
@@ -171,7 +171,7 @@ __device__ __forceinline__ bool mark_kept(const LogprobInput& p, const GroupGrid
     });
   }
   std::uint32_t* keep = bitmap + lane * kKeptWordsPerLeaf;
-  // A small vocabulary: each lane reads the list for its own leaf.
+  // In a small vocabulary each lane reads the list for its own leaf.
   return scan_kept(p, kept, target, 0, 1, [&](std::int64_t id) {
     const std::int64_t column = id - span.first;
     if (column >= 0 && column < span.columns) keep[column >> 5] |= 1u << (column & 31);

@@ -1,7 +1,7 @@
 // Forward of many rows. Each persistent warp has a buffer in shared memory, so that some warps load while others
-// compute, without barriers between them. They take groups in the order of memory and write nodes to global memory. A
-// kernel before them prepares each row; one after them computes the roots. One body serves every architecture, and each
-// has its own machine code.
+// compute, without barriers between them. The warps take groups in the order of memory and write nodes to global
+// memory. One kernel prepares each row before this pass; another computes the roots afterwards. One body serves every
+// architecture, and each has its own machine code.
 #pragma once
 
 #include <algorithm>
@@ -67,8 +67,8 @@ __device__ __forceinline__ StreamRow stream_row(const LogprobInput& p, std::int6
           target_of(p, row) == p.ignore_index ? kIgnoredRow : status};
 }
 
-// A launch's share of the call: groups in the order of memory, the fastest order for DRAM, and the addresses of their
-// nodes.
+// A launch's share of the call: the groups, in the order of memory, which is the fastest for DRAM, and the addresses of
+// their nodes.
 struct StreamWork {
   std::int64_t first_row;
   int rows;

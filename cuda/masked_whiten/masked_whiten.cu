@@ -44,7 +44,7 @@ __device__ __forceinline__ bool has_vectors(const MaskedWhitenParams& p, const T
   return (at(p.x.data, p.x.row_stride) | at(p.y.data, p.y.row_stride)) % 16 == 0 && mask_has_vectors(p.mask, span);
 }
 
-// Sums of a sequence: of its tokens, with their minimum and maximum, or of the squares of their deviations.
+// Sums of a sequence: the sum, minimum and maximum of its tokens, or the sum of the squares of their deviations.
 template <bool kSquares>
 __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_constant__ MaskedWhitenParams p) {
   // Buffers of two tiles, alternating, so that one barrier per tile is enough.

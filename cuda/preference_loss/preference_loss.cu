@@ -1,5 +1,5 @@
-// preference_loss and its gradient. They are bound by their launches, since a pair has a few numbers. The formulas
-// stand in rlk/kernels/preference_pair.h, shared with the CPU and HIP.
+// preference_loss and its gradient. They are bound by their launches, since a pair has a few numbers. The header
+// rlk/kernels/preference_pair.h, shared with the CPU and HIP, has the formulas.
 //
 // preference_pairs_kernel: each thread computes one pair. For sorted losses rlk/kernels/merge_order.h first sorts their
 // keys.
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kPairThreads)
   preference_item<PlainMemory>(p, i);
 }
 
-// A block computes it, and all of its threads receive it.
+// A block computes one metric, and all of its threads receive it.
 __device__ __forceinline__ float sum_of_metric(const PreferenceLossParams& p, int metric) {
   __shared__ float sums[kMetricThreads / 32];
   return sum_of_block(WarpBlock{Warp(), sums}, preference_metric_items(p, metric),

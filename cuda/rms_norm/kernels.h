@@ -13,14 +13,14 @@ struct RmsNormPlan {
   int threads = 0, vec8s = 0;
 };
 constexpr RmsNormPlan kRmsNormPlans[] = {{8, 4}, {32, 4}, {128, 4}, {256, 4}, {256, 8}, {0, 0}};
-constexpr std::int64_t kMostFewRows = 1024;  // the most rows of a launch that is too short to keep memory busy
+constexpr std::int64_t kMostFewRows = 1024;  // with at most this many rows a launch is too short to keep memory busy
 bool serves(const RmsNormPlan& plan, const RmsNormParams& p);
 RmsNormPlan choose_plan(const RmsNormParams& p);
 
 // Groups: `threads` threads take 64 rows one after another and read each row once. Halves: two blocks share a group,
 // for dx and dweight together; half of each row is read twice. Halves serve 16-bit types and arrays whose rows have one
 // stride. Rows: each block computes one row of dx, and other threads each sum two columns of 64 rows for dweight. Rows
-// are read twice, with any width and alignment.
+// are read twice; this plan serves any width and alignment.
 struct RmsNormBackwardPlan {
   int threads = 0, vec8s = 0;  // 0 threads: rows
   bool halves = false;

@@ -41,9 +41,9 @@ __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64
   }
 }
 
-// kPlain serves is_plain calls, which most are, so that the kernel tests none of their properties; with a residual it serves
-// `many` rows. It prefetches no row for a later block, and no weight while it sums a row: other rows use those registers
-// better.
+// kPlain serves calls for which is_plain holds, as for most calls, and the kernel then tests none of those properties.
+// With a residual it serves calls of `many` rows. This kernel prefetches no row for a later block, and no weight while
+// it sums a row, since further rows use those registers better.
 template <class T, int kThreads, int kVec8s, bool kResidual, bool kPlain>
 __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kVec8s>))
     rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   const Storage* x = static_cast<const Storage*>(p.x) + offset(p.x_rows);
   const std::uint64_t policy = evict_first_policy();
   allow_next_kernel();
-  if constexpr (kThreads >= 32) {  // rows of few vec8s do not repay a copy each
+  if constexpr (kThreads >= 32) {  // rows of few vec8s are not worth a copy each
     if (!sum_first && thread == 0 && vec8s > 0) prefetch_rows<T, kThreads * kVec8s, kResidual>(p, row);
   }
   wait_for_previous_kernel();

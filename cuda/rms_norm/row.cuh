@@ -27,8 +27,7 @@ __device__ __forceinline__ void load_weights(const Params& p, int column, int co
 
 // The sums over kRows rows that kThreads neighbouring threads hold. lanes[r * kCount + j] is lane (thread of the row) +
 // j * kThreads of the contract's tree of row r. lanes[r] becomes its sum, in every thread. Rows of more than a warp
-// take a block barrier. of_warps, kRows * kSumNodes, belongs to these rows: it is not written again until the second
-// next such barrier.
+// take a block barrier. of_warps [kRows * kSumNodes] belongs to these rows until the second next such barrier.
 template <int kThreads, int kRows, int kCount>
 __device__ __forceinline__ void row_sums(float (&lanes)[kCount], float* of_warps) {
   constexpr int kInWarp = kThreads < 32 ? kThreads : 32, kWarps = kThreads / kInWarp;

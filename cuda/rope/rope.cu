@@ -4,9 +4,9 @@
 // rope_vec8s_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. They
 //   are the halves of eight pairs or, interleaved, four pairs and four more. Neighbouring threads read neighbouring
 //   vectors in both forms. The thread loads all of these first, then the position and the angles, by which it rotates
-//   every head. Threads of their own copy columns that are not rotated.
+//   every head. Separate threads copy the columns that are not rotated.
 // rope_stream_kernel (stream_sm90.cuh, many tokens): TMA moves whole tokens through shared memory.
-// rope_elements_kernel: one thread rotates one pair of one head. Any width, any alignment.
+// rope_elements_kernel: one thread rotates one pair of one head. It serves any width and any alignment.
 #include <algorithm>
 
 #include "../common/dependent_launch.cuh"

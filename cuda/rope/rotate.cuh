@@ -60,7 +60,7 @@ struct WideValues {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) v[i] = -v[i];
   }
-  // Exchanges the angles of first and second columns: neighbours, or eight apart.
+  // Exchanges the angles of each pair's first and second columns, which are neighbours or eight apart.
   __device__ __forceinline__ void exchange(bool neighbours) {
     float other[kCount];
 #pragma unroll
@@ -93,7 +93,7 @@ struct NarrowValues {
     }
   }
   template <class>
-  __device__ __forceinline__ void round(int, int) {}  // they have the type's precision
+  __device__ __forceinline__ void round(int, int) {}  // the angles have the type's precision
   __device__ __forceinline__ void negate() {
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) v[i] ^= 0x80008000u;
@@ -109,8 +109,9 @@ struct NarrowValues {
   }
 };
 
-// The angles of the pairs in a thread's two vec8s. kPerPair: one angle a pair; else one a column, in the order of columns.
-// In the interleaved layout the first half of the angles belongs to the first vec8. kNarrow: the angles have type T.
+// The angles of the pairs in a thread's two vec8s. kPerPair: one angle per pair; else one angle per column, in the
+// order of columns. In the interleaved layout the first half of the angles belongs to the first vec8. kNarrow: the
+// angles have type T.
 template <class T, bool kPerPair_, bool kNarrow>
 struct Vec8Angles {
   static constexpr bool kPerPair = kPerPair_;
@@ -164,7 +165,8 @@ void with_angles(const RopeParams& p, const F& f) {
   p.width < p.rotary_dim ? with(std::true_type{}) : with(std::false_type{});
 }
 
-// A vec8 of first elements (kSign -1) or of second ones (+1) of pairs, or of pairs side by side (0): x cos -+ other sin.
+// Computes x cos -+ other sin for a vec8 of the pairs' first elements (kSign -1), of their second elements (+1), or of
+// pairs side by side (0).
 template <class T, int kSign, class Cos, class Sin>
 __device__ __forceinline__ void rotate_vec8(const float (&x)[kVec8], const float (&other)[kVec8], const Cos& cos,
                                             const Sin& sin, bool round_products, float (&y)[kVec8]) {

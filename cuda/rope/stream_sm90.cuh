@@ -1,6 +1,6 @@
 // rope for many tokens, on SM90: TMA moves a token's queries, keys and angles through a ring in shared memory. A block
-// is persistent. One warp loads tokens and stores them; the others rotate them where they lie. Many tokens are
-// therefore in flight, and none occupies a register while it waits. Columns that are not rotated pass through
+// is persistent. One warp loads and stores tokens; the other warps rotate them in place, in shared memory. Many tokens
+// are therefore in flight, and none occupies a register while it waits. Columns that are not rotated pass through
 // untouched.
 #pragma once
 

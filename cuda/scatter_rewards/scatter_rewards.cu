@@ -1,7 +1,7 @@
-// scatter_rewards: a first pass writes every token, and stores for each tile how many tokens count. A second pass has a
-// warp for each sequence and adds to the tokens that have a reward. One body serves every architecture, and each has
-// its own machine code. Bound by HBM: each array is read or written once. The second pass reads 64 bytes per tile and
-// touches only tokens that have a reward.
+// scatter_rewards: a first pass writes every token, and stores for each tile how many tokens count. In a second pass,
+// each warp processes one sequence and adds rewards to the tokens that have one. One body serves every architecture,
+// and each has its own machine code. Bound by HBM: each array is read or written once. The second pass reads 64 bytes
+// per tile and touches only tokens that have a reward.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
 #include "../common/token_gpu.cuh"

@@ -1,6 +1,6 @@
-// Labels and masks of tokens: each block computes one tile of tokens. For turns, where a token depends on earlier ones,
-// a warp or a block computes a whole sequence. The formulas stand in rlk/kernels/token_labels.h, shared with the CPU
-// and HIP. One body serves every architecture, and each has its own machine code.
+// Labels and masks of tokens: each block computes one tile of tokens. A mask of turns depends on earlier tokens, so a
+// warp or a block computes a whole sequence of it. The header rlk/kernels/token_labels.h, shared with the CPU and HIP,
+// has the formulas. One body serves every architecture, and each has its own machine code.
 #include "../common/kernels.h"
 #include "rlk/kernels/token_labels.h"
 
