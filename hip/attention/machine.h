@@ -72,8 +72,8 @@ struct Machine {
   }
 };
 
-// A block's own copy of the params, in LDS before its tile. Each use reads them from LDS, since all of them need more
-// SGPRs than there are.
+// A block's own copy of the params, in LDS before its tile. Each use reads the params from LDS, since together they
+// need more SGPRs than a wave has.
 template <class Params>
 struct AttentionCall {
   Params p;

@@ -65,8 +65,8 @@ struct Loaded {
 };
 std::array<Loaded, kMaxDevices> loaded;
 
-// The bundle of a kernel's operator: the longest operator name that the kernel's name begins with, since linear_logprob
-// begins with linear, too. An operator's only kernel may have the operator's name.
+// The bundle of a kernel's operator. The operator is the longest one with whose name the kernel's name begins, since
+// linear_logprob begins with linear, too. An operator's only kernel may have the operator's name.
 const RlkHipBundle& bundle_of(const std::string& kernel) {
   const RlkHipBundle* found = nullptr;
   std::size_t longest = 0;

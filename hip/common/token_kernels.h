@@ -1,6 +1,6 @@
 // The kernels of passes over tokens, by name. An operator is given by its Batch:
 //
-//   RLK_TOKEN_STATISTICS(operator, Batch): the pass before, and its results for sequences
+//   RLK_TOKEN_STATISTICS(operator, Batch): the first pass, and its results for sequences
 //
 //   RLK_TOKEN_TERMS(operator, name, Batch, Terms): the tokens' terms, for every group of sums
 //

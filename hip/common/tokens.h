@@ -1,4 +1,4 @@
-// Four neighbouring tokens of a sequence, a lane's share of a chunk, to and from memory; their mask.
+// Loads, stores and masks of four neighbouring tokens of a sequence, which are a lane's share of a chunk.
 #pragma once
 
 #include "hip/common/wave.h"

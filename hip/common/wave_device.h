@@ -3,8 +3,8 @@
 
 #define RLK_KERNEL(threads) \
   extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
-// Goes between RLK_KERNEL and the kernel's name. It limits registers so that at least this many waves fit on a SIMD
-// unit.
+// An attribute between RLK_KERNEL and the kernel's name. It limits registers, so that at least this many waves fit on a
+// SIMD unit.
 #define RLK_WAVES_PER_SIMD(waves) __attribute__((amdgpu_waves_per_eu(waves)))
 #define RLK_HERE_PARAMETER
 #define RLK_HERE_ARGUMENT

@@ -1,7 +1,7 @@
 // Sorts the tokens of embedding's gradient by row, and within a row by index: a stable radix sort, the least digit
-// first. A pass is three kernels. A wave counts the digits of its tile. One block turns all counts into positions for
-// each tile and digit. A wave then moves its tile's tokens to their positions in order, 64 at a time. Ballots find
-// equal digits.
+// first. A pass is three kernels. In the first, each wave counts the digits of its tile. In the second, one block turns
+// all counts into positions for each tile and digit. In the third, each wave moves its tile's tokens to their positions
+// in order, 64 at a time. Ballots find equal digits.
 #pragma once
 
 #include "hip/embedding/forward.h"
@@ -75,7 +75,7 @@ RLK_DEVICE void embedding_count_kernel(const EmbeddingBackwardParams& p, std::in
   for (int d = thread_id(); d < kDigits; d += kSortThreads) counts[d * tiles + tile] = places[d];
 }
 
-// One block; each thread has the same number of counts.
+// Runs on one block; each thread has the same number of counts.
 RLK_DEVICE void embedding_begin_kernel(std::uint32_t* all_counts, std::int64_t num) {
   auto* sums = reinterpret_cast<std::uint32_t*>(lds());
   const std::int64_t of_thread = num / kBeginThreads;

@@ -45,8 +45,8 @@ constexpr std::size_t kStackBytes = 64 << 10;
 #endif
 
 #if defined(__x86_64__)
-// The pointer of a suspended stack, on whose top the registers lie that a callee saves. ucontext's functions make two
-// system calls a switch. Under the address sanitizer they clear the shadow of a whole stack.
+// The pointer of a suspended stack; the callee-saved registers lie on its top. ucontext's functions would make two
+// system calls per switch. Under the address sanitizer they would also clear the shadow of a whole stack.
 struct Context {
   void* top = nullptr;
 };
@@ -144,7 +144,7 @@ struct Block {
 };
 thread_local Block* block_ = nullptr;
 
-// Switches stacks, and tells the address sanitizer of both.
+// Switches stacks, and announces both stacks to the address sanitizer.
 void enter_lane(Block& b, Lane& lane) {
   b.running = &lane;
 #if defined(__SANITIZE_ADDRESS__)
@@ -205,7 +205,8 @@ bool same_place(const Lane& a, const Lane& b) {
 
 using Wave = Lane* const*;  // kWave of them
 
-// Both matrix shapes, by their lane layouts. An output adds its products in ascending k, in the unit's groups.
+// Multiplies in either matrix shape, by the shape's lane layout. An output adds its products in ascending k, in the
+// unit's groups.
 template <int kSize, int kK>
 void multiply(const Block& b, Wave lanes) {
   constexpr int kOutputs = kSize * kSize / kWave;

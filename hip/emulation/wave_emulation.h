@@ -3,7 +3,7 @@
 // It checks that all lanes of a wave reach each wave operation, and all threads of a block each barrier, from the same
 // line. It checks
 // that nothing depends on the order of waves (launch them forward, backward, shuffled) or on what LDS held before (NaN
-// in every word). What it cannot show: timing, real concurrency inside a wave, the driver.
+// in every word). The emulation cannot show timing, real concurrency inside a wave, or the driver.
 #pragma once
 
 #include <cstddef>

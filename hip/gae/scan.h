@@ -1,6 +1,6 @@
 // gae, discounted_returns and vtrace: a block takes one sequence and scans it from its end. Each team of 32 lanes takes
 // a chunk of 128 tokens at a time. A chunk needs two numbers of the later chunks: x, and the value of their first token
-// that counts. They go through LDS.
+// that counts. Both go through LDS.
 #pragma once
 
 #include "hip/common/half_wave.h"

@@ -1,5 +1,5 @@
 // The matrix products of linear for gfx90a and gfx942. A block of four waves computes a tile of outputs. Operands pass
-// through two LDS buffers: one is filled while the other is multiplied. The order is rule 1's: each output is one
+// through two LDS buffers: the block fills one while it multiplies the other. The order is rule 1's: each output is one
 // accumulator, to which matrix instructions add contraction indices in ascending order. 32x32x8 is half a step of 16,
 // 16x16x16 a whole one. Large products are bound by the matrix units, small ones by reading the weight once.
 #pragma once
@@ -221,7 +221,7 @@ RLK_DEVICE void gemm_kernel(const GemmParams& p, std::int64_t first_tile) {
     WaveSums<Tile> total{};
     if (p.initial) {
       load_initial(p, place, total);
-      block_barrier();  // the patches lie where the first stage comes
+      block_barrier();  // the patches use the memory of the first stage
     }
     for (std::int64_t k = 0; k < p.contraction; k += p.segment) {
       const std::int64_t end = p.contraction - k < p.segment ? p.contraction : k + p.segment;

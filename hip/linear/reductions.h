@@ -10,7 +10,7 @@
 
 namespace rlk::hip {
 
-// A block has kBiasColumns columns. One thread sums one slice of a column, which is a subtree of a token block's tree.
+// A block sums kBiasColumns columns. One thread sums one slice of a column, which is a subtree of a token block's tree.
 template <class T>
 RLK_DEVICE void bias_grad_kernel(const LinearBiasGradParams& p, std::int64_t first_block) {
   using Storage = typename T::Storage;
@@ -56,7 +56,7 @@ RLK_DEVICE void bias_grad_kernel(const LinearBiasGradParams& p, std::int64_t fir
   }
 }
 
-// i % columns. It avoids 64-bit divisions where it can, since they are slow.
+// i % columns, without a 64-bit division where possible, since such divisions are slow.
 RLK_DEVICE std::int64_t column_of(std::int64_t i, std::int64_t columns) {
   if ((i | columns) >> 32 != 0) return i % columns;
   return static_cast<std::uint32_t>(i) % static_cast<std::uint32_t>(columns);

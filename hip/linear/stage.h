@@ -40,8 +40,8 @@ RLK_DEVICE Vector load_vector(const std::uint16_t* from) {
   __builtin_memcpy(&x, __builtin_assume_aligned(from, sizeof x), sizeof x);
   return x;
 }
-// Elements [first, first + 4) of a row. The last element takes the place of those from `end` > 0 on. No load depends on
-// a branch, so none waits.
+// Elements [first, first + 4) of a row. Elements from `end` > 0 on are replaced by the last element before `end`. No
+// load depends on a branch, so none waits.
 RLK_DEVICE Vec4 load_clamped(const std::uint16_t* row, std::int64_t first, std::int64_t end) {
   Vec4 x = 0;
 #pragma unroll

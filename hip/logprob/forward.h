@@ -165,7 +165,7 @@ RLK_DEVICE void store_node(float* to, const SoftmaxStats& s) {
 RLK_DEVICE SoftmaxStats load_node(const float* from) { return {from[0], from[1], from[2], from[3]}; }
 constexpr int kNodeFloats = kNodeBytes / 4;
 
-// A block (group, row of the launch) is a wave.
+// A block is one wave; it computes one group of one row of the launch.
 template <class T, bool kMoments>
 RLK_DEVICE void groups_kernel(const LogprobParams& p, const GroupGrid& grid, std::int64_t first_row, float* nodes) {
   const int lane = thread_id();
@@ -188,7 +188,7 @@ RLK_DEVICE void groups_kernel(const LogprobParams& p, const GroupGrid& grid, std
   }
 }
 
-// A block is a wave and has a row of the launch.
+// A block is one wave; it computes one row of the launch.
 template <class T>
 RLK_DEVICE void roots_kernel(const LogprobParams& p, const GroupGrid& grid, std::int64_t first_row,
                              const float* nodes) {

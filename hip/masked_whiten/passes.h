@@ -1,5 +1,5 @@
-// masked_whiten in five launches: sums of sequences, their mean, sums of squares, the variance, the tokens. A block has
-// a sequence. Each team of 32 lanes takes a chunk of 128 tokens at a time, four a lane.
+// masked_whiten in five launches: sums of sequences, their mean, sums of squares, the variance, the tokens. Each block
+// sums one sequence. Each team of 32 lanes takes a chunk of 128 tokens at a time, four per lane.
 #pragma once
 
 #include "hip/common/half_wave.h"

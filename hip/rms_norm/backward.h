@@ -43,7 +43,7 @@ RLK_DEVICE void rms_norm_dx_kernel(const RmsNormBackwardParams& p, std::int64_t 
   }
 }
 
-// A block has kNormThreads vec8s of columns of one group; `column_blocks` blocks per group.
+// A block sums kNormThreads vec8s of columns in one group; each group has `column_blocks` blocks.
 template <class T, bool kVector>
 RLK_DEVICE void rms_norm_chains_kernel(const RmsNormBackwardParams& p, std::int64_t first_block,
                                        std::int64_t column_blocks) {
@@ -72,7 +72,7 @@ RLK_DEVICE void rms_norm_chains_kernel(const RmsNormBackwardParams& p, std::int6
   }
 }
 
-// A thread takes a column. It adds the groups of 8192 rows as a tree, one block of rows after another.
+// Each thread sums one column. It adds the groups of 8192 rows as a tree, one block of rows after another.
 template <class T>
 RLK_DEVICE void rms_norm_fold_kernel(const RmsNormBackwardParams& p, std::int64_t first_block) {
   constexpr int kLevels = 7;

@@ -1,5 +1,5 @@
-// The kernels of sample: a block has a row, eight lanes have a leaf. The bodies stand in rlk/kernels/sample_select.h
-// and sample_tree.h, shared with the CPU and CUDA.
+// The kernels of sample: each block computes one row, and eight lanes share a leaf. The headers sample_select.h and
+// sample_tree.h of rlk/kernels, shared with the CPU and CUDA, have the code of a row.
 #pragma once
 
 #include "hip/common/element.h"

@@ -61,7 +61,7 @@ void on_fault(int signal_number, siginfo_t* info, void*) {
     const auto after = device_memory.upper_bound(at);
     if (after != device_memory.begin()) {
       const auto [address, bytes] = *std::prev(after);
-      if (at < address + bytes) {  // it is reported once, then the launch continues
+      if (at < address + bytes) {  // the fault is reported once, then the launch continues
         write_report(Severity::kFault, nullptr, nullptr, "THE HOST TOUCHES DEVICE MEMORY in " + caller(), at);
         mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE);
         return;
@@ -97,7 +97,7 @@ std::mt19937& generator() {
   return rng;
 }
 
-// The share of each kernel that ran. It is appended to the file RLK_ISA_STATS at the end of the process.
+// The share of each kernel's instructions that ran. At the end of the process it is appended to the file RLK_ISA_STATS.
 struct Statistics {
   u64 launches = 0, blocks = 0, waves = 0, instructions = 0;
   Code* code = nullptr;
@@ -220,7 +220,7 @@ void begin_wave(Wave& w, Block& block, int number, const Grid& grid, const Input
   w.set_exec(exec);
 }
 
-// Runs at most `most` instructions, until the wave ends or waits. Returns false if it does neither.
+// Runs at most `most` instructions, until the wave ends or waits. Returns false if the wave does neither.
 bool run_wave(Wave& w, u64 most, std::vector<u8>& hit) {
   const Instruction* instructions = w.block->code->instructions.data();
   running_wave = &w;

@@ -1,5 +1,5 @@
-// Matrix instructions. Their layouts are written here, so a kernel's wrong layout shows. Their arithmetic is the
-// published rule of rlk/math/mma_model.h, which kernels share, so a wrong rule does not show.
+// Matrix instructions. This file has its own layouts, so tests find a wrong layout in a kernel. The arithmetic is the
+// published rule of rlk/math/mma_model.h, which kernels share, so tests do not find a wrong rule.
 #include "operands.h"
 #include "rlk/math/mma_model.h"
 

@@ -116,7 +116,7 @@ void global_atomic(Wave& w, const Instruction& i) {  // [destination,] address, 
   }
 }
 
-constexpr u64 kSeveralWaves = 31ull << 33;  // stands for several readers: a wave number that no block has
+constexpr u64 kSeveralWaves = 31ull << 33;  // a wave number that no block has; it stands for several readers
 u64 with_reader(u64 before, u64 me) {
   const bool same_epoch = ((before ^ me) & 0x1fffffffeull) == 0;
   return before && before >> 33 != me >> 33 && same_epoch ? me | kSeveralWaves : me;

@@ -77,7 +77,7 @@ void say(const std::string& what, const Kernel& kernel, u64 detail) {
   write_report(Severity::kFault, nullptr, nullptr, what + " | " + kernel.name, detail);
 }
 
-// Checks the arguments' sizes, which the caller puts after the arguments, following a mark.
+// Checks the arguments' sizes. The caller puts a mark after the arguments, and the sizes after the mark.
 void check_sizes(const Kernel& kernel, void** arguments) {
   std::size_t count = 0;
   for (const Kernel::Argument& a : kernel.arguments) count += !starts(a.kind, "hidden_");
