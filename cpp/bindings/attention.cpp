@@ -78,8 +78,8 @@ class Call {
     return a->elements<T>();
   }
 
-  // Kernels read int32. It copies int64 offsets in the CPU's memory. An offset that does not fit int32 becomes one that
-  // is out of range. ops/attention.py does the same for torch tensors, on their device.
+  // Kernels read int32, so this function copies int64 offsets in the CPU's memory. An offset that does not fit int32
+  // becomes one that is out of range. ops/attention.py does the same for torch tensors, on their device.
   struct HeldOffsets {
     std::int64_t num_sequences = 0;
     std::vector<std::int32_t> narrow;
@@ -174,7 +174,7 @@ class Call {
     input_.v = heads(v_);
   }
 
-  // Reads a table of pages with `rows` rows; `rest` is what its shape ends with.
+  // Reads a table of pages with `rows` rows; `rest` is the end of its shape.
   const std::int32_t* table(int of, std::int64_t rows, const char* rest, std::int64_t* pages, std::int64_t* stride) {
     const Array& a = frame_->read(given(of), kNames[of], kInt32, device());
     require_shape(a->ndim == 2 && a->shape[0] == rows, a, "shape [", rows, ", ", rest);

@@ -32,8 +32,8 @@ nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data)
 }
 
 std::unique_lock<std::mutex> lock_accumulation(Device device) {
-  // It is never destroyed, since a thread may outlive the interpreter. A forked child needs a new one, since it has no
-  // thread that could unlock the old one.
+  // The lock is never destroyed, since a thread may outlive the interpreter. A forked child needs a new lock, since it
+  // has no thread that could unlock the old one.
   static std::mutex* const mutex = new std::mutex;
   [[maybe_unused]] static const int at_fork = pthread_atfork(nullptr, nullptr, [] { new (mutex) std::mutex; });
   return device.type == DeviceType::kCpu ? std::unique_lock(*mutex) : std::unique_lock<std::mutex>();

@@ -26,8 +26,9 @@ struct Shape : std::span<const std::int64_t> {
 // GPU the lock is empty, since the stream orders the backwards.
 std::unique_lock<std::mutex> lock_accumulation(Device device);
 
-// Takes at least `bytes` of workspace from the caller's allocator, whose cache keeps them for the next call. The pointer
-// *data is valid as long as the result lives; 0 bytes leave it unchanged. The bytes are counted per device.
+// Takes at least `bytes` of workspace from the caller's allocator, whose cache keeps them for the next call. The
+// pointer *data is valid as long as the result lives; a call for 0 bytes leaves *data unchanged. The bytes are counted
+// per device.
 nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data);
 
 // Releases the GIL for its scope: a launch may wait for a full queue, whose callbacks may need the interpreter.
@@ -55,7 +56,8 @@ class ReleasedGil {
 // Collects the outputs of a call in order, then makes the call.
 class Results {
  public:
-  // `first` is the array whose framework allocates. It refuses a device for which this build has no kernels of `op`.
+  // `first` is the array whose framework allocates. The constructor refuses a device for which this build has no
+  // kernels of `op`.
   Results(const char* op, const Array& first, const Frame* frame)
       : caller_((require_backend(op, first), make_caller(first, *frame))) {}
 

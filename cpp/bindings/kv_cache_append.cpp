@@ -59,7 +59,7 @@ bool rows_meet(std::span<const Step> steps, std::int64_t apart, std::int64_t k_b
   return false;
 }
 
-// For caches with different strides it compares only their beginnings.
+// For caches with different strides the test compares only their beginnings.
 bool share_memory(const TensorView& k, const TensorView& v, int element_bytes) {
   if (k.num_elements() == 0 || v.num_elements() == 0) return false;
   std::vector<Step> steps;

@@ -236,7 +236,7 @@ nb::object run(Frame* frame, const LogprobCall& call, int returns, nb::handle ou
   return results.run(rlk::logprob, &p, logprob_workspace_bytes);
 }
 
-// `numbers`: those of LogprobArguments.
+// `numbers` is LogprobArguments::numbers.
 RLK_FUNCTION(logprob, (logits, target), nb::tuple numbers, int exp, int returns, nb::handle out) {
   return run(frame, LogprobCall(frame, {logits, target, numbers, exp}), returns, out);
 }
@@ -347,9 +347,9 @@ struct HeadArguments {
   std::optional<std::int64_t> workspace_bytes;  // none: the usual size
   Head head;
 
-  // `of`: entries of a head. `numbers` are those of LogprobArguments. `how` is (exp, dtype of the logits or -1,
-  // workspace_bytes or None, unit, dh_segments, lora_scale, label_smoothing). `shard` is (vocab_start, vocab_size) of the
-  // weight's rows, or None.
+  // `of`: entries of a head. `numbers` is LogprobArguments::numbers. `how` is (exp, dtype of the logits or -1,
+  // workspace_bytes or None, unit, dh_segments, lora_scale, label_smoothing). `shard` is (vocab_start, vocab_size) of
+  // the weight's rows, or None.
   HeadArguments(Frame* frame, const nb::tuple& of, const nb::tuple& numbers, const nb::tuple& how,
                 nb::handle shard = Py_None)
       : hidden(frame, entry(of, kHidden), "hidden"),

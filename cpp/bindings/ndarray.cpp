@@ -387,7 +387,7 @@ void require_backend(const char* op, const Array& a) {
   try {
     rlk::require_backend(op, device);
   } catch (const Unsupported& error) {
-    const std::string text = error.what();  // its remedy, after ';', names wheels that no index has
+    const std::string text = error.what();  // the part after ';' advises wheels that no index has
     const std::string variant = device.type == DeviceType::kRocm ? "rocm6" : "cu130";
     throw Unsupported(text.substr(0, text.find(';')) + kHowToBuild + variant + " (docs/build.md)");
   }

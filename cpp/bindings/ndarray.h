@@ -1,4 +1,4 @@
-// The only file that knows DLPack. It turns arrays into a TensorView, and makes outputs in the caller's framework.
+// The only file that knows DLPack. It turns an array into a TensorView, and makes outputs in the caller's framework.
 //
 // A type that offers the DLPack C exchange API (torch 2.11 and later) is read without an owning capsule, on its own
 // current stream, and outputs come from its own allocator. Any other array comes as a capsule, which Python requested
@@ -126,7 +126,7 @@ struct Frame {
     require_device(array, device);
     return array;
   }
-  // Null for None.
+  // Reads an array, or returns null for None.
   template <class Expected, class... Place>
   const Array* optional(nb::handle object, const char* name, const Expected& dtypes, Place... device) {
     return object.is_none() ? nullptr : &read(object, name, dtypes, device...);

@@ -178,7 +178,7 @@ void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, De
   }
 }
 
-// edits: those of read_edits().
+// edits: the arguments of read_edits().
 RLK_FUNCTION(sample, (logits), nb::tuple rows, nb::tuple edits, nb::handle valid_vocab, int exp, int order,
              std::int64_t kept_capacity, std::int64_t n_logprobs, int random_stream, int wants) {
   ProcessedSampleParams both;

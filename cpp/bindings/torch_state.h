@@ -25,8 +25,8 @@ std::int64_t wanted_gradients(nb::tuple tensors);
 // Whether a backward may go straight to a kernel: its gradients may be of another kind than the forward's tensors.
 bool is_direct_gradient(nb::handle gradient);
 
-// Whether plain CUDA tensors, or None, may go straight to a kernel. They may not if they are traced or transformed, or
-// if a gradient is wanted. Python has already checked the first tensor's device.
+// Whether plain CUDA tensors, or None, may go straight to a kernel. Tensors may not if they are traced or transformed,
+// or if a gradient is wanted. Python has already checked the first tensor's device.
 bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors);
 
 // Hint for an error about different dtypes; empty if torch's autocast is off.

@@ -1,5 +1,5 @@
-// CPU backend of attention. A task takes some queries of a sequence, in every query head that reads one key head. A
-// block of keys is widened and transposed once for all of them.
+// CPU backend of attention. A task computes some queries of a sequence, in every query head that reads one key head.
+// Each block of keys is widened and transposed once for all queries of the task.
 #include "rlk/ops/attention.h"
 
 #include <algorithm>
@@ -55,7 +55,7 @@ class Forward {
   }
 
  private:
-  // Rows are queries by heads. The heads of a query are neighbours, since they see the same keys.
+  // A row is one head of a query. The heads of a query are neighbouring rows, since they see the same keys.
   struct Row {
     AttentionReference reference;
     float chains[kAttentionChains] = {};

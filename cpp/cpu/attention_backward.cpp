@@ -44,7 +44,7 @@ class Tiles {
   Tiles(const AttentionCall& call, const AttentionBackwardParams& p)
       : p(p), spans(call.params()), read(spans), group(p.num_q_heads / p.num_kv_heads), how(scores_of(p)) {}
 
-  // Products of at most `rows` rows; they are those of the matrix unit if the call asks for it.
+  // Products of at most `rows` rows, in the matrix unit's arithmetic if the call asks for it.
   void begin_products(std::int64_t rows) {
     const LinearUnit unit = {attention_products(p), p.dtype};
     if (unit.arithmetic != Arithmetic::kIeee) mma_.emplace(unit, rows);
@@ -105,7 +105,7 @@ class Tiles {
   }
 
   const AttentionBackwardParams& p;
-  const AttentionTree<AttentionInput>& spans;  // the same call, of which spans are made
+  const AttentionTree<AttentionInput>& spans;  // the same call, from which spans are computed
   AttentionReader read;
   std::int64_t group;
   AttentionScores how;

@@ -23,12 +23,12 @@ class AttentionMma {
   // kTileKeys].
   void multiply(const float* q, int rows, std::int64_t columns, const float* transposed, std::int64_t head_dim,
                 int keys, float* scores);
-  // Adds weights[i] . v to sums[i] over the block's keys; v is [keys, columns] and sums [rows, columns]. A key that a row does not see, or whose
-  // weight is kNothing, has the weight +0. A row that sees no key keeps its sums.
+  // Adds weights[i] . v to sums[i] over the block's keys; v is [keys, columns] and sums [rows, columns]. A key that a
+  // row does not see, or whose weight is kNothing, has the weight +0. A row that sees no key keeps its sums.
   void accumulate(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
                   std::int64_t columns, float* sums);
   // Likewise, with the fewest steps that a GPU may take. If v holds Inf or NaN, a row takes only the steps of 16 in
-  // which it sees a key. A GPU's backward also takes other steps, with the weight +0; which ones depends on the tile.
+  // which it sees a key. A GPU's backward may also take other steps, with the weight +0, depending on its tiles.
   void accumulate_seen(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
                        std::int64_t columns, float* sums);
 

@@ -1,5 +1,5 @@
 // CPU backend of covariance_mask. Tiles of sequences are spread over threads. One thread then finds the last chosen
-// token. It looks only at priorities with the same upper half.
+// token. This search reads only priorities with the same upper half.
 #include "rlk/ops/covariance_mask.h"
 
 #include <algorithm>

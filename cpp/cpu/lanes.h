@@ -1,5 +1,5 @@
-// The copies of an operator's inner loops, one per instruction set. They are declared beside their type and selected by
-// their caller.
+// The copies of an operator's inner loops, one per instruction set. The header of their type declares the copies, and
+// the caller selects one.
 #pragma once
 
 #include "isa.h"

@@ -248,7 +248,7 @@ void logprob_by_rows(const LogprobParams& p) {
   });
 }
 
-// For few rows: a task is a run of 2^k leaves of a part, so that one row keeps every thread busy.
+// Serves calls with few rows. A task is 2^k neighbouring leaves of a part, so that one row keeps every thread busy.
 void logprob_by_runs(const LogprobParams& p, std::int64_t run_columns) {
   std::int64_t runs = 1;  // runs per part, rounded up to a power of two
   for (int i = 0; i < kNumParts; ++i) {
@@ -422,7 +422,7 @@ void logprob_merge(const LogprobMergeParams& p) {
 void logprob_backward(const LogprobBackwardParams& p) {
   check_logprob_backward(p);
   if (p.num_rows == 0 || p.num_columns == 0) return;
-  // The computation is elementwise, so any cut is allowed that begins a word of the kept bitmap.
+  // The computation is elementwise, so tasks may begin at any word of the kept bitmap.
   const std::int64_t run_columns = p.num_rows >= kTasksPerThread * num_threads() ? p.num_columns : kTaskColumns;
   const std::int64_t runs = (p.num_columns + run_columns - 1) / run_columns;
   const std::int64_t grain = std::max<std::int64_t>(kTaskColumns / std::min(run_columns, p.num_columns), 1);

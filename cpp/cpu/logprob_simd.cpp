@@ -1,7 +1,7 @@
 // Row kernels of logprob, compiled once per instruction set. A block is kLanes leaves. A first pass finds the largest
-// and smallest logit of every leaf. The second pass, from L1, has a leaf's eight chains in eight lanes. With sixteen
-// lanes two leaves advance side by side. Then the tree joins the block's leaves, one per lane.
-// With AVX-512 and bf16 memory bounds it, otherwise the exponential.
+// and smallest logit of every leaf. The second pass, from L1, computes a leaf's eight chains in eight lanes. With
+// sixteen lanes two leaves advance side by side. Then the tree joins the block's leaves, one per lane.
+// Memory bounds the kernels with AVX-512 and bf16; otherwise the exponential does.
 #include "logprob_simd.h"
 
 #include "rlk/math/exp2.h"

@@ -44,8 +44,8 @@ class Backward {
       const std::int64_t rows = std::min(kRmsNormBlock, p_.num_rows - block);
       const std::int64_t num_groups = rms_norm_groups(rows);
       groups.assign(static_cast<std::size_t>(num_groups * p_.columns), 0.0f);
-      // One pass over memory if there are enough groups for all threads. Otherwise one pass over rows, then one over
-      // columns of groups.
+      // Makes one pass over memory if there are enough groups for all threads. Otherwise it makes one pass over rows,
+      // then one over columns of groups.
       if (num_groups >= 2 * num_threads() || num_threads() == 1) {
         run_groups(block, rows, groups.data());
       } else {

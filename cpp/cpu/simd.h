@@ -3,7 +3,8 @@
 //
 // Such a file defines RLK_CPU_ISA (baseline, avx2, avx512) and lives in namespace rlk::cpu::RLK_CPU_ISA. It must not
 // emit an inline function that another file may emit too: the linker keeps one copy, and that copy would run on CPUs
-// that lack its instructions. Hence everything here, math/ included, is always_inline, and no std container is used.
+// that lack its instructions. Hence every function here, and in math/, is always_inline, and such a file uses no std
+// container.
 #pragma once
 
 #ifndef RLK_CPU_ISA

@@ -1,4 +1,4 @@
-// Vector code for softmax statistics: the hardware's exponential, rescaled sums, and probabilities of a backward.
+// Vector code for softmax: the hardware's exponential, rescaled sums, and probabilities of a backward.
 #pragma once
 
 #include "simd.h"

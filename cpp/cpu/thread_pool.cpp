@@ -201,7 +201,7 @@ void set_num_threads(int n) {
     s.threads.store(n, std::memory_order_relaxed);
     std::swap(old, s.pool);
   }
-  delete old;  // joins the workers unless a call still uses them; then that call does it
+  delete old;  // joins the workers, unless a call still uses them; that call then joins them
 }
 
 void detail::parallel_for(std::int64_t n, std::int64_t grain, Range range, void* context) {

@@ -118,7 +118,7 @@ typename Batch::Shared run_token_passes(const typename Batch::Params& p,
     const auto find_factors = [&](std::int64_t s) {
       factors[static_cast<std::size_t>(s)] = Batch::factors_of(p, s, sums_of_sequence(q, partials[0], s));
     };
-    // Runs both passes over a sequence while it is in a cache, if there are enough sequences for all threads.
+    // Runs both passes over a sequence while a cache holds it, if there are enough sequences for all threads.
     by_sequences = has_pass_before && !Batch::shares(p) && q.num_sequences >= 4 * num_threads();
     if (by_sequences) {
       const std::int64_t length = q.packed() ? q.num_tokens / q.num_sequences : q.num_tokens;

@@ -1,5 +1,5 @@
-// Dispatches every operator by the device of its arguments, one line each in rlk/operators.inc. If this build lacks a
-// backend that is an error; no other path is taken.
+// Dispatches every operator by the device of its arguments. Each operator has a line in rlk/operators.inc. If this
+// build lacks the device's backend, the call is an error; no other path is taken.
 #include <type_traits>
 
 #include "rlk/backends.h"

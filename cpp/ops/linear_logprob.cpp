@@ -1,5 +1,5 @@
 // linear_logprob on every device: computes products and statistics of some rows and columns at a time, in a workspace
-// of a given size. A device's own kernels are used where they can be; the bits do not depend on this.
+// of a given size. Fused kernels of a device serve the calls that they can; the bits do not depend on this.
 #include "rlk/ops/linear_logprob.h"
 
 #include <algorithm>

@@ -261,7 +261,7 @@ class Backward {
     return_scored(p_, row_, rows_, groups_, q.dx, dhidden, stride, features(), dtype, device_, stream_);
   }
 
-  // Adds the chunk's part to the sums of v; with the last chunk computes v itself.
+  // Adds the chunk's part to the sums of v. With the last chunk it computes v from these sums.
   void compute_v() {
     float* const sums = from_row(v_sums_, chunks_outside_ ? row_ : 0, rank());
     linear_input_grad(sums_over_columns(head_.lora_b, head_.lora_b_stride, rank(), sums), device_, stream_);
@@ -411,8 +411,8 @@ std::int64_t widest_chunk(const LinearLogprobBackwardParams& p, bool borrows, De
   return chunk > kColumnsTogether ? chunk / kColumnsTogether * kColumnsTogether : chunk;
 }
 
-// The cut into the fewest chunks, since each chunk loads and stores the sums of dhidden. Among equals it takes the
-// simplest cut.
+// The cut into the fewest chunks, since each chunk loads and stores the sums of dhidden. Among cuts into equally many
+// chunks it is the simplest.
 Cut cut_of(const LinearLogprobBackwardParams& p, Device device) {
   const std::int64_t apart = widest_chunk(p, false, device), borrowing = widest_chunk(p, true, device);
   std::vector<Cut> cuts;
@@ -427,8 +427,7 @@ Cut cut_of(const LinearLogprobBackwardParams& p, Device device) {
 }  // namespace
 
 WorkspaceRange gradients_workspace(const LinearLogprobBackwardParams& p, Device device) {
-  // With all columns at once no sums of dhidden are needed, which may take less memory than a narrow chunk with these
-  // sums.
+  // A chunk of all columns needs no sums of dhidden, so it may take less memory than a narrow chunk with these sums.
   const Backward narrow(p, {std::min(p.num_columns, kLeastColumns)}, device, nullptr);
   const std::int64_t most = backward_bytes(p, {widest_chunk(p)}, device);
   const std::int64_t least = std::min(narrow.bytes(), most);

@@ -43,7 +43,8 @@ struct AttentionBackwardScene {
   std::int32_t first, last;                    // keys that the queries see, or queries that see the keys
 };
 
-// Shared memory of a tile's threads. Either the rows are q and dout and the columns k and v, or the other way round.
+// Shared memory of a tile's threads. The rows come from q and dout and the columns from k and v, or the other way
+// round.
 template <class Tile>
 struct AttentionBackwardShared {
   float *a, *b, *stage, *weights;
@@ -98,8 +99,8 @@ class AttentionBackward {
   RLK_DEVICE int value_dim() const { return static_cast<int>(p_.value_dim); }
   RLK_DEVICE float c() const { return attention_scale(p_); }
 
-  // Turns products of q and k into p, and products of dout and v into ds, both rounded to dtype. Where the row does not
-  // see the column, the element is nothing(). Tells whether a row does not see a column that is in memory.
+  // Turns products of q and k into p, and products of dout and v into ds, both rounded to dtype. An element is
+  // nothing() if the row does not see the column. Returns whether some row does not see a column that is in memory.
   template <Exp kExp, bool kByColumn>
   RLK_DEVICE bool weights(float (&scores)[kOfThread][kScores], float (&dp)[kOfThread][kScores], int block,
                           int end) const {
@@ -127,7 +128,7 @@ class AttentionBackward {
         holes |= missing && column >= holes_first && column < holes_last;
         float ds = mul_rn(p, sub_rn(dp[r][i], s_.delta[of]));
         if (softcap) ds = mul_rn(ds, AttentionSoftcap::slope(h));
-        // The + 0 turns a product of -0 into +0, since -0 means nothing().
+        // The + 0 turns a product of -0 into +0, since -0 marks a missing link (nothing()).
         dp[r][i] = missing ? nothing() : add_rn(as_element<T>(ds), 0.0f);
         scores[r][i] = missing ? nothing() : as_element<T>(p);
       }
@@ -180,7 +181,7 @@ class AttentionBackward {
   AttentionBackwardShared<Tile> s_;
 };
 
-// dq of a tile of queries, each paired with one of the heads that share a key head.
+// dq of a tile of rows. A row is a query in one of the heads that share a key head.
 template <class Machine, class T, class Tile, class Params = AttentionBackwardParams>
 class AttentionQueryGradient : AttentionBackward<Machine, T, Tile, Params> {
   using Base = AttentionBackward<Machine, T, Tile, Params>;
@@ -379,7 +380,7 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile, Params> {
     return ((g_.packed ? 0 : sequence * p_.k_tokens) + row) * p_.num_kv_heads + kv_head;
   }
 
-  // A tile of a segment's keys. Every key is seen, at least by the query of its own token. The loop's variables lie in
+  // A tile of a segment's keys. At least the query of a key's own token sees the key. The loop's variables lie in
   // shared memory, since the chains need the scalar registers.
   RLK_DEVICE void run_segment(std::int64_t segment, std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
     if (tid() == 0) *s_.scene = {kv_head, segment, begin, end, 0, 0};

@@ -1,7 +1,7 @@
-// Forward of attention for the kernels of CUDA and HIP. Each block computes one tile of rows; a row is a query with one
+// Forward of attention for the kernels of CUDA and HIP. Each block computes one tile of rows; a row is a query in one
 // of the heads that share a key head. The block walks the rows' keys in blocks of keys. For each block of keys it
 // computes scores in registers, the reference of each row, probabilities in shared memory, and sums of values in
-// registers. The fp32 units bound it.
+// registers. The fp32 units bound the kernel.
 #pragma once
 
 #include "rlk/kernels/attention_multiply.h"
@@ -13,7 +13,7 @@ namespace rlk {
 
 struct AttentionForwardState {  // state of one row
   AttentionReference reference;
-  float m = -infinity(), l = 0.0f;  // maximum and sum over the splits before
+  float m = -infinity(), l = 0.0f;  // maximum and sum over the earlier splits
 };
 
 // The segment of the tile that is being computed. It lies in shared memory, since the sums take up the registers.
@@ -240,7 +240,7 @@ class AttentionForward {
     }
   }
 
-  // Turns scores into unrounded weights in shared memory. Returns whether a row does not see some key that lies in
+  // Turns scores into unrounded weights in shared memory. Returns whether some row does not see a key that lies in
   // memory.
   template <Exp kExp>
   RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kScores], int block) {

@@ -79,8 +79,8 @@ RLK_DEVICE void load_transposed(const AttentionRows<Machine, T>& rows, int colum
   }
 }
 
-// scores[r][i] = a chain over d ascending of a[d][row r] * b[column i][d]. At its start and end `stage` may be written
-// after a barrier.
+// scores[r][i] = a chain over d ascending of a[d][row r] * b[column i][d]. A caller may write `stage` before and after
+// this call, with a barrier in between.
 template <class Machine, class Tile, class T>
 RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int dim, float* stage,
                          float (&scores)[Tile::kOfThread][Tile::kScores]) {

@@ -92,7 +92,7 @@ struct AttentionMerge {
   }
 };
 
-// `sees` says whether the row sees any key.
+// `sees` tells whether the row sees any key.
 RLK_HD bool attention_fails(float m, bool sees) { return sees && !(m > -infinity()); }
 // `inverse` is fl(1 / l), one division per row.
 RLK_HD float attention_output(float sum, float inverse) { return add_rn(mul_rn(sum, inverse), 0.0f); }

@@ -51,10 +51,10 @@ RLK_DEVICE AttentionSink attention_sink(const AttentionInput& p, std::int64_t he
   return attention_node<Machine>(in_memory(p.sinks)[head], p.exp);
 }
 
-// The query at an index in q, which counts over all sequences.
+// The query at an index in q; the index counts over all sequences.
 struct AttentionQuery {
   std::int64_t sequence, token;  // token: index in packed q, or in its sequence
-  AttentionRange sees = {0, 0};  // keys that it sees; none if it is not in use
+  AttentionRange sees = {0, 0};  // keys that the query sees; none if the query is not in use
 
   template <class Params>
   RLK_HD AttentionQuery(const Params& p, std::int64_t place) {

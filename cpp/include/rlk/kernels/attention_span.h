@@ -9,7 +9,7 @@
 
 namespace rlk {
 
-// Whether params may be those of any call, as a host's are.
+// Whether params of this type may describe any call, as on a host.
 template <class Params>
 constexpr bool kMayBeAny =
     std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionTree<AttentionInput>>;

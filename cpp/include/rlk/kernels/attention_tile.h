@@ -17,7 +17,7 @@ inline bool attention_at_16_bytes(const AttentionInput& p) {
          attention_at_16_bytes(p.v, p.dtype);
 }
 
-// A launch. A row is either a key, or a query with one of the heads that share a key head. The heads of a query are
+// A launch. A row is either a key, or a query in one of the heads that share a key head. The heads of a query are
 // neighbouring rows.
 struct AttentionGrid {
   std::int64_t rows;   // rows per sequence; packed: over all sequences

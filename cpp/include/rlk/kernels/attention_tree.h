@@ -38,8 +38,8 @@ inline std::int64_t attention_path_bytes(const AttentionInput& p) {
   return p.parents == nullptr ? 0 : 4 * attention_path_words(p.num_sequences);
 }
 
-// Fills the table, by one block of threads. Depths are clamped so that no segment has more than q_tokens + 1 keys, which
-// contradictory offsets could make.
+// Fills the table, by one block of threads. Depths are clamped: contradictory offsets could otherwise give a segment
+// more than q_tokens + 1 keys.
 template <class Machine>
 RLK_DEVICE void make_attention_paths(const AttentionInput& p, std::uint32_t* table) {
   const std::int64_t segments = p.num_sequences;
@@ -86,7 +86,7 @@ RLK_DEVICE void make_attention_paths(const AttentionInput& p, std::uint32_t* tab
 struct AttentionPath {
   std::int64_t segment;
   AttentionRange tokens;  // the segment's own tokens
-  std::int64_t depth;     // number of keys before them: those of its ancestors, and one for an invalid parent
+  std::int64_t depth;     // number of earlier keys: the ancestors' tokens, and one for an invalid parent
 
   template <class Params>
   RLK_HD AttentionPath(const Params& p, std::int64_t s)

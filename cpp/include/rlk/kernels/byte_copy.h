@@ -129,7 +129,7 @@ RLK_HD void copy_byte_run(const ByteRun& r, std::int32_t first, std::int32_t ste
   const RunParts parts(r);
   const auto* from = Memory::global(r.from);
   auto* to = Memory::global(r.to);
-  // The bytes around: before copied_from, from copied_to to filled_from, and after the last vector.
+  // The bytes outside whole vectors: before copied_from, from copied_to to filled_from, and after the last vector.
   const auto around = [&](std::int32_t vector) {
     return parts.lead + 16 * vector < r.end ? parts.lead + 16 * vector : r.end;
   };

@@ -88,7 +88,7 @@ struct CentralTerms : EverySum {
   }
 };
 
-// A pass with the values that the earlier passes' Batch left in Shared::pair. Of also has
+// A pass that uses the values which the Batch of the earlier passes left in Shared::pair. Of also has
 //   Batch; of_sequence(pair, sums, total), which may replace value b of a sequence's tokens by one for the sequence;
 //   kResults, metric(i), result(pair, total, i): the metrics that follow, and their values
 template <class Of>

@@ -63,7 +63,7 @@ RLK_DEVICE SelectState narrowed(const CovarianceShared* of, int pass, SelectShar
     shared->sums[thread] += other;
     Gpu::barrier();
   }
-  // No more candidates than `remaining` are left, so all of them are chosen.
+  // At most `remaining` candidates are left, so all of them are chosen.
   if (before.remaining >= shared->sums[kSelectThreads - 1]) return {~std::uint64_t{0}, 0};
   const int shift = select_shift(pass);
   const std::uint32_t end = shared->sums[thread], begin = end - sum;

@@ -8,8 +8,8 @@
 
 namespace rlk {
 
-// Whether a GPU's block has nothing to scan, so that it only writes. Tokens outside every sequence get +0; tokens of a
-// sequence with bad offsets get NaN.
+// Whether a GPU's block has nothing to scan and only writes. Tokens outside every sequence get +0; tokens of a sequence
+// with bad offsets get NaN.
 RLK_HD bool clears_or_spoils(const GaeParams& p, std::int64_t block, int thread, int threads) {
   const Sequences& q = p.sequences;
   if (!q.packed()) return false;

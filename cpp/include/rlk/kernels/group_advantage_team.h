@@ -56,7 +56,7 @@ RLK_DEVICE BatchStatistics batch_of_workspace(const GroupAdvantageParams& p) {
   return reads_batch(p) ? *static_cast<const BatchStatistics*>(p.workspace) : BatchStatistics();
 }
 
-// A group of `num` members; index(member) gives its sequence.
+// A group of `num` members; index(member) gives a member's sequence.
 template <class Team, class Index>
 RLK_DEVICE void advantages_of_group(const Team& team, const GroupAdvantageParams& p, std::int32_t num,
                                     const Index& index) {
@@ -98,7 +98,7 @@ RLK_DEVICE void advantages_of_group(const Team& team, const GroupAdvantageParams
   }
 }
 
-// The batch, by a block of teams. counts() gives memory for one MemberCounts per team, which all lanes share.
+// A block of teams computes the batch. counts() gives memory for one MemberCounts per team, which all lanes share.
 template <class Block>
 RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantageParams& p, BatchStatistics* to) {
   const auto& team = block.team();
@@ -132,7 +132,7 @@ RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantagePara
   *to = {g.std, g.scale, div_rn(float_of_count(c.n), float_of_count(c.nonzero > 0 ? c.nonzero : 1)), g.mean};
 }
 
-// Members of groups given by ids: the sequences in the order of their ids. There are two such arrays, as
+// The members of groups that are given by ids: the sequences in the order of their ids. There are two such arrays, as
 // kernels/merge_order.h requires. The result is in the second array.
 constexpr std::int64_t kBatchStatisticsBytes = 16;
 static_assert(sizeof(BatchStatistics) <= kBatchStatisticsBytes);

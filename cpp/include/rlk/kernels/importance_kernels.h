@@ -6,7 +6,7 @@
 
 namespace rlk {
 
-// With normalize: block `block` of `blocks` divides its weights by the mean. If the divisor is 1, nothing is read.
+// Normalization: block `block` of `blocks` divides its weights by the mean. If the divisor is 1, nothing is read.
 template <class Gpu>
 RLK_DEVICE void importance_divide(const ImportanceWeightsParams& p, const TokenWorkspace<ImportanceBatch>& w,
                                   std::int64_t count, std::int64_t block, std::int64_t blocks) {

@@ -16,7 +16,7 @@ template <class F>
 struct KlTerm {
   F value, slope;
 };
-// K of e alone, and its slope along e. `most` is the largest e of k3.
+// K as a function of e alone, and its slope along e. `most` is the largest e of k3.
 template <class F>
 RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit, float most = kLargestFloat) {
   const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f);

@@ -57,7 +57,7 @@ RLK_DEVICE bool scan_kept(const LogprobInput& p, const KeptRange& kept, std::int
   return bad;
 }
 
-// One thread writes the wanted outputs of row `row`. Params are those of a forward or of a merge.
+// One thread writes the wanted outputs of row `row`. Params belong to a forward or to a merge.
 template <class Params>
 RLK_DEVICE void store_outputs(const Params& p, std::int64_t row, const LogprobOutputs& o) {
   if (p.logprob) p.logprob[row] = o.logprob;

@@ -1,4 +1,5 @@
-// The rows u of a head with LoRA, as two calls of linear: a float32 product, then its scaled rounding.
+// The rows u of a head with LoRA, as two calls of linear: a float32 product, then a scaling and rounding of this
+// product.
 #pragma once
 
 #include "rlk/ops/linear_logprob.h"

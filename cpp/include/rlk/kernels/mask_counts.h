@@ -90,7 +90,7 @@ class MaskStretch {
   RLK_DEVICE void load_bits(const TokenMask& mask, int stretch) {
     begin = stretch * kStretch;
     tokens = length_ - begin < kStretch ? length_ - begin : kStretch;
-    // The copy keeps HIP's compiler aware that the flags are in global memory; through the reference it loses that.
+    // Through this copy HIP's compiler knows that the flags are in global memory; through the reference it would not.
     const TokenMask flags = mask;
     with_flag_bytes(flags, [&](auto bytes) {
       constexpr int kBytes = decltype(bytes)::value;

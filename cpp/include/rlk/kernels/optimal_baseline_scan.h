@@ -1,6 +1,6 @@
 // optimal_token_baseline on a GPU, for every vendor. First a block scans each sequence, a chunk at a time from either
-// end. Then the blocks of a group take its positions, one thread per position. Between the two, a workspace holds W
-// of every token and each sequence's number of tokens that count.
+// end. Then the blocks of a group process its positions, one thread per position. A workspace carries W of every token,
+// and each sequence's number of tokens that count, from the first step to the second.
 #pragma once
 
 #include "rlk/kernels/optimal_baseline_token.h"

@@ -108,7 +108,7 @@ void for_each_pack_launch(const PackParams& p, const F& launch) {
     return next;
   };
   bool tail = !p.unpacks;
-  if (tail && (!p.covered || p.num_tokens == 0)) {  // first, since the copy may overwrite part of it
+  if (tail && (!p.covered || p.num_tokens == 0)) {  // read first, since the copy may overwrite part of the tail
     run(0, false, true);
     tail = false;
   }

@@ -2,7 +2,7 @@
 // aligned to their vector's size. CUDA has a separate pass for them, which tests none of these properties per token.
 //
 // In addition to what token_terms.h requires, its terms have:
-//   kInputs                       those from kFirstOptional on may be missing, kShareable may have one value a sequence
+//   kInputs                       inputs from kFirstOptional on may be missing; kShareable may have one value a sequence
 //   output(p), kCounts            one output; counts are numbered from 1
 //   token(p, factors, inputs, mask, output, sums, count)      reads inputs of masked tokens as they are; it calls
 //                                                             count(i, condition) for counts 1 to kCounts

@@ -42,10 +42,10 @@ struct PlainPolicyTerms {
     const F r = x.ratio, p2 = mul_rn(minus, clamped(r, s.clip_low, s.clip_high));
     F along = select(a == zero, zero, r);
     const F p1 = mul_rn(minus, along), p3 = mul_rn(minus, broadcast<F>(s.dual_clip));
-    // Each condition is counted as soon as it is computed, so few are held at a time.
+    // Each condition is counted as soon as it is computed, so registers hold few conditions at a time.
     const auto clipped = p2 > p1;
     count(kCountClipped, clipped);
-    // Where p2 is more than p1 the ratio is outside its bounds, and there p2 does not depend on the ratio.
+    // If p2 exceeds p1, the ratio is outside its bounds, and p2 does not depend on the ratio.
     along = select(is_apart(x.log_ratio, raw) | clipped, zero, along);
     F value = select(clipped, p2, p1);
     const auto negative = a < zero;

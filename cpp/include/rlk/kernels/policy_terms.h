@@ -278,8 +278,8 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
   return t;
 }
 
-// Derivative of the policy term along the ratio, divided by A, for an A of this sign. A sequence's shared gradient sums
-// it for both signs.
+// Derivative of the policy term along the ratio, divided by A, for an A of this sign. The shared gradient of a sequence
+// needs this derivative for both signs.
 RLK_HD float shared_slope(const PolicySpec& s, float sign, float r, float slope) {
   const PolicyTerm<float> t =
       s.surrogate == Surrogate::kSigmoid ? sigmoid_term(s, sign, r, slope) : clipped_ratio_term(s, sign, r, slope);
@@ -398,7 +398,7 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
   if (!has_shared_slope(s)) return f;
   float gradient = 0.0f;
   if (s.surrogate == Surrogate::kRatio || s.surrogate == Surrogate::kSigmoid) {
-    // If no advantage has a sign, that sign adds no slope, whatever the ratio.
+    // If no advantage has this sign, this sign adds no slope, whatever the ratio is.
     const float positive = of.sum[kStatPositive], negative = f.dropped ? 0.0f : of.sum[kStatNegative];
     const float up = positive == 0.0f ? 0.0f : scaled_by(positive, shared_slope(s, 1.0f, f.ratio, f.slope));
     const float down = negative == 0.0f ? 0.0f : scaled_by(negative, shared_slope(s, -1.0f, f.ratio, f.slope));
@@ -508,7 +508,7 @@ struct PolicyTokenTerms : EverySum {
       t.along_logprob = scaled_by(t.along_logprob, u);
     }
 
-    // Counted here, so that no condition is kept until the end.
+    // The conditions are counted here, so that none is kept until the end.
     sums->count[kCountTokens] = counted<F>(mask);
     sums->count[kCountLow] =
         counted<F>(MaskOf<F>((x.ratio < broadcast<F>(s.clip_low)) & (a < zero)));  // the advantage of a masked token is

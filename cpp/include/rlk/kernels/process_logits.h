@@ -75,7 +75,7 @@ RLK_DEVICE RowSpan row_span(const Team& team, const std::int64_t* offsets, std::
   return {begin, end, true};
 }
 
-// A row's penalties, history and bias. A team reads all of them, so it finds the faults of the whole row.
+// A row's penalties, history and bias. A team reads all entries, so it finds the faults of the whole row.
 template <class Team>
 class RowEdits {
   using Memory = typename Team::Memory;
@@ -90,7 +90,7 @@ class RowEdits {
                                               : row_span(team, p.history_offsets, p.history_size, row)),
         bias_(p.bias_offsets == nullptr ? RowSpan{0, 0, true} : row_span(team, p.bias_offsets, p.bias_size, row)) {}
 
-  // Writes the faults that are known before an entry is read, before a barrier.
+  // Writes the faults that are known before an entry is read. The caller passes a barrier next.
   RLK_DEVICE void find_faults(std::uint32_t* found) const {
     if (team_.thread() != 0) return;
     const auto is_finite = [](float x) { return sub_rn(x, x) == 0.0f; };

@@ -60,9 +60,9 @@ RLK_HD MaskOf<F> inside(const RejectionBounds& b, const Divergence<F>& k, MaskOf
 
 // Factors that a sequence's tokens share.
 struct ImportanceFactors {
-  float weight = 0.0f, ratio = 0.0f;  // weight after its bounds, ratio before them
+  float weight = 0.0f, ratio = 0.0f;  // weight within its bounds; ratio before the bounds apply
   std::int32_t kept = 1;
-  std::int32_t broken = 0;  // offsets next to it do not ascend
+  std::int32_t broken = 0;  // the sequence's offsets are bad
 };
 
 enum : int { kStatOfRatio, kStatOfLimited, kStatK2, kStatK3 };
@@ -184,7 +184,7 @@ struct ImportanceTokenTerms : LowerSums {
   }
 };
 
-// Its total holds the mean weight, which divides all weights, and the metrics.
+// Its total holds the metrics and the mean weight, by which all weights are divided.
 struct ImportanceBatch {
   static constexpr int kGroups = 1, kSums = 3, kCounts = 9, kMaxima = 7, kResults = kImportanceMetrics + 1;
   enum : int { kTokens, kSequences, kBadCuts, kLow, kHigh, kKept, kRejecting, kLowSequences, kHighSequences };

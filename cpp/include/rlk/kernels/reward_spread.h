@@ -88,7 +88,8 @@ class RewardSpread {
   static constexpr int kNowhere = -kVec4, kBehind = std::numeric_limits<std::int32_t>::max();
 
   RLK_DEVICE const ScatterRewardsParams& p() const { return Gpu::first_argument(p_); }
-  // Kept in vector registers: as wave-uniform values that live over a loop they would exceed the SGPR budget.
+  // These values stay in vector registers. As wave-uniform values that live over a loop, they would exceed the SGPR
+  // budget.
   static RLK_DEVICE std::int64_t of_lane(std::int64_t x) {
     return static_cast<std::int64_t>(Gpu::of_lane(static_cast<std::uintptr_t>(x)));
   }
@@ -129,7 +130,8 @@ class RewardSpread {
     if (thread() == kRewardThread) {
       shared_->reward = are_good ? given_reward(p, s_) : canonical_nan();
       shared_->cost = p.cost.data == nullptr ? 0.0f : in_global(p.cost.data)[s_ * p.cost.sequence_stride];
-      // of_lane makes a copy. Otherwise the compiler selects between the address of an argument and one in global memory.
+      // of_lane makes a copy. Without it the compiler selects between the address of an argument and an address in
+      // global memory.
       float lagrange = float_of(static_cast<std::int32_t>(of_lane(bits_of(p.lagrange_value))));
       if (p.lagrange != nullptr) lagrange = checked_lagrange(*in_global(p.lagrange));
       const float blank = has_good_cuts ? 0.0f : canonical_nan();
@@ -340,7 +342,7 @@ class RewardSpread {
   int length_;
   MaskStretch<Gpu> mask_;
   int stretch_ = -1;  // stretch that is loaded
-  // The sequence's spans before the first invalid one, and the number of them that are loaded.
+  // Number of the sequence's spans before the first invalid one, and number of loaded spans.
   int first_span_ = 0, num_spans_ = 0, count_ = 0;
   bool are_turns_ = true;
   int num_tokens_ = 0, last_ = kNowhere;  // number of the sequence's tokens that count, and position of the last one
@@ -350,7 +352,7 @@ class RewardSpread {
 // them.
 template <class Gpu>
 RLK_DEVICE void clear_spread_rest(const ScatterRewardsParams& p, std::int64_t rest) {
-  // Written out, since HIP's compiler would forget in a loop that the arrays are not in shared memory.
+  // There is no loop, since in a loop HIP's compiler would forget that the arrays are not in shared memory.
   const std::int64_t parts = rest_blocks(p.sequences);
   clear_rest(p.sequences, p.to_tokens, rest, parts, Gpu::thread(), kTokenThreads);
   clear_rest(p.sequences, p.costs, rest, parts, Gpu::thread(), kTokenThreads);

@@ -55,8 +55,8 @@ RLK_HD float sequence_reward(const RewardSpec& spec, float given, std::int64_t n
   return add_rn(penalised, min_of(mul_rn(div_rn(left, buffer), spec.overlong_penalty), 0.0f));
 }
 
-// Each tile leaves the number of its tokens that count. It also leaves, as a maximum, the place of the last of them:
-// its position from the preceding multiple of 2^kWindow on, plus one.
+// Each tile leaves the number of its tokens that count. It also leaves, as a maximum, the place of the last such token:
+// its distance from the preceding multiple of 2^kWindow, plus one.
 constexpr int kWindow = 13;
 
 enum RewardInput : int { kRewardOfToken, kRewardLogprob, kRewardRefLogprob, kRewardInputs };

@@ -39,7 +39,8 @@ inline bool rope_has_vec8s(const RopeParams& p) {
 }
 
 // Units of a head, which threads take. With vec8s a unit is two vec8s, the rotated columns first. Without vec8s units
-// are pairs, then columns. A slot is `threads` threads of a block; they have heads lane, lane + lanes, ... of a token.
+// are pairs, then columns. A slot is `threads` threads of a block; they rotate heads lane, lane + lanes, ... of a
+// token.
 struct RopeGrid {
   std::uint32_t first_token;
   std::uint32_t slots, slots_of_block;

@@ -1,5 +1,6 @@
 // A row of sample_merge from the payloads of all shards. It merges the shards' roots, or truncates their first ranks.
-// For a row that is cut, it then builds the tree over the kept columns and draws. A team (sample_row.h) has a row.
+// For a row that is cut, it then builds the tree over the kept columns and draws. A team (sample_row.h) processes one
+// row.
 #pragma once
 
 #include "rlk/kernels/sample_shard.h"
@@ -137,7 +138,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
   RLK_DEVICE void run(std::int64_t* count) {
     const SampleRow want =
         p_.in_rounds ? sample_row_of<typename Team::Memory>(p_, row_) : sharded_row_of<typename Team::Memory>(p_, row_);
-    // A payload holds the status of penalties and that of parameters; this call knows only the latter.
+    // A payload holds the statuses of penalties and of parameters; this call knows only the status of parameters.
     const std::int32_t known = want.status | of_.word(0, kOfStatus);
     const std::int32_t kind = known == kOk ? payload_kind(want, p_.in_rounds) : 0;
     const std::uint32_t tag = payload_tag<typename Team::Memory>(p_, row_, want);
@@ -202,7 +203,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     team_.barrier();
     if (count != nullptr) mark_allowed(count);
   }
-  // z and shard of the first rank of all shards; NaN if any shard has a NaN.
+  // z of the first rank among all shards, and its shard; z is NaN if any shard has a NaN.
   RLK_DEVICE float first_shard(int* shard) const {
     std::uint64_t first = kLastRank;
     RLK_UNROLL_NOT

@@ -1,5 +1,5 @@
-// A row of sample_partial in rounds, by a team (sample_row.h). Rounds 1 to 3 read the shard's columns: RowOfRound.
-// Round 4 finds the last kept rank from payloads alone: RowOfCut. TreeOfShard then builds the tree and draws.
+// A row of sample_partial in rounds, by a team (sample_row.h). In rounds 1 to 3 RowOfRound reads the shard's columns.
+// In round 4 RowOfCut finds the last kept rank from payloads alone. TreeOfShard then builds the tree and draws.
 #pragma once
 
 #include "rlk/kernels/sample_merge.h"
@@ -31,7 +31,8 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
   }
   RLK_DEVICE std::int64_t capacity(int k) const { return round_capacity(k, p_.vocab_size, p_.widest, p_.num_shards); }
 
-  // The row's status by its parameters and the rounds before; for a row that is cut, also its reference.
+  // The row's status, from its parameters and the earlier rounds. For a row that is cut, the function also sets the
+  // row's reference.
   RLK_DEVICE std::int32_t status() {
     const std::uint32_t tag = payload_tag<typename Team::Memory>(p_, row_, want_);
     RLK_UNROLL_NOT
@@ -70,7 +71,7 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
     return kOk;
   }
 
-  // Writes what the head of every round's payload holds; the rest is 0.
+  // Writes the words that the head of every round's payload holds; all other words are 0.
   RLK_DEVICE void write_head(std::int32_t status) const {
     const std::int64_t words = partial_words(p_);
     for (std::int64_t i = team_.thread(); i < words; i += team_.threads()) team_.global(words_)[i] = 0;
@@ -128,8 +129,8 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
     team_.barrier();
   }
 
-  // What counts and masses of all shards tell about the cuts. Ranks [k_from, k_to) hold the k-th column. Ranks [p_from,
-  // p_to) hold the last column that top_p keeps.
+  // Bounds of the cuts, from the counts and masses of all shards. Ranks [k_from, k_to) hold the k-th column. Ranks
+  // [p_from, p_to) hold the last column that top_p keeps.
   struct Cuts {
     std::uint64_t k_from, k_to, p_from, p_to;
     std::uint64_t count_before, mass_before;  // before k_from
@@ -237,8 +238,9 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
     for (std::int64_t i = team_.thread(); i < count; i += team_.threads()) write_rank(i, ranks[i * step]);
     if (team_.thread() == 0) word[kOfCount] = static_cast<std::int32_t>(count);
   }
-  // Sorts the ranks of the present columns into the second half of the scratch; returns their number. Passes of three
-  // bits of z from the lowest on. Each is stable and the first takes ids in order, so the ids need no pass.
+  // Sorts the ranks of the present columns into the second half of the scratch; returns their number. Each pass sorts
+  // by three bits of z, the lowest bits first. The passes are stable and the first one takes ids in order, so the ids
+  // need no pass.
   RLK_DEVICE std::int64_t sort() {
     constexpr int kBits = 3, kPasses = 11, kDigits = 1 << kBits;
     static_assert(kDigits * kMaxTeam <= kDigitBins && kBits * kPasses >= 32 && kPasses % 2 == 1);
@@ -281,7 +283,7 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
     }
     return count;
   }
-  // Sum of the values of the threads before this one, and of all. Overwrites the list.
+  // Sums of the values of all earlier threads, and of all threads. It overwrites the list.
   RLK_DEVICE std::uint64_t before_of(std::uint64_t mine, std::uint64_t* all) const {
     std::uint64_t *sums = s_.list, *next = s_.list + kMaxTeam;
     sums[team_.thread()] = mine;
@@ -361,7 +363,7 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
   std::uint64_t* const scratch_;
 };
 
-// Round 4 before its tree: the row's last kept rank and least mass.
+// The part of round 4 before its tree: finds the row's last kept rank and least mass.
 template <class Team, Exp kExp>
 class RowOfCut : RowOfRounds<Team, NoLogits, kExp, Columns::kCandidates> {
   using Base = RowOfRounds<Team, NoLogits, kExp, Columns::kCandidates>;
@@ -409,8 +411,8 @@ class RowOfCut : RowOfRounds<Team, NoLogits, kExp, Columns::kCandidates> {
       last_ = of_mass < of_count ? of_mass : of_count;
     }
   }
-  // The last kept of the candidates in [from, to). last_kept() may return a rank at or behind `to`, where it does not
-  // see columns.
+  // The last kept candidate in [from, to). last_kept() may return a rank at or after `to`, since it sees no columns
+  // there.
   RLK_DEVICE std::uint64_t last_between(std::uint64_t from, std::uint64_t to, std::uint64_t count, std::uint64_t mass) {
     listed_ = false;
     last_ = kLastRank;

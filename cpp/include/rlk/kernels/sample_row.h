@@ -1,8 +1,8 @@
 // One row of sample by a team of threads. It holds the data that selection (sample_select.h) and tree (sample_tree.h)
 // share, with the same body on every backend. A team has
 //   Memory              access to the row's arrays (rlk/tokens.h)
-//   kLanes              threads that share a leaf: 8 neighbours, of which thread r has chain r, or 1, which has all
-//   kAhead              columns that a thread loads before it looks at them
+//   kLanes              threads that share a leaf: 8, where thread r computes chain r, or 1 for all chains
+//   kAhead              columns that a thread loads before it reads any of them
 //   kSearchesByZ        whether a search for top_p's cut begins with bins of equal width in z
 //   kEdits              whether z may lie in SampleParams::edits, for float32
 //   thread(), threads() the number of threads is a multiple of kLanes
@@ -12,7 +12,7 @@
 //   count(word)         atomic, adds one to a word of the row's workspace or output
 //   exponential<kExp>(z, c, m)                      2^(c z - m) of rule 4
 //   global(pointer)     for loads and stores of the row's arrays
-//   own(x)              a value x that is equal in all threads, held by each thread
+//   own(x)              a separate copy, in each thread, of a value x that is equal in all threads
 // All control flow that meets a barrier or a shuffle is uniform over the team.
 #pragma once
 
@@ -40,7 +40,7 @@ struct alignas(16) SampleState {
   std::uint64_t last, least;
   std::int64_t id;  // a greedy row's token
   float m, q;
-  std::uint64_t kept;  // columns, by the tree
+  std::uint64_t kept;  // number of columns, as the tree counts them
   std::int32_t status;
   std::int32_t marked;          // whether the mask holds the kept set; otherwise `last` and `least` do
   std::int32_t listed;          // number of columns of a merged row whose z are in a list
@@ -56,8 +56,8 @@ constexpr int kMaskWords = kLeafColumns / 32;
 RLK_HD std::int64_t sample_mask_words(std::int64_t vocab_size) { return kMaskWords * sample_leaf_slots(vocab_size); }
 RLK_HD std::int64_t sample_node_floats(std::int64_t vocab_size) { return 4 * sample_leaf_slots(vocab_size); }
 
-// Bits of a leaf's `columns` columns, which begin at column `first`: those that `allowed`, a row's words, has, or all if
-// it is null.
+// Bits of a leaf's `columns` columns, which begin at column `first`. They come from `allowed`, a row's words; all are
+// set if `allowed` is null.
 template <class Words>
 RLK_DEVICE void allowed_in_leaf(Words allowed, std::int64_t first, int columns, std::uint32_t (&words)[kMaskWords]) {
   const std::int64_t at = first / 32, end = (first + columns + 31) / 32;
@@ -110,12 +110,12 @@ class SampleColumns {
         height_(team.own(leaf_height(p.vocab_size))) {}
 
  protected:
-  // Whether the columns of the row may have their z in `edits`.
+  // Whether `edits` may hold z of the row's columns.
   RLK_DEVICE bool has_edits() const {
     if constexpr (!Team::kEdits || kColumns != Columns::kRow || sizeof(Storage) != sizeof(float)) return false;
     return p_.edited != nullptr;
   }
-  // z of column j, of which `z` is the logit, if has_edits().
+  // z of column j, given its logit `z`. Requires has_edits().
   RLK_DEVICE float edited(std::int64_t j, float z) const {
     const std::uint32_t word = p_.edited[row_ * edit_words(p_.vocab_size) + j / 32];
     return (word >> (j % 32) & 1) != 0 ? p_.edits[row_ * p_.vocab_size + j] : z;

@@ -123,14 +123,15 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return id_of_rank(first - 1);
   }
 
-  // One loop runs three searches, so that their code exists once. They find a bound of the first k, the first k
-  // themselves, and then the mass. z is that of the first rank. If a list already exists, it holds the first k.
+  // One loop runs three searches, so that their code exists once. The searches find a bound of the first k columns, the
+  // first k columns, and then the column at which the mass is reached. `z` belongs to the first rank. If a list already
+  // exists, it holds the first k columns.
   RLK_DEVICE void truncate(const SampleRow& want, float z) {
     const std::uint64_t min_mass = team_.own(share_of_mass(want.min_p, mass_of(z)));
     if (p_.order == SampleOrder::kVllm) least_ = min_mass;  // otherwise min_p cuts last
     const bool by_mass = want.top_p<1.0f, by_count = want.top_k> 0 && want.top_k < p_.valid_vocab;
     const auto count = team_.own(static_cast<std::uint64_t>(want.top_k));
-    // top_p's share is of more columns than top_k keeps
+    // top_p's share refers to more columns than top_k keeps
     [[maybe_unused]] const bool apart = p_.order == SampleOrder::kSglang && by_count;
     std::uint64_t total = 0;
     RLK_UNROLL_NOT
@@ -144,7 +145,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       if (step == 0 && (!by_count || count > static_cast<std::uint64_t>(team_.threads()) || least_ > 0)) continue;
       if (step == 1 && !by_count) continue;
       if (step == 2 && !by_mass) continue;
-      if (step == 0) {  // lists the first ranks of the threads; the count-th of them bounds the first k
+      if (step == 0) {  // lists the first rank of each thread; the count-th of these ranks bounds the first k columns
         team_.barrier();
         s_.list[team_.thread()] = firsts_[team_.thread()];
         team_.barrier();
@@ -179,8 +180,8 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
 
   // The first step of a search for the columns that reach a mass. It looks at columns that survive up to last_. Bins of
   // equal width in z get counts and masses; z_first is the row's largest. The bin that holds the searched column goes
-  // to the list if it fits. The columns before this bin go there, too, if both fit. Returns the mass that the rest of
-  // the search must reach.
+  // to the list if it fits. The columns before this bin also go to the list, if all of them fit. Returns the mass that
+  // the rest of the search must reach.
   // share, goal: the share of the mass of all these columns, or, if the share is 1, the mass itself.
   // last: the last rank of the list. keeps_list: whether the list has the columns before the bin.
   RLK_DEVICE std::uint64_t list_bin(float z_first, float share, std::uint64_t goal, std::uint64_t* last,
@@ -250,10 +251,10 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; });
   }
 
-  // Cuts the columns that survive up to last_. The rank that it returns is at or behind the last kept column, and
-  // before the next column. It keeps `count` columns. If `mass` is not kLastRank, it keeps the first columns that reach
-  // `mass`. If there are fewer, it keeps all.
-  // of_bounds: the list holds ranks that bound columns, and the kept columns replace it.
+  // Cuts the columns that survive up to last_. The returned rank is not before the last kept column, and is before the
+  // next column. The function keeps `count` columns or, if `mass` is not kLastRank, the first columns that reach
+  // `mass`. If there are fewer columns, it keeps all.
+  // of_bounds: the list holds ranks that bound columns, and the kept columns replace these ranks.
   RLK_DEVICE std::uint64_t last_kept(std::uint64_t count, std::uint64_t mass, bool of_bounds) {
     const bool weighs = mass != kLastRank;
     std::uint64_t prefix = team_.own(std::uint64_t{0}), count_before = prefix, mass_before = prefix;

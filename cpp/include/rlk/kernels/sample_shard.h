@@ -25,7 +25,7 @@ enum PayloadWord : int {
 static_assert(kOfCount + 1 == kPayloadHead);
 
 RLK_HD std::int32_t payload_float(float x) { return bits_of(is_nan(x) ? canonical_nan() : x); }
-// Word 0: the tag's lowest 9 bits give way to what the payload holds.
+// Word 0: flags of the payload's contents replace the tag's lowest 9 bits.
 RLK_HD std::int32_t payload_parts(const PartRange& parts, bool takes_raw, std::uint32_t tag) {
   const int held = parts.first + 16 * parts.count + (takes_raw ? 256 : 0);
   return static_cast<std::int32_t>((tag & ~511u) | static_cast<std::uint32_t>(held));

@@ -66,7 +66,7 @@ RLK_HD int highest_bit_of(std::uint64_t x) {
   return 63 - __builtin_clzll(x);
 #endif
 }
-// The largest of 0 and the normal numbers that is at most r * both / 2^32, for a sum whose magnitude is 0 or normal.
+// The largest number, 0 or normal, that is at most r * both / 2^32. The sum `both` is 0 or normal.
 RLK_HD float left_bound(std::uint32_t r, float both) {
   const auto b = static_cast<std::uint32_t>(bits_of(both));
   const std::uint64_t product = std::uint64_t{r == 0 ? 1 : r} * ((b & 0x7fffffu) | 0x800000u);  // in [2^23, 2^56)

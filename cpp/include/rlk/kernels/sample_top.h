@@ -1,5 +1,5 @@
-// The n best columns of a row of sample, after the tree whose root they use: that of the kept columns, or that of the
-// raw pass. sample_row.h defines a team.
+// The n best columns of a row of sample. They use the root of the tree that was computed before: over the kept columns,
+// or in the raw pass. sample_row.h defines a team.
 #pragma once
 
 #include "rlk/kernels/sample_select.h"
@@ -17,7 +17,7 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
   using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::last_;
 
  public:
-  // mask, state, firsts, nodes: those of the row, as earlier passes left them.
+  // mask, state, firsts and nodes belong to the row; earlier passes wrote them.
   RLK_DEVICE RowTop(const Team& team, const SampleParams& p, std::int64_t row, SampleShared* shared,
                     std::uint32_t* mask, SampleState* state, std::uint64_t* firsts, const float* nodes)
       : Base(team, p, row, shared, mask, state, firsts), count_(team.own(p.n_logprobs)) {
@@ -54,7 +54,7 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
     team_.barrier();  // every thread has read found_count
     if (team_.thread() == 0) s_.found_count = 0;
     team_.barrier();
-    // Columns with mass come before all others in rank.
+    // Columns with mass rank before all other columns.
     each_listed([&](std::uint64_t rank, float) {
       if (rank > last_ || !has_mass(id_of_rank(rank))) return;
       std::int64_t place = 0;

@@ -87,7 +87,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     }
   }
 
-  // Writes raw_logprob of the id that run_draw() wrote, by another launch.
+  // Writes raw_logprob of the id that run_draw() wrote in another launch.
   RLK_DEVICE void run_raw() {
     const std::int64_t id = team_.global(p_.ids)[row_];
     float raw = canonical_nan();
@@ -140,8 +140,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
       }
     }
   }
-  // Bits of the leaf's columns that are present: those of the mask, if it has the kept set, else those that `allowed`
-  // has. kAll: all that are valid.
+  // Bits of the leaf's present columns, from the mask if it has the kept set, else from `allowed`. kAll: all valid
+  // columns.
   template <bool kAll>
   RLK_DEVICE void present_in_leaf(std::int64_t slot, std::int64_t first, int columns,
                                   std::uint32_t (&words)[kMaskWords]) const {
@@ -347,8 +347,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     for (int d = 1; d < kLanes; d *= 2) largest = larger(largest, team_.shuffle_xor(largest, d));
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(c_, largest, &stats);
-    // Finds the drawn chain from the last addition back: whether this thread's lane has it, or with one lane which k
-    // has it.
+    // Finds the drawn chain, from the last addition back. With several lanes it tells whether this lane has the chain;
+    // with one lane it tells the index k of the chain.
     bool drawn[kOwnChains];
     if constexpr (kLanes == 1) {
       const float* const s = leaf.chains;
@@ -368,7 +368,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
                  draws_left(word(kChainWord + 1), upper_two ? next_two : two, four) != upper_two &&
                  draws_left(word(kChainWord + 2), upper_one ? next : one, two) != upper_one;
     }
-    // The lane that has the chain finds the column; every other lane has a larger number.
+    // The lane that has the chain finds the column; every other lane gets a larger number.
     std::int32_t column = kLeafColumns;
     const std::uint32_t r = word(kPrefixWord);
     RLK_UNROLL

@@ -25,7 +25,7 @@ namespace rlk {
 
 constexpr int kTokenThreads = 256;
 
-// Kept in vector registers: a wave of HIP does not have enough scalar registers for the masks.
+// These masks stay in vector registers, since a wave on HIP lacks scalar registers for them.
 template <>
 struct CountType<float> {
   using Type = int;
@@ -58,8 +58,8 @@ RLK_DEVICE std::int32_t& token_of(Vec4Mask& x, int i) { return x.v[i]; }
 
 template <class Mask>
 constexpr int kMaskCount = sizeof(Mask) == sizeof(bool) ? 1 : kVec4;
-// All ones where a token counts. The compiler does not recognise it as a comparison. It would keep a comparison's
-// result in a predicate, and there are only seven.
+// All ones where a token counts. The compiler does not recognise the code as a comparison. It would keep a comparison's
+// result in a predicate register, of which there are only seven.
 template <class T>
 RLK_DEVICE std::int32_t ones_unless_zero(T x) {
 #if defined(__CUDA_ARCH__)
@@ -123,7 +123,7 @@ RLK_DEVICE Mask load_mask(const TokenMask& mask, const unsigned char* at, int co
   return m;
 }
 
-// After four sums over a wave's lanes each lane has one sum. This is the index of the lane's sum.
+// The index of the sum that a lane holds after four sums over a wave's lanes.
 RLK_HD int sum_index(int lane) { return (lane & 1) << 1 | (lane >> 1 & 1); }
 template <class Gpu, int kDistance, int kHalf, class Of>
 RLK_DEVICE void exchange(float (&x)[kLowerSums], const Of& of) {
@@ -134,7 +134,7 @@ RLK_DEVICE void exchange(float (&x)[kLowerSums], const Of& of) {
     x[i] = of(kept, Gpu::shuffle_xor(sent, kDistance));
   }
 }
-// `of` combines two values: a sum, or another operation that is commutative.
+// `of` is the sum of two values, or another commutative operation on them.
 template <class Gpu, class Of>
 RLK_DEVICE float scattered(float (&x)[kLowerSums], const Of& of) {
   exchange<Gpu, 1, 2>(x, of);
@@ -222,8 +222,8 @@ class WaveSums<Gpu, 0, true, kMaxima> {
   RLK_DEVICE WaveTokens finish() const { return {}; }
 };
 
-// Address in each array at which this lane begins. They are kept as integers: HIP's compiler would not know that
-// pointers do not point into LDS.
+// Address in each array at which this lane begins. The addresses are kept as integers, since HIP's compiler would not
+// know that pointers do not point into LDS.
 template <class Gpu, class Terms>
 struct LaneArrays {
   using Params = typename Terms::Params;
@@ -376,7 +376,7 @@ struct WaveResults {
   float maximum[kMostTokenWaves][kTokenMaxima];
 };
 
-// sequence_of_slot by a wave; each lane looks at one offset at a time.
+// A wave computes sequence_of_slot; each lane reads one offset at a time.
 template <class Gpu>
 RLK_DEVICE std::int64_t find_sequence(const Sequences& q, std::int64_t slot, int tile) {
   if (!q.packed()) return sequence_of_slot(q, slot, tile);

@@ -117,8 +117,8 @@ RLK_HD void shift_labels_block(const ShiftLabelsParams& p, std::int64_t block, i
   }
 }
 
-// `index` is that of the token in the mask. In padded rows it is sequence * num_tokens + position. In packed arrays its
-// sequence lies in `range`.
+// `index` is the token's index in the mask. In padded rows it is sequence * num_tokens + position. In packed arrays the
+// token's sequence lies in `range`.
 template <class Memory>
 RLK_HD void write_span_flag(const SpanMaskParams& p, const SequenceRange& range, std::int64_t index) {
   std::int64_t sequence, position;
@@ -162,7 +162,7 @@ RLK_HD bool ends_at(const ToolMaskParams& p, const Marker& m, std::int64_t first
   return true;
 }
 // The number of a position's event, or 0 if the position neither opens nor closes a turn. Numbers rise with the
-// position; those of openings are odd.
+// position; openings have odd numbers.
 template <class Memory>
 RLK_HD std::int64_t turn_event(const ToolMaskParams& p, std::int64_t first, std::int64_t at) {
   if (ends_at<Memory>(p, p.begin, first, at)) return 2 * (at + 1) + 1;
@@ -183,7 +183,7 @@ RLK_HD bool turn_flag(const ToolMaskParams& p, std::int64_t before, std::int64_t
   return (before & 1) != 0 && turn_goes_on<Memory>(p, first, length, at);
 }
 
-// A block of a GPU has one sequence, and takes a tile of positions at a time. `events` is [2 * kTurnThreads] in shared
+// A block of a GPU processes one sequence, one tile of positions at a time. `events` is [2 * kTurnThreads] in shared
 // memory.
 constexpr int kTurnThreads = 256;
 template <class Memory, class Barrier>

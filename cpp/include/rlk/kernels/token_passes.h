@@ -44,7 +44,8 @@ RLK_DEVICE void token_sequences(const typename Batch::Params& p, const TokenWork
 template <class Gpu, class Batch, int kGroup, class Terms, class... More>
 RLK_DEVICE void token_groups(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, std::int64_t slots,
                              int tile, std::int64_t block, WaveResults* shared) {
-  // Read here: next to the read of the denominator, clang would choose between addresses, one of which may be in LDS.
+  // The value is read here. Next to the read of the denominator, clang would select between two addresses, one of which
+  // may be in LDS.
   const bool has_pass_before = Batch::needs_pass_before(p);
   token_tiles<Gpu, Terms>(p, w.partials[kGroup], slots, tile, block, shared, [&](std::int64_t s) {
     return Batch::template factors<Terms>(p, w.context(), has_pass_before, s);
@@ -250,7 +251,8 @@ RLK_DEVICE void batch_results(const typename Batch::Params& p, const TokenWorksp
   store_results<Gpu>(p, w, *shared);
 }
 
-// values[i] = f(values[i]) for [count]: the part of `block` among `blocks`. If values is null, nothing happens.
+// values[i] = f(values[i]) for the elements of [count] that belong to block `block` of `blocks`. If values is null,
+// nothing happens.
 template <class Gpu, class F>
 RLK_DEVICE void map_values(float* all_values, std::int64_t count, std::int64_t block, std::int64_t blocks, const F& f) {
   if (all_values == nullptr) return;

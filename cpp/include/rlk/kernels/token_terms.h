@@ -207,15 +207,15 @@ RLK_HD F sum_or_first(F first, F second) {
   const F sum = add_rn(first, second);
   return select(MaskOf<F>(is_nan(sum) & (first == first) & (second == second)), first, sum);
 }
-// Whether the mask is set for any of the tokens in hand.
+// Whether the mask is set for any of the tokens in F.
 RLK_HD bool any_of(bool mask) { return mask; }
 template <class F>
 RLK_HD F canonical(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), x);
 }
 
-// Maps values that are not negative so that their order reverses, and a maximum finds the least value. The map is its
-// own inverse.
+// Reverses the order of values that are not negative, so that a maximum finds the least value. The map is its own
+// inverse.
 template <class F>
 RLK_HD F opposite(F x) {
   const auto zero = bits_of(broadcast<F>(0.0f));

@@ -61,7 +61,7 @@ enum : int { kCountTokens };
 enum : int { kCountSequences = kTokenCounts, kCountBadCuts, kLossCounts };
 
 // Base of the Batch of a loss that has needs_counts(p), needs_totals(p) and set_weights(p, totals, tokens, factors).
-// kOfSequence of its terms says whether they need more from a sequence than its number of tokens.
+// kOfSequence tells whether the terms need more from a sequence than its number of tokens.
 template <class P, class F>
 struct LossBatch {
   static constexpr int kGroups = 1, kCounts = kLossCounts;

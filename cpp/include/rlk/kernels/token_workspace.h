@@ -51,8 +51,8 @@ inline std::int64_t map_blocks(std::int64_t count) {
   return blocks < kMost ? blocks : kMost;
 }
 
-// Arrays one after another, each at a multiple of 16 bytes. With null memory only their size is computed. Larger tiles
-// need no more memory.
+// Arrays one after another, each at a multiple of 16 bytes. With null memory only the total size is computed. Larger
+// tiles need no more memory.
 template <class Batch>
 struct TokenWorkspace {
   typename Batch::Shared* shared;            // [1]
