@@ -12,7 +12,7 @@ namespace rlk::bench {
 
 constexpr double kWarmUpMs = 150;
 
-// Whether the process has a GPU that the benchmarks measure. If not, it prints that.
+// Whether the process has a GPU that the benchmarks measure. If not, the function prints a message.
 inline bool has_hopper() {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0 && cuda::compute_capability(0) == 90) return true;
@@ -56,7 +56,7 @@ class Replay {
     times_.push_back(1e3 * ms / calls_);
     return times_.back();
   }
-  // Clocks rise only under load, so it replays for a while without measuring.
+  // Clocks rise only under load, so this function replays for a while without measuring.
   void warm_up(double ms = kWarmUpMs) {
     for (double us = 0; us < 1e3 * ms;) us += calls_ * once();
     times_.clear();
@@ -83,7 +83,8 @@ inline double median_us(const std::function<void(cudaStream_t, int)>& enqueue, i
   return replay.median_us();
 }
 
-// Bytes per second of a device-to-device copy, read plus written. Not in a graph: a copy node takes a slower path.
+// Bytes per second of a device-to-device copy, read plus written. The copy is not in a graph, since a copy node takes a
+// slower path.
 inline double copy_ceiling(std::size_t bytes = std::size_t{2} << 30) {
   void *a, *b;
   cuda::check(cudaMalloc(&a, bytes), "cudaMalloc");

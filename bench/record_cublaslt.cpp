@@ -66,7 +66,7 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // A record, if an algorithm is admitted. `before`: the next smaller number of rows of the list.
+  // A record, if an algorithm is admitted. `before` is the next smaller number of rows in the list.
   std::optional<cuda::CublasLtRecord> record(std::int64_t before) {
     const auto proposals = library_.propose(memory_.params(0), kMostProposals);
     std::vector<cuda::CublasLtAlgorithm> equal;
