@@ -134,7 +134,7 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
     if (fits_plan(p, groups, capability)) return groups;
     const std::int64_t blocks = SplitGrid(p).blocks;
     if (blocks * SplitGrid::kCluster * 4 / 3 <= multiprocessors && fits_plan(p, clusters, capability)) return clusters;
-    // Not every multiprocessor finds three others for a cluster. Calls with more blocks than multiprocessors take
+    // Some multiprocessors do not find three others for a cluster. Calls with more blocks than multiprocessors take
     // kFewRows: three blocks run on a multiprocessor and hide each other's waits.
     if (blocks <= multiprocessors && fits_plan(p, pairs, capability)) return pairs;
     // Speculative drafts give all sequences equally many queries, so kFewRows alone serves them.

@@ -108,7 +108,7 @@ class MmaBackward {
     }
   }
 
-  // The token from which the rows' numbers count.
+  // The token that would be key 0 if the keys of the rows were contiguous.
   __device__ __forceinline__ std::int64_t first_key_token(const AttentionSpan& span) const {
     return kSharesKeys ? own_first_ : span.k_first;
   }

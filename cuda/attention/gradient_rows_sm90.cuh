@@ -269,7 +269,7 @@ class GradientRows : GradientSteps {
     if (thread_ % 32 == 0) end_turn(call_.kept_turns + work.block);
   }
 
-  // Adds dk and dv to those of earlier segments, which come first. The last segment writes the gradients.
+  // Adds dk and dv to the sums of earlier segments, which come first. The last segment writes the gradients.
   __device__ __forceinline__ void add_in_turn(const GradientWork& work) {
     GradientRow rows[2];
     std::int64_t at[2];

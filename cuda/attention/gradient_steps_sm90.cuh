@@ -101,7 +101,8 @@ struct GradientSteps {
     }
   }
 
-  // Sets the scores of pairs that do not see one another to -Inf. key_of and query_of number those of score i.
+  // Sets the scores of pairs that do not see one another to -Inf. key_of and query_of give the numbers of the key and
+  // of the query of score i.
   template <int kCount, class KeyOf, class QueryOf>
   static __device__ __forceinline__ void hide(const AttentionBackwardParams& p, int num_keys, const KeyOf& key_of,
                                               const QueryOf& query_of, float (&scores)[kCount]) {

@@ -70,7 +70,7 @@ class WideGradientRows : GradientSteps {
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
     if (thread_ % 32 == 0) mbarrier_arrive(barrier);
   }
-  // The first key of the warpgroup, and that of the thread. Both are counted from the job's first key.
+  // The first key of the warpgroup, and the first key of the thread. Both count from the job's first key.
   __device__ __forceinline__ int first_key() const { return Tile::kKeys == 128 ? warpgroup_ * 64 : 0; }
   __device__ __forceinline__ int row() const { return first_key() + thread_ / 32 * 16 + thread_ % 32 / 4; }
 

@@ -66,7 +66,7 @@ struct GradientRow {
   std::uint32_t turn;
 };
 static_assert(sizeof(GradientRow) == GradientLayout::kRowBytes);
-// Trees: a sequence is a segment, and its keys are those of its path. `section` is the number of multiprocessors.
+// Trees: a sequence is a segment, and its keys are the keys of its path. `section` is the number of multiprocessors.
 struct GradientTreeCall : GradientCall {
   std::int32_t* jobs_of_paths;
   std::int32_t* firsts;      // [segments + 1]: blocks of keys of earlier segments
@@ -101,12 +101,12 @@ __device__ __forceinline__ GradientQueries gradient_queries(const AttentionBackw
                                      : static_cast<std::int32_t>(call.of_sequence * span.sequence);
   return q;
 }
-// The block of kKeys keys whose dq comes first in the sum of the tile at position `tile`.
+// The first block of kKeys keys that adds dq to the tile at position `tile`.
 template <int kKeys>
 __device__ __forceinline__ std::int32_t first_contributor(bool causal, std::int32_t num_keys, std::int32_t tile) {
   return (causal ? min(tile + 63, num_keys - 1) : num_keys - 1) / kKeys;
 }
-// The number of blocks of kKeys keys whose dq is in the sum of the tile at position `tile`, which has queries.
+// The number of blocks of kKeys keys that add dq to the tile at position `tile`. The tile must have queries.
 template <int kKeys>
 __device__ __forceinline__ std::uint32_t contributors(const AttentionBackwardParams& p, const GradientQueries& q,
                                                       std::int32_t tile) {
@@ -114,7 +114,7 @@ __device__ __forceinline__ std::uint32_t contributors(const AttentionBackwardPar
   if (p.window_size > 0) first_key = max(max(tile, q.first) - p.window_size + 1, std::int64_t{0});
   return first_contributor<kKeys>(p.causal, q.last, tile) - static_cast<std::uint32_t>(first_key / kKeys) + 1;
 }
-// The sequence of a slot: the last one whose first slot is at or before it. first(s) ascends with s.
+// The sequence of a slot: the last sequence whose first slot is at or before it. first(s) ascends with s.
 template <class First>
 __device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequences, std::int64_t slot,
                                                          const First& first) {
@@ -204,8 +204,8 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
                                                       std::int32_t job_of_call) {
   const auto heads = static_cast<std::int32_t>(p.num_kv_heads);
   GradientWork work = {};
-  // All jobs of a part come before those of the next one. So a block's previous job has ended when the next one begins,
-  // unless the call is small.
+  // All jobs of a part come before the jobs of the next part. So the previous job of a block of keys has usually ended
+  // when the next one begins, except in small calls.
   std::int32_t job = job_of_call;
   if constexpr (!kMayBranch<Params>) {
     work.part = job_of_call / call.block_jobs;

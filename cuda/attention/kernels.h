@@ -67,8 +67,8 @@ struct SplitGrid {
   // Whether rows of a group read shared splits together, 64 at a time. This pays off if groups have at least
   // kSharedRows rows on average; half as many suffice for kGroups.
   bool shares;
-  // Blocks of threads per tile and key head. A block takes one split. If groups share splits, it also takes every
-  // `stride`-th split after that one.
+  // Blocks of threads per tile and key head. A block computes one split. If groups share splits, it also computes every
+  // `stride`-th split after that.
   std::int64_t stride;
   std::int64_t blocks;
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats
@@ -115,8 +115,8 @@ struct MixedGrid {
     is_decode = rows <= kFewRows * p.num_sequences;
     while (!is_decode && merges && few > 1 && places(p) * results * (2 + p.value_dim) * 4 > kMostBytes) few /= 2;
     by_token = p.q_tokens <= few * p.num_sequences;
-    // Tiles of one split run at once, so that the later ones find its keys in L2. Speculative drafts give all sequences
-    // about equally many tiles. Beside long prompts most sequences have one tile, and a few have two.
+    // Tiles of one split run at once, so that the later tiles find the split's keys in L2. Speculative drafts give all
+    // sequences about equally many tiles. Beside long prompts most sequences have one tile, and a few have two.
     const std::int64_t mean = (rows + SplitGrid::kRows * p.num_sequences - 1) / (SplitGrid::kRows * p.num_sequences);
     slots = std::clamp<std::int64_t>(by_token ? mean : 2, 1, (few * group + SplitGrid::kRows - 1) / SplitGrid::kRows);
     blocks = slots * splits * p.num_kv_heads * p.num_sequences;
@@ -162,7 +162,7 @@ std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel
 struct GradientLayout {
   static constexpr std::int64_t kTurnsAt = 16;
   std::int64_t slack;               // slots between packed sequences
-  std::int64_t of_sequence, slots;  // tiles of queries: those of one unpacked sequence; of all sequences
+  std::int64_t of_sequence, slots;  // tiles of queries: of one unpacked sequence; of all sequences
   std::int64_t key_blocks;          // blocks of keys of a sequence, or of all if packed
   // A job has a block of keys, and all of its query heads or one of them. block_jobs: blocks times key heads.
   std::int64_t block_jobs, parts, jobs;
@@ -176,7 +176,7 @@ struct GradientLayout {
   static constexpr std::int64_t kWorkBytes = 64, kRowBytes = 8;
 
   GradientLayout(const AttentionBackwardParams& p, GradientKernel kernel) {
-    // Each query stands at the key of its own number, so a sequence begins at a multiple of 64.
+    // `aligned`: query i of a sequence has position i, so query 0 begins a tile.
     const bool trees = p.parents != nullptr;
     const bool aligned = !trees && p.seqused_q == nullptr && p.seqused_k == nullptr && p.leftpad_k == nullptr &&
                          p.cu_seqlens_q == p.cu_seqlens_k && p.q_tokens == p.k_tokens;

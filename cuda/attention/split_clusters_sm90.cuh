@@ -34,7 +34,7 @@ struct ClusterTile : SplitShape<kColumns_, 2> {
   static constexpr int kLargestAt = kReferencesAt + kRoundBlocks * 16 * 8;
   static constexpr int kBarriersAt = kLargestAt + 2 * 16 * 4, kWholeAt = kBarriersAt + 8 * 8;
   static constexpr int kBytes = kWholeAt + 2 * kLoaders * 4 + 1024;  // 1024 bytes align the start
-  // The address of 16 bytes of a row: of K with TMA's swizzle of 128 bytes, of V with that of 64.
+  // The address of 16 bytes of a row. K has TMA's swizzle of 128 bytes, V the swizzle of 64.
   static __device__ __forceinline__ std::uint32_t chunk(std::uint32_t operand, int row, int chunk) {
     return operand + chunk / 8 * kPanelBytes + row * 128 + ((chunk ^ row) & 7) * 16;
   }

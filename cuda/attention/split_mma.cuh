@@ -84,7 +84,8 @@ class SplitByCopies : SplitRows<T, Tile> {
     return reinterpret_cast<std::int64_t*>(memory_ + Tile::kOffsetsAt) + (which * 2 + parity) * Tile::kKeys;
   }
 
-  // The page of this thread's key in a block. It is loaded early, since its load takes as long as that of a row of K.
+  // The page of this thread's key in a block. It is loaded early, since this load takes as long as the load of a row of
+  // K.
   __device__ __forceinline__ int fetch_page(const AttentionSpan& span, int block) const {
     const int key = block + threadIdx.x;
     const bool exists = p_.block_table != nullptr && threadIdx.x < Tile::kKeys && has_key(span, key);

@@ -35,7 +35,7 @@ struct PairTile : SplitShape<kColumns_, 2> {
 
 struct PairMaps {
   CUtensorMap k, v;
-  std::int32_t box;  // tokens of a box: those of a page, at most those of a block
+  std::int32_t box;  // tokens of a box: as many as a page has, at most a block's
 };
 
 // Eight warps multiply and four load. One loading warp sets up the barriers. The loading warps start after a barrier of

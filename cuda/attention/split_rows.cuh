@@ -376,7 +376,7 @@ class SplitRows {
       put_weights(step, make_uint4(T::pack(a[0], a[1]), T::pack(a[2], a[3]), T::pack(b[0], b[1]), T::pack(b[2], b[3])));
     }
   }
-  // The same, stored only for this block of threads.
+  // Computes probabilities and stores them in the shared memory of this block of threads.
   template <Exp kExp>
   __device__ __forceinline__ void put_probabilities(const AttentionReference (&reference)[2], float (&s)[4][4]) const {
     const int group = warp() / 4 * Tile::kGroups + group_of_keys();

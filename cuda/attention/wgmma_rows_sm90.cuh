@@ -82,7 +82,7 @@ class WgmmaRows {
     }
   }
 
-  // What the tile's end does with a thread's two rows.
+  // What happens to a thread's two rows at the end of a tile.
   struct RowEnds {
     float inverse[2] = {1.0f, 1.0f}, factor[2] = {1.0f, 1.0f};  // a factor of 1 changes no sum
     std::uint32_t used[2] = {0xffffffffu, 0xffffffffu};         // mask of the bits to keep: all or none
@@ -288,7 +288,8 @@ class WgmmaRows {
     top = max_nan(top, Machine::shuffle_xor(top, 1));
     return max_nan(top, Machine::shuffle_xor(top, 2));
   }
-  // Updates a row's reference (rule 4) by this block's largest score: m_ is the new one, before_ the previous one.
+  // Updates a row's reference (rule 4) by this block's largest score: m_ is the new reference, before_ the previous
+  // one.
   __device__ __forceinline__ void raise(int r) {
     before_[r] = m_[r];
     // ceil, exact for magnitudes below the range's end. Larger values stay larger, and the row fails when the split
@@ -466,7 +467,7 @@ class WgmmaRows {
     asm volatile("bar.sync 1, 256;" ::: "memory");
   }
 
-  // Tiles for wide heads also serve narrower ones, whose columns beyond value_dim are not stored.
+  // Tiles for wide heads also serve narrower heads, whose columns beyond value_dim are not stored.
   __device__ __forceinline__ std::int64_t value_dim() const {
     return Tile::kColumns > 128 ? p_.value_dim : Tile::kValueColumns;
   }
@@ -504,7 +505,7 @@ class WgmmaRows {
       if (sees_last_[r] == 0) ends->used[r] = 0u;
     }
   }
-  // The same for rows that see no key.
+  // Stores lse and sets `ends` for a tile whose rows see no key.
   __device__ __forceinline__ void end_unused_rows(const WgmmaWork& work, RowEnds* ends) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

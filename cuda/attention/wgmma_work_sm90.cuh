@@ -328,8 +328,8 @@ __device__ __forceinline__ void load_parts(const Params& p, std::uint32_t to, co
   __syncwarp();
 }
 
-// Fetches a tile's blocks of K, and its queries beside the first one; or its blocks of V. A whole warp calls this
-// function.
+// Fetches a tile's blocks of K, and the queries beside the first block; or the tile's blocks of V. A whole warp calls
+// this function.
 template <class T, class Tile, bool kIsKey, class Params>
 __device__ __forceinline__ void load_blocks(const Params& p, const WgmmaCallOf<Params>& call,
                                             const WgmmaShared<Tile>& shared, const WgmmaWork& work, RingPosition& at,

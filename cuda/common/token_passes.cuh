@@ -1,6 +1,6 @@
 // Passes over tokens: the kernels of rlk/kernels/token_passes.h on CUDA. On compute capability 9.0 and later, each
-// kernel is launched while the previous one runs, and waits for that kernel's results. One source serves every
-// architecture; each architecture has its own machine code.
+// kernel is launched while the previous one runs, and waits for that kernel's results. All architectures share this
+// source; each has its own machine code.
 #pragma once
 
 #include "cluster_sm90.cuh"
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
   __shared__ TotalsOf<Batch> of_blocks[kMostFewBlocks];
   TotalsOf<Batch>& total = shared.totals.total;
   allow_next_kernel();
-  cluster_arrive();  // a block writes to another only after that one has started
+  cluster_arrive();  // a block writes to another block only after that block has started
   wait_for_previous_kernel();
   few_totals<TokenGpu>(p, w, tile, std::int64_t{blockIdx.x} * each, each, &shared);
   cluster_wait();

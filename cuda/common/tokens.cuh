@@ -55,7 +55,7 @@ template <bool kWide = true>
 struct TokenMasks {
   uint32_t low[kLaneTokens] = {}, high[kWide ? kLaneTokens : 1] = {};
 
-  // One bit for each of the first `count` tokens, set if it counts. `count` and `vectors` are those of the load.
+  // One bit for each of the first `count` tokens, set if it counts. `count` and `vectors` are the same as for the load.
   __device__ __forceinline__ unsigned bits(const TokenMask& mask, int count, bool vectors) const {
     const unsigned all = (1u << max(count, 0)) - 1;
     if (mask.data == nullptr || count <= 0) return all;

@@ -63,7 +63,7 @@ __device__ __forceinline__ Vec8<T> load_vec8(const typename T::Storage* from) {
   for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].v = reinterpret_cast<const uint4*>(from)[i];
   return x;
 }
-// To shared memory.
+// Stores to shared memory.
 template <class T>
 __device__ __forceinline__ void put_vec8(typename T::Storage* to, const Vec8<T>& x) {
 #pragma unroll

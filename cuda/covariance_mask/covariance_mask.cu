@@ -1,7 +1,7 @@
-// covariance_mask: passes over tokens for the means and the covariances, then a radix select over slots. One body
-// serves every architecture. Bound by launches on batches that L2 holds, otherwise by HBM: all inputs except the old
-// log-probabilities are read twice. The output holds the candidates: it is written three times, and read once for each
-// digit and twice more.
+// covariance_mask: passes over tokens for the means and the covariances, then a radix select over slots. All
+// architectures share this source. Bound by launches on batches that L2 holds, otherwise by HBM: all inputs except the
+// old log-probabilities are read twice. The output holds the candidates: it is written three times, and read once for
+// each digit and twice more.
 #include "../common/kernels.h"
 #include "../common/token_passes.cuh"
 #include "rlk/kernels/covariance_select.h"

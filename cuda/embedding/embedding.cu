@@ -3,7 +3,7 @@
 // embedding_kernel: `lanes` threads copy a row or a slice of one, each kCount units at a stride of lanes. Each thread
 //   loads all of its units before it stores the first. Short rows share a block. A unit is 16 bytes or, at other
 //   alignments, an element. All lanes of a row read its id together. The id decides whether the row exists.
-// One body serves every architecture, and each has its own machine code.
+// All architectures share this source; each has its own machine code.
 #include <algorithm>
 
 #include "../common/dependent_launch.cuh"

@@ -8,7 +8,7 @@
 // embedding_rows_kernel: a block sums the rows that begin among its 16 items, each to its end. An item is a token or
 //   the sum of a long run. All items load at once, whichever rows they belong to. Partial sums that wait for a later
 //   group lie in shared memory, separately for each thread's columns. Further blocks write rows without a token.
-// One body serves every architecture, and each has its own machine code.
+// All architectures share this source; each has its own machine code.
 #include "../common/element_dtype.cuh"
 #include "../common/vec8.cuh"
 #include "sort.cuh"
@@ -178,7 +178,7 @@ class RowSum {
     group_ = item.token / kEmbeddingGroupTokens;
   }
   __device__ __forceinline__ void add_value(const float (&z)[kVec8]) { add(chain_, z); }
-  // Adds an item of the same group or of a later one.
+  // Adds an item of the same group or of a later group.
   __device__ __forceinline__ void go_on(const EmbeddingItem& item) {
     const std::uint32_t next = item.token / kEmbeddingGroupTokens;
     if (next == group_) return;

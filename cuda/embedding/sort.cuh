@@ -7,8 +7,8 @@
 // embedding_scatter_kernel: a warp walks 256 keys in order, 32 at a time. match.any finds equal digits, which take
 //   positions in lane order. The last pass marks the rows that have a token.
 // Last, embedding_item_counts_kernel and embedding_items_kernel write the items (kernels.h): each long run becomes one.
-// No result depends on the order in which blocks or warps run: the only atomics are integer sums. One body serves every
-// architecture, and each has its own machine code.
+// No result depends on the order in which blocks or warps run: the only atomics are integer sums. All architectures
+// share this source; each has its own machine code.
 #pragma once
 
 #include "../common/dependent_launch.cuh"

@@ -5,7 +5,7 @@
 // memory. Warps read the former and scan their chunks without x. Then each warp runs the short chain of x over the
 // chunks' totals. The next chunks' loads are in flight meanwhile. In most chunks all tokens count. If coefficients are
 // constants (gae and discounted_returns), all such chunks share the coefficients of the scan, and only x is scanned.
-// One body serves every architecture, and each has its own machine code.
+// All architectures share this source; each has its own machine code.
 #include <limits>
 
 #include "../common/kernels.h"
@@ -131,7 +131,7 @@ struct WholeChunk {
 };
 
 // kWideMask (on the kernel): masks of 64 bits per token, whose words in flight cost registers. This function is not
-// inlined: its registers would add to those of the scan.
+// inlined, since its registers would add to the registers of the scan.
 __device__ __noinline__ bool has_no_scan(const GaeParams& p) {
   return clears_or_spoils(p, blockIdx.x, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
 }
@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
     gae_kernel(const __grid_constant__ GaeParams p, const __grid_constant__ WholeChunk whole) {
   constexpr bool kHasValues = kKind != GaeKind::kDiscountedReturns, kHasWhole = kKind != GaeKind::kVtrace;
   constexpr int kAhead = kChunksAhead<kKind, kWideMask>;
-  // For each warp's chunk: the scan step of the whole chunk, and the value of its first token that counts. Buffers of
-  // two tiles, alternating, so that one barrier per tile is enough.
+  // For each warp's chunk: the scan step of the whole chunk, and the value of its first token that counts. The buffers
+  // of two tiles alternate, so that one barrier per tile is enough.
   __shared__ ScanStep totals[2][kMostScanWarps];
   __shared__ float first_values[kMostScanWarps];
   __shared__ int any_counts[kMostScanWarps];

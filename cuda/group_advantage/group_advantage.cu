@@ -1,6 +1,6 @@
 // group_advantage: each warp computes one group. One block computes the statistics of the batch if the call needs them.
 // Groups by ids first sort the sequences by id (rlk/kernels/merge_order.h). Bound by launches and latency: a batch has
-// some thousand rewards. One body serves every architecture, and each has its own machine code.
+// some thousand rewards. All architectures share this source; each has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "rlk/kernels/group_advantage_team.h"
@@ -18,7 +18,7 @@ struct GroupBlock : WarpBlock {
   __device__ __forceinline__ MemberCounts* counts() const { return shared_counts; }
 };
 
-// This warp's group, or sequence.
+// Index of this warp's group or sequence.
 __device__ __forceinline__ std::int64_t warp_of_grid() {
   return std::int64_t{blockIdx.x} * (kGroupThreads / 32) + threadIdx.x / 32;
 }

@@ -1,4 +1,4 @@
-// importance_weights: passes over tokens, and with normalize one over weights. One body serves every architecture.
+// importance_weights: passes over tokens, and with normalize one over weights. All architectures share this source.
 // Bound by HBM. It reads log-probabilities and mask once, or twice if a sequence decides, and writes weights and kept
 // once. normalize reads and writes weights once more.
 #include "../common/kernels.h"

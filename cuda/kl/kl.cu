@@ -1,4 +1,4 @@
-// kl: a pass over tokens without sums. One body serves every architecture, and each has its own machine code. Bound by
+// kl: a pass over tokens without sums. All architectures share this source; each has its own machine code. Bound by
 // HBM: each array is read or written once.
 #include "../common/kernels.h"
 #include "../common/token_gpu.cuh"

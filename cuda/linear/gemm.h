@@ -26,7 +26,7 @@ struct GemmParams {
   RowLayout d_rows;
   const void* bias = nullptr;     // [n], bias_dtype, or null
   const float* addend = nullptr;  // [m, n] or null: main_grad, which is added to the first token block; may be d
-  bool a_is_copy = false;         // the kernel before it in the stream copies A; B and D are ready when that one begins
+  bool a_is_copy = false;         // the stream's previous kernel copies A; B and D are ready when it begins
   bool continues = false;         // the accumulators begin with the addend instead; needs one block and one segment
   RowLayout addend_rows;
   std::int64_t m = 0, n = 0, contraction = 0;

@@ -53,8 +53,8 @@ class OperandLoad {
     }
   }
 
-  // This thread's chunks of a stage. It copies them whole if has_whole(k, left). If rows lie along the contraction, it
-  // may copy some elements of each.
+  // This thread's chunks of a stage. The thread copies them whole if has_whole(k, left). If rows lie along the
+  // contraction, it may copy only some elements of each chunk.
   static constexpr int kChunks = Tile::kRows * Tile::kRowChunks / kThreads;
   // The same condition for all threads of the block.
   __device__ __forceinline__ bool has_whole(std::int64_t k, int left) const {

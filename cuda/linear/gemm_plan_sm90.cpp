@@ -25,14 +25,14 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 bool is_one_stride(const RowLayout& rows, std::int64_t extent) { return rows.inner >= extent; }
 
-// Whether a kernel adds the sums of a token block to memory, as those of a weight gradient do.
+// Whether a kernel adds the sums of a token block to memory, as kernels of a weight gradient do.
 bool adds_to_memory(const GemmParams& p) {
   return !p.a.contraction_contiguous && !p.b.contraction_contiguous && p.segments == 1 &&
          (p.d_dtype == DType::kFloat32 || p.contraction <= p.block);
 }
 
 // Weight rows of a slice in the kernel for few rows, chosen so that all blocks are equally busy. If all slices run at
-// once and are short, fewer and longer ones read HBM faster. If each block has many slices, shorter ones do.
+// once and are short, fewer and longer slices read HBM faster. If each block has many slices, shorter slices do.
 int slice_rows(const GemmParams& p, int multiprocessors) {
   const std::int64_t turns = ceil_div(p.n, std::int64_t{kWidestSlice} * multiprocessors);
   const auto balanced = static_cast<int>(ceil_div(ceil_div(p.n, turns * multiprocessors), 16) * 16);

@@ -72,7 +72,8 @@ inline CUtensorMap map_of(const GemmOperand& operand, DType dtype, std::int64_t 
   return tensor_map(operand.data, dtype, rows, columns, stride, box_rows, reads);
 }
 
-// A small prefetch hides the first latency of HBM. A larger one delays loads that the kernel waits for (README.md).
+// A small prefetch hides the first latency of HBM. A larger prefetch delays loads that the kernel waits for
+// (README.md).
 constexpr int kPrefetchedBytes = 32 << 10;
 
 // weight_rows: the weight rows of a block.
@@ -165,7 +166,7 @@ void run_small_m(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream)
                          (plan.tile_m / 16 + 1) * 32, fixed + launch.gemm.stages * stage, stream, weight, x, launch);
 }
 
-// Both return false if no kernel of the plan is built.
+// Both functions return false if no kernel of the plan is built.
 template <class T, class... Tiles>
 bool run_tiled_plan(TileList<Tiles...>, const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   return ((fits<Tiles>(p, plan) && (run_tiles<T, Tiles>(p, plan, stream), true)) || ...);

@@ -34,7 +34,7 @@ struct GemmTile {
   static_assert(!kLoadsRows || (kTransposed && !kAMnMajor && kCombine == Combine::kAdd));
   static constexpr int kWarpgroups = kBM / 64;
   static constexpr bool kTakesTurns = kWarpgroups == 2 && kBN >= 192;
-  // Where stages are short, a loading warp for each operand requests them sooner than one warp for both (README.md).
+  // If stages are short, two loading warps, one per operand, request them sooner than a single warp (README.md).
   static constexpr bool kTwoLoaders = kBoxes > 1 && kBN <= 64 && !kTransposed;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static constexpr int kRegisters =

@@ -14,7 +14,7 @@ constexpr int kSmallMMaxStages = 32;
 struct SmallMLaunch {
   GemmLaunch gemm;  // k_steps: stages of 128
   int slice_rows;   // weight rows of a block, a multiple of 16
-  int slices;       // slices of all weight rows
+  int slices;       // number of slices
 };
 
 // Slices of a block. A block with many slices takes neighbouring slices, so that blocks read distant addresses: 4.5

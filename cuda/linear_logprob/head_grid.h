@@ -43,7 +43,7 @@ RLK_HD HeadItems head_items(const HeadColumns& columns, int blocks) {
 struct HeadWork {
   int part, strip;        // `strip` counts within the part
   int first_tile, tiles;  // position in the strip, and number of tiles: 0 past the end of the part
-  bool whole;             // the node is that of the whole strip
+  bool whole;             // the node belongs to the whole strip
   int slot;               // index among the nodes of tiles
 };
 

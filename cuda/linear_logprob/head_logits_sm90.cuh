@@ -26,7 +26,7 @@ struct HeadLaunch {
   DType bias_dtype, target_dtype, logits_dtype;
 };
 
-// The steps between accumulators and z (rule 8): none, rounding to bf16, or those of the launch's arguments.
+// The steps between accumulators and z (rule 8): none, rounding to bf16, or the steps that the launch's arguments give.
 enum class HeadLogits : std::uint8_t { kPlain, kRounded, kGeneral };
 
 // Rounds two accumulators to bf16 in place. With separate conversions ptxas would keep both forms in registers.
@@ -57,8 +57,8 @@ __device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFra
     if constexpr (kLogits == HeadLogits::kGeneral) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        // Each pair has a branch whose condition the compiler cannot merge with the others. Without the branches all
-        // temporaries would be live at once and not fit.
+        // Each pair has a branch whose condition the compiler cannot merge with the other conditions. Without these
+        // branches all temporaries would be live at once and not fit in registers.
         int end = last;
         asm volatile("" : "+r"(end));
         if (column + 8 * j >= end) continue;

@@ -9,7 +9,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kRootWarps = 8;       // warps of a block; each has a row
+constexpr int kRootWarps = 8;       // warps of a block; each computes one row
 constexpr int kWarpsOfSmallM = 16;  // warps per row
 
 struct HeadNodes {
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kRootWarps* kWarp)
   if (threadIdx.x % kWarp == 0) write_row(p, n.target_z, row, place, target, root);
 }
 
-// For a launch without groups. The target's load is in flight beside those of the nodes.
+// For a launch without groups. The target's load is in flight beside the loads of the nodes.
 template <bool kMoments>
 __global__ void __launch_bounds__(kWarpsOfSmallM* kWarp)
     linear_logprob_few_roots_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ HeadNodes n) {

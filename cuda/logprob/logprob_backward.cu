@@ -4,8 +4,8 @@
 // Each block computes one segment of a row. Segments are so short that the hardware's scheduler sweeps memory in order
 // and balances the multiprocessors. A thread loads a few 16-byte vectors of its segment before it uses the first.
 // Vectors are aligned to dlogits. If a row does not begin at a multiple of 16 bytes, its first and last columns go one
-// by one. In place (dlogits == logits) one thread reads a vector and then writes it. One body serves every
-// architecture, and each has its own machine code.
+// by one. In place (dlogits == logits) one thread reads a vector and then writes it. All architectures share this
+// source; each has its own machine code.
 #include <algorithm>
 
 #include "../common/element.cuh"
@@ -75,7 +75,7 @@ __device__ __forceinline__ Segment<T> segment_of(const LogprobBackwardParams& p,
   const Storage* logits = row_of<T>(p, row);
   Storage* dlogits = static_cast<Storage*>(p.dlogits) + p.dlogits_rows.offset(row);
   const auto to = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(dlogits));
-  // Columns past valid_vocab get +0 like those of an empty row.
+  // Columns past valid_vocab get +0, like the columns of an empty row.
   const std::int64_t valid = g.empty(p.ignore_index) ? 0 : p.valid_vocab - p.vocab_start;
   const std::int64_t target = g.target - p.vocab_start;
   return {logits, dlogits,

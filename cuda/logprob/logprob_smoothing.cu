@@ -1,5 +1,5 @@
 // Label smoothing of logprob: each block sums the z of one row (rlk/kernels/logprob_smoothing.h). Bound by HBM: each
-// logit is read once (vocab_size * sizeof(T) bytes per row). One body serves every architecture, and each has its own
+// logit is read once (vocab_size * sizeof(T) bytes per row). All architectures share this source; each has its own
 // machine code.
 #include "../common/element.cuh"
 #include "../common/kernels.h"

@@ -1,7 +1,7 @@
 // Forward of many rows. Each persistent warp has a buffer in shared memory, so that some warps load while others
 // compute, without barriers between them. The warps take groups in the order of memory and write nodes to global
-// memory. One kernel prepares each row before this pass; another computes the roots afterwards. One body serves every
-// architecture, and each has its own machine code.
+// memory. One kernel prepares each row before this pass; another computes the roots afterwards. All architectures share
+// this source; each has its own machine code.
 #pragma once
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // HBM: x is read three times and y written once.
 //
 // Each block sums one sequence. Each warp takes a chunk of 128 tokens at a time, four per lane. The first warp adds up
-// the chunks. One body serves every architecture, and each has its own machine code.
+// the chunks. All architectures share this source; each has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "../common/tokens.cuh"
@@ -47,7 +47,7 @@ __device__ __forceinline__ bool has_vectors(const MaskedWhitenParams& p, const T
 // Sums of a sequence: the sum, minimum and maximum of its tokens, or the sum of the squares of their deviations.
 template <bool kSquares>
 __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_constant__ MaskedWhitenParams p) {
-  // Buffers of two tiles, alternating, so that one barrier per tile is enough.
+  // The buffers of two tiles alternate, so that one barrier per tile is enough.
   __shared__ float sums[2][kMostWhitenWarps];
   __shared__ float least_of[kMostWhitenWarps], largest_of[kMostWhitenWarps];
   __shared__ int counts_of[kMostWhitenWarps];
@@ -99,7 +99,7 @@ __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_co
   // Bad offsets make the sum NaN, and so the mean and all tokens.
   const float total = has_bad_offsets(p.sequences, sequence) ? canonical_nan() : finished_sum(tree.finish());
   if constexpr (!kSquares) {
-    // A lane has fewer than 2^31 of a sequence's tokens, and so has the block.
+    // A lane counts fewer than 2^31 tokens of a sequence, and so does the block.
     int n = static_cast<int>(num);
 #pragma unroll
     for (int h = 16; h > 0; h /= 2) {

@@ -5,7 +5,7 @@
 // pack_positions_kernel: each block counts one row of the mask, 1,024 tokens at a time by ballots, and stores the row's
 //   length in cu_seqlens.
 // pack_scan_kernel: one block.
-// One body serves every architecture, and each has its own machine code.
+// All architectures share this source; each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
 #include "rlk/kernels/pack_copy.h"
@@ -30,7 +30,7 @@ __device__ __forceinline__ void prefetch_offsets(const Offsets& offsets, const P
 }
 
 // More than 64 registers would cost the eighth block of a multiprocessor, and 5 % of the time. at_once blocks run at a
-// time; each prefetches the offsets of a later one.
+// time; each prefetches the offsets of a later block.
 template <bool kAllFlat>
 __global__ void __launch_bounds__(kPackThreads, (kAllFlat ? kPackBlocks : 7))
     pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ PackGrid g, std::uint32_t at_once) {

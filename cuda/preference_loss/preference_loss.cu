@@ -3,7 +3,7 @@
 //
 // preference_pairs_kernel: each thread computes one pair. For sorted losses rlk/kernels/merge_order.h first sorts their
 // keys.
-// preference_metrics_kernel runs after it: each block computes one metric. One body serves every architecture, and each
+// preference_metrics_kernel runs after it: each block computes one metric. All architectures share this source; each
 // has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"

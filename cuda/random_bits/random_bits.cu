@@ -1,5 +1,5 @@
 // Random words on CUDA. A thread computes a block of four words of one row, and neighbouring threads compute
-// neighbouring blocks. Bound by the stores: 8 bytes per word. One body serves every architecture, and each has its own
+// neighbouring blocks. Bound by the stores: 8 bytes per word. All architectures share this source; each has its own
 // machine code.
 #include "../common/kernels.h"
 #include "rlk/kernels/random_words.h"

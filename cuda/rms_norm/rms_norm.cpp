@@ -64,8 +64,8 @@ bool serves(const RmsNormBackwardPlan& plan, const RmsNormBackwardParams& p) {
 }
 
 RmsNormPlan choose_plan(const RmsNormParams& p) {
-  // With a residual, two inputs keep memory busy; more threads with fewer vec8s are then faster, if few threads are
-  // idle.
+  // With a residual, two inputs keep memory busy. Plans with more threads and fewer vec8s per thread are then faster,
+  // if few threads are idle.
   const bool is_wide = p.residual != nullptr && p.num_rows > kMostFewRows && p.columns > 384 * kVec8;
   for (const RmsNormPlan& plan : kRmsNormPlans) {
     if (is_wide && plan.threads > 0 && plan.threads < 256) continue;

@@ -4,7 +4,7 @@
 //   + kThreads, ..., which are whole lanes of the contract's sum. Blocks are short and many, so that the hardware's
 //   scheduler keeps every multiprocessor's memory requests coming. The weight stays in L1.
 // rms_norm_any_kernel: a block reads a row twice. It serves any width and alignment.
-// One body serves every architecture, and each has its own machine code.
+// All architectures share this source; each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "kernels.h"
 #include "row.cuh"

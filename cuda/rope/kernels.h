@@ -13,8 +13,9 @@ namespace rlk::cuda {
 constexpr int kRopeThreads = 128;    // threads per block
 constexpr int kStreamThreads = 224;  // most threads of a block that rotate, where tokens are streamed
 
-// A thread has two vec8s of `heads` heads of a token, aligned to 16 bytes, and loads their angles once. 0 heads: a
-// thread has a pair of one head, at any alignment. `streams` (sm_90): TMA moves tokens whose heads are neighbours.
+// A thread rotates two vec8s in each of `heads` heads of a token, aligned to 16 bytes, and loads their angles once. 0
+// heads: a thread rotates one pair of one head, at any alignment. `streams` (sm_90): TMA moves tokens whose heads are
+// neighbours.
 struct RopePlan {
   int heads = 0;
   bool streams = false;

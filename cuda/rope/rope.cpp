@@ -34,7 +34,7 @@ RopePlan choose_plan(const RopeParams& p, int capability, int multiprocessors) {
   for (const RopePlan& plan : kRopePlans) {
     if (!serves(plan, p, capability)) continue;
     if (plan.streams) {
-      // All other calls are as fast by vec8s: with one angle per pair, registers are left for more loads.
+      // All other calls are as fast by vec8s: one angle per pair leaves registers for more loads.
       const bool wide = p.interleaved || p.width == p.rotary_dim;
       if (wide && p.dtype != DType::kFloat32 && p.num_tokens >= kTokensWanted * multiprocessors) return plan;
       continue;

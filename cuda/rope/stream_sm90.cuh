@@ -14,7 +14,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A launch: the fields of RopeStages, and the threads that rotate. A thread has two vec8s of every lanes-th head.
+// A launch: the fields of RopeStages, and the threads that rotate. A thread rotates two vec8s in every lanes-th head.
 struct RopeStream {
   std::int32_t q_bytes, k_bytes, row_bytes, bytes, stages;
   std::int32_t units, lanes, warps;  // pairs of vec8s in a head; heads at a time; warps that rotate

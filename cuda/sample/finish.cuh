@@ -1,6 +1,7 @@
 // The work after a scan (scan.cuh): each block finishes one row. It lists the row's first columns, from the leaves that
 // may hold them, and cuts the list. Then it computes the tree above the leaves, draws, and writes the results. A row
-// whose cut does not fit a list takes the selection of rlk/kernels/sample_select.h. One body serves every architecture.
+// whose cut does not fit a list takes the selection of rlk/kernels/sample_select.h. All architectures share this
+// source.
 #pragma once
 
 #include "../common/dependent_launch.cuh"

@@ -254,7 +254,8 @@ struct FirstColumns {
   int size;
   std::uint32_t bound;
 };
-// columns: is_allowed(id), has_edits() and edited(id, z), those of SampleColumns, and logit_at(id), z before edits.
+// columns: is_allowed(id), has_edits() and edited(id, z) as in SampleColumns, and logit_at(id), which gives z before
+// edits.
 template <class Columns>
 __device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys& keys, std::uint32_t count,
                                                            const SlotMap& map, FinishShared* s,

@@ -1,6 +1,6 @@
 // Computes the masks and nodes of a row whose list holds every column that it keeps, without another read of the
 // logits. Each block processes one row. Shared memory has the masks of all leaves, and the kept columns in ascending
-// order. One body serves every architecture.
+// order. All architectures share this source.
 #pragma once
 
 #include "first_columns.cuh"

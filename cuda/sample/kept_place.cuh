@@ -1,5 +1,5 @@
-// The place of a row's kept set among those of all rows. A block publishes its row's count and waits for the counts of
-// earlier rows. Blocks begin in the order of their rows, so each of these counts comes.
+// The place of a row's kept set among the kept sets of all rows. A block publishes its row's count and waits for the
+// counts of earlier rows. Blocks begin in the order of their rows, so every earlier block publishes its count.
 #pragma once
 
 #include "rlk/kernels/sample_check.h"

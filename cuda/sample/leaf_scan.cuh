@@ -1,7 +1,7 @@
 // The passes of sample over float32 logits. Eight lanes share a leaf. Each lane loads the columns of one chain into
 // registers, without a copy in shared memory. A multiprocessor therefore holds many warps, and some compute while
-// others wait for memory. Bound by HBM: each pass reads each logit once. One body serves every architecture, and each
-// has its own machine code.
+// others wait for memory. Bound by HBM: each pass reads each logit once. All architectures share this source; each has
+// its own machine code.
 #pragma once
 
 #include "scan.cuh"

@@ -1,5 +1,5 @@
 // Rows of sample_merge: each block computes one row. The header rlk/kernels/sample_merge.h, shared with the CPU and
-// HIP, has the code of a row. The merge reads only payloads. One body serves every architecture, and each has its own
+// HIP, has the code of a row. The merge reads only payloads. All architectures share this source; each has its own
 // machine code.
 #include "launches.cuh"
 #include "rlk/kernels/sample_merge.h"

@@ -5,7 +5,7 @@
 //   positions at a time.
 // sequence_logprob_backward_kernel: a block takes a tile of tokens; its body is rlk/kernels/sequence_gradient.h, shared
 //   with HIP.
-// One body serves every architecture, and each has its own machine code.
+// All architectures share this source; each has its own machine code.
 #include "../common/team.cuh"
 #include "../common/vec8.cuh"
 #include "kernels.h"
@@ -90,7 +90,7 @@ __device__ __forceinline__ float sum_of_chunk(const typename T::Storage* logprob
 template <class T>
 __global__ void __maxnreg__(kSumRegisters)
     sequence_logprob_kernel(const __grid_constant__ SequenceLogprobParams p, int warps) {
-  // Two buffers, so that a round need not wait for the previous one.
+  // There are two buffers, so that a round need not wait for the previous round.
   __shared__ float chunks_of_warps[2][kRoundChunks * kSequenceMostThreads / 32];
   __shared__ long long counts_of_warps[kSequenceMostThreads / 32];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;

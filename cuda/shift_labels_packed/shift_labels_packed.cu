@@ -1,6 +1,6 @@
 // Labels and masks of tokens: each block computes one tile of tokens. A mask of turns depends on earlier tokens, so a
 // warp or a block computes a whole sequence of it. The header rlk/kernels/token_labels.h, shared with the CPU and HIP,
-// has the formulas. One body serves every architecture, and each has its own machine code.
+// has the formulas. All architectures share this source; each has its own machine code.
 #include "../common/kernels.h"
 #include "rlk/kernels/token_labels.h"
 
