@@ -183,8 +183,8 @@ class LogprobCall {
               *kept_offsets_ = nullptr;
 };
 
-// Reads the inputs of a backward besides those of forward: `rows` is (lse, entropy, dlogprob, dlse, dentropy). Returns
-// them, with null for None.
+// Reads the inputs that a backward has in addition to a forward's: `rows` is (lse, entropy, dlogprob, dlse, dentropy).
+// Returns them, with null for None.
 template <class Params>
 std::array<const Array*, 5> read_backward_rows(Frame* frame, const LogprobCall& call, const nb::tuple& rows,
                                                Params* p) {
@@ -264,7 +264,7 @@ RLK_FUNCTION(logprob_partial, (logits, target), nb::tuple numbers, int exp, nb::
       .run(rlk::logprob, &p, logprob_workspace_bytes);
 }
 
-// stats is [num_shards, ..., 5]. valid_vocab is that of the whole vocabulary; only label smoothing reads it.
+// stats is [num_shards, ..., 5]. valid_vocab counts columns of the whole vocabulary; only label smoothing reads it.
 RLK_FUNCTION(logprob_merge, (stats, temperature), int returns, double label_smoothing, std::int64_t valid_vocab) {
   const Array& s = frame->read(stats, "stats", kFloat32);
   require_shape(s->ndim >= 2 && s->shape[s->ndim - 1] == kStatsFields && s->is_contiguous(), s,

@@ -203,7 +203,7 @@ std::string shape_text(std::span<const std::int64_t> shape) {
 
 namespace {
 
-// What a type offers. `api` is null if it has no exchange API; is_neg is its method, or null.
+// The interface of an array type. `api` is null if the type has no exchange API; is_neg is the type's method, or null.
 struct Exchange {
   PyTypeObject* type;
   const ExchangeApi* api;

@@ -184,7 +184,7 @@ std::string words(const Words&... all) {
 // Stores _cures.of, a function (name, value, message without the name) -> text.
 void set_cures(nb::object of);
 
-// These raise a ValueError or a TypeError. `name` is the name of an argument, or its array.
+// The functions below raise a ValueError or a TypeError. `name` is the name of an argument, or its array.
 [[noreturn]] void value_error(const std::string& message);
 [[noreturn]] void raise_type_error(const std::string& message);
 template <class Name, class... Words>

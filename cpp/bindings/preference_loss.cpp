@@ -82,7 +82,7 @@ RLK_FUNCTION(preference_loss,
   return results.run(rlk::preference_loss, p);
 }
 
-// Returns (d_policy_chosen, d_policy_rejected). `sort` is that of the forward.
+// Returns (d_policy_chosen, d_policy_rejected). `sort` has the forward's value.
 RLK_FUNCTION(preference_loss_backward, (dlosses, d_chosen, d_rejected, ranks), int sort) {
   const VectorArgument in(frame, dlosses, "dlosses", kFloat32, "num_losses");
   const Device device = in.device();

@@ -7,7 +7,7 @@
 namespace rlk::bindings {
 namespace {
 
-// These are never released. torch outlives every call, and at exit the interpreter may end first.
+// These objects are never released. torch outlives every call, and at exit the interpreter may end first.
 PyObject *tracing_[3], *grad_enabled_, *is_wrapped_, *is_batched_, *autocast_hint_;
 PyObject *tensor_, *parameter_;     // the types
 PyObject *compiler_, *forward_ad_;  // the modules' dicts, since an attribute's lookup takes three times as long

@@ -95,7 +95,7 @@ void check_attention_lists(const AttentionInput& p) {
 
 namespace {
 
-// The block of threads that kernels/attention_tree.h requires, as one thread.
+// A single thread in the role of the block that kernels/attention_tree.h requires.
 struct Alone {
   static int thread() { return 0; }
   static int threads() { return 1; }

@@ -3,7 +3,7 @@
 
 #include "simd.h"
 #include "simd_memory.h"
-// This follows simd.h, which decides how functions of math/ are compiled. Formulas are compiled the same way.
+// Included after simd.h, which decides how the functions of math/ and the formulas are compiled.
 #undef RLK_DEVICE
 #define RLK_DEVICE RLK_HD
 #include "rlk/kernels/elementwise_formulas.h"

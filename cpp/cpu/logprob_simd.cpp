@@ -95,7 +95,8 @@ RLK_HD Floats value_of_key(Ints key) {
   }
 }
 
-// Loads the columns of steps `step` and `step + 1` of leaf a. With sixteen lanes, the upper lanes get those of leaf b.
+// Loads the columns of steps `step` and `step + 1` of leaf a. With sixteen lanes, the upper lanes get the columns of
+// leaf b.
 template <class T>
 RLK_HD void load_steps(const unsigned char* a, [[maybe_unused]] const unsigned char* b, int step, Floats z[2]) {
 #if defined(__AVX512F__)

@@ -31,7 +31,7 @@ RLK_HD void store_tokens(float* to, int count, Floats x) {
   std::memcpy(to, padded, static_cast<std::size_t>(count) * sizeof(float));
 }
 
-// Sums of neighbouring lanes; those of a come before those of b.
+// Sums of neighbouring lanes: first the sums of a, then the sums of b.
 RLK_HD Floats pair_sums(Floats a, Floats b) {
 #if defined(__AVX512F__)
   const auto even = shuffle<0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30>(a.v, b.v);

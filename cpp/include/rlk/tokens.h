@@ -47,8 +47,8 @@ struct GlobalMemory {
   }
 };
 
-// Which tokens count: those whose element is not zero. -0 is zero, NaN is not. Elements are bool, integers, or floats
-// of 16 bits and more. Only the width and one flag of the dtype matter.
+// A mask: a token counts if its element is not zero. -0 is zero, NaN is not. Elements are bool, integers, or floats of
+// 16 bits and more. Only the width and one flag of the dtype matter.
 struct TokenMask {
   const void* data = nullptr;   // null: every token counts
   std::int64_t row_stride = 0;  // in elements; columns are contiguous

@@ -62,8 +62,8 @@ struct AttentionReference {
   }
 };
 
-// Merge of the sums of the earlier splits, at m, with those of the next split, at `m_of_split`. If one side contributed
-// nothing, the other is unchanged.
+// Merges the sums of the earlier splits, at m, with the sums of the next split, at `m_of_split`. If one side
+// contributed nothing, the other stays unchanged.
 struct AttentionMerge {
   float m;
   float factor, factor_of_split;

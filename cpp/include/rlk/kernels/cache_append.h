@@ -29,7 +29,8 @@ inline void check_cache_append(const CacheAppendParams& p) {
 constexpr int kCacheAppendThreads = 128;
 constexpr int kCacheAppendUnits = 2;  // units of k and of v whose loads are in flight together
 
-// `lanes` threads copy a token, one unit of k and one of v at a time. A block has several tokens if tokens are small.
+// `lanes` threads copy a token, one unit of k and one of v at a time. A block copies several tokens if tokens are
+// small.
 // A unit is 16 bytes, or one element if some array is not 16-byte aligned.
 struct CacheAppendGrid {
   Divisor k_units, v_units;            // units per head

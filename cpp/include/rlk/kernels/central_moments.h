@@ -110,7 +110,7 @@ struct CentralBatch {
   static RLK_HD Total missing() { return {}; }
   static RLK_HD Total of_sequence(const Params& p, const Context& context, std::int64_t s,
                                   const SequenceSums<8> (&groups)[kGroups]) {
-    // It uses the memory of the earlier passes (token_workspace.h).
+    // This pass uses the memory of the earlier passes (token_workspace.h).
     static_assert(sizeof(Total) <= sizeof(TotalsOf<typename Of::Batch>));
     const SequenceSums<8>& of = groups[0];
     Total t = {};

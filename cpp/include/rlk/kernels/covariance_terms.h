@@ -111,7 +111,7 @@ RLK_HD std::uint32_t largest_first(float c) {
   return (bits >> 31) != 0 ? bits : ~(bits | 0x80000000u);
 }
 
-// Largest number of chosen tokens, without those that equal the last one.
+// Largest number of chosen tokens, not counting further tokens that equal the last chosen one.
 RLK_HD std::uint32_t most_selected(CovarianceKind kind, double ratio, std::int64_t tokens) {
   if (kind == CovarianceKind::kEntropy) {
     const float rank = mul_rn(static_cast<float>(1.0 - ratio), static_cast<float>(tokens - 1));

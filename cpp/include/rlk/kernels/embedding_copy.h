@@ -5,8 +5,8 @@
 
 namespace rlk {
 
-// `lanes` threads copy a row, or a slice of a row. Each copies `count` units at a stride of lanes. A block has several
-// rows if they are short. A unit is 16 bytes or one element.
+// `lanes` threads copy a row, or a slice of a row. Each thread copies `count` units at a stride of `lanes`. A block
+// copies several rows if rows are short. A unit is 16 bytes or one element.
 struct EmbeddingCopyGrid {
   std::uint32_t units, lanes_log2, slices;  // units per row; slices per row (1 if a block can copy a row)
   std::int64_t blocks;

@@ -77,7 +77,7 @@ RLK_DEVICE BackwardRow backward_row(const LogprobBackwardParams& p, const RowGra
   return r;
 }
 
-// Constants of a row with or without label smoothing. Without it they are those of backward_row, with d = 0.
+// Constants of a row with or without label smoothing. Without it the constants equal those of backward_row, with d = 0.
 RLK_DEVICE SmoothedRow smoothed_row(const LogprobBackwardParams& p, const RowGradient& g, std::int64_t row) {
   if (p.label_smoothing == 0.0f) return {backward_row(p, g, row), 0.0f};
   RowGradient of = g;

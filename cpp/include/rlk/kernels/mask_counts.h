@@ -152,7 +152,7 @@ class MaskStretch {
   static RLK_DEVICE std::uint32_t exchanged(std::uint32_t x, int distance) {
     return static_cast<std::uint32_t>(bits_of(Gpu::shuffle_xor(float_of(static_cast<std::int32_t>(x)), distance)));
   }
-  // Counts the bits set before each word and in all words, and finds the last one.
+  // Counts the bits set before each word and in all words, and finds the last set bit.
   RLK_DEVICE void index_bits() {
     const int words = this->words(), each = (words + kTokenThreads - 1) / kTokenThreads;
     const int low = thread() * each, high = low + each < words ? low + each : words;

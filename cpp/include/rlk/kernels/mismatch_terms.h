@@ -25,7 +25,7 @@ inline void check_mismatch_metrics(const MismatchMetricsParams& p) {
 }
 
 // Whether x and y have different bits; all NaN count as one. Vectors compare only floats, which makes +0 equal to -0.
-// So the bits of 1 are added to those of a zero, which gives 1 or -1.
+// So the bits of 1 are added to the bits of a zero, which gives 1 or -1.
 template <class F>
 RLK_HD MaskOf<F> differ(F x, F y) {
   constexpr std::int32_t kOne = 0x3f800000;

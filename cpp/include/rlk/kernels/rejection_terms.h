@@ -184,7 +184,7 @@ struct ImportanceTokenTerms : LowerSums {
   }
 };
 
-// Its total holds the metrics and the mean weight, by which all weights are divided.
+// The Batch of importance_weights. Its total holds the metrics and the mean weight, by which all weights are divided.
 struct ImportanceBatch {
   static constexpr int kGroups = 1, kSums = 3, kCounts = 9, kMaxima = 7, kResults = kImportanceMetrics + 1;
   enum : int { kTokens, kSequences, kBadCuts, kLow, kHigh, kKept, kRejecting, kLowSequences, kHighSequences };

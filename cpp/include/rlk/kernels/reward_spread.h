@@ -108,8 +108,8 @@ class RewardSpread {
 
   // ---- spans ----------------------------------------------------------------------------------------------------------
 
-  // Index of this thread's span, counted from the next one. The last threads take spans, since the first threads wait
-  // for the mask.
+  // Index of this thread's span, counted from the next one. The last threads process spans, since the first threads
+  // wait for the mask.
   RLK_DEVICE int own_span() const { return kTokenThreads - 1 - thread(); }
   RLK_DEVICE std::int64_t bound_of(int i, int which) const {
     return offset_at<GlobalMemory>(p().spans, 2 * (std::int64_t{first_span_} + i) + which);
@@ -204,7 +204,7 @@ class RewardSpread {
     }
     Gpu::barrier();
   }
-  // Index of the first turn that ends after the position; if none does, that of a turn after all positions.
+  // Index of the first turn that ends after the position, or of a turn after all positions if none does.
   RLK_DEVICE int turn_of(int position) const {
     int i = 0;
     RLK_UNROLL_NOT
@@ -216,8 +216,7 @@ class RewardSpread {
 
   // ---- tokens ---------------------------------------------------------------------------------------------------------
 
-  // Each vector is read and written by the same thread, and a wave has neighbouring vectors. is_last: no further spans
-  // follow.
+  // The same thread reads and writes a vector, and a wave takes neighbouring vectors. is_last: no further spans follow.
   RLK_DEVICE void write(bool is_last) const {
     const ScatterRewardsParams& p = this->p();
     float* const to = in_global(p.to_tokens) + to_ + mask_.begin;
@@ -245,7 +244,7 @@ class RewardSpread {
       write_plain(at, run);
     }
   }
-  // Positions up to `end` that all get the same value: those of a turn, or those before the turn `span`.
+  // Writes positions up to `end` that all get the same value: the positions of a turn, or those before the turn `span`.
   struct Run {
     int span, end;
     float reward, combined;
@@ -348,8 +347,8 @@ class RewardSpread {
   int num_tokens_ = 0, last_ = kNowhere;  // number of the sequence's tokens that count, and position of the last one
 };
 
-// Blocks after those of the sequences clear packed tokens outside every sequence. `rest` is this block's index among
-// them.
+// Further blocks, after the blocks of the sequences, clear packed tokens outside every sequence. `rest` is this block's
+// index among the further blocks.
 template <class Gpu>
 RLK_DEVICE void clear_spread_rest(const ScatterRewardsParams& p, std::int64_t rest) {
   // There is no loop, since in a loop HIP's compiler would forget that the arrays are not in shared memory.

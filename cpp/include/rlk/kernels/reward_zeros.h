@@ -15,7 +15,7 @@ bool are_blank(const ScatterRewardsParams& p, int tile) {
   return bytes && p.token_rewards.data == nullptr && p.spec.kl == KlEstimator::kNone && tile != kWaveTile<Gpu>;
 }
 
-// The tokens of a tile that count: their number, and the index of the last one plus one.
+// The number of a tile's tokens that count, and the index of the last such token plus one.
 struct CountedTokens {
   std::uint32_t count = 0, after = 0;
 

@@ -78,8 +78,7 @@ constexpr std::int64_t kSampleChunk = 1024, kSortChunk = 128, kSampleFlagBytes =
 inline std::int64_t sample_chunk_rows(const SampleParams& p) {
   return p.sorted_columns > 0 ? kSortChunk : kSampleChunk;
 }
-// Ranks of a row that the workspace lists on CUDA: the ranks of the columns among which the last column that top_p
-// keeps must be.
+// Number of a row's ranks that the workspace lists on CUDA: candidates for the last column that top_p keeps.
 inline std::int64_t sample_listed_columns(const SampleParams& p) {
   if (p.top_p.data == nullptr && p.top_p.value == 1.0f) return 0;
   const std::int64_t share = 8 * sample_leaf_slots(p.vocab_size), most = share < 4096 ? 4096 : share;

@@ -179,8 +179,8 @@ class SampleColumns {
     return all;
   }
 
-  // First column of a leaf slot, and number of its columns that are valid. Slots count from the first one that is
-  // available here.
+  // First column of a leaf slot, and the number of its valid columns. Slots count from the first slot that is available
+  // here.
   RLK_DEVICE std::int64_t leaf_first(std::int64_t slot, std::int64_t* columns) const {
     const int part = static_cast<int>(slot >> height_) + (kColumns == Columns::kShard ? at_.parts.first : 0);
     const std::int64_t end =

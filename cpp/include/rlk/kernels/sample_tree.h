@@ -210,8 +210,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   RLK_DEVICE std::uint64_t all_of(std::uint64_t mine) const {
     return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; });
   }
-  // The same up to a part's root; parts count from the first one that is available here. Returns the number of columns
-  // that this thread has seen kept.
+  // Computes the tree of a part up to its root; parts count from the first part that is available here. Returns how
+  // many kept columns this thread has counted.
   template <bool kRaw>
   RLK_DEVICE std::uint64_t leaves_of_part(std::int64_t part) {
     const std::int64_t own = std::int64_t{1} << height_;

@@ -88,7 +88,7 @@ RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
     const float most = scattered<Gpu>(x, [](float a, float b) { return maximum_of(a, b); });
     if (lane < kLowerSums && first + mine < Batch::kMaxima) to->maximum[first + mine] = most;
   }
-  constexpr int kLowBits = 25;  // low bits of a count; those of a wave add up to less than 2^32
+  constexpr int kLowBits = 25;  // low bits of a count; their sum over a wave is less than 2^32
   RLK_UNROLL
   for (int i = 0; i < Batch::kCounts; ++i) {
     const auto low = static_cast<std::uint32_t>(t.count[i]) & ((1u << kLowBits) - 1);

@@ -22,7 +22,7 @@ inline std::int64_t workspace_slots(const Sequences& q, int tile) {
 RLK_HD std::int64_t slotted_sequences(const Sequences& q) { return q.num_sequences + (q.packed() ? 1 : 0); }
 RLK_HD bool is_rest(const Sequences& q, std::int64_t s) { return s == q.num_sequences; }
 RLK_HD TokenSpan slotted_span(const Sequences& q, std::int64_t s) { return is_rest(q, s) ? rest_of(q) : span_of(q, s); }
-// The sequence of a slot: the last one that begins no later. Slots are fewer than 2^31.
+// The sequence of a slot: the last sequence whose first slot is not after it. Slots are fewer than 2^31.
 RLK_HD std::int64_t sequence_of_slot(const Sequences& q, std::int64_t slot, int tile) {
   if (!q.packed()) {
     return static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(tiles_of(q.num_tokens, tile));

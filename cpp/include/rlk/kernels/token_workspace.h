@@ -32,7 +32,7 @@ inline bool are_few(const Sequences& q, int tile, std::int64_t most = kFewSequen
 
 inline std::int64_t slots_of(const Sequences& q, int tile) { return q.num_slots() == 0 ? 0 : workspace_slots(q, tile); }
 
-// Number of blocks of each pass. If a tile is a wave's, a block has as many tiles as waves.
+// Number of blocks of each pass. If each wave computes one tile, a block has as many tiles as waves.
 struct TokenPasses {
   std::int64_t slots, token_blocks, sequence_blocks;
   int lanes;

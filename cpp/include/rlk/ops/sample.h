@@ -34,9 +34,9 @@
 // log-probabilities have logprob's formula, on the same root.
 //   top_ids, top_logprobs         : z'_j = z_j where j is kept, else -Inf; logprob's root and T
 //   raw_top_ids, raw_top_logprobs : z'_j = z_j of the raw logits; raw_logprob's root, T = 1
-// A column that is not kept has -Inf, and comes after every kept column of finite z, by id. Any other log-probability
-// has the bits that logprob (ops/logprob.h) gives for the id and the kept set, or for the raw logits. Where the row's
-// logprob (or raw_logprob) is NaN, ids are -1 and log-probabilities NaN.
+// A column that is not kept has log-probability -Inf. Such columns come after all kept columns of finite z, in order of
+// their ids. Any other log-probability has the bits that logprob (ops/logprob.h) gives for the id and the kept set, or
+// for the raw logits. Where the row's logprob (or raw_logprob) is NaN, ids are -1 and log-probabilities NaN.
 // Greedy rows take the first rank, and have logprob at temperature 1 over the present columns. T, top_k, top_p, min_p
 // and the keys are not read.
 //
@@ -127,7 +127,7 @@ enum SampleStatus : std::int32_t {
   kBadPenalty = 1024,  // repetition not a finite normal number > 0; presence or frequency not finite
   kBadHistory = 2048,  // an id outside [0, vocab_size), or offsets that descend or leave the entries
   kBadBias = 4096,     // likewise, or ids of a row that do not ascend strictly
-  kBadShards = 8192,   // set by sample_merge alone
+  kBadShards = 8192,   // only sample_merge sets it
 };
 
 // One float for each row, or one for all rows.
