@@ -103,8 +103,8 @@ class AlongRows {
   Vec8 values_[kEach];
 };
 
-// The same for an operand that is stored transposed: its memory rows hold one contraction index each. A thread takes
-// squares of four by four and transposes them.
+// The same for an operand that is stored transposed: each of its memory rows holds one contraction index. A thread
+// loads squares of four by four elements and transposes them.
 template <int kRows, int kStageK>
 class AcrossRows {
   static constexpr int kVec4s = kStageK / 4, kRowVec4s = (kRows / 4 + 7) / 8 * 8, kUnits = kVec4s * kRowVec4s;

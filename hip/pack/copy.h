@@ -10,7 +10,7 @@ namespace rlk::hip {
 // Each block counts one row of the mask, one token per thread at a time, and stores the row's length in cu_seqlens.
 RLK_DEVICE void pack_positions_kernel(const PackLayoutParams& p, std::int64_t first_block) {
   constexpr int kWaves = kPositionThreads / kWave;
-  // [2][kWaves]: two buffers, so that a tile need not wait for the previous one.
+  // [2][kWaves]: two buffers, so that a tile need not wait for the previous tile.
   auto* of_waves = reinterpret_cast<std::int32_t*>(lds());
   const std::int64_t row = first_block + block_id_x();
   const int wave = thread_id() / kWave, lane = thread_id() % kWave;

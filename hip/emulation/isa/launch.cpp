@@ -237,7 +237,7 @@ bool run_wave(Wave& w, u64 most, std::vector<u8>& hit) {
 
 using Waves = std::vector<std::unique_ptr<Wave>>;
 
-// All waves wait or have ended. Returns true if waves wait, which then continue.
+// Called when all waves wait or have ended. Returns true if some wait, and lets these continue.
 bool pass_barrier(Waves& waves, int count) {
   const Wave* first = nullptr;
   bool ended = false;
