@@ -132,7 +132,7 @@ inline float chain(const Row& a, const Row& b) {
   for (std::size_t d = 0; d < a.size(); ++d) sum = std::fma(a[d], b[d], sum);
   return sum;
 }
-// Whether products follow rule 1, as those of sm_90's matrix unit.
+// Whether products follow rule 1, as on sm_90's matrix unit.
 inline bool by_unit(const AttentionInput& p) {
   return p.arithmetic == rlk::Arithmetic::kSm90 && p.dtype != DType::kFloat32;
 }

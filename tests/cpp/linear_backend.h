@@ -167,7 +167,7 @@ class Matrix {
     begin_ = kGuard + shift + static_cast<std::size_t>(-least * rlk::size_of(t));
     memory_.assign(begin_ + static_cast<std::size_t>((most + columns) * rlk::size_of(t)) + kGuard, kCanary);
   }
-  // The same, filled.
+  // The same rows, filled with values.
   Matrix& fill(unsigned seed, Data data) {
     std::mt19937 random(seed);
     for (std::int64_t i = 0; i < num_rows_; ++i) {

@@ -63,8 +63,8 @@ TEST_F(Attention, ValuesMayBeNarrower) {
   ASSERT_NO_FATAL_FAILURE(check(tree));
 }
 
-// A block has 128 keys and a tile 64 rows. Lengths are around these; others are decode, a chunk, more queries than
-// keys, no query and no key.
+// A block has 128 keys, and a tile has 64 rows. Lengths lie around both numbers. Other cases are decode, a chunk, more
+// queries than keys, no query and no key.
 TEST_F(Attention, LengthsAroundBlocksAndTiles) {
   unsigned seed = 20;
   for (const auto& lengths :

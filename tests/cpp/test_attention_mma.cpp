@@ -60,7 +60,7 @@ void check(const Case& c) {
   });
 }
 
-// Widths are those of models, one of them no multiple of 16, with several blocks of keys. Cases are decode, a chunk, a
+// Widths come from models, and one is no multiple of 16. There are several blocks of keys. Cases are decode, a chunk, a
 // window, sequences shorter than a step and grouped heads; packed, padded on either side, and paged.
 TEST_F(AttentionMma, ShapesOfModelsHaveTheBitsOfRule1) {
   unsigned seed = 300;

@@ -10,7 +10,7 @@
 
 namespace {
 
-// This test must run first in the file, since other tests choose one.
+// This test must run first in the file, since other tests choose an instruction set.
 TEST(Isa, TheWidestOfTheCpuIsTakenUnlessAnotherIsWanted) {
   const char* wanted = std::getenv("RLK_CPU_ISA");
   rlk::cpu::Isa expected = rlk::cpu::Isa::kBaseline;

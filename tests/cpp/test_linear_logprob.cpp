@@ -110,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(Heads, UsualWorkspace,
                                          // float32 sums of dweight, since it has fewer rows
                                          UsualCase{32768, 4096, 16384, false, (256 + 256) * kMiB}));
 
-// Where the other arrays nearly fill 256 MiB: a quarter more than the least.
+// If the other arrays nearly fill 256 MiB, the size is a quarter more than the least.
 TEST(UsualWorkspaceOf, GrowsWithTheLeast) {
   EXPECT_EQ(usual_workspace({400 * kMiB, 900 * kMiB, 0}), 500 * kMiB);
   EXPECT_EQ(usual_workspace({500 * kMiB, 900 * kMiB, 100 * kMiB}), 600 * kMiB);
@@ -458,8 +458,8 @@ TEST_P(LinearLogprobLora, IsAHeadOfMoreFeatures) {
     q.dweight_stride = wide_features;
     linear_logprob_backward(q, kCpu, 0);
   };
-  // Results that follow from them: dhidden's sum, and v's product with hidden, which is added to `dlora_a` after the
-  // first call.
+  // Results that follow from these products: dhidden's sum, and the product of v with hidden. From the second call on,
+  // that product is added to `dlora_a`.
   const auto follow = [&](std::vector<float>* dhidden, std::vector<float>* dlora_a, bool adds) {
     const auto v = scaled(wide_dx, rows, wide, wide - rank, c.scale);
     LinearInputGradParams dx;

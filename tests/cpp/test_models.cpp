@@ -449,7 +449,7 @@ const MmaCase kSm90Cases[] = {
     {DType::kBFloat16, 0x00000000, 0x0000afe9,
      "1695 1c7a 9fb5 9884 98c7 1816 9a7c 9dde 99dc 19a5 19ea 16a0 14fc 17d5 9ef1 9a45",
      "1c4a 9e3c 9c41 1f81 9caf 9a71 a0d5 1360 15be 1934 1fdb 1e07 14ef 216d 9950 9d7e"},
-    // Addends are aligned to 2^-133 at least: these fail with -134.
+    // Addends are aligned to 2^-133 at least: the cases below fail with -134.
     {DType::kBFloat16, 0x00000000, 0x00000099,
      "9b14 9aba 991e 9c7b 9b8f 9b55 1b57 9a30 9b6f 9988 1c4d 9a41 1a3b 9ba7 9b7a 9aac",
      "1aa8 9b69 196c 9b86 1996 19d4 197d 9b66 1bd7 9951 99f8 1c5e 9965 9b1a 9c1e 1a76"},
@@ -465,7 +465,7 @@ const MmaCase kSm90Cases[] = {
     {DType::kBFloat16, 0x00000000, 0x0001e7d2,
      "9855 1ff7 9d26 970f 978d 9456 9982 1555 9d07 9989 9806 1b9f 1a2f a00e 1b10 9778",
      "1773 1cf9 15d2 9ea5 1bce 201f 1b1f 1b85 9cf7 947a 9e93 9ced 99ee 9769 9479 14f8"},
-    // These fail with -132.
+    // The cases below fail with -132.
     {DType::kBFloat16, 0x00000000, 0x80000172,
      "1c58 9a1b 9bc5 1960 9bfd 1c59 1ac9 9c6e 1a36 9976 990a 9c50 9b3a 998a 1922 1c68",
      "1b62 1b65 9a80 9ac1 1935 9c52 1c23 1ad9 9ab5 9a85 1ab4 1b4d 1a5b 9acb 1b30 9977"},
@@ -503,7 +503,7 @@ const MmaCase kSm90Cases[] = {
     {DType::kBFloat16, 0x20519553, 0x7f800000,
      "d6ac ad34 30d0 8bf5 c0d2 4a49 f9e2 8db6 33ba 2414 688a d4bd f03b 2c6c 3f8d 0b5c",
      "fca2 7387 8637 8ab6 953d b8ef 93c2 1045 7e98 aeaa 3a88 5abf feba 3cbe c8f3 e4c8"},
-    // 25 fraction bits: these fail with 24.
+    // 25 fraction bits are kept: the cases below fail with 24.
     {DType::kBFloat16, 0x40dbf4a0, 0x4082ddba,
      "bf6c beb8 3e98 3ed7 c01b bf5e 3f96 3f0b bf11 3df9 bf34 beef bbde 3dde 3ede be98",
      "be57 3fa3 c01c bf6f 3ea6 3e49 bf44 3f8f 3f95 bfdc bff1 3df9 3ed3 beaa bfcc bf15"},

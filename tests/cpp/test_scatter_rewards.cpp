@@ -293,8 +293,8 @@ TEST(ScatterRewards, CutsThatDoNotAscendMakeTheSequencesBesideThemNaN) {
   EXPECT_EQ(got.lengths, (std::vector<std::int64_t>{40, 0, 0, 0, 40}));
 }
 
-// Offsets of sequences and of spans that do not ascend, for the pass with one block per sequence. All other sequences
-// keep their rewards.
+// Offsets of sequences and of spans do not ascend, in the pass with one block per sequence. All other sequences keep
+// their rewards.
 TEST(ScatterRewards, SpreadRewardsOfSequencesThatAreNotGoodAreNaN) {
   const std::vector<float> ones(5, 1.0f), of_spans = {10.0f, 20.0f, 30.0f, 40.0f, 50.0f};
   const std::vector<std::int64_t> spans = {0, 10, 0, 10, 0, 0, 0, 10, 390, 400};

@@ -52,7 +52,7 @@ inline rlk::TokenMask random_mask(const void* data, std::int64_t row_stride, int
   } kKinds[] = {{1, false}, {4, false}, {8, false}, {4, true}, {2, false}, {2, true}, {8, true}};
   return {data, row_stride, kKinds[pick].bytes, kKinds[pick].is_float};
 }
-constexpr int kMaskKinds = 7, kPlainMaskKinds = 4;  // the first ones satisfy is_plain_mask
+constexpr int kMaskKinds = 7, kPlainMaskKinds = 4;  // the first kinds satisfy is_plain_mask
 // Sets an element that counts: one, or a number that is nearly zero or has zeros in its low bytes.
 inline void set_flag(const rlk::TokenMask& mask, bool is_one, unsigned char* to) {
   const float one = is_one ? 1.0f : 1e-30f;

@@ -184,7 +184,7 @@ void run_case(const Case& c) {
   compare(GradientKernel::kPasses, 80);
 }
 
-// A shard has every `shards`-th case from number `shard` on.
+// A shard runs every `shards`-th case, from case `shard` on.
 void run_cases(unsigned shard, unsigned shards) {
   unsigned seed = 0;
   const auto run = [&](Case c) {
@@ -514,7 +514,7 @@ void run_bad_lists() {
 }  // namespace
 }  // namespace rlk::cuda
 
-// Arguments: the number of a shard and that of shards; none: all cases.
+// Arguments: the index of a shard and the number of shards; none: all cases.
 int main(int argc, char** argv) {
   using namespace rlk;
   const unsigned shard = argc > 2 ? static_cast<unsigned>(std::atoi(argv[1])) : 0;

@@ -30,8 +30,8 @@ struct Case {
   std::int64_t pad = 0;  // elements between heads of the output
 };
 
-// Numbers of tokens: one; a few; many. Numbers of heads: those of Llama, of MLA, one. Widths: whole vec8s; a half or a
-// quarter rotated; odd ones that no vector fits; one wider than a block.
+// Numbers of tokens: one; a few; many. Numbers of heads: as in Llama; as in MLA; one. Widths: whole vec8s; a half or a
+// quarter rotated; odd widths that no vector fits; a width larger than a block.
 const std::vector<Case> kCases = {
     {1, 32, 8, 128, 128},
     {3, 5, 1, 64, 64, DType::kFloat32},
